@@ -1,0 +1,13 @@
+// Command pglead runs a command on at most one machine at a time, by means of
+// a PostgreSQL advisory lock.
+package main
+
+import (
+	"os"
+
+	"github.com/pglead/pglead/cmd"
+)
+
+func main() {
+	os.Exit(cmd.Main(os.Args[1:]))
+}
