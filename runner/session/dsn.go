@@ -1,0 +1,278 @@
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// ParseDSN reads a connection string as psql -d does: a URI, keywords and
+// values, or the bare name of a database; what it leaves open comes from the
+// PG* variables, the service file and the password file. source says where
+// the string comes from, for messages.
+//
+// Parameters that libpq knows are honoured or, where they make no difference
+// to the promise, dropped; those that would weaken the connection if they
+// were dropped are refused, and so is everything that libpq doesn't know:
+// pgconn would hand it to the server as a setting.
+func ParseDSN(dsn, source string) (*pgconn.Config, error) {
+	bad := func(hint, format string, args ...any) error {
+		return &Error{Kind: BadDSN, Hint: hint, err: fmt.Errorf("%s: "+format, append([]any{source}, args...)...)}
+	}
+	if scheme := uriScheme.FindString(dsn); scheme != "" && scheme != "postgres://" && scheme != "postgresql://" {
+		hint := ""
+		if strings.Contains(scheme, "postg") {
+			hint = "write postgresql:// instead"
+		}
+		return nil, bad(hint, "an address of %s… is not PostgreSQL's", scheme)
+	}
+	if dsn != "" && !isURI(dsn) && !strings.Contains(dsn, "=") {
+		dsn = "dbname=" + quoteValue(dsn)
+	}
+
+	cfg, err := parseWithService(dsn)
+	if err != nil {
+		return nil, bad("", "%s", parseFailure(err))
+	}
+	params := libpqEnv()
+	maps.Copy(params, cfg.RuntimeParams)
+	clear(cfg.RuntimeParams)
+
+	if addrs := params["hostaddr"]; addrs != "" {
+		if cfg, err = withHostAddr(dsn, addrs, cfg); err != nil {
+			return nil, bad("", "%s", parseFailure(err))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(params)) {
+		value := params[name]
+		switch name {
+		case "hostaddr":
+		case "options":
+			cfg.RuntimeParams[name] = value
+		case "ssl_min_protocol_version", "ssl_max_protocol_version":
+			if err := limitTLS(cfg, name, value); err != nil {
+				return nil, bad("", "%s", err)
+			}
+		case "gssencmode":
+			if value == "require" {
+				return nil, bad("use sslmode=require for an encrypted connection", "gssencmode=require is not supported")
+			}
+		case "sslcrl", "sslcrldir", "requirepeer", "replication", "scram_client_key", "scram_server_key", "requiressl":
+			if value != "" && value != "0" {
+				return nil, bad("", "%s is not supported, and dropping it would be no favour", name)
+			}
+		default:
+			if !slices.Contains(droppedParams, name) {
+				return nil, bad("psql doesn't know it either; settings go into options=-cNAME=VALUE",
+					"unknown connection parameter %q", name)
+			}
+		}
+	}
+	// Server messages and keys are read as UTF-8 whatever the database's
+	// encoding; unlike other settings every pooler knows this one.
+	cfg.RuntimeParams["client_encoding"] = "UTF8"
+	return cfg, nil
+}
+
+var uriScheme = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.:-]*://`)
+
+// droppedParams are libpq's parameters that mean nothing here: the first row
+// is what the session sets by itself, from the lease.
+var droppedParams = []string{
+	"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout", "application_name",
+	"fallback_application_name", "client_encoding", "timezone", "load_balance_hosts", "sslcompression",
+	"gsslib", "gssdelegation", "tty", "authtype", "sslkeylogfile",
+	"oauth_issuer", "oauth_client_id", "oauth_client_secret", "oauth_scope",
+}
+
+// libpqEnv reads the variables that libpq knows and pgconn doesn't.
+// https://www.postgresql.org/docs/current/libpq-envars.html
+func libpqEnv() map[string]string {
+	params := map[string]string{}
+	for variable, name := range map[string]string{
+		"PGHOSTADDR":              "hostaddr",
+		"PGREQUIREPEER":           "requirepeer",
+		"PGSSLCRL":                "sslcrl",
+		"PGSSLCRLDIR":             "sslcrldir",
+		"PGGSSENCMODE":            "gssencmode",
+		"PGREQUIRESSL":            "requiressl",
+		"PGSSLMINPROTOCOLVERSION": "ssl_min_protocol_version",
+		"PGSSLMAXPROTOCOLVERSION": "ssl_max_protocol_version",
+	} {
+		if value := os.Getenv(variable); value != "" {
+			params[name] = value
+		}
+	}
+	return params
+}
+
+// parseWithService parses dsn and, where the user's own service file doesn't
+// have the service, looks it up in the system-wide one, as libpq does.
+func parseWithService(dsn string) (*pgconn.Config, error) {
+	cfg, err := pgconn.ParseConfig(dsn)
+	if err == nil || !strings.Contains(err.Error(), "failed to read service") {
+		return cfg, err
+	}
+	for _, dir := range []string{os.Getenv("PGSYSCONFDIR"), "/etc/postgresql-common", "/etc"} {
+		file := filepath.Join(dir, "pg_service.conf")
+		if _, statErr := os.Stat(file); dir == "" || statErr != nil {
+			continue
+		}
+		if cfg, err := pgconn.ParseConfig(withParam(dsn, "servicefile", file)); err == nil {
+			return cfg, nil
+		}
+	}
+	return nil, err
+}
+
+// withHostAddr makes connections go to the addresses in addrs, while the host
+// names serve only to verify certificates and to find passwords.
+func withHostAddr(dsn, addrs string, cfg *pgconn.Config) (*pgconn.Config, error) {
+	if filepath.IsAbs(cfg.Host) {
+		// No host was given, only the default socket's directory is there.
+		named, err := parseWithService(withParam(dsn, "host", addrs))
+		if err != nil {
+			return nil, err
+		}
+		clear(named.RuntimeParams)
+		return named, nil
+	}
+	hosts := configHosts(cfg)
+	list := strings.Split(addrs, ",")
+	if len(list) != len(hosts) {
+		return nil, fmt.Errorf("%d hosts, but %d hostaddr", len(hosts), len(list))
+	}
+	resolve := cfg.LookupFunc
+	for i, host := range hosts {
+		next, name, addr := resolve, host, list[i]
+		if addr == "" {
+			continue
+		}
+		if net.ParseIP(addr) == nil {
+			return nil, fmt.Errorf("hostaddr %q is not an IP address", addr)
+		}
+		resolve = func(ctx context.Context, host string) ([]string, error) {
+			if host == name {
+				return []string{addr}, nil
+			}
+			return next(ctx, host)
+		}
+	}
+	cfg.LookupFunc = resolve
+	return cfg, nil
+}
+
+// configHosts lists the distinct hosts of cfg in their order.
+func configHosts(cfg *pgconn.Config) []string {
+	hosts := []string{cfg.Host}
+	for _, f := range cfg.Fallbacks {
+		if !slices.Contains(hosts, f.Host) {
+			hosts = append(hosts, f.Host)
+		}
+	}
+	return hosts
+}
+
+func limitTLS(cfg *pgconn.Config, name, value string) error {
+	versions := map[string]uint16{
+		"tlsv1": tls.VersionTLS10, "tlsv1.1": tls.VersionTLS11, "tlsv1.2": tls.VersionTLS12, "tlsv1.3": tls.VersionTLS13,
+	}
+	version, ok := versions[strings.ToLower(value)]
+	if !ok {
+		return fmt.Errorf("%s=%s: the versions are TLSv1, TLSv1.1, TLSv1.2 and TLSv1.3", name, value)
+	}
+	configs := []*tls.Config{cfg.TLSConfig}
+	for _, f := range cfg.Fallbacks {
+		configs = append(configs, f.TLSConfig)
+	}
+	for _, c := range configs {
+		switch {
+		case c == nil:
+		case name == "ssl_min_protocol_version":
+			c.MinVersion = version
+		default:
+			c.MaxVersion = version
+		}
+	}
+	return nil
+}
+
+func isURI(dsn string) bool {
+	return strings.HasPrefix(dsn, "postgres://") || strings.HasPrefix(dsn, "postgresql://")
+}
+
+// withParam adds a parameter to a connection string of either form.
+func withParam(dsn, name, value string) string {
+	if !isURI(dsn) {
+		return dsn + " " + name + "=" + quoteValue(value)
+	}
+	separator := "?"
+	if strings.Contains(dsn, "?") {
+		separator = "&"
+	}
+	return dsn + separator + name + "=" + url.QueryEscape(value)
+}
+
+func quoteValue(s string) string {
+	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
+}
+
+// parseFailure is pgconn's reason without the connection string, which it
+// quotes with the password masked only as well as it can.
+func parseFailure(err error) string {
+	var parse *pgconn.ParseConfigError
+	if !errors.As(err, &parse) {
+		return err.Error()
+	}
+	text := err.Error()
+	if i := strings.LastIndex(text, "`: "); i >= 0 {
+		text = text[i+len("`: "):]
+	}
+	// A URI's own parser quotes what it can't read, be it a password.
+	if strings.Contains(text, "failed to parse as URL") {
+		return "the connection URI is malformed (in a password, characters such as / @ : # % are written %2F %40 %3A %23 %25)"
+	}
+	if strings.Contains(text, "failed to parse as keyword/value") {
+		return "the connection string is neither a URI, nor keyword=value pairs, nor a database name"
+	}
+	return text
+}
+
+// Target names server and database for messages: db.example:5432/app.
+func Target(cfg *pgconn.Config) string {
+	var servers []string
+	add := func(host string, port uint16) {
+		server := net.JoinHostPort(host, strconv.Itoa(int(port)))
+		if filepath.IsAbs(host) {
+			server = fmt.Sprintf("%s:%d", host, port)
+		}
+		if !slices.Contains(servers, server) {
+			servers = append(servers, server)
+		}
+	}
+	add(cfg.Host, cfg.Port)
+	for _, f := range cfg.Fallbacks {
+		add(f.Host, f.Port)
+	}
+	return strings.Join(servers, ",") + "/" + DatabaseName(cfg)
+}
+
+// DatabaseName is the database's name, which is by default the user's.
+func DatabaseName(cfg *pgconn.Config) string {
+	if cfg.Database == "" {
+		return cfg.User
+	}
+	return cfg.Database
+}

@@ -1,0 +1,198 @@
+package session
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Kind sorts errors by what a caller can do about them.
+type Kind int
+
+const (
+	// BadDSN: the connection string is wrong; nothing was tried.
+	BadDSN Kind = iota + 1
+	// Unreachable: no server answered, or it has no room or is starting.
+	// Trying again later may help.
+	Unreachable
+	// Denied: the server refused the login, the database or the lock.
+	Denied
+	// Unsafe: the server can't keep the promise, and never will.
+	Unsafe
+	// Standby: the server is not the primary, though it may become that.
+	Standby
+)
+
+// Error is an error of this package. Its text never contains a password.
+type Error struct {
+	Kind Kind
+	Hint string // what the user can do about it, or empty
+	err  error
+}
+
+func (e *Error) Error() string { return e.err.Error() }
+func (e *Error) Unwrap() error { return e.err }
+
+// Passing says whether the obstacle may go away by itself, so that someone
+// who waits should try again.
+func Passing(err error) bool {
+	var e *Error
+	if errors.As(err, &e) {
+		return e.Kind == Unreachable || e.Kind == Standby
+	}
+	var lost *LostError
+	return errors.As(err, &lost)
+}
+
+// connectError turns the tree of errors that pgconn returns for its attempts
+// (one for each address, twice for sslmode=prefer) into one line.
+func connectError(ctx context.Context, target string, cfg *pgconn.Config, err error) error {
+	var attempts []attempt
+	collectAttempts(err, &attempts)
+	if len(attempts) == 0 {
+		attempts = []attempt{{cause: err}}
+	}
+	e := &Error{}
+	var causes []string
+	for _, a := range attempts {
+		text, kind, hint := describeAttempt(ctx, a.cause, cfg)
+		if len(cfg.Fallbacks) > 0 && a.host != "" {
+			text = a.host + ": " + text
+		}
+		if !slices.Contains(causes, text) {
+			causes = append(causes, text)
+		}
+		// Of several obstacles the one that may pass decides, since the
+		// server that matters may be behind it. A refused login is final:
+		// pgconn tries no other host after it.
+		if e.Kind == 0 || kind == Denied || kind == Unreachable && e.Kind != Denied {
+			e.Kind, e.Hint = kind, hint
+		}
+	}
+	e.err = fmt.Errorf("connect to %s: %s", target, strings.Join(causes, "; "))
+	return e
+}
+
+type attempt struct {
+	host  string
+	cause error
+}
+
+// collectAttempts finds the leaves of pgconn's error tree, which joins the
+// attempts and says of each only in its text for which host it was.
+func collectAttempts(err error, out *[]attempt) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			collectAttempts(e, out)
+		}
+		return
+	}
+	var connect *pgconn.ConnectError
+	if errors.As(err, &connect) && error(connect) == err {
+		collectAttempts(connect.Unwrap(), out)
+		return
+	}
+	host, _, found := strings.Cut(err.Error(), " (")
+	if !found || strings.ContainsAny(host, " `") {
+		host = ""
+	}
+	*out = append(*out, attempt{host: host, cause: err})
+}
+
+func describeAttempt(ctx context.Context, err error, cfg *pgconn.Config) (text string, kind Kind, hint string) {
+	var (
+		own       *Error
+		pgErr     *pgconn.PgError
+		dnsErr    *net.DNSError
+		certErr   *tls.CertificateVerificationError
+		hostErr   x509.HostnameError
+		recordErr tls.RecordHeaderError
+		alert     tls.AlertError
+		errno     syscall.Errno
+	)
+	switch {
+	case errors.As(err, &own):
+		return own.Error(), own.Kind, own.Hint
+	case errors.As(err, &pgErr):
+		return describePgError(pgErr, cfg)
+	case errors.As(err, &dnsErr):
+		if dnsErr.IsNotFound {
+			return fmt.Sprintf("no such host %q", dnsErr.Name), Unreachable, ""
+		}
+		return fmt.Sprintf("resolve %q: %s", dnsErr.Name, dnsErr.Err), Unreachable, ""
+	case errors.As(err, &hostErr), errors.As(err, &certErr):
+		return "the server's certificate is not accepted: " + innermost(err).Error(), Unreachable,
+			"check sslrootcert, and that the host name is the one in the certificate"
+	case errors.As(err, &alert), errors.As(err, &recordErr):
+		return "TLS: " + innermost(err).Error(), Unreachable, ""
+	case strings.Contains(err.Error(), "server refused TLS connection"):
+		return "the server does not offer TLS, which sslmode asks for", Unreachable,
+			"switch ssl on at the server; sslmode=disable gives up encryption"
+	case errors.Is(err, context.Canceled):
+		return "interrupted", Unreachable, ""
+	case pgconn.Timeout(err), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+		return fmt.Sprintf("no answer within %v", cfg.ConnectTimeout), Unreachable,
+			"is a firewall in between? --connect-timeout sets how long each attempt may take"
+	case errors.Is(err, syscall.ENOENT):
+		return "no server socket there", Unreachable, noServerHint
+	case errors.As(err, &errno):
+		if errno == syscall.ECONNREFUSED {
+			hint = noServerHint
+		}
+		return errno.Error(), Unreachable, hint
+	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return "the server closed the connection during the login", Unreachable, ""
+	case strings.Contains(err.Error(), "require_auth"), strings.Contains(err.Error(), "channel binding"),
+		strings.Contains(err.Error(), "SASL"):
+		return innermost(err).Error(), Denied, ""
+	}
+	return innermost(err).Error(), Unreachable, ""
+}
+
+const noServerHint = "is PostgreSQL running there? --dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where it is"
+
+// describePgError sorts what a server says instead of completing a login.
+// SQLSTATE classes: https://www.postgresql.org/docs/current/errcodes-appendix.html
+func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind Kind, hint string) {
+	text = serverSays(e)
+	switch {
+	case e.Code == "28P01" && cfg.Password == "":
+		return text, Denied, "no password was given: PGPASSWORD or the password file ~/.pgpass (mode 0600) may hold it"
+	case e.Code == "28P01":
+		return text, Denied, ""
+	case strings.HasPrefix(e.Code, "28"):
+		return text, Denied, "pg_hba.conf on the server says who may log in from where"
+	case e.Code == "3D000":
+		return text, Denied, "-d names the database; psql -l lists them"
+	case e.Code == "53300":
+		return text, Unreachable, "--wait tries again until a connection is free"
+	case e.Code == "57P03", strings.HasPrefix(e.Code, "08"), strings.HasPrefix(e.Code, "53"), strings.HasPrefix(e.Code, "57P"):
+		return text, Unreachable, ""
+	}
+	return text, Denied, ""
+}
+
+// serverSays gives a server's message with its code, as psql's verbose mode does.
+func serverSays(e *pgconn.PgError) string {
+	return fmt.Sprintf("%s (%s)", e.Message, e.Code)
+}
+
+func innermost(err error) error {
+	for {
+		next := errors.Unwrap(err)
+		if next == nil {
+			return err
+		}
+		err = next
+	}
+}

@@ -1,0 +1,463 @@
+// Package session opens the one connection to PostgreSQL that holds a lock,
+// takes the lock on it, and notices when the lock is lost.
+//
+// A session-level advisory lock belongs to a connection and to nothing else.
+// So there is no pool here and no context that might close the connection
+// behind its holder's back: after the login the package owns the wire. One
+// goroutine keeps a read pending, so that the server's last word is heard
+// within milliseconds, and another sends a heartbeat, so that silence is.
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/pglead/pglead/runner/boottime"
+)
+
+// Config says how a session is opened and kept.
+type Config struct {
+	Database *pgconn.Config // from ParseDSN
+
+	// Lease is how long the server lets the session live without hearing it
+	// (its idle_session_timeout). The session gives itself up earlier: see
+	// HolderShare.
+	Lease time.Duration
+
+	// ConnectTimeout bounds each attempt, login and checks included.
+	ConnectTimeout time.Duration
+
+	// ApplicationName is what pg_stat_activity shows.
+	ApplicationName string
+}
+
+// The holder's share of the lease. It counts from the sending of the last
+// answered request, the server from its arrival, so the holder's ends first
+// even if a request travelled for no time at all; the remaining third is for
+// killing the command, on a machine that may be busy.
+const (
+	holderShareNum = 2
+	holderShareDen = 3
+
+	// A lease holds five heartbeats, so that some may be late before it
+	// matters.
+	heartbeatsPerLease = 5
+)
+
+// HolderShare is how long after its last sign of life from the server a
+// holder may go on: two thirds of the lease.
+func HolderShare(lease time.Duration) time.Duration {
+	return lease * holderShareNum / holderShareDen
+}
+
+// Session is a connection that is fit to hold locks. Its methods may be used
+// by one goroutine at a time, but for Lost, Renewed and Deadline.
+type Session struct {
+	conn      net.Conn
+	fe        *pgproto3.Frontend
+	lease     time.Duration
+	now       func() time.Duration
+	pid       uint32
+	cancel    func(context.Context) error
+	turn      chan struct{} // held by the exchange that is on the wire
+	stop      chan struct{} // closed by Close
+	closeOnce sync.Once
+	reading   sync.WaitGroup
+	beating   sync.WaitGroup
+
+	mu      sync.Mutex
+	current *exchange     // what the reader delivers to
+	heard   time.Duration // boot time of the sending of the last answered request
+	lostErr error
+	lost    chan struct{}
+	renewed chan time.Duration
+}
+
+// LostError says that the session, and with it every lock it held, is gone.
+type LostError struct {
+	// Cause is the server's last word, the network's error, or its silence.
+	Cause error
+	// Heard is how long before the loss the last answered request was sent:
+	// the lock was certainly held then.
+	Heard time.Duration
+}
+
+func (e *LostError) Error() string { return e.Cause.Error() }
+func (e *LostError) Unwrap() error { return e.Cause }
+
+// ErrSilent is the cause of a loss where the server didn't answer in time.
+var ErrSilent = errors.New("the server does not answer")
+
+// Open connects and makes sure that the server can keep the promise: a
+// primary of PostgreSQL 14 or newer with nothing in between that hands its
+// connections to others. Of several hosts the first that will do is taken.
+// Errors are of type *Error, or ctx's.
+func Open(ctx context.Context, cfg Config) (*Session, error) {
+	database := cfg.Database.Copy()
+	database.ConnectTimeout = cfg.ConnectTimeout
+	database.DialFunc = (&net.Dialer{
+		// The kernel's probes find a dead peer while no request is under way;
+		// silence after a request is the heartbeat's business.
+		KeepAliveConfig: net.KeepAliveConfig{
+			Enable: true, Idle: cfg.Lease / 3, Interval: cfg.Lease / 6, Count: 3,
+		},
+		ControlContext: userTimeout(cfg.Lease),
+	}).DialContext
+	// In this hook a refusal makes pgconn go on to the next host, so a DSN
+	// with all nodes of a cluster finds the primary, target_session_attrs or
+	// not: on a standby a lock is granted and means nothing.
+	database.ValidateConnect = func(ctx context.Context, pg *pgconn.PgConn) error {
+		return prepare(ctx, pg, cfg)
+	}
+
+	pg, err := pgconn.ConnectConfig(ctx, database)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, connectError(ctx, Target(cfg.Database), database, err)
+	}
+	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, boottime.Now)
+	s.cancel = pg.CancelRequest
+	return s, nil
+}
+
+func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Duration, now func() time.Duration) *Session {
+	s := &Session{
+		conn:    conn,
+		fe:      fe,
+		pid:     pid,
+		lease:   lease,
+		now:     now,
+		turn:    make(chan struct{}, 1),
+		stop:    make(chan struct{}),
+		lost:    make(chan struct{}),
+		renewed: make(chan time.Duration, 1),
+		heard:   now(),
+	}
+	s.reading.Go(s.read)
+	return s
+}
+
+// prepare asks, in one statement, what kind of server this is, and makes the
+// settings only if nothing stands in between: set through a pooler they would
+// stay on a server connection that others use. A pooler gives itself away by
+// a process number that is not the backend's.
+func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) error {
+	settings := [][2]string{
+		{"application_name", cfg.ApplicationName},
+		{"statement_timeout", "0"},
+		{"lock_timeout", "0"},
+		{"idle_in_transaction_session_timeout", "0"},
+		{"idle_session_timeout", milliseconds(cfg.Lease)},
+		// While a request of ours waits for a lock only these tell the server
+		// that we are gone. They are without effect on a unix socket.
+		{"tcp_keepalives_idle", seconds(cfg.Lease / 3)},
+		{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
+		{"tcp_keepalives_count", "3"},
+		{"tcp_user_timeout", milliseconds(cfg.Lease)},
+		{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)},
+	}
+	var set strings.Builder
+	for i, s := range settings {
+		if i > 0 {
+			set.WriteString(" || ")
+		}
+		fmt.Fprintf(&set, "pg_catalog.set_config('%s', '%s', false)", s[0], s[1])
+	}
+	sql := fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
+	pg_catalog.current_setting('server_version_num'), pg_catalog.version(),
+	CASE WHEN pg_catalog.pg_backend_pid() = %d AND NOT pg_catalog.pg_is_in_recovery()
+		AND pg_catalog.current_setting('server_version_num')::int >= %d THEN %s END`,
+		pg.PID(), oldestVersion, &set)
+
+	results, err := pg.Exec(ctx, sql).ReadAll()
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && strings.HasPrefix(pgErr.Code, "42") {
+		return unsafe("a server of PostgreSQL 14 or newer is needed", "the server does not understand PostgreSQL's own functions: %s", serverSays(pgErr))
+	}
+	if err != nil {
+		return err
+	}
+	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 5 {
+		return unsafe("", "the server does not answer as PostgreSQL does")
+	}
+	row := results[0].Rows[0]
+	version, _ := strconv.Atoi(string(row[2]))
+	switch {
+	case string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
+		return unsafe("connect to PostgreSQL itself, not through PgBouncer or the like: a pooler gives the connection, and the lock on it, to others",
+			"there is a connection pooler in between (it calls the session %d, the server calls it %s)", pg.PID(), row[0])
+	case version < oldestVersion:
+		return unsafe("a server of PostgreSQL 14 or newer is needed", "the server is too old: %s", row[3])
+	case string(row[1]) == "t":
+		return &Error{
+			Kind: Standby, Hint: "connect to the primary, or give all hosts (host=a,b,c): the primary among them is found",
+			err: errors.New("the server is a standby: its locks don't exclude anyone on the primary"),
+		}
+	}
+	return nil
+}
+
+// oldestVersion is the first with idle_session_timeout and
+// client_connection_check_interval.
+const oldestVersion = 14_00_00
+
+func unsafe(hint, format string, args ...any) error {
+	return &Error{Kind: Unsafe, Hint: hint, err: fmt.Errorf(format, args...)}
+}
+
+func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
+
+// seconds rounds up: 0 would stand for the server's own default.
+func seconds(d time.Duration) string {
+	return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
+}
+
+// BackendPID is the server's process number for this session.
+func (s *Session) BackendPID() uint32 { return s.pid }
+
+// Lost is closed when the session is gone, and its locks with it. Err then
+// says why.
+func (s *Session) Lost() <-chan struct{} { return s.lost }
+
+// Err is the cause of the loss, of type *LostError, or nil.
+func (s *Session) Err() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lostErr
+}
+
+// Deadline is the instant (of the boot time clock) until which the session's
+// locks are safe without any further word from the server.
+func (s *Session) Deadline() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.heard + HolderShare(s.lease)
+}
+
+// Renewed delivers the latest Deadline after each answer of the server.
+func (s *Session) Renewed() <-chan time.Duration { return s.renewed }
+
+// Conn is the connection's network socket below any TLS. It is there to be
+// duplicated; reading or writing it breaks the session.
+func (s *Session) Conn() net.Conn {
+	if wrapped, ok := s.conn.(interface{ NetConn() net.Conn }); ok {
+		return wrapped.NetConn()
+	}
+	return s.conn
+}
+
+// fail records the first cause of a loss and tells everyone.
+func (s *Session) fail(cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lostErr != nil {
+		return
+	}
+	s.lostErr = &LostError{Cause: cause, Heard: s.now() - s.heard}
+	close(s.lost)
+}
+
+// An exchange is one request and its answer.
+type exchange struct {
+	sent   time.Duration
+	rows   [][]string
+	err    error
+	result chan struct{}
+}
+
+// query sends a simple query and waits for the answer: the rows of its
+// statements, one after the other. An error of the server is a
+// *pgconn.PgError, the loss of the session a *LostError. If ctx ends first the
+// answer is still outstanding, and nothing is left to do but Close.
+func (s *Session) query(ctx context.Context, sql string) ([][]string, error) {
+	ex, err := s.send(ctx, sql)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-ex.result:
+		return ex.rows, ex.err
+	case <-s.lost:
+		return nil, s.Err()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+func (s *Session) send(ctx context.Context, sql string) (*exchange, error) {
+	select {
+	case s.turn <- struct{}{}:
+		return s.transmit(sql)
+	case <-s.lost:
+		return nil, s.Err()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// transmit writes a query. The caller has the turn, which the reader gives
+// back with the answer.
+func (s *Session) transmit(sql string) (*exchange, error) {
+	ex := &exchange{sent: s.now(), result: make(chan struct{})}
+	s.mu.Lock()
+	s.current = ex
+	s.mu.Unlock()
+	s.fe.SendQuery(&pgproto3.Query{String: sql})
+	if err := s.fe.Flush(); err != nil {
+		s.fail(fmt.Errorf("send: %w", networkCause(err)))
+		return nil, s.Err()
+	}
+	return ex, nil
+}
+
+// read is the goroutine with the pending read. It ends when the connection
+// does.
+func (s *Session) read() {
+	for {
+		msg, err := s.fe.Receive()
+		if err != nil {
+			s.fail(networkCause(err))
+			return
+		}
+		s.mu.Lock()
+		ex := s.current
+		s.mu.Unlock()
+		switch msg := msg.(type) {
+		case *pgproto3.DataRow:
+			if ex != nil {
+				ex.rows = append(ex.rows, copyRow(msg.Values))
+			}
+		case *pgproto3.ErrorResponse:
+			pgErr := pgconn.ErrorResponseToPgError(msg)
+			// The server says FATAL before it gives the session's locks back
+			// and closes the socket after, so no time is lost in waiting for
+			// the end of the stream.
+			if pgErr.SeverityUnlocalized == "FATAL" || pgErr.SeverityUnlocalized == "PANIC" {
+				s.fail(serverEnded{pgErr})
+			} else if ex != nil && ex.err == nil {
+				ex.err = pgErr
+			}
+		case *pgproto3.ReadyForQuery:
+			if ex == nil {
+				s.fail(errors.New("the server answered a question that nobody asked"))
+				continue
+			}
+			s.answered(ex)
+		}
+	}
+}
+
+func (s *Session) answered(ex *exchange) {
+	s.mu.Lock()
+	s.current = nil
+	s.heard = ex.sent
+	deadline := s.heard + HolderShare(s.lease)
+	s.mu.Unlock()
+	select { // leave only the latest in the channel
+	case <-s.renewed:
+	default:
+	}
+	select {
+	case s.renewed <- deadline:
+	default:
+	}
+	<-s.turn
+	close(ex.result)
+}
+
+// serverEnded is the server's own reason for ending the session.
+type serverEnded struct{ pg *pgconn.PgError }
+
+func (e serverEnded) Error() string { return "the server ended the session: " + serverSays(e.pg) }
+func (e serverEnded) Unwrap() error { return e.pg }
+
+func networkCause(err error) error {
+	var opErr *net.OpError
+	if errors.As(err, &opErr) {
+		return fmt.Errorf("the connection broke: %w", innermost(opErr.Err))
+	}
+	return errors.New("the server closed the connection")
+}
+
+// copyRow copies what the reader will overwrite. NULL reads as empty.
+func copyRow(values [][]byte) []string {
+	row := make([]string, len(values))
+	for i, v := range values {
+		row[i] = string(v)
+	}
+	return row
+}
+
+// Keep starts the heartbeat, without which a held lock outlives neither the
+// lease nor a silent network unnoticed. Nothing but Close ends it.
+func (s *Session) Keep() { s.beating.Go(s.beat) }
+
+func (s *Session) beat() {
+	tick := time.NewTicker(s.lease / heartbeatsPerLease)
+	defer tick.Stop()
+	deadline := time.NewTimer(s.Deadline() - s.now())
+	defer deadline.Stop()
+	for {
+		select {
+		case <-tick.C:
+			select {
+			case s.turn <- struct{}{}:
+				if _, err := s.transmit("SELECT pg_catalog.pg_backend_pid()"); err != nil {
+					return
+				}
+			default: // a request is under way, which is as good
+			}
+		case <-deadline.C:
+		case <-s.lost:
+			return
+		case <-s.stop:
+			return
+		}
+		// Asked at every turn, since the timer's clock stops in suspend.
+		left := s.Deadline() - s.now()
+		if left <= 0 {
+			s.fail(ErrSilent)
+			return
+		}
+		deadline.Reset(left)
+	}
+}
+
+// closeTimeout bounds a polite goodbye to a server that may be gone.
+const closeTimeout = time.Second
+
+// Close ends the session and with it every lock it holds. A request that is
+// still under way is cancelled, so that no backend goes on waiting for a lock
+// that nobody wants any more.
+func (s *Session) Close() {
+	s.closeOnce.Do(func() {
+		_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
+		close(s.stop)
+		s.beating.Wait() // from here on nobody else writes
+		s.mu.Lock()
+		pending, lost := s.current != nil, s.lostErr != nil
+		s.mu.Unlock()
+		if pending && !lost && s.cancel != nil {
+			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+			_ = s.cancel(ctx) // at worst the server finds the socket closed later
+			cancel()
+		}
+		if !lost {
+			s.fe.Send(&pgproto3.Terminate{})
+			_ = s.fe.Flush()
+		}
+		_ = s.conn.Close()
+		s.reading.Wait()
+	})
+}
