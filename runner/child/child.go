@@ -1,0 +1,297 @@
+// Package child supervises the command: it starts it below a guard, passes
+// signals on, and kills it together with everything that it started.
+//
+// There are three processes: pglead, the guard, and the command. The guard is
+// pglead's own program again. It outlives pglead, if it must, by as long as it
+// takes to kill and reap the tree, and it enforces the deadline that pglead
+// keeps renewing, so it makes no difference how pglead comes to an end or to a
+// halt. Should the guard be killed, the command dies with it
+// (PR_SET_PDEATHSIG) and what is left of the tree falls to pglead.
+package child
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Config is what to run and until when.
+type Config struct {
+	Path string // from Lookup
+	Args []string
+	Env  []string
+
+	// Socket is the connection that the lock depends on. It stays open until
+	// the tree is dead, even if this process is gone. May be nil.
+	Socket net.Conn
+
+	// Deadline is the instant of the boot time clock at which the tree is
+	// killed unless Renew has moved it.
+	Deadline time.Duration
+
+	// LostGrace is what the command gets between SIGTERM and SIGKILL when
+	// the lock is lost or the deadline has passed.
+	LostGrace time.Duration
+
+	// WaitForLeftovers lets processes that outlive the command go on, and
+	// the child with them, instead of ending them.
+	WaitForLeftovers bool
+}
+
+// Child is a running command and all the processes below it.
+type Child struct {
+	control *os.File
+	guard   int
+	pid     int
+	before  []int // children that this process had already
+	events  chan Event
+	done    chan struct{}
+	writeMu sync.Mutex
+	result  Result
+}
+
+// Result is how a child ended.
+type Result struct {
+	Ending Ending
+	Status unix.WaitStatus // the command's
+	Killed int             // processes that had to be killed
+	// GuardDied says that the guard was killed, so the tree was too, and
+	// that the command's own status is unknown.
+	GuardDied bool
+}
+
+// Event is something to know about a child that goes on.
+type Event struct {
+	// Stopped is the signal that stopped the command, or 0.
+	Stopped unix.Signal
+	// Leftovers names processes that outlive the command.
+	Leftovers string
+	// Unkillable names processes that SIGKILL doesn't reach: those of another
+	// user, or in an uninterruptible wait.
+	Unkillable string
+}
+
+// Start starts the command and returns when it runs. The error is a
+// *LookupError if the command itself could not be executed.
+func Start(cfg Config) (*Child, error) {
+	if err := becomeSubreaper(); err != nil {
+		return nil, fmt.Errorf("become subreaper: %w", err)
+	}
+	c := &Child{
+		before: children(),
+		events: make(chan Event, 16),
+		done:   make(chan struct{}),
+	}
+	if err := c.startGuard(cfg.Socket); err != nil {
+		return nil, fmt.Errorf("start the guard process: %w", err)
+	}
+	req := startRequest{
+		path: cfg.Path, args: cfg.Args, env: cfg.Env,
+		group: int64(unix.Getpgrp()), deadline: int64(cfg.Deadline), grace: int64(cfg.LostGrace),
+	}
+	if cfg.WaitForLeftovers {
+		req.waitForAll = 1
+	}
+	err := writeMessage(c.control, msgStart, req.encode())
+	if err == nil {
+		err = c.awaitStart(cfg.Args[0])
+	}
+	if err != nil {
+		// The guard ends the command, if it came that far, when it sees the
+		// end of the stream.
+		_ = c.control.Close()
+		_, _ = wait(c.guard)
+		return nil, err
+	}
+	go c.listen()
+	return c, nil
+}
+
+// startGuard runs this program again, as the guard. Of its own descriptors
+// the guard gets two beyond the standard ones, at whatever numbers are free,
+// so that those the user passes on (3<file) reach the command.
+func (c *Child) startGuard(socket net.Conn) error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return fmt.Errorf("socketpair: %w", err)
+	}
+	unix.CloseOnExec(pair[0])
+	defer unix.Close(pair[1])
+	if err := unix.SetNonblock(pair[0], true); err != nil {
+		return err
+	}
+	c.control = os.NewFile(uintptr(pair[0]), "guard")
+	lock, err := duplicate(socket)
+	if err != nil {
+		return err
+	}
+	if lock >= 0 {
+		defer unix.Close(lock)
+	}
+	// The guard's Go runtime needs no second processor. The user's GOMAXPROCS
+	// travels in the command's environment.
+	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, strconv.Itoa(pair[1]), strconv.Itoa(lock)}, &syscall.ProcAttr{
+		Env:   []string{"GOMAXPROCS=1"},
+		Files: []uintptr{0, 1, 2},
+		// A group of its own: Ctrl-C and Ctrl-Z are for pglead and the command.
+		Sys: &syscall.SysProcAttr{Setpgid: true},
+	})
+	return err
+}
+
+// duplicate returns a descriptor of the socket that survives an exec, or -1.
+// It goes by SyscallConn because net.Conn's own File would make the shared
+// socket blocking, after which deadlines have no effect.
+func duplicate(socket net.Conn) (int, error) {
+	if socket == nil {
+		return -1, nil
+	}
+	sc, ok := socket.(syscall.Conn)
+	if !ok {
+		return -1, fmt.Errorf("duplicate the lock's connection: %T has no descriptor", socket)
+	}
+	raw, err := sc.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	fd, dupErr := -1, error(nil)
+	if err := raw.Control(func(s uintptr) { fd, dupErr = unix.FcntlInt(s, unix.F_DUPFD, 3) }); err != nil {
+		return -1, err
+	}
+	return fd, dupErr
+}
+
+func (c *Child) awaitStart(name string) error {
+	k, body, err := readMessage(c.control)
+	switch {
+	case err != nil:
+		return fmt.Errorf("the guard process ended before the command could start: %w", err)
+	case k == msgFailed:
+		errno := syscall.Errno(number(body))
+		return &LookupError{Name: name, NotFound: errno == syscall.ENOENT, err: errno}
+	case k != msgStarted:
+		return errors.New("the guard process answers nonsense")
+	}
+	c.pid = int(number(body))
+	return nil
+}
+
+// listen turns what the guard says into events, and its end into Done.
+func (c *Child) listen() {
+	defer close(c.done)
+	for {
+		k, body, err := readMessage(c.control)
+		if err != nil {
+			c.takeOver()
+			return
+		}
+		switch k {
+		case msgStopped:
+			c.tell(Event{Stopped: unix.Signal(number(body))})
+		case msgLeftovers:
+			c.tell(Event{Leftovers: string(body)})
+		case msgUnkillable:
+			c.tell(Event{Unkillable: string(body)})
+		case msgDone:
+			var report doneReport
+			if report.decode(body) != nil {
+				continue
+			}
+			c.result = Result{Ending: report.ending, Status: unix.WaitStatus(report.status), Killed: int(report.killed)}
+			_ = c.control.Close()
+			_, _ = wait(c.guard)
+			return
+		}
+	}
+}
+
+// tell never blocks: the end of the tree must not wait for a reader.
+func (c *Child) tell(e Event) {
+	select {
+	case c.events <- e:
+	default:
+	}
+}
+
+// takeOver does the guard's work after its death: the command has got its
+// SIGKILL from the kernel, and this process has inherited the rest.
+func (c *Child) takeOver() {
+	_ = c.control.Close()
+	_, _ = wait(c.guard)
+	c.result = Result{Ending: Killed, GuardDied: true}
+	began, told := time.Now(), false
+	for round, pause := 0, retryFirst; ; round, pause = round+1, min(2*pause, retryMost) {
+		if round == stubbornRounds {
+			stopDescendants(c.before)
+		}
+		killChildren(c.before)
+		for {
+			pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+			if err != nil || pid == 0 {
+				break
+			}
+			c.result.Killed++
+		}
+		left := slices.DeleteFunc(children(), func(pid int) bool { return slices.Contains(c.before, pid) })
+		if len(left) == 0 {
+			return
+		}
+		if !told && time.Since(began) > unkillableAfter {
+			told = true
+			c.tell(Event{Unkillable: describe(descendants(c.before))})
+		}
+		time.Sleep(pause)
+	}
+}
+
+func wait(pid int) (unix.WaitStatus, error) {
+	for {
+		var status unix.WaitStatus
+		_, err := unix.Wait4(pid, &status, 0, nil)
+		if err != unix.EINTR {
+			return status, err
+		}
+	}
+}
+
+// PID is the command's process number.
+func (c *Child) PID() int { return c.pid }
+
+// Events delivers what happens before the end.
+func (c *Child) Events() <-chan Event { return c.events }
+
+// Done is closed when the command and every process that it started are dead
+// and reaped.
+func (c *Child) Done() <-chan struct{} { return c.done }
+
+// Result says how it ended. It may be called after Done.
+func (c *Child) Result() Result { return c.result }
+
+// Signal sends a signal to the command itself.
+func (c *Child) Signal(sig unix.Signal) { c.order(msgSignal, int64(sig)) }
+
+// Renew moves the deadline.
+func (c *Child) Renew(deadline time.Duration) { c.order(msgRenew, int64(deadline)) }
+
+// Kill kills the tree.
+func (c *Child) Kill() { c.order(msgKill, 0) }
+
+// Lose ends the tree because the lock is lost: at once or, with a LostGrace,
+// by SIGTERM first.
+func (c *Child) Lose() { c.order(msgLost, 0) }
+
+// order tells the guard to do something. If that fails the guard is dead or
+// done, and listen is about to find out.
+func (c *Child) order(k kind, n int64) {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	_ = writeNumber(c.control, k, n)
+}

@@ -1,0 +1,367 @@
+package child
+
+import (
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/boottime"
+)
+
+// guardName is the guard's argv[0] and process name. It shares no part with
+// "pglead", so that pkill pglead hits one of the two and the other can clean
+// up.
+const guardName = "lease-guard"
+
+// The guard's own times.
+const (
+	// leftoverPatience is how long processes may outlive the command before
+	// they count as left over: a `tee` at the end of a pipe needs an instant
+	// to see that its writer is gone.
+	leftoverPatience = 200 * time.Millisecond
+	// leftoverTerm is what leftovers get between SIGTERM and SIGKILL.
+	leftoverTerm = 5 * time.Second
+	// A kill that has not emptied the tree is repeated after retryFirst,
+	// then at twice the interval, up to retryMost.
+	retryFirst = time.Millisecond
+	retryMost  = 100 * time.Millisecond
+	// After stubbornRounds rounds the tree is taken to fork faster than it is
+	// killed; after unkillableAfter what is left is reported.
+	stubbornRounds  = 30
+	unkillableAfter = time.Second
+)
+
+// RunGuard runs this process as the guard, if args are a guard's, and returns
+// its exit status. It has to be asked before anything else in main.
+func RunGuard(args []string) (status int, isGuard bool) {
+	if len(args) != 3 || args[0] != guardName {
+		return 0, false
+	}
+	// PR_SET_PDEATHSIG means the death of the *thread* that forked, so the
+	// thread that starts the command must be there for as long as the guard.
+	runtime.LockOSThread()
+	control, err1 := strconv.Atoi(args[1])
+	socket, err2 := strconv.Atoi(args[2])
+	if err1 != nil || err2 != nil {
+		return 70, true
+	}
+	g, err := newGuard(control, socket)
+	if err == nil {
+		err = g.start()
+	}
+	if err == nil {
+		g.watch()
+	}
+	return 0, true
+}
+
+// guard is the process between pglead and the command. It is the parent of
+// all that the command leaves behind, and holds the lock's socket open until
+// all of it is dead: so the lock, too, outlives pglead until then.
+type guard struct {
+	control  *os.File
+	socket   int // a duplicate of the lock's, or -1
+	messages chan message
+	children chan os.Signal
+	deadline *deadlineTimer
+	hungUp   <-chan struct{}
+	req      startRequest
+
+	pid    int // of the command
+	exited bool
+	report doneReport
+
+	losing, killing bool
+	grace           <-chan time.Time // from a loss to the kill
+	leftovers       <-chan time.Time // the next step against them
+	terminated      bool             // leftovers have had SIGTERM
+	retry           <-chan time.Time
+	rounds          int
+	killedAt        time.Time
+	complained      bool
+}
+
+type message struct {
+	kind kind
+	body []byte
+}
+
+func newGuard(control, socket int) (*guard, error) {
+	unix.CloseOnExec(control)
+	if err := unix.SetNonblock(control, true); err != nil {
+		return nil, err
+	}
+	if socket >= 0 {
+		unix.CloseOnExec(socket)
+	}
+	setProcessName(guardName)
+	if err := becomeSubreaper(); err != nil {
+		return nil, fmt.Errorf("become subreaper: %w", err)
+	}
+	// Signals for the whole control group or session are pglead's to act on.
+	// They are caught and not ignored, since an ignored signal stays ignored
+	// in the command; those that were ignored at the start (nohup) stay so.
+	discarded := make(chan os.Signal, 1)
+	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM} {
+		if !signal.Ignored(sig) {
+			signal.Notify(discarded, sig)
+		}
+	}
+	g := &guard{
+		control:  os.NewFile(uintptr(control), "control"),
+		socket:   socket,
+		messages: make(chan message),
+		children: make(chan os.Signal, 1),
+		report:   doneReport{ending: Exited},
+	}
+	signal.Notify(g.children, unix.SIGCHLD)
+	var err error
+	if g.deadline, err = newDeadlineTimer(); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// start receives the request and starts the command.
+func (g *guard) start() error {
+	k, body, err := readMessage(g.control)
+	if err != nil || k != msgStart {
+		return fmt.Errorf("no start request: %w", err)
+	}
+	if err := g.req.decode(body); err != nil {
+		return err
+	}
+	if err := g.deadline.set(g.req.deadline); err != nil {
+		return err
+	}
+	attr := &syscall.ProcAttr{
+		Env:   g.req.env,
+		Files: []uintptr{0, 1, 2},
+		// The command joins pglead's process group: with one of its own it
+		// could neither read from the terminal nor be stopped by Ctrl-Z.
+		Sys: commandAttributes(int(g.req.group)),
+	}
+	g.pid, err = syscall.ForkExec(g.req.path, g.req.args, attr)
+	if err == syscall.ENOEXEC {
+		// A script without #! is the shell's, as for execvp(3).
+		args := append([]string{"sh", g.req.path}, g.req.args[1:]...)
+		g.pid, err = syscall.ForkExec("/bin/sh", args, attr)
+	}
+	if err != nil {
+		errno, ok := err.(syscall.Errno)
+		if !ok {
+			errno = syscall.EINVAL
+		}
+		_ = writeNumber(g.control, msgFailed, int64(errno))
+		return err
+	}
+	if err := writeNumber(g.control, msgStarted, int64(g.pid)); err != nil {
+		g.end(PgleadGone)
+	}
+	g.hungUp = hangup(g.socket)
+	go func() {
+		defer close(g.messages)
+		for {
+			k, body, err := readMessage(g.control)
+			if err != nil {
+				return
+			}
+			g.messages <- message{k, body}
+		}
+	}()
+	return nil
+}
+
+// watch returns when the command and all that it started are dead and reaped.
+func (g *guard) watch() {
+	for !g.reap() {
+		if g.killing {
+			g.killRound()
+		}
+		select {
+		case m, open := <-g.messages:
+			if !open {
+				g.messages = nil
+				g.end(PgleadGone)
+				continue
+			}
+			g.obey(m)
+		case <-g.deadline.C:
+			if boottime.Now() >= time.Duration(g.req.deadline) {
+				g.lose(LeaseOver)
+			}
+		case <-g.hungUp:
+			g.hungUp = nil
+			g.lose(SocketClosed)
+		case <-g.grace:
+			g.kill()
+		case <-g.leftovers:
+			g.endLeftovers()
+		case <-g.retry:
+		case <-g.children:
+		}
+	}
+	if g.socket >= 0 && g.report.ending != Exited && g.report.ending != Killed {
+		// pglead is dead, or stopped with a descriptor of its own that would
+		// keep the connection, and the lock, alive for nothing.
+		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
+	}
+	_ = writeMessage(g.control, msgDone, g.report.encode())
+}
+
+func (g *guard) obey(m message) {
+	switch m.kind {
+	case msgRenew:
+		g.req.deadline = number(m.body)
+		_ = g.deadline.set(g.req.deadline)
+	case msgSignal:
+		if !g.exited {
+			_ = unix.Kill(g.pid, unix.Signal(number(m.body)))
+		}
+	case msgKill:
+		g.end(Killed)
+	case msgLost:
+		g.lose(Killed)
+	}
+}
+
+// lose ends the tree because the lock is lost, or may be: SIGTERM for the
+// command if there is a grace, then SIGKILL for all.
+func (g *guard) lose(why Ending) {
+	if g.losing || g.killing {
+		return
+	}
+	if g.req.grace <= 0 || g.exited {
+		g.end(why)
+		return
+	}
+	g.losing = true
+	g.report.ending = why
+	_ = unix.Kill(g.pid, unix.SIGTERM)
+	_ = unix.Kill(g.pid, unix.SIGCONT)
+	g.grace = time.After(time.Duration(g.req.grace))
+}
+
+func (g *guard) end(why Ending) {
+	if g.killing {
+		return
+	}
+	if !g.losing {
+		g.report.ending = why
+	}
+	g.kill()
+}
+
+func (g *guard) kill() {
+	if !g.killing {
+		g.killing = true
+		g.killedAt = time.Now()
+	}
+}
+
+// killRound kills the direct children. Theirs become direct children by that,
+// and the next round's.
+func (g *guard) killRound() {
+	if g.rounds == stubbornRounds {
+		stopDescendants(nil)
+	}
+	killChildren(nil)
+	g.rounds++
+	g.retry = time.After(min(retryFirst<<min(g.rounds, 10), retryMost))
+	if !g.complained && time.Since(g.killedAt) > unkillableAfter {
+		g.complained = true
+		_ = writeMessage(g.control, msgUnkillable, []byte(describe(descendants(nil))))
+	}
+}
+
+// killChildren sends SIGKILL to the direct children that are not in skip.
+func killChildren(skip []int) {
+	for _, pid := range children() {
+		if !slices.Contains(skip, pid) {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+}
+
+// reap collects dead children and says whether none is left, dead or alive.
+func (g *guard) reap() bool {
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, unix.WNOHANG|unix.WUNTRACED, nil)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil: // ECHILD
+			return true
+		case pid == 0:
+			return false
+		case status.Stopped():
+			if pid == g.pid {
+				_ = writeNumber(g.control, msgStopped, int64(status.StopSignal()))
+			}
+			continue
+		}
+		if g.killing {
+			g.report.killed++
+		}
+		if pid == g.pid {
+			g.exited = true
+			g.report.status = uint32(status)
+			g.leftovers = time.After(leftoverPatience)
+		}
+	}
+}
+
+// endLeftovers deals with what outlived the command.
+func (g *guard) endLeftovers() {
+	g.leftovers = nil
+	alive := descendants(nil)
+	switch {
+	case g.killing || len(alive) == 0:
+	case g.terminated:
+		g.kill()
+	default:
+		_ = writeMessage(g.control, msgLeftovers, []byte(describe(alive)))
+		if g.req.waitForAll != 0 {
+			return
+		}
+		for _, p := range alive {
+			signalDescendant(p, unix.SIGTERM)
+			signalDescendant(p, unix.SIGCONT)
+		}
+		g.terminated = true
+		g.leftovers = time.After(leftoverTerm)
+	}
+}
+
+// describe names processes for a message: sleep (123), sh (124) and 3 more.
+func describe(list []process) string {
+	const most = 5
+	var names []string
+	for i, p := range list {
+		if i == most {
+			return fmt.Sprintf("%s and %d more", strings.Join(names, ", "), len(list)-most)
+		}
+		names = append(names, fmt.Sprintf("%s (%d)", printable(p.name), p.pid))
+	}
+	return strings.Join(names, ", ")
+}
+
+// printable keeps a process from writing control characters into our messages
+// by way of its name.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return '?'
+		}
+		return r
+	}, s)
+}

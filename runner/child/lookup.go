@@ -1,0 +1,83 @@
+package child
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// LookupError says why a command can't be run.
+type LookupError struct {
+	Name string
+	// NotFound tells 127, no such command, from 126, not executable.
+	NotFound bool
+	err      error
+}
+
+func (e *LookupError) Error() string { return fmt.Sprintf("run %s: %s", e.Name, e.err) }
+func (e *LookupError) Unwrap() error { return e.err }
+
+// defaultPath is execvp's where PATH is not set, as under some init systems
+// (exec(3)).
+const defaultPath = "/bin:/usr/bin"
+
+// Lookup finds the file that execvp would run. Errors are of type
+// *LookupError.
+func Lookup(name string) (string, error) {
+	if name == "" {
+		return "", &LookupError{Name: `""`, NotFound: true, err: errors.New("the command is empty")}
+	}
+	if strings.ContainsRune(name, '/') {
+		if err := executable(name); err != nil {
+			return "", &LookupError{Name: name, NotFound: missing(err), err: cause(err)}
+		}
+		return name, nil
+	}
+	path, ok := os.LookupEnv("PATH")
+	if !ok {
+		path = defaultPath
+	}
+	failed := &LookupError{Name: name, NotFound: true, err: errors.New("command not found")}
+	for _, dir := range filepath.SplitList(path) {
+		if dir == "" {
+			dir = "." // POSIX: an empty element is the working directory
+		}
+		file := dir + "/" + name
+		err := executable(file)
+		if err == nil {
+			return file, nil
+		}
+		if !missing(err) && failed.NotFound {
+			failed = &LookupError{Name: file, err: cause(err)}
+		}
+	}
+	return "", failed
+}
+
+func executable(file string) error {
+	info, err := os.Stat(file)
+	switch {
+	case err != nil:
+		return err
+	case info.IsDir():
+		return unix.EISDIR
+	}
+	return unix.Faccessat(unix.AT_FDCWD, file, unix.X_OK, unix.AT_EACCESS)
+}
+
+func missing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
+}
+
+func cause(err error) error {
+	var pathErr *fs.PathError
+	if errors.As(err, &pathErr) {
+		return pathErr.Err
+	}
+	return err
+}

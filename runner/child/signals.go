@@ -1,0 +1,96 @@
+package child
+
+import (
+	"os"
+	"os/signal"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// forwarded are the signals that are passed on to the command. Signals that
+// are not here do to pglead what they do to any process. Notify without such
+// a list would also catch SIGURG, which Go's runtime sends to itself.
+func forwarded() []os.Signal {
+	list := []os.Signal{
+		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2,
+		unix.SIGALRM, unix.SIGWINCH, unix.SIGCONT,
+	}
+	return append(list, realTimeSignals()...)
+}
+
+// Signals catches what is to be forwarded, until stop is called. What was
+// ignored when this process started (nohup) stays ignored, here and in the
+// command.
+func Signals() (caught <-chan os.Signal, stop func()) {
+	c := make(chan os.Signal, 64)
+	for _, sig := range forwarded() {
+		if !signal.Ignored(sig) {
+			signal.Notify(c, sig)
+		}
+	}
+	return c, func() { signal.Stop(c) }
+}
+
+// Interrupts says whether a signal is a request to end.
+func Interrupts(sig unix.Signal) bool {
+	switch sig {
+	case unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGCONT:
+		return false
+	}
+	return true
+}
+
+// Forward passes a caught signal on, unless the terminal has done so already:
+// it sends SIGINT, SIGQUIT and SIGWINCH to its whole foreground group, which
+// the command is in, and a second SIGINT means something else to many.
+func (c *Child) Forward(sig unix.Signal) {
+	switch sig {
+	case unix.SIGINT, unix.SIGQUIT, unix.SIGWINCH:
+		if inForeground() {
+			return
+		}
+	}
+	c.Signal(sig)
+}
+
+// inForeground says whether this process's group is the one that the terminal
+// sends its signals to.
+func inForeground() bool {
+	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
+	if err != nil {
+		return false
+	}
+	defer tty.Close()
+	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
+	return err == nil && group == unix.Getpgrp()
+}
+
+// StopWith stops this process as the command has been stopped, so that the
+// shell gets its terminal back. Where the terminal has stopped both together
+// the command is running again by now. Without a terminal a stopped command is
+// somebody's doing who knows what for.
+func (c *Child) StopWith() {
+	if inForeground() && isStopped(c.pid) {
+		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+	}
+}
+
+// DieOf ends this process by a signal, so that whoever waits for it sees the
+// death that the command died; a shell's loop ends on Ctrl-C only if it sees
+// that. It returns where that is impossible, as for the first process of a
+// container.
+func DieOf(sig unix.Signal) {
+	dumpNoCore() // the command's core file is the one that matters
+	if sig != unix.SIGKILL {
+		signal.Reset(sig)
+		if defaultAction(sig) != nil {
+			return
+		}
+	}
+	if unix.Kill(os.Getpid(), sig) == nil && os.Getpid() != 1 {
+		// A signal to oneself arrives on any thread, so not always before
+		// kill(2) returns; one that is blocked never does.
+		time.Sleep(time.Second)
+	}
+}

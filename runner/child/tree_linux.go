@@ -1,0 +1,248 @@
+package child
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// becomeSubreaper makes this process the parent of every descendant whose own
+// parent dies, daemons that forked twice included (PR_SET_CHILD_SUBREAPER(2)).
+// That is what makes a tree something that can be killed whole: whoever it
+// was that started a process, it ends up as a child here.
+func becomeSubreaper() error {
+	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+}
+
+// setProcessName changes what pkill and killall match, in the main thread's
+// entry, since Go may run this on any thread (PR_SET_NAME is per thread).
+func setProcessName(name string) {
+	_ = os.WriteFile("/proc/self/comm", []byte(name), 0)
+}
+
+// children lists this process's direct children. They can be signalled by
+// number without danger: until this process reaps them, nobody else gets it.
+func children() []int {
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return nil
+	}
+	var pids []int
+	for _, task := range tasks { // each thread has children of its own (proc(5))
+		list, err := os.ReadFile("/proc/self/task/" + task.Name() + "/children")
+		if err != nil {
+			return childrenByScan()
+		}
+		for _, field := range strings.Fields(string(list)) {
+			if pid, err := strconv.Atoi(field); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// childrenByScan does without CONFIG_PROC_CHILDREN.
+func childrenByScan() []int {
+	var pids []int
+	for _, p := range processes() {
+		if p.parent == os.Getpid() {
+			pids = append(pids, p.pid)
+		}
+	}
+	return pids
+}
+
+type process struct {
+	pid, parent int
+	state       byte
+	name        string
+}
+
+// processes reads the whole process table.
+func processes() []process {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil
+	}
+	var all []process
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if p, ok := readProcess(pid); ok {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func readProcess(pid int) (process, bool) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return process{}, false
+	}
+	// "pid (name) state ppid …", and a name may contain anything (proc(5)).
+	open, end := bytes.IndexByte(stat, '('), bytes.LastIndexByte(stat, ')')
+	if open < 0 || end < open {
+		return process{}, false
+	}
+	fields := strings.Fields(string(stat[end+1:]))
+	if len(fields) < 2 || len(fields[0]) != 1 {
+		return process{}, false
+	}
+	parent, err := strconv.Atoi(fields[1])
+	return process{pid: pid, parent: parent, state: fields[0][0], name: string(stat[open+1 : end])}, err == nil
+}
+
+// descendants lists the living processes below this one.
+func descendants(skip []int) []process {
+	byParent := map[int][]process{}
+	for _, p := range processes() {
+		byParent[p.parent] = append(byParent[p.parent], p)
+	}
+	var found []process
+	queue := []int{os.Getpid()}
+	for len(queue) > 0 {
+		for _, p := range byParent[queue[0]] {
+			if slices.Contains(skip, p.pid) {
+				continue
+			}
+			queue = append(queue, p.pid)
+			if p.state != 'Z' && p.state != 'X' {
+				found = append(found, p)
+			}
+		}
+		queue = queue[1:]
+	}
+	return found
+}
+
+// signalDescendant signals a process that is not a direct child, whose number
+// may belong to a stranger by now: a pidfd pins it, and only if what is pinned
+// still has the same parent is it the one that was meant.
+func signalDescendant(p process, sig unix.Signal) {
+	fd, err := unix.PidfdOpen(p.pid, 0)
+	if err != nil {
+		return // gone, or a kernel before 5.3: the rounds will reach it
+	}
+	defer unix.Close(fd)
+	if now, ok := readProcess(p.pid); ok && (now.parent == p.parent || now.parent == os.Getpid()) {
+		_ = unix.PidfdSendSignal(fd, sig, nil, 0)
+	}
+}
+
+// stopDescendants stops everything below this process, until there is nothing
+// new: a tree that forks faster than it is killed holds still after that.
+func stopDescendants(skip []int) {
+	stopped := map[int]bool{}
+	for progress := true; progress; {
+		progress = false
+		for _, p := range descendants(skip) {
+			if !stopped[p.pid] {
+				signalDescendant(p, unix.SIGSTOP)
+				stopped[p.pid], progress = true, true
+			}
+		}
+	}
+}
+
+// hangup closes the channel that it returns when the other end has closed the
+// connection. It takes the kernel's word without reading from the socket,
+// which pglead does.
+func hangup(socket int) <-chan struct{} {
+	closed := make(chan struct{})
+	if socket < 0 {
+		return closed
+	}
+	go func() {
+		fds := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLRDHUP}}
+		for {
+			n, err := unix.Poll(fds, -1)
+			if err == unix.EINTR || err == unix.EAGAIN {
+				continue
+			}
+			if err != nil || n > 0 {
+				close(closed)
+				return
+			}
+		}
+	}()
+	return closed
+}
+
+// deadlineTimer is a timer of the boot time clock, which goes on in suspend.
+type deadlineTimer struct {
+	file *os.File
+	C    <-chan struct{}
+}
+
+func newDeadlineTimer() (*deadlineTimer, error) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_BOOTTIME, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("timerfd_create: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "deadline")
+	fired := make(chan struct{}, 1)
+	go func() {
+		var ticks [8]byte
+		for {
+			if _, err := file.Read(ticks[:]); err != nil {
+				return
+			}
+			select {
+			case fired <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return &deadlineTimer{file: file, C: fired}, nil
+}
+
+// set makes the timer fire when the boot time clock shows ns.
+func (t *deadlineTimer) set(ns int64) error {
+	raw, err := t.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(max(1, ns))}
+	var setErr error
+	if err := raw.Control(func(fd uintptr) {
+		setErr = unix.TimerfdSettime(int(fd), unix.TFD_TIMER_ABSTIME, &spec, nil)
+	}); err != nil {
+		return err
+	}
+	return setErr
+}
+
+// defaultAction gives a signal back its default action, for the whole process
+// and past Go's runtime, whose own signal.Reset leaves its handler in place for
+// signals that it treats specially, such as SIGPIPE and SIGQUIT. All zeros is
+// SIG_DFL with no flags and an empty mask on every Linux (rt_sigaction(2)).
+func defaultAction(sig unix.Signal) error {
+	var action [64]byte
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// dumpNoCore keeps this process from leaving a core file: the limit does for
+// files, the flag for the programs that core_pattern pipes to (core(5)).
+func dumpNoCore() {
+	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+}

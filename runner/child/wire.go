@@ -1,0 +1,169 @@
+package child
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// What pglead and the guard say to each other, over a socket pair that nobody
+// else has: a kind, the length of the body (32 bits), the body. The end of the
+// stream is a message too: the other one is dead.
+type kind byte
+
+const (
+	// from pglead
+	msgStart  kind = 'S' // startRequest
+	msgRenew  kind = 'R' // int64: the deadline in boot time nanoseconds
+	msgSignal kind = 'G' // int64: a signal for the command
+	msgKill   kind = 'K' // kill the tree
+	msgLost   kind = 'L' // the lock is lost: kill the tree, after the grace
+
+	// from the guard
+	msgStarted    kind = 's' // int64: the command's process number
+	msgFailed     kind = 'f' // int64: errno of the exec
+	msgStopped    kind = 'p' // int64: the command was stopped by this signal
+	msgLeftovers  kind = 'l' // text: processes that outlive the command
+	msgUnkillable kind = 'u' // text: processes that SIGKILL doesn't reach
+	msgDone       kind = 'd' // doneReport
+)
+
+// maxBody is more than Linux lets argv and environment be: 6 MiB (execve(2)).
+const maxBody = 16 << 20
+
+func writeMessage(w io.Writer, k kind, body []byte) error {
+	if len(body) > maxBody {
+		return errors.New("arguments and environment are too large")
+	}
+	msg := make([]byte, 0, 5+len(body))
+	msg = append(msg, byte(k))
+	msg = binary.BigEndian.AppendUint32(msg, uint32(len(body)))
+	msg = append(msg, body...)
+	_, err := w.Write(msg)
+	return err
+}
+
+func writeNumber(w io.Writer, k kind, n int64) error {
+	return writeMessage(w, k, binary.BigEndian.AppendUint64(nil, uint64(n)))
+}
+
+func readMessage(r io.Reader) (kind, []byte, error) {
+	var head [5]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, err
+	}
+	n := binary.BigEndian.Uint32(head[1:])
+	if n > maxBody {
+		return 0, nil, fmt.Errorf("message of %d bytes", n)
+	}
+	body := make([]byte, n)
+	_, err := io.ReadFull(r, body)
+	return kind(head[0]), body, err
+}
+
+func number(body []byte) int64 {
+	if len(body) != 8 {
+		return 0
+	}
+	return int64(binary.BigEndian.Uint64(body))
+}
+
+// startRequest is what the guard has to know. Argv and environment travel
+// here and not in the guard's own, which ps shows and which hold the settings
+// of its Go runtime.
+type startRequest struct {
+	path       string
+	args       []string
+	env        []string
+	group      int64 // the process group that the command joins
+	deadline   int64
+	grace      int64 // nanoseconds from the loss to the kill
+	waitForAll int64 // 1: leave leftovers alone
+}
+
+func (r *startRequest) encode() []byte {
+	var b []byte
+	for _, n := range []int64{r.group, r.deadline, r.grace, r.waitForAll} {
+		b = binary.BigEndian.AppendUint64(b, uint64(n))
+	}
+	for _, list := range [][]string{{r.path}, r.args, r.env} {
+		b = binary.AppendUvarint(b, uint64(len(list)))
+		for _, s := range list {
+			b = binary.AppendUvarint(b, uint64(len(s)))
+			b = append(b, s...)
+		}
+	}
+	return b
+}
+
+var errMalformed = errors.New("malformed message")
+
+func (r *startRequest) decode(b []byte) error {
+	for _, n := range []*int64{&r.group, &r.deadline, &r.grace, &r.waitForAll} {
+		if len(b) < 8 {
+			return errMalformed
+		}
+		*n, b = number(b[:8]), b[8:]
+	}
+	var path []string
+	for _, list := range []*[]string{&path, &r.args, &r.env} {
+		count, used := binary.Uvarint(b)
+		if used <= 0 || count > uint64(len(b)) {
+			return errMalformed
+		}
+		b = b[used:]
+		*list = make([]string, 0, count)
+		for range count {
+			size, used := binary.Uvarint(b)
+			if used <= 0 || size > uint64(len(b)-used) {
+				return errMalformed
+			}
+			*list = append(*list, string(b[used:used+int(size)]))
+			b = b[used+int(size):]
+		}
+	}
+	if len(path) != 1 || len(b) != 0 {
+		return errMalformed
+	}
+	r.path = path[0]
+	return nil
+}
+
+// Ending is why the guard ended the tree.
+type Ending int64
+
+const (
+	// Exited: the command ended by itself, or by a signal that was meant for it.
+	Exited Ending = iota
+	// Killed: pglead asked for it.
+	Killed
+	// LeaseOver: pglead had not renewed the deadline, so the lock may be lost.
+	LeaseOver
+	// SocketClosed: the server closed the lock's connection.
+	SocketClosed
+	// PgleadGone: pglead is dead.
+	PgleadGone
+)
+
+type doneReport struct {
+	ending Ending
+	status uint32 // the command's wait status
+	killed int64  // processes reaped after the decision to kill
+}
+
+func (d *doneReport) encode() []byte {
+	b := binary.BigEndian.AppendUint64(nil, uint64(d.ending))
+	b = binary.BigEndian.AppendUint32(b, d.status)
+	return binary.BigEndian.AppendUint64(b, uint64(d.killed))
+}
+
+func (d *doneReport) decode(b []byte) error {
+	if len(b) != 20 {
+		return errMalformed
+	}
+	d.ending = Ending(number(b[:8]))
+	d.status = binary.BigEndian.Uint32(b[8:])
+	d.killed = number(b[12:])
+	return nil
+}
