@@ -1,0 +1,67 @@
+package cmd
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// withheld stands in PGLEAD_DSN of the command where pglead had a connection
+// string that it doesn't pass on.
+const withheld = "withheld"
+
+// embedded is the connection string of the private server.
+const embedded = "embedded"
+
+// database is where the lock is, and what the command may know about it.
+type database struct {
+	config *pgconn.Config
+	// pass is the command's PGLEAD_DSN, or empty.
+	pass string
+}
+
+// databaseFrom chooses the database: the flag or its variable, DATABASE_URL,
+// and what libpq reads by itself.
+func databaseFrom(v *voice, dsn string, fromEnv, pass bool) (database, error) {
+	source := "--dsn"
+	if fromEnv {
+		source = envName("dsn")
+	}
+	switch {
+	case dsn == "" && os.Getenv(envName("dsn")) == withheld:
+		return database{}, &usageError{
+			err:  fmt.Errorf("%s is withheld: an outer pglead was given a connection string and did not pass it on", envName("dsn")),
+			hint: "give this pglead its own --dsn, or the outer one --pass-dsn",
+		}
+	case dsn == "":
+		// Given by the user's environment, the database is the command's as
+		// much as pglead's, and the command finds it there.
+		source = "the PG* variables"
+		url := os.Getenv("DATABASE_URL")
+		if url != "" {
+			source = "DATABASE_URL"
+		}
+		config, err := session.ParseDSN(url, source)
+		return database{config: config}, err
+	}
+	d := database{pass: withheld}
+	if pass {
+		d.pass = dsn
+	}
+	if dsn == embedded {
+		server, err := pgtest.UseEmbedded()
+		if err != nil {
+			return d, err
+		}
+		// The use lasts as long as this process: nobody closes it.
+		v.announce(fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir), "embedded")
+		dsn = server.DSN
+	}
+	var err error
+	d.config, err = session.ParseDSN(dsn, source)
+	return d, err
+}

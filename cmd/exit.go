@@ -1,0 +1,132 @@
+package cmd
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// The exit statuses beside the command's own. Those from 64 are sysexits.h's
+// where it has one that fits, the last three are timeout(1)'s and the shell's.
+const (
+	exitUsage         = 64
+	exitUnreachable   = 69
+	exitInternal      = 70
+	exitHeld          = 75
+	exitLost          = 76
+	exitDenied        = 77
+	exitUnsafe        = 78
+	exitTimeout       = 124
+	exitNotExecutable = 126
+	exitNotFound      = 127
+	exitSignalBase    = 128
+)
+
+// ended carries the outcome of a command that ran, through cobra.
+type ended struct{ outcome runner.Outcome }
+
+func (e *ended) Error() string { return "the command ended" }
+
+// usageError is a mistake on the command line or in a PGLEAD_ variable.
+type usageError struct {
+	err  error
+	hint string
+}
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error {
+	return &usageError{err: fmt.Errorf(format, args...)}
+}
+
+// heldError has the exit status that -E asks for.
+type heldError struct {
+	*runner.HeldError
+	code int
+}
+
+// exit turns the end of a command into pglead's: it says what there is to say
+// and returns the exit status, or dies of the signal that the command died of.
+func exit(v *voice, err error) int {
+	var (
+		done        *ended
+		interrupted *runner.InterruptedError
+		held        *heldError
+	)
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &done):
+		switch status := done.outcome.Status; {
+		case done.outcome.TimedOut:
+			return exitTimeout
+		case status.Signaled():
+			return dieOf(status.Signal())
+		default:
+			return status.ExitStatus()
+		}
+	case errors.As(err, &interrupted):
+		v.log.Info(err.Error(), "event", "interrupted")
+		return dieOf(interrupted.Signal)
+	case errors.As(err, &held):
+		v.log.Warn(err.Error(), "event", "conflict", "code", held.code)
+		return held.code
+	}
+	code, hint := status(err)
+	v.fail(err.Error(), hint, code)
+	return code
+}
+
+func dieOf(sig unix.Signal) int {
+	child.DieOf(sig)
+	return exitSignalBase + int(sig)
+}
+
+// status maps an error to its exit status and to what the user can do.
+func status(err error) (code int, hint string) {
+	var (
+		usage  *usageError
+		sess   *session.Error
+		lost   *runner.LostError
+		gone   *session.LostError
+		lookup *child.LookupError
+		guard  *runner.GuardDiedError
+	)
+	switch {
+	case errors.As(err, &usage):
+		return exitUsage, usage.hint
+	case errors.As(err, &lookup):
+		if lookup.NotFound {
+			return exitNotFound, ""
+		}
+		return exitNotExecutable, ""
+	case errors.As(err, &lost):
+		return exitLost, ""
+	case errors.As(err, &gone): // before the command started
+		return exitUnreachable, ""
+	case errors.Is(err, pgtest.ErrNoPrograms):
+		return exitUnreachable, "to install them: " + pgtest.InstallHint()
+	case errors.As(err, &guard):
+		return exitInternal, "was it killed by hand, or by the kernel for want of memory (dmesg)?"
+	case errors.As(err, &sess):
+		return map[session.Kind]int{
+			session.BadDSN:      exitUsage,
+			session.Unreachable: exitUnreachable,
+			session.Denied:      exitDenied,
+			session.Unsafe:      exitUnsafe,
+			session.Standby:     exitUnsafe,
+		}[sess.Kind], sess.Hint
+	// cobra has no types for these.
+	case strings.HasPrefix(err.Error(), "unknown command"), strings.HasPrefix(err.Error(), "invalid argument"):
+		return exitUsage, "see pglead --help"
+	}
+	return exitInternal, ""
+}

@@ -1,0 +1,128 @@
+package cmd
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/pglead/pglead/runner"
+)
+
+// envPrefix and a flag's name in capitals make the flag's variable.
+const envPrefix = "PGLEAD_"
+
+func envName(flag string) string {
+	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// fromEnvironment gives flags that are not on the command line the values of
+// their variables. An empty variable is none, as in a crontab's KEY= line.
+func fromEnvironment(flags *pflag.FlagSet) error {
+	var failed error
+	flags.VisitAll(func(f *pflag.Flag) {
+		value := os.Getenv(envName(f.Name))
+		if f.Changed || value == "" || f.Name == "help" || failed != nil {
+			return
+		}
+		if f.Name == "dsn" && value == withheld {
+			return // databaseFrom says so, if it comes to that
+		}
+		values := []string{value}
+		if f.Value.Type() == "stringArray" {
+			values = strings.Split(strings.TrimRight(value, "\n"), "\n")
+		}
+		for _, v := range values {
+			if err := flags.Set(f.Name, v); err != nil {
+				failed = usagef("%s: %v", envName(f.Name), errors.Unwrap(err))
+				return
+			}
+		}
+	})
+	return failed
+}
+
+// withoutFlags is environ without the variables of flags.
+func withoutFlags(environ []string, flags *pflag.FlagSet) []string {
+	var kept []string
+	for _, e := range environ {
+		name, _, _ := strings.Cut(e, "=")
+		flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, envPrefix), "_", "-"))
+		if strings.HasPrefix(name, envPrefix) && (flags.Lookup(flag) != nil || outerOnly(name)) {
+			continue
+		}
+		kept = append(kept, e)
+	}
+	return kept
+}
+
+// outerOnly says of a variable that it tells about a lock, that of an outer
+// pglead by now.
+func outerOnly(name string) bool {
+	switch name {
+	case "PGLEAD_LOCK_KEY", "PGLEAD_LOCK_ID", "PGLEAD_TOKEN", "PGLEAD_SYSTEM_ID", "PGLEAD_BACKEND_PID":
+		return true
+	}
+	return false
+}
+
+// duration is a flag that takes Go's durations or a bare number of seconds.
+type duration struct {
+	value   time.Duration
+	forever bool // "forever" is allowed
+}
+
+func (d *duration) String() string {
+	switch {
+	case d.value == runner.Forever:
+		return "forever"
+	case d.value == 0:
+		return "0"
+	}
+	// 10m0s is no way to say 10m
+	s := d.value.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+func (d *duration) Type() string { return "duration" }
+
+func (d *duration) Set(s string) error {
+	if d.forever && s == "forever" {
+		d.value = runner.Forever
+		return nil
+	}
+	parsed, err := parseDuration(s)
+	if err != nil {
+		return err
+	}
+	d.value = parsed
+	return nil
+}
+
+func parseDuration(s string) (time.Duration, error) {
+	if seconds, err := strconv.ParseFloat(s, 64); err == nil {
+		switch {
+		case math.IsNaN(seconds), seconds < 0:
+			return 0, fmt.Errorf("%q is not a length of time", s)
+		case seconds >= float64(math.MaxInt64)/float64(time.Second):
+			return 0, fmt.Errorf("%q is too long", s)
+		}
+		return time.Duration(seconds * float64(time.Second)), nil
+	}
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return 0, fmt.Errorf("%q is not a length of time such as 30s, 5m, 1h or a number of seconds", s)
+	}
+	return d, nil
+}

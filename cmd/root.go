@@ -1,0 +1,48 @@
+// Package cmd is pglead's command line: one file a command, exit.go for the
+// exit status of each end, voice.go for all that goes to standard error.
+package cmd
+
+import (
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/pgtest"
+)
+
+// Main runs pglead with the given arguments and returns its exit status.
+func Main(args []string) int {
+	if status, ok := child.RunGuard(os.Args); ok {
+		return status
+	}
+	if status, ok := pgtest.RunKeeper(os.Args); ok {
+		return status
+	}
+	v := newVoice(os.Stderr)
+	root := newRootCmd(v, os.Stdout)
+	root.SetArgs(args)
+	return exit(v, root.Execute())
+}
+
+func newRootCmd(v *voice, stdout io.Writer) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "pglead",
+		Short: "Run a command on at most one machine at a time, by a PostgreSQL advisory lock",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_ = cmd.Help()
+			return usagef("a command is missing")
+		},
+		SilenceErrors: true, // exit prints them, once
+		SilenceUsage:  true,
+	}
+	root.SetOut(stdout)
+	root.SetErr(stdout)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return &usageError{err: err, hint: "see " + cmd.CommandPath() + " --help"}
+	})
+	root.AddCommand(newRunCmd(v), newKeyCmd(stdout), newVersionCmd(stdout))
+	return root
+}

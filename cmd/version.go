@@ -1,0 +1,40 @@
+package cmd
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+func newVersionCmd(stdout io.Writer) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(stdout, versionLine())
+			return err
+		},
+	}
+}
+
+// versionLine says what the Go toolchain recorded at build time: the module's
+// version, for `go install …@v1` as for a tagged checkout, and the commit.
+func versionLine() string {
+	version, commit := "(unknown)", ""
+	if info, ok := debug.ReadBuildInfo(); ok {
+		version = info.Main.Version
+		for _, s := range info.Settings {
+			switch s.Key {
+			case "vcs.revision":
+				commit = ", commit " + s.Value[:min(12, len(s.Value))]
+			case "vcs.time":
+				commit += ", " + s.Value
+			}
+		}
+	}
+	return fmt.Sprintf("pglead %s (%s, %s/%s%s)", version, runtime.Version(), runtime.GOOS, runtime.GOARCH, commit)
+}

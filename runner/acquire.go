@@ -1,0 +1,151 @@
+package runner
+
+import (
+	"context"
+	"log/slog"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Forever is a wait without end.
+const Forever = time.Duration(math.MaxInt64)
+
+// A waiter stands in the server's queue for a slice at a time. A slice's end
+// costs its place in line, so slices are long; they are not longer because a
+// waiting statement's snapshot holds back vacuum. The jitter keeps a thousand
+// waiters from coming back all at once.
+const (
+	sliceLeast = 30 * time.Second
+	sliceMost  = 60 * time.Second
+)
+
+// Where a queue is not to be had the lock is tried again at these intervals.
+const (
+	pollLeast = 500 * time.Millisecond
+	pollMost  = 1500 * time.Millisecond
+)
+
+// Between attempts to connect a waiter pauses for a random part of a backoff
+// that doubles, so that a server that comes up again isn't run over.
+const (
+	backoffFirst = 200 * time.Millisecond
+	backoffMost  = 5 * time.Second
+)
+
+// acquire opens a session and takes the lock on it. Someone who waits rides
+// out what passes by itself: a server that restarts, has no room, or is a
+// standby until it is promoted, and the loss of the own session meanwhile.
+// When the time is up the last obstacle is the error.
+func acquire(ctx context.Context, cfg Config) (*session.Session, session.Grant, error) {
+	began := time.Now()
+	left := func() time.Duration {
+		if cfg.Wait == Forever {
+			return Forever
+		}
+		return cfg.Wait - time.Since(began)
+	}
+	backoff := backoffFirst
+	for {
+		s, grant, err := attempt(ctx, cfg, left)
+		if err == nil {
+			return s, grant, nil
+		}
+		if ctx.Err() != nil {
+			return nil, session.Grant{}, context.Cause(ctx)
+		}
+		pause := jitter(backoff/2, backoff)
+		if !session.Passing(err) || left() <= pause {
+			return nil, session.Grant{}, err
+		}
+		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", err.Error(), "retry_in", pause)
+		if !sleep(ctx, pause) {
+			return nil, session.Grant{}, context.Cause(ctx)
+		}
+		backoff = min(2*backoff, backoffMost)
+	}
+}
+
+func attempt(ctx context.Context, cfg Config, left func() time.Duration) (*session.Session, session.Grant, error) {
+	open := cfg.Session
+	if cfg.Wait > 0 {
+		open.ConnectTimeout = min(open.ConnectTimeout, max(left(), time.Second))
+	}
+	s, err := session.Open(ctx, open)
+	if err != nil {
+		return nil, session.Grant{}, err
+	}
+	grant, err := take(ctx, cfg, s, left)
+	if err != nil {
+		s.Close()
+		return nil, session.Grant{}, err
+	}
+	return s, grant, nil
+}
+
+// take takes the lock: it tries first, and then waits for as long as it may.
+func take(ctx context.Context, cfg Config, s *session.Session, left func() time.Duration) (session.Grant, error) {
+	granted, err := s.TryLock(ctx, cfg.ID)
+	queue, told := true, false
+	for !granted && err == nil {
+		rest := left()
+		if rest <= 0 {
+			return session.Grant{}, &HeldError{Database: session.Target(cfg.Session.Database), Waited: cfg.Wait}
+		}
+		if !told {
+			told = true
+			cfg.Log.Info("waiting for the lock", "event", "waiting")
+		}
+		if queue {
+			granted, err = s.WaitLock(ctx, cfg.ID, min(jitter(sliceLeast, sliceMost), rest))
+			switch {
+			case err == nil:
+			case session.Retryable(err):
+				err = nil
+			case !session.CanQueue(err):
+				cfg.Log.Info("no queue for this role, polling", "event", "waiting", "reason", err.Error())
+				queue, err = false, nil
+			}
+			continue
+		}
+		if !sleep(ctx, min(jitter(pollLeast, pollMost), rest)) {
+			return session.Grant{}, context.Cause(ctx)
+		}
+		granted, err = s.TryLock(ctx, cfg.ID)
+	}
+	if err != nil {
+		return session.Grant{}, err
+	}
+	return s.Confirm(ctx, cfg.ID)
+}
+
+func jitter(least, most time.Duration) time.Duration {
+	return least + rand.N(most-least+1)
+}
+
+// sleep says whether the time passed before ctx ended.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// release gives the lock back before the process ends: the end of a session
+// frees it too, but a moment later, and then the next run in the same script
+// would meet a held lock.
+func release(log *slog.Logger, cfg Config, s *session.Session) {
+	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(cfg.Session.Lease))
+	defer cancel()
+	if err := s.Unlock(ctx, cfg.ID); err != nil {
+		log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
+		return
+	}
+	log.Info("lock released", "event", "released")
+}

@@ -1,0 +1,309 @@
+package pgtest
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"os/user"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The embedded server belongs to a user on a machine and is shared by all of
+// his pglead. Two lock files order its life:
+//
+//	start  held exclusively by whoever starts or stops the server
+//	users  held shared by every pglead that uses it, for as long as it lives
+//
+// The server is the child of a keeper, which is this program again. When the
+// keeper can lock users exclusively, nobody is left; after a while of that it
+// stops the server, still holding both locks, and ends. A newcomer therefore
+// either counts before the server stops or finds none and starts one.
+
+// Embedded is a use of the embedded server. The server outlives its users by
+// KeepIdle.
+type Embedded struct {
+	DSN   string
+	Major int
+	Dir   string
+	users *os.File
+}
+
+// KeepIdle is how long the server goes on without a user: longer than a
+// minute, so that a crontab finds it running.
+const KeepIdle = 90 * time.Second
+
+// keeperName is the keeper's argv[0]. It keeps pkill from taking it for a run.
+const keeperName = "embedded-postgres-keeper"
+
+// UseEmbedded joins the embedded server, and starts it if nobody has.
+func UseEmbedded() (*Embedded, error) {
+	programs, err := FindPrograms()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := stateDir(programs.Major)
+	if err != nil {
+		return nil, err
+	}
+	e := &Embedded{Major: programs.Major, Dir: dir}
+	if e.users, err = lockFile(dir, "users", unix.LOCK_SH); err != nil {
+		return nil, err
+	}
+	start, err := lockFile(dir, "start", unix.LOCK_EX)
+	if err != nil {
+		e.Close()
+		return nil, err
+	}
+	defer start.Close()
+	server, err := embeddedServer(programs, dir)
+	if err == nil && !server.listening() {
+		err = startKeeper(server, dir)
+	}
+	if err != nil {
+		e.Close()
+		return nil, err
+	}
+	e.DSN = server.DSN("postgres")
+	return e, nil
+}
+
+// Close ends the use, as the end of the process does.
+func (e *Embedded) Close() { _ = e.users.Close() }
+
+// lockFile locks a file in dir, waiting for it if how doesn't say otherwise.
+// The lock goes with the descriptor, which no child inherits.
+func lockFile(dir, name string, how int) (*os.File, error) {
+	file, err := os.OpenFile(filepath.Join(dir, name+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Flock(int(file.Fd()), how)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("lock %s: %w", file.Name(), err)
+	}
+	return file, nil
+}
+
+// stateDir is where the server of this user lives. Data directories of
+// different major versions are not compatible, so each has its own.
+func stateDir(major int) (string, error) {
+	base := ""
+	switch {
+	case os.Geteuid() == 0:
+		// root's home is closed to the account that the server runs as
+		base = "/var/lib/pglead"
+		if err := os.MkdirAll(base, 0o755); err != nil {
+			return "", err
+		}
+	case os.Getenv("XDG_STATE_HOME") != "":
+		base = filepath.Join(os.Getenv("XDG_STATE_HOME"), "pglead")
+	default:
+		home := os.Getenv("HOME")
+		if home == "" {
+			if me, err := user.Current(); err == nil {
+				home = me.HomeDir
+			}
+		}
+		base = filepath.Join(home, ".local", "state", "pglead")
+	}
+	dir := filepath.Join(base, "embedded-"+strconv.Itoa(major))
+	if err := MakeDir(dir); err != nil {
+		if os.Geteuid() == 0 {
+			return "", err
+		}
+		// No home, or not a writable one: service accounts often have none.
+		dir = filepath.Join(os.TempDir(), fmt.Sprintf("pglead-%d-embedded-%d", os.Getuid(), major))
+		return dir, makeOwnDir(dir)
+	}
+	return dir, nil
+}
+
+// makeOwnDir makes a directory in a place where everyone can, and trusts it
+// only if it is the user's own and closed to others.
+func makeOwnDir(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || !info.IsDir() || int(stat.Uid) != os.Geteuid() || info.Mode().Perm() != 0o700 {
+		return fmt.Errorf("%s exists and is not a directory of this user alone", dir)
+	}
+	return nil
+}
+
+// maxSocketDir leaves room for /.s.PGSQL.5432 in the 104 bytes that the
+// smallest of our systems allows a socket's path (macOS; Linux 108).
+const maxSocketDir = 88
+
+func embeddedServer(programs Programs, dir string) (*Server, error) {
+	server := &Server{Programs: programs, Data: filepath.Join(dir, "data"), Socket: dir}
+	if len(dir) > maxSocketDir {
+		server.Socket = filepath.Join("/tmp", fmt.Sprintf("pglead-%d-socket-%d", os.Getuid(), programs.Major))
+		if err := makeOwnDir(server.Socket); err != nil {
+			return nil, err
+		}
+	}
+	return server, nil
+}
+
+// startKeeper makes the server's data directory if there is none, starts the
+// keeper, and returns when the server is ready.
+func startKeeper(server *Server, dir string) error {
+	if _, err := os.Stat(filepath.Join(server.Data, "PG_VERSION")); err != nil {
+		// A first start that was killed midway may have left half of one.
+		if err := os.RemoveAll(server.Data); err != nil {
+			return err
+		}
+		making := server.Data + ".new"
+		if err := os.RemoveAll(making); err != nil {
+			return err
+		}
+		initial := *server
+		initial.Data = making
+		if err := initial.Init(); err != nil {
+			return err
+		}
+		if err := os.Rename(making, server.Data); err != nil {
+			return err
+		}
+	}
+	logPath := filepath.Join(dir, "log")
+	log, err := os.OpenFile(logPath, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	// The keeper says that the server is ready by closing its standard output.
+	ready, signalReady, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer ready.Close()
+	keeper := &exec.Cmd{
+		Path: self, Args: []string{keeperName, server.Programs.Dir, strconv.Itoa(server.Programs.Major), server.Data, server.Socket, dir},
+		Dir: "/", Env: []string{"PATH=" + os.Getenv("PATH"), "GOMAXPROCS=1"}, Stdout: signalReady, Stderr: log,
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	}
+	err = keeper.Start()
+	_ = signalReady.Close()
+	if err != nil {
+		return fmt.Errorf("start the embedded server: %w", err)
+	}
+	_ = keeper.Process.Release()
+	if n, _ := ready.Read(make([]byte, 1)); n != 1 {
+		return fmt.Errorf("the embedded server did not start: see %s", logPath)
+	}
+	return nil
+}
+
+// RunKeeper runs this process as the embedded server's keeper, if args are a
+// keeper's, and returns its exit status.
+func RunKeeper(args []string) (status int, isKeeper bool) {
+	if len(args) < 6 || args[0] != keeperName {
+		return 0, false
+	}
+	if len(args) == 6 {
+		// The keeper lives long and must not hold on to what it inherited,
+		// such as a lock's descriptor of the script that called pglead.
+		// A second exec closes it all.
+		closeOnExecFrom(3)
+		self, err := os.Executable()
+		if err == nil {
+			err = syscall.Exec(self, append(args, "clean"), os.Environ())
+		}
+		fmt.Fprintln(os.Stderr, err)
+		return 70, true
+	}
+	major, _ := strconv.Atoi(args[2])
+	server := &Server{Programs: Programs{Dir: args[1], Major: major}, Data: args[3], Socket: args[4]}
+	if err := keep(server, args[5], KeepIdle); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 70, true
+	}
+	return 0, true
+}
+
+func closeOnExecFrom(first int) {
+	entries, err := os.ReadDir("/dev/fd")
+	if err != nil {
+		return
+	}
+	for _, entry := range entries {
+		if fd, err := strconv.Atoi(entry.Name()); err == nil && fd >= first {
+			unix.CloseOnExec(fd)
+		}
+	}
+}
+
+// keep runs the server until it has had no user for the given time.
+func keep(server *Server, dir string, idle time.Duration) error {
+	// The server ends with the thread that starts it, should the keeper be
+	// killed: nobody would be left to count its users.
+	runtime.LockOSThread()
+	server.endWithParent = true
+	end := make(chan os.Signal, 1)
+	signal.Notify(end, unix.SIGTERM, unix.SIGINT)
+	if err := server.Start(os.Stderr); err != nil {
+		return err
+	}
+	_, _ = os.Stdout.Write([]byte("\n"))
+	_ = os.Stdout.Close()
+
+	lastUse := time.Now()
+	poll := time.NewTicker(min(idle/10, time.Second))
+	defer poll.Stop()
+	for {
+		select {
+		case <-server.Exited():
+			return errors.New("postgres ended")
+		case <-end:
+			return server.Stop(unix.SIGINT)
+		case <-poll.C:
+		}
+		users, err := lockFile(dir, "users", unix.LOCK_EX|unix.LOCK_NB)
+		if err != nil {
+			lastUse = time.Now()
+			continue
+		}
+		_ = users.Close()
+		if time.Since(lastUse) < idle {
+			continue
+		}
+		// The directory may have been removed in the meantime; then these are
+		// other files than a newcomer's, and its server is another, too.
+		start, err := lockFile(dir, "start", unix.LOCK_EX|unix.LOCK_NB)
+		if err != nil {
+			continue
+		}
+		if users, err = lockFile(dir, "users", unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			_ = start.Close()
+			continue
+		}
+		err = server.Stop(unix.SIGINT)
+		_ = users.Close()
+		_ = start.Close()
+		return err
+	}
+}
