@@ -227,19 +227,17 @@ func lossOf(cfg Config, s *session.Session, c *child.Child) error {
 		lost.What = fmt.Sprintf("the command (process %d) had just ended: %s", c.PID(), describeStatus(result.Status))
 	}
 	var cause *session.LostError
-	if errors.As(s.Err(), &cause) {
-		lost.Cause, lost.Heard = cause.Cause, cause.Heard
-		return lost
-	}
-	switch result.Ending {
-	case child.LeaseOver:
+	switch {
+	case result.Ending == child.LeaseOver:
 		lost.Cause = errors.New("the lease ran out, since this process was stopped or had no time to run")
-		return lost
-	case child.SocketClosed:
+	case errors.As(s.Err(), &cause):
+		lost.Cause, lost.Heard = cause.Cause, cause.Heard
+	case result.Ending == child.SocketClosed:
 		lost.Cause = errors.New("the server closed the connection")
-		return lost
+	default:
+		return nil
 	}
-	return nil
+	return lost
 }
 
 func describeStatus(status unix.WaitStatus) string {

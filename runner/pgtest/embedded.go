@@ -103,14 +103,11 @@ func lockFile(dir, name string, how int) (*os.File, error) {
 func stateDir(major int) (string, error) {
 	base := ""
 	switch {
+	case os.Getenv("XDG_STATE_HOME") != "":
+		base = filepath.Join(os.Getenv("XDG_STATE_HOME"), "pglead")
 	case os.Geteuid() == 0:
 		// root's home is closed to the account that the server runs as
 		base = "/var/lib/pglead"
-		if err := os.MkdirAll(base, 0o755); err != nil {
-			return "", err
-		}
-	case os.Getenv("XDG_STATE_HOME") != "":
-		base = filepath.Join(os.Getenv("XDG_STATE_HOME"), "pglead")
 	default:
 		home := os.Getenv("HOME")
 		if home == "" {
@@ -119,6 +116,11 @@ func stateDir(major int) (string, error) {
 			}
 		}
 		base = filepath.Join(home, ".local", "state", "pglead")
+	}
+	if os.Geteuid() == 0 {
+		if err := os.MkdirAll(base, 0o755); err != nil {
+			return "", err
+		}
 	}
 	dir := filepath.Join(base, "embedded-"+strconv.Itoa(major))
 	if err := MakeDir(dir); err != nil {

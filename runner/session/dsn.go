@@ -75,8 +75,11 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 			}
 		default:
 			if !slices.Contains(droppedParams, name) {
+				if !plainName.MatchString(name) {
+					name = "(not shown: it may be part of a password)"
+				}
 				return nil, bad("psql doesn't know it either; settings go into options=-cNAME=VALUE",
-					"unknown connection parameter %q", name)
+					"unknown connection parameter %s", name)
 			}
 		}
 	}
@@ -85,6 +88,8 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 	cfg.RuntimeParams["client_encoding"] = "UTF8"
 	return cfg, nil
 }
+
+var plainName = regexp.MustCompile(`^[a-z_]+$`)
 
 var uriScheme = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.:-]*://`)
 
@@ -241,7 +246,7 @@ func parseFailure(err error) string {
 		text = text[i+len("`: "):]
 	}
 	// A URI's own parser quotes what it can't read, be it a password.
-	if strings.Contains(text, "failed to parse as URL") {
+	if strings.Contains(text, "failed to parse as URL") || isURI(parse.ConnString) && strings.Contains(text, "port") {
 		return "the connection URI is malformed (in a password, characters such as / @ : # % are written %2F %40 %3A %23 %25)"
 	}
 	if strings.Contains(text, "failed to parse as keyword/value") {

@@ -1,0 +1,115 @@
+package pgtest
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Throwaway starts a server in a directory of its own, which remove deletes
+// together with the server. On request it also listens on the loopback
+// interface: see Settings and FreePort.
+func Throwaway(settings map[string]string, initdbArgs ...string) (s *Server, remove func(), err error) {
+	s, remove, err = Prepare(settings)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.Init(initdbArgs...); err != nil {
+		remove()
+		return nil, nil, err
+	}
+	if err := s.StartLogged(); err != nil {
+		remove()
+		return nil, nil, err
+	}
+	return s, remove, nil
+}
+
+// Prepare makes a throwaway server's directory and nothing in it.
+func Prepare(settings map[string]string) (s *Server, remove func(), err error) {
+	programs, err := FindPrograms()
+	if err != nil {
+		return nil, nil, err
+	}
+	dir, err := os.MkdirTemp("/tmp", "pgtest") // short, for the socket's sake
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := MakeDir(dir); err != nil {
+		return nil, nil, err
+	}
+	s = &Server{Programs: programs, Data: filepath.Join(dir, "data"), Socket: dir, Settings: settings}
+	return s, func() {
+		if s.cmd != nil {
+			_ = s.Signal(syscall.SIGCONT) // a test may have stopped it
+			_ = s.Stop(syscall.SIGQUIT)
+		}
+		_ = os.RemoveAll(dir)
+	}, nil
+}
+
+// LogPath is where StartLogged has the server write.
+func (s *Server) LogPath() string { return filepath.Join(s.Socket, "log") }
+
+// StartLogged starts the server, with its log beside its socket.
+func (s *Server) StartLogged() error {
+	log, err := os.OpenFile(s.LogPath(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	return s.Start(log)
+}
+
+// FreePort is a TCP port of the loopback interface that was free just now.
+func FreePort() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	return port, err
+}
+
+// Query runs SQL on a connection of its own and returns the text of all values.
+func (s *Server) Query(database, sql string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	conn, err := pgconn.Connect(ctx, s.DSN(database))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(ctx)
+	results, err := conn.Exec(ctx, sql).ReadAll()
+	var values []string
+	for _, result := range results {
+		for _, row := range result.Rows {
+			for _, value := range row {
+				values = append(values, string(value))
+			}
+		}
+	}
+	return values, err
+}
+
+// Standby makes and starts a standby of s. Settings are as for Prepare.
+func (s *Server) Standby(settings map[string]string) (standby *Server, remove func(), err error) {
+	standby, remove, err = Prepare(settings)
+	if err != nil {
+		return nil, nil, err
+	}
+	err = standby.Run("pg_basebackup", "-D", standby.Data, "-h", s.Socket, "-p", s.port(), "-U", Superuser, "-R", "-c", "fast")
+	if err == nil {
+		err = standby.StartLogged()
+	}
+	if err != nil {
+		remove()
+		return nil, nil, err
+	}
+	return standby, remove, nil
+}

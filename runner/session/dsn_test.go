@@ -1,0 +1,191 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// isolate takes the machine's own PostgreSQL settings out of the test's way.
+func isolate(t testing.TB) {
+	t.Helper()
+	for _, e := range os.Environ() {
+		if name, _, _ := strings.Cut(e, "="); strings.HasPrefix(name, "PG") {
+			t.Setenv(name, "")
+			os.Unsetenv(name)
+		}
+	}
+	t.Setenv("HOME", t.TempDir())
+}
+
+func TestParseDSNTarget(t *testing.T) {
+	isolate(t)
+	t.Setenv("PGUSER", "me")
+	for _, tt := range []struct{ dsn, want string }{
+		{"postgres://db.example/app", "db.example:5432/app"},
+		{"postgresql://u:p%40@db.example:5433/app?sslmode=disable", "db.example:5433/app"},
+		{"host=db.example port=5433 dbname=app", "db.example:5433/app"},
+		{"host=db.example", "db.example:5432/me"},
+		{"host=/run/pg dbname=app", "/run/pg:5432/app"},
+		{"host=a,b,c dbname=app", "a:5432,b:5432,c:5432/app"},
+		{"postgres://a:1,b:2/app?target_session_attrs=primary", "a:1,b:2/app"},
+		{"host=::1 dbname=app", "[::1]:5432/app"},
+		{"host=h hostaddr=127.0.0.9 dbname=app", "h:5432/app"},
+		{"hostaddr=127.0.0.9 dbname=app", "127.0.0.9:5432/app"},
+	} {
+		cfg, err := ParseDSN(tt.dsn, "--dsn")
+		if err != nil {
+			t.Errorf("ParseDSN(%q): %v", tt.dsn, err)
+		} else if got := Target(cfg); got != tt.want {
+			t.Errorf("ParseDSN(%q) is %s, want %s", tt.dsn, got, tt.want)
+		}
+	}
+}
+
+func TestParseDSNName(t *testing.T) {
+	isolate(t)
+	t.Setenv("PGHOST", "db.example")
+	for _, name := range []string{"app", "my app", "it's", `back\slash`, "embedded"} {
+		cfg, err := ParseDSN(name, "--dsn")
+		if err != nil {
+			t.Errorf("ParseDSN(%q): %v", name, err)
+		} else if cfg.Database != name || cfg.Host != "db.example" {
+			t.Errorf("ParseDSN(%q) is database %q on %q", name, cfg.Database, cfg.Host)
+		}
+	}
+}
+
+// TestParseDSNLeavesNothingForTheServer: pgconn hands what it doesn't know to
+// the server, which refuses the login or, for tcp_user_timeout, obeys.
+func TestParseDSNLeavesNothingForTheServer(t *testing.T) {
+	isolate(t)
+	dsn := "host=h keepalives=1 keepalives_idle=5 keepalives_interval=5 keepalives_count=5 tcp_user_timeout=1000 " +
+		"gssencmode=prefer load_balance_hosts=random application_name=x fallback_application_name=y client_encoding=auto " +
+		"sslcompression=0 ssl_min_protocol_version=TLSv1.3 sslsni=1 channel_binding=prefer require_auth=scram-sha-256 " +
+		"krbsrvname=postgres connect_timeout=3 options=-cgeqo=off"
+	cfg, err := ParseDSN(dsn, "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"options": "-cgeqo=off", "client_encoding": "UTF8"}
+	if len(cfg.RuntimeParams) != len(want) {
+		t.Errorf("start-up parameters %v, want %v", cfg.RuntimeParams, want)
+	}
+	for name, value := range want {
+		if cfg.RuntimeParams[name] != value {
+			t.Errorf("start-up parameter %s = %q, want %q", name, cfg.RuntimeParams[name], value)
+		}
+	}
+	if cfg.TLSConfig == nil || cfg.TLSConfig.MinVersion != 0x0304 {
+		t.Error("ssl_min_protocol_version=TLSv1.3 had no effect")
+	}
+}
+
+func TestParseDSNHostAddr(t *testing.T) {
+	isolate(t)
+	t.Setenv("PGHOSTADDR", "192.0.2.1,192.0.2.2")
+	cfg, err := ParseDSN("host=a,b", "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for host, want := range map[string]string{"a": "192.0.2.1", "b": "192.0.2.2"} {
+		addrs, err := cfg.LookupFunc(context.Background(), host)
+		if err != nil || len(addrs) != 1 || addrs[0] != want {
+			t.Errorf("%s resolves to %v, %v; want %s", host, addrs, err, want)
+		}
+	}
+}
+
+func TestParseDSNRefuses(t *testing.T) {
+	isolate(t)
+	for _, tt := range []struct{ dsn, want, hint string }{
+		{"mysql://u:secret@h/db", "mysql://… is not PostgreSQL's", ""},
+		{"jdbc:postgresql://h/db", "jdbc:postgresql://… is not PostgreSQL's", "postgresql://"},
+		{"postgres://h/db?sslmod=require", `unknown connection parameter sslmod`, "psql"},
+		{"host=h sslmod=require", `unknown connection parameter sslmod`, "psql"},
+		{"host=h search_path=x", `unknown connection parameter search_path`, "options=-c"},
+		{"postgres://u:sec/ret@h/db", "malformed", ""},
+		{"host=h password='secret", "neither a URI", ""},
+		{"host=h port=secret", "invalid port", ""},
+		{"host=h sslcrl=/x", "sslcrl is not supported", ""},
+		{"host=h requirepeer=postgres", "requirepeer is not supported", ""},
+		{"host=h gssencmode=require", "gssencmode=require is not supported", "sslmode"},
+		{"host=h replication=database", "replication is not supported", ""},
+		{"host=h sslmode=maybe", "sslmode", ""},
+		{"host=h service=nosuch", "service", ""},
+		{"host=a,b hostaddr=127.0.0.1", "2 hosts, but 1 hostaddr", ""},
+	} {
+		_, err := ParseDSN(tt.dsn, "--dsn")
+		var e *Error
+		if !errors.As(err, &e) || e.Kind != BadDSN {
+			t.Errorf("ParseDSN(%q): %v, want a BadDSN", tt.dsn, err)
+			continue
+		}
+		if !strings.Contains(err.Error(), tt.want) || !strings.Contains(e.Hint, tt.hint) {
+			t.Errorf("ParseDSN(%q): %q, hint %q; want %q, %q", tt.dsn, err, e.Hint, tt.want, tt.hint)
+		}
+		if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "sec/ret") {
+			t.Errorf("ParseDSN(%q) gives the password away: %q", tt.dsn, err)
+		}
+	}
+}
+
+func TestServiceAndPasswordFile(t *testing.T) {
+	isolate(t)
+	home := os.Getenv("HOME")
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(home, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(".pg_service.conf", "[own]\nhost=own.example\nuser=u\ndbname=app\ntcp_user_timeout=5\n")
+	write(".pgpass", "own.example:5432:app:u:pa\\:ss\n")
+	t.Setenv("PGSERVICE", "own")
+	cfg, err := ParseDSN("", "the PG* variables")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if Target(cfg) != "own.example:5432/app" || cfg.Password != "pa:ss" || len(cfg.RuntimeParams) != 1 {
+		t.Errorf("service own is %s, password %q, parameters %v", Target(cfg), cfg.Password, cfg.RuntimeParams)
+	}
+
+	sys := t.TempDir()
+	t.Setenv("PGSYSCONFDIR", sys)
+	if err := os.WriteFile(filepath.Join(sys, "pg_service.conf"), []byte("[everyones]\nhost=sys.example\ndbname=x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err = ParseDSN("service=everyones", "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cfg.Host != "sys.example" {
+		t.Errorf("service everyones of PGSYSCONFDIR is on %q", cfg.Host)
+	}
+}
+
+// FuzzParseDSN looks for a connection string whose password shows in the error.
+func FuzzParseDSN(f *testing.F) {
+	f.Add("u", "h:1/db")
+	f.Add("u", "h:x")
+	f.Add("", "[h")
+	f.Add("a/b", "h?x")
+	f.Add("u?y", "h/db?sslmode=no")
+	f.Add("u#", "h port=x 'y")
+	isolate(f)
+	const secret = "hunter2"
+	f.Fuzz(func(t *testing.T, before, after string) {
+		for _, dsn := range []string{
+			"postgres://" + before + ":" + secret + "@" + after,
+			"user=" + before + " password=" + secret + " " + after,
+			"user=" + before + " password='" + secret + after,
+		} {
+			if _, err := ParseDSN(dsn, "--dsn"); err != nil && strings.Contains(err.Error(), secret) {
+				t.Errorf("ParseDSN(%q): %v", dsn, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,471 @@
+package session_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// start starts a throwaway server for a test.
+func start(t *testing.T, settings map[string]string, initdbArgs ...string) *pgtest.Server {
+	t.Helper()
+	server, remove, err := pgtest.Throwaway(settings, initdbArgs...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	return server
+}
+
+// config is a session's configuration with a lease that is short for a person
+// and long for a slow machine.
+func config(t *testing.T, dsn string) session.Config {
+	t.Helper()
+	database, err := session.ParseDSN(dsn, "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return session.Config{Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test"}
+}
+
+func open(t *testing.T, dsn string) *session.Session {
+	t.Helper()
+	s, err := session.Open(t.Context(), config(t, dsn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+func try(t *testing.T, s *session.Session, id lockkey.ID) bool {
+	t.Helper()
+	granted, err := s.TryLock(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return granted
+}
+
+func confirm(t *testing.T, s *session.Session, id lockkey.ID) session.Grant {
+	t.Helper()
+	grant, err := s.Confirm(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return grant
+}
+
+func query(t *testing.T, server *pgtest.Server, sql string) []string {
+	t.Helper()
+	values, err := server.Query("postgres", sql)
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return values
+}
+
+// eventually waits until the condition holds; a test that waits in vain fails.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for began := time.Now(); !condition(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(began) > 30*time.Second {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func kindOf(err error) session.Kind {
+	var e *session.Error
+	if errors.As(err, &e) {
+		return e.Kind
+	}
+	return 0
+}
+
+func TestLockExcludesAndTokensGrow(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	a, b := open(t, dsn), open(t, dsn)
+	const id = -8996774569131282592 // negative: both halves have their top bit set or not
+	if !try(t, a, id) || try(t, b, id) {
+		t.Fatal("want the lock for a and not for b")
+	}
+	first := confirm(t, a, id)
+	if first.Token>>48 != 1 || first.SystemID != query(t, server, "SELECT system_identifier FROM pg_control_system()")[0] {
+		t.Errorf("grant %+v is not of timeline 1 of this cluster", first)
+	}
+	if err := a.Unlock(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if !try(t, b, id) {
+		t.Fatal("want the lock for b")
+	}
+	if second := confirm(t, b, id); second.Token <= first.Token {
+		t.Errorf("token %d after %d", second.Token, first.Token)
+	}
+	if err := a.Unlock(t.Context(), id); err == nil {
+		t.Error("a released a lock that it did not hold")
+	}
+}
+
+// TestTokenSurvivesCrash: a role whose commits don't wait for the disk would
+// be given the same transaction number again after a crash.
+func TestTokenSurvivesCrash(t *testing.T) {
+	server := start(t, map[string]string{"wal_writer_delay": "10s"})
+	query(t, server, "CREATE ROLE hasty LOGIN; ALTER ROLE hasty SET synchronous_commit = off")
+	dsn := strings.Replace(server.DSN("postgres"), pgtest.Superuser, "hasty", 1)
+	last := int64(0)
+	for range 3 {
+		s := open(t, dsn)
+		if !try(t, s, 1) {
+			t.Fatal("the lock is taken")
+		}
+		grant := confirm(t, s, 1)
+		if err := server.Stop(syscall.SIGQUIT); err != nil {
+			t.Fatal(err)
+		}
+		if grant.Token <= last {
+			t.Errorf("token %d after %d", grant.Token, last)
+		}
+		last = grant.Token
+		if err := server.StartLogged(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestRoleDefaults: what an administrator set for the role must not end a
+// session that holds a lock.
+func TestRoleDefaults(t *testing.T) {
+	server := start(t, nil)
+	query(t, server, `CREATE ROLE hasty LOGIN;
+		ALTER ROLE hasty SET idle_session_timeout = '100ms';
+		ALTER ROLE hasty SET idle_in_transaction_session_timeout = '100ms';
+		ALTER ROLE hasty SET statement_timeout = '2s';
+		ALTER ROLE hasty SET lock_timeout = '1s';
+		ALTER ROLE hasty SET default_transaction_read_only = on;
+		ALTER ROLE hasty SET search_path = ''`)
+	s := open(t, strings.Replace(server.DSN("postgres"), pgtest.Superuser, "hasty", 1))
+	holder := open(t, server.DSN("postgres"))
+	if !try(t, holder, 1) {
+		t.Fatal("the lock is taken")
+	}
+	s.Keep()
+	granted, err := s.WaitLock(t.Context(), 1, 3*time.Second)
+	if err != nil || granted {
+		t.Fatalf("WaitLock: %v, %v; want to wait in vain for longer than the role's time-outs", granted, err)
+	}
+	if !try(t, s, 2) {
+		t.Fatal("the lock is taken")
+	}
+	confirm(t, s, 2)
+}
+
+func TestWaitLock(t *testing.T) {
+	server := start(t, map[string]string{"log_min_messages": "warning"})
+	dsn := server.DSN("postgres")
+	holder, waiter := open(t, dsn), open(t, dsn)
+	if !try(t, holder, 7) {
+		t.Fatal("the lock is taken")
+	}
+	if granted, err := waiter.WaitLock(t.Context(), 7, 50*time.Millisecond); granted || err != nil {
+		t.Fatalf("WaitLock on a held lock: %v, %v", granted, err)
+	}
+	result := make(chan error, 1)
+	go func() {
+		granted, err := waiter.WaitLock(context.Background(), 7, time.Minute)
+		if err == nil && !granted {
+			err = errors.New("not granted")
+		}
+		result <- err
+	}()
+	eventually(t, "the waiter stands in line", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == "1"
+	})
+	if err := holder.Unlock(t.Context(), 7); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-result; err != nil {
+		t.Fatal(err)
+	}
+	if held := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")[0]; held != "1" {
+		t.Errorf("%s advisory locks after the hand-over, want 1", held)
+	}
+	log, err := os.ReadFile(server.LogPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(log), "ERROR") {
+		t.Errorf("waiting left errors in the server's log:\n%s", log)
+	}
+}
+
+func TestWaitLockWithoutPlpgsql(t *testing.T) {
+	server := start(t, nil)
+	query(t, server, "CREATE ROLE plain LOGIN; REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC")
+	s := open(t, strings.Replace(server.DSN("postgres"), pgtest.Superuser, "plain", 1))
+	_, err := s.WaitLock(t.Context(), 7, time.Second)
+	if err == nil || session.CanQueue(err) {
+		t.Errorf("WaitLock without plpgsql: %v, CanQueue %v", err, session.CanQueue(err))
+	}
+	if !try(t, s, 7) {
+		t.Error("the session is of no use after that")
+	}
+}
+
+// TestCloseWhileWaiting: a backend that goes on waiting would be granted a
+// lock that nobody wants.
+func TestCloseWhileWaiting(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	holder, waiter := open(t, dsn), open(t, dsn)
+	if !try(t, holder, 7) {
+		t.Fatal("the lock is taken")
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("stop")
+	waiting := func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == "1"
+	}
+	go func() {
+		for !waiting() {
+			time.Sleep(time.Millisecond)
+		}
+		cancel(stop)
+	}()
+	if _, err := waiter.WaitLock(ctx, 7, time.Minute); !errors.Is(err, stop) {
+		t.Fatalf("WaitLock: %v, want the context's cause", err)
+	}
+	waiter.Close()
+	eventually(t, "the waiting backend ends", func() bool { return !waiting() })
+}
+
+func TestTerminated(t *testing.T) {
+	server := start(t, nil)
+	s := open(t, server.DSN("postgres"))
+	s.Keep()
+	query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.BackendPID()))
+	await(t, s)
+	if err := s.Err(); !strings.Contains(err.Error(), "administrator command (57P01)") {
+		t.Errorf("lost: %v", err)
+	}
+	if _, err := s.TryLock(t.Context(), 1); !errors.As(err, new(*session.LostError)) {
+		t.Errorf("TryLock on a lost session: %v", err)
+	}
+}
+
+// await waits for the loss for as long as the contract allows it to go
+// unnoticed, and a good deal more, since machines are slow.
+func await(t *testing.T, s *session.Session) {
+	t.Helper()
+	select {
+	case <-s.Lost():
+	case <-time.After(30 * time.Second):
+		t.Fatal("the loss went unnoticed")
+	}
+}
+
+func TestServerKilled(t *testing.T) {
+	server := start(t, nil)
+	s := open(t, server.DSN("postgres"))
+	s.Keep()
+	if err := server.Stop(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	await(t, s)
+	if err := s.Err(); !strings.Contains(err.Error(), "server closed the connection") && !strings.Contains(err.Error(), "terminating connection") {
+		t.Errorf("lost: %v", err)
+	}
+}
+
+// TestSilentServer: a stopped backend answers no heartbeat, and the session
+// gives itself up before the server would.
+func TestSilentServer(t *testing.T) {
+	server := start(t, nil)
+	s := open(t, server.DSN("postgres"))
+	s.Keep()
+	eventually(t, "a heartbeat is answered", func() bool {
+		select {
+		case <-s.Renewed():
+			return true
+		default:
+			return false
+		}
+	})
+	began := time.Now()
+	backend, err := os.FindProcess(int(s.BackendPID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := backend.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = backend.Signal(syscall.SIGCONT) })
+	await(t, s)
+	if err := s.Err(); !errors.Is(err, session.ErrSilent) {
+		t.Errorf("lost: %v, want ErrSilent", err)
+	}
+	if least := session.HolderShare(6*time.Second) - 6*time.Second/5; time.Since(began) < least/2 {
+		t.Errorf("lost after %v: one late heartbeat is no silence", time.Since(began))
+	}
+}
+
+// TestLeaseAtTheServer: a session that says nothing for a lease loses its
+// lock by the server's own clock.
+func TestLeaseAtTheServer(t *testing.T) {
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"))
+	cfg.Lease = 3 * time.Second
+	s, err := session.Open(t.Context(), cfg) // and no Keep
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	if !try(t, s, 7) {
+		t.Fatal("the lock is taken")
+	}
+	await(t, s)
+	if err := s.Err(); !strings.Contains(err.Error(), "idle-session timeout (57P05)") {
+		t.Errorf("lost: %v", err)
+	}
+	if other := open(t, server.DSN("postgres")); !try(t, other, 7) {
+		t.Error("the lock is still taken")
+	}
+}
+
+func TestStandbyIsRefusedAndPrimaryIsFound(t *testing.T) {
+	primary := start(t, map[string]string{"wal_level": "replica"})
+	standby, remove, err := primary.Standby(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+
+	_, err = session.Open(t.Context(), config(t, standby.DSN("postgres")))
+	if kindOf(err) != session.Standby || !session.Passing(err) {
+		t.Errorf("Open on a standby: %v", err)
+	}
+	both := fmt.Sprintf("host=%s,%s user=%s dbname=postgres", standby.Socket, primary.Socket, pgtest.Superuser)
+	s := open(t, both)
+	if pid := query(t, primary, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", s.BackendPID()))[0]; pid != "1" {
+		t.Error("of standby and primary, the session is not on the primary")
+	}
+}
+
+// TestLyingServer: servers exist that answer true and lock nothing. This one
+// is PostgreSQL with its function replaced by such a one.
+func TestLyingServer(t *testing.T) {
+	server := start(t, nil)
+	query(t, server, `CREATE OR REPLACE FUNCTION pg_catalog.pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'`)
+	s := open(t, server.DSN("postgres"))
+	if !try(t, s, 7) {
+		t.Fatal("the server is honest")
+	}
+	_, err := s.Confirm(t.Context(), 7)
+	if kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "pg_locks") {
+		t.Errorf("Confirm: %v, want a refusal", err)
+	}
+}
+
+func TestPooler(t *testing.T) {
+	program, err := exec.LookPath("pgbouncer")
+	if err != nil {
+		program = "/usr/sbin/pgbouncer"
+	}
+	if _, err := os.Stat(program); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal("CI has to install pgbouncer")
+		}
+		t.Skip("NOT TESTED: poolers, since there is no pgbouncer")
+	}
+	server := start(t, nil)
+	for _, mode := range []string{"session", "transaction", "statement"} {
+		t.Run(mode, func(t *testing.T) {
+			port := startPooler(t, program, server, mode)
+			dsn := fmt.Sprintf("host=%s port=%s user=%s dbname=postgres", server.Socket, port, pgtest.Superuser)
+			_, err := session.Open(t.Context(), config(t, dsn))
+			if kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "pooler") {
+				t.Fatalf("Open: %v, want a refusal", err)
+			}
+			// The pooler's one connection to the server must be as it was.
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			for setting, want := range map[string]string{"idle_session_timeout": "0", "application_name": "", "client_connection_check_interval": "0"} {
+				out, err := exec.CommandContext(ctx, filepath.Join(server.Programs.Dir, "psql"), "-XAtq", dsn, "-c", "SHOW "+setting).CombinedOutput()
+				got := strings.TrimSpace(string(out))
+				if setting == "application_name" && got == "psql" {
+					got = ""
+				}
+				if err != nil || got != want {
+					t.Errorf("%s is %q after a refused session, want %q (%v)", setting, got, want, err)
+				}
+			}
+		})
+	}
+}
+
+func startPooler(t *testing.T, program string, server *pgtest.Server, mode string) (port string) {
+	t.Helper()
+	port, err := pgtest.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp(server.Socket, "pooler")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pgtest.MakeDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	ini := filepath.Join(dir, "pgbouncer.ini")
+	text := fmt.Sprintf(`[databases]
+* = host=%[1]s port=5432
+[pgbouncer]
+listen_addr =
+unix_socket_dir = %[1]s
+listen_port = %[2]s
+auth_type = any
+pool_mode = %[3]s
+default_pool_size = 1
+logfile = %[4]s/log
+pidfile = %[4]s/pid
+`, server.Socket, port, mode, dir)
+	text = strings.Replace(text, "* = host", "postgres = user="+pgtest.Superuser+" host", 1)
+	if err := os.WriteFile(ini, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	account, err := pgtest.Account()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(program, ini)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: account}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	eventually(t, "pgbouncer listens", func() bool {
+		conn, err := net.Dial("unix", filepath.Join(server.Socket, ".s.PGSQL."+port))
+		if err == nil {
+			_ = conn.Close()
+		}
+		return err == nil
+	})
+	return port
+}
