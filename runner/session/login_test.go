@@ -1,0 +1,188 @@
+package session_test
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// authority is a certificate authority for one test.
+type authority struct {
+	t    *testing.T
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	dir  string
+}
+
+func newAuthority(t *testing.T, dir string) *authority {
+	a := &authority{t: t, dir: dir}
+	a.cert, a.key = a.issue("ca", &x509.Certificate{IsCA: true, KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true})
+	return a
+}
+
+// issue writes NAME.crt and NAME.key.
+func (a *authority) issue(name string, template *x509.Certificate) (*x509.Certificate, *ecdsa.PrivateKey) {
+	a.t.Helper()
+	check := func(err error) {
+		if err != nil {
+			a.t.Helper()
+			a.t.Fatal(err)
+		}
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	check(err)
+	template.SerialNumber = big.NewInt(time.Now().UnixNano())
+	template.Subject = pkix.Name{CommonName: name}
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	parent, signer := a.cert, a.key
+	if parent == nil {
+		parent, signer = template, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
+	check(err)
+	keyDER, err := x509.MarshalECPrivateKey(key)
+	check(err)
+	write := func(file, kind string, der []byte) {
+		path := filepath.Join(a.dir, file)
+		check(os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+		if account, err := pgtest.Account(); err == nil && account != nil {
+			check(os.Chown(path, int(account.Uid), int(account.Gid)))
+		}
+	}
+	write(name+".crt", "CERTIFICATE", der)
+	write(name+".key", "EC PRIVATE KEY", keyDER)
+	cert, err := x509.ParseCertificate(der)
+	check(err)
+	return cert, key
+}
+
+func TestLogin(t *testing.T) {
+	dir, err := os.MkdirTemp("/tmp", "pgtls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := pgtest.MakeDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	ca := newAuthority(t, dir)
+	ca.issue("server", &x509.Certificate{DNSNames: []string{"db.example"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	ca.issue("carol", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	other := newAuthority(t, t.TempDir())
+
+	port, err := pgtest.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	hba := filepath.Join(dir, "hba")
+	if err := os.WriteFile(hba, []byte(`local   all all    trust
+hostssl all carol all cert
+hostssl all alice all scram-sha-256
+`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	server := start(t, map[string]string{
+		"listen_addresses": "127.0.0.1", "port": port, "hba_file": hba, "ssl": "on", "ssl_ca_file": dir + "/ca.crt",
+		"ssl_cert_file": dir + "/server.crt", "ssl_key_file": dir + "/server.key", "password_encryption": "scram-sha-256",
+	})
+	query(t, server, "CREATE ROLE alice LOGIN PASSWORD 'hunter2'; CREATE ROLE carol LOGIN")
+	query(t, server, "CREATE DATABASE closed")
+	query(t, server, "REVOKE CONNECT ON DATABASE closed FROM PUBLIC")
+
+	plainPort, err := pgtest.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": plainPort})
+
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts and never says a word
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	_, mutePort, _ := net.SplitHostPort(mute.Addr().String())
+	closedPort, err := pgtest.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	t.Setenv("HOME", t.TempDir())
+	base := "host=db.example hostaddr=127.0.0.1 dbname=postgres sslrootcert=" + dir + "/ca.crt sslmode=verify-full port=" + port
+	for _, tt := range []struct {
+		name, dsn string
+		kind      session.Kind // 0: it works
+		want      string
+	}{
+		{"scram, verify-full", base + " user=alice password=hunter2 channel_binding=require require_auth=scram-sha-256", 0, ""},
+		{"client certificate", base + " user=carol sslcert=" + dir + "/carol.crt sslkey=" + dir + "/carol.key", 0, ""},
+		{"no client certificate", base + " user=carol", session.Denied, "requires a valid client certificate"},
+		{"wrong password", base + " user=alice password=hunter3", session.Denied, "password authentication failed"},
+		{"no password", base + " user=alice", session.Denied, "password authentication failed"},
+		{"no such role", base + " user=mallory password=hunter2", session.Denied, "no pg_hba.conf entry"},
+		{"no such database", base + " user=alice password=hunter2 dbname=nosuch", session.Denied, `"nosuch" does not exist`},
+		{"closed database", base + " user=alice password=hunter2 dbname=closed", session.Denied, "permission denied"},
+		{"another name", strings.Replace(base, "db.example", "other.example", 1) + " user=alice password=hunter2", session.Unreachable, "certificate is not accepted"},
+		{"another authority", base + " user=alice password=hunter2 sslrootcert=" + other.dir + "/ca.crt", session.Unreachable, "certificate is not accepted"},
+		{"unwelcome method", base + " user=alice password=hunter2 require_auth=md5", session.Denied, "require"},
+		{"no TLS", "host=127.0.0.1 user=pglead dbname=postgres sslmode=require port=" + plainPort, session.Unreachable, "does not offer TLS"},
+		{"closed port", "host=127.0.0.1 user=u dbname=d port=" + closedPort, session.Unreachable, "connection refused"},
+		{"no socket", "host=" + dir + " user=u dbname=d", session.Unreachable, "no server socket"},
+		{"mute", "host=127.0.0.1 user=u dbname=d sslmode=disable port=" + mutePort, session.Unreachable, "no answer within 1s"},
+		{"no such host", "host=nosuch.invalid user=u dbname=d", session.Unreachable, "nosuch.invalid"},
+		{"one of two", fmt.Sprintf("host=127.0.0.1,db.example hostaddr=127.0.0.1,127.0.0.1 port=%s,%s user=alice password=hunter2 dbname=postgres sslmode=require", closedPort, port), 0, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := config(t, tt.dsn)
+			cfg.ConnectTimeout = time.Second
+			if tt.name != "mute" {
+				cfg.ConnectTimeout = 30 * time.Second
+			}
+			s, err := session.Open(t.Context(), cfg)
+			if err == nil {
+				defer s.Close()
+				if !try(t, s, 7) {
+					t.Error("the lock is taken")
+				}
+				confirm(t, s, 7)
+				if err := s.Unlock(t.Context(), 7); err != nil {
+					t.Error(err)
+				}
+			}
+			if kindOf(err) != tt.kind || err != nil && !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("Open: kind %d, %v; want kind %d, %q", kindOf(err), err, tt.kind, tt.want)
+			}
+			if err != nil && (strings.Contains(err.Error(), "hunter") || strings.Contains(err.Error(), "\n")) {
+				t.Errorf("the error tells the password, or is more than a line: %q", err)
+			}
+			if err != nil {
+				t.Log(err)
+			}
+		})
+	}
+}
+
+func TestTooManyClients(t *testing.T) {
+	server := start(t, map[string]string{"max_connections": "4", "superuser_reserved_connections": "0", "max_wal_senders": "0"})
+	dsn := server.DSN("postgres")
+	for range 4 {
+		open(t, dsn)
+	}
+	_, err := session.Open(t.Context(), config(t, dsn))
+	if kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "too many clients") || !session.Passing(err) {
+		t.Errorf("Open: %v", err)
+	}
+}
