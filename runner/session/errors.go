@@ -66,7 +66,7 @@ func connectError(ctx context.Context, target string, cfg *pgconn.Config, err er
 	var causes []string
 	for _, a := range attempts {
 		text, kind, hint := describeAttempt(ctx, a.cause, cfg)
-		if len(cfg.Fallbacks) > 0 && a.host != "" {
+		if len(configHosts(cfg)) > 1 && a.host != "" {
 			text = a.host + ": " + text
 		}
 		if !slices.Contains(causes, text) {

@@ -1,0 +1,444 @@
+package child_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/child"
+)
+
+// TestMain lets the test binary be the guard, and the misbehaving commands.
+func TestMain(m *testing.M) {
+	if status, ok := child.RunGuard(os.Args); ok {
+		os.Exit(status)
+	}
+	if role := os.Getenv("CHILD_TEST_ROLE"); role != "" {
+		os.Exit(play(role, os.Args[1:]))
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// play is what the commands under test do.
+func play(role string, args []string) int {
+	switch role {
+	case "exit":
+		status, _ := strconv.Atoi(args[0])
+		return status
+	case "die":
+		sig, _ := strconv.Atoi(args[0])
+		child.DieOf(unix.Signal(sig))
+	case "environ":
+		_ = os.WriteFile(args[0], []byte(strings.Join(os.Environ(), "\n")), 0o600)
+	case "sleep":
+		record(args[0])
+		time.Sleep(time.Hour)
+	case "deaf": // to all that can be ignored
+		signal.Ignore(unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
+		record(args[0])
+		time.Sleep(time.Hour)
+	case "catch": // one signal, and say which
+		caught := make(chan os.Signal, 1)
+		signal.Notify(caught, unix.SIGTERM, unix.SIGUSR1)
+		record(args[0])
+		sig := (<-caught).(unix.Signal)
+		return int(sig)
+	case "tree": // breadth children of which each has a daemon
+		breadth, _ := strconv.Atoi(args[1])
+		for range breadth {
+			spawn("fork", args[0], "setsid")
+		}
+		spawn("deaf", args[0])
+		record(args[0])
+		time.Sleep(time.Hour)
+	case "fork": // a daemon: in a session of its own, its parent gone
+		spawnIn(&syscall.SysProcAttr{Setsid: true}, "deaf", args[0])
+	case "leave": // something behind
+		spawn(args[1], args[0])
+		awaitRecords(args[0], 1)
+		return 3
+	}
+	return 0
+}
+
+func spawn(role string, args ...string) { spawnIn(nil, role, args...) }
+
+func spawnIn(attr *syscall.SysProcAttr, role string, args ...string) {
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
+	cmd.SysProcAttr = attr
+	if err := cmd.Start(); err != nil {
+		panic(err)
+	}
+}
+
+// record leaves this process's number in a directory.
+func record(dir string) {
+	if err := os.WriteFile(filepath.Join(dir, strconv.Itoa(os.Getpid())), nil, 0o600); err != nil {
+		panic(err)
+	}
+}
+
+func records(dir string) []int {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		panic(err)
+	}
+	var pids []int
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			panic(err)
+		}
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+const patience = 30 * time.Second
+
+func awaitRecords(dir string, n int) []int {
+	for began := time.Now(); time.Since(began) < patience; time.Sleep(time.Millisecond) {
+		if pids := records(dir); len(pids) >= n {
+			return pids
+		}
+	}
+	panic(fmt.Sprintf("%d of %d processes started", len(records(dir)), n))
+}
+
+func far() time.Duration { return boottime.Now() + time.Hour }
+
+func startRole(t *testing.T, cfg child.Config, role string, args ...string) *child.Child {
+	t.Helper()
+	cfg.Path = "/proc/self/exe"
+	cfg.Args = append([]string{"command"}, args...)
+	cfg.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
+	if cfg.Deadline == 0 {
+		cfg.Deadline = far()
+	}
+	c, err := child.Start(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Kill()
+		<-c.Done()
+	})
+	return c
+}
+
+func await(t *testing.T, c *child.Child) child.Result {
+	t.Helper()
+	select {
+	case <-c.Done():
+	case <-time.After(patience):
+		t.Fatal("the child never ends")
+	}
+	return c.Result()
+}
+
+func awaitEvent(t *testing.T, c *child.Child) child.Event {
+	t.Helper()
+	select {
+	case e := <-c.Events():
+		return e
+	case <-time.After(patience):
+		t.Fatal("no event")
+		panic("unreachable")
+	}
+}
+
+// assertDead fails for a process that lives at this moment: no waiting here,
+// since Done has promised it.
+func assertDead(t *testing.T, pids []int) {
+	t.Helper()
+	for _, pid := range pids {
+		if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
+			t.Errorf("process %d is not dead and reaped: %v", pid, err)
+		}
+	}
+}
+
+func TestExitStatus(t *testing.T) {
+	for _, want := range []int{0, 1, 42, 255} {
+		r := await(t, startRole(t, child.Config{}, "exit", strconv.Itoa(want)))
+		if r.Status.ExitStatus() != want || r.Ending != child.Exited {
+			t.Errorf("exit %d: %+v", want, r)
+		}
+	}
+}
+
+func TestDeathBySignal(t *testing.T) {
+	for _, want := range []unix.Signal{unix.SIGKILL, unix.SIGTERM, unix.SIGSEGV, unix.SIGPIPE, unix.SIGQUIT, unix.SIGUSR1, unix.SIGHUP, unix.SIGINT} {
+		r := await(t, startRole(t, child.Config{}, "die", strconv.Itoa(int(want))))
+		if !r.Status.Signaled() || r.Status.Signal() != want || r.Status.CoreDump() {
+			t.Errorf("death by %v: %+v", want, r)
+		}
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	t.Setenv("GOMAXPROCS", "7")
+	file := filepath.Join(t.TempDir(), "env")
+	await(t, startRole(t, child.Config{}, "environ", file))
+	env, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(env), "GOMAXPROCS=7") {
+		t.Error("the command's GOMAXPROCS is not the user's")
+	}
+}
+
+func TestSignals(t *testing.T) {
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGUSR1} {
+		dir := t.TempDir()
+		c := startRole(t, child.Config{}, "catch", dir)
+		awaitRecords(dir, 1)
+		c.Signal(sig)
+		if r := await(t, c); r.Status.ExitStatus() != int(sig) {
+			t.Errorf("signal %v: %+v", sig, r)
+		}
+	}
+}
+
+// treeSize counts a tree's processes that leave a record: the root, its deaf
+// child, and the daemons.
+func treeSize(breadth int) int { return breadth + 2 }
+
+func startTree(t *testing.T, cfg child.Config, breadth int) (*child.Child, []int) {
+	t.Helper()
+	dir := t.TempDir()
+	c := startRole(t, cfg, "tree", dir, strconv.Itoa(breadth))
+	return c, awaitRecords(dir, treeSize(breadth))
+}
+
+func TestKillReachesTheWholeTree(t *testing.T) {
+	c, pids := startTree(t, child.Config{}, 20)
+	c.Kill()
+	r := await(t, c)
+	assertDead(t, pids)
+	if r.Ending != child.Killed || r.Killed < len(pids) {
+		t.Errorf("%+v, want at least %d killed", r, len(pids))
+	}
+}
+
+func TestDeadline(t *testing.T) {
+	c, pids := startTree(t, child.Config{Deadline: boottime.Now() + 3*time.Second}, 3)
+	c.Renew(boottime.Now() + 4*time.Second)
+	renewed := boottime.Now() + 3*time.Second
+	r := await(t, c)
+	if boottime.Now() < renewed {
+		t.Error("killed before the renewed deadline")
+	}
+	assertDead(t, pids)
+	if r.Ending != child.LeaseOver {
+		t.Errorf("%+v, want LeaseOver", r)
+	}
+}
+
+// TestSocket: the guard's duplicate keeps the connection open, it sees the
+// peer's end by itself, and it ends the connection when it has killed for it.
+func TestSocket(t *testing.T) {
+	here, there := socketPair(t)
+	c, pids := startTree(t, child.Config{Socket: here}, 3)
+	if err := here.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := there.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := there.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("read after this process closed its end: %v; the guard should hold it open", err)
+	}
+	if err := there.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	r := await(t, c)
+	assertDead(t, pids)
+	if r.Ending != child.SocketClosed {
+		t.Errorf("%+v, want SocketClosed", r)
+	}
+	if err := there.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := there.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("read after the tree's death: %v, want the end of the stream", err)
+	}
+}
+
+func socketPair(t *testing.T) (here, there net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	here, err = net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, err = l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = here.Close(), there.Close() })
+	return here, there
+}
+
+func TestLostGrace(t *testing.T) {
+	dir := t.TempDir()
+	c := startRole(t, child.Config{LostGrace: time.Minute}, "catch", dir)
+	awaitRecords(dir, 1)
+	c.Lose()
+	if r := await(t, c); r.Status.ExitStatus() != int(unix.SIGTERM) {
+		t.Errorf("%+v, want the status after SIGTERM", r)
+	}
+
+	c, pids := startTree(t, child.Config{LostGrace: 100 * time.Millisecond}, 3)
+	c.Lose()
+	await(t, c)
+	assertDead(t, pids)
+}
+
+// TestGuardKilled: this process inherits the tree and finishes the job, and
+// leaves alone what it had started before.
+func TestGuardKilled(t *testing.T) {
+	bystander := exec.Command("sleep", "3600")
+	if err := bystander.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = bystander.Process.Kill()
+		_ = bystander.Wait()
+	}()
+	c, pids := startTree(t, child.Config{}, 5)
+	if err := unix.Kill(child.GuardPID(c), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	r := await(t, c)
+	assertDead(t, pids)
+	if !r.GuardDied {
+		t.Errorf("%+v, want GuardDied", r)
+	}
+	if err := unix.Kill(bystander.Process.Pid, 0); err != nil {
+		t.Errorf("the bystander: %v", err)
+	}
+}
+
+func TestLeftovers(t *testing.T) {
+	dir := t.TempDir()
+	c := startRole(t, child.Config{}, "leave", dir, "sleep")
+	event := awaitEvent(t, c)
+	pids := records(dir)
+	if want := fmt.Sprintf("(%d)", pids[0]); !strings.Contains(event.Leftovers, want) {
+		t.Errorf("leftovers %q, want %s among them", event.Leftovers, want)
+	}
+	r := await(t, c)
+	assertDead(t, pids)
+	if r.Status.ExitStatus() != 3 || r.Ending != child.Exited {
+		t.Errorf("%+v, want the command's own status", r)
+	}
+}
+
+func TestDeafLeftoversAreKilled(t *testing.T) {
+	dir := t.TempDir()
+	c := startRole(t, child.Config{}, "leave", dir, "deaf")
+	r := await(t, c)
+	assertDead(t, records(dir))
+	if r.Status.ExitStatus() != 3 || r.Killed != 1 {
+		t.Errorf("%+v, want status 3 and 1 killed", r)
+	}
+}
+
+func TestWaitForLeftovers(t *testing.T) {
+	dir := t.TempDir()
+	c := startRole(t, child.Config{WaitForLeftovers: true}, "leave", dir, "catch")
+	awaitEvent(t, c)
+	pids := records(dir)
+	select {
+	case <-c.Done():
+		t.Fatal("done while a process is alive")
+	default:
+	}
+	if err := unix.Kill(pids[0], unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if r := await(t, c); r.Status.ExitStatus() != 3 {
+		t.Errorf("%+v, want status 3", r)
+	}
+}
+
+func TestCommandThatCannotBeExecuted(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "no-interpreter")
+	if err := os.WriteFile(file, []byte("#!/nosuch\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, err := child.Start(child.Config{Path: file, Args: []string{file}, Deadline: far()})
+	var lookup *child.LookupError
+	if !errors.As(err, &lookup) {
+		t.Fatalf("Start: %v, want a LookupError", err)
+	}
+}
+
+// TestScriptWithoutInterpreterLine: execvp gives such a file to the shell.
+func TestScriptWithoutInterpreterLine(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(file, []byte("exit $1\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	c, err := child.Start(child.Config{Path: file, Args: []string{file, "5"}, Deadline: far()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := await(t, c); r.Status.ExitStatus() != 5 {
+		t.Errorf("%+v, want status 5", r)
+	}
+}
+
+func TestLookup(t *testing.T) {
+	dir := t.TempDir()
+	for name, mode := range map[string]os.FileMode{"run": 0o755, "data": 0o644} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, "folder"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", "/nosuch:"+dir)
+	for _, tt := range []struct {
+		name, want string
+		notFound   bool
+	}{
+		{"run", dir + "/run", false},
+		{dir + "/run", dir + "/run", false},
+		{"data", "", false},
+		{"folder", "", false},
+		{"nosuch", "", true},
+		{dir + "/nosuch", "", true},
+		{dir + "/data/x", "", true},
+		{"", "", true},
+	} {
+		got, err := child.Lookup(tt.name)
+		var lookup *child.LookupError
+		if got != tt.want || (err != nil) != (tt.want == "") {
+			t.Errorf("Lookup(%q) = %q, %v; want %q", tt.name, got, err, tt.want)
+		} else if errors.As(err, &lookup) && lookup.NotFound != tt.notFound {
+			t.Errorf("Lookup(%q): NotFound is %v", tt.name, lookup.NotFound)
+		}
+	}
+}
