@@ -78,10 +78,10 @@ type duration struct {
 }
 
 func (d *duration) String() string {
-	switch {
-	case d.value == runner.Forever:
+	switch d.value {
+	case runner.Forever:
 		return "forever"
-	case d.value == 0:
+	case 0:
 		return "0"
 	}
 	// 10m0s is no way to say 10m

@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 
@@ -47,7 +48,7 @@ func newKeyCmd(stdout io.Writer) *cobra.Command {
 		Short: "Print a lock's number, and the SQL with which any program takes the same lock",
 		RunE: func(_ *cobra.Command, keys []string) error {
 			if len(keys) == 0 {
-				return &usageError{err: fmt.Errorf("a key is missing"), hint: "pglead key invoice_gen/SUB-1234"}
+				return &usageError{err: errors.New("a key is missing"), hint: "pglead key invoice_gen/SUB-1234"}
 			}
 			if output != "text" && output != "json" {
 				return usagef("--output %s: text or json", printable(output))

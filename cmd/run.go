@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"strings"
 	"time"
@@ -171,7 +170,7 @@ func applicationName(key string) string {
 	if len(suffix) > applicationNameMost/2 {
 		suffix = suffix[:applicationNameMost/2]
 	}
-	name := fmt.Sprintf("pglead:%s", key)
+	name := "pglead:" + key
 	if most := applicationNameMost - len(suffix); len(name) > most {
 		name = name[:most]
 	}

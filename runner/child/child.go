@@ -108,7 +108,7 @@ func Start(cfg Config) (*Child, error) {
 		// The guard ends the command, if it came that far, when it sees the
 		// end of the stream.
 		_ = c.control.Close()
-		_, _ = wait(c.guard)
+		wait(c.guard)
 		return nil, err
 	}
 	go c.listen()
@@ -207,7 +207,7 @@ func (c *Child) listen() {
 			}
 			c.result = Result{Ending: report.ending, Status: unix.WaitStatus(report.status), Killed: int(report.killed)}
 			_ = c.control.Close()
-			_, _ = wait(c.guard)
+			wait(c.guard)
 			return
 		}
 	}
@@ -225,7 +225,7 @@ func (c *Child) tell(e Event) {
 // SIGKILL from the kernel, and this process has inherited the rest.
 func (c *Child) takeOver() {
 	_ = c.control.Close()
-	_, _ = wait(c.guard)
+	wait(c.guard)
 	c.result = Result{Ending: Killed, GuardDied: true}
 	began, told := time.Now(), false
 	for round, pause := 0, retryFirst; ; round, pause = round+1, min(2*pause, retryMost) {
@@ -252,12 +252,11 @@ func (c *Child) takeOver() {
 	}
 }
 
-func wait(pid int) (unix.WaitStatus, error) {
+// wait reaps the guard.
+func wait(pid int) {
 	for {
-		var status unix.WaitStatus
-		_, err := unix.Wait4(pid, &status, 0, nil)
-		if err != unix.EINTR {
-			return status, err
+		if _, err := unix.Wait4(pid, nil, 0, nil); !errors.Is(err, unix.EINTR) {
+			return
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package child
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -150,16 +151,14 @@ func (g *guard) start() error {
 		Sys: commandAttributes(int(g.req.group)),
 	}
 	g.pid, err = syscall.ForkExec(g.req.path, g.req.args, attr)
-	if err == syscall.ENOEXEC {
+	if errors.Is(err, syscall.ENOEXEC) {
 		// A script without #! is the shell's, as for execvp(3).
 		args := append([]string{"sh", g.req.path}, g.req.args[1:]...)
 		g.pid, err = syscall.ForkExec("/bin/sh", args, attr)
 	}
 	if err != nil {
-		errno, ok := err.(syscall.Errno)
-		if !ok {
-			errno = syscall.EINVAL
-		}
+		errno := syscall.EINVAL
+		_ = errors.As(err, &errno)
 		_ = writeNumber(g.control, msgFailed, int64(errno))
 		return err
 	}

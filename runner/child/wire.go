@@ -134,15 +134,15 @@ func (r *startRequest) decode(b []byte) error {
 type Ending int64
 
 const (
-	// Exited: the command ended by itself, or by a signal that was meant for it.
+	// Exited means that the command ended by itself, or by a signal that was meant for it.
 	Exited Ending = iota
-	// Killed: pglead asked for it.
+	// Killed means that pglead asked for it.
 	Killed
-	// LeaseOver: pglead had not renewed the deadline, so the lock may be lost.
+	// LeaseOver means that pglead had not renewed the deadline: the lock may be lost.
 	LeaseOver
-	// SocketClosed: the server closed the lock's connection.
+	// SocketClosed means that the server closed the lock's connection.
 	SocketClosed
-	// PgleadGone: pglead is dead.
+	// PgleadGone means that pglead is dead.
 	PgleadGone
 )
 

@@ -87,7 +87,7 @@ func lockFile(dir, name string, how int) (*os.File, error) {
 	}
 	for {
 		err = unix.Flock(int(file.Fd()), how)
-		if err != unix.EINTR {
+		if !errors.Is(err, unix.EINTR) {
 			break
 		}
 	}

@@ -156,18 +156,9 @@ func MakeDir(path string) error {
 	return os.Chown(path, int(account.Uid), int(account.Gid))
 }
 
-// Init makes the data directory. Extra arguments are initdb's.
-func (s *Server) Init(args ...string) error {
-	cmd, err := s.command("initdb", append([]string{
-		"-D", s.Data, "-U", Superuser, "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions",
-	}, args...)...)
-	if err != nil {
-		return err
-	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("initdb: %w: %s", err, strings.TrimSpace(string(out)))
-	}
-	return nil
+// Init makes the data directory.
+func (s *Server) Init() error {
+	return s.Run("initdb", "-D", s.Data, "-U", Superuser, "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions")
 }
 
 // command prepares one of the server's programs to run as its account.

@@ -13,12 +13,12 @@ import (
 // Throwaway starts a server in a directory of its own, which remove deletes
 // together with the server. On request it also listens on the loopback
 // interface: see Settings and FreePort.
-func Throwaway(settings map[string]string, initdbArgs ...string) (s *Server, remove func(), err error) {
+func Throwaway(settings map[string]string) (s *Server, remove func(), err error) {
 	s, remove, err = Prepare(settings)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := s.Init(initdbArgs...); err != nil {
+	if err := s.Init(); err != nil {
 		remove()
 		return nil, nil, err
 	}

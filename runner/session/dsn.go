@@ -74,7 +74,7 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 				return nil, bad("", "%s is not supported, and dropping it would be no favour", name)
 			}
 		default:
-			if !slices.Contains(droppedParams, name) {
+			if !dropped(name) {
 				if !plainName.MatchString(name) {
 					name = "(not shown: it may be part of a password)"
 				}
@@ -93,13 +93,17 @@ var plainName = regexp.MustCompile(`^[a-z_]+$`)
 
 var uriScheme = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.:-]*://`)
 
-// droppedParams are libpq's parameters that mean nothing here: the first row
+// dropped says of libpq's parameters which mean nothing here: the first row
 // is what the session sets by itself, from the lease.
-var droppedParams = []string{
-	"keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout", "application_name",
-	"fallback_application_name", "client_encoding", "timezone", "load_balance_hosts", "sslcompression",
-	"gsslib", "gssdelegation", "tty", "authtype", "sslkeylogfile",
-	"oauth_issuer", "oauth_client_id", "oauth_client_secret", "oauth_scope",
+func dropped(name string) bool {
+	switch name {
+	case "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout", "application_name",
+		"fallback_application_name", "client_encoding", "timezone", "load_balance_hosts", "sslcompression",
+		"gsslib", "gssdelegation", "tty", "authtype", "sslkeylogfile",
+		"oauth_issuer", "oauth_client_id", "oauth_client_secret", "oauth_scope":
+		return true
+	}
+	return false
 }
 
 // libpqEnv reads the variables that libpq knows and pgconn doesn't.

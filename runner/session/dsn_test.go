@@ -10,15 +10,15 @@ import (
 )
 
 // isolate takes the machine's own PostgreSQL settings out of the test's way.
-func isolate(t testing.TB) {
-	t.Helper()
+func isolate(tb testing.TB) {
+	tb.Helper()
 	for _, e := range os.Environ() {
 		if name, _, _ := strings.Cut(e, "="); strings.HasPrefix(name, "PG") {
-			t.Setenv(name, "")
+			tb.Setenv(name, "")
 			os.Unsetenv(name)
 		}
 	}
-	t.Setenv("HOME", t.TempDir())
+	tb.Setenv("HOME", tb.TempDir())
 }
 
 func TestParseDSNTarget(t *testing.T) {

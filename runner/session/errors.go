@@ -20,16 +20,16 @@ import (
 type Kind int
 
 const (
-	// BadDSN: the connection string is wrong; nothing was tried.
+	// BadDSN means that the connection string is wrong; nothing was tried.
 	BadDSN Kind = iota + 1
-	// Unreachable: no server answered, or it has no room or is starting.
+	// Unreachable means that no server answered, or none with room for us.
 	// Trying again later may help.
 	Unreachable
-	// Denied: the server refused the login, the database or the lock.
+	// Denied means that the server refused the login, the database or the lock.
 	Denied
-	// Unsafe: the server can't keep the promise, and never will.
+	// Unsafe means that the server can't keep the promise, and never will.
 	Unsafe
-	// Standby: the server is not the primary, though it may become that.
+	// Standby means that the server is not the primary, though it may become that.
 	Standby
 )
 
@@ -56,16 +56,17 @@ func Passing(err error) bool {
 
 // connectError turns the tree of errors that pgconn returns for its attempts
 // (one for each address, twice for sslmode=prefer) into one line.
-func connectError(ctx context.Context, target string, cfg *pgconn.Config, err error) error {
+func connectError(target string, cfg *pgconn.Config, err error) error {
 	var attempts []attempt
-	collectAttempts(err, &attempts)
-	if len(attempts) == 0 {
-		attempts = []attempt{{cause: err}}
+	var connect *pgconn.ConnectError
+	if errors.As(err, &connect) {
+		err = connect.Unwrap()
 	}
+	collectAttempts(err, &attempts)
 	e := &Error{}
 	var causes []string
 	for _, a := range attempts {
-		text, kind, hint := describeAttempt(ctx, a.cause, cfg)
+		text, kind, hint := describeAttempt(a.cause, cfg)
 		if len(configHosts(cfg)) > 1 && a.host != "" {
 			text = a.host + ": " + text
 		}
@@ -97,11 +98,6 @@ func collectAttempts(err error, out *[]attempt) {
 		}
 		return
 	}
-	var connect *pgconn.ConnectError
-	if errors.As(err, &connect) && error(connect) == err {
-		collectAttempts(connect.Unwrap(), out)
-		return
-	}
 	host, _, found := strings.Cut(err.Error(), " (")
 	if !found || strings.ContainsAny(host, " `") {
 		host = ""
@@ -109,7 +105,7 @@ func collectAttempts(err error, out *[]attempt) {
 	*out = append(*out, attempt{host: host, cause: err})
 }
 
-func describeAttempt(ctx context.Context, err error, cfg *pgconn.Config) (text string, kind Kind, hint string) {
+func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hint string) {
 	var (
 		own       *Error
 		pgErr     *pgconn.PgError

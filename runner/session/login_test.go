@@ -29,6 +29,7 @@ type authority struct {
 }
 
 func newAuthority(t *testing.T, dir string) *authority {
+	t.Helper()
 	a := &authority{t: t, dir: dir}
 	a.cert, a.key = a.issue("ca", &x509.Certificate{IsCA: true, KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true})
 	return a

@@ -19,9 +19,9 @@ import (
 )
 
 // start starts a throwaway server for a test.
-func start(t *testing.T, settings map[string]string, initdbArgs ...string) *pgtest.Server {
+func start(t *testing.T, settings map[string]string) *pgtest.Server {
 	t.Helper()
-	server, remove, err := pgtest.Throwaway(settings, initdbArgs...)
+	server, remove, err := pgtest.Throwaway(settings)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -124,7 +124,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		return nil, connectError(ctx, Target(cfg.Database), database, err)
+		return nil, connectError(Target(cfg.Database), database, err)
 	}
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, boottime.Now)
 	s.cancel = pg.CancelRequest
