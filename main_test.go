@@ -1,9 +1,11 @@
 package main_test
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -402,4 +404,207 @@ func TestTerminal(t *testing.T) {
 		term.write("q")
 		term.expect(prompt)
 	})
+}
+
+// outcome runs pglead and returns its exit status and standard error.
+func outcome(t *testing.T, args ...string) (status int, stderr string) {
+	t.Helper()
+	var buf bytes.Buffer
+	cmd := command(t, args...)
+	cmd.Stderr = &buf
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), buf.String()
+}
+
+func TestStandbyIsRefused(t *testing.T) {
+	primary, remove, err := pgtest.Throwaway(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	standby, remove, err := primary.Standby(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	status, stderr := outcome(t, "run", "--dsn", standby.DSN("postgres"), "--key", "k", "--", "true")
+	if status != 78 || !strings.Contains(stderr, "is a standby") || !strings.Contains(stderr, "hint: connect to the primary") {
+		t.Errorf("status %d, %s", status, stderr)
+	}
+
+	// Who waits waits for the promotion.
+	waiter := command(t, "run", "-v", "--dsn", standby.DSN("postgres"), "--key", "k", "--wait", "2m", "--", "true")
+	told, err := waiter.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := waiter.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(told).ReadString('\n')
+	if err != nil || !strings.Contains(line, "standby") {
+		t.Errorf("the waiter says %q, %v", line, err)
+	}
+	if err := standby.Run("pg_ctl", "promote", "-D", standby.Data); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, told)
+	if err := waiter.Wait(); err != nil {
+		t.Errorf("after the promotion: %v", err)
+	}
+}
+
+// TestServerRestart: the holder loses, the waiter rides it out.
+func TestServerRestart(t *testing.T) {
+	for _, mode := range []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGKILL} {
+		t.Run(mode.String(), func(t *testing.T) {
+			server, remove, err := pgtest.Throwaway(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(remove)
+			dsn := server.DSN("postgres")
+			dir := t.TempDir()
+			started := filepath.Join(dir, "started")
+			holder := command(t, "run", "--dsn", dsn, "--key", "k", "--", "sh", "-c", "touch "+started+"; sleep 98768")
+			var said bytes.Buffer
+			holder.Stderr = &said
+			if err := holder.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if !eventually(func() bool { _, err := os.Stat(started); return err == nil }) {
+				t.Fatal("the holder never starts")
+			}
+			waiter := command(t, "run", "--dsn", dsn, "--key", "k", "--wait", "2m", "--", "true")
+			if err := waiter.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if !eventually(func() bool {
+				n, err := server.Query("postgres", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+				return err == nil && n[0] == "1"
+			}) {
+				t.Fatal("the waiter never waits")
+			}
+			if err := server.Stop(mode); err != nil {
+				t.Fatal(err)
+			}
+			if err := holder.Wait(); holder.ProcessState.ExitCode() != 76 {
+				t.Errorf("the holder: %v: %s", err, &said)
+			}
+			if err := server.StartLogged(); err != nil {
+				t.Fatal(err)
+			}
+			if err := waiter.Wait(); err != nil {
+				t.Errorf("the waiter: %v", err)
+			}
+		})
+	}
+}
+
+// requireRoot skips, and fails in CI, where everything has to be tested.
+func requireRoot(t *testing.T, what string) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		return
+	}
+	if os.Getenv("CI") != "" {
+		t.Fatal("CI has to run as root")
+	}
+	t.Skip("NOT TESTED:", what, "needs root")
+}
+
+// openServer listens where every account of this machine can reach it.
+func openServer(t *testing.T) (dsn string) {
+	t.Helper()
+	port, err := pgtest.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, remove, err := pgtest.Throwaway(map[string]string{"listen_addresses": "127.0.0.1", "port": port})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	return fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, pgtest.Superuser)
+}
+
+// openDir is a directory that every account can write to.
+func openDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "pglead-open")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// TestCron: a real cron daemon, in a mount namespace with crontabs of its own,
+// fires a job of an ordinary user with next to no environment.
+func TestCron(t *testing.T) {
+	requireRoot(t, "cron")
+	if testing.Short() {
+		t.Skip("NOT TESTED: cron takes up to a minute")
+	}
+	dsn, dir := openServer(t), openDir(t)
+	tab := fmt.Sprintf("PGLEAD_DSN=%s\nPGLEAD_KEY=cron\n* * * * * %s/pglead run -- sh -c 'id -un; env' >%s/out 2>%s/err; echo $? >%s/status\n",
+		dsn, theBench.dir, dir, dir, dir)
+	if err := os.WriteFile(filepath.Join(dir, "tab"), []byte(tab), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	daemon := exec.Command("unshare", "--mount", "sh", "-ec", `
+		mount -t tmpfs none /var/spool/cron && mkdir -m 1730 /var/spool/cron/crontabs && chgrp crontab /var/spool/cron/crontabs
+		mkdir -p /etc/cron.d && mount -t tmpfs none /etc/cron.d && mount --bind /dev/null /etc/crontab
+		mount -t tmpfs none /run
+		install -o nobody -g crontab -m 600 "$0/tab" /var/spool/cron/crontabs/nobody
+		exec cron -f`, dir)
+	daemon.Stdout, daemon.Stderr = os.Stderr, os.Stderr
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = daemon.Process.Kill()
+		_ = daemon.Wait()
+	})
+	read := func(name string) string {
+		text, _ := os.ReadFile(filepath.Join(dir, name))
+		return string(text)
+	}
+	for began := time.Now(); read("status") == "" && time.Since(began) < 3*time.Minute; {
+		time.Sleep(100 * time.Millisecond)
+	}
+	if read("status") != "0\n" || read("err") != "" {
+		t.Errorf("status %q, standard error %q", read("status"), read("err"))
+	}
+	for _, want := range []string{"nobody\n", "PGLEAD_LOCK_KEY=cron\n", "PGLEAD_DSN=withheld\n"} {
+		if !strings.Contains(read("out"), want) {
+			t.Errorf("the job's output has no %q:\n%s", want, read("out"))
+		}
+	}
+}
+
+// TestOrdinaryUser: without root, without a home, and with the embedded server.
+func TestOrdinaryUser(t *testing.T) {
+	requireRoot(t, "to become another user")
+	dir := openDir(t)
+	cmd := exec.Command("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
+		filepath.Join(theBench.dir, "pglead"), "run", "--dsn", "embedded", "--key", "k", "--", "id", "-un")
+	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "TMPDIR=" + dir}, dir
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	t.Cleanup(func() { _ = exec.Command("pkill", "-f", "^embedded-postgres-keeper.*"+dir).Run() })
+	if err != nil || string(out) != "nobody\n" {
+		t.Errorf("%q, %v: %s", out, err, &said)
+	}
+	if !strings.Contains(said.String(), "this lock is local to this machine") {
+		t.Errorf("the embedded server is not announced: %s", &said)
+	}
 }

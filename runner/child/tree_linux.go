@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -59,12 +58,6 @@ func childrenByScan() []int {
 	return pids
 }
 
-type process struct {
-	pid, parent int
-	state       byte
-	name        string
-}
-
 // processes reads the whole process table.
 func processes() []process {
 	dir, err := os.Open("/proc")
@@ -107,29 +100,6 @@ func readProcess(pid int) (process, bool) {
 	return process{pid: pid, parent: parent, state: fields[0][0], name: string(stat[open+1 : end])}, err == nil
 }
 
-// descendants lists the living processes below this one.
-func descendants(skip []int) []process {
-	byParent := map[int][]process{}
-	for _, p := range processes() {
-		byParent[p.parent] = append(byParent[p.parent], p)
-	}
-	var found []process
-	queue := []int{os.Getpid()}
-	for len(queue) > 0 {
-		for _, p := range byParent[queue[0]] {
-			if slices.Contains(skip, p.pid) {
-				continue
-			}
-			queue = append(queue, p.pid)
-			if p.state != 'Z' && p.state != 'X' {
-				found = append(found, p)
-			}
-		}
-		queue = queue[1:]
-	}
-	return found
-}
-
 // signalDescendant signals a process that is not a direct child, whose number
 // may belong to a stranger by now: a pidfd pins it, and only if what is pinned
 // still has the same parent is it the one that was meant.
@@ -141,21 +111,6 @@ func signalDescendant(p process, sig unix.Signal) {
 	defer unix.Close(fd)
 	if now, ok := readProcess(p.pid); ok && (now.parent == p.parent || now.parent == os.Getpid()) {
 		_ = unix.PidfdSendSignal(fd, sig, nil, 0)
-	}
-}
-
-// stopDescendants stops everything below this process, until there is nothing
-// new: a tree that forks faster than it is killed holds still after that.
-func stopDescendants(skip []int) {
-	stopped := map[int]bool{}
-	for progress := true; progress; {
-		progress = false
-		for _, p := range descendants(skip) {
-			if !stopped[p.pid] {
-				signalDescendant(p, unix.SIGSTOP)
-				stopped[p.pid], progress = true, true
-			}
-		}
 	}
 }
 

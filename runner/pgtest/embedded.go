@@ -197,7 +197,7 @@ func startKeeper(server *Server, dir string) error {
 	if err != nil {
 		return err
 	}
-	// The keeper says that the server is ready by closing its standard output.
+	// The keeper says on its standard output that the server is ready.
 	ready, signalReady, err := os.Pipe()
 	if err != nil {
 		return err
@@ -240,7 +240,11 @@ func RunKeeper(args []string) (status int, isKeeper bool) {
 	}
 	major, _ := strconv.Atoi(args[2])
 	server := &Server{Programs: Programs{Dir: args[1], Major: major}, Data: args[3], Socket: args[4]}
-	if err := keep(server, args[5], KeepIdle); err != nil {
+	ready := func() {
+		_, _ = os.Stdout.WriteString("ready\n")
+		_ = os.Stdout.Close()
+	}
+	if err := keep(server, args[5], KeepIdle, ready); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 70, true
 	}
@@ -260,7 +264,7 @@ func closeOnExecFrom(first int) {
 }
 
 // keep runs the server until it has had no user for the given time.
-func keep(server *Server, dir string, idle time.Duration) error {
+func keep(server *Server, dir string, idle time.Duration, ready func()) error {
 	// The server ends with the thread that starts it, should the keeper be
 	// killed: nobody would be left to count its users.
 	runtime.LockOSThread()
@@ -270,9 +274,7 @@ func keep(server *Server, dir string, idle time.Duration) error {
 	if err := server.Start(os.Stderr); err != nil {
 		return err
 	}
-	_, _ = os.Stdout.Write([]byte("\n"))
-	_ = os.Stdout.Close()
-
+	ready()
 	lastUse := time.Now()
 	poll := time.NewTicker(min(idle/10, time.Second))
 	defer poll.Stop()

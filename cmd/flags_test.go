@@ -1,0 +1,45 @@
+package cmd
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner"
+)
+
+func TestDuration(t *testing.T) {
+	for _, tt := range []struct {
+		in   string
+		want time.Duration
+		out  string
+	}{
+		{"0", 0, "0"}, {"10", 10 * time.Second, "10s"}, {"0.5", 500 * time.Millisecond, "500ms"},
+		{"5m", 5 * time.Minute, "5m"}, {"1h", time.Hour, "1h"}, {"1h30m", 90 * time.Minute, "1h30m"},
+		{"90s", 90 * time.Second, "1m30s"}, {"forever", runner.Forever, "forever"},
+	} {
+		d := duration{forever: true}
+		if err := d.Set(tt.in); err != nil || d.value != tt.want || d.String() != tt.out {
+			t.Errorf("%q is %v (%q), %v; want %v (%q)", tt.in, d.value, d.String(), err, tt.want, tt.out)
+		}
+	}
+	for _, in := range []string{"", "-1", "-5s", "soon", "NaN", "inf", "1e300", "5 m", "10x"} {
+		d := duration{forever: true}
+		if err := d.Set(in); err == nil {
+			t.Errorf("%q is taken for %v", in, d.value)
+		}
+	}
+	if err := (&duration{}).Set("forever"); err == nil {
+		t.Error("forever is taken where there must be an end")
+	}
+}
+
+func FuzzDuration(f *testing.F) {
+	for _, s := range []string{"10", "5m", "1e3", "-1", "0x10p3", "9223372036.854775807"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if d, err := parseDuration(s); err == nil && d < 0 {
+			t.Errorf("%q is %v", s, d)
+		}
+	})
+}

@@ -1,0 +1,103 @@
+package cmd
+
+import (
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func readme(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// rows returns the first two or three cells of the rows of the table under a heading.
+func rows(t *testing.T, heading string) [][]string {
+	t.Helper()
+	_, section, found := strings.Cut(readme(t), "\n## "+heading+"\n")
+	if !found {
+		t.Fatalf("README has no section %q", heading)
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	var table [][]string
+	for line := range strings.Lines(section) {
+		if !strings.HasPrefix(line, "| ") || strings.HasPrefix(line, "| flag") || strings.HasPrefix(line, "| code") {
+			continue
+		}
+		line = strings.ReplaceAll(strings.TrimSpace(line), `\|`, "\x00")
+		var cells []string
+		for _, cell := range strings.Split(strings.Trim(line, "|"), "|") {
+			cells = append(cells, strings.TrimSpace(strings.ReplaceAll(cell, "\x00", "|")))
+		}
+		table = append(table, cells)
+	}
+	return table
+}
+
+func TestReadmeFlags(t *testing.T) {
+	flags := newRunCmd(newVoice(io.Discard)).Flags()
+	spelling := regexp.MustCompile("^`(?:-(.), )?--([a-z-]+)")
+	var documented []string
+	for _, row := range rows(t, "Flags of `pglead run`") {
+		m := spelling.FindStringSubmatch(row[0])
+		if m == nil {
+			t.Errorf("row %q names no flag", row[0])
+			continue
+		}
+		documented = append(documented, m[2])
+		flag := flags.Lookup(m[2])
+		if flag == nil {
+			t.Errorf("README documents --%s, which does not exist", m[2])
+			continue
+		}
+		if flag.Shorthand != m[1] {
+			t.Errorf("--%s: README has the short form %q, the command %q", m[2], m[1], flag.Shorthand)
+		}
+		if want := regexp.MustCompile("^`([^`]+)`").FindStringSubmatch(row[2]); want != nil && m[2] != "kill-after" && flag.DefValue != want[1] {
+			t.Errorf("--%s: README has the default %q, the command %q", m[2], want[1], flag.DefValue)
+		}
+	}
+	flags.VisitAll(func(f *pflag.Flag) {
+		if !slices.Contains(documented, f.Name) {
+			t.Errorf("README does not document --%s", f.Name)
+		}
+	})
+}
+
+func TestReadmeExitStatus(t *testing.T) {
+	want := []int{
+		exitUsage, exitUnreachable, exitInternal, exitHeld, exitLost, exitDenied, exitUnsafe,
+		exitTimeout, exitNotExecutable, exitNotFound,
+	}
+	var got []int
+	for _, row := range rows(t, "Exit status") {
+		if code, err := strconv.Atoi(row[0]); err == nil {
+			got = append(got, code)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("README has the exit statuses %v, the code %v", got, want)
+	}
+}
+
+// TestReadmeVariables: what README says the command gets is what the code
+// keeps from a nested one.
+func TestReadmeVariables(t *testing.T) {
+	flags := newRunCmd(newVoice(io.Discard)).Flags()
+	for _, name := range regexp.MustCompile(`PGLEAD_[A-Z_]+`).FindAllString(readme(t), -1) {
+		flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, envPrefix), "_", "-"))
+		if flags.Lookup(flag) == nil && !outerOnly(name) {
+			t.Errorf("README names %s, which is neither a flag's nor the lock's", name)
+		}
+	}
+}

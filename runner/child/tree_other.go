@@ -1,0 +1,104 @@
+//go:build unix && !linux
+
+package child
+
+import (
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/boottime"
+)
+
+// setProcessName: argv[0] is all that these systems let a process choose.
+func setProcessName(string) {}
+
+// children lists all descendants, not only the direct ones: where orphans go
+// to init, whoever is not killed together with its parent is lost.
+func children() []int {
+	var pids []int
+	for _, p := range descendants(nil) {
+		pids = append(pids, p.pid)
+	}
+	return pids
+}
+
+// processes asks ps, which is POSIX, in place of a kernel interface a system.
+func processes() []process {
+	ps := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "comm=")
+	out, err := ps.Output()
+	if err != nil {
+		return nil
+	}
+	var all []process
+	for line := range strings.Lines(string(out)) {
+		fields := strings.Fields(line)
+		if len(fields) < 4 {
+			continue
+		}
+		pid, err1 := strconv.Atoi(fields[0])
+		parent, err2 := strconv.Atoi(fields[1])
+		if err1 == nil && err2 == nil && pid != ps.Process.Pid {
+			all = append(all, process{pid: pid, parent: parent, state: fields[2][0], name: strings.Join(fields[3:], " ")})
+		}
+	}
+	return all
+}
+
+// signalDescendant has no pidfd here to make sure that a number has not been
+// taken over by a stranger since the process table was read.
+func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }
+
+// hangup: without POLLRDHUP the end of a connection can't be seen unless it is
+// read from, which is pglead's business.
+func hangup(int) <-chan struct{} { return nil }
+
+// deadlineTimer is a timer that may be late by the time asleep.
+type deadlineTimer struct {
+	timer *time.Timer
+	fired chan struct{}
+	C     <-chan struct{}
+}
+
+func newDeadlineTimer() (*deadlineTimer, error) {
+	t := &deadlineTimer{fired: make(chan struct{}, 1)}
+	t.C = t.fired
+	t.timer = time.AfterFunc(time.Hour, func() {
+		select {
+		case t.fired <- struct{}{}:
+		default:
+		}
+	})
+	return t, nil
+}
+
+func (t *deadlineTimer) set(ns int64) error {
+	t.timer.Reset(max(0, time.Duration(ns)-boottime.Now()))
+	return nil
+}
+
+// defaultAction: signal.Reset, which comes before, has to do.
+func defaultAction(unix.Signal) error { return nil }
+
+func dumpNoCore() { _ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{}) }
+
+func selfExe() string {
+	path, _ := os.Executable()
+	return path
+}
+
+func isStopped(pid int) bool {
+	for _, p := range processes() {
+		if p.pid == pid {
+			return p.state == 'T'
+		}
+	}
+	return false
+}
+
+func realTimeSignals() []os.Signal { return nil }

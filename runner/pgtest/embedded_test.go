@@ -1,0 +1,165 @@
+package pgtest
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestMain lets the test binary be the keeper.
+func TestMain(m *testing.M) {
+	if status, ok := RunKeeper(os.Args); ok {
+		os.Exit(status)
+	}
+	if os.Getenv("EMBEDDED_TEST_USER") != "" {
+		if _, err := UseEmbedded(); err != nil {
+			println(err.Error())
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// stateHome is a place that the server's account can reach, as t.TempDir is
+// not for root.
+func stateHome(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/tmp", "pgstate")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = exec.Command("pkill", "-f", "^"+keeperName+".*"+dir).Run()
+		for exec.Command("pgrep", "-f", dir).Run() == nil {
+			time.Sleep(10 * time.Millisecond)
+		}
+		_ = os.RemoveAll(dir)
+	})
+	t.Setenv("XDG_STATE_HOME", dir)
+	return dir
+}
+
+// TestFirstStartsAtOnce: one of them makes the server, and all find it.
+func TestFirstStartsAtOnce(t *testing.T) {
+	stateHome(t)
+	const users = 5
+	failed := make(chan error, users)
+	for range users {
+		go func() {
+			cmd := exec.Command("/proc/self/exe")
+			cmd.Env = append(os.Environ(), "EMBEDDED_TEST_USER=1")
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				err = errors.New(string(out))
+			}
+			failed <- err
+		}()
+	}
+	for range users {
+		if err := <-failed; err != nil {
+			t.Error(err)
+		}
+	}
+	// After a crash the next user starts it again.
+	e, err := UseEmbedded()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	server := &Server{Data: filepath.Join(e.Dir, "data"), Socket: e.Dir}
+	first, err := server.Query("postgres", "SELECT pg_postmaster_start_time()")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := exec.Command("pkill", "-KILL", "-f", "^"+keeperName+".*"+e.Dir).Run(); err != nil {
+		t.Fatal(err)
+	}
+	for server.listening() {
+		time.Sleep(10 * time.Millisecond)
+	}
+	again, err := UseEmbedded()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	second, err := server.Query("postgres", "SELECT pg_postmaster_start_time()")
+	if err != nil || second[0] == first[0] {
+		t.Errorf("started at %v and again at %v, %v", first, second, err)
+	}
+}
+
+// TestKeeperEnds: when nobody has used the server for a while, and not before.
+func TestKeeperEnds(t *testing.T) {
+	programs, err := FindPrograms()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, remove, err := Prepare(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remove()
+	server.Programs = programs
+	if err := server.Init(); err != nil {
+		t.Fatal(err)
+	}
+	users, err := lockFile(server.Socket, "users", unix.LOCK_SH)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	const idle = 300 * time.Millisecond
+	go func() { ended <- keep(server, server.Socket, idle, func() {}) }()
+	for !server.listening() {
+		time.Sleep(time.Millisecond)
+	}
+	select {
+	case err := <-ended:
+		t.Fatalf("ended under a user's feet: %v", err)
+	case <-time.After(5 * idle):
+	}
+	_ = users.Close()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("never ends")
+	}
+	if server.listening() {
+		t.Error("the server goes on without its keeper")
+	}
+}
+
+func TestOwnDir(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "x")
+	if err := makeOwnDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := makeOwnDir(dir); err != nil {
+		t.Errorf("one's own directory: %v", err)
+	}
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := makeOwnDir(dir); err == nil {
+		t.Error("a directory that is open to all is trusted")
+	}
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := makeOwnDir(link); err == nil {
+		t.Error("a symbolic link is trusted")
+	}
+}
