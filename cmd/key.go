@@ -35,7 +35,7 @@ func newKeyInfo(key string) keyInfo {
 			Try:     fmt.Sprintf("SELECT pg_try_advisory_lock(%d);", id),
 			TryXact: fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%d);", id),
 			Unlock:  fmt.Sprintf("SELECT pg_advisory_unlock(%d);", id),
-			Holder: fmt.Sprintf("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %d AND objid = %d AND objsubid = 1 AND granted;",
+			Holder: fmt.Sprintf("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %d AND objid = %d AND objsubid = 1 AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database());",
 				id.ClassID(), id.ObjID()),
 		},
 	}

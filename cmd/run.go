@@ -21,6 +21,8 @@ type runFlags struct {
 	keys           []string
 	wait           duration
 	lease          duration
+	lockDelay      duration
+	lostGrace      duration
 	timeout        duration
 	killAfter      duration
 	leftovers      string
@@ -58,6 +60,8 @@ lost the command and everything it started are killed.`,
 	flags.StringArrayVar(&f.keys, "key", nil, "what to lock (required)")
 	flags.VarP(&f.wait, "wait", "w", "how long to wait for the lock, or forever; 0 tries once")
 	flags.Var(&f.lease, "lease", "a holder that the server can't hear for this long loses the lock; at least 3s")
+	flags.Var(&f.lockDelay, "lock-delay", "how long an old holder may live on without knowing that it lost; 0 never waits for it (default 2/3 of the lease, plus the lost-grace)")
+	flags.Var(&f.lostGrace, "lost-grace", "after a loss: TERM first, KILL after this or when nine tenths of the lease are over; 0 is KILL at once")
 	flags.VarP(&f.timeout, "timeout", "t", "the command may run this long, then TERM, then KILL; 0 is no limit")
 	flags.Var(&f.killAfter, "kill-after", "from a forwarded TERM, INT or HUP to KILL (default never), and from --timeout's TERM (default 10s)")
 	flags.StringVar(&f.leftovers, "leftovers", "kill", "processes still alive when the command has ended: kill or wait")
@@ -76,6 +80,9 @@ func (f *runFlags) run(v *voice, cmd *cobra.Command, args []string) error {
 	dsnOnCommandLine := flags.Changed("dsn")
 	if err := fromEnvironment(flags); err != nil {
 		return err
+	}
+	if !flags.Changed("lock-delay") {
+		f.lockDelay.value = session.TakeoverDelay(f.lease.value) + f.lostGrace.value
 	}
 	key, err := f.check(args)
 	if err != nil {
@@ -113,6 +120,8 @@ func (f *runFlags) run(v *voice, cmd *cobra.Command, args []string) error {
 			ApplicationName: applicationName(key),
 		},
 		Wait:             f.wait.value,
+		LockDelay:        f.lockDelay.value,
+		LostGrace:        f.lostGrace.value,
 		Command:          args,
 		Env:              env,
 		Timeout:          f.timeout.value,

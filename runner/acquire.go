@@ -48,8 +48,8 @@ func acquire(ctx context.Context, cfg Config) (*session.Session, session.Grant, 
 		return cfg.Wait - time.Since(began)
 	}
 	backoff := backoffFirst
-	for {
-		s, grant, err := attempt(ctx, cfg, left)
+	for first := true; ; first = false {
+		s, grant, err := attempt(ctx, cfg, left, first)
 		if err == nil {
 			return s, grant, nil
 		}
@@ -68,7 +68,7 @@ func acquire(ctx context.Context, cfg Config) (*session.Session, session.Grant, 
 	}
 }
 
-func attempt(ctx context.Context, cfg Config, left func() time.Duration) (*session.Session, session.Grant, error) {
+func attempt(ctx context.Context, cfg Config, left func() time.Duration, first bool) (*session.Session, session.Grant, error) {
 	open := cfg.Session
 	if cfg.Wait > 0 {
 		open.ConnectTimeout = min(open.ConnectTimeout, max(left(), time.Second))
@@ -77,7 +77,11 @@ func attempt(ctx context.Context, cfg Config, left func() time.Duration) (*sessi
 	if err != nil {
 		return nil, session.Grant{}, err
 	}
-	grant, err := take(ctx, cfg, s, left)
+	delay, err := take(ctx, cfg, s, left, first)
+	var grant session.Grant
+	if err == nil {
+		grant, err = settle(ctx, cfg, s, delay)
+	}
 	if err != nil {
 		s.Close()
 		return nil, session.Grant{}, err
@@ -85,18 +89,54 @@ func attempt(ctx context.Context, cfg Config, left func() time.Duration) (*sessi
 	return s, grant, nil
 }
 
+// settle makes a granted lock one that a command can be started under: it
+// waits until a former holder that may not know of its loss is dead, draws the
+// token, and keeps the session alive from then on.
+func settle(ctx context.Context, cfg Config, s *session.Session, delay time.Duration) (session.Grant, error) {
+	if delay > 0 {
+		cfg.Log.Info("lock granted without evidence that its last holder is dead; waiting", "event", "delayed", "delay", delay)
+		if err := s.Ping(ctx); err != nil {
+			return session.Grant{}, err
+		}
+		s.Keep()
+		select {
+		case <-time.After(delay):
+		case <-s.Lost():
+			return session.Grant{}, s.Err()
+		case <-ctx.Done():
+			return session.Grant{}, context.Cause(ctx)
+		}
+	}
+	grant, err := s.Confirm(ctx, cfg.ID, cfg.LostGrace)
+	if err == nil && delay <= 0 {
+		s.Keep()
+	}
+	return grant, err
+}
+
 // take takes the lock: it tries first, and then waits for as long as it may.
-func take(ctx context.Context, cfg Config, s *session.Session, left func() time.Duration) (session.Grant, error) {
+// It returns how long the lock has to be held before the command may start.
+//
+// Whoever finds the lock free at the first try starts at once, unless the
+// server is too young to tell. Whoever has waited, in this session or in one
+// that was lost, goes by what it has heard, which may be nothing.
+func take(ctx context.Context, cfg Config, s *session.Session, left func() time.Duration, first bool) (delay time.Duration, err error) {
 	granted, err := s.TryLock(ctx, cfg.ID)
+	if err == nil && granted && first {
+		return s.FirstTryDelay(cfg.LockDelay), nil
+	}
 	queue, told := true, false
 	for !granted && err == nil {
 		rest := left()
 		if rest <= 0 {
-			return session.Grant{}, &HeldError{Database: session.Target(cfg.Session.Database), Waited: cfg.Wait}
+			return 0, &HeldError{Database: session.Target(cfg.Session.Database), Waited: cfg.Wait}
 		}
 		if !told {
 			told = true
 			cfg.Log.Info("waiting for the lock", "event", "waiting")
+			if err := s.Listen(ctx, cfg.ID); err != nil {
+				return 0, err
+			}
 		}
 		if queue {
 			granted, err = s.WaitLock(ctx, cfg.ID, min(jitter(sliceLeast, sliceMost), rest))
@@ -111,14 +151,11 @@ func take(ctx context.Context, cfg Config, s *session.Session, left func() time.
 			continue
 		}
 		if !sleep(ctx, min(jitter(pollLeast, pollMost), rest)) {
-			return session.Grant{}, context.Cause(ctx)
+			return 0, context.Cause(ctx)
 		}
 		granted, err = s.TryLock(ctx, cfg.ID)
 	}
-	if err != nil {
-		return session.Grant{}, err
-	}
-	return s.Confirm(ctx, cfg.ID)
+	return s.Evidence().Delay(cfg.LockDelay), err
 }
 
 func jitter(least, most time.Duration) time.Duration {
@@ -140,10 +177,12 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // release gives the lock back before the process ends: the end of a session
 // frees it too, but a moment later, and then the next run in the same script
 // would meet a held lock.
-func release(log *slog.Logger, cfg Config, s *session.Session) {
+//
+// clean is nil where no command has been started.
+func release(log *slog.Logger, cfg Config, s *session.Session, clean *session.Clean) {
 	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(cfg.Session.Lease))
 	defer cancel()
-	if err := s.Unlock(ctx, cfg.ID); err != nil {
+	if err := s.Unlock(ctx, cfg.ID, clean); err != nil {
 		log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
 		return
 	}

@@ -28,6 +28,12 @@ type Config struct {
 	Session session.Config
 	Wait    time.Duration // for the lock: 0 tries once, Forever has no end
 
+	// LockDelay is how long a former holder may live on without knowing that
+	// it has lost: so long is waited, with the lock held, where its end is not
+	// known to be clean. See session.Evidence.
+	LockDelay time.Duration
+	LostGrace time.Duration // after a loss: from SIGTERM to SIGKILL
+
 	Command []string
 	Env     []string // the command's, to which the PGLEAD_LOCK_… are added
 
@@ -111,30 +117,39 @@ func Run(cfg Config) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer s.Close()
-	s.Keep()
 	log := cfg.Log.With("token", grant.Token)
 	log.Info("lock acquired", "event", "acquired", "backend_pid", s.BackendPID())
 
+	// The token's transaction has announced a start, so an end is due.
+	clean := &session.Clean{Token: grant.Token, LostGrace: cfg.LostGrace}
 	handOver()
 	if ctx.Err() != nil {
-		release(log, cfg, s)
+		release(log, cfg, s, clean)
 		return Outcome{}, context.Cause(ctx)
 	}
 	c, err := child.Start(child.Config{
 		Path: path, Args: cfg.Command, Env: environment(cfg, s, grant),
 		Socket: s.Conn(), Deadline: s.Deadline(), WaitForLeftovers: cfg.WaitForLeftovers,
+		LostGrace: cfg.LostGrace, LeaseGrace: leaseGrace(cfg.Session.Lease),
 	})
 	if err != nil {
-		release(log, cfg, s)
+		release(log, cfg, s, clean)
 		return Outcome{}, err
 	}
 	log.Info("command started", "event", "started", "pid", c.PID())
 
 	outcome, err := supervise(cfg, log, s, c, signals)
 	if s.Err() == nil {
-		release(log, cfg, s)
+		release(log, cfg, s, clean)
 	}
 	return outcome, err
+}
+
+// leaseGrace is the longest grace after the holder's share of the lease: with
+// a tenth of the lease left, the command is dead before the server, hearing
+// nothing either, gives the lock to someone who doesn't wait.
+func leaseGrace(lease time.Duration) time.Duration {
+	return lease*9/10 - session.HolderShare(lease)
 }
 
 // supervise is where the lock's fate and the command's meet. It returns when

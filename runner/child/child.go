@@ -38,8 +38,8 @@ type Config struct {
 	Deadline time.Duration
 
 	// LostGrace is what the command gets between SIGTERM and SIGKILL when
-	// the lock is lost or the deadline has passed.
-	LostGrace time.Duration
+	// the lock is lost. It ends at the latest LeaseGrace after the deadline.
+	LostGrace, LeaseGrace time.Duration
 
 	// WaitForLeftovers lets processes that outlive the command go on, and
 	// the child with them, instead of ending them.
@@ -95,7 +95,7 @@ func Start(cfg Config) (*Child, error) {
 	}
 	req := startRequest{
 		path: cfg.Path, args: cfg.Args, env: cfg.Env,
-		group: int64(unix.Getpgrp()), deadline: int64(cfg.Deadline), grace: int64(cfg.LostGrace),
+		group: int64(unix.Getpgrp()), deadline: int64(cfg.Deadline), lostGrace: int64(cfg.LostGrace), leaseGrace: int64(cfg.LeaseGrace),
 	}
 	if cfg.WaitForLeftovers {
 		req.waitForAll = 1

@@ -301,7 +301,7 @@ func socketPair(t *testing.T) (here, there net.Conn) {
 
 func TestLostGrace(t *testing.T) {
 	dir := t.TempDir()
-	c := startRole(t, child.Config{LostGrace: time.Minute}, "catch", dir)
+	c := startRole(t, child.Config{LostGrace: time.Minute, LeaseGrace: time.Minute}, "catch", dir)
 	awaitRecords(dir, 1)
 	c.Lose()
 	if r := await(t, c); r.Status.ExitStatus() != int(unix.SIGTERM) {
@@ -312,6 +312,15 @@ func TestLostGrace(t *testing.T) {
 	c.Lose()
 	await(t, c)
 	assertDead(t, pids)
+
+	// The lease's end ends the grace.
+	began := boottime.Now()
+	c, pids = startTree(t, child.Config{LostGrace: time.Hour, Deadline: began + 2*time.Second, LeaseGrace: time.Second}, 3)
+	r := await(t, c)
+	assertDead(t, pids)
+	if r.Ending != child.LeaseOver || boottime.Now() < began+3*time.Second {
+		t.Errorf("%+v after %v", r, boottime.Now()-began)
+	}
 }
 
 // TestGuardKilled: this process inherits the tree and finishes the job, and

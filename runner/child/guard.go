@@ -81,7 +81,6 @@ type guard struct {
 	report doneReport
 
 	losing, killing bool
-	grace           <-chan time.Time // from a loss to the kill
 	leftovers       <-chan time.Time // the next step against them
 	terminated      bool             // leftovers have had SIGTERM
 	retry           <-chan time.Time
@@ -194,14 +193,16 @@ func (g *guard) watch() {
 			}
 			g.obey(m)
 		case <-g.deadline.C:
-			if boottime.Now() >= time.Duration(g.req.deadline) {
+			switch {
+			case int64(boottime.Now()) < g.req.deadline:
+			case g.losing:
+				g.kill()
+			default:
 				g.lose(LeaseOver)
 			}
 		case <-g.hungUp:
 			g.hungUp = nil
 			g.lose(SocketClosed)
-		case <-g.grace:
-			g.kill()
 		case <-g.leftovers:
 			g.endLeftovers()
 		case <-g.retry:
@@ -219,8 +220,10 @@ func (g *guard) watch() {
 func (g *guard) obey(m message) {
 	switch m.kind {
 	case msgRenew:
-		g.req.deadline = number(m.body)
-		_ = g.deadline.set(g.req.deadline)
+		if !g.losing {
+			g.req.deadline = number(m.body)
+			_ = g.deadline.set(g.req.deadline)
+		}
 	case msgSignal:
 		if !g.exited {
 			_ = unix.Kill(g.pid, unix.Signal(number(m.body)))
@@ -233,20 +236,24 @@ func (g *guard) obey(m message) {
 }
 
 // lose ends the tree because the lock is lost, or may be: SIGTERM for the
-// command if there is a grace, then SIGKILL for all.
+// command if there is a grace, and SIGKILL for all when it is over. However
+// long the grace, it ends while the server still counts the lease: if it has
+// not given the lock to anyone yet, it will then.
 func (g *guard) lose(why Ending) {
 	if g.losing || g.killing {
 		return
 	}
-	if g.req.grace <= 0 || g.exited {
+	now := int64(boottime.Now())
+	killAt := min(now+g.req.lostGrace, g.req.deadline+g.req.leaseGrace)
+	if g.exited || killAt <= now || g.deadline.set(killAt) != nil {
 		g.end(why)
 		return
 	}
 	g.losing = true
 	g.report.ending = why
+	g.req.deadline = killAt
 	_ = unix.Kill(g.pid, unix.SIGTERM)
 	_ = unix.Kill(g.pid, unix.SIGCONT)
-	g.grace = time.After(time.Duration(g.req.grace))
 }
 
 func (g *guard) end(why Ending) {

@@ -78,13 +78,14 @@ type startRequest struct {
 	env        []string
 	group      int64 // the process group that the command joins
 	deadline   int64
-	grace      int64 // nanoseconds from the loss to the kill
+	lostGrace  int64 // nanoseconds from a loss to the kill
+	leaseGrace int64 // and from the deadline to it at most
 	waitForAll int64 // 1: leave leftovers alone
 }
 
 func (r *startRequest) encode() []byte {
 	var b []byte
-	for _, n := range []int64{r.group, r.deadline, r.grace, r.waitForAll} {
+	for _, n := range []int64{r.group, r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
 	for _, list := range [][]string{{r.path}, r.args, r.env} {
@@ -100,7 +101,7 @@ func (r *startRequest) encode() []byte {
 var errMalformed = errors.New("malformed message")
 
 func (r *startRequest) decode(b []byte) error {
-	for _, n := range []*int64{&r.group, &r.deadline, &r.grace, &r.waitForAll} {
+	for _, n := range []*int64{&r.group, &r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll} {
 		if len(b) < 8 {
 			return errMalformed
 		}

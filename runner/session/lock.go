@@ -69,51 +69,77 @@ func Retryable(err error) bool {
 // https://www.postgresql.org/docs/current/view-pg-locks.html
 func held(id lockkey.ID) string {
 	return fmt.Sprintf(`EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted
-	AND pid = pg_catalog.pg_backend_pid() AND classid = %d AND objid = %d AND objsubid = 1)`, id.ClassID(), id.ObjID())
+	AND pid = pg_catalog.pg_backend_pid() AND %s)`, sameLock(id))
+}
+
+// sameLock is a condition on pg_locks. Advisory locks are each database's own.
+func sameLock(id lockkey.ID) string {
+	return fmt.Sprintf(`classid = %d AND objid = %d AND objsubid = 1
+	AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`, id.ClassID(), id.ObjID())
 }
 
 // Confirm makes sure that a granted lock is one that the server knows of
-// (there are servers that grant everything and lock nothing) and draws the
-// fencing token. Its one round trip is what the first Deadline counts from.
-func (s *Session) Confirm(ctx context.Context, id lockkey.ID) (Grant, error) {
+// (there are servers that grant everything and lock nothing), draws the
+// fencing token and announces that the command starts. Its one round trip is
+// what the first Deadline counts from.
+func (s *Session) Confirm(ctx context.Context, id lockkey.ID, lostGrace time.Duration) (Grant, error) {
 	// A transaction number is only used up for good once the WAL that tells of
 	// it is on disk. That takes something to log, the message, and a commit
 	// that waits for the disk but for no standby, whatever the role's default
-	// is: 'local'.
-	row, err := s.row(ctx, 6, fmt.Sprintf(`SELECT pg_catalog.set_config('synchronous_commit', 'local', true),
-	%s,
-	pg_catalog.pg_current_xact_id(),
-	pg_catalog.pg_logical_emit_message(true, 'pglead', ''),
-	pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8),
-	(SELECT system_identifier FROM pg_catalog.pg_control_system())`, held(id)))
+	// is: 'local'. OFFSET 0 keeps the planner from evaluating the token twice.
+	row, err := s.row(ctx, 4, fmt.Sprintf(`SELECT held, CASE WHEN held THEN token END,
+	(SELECT system_identifier FROM pg_catalog.pg_control_system()),
+	CASE WHEN held THEN pg_catalog.pg_notify('%[1]s', 'started ' || token || ' %[2]d %[3]d') END
+FROM (SELECT %[4]s AS held, %[5]s << 48 | pg_catalog.pg_current_xact_id()::text::bigint AS token,
+	pg_catalog.set_config('synchronous_commit', 'local', true),
+	pg_catalog.pg_logical_emit_message(true, 'pglead', '') OFFSET 0) AS drawn`,
+		channel(id), s.lease.Milliseconds(), lostGrace.Milliseconds(), held(id), timeline))
 	if err != nil {
 		return Grant{}, lockError(id, err)
 	}
-	if row[1] != "t" {
+	if row[0] != "t" {
 		return Grant{}, unsafe("only PostgreSQL's own advisory locks exclude anyone",
 			"the server granted lock %d but does not list it in pg_locks", id)
 	}
-	xid, err := strconv.ParseInt(row[2], 10, 64)
+	token, err := strconv.ParseInt(row[1], 10, 64)
 	if err != nil {
-		return Grant{}, unsafe("", "the server's transaction number %q is no number", row[2])
+		return Grant{}, unsafe("", "the server's token %q is no number", row[1])
 	}
-	timeline, err := strconv.ParseInt(row[4], 16, 64)
-	if err != nil {
-		return Grant{}, unsafe("", "the server's timeline %q is no number", row[4])
-	}
-	return Grant{Token: timeline<<48 | xid, SystemID: row[5]}, nil
+	return Grant{Token: token, SystemID: row[2]}, nil
+}
+
+// Clean is the holder's last word: that its command is dead. It precedes the
+// lock's release, in a transaction of its own, so that a waiter hears it with
+// its grant; where nobody waits nothing is said, since NOTIFY has a cost for
+// the whole server.
+type Clean struct {
+	Token     int64
+	LostGrace time.Duration
 }
 
 // Unlock gives the lock back; when it returns nil another session can have it.
-func (s *Session) Unlock(ctx context.Context, id lockkey.ID) error {
-	row, err := s.row(ctx, 1, fmt.Sprintf("SELECT pg_catalog.pg_advisory_unlock(%d)", id))
+// clean is nil where no command was started.
+func (s *Session) Unlock(ctx context.Context, id lockkey.ID, clean *Clean) error {
+	var queries []string
+	if clean != nil {
+		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_notify('%s', 'clean %d %d %d') WHERE EXISTS
+	(SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND NOT granted AND %s)`,
+			channel(id), clean.Token, s.lease.Milliseconds(), clean.LostGrace.Milliseconds(), sameLock(id)))
+	}
+	rows, err := s.query(ctx, append(queries, fmt.Sprintf("SELECT pg_catalog.pg_advisory_unlock(%d)", id))...)
 	if err != nil {
 		return lockError(id, err)
 	}
-	if row[0] != "t" {
+	if len(rows) == 0 || rows[len(rows)-1][0] != "t" {
 		return fmt.Errorf("release lock %d: the server says that the session did not hold it", id)
 	}
 	return nil
+}
+
+// Ping asks the server for a sign of life, which the Deadline counts from.
+func (s *Session) Ping(ctx context.Context) error {
+	_, err := s.query(ctx, heartbeat)
+	return err
 }
 
 // row asks a question that has one row of so many columns for an answer.

@@ -159,7 +159,7 @@ hostssl all alice all scram-sha-256
 					t.Error("the lock is taken")
 				}
 				confirm(t, s, 7)
-				if err := s.Unlock(t.Context(), 7); err != nil {
+				if err := s.Unlock(t.Context(), 7, nil); err != nil {
 					t.Error(err)
 				}
 			}

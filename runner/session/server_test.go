@@ -61,7 +61,7 @@ func try(t *testing.T, s *session.Session, id lockkey.ID) bool {
 
 func confirm(t *testing.T, s *session.Session, id lockkey.ID) session.Grant {
 	t.Helper()
-	grant, err := s.Confirm(t.Context(), id)
+	grant, err := s.Confirm(t.Context(), id, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestLockExcludesAndTokensGrow(t *testing.T) {
 	if first.Token>>48 != 1 || first.SystemID != query(t, server, "SELECT system_identifier FROM pg_control_system()")[0] {
 		t.Errorf("grant %+v is not of timeline 1 of this cluster", first)
 	}
-	if err := a.Unlock(t.Context(), id); err != nil {
+	if err := a.Unlock(t.Context(), id, nil); err != nil {
 		t.Fatal(err)
 	}
 	if !try(t, b, id) {
@@ -116,7 +116,7 @@ func TestLockExcludesAndTokensGrow(t *testing.T) {
 	if second := confirm(t, b, id); second.Token <= first.Token {
 		t.Errorf("token %d after %d", second.Token, first.Token)
 	}
-	if err := a.Unlock(t.Context(), id); err == nil {
+	if err := a.Unlock(t.Context(), id, nil); err == nil {
 		t.Error("a released a lock that it did not hold")
 	}
 }
@@ -195,7 +195,7 @@ func TestWaitLock(t *testing.T) {
 	eventually(t, "the waiter stands in line", func() bool {
 		return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == "1"
 	})
-	if err := holder.Unlock(t.Context(), 7); err != nil {
+	if err := holder.Unlock(t.Context(), 7, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-result; err != nil {
@@ -374,7 +374,7 @@ func TestLyingServer(t *testing.T) {
 	if !try(t, s, 7) {
 		t.Fatal("the server is honest")
 	}
-	_, err := s.Confirm(t.Context(), 7)
+	_, err := s.Confirm(t.Context(), 7, 0)
 	if kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "pg_locks") {
 		t.Errorf("Confirm: %v, want a refusal", err)
 	}

@@ -40,24 +40,19 @@ type Config struct {
 	ApplicationName string
 }
 
-// The holder's share of the lease. It counts from the sending of the last
-// answered request, the server from its arrival, so the holder's ends first
-// even if a request travelled for no time at all; the remaining third is for
-// killing the command, on a machine that may be busy.
-const (
-	holderShareNum = 2
-	holderShareDen = 3
+// heartbeatsPerLease leaves room for two lost heartbeats in a holder's share.
+const heartbeatsPerLease = 5
 
-	// A lease holds five heartbeats, so that some may be late before it
-	// matters.
-	heartbeatsPerLease = 5
-)
+// HolderShare is how long a holder may go on after it sent the last request
+// that was answered: three fifths of the lease. The server counts from the
+// request's arrival, so the holder's share ends first, however long requests
+// travel.
+func HolderShare(lease time.Duration) time.Duration { return lease * 3 / 5 }
 
-// HolderShare is how long after its last sign of life from the server a
-// holder may go on: two thirds of the lease.
-func HolderShare(lease time.Duration) time.Duration {
-	return lease * holderShareNum / holderShareDen
-}
+// TakeoverDelay is when the holder's command is dead for certain, counted from
+// the same instant: two thirds of the lease. What it has over HolderShare, a
+// second for the default lease, is for the kill, on a machine that may be busy.
+func TakeoverDelay(lease time.Duration) time.Duration { return lease * 2 / 3 }
 
 // Session is a connection that is fit to hold locks. Its methods may be used
 // by one goroutine at a time, but for Lost, Renewed and Deadline.
@@ -80,6 +75,11 @@ type Session struct {
 	lostErr error
 	lost    chan struct{}
 	renewed chan time.Duration
+
+	local    bool          // the server is on this host, at a unix socket
+	opened   time.Duration // boot time
+	age      time.Duration // of the server's memory of locks, when opened
+	evidence Evidence
 }
 
 // LostError says that the session, and with it every lock it held, is gone.
@@ -115,8 +115,10 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	// In this hook a refusal makes pgconn go on to the next host, so a DSN
 	// with all nodes of a cluster finds the primary, target_session_attrs or
 	// not: on a standby a lock is granted and means nothing.
-	database.ValidateConnect = func(ctx context.Context, pg *pgconn.PgConn) error {
-		return prepare(ctx, pg, cfg)
+	var age time.Duration
+	database.ValidateConnect = func(ctx context.Context, pg *pgconn.PgConn) (err error) {
+		age, err = prepare(ctx, pg, cfg)
+		return err
 	}
 
 	pg, err := pgconn.ConnectConfig(ctx, database)
@@ -128,6 +130,8 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	}
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, boottime.Now)
 	s.cancel = pg.CancelRequest
+	s.local = pg.Conn().RemoteAddr().Network() == "unix"
+	s.age = age
 	return s, nil
 }
 
@@ -143,6 +147,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 		lost:    make(chan struct{}),
 		renewed: make(chan time.Duration, 1),
 		heard:   now(),
+		opened:  now(),
 	}
 	s.reading.Go(s.read)
 	return s
@@ -152,7 +157,9 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 // settings only if nothing stands in between: set through a pooler they would
 // stay on a server connection that others use. A pooler gives itself away by
 // a process number that is not the backend's.
-func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) error {
+//
+// It returns how long the server has had its present memory of locks.
+func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (age time.Duration, err error) {
 	settings := [][2]string{
 		{"application_name", cfg.ApplicationName},
 		{"statement_timeout", "0"},
@@ -175,37 +182,41 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) error {
 		fmt.Fprintf(&set, "pg_catalog.set_config('%s', '%s', false)", s[0], s[1])
 	}
 	sql := fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
-	pg_catalog.current_setting('server_version_num'), pg_catalog.version(),
+	pg_catalog.current_setting('server_version_num'), pg_catalog.version(), %s,
 	CASE WHEN pg_catalog.pg_backend_pid() = %d AND NOT pg_catalog.pg_is_in_recovery()
 		AND pg_catalog.current_setting('server_version_num')::int >= %d THEN %s END`,
-		pg.PID(), oldestVersion, &set)
+		serverAge, pg.PID(), oldestVersion, &set)
 
 	results, err := pg.Exec(ctx, sql).ReadAll()
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && strings.HasPrefix(pgErr.Code, "42") {
-		return unsafe("a server of PostgreSQL 14 or newer is needed", "the server does not understand PostgreSQL's own functions: %s", serverSays(pgErr))
+		return 0, unsafe("a server of PostgreSQL 14 or newer is needed", "the server does not understand PostgreSQL's own functions: %s", serverSays(pgErr))
 	}
 	if err != nil {
-		return err
+		return 0, err
 	}
-	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 5 {
-		return unsafe("", "the server does not answer as PostgreSQL does")
+	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 6 {
+		return 0, unsafe("", "the server does not answer as PostgreSQL does")
 	}
 	row := results[0].Rows[0]
 	version, _ := strconv.Atoi(string(row[2]))
 	switch {
 	case string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
-		return unsafe("connect to PostgreSQL itself, not through PgBouncer or the like: a pooler gives the connection, and the lock on it, to others",
+		return 0, unsafe("connect to PostgreSQL itself, not through PgBouncer or the like: a pooler gives the connection, and the lock on it, to others",
 			"there is a connection pooler in between (it calls the session %d, the server calls it %s)", pg.PID(), row[0])
 	case version < oldestVersion:
-		return unsafe("a server of PostgreSQL 14 or newer is needed", "the server is too old: %s", row[3])
+		return 0, unsafe("a server of PostgreSQL 14 or newer is needed", "the server is too old: %s", row[3])
 	case string(row[1]) == "t":
-		return &Error{
+		return 0, &Error{
 			Kind: Standby, Hint: "connect to the primary, or give all hosts (host=a,b,c): the primary among them is found",
 			err: errors.New("the server is a standby: its locks don't exclude anyone on the primary"),
 		}
 	}
-	return nil
+	up, err := strconv.ParseFloat(string(row[4]), 64)
+	if err != nil {
+		return 0, unsafe("", "the server's age %q is no number", row[4])
+	}
+	return time.Duration(up * float64(time.Second)), nil
 }
 
 // oldestVersion is the first with idle_session_timeout and
@@ -270,21 +281,27 @@ func (s *Session) fail(cause error) {
 
 // An exchange is one request and its answer.
 type exchange struct {
-	sent   time.Duration
-	rows   [][]string
-	err    error
-	result chan struct{}
+	sent    time.Duration
+	left    int // statements whose answer is outstanding
+	rows    [][]string
+	err     error
+	warning string // the server's last
+	result  chan struct{}
 }
 
-// query sends a simple query and waits for the answer: the rows of its
-// statements, one after the other. An error of the server is a
+// query sends queries, in one go, and waits for the answers: the rows of all,
+// one after the other. Each query is a transaction of its own. An error of the server is a
 // *pgconn.PgError, the loss of the session a *LostError. If ctx ends first the
 // answer is still outstanding, and nothing is left to do but Close.
-func (s *Session) query(ctx context.Context, sql string) ([][]string, error) {
-	ex, err := s.send(ctx, sql)
+func (s *Session) query(ctx context.Context, queries ...string) ([][]string, error) {
+	ex, err := s.send(ctx, queries...)
 	if err != nil {
 		return nil, err
 	}
+	return s.answer(ctx, ex)
+}
+
+func (s *Session) answer(ctx context.Context, ex *exchange) ([][]string, error) {
 	select {
 	case <-ex.result:
 		return ex.rows, ex.err
@@ -295,10 +312,10 @@ func (s *Session) query(ctx context.Context, sql string) ([][]string, error) {
 	}
 }
 
-func (s *Session) send(ctx context.Context, sql string) (*exchange, error) {
+func (s *Session) send(ctx context.Context, queries ...string) (*exchange, error) {
 	select {
 	case s.turn <- struct{}{}:
-		return s.transmit(sql)
+		return s.transmit(queries...)
 	case <-s.lost:
 		return nil, s.Err()
 	case <-ctx.Done():
@@ -306,14 +323,16 @@ func (s *Session) send(ctx context.Context, sql string) (*exchange, error) {
 	}
 }
 
-// transmit writes a query. The caller has the turn, which the reader gives
-// back with the answer.
-func (s *Session) transmit(sql string) (*exchange, error) {
-	ex := &exchange{sent: s.now(), result: make(chan struct{})}
+// transmit writes queries. The caller has the turn, which the reader gives
+// back with the last answer.
+func (s *Session) transmit(queries ...string) (*exchange, error) {
+	ex := &exchange{sent: s.now(), left: len(queries), result: make(chan struct{})}
 	s.mu.Lock()
 	s.current = ex
 	s.mu.Unlock()
-	s.fe.SendQuery(&pgproto3.Query{String: sql})
+	for _, sql := range queries {
+		s.fe.SendQuery(&pgproto3.Query{String: sql})
+	}
 	if err := s.fe.Flush(); err != nil {
 		s.fail(fmt.Errorf("send: %w", networkCause(err)))
 		return nil, s.Err()
@@ -348,12 +367,24 @@ func (s *Session) read() {
 			} else if ex != nil && ex.err == nil {
 				ex.err = pgErr
 			}
+		case *pgproto3.NotificationResponse:
+			if a, ok := parseAnnouncement(msg.Payload); ok {
+				s.mu.Lock()
+				s.evidence.hear(a)
+				s.mu.Unlock()
+			}
+		case *pgproto3.NoticeResponse:
+			if ex != nil && msg.SeverityUnlocalized == "WARNING" {
+				ex.warning = msg.Code + " " + msg.Message
+			}
 		case *pgproto3.ReadyForQuery:
 			if ex == nil {
 				s.fail(errors.New("the server answered a question that nobody asked"))
 				continue
 			}
-			s.answered(ex)
+			if ex.left--; ex.left == 0 {
+				s.answered(ex)
+			}
 		}
 	}
 }
@@ -399,6 +430,9 @@ func copyRow(values [][]byte) []string {
 	return row
 }
 
+// heartbeat is the cheapest question there is.
+const heartbeat = "SELECT pg_catalog.pg_backend_pid()"
+
 // Keep starts the heartbeat, without which a held lock outlives neither the
 // lease nor a silent network unnoticed. Nothing but Close ends it.
 func (s *Session) Keep() { s.beating.Go(s.beat) }
@@ -413,7 +447,7 @@ func (s *Session) beat() {
 		case <-tick.C:
 			select {
 			case s.turn <- struct{}{}:
-				if _, err := s.transmit("SELECT pg_catalog.pg_backend_pid()"); err != nil {
+				if _, err := s.transmit(heartbeat); err != nil {
 					return
 				}
 			default: // a request is under way, which is as good

@@ -1,0 +1,148 @@
+package session
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// PostgreSQL frees the lock of a session that it ends by itself, or that ends
+// with the server, while the holder may not know yet. Whoever is granted the
+// lock next has to know which kind of end it was. So a holder announces, on a
+// NOTIFY channel of the lock's own, when it starts its command and, in a
+// transaction before the one that frees the lock, that the command is dead.
+//
+// Channel: pglead.1.NUMBER, where 1 is the version of what follows and NUMBER
+// that of the lock. Payload: four fields with a space between them,
+//
+//	started TOKEN LEASE GRACE
+//	clean TOKEN LEASE GRACE
+//
+// the fencing token in decimal, the lease and the lost-grace in milliseconds.
+// More fields may be added at the end. A payload of another form is nothing
+// heard. The numbers of the promise follow from LEASE and GRACE: at most
+// 2/3 LEASE + GRACE after it could last be sure of its lock, a holder's
+// command is dead.
+
+// Announcement is an event of a lock's life.
+type Announcement struct {
+	Clean     bool // the holder's command is dead and the lock about to be freed; else it is about to start
+	Token     int64
+	Lease     time.Duration
+	LostGrace time.Duration
+}
+
+func channel(id lockkey.ID) string { return fmt.Sprintf("pglead.1.%d", id) }
+
+// longestAnnounced bounds what a stranger with a login can make others wait.
+const longestAnnounced = 24 * time.Hour
+
+func parseAnnouncement(payload string) (a Announcement, ok bool) {
+	fields := strings.Split(payload, " ")
+	if len(fields) < 4 || fields[0] != "started" && fields[0] != "clean" {
+		return a, false
+	}
+	var numbers [3]int64
+	for i := range numbers {
+		n, err := strconv.ParseInt(fields[i+1], 10, 64)
+		if err != nil || n < 0 {
+			return a, false
+		}
+		numbers[i] = n
+	}
+	most := longestAnnounced.Milliseconds()
+	if numbers[1] > most || numbers[2] > most {
+		return a, false
+	}
+	return Announcement{
+		Clean: fields[0] == "clean", Token: numbers[0],
+		Lease: time.Duration(numbers[1]) * time.Millisecond, LostGrace: time.Duration(numbers[2]) * time.Millisecond,
+	}, true
+}
+
+// Evidence is what a waiter has heard of the lock since it began to listen.
+type Evidence struct {
+	events      bool
+	last        Announcement
+	lastStarted Announcement
+	startHeard  bool
+}
+
+func (e *Evidence) hear(a Announcement) {
+	e.events, e.last = true, a
+	if !a.Clean {
+		e.lastStarted, e.startHeard = a, true
+	}
+}
+
+// Clean says whether the lock's last holder is known to be dead: its own word
+// was the last heard, and nobody else has started since.
+func (e Evidence) Clean() bool {
+	return e.events && e.last.Clean && (!e.startHeard || e.lastStarted.Token == e.last.Token)
+}
+
+// Delay is how long the one who has been granted the lock waits before it
+// starts, so that a former holder that doesn't know of its loss is dead by
+// then: not at all after a clean end, else lockDelay or, if that is longer,
+// what the former holder's own settings come to. With a lockDelay of 0 it
+// never waits.
+func (e Evidence) Delay(lockDelay time.Duration) time.Duration {
+	if lockDelay == 0 || e.Clean() {
+		return 0
+	}
+	if e.events {
+		return max(lockDelay, TakeoverDelay(e.last.Lease)+e.last.LostGrace)
+	}
+	return lockDelay
+}
+
+// Listen begins to collect what Evidence returns.
+func (s *Session) Listen(ctx context.Context, id lockkey.ID) error {
+	_, err := s.query(ctx, fmt.Sprintf(`LISTEN "%s"`, channel(id)))
+	return lockError(id, err)
+}
+
+// Evidence is what has been heard up to now. What was announced before the
+// server granted the lock is heard with the grant.
+func (s *Session) Evidence() Evidence {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.evidence
+}
+
+// FirstTryDelay is how long someone who got the lock without waiting for it
+// has to wait before the start: the rest of lockDelay on a server that came up
+// or was promoted less than that ago, since before that the lock may have had
+// a holder. On a unix socket there is no network that could keep a holder from
+// learning of its server's end.
+func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
+	if s.local {
+		return 0
+	}
+	return max(0, lockDelay-s.age-(s.now()-s.opened))
+}
+
+// serverAge is an SQL expression: for how many seconds a lock that was taken
+// on this server can have been lost only by the end of its session. It counts
+// from the latest of
+//   - the postmaster's start,
+//   - the reset of the statistics, by which a restart after the crash of some
+//     backend shows, which leaves the postmaster's start as it is,
+//   - for a server that was a standby, its last checkpoint, which is not older
+//     than its promotion unless the timeline says so.
+const serverAge = `CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0
+	WHEN pg_catalog.pg_last_wal_replay_lsn() IS NULL THEN ` + sinceStart + `
+	WHEN (SELECT timeline_id FROM pg_catalog.pg_control_checkpoint()) <> ` + timeline + ` THEN 0
+	ELSE least(` + sinceStart + `, extract(epoch FROM pg_catalog.clock_timestamp() - (SELECT checkpoint_time FROM pg_catalog.pg_control_checkpoint())))
+	END`
+
+const sinceStart = `extract(epoch FROM pg_catalog.clock_timestamp() - greatest(pg_catalog.pg_postmaster_start_time(),
+	(SELECT stats_reset FROM pg_catalog.pg_stat_bgwriter)))`
+
+// timeline is an SQL expression: the first eight hex digits of a WAL file's
+// name are its timeline.
+const timeline = `('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint`
