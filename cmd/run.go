@@ -29,6 +29,7 @@ type runFlags struct {
 	conflictCode   int
 	dsn            string
 	passDSN        bool
+	quorum         bool
 	connectTimeout duration
 	quiet, verbose bool
 	logFormat      string
@@ -68,6 +69,7 @@ lost the command and everything it started are killed.`,
 	flags.IntVarP(&f.conflictCode, "conflict-exit-code", "E", exitHeld, "exit status when the lock is held elsewhere")
 	flags.StringVarP(&f.dsn, "dsn", "d", "", "the database: URI, keywords or name, as for psql; embedded: a private server")
 	flags.BoolVar(&f.passDSN, "pass-dsn", false, "pass the connection string on to the command, in PGLEAD_DSN")
+	flags.BoolVar(&f.quorum, "quorum", false, "lose the lock when the primary loses its synchronous standbys")
 	flags.Var(&f.connectTimeout, "connect-timeout", "for each attempt to connect")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "say nothing but errors")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "say every step")
@@ -118,6 +120,7 @@ func (f *runFlags) run(v *voice, cmd *cobra.Command, args []string) error {
 			Lease:           f.lease.value,
 			ConnectTimeout:  connectTimeout,
 			ApplicationName: applicationName(key),
+			Quorum:          f.quorum,
 		},
 		Wait:             f.wait.value,
 		LockDelay:        f.lockDelay.value,

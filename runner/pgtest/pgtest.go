@@ -288,3 +288,6 @@ func (s *Server) listening() bool {
 	_ = conn.Close()
 	return true
 }
+
+// PID is the postmaster's process number.
+func (s *Server) PID() int { return s.cmd.Process.Pid }

@@ -86,14 +86,24 @@ func (s *Session) Confirm(ctx context.Context, id lockkey.ID, lostGrace time.Dur
 	// A transaction number is only used up for good once the WAL that tells of
 	// it is on disk. That takes something to log, the message, and a commit
 	// that waits for the disk but for no standby, whatever the role's default
-	// is: 'local'. OFFSET 0 keeps the planner from evaluating the token twice.
+	// is: 'local'; with a quorum, one that waits for them too: 'on'. OFFSET 0 keeps the planner from evaluating the token twice.
+	commit := "local"
+	if s.cfg.Quorum {
+		if err := s.joinQuorum(ctx); err != nil {
+			return Grant{}, err
+		}
+		commit = "on"
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, s.lease*2/heartbeatsPerLease, errNoQuorum)
+		defer cancel()
+	}
 	row, err := s.row(ctx, 4, fmt.Sprintf(`SELECT held, CASE WHEN held THEN token END,
 	(SELECT system_identifier FROM pg_catalog.pg_control_system()),
 	CASE WHEN held THEN pg_catalog.pg_notify('%[1]s', 'started ' || token || ' %[2]d %[3]d') END
 FROM (SELECT %[4]s AS held, %[5]s << 48 | pg_catalog.pg_current_xact_id()::text::bigint AS token,
-	pg_catalog.set_config('synchronous_commit', 'local', true),
+	pg_catalog.set_config('synchronous_commit', '%[6]s', true),
 	pg_catalog.pg_logical_emit_message(true, 'pglead', '') OFFSET 0) AS drawn`,
-		channel(id), s.lease.Milliseconds(), lostGrace.Milliseconds(), held(id), timeline))
+		channel(id), s.lease.Milliseconds(), lostGrace.Milliseconds(), held(id), timeline, commit))
 	if err != nil {
 		return Grant{}, lockError(id, err)
 	}
@@ -144,9 +154,16 @@ func (s *Session) Ping(ctx context.Context) error {
 
 // row asks a question that has one row of so many columns for an answer.
 func (s *Session) row(ctx context.Context, columns int, sql string) ([]string, error) {
-	rows, err := s.query(ctx, sql)
+	ex, err := s.send(ctx, sql)
 	if err != nil {
 		return nil, err
+	}
+	rows, err := s.answer(ctx, ex)
+	if err != nil {
+		return nil, err
+	}
+	if s.cfg.Quorum && ex.warning != "" {
+		return nil, &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.warning)}
 	}
 	if len(rows) != 1 || len(rows[0]) != columns {
 		return nil, unsafe("", "the server does not answer as PostgreSQL does")

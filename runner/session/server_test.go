@@ -469,3 +469,231 @@ pidfile = %[4]s/pid
 	})
 	return port
 }
+
+// TestHandover: what a waiter knows when it is granted the lock.
+func TestHandover(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	const lockDelay = time.Hour // shows which way it was decided; nobody waits
+	waitFor := func(t *testing.T, end func(t *testing.T, holder *session.Session)) time.Duration {
+		t.Helper()
+		holder, waiter := open(t, dsn), open(t, dsn)
+		if !try(t, holder, 7) {
+			t.Fatal("the lock is taken")
+		}
+		if err := waiter.Listen(t.Context(), 7); err != nil {
+			t.Fatal(err)
+		}
+		granted := make(chan error, 1)
+		go func() {
+			ok, err := waiter.WaitLock(context.Background(), 7, time.Minute)
+			if err == nil && !ok {
+				err = errors.New("not granted")
+			}
+			granted <- err
+		}()
+		eventually(t, "the waiter stands in line", func() bool {
+			return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == "1"
+		})
+		end(t, holder)
+		if err := <-granted; err != nil {
+			t.Fatal(err)
+		}
+		delay := waiter.Evidence().Delay(lockDelay)
+		waiter.Close()
+		holder.Close()
+		eventually(t, "the lock is free", func() bool {
+			return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")[0] == "0"
+		})
+		return delay
+	}
+	clean := func(t *testing.T, holder *session.Session) {
+		t.Helper()
+		grant := confirm(t, holder, 7)
+		if err := holder.Unlock(t.Context(), 7, &session.Clean{Token: grant.Token}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 50 {
+		if delay := waitFor(t, clean); delay != 0 {
+			t.Fatalf("after a clean end the waiter waits %v", delay)
+		}
+	}
+	for name, end := range map[string]func(t *testing.T, holder *session.Session){
+		"terminated": func(t *testing.T, holder *session.Session) {
+			t.Helper()
+			query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", holder.BackendPID()))
+		},
+		"started and terminated": func(t *testing.T, holder *session.Session) {
+			t.Helper()
+			confirm(t, holder, 7)
+			query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", holder.BackendPID()))
+		},
+		"never started": func(t *testing.T, holder *session.Session) {
+			t.Helper()
+			if err := holder.Unlock(t.Context(), 7, nil); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		if delay := waitFor(t, end); delay != lockDelay {
+			t.Errorf("%s: the waiter waits %v", name, delay)
+		}
+	}
+}
+
+// TestFirstTryOnYoungServer: over TCP a lock that is free may be so because
+// the server has just come up, or up again.
+func TestFirstTryOnYoungServer(t *testing.T) {
+	port, err := pgtest.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
+	tcp := fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, pgtest.Superuser)
+	const hour = time.Hour
+	if delay := open(t, tcp).FirstTryDelay(hour); delay < hour/2 || delay > hour {
+		t.Errorf("on a new server the first try waits %v of an hour", delay)
+	}
+	if delay := open(t, server.DSN("postgres")).FirstTryDelay(hour); delay != 0 {
+		t.Errorf("at a unix socket the first try waits %v", delay)
+	}
+	if delay := open(t, tcp).FirstTryDelay(time.Nanosecond); delay != 0 {
+		t.Errorf("on a server of some age the first try waits %v", delay)
+	}
+	// A backend's crash ends all sessions but not the postmaster.
+	age := func() string {
+		return query(t, server, "SELECT extract(epoch FROM clock_timestamp() - greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))) < 2")[0]
+	}
+	eventually(t, "the server is two seconds old", func() bool { return age() == "f" })
+	s := open(t, tcp)
+	backend, err := os.FindProcess(int(s.BackendPID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := backend.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-s.Lost()
+	eventually(t, "the server is up again", func() bool {
+		_, err := server.Query("postgres", "SELECT 1")
+		return err == nil
+	})
+	if age() == "f" {
+		t.Error("the crash of a backend does not show")
+	}
+}
+
+func TestQuorum(t *testing.T) {
+	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
+	cfg := config(t, primary.DSN("postgres"))
+	cfg.Quorum = true
+
+	// No standby yet: the token's commit hangs, and it is given up.
+	s, err := session.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !try(t, s, 7) {
+		t.Fatal("the lock is taken")
+	}
+	if _, err := s.Confirm(t.Context(), 7, 0); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "standbys do not confirm") {
+		t.Errorf("Confirm without a standby: %v", err)
+	}
+	s.Close()
+
+	standby, remove, err := primary.Standby(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	s, err = session.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	if !try(t, s, 7) {
+		t.Fatal("the lock is taken")
+	}
+	grant, err := s.Confirm(t.Context(), 7, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Keep()
+	eventually(t, "both heartbeats renew the deadline", func() bool {
+		select {
+		case <-s.Renewed():
+			return true
+		case <-s.Lost():
+			t.Fatal(s.Err())
+			return false
+		default:
+			return false
+		}
+	})
+
+	// The standby is stopped: the lock is lost, also if an administrator lets
+	// the hanging commits go.
+	if err := standby.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	receivers, err := exec.Command("pgrep", "-P", fmt.Sprint(standby.PID())).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range strings.Fields(string(receivers)) {
+		if err := exec.Command("kill", "-STOP", pid).Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancelling := make(chan struct{})
+	go func() {
+		defer close(cancelling)
+		for s.Err() == nil {
+			_, _ = primary.Query("postgres", "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+			time.Sleep(50 * time.Millisecond)
+		}
+	}()
+	await(t, s)
+	<-cancelling
+	if err := s.Err(); !strings.Contains(err.Error(), "synchronous standbys") {
+		t.Errorf("lost: %v", err)
+	}
+
+	// The standby takes over, and the next token is larger.
+	for _, pid := range append(strings.Fields(string(receivers)), fmt.Sprint(standby.PID())) {
+		if err := exec.Command("kill", "-CONT", pid).Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := primary.Stop(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	if err := standby.Run("pg_ctl", "promote", "-w", "-D", standby.Data); err != nil {
+		t.Fatal(err)
+	}
+	next := open(t, standby.DSN("postgres"))
+	if !try(t, next, 7) {
+		t.Fatal("the lock is taken")
+	}
+	if after := confirm(t, next, 7); after.Token <= grant.Token || after.SystemID != grant.SystemID {
+		t.Errorf("grant %+v after the promotion, %+v before", after, grant)
+	}
+}
+
+func TestQuorumNeedsStandbys(t *testing.T) {
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"))
+	cfg.Quorum = true
+	s, err := session.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	if !try(t, s, 7) {
+		t.Fatal("the lock is taken")
+	}
+	if _, err := s.Confirm(t.Context(), 7, 0); kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "synchronous_standby_names is empty") {
+		t.Errorf("Confirm: %v", err)
+	}
+}

@@ -38,6 +38,10 @@ type Config struct {
 
 	// ApplicationName is what pg_stat_activity shows.
 	ApplicationName string
+
+	// Quorum makes every sign of life depend on the synchronous standbys too:
+	// see quorum.go.
+	Quorum bool
 }
 
 // heartbeatsPerLease leaves room for two lost heartbeats in a holder's share.
@@ -76,6 +80,10 @@ type Session struct {
 	lost    chan struct{}
 	renewed chan time.Duration
 
+	cfg      Config
+	quorum   *Session      // commits beside this one, or nil; under mu
+	beatSQL  string        // the heartbeat's query
+	onAnswer func()        // what the reader does after each answer
 	local    bool          // the server is on this host, at a unix socket
 	opened   time.Duration // boot time
 	age      time.Duration // of the server's memory of locks, when opened
@@ -132,6 +140,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	s.cancel = pg.CancelRequest
 	s.local = pg.Conn().RemoteAddr().Network() == "unix"
 	s.age = age
+	s.cfg = cfg
 	return s, nil
 }
 
@@ -148,7 +157,9 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 		renewed: make(chan time.Duration, 1),
 		heard:   now(),
 		opened:  now(),
+		beatSQL: heartbeat,
 	}
+	s.onAnswer = s.renew
 	s.reading.Go(s.read)
 	return s
 }
@@ -253,7 +264,11 @@ func (s *Session) Err() error {
 func (s *Session) Deadline() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.heard + HolderShare(s.lease)
+	deadline := s.heard + HolderShare(s.lease)
+	if s.quorum != nil {
+		deadline = min(deadline, s.quorum.Deadline())
+	}
+	return deadline
 }
 
 // Renewed delivers the latest Deadline after each answer of the server.
@@ -392,19 +407,27 @@ func (s *Session) read() {
 func (s *Session) answered(ex *exchange) {
 	s.mu.Lock()
 	s.current = nil
-	s.heard = ex.sent
-	deadline := s.heard + HolderShare(s.lease)
+	// A commit that an administrator released from waiting for its standbys
+	// ends with a warning, and is no sign of life of theirs.
+	if ex.warning == "" {
+		s.heard = ex.sent
+	}
 	s.mu.Unlock()
-	select { // leave only the latest in the channel
+	s.onAnswer()
+	<-s.turn
+	close(ex.result)
+}
+
+// renew puts the deadline into the channel, in place of an older one.
+func (s *Session) renew() {
+	select {
 	case <-s.renewed:
 	default:
 	}
 	select {
-	case s.renewed <- deadline:
+	case s.renewed <- s.Deadline():
 	default:
 	}
-	<-s.turn
-	close(ex.result)
 }
 
 // serverEnded is the server's own reason for ending the session.
@@ -447,7 +470,7 @@ func (s *Session) beat() {
 		case <-tick.C:
 			select {
 			case s.turn <- struct{}{}:
-				if _, err := s.transmit(heartbeat); err != nil {
+				if _, err := s.transmit(s.beatSQL); err != nil {
 					return
 				}
 			default: // a request is under way, which is as good
@@ -461,11 +484,22 @@ func (s *Session) beat() {
 		// Asked at every turn, since the timer's clock stops in suspend.
 		left := s.Deadline() - s.now()
 		if left <= 0 {
-			s.fail(ErrSilent)
+			s.fail(s.silence())
 			return
 		}
 		deadline.Reset(left)
 	}
+}
+
+// silence is the cause of the loss when the deadline has passed.
+func (s *Session) silence() error {
+	s.mu.Lock()
+	quorum, heard := s.quorum, s.heard
+	s.mu.Unlock()
+	if quorum != nil && quorum.Deadline() < heard+HolderShare(s.lease) {
+		return fmt.Errorf("%w: %w", errNoQuorum, ErrSilent)
+	}
+	return ErrSilent
 }
 
 // closeTimeout bounds a polite goodbye to a server that may be gone.
@@ -480,8 +514,11 @@ func (s *Session) Close() {
 		close(s.stop)
 		s.beating.Wait() // from here on nobody else writes
 		s.mu.Lock()
-		pending, lost := s.current != nil, s.lostErr != nil
+		pending, lost, quorum := s.current != nil, s.lostErr != nil, s.quorum
 		s.mu.Unlock()
+		if quorum != nil {
+			quorum.Close()
+		}
 		if pending && !lost && s.cancel != nil {
 			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
 			_ = s.cancel(ctx) // at worst the server finds the socket closed later
