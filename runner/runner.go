@@ -107,6 +107,7 @@ func Run(cfg Config) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
+	child.ReapOrphans()
 	signals, stopSignals := child.Signals()
 	defer stopSignals()
 

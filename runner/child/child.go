@@ -95,7 +95,7 @@ func Start(cfg Config) (*Child, error) {
 	}
 	req := startRequest{
 		path: cfg.Path, args: cfg.Args, env: cfg.Env,
-		group: int64(unix.Getpgrp()), deadline: int64(cfg.Deadline), lostGrace: int64(cfg.LostGrace), leaseGrace: int64(cfg.LeaseGrace),
+		deadline: int64(cfg.Deadline), lostGrace: int64(cfg.LostGrace), leaseGrace: int64(cfg.LeaseGrace),
 	}
 	if cfg.WaitForLeftovers {
 		req.waitForAll = 1
@@ -141,8 +141,6 @@ func (c *Child) startGuard(socket net.Conn) error {
 	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, strconv.Itoa(pair[1]), strconv.Itoa(lock)}, &syscall.ProcAttr{
 		Env:   []string{"GOMAXPROCS=1"},
 		Files: []uintptr{0, 1, 2},
-		// A group of its own: Ctrl-C and Ctrl-Z are for pglead and the command.
-		Sys: &syscall.SysProcAttr{Setpgid: true},
 	})
 	return err
 }
@@ -227,6 +225,9 @@ func (c *Child) takeOver() {
 	_ = c.control.Close()
 	wait(c.guard)
 	c.result = Result{Ending: Killed, GuardDied: true}
+	cgroup := cgroupPath(c.guard)
+	killCgroup(cgroup)
+	defer removeCgroup(cgroup)
 	began, told := time.Now(), false
 	for round, pause := 0, retryFirst; ; round, pause = round+1, min(2*pause, retryMost) {
 		if round == stubbornRounds {

@@ -76,7 +76,8 @@ type guard struct {
 	hungUp   <-chan struct{}
 	req      startRequest
 
-	pid    int // of the command
+	pid    int    // of the command
+	cgroup string // the command's, or empty
 	exited bool
 	report doneReport
 
@@ -106,11 +107,12 @@ func newGuard(control, socket int) (*guard, error) {
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	// Signals for the whole control group or session are pglead's to act on.
+	// Signals for the whole group, session or control group are pglead's to
+	// act on.
 	// They are caught and not ignored, since an ignored signal stays ignored
 	// in the command; those that were ignored at the start (nohup) stay so.
 	discarded := make(chan os.Signal, 1)
-	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM} {
+	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM, unix.SIGTSTP} {
 		if !signal.Ignored(sig) {
 			signal.Notify(discarded, sig)
 		}
@@ -142,24 +144,24 @@ func (g *guard) start() error {
 	if err := g.deadline.set(g.req.deadline); err != nil {
 		return err
 	}
-	attr := &syscall.ProcAttr{
-		Env:   g.req.env,
-		Files: []uintptr{0, 1, 2},
-		// The command joins pglead's process group: with one of its own it
-		// could neither read from the terminal nor be stopped by Ctrl-Z.
-		Sys: commandAttributes(int(g.req.group)),
-	}
-	g.pid, err = syscall.ForkExec(g.req.path, g.req.args, attr)
-	if errors.Is(err, syscall.ENOEXEC) {
-		// A script without #! is the shell's, as for execvp(3).
-		args := append([]string{"sh", g.req.path}, g.req.args[1:]...)
-		g.pid, err = syscall.ForkExec("/bin/sh", args, attr)
-	}
+	// The command is started in pglead's process group, which is the guard's
+	// too up to here: in one of its own it could neither read from the
+	// terminal nor be stopped by Ctrl-Z.
+	g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.env, Files: []uintptr{0, 1, 2}, Sys: commandAttributes()})
 	if err != nil {
+		removeCgroup(g.cgroup)
 		errno := syscall.EINVAL
 		_ = errors.As(err, &errno)
 		_ = writeNumber(g.control, msgFailed, int64(errno))
 		return err
+	}
+	// From here on the guard has a session of its own, in which no signal for
+	// the group reaches it. A group of its own would not do: as a parent in
+	// another group of the same session it would keep pglead's group from
+	// being orphaned (setpgid(2)), and when it is gone, and pglead is stopped,
+	// the kernel would send that group, cron's shell and all, SIGHUP.
+	if _, err := unix.Setsid(); err != nil {
+		return fmt.Errorf("setsid: %w", err)
 	}
 	if err := writeNumber(g.control, msgStarted, int64(g.pid)); err != nil {
 		g.end(PgleadGone)
@@ -176,6 +178,31 @@ func (g *guard) start() error {
 		}
 	}()
 	return nil
+}
+
+// execute starts the command, in a control group of its own if that can be.
+func (g *guard) execute(attr *syscall.ProcAttr) (pid int, err error) {
+	path := cgroupPath(os.Getpid())
+	if dir := makeCgroup(path); dir != nil {
+		g.cgroup = path
+		defer dir.Close()
+		setCgroup(attr.Sys, dir)
+		pid, err := syscall.ForkExec(g.req.path, g.req.args, attr)
+		if err == nil {
+			return pid, nil
+		}
+		// The kernel may refuse the group and not the command.
+		attr.Sys = commandAttributes()
+		removeCgroup(path)
+		g.cgroup = ""
+	}
+	pid, err = syscall.ForkExec(g.req.path, g.req.args, attr)
+	if errors.Is(err, syscall.ENOEXEC) {
+		// A script without #! is the shell's, as for execvp(3).
+		args := append([]string{"sh", g.req.path}, g.req.args[1:]...)
+		pid, err = syscall.ForkExec("/bin/sh", args, attr)
+	}
+	return pid, err
 }
 
 // watch returns when the command and all that it started are dead and reaped.
@@ -215,6 +242,7 @@ func (g *guard) watch() {
 		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
 	_ = writeMessage(g.control, msgDone, g.report.encode())
+	removeCgroup(g.cgroup)
 }
 
 func (g *guard) obey(m message) {
@@ -276,7 +304,10 @@ func (g *guard) kill() {
 // killRound kills the direct children. Theirs become direct children by that,
 // and the next round's.
 func (g *guard) killRound() {
-	if g.rounds == stubbornRounds {
+	switch g.rounds {
+	case 0:
+		killCgroup(g.cgroup)
+	case stubbornRounds:
 		stopDescendants(nil)
 	}
 	killChildren(nil)

@@ -19,8 +19,8 @@ func becomeSubreaper() error {
 	return nil
 }
 
-// commandAttributes puts the command into a process group and has the kernel
-// kill it when the guard dies (PROC_PDEATHSIG_CTL).
-func commandAttributes(group int) *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Pgid: group, Pdeathsig: syscall.SIGKILL}
+// commandAttributes has the kernel kill the command when the guard dies
+// (procctl(2), PROC_PDEATHSIG_CTL).
+func commandAttributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }

@@ -7,11 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// commandAttributes puts the command into a process group and has the kernel
-// kill it when the guard dies. An exec of a setuid program takes the latter
-// back (PR_SET_PDEATHSIG(2const)).
-func commandAttributes(group int) *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Pgid: group, Pdeathsig: unix.SIGKILL}
+// commandAttributes has the kernel kill the command when the guard dies. An
+// exec of a setuid program takes that back (PR_SET_PDEATHSIG(2const)).
+func commandAttributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL}
+}
+
+// setCgroup has the kernel start the command inside of a control group.
+func setCgroup(attr *syscall.SysProcAttr, dir *os.File) {
+	attr.UseCgroupFD, attr.CgroupFD = true, int(dir.Fd())
 }
 
 // selfExe is this program even if its file has been replaced or removed since.

@@ -8,8 +8,7 @@ import "syscall"
 // is launchd's child and out of reach.
 func becomeSubreaper() error { return nil }
 
-// commandAttributes puts the command into a process group. Nothing kills it
-// when the guard dies.
-func commandAttributes(group int) *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Pgid: group}
+// commandAttributes: nothing kills the command when the guard dies.
+func commandAttributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{}
 }

@@ -76,6 +76,23 @@ func (c *Child) StopWith() {
 	}
 }
 
+// ReapOrphans makes the first process of a container, whose children all
+// orphans in it become, collect them when they die. For others it does nothing.
+func ReapOrphans() {
+	if os.Getpid() != 1 {
+		return
+	}
+	died := make(chan os.Signal, 1)
+	signal.Notify(died, unix.SIGCHLD)
+	go func() {
+		for range died {
+			for pid := 1; pid > 0; {
+				pid, _ = unix.Wait4(-1, nil, unix.WNOHANG, nil)
+			}
+		}
+	}()
+}
+
 // DieOf ends this process by a signal, so that whoever waits for it sees the
 // death that the command died; a shell's loop ends on Ctrl-C only if it sees
 // that. It returns where that is impossible, as for the first process of a

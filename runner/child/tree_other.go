@@ -101,4 +101,11 @@ func isStopped(pid int) bool {
 	return false
 }
 
+// Control groups are Linux's.
+func cgroupPath(int) string                    { return "" }
+func makeCgroup(string) *os.File               { return nil }
+func setCgroup(*syscall.SysProcAttr, *os.File) {}
+func killCgroup(string)                        {}
+func removeCgroup(string)                      {}
+
 func realTimeSignals() []os.Signal { return nil }

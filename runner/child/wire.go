@@ -76,7 +76,6 @@ type startRequest struct {
 	path       string
 	args       []string
 	env        []string
-	group      int64 // the process group that the command joins
 	deadline   int64
 	lostGrace  int64 // nanoseconds from a loss to the kill
 	leaseGrace int64 // and from the deadline to it at most
@@ -85,7 +84,7 @@ type startRequest struct {
 
 func (r *startRequest) encode() []byte {
 	var b []byte
-	for _, n := range []int64{r.group, r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll} {
+	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
 	for _, list := range [][]string{{r.path}, r.args, r.env} {
@@ -101,7 +100,7 @@ func (r *startRequest) encode() []byte {
 var errMalformed = errors.New("malformed message")
 
 func (r *startRequest) decode(b []byte) error {
-	for _, n := range []*int64{&r.group, &r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll} {
+	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll} {
 		if len(b) < 8 {
 			return errMalformed
 		}

@@ -1,0 +1,10 @@
+// Package torture holds no code but a test: it lets several hosts, which are
+// network namespaces, contend for one lock, breaks what can break, and checks
+// by the time stamps of the commands themselves that no two ever ran at once.
+//
+//	go test ./runner/torture                                      short, as root
+//	TORTURE='-rounds 100' go test ./runner/torture -timeout 0 -v  long
+//
+// TORTURE may also hold -lease 15s -lock-delay 10s -seed 42 -only partition
+// -svg run.svg.
+package torture

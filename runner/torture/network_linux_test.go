@@ -1,0 +1,101 @@
+package torture
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// network is a switch and hosts around it, each a network namespace of its
+// own: what they send stays on this machine.
+type network struct {
+	t      *testing.T
+	prefix string
+	hosts  map[string]string // name to address
+}
+
+func newNetwork(t *testing.T, names ...string) *network {
+	t.Helper()
+	n := &network{t: t, prefix: fmt.Sprintf("pgt%d", os.Getpid()%10000), hosts: map[string]string{}}
+	t.Cleanup(n.remove)
+	n.run("ip", "netns", "add", n.ns("sw"))
+	n.run("ip", "-n", n.ns("sw"), "link", "add", "br0", "type", "bridge")
+	n.run("ip", "-n", n.ns("sw"), "link", "set", "br0", "up")
+	for i, name := range names {
+		address := fmt.Sprintf("10.77.0.%d", i+1)
+		n.hosts[name] = address
+		ns, port := n.ns(name), "p"+name
+		n.run("ip", "netns", "add", ns)
+		n.run("ip", "-n", n.ns("sw"), "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", ns)
+		n.run("ip", "-n", n.ns("sw"), "link", "set", port, "master", "br0", "up")
+		n.run("ip", "-n", ns, "addr", "add", address+"/24", "dev", "eth0")
+		n.run("ip", "-n", ns, "link", "set", "eth0", "up")
+		n.run("ip", "-n", ns, "link", "set", "lo", "up")
+	}
+	return n
+}
+
+func (n *network) ns(host string) string { return n.prefix + host }
+
+func (n *network) run(args ...string) {
+	n.t.Helper()
+	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+		n.t.Fatalf("%s: %v: %s", strings.Join(args, " "), err, out)
+	}
+}
+
+func (n *network) remove() {
+	for name := range n.hosts {
+		_ = exec.Command("ip", "netns", "del", n.ns(name)).Run()
+	}
+	_ = exec.Command("ip", "netns", "del", n.ns("sw")).Run()
+}
+
+// on runs f on a thread inside of a host: what f starts is on that host.
+func (n *network) on(host string, f func()) {
+	done := make(chan error)
+	go func() {
+		// Never unlocked: the thread is of no use to others and ends with
+		// this goroutine. So nothing in f may depend on its parent's thread.
+		runtime.LockOSThread()
+		ns, err := os.Open("/run/netns/" + n.ns(host))
+		if err == nil {
+			err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
+			_ = ns.Close()
+		}
+		if err == nil {
+			f()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		n.t.Fatalf("enter %s: %v", host, err)
+	}
+}
+
+// cut drops what a host receives, sends, or both.
+func (n *network) cut(host string, in, out bool) {
+	n.t.Helper()
+	rules := "table inet cut {\n"
+	if in {
+		rules += "chain i { type filter hook input priority 0; iifname eth0 drop; }\n"
+	}
+	if out {
+		rules += "chain o { type filter hook output priority 0; oifname eth0 drop; }\n"
+	}
+	cmd := exec.Command("ip", "netns", "exec", n.ns(host), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(rules + "}\n")
+	if output, err := cmd.CombinedOutput(); err != nil {
+		n.t.Fatalf("nft: %v: %s", err, output)
+	}
+}
+
+func (n *network) heal(host string) {
+	n.t.Helper()
+	n.run("ip", "netns", "exec", n.ns(host), "nft", "flush", "ruleset")
+}

@@ -1,0 +1,175 @@
+package torture
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/boottime"
+)
+
+// The roles that the test binary plays when it is run by the test.
+const (
+	roleVariable = "TORTURE_ROLE"
+	dirVariable  = "TORTURE_DIR"
+	hostVariable = "TORTURE_HOST"
+)
+
+// play runs a role and never returns, if there is one.
+func play() {
+	switch role := os.Getenv(roleVariable); role {
+	case "":
+		return
+	case "command":
+		command()
+	case "daemon":
+		// A daemon as bad as they come: a session of its own, no descriptors,
+		// deaf to all that can be ignored.
+		signal.Ignore(unix.SIGTERM, unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGUSR1)
+		for fd := range 3 {
+			_ = unix.Close(fd)
+		}
+		stamp("daemon", time.Hour)
+	case "fork":
+		spawnRole("daemon")
+	case "relay":
+		relay(os.Args[1], os.Args[2])
+	default:
+		fmt.Fprintln(os.Stderr, "unknown role", role)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func spawnRole(role string) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleVariable+"="+role)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		panic(err)
+	}
+	if role == "fork" {
+		_ = cmd.Wait()
+	}
+}
+
+// command is what pglead runs: it witnesses its own life, and so does the
+// daemon that it leaves behind for pglead to end.
+func command() {
+	done := make(chan os.Signal, 1)
+	signal.Notify(done, unix.SIGUSR1)
+	spawnRole("fork")
+	go func() {
+		<-done // and the command ends well, which takes its daemon with it
+		daemons, _ := filepath.Glob(stampPath("daemon", "*"))
+		for _, file := range daemons {
+			if pid, err := strconv.Atoi(file[strings.LastIndexByte(file, '.')+1:]); err == nil {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+		os.Exit(0)
+	}()
+	stamp("command", time.Hour)
+}
+
+func stampPath(name, pid string) string {
+	return filepath.Join(os.Getenv(dirVariable), fmt.Sprintf("%s.%s.%s.%s", os.Getenv("PGLEAD_TOKEN"), os.Getenv(hostVariable), name, pid))
+}
+
+// stamp writes the boot time, every millisecond, over and over to one place:
+// what stands there when the process is gone is when it was last alive.
+func stamp(name string, length time.Duration) {
+	path := stampPath(name, strconv.Itoa(os.Getpid()))
+	file, err := os.OpenFile(path+".new", os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		panic(err)
+	}
+	var buf [16]byte
+	first := boottime.Now()
+	binary.BigEndian.PutUint64(buf[:], uint64(first))
+	for now := first; now < first+length; now = boottime.Now() {
+		binary.BigEndian.PutUint64(buf[8:], uint64(now))
+		if _, err := file.WriteAt(buf[:], 0); err != nil {
+			panic(err)
+		}
+		if now == first {
+			_ = os.Rename(path+".new", path)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// readHistory collects the time stamps.
+func readHistory(dir string) (history, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	lives := map[int64]*life{}
+	for _, entry := range entries {
+		parts := strings.Split(entry.Name(), ".")
+		if len(parts) != 4 {
+			continue
+		}
+		token, err := strconv.ParseInt(parts[0], 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		data, err := os.ReadFile(filepath.Join(dir, entry.Name()))
+		if err != nil || len(data) != 16 {
+			return nil, fmt.Errorf("%s: %d bytes, %w", entry.Name(), len(data), err)
+		}
+		first := time.Duration(binary.BigEndian.Uint64(data))
+		last := time.Duration(binary.BigEndian.Uint64(data[8:]))
+		l := lives[token]
+		if l == nil {
+			l = &life{token: token, host: parts[1], first: first, last: last}
+			lives[token] = l
+		}
+		l.first, l.last = min(l.first, first), max(l.last, last)
+	}
+	var h history
+	for _, l := range lives {
+		h = append(h, *l)
+	}
+	return h, nil
+}
+
+// relay passes TCP connections on, as a proxy or a tunnel does: it keeps its
+// side to the server open, whatever becomes of the client.
+func relay(listen, server string) {
+	l, err := net.Listen("tcp", listen)
+	if err != nil {
+		panic(err)
+	}
+	for {
+		client, err := l.Accept()
+		if err != nil {
+			panic(err)
+		}
+		go func() {
+			defer client.Close()
+			upstream, err := net.Dial("tcp", server)
+			if err != nil {
+				return
+			}
+			defer upstream.Close()
+			go func() {
+				_, _ = io.Copy(client, upstream)
+				_ = client.Close()
+			}()
+			_, _ = io.Copy(upstream, client)
+		}()
+	}
+}
