@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -637,7 +638,7 @@ func TestQuorum(t *testing.T) {
 	if err := standby.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	receivers, err := exec.Command("pgrep", "-P", fmt.Sprint(standby.PID())).Output()
+	receivers, err := exec.Command("pgrep", "-P", strconv.Itoa(standby.PID())).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -661,7 +662,7 @@ func TestQuorum(t *testing.T) {
 	}
 
 	// The standby takes over, and the next token is larger.
-	for _, pid := range append(strings.Fields(string(receivers)), fmt.Sprint(standby.PID())) {
+	for _, pid := range append(strings.Fields(string(receivers)), strconv.Itoa(standby.PID())) {
 		if err := exec.Command("kill", "-CONT", pid).Run(); err != nil {
 			t.Fatal(err)
 		}

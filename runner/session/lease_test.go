@@ -1,0 +1,172 @@
+package session
+
+import (
+	"errors"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+// These tests run in virtual time: the server is a goroutine at the other end
+// of a pipe, and what is asserted is exact.
+
+const testLease = 15 * time.Second
+
+// silent is a session whose server answers as the test tells it to.
+type silent struct {
+	*Session
+	server  *pgproto3.Backend
+	started time.Time
+}
+
+func newSilent(t *testing.T) *silent {
+	t.Helper()
+	here, there := net.Pipe()
+	started := time.Now()
+	s := &silent{
+		Session: newSession(here, pgproto3.NewFrontend(here, here), 1, testLease, func() time.Duration { return time.Since(started) }),
+		server:  pgproto3.NewBackend(there, there),
+		started: started,
+	}
+	t.Cleanup(func() {
+		_ = there.Close()
+		s.Close()
+	})
+	return s
+}
+
+// answer receives a heartbeat and answers it after a while.
+func (s *silent) answer(t *testing.T, after time.Duration) {
+	t.Helper()
+	if _, err := s.server.Receive(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(after)
+	s.server.Send(&pgproto3.DataRow{Values: [][]byte{[]byte("1")}})
+	s.server.Send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT 1")})
+	s.server.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+	if err := s.server.Flush(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (s *silent) at() time.Duration { return time.Since(s.started) }
+
+func TestSilenceEndsTheSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilent(t)
+		s.Keep()
+		const beat = testLease / heartbeatsPerLease
+		for range 3 {
+			s.answer(t, 0)
+		}
+		if _, err := s.server.Receive(); err != nil { // the fourth stays unanswered
+			t.Fatal(err)
+		}
+		<-s.Lost()
+		if want := 3*beat + HolderShare(testLease); s.at() != want {
+			t.Errorf("lost at %v, want %v: the holder's share after the last answered heartbeat was sent", s.at(), want)
+		}
+		var lost *LostError
+		if !errors.As(s.Err(), &lost) || !errors.Is(lost, ErrSilent) || lost.Heard != HolderShare(testLease) {
+			t.Errorf("lost: %#v", s.Err())
+		}
+	})
+}
+
+// TestSlowAnswers: the deadline counts from the sending, since the server may
+// have begun to count as soon as that.
+func TestSlowAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilent(t)
+		s.Keep()
+		const beat = testLease / heartbeatsPerLease
+		s.answer(t, 5*time.Second)
+		synctest.Wait()
+		if want := beat + HolderShare(testLease); s.Deadline() != want {
+			t.Errorf("deadline %v after an answer that took 5s, want %v", s.Deadline(), want)
+		}
+		select {
+		case deadline := <-s.Renewed():
+			if deadline != s.Deadline() {
+				t.Errorf("renewed to %v, want %v", deadline, s.Deadline())
+			}
+		default:
+			t.Error("the answer renewed nothing")
+		}
+	})
+}
+
+// TestSlowNetworkKeepsIt: round trips of up to a heartbeat's interval do no
+// harm, for ever if need be.
+func TestSlowNetworkKeepsIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilent(t)
+		s.Keep()
+		for range 1000 {
+			s.answer(t, testLease/heartbeatsPerLease-time.Millisecond)
+			synctest.Wait()
+			if s.Err() != nil {
+				t.Fatalf("lost at %v: %v", s.at(), s.Err())
+			}
+		}
+	})
+}
+
+func TestAnswerTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilent(t)
+		s.Keep()
+		s.answer(t, HolderShare(testLease)+time.Millisecond)
+		synctest.Wait()
+		if !errors.Is(s.Err(), ErrSilent) {
+			t.Errorf("lost: %v, want ErrSilent", s.Err())
+		}
+	})
+}
+
+// TestLastWord: the server's FATAL counts at once, with the socket still open.
+func TestLastWord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSilent(t)
+		s.Keep()
+		time.Sleep(time.Second)
+		s.server.Send(&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P01", Message: "bye"})
+		if err := s.server.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		<-s.Lost()
+		if s.at() != time.Second {
+			t.Errorf("lost at %v, want 1s", s.at())
+		}
+	})
+}
+
+// TestSuspend: a clock that jumps, as after a suspended night, ends the
+// session at the next opportunity, though the timers have not run out.
+func TestSuspend(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		started := time.Now()
+		var asleep time.Duration
+		s := newSession(here, pgproto3.NewFrontend(here, here), 1, testLease, func() time.Duration { return time.Since(started) + asleep })
+		defer s.Close()
+		defer there.Close()
+		go func() { // takes requests, never answers
+			for server := pgproto3.NewBackend(there, there); ; {
+				if _, err := server.Receive(); err != nil {
+					return
+				}
+			}
+		}()
+		asleep = 8 * time.Hour
+		s.Keep()
+		<-s.Lost()
+		if time.Since(started) > testLease/heartbeatsPerLease || !errors.Is(s.Err(), ErrSilent) {
+			t.Errorf("lost after %v of running: %v", time.Since(started), s.Err())
+		}
+	})
+}
