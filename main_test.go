@@ -3,6 +3,7 @@ package main_test
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +21,7 @@ import (
 	"time"
 
 	"github.com/creack/pty"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/pglead/pglead/lockkey"
@@ -426,7 +428,7 @@ func TestStandbyIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(remove)
-	standby, remove, err := primary.Standby(nil)
+	standby, remove, err := primary.Standby(nil, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -607,4 +609,253 @@ func TestOrdinaryUser(t *testing.T) {
 	if !strings.Contains(said.String(), "this lock is local to this machine") {
 		t.Errorf("the embedded server is not announced: %s", &said)
 	}
+}
+
+// TestFirstProcess: pglead as the first process of a container collects the
+// orphans of others, passes signals on, and says by its status what it can't
+// say by its death.
+func TestFirstProcess(t *testing.T) {
+	requireRoot(t, "a process namespace")
+	dir := openDir(t)
+	started := filepath.Join(dir, "started")
+	cmd := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "--kill-child",
+		filepath.Join(theBench.dir, "pglead"), "run", "--key", "first", "--", "sh", "-c", `
+			test "$(ps -o pid= -C pglead)" -eq 1 || exit 99
+			(setsid sh -c 'sleep 0.1 & exit' &)
+			touch "$0"; exec sleep 1000`, started)
+	cmd.Env, cmd.Dir = theBench.environ(dir), dir
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { _, err := os.Stat(started); return err == nil }) {
+		_ = cmd.Process.Kill()
+		t.Fatalf("never starts: %s", &said)
+	}
+	// An orphan that is nobody's but the first process's, as `docker exec` leaves.
+	out, err := exec.Command("pgrep", "-P", strconv.Itoa(cmd.Process.Pid)).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := strings.TrimSpace(string(out))
+	enter := exec.Command("nsenter", "--pid", "--mount", "--target", first, "sh", "-c", "(sleep 0.1 &) ; exit 0")
+	if out, err := enter.CombinedOutput(); err != nil {
+		t.Fatalf("nsenter: %v: %s", err, out)
+	}
+	if !eventually(func() bool {
+		zombies, err := exec.Command("nsenter", "--pid", "--mount", "--target", first, "sh", "-c", "ps -e -o stat= | grep -c ^Z").Output()
+		return err != nil && strings.TrimSpace(string(zombies)) == "0" && exec.Command("pgrep", "-xf", "sleep 0.1").Run() != nil
+	}) {
+		t.Error("zombies stay")
+	}
+	if err := exec.Command("kill", "-TERM", first).Run(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 143 {
+		t.Errorf("status %d, want 143: %s", code, &said)
+	}
+}
+
+// TestOldestWaiterIsServed: newcomers, of whom there is no end, don't overtake
+// those who stand in line.
+func TestOldestWaiterIsServed(t *testing.T) {
+	dir := t.TempDir()
+	order := filepath.Join(dir, "order")
+	end := filepath.Join(dir, "end")
+	start := func(name string, wait string) *exec.Cmd {
+		cmd := command(t, "run", "--key", "queue", "-q", "--wait", wait, "--", "sh", "-c", "echo "+name+" >>"+order+"; sleep 0.02")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	holder := command(t, "run", "--key", "queue", "--", "sh", "-c", "touch "+dir+"/held; until test -e "+end+"; do sleep 0.01; done")
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { _, err := os.Stat(dir + "/held"); return err == nil }) {
+		t.Fatal("the holder never starts")
+	}
+	var waiters []*exec.Cmd
+	for i := range 10 {
+		waiters = append(waiters, start(fmt.Sprintf("waiter%d", i), "2m"))
+		if !eventually(func() bool { return theBench.locks("queue", "NOT granted") == i+1 }) {
+			t.Fatal("a waiter doesn't stand in line")
+		}
+	}
+	stop := make(chan struct{})
+	var newcomers sync.WaitGroup
+	for range 3 {
+		newcomers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					cmd := start("newcomer", "1s")
+					_ = cmd.Wait() // 0 or 75
+				}
+			}
+		})
+	}
+	if !eventually(func() bool { return theBench.locks("queue", "NOT granted") > 10 }) {
+		t.Fatal("no newcomer")
+	}
+	if err := os.WriteFile(end, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for i, w := range waiters {
+		if err := w.Wait(); err != nil {
+			t.Errorf("waiter %d: %v", i, err)
+		}
+	}
+	close(stop)
+	newcomers.Wait()
+	_ = holder.Wait()
+	text, err := os.ReadFile(order)
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := strings.Fields(string(text))
+	for i := range 10 {
+		if want := fmt.Sprintf("waiter%d", i); len(served) <= i || served[i] != want {
+			t.Fatalf("served in the order %v, want waiter0 … waiter9 first", served[:min(len(served), 15)])
+		}
+	}
+}
+
+// TestUnkillable: a descendant of another user is reported, and the lock stays
+// held while it lives.
+func TestUnkillable(t *testing.T) {
+	requireRoot(t, "a setuid program")
+	dsn, dir := openServer(t), openDir(t)
+	suid := filepath.Join(dir, "becomeroot")
+	program, err := exec.LookPath("setpriv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("install", "-m", "4755", program, suid).CombinedOutput(); err != nil {
+		t.Fatalf("install: %s", out)
+	}
+	cmd := exec.Command("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
+		filepath.Join(theBench.dir, "pglead"), "run", "--dsn", dsn, "--key", "suid", "--kill-after", "100ms", "--lock-delay", "0", "--", "sh", "-c",
+		suid+` --reuid 0 --regid 0 --clear-groups sh -c 'touch `+dir+`/started; exec sleep 3' & trap "" TERM; while :; do sleep 0.05; done`)
+	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { _, err := os.Stat(dir + "/started"); return err == nil }) {
+		t.Fatalf("never starts: %s", &said)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if exec.Command("pgrep", "-xf", "sleep 3").Run() == nil {
+		t.Error("pglead ended before the last of its command's processes")
+	}
+	if !strings.Contains(said.String(), "these processes can't be killed, and the lock stays held while they live: sleep (") {
+		t.Errorf("not reported: %s", &said)
+	}
+}
+
+// TestNoSecondCore: the command's core file is the one that matters.
+func TestNoSecondCore(t *testing.T) {
+	cmd := exec.Command("bash", "-c", `ulimit -c unlimited 2>/dev/null; exec pglead run --key core -- sh -c 'kill -SEGV $$'`)
+	home := t.TempDir()
+	cmd.Env, cmd.Dir = theBench.environ(home), home
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	status := exit.Sys().(syscall.WaitStatus)
+	if !status.Signaled() || status.Signal() != syscall.SIGSEGV || status.CoreDump() {
+		t.Errorf("status %v, core dumped: %v; want SIGSEGV without a core", status, status.CoreDump())
+	}
+}
+
+// BenchmarkHandover measures from the last act of a command that ends well to
+// the first of the next one's, which has been waiting; and from SIGKILL of
+// pglead to the instant at which the server has freed the lock.
+func BenchmarkHandover(b *testing.B) {
+	run := func(out io.Writer, in io.Reader, args ...string) *exec.Cmd {
+		cmd := exec.Command(filepath.Join(theBench.dir, "pglead"), append([]string{"run", "--key", "handover", "--wait", "1m", "--"}, args...)...)
+		cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stdin = theBench.environ(b.TempDir()), b.TempDir(), out, in
+		if err := cmd.Start(); err != nil {
+			b.Fatal(err)
+		}
+		return cmd
+	}
+	until := func(what string, condition func() bool) {
+		if !eventually(condition) {
+			b.Fatal("never: " + what)
+		}
+	}
+	nanos := func(buf *bytes.Buffer) int64 {
+		n, err := strconv.ParseInt(strings.TrimSpace(buf.String()), 10, 64)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return n
+	}
+	report := func(b *testing.B, times []time.Duration) {
+		slices.Sort(times)
+		b.ReportMetric(0, "ns/op")
+		b.ReportMetric(float64(times[len(times)/2].Microseconds())/1000, "p50-ms")
+		b.ReportMetric(float64(times[len(times)*99/100].Microseconds())/1000, "p99-ms")
+	}
+	b.Run("clean", func(b *testing.B) {
+		var times []time.Duration
+		for b.Loop() {
+			var ended, started bytes.Buffer
+			in, proceed, err := os.Pipe()
+			if err != nil {
+				b.Fatal(err)
+			}
+			holder := run(&ended, in, "sh", "-c", "read x; exec date +%s%N")
+			_ = in.Close()
+			until("held", func() bool { return theBench.locks("handover", "granted") == 1 })
+			waiter := run(&started, nil, "date", "+%s%N")
+			until("waited for", func() bool { return theBench.locks("handover", "NOT granted") == 1 })
+			_ = proceed.Close()
+			if err := errors.Join(holder.Wait(), waiter.Wait()); err != nil {
+				b.Fatal(err)
+			}
+			times = append(times, time.Duration(nanos(&started)-nanos(&ended)))
+		}
+		report(b, times)
+	})
+	b.Run("killed", func(b *testing.B) {
+		// A plain session waits for the lock: its grant is the lock's release.
+		var times []time.Duration
+		conn, err := pgconn.Connect(b.Context(), theBench.server.DSN("postgres"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer conn.Close(b.Context())
+		id := lockkey.SipHash24("handover")
+		for b.Loop() {
+			holder := run(nil, nil, "sleep", "1000")
+			until("held", func() bool { return theBench.locks("handover", "granted") == 1 })
+			granted := make(chan time.Time, 1)
+			go func() {
+				_, _ = conn.Exec(context.Background(), fmt.Sprintf("SELECT pg_advisory_lock(%d)", id)).ReadAll()
+				granted <- time.Now()
+			}()
+			until("waited for", func() bool { return theBench.locks("handover", "NOT granted") == 1 })
+			killed := time.Now()
+			_ = holder.Process.Kill()
+			times = append(times, (<-granted).Sub(killed))
+			_ = holder.Wait()
+			if _, err := conn.Exec(b.Context(), fmt.Sprintf("SELECT pg_advisory_unlock(%d)", id)).ReadAll(); err != nil {
+				b.Fatal(err)
+			}
+		}
+		report(b, times)
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -450,4 +451,37 @@ func TestLookup(t *testing.T) {
 			t.Errorf("Lookup(%q): NotFound is %v", tt.name, lookup.NotFound)
 		}
 	}
+}
+
+// BenchmarkKill measures from the decision to kill to the last of 300
+// processes, half of them daemons, being dead and reaped.
+func BenchmarkKill(b *testing.B) {
+	var times []time.Duration
+	for b.Loop() {
+		dir := b.TempDir()
+		c, err := child.Start(child.Config{
+			Path: "/bin/sh", Deadline: far(), Args: []string{"sh", "-c", `
+				i=0; while [ $i -lt 149 ]; do sleep 1000 & (setsid sleep 1000 &); i=$((i+1)); done; touch "$0"; sleep 1000`, dir + "/ready"},
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for {
+			if _, err := os.Stat(dir + "/ready"); err == nil {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		decided := time.Now()
+		c.Kill()
+		<-c.Done()
+		times = append(times, time.Since(decided))
+		if c.Result().Killed < 290 {
+			b.Fatalf("only %d processes", c.Result().Killed)
+		}
+	}
+	slices.Sort(times)
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(float64(times[len(times)/2].Microseconds())/1000, "p50-ms")
+	b.ReportMetric(float64(times[len(times)-1].Microseconds())/1000, "max-ms")
 }

@@ -97,13 +97,17 @@ func (s *Server) Query(database, sql string) ([]string, error) {
 	return values, err
 }
 
-// Standby makes and starts a standby of s. Settings are as for Prepare.
-func (s *Server) Standby(settings map[string]string) (standby *Server, remove func(), err error) {
+// Standby makes and starts a standby of s, which reaches it through its socket
+// or, if host is given, over TCP. Settings are as for Prepare.
+func (s *Server) Standby(settings map[string]string, host string) (standby *Server, remove func(), err error) {
 	standby, remove, err = Prepare(settings)
 	if err != nil {
 		return nil, nil, err
 	}
-	err = standby.Run("pg_basebackup", "-D", standby.Data, "-h", s.Socket, "-p", s.port(), "-U", Superuser, "-R", "-c", "fast")
+	if host == "" {
+		host = s.Socket
+	}
+	err = standby.Run("pg_basebackup", "-D", standby.Data, "-h", host, "-p", s.port(), "-U", Superuser, "-R", "-c", "fast")
 	if err == nil {
 		err = standby.StartLogged()
 	}

@@ -349,7 +349,7 @@ func TestLeaseAtTheServer(t *testing.T) {
 
 func TestStandbyIsRefusedAndPrimaryIsFound(t *testing.T) {
 	primary := start(t, map[string]string{"wal_level": "replica"})
-	standby, remove, err := primary.Standby(nil)
+	standby, remove, err := primary.Standby(nil, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -603,7 +603,7 @@ func TestQuorum(t *testing.T) {
 	}
 	s.Close()
 
-	standby, remove, err := primary.Standby(nil)
+	standby, remove, err := primary.Standby(nil, "")
 	if err != nil {
 		t.Fatal(err)
 	}

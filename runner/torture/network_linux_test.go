@@ -95,6 +95,20 @@ func (n *network) cut(host string, in, out bool) {
 	}
 }
 
+// cutFrom drops what two hosts send each other.
+func (n *network) cutFrom(host, other string) {
+	n.t.Helper()
+	cmd := exec.Command("ip", "netns", "exec", n.ns(host), "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(fmt.Sprintf(`table inet cut {
+chain i { type filter hook input priority 0; ip saddr %[1]s drop; }
+chain o { type filter hook output priority 0; ip daddr %[1]s drop; }
+}
+`, n.hosts[other]))
+	if output, err := cmd.CombinedOutput(); err != nil {
+		n.t.Fatalf("nft: %v: %s", err, output)
+	}
+}
+
 func (n *network) heal(host string) {
 	n.t.Helper()
 	n.run("ip", "netns", "exec", n.ns(host), "nft", "flush", "ruleset")
