@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -35,11 +36,27 @@ const (
 	backoffMost  = 5 * time.Second
 )
 
+// lock is a lock that a command can be started under: the session that holds
+// it, and the guard that holds on to the session's socket.
+type lock struct {
+	session *session.Session
+	guard   *child.Guard
+	grant   session.Grant
+}
+
+// drop gives everything up; the end of the session frees the lock.
+func (l *lock) drop() {
+	if l.guard != nil {
+		l.guard.Close()
+	}
+	l.session.Close()
+}
+
 // acquire opens a session and takes the lock on it. Someone who waits rides
 // out what passes by itself: a server that restarts, has no room, or is a
 // standby until it is promoted, and the loss of the own session meanwhile.
 // When the time is up the last obstacle is the error.
-func acquire(ctx context.Context, cfg Config) (*session.Session, session.Grant, error) {
+func acquire(ctx context.Context, cfg Config) (*lock, error) {
 	began := time.Now()
 	left := func() time.Duration {
 		if cfg.Wait == Forever {
@@ -49,69 +66,77 @@ func acquire(ctx context.Context, cfg Config) (*session.Session, session.Grant, 
 	}
 	backoff := backoffFirst
 	for first := true; ; first = false {
-		s, grant, err := attempt(ctx, cfg, left, first)
+		l, err := attempt(ctx, cfg, left, first)
 		if err == nil {
-			return s, grant, nil
+			return l, nil
 		}
 		if ctx.Err() != nil {
-			return nil, session.Grant{}, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
 		pause := jitter(backoff/2, backoff)
 		if !session.Passing(err) || left() <= pause {
-			return nil, session.Grant{}, err
+			return nil, err
 		}
 		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", err.Error(), "retry_in", pause)
 		if !sleep(ctx, pause) {
-			return nil, session.Grant{}, context.Cause(ctx)
+			return nil, context.Cause(ctx)
 		}
 		backoff = min(2*backoff, backoffMost)
 	}
 }
 
-func attempt(ctx context.Context, cfg Config, left func() time.Duration, first bool) (*session.Session, session.Grant, error) {
+func attempt(ctx context.Context, cfg Config, left func() time.Duration, first bool) (*lock, error) {
 	open := cfg.Session
 	if cfg.Wait > 0 {
 		open.ConnectTimeout = min(open.ConnectTimeout, max(left(), time.Second))
 	}
 	s, err := session.Open(ctx, open)
 	if err != nil {
-		return nil, session.Grant{}, err
+		return nil, err
 	}
-	delay, err := take(ctx, cfg, s, left, first)
-	var grant session.Grant
+	l := &lock{session: s}
+	delay, err := l.take(ctx, cfg, left, first)
 	if err == nil {
-		grant, err = settle(ctx, cfg, s, delay)
+		err = l.settle(ctx, cfg, delay)
 	}
 	if err != nil {
-		s.Close()
-		return nil, session.Grant{}, err
+		l.drop()
+		return nil, err
 	}
-	return s, grant, nil
+	return l, nil
+}
+
+// startGuard starts the guard while there is something else to wait for.
+func (l *lock) startGuard() (err error) {
+	l.guard, err = child.NewGuard(l.session.Conn())
+	return err
 }
 
 // settle makes a granted lock one that a command can be started under: it
 // waits until a former holder that may not know of its loss is dead, draws the
 // token, and keeps the session alive from then on.
-func settle(ctx context.Context, cfg Config, s *session.Session, delay time.Duration) (session.Grant, error) {
+func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) error {
+	s := l.session
 	if delay > 0 {
 		cfg.Log.Info("lock granted without evidence that its last holder is dead; waiting", "event", "delayed", "delay", delay)
 		if err := s.Ping(ctx); err != nil {
-			return session.Grant{}, err
+			return err
 		}
 		s.Keep()
 		select {
 		case <-time.After(delay):
 		case <-s.Lost():
-			return session.Grant{}, s.Err()
+			return s.Err()
 		case <-ctx.Done():
-			return session.Grant{}, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
 	grant, err := s.Confirm(ctx, cfg.ID, cfg.LostGrace)
 	if err == nil && delay <= 0 {
 		s.Keep()
 	}
-	return grant, err
+	l.grant = grant
+	return err
 }
 
 // take takes the lock: it tries first, and then waits for as long as it may.
@@ -120,10 +145,11 @@ func settle(ctx context.Context, cfg Config, s *session.Session, delay time.Dura
 // Whoever finds the lock free at the first try starts at once, unless the
 // server is too young to tell. Whoever has waited, in this session or in one
 // that was lost, goes by what it has heard, which may be nothing.
-func take(ctx context.Context, cfg Config, s *session.Session, left func() time.Duration, first bool) (delay time.Duration, err error) {
+func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, first bool) (delay time.Duration, err error) {
+	s := l.session
 	granted, err := s.TryLock(ctx, cfg.ID)
 	if err == nil && granted && first {
-		return s.FirstTryDelay(cfg.LockDelay), nil
+		return s.FirstTryDelay(cfg.LockDelay), l.startGuard()
 	}
 	queue, told := true, false
 	for !granted && err == nil {
@@ -135,6 +161,9 @@ func take(ctx context.Context, cfg Config, s *session.Session, left func() time.
 			told = true
 			cfg.Log.Info("waiting for the lock", "event", "waiting")
 			if err := s.Listen(ctx, cfg.ID); err != nil {
+				return 0, err
+			}
+			if err := l.startGuard(); err != nil {
 				return 0, err
 			}
 		}
@@ -154,6 +183,9 @@ func take(ctx context.Context, cfg Config, s *session.Session, left func() time.
 			return 0, context.Cause(ctx)
 		}
 		granted, err = s.TryLock(ctx, cfg.ID)
+	}
+	if err == nil && l.guard == nil {
+		err = l.startGuard()
 	}
 	return s.Evidence().Delay(cfg.LockDelay), err
 }

@@ -113,10 +113,11 @@ func Run(cfg Config) (Outcome, error) {
 
 	ctx, handOver := interruptible(signals)
 	defer handOver()
-	s, grant, err := acquire(ctx, cfg)
+	l, err := acquire(ctx, cfg)
 	if err != nil {
 		return Outcome{}, err
 	}
+	s, grant := l.session, l.grant
 	defer s.Close()
 	log := cfg.Log.With("token", grant.Token)
 	log.Info("lock acquired", "event", "acquired", "backend_pid", s.BackendPID())
@@ -125,12 +126,13 @@ func Run(cfg Config) (Outcome, error) {
 	clean := &session.Clean{Token: grant.Token, LostGrace: cfg.LostGrace}
 	handOver()
 	if ctx.Err() != nil {
+		l.guard.Close()
 		release(log, cfg, s, clean)
 		return Outcome{}, context.Cause(ctx)
 	}
-	c, err := child.Start(child.Config{
+	c, err := l.guard.Start(child.Config{
 		Path: path, Args: cfg.Command, Env: environment(cfg, s, grant),
-		Socket: s.Conn(), Deadline: s.Deadline(), WaitForLeftovers: cfg.WaitForLeftovers,
+		Deadline: s.Deadline(), WaitForLeftovers: cfg.WaitForLeftovers,
 		LostGrace: cfg.LostGrace, LeaseGrace: leaseGrace(cfg.Session.Lease),
 	})
 	if err != nil {

@@ -29,10 +29,6 @@ type Config struct {
 	Args []string
 	Env  []string
 
-	// Socket is the connection that the lock depends on. It stays open until
-	// the tree is dead, even if this process is gone. May be nil.
-	Socket net.Conn
-
 	// Deadline is the instant of the boot time clock at which the tree is
 	// killed unless Renew has moved it.
 	Deadline time.Duration
@@ -79,9 +75,15 @@ type Event struct {
 	Unkillable string
 }
 
-// Start starts the command and returns when it runs. The error is a
-// *LookupError if the command itself could not be executed.
-func Start(cfg Config) (*Child, error) {
+// Guard is a guard process that has no command yet. To start one ahead of time
+// saves a program's start between the grant of the lock and the command.
+type Guard struct{ child *Child }
+
+// NewGuard starts a guard process.
+//
+// Socket is the connection that the lock depends on. It stays open until the
+// tree is dead, even if this process is gone. May be nil.
+func NewGuard(socket net.Conn) (*Guard, error) {
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
@@ -90,9 +92,25 @@ func Start(cfg Config) (*Child, error) {
 		events: make(chan Event, 16),
 		done:   make(chan struct{}),
 	}
-	if err := c.startGuard(cfg.Socket); err != nil {
+	if err := c.startGuard(socket); err != nil {
 		return nil, fmt.Errorf("start the guard process: %w", err)
 	}
+	return &Guard{c}, nil
+}
+
+// Close ends a guard that was not told to start a command.
+func (g *Guard) Close() {
+	// It ends when it sees the end of the stream, and ends the command, too,
+	// if it came that far.
+	_ = g.child.control.Close()
+	wait(g.child.guard)
+}
+
+// Start has the guard start the command, and returns when it runs. The error
+// is a *LookupError if the command itself could not be executed. In any case
+// the guard is used up.
+func (g *Guard) Start(cfg Config) (*Child, error) {
+	c := g.child
 	req := startRequest{
 		path: cfg.Path, args: cfg.Args, env: cfg.Env,
 		deadline: int64(cfg.Deadline), lostGrace: int64(cfg.LostGrace), leaseGrace: int64(cfg.LeaseGrace),
@@ -105,10 +123,7 @@ func Start(cfg Config) (*Child, error) {
 		err = c.awaitStart(cfg.Args[0])
 	}
 	if err != nil {
-		// The guard ends the command, if it came that far, when it sees the
-		// end of the stream.
-		_ = c.control.Close()
-		wait(c.guard)
+		g.Close()
 		return nil, err
 	}
 	go c.listen()

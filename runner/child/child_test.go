@@ -124,13 +124,22 @@ func far() time.Duration { return boottime.Now() + time.Hour }
 
 func startRole(t *testing.T, cfg child.Config, role string, args ...string) *child.Child {
 	t.Helper()
+	return startRoleWith(t, nil, cfg, role, args...)
+}
+
+func startRoleWith(t *testing.T, socket net.Conn, cfg child.Config, role string, args ...string) *child.Child {
+	t.Helper()
 	cfg.Path = "/proc/self/exe"
 	cfg.Args = append([]string{"command"}, args...)
 	cfg.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
 	if cfg.Deadline == 0 {
 		cfg.Deadline = far()
 	}
-	c, err := child.Start(cfg)
+	g, err := child.NewGuard(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := g.Start(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,8 +231,13 @@ func treeSize(breadth int) int { return breadth + 2 }
 
 func startTree(t *testing.T, cfg child.Config, breadth int) (*child.Child, []int) {
 	t.Helper()
+	return startTreeWith(t, nil, cfg, breadth)
+}
+
+func startTreeWith(t *testing.T, socket net.Conn, cfg child.Config, breadth int) (*child.Child, []int) {
+	t.Helper()
 	dir := t.TempDir()
-	c := startRole(t, cfg, "tree", dir, strconv.Itoa(breadth))
+	c := startRoleWith(t, socket, cfg, "tree", dir, strconv.Itoa(breadth))
 	return c, awaitRecords(dir, treeSize(breadth))
 }
 
@@ -255,7 +269,7 @@ func TestDeadline(t *testing.T) {
 // peer's end by itself, and it ends the connection when it has killed for it.
 func TestSocket(t *testing.T) {
 	here, there := socketPair(t)
-	c, pids := startTree(t, child.Config{Socket: here}, 3)
+	c, pids := startTreeWith(t, here, child.Config{}, 3)
 	if err := here.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -397,7 +411,11 @@ func TestCommandThatCannotBeExecuted(t *testing.T) {
 	if err := os.WriteFile(file, []byte("#!/nosuch\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	_, err := child.Start(child.Config{Path: file, Args: []string{file}, Deadline: far()})
+	g, err := child.NewGuard(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = g.Start(child.Config{Path: file, Args: []string{file}, Deadline: far()})
 	var lookup *child.LookupError
 	if !errors.As(err, &lookup) {
 		t.Fatalf("Start: %v, want a LookupError", err)
@@ -410,12 +428,33 @@ func TestScriptWithoutInterpreterLine(t *testing.T) {
 	if err := os.WriteFile(file, []byte("exit $1\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	c, err := child.Start(child.Config{Path: file, Args: []string{file, "5"}, Deadline: far()})
+	g, err := child.NewGuard(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := g.Start(child.Config{Path: file, Args: []string{file, "5"}, Deadline: far()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if r := await(t, c); r.Status.ExitStatus() != 5 {
 		t.Errorf("%+v, want status 5", r)
+	}
+}
+
+// TestUnusedGuard: a guard that was started ahead of time leaves nothing.
+func TestUnusedGuard(t *testing.T) {
+	here, there := socketPair(t)
+	g, err := child.NewGuard(here)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = here.Close()
+	g.Close()
+	if err := there.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := there.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("read after the guard's end: %v, want the end of the stream", err)
 	}
 }
 
@@ -459,7 +498,11 @@ func BenchmarkKill(b *testing.B) {
 	var times []time.Duration
 	for b.Loop() {
 		dir := b.TempDir()
-		c, err := child.Start(child.Config{
+		g, err := child.NewGuard(nil)
+		if err != nil {
+			b.Fatal(err)
+		}
+		c, err := g.Start(child.Config{
 			Path: "/bin/sh", Deadline: far(), Args: []string{"sh", "-c", `
 				i=0; while [ $i -lt 149 ]; do sleep 1000 & (setsid sleep 1000 &); i=$((i+1)); done; touch "$0"; sleep 1000`, dir + "/ready"},
 		})

@@ -76,8 +76,9 @@ type guard struct {
 	hungUp   <-chan struct{}
 	req      startRequest
 
-	pid    int    // of the command
-	cgroup string // the command's, or empty
+	pid       int    // of the command
+	cgroup    string // the command's, or empty
+	cgroupDir *os.File
 	exited bool
 	report doneReport
 
@@ -125,6 +126,11 @@ func newGuard(control, socket int) (*guard, error) {
 		report:   doneReport{ending: Exited},
 	}
 	signal.Notify(g.children, unix.SIGCHLD)
+	if path := cgroupPath(os.Getpid()); path != "" {
+		if g.cgroupDir = makeCgroup(path); g.cgroupDir != nil {
+			g.cgroup = path
+		}
+	}
 	var err error
 	if g.deadline, err = newDeadlineTimer(); err != nil {
 		return nil, err
@@ -136,6 +142,7 @@ func newGuard(control, socket int) (*guard, error) {
 func (g *guard) start() error {
 	k, body, err := readMessage(g.control)
 	if err != nil || k != msgStart {
+		removeCgroup(g.cgroup)
 		return fmt.Errorf("no start request: %w", err)
 	}
 	if err := g.req.decode(body); err != nil {
@@ -182,18 +189,16 @@ func (g *guard) start() error {
 
 // execute starts the command, in a control group of its own if that can be.
 func (g *guard) execute(attr *syscall.ProcAttr) (pid int, err error) {
-	path := cgroupPath(os.Getpid())
-	if dir := makeCgroup(path); dir != nil {
-		g.cgroup = path
-		defer dir.Close()
-		setCgroup(attr.Sys, dir)
+	if g.cgroupDir != nil {
+		defer g.cgroupDir.Close()
+		setCgroup(attr.Sys, g.cgroupDir)
 		pid, err := syscall.ForkExec(g.req.path, g.req.args, attr)
 		if err == nil {
 			return pid, nil
 		}
 		// The kernel may refuse the group and not the command.
 		attr.Sys = commandAttributes()
-		removeCgroup(path)
+		removeCgroup(g.cgroup)
 		g.cgroup = ""
 	}
 	pid, err = syscall.ForkExec(g.req.path, g.req.args, attr)

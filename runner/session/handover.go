@@ -100,9 +100,12 @@ func (e Evidence) Delay(lockDelay time.Duration) time.Duration {
 	return lockDelay
 }
 
-// Listen begins to collect what Evidence returns.
+// Listen begins to collect what Evidence returns. The second query is that of
+// Confirm with nothing to confirm: the server reads from its catalogs now what
+// it would otherwise read between the grant and the command's start, which is
+// some milliseconds.
 func (s *Session) Listen(ctx context.Context, id lockkey.ID) error {
-	_, err := s.query(ctx, fmt.Sprintf(`LISTEN "%s"`, channel(id)))
+	_, err := s.query(ctx, fmt.Sprintf(`LISTEN "%s"`, channel(id)), s.confirmation(id, 0, "false"))
 	return lockError(id, err)
 }
 

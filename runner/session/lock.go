@@ -83,27 +83,15 @@ func sameLock(id lockkey.ID) string {
 // fencing token and announces that the command starts. Its one round trip is
 // what the first Deadline counts from.
 func (s *Session) Confirm(ctx context.Context, id lockkey.ID, lostGrace time.Duration) (Grant, error) {
-	// A transaction number is only used up for good once the WAL that tells of
-	// it is on disk. That takes something to log, the message, and a commit
-	// that waits for the disk but for no standby, whatever the role's default
-	// is: 'local'; with a quorum, one that waits for them too: 'on'. OFFSET 0 keeps the planner from evaluating the token twice.
-	commit := "local"
 	if s.cfg.Quorum {
 		if err := s.joinQuorum(ctx); err != nil {
 			return Grant{}, err
 		}
-		commit = "on"
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, s.lease*2/heartbeatsPerLease, errNoQuorum)
 		defer cancel()
 	}
-	row, err := s.row(ctx, 4, fmt.Sprintf(`SELECT held, CASE WHEN held THEN token END,
-	(SELECT system_identifier FROM pg_catalog.pg_control_system()),
-	CASE WHEN held THEN pg_catalog.pg_notify('%[1]s', 'started ' || token || ' %[2]d %[3]d') END
-FROM (SELECT %[4]s AS held, %[5]s << 48 | pg_catalog.pg_current_xact_id()::text::bigint AS token,
-	pg_catalog.set_config('synchronous_commit', '%[6]s', true),
-	pg_catalog.pg_logical_emit_message(true, 'pglead', '') OFFSET 0) AS drawn`,
-		channel(id), s.lease.Milliseconds(), lostGrace.Milliseconds(), held(id), timeline, commit))
+	row, err := s.row(ctx, 6, s.confirmation(id, lostGrace, "true"))
 	if err != nil {
 		return Grant{}, lockError(id, err)
 	}
@@ -111,12 +99,38 @@ FROM (SELECT %[4]s AS held, %[5]s << 48 | pg_catalog.pg_current_xact_id()::text:
 		return Grant{}, unsafe("only PostgreSQL's own advisory locks exclude anyone",
 			"the server granted lock %d but does not list it in pg_locks", id)
 	}
-	token, err := strconv.ParseInt(row[1], 10, 64)
+	number, err := strconv.ParseInt(row[1], 10, 64)
 	if err != nil {
 		return Grant{}, unsafe("", "the server's token %q is no number", row[1])
 	}
-	return Grant{Token: token, SystemID: row[2]}, nil
+	return Grant{Token: number, SystemID: row[2]}, nil
 }
+
+// confirmation is Confirm's query. It does something only if the session holds
+// the lock and wanted is true.
+//
+// A transaction number is only used up for good once the WAL that tells of it
+// is on disk. That takes something to log, the message, and a commit that waits
+// for the disk but for no standby, whatever the role's default is: 'local';
+// with a quorum, one that waits for them too: 'on'.
+func (s *Session) confirmation(id lockkey.ID, lostGrace time.Duration, wanted string) string {
+	commit := "local"
+	if s.cfg.Quorum {
+		commit = "on"
+	}
+	return fmt.Sprintf(`SELECT held,
+	CASE WHEN held THEN %[7]s END,
+	(SELECT system_identifier FROM pg_catalog.pg_control_system()),
+	CASE WHEN held THEN pg_catalog.pg_notify('%[1]s', 'started ' || %[7]s || ' %[2]d %[3]d') END,
+	CASE WHEN held THEN pg_catalog.set_config('synchronous_commit', '%[4]s', true) END,
+	CASE WHEN held THEN pg_catalog.pg_logical_emit_message(true, 'pglead', '') END
+FROM (SELECT %[5]s AND %[6]s AS held OFFSET 0) AS looked`,
+		channel(id), s.lease.Milliseconds(), lostGrace.Milliseconds(), commit, wanted, held(id), token)
+}
+
+// token is an SQL expression. It is the same number wherever it stands in a
+// transaction.
+const token = "(" + timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
 
 // Clean is the holder's last word: that its command is dead. It precedes the
 // lock's release, in a transaction of its own, so that a waiter hears it with

@@ -28,6 +28,7 @@ type options struct {
 	seed             uint64
 	only             string
 	svg              string
+	peers            bool
 }
 
 func TestMain(m *testing.M) {
@@ -46,6 +47,7 @@ func parseOptions() options {
 	flags.Uint64Var(&o.seed, "seed", 0, "of the schedule; 0 picks one")
 	flags.StringVar(&o.only, "only", "", "faults whose names contain this")
 	flags.StringVar(&o.svg, "svg", "", "file for the run's picture")
+	flags.BoolVar(&o.peers, "peers", false, "compare with flock, psql and etcdctl")
 	_ = flags.Parse(strings.Fields(os.Getenv("TORTURE")))
 	if o.seed == 0 {
 		o.seed = rand.Uint64()

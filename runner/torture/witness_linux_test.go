@@ -67,6 +67,9 @@ func spawnRole(role string) {
 // command is what pglead runs: it witnesses its own life, and so does the
 // daemon that it leaves behind for pglead to end.
 func command() {
+	if os.Getenv("PGLEAD_TOKEN") == "" { // under a peer, which has none
+		_ = os.Setenv("PGLEAD_TOKEN", strconv.FormatInt(int64(boottime.Now()), 10))
+	}
 	done := make(chan os.Signal, 1)
 	signal.Notify(done, unix.SIGUSR1)
 	spawnRole("fork")
