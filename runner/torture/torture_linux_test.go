@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -45,7 +46,7 @@ func parseOptions() options {
 	flags.DurationVar(&o.lease, "lease", 3*time.Second, "--lease of all")
 	flags.DurationVar(&o.lockDelay, "lock-delay", 2*time.Second, "--lock-delay of all")
 	flags.Uint64Var(&o.seed, "seed", 0, "of the schedule; 0 picks one")
-	flags.StringVar(&o.only, "only", "", "faults whose names contain this")
+	flags.StringVar(&o.only, "only", "", "faults whose names match this regular expression")
 	flags.StringVar(&o.svg, "svg", "", "file for the run's picture")
 	flags.BoolVar(&o.peers, "peers", false, "compare with flock, psql and etcdctl")
 	_ = flags.Parse(strings.Fields(os.Getenv("TORTURE")))
@@ -213,27 +214,28 @@ type leader struct {
 }
 
 func (a *arena) leader() (leader, error) {
-	h := a.history()
+	h := slices.DeleteFunc(a.history(), func(l life) bool { return l.excused })
 	h.sort()
-	for _, l := range slices.Backward(h) {
-		now := boottime.Now()
-		if l.excused || now-l.last > 100*time.Millisecond || now-l.first < 300*time.Millisecond {
-			continue
-		}
-		a.mu.Lock()
-		pid := a.pids[l.host]
-		a.mu.Unlock()
-		out, err := exec.Command("pgrep", "-P", strconv.Itoa(pid), "-x", "lease-guard").Output()
-		if err != nil {
-			continue
-		}
-		guard, err := strconv.Atoi(strings.TrimSpace(string(out)))
-		if err != nil {
-			continue
-		}
-		return leader{life: l, pglead: pid, guard: guard}, nil
+	now := boottime.Now()
+	if len(h) == 0 {
+		return leader{}, errNobody
 	}
-	return leader{}, errNobody
+	l := h[len(h)-1]
+	if now-l.last > 100*time.Millisecond || now-l.first < 300*time.Millisecond {
+		return leader{}, errNobody
+	}
+	a.mu.Lock()
+	pid := a.pids[l.host]
+	a.mu.Unlock()
+	out, err := exec.Command("pgrep", "-P", strconv.Itoa(pid), "-x", "lease-guard").Output()
+	if err != nil {
+		return leader{}, errNobody
+	}
+	guard, err := strconv.Atoi(strings.TrimSpace(string(out)))
+	if err != nil {
+		return leader{}, err
+	}
+	return leader{life: l, pglead: pid, guard: guard}, nil
 }
 
 func (a *arena) awaitLeader() leader {
@@ -366,7 +368,9 @@ func (a *arena) inflict(f fault) event {
 			break
 		}
 		if boottime.Now()-at > a.bound()+30*time.Second {
-			a.t.Errorf("%s: nobody leads %v later", f.name, boottime.Now()-at)
+			h := a.history()
+			h.sort()
+			a.t.Errorf("%s at %v: nobody leads %v later; struck was %+v; last led %+v", f.name, at, boottime.Now()-at, l, h[max(0, len(h)-3):])
 			break
 		}
 		time.Sleep(5 * time.Millisecond)
@@ -391,7 +395,7 @@ func TestTorture(t *testing.T) {
 	var schedule []fault
 	for range o.rounds {
 		for _, f := range faults() {
-			if strings.Contains(f.name, o.only) {
+			if regexp.MustCompile(o.only).MatchString(f.name) {
 				schedule = append(schedule, f)
 			}
 		}
