@@ -58,22 +58,22 @@ lost the command and everything it started are killed.`,
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows the command is the command's
 	flags.SortFlags = false
-	flags.StringArrayVar(&f.keys, "key", nil, "what to lock (required)")
+	flags.StringArrayVar(&f.keys, "key", nil, "`KEY`: what to lock (required)")
 	flags.VarP(&f.wait, "wait", "w", "how long to wait for the lock, or forever; 0 tries once")
 	flags.Var(&f.lease, "lease", "a holder that the server can't hear for this long loses the lock; at least 3s")
 	flags.Var(&f.lockDelay, "lock-delay", "how long an old holder may live on without knowing that it lost; 0 never waits for it (default 2/3 of the lease, plus the lost-grace)")
 	flags.Var(&f.lostGrace, "lost-grace", "after a loss: TERM first, KILL after this or when nine tenths of the lease are over; 0 is KILL at once")
 	flags.VarP(&f.timeout, "timeout", "t", "the command may run this long, then TERM, then KILL; 0 is no limit")
 	flags.Var(&f.killAfter, "kill-after", "from a forwarded TERM, INT or HUP to KILL (default never), and from --timeout's TERM (default 10s)")
-	flags.StringVar(&f.leftovers, "leftovers", "kill", "processes still alive when the command has ended: kill or wait")
-	flags.IntVarP(&f.conflictCode, "conflict-exit-code", "E", exitHeld, "exit status when the lock is held elsewhere")
-	flags.StringVarP(&f.dsn, "dsn", "d", "", "the database: URI, keywords or name, as for psql; embedded: a private server")
+	flags.StringVar(&f.leftovers, "leftovers", "kill", "`kill` or wait: what becomes of processes still alive when the command has ended")
+	flags.IntVarP(&f.conflictCode, "conflict-exit-code", "E", exitHeld, "exit status `N` when the lock is held elsewhere")
+	flags.StringVarP(&f.dsn, "dsn", "d", "", "`DSN` of the database: URI, keywords or name, as for psql; embedded: a private server")
 	flags.BoolVar(&f.passDSN, "pass-dsn", false, "pass the connection string on to the command, in PGLEAD_DSN")
 	flags.BoolVar(&f.quorum, "quorum", false, "lose the lock when the primary loses its synchronous standbys")
 	flags.Var(&f.connectTimeout, "connect-timeout", "for each attempt to connect")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "say nothing but errors")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "say every step")
-	flags.StringVar(&f.logFormat, "log-format", "text", "text or json, on standard error")
+	flags.StringVar(&f.logFormat, "log-format", "text", "`text` or json, on standard error")
 	return cmd
 }
 

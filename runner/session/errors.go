@@ -65,7 +65,12 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 	collectAttempts(err, &attempts)
 	e := &Error{}
 	var causes []string
-	for _, a := range attempts {
+	for i, a := range attempts {
+		// With sslmode=prefer each address is tried without TLS next, and what
+		// that comes to is the answer.
+		if refusedTLS(a.cause) && i+1 < len(attempts) && attempts[i+1].host == a.host {
+			continue
+		}
 		text, kind, hint := describeAttempt(a.cause, cfg)
 		if len(configHosts(cfg)) > 1 && a.host != "" {
 			text = a.host + ": " + text
@@ -131,7 +136,7 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 			"check sslrootcert, and that the host name is the one in the certificate"
 	case errors.As(err, &alert), errors.As(err, &recordErr):
 		return "TLS: " + innermost(err).Error(), Unreachable, ""
-	case strings.Contains(err.Error(), "server refused TLS connection"):
+	case refusedTLS(err):
 		return "the server does not offer TLS, which sslmode asks for", Unreachable,
 			"switch ssl on at the server; sslmode=disable gives up encryption"
 	case errors.Is(err, context.Canceled):
@@ -146,6 +151,8 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 			hint = noServerHint
 		}
 		return errno.Error(), Unreachable, hint
+	case strings.Contains(err.Error(), "invalid body length"), strings.Contains(err.Error(), "unknown message type"):
+		return "what answers there is not PostgreSQL", Unreachable, "check host and port"
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		return "the server closed the connection during the login", Unreachable, ""
 	case strings.Contains(err.Error(), "require_auth"), strings.Contains(err.Error(), "channel binding"),
@@ -153,6 +160,10 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 		return innermost(err).Error(), Denied, ""
 	}
 	return innermost(err).Error(), Unreachable, ""
+}
+
+func refusedTLS(err error) bool {
+	return strings.Contains(err.Error(), "server refused TLS connection")
 }
 
 const noServerHint = "is PostgreSQL running there? --dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where it is"

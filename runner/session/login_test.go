@@ -115,6 +115,22 @@ hostssl all alice all scram-sha-256
 		t.Fatal(err)
 	}
 	defer mute.Close()
+	stranger, err := net.Listen("tcp", "127.0.0.1:0") // speaks another protocol
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	_, strangerPort, _ := net.SplitHostPort(stranger.Addr().String())
+	go func() {
+		for {
+			conn, err := stranger.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+			_ = conn.Close()
+		}
+	}()
 	_, mutePort, _ := net.SplitHostPort(mute.Addr().String())
 	closedPort, err := pgtest.FreePort()
 	if err != nil {
@@ -143,6 +159,7 @@ hostssl all alice all scram-sha-256
 		{"closed port", "host=127.0.0.1 user=u dbname=d port=" + closedPort, session.Unreachable, "connection refused"},
 		{"no socket", "host=" + dir + " user=u dbname=d", session.Unreachable, "no server socket"},
 		{"mute", "host=127.0.0.1 user=u dbname=d sslmode=disable port=" + mutePort, session.Unreachable, "no answer within 1s"},
+		{"stranger", "host=127.0.0.1 user=u dbname=d port=" + strangerPort, session.Unreachable, "d: what answers there is not PostgreSQL"},
 		{"no such host", "host=nosuch.invalid user=u dbname=d", session.Unreachable, "nosuch.invalid"},
 		{"one of two", fmt.Sprintf("host=127.0.0.1,db.example hostaddr=127.0.0.1,127.0.0.1 port=%s,%s user=alice password=hunter2 dbname=postgres sslmode=require", closedPort, port), 0, ""},
 	} {
