@@ -22,6 +22,9 @@ type database struct {
 	config *pgconn.Config
 	// pass is the command's PGLEAD_DSN, or empty.
 	pass string
+	// embedded is the use of the private server, or nil. It has to be reachable
+	// for as long as the session lives: the garbage collector closes files.
+	embedded *pgtest.Embedded
 }
 
 // databaseFrom chooses the database: the flag or its variable, DATABASE_URL,
@@ -57,7 +60,7 @@ func databaseFrom(v *voice, dsn string, fromEnv, pass bool) (database, error) {
 		if err != nil {
 			return d, err
 		}
-		// The use lasts as long as this process: nobody closes it.
+		d.embedded = server
 		v.announce(fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir), "embedded")
 		dsn = server.DSN
 	}

@@ -110,7 +110,7 @@ func status(err error) (code int, hint string) {
 		return exitNotExecutable, ""
 	case errors.As(err, &lost):
 		return exitLost, ""
-	case errors.As(err, &gone): // before the command started
+	case errors.As(err, &gone), errors.Is(err, child.ErrTooLate): // before the command started
 		return exitUnreachable, ""
 	case errors.Is(err, pgtest.ErrNoPrograms):
 		return exitUnreachable, "to install them: " + pgtest.InstallHint()

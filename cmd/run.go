@@ -3,6 +3,7 @@ package cmd
 import (
 	"errors"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 
@@ -133,6 +134,7 @@ func (f *runFlags) run(v *voice, cmd *cobra.Command, args []string) error {
 		WaitForLeftovers: f.leftovers == "wait",
 		Log:              v.log,
 	})
+	runtime.KeepAlive(db.embedded)
 	var held *runner.HeldError
 	switch {
 	case errors.As(err, &held):

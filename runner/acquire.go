@@ -117,12 +117,15 @@ func (l *lock) startGuard() (err error) {
 // token, and keeps the session alive from then on.
 func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) error {
 	s := l.session
-	if delay > 0 {
-		cfg.Log.Info("lock granted without evidence that its last holder is dead; waiting", "event", "delayed", "delay", delay)
+	kept := delay > 0 || cfg.Session.Quorum // whose second login may take its time
+	if kept {
 		if err := s.Ping(ctx); err != nil {
 			return err
 		}
 		s.Keep()
+	}
+	if delay > 0 {
+		cfg.Log.Info("lock granted without evidence that its last holder is dead; waiting", "event", "delayed", "delay", delay)
 		select {
 		case <-time.After(delay):
 		case <-s.Lost():
@@ -132,7 +135,7 @@ func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) erro
 		}
 	}
 	grant, err := s.Confirm(ctx, cfg.ID, cfg.LostGrace)
-	if err == nil && delay <= 0 {
+	if err == nil && !kept {
 		s.Keep()
 	}
 	l.grant = grant

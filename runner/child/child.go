@@ -21,6 +21,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // Config is what to run and until when.
@@ -52,6 +54,11 @@ type Child struct {
 	done    chan struct{}
 	writeMu sync.Mutex
 	result  Result
+
+	lostGrace time.Duration
+	guardMu   sync.Mutex
+	guardGone bool // its number may be another's
+	excused   bool // the guard has said why it takes its time
 }
 
 // Result is how a child ended.
@@ -74,6 +81,9 @@ type Event struct {
 	// user, or in an uninterruptible wait.
 	Unkillable string
 }
+
+// ErrTooLate says that the deadline had passed before the command could start.
+var ErrTooLate = errors.New("the lease ran out before the command could start")
 
 // Guard is a guard process that has no command yet. To start one ahead of time
 // saves a program's start between the grant of the lock and the command.
@@ -100,11 +110,40 @@ func NewGuard(socket net.Conn) (*Guard, error) {
 
 // Close ends a guard that was not told to start a command.
 func (g *Guard) Close() {
-	// It ends when it sees the end of the stream, and ends the command, too,
-	// if it came that far.
-	_ = g.child.control.Close()
-	wait(g.child.guard)
+	_ = g.child.control.Close() // the end of the stream ends it
+	g.child.reapGuard()
 }
+
+// reapGuard waits for the guard's end. It looks again and again, with the lock
+// held for the look, so that killGuard can't hit a number that has just become
+// free.
+func (c *Child) reapGuard() {
+	for pause := 100 * time.Microsecond; ; pause = min(2*pause, retryMost) {
+		c.guardMu.Lock()
+		pid, err := unix.Wait4(c.guard, nil, unix.WNOHANG, nil)
+		c.guardGone = pid == c.guard || err != nil && !errors.Is(err, unix.EINTR)
+		gone := c.guardGone
+		c.guardMu.Unlock()
+		if gone {
+			return
+		}
+		time.Sleep(pause)
+	}
+}
+
+// killGuard is for a guard that doesn't do what it is told: its work falls to
+// this process then.
+func (c *Child) killGuard() {
+	c.guardMu.Lock()
+	defer c.guardMu.Unlock()
+	if !c.guardGone && !c.excused {
+		_ = unix.Kill(c.guard, unix.SIGKILL)
+	}
+}
+
+// guardPatience is how long after an order to kill the guard may take to do it
+// or to say why it can't: it says so after unkillableAfter.
+const guardPatience = 2 * unkillableAfter
 
 // Start has the guard start the command, and returns when it runs. The error
 // is a *LookupError if the command itself could not be executed. In any case
@@ -120,10 +159,21 @@ func (g *Guard) Start(cfg Config) (*Child, error) {
 	}
 	err := writeMessage(c.control, msgStart, req.encode())
 	if err == nil {
+		// A guard that is stopped must not keep the lock for nobody.
+		_ = c.control.SetReadDeadline(time.Now().Add(cfg.Deadline - boottime.Now()))
 		err = c.awaitStart(cfg.Args[0])
+		_ = c.control.SetReadDeadline(time.Time{})
 	}
-	if err != nil {
+	c.lostGrace = cfg.LostGrace
+	var lookup *LookupError
+	switch {
+	case errors.As(err, &lookup), errors.Is(err, ErrTooLate):
 		g.Close()
+		return nil, err
+	case err != nil:
+		// The guard may have died, or been stopped, with the command started.
+		c.killGuard()
+		c.takeOver()
 		return nil, err
 	}
 	go c.listen()
@@ -188,6 +238,9 @@ func (c *Child) awaitStart(name string) error {
 	case err != nil:
 		return fmt.Errorf("the guard process ended before the command could start: %w", err)
 	case k == msgFailed:
+		if number(body) == tooLate {
+			return ErrTooLate
+		}
 		errno := syscall.Errno(number(body))
 		return &LookupError{Name: name, NotFound: errno == syscall.ENOENT, err: errno}
 	case k != msgStarted:
@@ -212,6 +265,9 @@ func (c *Child) listen() {
 		case msgLeftovers:
 			c.tell(Event{Leftovers: string(body)})
 		case msgUnkillable:
+			c.guardMu.Lock()
+			c.excused = true
+			c.guardMu.Unlock()
 			c.tell(Event{Unkillable: string(body)})
 		case msgDone:
 			var report doneReport
@@ -220,7 +276,7 @@ func (c *Child) listen() {
 			}
 			c.result = Result{Ending: report.ending, Status: unix.WaitStatus(report.status), Killed: int(report.killed)}
 			_ = c.control.Close()
-			wait(c.guard)
+			c.reapGuard()
 			return
 		}
 	}
@@ -238,7 +294,7 @@ func (c *Child) tell(e Event) {
 // SIGKILL from the kernel, and this process has inherited the rest.
 func (c *Child) takeOver() {
 	_ = c.control.Close()
-	wait(c.guard)
+	c.reapGuard()
 	c.result = Result{Ending: Killed, GuardDied: true}
 	cgroup := cgroupPath(c.guard)
 	killCgroup(cgroup)
@@ -268,15 +324,6 @@ func (c *Child) takeOver() {
 	}
 }
 
-// wait reaps the guard.
-func wait(pid int) {
-	for {
-		if _, err := unix.Wait4(pid, nil, 0, nil); !errors.Is(err, unix.EINTR) {
-			return
-		}
-	}
-}
-
 // PID is the command's process number.
 func (c *Child) PID() int { return c.pid }
 
@@ -297,11 +344,17 @@ func (c *Child) Signal(sig unix.Signal) { c.order(msgSignal, int64(sig)) }
 func (c *Child) Renew(deadline time.Duration) { c.order(msgRenew, int64(deadline)) }
 
 // Kill kills the tree.
-func (c *Child) Kill() { c.order(msgKill, 0) }
+func (c *Child) Kill() {
+	c.order(msgKill, 0)
+	time.AfterFunc(guardPatience, c.killGuard)
+}
 
 // Lose ends the tree because the lock is lost: at once or, with a LostGrace,
 // by SIGTERM first.
-func (c *Child) Lose() { c.order(msgLost, 0) }
+func (c *Child) Lose() {
+	c.order(msgLost, 0)
+	time.AfterFunc(c.lostGrace+guardPatience, c.killGuard)
+}
 
 // order tells the guard to do something. If that fails the guard is dead or
 // done, and listen is about to find out.

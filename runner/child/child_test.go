@@ -528,3 +528,33 @@ func BenchmarkKill(b *testing.B) {
 	b.ReportMetric(float64(times[len(times)/2].Microseconds())/1000, "p50-ms")
 	b.ReportMetric(float64(times[len(times)-1].Microseconds())/1000, "max-ms")
 }
+
+// TestTooLate: a command is not started after the deadline, however it passed.
+func TestTooLate(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "started")
+	g, err := child.NewGuard(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = g.Start(child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now() - 1})
+	if err == nil {
+		t.Error("started after the deadline")
+	}
+	if _, err := os.Stat(file); err == nil {
+		t.Error("the command ran")
+	}
+}
+
+// TestStoppedGuard: what the guard doesn't do, this process does.
+func TestStoppedGuard(t *testing.T) {
+	c, pids := startTree(t, child.Config{}, 5)
+	if err := unix.Kill(child.GuardPID(c), unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	c.Lose()
+	r := await(t, c)
+	assertDead(t, pids)
+	if !r.GuardDied {
+		t.Errorf("%+v, want GuardDied", r)
+	}
+}

@@ -79,8 +79,8 @@ type guard struct {
 	pid       int    // of the command
 	cgroup    string // the command's, or empty
 	cgroupDir *os.File
-	exited bool
-	report doneReport
+	exited    bool
+	report    doneReport
 
 	losing, killing bool
 	leftovers       <-chan time.Time // the next step against them
@@ -154,6 +154,12 @@ func (g *guard) start() error {
 	// The command is started in pglead's process group, which is the guard's
 	// too up to here: in one of its own it could neither read from the
 	// terminal nor be stopped by Ctrl-Z.
+	if int64(boottime.Now()) >= g.req.deadline {
+		// pglead was stopped on its way here, or slow: the lock may be another's.
+		removeCgroup(g.cgroup)
+		_ = writeNumber(g.control, msgFailed, tooLate)
+		return ErrTooLate
+	}
 	g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.env, Files: []uintptr{0, 1, 2}, Sys: commandAttributes()})
 	if err != nil {
 		removeCgroup(g.cgroup)
@@ -258,9 +264,7 @@ func (g *guard) obey(m message) {
 			_ = g.deadline.set(g.req.deadline)
 		}
 	case msgSignal:
-		if !g.exited {
-			_ = unix.Kill(g.pid, unix.Signal(number(m.body)))
-		}
+		g.signal(unix.Signal(number(m.body)))
 	case msgKill:
 		g.end(Killed)
 	case msgLost:
@@ -278,15 +282,26 @@ func (g *guard) lose(why Ending) {
 	}
 	now := int64(boottime.Now())
 	killAt := min(now+g.req.lostGrace, g.req.deadline+g.req.leaseGrace)
-	if g.exited || killAt <= now || g.deadline.set(killAt) != nil {
+	if killAt <= now || g.deadline.set(killAt) != nil {
 		g.end(why)
 		return
 	}
 	g.losing = true
 	g.report.ending = why
 	g.req.deadline = killAt
-	_ = unix.Kill(g.pid, unix.SIGTERM)
-	_ = unix.Kill(g.pid, unix.SIGCONT)
+	g.signal(unix.SIGTERM)
+	g.signal(unix.SIGCONT)
+}
+
+// signal is for the command or, when it has ended, for all that it left.
+func (g *guard) signal(sig unix.Signal) {
+	if !g.exited {
+		_ = unix.Kill(g.pid, sig)
+		return
+	}
+	for _, p := range descendants(nil) {
+		signalDescendant(p, sig)
+	}
 }
 
 func (g *guard) end(why Ending) {
@@ -375,10 +390,8 @@ func (g *guard) endLeftovers() {
 		if g.req.waitForAll != 0 {
 			return
 		}
-		for _, p := range alive {
-			signalDescendant(p, unix.SIGTERM)
-			signalDescendant(p, unix.SIGCONT)
-		}
+		g.signal(unix.SIGTERM)
+		g.signal(unix.SIGCONT)
 		g.terminated = true
 		g.leftovers = time.After(leftoverTerm)
 	}

@@ -22,12 +22,15 @@ const (
 
 	// from the guard
 	msgStarted    kind = 's' // int64: the command's process number
-	msgFailed     kind = 'f' // int64: errno of the exec
+	msgFailed     kind = 'f' // int64: errno of the exec, or tooLate
 	msgStopped    kind = 'p' // int64: the command was stopped by this signal
 	msgLeftovers  kind = 'l' // text: processes that outlive the command
 	msgUnkillable kind = 'u' // text: processes that SIGKILL doesn't reach
 	msgDone       kind = 'd' // doneReport
 )
+
+// tooLate stands in place of an errno for a deadline that had passed.
+const tooLate = -1
 
 // maxBody is more than Linux lets argv and environment be: 6 MiB (execve(2)).
 const maxBody = 16 << 20

@@ -54,10 +54,9 @@ func parseAnnouncement(payload string) (a Announcement, ok bool) {
 		}
 		numbers[i] = n
 	}
+	// Shortened and not dropped: else the event before it would be the last.
 	most := longestAnnounced.Milliseconds()
-	if numbers[1] > most || numbers[2] > most {
-		return a, false
-	}
+	numbers[1], numbers[2] = min(numbers[1], most), min(numbers[2], most)
 	return Announcement{
 		Clean: fields[0] == "clean", Token: numbers[0],
 		Lease: time.Duration(numbers[1]) * time.Millisecond, LostGrace: time.Duration(numbers[2]) * time.Millisecond,
@@ -120,12 +119,9 @@ func (s *Session) Evidence() Evidence {
 // FirstTryDelay is how long someone who got the lock without waiting for it
 // has to wait before the start: the rest of lockDelay on a server that came up
 // or was promoted less than that ago, since before that the lock may have had
-// a holder. On a unix socket there is no network that could keep a holder from
-// learning of its server's end.
+// a holder. Where the server is on unix sockets only, there is no network that
+// could keep a holder from learning of its server's end.
 func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
-	if s.local {
-		return 0
-	}
 	return max(0, lockDelay-s.age-(s.now()-s.opened))
 }
 
@@ -138,6 +134,7 @@ func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 //   - for a server that was a standby, its last checkpoint, which is not older
 //     than its promotion unless the timeline says so.
 const serverAge = `CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0
+	WHEN pg_catalog.current_setting('listen_addresses') = '' AND pg_catalog.inet_server_addr() IS NULL THEN 1e9
 	WHEN pg_catalog.pg_last_wal_replay_lsn() IS NULL THEN ` + sinceStart + `
 	WHEN (SELECT timeline_id FROM pg_catalog.pg_control_checkpoint()) <> ` + timeline + ` THEN 0
 	ELSE least(` + sinceStart + `, extract(epoch FROM pg_catalog.clock_timestamp() - (SELECT checkpoint_time FROM pg_catalog.pg_control_checkpoint())))

@@ -38,7 +38,7 @@ func (s *Session) TryLock(ctx context.Context, id lockkey.ID) (bool, error) {
 // which holds back vacuum and CREATE INDEX CONCURRENTLY, never gets older than
 // it. The trap may also be sprung after the grant, so what counts is pg_locks.
 func (s *Session) WaitLock(ctx context.Context, id lockkey.ID, atMost time.Duration) (bool, error) {
-	row, err := s.row(ctx, 1, fmt.Sprintf(`DO $pglead$ BEGIN
+	row, err := s.rowWithin(ctx, atMost, 1, fmt.Sprintf(`DO $pglead$ BEGIN
 	PERFORM pg_catalog.set_config('lock_timeout', '%d', true);
 	PERFORM pg_catalog.pg_advisory_lock(%d);
 EXCEPTION WHEN lock_not_available THEN NULL; END $pglead$;
@@ -98,6 +98,10 @@ func (s *Session) Confirm(ctx context.Context, id lockkey.ID, lostGrace time.Dur
 	if row[0] != "t" {
 		return Grant{}, unsafe("only PostgreSQL's own advisory locks exclude anyone",
 			"the server granted lock %d but does not list it in pg_locks", id)
+	}
+	if s.now() >= s.Deadline() { // the disk took longer than the lease has
+		s.fail(ErrSilent)
+		return Grant{}, s.Err()
 	}
 	number, err := strconv.ParseInt(row[1], 10, 64)
 	if err != nil {
@@ -168,16 +172,21 @@ func (s *Session) Ping(ctx context.Context) error {
 
 // row asks a question that has one row of so many columns for an answer.
 func (s *Session) row(ctx context.Context, columns int, sql string) ([]string, error) {
+	return s.rowWithin(ctx, 0, columns, sql)
+}
+
+// rowWithin is row for a question that the server may take longer over.
+func (s *Session) rowWithin(ctx context.Context, longer time.Duration, columns int, sql string) ([]string, error) {
 	ex, err := s.send(ctx, sql)
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.answer(ctx, ex)
+	rows, err := s.answer(ctx, ex, longer)
 	if err != nil {
 		return nil, err
 	}
-	if s.cfg.Quorum && ex.warning != "" {
-		return nil, &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.warning)}
+	if s.cfg.Quorum && ex.unconfirmed != "" {
+		return nil, &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.unconfirmed)}
 	}
 	if len(rows) != 1 || len(rows[0]) != columns {
 		return nil, unsafe("", "the server does not answer as PostgreSQL does")

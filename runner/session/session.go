@@ -84,7 +84,6 @@ type Session struct {
 	quorum   *Session      // commits beside this one, or nil; under mu
 	beatSQL  string        // the heartbeat's query
 	onAnswer func()        // what the reader does after each answer
-	local    bool          // the server is on this host, at a unix socket
 	opened   time.Duration // boot time
 	age      time.Duration // of the server's memory of locks, when opened
 	evidence Evidence
@@ -138,7 +137,6 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	}
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, boottime.Now)
 	s.cancel = pg.CancelRequest
-	s.local = pg.Conn().RemoteAddr().Network() == "unix"
 	s.age = age
 	s.cfg = cfg
 	return s, nil
@@ -173,6 +171,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (age time.Duration, err error) {
 	settings := [][2]string{
 		{"application_name", cfg.ApplicationName},
+		{"client_min_messages", "warning"},
 		{"statement_timeout", "0"},
 		{"lock_timeout", "0"},
 		{"idle_in_transaction_session_timeout", "0"},
@@ -296,12 +295,12 @@ func (s *Session) fail(cause error) {
 
 // An exchange is one request and its answer.
 type exchange struct {
-	sent    time.Duration
-	left    int // statements whose answer is outstanding
-	rows    [][]string
-	err     error
-	warning string // the server's last
-	result  chan struct{}
+	sent        time.Duration
+	left        int // statements whose answer is outstanding
+	rows        [][]string
+	err         error
+	unconfirmed string // what the server says of a commit without its standbys
+	result      chan struct{}
 }
 
 // query sends queries, in one go, and waits for the answers: the rows of all,
@@ -313,11 +312,18 @@ func (s *Session) query(ctx context.Context, queries ...string) ([][]string, err
 	if err != nil {
 		return nil, err
 	}
-	return s.answer(ctx, ex)
+	return s.answer(ctx, ex, 0)
 }
 
-func (s *Session) answer(ctx context.Context, ex *exchange) ([][]string, error) {
+// answer waits for an answer for a holder's share of the lease, and for as much
+// longer as the server has to wait. More is silence, which ends the session.
+func (s *Session) answer(ctx context.Context, ex *exchange, longer time.Duration) ([][]string, error) {
+	silence := time.NewTimer(HolderShare(s.lease) + longer)
+	defer silence.Stop()
 	select {
+	case <-silence.C:
+		s.fail(ErrSilent)
+		return nil, s.Err()
 	case <-ex.result:
 		return ex.rows, ex.err
 	case <-s.lost:
@@ -389,8 +395,10 @@ func (s *Session) read() {
 				s.mu.Unlock()
 			}
 		case *pgproto3.NoticeResponse:
-			if ex != nil && msg.SeverityUnlocalized == "WARNING" {
-				ex.warning = msg.Code + " " + msg.Message
+			// That a commit was not confirmed is a warning without a code of
+			// its own, but the function that gives it is in no way translated.
+			if ex != nil && msg.Routine == "SyncRepWaitForLSN" {
+				ex.unconfirmed = msg.Message
 			}
 		case *pgproto3.ReadyForQuery:
 			if ex == nil {
@@ -409,7 +417,7 @@ func (s *Session) answered(ex *exchange) {
 	s.current = nil
 	// A commit that an administrator released from waiting for its standbys
 	// ends with a warning, and is no sign of life of theirs.
-	if ex.warning == "" {
+	if ex.unconfirmed == "" {
 		s.heard = ex.sent
 	}
 	s.mu.Unlock()
