@@ -804,6 +804,7 @@ func BenchmarkHandover(b *testing.B) {
 		return n
 	}
 	report := func(b *testing.B, times []time.Duration) {
+		b.Helper()
 		slices.Sort(times)
 		b.ReportMetric(0, "ns/op")
 		b.ReportMetric(float64(times[len(times)/2].Microseconds())/1000, "p50-ms")

@@ -142,7 +142,7 @@ func Run(cfg Config) (Outcome, error) {
 	log.Info("command started", "event", "started", "pid", c.PID())
 
 	outcome, err := supervise(cfg, log, s, c, signals)
-	if s.Err() == nil {
+	if s.Err() == nil && !errors.As(err, new(*LostError)) {
 		release(log, cfg, s, clean)
 	}
 	return outcome, err
@@ -225,6 +225,14 @@ func report(log *slog.Logger, cfg Config, c *child.Child, event child.Event) {
 func conclude(cfg Config, log *slog.Logger, began time.Time, timedOut bool, s *session.Session, c *child.Child) (Outcome, error) {
 	result := c.Result()
 	ran := time.Since(began)
+	if result.Ending == child.SocketClosed {
+		// The guard was faster than the session's reader, which has the
+		// server's reason.
+		select {
+		case <-s.Lost():
+		case <-time.After(time.Second):
+		}
+	}
 	if result.GuardDied {
 		log.Info("command killed", "event", "killed", "ran", ran)
 		return Outcome{}, &GuardDiedError{Killed: result.Killed}
