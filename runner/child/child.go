@@ -252,11 +252,11 @@ func (c *Child) awaitStart(name string) error {
 
 // listen turns what the guard says into events, and its end into Done.
 func (c *Child) listen() {
-	defer close(c.done)
 	for {
 		k, body, err := readMessage(c.control)
 		if err != nil {
 			c.takeOver()
+			close(c.done)
 			return
 		}
 		switch k {
@@ -275,6 +275,7 @@ func (c *Child) listen() {
 				continue
 			}
 			c.result = Result{Ending: report.ending, Status: unix.WaitStatus(report.status), Killed: int(report.killed)}
+			close(c.done) // whoever waits for the lock need not wait for the guard
 			_ = c.control.Close()
 			c.reapGuard()
 			return

@@ -52,7 +52,9 @@ func Lookup(name string) (string, error) {
 		if err == nil {
 			return file, nil
 		}
-		if !missing(err) && failed.NotFound {
+		// A directory that can't be searched says nothing about the command:
+		// only a file that is there counts as one that can't be executed.
+		if _, statErr := os.Stat(file); statErr == nil && failed.NotFound {
 			failed = &LookupError{Name: file, err: cause(err)}
 		}
 	}
