@@ -153,11 +153,15 @@ func (a *arena) peerRound(p peer, fault string) (overlapped, never int) {
 	// Clear the field, survivors included.
 	a.net.heal("h1")
 	_, _ = first.Process.Kill(), second.Process.Kill()
-	files, _ := filepath.Glob(filepath.Join(dir, "*"))
-	for _, file := range files {
-		if pid, err := strconv.Atoi(file[strings.LastIndexByte(file, '.')+1:]); err == nil {
-			_ = unix.Kill(pid, unix.SIGKILL)
+	for range 3 { // a command that is killed in its first moments may yet have a daemon
+		_ = exec.Command("pkill", "-KILL", "-x", "-f", a.self).Run()
+		files, _ := filepath.Glob(filepath.Join(dir, "*"))
+		for _, file := range files {
+			if pid, err := strconv.Atoi(file[strings.LastIndexByte(file, '.')+1:]); err == nil {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
 		}
+		time.Sleep(50 * time.Millisecond)
 	}
 	waits.Wait()
 	a.terminate()
