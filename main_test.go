@@ -811,6 +811,10 @@ func BenchmarkHandover(b *testing.B) {
 		b.ReportMetric(float64(times[len(times)*99/100].Microseconds())/1000, "p99-ms")
 	}
 	b.Run("clean", func(b *testing.B) {
+		stamp := filepath.Join(b.TempDir(), "stamp")
+		if out, err := exec.Command("cc", "-O2", "-static", "-o", stamp, "testdata/bench/stamp.c").CombinedOutput(); err != nil {
+			b.Fatalf("%v: %s", err, out)
+		}
 		var times []time.Duration
 		for b.Loop() {
 			var ended, started bytes.Buffer
@@ -818,11 +822,12 @@ func BenchmarkHandover(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			holder := run(&ended, in, "sh", "-c", "read x; exec date +%s%N")
+			holder := run(&ended, in, stamp, "end")
 			_ = in.Close()
 			until("held", func() bool { return theBench.locks("handover", "granted") == 1 })
-			waiter := run(&started, nil, "date", "+%s%N")
+			waiter := run(&started, nil, stamp)
 			until("waited for", func() bool { return theBench.locks("handover", "NOT granted") == 1 })
+			time.Sleep(100 * time.Millisecond) // a standby has been one for longer than its own start takes
 			_ = proceed.Close()
 			if err := errors.Join(holder.Wait(), waiter.Wait()); err != nil {
 				b.Fatal(err)
@@ -845,7 +850,7 @@ func BenchmarkHandover(b *testing.B) {
 			until("held", func() bool { return theBench.locks("handover", "granted") == 1 })
 			granted := make(chan time.Time, 1)
 			go func() {
-				_, _ = conn.Exec(context.Background(), fmt.Sprintf("SELECT pg_advisory_lock(%d)", id)).ReadAll()
+				_, _ = conn.Exec(context.Background(), fmt.Sprintf("SELECT pg_advisory_lock(%s)", id)).ReadAll()
 				granted <- time.Now()
 			}()
 			until("waited for", func() bool { return theBench.locks("handover", "NOT granted") == 1 })
@@ -853,7 +858,7 @@ func BenchmarkHandover(b *testing.B) {
 			_ = holder.Process.Kill()
 			times = append(times, (<-granted).Sub(killed))
 			_ = holder.Wait()
-			if _, err := conn.Exec(b.Context(), fmt.Sprintf("SELECT pg_advisory_unlock(%d)", id)).ReadAll(); err != nil {
+			if _, err := conn.Exec(b.Context(), fmt.Sprintf("SELECT pg_advisory_unlock(%s)", id)).ReadAll(); err != nil {
 				b.Fatal(err)
 			}
 		}

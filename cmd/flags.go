@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/pglead/pglead/runner"
@@ -47,28 +49,26 @@ func fromEnvironment(flags *pflag.FlagSet) error {
 	return failed
 }
 
-// withoutFlags is environ without the variables of flags.
-func withoutFlags(environ []string, flags *pflag.FlagSet) []string {
-	var kept []string
-	for _, e := range environ {
-		name, _, _ := strings.Cut(e, "=")
-		flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, envPrefix), "_", "-"))
-		if strings.HasPrefix(name, envPrefix) && (flags.Lookup(flag) != nil || outerOnly(name)) {
-			continue
-		}
-		kept = append(kept, e)
+// withoutFlags is environ without what is meant for this pglead alone: the
+// variables of the flags of all commands, and those that tell about the lock
+// of an outer pglead.
+func withoutFlags(environ []string, root *cobra.Command) []string {
+	withheld := map[string]bool{}
+	for _, name := range outerOnly() {
+		withheld[name] = true
 	}
-	return kept
+	for _, cmd := range root.Commands() {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { withheld[envName(f.Name)] = true })
+	}
+	return slices.DeleteFunc(slices.Clone(environ), func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return withheld[name]
+	})
 }
 
-// outerOnly says of a variable that it tells about a lock, that of an outer
-// pglead by now.
-func outerOnly(name string) bool {
-	switch name {
-	case "PGLEAD_LOCK_KEY", "PGLEAD_LOCK_ID", "PGLEAD_TOKEN", "PGLEAD_SYSTEM_ID", "PGLEAD_BACKEND_PID":
-		return true
-	}
-	return false
+// outerOnly are the variables that tell a command about its lock.
+func outerOnly() []string {
+	return []string{"PGLEAD_LOCK_KEY", "PGLEAD_LOCK_ID", "PGLEAD_TOKEN", "PGLEAD_SYSTEM_ID", "PGLEAD_BACKEND_PID", "PGLEAD_SLOT"}
 }
 
 // duration is a flag that takes Go's durations or a bare number of seconds.

@@ -13,11 +13,11 @@ import (
 
 // keyInfo is what `pglead key -o json` prints of a key.
 type keyInfo struct {
-	Key     string     `json:"key"`
-	ID      lockkey.ID `json:"id"`
-	ClassID uint32     `json:"classid"`
-	ObjID   uint32     `json:"objid"`
-	SQL     keySQL     `json:"sql"`
+	Key     string `json:"key"`
+	ID      int64  `json:"id"`
+	ClassID uint32 `json:"classid"`
+	ObjID   uint32 `json:"objid"`
+	SQL     keySQL `json:"sql"`
 }
 
 type keySQL struct {
@@ -30,11 +30,11 @@ type keySQL struct {
 func newKeyInfo(key string) keyInfo {
 	id := lockkey.SipHash24(key)
 	return keyInfo{
-		Key: key, ID: id, ClassID: id.ClassID(), ObjID: id.ObjID(),
+		Key: key, ID: id.Number, ClassID: id.ClassID(), ObjID: id.ObjID(),
 		SQL: keySQL{
-			Try:     fmt.Sprintf("SELECT pg_try_advisory_lock(%d);", id),
-			TryXact: fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%d);", id),
-			Unlock:  fmt.Sprintf("SELECT pg_advisory_unlock(%d);", id),
+			Try:     fmt.Sprintf("SELECT pg_try_advisory_lock(%s);", id),
+			TryXact: fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%s);", id),
+			Unlock:  fmt.Sprintf("SELECT pg_advisory_unlock(%s);", id),
 			Holder: fmt.Sprintf("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %d AND objid = %d AND objsubid = 1 AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database());",
 				id.ClassID(), id.ObjID()),
 		},

@@ -6,7 +6,10 @@
 package lockkey
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -14,14 +17,42 @@ import (
 )
 
 // ID is the number of an advisory lock: the argument of
-// pg_advisory_lock(bigint).
-type ID int64
+// pg_advisory_lock(bigint) or, for a Pair, the arguments of
+// pg_advisory_lock(int, int). The two kinds are two spaces of locks.
+type ID struct {
+	// Number is the bigint. Of a Pair it is the first int in the upper half and
+	// the second in the lower.
+	Number int64
+	Pair   bool
+}
 
 // ClassID is the upper half of the number, which pg_locks shows as classid.
-func (id ID) ClassID() uint32 { return uint32(uint64(id) >> 32) }
+func (id ID) ClassID() uint32 { return uint32(uint64(id.Number) >> 32) }
 
 // ObjID is the lower half of the number, which pg_locks shows as objid.
-func (id ID) ObjID() uint32 { return uint32(uint64(id)) }
+func (id ID) ObjID() uint32 { return uint32(uint64(id.Number)) }
+
+// ObjSubID is what pg_locks shows as objsubid: 1 for a bigint, 2 for a pair.
+func (id ID) ObjSubID() int {
+	if id.Pair {
+		return 2
+	}
+	return 1
+}
+
+// String is the number as the lock functions take it: "10", or "3,7".
+func (id ID) String() string {
+	if id.Pair {
+		return fmt.Sprintf("%d,%d", int32(id.ClassID()), int32(id.ObjID()))
+	}
+	return strconv.FormatInt(id.Number, 10)
+}
+
+// Compare orders locks. Whoever takes several takes them in this order, so
+// that two never wait for each other.
+func (id ID) Compare(other ID) int {
+	return cmp.Or(cmp.Compare(id.ObjSubID(), other.ObjSubID()), cmp.Compare(id.Number, other.Number))
+}
 
 // Errors of Check.
 var (
@@ -59,5 +90,5 @@ const (
 // that of Guava's Hashing.sipHash24().hashString(key, UTF_8).asLong(). It does
 // no checks: see Check.
 func SipHash24(key string) ID {
-	return ID(siphash.Hash(sipKey0, sipKey1, []byte(key)))
+	return ID{Number: int64(siphash.Hash(sipKey0, sipKey1, []byte(key)))}
 }

@@ -23,10 +23,12 @@ const (
 	sliceMost  = 60 * time.Second
 )
 
-// Where a queue is not to be had the lock is tried again at these intervals.
+// Where a queue is not to be had the lock is tried again after a random time
+// of once to three times an interval that grows from pollLeast to pollMost, at
+// which a thousand waiters come to five hundred tries a second.
 const (
-	pollLeast = 500 * time.Millisecond
-	pollMost  = 1500 * time.Millisecond
+	pollLeast = 250 * time.Millisecond
+	pollMost  = time.Second
 )
 
 // Between attempts to connect a waiter pauses for a random part of a backoff
@@ -36,10 +38,11 @@ const (
 	backoffMost  = 5 * time.Second
 )
 
-// lock is a lock that a command can be started under: the session that holds
-// it, and the guard that holds on to the session's socket.
+// lock is what a command can be started under: the session, what it holds,
+// and the guard that holds on to the session's socket.
 type lock struct {
 	session *session.Session
+	hold    *session.Hold
 	guard   *child.Guard
 	grant   session.Grant
 }
@@ -74,7 +77,8 @@ func acquire(ctx context.Context, cfg Config) (*lock, error) {
 			return nil, context.Cause(ctx)
 		}
 		pause := jitter(backoff/2, backoff)
-		if !session.Passing(err) || left() <= pause {
+		persists := session.Passing(err) || cfg.reached != nil && *cfg.reached
+		if !persists || left() <= pause {
 			return nil, err
 		}
 		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", err.Error(), "retry_in", pause)
@@ -94,7 +98,7 @@ func attempt(ctx context.Context, cfg Config, left func() time.Duration, first b
 	if err != nil {
 		return nil, err
 	}
-	l := &lock{session: s}
+	l := &lock{session: s, hold: s.Claim(cfg.Claim)}
 	delay, err := l.take(ctx, cfg, left, first)
 	if err == nil {
 		err = l.settle(ctx, cfg, delay)
@@ -103,6 +107,7 @@ func attempt(ctx context.Context, cfg Config, left func() time.Duration, first b
 		l.drop()
 		return nil, err
 	}
+	cfg.answered()
 	return l, nil
 }
 
@@ -117,7 +122,8 @@ func (l *lock) startGuard() (err error) {
 // token, and keeps the session alive from then on.
 func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) error {
 	s := l.session
-	kept := delay > 0 || cfg.Session.Quorum // whose second login may take its time
+	// A second login may take its time.
+	kept := delay > 0 || cfg.Session.Quorum || cfg.Session.Transaction
 	if kept {
 		if err := s.Ping(ctx); err != nil {
 			return err
@@ -134,7 +140,7 @@ func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) erro
 			return context.Cause(ctx)
 		}
 	}
-	grant, err := s.Confirm(ctx, cfg.ID, cfg.LostGrace)
+	grant, err := l.hold.Confirm(ctx)
 	if err == nil && !kept {
 		s.Keep()
 	}
@@ -144,53 +150,111 @@ func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) erro
 
 // take takes the lock: it tries first, and then waits for as long as it may.
 // It returns how long the lock has to be held before the command may start.
-//
-// Whoever finds the lock free at the first try starts at once, unless the
-// server is too young to tell. Whoever has waited, in this session or in one
-// that was lost, goes by what it has heard, which may be nothing.
 func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, first bool) (delay time.Duration, err error) {
-	s := l.session
-	granted, err := s.TryLock(ctx, cfg.ID)
-	if err == nil && granted && first {
-		return s.FirstTryDelay(cfg.LockDelay), l.startGuard()
-	}
-	queue, told := true, false
-	for !granted && err == nil {
-		rest := left()
-		if rest <= 0 {
+	queue := !cfg.Session.Transaction
+	pause := pollLeast
+	for waited := false; ; {
+		before := len(l.hold.Held())
+		granted, err := l.hold.Try(ctx)
+		if err != nil {
+			return 0, err
+		}
+		// The one that is waited for has been heard of; those after it have not
+		// been tried before.
+		for i, lock := range l.hold.Held()[before:] {
+			delay = max(delay, l.delay(cfg, lock, first && !(waited && i == 0)))
+		}
+		if granted {
+			break
+		}
+		if left() <= 0 {
 			return 0, &HeldError{Database: session.Target(cfg.Session.Database), Waited: cfg.Wait}
 		}
-		if !told {
-			told = true
-			cfg.Log.Info("waiting for the lock", "event", "waiting")
-			if err := s.Listen(ctx, cfg.ID); err != nil {
-				return 0, err
-			}
-			if err := l.startGuard(); err != nil {
+		cfg.answered()
+		if l.guard == nil {
+			if err := l.prepare(ctx, cfg); err != nil {
 				return 0, err
 			}
 		}
+		waited = true
 		if queue {
-			granted, err = s.WaitLock(ctx, cfg.ID, min(jitter(sliceLeast, sliceMost), rest))
-			switch {
-			case err == nil:
-			case session.Retryable(err):
-				err = nil
-			case !session.CanQueue(err):
-				cfg.Log.Info("no queue for this role, polling", "event", "waiting", "reason", err.Error())
-				queue, err = false, nil
+			queue, err = l.queue(ctx, cfg, left)
+			if err != nil {
+				return 0, err
+			}
+			if held := l.hold.Held(); len(held) > before {
+				delay = max(delay, l.delay(cfg, held[len(held)-1], false))
+				waited = false
+			}
+			if l.hold.Complete() {
+				break
 			}
 			continue
 		}
-		if !sleep(ctx, min(jitter(pollLeast, pollMost), rest)) {
+		if !sleep(ctx, min(jitter(pause, 3*pause), left())) {
 			return 0, context.Cause(ctx)
 		}
-		granted, err = s.TryLock(ctx, cfg.ID)
+		pause = min(2*pause, pollMost)
 	}
-	if err == nil && l.guard == nil {
+	if l.guard == nil {
 		err = l.startGuard()
 	}
-	return s.Evidence().Delay(cfg.LockDelay), err
+	return delay, err
+}
+
+// answered notes that this database can be one to wait for.
+func (cfg Config) answered() {
+	if cfg.reached != nil {
+		*cfg.reached = true
+	}
+}
+
+// prepare makes ready for a wait.
+func (l *lock) prepare(ctx context.Context, cfg Config) error {
+	cfg.Log.Info("waiting for the lock", "event", "waiting")
+	if !cfg.Session.Transaction {
+		if err := l.hold.Listen(ctx); err != nil {
+			return err
+		}
+	}
+	return l.startGuard()
+}
+
+// queue stands in the server's queue for a slice, and says whether to do so
+// again if that was in vain.
+func (l *lock) queue(ctx context.Context, cfg Config, left func() time.Duration) (again bool, err error) {
+	for left() > 0 {
+		granted, err := l.hold.Wait(ctx, min(jitter(sliceLeast, sliceMost), left()))
+		switch {
+		case granted:
+			return true, nil
+		case err == nil:
+		case session.Retryable(err):
+			// What it holds of several locks may be what the others wait for.
+			return true, l.hold.Unlock(ctx, false)
+		case !session.CanQueue(err):
+			cfg.Log.Info("no queue for this role, polling", "event", "waiting", "reason", err.Error())
+			return false, nil
+		default:
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// delay is how long a granted lock has to be held before the command may
+// start.
+//
+// Whoever finds the lock free at the first try starts at once, unless the
+// server is too young to tell, or something was heard of the lock. Whoever has
+// waited for it, in this session or in one that was lost, goes by what it has
+// heard, which may be nothing.
+func (l *lock) delay(cfg Config, of session.Lock, firstTry bool) time.Duration {
+	evidence := l.session.Evidence(of.ID)
+	if firstTry && !evidence.Heard() {
+		return l.session.FirstTryDelay(cfg.LockDelay)
+	}
+	return evidence.Delay(cfg.LockDelay)
 }
 
 func jitter(least, most time.Duration) time.Duration {
@@ -211,13 +275,11 @@ func sleep(ctx context.Context, d time.Duration) bool {
 
 // release gives the lock back before the process ends: the end of a session
 // frees it too, but a moment later, and then the next run in the same script
-// would meet a held lock.
-//
-// clean is nil where no command has been started.
-func release(log *slog.Logger, cfg Config, s *session.Session, clean *session.Clean) {
+// would meet a held lock. The command is dead, or was never started.
+func (l *lock) release(log *slog.Logger, cfg Config) {
 	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(cfg.Session.Lease))
 	defer cancel()
-	if err := s.Unlock(ctx, cfg.ID, clean); err != nil {
+	if err := l.hold.Unlock(ctx, true); err != nil {
 		log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
 		return
 	}

@@ -10,29 +10,28 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // Config is one run.
 type Config struct {
-	Key string
-	ID  lockkey.ID
+	Keys  []string // what the command gets to know about Claim
+	Claim session.Claim
 
-	Session session.Config
-	Wait    time.Duration // for the lock: 0 tries once, Forever has no end
+	Session session.Config // LostGrace included
+	Wait    time.Duration  // for the lock: 0 tries once, Forever has no end
 
 	// LockDelay is how long a former holder may live on without knowing that
 	// it has lost: so long is waited, with the lock held, where its end is not
 	// known to be clean. See session.Evidence.
 	LockDelay time.Duration
-	LostGrace time.Duration // after a loss: from SIGTERM to SIGKILL
 
 	Command []string
 	Env     []string // the command's, to which the PGLEAD_LOCK_… are added
@@ -42,13 +41,23 @@ type Config struct {
 	KillAfterSignal  time.Duration // from a forwarded signal to SIGKILL; 0: never
 	WaitForLeftovers bool
 
+	// MinHold is how long the lock is held from the command's start on, even
+	// if the command ends before.
+	MinHold time.Duration
+
 	Log *slog.Logger
+
+	// reached is set once the server has answered for the lock. Who has it
+	// rides out every error from then on.
+	reached *bool
 }
 
 // Outcome is the end of a command that ran.
 type Outcome struct {
-	Status   unix.WaitStatus
-	TimedOut bool
+	Status      unix.WaitStatus
+	Ran         time.Duration
+	TimedOut    bool
+	Interrupted bool // this process was asked to end while the command ran
 }
 
 // HeldError says that someone else has the lock.
@@ -110,42 +119,71 @@ func Run(cfg Config) (Outcome, error) {
 	child.ReapOrphans()
 	signals, stopSignals := child.Signals()
 	defer stopSignals()
+	return once(cfg, path, signals)
+}
 
+// once takes the lock, runs the command one time, and gives the lock back.
+func once(cfg Config, path string, signals <-chan os.Signal) (Outcome, error) {
 	ctx, handOver := interruptible(signals)
 	defer handOver()
 	l, err := acquire(ctx, cfg)
 	if err != nil {
 		return Outcome{}, err
 	}
-	s, grant := l.session, l.grant
+	s := l.session
 	defer s.Close()
-	log := cfg.Log.With("token", grant.Token)
+	log := cfg.Log.With("token", l.grant.Token)
 	log.Info("lock acquired", "event", "acquired", "backend_pid", s.BackendPID())
 
-	// The token's transaction has announced a start, so an end is due.
-	clean := &session.Clean{Token: grant.Token, LostGrace: cfg.LostGrace}
 	handOver()
 	if ctx.Err() != nil {
 		l.guard.Close()
-		release(log, cfg, s, clean)
+		l.release(log, cfg)
 		return Outcome{}, context.Cause(ctx)
 	}
 	c, err := l.guard.Start(child.Config{
-		Path: path, Args: cfg.Command, Env: environment(cfg, s, grant),
+		Path: path, Args: cfg.Command, Env: environment(cfg, l),
 		Deadline: s.Deadline(), WaitForLeftovers: cfg.WaitForLeftovers,
-		LostGrace: cfg.LostGrace, LeaseGrace: leaseGrace(cfg.Session.Lease),
+		LostGrace: cfg.Session.LostGrace, LeaseGrace: leaseGrace(cfg.Session.Lease),
 	})
 	if err != nil {
-		release(log, cfg, s, clean)
+		l.release(log, cfg)
 		return Outcome{}, err
 	}
+	began := time.Now()
 	log.Info("command started", "event", "started", "pid", c.PID())
 
 	outcome, err := supervise(cfg, log, s, c, signals)
+	if err == nil && !outcome.Interrupted {
+		linger(log, s, signals, cfg.MinHold-time.Since(began))
+	}
 	if s.Err() == nil && !errors.As(err, new(*LostError)) {
-		release(log, cfg, s, clean)
+		l.release(log, cfg)
 	}
 	return outcome, err
+}
+
+// linger keeps the lock of a command that has ended for as long as it says, or
+// until a signal asks this process to end.
+func linger(log *slog.Logger, s *session.Session, signals <-chan os.Signal, d time.Duration) {
+	if d <= 0 {
+		return
+	}
+	log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", d)
+	over := time.After(d)
+	for {
+		select {
+		case <-over:
+			return
+		case <-s.Lost():
+			log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.Err().Error(), "event", "lost")
+			return
+		case sig := <-signals:
+			if child.Interrupts(sig.(unix.Signal)) {
+				return
+			}
+		}
+	}
 }
 
 // leaseGrace is the longest grace after the holder's share of the lease: with
@@ -162,11 +200,13 @@ func supervise(cfg Config, log *slog.Logger, s *session.Session, c *child.Child,
 	timeout := after(cfg.Timeout)
 	lost := s.Lost()
 	var killAfter <-chan time.Time
-	var timedOut bool
+	var timedOut, interrupted bool
 	for {
 		select {
 		case <-c.Done():
-			return conclude(cfg, log, began, timedOut, s, c)
+			outcome, err := conclude(cfg, log, began, s, c)
+			outcome.TimedOut, outcome.Interrupted = timedOut, interrupted
+			return outcome, err
 
 		case <-lost:
 			lost = nil
@@ -178,8 +218,11 @@ func supervise(cfg Config, log *slog.Logger, s *session.Session, c *child.Child,
 
 		case sig := <-signals:
 			c.Forward(sig.(unix.Signal))
-			if child.Interrupts(sig.(unix.Signal)) && killAfter == nil {
-				killAfter = after(cfg.KillAfterSignal)
+			if child.Interrupts(sig.(unix.Signal)) {
+				interrupted = true
+				if killAfter == nil {
+					killAfter = after(cfg.KillAfterSignal)
+				}
 			}
 
 		case <-timeout:
@@ -222,7 +265,7 @@ func report(log *slog.Logger, cfg Config, c *child.Child, event child.Event) {
 }
 
 // conclude turns the end of the tree into an outcome.
-func conclude(cfg Config, log *slog.Logger, began time.Time, timedOut bool, s *session.Session, c *child.Child) (Outcome, error) {
+func conclude(cfg Config, log *slog.Logger, began time.Time, s *session.Session, c *child.Child) (Outcome, error) {
 	result := c.Result()
 	ran := time.Since(began)
 	if result.Ending == child.SocketClosed {
@@ -242,7 +285,7 @@ func conclude(cfg Config, log *slog.Logger, began time.Time, timedOut bool, s *s
 		return Outcome{}, err
 	}
 	log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
-	return Outcome{Status: result.Status, TimedOut: timedOut}, nil
+	return Outcome{Status: result.Status, Ran: ran}, nil
 }
 
 // lossOf says how the lock was lost while the command ran, or nil.
@@ -273,15 +316,24 @@ func describeStatus(status unix.WaitStatus) string {
 	return "exit status " + strconv.Itoa(status.ExitStatus())
 }
 
-// environment is what the command gets to know about its lock.
-func environment(cfg Config, s *session.Session, grant session.Grant) []string {
-	return append(cfg.Env[:len(cfg.Env):len(cfg.Env)],
-		"PGLEAD_LOCK_KEY="+cfg.Key,
-		fmt.Sprintf("PGLEAD_LOCK_ID=%d", cfg.ID),
-		fmt.Sprintf("PGLEAD_TOKEN=%d", grant.Token),
-		"PGLEAD_SYSTEM_ID="+grant.SystemID,
-		fmt.Sprintf("PGLEAD_BACKEND_PID=%d", s.BackendPID()),
+// environment is what the command gets to know about its lock. Of several keys
+// each has a line.
+func environment(cfg Config, l *lock) []string {
+	var ids []string
+	for _, held := range l.hold.Held() {
+		ids = append(ids, held.String())
+	}
+	env := append(cfg.Env[:len(cfg.Env):len(cfg.Env)],
+		"PGLEAD_LOCK_KEY="+strings.Join(cfg.Keys, "\n"),
+		"PGLEAD_LOCK_ID="+strings.Join(ids, "\n"),
+		fmt.Sprintf("PGLEAD_TOKEN=%d", l.grant.Token),
+		"PGLEAD_SYSTEM_ID="+l.grant.SystemID,
+		fmt.Sprintf("PGLEAD_BACKEND_PID=%d", l.session.BackendPID()),
 	)
+	if cfg.Claim.Gate != nil {
+		env = append(env, fmt.Sprintf("PGLEAD_SLOT=%d", l.hold.Slot()))
+	}
+	return env
 }
 
 // interruptible returns a context that ends when a signal asks this process

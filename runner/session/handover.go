@@ -19,11 +19,12 @@ import (
 // Channel: pglead.1.NUMBER, where 1 is the version of what follows and NUMBER
 // that of the lock. Payload: four fields with a space between them,
 //
-//	started TOKEN LEASE GRACE
+//	started TOKEN LEASE GRACE [shared]
 //	clean TOKEN LEASE GRACE
 //
-// the fencing token in decimal, the lease and the lost-grace in milliseconds.
-// More fields may be added at the end. A payload of another form is nothing
+// the fencing token in decimal, the lease and the lost-grace in milliseconds,
+// and whether the lock is held with others: of these nobody can say that the
+// last is dead. More fields may be added at the end. A payload of another form is nothing
 // heard. The numbers of the promise follow from LEASE and GRACE: at most
 // 2/3 LEASE + GRACE after it could last be sure of its lock, a holder's
 // command is dead.
@@ -31,12 +32,16 @@ import (
 // Announcement is an event of a lock's life.
 type Announcement struct {
 	Clean     bool // the holder's command is dead and the lock about to be freed; else it is about to start
+	Shared    bool // the holder is one of many
 	Token     int64
 	Lease     time.Duration
 	LostGrace time.Duration
 }
 
-func channel(id lockkey.ID) string { return fmt.Sprintf("pglead.1.%d", id) }
+// sharedMode is the field of a payload that says so.
+const sharedMode = "shared"
+
+func channel(id lockkey.ID) string { return fmt.Sprintf("pglead.1.%s", id) }
 
 // longestAnnounced bounds what a stranger with a login can make others wait.
 const longestAnnounced = 24 * time.Hour
@@ -58,13 +63,14 @@ func parseAnnouncement(payload string) (a Announcement, ok bool) {
 	most := longestAnnounced.Milliseconds()
 	numbers[1], numbers[2] = min(numbers[1], most), min(numbers[2], most)
 	return Announcement{
-		Clean: fields[0] == "clean", Token: numbers[0],
+		Clean: fields[0] == "clean", Shared: len(fields) > 4 && fields[4] == sharedMode, Token: numbers[0],
 		Lease: time.Duration(numbers[1]) * time.Millisecond, LostGrace: time.Duration(numbers[2]) * time.Millisecond,
 	}, true
 }
 
 // Evidence is what a waiter has heard of the lock since it began to listen.
 type Evidence struct {
+	shared      bool // it is for a shared lock, which other shared ones don't bar
 	events      bool
 	last        Announcement
 	lastStarted Announcement
@@ -72,6 +78,9 @@ type Evidence struct {
 }
 
 func (e *Evidence) hear(a Announcement) {
+	if e.shared && a.Shared {
+		return
+	}
 	e.events, e.last = true, a
 	if !a.Clean {
 		e.lastStarted, e.startHeard = a, true
@@ -99,21 +108,52 @@ func (e Evidence) Delay(lockDelay time.Duration) time.Duration {
 	return lockDelay
 }
 
-// Listen begins to collect what Evidence returns. The second query is that of
-// Confirm with nothing to confirm: the server reads from its catalogs now what
-// it would otherwise read between the grant and the command's start, which is
-// some milliseconds.
-func (s *Session) Listen(ctx context.Context, id lockkey.ID) error {
-	_, err := s.query(ctx, fmt.Sprintf(`LISTEN "%s"`, channel(id)), s.confirmation(id, 0, "false"))
-	return lockError(id, err)
+// Heard says whether there is any evidence.
+func (e Evidence) Heard() bool { return e.events }
+
+// Listen begins to collect what Evidence returns. It also has the server run
+// Confirm's query, which does nothing before the grant: the server reads now
+// from its catalogs, and plans, what would otherwise cost some milliseconds
+// between the grant and the command's start.
+func (h *Hold) Listen(ctx context.Context) error {
+	s := h.s
+	var listen strings.Builder
+	s.mu.Lock()
+	for _, l := range h.claim.Locks {
+		s.evidence[channel(l.ID)] = &Evidence{shared: l.Shared}
+		fmt.Fprintf(&listen, `LISTEN "%s";`, channel(l.ID))
+	}
+	s.mu.Unlock()
+	queries := []string{listen.String()}
+	if h.claim.Gate == nil {
+		queries = append(queries, "PREPARE pglead_confirm AS "+s.confirmation(h.claim.Locks, holdsAll(h.claim.Locks)), "EXECUTE pglead_confirm")
+	} else {
+		queries = append(queries, s.confirmation(h.claim.Locks[:1], holdsAll(h.claim.Locks[:1])+" AND false"))
+	}
+	_, err := s.query(ctx, queries...)
+	h.prepared = err == nil && h.claim.Gate == nil
+	return h.error(err)
 }
 
-// Evidence is what has been heard up to now. What was announced before the
-// server granted the lock is heard with the grant.
-func (s *Session) Evidence() Evidence {
+// Evidence is what has been heard of a lock up to now. What was announced
+// before the server granted the lock is heard with the grant.
+func (s *Session) Evidence(id lockkey.ID) Evidence {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.evidence
+	if e := s.evidence[channel(id)]; e != nil {
+		return *e
+	}
+	return Evidence{}
+}
+
+// hear takes note of another session's announcement.
+func (s *Session) hear(channel, payload string) {
+	a, ok := parseAnnouncement(payload)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.evidence[channel]; e != nil && ok {
+		e.hear(a)
+	}
 }
 
 // FirstTryDelay is how long someone who got the lock without waiting for it

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -12,7 +13,73 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// Grant is what the server says of a lock that the session now holds.
+// Lock is an advisory lock in one of its two modes.
+type Lock struct {
+	lockkey.ID
+	Shared bool // many may have it so at once; exclusively, one alone
+}
+
+// call is the SQL that calls one of the lock functions for this lock.
+func (l Lock) call(function string) string {
+	if l.Shared {
+		function += "_shared"
+	}
+	return fmt.Sprintf("pg_catalog.pg_%s(%s)", function, l.ID)
+}
+
+// Claim is what somebody has to hold: all of Locks or, with a Gate, any one.
+type Claim struct {
+	// Locks are in the order of lockkey.ID's Compare, none of them twice, so
+	// that no two sessions ever wait for each other.
+	Locks []Lock
+	// Gate is the lock in whose queue those stand who wait for any of Locks.
+	// The first in line tries them over and over; newcomers who find somebody
+	// in line try none.
+	Gate *lockkey.ID
+}
+
+// Hold is a claim as far as a session has been granted it.
+type Hold struct {
+	s        *Session
+	claim    Claim
+	held     []Lock
+	slot     int
+	token    int64 // from Confirm
+	prepared bool  // Confirm's query is
+}
+
+// Claim returns a hold that holds nothing yet.
+func (s *Session) Claim(c Claim) *Hold { return &Hold{s: s, claim: c} }
+
+// Held are the locks that have been granted.
+func (h *Hold) Held() []Lock { return h.held }
+
+// Slot says, of a claim with a gate, which of its locks is held, from 1.
+func (h *Hold) Slot() int { return h.slot }
+
+// Complete says whether all is held that the claim asks for.
+func (h *Hold) Complete() bool {
+	if h.claim.Gate != nil {
+		return len(h.held) == 1
+	}
+	return len(h.held) == len(h.claim.Locks)
+}
+
+// missing are the locks that a claim still asks for.
+func (h *Hold) missing() []Lock {
+	if h.claim.Gate != nil {
+		return h.claim.Locks
+	}
+	return h.claim.Locks[len(h.held):]
+}
+
+// grant notes the lock at this place of missing.
+func (h *Hold) grant(i int) {
+	h.held = append(h.held, h.missing()[i])
+	h.slot = i + 1
+}
+
+// Grant is what the server says of locks that the session now holds.
 type Grant struct {
 	// Token grows with every grant in this cluster: the timeline in the upper
 	// 16 bits, the transaction number that this grant used up in the lower 48.
@@ -21,36 +88,143 @@ type Grant struct {
 	SystemID string
 }
 
-// TryLock takes the lock if nobody has it. It doesn't wait.
-func (s *Session) TryLock(ctx context.Context, id lockkey.ID) (bool, error) {
-	row, err := s.row(ctx, 1, fmt.Sprintf("SELECT pg_catalog.pg_try_advisory_lock(%d)", id))
-	if err != nil {
-		return false, lockError(id, err)
+// Try takes what is missing, one lock after the other, up to the first that
+// someone else has, and says whether the claim is complete. It doesn't wait.
+// Locks before that one stay held, so that whoever waits for it has them, but
+// in a transaction: there it is all or nothing.
+func (h *Hold) Try(ctx context.Context) (bool, error) {
+	function, queries := "try_advisory_lock", []string(nil)
+	if h.s.cfg.Transaction {
+		function, queries = "try_advisory_xact_lock", h.s.begin()
 	}
-	return row[0] == "t", nil
+	var cases strings.Builder
+	switch missing := h.missing(); {
+	case h.claim.Gate == nil:
+		for i, l := range missing {
+			fmt.Fprintf(&cases, " WHEN NOT %s THEN %d", l.call(function), i)
+		}
+		fmt.Fprintf(&cases, " ELSE %d", len(missing))
+	case h.s.cfg.Transaction: // there is no line before a pooler: see Wait
+		cases.WriteString(tryEach(missing, function))
+	default:
+		// Shared, since newcomers are not in each other's way.
+		gate := Lock{ID: *h.claim.Gate, Shared: true}
+		fmt.Fprintf(&cases, " WHEN NOT %s THEN -1%s", gate.call("try_advisory_xact_lock"), tryEach(missing, function))
+	}
+	rows, err := h.s.query(ctx, append(queries, "SELECT CASE"+cases.String()+" END")...)
+	if err != nil {
+		return false, h.error(err)
+	}
+	n, err := lastNumber(rows)
+	if err != nil {
+		return false, err
+	}
+	if h.claim.Gate == nil {
+		for range n {
+			h.grant(0)
+		}
+	} else if n >= 0 {
+		h.grant(n)
+	}
+	if h.s.cfg.Transaction && !h.Complete() {
+		h.held = nil
+		_, err = h.s.query(ctx, "ROLLBACK")
+	}
+	return h.Complete(), h.error(err)
 }
 
-// WaitLock stands in the server's queue for the lock, for at most the given
-// time, and says whether it was granted.
+// tryEach is the part of a CASE that takes one of the locks and is its place
+// in the list, or -1.
+func tryEach(locks []Lock, function string) string {
+	var cases strings.Builder
+	for i, l := range locks {
+		fmt.Fprintf(&cases, " WHEN %s THEN %d", l.call(function), i)
+	}
+	return cases.String() + " ELSE -1"
+}
+
+// lastNumber reads the last row of an answer.
+func lastNumber(rows [][]string) (int, error) {
+	if len(rows) > 0 && len(rows[len(rows)-1]) == 1 {
+		if n, err := strconv.Atoi(rows[len(rows)-1][0]); err == nil {
+			return n, nil
+		}
+	}
+	return 0, unsafe("", "the server does not answer as PostgreSQL does")
+}
+
+// gatePoll is how often the first in line tries the locks behind its gate. A
+// try takes the server some microseconds, and only one session does it.
+const gatePoll = 20 * time.Millisecond
+
+// Wait stands in the server's queue for what is missing, for at most the given
+// time, and says whether anything was granted. Of several locks that is the
+// next one: Try takes the rest.
 //
 // The time is a lock_timeout inside of a statement that traps it: it ends the
 // wait without an error line in the server's log, and the statement's snapshot,
 // which holds back vacuum and CREATE INDEX CONCURRENTLY, never gets older than
-// it. The trap may also be sprung after the grant, so what counts is pg_locks.
-func (s *Session) WaitLock(ctx context.Context, id lockkey.ID, atMost time.Duration) (bool, error) {
-	row, err := s.rowWithin(ctx, atMost, 1, fmt.Sprintf(`DO $pglead$ BEGIN
-	PERFORM pg_catalog.set_config('lock_timeout', '%d', true);
-	PERFORM pg_catalog.pg_advisory_lock(%d);
-EXCEPTION WHEN lock_not_available THEN NULL; END $pglead$;
-SELECT %s`, max(1, atMost.Milliseconds()), id, held(id)))
-	if err != nil {
-		return false, lockError(id, err)
+// it. The trap may also be sprung after the grant, so then pg_locks is asked.
+func (h *Hold) Wait(ctx context.Context, atMost time.Duration) (bool, error) {
+	most := max(1, atMost.Milliseconds())
+	missing := h.missing()
+	declare, wait, granted := "", "PERFORM "+missing[0].call("advisory_lock")+";", "0"
+	if h.claim.Gate != nil {
+		declare = fmt.Sprintf("DECLARE got int; ends timestamptz := pg_catalog.clock_timestamp() + interval '%d ms';", most)
+		wait = fmt.Sprintf(`PERFORM %s;
+	LOOP
+		got := CASE%s END;
+		EXIT WHEN got >= 0 OR pg_catalog.clock_timestamp() > ends;
+		PERFORM pg_catalog.pg_sleep(%g);
+	END LOOP;`, Lock{ID: *h.claim.Gate}.call("advisory_xact_lock"), tryEach(missing, "try_advisory_lock"), gatePoll.Seconds())
+		granted = "got"
 	}
-	return row[0] == "t", nil
+	row, err := h.s.rowWithin(ctx, atMost, 1, fmt.Sprintf(`DO $pglead$ %s BEGIN
+	PERFORM pg_catalog.set_config('lock_timeout', '%d', true);
+	%s
+	PERFORM pg_catalog.set_config('pglead.granted', (%s)::text, true);
+EXCEPTION WHEN lock_not_available THEN NULL; END $pglead$;
+SELECT pg_catalog.current_setting('pglead.granted', true)`, declare, most, wait, granted))
+	if err != nil {
+		return false, h.error(err)
+	}
+	if row[0] == "" {
+		return h.look(ctx)
+	}
+	i, err := strconv.Atoi(row[0])
+	if err != nil || i >= len(missing) {
+		return false, unsafe("", "the server does not answer as PostgreSQL does")
+	}
+	if i < 0 {
+		return false, nil
+	}
+	h.grant(i)
+	return true, nil
 }
 
-// CanQueue says whether an error of WaitLock leaves the queue as a way to
-// wait. It is none where the role may not use plpgsql.
+// look finds out whether a wait whose time was up has been granted a lock.
+func (h *Hold) look(ctx context.Context) (bool, error) {
+	missing := h.missing()
+	if h.claim.Gate == nil {
+		missing = missing[:1]
+	}
+	rows, err := h.s.query(ctx, "SELECT classid, objid, objsubid FROM pg_catalog.pg_locks WHERE "+ours+" AND "+among(missing))
+	if err != nil {
+		return false, h.error(err)
+	}
+	for i, l := range missing {
+		for _, row := range rows {
+			if strings.Join(row, " ") == fmt.Sprint(l.ClassID(), l.ObjID(), l.ObjSubID()) {
+				h.grant(i)
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// CanQueue says whether an error of Wait leaves the queue as a way to wait. It
+// is none where the role may not use plpgsql.
 func CanQueue(err error) bool {
 	var pgErr *pgconn.PgError
 	return !errors.As(err, &pgErr) || pgErr.Code != "42501" && pgErr.Code != "42704"
@@ -64,40 +238,49 @@ func Retryable(err error) bool {
 	return errors.As(err, &pgErr) && (pgErr.Code == "40P01" || pgErr.Code == "57014")
 }
 
-// held is an SQL expression: whether this session has the lock. The lock of a
-// bigint has the halves in classid and objid, and objsubid 1.
+// ours is a condition on pg_locks: granted to this session.
+const ours = "locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
+
+// among is a condition on pg_locks: one of these locks. That of a bigint has
+// the halves in classid and objid, and objsubid 1; a pair has objsubid 2.
 // https://www.postgresql.org/docs/current/view-pg-locks.html
-func held(id lockkey.ID) string {
-	return fmt.Sprintf(`EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted
-	AND pid = pg_catalog.pg_backend_pid() AND %s)`, sameLock(id))
-}
-
-// sameLock is a condition on pg_locks. Advisory locks are each database's own.
-func sameLock(id lockkey.ID) string {
-	return fmt.Sprintf(`classid = %d AND objid = %d AND objsubid = 1
-	AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`, id.ClassID(), id.ObjID())
-}
-
-// Confirm makes sure that a granted lock is one that the server knows of
-// (there are servers that grant everything and lock nothing), draws the
-// fencing token and announces that the command starts. Its one round trip is
-// what the first Deadline counts from.
-func (s *Session) Confirm(ctx context.Context, id lockkey.ID, lostGrace time.Duration) (Grant, error) {
-	if s.cfg.Quorum {
-		if err := s.joinQuorum(ctx); err != nil {
-			return Grant{}, err
-		}
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, s.lease*2/heartbeatsPerLease, errNoQuorum)
-		defer cancel()
+func among(locks []Lock) string {
+	var list []string
+	for _, l := range locks {
+		list = append(list, fmt.Sprintf("(%d, %d, %d)", l.ClassID(), l.ObjID(), l.ObjSubID()))
 	}
-	row, err := s.row(ctx, 6, s.confirmation(id, lostGrace, "true"))
+	// Advisory locks are each database's own.
+	return fmt.Sprintf(`(classid, objid, objsubid) IN (%s)
+	AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`, strings.Join(list, ", "))
+}
+
+// holdsAll is an SQL expression: whether this session has these locks.
+func holdsAll(locks []Lock) string {
+	return fmt.Sprintf("(SELECT count(*) = %d FROM pg_catalog.pg_locks WHERE %s AND %s)", len(locks), ours, among(locks))
+}
+
+// Confirm makes sure that the granted locks are ones that the server knows of
+// (there are servers that grant everything and lock nothing), draws the
+// fencing token and announces that the command starts. Its last round trip on
+// the session's own connection is what the first Deadline counts from.
+func (h *Hold) Confirm(ctx context.Context) (Grant, error) {
+	s := h.s
+	var row []string
+	var err error
+	switch {
+	case s.cfg.Quorum || s.cfg.Transaction:
+		row, err = h.confirmBeside(ctx)
+	case h.prepared:
+		row, err = s.row(ctx, 0, "EXECUTE pglead_confirm")
+	default:
+		row, err = s.row(ctx, 0, s.confirmation(h.held, holdsAll(h.held)))
+	}
 	if err != nil {
-		return Grant{}, lockError(id, err)
+		return Grant{}, h.error(err)
 	}
 	if row[0] != "t" {
 		return Grant{}, unsafe("only PostgreSQL's own advisory locks exclude anyone",
-			"the server granted lock %d but does not list it in pg_locks", id)
+			"the server granted lock %s but does not list it in pg_locks", h.numbers())
 	}
 	if s.now() >= s.Deadline() { // the disk took longer than the lease has
 		s.fail(ErrSilent)
@@ -107,61 +290,121 @@ func (s *Session) Confirm(ctx context.Context, id lockkey.ID, lostGrace time.Dur
 	if err != nil {
 		return Grant{}, unsafe("", "the server's token %q is no number", row[1])
 	}
+	h.token = number
 	return Grant{Token: number, SystemID: row[2]}, nil
 }
 
-// confirmation is Confirm's query. It does something only if the session holds
-// the lock and wanted is true.
+// confirmBeside draws the token on a second connection: with a quorum since
+// the lock's own must never hang in a commit, and with a transaction since a
+// number drawn in it would hold back vacuum for as long as the command runs.
+func (h *Hold) confirmBeside(ctx context.Context) ([]string, error) {
+	s := h.s
+	second, identity, err := s.beside(ctx)
+	if err != nil {
+		return nil, err
+	}
+	// The pooler's number for the session is not the backend's.
+	row, err := s.row(ctx, 3, "SELECT "+holdsAll(h.held)+", pg_catalog.pg_backend_pid(), "+serverIdentity)
+	if err == nil && row[2] != identity {
+		err = &Error{Kind: Unreachable, err: errors.New("the second connection reached another server than the first")}
+	}
+	if err == nil && row[0] == "t" {
+		pid, _ := strconv.ParseUint(row[1], 10, 32)
+		s.pid = uint32(pid)
+		bounded, cancel := ctx, context.CancelFunc(func() {})
+		if s.cfg.Quorum {
+			bounded, cancel = context.WithTimeoutCause(ctx, s.lease*2/heartbeatsPerLease, errNoQuorum)
+		}
+		row, err = second.row(bounded, 0, s.confirmation(h.held, "true"))
+		cancel()
+	}
+	if !s.cfg.Quorum {
+		second.Close()
+	}
+	return row, err
+}
+
+// confirmation is Confirm's query for locks of which the SQL expression says
+// whether they are held. If they are not it does nothing.
 //
 // A transaction number is only used up for good once the WAL that tells of it
 // is on disk. That takes something to log, the message, and a commit that waits
 // for the disk but for no standby, whatever the role's default is: 'local';
 // with a quorum, one that waits for them too: 'on'.
-func (s *Session) confirmation(id lockkey.ID, lostGrace time.Duration, wanted string) string {
+func (s *Session) confirmation(locks []Lock, held string) string {
 	commit := "local"
 	if s.cfg.Quorum {
 		commit = "on"
 	}
-	return fmt.Sprintf(`SELECT held,
-	CASE WHEN held THEN %[7]s END,
+	var sql strings.Builder
+	fmt.Fprintf(&sql, `SELECT held,
+	CASE WHEN held THEN %[2]s END,
 	(SELECT system_identifier FROM pg_catalog.pg_control_system()),
-	CASE WHEN held THEN pg_catalog.pg_notify('%[1]s', 'started ' || %[7]s || ' %[2]d %[3]d') END,
-	CASE WHEN held THEN pg_catalog.set_config('synchronous_commit', '%[4]s', true) END,
-	CASE WHEN held THEN pg_catalog.pg_logical_emit_message(true, 'pglead', '') END
-FROM (SELECT %[5]s AND %[6]s AS held OFFSET 0) AS looked`,
-		channel(id), s.lease.Milliseconds(), lostGrace.Milliseconds(), commit, wanted, held(id), token)
+	CASE WHEN held THEN pg_catalog.set_config('synchronous_commit', '%[1]s', true) END,
+	CASE WHEN held THEN pg_catalog.pg_logical_emit_message(true, 'pglead', '') END`, commit, token)
+	for _, l := range locks {
+		mode := ""
+		if l.Shared {
+			mode = " " + sharedMode
+		}
+		fmt.Fprintf(&sql, ",\n\tCASE WHEN held THEN pg_catalog.pg_notify('%s', 'started ' || %s || ' %d %d%s') END",
+			channel(l.ID), token, s.lease.Milliseconds(), s.cfg.LostGrace.Milliseconds(), mode)
+	}
+	fmt.Fprintf(&sql, "\nFROM (SELECT %s AS held OFFSET 0) AS looked", held)
+	return sql.String()
 }
 
 // token is an SQL expression. It is the same number wherever it stands in a
 // transaction.
 const token = "(" + timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
 
-// Clean is the holder's last word: that its command is dead. It precedes the
-// lock's release, in a transaction of its own, so that a waiter hears it with
-// its grant; where nobody waits nothing is said, since NOTIFY has a cost for
-// the whole server.
-type Clean struct {
-	Token     int64
-	LostGrace time.Duration
+// Unlock gives all back that is held; when it returns nil another session can
+// have it. With clean it is the word of a holder that its command is dead. That
+// precedes the locks' release, in a transaction of its own, so that a waiter
+// hears it with its grant; where nobody waits nothing is said, since NOTIFY has
+// a cost for the whole server. Nor is it said of a shared lock, since others
+// may be alive, or by who holds the lock in a transaction, where nothing can be
+// said before the end.
+func (h *Hold) Unlock(ctx context.Context, clean bool) error {
+	if h.s.cfg.Transaction {
+		_, err := h.s.query(ctx, "COMMIT")
+		h.held = nil
+		return h.error(err)
+	}
+	if len(h.held) == 0 {
+		return nil
+	}
+	var queries, unlocks []string
+	for _, l := range h.held {
+		if clean && !l.Shared {
+			queries = append(queries, h.farewell(l))
+		}
+		unlocks = append(unlocks, l.call("advisory_unlock")+"::int")
+	}
+	// Both are calls, and neither is left out for the other's sake.
+	rows, err := h.s.query(ctx, append(queries, "SELECT "+strings.Join(unlocks, " + "))...)
+	if err != nil {
+		return h.error(err)
+	}
+	n, err := lastNumber(rows)
+	if err == nil && n != len(h.held) {
+		err = fmt.Errorf("release lock %s: the server says that the session did not hold it", h.numbers())
+	}
+	h.held = nil
+	return err
 }
 
-// Unlock gives the lock back; when it returns nil another session can have it.
-// clean is nil where no command was started.
-func (s *Session) Unlock(ctx context.Context, id lockkey.ID, clean *Clean) error {
-	var queries []string
-	if clean != nil {
-		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_notify('%s', 'clean %d %d %d') WHERE EXISTS
-	(SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND NOT granted AND %s)`,
-			channel(id), clean.Token, s.lease.Milliseconds(), clean.LostGrace.Milliseconds(), sameLock(id)))
+// farewell tells those who wait for a lock, or for any behind the gate, of its
+// clean end. The commit waits for nothing: after a crash nobody would listen.
+func (h *Hold) farewell(l Lock) string {
+	waiting := "NOT granted AND " + among([]Lock{l})
+	if h.claim.Gate != nil { // whose first in line has been granted it
+		waiting = "(mode = 'ExclusiveLock' OR NOT granted) AND " + among([]Lock{{ID: *h.claim.Gate}})
 	}
-	rows, err := s.query(ctx, append(queries, fmt.Sprintf("SELECT pg_catalog.pg_advisory_unlock(%d)", id))...)
-	if err != nil {
-		return lockError(id, err)
-	}
-	if len(rows) == 0 || rows[len(rows)-1][0] != "t" {
-		return fmt.Errorf("release lock %d: the server says that the session did not hold it", id)
-	}
-	return nil
+	return fmt.Sprintf(`SELECT pg_catalog.set_config('synchronous_commit', 'off', true),
+	pg_catalog.pg_notify('%s', 'clean %d %d %d')
+WHERE EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND %s)`,
+		channel(l.ID), h.token, h.s.lease.Milliseconds(), h.s.cfg.LostGrace.Milliseconds(), waiting)
 }
 
 // Ping asks the server for a sign of life, which the Deadline counts from.
@@ -170,7 +413,8 @@ func (s *Session) Ping(ctx context.Context) error {
 	return err
 }
 
-// row asks a question that has one row of so many columns for an answer.
+// row asks a question that has one row for an answer, of so many columns or,
+// for 0, of any number.
 func (s *Session) row(ctx context.Context, columns int, sql string) ([]string, error) {
 	return s.rowWithin(ctx, 0, columns, sql)
 }
@@ -185,19 +429,33 @@ func (s *Session) rowWithin(ctx context.Context, longer time.Duration, columns i
 	if err != nil {
 		return nil, err
 	}
-	if s.cfg.Quorum && ex.unconfirmed != "" {
+	if ex.unconfirmed != "" {
 		return nil, &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.unconfirmed)}
 	}
-	if len(rows) != 1 || len(rows[0]) != columns {
+	if len(rows) != 1 || len(rows[0]) == 0 || columns > 0 && len(rows[0]) != columns {
 		return nil, unsafe("", "the server does not answer as PostgreSQL does")
 	}
 	return rows[0], nil
 }
 
-func lockError(id lockkey.ID, err error) error {
+// numbers names the claim's locks for a message.
+func (h *Hold) numbers() string {
+	const most = 3
+	var list []string
+	for i, l := range h.claim.Locks {
+		if i == most {
+			return fmt.Sprintf("%s and %d more", strings.Join(list, ", "), len(h.claim.Locks)-most)
+		}
+		list = append(list, l.String())
+	}
+	return strings.Join(list, ", ")
+}
+
+// error makes a refusal of the server's one of a lock.
+func (h *Hold) error(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && !isLost(err) {
-		return &Error{Kind: Denied, err: fmt.Errorf("lock %d: %w", id, serverRefused{pgErr})}
+		return &Error{Kind: Denied, err: fmt.Errorf("lock %s: %w", h.numbers(), serverRefused{pgErr})}
 	}
 	return err
 }

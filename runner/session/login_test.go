@@ -172,11 +172,12 @@ hostssl all alice all scram-sha-256
 			s, err := session.Open(t.Context(), cfg)
 			if err == nil {
 				defer s.Close()
-				if !try(t, s, 7) {
+				h := s.Claim(exclusive(7))
+				if !try(t, h) {
 					t.Error("the lock is taken")
 				}
-				confirm(t, s, 7)
-				if err := s.Unlock(t.Context(), 7, nil); err != nil {
+				confirm(t, h)
+				if err := h.Unlock(t.Context(), false); err != nil {
 					t.Error(err)
 				}
 			}

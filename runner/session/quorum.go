@@ -18,42 +18,42 @@ import (
 // plain heartbeat, and the deadline is the earlier of both.
 
 // commitHeartbeat writes a few bytes of WAL, so that there is something to
-// confirm.
-const commitHeartbeat = "SELECT pg_catalog.pg_logical_emit_message(true, 'pglead', '')"
+// confirm, and waits for the standbys whatever the role's default is.
+const commitHeartbeat = `SELECT pg_catalog.set_config('synchronous_commit', 'on', true),
+	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
 
 var errNoQuorum = &Error{
 	Kind: Unreachable, Hint: "are the standbys that synchronous_standby_names asks for up? pg_stat_replication shows them",
 	err: errors.New("the synchronous standbys do not confirm the commit"),
 }
 
-// joinQuorum opens the second session, to the same server, and ties this one's
-// fate to it.
-func (s *Session) joinQuorum(ctx context.Context) error {
+// beside opens a second session like this one and says which server it is on.
+// With a quorum it ties this one's fate to it, and closes it with this one.
+func (s *Session) beside(ctx context.Context) (second *Session, identity string, err error) {
 	cfg := s.cfg
 	cfg.Quorum = false
-	second, err := Open(ctx, cfg)
+	second, err = Open(ctx, cfg)
 	if err != nil {
-		return err
+		return nil, "", err
 	}
-	second.beatSQL = commitHeartbeat
-	second.onAnswer = s.renew
-	row, err := second.row(ctx, 3, `SELECT pg_catalog.current_setting('synchronous_standby_names'),
-	pg_catalog.set_config('synchronous_commit', 'on', false), `+serverIdentity)
-	if err == nil && row[0] == "" {
+	row, err := second.row(ctx, 2, "SELECT "+serverIdentity+", pg_catalog.current_setting('synchronous_standby_names')")
+	if err == nil && s.cfg.Quorum && row[1] == "" {
 		err = unsafe("set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave --quorum away",
 			"--quorum needs synchronous standbys, but synchronous_standby_names is empty")
 	}
-	var mine []string
-	if err == nil {
-		mine, err = s.row(ctx, 1, "SELECT "+serverIdentity)
-	}
-	if err == nil && mine[0] != row[2] {
-		err = &Error{Kind: Unreachable, err: errors.New("the second connection reached another server than the first")}
-	}
 	if err != nil {
 		second.Close()
-		return quorumError(err)
+		return nil, "", besideError(err)
 	}
+	if s.cfg.Quorum {
+		s.join(second)
+	}
+	return second, row[0], nil
+}
+
+func (s *Session) join(second *Session) {
+	second.beatSQL = commitHeartbeat
+	second.onAnswer = s.renew
 	s.mu.Lock()
 	s.quorum = second
 	s.mu.Unlock()
@@ -66,17 +66,16 @@ func (s *Session) joinQuorum(ctx context.Context) error {
 		case <-s.stop:
 		}
 	})
-	return nil
 }
 
 // serverIdentity is an SQL expression that differs between two servers, also
 // of one cluster.
-const serverIdentity = "pg_catalog.pg_postmaster_start_time()"
+const serverIdentity = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
 
-func quorumError(err error) error {
+func besideError(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) {
-		return &Error{Kind: Denied, err: fmt.Errorf("open the quorum's session: %w", serverRefused{pgErr})}
+		return &Error{Kind: Denied, err: fmt.Errorf("open the second session: %w", serverRefused{pgErr})}
 	}
 	return err
 }

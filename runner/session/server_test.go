@@ -41,28 +41,56 @@ func config(t *testing.T, dsn string) session.Config {
 	return session.Config{Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test"}
 }
 
-func open(t *testing.T, dsn string) *session.Session {
+// tested is a session with holds on locks by their numbers.
+type tested struct {
+	*session.Session
+	holds map[int64]*session.Hold
+}
+
+func open(t *testing.T, dsn string) tested {
 	t.Helper()
-	s, err := session.Open(t.Context(), config(t, dsn))
+	return openWith(t, config(t, dsn))
+}
+
+func openWith(t *testing.T, cfg session.Config) tested {
+	t.Helper()
+	s, err := session.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	return s
+	return tested{s, map[int64]*session.Hold{}}
 }
 
-func try(t *testing.T, s *session.Session, id lockkey.ID) bool {
+// exclusive is the claim to locks of these numbers.
+func exclusive(numbers ...int64) session.Claim {
+	var c session.Claim
+	for _, n := range numbers {
+		c.Locks = append(c.Locks, session.Lock{ID: lockkey.ID{Number: n}})
+	}
+	return c
+}
+
+// hold is this session's one hold on a lock.
+func (s tested) hold(number int64) *session.Hold {
+	if s.holds[number] == nil {
+		s.holds[number] = s.Claim(exclusive(number))
+	}
+	return s.holds[number]
+}
+
+func try(t *testing.T, h *session.Hold) bool {
 	t.Helper()
-	granted, err := s.TryLock(t.Context(), id)
+	granted, err := h.Try(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return granted
 }
 
-func confirm(t *testing.T, s *session.Session, id lockkey.ID) session.Grant {
+func confirm(t *testing.T, h *session.Hold) session.Grant {
 	t.Helper()
-	grant, err := s.Confirm(t.Context(), id, 0)
+	grant, err := h.Confirm(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,23 +129,24 @@ func TestLockExcludesAndTokensGrow(t *testing.T) {
 	dsn := server.DSN("postgres")
 	a, b := open(t, dsn), open(t, dsn)
 	const id = -8996774569131282592 // negative: both halves have their top bit set or not
-	if !try(t, a, id) || try(t, b, id) {
+	if !try(t, a.hold(id)) || try(t, b.hold(id)) {
 		t.Fatal("want the lock for a and not for b")
 	}
-	first := confirm(t, a, id)
+	first := confirm(t, a.hold(id))
 	if first.Token>>48 != 1 || first.SystemID != query(t, server, "SELECT system_identifier FROM pg_control_system()")[0] {
 		t.Errorf("grant %+v is not of timeline 1 of this cluster", first)
 	}
-	if err := a.Unlock(t.Context(), id, nil); err != nil {
+	again := *a.hold(id)
+	if err := a.hold(id).Unlock(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
-	if !try(t, b, id) {
+	if !try(t, b.hold(id)) {
 		t.Fatal("want the lock for b")
 	}
-	if second := confirm(t, b, id); second.Token <= first.Token {
+	if second := confirm(t, b.hold(id)); second.Token <= first.Token {
 		t.Errorf("token %d after %d", second.Token, first.Token)
 	}
-	if err := a.Unlock(t.Context(), id, nil); err == nil {
+	if err := again.Unlock(t.Context(), false); err == nil {
 		t.Error("a released a lock that it did not hold")
 	}
 }
@@ -131,10 +160,10 @@ func TestTokenSurvivesCrash(t *testing.T) {
 	last := int64(0)
 	for range 3 {
 		s := open(t, dsn)
-		if !try(t, s, 1) {
+		if !try(t, s.hold(1)) {
 			t.Fatal("the lock is taken")
 		}
-		grant := confirm(t, s, 1)
+		grant := confirm(t, s.hold(1))
 		if err := server.Stop(syscall.SIGQUIT); err != nil {
 			t.Fatal(err)
 		}
@@ -161,33 +190,33 @@ func TestRoleDefaults(t *testing.T) {
 		ALTER ROLE hasty SET search_path = ''`)
 	s := open(t, strings.Replace(server.DSN("postgres"), pgtest.Superuser, "hasty", 1))
 	holder := open(t, server.DSN("postgres"))
-	if !try(t, holder, 1) {
+	if !try(t, holder.hold(1)) {
 		t.Fatal("the lock is taken")
 	}
 	s.Keep()
-	granted, err := s.WaitLock(t.Context(), 1, 3*time.Second)
+	granted, err := s.hold(1).Wait(t.Context(), 3*time.Second)
 	if err != nil || granted {
-		t.Fatalf("WaitLock: %v, %v; want to wait in vain for longer than the role's time-outs", granted, err)
+		t.Fatalf("Wait: %v, %v; want to wait in vain for longer than the role's time-outs", granted, err)
 	}
-	if !try(t, s, 2) {
+	if !try(t, s.hold(2)) {
 		t.Fatal("the lock is taken")
 	}
-	confirm(t, s, 2)
+	confirm(t, s.hold(2))
 }
 
-func TestWaitLock(t *testing.T) {
+func TestWait(t *testing.T) {
 	server := start(t, map[string]string{"log_min_messages": "warning"})
 	dsn := server.DSN("postgres")
 	holder, waiter := open(t, dsn), open(t, dsn)
-	if !try(t, holder, 7) {
+	if !try(t, holder.hold(7)) {
 		t.Fatal("the lock is taken")
 	}
-	if granted, err := waiter.WaitLock(t.Context(), 7, 50*time.Millisecond); granted || err != nil {
-		t.Fatalf("WaitLock on a held lock: %v, %v", granted, err)
+	if granted, err := waiter.hold(7).Wait(t.Context(), 50*time.Millisecond); granted || err != nil {
+		t.Fatalf("Wait on a held lock: %v, %v", granted, err)
 	}
 	result := make(chan error, 1)
 	go func() {
-		granted, err := waiter.WaitLock(context.Background(), 7, time.Minute)
+		granted, err := waiter.hold(7).Wait(context.Background(), time.Minute)
 		if err == nil && !granted {
 			err = errors.New("not granted")
 		}
@@ -196,7 +225,7 @@ func TestWaitLock(t *testing.T) {
 	eventually(t, "the waiter stands in line", func() bool {
 		return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == "1"
 	})
-	if err := holder.Unlock(t.Context(), 7, nil); err != nil {
+	if err := holder.hold(7).Unlock(t.Context(), false); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-result; err != nil {
@@ -214,15 +243,15 @@ func TestWaitLock(t *testing.T) {
 	}
 }
 
-func TestWaitLockWithoutPlpgsql(t *testing.T) {
+func TestWaitWithoutPlpgsql(t *testing.T) {
 	server := start(t, nil)
 	query(t, server, "CREATE ROLE plain LOGIN; REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC")
 	s := open(t, strings.Replace(server.DSN("postgres"), pgtest.Superuser, "plain", 1))
-	_, err := s.WaitLock(t.Context(), 7, time.Second)
+	_, err := s.hold(7).Wait(t.Context(), time.Second)
 	if err == nil || session.CanQueue(err) {
-		t.Errorf("WaitLock without plpgsql: %v, CanQueue %v", err, session.CanQueue(err))
+		t.Errorf("Wait without plpgsql: %v, CanQueue %v", err, session.CanQueue(err))
 	}
-	if !try(t, s, 7) {
+	if !try(t, s.hold(7)) {
 		t.Error("the session is of no use after that")
 	}
 }
@@ -233,7 +262,7 @@ func TestCloseWhileWaiting(t *testing.T) {
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	holder, waiter := open(t, dsn), open(t, dsn)
-	if !try(t, holder, 7) {
+	if !try(t, holder.hold(7)) {
 		t.Fatal("the lock is taken")
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -247,8 +276,8 @@ func TestCloseWhileWaiting(t *testing.T) {
 		}
 		cancel(stop)
 	}()
-	if _, err := waiter.WaitLock(ctx, 7, time.Minute); !errors.Is(err, stop) {
-		t.Fatalf("WaitLock: %v, want the context's cause", err)
+	if _, err := waiter.hold(7).Wait(ctx, time.Minute); !errors.Is(err, stop) {
+		t.Fatalf("Wait: %v, want the context's cause", err)
 	}
 	waiter.Close()
 	eventually(t, "the waiting backend ends", func() bool { return !waiting() })
@@ -263,14 +292,14 @@ func TestTerminated(t *testing.T) {
 	if err := s.Err(); !strings.Contains(err.Error(), "administrator command (57P01)") {
 		t.Errorf("lost: %v", err)
 	}
-	if _, err := s.TryLock(t.Context(), 1); !errors.As(err, new(*session.LostError)) {
+	if _, err := s.hold(1).Try(t.Context()); !errors.As(err, new(*session.LostError)) {
 		t.Errorf("TryLock on a lost session: %v", err)
 	}
 }
 
 // await waits for the loss for as long as the contract allows it to go
 // unnoticed, and a good deal more, since machines are slow.
-func await(t *testing.T, s *session.Session) {
+func await(t *testing.T, s tested) {
 	t.Helper()
 	select {
 	case <-s.Lost():
@@ -330,19 +359,15 @@ func TestLeaseAtTheServer(t *testing.T) {
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"))
 	cfg.Lease = 3 * time.Second
-	s, err := session.Open(t.Context(), cfg) // and no Keep
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	if !try(t, s, 7) {
+	s := openWith(t, cfg) // and no Keep
+	if !try(t, s.hold(7)) {
 		t.Fatal("the lock is taken")
 	}
 	await(t, s)
 	if err := s.Err(); !strings.Contains(err.Error(), "idle-session timeout (57P05)") {
 		t.Errorf("lost: %v", err)
 	}
-	if other := open(t, server.DSN("postgres")); !try(t, other, 7) {
+	if other := open(t, server.DSN("postgres")); !try(t, other.hold(7)) {
 		t.Error("the lock is still taken")
 	}
 }
@@ -372,10 +397,10 @@ func TestLyingServer(t *testing.T) {
 	server := start(t, nil)
 	query(t, server, `CREATE OR REPLACE FUNCTION pg_catalog.pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'`)
 	s := open(t, server.DSN("postgres"))
-	if !try(t, s, 7) {
+	if !try(t, s.hold(7)) {
 		t.Fatal("the server is honest")
 	}
-	_, err := s.Confirm(t.Context(), 7, 0)
+	_, err := s.hold(7).Confirm(t.Context())
 	if kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "pg_locks") {
 		t.Errorf("Confirm: %v, want a refusal", err)
 	}
@@ -476,18 +501,18 @@ func TestHandover(t *testing.T) {
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	const lockDelay = time.Hour // shows which way it was decided; nobody waits
-	waitFor := func(t *testing.T, end func(t *testing.T, holder *session.Session)) time.Duration {
+	waitFor := func(t *testing.T, end func(t *testing.T, holder tested)) time.Duration {
 		t.Helper()
 		holder, waiter := open(t, dsn), open(t, dsn)
-		if !try(t, holder, 7) {
+		if !try(t, holder.hold(7)) {
 			t.Fatal("the lock is taken")
 		}
-		if err := waiter.Listen(t.Context(), 7); err != nil {
+		if err := waiter.hold(7).Listen(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		granted := make(chan error, 1)
 		go func() {
-			ok, err := waiter.WaitLock(context.Background(), 7, time.Minute)
+			ok, err := waiter.hold(7).Wait(context.Background(), time.Minute)
 			if err == nil && !ok {
 				err = errors.New("not granted")
 			}
@@ -500,7 +525,7 @@ func TestHandover(t *testing.T) {
 		if err := <-granted; err != nil {
 			t.Fatal(err)
 		}
-		delay := waiter.Evidence().Delay(lockDelay)
+		delay := waiter.Evidence(lockkey.ID{Number: 7}).Delay(lockDelay)
 		waiter.Close()
 		holder.Close()
 		eventually(t, "the lock is free", func() bool {
@@ -508,10 +533,10 @@ func TestHandover(t *testing.T) {
 		})
 		return delay
 	}
-	clean := func(t *testing.T, holder *session.Session) {
+	clean := func(t *testing.T, holder tested) {
 		t.Helper()
-		grant := confirm(t, holder, 7)
-		if err := holder.Unlock(t.Context(), 7, &session.Clean{Token: grant.Token}); err != nil {
+		confirm(t, holder.hold(7))
+		if err := holder.hold(7).Unlock(t.Context(), true); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -520,19 +545,19 @@ func TestHandover(t *testing.T) {
 			t.Fatalf("after a clean end the waiter waits %v", delay)
 		}
 	}
-	for name, end := range map[string]func(t *testing.T, holder *session.Session){
-		"terminated": func(t *testing.T, holder *session.Session) {
+	for name, end := range map[string]func(t *testing.T, holder tested){
+		"terminated": func(t *testing.T, holder tested) {
 			t.Helper()
 			query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", holder.BackendPID()))
 		},
-		"started and terminated": func(t *testing.T, holder *session.Session) {
+		"started and terminated": func(t *testing.T, holder tested) {
 			t.Helper()
-			confirm(t, holder, 7)
+			confirm(t, holder.hold(7))
 			query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", holder.BackendPID()))
 		},
-		"never started": func(t *testing.T, holder *session.Session) {
+		"never started": func(t *testing.T, holder tested) {
 			t.Helper()
-			if err := holder.Unlock(t.Context(), 7, nil); err != nil {
+			if err := holder.hold(7).Unlock(t.Context(), false); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -595,14 +620,11 @@ func TestQuorum(t *testing.T) {
 	cfg.Quorum = true
 
 	// No standby yet: the token's commit hangs, and it is given up.
-	s, err := session.Open(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !try(t, s, 7) {
+	s := openWith(t, cfg)
+	if !try(t, s.hold(7)) {
 		t.Fatal("the lock is taken")
 	}
-	if _, err := s.Confirm(t.Context(), 7, 0); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "standbys do not confirm") {
+	if _, err := s.hold(7).Confirm(t.Context()); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "standbys do not confirm") {
 		t.Errorf("Confirm without a standby: %v", err)
 	}
 	s.Close()
@@ -612,15 +634,11 @@ func TestQuorum(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(remove)
-	s, err = session.Open(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	if !try(t, s, 7) {
+	s = openWith(t, cfg)
+	if !try(t, s.hold(7)) {
 		t.Fatal("the lock is taken")
 	}
-	grant, err := s.Confirm(t.Context(), 7, 0)
+	grant, err := s.hold(7).Confirm(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -678,10 +696,10 @@ func TestQuorum(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := open(t, standby.DSN("postgres"))
-	if !try(t, next, 7) {
+	if !try(t, next.hold(7)) {
 		t.Fatal("the lock is taken")
 	}
-	if after := confirm(t, next, 7); after.Token <= grant.Token || after.SystemID != grant.SystemID {
+	if after := confirm(t, next.hold(7)); after.Token <= grant.Token || after.SystemID != grant.SystemID {
 		t.Errorf("grant %+v after the promotion, %+v before", after, grant)
 	}
 }
@@ -690,15 +708,11 @@ func TestQuorumNeedsStandbys(t *testing.T) {
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"))
 	cfg.Quorum = true
-	s, err := session.Open(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	if !try(t, s, 7) {
+	s := openWith(t, cfg)
+	if !try(t, s.hold(7)) {
 		t.Fatal("the lock is taken")
 	}
-	if _, err := s.Confirm(t.Context(), 7, 0); kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "synchronous_standby_names is empty") {
+	if _, err := s.hold(7).Confirm(t.Context()); kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "synchronous_standby_names is empty") {
 		t.Errorf("Confirm: %v", err)
 	}
 }

@@ -33,11 +33,20 @@ type Config struct {
 	// HolderShare.
 	Lease time.Duration
 
+	// LostGrace is what the command gets between SIGTERM and SIGKILL when the
+	// lock is lost. Holders announce it.
+	LostGrace time.Duration
+
 	// ConnectTimeout bounds each attempt, login and checks included.
 	ConnectTimeout time.Duration
 
 	// ApplicationName is what pg_stat_activity shows.
 	ApplicationName string
+
+	// Transaction makes the session fit for a pooler that gives the connection
+	// to others between transactions: locks are taken in a transaction that
+	// stays open, and no setting outlives it.
+	Transaction bool
 
 	// Quorum makes every sign of life depend on the synchronous standbys too:
 	// see quorum.go.
@@ -81,12 +90,12 @@ type Session struct {
 	renewed chan time.Duration
 
 	cfg      Config
-	quorum   *Session      // commits beside this one, or nil; under mu
-	beatSQL  string        // the heartbeat's query
-	onAnswer func()        // what the reader does after each answer
-	opened   time.Duration // boot time
-	age      time.Duration // of the server's memory of locks, when opened
-	evidence Evidence
+	quorum   *Session             // commits beside this one, or nil; under mu
+	beatSQL  string               // the heartbeat's query
+	onAnswer func()               // what the reader does after each answer
+	opened   time.Duration        // boot time
+	age      time.Duration        // of the server's memory of locks, when opened
+	evidence map[string]*Evidence // by channel; under mu
 }
 
 // LostError says that the session, and with it every lock it held, is gone.
@@ -156,6 +165,8 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 		heard:   now(),
 		opened:  now(),
 		beatSQL: heartbeat,
+
+		evidence: map[string]*Evidence{},
 	}
 	s.onAnswer = s.renew
 	s.reading.Go(s.read)
@@ -169,33 +180,24 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 //
 // It returns how long the server has had its present memory of locks.
 func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (age time.Duration, err error) {
-	settings := [][2]string{
-		{"application_name", cfg.ApplicationName},
-		{"client_min_messages", "warning"},
-		{"statement_timeout", "0"},
-		{"lock_timeout", "0"},
-		{"idle_in_transaction_session_timeout", "0"},
-		{"idle_session_timeout", milliseconds(cfg.Lease)},
-		// While a request of ours waits for a lock only these tell the server
-		// that we are gone. They are without effect on a unix socket.
-		{"tcp_keepalives_idle", seconds(cfg.Lease / 3)},
-		{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
-		{"tcp_keepalives_count", "3"},
-		{"tcp_user_timeout", milliseconds(cfg.Lease)},
-		{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)},
-	}
-	var set strings.Builder
-	for i, s := range settings {
-		if i > 0 {
-			set.WriteString(" || ")
-		}
-		fmt.Fprintf(&set, "pg_catalog.set_config('%s', '%s', false)", s[0], s[1])
+	fit := "''"
+	if !cfg.Transaction {
+		fit = set(false, append(cfg.settings(),
+			[2]string{"idle_in_transaction_session_timeout", "0"},
+			[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
+			// While a request of ours waits for a lock only these tell the server
+			// that we are gone. They are without effect on a unix socket.
+			[2]string{"tcp_keepalives_idle", seconds(cfg.Lease / 3)},
+			[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
+			[2]string{"tcp_keepalives_count", "3"},
+			[2]string{"tcp_user_timeout", milliseconds(cfg.Lease)},
+			[2]string{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)}))
 	}
 	sql := fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
 	pg_catalog.current_setting('server_version_num'), pg_catalog.version(), %s,
 	CASE WHEN pg_catalog.pg_backend_pid() = %d AND NOT pg_catalog.pg_is_in_recovery()
 		AND pg_catalog.current_setting('server_version_num')::int >= %d THEN %s END`,
-		serverAge, pg.PID(), oldestVersion, &set)
+		serverAge, pg.PID(), oldestVersion, fit)
 
 	results, err := pg.Exec(ctx, sql).ReadAll()
 	var pgErr *pgconn.PgError
@@ -211,8 +213,8 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (age time.Durat
 	row := results[0].Rows[0]
 	version, _ := strconv.Atoi(string(row[2]))
 	switch {
-	case string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
-		return 0, unsafe("connect to PostgreSQL itself, not through PgBouncer or the like: a pooler gives the connection, and the lock on it, to others",
+	case !cfg.Transaction && string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
+		return 0, unsafe("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
 			"there is a connection pooler in between (it calls the session %d, the server calls it %s)", pg.PID(), row[0])
 	case version < oldestVersion:
 		return 0, unsafe("a server of PostgreSQL 14 or newer is needed", "the server is too old: %s", row[3])
@@ -227,6 +229,38 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (age time.Durat
 		return 0, unsafe("", "the server's age %q is no number", row[4])
 	}
 	return time.Duration(up * float64(time.Second)), nil
+}
+
+// settings are what the session needs in either mode.
+func (cfg Config) settings() [][2]string {
+	return [][2]string{
+		{"application_name", cfg.ApplicationName},
+		{"client_min_messages", "warning"},
+		{"statement_timeout", "0"},
+		{"lock_timeout", "0"},
+	}
+}
+
+// set is an SQL expression that makes settings, for the session or only for
+// the transaction.
+func set(local bool, settings [][2]string) string {
+	calls := make([]string, len(settings))
+	for i, s := range settings {
+		calls[i] = fmt.Sprintf("pg_catalog.set_config('%s', '%s', %t)", s[0], s[1], local)
+	}
+	return strings.Join(calls, " || ")
+}
+
+// begin are the queries that begin the transaction which holds the lock. Read
+// committed is the level at which no snapshot, which would hold back vacuum,
+// is kept between two heartbeats.
+func (s *Session) begin() []string {
+	return []string{
+		"BEGIN ISOLATION LEVEL READ COMMITTED",
+		"SELECT " + set(true, append(s.cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(s.lease)})) +
+			// From PostgreSQL 17 on.
+			" || CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NULL THEN '' ELSE pg_catalog.set_config('transaction_timeout', '0', true) END",
+	}
 }
 
 // oldestVersion is the first with idle_session_timeout and
@@ -389,10 +423,8 @@ func (s *Session) read() {
 				ex.err = pgErr
 			}
 		case *pgproto3.NotificationResponse:
-			if a, ok := parseAnnouncement(msg.Payload); ok {
-				s.mu.Lock()
-				s.evidence.hear(a)
-				s.mu.Unlock()
+			if msg.PID != s.pid {
+				s.hear(msg.Channel, msg.Payload)
 			}
 		case *pgproto3.NoticeResponse:
 			// That a commit was not confirmed is a warning without a code of

@@ -1,0 +1,263 @@
+package cmd
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/session"
+)
+
+const (
+	// leastLease leaves a heartbeat of 0.6 s some air.
+	leastLease = 3 * time.Second
+	// mostSlots and mostKeys keep a statement that names each of them short.
+	mostSlots = 1000
+	mostKeys  = 100
+)
+
+// options are the flags that the commands which run a command have in common.
+type options struct {
+	keys           []string
+	keyScheme      string
+	shared         bool
+	slots          int
+	wait           duration
+	lease          duration
+	lockDelay      duration
+	lostGrace      duration
+	timeout        duration
+	killAfter      duration
+	minHold        duration
+	leftovers      string
+	transaction    bool
+	quorum         bool
+	conflictCode   int
+	dsn            string
+	passDSN        bool
+	connectTimeout duration
+	quiet, verbose bool
+	logFormat      string
+}
+
+func newOptions() options {
+	return options{
+		slots:          1,
+		wait:           duration{forever: true},
+		lease:          duration{value: 15 * time.Second},
+		connectTimeout: duration{value: 10 * time.Second},
+		conflictCode:   exitHeld,
+	}
+}
+
+// The flags are registered in groups, in the order in which help shows them.
+
+func (o *options) keyFlags(flags *pflag.FlagSet) {
+	flags.StringArrayVar(&o.keys, "key", nil, "`KEY`: what to lock (required); repeat it to hold several")
+	o.schemeFlag(flags)
+	flags.BoolVarP(&o.shared, "shared", "s", false, "hold the lock with others, none of whom holds it exclusively")
+	flags.IntVar(&o.slots, "slots", o.slots, "up to `N` holders at once")
+}
+
+func (o *options) schemeFlag(flags *pflag.FlagSet) {
+	flags.StringVar(&o.keyScheme, "key-scheme", "siphash24", "how a key becomes a number: a `SCHEME` of pglead key --help")
+}
+
+func (o *options) waitFlags(flags *pflag.FlagSet) {
+	flags.VarP(&o.wait, "wait", "w", "how long to wait for the lock, or forever; 0 tries once")
+	flags.IntVarP(&o.conflictCode, "conflict-exit-code", "E", o.conflictCode, "exit status `N` when the lock is held elsewhere")
+}
+
+func (o *options) leaseFlags(flags *pflag.FlagSet) {
+	flags.Var(&o.lease, "lease", "a holder that the server can't hear for this long loses the lock; at least 3s")
+	flags.Var(&o.lockDelay, "lock-delay", "how long an old holder may live on without knowing that it lost; 0 never waits for it (default 2/3 of the lease, plus the lost-grace)")
+	flags.Var(&o.lostGrace, "lost-grace", "after a loss: TERM first, KILL after this or when nine tenths of the lease are over; 0 is KILL at once")
+	flags.BoolVar(&o.transaction, "transaction", false, "hold the lock in a transaction that stays open: for a connection pooler")
+	flags.BoolVar(&o.quorum, "quorum", false, "lose the lock when the primary loses its synchronous standbys")
+}
+
+func (o *options) commandFlags(flags *pflag.FlagSet) {
+	flags.VarP(&o.timeout, "timeout", "t", "the command may run this long, then TERM, then KILL; 0 is no limit")
+	flags.Var(&o.killAfter, "kill-after", "from a forwarded TERM, INT or HUP to KILL (default never), and from --timeout's TERM (default 10s)")
+	flags.StringVar(&o.leftovers, "leftovers", "kill", "`kill` or wait: what becomes of processes still alive when the command has ended")
+}
+
+func (o *options) databaseFlags(flags *pflag.FlagSet) {
+	flags.StringVarP(&o.dsn, "dsn", "d", "", "`DSN` of the database: URI, keywords or name, as for psql; embedded: a private server")
+	flags.BoolVar(&o.passDSN, "pass-dsn", false, "pass the connection string on to the command, in PGLEAD_DSN")
+	flags.Var(&o.connectTimeout, "connect-timeout", "for each attempt to connect")
+}
+
+func (o *options) voiceFlags(flags *pflag.FlagSet) {
+	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say nothing but errors")
+	flags.BoolVarP(&o.verbose, "verbose", "v", false, "say every step")
+	flags.StringVar(&o.logFormat, "log-format", "text", "`text` or json, on standard error")
+}
+
+// check finds what is wrong with the flags before anything is touched.
+// example is a command line that would do.
+func (o *options) check(args []string, example string) error {
+	switch {
+	case len(o.keys) == 0:
+		return &usageError{err: errors.New("--key is missing"), hint: example}
+	case len(o.keys) > mostKeys:
+		return usagef("--key is given %d times: at most %d", len(o.keys), mostKeys)
+	case len(args) == 0:
+		return &usageError{err: errors.New("the command to run is missing"), hint: "it follows after --, as in: " + example}
+	case o.slots < 1 || o.slots > mostSlots:
+		return usagef("--slots %d: from 1 to %d", o.slots, mostSlots)
+	case o.slots > 1 && o.shared:
+		return usagef("--slots and --shared exclude each other")
+	case o.slots > 1 && len(o.keys) > 1:
+		return usagef("--slots takes one --key, not %d", len(o.keys))
+	case o.lease.value < leastLease:
+		return usagef("--lease %s is too short: at least %v", &o.lease, leastLease)
+	case o.connectTimeout.value <= 0:
+		return usagef("--connect-timeout must be longer than 0")
+	case o.leftovers != "kill" && o.leftovers != "wait":
+		return usagef("--leftovers %s: kill or wait", printable(o.leftovers))
+	case o.conflictCode < 0 || o.conflictCode > 255:
+		return usagef("--conflict-exit-code %d: an exit status is from 0 to 255", o.conflictCode)
+	case o.logFormat != "text" && o.logFormat != "json":
+		return usagef("--log-format %s: text or json", printable(o.logFormat))
+	case o.quiet && o.verbose:
+		return usagef("--quiet and --verbose exclude each other")
+	}
+	return nil
+}
+
+// scheme is that of --key-scheme.
+func (o *options) scheme() (lockkey.Scheme, error) {
+	scheme, ok := lockkey.SchemeByName(o.keyScheme)
+	if !ok {
+		return scheme, &usageError{err: errors.New("--key-scheme " + printable(o.keyScheme) + " is not known"), hint: "pglead key --help lists them"}
+	}
+	return scheme, nil
+}
+
+// claim is what the keys come to. It puts the keys into the order of their
+// locks.
+func (o *options) claim() (session.Claim, error) {
+	scheme, err := o.scheme()
+	if err != nil {
+		return session.Claim{}, err
+	}
+	ids := map[string]lockkey.ID{}
+	for _, key := range o.keys {
+		if _, twice := ids[key]; twice {
+			return session.Claim{}, usagef("--key %s is given twice", printable(key))
+		}
+		if ids[key], err = scheme.ID(key); err != nil {
+			return session.Claim{}, usagef("--key %s: %w", printable(key), err)
+		}
+	}
+	slices.SortFunc(o.keys, func(a, b string) int { return ids[a].Compare(ids[b]) })
+	var claim session.Claim
+	if o.slots > 1 {
+		gate, err := scheme.Gate(o.keys[0])
+		if err != nil {
+			return claim, usagef("--slots: %w", err)
+		}
+		claim.Gate = &gate
+		for i := range o.slots {
+			id, err := scheme.Slot(o.keys[0], i+1)
+			if err != nil {
+				return claim, usagef("--slots: %w", err)
+			}
+			claim.Locks = append(claim.Locks, session.Lock{ID: id})
+		}
+		return claim, nil
+	}
+	for _, key := range o.keys {
+		lock := session.Lock{ID: ids[key], Shared: o.shared}
+		if !slices.Contains(claim.Locks, lock) { // two keys of one number are one
+			claim.Locks = append(claim.Locks, lock)
+		}
+	}
+	return claim, nil
+}
+
+// config turns flags that were checked into what the runner needs. The command
+// is looked up before the database is touched, since a typo needs no lock.
+func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnCommandLine bool) (runner.Config, database, error) {
+	flags := cmd.Flags()
+	if !flags.Changed("lock-delay") {
+		o.lockDelay.value = session.TakeoverDelay(o.lease.value) + o.lostGrace.value
+	}
+	name := strings.Join(o.keys, ", ")
+	v.configure(o.quiet, o.verbose, o.logFormat == "json", name)
+	if _, err := child.Lookup(args[0]); err != nil {
+		return runner.Config{}, database{}, err
+	}
+	db, err := databaseFrom(v, o.dsn, !dsnOnCommandLine, o.passDSN)
+	if err != nil {
+		return runner.Config{}, database{}, err
+	}
+	connectTimeout := o.connectTimeout.value
+	if !flags.Changed("connect-timeout") && db.config.ConnectTimeout > 0 {
+		connectTimeout = db.config.ConnectTimeout
+	}
+	env := withoutFlags(os.Environ(), cmd.Root())
+	if db.pass != "" {
+		env = append(env, envName("dsn")+"="+db.pass)
+	}
+	killAfterTimeout := 10 * time.Second
+	if flags.Changed("kill-after") {
+		killAfterTimeout = o.killAfter.value
+	}
+	return runner.Config{
+		Keys: o.keys,
+		Session: session.Config{
+			Database:        db.config,
+			Lease:           o.lease.value,
+			LostGrace:       o.lostGrace.value,
+			ConnectTimeout:  connectTimeout,
+			ApplicationName: applicationName(name),
+			Transaction:     o.transaction,
+			Quorum:          o.quorum,
+		},
+		Wait:             o.wait.value,
+		LockDelay:        o.lockDelay.value,
+		Command:          args,
+		Env:              env,
+		Timeout:          o.timeout.value,
+		KillAfterTimeout: killAfterTimeout,
+		KillAfterSignal:  o.killAfter.value,
+		WaitForLeftovers: o.leftovers == "wait",
+		MinHold:          o.minHold.value,
+		Log:              v.log,
+	}, db, nil
+}
+
+// applicationNameMost is NAMEDATALEN-1: the server cuts off what is longer.
+const applicationNameMost = 63
+
+// applicationName is what everyone can see in pg_stat_activity: the key and
+// the host, as far as they fit.
+func applicationName(key string) string {
+	host, _ := os.Hostname()
+	suffix := "@" + host
+	if len(suffix) > applicationNameMost/2 {
+		suffix = suffix[:applicationNameMost/2]
+	}
+	name := "pglead:" + key
+	if most := applicationNameMost - len(suffix); len(name) > most {
+		name = name[:most]
+	}
+	// The server shows other bytes as question marks, and a quote would end
+	// the literal that this becomes.
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || r == '\'' || r == '\\' {
+			return '?'
+		}
+		return r
+	}, name+suffix)
+}

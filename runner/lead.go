@@ -1,0 +1,106 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/pglead/pglead/runner/child"
+)
+
+// Restart says after which end of the command its leader stands again.
+type Restart string
+
+const (
+	RestartAlways    Restart = "always"
+	RestartOnFailure Restart = "on-failure"
+	RestartNever     Restart = "never"
+)
+
+// LeadConfig is a node's candidacy.
+type LeadConfig struct {
+	Config // whose Wait is without meaning
+
+	// FirstDelay is the most that is waited, at random, before the first
+	// candidacy: else the node that is always up first always leads.
+	FirstDelay time.Duration
+	Restart    Restart
+}
+
+// Between two starts of the command lies a pause that doubles, without the
+// lock, so that a node on which the command can run gets its chance. A command
+// that has run for restartSettled is taken to have started well.
+const (
+	restartFirst   = time.Second
+	restartMost    = time.Minute
+	restartSettled = time.Minute
+)
+
+// Lead stands for election for ever, and runs the command whenever this node
+// leads. It returns when a signal asks this process to end, and that is the
+// only way but for what cfg.Restart ends: then the outcome is the command's.
+// What is wrong before the database was reached for the first time is an
+// error too; from then on everything is ridden out.
+func Lead(cfg LeadConfig) (Outcome, error) {
+	path, err := child.Lookup(cfg.Command[0])
+	if err != nil {
+		return Outcome{}, err
+	}
+	child.ReapOrphans()
+	signals, stopSignals := child.Signals()
+	defer stopSignals()
+
+	reached := false
+	cfg.Wait, cfg.reached = Forever, &reached
+	if err := rest(signals, jitter(0, cfg.FirstDelay)); err != nil {
+		return Outcome{}, err
+	}
+	for pause := restartFirst; ; pause = min(2*pause, restartMost) {
+		outcome, err := once(cfg.Config, path, signals)
+		switch {
+		case errors.As(err, new(*InterruptedError)), outcome.Interrupted, err != nil && !reached:
+			return outcome, err
+		case errors.As(err, new(*LostError)):
+			// Somebody else leads by now, or nobody can: no reason to pause.
+			cfg.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
+			pause = restartFirst / 2
+			continue
+		case err != nil:
+			cfg.Log.Warn(fmt.Sprintf("%v; standing for election again in %v", err, pause), "event", "standing")
+		case cfg.ends(outcome):
+			return outcome, nil
+		default:
+			if outcome.Ran >= restartSettled {
+				pause = restartFirst
+			}
+			cfg.Log.Warn(fmt.Sprintf("the command ended after %v (%s); standing for election again in %v",
+				outcome.Ran.Round(time.Millisecond), describeStatus(outcome.Status), pause), "event", "restarting")
+		}
+		if err := rest(signals, pause); err != nil {
+			return Outcome{}, err
+		}
+	}
+}
+
+// ends says whether the end of the command is that of the candidacy.
+func (cfg LeadConfig) ends(o Outcome) bool {
+	switch {
+	case cfg.Restart == RestartNever:
+		return true
+	case cfg.Restart == RestartOnFailure:
+		return !o.TimedOut && !o.Status.Signaled() && o.Status.ExitStatus() == 0
+	}
+	return false
+}
+
+// rest waits, with no lock held, unless a signal asks this process to end.
+func rest(signals <-chan os.Signal, d time.Duration) error {
+	ctx, stop := interruptible(signals)
+	defer stop()
+	if d > 0 && !sleep(ctx, d) {
+		return context.Cause(ctx)
+	}
+	return nil
+}
