@@ -1,0 +1,149 @@
+package lockkey
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+)
+
+// Scheme is a way in which a key becomes a number. The zero Scheme takes no
+// key: see Schemes and SchemeByName.
+type Scheme struct {
+	Name  string
+	About string // one line
+
+	// One of the two is set. What parse takes names a lock that has its number
+	// already, and nothing can be derived from it.
+	hash  func(key string) ID
+	parse func(key string) (ID, error)
+}
+
+// Schemes are all schemes, the default one first.
+func Schemes() []Scheme {
+	return []Scheme{
+		{
+			Name:  "siphash24",
+			About: "SipHash-2-4, Guava's Hashing.sipHash24().hashString(KEY, UTF_8).asLong()",
+			hash:  SipHash24,
+		},
+		{
+			Name:  "int",
+			About: "the key is the number: 10",
+			parse: parseInt,
+		},
+		{
+			Name:  "int-pair",
+			About: "the key is two numbers of 32 bits: 3,7",
+			parse: parseIntPair,
+		},
+		{
+			Name:  "hashtextextended",
+			About: "PostgreSQL's hashtextextended(KEY, 0)",
+			hash:  hashTextExtended,
+		},
+		{
+			Name:  "hashtext",
+			About: "PostgreSQL's hashtext(KEY), for pg_advisory_lock(bigint)",
+			hash:  hashText,
+		},
+		{
+			Name:  "with-advisory-lock",
+			About: "Ruby's with_advisory_lock",
+			hash:  withAdvisoryLock,
+		},
+		{
+			Name:  "distributed-lock",
+			About: "DistributedLock for .NET, with allowHashing",
+			hash:  distributedLock,
+		},
+		{
+			Name:  "django-pglock",
+			About: "django-pglock",
+			hash:  djangoPglock,
+		},
+		{
+			Name:  "golang-migrate",
+			About: "golang-migrate; the key is DATABASE/SCHEMA/TABLE",
+			parse: golangMigrate,
+		},
+		{
+			Name:  "sqlx",
+			About: "the migrations of sqlx for Rust; the key is DATABASE",
+			parse: sqlx,
+		},
+	}
+}
+
+// SchemeByName finds a scheme by its exact name.
+func SchemeByName(name string) (Scheme, bool) {
+	for _, s := range Schemes() {
+		if s.Name == name {
+			return s, true
+		}
+	}
+	return Scheme{}, false
+}
+
+// ID is the number of key. No scheme takes a key that Check refuses.
+func (s Scheme) ID(key string) (ID, error) {
+	if err := Check(key); err != nil {
+		return ID{}, err
+	}
+	switch {
+	case s.hash != nil:
+		return s.hash(key), nil
+	case s.parse != nil:
+		return s.parse(key)
+	}
+	return ID{}, errors.New("no scheme is given")
+}
+
+// Slot is the number of slot i of key: that of the key, a NUL byte and i in
+// decimal. It fails in schemes whose keys say what their numbers are, or name
+// the one lock of another program.
+func (s Scheme) Slot(key string, i int) (ID, error) {
+	if _, err := s.ID(key); err != nil {
+		return ID{}, err
+	}
+	switch {
+	case s.hash == nil:
+		return ID{}, errors.New("a key of the scheme " + s.Name + " has no slots")
+	case i < 0:
+		return ID{}, errors.New("there is no slot " + strconv.Itoa(i))
+	}
+	return s.hash(key + "\x00" + strconv.Itoa(i)), nil
+}
+
+// Gate is slot 0, which nobody works in: it is the line in which those who
+// wait for a slot stand.
+func (s Scheme) Gate(key string) (ID, error) { return s.Slot(key, 0) }
+
+// pair is the lock of pg_advisory_lock(first, second).
+func pair(first, second int32) ID {
+	return ID{Number: int64(first)<<32 | int64(uint32(second)), Pair: true}
+}
+
+func parseInt(key string) (ID, error) {
+	n, err := strconv.ParseInt(key, 10, 64)
+	switch {
+	case errors.Is(err, strconv.ErrRange):
+		return ID{}, errors.New("the number does not fit in 64 bits with a sign")
+	case err != nil:
+		return ID{}, errors.New("the key is not a whole number such as 10")
+	}
+	return ID{Number: n}, nil
+}
+
+func parseIntPair(key string) (ID, error) {
+	// Without a comma the second is empty, which is no number either.
+	a, b, _ := strings.Cut(key, ",")
+	first, err := strconv.ParseInt(a, 10, 32)
+	second, err2 := strconv.ParseInt(b, 10, 32)
+	switch err = errors.Join(err, err2); {
+	case errors.Is(err, strconv.ErrSyntax):
+		return ID{}, errors.New("the key is not two whole numbers such as 3,7")
+	case err != nil:
+		return ID{}, errors.New("a number does not fit in 32 bits with a sign")
+	}
+	return pair(int32(first), int32(second)), nil
+}
