@@ -5,19 +5,27 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/lockkey"
 )
 
-// keyInfo is what `pglead key -o json` prints of a key.
+// allSchemes is --key-scheme's word for every scheme at once.
+const allSchemes = "all"
+
+// keyInfo is what `pglead key -o json` prints of a key. ID is the signed 64
+// bits of a pair too: two locks are the same if ID and ObjSubID are.
 type keyInfo struct {
-	Key     string `json:"key"`
-	ID      int64  `json:"id"`
-	ClassID uint32 `json:"classid"`
-	ObjID   uint32 `json:"objid"`
-	SQL     keySQL `json:"sql"`
+	Key      string  `json:"key"`
+	Scheme   string  `json:"scheme"`
+	ID       int64   `json:"id"`
+	Pair     []int32 `json:"pair,omitempty"`
+	ClassID  uint32  `json:"classid"`
+	ObjID    uint32  `json:"objid"`
+	ObjSubID int     `json:"objsubid"`
+	SQL      keySQL  `json:"sql"`
 }
 
 type keySQL struct {
@@ -27,62 +35,153 @@ type keySQL struct {
 	Holder  string `json:"holder"`
 }
 
-func newKeyInfo(key string) keyInfo {
-	id := lockkey.SipHash24(key)
-	return keyInfo{
-		Key: key, ID: id.Number, ClassID: id.ClassID(), ObjID: id.ObjID(),
+// noKeyInfo takes its place where the scheme does not take the key.
+type noKeyInfo struct {
+	Key    string `json:"key"`
+	Scheme string `json:"scheme"`
+	Error  string `json:"error"`
+}
+
+func newKeyInfo(key, scheme string, id lockkey.ID) keyInfo {
+	arguments := strings.ReplaceAll(id.String(), ",", ", ")
+	info := keyInfo{
+		Key: key, Scheme: scheme, ID: id.Number, ClassID: id.ClassID(), ObjID: id.ObjID(), ObjSubID: id.ObjSubID(),
 		SQL: keySQL{
-			Try:     fmt.Sprintf("SELECT pg_try_advisory_lock(%s);", id),
-			TryXact: fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%s);", id),
-			Unlock:  fmt.Sprintf("SELECT pg_advisory_unlock(%s);", id),
-			Holder: fmt.Sprintf("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %d AND objid = %d AND objsubid = 1 AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database());",
-				id.ClassID(), id.ObjID()),
+			Try:     fmt.Sprintf("SELECT pg_try_advisory_lock(%s);", arguments),
+			TryXact: fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%s);", arguments),
+			Unlock:  fmt.Sprintf("SELECT pg_advisory_unlock(%s);", arguments),
+			Holder: fmt.Sprintf("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %d AND objid = %d AND objsubid = %d AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database());",
+				id.ClassID(), id.ObjID(), id.ObjSubID()),
 		},
 	}
+	if id.Pair {
+		info.Pair = []int32{int32(id.ClassID()), int32(id.ObjID())}
+	}
+	return info
 }
 
 func newKeyCmd(stdout io.Writer) *cobra.Command {
-	var output string
+	var output, schemeName string
 	cmd := &cobra.Command{
 		Use:   "key KEY...",
 		Short: "Print a lock's number, and the SQL with which any program takes the same lock",
-		RunE: func(_ *cobra.Command, keys []string) error {
+		Long: `Print a lock's number, and the SQL with which any program takes the same lock.
+
+How a key becomes a number:
+` + schemesHelp(),
+		Example: `  pglead key invoice_gen/SUB-1234
+  pglead key --key-scheme with-advisory-lock nightly
+  pglead key --key-scheme int -- -5
+  pglead key --key-scheme all nightly`,
+		RunE: func(cmd *cobra.Command, keys []string) error {
+			if err := fromEnvironment(cmd.Flags()); err != nil {
+				return err
+			}
 			if len(keys) == 0 {
 				return &usageError{err: errors.New("a key is missing"), hint: "pglead key invoice_gen/SUB-1234"}
 			}
 			if output != "text" && output != "json" {
 				return usagef("--output %s: text or json", printable(output))
 			}
-			for _, key := range keys { // nothing is printed unless all is well
-				if err := lockkey.Check(key); err != nil {
-					return usagef("%s: %w", printable(key), err)
-				}
+			if schemeName == allSchemes {
+				return printSchemes(stdout, keys, output == "json")
 			}
-			for _, key := range keys {
-				if err := printKey(stdout, newKeyInfo(key), output == "json"); err != nil {
-					return err
-				}
+			scheme, ok := lockkey.SchemeByName(schemeName)
+			if !ok {
+				return &usageError{err: fmt.Errorf("--key-scheme %s is not known", printable(schemeName)), hint: "see " + cmd.CommandPath() + " --help"}
 			}
-			return nil
+			return printKeys(stdout, scheme, keys, output == "json")
 		},
 	}
+	cmd.Flags().StringVar(&schemeName, "key-scheme", lockkey.Schemes()[0].Name, "`NAME` of the way in which the key becomes a number, or all")
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "text, or json: one object a line")
 	return cmd
 }
 
+func schemesHelp() string {
+	var b strings.Builder
+	for _, s := range lockkey.Schemes() {
+		fmt.Fprintf(&b, "  %-18s  %s\n", s.Name, s.About)
+	}
+	return b.String()
+}
+
+func printKeys(w io.Writer, scheme lockkey.Scheme, keys []string, asJSON bool) error {
+	var infos []keyInfo
+	for _, key := range keys { // nothing is printed unless all is well
+		id, err := scheme.ID(key)
+		if err != nil {
+			return usagef("%s: %w", printable(key), err)
+		}
+		infos = append(infos, newKeyInfo(key, scheme.Name, id))
+	}
+	for _, info := range infos {
+		if err := printKey(w, info, asJSON); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func printKey(w io.Writer, k keyInfo, asJSON bool) error {
 	if asJSON {
-		enc := json.NewEncoder(w)
-		enc.SetEscapeHTML(false)
-		return enc.Encode(k)
+		return printJSON(w, k)
 	}
+	number := lockkey.ID{Number: k.ID, Pair: k.Pair != nil}
 	_, err := fmt.Fprintf(w, `%s
-  number    %d
-  pg_locks  classid %d, objid %d, objsubid 1
+  number    %s
+  pg_locks  classid %d, objid %d, objsubid %d
   take      %s
   or        %s
   release   %s
   holder    %s
-`, printable(k.Key), k.ID, k.ClassID, k.ObjID, k.SQL.Try, k.SQL.TryXact, k.SQL.Unlock, k.SQL.Holder)
+`, printable(k.Key), number, k.ClassID, k.ObjID, k.ObjSubID, k.SQL.Try, k.SQL.TryXact, k.SQL.Unlock, k.SQL.Holder)
 	return err
+}
+
+// printSchemes is for those who find a number in pg_locks and wonder whose it
+// is: a scheme that does not take the key is no failure.
+func printSchemes(w io.Writer, keys []string, asJSON bool) error {
+	for _, key := range keys {
+		if err := lockkey.Check(key); err != nil {
+			return usagef("%s: %w", printable(key), err)
+		}
+	}
+	for _, key := range keys {
+		if err := printSchemesOf(w, key, asJSON); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func printSchemesOf(w io.Writer, key string, asJSON bool) error {
+	const columns = "  %-18s  %-20v  %-10v  %-10v  %-8v  %s\n"
+	var err error
+	if !asJSON {
+		_, err = fmt.Fprintf(w, "%s\n"+columns, printable(key), "scheme", "number", "classid", "objid", "objsubid", "what it is")
+	}
+	for _, s := range lockkey.Schemes() {
+		if err != nil {
+			break
+		}
+		id, refusal := s.ID(key)
+		switch {
+		case asJSON && refusal != nil:
+			err = printJSON(w, noKeyInfo{Key: key, Scheme: s.Name, Error: refusal.Error()})
+		case asJSON:
+			err = printJSON(w, newKeyInfo(key, s.Name, id))
+		case refusal != nil:
+			_, err = fmt.Fprintf(w, columns, s.Name, "-", "-", "-", "-", refusal)
+		default:
+			_, err = fmt.Fprintf(w, columns, s.Name, id, id.ClassID(), id.ObjID(), id.ObjSubID(), s.About)
+		}
+	}
+	return err
+}
+
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
 }
