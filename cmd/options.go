@@ -192,8 +192,7 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 	if !flags.Changed("lock-delay") {
 		o.lockDelay.value = session.TakeoverDelay(o.lease.value) + o.lostGrace.value
 	}
-	name := strings.Join(o.keys, ", ")
-	v.configure(o.quiet, o.verbose, o.logFormat == "json", name)
+	v.configure(o.quiet, o.verbose, o.logFormat == "json", o.keys)
 	if _, err := child.Lookup(args[0]); err != nil {
 		return runner.Config{}, database{}, err
 	}
@@ -220,7 +219,7 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 			Lease:           o.lease.value,
 			LostGrace:       o.lostGrace.value,
 			ConnectTimeout:  connectTimeout,
-			ApplicationName: applicationName(name),
+			ApplicationName: applicationName(strings.Join(o.keys, ", ")),
 			Transaction:     o.transaction,
 			Quorum:          o.quorum,
 		},

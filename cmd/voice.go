@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -36,7 +37,7 @@ func newVoice(w io.Writer) *voice {
 }
 
 // configure sets what -q, -v, --log-format and --key ask for.
-func (v *voice) configure(quiet, verbose, asJSON bool, key string) {
+func (v *voice) configure(quiet, verbose, asJSON bool, keys []string) {
 	switch {
 	case quiet:
 		v.level.Set(slog.LevelError)
@@ -47,7 +48,13 @@ func (v *voice) configure(quiet, verbose, asJSON bool, key string) {
 		v.json = true
 		v.log = slog.New(slog.NewJSONHandler(v.w, &slog.HandlerOptions{Level: &v.level}))
 	}
-	v.log = v.log.With("key", key)
+	if !asJSON {
+		keys = slices.Clone(keys)
+		for i, key := range keys {
+			keys[i] = printable(key)
+		}
+	}
+	v.log = v.log.With("key", strings.Join(keys, ", "))
 }
 
 // fail says what ended pglead.
@@ -87,7 +94,7 @@ func (h *textHandler) Handle(_ context.Context, r slog.Record) error {
 	var b strings.Builder
 	b.WriteString("pglead: ")
 	if h.key != "" {
-		b.WriteString(printable(h.key) + ": ")
+		b.WriteString(h.key + ": ")
 	}
 	b.WriteString(oneLine(r.Message))
 	write := func(a slog.Attr) bool {
