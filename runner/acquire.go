@@ -112,8 +112,8 @@ func attempt(ctx context.Context, cfg Config, left func() time.Duration, first b
 }
 
 // startGuard starts the guard while there is something else to wait for.
-func (l *lock) startGuard() (err error) {
-	l.guard, err = child.NewGuard(l.session.Conn())
+func (l *lock) startGuard(cfg Config) (err error) {
+	l.guard, err = cfg.guards.New(l.session.Conn())
 	return err
 }
 
@@ -162,7 +162,7 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 		// The one that is waited for has been heard of; those after it have not
 		// been tried before.
 		for i, lock := range l.hold.Held()[before:] {
-			delay = max(delay, l.delay(cfg, lock, first && !(waited && i == 0)))
+			delay = max(delay, l.delay(cfg, lock, first && (!waited || i > 0)))
 		}
 		if granted {
 			break
@@ -197,7 +197,7 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 		pause = min(2*pause, pollMost)
 	}
 	if l.guard == nil {
-		err = l.startGuard()
+		err = l.startGuard(cfg)
 	}
 	return delay, err
 }
@@ -217,7 +217,7 @@ func (l *lock) prepare(ctx context.Context, cfg Config) error {
 			return err
 		}
 	}
-	return l.startGuard()
+	return l.startGuard(cfg)
 }
 
 // queue stands in the server's queue for a slice, and says whether to do so

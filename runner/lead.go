@@ -6,16 +6,14 @@ import (
 	"fmt"
 	"os"
 	"time"
-
-	"github.com/pglead/pglead/runner/child"
 )
 
 // Restart says after which end of the command its leader stands again.
 type Restart string
 
 const (
-	RestartAlways    Restart = "always"
-	RestartOnFailure Restart = "on-failure"
+	RestartAlways    Restart = "always"     // after any
+	RestartOnFailure Restart = "on-failure" // unless its exit status is 0
 	RestartNever     Restart = "never"
 )
 
@@ -44,13 +42,11 @@ const (
 // What is wrong before the database was reached for the first time is an
 // error too; from then on everything is ridden out.
 func Lead(cfg LeadConfig) (Outcome, error) {
-	path, err := child.Lookup(cfg.Command[0])
+	signals, stop, err := cfg.begin()
 	if err != nil {
 		return Outcome{}, err
 	}
-	child.ReapOrphans()
-	signals, stopSignals := child.Signals()
-	defer stopSignals()
+	defer stop()
 
 	reached := false
 	cfg.Wait, cfg.reached = Forever, &reached
@@ -58,7 +54,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; pause = min(2*pause, restartMost) {
-		outcome, err := once(cfg.Config, path, signals)
+		outcome, err := once(cfg.Config, signals)
 		switch {
 		case errors.As(err, new(*InterruptedError)), outcome.Interrupted, err != nil && !reached:
 			return outcome, err
@@ -86,10 +82,10 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 
 // ends says whether the end of the command is that of the candidacy.
 func (cfg LeadConfig) ends(o Outcome) bool {
-	switch {
-	case cfg.Restart == RestartNever:
+	switch cfg.Restart {
+	case RestartNever:
 		return true
-	case cfg.Restart == RestartOnFailure:
+	case RestartOnFailure:
 		return !o.TimedOut && !o.Status.Signaled() && o.Status.ExitStatus() == 0
 	}
 	return false

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -50,6 +51,8 @@ type Config struct {
 	// reached is set once the server has answered for the lock. Who has it
 	// rides out every error from then on.
 	reached *bool
+	path    string // the command's
+	guards  *child.Guards
 }
 
 // Outcome is the end of a command that ran.
@@ -112,37 +115,53 @@ func (e *GuardDiedError) Error() string {
 // server grants the lock. Errors are of the types above, *child.LookupError,
 // or *session.Error.
 func Run(cfg Config) (Outcome, error) {
-	path, err := child.Lookup(cfg.Command[0])
+	signals, stop, err := cfg.begin()
 	if err != nil {
 		return Outcome{}, err
 	}
+	defer stop()
+	return once(cfg, signals)
+}
+
+// begin is what this process does before it supervises anything.
+func (cfg *Config) begin() (signals <-chan os.Signal, stop func(), err error) {
+	if cfg.path, err = child.Lookup(cfg.Command[0]); err != nil {
+		return nil, nil, err
+	}
+	if cfg.guards, err = child.NewGuards(); err != nil {
+		return nil, nil, err
+	}
 	child.ReapOrphans()
-	signals, stopSignals := child.Signals()
-	defer stopSignals()
-	return once(cfg, path, signals)
+	signals, stop = child.Signals()
+	return signals, stop, nil
 }
 
 // once takes the lock, runs the command one time, and gives the lock back.
-func once(cfg Config, path string, signals <-chan os.Signal) (Outcome, error) {
+func once(cfg Config, signals <-chan os.Signal) (Outcome, error) {
 	ctx, handOver := interruptible(signals)
 	defer handOver()
 	l, err := acquire(ctx, cfg)
 	if err != nil {
 		return Outcome{}, err
 	}
+	defer l.session.Close()
+	handOver()
+	return l.run(ctx, cfg, events{signals: signals, renewed: l.session.Renewed()})
+}
+
+// run runs the command under the lock and gives the lock back, unless ctx has
+// ended before.
+func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) {
 	s := l.session
-	defer s.Close()
 	log := cfg.Log.With("token", l.grant.Token)
 	log.Info("lock acquired", "event", "acquired", "backend_pid", s.BackendPID())
-
-	handOver()
 	if ctx.Err() != nil {
 		l.guard.Close()
 		l.release(log, cfg)
 		return Outcome{}, context.Cause(ctx)
 	}
 	c, err := l.guard.Start(child.Config{
-		Path: path, Args: cfg.Command, Env: environment(cfg, l),
+		Path: cfg.path, Args: cfg.Command, Env: environment(cfg, l),
 		Deadline: s.Deadline(), WaitForLeftovers: cfg.WaitForLeftovers,
 		LostGrace: cfg.Session.LostGrace, LeaseGrace: leaseGrace(cfg.Session.Lease),
 	})
@@ -153,14 +172,21 @@ func once(cfg Config, path string, signals <-chan os.Signal) (Outcome, error) {
 	began := time.Now()
 	log.Info("command started", "event", "started", "pid", c.PID())
 
-	outcome, err := supervise(cfg, log, s, c, signals)
+	outcome, err := supervise(cfg, log, s, c, ev)
 	if err == nil && !outcome.Interrupted {
-		linger(log, s, signals, cfg.MinHold-time.Since(began))
+		linger(log, s, ev.signals, cfg.MinHold-time.Since(began))
 	}
 	if s.Err() == nil && !errors.As(err, new(*LostError)) {
 		l.release(log, cfg)
 	}
 	return outcome, err
+}
+
+// events are what a command's supervision hears of beside the command itself
+// and the end of the session.
+type events struct {
+	signals <-chan os.Signal
+	renewed <-chan time.Duration // the session's latest deadline
 }
 
 // linger keeps the lock of a command that has ended for as long as it says, or
@@ -195,7 +221,7 @@ func leaseGrace(lease time.Duration) time.Duration {
 
 // supervise is where the lock's fate and the command's meet. It returns when
 // the whole tree is dead.
-func supervise(cfg Config, log *slog.Logger, s *session.Session, c *child.Child, signals <-chan os.Signal) (Outcome, error) {
+func supervise(cfg Config, log *slog.Logger, s *session.Session, c *child.Child, ev events) (Outcome, error) {
 	began := time.Now()
 	timeout := after(cfg.Timeout)
 	lost := s.Lost()
@@ -213,10 +239,10 @@ func supervise(cfg Config, log *slog.Logger, s *session.Session, c *child.Child,
 			c.Lose()
 			log.Info("lock lost, killing the command", "event", "lost", "reason", s.Err().Error())
 
-		case deadline := <-s.Renewed():
+		case deadline := <-ev.renewed:
 			c.Renew(deadline)
 
-		case sig := <-signals:
+		case sig := <-ev.signals:
 			c.Forward(sig.(unix.Signal))
 			if child.Interrupts(sig.(unix.Signal)) {
 				interrupted = true
@@ -323,7 +349,7 @@ func environment(cfg Config, l *lock) []string {
 	for _, held := range l.hold.Held() {
 		ids = append(ids, held.String())
 	}
-	env := append(cfg.Env[:len(cfg.Env):len(cfg.Env)],
+	env := append(slices.Clone(cfg.Env),
 		"PGLEAD_LOCK_KEY="+strings.Join(cfg.Keys, "\n"),
 		"PGLEAD_LOCK_ID="+strings.Join(ids, "\n"),
 		fmt.Sprintf("PGLEAD_TOKEN=%d", l.grant.Token),

@@ -49,7 +49,7 @@ type Child struct {
 	control *os.File
 	guard   int
 	pid     int
-	before  []int // children that this process had already
+	guards  *Guards
 	events  chan Event
 	done    chan struct{}
 	writeMu sync.Mutex
@@ -85,28 +85,55 @@ type Event struct {
 // ErrTooLate says that the deadline had passed before the command could start.
 var ErrTooLate = errors.New("the lease ran out before the command could start")
 
+// Guards are the guard processes of this process. What a guard leaves behind
+// when it is killed becomes this process's child, beside the guards themselves
+// and what was there before them.
+type Guards struct {
+	mu     sync.Mutex // held while a guard starts, and while children are told apart
+	before []int
+	pids   []int
+}
+
+// NewGuards makes this process one that inherits what a guard leaves behind.
+func NewGuards() (*Guards, error) {
+	if err := becomeSubreaper(); err != nil {
+		return nil, fmt.Errorf("become subreaper: %w", err)
+	}
+	return &Guards{before: children()}, nil
+}
+
 // Guard is a guard process that has no command yet. To start one ahead of time
 // saves a program's start between the grant of the lock and the command.
 type Guard struct{ child *Child }
 
-// NewGuard starts a guard process.
+// New starts a guard process.
 //
 // Socket is the connection that the lock depends on. It stays open until the
 // tree is dead, even if this process is gone. May be nil.
-func NewGuard(socket net.Conn) (*Guard, error) {
-	if err := becomeSubreaper(); err != nil {
-		return nil, fmt.Errorf("become subreaper: %w", err)
-	}
+func (gs *Guards) New(socket net.Conn) (*Guard, error) {
 	c := &Child{
-		before: children(),
+		guards: gs,
 		events: make(chan Event, 16),
 		done:   make(chan struct{}),
 	}
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
 	if err := c.startGuard(socket); err != nil {
 		return nil, fmt.Errorf("start the guard process: %w", err)
 	}
+	gs.pids = append(gs.pids, c.guard)
 	return &Guard{c}, nil
 }
+
+// forget is for a guard that is dead and reaped.
+func (gs *Guards) forget(pid int) {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	gs.pids = slices.DeleteFunc(gs.pids, func(p int) bool { return p == pid })
+}
+
+// kin are the children that no dead guard has left behind. The caller has mu.
+func (gs *Guards) kin() []int { return slices.Concat(gs.before, gs.pids) }
 
 // Close ends a guard that was not told to start a command.
 func (g *Guard) Close() {
@@ -125,6 +152,7 @@ func (c *Child) reapGuard() {
 		gone := c.guardGone
 		c.guardMu.Unlock()
 		if gone {
+			c.guards.forget(c.guard)
 			return
 		}
 		time.Sleep(pause)
@@ -302,27 +330,39 @@ func (c *Child) takeOver() {
 	defer removeCgroup(cgroup)
 	began, told := time.Now(), false
 	for round, pause := 0, retryFirst; ; round, pause = round+1, min(2*pause, retryMost) {
-		if round == stubbornRounds {
-			stopDescendants(c.before)
-		}
-		killChildren(c.before)
-		for {
-			pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
-			if err != nil || pid == 0 {
-				break
-			}
-			c.result.Killed++
-		}
-		left := slices.DeleteFunc(children(), func(pid int) bool { return slices.Contains(c.before, pid) })
+		left := c.guards.killOrphans(round == stubbornRounds)
 		if len(left) == 0 {
 			return
 		}
+		for _, pid := range left {
+			if reaped, _ := unix.Wait4(pid, nil, unix.WNOHANG, nil); reaped == pid {
+				c.result.Killed++
+			}
+		}
 		if !told && time.Since(began) > unkillableAfter {
 			told = true
-			c.tell(Event{Unkillable: describe(descendants(c.before))})
+			c.guards.mu.Lock()
+			c.tell(Event{Unkillable: describe(descendants(c.guards.kin()))})
+			c.guards.mu.Unlock()
 		}
 		time.Sleep(pause)
 	}
+}
+
+// killOrphans sends SIGKILL to what dead guards have left behind, and says what
+// that was.
+func (gs *Guards) killOrphans(stubborn bool) []int {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	kin := gs.kin()
+	if stubborn {
+		stopDescendants(kin)
+	}
+	orphans := slices.DeleteFunc(children(), func(pid int) bool { return slices.Contains(kin, pid) })
+	for _, pid := range orphans {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+	return orphans
 }
 
 // PID is the command's process number.

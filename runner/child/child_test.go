@@ -127,6 +127,19 @@ func startRole(t *testing.T, cfg child.Config, role string, args ...string) *chi
 	return startRoleWith(t, nil, cfg, role, args...)
 }
 
+func newGuard(t testing.TB, socket net.Conn) *child.Guard {
+	t.Helper()
+	guards, err := child.NewGuards()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := guards.New(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
 func startRoleWith(t *testing.T, socket net.Conn, cfg child.Config, role string, args ...string) *child.Child {
 	t.Helper()
 	cfg.Path = "/proc/self/exe"
@@ -135,10 +148,7 @@ func startRoleWith(t *testing.T, socket net.Conn, cfg child.Config, role string,
 	if cfg.Deadline == 0 {
 		cfg.Deadline = far()
 	}
-	g, err := child.NewGuard(socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := newGuard(t, socket)
 	c, err := g.Start(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -411,11 +421,8 @@ func TestCommandThatCannotBeExecuted(t *testing.T) {
 	if err := os.WriteFile(file, []byte("#!/nosuch\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	g, err := child.NewGuard(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = g.Start(child.Config{Path: file, Args: []string{file}, Deadline: far()})
+	g := newGuard(t, nil)
+	_, err := g.Start(child.Config{Path: file, Args: []string{file}, Deadline: far()})
 	var lookup *child.LookupError
 	if !errors.As(err, &lookup) {
 		t.Fatalf("Start: %v, want a LookupError", err)
@@ -428,10 +435,7 @@ func TestScriptWithoutInterpreterLine(t *testing.T) {
 	if err := os.WriteFile(file, []byte("exit $1\n"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	g, err := child.NewGuard(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := newGuard(t, nil)
 	c, err := g.Start(child.Config{Path: file, Args: []string{file, "5"}, Deadline: far()})
 	if err != nil {
 		t.Fatal(err)
@@ -444,10 +448,7 @@ func TestScriptWithoutInterpreterLine(t *testing.T) {
 // TestUnusedGuard: a guard that was started ahead of time leaves nothing.
 func TestUnusedGuard(t *testing.T) {
 	here, there := socketPair(t)
-	g, err := child.NewGuard(here)
-	if err != nil {
-		t.Fatal(err)
-	}
+	g := newGuard(t, here)
 	_ = here.Close()
 	g.Close()
 	if err := there.SetReadDeadline(time.Now().Add(patience)); err != nil {
@@ -498,10 +499,7 @@ func BenchmarkKill(b *testing.B) {
 	var times []time.Duration
 	for b.Loop() {
 		dir := b.TempDir()
-		g, err := child.NewGuard(nil)
-		if err != nil {
-			b.Fatal(err)
-		}
+		g := newGuard(b, nil)
 		c, err := g.Start(child.Config{
 			Path: "/bin/sh", Deadline: far(), Args: []string{"sh", "-c", `
 				i=0; while [ $i -lt 149 ]; do sleep 1000 & (setsid sleep 1000 &); i=$((i+1)); done; touch "$0"; sleep 1000`, dir + "/ready"},
@@ -532,11 +530,8 @@ func BenchmarkKill(b *testing.B) {
 // TestTooLate: a command is not started after the deadline, however it passed.
 func TestTooLate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "started")
-	g, err := child.NewGuard(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = g.Start(child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now() - 1})
+	g := newGuard(t, nil)
+	_, err := g.Start(child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now() - 1})
 	if err == nil {
 		t.Error("started after the deadline")
 	}

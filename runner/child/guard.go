@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -330,21 +329,14 @@ func (g *guard) killRound() {
 	case stubbornRounds:
 		stopDescendants(nil)
 	}
-	killChildren(nil)
+	for _, pid := range children() {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
 	g.rounds++
 	g.retry = time.After(min(retryFirst<<min(g.rounds, 10), retryMost))
 	if !g.complained && time.Since(g.killedAt) > unkillableAfter {
 		g.complained = true
 		_ = writeMessage(g.control, msgUnkillable, []byte(describe(descendants(nil))))
-	}
-}
-
-// killChildren sends SIGKILL to the direct children that are not in skip.
-func killChildren(skip []int) {
-	for _, pid := range children() {
-		if !slices.Contains(skip, pid) {
-			_ = unix.Kill(pid, unix.SIGKILL)
-		}
 	}
 }
 
