@@ -14,7 +14,7 @@ import (
 )
 
 // The exit statuses beside the command's own. Those from 64 are sysexits.h's
-// where it has one that fits, the last three are timeout(1)'s and the shell's.
+// where it has one that fits, the last are xargs(1)'s, timeout(1)'s and the shell's.
 const (
 	exitUsage         = 64
 	exitUnreachable   = 69
@@ -23,6 +23,7 @@ const (
 	exitLost          = 76
 	exitDenied        = 77
 	exitUnsafe        = 78
+	exitSomeFailed    = 123 // as of xargs
 	exitTimeout       = 124
 	exitNotExecutable = 126
 	exitNotFound      = 127
@@ -60,6 +61,7 @@ func exit(v *voice, err error) int {
 		done        *ended
 		interrupted *runner.InterruptedError
 		held        *heldError
+		list        *listError
 	)
 	switch {
 	case err == nil:
@@ -73,6 +75,8 @@ func exit(v *voice, err error) int {
 		default:
 			return status.ExitStatus()
 		}
+	case errors.As(err, &list):
+		return list.code
 	case errors.As(err, &interrupted):
 		v.log.Info(err.Error(), "event", "interrupted")
 		return dieOf(interrupted.Signal)

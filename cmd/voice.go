@@ -119,9 +119,12 @@ func (h *textHandler) Handle(_ context.Context, r slog.Record) error {
 func (h *textHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	with := *h
 	for _, a := range attrs {
-		if a.Key == "key" {
+		switch a.Key {
+		case "key":
 			with.key = a.Value.String()
-		} else {
+		case "item":
+			with.key += ": " + printable(a.Value.String())
+		default:
 			with.attrs = append(with.attrs[:len(with.attrs):len(with.attrs)], a)
 		}
 	}

@@ -48,6 +48,14 @@ func (id ID) String() string {
 	return strconv.FormatInt(id.Number, 10)
 }
 
+// Parse reads what String writes.
+func Parse(s string) (ID, error) {
+	if strings.Contains(s, ",") {
+		return parseIntPair(s)
+	}
+	return parseInt(s)
+}
+
 // Compare orders locks. Whoever takes several takes them in this order, so
 // that two never wait for each other.
 func (id ID) Compare(other ID) int {

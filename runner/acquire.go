@@ -55,11 +55,20 @@ func (l *lock) drop() {
 	l.session.Close()
 }
 
-// acquire opens a session and takes the lock on it. Someone who waits rides
-// out what passes by itself: a server that restarts, has no room, or is a
-// standby until it is promoted, and the loss of the own session meanwhile.
-// When the time is up the last obstacle is the error.
-func acquire(ctx context.Context, cfg Config) (*lock, error) {
+// acquire opens a session and takes the lock on it.
+func acquire(ctx context.Context, cfg Config) (l *lock, err error) {
+	err = persist(ctx, cfg, func(left func() time.Duration, first bool) (err error) {
+		l, err = attempt(ctx, cfg, left, first)
+		return err
+	})
+	return l, err
+}
+
+// persist does what may fail for reasons that pass by themselves: a server
+// that restarts, has no room, or is a standby until it is promoted, and the
+// loss of the own session meanwhile. Someone who waits rides these out. When
+// the time is up the last obstacle is the error.
+func persist(ctx context.Context, cfg Config, try func(left func() time.Duration, first bool) error) error {
 	began := time.Now()
 	left := func() time.Duration {
 		if cfg.Wait == Forever {
@@ -69,32 +78,37 @@ func acquire(ctx context.Context, cfg Config) (*lock, error) {
 	}
 	backoff := backoffFirst
 	for first := true; ; first = false {
-		l, err := attempt(ctx, cfg, left, first)
+		err := try(left, first)
 		if err == nil {
-			return l, nil
+			return nil
 		}
 		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 		pause := jitter(backoff/2, backoff)
 		persists := session.Passing(err) || cfg.reached != nil && *cfg.reached
 		if !persists || left() <= pause {
-			return nil, err
+			return err
 		}
 		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", err.Error(), "retry_in", pause)
 		if !sleep(ctx, pause) {
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 		backoff = min(2*backoff, backoffMost)
 	}
 }
 
-func attempt(ctx context.Context, cfg Config, left func() time.Duration, first bool) (*lock, error) {
-	open := cfg.Session
+// open opens a session for someone who may wait for that long.
+func open(ctx context.Context, cfg Config, left time.Duration) (*session.Session, error) {
+	of := cfg.Session
 	if cfg.Wait > 0 {
-		open.ConnectTimeout = min(open.ConnectTimeout, max(left(), time.Second))
+		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
 	}
-	s, err := session.Open(ctx, open)
+	return session.Open(ctx, of)
+}
+
+func attempt(ctx context.Context, cfg Config, left func() time.Duration, first bool) (*lock, error) {
+	s, err := open(ctx, cfg, left())
 	if err != nil {
 		return nil, err
 	}
@@ -130,15 +144,8 @@ func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) erro
 		}
 		s.Keep()
 	}
-	if delay > 0 {
-		cfg.Log.Info("lock granted without evidence that its last holder is dead; waiting", "event", "delayed", "delay", delay)
-		select {
-		case <-time.After(delay):
-		case <-s.Lost():
-			return s.Err()
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	if err := l.waitOut(ctx, cfg, delay); err != nil {
+		return err
 	}
 	grant, err := l.hold.Confirm(ctx)
 	if err == nil && !kept {
@@ -146,6 +153,22 @@ func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) erro
 	}
 	l.grant = grant
 	return err
+}
+
+// waitOut holds the lock for as long as a former holder may be alive.
+func (l *lock) waitOut(ctx context.Context, cfg Config, delay time.Duration) error {
+	if delay <= 0 {
+		return nil
+	}
+	cfg.Log.Info("lock granted without evidence that its last holder is dead; waiting", "event", "delayed", "delay", delay)
+	select {
+	case <-time.After(delay):
+		return nil
+	case <-l.session.Lost():
+		return l.session.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // take takes the lock: it tries first, and then waits for as long as it may.

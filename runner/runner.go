@@ -36,6 +36,7 @@ type Config struct {
 
 	Command []string
 	Env     []string // the command's, to which the PGLEAD_LOCK_… are added
+	Stdin   *os.File // the command's; nil is this process's own
 
 	Timeout          time.Duration // 0: none
 	KillAfterTimeout time.Duration // from the SIGTERM of Timeout to SIGKILL
@@ -53,6 +54,7 @@ type Config struct {
 	reached *bool
 	path    string // the command's
 	guards  *child.Guards
+	ending  func(Outcome) // is called before the lock of a command that ended is given back
 }
 
 // Outcome is the end of a command that ran.
@@ -131,6 +133,7 @@ func (cfg *Config) begin() (signals <-chan os.Signal, stop func(), err error) {
 	if cfg.guards, err = child.NewGuards(); err != nil {
 		return nil, nil, err
 	}
+	cfg.guards.Stdin = cfg.Stdin
 	child.ReapOrphans()
 	signals, stop = child.Signals()
 	return signals, stop, nil
@@ -177,6 +180,9 @@ func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) 
 		linger(log, s, ev.signals, cfg.MinHold-time.Since(began))
 	}
 	if s.Err() == nil && !errors.As(err, new(*LostError)) {
+		if cfg.ending != nil {
+			cfg.ending(outcome)
+		}
 		l.release(log, cfg)
 	}
 	return outcome, err

@@ -89,6 +89,8 @@ var ErrTooLate = errors.New("the lease ran out before the command could start")
 // when it is killed becomes this process's child, beside the guards themselves
 // and what was there before them.
 type Guards struct {
+	Stdin *os.File // of the commands; nil is this process's own
+
 	mu     sync.Mutex // held while a guard starts, and while children are told apart
 	before []int
 	pids   []int
@@ -231,9 +233,13 @@ func (c *Child) startGuard(socket net.Conn) error {
 	}
 	// The guard's Go runtime needs no second processor. The user's GOMAXPROCS
 	// travels in the command's environment.
+	stdin := uintptr(0)
+	if c.guards.Stdin != nil {
+		stdin = c.guards.Stdin.Fd()
+	}
 	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, strconv.Itoa(pair[1]), strconv.Itoa(lock)}, &syscall.ProcAttr{
 		Env:   []string{"GOMAXPROCS=1"},
-		Files: []uintptr{0, 1, 2},
+		Files: []uintptr{stdin, 1, 2},
 	})
 	return err
 }

@@ -150,10 +150,31 @@ func (s *Session) Evidence(id lockkey.ID) Evidence {
 func (s *Session) hear(channel, payload string) {
 	a, ok := parseAnnouncement(payload)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if e := s.evidence[channel]; e != nil && ok {
 		e.hear(a)
 	}
+	heed := s.heed[channel]
+	s.mu.Unlock()
+	if heed != nil {
+		heed(payload)
+	}
+}
+
+// Subscribe has what other sessions say on a channel given to a function, by
+// the session's reader: it must not block. What was said before a lock was
+// freed is heard before the grant of that lock is.
+func (s *Session) Subscribe(ctx context.Context, channel string, heed func(payload string)) error {
+	s.mu.Lock()
+	s.heed[channel] = heed
+	s.mu.Unlock()
+	_, err := s.query(ctx, fmt.Sprintf(`LISTEN "%s"`, channel))
+	return err
+}
+
+// Tell says something on a channel. Neither may have quotes.
+func (s *Session) Tell(ctx context.Context, channel, payload string) error {
+	_, err := s.query(ctx, fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', '%s')", channel, payload))
+	return err
 }
 
 // FirstTryDelay is how long someone who got the lock without waiting for it

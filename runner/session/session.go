@@ -67,8 +67,8 @@ func HolderShare(lease time.Duration) time.Duration { return lease * 3 / 5 }
 // second for the default lease, is for the kill, on a machine that may be busy.
 func TakeoverDelay(lease time.Duration) time.Duration { return lease * 2 / 3 }
 
-// Session is a connection that is fit to hold locks. Its methods may be used
-// by one goroutine at a time, but for Lost, Renewed and Deadline.
+// Session is a connection that is fit to hold locks. Several goroutines may use
+// it, each with holds of its own; one request is on the wire at a time.
 type Session struct {
 	conn      net.Conn
 	fe        *pgproto3.Frontend
@@ -81,6 +81,10 @@ type Session struct {
 	closeOnce sync.Once
 	reading   sync.WaitGroup
 	beating   sync.WaitGroup
+
+	// writing is held from the first byte to the end of the call that writes:
+	// the answer, and with it the next one's turn, may come before that.
+	writing sync.Mutex
 
 	mu      sync.Mutex
 	current *exchange     // what the reader delivers to
@@ -96,6 +100,7 @@ type Session struct {
 	opened   time.Duration        // boot time
 	age      time.Duration        // of the server's memory of locks, when opened
 	evidence map[string]*Evidence // by channel; under mu
+	heed     map[string]func(payload string)
 }
 
 // LostError says that the session, and with it every lock it held, is gone.
@@ -167,6 +172,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 		beatSQL: heartbeat,
 
 		evidence: map[string]*Evidence{},
+		heed:     map[string]func(string){},
 	}
 	s.onAnswer = s.renew
 	s.reading.Go(s.read)
@@ -385,6 +391,8 @@ func (s *Session) transmit(queries ...string) (*exchange, error) {
 	s.mu.Lock()
 	s.current = ex
 	s.mu.Unlock()
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	for _, sql := range queries {
 		s.fe.SendQuery(&pgproto3.Query{String: sql})
 	}
@@ -565,8 +573,10 @@ func (s *Session) Close() {
 			cancel()
 		}
 		if !lost {
+			s.writing.Lock()
 			s.fe.Send(&pgproto3.Terminate{})
 			_ = s.fe.Flush()
+			s.writing.Unlock()
 		}
 		_ = s.conn.Close()
 		s.reading.Wait()
