@@ -107,7 +107,7 @@ func (f *eachFlags) each(v *voice, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	defer list.Close()
+	defer func() { _ = list.Close() }()
 	template := f.keys[0]
 	items, err := list.check(func(item string) error {
 		_, err := scheme.ID(strings.ReplaceAll(template, placeholder, item))

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
 
@@ -44,8 +45,17 @@ func rows(t *testing.T, heading string) [][]string {
 	return table
 }
 
+// TestReadmeFlags: README documents each flag, with its short form and default.
 func TestReadmeFlags(t *testing.T) {
-	flags := newRunCmd(newVoice(io.Discard)).Flags()
+	v := newVoice(io.Discard)
+	all := map[string]*pflag.Flag{}
+	for _, cmd := range []*cobra.Command{newRunCmd(v), newLeadCmd(v), newEachCmd(v)} {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if all[f.Name] == nil {
+				all[f.Name] = f
+			}
+		})
+	}
 	spelling := regexp.MustCompile("^`(?:-(.), )?--([a-z-]+)")
 	var documented []string
 	for _, row := range rows(t, "Flags of `pglead run`") {
@@ -55,7 +65,7 @@ func TestReadmeFlags(t *testing.T) {
 			continue
 		}
 		documented = append(documented, m[2])
-		flag := flags.Lookup(m[2])
+		flag := all[m[2]]
 		if flag == nil {
 			t.Errorf("README documents --%s, which does not exist", m[2])
 			continue
@@ -67,17 +77,17 @@ func TestReadmeFlags(t *testing.T) {
 			t.Errorf("--%s: README has the default %q, the command %q", m[2], want[1], flag.DefValue)
 		}
 	}
-	flags.VisitAll(func(f *pflag.Flag) {
-		if !slices.Contains(documented, f.Name) {
-			t.Errorf("README does not document --%s", f.Name)
+	for name := range all {
+		if !slices.Contains(documented, name) {
+			t.Errorf("README does not document --%s", name)
 		}
-	})
+	}
 }
 
 func TestReadmeExitStatus(t *testing.T) {
 	want := []int{
 		exitUsage, exitUnreachable, exitInternal, exitHeld, exitLost, exitDenied, exitUnsafe,
-		exitTimeout, exitNotExecutable, exitNotFound,
+		exitSomeFailed, exitTimeout, exitNotExecutable, exitNotFound,
 	}
 	var got []int
 	for _, row := range rows(t, "Exit status") {

@@ -11,8 +11,9 @@ import (
 // Restart says after which end of the command its leader stands again.
 type Restart string
 
+// The values of Restart.
 const (
-	RestartAlways    Restart = "always"     // after any
+	RestartAlways    Restart = "always"
 	RestartOnFailure Restart = "on-failure" // unless its exit status is 0
 	RestartNever     Restart = "never"
 )

@@ -127,15 +127,15 @@ func startRole(t *testing.T, cfg child.Config, role string, args ...string) *chi
 	return startRoleWith(t, nil, cfg, role, args...)
 }
 
-func newGuard(t testing.TB, socket net.Conn) *child.Guard {
-	t.Helper()
+func newGuard(tb testing.TB, socket net.Conn) *child.Guard {
+	tb.Helper()
 	guards, err := child.NewGuards()
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	g, err := guards.New(socket)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return g
 }
