@@ -191,12 +191,24 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 			break
 		}
 		if left() <= 0 {
-			return 0, &HeldError{Database: session.Target(cfg.Session.Database), Waited: cfg.Wait}
+			return 0, l.refused(ctx, cfg)
 		}
 		cfg.answered()
 		if l.guard == nil {
 			if err := l.prepare(ctx, cfg); err != nil {
 				return 0, err
+			}
+			if cfg.Waiting != nil {
+				waiting, stop := context.WithCancel(ctx)
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					cfg.Waiting(waiting, l.session.BackendPID())
+				}()
+				defer func() {
+					stop()
+					<-done // it writes to where the command may be about to
+				}()
 			}
 		}
 		waited = true
@@ -223,6 +235,24 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 		err = l.startGuard(cfg)
 	}
 	return delay, err
+}
+
+// refused says who has what could not be had.
+func (l *lock) refused(ctx context.Context, cfg Config) error {
+	held := &HeldError{Database: session.Target(cfg.Session.Database), Waited: cfg.Wait}
+	if !cfg.Explain {
+		return held
+	}
+	views, err := l.session.Views(ctx, cfg.Claim.IDs()...)
+	if err != nil {
+		return held // which is what matters
+	}
+	for _, view := range views {
+		if view.Granted && view.Backend != l.session.BackendPID() && (cfg.Claim.Gate == nil || view.ID != *cfg.Claim.Gate) {
+			held.Holders = append(held.Holders, view)
+		}
+	}
+	return held
 }
 
 // answered notes that this database can be one to wait for.

@@ -47,6 +47,13 @@ type Config struct {
 	// if the command ends before.
 	MinHold time.Duration
 
+	// Explain has a refusal say who holds the lock, which is one more question
+	// to the server.
+	Explain bool
+	// Waiting, if it is not nil, is called in a goroutine of its own for as long
+	// as the backend of that number waits.
+	Waiting func(ctx context.Context, backend uint32)
+
 	Log *slog.Logger
 
 	// reached is set once the server has answered for the lock. Who has it
@@ -69,13 +76,22 @@ type Outcome struct {
 type HeldError struct {
 	Database string
 	Waited   time.Duration
+	Holders  []session.View // as far as they are known
 }
 
 func (e *HeldError) Error() string {
+	text := fmt.Sprintf("the lock in %s is held elsewhere", e.Database)
 	if e.Waited > 0 {
-		return fmt.Sprintf("the lock in %s was held elsewhere for all of the %v that --wait allows", e.Database, e.Waited)
+		text = fmt.Sprintf("the lock in %s was held elsewhere for all of the %v that --wait allows", e.Database, e.Waited)
 	}
-	return fmt.Sprintf("the lock in %s is held elsewhere", e.Database)
+	const most = 3
+	for i, holder := range e.Holders {
+		if i == most {
+			return fmt.Sprintf("%s, and %d more", text, len(e.Holders)-most)
+		}
+		text += map[bool]string{true: ": by ", false: "; by "}[i == 0] + holder.String()
+	}
+	return text
 }
 
 // InterruptedError says that a signal came before the command started.

@@ -173,8 +173,14 @@ func (s *Session) Subscribe(ctx context.Context, channel string, heed func(paylo
 
 // Tell says something on a channel. Neither may have quotes.
 func (s *Session) Tell(ctx context.Context, channel, payload string) error {
-	_, err := s.query(ctx, fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', '%s')", channel, payload))
+	_, err := s.query(ctx, tell(channel, payload))
 	return err
+}
+
+// tell is SQL that says something on a channel. Its commit waits for nothing:
+// after a crash nobody would listen.
+func tell(channel, payload string) string {
+	return fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', '%s')", channel, payload)
 }
 
 // FirstTryDelay is how long someone who got the lock without waiting for it

@@ -38,6 +38,18 @@ type Claim struct {
 	Gate *lockkey.ID
 }
 
+// IDs are the numbers of all locks that a claim has to do with.
+func (c Claim) IDs() []lockkey.ID {
+	var ids []lockkey.ID
+	for _, l := range c.Locks {
+		ids = append(ids, l.ID)
+	}
+	if c.Gate != nil {
+		ids = append(ids, *c.Gate)
+	}
+	return ids
+}
+
 // Hold is a claim as far as a session has been granted it.
 type Hold struct {
 	s        *Session
@@ -291,6 +303,12 @@ func (h *Hold) Confirm(ctx context.Context) (Grant, error) {
 		return Grant{}, unsafe("", "the server's token %q is no number", row[1])
 	}
 	h.token = number
+	d := s.cfg.Description
+	d.Token, d.Since = number, time.Now()
+	if h.claim.Gate != nil {
+		d.Slot = h.slot
+	}
+	s.Describe(d)
 	return Grant{Token: number, SystemID: row[2]}, nil
 }
 

@@ -40,8 +40,11 @@ type Config struct {
 	// ConnectTimeout bounds each attempt, login and checks included.
 	ConnectTimeout time.Duration
 
-	// ApplicationName is what pg_stat_activity shows.
+	// ApplicationName is what pg_stat_activity shows to everyone.
 	ApplicationName string
+
+	// Description is what it shows to some.
+	Description Description
 
 	// Transaction makes the session fit for a pooler that gives the connection
 	// to others between transactions: locks are taken in a transaction that
@@ -95,6 +98,7 @@ type Session struct {
 
 	cfg      Config
 	quorum   *Session             // commits beside this one, or nil; under mu
+	comment  string               // before every query; under mu
 	beatSQL  string               // the heartbeat's query
 	onAnswer func()               // what the reader does after each answer
 	opened   time.Duration        // boot time
@@ -153,6 +157,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	s.cancel = pg.CancelRequest
 	s.age = age
 	s.cfg = cfg
+	s.Describe(cfg.Description)
 	return s, nil
 }
 
@@ -284,6 +289,13 @@ func seconds(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
 }
 
+// Describe has the session say this of itself from its next statement on.
+func (s *Session) Describe(d Description) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.comment = d.comment()
+}
+
 // BackendPID is the server's process number for this session.
 func (s *Session) BackendPID() uint32 { return s.pid }
 
@@ -390,11 +402,12 @@ func (s *Session) transmit(queries ...string) (*exchange, error) {
 	ex := &exchange{sent: s.now(), left: len(queries), result: make(chan struct{})}
 	s.mu.Lock()
 	s.current = ex
+	comment := s.comment
 	s.mu.Unlock()
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	for _, sql := range queries {
-		s.fe.SendQuery(&pgproto3.Query{String: sql})
+		s.fe.SendQuery(&pgproto3.Query{String: comment + sql})
 	}
 	if err := s.fe.Flush(); err != nil {
 		s.fail(fmt.Errorf("send: %w", networkCause(err)))
