@@ -222,7 +222,14 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 				waited = false
 			}
 			if l.hold.Complete() {
-				break
+				if !l.hold.Yield() {
+					break
+				}
+				cfg.Log.Info("letting another in line have the lock, as was asked", "event", "yielded")
+				if err := l.hold.Unlock(ctx, false); err != nil {
+					return 0, err
+				}
+				delay = 0
 			}
 			continue
 		}

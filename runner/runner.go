@@ -191,7 +191,11 @@ func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) 
 	began := time.Now()
 	log.Info("command started", "event", "started", "pid", c.PID())
 
+	asked := make(chan string, 1)
+	ev.stepDown = asked
+	heed := time.AfterFunc(heedAfter, func() { l.hold.HeedStepDown(context.WithoutCancel(ctx), asked) })
 	outcome, err := supervise(cfg, log, s, c, ev)
+	heed.Stop()
 	if err == nil && !outcome.Interrupted {
 		linger(log, s, ev.signals, cfg.MinHold-time.Since(began))
 	}
@@ -209,7 +213,12 @@ func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) 
 type events struct {
 	signals <-chan os.Signal
 	renewed <-chan time.Duration // the session's latest deadline
+
+	stepDown <-chan string // who asks for it
 }
+
+// heedAfter saves short commands, which nobody asks to step down, the question.
+const heedAfter = time.Second
 
 // linger keeps the lock of a command that has ended for as long as it says, or
 // until a signal asks this process to end.
@@ -271,6 +280,14 @@ func supervise(cfg Config, log *slog.Logger, s *session.Session, c *child.Child,
 				if killAfter == nil {
 					killAfter = after(cfg.KillAfterSignal)
 				}
+			}
+
+		case by := <-ev.stepDown:
+			log.Warn("asked to step down by "+by+"; sending SIGTERM", "event", "stepping down", "by", by)
+			c.Signal(unix.SIGTERM)
+			c.Signal(unix.SIGCONT)
+			if killAfter == nil {
+				killAfter = after(cfg.KillAfterSignal)
 			}
 
 		case <-timeout:

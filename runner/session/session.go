@@ -96,15 +96,16 @@ type Session struct {
 	lost    chan struct{}
 	renewed chan time.Duration
 
-	cfg      Config
-	quorum   *Session             // commits beside this one, or nil; under mu
-	comment  string               // before every query; under mu
-	beatSQL  string               // the heartbeat's query
-	onAnswer func()               // what the reader does after each answer
-	opened   time.Duration        // boot time
-	age      time.Duration        // of the server's memory of locks, when opened
-	evidence map[string]*Evidence // by channel; under mu
-	heed     map[string]func(payload string)
+	cfg       Config
+	quorum    *Session             // commits beside this one, or nil; under mu
+	comment   string               // before every query; under mu
+	beatSQL   string               // the heartbeat's query
+	onAnswer  func()               // what the reader does after each answer
+	opened    time.Duration        // boot time
+	age       time.Duration        // of the server's memory of locks, when opened
+	evidence  map[string]*Evidence // by channel; under mu
+	heed      map[string]func(payload string)
+	preferred map[string]preferred // by channel; under mu
 }
 
 // LostError says that the session, and with it every lock it held, is gone.
@@ -176,8 +177,9 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 		opened:  now(),
 		beatSQL: heartbeat,
 
-		evidence: map[string]*Evidence{},
-		heed:     map[string]func(string){},
+		evidence:  map[string]*Evidence{},
+		heed:      map[string]func(string){},
+		preferred: map[string]preferred{},
 	}
 	s.onAnswer = s.renew
 	s.reading.Go(s.read)

@@ -151,7 +151,6 @@ func (v *Viewer) Locks(ctx context.Context, allDatabases bool, ids ...lockkey.ID
 	return parseViews(rows)
 }
 
-// Exec runs a statement that returns one value.
 func (v *Viewer) value(ctx context.Context, sql string) (string, error) {
 	rows, err := v.rows(ctx, sql)
 	if err != nil {
@@ -190,12 +189,6 @@ func (v *Viewer) Terminate(ctx context.Context, pid uint32) error {
 	if err == nil && done != "t" {
 		err = &Error{Kind: Unreachable, err: fmt.Errorf("there is no session %d any more", pid)}
 	}
-	return err
-}
-
-// Tell says something on a channel.
-func (v *Viewer) Tell(ctx context.Context, channel, payload string) error {
-	_, err := v.rows(ctx, tell(channel, payload))
 	return err
 }
 
