@@ -23,7 +23,7 @@ func (l life) meets(other life) bool {
 }
 
 // excludes says whether two lives must not have an instant in common.
-func (l life) excludes(other life) bool { return l.meets(other) && !(l.shared && other.shared) }
+func (l life) excludes(other life) bool { return l.meets(other) && (!l.shared || !other.shared) }
 
 // history is all that a run's witnesses left.
 type history []life

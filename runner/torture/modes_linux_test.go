@@ -64,7 +64,7 @@ func modes() map[string]mode {
 		}, queues: true},
 		"transaction": {
 			args: run("--key", "torture", "--transaction"), pooled: throughPooler,
-			// A try comes one to three times a second's interval after the last.
+			// A waiter's tries are up to three seconds apart.
 			polls: 3 * time.Second,
 			more: []fault{
 				{name: "SIGKILL of the pooler", strike: func(a *arena, _ leader) {
@@ -128,7 +128,7 @@ default_pool_size = 50
 # Its default of 15 s would be what a server's restart costs.
 server_login_retry = 0.2
 logfile = %s
-`, a.net.hosts["db"], pgtest.Superuser, a.net.hosts[poolerHost], filepath.Join(dir, "log")), 0o644) //nolint:gosec // for the pooler's account
+`, a.net.hosts["db"], pgtest.Superuser, a.net.hosts[poolerHost], filepath.Join(dir, "log")), 0o644)
 	}
 	if err != nil {
 		a.t.Fatal(err)
@@ -186,24 +186,21 @@ const (
 // awaitCandidates waits until every contender holds the lock or waits for it.
 func (a *arena) awaitCandidates(within time.Duration) {
 	a.t.Helper()
-	missing := ""
+	var missing []string
 	for began := time.Now(); time.Since(began) < within; time.Sleep(20 * time.Millisecond) {
 		stand, err := a.server.Query("postgres", `SELECT DISTINCT host(client_addr) FROM pg_locks JOIN pg_stat_activity USING (pid)
 			WHERE locktype = 'advisory' AND client_addr IS NOT NULL`)
 		if err != nil {
 			continue
 		}
-		missing = ""
-		for _, host := range contenders() {
-			if !slices.Contains(stand, a.net.hosts[a.reaches(host)]) {
-				missing += " " + host
-			}
-		}
-		if missing == "" {
+		missing = slices.DeleteFunc(contenders(), func(host string) bool {
+			return slices.Contains(stand, a.net.hosts[a.reaches(host)])
+		})
+		if len(missing) == 0 {
 			return
 		}
 	}
-	a.t.Errorf("not standing for election for %v:%s", within, missing)
+	a.t.Errorf("not standing for election for %v: %s", within, strings.Join(missing, ", "))
 }
 
 // reaches is the host that the server sees a contender's connections from.

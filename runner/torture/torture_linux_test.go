@@ -210,6 +210,9 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 			}
 			a.mu.Unlock()
 			time.Sleep(20 * time.Millisecond)
+			if rand.N(2) == 0 { // else newcomers always forestall those who poll
+				time.Sleep(a.mode.polls)
+			}
 		}
 	})
 }
