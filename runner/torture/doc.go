@@ -7,5 +7,5 @@
 //
 // The long run is of one way of locking: -mode run, shared, slots, keys,
 // transaction or lead. TORTURE may also hold -lease 15s -lock-delay 10s -seed 42 -only partition
-// -svg run.svg.
+// -svg run.svg -logs directory.
 package torture

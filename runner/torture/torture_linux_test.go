@@ -29,7 +29,7 @@ type options struct {
 	lease, lockDelay time.Duration
 	seed             uint64
 	only             string
-	svg              string
+	svg, logs        string
 	peers            bool
 	modeName         string
 }
@@ -50,6 +50,7 @@ func parseOptions() options {
 	flags.Uint64Var(&o.seed, "seed", 0, "of the schedule; 0 picks one")
 	flags.StringVar(&o.only, "only", "", "faults whose names match this regular expression")
 	flags.StringVar(&o.svg, "svg", "", "file for the run's picture")
+	flags.StringVar(&o.logs, "logs", "", "directory for what the pgleads say")
 	flags.BoolVar(&o.peers, "peers", false, "compare with flock, psql and etcdctl")
 	flags.StringVar(&o.modeName, "mode", "run", strings.Join(modeNames(), ", "))
 	_ = flags.Parse(strings.Fields(os.Getenv("TORTURE")))
@@ -185,7 +186,17 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 			cmd.Env = append(os.Environ(), "PGLEAD_DSN="+dsn+" dbname=postgres user="+pgtest.Superuser,
 				roleVariable+"=command", dirVariable+"="+a.dir, hostVariable+"="+host)
 			var said bytes.Buffer
-			if a.mode.stays {
+			switch {
+			case a.logs != "":
+				log, err := os.OpenFile(filepath.Join(a.logs, host+".log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
+				if err != nil {
+					a.t.Error(err)
+					return
+				}
+				defer log.Close()
+				cmd.Stderr = log
+				cmd.Env = append(cmd.Env, "PGLEAD_VERBOSE=true", "PGLEAD_LOG_FORMAT=json")
+			case a.mode.stays:
 				cmd.Stderr = &said
 			}
 			var err error
@@ -321,11 +332,14 @@ func (a *arena) awaitLeader() leader {
 func (a *arena) awaitLeaderOn(strikes func(host string) bool) leader {
 	a.t.Helper()
 	for began := time.Now(); time.Since(began) < 5*time.Minute; {
-		other := a.awaitLeader()
+		l := a.awaitLeader()
+		if strikes == nil || strikes(l.host) {
+			return l
+		}
 		if l, err := a.leader(strikes); err == nil {
 			return l
 		}
-		_ = unix.Kill(other.pglead, unix.SIGUSR1)
+		_ = unix.Kill(l.pglead, unix.SIGUSR1)
 		time.Sleep(100 * time.Millisecond)
 	}
 	a.t.Fatal("the host that is to be struck does not lead for five minutes")
@@ -475,7 +489,9 @@ func (a *arena) inflict(f fault) event {
 		time.Sleep(a.lease + a.lockDelay)
 	}
 	for f.unseats {
-		if next, ok := a.history().next(at, l.life); ok {
+		// Counted from the last that was seen of it, since it may have ended
+		// by itself before it was struck: then it was struck in vain.
+		if next, ok := a.history().next(l.last, l.life); ok {
 			e.next = next.first - at
 			break
 		}
@@ -491,6 +507,9 @@ func (a *arena) inflict(f fault) event {
 		f.mend(a, l)
 	}
 	switch {
+	case e.next < 0:
+		a.t.Logf("%s on %s: token %d had ended %v before", f.name, l.host, l.token, -e.next)
+		return a.inflict(f)
 	case !a.mode.stays:
 	case f.pauses:
 		a.awaitCandidates(standsAfterPause)
