@@ -306,15 +306,37 @@ func (a *arena) leader(strikes func(host string) bool) (leader, error) {
 	a.mu.Lock()
 	pid := a.pids[l.host]
 	a.mu.Unlock()
-	out, err := exec.Command("pgrep", "-P", strconv.Itoa(pid), "-x", "lease-guard").Output()
+	guard, err := guardOf(pid)
 	if err != nil {
 		return leader{}, errNobody
 	}
-	guard, err := strconv.Atoi(strings.TrimSpace(string(out)))
-	if err != nil {
-		return leader{}, err
-	}
 	return leader{life: l, pglead: pid, guard: guard}, nil
+}
+
+// guardOf finds a pglead's guard, which it has from its first try on.
+func guardOf(pglead int) (int, error) {
+	out, err := exec.Command("pgrep", "-P", strconv.Itoa(pglead), "-x", "lease-guard").Output()
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(out)))
+}
+
+// awaitInLine waits until no contender's first try is still to come.
+func (a *arena) awaitInLine() {
+	a.t.Helper()
+	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
+		a.mu.Lock()
+		newcomer := slices.ContainsFunc(contenders(), func(host string) bool {
+			_, err := guardOf(a.pids[host])
+			return err != nil
+		})
+		a.mu.Unlock()
+		if !newcomer {
+			return
+		}
+	}
+	a.t.Error("newcomers for a minute")
 }
 
 func (a *arena) awaitLeader() leader {
@@ -378,6 +400,9 @@ type fault struct {
 	strikes func(host string) bool
 	// within is how soon somebody else has to lead; 0: the arena's bound.
 	within time.Duration
+	// tears: the server frees the lock while its holder can't hear of it. That
+	// a newcomer does not start at once is not promised then.
+	tears bool
 	// pauses: a candidate does not stand again at once.
 	pauses bool
 }
@@ -423,7 +448,7 @@ func faults() []fault {
 		{name: "partition, then terminate", strike: func(a *arena, l leader) {
 			a.net.cut(l.host, true, true)
 			a.terminate()
-		}, mend: heal, unseats: true},
+		}, mend: heal, unseats: true, tears: true},
 		{name: "host behind a relay vanishes", strike: partition(true, true), mend: heal, unseats: true, strikes: func(host string) bool { return host == proxied }},
 		{name: "SIGKILL of both (not promised)", strike: func(a *arena, l leader) {
 			a.excused[l.token] = true
@@ -475,6 +500,9 @@ func (a *arena) bound() time.Duration { return a.lease + a.lockDelay + 2*time.Se
 
 func (a *arena) inflict(f fault) event {
 	a.t.Helper()
+	if f.tears {
+		a.awaitInLine()
+	}
 	l := a.awaitLeaderOn(f.strikes)
 	at := boottime.Now()
 	f.strike(a, l)
