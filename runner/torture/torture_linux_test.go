@@ -287,10 +287,15 @@ type leader struct {
 // settled is how long a command takes to know its daemon.
 const settled = 300 * time.Millisecond
 
-// living are those who lead now.
+// living are those who lead now. Somebody who has just died still looks alive,
+// but for the one who came after.
 func (a *arena) living() history {
-	h, now := a.history(), boottime.Now()
-	return slices.DeleteFunc(h, func(l life) bool { return l.excused || now-l.last > 100*time.Millisecond })
+	all, now := a.history(), boottime.Now()
+	return slices.DeleteFunc(slices.Clone(all), func(l life) bool {
+		return l.excused || now-l.last > 100*time.Millisecond || slices.ContainsFunc(all, func(later life) bool {
+			return later.first > l.first && (later.excludes(l) || later.host == l.host)
+		})
+	})
 }
 
 // leader is one of those who lead now, on a host that the condition allows.
