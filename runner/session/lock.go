@@ -412,10 +412,11 @@ func (h *Hold) Unlock(ctx context.Context, clean bool) error {
 	return err
 }
 
-// farewell tells those who wait for a lock, or for any behind the gate, of its
-// clean end. The commit waits for nothing: after a crash nobody would listen.
+// farewell tells those who wait of a lock's clean end. Who waits for another of
+// the locks, or for any behind the gate, may want this one next. The commit
+// waits for nothing: after a crash nobody would listen.
 func (h *Hold) farewell(l Lock) string {
-	waiting := "NOT granted AND " + among([]Lock{l})
+	waiting := "NOT granted AND " + among(h.held)
 	if h.claim.Gate != nil { // whose first in line has been granted it
 		waiting = "(mode = 'ExclusiveLock' OR NOT granted) AND " + among([]Lock{{ID: *h.claim.Gate}})
 	}
