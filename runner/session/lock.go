@@ -112,6 +112,10 @@ func (h *Hold) Try(ctx context.Context) (bool, error) {
 		fmt.Fprintf(&cases, " WHEN NOT %s THEN -1%s", gate.call("try_advisory_xact_lock"), tryEach(missing, function))
 	}
 	rows, err := h.s.query(ctx, append(queries, "SELECT CASE"+cases.String()+" END")...)
+	var pgErr *pgconn.PgError
+	if h.s.cfg.Transaction && errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "statement pooling") {
+		return false, unsafe("pool_mode has to be transaction or session", "the pooler allows no transaction: %s", serverSays(pgErr))
+	}
 	if err != nil {
 		return false, h.error(err)
 	}
@@ -126,7 +130,11 @@ func (h *Hold) Try(ctx context.Context) (bool, error) {
 	} else if n >= 0 {
 		h.grant(n)
 	}
-	if h.s.cfg.Transaction && !h.Complete() {
+	switch {
+	case !h.s.cfg.Transaction:
+	case h.Complete():
+		h.s.setHolding(true)
+	default:
 		h.held = nil
 		_, err = h.s.query(ctx, "ROLLBACK")
 	}
@@ -367,6 +375,7 @@ const token = "(" + timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::
 // said before the end.
 func (h *Hold) Unlock(ctx context.Context, clean bool) error {
 	if h.s.cfg.Transaction {
+		h.s.setHolding(false)
 		_, err := h.s.query(ctx, "COMMIT")
 		h.held = nil
 		return h.error(err)

@@ -83,6 +83,7 @@ type Session struct {
 	beating   sync.WaitGroup
 
 	mu      sync.Mutex
+	holding bool          // in a transaction, which has to stay open
 	current *exchange     // what the reader delivers to
 	heard   time.Duration // boot time of the sending of the last answered request
 	lostErr error
@@ -316,6 +317,13 @@ func (s *Session) Conn() net.Conn {
 	return s.conn
 }
 
+// setHolding says whether a transaction holds the lock from now on.
+func (s *Session) setHolding(holding bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holding = holding
+}
+
 // fail records the first cause of a loss and tells everyone.
 func (s *Session) fail(cause error) {
 	s.mu.Lock()
@@ -400,13 +408,17 @@ func (s *Session) transmit(queries ...string) (*exchange, error) {
 func (s *Session) read() {
 	for {
 		msg, err := s.fe.Receive()
+		s.mu.Lock()
+		ex, holding := s.current, s.holding
+		s.mu.Unlock()
 		if err != nil {
+			// Poolers end a session with a plain error.
+			if pgErr := ex.refusal(); pgErr != nil {
+				s.fail(serverEnded{pgErr})
+			}
 			s.fail(networkCause(err))
 			return
 		}
-		s.mu.Lock()
-		ex := s.current
-		s.mu.Unlock()
 		switch msg := msg.(type) {
 		case *pgproto3.DataRow:
 			if ex != nil {
@@ -437,6 +449,12 @@ func (s *Session) read() {
 				s.fail(errors.New("the server answered a question that nobody asked"))
 				continue
 			}
+			// An error ends a transaction and frees its locks, and the server
+			// goes on to answer.
+			if holding && msg.TxStatus != 'T' {
+				s.fail(transactionOver{ex.refusal()})
+				continue
+			}
 			if ex.left--; ex.left == 0 {
 				s.answered(ex)
 			}
@@ -448,8 +466,9 @@ func (s *Session) answered(ex *exchange) {
 	s.mu.Lock()
 	s.current = nil
 	// A commit that an administrator released from waiting for its standbys
-	// ends with a warning, and is no sign of life of theirs.
-	if ex.unconfirmed == "" {
+	// ends with a warning, one that failed with an error; neither is a sign of
+	// life of theirs.
+	if ex.unconfirmed == "" && ex.err == nil {
 		s.heard = ex.sent
 	}
 	s.mu.Unlock()
@@ -475,6 +494,25 @@ type serverEnded struct{ pg *pgconn.PgError }
 
 func (e serverEnded) Error() string { return "the server ended the session: " + serverSays(e.pg) }
 func (e serverEnded) Unwrap() error { return e.pg }
+
+// transactionOver says that the transaction that held the lock has ended.
+type transactionOver struct{ pg *pgconn.PgError }
+
+func (e transactionOver) Error() string {
+	if e.pg == nil {
+		return "the transaction that held the lock was ended"
+	}
+	return "the transaction that held the lock failed: " + serverSays(e.pg)
+}
+
+// refusal is the error that the server has answered with up to now, or nil.
+func (ex *exchange) refusal() *pgconn.PgError {
+	var pgErr *pgconn.PgError
+	if ex != nil {
+		errors.As(ex.err, &pgErr)
+	}
+	return pgErr
+}
 
 func networkCause(err error) error {
 	var opErr *net.OpError
