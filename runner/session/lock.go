@@ -318,7 +318,9 @@ func (h *Hold) confirmBeside(ctx context.Context) ([]string, error) {
 	}
 	if err == nil && row[0] == "t" {
 		pid, _ := strconv.ParseUint(row[1], 10, 32)
+		s.mu.Lock()
 		s.pid = uint32(pid)
+		s.mu.Unlock()
 		bounded, cancel := ctx, context.CancelFunc(func() {})
 		if s.cfg.Quorum {
 			bounded, cancel = context.WithTimeoutCause(ctx, s.lease*2/heartbeatsPerLease, errNoQuorum)
@@ -374,14 +376,14 @@ const token = "(" + timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::
 // may be alive, or by who holds the lock in a transaction, where nothing can be
 // said before the end.
 func (h *Hold) Unlock(ctx context.Context, clean bool) error {
+	if len(h.held) == 0 {
+		return nil
+	}
 	if h.s.cfg.Transaction {
 		h.s.setHolding(false)
 		_, err := h.s.query(ctx, "COMMIT")
 		h.held = nil
 		return h.error(err)
-	}
-	if len(h.held) == 0 {
-		return nil
 	}
 	var queries, unlocks []string
 	for _, l := range h.held {

@@ -74,7 +74,6 @@ type Session struct {
 	fe        *pgproto3.Frontend
 	lease     time.Duration
 	now       func() time.Duration
-	pid       uint32
 	cancel    func(context.Context) error
 	turn      chan struct{} // held by the exchange that is on the wire
 	stop      chan struct{} // closed by Close
@@ -83,6 +82,7 @@ type Session struct {
 	beating   sync.WaitGroup
 
 	mu      sync.Mutex
+	pid     uint32        // the pooler's, until Confirm asks for the backend's own
 	holding bool          // in a transaction, which has to stay open
 	current *exchange     // what the reader delivers to
 	heard   time.Duration // boot time of the sending of the last answered request
@@ -280,7 +280,11 @@ func seconds(d time.Duration) string {
 }
 
 // BackendPID is the server's process number for this session.
-func (s *Session) BackendPID() uint32 { return s.pid }
+func (s *Session) BackendPID() uint32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pid
+}
 
 // Lost is closed when the session is gone, and its locks with it. Err then
 // says why.
@@ -435,9 +439,7 @@ func (s *Session) read() {
 				ex.err = pgErr
 			}
 		case *pgproto3.NotificationResponse:
-			if msg.PID != s.pid {
-				s.hear(msg.Channel, msg.Payload)
-			}
+			s.hear(msg.PID, msg.Channel, msg.Payload)
 		case *pgproto3.NoticeResponse:
 			// That a commit was not confirmed is a warning without a code of
 			// its own, but the function that gives it is in no way translated.
