@@ -748,6 +748,22 @@ func TestTransactionRefusals(t *testing.T) {
 	}
 }
 
+// TestPoolOfOne: the token takes a second connection, and the message says so.
+func TestPoolOfOne(t *testing.T) {
+	cfg := config(t, pooled(t, start(t, nil), pgtest.Superuser, "transaction", 1))
+	cfg.Transaction, cfg.ConnectTimeout = true, time.Second
+	s := openWith(t, cfg)
+	if !try(t, s.hold(7)) {
+		t.Fatal("the lock is taken")
+	}
+	s.Keep()
+	_, err := s.hold(7).Confirm(t.Context())
+	var e *session.Error
+	if !errors.As(err, &e) || e.Kind != session.Unreachable || !strings.Contains(e.Hint, "second connection") {
+		t.Errorf("Confirm: %#v", err)
+	}
+}
+
 func TestQuorumInTransaction(t *testing.T) {
 	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
 	standby, remove, err := primary.Standby(nil, "")
