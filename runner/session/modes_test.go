@@ -748,6 +748,21 @@ func TestTransactionRefusals(t *testing.T) {
 	}
 }
 
+// TestPoolIsBusy: a pooler that has no connection to give is no refusal of the
+// lock, and who waits rides it out.
+func TestPoolIsBusy(t *testing.T) {
+	server := start(t, nil)
+	dsn := pooled(t, server, pgtest.Superuser, "transaction", 1)
+	holder, late := inTransaction(t, dsn), inTransaction(t, dsn)
+	if !try(t, holder.hold(7)) {
+		t.Fatal("the lock is taken")
+	}
+	holder.Keep()
+	if _, err := late.hold(8).Try(t.Context()); !session.Passing(err) || !strings.Contains(err.Error(), "query_wait_timeout") {
+		t.Errorf("Try: %#v", err)
+	}
+}
+
 // TestPoolOfOne: the token takes a second connection, and the message says so.
 func TestPoolOfOne(t *testing.T) {
 	cfg := config(t, pooled(t, start(t, nil), pgtest.Superuser, "transaction", 1))

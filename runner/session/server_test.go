@@ -408,7 +408,9 @@ func TestLyingServer(t *testing.T) {
 // pooled starts a pooler with connections for role, and returns its DSN.
 func pooled(t *testing.T, server *pgtest.Server, role, mode string, connections int) (dsn string) {
 	t.Helper()
-	dsn, stop, err := server.Pooler(role, map[string]string{"pool_mode": mode, "default_pool_size": strconv.Itoa(connections)})
+	dsn, stop, err := server.Pooler(role, map[string]string{
+		"pool_mode": mode, "default_pool_size": strconv.Itoa(connections), "query_wait_timeout": "2",
+	})
 	if errors.Is(err, pgtest.ErrNoPooler) && os.Getenv("CI") == "" {
 		t.Skip("NOT TESTED: poolers, since there is", err)
 	}
