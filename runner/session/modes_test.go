@@ -396,6 +396,7 @@ func TestSlots(t *testing.T) {
 // TestWaitsLastMoment: whether a wait that ends just when the lock becomes
 // free has it or not, it says so.
 func TestWaitsLastMoment(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	for name, claims := range map[string][2]session.Claim{
@@ -579,6 +580,7 @@ func TestAbortedTransaction(t *testing.T) {
 // TestTransactionRoleDefaults: what an administrator set for the role does no
 // harm in a transaction either.
 func TestTransactionRoleDefaults(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	query(t, server, `CREATE ROLE hasty LOGIN;
 		ALTER ROLE hasty SET idle_in_transaction_session_timeout = '100ms';
@@ -628,6 +630,7 @@ func TestTransactionRoleDefaults(t *testing.T) {
 // TestTokensGrowAcrossModes: those who share a lock compare their tokens,
 // whatever way each of them holds it.
 func TestTokensGrowAcrossModes(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	last := int64(0)
@@ -663,6 +666,7 @@ func grantOf(t *testing.T, s tested, c session.Claim) session.Grant {
 // TestMissingStandby: where commits wait for a standby that is gone, those of
 // a holder without --quorum don't.
 func TestMissingStandby(t *testing.T) {
+	t.Parallel()
 	server := start(t, map[string]string{"synchronous_standby_names": "gone", "synchronous_commit": "on"})
 	dsn := server.DSN("postgres")
 	hurry := func(t *testing.T, what string, f func()) {
@@ -721,6 +725,7 @@ func TestMissingStandby(t *testing.T) {
 func w2id(c session.Claim) lockkey.ID { return c.Locks[0].ID }
 
 func TestTransactionRefusals(t *testing.T) {
+	t.Parallel()
 	primary := start(t, map[string]string{"wal_level": "replica"})
 	standby, remove, err := primary.Standby(nil, "")
 	if err != nil {
@@ -751,6 +756,7 @@ func TestTransactionRefusals(t *testing.T) {
 // TestPoolIsBusy: a pooler that has no connection to give is no refusal of the
 // lock, and who waits rides it out.
 func TestPoolIsBusy(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := pooled(t, server, pgtest.Superuser, "transaction", 1)
 	holder, late := inTransaction(t, dsn), inTransaction(t, dsn)
@@ -765,6 +771,7 @@ func TestPoolIsBusy(t *testing.T) {
 
 // TestPoolOfOne: the token takes a second connection, and the message says so.
 func TestPoolOfOne(t *testing.T) {
+	t.Parallel()
 	cfg := config(t, pooled(t, start(t, nil), pgtest.Superuser, "transaction", 1))
 	cfg.Transaction, cfg.ConnectTimeout = true, time.Second
 	s := openWith(t, cfg)
