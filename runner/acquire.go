@@ -176,7 +176,7 @@ func (l *lock) waitOut(ctx context.Context, cfg Config, delay time.Duration) err
 func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, first bool) (delay time.Duration, err error) {
 	queue := !cfg.Session.Transaction
 	pause := pollLeast
-	for waited := false; ; {
+	for waitedFor := -1; ; {
 		before := len(l.hold.Held())
 		granted, err := l.hold.Try(ctx)
 		if err != nil {
@@ -185,12 +185,17 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 		// The one that is waited for has been heard of; those after it have not
 		// been tried before.
 		for i, lock := range l.hold.Held()[before:] {
-			delay = max(delay, l.delay(cfg, lock, first && (!waited || i > 0)))
+			delay = max(delay, l.delay(cfg, lock, first && before+i != waitedFor))
 		}
 		if granted {
 			break
 		}
 		if left() <= 0 {
+			// The end of the session would free them a moment too late for the
+			// next run of a script.
+			if err := l.hold.Unlock(ctx, false); err != nil {
+				return 0, err
+			}
 			return 0, l.refused(ctx, cfg)
 		}
 		cfg.answered()
@@ -211,15 +216,15 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 				}()
 			}
 		}
-		waited = true
+		waitedFor = len(l.hold.Held())
 		if queue {
 			queue, err = l.queue(ctx, cfg, left)
 			if err != nil {
 				return 0, err
 			}
-			if held := l.hold.Held(); len(held) > before {
+			if held := l.hold.Held(); len(held) > waitedFor {
 				delay = max(delay, l.delay(cfg, held[len(held)-1], false))
-				waited = false
+				waitedFor = -1
 			}
 			if l.hold.Complete() {
 				if !l.hold.Yield() {

@@ -225,10 +225,10 @@ func (s *Session) Evidence(id lockkey.ID) Evidence {
 }
 
 // hear takes note of another session's announcement.
-func (s *Session) hear(channel, payload string) {
+func (s *Session) hear(pid uint32, channel, payload string) {
 	a, ok := parseAnnouncement(payload)
 	s.mu.Lock()
-	if e := s.evidence[channel]; e != nil && ok {
+	if e := s.evidence[channel]; e != nil && ok && pid != s.pid {
 		e.hear(a)
 	}
 	if host, d, ok := parsePreferred(payload); ok {

@@ -123,11 +123,21 @@ func (h *Hold) Try(ctx context.Context) (bool, error) {
 		gate := Lock{ID: *h.claim.Gate, Shared: true}
 		fmt.Fprintf(&cases, " WHEN NOT %s THEN -1%s", gate.call("try_advisory_xact_lock"), tryEach(missing, function))
 	}
-	rows, err := h.s.query(ctx, append(queries, "SELECT CASE"+cases.String()+" END")...)
-	if err != nil {
-		return false, h.error(err)
+	sql := "SELECT CASE" + cases.String() + " END"
+	if h.s.cfg.Transaction {
+		// By itself the same statement gives back what it is granted. One that is
+		// refused, as nearly all of many waiters' are, then costs the pooler no
+		// connection for as long as this process takes to say ROLLBACK.
+		n, err := h.number(ctx, sql)
+		if err != nil || h.claim.Gate == nil && n < len(h.claim.Locks) || n < 0 {
+			return false, err
+		}
 	}
-	n, err := lastNumber(rows)
+	n, err := h.number(ctx, append(queries, sql)...)
+	var pgErr *pgconn.PgError
+	if h.s.cfg.Transaction && errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "statement pooling") {
+		return false, unsafe("pool_mode has to be transaction or session", "the pooler allows no transaction: %s", serverSays(pgErr))
+	}
 	if err != nil {
 		return false, err
 	}
@@ -138,11 +148,24 @@ func (h *Hold) Try(ctx context.Context) (bool, error) {
 	} else if n >= 0 {
 		h.grant(n)
 	}
-	if h.s.cfg.Transaction && !h.Complete() {
+	switch {
+	case !h.s.cfg.Transaction:
+	case h.Complete():
+		h.s.setHolding(true)
+	default:
 		h.held = nil
 		_, err = h.s.query(ctx, "ROLLBACK")
 	}
 	return h.Complete(), h.error(err)
+}
+
+// number sends queries, of which the last has a number for an answer.
+func (h *Hold) number(ctx context.Context, queries ...string) (int, error) {
+	rows, err := h.s.query(ctx, queries...)
+	if err != nil {
+		return 0, h.error(err)
+	}
+	return lastNumber(rows)
 }
 
 // tryEach is the part of a CASE that takes one of the locks and is its place
@@ -328,7 +351,9 @@ func (h *Hold) confirmBeside(ctx context.Context) ([]string, error) {
 	}
 	if err == nil && row[0] == "t" {
 		pid, _ := strconv.ParseUint(row[1], 10, 32)
+		s.mu.Lock()
 		s.pid = uint32(pid)
+		s.mu.Unlock()
 		bounded, cancel := ctx, context.CancelFunc(func() {})
 		if s.cfg.Quorum {
 			bounded, cancel = context.WithTimeoutCause(ctx, s.lease*2/heartbeatsPerLease, errNoQuorum)
@@ -384,13 +409,14 @@ const token = "(" + timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::
 // may be alive, or by who holds the lock in a transaction, where nothing can be
 // said before the end.
 func (h *Hold) Unlock(ctx context.Context, clean bool) error {
+	if len(h.held) == 0 {
+		return nil
+	}
 	if h.s.cfg.Transaction {
+		h.s.setHolding(false)
 		_, err := h.s.query(ctx, "COMMIT")
 		h.held = nil
 		return h.error(err)
-	}
-	if len(h.held) == 0 {
-		return nil
 	}
 	var queries, unlocks []string
 	for _, l := range h.held {
@@ -474,7 +500,11 @@ func (h *Hold) numbers() string {
 func (h *Hold) error(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && !isLost(err) {
-		return &Error{Kind: Denied, err: fmt.Errorf("lock %s: %w", h.numbers(), serverRefused{pgErr})}
+		kind := Denied
+		if passes(pgErr) { // a pooler without a free connection, for one
+			kind = Unreachable
+		}
+		return &Error{Kind: kind, err: fmt.Errorf("lock %s: %w", h.numbers(), serverRefused{pgErr})}
 	}
 	return err
 }

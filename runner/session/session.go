@@ -77,7 +77,6 @@ type Session struct {
 	fe        *pgproto3.Frontend
 	lease     time.Duration
 	now       func() time.Duration
-	pid       uint32
 	cancel    func(context.Context) error
 	turn      chan struct{} // held by the exchange that is on the wire
 	stop      chan struct{} // closed by Close
@@ -90,6 +89,8 @@ type Session struct {
 	writing sync.Mutex
 
 	mu      sync.Mutex
+	pid     uint32        // the pooler's, until Confirm asks for the backend's own
+	holding bool          // in a transaction, which has to stay open
 	current *exchange     // what the reader delivers to
 	heard   time.Duration // boot time of the sending of the last answered request
 	lostErr error
@@ -299,7 +300,11 @@ func (s *Session) Describe(d Description) {
 }
 
 // BackendPID is the server's process number for this session.
-func (s *Session) BackendPID() uint32 { return s.pid }
+func (s *Session) BackendPID() uint32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pid
+}
 
 // Lost is closed when the session is gone, and its locks with it. Err then
 // says why.
@@ -334,6 +339,13 @@ func (s *Session) Conn() net.Conn {
 		return wrapped.NetConn()
 	}
 	return s.conn
+}
+
+// setHolding says whether a transaction holds the lock from now on.
+func (s *Session) setHolding(holding bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holding = holding
 }
 
 // fail records the first cause of a loss and tells everyone.
@@ -423,13 +435,17 @@ func (s *Session) transmit(queries ...string) (*exchange, error) {
 func (s *Session) read() {
 	for {
 		msg, err := s.fe.Receive()
+		s.mu.Lock()
+		ex, holding := s.current, s.holding
+		s.mu.Unlock()
 		if err != nil {
+			// Poolers end a session with a plain error.
+			if pgErr := ex.refusal(); pgErr != nil {
+				s.fail(serverEnded{pgErr})
+			}
 			s.fail(networkCause(err))
 			return
 		}
-		s.mu.Lock()
-		ex := s.current
-		s.mu.Unlock()
 		switch msg := msg.(type) {
 		case *pgproto3.DataRow:
 			if ex != nil {
@@ -446,9 +462,7 @@ func (s *Session) read() {
 				ex.err = pgErr
 			}
 		case *pgproto3.NotificationResponse:
-			if msg.PID != s.pid {
-				s.hear(msg.Channel, msg.Payload)
-			}
+			s.hear(msg.PID, msg.Channel, msg.Payload)
 		case *pgproto3.NoticeResponse:
 			// That a commit was not confirmed is a warning without a code of
 			// its own, but the function that gives it is in no way translated.
@@ -458,6 +472,12 @@ func (s *Session) read() {
 		case *pgproto3.ReadyForQuery:
 			if ex == nil {
 				s.fail(errors.New("the server answered a question that nobody asked"))
+				continue
+			}
+			// An error ends a transaction and frees its locks, and the server
+			// goes on to answer.
+			if holding && msg.TxStatus != 'T' {
+				s.fail(transactionOver{ex.refusal()})
 				continue
 			}
 			if ex.left--; ex.left == 0 {
@@ -471,8 +491,9 @@ func (s *Session) answered(ex *exchange) {
 	s.mu.Lock()
 	s.current = nil
 	// A commit that an administrator released from waiting for its standbys
-	// ends with a warning, and is no sign of life of theirs.
-	if ex.unconfirmed == "" {
+	// ends with a warning, one that failed with an error; neither is a sign of
+	// life of theirs.
+	if ex.unconfirmed == "" && ex.err == nil {
 		s.heard = ex.sent
 	}
 	s.mu.Unlock()
@@ -498,6 +519,25 @@ type serverEnded struct{ pg *pgconn.PgError }
 
 func (e serverEnded) Error() string { return "the server ended the session: " + serverSays(e.pg) }
 func (e serverEnded) Unwrap() error { return e.pg }
+
+// transactionOver says that the transaction that held the lock has ended.
+type transactionOver struct{ pg *pgconn.PgError }
+
+func (e transactionOver) Error() string {
+	if e.pg == nil {
+		return "the transaction that held the lock was ended"
+	}
+	return "the transaction that held the lock failed: " + serverSays(e.pg)
+}
+
+// refusal is the error that the server has answered with up to now, or nil.
+func (ex *exchange) refusal() *pgconn.PgError {
+	var pgErr *pgconn.PgError
+	if ex != nil {
+		errors.As(ex.err, &pgErr)
+	}
+	return pgErr
+}
 
 func networkCause(err error) error {
 	var opErr *net.OpError
