@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/signal"
 	"slices"
 	"strings"
@@ -25,10 +24,11 @@ func newStepdownCmd(v *voice, stdout io.Writer) *cobra.Command {
 		Use:   "stepdown KEY [flags]",
 		Short: "Ask the holder to stop and hand over",
 		Long: `Ask the pglead that holds the key to stop its command, as by SIGTERM, and to
-give the lock back; whoever waits gets it next. A pglead listens from a second
-after its command's start on. Any role that may log in may ask.
+give the lock back; whoever waits gets it next. Any role that may log in may ask.
+A pglead listens from a second after its command's start on; with --wait it is
+asked again until it has heard.
 
-With --wait it returns when the lock is another's, or free: exit status 0, or 75
+With --wait this returns when the lock is another's, or free: exit status 0, or 75
 if it is still held when the time is over. The exit status is 1 if nobody holds
 the lock.`,
 		Args: oneKey,
@@ -82,53 +82,66 @@ func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *sess
 	if to != "" && !slices.ContainsFunc(waiters, func(w session.View) bool { return w.Where() == to }) {
 		return fmt.Errorf("--to %s: no pglead on that host waits for %s", printable(to), printable(key))
 	}
-	by := "somebody"
-	if host, err := os.Hostname(); err == nil {
-		by = f.description("").User + " on " + host
-	}
 	for _, h := range holders {
 		switch {
 		case force:
 			err = viewer.Terminate(ctx, h.Backend)
-			fmt.Fprintf(stdout, "ended the session of %s\n", h)
 		case !h.Pglead():
-			return &usageError{err: errors.New("the lock is held by " + h.String()), hint: "only --force ends it, which asks nothing"}
+			err = &usageError{err: errors.New("the lock is held by " + h.String()), hint: "only --force ends it, which asks nothing"}
 		default:
-			err = viewer.AskToStepDown(ctx, h.ID, by, to)
-			fmt.Fprintf(stdout, "asked %s\n", h)
+			err = viewer.AskToStepDown(ctx, h.ID, f.asker(), to)
 		}
 		if err != nil {
 			return err
 		}
+		did := "asked"
+		if force {
+			did = "ended the session of"
+		}
+		fmt.Fprintf(stdout, "%s %s\n", did, h)
 	}
 	if f.wait.value == 0 {
 		return nil
 	}
-	return f.awaitSuccessor(ctx, stdout, viewer, holders)
+	return f.awaitSuccessor(ctx, stdout, viewer, holders, !force)
 }
 
-// successorPoll is how often somebody who waits for a successor looks.
-const successorPoll = 200 * time.Millisecond
+// asker is who a holder is told to have asked it.
+func (f *viewFlags) asker() string {
+	d := f.description("")
+	return d.User + " on " + d.Host
+}
 
-func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer *session.Viewer, former []session.View) error {
+const (
+	// successorPoll is how often somebody who waits for a successor looks.
+	successorPoll = 200 * time.Millisecond
+	// askAgain is how often a holder is asked that doesn't step down: it may
+	// not have listened yet. Once it has heard, more of it changes nothing.
+	askAgain = time.Second
+)
+
+func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer *session.Viewer, former []session.View, ask bool) error {
 	ids, err := f.keyIDs(f.keys[0])
 	if err != nil {
 		return err
 	}
-	for began := time.Now(); ; {
+	began := time.Now()
+	for asked := began; ; {
 		views, err := viewer.Locks(ctx, false, ids...)
 		if err != nil {
 			return err
 		}
 		var now []string
-		still := false
+		var still []session.View
 		for _, l := range locksOf(views) {
 			for _, h := range l.Holders {
 				now = append(now, h.view.String())
-				still = still || slices.ContainsFunc(former, func(v session.View) bool { return v.Backend == h.Backend })
+				if slices.ContainsFunc(former, func(v session.View) bool { return v.Backend == h.Backend }) {
+					still = append(still, h.view)
+				}
 			}
 		}
-		if !still {
+		if len(still) == 0 {
 			if len(now) == 0 {
 				now = []string{"free"}
 			}
@@ -138,6 +151,14 @@ func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer
 		if time.Since(began) >= f.wait.value {
 			fmt.Fprintf(stdout, "still: %s\n", strings.Join(now, "; "))
 			return &listError{exitHeld}
+		}
+		if ask && time.Since(asked) > askAgain {
+			asked = time.Now()
+			for _, h := range still {
+				if err := viewer.AskToStepDown(ctx, h.ID, f.asker(), ""); err != nil {
+					return err
+				}
+			}
 		}
 		select {
 		case <-time.After(successorPoll):

@@ -186,8 +186,13 @@ func (v *Viewer) rows(ctx context.Context, sql string) ([][]string, error) {
 // superuser, the backend's own role, or a member of pg_signal_backend.
 func (v *Viewer) Terminate(ctx context.Context, pid uint32) error {
 	done, err := v.value(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", pid))
-	if err == nil && done != "t" {
-		err = &Error{Kind: Unreachable, err: fmt.Errorf("there is no session %d any more", pid)}
+	var refused *Error
+	switch {
+	case errors.As(err, &refused) && refused.Kind == Denied:
+		return &Error{Kind: Denied, Hint: "GRANT pg_signal_backend TO this role; a superuser's session takes a superuser",
+			err: fmt.Errorf("end the session of backend %d: %w", pid, err)}
+	case err == nil && done != "t":
+		return &Error{Kind: Unreachable, err: fmt.Errorf("there is no session %d any more", pid)}
 	}
 	return err
 }
