@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -211,12 +212,12 @@ marked, with the grant that would show it.`,
 				}
 				if watch && isTerminal(os.Stdout) {
 					// Home, each line up to its end, and what is left of the last time.
-					fmt.Fprint(stdout, "\x1b[H"+strings.ReplaceAll(text.String(), "\n", "\x1b[K\n")+"\x1b[J")
+					_, err = io.WriteString(stdout, "\x1b[H"+strings.ReplaceAll(text.String(), "\n", "\x1b[K\n")+"\x1b[J")
 				} else {
-					fmt.Fprint(stdout, text.String())
+					_, err = io.WriteString(stdout, text.String())
 				}
-				if !watch {
-					return nil
+				if err != nil || !watch {
+					return err
 				}
 				select {
 				case <-time.After(2 * time.Second):
@@ -271,12 +272,12 @@ func writeTable(w io.Writer, target string, locks []*lockView, all bool) error {
 		}
 		for i, h := range holders {
 			hidden = hidden || h.Hidden
-			cells := []string{shorten(l.name(), 32), l.Mode, holderCell(h), "", "", fmt.Sprint(len(l.Waiters))}
+			cells := []string{shorten(l.name(), 32), l.Mode, holderCell(h), "", "", strconv.Itoa(len(l.Waiters))}
 			if h.Since != nil {
 				cells[3] = brief(h.view.HeldFor())
 			}
 			if h.Token != 0 {
-				cells[4] = fmt.Sprint(h.Token)
+				cells[4] = strconv.FormatInt(h.Token, 10)
 			}
 			if i > 0 {
 				cells[0], cells[5] = "", ""
@@ -362,7 +363,7 @@ func writePrometheus(w io.Writer, locks []*lockView) error {
 	metric("pglead_lock_held_seconds", "For how long a session has held the lock, where it says so.", func(l *lockView, sample func(any, ...string)) {
 		for _, h := range l.Holders {
 			if h.Since != nil {
-				sample(h.Seconds, "host", h.Host, "backend", fmt.Sprint(h.Backend))
+				sample(h.Seconds, "host", h.Host, "backend", strconv.FormatUint(uint64(h.Backend), 10))
 			}
 		}
 	})

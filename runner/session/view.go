@@ -88,7 +88,7 @@ func (v View) String() string {
 	var text string
 	switch {
 	case v.Described:
-		text = fmt.Sprintf("%s (%s, process %d of %s)", v.Where(), v.Command, v.Description.PID, v.User)
+		text = fmt.Sprintf("%s (%s, process %d of %s)", v.Where(), v.Command, v.PID, v.User)
 	case v.Pglead():
 		text = fmt.Sprintf("pglead on %s (role %s)", v.Where(), v.Role)
 	default:

@@ -75,6 +75,7 @@ func modes() map[string]mode {
 					mend: func(a *arena, _ leader) { a.net.heal(poolerHost) }, unseats: true, strikes: throughPooler},
 			},
 		},
+		"each": {args: func(string) []string { return []string{"each", "--key", "{}", "torture", "--wait", "forever"} }},
 		"lead": {
 			args: func(string) []string { return []string{"lead", "--key", "torture", "--first-delay", "0"} }, stays: true,
 			more: []fault{
