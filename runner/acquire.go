@@ -281,6 +281,9 @@ func (l *lock) prepare(ctx context.Context, cfg Config) error {
 		if err := l.hold.Listen(ctx); err != nil {
 			return err
 		}
+		if err := l.hold.Prepare(ctx); err != nil {
+			return err
+		}
 	}
 	return l.startGuard(cfg)
 }

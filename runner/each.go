@@ -245,7 +245,7 @@ func (e *each) work(ctx context.Context, on *connection, queue <-chan string) er
 
 // one does what there is to do for an item.
 func (e *each) one(ctx context.Context, s *session.Session, item string) error {
-	task := e.cfg.Task(item)
+	cfg, task := e.cfg.Config, e.cfg.Task(item)
 	id := task.Lock.ID
 	h := &hearing{on: s, key: task.Key, signals: make(chan os.Signal, 64), renewed: make(chan time.Duration, 1)}
 	// To the server one session is one holder, however many commands it has.
@@ -257,31 +257,32 @@ func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 	if e.settled(item, id) {
 		return nil
 	}
-	l := &lock{session: s, hold: s.Claim(session.Claim{Locks: []session.Lock{task.Lock}})}
+	l := &lock{session: s, hold: s.Claim(session.Claim{Locks: []session.Lock{task.Lock}, Polled: true})}
+	tried := s.Listens(id)
 	granted, err := l.hold.Try(ctx)
 	if err != nil {
 		return err
 	}
 	if !granted {
 		e.skip(item, false)
-		return nil
+		if tried || cfg.Wait == 0 || cfg.Session.Transaction {
+			return nil
+		}
+		// From now on it is known, when this one comes back, whether the lock's
+		// last holder is dead.
+		return l.hold.Listen(ctx)
 	}
 	// What ended between the first look and the grant has been heard by now.
 	if e.settled(item, id) {
 		return l.hold.Unlock(ctx, false)
 	}
-	cfg := e.cfg.Config
 	cfg.Keys, cfg.Command, cfg.Env = []string{task.Key}, task.Command, append(slices.Clone(cfg.Env), task.Env...)
 	cfg.Log = cfg.Log.With("item", item)
 	cfg.ending = func(o Outcome) { e.end(ctx, s, id, !o.failed()) }
 	if err := l.startGuard(cfg); err != nil {
 		return err
 	}
-	delay := s.FirstTryDelay(cfg.LockDelay)
-	if e.returning && !e.ended(id) {
-		delay = cfg.LockDelay // its holder is gone without a word
-	}
-	err = l.waitOut(ctx, cfg, delay)
+	err = l.waitOut(ctx, cfg, l.delay(cfg, task.Lock, !tried && !(e.returning && cfg.Session.Transaction)))
 	if err == nil {
 		l.grant, err = l.hold.Confirm(ctx)
 	}
@@ -378,13 +379,6 @@ func (e *each) settled(item string, id lockkey.ID) bool {
 	}
 	e.skip(item, well || e.cfg.Wait == 0)
 	return true
-}
-
-func (e *each) ended(id lockkey.ID) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	_, ended := e.ends.of(id)
-	return ended
 }
 
 // Those who work on one list tell each other which items they have been at,

@@ -189,28 +189,38 @@ func (v *Viewer) AskToStepDown(ctx context.Context, id lockkey.ID, by, prefer st
 // Heard says whether there is any evidence.
 func (e Evidence) Heard() bool { return e.events }
 
-// Listen begins to collect what Evidence returns. It also has the server run
-// Confirm's query, which does nothing before the grant: the server reads now
-// from its catalogs, and plans, what would otherwise cost some milliseconds
-// between the grant and the command's start.
+// Listen begins to collect what Evidence returns.
 func (h *Hold) Listen(ctx context.Context) error {
-	s := h.s
 	var listen strings.Builder
-	s.mu.Lock()
+	h.s.mu.Lock()
 	for _, l := range h.claim.Locks {
-		s.evidence[channel(l.ID)] = &Evidence{shared: l.Shared}
+		h.s.evidence[channel(l.ID)] = &Evidence{shared: l.Shared}
 		fmt.Fprintf(&listen, `LISTEN "%s";`, channel(l.ID))
 	}
-	s.mu.Unlock()
-	queries := []string{listen.String()}
-	if h.claim.Gate == nil {
-		queries = append(queries, "PREPARE pglead_confirm AS "+s.confirmation(h.claim.Locks, holdsAll(h.claim.Locks)), "EXECUTE pglead_confirm")
-	} else {
-		queries = append(queries, s.confirmation(h.claim.Locks[:1], holdsAll(h.claim.Locks[:1])+" AND false"))
-	}
-	_, err := s.query(ctx, queries...)
-	h.prepared = err == nil && h.claim.Gate == nil
+	h.s.mu.Unlock()
+	_, err := h.s.query(ctx, listen.String())
 	return h.error(err)
+}
+
+// Prepare has the server run Confirm's query, which does nothing before the
+// grant: the server reads now from its catalogs, and plans, what would
+// otherwise cost some milliseconds between the grant and the command's start.
+func (h *Hold) Prepare(ctx context.Context) error {
+	var err error
+	if h.claim.Gate == nil {
+		_, err = h.s.query(ctx, "PREPARE pglead_confirm AS "+h.s.confirmation(h.claim.Locks, holdsAll(h.claim.Locks)), "EXECUTE pglead_confirm")
+		h.prepared = err == nil
+	} else {
+		_, err = h.s.query(ctx, h.s.confirmation(h.claim.Locks[:1], holdsAll(h.claim.Locks[:1])+" AND false"))
+	}
+	return h.error(err)
+}
+
+// Listens says whether what happens to a lock is being collected.
+func (s *Session) Listens(id lockkey.ID) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.evidence[channel(id)] != nil
 }
 
 // Evidence is what has been heard of a lock up to now. What was announced

@@ -36,6 +36,9 @@ type Claim struct {
 	// The first in line tries them over and over; newcomers who find somebody
 	// in line try none.
 	Gate *lockkey.ID
+	// Polled says that others who want the locks may not stand in the server's
+	// line for them, so that a clean end is announced whether or not anyone does.
+	Polled bool
 }
 
 // IDs are the numbers of all locks that a claim has to do with.
@@ -446,10 +449,11 @@ func (h *Hold) farewell(l Lock) string {
 	if h.claim.Gate != nil { // whose first in line has been granted it
 		waiting = "(mode = 'ExclusiveLock' OR NOT granted) AND " + among([]Lock{{ID: *h.claim.Gate}})
 	}
-	return fmt.Sprintf(`SELECT pg_catalog.set_config('synchronous_commit', 'off', true),
-	pg_catalog.pg_notify('%s', 'clean %d %d %d')
-WHERE EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND %s)`,
-		channel(l.ID), h.token, h.s.lease.Milliseconds(), h.s.cfg.LostGrace.Milliseconds(), waiting)
+	where := fmt.Sprintf("\nWHERE EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND %s)", waiting)
+	if h.claim.Polled {
+		where = ""
+	}
+	return tell(channel(l.ID), fmt.Sprintf("clean %d %d %d", h.token, h.s.lease.Milliseconds(), h.s.cfg.LostGrace.Milliseconds())) + where
 }
 
 // Ping asks the server for a sign of life, which the Deadline counts from.

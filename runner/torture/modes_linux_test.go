@@ -33,6 +33,9 @@ type mode struct {
 	queues bool
 	// polls is the most by which a waiter may be late for a free lock.
 	polls time.Duration
+	// guardless waiters start no guard before they have the lock, so that only
+	// their age tells whether their first try, within --connect-timeout, is over.
+	guardless bool
 	// more are faults that only this mode has.
 	more []fault
 }
@@ -75,7 +78,10 @@ func modes() map[string]mode {
 					mend: func(a *arena, _ leader) { a.net.heal(poolerHost) }, unseats: true, strikes: throughPooler},
 			},
 		},
-		"each": {args: func(string) []string { return []string{"each", "--key", "{}", "torture", "--wait", "forever"} }},
+		"each": {
+			args:  func(string) []string { return []string{"each", "--key", "{}", "torture", "--wait", "forever"} },
+			polls: 3 * time.Second, guardless: true,
+		},
 		"lead": {
 			args: func(string) []string { return []string{"lead", "--key", "torture", "--first-delay", "0"} }, stays: true,
 			more: []fault{

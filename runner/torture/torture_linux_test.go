@@ -78,7 +78,8 @@ type arena struct {
 	flags []string // of their pglead, beside the usual ones
 
 	mu       sync.Mutex
-	pids     map[string]int // host to its pglead
+	pids     map[string]int       // host to its pglead
+	since    map[string]time.Time // when that was started
 	excused  map[int64]bool
 	ends     map[int]bool // pgleads that a fault ends
 	stopping bool
@@ -123,7 +124,7 @@ func newArena(t *testing.T, o options) *arena {
 	}
 	a := &arena{
 		options: o, mode: m, t: t, dir: t.TempDir(), binary: filepath.Join(t.TempDir(), "pglead"),
-		pids: map[string]int{}, excused: map[int64]bool{}, ends: map[int]bool{}, rand: rand.New(rand.NewPCG(o.seed, 0)),
+		pids: map[string]int{}, since: map[string]time.Time{}, excused: map[int64]bool{}, ends: map[int]bool{}, rand: rand.New(rand.NewPCG(o.seed, 0)),
 	}
 	var err error
 	a.self, err = os.Executable()
@@ -208,7 +209,7 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 					return
 				}
 				if err = cmd.Start(); err == nil {
-					a.pids[host] = cmd.Process.Pid
+					a.pids[host], a.since[host] = cmd.Process.Pid, time.Now()
 				}
 			})
 			if err != nil {
@@ -333,6 +334,9 @@ func (a *arena) awaitInLine() {
 	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
 		a.mu.Lock()
 		newcomer := slices.ContainsFunc(contenders(), func(host string) bool {
+			if a.mode.guardless {
+				return time.Since(a.since[host]) < 3*time.Second
+			}
 			_, err := guardOf(a.pids[host])
 			return err != nil
 		})
