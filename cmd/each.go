@@ -125,6 +125,8 @@ func (f *eachFlags) each(v *voice, cmd *cobra.Command, args []string) error {
 	}
 	defer cfg.Stdin.Close()
 	progress := newProgress(v, f.quiet, items)
+	cfg.Watch = f.watch(v, cfg)
+	cfg.Watch.Leading = nil // which is each item's
 	tally, err := runner.Each(runner.EachConfig{
 		Config: cfg,
 		Items:  list.items(),
@@ -307,7 +309,7 @@ func shortened(s string) string {
 	return s
 }
 
-// progress is a line on the terminal that is written again and again.
+// progress is a living line on the terminal.
 type progress struct {
 	v     *voice
 	items int
@@ -317,7 +319,7 @@ type progress struct {
 }
 
 func newProgress(v *voice, quiet bool, items int) *progress {
-	return &progress{v: v, items: items, on: isTerminal(os.Stderr) && !quiet && !v.json}
+	return &progress{v: v, items: items, on: v.canLive() && !quiet}
 }
 
 // progressInterval is as often as an eye can follow.
@@ -327,18 +329,20 @@ func (p *progress) show(t runner.Tally) {
 	p.last = t
 	if p.on && time.Since(p.shown) >= progressInterval {
 		p.shown = time.Now()
-		p.write("")
+		p.v.live(p.text())
 	}
 }
 
-func (p *progress) write(end string) {
+func (p *progress) text() string {
 	t := p.last
-	fmt.Fprintf(p.v.w, "\rpglead: %d of %d items: %d running, %d ran, %d failed, %d skipped\x1b[K%s",
-		t.Ran+t.Held+t.Done, p.items, t.Running, t.Ran, t.Failed, t.Held+t.Done, end)
+	return fmt.Sprintf("pglead: %d of %d items: %d running, %d ran, %d failed, %d skipped",
+		t.Ran+t.Held+t.Done, p.items, t.Running, t.Ran, t.Failed, t.Held+t.Done)
 }
 
+// close leaves the last word standing.
 func (p *progress) close() {
 	if p.on {
-		p.write("\n")
+		p.v.hush()
+		fmt.Fprintln(p.v, p.text())
 	}
 }

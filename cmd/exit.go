@@ -16,6 +16,7 @@ import (
 // The exit statuses beside the command's own. Those from 64 are sysexits.h's
 // where it has one that fits, the last are xargs(1)'s, timeout(1)'s and the shell's.
 const (
+	exitFree          = 1 // of who and stepdown, as diff(1) and grep(1) say no
 	exitUsage         = 64
 	exitUnreachable   = 69
 	exitInternal      = 70
@@ -81,7 +82,11 @@ func exit(v *voice, err error) int {
 		v.log.Info(err.Error(), "event", "interrupted")
 		return dieOf(interrupted.Signal)
 	case errors.As(err, &held):
-		v.log.Warn(err.Error(), "event", "conflict", "code", held.code)
+		attrs := []any{"event", "conflict", "code", held.code}
+		if len(held.Holders) > 0 {
+			attrs = append(attrs, "holder", held.Holders[0].String())
+		}
+		v.log.Warn(err.Error(), attrs...)
 		return held.code
 	}
 	code, hint := status(err)

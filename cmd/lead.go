@@ -40,6 +40,7 @@ SIGTERM steps down: the command is stopped and the lock released.`,
 	flags.StringVar(&f.restart, "restart", string(runner.RestartAlways), "stand again when the command has ended: always, on-failure or never, as `WHEN` says")
 	f.leaseFlags(flags)
 	f.commandFlags(flags)
+	f.hookFlags(flags)
 	f.databaseFlags(flags)
 	f.voiceFlags(flags)
 	return cmd
@@ -68,6 +69,7 @@ func (f *leadFlags) lead(v *voice, cmd *cobra.Command, args []string) error {
 		return err
 	}
 	cfg.Claim = claim
+	cfg.Watch = f.watch(v, cfg)
 	outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, FirstDelay: f.firstDelay.value, Restart: restart})
 	runtime.KeepAlive(db.embedded)
 	return f.end(outcome, err)

@@ -48,6 +48,7 @@ type options struct {
 	connectTimeout duration
 	quiet, verbose bool
 	logFormat      string
+	hooks          runner.Hooks
 }
 
 func newOptions() options {
@@ -90,6 +91,12 @@ func (o *options) commandFlags(flags *pflag.FlagSet) {
 	flags.VarP(&o.timeout, "timeout", "t", "the command may run this long, then TERM, then KILL; 0 is no limit")
 	flags.Var(&o.killAfter, "kill-after", "from a forwarded TERM, INT or HUP to KILL (default never), and from --timeout's TERM (default 10s)")
 	flags.StringVar(&o.leftovers, "leftovers", "kill", "`kill` or wait: what becomes of processes still alive when the command has ended")
+}
+
+func (o *options) hookFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.hooks.Acquired, "on-acquired", "", "shell `COMMAND` to run, for at most 10s, beside the start of the command")
+	flags.StringVar(&o.hooks.Lost, "on-lost", "", "shell `COMMAND` to run, for at most 10s, when the lock is lost, beside the kill")
+	flags.StringVar(&o.hooks.Released, "on-released", "", "shell `COMMAND` to run, for at most 10s, after the lock is given back")
 }
 
 func (o *options) databaseFlags(flags *pflag.FlagSet) {
@@ -202,7 +209,10 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 	if err != nil {
 		return runner.Config{}, database{}, err
 	}
-	env := withoutFlags(os.Environ(), cmd.Root())
+	env := withoutSystemd(withoutFlags(os.Environ(), cmd.Root()))
+	if os.Getenv("LISTEN_FDS") != "" {
+		v.log.Warn("the sockets that systemd has opened (LISTEN_FDS) are not passed to the command", "event", "environment")
+	}
 	if db.pass != "" {
 		env = append(env, envName("dsn")+"="+db.pass)
 	}
@@ -232,6 +242,7 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 		WaitForLeftovers: o.leftovers == "wait",
 		MinHold:          o.minHold.value,
 		Explain:          !o.quiet,
+		Hooks:            o.hooks,
 		Log:              v.log,
 	}, db, nil
 }
@@ -259,7 +270,11 @@ func (o *options) description(command string) session.Description {
 			d.User = os.Getenv(variable)
 		}
 	}
-	if d.User == "" {
+	switch {
+	case d.User != "":
+	case os.Getuid() == 0:
+		d.User = "root"
+	default:
 		d.User = "uid " + strconv.Itoa(os.Getuid())
 	}
 	return d

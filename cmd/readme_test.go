@@ -86,7 +86,7 @@ func TestReadmeFlags(t *testing.T) {
 
 func TestReadmeExitStatus(t *testing.T) {
 	want := []int{
-		exitUsage, exitUnreachable, exitInternal, exitHeld, exitLost, exitDenied, exitUnsafe,
+		exitFree, exitUsage, exitUnreachable, exitInternal, exitHeld, exitLost, exitDenied, exitUnsafe,
 		exitSomeFailed, exitTimeout, exitNotExecutable, exitNotFound,
 	}
 	var got []int

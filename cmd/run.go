@@ -33,6 +33,7 @@ lost the command and everything it started are killed.`,
 	o.leaseFlags(flags)
 	o.commandFlags(flags)
 	flags.Var(&o.minHold, "min-hold", "hold the lock at least this long after the start, even if the command is done")
+	o.hookFlags(flags)
 	o.databaseFlags(flags)
 	o.voiceFlags(flags)
 	return cmd
@@ -55,6 +56,7 @@ func run(v *voice, o *options, cmd *cobra.Command, args []string) error {
 		return err
 	}
 	cfg.Claim = claim
+	cfg.Watch = o.watch(v, cfg)
 	outcome, err := runner.Run(cfg)
 	runtime.KeepAlive(db.embedded)
 	return o.end(outcome, err)

@@ -23,9 +23,6 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// exitFree is who's and stepdown's, for a lock that nobody holds.
-const exitFree = 1
-
 // viewFlags are the flags of the commands that look at locks.
 type viewFlags struct {
 	options

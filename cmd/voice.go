@@ -1,10 +1,12 @@
 package cmd
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,18 +24,111 @@ import (
 // In text a message is one line that starts with "pglead: " and the key; a
 // hint has a line of its own. In JSON it is one object a line, with "event"
 // for programs and "msg" for people.
+//
+// On a terminal there may be a living line under all that: it is written again
+// and again, and gives way to messages. In the journal each message has its
+// priority. README lists the events.
 type voice struct {
-	log   *slog.Logger
-	w     io.Writer
-	json  bool
-	level slog.LevelVar
+	log     *slog.Logger
+	w       io.Writer
+	json    bool
+	key     string // what messages begin with
+	level   slog.LevelVar
+	journal bool // w is systemd's
+
+	mu     sync.Mutex // of w, and of
+	living bool       // there is a line that is not ended
 }
 
 func newVoice(w io.Writer) *voice {
-	v := &voice{w: w}
+	v := &voice{w: w, journal: toJournal(os.Stderr, os.Getenv("JOURNAL_STREAM"))}
 	v.level.Set(slog.LevelWarn)
-	v.log = slog.New(&textHandler{voice: v, mu: &sync.Mutex{}})
+	v.log = slog.New(&textHandler{voice: v})
 	return v
+}
+
+// live writes the living line. Its end is either the next message, or hush.
+func (v *voice) live(text string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.living = true
+	_, _ = io.WriteString(v.w, "\r"+text+eraseRest)
+}
+
+// hush takes the living line away.
+func (v *voice) hush() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.living {
+		v.living = false
+		_, _ = io.WriteString(v.w, "\r"+eraseRest)
+	}
+}
+
+// eraseRest is a terminal's command: from the cursor to the line's end.
+const eraseRest = "\x1b[K"
+
+// Write writes messages, in one piece each. It is for slog.
+func (v *voice) Write(message []byte) (int, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.living {
+		v.living = false
+		message = slices.Concat([]byte("\r"+eraseRest), message)
+	}
+	_, err := v.w.Write(message)
+	return len(message), err
+}
+
+// priority is what the journal wants to have before a line.
+// https://www.freedesktop.org/software/systemd/man/latest/sd-daemon.html
+func (v *voice) priority(level slog.Level) string {
+	switch {
+	case !v.journal:
+		return ""
+	case level >= slog.LevelError:
+		return "<3>"
+	case level >= slog.LevelWarn:
+		return "<4>"
+	}
+	return "<6>"
+}
+
+// jsonHandler writes records for programs.
+type jsonHandler struct {
+	slog.Handler
+	buf *bytes.Buffer
+	v   *voice
+	mu  *sync.Mutex
+}
+
+func newJSONHandler(v *voice) *jsonHandler {
+	var buf bytes.Buffer
+	seconds := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Value.Kind() == slog.KindDuration {
+			a.Value = slog.Float64Value(a.Value.Duration().Seconds())
+		}
+		return a
+	}
+	return &jsonHandler{slog.NewJSONHandler(&buf, &slog.HandlerOptions{Level: &v.level, ReplaceAttr: seconds}), &buf, v, &sync.Mutex{}}
+}
+
+func (h *jsonHandler) Handle(ctx context.Context, r slog.Record) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.buf.Reset()
+	h.buf.WriteString(h.v.priority(r.Level))
+	if err := h.Handler.Handle(ctx, r); err != nil {
+		return err
+	}
+	_, err := h.v.Write(h.buf.Bytes())
+	return err
+}
+
+func (h *jsonHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	with := *h
+	with.Handler = h.Handler.WithAttrs(attrs)
+	return &with
 }
 
 // configure sets what -q, -v, --log-format and --key ask for.
@@ -46,7 +141,7 @@ func (v *voice) configure(quiet, verbose, asJSON bool, keys []string) {
 	}
 	if asJSON {
 		v.json = true
-		v.log = slog.New(slog.NewJSONHandler(v.w, &slog.HandlerOptions{Level: &v.level}))
+		v.log = slog.New(newJSONHandler(v))
 	}
 	if !asJSON {
 		keys = slices.Clone(keys)
@@ -54,8 +149,17 @@ func (v *voice) configure(quiet, verbose, asJSON bool, keys []string) {
 			keys[i] = printable(key)
 		}
 	}
-	v.log = v.log.With("key", strings.Join(keys, ", "))
+	v.key = strings.Join(keys, ", ")
+	v.log = v.log.With("key", v.key)
 }
+
+// canLive says whether a living line has somebody to look at it.
+func (v *voice) canLive() bool {
+	return !v.json && v.level.Level() <= slog.LevelWarn && os.Getenv("CI") == "" && isTerminal(os.Stderr)
+}
+
+// announceWait says what a wait is for, to those who have nothing else to see.
+func (v *voice) announceWait(message string) { v.log.Warn(message, "event", "waiting") }
 
 // fail says what ended pglead.
 func (v *voice) fail(message, hint string, code int) {
@@ -69,7 +173,7 @@ func (v *voice) fail(message, hint string, code int) {
 	}
 	v.log.Error(message)
 	if hint != "" {
-		fmt.Fprintf(v.w, "pglead: hint: %s\n", hint)
+		fmt.Fprintf(v, "%spglead: hint: %s\n", v.priority(slog.LevelError), hint)
 	}
 }
 
@@ -81,7 +185,6 @@ func (v *voice) announce(message, event string) {
 // textHandler writes records for people.
 type textHandler struct {
 	voice *voice
-	mu    *sync.Mutex
 	key   string
 	attrs []slog.Attr
 }
@@ -92,13 +195,14 @@ func (h *textHandler) Enabled(_ context.Context, level slog.Level) bool {
 
 func (h *textHandler) Handle(_ context.Context, r slog.Record) error {
 	var b strings.Builder
-	b.WriteString("pglead: ")
+	b.WriteString(h.voice.priority(r.Level) + "pglead: ")
 	if h.key != "" {
 		b.WriteString(h.key + ": ")
 	}
 	b.WriteString(oneLine(r.Message))
 	write := func(a slog.Attr) bool {
-		if a.Key != "event" && a.Key != "code" {
+		// What these say is in the message.
+		if a.Key != "event" && a.Key != "code" && a.Key != "holder" {
 			fmt.Fprintf(&b, " %s=%s", a.Key, printable(a.Value.String()))
 		}
 		return true
@@ -110,9 +214,7 @@ func (h *textHandler) Handle(_ context.Context, r slog.Record) error {
 		r.Attrs(write)
 	}
 	b.WriteByte('\n')
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	_, err := io.WriteString(h.voice.w, b.String())
+	_, err := io.WriteString(h.voice, b.String())
 	return err
 }
 

@@ -45,6 +45,8 @@ type lock struct {
 	hold    *session.Hold
 	guard   *child.Guard
 	grant   session.Grant
+	began   time.Time // of the wait for it
+	looked  time.Time // when cfg.Watch was told last who has the lock
 }
 
 // drop gives everything up; the end of the session frees the lock.
@@ -57,10 +59,14 @@ func (l *lock) drop() {
 
 // acquire opens a session and takes the lock on it.
 func acquire(ctx context.Context, cfg Config) (l *lock, err error) {
+	began := time.Now()
 	err = persist(ctx, cfg, func(left func() time.Duration, first bool) (err error) {
 		l, err = attempt(ctx, cfg, left, first)
 		return err
 	})
+	if err == nil {
+		l.began = began
+	}
 	return l, err
 }
 
@@ -78,6 +84,7 @@ func persist(ctx context.Context, cfg Config, try func(left func() time.Duration
 	}
 	backoff := backoffFirst
 	for first := true; ; first = false {
+		cfg.Watch.alive(attemptMost(cfg))
 		err := try(left, first)
 		if err == nil {
 			return nil
@@ -90,12 +97,20 @@ func persist(ctx context.Context, cfg Config, try func(left func() time.Duration
 		if !persists || left() <= pause {
 			return err
 		}
+		cfg.Watch.obstacle(err)
 		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", err.Error(), "retry_in", pause)
 		if !sleep(ctx, pause) {
 			return context.Cause(ctx)
 		}
 		backoff = min(2*backoff, backoffMost)
 	}
+}
+
+// attemptMost is more than one attempt can take: the connection to each host, the
+// lock-delay, and some questions, each of which has less than the lease.
+func attemptMost(cfg Config) time.Duration {
+	hosts := 1 + len(cfg.Session.Database.Fallbacks)
+	return time.Duration(hosts)*cfg.Session.ConnectTimeout + cfg.LockDelay + 4*cfg.Session.Lease
 }
 
 // open opens a session for someone who may wait for that long.
@@ -203,18 +218,7 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 			if err := l.prepare(ctx, cfg); err != nil {
 				return 0, err
 			}
-			if cfg.Waiting != nil {
-				waiting, stop := context.WithCancel(ctx)
-				done := make(chan struct{})
-				go func() {
-					defer close(done)
-					cfg.Waiting(waiting, l.session.BackendPID())
-				}()
-				defer func() {
-					stop()
-					<-done // it writes to where the command may be about to
-				}()
-			}
+			defer l.beside(ctx, cfg)()
 		}
 		waitedFor = len(l.hold.Held())
 		if queue {
@@ -238,6 +242,10 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 			}
 			continue
 		}
+		if err := l.look(ctx, cfg); err != nil {
+			return 0, err
+		}
+		cfg.Watch.alive(attemptMost(cfg))
 		if !sleep(ctx, min(jitter(pause, 3*pause), left())) {
 			return 0, context.Cause(ctx)
 		}
@@ -292,6 +300,10 @@ func (l *lock) prepare(ctx context.Context, cfg Config) error {
 // again if that was in vain.
 func (l *lock) queue(ctx context.Context, cfg Config, left func() time.Duration) (again bool, err error) {
 	for left() > 0 {
+		if err := l.look(ctx, cfg); err != nil {
+			return false, err
+		}
+		cfg.Watch.alive(sliceMost + attemptMost(cfg))
 		granted, err := l.hold.Wait(ctx, min(jitter(sliceLeast, sliceMost), left()))
 		switch {
 		case granted:
@@ -344,12 +356,17 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // release gives the lock back before the process ends: the end of a session
 // frees it too, but a moment later, and then the next run in the same script
 // would meet a held lock. The command is dead, or was never started.
-func (l *lock) release(log *slog.Logger, cfg Config) {
+func (l *lock) release(log *slog.Logger, cfg Config, outcome Outcome) {
 	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(cfg.Session.Lease))
 	defer cancel()
 	if err := l.hold.Unlock(ctx, true); err != nil {
 		log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
 		return
 	}
-	log.Info("lock released", "event", "released")
+	event, message := "released", "lock released"
+	if outcome.SteppedDown {
+		event, message = "handed_over", "lock released, as was asked"
+	}
+	log.Info(message, "event", event)
+	l.hook(log, cfg, "released", cfg.Hooks.Released, nil)
 }

@@ -246,6 +246,7 @@ func (e *each) work(ctx context.Context, on *connection, queue <-chan string) er
 // one does what there is to do for an item.
 func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 	cfg, task := e.cfg.Config, e.cfg.Task(item)
+	cfg.Watch.alive(attemptMost(cfg))
 	id := task.Lock.ID
 	h := &hearing{on: s, key: task.Key, signals: make(chan os.Signal, 64), renewed: make(chan time.Duration, 1)}
 	// To the server one session is one holder, however many commands it has.

@@ -51,7 +51,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 
 	reached := false
 	cfg.Wait, cfg.reached = Forever, &reached
-	if err := rest(signals, jitter(0, cfg.FirstDelay)); err != nil {
+	if err := rest(cfg.Config, signals, jitter(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; pause = min(2*pause, restartMost) {
@@ -75,7 +75,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 			cfg.Log.Warn(fmt.Sprintf("the command ended after %v (%s); standing for election again in %v",
 				outcome.Ran.Round(time.Millisecond), describeStatus(outcome.Status), pause), "event", "restarting")
 		}
-		if err := rest(signals, pause); err != nil {
+		if err := rest(cfg.Config, signals, pause); err != nil {
 			return Outcome{}, err
 		}
 	}
@@ -93,7 +93,8 @@ func (cfg LeadConfig) ends(o Outcome) bool {
 }
 
 // rest waits, with no lock held, unless a signal asks this process to end.
-func rest(signals <-chan os.Signal, d time.Duration) error {
+func rest(cfg Config, signals <-chan os.Signal, d time.Duration) error {
+	cfg.Watch.alive(d + attemptMost(cfg))
 	ctx, stop := interruptible(signals)
 	defer stop()
 	if d > 0 && !sleep(ctx, d) {

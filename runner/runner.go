@@ -50,18 +50,18 @@ type Config struct {
 	// Explain has a refusal say who holds the lock, which is one more question
 	// to the server.
 	Explain bool
-	// Waiting, if it is not nil, is called in a goroutine of its own for as long
-	// as the backend of that number waits.
-	Waiting func(ctx context.Context, backend uint32)
 
-	Log *slog.Logger
+	Watch Watch
+	Hooks Hooks
+	Log   *slog.Logger
 
 	// reached is set once the server has answered for the lock. Who has it
 	// rides out every error from then on.
 	reached *bool
 	path    string // the command's
 	guards  *child.Guards
-	ending  func(Outcome) // is called before the lock of a command that ended is given back
+	hooks   *sync.WaitGroup // those that run
+	ending  func(Outcome)   // is called before the lock of a command that ended is given back
 }
 
 // Outcome is the end of a command that ran.
@@ -70,6 +70,7 @@ type Outcome struct {
 	Ran         time.Duration
 	TimedOut    bool
 	Interrupted bool // this process was asked to end while the command ran
+	SteppedDown bool // it was asked to give the lock back
 }
 
 // HeldError says that someone else has the lock.
@@ -151,8 +152,12 @@ func (cfg *Config) begin() (signals <-chan os.Signal, stop func(), err error) {
 	}
 	cfg.guards.Stdin = cfg.Stdin
 	child.ReapOrphans()
-	signals, stop = child.Signals()
-	return signals, stop, nil
+	signals, stopSignals := child.Signals()
+	cfg.hooks = &sync.WaitGroup{}
+	return signals, func() {
+		cfg.hooks.Wait()
+		stopSignals()
+	}, nil
 }
 
 // once takes the lock, runs the command one time, and gives the lock back.
@@ -173,39 +178,59 @@ func once(cfg Config, signals <-chan os.Signal) (Outcome, error) {
 func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) {
 	s := l.session
 	log := cfg.Log.With("token", l.grant.Token)
-	log.Info("lock acquired", "event", "acquired", "backend_pid", s.BackendPID())
+	log.Info("lock acquired", append([]any{"event", "acquired", "backend_pid", s.BackendPID()}, l.describe()...)...)
+	l.hook(log, cfg, "acquired", cfg.Hooks.Acquired, nil)
 	if ctx.Err() != nil {
 		l.guard.Close()
-		l.release(log, cfg)
+		l.release(log, cfg, Outcome{})
 		return Outcome{}, context.Cause(ctx)
 	}
+	asked := time.Now()
 	c, err := l.guard.Start(child.Config{
 		Path: cfg.path, Args: cfg.Command, Env: environment(cfg, l),
 		Deadline: s.Deadline(), WaitForLeftovers: cfg.WaitForLeftovers,
 		LostGrace: cfg.Session.LostGrace, LeaseGrace: leaseGrace(cfg.Session.Lease),
 	})
 	if err != nil {
-		l.release(log, cfg)
+		l.release(log, cfg, Outcome{})
 		return Outcome{}, err
 	}
 	began := time.Now()
 	log.Info("command started", "event", "started", "pid", c.PID())
+	cfg.Watch.leading()
 
-	asked := make(chan string, 1)
-	ev.stepDown = asked
-	heed := time.AfterFunc(heedAfter, func() { l.hold.HeedStepDown(context.WithoutCancel(ctx), asked) })
-	outcome, err := supervise(cfg, log, s, c, ev)
+	requests := make(chan string, 1)
+	ev.stepDown = requests
+	heed := time.AfterFunc(heedAfter, func() { l.hold.HeedStepDown(context.WithoutCancel(ctx), requests) })
+	ev.lost = func(err error) { l.hook(log, cfg, "lost", cfg.Hooks.Lost, err) }
+	outcome, err := supervise(cfg, log, asked, s, c, ev)
 	heed.Stop()
 	if err == nil && !outcome.Interrupted {
-		linger(log, s, ev.signals, cfg.MinHold-time.Since(began))
+		linger(cfg, log, s, ev.signals, cfg.MinHold-time.Since(began))
 	}
 	if s.Err() == nil && !errors.As(err, new(*LostError)) {
 		if cfg.ending != nil {
 			cfg.ending(outcome)
 		}
-		l.release(log, cfg)
+		l.release(log, cfg, outcome)
 	}
 	return outcome, err
+}
+
+// describe is what the log says of a lock beside its keys and its token.
+func (l *lock) describe() []any {
+	var numbers []int64
+	for _, held := range l.hold.Held() {
+		numbers = append(numbers, held.Number)
+	}
+	attrs := []any{"id", numbers}
+	if slot := l.hold.Slot(); l.hold.Gated() {
+		attrs = append(attrs, "slot", slot)
+	}
+	if !l.began.IsZero() {
+		attrs = append(attrs, "waited", time.Since(l.began))
+	}
+	return attrs
 }
 
 // events are what a command's supervision hears of beside the command itself
@@ -215,6 +240,8 @@ type events struct {
 	renewed <-chan time.Duration // the session's latest deadline
 
 	stepDown <-chan string // who asks for it
+
+	lost func(reason error) // is called after the order to kill the command
 }
 
 // heedAfter saves short commands, which nobody asks to step down, the question.
@@ -222,11 +249,12 @@ const heedAfter = time.Second
 
 // linger keeps the lock of a command that has ended for as long as it says, or
 // until a signal asks this process to end.
-func linger(log *slog.Logger, s *session.Session, signals <-chan os.Signal, d time.Duration) {
+func linger(cfg Config, log *slog.Logger, s *session.Session, signals <-chan os.Signal, d time.Duration) {
 	if d <= 0 {
 		return
 	}
 	log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", d)
+	cfg.Watch.alive(d + cfg.Session.Lease)
 	over := time.After(d)
 	for {
 		select {
@@ -252,23 +280,31 @@ func leaseGrace(lease time.Duration) time.Duration {
 
 // supervise is where the lock's fate and the command's meet. It returns when
 // the whole tree is dead.
-func supervise(cfg Config, log *slog.Logger, s *session.Session, c *child.Child, ev events) (Outcome, error) {
-	began := time.Now()
+func supervise(cfg Config, log *slog.Logger, began time.Time, s *session.Session, c *child.Child, ev events) (Outcome, error) {
 	timeout := after(cfg.Timeout)
 	lost := s.Lost()
 	var killAfter <-chan time.Time
-	var timedOut, interrupted bool
+	var timedOut, interrupted, asked bool
+	tick := time.NewTicker(cfg.Session.Lease / 5)
+	defer tick.Stop()
 	for {
+		cfg.Watch.alive(cfg.Session.Lease)
 		select {
+		case <-tick.C: // to say that
 		case <-c.Done():
 			outcome, err := conclude(cfg, log, began, s, c)
-			outcome.TimedOut, outcome.Interrupted = timedOut, interrupted
+			if lost != nil && errors.As(err, new(*LostError)) { // the guard was faster
+				log.Info("lock lost", "event", "lost", "reason", err.Error())
+				ev.lost(err)
+			}
+			outcome.TimedOut, outcome.Interrupted, outcome.SteppedDown = timedOut, interrupted, asked
 			return outcome, err
 
 		case <-lost:
 			lost = nil
 			c.Lose()
 			log.Info("lock lost, killing the command", "event", "lost", "reason", s.Err().Error())
+			ev.lost(s.Err())
 
 		case deadline := <-ev.renewed:
 			c.Renew(deadline)
@@ -277,13 +313,15 @@ func supervise(cfg Config, log *slog.Logger, s *session.Session, c *child.Child,
 			c.Forward(sig.(unix.Signal))
 			if child.Interrupts(sig.(unix.Signal)) {
 				interrupted = true
+				cfg.Watch.ending()
 				if killAfter == nil {
 					killAfter = after(cfg.KillAfterSignal)
 				}
 			}
 
 		case by := <-ev.stepDown:
-			log.Warn("asked to step down by "+by+"; sending SIGTERM", "event", "stepping down", "by", by)
+			log.Warn("asked to step down by "+by+"; sending SIGTERM", "event", "stepping_down", "by", by)
+			asked = true
 			c.Signal(unix.SIGTERM)
 			c.Signal(unix.SIGCONT)
 			if killAfter == nil {
@@ -395,7 +433,7 @@ func environment(cfg Config, l *lock) []string {
 		"PGLEAD_SYSTEM_ID="+l.grant.SystemID,
 		fmt.Sprintf("PGLEAD_BACKEND_PID=%d", l.session.BackendPID()),
 	)
-	if cfg.Claim.Gate != nil {
+	if l.hold.Gated() {
 		env = append(env, fmt.Sprintf("PGLEAD_SLOT=%d", l.hold.Slot()))
 	}
 	return env

@@ -69,6 +69,9 @@ func (s *Session) Claim(c Claim) *Hold { return &Hold{s: s, claim: c} }
 // Held are the locks that have been granted.
 func (h *Hold) Held() []Lock { return h.held }
 
+// Gated says whether the claim has a gate.
+func (h *Hold) Gated() bool { return h.claim.Gate != nil }
+
 // Slot says, of a claim with a gate, which of its locks is held, from 1.
 func (h *Hold) Slot() int { return h.slot }
 

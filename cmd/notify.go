@@ -1,0 +1,121 @@
+package cmd
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// notifier tells systemd what this process is at, if systemd wants to know.
+// https://www.freedesktop.org/software/systemd/man/latest/sd_notify.html
+type notifier struct {
+	conn *net.UnixConn
+
+	mu    sync.Mutex
+	ready bool
+	until time.Time // up to which this process is known not to be stuck
+}
+
+// newNotifier is nil where nobody wants to know.
+func newNotifier() *notifier {
+	path := os.Getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return nil
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return nil
+	}
+	n := &notifier{conn: conn}
+	if every, ok := watchdogInterval(os.Getenv, os.Getpid()); ok {
+		go n.ping(every)
+	}
+	return n
+}
+
+// watchdogInterval is how often systemd's watchdog has to be fed: twice as
+// often as it asks for.
+func watchdogInterval(getenv func(string) string, pid int) (time.Duration, bool) {
+	microseconds, err := strconv.ParseInt(getenv("WATCHDOG_USEC"), 10, 64)
+	if err != nil || microseconds <= 0 {
+		return 0, false
+	}
+	if of := getenv("WATCHDOG_PID"); of != "" && of != strconv.Itoa(pid) {
+		return 0, false
+	}
+	return time.Duration(microseconds) * time.Microsecond / 2, true
+}
+
+// ping feeds the watchdog for as long as the work goes on.
+func (n *notifier) ping(every time.Duration) {
+	for range time.Tick(every) {
+		n.mu.Lock()
+		alive := time.Now().Before(n.until)
+		n.mu.Unlock()
+		if alive {
+			n.send("WATCHDOG=1")
+		}
+	}
+}
+
+func (n *notifier) alive(within time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.until = time.Now().Add(within)
+}
+
+// status says what this process is at. With the first one the unit counts as
+// started: a node that stands by is up.
+func (n *notifier) status(text string) {
+	n.mu.Lock()
+	ready := n.ready
+	n.ready = true
+	n.mu.Unlock()
+	message := "STATUS=" + oneLine(text)
+	if !ready {
+		message = "READY=1\n" + message
+	}
+	n.send(message)
+}
+
+func (n *notifier) send(message string) {
+	// A systemd that doesn't listen is not waited for.
+	_ = n.conn.SetWriteDeadline(time.Now().Add(time.Second))
+	_, _ = fmt.Fprint(n.conn, message)
+}
+
+// forSystemd are the variables that mean the process which systemd started: the
+// command that heeded them would speak for pglead, or take sockets for its own
+// that it hasn't got.
+// https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#Environment%20Variables%20Set%20or%20Propagated%20by%20the%20Service%20Manager
+func forSystemd() []string {
+	return []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID"}
+}
+
+func withoutSystemd(env []string) []string {
+	names := forSystemd()
+	return slices.DeleteFunc(env, func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return slices.Contains(names, name)
+	})
+}
+
+// toJournal says whether a file is systemd's journal.
+func toJournal(f *os.File, stream string) bool {
+	device, inode, ok := strings.Cut(stream, ":")
+	if !ok {
+		return false
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
+		return false
+	}
+	return device == fmt.Sprint(stat.Dev) && inode == fmt.Sprint(stat.Ino)
+}

@@ -1,0 +1,203 @@
+package cmd
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Who waits in front of a terminal sees a living line; who reads a CI log finds
+// a line at the start and then rarely; cron, which mails every line, gets none.
+
+const (
+	// redraw is how often the living line's clock moves.
+	redraw = time.Second
+	// lookAgain is how often the server is asked for it who holds the lock.
+	lookAgain = 2 * time.Second
+)
+
+// rarely are the times since the start at which a log gets a line; after the
+// last of them it gets one whenever as much time has passed again.
+var rarely = []time.Duration{0, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 20 * time.Minute, 30 * time.Minute, time.Hour}
+
+// standing is a wait as people are told of it.
+type standing struct {
+	v     *voice
+	cfg   session.Config
+	ids   []lockkey.ID
+	began time.Time // of the first wait of this run
+	said  int       // of rarely
+}
+
+// line describes the wait from what the server shows.
+func (s *standing) line(backend uint32, views []session.View, obstacle error) string {
+	text := "waiting"
+	if d := time.Since(s.began).Round(time.Second); d > 0 {
+		text += " for " + brief(d)
+	}
+	if obstacle != nil {
+		return text + ": " + obstacle.Error()
+	}
+	holders, before, waiters := s.sort(backend, views)
+	switch {
+	case waiters <= 1:
+	case before < 0:
+		text += fmt.Sprintf(" (%d in line)", waiters)
+	default:
+		text += fmt.Sprintf(" (number %d of %d in line)", before+1, waiters)
+	}
+	if len(holders) > 0 {
+		text += "; held by " + holders[0].String()
+		if len(holders) > 1 {
+			text += fmt.Sprintf(" and %d more", len(holders)-1)
+		}
+	}
+	return text
+}
+
+// sort finds who holds the locks, and the place in line of a backend: how many
+// have waited longer, or -1 if it is in none.
+func (s *standing) sort(backend uint32, views []session.View) (holders []session.View, before, waiters int) {
+	var own *session.View
+	var others []session.View
+	for _, l := range locksOf(views) {
+		for _, h := range l.Holders {
+			if h.Backend != backend {
+				holders = append(holders, h.view)
+			}
+		}
+		for _, w := range l.Waiters {
+			waiters++
+			if w.Backend == backend {
+				own = &w.view
+			} else {
+				others = append(others, w.view)
+			}
+		}
+	}
+	if own == nil {
+		return holders, -1, waiters
+	}
+	for _, w := range others {
+		if w.ID == own.ID && w.Waiting > own.Waiting {
+			before++
+		}
+	}
+	return holders, before, waiters
+}
+
+// live keeps the living line up until ctx ends. It looks by a connection of
+// its own, since that of the wait is busy waiting.
+func (s *standing) live(ctx context.Context, backend uint32) {
+	defer s.v.hush()
+	var viewer *session.Viewer
+	defer func() {
+		if viewer != nil {
+			viewer.Close()
+		}
+	}()
+	var views []session.View
+	var looked time.Time
+	tick := time.NewTicker(redraw)
+	defer tick.Stop()
+	for {
+		if time.Since(looked) >= lookAgain {
+			looked = time.Now()
+			views, viewer = s.look(ctx, viewer)
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		if width := foreground(os.Stderr); width > 0 {
+			s.v.live(shorten(oneLine("pglead: "+s.v.key+": "+s.line(backend, views, nil)), width-1))
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// look asks the server, and gives up a viewer with which that fails.
+func (s *standing) look(ctx context.Context, viewer *session.Viewer) ([]session.View, *session.Viewer) {
+	if viewer == nil {
+		var err error
+		if viewer, err = session.OpenViewer(ctx, s.cfg); err != nil {
+			return nil, nil // the line does without
+		}
+	}
+	views, err := viewer.Locks(ctx, false, s.ids...)
+	if err != nil {
+		viewer.Close()
+		return nil, nil
+	}
+	return views, viewer
+}
+
+// rare writes a line to a log when it is time for one.
+func (s *standing) rare(backend uint32, views []session.View, obstacle error) {
+	if time.Since(s.began) < s.due() {
+		return
+	}
+	for s.due() <= time.Since(s.began) {
+		s.said++
+	}
+	s.v.announceWait(oneLine(s.line(backend, views, obstacle)))
+}
+
+func (s *standing) due() time.Duration {
+	last := len(rarely) - 1
+	if s.said <= last {
+		return rarely[s.said]
+	}
+	return rarely[last] << (s.said - last)
+}
+
+// foreground is the width of the terminal that a file is, or 0 if it is none or
+// this process is in its background.
+func foreground(f *os.File) int {
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	group, err := unix.IoctlGetInt(int(f.Fd()), unix.TIOCGPGRP)
+	if err != nil || group != unix.Getpgrp() {
+		return 0
+	}
+	const narrowest = 20 // some say 0
+	return max(int(size.Col), narrowest)
+}
+
+// watch is what the runner tells people and systemd.
+func (o *options) watch(v *voice, cfg runner.Config) runner.Watch {
+	s := &standing{v: v, cfg: cfg.Session, ids: cfg.Claim.IDs(), began: time.Now()}
+	s.cfg.ApplicationName = "pglead"
+	var w runner.Watch
+	switch {
+	case v.canLive():
+		w.Beside = s.live
+	case os.Getenv("CI") != "" && !o.quiet:
+		w.Waiting = s.rare
+	}
+	if n := newNotifier(); n != nil {
+		rare := w.Waiting
+		w.Waiting = func(backend uint32, views []session.View, obstacle error) {
+			if rare != nil {
+				rare(backend, views, obstacle)
+			}
+			n.status("standing by, " + s.line(backend, views, obstacle))
+		}
+		w.Leading = func() { n.status("leading since " + time.Now().Format(time.DateTime)) }
+		w.Ending = func() { n.send("STOPPING=1\nSTATUS=ending the command") }
+		w.Alive = n.alive
+	}
+	return w
+}

@@ -1,0 +1,67 @@
+package runner
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/child"
+)
+
+// Hooks are shell commands for alarms, each run beside what goes on: nothing
+// waits for one but the end of this process, which comes after the lock is given
+// back.
+type Hooks struct{ Acquired, Lost, Released string }
+
+// hookMost is how long a hook may take; then it is killed with all that it
+// started. systemd gives the whole of a stop 90 s.
+const hookMost = 10 * time.Second
+
+// hook starts a hook. It has the command's environment, beside that the event
+// in PGLEAD_EVENT and the reason of a loss in PGLEAD_REASON; what it says goes
+// to standard error.
+func (l *lock) hook(log *slog.Logger, cfg Config, event, command string, reason error) {
+	if command == "" {
+		return
+	}
+	env := append(environment(cfg, l), "PGLEAD_EVENT="+event)
+	if reason != nil {
+		env = append(env, "PGLEAD_REASON="+reason.Error())
+	}
+	cfg.hooks.Go(func() {
+		if err := runHook(cfg.guards, env, command); err != nil {
+			log.Warn(fmt.Sprintf("--on-%s: %v", event, err), "event", "hook")
+		}
+	})
+}
+
+// runHook has a guard of its own see to the hook's end.
+func runHook(guards *child.Guards, env []string, command string) error {
+	shell, err := child.Lookup("sh")
+	if err != nil {
+		return err
+	}
+	g, err := guards.New(nil)
+	if err != nil {
+		return err
+	}
+	c, err := g.Start(child.Config{
+		// The command's standard input and output are not the hook's.
+		Path: shell, Args: []string{"sh", "-c", "exec </dev/null >&2\n" + command},
+		Env: env, Deadline: boottime.Now() + hookMost,
+	})
+	if err != nil {
+		return err
+	}
+	<-c.Done()
+	switch result := c.Result(); {
+	case result.Ending == child.LeaseOver:
+		return fmt.Errorf("killed, since it took longer than %v", hookMost)
+	case result.Ending != child.Exited:
+		return fmt.Errorf("killed")
+	case result.Status != 0:
+		return fmt.Errorf("%s", describeStatus(result.Status))
+	}
+	return nil
+}
