@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -1523,4 +1524,173 @@ func TestEvents(t *testing.T) {
 			}
 		}
 	})
+}
+
+// listen receives what a process tells systemd.
+func listen(t *testing.T) (socket string, next func() string) {
+	t.Helper()
+	// A socket's path may have 107 bytes, and a test's directory has more.
+	dir, err := os.MkdirTemp("/tmp", "pglead-notify")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket = filepath.Join(dir, "notify")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return socket, func() string {
+		t.Helper()
+		buf := make([]byte, 4096)
+		_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+		n, err := conn.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(buf[:n])
+	}
+}
+
+// TestNotify: systemd learns what a node is at, and the command doesn't speak
+// for it.
+func TestNotify(t *testing.T) {
+	_, release := start(t, command(t, "run", "--key", "notify", "--", "sh", "-c", "echo; read end"))
+	socket, next := listen(t)
+	node := command(t, "lead", "--key", "notify", "--first-delay", "0", "--lease", "3s", "--", "sh", "-c",
+		`env | grep -E '^(NOTIFY_SOCKET|WATCHDOG_|LISTEN_)' && exit 1; exec sleep 1000`)
+	node.Env = append(node.Env, "NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=200000", "LISTEN_FDS=1", "LISTEN_PID=1")
+	var said bytes.Buffer
+	node.Stderr, node.Stdout = &said, &said
+	if err := node.Start(); err != nil {
+		t.Fatal(err)
+	}
+	expect := func(pattern string) {
+		t.Helper()
+		for range 1000 {
+			message := next()
+			if message == "WATCHDOG=1" {
+				continue
+			}
+			if !regexp.MustCompile(pattern).MatchString(message) {
+				t.Errorf("systemd is told %q, want %s", message, pattern)
+			}
+			return
+		}
+		t.Fatalf("systemd is never told %s", pattern)
+	}
+	fed := func(when string) {
+		t.Helper()
+		if message := next(); message != "WATCHDOG=1" {
+			t.Errorf("%s systemd is told %q, want the watchdog's food", when, message)
+		}
+	}
+	expect(`^READY=1\nSTATUS=standing by, waiting; held by .* \(sh, process \d+ of `)
+	fed("while it stands by")
+	release()
+	expect("^STATUS=leading since ")
+	fed("while it leads")
+
+	_ = node.Process.Signal(syscall.SIGTERM)
+	expect("^STOPPING=1\n")
+	if err := node.Wait(); err == nil {
+		t.Error("the command's end by SIGTERM is not told")
+	}
+	if !strings.Contains(said.String(), "the sockets that systemd has opened (LISTEN_FDS) are not passed") {
+		t.Errorf("it says: %s", &said)
+	}
+}
+
+// screen is a terminal of tmux: what a person would see.
+type screen struct {
+	t      *testing.T
+	socket string
+}
+
+func newScreen(t *testing.T, columns int) screen {
+	t.Helper()
+	if _, err := exec.LookPath("tmux"); err != nil {
+		if os.Getenv("CI") == "" {
+			t.Skip("NOT TESTED: what a terminal shows: tmux is missing; testdata/setup tests installs it")
+		}
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("/tmp", "pglead-tmux")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := screen{t, filepath.Join(dir, "tmux")}
+	t.Cleanup(func() {
+		_ = exec.Command("tmux", "-S", s.socket, "kill-server").Run()
+		_ = os.RemoveAll(dir)
+	})
+	s.tmux(append([]string{"-f", "/dev/null", "new-session", "-d", "-x", strconv.Itoa(columns), "-y", "20", "env", "-i", "PS1=" + prompt},
+		append(theBench.environ(t.TempDir()), "bash", "--norc")...)...)
+	s.shows(prompt)
+	return s
+}
+
+func (s screen) tmux(args ...string) string {
+	s.t.Helper()
+	out, err := exec.Command("tmux", append([]string{"-S", s.socket}, args...)...).CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("tmux %q: %v: %s", args, err, out)
+	}
+	return string(out)
+}
+
+// shows waits until the whole screen matches.
+func (s screen) shows(pattern string) {
+	s.t.Helper()
+	wanted := regexp.MustCompile(pattern)
+	var now string
+	if !eventually(func() bool {
+		now = s.tmux("capture-pane", "-p")
+		return wanted.MatchString(now)
+	}) {
+		s.t.Errorf("the screen never shows %s, but:\n%s", pattern, now)
+	}
+}
+
+func (s screen) types(line string) {
+	s.t.Helper()
+	s.tmux("send-keys", "-l", line)
+	s.tmux("send-keys", "Enter")
+}
+
+func TestScreen(t *testing.T) {
+	_, release := start(t, command(t, "run", "--key", "screen", "--lease", "3s", "--", "sh", "-c", "echo; read end"))
+	s := newScreen(t, 80)
+	s.types("clear; pglead run --key screen --wait forever -- sh -c 'echo it ru''ns'")
+	s.shows(`\Apglead: screen: waiting for \d+s; held by \S+ \(sh, process \d+ of .*\n+\z`)
+	other := command(t, "run", "--key", "screen", "--wait", "forever", "--", "true")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// In one line, however long it would be.
+	s.shows(`\Apglead: screen: waiting for \d+s \(number 1 of 2 in line\); held by [^\n]*…\n+\z`)
+	release()
+	s.shows(`\Ait runs\n` + prompt + `\n+\z`)
+	if err := other.Wait(); err != nil {
+		t.Error(err)
+	}
+
+	// --watch follows, without what a shorter table leaves behind.
+	_, release = start(t, command(t, "run", "--key", "screen/1", "--lease", "3s", "--", "sh", "-c", "echo; read end"))
+	_, release2 := start(t, command(t, "run", "--key", "screen/2", "--lease", "3s", "--", "sh", "-c", "echo; read end"))
+	s.types("clear; pglead ls --watch")
+	s.shows(`KEY +MODE +HOLDER +FOR +TOKEN +WAIT\n(.*\n)*screen/2 +exclusive +\S+:\d+ sh +\d+s +\d+ +0\n`)
+	for _, line := range strings.Split(s.tmux("capture-pane", "-p"), "\n") {
+		if len(line) > 80 {
+			t.Errorf("wider than 80 columns: %s", line)
+		}
+	}
+	release2()
+	s.shows(`(?s)\A[^/]*screen/1[^/]*\z`)
+	release()
+	s.tmux("send-keys", "C-c")
+	s.shows(prompt + `\n*\z`)
+	s.types("clear; echo status $?")
+	s.shows("status 0")
 }

@@ -109,13 +109,6 @@ func withoutSystemd(env []string) []string {
 
 // toJournal says whether a file is systemd's journal.
 func toJournal(f *os.File, stream string) bool {
-	device, inode, ok := strings.Cut(stream, ":")
-	if !ok {
-		return false
-	}
 	var stat unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
-		return false
-	}
-	return device == fmt.Sprint(stat.Dev) && inode == fmt.Sprint(stat.Ino)
+	return unix.Fstat(int(f.Fd()), &stat) == nil && stream == fmt.Sprintf("%d:%d", stat.Dev, stat.Ino)
 }

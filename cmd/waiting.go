@@ -23,17 +23,13 @@ const (
 	lookAgain = 2 * time.Second
 )
 
-// rarely are the times since the start at which a log gets a line; after the
-// last of them it gets one whenever as much time has passed again.
-var rarely = []time.Duration{0, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 20 * time.Minute, 30 * time.Minute, time.Hour}
-
 // standing is a wait as people are told of it.
 type standing struct {
 	v     *voice
 	cfg   session.Config
 	ids   []lockkey.ID
 	began time.Time // of the first wait of this run
-	said  int       // of rarely
+	said  int       // lines, to a log
 }
 
 // line describes the wait from what the server shows.
@@ -153,12 +149,15 @@ func (s *standing) rare(backend uint32, views []session.View, obstacle error) {
 	s.v.announceWait(oneLine(s.line(backend, views, obstacle)))
 }
 
+// due is when, since the start, a log gets its next line: after the last of the
+// minutes, whenever as much time has passed again.
 func (s *standing) due() time.Duration {
-	last := len(rarely) - 1
+	minutes := [...]int{0, 1, 2, 5, 10, 20, 30, 60}
+	last := len(minutes) - 1
 	if s.said <= last {
-		return rarely[s.said]
+		return time.Duration(minutes[s.said]) * time.Minute
 	}
-	return rarely[last] << (s.said - last)
+	return time.Duration(minutes[last]) * time.Minute << min(s.said-last, 10)
 }
 
 // foreground is the width of the terminal that a file is, or 0 if it is none or

@@ -283,7 +283,8 @@ func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 	if err := l.startGuard(cfg); err != nil {
 		return err
 	}
-	err = l.waitOut(ctx, cfg, l.delay(cfg, task.Lock, !tried && !(e.returning && cfg.Session.Transaction)))
+	first := !tried && (!e.returning || !cfg.Session.Transaction)
+	err = l.waitOut(ctx, cfg, l.delay(cfg, task.Lock, first))
 	if err == nil {
 		l.grant, err = l.hold.Confirm(ctx)
 	}

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -59,9 +60,9 @@ func runHook(guards *child.Guards, env []string, command string) error {
 	case result.Ending == child.LeaseOver:
 		return fmt.Errorf("killed, since it took longer than %v", hookMost)
 	case result.Ending != child.Exited:
-		return fmt.Errorf("killed")
+		return errors.New("killed")
 	case result.Status != 0:
-		return fmt.Errorf("%s", describeStatus(result.Status))
+		return errors.New(describeStatus(result.Status))
 	}
 	return nil
 }

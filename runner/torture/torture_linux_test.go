@@ -79,7 +79,7 @@ type arena struct {
 
 	mu       sync.Mutex
 	pids     map[string]int       // host to its pglead
-	since    map[string]time.Time // when that was started
+	since    map[string]time.Time // when that was started, or ended
 	excused  map[int64]bool
 	ends     map[int]bool // pgleads that a fault ends
 	stopping bool
@@ -217,6 +217,7 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 			}
 			err = cmd.Wait()
 			a.mu.Lock()
+			a.since[host] = time.Now() // what comes next is a newcomer
 			if a.mode.stays && !a.stopping && !a.ends[cmd.Process.Pid] {
 				a.t.Errorf("pglead on %s gave up: %v: %s", host, err, said.String())
 			}

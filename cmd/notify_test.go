@@ -1,0 +1,67 @@
+package cmd
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// TestWatchdogStarves: a process that is stuck doesn't feed the watchdog.
+func TestWatchdogStarves(t *testing.T) {
+	dir, err := os.MkdirTemp("/tmp", "pglead-notify")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	address := &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"}
+	conn, err := net.ListenUnixgram("unixgram", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fed := func(within time.Duration) bool {
+		_ = conn.SetReadDeadline(time.Now().Add(within))
+		_, err := conn.Read(make([]byte, 100))
+		return err == nil
+	}
+	t.Setenv("NOTIFY_SOCKET", address.Name)
+	t.Setenv("WATCHDOG_USEC", "20000")
+	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
+	n := newNotifier()
+	if n == nil {
+		t.Fatal("no notifier")
+	}
+	if fed(100 * time.Millisecond) {
+		t.Error("fed although nothing has been said to be alive")
+	}
+	n.alive(time.Hour)
+	if !fed(time.Minute) {
+		t.Error("never fed")
+	}
+	n.alive(0)
+	for fed(100 * time.Millisecond) { // what is under way; a test that hangs here has failed
+	}
+}
+
+func TestWatchdogOfAnother(t *testing.T) {
+	for name, tt := range map[string]struct {
+		usec, pid string
+		want      time.Duration
+	}{
+		"none":      {"", "", 0},
+		"nonsense":  {"often", "", 0},
+		"anyone's":  {"2000000", "", time.Second},
+		"this one":  {"2000000", "7", time.Second},
+		"another's": {"2000000", "8", 0},
+	} {
+		getenv := func(name string) string {
+			return map[string]string{"WATCHDOG_USEC": tt.usec, "WATCHDOG_PID": tt.pid}[name]
+		}
+		if got, ok := watchdogInterval(getenv, 7); got != tt.want || ok != (tt.want > 0) {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
+}
