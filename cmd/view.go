@@ -224,7 +224,7 @@ marked, with the grant that would show it.`,
 			}
 		},
 	}
-	f.register(cmd, "`table`, json, or prometheus (for node_exporter's textfile collector)")
+	f.register(cmd, "`table`, wide (with scheme, number, user, role and client), json, or prometheus (for node_exporter's textfile collector)")
 	cmd.Flags().BoolVar(&all, "all-databases", false, "the locks of every database of the server")
 	cmd.Flags().BoolVar(&watch, "watch", false, "again every 2s")
 	return cmd
@@ -234,14 +234,18 @@ type lockWriter func(w io.Writer, target string, locks []*lockView) error
 
 func (f *viewFlags) writer(all bool) (lockWriter, error) {
 	switch f.output {
-	case "", "table":
-		return func(w io.Writer, target string, locks []*lockView) error { return writeTable(w, target, locks, all) }, nil
+	case "", "table", "wide":
+		t := table{all: all, wide: f.output == "wide"}
+		if !t.wide {
+			t.width = foreground(os.Stdout)
+		}
+		return t.write, nil
 	case "json":
 		return func(w io.Writer, _ string, locks []*lockView) error { return writeJSON(w, locks) }, nil
 	case "prometheus":
 		return func(w io.Writer, _ string, locks []*lockView) error { return writePrometheus(w, locks) }, nil
 	}
-	return nil, usagef("--output %s: table, json or prometheus", printable(f.output))
+	return nil, usagef("--output %s: table, wide, json or prometheus", printable(f.output))
 }
 
 func writeJSON(w io.Writer, value any) error {
@@ -250,18 +254,26 @@ func writeJSON(w io.Writer, value any) error {
 	return enc.Encode(value)
 }
 
-func writeTable(w io.Writer, target string, locks []*lockView, all bool) error {
+// table is what ls shows to people.
+type table struct {
+	all, wide bool
+	width     int // of the terminal; 0: as wide as it takes
+}
+
+func (o table) write(w io.Writer, target string, locks []*lockView) error {
 	if len(locks) == 0 {
 		_, err := fmt.Fprintf(w, "no locks in %s\n", target)
 		return err
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	hidden := false
-	heading := "KEY\tMODE\tHOLDER\tFOR\tTOKEN\tWAIT"
-	if all {
-		heading = "DATABASE\t" + heading
+	heading := []string{"KEY", "MODE", "HOLDER", "FOR", "TOKEN", "WAIT"}
+	if o.all {
+		heading = append(heading, "DATABASE")
 	}
-	fmt.Fprintln(t, heading)
+	if o.wide {
+		heading = append(heading, "SCHEME", "NUMBER", "USER", "ROLE", "CLIENT")
+	}
+	rows := [][]string{heading}
+	hidden := false
 	for _, l := range locks {
 		holders := l.Holders
 		if len(holders) == 0 {
@@ -269,21 +281,29 @@ func writeTable(w io.Writer, target string, locks []*lockView, all bool) error {
 		}
 		for i, h := range holders {
 			hidden = hidden || h.Hidden
-			cells := []string{shorten(l.name(), 32), l.Mode, holderCell(h), "", "", strconv.Itoa(len(l.Waiters))}
+			row := []string{l.name(), l.Mode, holderCell(h), "", "", strconv.Itoa(len(l.Waiters))}
 			if h.Since != nil {
-				cells[3] = brief(h.view.HeldFor())
+				row[3] = brief(h.view.HeldFor())
 			}
 			if h.Token != 0 {
-				cells[4] = strconv.FormatInt(h.Token, 10)
+				row[4] = strconv.FormatInt(h.Token, 10)
 			}
 			if i > 0 {
-				cells[0], cells[5] = "", ""
+				row[0], row[5] = "", ""
 			}
-			if all {
-				cells = append([]string{l.Database}, cells...)
+			if o.all {
+				row = append(row, l.Database)
 			}
-			fmt.Fprintln(t, strings.Join(cells, "\t"))
+			if o.wide {
+				row = append(row, l.Scheme, l.id.String(), h.User, h.Role, h.Client)
+			}
+			rows = append(rows, row)
 		}
+	}
+	o.fit(rows)
+	t := tabwriter.NewWriter(w, 0, 0, len(gap), ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(t, strings.Join(row, "\t"))
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -295,20 +315,50 @@ func writeTable(w io.Writer, target string, locks []*lockView, all bool) error {
 	return nil
 }
 
+// gap is what stands between two columns.
+const gap = "  "
+
+// fit shortens keys and holders, the longer of the two first, until the rows
+// fit into the width.
+func (o table) fit(rows [][]string) {
+	if o.width == 0 {
+		return
+	}
+	const key, holder, least = 0, 2, 8
+	widths := make([]int, len(rows[0]))
+	total := len(gap) * (len(widths) - 1)
+	for i := range widths {
+		for _, row := range rows {
+			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+		}
+		total += widths[i]
+	}
+	for ; total > o.width && max(widths[key], widths[holder]) > least; total-- {
+		if widths[key] >= widths[holder] {
+			widths[key]--
+		} else {
+			widths[holder]--
+		}
+	}
+	for _, row := range rows {
+		row[key], row[holder] = shorten(row[key], widths[key]), shorten(row[holder], widths[holder])
+	}
+}
+
 func holderCell(h holderView) string {
+	text := fmt.Sprintf("backend %d %s", h.Backend, h.Application)
 	switch {
 	case h.Backend == 0:
 		return "-"
 	case h.PID != 0:
-		return shorten(fmt.Sprintf("%s:%d %s", h.Host, h.PID, h.Command), 30)
+		return fmt.Sprintf("%s:%d %s", h.Host, h.PID, h.Command)
 	case h.Pglead:
-		return shorten(h.Host, 28) + " *"
+		text = h.Host
 	}
-	text := fmt.Sprintf("backend %d %s", h.Backend, h.Application)
 	if h.Hidden {
-		text += " *"
+		text = "* " + text
 	}
-	return shorten(text, 30)
+	return text
 }
 
 // shorten cuts a cell to so many characters.
@@ -411,17 +461,23 @@ lock is free.`,
 				return err
 			}
 			held := false
+			if f.shared {
+				views = slices.DeleteFunc(views, func(v session.View) bool { return v.Granted && v.Shared })
+			}
 			for _, l := range locksOf(views) {
 				held = held || len(l.Holders) > 0
 				if f.output == "json" {
 					continue
 				}
 				for _, h := range l.Holders {
-					slot := ""
-					if l.Slot > 0 {
-						slot = fmt.Sprintf("slot %d: ", l.Slot)
+					as := ""
+					switch {
+					case l.Slot > 0:
+						as = fmt.Sprintf("slot %d: ", l.Slot)
+					case h.view.Shared:
+						as = "shared: "
 					}
-					fmt.Fprintln(stdout, slot+h.view.String()+waitersText(len(l.Waiters)))
+					fmt.Fprintln(stdout, as+h.view.String()+waitersText(len(l.Waiters)))
 				}
 			}
 			if f.output == "json" {
@@ -444,6 +500,7 @@ lock is free.`,
 	}
 	f.register(cmd, "`text` or json")
 	f.keyFlags(cmd)
+	cmd.Flags().BoolVarP(&f.shared, "shared", "s", false, "only who keeps others from a shared lock: an exclusive holder")
 	return cmd
 }
 
