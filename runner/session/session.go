@@ -123,6 +123,26 @@ var ErrSilent = errors.New("the server does not answer")
 // connections to others. Of several hosts the first that will do is taken.
 // Errors are of type *Error, or ctx's.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
+	// In this hook a refusal makes pgconn go on to the next host, so a DSN
+	// with all nodes of a cluster finds the primary, target_session_attrs or
+	// not: on a standby a lock is granted and means nothing.
+	var age time.Duration
+	pg, err := connect(ctx, cfg, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
+		age, err = prepare(ctx, pg, cfg)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, boottime.Now)
+	s.cancel = pg.CancelRequest
+	s.age = age
+	s.cfg = cfg
+	return s, nil
+}
+
+// connect logs in to the first host that fits.
+func connect(ctx context.Context, cfg Config, fits pgconn.ValidateConnectFunc) (*pgconn.PgConn, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
 	database.DialFunc = (&net.Dialer{
@@ -133,14 +153,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 		},
 		ControlContext: userTimeout(cfg.Lease),
 	}).DialContext
-	// In this hook a refusal makes pgconn go on to the next host, so a DSN
-	// with all nodes of a cluster finds the primary, target_session_attrs or
-	// not: on a standby a lock is granted and means nothing.
-	var age time.Duration
-	database.ValidateConnect = func(ctx context.Context, pg *pgconn.PgConn) (err error) {
-		age, err = prepare(ctx, pg, cfg)
-		return err
-	}
+	database.ValidateConnect = fits
 
 	pg, err := pgconn.ConnectConfig(ctx, database)
 	if err != nil {
@@ -149,11 +162,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 		}
 		return nil, connectError(Target(cfg.Database), database, err)
 	}
-	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, boottime.Now)
-	s.cancel = pg.CancelRequest
-	s.age = age
-	s.cfg = cfg
-	return s, nil
+	return pg, nil
 }
 
 func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Duration, now func() time.Duration) *Session {
@@ -260,10 +269,10 @@ func set(local bool, settings [][2]string) string {
 // begin are the queries that begin the transaction which holds the lock. Read
 // committed is the level at which no snapshot, which would hold back vacuum,
 // is kept between two heartbeats.
-func (s *Session) begin() []string {
+func (cfg Config) begin() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED",
-		"SELECT " + set(true, append(s.cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(s.lease)})) +
+		"SELECT " + set(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
 			// From PostgreSQL 17 on.
 			" || CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NULL THEN '' ELSE pg_catalog.set_config('transaction_timeout', '0', true) END",
 	}
