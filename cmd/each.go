@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
@@ -318,8 +317,7 @@ type progress struct {
 }
 
 func newProgress(v *voice, quiet bool, items int) *progress {
-	_, err := unix.IoctlGetWinsize(int(os.Stderr.Fd()), unix.TIOCGWINSZ)
-	return &progress{v: v, items: items, on: err == nil && !quiet && !v.json}
+	return &progress{v: v, items: items, on: isTerminal(os.Stderr) && !quiet && !v.json}
 }
 
 // progressInterval is as often as an eye can follow.

@@ -3,7 +3,9 @@ package cmd
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -196,13 +198,9 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 	if _, err := child.Lookup(args[0]); err != nil {
 		return runner.Config{}, database{}, err
 	}
-	db, err := databaseFrom(v, o.dsn, !dsnOnCommandLine, o.passDSN)
+	db, err := o.database(v, flags, dsnOnCommandLine)
 	if err != nil {
 		return runner.Config{}, database{}, err
-	}
-	connectTimeout := o.connectTimeout.value
-	if !flags.Changed("connect-timeout") && db.config.ConnectTimeout > 0 {
-		connectTimeout = db.config.ConnectTimeout
 	}
 	env := withoutFlags(os.Environ(), cmd.Root())
 	if db.pass != "" {
@@ -218,8 +216,9 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 			Database:        db.config,
 			Lease:           o.lease.value,
 			LostGrace:       o.lostGrace.value,
-			ConnectTimeout:  connectTimeout,
+			ConnectTimeout:  o.connectTimeout.value,
 			ApplicationName: applicationName(strings.Join(o.keys, ", ")),
+			Description:     o.description(args[0]),
 			Transaction:     o.transaction,
 			Quorum:          o.quorum,
 		},
@@ -232,8 +231,38 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 		KillAfterSignal:  o.killAfter.value,
 		WaitForLeftovers: o.leftovers == "wait",
 		MinHold:          o.minHold.value,
+		Explain:          !o.quiet,
 		Log:              v.log,
 	}, db, nil
+}
+
+// database is the one that the flags or the environment name. Its connection
+// string may set the time for an attempt to connect, which the flag overrides.
+func (o *options) database(v *voice, flags *pflag.FlagSet, dsnOnCommandLine bool) (database, error) {
+	db, err := databaseFrom(v, o.dsn, !dsnOnCommandLine, o.passDSN)
+	if err == nil && !flags.Changed("connect-timeout") && db.config.ConnectTimeout > 0 {
+		o.connectTimeout.value = db.config.ConnectTimeout
+	}
+	return db, err
+}
+
+// description is what a session says of itself, beside what everyone sees.
+func (o *options) description(command string) session.Description {
+	d := session.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value}
+	if o.slots > 1 {
+		d.Slots = o.slots
+	}
+	d.Host, _ = os.Hostname()
+	// Not from the user database, which may be on a network that is down.
+	for _, variable := range []string{"LOGNAME", "USER"} {
+		if d.User == "" {
+			d.User = os.Getenv(variable)
+		}
+	}
+	if d.User == "" {
+		d.User = "uid " + strconv.Itoa(os.Getuid())
+	}
+	return d
 }
 
 // applicationNameMost is NAMEDATALEN-1: the server cuts off what is longer.

@@ -176,7 +176,7 @@ func (l *lock) waitOut(ctx context.Context, cfg Config, delay time.Duration) err
 func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, first bool) (delay time.Duration, err error) {
 	queue := !cfg.Session.Transaction
 	pause := pollLeast
-	for waited := false; ; {
+	for waitedFor := -1; ; {
 		before := len(l.hold.Held())
 		granted, err := l.hold.Try(ctx)
 		if err != nil {
@@ -185,32 +185,56 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 		// The one that is waited for has been heard of; those after it have not
 		// been tried before.
 		for i, lock := range l.hold.Held()[before:] {
-			delay = max(delay, l.delay(cfg, lock, first && (!waited || i > 0)))
+			delay = max(delay, l.delay(cfg, lock, first && before+i != waitedFor))
 		}
 		if granted {
 			break
 		}
 		if left() <= 0 {
-			return 0, &HeldError{Database: session.Target(cfg.Session.Database), Waited: cfg.Wait}
+			// The end of the session would free them a moment too late for the
+			// next run of a script.
+			if err := l.hold.Unlock(ctx, false); err != nil {
+				return 0, err
+			}
+			return 0, l.refused(ctx, cfg)
 		}
 		cfg.answered()
 		if l.guard == nil {
 			if err := l.prepare(ctx, cfg); err != nil {
 				return 0, err
 			}
+			if cfg.Waiting != nil {
+				waiting, stop := context.WithCancel(ctx)
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					cfg.Waiting(waiting, l.session.BackendPID())
+				}()
+				defer func() {
+					stop()
+					<-done // it writes to where the command may be about to
+				}()
+			}
 		}
-		waited = true
+		waitedFor = len(l.hold.Held())
 		if queue {
 			queue, err = l.queue(ctx, cfg, left)
 			if err != nil {
 				return 0, err
 			}
-			if held := l.hold.Held(); len(held) > before {
+			if held := l.hold.Held(); len(held) > waitedFor {
 				delay = max(delay, l.delay(cfg, held[len(held)-1], false))
-				waited = false
+				waitedFor = -1
 			}
 			if l.hold.Complete() {
-				break
+				if !l.hold.Yield() {
+					break
+				}
+				cfg.Log.Info("letting another in line have the lock, as was asked", "event", "yielded")
+				if err := l.hold.Unlock(ctx, false); err != nil {
+					return 0, err
+				}
+				delay = 0
 			}
 			continue
 		}
@@ -223,6 +247,24 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 		err = l.startGuard(cfg)
 	}
 	return delay, err
+}
+
+// refused says who has what could not be had.
+func (l *lock) refused(ctx context.Context, cfg Config) error {
+	held := &HeldError{Database: session.Target(cfg.Session.Database), Waited: cfg.Wait}
+	if !cfg.Explain {
+		return held
+	}
+	views, err := l.session.Views(ctx, cfg.Claim.IDs()...)
+	if err != nil {
+		return held // which is what matters
+	}
+	for _, view := range views {
+		if view.Granted && view.Backend != l.session.BackendPID() && (cfg.Claim.Gate == nil || view.ID != *cfg.Claim.Gate) {
+			held.Holders = append(held.Holders, view)
+		}
+	}
+	return held
 }
 
 // answered notes that this database can be one to wait for.

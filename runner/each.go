@@ -119,6 +119,7 @@ type connection struct {
 // hearing is the events of one command.
 type hearing struct {
 	on      *session.Session
+	key     string
 	signals chan os.Signal
 	renewed chan time.Duration
 }
@@ -246,7 +247,7 @@ func (e *each) work(ctx context.Context, on *connection, queue <-chan string) er
 func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 	task := e.cfg.Task(item)
 	id := task.Lock.ID
-	h := &hearing{on: s, signals: make(chan os.Signal, 64), renewed: make(chan time.Duration, 1)}
+	h := &hearing{on: s, key: task.Key, signals: make(chan os.Signal, 64), renewed: make(chan time.Duration, 1)}
 	// To the server one session is one holder, however many commands it has.
 	if !e.enter(id, h) {
 		e.skip(item, false)
@@ -291,6 +292,7 @@ func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 		}
 		return err
 	}
+	e.describe(s)
 	e.count(func(t *Tally) { t.Running++ })
 	outcome, err := l.run(ctx, cfg, events{signals: h.signals, renewed: h.renewed})
 	if err == nil && outcome.failed() && !outcome.TimedOut { // which has been said
@@ -334,6 +336,21 @@ func (e *each) leave(id lockkey.ID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.active, id)
+}
+
+// describe has a session say which items it is at.
+func (e *each) describe(s *session.Session) {
+	const most = 8 // the server cuts off what is too long
+	d := e.cfg.Session.Description
+	d.Keys, d.Since = nil, time.Now()
+	e.mu.Lock()
+	for _, h := range e.active {
+		if h.on == s && len(d.Keys) < most {
+			d.Keys = append(d.Keys, h.key)
+		}
+	}
+	e.mu.Unlock()
+	s.Describe(d)
 }
 
 // skip counts an item that somebody else works on, or has been at.

@@ -47,6 +47,13 @@ type Config struct {
 	// if the command ends before.
 	MinHold time.Duration
 
+	// Explain has a refusal say who holds the lock, which is one more question
+	// to the server.
+	Explain bool
+	// Waiting, if it is not nil, is called in a goroutine of its own for as long
+	// as the backend of that number waits.
+	Waiting func(ctx context.Context, backend uint32)
+
 	Log *slog.Logger
 
 	// reached is set once the server has answered for the lock. Who has it
@@ -69,13 +76,22 @@ type Outcome struct {
 type HeldError struct {
 	Database string
 	Waited   time.Duration
+	Holders  []session.View // as far as they are known
 }
 
 func (e *HeldError) Error() string {
+	text := fmt.Sprintf("the lock in %s is held elsewhere", e.Database)
 	if e.Waited > 0 {
-		return fmt.Sprintf("the lock in %s was held elsewhere for all of the %v that --wait allows", e.Database, e.Waited)
+		text = fmt.Sprintf("the lock in %s was held elsewhere for all of the %v that --wait allows", e.Database, e.Waited)
 	}
-	return fmt.Sprintf("the lock in %s is held elsewhere", e.Database)
+	const most = 3
+	for i, holder := range e.Holders {
+		if i == most {
+			return fmt.Sprintf("%s, and %d more", text, len(e.Holders)-most)
+		}
+		text += map[bool]string{true: ": by ", false: "; by "}[i == 0] + holder.String()
+	}
+	return text
 }
 
 // InterruptedError says that a signal came before the command started.
@@ -175,7 +191,11 @@ func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) 
 	began := time.Now()
 	log.Info("command started", "event", "started", "pid", c.PID())
 
+	asked := make(chan string, 1)
+	ev.stepDown = asked
+	heed := time.AfterFunc(heedAfter, func() { l.hold.HeedStepDown(context.WithoutCancel(ctx), asked) })
 	outcome, err := supervise(cfg, log, s, c, ev)
+	heed.Stop()
 	if err == nil && !outcome.Interrupted {
 		linger(log, s, ev.signals, cfg.MinHold-time.Since(began))
 	}
@@ -193,7 +213,12 @@ func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) 
 type events struct {
 	signals <-chan os.Signal
 	renewed <-chan time.Duration // the session's latest deadline
+
+	stepDown <-chan string // who asks for it
 }
+
+// heedAfter saves short commands, which nobody asks to step down, the question.
+const heedAfter = time.Second
 
 // linger keeps the lock of a command that has ended for as long as it says, or
 // until a signal asks this process to end.
@@ -255,6 +280,14 @@ func supervise(cfg Config, log *slog.Logger, s *session.Session, c *child.Child,
 				if killAfter == nil {
 					killAfter = after(cfg.KillAfterSignal)
 				}
+			}
+
+		case by := <-ev.stepDown:
+			log.Warn("asked to step down by "+by+"; sending SIGTERM", "event", "stepping down", "by", by)
+			c.Signal(unix.SIGTERM)
+			c.Signal(unix.SIGCONT)
+			if killAfter == nil {
+				killAfter = after(cfg.KillAfterSignal)
 			}
 
 		case <-timeout:

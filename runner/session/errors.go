@@ -183,10 +183,16 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 		return text, Denied, "-d names the database; psql -l lists them"
 	case e.Code == "53300":
 		return text, Unreachable, "--wait tries again until a connection is free"
-	case e.Code == "57P03", strings.HasPrefix(e.Code, "08"), strings.HasPrefix(e.Code, "53"), strings.HasPrefix(e.Code, "57P"):
+	case passes(e):
 		return text, Unreachable, ""
 	}
 	return text, Denied, ""
+}
+
+// passes says of an error that it is about the connection, the server's
+// resources, or its coming and going.
+func passes(e *pgconn.PgError) bool {
+	return strings.HasPrefix(e.Code, "08") || strings.HasPrefix(e.Code, "53") || strings.HasPrefix(e.Code, "57P")
 }
 
 // serverSays gives a server's message with its code, as psql's verbose mode does.

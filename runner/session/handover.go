@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -28,6 +29,19 @@ import (
 // heard. The numbers of the promise follow from LEASE and GRACE: at most
 // 2/3 LEASE + GRACE after it could last be sure of its lock, a holder's
 // command is dead.
+
+// A third word is not the holder's, but of somebody who has asked it to step
+// down: whoever is granted the lock within SECONDS and is not on HOST lets the
+// others in line have it, once.
+//
+//	prefer HOST SECONDS
+//
+// The request itself is anything said on the channel pglead.1.stepdown.NUMBER,
+// to which a holder listens soon after its command's start; what is said is who asks.
+// HOST and that are encoded as in a URL's query.
+
+// stepdownChannel is where a lock's holder is asked to step down.
+func stepdownChannel(id lockkey.ID) string { return "pglead.1.stepdown." + id.String() }
 
 // Announcement is an event of a lock's life.
 type Announcement struct {
@@ -108,6 +122,70 @@ func (e Evidence) Delay(lockDelay time.Duration) time.Duration {
 	return lockDelay
 }
 
+// preferred is whom somebody wants to have the lock next, until when.
+type preferred struct {
+	host  string
+	until time.Duration // boot time
+}
+
+// longestPreferred bounds what a stranger with a login can keep others from.
+const longestPreferred = time.Minute
+
+// parsePreferred reads the announcement of who is to have the lock next.
+func parsePreferred(payload string) (host string, d time.Duration, ok bool) {
+	fields := strings.Split(payload, " ")
+	if len(fields) < 3 || fields[0] != "prefer" {
+		return "", 0, false
+	}
+	seconds, err := strconv.ParseUint(fields[2], 10, 16)
+	host, err2 := url.QueryUnescape(fields[1])
+	return host, min(time.Duration(seconds)*time.Second, longestPreferred), err == nil && err2 == nil
+}
+
+// Yield says, once, that somebody else is to have a granted lock.
+func (h *Hold) Yield() bool {
+	h.s.mu.Lock()
+	defer h.s.mu.Unlock()
+	for _, l := range h.held {
+		p, ok := h.s.preferred[channel(l.ID)]
+		if ok && p.host != h.s.cfg.Description.Host && h.s.now() < p.until {
+			delete(h.s.preferred, channel(l.ID))
+			return true
+		}
+	}
+	return false
+}
+
+// HeedStepDown has requests to step down delivered from now on: who asks. In a
+// transaction nothing can be heard.
+func (h *Hold) HeedStepDown(ctx context.Context, asked chan<- string) {
+	if h.s.cfg.Transaction {
+		return
+	}
+	for _, l := range h.held {
+		_ = h.s.Subscribe(ctx, stepdownChannel(l.ID), func(payload string) {
+			by, _ := url.QueryUnescape(payload)
+			select {
+			case asked <- by:
+			default: // it is stepping down already
+			}
+		})
+	}
+}
+
+// AskToStepDown asks the holder of a lock to stop its command and give the lock
+// back and, if a host is named, those in line to let it have it.
+func (v *Viewer) AskToStepDown(ctx context.Context, id lockkey.ID, by, prefer string) error {
+	if prefer != "" {
+		payload := fmt.Sprintf("prefer %s %d", url.QueryEscape(prefer), int(longestPreferred.Seconds()))
+		if _, err := v.rows(ctx, tell(channel(id), payload)); err != nil {
+			return err
+		}
+	}
+	_, err := v.rows(ctx, tell(stepdownChannel(id), url.QueryEscape(by)))
+	return err
+}
+
 // Heard says whether there is any evidence.
 func (e Evidence) Heard() bool { return e.events }
 
@@ -147,11 +225,14 @@ func (s *Session) Evidence(id lockkey.ID) Evidence {
 }
 
 // hear takes note of another session's announcement.
-func (s *Session) hear(channel, payload string) {
+func (s *Session) hear(pid uint32, channel, payload string) {
 	a, ok := parseAnnouncement(payload)
 	s.mu.Lock()
-	if e := s.evidence[channel]; e != nil && ok {
+	if e := s.evidence[channel]; e != nil && ok && pid != s.pid {
 		e.hear(a)
+	}
+	if host, d, ok := parsePreferred(payload); ok {
+		s.preferred[channel] = preferred{host, s.now() + d}
 	}
 	heed := s.heed[channel]
 	s.mu.Unlock()
@@ -173,8 +254,14 @@ func (s *Session) Subscribe(ctx context.Context, channel string, heed func(paylo
 
 // Tell says something on a channel. Neither may have quotes.
 func (s *Session) Tell(ctx context.Context, channel, payload string) error {
-	_, err := s.query(ctx, fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', '%s')", channel, payload))
+	_, err := s.query(ctx, tell(channel, payload))
 	return err
+}
+
+// tell is SQL that says something on a channel. Its commit waits for nothing:
+// after a crash nobody would listen.
+func tell(channel, payload string) string {
+	return fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', '%s')", channel, payload)
 }
 
 // FirstTryDelay is how long someone who got the lock without waiting for it

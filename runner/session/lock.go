@@ -38,6 +38,18 @@ type Claim struct {
 	Gate *lockkey.ID
 }
 
+// IDs are the numbers of all locks that a claim has to do with.
+func (c Claim) IDs() []lockkey.ID {
+	var ids []lockkey.ID
+	for _, l := range c.Locks {
+		ids = append(ids, l.ID)
+	}
+	if c.Gate != nil {
+		ids = append(ids, *c.Gate)
+	}
+	return ids
+}
+
 // Hold is a claim as far as a session has been granted it.
 type Hold struct {
 	s        *Session
@@ -111,11 +123,21 @@ func (h *Hold) Try(ctx context.Context) (bool, error) {
 		gate := Lock{ID: *h.claim.Gate, Shared: true}
 		fmt.Fprintf(&cases, " WHEN NOT %s THEN -1%s", gate.call("try_advisory_xact_lock"), tryEach(missing, function))
 	}
-	rows, err := h.s.query(ctx, append(queries, "SELECT CASE"+cases.String()+" END")...)
-	if err != nil {
-		return false, h.error(err)
+	sql := "SELECT CASE" + cases.String() + " END"
+	if h.s.cfg.Transaction {
+		// By itself the same statement gives back what it is granted. One that is
+		// refused, as nearly all of many waiters' are, then costs the pooler no
+		// connection for as long as this process takes to say ROLLBACK.
+		n, err := h.number(ctx, sql)
+		if err != nil || h.claim.Gate == nil && n < len(h.claim.Locks) || n < 0 {
+			return false, err
+		}
 	}
-	n, err := lastNumber(rows)
+	n, err := h.number(ctx, append(queries, sql)...)
+	var pgErr *pgconn.PgError
+	if h.s.cfg.Transaction && errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "statement pooling") {
+		return false, unsafe("pool_mode has to be transaction or session", "the pooler allows no transaction: %s", serverSays(pgErr))
+	}
 	if err != nil {
 		return false, err
 	}
@@ -126,11 +148,24 @@ func (h *Hold) Try(ctx context.Context) (bool, error) {
 	} else if n >= 0 {
 		h.grant(n)
 	}
-	if h.s.cfg.Transaction && !h.Complete() {
+	switch {
+	case !h.s.cfg.Transaction:
+	case h.Complete():
+		h.s.setHolding(true)
+	default:
 		h.held = nil
 		_, err = h.s.query(ctx, "ROLLBACK")
 	}
 	return h.Complete(), h.error(err)
+}
+
+// number sends queries, of which the last has a number for an answer.
+func (h *Hold) number(ctx context.Context, queries ...string) (int, error) {
+	rows, err := h.s.query(ctx, queries...)
+	if err != nil {
+		return 0, h.error(err)
+	}
+	return lastNumber(rows)
 }
 
 // tryEach is the part of a CASE that takes one of the locks and is its place
@@ -291,6 +326,12 @@ func (h *Hold) Confirm(ctx context.Context) (Grant, error) {
 		return Grant{}, unsafe("", "the server's token %q is no number", row[1])
 	}
 	h.token = number
+	d := s.cfg.Description
+	d.Token, d.Since = number, time.Now()
+	if h.claim.Gate != nil {
+		d.Slot = h.slot
+	}
+	s.Describe(d)
 	return Grant{Token: number, SystemID: row[2]}, nil
 }
 
@@ -310,7 +351,9 @@ func (h *Hold) confirmBeside(ctx context.Context) ([]string, error) {
 	}
 	if err == nil && row[0] == "t" {
 		pid, _ := strconv.ParseUint(row[1], 10, 32)
+		s.mu.Lock()
 		s.pid = uint32(pid)
+		s.mu.Unlock()
 		bounded, cancel := ctx, context.CancelFunc(func() {})
 		if s.cfg.Quorum {
 			bounded, cancel = context.WithTimeoutCause(ctx, s.lease*2/heartbeatsPerLease, errNoQuorum)
@@ -366,13 +409,14 @@ const token = "(" + timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::
 // may be alive, or by who holds the lock in a transaction, where nothing can be
 // said before the end.
 func (h *Hold) Unlock(ctx context.Context, clean bool) error {
+	if len(h.held) == 0 {
+		return nil
+	}
 	if h.s.cfg.Transaction {
+		h.s.setHolding(false)
 		_, err := h.s.query(ctx, "COMMIT")
 		h.held = nil
 		return h.error(err)
-	}
-	if len(h.held) == 0 {
-		return nil
 	}
 	var queries, unlocks []string
 	for _, l := range h.held {
@@ -394,10 +438,11 @@ func (h *Hold) Unlock(ctx context.Context, clean bool) error {
 	return err
 }
 
-// farewell tells those who wait for a lock, or for any behind the gate, of its
-// clean end. The commit waits for nothing: after a crash nobody would listen.
+// farewell tells those who wait of a lock's clean end. Who waits for another of
+// the locks, or for any behind the gate, may want this one next. The commit
+// waits for nothing: after a crash nobody would listen.
 func (h *Hold) farewell(l Lock) string {
-	waiting := "NOT granted AND " + among([]Lock{l})
+	waiting := "NOT granted AND " + among(h.held)
 	if h.claim.Gate != nil { // whose first in line has been granted it
 		waiting = "(mode = 'ExclusiveLock' OR NOT granted) AND " + among([]Lock{{ID: *h.claim.Gate}})
 	}
@@ -455,7 +500,11 @@ func (h *Hold) numbers() string {
 func (h *Hold) error(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && !isLost(err) {
-		return &Error{Kind: Denied, err: fmt.Errorf("lock %s: %w", h.numbers(), serverRefused{pgErr})}
+		kind := Denied
+		if passes(pgErr) { // a pooler without a free connection, for one
+			kind = Unreachable
+		}
+		return &Error{Kind: kind, err: fmt.Errorf("lock %s: %w", h.numbers(), serverRefused{pgErr})}
 	}
 	return err
 }

@@ -34,7 +34,7 @@ func (s *Session) beside(ctx context.Context) (second *Session, identity string,
 	cfg.Quorum = false
 	second, err = Open(ctx, cfg)
 	if err != nil {
-		return nil, "", err
+		return nil, "", besideError(err, cfg.Transaction)
 	}
 	row, err := second.row(ctx, 2, "SELECT "+serverIdentity+", pg_catalog.current_setting('synchronous_standby_names')")
 	if err == nil && s.cfg.Quorum && row[1] == "" {
@@ -43,7 +43,7 @@ func (s *Session) beside(ctx context.Context) (second *Session, identity string,
 	}
 	if err != nil {
 		second.Close()
-		return nil, "", besideError(err)
+		return nil, "", besideError(err, cfg.Transaction)
 	}
 	if s.cfg.Quorum {
 		s.join(second)
@@ -72,10 +72,21 @@ func (s *Session) join(second *Session) {
 // of one cluster.
 const serverIdentity = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
 
-func besideError(err error) error {
+func besideError(err error, pooled bool) error {
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		return &Error{Kind: Denied, err: fmt.Errorf("open the second session: %w", serverRefused{pgErr})}
+	var e *Error
+	switch {
+	case errors.As(err, &pgErr):
+		e = &Error{Kind: Denied, err: serverRefused{pgErr}}
+		if passes(pgErr) {
+			e.Kind = Unreachable
+		}
+	case !errors.As(err, &e):
+		return err
 	}
-	return err
+	hint := e.Hint
+	if pooled && e.Kind == Unreachable {
+		hint = "each grant takes a second connection for a moment: the pooler's pool has to leave one free"
+	}
+	return &Error{Kind: e.Kind, Hint: hint, err: fmt.Errorf("open the second session: %w", e)}
 }

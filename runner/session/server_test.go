@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -406,22 +405,27 @@ func TestLyingServer(t *testing.T) {
 	}
 }
 
-func TestPooler(t *testing.T) {
-	program, err := exec.LookPath("pgbouncer")
+// pooled starts a pooler with connections for role, and returns its DSN.
+func pooled(t *testing.T, server *pgtest.Server, role, mode string, connections int) (dsn string) {
+	t.Helper()
+	dsn, stop, err := server.Pooler(role, map[string]string{
+		"pool_mode": mode, "default_pool_size": strconv.Itoa(connections), "query_wait_timeout": "2",
+	})
+	if errors.Is(err, pgtest.ErrNoPooler) && os.Getenv("CI") == "" {
+		t.Skip("NOT TESTED: poolers, since there is", err)
+	}
 	if err != nil {
-		program = "/usr/sbin/pgbouncer"
+		t.Fatal(err)
 	}
-	if _, err := os.Stat(program); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("CI has to install pgbouncer")
-		}
-		t.Skip("NOT TESTED: poolers, since there is no pgbouncer")
-	}
+	t.Cleanup(stop)
+	return dsn
+}
+
+func TestPooler(t *testing.T) {
 	server := start(t, nil)
 	for _, mode := range []string{"session", "transaction", "statement"} {
 		t.Run(mode, func(t *testing.T) {
-			port := startPooler(t, program, server, mode)
-			dsn := fmt.Sprintf("host=%s port=%s user=%s dbname=postgres", server.Socket, port, pgtest.Superuser)
+			dsn := pooled(t, server, pgtest.Superuser, mode, 1)
 			_, err := session.Open(t.Context(), config(t, dsn))
 			if kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "pooler") {
 				t.Fatalf("Open: %v, want a refusal", err)
@@ -441,59 +445,6 @@ func TestPooler(t *testing.T) {
 			}
 		})
 	}
-}
-
-func startPooler(t *testing.T, program string, server *pgtest.Server, mode string) (port string) {
-	t.Helper()
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir, err := os.MkdirTemp(server.Socket, "pooler")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := pgtest.MakeDir(dir); err != nil {
-		t.Fatal(err)
-	}
-	ini := filepath.Join(dir, "pgbouncer.ini")
-	text := fmt.Sprintf(`[databases]
-* = host=%[1]s port=5432
-[pgbouncer]
-listen_addr =
-unix_socket_dir = %[1]s
-listen_port = %[2]s
-auth_type = any
-pool_mode = %[3]s
-default_pool_size = 1
-logfile = %[4]s/log
-pidfile = %[4]s/pid
-`, server.Socket, port, mode, dir)
-	text = strings.Replace(text, "* = host", "postgres = user="+pgtest.Superuser+" host", 1)
-	if err := os.WriteFile(ini, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	account, err := pgtest.Account()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(program, ini)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: account}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	eventually(t, "pgbouncer listens", func() bool {
-		conn, err := net.Dial("unix", filepath.Join(server.Socket, ".s.PGSQL."+port))
-		if err == nil {
-			_ = conn.Close()
-		}
-		return err == nil
-	})
-	return port
 }
 
 // TestHandover: what a waiter knows when it is granted the lock.

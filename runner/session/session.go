@@ -40,8 +40,11 @@ type Config struct {
 	// ConnectTimeout bounds each attempt, login and checks included.
 	ConnectTimeout time.Duration
 
-	// ApplicationName is what pg_stat_activity shows.
+	// ApplicationName is what pg_stat_activity shows to everyone.
 	ApplicationName string
+
+	// Description is what it shows to some.
+	Description Description
 
 	// Transaction makes the session fit for a pooler that gives the connection
 	// to others between transactions: locks are taken in a transaction that
@@ -74,7 +77,6 @@ type Session struct {
 	fe        *pgproto3.Frontend
 	lease     time.Duration
 	now       func() time.Duration
-	pid       uint32
 	cancel    func(context.Context) error
 	turn      chan struct{} // held by the exchange that is on the wire
 	stop      chan struct{} // closed by Close
@@ -87,20 +89,24 @@ type Session struct {
 	writing sync.Mutex
 
 	mu      sync.Mutex
+	pid     uint32        // the pooler's, until Confirm asks for the backend's own
+	holding bool          // in a transaction, which has to stay open
 	current *exchange     // what the reader delivers to
 	heard   time.Duration // boot time of the sending of the last answered request
 	lostErr error
 	lost    chan struct{}
 	renewed chan time.Duration
 
-	cfg      Config
-	quorum   *Session             // commits beside this one, or nil; under mu
-	beatSQL  string               // the heartbeat's query
-	onAnswer func()               // what the reader does after each answer
-	opened   time.Duration        // boot time
-	age      time.Duration        // of the server's memory of locks, when opened
-	evidence map[string]*Evidence // by channel; under mu
-	heed     map[string]func(payload string)
+	cfg       Config
+	quorum    *Session             // commits beside this one, or nil; under mu
+	comment   string               // before every query; under mu
+	beatSQL   string               // the heartbeat's query
+	onAnswer  func()               // what the reader does after each answer
+	opened    time.Duration        // boot time
+	age       time.Duration        // of the server's memory of locks, when opened
+	evidence  map[string]*Evidence // by channel; under mu
+	heed      map[string]func(payload string)
+	preferred map[string]preferred // by channel; under mu
 }
 
 // LostError says that the session, and with it every lock it held, is gone.
@@ -138,6 +144,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	s.cancel = pg.CancelRequest
 	s.age = age
 	s.cfg = cfg
+	s.Describe(cfg.Description)
 	return s, nil
 }
 
@@ -180,8 +187,9 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 		opened:  now(),
 		beatSQL: heartbeat,
 
-		evidence: map[string]*Evidence{},
-		heed:     map[string]func(string){},
+		evidence:  map[string]*Evidence{},
+		heed:      map[string]func(string){},
+		preferred: map[string]preferred{},
 	}
 	s.onAnswer = s.renew
 	s.reading.Go(s.read)
@@ -293,8 +301,19 @@ func seconds(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
 }
 
+// Describe has the session say this of itself from its next statement on.
+func (s *Session) Describe(d Description) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.comment = d.comment()
+}
+
 // BackendPID is the server's process number for this session.
-func (s *Session) BackendPID() uint32 { return s.pid }
+func (s *Session) BackendPID() uint32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pid
+}
 
 // Lost is closed when the session is gone, and its locks with it. Err then
 // says why.
@@ -329,6 +348,13 @@ func (s *Session) Conn() net.Conn {
 		return wrapped.NetConn()
 	}
 	return s.conn
+}
+
+// setHolding says whether a transaction holds the lock from now on.
+func (s *Session) setHolding(holding bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.holding = holding
 }
 
 // fail records the first cause of a loss and tells everyone.
@@ -399,11 +425,12 @@ func (s *Session) transmit(queries ...string) (*exchange, error) {
 	ex := &exchange{sent: s.now(), left: len(queries), result: make(chan struct{})}
 	s.mu.Lock()
 	s.current = ex
+	comment := s.comment
 	s.mu.Unlock()
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	for _, sql := range queries {
-		s.fe.SendQuery(&pgproto3.Query{String: sql})
+		s.fe.SendQuery(&pgproto3.Query{String: comment + sql})
 	}
 	if err := s.fe.Flush(); err != nil {
 		s.fail(fmt.Errorf("send: %w", networkCause(err)))
@@ -417,13 +444,17 @@ func (s *Session) transmit(queries ...string) (*exchange, error) {
 func (s *Session) read() {
 	for {
 		msg, err := s.fe.Receive()
+		s.mu.Lock()
+		ex, holding := s.current, s.holding
+		s.mu.Unlock()
 		if err != nil {
+			// Poolers end a session with a plain error.
+			if pgErr := ex.refusal(); pgErr != nil {
+				s.fail(serverEnded{pgErr})
+			}
 			s.fail(networkCause(err))
 			return
 		}
-		s.mu.Lock()
-		ex := s.current
-		s.mu.Unlock()
 		switch msg := msg.(type) {
 		case *pgproto3.DataRow:
 			if ex != nil {
@@ -440,9 +471,7 @@ func (s *Session) read() {
 				ex.err = pgErr
 			}
 		case *pgproto3.NotificationResponse:
-			if msg.PID != s.pid {
-				s.hear(msg.Channel, msg.Payload)
-			}
+			s.hear(msg.PID, msg.Channel, msg.Payload)
 		case *pgproto3.NoticeResponse:
 			// That a commit was not confirmed is a warning without a code of
 			// its own, but the function that gives it is in no way translated.
@@ -452,6 +481,12 @@ func (s *Session) read() {
 		case *pgproto3.ReadyForQuery:
 			if ex == nil {
 				s.fail(errors.New("the server answered a question that nobody asked"))
+				continue
+			}
+			// An error ends a transaction and frees its locks, and the server
+			// goes on to answer.
+			if holding && msg.TxStatus != 'T' {
+				s.fail(transactionOver{ex.refusal()})
 				continue
 			}
 			if ex.left--; ex.left == 0 {
@@ -465,8 +500,9 @@ func (s *Session) answered(ex *exchange) {
 	s.mu.Lock()
 	s.current = nil
 	// A commit that an administrator released from waiting for its standbys
-	// ends with a warning, and is no sign of life of theirs.
-	if ex.unconfirmed == "" {
+	// ends with a warning, one that failed with an error; neither is a sign of
+	// life of theirs.
+	if ex.unconfirmed == "" && ex.err == nil {
 		s.heard = ex.sent
 	}
 	s.mu.Unlock()
@@ -492,6 +528,25 @@ type serverEnded struct{ pg *pgconn.PgError }
 
 func (e serverEnded) Error() string { return "the server ended the session: " + serverSays(e.pg) }
 func (e serverEnded) Unwrap() error { return e.pg }
+
+// transactionOver says that the transaction that held the lock has ended.
+type transactionOver struct{ pg *pgconn.PgError }
+
+func (e transactionOver) Error() string {
+	if e.pg == nil {
+		return "the transaction that held the lock was ended"
+	}
+	return "the transaction that held the lock failed: " + serverSays(e.pg)
+}
+
+// refusal is the error that the server has answered with up to now, or nil.
+func (ex *exchange) refusal() *pgconn.PgError {
+	var pgErr *pgconn.PgError
+	if ex != nil {
+		errors.As(ex.err, &pgErr)
+	}
+	return pgErr
+}
 
 func networkCause(err error) error {
 	var opErr *net.OpError

@@ -5,6 +5,7 @@
 //	go test ./runner/torture                                      short, as root
 //	TORTURE='-rounds 100' go test ./runner/torture -timeout 0 -v  long
 //
-// TORTURE may also hold -lease 15s -lock-delay 10s -seed 42 -only partition
-// -svg run.svg.
+// The long run is of one way of locking: -mode run, shared, slots, keys,
+// transaction or lead. TORTURE may also hold -lease 15s -lock-delay 10s -seed 42 -only partition
+// -svg run.svg -logs directory.
 package torture

@@ -11,9 +11,19 @@ import (
 type life struct {
 	token       int64
 	host        string
+	locks       []string      // keys or, with slots, the key's slot
+	shared      bool          // held with others
 	first, last time.Duration // boot time
 	excused     bool          // pglead and guard were killed at once: not promised
 }
+
+// meets says whether two lives have a lock in common.
+func (l life) meets(other life) bool {
+	return slices.ContainsFunc(l.locks, func(lock string) bool { return slices.Contains(other.locks, lock) })
+}
+
+// excludes says whether two lives must not have an instant in common.
+func (l life) excludes(other life) bool { return l.meets(other) && (!l.shared || !other.shared) }
 
 // history is all that a run's witnesses left.
 type history []life
@@ -22,7 +32,7 @@ func (h history) sort() {
 	slices.SortFunc(h, func(a, b life) int { return int(a.first - b.first) })
 }
 
-// overlap is two commands that ran at once.
+// overlap is two commands that ran at once under one lock.
 type overlap struct {
 	old, young life
 	by         time.Duration
@@ -32,7 +42,8 @@ func (o overlap) String() string {
 	return fmt.Sprintf("token %d on %s and token %d on %s for %v", o.old.token, o.old.host, o.young.token, o.young.host, o.by)
 }
 
-// overlaps finds every pair of lives that have an instant in common.
+// overlaps finds every pair of lives that have an instant in common and must
+// not.
 func (h history) overlaps() []overlap {
 	h.sort()
 	var found []overlap
@@ -41,28 +52,57 @@ func (h history) overlaps() []overlap {
 			if young.first > old.last {
 				break
 			}
-			found = append(found, overlap{old, young, min(old.last, young.last) - young.first})
+			if old.excludes(young) {
+				found = append(found, overlap{old, young, min(old.last, young.last) - young.first})
+			}
 		}
 	}
 	return found
 }
 
-// disorder finds a command with a smaller token than one that came before.
+// disorder finds a token that was drawn twice, or one that is smaller than that
+// of a command which had the same lock before. Those who hold a lock together
+// draw their tokens in no order.
 func (h history) disorder() error {
 	h.sort()
-	for i := 1; i < len(h); i++ {
-		if h[i].token <= h[i-1].token {
-			return fmt.Errorf("token %d after %d", h[i].token, h[i-1].token)
+	seen := map[int64]bool{}
+	last, lastExclusive := map[string]int64{}, map[string]int64{}
+	for _, l := range h {
+		if seen[l.token] {
+			return fmt.Errorf("token %d twice", l.token)
+		}
+		seen[l.token] = true
+		for _, lock := range l.locks {
+			before := last[lock]
+			if l.shared {
+				before = lastExclusive[lock]
+			} else {
+				lastExclusive[lock] = l.token
+			}
+			if l.token < before {
+				return fmt.Errorf("token %d after %d, of %s", l.token, before, lock)
+			}
+			last[lock] = max(last[lock], l.token)
 		}
 	}
 	return nil
 }
 
-// next is the first command that starts after an instant.
-func (h history) next(after time.Duration) (life, bool) {
+// held are all locks that were ever held.
+func (h history) held() []string {
+	var locks []string
+	for _, l := range h {
+		locks = append(locks, l.locks...)
+	}
+	slices.Sort(locks)
+	return slices.Compact(locks)
+}
+
+// next is the first command after an instant that has a lock of a life's.
+func (h history) next(after time.Duration, of life) (life, bool) {
 	h.sort()
 	for _, l := range h {
-		if l.first > after {
+		if l.first > after && l.meets(of) {
 			return l, true
 		}
 	}

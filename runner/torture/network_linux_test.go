@@ -21,7 +21,14 @@ type network struct {
 
 func newNetwork(t *testing.T, names ...string) *network {
 	t.Helper()
-	n := &network{t: t, prefix: fmt.Sprintf("pgt%d", os.Getpid()%10000), hosts: map[string]string{}}
+	n := &network{t: t, hosts: map[string]string{}}
+	// A run that was killed has left its network behind.
+	for i := os.Getpid(); ; i++ {
+		n.prefix = fmt.Sprintf("pgt%d", i%100000)
+		if _, err := os.Stat("/run/netns/" + n.ns("sw")); err != nil {
+			break
+		}
+	}
 	t.Cleanup(n.remove)
 	n.run("ip", "netns", "add", n.ns("sw"))
 	n.run("ip", "-n", n.ns("sw"), "link", "add", "br0", "type", "bridge")

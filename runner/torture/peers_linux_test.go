@@ -2,7 +2,6 @@ package torture
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -81,14 +80,7 @@ func (a *arena) startEtcd() {
 			_ = cmd.Wait()
 		})
 	})
-	for up := false; !up; time.Sleep(10 * time.Millisecond) {
-		a.net.on("h1", func() {
-			conn, err := net.Dial("tcp", a.net.hosts["db"]+":2379")
-			if up = err == nil; up {
-				_ = conn.Close()
-			}
-		})
-	}
+	a.awaitPort("db", "2379")
 }
 
 // peerRound lets two contend, strikes the first, and looks whether both ran at

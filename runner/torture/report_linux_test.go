@@ -11,7 +11,7 @@ import (
 
 // table is a row a fault: how often it came, how many overlaps began after it
 // and before the next fault, and how long it took until the next command led.
-func table(events []event, overlaps []overlap) string {
+func table(mode string, events []event, overlaps []overlap) string {
 	var names []string
 	for _, e := range events {
 		if !slices.Contains(names, e.fault) {
@@ -20,7 +20,7 @@ func table(events []event, overlaps []overlap) string {
 	}
 	slices.Sort(names)
 	var b strings.Builder
-	b.WriteString("| fault | times | overlaps | next command after p50 | p99 | max |\n|---|---|---|---|---|---|\n")
+	b.WriteString("| mode | fault | times | overlaps | next command after p50 | p99 | max |\n|---|---|---|---|---|---|---|\n")
 	for _, name := range names {
 		var times []time.Duration
 		count, overlapped := 0, 0
@@ -38,7 +38,7 @@ func table(events []event, overlaps []overlap) string {
 				}
 			}
 		}
-		fmt.Fprintf(&b, "| %s | %d | %d | %s | %s | %s |\n", name, count, overlapped,
+		fmt.Fprintf(&b, "| %s | %s | %d | %d | %s | %s | %s |\n", mode, name, count, overlapped,
 			quantile(times, 50), quantile(times, 99), quantile(times, 100))
 	}
 	return b.String()
@@ -98,10 +98,11 @@ func picture(h history, events []event) []byte {
 }
 
 func TestHistory(t *testing.T) {
+	k := []string{"k"}
 	h := history{
-		{token: 3, host: "b", first: 30, last: 50},
-		{token: 1, host: "a", first: 0, last: 10},
-		{token: 2, host: "a", first: 11, last: 31},
+		{token: 3, host: "b", locks: k, first: 30, last: 50},
+		{token: 1, host: "a", locks: k, first: 0, last: 10},
+		{token: 2, host: "a", locks: k, first: 11, last: 31},
 	}
 	found := h.overlaps()
 	if len(found) != 1 || found[0].old.token != 2 || found[0].young.token != 3 || found[0].by != 1 {
@@ -110,13 +111,39 @@ func TestHistory(t *testing.T) {
 	if err := h.disorder(); err != nil {
 		t.Error(err)
 	}
-	if err := append(h, life{token: 2, first: 60}).disorder(); err == nil {
+	if err := append(h, life{token: 2, locks: k, first: 60}).disorder(); err == nil {
 		t.Error("a token that comes back is not noticed")
 	}
-	if next, ok := h.next(10); !ok || next.token != 2 {
+	if next, ok := h.next(10, h[0]); !ok || next.token != 2 {
 		t.Errorf("next after 10 is %v", next)
 	}
-	if _, ok := h.next(30); ok {
+	if _, ok := h.next(30, h[0]); ok {
 		t.Error("there is none after 30")
+	}
+}
+
+// TestHistoryOfSeveral: several locks, and one lock in several hands.
+func TestHistoryOfSeveral(t *testing.T) {
+	for name, tt := range map[string]struct {
+		history  history
+		overlaps int
+		disorder bool
+	}{
+		"a key in common":             {history{{token: 1, locks: []string{"a", "b"}, last: 9}, {token: 2, locks: []string{"b", "c"}, first: 5, last: 6}}, 1, false},
+		"no key in common":            {history{{token: 1, locks: []string{"a", "b"}, last: 9}, {token: 2, locks: []string{"c"}, first: 5, last: 6}}, 0, false},
+		"readers":                     {history{{token: 2, locks: []string{"a"}, shared: true, last: 9}, {token: 1, locks: []string{"a"}, shared: true, first: 5, last: 6}}, 0, false},
+		"a writer with a reader":      {history{{token: 1, locks: []string{"a"}, shared: true, last: 9}, {token: 2, locks: []string{"a"}, first: 5, last: 6}}, 1, false},
+		"behind one that goes on":     {history{{token: 1, locks: []string{"a"}, last: 9}, {token: 2, locks: []string{"b"}, first: 2, last: 3}, {token: 3, locks: []string{"a"}, first: 8, last: 12}}, 1, false},
+		"a writer before two readers": {history{{token: 1, locks: []string{"a"}, shared: true}, {token: 3, locks: []string{"a"}, shared: true, first: 1, last: 1}, {token: 2, locks: []string{"a"}, first: 2, last: 2}}, 0, true},
+		"a reader before a writer":    {history{{token: 2, locks: []string{"a"}}, {token: 1, locks: []string{"a"}, shared: true, first: 1, last: 1}}, 0, true},
+		"one slot after another":      {history{{token: 2, locks: []string{"a#1"}}, {token: 1, locks: []string{"a#2"}, first: 1, last: 1}}, 0, false},
+		"one token for two slots":     {history{{token: 1, locks: []string{"a#1"}}, {token: 1, locks: []string{"a#2"}, first: 1, last: 1}}, 0, true},
+	} {
+		if got := tt.history.overlaps(); len(got) != tt.overlaps {
+			t.Errorf("%s: overlaps %v, want %d", name, got, tt.overlaps)
+		}
+		if err := tt.history.disorder(); (err != nil) != tt.disorder {
+			t.Errorf("%s: disorder %v, want any: %v", name, err, tt.disorder)
+		}
 	}
 }

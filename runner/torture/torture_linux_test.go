@@ -1,6 +1,7 @@
 package torture
 
 import (
+	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -28,8 +29,9 @@ type options struct {
 	lease, lockDelay time.Duration
 	seed             uint64
 	only             string
-	svg              string
+	svg, logs        string
 	peers            bool
+	modeName         string
 }
 
 func TestMain(m *testing.M) {
@@ -48,7 +50,9 @@ func parseOptions() options {
 	flags.Uint64Var(&o.seed, "seed", 0, "of the schedule; 0 picks one")
 	flags.StringVar(&o.only, "only", "", "faults whose names match this regular expression")
 	flags.StringVar(&o.svg, "svg", "", "file for the run's picture")
+	flags.StringVar(&o.logs, "logs", "", "directory for what the pgleads say")
 	flags.BoolVar(&o.peers, "peers", false, "compare with flock, psql and etcdctl")
+	flags.StringVar(&o.modeName, "mode", "run", strings.Join(modeNames(), ", "))
 	_ = flags.Parse(strings.Fields(os.Getenv("TORTURE")))
 	if o.seed == 0 {
 		o.seed = rand.Uint64()
@@ -59,6 +63,7 @@ func parseOptions() options {
 // arena is a network with a server and contenders.
 type arena struct {
 	options
+	mode   mode
 	t      *testing.T
 	net    *network
 	server *pgtest.Server
@@ -67,20 +72,24 @@ type arena struct {
 	dir    string // of the time stamps
 	rand   *rand.Rand
 
+	pooler *exec.Cmd
+
 	dsn   string   // of the contenders that have no relay in between
 	flags []string // of their pglead, beside the usual ones
 
 	mu       sync.Mutex
 	pids     map[string]int // host to its pglead
 	excused  map[int64]bool
+	ends     map[int]bool // pgleads that a fault ends
 	stopping bool
 }
 
 var errNobody = errors.New("nobody leads")
 
 const (
-	relayHost = "relay"
-	proxied   = "h5" // the host that reaches the server through the relay
+	poolerHost = "pool"
+	relayHost  = "relay"
+	proxied    = "h5" // the host that reaches the server through the relay
 )
 
 func contenders() []string { return []string{"h1", "h2", "h3", "h4", proxied} }
@@ -93,7 +102,15 @@ func newArena(t *testing.T, o options) *arena {
 		}
 		t.Skip("NOT TESTED: partitions need root, for network namespaces")
 	}
-	for _, program := range []string{"ip", "nft"} {
+	m, ok := modes()[o.modeName]
+	if !ok {
+		t.Fatalf("-mode %s: one of %s", o.modeName, strings.Join(modeNames(), ", "))
+	}
+	programs := []string{"ip", "nft"}
+	if m.pooled != nil {
+		programs = append(programs, "pgbouncer")
+	}
+	for _, program := range programs {
 		if _, err := exec.LookPath(program); err != nil {
 			t.Fatalf("%s is missing: testdata/setup tests installs it", program)
 		}
@@ -105,8 +122,8 @@ func newArena(t *testing.T, o options) *arena {
 		}
 	}
 	a := &arena{
-		options: o, t: t, dir: t.TempDir(), binary: filepath.Join(t.TempDir(), "pglead"),
-		pids: map[string]int{}, excused: map[int64]bool{}, rand: rand.New(rand.NewPCG(o.seed, 0)),
+		options: o, mode: m, t: t, dir: t.TempDir(), binary: filepath.Join(t.TempDir(), "pglead"),
+		pids: map[string]int{}, excused: map[int64]bool{}, ends: map[int]bool{}, rand: rand.New(rand.NewPCG(o.seed, 0)),
 	}
 	var err error
 	a.self, err = os.Executable()
@@ -115,7 +132,7 @@ func newArena(t *testing.T, o options) *arena {
 	if err != nil {
 		t.Fatalf("build: %s", out)
 	}
-	a.net = newNetwork(t, append([]string{"db", "db2", relayHost}, contenders()...)...)
+	a.net = newNetwork(t, append([]string{"db", "db2", relayHost, poolerHost}, contenders()...)...)
 	a.dsn = "host=" + a.net.hosts["db"]
 
 	server, remove, err := pgtest.Prepare(map[string]string{"listen_addresses": "*"})
@@ -139,6 +156,10 @@ func newArena(t *testing.T, o options) *arena {
 			_ = cmd.Wait()
 		})
 	})
+	if m.pooled != nil {
+		a.startPooler()
+		t.Cleanup(a.stopPooler)
+	}
 	return a
 }
 
@@ -154,16 +175,30 @@ func (a *arena) startServer() {
 // contend keeps a pglead running on a host until the arena closes.
 func (a *arena) contend(host string, ended *sync.WaitGroup) {
 	dsn := a.dsn
-	if host == proxied {
-		dsn = "host=" + a.net.hosts[relayHost]
+	if via := a.reaches(host); via != host {
+		dsn = "host=" + a.net.hosts[via]
 	}
 	ended.Go(func() {
 		for {
-			args := append([]string{"run", "--key", "torture", "--lease", a.lease.String(), "--lock-delay", a.lockDelay.String(),
-				"--wait", "forever", "--connect-timeout", "2s"}, a.flags...)
-			cmd := exec.Command(a.binary, append(args, "--", a.self)...)
+			args := append(a.mode.args(host), "--lease", a.lease.String(), "--lock-delay", a.lockDelay.String(), "--connect-timeout", "2s")
+			args = append(append(args, a.flags...), "--", a.self)
+			cmd := exec.Command(a.binary, args...)
 			cmd.Env = append(os.Environ(), "PGLEAD_DSN="+dsn+" dbname=postgres user="+pgtest.Superuser,
 				roleVariable+"=command", dirVariable+"="+a.dir, hostVariable+"="+host)
+			var said bytes.Buffer
+			switch {
+			case a.logs != "":
+				log, err := os.OpenFile(filepath.Join(a.logs, host+".log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
+				if err != nil {
+					a.t.Error(err)
+					return
+				}
+				defer log.Close()
+				cmd.Stderr = log
+				cmd.Env = append(cmd.Env, "PGLEAD_VERBOSE=true", "PGLEAD_LOG_FORMAT=json")
+			case a.mode.stays:
+				cmd.Stderr = &said
+			}
 			var err error
 			a.net.on(host, func() {
 				a.mu.Lock()
@@ -179,13 +214,48 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 			if err != nil {
 				return
 			}
-			_ = cmd.Wait()
+			err = cmd.Wait()
+			a.mu.Lock()
+			if a.mode.stays && !a.stopping && !a.ends[cmd.Process.Pid] {
+				a.t.Errorf("pglead on %s gave up: %v: %s", host, err, said.String())
+			}
+			a.mu.Unlock()
 			time.Sleep(20 * time.Millisecond)
+			if rand.N(2) == 0 { // else newcomers always forestall those who poll
+				time.Sleep(a.mode.polls)
+			}
 		}
 	})
 }
 
-func (a *arena) close() {
+// close ends the contenders. Those that stay are asked to, and have to do so in
+// time.
+func (a *arena) close(ended *sync.WaitGroup) {
+	a.t.Helper()
+	gone := make(chan struct{})
+	if a.mode.stays {
+		a.mu.Lock()
+		a.stopping = true
+		for _, pid := range a.pids {
+			_ = unix.Kill(pid, unix.SIGTERM)
+		}
+		a.mu.Unlock()
+		go func() {
+			ended.Wait()
+			close(gone)
+		}()
+		select {
+		case <-gone:
+			return
+		case <-time.After(stepDown):
+			a.t.Errorf("not all have stepped down within %v of SIGTERM", stepDown)
+		}
+	}
+	a.kill()
+	ended.Wait()
+}
+
+func (a *arena) kill() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stopping = true
@@ -203,6 +273,7 @@ func (a *arena) history() history {
 	}
 	for i := range h {
 		h[i].excused = a.excused[h[i].token]
+		h[i].shared = a.mode.reads != nil && a.mode.reads(h[i].host)
 	}
 	return h
 }
@@ -213,40 +284,112 @@ type leader struct {
 	pglead, guard int
 }
 
-func (a *arena) leader() (leader, error) {
-	h := slices.DeleteFunc(a.history(), func(l life) bool { return l.excused })
-	h.sort()
+// settled is how long a command takes to know its daemon.
+const settled = 300 * time.Millisecond
+
+// living are those who lead now. Somebody who has just died still looks alive,
+// but for the one who came after.
+func (a *arena) living() history {
+	all, now := a.history(), boottime.Now()
+	return slices.DeleteFunc(slices.Clone(all), func(l life) bool {
+		return l.excused || now-l.last > 100*time.Millisecond || slices.ContainsFunc(all, func(later life) bool {
+			return later.first > l.first && (later.excludes(l) || later.host == l.host)
+		})
+	})
+}
+
+// leader is one of those who lead now, on a host that the condition allows.
+func (a *arena) leader(strikes func(host string) bool) (leader, error) {
 	now := boottime.Now()
+	h := slices.DeleteFunc(a.living(), func(l life) bool {
+		return now-l.first < settled || strikes != nil && !strikes(l.host)
+	})
 	if len(h) == 0 {
 		return leader{}, errNobody
 	}
-	l := h[len(h)-1]
-	if now-l.last > 100*time.Millisecond || now-l.first < 300*time.Millisecond {
-		return leader{}, errNobody
-	}
+	l := h[a.rand.IntN(len(h))]
 	a.mu.Lock()
 	pid := a.pids[l.host]
 	a.mu.Unlock()
-	out, err := exec.Command("pgrep", "-P", strconv.Itoa(pid), "-x", "lease-guard").Output()
+	guard, err := guardOf(pid)
 	if err != nil {
 		return leader{}, errNobody
 	}
-	guard, err := strconv.Atoi(strings.TrimSpace(string(out)))
-	if err != nil {
-		return leader{}, err
-	}
 	return leader{life: l, pglead: pid, guard: guard}, nil
+}
+
+// guardOf finds a pglead's guard, which it has from its first try on.
+func guardOf(pglead int) (int, error) {
+	out, err := exec.Command("pgrep", "-P", strconv.Itoa(pglead), "-x", "lease-guard").Output()
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(out)))
+}
+
+// awaitInLine waits until no contender's first try is still to come.
+func (a *arena) awaitInLine() {
+	a.t.Helper()
+	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(20 * time.Millisecond) {
+		a.mu.Lock()
+		newcomer := slices.ContainsFunc(contenders(), func(host string) bool {
+			_, err := guardOf(a.pids[host])
+			return err != nil
+		})
+		a.mu.Unlock()
+		if !newcomer {
+			return
+		}
+	}
+	a.t.Error("newcomers for a minute")
 }
 
 func (a *arena) awaitLeader() leader {
 	a.t.Helper()
 	for began := time.Now(); time.Since(began) < 2*time.Minute; time.Sleep(20 * time.Millisecond) {
-		if l, err := a.leader(); err == nil {
+		if l, err := a.leader(nil); err == nil {
 			return l
 		}
 	}
 	a.t.Fatal("nobody leads for two minutes")
 	panic("unreachable")
+}
+
+// awaitLeaderOn ends commands well until one leads where it is wanted.
+func (a *arena) awaitLeaderOn(strikes func(host string) bool) leader {
+	a.t.Helper()
+	for began := time.Now(); time.Since(began) < 5*time.Minute; {
+		l := a.awaitLeader()
+		if strikes == nil || strikes(l.host) {
+			return l
+		}
+		if l, err := a.leader(strikes); err == nil {
+			return l
+		}
+		_ = unix.Kill(l.pglead, unix.SIGUSR1)
+		time.Sleep(100 * time.Millisecond)
+	}
+	a.t.Fatal("the host that is to be struck does not lead for five minutes")
+	panic("unreachable")
+}
+
+// endFellows ends well who holds a lock with the one that is struck: only then
+// does anyone wait for that one alone.
+func (a *arena) endFellows(struck leader, at time.Duration) {
+	for {
+		fellows := slices.DeleteFunc(a.living(), func(l life) bool {
+			return l.token == struck.token || l.first > at || !l.shared || !l.meets(struck.life)
+		})
+		if !slices.ContainsFunc(fellows, func(l life) bool { return boottime.Now()-l.first < settled }) {
+			a.mu.Lock()
+			for _, l := range fellows {
+				_ = unix.Kill(a.pids[l.host], unix.SIGUSR1)
+			}
+			a.mu.Unlock()
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
 }
 
 // fault breaks something about the leader, and mends it afterwards.
@@ -258,8 +401,15 @@ type fault struct {
 	mend func(a *arena, l leader)
 	// unseats says that somebody else has to lead before things are mended.
 	unseats bool
-	// proxiedOnly faults make sense only for the host behind the relay.
-	proxiedOnly bool
+	// strikes says on which hosts it makes sense; nil: on all.
+	strikes func(host string) bool
+	// within is how soon somebody else has to lead; 0: the arena's bound.
+	within time.Duration
+	// tears: the server frees the lock while its holder can't hear of it. That
+	// a newcomer does not start at once is not promised then.
+	tears bool
+	// pauses: a candidate does not stand again at once.
+	pauses bool
 }
 
 func faults() []fault {
@@ -281,9 +431,12 @@ func faults() []fault {
 		}
 	}
 	return []fault{
-		{name: "clean end", strike: signal(pglead, unix.SIGUSR1), unseats: true},
-		{name: "SIGKILL of pglead", strike: signal(pglead, unix.SIGKILL), unseats: true},
-		{name: "SIGKILL of the guard", strike: signal(guard, unix.SIGKILL), unseats: true},
+		{name: "clean end", strike: signal(pglead, unix.SIGUSR1), unseats: true, pauses: true},
+		{name: "SIGKILL of pglead", strike: func(a *arena, l leader) {
+			a.mayEnd(l.pglead)
+			_ = unix.Kill(l.pglead, unix.SIGKILL)
+		}, unseats: true},
+		{name: "SIGKILL of the guard", strike: signal(guard, unix.SIGKILL), unseats: true, pauses: true},
 		{name: "SIGSTOP of pglead", strike: signal(pglead, unix.SIGSTOP), mend: signal(pglead, unix.SIGCONT), unseats: true},
 		{name: "SIGSTOP of the guard", strike: signal(guard, unix.SIGSTOP), mend: signal(guard, unix.SIGCONT)},
 		{name: "SIGSTOP of pglead, then terminate", strike: func(a *arena, l leader) {
@@ -300,10 +453,11 @@ func faults() []fault {
 		{name: "partition, then terminate", strike: func(a *arena, l leader) {
 			a.net.cut(l.host, true, true)
 			a.terminate()
-		}, mend: heal, unseats: true},
-		{name: "host behind a relay vanishes", strike: partition(true, true), mend: heal, unseats: true, proxiedOnly: true},
+		}, mend: heal, unseats: true, tears: true},
+		{name: "host behind a relay vanishes", strike: partition(true, true), mend: heal, unseats: true, strikes: func(host string) bool { return host == proxied }},
 		{name: "SIGKILL of both (not promised)", strike: func(a *arena, l leader) {
 			a.excused[l.token] = true
+			a.mayEnd(l.pglead)
 			_ = unix.Kill(l.guard, unix.SIGSTOP)
 			_ = unix.Kill(l.pglead, unix.SIGKILL)
 			_ = unix.Kill(l.guard, unix.SIGKILL)
@@ -342,28 +496,35 @@ type event struct {
 	at    time.Duration
 	host  string
 	next  time.Duration // until the next command started; 0 where none had to
+	bound time.Duration // what that must not exceed
 }
 
 // bound is the contract's: longer than this nobody waits for a lock whose
 // holder is gone.
-func (a *arena) bound() time.Duration { return a.lease + a.lockDelay + 2*time.Second }
+func (a *arena) bound() time.Duration { return a.lease + a.lockDelay + 2*time.Second + a.mode.polls }
 
 func (a *arena) inflict(f fault) event {
 	a.t.Helper()
-	l := a.awaitLeader()
-	for f.proxiedOnly && l.host != proxied {
-		_ = unix.Kill(l.pglead, unix.SIGUSR1) // until it is the right one's turn
-		time.Sleep(100 * time.Millisecond)
-		l = a.awaitLeader()
+	if f.tears {
+		a.awaitInLine()
 	}
+	l := a.awaitLeaderOn(f.strikes)
 	at := boottime.Now()
 	f.strike(a, l)
-	e := event{fault: f.name, at: at, host: l.host}
+	e := event{fault: f.name, at: at, host: l.host, bound: a.bound()}
+	if f.within > 0 {
+		e.bound = f.within
+	}
+	if f.unseats && l.shared {
+		a.endFellows(l, at)
+	}
 	if !f.unseats {
 		time.Sleep(a.lease + a.lockDelay)
 	}
 	for f.unseats {
-		if next, ok := a.history().next(at); ok {
+		// Counted from the last that was seen of it, since it may have ended
+		// by itself before it was struck: then it was struck in vain.
+		if next, ok := a.history().next(l.last, l.life); ok {
 			e.next = next.first - at
 			break
 		}
@@ -378,24 +539,56 @@ func (a *arena) inflict(f fault) event {
 	if f.mend != nil {
 		f.mend(a, l)
 	}
+	switch {
+	case e.next < 0:
+		a.t.Logf("%s on %s: token %d had ended %v before", f.name, l.host, l.token, -e.next)
+		return a.inflict(f)
+	case !a.mode.stays:
+	case f.pauses:
+		a.awaitCandidates(standsAfterPause)
+	default:
+		a.awaitCandidates(standsAfterLoss)
+	}
 	return e
 }
 
+// telling are the faults of a mode's short run.
+const telling = "^(SIGKILL of (pglead|the guard|the pooler)|pg_terminate_backend|partition|SIGTERM, .*)$"
+
+// TestTorture puts every fault to `pglead run` and the most telling ones to the
+// other modes, unless TORTURE says what to do.
 func TestTorture(t *testing.T) {
 	if testing.Short() {
-		t.Skip("NOT TESTED: torture takes a minute")
+		t.Skip("NOT TESTED: torture takes minutes")
 	}
 	o := parseOptions()
-	t.Logf("TORTURE='-seed %d -rounds %d -lease %v -lock-delay %v'", o.seed, o.rounds, o.lease, o.lockDelay)
+	if os.Getenv("TORTURE") != "" {
+		torture(t, o)
+		return
+	}
+	t.Run(o.modeName, func(t *testing.T) { torture(t, o) })
+	for _, name := range modeNames() {
+		if name != o.modeName {
+			short := o
+			short.modeName, short.only = name, telling
+			t.Run(name, func(t *testing.T) { torture(t, short) })
+		}
+	}
+}
+
+func torture(t *testing.T, o options) {
+	t.Helper()
+	t.Logf("TORTURE='-mode %s -seed %d -rounds %d -lease %v -lock-delay %v'", o.modeName, o.seed, o.rounds, o.lease, o.lockDelay)
 	a := newArena(t, o)
 	var ended sync.WaitGroup
 	for _, host := range contenders() {
 		a.contend(host, &ended)
 	}
 	var schedule []fault
+	only := regexp.MustCompile(o.only)
 	for range o.rounds {
-		for _, f := range faults() {
-			if regexp.MustCompile(o.only).MatchString(f.name) {
+		for _, f := range append(faults(), a.mode.more...) {
+			if only.MatchString(f.name) {
 				schedule = append(schedule, f)
 			}
 		}
@@ -408,17 +601,18 @@ func TestTorture(t *testing.T) {
 		events = append(events, a.inflict(f))
 		time.Sleep(time.Duration(a.rand.Int64N(int64(200 * time.Millisecond))))
 	}
+	if a.mode.queues {
+		a.everyonesTurn()
+	}
 	a.awaitLeader()
-	a.close()
-	ended.Wait()
+	a.close(&ended)
 
-	h := a.history()
 	for _, e := range events {
-		if e.next > a.bound() {
-			t.Errorf("%s: %v until the next command, more than %v", e.fault, e.next, a.bound())
+		if e.next > e.bound {
+			t.Errorf("%s: %v until the next command, more than %v", e.fault, e.next, e.bound)
 		}
 	}
-	a.verdict(began, h, events)
+	a.verdict(began, a.history(), events)
 }
 
 // verdict checks the history and prints it.
@@ -434,7 +628,12 @@ func (a *arena) verdict(began time.Duration, h history, events []event) {
 	if err := h.disorder(); err != nil {
 		a.t.Error(err)
 	}
-	a.t.Logf("%d commands led in %v\n%s", len(h), (boottime.Now() - began).Round(time.Second), table(events, overlaps))
+	// No slot was anyone's at the same time as another's: as many at once as
+	// there are slots.
+	if locks := h.held(); a.mode.slots > 0 && len(locks) > a.mode.slots {
+		a.t.Errorf("%d slots: %s", a.mode.slots, strings.Join(locks, ", "))
+	}
+	a.t.Logf("%d commands led in %v\n%s", len(h), (boottime.Now() - began).Round(time.Second), table(a.modeName, events, overlaps))
 	if a.svg != "" {
 		if err := os.WriteFile(a.svg, picture(h, events), 0o644); err != nil {
 			a.t.Error(err)
@@ -450,6 +649,9 @@ func TestPromotion(t *testing.T) {
 		t.Skip("NOT TESTED: promotion takes a while")
 	}
 	o := parseOptions()
+	if o.modeName != "run" {
+		t.Skip("NOT RUN: a failover is the same for all modes")
+	}
 	a := newArena(t, o)
 	a.flags = []string{"--quorum"}
 	a.dsn = fmt.Sprintf("host=%s,%s", a.net.hosts["db"], a.net.hosts["db2"])
@@ -505,8 +707,7 @@ func TestPromotion(t *testing.T) {
 		e.next = next.first - e.at
 		events = append(events, e)
 	}
-	a.close()
-	ended.Wait()
+	a.close(&ended)
 	a.verdict(began, a.history(), events)
 }
 

@@ -87,7 +87,11 @@ func command() {
 }
 
 func stampPath(name, pid string) string {
-	return filepath.Join(os.Getenv(dirVariable), fmt.Sprintf("%s.%s.%s.%s", os.Getenv("PGLEAD_TOKEN"), os.Getenv(hostVariable), name, pid))
+	locks := strings.ReplaceAll(os.Getenv("PGLEAD_LOCK_KEY"), "\n", "+")
+	if slot := os.Getenv("PGLEAD_SLOT"); slot != "" {
+		locks += "#" + slot
+	}
+	return filepath.Join(os.Getenv(dirVariable), strings.Join([]string{os.Getenv("PGLEAD_TOKEN"), os.Getenv(hostVariable), locks, name, pid}, "."))
 }
 
 // stamp writes the boot time, every millisecond, over and over to one place:
@@ -119,10 +123,10 @@ func readHistory(dir string) (history, error) {
 	if err != nil {
 		return nil, err
 	}
-	lives := map[int64]*life{}
+	lives := map[string]*life{}
 	for _, entry := range entries {
 		parts := strings.Split(entry.Name(), ".")
-		if len(parts) != 4 {
+		if len(parts) != 5 {
 			continue
 		}
 		token, err := strconv.ParseInt(parts[0], 10, 64)
@@ -135,10 +139,11 @@ func readHistory(dir string) (history, error) {
 		}
 		first := time.Duration(binary.BigEndian.Uint64(data))
 		last := time.Duration(binary.BigEndian.Uint64(data[8:]))
-		l := lives[token]
+		id := strings.Join(parts[:3], ".")
+		l := lives[id]
 		if l == nil {
-			l = &life{token: token, host: parts[1], first: first, last: last}
-			lives[token] = l
+			l = &life{token: token, host: parts[1], locks: strings.Split(parts[2], "+"), first: first, last: last}
+			lives[id] = l
 		}
 		l.first, l.last = min(l.first, first), max(l.last, last)
 	}

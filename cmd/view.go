@@ -1,0 +1,474 @@
+package cmd
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// exitFree is who's and stepdown's, for a lock that nobody holds.
+const exitFree = 1
+
+// viewFlags are the flags of the commands that look at locks.
+type viewFlags struct {
+	options
+	output string
+}
+
+func newViewFlags() viewFlags { return viewFlags{options: newOptions()} }
+
+func (f *viewFlags) register(cmd *cobra.Command, outputs string) {
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVarP(&f.output, "output", "o", "", outputs)
+	flags.StringVarP(&f.dsn, "dsn", "d", "", "`DSN` of the database: URI, keywords or name, as for psql; embedded: the private server")
+	flags.Var(&f.connectTimeout, "connect-timeout", "for each attempt to connect")
+}
+
+// open connects to where the locks are.
+func (f *viewFlags) open(ctx context.Context, v *voice, cmd *cobra.Command) (*session.Viewer, database, error) {
+	dsnOnCommandLine := cmd.Flags().Changed("dsn")
+	if err := fromEnvironment(cmd.Flags()); err != nil {
+		return nil, database{}, err
+	}
+	if f.connectTimeout.value <= 0 {
+		return nil, database{}, usagef("--connect-timeout must be longer than 0")
+	}
+	db, err := f.database(v, cmd.Flags(), dsnOnCommandLine)
+	if err != nil {
+		return nil, db, err
+	}
+	viewer, err := session.OpenViewer(ctx, session.Config{
+		Database: db.config, ConnectTimeout: f.connectTimeout.value, ApplicationName: "pglead " + cmd.Name(),
+	})
+	return viewer, db, err
+}
+
+// lockView is a lock with all who hold it and all who wait for it. Slots of
+// one key are one lock.
+type lockView struct {
+	Database string       `json:"database"`
+	Key      *string      `json:"key"` // null where nobody says it
+	Scheme   string       `json:"scheme,omitempty"`
+	ID       int64        `json:"id"`
+	ClassID  uint32       `json:"classid"`
+	ObjID    uint32       `json:"objid"`
+	ObjSubID int          `json:"objsubid"`
+	Mode     string       `json:"mode"`
+	Slot     int          `json:"slot,omitempty"`
+	Slots    int          `json:"slots,omitempty"`
+	Holders  []holderView `json:"holders"`
+	Waiters  []holderView `json:"waiters"`
+
+	id lockkey.ID
+}
+
+type holderView struct {
+	Host        string     `json:"host"`
+	PID         int        `json:"pid,omitempty"`
+	User        string     `json:"user,omitempty"`
+	Command     string     `json:"command,omitempty"`
+	Role        string     `json:"role"`
+	Client      string     `json:"client,omitempty"`
+	Application string     `json:"application"`
+	Backend     uint32     `json:"backend"`
+	Pglead      bool       `json:"pglead"`
+	Since       *time.Time `json:"since,omitempty"`
+	Seconds     float64    `json:"seconds,omitempty"` // held for, or waiting for
+	Token       int64      `json:"token,omitempty"`
+	Lease       float64    `json:"lease_seconds,omitempty"`
+	Hidden      bool       `json:"hidden,omitempty"` // this role may not see the details
+
+	view session.View
+}
+
+func newHolderView(v session.View) holderView {
+	h := holderView{
+		Host: v.Where(), PID: v.PID, User: v.User, Command: v.Command, Role: v.Role, Client: v.Client,
+		Application: v.Application, Backend: v.Backend, Pglead: v.Pglead(), Seconds: v.Waiting.Seconds(),
+		Token: v.Token, Lease: v.Lease.Seconds(), Hidden: v.Hidden, view: v,
+	}
+	if v.Granted {
+		h.Seconds = v.HeldFor().Seconds()
+		if !v.Since.IsZero() {
+			h.Since = &v.Since
+		}
+	}
+	return h
+}
+
+// locksOf puts together what the server shows one by one. Who stands in line
+// before the gate of slots waits for all of them.
+func locksOf(views []session.View) []*lockView {
+	var locks []*lockView
+	find := func(v session.View) *lockView {
+		for _, l := range locks {
+			if l.Database == v.Database && l.id == v.ID {
+				return l
+			}
+		}
+		mode := "exclusive"
+		if v.Shared {
+			mode = "shared"
+		}
+		l := &lockView{
+			Database: v.Database, ID: v.ID.Number, ClassID: v.ID.ClassID(), ObjID: v.ID.ObjID(), ObjSubID: v.ID.ObjSubID(),
+			Mode: mode, Holders: []holderView{}, Waiters: []holderView{}, id: v.ID,
+		}
+		locks = append(locks, l)
+		return l
+	}
+	for _, v := range views {
+		l := find(v)
+		if key, known := v.Key(); known && l.Key == nil {
+			l.Key, l.Scheme, l.Slots = &key, cmp.Or(v.Scheme, "siphash24"), v.Slots
+			l.Slot = slotOf(v, key)
+		}
+		gate := l.Slots > 0 && l.Slot == 0
+		if v.Granted && !gate {
+			l.Holders = append(l.Holders, newHolderView(v))
+		} else {
+			l.Waiters = append(l.Waiters, newHolderView(v))
+		}
+	}
+	return locks
+}
+
+// slotOf is the number of the slot that a lock is.
+func slotOf(v session.View, key string) int {
+	scheme, _ := lockkey.SchemeByName(cmp.Or(v.Scheme, "siphash24"))
+	for slot := 1; slot <= v.Slots; slot++ {
+		if id, err := scheme.Slot(key, slot); err == nil && id == v.ID {
+			return slot
+		}
+	}
+	return 0
+}
+
+// name is what a table calls a lock.
+func (l *lockView) name() string {
+	name := "number " + l.id.String()
+	if l.Key != nil {
+		name = printable(*l.Key)
+	}
+	switch {
+	case l.Slot > 0:
+		name += fmt.Sprintf(" (slot %d of %d)", l.Slot, l.Slots)
+	case l.Slots > 0:
+		name += " (in line)"
+	}
+	return name
+}
+
+func newLsCmd(v *voice, stdout io.Writer) *cobra.Command {
+	f := newViewFlags()
+	var all, watch bool
+	cmd := &cobra.Command{
+		Use:   "ls [flags]",
+		Short: "Every lock: key, holder, since when, waiters",
+		Long: `Every lock of the database: key, holder, since when, waiters.
+
+Locks that programs other than pglead hold are shown by their number; pglead key
+--key-scheme all KEY prints what a key comes to. What this role may not see is
+marked, with the grant that would show it.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+			defer stop()
+			viewer, db, err := f.open(ctx, v, cmd)
+			if err != nil {
+				return err
+			}
+			defer viewer.Close()
+			write, err := f.writer(all)
+			if err != nil {
+				return err
+			}
+			for {
+				views, err := viewer.Locks(ctx, all)
+				if err != nil {
+					return err
+				}
+				var text strings.Builder
+				if err := write(&text, session.Target(db.config), locksOf(views)); err != nil {
+					return err
+				}
+				if watch && isTerminal(os.Stdout) {
+					// Home, each line up to its end, and what is left of the last time.
+					_, err = io.WriteString(stdout, "\x1b[H"+strings.ReplaceAll(text.String(), "\n", "\x1b[K\n")+"\x1b[J")
+				} else {
+					_, err = io.WriteString(stdout, text.String())
+				}
+				if err != nil || !watch {
+					return err
+				}
+				select {
+				case <-time.After(2 * time.Second):
+				case <-ctx.Done():
+					return nil
+				}
+			}
+		},
+	}
+	f.register(cmd, "`table`, json, or prometheus (for node_exporter's textfile collector)")
+	cmd.Flags().BoolVar(&all, "all-databases", false, "the locks of every database of the server")
+	cmd.Flags().BoolVar(&watch, "watch", false, "again every 2s")
+	return cmd
+}
+
+type lockWriter func(w io.Writer, target string, locks []*lockView) error
+
+func (f *viewFlags) writer(all bool) (lockWriter, error) {
+	switch f.output {
+	case "", "table":
+		return func(w io.Writer, target string, locks []*lockView) error { return writeTable(w, target, locks, all) }, nil
+	case "json":
+		return func(w io.Writer, _ string, locks []*lockView) error { return writeJSON(w, locks) }, nil
+	case "prometheus":
+		return func(w io.Writer, _ string, locks []*lockView) error { return writePrometheus(w, locks) }, nil
+	}
+	return nil, usagef("--output %s: table, json or prometheus", printable(f.output))
+}
+
+func writeJSON(w io.Writer, value any) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	return enc.Encode(value)
+}
+
+func writeTable(w io.Writer, target string, locks []*lockView, all bool) error {
+	if len(locks) == 0 {
+		_, err := fmt.Fprintf(w, "no locks in %s\n", target)
+		return err
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	hidden := false
+	heading := "KEY\tMODE\tHOLDER\tFOR\tTOKEN\tWAIT"
+	if all {
+		heading = "DATABASE\t" + heading
+	}
+	fmt.Fprintln(t, heading)
+	for _, l := range locks {
+		holders := l.Holders
+		if len(holders) == 0 {
+			holders = []holderView{{}}
+		}
+		for i, h := range holders {
+			hidden = hidden || h.Hidden
+			cells := []string{shorten(l.name(), 32), l.Mode, holderCell(h), "", "", strconv.Itoa(len(l.Waiters))}
+			if h.Since != nil {
+				cells[3] = brief(h.view.HeldFor())
+			}
+			if h.Token != 0 {
+				cells[4] = strconv.FormatInt(h.Token, 10)
+			}
+			if i > 0 {
+				cells[0], cells[5] = "", ""
+			}
+			if all {
+				cells = append([]string{l.Database}, cells...)
+			}
+			fmt.Fprintln(t, strings.Join(cells, "\t"))
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if hidden {
+		_, err := fmt.Fprintln(w, "\n* of another role: to see more, GRANT pg_read_all_stats TO this role")
+		return err
+	}
+	return nil
+}
+
+func holderCell(h holderView) string {
+	switch {
+	case h.Backend == 0:
+		return "-"
+	case h.PID != 0:
+		return shorten(fmt.Sprintf("%s:%d %s", h.Host, h.PID, h.Command), 30)
+	case h.Pglead:
+		return shorten(h.Host, 28) + " *"
+	}
+	text := fmt.Sprintf("backend %d %s", h.Backend, h.Application)
+	if h.Hidden {
+		text += " *"
+	}
+	return shorten(text, 30)
+}
+
+// shorten cuts a cell to so many characters.
+func shorten(s string, most int) string {
+	if utf8.RuneCountInString(s) <= most {
+		return s
+	}
+	return string([]rune(s)[:most-1]) + "…"
+}
+
+// brief is a length of time in two units at most: 3d4h, 12m5s.
+func brief(d time.Duration) string {
+	d = d.Round(time.Second)
+	switch days := d / (24 * time.Hour); {
+	case days > 0:
+		return fmt.Sprintf("%dd%dh", days, d%(24*time.Hour)/time.Hour)
+	case d >= time.Hour:
+		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return d.String()
+}
+
+// writePrometheus writes the text format that node_exporter's textfile
+// collector reads.
+// https://prometheus.io/docs/instrumenting/exposition_formats/
+func writePrometheus(w io.Writer, locks []*lockView) error {
+	var b strings.Builder
+	label := strings.NewReplacer("\\", "\\\\", "\n", "\\n", "\"", "\\\"")
+	labels := func(l *lockView, more ...string) string {
+		key := ""
+		if l.Key != nil {
+			key = *l.Key
+		}
+		pairs := append([]string{"database", l.Database, "key", key, "id", l.id.String()}, more...)
+		var text []string
+		for pair := range slices.Chunk(pairs, 2) {
+			text = append(text, fmt.Sprintf(`%s="%s"`, pair[0], label.Replace(pair[1])))
+		}
+		return "{" + strings.Join(text, ",") + "}"
+	}
+	metric := func(name, help string, each func(l *lockView, sample func(value any, more ...string))) {
+		fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
+		for _, l := range locks {
+			each(l, func(value any, more ...string) { fmt.Fprintf(&b, "%s%s %v\n", name, labels(l, more...), value) })
+		}
+	}
+	metric("pglead_lock_holders", "Sessions that hold the lock.", func(l *lockView, sample func(any, ...string)) { sample(len(l.Holders)) })
+	metric("pglead_lock_waiters", "Sessions that wait for the lock.", func(l *lockView, sample func(any, ...string)) { sample(len(l.Waiters)) })
+	metric("pglead_lock_held_seconds", "For how long a session has held the lock, where it says so.", func(l *lockView, sample func(any, ...string)) {
+		for _, h := range l.Holders {
+			if h.Since != nil {
+				sample(h.Seconds, "host", h.Host, "backend", strconv.FormatUint(uint64(h.Backend), 10))
+			}
+		}
+	})
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// keyIDs are the locks that a key of who or stepdown means.
+func (f *viewFlags) keyIDs(key string) ([]lockkey.ID, error) {
+	f.keys = []string{key}
+	if f.slots < 1 || f.slots > mostSlots {
+		return nil, usagef("--slots %d: from 1 to %d", f.slots, mostSlots)
+	}
+	claim, err := f.claim()
+	return claim.IDs(), err
+}
+
+func (f *viewFlags) keyFlags(cmd *cobra.Command) {
+	f.schemeFlag(cmd.Flags())
+	cmd.Flags().IntVar(&f.slots, "slots", f.slots, "the key has `N` slots")
+}
+
+func newWhoCmd(v *voice, stdout io.Writer) *cobra.Command {
+	f := newViewFlags()
+	cmd := &cobra.Command{
+		Use:   "who KEY [flags]",
+		Short: "The holder of one key; exit 0 held, 1 free",
+		Long: `The holders of one key, a line each: exit status 0 if there are any, 1 if the
+lock is free.`,
+		Args: oneKey,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.output != "" && f.output != "text" && f.output != "json" {
+				return usagef("--output %s: text or json", printable(f.output))
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+			defer stop()
+			viewer, db, err := f.open(ctx, v, cmd)
+			if err != nil {
+				return err
+			}
+			defer viewer.Close()
+			ids, err := f.keyIDs(args[0])
+			if err != nil {
+				return err
+			}
+			views, err := viewer.Locks(ctx, false, ids...)
+			if err != nil {
+				return err
+			}
+			held := false
+			for _, l := range locksOf(views) {
+				held = held || len(l.Holders) > 0
+				if f.output == "json" {
+					continue
+				}
+				for _, h := range l.Holders {
+					slot := ""
+					if l.Slot > 0 {
+						slot = fmt.Sprintf("slot %d: ", l.Slot)
+					}
+					fmt.Fprintln(stdout, slot+h.view.String()+waitersText(len(l.Waiters)))
+				}
+			}
+			if f.output == "json" {
+				locks := locksOf(views)
+				if locks == nil {
+					locks = []*lockView{}
+				}
+				if err := writeJSON(stdout, locks); err != nil {
+					return err
+				}
+			}
+			if !held {
+				if f.output != "json" {
+					fmt.Fprintf(stdout, "%s is free in %s\n", printable(args[0]), session.Target(db.config))
+				}
+				return &listError{exitFree}
+			}
+			return nil
+		},
+	}
+	f.register(cmd, "`text` or json")
+	f.keyFlags(cmd)
+	return cmd
+}
+
+func waitersText(n int) string {
+	switch n {
+	case 0:
+		return ""
+	case 1:
+		return "; 1 waits"
+	}
+	return fmt.Sprintf("; %d wait", n)
+}
+
+func oneKey(cmd *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return &usageError{err: errors.New("one key is needed"), hint: "pglead " + cmd.Name() + " invoice_gen/SUB-1234"}
+	}
+	return nil
+}
+
+// isTerminal says whether a file is a terminal's.
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	return err == nil
+}

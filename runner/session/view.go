@@ -1,0 +1,258 @@
+package session
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// View is one session's part in one advisory lock, as the server shows it.
+type View struct {
+	Database string
+	ID       lockkey.ID
+	Shared   bool
+	Granted  bool          // else it waits
+	Waiting  time.Duration // for so long
+	Backend  uint32        // its process number at the server
+	Role     string
+	Client   string // address, or empty for a unix socket
+	// Application is the session's name, which everyone may see.
+	Application string
+	// Hidden says that this role may not see what the session says of itself.
+	Hidden bool
+	// Described says that the session is a pglead's.
+	Described bool
+	Description
+	Now time.Time // of the server
+}
+
+// HeldFor is how long a lock has been held, or 0 where that isn't known.
+func (v View) HeldFor() time.Duration {
+	if v.Since.IsZero() {
+		return 0
+	}
+	return max(0, v.Now.Sub(v.Since))
+}
+
+// Key is the name of the lock, if its session says one of which it is. Two
+// keys may come to one number, and other programs have locks of their own.
+func (v View) Key() (key string, known bool) {
+	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, "siphash24"))
+	if !ok {
+		return "", false
+	}
+	for _, key := range v.Keys {
+		if id, err := scheme.ID(key); err == nil && id == v.ID {
+			return key, true
+		}
+		for slot := range v.Slots + 1 {
+			if id, err := scheme.Slot(key, slot); err == nil && id == v.ID {
+				return key, true
+			}
+		}
+	}
+	// Of an undescribed one, the name that everyone sees may have the whole key.
+	name, _ := strings.CutPrefix(v.Application, "pglead:")
+	if at := strings.LastIndex(name, "@"); at > 0 {
+		if id, err := scheme.ID(name[:at]); err == nil && id == v.ID {
+			return name[:at], true
+		}
+	}
+	return "", false
+}
+
+// Pglead says whether the session is, or says it is, a pglead's.
+func (v View) Pglead() bool { return v.Described || strings.HasPrefix(v.Application, "pglead:") }
+
+// Where is the host of the session, as far as it is known.
+func (v View) Where() string {
+	if v.Host != "" {
+		return v.Host
+	}
+	if at := strings.LastIndex(v.Application, "@"); v.Pglead() && at >= 0 {
+		return v.Application[at+1:]
+	}
+	return cmp.Or(v.Client, "this server's host")
+}
+
+// String says who holds the lock, or waits for it.
+func (v View) String() string {
+	var text string
+	switch {
+	case v.Described:
+		text = fmt.Sprintf("%s (%s, process %d of %s)", v.Where(), v.Command, v.PID, v.User)
+	case v.Pglead():
+		text = fmt.Sprintf("pglead on %s (role %s)", v.Where(), v.Role)
+	default:
+		text = fmt.Sprintf("a program that is not pglead (role %s, application %q, backend %d)", v.Role, v.Application, v.Backend)
+	}
+	if v.Client != "" {
+		text += " from " + v.Client
+	}
+	if held := v.HeldFor(); v.Granted && held > 0 {
+		text += fmt.Sprintf(" since %s, for %v", v.Since.Local().Format(sinceFormat(held)), held.Round(time.Second))
+	}
+	if _, known := v.Key(); v.Described && !known && len(v.Keys) > 0 {
+		text += fmt.Sprintf(", for another key of the same number (%q)", strings.Join(v.Keys, ", "))
+	}
+	return text
+}
+
+// sinceFormat leaves the date away where it is today's, nearly.
+func sinceFormat(ago time.Duration) string {
+	if ago < 12*time.Hour {
+		return time.TimeOnly
+	}
+	return time.DateTime
+}
+
+// Viewer is a connection to look at locks, of which it takes none. A pooler
+// or a standby in between makes no difference to it, but that a standby has no
+// locks to show.
+type Viewer struct{ pg *pgconn.PgConn }
+
+// OpenViewer connects. Errors are of type *Error, or ctx's.
+func OpenViewer(ctx context.Context, cfg Config) (*Viewer, error) {
+	database := cfg.Database.Copy()
+	database.ConnectTimeout = cfg.ConnectTimeout
+	database.RuntimeParams["application_name"] = cfg.ApplicationName
+	pg, err := pgconn.ConnectConfig(ctx, database)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, connectError(Target(cfg.Database), database, err)
+	}
+	return &Viewer{pg}, nil
+}
+
+// Close ends the connection.
+func (v *Viewer) Close() {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	_ = v.pg.Close(ctx)
+}
+
+// Locks lists who has advisory locks and who waits for them: these, or all of
+// the database, or those of all databases.
+func (v *Viewer) Locks(ctx context.Context, allDatabases bool, ids ...lockkey.ID) ([]View, error) {
+	rows, err := v.rows(ctx, viewQuery(allDatabases, ids))
+	if err != nil {
+		return nil, err
+	}
+	return parseViews(rows)
+}
+
+func (v *Viewer) value(ctx context.Context, sql string) (string, error) {
+	rows, err := v.rows(ctx, sql)
+	if err != nil {
+		return "", err
+	}
+	if len(rows) != 1 || len(rows[0]) != 1 {
+		return "", unsafe("", "the server does not answer as PostgreSQL does")
+	}
+	return rows[0][0], nil
+}
+
+func (v *Viewer) rows(ctx context.Context, sql string) ([][]string, error) {
+	results, err := v.pg.Exec(ctx, sql).ReadAll()
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.As(err, &pgErr):
+		return nil, &Error{Kind: Denied, err: serverRefused{pgErr}}
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case err != nil:
+		return nil, &Error{Kind: Unreachable, err: networkCause(err)}
+	}
+	var rows [][]string
+	for _, result := range results {
+		for _, row := range result.Rows {
+			rows = append(rows, copyRow(row))
+		}
+	}
+	return rows, nil
+}
+
+// Terminate ends a backend, and with it its locks. The role needs to be a
+// superuser, the backend's own role, or a member of pg_signal_backend.
+func (v *Viewer) Terminate(ctx context.Context, pid uint32) error {
+	done, err := v.value(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", pid))
+	var refused *Error
+	switch {
+	case errors.As(err, &refused) && refused.Kind == Denied:
+		return &Error{Kind: Denied, Hint: "GRANT pg_signal_backend TO this role; a superuser's session takes a superuser",
+			err: fmt.Errorf("end the session of backend %d: %w", pid, err)}
+	case err == nil && done != "t":
+		return &Error{Kind: Unreachable, err: fmt.Errorf("there is no session %d any more", pid)}
+	}
+	return err
+}
+
+// Views lists who has these locks and who waits for them.
+func (s *Session) Views(ctx context.Context, ids ...lockkey.ID) ([]View, error) {
+	rows, err := s.query(ctx, viewQuery(false, ids))
+	if err != nil {
+		return nil, err
+	}
+	return parseViews(rows)
+}
+
+// viewQuery reads two views of which every role sees who has which lock; who
+// that is, in detail, is for the same role and for pg_read_all_stats to see.
+func viewQuery(allDatabases bool, ids []lockkey.ID) string {
+	where := ""
+	switch {
+	case len(ids) > 0:
+		var locks []Lock
+		for _, id := range ids {
+			locks = append(locks, Lock{ID: id})
+		}
+		where = " AND " + among(locks)
+	case !allDatabases:
+		where = " AND d.datname = pg_catalog.current_database()"
+	}
+	return `SELECT d.datname, l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid,
+	coalesce(extract(epoch FROM pg_catalog.clock_timestamp() - l.waitstart), 0),
+	coalesce(a.usename, ''), coalesce(pg_catalog.host(a.client_addr), ''), coalesce(a.application_name, ''), coalesce(a.query, ''),
+	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp())
+FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_database AS d ON d.oid = l.database
+	LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'advisory'` + where + `
+ORDER BY d.datname, l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart, l.pid`
+}
+
+func parseViews(rows [][]string) ([]View, error) {
+	var views []View
+	for _, row := range rows {
+		if len(row) != 14 {
+			return nil, unsafe("", "the server does not answer as PostgreSQL does")
+		}
+		class, err1 := strconv.ParseUint(row[1], 10, 32)
+		obj, err2 := strconv.ParseUint(row[2], 10, 32)
+		pid, err3 := strconv.ParseUint(row[6], 10, 32)
+		waiting, err4 := strconv.ParseFloat(row[7], 64)
+		now, err5 := strconv.ParseFloat(row[13], 64)
+		if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+			return nil, unsafe("", "the server does not answer as PostgreSQL does: %w", err)
+		}
+		v := View{
+			Database: row[0], ID: lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
+			Shared: strings.HasPrefix(row[4], "Share"), Granted: row[5] == "t",
+			Waiting: time.Duration(waiting * float64(time.Second)), Backend: uint32(pid),
+			Role: row[8], Client: row[9], Application: row[10], Hidden: row[12] == "t",
+			Now: time.UnixMicro(int64(now * 1e6)),
+		}
+		v.Description, v.Described = parseDescription(row[11])
+		views = append(views, v)
+	}
+	return views, nil
+}
