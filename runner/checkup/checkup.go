@@ -14,7 +14,7 @@ const (
 	Note Status = "note"
 	// Warning is something that may be in the way of a lock, but not of the
 	// promise.
-	Warning Status = "warning"
+	Warning Status = "warn"
 	// Fail is something with which the promise can't be kept, or no lock taken.
 	Fail Status = "fail"
 )

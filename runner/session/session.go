@@ -214,7 +214,7 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (age time.Durat
 			[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
 			[2]string{"tcp_keepalives_count", "3"},
 			[2]string{"tcp_user_timeout", milliseconds(cfg.Lease)},
-			[2]string{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)}))
+			[2]string{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)})) + noTransactionTimeout(false)
 	}
 	sql := fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
 	pg_catalog.current_setting('server_version_num'), pg_catalog.version(), %s,
@@ -237,21 +237,33 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (age time.Durat
 	version, _ := strconv.Atoi(string(row[2]))
 	switch {
 	case !cfg.Transaction && string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
-		return 0, unsafe("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
-			"there is a connection pooler in between (it calls the session %d, the server calls it %s)", pg.PID(), row[0])
+		return 0, errPooled(pg.PID(), string(row[0]))
 	case version < oldestVersion:
-		return 0, unsafe("a server of PostgreSQL 14 or newer is needed", "the server is too old: %s", row[3])
+		return 0, errTooOld(string(row[3]))
 	case string(row[1]) == "t":
-		return 0, &Error{
-			Kind: Standby, Hint: "connect to the primary, or give all hosts (host=a,b,c): the primary among them is found",
-			err: errors.New("the server is a standby: its locks don't exclude anyone on the primary"),
-		}
+		return 0, errStandby()
 	}
 	up, err := strconv.ParseFloat(string(row[4]), 64)
 	if err != nil {
 		return 0, unsafe("", "the server's age %q is no number", row[4])
 	}
 	return time.Duration(up * float64(time.Second)), nil
+}
+
+func errPooled(ours uint32, servers string) *Error {
+	return unsafe("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
+		"there is a connection pooler in between (it calls the session %d, the server calls it %s)", ours, servers)
+}
+
+func errTooOld(version string) *Error {
+	return unsafe("a server of PostgreSQL 14 or newer is needed", "the server is too old: %s", version)
+}
+
+func errStandby() *Error {
+	return &Error{
+		Kind: Standby, Hint: "connect to the primary, or give all hosts (host=a,b,c): the primary among them is found",
+		err: errors.New("the server is a standby: its locks don't exclude anyone on the primary"),
+	}
 }
 
 // settings are what the session needs in either mode.
@@ -281,16 +293,21 @@ func (cfg Config) begin() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED",
 		"SELECT " + set(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
-			// From PostgreSQL 17 on.
-			" || CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NULL THEN '' ELSE pg_catalog.set_config('transaction_timeout', '0', true) END",
+			noTransactionTimeout(true),
 	}
+}
+
+// noTransactionTimeout goes on an expression of set: from PostgreSQL 17 on
+// there is that too, and it would end a wait in the server's queue.
+func noTransactionTimeout(local bool) string {
+	return fmt.Sprintf(" || CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NULL THEN '' ELSE pg_catalog.set_config('transaction_timeout', '0', %t) END", local)
 }
 
 // oldestVersion is the first with idle_session_timeout and
 // client_connection_check_interval.
 const oldestVersion = 14_00_00
 
-func unsafe(hint, format string, args ...any) error {
+func unsafe(hint, format string, args ...any) *Error {
 	return &Error{Kind: Unsafe, Hint: hint, err: fmt.Errorf(format, args...)}
 }
 
