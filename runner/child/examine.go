@@ -82,7 +82,7 @@ func tryGuard() checkup.Check {
 	case !found:
 		return checkup.Warningf("let the command start no daemons", "%s has no way to find a daemon whose parent is dead, and no signal for a parent's death", runtime.GOOS)
 	}
-	return checkup.Okf("it ran a command that left a daemon behind, and found and ended that too (%v)", took)
+	return checkup.Okf("subreaper and death signal are set; it found and ended a daemon that its command had left behind (%v)", took)
 }
 
 func examineProc() checkup.Check {
@@ -144,7 +144,7 @@ func examineProcess(pid int) checkup.Check {
 		return checkup.Notef("start an init before it: docker run --init, or tini",
 			"pglead is PID 1 here: other processes' orphans become its children, and it can't die of the signal that its command died of (it exits with 128+N)")
 	}
-	return checkup.Okf("PID %d: pglead is not a container's first process", pid)
+	return checkup.Okf("not PID 1: orphans of others are none of its business")
 }
 
 func examineClock() checkup.Check {

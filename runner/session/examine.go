@@ -32,12 +32,7 @@ func Examine(ctx context.Context, cfg Config, lockDelay time.Duration) ([]checku
 	}
 	if x.pg != nil {
 		x.look(ctx)
-		lost := x.pg.IsClosed()
 		(&Viewer{x.pg}).Close()
-		if lost && err == nil {
-			err = &Error{Kind: Unreachable, err: errors.New("the connection broke while it was looked at")}
-			x.add("connection", failed(err))
-		}
 	}
 	x.hosts(ctx)
 	if err == nil {
@@ -98,30 +93,37 @@ func (x *examination) connect(ctx context.Context) (err error) {
 	return err
 }
 
-// look examines the server over the connection.
+// look examines the server over the connection, for as long as that lasts: if
+// it doesn't, the trial of a lock says what that means.
 func (x *examination) look(ctx context.Context) {
 	before := len(x.checks)
-	x.add("server", x.server(ctx))
-	x.add("primary", x.primary(ctx))
-	x.add("path", x.path(ctx))
-	x.add("TLS", x.tls())
-	x.add("time-outs", x.timeouts(ctx))
-	if x.refused == nil {
-		x.add("settings", x.settings(ctx))
+	for _, part := range []struct {
+		name string
+		look func(context.Context) checkup.Check
+	}{
+		{"server", x.server},
+		{"primary", x.primary},
+		{"path", x.path},
+		{"TLS", x.tls},
+		{"time-outs", x.timeouts},
+		{"settings", x.settings},
+		{"lease", x.lease},
+		{"lock-delay", x.delay},
+		{"slots", x.slots},
+		{"standbys", x.standbys},
+		{"plpgsql", x.plpgsql},
+		{"notify", x.notify},
+		{"privilege", x.privilege("pg_read_all_stats", "see what other roles' pgleads run (pglead ls, who)")},
+		{"privilege", x.privilege("pg_signal_backend", "end other roles' sessions (pglead stepdown --force)")},
+	} {
+		if x.pg.IsClosed() {
+			break
+		}
+		// Of what was refused, the session was not made fit for these.
+		if x.refused == nil || part.name != "settings" && part.name != "notify" {
+			x.add(part.name, part.look(ctx))
+		}
 	}
-	x.add("lease", x.lease(ctx))
-	if x.lockDelay < TakeoverDelay(x.cfg.Lease) {
-		x.add("lock-delay", checkup.Warningf(fmt.Sprintf("only with at least 2/3 of the lease (%v) is a former holder that knows nothing of its loss dead by then", TakeoverDelay(x.cfg.Lease)),
-			"%v: a takeover may overlap with the command of the former holder", x.lockDelay))
-	}
-	x.add("slots", x.slots(ctx))
-	x.add("standbys", x.standbys(ctx))
-	x.add("plpgsql", x.plpgsql(ctx))
-	if x.refused == nil {
-		x.add("notify", x.notify(ctx))
-	}
-	x.privileges(ctx)
-	// Where what was refused is none of these.
 	if x.refused != nil && !slices.ContainsFunc(x.checks[before:], func(c checkup.Check) bool { return c.Status == checkup.Fail }) {
 		x.add("session", failed(x.refused))
 	}
@@ -251,7 +253,7 @@ func socket(conn net.Conn) net.Conn {
 	return conn
 }
 
-func (x *examination) tls() checkup.Check {
+func (x *examination) tls(context.Context) checkup.Check {
 	if conn, ok := x.pg.Conn().(*tls.Conn); ok {
 		state := conn.ConnectionState()
 		seen := tls.VersionName(state.Version) + ", " + tls.CipherSuiteName(state.CipherSuite)
@@ -373,6 +375,15 @@ func (x *examination) lease(ctx context.Context) checkup.Check {
 	return checkup.Okf("%s", seen)
 }
 
+func (x *examination) delay(context.Context) checkup.Check {
+	dead := TakeoverDelay(x.cfg.Lease)
+	if x.lockDelay < dead {
+		return checkup.Warningf(fmt.Sprintf("a former holder that knows nothing of its loss is dead after 2/3 of the lease: --lock-delay %v", dead),
+			"%v: a takeover may overlap with the command of the former holder", x.lockDelay)
+	}
+	return checkup.Okf("%v: as long as a former holder may live on without knowing of its loss, or longer", x.lockDelay)
+}
+
 // fewSlots is when the server's slots are few: each holder and each waiter
 // takes one.
 const fewSlots = 10
@@ -419,7 +430,7 @@ func (x *examination) standbys(ctx context.Context) checkup.Check {
 		return checkup.Notef("if a standby is promoted while this server may still run, synchronous_standby_names and --quorum keep it from going on granting its locks",
 			"%s, none synchronous", connected)
 	case row[1] == "0":
-		return checkup.Warningf("pg_stat_replication shows those that are connected", "synchronous_standby_names is %q, but none is connected: commits hang, with --quorum also the lock", names)
+		return checkup.Warningf("pg_stat_replication shows those that are connected", "synchronous_standby_names is %q, but none is connected: commits hang, with --quorum also a command's start, and without it if any session's NOTIFY hangs", names)
 	case x.cfg.Quorum:
 		return checkup.Okf("synchronous_standby_names is %q, %s; --quorum waits for them", names, connected)
 	}
@@ -445,7 +456,8 @@ func (x *examination) notify(ctx context.Context) checkup.Check {
 		return checkup.Notef("", "not heard with --transaction: a takeover after a wait always waits out the lock-delay")
 	}
 	const name = "pglead.1.doctor"
-	_, err := x.rows(ctx, `LISTEN "`+name+`"; SELECT pg_catalog.pg_notify('`+name+`', '')`)
+	// A commit that waits for a standby would keep everybody's notifications waiting.
+	_, err := x.rows(ctx, `LISTEN "`+name+`"; SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('`+name+`', '')`)
 	if err == nil {
 		_, err = x.rows(ctx, heartbeat) // by its answer, a notification has arrived
 	}
@@ -462,22 +474,17 @@ func (x *examination) notify(ctx context.Context) checkup.Check {
 	return checkup.Okf("a notification was sent, and arrived")
 }
 
-// privileges are those that no lock needs.
-func (x *examination) privileges(ctx context.Context) {
-	row, err := x.row(ctx, 2, `SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE'), pg_catalog.pg_has_role('pg_signal_backend', 'USAGE')`)
-	if err != nil {
-		x.add("privileges", unknown(err))
-		return
-	}
-	for i, p := range []struct{ role, does string }{
-		{"pg_read_all_stats", "see what other roles' pgleads run (pglead ls, who)"},
-		{"pg_signal_backend", "end other roles' sessions (pglead stepdown --force)"},
-	} {
-		if row[i] == "t" {
-			x.add("privilege", checkup.Okf("%s: may %s", p.role, p.does))
-		} else {
-			x.add("privilege", checkup.Notef("if it should: GRANT "+p.role+" TO "+x.cfg.Database.User, "not %s: may not %s", p.role, p.does))
+// privilege is about one that no lock needs.
+func (x *examination) privilege(role, does string) func(context.Context) checkup.Check {
+	return func(ctx context.Context) checkup.Check {
+		row, err := x.row(ctx, 1, "SELECT pg_catalog.pg_has_role('"+role+"', 'USAGE')")
+		switch {
+		case err != nil:
+			return unknown(err)
+		case row[0] != "t":
+			return checkup.Notef("if it should: GRANT "+role+" TO "+x.cfg.Database.User, "not %s: may not %s", role, does)
 		}
+		return checkup.Okf("%s: may %s", role, does)
 	}
 }
 
