@@ -80,9 +80,17 @@ func (o *options) waitFlags(flags *pflag.FlagSet) {
 }
 
 func (o *options) leaseFlags(flags *pflag.FlagSet) {
+	o.takeoverFlags(flags)
+	flags.Var(&o.lostGrace, "lost-grace", "after a loss: TERM first, KILL after this or when nine tenths of the lease are over; 0 is KILL at once")
+	o.modeFlags(flags)
+}
+
+func (o *options) takeoverFlags(flags *pflag.FlagSet) {
 	flags.Var(&o.lease, "lease", "a holder that the server can't hear for this long loses the lock; at least 3s")
 	flags.Var(&o.lockDelay, "lock-delay", "how long an old holder may live on without knowing that it lost; 0 never waits for it (default 2/3 of the lease, plus the lost-grace)")
-	flags.Var(&o.lostGrace, "lost-grace", "after a loss: TERM first, KILL after this or when nine tenths of the lease are over; 0 is KILL at once")
+}
+
+func (o *options) modeFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.transaction, "transaction", false, "hold the lock in a transaction that stays open: for a connection pooler")
 	flags.BoolVar(&o.quorum, "quorum", false, "lose the lock when the primary loses its synchronous standbys")
 }
@@ -100,8 +108,16 @@ func (o *options) hookFlags(flags *pflag.FlagSet) {
 }
 
 func (o *options) databaseFlags(flags *pflag.FlagSet) {
-	flags.StringVarP(&o.dsn, "dsn", "d", "", "`DSN` of the database: URI, keywords or name, as for psql; embedded: a private server")
+	o.dsnFlag(flags)
 	flags.BoolVar(&o.passDSN, "pass-dsn", false, "pass the connection string on to the command, in PGLEAD_DSN")
+	o.connectTimeoutFlag(flags)
+}
+
+func (o *options) dsnFlag(flags *pflag.FlagSet) {
+	flags.StringVarP(&o.dsn, "dsn", "d", "", "`DSN` of the database: URI, keywords or name, as for psql; embedded: a private server")
+}
+
+func (o *options) connectTimeoutFlag(flags *pflag.FlagSet) {
 	flags.Var(&o.connectTimeout, "connect-timeout", "for each attempt to connect")
 }
 
@@ -127,10 +143,6 @@ func (o *options) check(args []string, example string) error {
 		return usagef("--slots and --shared exclude each other")
 	case o.slots > 1 && len(o.keys) > 1:
 		return usagef("--slots takes one --key, not %d", len(o.keys))
-	case o.lease.value < leastLease:
-		return usagef("--lease %s is too short: at least %v", &o.lease, leastLease)
-	case o.connectTimeout.value <= 0:
-		return usagef("--connect-timeout must be longer than 0")
 	case o.leftovers != "kill" && o.leftovers != "wait":
 		return usagef("--leftovers %s: kill or wait", printable(o.leftovers))
 	case o.conflictCode < 0 || o.conflictCode > 255:
@@ -139,6 +151,16 @@ func (o *options) check(args []string, example string) error {
 		return usagef("--log-format %s: text or json", printable(o.logFormat))
 	case o.quiet && o.verbose:
 		return usagef("--quiet and --verbose exclude each other")
+	}
+	return o.checkSession()
+}
+
+func (o *options) checkSession() error {
+	switch {
+	case o.lease.value < leastLease:
+		return usagef("--lease %s is too short: at least %v", &o.lease, leastLease)
+	case o.connectTimeout.value <= 0:
+		return usagef("--connect-timeout must be longer than 0")
 	}
 	return nil
 }

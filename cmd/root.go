@@ -43,6 +43,6 @@ func newRootCmd(v *voice, stdout io.Writer) *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{err: err, hint: "see " + cmd.CommandPath() + " --help"}
 	})
-	root.AddCommand(newRunCmd(v), newLeadCmd(v), newEachCmd(v), newLsCmd(v, stdout), newWhoCmd(v, stdout), newStepdownCmd(v, stdout), newKeyCmd(stdout), newVersionCmd(stdout))
+	root.AddCommand(newRunCmd(v), newLeadCmd(v), newEachCmd(v), newLsCmd(v, stdout), newWhoCmd(v, stdout), newStepdownCmd(v, stdout), newKeyCmd(stdout), newDoctorCmd(v, stdout), newVersionCmd(stdout))
 	return root
 }

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/child"
 )
 
@@ -551,5 +553,19 @@ func TestStoppedGuard(t *testing.T) {
 	assertDead(t, pids)
 	if !r.GuardDied {
 		t.Errorf("%+v, want GuardDied", r)
+	}
+}
+
+func TestExamine(t *testing.T) {
+	names := map[string]checkup.Status{}
+	for _, c := range child.Examine() {
+		names[c.Name] = c.Status
+		t.Logf("%-4s  %-10s  %s -> %s", c.Status, c.Name, c.Seen, c.Advice)
+		if c.Status == checkup.Fail {
+			t.Errorf("%s fails", c.Name)
+		}
+	}
+	if names["guard"] != checkup.OK && runtime.GOOS == "linux" {
+		t.Error("the guard was not tried")
 	}
 }

@@ -113,7 +113,7 @@ type Grant struct {
 func (h *Hold) Try(ctx context.Context) (bool, error) {
 	function, queries := "try_advisory_lock", []string(nil)
 	if h.s.cfg.Transaction {
-		function, queries = "try_advisory_xact_lock", h.s.begin()
+		function, queries = "try_advisory_xact_lock", h.s.cfg.begin()
 	}
 	var cases strings.Builder
 	switch missing := h.missing(); {

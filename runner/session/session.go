@@ -129,6 +129,27 @@ var ErrSilent = errors.New("the server does not answer")
 // connections to others. Of several hosts the first that will do is taken.
 // Errors are of type *Error, or ctx's.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
+	// In this hook a refusal makes pgconn go on to the next host, so a DSN
+	// with all nodes of a cluster finds the primary, target_session_attrs or
+	// not: on a standby a lock is granted and means nothing.
+	var age time.Duration
+	pg, err := connect(ctx, cfg, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
+		age, err = prepare(ctx, pg, cfg)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, boottime.Now)
+	s.cancel = pg.CancelRequest
+	s.age = age
+	s.cfg = cfg
+	s.Describe(cfg.Description)
+	return s, nil
+}
+
+// connect logs in to the first host that fits.
+func connect(ctx context.Context, cfg Config, fits pgconn.ValidateConnectFunc) (*pgconn.PgConn, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
 	database.DialFunc = (&net.Dialer{
@@ -139,14 +160,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 		},
 		ControlContext: userTimeout(cfg.Lease),
 	}).DialContext
-	// In this hook a refusal makes pgconn go on to the next host, so a DSN
-	// with all nodes of a cluster finds the primary, target_session_attrs or
-	// not: on a standby a lock is granted and means nothing.
-	var age time.Duration
-	database.ValidateConnect = func(ctx context.Context, pg *pgconn.PgConn) (err error) {
-		age, err = prepare(ctx, pg, cfg)
-		return err
-	}
+	database.ValidateConnect = fits
 
 	pg, err := pgconn.ConnectConfig(ctx, database)
 	if err != nil {
@@ -155,12 +169,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 		}
 		return nil, connectError(Target(cfg.Database), database, err)
 	}
-	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, boottime.Now)
-	s.cancel = pg.CancelRequest
-	s.age = age
-	s.cfg = cfg
-	s.Describe(cfg.Description)
-	return s, nil
+	return pg, nil
 }
 
 func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Duration, now func() time.Duration) *Session {
@@ -205,7 +214,7 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (age time.Durat
 			[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
 			[2]string{"tcp_keepalives_count", "3"},
 			[2]string{"tcp_user_timeout", milliseconds(cfg.Lease)},
-			[2]string{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)}))
+			[2]string{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)})) + noTransactionTimeout(false)
 	}
 	sql := fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
 	pg_catalog.current_setting('server_version_num'), pg_catalog.version(), %s,
@@ -228,21 +237,33 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (age time.Durat
 	version, _ := strconv.Atoi(string(row[2]))
 	switch {
 	case !cfg.Transaction && string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
-		return 0, unsafe("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
-			"there is a connection pooler in between (it calls the session %d, the server calls it %s)", pg.PID(), row[0])
+		return 0, errPooled(pg.PID(), string(row[0]))
 	case version < oldestVersion:
-		return 0, unsafe("a server of PostgreSQL 14 or newer is needed", "the server is too old: %s", row[3])
+		return 0, errTooOld(string(row[3]))
 	case string(row[1]) == "t":
-		return 0, &Error{
-			Kind: Standby, Hint: "connect to the primary, or give all hosts (host=a,b,c): the primary among them is found",
-			err: errors.New("the server is a standby: its locks don't exclude anyone on the primary"),
-		}
+		return 0, errStandby()
 	}
 	up, err := strconv.ParseFloat(string(row[4]), 64)
 	if err != nil {
 		return 0, unsafe("", "the server's age %q is no number", row[4])
 	}
 	return time.Duration(up * float64(time.Second)), nil
+}
+
+func errPooled(ours uint32, servers string) *Error {
+	return unsafe("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
+		"there is a connection pooler in between (it calls the session %d, the server calls it %s)", ours, servers)
+}
+
+func errTooOld(version string) *Error {
+	return unsafe("a server of PostgreSQL 14 or newer is needed", "the server is too old: %s", version)
+}
+
+func errStandby() *Error {
+	return &Error{
+		Kind: Standby, Hint: "connect to the primary, or give all hosts (host=a,b,c): the primary among them is found",
+		err: errors.New("the server is a standby: its locks don't exclude anyone on the primary"),
+	}
 }
 
 // settings are what the session needs in either mode.
@@ -268,20 +289,25 @@ func set(local bool, settings [][2]string) string {
 // begin are the queries that begin the transaction which holds the lock. Read
 // committed is the level at which no snapshot, which would hold back vacuum,
 // is kept between two heartbeats.
-func (s *Session) begin() []string {
+func (cfg Config) begin() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED",
-		"SELECT " + set(true, append(s.cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(s.lease)})) +
-			// From PostgreSQL 17 on.
-			" || CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NULL THEN '' ELSE pg_catalog.set_config('transaction_timeout', '0', true) END",
+		"SELECT " + set(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
+			noTransactionTimeout(true),
 	}
+}
+
+// noTransactionTimeout goes on an expression of set: from PostgreSQL 17 on
+// there is that too, and it would end a wait in the server's queue.
+func noTransactionTimeout(local bool) string {
+	return fmt.Sprintf(" || CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NULL THEN '' ELSE pg_catalog.set_config('transaction_timeout', '0', %t) END", local)
 }
 
 // oldestVersion is the first with idle_session_timeout and
 // client_connection_check_interval.
 const oldestVersion = 14_00_00
 
-func unsafe(hint, format string, args ...any) error {
+func unsafe(hint, format string, args ...any) *Error {
 	return &Error{Kind: Unsafe, Hint: hint, err: fmt.Errorf(format, args...)}
 }
 

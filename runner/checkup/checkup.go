@@ -1,0 +1,48 @@
+// Package checkup is the form of what pglead doctor finds. The session
+// examines the server and the child the machine, and neither knows the other.
+package checkup
+
+import "fmt"
+
+// Status is how bad a finding is.
+type Status string
+
+const (
+	// OK is as it should be.
+	OK Status = "ok"
+	// Note is something to know that needs no action.
+	Note Status = "note"
+	// Warning is something that may be in the way of a lock, but not of the
+	// promise.
+	Warning Status = "warn"
+	// Fail is something with which the promise can't be kept, or no lock taken.
+	Fail Status = "fail"
+)
+
+// Check is a line of the checklist.
+type Check struct {
+	Name   string `json:"name"`
+	Status Status `json:"status"`
+	Seen   string `json:"seen"`
+	Advice string `json:"advice,omitempty"` // what to do about it
+}
+
+// Okf is a finding that is as it should be.
+func Okf(format string, args ...any) Check {
+	return Check{Status: OK, Seen: fmt.Sprintf(format, args...)}
+}
+
+// Notef is a finding that needs no action; advice may be empty.
+func Notef(advice, format string, args ...any) Check {
+	return Check{Status: Note, Advice: advice, Seen: fmt.Sprintf(format, args...)}
+}
+
+// Warningf is a finding with what to do about it.
+func Warningf(advice, format string, args ...any) Check {
+	return Check{Status: Warning, Advice: advice, Seen: fmt.Sprintf(format, args...)}
+}
+
+// Failf is a finding with what has to be done about it.
+func Failf(advice, format string, args ...any) Check {
+	return Check{Status: Fail, Advice: advice, Seen: fmt.Sprintf(format, args...)}
+}
