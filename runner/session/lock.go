@@ -367,6 +367,13 @@ func (h *Hold) confirmBeside(ctx context.Context) ([]string, error) {
 		row, err = second.row(bounded, 0, s.confirmation(h.held, "true"))
 		cancel()
 	}
+	if err == nil && s.cfg.Quorum && row[0] == "t" {
+		var queries []string
+		for _, l := range h.held {
+			queries = append(queries, tell(channel(l.ID), s.started(l, row[1])))
+		}
+		_, err = s.query(ctx, queries...)
+	}
 	if !s.cfg.Quorum {
 		second.Close()
 	}
@@ -379,7 +386,10 @@ func (h *Hold) confirmBeside(ctx context.Context) ([]string, error) {
 // A transaction number is only used up for good once the WAL that tells of it
 // is on disk. That takes something to log, the message, and a commit that waits
 // for the disk but for no standby, whatever the role's default is: 'local';
-// with a quorum, one that waits for them too: 'on'.
+// with a quorum, one that waits for them too: 'on'. Such a commit announces
+// nothing, since while one with a NOTIFY waits, every other NOTIFY on the
+// server does.
+// https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
 func (s *Session) confirmation(locks []Lock, held string) string {
 	commit := "local"
 	if s.cfg.Quorum {
@@ -392,15 +402,23 @@ func (s *Session) confirmation(locks []Lock, held string) string {
 	CASE WHEN held THEN pg_catalog.set_config('synchronous_commit', '%[1]s', true) END,
 	CASE WHEN held THEN pg_catalog.pg_logical_emit_message(true, 'pglead', '') END`, commit, token)
 	for _, l := range locks {
-		mode := ""
-		if l.Shared {
-			mode = " " + sharedMode
+		if s.cfg.Quorum {
+			break
 		}
-		fmt.Fprintf(&sql, ",\n\tCASE WHEN held THEN pg_catalog.pg_notify('%s', 'started ' || %s || ' %d %d%s') END",
-			channel(l.ID), token, s.lease.Milliseconds(), s.cfg.LostGrace.Milliseconds(), mode)
+		fmt.Fprintf(&sql, ",\n\tCASE WHEN held THEN pg_catalog.pg_notify('%s', '%s') END", channel(l.ID), s.started(l, "' || "+token+" || '"))
 	}
 	fmt.Fprintf(&sql, "\nFROM (SELECT %s AS held OFFSET 0) AS looked", held)
 	return sql.String()
+}
+
+// started is what is announced of a lock, with this token, before its command
+// is started.
+func (s *Session) started(l Lock, token string) string {
+	mode := ""
+	if l.Shared {
+		mode = " " + sharedMode
+	}
+	return fmt.Sprintf("started %s %d %d%s", token, s.lease.Milliseconds(), s.cfg.LostGrace.Milliseconds(), mode)
 }
 
 // token is an SQL expression. It is the same number wherever it stands in a

@@ -710,7 +710,7 @@ func TestMissingStandby(t *testing.T) {
 		if claim.Locks[0].Shared {
 			want = time.Hour
 		}
-		if delay := waiter.Evidence(w2id(last)).Delay(time.Hour); delay != want {
+		if delay := waiter.Evidence(idOf(last)).Delay(time.Hour); delay != want {
 			t.Errorf("%s: the waiter waits %v", name, delay)
 		}
 	}
@@ -720,9 +720,36 @@ func TestMissingStandby(t *testing.T) {
 		confirm(t, s.hold(7))
 		unlock(t, s.hold(7), true)
 	})
+
+	// Nor while one with a quorum waits for that standby.
+	cfg := config(t, dsn)
+	cfg.Quorum, cfg.Lease = true, time.Hour
+	q := openWith(t, cfg)
+	try(t, q.hold(30))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() {
+		_, err := q.hold(30).Confirm(ctx)
+		ended <- err
+	}()
+	hurry(t, "the way to the token's commit", func() {
+		for query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")[0] == "0" {
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	hurry(t, "beside a token that waits for the standby", func() {
+		s := open(t, dsn)
+		try(t, s.hold(31))
+		confirm(t, s.hold(31))
+		unlock(t, s.hold(31), true)
+	})
+	stop()
+	if err := <-ended; err == nil {
+		t.Error("a token without its quorum is confirmed")
+	}
 }
 
-func w2id(c session.Claim) lockkey.ID { return c.Locks[0].ID }
+func idOf(c session.Claim) lockkey.ID { return c.Locks[0].ID }
 
 func TestTransactionRefusals(t *testing.T) {
 	t.Parallel()
