@@ -79,7 +79,7 @@ type arena struct {
 
 	mu       sync.Mutex
 	pids     map[string]int       // host to its pglead
-	since    map[string]time.Time // when that was started, or ended
+	since    map[string]time.Time // when that was started, unless it has ended
 	excused  map[int64]bool
 	ends     map[int]bool // pgleads that a fault ends
 	stopping bool
@@ -217,7 +217,7 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 			}
 			err = cmd.Wait()
 			a.mu.Lock()
-			a.since[host] = time.Now() // what comes next is a newcomer
+			delete(a.since, host) // what comes next is a newcomer
 			if a.mode.stays && !a.stopping && !a.ends[cmd.Process.Pid] {
 				a.t.Errorf("pglead on %s gave up: %v: %s", host, err, said.String())
 			}
@@ -336,7 +336,8 @@ func (a *arena) awaitInLine() {
 		a.mu.Lock()
 		newcomer := slices.ContainsFunc(contenders(), func(host string) bool {
 			if a.mode.guardless {
-				return time.Since(a.since[host]) < 3*time.Second
+				since, runs := a.since[host]
+				return !runs || time.Since(since) < 3*time.Second
 			}
 			_, err := guardOf(a.pids[host])
 			return err != nil
