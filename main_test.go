@@ -655,6 +655,22 @@ func TestOrdinaryUser(t *testing.T) {
 // TestFirstProcess: pglead as the first process of a container collects the
 // orphans of others, passes signals on, and says by its status what it can't
 // say by its death.
+// TestForeignProc: where the guard would find no process to kill, nothing is
+// started.
+func TestForeignProc(t *testing.T) {
+	requireRoot(t, "a process namespace")
+	dir := openDir(t)
+	cmd := exec.Command("unshare", "--pid", "--fork", "--kill-child", filepath.Join(theBench.dir, "pglead"), "run", "--key", "proc", "--", "touch", "never")
+	cmd.Env, cmd.Dir = theBench.environ(dir), dir
+	out, _ := cmd.CombinedOutput()
+	if code := cmd.ProcessState.ExitCode(); code != 78 || !strings.Contains(string(out), "/proc is another PID namespace's") {
+		t.Errorf("exit status %d: %s", code, out)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "never")); err == nil {
+		t.Error("the command was started")
+	}
+}
+
 func TestFirstProcess(t *testing.T) {
 	requireRoot(t, "a process namespace")
 	dir := openDir(t)

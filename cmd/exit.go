@@ -108,6 +108,7 @@ func status(err error) (code int, hint string) {
 		gone   *session.LostError
 		lookup *child.LookupError
 		guard  *runner.GuardDiedError
+		proc   *child.NoProcError
 	)
 	switch {
 	case errors.As(err, &usage):
@@ -117,6 +118,8 @@ func status(err error) (code int, hint string) {
 			return exitNotFound, ""
 		}
 		return exitNotExecutable, ""
+	case errors.As(err, &proc):
+		return exitUnsafe, "mount one: mount -t proc proc /proc"
 	case errors.As(err, &lost):
 		return exitLost, ""
 	case errors.As(err, &gone), errors.Is(err, child.ErrTooLate): // before the command started

@@ -82,6 +82,12 @@ type Event struct {
 	Unkillable string
 }
 
+// NoProcError says that the guard could not find the processes that it has to
+// kill: /proc is not mounted, or it is another PID namespace's.
+type NoProcError struct{ seen string }
+
+func (e *NoProcError) Error() string { return "start the guard process: " + e.seen }
+
 // ErrTooLate says that the deadline had passed before the command could start.
 var ErrTooLate = errors.New("the lease ran out before the command could start")
 
@@ -98,6 +104,9 @@ type Guards struct {
 
 // NewGuards makes this process one that inherits what a guard leaves behind.
 func NewGuards() (*Guards, error) {
+	if err := checkProc(); err != nil {
+		return nil, err
+	}
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}

@@ -91,13 +91,9 @@ func tryGuard() checkup.Check {
 }
 
 func examineProc() checkup.Check {
-	const mount = "mount it: mount -t proc proc /proc"
-	self, err := os.Readlink("/proc/self")
-	switch {
-	case err != nil:
-		return checkup.Failf(mount, "it is not there: the guard finds no process to kill")
-	case self != strconv.Itoa(os.Getpid()):
-		return checkup.Failf("mount one of this PID namespace: mount -t proc proc /proc", "it is another PID namespace's: the guard finds no process to kill")
+	const mount = "mount one of this PID namespace: mount -t proc proc /proc"
+	if err := checkProc(); err != nil {
+		return checkup.Failf(mount, "%s", err)
 	}
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {

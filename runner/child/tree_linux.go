@@ -11,6 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// checkProc makes sure that /proc shows this process and its children.
+func checkProc() error {
+	self, err := os.Readlink("/proc/self")
+	switch {
+	case err != nil:
+		return &NoProcError{"/proc is not mounted, without which it finds no process to kill"}
+	case self != strconv.Itoa(os.Getpid()):
+		return &NoProcError{"/proc is another PID namespace's: it finds no process to kill there"}
+	}
+	return nil
+}
+
 // becomeSubreaper makes this process the parent of every descendant whose own
 // parent dies, daemons that forked twice included (PR_SET_CHILD_SUBREAPER(2)).
 // That is what makes a tree something that can be killed whole: whoever it

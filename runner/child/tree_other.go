@@ -15,6 +15,9 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
+// checkProc: these systems are asked for processes without /proc.
+func checkProc() error { return nil }
+
 // setProcessName: argv[0] is all that these systems let a process choose.
 func setProcessName(string) {}
 
