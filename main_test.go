@@ -1710,3 +1710,60 @@ func TestScreen(t *testing.T) {
 	s.types("clear; echo status $?")
 	s.shows("status 0")
 }
+
+// TestJournal: where standard error is the journal, messages have priorities.
+func TestJournal(t *testing.T) {
+	for format, want := range map[string]string{"text": "<3>pglead: ", "json": `<3>{"time":`} {
+		cmd := command(t, "run", "--key", "journal", "--log-format", format, "--dsn", "host=/nosuch", "--", "true")
+		file, err := os.Create(filepath.Join(t.TempDir(), "journal"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		info, err := file.Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stat := info.Sys().(*syscall.Stat_t)
+		cmd.Stderr = file
+		cmd.Env = append(cmd.Env, fmt.Sprintf("JOURNAL_STREAM=%d:%d", stat.Dev, stat.Ino))
+		_ = cmd.Run()
+		for _, line := range lines(t, file.Name()) {
+			if !strings.HasPrefix(line, want) && !strings.HasPrefix(line, "<3>pglead: hint: ") {
+				t.Errorf("%s: %s", format, line)
+			}
+		}
+	}
+}
+
+// TestStepDownTo: the one that is asked for is next, though another has waited
+// longer.
+func TestStepDownTo(t *testing.T) {
+	requireRoot(t, "host names of its own")
+	_, _ = start(t, command(t, "run", "--key", "to", "--lease", "3s", "--", "sh", "-c", "echo; read end"))
+	log := filepath.Join(openDir(t), "log")
+	var waiters []*exec.Cmd
+	for i, host := range []string{"alpha", "beta", "gamma"} {
+		cmd := command(t, "run", "--key", "to", "--wait", "forever", "--", "sh", "-c", "echo "+host+" >>"+log)
+		cmd.Args = append([]string{"unshare", "--uts", "sh", "-c", "hostname " + host + `; exec "$0" "$@"`}, append([]string{cmd.Path}, cmd.Args[1:]...)...)
+		cmd.Path = "/usr/bin/unshare"
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		waiters = append(waiters, cmd)
+		if !eventually(func() bool { return theBench.locks("to", "NOT granted") == i+1 }) {
+			t.Fatalf("%s does not wait", host)
+		}
+	}
+	if out, err := command(t, "stepdown", "to", "--to", "beta", "--wait", "1m").CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	for _, cmd := range waiters {
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := lines(t, log); len(got) != 3 || got[0] != "beta" {
+		t.Errorf("next were %q, want beta first", got)
+	}
+}

@@ -241,6 +241,9 @@ func (s *Session) hear(pid uint32, channel, payload string) {
 	if e := s.evidence[channel]; e != nil && ok && pid != s.pid {
 		e.hear(a)
 	}
+	if ok && !a.Clean { // its turn is over, or it has come
+		delete(s.preferred, channel)
+	}
 	if host, d, ok := parsePreferred(payload); ok {
 		s.preferred[channel] = preferred{host, s.now() + d}
 	}
