@@ -5,15 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os/signal"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
-
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/session"
+	"github.com/spf13/cobra"
 )
 
 func newStepdownCmd(v *voice, stdout io.Writer) *cobra.Command {
@@ -33,17 +31,16 @@ if it is still held when the time is over. The exit status is 1 if nobody holds
 the lock.`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
-			defer stop()
-			viewer, db, err := f.open(ctx, v, cmd)
+			if err := fromEnvironment(cmd.Flags()); err != nil {
+				return err
+			}
+			ids, err := f.keyIDs(args[0])
 			if err != nil {
 				return err
 			}
-			defer viewer.Close()
-			if _, err := f.keyIDs(args[0]); err != nil {
-				return err
-			}
-			return f.stepDown(ctx, stdout, viewer, session.Target(db.config), force, to)
+			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
+				return f.stepDown(ctx, stdout, viewer, target, ids, force, to)
+			})
 		},
 	}
 	f.register(cmd, "")
@@ -56,12 +53,8 @@ the lock.`,
 	return cmd
 }
 
-func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *session.Viewer, target string, force bool, to string) error {
+func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *session.Viewer, target string, ids []lockkey.ID, force bool, to string) error {
 	key := f.keys[0]
-	ids, err := f.keyIDs(key)
-	if err != nil {
-		return err
-	}
 	views, err := viewer.Locks(ctx, false, ids...)
 	if err != nil {
 		return err
@@ -103,7 +96,7 @@ func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *sess
 	if f.wait.value == 0 {
 		return nil
 	}
-	return f.awaitSuccessor(ctx, stdout, viewer, holders, !force)
+	return f.awaitSuccessor(ctx, stdout, viewer, ids, holders, !force)
 }
 
 // asker is who a holder is told to have asked it.
@@ -120,11 +113,7 @@ const (
 	askAgain = time.Second
 )
 
-func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer *session.Viewer, former []session.View, ask bool) error {
-	ids, err := f.keyIDs(f.keys[0])
-	if err != nil {
-		return err
-	}
+func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer *session.Viewer, ids []lockkey.ID, former []session.View, ask bool) error {
 	began := time.Now()
 	for asked := began; ; {
 		views, err := viewer.Locks(ctx, false, ids...)

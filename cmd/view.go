@@ -39,23 +39,27 @@ func (f *viewFlags) register(cmd *cobra.Command, outputs string) {
 	flags.Var(&f.connectTimeout, "connect-timeout", "for each attempt to connect")
 }
 
-// open connects to where the locks are.
-func (f *viewFlags) open(ctx context.Context, v *voice, cmd *cobra.Command) (*session.Viewer, database, error) {
+// look connects to where the locks are, and looks until that is done or a
+// signal ends it.
+func (f *viewFlags) look(v *voice, cmd *cobra.Command, look func(ctx context.Context, viewer *session.Viewer, target string) error) error {
 	dsnOnCommandLine := cmd.Flags().Changed("dsn")
-	if err := fromEnvironment(cmd.Flags()); err != nil {
-		return nil, database{}, err
-	}
 	if f.connectTimeout.value <= 0 {
-		return nil, database{}, usagef("--connect-timeout must be longer than 0")
+		return usagef("--connect-timeout must be longer than 0")
 	}
 	db, err := f.database(v, cmd.Flags(), dsnOnCommandLine)
 	if err != nil {
-		return nil, db, err
+		return err
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
+	defer stop()
 	viewer, err := session.OpenViewer(ctx, session.Config{
 		Database: db.config, ConnectTimeout: f.connectTimeout.value, ApplicationName: "pglead " + cmd.Name(),
 	})
-	return viewer, db, err
+	if err != nil {
+		return err
+	}
+	defer viewer.Close()
+	return look(ctx, viewer, session.Target(db.config))
 }
 
 // lockView is a lock with all who hold it and all who wait for it. Slots of
@@ -114,7 +118,7 @@ func newHolderView(v session.View) holderView {
 // locksOf puts together what the server shows one by one. Who stands in line
 // before the gate of slots waits for all of them.
 func locksOf(views []session.View) []*lockView {
-	var locks []*lockView
+	locks := []*lockView{}
 	find := func(v session.View) *lockView {
 		for _, l := range locks {
 			if l.Database == v.Database && l.id == v.ID {
@@ -187,47 +191,52 @@ Locks that programs other than pglead hold are shown by their number; pglead key
 marked, with the grant that would show it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
-			defer stop()
-			viewer, db, err := f.open(ctx, v, cmd)
-			if err != nil {
+			if err := fromEnvironment(cmd.Flags()); err != nil {
 				return err
 			}
-			defer viewer.Close()
 			write, err := f.writer(all)
 			if err != nil {
 				return err
 			}
-			for {
-				views, err := viewer.Locks(ctx, all)
-				if err != nil {
-					return err
+			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
+				for {
+					if err := list(ctx, viewer, all, watch && isTerminal(os.Stdout), target, write, stdout); err != nil || !watch {
+						return err
+					}
+					select {
+					case <-time.After(watchInterval):
+					case <-ctx.Done():
+						return nil
+					}
 				}
-				var text strings.Builder
-				if err := write(&text, session.Target(db.config), locksOf(views)); err != nil {
-					return err
-				}
-				if watch && isTerminal(os.Stdout) {
-					// Home, each line up to its end, and what is left of the last time.
-					_, err = io.WriteString(stdout, "\x1b[H"+strings.ReplaceAll(text.String(), "\n", "\x1b[K\n")+"\x1b[J")
-				} else {
-					_, err = io.WriteString(stdout, text.String())
-				}
-				if err != nil || !watch {
-					return err
-				}
-				select {
-				case <-time.After(2 * time.Second):
-				case <-ctx.Done():
-					return nil
-				}
-			}
+			})
 		},
 	}
 	f.register(cmd, "`table`, wide (with scheme, number, user, role and client), json, or prometheus (for node_exporter's textfile collector)")
 	cmd.Flags().BoolVar(&all, "all-databases", false, "the locks of every database of the server")
 	cmd.Flags().BoolVar(&watch, "watch", false, "again every 2s")
 	return cmd
+}
+
+const watchInterval = 2 * time.Second
+
+// list writes the locks once, over what was written before on a screen.
+func list(ctx context.Context, viewer *session.Viewer, all, screen bool, target string, write lockWriter, stdout io.Writer) error {
+	views, err := viewer.Locks(ctx, all)
+	if err != nil {
+		return err
+	}
+	var text strings.Builder
+	if err := write(&text, target, locksOf(views)); err != nil {
+		return err
+	}
+	out := text.String()
+	if screen {
+		// Home, each line up to its end, and what is left of the last time.
+		out = "\x1b[H" + strings.ReplaceAll(out, "\n", eraseRest+"\n") + "\x1b[J"
+	}
+	_, err = io.WriteString(stdout, out)
+	return err
 }
 
 type lockWriter func(w io.Writer, target string, locks []*lockView) error
@@ -445,63 +454,59 @@ lock is free.`,
 			if f.output != "" && f.output != "text" && f.output != "json" {
 				return usagef("--output %s: text or json", printable(f.output))
 			}
-			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
-			defer stop()
-			viewer, db, err := f.open(ctx, v, cmd)
-			if err != nil {
+			if err := fromEnvironment(cmd.Flags()); err != nil {
 				return err
 			}
-			defer viewer.Close()
 			ids, err := f.keyIDs(args[0])
 			if err != nil {
 				return err
 			}
-			views, err := viewer.Locks(ctx, false, ids...)
-			if err != nil {
-				return err
-			}
-			held := false
-			if f.shared {
-				views = slices.DeleteFunc(views, func(v session.View) bool { return v.Granted && v.Shared })
-			}
-			for _, l := range locksOf(views) {
-				held = held || len(l.Holders) > 0
-				if f.output == "json" {
-					continue
-				}
-				for _, h := range l.Holders {
-					as := ""
-					switch {
-					case l.Slot > 0:
-						as = fmt.Sprintf("slot %d: ", l.Slot)
-					case h.view.Shared:
-						as = "shared: "
-					}
-					fmt.Fprintln(stdout, as+h.view.String()+waitersText(len(l.Waiters)))
-				}
-			}
-			if f.output == "json" {
-				locks := locksOf(views)
-				if locks == nil {
-					locks = []*lockView{}
-				}
-				if err := writeJSON(stdout, locks); err != nil {
+			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
+				views, err := viewer.Locks(ctx, false, ids...)
+				if err != nil {
 					return err
 				}
-			}
-			if !held {
-				if f.output != "json" {
-					fmt.Fprintf(stdout, "%s is free in %s\n", printable(args[0]), session.Target(db.config))
-				}
-				return &listError{exitFree}
-			}
-			return nil
+				return f.who(stdout, args[0], target, views)
+			})
 		},
 	}
 	f.register(cmd, "`text` or json")
 	f.keyFlags(cmd)
 	cmd.Flags().BoolVarP(&f.shared, "shared", "s", false, "only who keeps others from a shared lock: an exclusive holder")
 	return cmd
+}
+
+func (f *viewFlags) who(stdout io.Writer, key, target string, views []session.View) error {
+	if f.shared {
+		views = slices.DeleteFunc(views, func(v session.View) bool { return v.Granted && v.Shared })
+	}
+	locks := locksOf(views)
+	held := slices.ContainsFunc(locks, func(l *lockView) bool { return len(l.Holders) > 0 })
+	if f.output == "json" {
+		if err := writeJSON(stdout, locks); err != nil {
+			return err
+		}
+	} else {
+		for _, l := range locks {
+			for _, h := range l.Holders {
+				as := ""
+				switch {
+				case l.Slot > 0:
+					as = fmt.Sprintf("slot %d: ", l.Slot)
+				case h.view.Shared:
+					as = "shared: "
+				}
+				fmt.Fprintln(stdout, as+h.view.String()+waitersText(len(l.Waiters)))
+			}
+		}
+		if !held {
+			fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), target)
+		}
+	}
+	if !held {
+		return &listError{exitFree}
+	}
+	return nil
 }
 
 func waitersText(n int) string {
