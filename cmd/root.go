@@ -39,10 +39,11 @@ func newRootCmd(v *voice, stdout io.Writer) *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.SetOut(stdout)
-	root.SetErr(stdout)
+	root.SetErr(v.w) // where completion's remarks go, which shells don't read
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{err: err, hint: "see " + cmd.CommandPath() + " --help"}
 	})
 	root.AddCommand(newRunCmd(v), newLeadCmd(v), newEachCmd(v), newLsCmd(v, stdout), newWhoCmd(v, stdout), newStepdownCmd(v, stdout), newKeyCmd(stdout), newVersionCmd(stdout))
+	addCompletions(root)
 	return root
 }
