@@ -30,7 +30,15 @@ func newRootCmd(v *voice, stdout io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "pglead",
 		Short: "Run a command on at most one machine at a time, by a PostgreSQL advisory lock",
-		Args:  cobra.NoArgs,
+		Long: `Run a command on at most one machine at a time, by a PostgreSQL advisory lock.
+
+pglead hashes the key to a 64-bit number, takes the lock of that number on a
+connection of its own, starts the command only while it holds the lock, and
+kills the command and everything it started when the connection is lost.`,
+		Example: `  pglead run --key invoice_gen/SUB-1234 -- ./job
+  pglead lead --key scheduler -- ./scheduler
+  pglead who scheduler`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_ = cmd.Help()
 			return usagef("a command is missing")
