@@ -169,7 +169,8 @@ func boot(t *testing.T, root string, names ...string) *bench {
 	b.write("pglead.deb", string(must(os.ReadFile(deb))(t)), 0o644)
 	b.write("pglead.env", fmt.Sprintf("PGLEAD_DSN=postgresql://%s@127.0.0.1:%s/postgres\n", pgtest.Superuser, port), 0o600)
 	// Whatever is left of a job, its daemon included, keeps the file locked, so
-	// that the next one sees an overlap. No shell: it takes two signals for one.
+	// that the next one sees an overlap. Perl takes two signals at nearly the
+	// same time for one, as does a shell, but none for none.
 	b.write("scheduler", `#!/usr/bin/perl
 use strict; use Fcntl ":flock"; use POSIX;
 my $host = (POSIX::uname())[1];
