@@ -43,6 +43,8 @@ run a command for a trial, and list what was seen and what to do about it.
   fail  breaks the promise, or no lock can be had
 
 The exit status is 0 without a fail, else that of pglead run, or 78.`,
+		Example: `  pglead doctor --lease 10s
+  pglead doctor --dsn postgresql://app@pooler.example:6432/app --transaction`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			dsnOnCommandLine := cmd.Flags().Changed("dsn")

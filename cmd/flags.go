@@ -67,8 +67,11 @@ func withoutFlags(environ []string, root *cobra.Command) []string {
 }
 
 // outerOnly are the variables that tell a command about its lock.
-func outerOnly() []string {
-	return []string{"PGLEAD_LOCK_KEY", "PGLEAD_LOCK_ID", "PGLEAD_TOKEN", "PGLEAD_SYSTEM_ID", "PGLEAD_BACKEND_PID", "PGLEAD_SLOT", "PGLEAD_EVENT", "PGLEAD_REASON", itemVariable}
+func outerOnly() (names []string) {
+	for _, v := range given() {
+		names = append(names, v[0])
+	}
+	return names
 }
 
 // duration is a flag that takes Go's durations or a bare number of seconds.

@@ -84,11 +84,15 @@ func TestReadmeFlags(t *testing.T) {
 	}
 }
 
-func TestReadmeExitStatus(t *testing.T) {
-	want := []int{
+func exitStatuses() []int {
+	return []int{
 		exitFree, exitUsage, exitUnreachable, exitInternal, exitHeld, exitLost, exitDenied, exitUnsafe,
 		exitSomeFailed, exitTimeout, exitNotExecutable, exitNotFound,
 	}
+}
+
+func TestReadmeExitStatus(t *testing.T) {
+	want := exitStatuses()
 	var got []int
 	for _, row := range rows(t, "Exit status") {
 		if code, err := strconv.Atoi(row[0]); err == nil {

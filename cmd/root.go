@@ -30,7 +30,15 @@ func newRootCmd(v *voice, stdout io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "pglead",
 		Short: "Run a command on at most one machine at a time, by a PostgreSQL advisory lock",
-		Args:  cobra.NoArgs,
+		Long: `Run a command on at most one machine at a time, by a PostgreSQL advisory lock.
+
+pglead hashes the key to a 64-bit number, takes the lock of that number on a
+connection of its own, starts the command only while it holds the lock, and
+kills the command and everything it started when the connection is lost.`,
+		Example: `  pglead run --key invoice_gen/SUB-1234 -- ./job
+  pglead lead --key scheduler -- ./scheduler
+  pglead who scheduler`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			_ = cmd.Help()
 			return usagef("a command is missing")
@@ -39,10 +47,11 @@ func newRootCmd(v *voice, stdout io.Writer) *cobra.Command {
 		SilenceUsage:  true,
 	}
 	root.SetOut(stdout)
-	root.SetErr(stdout)
+	root.SetErr(v.w) // where completion's remarks go, which shells don't read
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return &usageError{err: err, hint: "see " + cmd.CommandPath() + " --help"}
 	})
 	root.AddCommand(newRunCmd(v), newLeadCmd(v), newEachCmd(v), newLsCmd(v, stdout), newWhoCmd(v, stdout), newStepdownCmd(v, stdout), newKeyCmd(stdout), newDoctorCmd(v, stdout), newVersionCmd(stdout))
+	addCompletions(root)
 	return root
 }

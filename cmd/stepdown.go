@@ -29,6 +29,8 @@ asked again until it has heard.
 With --wait this returns when the lock is another's, or free: exit status 0, or 75
 if it is still held when the time is over. The exit status is 1 if nobody holds
 the lock.`,
+		Example: `  pglead stepdown scheduler --wait 1m
+  pglead stepdown scheduler --to web2`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := fromEnvironment(cmd.Flags()); err != nil {

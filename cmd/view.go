@@ -189,6 +189,8 @@ func newLsCmd(v *voice, stdout io.Writer) *cobra.Command {
 Locks that programs other than pglead hold are shown by their number; pglead key
 --key-scheme all KEY prints what a key comes to. What this role may not see is
 marked, with the grant that would show it.`,
+		Example: `  pglead ls --watch
+  pglead ls --output prometheus >/var/lib/prometheus/node-exporter/pglead.prom`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := fromEnvironment(cmd.Flags()); err != nil {
@@ -449,6 +451,8 @@ func newWhoCmd(v *voice, stdout io.Writer) *cobra.Command {
 		Short: "The holder of one key; exit 0 held, 1 free",
 		Long: `The holders of one key, a line each: exit status 0 if there are any, 1 if the
 lock is free.`,
+		Example: `  pglead who invoice_gen/SUB-1234
+  pglead who render --slots 3`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.output != "" && f.output != "text" && f.output != "json" {

@@ -163,3 +163,23 @@ func TestOwnDir(t *testing.T) {
 		t.Error("a symbolic link is trusted")
 	}
 }
+
+// TestNamedPrograms: PG_BINDIR is the only place that counts.
+func TestNamedPrograms(t *testing.T) {
+	found, err := FindPrograms()
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "bin")
+	if err := os.Symlink(found.Dir, link); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PG_BINDIR", link)
+	if named, err := FindPrograms(); err != nil || named.Dir != link || named.Major == 0 {
+		t.Errorf("with PG_BINDIR=%s: %v, %v", link, named, err)
+	}
+	t.Setenv("PG_BINDIR", t.TempDir())
+	if named, err := FindPrograms(); !errors.Is(err, ErrNoPrograms) {
+		t.Errorf("in an empty directory: %v, %v", named, err)
+	}
+}

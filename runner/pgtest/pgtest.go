@@ -32,9 +32,18 @@ type Programs struct {
 // ErrNoPrograms says that PostgreSQL's server is not installed.
 var ErrNoPrograms = errors.New("no PostgreSQL server programs (initdb, postgres) on this machine")
 
-// FindPrograms looks in PATH, asks pg_config, and knows where Debian, Red Hat,
-// Homebrew, Postgres.app and FreeBSD keep server programs. The newest wins.
+// FindPrograms looks in the directory that PG_BINDIR names, and nowhere else.
+// Without PG_BINDIR it looks in PATH, asks pg_config, and knows where Debian,
+// Red Hat, Homebrew, Postgres.app and FreeBSD keep server programs. The newest
+// wins.
 func FindPrograms() (Programs, error) {
+	if dir := os.Getenv("PG_BINDIR"); dir != "" {
+		named := newestPrograms([]string{dir})
+		if named.Major == 0 {
+			return named, fmt.Errorf("PG_BINDIR=%s: %w", dir, ErrNoPrograms)
+		}
+		return named, nil
+	}
 	dirs := filepath.SplitList(os.Getenv("PATH"))
 	if out, err := exec.Command("pg_config", "--bindir").Output(); err == nil {
 		dirs = append(dirs, strings.TrimSpace(string(out)))
@@ -48,8 +57,15 @@ func FindPrograms() (Programs, error) {
 		dirs = append(dirs, found...)
 	}
 	slices.Sort(dirs)
-	best := Programs{}
-	for _, dir := range slices.Compact(dirs) {
+	best := newestPrograms(slices.Compact(dirs))
+	if best.Major == 0 {
+		return Programs{}, ErrNoPrograms
+	}
+	return best, nil
+}
+
+func newestPrograms(dirs []string) (best Programs) {
+	for _, dir := range dirs {
 		if !filepath.IsAbs(dir) {
 			continue
 		}
@@ -65,10 +81,7 @@ func FindPrograms() (Programs, error) {
 			best = Programs{Dir: dir, Major: major}
 		}
 	}
-	if best.Major == 0 {
-		return Programs{}, ErrNoPrograms
-	}
-	return best, nil
+	return best
 }
 
 func majorVersion(s string) int {

@@ -1,0 +1,110 @@
+package cmd
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// completionTimeout is as long as somebody who has pressed Tab may have to
+// wait for a database that doesn't answer.
+const completionTimeout = time.Second
+
+// addCompletions tells the shell what may stand where on the command line. All
+// of it is here since it is the same for all commands.
+func addCompletions(root *cobra.Command) {
+	words := map[string][]string{
+		"leftovers":  {"kill", "wait"},
+		"log-format": {"text", "json"},
+		"output":     {"text", "json"},
+		"restart":    {"always", "on-failure", "never"},
+		"wait":       {"forever"},
+		"dsn":        {embedded},
+	}
+	for _, s := range lockkey.Schemes() {
+		words["key-scheme"] = append(words["key-scheme"], s.Name+"\t"+s.About)
+	}
+	for _, cmd := range root.Commands() {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			complete := cobra.FixedCompletions(words[f.Name], cobra.ShellCompDirectiveNoFileComp)
+			switch {
+			case f.Name == "arg-file":
+				return
+			case f.Name == "key" && cmd.Name() != "each": // whose keys are templates
+				complete = keysInUse
+			case f.Name == "output" && cmd.Name() == "ls":
+				complete = cobra.FixedCompletions([]string{"table", "wide", "json", "prometheus"}, cobra.ShellCompDirectiveNoFileComp)
+			}
+			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // the flag exists
+		})
+		switch cmd.Name() {
+		case "run", "lead", "each": // any file may be the command
+		case "who", "stepdown":
+			cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+				if len(args) > 0 {
+					return nil, cobra.ShellCompDirectiveNoFileComp
+				}
+				return keysInUse(cmd, args, toComplete)
+			}
+		default:
+			cmd.ValidArgsFunction = cobra.NoFileCompletions
+		}
+	}
+}
+
+// keysInUse offers the keys that somebody holds or waits for, as keys of the
+// command's --key-scheme. What goes wrong is not said: it would be written into
+// the line that is being typed.
+func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cobra.ShellCompDirective) {
+	const nothing = cobra.ShellCompDirectiveNoFileComp
+	flags := cmd.Flags()
+	if err := fromEnvironment(flags); err != nil {
+		return nil, nothing
+	}
+	dsn, _ := flags.GetString("dsn")
+	scheme, _ := flags.GetString("key-scheme")
+	if dsn == embedded { // which would have to be started
+		return nil, nothing
+	}
+	db, err := databaseFrom(nil, dsn, false, false)
+	if err != nil {
+		return nil, nothing
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), completionTimeout)
+	defer cancel()
+	viewer, err := session.OpenViewer(ctx, session.Config{
+		Database: db.config, ConnectTimeout: completionTimeout, ApplicationName: "pglead completion",
+	})
+	if err != nil {
+		return nil, nothing
+	}
+	defer viewer.Close()
+	views, err := viewer.Locks(ctx, false)
+	if err != nil {
+		return nil, nothing
+	}
+	var keys []string
+	for _, l := range locksOf(views) {
+		if l.Key != nil && l.Scheme == scheme && strings.HasPrefix(*l.Key, toComplete) && plain(*l.Key) && !slices.Contains(keys, *l.Key) {
+			keys = append(keys, *l.Key)
+		}
+	}
+	return keys, nothing
+}
+
+// plain says whether a key means itself in every shell. A key is another
+// session's text, and what is offered here becomes part of a command line.
+func plain(key string) bool {
+	return !strings.HasPrefix(key, "-") && !strings.HasPrefix(key, "=") && !strings.HasPrefix(key, "%") &&
+		!strings.ContainsFunc(key, func(r rune) bool {
+			return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-_./:@%+,=", r)
+		})
+}

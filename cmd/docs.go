@@ -1,0 +1,250 @@
+package cmd
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// Docs are the files that packages have beside the binary, by their names:
+// manual pages and completions. No command calls it, so that the linker leaves
+// it out.
+func Docs(version, date string) (map[string]string, error) {
+	root := newRootCmd(newVoice(nil), nil)
+	root.InitDefaultCompletionCmd()
+	files := map[string]string{"man/pglead.1": manPage(root, version, date)}
+	for _, cmd := range root.Commands() {
+		if cmd.IsAvailableCommand() && cmd.Name() != "help" {
+			files["man/"+pageName(cmd)+".1"] = manPage(cmd, version, date)
+		}
+	}
+	var bash, zsh, fish strings.Builder
+	if err := root.GenBashCompletionV2(&bash, true); err != nil {
+		return nil, err
+	}
+	if err := root.GenZshCompletion(&zsh); err != nil {
+		return nil, err
+	}
+	if err := root.GenFishCompletion(&fish, true); err != nil {
+		return nil, err
+	}
+	files["completions/pglead.bash"], files["completions/_pglead"], files["completions/pglead.fish"] = bash.String(), zsh.String(), fish.String()
+	return files, nil
+}
+
+func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
+
+// Which commands a part of a page is about.
+const (
+	runners = "run lead each"
+	lookers = "ls who stepdown doctor"
+)
+
+func about(commands string, cmd *cobra.Command) bool {
+	return !cmd.HasParent() || slices.Contains(strings.Fields(commands), cmd.Name())
+}
+
+// exitMeaning is what an exit status means where these commands end with it.
+type exitMeaning struct{ status, commands, meaning string }
+
+func exitMeanings() []exitMeaning {
+	const (
+		others   = " key version completion"
+		database = runners + " " + lookers
+	)
+	code := func(status int, commands, meaning string) exitMeaning {
+		return exitMeaning{fmt.Sprint(status), commands, meaning}
+	}
+	return []exitMeaning{
+		{"the command's own", "run lead", "It ran to its end. If it died of a signal, pglead dies of the same."},
+		code(0, "ls"+others, "All went well."),
+		code(0, "each", "No command failed."),
+		code(0, "who", "The lock is held."),
+		code(0, "doctor", "The promise can be kept."),
+		code(0, "stepdown", "The holder was asked; with --wait, it has stepped down."),
+		code(exitFree, "who stepdown", "Nobody holds the lock."),
+		code(exitUsage, database+others, "Usage, or a malformed connection string."),
+		code(exitUnreachable, database, "The database can't be reached."),
+		code(exitInternal, database+others, "pglead itself failed."),
+		code(exitHeld, "run", "The lock is held elsewhere. --conflict-exit-code changes it."),
+		code(exitHeld, "each", "Some items were held elsewhere when --wait was over. --conflict-exit-code changes it."),
+		code(exitHeld, "stepdown", "The lock was still held when --wait was over."),
+		code(exitLost, "run each", "The lock was lost while the command ran; the command was killed."),
+		code(exitDenied, database, "The database refused the login, the lock or the query."),
+		code(exitUnsafe, runners, "Unsafe set-up: a standby, a connection pooler without --transaction, no real advisory locks, a /proc of another PID namespace."),
+		code(exitUnsafe, "doctor", "Something breaks the promise."),
+		code(exitSomeFailed, "each", "A command failed."),
+		code(exitTimeout, "run lead", "The command ran longer than --timeout."),
+		code(exitNotExecutable, runners, "The command can't be executed."),
+		code(exitNotFound, runners, "The command is not found."),
+	}
+}
+
+// given are the variables that pglead sets for the command.
+func given() [][2]string {
+	return [][2]string{
+		{"PGLEAD_LOCK_KEY", "The key. Of several keys this and the next two have a line each."},
+		{"PGLEAD_LOCK_ID", "The lock's number."},
+		{"PGLEAD_TOKEN", "The fencing token: a number that grows with every grant."},
+		{"PGLEAD_SYSTEM_ID", "The cluster that the token belongs to."},
+		{"PGLEAD_BACKEND_PID", "The server's process of the session that holds the lock."},
+		{"PGLEAD_SLOT", "With --slots: the number of the slot."},
+		{itemVariable, "With pglead each: the item."},
+		{"PGLEAD_EVENT", "For hooks: acquired, lost or released."},
+		{"PGLEAD_REASON", "For the hook --on-lost: why."},
+	}
+}
+
+// manPage writes a page in man(7)'s language. Whatever --help says too is taken
+// from where --help has it.
+func manPage(cmd *cobra.Command, version, date string) string {
+	cmd.InitDefaultHelpFlag()
+	p := &page{}
+	p.line(`.TH "%s" "1" "%s" "pglead %s" "User Commands"`, strings.ToUpper(pageName(cmd)), date, version)
+	p.section("NAME")
+	p.line(`%s \- %s`, pageName(cmd), escape(strings.ToLower(cmd.Short[:1])+cmd.Short[1:]))
+	p.section("SYNOPSIS")
+	p.line(".nf")
+	if !cmd.HasAvailableSubCommands() {
+		p.line("%s", escape(cmd.UseLine()))
+	}
+	for _, sub := range subcommands(cmd) {
+		p.line("%s", escape(sub.UseLine()))
+	}
+	p.line(".fi")
+	p.section("DESCRIPTION")
+	p.text(cmp.Or(cmd.Long, cmd.Short+"."))
+	if cmd.HasAvailableSubCommands() {
+		p.section("COMMANDS")
+		for _, sub := range subcommands(cmd) {
+			name := sub.Name()
+			if !cmd.HasParent() {
+				name = pageName(sub) + "(1)"
+			}
+			p.entry(name, sub.Short)
+		}
+	}
+	p.section("OPTIONS")
+	// What --help prints, line by line, is parsed: pflag has no other way to
+	// tell how it shows a default.
+	flag := regexp.MustCompile(`^ +((?:-\w, )?--[\w-]+(?: \S+)?) {3,}(.*)$`)
+	for line := range strings.Lines(cmd.LocalFlags().FlagUsages()) {
+		if m := flag.FindStringSubmatch(strings.TrimRight(line, "\n")); m != nil {
+			p.entry(m[1], m[2])
+		}
+	}
+	p.section("EXIT STATUS")
+	for _, e := range exitMeanings() {
+		switch {
+		case !cmd.HasParent():
+			p.entry(e.status, "("+strings.Join(strings.Fields(e.commands), ", ")+") "+e.meaning)
+		case about(e.commands, cmd):
+			p.entry(e.status, e.meaning)
+		}
+	}
+	if about(runners, cmd) {
+		p.text("\nInterrupted before the command started, pglead dies of that signal, and nothing stays locked.")
+	}
+	if about(runners+" "+lookers+" key", cmd) {
+		p.environment(cmd)
+	}
+	if cmd.Flag("dsn") != nil || !cmd.HasParent() {
+		p.section("FILES")
+		p.entry("~/.pgpass, ~/.pg_service.conf", "Passwords and services, as for psql(1). PGPASSFILE and PGSERVICEFILE name others.")
+		p.entry("~/.postgresql/", "Certificates and keys for TLS, as for psql(1).")
+		p.entry("~/.local/state/pglead/", "The private server of --dsn embedded; root's is in /var/lib/pglead/. With XDG_STATE_HOME it is there.")
+	}
+	if cmd.Example != "" {
+		p.section("EXAMPLES")
+		p.text(cmd.Example)
+	}
+	p.section("SEE ALSO")
+	var others []string
+	for _, c := range append([]*cobra.Command{cmd.Root()}, subcommands(cmd.Root())...) {
+		if c != cmd {
+			others = append(others, pageName(c)+"(1)")
+		}
+	}
+	p.text(strings.Join(append(others, "flock(1)", "timeout(1)", "psql(1)", "crontab(5)", "systemd.service(5)"), ", "))
+	return p.String()
+}
+
+func subcommands(cmd *cobra.Command) []*cobra.Command {
+	return slices.DeleteFunc(slices.Clone(cmd.Commands()), func(c *cobra.Command) bool {
+		return !c.IsAvailableCommand() || c.Name() == "help"
+	})
+}
+
+// page is a page in the making.
+type page struct{ strings.Builder }
+
+func (p *page) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+
+func (p *page) section(name string) { p.line(`.SH "%s"`, name) }
+
+func (p *page) entry(term, text string) {
+	p.line(".TP\n\\fB%s\\fR\n%s", escape(term), escape(text))
+}
+
+// text writes paragraphs; what is indented stays as it is.
+func (p *page) text(s string) {
+	literal := false
+	for line := range strings.Lines(s) {
+		line = strings.TrimRight(line, "\n")
+		indented := strings.HasPrefix(line, "  ") || strings.HasPrefix(line, "\t")
+		switch {
+		case indented && !literal:
+			p.line(".RS 2\n.nf")
+		case literal && !indented:
+			p.line(".fi\n.RE")
+		}
+		literal = indented
+		if line == "" {
+			p.line(".PP")
+		} else {
+			p.line("%s", escape(strings.TrimSpace(line)))
+		}
+	}
+	if literal {
+		p.line(".fi\n.RE")
+	}
+}
+
+func (p *page) environment(cmd *cobra.Command) {
+	p.section("ENVIRONMENT")
+	p.text("Each option has a variable: PGLEAD_ and its name in capitals, with _ for -. " +
+		"The option on the command line wins, and an empty variable is none. A repeated option's values are a line each.")
+	if cmd.HasParent() {
+		var names []string
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Name != "help" && !f.Hidden {
+				names = append(names, envName(f.Name))
+			}
+		})
+		p.text("\n" + strings.Join(names, ", "))
+	}
+	if cmd.Flag("dsn") != nil || !cmd.HasParent() {
+		p.entry("PGLEAD_DSN, DATABASE_URL, PGHOST, PGPORT, PGDATABASE, PGUSER, PGPASSWORD, ...",
+			"The database, in this order, where --dsn doesn't name it; the last are libpq's, of which all count.")
+	}
+	if about(runners, cmd) {
+		p.text("\nThe command gets the variables that follow. The options' variables are kept from it, and PGLEAD_DSN is withheld unless --pass-dsn is given.")
+		for _, v := range given() {
+			p.entry(v[0], v[1])
+		}
+	}
+}
+
+// escape makes text of what troff would take for its language.
+func escape(s string) string {
+	s = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(s)
+	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {
+		s = `\&` + s
+	}
+	return s
+}

@@ -1,0 +1,86 @@
+package cmd
+
+import (
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+// TestManPages: each command has a page, with every section and every flag in
+// the words of --help.
+func TestManPages(t *testing.T) {
+	files, err := Docs("1.2.3", "2026-01-02")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := newRootCmd(newVoice(nil), nil)
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range append(subcommands(root), root) {
+		t.Run(cmd.Name(), func(t *testing.T) {
+			cmd.InitDefaultHelpFlag()
+			page := files["man/"+pageName(cmd)+".1"]
+			sections := []string{"NAME", "SYNOPSIS", "DESCRIPTION"}
+			if cmd.HasAvailableSubCommands() {
+				sections = append(sections, "COMMANDS")
+			}
+			sections = append(sections, "OPTIONS", "EXIT STATUS")
+			if cmd.Name() != "completion" && cmd.Name() != "version" {
+				sections = append(sections, "ENVIRONMENT")
+				if cmd.Name() != "key" {
+					sections = append(sections, "FILES")
+				}
+				sections = append(sections, "EXAMPLES")
+			}
+			sections = append(sections, "SEE ALSO")
+			var got []string
+			for _, m := range regexp.MustCompile(`(?m)^\.SH "(.*)"$`).FindAllStringSubmatch(page, -1) {
+				got = append(got, m[1])
+			}
+			if !slices.Equal(got, sections) {
+				t.Errorf("the page has the sections %q, want %q", got, sections)
+			}
+
+			_, options, _ := strings.Cut(page, `.SH "OPTIONS"`)
+			options, rest, _ := strings.Cut(options, ".SH")
+			cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+				if _, usage := pflag.UnquoteUsage(f); !f.Hidden && (!strings.Contains(options, escape("--"+f.Name)) || !strings.Contains(options, escape(usage))) {
+					t.Errorf("--%s is not in the page as it is in --help", f.Name)
+				}
+			})
+			if !strings.Contains(rest, "\n.TP\n") {
+				t.Error("exitMeanings says nothing of it")
+			}
+		})
+	}
+	for name, page := range files {
+		if strings.HasPrefix(name, "man/") && regexp.MustCompile(`(?m)^'|^\.(SH|TP|PP|TH|RS|RE|nf|fi)\S`).MatchString(page) {
+			t.Errorf("%s has text that troff takes for a request", name)
+		}
+	}
+}
+
+func TestExitMeanings(t *testing.T) {
+	commands := []string{}
+	for _, cmd := range subcommands(newRootCmd(newVoice(nil), nil)) {
+		commands = append(commands, cmd.Name())
+	}
+	var got []int
+	for _, e := range exitMeanings() {
+		if code, err := strconv.Atoi(e.status); err == nil {
+			got = append(got, code)
+		}
+		for _, name := range strings.Fields(e.commands) {
+			if name != "completion" && !slices.Contains(commands, name) {
+				t.Errorf("%s: there is no command %s", e.status, name)
+			}
+		}
+	}
+	slices.Sort(got)
+	if want := append([]int{0}, exitStatuses()...); !slices.Equal(slices.Compact(got), want) {
+		t.Errorf("the pages have the exit statuses %v, the code %v", slices.Compact(got), want)
+	}
+}
