@@ -9,9 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/session"
-	"github.com/spf13/cobra"
 )
 
 func newStepdownCmd(v *voice, stdout io.Writer) *cobra.Command {
