@@ -125,8 +125,7 @@ func (f *eachFlags) each(v *voice, cmd *cobra.Command, args []string) error {
 	}
 	defer cfg.Stdin.Close()
 	progress := newProgress(v, f.quiet, items)
-	cfg.Watch = f.watch(v, cfg)
-	cfg.Watch.Leading = nil // which is each item's
+	cfg.Watch = f.watch(v, cfg, "at an item")
 	tally, err := runner.Each(runner.EachConfig{
 		Config: cfg,
 		Items:  list.items(),

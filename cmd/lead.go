@@ -69,7 +69,7 @@ func (f *leadFlags) lead(v *voice, cmd *cobra.Command, args []string) error {
 		return err
 	}
 	cfg.Claim = claim
-	cfg.Watch = f.watch(v, cfg)
+	cfg.Watch = f.watch(v, cfg, "leading")
 	outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, FirstDelay: f.firstDelay.value, Restart: restart})
 	runtime.KeepAlive(db.embedded)
 	return f.end(outcome, err)

@@ -56,7 +56,7 @@ func run(v *voice, o *options, cmd *cobra.Command, args []string) error {
 		return err
 	}
 	cfg.Claim = claim
-	cfg.Watch = o.watch(v, cfg)
+	cfg.Watch = o.watch(v, cfg, "leading")
 	outcome, err := runner.Run(cfg)
 	runtime.KeepAlive(db.embedded)
 	return o.end(outcome, err)

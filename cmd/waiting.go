@@ -175,8 +175,9 @@ func foreground(f *os.File) int {
 	return max(int(size.Col), narrowest)
 }
 
-// watch is what the runner tells people and systemd.
-func (o *options) watch(v *voice, cfg runner.Config) runner.Watch {
+// watch is what the runner tells people and systemd; work is what it does while
+// a command runs.
+func (o *options) watch(v *voice, cfg runner.Config, work string) runner.Watch {
 	s := &standing{v: v, cfg: cfg.Session, ids: cfg.Claim.IDs(), began: time.Now()}
 	s.cfg.ApplicationName = "pglead"
 	var w runner.Watch
@@ -194,7 +195,7 @@ func (o *options) watch(v *voice, cfg runner.Config) runner.Watch {
 			}
 			n.status("standing by, " + s.line(backend, views, obstacle))
 		}
-		w.Leading = func() { n.status("leading since " + time.Now().Format(time.DateTime)) }
+		w.Leading = func() { n.status(work + " since " + time.Now().Format(time.DateTime)) }
 		w.Ending = func() { n.send("STOPPING=1\nSTATUS=ending the command") }
 		w.Alive = n.alive
 	}

@@ -408,6 +408,19 @@ func (b *bench) terms(t *testing.T, h *host) int {
 func (b *bench) testService(t *testing.T) {
 	b.shell(t, "systemctl start scheduler")
 	first := b.leader(t, 1)
+	for _, h := range b.hosts {
+		want := "standing by, waiting.*; held by " + first.name + ` \(scheduler, process `
+		if h == first {
+			want = "leading since "
+		}
+		var status string
+		if !eventually(func() bool {
+			status, _ = h.try("systemctl", "show", "--property=StatusText,ActiveState", "scheduler")
+			return strings.Contains(status, "ActiveState=active") && regexp.MustCompile("StatusText="+want).MatchString(status)
+		}) {
+			t.Errorf("%s: systemd knows of %s, want %s", h.name, status, want)
+		}
+	}
 
 	// systemctl stop waits for the end of the service.
 	first.run(t, "systemctl", "stop", "scheduler")
