@@ -281,7 +281,7 @@ func (o *options) database(v *voice, flags *pflag.FlagSet, dsnOnCommandLine bool
 
 // description is what a session says of itself, beside what everyone sees.
 func (o *options) description(command string) session.Description {
-	d := session.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value}
+	d := session.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value, Transaction: o.transaction}
 	if o.slots > 1 {
 		d.Slots = o.slots
 	}

@@ -84,6 +84,8 @@ func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *sess
 			err = viewer.Terminate(ctx, h.Backend)
 		case !h.Pglead():
 			err = &usageError{err: errors.New("the lock is held by " + h.String()), hint: "only --force ends it, which asks nothing"}
+		case h.Transaction:
+			err = &usageError{err: errors.New("the lock is held by " + h.String() + ", in a transaction, where nothing is heard"), hint: "only --force ends it, which kills its command"}
 		default:
 			err = viewer.AskToStepDown(ctx, h.ID, f.asker(), to)
 		}

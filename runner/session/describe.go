@@ -23,6 +23,8 @@ type Description struct {
 	User    string
 	Command string // its name alone
 	Lease   time.Duration
+	// Transaction says that the lock is held in one, where nothing is heard.
+	Transaction bool
 
 	// From the grant on.
 	Slot  int
@@ -30,27 +32,37 @@ type Description struct {
 	Since time.Time
 }
 
+const modeTransaction = "transaction"
+
 // comment is the description as SQL. A / is encoded too, so that nothing in it
 // ends the comment or begins another.
 func (d Description) comment() string {
 	var fields []string
 	add := func(name, value string) {
-		if value != "" && value != "0" {
+		if value != "" {
 			fields = append(fields, name+"='"+url.QueryEscape(value)+"'")
+		}
+	}
+	number := func(name string, n int64) {
+		if n != 0 {
+			add(name, strconv.FormatInt(n, 10))
 		}
 	}
 	add("command", d.Command)
 	add("host", d.Host)
 	add("key", strings.Join(d.Keys, "\n"))
 	add("lease", d.Lease.String())
-	add("pid", strconv.Itoa(d.PID))
+	if d.Transaction {
+		add("mode", modeTransaction)
+	}
+	number("pid", int64(d.PID))
 	add("scheme", d.Scheme)
 	if !d.Since.IsZero() {
 		add("since", d.Since.UTC().Format(time.RFC3339))
 	}
-	add("slot", strconv.Itoa(d.Slot))
-	add("slots", strconv.Itoa(d.Slots))
-	add("token", strconv.FormatInt(d.Token, 10))
+	number("slot", int64(d.Slot))
+	number("slots", int64(d.Slots))
+	number("token", d.Token)
 	add("user", d.User)
 	return "/*pglead " + strings.Join(fields, ",") + "*/ "
 }
@@ -78,6 +90,8 @@ func parseDescription(statement string) (d Description, ok bool) {
 			d.Keys = slices.DeleteFunc(strings.Split(value, "\n"), func(k string) bool { return k == "" })
 		case "lease":
 			d.Lease, _ = time.ParseDuration(value)
+		case "mode":
+			d.Transaction = value == modeTransaction
 		case "pid":
 			d.PID, _ = strconv.Atoi(value)
 		case "scheme":
