@@ -668,7 +668,7 @@ func TestSurroundings(t *testing.T) {
 			around: append([]string{"unshare", "--mount", "sh", "-ec", `
 				mount --rbind / /mnt; mount -o remount,bind,ro /mnt; mount --bind /tmp /mnt/tmp; mount -o remount,bind,ro /mnt/tmp
 				exec chroot /mnt "$0" "$@"`}, asNobody...),
-			job:    `! touch "$0" 2>/dev/null && id -un`, want: "nobody\n",
+			job: `! touch "$0" 2>/dev/null && id -un`, want: "nobody\n",
 		},
 		"no standard streams but output": {
 			around: append(slices.Clone(asNobody), "sh", "-c", `exec "$0" "$@" <&- 2>&-`),

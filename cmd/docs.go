@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -58,7 +59,7 @@ func exitMeanings() []exitMeaning {
 		database = runners + " " + lookers
 	)
 	code := func(status int, commands, meaning string) exitMeaning {
-		return exitMeaning{fmt.Sprint(status), commands, meaning}
+		return exitMeaning{strconv.Itoa(status), commands, meaning}
 	}
 	return []exitMeaning{
 		{"the command's own", "run lead", "It ran to its end. If it died of a signal, pglead dies of the same."},
