@@ -226,7 +226,14 @@ func (b *bench) start(root, dir, name string) *host {
 	group := fmt.Sprintf("pglead-hosts-%d-%s", os.Getpid(), name)
 	t.Cleanup(func() {
 		for _, hierarchy := range hierarchies() {
-			_ = exec.Command("find", filepath.Join(hierarchy, group), "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").Run()
+			dir := filepath.Join(hierarchy, group)
+			if !eventually(func() bool { // it has members until the last of them is dead
+				_ = exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").Run()
+				_, err := os.Stat(dir)
+				return err != nil
+			}) {
+				t.Errorf("%s is left", dir)
+			}
 		}
 	})
 	h.nspawn = exec.Command("sh", "-ec", `for group in $0; do mkdir "$group"; echo $$ >"$group/cgroup.procs"; done; exec "$@"`,
@@ -267,7 +274,7 @@ func hierarchies() []string {
 
 // kill ends a host as a power failure does.
 func (h *host) kill() {
-	_ = exec.Command("kill", "-KILL", h.first).Run()
+	_ = exec.Command("pkill", "-KILL", "-P", strconv.Itoa(h.nspawn.Process.Pid)).Run() // its first process
 	_ = h.nspawn.Process.Kill()
 	<-h.ended
 }
