@@ -151,8 +151,8 @@ func manPage(cmd *cobra.Command, version, date string) string {
 	if about(runners, cmd) {
 		p.text("\nInterrupted before the command started, pglead dies of that signal, and nothing stays locked.")
 	}
-	if about(runners+" "+lookers+" key", cmd) {
-		p.environment(cmd)
+	if options := variables(cmd); len(options) > 0 || !cmd.HasParent() {
+		p.environment(cmd, options)
 	}
 	if cmd.Flag("dsn") != nil || !cmd.HasParent() {
 		p.section("FILES")
@@ -216,18 +216,22 @@ func (p *page) text(s string) {
 	}
 }
 
-func (p *page) environment(cmd *cobra.Command) {
+// variables are those of a command's options.
+func variables(cmd *cobra.Command) (names []string) {
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		if f.Name != "help" && !f.Hidden {
+			names = append(names, envName(f.Name))
+		}
+	})
+	return names
+}
+
+func (p *page) environment(cmd *cobra.Command, options []string) {
 	p.section("ENVIRONMENT")
 	p.text("Each option has a variable: PGLEAD_ and its name in capitals, with _ for -. " +
 		"The option on the command line wins, and an empty variable is none. A repeated option's values are a line each.")
-	if cmd.HasParent() {
-		var names []string
-		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
-			if f.Name != "help" && !f.Hidden {
-				names = append(names, envName(f.Name))
-			}
-		})
-		p.text("\n" + strings.Join(names, ", "))
+	if len(options) > 0 {
+		p.text("\n" + strings.Join(options, ", "))
 	}
 	if cmd.Flag("dsn") != nil || !cmd.HasParent() {
 		p.entry("PGLEAD_DSN, DATABASE_URL, PGHOST, PGPORT, PGDATABASE, PGUSER, PGPASSWORD, ...",

@@ -9,6 +9,7 @@
 package hosts
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -42,6 +43,8 @@ type bench struct {
 	t      *testing.T
 	shared string // a directory, /shared on each
 	hosts  []*host
+	// minutes are those in which cron fires.
+	minutes []string
 }
 
 func TestHosts(t *testing.T) {
@@ -56,10 +59,10 @@ func TestHosts(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	minutes := b.startCron()
+	b.startCron()
 	t.Run("service", b.testService)
 	t.Run("timer", b.testTimer)
-	t.Run("cron", func(t *testing.T) { b.testCron(t, minutes) })
+	t.Run("cron", b.testCron)
 	t.Run("host dies", b.testHostDies)
 }
 
@@ -76,14 +79,13 @@ func missing() string {
 }
 
 // run runs a command of this machine, which must not fail.
-func run(t *testing.T, name string, args ...string) string {
+func run(t *testing.T, name string, args ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
 	}
-	return string(out)
 }
 
 // makeDeb makes the package of this machine's architecture by the command that
@@ -224,7 +226,14 @@ func (b *bench) start(root, dir, name string) *host {
 	group := fmt.Sprintf("pglead-hosts-%d-%s", os.Getpid(), name)
 	t.Cleanup(func() {
 		for _, hierarchy := range hierarchies() {
-			_ = exec.Command("find", filepath.Join(hierarchy, group), "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").Run()
+			dir := filepath.Join(hierarchy, group)
+			if !eventually(func() bool { // it has members until the last of them is dead
+				_ = exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").Run()
+				_, err := os.Stat(dir)
+				return err != nil
+			}) {
+				t.Errorf("%s is left", dir)
+			}
 		}
 	})
 	h.nspawn = exec.Command("sh", "-ec", `for group in $0; do mkdir "$group"; echo $$ >"$group/cgroup.procs"; done; exec "$@"`,
@@ -265,7 +274,7 @@ func hierarchies() []string {
 
 // kill ends a host as a power failure does.
 func (h *host) kill() {
-	_ = exec.Command("kill", "-KILL", h.first).Run()
+	_ = exec.Command("pkill", "-KILL", "-P", strconv.Itoa(h.nspawn.Process.Pid)).Run() // its first process
 	_ = h.nspawn.Process.Kill()
 	<-h.ended
 }
@@ -492,27 +501,26 @@ const (
 	cronMinutes = 2
 )
 
-// startCron gives all hosts one crontab and returns the minutes in which it
-// will have fired.
-func (b *bench) startCron() (minutes []string) {
-	tab := string(must(os.ReadFile(filepath.Join(b.shared, "pglead.env")))(b.t))
+// startCron gives all hosts one crontab, which fires from the next full minute
+// on.
+func (b *bench) startCron() {
+	tab := bytes.NewBuffer(must(os.ReadFile(filepath.Join(b.shared, "pglead.env")))(b.t))
 	for i := range cronJobs {
-		tab += fmt.Sprintf("* * * * * pglead run --key fire/%d --min-hold 30s -q -E 0 -- /usr/local/bin/fire %d\n", i, i)
+		fmt.Fprintf(tab, "* * * * * pglead run --key fire/%d --min-hold 30s -q -E 0 -- /usr/local/bin/fire %d\n", i, i)
 	}
-	b.write("crontab", tab, 0o644)
+	b.write("crontab", tab.String(), 0o644)
 	b.shell(b.t, "systemctl is-active cron; crontab /shared/crontab")
 	// cron reads crontabs at each full minute, before it starts the jobs.
 	next := time.Now().UTC().Truncate(time.Minute)
 	for range cronMinutes {
 		next = next.Add(time.Minute)
-		minutes = append(minutes, next.Format("15:04"))
+		b.minutes = append(b.minutes, next.Format("15:04"))
 	}
-	return minutes
 }
 
 // testCron: each fire ran on one host.
-func (b *bench) testCron(t *testing.T, minutes []string) {
-	last := minutes[len(minutes)-1]
+func (b *bench) testCron(t *testing.T) {
+	last := b.minutes[len(b.minutes)-1]
 	for began := time.Now(); time.Since(began) < (cronMinutes+1)*time.Minute; time.Sleep(time.Second) {
 		if now := time.Now().UTC(); now.Format("15:04") == last && now.Second() > 10 {
 			break
@@ -526,15 +534,15 @@ func (b *bench) testCron(t *testing.T, minutes []string) {
 		}
 		return times
 	}
-	if !eventually(func() bool { return len(count()) >= cronJobs*len(minutes) }) {
-		t.Errorf("%d of %d fires ran", len(count()), cronJobs*len(minutes))
+	if !eventually(func() bool { return len(count()) >= cronJobs*len(b.minutes) }) {
+		t.Errorf("%d of %d fires ran", len(count()), cronJobs*len(b.minutes))
 	}
 	// The others of each fire have been refused by then, or would run next.
 	b.shell(t, `while pgrep -x pglead >/dev/null && pgrep -f 'key fir[e]/' >/dev/null; do sleep 0.1; done`)
 	times := count()
 	for fire, n := range times {
 		_, minute, _ := strings.Cut(fire, " ")
-		if n != 1 || !slices.Contains(minutes, minute) {
+		if n != 1 || !slices.Contains(b.minutes, minute) {
 			t.Errorf("fire %s ran %d times", fire, n)
 		}
 	}

@@ -48,7 +48,7 @@ func write(dir, version, date string) error {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
 		}
-		if err := os.WriteFile(path, content, 0o644); err != nil {
+		if err := os.WriteFile(path, content, 0o644); err != nil { //nolint:gosec // packages have them with these rights
 			return err
 		}
 	}
