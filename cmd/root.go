@@ -5,6 +5,7 @@ package cmd
 import (
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -22,6 +23,9 @@ func Main(args []string) int {
 	}
 	v := newVoice(os.Stderr)
 	root := newRootCmd(v, os.Stdout)
+	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+		addCompletions(root)
+	}
 	root.SetArgs(args)
 	return exit(v, root.Execute())
 }
@@ -52,6 +56,5 @@ kills the command and everything it started when the connection is lost.`,
 		return &usageError{err: err, hint: "see " + cmd.CommandPath() + " --help"}
 	})
 	root.AddCommand(newRunCmd(v), newLeadCmd(v), newEachCmd(v), newLsCmd(v, stdout), newWhoCmd(v, stdout), newStepdownCmd(v, stdout), newKeyCmd(stdout), newDoctorCmd(v, stdout), newVersionCmd(stdout))
-	addCompletions(root)
 	return root
 }
