@@ -1831,6 +1831,23 @@ func TestScreen(t *testing.T) {
 	s.shows(prompt + `\n*\z`)
 	s.types("clear; echo status $?")
 	s.shows("status 0")
+
+	// It goes on after an outage.
+	server, remove, err := pgtest.Throwaway(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	s.types("clear; pglead ls --watch -d '" + server.DSN("postgres") + "'")
+	s.shows(`\Ano locks in `)
+	if err := server.Stop(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	s.shows(`\Aconnect to `)
+	if err := server.StartLogged(); err != nil {
+		t.Fatal(err)
+	}
+	s.shows(`\Ano locks in `)
 }
 
 // TestJournal: where standard error is the journal, messages have priorities.

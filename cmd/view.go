@@ -200,18 +200,29 @@ marked, with the grant that would show it.`,
 			if err != nil {
 				return err
 			}
-			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
-				for {
-					if err := list(ctx, viewer, all, watch && isTerminal(os.Stdout), target, write, stdout); err != nil || !watch {
-						return err
+			screen := watch && isTerminal(os.Stdout)
+			for {
+				err := f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
+					for {
+						if err := list(ctx, viewer, all, screen, target, write, stdout); err != nil || !watch {
+							return err
+						}
+						select {
+						case <-time.After(watchInterval):
+						case <-ctx.Done():
+							return nil
+						}
 					}
-					select {
-					case <-time.After(watchInterval):
-					case <-ctx.Done():
-						return nil
-					}
+				})
+				if !screen || !session.Passing(err) {
+					return err
 				}
-			})
+				// Who watches through an outage wants to see its end.
+				if _, err := io.WriteString(stdout, onScreen(oneLine(err.Error())+"\n")); err != nil {
+					return err
+				}
+				time.Sleep(watchInterval)
+			}
 		},
 	}
 	f.register(cmd, "`table`, wide (with scheme, number, user, role and client), json, or prometheus (for node_exporter's textfile collector)")
@@ -234,11 +245,16 @@ func list(ctx context.Context, viewer *session.Viewer, all, screen bool, target 
 	}
 	out := text.String()
 	if screen {
-		// Home, each line up to its end, and what is left of the last time.
-		out = "\x1b[H" + strings.ReplaceAll(out, "\n", eraseRest+"\n") + "\x1b[J"
+		out = onScreen(out)
 	}
 	_, err = io.WriteString(stdout, out)
 	return err
+}
+
+// onScreen writes over what was written before: home, each line up to its end,
+// and what is left of the last time.
+func onScreen(text string) string {
+	return "\x1b[H" + strings.ReplaceAll(text, "\n", eraseRest+"\n") + "\x1b[J"
 }
 
 type lockWriter func(w io.Writer, target string, locks []*lockView) error

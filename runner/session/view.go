@@ -166,6 +166,8 @@ func (v *Viewer) rows(ctx context.Context, sql string) ([][]string, error) {
 	results, err := v.pg.Exec(ctx, sql).ReadAll()
 	var pgErr *pgconn.PgError
 	switch {
+	case errors.As(err, &pgErr) && passes(pgErr):
+		return nil, &Error{Kind: Unreachable, err: serverRefused{pgErr}}
 	case errors.As(err, &pgErr):
 		return nil, &Error{Kind: Denied, err: serverRefused{pgErr}}
 	case ctx.Err() != nil:
