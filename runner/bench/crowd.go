@@ -328,7 +328,7 @@ func (b *bench) fire(env, args []string, all bool) (statuses map[int]int, times 
 			}
 		})
 	}
-	open.Close()
+	_ = open.Close()
 	waits.Wait()
 	if all {
 		_ = proceed.Close()

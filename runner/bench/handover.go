@@ -226,8 +226,8 @@ func (b *bench) contend(p *pair) (c *contest, err error) {
 func (c *contest) end() error {
 	_, err1 := c.holder.Wait()
 	state, err2 := c.waiter.Wait()
-	c.said.Close()
-	c.stamped.Close()
+	_ = c.said.Close()
+	_ = c.stamped.Close()
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
