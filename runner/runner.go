@@ -58,10 +58,11 @@ type Config struct {
 
 	// reached is set once the server has answered for the lock. Who has it
 	// rides out every error from then on.
-	reached *bool
-	path    string // the command's
-	guards  *child.Guards
-	ending  func(Outcome) // is called before the lock of a command that ended is given back
+	reached  *bool
+	path     string // the command's
+	guards   *child.Guards
+	catching <-chan struct{} // is closed when signals for the command are caught
+	ending   func(Outcome)   // is called before the lock of a command that ended is given back
 }
 
 // Outcome is the end of a command that ran.
@@ -133,26 +134,25 @@ func (e *GuardDiedError) Error() string {
 // server grants the lock. Errors are of the types above, *child.LookupError,
 // or *session.Error.
 func Run(cfg Config) (Outcome, error) {
-	signals, stop, err := cfg.begin()
+	signals, err := cfg.begin()
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer stop()
 	return once(cfg, signals)
 }
 
 // begin is what this process does before it supervises anything.
-func (cfg *Config) begin() (signals <-chan os.Signal, stop func(), err error) {
+func (cfg *Config) begin() (signals <-chan os.Signal, err error) {
 	if cfg.path, err = child.Lookup(cfg.Command[0]); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if cfg.guards, err = child.NewGuards(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	cfg.guards.Stdin = cfg.Stdin
 	child.ReapOrphans()
-	signals, stop = child.Signals()
-	return signals, stop, nil
+	signals, cfg.catching = child.Signals()
+	return signals, nil
 }
 
 // once takes the lock, runs the command one time, and gives the lock back.
@@ -179,6 +179,7 @@ func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) 
 		l.release(log, cfg)
 		return Outcome{}, context.Cause(ctx)
 	}
+	<-cfg.catching
 	c, err := l.guard.Start(child.Config{
 		Path: cfg.path, Args: cfg.Command, Env: environment(cfg, l),
 		Deadline: s.Deadline(), WaitForLeftovers: cfg.WaitForLeftovers,
