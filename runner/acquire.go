@@ -101,6 +101,7 @@ func persist(ctx context.Context, cfg Config, try func(left func() time.Duration
 // open opens a session for someone who may wait for that long.
 func open(ctx context.Context, cfg Config, left time.Duration) (*session.Session, error) {
 	of := cfg.Session
+	of.Claim = cfg.Claim
 	if cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
 	}
