@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math"
@@ -134,7 +135,8 @@ func (l *lock) startGuard(cfg Config) (err error) {
 
 // settle makes a granted lock one that a command can be started under: it
 // waits until a former holder that may not know of its loss is dead, draws the
-// token, and keeps the session alive from then on.
+// token, and keeps the session alive from then on. The guard, if there is none
+// yet, starts while the token is drawn.
 func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) error {
 	s := l.session
 	// A second login may take its time.
@@ -148,7 +150,14 @@ func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) erro
 	if err := l.waitOut(ctx, cfg, delay); err != nil {
 		return err
 	}
+	guarded := make(chan error, 1)
+	if l.guard == nil {
+		go func() { guarded <- l.startGuard(cfg) }()
+	} else {
+		guarded <- nil
+	}
 	grant, err := l.hold.Confirm(ctx)
+	err = cmp.Or(err, <-guarded) // whichever is later: l.guard is this goroutine's again
 	if err == nil && !kept {
 		s.Keep()
 	}
@@ -244,10 +253,7 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 		}
 		pause = min(2*pause, pollMost)
 	}
-	if l.guard == nil {
-		err = l.startGuard(cfg)
-	}
-	return delay, err
+	return delay, nil
 }
 
 // refused says who has what could not be had.
