@@ -262,12 +262,12 @@ func (l *lock) refused(ctx context.Context, cfg Config) error {
 	if !cfg.Explain {
 		return held
 	}
-	views, err := l.session.Views(ctx, cfg.Claim.IDs()...)
+	views, err := l.session.Holders(ctx, cfg.Claim.IDs()...)
 	if err != nil {
 		return held // which is what matters
 	}
 	for _, view := range views {
-		if view.Granted && view.Backend != l.session.BackendPID() && (cfg.Claim.Gate == nil || view.ID != *cfg.Claim.Gate) {
+		if view.Backend != l.session.BackendPID() && (cfg.Claim.Gate == nil || view.ID != *cfg.Claim.Gate) {
 			held.Holders = append(held.Holders, view)
 		}
 	}
