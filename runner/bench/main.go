@@ -163,7 +163,8 @@ func (b *bench) build() error {
 	pglead := filepath.Join(b.dir, "pglead")
 	if b.pglead == "" {
 		b.pglead = pglead
-		if err := command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", pglead, "."); err != nil {
+		// As it is released: without C's library it starts 2 ms sooner, twice.
+		if err := command("env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", pglead, "."); err != nil {
 			return err
 		}
 	}
