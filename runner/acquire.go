@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"math"
@@ -116,6 +117,7 @@ func attemptMost(cfg Config) time.Duration {
 // open opens a session for someone who may wait for that long.
 func open(ctx context.Context, cfg Config, left time.Duration) (*session.Session, error) {
 	of := cfg.Session
+	of.Claim = cfg.Claim
 	if cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
 	}
@@ -148,7 +150,8 @@ func (l *lock) startGuard(cfg Config) (err error) {
 
 // settle makes a granted lock one that a command can be started under: it
 // waits until a former holder that may not know of its loss is dead, draws the
-// token, and keeps the session alive from then on.
+// token, and keeps the session alive from then on. The guard, if there is none
+// yet, starts while the token is drawn.
 func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) error {
 	s := l.session
 	// A second login may take its time.
@@ -162,7 +165,14 @@ func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) erro
 	if err := l.waitOut(ctx, cfg, delay); err != nil {
 		return err
 	}
+	guarded := make(chan error, 1)
+	if l.guard == nil {
+		go func() { guarded <- l.startGuard(cfg) }()
+	} else {
+		guarded <- nil
+	}
 	grant, err := l.hold.Confirm(ctx)
+	err = cmp.Or(err, <-guarded) // whichever is later: l.guard is this goroutine's again
 	if err == nil && !kept {
 		s.Keep()
 	}
@@ -251,10 +261,7 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 		}
 		pause = min(2*pause, pollMost)
 	}
-	if l.guard == nil {
-		err = l.startGuard(cfg)
-	}
-	return delay, err
+	return delay, nil
 }
 
 // refused says who has what could not be had.
@@ -263,12 +270,12 @@ func (l *lock) refused(ctx context.Context, cfg Config) error {
 	if !cfg.Explain {
 		return held
 	}
-	views, err := l.session.Views(ctx, cfg.Claim.IDs()...)
+	views, err := l.session.Holders(ctx, cfg.Claim.IDs()...)
 	if err != nil {
 		return held // which is what matters
 	}
 	for _, view := range views {
-		if view.Granted && view.Backend != l.session.BackendPID() && (cfg.Claim.Gate == nil || view.ID != *cfg.Claim.Gate) {
+		if view.Backend != l.session.BackendPID() && (cfg.Claim.Gate == nil || view.ID != *cfg.Claim.Gate) {
 			held.Holders = append(held.Holders, view)
 		}
 	}

@@ -60,11 +60,10 @@ type Tally struct {
 // of which each holder needs its own. When a session is lost all commands are
 // killed, and that is the end.
 func Each(cfg EachConfig) (Tally, error) {
-	signals, stop, err := cfg.begin()
+	signals, err := cfg.begin()
 	if err != nil {
 		return Tally{}, err
 	}
-	defer stop()
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	e := &each{

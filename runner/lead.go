@@ -43,11 +43,11 @@ const (
 // What is wrong before the database was reached for the first time is an
 // error too; from then on everything is ridden out.
 func Lead(cfg LeadConfig) (Outcome, error) {
-	signals, stop, err := cfg.begin()
+	signals, err := cfg.begin()
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer stop()
+	defer cfg.hooks.Wait()
 
 	reached := false
 	cfg.Wait, cfg.reached = Forever, &reached

@@ -57,11 +57,12 @@ type Config struct {
 
 	// reached is set once the server has answered for the lock. Who has it
 	// rides out every error from then on.
-	reached *bool
-	path    string // the command's
-	guards  *child.Guards
-	hooks   *sync.WaitGroup // those that run
-	ending  func(Outcome)   // is called before the lock of a command that ended is given back
+	reached  *bool
+	path     string // the command's
+	guards   *child.Guards
+	catching <-chan struct{} // is closed when signals for the command are caught
+	hooks    *sync.WaitGroup // those that run
+	ending   func(Outcome)   // is called before the lock of a command that ended is given back
 }
 
 // Outcome is the end of a command that ran.
@@ -134,30 +135,27 @@ func (e *GuardDiedError) Error() string {
 // server grants the lock. Errors are of the types above, *child.LookupError,
 // or *session.Error.
 func Run(cfg Config) (Outcome, error) {
-	signals, stop, err := cfg.begin()
+	signals, err := cfg.begin()
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer stop()
+	defer cfg.hooks.Wait()
 	return once(cfg, signals)
 }
 
 // begin is what this process does before it supervises anything.
-func (cfg *Config) begin() (signals <-chan os.Signal, stop func(), err error) {
+func (cfg *Config) begin() (signals <-chan os.Signal, err error) {
 	if cfg.path, err = child.Lookup(cfg.Command[0]); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if cfg.guards, err = child.NewGuards(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	cfg.guards.Stdin = cfg.Stdin
 	child.ReapOrphans()
-	signals, stopSignals := child.Signals()
+	signals, cfg.catching = child.Signals()
 	cfg.hooks = &sync.WaitGroup{}
-	return signals, func() {
-		cfg.hooks.Wait()
-		stopSignals()
-	}, nil
+	return signals, nil
 }
 
 // once takes the lock, runs the command one time, and gives the lock back.
@@ -185,6 +183,7 @@ func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) 
 		l.release(log, cfg, Outcome{})
 		return Outcome{}, context.Cause(ctx)
 	}
+	<-cfg.catching
 	asked := time.Now()
 	c, err := l.guard.Start(child.Config{
 		Path: cfg.path, Args: cfg.Command, Env: environment(cfg, l),

@@ -54,7 +54,7 @@ func Lookup(name string) (string, error) {
 		}
 		// A directory that can't be searched says nothing about the command:
 		// only a file that is there counts as one that can't be executed.
-		if _, statErr := os.Stat(file); statErr == nil && failed.NotFound {
+		if _, statErr := os.Stat(file); !missing(err) && statErr == nil && failed.NotFound {
 			failed = &LookupError{Name: file, err: cause(err)}
 		}
 	}

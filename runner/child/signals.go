@@ -19,17 +19,24 @@ func forwarded() []os.Signal {
 	return append(list, realTimeSignals()...)
 }
 
-// Signals catches what is to be forwarded, until stop is called. What was
-// ignored when this process started (nohup) stays ignored, here and in the
-// command.
-func Signals() (caught <-chan os.Signal, stop func()) {
-	c := make(chan os.Signal, 64)
-	for _, sig := range forwarded() {
-		if !signal.Ignored(sig) {
-			signal.Notify(c, sig)
+// Signals catches what is to be forwarded, from the closing of ready to the end
+// of this process. What was ignored when this process started (nohup) stays
+// ignored, here and in the command.
+//
+// For each signal Go's runtime goes to a thread of its own and back: some
+// milliseconds for all, in which the connection is made. A signal that comes
+// before does what it does to a process that has only just begun.
+func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
+	c, all := make(chan os.Signal, 64), make(chan struct{})
+	go func() {
+		defer close(all)
+		for _, sig := range forwarded() {
+			if !signal.Ignored(sig) {
+				signal.Notify(c, sig)
+			}
 		}
-	}
-	return c, func() { signal.Stop(c) }
+	}()
+	return c, all
 }
 
 // Interrupts says whether a signal is a request to end.

@@ -76,7 +76,8 @@ func unknown(err error) checkup.Check { return checkup.Notef("", "not known: %s"
 func (x *examination) connect(ctx context.Context) (err error) {
 	began := time.Now()
 	x.pg, err = connect(ctx, x.cfg, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
-		x.age, err = prepare(ctx, pg, x.cfg)
+		ready, err := prepare(ctx, pg, x.cfg)
+		x.age = ready.age
 		return err
 	})
 	took := time.Since(began)

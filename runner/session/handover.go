@@ -3,10 +3,13 @@ package session
 import (
 	"context"
 	"fmt"
+	"math"
 	"net/url"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
 )
@@ -286,23 +289,57 @@ func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 	return max(0, lockDelay-s.age-(s.now()-s.opened))
 }
 
-// serverAge is an SQL expression: for how many seconds a lock that was taken
-// on this server can have been lost only by the end of its session. It counts
-// from the latest of
+// serverAge are SQL expressions from which ageOf tells for how long a lock that
+// was taken on this server can have been lost only by the end of its session.
+// It counts from the latest of
 //   - the postmaster's start,
 //   - the reset of the statistics, by which a restart after the crash of some
 //     backend shows, which leaves the postmaster's start as it is,
 //   - for a server that was a standby, its last checkpoint, which is not older
 //     than its promotion unless the timeline says so.
-const serverAge = `CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0
-	WHEN pg_catalog.current_setting('listen_addresses') = '' AND pg_catalog.inet_server_addr() IS NULL THEN 1e9
-	WHEN pg_catalog.pg_last_wal_replay_lsn() IS NULL THEN ` + sinceStart + `
-	WHEN (SELECT timeline_id FROM pg_catalog.pg_control_checkpoint()) <> ` + timeline + ` THEN 0
-	ELSE least(` + sinceStart + `, extract(epoch FROM pg_catalog.clock_timestamp() - (SELECT checkpoint_time FROM pg_catalog.pg_control_checkpoint())))
-	END`
+//
+// A backend in its first moments reads from the catalogs whatever a statement
+// names, so there is no more in them than most servers need; the view
+// pg_stat_bgwriter alone, for the function in it, would cost as much as all of
+// them.
+const serverAge = `pg_catalog.current_setting('listen_addresses'), pg_catalog.inet_server_addr(), pg_catalog.pg_last_wal_replay_lsn(),
+	extract(epoch FROM pg_catalog.clock_timestamp() - greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()))`
 
-const sinceStart = `extract(epoch FROM pg_catalog.clock_timestamp() - greatest(pg_catalog.pg_postmaster_start_time(),
-	(SELECT stats_reset FROM pg_catalog.pg_stat_bgwriter)))`
+// promotedAge is for a server that was a standby.
+const promotedAge = `SELECT CASE WHEN timeline_id <> ` + timeline + ` THEN 0
+	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) END FROM pg_catalog.pg_control_checkpoint()`
+
+// ageOf reads the values of serverAge.
+func ageOf(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Duration, error) {
+	if len(values) != 4 {
+		return 0, unsafe("", "the server does not answer as PostgreSQL does")
+	}
+	addresses, address, replayed := values[0], values[1], values[2]
+	if len(addresses) == 0 && address == nil {
+		return math.MaxInt64 / 2, nil // old enough, and room to reckon with
+	}
+	age, err := parseAge(values[3])
+	if err != nil || replayed == nil {
+		return age, err
+	}
+	results, err := pg.Exec(ctx, promotedAge).ReadAll()
+	if err != nil {
+		return 0, err
+	}
+	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 1 {
+		return 0, unsafe("", "the server does not answer as PostgreSQL does")
+	}
+	promoted, err := parseAge(results[0].Rows[0][0])
+	return min(age, promoted), err
+}
+
+func parseAge(seconds []byte) (time.Duration, error) {
+	age, err := strconv.ParseFloat(string(seconds), 64)
+	if err != nil {
+		return 0, unsafe("", "the server's age %q is no number", seconds)
+	}
+	return time.Duration(age * float64(time.Second)), nil
+}
 
 // timeline is an SQL expression: the first eight hex digits of a WAL file's
 // name are its timeline.

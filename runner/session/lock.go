@@ -111,26 +111,14 @@ type Grant struct {
 // Locks before that one stay held, so that whoever waits for it has them, but
 // in a transaction: there it is all or nothing.
 func (h *Hold) Try(ctx context.Context) (bool, error) {
-	function, queries := "try_advisory_lock", []string(nil)
-	if h.s.cfg.Transaction {
-		function, queries = "try_advisory_xact_lock", h.s.cfg.begin()
+	if tried := h.s.tried; tried != nil {
+		h.s.tried = nil
+		h.grantTried(*tried)
+		return h.Complete(), nil
 	}
-	var cases strings.Builder
-	switch missing := h.missing(); {
-	case h.claim.Gate == nil:
-		for i, l := range missing {
-			fmt.Fprintf(&cases, " WHEN NOT %s THEN %d", l.call(function), i)
-		}
-		fmt.Fprintf(&cases, " ELSE %d", len(missing))
-	case h.s.cfg.Transaction: // there is no line before a pooler: see Wait
-		cases.WriteString(tryEach(missing, function))
-	default:
-		// Shared, since newcomers are not in each other's way.
-		gate := Lock{ID: *h.claim.Gate, Shared: true}
-		fmt.Fprintf(&cases, " WHEN NOT %s THEN -1%s", gate.call("try_advisory_xact_lock"), tryEach(missing, function))
-	}
-	sql := "SELECT CASE" + cases.String() + " END"
+	sql, queries := "SELECT "+h.claim.trial(h.missing()), []string(nil)
 	if h.s.cfg.Transaction {
+		sql, queries = "SELECT "+h.claim.trialInTransaction(), h.s.cfg.begin()
 		// By itself the same statement gives back what it is granted. One that is
 		// refused, as nearly all of many waiters' are, then costs the pooler no
 		// connection for as long as this process takes to say ROLLBACK.
@@ -147,13 +135,7 @@ func (h *Hold) Try(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if h.claim.Gate == nil {
-		for range n {
-			h.grant(0)
-		}
-	} else if n >= 0 {
-		h.grant(n)
-	}
+	h.grantTried(n)
 	switch {
 	case !h.s.cfg.Transaction:
 	case h.Complete():
@@ -165,6 +147,41 @@ func (h *Hold) Try(ctx context.Context) (bool, error) {
 	return h.Complete(), h.error(err)
 }
 
+// trial is an SQL expression that takes what is missing, in the way of Try. Its
+// value is for grantTried.
+func (c Claim) trial(missing []Lock) string {
+	const function = "try_advisory_lock"
+	if c.Gate == nil {
+		return tryAll(missing, function)
+	}
+	// Shared, since newcomers are not in each other's way.
+	gate := Lock{ID: *c.Gate, Shared: true}
+	return fmt.Sprintf("CASE WHEN NOT %s THEN -1%s END", gate.call("try_advisory_xact_lock"), tryEach(missing, function))
+}
+
+// trialInTransaction is trial with a transaction's locks. There is no line
+// before a pooler: see Wait.
+func (c Claim) trialInTransaction() string {
+	const function = "try_advisory_xact_lock"
+	if c.Gate == nil {
+		return tryAll(c.Locks, function)
+	}
+	return "CASE" + tryEach(c.Locks, function) + " END"
+}
+
+// grantTried notes what a trial has taken: so many locks or, with a gate, the
+// one at that place.
+func (h *Hold) grantTried(n int) {
+	switch {
+	case h.claim.Gate == nil:
+		for range n {
+			h.grant(0)
+		}
+	case n >= 0:
+		h.grant(n)
+	}
+}
+
 // number sends queries, of which the last has a number for an answer.
 func (h *Hold) number(ctx context.Context, queries ...string) (int, error) {
 	rows, err := h.s.query(ctx, queries...)
@@ -172,6 +189,16 @@ func (h *Hold) number(ctx context.Context, queries ...string) (int, error) {
 		return 0, h.error(err)
 	}
 	return lastNumber(rows)
+}
+
+// tryAll is an SQL expression that takes the locks up to the first that is not
+// free, and counts them.
+func tryAll(locks []Lock, function string) string {
+	var cases strings.Builder
+	for i, l := range locks {
+		fmt.Fprintf(&cases, " WHEN NOT %s THEN %d", l.call(function), i)
+	}
+	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
 }
 
 // tryEach is the part of a CASE that takes one of the locks and is its place

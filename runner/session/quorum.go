@@ -31,7 +31,7 @@ var errNoQuorum = &Error{
 // With a quorum it ties this one's fate to it, and closes it with this one.
 func (s *Session) beside(ctx context.Context) (second *Session, identity string, err error) {
 	cfg := s.cfg
-	cfg.Quorum = false
+	cfg.Quorum, cfg.Claim = false, Claim{}
 	second, err = Open(ctx, cfg)
 	if err != nil {
 		return nil, "", besideError(err, cfg.Transaction)

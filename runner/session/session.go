@@ -51,6 +51,10 @@ type Config struct {
 	// stays open, and no setting outlives it.
 	Transaction bool
 
+	// Claim, if there is one, is tried in the round trip of the login's checks,
+	// and the first Try of a hold of it has the answer. Not with Transaction.
+	Claim Claim
+
 	// Quorum makes every sign of life depend on the synchronous standbys too:
 	// see quorum.go.
 	Quorum bool
@@ -104,6 +108,7 @@ type Session struct {
 	onAnswer  func()               // what the reader does after each answer
 	opened    time.Duration        // boot time
 	age       time.Duration        // of the server's memory of locks, when opened
+	tried     *int                 // the answer to the try of cfg.Claim, until a Try takes it
 	evidence  map[string]*Evidence // by channel; under mu
 	heed      map[string]func(payload string)
 	preferred map[string]preferred // by channel; under mu
@@ -132,9 +137,9 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	// In this hook a refusal makes pgconn go on to the next host, so a DSN
 	// with all nodes of a cluster finds the primary, target_session_attrs or
 	// not: on a standby a lock is granted and means nothing.
-	var age time.Duration
+	var ready prepared
 	pg, err := connect(ctx, cfg, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
-		age, err = prepare(ctx, pg, cfg)
+		ready, err = prepare(ctx, pg, cfg)
 		return err
 	})
 	if err != nil {
@@ -142,7 +147,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	}
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, boottime.Now)
 	s.cancel = pg.CancelRequest
-	s.age = age
+	s.age, s.tried = ready.age, ready.tried
 	s.cfg = cfg
 	s.Describe(cfg.Description)
 	return s, nil
@@ -201,9 +206,13 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 // stay on a server connection that others use. A pooler gives itself away by
 // a process number that is not the backend's.
 //
-// It returns how long the server has had its present memory of locks.
-func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (age time.Duration, err error) {
-	fit := "''"
+// In the same way it tries to take cfg.Claim.
+func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, error) {
+	fit, try := "''", "NULL"
+	claimed := len(cfg.Claim.Locks) > 0 && !cfg.Transaction
+	if claimed {
+		try = cfg.Claim.trial(cfg.Claim.Locks)
+	}
 	if !cfg.Transaction {
 		fit = set(false, append(cfg.settings(),
 			[2]string{"idle_in_transaction_session_timeout", "0"},
@@ -216,38 +225,53 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (age time.Durat
 			[2]string{"tcp_user_timeout", milliseconds(cfg.Lease)},
 			[2]string{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)})) + noTransactionTimeout(false)
 	}
+	condition := fmt.Sprintf(`pg_catalog.pg_backend_pid() = %d AND NOT pg_catalog.pg_is_in_recovery()
+		AND pg_catalog.current_setting('server_version_num')::int >= %d`, pg.PID(), oldestVersion)
 	sql := fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
-	pg_catalog.current_setting('server_version_num'), pg_catalog.version(), %s,
-	CASE WHEN pg_catalog.pg_backend_pid() = %d AND NOT pg_catalog.pg_is_in_recovery()
-		AND pg_catalog.current_setting('server_version_num')::int >= %d THEN %s END`,
-		serverAge, pg.PID(), oldestVersion, fit)
+	pg_catalog.current_setting('server_version_num'), pg_catalog.version(),
+	CASE WHEN %[1]s THEN %[2]s END, CASE WHEN %[1]s THEN %[3]s END, %[4]s`, condition, fit, try, serverAge)
 
 	results, err := pg.Exec(ctx, sql).ReadAll()
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && strings.HasPrefix(pgErr.Code, "42") {
-		return 0, unsafe("a server of PostgreSQL 14 or newer is needed", "the server does not understand PostgreSQL's own functions: %s", serverSays(pgErr))
+	switch {
+	case !errors.As(err, &pgErr):
+	case pgErr.Code == "42501" && claimed: // of the lock's function, as a Try will say
+		cfg.Claim = Claim{}
+		return prepare(ctx, pg, cfg)
+	case strings.HasPrefix(pgErr.Code, "42"):
+		return prepared{}, unsafe("a server of PostgreSQL 14 or newer is needed", "the server does not understand PostgreSQL's own functions: %s", serverSays(pgErr))
 	}
 	if err != nil {
-		return 0, err
+		return prepared{}, err
 	}
-	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 6 {
-		return 0, unsafe("", "the server does not answer as PostgreSQL does")
+	const facts = 6
+	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) < facts {
+		return prepared{}, unsafe("", "the server does not answer as PostgreSQL does")
 	}
 	row := results[0].Rows[0]
 	version, _ := strconv.Atoi(string(row[2]))
 	switch {
 	case !cfg.Transaction && string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
-		return 0, errPooled(pg.PID(), string(row[0]))
+		return prepared{}, errPooled(pg.PID(), string(row[0]))
 	case version < oldestVersion:
-		return 0, errTooOld(string(row[3]))
+		return prepared{}, errTooOld(string(row[3]))
 	case string(row[1]) == "t":
-		return 0, errStandby()
+		return prepared{}, errStandby()
 	}
-	up, err := strconv.ParseFloat(string(row[4]), 64)
-	if err != nil {
-		return 0, unsafe("", "the server's age %q is no number", row[4])
+	age, err := ageOf(ctx, pg, row[facts:])
+	if err != nil || !claimed {
+		return prepared{age: age}, err
 	}
-	return time.Duration(up * float64(time.Second)), nil
+	n, err := lastNumber([][]string{{string(row[facts-1])}})
+	return prepared{age: age, tried: &n}, err
+}
+
+// prepared is what is known of a connection that is fit to hold locks: for how
+// long the server has had its present memory of locks, and the answer to the
+// try of a claim.
+type prepared struct {
+	age   time.Duration
+	tried *int
 }
 
 func errPooled(ours uint32, servers string) *Error {

@@ -208,6 +208,25 @@ func (s *Session) Views(ctx context.Context, ids ...lockkey.ID) ([]View, error) 
 	return parseViews(rows)
 }
 
+// Holders lists who has these locks. It asks the functions that viewQuery's
+// views are made of: a backend in its first moments takes 2 ms for that and 5 ms
+// for the views, which it has to read first, and most who ask are such.
+func (s *Session) Holders(ctx context.Context, ids ...lockkey.ID) ([]View, error) {
+	var locks []Lock
+	for _, id := range ids {
+		locks = append(locks, Lock{ID: id})
+	}
+	rows, err := s.query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, 0,
+	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
+	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp())
+FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
+WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+among(locks)+" ORDER BY l.pid")
+	if err != nil {
+		return nil, err
+	}
+	return parseViews(rows)
+}
+
 // viewQuery reads two views of which every role sees who has which lock; who
 // that is, in detail, is for the same role and for pg_read_all_stats to see.
 func viewQuery(allDatabases bool, ids []lockkey.ID) string {

@@ -1,0 +1,308 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/pgtest"
+)
+
+// watcher looks at the lock from a session of its own.
+type watcher struct{ conn *pgconn.PgConn }
+
+func watch(s *pgtest.Server) (watcher, error) {
+	conn, err := pgconn.Connect(context.Background(), s.DSN("postgres"))
+	return watcher{conn}, err
+}
+
+func (w watcher) close() { _ = w.conn.Close(context.Background()) }
+
+// ask returns the values of an answer.
+func (w watcher) ask(sql string) ([]string, error) {
+	results, err := w.conn.Exec(context.Background(), sql).ReadAll()
+	var values []string
+	for _, result := range results {
+		for _, row := range result.Rows {
+			for _, value := range row {
+				values = append(values, string(value))
+			}
+		}
+	}
+	return values, err
+}
+
+// await waits until so many have the lock, or stand in line for it.
+func (w watcher) await(condition string, n int) error {
+	for began := time.Now(); time.Since(began) < 5*time.Minute; time.Sleep(2 * time.Millisecond) {
+		values, err := w.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = " + key + " AND " + condition)
+		if err != nil {
+			return err
+		}
+		if values[0] == strconv.Itoa(n) {
+			return nil
+		}
+	}
+	return fmt.Errorf("never: %d sessions of which %s", n, condition)
+}
+
+// pair is a holder and a waiter of one kind.
+type pair struct {
+	name, against  string
+	holder, waiter process
+	elsewhere      bool // the lock is not PostgreSQL's
+	times          []time.Duration
+}
+
+// stamps are the times that stamp.c has printed.
+func stamps(text []byte) ([]int64, error) {
+	var list []int64
+	for _, field := range strings.Fields(string(text)) {
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, n)
+	}
+	return list, nil
+}
+
+func monotonic() int64 {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &t)
+	return t.Nano()
+}
+
+// handover is from the last act of a command that ends well to the first
+// instruction of the next one's, which has been waiting.
+func (b *bench) handover() error {
+	pairs, stop, err := b.pairs()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	rounds := b.rounds
+	for round := -1; round < rounds; round++ {
+		for _, p := range pairs {
+			took, err := b.handOver(p)
+			if err != nil {
+				return fmt.Errorf("%s: %w", p.name, err)
+			}
+			if round >= 0 {
+				p.times = append(p.times, took)
+			}
+		}
+	}
+	b.printPairs(fmt.Sprintf("From the end of one command to the first instruction of the next**, %d times each in turns**", rounds), pairs)
+	b.goal("handover against two C processes", ratio(named(pairs, "**pglead run**").times, pairs[0].times), 1.3, " ×")
+	return nil
+}
+
+func named(pairs []*pair, name string) *pair {
+	i := slices.IndexFunc(pairs, func(p *pair) bool { return p.name == name })
+	return pairs[max(0, i)]
+}
+
+func (b *bench) printPairs(title string, pairs []*pair) {
+	fmt.Printf("\n**%s\n\n| | p50 ms | p99 ms | |\n|---|---|---|---|\n", title)
+	for _, p := range pairs {
+		multiple := ""
+		if p.against != "" {
+			multiple = fmt.Sprintf("%.2f × %s", ratio(p.times, named(pairs, p.against).times), p.against)
+		}
+		fmt.Printf("| %s | %s | %s | %s |\n", p.name, ms(quantile(p.times, .5)), ms(quantile(p.times, .99)), multiple)
+	}
+}
+
+func (b *bench) pairs() (pairs []*pair, stop func(), err error) {
+	const floor = "two C processes"
+	number := slices.Concat(b.unix, numbered())
+	add := func(name, against string, env, holder, waiter []string) {
+		first, err1 := b.program(env, append(holder, "stamp", "end")...)
+		second, err2 := b.program(env, append(waiter, "stamp")...)
+		if err := errors.Join(err1, err2); err != nil {
+			fmt.Fprintln(os.Stderr, "bench: left out:", err)
+			return
+		}
+		pairs = append(pairs, &pair{name: name, against: against, holder: first, waiter: second})
+	}
+	same := func(name string, env []string, args ...string) {
+		add(name, floor, env, slices.Clone(args), slices.Clone(args))
+	}
+	add(floor, "", b.unix, []string{"floor", "try", key}, []string{"floor", "wait", key})
+	same("**pglead run**", number, b.pglead, "run", "--wait", "1m", "--key", key, "--")
+	if b.also != "" {
+		same("(the other build)", number, b.also, "run", "--wait", "1m", "--key", key, "--")
+	}
+	psql := []string{"psql", "-X", "-q", "-o", os.DevNull, "-c", "select pg_advisory_lock(" + key + ")", "-c"}
+	holder, err := b.program(b.unix, append(slices.Clone(psql), `\! stamp end`)...)
+	if err == nil {
+		waiter, _ := b.program(b.unix, append(slices.Clone(psql), `\! stamp`)...)
+		pairs = append(pairs, &pair{name: "`psql -c lock -c '\\! …'`", against: floor, holder: holder, waiter: waiter})
+	}
+	before := len(pairs)
+	same("`flock`", b.unix, "flock", filepath.Join(b.dir, "lockfile"))
+	f := &field{b: b}
+	stopEtcd, err := b.addEtcd(f, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	stopConsul, err := b.addConsul(f, "")
+	if err != nil {
+		stopEtcd()
+		return nil, nil, err
+	}
+	for _, c := range f.list {
+		same(c.name, b.unix, c.of.args...)
+	}
+	for _, p := range pairs[before:] {
+		p.elsewhere = true
+	}
+	return pairs, func() { stopEtcd(); stopConsul() }, nil
+}
+
+// contest is a holder, and a waiter that stands in line.
+type contest struct {
+	holder, waiter *os.Process
+	proceed        *os.File // its end is that of the holder's command
+	said, stamped  *os.File // by the holder's command, and the waiter's
+}
+
+func (b *bench) contend(p *pair) (c *contest, err error) {
+	in, proceed, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	c = &contest{proceed: proceed}
+	out := make([]*os.File, 2)
+	for i, to := range []**os.File{&c.said, &c.stamped} {
+		if *to, out[i], err = os.Pipe(); err != nil {
+			return nil, err
+		}
+		defer out[i].Close()
+	}
+	w, err := watch(b.server)
+	if err != nil {
+		return nil, err
+	}
+	defer w.close()
+	stands := func(condition string) error {
+		if p.elsewhere {
+			time.Sleep(200 * time.Millisecond)
+			return nil
+		}
+		return w.await(condition, 1)
+	}
+	if c.holder, err = p.holder.start(in, out[0]); err != nil {
+		return nil, err
+	}
+	if err := stands("granted"); err != nil {
+		return nil, err
+	}
+	if c.waiter, err = p.waiter.start(nil, out[1]); err != nil {
+		return nil, err
+	}
+	if err := stands("NOT granted"); err != nil {
+		return nil, err
+	}
+	time.Sleep(100 * time.Millisecond) // a standby has been one for longer than its own start takes
+	return c, nil
+}
+
+func (c *contest) end() error {
+	_, err1 := c.holder.Wait()
+	state, err2 := c.waiter.Wait()
+	_ = c.said.Close()
+	_ = c.stamped.Close()
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	if !state.Success() {
+		return errors.New("the waiter: " + state.String())
+	}
+	return nil
+}
+
+func (b *bench) handOver(p *pair) (time.Duration, error) {
+	c, err := b.contend(p)
+	if err != nil {
+		return 0, err
+	}
+	_ = c.proceed.Close()
+	ended, err1 := io.ReadAll(c.said)
+	started, err2 := io.ReadAll(c.stamped)
+	if err := errors.Join(err1, err2, c.end()); err != nil {
+		return 0, err
+	}
+	list, err := stamps(bytes.Join([][]byte{ended, started}, []byte(" ")))
+	if err != nil || len(list) != 2 {
+		return 0, fmt.Errorf("stamps %q and %q: %w", ended, started, err)
+	}
+	return time.Duration(list[1] - list[0]), nil
+}
+
+// killed is from SIGKILL of the holder to the first instruction of the next
+// command. The C program's command lives on meanwhile.
+func (b *bench) killed() error {
+	number := slices.Concat(b.unix, numbered())
+	var pairs []*pair
+	add := func(name, against string, env, holder, waiter []string) error {
+		first, err1 := b.program(env, append(holder, "sleep", "1000")...)
+		second, err2 := b.program(env, append(waiter, "stamp")...)
+		pairs = append(pairs, &pair{name: name, against: against, holder: first, waiter: second})
+		return errors.Join(err1, err2)
+	}
+	run := []string{b.pglead, "run", "--wait", "1m", "--key", key}
+	if err := errors.Join(
+		add("two C processes, the command lives on", "", b.unix, []string{"floor", "try", key}, []string{"floor", "wait", key}),
+		add("**pglead run** --lock-delay 0", "two C processes, the command lives on", number, slices.Concat(run, []string{"--"}), slices.Concat(run, []string{"--lock-delay", "0", "--"})),
+		add("**pglead run**, whose lock-delay is 10 s", "", number, slices.Concat(run, []string{"--"}), slices.Concat(run, []string{"--"})),
+	); err != nil {
+		return err
+	}
+	rounds := max(5, b.rounds/4)
+	for round := range rounds {
+		for i, p := range pairs {
+			if i == 2 && (b.short || round >= 3) {
+				continue
+			}
+			c, err := b.contend(p)
+			if err != nil {
+				return fmt.Errorf("%s: %w", p.name, err)
+			}
+			orphans := children(c.holder.Pid)
+			killed := monotonic()
+			_ = c.holder.Kill()
+			started, err := io.ReadAll(c.stamped)
+			for _, pid := range orphans {
+				_ = unix.Kill(pid, unix.SIGKILL)
+				_, _ = unix.Wait4(pid, nil, 0, nil)
+			}
+			_ = c.proceed.Close()
+			if err := errors.Join(err, c.end()); err != nil {
+				return err
+			}
+			list, err := stamps(started)
+			if err != nil || len(list) != 1 {
+				return fmt.Errorf("stamp %q: %w", started, err)
+			}
+			p.times = append(p.times, time.Duration(list[0]-killed))
+		}
+	}
+	b.printPairs(fmt.Sprintf("From SIGKILL of the holder to the first instruction of the next command**, %d times each in turns (the last 3)**", rounds), pairs)
+	return nil
+}
