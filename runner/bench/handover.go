@@ -242,7 +242,7 @@ func (b *bench) handOver(p *pair) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	c.proceed.Close()
+	_ = c.proceed.Close()
 	ended, err1 := io.ReadAll(c.said)
 	started, err2 := io.ReadAll(c.stamped)
 	if err := errors.Join(err1, err2, c.end()); err != nil {
@@ -292,7 +292,7 @@ func (b *bench) killed() error {
 				_ = unix.Kill(pid, unix.SIGKILL)
 				_, _ = unix.Wait4(pid, nil, 0, nil)
 			}
-			c.proceed.Close()
+			_ = c.proceed.Close()
 			if err := errors.Join(err, c.end()); err != nil {
 				return err
 			}
