@@ -57,11 +57,11 @@ func (r *relay) accept() {
 		r.mu.Unlock()
 		go func() {
 			_ = relayMessages(server, client, true, r.there)
-			server.Close()
+			_ = server.Close()
 		}()
 		go func() {
 			_ = relayMessages(client, server, false, r.back)
-			client.Close()
+			_ = client.Close()
 			r.mu.Lock()
 			r.ended <- r.counts
 			r.mu.Unlock()

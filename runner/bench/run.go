@@ -201,7 +201,7 @@ func daemon(port, name string, args ...string) (stop func(), err error) {
 	for range 200 {
 		conn, err := net.Dial("tcp", "127.0.0.1:"+port)
 		if err == nil {
-			conn.Close()
+			_ = conn.Close()
 			time.Sleep(2 * time.Second) // the election of the only node
 			return stop, nil
 		}
