@@ -1594,7 +1594,8 @@ func TestEvents(t *testing.T) {
 		}
 	}
 	t.Run("ends", func(t *testing.T) {
-		run(t, 0, "run", "--key", "ev1", "--slots", "2", "--min-hold", "0.3", "--on-released", "exit 3", "--", "sh", "-c", "sleep 1000 &")
+		run(t, 0, "run", "--key", "ev1", "--slots", "2", "--on-released", "exit 3", "--", "sh", "-c", "sleep 1000 &")
+		run(t, 0, "run", "--key", "ev1", "--min-hold", "1", "--", "true")
 		run(t, 124, "run", "--key", "ev1", "--timeout", "0.1", "--kill-after", "0.1", "--", "sh", "-c", "trap '' TERM; while :; do sleep 0.01; done")
 		run(t, 69, "run", "--key", "ev1", "--wait", "1", "--dsn", "host=/nosuch", "--", "true")
 		run(t, 123, "each", "--key", "ev1/{}", "a", "b", "--", "false")
