@@ -251,7 +251,10 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 // TestSoak is the load under which a team's own lock hung: taken on one
 // connection of a pool, given back on another.
 func TestSoak(t *testing.T) {
-	const processes, runs = 4, 75
+	processes, runs := 4, 75
+	if testing.Short() {
+		runs = 15
+	}
 	var wg sync.WaitGroup
 	var ran, refused atomic.Int32
 	for range processes {
@@ -513,7 +516,7 @@ func TestServerRestart(t *testing.T) {
 			dsn := server.DSN("postgres")
 			dir := t.TempDir()
 			started := filepath.Join(dir, "started")
-			holder := command(t, "run", "--dsn", dsn, "--key", "k", "--", "sh", "-c", "touch "+started+"; sleep 98768")
+			holder := command(t, "run", "--dsn", dsn, "--key", "k", "--lease", "3s", "--", "sh", "-c", "touch "+started+"; sleep 98768")
 			var said bytes.Buffer
 			holder.Stderr = &said
 			if err := holder.Start(); err != nil {
@@ -522,7 +525,7 @@ func TestServerRestart(t *testing.T) {
 			if !eventually(func() bool { _, err := os.Stat(started); return err == nil }) {
 				t.Fatal("the holder never starts")
 			}
-			waiter := command(t, "run", "--dsn", dsn, "--key", "k", "--wait", "2m", "--", "true")
+			waiter := command(t, "run", "--dsn", dsn, "--key", "k", "--lease", "3s", "--wait", "2m", "--", "true")
 			if err := waiter.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -1799,6 +1802,9 @@ func (s screen) types(line string) {
 }
 
 func TestScreen(t *testing.T) {
+	if testing.Short() {
+		t.Skip("NOT TESTED: it adds nothing to what other tests race")
+	}
 	_, release := start(t, command(t, "run", "--key", "screen", "--lease", "3s", "--", "sh", "-c", "echo; read end"))
 	s := newScreen(t, 80)
 	s.types("clear; pglead run --key screen --wait forever -- sh -c 'echo it ru''ns'")
@@ -1911,6 +1917,9 @@ func TestStepDownTo(t *testing.T) {
 // TestRecipes runs what the recipes say, with programs that do nothing, and
 // that nobody else may run at that time.
 func TestRecipes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("NOT TESTED: it adds nothing to what other tests race")
+	}
 	text, err := os.ReadFile("cmd/README.md")
 	if err != nil {
 		t.Fatal(err)
