@@ -284,12 +284,16 @@ func supervise(cfg Config, log *slog.Logger, began time.Time, s *session.Session
 	lost := s.Lost()
 	var killAfter <-chan time.Time
 	var timedOut, interrupted, asked bool
-	tick := time.NewTicker(cfg.Session.Lease / 5)
-	defer tick.Stop()
+	var tick <-chan time.Time
+	if cfg.Watch.Alive != nil {
+		ticker := time.NewTicker(cfg.Session.Lease / 5)
+		defer ticker.Stop()
+		tick = ticker.C
+	}
 	for {
 		cfg.Watch.alive(cfg.Session.Lease)
 		select {
-		case <-tick.C: // to say that
+		case <-tick: // to say that
 		case <-c.Done():
 			outcome, err := conclude(cfg, log, began, s, c)
 			if lost != nil && errors.As(err, new(*LostError)) { // the guard was faster
