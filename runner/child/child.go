@@ -201,6 +201,11 @@ func (g *Guard) Start(cfg Config) (*Child, error) {
 		// A guard that is stopped must not keep the lock for nobody.
 		_ = c.control.SetReadDeadline(time.Now().Add(cfg.Deadline - boottime.Now()))
 		err = c.awaitStart(cfg.Args[0])
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			// Was it this process that was stopped? Then the guard's word is there.
+			_ = c.control.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+			err = c.awaitStart(cfg.Args[0])
+		}
 		_ = c.control.SetReadDeadline(time.Time{})
 	}
 	c.lostGrace = cfg.LostGrace
