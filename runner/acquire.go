@@ -3,6 +3,7 @@ package runner
 import (
 	"cmp"
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -22,6 +23,14 @@ const Forever = time.Duration(math.MaxInt64)
 const (
 	sliceLeast = 30 * time.Second
 	sliceMost  = 60 * time.Second
+)
+
+// Who finds the queue full comes back after a random time. There are a hundred
+// before it, so there is no hurry; and of those who come back, hundreds too,
+// some are always about to.
+const (
+	crowdLeast = 10 * time.Second
+	crowdMost  = 40 * time.Second
 )
 
 // Where a queue is not to be had the lock is tried again after a random time
@@ -319,6 +328,9 @@ func (l *lock) queue(ctx context.Context, cfg Config, left func() time.Duration)
 		case session.Retryable(err):
 			// What it holds of several locks may be what the others wait for.
 			return true, l.hold.Unlock(ctx, false)
+		case errors.Is(err, session.ErrCrowded):
+			cfg.Log.Info("many are in line already, coming back", "event", "waiting")
+			return true, l.pause(ctx, cfg, min(jitter(crowdLeast, crowdMost), left()))
 		case !session.CanQueue(err):
 			cfg.Log.Info("no queue for this role, polling", "event", "waiting", "reason", err.Error())
 			return false, nil
@@ -327,6 +339,23 @@ func (l *lock) queue(ctx context.Context, cfg Config, left func() time.Duration)
 		}
 	}
 	return true, nil
+}
+
+// pause does nothing for so long, but that the server must not take the session
+// for one whose host is gone.
+func (l *lock) pause(ctx context.Context, cfg Config, d time.Duration) error {
+	for began := time.Now(); ; {
+		rest := d - time.Since(began)
+		if rest <= 0 {
+			return nil
+		}
+		if !sleep(ctx, min(rest, session.HolderShare(cfg.Session.Lease))) {
+			return context.Cause(ctx)
+		}
+		if err := l.session.Ping(ctx); err != nil {
+			return err
+		}
+	}
 }
 
 // delay is how long a granted lock has to be held before the command may

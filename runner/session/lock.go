@@ -225,9 +225,21 @@ func lastNumber(rows [][]string) (int, error) {
 // try takes the server some microseconds, and only one session does it.
 const gatePoll = 20 * time.Millisecond
 
+// mostInLine is how many stand in the server's queue for one lock. Whoever has
+// stood there for deadlock_timeout has the server search for a deadlock, with
+// all of the lock table held and in a time that grows faster than the square of
+// the queue: from some 600 on, a server does little else.
+const mostInLine = 100
+
+const crowded = "crowded"
+
+// ErrCrowded says that as many stand in line as may.
+var ErrCrowded = errors.New("too many wait for the lock to stand in line for it")
+
 // Wait stands in the server's queue for what is missing, for at most the given
 // time, and says whether anything was granted. Of several locks that is the
-// next one: Try takes the rest.
+// next one: Try takes the rest. Where too many are in line already it is
+// ErrCrowded, at once.
 //
 // The time is a lock_timeout inside of a statement that traps it: it ends the
 // wait without an error line in the server's log, and the statement's snapshot,
@@ -236,8 +248,10 @@ const gatePoll = 20 * time.Millisecond
 func (h *Hold) Wait(ctx context.Context, atMost time.Duration) (bool, error) {
 	most := max(1, atMost.Milliseconds())
 	missing := h.missing()
+	line := missing[:1]
 	declare, wait, granted := "", "PERFORM "+missing[0].call("advisory_lock")+";", "0"
 	if h.claim.Gate != nil {
+		line = []Lock{{ID: *h.claim.Gate}}
 		declare = fmt.Sprintf("DECLARE got int; ends timestamptz := pg_catalog.clock_timestamp() + interval '%d ms';", most)
 		wait = fmt.Sprintf(`PERFORM %s;
 	LOOP
@@ -248,16 +262,23 @@ func (h *Hold) Wait(ctx context.Context, atMost time.Duration) (bool, error) {
 		granted = "got"
 	}
 	row, err := h.s.rowWithin(ctx, atMost, 1, fmt.Sprintf(`DO $pglead$ %s BEGIN
-	PERFORM pg_catalog.set_config('lock_timeout', '%d', true);
-	%s
-	PERFORM pg_catalog.set_config('pglead.granted', (%s)::text, true);
+	IF (SELECT count(*) >= %d FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND NOT granted AND %s) THEN
+		PERFORM pg_catalog.set_config('pglead.granted', '%s', true);
+	ELSE
+		PERFORM pg_catalog.set_config('lock_timeout', '%d', true);
+		%s
+		PERFORM pg_catalog.set_config('pglead.granted', (%s)::text, true);
+	END IF;
 EXCEPTION WHEN lock_not_available THEN NULL; END $pglead$;
-SELECT pg_catalog.current_setting('pglead.granted', true)`, declare, most, wait, granted))
+SELECT pg_catalog.current_setting('pglead.granted', true)`, declare, mostInLine, among(line), crowded, most, wait, granted))
 	if err != nil {
 		return false, h.error(err)
 	}
-	if row[0] == "" {
+	switch row[0] {
+	case "":
 		return h.look(ctx)
+	case crowded:
+		return false, ErrCrowded
 	}
 	i, err := strconv.Atoi(row[0])
 	if err != nil || i >= len(missing) {

@@ -7,7 +7,9 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -861,4 +863,47 @@ func TestQuorumInTransaction(t *testing.T) {
 	}
 	remove()
 	removed = true
+}
+
+// TestCrowded: nobody joins a line that is as long as the server can bear.
+func TestCrowded(t *testing.T) {
+	t.Parallel()
+	const line = 100
+	server := start(t, map[string]string{"max_connections": "120"})
+	dsn := server.DSN("postgres")
+	holder := open(t, dsn)
+	try(t, holder.hold(7))
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	var waiting sync.WaitGroup
+	for range line {
+		waiting.Go(func() {
+			conn, err := pgconn.Connect(ctx, dsn)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, _ = conn.Exec(ctx, "SELECT pg_advisory_xact_lock(7)").ReadAll()
+			_ = conn.Close(context.WithoutCancel(ctx))
+		})
+	}
+	waits := func() string {
+		return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0]
+	}
+	for waits() != strconv.Itoa(line) {
+		time.Sleep(10 * time.Millisecond)
+	}
+	s := open(t, dsn)
+	if granted, err := s.hold(7).Wait(t.Context(), time.Hour); granted || !errors.Is(err, session.ErrCrowded) {
+		t.Errorf("behind %d others: %v, %v", line, granted, err)
+	}
+	// Another lock's line is another line.
+	if granted, err := s.hold(8).Wait(t.Context(), time.Hour); !granted || err != nil {
+		t.Errorf("another lock: %v, %v", granted, err)
+	}
+	unlock(t, holder.hold(7), false)
+	waiting.Wait() // each has had its turn
+	if granted, err := s.hold(7).Wait(t.Context(), time.Hour); !granted || err != nil {
+		t.Errorf("with nobody in line: %v, %v", granted, err)
+	}
 }
