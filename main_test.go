@@ -1982,3 +1982,23 @@ func TestRecipes(t *testing.T) {
 		}
 	}
 }
+
+// TestFullServer: many more than the server has room for, at once, and each has
+// its turn although it doesn't wait for its lock.
+func TestFullServer(t *testing.T) {
+	server, remove, err := pgtest.Throwaway(map[string]string{"max_connections": "5", "superuser_reserved_connections": "0", "max_wal_senders": "0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	var ended sync.WaitGroup
+	for i := range 40 {
+		ended.Go(func() {
+			out, err := command(t, "run", "--dsn", server.DSN("postgres"), "--connect-timeout", "1m", "--key", fmt.Sprint("full/", i), "--", "true").CombinedOutput()
+			if err != nil {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
+	ended.Wait()
+}

@@ -118,7 +118,7 @@ func (o *options) dsnFlag(flags *pflag.FlagSet) {
 }
 
 func (o *options) connectTimeoutFlag(flags *pflag.FlagSet) {
-	flags.Var(&o.connectTimeout, "connect-timeout", "for each attempt to connect")
+	flags.Var(&o.connectTimeout, "connect-timeout", "for each attempt to connect; so long, too, a server that is full is asked again")
 }
 
 func (o *options) voiceFlags(flags *pflag.FlagSet) {

@@ -48,6 +48,13 @@ const (
 	backoffMost  = 5 * time.Second
 )
 
+// A server that is full has room again when one of its hundred is done, which is
+// soon.
+const (
+	fullFirst = 50 * time.Millisecond
+	fullMost  = time.Second
+)
+
 // lock is what a command can be started under: the session, what it holds,
 // and the guard that holds on to the session's socket.
 type lock struct {
@@ -123,14 +130,31 @@ func attemptMost(cfg Config) time.Duration {
 	return time.Duration(hosts)*cfg.Session.ConnectTimeout + cfg.LockDelay + 4*cfg.Session.Lease
 }
 
-// open opens a session for someone who may wait for that long.
+// open opens a session for someone who may wait for that long. A server without
+// room, as when a thousand nodes fire at once, is asked again for as long as one
+// attempt to connect may take, also by who doesn't wait for the lock.
 func open(ctx context.Context, cfg Config, left time.Duration) (*session.Session, error) {
 	of := cfg.Session
 	of.Claim = cfg.Claim
 	if cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
 	}
-	return session.Open(ctx, of)
+	began, backoff := time.Now(), fullFirst
+	for {
+		s, err := session.Open(ctx, of)
+		var refused *session.Error
+		if err == nil || !errors.As(err, &refused) || !refused.Full {
+			return s, err
+		}
+		pause := jitter(backoff/2, backoff)
+		if time.Since(began)+pause > of.ConnectTimeout {
+			return nil, err
+		}
+		if !sleep(ctx, pause) {
+			return nil, context.Cause(ctx)
+		}
+		backoff = min(2*backoff, fullMost)
+	}
 }
 
 func attempt(ctx context.Context, cfg Config, left func() time.Duration, first bool) (*lock, error) {

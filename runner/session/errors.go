@@ -37,6 +37,8 @@ const (
 type Error struct {
 	Kind Kind
 	Hint string // what the user can do about it, or empty
+	// Full says that the server is there and has no room just now.
+	Full bool
 	err  error
 }
 
@@ -71,6 +73,7 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 		if refusedTLS(a.cause) && i+1 < len(attempts) && attempts[i+1].host == a.host {
 			continue
 		}
+		e.Full = e.Full || full(a.cause)
 		text, kind, hint := describeAttempt(a.cause, cfg)
 		if len(configHosts(cfg)) > 1 && a.host != "" {
 			text = a.host + ": " + text
@@ -87,6 +90,13 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 	}
 	e.err = fmt.Errorf("connect to %s: %s", target, strings.Join(causes, "; "))
 	return e
+}
+
+// full says that a server has no connection left, or that its socket's queue is
+// full (EAGAIN of unix(7)).
+func full(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == "53300" || errors.Is(err, syscall.EAGAIN)
 }
 
 type attempt struct {
