@@ -163,7 +163,7 @@ func (b *bench) build() error {
 	pglead := filepath.Join(b.dir, "pglead")
 	if b.pglead == "" {
 		b.pglead = pglead
-		// As it is released: without C's library it starts 2 ms sooner, twice.
+		// Without C's library each of its processes takes 1.5 ms of processor time less.
 		if err := command("env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", pglead, "."); err != nil {
 			return err
 		}

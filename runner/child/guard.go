@@ -53,7 +53,8 @@ func RunGuard(args []string) (status int, isGuard bool) {
 	g, err := newGuard(control, socket)
 	// PR_SET_PDEATHSIG means the death of the *thread* that forked, so the
 	// thread that starts the command must be there for as long as the guard. Not
-	// before now: what newGuard does takes a locked thread three times as long.
+	// before now: newGuard's signals go to a thread of the runtime's and back, and
+	// from a locked one that is a change of threads each time.
 	runtime.LockOSThread()
 	if err == nil {
 		err = g.start()
