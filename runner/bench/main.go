@@ -57,7 +57,7 @@ func main() {
 	flag.StringVar(&o.svg, "svg", "", "draw the handover's growth with the waiters into this `file`")
 	flag.Parse()
 	if o.short {
-		o.rounds, o.idle, o.waiters, o.nodes, o.items = 5, 3*time.Second, 20, 50, 50
+		o.rounds, o.idle, o.waiters, o.nodes, o.items = 3, time.Second, 10, 20, 20
 	}
 	if err := measure(o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
