@@ -25,12 +25,12 @@ const (
 	sliceMost  = 60 * time.Second
 )
 
-// Who finds the queue full comes back after a random time. There are a hundred
+// Who finds the queue full comes back after a random time. There are hundreds
 // before it, so there is no hurry; and of those who come back, hundreds too,
 // some are always about to.
 const (
-	crowdLeast = 10 * time.Second
-	crowdMost  = 40 * time.Second
+	crowdLeast = 5 * time.Second
+	crowdMost  = 20 * time.Second
 )
 
 // Where a queue is not to be had the lock is tried again after a random time

@@ -45,20 +45,30 @@ func (w watcher) ask(sql string) ([]string, error) {
 	return values, err
 }
 
-// await waits until so many have the lock, or stand in line for it. A few of many
-// are always about to stand in line again.
+// await waits until so many have the lock, or stand in line for it.
 func (w watcher) await(condition string, n int) error {
+	return w.count(n, "pg_locks WHERE locktype = 'advisory' AND objid = "+key+" AND "+condition)
+}
+
+// awaitSessions waits until there are so many beside this one.
+func (w watcher) awaitSessions(n int) error {
+	return w.count(n, "pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()")
+}
+
+// count waits until there are so many. A few of many are always about to come or
+// to go.
+func (w watcher) count(n int, of string) error {
 	have := 0
 	for began := time.Now(); time.Since(began) < time.Minute; time.Sleep(2 * time.Millisecond) {
-		values, err := w.ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = " + key + " AND " + condition)
+		values, err := w.ask("SELECT count(*) FROM " + of)
 		if err != nil {
 			return err
 		}
-		if have, err = strconv.Atoi(values[0]); err != nil || have >= n-n/20 && have <= n {
+		if have, err = strconv.Atoi(values[0]); err != nil || have >= n-n/20 && have <= n+n/20 {
 			return err
 		}
 	}
-	return fmt.Errorf("never: %d sessions of which %s, but %d", n, condition, have)
+	return fmt.Errorf("never: %d in %s, but %d", n, of, have)
 }
 
 // pair is a holder and a waiter of one kind.

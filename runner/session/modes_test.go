@@ -868,8 +868,8 @@ func TestQuorumInTransaction(t *testing.T) {
 // TestCrowded: nobody joins a line that is as long as the server can bear.
 func TestCrowded(t *testing.T) {
 	t.Parallel()
-	const line = 100
-	server := start(t, map[string]string{"max_connections": "120"})
+	const line = 300
+	server := start(t, map[string]string{"max_connections": "320"})
 	dsn := server.DSN("postgres")
 	holder := open(t, dsn)
 	try(t, holder.hold(7))
