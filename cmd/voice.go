@@ -158,9 +158,6 @@ func (v *voice) canLive() bool {
 	return !v.json && v.level.Level() <= slog.LevelWarn && os.Getenv("CI") == "" && isTerminal(os.Stderr)
 }
 
-// announceWait says what a wait is for, to those who have nothing else to see.
-func (v *voice) announceWait(message string) { v.log.Warn(message, "event", "waiting") }
-
 // fail says what ended pglead.
 func (v *voice) fail(message, hint string, code int) {
 	if v.json {

@@ -146,7 +146,7 @@ func (s *standing) rare(backend uint32, views []session.View, obstacle error) {
 	for s.due() <= time.Since(s.began) {
 		s.said++
 	}
-	s.v.announceWait(oneLine(s.line(backend, views, obstacle)))
+	s.v.log.Warn(oneLine(s.line(backend, views, obstacle)), "event", "waiting")
 }
 
 // due is when, since the start, a log gets its next line: after the last of the

@@ -202,6 +202,12 @@ func (b *bench) queue(at site, n, line int, env, with []string) (times []time.Du
 		return nil, 0, err
 	}
 	var waiting []*os.Process
+	defer func() { // on an error they would wait for ever
+		for _, process := range waiting {
+			_ = process.Kill()
+			_, _ = process.Wait()
+		}
+	}()
 	for i := range n {
 		process, err := p.start(nil, out)
 		if err != nil {
