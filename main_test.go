@@ -840,6 +840,28 @@ func TestFirstProcess(t *testing.T) {
 	}
 }
 
+// newcomers come without end, three at a time, until stop is called.
+func newcomers(begin func() *exec.Cmd) (stop func()) {
+	enough := make(chan struct{})
+	var coming sync.WaitGroup
+	for range 3 {
+		coming.Go(func() {
+			for {
+				select {
+				case <-enough:
+					return
+				default:
+					_ = begin().Wait() // 0 or 75
+				}
+			}
+		})
+	}
+	return func() {
+		close(enough)
+		coming.Wait()
+	}
+}
+
 // TestOldestWaiterIsServed: newcomers, of whom there is no end, don't overtake
 // those who stand in line.
 func TestOldestWaiterIsServed(t *testing.T) {
@@ -867,21 +889,7 @@ func TestOldestWaiterIsServed(t *testing.T) {
 			t.Fatal("a waiter doesn't stand in line")
 		}
 	}
-	stop := make(chan struct{})
-	var newcomers sync.WaitGroup
-	for range 3 {
-		newcomers.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					cmd := start("newcomer", "1s")
-					_ = cmd.Wait() // 0 or 75
-				}
-			}
-		})
-	}
+	stop := newcomers(func() *exec.Cmd { return start("newcomer", "1s") })
 	if !eventually(func() bool { return theBench.locks("queue", "NOT granted") > 10 }) {
 		t.Fatal("no newcomer")
 	}
@@ -893,8 +901,7 @@ func TestOldestWaiterIsServed(t *testing.T) {
 			t.Errorf("waiter %d: %v", i, err)
 		}
 	}
-	close(stop)
-	newcomers.Wait()
+	stop()
 	_ = holder.Wait()
 	text, err := os.ReadFile(order)
 	if err != nil {
@@ -1237,20 +1244,7 @@ func TestOldestWaiterGetsTheSlot(t *testing.T) {
 			t.Fatal("a waiter doesn't stand in line")
 		}
 	}
-	stop := make(chan struct{})
-	var newcomers sync.WaitGroup
-	for range 3 {
-		newcomers.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					_ = begin("newcomer", "1s", fmt.Sprintf("echo $0"+work, order)).Wait() // 0 or 75
-				}
-			}
-		})
-	}
+	stop := newcomers(func() *exec.Cmd { return begin("newcomer", "1s", fmt.Sprintf("echo $0"+work, order)) })
 	if !eventually(func() bool { return theBench.locks("line@0", "true") > waiting }) {
 		t.Fatal("no newcomer")
 	}
@@ -1265,8 +1259,7 @@ func TestOldestWaiterGetsTheSlot(t *testing.T) {
 			t.Errorf("waiter %d: %v", i, err)
 		}
 	}
-	close(stop)
-	newcomers.Wait()
+	stop()
 	finish(1)
 	for _, h := range holders {
 		_ = h.Wait()
