@@ -224,7 +224,8 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 		o.lockDelay.value = session.TakeoverDelay(o.lease.value) + o.lostGrace.value
 	}
 	v.configure(o.quiet, o.verbose, o.logFormat == "json", o.keys)
-	if _, err := child.Lookup(args[0]); err != nil {
+	path, err := child.Lookup(args[0])
+	if err != nil {
 		return runner.Config{}, database{}, err
 	}
 	db, err := o.database(v, flags, dsnOnCommandLine)
@@ -256,6 +257,7 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 		},
 		Wait:             o.wait.value,
 		LockDelay:        o.lockDelay.value,
+		Path:             path,
 		Command:          args,
 		Env:              env,
 		Timeout:          o.timeout.value,

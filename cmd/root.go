@@ -9,15 +9,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/pgtest"
 )
 
 // Main runs pglead with the given arguments and returns its exit status.
 func Main(args []string) int {
-	if status, ok := child.RunGuard(os.Args); ok {
-		return status
-	}
 	if status, ok := pgtest.RunKeeper(os.Args); ok {
 		return status
 	}

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"math/rand/v2"
+	"syscall"
 	"time"
 
 	"github.com/pglead/pglead/runner/child"
@@ -168,7 +170,9 @@ func attempt(ctx context.Context, cfg Config, left func() time.Duration, first b
 		err = l.settle(ctx, cfg, delay)
 	}
 	if err != nil {
-		l.drop()
+		if refused := errors.As(err, new(*HeldError)); !refused || !cfg.parting || l.guard != nil {
+			l.drop()
+		}
 		return nil, err
 	}
 	cfg.answered()
@@ -177,7 +181,11 @@ func attempt(ctx context.Context, cfg Config, left func() time.Duration, first b
 
 // startGuard starts the guard while there is something else to wait for.
 func (l *lock) startGuard(cfg Config) (err error) {
-	l.guard, err = cfg.guards.New(l.session.Conn())
+	socket, ok := l.session.Conn().(syscall.Conn)
+	if !ok {
+		return fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", l.session.Conn())
+	}
+	l.guard, err = cfg.guards.New(socket)
 	return err
 }
 

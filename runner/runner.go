@@ -34,6 +34,7 @@ type Config struct {
 	// known to be clean. See session.Evidence.
 	LockDelay time.Duration
 
+	Path    string // of the command, from child.Lookup
 	Command []string
 	Env     []string // the command's, to which the PGLEAD_LOCK_… are added
 	Stdin   *os.File // the command's; nil is this process's own
@@ -55,10 +56,14 @@ type Config struct {
 	Hooks Hooks
 	Log   *slog.Logger
 
+	// parting says that this process ends with the run. Then a session that is
+	// done is left to the kernel to close: the server's process for it has a
+	// millisecond's work with that, which a goodbye would set off just when this
+	// process wants the processor for its own end.
+	parting bool
 	// reached is set once the server has answered for the lock. Who has it
 	// rides out every error from then on.
 	reached  *bool
-	path     string // the command's
 	guards   *child.Guards
 	catching <-chan struct{} // is closed when signals for the command are caught
 	hooks    *sync.WaitGroup // those that run
@@ -140,14 +145,12 @@ func Run(cfg Config) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer cfg.hooks.Wait()
+	cfg.parting = true
 	return once(cfg, signals)
 }
 
 // begin is what this process does before it supervises anything.
 func (cfg *Config) begin() (signals <-chan os.Signal, err error) {
-	if cfg.path, err = child.Lookup(cfg.Command[0]); err != nil {
-		return nil, err
-	}
 	if cfg.guards, err = child.NewGuards(); err != nil {
 		return nil, err
 	}
@@ -166,9 +169,12 @@ func once(cfg Config, signals <-chan os.Signal) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer l.session.Close()
 	handOver()
-	return l.run(ctx, cfg, events{signals: signals, renewed: l.session.Renewed()})
+	outcome, err := l.run(ctx, cfg, events{signals: signals, renewed: l.session.Renewed()})
+	if err != nil || !cfg.parting {
+		l.session.Close()
+	}
+	return outcome, err
 }
 
 // run runs the command under the lock and gives the lock back, unless ctx has
@@ -186,7 +192,7 @@ func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) 
 	<-cfg.catching
 	asked := time.Now()
 	c, err := l.guard.Start(child.Config{
-		Path: cfg.path, Args: cfg.Command, Env: environment(cfg, l),
+		Path: cfg.Path, Args: cfg.Command, Env: environment(cfg, l),
 		Deadline: s.Deadline(), WaitForLeftovers: cfg.WaitForLeftovers,
 		LostGrace: cfg.Session.LostGrace, LeaseGrace: leaseGrace(cfg.Session.Lease),
 	})

@@ -2,7 +2,7 @@ package child
 
 import (
 	"os"
-	"path/filepath"
+	"path"
 	"strconv"
 	"strings"
 )
@@ -14,14 +14,14 @@ import (
 // command moves elsewhere is still a descendant, and the rounds' to kill.
 // https://docs.kernel.org/admin-guide/cgroup-v2.html#core-interface-files
 
-// cgroupPath is where the group of the guard with the given process number
-// is, or empty where version 2 is not mounted.
-func cgroupPath(guard int) string {
+// ownCgroup is the directory of this process's group, or empty where version 2
+// is not mounted.
+func ownCgroup() string {
 	own := ""
 	groups, _ := os.ReadFile("/proc/self/cgroup")
 	for line := range strings.Lines(string(groups)) {
-		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
-			own = path
+		if group, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			own = group
 		}
 	}
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
@@ -36,22 +36,32 @@ func cgroupPath(guard int) string {
 		if !ok {
 			continue
 		}
-		return filepath.Join(fields[4], relative, "pglead-"+strconv.Itoa(guard))
+		return path.Join(fields[4], relative)
 	}
 	return ""
 }
 
-// makeCgroup makes the group and opens its directory; nil where it may not.
-func makeCgroup(path string) *os.File {
-	if path == "" || os.Mkdir(path, 0o755) != nil {
+// cgroupOf is the group of the guard with this process number, below pglead's.
+func cgroupOf(own string, guard int) string {
+	if own == "" {
+		return ""
+	}
+	return own + "/pglead-" + strconv.Itoa(guard)
+}
+
+// makeCgroup makes a guard's group and opens its directory; nil where it may
+// not.
+func makeCgroup(own string, guard int) *os.File {
+	group := cgroupOf(own, guard)
+	if group == "" || os.Mkdir(group, 0o755) != nil {
 		return nil
 	}
-	dir, err := os.Open(path)
+	dir, err := os.Open(group)
 	if err == nil {
-		_, err = os.Stat(filepath.Join(path, "cgroup.kill")) // Linux 5.14
+		_, err = os.Stat(group + "/cgroup.kill") // Linux 5.14
 	}
 	if err != nil {
-		_ = os.Remove(path)
+		_ = os.Remove(group)
 		return nil
 	}
 	return dir
@@ -59,14 +69,14 @@ func makeCgroup(path string) *os.File {
 
 // killCgroup kills all that is in the group, and removeCgroup removes it; both
 // do nothing where there is none.
-func killCgroup(path string) {
-	if path != "" {
-		_ = os.WriteFile(filepath.Join(path, "cgroup.kill"), []byte("1"), 0)
+func killCgroup(group string) {
+	if group != "" {
+		_ = os.WriteFile(group+"/cgroup.kill", []byte("1"), 0)
 	}
 }
 
-func removeCgroup(path string) {
-	if path != "" {
-		_ = os.Remove(path)
+func removeCgroup(group string) {
+	if group != "" {
+		_ = os.Remove(group)
 	}
 }

@@ -12,7 +12,6 @@ package child
 import (
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -97,6 +96,8 @@ var ErrTooLate = errors.New("the lease ran out before the command could start")
 type Guards struct {
 	Stdin *os.File // of the commands; nil is this process's own
 
+	cgroup func() string // this process's
+
 	mu     sync.Mutex // held while a guard starts, and while children are told apart
 	before []int
 	pids   []int
@@ -110,7 +111,9 @@ func NewGuards() (*Guards, error) {
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	return &Guards{before: children()}, nil
+	gs := &Guards{before: children(), cgroup: sync.OnceValue(ownCgroup)}
+	go gs.cgroup() // while the connection is made
+	return gs, nil
 }
 
 // Guard is a guard process that has no command yet. To start one ahead of time
@@ -121,7 +124,7 @@ type Guard struct{ child *Child }
 //
 // Socket is the connection that the lock depends on. It stays open until the
 // tree is dead, even if this process is gone. May be nil.
-func (gs *Guards) New(socket net.Conn) (*Guard, error) {
+func (gs *Guards) New(socket syscall.Conn) (*Guard, error) {
 	c := &Child{
 		guards: gs,
 		events: make(chan Event, 16),
@@ -227,7 +230,7 @@ func (g *Guard) Start(cfg Config) (*Child, error) {
 // startGuard runs this program again, as the guard. Of its own descriptors
 // the guard gets two beyond the standard ones, at whatever numbers are free,
 // so that those the user passes on (3<file) reach the command.
-func (c *Child) startGuard(socket net.Conn) error {
+func (c *Child) startGuard(socket syscall.Conn) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
 		return fmt.Errorf("socketpair: %w", err)
@@ -245,31 +248,28 @@ func (c *Child) startGuard(socket net.Conn) error {
 	if lock >= 0 {
 		defer unix.Close(lock)
 	}
-	// The guard's Go runtime needs no second processor. The user's GOMAXPROCS
-	// travels in the command's environment.
+	// The guard's Go runtime needs few processors; with only one, each change of
+	// threads costs its start more. The user's GOMAXPROCS travels in the command's
+	// environment.
 	stdin := uintptr(0)
 	if c.guards.Stdin != nil {
 		stdin = c.guards.Stdin.Fd()
 	}
-	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, strconv.Itoa(pair[1]), strconv.Itoa(lock)}, &syscall.ProcAttr{
-		Env:   []string{"GOMAXPROCS=1"},
+	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, strconv.Itoa(pair[1]), strconv.Itoa(lock), c.guards.cgroup()}, &syscall.ProcAttr{
+		Env:   []string{"GOMAXPROCS=2"},
 		Files: []uintptr{stdin, 1, 2},
 	})
 	return err
 }
 
 // duplicate returns a descriptor of the socket that survives an exec, or -1.
-// It goes by SyscallConn because net.Conn's own File would make the shared
+// It goes by SyscallConn because a net.Conn's own File would make the shared
 // socket blocking, after which deadlines have no effect.
-func duplicate(socket net.Conn) (int, error) {
+func duplicate(socket syscall.Conn) (int, error) {
 	if socket == nil {
 		return -1, nil
 	}
-	sc, ok := socket.(syscall.Conn)
-	if !ok {
-		return -1, fmt.Errorf("duplicate the lock's connection: %T has no descriptor", socket)
-	}
-	raw, err := sc.SyscallConn()
+	raw, err := socket.SyscallConn()
 	if err != nil {
 		return -1, err
 	}
@@ -345,7 +345,7 @@ func (c *Child) takeOver() {
 	_ = c.control.Close()
 	c.reapGuard()
 	c.result = Result{Ending: Killed, GuardDied: true}
-	cgroup := cgroupPath(c.guard)
+	cgroup := cgroupOf(c.guards.cgroup(), c.guard)
 	killCgroup(cgroup)
 	defer removeCgroup(cgroup)
 	began, told := time.Now(), false

@@ -24,11 +24,8 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
-// TestMain lets the test binary be the guard, and the misbehaving commands.
+// TestMain lets the test binary be the misbehaving commands.
 func TestMain(m *testing.M) {
-	if status, ok := child.RunGuard(os.Args); ok {
-		syscall.Exit(status) // os.Exit sleeps for a second under the race detector
-	}
 	if role := os.Getenv("CHILD_TEST_ROLE"); role != "" {
 		os.Exit(play(role, os.Args[1:]))
 	}
@@ -129,7 +126,7 @@ func startRole(t *testing.T, cfg child.Config, role string, args ...string) *chi
 	return startRoleWith(t, nil, cfg, role, args...)
 }
 
-func newGuard(tb testing.TB, socket net.Conn) *child.Guard {
+func newGuard(tb testing.TB, socket syscall.Conn) *child.Guard {
 	tb.Helper()
 	guards, err := child.NewGuards()
 	if err != nil {
@@ -142,7 +139,7 @@ func newGuard(tb testing.TB, socket net.Conn) *child.Guard {
 	return g
 }
 
-func startRoleWith(t *testing.T, socket net.Conn, cfg child.Config, role string, args ...string) *child.Child {
+func startRoleWith(t *testing.T, socket syscall.Conn, cfg child.Config, role string, args ...string) *child.Child {
 	t.Helper()
 	cfg.Path = "/proc/self/exe"
 	cfg.Args = append([]string{"command"}, args...)
@@ -246,7 +243,7 @@ func startTree(t *testing.T, cfg child.Config, breadth int) (*child.Child, []int
 	return startTreeWith(t, nil, cfg, breadth)
 }
 
-func startTreeWith(t *testing.T, socket net.Conn, cfg child.Config, breadth int) (*child.Child, []int) {
+func startTreeWith(t *testing.T, socket syscall.Conn, cfg child.Config, breadth int) (*child.Child, []int) {
 	t.Helper()
 	dir := t.TempDir()
 	c := startRoleWith(t, socket, cfg, "tree", dir, strconv.Itoa(breadth))
@@ -307,14 +304,14 @@ func TestSocket(t *testing.T) {
 	}
 }
 
-func socketPair(t *testing.T) (here, there net.Conn) {
+func socketPair(t *testing.T) (here *net.TCPConn, there net.Conn) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	here, err = net.Dial("tcp", l.Addr().String())
+	here, err = net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -567,5 +564,32 @@ func TestExamine(t *testing.T) {
 	}
 	if names["guard"] != checkup.OK && runtime.GOOS == "linux" {
 		t.Error("the guard was not tried")
+	}
+}
+
+// TestDispositions: the guard ignores signals that the command must not, and
+// what this process ignores (nohup) stays ignored.
+func TestDispositions(t *testing.T) {
+	signal.Ignore(unix.SIGHUP)
+	t.Cleanup(func() { signal.Reset(unix.SIGHUP) })
+	file := filepath.Join(t.TempDir(), "status")
+	c, err := newGuard(t, nil).Start(child.Config{
+		Path: "/bin/sh", Args: []string{"sh", "-c", "exec grep -E '^Sig(Ign|Blk)' /proc/self/status >" + file},
+		Deadline: boottime.Now() + time.Minute,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, c)
+	status, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ignored, blocked uint64
+	if _, err := fmt.Sscanf(string(status), "SigBlk: %x\nSigIgn: %x", &blocked, &ignored); err != nil {
+		t.Fatalf("%v in %q", err, status)
+	}
+	if want := uint64(1) << (unix.SIGHUP - 1); ignored != want || blocked != 0 {
+		t.Errorf("the command ignores %#x and blocks %#x, want %#x and none", ignored, blocked, want)
 	}
 }

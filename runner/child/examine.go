@@ -106,13 +106,12 @@ func examineProc() checkup.Check {
 }
 
 func examineCgroup() checkup.Check {
-	path := cgroupPath(os.Getpid())
-	dir := makeCgroup(path)
+	dir := makeCgroup(ownCgroup(), os.Getpid())
 	if dir == nil {
 		return checkup.Notef("", "no group of its own for the command (not root, or not delegated): it is killed process by process, which is as sure")
 	}
 	_ = dir.Close()
-	removeCgroup(path)
+	removeCgroup(dir.Name())
 	return checkup.Okf("each command gets a group of its own, killed at one stroke")
 }
 

@@ -39,18 +39,35 @@ const (
 	unkillableAfter = time.Second
 )
 
-// RunGuard runs this process as the guard, if args are a guard's, and returns
-// its exit status. It has to be asked before anything else in main.
-func RunGuard(args []string) (status int, isGuard bool) {
-	if len(args) != 3 || args[0] != guardName {
-		return 0, false
+// init is the guard's main function. Go initialises packages in the order of
+// their paths as far as their imports allow, so here neither crypto/tls nor
+// regexp nor anything else that pglead alone needs has been set up yet, or will
+// be: that is a quarter of the guard's start, which the command waits for, and
+// a third of its memory. It lasts for as long as this package imports nothing
+// but what is set up by now; TestGuardImports has the list.
+//
+// Any program of which this package is a part can be the guard, tests too.
+func init() { //nolint:gochecknoinits // see above
+	if len(os.Args) != 4 || os.Args[0] != guardName {
+		return
 	}
-	control, err1 := strconv.Atoi(args[1])
-	socket, err2 := strconv.Atoi(args[2])
+	control, err1 := strconv.Atoi(os.Args[1])
+	socket, err2 := strconv.Atoi(os.Args[2])
 	if err1 != nil || err2 != nil {
-		return 70, true
+		syscall.Exit(70)
 	}
-	g, err := newGuard(control, socket)
+	setThreadName(guardName) // of the first thread, which gives the process its name
+	done := make(chan struct{})
+	go func() { // since init is tied to the first thread
+		defer close(done)
+		runGuard(control, socket, os.Args[3])
+	}()
+	<-done
+	syscall.Exit(0) // os.Exit sleeps for a second under the race detector
+}
+
+func runGuard(control, socket int, cgroup string) {
+	g, err := newGuard(control, socket, cgroup)
 	// PR_SET_PDEATHSIG means the death of the *thread* that forked, so the
 	// thread that starts the command must be there for as long as the guard. Not
 	// before now: newGuard's signals go to a thread of the runtime's and back, and
@@ -62,7 +79,6 @@ func RunGuard(args []string) (status int, isGuard bool) {
 	if err == nil {
 		g.watch()
 	}
-	return 0, true
 }
 
 // guard is the process between pglead and the command. It is the parent of
@@ -97,7 +113,9 @@ type message struct {
 	body []byte
 }
 
-func newGuard(control, socket int) (*guard, error) {
+// newGuard makes this process a guard; cgroup is where it makes the command's
+// group, or empty.
+func newGuard(control, socket int, cgroup string) (*guard, error) {
 	unix.CloseOnExec(control)
 	if err := unix.SetNonblock(control, true); err != nil {
 		return nil, err
@@ -105,20 +123,13 @@ func newGuard(control, socket int) (*guard, error) {
 	if socket >= 0 {
 		unix.CloseOnExec(socket)
 	}
-	setProcessName(guardName)
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	// Signals for the whole group, session or control group are pglead's to
-	// act on.
-	// They are caught and not ignored, since an ignored signal stays ignored
-	// in the command; those that were ignored at the start (nohup) stay so.
-	discarded := make(chan os.Signal, 1)
-	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM, unix.SIGTSTP} {
-		if !signal.Ignored(sig) {
-			signal.Notify(discarded, sig)
-		}
-	}
+	// Signals for the whole group, session or control group are pglead's to act
+	// on. In the command they are to be what they were at the start.
+	discardSignals()
+	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
 	g := &guard{
 		control:  os.NewFile(uintptr(control), "control"),
 		socket:   socket,
@@ -127,10 +138,8 @@ func newGuard(control, socket int) (*guard, error) {
 		report:   doneReport{ending: Exited},
 	}
 	signal.Notify(g.children, unix.SIGCHLD)
-	if path := cgroupPath(os.Getpid()); path != "" {
-		if g.cgroupDir = makeCgroup(path); g.cgroupDir != nil {
-			g.cgroup = path
-		}
+	if g.cgroupDir = makeCgroup(cgroup, os.Getpid()); g.cgroupDir != nil {
+		g.cgroup = g.cgroupDir.Name()
 	}
 	var err error
 	if g.deadline, err = newDeadlineTimer(); err != nil {

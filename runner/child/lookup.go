@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -33,7 +32,7 @@ func Lookup(name string) (string, error) {
 		return "", &LookupError{Name: `""`, NotFound: true, err: errors.New("the command is empty")}
 	}
 	if strings.ContainsRune(name, '/') {
-		if err := executable(name); err != nil {
+		if _, err := executable(name); err != nil {
 			return "", &LookupError{Name: name, NotFound: missing(err), err: cause(err)}
 		}
 		return name, nil
@@ -43,33 +42,33 @@ func Lookup(name string) (string, error) {
 		path = defaultPath
 	}
 	failed := &LookupError{Name: name, NotFound: true, err: errors.New("command not found")}
-	for _, dir := range filepath.SplitList(path) {
+	for dir := range strings.SplitSeq(path, ":") {
 		if dir == "" {
 			dir = "." // POSIX: an empty element is the working directory
 		}
 		file := dir + "/" + name
-		err := executable(file)
+		there, err := executable(file)
 		if err == nil {
 			return file, nil
 		}
 		// A directory that can't be searched says nothing about the command:
 		// only a file that is there counts as one that can't be executed.
-		if _, statErr := os.Stat(file); !missing(err) && statErr == nil && failed.NotFound {
+		if there && failed.NotFound {
 			failed = &LookupError{Name: file, err: cause(err)}
 		}
 	}
 	return "", failed
 }
 
-func executable(file string) error {
+func executable(file string) (there bool, err error) {
 	info, err := os.Stat(file)
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case info.IsDir():
-		return unix.EISDIR
+		return true, unix.EISDIR
 	}
-	return unix.Faccessat(unix.AT_FDCWD, file, unix.X_OK, unix.AT_EACCESS)
+	return true, unix.Faccessat(unix.AT_FDCWD, file, unix.X_OK, unix.AT_EACCESS)
 }
 
 func missing(err error) bool {

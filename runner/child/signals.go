@@ -8,33 +8,43 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarded are the signals that are passed on to the command. Signals that
-// are not here do to pglead what they do to any process. Notify without such
-// a list would also catch SIGURG, which Go's runtime sends to itself.
+// forwarded are the signals that are passed on to the command, and so are the
+// real-time signals. Signals that are not here do to pglead what they do to any
+// process. Notify without such a list would also catch SIGURG, which Go's
+// runtime sends to itself.
 func forwarded() []os.Signal {
-	list := []os.Signal{
+	return []os.Signal{
 		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2,
 		unix.SIGALRM, unix.SIGWINCH, unix.SIGCONT,
 	}
-	return append(list, realTimeSignals()...)
 }
 
+// realTimeAfter spares short commands what the real-time signals cost, of which
+// there are 31. Go's runtime lets them come to nothing until then.
+const realTimeAfter = time.Second
+
 // Signals catches what is to be forwarded, from the closing of ready to the end
-// of this process. What was ignored when this process started (nohup) stays
-// ignored, here and in the command.
+// of this process, and the real-time signals from a second later on. What was
+// ignored when this process started (nohup) stays ignored, here and in the
+// command.
 //
-// For each signal Go's runtime goes to a thread of its own and back: some
-// milliseconds for all, in which the connection is made. A signal that comes
-// before does what it does to a process that has only just begun.
+// For each signal Go's runtime goes to a thread of its own and back, which takes
+// some 50 µs of processor time. So they are caught while the connection is made;
+// a signal that comes before does what it does to a process that has only just
+// begun.
 func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 	c, all := make(chan os.Signal, 64), make(chan struct{})
-	go func() {
-		defer close(all)
-		for _, sig := range forwarded() {
+	catch := func(list []os.Signal) {
+		for _, sig := range list {
 			if !signal.Ignored(sig) {
 				signal.Notify(c, sig)
 			}
 		}
+	}
+	go func() {
+		defer close(all)
+		catch(forwarded())
+		time.AfterFunc(realTimeAfter, func() { catch(realTimeSignals()) })
 	}()
 	return c, all
 }

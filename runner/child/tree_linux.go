@@ -31,15 +31,22 @@ func becomeSubreaper() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
-// setProcessName changes what pkill and killall match, in the main thread's
-// entry, since Go may run this on any thread (PR_SET_NAME is per thread).
-func setProcessName(name string) {
-	_ = os.WriteFile("/proc/self/comm", []byte(name), 0)
+// setThreadName changes what pkill and killall match, if the calling thread is
+// the process's first (PR_SET_NAME(2const)).
+func setThreadName(name string) {
+	if terminated, err := unix.BytePtrFromString(name); err == nil {
+		_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(terminated)), 0, 0, 0)
+	}
 }
 
 // children lists this process's direct children. They can be signalled by
 // number without danger: until this process reaps them, nobody else gets it.
 func children() []int {
+	// Most have none, which this tells without a look at each thread.
+	err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil)
+	if err == unix.ECHILD {
+		return nil
+	}
 	tasks, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		return nil
@@ -198,13 +205,31 @@ func (t *deadlineTimer) set(ns int64) error {
 // and past Go's runtime, whose own signal.Reset leaves its handler in place for
 // signals that it treats specially, such as SIGPIPE and SIGQUIT. All zeros is
 // SIG_DFL with no flags and an empty mask on every Linux (rt_sigaction(2)).
-func defaultAction(sig unix.Signal) error {
+func defaultAction(sig unix.Signal) error { return setAction(sig, 0) }
+
+func setAction(sig unix.Signal, handler uintptr) error {
 	var action [64]byte
+	*(*uintptr)(unsafe.Pointer(&action)) = handler
 	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
 	if errno != 0 {
 		return errno
 	}
 	return nil
+}
+
+// discardSignals makes the signals that would end this process come to nothing,
+// for this process alone: of those that Go's runtime had a handler for at the
+// start, which is all but what was ignored then, it restores the default action
+// in a new process (runtime.clearSignalHandlers; TestDispositions watches it).
+// SIGUSR1, SIGALRM and the like have a handler that does nothing.
+//
+// os/signal would do, but goes to a thread of its own and back for each signal,
+// which takes the start of the guard half a millisecond.
+func discardSignals() {
+	const ignore = 1 // SIG_IGN
+	for _, sig := range []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM} {
+		_ = setAction(sig, ignore)
+	}
 }
 
 // dumpNoCore keeps this process from leaving a core file: the limit does for

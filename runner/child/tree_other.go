@@ -5,6 +5,7 @@ package child
 import (
 	"os"
 	"os/exec"
+	"os/signal"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,8 +19,18 @@ import (
 // checkProc: these systems are asked for processes without /proc.
 func checkProc() error { return nil }
 
-// setProcessName: argv[0] is all that these systems let a process choose.
-func setProcessName(string) {}
+// setThreadName: argv[0] is all that these systems let a process choose.
+func setThreadName(string) {}
+
+// discardSignals catches, for nobody, the signals that would end this process,
+// but for those that are ignored (nohup).
+func discardSignals() {
+	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM} {
+		if !signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
+}
 
 // children lists all descendants, not only the direct ones: where orphans go
 // to init, whoever is not killed together with its parent is lost.
@@ -105,8 +116,9 @@ func isStopped(pid int) bool {
 }
 
 // Control groups are Linux's.
-func cgroupPath(int) string                    { return "" }
-func makeCgroup(string) *os.File               { return nil }
+func ownCgroup() string                        { return "" }
+func cgroupOf(string, int) string              { return "" }
+func makeCgroup(string, int) *os.File          { return nil }
 func setCgroup(*syscall.SysProcAttr, *os.File) {}
 func killCgroup(string)                        {}
 func removeCgroup(string)                      {}

@@ -171,7 +171,7 @@ func (x *examination) server(ctx context.Context) checkup.Check {
 	}
 	version, _, _ := strings.Cut(row[0], " on ") // and for what machine, by which compiler
 	switch number, _ := strconv.Atoi(row[1]); {
-	case number < oldestVersion:
+	case number/1_00_00 < oldestMajor:
 		return failed(errTooOld(row[0]))
 	case row[2] == "off":
 		return checkup.Warningf("fsync = on in postgresql.conf", "%s, with fsync off: after a crash of its machine a fencing token may be given twice", version)

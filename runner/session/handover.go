@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"net/url"
@@ -205,17 +206,22 @@ func (h *Hold) Listen(ctx context.Context) error {
 	return h.error(err)
 }
 
-// Prepare has the server run Confirm's query, which does nothing before the
-// grant: the server reads now from its catalogs, and plans, what would
-// otherwise cost some milliseconds between the grant and the command's start.
+// Prepare has the server plan Confirm's query and, while the session has no lock
+// at all and nothing comes of it, run it: the server reads now from its catalogs
+// what would otherwise cost some milliseconds between the grant and the command's
+// start. No other hold of the session may have any.
 func (h *Hold) Prepare(ctx context.Context) error {
-	var err error
-	if h.claim.Gate == nil {
-		_, err = h.s.query(ctx, "PREPARE pglead_confirm AS "+h.s.confirmation(h.claim.Locks, holdsAll(h.claim.Locks)), "EXECUTE pglead_confirm")
-		h.prepared = err == nil
-	} else {
-		_, err = h.s.query(ctx, h.s.confirmation(h.claim.Locks[:1], holdsAll(h.claim.Locks[:1])+" AND false"))
+	sql := h.s.confirmation(h.claim.Locks) + ofOwnLocks
+	if h.claim.Gate != nil { // it is not known yet which of them to announce
+		_, err := h.s.query(ctx, h.s.confirmation(nil)+ofOwnLocks)
+		return h.error(err)
 	}
+	queries := []string{"PREPARE pglead_confirm AS " + sql}
+	if len(h.held) == 0 {
+		queries = append(queries, "EXECUTE pglead_confirm")
+	}
+	_, err := h.s.query(ctx, queries...)
+	h.prepared = err == nil
 	return h.error(err)
 }
 
@@ -302,25 +308,42 @@ func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 // names, so there is no more in them than most servers need; the view
 // pg_stat_bgwriter alone, for the function in it, would cost as much as all of
 // them.
-const serverAge = `pg_catalog.current_setting('listen_addresses'), pg_catalog.inet_server_addr(), pg_catalog.pg_last_wal_replay_lsn(),
-	extract(epoch FROM pg_catalog.clock_timestamp() - greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()))`
+const serverAge = `pg_catalog.current_setting('listen_addresses'), pg_catalog.inet_server_port(), pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
+	pg_catalog.clock_timestamp(), pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()`
 
 // promotedAge is for a server that was a standby.
 const promotedAge = `SELECT CASE WHEN timeline_id <> ` + timeline + ` THEN 0
 	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) END FROM pg_catalog.pg_control_checkpoint()`
 
+// ageFormats are those in which ageOf takes the values: what the server says of
+// an instant in text goes by its settings, and its arithmetic costs more than
+// all the rest.
+func ageFormats() []int16 {
+	const inText, inBinary = 0, 1 // of the protocol: libpq's resultFormat
+	return []int16{inText, inText, inText, inBinary, inBinary, inBinary}
+}
+
 // ageOf reads the values of serverAge.
 func ageOf(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Duration, error) {
-	if len(values) != 4 {
-		return 0, unsafe("", "the server does not answer as PostgreSQL does")
-	}
-	addresses, address, replayed := values[0], values[1], values[2]
-	if len(addresses) == 0 && address == nil {
+	addresses, port, replayed := values[0], values[1], values[2]
+	if len(addresses) == 0 && port == nil {
 		return math.MaxInt64 / 2, nil // old enough, and room to reckon with
 	}
-	age, err := parseAge(values[3])
-	if err != nil || replayed == nil {
-		return age, err
+	var instants [3]int64 // in microseconds
+	for i, value := range values[3:] {
+		switch {
+		case len(value) == 8:
+			instants[i] = int64(binary.BigEndian.Uint64(value))
+		case i == 2 && value == nil: // the statistics were never reset
+			instants[i] = instants[i-1]
+		default:
+			return 0, unsafe("", "the server does not answer as PostgreSQL does")
+		}
+	}
+	now, started, reset := instants[0], instants[1], instants[2]
+	age := time.Duration(now-max(started, reset)) * time.Microsecond
+	if string(replayed) == "f" {
+		return age, nil
 	}
 	results, err := pg.Exec(ctx, promotedAge).ReadAll()
 	if err != nil {

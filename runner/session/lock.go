@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -298,16 +299,14 @@ func (h *Hold) look(ctx context.Context) (bool, error) {
 	if h.claim.Gate == nil {
 		missing = missing[:1]
 	}
-	rows, err := h.s.query(ctx, "SELECT classid, objid, objsubid FROM pg_catalog.pg_locks WHERE "+ours+" AND "+among(missing))
+	rows, err := h.s.query(ctx, "SELECT true"+ofOwnLocks)
 	if err != nil {
 		return false, h.error(err)
 	}
 	for i, l := range missing {
-		for _, row := range rows {
-			if strings.Join(row, " ") == fmt.Sprint(l.ClassID(), l.ObjID(), l.ObjSubID()) {
-				h.grant(i)
-				return true, nil
-			}
+		if slices.ContainsFunc(rows, l.isListed) {
+			h.grant(i)
+			return true, nil
 		}
 	}
 	return false, nil
@@ -328,25 +327,39 @@ func Retryable(err error) bool {
 	return errors.As(err, &pgErr) && (pgErr.Code == "40P01" || pgErr.Code == "57014")
 }
 
-// ours is a condition on pg_locks: granted to this session.
-const ours = "locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
+// The session's own locks are looked up in the function that the view pg_locks
+// is made of, and picked out here: the view, and the comparisons, take a backend
+// in its first moments three times as long as the whole of this. That they are
+// this database's goes without saying.
+//
+// This goes behind the columns of a query.
+const ofOwnLocks = `, classid, objid, objsubid
+FROM pg_catalog.pg_lock_status()
+WHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()`
 
-// among is a condition on pg_locks: one of these locks. That of a bigint has
-// the halves in classid and objid, and objsubid 1; a pair has objsubid 2.
-// https://www.postgresql.org/docs/current/view-pg-locks.html
-func among(locks []Lock) string {
-	var list []string
-	for _, l := range locks {
-		list = append(list, fmt.Sprintf("(%d, %d, %d)", l.ClassID(), l.ObjID(), l.ObjSubID()))
-	}
-	// Advisory locks are each database's own.
-	return fmt.Sprintf(`(classid, objid, objsubid) IN (%s)
-	AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`, strings.Join(list, ", "))
+// isListed says whether a row that ofOwnLocks gave is this lock's.
+func (l Lock) isListed(row []string) bool {
+	columns := []string{fmt.Sprint(l.ClassID()), fmt.Sprint(l.ObjID()), fmt.Sprint(l.ObjSubID())}
+	return len(row) >= len(columns) && slices.Equal(row[len(row)-len(columns):], columns)
 }
 
-// holdsAll is an SQL expression: whether this session has these locks.
-func holdsAll(locks []Lock) string {
-	return fmt.Sprintf("(SELECT count(*) = %d FROM pg_catalog.pg_locks WHERE %s AND %s)", len(locks), ours, among(locks))
+// among is a condition on pg_locks: one of these locks. Advisory locks are each
+// database's own.
+func among(locks []Lock) string {
+	return inAnyDatabase(locks) + `
+	AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`
+}
+
+// inAnyDatabase is a condition on pg_locks: a lock of one of these numbers. That
+// of a bigint has the halves in classid and objid, and objsubid 1; a pair has
+// objsubid 2. Numbers in quotes are of the columns' types at once.
+// https://www.postgresql.org/docs/current/view-pg-locks.html
+func inAnyDatabase(locks []Lock) string {
+	var list []string
+	for _, l := range locks {
+		list = append(list, fmt.Sprintf("('%d', '%d', '%d')", l.ClassID(), l.ObjID(), l.ObjSubID()))
+	}
+	return "(classid, objid, objsubid) IN (" + strings.Join(list, ", ") + ")"
 }
 
 // Confirm makes sure that the granted locks are ones that the server knows of
@@ -361,24 +374,20 @@ func (h *Hold) Confirm(ctx context.Context) (Grant, error) {
 	case s.cfg.Quorum || s.cfg.Transaction:
 		row, err = h.confirmBeside(ctx)
 	case h.prepared:
-		row, err = s.row(ctx, 0, "EXECUTE pglead_confirm")
+		row, err = h.confirm(ctx, "EXECUTE pglead_confirm")
 	default:
-		row, err = s.row(ctx, 0, s.confirmation(h.held, holdsAll(h.held)))
+		row, err = h.confirm(ctx, s.confirmation(h.held)+ofOwnLocks)
 	}
 	if err != nil {
 		return Grant{}, h.error(err)
-	}
-	if row[0] != "t" {
-		return Grant{}, unsafe("only PostgreSQL's own advisory locks exclude anyone",
-			"the server granted lock %s but does not list it in pg_locks", h.numbers())
 	}
 	if s.now() >= s.Deadline() { // the disk took longer than the lease has
 		s.fail(ErrSilent)
 		return Grant{}, s.Err()
 	}
-	number, err := strconv.ParseInt(row[1], 10, 64)
+	number, err := strconv.ParseInt(row[0], 10, 64)
 	if err != nil {
-		return Grant{}, unsafe("", "the server's token %q is no number", row[1])
+		return Grant{}, unsafe("", "the server's token %q is no number", row[0])
 	}
 	h.token = number
 	d := s.cfg.Description
@@ -387,7 +396,23 @@ func (h *Hold) Confirm(ctx context.Context) (Grant, error) {
 		d.Slot = h.slot
 	}
 	s.Describe(d)
-	return Grant{Token: number, SystemID: row[2]}, nil
+	return Grant{Token: number, SystemID: row[1]}, nil
+}
+
+// confirm asks a question ofOwnLocks, and makes sure that what is held is among
+// them. It returns a row.
+func (h *Hold) confirm(ctx context.Context, sql string) ([]string, error) {
+	rows, err := h.s.query(ctx, sql)
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range h.held {
+		if !slices.ContainsFunc(rows, l.isListed) { // in no rows either
+			return nil, unsafe("only PostgreSQL's own advisory locks exclude anyone",
+				"the server granted lock %s but does not list it in pg_locks", h.numbers())
+		}
+	}
+	return rows[0], nil
 }
 
 // confirmBeside draws the token on a second connection: with a quorum since
@@ -400,12 +425,12 @@ func (h *Hold) confirmBeside(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	// The pooler's number for the session is not the backend's.
-	row, err := s.row(ctx, 3, "SELECT "+holdsAll(h.held)+", pg_catalog.pg_backend_pid(), "+serverIdentity)
-	if err == nil && row[2] != identity {
+	row, err := h.confirm(ctx, "SELECT pg_catalog.pg_backend_pid(), "+serverIdentity+ofOwnLocks)
+	if err == nil && row[1] != identity {
 		err = &Error{Kind: Unreachable, err: errors.New("the second connection reached another server than the first")}
 	}
-	if err == nil && row[0] == "t" {
-		pid, _ := strconv.ParseUint(row[1], 10, 32)
+	if err == nil {
+		pid, _ := strconv.ParseUint(row[0], 10, 32)
 		s.mu.Lock()
 		s.pid = uint32(pid)
 		s.mu.Unlock()
@@ -413,13 +438,13 @@ func (h *Hold) confirmBeside(ctx context.Context) ([]string, error) {
 		if s.cfg.Quorum {
 			bounded, cancel = context.WithTimeoutCause(ctx, s.lease*2/heartbeatsPerLease, errNoQuorum)
 		}
-		row, err = second.row(bounded, 0, s.confirmation(h.held, "true"))
+		row, err = second.row(bounded, 0, s.confirmation(h.held))
 		cancel()
 	}
-	if err == nil && s.cfg.Quorum && row[0] == "t" {
+	if err == nil && s.cfg.Quorum {
 		var queries []string
 		for _, l := range h.held {
-			queries = append(queries, tell(channel(l.ID), s.started(l, row[1])))
+			queries = append(queries, tell(channel(l.ID), s.started(l, row[0])))
 		}
 		_, err = s.query(ctx, queries...)
 	}
@@ -429,8 +454,8 @@ func (h *Hold) confirmBeside(ctx context.Context) ([]string, error) {
 	return row, err
 }
 
-// confirmation is Confirm's query for locks of which the SQL expression says
-// whether they are held. If they are not it does nothing.
+// confirmation is Confirm's query, which has one row; ofOwnLocks it has one for
+// each lock that the session has, and does nothing where there is none.
 //
 // A transaction number is only used up for good once the WAL that tells of it
 // is on disk. That takes something to log, the message, and a commit that waits
@@ -439,24 +464,22 @@ func (h *Hold) confirmBeside(ctx context.Context) ([]string, error) {
 // nothing, since while one with a NOTIFY waits, every other NOTIFY on the
 // server does.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
-func (s *Session) confirmation(locks []Lock, held string) string {
+func (s *Session) confirmation(locks []Lock) string {
 	commit := "local"
 	if s.cfg.Quorum {
 		commit = "on"
 	}
 	var sql strings.Builder
-	fmt.Fprintf(&sql, `SELECT held,
-	CASE WHEN held THEN %[2]s END,
-	(SELECT system_identifier FROM pg_catalog.pg_control_system()),
-	CASE WHEN held THEN pg_catalog.set_config('synchronous_commit', '%[1]s', true) END,
-	CASE WHEN held THEN pg_catalog.pg_logical_emit_message(true, 'pglead', '') END`, commit, token)
+	fmt.Fprintf(&sql, `SELECT %s,
+	(pg_catalog.pg_control_system()).system_identifier,
+	pg_catalog.set_config('synchronous_commit', '%s', true),
+	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`, token, commit)
 	for _, l := range locks {
 		if s.cfg.Quorum {
 			break
 		}
-		fmt.Fprintf(&sql, ",\n\tCASE WHEN held THEN pg_catalog.pg_notify('%s', '%s') END", channel(l.ID), s.started(l, "' || "+token+" || '"))
+		fmt.Fprintf(&sql, ",\n\tpg_catalog.pg_notify('%s', '%s')", channel(l.ID), s.started(l, "' || "+token+" || '"))
 	}
-	fmt.Fprintf(&sql, "\nFROM (SELECT %s AS held OFFSET 0) AS looked", held)
 	return sql.String()
 }
 
@@ -512,14 +535,16 @@ func (h *Hold) Unlock(ctx context.Context, clean bool) error {
 }
 
 // farewell tells those who wait of a lock's clean end. Who waits for another of
-// the locks, or for any behind the gate, may want this one next. The commit
-// waits for nothing: after a crash nobody would listen.
+// the locks, or for any behind the gate, may want this one next; one who waits
+// for that number in another database is told for nothing, and which database
+// this is would take as long to find out as all the rest. The commit waits for
+// nothing: after a crash nobody would listen.
 func (h *Hold) farewell(l Lock) string {
-	waiting := "NOT granted AND " + among(h.held)
+	waiting := "NOT granted AND " + inAnyDatabase(h.held)
 	if h.claim.Gate != nil { // whose first in line has been granted it
-		waiting = "(mode = 'ExclusiveLock' OR NOT granted) AND " + among([]Lock{{ID: *h.claim.Gate}})
+		waiting = "(mode = 'ExclusiveLock' OR NOT granted) AND " + inAnyDatabase([]Lock{{ID: *h.claim.Gate}})
 	}
-	where := fmt.Sprintf("\nWHERE EXISTS (SELECT FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND %s)", waiting)
+	where := fmt.Sprintf("\nWHERE EXISTS (SELECT FROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND %s)", waiting)
 	if h.claim.Polled {
 		where = ""
 	}

@@ -58,6 +58,8 @@ type Config struct {
 	// Quorum makes every sign of life depend on the synchronous standbys too:
 	// see quorum.go.
 	Quorum bool
+
+	major int // the server's version, once there is a connection
 }
 
 // heartbeatsPerLease leaves room for two lost heartbeats in a holder's share.
@@ -149,6 +151,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	s.cancel = pg.CancelRequest
 	s.age, s.tried = ready.age, ready.tried
 	s.cfg = cfg
+	s.cfg.major = majorVersion(pg)
 	s.Describe(cfg.Description)
 	return s, nil
 }
@@ -208,6 +211,9 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 //
 // In the same way it tries to take cfg.Claim.
 func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, error) {
+	if cfg.major = majorVersion(pg); cfg.major < oldestMajor {
+		return prepared{}, tooOld(ctx, pg)
+	}
 	fit, try := "''", "NULL"
 	claimed := len(cfg.Claim.Locks) > 0 && !cfg.Transaction
 	if claimed {
@@ -223,15 +229,16 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, erro
 			[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
 			[2]string{"tcp_keepalives_count", "3"},
 			[2]string{"tcp_user_timeout", milliseconds(cfg.Lease)},
-			[2]string{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)})) + noTransactionTimeout(false)
+			[2]string{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)}))
 	}
-	condition := fmt.Sprintf(`pg_catalog.pg_backend_pid() = %d AND NOT pg_catalog.pg_is_in_recovery()
-		AND pg_catalog.current_setting('server_version_num')::int >= %d`, pg.PID(), oldestVersion)
+	condition := fmt.Sprintf("pg_catalog.pg_backend_pid() = %d AND NOT pg_catalog.pg_is_in_recovery()", pg.PID())
 	sql := fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
-	pg_catalog.current_setting('server_version_num'), pg_catalog.version(),
 	CASE WHEN %[1]s THEN %[2]s END, CASE WHEN %[1]s THEN %[3]s END, %[4]s`, condition, fit, try, serverAge)
 
-	results, err := pg.Exec(ctx, sql).ReadAll()
+	const facts = 4
+	formats := append(make([]int16, facts), ageFormats()...)
+	result := pg.ExecParams(ctx, sql, nil, nil, nil, formats).Read()
+	err := result.Err
 	var pgErr *pgconn.PgError
 	switch {
 	case !errors.As(err, &pgErr):
@@ -239,22 +246,18 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, erro
 		cfg.Claim = Claim{}
 		return prepare(ctx, pg, cfg)
 	case strings.HasPrefix(pgErr.Code, "42"):
-		return prepared{}, unsafe("a server of PostgreSQL 14 or newer is needed", "the server does not understand PostgreSQL's own functions: %s", serverSays(pgErr))
+		return prepared{}, unsafe(needsPostgreSQL, "the server does not understand PostgreSQL's own functions: %s", serverSays(pgErr))
 	}
 	if err != nil {
 		return prepared{}, err
 	}
-	const facts = 6
-	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) < facts {
+	if len(result.Rows) != 1 || len(result.Rows[0]) != len(formats) {
 		return prepared{}, unsafe("", "the server does not answer as PostgreSQL does")
 	}
-	row := results[0].Rows[0]
-	version, _ := strconv.Atoi(string(row[2]))
+	row := result.Rows[0]
 	switch {
 	case !cfg.Transaction && string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
 		return prepared{}, errPooled(pg.PID(), string(row[0]))
-	case version < oldestVersion:
-		return prepared{}, errTooOld(string(row[3]))
 	case string(row[1]) == "t":
 		return prepared{}, errStandby()
 	}
@@ -279,8 +282,36 @@ func errPooled(ours uint32, servers string) *Error {
 		"there is a connection pooler in between (it calls the session %d, the server calls it %s)", ours, servers)
 }
 
+const needsPostgreSQL = "a server of PostgreSQL 14 or newer is needed"
+
+// tooOld is an errTooOld that names the product, which may be another than
+// PostgreSQL.
+func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
+	version := pg.ParameterStatus("server_version")
+	results, err := pg.Exec(ctx, "SELECT version()").ReadAll()
+	if err == nil && len(results) == 1 && len(results[0].Rows) == 1 {
+		version = string(results[0].Rows[0][0])
+	}
+	return errTooOld(version)
+}
+
 func errTooOld(version string) *Error {
-	return unsafe("a server of PostgreSQL 14 or newer is needed", "the server is too old: %s", version)
+	return unsafe(needsPostgreSQL, "the server is too old: %s", version)
+}
+
+// majorVersion is the server's, as it says at the login (libpq's PQserverVersion
+// goes by that too). Whoever doesn't say is taken for one that is new enough.
+func majorVersion(pg *pgconn.PgConn) int {
+	version := pg.ParameterStatus("server_version")
+	digits := strings.IndexFunc(version, func(r rune) bool { return r < '0' || r > '9' })
+	major, err := strconv.Atoi(version[:max(0, digits)])
+	if digits < 0 {
+		major, err = strconv.Atoi(version) // "17"
+	}
+	if err != nil {
+		return oldestMajor
+	}
+	return major
 }
 
 func errStandby() *Error {
@@ -292,12 +323,16 @@ func errStandby() *Error {
 
 // settings are what the session needs in either mode.
 func (cfg Config) settings() [][2]string {
-	return [][2]string{
+	list := [][2]string{
 		{"application_name", cfg.ApplicationName},
 		{"client_min_messages", "warning"},
 		{"statement_timeout", "0"},
 		{"lock_timeout", "0"},
 	}
+	if cfg.major >= 17 { // which would end a wait in the server's queue
+		list = append(list, [2]string{"transaction_timeout", "0"})
+	}
+	return list
 }
 
 // set is an SQL expression that makes settings, for the session or only for
@@ -316,20 +351,13 @@ func set(local bool, settings [][2]string) string {
 func (cfg Config) begin() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED",
-		"SELECT " + set(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
-			noTransactionTimeout(true),
+		"SELECT " + set(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})),
 	}
 }
 
-// noTransactionTimeout goes on an expression of set: from PostgreSQL 17 on
-// there is that too, and it would end a wait in the server's queue.
-func noTransactionTimeout(local bool) string {
-	return fmt.Sprintf(" || CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NULL THEN '' ELSE pg_catalog.set_config('transaction_timeout', '0', %t) END", local)
-}
-
-// oldestVersion is the first with idle_session_timeout and
+// oldestMajor is the first with idle_session_timeout and
 // client_connection_check_interval.
-const oldestVersion = 14_00_00
+const oldestMajor = 14
 
 func unsafe(hint, format string, args ...any) *Error {
 	return &Error{Kind: Unsafe, Hint: hint, err: fmt.Errorf(format, args...)}

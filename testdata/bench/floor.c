@@ -16,15 +16,13 @@
 extern char **environ;
 
 static const char token[] =
-	"SELECT held,\n"
-	"	CASE WHEN held THEN (('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint << 48 | pg_catalog.pg_current_xact_id()::text::bigint) END,\n"
-	"	(SELECT system_identifier FROM pg_catalog.pg_control_system()),\n"
-	"	CASE WHEN held THEN pg_catalog.set_config('synchronous_commit', 'local', true) END,\n"
-	"	CASE WHEN held THEN pg_catalog.pg_logical_emit_message(true, 'pglead', '') END,\n"
-	"	CASE WHEN held THEN pg_catalog.pg_notify('pglead.1.%lld', 'started ' || (('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint << 48 | pg_catalog.pg_current_xact_id()::text::bigint) || ' 15000 0') END\n"
-	"FROM (SELECT (SELECT count(*) = 1 FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
-	" AND (classid, objid, objsubid) IN ((%lld, %lld, 1))"
-	" AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())) AS held OFFSET 0) AS looked";
+	"SELECT (('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint << 48 | pg_catalog.pg_current_xact_id()::text::bigint),\n"
+	"	(pg_catalog.pg_control_system()).system_identifier,\n"
+	"	pg_catalog.set_config('synchronous_commit', 'local', true),\n"
+	"	pg_catalog.pg_logical_emit_message(true, 'pglead', ''),\n"
+	"	pg_catalog.pg_notify('pglead.1.%lld', 'started ' || (('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint << 48 | pg_catalog.pg_current_xact_id()::text::bigint) || ' 15000 0'), classid, objid, objsubid\n"
+	"FROM pg_catalog.pg_lock_status()\n"
+	"WHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()";
 
 int main(int argc, char **argv) {
 	char sql[2048];
@@ -48,9 +46,9 @@ int main(int argc, char **argv) {
 		PQfinish(conn);
 		return 75;
 	}
-	snprintf(sql, sizeof sql, token, number, (long long)((unsigned long long)number >> 32), number & 0xffffffff);
+	snprintf(sql, sizeof sql, token, number);
 	answer = PQexec(conn, sql);
-	if (PQresultStatus(answer) != PGRES_TUPLES_OK || strcmp(PQgetvalue(answer, 0, 0), "t")) {
+	if (PQresultStatus(answer) != PGRES_TUPLES_OK || PQntuples(answer) != 1) {
 		fputs(PQerrorMessage(conn), stderr);
 		return 69;
 	}
