@@ -1,3 +1,5 @@
+//go:debug updatemaxprocs=0
+
 // Command pglead runs a command on at most one machine at a time, by means of
 // a PostgreSQL advisory lock.
 package main

@@ -968,6 +968,29 @@ func TestNoSecondCore(t *testing.T) {
 	}
 }
 
+// TestGuardStartsEarly: what pglead alone needs is not set up in the guard. With
+// numbers that are none for arguments, it ends where it would begin.
+func TestGuardStartsEarly(t *testing.T) {
+	initialised := func(args ...string) string {
+		cmd := &exec.Cmd{Path: filepath.Join(theBench.dir, "pglead"), Args: args, Env: []string{"GODEBUG=inittrace=1"}}
+		out, _ := cmd.CombinedOutput()
+		return string(out)
+	}
+	pglead, guard := initialised("pglead", "version"), initialised("lease-guard", "none", "none", "none", "none")
+	for _, needless := range []string{"net", "regexp", "crypto/tls", "crypto/x509", "golang.org/x/text/language"} {
+		line := "\ninit " + needless + " @"
+		if !strings.Contains(pglead, line) {
+			t.Errorf("pglead does not initialise %s either: the test proves nothing\n%s", needless, pglead)
+		}
+		if strings.Contains(guard, line) {
+			t.Errorf("the guard initialises %s: which import of runner/child needs it?\n%s", needless, guard)
+		}
+	}
+	if !strings.Contains(guard, "\ninit os @") {
+		t.Errorf("the guard was not reached: %s", guard)
+	}
+}
+
 // BenchmarkHandover measures from the last act of a command that ends well to
 // the first of the next one's, which has been waiting; and from SIGKILL of
 // pglead to the instant at which the server has freed the lock.

@@ -10,6 +10,7 @@
 package child
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -45,14 +46,15 @@ type Config struct {
 
 // Child is a running command and all the processes below it.
 type Child struct {
-	control *os.File
-	guard   int
-	pid     int
-	guards  *Guards
-	events  chan Event
-	done    chan struct{}
-	writeMu sync.Mutex
-	result  Result
+	control  *os.File
+	guard    int
+	renewals int // where new deadlines go to, or -1; under writeMu
+	pid      int
+	guards   *Guards
+	events   chan Event
+	done     chan struct{}
+	writeMu  sync.Mutex
+	result   Result
 
 	lostGrace time.Duration
 	guardMu   sync.Mutex
@@ -126,9 +128,10 @@ type Guard struct{ child *Child }
 // tree is dead, even if this process is gone. May be nil.
 func (gs *Guards) New(socket syscall.Conn) (*Guard, error) {
 	c := &Child{
-		guards: gs,
-		events: make(chan Event, 16),
-		done:   make(chan struct{}),
+		guards:   gs,
+		renewals: -1,
+		events:   make(chan Event, 16),
+		done:     make(chan struct{}),
 	}
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
@@ -151,7 +154,7 @@ func (gs *Guards) kin() []int { return slices.Concat(gs.before, gs.pids) }
 
 // Close ends a guard that was not told to start a command.
 func (g *Guard) Close() {
-	_ = g.child.control.Close() // the end of the stream ends it
+	g.child.hangUp() // which ends it
 	g.child.reapGuard()
 }
 
@@ -228,7 +231,7 @@ func (g *Guard) Start(cfg Config) (*Child, error) {
 }
 
 // startGuard runs this program again, as the guard. Of its own descriptors
-// the guard gets two beyond the standard ones, at whatever numbers are free,
+// the guard gets three beyond the standard ones, at whatever numbers are free,
 // so that those the user passes on (3<file) reach the command.
 func (c *Child) startGuard(socket syscall.Conn) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
@@ -241,6 +244,18 @@ func (c *Child) startGuard(socket syscall.Conn) error {
 		return err
 	}
 	c.control = os.NewFile(uintptr(pair[0]), "guard")
+	var renewals [2]int
+	if err := unix.Pipe(renewals[:]); err != nil {
+		return fmt.Errorf("pipe: %w", err)
+	}
+	defer unix.Close(renewals[0])
+	unix.CloseOnExec(renewals[1])
+	c.renewals = renewals[1]
+	for _, end := range renewals {
+		if err := unix.SetNonblock(end, true); err != nil {
+			return err
+		}
+	}
 	lock, err := duplicate(socket)
 	if err != nil {
 		return err
@@ -248,15 +263,14 @@ func (c *Child) startGuard(socket syscall.Conn) error {
 	if lock >= 0 {
 		defer unix.Close(lock)
 	}
-	// The guard's Go runtime needs few processors; with only one, each change of
-	// threads costs its start more. The user's GOMAXPROCS travels in the command's
-	// environment.
+	// The guard's Go runtime needs no second processor. The user's GOMAXPROCS
+	// travels in the command's environment.
 	stdin := uintptr(0)
 	if c.guards.Stdin != nil {
 		stdin = c.guards.Stdin.Fd()
 	}
-	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, strconv.Itoa(pair[1]), strconv.Itoa(lock), c.guards.cgroup()}, &syscall.ProcAttr{
-		Env:   []string{"GOMAXPROCS=2"},
+	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(lock), c.guards.cgroup()}, &syscall.ProcAttr{
+		Env:   []string{"GOMAXPROCS=1"},
 		Files: []uintptr{stdin, 1, 2},
 	})
 	return err
@@ -324,7 +338,7 @@ func (c *Child) listen() {
 			}
 			c.result = Result{Ending: report.ending, Status: unix.WaitStatus(report.status), Killed: int(report.killed)}
 			close(c.done) // whoever waits for the lock need not wait for the guard
-			_ = c.control.Close()
+			c.hangUp()
 			c.reapGuard()
 			return
 		}
@@ -342,7 +356,7 @@ func (c *Child) tell(e Event) {
 // takeOver does the guard's work after its death: the command has got its
 // SIGKILL from the kernel, and this process has inherited the rest.
 func (c *Child) takeOver() {
-	_ = c.control.Close()
+	c.hangUp()
 	c.reapGuard()
 	c.result = Result{Ending: Killed, GuardDied: true}
 	cgroup := cgroupOf(c.guards.cgroup(), c.guard)
@@ -402,7 +416,25 @@ func (c *Child) Result() Result { return c.result }
 func (c *Child) Signal(sig unix.Signal) { c.order(msgSignal, int64(sig)) }
 
 // Renew moves the deadline.
-func (c *Child) Renew(deadline time.Duration) { c.order(msgRenew, int64(deadline)) }
+func (c *Child) Renew(deadline time.Duration) {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	if c.renewals >= 0 {
+		// Full, it has 8,000 that a guard stopped for hours has not read.
+		_, _ = unix.Write(c.renewals, binary.NativeEndian.AppendUint64(nil, uint64(deadline)))
+	}
+}
+
+// hangUp ends what is said to the guard.
+func (c *Child) hangUp() {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	_ = c.control.Close()
+	if c.renewals >= 0 {
+		_ = unix.Close(c.renewals)
+		c.renewals = -1
+	}
+}
 
 // Kill kills the tree.
 func (c *Child) Kill() {

@@ -1,11 +1,11 @@
 package child
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"os/signal"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -40,45 +40,35 @@ const (
 )
 
 // init is the guard's main function. Go initialises packages in the order of
-// their paths as far as their imports allow, so here neither crypto/tls nor
-// regexp nor anything else that pglead alone needs has been set up yet, or will
-// be: that is a quarter of the guard's start, which the command waits for, and
-// a third of its memory. It lasts for as long as this package imports nothing
-// but what is set up by now; TestGuardImports has the list.
+// their paths as far as their imports allow, so neither net nor regexp nor most
+// of what pglead alone needs has been set up yet, or will be: that is a fifth of
+// the guard's start, which the command waits for, and of its memory. So this
+// package must not import any such (TestGuardStartsEarly).
+//
+// An init runs on the process's first thread (runtime.LockOSThread), and that
+// is the one that starts the command: PR_SET_PDEATHSIG means the death of the
+// *thread* that forked, which has to be there for as long as the guard.
 //
 // Any program of which this package is a part can be the guard, tests too.
 func init() { //nolint:gochecknoinits // see above
-	if len(os.Args) != 4 || os.Args[0] != guardName {
+	if len(os.Args) != 5 || os.Args[0] != guardName {
 		return
 	}
 	control, err1 := strconv.Atoi(os.Args[1])
-	socket, err2 := strconv.Atoi(os.Args[2])
-	if err1 != nil || err2 != nil {
+	renewals, err2 := strconv.Atoi(os.Args[2])
+	socket, err3 := strconv.Atoi(os.Args[3])
+	if err1 != nil || err2 != nil || err3 != nil {
 		syscall.Exit(70)
 	}
-	setThreadName(guardName) // of the first thread, which gives the process its name
-	done := make(chan struct{})
-	go func() { // since init is tied to the first thread
-		defer close(done)
-		runGuard(control, socket, os.Args[3])
-	}()
-	<-done
-	syscall.Exit(0) // os.Exit sleeps for a second under the race detector
-}
-
-func runGuard(control, socket int, cgroup string) {
-	g, err := newGuard(control, socket, cgroup)
-	// PR_SET_PDEATHSIG means the death of the *thread* that forked, so the
-	// thread that starts the command must be there for as long as the guard. Not
-	// before now: newGuard's signals go to a thread of the runtime's and back, and
-	// from a locked one that is a change of threads each time.
-	runtime.LockOSThread()
+	setThreadName(guardName) // which is the process's, too
+	g, err := newGuard(control, renewals, socket, os.Args[4])
 	if err == nil {
 		err = g.start()
 	}
 	if err == nil {
 		g.watch()
 	}
+	syscall.Exit(0) // os.Exit sleeps for a second under the race detector
 }
 
 // guard is the process between pglead and the command. It is the parent of
@@ -86,6 +76,7 @@ func runGuard(control, socket int, cgroup string) {
 // all of it is dead: so the lock, too, outlives pglead until then.
 type guard struct {
 	control  *os.File
+	renewals int // where new deadlines come from
 	socket   int // a duplicate of the lock's, or -1
 	messages chan message
 	children chan os.Signal
@@ -115,8 +106,9 @@ type message struct {
 
 // newGuard makes this process a guard; cgroup is where it makes the command's
 // group, or empty.
-func newGuard(control, socket int, cgroup string) (*guard, error) {
+func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 	unix.CloseOnExec(control)
+	unix.CloseOnExec(renewals)
 	if err := unix.SetNonblock(control, true); err != nil {
 		return nil, err
 	}
@@ -132,6 +124,7 @@ func newGuard(control, socket int, cgroup string) (*guard, error) {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
 	g := &guard{
 		control:  os.NewFile(uintptr(control), "control"),
+		renewals: renewals,
 		socket:   socket,
 		messages: make(chan message),
 		children: make(chan os.Signal, 1),
@@ -241,8 +234,10 @@ func (g *guard) watch() {
 			}
 			g.obey(m)
 		case <-g.deadline.C:
+			g.renew()
 			switch {
 			case int64(boottime.Now()) < g.req.deadline:
+				_ = g.deadline.set(g.req.deadline)
 			case g.losing:
 				g.kill()
 			default:
@@ -268,17 +263,27 @@ func (g *guard) watch() {
 
 func (g *guard) obey(m message) {
 	switch m.kind {
-	case msgRenew:
-		if !g.losing {
-			g.req.deadline = number(m.body)
-			_ = g.deadline.set(g.req.deadline)
-		}
 	case msgSignal:
 		g.signal(unix.Signal(number(m.body)))
 	case msgKill:
 		g.end(Killed)
 	case msgLost:
 		g.lose(Killed)
+	}
+}
+
+// renew takes note of the latest deadline, if the tree may live up to it.
+func (g *guard) renew() {
+	var deadlines [512]byte
+	for !g.losing {
+		n, err := unix.Read(g.renewals, deadlines[:])
+		if err == unix.EINTR {
+			continue
+		}
+		if n < 8 { // none, or no pglead any more
+			return
+		}
+		g.req.deadline = int64(binary.NativeEndian.Uint64(deadlines[n-8 : n]))
 	}
 }
 
@@ -290,6 +295,7 @@ func (g *guard) lose(why Ending) {
 	if g.losing || g.killing {
 		return
 	}
+	g.renew()
 	now := int64(boottime.Now())
 	killAt := min(now+g.req.lostGrace, g.req.deadline+g.req.leaseGrace)
 	if killAt <= now || g.deadline.set(killAt) != nil {

@@ -2,6 +2,7 @@ package child
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -43,8 +44,7 @@ func setThreadName(name string) {
 // number without danger: until this process reaps them, nobody else gets it.
 func children() []int {
 	// Most have none, which this tells without a look at each thread.
-	err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil)
-	if err == unix.ECHILD {
+	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil); errors.Is(err, unix.ECHILD) {
 		return nil
 	}
 	tasks, err := os.ReadDir("/proc/self/task")

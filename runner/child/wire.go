@@ -10,12 +10,15 @@ import (
 // What pglead and the guard say to each other, over a socket pair that nobody
 // else has: a kind, the length of the body (32 bits), the body. The end of the
 // stream is a message too: the other one is dead.
+//
+// Beside it there is a pipe for new deadlines (int64s, in boot time nanoseconds),
+// which the guard reads only when the last one that it knows has come: else each
+// heartbeat would wake it up, for months.
 type kind byte
 
 const (
 	// from pglead
 	msgStart  kind = 'S' // startRequest
-	msgRenew  kind = 'R' // int64: the deadline in boot time nanoseconds
 	msgSignal kind = 'G' // int64: a signal for the command
 	msgKill   kind = 'K' // kill the tree
 	msgLost   kind = 'L' // the lock is lost: kill the tree, after the grace

@@ -335,7 +335,7 @@ func ageOf(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Durati
 		case len(value) == 8:
 			instants[i] = int64(binary.BigEndian.Uint64(value))
 		case i == 2 && value == nil: // the statistics were never reset
-			instants[i] = instants[i-1]
+			instants[i] = math.MinInt64
 		default:
 			return 0, unsafe("", "the server does not answer as PostgreSQL does")
 		}

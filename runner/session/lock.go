@@ -339,8 +339,8 @@ WHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()`
 
 // isListed says whether a row that ofOwnLocks gave is this lock's.
 func (l Lock) isListed(row []string) bool {
-	columns := []string{fmt.Sprint(l.ClassID()), fmt.Sprint(l.ObjID()), fmt.Sprint(l.ObjSubID())}
-	return len(row) >= len(columns) && slices.Equal(row[len(row)-len(columns):], columns)
+	columns := fmt.Sprint(l.ClassID(), l.ObjID(), l.ObjSubID())
+	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
 // among is a condition on pg_locks: one of these locks. Advisory locks are each
