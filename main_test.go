@@ -2018,3 +2018,68 @@ func TestFullServer(t *testing.T) {
 	}
 	ended.Wait()
 }
+
+// TestStandsAside: who finds the line full comes back until there is room, and
+// has its turn.
+func TestStandsAside(t *testing.T) {
+	const line = 200
+	server, remove, err := pgtest.Throwaway(map[string]string{"max_connections": "220"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	dsn := server.DSN("postgres")
+	var others sync.WaitGroup
+	freed := make(chan struct{})
+	hold := func(sql string, until <-chan struct{}) {
+		others.Go(func() {
+			conn, err := pgconn.Connect(context.Background(), dsn)
+			if err == nil {
+				_, err = conn.Exec(context.Background(), sql).ReadAll()
+			}
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			<-until
+			_ = conn.Close(context.Background())
+		})
+	}
+	waiting := func(n int) {
+		t.Helper()
+		if !eventually(func() bool {
+			rows, err := server.Query("postgres", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+			return err == nil && rows[0] == strconv.Itoa(n)
+		}) {
+			t.Fatalf("never %d in line", n)
+		}
+	}
+	hold("SELECT pg_advisory_lock(7)", freed)
+	if !eventually(func() bool {
+		rows, err := server.Query("postgres", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted")
+		return err == nil && rows[0] == "1"
+	}) {
+		t.Fatal("the lock is not held")
+	}
+	gone := make(chan struct{})
+	close(gone)
+	for range line {
+		hold("SELECT pg_advisory_xact_lock(7)", gone)
+	}
+	waiting(line)
+	cmd := command(t, "run", "-v", "--dsn", dsn, "--key-scheme", "int", "--key", "7", "--wait", "5m", "--lock-delay", "0", "--", "echo", "it is my turn")
+	var said lockedBuffer
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { return strings.Contains(said.String(), "coming back") }) {
+		t.Fatalf("it does not stand aside: %s", said.String())
+	}
+	waiting(line)
+	close(freed)
+	others.Wait()
+	if err := cmd.Wait(); err != nil || !strings.Contains(said.String(), "it is my turn") {
+		t.Errorf("%v: %s", err, said.String())
+	}
+}

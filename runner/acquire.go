@@ -362,7 +362,7 @@ func (l *lock) queue(ctx context.Context, cfg Config, left func() time.Duration)
 			return true, l.hold.Unlock(ctx, false)
 		case errors.Is(err, session.ErrCrowded):
 			cfg.Log.Info("many are in line already, coming back", "event", "waiting")
-			return true, l.pause(ctx, cfg, min(jitter(crowdLeast, crowdMost), left()))
+			return true, l.standAside(ctx, cfg, left)
 		case !session.CanQueue(err):
 			cfg.Log.Info("no queue for this role, polling", "event", "waiting", "reason", err.Error())
 			return false, nil
@@ -371,6 +371,25 @@ func (l *lock) queue(ctx context.Context, cfg Config, left func() time.Duration)
 		}
 	}
 	return true, nil
+}
+
+// standAside waits for room in line. Meanwhile it listens to nothing: else what a
+// holder announces would wake all that stand aside, too.
+func (l *lock) standAside(ctx context.Context, cfg Config, left func() time.Duration) error {
+	if err := l.hold.Unlisten(ctx); err != nil {
+		return err
+	}
+	for full := true; full && left() > 0; {
+		cfg.Watch.alive(crowdMost + attemptMost(cfg))
+		if err := l.pause(ctx, cfg, min(jitter(crowdLeast, crowdMost), left())); err != nil {
+			return err
+		}
+		var err error
+		if full, err = l.hold.Crowded(ctx); err != nil {
+			return err
+		}
+	}
+	return l.hold.Listen(ctx)
 }
 
 // pause does nothing for so long, but that the server must not take the session

@@ -178,7 +178,7 @@ type point struct {
 
 // mostInLine is how many pgleads stand in the server's queue; the others come
 // back later.
-const mostInLine = 300
+const mostInLine = 200
 
 // queue has n wait for a lock, so many of them in line, frees it, and returns the times between the
 // starts of their commands, and the memory of one.

@@ -206,6 +206,21 @@ func (h *Hold) Listen(ctx context.Context) error {
 	return h.error(err)
 }
 
+// Unlisten ends that: nothing has been heard from then on.
+func (h *Hold) Unlisten(ctx context.Context) error {
+	var unlisten strings.Builder
+	for _, l := range h.claim.Locks {
+		fmt.Fprintf(&unlisten, `UNLISTEN "%s";`, channel(l.ID))
+	}
+	_, err := h.s.query(ctx, unlisten.String())
+	h.s.mu.Lock()
+	defer h.s.mu.Unlock()
+	for _, l := range h.claim.Locks {
+		delete(h.s.evidence, channel(l.ID))
+	}
+	return h.error(err)
+}
+
 // Prepare has the server plan Confirm's query and, while the session has no lock
 // at all and nothing comes of it, run it: the server reads now from its catalogs
 // what would otherwise cost some milliseconds between the grant and the command's

@@ -226,12 +226,13 @@ func lastNumber(rows [][]string) (int, error) {
 // try takes the server some microseconds, and only one session does it.
 const gatePoll = 20 * time.Millisecond
 
-// mostInLine is how many stand in the server's queue for one lock. With 500 to
-// 750 of them a server came to a standstill (testdata/bench/README.md). Likely
-// for this: whoever has stood there for deadlock_timeout has the server search
-// for a deadlock, with all of the lock table held and in a time that grows
-// faster than the square of the queue.
-const mostInLine = 300
+// mostInLine is how many stand in the server's queue for one lock. Each of them
+// is woken by what is announced of it, so a handover among 300 takes twice as
+// long as between two; and with 500 to 750 a server came to a standstill
+// (testdata/bench/README.md). Likely for this: whoever has stood there for
+// deadlock_timeout has the server search for a deadlock, with all of the lock
+// table held and in a time that grows faster than the square of the queue.
+const mostInLine = 200
 
 const crowded = "crowded"
 
@@ -250,10 +251,8 @@ var ErrCrowded = errors.New("too many wait for the lock to stand in line for it"
 func (h *Hold) Wait(ctx context.Context, atMost time.Duration) (bool, error) {
 	most := max(1, atMost.Milliseconds())
 	missing := h.missing()
-	line := missing[:1]
 	declare, wait, granted := "", "PERFORM "+missing[0].call("advisory_lock")+";", "0"
 	if h.claim.Gate != nil {
-		line = []Lock{{ID: *h.claim.Gate}}
 		declare = fmt.Sprintf("DECLARE got int; ends timestamptz := pg_catalog.clock_timestamp() + interval '%d ms';", most)
 		wait = fmt.Sprintf(`PERFORM %s;
 	LOOP
@@ -264,7 +263,7 @@ func (h *Hold) Wait(ctx context.Context, atMost time.Duration) (bool, error) {
 		granted = "got"
 	}
 	row, err := h.s.rowWithin(ctx, atMost, 1, fmt.Sprintf(`DO $pglead$ %s BEGIN
-	IF (SELECT count(*) >= %d FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND NOT granted AND %s) THEN
+	IF %s THEN
 		PERFORM pg_catalog.set_config('pglead.granted', '%s', true);
 	ELSE
 		PERFORM pg_catalog.set_config('lock_timeout', '%d', true);
@@ -272,7 +271,7 @@ func (h *Hold) Wait(ctx context.Context, atMost time.Duration) (bool, error) {
 		PERFORM pg_catalog.set_config('pglead.granted', (%s)::text, true);
 	END IF;
 EXCEPTION WHEN lock_not_available THEN NULL; END $pglead$;
-SELECT pg_catalog.current_setting('pglead.granted', true)`, declare, mostInLine, among(line), crowded, most, wait, granted))
+SELECT pg_catalog.current_setting('pglead.granted', true)`, declare, h.lineIsFull(), crowded, most, wait, granted))
 	if err != nil {
 		return false, h.error(err)
 	}
@@ -291,6 +290,24 @@ SELECT pg_catalog.current_setting('pglead.granted', true)`, declare, mostInLine,
 	}
 	h.grant(i)
 	return true, nil
+}
+
+// lineIsFull is an SQL expression: whether as many stand in line as may.
+func (h *Hold) lineIsFull() string {
+	line := h.missing()[:1]
+	if h.claim.Gate != nil {
+		line = []Lock{{ID: *h.claim.Gate}}
+	}
+	return fmt.Sprintf("(SELECT count(*) >= %d FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND NOT granted AND %s)", mostInLine, among(line))
+}
+
+// Crowded says whether Wait would have no room.
+func (h *Hold) Crowded(ctx context.Context) (bool, error) {
+	row, err := h.s.row(ctx, 1, "SELECT "+h.lineIsFull())
+	if err != nil {
+		return false, h.error(err)
+	}
+	return row[0] == "t", nil
 }
 
 // look finds out whether a wait whose time was up has been granted a lock.

@@ -148,6 +148,45 @@ func TestPairs(t *testing.T) {
 	confirm(t, w)
 }
 
+// TestUnlisten: who stands aside for a while knows nothing of what was before,
+// nor of what happens meanwhile.
+func TestUnlisten(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	const number = 7
+	id := lockkey.ID{Number: number}
+	s := open(t, dsn)
+	h := s.hold(number)
+	run := func(wantHeard bool) {
+		t.Helper()
+		other := open(t, dsn).hold(number)
+		if !try(t, other) {
+			t.Fatal("the lock is taken")
+		}
+		confirm(t, other)
+		unlock(t, other, false)
+		if err := s.Ping(t.Context()); err != nil { // what was said before is heard before the answer
+			t.Fatal(err)
+		}
+		if heard := s.Evidence(id).Heard(); heard != wantHeard || s.Listens(id) != wantHeard {
+			t.Errorf("heard %v, listens %v, want %v", heard, s.Listens(id), wantHeard)
+		}
+	}
+	for range 2 {
+		if err := h.Listen(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if s.Evidence(id).Heard() {
+			t.Error("something was heard before")
+		}
+		run(true)
+		if err := h.Unlisten(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		run(false)
+	}
+}
+
 // TestEvidenceOfReaders: nobody can say that the last of several readers is
 // dead, so a writer waits. Readers don't care for each other.
 func TestEvidenceOfReaders(t *testing.T) {
@@ -868,8 +907,8 @@ func TestQuorumInTransaction(t *testing.T) {
 // TestCrowded: nobody joins a line that is as long as the server can bear.
 func TestCrowded(t *testing.T) {
 	t.Parallel()
-	const line = 300
-	server := start(t, map[string]string{"max_connections": "320"})
+	const line = 200
+	server := start(t, map[string]string{"max_connections": "220"})
 	dsn := server.DSN("postgres")
 	holder := open(t, dsn)
 	try(t, holder.hold(7))
@@ -894,6 +933,13 @@ func TestCrowded(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	s := open(t, dsn)
+	crowded := func(want bool) {
+		t.Helper()
+		if got, err := s.hold(7).Crowded(t.Context()); got != want || err != nil {
+			t.Errorf("crowded: %v, %v, want %v", got, err, want)
+		}
+	}
+	crowded(true)
 	if granted, err := s.hold(7).Wait(t.Context(), time.Hour); granted || !errors.Is(err, session.ErrCrowded) {
 		t.Errorf("behind %d others: %v, %v", line, granted, err)
 	}
@@ -903,6 +949,7 @@ func TestCrowded(t *testing.T) {
 	}
 	unlock(t, holder.hold(7), false)
 	waiting.Wait() // each has had its turn
+	crowded(false)
 	if granted, err := s.hold(7).Wait(t.Context(), time.Hour); !granted || err != nil {
 		t.Errorf("with nobody in line: %v, %v", granted, err)
 	}
