@@ -163,10 +163,121 @@ func (b *bench) crowd() error {
 	least, most := points[0], points[len(points)-1]
 	b.goal(fmt.Sprintf("handover's p50 with %d waiters against 2", most.waiters),
 		float64(quantile(most.pglead, .5))/float64(quantile(least.pglead, .5)), 2, " ×")
-	if b.svg != "" {
-		return os.WriteFile(b.svg, []byte(plot(points)), 0o600)
-	}
+	b.charts = append(b.charts, handoverChart(points))
 	return nil
+}
+
+func handoverChart(points []point) chart {
+	c := chart{of: "waiters on one key: handover", unit: "ms", low: 1, high: 1000, lines: []line{
+		{name: "pglead p99", colour: "#c33", dashed: true}, {name: "pglead p50", colour: "#c33"},
+		{name: "C p99", colour: "#36c", dashed: true}, {name: "C p50", colour: "#36c"},
+	}}
+	for _, p := range points {
+		c.numbers = append(c.numbers, p.waiters)
+		for i, d := range []time.Duration{quantile(p.pglead, .99), quantile(p.pglead, .5), quantile(p.floor, .99), quantile(p.floor, .5)} {
+			c.lines[i].values = append(c.lines[i].values, float64(d)/float64(time.Millisecond))
+		}
+	}
+	return c
+}
+
+// holders is what ever more of them cost, each with a key of its own and a command
+// that sleeps.
+func (b *bench) holders() error {
+	at, remove, err := b.startServer(map[string]string{"max_connections": strconv.Itoa(b.waiters + 20), "max_locks_per_transaction": "128"})
+	if err != nil {
+		return err
+	}
+	defer remove()
+	w, err := watch(at.server)
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	var started []*os.Process
+	defer func() {
+		for _, p := range started {
+			_ = p.Kill()
+			_, _ = p.Wait()
+		}
+		b.reapOthers()
+	}()
+	memories := chart{of: "holders of one key each: memory (PSS) of pglead and guard, and of the server's process", unit: "MiB", low: .1, high: 100,
+		lines: []line{{name: "pglead and guard", colour: "#c33"}, {name: "at the server", colour: "#36c"}}}
+	times := chart{of: "holders of one key each: processor time of each in an hour", unit: "s", low: .01, high: 10,
+		lines: []line{{name: "pglead and guard", colour: "#c33"}, {name: "at the server", colour: "#36c"}}}
+	idle := min(b.options.idle, 30*time.Second)
+	fmt.Printf("\n**Holders** of one key each, over %v\n\n"+
+		"| holders | started a second | PSS of pglead and guard, MiB | of the server's process | processor s an hour | at the server |\n|---|---|---|---|---|---|\n", idle)
+	steps := []int{1, 10, 100, 1000, 3000}
+	steps = append(slices.DeleteFunc(steps, func(n int) bool { return n >= b.waiters }), b.waiters)
+	for _, n := range steps {
+		began, before := time.Now(), len(started)
+		for i := before; i < n; i++ {
+			p, err := b.program(slices.Concat(at.unix, numbered()), b.pglead, "run", "--key", strconv.Itoa(i), "--", "sleep", "100000")
+			if err != nil {
+				return err
+			}
+			process, err := p.start(nil, nil)
+			if err != nil {
+				return err
+			}
+			started = append(started, process)
+			if i%20 == 19 { // a server would refuse a rush
+				if err := w.awaitSessions(i + 1); err != nil {
+					return err
+				}
+			}
+		}
+		if err := w.count(n, "pg_locks WHERE locktype = 'advisory' AND granted"); err != nil {
+			return err
+		}
+		rate := float64(n-before) / time.Since(began).Seconds()
+		time.Sleep(5 * time.Second)
+		var ours, servers []int
+		for _, process := range started {
+			ours = append(append(ours, process.Pid), children(process.Pid)...)
+		}
+		backends, err := w.ask("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")
+		if err != nil {
+			return err
+		}
+		for _, backend := range backends {
+			pid, _ := strconv.Atoi(backend)
+			servers = append(servers, pid)
+		}
+		var pss, cpu []float64
+		for _, pids := range [][]int{ours, servers} {
+			sum := 0.0
+			for _, pid := range pids {
+				_, one := memory(pid)
+				sum += one
+			}
+			pss = append(pss, sum/float64(n)/(1<<20))
+			cpu = append(cpu, -total(pids).Seconds())
+		}
+		time.Sleep(idle)
+		for i, pids := range [][]int{ours, servers} {
+			cpu[i] = (cpu[i] + total(pids).Seconds()) / float64(n) * float64(time.Hour) / float64(idle)
+		}
+		fmt.Printf("| %d | %.0f | %.1f | %.1f | %.2f | %.2f |\n", n, rate, pss[0], pss[1], cpu[0], cpu[1])
+		memories.numbers, times.numbers = append(memories.numbers, n), append(times.numbers, n)
+		for i := range 2 {
+			memories.lines[i].values = append(memories.lines[i].values, pss[i])
+			times.lines[i].values = append(times.lines[i].values, cpu[i])
+		}
+	}
+	b.charts = append(b.charts, memories, times)
+	return nil
+}
+
+// total is the processor time of several processes.
+func total(pids []int) time.Duration {
+	var sum time.Duration
+	for _, pid := range pids {
+		sum += processorTime(pid)
+	}
+	return sum
 }
 
 // point is of the crowd's growth.

@@ -51,10 +51,10 @@ func main() {
 	flag.StringVar(&o.consul, "consul", "", "consul's program, a `file`; without it consul lock is left out")
 	flag.IntVar(&o.rounds, "rounds", 200, "runs of each contender")
 	flag.DurationVar(&o.idle, "idle", time.Minute, "how long to look at idle processes")
-	flag.IntVar(&o.waiters, "waiters", 1000, "most waiters on one key")
+	flag.IntVar(&o.waiters, "waiters", 1000, "most waiters on one key, and most holders of one each")
 	flag.IntVar(&o.nodes, "nodes", 1000, "nodes that fire at the same instant")
 	flag.IntVar(&o.items, "items", 10000, "items for each")
-	flag.StringVar(&o.svg, "svg", "", "draw the handover's growth with the waiters into this `file`")
+	flag.StringVar(&o.svg, "svg", "", "draw what grows with the number of waiters and of holders into this `file`")
 	flag.Parse()
 	if o.short {
 		o.rounds, o.idle, o.waiters, o.nodes, o.items = 3, time.Second, 10, 20, 20
@@ -75,6 +75,7 @@ func parts() []part {
 		{"killed", (*bench).killed},
 		{"idle", (*bench).idle},
 		{"each", (*bench).each},
+		{"holders", (*bench).holders},
 		{"crowd", (*bench).crowd},
 		{"herd", (*bench).herd},
 		{"size", (*bench).size},
@@ -101,6 +102,8 @@ type bench struct {
 	dir   string
 	path  string // to the programs built here, and the user's
 	goals []goal
+
+	charts []chart
 }
 
 // site is a server, and the environments in which programs find it.
@@ -156,6 +159,9 @@ func measure(o options) error {
 		}
 	}
 	b.printGoals()
+	if b.svg != "" && len(b.charts) > 0 {
+		return os.WriteFile(b.svg, []byte(plot(b.charts)), 0o600)
+	}
 	return nil
 }
 
