@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -64,8 +65,10 @@ type lock struct {
 	hold    *session.Hold
 	guard   *child.Guard
 	grant   session.Grant
-	began   time.Time // of the wait for it
-	looked  time.Time // when cfg.Watch was told last who has the lock
+	began   time.Time           // of the wait for it
+	awaited map[lockkey.ID]bool // others had them since then
+	parted  bool                // the session has ended
+	looked  time.Time           // when cfg.Watch was told last who has the lock
 }
 
 // drop gives everything up; the end of the session frees the lock.
@@ -170,7 +173,7 @@ func attempt(ctx context.Context, cfg Config, left func() time.Duration, first b
 		err = l.settle(ctx, cfg, delay)
 	}
 	if err != nil {
-		if refused := errors.As(err, new(*HeldError)); !refused || !cfg.parting || l.guard != nil {
+		if !l.parted {
 			l.drop()
 		}
 		return nil, err
@@ -242,16 +245,14 @@ func (l *lock) waitOut(ctx context.Context, cfg Config, delay time.Duration) err
 func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, first bool) (delay time.Duration, err error) {
 	queue := !cfg.Session.Transaction
 	pause := pollLeast
-	for waitedFor := -1; ; {
+	for {
 		before := len(l.hold.Held())
 		granted, err := l.hold.Try(ctx)
 		if err != nil {
 			return 0, err
 		}
-		// The one that is waited for has been heard of; those after it have not
-		// been tried before.
-		for i, lock := range l.hold.Held()[before:] {
-			delay = max(delay, l.delay(cfg, lock, first && before+i != waitedFor))
+		for _, lock := range l.hold.Held()[before:] {
+			delay = max(delay, l.delay(cfg, lock, first && !l.awaited[lock.ID]))
 		}
 		if granted {
 			break
@@ -271,22 +272,22 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 			}
 			defer l.beside(ctx, cfg)()
 		}
-		waitedFor = len(l.hold.Held())
+		l.await(l.hold.Refused())
 		if queue {
+			before := len(l.hold.Held())
 			queue, err = l.queue(ctx, cfg, left)
 			if err != nil {
 				return 0, err
 			}
-			if held := l.hold.Held(); len(held) > waitedFor {
+			if held := l.hold.Held(); len(held) > before {
 				delay = max(delay, l.delay(cfg, held[len(held)-1], false))
-				waitedFor = -1
 			}
 			if l.hold.Complete() {
 				if !l.hold.Yield() {
 					break
 				}
 				cfg.Log.Info("letting another in line have the lock, as was asked", "event", "yielded")
-				if err := l.hold.Unlock(ctx, false); err != nil {
+				if err := l.giveBack(ctx); err != nil {
 					return 0, err
 				}
 				delay = 0
@@ -305,16 +306,35 @@ func (l *lock) take(ctx context.Context, cfg Config, left func() time.Duration, 
 	return delay, nil
 }
 
+// await notes that others have these locks, or may have had them from now on: the
+// next grant of one is no first try.
+func (l *lock) await(locks []session.Lock) {
+	if l.awaited == nil {
+		l.awaited = map[lockkey.ID]bool{}
+	}
+	for _, lock := range locks {
+		l.awaited[lock.ID] = true
+	}
+}
+
+// giveBack gives up what has been granted up to now, to stand in line again.
+func (l *lock) giveBack(ctx context.Context) error {
+	l.await(l.hold.Held())
+	return l.hold.Unlock(ctx, false)
+}
+
 // refused says who has what could not be had.
 func (l *lock) refused(ctx context.Context, cfg Config) error {
 	held := &HeldError{Database: session.Target(cfg.Session.Database), Waited: cfg.Wait}
 	if !cfg.Explain {
 		return held
 	}
+	parting := cfg.parting && l.guard == nil && l.session.Part()
 	views, err := l.session.Holders(ctx, cfg.Claim.IDs()...)
 	if err != nil {
 		return held // which is what matters
 	}
+	l.parted = parting
 	for _, view := range views {
 		if view.Backend != l.session.BackendPID() && (cfg.Claim.Gate == nil || view.ID != *cfg.Claim.Gate) {
 			held.Holders = append(held.Holders, view)
@@ -359,7 +379,7 @@ func (l *lock) queue(ctx context.Context, cfg Config, left func() time.Duration)
 		case err == nil:
 		case session.Retryable(err):
 			// What it holds of several locks may be what the others wait for.
-			return true, l.hold.Unlock(ctx, false)
+			return true, l.giveBack(ctx)
 		case errors.Is(err, session.ErrCrowded):
 			cfg.Log.Info("many are in line already, coming back", "event", "waiting")
 			return true, l.standAside(ctx, cfg, left)
@@ -381,6 +401,9 @@ func (l *lock) standAside(ctx context.Context, cfg Config, left func() time.Dura
 	}
 	for full := true; full && left() > 0; {
 		cfg.Watch.alive(crowdMost + attemptMost(cfg))
+		if err := l.look(ctx, cfg); err != nil {
+			return err
+		}
 		if err := l.pause(ctx, cfg, min(jitter(crowdLeast, crowdMost), left())); err != nil {
 			return err
 		}
@@ -446,10 +469,12 @@ func sleep(ctx context.Context, d time.Duration) bool {
 func (l *lock) release(log *slog.Logger, cfg Config, outcome Outcome) {
 	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(cfg.Session.Lease))
 	defer cancel()
+	parting := cfg.parting && l.session.Part()
 	if err := l.hold.Unlock(ctx, true); err != nil {
 		log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
 		return
 	}
+	l.parted = parting
 	event, message := "released", "lock released"
 	if outcome.SteppedDown {
 		event, message = "handed_over", "lock released, as was asked"

@@ -56,11 +56,7 @@ type Config struct {
 	Hooks Hooks
 	Log   *slog.Logger
 
-	// parting says that this process ends with the run. Then a session that is
-	// done is left to the kernel to close: the server's process for it has a
-	// millisecond's work with that, which a goodbye would set off just when this
-	// process wants the processor for its own end.
-	parting bool
+	parting bool // this process ends with the run
 	// reached is set once the server has answered for the lock. Who has it
 	// rides out every error from then on.
 	reached  *bool
@@ -171,7 +167,7 @@ func once(cfg Config, signals <-chan os.Signal) (Outcome, error) {
 	}
 	handOver()
 	outcome, err := l.run(ctx, cfg, events{signals: signals, renewed: l.session.Renewed()})
-	if err != nil || !cfg.parting {
+	if !l.parted {
 		l.session.Close()
 	}
 	return outcome, err

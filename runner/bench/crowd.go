@@ -15,6 +15,9 @@ import (
 	"time"
 )
 
+// settling is how long a process may do what it does once, before it is idle.
+const settling = 5 * time.Second
+
 // idle is what a holder and a waiter cost that have nothing to do.
 func (b *bench) idle() error {
 	w, err := watch(b.server)
@@ -88,7 +91,7 @@ func (b *bench) idle() error {
 		started = append(started, process)
 		rows = append(rows, &row{name: "holder: " + other.name, pid: process.Pid})
 	}
-	time.Sleep(5 * time.Second)
+	time.Sleep(min(settling, b.options.idle))
 	for _, r := range rows {
 		r.before = processorTime(r.pid)
 	}
@@ -233,7 +236,7 @@ func (b *bench) holders() error {
 			return err
 		}
 		rate := float64(n-before) / time.Since(began).Seconds()
-		time.Sleep(5 * time.Second)
+		time.Sleep(min(settling, b.options.idle))
 		var ours, servers []int
 		for _, process := range started {
 			ours = append(append(ours, process.Pid), children(process.Pid)...)

@@ -48,7 +48,8 @@ type Config struct {
 type Child struct {
 	control  *os.File
 	guard    int
-	renewals int // where new deadlines go to, or -1; under writeMu
+	renewals int   // where new deadlines go to, or -1; under writeMu
+	renewed  int64 // the last one that went there
 	pid      int
 	guards   *Guards
 	events   chan Event
@@ -136,6 +137,7 @@ func (gs *Guards) New(socket syscall.Conn) (*Guard, error) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	if err := c.startGuard(socket); err != nil {
+		c.hangUp()
 		return nil, fmt.Errorf("start the guard process: %w", err)
 	}
 	gs.pids = append(gs.pids, c.guard)
@@ -263,14 +265,15 @@ func (c *Child) startGuard(socket syscall.Conn) error {
 	if lock >= 0 {
 		defer unix.Close(lock)
 	}
-	// The guard's Go runtime needs no second processor. The user's GOMAXPROCS
-	// travels in the command's environment.
+	// The guard's Go runtime needs no second processor. The user's environment
+	// travels beside the command. In the arguments, the group's name could match
+	// what somebody gives to pkill -f.
 	stdin := uintptr(0)
 	if c.guards.Stdin != nil {
 		stdin = c.guards.Stdin.Fd()
 	}
-	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(lock), c.guards.cgroup()}, &syscall.ProcAttr{
-		Env:   []string{"GOMAXPROCS=1"},
+	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(lock)}, &syscall.ProcAttr{
+		Env:   []string{"GOMAXPROCS=1", cgroupVariable + "=" + c.guards.cgroup()},
 		Files: []uintptr{stdin, 1, 2},
 	})
 	return err
@@ -419,17 +422,25 @@ func (c *Child) Signal(sig unix.Signal) { c.order(msgSignal, int64(sig)) }
 func (c *Child) Renew(deadline time.Duration) {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
-	if c.renewals >= 0 {
-		// Full, it has 8,000 that a guard stopped for hours has not read.
-		_, _ = unix.Write(c.renewals, binary.NativeEndian.AppendUint64(nil, uint64(deadline)))
+	if c.renewals < 0 || int64(deadline)-c.renewed < int64(renewalStep) {
+		return
+	}
+	if _, err := unix.Write(c.renewals, binary.NativeEndian.AppendUint64(nil, uint64(deadline))); err == nil {
+		c.renewed = int64(deadline)
 	}
 }
+
+// renewalStep is the least by which a deadline has to move to be worth telling.
+// Every answer of the server moves it, thousands in a second if a session works
+// on many items, and the pipe, which the guard reads once in a deadline, must not
+// fill up: it has room for 8,192, or for 512 where the user has many pipes (pipe(7)).
+const renewalStep = 250 * time.Millisecond
 
 // hangUp ends what is said to the guard.
 func (c *Child) hangUp() {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
-	_ = c.control.Close()
+	_ = c.control.Close() // nil, if there is no guard yet, is no harm
 	if c.renewals >= 0 {
 		_ = unix.Close(c.renewals)
 		c.renewals = -1

@@ -21,6 +21,9 @@ import (
 // up.
 const guardName = "lease-guard"
 
+// cgroupVariable has pglead's own control group, in the guard's environment.
+const cgroupVariable = "CGROUP"
+
 // The guard's own times.
 const (
 	// leftoverPatience is how long processes may outlive the command before
@@ -51,7 +54,7 @@ const (
 //
 // Any program of which this package is a part can be the guard, tests too.
 func init() { //nolint:gochecknoinits // see above
-	if len(os.Args) != 5 || os.Args[0] != guardName {
+	if len(os.Args) != 4 || os.Args[0] != guardName {
 		return
 	}
 	control, err1 := strconv.Atoi(os.Args[1])
@@ -61,7 +64,7 @@ func init() { //nolint:gochecknoinits // see above
 		syscall.Exit(70)
 	}
 	setThreadName(guardName) // which is the process's, too
-	g, err := newGuard(control, renewals, socket, os.Args[4])
+	g, err := newGuard(control, renewals, socket, os.Getenv(cgroupVariable))
 	if err == nil {
 		err = g.start()
 	}

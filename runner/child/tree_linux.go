@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -36,7 +37,7 @@ func becomeSubreaper() error {
 // the process's first (PR_SET_NAME(2const)).
 func setThreadName(name string) {
 	if terminated, err := unix.BytePtrFromString(name); err == nil {
-		_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(terminated)), 0, 0, 0)
+		_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(terminated)), 0)
 	}
 }
 
@@ -218,9 +219,9 @@ func setAction(sig unix.Signal, handler uintptr) error {
 }
 
 // discardSignals makes the signals that would end this process come to nothing,
-// for this process alone: of those that Go's runtime had a handler for at the
-// start, which is all but what was ignored then, it restores the default action
-// in a new process (runtime.clearSignalHandlers; TestDispositions watches it).
+// for this process alone: of those that Go's runtime has a handler for, which is
+// all of them but a SIGHUP or SIGINT that was ignored at the start, it restores
+// the default action in a new process (runtime.clearSignalHandlers; TestDispositions watches it).
 // SIGUSR1, SIGALRM and the like have a handler that does nothing.
 //
 // os/signal would do, but goes to a thread of its own and back for each signal,
@@ -228,7 +229,9 @@ func setAction(sig unix.Signal, handler uintptr) error {
 func discardSignals() {
 	const ignore = 1 // SIG_IGN
 	for _, sig := range []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM} {
-		_ = setAction(sig, ignore)
+		if setAction(sig, ignore) != nil && !signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
 	}
 }
 

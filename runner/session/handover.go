@@ -93,6 +93,7 @@ type Evidence struct {
 	last        Announcement
 	lastStarted Announcement
 	startHeard  bool
+	deaf        bool // it isn't collected at the moment
 }
 
 func (e *Evidence) hear(a Announcement) {
@@ -103,6 +104,17 @@ func (e *Evidence) hear(a Announcement) {
 	if !a.Clean {
 		e.lastStarted, e.startHeard = a, true
 	}
+}
+
+// outdated is what is left of the evidence when it is no longer collected: after
+// that, any clean end is that of the last holder.
+func (e Evidence) outdated() Evidence {
+	left := Evidence{shared: e.shared, deaf: true}
+	if e.events && !e.Clean() {
+		left.events, left.last = true, e.last
+		left.last.Clean = false
+	}
+	return left
 }
 
 // Clean says whether the lock's last holder is known to be dead: its own word
@@ -198,7 +210,11 @@ func (h *Hold) Listen(ctx context.Context) error {
 	var listen strings.Builder
 	h.s.mu.Lock()
 	for _, l := range h.claim.Locks {
-		h.s.evidence[channel(l.ID)] = &Evidence{shared: l.Shared}
+		if e := h.s.evidence[channel(l.ID)]; e != nil {
+			e.deaf = false
+		} else {
+			h.s.evidence[channel(l.ID)] = &Evidence{shared: l.Shared}
+		}
 		fmt.Fprintf(&listen, `LISTEN "%s";`, channel(l.ID))
 	}
 	h.s.mu.Unlock()
@@ -206,7 +222,9 @@ func (h *Hold) Listen(ctx context.Context) error {
 	return h.error(err)
 }
 
-// Unlisten ends that: nothing has been heard from then on.
+// Unlisten ends that, until the next Listen. What was heard of a clean end counts
+// for nothing then. That somebody had started does count, however: until a clean
+// end is heard, he may be alive.
 func (h *Hold) Unlisten(ctx context.Context) error {
 	var unlisten strings.Builder
 	for _, l := range h.claim.Locks {
@@ -216,7 +234,10 @@ func (h *Hold) Unlisten(ctx context.Context) error {
 	h.s.mu.Lock()
 	defer h.s.mu.Unlock()
 	for _, l := range h.claim.Locks {
-		delete(h.s.evidence, channel(l.ID))
+		if e := h.s.evidence[channel(l.ID)]; e != nil {
+			*e = e.outdated()
+		}
+		delete(h.s.preferred, channel(l.ID))
 	}
 	return h.error(err)
 }
@@ -244,7 +265,8 @@ func (h *Hold) Prepare(ctx context.Context) error {
 func (s *Session) Listens(id lockkey.ID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.evidence[channel(id)] != nil
+	e := s.evidence[channel(id)]
+	return e != nil && !e.deaf
 }
 
 // Evidence is what has been heard of a lock up to now. What was announced
@@ -262,7 +284,7 @@ func (s *Session) Evidence(id lockkey.ID) Evidence {
 func (s *Session) hear(pid uint32, channel, payload string) {
 	a, ok := parseAnnouncement(payload)
 	s.mu.Lock()
-	if e := s.evidence[channel]; e != nil && ok && pid != s.pid {
+	if e := s.evidence[channel]; e != nil && !e.deaf && ok && pid != s.pid {
 		e.hear(a)
 	}
 	if ok && !a.Clean { // its turn is over, or it has come

@@ -92,6 +92,15 @@ func (h *Hold) missing() []Lock {
 	return h.claim.Locks[len(h.held):]
 }
 
+// Refused are the locks that the last Try may not have been granted because
+// somebody has them; what is after them was not tried.
+func (h *Hold) Refused() []Lock {
+	if h.claim.Gate != nil || h.s.cfg.Transaction {
+		return h.missing()
+	}
+	return h.missing()[:1]
+}
+
 // grant notes the lock at this place of missing.
 func (h *Hold) grant(i int) {
 	h.held = append(h.held, h.missing()[i])
@@ -392,6 +401,8 @@ func (h *Hold) Confirm(ctx context.Context) (Grant, error) {
 		row, err = h.confirmBeside(ctx)
 	case h.prepared:
 		row, err = h.confirm(ctx, "EXECUTE pglead_confirm")
+	case h.claim.Polled: // the session may have many others
+		row, err = h.confirm(ctx, s.confirmation(h.held)+ofOwnLocks+" AND "+inAnyDatabase(h.held))
 	default:
 		row, err = h.confirm(ctx, s.confirmation(h.held)+ofOwnLocks)
 	}

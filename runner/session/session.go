@@ -58,8 +58,6 @@ type Config struct {
 	// Quorum makes every sign of life depend on the synchronous standbys too:
 	// see quorum.go.
 	Quorum bool
-
-	major int // the server's version, once there is a connection
 }
 
 // heartbeatsPerLease leaves room for two lost heartbeats in a holder's share.
@@ -97,6 +95,7 @@ type Session struct {
 	mu      sync.Mutex
 	pid     uint32        // the pooler's, until Confirm asks for the backend's own
 	holding bool          // in a transaction, which has to stay open
+	parting bool          // the next request is the last
 	current *exchange     // what the reader delivers to
 	heard   time.Duration // boot time of the sending of the last answered request
 	lostErr error
@@ -151,7 +150,6 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	s.cancel = pg.CancelRequest
 	s.age, s.tried = ready.age, ready.tried
 	s.cfg = cfg
-	s.cfg.major = majorVersion(pg)
 	s.Describe(cfg.Description)
 	return s, nil
 }
@@ -211,7 +209,8 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 //
 // In the same way it tries to take cfg.Claim.
 func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, error) {
-	if cfg.major = majorVersion(pg); cfg.major < oldestMajor {
+	major := majorVersion(pg)
+	if major < oldestMajor {
 		return prepared{}, tooOld(ctx, pg)
 	}
 	fit, try := "''", "NULL"
@@ -220,7 +219,11 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, erro
 		try = cfg.Claim.trial(cfg.Claim.Locks)
 	}
 	if !cfg.Transaction {
-		fit = set(false, append(cfg.settings(),
+		settings := cfg.settings()
+		if major >= 17 {
+			settings = append(settings, [2]string{transactionTimeout, "0"})
+		}
+		fit = set(false, append(settings,
 			[2]string{"idle_in_transaction_session_timeout", "0"},
 			[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
 			// While a request of ours waits for a lock only these tell the server
@@ -323,16 +326,12 @@ func errStandby() *Error {
 
 // settings are what the session needs in either mode.
 func (cfg Config) settings() [][2]string {
-	list := [][2]string{
+	return [][2]string{
 		{"application_name", cfg.ApplicationName},
 		{"client_min_messages", "warning"},
 		{"statement_timeout", "0"},
 		{"lock_timeout", "0"},
 	}
-	if cfg.major >= 17 { // which would end a wait in the server's queue
-		list = append(list, [2]string{"transaction_timeout", "0"})
-	}
-	return list
 }
 
 // set is an SQL expression that makes settings, for the session or only for
@@ -351,9 +350,15 @@ func set(local bool, settings [][2]string) string {
 func (cfg Config) begin() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED",
-		"SELECT " + set(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})),
+		"SELECT " + set(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
+			" || CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN '' ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END",
 	}
 }
+
+// transactionTimeout would end the transaction that holds a lock, and a wait in
+// the server's queue. PostgreSQL has it from 17 on. What version a pooler names at
+// the login need not be the server's.
+const transactionTimeout = "transaction_timeout"
 
 // oldestMajor is the first with idle_session_timeout and
 // client_connection_check_interval.
@@ -494,12 +499,15 @@ func (s *Session) transmit(queries ...string) (*exchange, error) {
 	ex := &exchange{sent: s.now(), left: len(queries), result: make(chan struct{})}
 	s.mu.Lock()
 	s.current = ex
-	comment := s.comment
+	comment, parting := s.comment, s.parting
 	s.mu.Unlock()
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	for _, sql := range queries {
 		s.fe.SendQuery(&pgproto3.Query{String: comment + sql})
+	}
+	if parting {
+		s.fe.Send(&pgproto3.Terminate{})
 	}
 	if err := s.fe.Flush(); err != nil {
 		s.fail(fmt.Errorf("send: %w", networkCause(err)))
@@ -514,8 +522,11 @@ func (s *Session) read() {
 	for {
 		msg, err := s.fe.Receive()
 		s.mu.Lock()
-		ex, holding := s.current, s.holding
+		ex, holding, parting := s.current, s.holding, s.parting
 		s.mu.Unlock()
+		if err != nil && ex == nil && parting {
+			return
+		}
 		if err != nil {
 			// Poolers end a session with a plain error.
 			if pgErr := ex.refusal(); pgErr != nil {
@@ -683,6 +694,18 @@ func (s *Session) silence() error {
 	return ErrSilent
 }
 
+// Part has the session end with the next request, and says whether it will: with
+// a quorum there is another session to close. The goodbye goes with the request,
+// and nothing is left to do when the answer is there. Said by itself, just before
+// a process ends, it would set the server's own process to work, for a
+// millisecond, on the processor that this one wants for its end.
+func (s *Session) Part() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.parting = s.quorum == nil
+	return s.parting
+}
+
 // closeTimeout bounds a polite goodbye to a server that may be gone.
 const closeTimeout = time.Second
 
@@ -695,7 +718,7 @@ func (s *Session) Close() {
 		close(s.stop)
 		s.beating.Wait() // from here on nobody else writes
 		s.mu.Lock()
-		pending, lost, quorum := s.current != nil, s.lostErr != nil, s.quorum
+		pending, lost, quorum := s.current != nil, s.lostErr != nil || s.parting, s.quorum
 		s.mu.Unlock()
 		if quorum != nil {
 			quorum.Close()

@@ -54,7 +54,9 @@ func TestHosts(t *testing.T) {
 		}
 		t.Skip("NOT TESTED: systemd, cron and the package, which need ", missing)
 	}
-	b := boot(t, debian(t), "alpha", "beta", "gamma")
+	deb := makePackages(t)
+	t.Run("rpm and apk", func(t *testing.T) { testOtherPackages(t, filepath.Dir(deb)) })
+	b := boot(t, deb, debian(t), "alpha", "beta", "gamma")
 	t.Run("package", b.testPackage)
 	if t.Failed() {
 		return
@@ -70,7 +72,7 @@ func missing() string {
 	if os.Geteuid() != 0 {
 		return "root"
 	}
-	for _, program := range []string{"debootstrap", "systemd-nspawn", "nsenter"} {
+	for _, program := range []string{"debootstrap", "systemd-nspawn", "nsenter", "rpm"} {
 		if _, err := exec.LookPath(program); err != nil {
 			return program
 		}
@@ -88,9 +90,10 @@ func run(t *testing.T, name string, args ...string) {
 	}
 }
 
-// makeDeb makes the package of this machine's architecture by the command that
-// .goreleaser.yaml has in its first lines, of all targets only that one.
-func makeDeb(t *testing.T) string {
+// makePackages makes those of this machine's architecture by the command that
+// .goreleaser.yaml has in its first lines, of all targets only that one. The
+// others are beside the .deb.
+func makePackages(t *testing.T) (deb string) {
 	t.Helper()
 	if deb := os.Getenv("DEB"); deb != "" {
 		return deb
@@ -144,7 +147,7 @@ func debian(t *testing.T) string {
 	return root
 }
 
-func boot(t *testing.T, root string, names ...string) *bench {
+func boot(t *testing.T, deb, root string, names ...string) *bench {
 	t.Helper()
 	port, err := pgtest.FreePort()
 	if err != nil {
@@ -155,7 +158,6 @@ func boot(t *testing.T, root string, names ...string) *bench {
 		t.Fatal(err)
 	}
 	t.Cleanup(remove)
-	deb := makeDeb(t)
 
 	// A file system that takes an overlay's upper directories, wherever this is.
 	dir := t.TempDir()
