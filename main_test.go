@@ -2086,3 +2086,45 @@ func TestStandsAside(t *testing.T) {
 		t.Errorf("%v: %s", err, said.String())
 	}
 }
+
+// TestGoodbye: no end of a run looks to the server like a client that was lost.
+func TestGoodbye(t *testing.T) {
+	server, remove, err := pgtest.Throwaway(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	count := func(column string) string {
+		rows, err := server.Query("postgres", "SELECT "+column+" FROM pg_stat_database WHERE datname = 'goodbye'")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rows[0]
+	}
+	if _, err := server.Query("postgres", "CREATE DATABASE goodbye"); err != nil {
+		t.Fatal(err)
+	}
+	dsn := server.DSN("goodbye")
+	run := func(want int, args ...string) {
+		t.Helper()
+		cmd := command(t, append([]string{"run", "--dsn", dsn, "--key", "goodbye"}, args...)...)
+		out, _ := cmd.CombinedOutput()
+		if got := cmd.ProcessState.ExitCode(); got != want {
+			t.Errorf("%q: exit status %d, want %d: %s", args, got, want, out)
+		}
+	}
+	run(0, "--", "true")
+	run(3, "--", "sh", "-c", "exit 3")
+	run(0, "--transaction", "--", "true") // has two sessions
+	run(0, "--on-released", "true", "--", "true")
+	nested := filepath.Join(theBench.dir, "pglead") + " run --dsn '" + dsn + "' --key goodbye"
+	run(75, "--", "sh", "-c", nested+" -- true")
+	run(75, "--", "sh", "-c", nested+" -q -- true")
+	run(75, "--", "sh", "-c", nested+" -w 0.1 -- true")
+	if !eventually(func() bool { return count("sessions") == "11" }) {
+		t.Errorf("%s sessions, want 11", count("sessions"))
+	}
+	if n := count("sessions_abandoned"); n != "0" {
+		t.Errorf("%s sessions seem to have lost their client", n)
+	}
+}

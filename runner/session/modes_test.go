@@ -148,8 +148,9 @@ func TestPairs(t *testing.T) {
 	confirm(t, w)
 }
 
-// TestUnlisten: who stands aside for a while knows nothing of what was before,
-// nor of what happens meanwhile.
+// TestUnlisten: who stands aside for a while knows nothing of what happens
+// meanwhile, nor of a clean end before. But one who had started, and was not heard
+// to end, may be alive.
 func TestUnlisten(t *testing.T) {
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
@@ -179,11 +180,45 @@ func TestUnlisten(t *testing.T) {
 		if s.Evidence(id).Heard() {
 			t.Error("something was heard before")
 		}
-		run(true)
 		if err := h.Unlisten(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		run(false)
+	}
+
+	if err := h.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	run(true)
+	cfg := config(t, dsn)
+	cfg.Lease = time.Minute
+	gone := openWith(t, cfg)
+	try(t, gone.hold(number))
+	confirm(t, gone.hold(number))
+	if err := h.Unlisten(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	if err := h.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if delay := s.Evidence(id).Delay(time.Second); delay < session.TakeoverDelay(time.Minute) {
+		t.Errorf("after a holder with a lease of a minute that was not heard to end: %v", delay)
+	}
+	last := open(t, dsn).hold(number)
+	try(t, last)
+	confirm(t, last)
+	s2 := open(t, dsn)
+	result := waitFor(t, server, s2.hold(number)) // without whom nobody is told
+	unlock(t, last, true)
+	if err := <-result; err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if delay := s.Evidence(id).Delay(time.Second); delay != 0 {
+		t.Errorf("after another's clean end: %v", delay)
 	}
 }
 
