@@ -118,7 +118,7 @@ func (b *bench) handover() error {
 			}
 		}
 	}
-	b.printPairs(fmt.Sprintf("From the end of one command to the first instruction of the next**, %d times each in turns**", rounds), pairs)
+	b.printPairs(fmt.Sprintf("From the end of one command to the first instruction of the next**, %d times each in turns", rounds), pairs)
 	b.goal("handover against two C processes", ratio(named(pairs, "**pglead run**").times, pairs[0].times), 1.3, " ×")
 	return nil
 }
@@ -315,6 +315,6 @@ func (b *bench) killed() error {
 			p.times = append(p.times, time.Duration(list[0]-killed))
 		}
 	}
-	b.printPairs(fmt.Sprintf("From SIGKILL of the holder to the first instruction of the next command**, %d times each in turns (the last 3)**", rounds), pairs)
+	b.printPairs(fmt.Sprintf("From SIGKILL of the holder to the first instruction of the next command**, %d times each in turns (the last 3)", rounds), pairs)
 	return nil
 }
