@@ -1,3 +1,6 @@
+// The number of processors is not looked up again and again by a process that
+// waits for months.
+//
 //go:debug updatemaxprocs=0
 
 // Command pglead runs a command on at most one machine at a time, by means of

@@ -36,10 +36,8 @@ func (b *bench) idle() error {
 	var rows []*row
 	var started []*os.Process
 	defer func() {
-		for _, p := range slices.Backward(started) {
-			_ = p.Kill()
-			_, _ = p.Wait()
-		}
+		slices.Reverse(started) // waiters first
+		kill(started)
 		b.reapOthers()
 	}()
 	for _, of := range []struct {
@@ -199,10 +197,7 @@ func (b *bench) holders() error {
 	defer w.close()
 	var started []*os.Process
 	defer func() {
-		for _, p := range started {
-			_ = p.Kill()
-			_, _ = p.Wait()
-		}
+		kill(started)
 		b.reapOthers()
 	}()
 	memories := chart{of: "holders of one key each: memory (PSS) of pglead and guard, and of the server's process", unit: "MiB", low: .1, high: 100,
@@ -274,6 +269,14 @@ func (b *bench) holders() error {
 	return nil
 }
 
+// kill ends processes, one after the other.
+func kill(processes []*os.Process) {
+	for _, p := range processes {
+		_ = p.Kill()
+		_, _ = p.Wait()
+	}
+}
+
 // total is the processor time of several processes.
 func total(pids []int) time.Duration {
 	var sum time.Duration
@@ -316,12 +319,7 @@ func (b *bench) queue(at site, n, line int, env, with []string) (times []time.Du
 		return nil, 0, err
 	}
 	var waiting []*os.Process
-	defer func() { // on an error they would wait for ever
-		for _, process := range waiting {
-			_ = process.Kill()
-			_, _ = process.Wait()
-		}
-	}()
+	defer func() { kill(waiting) }() // on an error they would wait for ever
 	for i := range n {
 		process, err := p.start(nil, out)
 		if err != nil {

@@ -95,7 +95,7 @@ type Session struct {
 	mu      sync.Mutex
 	pid     uint32        // the pooler's, until Confirm asks for the backend's own
 	holding bool          // in a transaction, which has to stay open
-	parting bool          // the next request is the last
+	parting bool          // the next request but for heartbeats is the last
 	current *exchange     // what the reader delivers to
 	heard   time.Duration // boot time of the sending of the last answered request
 	lostErr error
@@ -485,7 +485,10 @@ func (s *Session) answer(ctx context.Context, ex *exchange, longer time.Duration
 func (s *Session) send(ctx context.Context, queries ...string) (*exchange, error) {
 	select {
 	case s.turn <- struct{}{}:
-		return s.transmit(queries...)
+		s.mu.Lock()
+		last := s.parting
+		s.mu.Unlock()
+		return s.transmit(last, queries...)
 	case <-s.lost:
 		return nil, s.Err()
 	case <-ctx.Done():
@@ -493,20 +496,20 @@ func (s *Session) send(ctx context.Context, queries ...string) (*exchange, error
 	}
 }
 
-// transmit writes queries. The caller has the turn, which the reader gives
-// back with the last answer.
-func (s *Session) transmit(queries ...string) (*exchange, error) {
+// transmit writes queries, and the goodbye behind them if they are the last. The
+// caller has the turn, which the reader gives back with the last answer.
+func (s *Session) transmit(last bool, queries ...string) (*exchange, error) {
 	ex := &exchange{sent: s.now(), left: len(queries), result: make(chan struct{})}
 	s.mu.Lock()
 	s.current = ex
-	comment, parting := s.comment, s.parting
+	comment := s.comment
 	s.mu.Unlock()
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	for _, sql := range queries {
 		s.fe.SendQuery(&pgproto3.Query{String: comment + sql})
 	}
-	if parting {
+	if last {
 		s.fe.Send(&pgproto3.Terminate{})
 	}
 	if err := s.fe.Flush(); err != nil {
@@ -662,7 +665,7 @@ func (s *Session) beat() {
 		case <-tick.C:
 			select {
 			case s.turn <- struct{}{}:
-				if _, err := s.transmit(s.beatSQL); err != nil {
+				if _, err := s.transmit(false, s.beatSQL); err != nil {
 					return
 				}
 			default: // a request is under way, which is as good
@@ -694,7 +697,7 @@ func (s *Session) silence() error {
 	return ErrSilent
 }
 
-// Part has the session end with the next request, and says whether it will: with
+// Part has the session end with the caller's next request, and says whether it will: with
 // a quorum there is another session to close. The goodbye goes with the request,
 // and nothing is left to do when the answer is there. Said by itself, just before
 // a process ends, it would set the server's own process to work, for a
