@@ -5,6 +5,7 @@
 package boottime
 
 import (
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -18,4 +19,41 @@ func Now() time.Duration {
 		panic("clock_gettime(CLOCK_MONOTONIC): " + err.Error())
 	}
 	return time.Duration(ts.Nano())
+}
+
+// Timer waits for an instant of the clock, or longer by the time asleep.
+type Timer struct {
+	timer   *time.Timer
+	stopped chan struct{}
+}
+
+// NewTimer returns a timer that isn't set.
+func NewTimer() (Timer, error) {
+	timer := time.NewTimer(time.Hour)
+	timer.Stop()
+	return Timer{timer, make(chan struct{})}, nil
+}
+
+// Set has the timer fire when the clock shows at, and no more at what was set
+// before.
+func (t Timer) Set(at time.Duration) error {
+	t.timer.Reset(max(0, at-Now()))
+	return nil
+}
+
+// Wait waits until the timer has fired since the last Wait, or fails when it is
+// stopped.
+func (t Timer) Wait() error {
+	select {
+	case <-t.timer.C:
+		return nil
+	case <-t.stopped:
+		return os.ErrClosed
+	}
+}
+
+// Stop frees the timer.
+func (t Timer) Stop() {
+	t.timer.Stop()
+	close(t.stopped)
 }

@@ -83,7 +83,8 @@ type guard struct {
 	socket   int // a duplicate of the lock's, or -1
 	messages chan message
 	children chan os.Signal
-	deadline *deadlineTimer
+	deadline boottime.Timer
+	over     <-chan struct{} // the deadline's timer has fired
 	hungUp   <-chan struct{}
 	req      startRequest
 
@@ -138,10 +139,25 @@ func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 		g.cgroup = g.cgroupDir.Name()
 	}
 	var err error
-	if g.deadline, err = newDeadlineTimer(); err != nil {
+	if g.deadline, err = boottime.NewTimer(); err != nil {
 		return nil, err
 	}
+	g.over = firings(g.deadline)
 	return g, nil
+}
+
+// firings delivers when a timer has fired.
+func firings(t boottime.Timer) <-chan struct{} {
+	fired := make(chan struct{}, 1)
+	go func() {
+		for t.Wait() == nil {
+			select {
+			case fired <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return fired
 }
 
 // start receives the request and starts the command.
@@ -154,7 +170,7 @@ func (g *guard) start() error {
 	if err := g.req.decode(body); err != nil {
 		return err
 	}
-	if err := g.deadline.set(g.req.deadline); err != nil {
+	if err := g.deadline.Set(time.Duration(g.req.deadline)); err != nil {
 		return err
 	}
 	// The command is started in pglead's process group, which is the guard's
@@ -236,11 +252,11 @@ func (g *guard) watch() {
 				continue
 			}
 			g.obey(m)
-		case <-g.deadline.C:
+		case <-g.over:
 			g.renew()
 			switch {
 			case int64(boottime.Now()) < g.req.deadline:
-				_ = g.deadline.set(g.req.deadline)
+				_ = g.deadline.Set(time.Duration(g.req.deadline))
 			case g.losing:
 				g.kill()
 			default:
@@ -301,7 +317,7 @@ func (g *guard) lose(why Ending) {
 	g.renew()
 	now := int64(boottime.Now())
 	killAt := min(now+g.req.lostGrace, g.req.deadline+g.req.leaseGrace)
-	if killAt <= now || g.deadline.set(killAt) != nil {
+	if killAt <= now || g.deadline.Set(time.Duration(killAt)) != nil {
 		g.end(why)
 		return
 	}

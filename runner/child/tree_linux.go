@@ -158,50 +158,6 @@ func hangup(socket int) <-chan struct{} {
 	return closed
 }
 
-// deadlineTimer is a timer of the boot time clock, which goes on in suspend.
-type deadlineTimer struct {
-	file *os.File
-	C    <-chan struct{}
-}
-
-func newDeadlineTimer() (*deadlineTimer, error) {
-	fd, err := unix.TimerfdCreate(unix.CLOCK_BOOTTIME, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
-	if err != nil {
-		return nil, fmt.Errorf("timerfd_create: %w", err)
-	}
-	file := os.NewFile(uintptr(fd), "deadline")
-	fired := make(chan struct{}, 1)
-	go func() {
-		var ticks [8]byte
-		for {
-			if _, err := file.Read(ticks[:]); err != nil {
-				return
-			}
-			select {
-			case fired <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	return &deadlineTimer{file: file, C: fired}, nil
-}
-
-// set makes the timer fire when the boot time clock shows ns.
-func (t *deadlineTimer) set(ns int64) error {
-	raw, err := t.file.SyscallConn()
-	if err != nil {
-		return err
-	}
-	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(max(1, ns))}
-	var setErr error
-	if err := raw.Control(func(fd uintptr) {
-		setErr = unix.TimerfdSettime(int(fd), unix.TFD_TIMER_ABSTIME, &spec, nil)
-	}); err != nil {
-		return err
-	}
-	return setErr
-}
-
 // defaultAction gives a signal back its default action, for the whole process
 // and past Go's runtime, whose own signal.Reset leaves its handler in place for
 // signals that it treats specially, such as SIGPIPE and SIGQUIT. All zeros is

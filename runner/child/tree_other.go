@@ -9,11 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/pglead/pglead/runner/boottime"
 )
 
 // checkProc: these systems are asked for processes without /proc.
@@ -71,30 +68,6 @@ func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }
 // hangup: without POLLRDHUP the end of a connection can't be seen unless it is
 // read from, which is pglead's business.
 func hangup(int) <-chan struct{} { return nil }
-
-// deadlineTimer is a timer that may be late by the time asleep.
-type deadlineTimer struct {
-	timer *time.Timer
-	fired chan struct{}
-	C     <-chan struct{}
-}
-
-func newDeadlineTimer() (*deadlineTimer, error) {
-	t := &deadlineTimer{fired: make(chan struct{}, 1)}
-	t.C = t.fired
-	t.timer = time.AfterFunc(time.Hour, func() {
-		select {
-		case t.fired <- struct{}{}:
-		default:
-		}
-	})
-	return t, nil
-}
-
-func (t *deadlineTimer) set(ns int64) error {
-	t.timer.Reset(max(0, time.Duration(ns)-boottime.Now()))
-	return nil
-}
 
 // defaultAction: signal.Reset, which comes before, has to do.
 func defaultAction(unix.Signal) error { return nil }

@@ -164,7 +164,7 @@ func (h *Hold) Yield() bool {
 	defer h.s.mu.Unlock()
 	for _, l := range h.held {
 		p, ok := h.s.preferred[channel(l.ID)]
-		if ok && p.host != h.s.cfg.Description.Host && h.s.now() < p.until {
+		if ok && p.host != h.s.cfg.Description.Host && h.s.clock.now() < p.until {
 			delete(h.s.preferred, channel(l.ID))
 			return true
 		}
@@ -291,7 +291,7 @@ func (s *Session) hear(pid uint32, channel, payload string) {
 		delete(s.preferred, channel)
 	}
 	if host, d, ok := parsePreferred(payload); ok {
-		s.preferred[channel] = preferred{host, s.now() + d}
+		s.preferred[channel] = preferred{host, s.clock.now() + d}
 	}
 	heed := s.heed[channel]
 	s.mu.Unlock()
@@ -329,7 +329,7 @@ func tell(channel, payload string) string {
 // a holder. Where the server is on unix sockets only, there is no network that
 // could keep a holder from learning of its server's end.
 func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
-	return max(0, lockDelay-s.age-(s.now()-s.opened))
+	return max(0, lockDelay-s.age-(s.clock.now()-s.opened))
 }
 
 // serverAge are SQL expressions from which ageOf tells for how long a lock that

@@ -22,12 +22,44 @@ type silent struct {
 	started time.Time
 }
 
+// virtual is a clock of virtual time, which started at an instant and has jumped
+// by a time asleep.
+func virtual(started time.Time, asleep *time.Duration) clock {
+	now := func() time.Duration { return time.Since(started) + *asleep }
+	return clock{now, func() (timer, error) {
+		return virtualTimer{time.NewTimer(time.Hour), make(chan struct{}), now}, nil
+	}}
+}
+
+// virtualTimer stands still for the time asleep.
+type virtualTimer struct {
+	timer   *time.Timer
+	stopped chan struct{}
+	now     func() time.Duration
+}
+
+func (t virtualTimer) Set(at time.Duration) error {
+	t.timer.Reset(at - t.now())
+	return nil
+}
+
+func (t virtualTimer) Wait() error {
+	select {
+	case <-t.timer.C:
+		return nil
+	case <-t.stopped:
+		return net.ErrClosed
+	}
+}
+
+func (t virtualTimer) Stop() { close(t.stopped) }
+
 func newSilent(t *testing.T) *silent {
 	t.Helper()
 	here, there := net.Pipe()
 	started := time.Now()
 	s := &silent{
-		Session: newSession(here, pgproto3.NewFrontend(here, here), 1, testLease, func() time.Duration { return time.Since(started) }),
+		Session: newSession(here, pgproto3.NewFrontend(here, here), 1, testLease, virtual(started, new(time.Duration))),
 		server:  pgproto3.NewBackend(there, there),
 		started: started,
 	}
@@ -152,7 +184,7 @@ func TestSuspend(t *testing.T) {
 		here, there := net.Pipe()
 		started := time.Now()
 		var asleep time.Duration
-		s := newSession(here, pgproto3.NewFrontend(here, here), 1, testLease, func() time.Duration { return time.Since(started) + asleep })
+		s := newSession(here, pgproto3.NewFrontend(here, here), 1, testLease, virtual(started, &asleep))
 		defer s.Close()
 		defer there.Close()
 		go func() { // takes requests, never answers

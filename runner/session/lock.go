@@ -409,7 +409,7 @@ func (h *Hold) Confirm(ctx context.Context) (Grant, error) {
 	if err != nil {
 		return Grant{}, h.error(err)
 	}
-	if s.now() >= s.Deadline() { // the disk took longer than the lease has
+	if s.clock.now() >= s.Deadline() { // the disk took longer than the lease has
 		s.fail(ErrSilent)
 		return Grant{}, s.Err()
 	}

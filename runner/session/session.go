@@ -80,7 +80,7 @@ type Session struct {
 	conn      net.Conn
 	fe        *pgproto3.Frontend
 	lease     time.Duration
-	now       func() time.Duration
+	clock     clock
 	cancel    func(context.Context) error
 	turn      chan struct{} // held by the exchange that is on the wire
 	stop      chan struct{} // closed by Close
@@ -146,7 +146,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, boottime.Now)
+	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, bootClock())
 	s.cancel = pg.CancelRequest
 	s.age, s.tried = ready.age, ready.tried
 	s.cfg = cfg
@@ -178,19 +178,36 @@ func connect(ctx context.Context, cfg Config, fits pgconn.ValidateConnectFunc) (
 	return pg, nil
 }
 
-func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Duration, now func() time.Duration) *Session {
+// clock is what leases are measured with.
+type clock struct {
+	now      func() time.Duration
+	newTimer func() (timer, error)
+}
+
+// timer is one of a clock: boottime.Timer, or a test's.
+type timer interface {
+	Set(at time.Duration) error
+	Wait() error
+	Stop()
+}
+
+func bootClock() clock {
+	return clock{boottime.Now, func() (timer, error) { return boottime.NewTimer() }}
+}
+
+func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Duration, c clock) *Session {
 	s := &Session{
 		conn:    conn,
 		fe:      fe,
 		pid:     pid,
 		lease:   lease,
-		now:     now,
+		clock:   c,
 		turn:    make(chan struct{}, 1),
 		stop:    make(chan struct{}),
 		lost:    make(chan struct{}),
 		renewed: make(chan time.Duration, 1),
-		heard:   now(),
-		opened:  now(),
+		heard:   c.now(),
+		opened:  c.now(),
 		beatSQL: heartbeat,
 
 		evidence:  map[string]*Evidence{},
@@ -438,7 +455,7 @@ func (s *Session) fail(cause error) {
 	if s.lostErr != nil {
 		return
 	}
-	s.lostErr = &LostError{Cause: cause, Heard: s.now() - s.heard}
+	s.lostErr = &LostError{Cause: cause, Heard: s.clock.now() - s.heard}
 	close(s.lost)
 }
 
@@ -499,7 +516,7 @@ func (s *Session) send(ctx context.Context, queries ...string) (*exchange, error
 // transmit writes queries, and the goodbye behind them if they are the last. The
 // caller has the turn, which the reader gives back with the last answer.
 func (s *Session) transmit(last bool, queries ...string) (*exchange, error) {
-	ex := &exchange{sent: s.now(), left: len(queries), result: make(chan struct{})}
+	ex := &exchange{sent: s.clock.now(), left: len(queries), result: make(chan struct{})}
 	s.mu.Lock()
 	s.current = ex
 	comment := s.comment
@@ -653,36 +670,52 @@ const heartbeat = "SELECT pg_catalog.pg_backend_pid()"
 
 // Keep starts the heartbeat, without which a held lock outlives neither the
 // lease nor a silent network unnoticed. Nothing but Close ends it.
-func (s *Session) Keep() { s.beating.Go(s.beat) }
+func (s *Session) Keep() {
+	timer, err := s.clock.newTimer()
+	if err != nil {
+		s.fail(fmt.Errorf("make a timer for the heartbeat: %w", err))
+		return
+	}
+	s.beating.Go(func() { s.beat(timer) })
+	s.beating.Go(func() {
+		<-s.stop
+		timer.Stop()
+	})
+}
 
-func (s *Session) beat() {
-	tick := time.NewTicker(s.lease / heartbeatsPerLease)
-	defer tick.Stop()
-	deadline := time.NewTimer(s.Deadline() - s.now())
-	defer deadline.Stop()
-	for {
-		select {
-		case <-tick.C:
+// beat is the goroutine that sends heartbeats, until the timer is stopped or the
+// session is lost.
+func (s *Session) beat(timer timer) {
+	every := s.lease / heartbeatsPerLease
+	for next := s.clock.now() + every; s.Err() == nil; {
+		err := timer.Set(min(next, s.Deadline()))
+		if err == nil {
+			err = timer.Wait()
+		}
+		if err != nil {
 			select {
-			case s.turn <- struct{}{}:
-				if _, err := s.transmit(false, s.beatSQL); err != nil {
-					return
-				}
-			default: // a request is under way, which is as good
+			case <-s.stop: // as it should be
+			default:
+				s.fail(fmt.Errorf("the heartbeat's timer: %w", err))
 			}
-		case <-deadline.C:
-		case <-s.lost:
-			return
-		case <-s.stop:
 			return
 		}
-		// Asked at every turn, since the timer's clock stops in suspend.
-		left := s.Deadline() - s.now()
-		if left <= 0 {
+		now := s.clock.now()
+		if now >= s.Deadline() {
 			s.fail(s.silence())
 			return
 		}
-		deadline.Reset(left)
+		if now < next {
+			continue
+		}
+		next = now + every
+		select {
+		case s.turn <- struct{}{}:
+			if _, err := s.transmit(false, s.beatSQL); err != nil {
+				return
+			}
+		default: // a request is under way, which is as good
+		}
 	}
 }
 
