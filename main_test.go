@@ -1523,7 +1523,8 @@ func TestLeadBeforeTheDatabase(t *testing.T) {
 		}
 	}
 	leads(1)
-	execute("ALTER ROLE node NOLOGIN; SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%'")
+	execute("ALTER ROLE node NOLOGIN")
+	execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%'")
 	if !eventually(func() bool { return strings.Contains(known.said.String(), "is not permitted to log in") }) {
 		t.Fatalf("not refused: %s", known.said)
 	}
@@ -2019,71 +2020,76 @@ func TestFullServer(t *testing.T) {
 	ended.Wait()
 }
 
-// TestStandsAside: who finds the line full comes back until there is room, and
-// has its turn.
+// TestStandsAside: of a crowd only some stand in line, and each has its turn
+// before a slice of its wait is over.
 func TestStandsAside(t *testing.T) {
-	if testing.Short() {
-		t.Skip("NOT TESTED with -short: it comes back after 5 to 20 s")
-	}
-	const line = 200
-	server, remove, err := pgtest.Throwaway(map[string]string{"max_connections": "220"})
+	const crowd, line, sides, slice = 45, 20, 16, 30 * time.Second
+	server, remove, err := pgtest.Throwaway(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(remove)
 	dsn := server.DSN("postgres")
-	var others sync.WaitGroup
-	freed := make(chan struct{})
-	hold := func(sql string, until <-chan struct{}) {
-		others.Go(func() {
-			conn, err := pgconn.Connect(context.Background(), dsn)
-			if err == nil {
-				_, err = conn.Exec(context.Background(), sql).ReadAll()
-			}
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			<-until
-			_ = conn.Close(context.Background())
-		})
-	}
-	waiting := func(n int) {
+	count := func(of string) int {
 		t.Helper()
-		if !eventually(func() bool {
-			rows, err := server.Query("postgres", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
-			return err == nil && rows[0] == strconv.Itoa(n)
-		}) {
-			t.Fatalf("never %d in line", n)
+		rows, err := server.Query("postgres", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND "+of)
+		if err != nil {
+			t.Fatal(err)
 		}
+		n, _ := strconv.Atoi(rows[0])
+		return n
 	}
-	hold("SELECT pg_advisory_lock(7)", freed)
-	if !eventually(func() bool {
-		rows, err := server.Query("postgres", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted")
-		return err == nil && rows[0] == "1"
-	}) {
-		t.Fatal("the lock is not held")
+	holder, err := pgconn.Connect(t.Context(), dsn)
+	if err == nil {
+		_, err = holder.Exec(t.Context(), "SELECT pg_advisory_lock(7)").ReadAll()
 	}
-	gone := make(chan struct{})
-	close(gone)
-	for range line {
-		hold("SELECT pg_advisory_xact_lock(7)", gone)
-	}
-	waiting(line)
-	cmd := command(t, "run", "-v", "--dsn", dsn, "--key-scheme", "int", "--key", "7", "--wait", "5m", "--lock-delay", "0", "--", "echo", "it is my turn")
-	var said lockedBuffer
-	cmd.Stdout, cmd.Stderr = &said, &said
-	if err := cmd.Start(); err != nil {
+	if err != nil {
 		t.Fatal(err)
 	}
-	if !eventually(func() bool { return strings.Contains(said.String(), "coming back") }) {
-		t.Fatalf("it does not stand aside: %s", said.String())
+	t.Cleanup(func() { _ = holder.Close(context.Background()) })
+	var said lockedBuffer
+	var waiters []*exec.Cmd
+	for i := range crowd {
+		cmd := command(t, "run", "--dsn", dsn, "--key-scheme", "int", "--key", "7", "--wait", "5m", "--lock-delay", "2s", "--", "echo", "my turn")
+		cmd.Stdout = &said
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		waiters = append(waiters, cmd)
+		if !eventually(func() bool { return count("NOT granted") == i+1 }) {
+			t.Fatalf("never %d who wait", i+1)
+		}
 	}
-	waiting(line)
-	close(freed)
-	others.Wait()
-	if err := cmd.Wait(); err != nil || !strings.Contains(said.String(), "it is my turn") {
-		t.Errorf("%v: %s", err, said.String())
+	// The first of each side line that there is stands in line, too.
+	if in, first := count("NOT granted AND objid = 7"), count("granted AND objid <> 7"); in != line+first || first < 1 || first > sides {
+		t.Errorf("%d in line, with %d side lines", in, first)
+	}
+	out, err := command(t, "ls", "--dsn", dsn, "-o", "json").Output()
+	var locks []struct {
+		ID      int64             `json:"id"`
+		Waiters []json.RawMessage `json:"waiters"`
+	}
+	if err := errors.Join(err, json.Unmarshal(out, &locks)); err != nil || len(locks) != 1 || locks[0].ID != 7 || len(locks[0].Waiters) != crowd {
+		t.Errorf("ls: %v: %s", err, out)
+	}
+
+	began := time.Now()
+	if err := holder.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, cmd := range waiters {
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	}
+	if took := time.Since(began); took > slice {
+		t.Errorf("it took them %v", took)
+	}
+	if turns := strings.Count(said.String(), "my turn"); turns != crowd {
+		t.Errorf("%d had their turn", turns)
+	}
+	if left := count("true"); left != 0 {
+		t.Errorf("%d locks are left", left)
 	}
 }
 

@@ -139,7 +139,7 @@ func locksOf(views []session.View) []*lockView {
 	for _, v := range views {
 		l := find(v)
 		if key, known := v.Key(); known && l.Key == nil {
-			l.Key, l.Scheme, l.Slots = &key, cmp.Or(v.Scheme, "siphash24"), v.Slots
+			l.Key, l.Scheme, l.Slots = &key, cmp.Or(v.Scheme, session.DefaultScheme), v.Slots
 			l.Slot = slotOf(v, key)
 		}
 		gate := l.Slots > 0 && l.Slot == 0
@@ -154,7 +154,7 @@ func locksOf(views []session.View) []*lockView {
 
 // slotOf is the number of the slot that a lock is.
 func slotOf(v session.View, key string) int {
-	scheme, _ := lockkey.SchemeByName(cmp.Or(v.Scheme, "siphash24"))
+	scheme, _ := lockkey.SchemeByName(cmp.Or(v.Scheme, session.DefaultScheme))
 	for slot := 1; slot <= v.Slots; slot++ {
 		if id, err := scheme.Slot(key, slot); err == nil && id == v.ID {
 			return slot

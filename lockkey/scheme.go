@@ -118,6 +118,12 @@ func (s Scheme) Slot(key string, i int) (ID, error) {
 // wait for a slot stand.
 func (s Scheme) Gate(key string) (ID, error) { return s.Slot(key, 0) }
 
+// SideLine is the number of a line in which some of those stand who wait for a
+// lock that has many waiters. The two NUL bytes keep it apart from any slot's.
+func SideLine(of ID, i int) ID {
+	return SipHash24("side line\x00" + of.String() + "\x00" + strconv.Itoa(i))
+}
+
 // pair is the lock of pg_advisory_lock(first, second).
 func pair(first, second int32) ID {
 	return ID{Number: int64(first)<<32 | int64(uint32(second)), Pair: true}

@@ -28,14 +28,6 @@ const (
 	sliceMost  = 60 * time.Second
 )
 
-// Who finds the queue full comes back after a random time. There are hundreds
-// before it, so there is no hurry; and of those who come back, hundreds too,
-// some are always about to.
-const (
-	crowdLeast = 5 * time.Second
-	crowdMost  = 20 * time.Second
-)
-
 // Where a queue is not to be had the lock is tried again after a random time
 // of once to three times an interval that grows from pollLeast to pollMost, at
 // which a thousand waiters come to five hundred tries a second.
@@ -381,7 +373,7 @@ func (l *lock) queue(ctx context.Context, cfg Config, left func() time.Duration)
 			// What it holds of several locks may be what the others wait for.
 			return true, l.giveBack(ctx)
 		case errors.Is(err, session.ErrCrowded):
-			cfg.Log.Info("many are in line already, coming back", "event", "waiting")
+			cfg.Log.Info("many are in line already, standing aside", "event", "waiting")
 			return true, l.standAside(ctx, cfg, left)
 		case !session.CanQueue(err):
 			cfg.Log.Info("no queue for this role, polling", "event", "waiting", "reason", err.Error())
@@ -399,37 +391,11 @@ func (l *lock) standAside(ctx context.Context, cfg Config, left func() time.Dura
 	if err := l.hold.Unlisten(ctx); err != nil {
 		return err
 	}
-	for full := true; full && left() > 0; {
-		cfg.Watch.alive(crowdMost + attemptMost(cfg))
-		if err := l.look(ctx, cfg); err != nil {
-			return err
-		}
-		if err := l.pause(ctx, cfg, min(jitter(crowdLeast, crowdMost), left())); err != nil {
-			return err
-		}
-		var err error
-		if full, err = l.hold.Crowded(ctx); err != nil {
-			return err
-		}
+	err := l.hold.StandAside(ctx, min(jitter(sliceLeast, sliceMost), left()))
+	if session.Retryable(err) {
+		return l.hold.Listen(ctx)
 	}
-	return l.hold.Listen(ctx)
-}
-
-// pause does nothing for so long, but that the server must not take the session
-// for one whose host is gone.
-func (l *lock) pause(ctx context.Context, cfg Config, d time.Duration) error {
-	for began := time.Now(); ; {
-		rest := d - time.Since(began)
-		if rest <= 0 {
-			return nil
-		}
-		if !sleep(ctx, min(rest, session.HolderShare(cfg.Session.Lease))) {
-			return context.Cause(ctx)
-		}
-		if err := l.session.Ping(ctx); err != nil {
-			return err
-		}
-	}
+	return err
 }
 
 // delay is how long a granted lock has to be held before the command may

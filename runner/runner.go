@@ -202,10 +202,16 @@ func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) 
 
 	requests := make(chan string, 1)
 	ev.stepDown = requests
-	heed := time.AfterFunc(heedAfter, func() { l.hold.HeedStepDown(context.WithoutCancel(ctx), requests) })
+	heeded := make(chan struct{})
+	heed := time.AfterFunc(heedAfter, func() {
+		defer close(heeded)
+		l.hold.HeedStepDown(context.WithoutCancel(ctx), requests)
+	})
 	ev.lost = func(err error) { l.hook(log, cfg, "lost", cfg.Hooks.Lost, err) }
 	outcome, err := supervise(cfg, log, asked, s, c, ev)
-	heed.Stop()
+	if !heed.Stop() {
+		<-heeded
+	}
 	if err == nil && !outcome.Interrupted {
 		linger(cfg, log, s, ev.signals, cfg.MinHold-time.Since(began))
 	}

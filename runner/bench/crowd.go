@@ -148,11 +148,11 @@ func (b *bench) crowd() error {
 	for _, n := range steps {
 		p := point{waiters: n}
 		for range max(1, min(b.rounds, 200)/n) {
-			ours, pss, err := b.queue(at, n, mostInLine, number, []string{b.pglead, "run", "--wait", "forever", "--key", key, "--"})
+			ours, pss, err := b.queue(at, n, number, []string{b.pglead, "run", "--wait", "forever", "--key", key, "--"})
 			if err != nil {
 				return fmt.Errorf("%d waiters: %w", n, err)
 			}
-			floor, _, err := b.queue(at, n, n, at.unix, []string{"floor", "wait", key})
+			floor, _, err := b.queue(at, n, at.unix, []string{"floor", "wait", key})
 			if err != nil {
 				return fmt.Errorf("%d waiters: %w", n, err)
 			}
@@ -293,13 +293,9 @@ type point struct {
 	pss           float64
 }
 
-// mostInLine is how many pgleads stand in the server's queue; the others come
-// back later.
-const mostInLine = 200
-
-// queue has n wait for a lock, so many of them in line, frees it, and returns the times between the
-// starts of their commands, and the memory of one.
-func (b *bench) queue(at site, n, line int, env, with []string) (times []time.Duration, pss float64, err error) {
+// queue has n wait for a lock, frees it, and returns the times between the starts
+// of their commands, and the memory of one.
+func (b *bench) queue(at site, n int, env, with []string) (times []time.Duration, pss float64, err error) {
 	w, err := watch(at.server)
 	if err != nil {
 		return nil, 0, err
@@ -327,10 +323,7 @@ func (b *bench) queue(at site, n, line int, env, with []string) (times []time.Du
 		}
 		waiting = append(waiting, process)
 		if i%10 == 9 || i == n-1 { // a queue is wanted, not a rush
-			if err := w.await("NOT granted", min(i+1, line)); err != nil {
-				return nil, 0, err
-			}
-			if err := w.awaitSessions(i + 1); err != nil {
+			if err := w.count(i+1, "pg_locks WHERE locktype = 'advisory' AND NOT granted"); err != nil {
 				return nil, 0, err
 			}
 		}

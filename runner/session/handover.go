@@ -207,8 +207,15 @@ func (e Evidence) Heard() bool { return e.events }
 
 // Listen begins to collect what Evidence returns.
 func (h *Hold) Listen(ctx context.Context) error {
+	_, err := h.s.query(ctx, h.listen())
+	return h.error(err)
+}
+
+// listen is the query that does, which is about to be asked.
+func (h *Hold) listen() string {
 	var listen strings.Builder
 	h.s.mu.Lock()
+	defer h.s.mu.Unlock()
 	for _, l := range h.claim.Locks {
 		if e := h.s.evidence[channel(l.ID)]; e != nil {
 			e.deaf = false
@@ -217,9 +224,7 @@ func (h *Hold) Listen(ctx context.Context) error {
 		}
 		fmt.Fprintf(&listen, `LISTEN "%s";`, channel(l.ID))
 	}
-	h.s.mu.Unlock()
-	_, err := h.s.query(ctx, listen.String())
-	return h.error(err)
+	return listen.String()
 }
 
 // Unlisten ends that, until the next Listen. What was heard of a clean end counts
@@ -253,7 +258,7 @@ func (h *Hold) Prepare(ctx context.Context) error {
 		return h.error(err)
 	}
 	queries := []string{"PREPARE pglead_confirm AS " + sql}
-	if len(h.held) == 0 {
+	if len(h.held) == 0 && h.aside == nil {
 		queries = append(queries, "EXECUTE pglead_confirm")
 	}
 	_, err := h.s.query(ctx, queries...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -62,6 +63,8 @@ type Hold struct {
 	slot     int
 	token    int64 // from Confirm
 	prepared bool  // Confirm's query is
+	aside    *Lock // the side line that it is the first of
+	followed bool  // by the next of one
 }
 
 // Claim returns a hold that holds nothing yet.
@@ -235,42 +238,124 @@ func lastNumber(rows [][]string) (int, error) {
 // try takes the server some microseconds, and only one session does it.
 const gatePoll = 20 * time.Millisecond
 
-// mostInLine is how many stand in the server's queue for one lock. Each of them
-// is woken by what is announced of it, so a handover among 300 takes twice as
-// long as between two; and with 500 to 750 a server came to a standstill
-// (testdata/bench/README.md). Likely for this: whoever has stood there for
-// deadlock_timeout has the server search for a deadlock, with all of the lock
-// table held and in a time that grows faster than the square of the queue.
-const mostInLine = 200
+// mostInLine is how many stand in the server's queue for one lock without having
+// stood aside before. Each in line is woken by what is announced of it; and
+// whoever has stood there for deadlock_timeout has the server search for a
+// deadlock, with all of the lock table held and in a time that grows with the cube
+// of the queue: with 500 to 750 a server came to a standstill
+// (testdata/bench/README.md).
+// https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/storage/lmgr/deadlock.c (FindLockCycleRecurse)
+//
+// Who finds so many there stands in one of so many side lines, which are locks of
+// their own: the first of each stands in line too. The others are woken by
+// nothing, and their searches find a short queue.
+const (
+	mostInLine = 20
+	sideLines  = 16
+)
 
 const crowded = "crowded"
 
 // ErrCrowded says that as many stand in line as may.
 var ErrCrowded = errors.New("too many wait for the lock to stand in line for it")
 
+// line is the lock in whose queue those stand who wait for what is missing.
+func (h *Hold) line() Lock {
+	if h.claim.Gate != nil {
+		return Lock{ID: *h.claim.Gate}
+	}
+	return h.missing()[0]
+}
+
 // Wait stands in the server's queue for what is missing, for at most the given
 // time, and says whether anything was granted. Of several locks that is the
 // next one: Try takes the rest. Where too many are in line already it is
-// ErrCrowded, at once.
-//
-// The time is a lock_timeout inside of a statement that traps it: it ends the
-// wait without an error line in the server's log, and the statement's snapshot,
-// which holds back vacuum and CREATE INDEX CONCURRENTLY, never gets older than
-// it. The trap may also be sprung after the grant, so then pg_locks is asked.
+// ErrCrowded, at once, but for the first of a side line.
 func (h *Hold) Wait(ctx context.Context, atMost time.Duration) (bool, error) {
-	most := max(1, atMost.Milliseconds())
 	missing := h.missing()
-	declare, wait, granted := "", "PERFORM "+missing[0].call("advisory_lock")+";", "0"
+	w := wait{full: "false", declare: "", stand: "PERFORM " + missing[0].call("advisory_lock") + ";", granted: "0"}
+	if h.aside == nil {
+		w.full = h.lineIsFull()
+	}
 	if h.claim.Gate != nil {
-		declare = fmt.Sprintf("DECLARE got int; ends timestamptz := pg_catalog.clock_timestamp() + interval '%d ms';", most)
-		wait = fmt.Sprintf(`PERFORM %s;
+		w.declare = fmt.Sprintf("DECLARE got int; ends timestamptz := pg_catalog.clock_timestamp() + interval '%d ms';", max(1, atMost.Milliseconds()))
+		w.stand = fmt.Sprintf(`PERFORM %s;
 	LOOP
 		got := CASE%s END;
 		EXIT WHEN got >= 0 OR pg_catalog.clock_timestamp() > ends;
 		PERFORM pg_catalog.pg_sleep(%g);
-	END LOOP;`, Lock{ID: *h.claim.Gate}.call("advisory_xact_lock"), tryEach(missing, "try_advisory_lock"), gatePoll.Seconds())
-		granted = "got"
+	END LOOP;`, h.line().call("advisory_xact_lock"), tryEach(missing, "try_advisory_lock"), gatePoll.Seconds())
+		w.granted = "got"
 	}
+	got, err := h.stand(ctx, atMost, w)
+	switch {
+	case err != nil:
+		return false, err
+	case got == "":
+		if h.claim.Gate == nil {
+			missing = missing[:1]
+		}
+		got, err = h.look(ctx, missing)
+		if err != nil || got == "" {
+			return false, err
+		}
+	case got == crowded:
+		return false, ErrCrowded
+	}
+	i, err := strconv.Atoi(got)
+	if err != nil || i >= len(missing) {
+		return false, unsafe("", "the server does not answer as PostgreSQL does")
+	}
+	if i < 0 {
+		return false, nil
+	}
+	h.grant(i)
+	if h.aside != nil && !h.Complete() { // there is another line to stand in
+		_, err = h.s.query(ctx, h.letFollow()...)
+	}
+	return true, h.error(err)
+}
+
+// StandAside stands in a side line for at most the given time, and listens from
+// then on. If it is the first there, Wait has room for it until Confirm, which lets
+// the next follow.
+func (h *Hold) StandAside(ctx context.Context, atMost time.Duration) error {
+	side := Lock{ID: lockkey.SideLine(h.line().ID, rand.N(sideLines))}
+	// It listens as soon as it is the first, since a command of milliseconds may
+	// be all that is left of the time to hear of.
+	got, err := h.stand(ctx, atMost, wait{full: "false", stand: "PERFORM " + side.call("advisory_lock") + ";", granted: "0", then: h.listen()})
+	if err == nil && got == "" {
+		got, err = h.look(ctx, []Lock{side})
+	}
+	if err == nil && got != "" {
+		h.aside = &side
+	}
+	return err
+}
+
+// letFollow are the queries, if any, that let the next of the side line stand in
+// line.
+func (h *Hold) letFollow() []string {
+	if h.aside == nil {
+		return nil
+	}
+	query := "SELECT " + h.aside.call("advisory_unlock")
+	h.aside, h.followed = nil, true
+	return []string{query}
+}
+
+// wait is what somebody waits for, in SQL, if it isn't full, and what is done then,
+// whatever was granted.
+type wait struct{ full, declare, stand, granted, then string }
+
+// stand waits, and returns what was granted, or crowded, or nothing: then it has
+// to be looked.
+//
+// The time is a lock_timeout inside of a statement that traps it: it ends the
+// wait without an error line in the server's log, and the statement's snapshot,
+// which holds back vacuum and CREATE INDEX CONCURRENTLY, never gets older than
+// it. The trap may also be sprung after the grant.
+func (h *Hold) stand(ctx context.Context, atMost time.Duration, w wait) (string, error) {
 	row, err := h.s.rowWithin(ctx, atMost, 1, fmt.Sprintf(`DO $pglead$ %s BEGIN
 	IF %s THEN
 		PERFORM pg_catalog.set_config('pglead.granted', '%s', true);
@@ -280,62 +365,31 @@ func (h *Hold) Wait(ctx context.Context, atMost time.Duration) (bool, error) {
 		PERFORM pg_catalog.set_config('pglead.granted', (%s)::text, true);
 	END IF;
 EXCEPTION WHEN lock_not_available THEN NULL; END $pglead$;
-SELECT pg_catalog.current_setting('pglead.granted', true)`, declare, h.lineIsFull(), crowded, most, wait, granted))
+%s
+SELECT pg_catalog.current_setting('pglead.granted', true)`, w.declare, w.full, crowded, max(1, atMost.Milliseconds()), w.stand, w.granted, w.then))
 	if err != nil {
-		return false, h.error(err)
+		return "", h.error(err)
 	}
-	switch row[0] {
-	case "":
-		return h.look(ctx)
-	case crowded:
-		return false, ErrCrowded
-	}
-	i, err := strconv.Atoi(row[0])
-	if err != nil || i >= len(missing) {
-		return false, unsafe("", "the server does not answer as PostgreSQL does")
-	}
-	if i < 0 {
-		return false, nil
-	}
-	h.grant(i)
-	return true, nil
+	return row[0], nil
 }
 
 // lineIsFull is an SQL expression: whether as many stand in line as may.
 func (h *Hold) lineIsFull() string {
-	line := h.missing()[:1]
-	if h.claim.Gate != nil {
-		line = []Lock{{ID: *h.claim.Gate}}
-	}
-	return fmt.Sprintf("(SELECT count(*) >= %d FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND NOT granted AND %s)", mostInLine, among(line))
+	return fmt.Sprintf("(SELECT count(*) >= %d FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND NOT granted AND %s)", mostInLine, among([]Lock{h.line()}))
 }
 
-// Crowded says whether Wait would have no room.
-func (h *Hold) Crowded(ctx context.Context) (bool, error) {
-	row, err := h.s.row(ctx, 1, "SELECT "+h.lineIsFull())
-	if err != nil {
-		return false, h.error(err)
-	}
-	return row[0] == "t", nil
-}
-
-// look finds out whether a wait whose time was up has been granted a lock.
-func (h *Hold) look(ctx context.Context) (bool, error) {
-	missing := h.missing()
-	if h.claim.Gate == nil {
-		missing = missing[:1]
-	}
+// look finds out which of these locks a wait whose time was up has been granted:
+// its place, or nothing.
+func (h *Hold) look(ctx context.Context, locks []Lock) (string, error) {
 	rows, err := h.s.query(ctx, "SELECT true"+ofOwnLocks)
 	if err != nil {
-		return false, h.error(err)
+		return "", h.error(err)
 	}
-	for i, l := range missing {
-		if slices.ContainsFunc(rows, l.isListed) {
-			h.grant(i)
-			return true, nil
-		}
+	i := slices.IndexFunc(locks, func(l Lock) bool { return slices.ContainsFunc(rows, l.isListed) })
+	if i < 0 {
+		return "", nil
 	}
-	return false, nil
+	return strconv.Itoa(i), nil
 }
 
 // CanQueue says whether an error of Wait leaves the queue as a way to wait. It
@@ -430,7 +484,7 @@ func (h *Hold) Confirm(ctx context.Context) (Grant, error) {
 // confirm asks a question ofOwnLocks, and makes sure that what is held is among
 // them. It returns a row.
 func (h *Hold) confirm(ctx context.Context, sql string) ([]string, error) {
-	rows, err := h.s.query(ctx, sql)
+	rows, err := h.s.query(ctx, append([]string{sql}, h.letFollow()...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -549,23 +603,27 @@ func (h *Hold) Unlock(ctx context.Context, clean bool) error {
 		}
 		unlocks = append(unlocks, l.call("advisory_unlock")+"::int")
 	}
+	if h.aside != nil {
+		unlocks = append(unlocks, h.aside.call("advisory_unlock")+"::int")
+	}
 	// Both are calls, and neither is left out for the other's sake.
 	rows, err := h.s.query(ctx, append(queries, "SELECT "+strings.Join(unlocks, " + "))...)
 	if err != nil {
 		return h.error(err)
 	}
 	n, err := lastNumber(rows)
-	if err == nil && n != len(h.held) {
+	if err == nil && n != len(unlocks) {
 		err = fmt.Errorf("release lock %s: the server says that the session did not hold it", h.numbers())
 	}
-	h.held = nil
+	h.held, h.aside, h.followed = nil, nil, false
 	return err
 }
 
 // farewell tells those who wait of a lock's clean end. Who waits for another of
 // the locks, or for any behind the gate, may want this one next; one who waits
 // for that number in another database is told for nothing, and which database
-// this is would take as long to find out as all the rest. The commit waits for
+// this is would take as long to find out as all the rest. Who follows from a side
+// line may be on its way. The commit waits for
 // nothing: after a crash nobody would listen.
 func (h *Hold) farewell(l Lock) string {
 	waiting := "NOT granted AND " + inAnyDatabase(h.held)
@@ -573,7 +631,7 @@ func (h *Hold) farewell(l Lock) string {
 		waiting = "(mode = 'ExclusiveLock' OR NOT granted) AND " + inAnyDatabase([]Lock{{ID: *h.claim.Gate}})
 	}
 	where := fmt.Sprintf("\nWHERE EXISTS (SELECT FROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND %s)", waiting)
-	if h.claim.Polled {
+	if h.claim.Polled || h.followed {
 		where = ""
 	}
 	return tell(channel(l.ID), fmt.Sprintf("clean %d %d %d", h.token, h.s.lease.Milliseconds(), h.s.cfg.LostGrace.Milliseconds())) + where

@@ -939,11 +939,12 @@ func TestQuorumInTransaction(t *testing.T) {
 	removed = true
 }
 
-// TestCrowded: nobody joins a line that is as long as the server can bear.
+// TestCrowded: who finds the line long stands in a side line, and only the first
+// there in the line itself.
 func TestCrowded(t *testing.T) {
 	t.Parallel()
-	const line = 200
-	server := start(t, map[string]string{"max_connections": "220"})
+	const line, sides = 20, 16
+	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	holder := open(t, dsn)
 	try(t, holder.hold(7))
@@ -961,31 +962,85 @@ func TestCrowded(t *testing.T) {
 			_ = conn.Close(context.WithoutCancel(ctx))
 		})
 	}
-	waits := func() string {
-		return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0]
-	}
-	for waits() != strconv.Itoa(line) {
-		time.Sleep(10 * time.Millisecond)
-	}
-	s := open(t, dsn)
-	crowded := func(want bool) {
+	inLine := func(n int) {
 		t.Helper()
-		if got, err := s.hold(7).Crowded(t.Context()); got != want || err != nil {
-			t.Errorf("crowded: %v, %v, want %v", got, err, want)
-		}
+		eventually(t, fmt.Sprintf("%d in line", n), func() bool {
+			return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == strconv.Itoa(n)
+		})
 	}
-	crowded(true)
-	if granted, err := s.hold(7).Wait(t.Context(), time.Hour); granted || !errors.Is(err, session.ErrCrowded) {
-		t.Errorf("behind %d others: %v, %v", line, granted, err)
+	inLine(line)
+	first := open(t, dsn)
+	hold := first.hold(7)
+	if granted, err := hold.Wait(t.Context(), time.Hour); granted || !errors.Is(err, session.ErrCrowded) {
+		t.Fatalf("behind %d others: %v, %v", line, granted, err)
 	}
 	// Another lock's line is another line.
-	if granted, err := s.hold(8).Wait(t.Context(), time.Hour); !granted || err != nil {
+	if granted, err := first.hold(8).Wait(t.Context(), time.Hour); !granted || err != nil {
 		t.Errorf("another lock: %v, %v", granted, err)
+	}
+	if err := hold.StandAside(t.Context(), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if granted, err := hold.Wait(t.Context(), time.Millisecond); granted || err != nil {
+		t.Errorf("the first of a side line, in line: %v, %v", granted, err)
+	}
+
+	// Somebody is first in every side line there is.
+	bar, err := pgconn.Connect(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer bar.Close(context.Background())
+	for i := range sides {
+		id := lockkey.SideLine(lockkey.ID{Number: 7}, i)
+		if _, err := bar.Exec(t.Context(), "SELECT pg_try_advisory_lock("+id.String()+")").ReadAll(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	second := open(t, dsn)
+	follower := second.hold(7)
+	if err := follower.StandAside(t.Context(), time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	if granted, err := follower.Wait(t.Context(), time.Hour); granted || !errors.Is(err, session.ErrCrowded) {
+		t.Errorf("behind the first of its side line: %v, %v", granted, err)
+	}
+	if err := follower.Unlisten(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	followed := make(chan error, 1)
+	go func() { followed <- follower.StandAside(t.Context(), time.Hour) }()
+	inLine(line + 1)
+
+	// The lock's grant, and not its end, is what lets it follow.
+	if err := bar.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 	unlock(t, holder.hold(7), false)
 	waiting.Wait() // each has had its turn
-	crowded(false)
-	if granted, err := s.hold(7).Wait(t.Context(), time.Hour); !granted || err != nil {
-		t.Errorf("with nobody in line: %v, %v", granted, err)
+	if granted, err := hold.Wait(t.Context(), time.Hour); !granted || err != nil {
+		t.Fatalf("with nobody in line: %v, %v", granted, err)
+	}
+	if _, err := hold.Confirm(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-followed; err != nil {
+		t.Fatal(err)
+	}
+	// It isn't in line yet when the holder ends, and knows that it did.
+	if err := hold.Unlock(t.Context(), true); err != nil {
+		t.Error(err)
+	}
+	if granted, err := follower.Wait(t.Context(), time.Hour); !granted || err != nil {
+		t.Errorf("the follower: %v, %v", granted, err)
+	}
+	if !second.Evidence(lockkey.ID{Number: 7}).Clean() {
+		t.Error("the follower has not heard of the clean end")
+	}
+	if err := follower.Unlock(t.Context(), false); err != nil {
+		t.Error(err)
+	}
+	if left := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid <> 8")[0]; left != "0" {
+		t.Errorf("%s locks are left", left)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,7 +46,7 @@ func (v View) HeldFor() time.Duration {
 // Key is the name of the lock, if its session says one of which it is. Two
 // keys may come to one number, and other programs have locks of their own.
 func (v View) Key() (key string, known bool) {
-	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, "siphash24"))
+	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, DefaultScheme))
 	if !ok {
 		return "", false
 	}
@@ -59,14 +60,62 @@ func (v View) Key() (key string, known bool) {
 			}
 		}
 	}
-	// Of an undescribed one, the name that everyone sees may have the whole key.
-	name, _ := strings.CutPrefix(v.Application, "pglead:")
-	if at := strings.LastIndex(name, "@"); at > 0 {
-		if id, err := scheme.ID(name[:at]); err == nil && id == v.ID {
-			return name[:at], true
+	for _, key := range v.named() {
+		if id, err := scheme.ID(key); err == nil && id == v.ID {
+			return key, true
 		}
 	}
 	return "", false
+}
+
+// aside says of which lock this is a side line: one of those known, or one of
+// whose key the session says that it is.
+func (v View) aside(known map[lockkey.ID]lockkey.ID) (lockkey.ID, bool) {
+	if of, ok := known[v.ID]; ok || !v.Pglead() {
+		return of, ok
+	}
+	if _, itself := v.Key(); itself {
+		return lockkey.ID{}, false
+	}
+	for _, of := range v.lines() {
+		for i := range sideLines {
+			if lockkey.SideLine(of, i) == v.ID {
+				return of, true
+			}
+		}
+	}
+	return lockkey.ID{}, false
+}
+
+// lines are the locks in whose queues the session may stand, as far as it says.
+func (v View) lines() []lockkey.ID {
+	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, DefaultScheme))
+	if !ok {
+		return nil
+	}
+	var lines []lockkey.ID
+	for _, key := range slices.Concat(v.Keys, v.named()) {
+		id, err := scheme.ID(key)
+		if v.Slots > 0 {
+			id, err = scheme.Gate(key)
+		}
+		if err == nil {
+			lines = append(lines, id)
+		}
+	}
+	return lines
+}
+
+// DefaultScheme is that of a session that doesn't name one.
+const DefaultScheme = "siphash24"
+
+// named is the key in the name that everyone sees, which may have all of it.
+func (v View) named() []string {
+	name, _ := strings.CutPrefix(v.Application, "pglead:")
+	if at := strings.LastIndex(name, "@"); at > 0 {
+		return []string{name[:at]}
+	}
+	return nil
 }
 
 // Pglead says whether the session is, or says it is, a pglead's.
@@ -144,11 +193,12 @@ func (v *Viewer) Close() {
 // Locks lists who has advisory locks and who waits for them: these, or all of
 // the database, or those of all databases.
 func (v *Viewer) Locks(ctx context.Context, allDatabases bool, ids ...lockkey.ID) ([]View, error) {
+	ids, asideFrom := withSideLines(ids)
 	rows, err := v.rows(ctx, viewQuery(allDatabases, ids))
 	if err != nil {
 		return nil, err
 	}
-	return parseViews(rows)
+	return parseViews(rows, asideFrom)
 }
 
 func (v *Viewer) value(ctx context.Context, sql string) (string, error) {
@@ -201,11 +251,12 @@ func (v *Viewer) Terminate(ctx context.Context, pid uint32) error {
 
 // Views lists who has these locks and who waits for them.
 func (s *Session) Views(ctx context.Context, ids ...lockkey.ID) ([]View, error) {
+	ids, asideFrom := withSideLines(ids)
 	rows, err := s.query(ctx, viewQuery(false, ids))
 	if err != nil {
 		return nil, err
 	}
-	return parseViews(rows)
+	return parseViews(rows, asideFrom)
 }
 
 // Holders lists who has these locks. It asks the functions that viewQuery's
@@ -224,7 +275,19 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+among(lo
 	if err != nil {
 		return nil, err
 	}
-	return parseViews(rows)
+	return parseViews(rows, nil)
+}
+
+// withSideLines adds the side lines of locks, and says whose they are.
+func withSideLines(ids []lockkey.ID) (all []lockkey.ID, asideFrom map[lockkey.ID]lockkey.ID) {
+	all, asideFrom = slices.Clone(ids), map[lockkey.ID]lockkey.ID{}
+	for _, id := range ids {
+		for i := range sideLines {
+			side := lockkey.SideLine(id, i)
+			all, asideFrom[side] = append(all, side), id
+		}
+	}
+	return all, asideFrom
 }
 
 // viewQuery reads two views of which every role sees who has which lock; who
@@ -251,7 +314,9 @@ WHERE l.locktype = 'advisory'` + where + `
 ORDER BY d.datname, l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart, l.pid`
 }
 
-func parseViews(rows [][]string) ([]View, error) {
+// parseViews reads rows. Who stands in a side line waits for the lock itself; the
+// first there stands in line as well.
+func parseViews(rows [][]string, asideFrom map[lockkey.ID]lockkey.ID) ([]View, error) {
 	var views []View
 	for _, row := range rows {
 		if len(row) != 14 {
@@ -273,6 +338,12 @@ func parseViews(rows [][]string) ([]View, error) {
 			Now: time.UnixMicro(int64(now * 1e6)),
 		}
 		v.Description, v.Described = parseDescription(row[11])
+		if of, aside := v.aside(asideFrom); aside {
+			if v.Granted {
+				continue
+			}
+			v.ID = of
+		}
 		views = append(views, v)
 	}
 	return views, nil
