@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"strconv"
@@ -78,9 +79,10 @@ func init() { //nolint:gochecknoinits // see above
 // all that the command leaves behind, and holds the lock's socket open until
 // all of it is dead: so the lock, too, outlives pglead until then.
 type guard struct {
-	control  *os.File
-	renewals int // where new deadlines come from
-	socket   int // a duplicate of the lock's, or -1
+	fd       int           // of the socket pair
+	control  io.ReadWriter // by way of it
+	renewals int           // where new deadlines come from
+	socket   int           // a duplicate of the lock's, or -1
 	messages chan message
 	children chan os.Signal
 	deadline boottime.Timer
@@ -89,6 +91,7 @@ type guard struct {
 	req      startRequest
 
 	pid       int    // of the command
+	pidfd     int    // its pidfd, or -1
 	cgroup    string // the command's, or empty
 	cgroupDir *os.File
 	exited    bool
@@ -113,9 +116,6 @@ type message struct {
 func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 	unix.CloseOnExec(control)
 	unix.CloseOnExec(renewals)
-	if err := unix.SetNonblock(control, true); err != nil {
-		return nil, err
-	}
 	if socket >= 0 {
 		unix.CloseOnExec(socket)
 	}
@@ -125,16 +125,16 @@ func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 	// Signals for the whole group, session or control group are pglead's to act
 	// on. In the command they are to be what they were at the start.
 	discardSignals()
-	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
 	g := &guard{
-		control:  os.NewFile(uintptr(control), "control"),
+		fd:       control,
+		control:  blocking(control),
 		renewals: renewals,
 		socket:   socket,
+		pidfd:    -1,
 		messages: make(chan message),
 		children: make(chan os.Signal, 1),
 		report:   doneReport{ending: Exited},
 	}
-	signal.Notify(g.children, unix.SIGCHLD)
 	if g.cgroupDir = makeCgroup(cgroup, os.Getpid()); g.cgroupDir != nil {
 		g.cgroup = g.cgroupDir.Name()
 	}
@@ -142,8 +142,36 @@ func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 	if g.deadline, err = boottime.NewTimer(); err != nil {
 		return nil, err
 	}
-	g.over = firings(g.deadline)
 	return g, nil
+}
+
+// blocking reads and writes a descriptor on the calling thread. Up to the command's
+// start the guard has nothing else to do, and each goroutine that waits for
+// another, or for Go's poller, takes one more thread: an init has one to itself.
+type blocking int
+
+func (fd blocking) Read(p []byte) (int, error) {
+	for {
+		n, err := unix.Read(int(fd), p)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return 0, err
+		case n == 0 && len(p) > 0:
+			return 0, io.EOF
+		}
+		return n, nil
+	}
+}
+
+func (fd blocking) Write(p []byte) (written int, err error) {
+	for written < len(p) && (err == nil || err == unix.EINTR) {
+		n := 0
+		n, err = unix.Write(int(fd), p[written:])
+		written += max(0, n)
+	}
+	return written, err
 }
 
 // firings delivers when a timer has fired.
@@ -182,7 +210,7 @@ func (g *guard) start() error {
 		_ = writeNumber(g.control, msgFailed, tooLate)
 		return ErrTooLate
 	}
-	g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.env, Files: []uintptr{0, 1, 2}, Sys: commandAttributes()})
+	g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.env, Files: []uintptr{0, 1, 2}, Sys: commandAttributes(&g.pidfd)})
 	if err != nil {
 		removeCgroup(g.cgroup)
 		errno := syscall.EINVAL
@@ -201,18 +229,28 @@ func (g *guard) start() error {
 	if err := writeNumber(g.control, msgStarted, int64(g.pid)); err != nil {
 		g.end(PgleadGone)
 	}
+	return nil
+}
+
+// listen has what the guard waits for delivered.
+func (g *guard) listen() {
+	signal.Notify(g.children, unix.SIGCHLD) // of a child that is dead already, watch knows
+	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
+	g.over = firings(g.deadline)
 	g.hungUp = hangup(g.socket)
+	_ = unix.SetNonblock(g.fd, true)
+	control := os.NewFile(uintptr(g.fd), "control")
+	g.control = control
 	go func() {
 		defer close(g.messages)
 		for {
-			k, body, err := readMessage(g.control)
+			k, body, err := readMessage(control)
 			if err != nil {
 				return
 			}
 			g.messages <- message{k, body}
 		}
 	}()
-	return nil
 }
 
 // execute starts the command, in a control group of its own if that can be.
@@ -225,7 +263,7 @@ func (g *guard) execute(attr *syscall.ProcAttr) (pid int, err error) {
 			return pid, nil
 		}
 		// The kernel may refuse the group and not the command.
-		attr.Sys = commandAttributes()
+		attr.Sys = commandAttributes(&g.pidfd)
 		removeCgroup(g.cgroup)
 		g.cgroup = ""
 	}
@@ -240,7 +278,12 @@ func (g *guard) execute(attr *syscall.ProcAttr) (pid int, err error) {
 
 // watch returns when the command and all that it started are dead and reaped.
 func (g *guard) watch() {
-	for !g.reap() {
+	g.firstInstants()
+	over := g.reap()
+	if !over {
+		g.listen()
+	}
+	for ; !over; over = g.reap() {
 		if g.killing {
 			g.killRound()
 		}

@@ -21,6 +21,6 @@ func becomeSubreaper() error {
 
 // commandAttributes has the kernel kill the command when the guard dies
 // (procctl(2), PROC_PDEATHSIG_CTL).
-func commandAttributes() *syscall.SysProcAttr {
+func commandAttributes(*int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }

@@ -9,6 +9,6 @@ import "syscall"
 func becomeSubreaper() error { return nil }
 
 // commandAttributes: nothing kills the command when the guard dies.
-func commandAttributes() *syscall.SysProcAttr {
+func commandAttributes(*int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{}
 }

@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,7 +30,7 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 	bad := func(hint, format string, args ...any) error {
 		return &Error{Kind: BadDSN, Hint: hint, err: fmt.Errorf("%s: "+format, append([]any{source}, args...)...)}
 	}
-	if scheme := uriScheme.FindString(dsn); scheme != "" && scheme != "postgres://" && scheme != "postgresql://" {
+	if scheme := uriScheme(dsn); scheme != "" && scheme != "postgres://" && scheme != "postgresql://" {
 		hint := ""
 		if strings.Contains(scheme, "postg") {
 			hint = "write postgresql:// instead"
@@ -75,7 +74,7 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 			}
 		default:
 			if !dropped(name) {
-				if !plainName.MatchString(name) {
+				if strings.Trim(name, lowerCase+"_") != "" {
 					name = "(not shown: it may be part of a password)"
 				}
 				return nil, bad("psql doesn't know it either; settings go into options=-cNAME=VALUE",
@@ -89,9 +88,17 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 	return cfg, nil
 }
 
-var plainName = regexp.MustCompile(`^[a-z_]+$`)
+const lowerCase = "abcdefghijklmnopqrstuvwxyz"
 
-var uriScheme = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.:-]*://`)
+// uriScheme is what a URI begins with, jdbc:postgresql:// for one, or nothing.
+func uriScheme(dsn string) string {
+	scheme, _, found := strings.Cut(dsn, "://")
+	rest := strings.TrimLeft(strings.ToLower(scheme), lowerCase)
+	if !found || len(rest) == len(scheme) || strings.Trim(rest, lowerCase+"0123456789+.:-") != "" {
+		return ""
+	}
+	return scheme + "://"
+}
 
 // dropped says of libpq's parameters which mean nothing here: the first row
 // is what the session sets by itself, from the lease.

@@ -630,7 +630,7 @@ func (h *Hold) farewell(l Lock) string {
 	if h.claim.Gate != nil { // whose first in line has been granted it
 		waiting = "(mode = 'ExclusiveLock' OR NOT granted) AND " + inAnyDatabase([]Lock{{ID: *h.claim.Gate}})
 	}
-	where := fmt.Sprintf("\nWHERE EXISTS (SELECT FROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND %s)", waiting)
+	where := fmt.Sprintf("\nFROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND %s LIMIT 1", waiting)
 	if h.claim.Polled || h.followed {
 		where = ""
 	}
