@@ -391,6 +391,7 @@ func (l *lock) standAside(ctx context.Context, cfg Config, left func() time.Dura
 	if err := l.hold.Unlisten(ctx); err != nil {
 		return err
 	}
+	cfg.Watch.alive(sliceMost + attemptMost(cfg))
 	err := l.hold.StandAside(ctx, min(jitter(sliceLeast, sliceMost), left()))
 	if session.Retryable(err) {
 		return l.hold.Listen(ctx)
