@@ -197,6 +197,9 @@ func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) erro
 			return err
 		}
 		s.Keep()
+		if err := l.hold.LetFollow(ctx); err != nil {
+			return err
+		}
 	}
 	if err := l.waitOut(ctx, cfg, delay); err != nil {
 		return err
@@ -393,10 +396,13 @@ func (l *lock) standAside(ctx context.Context, cfg Config, left func() time.Dura
 	}
 	cfg.Watch.alive(sliceMost + attemptMost(cfg))
 	err := l.hold.StandAside(ctx, min(jitter(sliceLeast, sliceMost), left()))
-	if session.Retryable(err) {
-		return l.hold.Listen(ctx)
+	if !session.Retryable(err) {
+		return err
 	}
-	return err
+	if err := l.hold.Listen(ctx); err != nil {
+		return err
+	}
+	return l.giveBack(ctx) // see queue
 }
 
 // delay is how long a granted lock has to be held before the command may

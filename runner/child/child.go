@@ -154,10 +154,14 @@ func (gs *Guards) forget(pid int) {
 // kin are the children that no dead guard has left behind. The caller has mu.
 func (gs *Guards) kin() []int { return slices.Concat(gs.before, gs.pids) }
 
-// Close ends a guard that was not told to start a command.
+// Close ends a guard that has no command. That it hears the end of what is said to
+// it would do, if it weren't stopped.
 func (g *Guard) Close() {
-	g.child.hangUp() // which ends it
-	g.child.reapGuard()
+	c := g.child
+	c.hangUp()
+	c.killGuard()
+	c.reapGuard()
+	removeCgroup(cgroupOf(c.guards.cgroup(), c.guard))
 }
 
 // reapGuard waits for the guard's end. It looks again and again, with the lock

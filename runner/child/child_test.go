@@ -567,6 +567,51 @@ func TestExamine(t *testing.T) {
 	}
 }
 
+// TestEndsAtAnyTime: no end of the command is overlooked, at whatever moment of the
+// guard's first ones it comes.
+func TestEndsAtAnyTime(t *testing.T) {
+	for after := time.Duration(0); after < 40*time.Millisecond; after += time.Millisecond / 2 {
+		c, err := newGuard(t, nil).Start(child.Config{
+			Path: "/bin/sleep", Args: []string{"sleep", fmt.Sprintf("%f", after.Seconds())}, Deadline: far(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result := await(t, c); result.Ending != child.Exited || result.Status.ExitStatus() != 0 {
+			t.Errorf("a command of %v: %+v", after, result)
+		}
+	}
+}
+
+// TestUnstoppedGuard: what stops the group doesn't stop a guard that waits for its
+// request, and what does doesn't keep it from being closed.
+func TestUnstoppedGuard(t *testing.T) {
+	g := newGuard(t, nil)
+	pid := child.UnusedPID(g)
+	ignores := func() bool {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, mask, _ := strings.Cut(string(status), "\nSigIgn:")
+		var ignored uint64
+		_, _ = fmt.Sscanf(mask, "%x", &ignored)
+		return ignored&(1<<(unix.SIGTSTP-1)) != 0
+	}
+	for began := time.Now(); !ignores(); time.Sleep(time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatal("the guard can be stopped")
+		}
+	}
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	g.Close()
+	if err := unix.Kill(pid, 0); err != unix.ESRCH {
+		t.Errorf("the guard is still there: %v", err)
+	}
+}
+
 // TestDispositions: the guard ignores signals that the command must not, and
 // what this process ignores (nohup) stays ignored.
 func TestDispositions(t *testing.T) {

@@ -2,3 +2,6 @@ package child
 
 // GuardPID is the guard's process number, for tests that kill it.
 func GuardPID(c *Child) int { return c.guard }
+
+// UnusedPID is that of a guard that has no command yet.
+func UnusedPID(g *Guard) int { return g.child.guard }

@@ -92,6 +92,7 @@ type guard struct {
 
 	pid       int    // of the command
 	pidfd     int    // its pidfd, or -1
+	resetStop func() // gives SIGTSTP back the action that it is to have in the command
 	cgroup    string // the command's, or empty
 	cgroupDir *os.File
 	exited    bool
@@ -131,9 +132,11 @@ func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 		renewals: renewals,
 		socket:   socket,
 		pidfd:    -1,
-		messages: make(chan message),
-		children: make(chan os.Signal, 1),
-		report:   doneReport{ending: Exited},
+
+		resetStop: ignoreStop(),
+		messages:  make(chan message),
+		children:  make(chan os.Signal, 1),
+		report:    doneReport{ending: Exited},
 	}
 	if g.cgroupDir = makeCgroup(cgroup, os.Getpid()); g.cgroupDir != nil {
 		g.cgroup = g.cgroupDir.Name()
@@ -210,6 +213,7 @@ func (g *guard) start() error {
 		_ = writeNumber(g.control, msgFailed, tooLate)
 		return ErrTooLate
 	}
+	g.resetStop()
 	g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.env, Files: []uintptr{0, 1, 2}, Sys: commandAttributes(&g.pidfd)})
 	if err != nil {
 		removeCgroup(g.cgroup)
@@ -234,7 +238,7 @@ func (g *guard) start() error {
 
 // listen has what the guard waits for delivered.
 func (g *guard) listen() {
-	signal.Notify(g.children, unix.SIGCHLD) // of a child that is dead already, watch knows
+	signal.Notify(g.children, unix.SIGCHLD)
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
 	g.over = firings(g.deadline)
 	g.hungUp = hangup(g.socket)
@@ -279,11 +283,10 @@ func (g *guard) execute(attr *syscall.ProcAttr) (pid int, err error) {
 // watch returns when the command and all that it started are dead and reaped.
 func (g *guard) watch() {
 	g.firstInstants()
-	over := g.reap()
-	if !over {
+	if !g.reap() {
 		g.listen()
 	}
-	for ; !over; over = g.reap() {
+	for !g.reap() { // once more: a child that died before listen has told nobody
 		if g.killing {
 			g.killRound()
 		}

@@ -162,16 +162,34 @@ func hangup(socket int) <-chan struct{} {
 // and past Go's runtime, whose own signal.Reset leaves its handler in place for
 // signals that it treats specially, such as SIGPIPE and SIGQUIT. All zeros is
 // SIG_DFL with no flags and an empty mask on every Linux (rt_sigaction(2)).
-func defaultAction(sig unix.Signal) error { return setAction(sig, 0) }
+func defaultAction(sig unix.Signal) error {
+	_, err := setAction(sig, 0)
+	return err
+}
 
-func setAction(sig unix.Signal, handler uintptr) error {
-	var action [64]byte
+// ignore is SIG_IGN.
+const ignore = 1
+
+// setAction returns what the action was before.
+func setAction(sig unix.Signal, handler uintptr) (old uintptr, err error) {
+	var action, before [64]byte
 	*(*uintptr)(unsafe.Pointer(&action)) = handler
-	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), uintptr(unsafe.Pointer(&before)), 8, 0, 0)
 	if errno != 0 {
-		return errno
+		return 0, errno
 	}
-	return nil
+	return *(*uintptr)(unsafe.Pointer(&before)), nil
+}
+
+// ignoreStop keeps the terminal, or anyone else, from stopping this process with
+// its group until it is about to start the command: for SIGTSTP Go's runtime has
+// no handler that would make place for the default action in a new process.
+func ignoreStop() (reset func()) {
+	old, err := setAction(unix.SIGTSTP, ignore)
+	if err != nil {
+		return func() {}
+	}
+	return func() { _, _ = setAction(unix.SIGTSTP, old) }
 }
 
 // discardSignals makes the signals that would end this process come to nothing,
@@ -183,9 +201,8 @@ func setAction(sig unix.Signal, handler uintptr) error {
 // os/signal would do, but goes to a thread of its own and back for each signal,
 // which takes the start of the guard half a millisecond.
 func discardSignals() {
-	const ignore = 1 // SIG_IGN
 	for _, sig := range []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM} {
-		if setAction(sig, ignore) != nil && !signal.Ignored(sig) {
+		if _, err := setAction(sig, ignore); err != nil && !signal.Ignored(sig) {
 			signal.Notify(make(chan os.Signal, 1), sig)
 		}
 	}

@@ -90,6 +90,13 @@ func isStopped(pid int) bool {
 
 func (g *guard) firstInstants() {}
 
+// ignoreStop has SIGTSTP caught, for nobody. In a new process that has its default
+// action.
+func ignoreStop() (reset func()) {
+	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
+	return func() {}
+}
+
 // Control groups are Linux's.
 func ownCgroup() string                        { return "" }
 func cgroupOf(string, int) string              { return "" }

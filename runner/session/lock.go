@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -63,8 +64,10 @@ type Hold struct {
 	slot     int
 	token    int64 // from Confirm
 	prepared bool  // Confirm's query is
-	aside    *Lock // the side line that it is the first of
-	followed bool  // by the next of one
+	followed bool  // by the next of a side line
+
+	aside     *Lock // the side line that it is the first of, or nil
+	asideFrom Lock  // whose that is
 }
 
 // Claim returns a hold that holds nothing yet.
@@ -272,6 +275,11 @@ func (h *Hold) line() Lock {
 // next one: Try takes the rest. Where too many are in line already it is
 // ErrCrowded, at once, but for the first of a side line.
 func (h *Hold) Wait(ctx context.Context, atMost time.Duration) (bool, error) {
+	if h.aside != nil && h.asideFrom != h.line() { // which has been granted
+		if err := h.LetFollow(ctx); err != nil {
+			return false, err
+		}
+	}
 	missing := h.missing()
 	w := wait{full: "false", declare: "", stand: "PERFORM " + missing[0].call("advisory_lock") + ";", granted: "0"}
 	if h.aside == nil {
@@ -310,27 +318,37 @@ func (h *Hold) Wait(ctx context.Context, atMost time.Duration) (bool, error) {
 		return false, nil
 	}
 	h.grant(i)
-	if h.aside != nil && !h.Complete() { // there is another line to stand in
-		_, err = h.s.query(ctx, h.letFollow()...)
-	}
-	return true, h.error(err)
+	return true, nil
 }
 
 // StandAside stands in a side line for at most the given time, and listens from
-// then on. If it is the first there, Wait has room for it until Confirm, which lets
-// the next follow.
+// then on. If it is the first there, Wait has room for it until it lets the next
+// follow: by LetFollow, Confirm or Unlock.
 func (h *Hold) StandAside(ctx context.Context, atMost time.Duration) error {
 	side := Lock{ID: lockkey.SideLine(h.line().ID, rand.N(sideLines))}
 	// It listens as soon as it is the first, since a command of milliseconds may
 	// be all that is left of the time to hear of.
 	got, err := h.stand(ctx, atMost, wait{full: "false", stand: "PERFORM " + side.call("advisory_lock") + ";", granted: "0", then: h.listen()})
-	if err == nil && got == "" {
-		got, err = h.look(ctx, []Lock{side})
+	if Retryable(err) || err == nil && got == "" { // it may have been granted before that
+		var lookErr error
+		got, lookErr = h.look(ctx, []Lock{side})
+		err = cmp.Or(err, lookErr)
 	}
-	if err == nil && got != "" {
-		h.aside = &side
+	if got != "" {
+		h.aside, h.asideFrom = &side, h.line()
 	}
 	return err
+}
+
+// LetFollow lets the next of the side line, if this hold is the first, stand in
+// line.
+func (h *Hold) LetFollow(ctx context.Context) error {
+	queries := h.letFollow()
+	if queries == nil {
+		return nil
+	}
+	_, err := h.s.query(ctx, queries...)
+	return h.error(err)
 }
 
 // letFollow are the queries, if any, that let the next of the side line stand in
