@@ -269,15 +269,16 @@ func (c *Child) startGuard(socket syscall.Conn) error {
 	if lock >= 0 {
 		defer unix.Close(lock)
 	}
-	// The guard's Go runtime needs no second processor. The user's environment
-	// travels beside the command. In the arguments, the group's name could match
-	// what somebody gives to pkill -f.
+	// The guard's Go runtime needs no second processor, and no memory profile: of a
+	// program that can't show one it takes one sample all the same, at the start,
+	// which is 30 page faults. The user's environment travels beside the command. In
+	// the arguments, the group's name could match what somebody gives to pkill -f.
 	stdin := uintptr(0)
 	if c.guards.Stdin != nil {
 		stdin = c.guards.Stdin.Fd()
 	}
 	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(lock)}, &syscall.ProcAttr{
-		Env:   []string{"GOMAXPROCS=1", cgroupVariable + "=" + c.guards.cgroup()},
+		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + c.guards.cgroup()},
 		Files: []uintptr{stdin, 1, 2},
 	})
 	return err

@@ -79,10 +79,10 @@ func init() { //nolint:gochecknoinits // see above
 // all that the command leaves behind, and holds the lock's socket open until
 // all of it is dead: so the lock, too, outlives pglead until then.
 type guard struct {
-	fd       int           // of the socket pair
-	control  io.ReadWriter // by way of it
-	renewals int           // where new deadlines come from
-	socket   int           // a duplicate of the lock's, or -1
+	fd       int       // of the socket pair
+	control  io.Writer // by way of it
+	renewals int       // where new deadlines come from
+	socket   int       // a duplicate of the lock's, or -1
 	messages chan message
 	children chan os.Signal
 	deadline boottime.Timer
@@ -128,7 +128,7 @@ func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 	discardSignals()
 	g := &guard{
 		fd:       control,
-		control:  blocking(control),
+		control:  blocking{control},
 		renewals: renewals,
 		socket:   socket,
 		pidfd:    -1,
@@ -151,11 +151,11 @@ func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 // blocking reads and writes a descriptor on the calling thread. Up to the command's
 // start the guard has nothing else to do, and each goroutine that waits for
 // another, or for Go's poller, takes one more thread: an init has one to itself.
-type blocking int
+type blocking struct{ fd int }
 
-func (fd blocking) Read(p []byte) (int, error) {
+func (b blocking) Read(p []byte) (int, error) {
 	for {
-		n, err := unix.Read(int(fd), p)
+		n, err := unix.Read(b.fd, p)
 		switch {
 		case err == unix.EINTR:
 			continue
@@ -168,10 +168,10 @@ func (fd blocking) Read(p []byte) (int, error) {
 	}
 }
 
-func (fd blocking) Write(p []byte) (written int, err error) {
+func (b blocking) Write(p []byte) (written int, err error) {
 	for written < len(p) && (err == nil || err == unix.EINTR) {
 		n := 0
-		n, err = unix.Write(int(fd), p[written:])
+		n, err = unix.Write(b.fd, p[written:])
 		written += max(0, n)
 	}
 	return written, err
@@ -193,7 +193,7 @@ func firings(t boottime.Timer) <-chan struct{} {
 
 // start receives the request and starts the command.
 func (g *guard) start() error {
-	k, body, err := readMessage(g.control)
+	k, body, err := readMessage(blocking{g.fd})
 	if err != nil || k != msgStart {
 		removeCgroup(g.cgroup)
 		return fmt.Errorf("no start request: %w", err)
