@@ -281,7 +281,7 @@ func (h *Hold) Wait(ctx context.Context, atMost time.Duration) (bool, error) {
 		}
 	}
 	missing := h.missing()
-	w := wait{full: "false", declare: "", stand: "PERFORM " + missing[0].call("advisory_lock") + ";", granted: "0"}
+	w := wait{full: "false", stand: "PERFORM " + missing[0].call("advisory_lock") + ";", granted: "0"}
 	if h.aside == nil {
 		w.full = h.lineIsFull()
 	}
