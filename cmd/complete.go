@@ -87,7 +87,7 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 		return nil, nothing
 	}
 	defer viewer.Close()
-	views, err := viewer.Locks(ctx, false)
+	views, err := viewer.Locks(ctx, false, session.Claim{})
 	if err != nil {
 		return nil, nothing
 	}

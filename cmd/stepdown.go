@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -37,12 +36,12 @@ the lock.`,
 			if err := fromEnvironment(cmd.Flags()); err != nil {
 				return err
 			}
-			ids, err := f.keyIDs(args[0])
+			claim, err := f.claimOf(args[0])
 			if err != nil {
 				return err
 			}
 			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
-				return f.stepDown(ctx, stdout, viewer, target, ids, force, to)
+				return f.stepDown(ctx, stdout, viewer, target, claim, force, to)
 			})
 		},
 	}
@@ -56,9 +55,9 @@ the lock.`,
 	return cmd
 }
 
-func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *session.Viewer, target string, ids []lockkey.ID, force bool, to string) error {
+func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *session.Viewer, target string, claim session.Claim, force bool, to string) error {
 	key := f.keys[0]
-	views, err := viewer.Locks(ctx, false, ids...)
+	views, err := viewer.Locks(ctx, false, claim)
 	if err != nil {
 		return err
 	}
@@ -101,7 +100,7 @@ func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *sess
 	if f.wait.value == 0 {
 		return nil
 	}
-	return f.awaitSuccessor(ctx, stdout, viewer, ids, holders, !force)
+	return f.awaitSuccessor(ctx, stdout, viewer, claim, holders, !force)
 }
 
 // asker is who a holder is told to have asked it.
@@ -118,10 +117,10 @@ const (
 	askAgain = time.Second
 )
 
-func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer *session.Viewer, ids []lockkey.ID, former []session.View, ask bool) error {
+func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer *session.Viewer, claim session.Claim, former []session.View, ask bool) error {
 	began := time.Now()
 	for asked := began; ; {
-		views, err := viewer.Locks(ctx, false, ids...)
+		views, err := viewer.Locks(ctx, false, claim)
 		if err != nil {
 			return err
 		}

@@ -235,7 +235,7 @@ const watchInterval = 2 * time.Second
 
 // list writes the locks once, over what was written before on a screen.
 func list(ctx context.Context, viewer *session.Viewer, all, screen bool, target string, write lockWriter, stdout io.Writer) error {
-	views, err := viewer.Locks(ctx, all)
+	views, err := viewer.Locks(ctx, all, session.Claim{})
 	if err != nil {
 		return err
 	}
@@ -445,14 +445,13 @@ func writePrometheus(w io.Writer, locks []*lockView) error {
 	return err
 }
 
-// keyIDs are the locks that a key of who or stepdown means.
-func (f *viewFlags) keyIDs(key string) ([]lockkey.ID, error) {
+// claimOf are the locks that a key of who or stepdown means.
+func (f *viewFlags) claimOf(key string) (session.Claim, error) {
 	f.keys = []string{key}
 	if f.slots < 1 || f.slots > mostSlots {
-		return nil, usagef("--slots %d: from 1 to %d", f.slots, mostSlots)
+		return session.Claim{}, usagef("--slots %d: from 1 to %d", f.slots, mostSlots)
 	}
-	claim, err := f.claim()
-	return claim.IDs(), err
+	return f.claim()
 }
 
 func (f *viewFlags) keyFlags(cmd *cobra.Command) {
@@ -477,12 +476,12 @@ lock is free.`,
 			if err := fromEnvironment(cmd.Flags()); err != nil {
 				return err
 			}
-			ids, err := f.keyIDs(args[0])
+			claim, err := f.claimOf(args[0])
 			if err != nil {
 				return err
 			}
 			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
-				views, err := viewer.Locks(ctx, false, ids...)
+				views, err := viewer.Locks(ctx, false, claim)
 				if err != nil {
 					return err
 				}

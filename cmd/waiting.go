@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -27,7 +26,7 @@ const (
 type standing struct {
 	v     *voice
 	cfg   session.Config
-	ids   []lockkey.ID
+	claim session.Claim
 	began time.Time // of the first wait of this run
 	said  int       // lines, to a log
 }
@@ -130,7 +129,7 @@ func (s *standing) look(ctx context.Context, viewer *session.Viewer) ([]session.
 			return nil, nil // the line does without
 		}
 	}
-	views, err := viewer.Locks(ctx, false, s.ids...)
+	views, err := viewer.Locks(ctx, false, s.claim)
 	if err != nil {
 		viewer.Close()
 		return nil, nil
@@ -178,7 +177,7 @@ func foreground(f *os.File) int {
 // watch is what the runner tells people and systemd; work is what it does while
 // a command runs.
 func (o *options) watch(v *voice, cfg runner.Config, work string) runner.Watch {
-	s := &standing{v: v, cfg: cfg.Session, ids: cfg.Claim.IDs(), began: time.Now()}
+	s := &standing{v: v, cfg: cfg.Session, claim: cfg.Claim, began: time.Now()}
 	s.cfg.ApplicationName = "pglead"
 	var w runner.Watch
 	switch {

@@ -214,6 +214,7 @@ func (l *lock) settle(ctx context.Context, cfg Config, delay time.Duration) erro
 	err = cmp.Or(err, <-guarded) // whichever is later: l.guard is this goroutine's again
 	if err == nil && !kept {
 		s.Keep()
+		err = s.Err()
 	}
 	l.grant = grant
 	return err

@@ -57,7 +57,7 @@ func (l *lock) look(ctx context.Context, cfg Config) error {
 		return nil
 	}
 	l.looked = time.Now()
-	views, err := l.session.Views(ctx, cfg.Claim.IDs()...)
+	views, err := l.session.Views(ctx, cfg.Claim)
 	if err != nil {
 		return err
 	}

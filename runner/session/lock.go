@@ -56,6 +56,25 @@ func (c Claim) IDs() []lockkey.ID {
 	return ids
 }
 
+// lines are the locks in whose queues those stand who wait for the claim.
+func (c Claim) lines() []Lock {
+	if c.Gate != nil {
+		return []Lock{{ID: *c.Gate}}
+	}
+	return c.Locks
+}
+
+// withSideLines are the claim's locks and the side lines of its lines.
+func (c Claim) withSideLines() []lockkey.ID {
+	ids := c.IDs()
+	for _, line := range c.lines() {
+		for i := range sideLines {
+			ids = append(ids, lockkey.SideLine(line.ID, i))
+		}
+	}
+	return ids
+}
+
 // Hold is a claim as far as a session has been granted it.
 type Hold struct {
 	s        *Session
@@ -641,8 +660,8 @@ func (h *Hold) Unlock(ctx context.Context, clean bool) error {
 // the locks, or for any behind the gate, may want this one next; one who waits
 // for that number in another database is told for nothing, and which database
 // this is would take as long to find out as all the rest. Who follows from a side
-// line may be on its way. The commit waits for
-// nothing: after a crash nobody would listen.
+// line may be on its way. The commit waits for nothing: after a crash nobody would
+// listen.
 func (h *Hold) farewell(l Lock) string {
 	waiting := "NOT granted AND " + inAnyDatabase(h.held)
 	if h.claim.Gate != nil { // whose first in line has been granted it

@@ -68,19 +68,16 @@ func (v View) Key() (key string, known bool) {
 	return "", false
 }
 
-// aside says of which lock this is a side line: one of those known, or one of
+// aside says of which lock this is a side line: one of those asked for, or one of
 // whose key the session says that it is.
-func (v View) aside(known map[lockkey.ID]lockkey.ID) (lockkey.ID, bool) {
-	if of, ok := known[v.ID]; ok || !v.Pglead() {
-		return of, ok
-	}
+func (v View) aside(asked []Lock) (lockkey.ID, bool) {
 	if _, itself := v.Key(); itself {
 		return lockkey.ID{}, false
 	}
-	for _, of := range v.lines() {
+	for _, of := range slices.Concat(asked, v.lines()) {
 		for i := range sideLines {
-			if lockkey.SideLine(of, i) == v.ID {
-				return of, true
+			if lockkey.SideLine(of.ID, i) == v.ID {
+				return of.ID, true
 			}
 		}
 	}
@@ -88,19 +85,19 @@ func (v View) aside(known map[lockkey.ID]lockkey.ID) (lockkey.ID, bool) {
 }
 
 // lines are the locks in whose queues the session may stand, as far as it says.
-func (v View) lines() []lockkey.ID {
+func (v View) lines() []Lock {
 	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, DefaultScheme))
-	if !ok {
+	if !ok || !v.Pglead() {
 		return nil
 	}
-	var lines []lockkey.ID
+	var lines []Lock
 	for _, key := range slices.Concat(v.Keys, v.named()) {
 		id, err := scheme.ID(key)
 		if v.Slots > 0 {
 			id, err = scheme.Gate(key)
 		}
 		if err == nil {
-			lines = append(lines, id)
+			lines = append(lines, Lock{ID: id})
 		}
 	}
 	return lines
@@ -190,15 +187,14 @@ func (v *Viewer) Close() {
 	_ = v.pg.Close(ctx)
 }
 
-// Locks lists who has advisory locks and who waits for them: these, or all of
-// the database, or those of all databases.
-func (v *Viewer) Locks(ctx context.Context, allDatabases bool, ids ...lockkey.ID) ([]View, error) {
-	ids, asideFrom := withSideLines(ids)
-	rows, err := v.rows(ctx, viewQuery(allDatabases, ids))
+// Locks lists who has advisory locks and who waits for them: a claim's or, if that
+// has none, all of the database, or those of all databases.
+func (v *Viewer) Locks(ctx context.Context, allDatabases bool, of Claim) ([]View, error) {
+	rows, err := v.rows(ctx, viewQuery(allDatabases, of.withSideLines()))
 	if err != nil {
 		return nil, err
 	}
-	return parseViews(rows, asideFrom)
+	return parseViews(rows, of.lines())
 }
 
 func (v *Viewer) value(ctx context.Context, sql string) (string, error) {
@@ -249,14 +245,13 @@ func (v *Viewer) Terminate(ctx context.Context, pid uint32) error {
 	return err
 }
 
-// Views lists who has these locks and who waits for them.
-func (s *Session) Views(ctx context.Context, ids ...lockkey.ID) ([]View, error) {
-	ids, asideFrom := withSideLines(ids)
-	rows, err := s.query(ctx, viewQuery(false, ids))
+// Views lists who has a claim's locks and who waits for them.
+func (s *Session) Views(ctx context.Context, of Claim) ([]View, error) {
+	rows, err := s.query(ctx, viewQuery(false, of.withSideLines()))
 	if err != nil {
 		return nil, err
 	}
-	return parseViews(rows, asideFrom)
+	return parseViews(rows, of.lines())
 }
 
 // Holders lists who has these locks. It asks the functions that viewQuery's
@@ -276,18 +271,6 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+among(lo
 		return nil, err
 	}
 	return parseViews(rows, nil)
-}
-
-// withSideLines adds the side lines of locks, and says whose they are.
-func withSideLines(ids []lockkey.ID) (all []lockkey.ID, asideFrom map[lockkey.ID]lockkey.ID) {
-	all, asideFrom = slices.Clone(ids), map[lockkey.ID]lockkey.ID{}
-	for _, id := range ids {
-		for i := range sideLines {
-			side := lockkey.SideLine(id, i)
-			all, asideFrom[side] = append(all, side), id
-		}
-	}
-	return all, asideFrom
 }
 
 // viewQuery reads two views of which every role sees who has which lock; who
@@ -316,7 +299,7 @@ ORDER BY d.datname, l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart,
 
 // parseViews reads rows. Who stands in a side line waits for the lock itself; the
 // first there stands in line as well.
-func parseViews(rows [][]string, asideFrom map[lockkey.ID]lockkey.ID) ([]View, error) {
+func parseViews(rows [][]string, asked []Lock) ([]View, error) {
 	var views []View
 	for _, row := range rows {
 		if len(row) != 14 {
@@ -338,7 +321,7 @@ func parseViews(rows [][]string, asideFrom map[lockkey.ID]lockkey.ID) ([]View, e
 			Now: time.UnixMicro(int64(now * 1e6)),
 		}
 		v.Description, v.Described = parseDescription(row[11])
-		if of, aside := v.aside(asideFrom); aside {
+		if of, aside := v.aside(asked); aside {
 			if v.Granted {
 				continue
 			}
