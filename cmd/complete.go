@@ -43,13 +43,14 @@ func addCompletions(root *cobra.Command) {
 			case f.Name == "output" && cmd.Name() == "ls":
 				complete = cobra.FixedCompletions([]string{"table", "wide", "json", "prometheus"}, cobra.ShellCompDirectiveNoFileComp)
 			}
+			_, f.Usage = pflag.UnquoteUsage(f)
 			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // the flag exists
 		})
 		switch cmd.Name() {
 		case "run", "lead", "each": // any file may be the command
-		case "who", "stepdown":
+		case "who", "stepdown", "ls":
 			cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
-				if len(args) > 0 {
+				if len(args) > 0 && cmd.Name() != "ls" {
 					return nil, cobra.ShellCompDirectiveNoFileComp
 				}
 				return keysInUse(cmd, args, toComplete)
@@ -87,13 +88,13 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 		return nil, nothing
 	}
 	defer viewer.Close()
-	views, err := viewer.Locks(ctx, false, session.Claim{})
+	views, err := viewer.Locks(ctx, false, session.Sought{})
 	if err != nil {
 		return nil, nothing
 	}
 	var keys []string
 	for _, l := range locksOf(views) {
-		if l.Key != nil && l.Scheme == scheme && strings.HasPrefix(*l.Key, toComplete) && plain(*l.Key) && !slices.Contains(keys, *l.Key) {
+		if l.Key != nil && (scheme == "" || l.Scheme == scheme) && strings.HasPrefix(*l.Key, toComplete) && plain(*l.Key) && !slices.Contains(keys, *l.Key) {
 			keys = append(keys, *l.Key)
 		}
 	}

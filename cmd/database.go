@@ -22,8 +22,8 @@ type database struct {
 	config *pgconn.Config
 	// pass is the command's PGLEAD_DSN, or empty.
 	pass string
-	// embedded is the use of the private server, or nil. It has to be reachable
-	// for as long as the session lives: the garbage collector closes files.
+	// embedded is the use of the private server, or nil. It lasts as long as the
+	// process, but for those who look again and again.
 	embedded *pgtest.Embedded
 }
 

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -31,6 +31,7 @@ type diagnosis struct {
 func newDoctorCmd(v *voice, stdout io.Writer) *cobra.Command {
 	o := newOptions()
 	var output string
+	var idle bool
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Can this database, this path to it and this machine keep the promise?",
@@ -44,8 +45,9 @@ run a command for a trial, and list what was seen and what to do about it.
 
 The exit status is 0 without a fail, else that of pglead run, or 78.`,
 		Example: `  pglead doctor --lease 10s
-  pglead doctor --dsn postgresql://app@pooler.example:6432/app --transaction`,
-		Args: cobra.NoArgs,
+  pglead doctor --dsn postgresql://app@pooler.example:6432/app --transaction
+  pglead doctor --dsn postgresql://app@haproxy.example/app --idle`,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			dsnOnCommandLine := cmd.Flags().Changed("dsn")
 			if err := fromEnvironment(cmd.Flags()); err != nil {
@@ -56,7 +58,7 @@ The exit status is 0 without a fail, else that of pglead run, or 78.`,
 			}
 			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
-			d, err := o.diagnose(ctx, v, cmd, dsnOnCommandLine)
+			d, err := o.diagnose(ctx, v, cmd, dsnOnCommandLine, idle)
 			if err != nil {
 				return err
 			}
@@ -79,11 +81,12 @@ The exit status is 0 without a fail, else that of pglead run, or 78.`,
 	o.modeFlags(flags)
 	o.dsnFlag(flags)
 	o.connectTimeoutFlag(flags)
+	flags.BoolVar(&idle, "idle", false, "also have a connection idle for a lease: does anything in between end it?")
 	flags.StringVarP(&output, "output", "o", "text", "`text` or json")
 	return cmd
 }
 
-func (o *options) diagnose(ctx context.Context, v *voice, cmd *cobra.Command, dsnOnCommandLine bool) (*diagnosis, error) {
+func (o *options) diagnose(ctx context.Context, v *voice, cmd *cobra.Command, dsnOnCommandLine, idle bool) (*diagnosis, error) {
 	if err := o.checkSession(); err != nil {
 		return nil, err
 	}
@@ -106,8 +109,7 @@ func (o *options) diagnose(ctx context.Context, v *voice, cmd *cobra.Command, ds
 		Description:     o.description("pglead"),
 		Transaction:     o.transaction,
 		Quorum:          o.quorum,
-	}, o.lockDelay.value)
-	runtime.KeepAlive(db.embedded)
+	}, o.lockDelay.value, idle, lock.Trial)
 	if ctx.Err() != nil {
 		return nil, err
 	}
@@ -175,7 +177,7 @@ const (
 )
 
 func writeChecks(b *strings.Builder, heading string, checks []checkup.Check) {
-	b.WriteString(heading + "\n")
+	b.WriteString(oneLine(heading) + "\n")
 	for _, c := range checks {
 		margin := fmt.Sprintf("  %-4s  %-10s  ", c.Status, c.Name)
 		for _, line := range wrap(oneLine(c.Seen), textWidth) {

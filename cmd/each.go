@@ -8,7 +8,6 @@ import (
 	"io"
 	"iter"
 	"os"
-	"runtime"
 	"strings"
 	"time"
 
@@ -16,7 +15,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
-	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 // placeholder stands for the item in the key and in the command.
@@ -62,6 +61,7 @@ over before all items came free.`,
 	f.waitFlags(flags)
 	f.leaseFlags(flags)
 	f.commandFlags(flags)
+	f.noteFlag(flags)
 	f.databaseFlags(flags)
 	f.voiceFlags(flags)
 	flags.Lookup("wait").Usage = "how long to come back to items that are held elsewhere, or forever; 0 skips them"
@@ -116,7 +116,7 @@ func (f *eachFlags) each(v *voice, cmd *cobra.Command, args []string) error {
 		return err
 	}
 
-	cfg, db, err := f.config(v, cmd, args, dsnOnCommandLine)
+	cfg, err := f.config(v, cmd, args, dsnOnCommandLine)
 	if err != nil {
 		return err
 	}
@@ -136,14 +136,13 @@ func (f *eachFlags) each(v *voice, cmd *cobra.Command, args []string) error {
 			for _, arg := range args[1:] {
 				command = append(command, strings.ReplaceAll(arg, placeholder, item))
 			}
-			return runner.Task{Key: key, Lock: session.Lock{ID: id, Shared: f.shared}, Command: command, Env: []string{itemVariable + "=" + item}}
+			return runner.Task{Key: key, Lock: lock.Lock{ID: id, Shared: f.shared}, Command: command, Env: []string{itemVariable + "=" + item}}
 		},
 		Parallel: f.parallel,
 		List:     lockkey.SipHash24(template),
 		Progress: progress.show,
 	})
 	progress.close()
-	runtime.KeepAlive(db.embedded)
 	return f.summary(v, items, tally, err)
 }
 
@@ -157,8 +156,8 @@ func (e *listError) Error() string { return "not all items are done" }
 // summary says how many items ran, failed and were skipped: to a terminal, or
 // if there is something to know.
 func (f *eachFlags) summary(v *voice, items int, t runner.Tally, err error) error {
-	text := fmt.Sprintf("%d items: %d ran, %d of them failed; %d skipped: %d held elsewhere, %d done elsewhere",
-		items, t.Ran, t.Failed, t.Held+t.Done, t.Held, t.Done)
+	text := fmt.Sprintf("%s: %d ran, %d of them failed; %d skipped: %d held elsewhere, %d done elsewhere",
+		itemsText(items), t.Ran, t.Failed, t.Held+t.Done, t.Held, t.Done)
 	var code int
 	switch {
 	case t.Failed > 0:
@@ -300,6 +299,13 @@ func (l *itemList) check(good func(item string) error) (n int, err error) {
 	return n, nil
 }
 
+func itemsText(n int) string {
+	if n == 1 {
+		return "1 item"
+	}
+	return fmt.Sprintf("%d items", n)
+}
+
 func shortened(s string) string {
 	const most = 60
 	if len(s) > most {
@@ -334,8 +340,8 @@ func (p *progress) show(t runner.Tally) {
 
 func (p *progress) text() string {
 	t := p.last
-	return fmt.Sprintf("pglead: %d of %d items: %d running, %d ran, %d failed, %d skipped",
-		t.Ran+t.Held+t.Done, p.items, t.Running, t.Ran, t.Failed, t.Held+t.Done)
+	return fmt.Sprintf("pglead: %d of %s: %d running, %d ran, %d failed, %d skipped",
+		t.Ran+t.Held+t.Done, itemsText(p.items), t.Running, t.Ran, t.Failed, t.Held+t.Done)
 }
 
 // close leaves the last word standing.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -51,13 +52,15 @@ func usagef(format string, args ...any) error {
 
 // heldError has the exit status that -E asks for.
 type heldError struct {
-	*runner.HeldError
+	*lock.HeldError
 	code int
 }
 
 // exit turns the end of a command into pglead's: it says what there is to say
 // and returns the exit status, or dies of the signal that the command died of.
 func exit(v *voice, err error) int {
+	defer v.flush()
+	v.still()
 	var (
 		done        *ended
 		interrupted *runner.InterruptedError
@@ -72,7 +75,7 @@ func exit(v *voice, err error) int {
 		case done.outcome.TimedOut:
 			return exitTimeout
 		case status.Signaled():
-			return dieOf(status.Signal())
+			return dieOf(v, status.Signal())
 		default:
 			return status.ExitStatus()
 		}
@@ -80,13 +83,17 @@ func exit(v *voice, err error) int {
 		return list.code
 	case errors.As(err, &interrupted):
 		v.log.Info(err.Error(), "event", "interrupted")
-		return dieOf(interrupted.Signal)
+		return dieOf(v, interrupted.Signal)
 	case errors.As(err, &held):
 		attrs := []any{"event", "conflict", "code", held.code}
 		if len(held.Holders) > 0 {
 			attrs = append(attrs, "holder", held.Holders[0].String())
 		}
-		v.log.Warn(err.Error(), attrs...)
+		text := err.Error()
+		if ownHolder(held.HeldError) {
+			text += "; that is the pglead under which this one runs"
+		}
+		v.log.Warn(text, attrs...)
 		return held.code
 	}
 	code, hint := status(err)
@@ -94,7 +101,8 @@ func exit(v *voice, err error) int {
 	return code
 }
 
-func dieOf(sig unix.Signal) int {
+func dieOf(v *voice, sig unix.Signal) int {
+	v.flush()
 	child.DieOf(sig)
 	return exitSignalBase + int(sig)
 }
@@ -115,9 +123,9 @@ func status(err error) (code int, hint string) {
 		return exitUsage, usage.hint
 	case errors.As(err, &lookup):
 		if lookup.NotFound {
-			return exitNotFound, ""
+			return exitNotFound, lookupHint(lookup)
 		}
-		return exitNotExecutable, ""
+		return exitNotExecutable, lookupHint(lookup)
 	case errors.As(err, &proc):
 		return exitUnsafe, "mount one: mount -t proc proc /proc"
 	case errors.As(err, &lost):

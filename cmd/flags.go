@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -13,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 // envPrefix and a flag's name in capitals make the flag's variable.
@@ -36,17 +37,31 @@ func fromEnvironment(flags *pflag.FlagSet) error {
 			return // databaseFrom says so, if it comes to that
 		}
 		values := []string{value}
+		if f.Value.Type() == "bool" {
+			values = []string{truth(value)}
+		}
 		if f.Value.Type() == "stringArray" {
 			values = strings.Split(strings.TrimRight(value, "\n"), "\n")
 		}
 		for _, v := range values {
 			if err := flags.Set(f.Name, v); err != nil {
-				failed = usagef("%s: %v", envName(f.Name), errors.Unwrap(err))
+				failed = &usageError{err: badValue(envName(f.Name), f, value, errors.Unwrap(err))}
 				return
 			}
 		}
 	})
 	return failed
+}
+
+// truth has words that people write for true and false, too.
+func truth(s string) string {
+	switch strings.ToLower(s) {
+	case "yes", "on":
+		return "true"
+	case "no", "off":
+		return "false"
+	}
+	return s
 }
 
 // withoutFlags is environ without what is meant for this pglead alone: the
@@ -82,7 +97,7 @@ type duration struct {
 
 func (d *duration) String() string {
 	switch d.value {
-	case runner.Forever:
+	case lock.Forever:
 		return "forever"
 	case 0:
 		return "0"
@@ -102,7 +117,7 @@ func (d *duration) Type() string { return "duration" }
 
 func (d *duration) Set(s string) error {
 	if d.forever && s == "forever" {
-		d.value = runner.Forever
+		d.value = lock.Forever
 		return nil
 	}
 	parsed, err := parseDuration(s)
@@ -123,9 +138,22 @@ func parseDuration(s string) (time.Duration, error) {
 		}
 		return time.Duration(seconds * float64(time.Second)), nil
 	}
-	d, err := time.ParseDuration(s)
-	if err != nil || d < 0 {
-		return 0, fmt.Errorf("%q is not a length of time such as 30s, 5m, 1h or a number of seconds", s)
+	const most = 100_000 // of days
+	whole, rest := time.Duration(0), s
+	if days, behind, found := strings.Cut(s, "d"); found {
+		n, err := strconv.Atoi(days)
+		if err != nil || n < 0 || n > most {
+			return 0, notALength(s)
+		}
+		whole, rest = time.Duration(n)*24*time.Hour, cmp.Or(behind, "0")
 	}
-	return d, nil
+	d, err := time.ParseDuration(rest)
+	if err != nil || d < 0 || strings.ContainsAny(rest, "+-") || d > math.MaxInt64-whole {
+		return 0, notALength(s)
+	}
+	return whole + d, nil
+}
+
+func notALength(s string) error {
+	return fmt.Errorf("%q is not a length of time such as 30s, 1m30s, 5m, 24h, 1d or a number of seconds", s)
 }

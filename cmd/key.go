@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -21,6 +22,7 @@ type keyInfo struct {
 	Key      string  `json:"key"`
 	Scheme   string  `json:"scheme"`
 	ID       int64   `json:"id"`
+	IDText   string  `json:"id_text"` // for programs to which a number is a float64
 	Pair     []int32 `json:"pair,omitempty"`
 	ClassID  uint32  `json:"classid"`
 	ObjID    uint32  `json:"objid"`
@@ -45,7 +47,8 @@ type noKeyInfo struct {
 func newKeyInfo(key, scheme string, id lockkey.ID) keyInfo {
 	arguments := strings.ReplaceAll(id.String(), ",", ", ")
 	info := keyInfo{
-		Key: key, Scheme: scheme, ID: id.Number, ClassID: id.ClassID(), ObjID: id.ObjID(), ObjSubID: id.ObjSubID(),
+		Key: key, Scheme: scheme, ID: id.Number, IDText: strconv.FormatInt(id.Number, 10),
+		ClassID: id.ClassID(), ObjID: id.ObjID(), ObjSubID: id.ObjSubID(),
 		SQL: keySQL{
 			Try:     fmt.Sprintf("SELECT pg_try_advisory_lock(%s);", arguments),
 			TryXact: fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%s);", arguments),
@@ -156,7 +159,7 @@ func printSchemes(w io.Writer, keys []string, asJSON bool) error {
 }
 
 func printSchemesOf(w io.Writer, key string, asJSON bool) error {
-	const columns = "  %-18s  %-20v  %-10v  %-10v  %-8v  %s\n"
+	const columns = "  %-18s  %-23v  %-10v  %-10v  %-8v  %s\n"
 	var err error
 	if !asJSON {
 		_, err = fmt.Fprintf(w, "%s\n"+columns, printable(key), "scheme", "number", "classid", "objid", "objsubid", "what it is")

@@ -1,7 +1,6 @@
 package cmd
 
 import (
-	"runtime"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,6 +40,7 @@ SIGTERM steps down: the command is stopped and the lock released.`,
 	f.leaseFlags(flags)
 	f.commandFlags(flags)
 	f.hookFlags(flags)
+	f.noteFlag(flags)
 	f.databaseFlags(flags)
 	f.voiceFlags(flags)
 	return cmd
@@ -64,13 +64,16 @@ func (f *leadFlags) lead(v *voice, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	cfg, db, err := f.config(v, cmd, args, dsnOnCommandLine)
+	cfg, err := f.config(v, cmd, args, dsnOnCommandLine)
 	if err != nil {
 		return err
 	}
+	if !f.quiet && !f.verbose {
+		v.level.Set(runner.LevelNotice)
+	}
+	warnOfOuter(v, claim)
 	cfg.Claim = claim
 	cfg.Watch = f.watch(v, cfg, "leading")
 	outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, FirstDelay: f.firstDelay.value, Restart: restart})
-	runtime.KeepAlive(db.embedded)
 	return f.end(outcome, err)
 }

@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // notifier tells systemd what this process is at, if systemd wants to know.
@@ -20,6 +23,7 @@ type notifier struct {
 
 	mu    sync.Mutex
 	ready bool
+	said  string    // the last status
 	until time.Time // up to which this process is known not to be stuck
 }
 
@@ -75,14 +79,57 @@ func (n *notifier) alive(within time.Duration) {
 // started: a node that stands by is up.
 func (n *notifier) status(text string) {
 	n.mu.Lock()
-	ready := n.ready
-	n.ready = true
+	ready, same := n.ready, n.said == text
+	n.ready, n.said = true, text
 	n.mu.Unlock()
+	if same {
+		return
+	}
 	message := "STATUS=" + oneLine(text)
 	if !ready {
 		message = "READY=1\n" + message
 	}
 	n.send(message)
+}
+
+// watch has systemd told what the runner tells. All times in it are instants: a
+// status stands until the next one.
+func (n *notifier) watch(s *standing, w *runner.Watch, work string) {
+	at := func(t time.Time) string { return t.Format(time.DateTime) }
+	name := func(v session.View) string {
+		since := v.Since
+		v.Since = time.Time{} // for which String has a length of time
+		if since.IsZero() {
+			return v.String()
+		}
+		return v.String() + " since " + at(since.Local())
+	}
+	waiting, away, delayed := w.Waiting, w.Away, w.Delayed
+	w.Waiting = func(backend uint32, views []session.View) {
+		if waiting != nil {
+			waiting(backend, views)
+		}
+		n.status("standing by since " + at(s.since()) + s.position(backend, views, name))
+	}
+	w.Away = func(obstacle error) {
+		away(obstacle)
+		if obstacle != nil {
+			n.status("standing by; the database has been away since " + at(s.out.since()) + ": " + obstacle.Error())
+		}
+	}
+	w.Delayed = func(until time.Time) {
+		delayed(until)
+		if !until.IsZero() {
+			n.status("the lock is granted; its last holder may live on until " + at(until))
+		}
+	}
+	w.Resting = func(until time.Time) { n.status("tries next at " + at(until)) }
+	w.Leading = func() {
+		s.over()
+		n.status(work + " since " + at(time.Now()))
+	}
+	w.Ending = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // which must not wait for systemd
+	w.Alive = n.alive
 }
 
 func (n *notifier) send(message string) {

@@ -11,7 +11,7 @@ import (
 
 // TestWatchdogStarves: a process that is stuck doesn't feed the watchdog.
 func TestWatchdogStarves(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "pglead-notify")
+	dir, err := os.MkdirTemp("", "pglead-notify")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -39,7 +41,9 @@ type options struct {
 	timeout        duration
 	killAfter      duration
 	minHold        duration
+	splay          duration
 	leftovers      string
+	note           string
 	transaction    bool
 	quorum         bool
 	conflictCode   int
@@ -99,6 +103,10 @@ func (o *options) commandFlags(flags *pflag.FlagSet) {
 	flags.VarP(&o.timeout, "timeout", "t", "the command may run this long, then TERM, then KILL; 0 is no limit")
 	flags.Var(&o.killAfter, "kill-after", "from a forwarded TERM, INT or HUP to KILL (default never), and from --timeout's TERM (default 10s)")
 	flags.StringVar(&o.leftovers, "leftovers", "kill", "`kill` or wait: what becomes of processes still alive when the command has ended")
+}
+
+func (o *options) noteFlag(flags *pflag.FlagSet) {
+	flags.StringVar(&o.note, "note", "", "`TEXT` that others are shown of this run (default the job's address in GitHub Actions, GitLab, Jenkins, Buildkite, CircleCI)")
 }
 
 func (o *options) hookFlags(flags *pflag.FlagSet) {
@@ -176,22 +184,22 @@ func (o *options) scheme() (lockkey.Scheme, error) {
 
 // claim is what the keys come to. It puts the keys into the order of their
 // locks.
-func (o *options) claim() (session.Claim, error) {
+func (o *options) claim() (lock.Claim, error) {
 	scheme, err := o.scheme()
 	if err != nil {
-		return session.Claim{}, err
+		return lock.Claim{}, err
 	}
 	ids := map[string]lockkey.ID{}
 	for _, key := range o.keys {
 		if _, twice := ids[key]; twice {
-			return session.Claim{}, usagef("--key %s is given twice", printable(key))
+			return lock.Claim{}, usagef("--key %s is given twice", printable(key))
 		}
 		if ids[key], err = scheme.ID(key); err != nil {
-			return session.Claim{}, usagef("--key %s: %w", printable(key), err)
+			return lock.Claim{}, usagef("--key %s: %w", printable(key), err)
 		}
 	}
 	slices.SortFunc(o.keys, func(a, b string) int { return ids[a].Compare(ids[b]) })
-	var claim session.Claim
+	var claim lock.Claim
 	if o.slots > 1 {
 		gate, err := scheme.Gate(o.keys[0])
 		if err != nil {
@@ -203,12 +211,12 @@ func (o *options) claim() (session.Claim, error) {
 			if err != nil {
 				return claim, usagef("--slots: %w", err)
 			}
-			claim.Locks = append(claim.Locks, session.Lock{ID: id})
+			claim.Locks = append(claim.Locks, lock.Lock{ID: id})
 		}
 		return claim, nil
 	}
 	for _, key := range o.keys {
-		lock := session.Lock{ID: ids[key], Shared: o.shared}
+		lock := lock.Lock{ID: ids[key], Shared: o.shared}
 		if !slices.Contains(claim.Locks, lock) { // two keys of one number are one
 			claim.Locks = append(claim.Locks, lock)
 		}
@@ -218,19 +226,20 @@ func (o *options) claim() (session.Claim, error) {
 
 // config turns flags that were checked into what the runner needs. The command
 // is looked up before the database is touched, since a typo needs no lock.
-func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnCommandLine bool) (runner.Config, database, error) {
+func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnCommandLine bool) (runner.Config, error) {
 	flags := cmd.Flags()
 	if !flags.Changed("lock-delay") {
 		o.lockDelay.value = session.TakeoverDelay(o.lease.value) + o.lostGrace.value
 	}
 	v.configure(o.quiet, o.verbose, o.logFormat == "json", o.keys)
+	warnOfVariables(v, cmd.Root())
 	path, err := child.Lookup(args[0])
 	if err != nil {
-		return runner.Config{}, database{}, err
+		return runner.Config{}, err
 	}
 	db, err := o.database(v, flags, dsnOnCommandLine)
 	if err != nil {
-		return runner.Config{}, database{}, err
+		return runner.Config{}, err
 	}
 	env := withoutSystemd(withoutFlags(os.Environ(), cmd.Root()))
 	if os.Getenv("LISTEN_FDS") != "" {
@@ -254,6 +263,7 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 			Description:     o.description(args[0]),
 			Transaction:     o.transaction,
 			Quorum:          o.quorum,
+			Private:         db.embedded != nil,
 		},
 		Wait:             o.wait.value,
 		LockDelay:        o.lockDelay.value,
@@ -268,7 +278,7 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 		Explain:          !o.quiet,
 		Hooks:            o.hooks,
 		Log:              v.log,
-	}, db, nil
+	}, nil
 }
 
 // database is the one that the flags or the environment name. Its connection
@@ -283,7 +293,7 @@ func (o *options) database(v *voice, flags *pflag.FlagSet, dsnOnCommandLine bool
 
 // description is what a session says of itself, beside what everyone sees.
 func (o *options) description(command string) session.Description {
-	d := session.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value, Transaction: o.transaction}
+	d := session.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value, LostGrace: o.lostGrace.value, Transaction: o.transaction, Note: cmp.Or(o.note, jobAddress(os.Getenv))}
 	if o.slots > 1 {
 		d.Slots = o.slots
 	}

@@ -17,7 +17,7 @@ func Main(args []string) int {
 	if status, ok := pgtest.RunKeeper(os.Args); ok {
 		return status
 	}
-	v := newVoice(os.Stderr)
+	v := newStderrVoice()
 	root := newRootCmd(v, os.Stdout)
 	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
 		addCompletions(root)
@@ -27,6 +27,7 @@ func Main(args []string) int {
 }
 
 func newRootCmd(v *voice, stdout io.Writer) *cobra.Command {
+	var version bool
 	root := &cobra.Command{
 		Use:   "pglead",
 		Short: "Run a command on at most one machine at a time, by a PostgreSQL advisory lock",
@@ -38,19 +39,22 @@ kills the command and everything it started when the connection is lost.`,
 		Example: `  pglead run --key invoice_gen/SUB-1234 -- ./job
   pglead lead --key scheduler -- ./scheduler
   pglead who scheduler`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if version {
+				return printVersion(stdout)
+			}
 			_ = cmd.Help()
 			return usagef("a command is missing")
 		},
 		SilenceErrors: true, // exit prints them, once
 		SilenceUsage:  true,
 	}
+	root.Flags().BoolVar(&version, "version", false, "print the version")
 	root.SetOut(stdout)
 	root.SetErr(v.w) // where completion's remarks go, which shells don't read
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return &usageError{err: err, hint: "see " + cmd.CommandPath() + " --help"}
-	})
+	root.SetFlagErrorFunc(flagMistake)
+	wrapHelp(root)
 	root.AddCommand(newRunCmd(v), newLeadCmd(v), newEachCmd(v), newLsCmd(v, stdout), newWhoCmd(v, stdout), newStepdownCmd(v, stdout), newKeyCmd(stdout), newDoctorCmd(v, stdout), newVersionCmd(stdout))
 	return root
 }

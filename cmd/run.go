@@ -2,11 +2,11 @@ package cmd
 
 import (
 	"errors"
-	"runtime"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 func newRunCmd(v *voice) *cobra.Command {
@@ -30,10 +30,12 @@ lost the command and everything it started are killed.`,
 	flags.SortFlags = false
 	o.keyFlags(flags)
 	o.waitFlags(flags)
+	flags.Var(&o.splay, "splay", "a random part of this passes before the first try")
 	o.leaseFlags(flags)
 	o.commandFlags(flags)
 	flags.Var(&o.minHold, "min-hold", "hold the lock at least this long after the start, even if the command is done")
 	o.hookFlags(flags)
+	o.noteFlag(flags)
 	o.databaseFlags(flags)
 	o.voiceFlags(flags)
 	return cmd
@@ -51,20 +53,22 @@ func run(v *voice, o *options, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	cfg, db, err := o.config(v, cmd, args, dsnOnCommandLine)
+	cfg, err := o.config(v, cmd, args, dsnOnCommandLine)
 	if err != nil {
 		return err
 	}
-	cfg.Claim = claim
+	if o.wait.value > 0 {
+		warnOfOuter(v, claim)
+	}
+	cfg.Claim, cfg.Splay = claim, o.splay.value
 	cfg.Watch = o.watch(v, cfg, "leading")
 	outcome, err := runner.Run(cfg)
-	runtime.KeepAlive(db.embedded)
 	return o.end(outcome, err)
 }
 
 // end carries the end of a run to exit.
 func (o *options) end(outcome runner.Outcome, err error) error {
-	var held *runner.HeldError
+	var held *lock.HeldError
 	switch {
 	case errors.As(err, &held):
 		return &heldError{held, o.conflictCode}

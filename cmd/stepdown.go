@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -33,7 +35,7 @@ the lock.`,
   pglead stepdown scheduler --to web2`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := fromEnvironment(cmd.Flags()); err != nil {
+			if err := f.fromEnvironment(cmd); err != nil {
 				return err
 			}
 			claim, err := f.claimOf(args[0])
@@ -55,14 +57,14 @@ the lock.`,
 	return cmd
 }
 
-func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *session.Viewer, target string, claim session.Claim, force bool, to string) error {
+func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *session.Viewer, target string, claim lock.Claim, force bool, to string) error {
 	key := f.keys[0]
-	views, err := viewer.Locks(ctx, false, claim)
+	claim, locks, err := f.seek(ctx, viewer, claim)
 	if err != nil {
 		return err
 	}
 	var holders, waiters []session.View
-	for _, l := range locksOf(views) {
+	for _, l := range locks {
 		for _, h := range l.Holders {
 			holders = append(holders, h.view)
 		}
@@ -71,37 +73,75 @@ func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *sess
 		}
 	}
 	if len(holders) == 0 {
-		fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), target)
+		fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), session.Visible(target))
 		return &listError{exitFree}
 	}
 	if to != "" && !slices.ContainsFunc(waiters, func(w session.View) bool { return w.Where() == to }) {
-		return fmt.Errorf("--to %s: no pglead on that host waits for %s", printable(to), printable(key))
+		return noSuchWaiter(key, to, waiters)
+	}
+	if force {
+		for _, h := range holders {
+			if err := viewer.Terminate(ctx, h.Backend); err != nil {
+				return err
+			}
+			fmt.Fprintf(stdout, "ended the session of %s\n", h)
+		}
+		return f.awaitSuccessor(ctx, stdout, viewer, claim, holders, f.wait.value)
+	}
+	request, patience, err := f.ask(ctx, stdout, holders, to)
+	if err != nil {
+		return err
+	}
+	defer request.Close()
+	return f.awaitSuccessor(ctx, stdout, viewer, claim, holders, max(patience, f.wait.value))
+}
+
+// noSuchWaiter says who does wait, among whom to choose.
+func noSuchWaiter(key, to string, waiters []session.View) error {
+	const most = 5
+	var hosts []string
+	for _, w := range waiters {
+		if host := session.Visible(w.Where()); w.Pglead() && !slices.Contains(hosts, host) {
+			hosts = append(hosts, host)
+		}
+	}
+	hint := "nobody waits"
+	if len(hosts) > most {
+		hosts = append(hosts[:most], fmt.Sprintf("%d more", len(hosts)-most))
+	}
+	if len(hosts) > 0 {
+		hint = "pglead waits on " + strings.Join(hosts, ", ")
+	}
+	return &usageError{err: fmt.Errorf("--to %s: no pglead on that host waits for %s", printable(to), printable(key)), hint: hint}
+}
+
+// ask asks the holders, and says for how long that has to last: each looks every
+// fifth of its lease.
+func (f *viewFlags) ask(ctx context.Context, stdout io.Writer, holders []session.View, to string) (request *lock.Request, patience time.Duration, err error) {
+	var ids []lockkey.ID
+	for _, h := range holders {
+		if !h.Pglead() {
+			return nil, 0, &usageError{err: errors.New("the lock is held by " + h.String()), hint: "only --force ends it, which asks nothing"}
+		}
+		lease := f.lease.value // where it doesn't say its own
+		if h.Lease > 0 {
+			lease = h.Lease
+		}
+		patience = max(patience, lease/3+askMargin) // the first heartbeat after a wait may be so late
+		ids = append(ids, h.ID)
+	}
+	request, err = lock.Ask(ctx, f.viewing, ids, f.asker(), to)
+	if err != nil {
+		return nil, 0, err
 	}
 	for _, h := range holders {
-		switch {
-		case force:
-			err = viewer.Terminate(ctx, h.Backend)
-		case !h.Pglead():
-			err = &usageError{err: errors.New("the lock is held by " + h.String()), hint: "only --force ends it, which asks nothing"}
-		case h.Transaction:
-			err = &usageError{err: errors.New("the lock is held by " + h.String() + ", in a transaction, where nothing is heard"), hint: "only --force ends it, which kills its command"}
-		default:
-			err = viewer.AskToStepDown(ctx, h.ID, f.asker(), to)
-		}
-		if err != nil {
-			return err
-		}
-		did := "asked"
-		if force {
-			did = "ended the session of"
-		}
-		fmt.Fprintf(stdout, "%s %s\n", did, h)
+		fmt.Fprintf(stdout, "asked %s\n", h)
 	}
-	if f.wait.value == 0 {
-		return nil
-	}
-	return f.awaitSuccessor(ctx, stdout, viewer, claim, holders, !force)
+	return request, patience, nil
 }
+
+// askMargin is for a heartbeat that is late.
+const askMargin = 2 * time.Second
 
 // asker is who a holder is told to have asked it.
 func (f *viewFlags) asker() string {
@@ -109,18 +149,14 @@ func (f *viewFlags) asker() string {
 	return d.User + " on " + d.Host
 }
 
-const (
-	// successorPoll is how often somebody who waits for a successor looks.
-	successorPoll = 200 * time.Millisecond
-	// askAgain is how often a holder is asked that doesn't step down: it may
-	// not have listened yet. Once it has heard, more of it changes nothing.
-	askAgain = time.Second
-)
+// successorPoll is how often somebody who waits for a successor looks.
+const successorPoll = 200 * time.Millisecond
 
-func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer *session.Viewer, claim session.Claim, former []session.View, ask bool) error {
-	began := time.Now()
-	for asked := began; ; {
-		views, err := viewer.Locks(ctx, false, claim)
+// awaitSuccessor waits until the former holders have gone. What comes of it is only
+// said if it was asked for.
+func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer *session.Viewer, claim lock.Claim, former []session.View, patience time.Duration) error {
+	for began := time.Now(); ; {
+		views, err := viewer.Locks(ctx, false, claim.Sought())
 		if err != nil {
 			return err
 		}
@@ -134,24 +170,18 @@ func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer
 				}
 			}
 		}
-		if len(still) == 0 {
+		switch {
+		case f.wait.value == 0 && (len(still) == 0 || time.Since(began) >= patience):
+			return nil
+		case len(still) == 0:
 			if len(now) == 0 {
 				now = []string{"free"}
 			}
 			fmt.Fprintf(stdout, "now: %s\n", strings.Join(now, "; "))
 			return nil
-		}
-		if time.Since(began) >= f.wait.value {
+		case time.Since(began) >= patience:
 			fmt.Fprintf(stdout, "still: %s\n", strings.Join(now, "; "))
 			return &listError{exitHeld}
-		}
-		if ask && time.Since(asked) > askAgain {
-			asked = time.Now()
-			for _, h := range still {
-				if err := viewer.AskToStepDown(ctx, h.ID, f.asker(), ""); err != nil {
-					return err
-				}
-			}
 		}
 		select {
 		case <-time.After(successorPoll):

@@ -13,12 +13,14 @@ func newVersionCmd(stdout io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(stdout, versionLine())
-			return err
-		},
+		Args:  noArguments,
+		RunE:  func(*cobra.Command, []string) error { return printVersion(stdout) },
 	}
+}
+
+func printVersion(stdout io.Writer) error {
+	_, err := fmt.Fprintln(stdout, versionLine())
+	return err
 }
 
 // versionLine says what the Go toolchain recorded at build time: the module's

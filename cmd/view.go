@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -14,19 +15,23 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // viewFlags are the flags of the commands that look at locks.
 type viewFlags struct {
 	options
-	output string
+	output           string
+	dsnOnCommandLine bool
+	viewing          session.Config // how to connect, once that is known
 }
 
 func newViewFlags() viewFlags { return viewFlags{options: newOptions()} }
@@ -39,22 +44,30 @@ func (f *viewFlags) register(cmd *cobra.Command, outputs string) {
 	flags.Var(&f.connectTimeout, "connect-timeout", "for each attempt to connect")
 }
 
+// fromEnvironment reads the flags' variables.
+func (f *viewFlags) fromEnvironment(cmd *cobra.Command) error {
+	f.dsnOnCommandLine = cmd.Flags().Changed("dsn")
+	return fromEnvironment(cmd.Flags())
+}
+
 // look connects to where the locks are, and looks until that is done or a
 // signal ends it.
 func (f *viewFlags) look(v *voice, cmd *cobra.Command, look func(ctx context.Context, viewer *session.Viewer, target string) error) error {
-	dsnOnCommandLine := cmd.Flags().Changed("dsn")
 	if f.connectTimeout.value <= 0 {
 		return usagef("--connect-timeout must be longer than 0")
 	}
-	db, err := f.database(v, cmd.Flags(), dsnOnCommandLine)
+	warnOfVariables(v, cmd.Root())
+	db, err := f.database(v, cmd.Flags(), f.dsnOnCommandLine)
 	if err != nil {
 		return err
 	}
+	if db.embedded != nil {
+		defer db.embedded.Close()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	viewer, err := session.OpenViewer(ctx, session.Config{
-		Database: db.config, ConnectTimeout: f.connectTimeout.value, ApplicationName: "pglead " + cmd.Name(),
-	})
+	f.viewing = session.Config{Database: db.config, ConnectTimeout: f.connectTimeout.value, ApplicationName: "pglead " + cmd.Name()}
+	viewer, err := session.OpenViewer(ctx, f.viewing)
 	if err != nil {
 		return err
 	}
@@ -69,6 +82,7 @@ type lockView struct {
 	Key      *string      `json:"key"` // null where nobody says it
 	Scheme   string       `json:"scheme,omitempty"`
 	ID       int64        `json:"id"`
+	IDText   string       `json:"id_text"` // for programs to which a number is a float64
 	ClassID  uint32       `json:"classid"`
 	ObjID    uint32       `json:"objid"`
 	ObjSubID int          `json:"objsubid"`
@@ -78,7 +92,10 @@ type lockView struct {
 	Holders  []holderView `json:"holders"`
 	Waiters  []holderView `json:"waiters"`
 
-	id lockkey.ID
+	id  lockkey.ID
+	has map[uint32]int // the places, from 1, of backends in Holders
+
+	awaits map[uint32]bool // backends in Waiters
 }
 
 type holderView struct {
@@ -86,6 +103,7 @@ type holderView struct {
 	PID         int        `json:"pid,omitempty"`
 	User        string     `json:"user,omitempty"`
 	Command     string     `json:"command,omitempty"`
+	Note        string     `json:"note,omitempty"`
 	Role        string     `json:"role"`
 	Client      string     `json:"client,omitempty"`
 	Application string     `json:"application"`
@@ -102,7 +120,7 @@ type holderView struct {
 
 func newHolderView(v session.View) holderView {
 	h := holderView{
-		Host: v.Where(), PID: v.PID, User: v.User, Command: v.Command, Role: v.Role, Client: v.Client,
+		Host: v.Where(), PID: v.PID, User: v.User, Command: v.Command, Note: v.Note, Role: v.Role, Client: v.Client,
 		Application: v.Application, Backend: v.Backend, Pglead: v.Pglead(), Seconds: v.Waiting.Seconds(),
 		Token: v.Token, Lease: v.Lease.Seconds(), Hidden: v.Hidden, view: v,
 	}
@@ -116,51 +134,56 @@ func newHolderView(v session.View) holderView {
 }
 
 // locksOf puts together what the server shows one by one. Who stands in line
-// before the gate of slots waits for all of them.
+// before the gate of slots waits for all of them. A session that has a lock in both
+// modes is one holder, and keeps others out as an exclusive one does.
 func locksOf(views []session.View) []*lockView {
+	type number struct {
+		database string
+		id       lockkey.ID
+	}
 	locks := []*lockView{}
+	of := map[number]*lockView{}
 	find := func(v session.View) *lockView {
-		for _, l := range locks {
-			if l.Database == v.Database && l.id == v.ID {
-				return l
+		l := of[number{v.Database, v.ID}]
+		if l == nil {
+			l = &lockView{
+				Database: v.Database, ID: v.ID.Number, IDText: strconv.FormatInt(v.ID.Number, 10), ClassID: v.ID.ClassID(), ObjID: v.ID.ObjID(), ObjSubID: v.ID.ObjSubID(),
+				Mode: modeOf(v), Holders: []holderView{}, Waiters: []holderView{}, id: v.ID, has: map[uint32]int{}, awaits: map[uint32]bool{},
 			}
+			locks = append(locks, l)
+			of[number{v.Database, v.ID}] = l
 		}
-		mode := "exclusive"
-		if v.Shared {
-			mode = "shared"
-		}
-		l := &lockView{
-			Database: v.Database, ID: v.ID.Number, ClassID: v.ID.ClassID(), ObjID: v.ID.ObjID(), ObjSubID: v.ID.ObjSubID(),
-			Mode: mode, Holders: []holderView{}, Waiters: []holderView{}, id: v.ID,
-		}
-		locks = append(locks, l)
 		return l
 	}
 	for _, v := range views {
 		l := find(v)
-		if key, known := v.Key(); known && l.Key == nil {
-			l.Key, l.Scheme, l.Slots = &key, cmp.Or(v.Scheme, session.DefaultScheme), v.Slots
-			l.Slot = slotOf(v, key)
+		if key, slot, known := v.Key(); known && l.Key == nil {
+			l.Key, l.Scheme, l.Slots, l.Slot = &key, cmp.Or(v.Scheme, session.DefaultScheme), v.Slots, slot
 		}
 		gate := l.Slots > 0 && l.Slot == 0
-		if v.Granted && !gate {
+		switch {
+		case !v.Granted || gate:
+			// The first in line holds the gate, too.
+			if !l.awaits[v.Backend] {
+				l.awaits[v.Backend] = true
+				l.Waiters = append(l.Waiters, newHolderView(v))
+			}
+		case l.has[v.Backend] > 0:
+			l.Mode, l.Holders[l.has[v.Backend]-1].view.Shared = "exclusive", false
+		default:
+			l.has[v.Backend] = len(l.Holders) + 1
 			l.Holders = append(l.Holders, newHolderView(v))
-		} else {
-			l.Waiters = append(l.Waiters, newHolderView(v))
 		}
 	}
+	slices.SortStableFunc(locks, compareLocks)
 	return locks
 }
 
-// slotOf is the number of the slot that a lock is.
-func slotOf(v session.View, key string) int {
-	scheme, _ := lockkey.SchemeByName(cmp.Or(v.Scheme, session.DefaultScheme))
-	for slot := 1; slot <= v.Slots; slot++ {
-		if id, err := scheme.Slot(key, slot); err == nil && id == v.ID {
-			return slot
-		}
+func modeOf(v session.View) string {
+	if v.Shared {
+		return "shared"
 	}
-	return 0
+	return "exclusive"
 }
 
 // name is what a table calls a lock.
@@ -182,21 +205,22 @@ func newLsCmd(v *voice, stdout io.Writer) *cobra.Command {
 	f := newViewFlags()
 	var all, watch bool
 	cmd := &cobra.Command{
-		Use:   "ls [flags]",
+		Use:   "ls [PATTERN...] [flags]",
 		Short: "Every lock: key, holder, since when, waiters",
-		Long: `Every lock of the database: key, holder, since when, waiters.
+		Long: `Every lock of the database: key, holder, since when, waiters. With patterns only
+those of keys that match one; * in it stands for any characters, ? for one.
 
 Locks that programs other than pglead hold are shown by their number; pglead key
 --key-scheme all KEY prints what a key comes to. What this role may not see is
 marked, with the grant that would show it.`,
 		Example: `  pglead ls --watch
+  pglead ls 'import/*'
   pglead ls --output prometheus >/var/lib/prometheus/node-exporter/pglead.prom`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := fromEnvironment(cmd.Flags()); err != nil {
+		RunE: func(cmd *cobra.Command, patterns []string) error {
+			if err := f.fromEnvironment(cmd); err != nil {
 				return err
 			}
-			write, err := f.writer(all)
+			write, err := f.writer(all, len(patterns) > 0)
 			if err != nil {
 				return err
 			}
@@ -204,12 +228,19 @@ marked, with the grant that would show it.`,
 			for {
 				err := f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
 					for {
-						if err := list(ctx, viewer, all, screen, target, write, stdout); err != nil || !watch {
+						locks, err := wanted(ctx, viewer, all, patterns)
+						if err == nil {
+							err = list(locks, screen, target, write, stdout)
+						}
+						if err != nil || !watch {
 							return err
 						}
 						select {
 						case <-time.After(watchInterval):
 						case <-ctx.Done():
+							if screen { // ^C stands there
+								_, _ = io.WriteString(stdout, "\r"+eraseRest)
+							}
 							return nil
 						}
 					}
@@ -225,7 +256,7 @@ marked, with the grant that would show it.`,
 			}
 		},
 	}
-	f.register(cmd, "`table`, wide (with scheme, number, user, role and client), json, or prometheus (for node_exporter's textfile collector)")
+	f.register(cmd, "`table`, wide (with scheme, number, user, role, client and note), json, or prometheus (for node_exporter's textfile collector)")
 	cmd.Flags().BoolVar(&all, "all-databases", false, "the locks of every database of the server")
 	cmd.Flags().BoolVar(&watch, "watch", false, "again every 2s")
 	return cmd
@@ -234,20 +265,16 @@ marked, with the grant that would show it.`,
 const watchInterval = 2 * time.Second
 
 // list writes the locks once, over what was written before on a screen.
-func list(ctx context.Context, viewer *session.Viewer, all, screen bool, target string, write lockWriter, stdout io.Writer) error {
-	views, err := viewer.Locks(ctx, all, session.Claim{})
-	if err != nil {
-		return err
-	}
+func list(locks []*lockView, screen bool, target string, write lockWriter, stdout io.Writer) error {
 	var text strings.Builder
-	if err := write(&text, target, locksOf(views)); err != nil {
+	if err := write(&text, target, locks); err != nil {
 		return err
 	}
 	out := text.String()
 	if screen {
 		out = onScreen(out)
 	}
-	_, err = io.WriteString(stdout, out)
+	_, err := io.WriteString(stdout, out)
 	return err
 }
 
@@ -259,10 +286,13 @@ func onScreen(text string) string {
 
 type lockWriter func(w io.Writer, target string, locks []*lockView) error
 
-func (f *viewFlags) writer(all bool) (lockWriter, error) {
+func (f *viewFlags) writer(all, some bool) (lockWriter, error) {
 	switch f.output {
 	case "", "table", "wide":
 		t := table{all: all, wide: f.output == "wide"}
+		if some {
+			t.of = "of these keys "
+		}
 		if !t.wide {
 			t.width = foreground(os.Stdout)
 		}
@@ -276,20 +306,45 @@ func (f *viewFlags) writer(all bool) (lockWriter, error) {
 }
 
 func writeJSON(w io.Writer, value any) error {
-	enc := json.NewEncoder(w)
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
-	return enc.Encode(value)
+	if err := enc.Encode(value); err != nil {
+		return err
+	}
+	_, err := w.Write(escapeJSON(b.Bytes()))
+	return err
+}
+
+// escapeJSON escapes what has an effect on a terminal and that encoding/json
+// leaves as it is: DEL, the control characters beyond ASCII, bidi overrides. In
+// JSON such are in strings only.
+func escapeJSON(encoded []byte) []byte {
+	var b []byte
+	for _, r := range string(encoded) {
+		switch {
+		case r == '\n' || session.Shows(r):
+			b = utf8.AppendRune(b, r)
+		case r > 0xffff:
+			first, second := utf16.EncodeRune(r)
+			b = fmt.Appendf(b, `\u%04x\u%04x`, first, second)
+		default:
+			b = fmt.Appendf(b, `\u%04x`, r)
+		}
+	}
+	return b
 }
 
 // table is what ls shows to people.
 type table struct {
 	all, wide bool
 	width     int // of the terminal; 0: as wide as it takes
+	of        string
 }
 
 func (o table) write(w io.Writer, target string, locks []*lockView) error {
 	if len(locks) == 0 {
-		_, err := fmt.Fprintf(w, "no locks in %s\n", target)
+		_, err := fmt.Fprintf(w, "no locks %sin %s\n", o.of, session.Visible(target))
 		return err
 	}
 	heading := []string{"KEY", "MODE", "HOLDER", "FOR", "TOKEN", "WAIT"}
@@ -297,7 +352,7 @@ func (o table) write(w io.Writer, target string, locks []*lockView) error {
 		heading = append(heading, "DATABASE")
 	}
 	if o.wide {
-		heading = append(heading, "SCHEME", "NUMBER", "USER", "ROLE", "CLIENT")
+		heading = append(heading, "SCHEME", "NUMBER", "USER", "ROLE", "CLIENT", "NOTE")
 	}
 	rows := [][]string{heading}
 	hidden := false
@@ -322,9 +377,14 @@ func (o table) write(w io.Writer, target string, locks []*lockView) error {
 				row = append(row, l.Database)
 			}
 			if o.wide {
-				row = append(row, l.Scheme, l.id.String(), h.User, h.Role, h.Client)
+				row = append(row, l.Scheme, l.id.String(), h.User, h.Role, h.Client, h.Note)
 			}
 			rows = append(rows, row)
+		}
+	}
+	for _, row := range rows {
+		for i, cell := range row {
+			row[i] = session.Visible(cell)
 		}
 	}
 	o.fit(rows)
@@ -368,7 +428,7 @@ func (o table) fit(rows [][]string) {
 		}
 	}
 	for _, row := range rows {
-		row[key], row[holder] = shorten(row[key], widths[key]), shorten(row[holder], widths[holder])
+		row[key], row[holder] = squeeze(row[key], widths[key]), shorten(row[holder], widths[holder])
 	}
 }
 
@@ -396,6 +456,17 @@ func shorten(s string, most int) string {
 	return string([]rune(s)[:most-1]) + "…"
 }
 
+// squeeze takes from the middle of a cell what is too much: of a key the end, and
+// the slot, say more.
+func squeeze(s string, most int) string {
+	runes := []rune(s)
+	if len(runes) <= most {
+		return s
+	}
+	head := (most - 1) / 3
+	return string(runes[:head]) + "…" + string(runes[len(runes)-(most-1-head):])
+}
+
 // brief is a length of time in two units at most: 3d4h, 12m5s.
 func brief(d time.Duration) string {
 	d = d.Round(time.Second)
@@ -413,7 +484,16 @@ func brief(d time.Duration) string {
 // https://prometheus.io/docs/instrumenting/exposition_formats/
 func writePrometheus(w io.Writer, locks []*lockView) error {
 	var b strings.Builder
-	label := strings.NewReplacer("\\", "\\\\", "\n", "\\n", "\"", "\\\"")
+	escapes := strings.NewReplacer("\\", "\\\\", "\"", "\\\"")
+	// The format has an escape for a line's end, and for nothing else that
+	// is not to be seen; and one label that is no UTF-8 spoils all the page.
+	label := func(s string) string {
+		lines := strings.Split(s, "\n")
+		for i, line := range lines {
+			lines[i] = escapes.Replace(session.Visible(line))
+		}
+		return strings.Join(lines, `\n`)
+	}
 	labels := func(l *lockView, more ...string) string {
 		key := ""
 		if l.Key != nil {
@@ -422,14 +502,21 @@ func writePrometheus(w io.Writer, locks []*lockView) error {
 		pairs := append([]string{"database", l.Database, "key", key, "id", l.id.String()}, more...)
 		var text []string
 		for pair := range slices.Chunk(pairs, 2) {
-			text = append(text, fmt.Sprintf(`%s="%s"`, pair[0], label.Replace(pair[1])))
+			text = append(text, fmt.Sprintf(`%s="%s"`, pair[0], label(pair[1])))
 		}
 		return "{" + strings.Join(text, ",") + "}"
 	}
 	metric := func(name, help string, each func(l *lockView, sample func(value any, more ...string))) {
 		fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
+		// Of two equal series the page would have to be refused.
+		written := map[string]bool{}
 		for _, l := range locks {
-			each(l, func(value any, more ...string) { fmt.Fprintf(&b, "%s%s %v\n", name, labels(l, more...), value) })
+			each(l, func(value any, more ...string) {
+				if series := name + labels(l, more...); !written[series] {
+					written[series] = true
+					fmt.Fprintf(&b, "%s %v\n", series, value)
+				}
+			})
 		}
 	}
 	metric("pglead_lock_holders", "Sessions that hold the lock.", func(l *lockView, sample func(any, ...string)) { sample(len(l.Holders)) })
@@ -446,17 +533,17 @@ func writePrometheus(w io.Writer, locks []*lockView) error {
 }
 
 // claimOf are the locks that a key of who or stepdown means.
-func (f *viewFlags) claimOf(key string) (session.Claim, error) {
+func (f *viewFlags) claimOf(key string) (lock.Claim, error) {
 	f.keys = []string{key}
 	if f.slots < 1 || f.slots > mostSlots {
-		return session.Claim{}, usagef("--slots %d: from 1 to %d", f.slots, mostSlots)
+		return lock.Claim{}, usagef("--slots %d: from 1 to %d", f.slots, mostSlots)
 	}
 	return f.claim()
 }
 
 func (f *viewFlags) keyFlags(cmd *cobra.Command) {
 	f.schemeFlag(cmd.Flags())
-	cmd.Flags().IntVar(&f.slots, "slots", f.slots, "the key has `N` slots")
+	cmd.Flags().IntVar(&f.slots, "slots", f.slots, "the key has `N` slots; found out without it, where any is held or waited for")
 }
 
 func newWhoCmd(v *voice, stdout io.Writer) *cobra.Command {
@@ -467,13 +554,13 @@ func newWhoCmd(v *voice, stdout io.Writer) *cobra.Command {
 		Long: `The holders of one key, a line each: exit status 0 if there are any, 1 if the
 lock is free.`,
 		Example: `  pglead who invoice_gen/SUB-1234
-  pglead who render --slots 3`,
+  pglead who render -o json`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.output != "" && f.output != "text" && f.output != "json" {
 				return usagef("--output %s: text or json", printable(f.output))
 			}
-			if err := fromEnvironment(cmd.Flags()); err != nil {
+			if err := f.fromEnvironment(cmd); err != nil {
 				return err
 			}
 			claim, err := f.claimOf(args[0])
@@ -481,11 +568,11 @@ lock is free.`,
 				return err
 			}
 			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
-				views, err := viewer.Locks(ctx, false, claim)
+				_, locks, err := f.seek(ctx, viewer, claim)
 				if err != nil {
 					return err
 				}
-				return f.who(stdout, args[0], target, views)
+				return f.who(stdout, args[0], target, locks)
 			})
 		},
 	}
@@ -495,11 +582,7 @@ lock is free.`,
 	return cmd
 }
 
-func (f *viewFlags) who(stdout io.Writer, key, target string, views []session.View) error {
-	if f.shared {
-		views = slices.DeleteFunc(views, func(v session.View) bool { return v.Granted && v.Shared })
-	}
-	locks := locksOf(views)
+func (f *viewFlags) who(stdout io.Writer, key, target string, locks []*lockView) error {
 	held := slices.ContainsFunc(locks, func(l *lockView) bool { return len(l.Holders) > 0 })
 	if f.output == "json" {
 		if err := writeJSON(stdout, locks); err != nil {
@@ -519,7 +602,7 @@ func (f *viewFlags) who(stdout io.Writer, key, target string, views []session.Vi
 			}
 		}
 		if !held {
-			fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), target)
+			fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), session.Visible(target))
 		}
 	}
 	if !held {

@@ -11,7 +11,14 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // voice is all that pglead says on standard error. Standard output belongs to
@@ -19,6 +26,7 @@ import (
 //
 //	error    what ended pglead, and what its operator has to know
 //	warning  what happened to the command, or that it didn't run; not with -q
+//	notice   that the lock was taken or given back; only with -v, but for lead
 //	info     every step; only with -v
 //
 // In text a message is one line that starts with "pglead: " and the key; a
@@ -27,10 +35,11 @@ import (
 //
 // On a terminal there may be a living line under all that: it is written again
 // and again, and gives way to messages. In the journal each message has its
-// priority. README lists the events.
+// priority. No message keeps its speaker waiting: see outlet. README lists the events.
 type voice struct {
 	log     *slog.Logger
 	w       io.Writer
+	out     *outlet // that w is, or nil
 	json    bool
 	key     string // what messages begin with
 	level   slog.LevelVar
@@ -38,6 +47,7 @@ type voice struct {
 
 	mu     sync.Mutex // of w, and of
 	living bool       // there is a line that is not ended
+	ended  bool       // there will be none any more
 }
 
 func newVoice(w io.Writer) *voice {
@@ -47,10 +57,41 @@ func newVoice(w io.Writer) *voice {
 	return v
 }
 
+// newStderrVoice is the voice of this process.
+func newStderrVoice() *voice {
+	out := &outlet{w: descriptor(unix.Stderr)}
+	v := newVoice(out)
+	v.out, out.note = out, v.dropped
+	return v
+}
+
+// flush is for the end of the process.
+func (v *voice) flush() {
+	if v.out != nil {
+		v.out.flush()
+	}
+}
+
+// dropped says how many messages were.
+func (v *voice) dropped(n int) []byte {
+	var buf bytes.Buffer
+	aside := &voice{w: &buf, journal: v.journal}
+	aside.level.Set(v.level.Level())
+	log := slog.New(&textHandler{voice: aside})
+	if v.json {
+		log = slog.New(newJSONHandler(aside))
+	}
+	log.With("key", v.key).Warn(fmt.Sprintf("nobody read standard error in time: %d messages are missing here", n), "event", "dropped", "messages", n)
+	return buf.Bytes()
+}
+
 // live writes the living line. Its end is either the next message, or hush.
 func (v *voice) live(text string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if v.ended || v.out != nil && v.out.busy() {
+		return // the next one will do
+	}
 	v.living = true
 	_, _ = io.WriteString(v.w, "\r"+text+eraseRest)
 }
@@ -63,6 +104,14 @@ func (v *voice) hush() {
 		v.living = false
 		_, _ = io.WriteString(v.w, "\r"+eraseRest)
 	}
+}
+
+// still takes the living line away for good: the end of the process is near.
+func (v *voice) still() {
+	v.hush()
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.ended = true
 }
 
 // eraseRest is a terminal's command: from the cursor to the line's end.
@@ -90,6 +139,8 @@ func (v *voice) priority(level slog.Level) string {
 		return "<3>"
 	case level >= slog.LevelWarn:
 		return "<4>"
+	case level >= runner.LevelNotice:
+		return "<5>"
 	}
 	return "<6>"
 }
@@ -104,13 +155,16 @@ type jsonHandler struct {
 
 func newJSONHandler(v *voice) *jsonHandler {
 	var buf bytes.Buffer
-	seconds := func(_ []string, a slog.Attr) slog.Attr {
+	replace := func(_ []string, a slog.Attr) slog.Attr {
 		if a.Value.Kind() == slog.KindDuration {
 			a.Value = slog.Float64Value(a.Value.Duration().Seconds())
 		}
+		if a.Key == slog.LevelKey && a.Value.Any() == runner.LevelNotice {
+			a.Value = slog.StringValue("NOTICE")
+		}
 		return a
 	}
-	return &jsonHandler{slog.NewJSONHandler(&buf, &slog.HandlerOptions{Level: &v.level, ReplaceAttr: seconds}), &buf, v, &sync.Mutex{}}
+	return &jsonHandler{slog.NewJSONHandler(&buf, &slog.HandlerOptions{Level: &v.level, ReplaceAttr: replace}), &buf, v, &sync.Mutex{}}
 }
 
 func (h *jsonHandler) Handle(ctx context.Context, r slog.Record) error {
@@ -121,7 +175,7 @@ func (h *jsonHandler) Handle(ctx context.Context, r slog.Record) error {
 	if err := h.Handler.Handle(ctx, r); err != nil {
 		return err
 	}
-	_, err := h.v.Write(h.buf.Bytes())
+	_, err := h.v.Write(escapeJSON(h.buf.Bytes()))
 	return err
 }
 
@@ -160,17 +214,22 @@ func (v *voice) canLive() bool {
 
 // fail says what ended pglead.
 func (v *voice) fail(message, hint string, code int) {
-	if v.json {
-		attrs := []any{"event", "failed", "code", code}
-		if hint != "" {
-			attrs = append(attrs, "hint", hint)
-		}
-		v.log.Error(message, attrs...)
-		return
+	v.say(slog.LevelError, message, hint, "event", "failed", "code", code)
+}
+
+// warn says what an operator has to know, and what can be done about it.
+func (v *voice) warn(message, hint string, attrs ...any) {
+	v.say(slog.LevelWarn, message, hint, attrs...)
+}
+
+func (v *voice) say(level slog.Level, message, hint string, attrs ...any) {
+	ctx := context.Background()
+	if v.json && hint != "" {
+		attrs = append(attrs, "hint", hint)
 	}
-	v.log.Error(message)
-	if hint != "" {
-		fmt.Fprintf(v, "%spglead: hint: %s\n", v.priority(slog.LevelError), hint)
+	v.log.Log(ctx, level, message, attrs...)
+	if !v.json && hint != "" && v.log.Enabled(ctx, level) {
+		fmt.Fprintf(v, "%spglead: hint: %s\n", v.priority(level), oneLine(hint))
 	}
 }
 
@@ -200,7 +259,7 @@ func (h *textHandler) Handle(_ context.Context, r slog.Record) error {
 	write := func(a slog.Attr) bool {
 		// What these say is in the message.
 		if a.Key != "event" && a.Key != "code" && a.Key != "holder" {
-			fmt.Fprintf(&b, " %s=%s", a.Key, printable(a.Value.String()))
+			fmt.Fprintf(&b, " %s=%s", a.Key, printable(rounded(a.Value).String()))
 		}
 		return true
 	}
@@ -232,20 +291,25 @@ func (h *textHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 
 func (h *textHandler) WithGroup(string) slog.Handler { return h }
 
+// rounded leaves a length of time the digits that say something.
+func rounded(value slog.Value) slog.Value {
+	if value.Kind() != slog.KindDuration {
+		return value
+	}
+	to := time.Microsecond
+	for d := value.Duration().Abs(); to < time.Second && d >= 1000*to; {
+		to *= 10
+	}
+	return slog.DurationValue(value.Duration().Round(to))
+}
+
 // printable quotes what would not stand in a line as it is.
 func printable(s string) string {
-	if s == "" || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' }) {
+	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' }) {
 		return strconv.Quote(s)
 	}
 	return s
 }
 
 // oneLine keeps what servers and operating systems say to one line.
-func oneLine(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, s)
-}
+func oneLine(s string) string { return session.Visible(s) }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -26,20 +28,47 @@ const (
 type standing struct {
 	v     *voice
 	cfg   session.Config
-	claim session.Claim
-	began time.Time // of the first wait of this run
-	said  int       // lines, to a log
+	claim lock.Claim
+	out   outage
+	said  int // lines, to a log
+
+	mu    sync.Mutex
+	began time.Time     // of the wait, or zero
+	shown chan struct{} // ends the living line of what is in the way
+	gone  chan struct{} // it has ended
+}
+
+// since is when the wait began.
+func (s *standing) since() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.began.IsZero() {
+		s.began = time.Now()
+	}
+	return s.began
+}
+
+// over is told that the command has been started.
+func (s *standing) over() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.began, s.said = time.Time{}, 0
 }
 
 // line describes the wait from what the server shows.
-func (s *standing) line(backend uint32, views []session.View, obstacle error) string {
-	text := "waiting"
-	if d := time.Since(s.began).Round(time.Second); d > 0 {
-		text += " for " + brief(d)
+func (s *standing) line(backend uint32, views []session.View) string {
+	return s.waiting() + s.position(backend, views, session.View.String)
+}
+
+func (s *standing) waiting() string {
+	if d := time.Since(s.since()).Round(time.Second); d > 0 {
+		return "waiting for " + brief(d)
 	}
-	if obstacle != nil {
-		return text + ": " + obstacle.Error()
-	}
+	return "waiting"
+}
+
+// position is the place in line, and who has the locks.
+func (s *standing) position(backend uint32, views []session.View, name func(session.View) string) (text string) {
 	holders, before, waiters := s.sort(backend, views)
 	switch {
 	case waiters <= 1:
@@ -49,7 +78,7 @@ func (s *standing) line(backend uint32, views []session.View, obstacle error) st
 		text += fmt.Sprintf(" (number %d of %d in line)", before+1, waiters)
 	}
 	if len(holders) > 0 {
-		text += "; held by " + holders[0].String()
+		text += "; held by " + name(holders[0])
 		if len(holders) > 1 {
 			text += fmt.Sprintf(" and %d more", len(holders)-1)
 		}
@@ -110,15 +139,50 @@ func (s *standing) live(ctx context.Context, backend uint32) {
 		if ctx.Err() != nil {
 			return
 		}
-		if width := foreground(os.Stderr); width > 0 {
-			s.v.live(shorten(oneLine("pglead: "+s.v.key+": "+s.line(backend, views, nil)), width-1))
-		}
+		s.draw(s.line(backend, views))
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
 	}
+}
+
+func (s *standing) draw(text string) {
+	if width := foreground(os.Stderr); width > 0 {
+		s.v.live(shorten(oneLine("pglead: "+s.v.key+": "+text), width-1))
+	}
+}
+
+// show has the living line say something until the next thing to show; nil is
+// none. It returns when what was shown before has gone. text must not lock s.mu.
+func (s *standing) show(text func() string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shown != nil {
+		close(s.shown)
+		<-s.gone
+		s.shown = nil
+	}
+	if text == nil {
+		return
+	}
+	shown, gone := make(chan struct{}), make(chan struct{})
+	s.shown, s.gone = shown, gone
+	go func() {
+		defer close(gone)
+		defer s.v.hush()
+		tick := time.NewTicker(redraw)
+		defer tick.Stop()
+		for {
+			s.draw(text())
+			select {
+			case <-tick.C:
+			case <-shown:
+				return
+			}
+		}
+	}()
 }
 
 // look asks the server, and gives up a viewer with which that fails.
@@ -129,7 +193,7 @@ func (s *standing) look(ctx context.Context, viewer *session.Viewer) ([]session.
 			return nil, nil // the line does without
 		}
 	}
-	views, err := viewer.Locks(ctx, false, s.claim)
+	views, err := viewer.Locks(ctx, false, s.claim.Sought())
 	if err != nil {
 		viewer.Close()
 		return nil, nil
@@ -138,14 +202,15 @@ func (s *standing) look(ctx context.Context, viewer *session.Viewer) ([]session.
 }
 
 // rare writes a line to a log when it is time for one.
-func (s *standing) rare(backend uint32, views []session.View, obstacle error) {
-	if time.Since(s.began) < s.due() {
+func (s *standing) rare(backend uint32, views []session.View) {
+	waited := time.Since(s.since())
+	if waited < s.due() {
 		return
 	}
-	for s.due() <= time.Since(s.began) {
+	for s.due() <= waited {
 		s.said++
 	}
-	s.v.log.Warn(oneLine(s.line(backend, views, obstacle)), "event", "waiting")
+	s.v.log.Warn(oneLine(s.line(backend, views)), "event", "waiting")
 }
 
 // due is when, since the start, a log gets its next line: after the last of the
@@ -177,26 +242,42 @@ func foreground(f *os.File) int {
 // watch is what the runner tells people and systemd; work is what it does while
 // a command runs.
 func (o *options) watch(v *voice, cfg runner.Config, work string) runner.Watch {
-	s := &standing{v: v, cfg: cfg.Session, claim: cfg.Claim, began: time.Now()}
+	s := &standing{v: v, cfg: cfg.Session, claim: cfg.Claim, out: outage{v: v}}
 	s.cfg.ApplicationName = "pglead"
+	_ = s.since()
+	canLive := v.canLive()
 	var w runner.Watch
 	switch {
-	case v.canLive():
+	case canLive:
 		w.Beside = s.live
 	case os.Getenv("CI") != "" && !o.quiet:
 		w.Waiting = s.rare
 	}
-	if n := newNotifier(); n != nil {
-		rare := w.Waiting
-		w.Waiting = func(backend uint32, views []session.View, obstacle error) {
-			if rare != nil {
-				rare(backend, views, obstacle)
-			}
-			n.status("standing by, " + s.line(backend, views, obstacle))
+	w.Away = func(obstacle error) {
+		if obstacle == nil {
+			s.show(nil)
+			s.out.answers()
+			return
 		}
-		w.Leading = func() { n.status(work + " since " + time.Now().Format(time.DateTime)) }
-		w.Ending = func() { n.send("STOPPING=1\nSTATUS=ending the command") }
-		w.Alive = n.alive
+		s.out.away(obstacle)
+		if canLive {
+			wait := s.since()
+			s.show(func() string { return "waiting for " + brief(time.Since(wait)) + ": " + obstacle.Error() })
+		}
+	}
+	w.Delayed = func(until time.Time) {
+		switch {
+		case until.IsZero():
+			s.show(nil)
+		case canLive && len(cfg.Claim.Locks) > 0: // and not each, which has its own
+			s.show(func() string {
+				return "the lock is granted; its last holder may live on for another " + brief(max(0, time.Until(until)))
+			})
+		}
+	}
+	w.Leading = s.over
+	if n := newNotifier(); n != nil {
+		n.watch(s, &w, work)
 	}
 	return w
 }

@@ -3,6 +3,7 @@ package cmd
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -23,7 +24,7 @@ func TestRareLines(t *testing.T) {
 		var minutes []int
 		for ; time.Since(s.began) < 5*time.Hour; time.Sleep(20 * time.Second) {
 			before := log.Len()
-			s.rare(1, nil, nil)
+			s.rare(1, nil)
 			if log.Len() > before {
 				minutes = append(minutes, int(time.Since(s.began).Minutes()))
 			}
@@ -37,10 +38,81 @@ func TestRareLines(t *testing.T) {
 		// Late by hours, it is one line and not all that were due.
 		log.Reset()
 		time.Sleep(100 * time.Hour)
-		s.rare(1, nil, errors.New("connect to db: refused"))
-		s.rare(1, nil, errors.New("connect to db: refused"))
-		if got := log.String(); got != "pglead: deploy: waiting for 4d9h: connect to db: refused\n" {
+		s.rare(1, nil)
+		s.rare(1, nil)
+		if got := log.String(); got != "pglead: deploy: waiting for 4d9h\n" {
 			t.Errorf("late: %s", got)
+		}
+	})
+}
+
+// TestOutage: a database that is away is told of when that begins, when the reason
+// is another, rarely while it lasts, and when it is back; and one that comes and
+// goes no more often than one that stays away.
+func TestOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		v := newVoice(&log)
+		v.configure(false, false, false, []string{"k"})
+		o := &outage{v: v}
+		said := func(want string) {
+			t.Helper()
+			if got := log.String(); got != want {
+				t.Errorf("it says %q, want %q", got, want)
+			}
+			log.Reset()
+		}
+		refused := session.Errorf(session.Unreachable, "look there", "connect to db: refused")
+		lost := &session.LostError{Cause: errors.New("terminating connection")}
+
+		// A connection that is replaced at once.
+		o.away(lost)
+		o.answers()
+		said("")
+		time.Sleep(time.Hour)
+
+		o.away(lost)
+		o.away(refused)
+		said("pglead: k: the database is away: connect to db: refused\npglead: hint: look there\n")
+		o.away(refused)
+		o.away(lost)
+		said("pglead: k: the database is still away: terminating connection\n")
+		var minutes []int
+		for began := time.Now(); time.Since(began) < 4*time.Hour; time.Sleep(5 * time.Second) {
+			o.away(refused)
+			o.away(lost)
+			if log.Len() > 0 {
+				minutes = append(minutes, int(time.Since(began).Minutes()))
+				log.Reset()
+			}
+		}
+		if want := []int{1, 5, 15, 60, 120, 180}; !slices.Equal(minutes, want) {
+			t.Errorf("lines after %v minutes, want %v", minutes, want)
+		}
+		o.answers()
+		o.answers()
+		said("pglead: k: the database is back after 4h0m\n")
+
+		// It comes and goes.
+		time.Sleep(time.Hour)
+		for range 100 {
+			o.away(refused)
+			time.Sleep(3 * time.Second)
+			o.answers()
+			time.Sleep(3 * time.Second)
+		}
+		if n := strings.Count(log.String(), "\n"); n != 7 { // a hint, and three times away and back
+			t.Errorf("in ten minutes of coming and going it says %d lines:\n%s", n, &log)
+		}
+		log.Reset()
+
+		// Reasons without end.
+		time.Sleep(time.Hour)
+		for i := range 100 {
+			o.away(fmt.Errorf("reason %d", i))
+		}
+		if n := strings.Count(log.String(), "\n"); n != mostReasons {
+			t.Errorf("of a hundred reasons it says %d:\n%s", n, &log)
 		}
 	})
 }
@@ -66,7 +138,7 @@ func TestWaitingLine(t *testing.T) {
 		"waiting; held by a program that is not pglead (role r, application \"\", backend 5)": {{ID: id, Granted: true, Backend: 5, Role: "r"}},
 	} {
 		s := &standing{began: time.Now()}
-		if got := s.line(9, views, nil); got != want {
+		if got := s.line(9, views); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}

@@ -118,11 +118,21 @@ func (s Scheme) Slot(key string, i int) (ID, error) {
 // wait for a slot stand.
 func (s Scheme) Gate(key string) (ID, error) { return s.Slot(key, 0) }
 
-// SideLine is the number of a line in which some of those stand who wait for a
-// lock that has many waiters. The two NUL bytes keep it apart from any slot's.
-func SideLine(of ID, i int) ID {
-	return SipHash24("side line\x00" + of.String() + "\x00" + strconv.Itoa(i))
-}
+// The numbers that follow are of locks that belong to another lock, whatever
+// scheme that has its number from. The NUL byte keeps them apart from any key's.
+
+// Ticket is the upper half of the numbers of a lock's tickets: each waiter has
+// one of its own, and the lower half says who came first.
+func Ticket(of ID) uint32 { return derived("ticket", of).ClassID() }
+
+// GateOf is held by the writer whose turn is next, and tried by each reader:
+// else there could always be another reader before the last one is done.
+func GateOf(of ID) ID { return derived("gate", of) }
+
+// StepDown is taken by whoever asks the lock's holder to step down.
+func StepDown(of ID) ID { return derived("step down", of) }
+
+func derived(what string, of ID) ID { return SipHash24(what + "\x00" + of.String()) }
 
 // pair is the lock of pg_advisory_lock(first, second).
 func pair(first, second int32) ID {

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"os"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -36,7 +38,7 @@ type EachConfig struct {
 // Task is one item's.
 type Task struct {
 	Key     string
-	Lock    session.Lock
+	Lock    lock.Lock
 	Command []string
 	Env     []string // beside that of all
 }
@@ -66,9 +68,11 @@ func Each(cfg EachConfig) (Tally, error) {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
+	patience, hurry := context.WithCancel(context.Background())
+	defer hurry()
 	e := &each{
-		cfg: cfg, cancel: cancel, stopped: make(chan struct{}),
-		active: map[lockkey.ID]*hearing{}, ends: newEnds(),
+		cfg: cfg, cancel: cancel, patience: patience, hurry: hurry, stopped: make(chan struct{}),
+		active: map[lockkey.ID]*hearing{}, ends: newEnds(), bids: map[lockkey.ID]*lock.Bid{},
 	}
 	go e.relay(signals)
 	defer close(e.stopped)
@@ -82,16 +86,20 @@ func Each(cfg EachConfig) (Tally, error) {
 	}
 	began := time.Now()
 	items := cfg.Items
-	for pause := pollLeast; ; pause = min(2*pause, pollMost) {
+	for pause := lock.PollLeast; ; pause = min(2*pause, lock.PollMost) {
 		again := e.pass(ctx, shared, items)
 		left := cfg.Wait - time.Since(began)
-		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !sleep(ctx, min(jitter(pause, 3*pause), left)) {
+		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !lock.Sleep(ctx, min(lock.Jitter(pause, 3*pause), left)) {
 			break
 		}
 		items = slices.Values(again)
 		e.returning = true
 		e.count(func(t *Tally) { t.Held = 0 })
 	}
+	for _, lost := range e.lost {
+		lost.Session.Close() // or it would keep the locks for as long as that takes
+	}
+	lock.LastWords(e.patience, e.lost...)
 	return e.tally, context.Cause(ctx)
 }
 
@@ -99,6 +107,8 @@ func Each(cfg EachConfig) (Tally, error) {
 type each struct {
 	cfg       EachConfig
 	cancel    context.CancelCauseFunc
+	patience  context.Context // ends when a signal asks this process to end, and with nothing else
+	hurry     context.CancelFunc
 	stopped   chan struct{}
 	returning bool // to items that were skipped before
 
@@ -106,6 +116,8 @@ type each struct {
 	tally  Tally
 	active map[lockkey.ID]*hearing
 	ends   *ends
+	lost   []*lock.Held
+	bids   map[lockkey.ID]*lock.Bid // for what others had, in a session that all share
 	again  []string
 }
 
@@ -125,11 +137,12 @@ type hearing struct {
 
 func (e *each) open(ctx context.Context) (*connection, error) {
 	var s *session.Session
-	err := persist(ctx, e.cfg.Config, func(left func() time.Duration, _ bool) (err error) {
-		s, err = open(ctx, e.cfg.Config, left())
+	locking := e.cfg.locking()
+	err := locking.Persist(ctx, func(left func() time.Duration) (err error) {
+		s, err = locking.Open(ctx, left())
 		if err == nil && !e.cfg.Session.Transaction {
-			err = s.Subscribe(ctx, e.channel(), e.hear)
-			if err != nil {
+			s.OnNotify(e.channel(), e.hear)
+			if _, err = s.Query(ctx, `LISTEN "`+e.channel()+`"`); err != nil {
 				s.Close()
 			}
 		}
@@ -182,6 +195,7 @@ func (e *each) relay(signals <-chan os.Signal) {
 		case sig := <-signals:
 			if child.Interrupts(sig.(unix.Signal)) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal)})
+				e.hurry()
 			}
 			e.mu.Lock()
 			for _, h := range e.active {
@@ -245,7 +259,8 @@ func (e *each) work(ctx context.Context, on *connection, queue <-chan string) er
 // one does what there is to do for an item.
 func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 	cfg, task := e.cfg.Config, e.cfg.Task(item)
-	cfg.Watch.alive(attemptMost(cfg))
+	locking := cfg.locking()
+	cfg.Watch.alive(locking.AttemptMost())
 	id := task.Lock.ID
 	h := &hearing{on: s, key: task.Key, signals: make(chan os.Signal, 64), renewed: make(chan time.Duration, 1)}
 	// To the server one session is one holder, however many commands it has.
@@ -257,46 +272,51 @@ func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 	if e.settled(item, id) {
 		return nil
 	}
-	l := &lock{session: s, hold: s.Claim(session.Claim{Locks: []session.Lock{task.Lock}, Polled: true})}
-	tried := s.Listens(id)
-	granted, err := l.hold.Try(ctx)
+	b := e.bid(s, locking, task.Lock)
+	granted, err := b.Try(ctx)
 	if err != nil {
 		return err
 	}
 	if !granted {
 		e.skip(item, false)
-		if tried || cfg.Wait == 0 || cfg.Session.Transaction {
+		if cfg.Wait == 0 || cfg.Session.Transaction {
 			return nil
 		}
 		// From now on it is known, when this one comes back, whether the lock's
 		// last holder is dead.
-		return l.hold.Listen(ctx)
+		if !e.keep(id, b) {
+			return nil // when it comes back, it waits out the lock-delay
+		}
+		return b.Listen(ctx)
 	}
 	// What ended between the first look and the grant has been heard by now.
 	if e.settled(item, id) {
-		return l.hold.Unlock(ctx, false)
+		return b.GiveBack(ctx)
 	}
+	defer e.drop(context.WithoutCancel(ctx), id)
 	cfg.Keys, cfg.Command, cfg.Env = []string{task.Key}, task.Command, append(slices.Clone(cfg.Env), task.Env...)
 	cfg.Log = cfg.Log.With("item", item)
 	cfg.ending = func(o Outcome) { e.end(ctx, s, id, !o.failed()) }
-	if err := l.startGuard(cfg); err != nil {
+	var t tenure
+	if t.guard, err = cfg.guardFor(s); err != nil {
 		return err
 	}
-	first := !tried && (!e.returning || !cfg.Session.Transaction)
-	err = l.waitOut(ctx, cfg, l.delay(cfg, task.Lock, first))
-	if err == nil {
-		l.grant, err = l.hold.Confirm(ctx)
-	}
+	t.Held, err = b.Settle(ctx)
 	if err != nil {
-		l.guard.Close()
+		t.guard.Close()
 		if s.Err() == nil { // others still work in this session
-			_ = l.hold.Unlock(context.WithoutCancel(ctx), false)
+			_ = b.GiveBack(context.WithoutCancel(ctx))
 		}
 		return err
 	}
 	e.describe(s)
 	e.count(func(t *Tally) { t.Running++ })
-	outcome, err := l.run(ctx, cfg, events{signals: h.signals, renewed: h.renewed})
+	outcome, err := t.run(ctx, cfg, events{signals: h.signals, renewed: h.renewed})
+	if errors.As(err, new(*LostError)) {
+		e.mu.Lock()
+		e.lost = append(e.lost, t.Held)
+		e.mu.Unlock()
+	}
 	if err == nil && outcome.failed() && !outcome.TimedOut { // which has been said
 		cfg.Log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
 	}
@@ -310,6 +330,44 @@ func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 		}
 	})
 	return err
+}
+
+// bid is the one for an item, which may have been refused before. One that was
+// returns with what it has heard since; through a pooler nothing is heard.
+func (e *each) bid(s *session.Session, locking lock.Config, of lock.Lock) *lock.Bid {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if b := e.bids[of.ID]; b != nil {
+		return b
+	}
+	locking.Claim = lock.Claim{Locks: []lock.Lock{of}, Polled: true}
+	locking.Returns = e.returning // with nothing heard of it since
+	return lock.NewBid(s, locking)
+}
+
+// mostHeard is of how many items that others have it is heard how they end: each
+// takes two of the server's locks, of which all of its sessions share some thousands.
+const mostHeard = 64
+
+// keep says whether what happens to an item may be listened to.
+func (e *each) keep(id lockkey.ID, b *lock.Bid) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.bids[id] == nil && len(e.bids) >= mostHeard {
+		return false
+	}
+	e.bids[id] = b
+	return true
+}
+
+func (e *each) drop(ctx context.Context, id lockkey.ID) {
+	e.mu.Lock()
+	b := e.bids[id]
+	delete(e.bids, id)
+	e.mu.Unlock()
+	if b != nil {
+		_ = b.Forget(ctx) // if it can't be said, the session is lost
+	}
 }
 
 // failed says that a command did not do its work.
@@ -397,11 +455,11 @@ func (e *each) end(ctx context.Context, s *session.Session, id lockkey.ID, well 
 	e.mu.Unlock()
 	if !e.cfg.Session.Transaction {
 		// If it can't be said, the session is lost, or somebody does it again.
-		_ = s.Tell(context.WithoutCancel(ctx), e.channel(), id.String()+" "+map[bool]string{true: "ok", false: "failed"}[well])
+		_ = lock.Tell(context.WithoutCancel(ctx), s, e.channel(), id.String()+" "+map[bool]string{true: "ok", false: "failed"}[well])
 	}
 }
 
-func (e *each) hear(payload string) {
+func (e *each) hear(_ uint32, payload string) {
 	fields := strings.Fields(payload)
 	if len(fields) < 2 || fields[1] != "ok" && fields[1] != "failed" {
 		return

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,11 +23,11 @@ const hookMost = 10 * time.Second
 // hook starts a hook. It has the command's environment, beside that the event
 // in PGLEAD_EVENT and the reason of a loss in PGLEAD_REASON; what it says goes
 // to standard error.
-func (l *lock) hook(log *slog.Logger, cfg Config, event, command string, reason error) {
+func (t *tenure) hook(log *slog.Logger, cfg Config, event, command string, reason error) {
 	if command == "" {
 		return
 	}
-	env := append(environment(cfg, l), "PGLEAD_EVENT="+event)
+	env := append(environment(cfg, t), "PGLEAD_EVENT="+event)
 	if reason != nil {
 		env = append(env, "PGLEAD_REASON="+reason.Error())
 	}
@@ -47,7 +48,7 @@ func runHook(guards *child.Guards, env []string, command string) error {
 	if err != nil {
 		return err
 	}
-	c, err := g.Start(child.Config{
+	c, err := g.Start(context.Background(), child.Config{
 		// The command's standard input and output are not the hook's.
 		Path: shell, Args: []string{"sh", "-c", "exec </dev/null >&2\n" + command},
 		Env: env, Deadline: boottime.Now() + hookMost,
@@ -55,9 +56,10 @@ func runHook(guards *child.Guards, env []string, command string) error {
 	if err != nil {
 		return err
 	}
+	defer time.AfterFunc(hookMost, c.Kill).Stop() // a guard that is stopped does nothing
 	<-c.Done()
 	switch result := c.Result(); {
-	case result.Ending == child.LeaseOver:
+	case result.Ending == child.LeaseOver, result.Ending == child.Killed && !result.GuardDied:
 		return fmt.Errorf("killed, since it took longer than %v", hookMost)
 	case result.Ending != child.Exited:
 		return errors.New("killed")

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"os"
 	"time"
+
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // Restart says after which end of the command its leader stands again.
@@ -50,12 +53,13 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	defer cfg.hooks.Wait()
 
 	reached := false
-	cfg.Wait, cfg.reached = Forever, &reached
-	if err := rest(cfg.Config, signals, jitter(0, cfg.FirstDelay)); err != nil {
+	cfg.Wait, cfg.reached = lock.Forever, &reached
+	if err := rest(cfg.Config, signals, lock.Jitter(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; pause = min(2*pause, restartMost) {
 		outcome, err := once(cfg.Config, signals)
+		cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
 		switch {
 		case errors.As(err, new(*InterruptedError)), outcome.Interrupted, err != nil && !reached:
 			return outcome, err
@@ -63,6 +67,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 			// Somebody else leads by now, or nobody can: no reason to pause.
 			cfg.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
 			pause = restartFirst / 2
+			cfg.Watch.resting(pause)
 			continue
 		case err != nil:
 			cfg.Log.Warn(fmt.Sprintf("%v; standing for election again in %v", err, pause), "event", "standing")
@@ -94,10 +99,12 @@ func (cfg LeadConfig) ends(o Outcome) bool {
 
 // rest waits, with no lock held, unless a signal asks this process to end.
 func rest(cfg Config, signals <-chan os.Signal, d time.Duration) error {
-	cfg.Watch.alive(d + attemptMost(cfg))
-	ctx, stop := interruptible(signals)
-	defer stop()
-	if d > 0 && !sleep(ctx, d) {
+	locking := cfg.locking()
+	cfg.Watch.resting(d)
+	cfg.Watch.alive(d + locking.AttemptMost())
+	ctx, early := interruptible(signals)
+	defer early.handOver()
+	if d > 0 && !lock.Sleep(ctx, d) {
 		return context.Cause(ctx)
 	}
 	return nil

@@ -4,6 +4,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,25 +14,32 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // Config is one run.
 type Config struct {
 	Keys  []string // what the command gets to know about Claim
-	Claim session.Claim
+	Claim lock.Claim
 
 	Session session.Config // LostGrace included
 	Wait    time.Duration  // for the lock: 0 tries once, Forever has no end
 
+	// Splay is the most that Run waits, at random, before the first try: else the
+	// fastest node does all the work.
+	Splay time.Duration
+
 	// LockDelay is how long a former holder may live on without knowing that
 	// it has lost: so long is waited, with the lock held, where its end is not
-	// known to be clean. See session.Evidence.
+	// known to be clean. See package lock.
 	LockDelay time.Duration
 
 	Path    string // of the command, from child.Lookup
@@ -66,6 +74,10 @@ type Config struct {
 	ending   func(Outcome)   // is called before the lock of a command that ended is given back
 }
 
+// LevelNotice is that of taking and giving back the lock: between warning and
+// info, as syslog's notice is.
+const LevelNotice = slog.LevelInfo + 2
+
 // Outcome is the end of a command that ran.
 type Outcome struct {
 	Status      unix.WaitStatus
@@ -73,28 +85,6 @@ type Outcome struct {
 	TimedOut    bool
 	Interrupted bool // this process was asked to end while the command ran
 	SteppedDown bool // it was asked to give the lock back
-}
-
-// HeldError says that someone else has the lock.
-type HeldError struct {
-	Database string
-	Waited   time.Duration
-	Holders  []session.View // as far as they are known
-}
-
-func (e *HeldError) Error() string {
-	text := fmt.Sprintf("the lock in %s is held elsewhere", e.Database)
-	if e.Waited > 0 {
-		text = fmt.Sprintf("the lock in %s was held elsewhere for all of the %v that --wait allows", e.Database, e.Waited)
-	}
-	const most = 3
-	for i, holder := range e.Holders {
-		if i == most {
-			return fmt.Sprintf("%s, and %d more", text, len(e.Holders)-most)
-		}
-		text += map[bool]string{true: ": by ", false: "; by "}[i == 0] + holder.String()
-	}
-	return text
 }
 
 // InterruptedError says that a signal came before the command started.
@@ -142,6 +132,9 @@ func Run(cfg Config) (Outcome, error) {
 	}
 	defer cfg.hooks.Wait()
 	cfg.parting = true
+	if err := rest(cfg, signals, lock.Jitter(0, cfg.Splay)); err != nil {
+		return Outcome{}, err
+	}
 	return once(cfg, signals)
 }
 
@@ -157,61 +150,107 @@ func (cfg *Config) begin() (signals <-chan os.Signal, err error) {
 	return signals, nil
 }
 
+// locking is what the lock needs to know of a run.
+func (cfg Config) locking() lock.Config {
+	return lock.Config{
+		Claim: cfg.Claim, Session: cfg.Session, Wait: cfg.Wait, LockDelay: cfg.LockDelay,
+		Explain: cfg.Explain, Parting: cfg.parting, Reached: cfg.reached, Observer: cfg.Watch.Observer, Log: cfg.Log,
+	}
+}
+
+// tenure is what a command runs under: the locks, and the guard that holds on to
+// their session's socket.
+type tenure struct {
+	*lock.Held
+	guard *child.Guard
+}
+
+// guardFor starts the guard of a command, while there is something else to wait
+// for.
+func (cfg Config) guardFor(s *session.Session) (*child.Guard, error) {
+	socket, ok := s.Conn().(syscall.Conn)
+	if !ok {
+		return nil, fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", s.Conn())
+	}
+	return cfg.guards.New(socket)
+}
+
 // once takes the lock, runs the command one time, and gives the lock back.
 func once(cfg Config, signals <-chan os.Signal) (Outcome, error) {
-	ctx, handOver := interruptible(signals)
-	defer handOver()
-	l, err := acquire(ctx, cfg)
+	ctx, early := interruptible(signals)
+	defer early.handOver()
+	var t tenure
+	locking := cfg.locking()
+	locking.Opened = func(s *session.Session) (abandon func(), err error) {
+		t.guard, err = cfg.guardFor(s)
+		guard := t.guard
+		return func() {
+			if guard != nil {
+				guard.Close()
+			}
+		}, err
+	}
+	held, err := lock.Acquire(ctx, locking)
 	if err != nil {
 		return Outcome{}, err
 	}
-	handOver()
-	outcome, err := l.run(ctx, cfg, events{signals: signals, renewed: l.session.Renewed()})
-	if !l.parted {
-		l.session.Close()
+	t.Held = held
+	defer held.Close()
+	outcome, err := t.run(ctx, cfg, events{signals: signals, renewed: held.Session.Renewed(), early: early})
+	if errors.As(err, new(*LostError)) {
+		ctx, early := interruptible(signals)
+		defer early.handOver()
+		held.Close() // or it would keep the lock for as long as that takes
+		lock.LastWords(ctx, held)
 	}
 	return outcome, err
 }
 
 // run runs the command under the lock and gives the lock back, unless ctx has
 // ended before.
-func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) {
-	s := l.session
-	log := cfg.Log.With("token", l.grant.Token)
-	log.Info("lock acquired", append([]any{"event", "acquired", "backend_pid", s.BackendPID()}, l.describe()...)...)
-	l.hook(log, cfg, "acquired", cfg.Hooks.Acquired, nil)
+func (t *tenure) run(ctx context.Context, cfg Config, ev events) (Outcome, error) {
+	s := t.Session
+	log := cfg.Log.With("token", t.Token)
+	log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", s.BackendPID()}, t.describe()...)...)
+	t.hook(log, cfg, "acquired", cfg.Hooks.Acquired, nil)
+	if ev.early != nil {
+		ev.early.starting.Store(true)
+	}
 	if ctx.Err() != nil {
-		l.guard.Close()
-		l.release(log, cfg, Outcome{})
+		t.guard.Close()
+		t.release(log, cfg, Outcome{})
 		return Outcome{}, context.Cause(ctx)
 	}
 	<-cfg.catching
+	if err := s.Err(); err != nil {
+		t.guard.Close()
+		return Outcome{}, err
+	}
 	asked := time.Now()
-	c, err := l.guard.Start(child.Config{
-		Path: cfg.Path, Args: cfg.Command, Env: environment(cfg, l),
+	words, goodbye := t.LastBytes()
+	c, err := t.guard.Start(ctx, child.Config{
+		Path: cfg.Path, Args: cfg.Command, Env: environment(cfg, t),
 		Deadline: s.Deadline(), WaitForLeftovers: cfg.WaitForLeftovers,
 		LostGrace: cfg.Session.LostGrace, LeaseGrace: leaseGrace(cfg.Session.Lease),
+		GuardPatience: guardPatience(cfg.Session.Lease),
+		LastWords:     words, Goodbye: goodbye,
 	})
 	if err != nil {
-		l.release(log, cfg, Outcome{})
+		t.release(log, cfg, Outcome{})
 		return Outcome{}, err
 	}
 	began := time.Now()
+	if ev.early != nil {
+		ev.missed = ev.early.handOver()
+	}
 	log.Info("command started", "event", "started", "pid", c.PID())
 	cfg.Watch.leading()
 
-	requests := make(chan string, 1)
-	ev.stepDown = requests
-	heeded := make(chan struct{})
-	heed := time.AfterFunc(heedAfter, func() {
-		defer close(heeded)
-		l.hold.HeedStepDown(context.WithoutCancel(ctx), requests)
-	})
-	ev.lost = func(err error) { l.hook(log, cfg, "lost", cfg.Hooks.Lost, err) }
+	ev.stepDown, ev.asker = t.Requests(), t.asker(context.WithoutCancel(ctx))
+	ev.lost = func(err error) { t.hook(log, cfg, "lost", cfg.Hooks.Lost, err) }
+	introduction := time.AfterFunc(introduceAfter, func() { t.Introduce(context.WithoutCancel(ctx)) })
 	outcome, err := supervise(cfg, log, asked, s, c, ev)
-	if !heed.Stop() {
-		<-heeded
-	}
+	introduction.Stop()
 	if err == nil && !outcome.Interrupted {
 		linger(cfg, log, s, ev.signals, cfg.MinHold-time.Since(began))
 	}
@@ -219,23 +258,54 @@ func (l *lock) run(ctx context.Context, cfg Config, ev events) (Outcome, error) 
 		if cfg.ending != nil {
 			cfg.ending(outcome)
 		}
-		l.release(log, cfg, outcome)
+		t.release(log, cfg, outcome)
 	}
 	return outcome, err
 }
 
+// introduceAfter is when a command has run for long enough for somebody to look who
+// has the lock.
+const introduceAfter = time.Second
+
+// asker returns a function that finds out who asks for the lock, and then says so.
+func (t *tenure) asker(ctx context.Context) func(chan<- string) {
+	return func(by chan<- string) {
+		who, to := t.Asker(ctx)
+		t.Prefer(to)
+		by <- cmp.Or(who, "somebody")
+	}
+}
+
+// release gives the lock back before the process ends: the end of a session
+// frees it too, but a moment later, and then the next run in the same script
+// would meet a held lock. The command is dead, or was never started.
+func (t *tenure) release(log *slog.Logger, cfg Config, outcome Outcome) {
+	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(cfg.Session.Lease))
+	defer cancel()
+	if err := t.Release(ctx, cfg.parting); err != nil {
+		log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
+		return
+	}
+	event, message := "released", "lock released"
+	if outcome.SteppedDown {
+		event, message = "handed_over", "lock released, as was asked"
+	}
+	log.Log(ctx, LevelNotice, message, "event", event)
+	t.hook(log, cfg, "released", cfg.Hooks.Released, nil)
+}
+
 // describe is what the log says of a lock beside its keys and its token.
-func (l *lock) describe() []any {
+func (t *tenure) describe() []any {
 	var numbers []int64
-	for _, held := range l.hold.Held() {
+	for _, held := range t.Locks {
 		numbers = append(numbers, held.Number)
 	}
 	attrs := []any{"id", numbers}
-	if slot := l.hold.Slot(); l.hold.Gated() {
-		attrs = append(attrs, "slot", slot)
+	if t.Slot > 0 {
+		attrs = append(attrs, "slot", t.Slot)
 	}
-	if !l.began.IsZero() {
-		attrs = append(attrs, "waited", time.Since(l.began))
+	if t.Waited > 0 {
+		attrs = append(attrs, "waited", t.Waited)
 	}
 	return attrs
 }
@@ -246,13 +316,14 @@ type events struct {
 	signals <-chan os.Signal
 	renewed <-chan time.Duration // the session's latest deadline
 
-	stepDown <-chan string // who asks for it
+	stepDown <-chan struct{}     // somebody asks for it,
+	asker    func(chan<- string) // and this finds out who
+
+	early  *early      // has the signals until the command runs; nil: they have been left to come
+	missed []os.Signal // those that came while the command was being started
 
 	lost func(reason error) // is called after the order to kill the command
 }
-
-// heedAfter saves short commands, which nobody asks to step down, the question.
-const heedAfter = time.Second
 
 // linger keeps the lock of a command that has ended for as long as it says, or
 // until a signal asks this process to end.
@@ -285,6 +356,15 @@ func leaseGrace(lease time.Duration) time.Duration {
 	return lease*9/10 - session.HolderShare(lease)
 }
 
+// guardPatience is how long the guard may take to kill once the lock is lost:
+// half of what lies between the holder's share of the lease and the instant at
+// which the command is dead for certain. The other half is for this process, which
+// kills the guard and what is left then.
+func guardPatience(lease time.Duration) time.Duration {
+	const most = 2 * time.Second
+	return min(most, (session.TakeoverDelay(lease)-session.HolderShare(lease))/2)
+}
+
 // supervise is where the lock's fate and the command's meet. It returns when
 // the whole tree is dead.
 func supervise(cfg Config, log *slog.Logger, began time.Time, s *session.Session, c *child.Child, ev events) (Outcome, error) {
@@ -292,11 +372,27 @@ func supervise(cfg Config, log *slog.Logger, began time.Time, s *session.Session
 	lost := s.Lost()
 	var killAfter <-chan time.Time
 	var timedOut, interrupted, asked bool
+	asker := make(chan string, 1)
+	var unkillable string
 	var tick <-chan time.Time
 	if cfg.Watch.Alive != nil {
 		ticker := time.NewTicker(cfg.Session.Lease / 5)
 		defer ticker.Stop()
 		tick = ticker.C
+	}
+	heed := func(sig unix.Signal) {
+		if !child.Interrupts(sig) {
+			return
+		}
+		interrupted = true
+		cfg.Watch.ending()
+		if killAfter == nil {
+			killAfter = after(cfg.KillAfterSignal)
+		}
+	}
+	for _, sig := range ev.missed {
+		c.Signal(sig.(unix.Signal)) // it may not have heard the terminal's either
+		heed(sig.(unix.Signal))
 	}
 	for {
 		cfg.Watch.alive(cfg.Session.Lease)
@@ -316,43 +412,45 @@ func supervise(cfg Config, log *slog.Logger, began time.Time, s *session.Session
 			c.Lose()
 			log.Info("lock lost, killing the command", "event", "lost", "reason", s.Err().Error())
 			ev.lost(s.Err())
+			if unkillable != "" {
+				complain(log, s, unkillable)
+			}
 
 		case deadline := <-ev.renewed:
 			c.Renew(deadline)
 
 		case sig := <-ev.signals:
 			c.Forward(sig.(unix.Signal))
-			if child.Interrupts(sig.(unix.Signal)) {
-				interrupted = true
-				cfg.Watch.ending()
-				if killAfter == nil {
-					killAfter = after(cfg.KillAfterSignal)
-				}
-			}
+			heed(sig.(unix.Signal))
 
-		case by := <-ev.stepDown:
-			log.Warn("asked to step down by "+by+"; sending SIGTERM", "event", "stepping_down", "by", by)
+		case <-ev.stepDown:
+			ev.stepDown = nil // once is enough
+			go ev.asker(asker)
+
+		case by := <-asker:
 			asked = true
 			c.Signal(unix.SIGTERM)
 			c.Signal(unix.SIGCONT)
+			log.Warn("asked to step down by "+by+"; sending SIGTERM", "event", "stepping_down", "by", by)
 			if killAfter == nil {
 				killAfter = after(cfg.KillAfterSignal)
 			}
 
 		case <-timeout:
 			timedOut, timeout = true, nil
-			log.Warn(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", cfg.Timeout), "event", "timeout")
 			c.Signal(unix.SIGTERM)
 			c.Signal(unix.SIGCONT)
+			log.Warn(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", cfg.Timeout), "event", "timeout")
 			killAfter = after(cfg.KillAfterTimeout)
 
 		case <-killAfter:
 			killAfter = nil
-			log.Warn("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
 			c.Kill()
+			log.Warn("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
 
 		case event := <-c.Events():
-			report(log, cfg, c, event)
+			report(log, cfg, s, c, event)
+			unkillable = cmp.Or(event.Unkillable, unkillable)
 		}
 	}
 }
@@ -365,12 +463,12 @@ func after(d time.Duration) <-chan time.Time {
 	return time.After(d)
 }
 
-func report(log *slog.Logger, cfg Config, c *child.Child, event child.Event) {
+func report(log *slog.Logger, cfg Config, s *session.Session, c *child.Child, event child.Event) {
 	switch {
 	case event.Stopped != 0:
 		c.StopWith()
 	case event.Unkillable != "":
-		log.Error("these processes can't be killed, and the lock stays held while they live: "+event.Unkillable, "event", "unkillable")
+		complain(log, s, event.Unkillable)
 	case event.Leftovers != "" && cfg.WaitForLeftovers:
 		log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
 	case event.Leftovers != "":
@@ -378,23 +476,31 @@ func report(log *slog.Logger, cfg Config, c *child.Child, event child.Event) {
 	}
 }
 
+// complain names the processes that SIGKILL doesn't reach.
+func complain(log *slog.Logger, s *session.Session, processes string) {
+	consequence := "the lock stays held while they live"
+	if s.Err() != nil {
+		consequence = "the lock is lost: another node may run the command while they live"
+	}
+	log.Error("these processes can't be killed, and "+consequence+": "+processes, "event", "unkillable")
+}
+
 // conclude turns the end of the tree into an outcome.
 func conclude(cfg Config, log *slog.Logger, began time.Time, s *session.Session, c *child.Child) (Outcome, error) {
 	result := c.Result()
 	ran := time.Since(began)
-	if result.Ending == child.SocketClosed {
-		// The guard was faster than the session's reader, which has the
-		// server's reason.
+	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
+		// The guard was faster than the session, which has the reason.
 		select {
 		case <-s.Lost():
 		case <-time.After(time.Second):
 		}
 	}
-	if result.GuardDied {
-		log.Info("command killed", "event", "killed", "ran", ran)
-		return Outcome{}, &GuardDiedError{Killed: result.Killed}
+	err := lossOf(cfg, s, c)
+	if err == nil && result.GuardDied {
+		err = &GuardDiedError{Killed: result.Killed}
 	}
-	if err := lossOf(cfg, s, c); err != nil {
+	if err != nil {
 		log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
 		return Outcome{}, err
 	}
@@ -406,15 +512,21 @@ func conclude(cfg Config, log *slog.Logger, began time.Time, s *session.Session,
 func lossOf(cfg Config, s *session.Session, c *child.Child) error {
 	result := c.Result()
 	lost := &LostError{Database: session.Target(cfg.Session.Database), What: fmt.Sprintf("the command (process %d) was killed with all that it had started, %d processes", c.PID(), result.Killed)}
-	if result.Killed == 0 {
+	if result.Killed == 1 {
+		lost.What = fmt.Sprintf("the command (process %d) was killed", c.PID())
+	}
+	switch {
+	case result.GuardDied:
+		lost.What += "; for that its guard process, which did not do so in time, was killed, too"
+	case result.Killed == 0:
 		lost.What = fmt.Sprintf("the command (process %d) had just ended: %s", c.PID(), describeStatus(result.Status))
 	}
 	var cause *session.LostError
 	switch {
-	case result.Ending == child.LeaseOver:
-		lost.Cause = errors.New("the lease ran out, since this process was stopped or had no time to run")
 	case errors.As(s.Err(), &cause):
 		lost.Cause, lost.Heard = cause.Cause, cause.Heard
+	case result.Ending == child.LeaseOver:
+		lost.Cause = session.ErrStopped
 	case result.Ending == child.SocketClosed:
 		lost.Cause = errors.New("the server closed the connection")
 	default:
@@ -432,34 +544,46 @@ func describeStatus(status unix.WaitStatus) string {
 
 // environment is what the command gets to know about its lock. Of several keys
 // each has a line.
-func environment(cfg Config, l *lock) []string {
+func environment(cfg Config, t *tenure) []string {
 	var ids []string
-	for _, held := range l.hold.Held() {
+	for _, held := range t.Locks {
 		ids = append(ids, held.String())
 	}
 	env := append(slices.Clone(cfg.Env),
 		"PGLEAD_LOCK_KEY="+strings.Join(cfg.Keys, "\n"),
 		"PGLEAD_LOCK_ID="+strings.Join(ids, "\n"),
-		fmt.Sprintf("PGLEAD_TOKEN=%d", l.grant.Token),
-		"PGLEAD_SYSTEM_ID="+l.grant.SystemID,
-		fmt.Sprintf("PGLEAD_BACKEND_PID=%d", l.session.BackendPID()),
+		fmt.Sprintf("PGLEAD_TOKEN=%d", t.Token),
+		"PGLEAD_SYSTEM_ID="+t.SystemID,
+		fmt.Sprintf("PGLEAD_BACKEND_PID=%d", t.Session.BackendPID()),
 	)
-	if l.hold.Gated() {
-		env = append(env, fmt.Sprintf("PGLEAD_SLOT=%d", l.hold.Slot()))
+	if t.Slot > 0 {
+		env = append(env, fmt.Sprintf("PGLEAD_SLOT=%d", t.Slot))
 	}
 	return env
 }
 
+// early hears the signals before the command runs.
+type early struct {
+	starting atomic.Bool // from now on, what comes is for the command
+	missed   []os.Signal
+	close    func()
+	closed   chan struct{}
+}
+
 // interruptible returns a context that ends when a signal asks this process
-// to, and the function that leaves the signals to someone else from then on.
-func interruptible(signals <-chan os.Signal) (context.Context, func()) {
+// to, and who hears the signals until then.
+func interruptible(signals <-chan os.Signal) (context.Context, *early) {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	stop, stopped := make(chan struct{}), make(chan struct{})
+	stop := make(chan struct{})
+	e := &early{close: sync.OnceFunc(func() { close(stop) }), closed: make(chan struct{})}
 	go func() {
-		defer close(stopped)
+		defer close(e.closed)
 		for {
 			select {
 			case sig := <-signals:
+				if e.starting.Load() && len(e.missed) < cap(signals) {
+					e.missed = append(e.missed, sig)
+				}
 				if child.Interrupts(sig.(unix.Signal)) {
 					cancel(&InterruptedError{Signal: sig.(unix.Signal)})
 				}
@@ -468,8 +592,13 @@ func interruptible(signals <-chan os.Signal) (context.Context, func()) {
 			}
 		}
 	}()
-	return ctx, sync.OnceFunc(func() {
-		close(stop)
-		<-stopped
-	})
+	return ctx, e
+}
+
+// handOver leaves the signals to someone else from now on, who gets those that
+// came while the command was being started, too.
+func (e *early) handOver() (missed []os.Signal) {
+	e.close()
+	<-e.closed
+	return e.missed
 }

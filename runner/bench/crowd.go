@@ -5,13 +5,11 @@ package main
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 )
 
@@ -41,11 +39,11 @@ func (b *bench) idle() error {
 		b.reapOthers()
 	}()
 	for _, of := range []struct {
-		name, condition string
-		args            []string
+		name, from string
+		args       []string
 	}{
-		{"holder", "granted", []string{b.pglead, "run", "--key", key, "--", "sleep", "100000"}},
-		{"waiter", "NOT granted", []string{b.pglead, "run", "--wait", "forever", "--key", key, "--", "true"}},
+		{"holder", holding, []string{b.pglead, "run", "--key", key, "--", "sleep", "100000"}},
+		{"waiter", waiting, []string{b.pglead, "run", "--wait", "forever", "--key", key, "--", "true"}},
 	} {
 		p, err := b.program(number, of.args...)
 		if err != nil {
@@ -56,14 +54,13 @@ func (b *bench) idle() error {
 			return err
 		}
 		started = append(started, process)
-		if err := w.await(of.condition, 1); err != nil {
+		if err := w.count(1, of.from); err != nil {
 			return err
 		}
-		values, err := w.ask("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objid = " + key + " AND " + of.condition)
+		backend, err := w.backend(of.from)
 		if err != nil {
 			return err
 		}
-		backend, _ := strconv.Atoi(values[0])
 		time.Sleep(200 * time.Millisecond) // for the guard
 		rows = append(rows, &row{name: of.name + ": pglead", pid: process.Pid})
 		for _, guard := range children(process.Pid) {
@@ -99,14 +96,14 @@ func (b *bench) idle() error {
 		r.rss, r.pss = memory(r.pid)
 	}
 	fmt.Printf("\n**Idle**, over %v\n\n| | RSS MiB | PSS MiB | processor s an hour |\n|---|---|---|---|\n", b.options.idle)
-	holder := 0.0
+	holder, waiter := 0.0, 0.0
 	for _, r := range rows {
 		hourly := r.cpu.Seconds() * float64(time.Hour) / float64(b.options.idle)
 		if r.isBackend { // whose memory is shared in ways of its own
 			fmt.Printf("| %s | | | %.2f |\n", r.name, hourly)
-			continue
+		} else {
+			fmt.Printf("| %s | %.1f | %.1f | %.2f |\n", r.name, r.rss/(1<<20), r.pss/(1<<20), hourly)
 		}
-		fmt.Printf("| %s | %.1f | %.1f | %.2f |\n", r.name, r.rss/(1<<20), r.pss/(1<<20), hourly)
 		switch r.name {
 		case "holder: pglead":
 			b.goal("RSS of an idle holder's pglead", r.rss/(1<<20), 10, " MiB")
@@ -114,6 +111,11 @@ func (b *bench) idle() error {
 		case "holder: its guard":
 			b.goal("RSS of an idle holder's guard", r.rss/(1<<20), 5, " MiB")
 			b.goal("processor time of an idle holder, both processes, an hour", holder+hourly, 1, " s")
+		case "waiter: pglead", "waiter: its guard":
+			waiter += hourly
+		case "waiter: at the server":
+			b.goal("processor time of an idle waiter, its processes, an hour", waiter, .5, " s")
+			b.goal("processor time of an idle waiter, at the server, an hour", hourly, .5, " s")
 		}
 	}
 	return nil
@@ -132,9 +134,13 @@ func (b *bench) reapOthers() {
 	}
 }
 
+// roomFor is a server's max_connections for so many who wait: on one that is
+// nearly full they would go.
+func roomFor(n int) string { return strconv.Itoa(n*3/2 + 20) }
+
 // crowd is a handover with ever more who wait for the same lock.
 func (b *bench) crowd() error {
-	at, remove, err := b.startServer(map[string]string{"max_connections": strconv.Itoa(b.waiters + 20), "ssl": "off"})
+	at, remove, err := b.startServer(map[string]string{"max_connections": roomFor(b.waiters), "listen_addresses": "", "ssl": "off"})
 	if err != nil {
 		return err
 	}
@@ -185,7 +191,7 @@ func handoverChart(points []point) chart {
 // holders is what ever more of them cost, each with a key of its own and a command
 // that sleeps.
 func (b *bench) holders() error {
-	at, remove, err := b.startServer(map[string]string{"max_connections": strconv.Itoa(b.waiters + 20), "max_locks_per_transaction": "128"})
+	at, remove, err := b.startServer(map[string]string{"max_connections": roomFor(b.waiters), "listen_addresses": "", "max_locks_per_transaction": "128"})
 	if err != nil {
 		return err
 	}
@@ -227,7 +233,7 @@ func (b *bench) holders() error {
 				}
 			}
 		}
-		if err := w.count(n, "pg_locks WHERE locktype = 'advisory' AND granted"); err != nil {
+		if err := w.count(n, holders); err != nil {
 			return err
 		}
 		rate := float64(n-before) / time.Since(began).Seconds()
@@ -236,7 +242,7 @@ func (b *bench) holders() error {
 		for _, process := range started {
 			ours = append(append(ours, process.Pid), children(process.Pid)...)
 		}
-		backends, err := w.ask("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")
+		backends, err := w.ask("SELECT pid FROM " + holders)
 		if err != nil {
 			return err
 		}
@@ -293,8 +299,9 @@ type point struct {
 	pss           float64
 }
 
-// queue has n wait for a lock, frees it, and returns the times between the starts
-// of their commands, and the memory of one.
+// queue has n wait for a lock, ends its holder's command, and returns the times
+// from there to the start of the next command, and between the starts of all, and
+// the memory of one who waits.
 func (b *bench) queue(at site, n int, env, with []string) (times []time.Duration, pss float64, err error) {
 	w, err := watch(at.server)
 	if err != nil {
@@ -307,43 +314,47 @@ func (b *bench) queue(at site, n int, env, with []string) (times []time.Duration
 		return nil, 0, err
 	}
 	defer out.Close()
-	if _, err := w.ask("SELECT pg_advisory_lock(" + key + ")"); err != nil {
-		return nil, 0, err
-	}
-	p, err := b.program(env, append(slices.Clone(with), "stamp")...)
+	in, proceed, err := os.Pipe()
 	if err != nil {
 		return nil, 0, err
 	}
-	var waiting []*os.Process
-	defer func() { kill(waiting) }() // on an error they would wait for ever
+	defer proceed.Close()
+	first, err1 := b.program(env, append(slices.Clone(with), "stamp", "end")...)
+	p, err2 := b.program(env, append(slices.Clone(with), "stamp")...)
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, 0, err
+	}
+	holder, err := first.start(in, out)
+	_ = in.Close()
+	if err != nil {
+		return nil, 0, err
+	}
+	line := []*os.Process{holder}
+	defer func() { kill(line) }() // on an error they would wait for ever
+	if err := w.count(1, holding); err != nil {
+		return nil, 0, err
+	}
 	for i := range n {
 		process, err := p.start(nil, out)
 		if err != nil {
 			return nil, 0, err
 		}
-		waiting = append(waiting, process)
+		line = append(line, process)
 		if i%10 == 9 || i == n-1 { // a queue is wanted, not a rush
-			if err := w.count(i+1, "pg_locks WHERE locktype = 'advisory' AND NOT granted"); err != nil {
+			if err := w.awaitWaiters(i + 1); err != nil {
 				return nil, 0, err
 			}
 		}
 	}
 	time.Sleep(time.Second)
-	for _, process := range waiting {
+	for _, process := range line[1:] {
 		for _, pid := range append(children(process.Pid), process.Pid) {
 			_, one := memory(pid)
 			pss += one / float64(n)
 		}
 	}
-	for _, sql := range []string{
-		"SELECT pg_notify('pglead.1." + key + "', 'clean 0 15000 0')", // as a pglead would, that nobody waits out the lock-delay
-		"SELECT pg_advisory_unlock(" + key + ")",
-	} {
-		if _, err := w.ask(sql); err != nil {
-			return nil, 0, err
-		}
-	}
-	for _, process := range waiting {
+	_ = proceed.Close()
+	for _, process := range line {
 		state, err := process.Wait()
 		if err == nil && !state.Success() {
 			err = errors.New(state.String())
@@ -357,101 +368,12 @@ func (b *bench) queue(at site, n int, env, with []string) (times []time.Duration
 		return nil, 0, err
 	}
 	list, err := stamps(text)
-	if err != nil || len(list) != n {
-		return nil, 0, fmt.Errorf("%d commands started of %d: %w", len(list), n, err)
+	if err != nil || len(list) != n+1 {
+		return nil, 0, fmt.Errorf("%d commands started of %d: %w", len(list)-1, n, err)
 	}
 	slices.Sort(list)
-	for i := range n - 1 {
+	for i := range n {
 		times = append(times, time.Duration(list[i+1]-list[i]))
 	}
 	return times, pss, nil
-}
-
-// herd has many nodes fire at the same instant at a server that has room for
-// few of them.
-func (b *bench) herd() error {
-	number := slices.Concat(b.unix, numbered())
-	fmt.Printf("\n**%d nodes at the same instant**, max_connections = 100. The one that gets the lock keeps it until all others have their answer; in the last row each runs `true` in its turn\n\n"+
-		"| | ran | held elsewhere (75) | no connection (69) | other | first answer s | p50 s | last s |\n|---|---|---|---|---|---|---|---|\n", b.nodes)
-	for _, of := range []struct {
-		name string
-		env  []string
-		args []string
-		all  bool
-	}{
-		{"C and libpq", b.unix, []string{"floor", "try", key, "stamp", "end"}, false},
-		{"**pglead run** --wait 0", number, []string{b.pglead, "run", "--key", key, "--wait", "0", "--", "stamp", "end"}, false},
-		{"**pglead run** --wait 5m", number, []string{b.pglead, "run", "--key", key, "--wait", "5m", "--", "true"}, true},
-	} {
-		statuses, times, err := b.fire(of.env, of.args, of.all)
-		if err != nil {
-			return fmt.Errorf("%s: %w", of.name, err)
-		}
-		ran, held, unreachable := statuses[0], statuses[75], statuses[69]
-		other := b.nodes - ran - held - unreachable
-		fmt.Printf("| %s | %d | %d | %d | %d | %.2f | %.2f | %.2f |\n", of.name, ran, held, unreachable, other,
-			quantile(times, 0).Seconds(), quantile(times, .5).Seconds(), quantile(times, 1).Seconds())
-		if strings.HasPrefix(of.name, "**pglead") {
-			b.goal(fmt.Sprintf("nodes without an answer, of %d at once, %s", b.nodes, strings.Fields(of.name)[len(strings.Fields(of.name))-2]+" "+strings.Fields(of.name)[len(strings.Fields(of.name))-1]), float64(other), 0, "")
-		}
-	}
-	return nil
-}
-
-// fire has all nodes stand at a gate, opens it, and counts how they end. Unless
-// all are to run, the winner's command ends when all others have.
-func (b *bench) fire(env, args []string, all bool) (statuses map[int]int, times []time.Duration, err error) {
-	gate, open, err := os.Pipe()
-	if err != nil {
-		return nil, nil, err
-	}
-	in, proceed, err := os.Pipe()
-	if err != nil {
-		return nil, nil, err
-	}
-	shell, err := b.program(env, append([]string{"sh", "-c", `read x <&3; exec "$@" 3<&-`, "node"}, args...)...)
-	if err != nil {
-		return nil, nil, err
-	}
-	shell.quiet = true
-	var nodes []*os.Process
-	for range b.nodes {
-		node, err := shell.start(in, nil, gate)
-		if err != nil {
-			return nil, nil, err
-		}
-		nodes = append(nodes, node)
-	}
-	_ = gate.Close()
-	_ = in.Close()
-	time.Sleep(time.Second)
-	var mu sync.Mutex
-	var waits sync.WaitGroup
-	statuses = map[int]int{}
-	began := time.Now()
-	for _, node := range nodes {
-		waits.Go(func() {
-			state, err := node.Wait()
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				return
-			}
-			statuses[state.ExitCode()]++
-			times = append(times, time.Since(began))
-			ended := 0
-			for n := range maps.Values(statuses) {
-				ended += n
-			}
-			if ended == b.nodes-1 && !all {
-				_ = proceed.Close()
-			}
-		})
-	}
-	_ = open.Close()
-	waits.Wait()
-	if all {
-		_ = proceed.Close()
-	}
-	return statuses, times, nil
 }

@@ -30,7 +30,7 @@ import (
 
 type options struct {
 	short   bool
-	parts   string
+	only    string
 	pglead  string
 	also    string
 	consul  string
@@ -45,7 +45,7 @@ type options struct {
 func main() {
 	var o options
 	flag.BoolVar(&o.short, "short", false, "few rounds of everything, to see that it works")
-	flag.StringVar(&o.parts, "parts", strings.Join(names(), ","), "what to measure")
+	flag.StringVar(&o.only, "only", "all", "what to measure, as `names` with commas: "+listed())
 	flag.StringVar(&o.pglead, "pglead", "", "measure this `file`, instead of building one")
 	flag.StringVar(&o.also, "also", "", "another build of pglead to measure beside it: a `file`")
 	flag.StringVar(&o.consul, "consul", "", "consul's program, a `file`; without it consul lock is left out")
@@ -68,31 +68,68 @@ func main() {
 // parts are what can be measured, in this order.
 func parts() []part {
 	return []part{
-		{"run", (*bench).uncontended},
-		{"refused", (*bench).refused},
-		{"trips", (*bench).roundTrips},
-		{"handover", (*bench).handover},
-		{"killed", (*bench).killed},
-		{"idle", (*bench).idle},
-		{"each", (*bench).each},
-		{"holders", (*bench).holders},
-		{"crowd", (*bench).crowd},
-		{"herd", (*bench).herd},
-		{"size", (*bench).size},
+		{"pglead", "run", (*bench).uncontended},
+		{"pglead", "refused", (*bench).refused},
+		{"pglead", "trips", (*bench).roundTrips},
+		{"pglead", "handover", (*bench).handover},
+		{"pglead", "killed", (*bench).killed},
+		{"pglead", "idle", (*bench).idle},
+		{"pglead", "each", (*bench).each},
+		{"many", "holders", (*bench).holders},
+		{"many", "crowd", (*bench).crowd},
+		{"many", "line", (*bench).line},
+		{"many", "herd", (*bench).herd},
+		{"guest", "index", (*bench).index},
+		{"guest", "hotrow", (*bench).hotRow},
+		{"guest", "notify", (*bench).notify},
+		{"guest", "activity", (*bench).activity},
+		{"guest", "log", (*bench).serverLog},
+		{"guest", "statements", (*bench).statements},
+		{"guest", "slots", (*bench).connectionSlots},
+		{"takeover", "terminated", (*bench).terminated},
+		{"takeover", "sigkill", (*bench).sigkill},
+		{"takeover", "cutoff", (*bench).cutOff},
+		{"takeover", "restart", (*bench).restart},
+		{"pglead", "size", (*bench).size},
 	}
 }
 
 type part struct {
-	name string
-	run  func(*bench) error
+	group, name string
+	run         func(*bench) error
 }
 
-func names() []string {
-	var list []string
-	for _, p := range parts() {
-		list = append(list, p.name)
+// choose finds the parts that are named, by their own names or their groups'.
+func choose(wanted string) ([]part, error) {
+	chosen := map[string]bool{}
+	for name := range strings.SplitSeq(wanted, ",") {
+		found := false
+		for _, p := range parts() {
+			if name == p.name || name == p.group || name == "all" {
+				chosen[p.name], found = true, true
+			}
+		}
+		if !found {
+			return nil, fmt.Errorf("-only: %s is none of all, %s", name, listed())
+		}
 	}
-	return list
+	return slices.DeleteFunc(parts(), func(p part) bool { return !chosen[p.name] }), nil
+}
+
+// listed is all that can be chosen.
+func listed() string {
+	var groups []string
+	members := map[string][]string{}
+	for _, p := range parts() {
+		if members[p.group] == nil {
+			groups = append(groups, p.group)
+		}
+		members[p.group] = append(members[p.group], p.name)
+	}
+	for i, g := range groups {
+		groups[i] = g + " (" + strings.Join(members[g], " ") + ")"
+	}
+	return strings.Join(groups, ", ")
 }
 
 // bench is what all parts share.
@@ -104,6 +141,9 @@ type bench struct {
 	goals []goal
 
 	charts []chart
+
+	guests *site // a server for the guests, once there is one
+	ends   []func()
 }
 
 // site is a server, and the environments in which programs find it.
@@ -112,24 +152,10 @@ type site struct {
 	unix, tcp, tls []string
 }
 
-// goal is a bound that a figure has to keep.
-type goal struct {
-	what     string
-	measured float64
-	most     float64
-	unit     string
-}
-
-func (b *bench) goal(what string, measured, most float64, unit string) {
-	b.goals = append(b.goals, goal{what, measured, most, unit})
-}
-
 func measure(o options) error {
-	wanted := strings.Split(o.parts, ",")
-	for _, name := range wanted {
-		if !slices.Contains(names(), name) {
-			return fmt.Errorf("-parts: %s is none of %s", name, strings.Join(names(), ", "))
-		}
+	wanted, err := choose(o.only)
+	if err != nil {
+		return err
 	}
 	dir, err := os.MkdirTemp("/tmp", "pglead-bench")
 	if err != nil {
@@ -149,16 +175,23 @@ func measure(o options) error {
 		return err
 	}
 	defer remove()
+	if slices.ContainsFunc(wanted, func(p part) bool { return p.group == "pglead" || p.group == "many" }) {
+		time.Sleep(11 * time.Second) // first tries are measured
+	}
 	b.heading()
-	for _, p := range parts() {
-		if !slices.Contains(wanted, p.name) {
-			continue
+	defer func() {
+		for _, end := range b.ends {
+			end()
 		}
+	}()
+	for _, p := range wanted {
+		began := time.Now()
 		if err := p.run(b); err != nil {
 			return fmt.Errorf("measure %s: %w", p.name, err)
 		}
+		fmt.Fprintf(os.Stderr, "bench: %s took %.0f s\n", p.name, time.Since(began).Seconds())
 	}
-	b.printGoals()
+	printGoals(b.goals)
 	if b.svg != "" && len(b.charts) > 0 {
 		return os.WriteFile(b.svg, []byte(plot(b.charts)), 0o600)
 	}
@@ -207,20 +240,6 @@ func (b *bench) heading() {
 		b.server.Programs.Major, runtime.Version(), strings.Join(strings.Fields(string(load))[:3], " "))
 }
 
-func (b *bench) printGoals() {
-	if len(b.goals) == 0 {
-		return
-	}
-	fmt.Print("\n| goal | at most | measured | |\n|---|---|---|---|\n")
-	for _, g := range b.goals {
-		verdict := "kept"
-		if g.measured > g.most {
-			verdict = "**missed**"
-		}
-		fmt.Printf("| %s | %.4g%s | %.3g%s | %s |\n", g.what, g.most, g.unit, g.measured, g.unit, verdict)
-	}
-}
-
 // size is that of the program as it is shipped.
 func (b *bench) size() error {
 	info, err := os.Stat(b.pglead)
@@ -233,7 +252,8 @@ func (b *bench) size() error {
 
 // startServer starts a server that a PostgreSQL user would: its settings are
 // the defaults, except that no autovacuum comes between two runs. It can be
-// reached in three ways, and is old enough for locks to be taken at once.
+// reached in three ways. For a while a first try over TCP waits out the lock-delay,
+// and everywhere unless it has none.
 func (b *bench) startServer(settings map[string]string) (at site, remove func(), err error) {
 	port, err := pgtest.FreePort()
 	if err != nil {
@@ -260,15 +280,13 @@ func (b *bench) startServer(settings map[string]string) (at site, remove func(),
 		err = s.StartLogged()
 	}
 	if err == nil {
-		_, err = s.Query("postgres", "CREATE ROLE secret LOGIN PASSWORD 'secret'")
+		_, err = s.Query("postgres", "CREATE ROLE secret LOGIN PASSWORD 'secret'; CREATE ROLE app LOGIN")
 	}
 	if err != nil {
 		remove()
 		return site{}, nil, err
 	}
 	common := []string{"PATH=" + b.path, "HOME=" + b.dir, "LC_ALL=C", "PGPORT=" + port, "PGDATABASE=postgres", "ETCDCTL_API=3"}
-	// A first try waits out the lock-delay on a younger one.
-	time.Sleep(11 * time.Second)
 	return site{
 		server: s,
 		unix:   slices.Concat(common, []string{"PGHOST=" + s.Socket, "PGUSER=" + pgtest.Superuser}),

@@ -8,15 +8,32 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
-// relay stands before the server and counts what passes.
+// relay stands before the server and counts what passes, until it is silent: then
+// nothing does, and neither side is told.
 type relay struct {
 	net.Listener
 	server string
 	mu     sync.Mutex
 	counts counts
 	ended  chan counts
+	silent atomic.Bool
+	over   chan struct{}
+}
+
+// end lets go of what a silent relay holds.
+func (r *relay) end() {
+	_ = r.Close()
+	close(r.over)
+}
+
+// pass returns when a message may go on: from a silent relay not before its end.
+func (r *relay) pass() {
+	if r.silent.Load() {
+		<-r.over
+	}
 }
 
 // counts are of one connection, from the end of its login to its goodbye.
@@ -33,7 +50,7 @@ func listen(socket, server string) (*relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &relay{Listener: l, server: server, ended: make(chan counts, 100)}
+	r := &relay{Listener: l, server: server, ended: make(chan counts, 100), over: make(chan struct{})}
 	go r.accept()
 	return r, nil
 }
@@ -70,6 +87,7 @@ func (r *relay) accept() {
 }
 
 func (r *relay) there(kind byte, size int) {
+	r.pass()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	const terminate = 'X'
@@ -81,6 +99,7 @@ func (r *relay) there(kind byte, size int) {
 }
 
 func (r *relay) back(kind byte, size int) {
+	r.pass()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := &r.counts

@@ -77,6 +77,19 @@ func (p process) start(stdin, stdout *os.File, more ...*os.File) (*os.Process, e
 	return os.StartProcess(p.path, p.args, &os.ProcAttr{Env: p.env, Files: append([]*os.File{stdin, stdout, stderr}, more...)})
 }
 
+// run runs a program that has to succeed.
+func (p process) run() error {
+	started, err := p.start(nil, nil)
+	if err != nil {
+		return err
+	}
+	state, err := started.Wait()
+	if err == nil && !state.Success() {
+		err = errors.New(p.args[0] + ": " + state.String())
+	}
+	return err
+}
+
 // time runs a program to its end and beyond, until what it has left behind, at
 // the server too, is gone.
 func (b *bench) time(p process) (sample, error) {

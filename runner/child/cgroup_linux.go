@@ -1,9 +1,10 @@
 package child
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"os"
 	"path"
-	"strconv"
 	"strings"
 )
 
@@ -41,18 +42,20 @@ func ownCgroup() string {
 	return ""
 }
 
-// cgroupOf is the group of the guard with this process number, below pglead's.
-func cgroupOf(own string, guard int) string {
+// newCgroup names a group for a guard to make below pglead's own; nothing is made
+// yet. Nobody else has a group of that name, so that whoever is told it may kill
+// what is in there: a process number would be another guard's, too, in another PID
+// namespace that shares the group.
+func newCgroup(own string) string {
 	if own == "" {
 		return ""
 	}
-	return own + "/pglead-" + strconv.Itoa(guard)
+	return fmt.Sprintf("%s/pglead-%016x%016x", own, rand.Uint64(), rand.Uint64())
 }
 
 // makeCgroup makes a guard's group and opens its directory; nil where it may
 // not.
-func makeCgroup(own string, guard int) *os.File {
-	group := cgroupOf(own, guard)
+func makeCgroup(group string) *os.File {
 	if group == "" || os.Mkdir(group, 0o755) != nil {
 		return nil
 	}
@@ -71,7 +74,10 @@ func makeCgroup(own string, guard int) *os.File {
 // do nothing where there is none.
 func killCgroup(group string) {
 	if group != "" {
-		_ = os.WriteFile(group+"/cgroup.kill", []byte("1"), 0)
+		if file, err := os.OpenFile(group+"/cgroup.kill", os.O_WRONLY, 0); err == nil {
+			_, _ = file.WriteString("1")
+			_ = file.Close()
+		}
 	}
 }
 

@@ -10,6 +10,7 @@
 package child
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -39,9 +40,19 @@ type Config struct {
 	// the lock is lost. It ends at the latest LeaseGrace after the deadline.
 	LostGrace, LeaseGrace time.Duration
 
+	// GuardPatience is how long after the order to end the tree, since the lock
+	// is lost, the guard may take to do it. Then it is killed and with it the
+	// command, and this process does the rest. 0 is as long as for other orders.
+	GuardPatience time.Duration
+
 	// WaitForLeftovers lets processes that outlive the command go on, and
 	// the child with them, instead of ending them.
 	WaitForLeftovers bool
+
+	// LastWords are what the guard writes to the socket when the tree is dead, if
+	// this process is gone by then. With Goodbye they end the connection.
+	LastWords []byte
+	Goodbye   bool
 }
 
 // Child is a running command and all the processes below it.
@@ -51,13 +62,16 @@ type Child struct {
 	renewals int   // where new deadlines go to, or -1; under writeMu
 	renewed  int64 // the last one that went there
 	pid      int
+	cgroup   string // that the guard makes for the command if it may, or empty
 	guards   *Guards
 	events   chan Event
 	done     chan struct{}
 	writeMu  sync.Mutex
+	unsaid   []order // what the guard's socket has no room for yet; under writeMu
+	saying   bool    // and is waited for
 	result   Result
 
-	lostGrace time.Duration
+	cfg       Config
 	guardMu   sync.Mutex
 	guardGone bool // its number may be another's
 	excused   bool // the guard has said why it takes its time
@@ -161,7 +175,7 @@ func (g *Guard) Close() {
 	c.hangUp()
 	c.killGuard()
 	c.reapGuard()
-	removeCgroup(cgroupOf(c.guards.cgroup(), c.guard))
+	removeCgroup(c.cgroup)
 }
 
 // reapGuard waits for the guard's end. It looks again and again, with the lock
@@ -182,25 +196,22 @@ func (c *Child) reapGuard() {
 	}
 }
 
-// killGuard is for a guard that doesn't do what it is told: its work falls to
-// this process then.
-func (c *Child) killGuard() {
-	c.guardMu.Lock()
-	defer c.guardMu.Unlock()
-	if !c.guardGone && !c.excused {
-		_ = unix.Kill(c.guard, unix.SIGKILL)
-	}
-}
-
-// guardPatience is how long after an order to kill the guard may take to do it
-// or to say why it can't: it says so after unkillableAfter.
-const guardPatience = 2 * unkillableAfter
+// startPatience is how long an interrupted Start waits for the guard's word.
+const startPatience = time.Second
 
 // Start has the guard start the command, and returns when it runs. The error
-// is a *LookupError if the command itself could not be executed. In any case
-// the guard is used up.
-func (g *Guard) Start(cfg Config) (*Child, error) {
+// is a *LookupError if the command itself could not be executed, and ctx's if
+// that ended and the guard did not answer. In any case the guard is used up.
+//
+// A guard that is stopped, or hangs, keeps the lock for nobody: Start ends by the
+// deadline, and soon after ctx.
+func (g *Guard) Start(ctx context.Context, cfg Config) (*Child, error) {
 	c := g.child
+	if boottime.Now() >= cfg.Deadline {
+		g.Close()
+		return nil, ErrTooLate
+	}
+	c.cfg = cfg
 	req := startRequest{
 		path: cfg.Path, args: cfg.Args, env: cfg.Env,
 		deadline: int64(cfg.Deadline), lostGrace: int64(cfg.LostGrace), leaseGrace: int64(cfg.LeaseGrace),
@@ -208,19 +219,28 @@ func (g *Guard) Start(cfg Config) (*Child, error) {
 	if cfg.WaitForLeftovers {
 		req.waitForAll = 1
 	}
+	if req.lastWords = string(cfg.LastWords); cfg.Goodbye {
+		req.goodbye = 1
+	}
+	_ = c.control.SetDeadline(time.Now().Add(cfg.Deadline - boottime.Now()))
+	hurried := make(chan struct{})
+	calm := context.AfterFunc(ctx, func() {
+		defer close(hurried)
+		_ = c.control.SetDeadline(time.Now().Add(min(startPatience, cfg.Deadline-boottime.Now())))
+	})
 	err := writeMessage(c.control, msgStart, req.encode())
 	if err == nil {
-		// A guard that is stopped must not keep the lock for nobody.
-		_ = c.control.SetReadDeadline(time.Now().Add(cfg.Deadline - boottime.Now()))
 		err = c.awaitStart(cfg.Args[0])
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			// Was it this process that was stopped? Then the guard's word is there.
-			_ = c.control.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
-			err = c.awaitStart(cfg.Args[0])
-		}
-		_ = c.control.SetReadDeadline(time.Time{})
 	}
-	c.lostGrace = cfg.LostGrace
+	if !calm() {
+		<-hurried
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		// Was it this process that was stopped? Then the guard's word is there.
+		_ = c.control.SetDeadline(time.Now().Add(10 * time.Millisecond))
+		err = c.awaitStart(cfg.Args[0])
+	}
+	_ = c.control.SetDeadline(time.Time{})
 	var lookup *LookupError
 	switch {
 	case errors.As(err, &lookup), errors.Is(err, ErrTooLate):
@@ -230,11 +250,20 @@ func (g *Guard) Start(cfg Config) (*Child, error) {
 		// The guard may have died, or been stopped, with the command started.
 		c.killGuard()
 		c.takeOver()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			err = errGuardSilent
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+			}
+		}
 		return nil, err
 	}
 	go c.listen()
 	return c, nil
 }
+
+// errGuardSilent says that the guard was stopped, or had no time to run.
+var errGuardSilent = errors.New("the guard process did not start the command in time")
 
 // startGuard runs this program again, as the guard. Of its own descriptors
 // the guard gets three beyond the standard ones, at whatever numbers are free,
@@ -272,13 +301,15 @@ func (c *Child) startGuard(socket syscall.Conn) error {
 	// The guard's Go runtime needs no second processor, and no memory profile: of a
 	// program that can't show one it takes one sample all the same, at the start,
 	// which is 30 page faults. The user's environment travels beside the command. In
-	// the arguments, the group's name could match what somebody gives to pkill -f.
+	// the arguments, the group's name could match what somebody gives to pkill -f; so
+	// would pglead's name and the key, which are not there either, for whoever reads ps.
+	c.cgroup = newCgroup(c.guards.cgroup())
 	stdin := uintptr(0)
 	if c.guards.Stdin != nil {
 		stdin = c.guards.Stdin.Fd()
 	}
-	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(lock)}, &syscall.ProcAttr{
-		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + c.guards.cgroup()},
+	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, "of process " + strconv.Itoa(os.Getpid()), strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(lock)}, &syscall.ProcAttr{
+		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + c.cgroup},
 		Files: []uintptr{stdin, 1, 2},
 	})
 	return err
@@ -367,12 +398,11 @@ func (c *Child) takeOver() {
 	c.hangUp()
 	c.reapGuard()
 	c.result = Result{Ending: Killed, GuardDied: true}
-	cgroup := cgroupOf(c.guards.cgroup(), c.guard)
-	killCgroup(cgroup)
-	defer removeCgroup(cgroup)
+	killCgroup(c.cgroup)
+	defer removeCgroup(c.cgroup)
 	began, told := time.Now(), false
 	for round, pause := 0, retryFirst; ; round, pause = round+1, min(2*pause, retryMost) {
-		left := c.guards.killOrphans(round == stubbornRounds)
+		left := c.guards.killOrphans(round%stubbornRounds == stubbornRounds-1)
 		if len(left) == 0 {
 			return
 		}
@@ -384,7 +414,7 @@ func (c *Child) takeOver() {
 		if !told && time.Since(began) > unkillableAfter {
 			told = true
 			c.guards.mu.Lock()
-			c.tell(Event{Unkillable: describe(descendants(c.guards.kin()))})
+			c.tell(Event{Unkillable: describe(remains(c.guards.kin()))})
 			c.guards.mu.Unlock()
 		}
 		time.Sleep(pause)
@@ -400,11 +430,13 @@ func (gs *Guards) killOrphans(stubborn bool) []int {
 	if stubborn {
 		stopDescendants(kin)
 	}
-	orphans := slices.DeleteFunc(children(), func(pid int) bool { return slices.Contains(kin, pid) })
-	for _, pid := range orphans {
-		_ = unix.Kill(pid, unix.SIGKILL)
+	left := killChildren(kin)
+	if len(left) == 0 && len(kin) > 0 {
+		// Where there are no other children the kernel has said so. Else this was
+		// read from a list that may leave one out while another is reaped (proc(5)).
+		left = killChildren(kin)
 	}
-	return orphans
+	return left
 }
 
 // PID is the command's process number.
@@ -419,9 +451,6 @@ func (c *Child) Done() <-chan struct{} { return c.done }
 
 // Result says how it ended. It may be called after Done.
 func (c *Child) Result() Result { return c.result }
-
-// Signal sends a signal to the command itself.
-func (c *Child) Signal(sig unix.Signal) { c.order(msgSignal, int64(sig)) }
 
 // Renew moves the deadline.
 func (c *Child) Renew(deadline time.Duration) {
@@ -450,25 +479,4 @@ func (c *Child) hangUp() {
 		_ = unix.Close(c.renewals)
 		c.renewals = -1
 	}
-}
-
-// Kill kills the tree.
-func (c *Child) Kill() {
-	c.order(msgKill, 0)
-	time.AfterFunc(guardPatience, c.killGuard)
-}
-
-// Lose ends the tree because the lock is lost: at once or, with a LostGrace,
-// by SIGTERM first.
-func (c *Child) Lose() {
-	c.order(msgLost, 0)
-	time.AfterFunc(c.lostGrace+guardPatience, c.killGuard)
-}
-
-// order tells the guard to do something. If that fails the guard is dead or
-// done, and listen is about to find out.
-func (c *Child) order(k kind, n int64) {
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
-	_ = writeNumber(c.control, k, n)
 }

@@ -148,7 +148,7 @@ func startRoleWith(t *testing.T, socket syscall.Conn, cfg child.Config, role str
 		cfg.Deadline = far()
 	}
 	g := newGuard(t, socket)
-	c, err := g.Start(cfg)
+	c, err := g.Start(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -421,7 +421,7 @@ func TestCommandThatCannotBeExecuted(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := newGuard(t, nil)
-	_, err := g.Start(child.Config{Path: file, Args: []string{file}, Deadline: far()})
+	_, err := g.Start(t.Context(), child.Config{Path: file, Args: []string{file}, Deadline: far()})
 	var lookup *child.LookupError
 	if !errors.As(err, &lookup) {
 		t.Fatalf("Start: %v, want a LookupError", err)
@@ -435,7 +435,7 @@ func TestScriptWithoutInterpreterLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := newGuard(t, nil)
-	c, err := g.Start(child.Config{Path: file, Args: []string{file, "5"}, Deadline: far()})
+	c, err := g.Start(t.Context(), child.Config{Path: file, Args: []string{file, "5"}, Deadline: far()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -499,7 +499,7 @@ func BenchmarkKill(b *testing.B) {
 	for b.Loop() {
 		dir := b.TempDir()
 		g := newGuard(b, nil)
-		c, err := g.Start(child.Config{
+		c, err := g.Start(b.Context(), child.Config{
 			Path: "/bin/sh", Deadline: far(), Args: []string{"sh", "-c", `
 				i=0; while [ $i -lt 149 ]; do sleep 1000 & (setsid sleep 1000 &); i=$((i+1)); done; touch "$0"; sleep 1000`, dir + "/ready"},
 		})
@@ -530,7 +530,7 @@ func BenchmarkKill(b *testing.B) {
 func TestTooLate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "started")
 	g := newGuard(t, nil)
-	_, err := g.Start(child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now() - 1})
+	_, err := g.Start(t.Context(), child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now() - 1})
 	if err == nil {
 		t.Error("started after the deadline")
 	}
@@ -571,7 +571,7 @@ func TestExamine(t *testing.T) {
 // guard's first ones it comes.
 func TestEndsAtAnyTime(t *testing.T) {
 	for after := time.Duration(0); after < 40*time.Millisecond; after += time.Millisecond / 2 {
-		c, err := newGuard(t, nil).Start(child.Config{
+		c, err := newGuard(t, nil).Start(t.Context(), child.Config{
 			Path: "/bin/sleep", Args: []string{"sleep", fmt.Sprintf("%f", after.Seconds())}, Deadline: far(),
 		})
 		if err != nil {
@@ -618,7 +618,7 @@ func TestDispositions(t *testing.T) {
 	signal.Ignore(unix.SIGHUP)
 	t.Cleanup(func() { signal.Reset(unix.SIGHUP) })
 	file := filepath.Join(t.TempDir(), "status")
-	c, err := newGuard(t, nil).Start(child.Config{
+	c, err := newGuard(t, nil).Start(t.Context(), child.Config{
 		Path: "/bin/sh", Args: []string{"sh", "-c", "exec grep -E '^Sig(Ign|Blk)' /proc/self/status >" + file},
 		Deadline: boottime.Now() + time.Minute,
 	})

@@ -1,6 +1,7 @@
 package child
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -58,7 +59,7 @@ func tryGuard() checkup.Check {
 	if err != nil {
 		return checkup.Failf(advice, "%s", err)
 	}
-	c, err := g.Start(Config{
+	c, err := g.Start(context.Background(), Config{
 		Path: shell, Args: []string{"sh", "-c", "sleep 60 >/dev/null 2>&1 &"},
 		Env:      []string{"PATH=" + os.Getenv("PATH")},
 		Deadline: boottime.Now() + guardTrial,
@@ -106,7 +107,7 @@ func examineProc() checkup.Check {
 }
 
 func examineCgroup() checkup.Check {
-	dir := makeCgroup(ownCgroup(), os.Getpid())
+	dir := makeCgroup(newCgroup(ownCgroup()))
 	if dir == nil {
 		return checkup.Notef("", "no group of its own for the command (not root, or not delegated): it is killed process by process, which is as sure")
 	}

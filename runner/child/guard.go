@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -22,7 +21,8 @@ import (
 // up.
 const guardName = "lease-guard"
 
-// cgroupVariable has pglead's own control group, in the guard's environment.
+// cgroupVariable has the name of the command's control group, in the guard's
+// environment.
 const cgroupVariable = "CGROUP"
 
 // The guard's own times.
@@ -55,12 +55,12 @@ const (
 //
 // Any program of which this package is a part can be the guard, tests too.
 func init() { //nolint:gochecknoinits // see above
-	if len(os.Args) != 4 || os.Args[0] != guardName {
+	if len(os.Args) != 5 || os.Args[0] != guardName {
 		return
 	}
-	control, err1 := strconv.Atoi(os.Args[1])
-	renewals, err2 := strconv.Atoi(os.Args[2])
-	socket, err3 := strconv.Atoi(os.Args[3])
+	control, err1 := strconv.Atoi(os.Args[2])
+	renewals, err2 := strconv.Atoi(os.Args[3])
+	socket, err3 := strconv.Atoi(os.Args[4])
 	if err1 != nil || err2 != nil || err3 != nil {
 		syscall.Exit(70)
 	}
@@ -98,6 +98,7 @@ type guard struct {
 	exited    bool
 	report    doneReport
 
+	orphaned        bool // pglead is gone
 	losing, killing bool
 	leftovers       <-chan time.Time // the next step against them
 	terminated      bool             // leftovers have had SIGTERM
@@ -112,8 +113,8 @@ type message struct {
 	body []byte
 }
 
-// newGuard makes this process a guard; cgroup is where it makes the command's
-// group, or empty.
+// newGuard makes this process a guard; cgroup is the group that it makes for the
+// command, or empty.
 func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 	unix.CloseOnExec(control)
 	unix.CloseOnExec(renewals)
@@ -138,7 +139,7 @@ func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 		children:  make(chan os.Signal, 1),
 		report:    doneReport{ending: Exited},
 	}
-	if g.cgroupDir = makeCgroup(cgroup, os.Getpid()); g.cgroupDir != nil {
+	if g.cgroupDir = makeCgroup(cgroup); g.cgroupDir != nil {
 		g.cgroup = g.cgroupDir.Name()
 	}
 	var err error
@@ -293,7 +294,7 @@ func (g *guard) watch() {
 		select {
 		case m, open := <-g.messages:
 			if !open {
-				g.messages = nil
+				g.messages, g.orphaned = nil, true
 				g.end(PgleadGone)
 				continue
 			}
@@ -317,7 +318,11 @@ func (g *guard) watch() {
 		case <-g.children:
 		}
 	}
-	if g.socket >= 0 && g.report.ending != Exited && g.report.ending != Killed {
+	switch {
+	case g.socket < 0:
+	case g.orphaned && g.report.ending != SocketClosed && g.req.lastWords != "":
+		g.speak()
+	case g.report.ending != Exited && g.report.ending != Killed:
 		// pglead is dead, or stopped with a descriptor of its own that would
 		// keep the connection, and the lock, alive for nothing.
 		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
@@ -335,6 +340,17 @@ func (g *guard) obey(m message) {
 	case msgLost:
 		g.lose(Killed)
 	}
+}
+
+// tell says something that pglead can do without: if pglead is stopped, and its
+// socket full, the guard has to go on, to notice that the deadline has passed.
+func (g *guard) tell(k kind, body []byte) {
+	const most = 10 * time.Millisecond
+	if file, ok := g.control.(*os.File); ok {
+		_ = file.SetWriteDeadline(time.Now().Add(most))
+		defer func() { _ = file.SetWriteDeadline(time.Time{}) }()
+	}
+	_ = writeMessage(g.control, k, body)
 }
 
 // renew takes note of the latest deadline, if the tree may live up to it.
@@ -380,7 +396,7 @@ func (g *guard) signal(sig unix.Signal) {
 		_ = unix.Kill(g.pid, sig)
 		return
 	}
-	for _, p := range descendants(nil) {
+	for _, p := range remains(nil) {
 		signalDescendant(p, sig)
 	}
 }
@@ -405,20 +421,18 @@ func (g *guard) kill() {
 // killRound kills the direct children. Theirs become direct children by that,
 // and the next round's.
 func (g *guard) killRound() {
-	switch g.rounds {
-	case 0:
+	if g.rounds%stubbornRounds == 0 {
 		killCgroup(g.cgroup)
-	case stubbornRounds:
+	}
+	if g.rounds%stubbornRounds == stubbornRounds-1 {
 		stopDescendants(nil)
 	}
-	for _, pid := range children() {
-		_ = unix.Kill(pid, unix.SIGKILL)
-	}
+	killChildren(nil)
 	g.rounds++
 	g.retry = time.After(min(retryFirst<<min(g.rounds, 10), retryMost))
 	if !g.complained && time.Since(g.killedAt) > unkillableAfter {
 		g.complained = true
-		_ = writeMessage(g.control, msgUnkillable, []byte(describe(descendants(nil))))
+		g.tell(msgUnkillable, []byte(describe(remains(nil))))
 	}
 }
 
@@ -436,7 +450,7 @@ func (g *guard) reap() bool {
 			return false
 		case status.Stopped():
 			if pid == g.pid {
-				_ = writeNumber(g.control, msgStopped, int64(status.StopSignal()))
+				g.tell(msgStopped, binary.BigEndian.AppendUint64(nil, uint64(status.StopSignal())))
 			}
 			continue
 		}
@@ -451,16 +465,17 @@ func (g *guard) reap() bool {
 	}
 }
 
-// endLeftovers deals with what outlived the command.
+// endLeftovers deals with what outlived the command. That there is anything is
+// the kernel's word (reap): the process table, which is not read in an instant,
+// shows nothing of what forks and exits all the time.
 func (g *guard) endLeftovers() {
 	g.leftovers = nil
-	alive := descendants(nil)
 	switch {
-	case g.killing || len(alive) == 0:
+	case g.killing || g.reap():
 	case g.terminated:
 		g.kill()
 	default:
-		_ = writeMessage(g.control, msgLeftovers, []byte(describe(alive)))
+		g.tell(msgLeftovers, []byte(describe(remains(nil))))
 		if g.req.waitForAll != 0 {
 			return
 		}
@@ -469,28 +484,4 @@ func (g *guard) endLeftovers() {
 		g.terminated = true
 		g.leftovers = time.After(leftoverTerm)
 	}
-}
-
-// describe names processes for a message: sleep (123), sh (124) and 3 more.
-func describe(list []process) string {
-	const most = 5
-	var names []string
-	for i, p := range list {
-		if i == most {
-			return fmt.Sprintf("%s and %d more", strings.Join(names, ", "), len(list)-most)
-		}
-		names = append(names, fmt.Sprintf("%s (%d)", printable(p.name), p.pid))
-	}
-	return strings.Join(names, ", ")
-}
-
-// printable keeps a process from writing control characters into our messages
-// by way of its name.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return '?'
-		}
-		return r
-	}, s)
 }

@@ -3,8 +3,10 @@ package child
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +20,13 @@ type LookupError struct {
 	err      error
 }
 
-func (e *LookupError) Error() string { return fmt.Sprintf("run %s: %s", e.Name, e.err) }
+func (e *LookupError) Error() string {
+	name := e.Name
+	if strings.ContainsAny(name, " \t\n") {
+		name = strconv.Quote(name)
+	}
+	return fmt.Sprintf("run %s: %s", name, e.err)
+}
 func (e *LookupError) Unwrap() error { return e.err }
 
 // defaultPath is execvp's where PATH is not set, as under some init systems
@@ -35,7 +43,7 @@ func Lookup(name string) (string, error) {
 		if _, err := executable(name); err != nil {
 			return "", &LookupError{Name: name, NotFound: missing(err), err: cause(err)}
 		}
-		return name, nil
+		return name, interpreted(name)
 	}
 	path, ok := os.LookupEnv("PATH")
 	if !ok {
@@ -49,7 +57,7 @@ func Lookup(name string) (string, error) {
 		file := dir + "/" + name
 		there, err := executable(file)
 		if err == nil {
-			return file, nil
+			return file, interpreted(file)
 		}
 		// A directory that can't be searched says nothing about the command:
 		// only a file that is there counts as one that can't be executed.
@@ -69,6 +77,34 @@ func executable(file string) (there bool, err error) {
 		return true, unix.EISDIR
 	}
 	return true, unix.Faccessat(unix.AT_FDCWD, file, unix.X_OK, unix.AT_EACCESS)
+}
+
+// interpreted says of a script whose interpreter is missing what exec would say of
+// the script: that it is missing, which is hard to believe.
+func interpreted(file string) error {
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil { // what can be executed need not be readable
+		return nil
+	}
+	defer f.Close()
+	const most = 256 // Linux reads no more
+	start := make([]byte, most)
+	n, _ := io.ReadFull(f, start)
+	line, _, whole := strings.Cut(string(start[:n]), "\n")
+	rest, script := strings.CutPrefix(line, "#!")
+	if !script || !whole && n == most {
+		return nil
+	}
+	name, _, _ := strings.Cut(strings.Trim(rest, " \t"), " ")
+	name, _, _ = strings.Cut(name, "\t")
+	if _, err := os.Stat(name); name == "" || !missing(err) {
+		return nil
+	}
+	text := "its interpreter " + strings.TrimSuffix(name, "\r") + " is missing"
+	if strings.HasSuffix(name, "\r") {
+		text = "its lines end as on Windows, so that its interpreter " + strconv.Quote(name) + " is missing"
+	}
+	return &LookupError{Name: file, NotFound: true, err: errors.New(text)}
 }
 
 func missing(err error) bool {

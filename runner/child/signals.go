@@ -44,6 +44,7 @@ func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 	go func() {
 		defer close(all)
 		catch(forwarded())
+		noteSenders(unix.SIGINT, unix.SIGQUIT, unix.SIGWINCH)
 		time.AfterFunc(realTimeAfter, func() { catch(realTimeSignals()) })
 	}()
 	return c, all
@@ -64,7 +65,7 @@ func Interrupts(sig unix.Signal) bool {
 func (c *Child) Forward(sig unix.Signal) {
 	switch sig {
 	case unix.SIGINT, unix.SIGQUIT, unix.SIGWINCH:
-		if inForeground() {
+		if byTerminal(sig) {
 			return
 		}
 	}

@@ -1,8 +1,12 @@
 package child
 
 import (
+	"fmt"
 	"os"
 	"slices"
+	"strings"
+	"time"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 )
@@ -10,8 +14,13 @@ import (
 type process struct {
 	pid, parent int
 	state       byte // as ps and proc(5) have it: Z is a zombie, T is stopped
+	threads     int
 	name        string
 }
+
+// alive: when a process's first thread has ended it looks like a zombie, and its
+// other threads go on.
+func (p process) alive() bool { return p.state != 'Z' && p.state != 'X' || p.threads > 1 }
 
 // descendants lists the living processes below this one.
 func descendants(skip []int) []process {
@@ -27,7 +36,7 @@ func descendants(skip []int) []process {
 				continue
 			}
 			queue = append(queue, p.pid)
-			if p.state != 'Z' && p.state != 'X' {
+			if p.alive() {
 				found = append(found, p)
 			}
 		}
@@ -36,11 +45,14 @@ func descendants(skip []int) []process {
 	return found
 }
 
+// stopMost bounds one attempt to stop a tree that forks and exits all the time.
+const stopMost = 500 * time.Millisecond
+
 // stopDescendants stops everything below this process, until there is nothing
 // new: a tree that forks faster than it is killed holds still after that.
 func stopDescendants(skip []int) {
 	stopped := map[int]bool{}
-	for progress := true; progress; {
+	for began, progress := time.Now(), true; progress && time.Since(began) < stopMost; {
 		progress = false
 		for _, p := range descendants(skip) {
 			if !stopped[p.pid] {
@@ -49,4 +61,60 @@ func stopDescendants(skip []int) {
 			}
 		}
 	}
+}
+
+// killMost bounds one round of kills.
+const killMost = 20 * time.Millisecond
+
+// killChildren kills the direct children and, for as long as new ones show up,
+// those too: children of the first, and what forks and exits faster than rounds
+// come. It returns those that are not reaped yet.
+func killChildren(skip []int) (left []int) {
+	killed := map[int]bool{}
+	for began, progress := time.Now(), true; progress && time.Since(began) < killMost; {
+		progress, left = false, left[:0]
+		for _, pid := range children() {
+			if slices.Contains(skip, pid) {
+				continue
+			}
+			left = append(left, pid)
+			if !killed[pid] {
+				_ = unix.Kill(pid, unix.SIGKILL)
+				killed[pid], progress = true, true
+			}
+		}
+	}
+	return left
+}
+
+// describe names processes for a message: sleep (123), sh (124) and 3 more. Of one
+// that is dead and can't be reaped it says so, and who keeps it.
+func describe(list []process) string {
+	const most = 5
+	var names []string
+	for i, p := range list {
+		if i == most {
+			return fmt.Sprintf("%s and %d more", strings.Join(names, ", "), len(list)-most)
+		}
+		name := fmt.Sprintf("%s (%d", printable(p.name), p.pid)
+		if !p.alive() {
+			name += ", dead"
+		}
+		if by := tracer(p.pid); by != 0 {
+			name += fmt.Sprintf(", traced by process %d", by)
+		}
+		names = append(names, name+")")
+	}
+	return strings.Join(names, ", ")
+}
+
+// printable keeps a process from writing control characters into our messages
+// by way of its name.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -113,11 +114,55 @@ func readProcess(pid int) (process, bool) {
 		return process{}, false
 	}
 	fields := strings.Fields(string(stat[end+1:]))
-	if len(fields) < 2 || len(fields[0]) != 1 {
+	const threads = 17 // num_threads
+	if len(fields) <= threads || len(fields[0]) != 1 {
 		return process{}, false
 	}
-	parent, err := strconv.Atoi(fields[1])
-	return process{pid: pid, parent: parent, state: fields[0][0], name: string(stat[open+1 : end])}, err == nil
+	p := process{pid: pid, state: fields[0][0], name: string(stat[open+1 : end])}
+	if p.parent, err = strconv.Atoi(fields[1]); err == nil {
+		p.threads, err = strconv.Atoi(fields[threads])
+	}
+	return p, err == nil
+}
+
+// remains lists what is left below this process: what is alive or, if nothing was
+// seen to be, the children that the kernel knows of all the same. While the whole
+// table is read, what forks and exits all the time gets out of sight; one of its
+// line is always a direct child.
+func remains(skip []int) []process {
+	found := descendants(skip)
+	const most = 20 // looks for one that is alive
+	for range most {
+		if slices.ContainsFunc(found, process.alive) {
+			break
+		}
+		found = found[:0]
+		for _, pid := range children() {
+			if p, ok := readProcess(pid); ok && !slices.Contains(skip, pid) {
+				found = append(found, p)
+			}
+		}
+	}
+	if slices.ContainsFunc(found, process.alive) {
+		found = slices.DeleteFunc(found, func(p process) bool { return !p.alive() })
+	}
+	return found
+}
+
+// tracer is the process that traces another, as a debugger does, or 0. What it
+// traces can't be reaped before it lets go (ptrace(2)).
+func tracer(pid int) int { return statusNumber(statusNumber(pid, "TracerPid"), "Tgid") } // from thread to process
+
+// statusNumber reads a number from /proc/PID/status, or 0.
+func statusNumber(pid int, name string) int {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	_, after, _ := strings.Cut(string(status), "\n"+name+":")
+	number, _, _ := strings.Cut(after, "\n")
+	n, _ := strconv.Atoi(strings.TrimSpace(number))
+	return n
 }
 
 // signalDescendant signals a process that is not a direct child, whose number

@@ -61,6 +61,10 @@ func processes() []process {
 	return all
 }
 
+func remains(skip []int) []process { return descendants(skip) }
+
+func tracer(int) int { return 0 }
+
 // signalDescendant has no pidfd here to make sure that a number has not been
 // taken over by a stranger since the process table was read.
 func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }
@@ -99,8 +103,8 @@ func ignoreStop() (reset func()) {
 
 // Control groups are Linux's.
 func ownCgroup() string                        { return "" }
-func cgroupOf(string, int) string              { return "" }
-func makeCgroup(string, int) *os.File          { return nil }
+func newCgroup(string) string                  { return "" }
+func makeCgroup(string) *os.File               { return nil }
 func setCgroup(*syscall.SysProcAttr, *os.File) {}
 func killCgroup(string)                        {}
 func removeCgroup(string)                      {}

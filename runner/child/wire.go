@@ -86,14 +86,16 @@ type startRequest struct {
 	lostGrace  int64 // nanoseconds from a loss to the kill
 	leaseGrace int64 // and from the deadline to it at most
 	waitForAll int64 // 1: leave leftovers alone
+	goodbye    int64 // 1: the last words end the session
+	lastWords  string
 }
 
 func (r *startRequest) encode() []byte {
 	var b []byte
-	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll} {
+	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll, r.goodbye} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
-	for _, list := range [][]string{{r.path}, r.args, r.env} {
+	for _, list := range [][]string{{r.path, r.lastWords}, r.args, r.env} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
 		for _, s := range list {
 			b = binary.AppendUvarint(b, uint64(len(s)))
@@ -106,7 +108,7 @@ func (r *startRequest) encode() []byte {
 var errMalformed = errors.New("malformed message")
 
 func (r *startRequest) decode(b []byte) error {
-	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll} {
+	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll, &r.goodbye} {
 		if len(b) < 8 {
 			return errMalformed
 		}
@@ -129,10 +131,10 @@ func (r *startRequest) decode(b []byte) error {
 			b = b[used+int(size):]
 		}
 	}
-	if len(path) != 1 || len(b) != 0 {
+	if len(path) != 2 || len(b) != 0 {
 		return errMalformed
 	}
-	r.path = path[0]
+	r.path, r.lastWords = path[0], path[1]
 	return nil
 }
 

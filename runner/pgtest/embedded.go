@@ -33,7 +33,7 @@ type Embedded struct {
 	DSN   string
 	Major int
 	Dir   string
-	users *os.File
+	users fileLock
 }
 
 // KeepIdle is how long the server goes on without a user: longer than a
@@ -43,7 +43,8 @@ const KeepIdle = 90 * time.Second
 // keeperName is the keeper's argv[0]. It keeps pkill from taking it for a run.
 const keeperName = "embedded-postgres-keeper"
 
-// UseEmbedded joins the embedded server, and starts it if nobody has.
+// UseEmbedded joins the embedded server, and starts it if nobody has. The use ends
+// with Close or the process.
 func UseEmbedded() (*Embedded, error) {
 	programs, err := FindPrograms()
 	if err != nil {
@@ -62,7 +63,7 @@ func UseEmbedded() (*Embedded, error) {
 		e.Close()
 		return nil, err
 	}
-	defer start.Close()
+	defer start.close()
 	server, err := embeddedServer(programs, dir)
 	if err == nil && !server.listening() {
 		err = startKeeper(server, dir)
@@ -76,27 +77,7 @@ func UseEmbedded() (*Embedded, error) {
 }
 
 // Close ends the use, as the end of the process does.
-func (e *Embedded) Close() { _ = e.users.Close() }
-
-// lockFile locks a file in dir, waiting for it if how doesn't say otherwise.
-// The lock goes with the descriptor, which no child inherits.
-func lockFile(dir, name string, how int) (*os.File, error) {
-	file, err := os.OpenFile(filepath.Join(dir, name+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	for {
-		err = unix.Flock(int(file.Fd()), how)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil {
-		_ = file.Close()
-		return nil, fmt.Errorf("lock %s: %w", file.Name(), err)
-	}
-	return file, nil
-}
+func (e *Embedded) Close() { e.users.close() }
 
 // stateDir is where the server of this user lives. Data directories of
 // different major versions are not compatible, so each has its own.
@@ -117,38 +98,26 @@ func stateDir(major int) (string, error) {
 		}
 		base = filepath.Join(home, ".local", "state", "pglead")
 	}
+	name := "embedded-" + strconv.Itoa(major)
 	if os.Geteuid() == 0 {
-		if err := os.MkdirAll(base, 0o755); err != nil {
+		base, err := rootsOwn(base)
+		if err != nil {
 			return "", err
 		}
+		dir := filepath.Join(base, name)
+		return dir, makePlace(dir)
 	}
-	dir := filepath.Join(base, "embedded-"+strconv.Itoa(major))
-	if err := MakeDir(dir); err != nil {
-		if os.Geteuid() == 0 {
-			return "", err
-		}
-		// No home, or not a writable one: service accounts often have none.
-		dir = filepath.Join(os.TempDir(), fmt.Sprintf("pglead-%d-embedded-%d", os.Getuid(), major))
-		return dir, makeOwnDir(dir)
+	dir := filepath.Join(base, name)
+	err := os.MkdirAll(base, 0o700)
+	if err == nil {
+		err = makePlace(dir)
 	}
-	return dir, nil
-}
-
-// makeOwnDir makes a directory in a place where everyone can, and trusts it
-// only if it is the user's own and closed to others.
-func makeOwnDir(dir string) error {
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return err
+	if foreign := new(foreignError); err == nil || errors.As(err, &foreign) {
+		return dir, err
 	}
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return err
-	}
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok || !info.IsDir() || int(stat.Uid) != os.Geteuid() || info.Mode().Perm() != 0o700 {
-		return fmt.Errorf("%s exists and is not a directory of this user alone", dir)
-	}
-	return nil
+	// No home, or not a writable one: service accounts often have none.
+	dir = filepath.Join(os.TempDir(), fmt.Sprintf("pglead-%d-%s", os.Getuid(), name))
+	return dir, makePlace(dir)
 }
 
 // maxSocketDir leaves room for /.s.PGSQL.5432 in the 104 bytes that the
@@ -156,25 +125,27 @@ func makeOwnDir(dir string) error {
 const maxSocketDir = 88
 
 func embeddedServer(programs Programs, dir string) (*Server, error) {
-	server := &Server{Programs: programs, Data: filepath.Join(dir, "data"), Socket: dir}
-	if len(dir) > maxSocketDir {
-		server.Socket = filepath.Join("/tmp", fmt.Sprintf("pglead-%d-socket-%d", os.Getuid(), programs.Major))
-		if err := makeOwnDir(server.Socket); err != nil {
-			return nil, err
-		}
+	server := &Server{Programs: programs, Data: filepath.Join(dir, dataName), Socket: filepath.Join(dir, socketName)}
+	if old := (&Server{Socket: dir}); old.listening() {
+		// An older pglead started it, whose sockets were here.
+		server.Socket = dir
+		return server, nil
 	}
-	return server, nil
+	if len(server.Socket) > maxSocketDir {
+		server.Socket = filepath.Join("/tmp", fmt.Sprintf("pglead-%d-socket-%d", os.Getuid(), programs.Major))
+	}
+	return server, accountsDir(server.Socket)
 }
 
 // startKeeper makes the server's data directory if there is none, starts the
 // keeper, and returns when the server is ready.
 func startKeeper(server *Server, dir string) error {
-	if _, err := os.Stat(filepath.Join(server.Data, "PG_VERSION")); err != nil {
+	if _, err := os.Lstat(filepath.Join(server.Data, "PG_VERSION")); err != nil {
 		// A first start that was killed midway may have left half of one.
 		if err := os.RemoveAll(server.Data); err != nil {
 			return err
 		}
-		making := server.Data + ".new"
+		making := server.Data + unfinished
 		if err := os.RemoveAll(making); err != nil {
 			return err
 		}
@@ -187,8 +158,10 @@ func startKeeper(server *Server, dir string) error {
 			return err
 		}
 	}
-	logPath := filepath.Join(dir, "log")
-	log, err := os.OpenFile(logPath, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err := accountsDir(server.Data); err != nil {
+		return err
+	}
+	log, err := createLog(server.LogPath())
 	if err != nil {
 		return err
 	}
@@ -215,7 +188,7 @@ func startKeeper(server *Server, dir string) error {
 	}
 	_ = keeper.Process.Release()
 	if n, _ := ready.Read(make([]byte, 1)); n != 1 {
-		return fmt.Errorf("the embedded server did not start: see %s", logPath)
+		return fmt.Errorf("the embedded server did not start: see %s", server.LogPath())
 	}
 	return nil
 }
@@ -291,7 +264,7 @@ func keep(server *Server, dir string, idle time.Duration, ready func()) error {
 			lastUse = time.Now()
 			continue
 		}
-		_ = users.Close()
+		users.close()
 		if time.Since(lastUse) < idle {
 			continue
 		}
@@ -302,12 +275,12 @@ func keep(server *Server, dir string, idle time.Duration, ready func()) error {
 			continue
 		}
 		if users, err = lockFile(dir, "users", unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			_ = start.Close()
+			start.close()
 			continue
 		}
 		err = server.Stop(unix.SIGINT)
-		_ = users.Close()
-		_ = start.Close()
+		users.close()
+		start.close()
 		return err
 	}
 }

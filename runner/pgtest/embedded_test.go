@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 // not for root.
 func stateHome(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "pgstate")
+	dir, err := os.MkdirTemp("", "pgstate")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func TestFirstStartsAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	server := &Server{Data: filepath.Join(e.Dir, "data"), Socket: e.Dir}
+	server := &Server{Data: filepath.Join(e.Dir, dataName), Socket: filepath.Join(e.Dir, socketName)}
 	first, err := server.Query("postgres", "SELECT pg_postmaster_start_time()")
 	if err != nil {
 		t.Fatal(err)
@@ -112,13 +112,14 @@ func TestKeeperEnds(t *testing.T) {
 	if err := server.Init(); err != nil {
 		t.Fatal(err)
 	}
-	users, err := lockFile(server.Socket, "users", unix.LOCK_SH)
+	dir := filepath.Dir(server.Data)
+	users, err := lockFile(dir, "users", unix.LOCK_SH)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ended := make(chan error, 1)
 	const idle = 300 * time.Millisecond
-	go func() { ended <- keep(server, server.Socket, idle, func() {}) }()
+	go func() { ended <- keep(server, dir, idle, func() {}) }()
 	for !server.listening() {
 		time.Sleep(time.Millisecond)
 	}
@@ -127,7 +128,7 @@ func TestKeeperEnds(t *testing.T) {
 		t.Fatalf("ended under a user's feet: %v", err)
 	case <-time.After(5 * idle):
 	}
-	_ = users.Close()
+	users.close()
 	select {
 	case err := <-ended:
 		if err != nil {
@@ -141,25 +142,25 @@ func TestKeeperEnds(t *testing.T) {
 	}
 }
 
-func TestOwnDir(t *testing.T) {
+func TestPlace(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "x")
-	if err := makeOwnDir(dir); err != nil {
+	if err := makePlace(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := makeOwnDir(dir); err != nil {
+	if err := makePlace(dir); err != nil {
 		t.Errorf("one's own directory: %v", err)
 	}
 	if err := os.Chmod(dir, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if err := makeOwnDir(dir); err == nil {
+	if err := makePlace(dir); err == nil {
 		t.Error("a directory that is open to all is trusted")
 	}
 	link := filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	if err := makeOwnDir(link); err == nil {
+	if err := makePlace(link); err == nil {
 		t.Error("a symbolic link is trusted")
 	}
 }

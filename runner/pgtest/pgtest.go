@@ -128,6 +128,7 @@ type Server struct {
 	Socket   string // the directory of its unix socket
 	// Settings go onto the command line, and so before postgresql.conf.
 	Settings map[string]string
+	Env      []string // of its programs, beside a few
 
 	endWithParent bool // shut down fast when the thread that started it ends
 	cmd           *exec.Cmd
@@ -157,6 +158,10 @@ func Account() (*syscall.Credential, error) {
 	return nil, errors.New("PostgreSQL does not run as root, and there is neither an account postgres nor nobody")
 }
 
+// LogPath is where the server's log is: beside its data, where the account can't
+// put anything.
+func (s *Server) LogPath() string { return filepath.Join(filepath.Dir(s.Data), logName) }
+
 // MakeDir makes a directory that only the server's account can enter.
 func MakeDir(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
@@ -169,25 +174,33 @@ func MakeDir(path string) error {
 	return os.Chown(path, int(account.Uid), int(account.Gid))
 }
 
-// Init makes the data directory.
+// Init makes the data directory, in one that the account need not be able to write
+// to.
 func (s *Server) Init() error {
+	if err := accountsDir(s.Data); err != nil {
+		return err
+	}
 	return s.Run("initdb", "-D", s.Data, "-U", Superuser, "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions")
 }
 
-// command prepares one of the server's programs to run as its account.
+// command prepares one of the server's programs, or one with a path, to run as its
+// account.
 func (s *Server) command(name string, args ...string) (*exec.Cmd, error) {
 	account, err := Account()
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(filepath.Join(s.Programs.Dir, name), args...)
+	if !filepath.IsAbs(name) {
+		name = filepath.Join(s.Programs.Dir, name)
+	}
+	cmd := exec.Command(name, args...)
 	cmd.Dir = "/"
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "TZ=UTC"}
+	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C", "TZ=UTC"}, s.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: account}
 	return cmd, nil
 }
 
-// Run runs one of the server's programs, such as pg_basebackup or pg_ctl.
+// Run runs one of the server's programs, such as pg_ctl.
 func (s *Server) Run(name string, args ...string) error {
 	cmd, err := s.command(name, args...)
 	if err != nil {
@@ -247,7 +260,7 @@ const startTimeout = time.Minute
 // that says "ready", or "standby".
 func (s *Server) awaitReady() error {
 	for began := time.Now(); time.Since(began) < startTimeout; {
-		pidFile, _ := os.ReadFile(filepath.Join(s.Data, "postmaster.pid"))
+		pidFile, _ := readPIDFile(filepath.Join(s.Data, "postmaster.pid"))
 		lines := strings.Split(string(pidFile), "\n")
 		if len(lines) > 7 && lines[0] == strconv.Itoa(s.cmd.Process.Pid) {
 			if state := strings.TrimSpace(lines[7]); state == "ready" || state == "standby" {
@@ -294,7 +307,11 @@ func (s *Server) port() string {
 
 // listening says whether somebody answers at the server's socket.
 func (s *Server) listening() bool {
-	conn, err := net.Dial("unix", filepath.Join(s.Socket, ".s.PGSQL."+s.port()))
+	return listening(filepath.Join(s.Socket, ".s.PGSQL."+s.port()))
+}
+
+func listening(socket string) bool {
+	conn, err := net.Dial("unix", socket)
 	if err != nil {
 		return false
 	}

@@ -31,11 +31,8 @@ func (s *Server) Pooler(role string, settings map[string]string) (dsn string, st
 	if err != nil {
 		return "", nil, err
 	}
-	dir, err := os.MkdirTemp(s.Socket, "pooler")
+	dir, err := os.MkdirTemp(filepath.Dir(s.Data), "pooler")
 	if err != nil {
-		return "", nil, err
-	}
-	if err := MakeDir(dir); err != nil {
 		return "", nil, err
 	}
 	all := map[string]string{
@@ -50,6 +47,9 @@ func (s *Server) Pooler(role string, settings map[string]string) (dsn string, st
 	}
 	file := filepath.Join(dir, "pgbouncer.ini")
 	if err := os.WriteFile(file, []byte(ini.String()), 0o644); err != nil { //nolint:gosec // the account reads it
+		return "", nil, err
+	}
+	if err := MakeDir(dir); err != nil {
 		return "", nil, err
 	}
 	account, err := Account()

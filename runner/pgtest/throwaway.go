@@ -8,6 +8,7 @@ import (
 	"syscall"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"golang.org/x/sys/unix"
 )
 
 // Throwaway starts a server in a directory of its own, which remove deletes
@@ -35,14 +36,22 @@ func Prepare(settings map[string]string) (s *Server, remove func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	dir, err := os.MkdirTemp("/tmp", "pgtest") // short, for the socket's sake
+	parent := os.TempDir()
+	if len(parent) > maxSocketDir-len("/pgtest1234567890/s") {
+		parent = "/tmp"
+	}
+	dir, err := os.MkdirTemp(parent, "pgtest")
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := MakeDir(dir); err != nil {
+	// The socket's directory is part of messages, whose lines tests know.
+	s = &Server{Programs: programs, Data: filepath.Join(dir, dataName), Socket: filepath.Join(dir, "s"), Settings: settings}
+	if err := makePlace(dir); err != nil {
 		return nil, nil, err
 	}
-	s = &Server{Programs: programs, Data: filepath.Join(dir, "data"), Socket: dir, Settings: settings}
+	if err := accountsDir(s.Socket); err != nil {
+		return nil, nil, err
+	}
 	return s, func() {
 		if s.cmd != nil {
 			_ = s.Signal(syscall.SIGCONT) // a test may have stopped it
@@ -52,12 +61,9 @@ func Prepare(settings map[string]string) (s *Server, remove func(), err error) {
 	}, nil
 }
 
-// LogPath is where StartLogged has the server write.
-func (s *Server) LogPath() string { return filepath.Join(s.Socket, "log") }
-
-// StartLogged starts the server, with its log beside its socket.
+// StartLogged starts the server, whose log goes on in the same file.
 func (s *Server) StartLogged() error {
-	log, err := os.OpenFile(s.LogPath(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	log, err := os.OpenFile(s.LogPath(), os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
@@ -95,25 +101,4 @@ func (s *Server) Query(database, sql string) ([]string, error) {
 		}
 	}
 	return values, err
-}
-
-// Standby makes and starts a standby of s, which reaches it through its socket
-// or, if host is given, over TCP. Settings are as for Prepare.
-func (s *Server) Standby(settings map[string]string, host string) (standby *Server, remove func(), err error) {
-	standby, remove, err = Prepare(settings)
-	if err != nil {
-		return nil, nil, err
-	}
-	if host == "" {
-		host = s.Socket
-	}
-	err = standby.Run("pg_basebackup", "-D", standby.Data, "-h", host, "-p", s.port(), "-U", Superuser, "-R", "-c", "fast")
-	if err == nil {
-		err = standby.StartLogged()
-	}
-	if err != nil {
-		remove()
-		return nil, nil, err
-	}
-	return standby, remove, nil
 }

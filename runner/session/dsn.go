@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -30,9 +31,12 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 	bad := func(hint, format string, args ...any) error {
 		return &Error{Kind: BadDSN, Hint: hint, err: fmt.Errorf("%s: "+format, append([]any{source}, args...)...)}
 	}
+	if mangled(dsn) {
+		return nil, bad(howToWrite, "neither a URI, nor keyword=value pairs, nor a database's name (it is not shown, for there may be a password in it)")
+	}
 	if scheme := uriScheme(dsn); scheme != "" && scheme != "postgres://" && scheme != "postgresql://" {
 		hint := ""
-		if strings.Contains(scheme, "postg") {
+		if strings.Contains(strings.ToLower(scheme), "postg") {
 			hint = "write postgresql:// instead"
 		}
 		return nil, bad(hint, "an address of %s… is not PostgreSQL's", scheme)
@@ -44,6 +48,10 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 	cfg, err := parseWithService(dsn)
 	if err != nil {
 		return nil, bad("", "%s", parseFailure(err))
+	}
+	if part, variable := suspect(cfg); part != "" {
+		source = cmp.Or(variable, source)
+		return nil, bad(howToWrite, "the %s looks like part of a connection string (it is not shown, for there may be a password in it)", part)
 	}
 	params := libpqEnv()
 	maps.Copy(params, cfg.RuntimeParams)
@@ -88,13 +96,64 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 	return cfg, nil
 }
 
+// howToWrite is a hint. Nothing of what was written is in it.
+const howToWrite = "write postgresql://USER@HOST:PORT/DATABASE, or host=HOST port=PORT dbname=DATABASE user=USER; " +
+	"a name with odd characters is dbname='NAME'"
+
+// mangled says whether a connection string begins neither as a URI, nor with a
+// keyword, nor is the name of a database. Taken for one, a URI with a slip in it
+// would be sent to some server, and said in every message, with its password.
+func mangled(dsn string) bool {
+	if isURI(dsn) || uriScheme(dsn) != "" {
+		return false
+	}
+	name, _, pairs := strings.Cut(dsn, "=")
+	if pairs {
+		name = strings.TrimSpace(name)
+	}
+	return strings.ContainsAny(name, "/@:;\"") || strings.HasPrefix(name, "'") || strings.TrimSpace(name) != name ||
+		strings.ContainsFunc(name, func(r rune) bool { return !Shows(r) })
+}
+
+// suspect finds, among what was read from a connection string, the variables and
+// the service file, what is a part of another string by mistake: which it is, and
+// the variable that it is from, if any.
+func suspect(cfg *pgconn.Config) (part, variable string) {
+	isFrom := func(variable, value string) string {
+		if !strings.Contains(os.Getenv(variable), value) {
+			return ""
+		}
+		return variable
+	}
+	for _, host := range configHosts(cfg) {
+		odd := strings.ContainsAny(host, "/@;='\"") || strings.ContainsFunc(host, func(r rune) bool { return r <= ' ' || !Shows(r) })
+		if odd && !filepath.IsAbs(host) || credentials(host) {
+			return "host", isFrom("PGHOST", host)
+		}
+	}
+	switch {
+	case credentials(cfg.Database):
+		return "database", isFrom("PGDATABASE", cfg.Database)
+	case credentials(cfg.User):
+		return "user", isFrom("PGUSER", cfg.User)
+	}
+	return "", ""
+}
+
+// credentials says whether a value looks like a URI or like keywords, which may
+// have a password.
+func credentials(value string) bool {
+	_, behind, found := strings.Cut(value, ":")
+	return found && strings.Contains(behind, "@") || strings.Contains(value, "://") || strings.Contains(strings.ToLower(value), "password=")
+}
+
 const lowerCase = "abcdefghijklmnopqrstuvwxyz"
 
 // uriScheme is what a URI begins with, jdbc:postgresql:// for one, or nothing.
 func uriScheme(dsn string) string {
 	scheme, _, found := strings.Cut(dsn, "://")
-	rest := strings.TrimLeft(strings.ToLower(scheme), lowerCase)
-	if !found || len(rest) == len(scheme) || strings.Trim(rest, lowerCase+"0123456789+.:-") != "" {
+	rest := strings.TrimLeft(strings.TrimPrefix(strings.ToLower(scheme), "jdbc:"), lowerCase)
+	if !found || len(rest) == len(scheme) || strings.Trim(rest, lowerCase+"0123456789+.-") != "" {
 		return ""
 	}
 	return scheme + "://"
@@ -141,16 +200,31 @@ func parseWithService(dsn string) (*pgconn.Config, error) {
 	if err == nil || !strings.Contains(err.Error(), "failed to read service") {
 		return cfg, err
 	}
+	looked := []string{os.Getenv("PGSERVICEFILE")}
+	if home, homeErr := os.UserHomeDir(); looked[0] == "" && homeErr == nil {
+		looked[0] = filepath.Join(home, ".pg_service.conf")
+	}
 	for _, dir := range []string{os.Getenv("PGSYSCONFDIR"), "/etc/postgresql-common", "/etc"} {
 		file := filepath.Join(dir, "pg_service.conf")
-		if _, statErr := os.Stat(file); dir == "" || statErr != nil {
+		if dir == "" {
+			continue
+		}
+		looked = append(looked, file)
+		if _, statErr := os.Stat(file); statErr != nil {
 			continue
 		}
 		if cfg, err := pgconn.ParseConfig(withParam(dsn, "servicefile", file)); err == nil {
 			return cfg, nil
 		}
 	}
-	return nil, err
+	name := "of that name"
+	if _, noErr := pgconn.ParseConfig(withParam(dsn, "servicefile", os.DevNull)); noErr != nil {
+		_, service, _ := strings.Cut(noErr.Error(), "unable to find service: ")
+		if service = strings.TrimSuffix(service, ")"); strings.Trim(strings.ToLower(service), lowerCase+"0123456789_-.") == "" {
+			name = strconv.Quote(service)
+		}
+	}
+	return nil, fmt.Errorf("no service %s: looked in %s", name, strings.Join(slices.DeleteFunc(looked, func(f string) bool { return f == "" }), ", "))
 }
 
 // withHostAddr makes connections go to the addresses in addrs, while the host
@@ -177,7 +251,7 @@ func withHostAddr(dsn, addrs string, cfg *pgconn.Config) (*pgconn.Config, error)
 			continue
 		}
 		if net.ParseIP(addr) == nil {
-			return nil, fmt.Errorf("hostaddr %q is not an IP address", addr)
+			return nil, errors.New("hostaddr is not an IP address")
 		}
 		resolve = func(ctx context.Context, host string) ([]string, error) {
 			if host == name {
@@ -207,7 +281,7 @@ func limitTLS(cfg *pgconn.Config, name, value string) error {
 	}
 	version, ok := versions[strings.ToLower(value)]
 	if !ok {
-		return fmt.Errorf("%s=%s: the versions are TLSv1, TLSv1.1, TLSv1.2 and TLSv1.3", name, value)
+		return fmt.Errorf("%s: the versions are TLSv1, TLSv1.1, TLSv1.2 and TLSv1.3", name)
 	}
 	configs := []*tls.Config{cfg.TLSConfig}
 	for _, f := range cfg.Fallbacks {
@@ -258,10 +332,17 @@ func parseFailure(err error) string {
 	}
 	// A URI's own parser quotes what it can't read, be it a password.
 	if strings.Contains(text, "failed to parse as URL") || isURI(parse.ConnString) && strings.Contains(text, "port") {
-		return "the connection URI is malformed (in a password, characters such as / @ : # % are written %2F %40 %3A %23 %25)"
+		return "the connection URI is malformed (a port is a number from 1 to 65535; in a password, characters such as / @ : # % are written %2F %40 %3A %23 %25)"
 	}
 	if strings.Contains(text, "failed to parse as keyword/value") {
 		return "the connection string is neither a URI, nor keyword=value pairs, nor a database name"
+	}
+	if strings.Contains(text, "invalid port") {
+		return "bad port: it is a number from 1 to 65535"
+	}
+	// It quotes values, and what is behind a ; or an @ may be the next parameter.
+	if strings.ContainsAny(text, ";@") || credentials(text) {
+		return "the connection string is malformed: parameters have spaces between them"
 	}
 	return text
 }

@@ -109,7 +109,7 @@ func TestParseDSNRefuses(t *testing.T) {
 		{"host=h search_path=x", `unknown connection parameter search_path`, "options=-c"},
 		{"postgres://u:sec/ret@h/db", "malformed", ""},
 		{"host=h password='secret", "neither a URI", ""},
-		{"host=h port=secret", "invalid port", ""},
+		{"host=h port=secret", "bad port", ""},
 		{"host=h sslcrl=/x", "sslcrl is not supported", ""},
 		{"host=h requirepeer=postgres", "requirepeer is not supported", ""},
 		{"host=h gssencmode=require", "gssencmode=require is not supported", "sslmode"},
@@ -117,6 +117,10 @@ func TestParseDSNRefuses(t *testing.T) {
 		{"host=h sslmode=maybe", "sslmode", ""},
 		{"host=h service=nosuch", "service", ""},
 		{"host=a,b hostaddr=127.0.0.1", "2 hosts, but 1 hostaddr", ""},
+		{"host=h hostaddr=192.0.2.1;password=secret", "hostaddr is not an IP address", ""},
+		{"host=h ssl_min_protocol_version=TLSv1.2;password=secret", "the versions are", ""},
+		{"host=h connect_timeout=3;password=secret", "malformed", ""},
+		{"host=h sslrootcert=/x;password=secret", "malformed", ""},
 	} {
 		_, err := ParseDSN(tt.dsn, "--dsn")
 		var e *Error
@@ -129,6 +133,76 @@ func TestParseDSNRefuses(t *testing.T) {
 		}
 		if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "sec/ret") {
 			t.Errorf("ParseDSN(%q) gives the password away: %q", tt.dsn, err)
+		}
+	}
+}
+
+// TestParseDSNMangled: what was meant to be a URI or keywords, and is none for a
+// slip of the pen, is no name of a database or a host: it would be sent to a
+// server, and be in every message, with the password.
+func TestParseDSNMangled(t *testing.T) {
+	isolate(t)
+	for dsn, want := range map[string]string{
+		"postgres//u:secret@h/db":                     "neither",
+		"u:secret@h/db":                               "neither",
+		"u:secret@h":                                  "neither",
+		"//u:secret@h/db":                             "neither",
+		"postgresql:/u:secret@h/db":                   "neither",
+		"postgresql:u:secret@h/db":                    "neither",
+		"postgresql:/u:secret@h/db?sslmode=disable":   "neither",
+		`"postgresql://u:secret@h/db"`:                "neither",
+		`'postgresql://u:secret@h/db'`:                "neither",
+		`"postgresql://u:secret@h/db?sslmode=prefer"`: "neither",
+		" postgresql://u:secret@h/db":                 "neither",
+		"postgresql ://u:secret@h/db":                 "neither",
+		"u:secret://h/db":                             "neither",
+		"secret\nx":                                   "neither",
+		"scott/secret":                                "neither",
+		"localhost:42000/app":                         "neither",
+		"host:h;user:u;password:secret":               "neither",
+		"host=h;user=u;password=secret":               "host looks like",
+		"host=h; user=u password=secret":              "host looks like",
+		"host=u:secret@h":                             "host looks like",
+		"host=postgresql://u:secret@h/db":             "host looks like",
+		"host=//u:secret@h/db":                        "host looks like",
+		"host=h,u:secret@i":                           "host looks like",
+		"host='h password=secret'":                    "host looks like",
+		"host=h dbname=u:secret@h/db":                 "database looks like",
+		"host=h dbname=postgresql://u:secret@h/db":    "database looks like",
+		"host=h dbname=db;password=secret":            "database looks like",
+		"host=h user=postgres//u:secret@h/db":         "user looks like",
+		"postgresql://h/u:secret@i/db":                "database looks like",
+		"postgresql://h;password=secret/db":           "host looks like",
+	} {
+		_, err := ParseDSN(dsn, "--dsn")
+		var e *Error
+		if !errors.As(err, &e) || e.Kind != BadDSN || !strings.Contains(err.Error(), want) || e.Hint != howToWrite {
+			t.Errorf("ParseDSN(%q): %v, want %q and how to write it", dsn, err, want)
+		} else if strings.Contains(err.Error(), "secret") {
+			t.Errorf("ParseDSN(%q) gives the password away: %q", dsn, err)
+		}
+	}
+	for variable, part := range map[string]string{"PGHOST": "host", "PGDATABASE": "database", "PGUSER": "user"} {
+		t.Setenv(variable, "postgresql://u:secret@h/db")
+		if _, err := ParseDSN("port=5433", "--dsn"); err == nil || !strings.HasPrefix(err.Error(), variable+": the "+part+" looks like") || strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s with a URI: %v", variable, err)
+		}
+		t.Setenv(variable, "")
+		os.Unsetenv(variable)
+	}
+	// Odd names are none.
+	for dsn, want := range map[string]string{
+		"dbname='a@b:c/d;e=\"f\"' host=h":  `h:5432/a@b:c/d;e="f"`,
+		"host=/run/postgresql@15 dbname=a": "/run/postgresql@15:5432/a",
+		"user=u@server host=h dbname=a":    "h:5432/a",
+		"postgresql://h/a%3Ab":             "h:5432/a:b",
+		"host=fe80::1%eth0 dbname=a":       "[fe80::1%eth0]:5432/a",
+	} {
+		cfg, err := ParseDSN(dsn, "--dsn")
+		if err != nil {
+			t.Errorf("ParseDSN(%q): %v", dsn, err)
+		} else if got := Target(cfg); got != want {
+			t.Errorf("ParseDSN(%q) is %s, want %s", dsn, got, want)
 		}
 	}
 }
@@ -185,6 +259,15 @@ func FuzzParseDSN(f *testing.F) {
 		} {
 			if _, err := ParseDSN(dsn, "--dsn"); err != nil && strings.Contains(err.Error(), secret) {
 				t.Errorf("ParseDSN(%q): %v", dsn, err)
+			}
+		}
+		// Where something is left out, there is none either, be it accepted.
+		for _, dsn := range []string{before + ":" + secret + "@" + after, "host=h dbname=" + before + ":" + secret + "@" + after} {
+			switch cfg, err := ParseDSN(dsn, "--dsn"); {
+			case err != nil && strings.Contains(err.Error(), secret):
+				t.Errorf("ParseDSN(%q): %v", dsn, err)
+			case err == nil && strings.Contains(Target(cfg), secret):
+				t.Errorf("ParseDSN(%q) is %s", dsn, Target(cfg))
 			}
 		}
 	})

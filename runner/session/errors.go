@@ -40,20 +40,77 @@ type Error struct {
 	// Full says that the server is there and has no room just now.
 	Full bool
 	err  error
+
+	passing bool           // although the kind says that it is not
+	at      *pgconn.Config // the host that it is of, if it may not be of another
 }
 
 func (e *Error) Error() string { return e.err.Error() }
 func (e *Error) Unwrap() error { return e.err }
+
+// Errorf makes an error of a kind, with what the user can do about it.
+func Errorf(kind Kind, hint, format string, args ...any) *Error {
+	return &Error{Kind: kind, Hint: hint, err: fmt.Errorf(format, args...)}
+}
+
+// ErrNotPostgreSQL is for answers of a form that PostgreSQL doesn't give.
+func ErrNotPostgreSQL() *Error {
+	return Errorf(Unsafe, "", "the server does not answer as PostgreSQL does")
+}
+
+// Crowded is an error of one who makes room for others on a server that is full.
+func Crowded(text string) *Error {
+	return &Error{Kind: Unreachable, Full: true, err: errors.New(text)}
+}
+
+// Refused makes a server's refusal one of what was asked for.
+func Refused(err error, what string) error {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || errors.As(err, new(*LostError)) {
+		return err
+	}
+	kind := Denied
+	if passes(pgErr) { // a pooler without a free connection, for one
+		kind = Unreachable
+	}
+	return &Error{Kind: kind, err: fmt.Errorf("%s: %w", what, serverRefused{pgErr})}
+}
+
+type serverRefused struct{ pg *pgconn.PgError }
+
+func (e serverRefused) Error() string { return ServerSays(e.pg) }
+func (e serverRefused) Unwrap() error { return e.pg }
 
 // Passing says whether the obstacle may go away by itself, so that someone
 // who waits should try again.
 func Passing(err error) bool {
 	var e *Error
 	if errors.As(err, &e) {
-		return e.Kind == Unreachable || e.Kind == Standby
+		return e.Kind == Unreachable || e.Kind == Standby || e.passing
 	}
 	var lost *LostError
 	return errors.As(err, &lost)
+}
+
+// Elsewhere is the database with another host first, if there is one, after an error
+// that another may not have: a primary that a failover has left behind has no standbys.
+func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
+	var e *Error
+	if !errors.As(err, &e) || e.at == nil {
+		return database
+	}
+	there := configHosts(e.at)
+	hosts := fallbacks(database)
+	slices.SortStableFunc(hosts, func(a, b *pgconn.FallbackConfig) int {
+		last := func(f *pgconn.FallbackConfig) int {
+			if f.Port == e.at.Port && slices.Contains(there, f.Host) {
+				return 1
+			}
+			return 0
+		}
+		return last(a) - last(b)
+	})
+	return withHosts(database, hosts)
 }
 
 // connectError turns the tree of errors that pgconn returns for its attempts
@@ -88,7 +145,7 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 			e.Kind, e.Hint = kind, hint
 		}
 	}
-	e.err = fmt.Errorf("connect to %s: %s", target, strings.Join(causes, "; "))
+	e.err = fmt.Errorf("connect to %s: %s", Visible(target), Visible(strings.Join(causes, "; ")))
 	return e
 }
 
@@ -161,7 +218,7 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 			hint = noServerHint
 		}
 		return errno.Error(), Unreachable, hint
-	case strings.Contains(err.Error(), "invalid body length"), strings.Contains(err.Error(), "unknown message type"):
+	case strings.Contains(err.Error(), "invalid body length"), strings.Contains(err.Error(), "invalid message length"), strings.Contains(err.Error(), "unknown message type"):
 		return "what answers there is not PostgreSQL", Unreachable, "check host and port"
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		return "the server closed the connection during the login", Unreachable, ""
@@ -181,12 +238,16 @@ const noServerHint = "is PostgreSQL running there? --dsn, PGLEAD_DSN, DATABASE_U
 // describePgError sorts what a server says instead of completing a login.
 // SQLSTATE classes: https://www.postgresql.org/docs/current/errcodes-appendix.html
 func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind Kind, hint string) {
-	text = serverSays(e)
+	text = ServerSays(e)
 	switch {
 	case e.Code == "28P01" && cfg.Password == "":
 		return text, Denied, "no password was given: PGPASSWORD or the password file ~/.pgpass (mode 0600) may hold it"
 	case e.Code == "28P01":
 		return text, Denied, ""
+	case e.Code == "28000" && strings.Contains(e.Message, "does not exist"):
+		return text, Denied, "CREATE ROLE " + identifier(cfg.User) + " LOGIN; or is another role meant?"
+	case e.Code == "28000" && strings.Contains(e.Message, "not permitted to log in"):
+		return text, Denied, "ALTER ROLE " + identifier(cfg.User) + " LOGIN"
 	case strings.HasPrefix(e.Code, "28"):
 		return text, Denied, "pg_hba.conf on the server says who may log in from where"
 	case e.Code == "3D000":
@@ -199,15 +260,23 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 	return text, Denied, ""
 }
 
+// identifier is a name as SQL has it.
+func identifier(name string) string {
+	if name != "" && strings.Trim(name, lowerCase+"_") == "" {
+		return name
+	}
+	return `"` + strings.ReplaceAll(name, `"`, `""`) + `"`
+}
+
 // passes says of an error that it is about the connection, the server's
 // resources, or its coming and going.
 func passes(e *pgconn.PgError) bool {
 	return strings.HasPrefix(e.Code, "08") || strings.HasPrefix(e.Code, "53") || strings.HasPrefix(e.Code, "57P")
 }
 
-// serverSays gives a server's message with its code, as psql's verbose mode does.
-func serverSays(e *pgconn.PgError) string {
-	return fmt.Sprintf("%s (%s)", e.Message, e.Code)
+// ServerSays gives a server's message with its code, as psql's verbose mode does.
+func ServerSays(e *pgconn.PgError) string {
+	return fmt.Sprintf("%s (%s)", Visible(e.Message), Visible(e.Code))
 }
 
 func innermost(err error) error {

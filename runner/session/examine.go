@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"strconv"
@@ -14,16 +13,15 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/checkup"
 )
 
 // Examine connects as Open does, looks at everything on which the lock of such
 // a session depends, and takes a lock for a trial. What Open refuses, it looks
 // at all the same. The error is the one that Open or the lock ended with: it
-// is among the checks too.
-func Examine(ctx context.Context, cfg Config, lockDelay time.Duration) ([]checkup.Check, error) {
-	x := &examination{cfg: cfg, lockDelay: lockDelay}
+// is among the checks too. With idle, silence is tried, too.
+func Examine(ctx context.Context, cfg Config, lockDelay time.Duration, idle bool, try Trial) ([]checkup.Check, error) {
+	x := &examination{cfg: cfg, lockDelay: lockDelay, try: try}
 	x.cfg.Database = cfg.Database.Copy()
 	x.cfg.Database.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { x.heard = n.Channel }
 	err := x.connect(ctx)
@@ -36,7 +34,10 @@ func Examine(ctx context.Context, cfg Config, lockDelay time.Duration) ([]checku
 	}
 	x.hosts(ctx)
 	if err == nil {
-		err = x.try(ctx)
+		err = x.trial(ctx)
+	}
+	if idle && x.pg != nil && x.refused == nil && ctx.Err() == nil {
+		x.add("silence", x.silence(ctx))
 	}
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -44,9 +45,13 @@ func Examine(ctx context.Context, cfg Config, lockDelay time.Duration) ([]checku
 	return x.checks, err
 }
 
+// Trial takes a lock for a trial.
+type Trial func(ctx context.Context, cfg Config) (checkup.Check, error)
+
 type examination struct {
 	cfg       Config
 	lockDelay time.Duration
+	try       Trial
 	checks    []checkup.Check
 
 	pg      *pgconn.PgConn
@@ -112,7 +117,6 @@ func (x *examination) look(ctx context.Context) {
 		{"lock-delay", x.delay},
 		{"slots", x.slots},
 		{"standbys", x.standbys},
-		{"plpgsql", x.plpgsql},
 		{"notify", x.notify},
 		{"privilege", x.privilege("pg_read_all_stats", "see what other roles' pgleads run (pglead ls, who)")},
 		{"privilege", x.privilege("pg_signal_backend", "end other roles' sessions (pglead stepdown --force)")},
@@ -134,7 +138,7 @@ func (x *examination) look(ctx context.Context) {
 func (x *examination) rows(ctx context.Context, sql string) ([][]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, x.cfg.ConnectTimeout)
 	defer cancel()
-	return (&Viewer{x.pg}).rows(ctx, sql)
+	return (&Viewer{x.pg}).Rows(ctx, sql)
 }
 
 // row asks for one row of so many columns: the last, of several queries.
@@ -144,7 +148,7 @@ func (x *examination) row(ctx context.Context, columns int, sql string) ([]strin
 		return nil, err
 	}
 	if len(rows) == 0 || len(rows[len(rows)-1]) != columns {
-		return nil, unsafe("", "the server does not answer as PostgreSQL does")
+		return nil, ErrNotPostgreSQL()
 	}
 	return rows[len(rows)-1], nil
 }
@@ -182,7 +186,7 @@ func (x *examination) server(ctx context.Context) checkup.Check {
 	}
 	for _, p := range products() {
 		switch {
-		case !slices.ContainsFunc(signs, func(row []string) bool { return row[0] == p.sign }):
+		case !slices.ContainsFunc(signs, func(row []string) bool { return slices.Contains(row, p.sign) }):
 		case p.manyPrimaries:
 			return checkup.Warningf(p.advice, "%s with %s", version, p.name)
 		default:
@@ -195,7 +199,7 @@ func (x *examination) server(ctx context.Context) checkup.Check {
 func (x *examination) primary(ctx context.Context) checkup.Check {
 	row, err := x.row(ctx, 3, `SELECT pg_catalog.pg_is_in_recovery(),
 	extract(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.pg_postmaster_start_time())::bigint,
-	CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE `+timeline+` END`)
+	CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE `+Timeline+` END`)
 	if err != nil {
 		return failed(err)
 	}
@@ -227,7 +231,7 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 	case pooled:
 		return checkup.Okf("a connection pooler in between: what --transaction is for; a running command takes one connection of its pool, and its start a second one for a moment")
 	case x.cfg.Transaction:
-		return checkup.Notef("leave --transaction away here, unless other nodes come through a pooler: without it waiters queue, and a clean handover takes no lock-delay",
+		return checkup.Notef("leave --transaction away here, unless other nodes come through a pooler: without it waiters stand in line, and a clean handover takes no lock-delay",
 			"no pooler in between")
 	}
 	local, remote := socket(x.pg.Conn()).LocalAddr(), socket(x.pg.Conn()).RemoteAddr()
@@ -242,8 +246,8 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 	if ip := net.ParseIP(row[1]); ip != nil && ip.Equal(tcp.IP) && row[2] == strconv.Itoa(tcp.Port) {
 		return checkup.Okf("from %s to %s, no pooler or proxy in between", local, remote)
 	}
-	return checkup.Okf("no pooler, but a proxy, tunnel or address translation in between: this end is %s, and the server sees %s. It keeps no dead lock, and has to let a connection idle for %v",
-		local, seen, x.cfg.Lease/heartbeatsPerLease)
+	return checkup.Notef(fmt.Sprintf("it must not end a connection that is silent for the lease, %v, or the lock of a holder that is cut off comes free too early (pglead doctor --idle tries it)", x.cfg.Lease),
+		"no pooler, but a proxy, tunnel or address translation in between: this end is %s, and the server sees %s", local, seen)
 }
 
 // socket is a connection below any TLS.
@@ -303,6 +307,9 @@ ORDER BY s.name`)
 	}
 	var list []string
 	for _, row := range rows {
+		if len(row) != 3 {
+			continue
+		}
 		ms, _ := strconv.ParseInt(row[1], 10, 64)
 		list = append(list, fmt.Sprintf("%s %v (%s)", row[0], time.Duration(ms)*time.Millisecond, row[2]))
 	}
@@ -331,7 +338,9 @@ func (x *examination) settings(ctx context.Context) checkup.Check {
 	}
 	has := map[string]string{}
 	for _, row := range rows {
-		has[row[0]] = row[1]
+		if len(row) == 2 {
+			has[row[0]] = row[1]
+		}
 	}
 	if has["idle_session_timeout"] != ms {
 		return checkup.Failf(staleAdvice, "the server has idle_session_timeout at %q ms, where %s ms were set", has["idle_session_timeout"], ms)
@@ -356,7 +365,7 @@ func (x *examination) lease(ctx context.Context) checkup.Check {
 	var took []time.Duration
 	for range trips {
 		began := time.Now()
-		if _, err := x.rows(ctx, heartbeat); err != nil {
+		if _, err := x.rows(ctx, PlainBeat); err != nil {
 			return failed(err)
 		}
 		took = append(took, time.Since(began))
@@ -416,7 +425,7 @@ func (x *examination) slots(ctx context.Context) checkup.Check {
 }
 
 func (x *examination) standbys(ctx context.Context) checkup.Check {
-	row, err := x.row(ctx, 2, `SELECT pg_catalog.current_setting('synchronous_standby_names'), count(*) FROM pg_catalog.pg_stat_replication`)
+	row, err := x.row(ctx, 3, `SELECT pg_catalog.current_setting('synchronous_standby_names'), count(*), pg_catalog.current_setting('cluster_name') FROM pg_catalog.pg_stat_replication`)
 	if err != nil {
 		return unknown(err)
 	}
@@ -433,22 +442,10 @@ func (x *examination) standbys(ctx context.Context) checkup.Check {
 	case row[1] == "0":
 		return checkup.Warningf("pg_stat_replication shows those that are connected", "synchronous_standby_names is %q, but none is connected: commits hang, with --quorum also a command's start, and without it if any session's NOTIFY hangs", names)
 	case x.cfg.Quorum:
-		return checkup.Okf("synchronous_standby_names is %q, %s; --quorum waits for them", names, connected)
+		there, _ := strconv.Atoi(row[1])
+		return countStandbys(names, row[2], there)
 	}
 	return checkup.Notef("with --quorum a primary that is cut off from them loses its holders", "synchronous_standby_names is %q, %s", names, connected)
-}
-
-func (x *examination) plpgsql(ctx context.Context) checkup.Check {
-	row, err := x.row(ctx, 1, `SELECT coalesce((SELECT pg_catalog.has_language_privilege(oid, 'USAGE') FROM pg_catalog.pg_language WHERE lanname = 'plpgsql'), false)`)
-	switch {
-	case err != nil:
-		return unknown(err)
-	case x.cfg.Transaction:
-		return checkup.Okf("not needed with --transaction")
-	case row[0] != "t":
-		return checkup.Warningf("GRANT USAGE ON LANGUAGE plpgsql TO "+x.cfg.Database.User, "this role may not use it: it waits for a lock by asking once a second or so, in no order")
-	}
-	return checkup.Okf("usable: waiters queue in the server")
 }
 
 // notify tries what waiters and holders tell each other by.
@@ -460,7 +457,7 @@ func (x *examination) notify(ctx context.Context) checkup.Check {
 	// A commit that waits for a standby would keep everybody's notifications waiting.
 	_, err := x.rows(ctx, `LISTEN "`+name+`"; SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('`+name+`', '')`)
 	if err == nil {
-		_, err = x.rows(ctx, heartbeat) // by its answer, a notification has arrived
+		_, err = x.rows(ctx, PlainBeat) // by its answer, a notification has arrived
 	}
 	if err != nil {
 		return failed(err)
@@ -502,9 +499,9 @@ func (x *examination) hosts(ctx context.Context) {
 		pg, err := connect(ctx, cfg, nil)
 		if err == nil {
 			var rows [][]string
-			rows, err = (&Viewer{pg}).rows(ctx, "SELECT pg_catalog.pg_is_in_recovery(), "+serverIdentity)
+			rows, err = (&Viewer{pg}).Rows(ctx, "SELECT pg_catalog.pg_is_in_recovery(), "+ServerIdentity)
 			(&Viewer{pg}).Close()
-			if err == nil && len(rows) == 1 {
+			if err == nil && len(rows) == 1 && len(rows[0]) == 2 {
 				f.role, f.identity = "primary", rows[0][1]
 				if rows[0][0] == "t" {
 					f.role = "standby"
@@ -548,60 +545,17 @@ func apart(cfg *pgconn.Config) []*pgconn.Config {
 	return list
 }
 
-// try takes a lock that nobody else has, and sees whether a second session is
+// trial takes a lock that nobody else has, and sees whether a second session is
 // refused it.
-func (x *examination) try(ctx context.Context) error {
+func (x *examination) trial(ctx context.Context) error {
 	began := time.Now()
-	key := "pglead doctor " + strconv.FormatUint(rand.Uint64(), 36)
-	x.cfg.Description.Keys, x.cfg.Description.Scheme = []string{key}, "siphash24"
-	claim := Claim{Locks: []Lock{{ID: lockkey.SipHash24(key)}}}
-	check, err := x.tryFirst(ctx, claim)
+	check, err := x.try(ctx, x.cfg)
 	if err != nil {
 		check = failed(err)
 	}
 	check.Seen += fmt.Sprintf(" (%v)", coarse(time.Since(began)))
 	x.add("lock", check)
 	return err
-}
-
-func (x *examination) tryFirst(ctx context.Context, claim Claim) (c checkup.Check, err error) {
-	s, err := Open(ctx, x.cfg)
-	if err != nil {
-		return c, err
-	}
-	defer s.Close()
-	s.Keep()
-	first := s.Claim(claim)
-	granted, err := first.Try(ctx)
-	if err != nil {
-		return c, err
-	}
-	if !granted {
-		return checkup.Failf("only PostgreSQL's own advisory locks will do", "the server refused a lock that nobody can have"), nil
-	}
-	grant, err := first.Confirm(ctx)
-	if err != nil {
-		return c, err
-	}
-	seen := fmt.Sprintf("granted, listed in pg_locks, token %d", grant.Token)
-	excluded, err := x.trySecond(ctx, claim)
-	switch {
-	case err != nil:
-		return checkup.Warningf("is there a connection free for a second one?", "%s; whether it keeps others out was not tried: %s", seen, err), nil
-	case !excluded:
-		return checkup.Failf("only PostgreSQL's own advisory locks will do", "the server granted one lock to two sessions"), nil
-	}
-	return checkup.Okf("%s, refused to a second session", seen), first.Unlock(ctx, false)
-}
-
-func (x *examination) trySecond(ctx context.Context, claim Claim) (excluded bool, err error) {
-	s, err := Open(ctx, x.cfg)
-	if err != nil {
-		return false, err
-	}
-	defer s.Close()
-	granted, err := s.Claim(claim).Try(ctx)
-	return !granted, err
 }
 
 // coarse rounds to what a reader cares about.

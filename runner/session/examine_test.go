@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -23,7 +24,12 @@ type examined struct {
 
 func examine(t *testing.T, cfg session.Config) examined {
 	t.Helper()
-	checks, err := session.Examine(t.Context(), cfg, session.TakeoverDelay(cfg.Lease))
+	return examineSilence(t, cfg, false)
+}
+
+func examineSilence(t *testing.T, cfg session.Config, idle bool) examined {
+	t.Helper()
+	checks, err := session.Examine(t.Context(), cfg, session.TakeoverDelay(cfg.Lease), idle, lock.Trial)
 	for _, c := range checks {
 		t.Logf("%-4s  %-10s  %s -> %s", c.Status, c.Name, c.Seen, c.Advice)
 	}
@@ -56,7 +62,7 @@ func TestExamineRole(t *testing.T) {
 	server := start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port, "max_connections": "20", "lock_timeout": "7s", "fsync": "off"})
 	query(t, server, "CREATE ROLE cron LOGIN; CREATE ROLE rds_superuser")
 	query(t, server, "ALTER ROLE ALL SET statement_timeout = '1s'; ALTER ROLE cron SET statement_timeout = '2s'; ALTER DATABASE postgres SET statement_timeout = '3s'")
-	query(t, server, "ALTER ROLE cron IN DATABASE postgres SET idle_session_timeout = '4s'; REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC")
+	query(t, server, "ALTER ROLE cron IN DATABASE postgres SET idle_session_timeout = '4s'")
 	e := examine(t, config(t, "host=127.0.0.1 sslmode=disable user=cron dbname=postgres port="+port))
 	e.wantError(0)
 	e.want("server", checkup.Warning, "fsync off")
@@ -66,21 +72,23 @@ func TestExamineRole(t *testing.T) {
 	for _, text := range []string{"statement_timeout 2s (role cron)", "idle_session_timeout 4s (role cron in database postgres)", "lock_timeout 7s (server)"} {
 		e.want("time-outs", checkup.OK, text)
 	}
-	e.want("settings", checkup.OK, "keepalives after 2 s, every 1 s, 3 times, tcp_user_timeout 6000 ms")
+	e.want("settings", checkup.OK, "keepalives after 2 s, every 1 s, 4 times, tcp_user_timeout 6000 ms")
 	e.want("slots", checkup.OK, "of the server's 17 connections")
-	e.want("plpgsql", checkup.Warning, "GRANT USAGE ON LANGUAGE plpgsql TO cron")
 	e.want("notify", checkup.OK, "arrived")
 	e.want("privilege", checkup.Note, "GRANT pg_signal_backend TO cron")
 	e.want("lock", checkup.OK, "refused to a second session")
+	// The role's own idle_session_timeout of 4s is none of a holder's.
+	e = examineSilence(t, config(t, "host=127.0.0.1 sslmode=disable user=cron dbname=postgres port="+port), true)
+	e.want("silence", checkup.OK, "silent for 6s")
 
-	query(t, server, "ALTER DATABASE postgres CONNECTION LIMIT 8; GRANT USAGE ON LANGUAGE plpgsql TO cron; GRANT pg_signal_backend TO cron")
+	query(t, server, "ALTER DATABASE postgres CONNECTION LIMIT 8; GRANT pg_signal_backend TO cron")
 	// What the lock needs and is commonly left alone.
 	query(t, server, "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
 	e = examine(t, config(t, "host=127.0.0.1 sslmode=disable user=cron dbname=postgres port="+relay(t, "127.0.0.1:"+port)))
 	e.wantError(session.Denied)
-	e.want("path", checkup.OK, "no pooler, but a proxy, tunnel or address translation")
+	e.want("path", checkup.Note, "no pooler, but a proxy, tunnel or address translation")
+	e.want("path", checkup.Note, "it must not end a connection that is silent for the lease, 6s,")
 	e.want("slots", checkup.Warning, "of the database's 8")
-	e.want("plpgsql", checkup.OK, "queue")
 	e.want("privilege", checkup.OK, "pg_signal_backend")
 	e.want("lock", checkup.Fail, "permission denied for function pg_control_system")
 }
@@ -117,7 +125,7 @@ func relay(t *testing.T, to string) (port string) {
 }
 
 func TestExamineTLS(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "pgtls")
+	dir, err := os.MkdirTemp("", "pgtls")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,6 +162,9 @@ func TestExamineCluster(t *testing.T) {
 		return "host=" + a.Socket + "," + b.Socket + " user=pglead dbname=postgres"
 	}
 	both := hosts(standby, primary)
+	eventually(t, "the primary is older than the lock-delay", func() bool {
+		return query(t, primary, "SELECT clock_timestamp() - pg_postmaster_start_time() > interval '5 s'")[0] == "t"
+	})
 
 	e := examine(t, config(t, standby.DSN("postgres")))
 	e.wantError(session.Standby)
@@ -204,15 +215,17 @@ func TestExamineCluster(t *testing.T) {
 // TestExaminePooler: a pooler with one connection has none for the token.
 func TestExaminePooler(t *testing.T) {
 	server := start(t, nil)
-	pooler := func(size string) string {
-		dsn, stop, err := server.Pooler(pgtest.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": size, "query_wait_timeout": "1"})
+	pooler := func(size, idle string) string {
+		dsn, stop, err := server.Pooler(pgtest.Superuser, map[string]string{
+			"pool_mode": "transaction", "default_pool_size": size, "query_wait_timeout": "1", "idle_transaction_timeout": idle,
+		})
 		if err != nil {
 			t.Skip("NOT TESTED: ", err)
 		}
 		t.Cleanup(stop)
 		return dsn
 	}
-	wide := pooler("2")
+	wide := pooler("2", "0")
 	e := examine(t, config(t, wide))
 	e.wantError(session.Unsafe)
 	e.want("path", checkup.Fail, "use --transaction")
@@ -226,7 +239,12 @@ func TestExaminePooler(t *testing.T) {
 	e.want("settings", checkup.OK, "idle_in_transaction_session_timeout 6s")
 	e.want("lock", checkup.OK, "refused to a second session")
 
-	cfg = config(t, pooler("1"))
+	cfg.Lease = 3 * time.Second
+	examineSilence(t, cfg, true).want("silence", checkup.OK, "silent for 3s")
+	cfg.Database = config(t, pooler("2", "1")).Database
+	examineSilence(t, cfg, true).want("silence", checkup.Fail, "idle transaction timeout")
+
+	cfg = config(t, pooler("1", "0"))
 	cfg.Transaction = true
 	cfg.ConnectTimeout = 5 * time.Second
 	e = examine(t, cfg)

@@ -197,8 +197,24 @@ func TestSuspend(t *testing.T) {
 		asleep = 8 * time.Hour
 		s.Keep()
 		<-s.Lost()
-		if time.Since(started) > testLease/heartbeatsPerLease || !errors.Is(s.Err(), ErrSilent) {
+		if time.Since(started) > testLease/heartbeatsPerLease || !errors.Is(s.Err(), ErrStopped) {
 			t.Errorf("lost after %v of running: %v", time.Since(started), s.Err())
 		}
 	})
+}
+
+// TestShares: what the promise rests on, for every lease that is allowed.
+func TestShares(t *testing.T) {
+	for _, lease := range []time.Duration{3 * time.Second, 15 * time.Second, time.Minute, time.Hour} {
+		beat := lease / heartbeatsPerLease
+		if HolderShare(lease) < 2*beat {
+			t.Errorf("lease %v: one lost heartbeat is the end", lease)
+		}
+		if margin := TakeoverDelay(lease) - HolderShare(lease); margin < 200*time.Millisecond {
+			t.Errorf("lease %v: only %v to kill in", lease, margin)
+		}
+		if TakeoverDelay(lease) >= lease {
+			t.Errorf("lease %v: the holder may outlive it", lease)
+		}
+	}
 }

@@ -72,7 +72,7 @@ func (a *authority) issue(name string, template *x509.Certificate) (*x509.Certif
 }
 
 func TestLogin(t *testing.T) {
-	dir, err := os.MkdirTemp("/tmp", "pgtls")
+	dir, err := os.MkdirTemp("", "pgtls")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,12 +172,7 @@ hostssl all alice all scram-sha-256
 			s, err := session.Open(t.Context(), cfg)
 			if err == nil {
 				defer s.Close()
-				h := s.Claim(exclusive(7))
-				if !try(t, h) {
-					t.Error("the lock is taken")
-				}
-				confirm(t, h)
-				if err := h.Unlock(t.Context(), false); err != nil {
+				if err := s.Ping(t.Context()); err != nil {
 					t.Error(err)
 				}
 			}

@@ -5,15 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -40,60 +36,29 @@ func config(t *testing.T, dsn string) session.Config {
 	return session.Config{Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test"}
 }
 
-// tested is a session with holds on locks by their numbers.
-type tested struct {
-	*session.Session
-	holds map[int64]*session.Hold
-}
-
-func open(t *testing.T, dsn string) tested {
+func open(t *testing.T, dsn string) *session.Session {
 	t.Helper()
 	return openWith(t, config(t, dsn))
 }
 
-func openWith(t *testing.T, cfg session.Config) tested {
+func openWith(t *testing.T, cfg session.Config) *session.Session {
 	t.Helper()
 	s, err := session.Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	return tested{s, map[int64]*session.Hold{}}
+	return s
 }
 
-// exclusive is the claim to locks of these numbers.
-func exclusive(numbers ...int64) session.Claim {
-	var c session.Claim
-	for _, n := range numbers {
-		c.Locks = append(c.Locks, session.Lock{ID: lockkey.ID{Number: n}})
-	}
-	return c
-}
-
-// hold is this session's one hold on a lock.
-func (s tested) hold(number int64) *session.Hold {
-	if s.holds[number] == nil {
-		s.holds[number] = s.Claim(exclusive(number))
-	}
-	return s.holds[number]
-}
-
-func try(t *testing.T, h *session.Hold) bool {
+// take tries an advisory lock by plain SQL.
+func take(t *testing.T, s *session.Session, number int64) bool {
 	t.Helper()
-	granted, err := h.Try(t.Context())
+	row, err := s.Row(t.Context(), 1, fmt.Sprintf("SELECT pg_try_advisory_lock(%d)", number))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return granted
-}
-
-func confirm(t *testing.T, h *session.Hold) session.Grant {
-	t.Helper()
-	grant, err := h.Confirm(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return grant
+	return row[0] == "t"
 }
 
 func query(t *testing.T, server *pgtest.Server, sql string) []string {
@@ -123,163 +88,124 @@ func kindOf(err error) session.Kind {
 	return 0
 }
 
-func TestLockExcludesAndTokensGrow(t *testing.T) {
-	server := start(t, nil)
-	dsn := server.DSN("postgres")
-	a, b := open(t, dsn), open(t, dsn)
-	const id = -8996774569131282592 // negative: both halves have their top bit set or not
-	if !try(t, a.hold(id)) || try(t, b.hold(id)) {
-		t.Fatal("want the lock for a and not for b")
-	}
-	first := confirm(t, a.hold(id))
-	if first.Token>>48 != 1 || first.SystemID != query(t, server, "SELECT system_identifier FROM pg_control_system()")[0] {
-		t.Errorf("grant %+v is not of timeline 1 of this cluster", first)
-	}
-	again := *a.hold(id)
-	if err := a.hold(id).Unlock(t.Context(), false); err != nil {
-		t.Fatal(err)
-	}
-	if !try(t, b.hold(id)) {
-		t.Fatal("want the lock for b")
-	}
-	if second := confirm(t, b.hold(id)); second.Token <= first.Token {
-		t.Errorf("token %d after %d", second.Token, first.Token)
-	}
-	if err := again.Unlock(t.Context(), false); err == nil {
-		t.Error("a released a lock that it did not hold")
-	}
-}
-
-// TestTokenSurvivesCrash: a role whose commits don't wait for the disk would
-// be given the same transaction number again after a crash.
-func TestTokenSurvivesCrash(t *testing.T) {
-	server := start(t, map[string]string{"wal_writer_delay": "10s"})
-	query(t, server, "CREATE ROLE hasty LOGIN; ALTER ROLE hasty SET synchronous_commit = off")
-	dsn := strings.Replace(server.DSN("postgres"), pgtest.Superuser, "hasty", 1)
-	last := int64(0)
-	for range 3 {
-		s := open(t, dsn)
-		if !try(t, s.hold(1)) {
-			t.Fatal("the lock is taken")
-		}
-		grant := confirm(t, s.hold(1))
-		if err := server.Stop(syscall.SIGQUIT); err != nil {
-			t.Fatal(err)
-		}
-		if grant.Token <= last {
-			t.Errorf("token %d after %d", grant.Token, last)
-		}
-		last = grant.Token
-		if err := server.StartLogged(); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // TestRoleDefaults: what an administrator set for the role must not end a
-// session that holds a lock.
+// session that holds a lock, nor a statement that takes its time.
 func TestRoleDefaults(t *testing.T) {
 	server := start(t, nil)
 	query(t, server, `CREATE ROLE hasty LOGIN;
 		ALTER ROLE hasty SET idle_session_timeout = '100ms';
 		ALTER ROLE hasty SET idle_in_transaction_session_timeout = '100ms';
-		ALTER ROLE hasty SET statement_timeout = '2s';
-		ALTER ROLE hasty SET lock_timeout = '1s';
-		ALTER ROLE hasty SET default_transaction_read_only = on;
+		ALTER ROLE hasty SET statement_timeout = '1s';
+		ALTER ROLE hasty SET lock_timeout = '500ms';
 		ALTER ROLE hasty SET search_path = ''`)
 	s := open(t, strings.Replace(server.DSN("postgres"), pgtest.Superuser, "hasty", 1))
 	holder := open(t, server.DSN("postgres"))
-	if !try(t, holder.hold(1)) {
+	if !take(t, holder, 1) {
 		t.Fatal("the lock is taken")
 	}
+	holder.Keep()
 	s.Keep()
-	granted, err := s.hold(1).Wait(t.Context(), 3*time.Second)
-	if err != nil || granted {
-		t.Fatalf("Wait: %v, %v; want to wait in vain for longer than the role's time-outs", granted, err)
-	}
-	if !try(t, s.hold(2)) {
-		t.Fatal("the lock is taken")
-	}
-	confirm(t, s.hold(2))
-}
-
-func TestWait(t *testing.T) {
-	server := start(t, map[string]string{"log_min_messages": "warning"})
-	dsn := server.DSN("postgres")
-	holder, waiter := open(t, dsn), open(t, dsn)
-	if !try(t, holder.hold(7)) {
-		t.Fatal("the lock is taken")
-	}
-	if granted, err := waiter.hold(7).Wait(t.Context(), 50*time.Millisecond); granted || err != nil {
-		t.Fatalf("Wait on a held lock: %v, %v", granted, err)
-	}
-	result := make(chan error, 1)
+	waited := make(chan error, 1)
 	go func() {
-		granted, err := waiter.hold(7).Wait(context.Background(), time.Minute)
-		if err == nil && !granted {
-			err = errors.New("not granted")
-		}
-		result <- err
+		_, err := s.Ask(t.Context(), session.Request{SQL: []string{"SELECT pg_advisory_lock(1)"}, Longer: time.Minute})
+		waited <- err
 	}()
-	eventually(t, "the waiter stands in line", func() bool {
-		return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == "1"
+	eventually(t, "the statement has waited for longer than the role's time-outs", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query_start < clock_timestamp() - interval '2 s'")[0] == "1"
 	})
-	if err := holder.hold(7).Unlock(t.Context(), false); err != nil {
+	if err := holder.Ping(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-result; err != nil {
+	query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", holder.BackendPID()))
+	if err := <-waited; err != nil {
 		t.Fatal(err)
 	}
-	if held := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")[0]; held != "1" {
-		t.Errorf("%s advisory locks after the hand-over, want 1", held)
-	}
-	log, err := os.ReadFile(server.LogPath())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if strings.Contains(string(log), "ERROR") {
-		t.Errorf("waiting left errors in the server's log:\n%s", log)
+	if err := s.Ping(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 
-func TestWaitWithoutPlpgsql(t *testing.T) {
+// TestCloseCancels: a backend that goes on with what nobody waits for any more
+// could take a lock that nobody wants.
+func TestCloseCancels(t *testing.T) {
 	server := start(t, nil)
-	query(t, server, "CREATE ROLE plain LOGIN; REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC")
-	s := open(t, strings.Replace(server.DSN("postgres"), pgtest.Superuser, "plain", 1))
-	_, err := s.hold(7).Wait(t.Context(), time.Second)
-	if err == nil || session.CanQueue(err) {
-		t.Errorf("Wait without plpgsql: %v, CanQueue %v", err, session.CanQueue(err))
-	}
-	if !try(t, s.hold(7)) {
-		t.Error("the session is of no use after that")
-	}
-}
-
-// TestCloseWhileWaiting: a backend that goes on waiting would be granted a
-// lock that nobody wants.
-func TestCloseWhileWaiting(t *testing.T) {
-	server := start(t, nil)
-	dsn := server.DSN("postgres")
-	holder, waiter := open(t, dsn), open(t, dsn)
-	if !try(t, holder.hold(7)) {
-		t.Fatal("the lock is taken")
-	}
+	s := open(t, server.DSN("postgres"))
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("stop")
-	waiting := func() bool {
-		return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == "1"
+	sleeps := func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")[0] == "1"
 	}
 	go func() {
-		for !waiting() {
+		for !sleeps() {
 			time.Sleep(time.Millisecond)
 		}
 		cancel(stop)
 	}()
-	if _, err := waiter.hold(7).Wait(ctx, time.Minute); !errors.Is(err, stop) {
-		t.Fatalf("Wait: %v, want the context's cause", err)
+	if _, err := s.Ask(ctx, session.Request{SQL: []string{"SELECT pg_sleep(3600)"}, Longer: time.Hour}); !errors.Is(err, stop) {
+		t.Fatalf("Ask: %v, want the context's cause", err)
 	}
-	waiter.Close()
-	eventually(t, "the waiting backend ends", func() bool { return !waiting() })
+	s.Close()
+	eventually(t, "the statement ends", func() bool { return !sleeps() })
+}
+
+// TestPart: the goodbye travels with the last request, whose answer is still heard.
+func TestPart(t *testing.T) {
+	server := start(t, nil)
+	s := open(t, server.DSN("postgres"))
+	if !s.Part() {
+		t.Fatal("the session can't part")
+	}
+	rows, err := s.Query(t.Context(), "SELECT 41 + 1")
+	if err != nil || len(rows) != 1 || rows[0][0] != "42" {
+		t.Errorf("the last request: %v, %v", rows, err)
+	}
+	eventually(t, "the backend ends", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", s.BackendPID()))[0] == "0"
+	})
+	if err := s.Err(); err != nil {
+		t.Errorf("lost: %v", err)
+	}
+}
+
+// TestNotify: what is heard comes with the number of the session that said it, in
+// the order of all that the server says, and what a session says itself is no news.
+func TestNotify(t *testing.T) {
+	server := start(t, nil)
+	s, other := open(t, server.DSN("postgres")), open(t, server.DSN("postgres"))
+	heard := make(chan string, 10)
+	s.OnNotify("c", func(pid uint32, payload string) { heard <- fmt.Sprint(pid, " ", payload) })
+	ask := func(s *session.Session, sql ...string) {
+		t.Helper()
+		if _, err := s.Query(t.Context(), sql...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask(s, "LISTEN c", "LISTEN d")
+	ask(other, "NOTIFY c, 'one'", "NOTIFY d, 'of another channel'")
+	ask(s, "NOTIFY c, 'own'")
+	ask(other, "NOTIFY c, 'two'")
+	then := false
+	_, err := s.Ask(t.Context(), session.Request{SQL: []string{"SELECT 1", "SELECT 2"}, Then: func(answers []session.Rows) {
+		then = len(answers) == 2 && answers[0][0][0] == "1" && answers[1][0][0] == "2"
+		heard <- "the answer"
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !then {
+		t.Error("a request's Then is not given the rows of each query")
+	}
+	for _, want := range []string{fmt.Sprint(other.BackendPID(), " one"), fmt.Sprint(other.BackendPID(), " two"), "the answer"} {
+		if got := <-heard; got != want {
+			t.Errorf("heard %q, want %q", got, want)
+		}
+	}
+	s.OnNotify("c", nil)
+	ask(other, "NOTIFY c, 'to nobody'")
+	ask(s, "SELECT 1")
+	if len(heard) != 0 {
+		t.Errorf("heard %q", <-heard)
+	}
 }
 
 func TestTerminated(t *testing.T) {
@@ -291,14 +217,14 @@ func TestTerminated(t *testing.T) {
 	if err := s.Err(); !strings.Contains(err.Error(), "administrator command (57P01)") {
 		t.Errorf("lost: %v", err)
 	}
-	if _, err := s.hold(1).Try(t.Context()); !errors.As(err, new(*session.LostError)) {
-		t.Errorf("TryLock on a lost session: %v", err)
+	if err := s.Ping(t.Context()); !errors.As(err, new(*session.LostError)) {
+		t.Errorf("a request on a lost session: %v", err)
 	}
 }
 
 // await waits for the loss for as long as the contract allows it to go
 // unnoticed, and a good deal more, since machines are slow.
-func await(t *testing.T, s tested) {
+func await(t *testing.T, s *session.Session) {
 	t.Helper()
 	select {
 	case <-s.Lost():
@@ -359,14 +285,14 @@ func TestLeaseAtTheServer(t *testing.T) {
 	cfg := config(t, server.DSN("postgres"))
 	cfg.Lease = 3 * time.Second
 	s := openWith(t, cfg) // and no Keep
-	if !try(t, s.hold(7)) {
+	if !take(t, s, 7) {
 		t.Fatal("the lock is taken")
 	}
 	await(t, s)
 	if err := s.Err(); !strings.Contains(err.Error(), "idle-session timeout (57P05)") {
 		t.Errorf("lost: %v", err)
 	}
-	if other := open(t, server.DSN("postgres")); !try(t, other.hold(7)) {
+	if other := open(t, server.DSN("postgres")); !take(t, other, 7) {
 		t.Error("the lock is still taken")
 	}
 }
@@ -390,137 +316,8 @@ func TestStandbyIsRefusedAndPrimaryIsFound(t *testing.T) {
 	}
 }
 
-// TestLyingServer: servers exist that answer true and lock nothing. This one
-// is PostgreSQL with its function replaced by such a one.
-func TestLyingServer(t *testing.T) {
-	server := start(t, nil)
-	query(t, server, `CREATE OR REPLACE FUNCTION pg_catalog.pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'`)
-	s := open(t, server.DSN("postgres"))
-	if !try(t, s.hold(7)) {
-		t.Fatal("the server is honest")
-	}
-	_, err := s.hold(7).Confirm(t.Context())
-	if kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "pg_locks") {
-		t.Errorf("Confirm: %v, want a refusal", err)
-	}
-}
-
-// pooled starts a pooler with connections for role, and returns its DSN.
-func pooled(t *testing.T, server *pgtest.Server, role, mode string, connections int) (dsn string) {
-	t.Helper()
-	dsn, stop, err := server.Pooler(role, map[string]string{
-		"pool_mode": mode, "default_pool_size": strconv.Itoa(connections), "query_wait_timeout": "2",
-	})
-	if errors.Is(err, pgtest.ErrNoPooler) && os.Getenv("CI") == "" {
-		t.Skip("NOT TESTED: poolers, since there is", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(stop)
-	return dsn
-}
-
-func TestPooler(t *testing.T) {
-	server := start(t, nil)
-	for _, mode := range []string{"session", "transaction", "statement"} {
-		t.Run(mode, func(t *testing.T) {
-			dsn := pooled(t, server, pgtest.Superuser, mode, 1)
-			_, err := session.Open(t.Context(), config(t, dsn))
-			if kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "pooler") {
-				t.Fatalf("Open: %v, want a refusal", err)
-			}
-			// The pooler's one connection to the server must be as it was.
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-			defer cancel()
-			for setting, want := range map[string]string{"idle_session_timeout": "0", "application_name": "", "client_connection_check_interval": "0"} {
-				out, err := exec.CommandContext(ctx, filepath.Join(server.Programs.Dir, "psql"), "-XAtq", dsn, "-c", "SHOW "+setting).CombinedOutput()
-				got := strings.TrimSpace(string(out))
-				if setting == "application_name" && got == "psql" {
-					got = ""
-				}
-				if err != nil || got != want {
-					t.Errorf("%s is %q after a refused session, want %q (%v)", setting, got, want, err)
-				}
-			}
-		})
-	}
-}
-
-// TestHandover: what a waiter knows when it is granted the lock.
-func TestHandover(t *testing.T) {
-	server := start(t, nil)
-	dsn := server.DSN("postgres")
-	const lockDelay = time.Hour // shows which way it was decided; nobody waits
-	waitFor := func(t *testing.T, end func(t *testing.T, holder tested)) time.Duration {
-		t.Helper()
-		holder, waiter := open(t, dsn), open(t, dsn)
-		if !try(t, holder.hold(7)) {
-			t.Fatal("the lock is taken")
-		}
-		if err := waiter.hold(7).Listen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		granted := make(chan error, 1)
-		go func() {
-			ok, err := waiter.hold(7).Wait(context.Background(), time.Minute)
-			if err == nil && !ok {
-				err = errors.New("not granted")
-			}
-			granted <- err
-		}()
-		eventually(t, "the waiter stands in line", func() bool {
-			return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == "1"
-		})
-		end(t, holder)
-		if err := <-granted; err != nil {
-			t.Fatal(err)
-		}
-		delay := waiter.Evidence(lockkey.ID{Number: 7}).Delay(lockDelay)
-		waiter.Close()
-		holder.Close()
-		eventually(t, "the lock is free", func() bool {
-			return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")[0] == "0"
-		})
-		return delay
-	}
-	clean := func(t *testing.T, holder tested) {
-		t.Helper()
-		confirm(t, holder.hold(7))
-		if err := holder.hold(7).Unlock(t.Context(), true); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for range 50 {
-		if delay := waitFor(t, clean); delay != 0 {
-			t.Fatalf("after a clean end the waiter waits %v", delay)
-		}
-	}
-	for name, end := range map[string]func(t *testing.T, holder tested){
-		"terminated": func(t *testing.T, holder tested) {
-			t.Helper()
-			query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", holder.BackendPID()))
-		},
-		"started and terminated": func(t *testing.T, holder tested) {
-			t.Helper()
-			confirm(t, holder.hold(7))
-			query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", holder.BackendPID()))
-		},
-		"never started": func(t *testing.T, holder tested) {
-			t.Helper()
-			if err := holder.hold(7).Unlock(t.Context(), false); err != nil {
-				t.Fatal(err)
-			}
-		},
-	} {
-		if delay := waitFor(t, end); delay != lockDelay {
-			t.Errorf("%s: the waiter waits %v", name, delay)
-		}
-	}
-}
-
-// TestFirstTryOnYoungServer: over TCP a lock that is free may be so because
-// the server has just come up, or up again.
+// TestFirstTryOnYoungServer: a lock that is free may be so because the server
+// has just come up, or up again.
 func TestFirstTryOnYoungServer(t *testing.T) {
 	port, err := pgtest.FreePort()
 	if err != nil {
@@ -536,8 +333,14 @@ func TestFirstTryOnYoungServer(t *testing.T) {
 	if delay := open(t, fmt.Sprintf("host=%s port=%s user=%s dbname=postgres", server.Socket, port, pgtest.Superuser)).FirstTryDelay(hour); delay < hour/2 {
 		t.Errorf("at the unix socket of a server with TCP the first try waits %v", delay)
 	}
-	if delay := open(t, start(t, nil).DSN("postgres")).FirstTryDelay(hour); delay != 0 {
-		t.Errorf("on a server without TCP the first try waits %v", delay)
+	// Or over a pooler.
+	socket := config(t, start(t, nil).DSN("postgres"))
+	if delay := openWith(t, socket).FirstTryDelay(hour); delay < hour/2 || delay > hour {
+		t.Errorf("on a new server without TCP the first try waits %v", delay)
+	}
+	socket.Private = true
+	if delay := openWith(t, socket).FirstTryDelay(hour); delay != 0 {
+		t.Errorf("on a new server of this user's alone the first try waits %v", delay)
 	}
 	if delay := open(t, tcp).FirstTryDelay(time.Nanosecond); delay != 0 {
 		t.Errorf("on a server of some age the first try waits %v", delay)
@@ -559,108 +362,5 @@ func TestFirstTryOnYoungServer(t *testing.T) {
 	})
 	if delay := open(t, tcp).FirstTryDelay(hour); delay < hour-10*time.Minute {
 		t.Errorf("after the crash of a backend the first try waits %v of an hour", delay)
-	}
-}
-
-func TestQuorum(t *testing.T) {
-	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
-	cfg := config(t, primary.DSN("postgres"))
-	cfg.Quorum = true
-
-	// No standby yet: the token's commit hangs, and it is given up.
-	s := openWith(t, cfg)
-	if !try(t, s.hold(7)) {
-		t.Fatal("the lock is taken")
-	}
-	if _, err := s.hold(7).Confirm(t.Context()); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "standbys do not confirm") {
-		t.Errorf("Confirm without a standby: %v", err)
-	}
-	s.Close()
-
-	standby, remove, err := primary.Standby(nil, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
-	s = openWith(t, cfg)
-	if !try(t, s.hold(7)) {
-		t.Fatal("the lock is taken")
-	}
-	grant, err := s.hold(7).Confirm(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.Keep()
-	eventually(t, "both heartbeats renew the deadline", func() bool {
-		select {
-		case <-s.Renewed():
-			return true
-		case <-s.Lost():
-			t.Fatal(s.Err())
-			return false
-		default:
-			return false
-		}
-	})
-
-	// The standby is stopped: the lock is lost, also if an administrator lets
-	// the hanging commits go.
-	if err := standby.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	receivers, err := exec.Command("pgrep", "-P", strconv.Itoa(standby.PID())).Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, pid := range strings.Fields(string(receivers)) {
-		if err := exec.Command("kill", "-STOP", pid).Run(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	cancelling := make(chan struct{})
-	go func() {
-		defer close(cancelling)
-		for s.Err() == nil {
-			_, _ = primary.Query("postgres", "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
-			time.Sleep(50 * time.Millisecond)
-		}
-	}()
-	await(t, s)
-	<-cancelling
-	if err := s.Err(); !strings.Contains(err.Error(), "synchronous standbys") {
-		t.Errorf("lost: %v", err)
-	}
-
-	// The standby takes over, and the next token is larger.
-	for _, pid := range append(strings.Fields(string(receivers)), strconv.Itoa(standby.PID())) {
-		if err := exec.Command("kill", "-CONT", pid).Run(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := primary.Stop(syscall.SIGQUIT); err != nil {
-		t.Fatal(err)
-	}
-	if err := standby.Run("pg_ctl", "promote", "-w", "-D", standby.Data); err != nil {
-		t.Fatal(err)
-	}
-	next := open(t, standby.DSN("postgres"))
-	if !try(t, next.hold(7)) {
-		t.Fatal("the lock is taken")
-	}
-	if after := confirm(t, next.hold(7)); after.Token <= grant.Token || after.SystemID != grant.SystemID {
-		t.Errorf("grant %+v after the promotion, %+v before", after, grant)
-	}
-}
-
-func TestQuorumNeedsStandbys(t *testing.T) {
-	server := start(t, nil)
-	cfg := config(t, server.DSN("postgres"))
-	cfg.Quorum = true
-	s := openWith(t, cfg)
-	if !try(t, s.hold(7)) {
-		t.Fatal("the lock is taken")
-	}
-	if _, err := s.hold(7).Confirm(t.Context()); kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "synchronous_standby_names is empty") {
-		t.Errorf("Confirm: %v", err)
 	}
 }

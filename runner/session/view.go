@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -14,6 +14,33 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 )
+
+// Sought are locks to look at, and those in whose lines others wait for them.
+type Sought struct{ Locks, Lines []lockkey.ID }
+
+// among is a condition on pg_locks: a lock of one of these numbers. That of a
+// bigint has the halves in classid and objid, and objsubid 1; a pair has objsubid
+// 2. Numbers in quotes are of the columns' types at once.
+// https://www.postgresql.org/docs/current/view-pg-locks.html
+//
+// Of very many only the halves are asked for, which the server hashes: there may be
+// others among the answers then.
+func among(ids []lockkey.ID) string {
+	const many = 100
+	var list, classes, objs []string
+	for _, id := range ids {
+		list = append(list, fmt.Sprintf("('%d', '%d', '%d')", id.ClassID(), id.ObjID(), id.ObjSubID()))
+		classes = append(classes, fmt.Sprintf("'%d'", id.ClassID()))
+		objs = append(objs, fmt.Sprintf("'%d'", id.ObjID()))
+	}
+	if len(ids) > many {
+		return "classid IN (" + strings.Join(classes, ", ") + ") AND objid IN (" + strings.Join(objs, ", ") + ")"
+	}
+	return "(classid, objid, objsubid) IN (" + strings.Join(list, ", ") + ")"
+}
+
+// inThisDatabase is another: advisory locks are each database's own.
+const inThisDatabase = "database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
 
 // View is one session's part in one advisory lock, as the server shows it.
 type View struct {
@@ -33,6 +60,14 @@ type View struct {
 	Described bool
 	Description
 	Now time.Time // of the server
+
+	named *named // what Key says, if it is known already
+}
+
+type named struct {
+	key   string
+	slot  int
+	known bool
 }
 
 // HeldFor is how long a lock has been held, or 0 where that isn't known.
@@ -43,72 +78,25 @@ func (v View) HeldFor() time.Duration {
 	return max(0, v.Now.Sub(v.Since))
 }
 
-// Key is the name of the lock, if its session says one of which it is. Two
-// keys may come to one number, and other programs have locks of their own.
-func (v View) Key() (key string, known bool) {
-	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, DefaultScheme))
-	if !ok {
-		return "", false
+// Key is the name of the lock, if its session says one of which it is, and the
+// number of the slot that it is. Two keys may come to one number, and other
+// programs have locks of their own.
+func (v View) Key() (key string, slot int, known bool) {
+	if v.named != nil {
+		return v.named.key, v.named.slot, v.named.known
 	}
-	for _, key := range v.Keys {
-		if id, err := scheme.ID(key); err == nil && id == v.ID {
-			return key, true
-		}
-		for slot := range v.Slots + 1 {
-			if id, err := scheme.Slot(key, slot); err == nil && id == v.ID {
-				return key, true
-			}
-		}
-	}
-	for _, key := range v.named() {
-		if id, err := scheme.ID(key); err == nil && id == v.ID {
-			return key, true
-		}
-	}
-	return "", false
-}
-
-// aside says of which lock this is a side line: one of those asked for, or one of
-// whose key the session says that it is.
-func (v View) aside(asked []Lock) (lockkey.ID, bool) {
-	if _, itself := v.Key(); itself {
-		return lockkey.ID{}, false
-	}
-	for _, of := range slices.Concat(asked, v.lines()) {
-		for i := range sideLines {
-			if lockkey.SideLine(of.ID, i) == v.ID {
-				return of.ID, true
-			}
-		}
-	}
-	return lockkey.ID{}, false
-}
-
-// lines are the locks in whose queues the session may stand, as far as it says.
-func (v View) lines() []Lock {
-	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, DefaultScheme))
-	if !ok || !v.Pglead() {
-		return nil
-	}
-	var lines []Lock
-	for _, key := range slices.Concat(v.Keys, v.named()) {
-		id, err := scheme.ID(key)
-		if v.Slots > 0 {
-			id, err = scheme.Gate(key)
-		}
-		if err == nil {
-			lines = append(lines, Lock{ID: id})
-		}
-	}
-	return lines
+	return newNaming(nil).of(v)
 }
 
 // DefaultScheme is that of a session that doesn't name one.
 const DefaultScheme = "siphash24"
 
-// named is the key in the name that everyone sees, which may have all of it.
-func (v View) named() []string {
+// applied is the key in the name that everyone sees, which may have all of it.
+func (v View) applied() []string {
 	name, _ := strings.CutPrefix(v.Application, "pglead:")
+	if rest, marked := strings.CutPrefix(name, "#"); marked { // its token comes first
+		_, name, _ = strings.Cut(rest, " ")
+	}
 	if at := strings.LastIndex(name, "@"); at > 0 {
 		return []string{name[:at]}
 	}
@@ -129,7 +117,8 @@ func (v View) Where() string {
 	return cmp.Or(v.Client, "this server's host")
 }
 
-// String says who holds the lock, or waits for it.
+// String says who holds the lock, or waits for it, in one line in which nothing
+// that others wrote has an effect.
 func (v View) String() string {
 	var text string
 	switch {
@@ -146,10 +135,13 @@ func (v View) String() string {
 	if held := v.HeldFor(); v.Granted && held > 0 {
 		text += fmt.Sprintf(" since %s, for %v", v.Since.Local().Format(sinceFormat(held)), held.Round(time.Second))
 	}
-	if _, known := v.Key(); v.Described && !known && len(v.Keys) > 0 {
+	if v.Note != "" {
+		text += ", note: " + v.Note
+	}
+	if _, _, known := v.Key(); v.Described && !known && len(v.Keys) > 0 {
 		text += fmt.Sprintf(", for another key of the same number (%q)", strings.Join(v.Keys, ", "))
 	}
-	return text
+	return Visible(text)
 }
 
 // sinceFormat leaves the date away where it is today's, nearly.
@@ -170,7 +162,7 @@ func OpenViewer(ctx context.Context, cfg Config) (*Viewer, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
 	database.RuntimeParams["application_name"] = cfg.ApplicationName
-	pg, err := pgconn.ConnectConfig(ctx, database)
+	pg, err := login(ctx, database)
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -187,28 +179,30 @@ func (v *Viewer) Close() {
 	_ = v.pg.Close(ctx)
 }
 
-// Locks lists who has advisory locks and who waits for them: a claim's or, if that
-// has none, all of the database, or those of all databases.
-func (v *Viewer) Locks(ctx context.Context, allDatabases bool, of Claim) ([]View, error) {
-	rows, err := v.rows(ctx, viewQuery(allDatabases, of.withSideLines()))
+// Locks lists who has advisory locks and who waits for them: those sought or, if
+// there are none, all of the database, or those of all databases.
+func (v *Viewer) Locks(ctx context.Context, allDatabases bool, of Sought) ([]View, error) {
+	rows, err := v.Rows(ctx, viewQuery(allDatabases, of))
 	if err != nil {
 		return nil, err
 	}
-	return parseViews(rows, of.lines())
+	return parseViews(rows, of.Lines)
 }
 
 func (v *Viewer) value(ctx context.Context, sql string) (string, error) {
-	rows, err := v.rows(ctx, sql)
+	rows, err := v.Rows(ctx, sql)
 	if err != nil {
 		return "", err
 	}
 	if len(rows) != 1 || len(rows[0]) != 1 {
-		return "", unsafe("", "the server does not answer as PostgreSQL does")
+		return "", ErrNotPostgreSQL()
 	}
 	return rows[0][0], nil
 }
 
-func (v *Viewer) rows(ctx context.Context, sql string) ([][]string, error) {
+// Rows asks one or more queries.
+func (v *Viewer) Rows(ctx context.Context, sql string) (Rows, error) {
+	allow(v.pg, mostAnswer)
 	results, err := v.pg.Exec(ctx, sql).ReadAll()
 	var pgErr *pgconn.PgError
 	switch {
@@ -221,7 +215,7 @@ func (v *Viewer) rows(ctx context.Context, sql string) ([][]string, error) {
 	case err != nil:
 		return nil, &Error{Kind: Unreachable, err: networkCause(err)}
 	}
-	var rows [][]string
+	var rows Rows
 	for _, result := range results {
 		for _, row := range result.Rows {
 			rows = append(rows, copyRow(row))
@@ -245,28 +239,24 @@ func (v *Viewer) Terminate(ctx context.Context, pid uint32) error {
 	return err
 }
 
-// Views lists who has a claim's locks and who waits for them.
-func (s *Session) Views(ctx context.Context, of Claim) ([]View, error) {
-	rows, err := s.query(ctx, viewQuery(false, of.withSideLines()))
+// Views lists who has the locks and who waits for them.
+func (s *Session) Views(ctx context.Context, of Sought) ([]View, error) {
+	rows, err := s.Query(ctx, viewQuery(false, of))
 	if err != nil {
 		return nil, err
 	}
-	return parseViews(rows, of.lines())
+	return parseViews(rows, of.Lines)
 }
 
 // Holders lists who has these locks. It asks the functions that viewQuery's
 // views are made of: a backend in its first moments takes 2 ms for that and 5 ms
 // for the views, which it has to read first, and most who ask are such.
 func (s *Session) Holders(ctx context.Context, ids ...lockkey.ID) ([]View, error) {
-	var locks []Lock
-	for _, id := range ids {
-		locks = append(locks, Lock{ID: id})
-	}
-	rows, err := s.query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, 0,
+	rows, err := s.Query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, 0,
 	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
 	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp())
 FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
-WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+among(locks)+" ORDER BY l.pid")
+WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+inThisDatabase+" AND "+among(ids)+" ORDER BY l.pid")
 	if err != nil {
 		return nil, err
 	}
@@ -275,15 +265,15 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+among(lo
 
 // viewQuery reads two views of which every role sees who has which lock; who
 // that is, in detail, is for the same role and for pg_read_all_stats to see.
-func viewQuery(allDatabases bool, ids []lockkey.ID) string {
+func viewQuery(allDatabases bool, of Sought) string {
 	where := ""
 	switch {
-	case len(ids) > 0:
-		var locks []Lock
-		for _, id := range ids {
-			locks = append(locks, Lock{ID: id})
+	case len(of.Locks) > 0:
+		var classes []string
+		for _, id := range of.Lines {
+			classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(id)))
 		}
-		where = " AND " + among(locks)
+		where = " AND " + inThisDatabase + " AND (" + among(of.Locks) + " OR objsubid = 1 AND classid IN (" + strings.Join(classes, ", ") + "))"
 	case !allDatabases:
 		where = " AND d.datname = pg_catalog.current_database()"
 	}
@@ -297,37 +287,58 @@ WHERE l.locktype = 'advisory'` + where + `
 ORDER BY d.datname, l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart, l.pid`
 }
 
-// parseViews reads rows. Who stands in a side line waits for the lock itself; the
-// first there stands in line as well.
-func parseViews(rows [][]string, asked []Lock) ([]View, error) {
+// parseViews reads rows. Who has a ticket waits for the lock.
+func parseViews(rows Rows, asked []lockkey.ID) ([]View, error) {
+	names := newNaming(asked)
 	var views []View
 	for _, row := range rows {
-		if len(row) != 14 {
-			return nil, unsafe("", "the server does not answer as PostgreSQL does")
+		v, err := parseView(row)
+		if err != nil {
+			return nil, err
 		}
-		class, err1 := strconv.ParseUint(row[1], 10, 32)
-		obj, err2 := strconv.ParseUint(row[2], 10, 32)
-		pid, err3 := strconv.ParseUint(row[6], 10, 32)
-		waiting, err4 := strconv.ParseFloat(row[7], 64)
-		now, err5 := strconv.ParseFloat(row[13], 64)
-		if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
-			return nil, unsafe("", "the server does not answer as PostgreSQL does: %w", err)
+		key, slot, known := names.of(v)
+		if of, ticket := names.line(v.ID); ticket && !known {
+			// The lower half of a ticket's number is when it was drawn, in 10 ms.
+			v.Waiting = max(0, time.Duration(int32(uint32(v.Now.UnixMilli()/10)-v.ID.ObjID()))*10*time.Millisecond)
+			v.ID, v.Granted = of, false
+			key, slot, known = names.of(v)
 		}
-		v := View{
-			Database: row[0], ID: lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
-			Shared: strings.HasPrefix(row[4], "Share"), Granted: row[5] == "t",
-			Waiting: time.Duration(waiting * float64(time.Second)), Backend: uint32(pid),
-			Role: row[8], Client: row[9], Application: row[10], Hidden: row[12] == "t",
-			Now: time.UnixMicro(int64(now * 1e6)),
-		}
-		v.Description, v.Described = parseDescription(row[11])
-		if of, aside := v.aside(asked); aside {
-			if v.Granted {
-				continue
-			}
-			v.ID = of
-		}
+		v.named = &named{key, slot, known}
 		views = append(views, v)
 	}
 	return views, nil
+}
+
+// parseView reads one row.
+func parseView(row []string) (View, error) {
+	if len(row) != 14 {
+		return View{}, ErrNotPostgreSQL()
+	}
+	class, err1 := strconv.ParseUint(row[1], 10, 32)
+	obj, err2 := strconv.ParseUint(row[2], 10, 32)
+	pid, err3 := strconv.ParseUint(row[6], 10, 32)
+	waiting, err4 := parseSeconds(row[7])
+	now, err5 := parseSeconds(row[13])
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+		return View{}, unsafe("", "the server does not answer as PostgreSQL does: %w", err)
+	}
+	v := View{
+		Database: row[0], ID: lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
+		Shared: strings.HasPrefix(row[4], "Share"), Granted: row[5] == "t",
+		Waiting: waiting, Backend: uint32(pid),
+		Role: row[8], Client: row[9], Application: row[10], Hidden: row[12] == "t",
+		Now: time.Unix(0, int64(now)),
+	}
+	v.Description, v.Described = ParseDescription(row[11])
+	return v, nil
+}
+
+// parseSeconds reads a length of time, or an instant since 1970. A step of the
+// server's clock may have made it negative.
+func parseSeconds(s string) (time.Duration, error) {
+	seconds, err := strconv.ParseFloat(s, 64)
+	if err != nil || math.IsNaN(seconds) || math.Abs(seconds) >= math.MaxInt64/float64(time.Second) {
+		return 0, fmt.Errorf("%q is no number of seconds", s)
+	}
+	return time.Duration(seconds * float64(time.Second)), nil
 }

@@ -5,7 +5,7 @@
 //	go test ./runner/torture                                      short, as root
 //	TORTURE='-rounds 100' go test ./runner/torture -timeout 0 -v  long
 //
-// The long run is of one way of locking: -mode run, shared, slots, keys,
-// transaction or lead. TORTURE may also hold -lease 15s -lock-delay 10s -seed 42 -only partition
-// -svg run.svg -logs directory.
+// The long run is of one way of locking: -mode run, mixed, shared, slots,
+// keys, transaction, each or lead. TORTURE may also hold -lease 15s -lock-delay 10s -seed 42 -only partition
+// -hostile=false -svg run.svg -logs directory.
 package torture

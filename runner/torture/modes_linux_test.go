@@ -22,8 +22,12 @@ type mode struct {
 	args func(host string) []string
 	// reads says which contenders hold the lock with others.
 	reads func(host string) bool
+	// old says which are of an old version.
+	old func(host string) bool
 	// pooled says which reach the server through PgBouncer.
 	pooled func(host string) bool
+	// keys are the locked ones, unless there is but one, torture.
+	keys []string
 	// slots is how many may hold the lock at once, each with a number; 0: no
 	// numbers.
 	slots int
@@ -31,6 +35,11 @@ type mode struct {
 	stays bool
 	// queues: who waits longest is next, so everybody's turn comes.
 	queues bool
+	// lined: who waits stands in line, with a ticket.
+	lined bool
+	// heeds: who is first in line goes by what is said and seen of the holder, so
+	// that it is next at once where there is evidence.
+	heeds bool
 	// polls is the most by which a waiter may be late for a free lock.
 	polls time.Duration
 	// guardless waiters start no guard before they have the lock, so that only
@@ -46,17 +55,20 @@ func modes() map[string]mode {
 		return func(string) []string { return append([]string{"run", "--wait", "forever"}, flags...) }
 	}
 	return map[string]mode{
-		"run": {args: run("--key", "torture"), queues: true},
+		"run": {args: run("--key", "torture"), queues: true, lined: true, heeds: true},
+		// Nobody's turn is certain: those of old versions are granted the lock by the
+		// server, before any ticket.
+		"mixed": {args: run("--key", "torture"), old: old, lined: true},
 		"shared": {args: func(host string) []string {
 			if reader(host) {
 				return run("--key", "torture", "--shared")(host)
 			}
 			return run("--key", "torture")(host)
-		}, reads: reader, queues: true},
-		"slots": {args: run("--key", "torture", "--slots", "2"), slots: 2, queues: true},
+		}, reads: reader, queues: true, lined: true},
+		"slots": {args: run("--key", "torture", "--slots", "2"), slots: 2, queues: true, lined: true},
 		// Any two sets have a key in common, so that one contender runs at a
 		// time, and their order on the command line is no order.
-		"keys": {args: func(host string) []string {
+		"keys": {keys: []string{"a", "b", "c"}, args: func(host string) []string {
 			return map[string][]string{
 				"h1":    run("--key", "a", "--key", "b")(host),
 				"h2":    run("--key", "b", "--key", "c")(host),
@@ -64,7 +76,7 @@ func modes() map[string]mode {
 				"h4":    run("--key", "c", "--key", "b", "--key", "a")(host),
 				proxied: run("--key", "b", "--key", "a")(host),
 			}[host]
-		}, queues: true},
+		}, queues: true, lined: true},
 		"transaction": {
 			args: run("--key", "torture", "--transaction"), pooled: throughPooler,
 			// A waiter's tries are up to three seconds apart.
@@ -83,7 +95,7 @@ func modes() map[string]mode {
 			polls: 3 * time.Second, guardless: true,
 		},
 		"lead": {
-			args: func(string) []string { return []string{"lead", "--key", "torture", "--first-delay", "0"} }, stays: true,
+			args: func(string) []string { return []string{"lead", "--key", "torture", "--first-delay", "0"} }, stays: true, lined: true, heeds: true,
 			more: []fault{
 				{name: "SIGTERM, step down", strike: func(a *arena, l leader) {
 					a.mayEnd(l.pglead)
@@ -117,10 +129,7 @@ func (a *arena) startPooler() {
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp(a.server.Socket, "pooler")
-	if err == nil {
-		err = pgtest.MakeDir(dir)
-	}
+	dir, err := os.MkdirTemp(filepath.Dir(a.server.Data), "pooler")
 	ini := filepath.Join(dir, "pgbouncer.ini")
 	if err == nil {
 		err = os.WriteFile(ini, fmt.Appendf(nil, `[databases]
@@ -136,6 +145,9 @@ default_pool_size = 50
 server_login_retry = 0.2
 logfile = %s
 `, a.net.hosts["db"], pgtest.Superuser, a.net.hosts[poolerHost], filepath.Join(dir, "log")), 0o644)
+	}
+	if err == nil {
+		err = pgtest.MakeDir(dir)
 	}
 	if err != nil {
 		a.t.Fatal(err)

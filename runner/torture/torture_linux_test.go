@@ -32,6 +32,7 @@ type options struct {
 	svg, logs        string
 	peers            bool
 	modeName         string
+	hostile          bool
 }
 
 func TestMain(m *testing.M) {
@@ -52,6 +53,7 @@ func parseOptions() options {
 	flags.StringVar(&o.svg, "svg", "", "file for the run's picture")
 	flags.StringVar(&o.logs, "logs", "", "directory for what the pgleads say")
 	flags.BoolVar(&o.peers, "peers", false, "compare with flock, psql and etcdctl")
+	flags.BoolVar(&o.hostile, "hostile", true, "strangers say all that they can meanwhile")
 	flags.StringVar(&o.modeName, "mode", "run", strings.Join(modeNames(), ", "))
 	_ = flags.Parse(strings.Fields(os.Getenv("TORTURE")))
 	if o.seed == 0 {
@@ -68,14 +70,19 @@ type arena struct {
 	net    *network
 	server *pgtest.Server
 	binary string
+	old    string // the same of an old version, for mode mixed
 	self   string // this program, as the command
 	dir    string // of the time stamps
 	rand   *rand.Rand
 
 	pooler *exec.Cmd
+	relay  *exec.Cmd
+	clock  string // the file that sets the server's, if it can be set
 
 	dsn   string   // of the contenders that have no relay in between
 	flags []string // of their pglead, beside the usual ones
+
+	foreign history // when a foreign session had the locks
 
 	mu       sync.Mutex
 	pids     map[string]int       // host to its pglead
@@ -83,6 +90,8 @@ type arena struct {
 	excused  map[int64]bool
 	ends     map[int]bool // pgleads that a fault ends
 	stopping bool
+
+	strangers []uint32 // sessions whose words are not to be repeated as true
 }
 
 var errNobody = errors.New("nobody leads")
@@ -133,6 +142,9 @@ func newArena(t *testing.T, o options) *arena {
 	if err != nil {
 		t.Fatalf("build: %s", out)
 	}
+	if m.old != nil {
+		a.buildOld()
+	}
 	a.net = newNetwork(t, append([]string{"db", "db2", relayHost, poolerHost}, contenders()...)...)
 	a.dsn = "host=" + a.net.hosts["db"]
 
@@ -140,6 +152,7 @@ func newArena(t *testing.T, o options) *arena {
 	check(err)
 	t.Cleanup(remove)
 	a.server = server
+	a.prepareClock()
 	check(server.Init())
 	hba, err := os.OpenFile(filepath.Join(server.Data, "pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
 	check(err)
@@ -147,16 +160,10 @@ func newArena(t *testing.T, o options) *arena {
 	check(err)
 	check(hba.Close())
 	a.startServer()
+	_, err = a.server.Query("postgres", "CREATE ROLE "+stranger+" LOGIN")
+	check(err)
 
-	a.net.on(relayHost, func() {
-		cmd := exec.Command("/proc/self/exe", ":5432", a.net.hosts["db"]+":5432")
-		cmd.Env = append(os.Environ(), roleVariable+"=relay")
-		check(cmd.Start())
-		t.Cleanup(func() {
-			_ = cmd.Process.Kill()
-			_ = cmd.Wait()
-		})
-	})
+	a.startRelay()
 	if m.pooled != nil {
 		a.startPooler()
 		t.Cleanup(a.stopPooler)
@@ -183,7 +190,11 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 		for {
 			args := append(a.mode.args(host), "--lease", a.lease.String(), "--lock-delay", a.lockDelay.String(), "--connect-timeout", "2s")
 			args = append(append(args, a.flags...), "--", a.self)
-			cmd := exec.Command(a.binary, args...)
+			binary := a.binary
+			if a.mode.old != nil && a.mode.old(host) {
+				binary = a.old
+			}
+			cmd := exec.Command(binary, args...)
 			cmd.Env = append(os.Environ(), "PGLEAD_DSN="+dsn+" dbname=postgres user="+pgtest.Superuser,
 				roleVariable+"=command", dirVariable+"="+a.dir, hostVariable+"="+host)
 			var said bytes.Buffer
@@ -409,13 +420,18 @@ type fault struct {
 	unseats bool
 	// strikes says on which hosts it makes sense; nil: on all.
 	strikes func(host string) bool
-	// within is how soon somebody else has to lead; 0: the arena's bound.
+	// end is what those in line learn of the leader's end, and so how soon
+	// somebody else has to lead.
+	end end
+	// within is instead how soon that is, unless it is 0.
 	within time.Duration
 	// tears: the server frees the lock while its holder can't hear of it. That
 	// a newcomer does not start at once is not promised then.
 	tears bool
 	// pauses: a candidate does not stand again at once.
 	pauses bool
+	// alone: it is all of the fault, and finds its leaders by itself.
+	alone func(a *arena) event
 }
 
 func faults() []fault {
@@ -437,30 +453,38 @@ func faults() []fault {
 		}
 	}
 	return []fault{
-		{name: "clean end", strike: signal(pglead, unix.SIGUSR1), unseats: true, pauses: true},
+		{name: "clean end", strike: signal(pglead, unix.SIGUSR1), unseats: true, pauses: true, end: said},
 		{name: "SIGKILL of pglead", strike: func(a *arena, l leader) {
 			a.mayEnd(l.pglead)
 			_ = unix.Kill(l.pglead, unix.SIGKILL)
-		}, unseats: true},
-		{name: "SIGKILL of the guard", strike: signal(guard, unix.SIGKILL), unseats: true, pauses: true},
-		{name: "SIGSTOP of pglead", strike: signal(pglead, unix.SIGSTOP), mend: signal(pglead, unix.SIGCONT), unseats: true},
+		}, unseats: true, end: said},
+		{name: "SIGKILL of the guard", strike: signal(guard, unix.SIGKILL), unseats: true, pauses: true, end: said},
+		{name: "SIGSTOP of pglead", strike: signal(pglead, unix.SIGSTOP), mend: signal(pglead, unix.SIGCONT), unseats: true, end: silent},
 		{name: "SIGSTOP of the guard", strike: signal(guard, unix.SIGSTOP), mend: signal(guard, unix.SIGCONT)},
+		{name: "SIGSTOP of the guard with signals pending, then terminate", strike: func(a *arena, l leader) {
+			_ = unix.Kill(l.guard, unix.SIGSTOP)
+			for range 600 { // about 300 fill a socket
+				_ = unix.Kill(l.pglead, unix.SIGWINCH)
+				time.Sleep(200 * time.Microsecond) // else most of them come to one
+			}
+			a.terminate()
+		}, unseats: true, tears: true},
 		{name: "SIGSTOP of pglead, then terminate", strike: func(a *arena, l leader) {
 			_ = unix.Kill(l.pglead, unix.SIGSTOP)
 			a.terminate()
 		}, mend: signal(pglead, unix.SIGCONT), unseats: true},
-		{name: "pg_terminate_backend", strike: func(a *arena, _ leader) { a.terminate() }, unseats: true},
+		{name: "pg_terminate_backend", strike: func(a *arena, _ leader) { a.terminate() }, unseats: true, end: said},
 		{name: "server restart, fast", strike: restart(syscall.SIGINT), unseats: true},
 		{name: "server restart, immediate", strike: restart(syscall.SIGQUIT), unseats: true},
 		{name: "server SIGSTOP", strike: func(a *arena, _ leader) { a.signalServer(unix.SIGSTOP) }, mend: func(a *arena, _ leader) { a.signalServer(unix.SIGCONT) }},
-		{name: "partition", strike: partition(true, true), mend: heal, unseats: true},
+		{name: "partition", strike: partition(true, true), mend: heal, unseats: true, end: silent},
 		{name: "partition, incoming only", strike: partition(true, false), mend: heal, unseats: true},
-		{name: "partition, outgoing only", strike: partition(false, true), mend: heal, unseats: true},
+		{name: "partition, outgoing only", strike: partition(false, true), mend: heal, unseats: true, end: silent},
 		{name: "partition, then terminate", strike: func(a *arena, l leader) {
 			a.net.cut(l.host, true, true)
 			a.terminate()
 		}, mend: heal, unseats: true, tears: true},
-		{name: "host behind a relay vanishes", strike: partition(true, true), mend: heal, unseats: true, strikes: func(host string) bool { return host == proxied }},
+		{name: "host behind a relay vanishes", strike: partition(true, true), mend: heal, unseats: true, end: silent, strikes: func(host string) bool { return host == proxied }},
 		{name: "SIGKILL of both (not promised)", strike: func(a *arena, l leader) {
 			a.excused[l.token] = true
 			a.mayEnd(l.pglead)
@@ -475,13 +499,6 @@ func faults() []fault {
 				}
 			}
 		}, unseats: true},
-	}
-}
-
-// terminate ends the session of whoever holds the lock.
-func (a *arena) terminate() {
-	if _, err := a.server.Query("postgres", "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"); err != nil {
-		a.t.Error(err)
 	}
 }
 
@@ -505,22 +522,19 @@ type event struct {
 	bound time.Duration // what that must not exceed
 }
 
-// bound is the contract's: longer than this nobody waits for a lock whose
-// holder is gone.
-func (a *arena) bound() time.Duration { return a.lease + a.lockDelay + 2*time.Second + a.mode.polls }
-
 func (a *arena) inflict(f fault) event {
 	a.t.Helper()
+	if f.alone != nil {
+		return f.alone(a)
+	}
 	if f.tears {
 		a.awaitInLine()
 	}
 	l := a.awaitLeaderOn(f.strikes)
 	at := boottime.Now()
+	a.note("%s: token %d on %s, backends in line %v", f.name, l.token, l.host, a.inLine())
 	f.strike(a, l)
-	e := event{fault: f.name, at: at, host: l.host, bound: a.bound()}
-	if f.within > 0 {
-		e.bound = f.within
-	}
+	e := event{fault: f.name, at: at, host: l.host, bound: a.within(f)}
 	if f.unseats && l.shared {
 		a.endFellows(l, at)
 	}
@@ -559,7 +573,7 @@ func (a *arena) inflict(f fault) event {
 }
 
 // telling are the faults of a mode's short run.
-const telling = "^(SIGKILL of (pglead|the guard|the pooler)|pg_terminate_backend|partition|SIGTERM, .*)$"
+const telling = "^(SIGKILL of (pglead|the guard|the pooler)|pg_terminate_backend|partition|SIGTERM, .*|foreign .*)$"
 
 // TestTorture puts every fault to `pglead run` and the most telling ones to the
 // other modes, unless TORTURE says what to do.
@@ -590,10 +604,13 @@ func torture(t *testing.T, o options) {
 	for _, host := range contenders() {
 		a.contend(host, &ended)
 	}
+	if a.hostile {
+		defer a.hostility()()
+	}
 	var schedule []fault
 	only := regexp.MustCompile(o.only)
 	for range o.rounds {
-		for _, f := range append(faults(), a.mode.more...) {
+		for _, f := range slices.Concat(faults(), []fault{lossyProxy(a), foreignInLine(), strangersRequest(a)}, lineFaults(a), clockFaults(a), a.mode.more) {
 			if only.MatchString(f.name) {
 				schedule = append(schedule, f)
 			}
@@ -625,7 +642,7 @@ func torture(t *testing.T, o options) {
 func (a *arena) verdict(began time.Duration, h history, events []event) {
 	a.t.Helper()
 	promised := slices.DeleteFunc(slices.Clone(h), func(l life) bool { return l.excused })
-	overlaps := promised.overlaps()
+	overlaps := append(promised, a.foreign...).overlaps()
 	for _, o := range overlaps {
 		if a.lockDelay > 0 {
 			a.t.Errorf("overlap: %v", o)

@@ -3,8 +3,6 @@ package torture
 import (
 	"encoding/binary"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -44,7 +42,7 @@ func play() {
 	case "fork":
 		spawnRole("daemon")
 	case "relay":
-		relay(os.Args[1], os.Args[2])
+		relay(os.Args[1], os.Args[2], os.Args[3])
 	default:
 		fmt.Fprintln(os.Stderr, "unknown role", role)
 		os.Exit(1)
@@ -152,32 +150,4 @@ func readHistory(dir string) (history, error) {
 		h = append(h, *l)
 	}
 	return h, nil
-}
-
-// relay passes TCP connections on, as a proxy or a tunnel does: it keeps its
-// side to the server open, whatever becomes of the client.
-func relay(listen, server string) {
-	l, err := net.Listen("tcp", listen)
-	if err != nil {
-		panic(err)
-	}
-	for {
-		client, err := l.Accept()
-		if err != nil {
-			panic(err)
-		}
-		go func() {
-			defer client.Close()
-			upstream, err := net.Dial("tcp", server)
-			if err != nil {
-				return
-			}
-			defer upstream.Close()
-			go func() {
-				_, _ = io.Copy(client, upstream)
-				_ = client.Close()
-			}()
-			_, _ = io.Copy(upstream, client)
-		}()
-	}
 }

@@ -355,6 +355,7 @@ func (b *bench) testPackage(t *testing.T) {
 		dpkg -i /shared/pglead.deb
 		test -z "$(dpkg --verify pglead)"
 		pglead version
+		cd /usr/share/doc/pglead && test -s README.md -a -s cmd/README.md -a -s runner/README.md
 		install -m 600 /shared/pglead.env /etc/
 		install /shared/scheduler /shared/nightly /shared/fire /usr/local/bin/
 		cd /usr/share/doc/pglead/examples && cp scheduler.service nightly.service nightly.timer /etc/systemd/system/

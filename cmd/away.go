@@ -1,0 +1,103 @@
+package cmd
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pglead/pglead/runner/session"
+)
+
+// outage is a database that is away, as a log and cron's mail are told of it: a
+// line when that begins, when there is another reason, rarely while it lasts, and
+// at its end.
+type outage struct {
+	v *voice
+
+	mu      sync.Mutex
+	began   time.Time
+	back    time.Time // when it answered last, or zero since it went away
+	vain    int       // attempts
+	said    []string  // the reasons that were
+	reminds int
+	spoken  bool // since it answered last
+}
+
+const (
+	// outageApart is how long a database that is back has to answer for the next
+	// outage to be another one: one that comes and goes is told of rarely, too.
+	outageApart = time.Minute
+	// mostReasons bounds the lines of reasons that alternate.
+	mostReasons = 4
+)
+
+// away is told of an attempt that was in vain. A session that ended and is
+// followed by another at once is not worth a line.
+func (o *outage) away(obstacle error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := time.Now()
+	if o.began.IsZero() || !o.back.IsZero() && now.Sub(o.back) >= outageApart {
+		o.began, o.vain, o.said, o.reminds, o.spoken = now, 0, nil, 0, false
+	}
+	o.back = time.Time{}
+	o.vain++
+	if o.vain == 1 && errors.As(obstacle, new(*session.LostError)) {
+		return
+	}
+	reason, lasts := obstacle.Error(), now.Sub(o.began)
+	known := slices.Contains(o.said, reason)
+	var text string
+	switch {
+	case lasts >= o.due():
+		text = "the database has been away for " + brief(lasts) + ": " + reason
+	case known || len(o.said) >= mostReasons:
+		return
+	case len(o.said) == 0:
+		text = "the database is away: " + reason
+	default:
+		text = "the database is still away: " + reason
+	}
+	for o.due() <= lasts {
+		o.reminds++
+	}
+	hint := ""
+	if !known {
+		o.said = append(o.said, reason)
+		if e := (*session.Error)(nil); !errors.As(obstacle, &e) || !e.Full { // whose hint is to wait
+			_, hint = status(obstacle)
+		}
+	}
+	o.spoken = true
+	o.v.warn(text, hint, "event", "away", "reason", reason)
+}
+
+// due is for how long it has been away when that is said again.
+func (o *outage) due() time.Duration {
+	minutes := [...]int{1, 5, 15}
+	if o.reminds < len(minutes) {
+		return time.Duration(minutes[o.reminds]) * time.Minute
+	}
+	return time.Duration(o.reminds-len(minutes)+1) * time.Hour
+}
+
+func (o *outage) since() time.Time {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.began
+}
+
+// answers is told that there is nothing in the way any more.
+func (o *outage) answers() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.began.IsZero() || !o.back.IsZero() {
+		return
+	}
+	o.back = time.Now()
+	if o.spoken {
+		o.spoken = false
+		o.v.log.Warn("the database is back after "+brief(o.back.Sub(o.began)), "event", "back")
+	}
+}

@@ -1,0 +1,211 @@
+package cmd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
+)
+
+// unknownCommand is a word that is no command of pglead's.
+func unknownCommand(root *cobra.Command, word string) error {
+	root.SuggestionsMinimumDistance = 2
+	text := fmt.Sprintf("unknown command %q", word)
+	if names := root.SuggestionsFor(word); len(names) > 0 {
+		text += ": did you mean " + strings.Join(names, " or ") + "?"
+	}
+	return &usageError{err: errors.New(text), hint: "see pglead --help"}
+}
+
+func noArguments(cmd *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case !cmd.HasParent():
+		return unknownCommand(cmd, args[0])
+	}
+	return &usageError{err: fmt.Errorf("%s takes no argument: %s", cmd.CommandPath(), printable(args[0])), hint: "see " + cmd.CommandPath() + " --help"}
+}
+
+// flagMistake says of a flag that can't be read what may have been meant.
+func flagMistake(cmd *cobra.Command, err error) error {
+	if args := cmd.Flags().Args(); !cmd.HasParent() && len(args) > 0 {
+		return unknownCommand(cmd, args[0])
+	}
+	hint := "see " + cmd.CommandPath() + " --help"
+	var unknown *pflag.NotExistError
+	var value *pflag.InvalidValueError
+	switch {
+	case errors.As(err, &unknown):
+		name := unknown.GetSpecifiedName()
+		if letters := unknown.GetSpecifiedShortnames(); letters != "" {
+			name = letters
+		}
+		meant := meantFlag(cmd.Flags(), name)
+		switch {
+		case meant != "":
+			hint = "did you mean --" + meant + "? See " + cmd.CommandPath() + " --help"
+		case meantKey(name) && strings.HasSuffix(cmd.Use, "KEY [flags]"):
+			hint = "the key is an argument: pglead " + cmd.Name() + " KEY"
+		}
+	case errors.As(err, &value):
+		err = badValue("--"+value.GetFlag().Name, value.GetFlag(), value.GetValue(), value.Unwrap())
+	}
+	return &usageError{err: err, hint: hint}
+}
+
+// badValue says what is wrong with the value of a flag, from wherever it is.
+func badValue(name string, f *pflag.Flag, value string, cause error) error {
+	switch {
+	case f.Value.Type() == "bool":
+		return fmt.Errorf("%s: %q is neither true nor false", name, value)
+	case f.Value.Type() == "int":
+		return fmt.Errorf("%s: %q is not a whole number", name, value)
+	}
+	return fmt.Errorf("%s: %w", name, cause)
+}
+
+func meantKey(name string) bool { return name == "k" || name == "key" || name == "keys" }
+
+// meantFlag is the flag that a name is nearly, or nothing.
+func meantFlag(flags *pflag.FlagSet, name string) (meant string) {
+	if name == "k" && flags.Lookup("key") != nil {
+		return "key"
+	}
+	var names []string
+	flags.VisitAll(func(f *pflag.Flag) {
+		if !f.Hidden {
+			names = append(names, f.Name)
+		}
+	})
+	return nearest(name, names)
+}
+
+// nearest is the name from which another differs least, by so few letters that it
+// may be meant, or nothing.
+func nearest(name string, names []string) (best string) {
+	least := min(2, len(name)/3) + 1
+	for _, candidate := range names {
+		if d := distance(name, candidate); d < least {
+			best, least = candidate, d
+		}
+	}
+	return best
+}
+
+// distance is how many letters have to be added, left away, replaced, or changed
+// over with their neighbours.
+func distance(a, b string) int {
+	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range last {
+		last[j] = j
+	}
+	for i := range len(a) {
+		next := make([]int, len(b)+1)
+		next[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			next[j+1] = min(last[j+1]+1, next[j]+1, last[j]+cost)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				next[j+1] = min(next[j+1], before[j-1]+1)
+			}
+		}
+		before, last = last, next
+	}
+	return last[len(b)]
+}
+
+// warnOfVariables names variables that are nearly a flag's. Others may be anybody's.
+func warnOfVariables(v *voice, root *cobra.Command) {
+	known := outerOnly()
+	for _, cmd := range root.Commands() {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, envName(f.Name)) })
+	}
+	for _, e := range os.Environ() {
+		name, value, _ := strings.Cut(e, "=")
+		rest, ours := strings.CutPrefix(name, envPrefix)
+		if !ours || rest == "" || value == "" || slices.Contains(known, name) {
+			continue
+		}
+		if meant := nearest(rest, withoutPrefix(known)); meant != "" {
+			v.log.Warn("unknown variable "+printable(name)+": did you mean "+envPrefix+meant+"?", "event", "environment")
+		}
+	}
+}
+
+func withoutPrefix(names []string) (rest []string) {
+	for _, name := range names {
+		rest = append(rest, strings.TrimPrefix(name, envPrefix))
+	}
+	return rest
+}
+
+// lookupHint is what helps with a command that is not found: who wrote for a shell,
+// or forgot that cron's PATH is short.
+func lookupHint(e *child.LookupError) string {
+	builtins := []string{"cd", "export", "source", ".", "set", "unset", "ulimit", "umask", "alias", "exec", "eval", "if", "for", "while", "until", "case", "trap", "wait", "{", "("}
+	path := os.Getenv("PATH")
+	switch {
+	case strings.ContainsAny(e.Name, " \t\n&|;<>()$`*?\"'") || slices.Contains(builtins, e.Name):
+		return "for a shell's syntax: -- sh -c 'COMMAND LINE'"
+	case e.NotFound && !strings.Contains(e.Name, "/") && path != "":
+		return "it is not in PATH=" + path
+	}
+	return ""
+}
+
+// ownHolder says whether a lock is held by the pglead that this one runs under.
+func ownHolder(held *lock.HeldError) bool {
+	backend := os.Getenv("PGLEAD_BACKEND_PID")
+	ids := strings.Split(os.Getenv("PGLEAD_LOCK_ID"), "\n")
+	for _, h := range held.Holders {
+		if strconv.FormatUint(uint64(h.Backend), 10) == backend && slices.Contains(ids, h.ID.String()) {
+			return true
+		}
+	}
+	return false
+}
+
+// warnOfOuter says before a wait that it may be one for the pglead under which this
+// one runs. Only the server knows whether that has the lock in the same database.
+func warnOfOuter(v *voice, claim lock.Claim) {
+	ids := strings.Split(os.Getenv("PGLEAD_LOCK_ID"), "\n")
+	if claim.Gate == nil && slices.ContainsFunc(claim.Locks, func(l lock.Lock) bool { return !l.Shared && slices.Contains(ids, l.String()) }) {
+		v.log.Warn("the pglead under which this one runs has a lock of the same number: in the same database this waits for that, and that for this", "event", "environment")
+	}
+}
+
+// wrapHelp has the flags in --help fit into the terminal.
+func wrapHelp(root *cobra.Command) {
+	plain := root.UsageFunc()
+	root.SetUsageFunc(func(cmd *cobra.Command) error {
+		width := foreground(os.Stdout)
+		if width == 0 {
+			return plain(cmd)
+		}
+		out := cmd.OutOrStderr()
+		var b bytes.Buffer
+		cmd.SetOut(&b)
+		err := plain(cmd)
+		cmd.SetOut(out)
+		flags := cmd.LocalFlags()
+		text := strings.Replace(b.String(), strings.TrimSpace(flags.FlagUsages()), strings.TrimSpace(flags.FlagUsagesWrapped(width)), 1)
+		if _, failed := io.WriteString(out, text); err == nil {
+			err = failed
+		}
+		return err
+	})
+}

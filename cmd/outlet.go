@@ -1,0 +1,110 @@
+package cmd
+
+import (
+	"errors"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// outlet writes messages, one after the other, and never keeps anyone waiting:
+// what reads standard error may be slow, stopped or gone, while a lock is lost and
+// a command has to be killed. There is a goroutine as long as there is something to
+// write.
+type outlet struct {
+	w    io.Writer
+	note func(dropped int) []byte // what to say where messages were dropped
+
+	mu      sync.Mutex
+	queue   [][]byte
+	dropped int           // before the first in the queue
+	done    chan struct{} // is closed when all is written; nil if it is
+}
+
+const (
+	// outletMost is how many messages wait to be written. Of more the oldest are
+	// dropped: the last ones say what ended pglead.
+	outletMost = 256
+	// flushMost is how long the end of the process waits for the last ones.
+	flushMost = time.Second
+)
+
+func (o *outlet) Write(message []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.queue) == outletMost {
+		o.queue = o.queue[1:]
+		o.dropped++
+	}
+	o.queue = append(o.queue, slices.Clone(message))
+	if o.done == nil {
+		o.done = make(chan struct{})
+		go o.drain()
+	}
+	return len(message), nil
+}
+
+func (o *outlet) drain() {
+	for {
+		var message []byte
+		o.mu.Lock()
+		switch {
+		case o.dropped > 0:
+			message, o.dropped = o.note(o.dropped), 0
+		case len(o.queue) > 0:
+			message, o.queue = o.queue[0], o.queue[1:]
+		default:
+			close(o.done)
+			o.done = nil
+			o.mu.Unlock()
+			return
+		}
+		o.mu.Unlock()
+		_, _ = o.w.Write(message)
+	}
+}
+
+// busy says whether anything waits to be written.
+func (o *outlet) busy() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.done != nil
+}
+
+// flush waits until all is written, but not for long.
+func (o *outlet) flush() {
+	o.mu.Lock()
+	done := o.done
+	o.mu.Unlock()
+	if done == nil {
+		return
+	}
+	timer := time.NewTimer(flushMost)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+	}
+}
+
+// descriptor writes past os.File, which has a process die of SIGPIPE when the
+// reader of standard error is gone; with what the command inherits that has
+// nothing to do. Others may have made the descriptor non-blocking.
+type descriptor int
+
+func (d descriptor) Write(p []byte) (written int, err error) {
+	for written < len(p) {
+		n, err := unix.Write(int(d), p[written:])
+		written += max(0, n)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			_, _ = unix.Poll([]unix.PollFd{{Fd: int32(d), Events: unix.POLLOUT}}, -1)
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return written, err
+		}
+	}
+	return written, nil
+}

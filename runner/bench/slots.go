@@ -1,0 +1,114 @@
+//go:build linux
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/pgtest"
+)
+
+// as is an environment in which programs log in as another role.
+func as(env []string, role string) []string {
+	env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "PGUSER=") })
+	return append(env, "PGUSER="+role)
+}
+
+// asApp is how the application, no superuser, finds the server.
+func asApp(s *pgtest.Server) string {
+	return strings.Replace(s.DSN("postgres"), "user="+pgtest.Superuser, "user=app", 1)
+}
+
+// logins are an application's.
+type logins struct {
+	tried, done int
+	times       []time.Duration // of those that were let in
+}
+
+// logIn logs in and out at a steady pace, so often at most, whether or not others
+// before are done.
+func logIn(ctx context.Context, dsn string, every time.Duration, most int) logins {
+	var l logins
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	pace := time.NewTicker(every)
+	defer pace.Stop()
+	for ctx.Err() == nil && l.tried < most {
+		l.tried++
+		all.Go(func() {
+			limit, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+			defer cancel()
+			began := time.Now()
+			conn, err := pgconn.Connect(limit, dsn)
+			if err != nil {
+				return
+			}
+			defer conn.Close(limit)
+			if _, err := conn.Exec(limit, "SELECT 1").ReadAll(); err != nil {
+				return
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			l.done++
+			l.times = append(l.times, time.Since(began))
+		})
+		select {
+		case <-pace.C:
+		case <-ctx.Done():
+		}
+	}
+	all.Wait()
+	return l
+}
+
+// connectionSlots is what is left for an application on a small server that many
+// candidates stand by on.
+func (b *bench) connectionSlots() error {
+	const candidates, places, tries = 40, 12, 30
+	at, remove, err := b.guestServer(map[string]string{"max_connections": strconv.Itoa(places)})
+	if err != nil {
+		return err
+	}
+	defer remove()
+	at.unix = as(at.unix, "app")
+	c, err := b.company(at)
+	if err != nil {
+		return err
+	}
+	defer c.leave()
+	before, err := at.logged(0)
+	if err != nil {
+		return err
+	}
+	for range candidates {
+		if err := c.start(nil, nil, "lead", "--key", key, "--", "sleep", "100000"); err != nil {
+			return err
+		}
+	}
+	window := either(b, 6*time.Second, time.Minute)
+	fmt.Printf("\n**%d `pglead lead` on max_connections = %d**\n\n| | logins of the application | their p50 ms | FATAL lines in the server's log, a minute |\n|---|---|---|---|\n", candidates, places)
+	for _, name := range either(b, []string{"at first"}, []string{"at first", "then"}) {
+		began := time.Now()
+		app := logIn(context.Background(), asApp(at.server), window/tries, tries)
+		text, err := at.logged(len(before))
+		if err != nil {
+			return err
+		}
+		before = append(before, text...)
+		fatal := float64(bytes.Count(text, []byte("FATAL:"))) * float64(time.Minute) / float64(time.Since(began))
+		fmt.Printf("| %s, for %v | %d of %d | %s | %.0f |\n", name, window, app.done, app.tried, ms(quantile(app.times, .5)), fatal)
+		what := fmt.Sprintf("beside %d candidates on %d slots, %s", candidates, places, name)
+		b.goal("the application's logins refused "+what, float64(app.tried-app.done), 0, "")
+		b.goal("refused logins in the server's log, a minute, "+what, fatal, 40, "")
+	}
+	return nil
+}

@@ -1,0 +1,14 @@
+#include "textflag.h"
+
+// A signal handler: the signal in R0, its siginfo in R1, the context in R2, all of
+// which the handler that it goes on to needs.
+TEXT ·noteSender(SB), NOSPLIT|NOFRAME, $0
+	MOVW 8(R1), R3 // si_code
+	MOVD $·senders(SB), R4
+	ADD  R0<<2, R4, R4
+	MOVW R3, (R4)
+	MOVD ·goHandler(SB), R3
+	JMP  (R3)
+
+DATA ·noteSenderAddress(SB)/8, $·noteSender(SB)
+GLOBL ·noteSenderAddress(SB), NOPTR, $8

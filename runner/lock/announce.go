@@ -1,0 +1,132 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// PostgreSQL frees the lock of a session that it ends by itself, or that ends
+// with the server, while the holder may not know yet. Whoever is granted the lock
+// next has to know which kind of end it was. So those who hold a lock announce,
+// on a NOTIFY channel of the lock's own, when they start and when they end.
+//
+// Channel: pglead.1.NUMBER, where 1 is the version of what follows and NUMBER that
+// of the lock. Payload: fields with a space between them,
+//
+//	started TOKEN LEASE GRACE [shared]
+//	clean   TOKEN LEASE GRACE [all] [to=PID]
+//	dead    TOKEN LEASE GRACE [all]
+//	left    TOKEN LEASE GRACE [to=PID]
+//
+// the fencing token in decimal, the lease and the lost-grace in milliseconds.
+// The numbers of the promise follow from LEASE and GRACE: at most 2/3 LEASE +
+// GRACE after it could last be sure of its lock, a holder's command is dead.
+// More fields may be added at the end. A payload of another form is nothing heard.
+//
+//   - started is said if anyone waits, in the transaction that draws the token;
+//   - clean is said by the lock's session, in a transaction before the one that
+//     frees the lock: the command is dead. PID is the session that is first in line;
+//   - dead is said by another session, of the same role, when the lock's own is
+//     lost: the command is dead;
+//   - left is said by a reader: others may be alive.
+//
+// clean and dead mean that no command of TOKEN is alive and, with the field all, none
+// *of any earlier one* either. That says only who has made sure of it: by waiting out
+// the delay, or by such a word of the one before. One who was granted the lock at its
+// first try has not.
+
+// event is the first field of an announcement.
+type event string
+
+const (
+	started event = "started"
+	clean   event = "clean"
+	dead    event = "dead"
+	left    event = "left"
+)
+
+// Announcement is an event of a lock's life.
+type Announcement struct {
+	Event     event
+	Token     int64
+	Lease     time.Duration
+	LostGrace time.Duration
+	Shared    bool   // the holder is one of many
+	Alone     bool   // it speaks for its own token only
+	To        uint32 // who is to have the lock next, or 0
+	PID       uint32 // of the session that said it
+}
+
+const (
+	sharedField = "shared"
+	allField    = "all"
+	toField     = "to="
+)
+
+func channel(id lockkey.ID) string { return "pglead.1." + id.String() }
+
+// longestAnnounced bounds what the announcement of a holder can make others wait.
+const longestAnnounced = 24 * time.Hour
+
+func parseAnnouncement(payload string) (a Announcement, ok bool) {
+	fields := strings.Split(payload, " ")
+	if len(fields) < 4 || !slices.Contains([]event{started, clean, dead, left}, event(fields[0])) {
+		return a, false
+	}
+	var numbers [3]int64
+	for i := range numbers {
+		n, err := strconv.ParseInt(fields[i+1], 10, 64)
+		if err != nil || n < 0 {
+			return a, false
+		}
+		numbers[i] = n
+	}
+	// Shortened and not dropped: else the event before it would be the last.
+	most := longestAnnounced.Milliseconds()
+	numbers[1], numbers[2] = min(numbers[1], most), min(numbers[2], most)
+	a = Announcement{
+		Event: event(fields[0]), Token: numbers[0], Alone: true,
+		Lease: time.Duration(numbers[1]) * time.Millisecond, LostGrace: time.Duration(numbers[2]) * time.Millisecond,
+	}
+	for _, field := range fields[4:] {
+		to, named := strings.CutPrefix(field, toField)
+		switch {
+		case field == sharedField:
+			a.Shared = true
+		case field == allField:
+			a.Alone = false
+		case named:
+			pid, _ := strconv.ParseUint(to, 10, 32)
+			a.To = uint32(pid)
+		}
+	}
+	return a, true
+}
+
+// payload is an announcement as an SQL expression, with one for the token and what
+// follows. The function costs a backend in its first moments half of what the
+// operator does.
+func (cfg *Config) payload(e event, token string, fields []string, more ...string) string {
+	rest := fmt.Sprintf(" %d %d", cfg.Session.Lease.Milliseconds(), cfg.Session.LostGrace.Milliseconds())
+	rest = strings.Join(append([]string{rest}, fields...), " ")
+	return fmt.Sprintf("pg_catalog.concat(%s)", strings.Join(append([]string{"'" + string(e) + " '", token, "'" + rest + "'"}, more...), ", "))
+}
+
+// tell is SQL that says something on a channel. Its commit waits for nothing:
+// after a crash nobody would listen.
+func tell(channel, payload string) string {
+	return fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', %s)", channel, payload)
+}
+
+// Tell says something on a channel. Neither may have quotes.
+func Tell(ctx context.Context, s *session.Session, channel, payload string) error {
+	_, err := s.Query(ctx, tell(channel, "'"+payload+"'"))
+	return err
+}

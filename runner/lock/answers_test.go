@@ -1,0 +1,51 @@
+package lock
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// FuzzRows: whatever rows a server answers with, nothing panics, and what is taken
+// for a grant is one of the locks that were asked for.
+func FuzzRows(f *testing.F) {
+	f.Add([]byte("2"))
+	f.Add([]byte("-9;1000000"))
+	f.Add([]byte("7,8,,,0,1,1;7,8,,,0,2,1"))
+	f.Add([]byte("f,0,1,1,ExclusiveLock,t,7,10,pglead:#5 k@h,t,a,b,1.5,/*pglead beat='3'lease='1h'*/,0,0,10"))
+	f.Add([]byte("t,0,1,1,ShareLock,t,7,10,x,f,,,NaN,,9,9,10"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		var rows session.Rows
+		for _, line := range bytes.Split(text, []byte(";")) {
+			var row []string
+			for _, value := range bytes.Split(line, []byte(",")) {
+				row = append(row, string(value))
+			}
+			rows = append(rows, row)
+		}
+		for _, gated := range []bool{false, true} {
+			claim := Claim{Locks: []Lock{{ID: lockkey.ID{Number: 1}}, {ID: lockkey.ID{Number: 2}}}}
+			if gated {
+				claim.Gate = &lockkey.ID{Number: 3}
+			}
+			b := NewBid(nil, Config{Claim: claim, Wait: time.Minute, LockDelay: testDelay, Returns: true, Session: session.Config{Lease: testLease}})
+			if n, err := lastNumber(rows); err == nil {
+				_, err := b.granted(n)
+				if held := len(b.held); err == nil && held != min(n, 1) && (gated || held != n) || err != nil && held > 0 {
+					t.Errorf("%d of two locks are %v, %v", n, b.held, err)
+				}
+			}
+			_ = b.drew(rows)
+			if l := (&look{}); l.parse(rows, 1) == nil {
+				h := newHistory(testDelay, testLease, false, nil)
+				h.saw(l, lockkey.ID{Number: 1}, h.looking())
+				if d := h.verdict().delay; d < 0 || d > testLease {
+					t.Errorf("a takeover waits %v", d)
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,140 @@
+package lock_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// bid is one on a session of its own.
+func bid(t *testing.T, cfg lock.Config) *lock.Bid {
+	t.Helper()
+	s, err := session.Open(t.Context(), cfg.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	s.Keep()
+	return lock.NewBid(s, cfg)
+}
+
+func try(t *testing.T, b *lock.Bid) bool {
+	t.Helper()
+	granted, err := b.Try(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return granted
+}
+
+func giveBack(t *testing.T, b *lock.Bid) {
+	t.Helper()
+	if err := b.GiveBack(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func settle(t *testing.T, b *lock.Bid) *lock.Held {
+	t.Helper()
+	h, err := b.Settle(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
+func inTransaction(cfg lock.Config) lock.Config {
+	cfg.Session.Transaction, cfg.Session.Description.Transaction = true, true
+	return cfg
+}
+
+// TestConflicts: who shares bars only who doesn't, whatever way either holds
+// the lock and however it is numbered.
+func TestConflicts(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	for _, lockID := range []lockkey.ID{id(-7), pairID(-1, 7)} {
+		for mode := range 4 {
+			for _, holderShares := range []bool{false, true} {
+				for _, otherShares := range []bool{false, true} {
+					of := func(shares, transaction bool) *lock.Bid {
+						cfg := config(t, dsn, lock.Claim{Locks: []lock.Lock{{ID: lockID, Shared: shares}}})
+						if transaction {
+							cfg = inTransaction(cfg)
+						}
+						return bid(t, cfg)
+					}
+					holds, asks := mode&1 != 0, mode&2 != 0 // in a transaction
+					held, asked := of(holderShares, holds), of(otherShares, asks)
+					name := fmt.Sprintf("lock %s, held in a transaction %v (shared %v), asked for in one %v (shared %v)", lockID, holds, holderShares, asks, otherShares)
+					if !try(t, held) {
+						t.Fatalf("%s: not free", name)
+					}
+					h := settle(t, held)
+					want := holderShares && otherShares
+					if got := try(t, asked); got != want {
+						t.Errorf("%s: %v", name, got)
+					}
+					release(t, h)
+					if !want && !try(t, asked) {
+						t.Errorf("%s: still held after its release", name)
+					}
+					giveBack(t, asked)
+					if n := advisoryLocks(t, server); n != "0" {
+						t.Fatalf("%s: %s locks stay", name, n)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestPairs: the same 64 bits are two locks, of the two spaces, and each has its
+// line.
+func TestPairs(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	pair := lock.Claim{Locks: []lock.Lock{{ID: pairID(-1, 7)}}}
+	if !try(t, bid(t, config(t, dsn, exclusive(pairID(-1, 7).Number)))) {
+		t.Fatal("the bigint is not free")
+	}
+	h := acquire(t, config(t, dsn, pair))
+	if got := query(t, server, "SELECT pg_try_advisory_lock(-1, 7), pg_try_advisory_lock(7, -1)"); got[0] != "f" || got[1] != "t" {
+		t.Errorf("plain SQL is granted (-1, 7) and (7, -1): %v", got)
+	}
+	next := contend(t, config(t, dsn, pair))
+	inLine(t, server, pairID(-1, 7), 1)
+	release(t, h)
+	next.held(t)
+	if delayed(next) {
+		t.Errorf("after a clean end: %v", next.said())
+	}
+}
+
+// TestNoWait: who doesn't wait says who has it, and leaves nothing behind.
+func TestNoWait(t *testing.T) {
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	h := acquire(t, cfg)
+	cfg.Wait, cfg.Explain = 0, true
+	for _, parting := range []bool{false, true} {
+		cfg.Parting = parting
+		c := contend(t, cfg)
+		<-c.done
+		refused, ok := c.err.(*lock.HeldError) //nolint:errorlint // as it is
+		if !ok || len(refused.Holders) != 1 || refused.Holders[0].Backend != h.Session.BackendPID() {
+			t.Errorf("parting %v: %#v", parting, c.err)
+		}
+	}
+	eventually(t, "only the holder is there", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%'")[0] == "1"
+	})
+	if n := advisoryLocks(t, server); n != "1" {
+		t.Errorf("%s locks", n)
+	}
+	release(t, h)
+	acquire(t, cfg)
+}

@@ -1,0 +1,145 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Held are locks under which a command may be started, and the session that they
+// depend on.
+type Held struct {
+	Grant
+	Session *session.Session
+	Locks   []Lock
+	Slot    int // of a claim with a gate: which of its locks it is, from 1
+	Waited  time.Duration
+
+	cfg      Config
+	entitled bool          // to speak for those before
+	alone    bool          // the session is this one's
+	parted   bool          // it has said goodbye
+	prefers  string        // the host that is to have the lock next
+	requests chan struct{} // to step down
+}
+
+// Lost is closed when the session is gone, and its locks with it. Err then says
+// why.
+func (h *Held) Lost() <-chan struct{} { return h.Session.Lost() }
+
+// Err is the cause of the loss, or nil.
+func (h *Held) Err() error { return h.Session.Err() }
+
+// Release gives the locks back: when it returns nil another session can have
+// them. The command is dead, or was never started, and those who wait are told
+// so. That precedes the locks' release, in a transaction of its own, so that who
+// is granted them next has heard it. Where nobody waits nothing is said, since
+// NOTIFY has a cost for the whole server. With parting the session ends with it.
+func (h *Held) Release(ctx context.Context, parting bool) error {
+	if h.cfg.Session.Transaction {
+		h.Session.SetHolding(false)
+		_, err := h.Session.Query(ctx, "COMMIT")
+		return h.refused(err)
+	}
+	parting = parting && h.Session.Part()
+	queries, unlock := h.releasing()
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock)})
+	if err != nil {
+		return h.refused(err)
+	}
+	h.parted = parting
+	last := answers[len(answers)-1]
+	if len(last) != 1 || len(last[0]) != 1 || last[0][0] != strconv.Itoa(len(h.Locks)) {
+		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
+	}
+	return nil
+}
+
+// Close ends the session, and frees with it what is still held.
+func (h *Held) Close() {
+	if h.alone && !h.parted {
+		h.Session.Close()
+	}
+}
+
+func (h *Held) refused(err error) error {
+	return session.Refused(err, "lock "+h.cfg.Claim.String())
+}
+
+// releasing are the queries that say of each lock that its command is dead, and
+// the one that gives all back.
+func (h *Held) releasing() (words []string, unlock string) {
+	var unlocks []string
+	for _, l := range h.Locks {
+		words = append(words, h.farewell(l))
+		unlocks = append(unlocks, l.call("advisory_unlock")+"::int")
+	}
+	// All are calls, and none is left out for another's sake.
+	return words, "SELECT " + strings.Join(unlocks, " + ")
+}
+
+// farewell is the query that announces the end of a tenure to those in line, and
+// names the first of them, or one on the host that is preferred.
+func (h *Held) farewell(l Lock) string {
+	word, fields := clean, h.wordFields()
+	if l.Shared {
+		word = left
+	}
+	token := strconv.FormatInt(h.Token, 10)
+	if h.cfg.Claim.Polled && !l.Shared {
+		return tell(channel(l.ID), h.cfg.payload(word, token, fields))
+	}
+	// In a backend's first moments an order by places, as a look has it, would take
+	// as long as all the rest. Where the time of tickets begins anew, this one names
+	// the wrong one first, and the right one tries a little later.
+	order := "objid"
+	if len(h.Locks) > 1 { // those who wait for this one come before those who wait for another
+		order = fmt.Sprintf("classid <> '%d', objid", lockkey.Ticket(l.ID))
+	}
+	if h.prefers != "" {
+		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(h.prefers), order)
+	}
+	columns := fmt.Sprintf("pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', %s)",
+		channel(l.ID), h.cfg.payload(word, token, fields, "' "+toField+"'", "pid"))
+	return fmt.Sprintf("%s ORDER BY %s LIMIT 1", h.cfg.Claim.waitingFor(h.Locks, columns), order)
+}
+
+func (h *Held) wordFields() []string {
+	if h.entitled {
+		return []string{allField}
+	}
+	return nil
+}
+
+// LastBytes are what a process that holds the socket of a dead one can say in its
+// place, when the command is dead: the clean end, and the unlock. It is nil where
+// that can't be: of readers others may be alive, a transaction has nothing to say
+// before its end, and what is encrypted nobody else can write. With goodbye the
+// session ends with it: where the session has other locks, it must not.
+func (h *Held) LastBytes() (request []byte, goodbye bool) {
+	if h.cfg.Session.Transaction || h.Locks[0].Shared {
+		return nil, false
+	}
+	words, unlock := h.releasing()
+	request, possible := h.Session.Encoded(h.alone, append(words, unlock)...)
+	if !possible {
+		return nil, false
+	}
+	return request, h.alone
+}
+
+// likeable makes a host's name one that is safe in a pattern of LIKE in quotes.
+func likeable(host string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '.':
+			return r
+		}
+		return '_'
+	}, host)
+}

@@ -1,0 +1,96 @@
+package lock
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// What the fuzzer's bytes stand for.
+const (
+	fuzzSessions  = 8 // of which the last two are of a role that nobody trusts
+	fuzzTrusted   = 6
+	fuzzMostSteps = 500
+)
+
+func fuzzRole(pid uint32) uint32 {
+	switch {
+	case pid <= 2:
+		return ours
+	case pid <= fuzzTrusted:
+		return theirs
+	}
+	return nobody
+}
+
+// fuzzStep lets something happen to a history: an announcement, a look, a look at a
+// speaker's role, or a try that is refused. Words of strangers can be left out. What
+// a look shows comes from the bytes as well, but that strangers hold the lock.
+func fuzzStep(h *history, op, who, what byte, since int, withStrangers bool) {
+	pid := uint32(who)%fuzzSessions + 1
+	trusted := pid <= fuzzTrusted
+	token := int64(what >> 3)
+	switch op % 8 {
+	case 0:
+		a := Announcement{Event: started, Token: token, Lease: time.Duration(what) * time.Minute, Shared: what&1 != 0}
+		h.hear(pid, payloadOf(a))
+	case 1, 2:
+		if !trusted && !withStrangers { // words that were heard before may have come to count
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.judge()
+			return
+		}
+		a := Announcement{Event: clean, Token: token, Alone: what&1 != 0, To: uint32(what & 2)}
+		if op%8 == 2 {
+			a.Event = dead
+		}
+		h.hear(pid, payloadOf(a))
+	case 3:
+		h.hear(pid, payloadOf(Announcement{Event: left, Token: token}))
+	case 4, 5: // a look, of a state of some time ago
+		l := &look{role: ours, line: []seat{{pid: uint32(what)%fuzzSessions + 1, role: fuzzRole(uint32(what)%fuzzSessions + 1)}}}
+		if trusted && what&4 != 0 {
+			l.holders = []seat{{id: lockkey.ID{Number: 7}, pid: pid, role: fuzzRole(pid), token: token, delay: time.Duration(what) * time.Minute, shared: what&1 != 0}}
+		}
+		h.saw(l, lockkey.ID{Number: 7}, since)
+	case 6:
+		for _, pid := range h.unverified() {
+			h.verified(pid, fuzzRole(pid), what&1 != 0)
+		}
+	case 7:
+		h.refused(time.Now().Add(freed))
+	}
+}
+
+// FuzzHistory: whatever comes in whatever order, nothing panics, memory is bounded,
+// and nobody starts earlier for what a stranger says.
+func FuzzHistory(f *testing.F) {
+	f.Add(false, []byte{4, 3, 0x2c, 1, 3, 0x28})          // seen, clean
+	f.Add(false, []byte{4, 3, 0x2c, 1, 7, 0xf8, 6, 0, 1}) // seen, a stranger's clean, verified
+	f.Add(false, []byte{1, 7, 0xf8, 6, 0, 1, 7, 0, 0, 4, 3, 0x2c, 0, 7, 0, 2, 3, 0x29})
+	f.Add(false, []byte{0, 3, 0x28, 1, 4, 0x31, 4, 3, 0x2c, 6, 0, 1, 1, 3, 0x28, 7, 0, 0, 1, 7, 0x28})
+	f.Add(true, []byte{4, 3, 0x2d, 0, 4, 0x29, 1, 3, 0x28, 3, 3, 0x28})
+	f.Fuzz(func(t *testing.T, shared bool, steps []byte) {
+		with := newHistory(testDelay, testLease, shared, make(chan struct{}, 1))
+		without := newHistory(testDelay, testLease, shared, make(chan struct{}, 1))
+		var sinces [2]int
+		for n := 0; len(steps) >= 3 && n < fuzzMostSteps; n, steps = n+1, steps[3:] {
+			if steps[0]&0x80 == 0 { // else the look to come was sent before this
+				sinces = [2]int{with.looking(), without.looking()}
+			}
+			fuzzStep(with, steps[0], steps[1], steps[2], sinces[0], true)
+			fuzzStep(without, steps[0], steps[1], steps[2], sinces[1], false)
+			if a, b := with.verdict(), without.verdict(); a.delay < b.delay {
+				t.Fatalf("step %d: what strangers say shortens %v to %v", n, b.delay, a.delay)
+			}
+			if len(with.starts) > mostStarts || len(with.words) > mostWords || len(with.events) > mostEvents || len(with.seen) > fuzzSessions {
+				t.Fatalf("step %d: %d starts, %d words, %d events, %d sessions", n, len(with.starts), len(with.words), len(with.events), len(with.seen))
+			}
+			if v := with.verdict(); len(with.starts) > 0 && v.delay < testDelay || v.delay < 0 {
+				t.Fatalf("step %d: somebody has started, and the delay is %v", n, v.delay)
+			}
+		}
+	})
+}

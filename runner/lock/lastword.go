@@ -1,0 +1,68 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/pglead/pglead/runner/session"
+)
+
+// LastWords say of locks that were lost, of one run or one list, that their
+// commands are dead, so that those who wait need not wait for that as well. It is
+// to be called when the commands and all that they started are dead.
+//
+// The locks' own session is gone, or of no use: another is opened, which first ends
+// the old one, if the server still has it; after a healed partition that still has
+// the locks. It is tried again for one lock-delay; after that nobody waits for it.
+func LastWords(ctx context.Context, lost ...*Held) {
+	if len(lost) == 0 {
+		return
+	}
+	cfg := lost[0].cfg
+	if cfg.LockDelay == 0 || cfg.Session.Transaction || lost[0].Locks[0].Shared {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, cfg.LockDelay)
+	defer cancel()
+	for backoff := backoffFirst / 4; ; backoff = min(2*backoff, backoffMost) {
+		err := sayDead(ctx, cfg.Session, lost)
+		if err == nil {
+			return
+		}
+		if !session.Passing(err) || !Sleep(ctx, Jitter(backoff/2, backoff)) {
+			cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
+			return
+		}
+	}
+}
+
+// vouch is how long the session that says it stays, so that those who hear it can
+// look up its role.
+const vouch = time.Second
+
+func sayDead(ctx context.Context, cfg session.Config, lost []*Held) error {
+	cfg.First, cfg.Quorum = "", false
+	s, err := session.Open(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	var queries []string
+	for _, h := range lost {
+		if h.alone {
+			queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
+WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
+				h.Session.BackendPID(), tokenMark, h.Token))
+		}
+		for _, l := range h.Locks {
+			queries = append(queries, tell(channel(l.ID), h.cfg.payload(dead, strconv.FormatInt(h.Token, 10), h.wordFields())))
+		}
+	}
+	if _, err := s.Query(ctx, queries...); err != nil {
+		return lost[0].refused(err)
+	}
+	Sleep(ctx, vouch)
+	return nil
+}

@@ -1,0 +1,310 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// The line is a number of sessions that block nowhere: each has a ticket, an
+// advisory lock of its own that says when it came, and is idle between two looks.
+// The order is fairness only: what makes sure of the lock is the lock.
+//
+//	rank 1    named by the clean end of the holder, it tries many times in one
+//	          statement, the first at once. It tries every second anyway, and
+//	          watches the holder (silence.go).
+//	rank r    tries, when the lock has come free, this much later, unless it has
+//	          heard that somebody started: who is before it may be dead.
+//	up to 3   also tries what two looks have shown to be free.
+//	up to 64  listens.
+//	others    look: often while the line moves, or those who listen would run out, and
+//	          more and more seldom, the further behind they are, while it stands.
+const (
+	turnPatience   = 300 * time.Millisecond
+	tryEvery       = time.Second
+	triesWhatsFree = 3
+	listens        = 64
+)
+
+// line is a bid's place among those who wait.
+type line struct {
+	b        *Bid
+	ticketed bool
+	ticket   uint32 // its number's lower half
+	of       lockkey.ID
+	gated    bool // holds the gate
+
+	rank    int
+	moved   bool          // forward, at the last look
+	looks   time.Duration // how far apart they are
+	ahead   []uint32      // the sessions before this one, the next first
+	free    int           // how many looks in a row have shown nobody to have the lock
+	lookAt  time.Time
+	tryAt   time.Time
+	burst   bool // the next try is of many
+	watched watch
+	room    room
+}
+
+// lineOf is the lock in whose line those stand who wait for what is missing.
+func (b *Bid) lineOf() lockkey.ID {
+	if b.cfg.Claim.Gate != nil {
+		return *b.cfg.Claim.Gate
+	}
+	if missing := b.missing(); len(missing) > 0 {
+		return missing[0].ID
+	}
+	return b.cfg.Claim.Locks[len(b.cfg.Claim.Locks)-1].ID
+}
+
+func (b *Bid) lineClass() uint32 { return lockkey.Ticket(b.lineOf()) }
+
+// ticketTime is now in the time of tickets, 10 ms each. It begins anew every 497
+// days.
+func ticketTime() uint32 { return uint32(time.Now().UnixMilli() / 10) }
+
+// mostTickets is how many numbers are tried. So many can't come in 10 ms.
+const mostTickets = 4000
+
+// ticketQuery takes the first number from now on, by the server's clock, that
+// nobody else has. A reader's can be another reader's too.
+func (l *line) ticketQuery() string {
+	from := "(extract(epoch FROM pg_catalog.clock_timestamp()) * 100)::bigint"
+	if l.ticket != 0 { // it has been there before
+		from = strconv.FormatUint(uint64(l.ticket), 10) + "::bigint"
+	}
+	number := fmt.Sprintf("((%d)::bigint << 32 | (t & 4294967295))", int32(lockkey.Ticket(l.of)))
+	function := "pg_try_advisory_lock"
+	if l.b.shared() {
+		function += "_shared"
+	}
+	return fmt.Sprintf("SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t WHERE CASE WHEN t & 4294967295 <> %[5]d THEN pg_catalog.%[3]s(%[4]s) END LIMIT 1",
+		from, mostTickets, function, number, uint32(ear))
+}
+
+// shared says whether it is a reader.
+func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
+
+// ear is the ticket that nobody draws: it is held, with others, by those who listen
+// to what happens to a lock without standing in its line. So holders know that there
+// is somebody to tell.
+const ear = math.MaxUint32
+
+func earOf(id lockkey.ID) Lock {
+	return Lock{ID: lockkey.ID{Number: int64(lockkey.Ticket(id))<<32 | ear}, Shared: true}
+}
+
+// ticketLock is the lock that the ticket is.
+func (l *line) ticketLock() Lock {
+	return Lock{ID: lockkey.ID{Number: int64(lockkey.Ticket(l.of))<<32 | int64(l.ticket)}, Shared: l.b.shared()}
+}
+
+// join takes a ticket, and then listens if it is one of the first.
+func (b *Bid) join(ctx context.Context) error {
+	l := b.line
+	if l == nil {
+		l = &line{b: b, ticket: b.cfg.ticket}
+		b.line = l
+	}
+	if l.ticketed && l.of != b.lineOf() { // the next of several locks
+		if err := l.leave(ctx); err != nil {
+			return err
+		}
+		l.ticket = 0
+	}
+	l.of = b.lineOf()
+	if !l.ticketed {
+		n, err := b.number(ctx, append(b.listening(), l.ticketQuery())...)
+		if err != nil {
+			return err
+		}
+		l.ticket, l.ticketed = uint32(n), true
+	}
+	return l.look(ctx)
+}
+
+// leave gives the ticket back, and the gate.
+func (l *line) leave(ctx context.Context) error {
+	if queries := l.leaving(); len(queries) > 0 {
+		_, err := l.b.s.Query(ctx, queries...)
+		return l.b.error(err)
+	}
+	return nil
+}
+
+// leaving are the queries that do. They are about to be asked.
+func (l *line) leaving() (queries []string) {
+	if columns := l.leavingColumns(); len(columns) > 0 {
+		queries = []string{"SELECT " + strings.Join(columns, ", ")}
+		l.left()
+	}
+	return queries
+}
+
+func (l *line) leavingColumns() (columns []string) {
+	if l == nil {
+		return nil
+	}
+	if l.ticketed {
+		columns = append(columns, l.ticketLock().call("advisory_unlock"))
+	}
+	if l.gated {
+		columns = append(columns, Lock{ID: l.gate()}.call("advisory_unlock"))
+	}
+	return columns
+}
+
+// left notes that nothing is held any more for the place in line.
+func (l *line) left() { l.ticketed, l.gated = false, false }
+
+// gate is the lock that the first in line holds against newcomers: that of a
+// claim to one of several or, against readers, that of the lock itself.
+func (l *line) gate() lockkey.ID {
+	if l.b.cfg.Claim.Gate != nil {
+		return *l.b.cfg.Claim.Gate
+	}
+	return lockkey.GateOf(l.of)
+}
+
+// look finds out the place in line, and what follows from it.
+func (l *line) look(ctx context.Context) error {
+	found, err := l.b.look(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case found.rank <= listens && !l.b.Listens():
+		err = l.b.Listen(ctx)
+	case found.rank > listens && l.b.Listens():
+		err = l.b.Forget(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return l.digest(ctx, found)
+}
+
+// digest draws the conclusions from a look.
+func (l *line) digest(ctx context.Context, found *look) error {
+	own := l.b.s.BackendPID()
+	l.moved, l.rank, l.ahead = found.rank < l.rank || l.rank == 0, found.rank, nil
+	for _, s := range found.line {
+		if s.pid == own {
+			break
+		}
+		l.ahead = append(l.ahead, s.pid)
+	}
+	l.free++
+	if len(found.holders) > 0 {
+		l.free = 0
+	}
+	now := time.Now()
+	lease := l.b.cfg.Session.Lease
+	l.lookAt = now.Add(l.pace(found.rank, lease))
+	if l.rank <= triesWhatsFree && l.free >= 2 {
+		l.tryAt = now
+	}
+	if l.rank != 1 {
+		return l.room.check(ctx, l, found)
+	}
+	if l.tryAt.IsZero() {
+		l.tryAt = now.Add(tryEvery)
+	}
+	if err := l.hold(ctx, found); err != nil {
+		return err
+	}
+	return l.watched.see(ctx, l, found)
+}
+
+// pace is how long after a look the next one is. A look takes the server 0.3 ms with
+// 200 sessions.
+func (l *line) pace(rank int, lease time.Duration) time.Duration {
+	const most, each = 100 * time.Millisecond, 5 * time.Millisecond
+	seldom := max(lease/5, time.Duration(rank)*time.Second/4)
+	switch {
+	case rank <= listens:
+		l.looks = seldom
+	case l.moved:
+		l.looks = max(most, time.Duration(rank-listens)*each)
+	default:
+		l.looks = min(2*l.looks, seldom)
+	}
+	return l.looks
+}
+
+// hold takes the gate for the first in line: against newcomers who would take
+// one of several locks before it, and against readers, of whom there might always
+// be another.
+func (l *line) hold(ctx context.Context, found *look) error {
+	readers := slices.ContainsFunc(found.holders, func(s seat) bool { return s.shared })
+	if l.gated || l.b.cfg.Claim.Gate == nil && (l.b.shared() || !readers) {
+		return nil
+	}
+	n, err := l.b.number(ctx, "SELECT "+Lock{ID: l.gate()}.call("try_advisory_lock")+"::int")
+	l.gated = err == nil && n == 1
+	return err
+}
+
+// heed acts on what was heard: it decides when to try next.
+func (l *line) heed(events []Announcement) {
+	now := time.Now()
+	for _, e := range events {
+		switch e.Event {
+		case started:
+			l.burst = false
+			// A stranger's word costs none of those their try who look at once.
+			if l.rank > triesWhatsFree || l.b.vouched(e.PID) {
+				l.tryAt = time.Time{}
+			}
+			if i := slices.Index(l.ahead, e.PID); i >= 0 {
+				l.ahead = slices.Delete(l.ahead, i, i+1)
+				l.rank = max(1, l.rank-1)
+			}
+			if l.rank <= triesWhatsFree && !l.b.vouched(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
+				l.lookAt = now.Add(rand.N(lookAtOnce))
+			}
+			if l.rank == 1 && l.tryAt.IsZero() {
+				l.tryAt = now.Add(tryEvery)
+			}
+		case clean, dead, left:
+			// Who says it again and again costs nobody the turn that is near.
+			if at := now.Add(l.turn(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
+				l.tryAt = at
+			}
+			l.burst = l.burst || l.rank == 1 || e.To == l.b.s.BackendPID()
+		}
+	}
+}
+
+// lookAtOnce is how soon the first in line look at a holder that they have not
+// seen before: what a stranger says of a start makes them do no more.
+const lookAtOnce = 2 * time.Millisecond
+
+// turn is how long to leave the lock to those before.
+func (l *line) turn(e Announcement) time.Duration {
+	switch {
+	case e.To == l.b.s.BackendPID():
+		return 0
+	case e.To == 0 || len(l.ahead) > 0:
+	case l.rank == 1: // another is preferred
+		return turnPatience
+	}
+	return turnPatience * time.Duration(max(0, l.rank-1))
+}
+
+// vouched says whether what a session says counts.
+func (b *Bid) vouched(pid uint32) bool {
+	for _, h := range b.histories {
+		if h.vouched(pid) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,244 @@
+package lock_test
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pgtest"
+)
+
+// TestGuests: who waits is idle, without a snapshot or a lock that isn't granted, and
+// the server's log says nothing of it, whatever goes on beside.
+func TestGuests(t *testing.T) {
+	server := start(t, map[string]string{"log_lock_waits": "on", "deadlock_timeout": "10ms", "log_min_messages": "warning"})
+	dsn := server.DSN("postgres")
+	query(t, server, "CREATE TABLE hot (n int)")
+	log := func() string {
+		text, err := os.ReadFile(server.LogPath())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	cfg := config(t, dsn, exclusive(7))
+	h := acquire(t, cfg)
+	var line []*contender
+	for i := range 3 {
+		line = append(line, contend(t, cfg))
+		inLine(t, server, id(7), i+1)
+	}
+	before := log()
+	app := plain(t, dsn)
+	polls, snapshots := 0, 0
+	for began := time.Now(); time.Since(began) < 4*time.Second; polls++ {
+		run(t, app, "NOTIFY theirs, 'own'")
+		run(t, app, "INSERT INTO hot VALUES (1)")
+		if n := run(t, app, "SELECT count(*) FROM pg_locks WHERE NOT granted")[0]; n != "0" {
+			t.Fatal("a lock is asked for that isn't granted")
+		}
+		// One that is looked at in the middle of a look is active for an instant.
+		for _, state := range run(t, app, "SELECT state || CASE WHEN state = 'idle' AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) THEN ' with a snapshot' ELSE '' END FROM pg_stat_activity WHERE application_name LIKE 'pglead:%'") {
+			switch state {
+			case "idle", "active":
+			case "idle with a snapshot": // the view reads the two one after the other
+				snapshots++
+			default:
+				t.Fatalf("a waiter or holder is %s", state)
+			}
+		}
+	}
+	if most := max(3, polls/20); snapshots > most {
+		t.Errorf("waiters or holders were idle with a snapshot %d times in %d looks at all four", snapshots, polls)
+	}
+	for range 3 {
+		eventually(t, "all are idle", func() bool {
+			return run(t, app, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%' AND state = 'idle' AND backend_xmin IS NULL AND backend_xid IS NULL")[0] == "4"
+		})
+	}
+	query(t, server, "CREATE INDEX CONCURRENTLY ON hot (n)")
+	for _, next := range line {
+		release(t, h)
+		h = next.held(t)
+	}
+	release(t, h)
+	if after := log(); after != before {
+		t.Errorf("after %d rounds and %d handovers the server's log says\n%s", polls, len(line), strings.TrimPrefix(after, before))
+	}
+}
+
+// TestOrder: 20 are served in the order in which they came, though each end is seen
+// by all of them.
+func TestOrder(t *testing.T) {
+	server := start(t, nil)
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 15*time.Second)
+	h := acquire(t, cfg)
+	const n = 20
+	var line []*contender
+	for i := range n {
+		line = append(line, contend(t, cfg))
+		eventually(t, fmt.Sprintf("%d in line", i+1), func() bool {
+			return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 1 AND granted", lockkey.Ticket(id(7))))[0] == fmt.Sprint(i+1)
+		})
+	}
+	inLine(t, server, id(7), n)
+	for i, next := range line {
+		if i == 5 { // by now there is room among those who listen, which they have to see
+			looked(t, server, n-i)
+		}
+		release(t, h)
+		h.Close()
+		h = next.held(t)
+		if delayed(next) {
+			t.Errorf("waiter %d: %v", i, next.said())
+		}
+		for k, later := range line[i+1:] {
+			if !later.waits() {
+				t.Fatalf("waiter %d is served with %d", i+1+k, i)
+			}
+		}
+	}
+	release(t, h)
+}
+
+// looked waits until so many waiters have looked again.
+func looked(t *testing.T, server *pgtest.Server, n int) {
+	t.Helper()
+	now := query(t, server, "SELECT clock_timestamp()")[0]
+	eventually(t, "all have looked again", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE classid = %d AND objsubid = 1 AND state = 'idle' AND query_start > '%s'",
+			lockkey.Ticket(id(7)), now))[0] == fmt.Sprint(n)
+	})
+}
+
+// TestFrozen: one that is first in line and does nothing, as if it were stopped, costs
+// those behind it no lease.
+func TestFrozen(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	const frozen = 2
+	cfg := leased(config(t, dsn, exclusive(7)), 60*time.Second)
+	h := acquire(t, cfg)
+	for i := range frozen {
+		// A ticket like that of a waiter which came a while ago.
+		plain(t, dsn, fmt.Sprintf("SELECT pg_advisory_lock(%d::bigint << 32 | ((extract(epoch FROM clock_timestamp()) * 100)::bigint - %d & 4294967295))",
+			int32(lockkey.Ticket(id(7))), 10_000*(i+1)))
+	}
+	next := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	for i := range 3 {
+		ended := time.Now()
+		release(t, h)
+		h.Close()
+		h = next.held(t)
+		if delayed(next) {
+			t.Errorf("handover %d: %v", i, next.said())
+		}
+		if took := next.ended.Sub(ended); took > cfg.Session.Lease/5 {
+			t.Errorf("handover %d, past %d who are frozen, took %v", i, frozen, took)
+		}
+		next = contend(t, cfg)
+		inLine(t, server, id(7), 1)
+	}
+}
+
+// TestNamedDies: the one that a clean end names is gone before it can try.
+func TestNamedDies(t *testing.T) {
+	server := start(t, nil)
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 60*time.Second)
+	h := acquire(t, cfg)
+	named := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	next := contend(t, cfg)
+	inLine(t, server, id(7), 2)
+	ended := time.Now()
+	named.stop()
+	release(t, h)
+	h = next.held(t)
+	if took := next.ended.Sub(ended); took > cfg.Session.Lease/5 {
+		t.Errorf("the next one took %v", took)
+	}
+	<-named.done
+	if named.got != nil {
+		t.Error("both have it")
+	}
+	release(t, h)
+}
+
+// TestReturns: a waiter whose session is lost comes back to its place in line, and
+// waits the delay out where it has heard nothing.
+func TestReturns(t *testing.T) {
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	h := acquire(t, cfg)
+	first := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	second := contend(t, cfg)
+	inLine(t, server, id(7), 2)
+	tickets := func() []string {
+		return query(t, server, fmt.Sprintf("SELECT objid FROM pg_locks WHERE classid = %d AND objsubid = 1 AND granted ORDER BY objid", lockkey.Ticket(id(7))))
+	}
+	before := tickets()
+	query(t, server, fmt.Sprintf(`SELECT pg_terminate_backend(pid, 60000) FROM pg_locks WHERE classid = %d AND objsubid = 1 AND objid = %s`, lockkey.Ticket(id(7)), before[0]))
+	inLine(t, server, id(7), 2)
+	if after := tickets(); !slices.Equal(after, before) {
+		t.Errorf("tickets %v before and %v after", before, after)
+	}
+	release(t, h)
+	h = first.held(t)
+	if !second.waits() || delayed(first) {
+		t.Errorf("after a clean end of one whom it has seen: %v", first.said())
+	}
+	release(t, h)
+	second.held(t)
+}
+
+// TestServerRestarts: who waits rides it out, and who comes after knows nothing.
+func TestServerRestarts(t *testing.T) {
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	cfg.LockDelay = 3 * time.Second
+	acquire(t, cfg)
+	next := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	if err := server.Stop(2); err != nil { // SIGINT
+		t.Fatal(err)
+	}
+	stopped := time.Now()
+	if err := server.StartLogged(); err != nil {
+		t.Fatal(err)
+	}
+	next.held(t)
+	if took := next.ended.Sub(stopped); took < cfg.LockDelay {
+		t.Errorf("it started %v after the server's end, with a lock-delay of %v", took, cfg.LockDelay)
+	}
+}
+
+// TestCloseWhileWaiting: one that gives up leaves nothing at the server.
+func TestCloseWhileWaiting(t *testing.T) {
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	h := acquire(t, cfg)
+	for _, claim := range []lock.Claim{exclusive(7), shared(7), exclusive(6, 7), slots(7, 1)} {
+		of := cfg
+		of.Claim = claim
+		next := contend(t, of)
+		line := claim.Locks[len(claim.Locks)-1].ID
+		if claim.Gate != nil {
+			line = *claim.Gate
+		}
+		inLine(t, server, line, 1)
+		next.stop()
+		<-next.done
+		if next.got != nil {
+			t.Fatal("the lock is granted twice")
+		}
+		eventually(t, "only the holder's lock is there", func() bool { return advisoryLocks(t, server) == "1" })
+	}
+	release(t, h)
+}

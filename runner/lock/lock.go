@@ -1,0 +1,114 @@
+// Package lock takes an advisory lock, and knows when its taker may start work
+// under it.
+//
+// Acquire opens a session, tries, waits in line without blocking in the server,
+// and draws the fencing token: it returns a Held. Release gives it back. A lock
+// that was free at the first try is taken at once. After a wait there has to be
+// evidence that the command of the last holder is dead: its own word, or that of
+// its guard, or the lock-delay has to pass (history.go).
+package lock
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Lock is an advisory lock in one of its two modes.
+type Lock struct {
+	lockkey.ID
+	Shared bool // many may have it so at once; exclusively, one alone
+}
+
+// call is SQL that calls one of the lock functions for this lock.
+func (l Lock) call(function string) string {
+	if l.Shared {
+		function += "_shared"
+	}
+	return fmt.Sprintf("pg_catalog.pg_%s(%s)", function, l.ID)
+}
+
+// try is an SQL expression that takes the lock if that is free. Readers also try
+// the gate, for the length of the statement: a writer whose turn is next holds
+// that.
+func (l Lock) try() string {
+	if !l.Shared {
+		return l.call("try_advisory_lock")
+	}
+	return passes(lockkey.GateOf(l.ID), l.call("try_advisory_lock"))
+}
+
+// tryInTransaction is try for a transaction that stays open, in which nothing is
+// taken for the length of a statement.
+func (l Lock) tryInTransaction() string { return l.call("try_advisory_xact_lock") }
+
+// passes is an SQL expression that is then only evaluated, and is else false, if
+// nobody holds the gate.
+func passes(gate lockkey.ID, then string) string {
+	// Shared, since those who pass are not in each other's way.
+	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", Lock{ID: gate, Shared: true}.call("try_advisory_xact_lock"), then)
+}
+
+// Claim is what somebody has to hold: all of Locks or, with a Gate, any one.
+type Claim struct {
+	// Locks are in the order of lockkey.ID's Compare, none of them twice, so
+	// that no two sessions ever wait for each other.
+	Locks []Lock
+	// Gate is the lock in whose line those wait who want any of Locks. The first
+	// in line holds it and tries them all; newcomers who can't pass it try none.
+	Gate *lockkey.ID
+	// Polled says that others who want the locks may not stand in line for them,
+	// so that a clean end is announced whether or not anyone does.
+	Polled bool
+}
+
+// Sought are the locks that a claim has to do with, and those in whose lines
+// others wait for them.
+func (c Claim) Sought() session.Sought {
+	var sought session.Sought
+	for _, l := range c.Locks {
+		sought.Locks = append(sought.Locks, l.ID)
+	}
+	sought.Lines = sought.Locks
+	if c.Gate != nil {
+		sought.Lines = []lockkey.ID{*c.Gate}
+		sought.Locks = append(slices.Clone(sought.Locks), *c.Gate)
+	}
+	return sought
+}
+
+// String names the claim's locks for a message.
+func (c Claim) String() string {
+	const most = 3
+	var list []string
+	for i, l := range c.Locks {
+		if i == most {
+			return fmt.Sprintf("%s and %d more", strings.Join(list, ", "), len(c.Locks)-most)
+		}
+		list = append(list, l.String())
+	}
+	return strings.Join(list, ", ")
+}
+
+// among is a condition on pg_lock_status(): one of these numbers, in any
+// database. That of a bigint has the halves in classid and objid, and objsubid 1;
+// a pair has objsubid 2. Numbers in quotes are of the columns' types at once.
+// https://www.postgresql.org/docs/current/view-pg-locks.html
+func among(ids []lockkey.ID) string {
+	var list []string
+	for _, id := range ids {
+		list = append(list, fmt.Sprintf("('%d', '%d', '%d')", id.ClassID(), id.ObjID(), id.ObjSubID()))
+	}
+	return "(classid, objid, objsubid) IN (" + strings.Join(list, ", ") + ")"
+}
+
+func idsOf(locks []Lock) []lockkey.ID {
+	var ids []lockkey.ID
+	for _, l := range locks {
+		ids = append(ids, l.ID)
+	}
+	return ids
+}

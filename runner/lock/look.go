@@ -1,0 +1,179 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// look is what the server shows of a lock: its holders and its line.
+type look struct {
+	role     uint32 // of this session
+	holders  []seat
+	line     []seat // in order, as far as it was asked for
+	rank     int    // of this session's ticket, from 1; 0 without one
+	waiting  int    // all in line
+	asked    bool   // somebody of an older version stands in the server's own queue
+	sent     time.Duration
+	received time.Duration // boot time
+}
+
+// seat is one session's part in a lock.
+type seat struct {
+	id     lockkey.ID // of the lock it holds
+	shared bool
+	pid    uint32
+	role   uint32
+	token  int64         // of a holder that shows it, or 0
+	delay  time.Duration // for which its command may outlive the lock, if it says so
+
+	// What it shows, to those who may see it, of its last request.
+	visible bool
+	opened  string        // when, by the server's clock
+	changed string        // when its state changed last, likewise
+	age     time.Duration // since then
+	beat    uint64        // the number of its last request, or 0
+	bound   bool          // its lock is one of a transaction's
+}
+
+// mostSeats is how many a look lists of those who wait. Whoever listens is among
+// the first few, and has to know those before it.
+const mostSeats = 72
+
+// look asks the server, after any other statement, and lets the histories know.
+func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
+	l := &look{sent: boottime.Now()}
+	b.puzzled = false
+	var parseErr error
+	since := map[lockkey.ID]int{}
+	for id, h := range b.histories {
+		since[id] = h.looking()
+	}
+	sql := b.lookQuery()
+	_, err := b.s.Ask(ctx, session.Request{SQL: append(before, sql), Then: func(answers []session.Rows) {
+		l.received = boottime.Now()
+		if parseErr = l.parse(answers[len(answers)-1], b.s.BackendPID()); parseErr != nil {
+			return
+		}
+		for id, h := range b.histories {
+			h.saw(l, id, since[id])
+		}
+	}})
+	if err != nil {
+		return nil, b.error(err)
+	}
+	return l, parseErr
+}
+
+// lookQuery asks for the holders of what the claim asks for, and for those who
+// stand in line. Functions are asked, and not the views that are made of them,
+// which are slower and cost the first who asks the reading of catalogs.
+//
+// A ticket's place is its distance from now, as a number of 32 bits with a sign:
+// the lower half of its number is a time that begins anew every 497 days.
+func (b *Bid) lookQuery() string {
+	now, own := ticketTime(), "NULL::bigint"
+	if b.line != nil && b.line.ticketed {
+		own = strconv.FormatUint(uint64(b.line.ticket-now+1<<31), 10)
+	}
+	ids := b.cfg.Claim.Sought().Locks
+	return fmt.Sprintf(`SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, a.usesysid, a.application_name,
+	a.backend_start IS NOT NULL, a.backend_start, a.state_change, extract(epoch FROM pg_catalog.clock_timestamp() - a.state_change), pg_catalog.left(a.query, 1000),
+	count(l.place) OVER (), count(l.place) FILTER (WHERE (l.place, l.pid) < (%s, pg_catalog.pg_backend_pid())) OVER (),
+	(SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))
+FROM (SELECT *, CASE WHEN classid = '%d' AND objid <> '%d' AND objsubid = 1 AND granted THEN %s END AS place FROM pg_catalog.pg_lock_status()
+	WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+		AND (classid = '%d' AND objid <> '%d' AND objsubid = 1 OR %s)) AS l
+	LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
+ORDER BY l.place NULLS FIRST, l.pid LIMIT %d`,
+		own, b.lineClass(), uint32(ear), placeAt(now), b.lineClass(), uint32(ear), among(ids), len(ids)+mostSeats)
+}
+
+// placeAt is an SQL expression for a ticket's place in line, at a time of
+// tickets.
+func placeAt(now uint32) string {
+	return fmt.Sprintf("((objid::bigint - %d + 2147483648) & 4294967295)", now)
+}
+
+func (l *look) parse(rows session.Rows, own uint32) error {
+	for _, row := range rows {
+		if len(row) != 17 {
+			return session.ErrNotPostgreSQL()
+		}
+		s, err := parseSeat(row)
+		if err != nil {
+			return err
+		}
+		ticket, granted := row[0] == "t", row[5] == "t"
+		waiting, err1 := strconv.Atoi(row[14])
+		before, err2 := strconv.Atoi(row[15])
+		role, err3 := strconv.ParseUint(row[16], 10, 32)
+		if err1 != nil || err2 != nil || err3 != nil {
+			return session.ErrNotPostgreSQL()
+		}
+		l.waiting, l.rank, l.role = waiting, before+1, uint32(role)
+		switch {
+		case ticket:
+			l.line = append(l.line, s)
+		case !granted:
+			l.asked = true
+		case s.pid != own:
+			l.holders = append(l.holders, s)
+		}
+	}
+	return nil
+}
+
+// parseSeat reads a row. Whatever another session says of itself is bounded.
+func parseSeat(row []string) (s seat, err error) {
+	class, err1 := strconv.ParseUint(row[1], 10, 32)
+	obj, err2 := strconv.ParseUint(row[2], 10, 32)
+	pid, err3 := strconv.ParseUint(row[6], 10, 32)
+	if err1 != nil || err2 != nil || err3 != nil {
+		return s, session.ErrNotPostgreSQL()
+	}
+	role, _ := strconv.ParseUint(row[7], 10, 32)
+	age, _ := strconv.ParseFloat(row[12], 64)
+	s = seat{
+		id:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
+		shared: strings.HasPrefix(row[4], "Share"), pid: uint32(pid), role: uint32(role), token: shownToken(row[8]),
+		visible: row[9] == "t", opened: row[10], changed: row[11], age: time.Duration(age * float64(time.Second)),
+	}
+	if d, ok := session.ParseDescription(row[13]); ok && d.Beat > 0 {
+		s.beat, s.bound = d.Beat, d.Transaction
+		// One that is itself in a delay waits for others, who may need longer.
+		s.delay = min(max(session.TakeoverDelay(d.Lease)+d.LostGrace, d.Delay), longestAnnounced)
+	}
+	return s, nil
+}
+
+// The token stands in the name that every role sees of every session, before
+// the key, which may be cut off.
+const tokenMark = "pglead:#"
+
+// shownToken is the token in a session's name, or 0.
+func shownToken(name string) int64 {
+	rest, marked := strings.CutPrefix(name, tokenMark)
+	digits, _, ended := strings.Cut(rest, " ")
+	token, err := strconv.ParseInt(digits, 10, 64)
+	if !marked || !ended || err != nil || token < 0 {
+		return 0
+	}
+	return token
+}
+
+// holderOf is the one session that holds a lock exclusively.
+func (l *look) holderOf(id lockkey.ID) (seat, bool) {
+	i := slices.IndexFunc(l.holders, func(s seat) bool { return s.id == id && !s.shared })
+	if i < 0 {
+		return seat{}, false
+	}
+	return l.holders[i], true
+}

@@ -1,0 +1,83 @@
+package lock
+
+import (
+	"context"
+	"time"
+
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Observer is told of a wait: for people, and for who supervises this process.
+// Each of its functions may be nil, and must not block.
+type Observer struct {
+	// Waiting is told when a wait begins, and about once a minute from then on,
+	// who has the locks and who waits for them. That is one more question to the
+	// server each time.
+	Waiting func(backend uint32, views []session.View)
+	// Away is told, at each attempt that is in vain, what is in the way of the
+	// database, and nil when that answers.
+	Away func(obstacle error)
+	// Delayed is told up to when the lock is held without a command, and when that
+	// is over the zero time.
+	Delayed func(until time.Time)
+	// Beside is called in a goroutine of its own for as long as a backend waits.
+	Beside func(ctx context.Context, backend uint32)
+	// Alive is told within what time it is called again, unless the work is stuck.
+	Alive func(within time.Duration)
+}
+
+func (o Observer) alive(within time.Duration) {
+	if o.Alive != nil {
+		o.Alive(within)
+	}
+}
+
+func (o Observer) away(obstacle error) {
+	if o.Away != nil {
+		o.Away(obstacle)
+	}
+}
+
+// delayed returns what is to be called when the delay is over.
+func (o Observer) delayed(d time.Duration) (over func()) {
+	if o.Delayed == nil {
+		return func() {}
+	}
+	o.Delayed(time.Now().Add(d))
+	return func() { o.Delayed(time.Time{}) }
+}
+
+// lookInterval is how often Waiting is told.
+const lookInterval = time.Minute
+
+// look tells Waiting who has the lock, when it is time for that.
+func (o Observer) look(ctx context.Context, b *Bid) error {
+	o.alive(b.cfg.AttemptMost())
+	if o.Waiting == nil || !b.told.IsZero() && time.Since(b.told) < lookInterval {
+		return nil
+	}
+	b.told = time.Now()
+	views, err := b.s.Views(ctx, b.cfg.Claim.Sought())
+	if err != nil {
+		return err
+	}
+	o.Waiting(b.s.BackendPID(), views)
+	return nil
+}
+
+// beside calls Beside, if there is one, until the returned function is called.
+func (o Observer) beside(ctx context.Context, s *session.Session) (stop func()) {
+	if o.Beside == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		o.Beside(ctx, s.BackendPID())
+	}()
+	return func() {
+		cancel()
+		<-done // it writes to where the command may be about to
+	}
+}

@@ -1,0 +1,201 @@
+package lock_test
+
+import (
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/session"
+)
+
+func withQuorum(cfg lock.Config) lock.Config {
+	cfg.Session.Quorum = true
+	return cfg
+}
+
+func TestQuorum(t *testing.T) {
+	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
+	cfg := withQuorum(config(t, primary.DSN("postgres"), exclusive(7)))
+	cfg.Wait = 0
+
+	// No standby yet: the token's commit hangs, and it is given up.
+	c := contend(t, cfg)
+	<-c.done
+	if kindOf(c.err) != session.Unreachable || !strings.Contains(c.err.Error(), "standbys do not confirm") {
+		t.Errorf("Acquire without a standby: %v", c.err)
+	}
+
+	standby, remove, err := primary.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	h := acquire(t, cfg)
+	s := h.Session
+	keeps(t, s, 2*session.BeatEvery(lease))
+
+	// The standby is stopped: the lock is lost, also if an administrator lets
+	// the hanging commits go.
+	if err := standby.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	receivers, err := exec.Command("pgrep", "-P", strconv.Itoa(standby.PID())).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range strings.Fields(string(receivers)) {
+		if err := exec.Command("kill", "-STOP", pid).Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancelling := make(chan struct{})
+	go func() {
+		defer close(cancelling)
+		for s.Err() == nil {
+			_, _ = primary.Query("postgres", "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+			time.Sleep(50 * time.Millisecond)
+		}
+	}()
+	await(t, s)
+	<-cancelling
+	if err := s.Err(); !strings.Contains(err.Error(), "synchronous standbys") {
+		t.Errorf("lost: %v", err)
+	}
+
+	// The standby takes over, and the next token is larger.
+	for _, pid := range append(strings.Fields(string(receivers)), strconv.Itoa(standby.PID())) {
+		if err := exec.Command("kill", "-CONT", pid).Run(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := primary.Stop(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	if err := standby.Run("pg_ctl", "promote", "-w", "-D", standby.Data); err != nil {
+		t.Fatal(err)
+	}
+	if after := acquire(t, config(t, standby.DSN("postgres"), exclusive(7))); after.Token <= h.Token || after.SystemID != h.SystemID {
+		t.Errorf("grant %+v after the promotion, %+v before", after.Grant, h.Grant)
+	}
+}
+
+func TestQuorumNeedsStandbys(t *testing.T) {
+	cfg := withQuorum(config(t, start(t, nil).DSN("postgres"), exclusive(7)))
+	cfg.Wait = 0 // one who waits rides it out
+	c := contend(t, cfg)
+	<-c.done
+	if kindOf(c.err) != session.Unsafe || !strings.Contains(c.err.Error(), "synchronous_standby_names is empty") {
+		t.Errorf("Acquire: %v", c.err)
+	}
+}
+
+// TestQuorumHandover: after a clean end the next one starts at once.
+func TestQuorumHandover(t *testing.T) {
+	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
+	_, remove, err := primary.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	cfg := withQuorum(config(t, primary.DSN("postgres"), exclusive(7)))
+	h := acquire(t, cfg)
+	for i := range 3 {
+		next := contend(t, cfg)
+		inLine(t, primary, id(7), 1)
+		release(t, h)
+		h.Close()
+		h = next.held(t)
+		if delayed(next) {
+			t.Errorf("handover %d: %v", i, next.said())
+		}
+	}
+}
+
+// hurry fails where a commit waits for a standby that is gone.
+func hurry(t *testing.T, what string, f func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(longest):
+		t.Fatalf("%s hangs", what)
+	}
+}
+
+// TestMissingStandby: where commits wait for a standby that is gone, those of
+// a holder without --quorum don't.
+func TestMissingStandby(t *testing.T) {
+	server := start(t, map[string]string{"synchronous_standby_names": "gone", "synchronous_commit": "on"})
+	dsn := server.DSN("postgres")
+	for name, claim := range map[string]lock.Claim{"exclusive": exclusive(7), "several": exclusive(9, 10), "slots": slots(21, 1)} {
+		cfg := config(t, dsn, claim)
+		h := acquire(t, cfg)
+		next := contend(t, cfg)
+		line := claim.Locks[0].ID
+		if claim.Gate != nil {
+			line = *claim.Gate
+		}
+		inLine(t, server, line, 1)
+		hurry(t, name+": the release", func() { release(t, h) })
+		h = next.held(t)
+		if delayed(next) {
+			t.Errorf("%s: %v", name, next.said())
+		}
+		hurry(t, name+": the second release", func() { release(t, h) })
+	}
+	release(t, acquire(t, config(t, dsn, shared(8))))
+	release(t, acquire(t, inTransaction(config(t, dsn, exclusive(7)))))
+
+	// Nor while one with a quorum waits for that standby.
+	hanging := contend(t, leased(withQuorum(config(t, dsn, exclusive(30))), time.Hour))
+	eventually(t, "the token's commit hangs", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")[0] != "0"
+	})
+	release(t, acquire(t, config(t, dsn, exclusive(31))))
+	hanging.stop()
+	<-hanging.done
+	if hanging.err == nil {
+		t.Error("a token without its quorum is confirmed")
+	}
+}
+
+func TestQuorumInTransaction(t *testing.T) {
+	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
+	standby, remove, err := primary.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { remove() })
+	dsn := pooled(t, primary, pgtest.Superuser, "transaction", 3)
+	cfg := withQuorum(leased(inTransaction(config(t, dsn, exclusive(7))), 3*time.Second))
+	h := acquire(t, cfg)
+	if row := query(t, primary, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %d", h.Session.BackendPID())); row[0] != "1" {
+		t.Errorf("backend %d holds %s locks", h.Session.BackendPID(), row[0])
+	}
+	keeps(t, h.Session, cfg.Session.Lease)
+	if err := standby.Stop(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	await(t, h.Session)
+	if err := h.Err(); !strings.Contains(err.Error(), "synchronous standbys") {
+		t.Errorf("lost: %v", err)
+	}
+	h.Close()
+	again := config(t, primary.DSN("postgres"), exclusive(7))
+	again.LockDelay = 0
+	if after := acquire(t, inTransaction(again)); after.Token <= h.Token {
+		t.Errorf("token %d after %d", after.Token, h.Token)
+	}
+	remove()
+	remove = func() {}
+}

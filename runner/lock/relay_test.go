@@ -1,0 +1,90 @@
+package lock_test
+
+import (
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/pglead/pglead/runner/pgtest"
+)
+
+// relay stands between a holder and its server, and can go silent: nothing passes any
+// more in either direction, and no end of a connection is passed on.
+type relay struct {
+	dsn  string
+	mu   sync.Mutex // held while it is silent
+	held []net.Conn
+	over bool
+}
+
+func newRelay(t *testing.T, server *pgtest.Server) *relay {
+	t.Helper()
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, ".s.PGSQL.5432"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{dsn: strings.Replace(server.DSN("postgres"), "host="+server.Socket, "host="+dir, 1)}
+	var passing sync.WaitGroup
+	passing.Go(func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("unix", filepath.Join(server.Socket, ".s.PGSQL.5432"))
+			if err != nil {
+				_ = near.Close()
+				continue
+			}
+			r.mu.Lock()
+			r.held = append(r.held, near, far)
+			over := r.over
+			r.mu.Unlock()
+			if over {
+				_, _ = near.Close(), far.Close()
+				return
+			}
+			passing.Go(func() { r.pass(far, near) })
+			passing.Go(func() { r.pass(near, far) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		r.mu.TryLock() // also if it is silent
+		r.over = true
+		for _, conn := range r.held {
+			_ = conn.Close()
+		}
+		r.mu.Unlock()
+		passing.Wait()
+	})
+	return r
+}
+
+func (r *relay) pass(to, from net.Conn) {
+	buffer := make([]byte, 1<<16)
+	for {
+		n, err := from.Read(buffer)
+		r.mu.Lock()
+		if n > 0 {
+			_, _ = to.Write(buffer[:n])
+		}
+		if err != nil {
+			_ = to.Close()
+		}
+		r.mu.Unlock()
+		if err != nil {
+			if err != io.EOF { //nolint:errorlint // as it is
+				_ = from.Close()
+			}
+			return
+		}
+	}
+}
+
+// silence stops all that passes, until the test is over.
+func (r *relay) silence() { r.mu.Lock() }

@@ -1,0 +1,115 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Whoever waits is a guest in somebody's database, whose own logins come first.
+// On a server with few free connections those at the end of the line give theirs
+// back, and come again later: the first in line never does.
+
+// A server has room for those who wait while more than the larger of the two is
+// free.
+const (
+	roomShare = 5 // a fifth of all
+	roomLeast = 5
+)
+
+// Who has given its connection back, or found none, comes again after a random
+// part of a time that doubles, however often it finds room in between. The parts are
+// wide, or all would come again at once.
+const (
+	crowdedFirst = 8 * time.Second
+	crowdedMost  = 30 * time.Second
+)
+
+// room is what is known of the server's free connections.
+type room struct{ limits *limits }
+
+// limits are of connections, as the server sets them for this role and database.
+type limits struct{ server, role, database int }
+
+// errCrowded says that a connection was given back to a server with few left.
+var errCrowded = session.Crowded("few connections are free: giving this one back while others wait in line, and coming again")
+
+// check gives the connection up if it is one of too many. The last in line are
+// the first to go.
+func (r *room) check(ctx context.Context, l *line, found *look) error {
+	free, of, err := r.free(ctx, l.b)
+	if err != nil {
+		return err
+	}
+	lacking := max(of/roomShare, roomLeast) + 1 - free
+	if lacking <= 0 || l.rank == 1 || l.rank <= found.waiting-lacking {
+		return nil
+	}
+	return errCrowded
+}
+
+// free are the connections that ordinary roles can still have, of so many.
+func (r *room) free(ctx context.Context, b *Bid) (free, of int, err error) {
+	if r.limits == nil {
+		if r.limits, err = readLimits(ctx, b); err != nil {
+			return 0, 0, err
+		}
+	}
+	counts := "(SELECT sum(pg_catalog.pg_stat_get_db_numbackends(oid)) FROM pg_catalog.pg_database)"
+	if r.limits.database >= 0 {
+		counts += ", (SELECT pg_catalog.pg_stat_get_db_numbackends(oid) FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
+	} else {
+		counts += ", 0"
+	}
+	if r.limits.role >= 0 {
+		counts += ", (SELECT count(*) FROM pg_catalog.pg_stat_get_activity(NULL) WHERE usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())))"
+	} else {
+		counts += ", 0"
+	}
+	n, err := numbers(ctx, b, 3, "SELECT "+counts)
+	if err != nil {
+		return 0, 0, err
+	}
+	free, of = r.limits.server-n[0], r.limits.server
+	if limit := r.limits.database; limit >= 0 && limit-n[1] < free {
+		free, of = limit-n[1], limit
+	}
+	if limit := r.limits.role; limit >= 0 && limit-n[2] < free {
+		free, of = limit-n[2], limit
+	}
+	return free, of, nil
+}
+
+// readLimits asks for the limits once. Those for superusers alone are nobody's
+// else; -1 is none.
+func readLimits(ctx context.Context, b *Bid) (*limits, error) {
+	n, err := numbers(ctx, b, 3, `SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
+		- coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0),
+	(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = session_user),
+	(SELECT datconnlimit FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`)
+	if err != nil {
+		return nil, err
+	}
+	return &limits{server: n[0], role: n[1], database: n[2]}, nil
+}
+
+// numbers asks a question that has one row of so many whole numbers.
+func numbers(ctx context.Context, b *Bid, columns int, sql string) ([]int, error) {
+	rows, err := b.s.Query(ctx, sql)
+	if err != nil {
+		return nil, b.error(err)
+	}
+	if len(rows) != 1 || len(rows[0]) != columns {
+		return nil, session.ErrNotPostgreSQL()
+	}
+	list := make([]int, columns)
+	for i, value := range rows[0] {
+		if list[i], err = strconv.Atoi(value); err != nil {
+			return nil, fmt.Errorf("read %q, which is no number: %w", value, session.ErrNotPostgreSQL())
+		}
+	}
+	return list, nil
+}

@@ -1,0 +1,83 @@
+package lock_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// TestRoom: however many wait, a fifth of the connections is left to the application,
+// all are served in the end, and the holder is never in the way of that.
+func TestRoom(t *testing.T) {
+	const connections, waiters = 30, 40
+	server := start(t, map[string]string{"max_connections": fmt.Sprint(connections), "superuser_reserved_connections": "0", "max_wal_senders": "0"})
+	dsn := as(t, server, "cron")
+	cfg := config(t, dsn, exclusive(7))
+	h := acquire(t, cfg)
+	all := make([]*contender, waiters)
+	for i := range all {
+		all[i] = contend(t, cfg)
+	}
+	guests := func() (n int) {
+		_, err := fmt.Sscan(query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE usename = 'cron'")[0], &n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	full := func(err error) bool {
+		var refused *pgconn.PgError
+		return errors.As(err, &refused) && refused.Code == "53300"
+	}
+	// In the first moments all come at once.
+	calm := 0
+	eventually(t, "a fifth of the connections is free", func() bool {
+		values, err := server.Query("postgres", "SELECT count(*) FROM pg_stat_activity WHERE usename = 'cron'")
+		var n int
+		if err == nil {
+			_, err = fmt.Sscan(values[0], &n)
+		}
+		if err != nil && !full(err) {
+			t.Fatal(err)
+		}
+		if calm++; err != nil || n > connections*4/5 {
+			calm = 0
+		}
+		return calm >= 50
+	})
+	refused := 0
+	const logins = 50
+	for range logins {
+		time.Sleep(40 * time.Millisecond)
+		_, err := server.Query("postgres", "SELECT 1")
+		switch {
+		case full(err):
+			refused++
+		case err != nil:
+			t.Fatal(err)
+		}
+	}
+	if refused > logins/10 {
+		t.Errorf("%d of %d logins of the application are refused", refused, logins)
+	}
+	if n := guests(); n < 5 {
+		t.Errorf("only %d wait, on a server with room for more", n)
+	}
+	for range 3 { // the first in line is there, and goes on
+		release(t, h)
+		h.Close()
+		h = nil
+		eventually(t, "the next one has it", func() bool {
+			for i, c := range all {
+				if c != nil && !c.waits() {
+					h, all[i] = c.held(t), nil
+					return true
+				}
+			}
+			return false
+		})
+	}
+}

@@ -1,0 +1,298 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// start starts a throwaway server for a test.
+func start(t *testing.T, settings map[string]string) *pgtest.Server {
+	t.Helper()
+	server, remove, err := pgtest.Throwaway(settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	return server
+}
+
+// as is the DSN of a role that the server is to have.
+func as(t *testing.T, server *pgtest.Server, role string) (dsn string) {
+	t.Helper()
+	if query(t, server, "SELECT count(*) FROM pg_roles WHERE rolname = '"+role+"'")[0] == "0" {
+		query(t, server, "CREATE ROLE "+role+" LOGIN")
+	}
+	return strings.Replace(server.DSN("postgres"), "user="+pgtest.Superuser, "user="+role, 1)
+}
+
+// A lease that is short for a person and long for a slow machine, and a lock-delay
+// that is longer than anything else here takes: who waits it out is not just slow.
+const (
+	lease     = 6 * time.Second
+	longDelay = time.Hour
+)
+
+func config(t *testing.T, dsn string, claim lock.Claim) lock.Config {
+	t.Helper()
+	database, err := session.ParseDSN(dsn, "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lock.Config{
+		Claim: claim, Wait: lock.Forever, LockDelay: longDelay, Log: slog.New(slog.DiscardHandler),
+		Session: session.Config{
+			Database: database, Lease: lease, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test@here",
+			Description: session.Description{Host: "here", Lease: lease},
+			Private:     true, // new servers would be waited for, and nothing else looks at it
+		},
+	}
+}
+
+// leased sets the lease.
+func leased(cfg lock.Config, d time.Duration) lock.Config {
+	cfg.Session.Lease, cfg.Session.Description.Lease = d, d
+	return cfg
+}
+
+func id(number int64) lockkey.ID { return lockkey.ID{Number: number} }
+
+// pairID is the lock of pg_advisory_lock(first, second).
+func pairID(first, second int32) lockkey.ID {
+	return lockkey.ID{Number: int64(first)<<32 | int64(uint32(second)), Pair: true}
+}
+
+// exclusive is the claim to locks of these numbers.
+func exclusive(numbers ...int64) lock.Claim {
+	var c lock.Claim
+	for _, n := range numbers {
+		c.Locks = append(c.Locks, lock.Lock{ID: id(n)})
+	}
+	return c
+}
+
+func shared(number int64) lock.Claim {
+	return lock.Claim{Locks: []lock.Lock{{ID: id(number), Shared: true}}}
+}
+
+// slots is a claim to one of n locks from number on; the one before is the gate.
+func slots(number int64, n int) lock.Claim {
+	gate := id(number - 1)
+	c := lock.Claim{Gate: &gate}
+	for i := range n {
+		c.Locks = append(c.Locks, lock.Lock{ID: id(number + int64(i))})
+	}
+	return c
+}
+
+// acquire takes a lock that is free.
+func acquire(t *testing.T, cfg lock.Config) *lock.Held {
+	t.Helper()
+	return contend(t, cfg).held(t)
+}
+
+// contender is somebody who has been sent for a lock.
+type contender struct {
+	stop func()
+	done chan struct{}
+
+	// Once it is done:
+	got   *lock.Held
+	err   error
+	ended time.Time
+
+	mu     sync.Mutex
+	events []string // of its log
+}
+
+func contend(t *testing.T, cfg lock.Config) *contender {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	c := &contender{stop: cancel, done: make(chan struct{})}
+	cfg.Log = slog.New(c)
+	go func() {
+		defer close(c.done)
+		c.got, c.err = lock.Acquire(ctx, cfg)
+		c.ended = time.Now()
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-c.done
+		if c.got != nil {
+			c.got.Close()
+		}
+	})
+	return c
+}
+
+// longest is what a test waits for what has to come.
+const longest = time.Minute
+
+// held is what it is granted in the end.
+func (c *contender) held(t *testing.T) *lock.Held {
+	t.Helper()
+	select {
+	case <-c.done:
+	case <-time.After(longest):
+		t.Fatalf("still waits, after %v", c.said())
+	}
+	if c.err != nil {
+		t.Fatal(c.err)
+	}
+	return c.got
+}
+
+// waits says whether it has come to no end yet.
+func (c *contender) waits() bool {
+	select {
+	case <-c.done:
+		return false
+	default:
+		return true
+	}
+}
+
+func (c *contender) said() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.events)
+}
+
+// A contender is a log's handler.
+func (c *contender) Enabled(context.Context, slog.Level) bool { return true }
+func (c *contender) WithAttrs([]slog.Attr) slog.Handler       { return c }
+func (c *contender) WithGroup(string) slog.Handler            { return c }
+func (c *contender) Handle(_ context.Context, r slog.Record) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "event" {
+			c.events = append(c.events, a.Value.String())
+		}
+		return true
+	})
+	return nil
+}
+
+func release(t *testing.T, h *lock.Held) {
+	t.Helper()
+	if err := h.Release(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// tear ends a holder's session, of which its command can't know yet.
+func tear(t *testing.T, server *pgtest.Server, h *lock.Held) {
+	t.Helper()
+	query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d, 60000)", h.Session.BackendPID()))
+}
+
+// inLine waits until so many stand in a lock's line, have looked, and listen.
+func inLine(t *testing.T, server *pgtest.Server, line lockkey.ID, n int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d wait for %s", n, line), func() bool {
+		settled := 0
+		for _, text := range query(t, server, fmt.Sprintf(`SELECT a.query FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 4294967295 AND granted AND a.state = 'idle'`, lockkey.Ticket(line))) {
+			// Its requests are a ticket, a look, and LISTEN with another look.
+			if d, ok := session.ParseDescription(text); ok && d.Beat >= 3 {
+				settled++
+			}
+		}
+		return settled == n
+	})
+}
+
+func query(t *testing.T, server *pgtest.Server, sql string) []string {
+	t.Helper()
+	values, err := server.Query("postgres", sql)
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return values
+}
+
+// plain is a session of another program.
+func plain(t *testing.T, dsn string, sql ...string) *pgconn.PgConn {
+	t.Helper()
+	conn, err := pgconn.Connect(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	for _, q := range sql {
+		run(t, conn, q)
+	}
+	return conn
+}
+
+// run returns the values of a statement's rows.
+func run(t *testing.T, conn *pgconn.PgConn, sql string) (values []string) {
+	t.Helper()
+	results, err := conn.Exec(t.Context(), sql).ReadAll()
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	for _, result := range results {
+		for _, row := range result.Rows {
+			for _, value := range row {
+				values = append(values, string(value))
+			}
+		}
+	}
+	return values
+}
+
+// eventually waits until the condition holds; a test that waits in vain fails.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for began := time.Now(); !condition(); time.Sleep(20 * time.Millisecond) {
+		if time.Since(began) > longest {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+func advisoryLocks(t *testing.T, server *pgtest.Server) string {
+	t.Helper()
+	return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")[0]
+}
+
+func kindOf(err error) session.Kind {
+	var e *session.Error
+	if errors.As(err, &e) {
+		return e.Kind
+	}
+	return 0
+}
+
+// pooled starts a pooler with connections for role, and returns its DSN.
+func pooled(t *testing.T, server *pgtest.Server, role, mode string, connections int) (dsn string) {
+	t.Helper()
+	dsn, stop, err := server.Pooler(role, map[string]string{
+		"pool_mode": mode, "default_pool_size": strconv.Itoa(connections), "query_wait_timeout": "2",
+	})
+	if errors.Is(err, pgtest.ErrNoPooler) && os.Getenv("CI") == "" {
+		t.Skip("NOT TESTED: poolers, since there is", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	return dsn
+}

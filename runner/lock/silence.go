@@ -1,0 +1,108 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/pglead/pglead/runner/boottime"
+)
+
+// A holder whose host is dead or cut off says nothing more. Its session's last
+// request had a number, which the first in line sees: if that is the same in two
+// looks, then no request of the holder has arrived from when the first was
+// received until the second was sent. If that is longer than a holder lives on
+// after its last request, by the boot time clock of the one who looks, then its
+// command is dead by its own clock. So the first in line ends the session, which
+// the server would do too, a third of the lease later and by a clock that may be
+// set.
+
+// watch is what the first in line has seen of the holder.
+type watch struct {
+	last  seat
+	since time.Duration // boot time at which it was received first
+}
+
+// lookBefore is how long after a holder's heartbeat is due it is looked for.
+const lookBefore = 150 * time.Millisecond
+
+// see compares a look with those before it, and ends a silent holder's session.
+func (w *watch) see(ctx context.Context, l *line, found *look) error {
+	id := l.of
+	if l.b.cfg.Claim.Gate != nil || l.b.shared() {
+		return nil
+	}
+	s, held := found.holderOf(id)
+	if !held || !s.visible || s.beat == 0 || s.bound || s.opened == "" {
+		*w = watch{}
+		return nil
+	}
+	if s.pid != w.last.pid || s.opened != w.last.opened || s.changed != w.last.changed || s.beat != w.last.beat {
+		*w = watch{last: s, since: found.received}
+		// The next one is due a fifth of the holder's lease after the last, give or
+		// take what its clock says: so the silence is counted from its beginning.
+		every := l.b.cfg.Session.Lease / 5
+		if due := every - s.age + lookBefore; due > 0 && due < every+lookBefore {
+			l.lookAt = time.Now().Add(due)
+		}
+		return nil
+	}
+	need := w.need(l.b, found)
+	if silent := found.sent - w.since; silent < need {
+		if rest := need - (boottime.Now() - w.since); rest < time.Until(l.lookAt) {
+			l.lookAt = time.Now().Add(max(rest, time.Millisecond))
+		}
+		return nil
+	}
+	return w.end(ctx, l, found)
+}
+
+// need is for how long the holder must have been silent: until its own command is
+// dead, and that of everybody who had started before and may be alive.
+func (w *watch) need(b *Bid, found *look) time.Duration {
+	delay := max(w.last.delay, b.cfg.LockDelay)
+	for _, h := range b.heldBy(w.last.pid, found) {
+		delay = max(delay, h.verdict().delay)
+	}
+	return delay
+}
+
+// heldBy are the histories of all locks that a session has: one silence is that of
+// all of them.
+func (b *Bid) heldBy(pid uint32, found *look) (histories []*history) {
+	for _, s := range found.holders {
+		if h := b.histories[s.id]; h != nil && s.pid == pid {
+			histories = append(histories, h)
+		}
+	}
+	return histories
+}
+
+// end ends the session if it is still silent, where this role may. Where it may
+// not the server will, and what is known of the command is the same.
+func (w *watch) end(ctx context.Context, l *line, found *look) error {
+	s := w.last
+	histories := l.b.heldBy(s.pid, found)
+	var since []int
+	for _, h := range histories {
+		since = append(since, h.looking())
+	}
+	n, err := l.b.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
+		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
+		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END)
+FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND pg_catalog.starts_with(query, '/*pglead beat=''%d'',')`,
+		s.pid, s.opened, s.changed, s.beat))
+	if err != nil {
+		return err
+	}
+	*w = watch{}
+	if n == 0 { // it has spoken after all, or is gone
+		return nil
+	}
+	l.b.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.pid)
+	for i, h := range histories {
+		h.silent(since[i], s)
+	}
+	l.tryAt, l.burst = time.Now(), true
+	return nil
+}

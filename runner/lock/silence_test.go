@@ -1,0 +1,93 @@
+package lock_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// silenced is a holder, by way of a relay that has gone silent since, and the one who
+// waits for it.
+func silenced(t *testing.T, server *pgtest.Server, holding, waiting lock.Config) (h *lock.Held, next *contender, since time.Time) {
+	t.Helper()
+	r := newRelay(t, server)
+	relayed := config(t, r.dsn, holding.Claim)
+	relayed.Session.Database.User = holding.Session.Database.User
+	holding.Session.Database = relayed.Session.Database
+	h = acquire(t, holding)
+	next = contend(t, waiting)
+	inLine(t, server, holding.Claim.Locks[0].ID, 1)
+	beat := func() string {
+		return query(t, server, fmt.Sprintf("SELECT query FROM pg_stat_activity WHERE pid = %d", h.Session.BackendPID()))[0]
+	}
+	first := beat()
+	eventually(t, "the holder's heartbeat shows", func() bool { return beat() != first })
+	last := time.Now() // no request of it arrives later
+	r.silence()
+	return h, next, last
+}
+
+// TestSilentHolder: one that is cut off is taken over from when its command is dead by
+// its own clock, and before the server would end its session.
+func TestSilentHolder(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	cfg := leased(config(t, dsn, exclusive(1)), 15*time.Second)
+	cfg.LockDelay = 2 * time.Second // shorter than what the holder's settings come to
+	h, next, since := silenced(t, server, cfg, cfg)
+	next.held(t)
+	took := next.ended.Sub(since)
+	if took < session.TakeoverDelay(cfg.Session.Lease)-session.BeatEvery(cfg.Session.Lease) {
+		t.Errorf("taken over %v after the last heartbeat: its command may be alive", took)
+	}
+	if took >= cfg.Session.Lease {
+		t.Errorf("taken over %v after the last heartbeat, with a lease of %v", took, cfg.Session.Lease)
+	}
+	if !slices.Equal(next.said(), []string{"waiting", "silent"}) {
+		t.Errorf("it said %v", next.said())
+	}
+	<-h.Lost()
+	if d := time.Since(next.ended); d < 0 {
+		t.Errorf("the holder thought that it had the lock for %v after that", d)
+	}
+}
+
+// TestSilenceUnseen: a role that sees nothing of the holder waits for the server's
+// time-out, and then for the delay.
+func TestSilenceUnseen(t *testing.T) {
+	server := start(t, nil)
+	holding := config(t, as(t, server, "holders"), exclusive(1))
+	waiting := config(t, as(t, server, "waiters"), exclusive(1))
+	holding.LockDelay, waiting.LockDelay = 4*time.Second, 4*time.Second
+	_, next, since := silenced(t, server, holding, waiting)
+	next.held(t)
+	if took := next.ended.Sub(since); took < lease-session.BeatEvery(lease)+waiting.LockDelay {
+		t.Errorf("taken over %v after the last heartbeat", took)
+	}
+	if !slices.Equal(next.said(), []string{"waiting", "delayed"}) {
+		t.Errorf("it said %v", next.said())
+	}
+}
+
+// TestSilenceWithoutTheRight: a role that sees the holder and may not end its session
+// leaves that to the server.
+func TestSilenceWithoutTheRight(t *testing.T) {
+	server := start(t, nil)
+	holding := config(t, server.DSN("postgres"), exclusive(1)) // a superuser
+	for number, grant := range map[int64]string{2: "pg_read_all_stats", 3: pgtest.Superuser} {
+		waiting := config(t, as(t, server, fmt.Sprintf("waiters%d", number)), exclusive(number))
+		query(t, server, fmt.Sprintf("GRANT %s TO waiters%d", grant, number))
+		holding.Claim = exclusive(number)
+		holding.LockDelay, waiting.LockDelay = time.Second, time.Second
+		_, next, since := silenced(t, server, holding, waiting)
+		next.held(t)
+		if took := next.ended.Sub(since); took < session.TakeoverDelay(lease)-session.BeatEvery(lease) {
+			t.Errorf("%s: taken over %v after the last heartbeat", grant, took)
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// A request to step down is a lock that the one who asks takes: the holder's
+// heartbeat finds that it can't have it shared. So holders need not listen, which
+// would cost the database more than all else that they do. Who asks, and which host
+// is to have the lock, stands in the name of the session that asks.
+
+// Request is a request to step down, which lasts until it is closed.
+type Request struct{ viewer *session.Viewer }
+
+// askAgain is how often the locks of a request are tried: a heartbeat has them for
+// an instant, or somebody else asks too.
+const askAgain = 50 * time.Millisecond
+
+// Ask asks the holders of these locks to step down, and those in line to let the
+// host to have them, if it isn't empty. Holders look every fifth of their lease.
+//
+// The locks are a transaction's, so that they stay with nobody else behind a
+// pooler.
+func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to string) (*Request, error) {
+	cfg.ApplicationName = askerName(by, to)
+	viewer, err := session.OpenViewer(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	r := &Request{viewer}
+	var tries, old []string
+	for _, id := range locks {
+		old = append(old, oldRequests(id, by, to)...)
+		tries = append(tries, Lock{ID: lockkey.StepDown(id)}.call("try_advisory_xact_lock"))
+	}
+	if _, err := viewer.Rows(ctx, strings.Join(append(old, "BEGIN"), ";")); err != nil {
+		r.Close()
+		return nil, err
+	}
+	for began := time.Now(); ; {
+		rows, err := viewer.Rows(ctx, "SELECT "+strings.Join(tries, " AND "))
+		if err != nil {
+			r.Close()
+			return nil, err
+		}
+		if len(rows) == 1 && len(rows[0]) == 1 && rows[0][0] == "t" || time.Since(began) > time.Second {
+			return r, nil // or somebody else asks
+		}
+		if !Sleep(ctx, askAgain) {
+			r.Close()
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// Close ends the request.
+func (r *Request) Close() { r.viewer.Close() }
+
+// oldRequests are the queries by which a holder of an older version is asked to step
+// down, and those that wait with it to let a host have the lock.
+func oldRequests(id lockkey.ID, by, to string) []string {
+	queries := []string{tell("pglead.1.stepdown."+id.String(), "'"+url.QueryEscape(by)+"'")}
+	if to != "" {
+		queries = append([]string{tell(channel(id), fmt.Sprintf("'prefer %s 60'", url.QueryEscape(to)))}, queries...)
+	}
+	return queries
+}
+
+// probe is an SQL expression that is false if somebody asks for the locks.
+func (h *Held) probe() string {
+	var probes []string
+	for _, l := range h.Locks {
+		request := Lock{ID: lockkey.StepDown(l.ID), Shared: true}
+		probes = append(probes, fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", request.call("try_advisory_lock"), request.call("advisory_unlock")))
+	}
+	return strings.Join(probes, " AND ")
+}
+
+// heed has requests to step down delivered.
+func (h *Held) heed() {
+	h.requests = make(chan struct{}, 1)
+	h.Session.Beat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), SQL: []string{"SELECT " + h.probe()}, Heard: h.probed})
+}
+
+// probed is given what the probe has come to.
+func (h *Held) probed(answers []session.Rows) {
+	if rows := answers[0]; len(rows) == 1 && len(rows[0]) == 1 && rows[0][0] == "f" {
+		select {
+		case h.requests <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Introduce has the session's description, which comes with its requests, say what
+// it holds. Short commands are over before anybody looks.
+func (h *Held) Introduce(ctx context.Context) {
+	// Its failure is the session's, which others notice.
+	_, _ = h.Session.Ask(ctx, session.Request{SQL: []string{"SELECT " + h.probe()}, Then: h.probed})
+}
+
+// Requests delivers that somebody asks for the locks.
+func (h *Held) Requests() <-chan struct{} { return h.requests }
+
+// Asker is who asks, and the host that is to have the lock next, as far as the
+// name of the session says that asks.
+func (h *Held) Asker(ctx context.Context) (by, to string) {
+	var requests []lockkey.ID
+	for _, l := range h.Locks {
+		requests = append(requests, lockkey.StepDown(l.ID))
+	}
+	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
+WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+among(requests)+" LIMIT 1")
+	if err != nil || len(rows) != 1 || len(rows[0]) != 1 {
+		return "", ""
+	}
+	return parseAsker(rows[0][0])
+}
+
+// Prefer has the release name a waiter on this host, if there is one.
+func (h *Held) Prefer(host string) { h.prefers = host }
+
+// askerMark begins the name of a session that asks. The host comes before the one
+// who asks, since the server cuts a name off at its end.
+const askerMark = "pglead stepdown"
+
+func askerName(by, to string) string {
+	if to != "" {
+		to = " to " + to
+	}
+	return askerMark + to + " by " + by
+}
+
+func parseAsker(name string) (by, to string) {
+	rest, ok := strings.CutPrefix(name, askerMark)
+	if !ok {
+		return "", ""
+	}
+	before, by, _ := strings.Cut(rest, " by ")
+	return by, strings.TrimPrefix(before, " to ")
+}

@@ -1,0 +1,100 @@
+package lock_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// TestStepDown: a request reaches the holder by its next heartbeat, with who asks and
+// for which host; that one is served then, also by another role than the holder's.
+func TestStepDown(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	asker := config(t, as(t, server, "askers"), exclusive(7))
+	cfg := config(t, dsn, exclusive(7))
+	h := acquire(t, cfg)
+	first := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	there := cfg
+	there.Session.ApplicationName = "pglead:test@there"
+	preferred := contend(t, there)
+	inLine(t, server, id(7), 2)
+
+	ask := func(h *lock.Held, to string) {
+		t.Helper()
+		r, err := lock.Ask(t.Context(), asker.Session, []lockkey.ID{id(7)}, "cron on web1", to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-h.Requests():
+		case <-time.After(longest):
+			t.Fatal("the request is not heard")
+		}
+		by, host := h.Asker(t.Context())
+		if by != "cron on web1" || host != to {
+			t.Errorf("%q asks, for %q", by, host)
+		}
+		r.Close()
+		h.Prefer(host)
+		release(t, h)
+		h.Close()
+	}
+	ask(h, "there")
+	h = preferred.held(t)
+	if !first.waits() || delayed(preferred) {
+		t.Errorf("the preferred host: %v", preferred.said())
+	}
+	ask(h, "")
+	h = first.held(t)
+	if delayed(first) {
+		t.Errorf("the next one: %v", first.said())
+	}
+	// A host on which nobody waits.
+	next := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	h.Prefer("nowhere")
+	release(t, h)
+	h = next.held(t)
+	if delayed(next) {
+		t.Errorf("the next one, where another host was preferred: %v", next.said())
+	}
+	for end := time.Now().Add(2 * session.BeatEvery(lease)); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		select {
+		case <-h.Requests():
+			t.Fatal("it is asked by nobody")
+		default:
+		}
+	}
+	release(t, h)
+}
+
+// TestStepDownWays: a request reaches every kind of holder, and of readers each.
+func TestStepDownWays(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	for name, claim := range map[string]lock.Claim{"several": exclusive(1, 2), "slots": slots(11, 2), "shared": shared(21)} {
+		cfg := config(t, dsn, claim)
+		holders := []*lock.Held{acquire(t, cfg)}
+		if claim.Locks[0].Shared {
+			holders = append(holders, acquire(t, cfg))
+		}
+		r, err := lock.Ask(t.Context(), cfg.Session, []lockkey.ID{holders[0].Locks[len(holders[0].Locks)-1].ID}, "me", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, h := range holders {
+			select {
+			case <-h.Requests():
+			case <-time.After(longest):
+				t.Fatalf("%s: the request is not heard", name)
+			}
+			release(t, h)
+		}
+		r.Close()
+	}
+}

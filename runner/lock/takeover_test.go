@@ -1,0 +1,270 @@
+package lock_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pgtest"
+)
+
+// delayed says whether a contender has held the lock for a time without a start.
+func delayed(c *contender) bool { return slices.Contains(c.said(), "delayed") }
+
+// holds waits until a contender has been granted a lock, and may wait its delay out.
+func holdsAndWaits(t *testing.T, c *contender) {
+	t.Helper()
+	eventually(t, "it is granted the lock, and waits for what is left of the command before", func() bool { return delayed(c) })
+	if !c.waits() {
+		t.Fatal("it has not waited")
+	}
+}
+
+// TestCleanEnd: the first in line starts at once, as often as one likes.
+func TestCleanEnd(t *testing.T) {
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	h := acquire(t, cfg)
+	for i := range 20 {
+		next := contend(t, cfg)
+		inLine(t, server, id(7), 1)
+		token := h.Token
+		release(t, h)
+		h.Close()
+		h = next.held(t)
+		if delayed(next) {
+			t.Fatalf("handover %d, after a clean end: %v", i, next.said())
+		}
+		if h.Token <= token {
+			t.Errorf("token %d after %d", h.Token, token)
+		}
+	}
+	release(t, h)
+	if n := advisoryLocks(t, server); n != "0" {
+		t.Errorf("%s locks stay", n)
+	}
+}
+
+// TestForcedEnd: without a word nobody starts before the delay is over; with the
+// last word of a session of the same role, or of the waiter's own, at once.
+func TestForcedEnd(t *testing.T) {
+	server := start(t, nil)
+	holders, waiters, strangers := as(t, server, "holders"), as(t, server, "waiters"), as(t, server, "strangers")
+	end := func(t *testing.T, number int64, before, by string) (h *lock.Held, next *contender) {
+		t.Helper()
+		h = acquire(t, config(t, before, exclusive(number)))
+		next = contend(t, config(t, by, exclusive(number)))
+		inLine(t, server, id(number), 1)
+		tear(t, server, h)
+		holdsAndWaits(t, next)
+		return h, next
+	}
+	word := func(number int64, e string, token int64) string {
+		return fmt.Sprintf("NOTIFY \"pglead.1.%d\", '%s %d 6000 0'", number, e, token)
+	}
+	t.Run("the last word", func(t *testing.T) {
+		h, next := end(t, 1, holders, holders)
+		lock.LastWords(t.Context(), h)
+		next.held(t)
+	})
+	t.Run("the last word, to another role", func(t *testing.T) {
+		h, next := end(t, 2, holders, waiters)
+		lock.LastWords(t.Context(), h)
+		next.held(t)
+	})
+	t.Run("dead, of the waiter's role", func(t *testing.T) {
+		h, next := end(t, 3, holders, waiters)
+		defer plain(t, waiters, word(3, "dead", h.Token)).Close(t.Context())
+		next.held(t)
+	})
+	t.Run("dead, of an earlier token", func(t *testing.T) {
+		h, next := end(t, 4, holders, waiters)
+		conn := plain(t, holders, word(4, "dead", h.Token-1))
+		stays(t, next, 2*time.Second)
+		run(t, conn, word(4, "dead", h.Token))
+		next.held(t)
+	})
+	t.Run("no word", func(t *testing.T) {
+		cfg := config(t, holders, exclusive(5))
+		cfg.LockDelay = 4 * time.Second
+		h := acquire(t, cfg)
+		next := contend(t, cfg)
+		inLine(t, server, id(5), 1)
+		torn := time.Now()
+		tear(t, server, h)
+		// A stranger that says it is no word.
+		plain(t, strangers, word(5, "dead", h.Token), word(5, "clean", h.Token))
+		next.held(t)
+		if d := next.ended.Sub(torn); d < cfg.LockDelay {
+			t.Errorf("started %v after the end, with a lock-delay of %v", d, cfg.LockDelay)
+		}
+	})
+}
+
+// stays makes sure that a contender goes on waiting for a while.
+func stays(t *testing.T, c *contender, d time.Duration) {
+	t.Helper()
+	select {
+	case <-c.done:
+		t.Fatalf("it has started: %v, %v", c.err, c.said())
+	case <-time.After(d):
+	}
+}
+
+// TestStrangers: what a session of another role says of a lock shortens nothing,
+// whether it says it during the hold or the delay, stands in line, or has the
+// process number in its words.
+func TestStrangers(t *testing.T) {
+	server := start(t, nil)
+	holders, waiters, strangers := as(t, server, "holders"), as(t, server, "waiters"), as(t, server, "strangers")
+	for i, inItsLine := range []bool{false, true} {
+		number := int64(i + 1)
+		t.Run(fmt.Sprintf("in line %v", inItsLine), func(t *testing.T) {
+			h := acquire(t, config(t, holders, exclusive(number)))
+			next := contend(t, config(t, waiters, exclusive(number)))
+			inLine(t, server, id(number), 1)
+			conn := plain(t, strangers)
+			if inItsLine { // behind the other, whose ticket is from the clock
+				run(t, conn, fmt.Sprintf("SELECT pg_advisory_lock(%d::bigint << 32 | ((extract(epoch FROM clock_timestamp()) * 100)::bigint & 4294967295))", int32(lockkey.Ticket(id(number)))))
+				inSight(t, server, next)
+			}
+			say := func() {
+				for _, e := range []string{"clean", "dead", "left"} {
+					for _, more := range []string{"", " all", fmt.Sprintf(" to=%d", h.Session.BackendPID())} {
+						run(t, conn, fmt.Sprintf("NOTIFY \"pglead.1.%d\", '%s %d 6000 0%s'", number, e, int64(1)<<62, more))
+						run(t, conn, fmt.Sprintf("NOTIFY \"pglead.1.%d\", '%s %d 6000 0%s'", number, e, h.Token, more))
+					}
+				}
+			}
+			say()
+			tear(t, server, h)
+			say()
+			holdsAndWaits(t, next)
+			say()
+			stays(t, next, 3*time.Second)
+			lock.LastWords(t.Context(), h)
+			next.held(t)
+		})
+	}
+}
+
+// inSight waits for as long as a contender takes to look again.
+func inSight(t *testing.T, server *pgtest.Server, c *contender) {
+	t.Helper()
+	beats := func() string {
+		return query(t, server, "SELECT coalesce(max(query_start)::text, '') FROM pg_stat_activity WHERE query LIKE '%pg_lock_status%' AND application_name LIKE 'pglead:%'")[0]
+	}
+	for range 2 {
+		before := beats()
+		eventually(t, "the waiter looks again", func() bool { return beats() != before && c.waits() })
+	}
+}
+
+// TestForeignHolder: of a holder that is no pglead nothing is known when it ends,
+// also if it came between two of them.
+func TestForeignHolder(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	psql := plain(t, dsn, "SELECT pg_advisory_lock(1)")
+	next := contend(t, config(t, dsn, exclusive(1)))
+	inLine(t, server, id(1), 1)
+	run(t, psql, "SELECT pg_advisory_unlock(1)")
+	holdsAndWaits(t, next)
+
+	// After a clean end that the waiter has heard of, the next one is refused.
+	h := acquire(t, config(t, dsn, exclusive(2)))
+	next = contend(t, config(t, dsn, exclusive(2)))
+	inLine(t, server, id(2), 1)
+	queued := plain(t, dsn)
+	done := make(chan error, 1)
+	go func() {
+		_, err := queued.Exec(t.Context(), "SELECT pg_advisory_lock(2)").ReadAll()
+		done <- err
+	}()
+	eventually(t, "a migration tool stands in the server's queue", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == "1"
+	})
+	release(t, h)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the waiter has tried, and looked who has it", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%' AND query LIKE '%pg_lock_status%' AND state = 'idle'")[0] == "1"
+	})
+	stays(t, next, 2*time.Second)
+	run(t, queued, "SELECT pg_advisory_unlock(2)")
+	holdsAndWaits(t, next)
+}
+
+// TestNewcomer: T1 is torn, and T2, a newcomer's first try, ends clean: who knew T1
+// waits for it.
+func TestNewcomer(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	for i, entitled := range []bool{false, true} {
+		number := int64(i + 1)
+		cfg := config(t, dsn, exclusive(number))
+		h := acquire(t, cfg)
+		next := contend(t, cfg)
+		inLine(t, server, id(number), 1)
+		// The newcomer is the first in the server's own queue, as no pglead is: its
+		// announcements are what one would say whose first try was granted.
+		psql := plain(t, dsn)
+		granted := make(chan error, 1)
+		go func() {
+			_, err := psql.Exec(t.Context(), fmt.Sprintf("SELECT pg_advisory_lock(%d)", number)).ReadAll()
+			granted <- err
+		}()
+		eventually(t, "the newcomer is in line", func() bool {
+			return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")[0] == "1"
+		})
+		tear(t, server, h)
+		if err := <-granted; err != nil {
+			t.Fatal(err)
+		}
+		field := ""
+		if entitled { // it has waited for T1
+			field = " all"
+		}
+		say := func(e, field string) string {
+			return fmt.Sprintf("NOTIFY \"pglead.1.%d\", '%s %d 6000 0%s'", number, e, h.Token+1, field)
+		}
+		run(t, psql, say("started", ""))
+		run(t, psql, say("clean", field))
+		run(t, psql, fmt.Sprintf("SELECT pg_advisory_unlock(%d)", number))
+		if entitled {
+			next.held(t)
+		} else {
+			holdsAndWaits(t, next)
+		}
+	}
+}
+
+// TestRepeatedWords: a stranger that says again and again that the lock comes free
+// puts off nobody's turn, with dead tickets before it or not.
+func TestRepeatedWords(t *testing.T) {
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(1))
+	h := acquire(t, cfg)
+	stranger := plain(t, as(t, server, "stranger"))
+	const before = 4
+	for i := range before {
+		ticket := int64(lockkey.Ticket(id(1)))<<32 | int64(uint32(time.Now().UnixMilli()/10)-1000-uint32(i))
+		run(t, stranger, fmt.Sprintf("SELECT pg_advisory_lock(%d)", ticket))
+	}
+	next := contend(t, cfg)
+	inLine(t, server, id(1), 1)
+	release(t, h)
+	for range 100 { // ten seconds; its turn comes after 1.2
+		run(t, stranger, fmt.Sprintf("NOTIFY \"pglead.1.1\", 'clean %d 6000 0'", h.Token))
+		select {
+		case <-next.done:
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	t.Error("it has not had its turn")
+}

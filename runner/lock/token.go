@@ -1,0 +1,245 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Grant is what the server says of locks that the session now holds.
+type Grant struct {
+	// Token grows with every grant in this cluster: the timeline in the upper
+	// 16 bits, the transaction number that this grant used up in the lower 48.
+	Token int64
+	// SystemID names the cluster that the token belongs to.
+	SystemID string
+}
+
+// token is an SQL expression. It is the same number wherever it stands in a
+// transaction.
+const token = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
+
+// The session's own locks are looked up in the function that the view pg_locks is
+// made of: the view takes a backend in its first moments three times as long as
+// the whole of this. That they are this database's goes without saying.
+//
+// This goes behind the columns of a query.
+const ofOwnLocks = `, classid, objid, objsubid
+FROM pg_catalog.pg_lock_status()
+WHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()`
+
+// isListed says whether a row that ofOwnLocks gave is this lock's.
+func (l Lock) isListed(row []string) bool {
+	columns := fmt.Sprint(l.ClassID(), l.ObjID(), l.ObjSubID())
+	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
+}
+
+// drawing is the query that draws the token and announces the start, for each of
+// the locks that the session has, and does nothing if it has none of them.
+//
+// A transaction number is only used up for good once the WAL that tells of it is
+// on disk. That takes something to log, the message, and a commit that waits for
+// the disk but for no standby, whatever the role's default is: 'local'.
+//
+// The token is shown in the session's name, too, for those who look later. Further
+// columns are evaluated once for each lock.
+func (b *Bid) drawing(locks []Lock, columns ...string) string {
+	var sql strings.Builder
+	fmt.Fprintf(&sql, `SELECT %s,
+	(pg_catalog.pg_control_system()).system_identifier,
+	pg_catalog.set_config('synchronous_commit', 'local', true),
+	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`, token)
+	if name := b.cfg.Session.ApplicationName; b.shows() {
+		fmt.Fprintf(&sql, ",\n\tpg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, ' %s'), false)", tokenMark, token, strings.TrimPrefix(name, "pglead:"))
+	}
+	for _, l := range locks {
+		columns = append(columns, b.announcingStart(l, locks))
+	}
+	for _, column := range columns {
+		sql.WriteString(",\n\t" + column)
+	}
+	sql.WriteString(ofOwnLocks)
+	if b.line != nil || b.cfg.Claim.Polled { // it has others, tickets for one
+		sql.WriteString(" AND " + among(idsOf(locks)))
+	}
+	return sql.String()
+}
+
+// shows says whether the session's name has the token: where it is one's alone.
+func (b *Bid) shows() bool {
+	return !b.cfg.Claim.Polled && strings.HasPrefix(b.cfg.Session.ApplicationName, "pglead:")
+}
+
+// announcingStart is an SQL expression that says that a command starts, if
+// anyone waits to hear it.
+func (b *Bid) announcingStart(l Lock, locks []Lock) string {
+	var fields []string
+	if l.Shared {
+		fields = []string{sharedField}
+	}
+	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.payload(started, token, fields))
+	if b.cfg.Claim.Polled {
+		return notify
+	}
+	return fmt.Sprintf("CASE WHEN EXISTS (%s) THEN %s END", b.cfg.Claim.waitingFor(locks, ""), notify)
+}
+
+// waitingFor is a query for those who wait for any of these locks, the first in line
+// first, if it is ordered: for one who waits for another of them may want this one
+// next. They are those with tickets, and those of older versions, who stand in the
+// server's own queue. One who waits for that number in another database is told for
+// nothing, and which database this is would take as long to find out as all the rest.
+func (c Claim) waitingFor(locks []Lock, columns string) string {
+	ids := idsOf(locks)
+	lines := ids
+	if c.Gate != nil {
+		lines = []lockkey.ID{*c.Gate}
+		ids = append(ids, *c.Gate)
+	}
+	var classes []string
+	for _, line := range lines {
+		classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(line)))
+	}
+	return fmt.Sprintf(`SELECT %s FROM pg_catalog.pg_lock_status() AS w WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid()
+		AND (classid IN (%s) AND objsubid = 1 OR NOT granted AND %s)`, columns, strings.Join(classes, ", "), among(ids))
+}
+
+// drew takes note of what drawing returned, and makes sure that what is held is
+// among it.
+func (b *Bid) drew(rows session.Rows) error {
+	for _, l := range b.held {
+		if !slices.ContainsFunc(rows, l.isListed) { // in no rows either
+			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
+				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
+		}
+	}
+	if len(rows) == 0 || len(rows[0]) < 2 {
+		return session.ErrNotPostgreSQL()
+	}
+	number, err := strconv.ParseInt(rows[0][0], 10, 64)
+	_, err2 := strconv.ParseInt(rows[0][1], 10, 64)
+	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
+		return session.Errorf(session.Unsafe, "", "the server's token is no number")
+	}
+	b.token = &Grant{Token: number, SystemID: rows[0][1]}
+	return nil
+}
+
+// draw draws the token, once it is certain that the command may start. Its last
+// round trip on the session's own connection is what the first Deadline counts
+// from.
+func (b *Bid) draw(ctx context.Context) error {
+	if b.token != nil {
+		return nil
+	}
+	if b.cfg.Session.Quorum || b.cfg.Session.Transaction {
+		return b.drawBeside(ctx)
+	}
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawing(b.held)}, b.leaving()...)})
+	if err != nil {
+		return b.error(err)
+	}
+	return b.drew(answers[0])
+}
+
+// describe has the session say what it holds.
+func (b *Bid) describe() {
+	d := b.cfg.Session.Description
+	d.Token, d.Since = b.token.Token, time.Now()
+	if b.cfg.Claim.Gate != nil {
+		d.Slot = b.slot
+	}
+	b.s.Describe(d)
+}
+
+// drawBeside draws the token on a second connection: with a quorum since the
+// lock's own must never hang in a commit, and with a transaction since a number
+// drawn in it would hold back vacuum for as long as the command runs. The lock's
+// own session is asked afterwards whether it still has the lock: what the second
+// one does takes its time, and may take more than the first one has.
+func (b *Bid) drawBeside(ctx context.Context) error {
+	second, err := b.s.Second(ctx)
+	if err != nil {
+		return err
+	}
+	if err := b.identify(ctx, second); err != nil {
+		return err
+	}
+	drawn, err := b.drawOn(ctx, second)
+	if err != nil {
+		return err
+	}
+	if len(drawn) < 2 {
+		return session.ErrNotPostgreSQL()
+	}
+	if _, err := strconv.ParseInt(drawn[0], 10, 64); err != nil {
+		return session.ErrNotPostgreSQL()
+	}
+	var queries []string
+	if b.cfg.Session.Quorum && !b.cfg.Session.Transaction {
+		for _, l := range b.held {
+			var fields []string
+			if l.Shared {
+				fields = []string{sharedField}
+			}
+			queries = append(queries, tell(channel(l.ID), b.cfg.payload(started, drawn[0], fields)))
+		}
+		queries = append(queries, b.leaving()...)
+	}
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT 1"+ofOwnLocks)})
+	if err != nil {
+		return b.error(err)
+	}
+	var rows session.Rows
+	for _, row := range answers[len(answers)-1] {
+		rows = append(rows, append([]string{drawn[0], drawn[1]}, row[1:]...))
+	}
+	return b.drew(rows)
+}
+
+// identify makes sure that the second connection is to the same server, and learns
+// the backend's number, which a pooler keeps to itself.
+func (b *Bid) identify(ctx context.Context, second *session.Session) error {
+	rows, err := b.s.Query(ctx, "SELECT pg_catalog.pg_backend_pid(), "+session.ServerIdentity)
+	if err != nil {
+		return b.error(err)
+	}
+	if len(rows) != 1 || len(rows[0]) != 2 {
+		return session.ErrNotPostgreSQL()
+	}
+	if !second.SameServer(rows[0][1]) {
+		return session.Errorf(session.Unreachable, "", "the second connection reached another server than the first")
+	}
+	pid, err := strconv.ParseUint(rows[0][0], 10, 32)
+	if err != nil {
+		return session.ErrNotPostgreSQL()
+	}
+	b.s.SetBackendPID(uint32(pid))
+	return nil
+}
+
+// drawOn draws the token on the second connection. With a quorum its commit waits
+// for the standbys; it announces nothing, since while a commit with a NOTIFY waits,
+// every other NOTIFY on the server does.
+// https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
+func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, error) {
+	const query = `SELECT %s%s, (pg_catalog.pg_control_system()).system_identifier,
+	pg_catalog.set_config('synchronous_commit', '%s', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
+	if b.cfg.Session.Quorum {
+		return b.s.Commit(ctx, fmt.Sprintf(query, session.StandbysNow+", ", token, "on"))
+	}
+	drawn, err := second.Row(ctx, 4, fmt.Sprintf(query, "", token, "local"))
+	if err != nil {
+		return nil, session.SecondError(err)
+	}
+	if !b.cfg.Claim.Polled { // who has one lock after the other needs it again
+		b.s.DropSecond()
+	}
+	return drawn, nil
+}

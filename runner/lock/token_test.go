@@ -1,0 +1,132 @@
+package lock_test
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/session"
+)
+
+func TestLockExcludesAndTokensGrow(t *testing.T) {
+	server := start(t, nil)
+	const number = -8996774569131282592 // negative: both halves have their top bit set or not
+	cfg := config(t, server.DSN("postgres"), exclusive(number))
+	other := bid(t, cfg)
+	first := acquire(t, cfg)
+	if try(t, other) {
+		t.Fatal("the lock is granted twice")
+	}
+	if first.Token>>48 != 1 || first.SystemID != query(t, server, "SELECT system_identifier FROM pg_control_system()")[0] {
+		t.Errorf("grant %+v is not of timeline 1 of this cluster", first.Grant)
+	}
+	// Everybody sees the token in the session's name for as long as that holds it.
+	name := func() string {
+		return query(t, server, "SELECT application_name FROM pg_stat_activity WHERE pid = "+strconv.Itoa(int(first.Session.BackendPID())))[0]
+	}
+	if want := "pglead:#" + strconv.FormatInt(first.Token, 10) + " test@here"; name() != want {
+		t.Errorf("the session's name is %q, want %q", name(), want)
+	}
+	release(t, first)
+	if !try(t, other) {
+		t.Fatal("the lock is still held")
+	}
+	if first.Release(t.Context(), false) == nil {
+		t.Error("a lock was released that was not held")
+	}
+	giveBack(t, other)
+	if second := acquire(t, cfg); second.Token <= first.Token {
+		t.Errorf("token %d after %d", second.Token, first.Token)
+	}
+}
+
+// TestTokenSurvivesCrash: a role whose commits don't wait for the disk would
+// be given the same transaction number again after a crash.
+func TestTokenSurvivesCrash(t *testing.T) {
+	server := start(t, map[string]string{"wal_writer_delay": "10s"})
+	dsn := as(t, server, "hasty")
+	query(t, server, "ALTER ROLE hasty SET synchronous_commit = off")
+	last := int64(0)
+	for range 3 {
+		h := acquire(t, config(t, dsn, exclusive(1)))
+		if err := server.Stop(syscall.SIGQUIT); err != nil {
+			t.Fatal(err)
+		}
+		if h.Token <= last {
+			t.Errorf("token %d after %d", h.Token, last)
+		}
+		last = h.Token
+		if err := server.StartLogged(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestRoleDefaults: what an administrator set for the role is in the way of neither
+// a wait nor a grant.
+func TestRoleDefaults(t *testing.T) {
+	server := start(t, nil)
+	dsn := as(t, server, "hasty")
+	query(t, server, `REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC;
+		ALTER ROLE hasty SET idle_session_timeout = '100ms';
+		ALTER ROLE hasty SET idle_in_transaction_session_timeout = '100ms';
+		ALTER ROLE hasty SET statement_timeout = '50ms';
+		ALTER ROLE hasty SET lock_timeout = '1ms';
+		ALTER ROLE hasty SET default_transaction_isolation = serializable;
+		ALTER ROLE hasty SET default_transaction_read_only = on;
+		ALTER ROLE hasty SET synchronous_commit = off;
+		ALTER ROLE hasty SET datestyle = 'SQL, DMY';
+		ALTER ROLE hasty SET timezone = 'Asia/Kolkata';
+		ALTER ROLE hasty SET search_path = ''`)
+	h := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
+	next := contend(t, config(t, dsn, exclusive(7)))
+	inLine(t, server, id(7), 1)
+	stays(t, next, 3*time.Second)
+	release(t, h)
+	next.held(t)
+	if got := next.said(); !slices.Equal(got, []string{"waiting"}) {
+		t.Errorf("it said %v", got)
+	}
+}
+
+// TestLyingServer: servers exist that answer true and lock nothing. This one
+// is PostgreSQL with its function replaced by such a one.
+func TestLyingServer(t *testing.T) {
+	server := start(t, nil)
+	query(t, server, `CREATE OR REPLACE FUNCTION pg_catalog.pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'`)
+	c := contend(t, config(t, server.DSN("postgres"), exclusive(7)))
+	<-c.done
+	if kindOf(c.err) != session.Unsafe || !strings.Contains(c.err.Error(), "pg_locks") {
+		t.Errorf("Acquire: %v, want a refusal", c.err)
+	}
+}
+
+// TestTokensGrowAcrossModes: those who share a lock compare their tokens,
+// whatever way each of them holds it.
+func TestTokensGrowAcrossModes(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	last := int64(0)
+	for name, cfg := range map[string]lock.Config{
+		"session":     config(t, dsn, exclusive(1)),
+		"transaction": inTransaction(config(t, dsn, exclusive(1))),
+		"pooler":      inTransaction(config(t, pooled(t, server, pgtest.Superuser, "transaction", 2), exclusive(1))),
+		"shared":      config(t, dsn, shared(1)),
+		"several":     config(t, dsn, exclusive(1, 2)),
+		"slots":       config(t, dsn, slots(1, 2)),
+		"pair":        config(t, dsn, lock.Claim{Locks: []lock.Lock{{ID: lockkey.ID{Number: 1, Pair: true}}}}),
+	} {
+		h := acquire(t, cfg)
+		if h.Token <= last {
+			t.Errorf("%s: token %d after %d", name, h.Token, last)
+		}
+		last = h.Token
+		release(t, h)
+	}
+}

@@ -1,0 +1,244 @@
+package lock_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// settings are those of both of a pooler's connections to the server.
+func settings(t *testing.T, dsn string) (all []string) {
+	t.Helper()
+	for range 2 {
+		conn, err := pgconn.Connect(t.Context(), dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(t.Context())
+		// The open transaction keeps its connection from the next one.
+		results, err := conn.Exec(t.Context(), "BEGIN; SELECT string_agg(name || '=' || setting, E'\n' ORDER BY name) FROM pg_settings").ReadAll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, string(results[1].Rows[0][0]))
+	}
+	return all
+}
+
+// TestTransaction: what the lock in a transaction promises, with and without
+// a pooler in between.
+func TestTransaction(t *testing.T) {
+	server := start(t, nil)
+	query(t, server, "CREATE TABLE indexed (n int)")
+	for _, mode := range []string{"direct", "transaction", "session"} {
+		t.Run(mode, func(t *testing.T) {
+			dsn, number := server.DSN("postgres"), rand.Int64()
+			var before []string
+			if mode != "direct" {
+				dsn = pooled(t, server, pgtest.Superuser, mode, 2)
+				before = settings(t, dsn)
+			}
+			cfg := inTransaction(config(t, dsn, exclusive(number)))
+			other := bid(t, config(t, server.DSN("postgres"), exclusive(number)))
+			h := acquire(t, cfg)
+			if try(t, other) {
+				t.Fatal("want the lock for the transaction alone")
+			}
+
+			// Between two heartbeats there is nothing that vacuum has to respect.
+			eventually(t, "the real backend shows, by name, and is idle", func() bool {
+				row := query(t, server, fmt.Sprintf(`SELECT a.application_name, a.backend_xid IS NULL AND a.backend_xmin IS NULL
+					FROM pg_stat_activity a JOIN pg_locks l USING (pid)
+					WHERE a.pid = %d AND a.state = 'idle in transaction' AND l.locktype = 'advisory' AND l.granted`, h.Session.BackendPID()))
+				if len(row) == 2 && (row[0] != "pglead:test@here" || row[1] != "t") {
+					t.Fatalf("the backend is %v", row)
+				}
+				return len(row) == 2
+			})
+			query(t, server, "CREATE INDEX CONCURRENTLY ON indexed (n)")
+
+			release(t, h)
+			if !try(t, other) {
+				t.Error("the lock is still taken")
+			}
+			h.Close()
+			again := cfg
+			again.Wait = 0
+			if c := contend(t, again); func() bool { <-c.done; return c.err == nil }() {
+				t.Error("the lock is taken, and the transaction has it too")
+			}
+			if mode == "direct" {
+				return
+			}
+			if after := settings(t, dsn); !slices.Equal(after, before) {
+				t.Errorf("settings stay on the pooler's connections:\n%s\nbefore:\n%s", strings.Join(after, "\n\n"), strings.Join(before, "\n\n"))
+			}
+		})
+	}
+}
+
+// TestPolling: who waits with a transaction has it soon after it is free, and after
+// the delay, since it hears nothing.
+func TestPolling(t *testing.T) {
+	server := start(t, nil)
+	cfg := inTransaction(config(t, server.DSN("postgres"), exclusive(7)))
+	cfg.LockDelay = 2 * time.Second
+	h := acquire(t, cfg)
+	next := contend(t, cfg)
+	eventually(t, "it waits", func() bool { return len(next.said()) > 0 })
+	stays(t, next, 2*lock.PollMost)
+	released := time.Now()
+	release(t, h)
+	next.held(t)
+	if took := next.ended.Sub(released); took < cfg.LockDelay || !delayed(next) {
+		t.Errorf("it started after %v, and said %v", took, next.said())
+	}
+}
+
+// keeps makes sure that a session is not lost for a while, in which it is renewed.
+func keeps(t *testing.T, s *session.Session, d time.Duration) {
+	t.Helper()
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		select {
+		case <-s.Renewed():
+		case <-s.Lost():
+			t.Fatal(s.Err())
+		}
+	}
+}
+
+// await waits for a loss.
+func await(t *testing.T, s *session.Session) {
+	t.Helper()
+	select {
+	case <-s.Lost():
+	case <-time.After(longest):
+		t.Fatal("the loss went unnoticed")
+	}
+}
+
+// TestLeaseInTransaction: heartbeats keep the transaction, and nothing else
+// does.
+func TestLeaseInTransaction(t *testing.T) {
+	server := start(t, nil)
+	for _, mode := range []string{"direct", "transaction", "session"} {
+		for _, beating := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, heartbeats %v", mode, beating), func(t *testing.T) {
+				t.Parallel()
+				dsn, number := server.DSN("postgres"), rand.Int64()
+				if mode != "direct" {
+					dsn = pooled(t, server, pgtest.Superuser, mode, 2)
+				}
+				cfg := leased(inTransaction(config(t, dsn, exclusive(number))), 3*time.Second)
+				other := bid(t, config(t, server.DSN("postgres"), exclusive(number)))
+				if !beating {
+					s, err := session.Open(t.Context(), cfg.Session)
+					if err != nil {
+						t.Fatal(err)
+					}
+					defer s.Close()
+					if !try(t, lock.NewBid(s, cfg)) {
+						t.Fatal("the lock is taken")
+					}
+					await(t, s)
+					eventually(t, "the server frees the lock", func() bool { return try(t, other) })
+					return
+				}
+				h := acquire(t, cfg)
+				keeps(t, h.Session, cfg.Session.Lease*3/2)
+				if try(t, other) {
+					t.Error("the lock was not held for as long as there were heartbeats")
+				}
+				release(t, h)
+			})
+		}
+	}
+}
+
+// TestAbortedTransaction: an error ends the transaction and frees its lock,
+// and the server goes on to answer. Here an administrator's cancel request
+// meets a heartbeat.
+func TestAbortedTransaction(t *testing.T) {
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	h, other := acquire(t, leased(inTransaction(cfg), 3*time.Second)), bid(t, cfg)
+	s := h.Session
+	backend, err := os.FindProcess(int(s.BackendPID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for began := time.Now(); s.Err() == nil && time.Since(began) < longest; {
+		_ = backend.Signal(syscall.SIGINT) // pg_cancel_backend
+		if rand.N(10_000) == 0 && try(t, other) {
+			break
+		}
+	}
+	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "the transaction that held the lock") {
+		t.Errorf("the lock is free, and its holder thinks: %v", err)
+	}
+}
+
+// TestTransactionRoleDefaults: what an administrator set for the role does no
+// harm in a transaction either.
+func TestTransactionRoleDefaults(t *testing.T) {
+	server := start(t, nil)
+	direct := as(t, server, "hasty")
+	query(t, server, `ALTER ROLE hasty SET idle_in_transaction_session_timeout = '100ms';
+		ALTER ROLE hasty SET statement_timeout = '2s';
+		ALTER ROLE hasty SET lock_timeout = '1s';
+		ALTER ROLE hasty SET default_transaction_isolation = serializable;
+		ALTER ROLE hasty SET default_transaction_read_only = on;
+		ALTER ROLE hasty SET synchronous_commit = off;
+		ALTER ROLE hasty SET search_path = ''`)
+	for mode, dsn := range map[string]string{"direct": direct, "pooler": pooled(t, server, "hasty", "transaction", 2)} {
+		h := acquire(t, leased(inTransaction(config(t, dsn, exclusive(rand.Int64()))), 3*time.Second))
+		keeps(t, h.Session, 2*time.Second)
+		snapshots := query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d AND backend_xmin IS NOT NULL AND state = 'idle in transaction'", h.Session.BackendPID()))
+		if snapshots[0] != "0" {
+			t.Errorf("%s: the transaction keeps a snapshot", mode)
+		}
+		release(t, h)
+		h.Close()
+	}
+	release(t, acquire(t, config(t, direct, exclusive(7))))
+}
+
+// TestPools: a pooler that gives the connection to others after every statement can
+// hold no transaction, and never will. One that has no connection to give is no
+// refusal of the lock, and who waits rides it out; the token takes a second one.
+func TestPools(t *testing.T) {
+	server := start(t, nil)
+	statement := bid(t, inTransaction(config(t, pooled(t, server, pgtest.Superuser, "statement", 2), exclusive(6))))
+	if _, err := statement.Try(t.Context()); kindOf(err) != session.Unsafe {
+		t.Errorf("Try through a pooler in statement mode: %v", err)
+	}
+
+	dsn := pooled(t, server, pgtest.Superuser, "transaction", 1)
+	cfg := inTransaction(config(t, dsn, exclusive(7)))
+	cfg.Session.ConnectTimeout = 4 * time.Second
+	late := cfg
+	late.Claim = exclusive(8)
+	holder, other := bid(t, cfg), bid(t, late)
+	if !try(t, holder) {
+		t.Fatal("the lock is taken")
+	}
+	if _, err := other.Try(t.Context()); !session.Passing(err) || !strings.Contains(err.Error(), "query_wait_timeout") {
+		t.Errorf("Try: %#v", err)
+	}
+	_, err := holder.Settle(t.Context())
+	e, ok := err.(*session.Error) //nolint:errorlint // as it is
+	if !ok || e.Kind != session.Unreachable || !strings.Contains(e.Hint, "second connection") {
+		t.Errorf("Settle: %#v", err)
+	}
+}

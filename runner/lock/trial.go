@@ -1,0 +1,56 @@
+package lock
+
+import (
+	"context"
+	"math/rand/v2"
+	"strconv"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Trial takes a lock that nobody else has, and sees whether a second session is
+// refused it.
+func Trial(ctx context.Context, of session.Config) (checkup.Check, error) {
+	key := "pglead doctor " + strconv.FormatUint(rand.Uint64(), 36)
+	of.Description.Keys, of.Description.Scheme = []string{key}, session.DefaultScheme
+	cfg := Config{Claim: Claim{Locks: []Lock{{ID: lockkey.SipHash24(key)}}}, Session: of}
+	b, granted, err := tried(ctx, cfg)
+	if err != nil {
+		return checkup.Check{}, err
+	}
+	defer b.s.Close()
+	if !granted {
+		return checkup.Failf("only PostgreSQL's own advisory locks will do", "the server refused a lock that nobody can have"), nil
+	}
+	held, err := b.Settle(ctx)
+	if err != nil {
+		return checkup.Check{}, err
+	}
+	second, granted, err := tried(ctx, cfg)
+	if err != nil {
+		return checkup.Warningf("is there a connection free for a second one?",
+			"granted, listed in pg_locks, token %d; whether it keeps others out was not tried: %s", held.Token, err), nil
+	}
+	second.s.Close()
+	if granted {
+		return checkup.Failf("only PostgreSQL's own advisory locks will do", "the server granted one lock to two sessions"), nil
+	}
+	return checkup.Okf("granted, listed in pg_locks, token %d, refused to a second session", held.Token), held.Release(ctx, false)
+}
+
+// tried is a bid in a session of its own.
+func tried(ctx context.Context, cfg Config) (*Bid, bool, error) {
+	s, err := session.Open(ctx, cfg.Session)
+	if err != nil {
+		return nil, false, err
+	}
+	s.Keep()
+	b := NewBid(s, cfg)
+	granted, err := b.Try(ctx)
+	if err != nil {
+		s.Close()
+	}
+	return b, granted, err
+}

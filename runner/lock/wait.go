@@ -1,0 +1,172 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/pglead/pglead/runner/session"
+)
+
+// wait stands in line until something is granted or the time is up. Of several
+// locks what is granted is the next one: Try takes the rest.
+func (b *Bid) wait(ctx context.Context, left func() time.Duration) error {
+	if err := b.join(ctx); err != nil {
+		return err
+	}
+	if err := b.cfg.Observer.look(ctx, b); err != nil {
+		return err
+	}
+	held := len(b.held)
+	for len(b.held) == held {
+		rest := left()
+		if rest <= 0 {
+			return nil
+		}
+		if err := b.line.pause(ctx, rest); err != nil {
+			return err
+		}
+		b.line.heed(b.events())
+		if b.line.tryAt.IsZero() || time.Now().Before(b.line.tryAt) { // else it is done with the try
+			if err := b.verify(ctx); err != nil {
+				return err
+			}
+		}
+		if err := b.line.act(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// events are what was said of the lock that the line is for, and of all of them
+// behind a gate.
+func (b *Bid) events() (events []Announcement) {
+	for id, h := range b.histories {
+		said := h.take()
+		if b.cfg.Claim.Gate != nil || id == b.lineOf() {
+			events = append(events, said...)
+		}
+	}
+	return events
+}
+
+// pause waits until there is something to do.
+func (l *line) pause(ctx context.Context, most time.Duration) error {
+	next := l.lookAt
+	if !l.tryAt.IsZero() && l.tryAt.Before(next) {
+		next = l.tryAt
+	}
+	timer := time.NewTimer(max(0, min(most, time.Until(next))))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-l.b.news:
+	case <-l.b.s.Lost():
+		return l.b.s.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// act tries and looks, if it is time for that.
+func (l *line) act(ctx context.Context) error {
+	now := time.Now()
+	if !l.tryAt.IsZero() && !now.Before(l.tryAt) {
+		if err := l.try(ctx); err != nil || l.b.complete() {
+			return err
+		}
+	}
+	if now.Before(l.lookAt) {
+		return nil
+	}
+	held := len(l.b.held)
+	if err := l.look(ctx); err != nil || len(l.b.held) > held {
+		return err
+	}
+	return l.b.cfg.Observer.look(ctx, l.b)
+}
+
+// try tries once, or often where the lock is about to be freed.
+func (l *line) try(ctx context.Context) error {
+	b := l.b
+	burst := l.burst
+	l.tryAt, l.burst = time.Time{}, false
+	if l.rank == 1 {
+		l.tryAt = time.Now().Add(tryEvery)
+	}
+	if err := b.verify(ctx); err != nil {
+		return err
+	}
+	held := len(b.held)
+	var err error
+	if burst {
+		err = b.tryOften(ctx)
+	} else {
+		_, err = b.Try(ctx)
+	}
+	if err != nil || len(b.held) > held {
+		return err
+	}
+	if burst {
+		b.refused()
+	}
+	if b.puzzled || burst {
+		l.lookAt = time.Now()
+	}
+	return nil
+}
+
+// burst is how often a bid is tried in one statement: the first time at once,
+// then each millisecond, then more rarely. The clean end of a holder is said
+// before it frees the lock, so one try would come too early.
+const (
+	burst     = 50
+	burstFast = 20
+)
+
+// tryOften tries many times in one statement. Where a grant means that the command
+// may start, the token's query travels with it: it draws nothing unless the lock
+// is among the session's own.
+func (b *Bid) tryOften(ctx context.Context) error {
+	tries := fmt.Sprintf(`SELECT won FROM (
+	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
+	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, b.trial(), burst-1)
+	queries := []string{tries}
+	one := len(b.cfg.Claim.Locks) == 1 && b.cfg.Claim.Gate == nil && !b.cfg.Session.Quorum
+	certain := one && b.verdictOf(b.cfg.Claim.Locks).delay == 0
+	if certain {
+		queries = append(queries, b.drawing(b.cfg.Claim.Locks, b.line.leavingColumns()...))
+	}
+	answers, err := b.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
+	if err != nil {
+		return b.error(err)
+	}
+	if len(answers[0]) == 0 {
+		return nil
+	}
+	n, err := lastNumber(answers[0])
+	if err != nil {
+		return err
+	}
+	if _, err := b.granted(n); err != nil {
+		return err
+	}
+	if certain {
+		b.line.left()
+		return b.drew(answers[1])
+	}
+	return nil
+}
+
+// verdictOf is what the histories of these locks come to by now.
+func (b *Bid) verdictOf(locks []Lock) verdict {
+	all := verdict{entitled: true}
+	for _, l := range locks {
+		v := b.verdict(l.ID)
+		all.delay = max(all.delay, v.delay)
+		all.entitled = all.entitled && v.entitled
+	}
+	return all
+}

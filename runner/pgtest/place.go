@@ -1,0 +1,282 @@
+package pgtest
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Where root starts a server, it runs as another account, and whatever that
+// account may write to, it may also make a link to root's own files. So root
+// opens nothing in a directory of the account's, and by no name that may be a
+// link:
+//
+//	.        of the user: lock files and log
+//	data     of the server's account
+//	socket   the same
+//
+// Older pgleads gave all of it to the account.
+
+const (
+	dataName   = "data"
+	socketName = "socket"
+	logName    = "log"
+
+	unfinished = ".new" // behind the name of what is being made
+)
+
+// makePlace makes or checks the directory that holds the others, and returns once
+// nobody but the user can put anything there.
+func makePlace(dir string) error {
+	account, err := Account()
+	if err != nil {
+		return err
+	}
+	mode := fs.FileMode(0o700)
+	if account != nil {
+		mode = 0o711 // the account passes through
+	}
+	if err := os.Mkdir(dir, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	d, err := openDir(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close() // which unlocks it, too
+	if err := flock(int(d.Fd()), dir, unix.LOCK_EX); err != nil {
+		return err
+	}
+	owner, open, err := accessTo(d)
+	switch {
+	case err != nil:
+		return err
+	case owner == os.Geteuid() && open:
+		return &foreignError{dir, owner, "others can write to it"}
+	case owner == os.Geteuid():
+	case account != nil && owner == int(account.Uid):
+		if err := d.Chown(os.Geteuid(), os.Getegid()); err != nil {
+			return err
+		}
+	default:
+		return &foreignError{dir, owner, "it is another's"}
+	}
+	if err := d.Chmod(mode); err != nil || account == nil {
+		return err
+	}
+	return dropForeign(dir, int(account.Uid))
+}
+
+// foreignError is about a directory that nothing of the user's is put into.
+type foreignError struct {
+	dir   string
+	owner int
+	why   string
+}
+
+func (e *foreignError) Error() string {
+	return fmt.Sprintf("%s (of user %d) can't hold the embedded server, since %s: remove it, or name another place by XDG_STATE_HOME", e.dir, e.owner, e.why)
+}
+
+// dropForeign removes what the account may have put into a directory while that
+// was its own: all that is not the user's, but for the directories, which
+// accountsDir checks, and for the socket of a server that was started then and
+// still runs.
+func dropForeign(dir string, account int) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		path := filepath.Join(dir, entry.Name())
+		var stat unix.Stat_t
+		if err := unix.Lstat(path, &stat); errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return &fs.PathError{Op: "lstat", Path: path, Err: err}
+		}
+		kept := false
+		switch stat.Mode & unix.S_IFMT {
+		case unix.S_IFDIR:
+			kept = slices.Contains([]string{dataName, dataName + unfinished, socketName}, entry.Name())
+		case unix.S_IFREG:
+			kept = int(stat.Uid) == os.Geteuid() && stat.Nlink == 1
+		case unix.S_IFSOCK:
+			kept = int(stat.Uid) == account && listening(path)
+		}
+		if kept {
+			continue
+		}
+		if err := os.RemoveAll(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openDir opens a directory, and no link to one.
+func openDir(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+}
+
+// accessTo says who owns a directory and whether others can write to it.
+func accessTo(dir *os.File) (owner int, open bool, err error) {
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &stat); err != nil {
+		return 0, false, &fs.PathError{Op: "stat", Path: dir.Name(), Err: err}
+	}
+	return int(stat.Uid), stat.Mode&0o022 != 0, nil
+}
+
+// accountsDir makes or checks a directory of the account's in one that is the
+// user's own.
+func accountsDir(path string) error {
+	account, err := Account()
+	if err != nil {
+		return err
+	}
+	want := os.Geteuid()
+	if account != nil {
+		want = int(account.Uid)
+	}
+	for {
+		err := os.Mkdir(path, 0o700)
+		if err == nil && account != nil {
+			return os.Lchown(path, want, int(account.Gid))
+		}
+		if !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+		d, err := openDir(path)
+		if err != nil {
+			return err
+		}
+		owner, open, err := accessTo(d)
+		_ = d.Close()
+		if err != nil || owner == want && !open {
+			return err
+		}
+		// Who made it may have been killed before it was the account's.
+		if os.Remove(path) != nil {
+			return &foreignError{path, owner, fmt.Sprintf("it should be the user %d's alone", want)}
+		}
+	}
+}
+
+// flock locks an open file.
+func flock(fd int, name string, how int) error {
+	for {
+		err := unix.Flock(fd, how)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("lock %s: %w", name, err)
+		}
+		return nil
+	}
+}
+
+// fileLock is the descriptor of a locked file. It is no os.File, which the garbage
+// collector closes when it thinks that nobody needs it any more.
+type fileLock int
+
+// lockFile locks a file in a directory of the user's, waiting for it if how doesn't
+// say otherwise. The lock goes with the descriptor, which no child inherits.
+func lockFile(dir, name string, how int) (fileLock, error) {
+	path := filepath.Join(dir, name+".lock")
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	if err := flock(fd, path, how); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fileLock(fd), nil
+}
+
+func (l fileLock) close() { _ = unix.Close(int(l)) }
+
+// createLog makes a new log, in a directory of the user's.
+func createLog(path string) (*os.File, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o600)
+}
+
+// longestPIDFile is more than postmaster.pid ever has.
+const longestPIDFile = 4096
+
+// readPIDFile reads a file in the account's directory: it may be a link, endless,
+// or one that nobody ever writes to.
+func readPIDFile(path string) ([]byte, error) {
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no file: %w", path, err)
+	}
+	return io.ReadAll(io.LimitReader(file, longestPIDFile))
+}
+
+// rootsOwn makes a directory, all of whose parents are such that nobody but root
+// can put another one in its place, and returns its path without links.
+func rootsOwn(dir string) (string, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	there := dir
+	for {
+		if _, err := os.Lstat(there); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		there = filepath.Dir(there)
+	}
+	real, err := filepath.EvalSymlinks(there)
+	if err != nil {
+		return "", err
+	}
+	if err := trusted(real); err != nil {
+		return "", err
+	}
+	rest, err := filepath.Rel(there, dir)
+	if err != nil || rest == "." {
+		return real, err
+	}
+	real = filepath.Join(real, rest)
+	if err := os.MkdirAll(real, 0o755); err != nil {
+		return "", err
+	}
+	return real, os.Chmod(real, 0o755) //nolint:gosec // whatever the umask is: the server's account passes through
+}
+
+// trusted goes through a directory and all above it.
+func trusted(dir string) error {
+	for at := dir; ; at = filepath.Dir(at) {
+		info, err := os.Lstat(at)
+		if err != nil {
+			return err
+		}
+		stat, ok := info.Sys().(*syscall.Stat_t)
+		others := info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0
+		if !ok || stat.Uid != uint32(os.Geteuid()) || others {
+			return fmt.Errorf("root's embedded server can't be in %s, since others can put something else in place of %s (mode %v): name another place by XDG_STATE_HOME, or unset it",
+				dir, at, info.Mode())
+		}
+		if at == filepath.Dir(at) {
+			return nil
+		}
+	}
+}

@@ -1,0 +1,357 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+)
+
+// Rows are what a query returned. NULL reads as empty.
+type Rows [][]string
+
+// Request is one or more queries that travel together. Each is a transaction of
+// its own, and an error in one does not keep the server from the next.
+type Request struct {
+	SQL []string
+	// Longer is how long the server may take beyond a holder's share of the
+	// lease before it counts as silent.
+	Longer time.Duration
+	// Then, if there is one, is given the rows of each query before anything
+	// that the server says later is heard. It must not block.
+	Then func([]Rows)
+}
+
+// An exchange is a request and its answer.
+type exchange struct {
+	sent        time.Duration
+	left        int // queries whose answer is outstanding
+	answers     []Rows
+	size        int    // of all rows
+	err         error  // the first
+	unconfirmed string // what the server says of a commit without its standbys
+	judged      bool   // it ends in afterCommit
+	confirmed   bool   // by the standbys
+	then        func([]Rows)
+	result      chan struct{}
+}
+
+// Ask sends a request and waits for the answer. An error of the server is a
+// *pgconn.PgError, the loss of the session a *LostError. If ctx ends first the
+// answer is still outstanding, and nothing is left to do but Close.
+func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
+	ex, err := s.send(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return s.answer(ctx, ex, r.Longer)
+}
+
+// Query is Ask for the rows of all queries, one after the other.
+func (s *Session) Query(ctx context.Context, queries ...string) (Rows, error) {
+	answers, err := s.Ask(ctx, Request{SQL: queries})
+	return slices.Concat(answers...), err
+}
+
+// Row asks a question that has one row for an answer, of so many columns or,
+// for 0, of any number.
+func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, error) {
+	ex, err := s.send(ctx, Request{SQL: []string{sql}})
+	if err != nil {
+		return nil, err
+	}
+	answers, err := s.answer(ctx, ex, 0)
+	if err != nil {
+		return nil, err
+	}
+	if ex.unconfirmed != "" {
+		return nil, &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.unconfirmed)}
+	}
+	rows := answers[0]
+	if len(rows) != 1 || len(rows[0]) == 0 || columns > 0 && len(rows[0]) != columns {
+		return nil, ErrNotPostgreSQL()
+	}
+	return rows[0], nil
+}
+
+// Ping asks the server for a sign of life, which the Deadline counts from.
+func (s *Session) Ping(ctx context.Context) error {
+	_, err := s.Query(ctx, PlainBeat)
+	return err
+}
+
+// answer waits for an answer for a holder's share of the lease, and for as much
+// longer as the server has to wait. More is silence, which ends the session.
+func (s *Session) answer(ctx context.Context, ex *exchange, longer time.Duration) ([]Rows, error) {
+	silence := time.NewTimer(HolderShare(s.lease) + longer)
+	defer silence.Stop()
+	select {
+	case <-silence.C:
+		s.fail(ErrSilent)
+		return nil, s.Err()
+	case <-ex.result:
+		return ex.answers, ex.err
+	case <-s.lost:
+		return nil, s.Err()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+func (s *Session) send(ctx context.Context, r Request) (*exchange, error) {
+	select {
+	case s.turn <- struct{}{}:
+		s.mu.Lock()
+		last := s.parting
+		s.mu.Unlock()
+		return s.transmit(last, r)
+	case <-s.lost:
+		return nil, s.Err()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// transmit writes queries, and the goodbye behind them if they are the last. The
+// caller has the turn, which the reader gives back with the last answer.
+func (s *Session) transmit(last bool, r Request) (*exchange, error) {
+	ex := &exchange{sent: s.clock.now(), left: len(r.SQL), answers: make([]Rows, 1, len(r.SQL)), then: r.Then, result: make(chan struct{})}
+	ex.judged = r.SQL[len(r.SQL)-1] == afterCommit
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.mu.Lock()
+	s.current = ex
+	if s.asked <= s.heard {
+		s.asked = ex.sent
+	}
+	comment := s.comment
+	s.mu.Unlock()
+	s.requests++
+	for _, sql := range r.SQL {
+		s.fe.SendQuery(&pgproto3.Query{String: commented(comment, s.requests, sql)})
+	}
+	if last {
+		s.fe.Send(&pgproto3.Terminate{})
+	}
+	if err := s.fe.Flush(); err != nil {
+		s.fail(s.broken(fmt.Errorf("send: %w", networkCause(err))))
+		return nil, s.Err()
+	}
+	return ex, nil
+}
+
+// commented is a query with what the session says of itself before it, and a
+// number that is another in every request: by that, who may see the query sees
+// that the session is alive. Other statements than SELECT have no comment, since
+// pg_stat_statements tells their texts apart by it.
+func commented(comment string, request uint64, sql string) string {
+	if comment == "" || !strings.HasPrefix(sql, "SELECT") {
+		return sql
+	}
+	return fmt.Sprintf("%sbeat='%d',%s%s", commentOpens, request, strings.TrimPrefix(comment, commentOpens), sql)
+}
+
+// Encoded is a request in the bytes of the protocol, with or without the goodbye
+// behind it: for a process that has the socket when this one is gone. It can't be
+// had where the connection is encrypted.
+func (s *Session) Encoded(goodbye bool, queries ...string) (request []byte, possible bool) {
+	if s.Conn() != s.conn {
+		return nil, false
+	}
+	s.mu.Lock()
+	comment := s.comment
+	s.mu.Unlock()
+	for _, sql := range queries {
+		var err error
+		if request, err = (&pgproto3.Query{String: commented(comment, math.MaxUint32, sql)}).Encode(request); err != nil {
+			return nil, false
+		}
+	}
+	if !goodbye {
+		return request, true
+	}
+	request, err := (&pgproto3.Terminate{}).Encode(request)
+	return request, err == nil
+}
+
+// OnNotify has what sessions say on a channel given to a function, by the
+// session's reader: it must not block. To listen is the caller's statement. What
+// was said before a lock was freed is heard before the grant of that lock is.
+func (s *Session) OnNotify(channel string, heed func(pid uint32, payload string)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if heed == nil {
+		delete(s.heed, channel)
+		return
+	}
+	s.heed[channel] = heed
+}
+
+// hear passes on what a session said. What this one has said itself is no news.
+func (s *Session) hear(pid uint32, channel, payload string) {
+	s.mu.Lock()
+	heed := s.heed[channel]
+	own := pid == s.pid
+	s.mu.Unlock()
+	if heed != nil && !own {
+		heed(pid, payload)
+	}
+}
+
+// read is the goroutine with the pending read. It ends when the connection
+// does.
+func (s *Session) read() {
+	for {
+		msg, err := s.fe.Receive()
+		s.mu.Lock()
+		ex, holding, parting := s.current, s.holding, s.parting
+		s.mu.Unlock()
+		if err != nil && ex == nil && parting {
+			return
+		}
+		if err != nil {
+			// Poolers end a session with a plain error.
+			if pgErr := ex.refusal(); pgErr != nil {
+				s.fail(serverEnded{pgErr})
+			}
+			s.fail(s.broken(networkCause(err)))
+			return
+		}
+		switch msg := msg.(type) {
+		case *pgproto3.DataRow:
+			if ex != nil {
+				ex.keep(msg.Values)
+			}
+		case *pgproto3.ErrorResponse:
+			pgErr := pgconn.ErrorResponseToPgError(msg)
+			// The server says FATAL before it gives the session's locks back
+			// and closes the socket after, so no time is lost in waiting for
+			// the end of the stream.
+			if pgErr.SeverityUnlocalized == "FATAL" || pgErr.SeverityUnlocalized == "PANIC" {
+				s.fail(serverEnded{pgErr})
+			} else if ex != nil && ex.err == nil {
+				ex.err = pgErr
+			}
+		case *pgproto3.NotificationResponse:
+			s.hear(msg.PID, msg.Channel, msg.Payload)
+		case *pgproto3.NoticeResponse:
+			// That a commit was not confirmed is a warning without a code of
+			// its own, but the function that gives it is in no way translated.
+			if ex != nil && msg.Routine == "SyncRepWaitForLSN" {
+				ex.unconfirmed = msg.Message
+			}
+		case *pgproto3.ReadyForQuery:
+			if ex == nil {
+				s.fail(errors.New("the server answered a question that nobody asked"))
+				continue
+			}
+			// An error ends a transaction and frees its locks, and the server
+			// goes on to answer.
+			if holding && msg.TxStatus != 'T' {
+				s.fail(transactionOver{ex.refusal()})
+				continue
+			}
+			if ex.left--; ex.left == 0 {
+				s.answered(ex)
+			} else {
+				ex.answers = append(ex.answers, nil)
+			}
+		}
+	}
+}
+
+func (s *Session) answered(ex *exchange) {
+	// A commit that an administrator released from waiting for its standbys
+	// ends with a warning, one that failed with an error; neither is a sign of
+	// life of theirs. Nor is one that has not waited.
+	alive := ex.unconfirmed == "" && ex.err == nil
+	var hollow error
+	if ex.judged && alive {
+		ex.confirmed, hollow = s.judge(slices.Concat(ex.answers...))
+		ex.err, alive = hollow, ex.confirmed
+	}
+	s.mu.Lock()
+	s.current = nil
+	if alive {
+		s.heard = ex.sent
+	}
+	onAnswer := s.onAnswer
+	s.mu.Unlock()
+	onAnswer()
+	if ex.then != nil && ex.err == nil {
+		ex.then(ex.answers)
+	}
+	<-s.turn
+	close(ex.result)
+	if hollow != nil {
+		s.fail(hollow)
+	}
+}
+
+// renew puts the deadline into the channel, in place of an older one.
+func (s *Session) renew() {
+	select {
+	case <-s.renewed:
+	default:
+	}
+	select {
+	case s.renewed <- s.Deadline():
+	default:
+	}
+}
+
+// serverEnded is the server's own reason for ending the session.
+type serverEnded struct{ pg *pgconn.PgError }
+
+func (e serverEnded) Error() string { return "the server ended the session: " + ServerSays(e.pg) }
+func (e serverEnded) Unwrap() error { return e.pg }
+
+// transactionOver says that the transaction that held the lock has ended.
+type transactionOver struct{ pg *pgconn.PgError }
+
+func (e transactionOver) Error() string {
+	if e.pg == nil {
+		return "the transaction that held the lock was ended"
+	}
+	return "the transaction that held the lock failed: " + ServerSays(e.pg)
+}
+
+// refusal is the error that the server has answered with up to now, or nil.
+func (ex *exchange) refusal() *pgconn.PgError {
+	var pgErr *pgconn.PgError
+	if ex != nil {
+		errors.As(ex.err, &pgErr)
+	}
+	return pgErr
+}
+
+func networkCause(err error) error {
+	var opErr *net.OpError
+	var long *pgproto3.ExceededMaxBodyLenErr
+	var tooMuch tooMuchError
+	switch {
+	case errors.As(err, &opErr):
+		return fmt.Errorf("the connection broke: %w", innermost(opErr.Err))
+	case errors.As(err, &long):
+		return tooMuchError{longestMessage}
+	case errors.As(err, &tooMuch):
+		return tooMuch
+	}
+	return errors.New("the server closed the connection")
+}
+
+// copyRow copies what the reader will overwrite.
+func copyRow(values [][]byte) []string {
+	row := make([]string, len(values))
+	for i, v := range values {
+		row[i] = string(v)
+	}
+	return row
+}
