@@ -79,11 +79,8 @@ func (a *arena) repeating(ctx context.Context) error {
 	return nil
 }
 
-// note adds to what the pgleads say themselves, with -logs.
+// note adds to what the pgleads say themselves.
 func (a *arena) note(format string, args ...any) {
-	if a.logs == "" {
-		return
-	}
 	file, err := os.OpenFile(filepath.Join(a.logs, "arena.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
 	if err != nil {
 		a.t.Error(err)

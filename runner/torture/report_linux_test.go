@@ -3,10 +3,16 @@ package torture
 import (
 	"bytes"
 	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // table is a row a fault: how often it came, how many overlaps began after it
@@ -50,6 +56,41 @@ func quantile(times []time.Duration, percent int) string {
 	}
 	slices.Sort(times)
 	return times[(len(times)-1)*percent/100].Round(time.Millisecond).String()
+}
+
+func (a *arena) logOf(host string) string { return filepath.Join(a.logs, host+".log") }
+
+// lastSaid are the last lines that the pgleads of a host wrote.
+func (a *arena) lastSaid(host string, lines int) string {
+	data, err := os.ReadFile(a.logOf(host))
+	if err != nil {
+		return err.Error()
+	}
+	all := strings.Split(strings.TrimSpace(string(data)), "\n")
+	return strings.Join(all[max(0, len(all)-lines):], "\n")
+}
+
+// state is what a reader wants to know when something does not happen: which
+// processes live, what they said last, and who has which lock.
+func (a *arena) state() string {
+	var b strings.Builder
+	for _, host := range contenders() {
+		a.mu.Lock()
+		pid := a.pids[host]
+		a.mu.Unlock()
+		tree, err := exec.Command("ps", "-o", "pid,ppid,stat,args", "-p", strconv.Itoa(pid), "--ppid", strconv.Itoa(pid)).Output()
+		if err != nil {
+			tree = []byte(err.Error())
+		}
+		fmt.Fprintf(&b, "%s: %s\n%s\n", host, bytes.TrimSpace(tree), a.lastSaid(host, 5))
+	}
+	h := a.history()
+	h.sort()
+	fmt.Fprintf(&b, "now %v, last led %+v\n", boottime.Now(), h[max(0, len(h)-3):])
+	rows, err := a.server.Query("postgres", `SELECT concat_ws(' ', l.pid, host(client_addr), usename, locktype, classid::bigint, objid::bigint, mode, granted, state, wait_event, left(query, 200))
+		FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE locktype = 'advisory' ORDER BY classid, objid`)
+	fmt.Fprintf(&b, "%s (%v)", strings.Join(rows, "\n"), err)
+	return b.String()
 }
 
 // picture draws who led when, a line a host, with the faults as marks.

@@ -1,7 +1,6 @@
 package torture
 
 import (
-	"bytes"
 	"errors"
 	"flag"
 	"fmt"
@@ -135,6 +134,9 @@ func newArena(t *testing.T, o options) *arena {
 		options: o, mode: m, t: t, dir: t.TempDir(), binary: filepath.Join(t.TempDir(), "pglead"),
 		pids: map[string]int{}, since: map[string]time.Time{}, excused: map[int64]bool{}, ends: map[int]bool{}, rand: rand.New(rand.NewPCG(o.seed, 0)),
 	}
+	if a.logs == "" {
+		a.logs = t.TempDir()
+	}
 	var err error
 	a.self, err = os.Executable()
 	check(err)
@@ -197,21 +199,14 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 			cmd := exec.Command(binary, args...)
 			cmd.Env = append(os.Environ(), "PGLEAD_DSN="+dsn+" dbname=postgres user="+pgtest.Superuser,
 				roleVariable+"=command", dirVariable+"="+a.dir, hostVariable+"="+host)
-			var said bytes.Buffer
-			switch {
-			case a.logs != "":
-				log, err := os.OpenFile(filepath.Join(a.logs, host+".log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
-				if err != nil {
-					a.t.Error(err)
-					return
-				}
-				defer log.Close()
-				cmd.Stderr = log
-				cmd.Env = append(cmd.Env, "PGLEAD_VERBOSE=true", "PGLEAD_LOG_FORMAT=json")
-			case a.mode.stays:
-				cmd.Stderr = &said
+			cmd.Env = append(cmd.Env, "PGLEAD_VERBOSE=true", "PGLEAD_LOG_FORMAT=json")
+			log, err := os.OpenFile(a.logOf(host), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
+			if err != nil {
+				a.t.Error(err)
+				return
 			}
-			var err error
+			defer log.Close()
+			cmd.Stderr = log
 			a.net.on(host, func() {
 				a.mu.Lock()
 				defer a.mu.Unlock()
@@ -230,7 +225,7 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 			a.mu.Lock()
 			delete(a.since, host) // what comes next is a newcomer
 			if a.mode.stays && !a.stopping && !a.ends[cmd.Process.Pid] {
-				a.t.Errorf("pglead on %s gave up: %v: %s", host, err, said.String())
+				a.t.Errorf("pglead on %s gave up: %v: %s", host, err, a.lastSaid(host, 3))
 			}
 			a.mu.Unlock()
 			time.Sleep(20 * time.Millisecond)
@@ -368,7 +363,7 @@ func (a *arena) awaitLeader() leader {
 			return l
 		}
 	}
-	a.t.Fatal("nobody leads for two minutes")
+	a.t.Fatal("nobody leads for two minutes\n" + a.state())
 	panic("unreachable")
 }
 
