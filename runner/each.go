@@ -15,6 +15,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -86,10 +87,11 @@ func Each(cfg EachConfig) (Tally, error) {
 	}
 	began := time.Now()
 	items := cfg.Items
-	for pause := lock.PollLeast; ; pause = min(2*pause, lock.PollMost) {
+	for polls := lock.Polls(); ; {
 		again := e.pass(ctx, shared, items)
 		left := cfg.Wait - time.Since(began)
-		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !lock.Sleep(ctx, min(lock.Jitter(pause, 3*pause), left)) {
+		least := polls.Next()
+		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(least, 3*least), left)) {
 			break
 		}
 		items = slices.Values(again)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -54,7 +55,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 
 	reached := false
 	cfg.Wait, cfg.reached = lock.Forever, &reached
-	if err := rest(cfg.Config, signals, lock.Jitter(0, cfg.FirstDelay)); err != nil {
+	if err := rest(cfg.Config, signals, pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; pause = min(2*pause, restartMost) {
@@ -104,7 +105,7 @@ func rest(cfg Config, signals <-chan os.Signal, d time.Duration) error {
 	cfg.Watch.alive(d + locking.AttemptMost())
 	ctx, early := interruptible(signals)
 	defer early.handOver()
-	if d > 0 && !lock.Sleep(ctx, d) {
+	if d > 0 && !pace.Sleep(ctx, d) {
 		return context.Cause(ctx)
 	}
 	return nil

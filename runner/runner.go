@@ -22,6 +22,7 @@ import (
 
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -132,7 +133,7 @@ func Run(cfg Config) (Outcome, error) {
 	}
 	defer cfg.hooks.Wait()
 	cfg.parting = true
-	if err := rest(cfg, signals, lock.Jitter(0, cfg.Splay)); err != nil {
+	if err := rest(cfg, signals, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
 	return once(cfg, signals)

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -26,12 +27,12 @@ func LastWords(ctx context.Context, lost ...*Held) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.LockDelay)
 	defer cancel()
-	for backoff := backoffFirst / 4; ; backoff = min(2*backoff, backoffMost) {
+	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
 		err := sayDead(ctx, cfg.Session, lost)
 		if err == nil {
 			return
 		}
-		if !session.Passing(err) || !Sleep(ctx, Jitter(backoff/2, backoff)) {
+		if !session.Passing(err) || !pace.Sleep(ctx, backoff.Half()) {
 			cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
 			return
 		}
@@ -63,6 +64,6 @@ WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT u
 	if _, err := s.Query(ctx, queries...); err != nil {
 		return lost[0].refused(err)
 	}
-	Sleep(ctx, vouch)
+	pace.Sleep(ctx, vouch)
 	return nil
 }

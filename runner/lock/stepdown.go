@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -53,7 +54,7 @@ func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to str
 		if len(rows) == 1 && len(rows[0]) == 1 && rows[0][0] == "t" || time.Since(began) > time.Second {
 			return r, nil // or somebody else asks
 		}
-		if !Sleep(ctx, askAgain) {
+		if !pace.Sleep(ctx, askAgain) {
 			r.Close()
 			return nil, context.Cause(ctx)
 		}
