@@ -25,8 +25,8 @@ type Config struct {
 	// the server; with Parting the session ends with that.
 	Explain, Parting bool
 
-	// Reached is set once the server has answered for the lock. Who has it rides
-	// out every error from then on.
+	// Reached is set once the server has answered for the lock. A run that has it
+	// set rides out every error from then on. Nil: it does so for passing ones only.
 	Reached *bool
 
 	// Opened is called for each session, while there is something else to wait
@@ -36,8 +36,8 @@ type Config struct {
 	Observer Observer
 	Log      *slog.Logger
 
-	// Returns is set for one who has waited before, in a session that is no more
-	// or in which nothing is heard.
+	// Returns says that the run has waited before, in a session that is lost or in
+	// which it hears nothing.
 	Returns bool
 
 	ticket uint32 // that it had in an earlier session
@@ -66,7 +66,7 @@ func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
 // attempt is one session's.
 func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Held, error) {
 	opening := *cfg
-	if !cfg.Returns { // who comes back goes to the end of the line
+	if !cfg.Returns { // a returning waiter goes to the end of the line
 		opening.Session.First = cfg.FirstTrial()
 	}
 	s, err := opening.Open(ctx, left())
@@ -187,7 +187,7 @@ func (b *Bid) poll(ctx context.Context, left func() time.Duration) error {
 // a second.
 func Polls() *pace.Backoff { return pace.Doubling(250*time.Millisecond, time.Second) }
 
-// refuse gives up, and says who has what could not be had.
+// refuse gives up, and names the holders of what could not be had.
 func (b *Bid) refuse(ctx context.Context) error {
 	// The end of the session would free them a moment too late for the next run
 	// of a script.

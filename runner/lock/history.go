@@ -261,11 +261,11 @@ func (h *history) take() []Announcement {
 	return events
 }
 
-// verdict is what the history comes to for the one who is granted the lock.
+// verdict is what the history means for a waiter that is granted the lock.
 type verdict struct {
 	// Delay is how long the lock is to be held before the command may start.
 	delay time.Duration
-	// Entitled is who may say, when its own command is dead, that those of all
+	// Entitled: it may say, when its own command is dead, that those of all
 	// before it are, too.
 	entitled bool
 }

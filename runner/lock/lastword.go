@@ -11,7 +11,7 @@ import (
 )
 
 // LastWords say of locks that were lost, of one run or one list, that their
-// commands are dead, so that those who wait need not wait for that as well. It is
+// commands are dead, so that the waiters need not wait for that as well. It is
 // to be called when the commands and all that they started are dead.
 //
 // The locks' own session is gone, or of no use: another is opened, which first ends
@@ -39,7 +39,7 @@ func LastWords(ctx context.Context, lost ...*Held) {
 	}
 }
 
-// vouch is how long the session that says it stays, so that those who hear it can
+// vouch is how long the session that says it stays, so that its hearers can
 // look up its role.
 const vouch = time.Second
 

@@ -48,7 +48,7 @@ func (l Lock) tryInTransaction() string { return l.call("try_advisory_xact_lock"
 // passes is an SQL expression that is then only evaluated, and is else false, if
 // nobody holds the gate.
 func passes(gate lockkey.ID, then string) string {
-	// Shared, since those who pass are not in each other's way.
+	// Shared, so that those that pass are not in each other's way.
 	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", Lock{ID: gate, Shared: true}.call("try_advisory_xact_lock"), then)
 }
 
@@ -57,10 +57,10 @@ type Claim struct {
 	// Locks are in the order of lockkey.ID's Compare, none of them twice, so
 	// that no two sessions ever wait for each other.
 	Locks []Lock
-	// Gate is the lock in whose line those wait who want any of Locks. The first
-	// in line holds it and tries them all; newcomers who can't pass it try none.
+	// Gate is the lock in whose line the waiters for any of Locks stand. The first
+	// in line holds it and tries them all; newcomers that can't pass it try none.
 	Gate *lockkey.ID
-	// Polled says that others who want the locks may not stand in line for them,
+	// Polled says that others may come back for the locks without standing in line,
 	// so that a clean end is announced whether or not anyone does.
 	Polled bool
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Observer is told of a wait: for people, and for who supervises this process.
+// Observer is told of a wait: for people, and for a supervisor of this process.
 // Each of its functions may be nil, and must not block.
 type Observer struct {
 	// Waiting is told when a wait begins, and about once a minute from then on,

@@ -12,7 +12,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// A request to step down is a lock that the one who asks takes: the holder's
+// A request to step down is a lock that the asking session takes: the holder's
 // heartbeat finds that it can't have it shared. So holders need not listen, which
 // would cost the database more than all else that they do. Who asks, and which host
 // is to have the lock, stands in the name of the session that asks.

@@ -32,9 +32,9 @@ func (h *history) judge() {
 }
 
 // counts says whether a word is one at all: its speaker has been seen to hold
-// the lock, or is of the waiter's role or that of somebody who has held it. Who says
-// that another session's command is dead has to mean one that is known of: what has
-// started since is not.
+// the lock, or is of the waiter's role or that of a former holder. A word that another
+// session's command is dead has to name a tenure that is known: one that has started
+// since is not.
 func (h *history) counts(w word) bool {
 	if w.Event == dead && !slices.ContainsFunc(h.starts, func(s start) bool { return s.token == w.Token }) {
 		return false
