@@ -20,6 +20,7 @@ import (
 //	rank 1    named by the clean end of the holder, it tries many times in one
 //	          statement, the first at once. It tries every second anyway, and
 //	          watches the holder (silence.go).
+//	up to 3   also watch it, in case those before them are frozen.
 //	rank r    tries, when the lock has come free, this much later, unless it has
 //	          heard that somebody started: those before it may be dead.
 //	up to 3   also tries what two looks have shown to be free.
@@ -30,6 +31,7 @@ const (
 	turnPatience   = 300 * time.Millisecond
 	tryEvery       = time.Second
 	triesWhatsFree = 3
+	watches        = 3
 	listens        = 64
 )
 
@@ -211,14 +213,20 @@ func (l *line) digest(ctx context.Context, found *look) error {
 	if l.rank <= triesWhatsFree && l.free >= 2 {
 		l.tryAt = now
 	}
-	if l.rank != 1 {
-		return l.room.check(ctx, l, found)
+	if l.rank > 1 {
+		if err := l.room.check(ctx, l, found); err != nil {
+			return err
+		}
+	} else {
+		if l.tryAt.IsZero() {
+			l.tryAt = now.Add(tryEvery)
+		}
+		if err := l.hold(ctx, found); err != nil {
+			return err
+		}
 	}
-	if l.tryAt.IsZero() {
-		l.tryAt = now.Add(tryEvery)
-	}
-	if err := l.hold(ctx, found); err != nil {
-		return err
+	if l.rank > watches {
+		return nil
 	}
 	return l.watched.see(ctx, l, found)
 }
