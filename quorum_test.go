@@ -50,11 +50,6 @@ func synchronize(t *testing.T, server *pgtest.Server, names string) {
 	}
 }
 
-func exists(file string) bool {
-	_, err := os.Stat(file)
-	return err == nil
-}
-
 // TestQuorumIsEmptied: a holder whose commits wait for nobody any more has no
 // quorum, whether its last one was waiting then or not.
 func TestQuorumIsEmptied(t *testing.T) {
