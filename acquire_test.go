@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 )
 
 // slowToken makes a server's tokens wait for a lock that the test has: the drawing
@@ -97,10 +98,7 @@ func TestYoungServer(t *testing.T) {
 // TestServerClock: however a server's clock is set, a first try waits for no longer
 // than the lock-delay.
 func TestServerClock(t *testing.T) {
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := testserver.Port(t)
 	server, remove, err := pgtest.Prepare(map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 )
 
 // TestJavaHolds shares a lock with a Java program that takes it by JDBC and
@@ -24,10 +25,7 @@ func TestJavaHolds(t *testing.T) {
 		}
 		t.Skip("NOT TESTED: Java, which testdata/setup tests installs:", err)
 	}
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := testserver.Port(t)
 	// JDBC knows no Unix-domain sockets.
 	server := throwaway(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 

@@ -23,6 +23,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 )
 
 func TestMain(m *testing.M) {
@@ -253,29 +254,13 @@ func alone(log string) string {
 	return fmt.Sprintf("exec 9>>%[1]s; flock -n 9 || echo overlap >&9; ", log)
 }
 
-// throwaway is a server of a test's own.
-func throwaway(t *testing.T, settings map[string]string) *pgtest.Server {
-	t.Helper()
-	server, remove, err := pgtest.Throwaway(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
-	return server
-}
+var throwaway, ask = testserver.Start, testserver.Query
 
 // openServer listens where every account of this machine can reach it.
 func openServer(t *testing.T) (dsn string) {
 	t.Helper()
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, remove, err := pgtest.Throwaway(map[string]string{"listen_addresses": "127.0.0.1", "port": port})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
+	port := testserver.Port(t)
+	throwaway(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	return fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, pgtest.Superuser)
 }
 
@@ -291,16 +276,6 @@ func openDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
-}
-
-// ask runs SQL on a server, and returns the values.
-func ask(t *testing.T, server *pgtest.Server, sql string) []string {
-	t.Helper()
-	values, err := server.Query("postgres", sql)
-	if err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-	return values
 }
 
 // connected is a connection that stays open, and what it was asked first.

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 )
 
 // cluster is a primary and standbys of it, by their application_name.
@@ -193,10 +194,7 @@ func TestStalePrimaryIsLeft(t *testing.T) {
 
 	// A first host that takes connections and says nothing, as one behind a broken
 	// path: asked once, and not for the second connection too.
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := testserver.Port(t)
 	tcp := throwaway(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

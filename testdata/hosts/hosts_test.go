@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 )
 
 const top = "../.."
@@ -124,15 +125,8 @@ type bench struct {
 
 func boot(t *testing.T, deb, root string, names ...string) *bench {
 	t.Helper()
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, remove, err := pgtest.Throwaway(map[string]string{"listen_addresses": "127.0.0.1", "port": port})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
+	port := testserver.Port(t)
+	testserver.Start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 
 	// A file system that takes an overlay's upper directories, wherever this is.
 	dir := t.TempDir()
