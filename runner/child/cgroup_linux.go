@@ -6,6 +6,7 @@ import (
 	"os"
 	"path"
 	"strings"
+	"syscall"
 )
 
 // Where this process may make a control group (as root, or in a subtree that
@@ -68,6 +69,11 @@ func makeCgroup(group string) *os.File {
 		return nil
 	}
 	return dir
+}
+
+// setCgroup has the kernel start the command inside of a control group.
+func setCgroup(attr *syscall.SysProcAttr, dir *os.File) {
+	attr.UseCgroupFD, attr.CgroupFD = true, int(dir.Fd())
 }
 
 // killCgroup kills all that is in the group, and removeCgroup removes it; both

@@ -2,6 +2,7 @@ package child
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"slices"
 	"time"
@@ -43,16 +44,6 @@ func (c *Child) Lose() {
 	c.writeMu.Unlock()
 	grace := max(0, min(c.cfg.LostGrace, deadline+c.cfg.LeaseGrace-boottime.Now())) // as the guard has it
 	time.AfterFunc(grace+patience, c.killGuard)
-}
-
-// killGuard is for a guard that doesn't do what it is told: its work falls to
-// this process then.
-func (c *Child) killGuard() {
-	c.guardMu.Lock()
-	defer c.guardMu.Unlock()
-	if !c.guardGone && !c.excused {
-		_ = unix.Kill(c.guard, unix.SIGKILL)
-	}
 }
 
 // order tells the guard to do something. It never blocks: the guard may be
@@ -107,5 +98,34 @@ func (c *Child) sayRest() {
 		c.unsaid = c.unsaid[1:]
 		c.writeMu.Unlock()
 		_ = writeNumber(c.control, o.kind, o.n)
+	}
+}
+
+// renewalStep is the least by which a deadline has to move to be worth telling.
+// Every answer of the server moves it, thousands in a second if a session works
+// on many items, and the pipe, which the guard reads once in a deadline, must not
+// fill up: it has room for 8,192, or for 512 where the user has many pipes (pipe(7)).
+const renewalStep = 250 * time.Millisecond
+
+// Renew moves the deadline.
+func (c *Child) Renew(deadline time.Duration) {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	if c.renewals < 0 || int64(deadline)-c.renewed < int64(renewalStep) {
+		return
+	}
+	if _, err := unix.Write(c.renewals, binary.NativeEndian.AppendUint64(nil, uint64(deadline))); err == nil {
+		c.renewed = int64(deadline)
+	}
+}
+
+// hangUp ends what is said to the guard.
+func (c *Child) hangUp() {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	_ = c.control.Close() // nil, if there is no guard yet, is no harm
+	if c.renewals >= 0 {
+		_ = unix.Close(c.renewals)
+		c.renewals = -1
 	}
 }

@@ -1,0 +1,21 @@
+//go:build unix && !linux
+
+package child
+
+import (
+	"os"
+	"syscall"
+)
+
+// Control groups are Linux's.
+func ownCgroup() string { return "" }
+
+func newCgroup(string) string { return "" }
+
+func makeCgroup(string) *os.File { return nil }
+
+func setCgroup(*syscall.SysProcAttr, *os.File) {}
+
+func killCgroup(string) {}
+
+func removeCgroup(string) {}
