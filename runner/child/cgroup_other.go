@@ -7,15 +7,11 @@ import (
 	"syscall"
 )
 
-// Control groups are Linux's.
-func ownCgroup() string { return "" }
+// There are no control groups here.
 
-func newCgroup(string) string { return "" }
-
-func makeCgroup(string) *os.File { return nil }
-
+func ownCgroup() string                        { return "" }
+func newCgroup(string) string                  { return "" }
+func makeCgroup(string) *os.File               { return nil }
 func setCgroup(*syscall.SysProcAttr, *os.File) {}
-
-func killCgroup(string) {}
-
-func removeCgroup(string) {}
+func killCgroup(string)                        {}
+func removeCgroup(string)                      {}

@@ -1,12 +1,15 @@
-// Package child supervises the command: it starts it below a guard, passes
-// signals on, and kills it together with everything that it started.
+// Package child supervises the command: it starts it below a guard process,
+// passes signals on to it, and kills it together with everything that it started.
 //
 // There are three processes: pglead, the guard, and the command. The guard is
-// pglead's own program again. It outlives pglead, if it must, by as long as it
-// takes to kill and reap the tree, and it enforces the deadline that pglead
-// keeps renewing, so it makes no difference how pglead comes to an end or to a
-// halt. Should the guard be killed, the command dies with it
-// (PR_SET_PDEATHSIG) and what is left of the tree falls to pglead.
+// pglead's own program, executed once more. It kills the tree at the deadline that
+// pglead keeps renewing, and outlives pglead, if it must, until the tree is dead and
+// reaped, so it makes no difference how pglead ends or is stopped. If the guard is
+// killed, the kernel kills the command (PR_SET_PDEATHSIG), and pglead inherits the
+// rest of the tree and kills it.
+//
+// Supervisor, Guard and Child are pglead's side, guardProcess is the other. What the
+// two say to each other is in wire.go.
 package child
 
 import (
@@ -19,7 +22,7 @@ import (
 
 // Config is what to run and until when.
 type Config struct {
-	Path string // from Lookup
+	Path string // as Lookup returns it
 	Args []string
 	Env  []string
 
@@ -27,13 +30,13 @@ type Config struct {
 	// killed unless Renew has moved it.
 	Deadline time.Duration
 
-	// LostGrace is what the command gets between SIGTERM and SIGKILL when
-	// the lock is lost. It ends at the latest LeaseGrace after the deadline.
+	// LostGrace is the time that the command has between SIGTERM and SIGKILL when
+	// the lock is lost. It ends LeaseGrace after the deadline at the latest.
 	LostGrace, LeaseGrace time.Duration
 
-	// GuardPatience is how long after the order to end the tree, since the lock
-	// is lost, the guard may take to do it. Then it is killed and with it the
-	// command, and this process does the rest. 0 is as long as for other orders.
+	// GuardPatience is the time that the guard has to end the tree when the lock is
+	// lost. After that this process kills the guard, and with it the command, and
+	// ends the rest of the tree itself. 0 stands for killPatience.
 	GuardPatience time.Duration
 
 	// WaitForLeftovers lets processes that outlive the command go on, and
@@ -48,23 +51,24 @@ type Config struct {
 
 // Child is a running command and all the processes below it.
 type Child struct {
-	control  *os.File
-	guard    int
-	renewals int   // where new deadlines go to, or -1; under writeMu
-	renewed  int64 // the last one that went there
-	pid      int
-	cgroup   string // that the guard makes for the command if it may, or empty
-	guards   *Guards
-	events   chan Event
-	done     chan struct{}
-	writeMu  sync.Mutex
-	unsaid   []order // what the guard's socket has no room for yet; under writeMu
-	saying   bool    // and is waited for
-	result   Result
+	supervisor *Supervisor
+	cfg        Config
+	pid        int      // the command's
+	cgroup     string   // the group that the guard makes for the command if it may, or empty
+	control    *os.File // this end of the socket pair
+	events     chan Event
+	done       chan struct{}
+	result     Result
 
-	cfg       Config
+	writeMu  sync.Mutex
+	renewals int     // the pipe for new deadlines, or -1
+	renewed  int64   // the last deadline that was written there
+	unsent   []order // the socket has had no room for them yet
+	sending  bool    // sendRest is at work
+
 	guardMu   sync.Mutex
-	guardGone bool // its number may be another's
+	guard     int  // the guard's process number
+	guardGone bool // that number may be another process's
 	excused   bool // the guard has said why it takes its time
 }
 
@@ -78,11 +82,11 @@ type Result struct {
 	GuardDied bool
 }
 
-// Event is something to know about a child that goes on.
+// Event is what happens to a child that goes on. One field is set.
 type Event struct {
-	// Stopped is the signal that stopped the command, or 0.
+	// Stopped is the signal that stopped the command.
 	Stopped unix.Signal
-	// Leftovers names processes that outlive the command.
+	// Leftovers names the processes that outlive the command.
 	Leftovers string
 	// Unkillable names processes that SIGKILL doesn't reach: those of another
 	// user, or in an uninterruptible wait.
@@ -127,7 +131,7 @@ func (c *Child) listen() {
 				continue
 			}
 			c.result = Result{Ending: report.ending, Status: unix.WaitStatus(report.status), Killed: int(report.killed)}
-			close(c.done) // whoever waits for the lock need not wait for the guard
+			close(c.done) // the lock can be released before the guard has ended
 			c.hangUp()
 			c.reapGuard()
 			return
@@ -135,7 +139,8 @@ func (c *Child) listen() {
 	}
 }
 
-// tell never blocks: the end of the tree must not wait for a reader.
+// tell drops an event that nobody reads: the end of the tree must not wait for a
+// reader.
 func (c *Child) tell(e Event) {
 	select {
 	case c.events <- e:

@@ -15,20 +15,18 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// guardName is the guard's argv[0] and process name. It shares no part with
-// "pglead", so that pkill pglead hits one of the two and the other can clean
-// up.
+// guardName is the guard's argv[0] and process name. It has no part of "pglead" in
+// it, so that pkill pglead hits one of the two and the other can clean up.
 const guardName = "lease-guard"
 
-// cgroupVariable has the name of the command's control group, in the guard's
-// environment.
+// cgroupVariable names the command's control group in the guard's environment.
 const cgroupVariable = "CGROUP"
 
 // init is the guard's main function. Go initialises packages in the order of
 // their paths as far as their imports allow, so neither net nor regexp nor most
-// of what pglead alone needs has been set up yet, or will be: that is a fifth of
-// the guard's start, which the command waits for, and of its memory. So this
-// package must not import any such (TestGuardStartsEarly).
+// of what pglead alone needs has been set up yet, or will be. That saves a fifth of
+// the guard's memory, and of its start, for which the command waits. So this package
+// must not import them (TestGuardStartsEarly).
 //
 // An init runs on the process's first thread (runtime.LockOSThread), and that
 // is the one that starts the command: PR_SET_PDEATHSIG means the death of the
@@ -46,7 +44,7 @@ func init() { //nolint:gochecknoinits // see above
 		syscall.Exit(70)
 	}
 	setThreadName(guardName) // which is the process's, too
-	g, err := newGuard(control, renewals, socket, os.Getenv(cgroupVariable))
+	g, err := newGuardProcess(control, renewals, socket, os.Getenv(cgroupVariable))
 	if err == nil {
 		err = g.start()
 	}
@@ -56,37 +54,41 @@ func init() { //nolint:gochecknoinits // see above
 	syscall.Exit(0) // os.Exit sleeps for a second under the race detector
 }
 
-// guard is the process between pglead and the command. It is the parent of
-// all that the command leaves behind, and holds the lock's socket open until
-// all of it is dead: so the lock, too, outlives pglead until then.
-type guard struct {
-	fd       int       // of the socket pair
-	control  io.Writer // by way of it
-	renewals int       // where new deadlines come from
+// guardProcess is the process between pglead and the command. It is the parent of
+// all that the command leaves behind, and holds the lock's socket open until all of
+// it is dead: so the lock, too, outlives pglead until then.
+type guardProcess struct {
+	fd       int       // this end of the socket pair
+	control  io.Writer // writes to fd
+	renewals int       // the pipe from which new deadlines are read
 	socket   int       // a duplicate of the lock's, or -1
+	req      startRequest
+	report   doneReport
+
+	// What watch waits for, from listen on:
 	messages chan message
 	children chan os.Signal
 	deadline boottime.Timer
 	over     <-chan struct{} // the deadline's timer has fired
-	hungUp   <-chan struct{}
-	req      startRequest
+	hungUp   <-chan struct{} // the server has closed the socket
 
-	pid       int    // of the command
-	pidfd     int    // its pidfd, or -1
+	// The command:
+	pid       int
+	pidfd     int    // or -1
 	resetStop func() // gives SIGTSTP back the action that it is to have in the command
-	cgroup    string // the command's, or empty
+	cgroup    string // or empty
 	cgroupDir *os.File
 	exited    bool
-	report    doneReport
 
+	// Its end, and the tree's:
 	orphaned        bool // pglead is gone
 	losing, killing bool
 	leftovers       <-chan time.Time // the next step against them
 	terminated      bool             // leftovers have had SIGTERM
-	retry           <-chan time.Time
+	retry           <-chan time.Time // the next killRound
 	rounds          int
-	killedAt        time.Time
-	complained      bool
+	killedAt        time.Time // when killing was set
+	complained      bool      // msgUnkillable is sent
 }
 
 type message struct {
@@ -94,9 +96,9 @@ type message struct {
 	body []byte
 }
 
-// newGuard makes this process a guard; cgroup is the group that it makes for the
-// command, or empty.
-func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
+// newGuardProcess makes this process a guard, and the control group cgroup for the
+// command unless that is empty.
+func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProcess, error) {
 	unix.CloseOnExec(control)
 	unix.CloseOnExec(renewals)
 	if socket >= 0 {
@@ -105,10 +107,10 @@ func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	// Signals for the whole group, session or control group are pglead's to act
-	// on. In the command they are to be what they were at the start.
+	// pglead acts on signals that are sent to the whole group, session or control
+	// group. In the command their actions are those that pglead was started with.
 	discardSignals()
-	g := &guard{
+	g := &guardProcess{
 		fd:       control,
 		control:  blocking{control},
 		renewals: renewals,
@@ -131,12 +133,12 @@ func newGuard(control, renewals, socket int, cgroup string) (*guard, error) {
 }
 
 // watch returns when the command and all that it started are dead and reaped.
-func (g *guard) watch() {
+func (g *guardProcess) watch() {
 	g.firstInstants()
 	if !g.reap() {
 		g.listen()
 	}
-	for !g.reap() { // once more: a child that died before listen has told nobody
+	for !g.reap() { // once more: no signal has told of a child that died before listen
 		if g.killing {
 			g.killRound()
 		}
@@ -170,7 +172,7 @@ func (g *guard) watch() {
 	switch {
 	case g.socket < 0:
 	case g.orphaned && g.report.ending != SocketClosed && g.req.lastWords != "":
-		g.speak()
+		g.sendLastWords()
 	case g.report.ending != Exited && g.report.ending != Killed:
 		// pglead is dead, or stopped with a descriptor of its own that would
 		// keep the connection, and the lock, alive for nothing.
@@ -180,8 +182,8 @@ func (g *guard) watch() {
 	removeCgroup(g.cgroup)
 }
 
-// listen has what the guard waits for delivered.
-func (g *guard) listen() {
+// listen starts the delivery of all that watch waits for.
+func (g *guardProcess) listen() {
 	signal.Notify(g.children, unix.SIGCHLD)
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
 	g.over = firings(g.deadline)
@@ -201,7 +203,7 @@ func (g *guard) listen() {
 	}()
 }
 
-// firings delivers when a timer has fired.
+// firings delivers each firing of a timer.
 func firings(t boottime.Timer) <-chan struct{} {
 	fired := make(chan struct{}, 1)
 	go func() {
@@ -215,7 +217,7 @@ func firings(t boottime.Timer) <-chan struct{} {
 	return fired
 }
 
-func (g *guard) obey(m message) {
+func (g *guardProcess) obey(m message) {
 	switch m.kind {
 	case msgSignal:
 		g.signal(unix.Signal(number(m.body)))
@@ -226,24 +228,24 @@ func (g *guard) obey(m message) {
 	}
 }
 
-// renew takes note of the latest deadline, if the tree may live up to it.
-func (g *guard) renew() {
+// renew reads the latest deadline, unless the tree is to end before it anyway.
+func (g *guardProcess) renew() {
 	var deadlines [512]byte
 	for !g.losing {
 		n, err := unix.Read(g.renewals, deadlines[:])
 		if err == unix.EINTR {
 			continue
 		}
-		if n < 8 { // none, or no pglead any more
+		if n < 8 { // none is left, or pglead is gone
 			return
 		}
 		g.req.deadline = int64(binary.NativeEndian.Uint64(deadlines[n-8 : n]))
 	}
 }
 
-// tell says something that pglead can do without: if pglead is stopped, and its
-// socket full, the guard has to go on, to notice that the deadline has passed.
-func (g *guard) tell(k kind, body []byte) {
+// tell says what pglead can do without. If pglead is stopped and its socket full,
+// the guard has to go on, to notice that the deadline has passed.
+func (g *guardProcess) tell(k kind, body []byte) {
 	const most = 10 * time.Millisecond
 	if file, ok := g.control.(*os.File); ok {
 		_ = file.SetWriteDeadline(time.Now().Add(most))

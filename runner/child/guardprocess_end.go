@@ -9,29 +9,20 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// The guard's own times.
 const (
 	// leftoverPatience is how long processes may outlive the command before
 	// they count as left over: a `tee` at the end of a pipe needs an instant
 	// to see that its writer is gone.
 	leftoverPatience = 200 * time.Millisecond
-	// leftoverTerm is what leftovers get between SIGTERM and SIGKILL.
+	// leftoverTerm is the time that leftovers have between SIGTERM and SIGKILL.
 	leftoverTerm = 5 * time.Second
-	// A kill that has not emptied the tree is repeated after retryFirst,
-	// then at twice the interval, up to retryMost.
-	retryFirst = time.Millisecond
-	retryMost  = 100 * time.Millisecond
-	// After stubbornRounds rounds the tree is taken to fork faster than it is
-	// killed; after unkillableAfter what is left is reported.
-	stubbornRounds  = 30
-	unkillableAfter = time.Second
 )
 
-// lose ends the tree because the lock is lost, or may be: SIGTERM for the
-// command if there is a grace, and SIGKILL for all when it is over. However
-// long the grace, it ends while the server still counts the lease: if it has
-// not given the lock to anyone yet, it will then.
-func (g *guard) lose(why Ending) {
+// lose ends the tree because the lock is lost, or may be: the command gets SIGTERM
+// if there is a grace, and all get SIGKILL when it is over. However long the grace
+// is, it ends before the lease that the server counts, at whose end somebody else may
+// be given the lock.
+func (g *guardProcess) lose(why Ending) {
 	if g.losing || g.killing {
 		return
 	}
@@ -49,7 +40,8 @@ func (g *guard) lose(why Ending) {
 	g.signal(unix.SIGCONT)
 }
 
-func (g *guard) end(why Ending) {
+// end ends the tree at once.
+func (g *guardProcess) end(why Ending) {
 	if g.killing {
 		return
 	}
@@ -59,16 +51,16 @@ func (g *guard) end(why Ending) {
 	g.kill()
 }
 
-func (g *guard) kill() {
+func (g *guardProcess) kill() {
 	if !g.killing {
 		g.killing = true
 		g.killedAt = time.Now()
 	}
 }
 
-// killRound kills the direct children. Theirs become direct children by that,
-// and the next round's.
-func (g *guard) killRound() {
+// killRound kills the direct children. By that their children become direct ones,
+// which the next round kills.
+func (g *guardProcess) killRound() {
 	if g.rounds%stubbornRounds == 0 {
 		killCgroup(g.cgroup)
 	}
@@ -84,8 +76,8 @@ func (g *guard) killRound() {
 	}
 }
 
-// signal is for the command or, when it has ended, for all that it left.
-func (g *guard) signal(sig unix.Signal) {
+// signal signals the command or, when that has ended, all that it left running.
+func (g *guardProcess) signal(sig unix.Signal) {
 	if !g.exited {
 		_ = unix.Kill(g.pid, sig)
 		return
@@ -96,7 +88,7 @@ func (g *guard) signal(sig unix.Signal) {
 }
 
 // reap collects dead children and says whether none is left, dead or alive.
-func (g *guard) reap() bool {
+func (g *guardProcess) reap() bool {
 	for {
 		var status unix.WaitStatus
 		pid, err := unix.Wait4(-1, &status, unix.WNOHANG|unix.WUNTRACED, nil)
@@ -124,10 +116,10 @@ func (g *guard) reap() bool {
 	}
 }
 
-// endLeftovers deals with what outlived the command. That there is anything is
-// the kernel's word (reap): the process table, which is not read in an instant,
-// shows nothing of what forks and exits all the time.
-func (g *guard) endLeftovers() {
+// endLeftovers deals with what outlives the command. Whether there is anything, it
+// asks the kernel (reap): the process table can't be read in an instant, and so
+// does not show what forks and exits all the time.
+func (g *guardProcess) endLeftovers() {
 	g.leftovers = nil
 	switch {
 	case g.killing || g.reap():

@@ -10,7 +10,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// selfExe is this program even if its file has been replaced or removed since.
+// selfExe is this program, even if its file has been replaced or removed since it
+// started.
 func selfExe() string {
 	const link = "/proc/self/exe"
 	if _, err := os.Lstat(link); err == nil {
@@ -28,10 +29,10 @@ func setThreadName(name string) {
 	}
 }
 
-// firstInstants waits until the command is dead, or there is anything else for the
-// guard to do, or it is over. Many a command is done in less time than it takes to
-// have all that delivered to goroutines, and to a longer one it makes no difference.
-func (g *guard) firstInstants() {
+// firstInstants waits, for 20 ms at most, until the command is dead or there is
+// anything else for the guard to do. Many commands end sooner than goroutines could be
+// started that deliver all that (listen), and to a longer one it makes no difference.
+func (g *guardProcess) firstInstants() {
 	const most = 20 * time.Millisecond
 	if g.pidfd < 0 {
 		return // Linux 5.2
@@ -47,8 +48,7 @@ func (g *guard) firstInstants() {
 }
 
 // hangup closes the channel that it returns when the other end has closed the
-// connection. It takes the kernel's word without reading from the socket,
-// which pglead does.
+// connection. It asks the kernel, and reads nothing from the socket: pglead does.
 func hangup(socket int) <-chan struct{} {
 	closed := make(chan struct{})
 	if socket < 0 {

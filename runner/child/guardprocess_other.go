@@ -2,20 +2,18 @@
 
 package child
 
-import (
-	"os"
-)
+import "os"
 
 func selfExe() string {
 	path, _ := os.Executable()
 	return path
 }
 
-// setThreadName: argv[0] is all that these systems let a process choose.
+// setThreadName does nothing: argv[0] is all that a process can choose here.
 func setThreadName(string) {}
 
-func (g *guard) firstInstants() {}
+func (g *guardProcess) firstInstants() {}
 
-// hangup: without POLLRDHUP the end of a connection can't be seen unless it is
-// read from, which is pglead's business.
+// hangup never tells: without POLLRDHUP the end of a connection shows only to the
+// one that reads from it, which is pglead.
 func hangup(int) <-chan struct{} { return nil }

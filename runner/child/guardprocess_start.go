@@ -13,7 +13,7 @@ import (
 )
 
 // start receives the request and starts the command.
-func (g *guard) start() error {
+func (g *guardProcess) start() error {
 	k, body, err := readMessage(blocking{g.fd})
 	if err != nil || k != msgStart {
 		removeCgroup(g.cgroup)
@@ -25,16 +25,17 @@ func (g *guard) start() error {
 	if err := g.deadline.Set(time.Duration(g.req.deadline)); err != nil {
 		return err
 	}
-	// The command is started in pglead's process group, which is the guard's
-	// too up to here: in one of its own it could neither read from the
-	// terminal nor be stopped by Ctrl-Z.
 	if int64(boottime.Now()) >= g.req.deadline {
-		// pglead was stopped on its way here, or slow: the lock may be another's.
+		// pglead was stopped before it wrote this, or slow: somebody else may have
+		// the lock.
 		removeCgroup(g.cgroup)
 		_ = writeNumber(g.control, msgFailed, tooLate)
 		return ErrTooLate
 	}
 	g.resetStop()
+	// Up to here the guard is in pglead's process group, and there the command
+	// starts, too: in a group of its own it could neither read from the terminal
+	// nor be stopped by Ctrl-Z.
 	g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.env, Files: []uintptr{0, 1, 2}, Sys: commandAttributes(&g.pidfd)})
 	if err != nil {
 		removeCgroup(g.cgroup)
@@ -46,7 +47,7 @@ func (g *guard) start() error {
 	// From here on the guard has a session of its own, in which no signal for
 	// the group reaches it. A group of its own would not do: as a parent in
 	// another group of the same session it would keep pglead's group from
-	// being orphaned (setpgid(2)), and when it is gone, and pglead is stopped,
+	// being orphaned (setpgid(2)), and when the guard is gone, and pglead is stopped,
 	// the kernel would send that group, cron's shell and all, SIGHUP.
 	if _, err := unix.Setsid(); err != nil {
 		return fmt.Errorf("setsid: %w", err)
@@ -58,7 +59,7 @@ func (g *guard) start() error {
 }
 
 // execute starts the command, in a control group of its own if that can be.
-func (g *guard) execute(attr *syscall.ProcAttr) (pid int, err error) {
+func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 	if g.cgroupDir != nil {
 		defer g.cgroupDir.Close()
 		setCgroup(attr.Sys, g.cgroupDir)
@@ -66,7 +67,7 @@ func (g *guard) execute(attr *syscall.ProcAttr) (pid int, err error) {
 		if err == nil {
 			return pid, nil
 		}
-		// The kernel may refuse the group and not the command.
+		// The kernel may have refused the group, and may not refuse the command.
 		attr.Sys = commandAttributes(&g.pidfd)
 		removeCgroup(g.cgroup)
 		g.cgroup = ""
@@ -80,9 +81,9 @@ func (g *guard) execute(attr *syscall.ProcAttr) (pid int, err error) {
 	return pid, err
 }
 
-// blocking reads and writes a descriptor on the calling thread. Up to the command's
-// start the guard has nothing else to do, and each goroutine that waits for
-// another, or for Go's poller, takes one more thread: an init has one to itself.
+// blocking reads and writes a descriptor on the calling thread. An init has a thread
+// to itself, so each goroutine that waits for another, or for Go's poller, takes one
+// more thread, and until the command starts the guard has nothing else to do.
 type blocking struct{ fd int }
 
 func (b blocking) Read(p []byte) (int, error) {

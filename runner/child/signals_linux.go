@@ -11,7 +11,8 @@ import (
 // ignore is SIG_IGN.
 const ignore = 1
 
-// setAction returns what the action was before.
+// setAction sets a signal's action, for the whole process and past Go's runtime, and
+// returns the one before.
 func setAction(sig unix.Signal, handler uintptr) (old uintptr, err error) {
 	var action, before [64]byte
 	*(*uintptr)(unsafe.Pointer(&action)) = handler
@@ -22,18 +23,17 @@ func setAction(sig unix.Signal, handler uintptr) (old uintptr, err error) {
 	return *(*uintptr)(unsafe.Pointer(&before)), nil
 }
 
-// defaultAction gives a signal back its default action, for the whole process
-// and past Go's runtime, whose own signal.Reset leaves its handler in place for
-// signals that it treats specially, such as SIGPIPE and SIGQUIT. All zeros is
-// SIG_DFL with no flags and an empty mask on every Linux (rt_sigaction(2)).
+// defaultAction gives a signal back its default action, which signal.Reset doesn't do
+// for signals that Go's runtime treats specially, such as SIGPIPE and SIGQUIT. All
+// zeros is SIG_DFL with no flags and an empty mask on every Linux (rt_sigaction(2)).
 func defaultAction(sig unix.Signal) error {
 	_, err := setAction(sig, 0)
 	return err
 }
 
 // ignoreStop keeps the terminal, or anyone else, from stopping this process with
-// its group until it is about to start the command: for SIGTSTP Go's runtime has
-// no handler that would make place for the default action in a new process.
+// its group until reset is called, before the command starts: Go's runtime has no
+// handler for SIGTSTP, and so would not restore the default action in a new process.
 func ignoreStop() (reset func()) {
 	old, err := setAction(unix.SIGTSTP, ignore)
 	if err != nil {
@@ -42,14 +42,14 @@ func ignoreStop() (reset func()) {
 	return func() { _, _ = setAction(unix.SIGTSTP, old) }
 }
 
-// discardSignals makes the signals that would end this process come to nothing,
-// for this process alone: of those that Go's runtime has a handler for, which is
-// all of them but a SIGHUP or SIGINT that was ignored at the start, it restores
-// the default action in a new process (runtime.clearSignalHandlers; TestDispositions watches it).
-// SIGUSR1, SIGALRM and the like have a handler that does nothing.
+// discardSignals has this process, but not the command, ignore the signals that would
+// end it. Go's runtime has a handler for all of them but a SIGHUP or SIGINT that was
+// ignored at the start, and where it has one it restores the default action in a new
+// process (runtime.clearSignalHandlers; TestDispositions watches it). For SIGUSR1,
+// SIGALRM and the like its handler does nothing.
 //
-// os/signal would do, but goes to a thread of its own and back for each signal,
-// which takes the start of the guard half a millisecond.
+// os/signal could do it, too, but goes to a thread of its own and back for each
+// signal, which would delay the guard's start by half a millisecond.
 func discardSignals() {
 	for _, sig := range []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM} {
 		if _, err := setAction(sig, ignore); err != nil && !signal.Ignored(sig) {
@@ -67,8 +67,8 @@ func realTimeSignals() []os.Signal {
 	return list
 }
 
-// dumpNoCore keeps this process from leaving a core file: the limit does for
-// files, the flag for the programs that core_pattern pipes to (core(5)).
+// dumpNoCore keeps this process from leaving a core file: the limit keeps the kernel
+// from writing one, the flag from piping it to a program (core(5)).
 func dumpNoCore() {
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -10,18 +10,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// defaultAction: signal.Reset, which comes before, has to do.
+// defaultAction leaves it at signal.Reset, which was called before.
 func defaultAction(unix.Signal) error { return nil }
 
-// ignoreStop has SIGTSTP caught, for nobody. In a new process that has its default
-// action.
+// ignoreStop catches SIGTSTP and does nothing about it. A new process has the default
+// action for a signal that is caught here.
 func ignoreStop() (reset func()) {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
 	return func() {}
 }
 
-// discardSignals catches, for nobody, the signals that would end this process,
-// but for those that are ignored (nohup).
+// discardSignals catches the signals that would end this process and does nothing
+// about them. Those that are ignored (nohup) stay so.
 func discardSignals() {
 	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM} {
 		if !signal.Ignored(sig) {

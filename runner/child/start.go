@@ -11,8 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// Guard is a guard process that has no command yet. To start one ahead of time
-// saves a program's start between the grant of the lock and the command.
+// Guard is a guard process that has no command yet. Started ahead of time it saves
+// a program's start between the grant of the lock and the command.
 type Guard struct{ child *Child }
 
 // ErrTooLate says that the deadline had passed before the command could start.
@@ -20,9 +20,6 @@ var ErrTooLate = errors.New("the lease ran out before the command could start")
 
 // errGuardSilent says that the guard was stopped, or had no time to run.
 var errGuardSilent = errors.New("the guard process did not start the command in time")
-
-// startPatience is how long an interrupted Start waits for the guard's word.
-const startPatience = time.Second
 
 // Start has the guard start the command, and returns when it runs. The error
 // is a *LookupError if the command itself could not be executed, and ctx's if
@@ -37,42 +34,14 @@ func (g *Guard) Start(ctx context.Context, cfg Config) (*Child, error) {
 		return nil, ErrTooLate
 	}
 	c.cfg = cfg
-	req := startRequest{
-		path: cfg.Path, args: cfg.Args, env: cfg.Env,
-		deadline: int64(cfg.Deadline), lostGrace: int64(cfg.LostGrace), leaseGrace: int64(cfg.LeaseGrace),
-	}
-	if cfg.WaitForLeftovers {
-		req.waitForAll = 1
-	}
-	if req.lastWords = string(cfg.LastWords); cfg.Goodbye {
-		req.goodbye = 1
-	}
-	_ = c.control.SetDeadline(time.Now().Add(cfg.Deadline - boottime.Now()))
-	hurried := make(chan struct{})
-	calm := context.AfterFunc(ctx, func() {
-		defer close(hurried)
-		_ = c.control.SetDeadline(time.Now().Add(min(startPatience, cfg.Deadline-boottime.Now())))
-	})
-	err := writeMessage(c.control, msgStart, req.encode())
-	if err == nil {
-		err = c.awaitStart(cfg.Args[0])
-	}
-	if !calm() {
-		<-hurried
-	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
-		// Was it this process that was stopped? Then the guard's word is there.
-		_ = c.control.SetDeadline(time.Now().Add(10 * time.Millisecond))
-		err = c.awaitStart(cfg.Args[0])
-	}
-	_ = c.control.SetDeadline(time.Time{})
+	err := c.requestStart(ctx)
 	var lookup *LookupError
 	switch {
 	case errors.As(err, &lookup), errors.Is(err, ErrTooLate):
 		g.Close()
 		return nil, err
 	case err != nil:
-		// The guard may have died, or been stopped, with the command started.
+		// The guard may have died, or been stopped, after it started the command.
 		c.killGuard()
 		c.takeOver()
 		if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -87,7 +56,52 @@ func (g *Guard) Start(ctx context.Context, cfg Config) (*Child, error) {
 	return c, nil
 }
 
-func (c *Child) awaitStart(name string) error {
+// interruptedPatience is how long requestStart waits for an answer after ctx has
+// ended.
+const interruptedPatience = time.Second
+
+// requestStart sends the guard its request, and returns what it answers.
+func (c *Child) requestStart(ctx context.Context) error {
+	timeOut := func(after time.Duration) { _ = c.control.SetDeadline(time.Now().Add(after)) }
+	timeOut(c.cfg.Deadline - boottime.Now())
+	interrupted := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(interrupted)
+		timeOut(min(interruptedPatience, c.cfg.Deadline-boottime.Now()))
+	})
+	err := writeMessage(c.control, msgStart, c.cfg.request())
+	if err == nil {
+		err = c.awaitStart()
+	}
+	if !stop() {
+		<-interrupted
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		// If it was this process that was stopped, the answer is there by now.
+		timeOut(10 * time.Millisecond)
+		err = c.awaitStart()
+	}
+	_ = c.control.SetDeadline(time.Time{})
+	return err
+}
+
+// request is what the guard is told.
+func (cfg Config) request() []byte {
+	r := startRequest{
+		path: cfg.Path, args: cfg.Args, env: cfg.Env,
+		deadline: int64(cfg.Deadline), lostGrace: int64(cfg.LostGrace), leaseGrace: int64(cfg.LeaseGrace),
+		lastWords: string(cfg.LastWords),
+	}
+	if cfg.WaitForLeftovers {
+		r.waitForAll = 1
+	}
+	if cfg.Goodbye {
+		r.goodbye = 1
+	}
+	return r.encode()
+}
+
+func (c *Child) awaitStart() error {
 	k, body, err := readMessage(c.control)
 	switch {
 	case err != nil:
@@ -97,7 +111,7 @@ func (c *Child) awaitStart(name string) error {
 			return ErrTooLate
 		}
 		errno := syscall.Errno(number(body))
-		return &LookupError{Name: name, NotFound: errno == syscall.ENOENT, err: errno}
+		return &LookupError{Name: c.cfg.Args[0], NotFound: errno == syscall.ENOENT, err: errno}
 	case k != msgStarted:
 		return errors.New("the guard process answers nonsense")
 	}
@@ -105,8 +119,8 @@ func (c *Child) awaitStart(name string) error {
 	return nil
 }
 
-// Close ends a guard that has no command. That it hears the end of what is said to
-// it would do, if it weren't stopped.
+// Close ends a guard that has no command. To hang up ends any guard but one that
+// is stopped.
 func (g *Guard) Close() {
 	c := g.child
 	c.hangUp()

@@ -11,18 +11,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Guards are the guard processes of this process. What a guard leaves behind
-// when it is killed becomes this process's child, beside the guards themselves
-// and what was there before them.
-type Guards struct {
-	Stdin *os.File // of the commands; nil is this process's own
+// Supervisor starts guards, and inherits the processes that a guard leaves behind
+// when it is killed: they become this process's children.
+type Supervisor struct {
+	// Stdin is the commands' standard input; nil stands for this process's own.
+	Stdin *os.File
 
 	cgroup func() string // this process's
 
-	mu     sync.Mutex // held while a guard starts, and while children are told apart
-	before []int
-	pids   []int
+	mu     sync.Mutex // held while a guard starts, and while orphans are told from ownChildren
+	before []int      // the children that were there before the first guard
+	guards []int
 }
+
+// Guards is a Supervisor, by the name that the package runner has for it.
+type Guards = Supervisor
+
+// NewGuards is NewSupervisor.
+func NewGuards() (*Supervisor, error) { return NewSupervisor() }
 
 // NoProcError says that the guard could not find the processes that it has to
 // kill: /proc is not mounted, or it is another PID namespace's.
@@ -30,53 +36,54 @@ type NoProcError struct{ seen string }
 
 func (e *NoProcError) Error() string { return "start the guard process: " + e.seen }
 
-// NewGuards makes this process one that inherits what a guard leaves behind.
-func NewGuards() (*Guards, error) {
+// NewSupervisor makes this process the one that inherits what a guard leaves behind.
+func NewSupervisor() (*Supervisor, error) {
 	if err := checkProc(); err != nil {
 		return nil, err
 	}
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	gs := &Guards{before: children(), cgroup: sync.OnceValue(ownCgroup)}
-	go gs.cgroup() // while the connection is made
-	return gs, nil
+	s := &Supervisor{before: children(), cgroup: sync.OnceValue(ownCgroup)}
+	go s.cgroup() // while the connection is made
+	return s, nil
 }
 
 // New starts a guard process.
 //
-// Socket is the connection that the lock depends on. It stays open until the
-// tree is dead, even if this process is gone. May be nil.
-func (gs *Guards) New(socket syscall.Conn) (*Guard, error) {
+// Socket is the connection that the lock depends on. The guard holds it open until
+// the tree is dead, even if this process is gone. It may be nil.
+func (s *Supervisor) New(socket syscall.Conn) (*Guard, error) {
 	c := &Child{
-		guards:   gs,
-		renewals: -1,
-		events:   make(chan Event, 16),
-		done:     make(chan struct{}),
+		supervisor: s,
+		renewals:   -1,
+		events:     make(chan Event, 16),
+		done:       make(chan struct{}),
 	}
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if err := c.startGuard(socket); err != nil {
 		c.hangUp()
 		return nil, fmt.Errorf("start the guard process: %w", err)
 	}
-	gs.pids = append(gs.pids, c.guard)
+	s.guards = append(s.guards, c.guard)
 	return &Guard{c}, nil
 }
 
-// kin are the children that no dead guard has left behind. The caller has mu.
-func (gs *Guards) kin() []int { return slices.Concat(gs.before, gs.pids) }
+// ownChildren are the children that no dead guard has left behind. The caller
+// holds mu.
+func (s *Supervisor) ownChildren() []int { return slices.Concat(s.before, s.guards) }
 
-// forget is for a guard that is dead and reaped.
-func (gs *Guards) forget(pid int) {
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	gs.pids = slices.DeleteFunc(gs.pids, func(p int) bool { return p == pid })
+// forget takes a guard that is dead and reaped off the list.
+func (s *Supervisor) forget(guard int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.guards = slices.DeleteFunc(s.guards, func(pid int) bool { return pid == guard })
 }
 
-// startGuard runs this program again, as the guard. Of its own descriptors
-// the guard gets three beyond the standard ones, at whatever numbers are free,
-// so that those the user passes on (3<file) reach the command.
+// startGuard executes this program as the guard. Besides the standard descriptors
+// the guard gets three, at whatever numbers are free, so that those that the user
+// passes on (3<file) reach the command.
 func (c *Child) startGuard(socket syscall.Conn) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
@@ -107,17 +114,18 @@ func (c *Child) startGuard(socket syscall.Conn) error {
 	if lock >= 0 {
 		defer unix.Close(lock)
 	}
-	// The guard's Go runtime needs no second processor, and no memory profile: of a
-	// program that can't show one it takes one sample all the same, at the start,
-	// which is 30 page faults. The user's environment travels beside the command. In
-	// the arguments, the group's name could match what somebody gives to pkill -f; so
-	// would pglead's name and the key, which are not there either, for whoever reads ps.
-	c.cgroup = newCgroup(c.guards.cgroup())
+	c.cgroup = newCgroup(c.supervisor.cgroup())
 	stdin := uintptr(0)
-	if c.guards.Stdin != nil {
-		stdin = c.guards.Stdin.Fd()
+	if c.supervisor.Stdin != nil {
+		stdin = c.supervisor.Stdin.Fd()
 	}
-	c.guard, err = syscall.ForkExec(selfExe(), []string{guardName, "of process " + strconv.Itoa(os.Getpid()), strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(lock)}, &syscall.ProcAttr{
+	// ps shows the arguments to everybody, and pkill -f matches them. So they name
+	// neither the key, nor pglead, nor the control group, which is in the environment.
+	args := []string{guardName, "of process " + strconv.Itoa(os.Getpid()), strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(lock)}
+	c.guard, err = syscall.ForkExec(selfExe(), args, &syscall.ProcAttr{
+		// The guard's Go runtime needs no second processor, and no memory profile,
+		// of which it would take one sample at the start, at 30 page faults. The
+		// command's environment is in the start request.
 		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + c.cgroup},
 		Files: []uintptr{stdin, 1, 2},
 	})

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// killGuard is for a guard that doesn't do what it is told: its work falls to
-// this process then.
+// killGuard kills a guard that doesn't do what it is told. The command dies with
+// it, and the rest of its work falls to takeOver.
 func (c *Child) killGuard() {
 	c.guardMu.Lock()
 	defer c.guardMu.Unlock()
@@ -17,8 +17,8 @@ func (c *Child) killGuard() {
 	}
 }
 
-// reapGuard waits for the guard's end. It looks again and again, with the lock
-// held for the look, so that killGuard can't hit a number that has just become
+// reapGuard waits for the guard's end. It polls, and holds guardMu only for the
+// instant of each poll, so that killGuard can't hit a number that has just become
 // free.
 func (c *Child) reapGuard() {
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, retryMost) {
@@ -28,15 +28,15 @@ func (c *Child) reapGuard() {
 		gone := c.guardGone
 		c.guardMu.Unlock()
 		if gone {
-			c.guards.forget(c.guard)
+			c.supervisor.forget(c.guard)
 			return
 		}
 		time.Sleep(pause)
 	}
 }
 
-// takeOver does the guard's work after its death: the command has got its
-// SIGKILL from the kernel, and this process has inherited the rest.
+// takeOver does the guard's work after its death: the kernel has killed the
+// command, and this process has inherited the rest of the tree.
 func (c *Child) takeOver() {
 	c.hangUp()
 	c.reapGuard()
@@ -45,7 +45,7 @@ func (c *Child) takeOver() {
 	defer removeCgroup(c.cgroup)
 	began, told := time.Now(), false
 	for round, pause := 0, retryFirst; ; round, pause = round+1, min(2*pause, retryMost) {
-		left := c.guards.killOrphans(round%stubbornRounds == stubbornRounds-1)
+		left := c.supervisor.killOrphans(round%stubbornRounds == stubbornRounds-1)
 		if len(left) == 0 {
 			return
 		}
@@ -56,28 +56,32 @@ func (c *Child) takeOver() {
 		}
 		if !told && time.Since(began) > unkillableAfter {
 			told = true
-			c.guards.mu.Lock()
-			c.tell(Event{Unkillable: describe(remains(c.guards.kin()))})
-			c.guards.mu.Unlock()
+			c.tell(Event{Unkillable: c.supervisor.describeOrphans()})
 		}
 		time.Sleep(pause)
 	}
 }
 
-// killOrphans sends SIGKILL to what dead guards have left behind, and says what
-// that was.
-func (gs *Guards) killOrphans(stubborn bool) []int {
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	kin := gs.kin()
+// killOrphans sends SIGKILL to what dead guards have left behind, and returns what
+// is not reaped yet. A stubborn tree is stopped first.
+func (s *Supervisor) killOrphans(stubborn bool) (left []int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	own := s.ownChildren()
 	if stubborn {
-		stopDescendants(kin)
+		stopDescendants(own)
 	}
-	left := killChildren(kin)
-	if len(left) == 0 && len(kin) > 0 {
-		// Where there are no other children the kernel has said so. Else this was
-		// read from a list that may leave one out while another is reaped (proc(5)).
-		left = killChildren(kin)
+	left = killChildren(own)
+	if len(left) == 0 && len(own) > 0 {
+		// The kernel says for certain only that there are no children at all. The
+		// list that was read here may lack a child while another is reaped (proc(5)).
+		left = killChildren(own)
 	}
 	return left
+}
+
+func (s *Supervisor) describeOrphans() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return describe(remains(s.ownChildren()))
 }

@@ -7,8 +7,8 @@ import (
 )
 
 // Forward passes a caught signal on, unless the terminal has done so already:
-// it sends SIGINT, SIGQUIT and SIGWINCH to its whole foreground group, which
-// the command is in, and a second SIGINT means something else to many.
+// it sends SIGINT, SIGQUIT and SIGWINCH to its whole foreground group, to which the
+// command belongs, and a second SIGINT means something else to many commands.
 func (c *Child) Forward(sig unix.Signal) {
 	switch sig {
 	case unix.SIGINT, unix.SIGQUIT, unix.SIGWINCH:
@@ -20,9 +20,9 @@ func (c *Child) Forward(sig unix.Signal) {
 }
 
 // StopWith stops this process as the command has been stopped, so that the
-// shell gets its terminal back. Where the terminal has stopped both together
-// the command is running again by now. Without a terminal a stopped command is
-// somebody's doing who knows what for.
+// shell gets its terminal back. Where the terminal has stopped both together,
+// and both have been continued, it does nothing. Without a terminal it does nothing
+// either: nobody here knows why the command was stopped.
 func (c *Child) StopWith() {
 	if inForeground() && isStopped(c.pid) {
 		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)

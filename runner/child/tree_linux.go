@@ -24,10 +24,10 @@ func checkProc() error {
 	return nil
 }
 
-// children lists this process's direct children. They can be signalled by
-// number without danger: until this process reaps them, nobody else gets it.
+// children lists this process's direct children. It is safe to signal them by
+// number: until this process reaps them, no other process gets that number.
 func children() []int {
-	// Most have none, which this tells without a look at each thread.
+	// Most processes have none, and this says so without a look at each thread.
 	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil); errors.Is(err, unix.ECHILD) {
 		return nil
 	}
@@ -50,7 +50,7 @@ func children() []int {
 	return pids
 }
 
-// childrenByScan does without CONFIG_PROC_CHILDREN.
+// childrenByScan is children for kernels without CONFIG_PROC_CHILDREN.
 func childrenByScan() []int {
 	var pids []int
 	for _, p := range processes() {
@@ -113,9 +113,9 @@ func isStopped(pid int) bool {
 }
 
 // remains lists what is left below this process: what is alive or, if nothing was
-// seen to be, the children that the kernel knows of all the same. While the whole
-// table is read, what forks and exits all the time gets out of sight; one of its
-// line is always a direct child.
+// seen to be, the direct children that the kernel lists all the same. What forks and
+// exits all the time can escape a reading of the whole process table, but it has at
+// each moment a process that is a direct child.
 func remains(skip []int) []process {
 	found := descendants(skip)
 	const most = 20 // looks for one that is alive
@@ -136,8 +136,8 @@ func remains(skip []int) []process {
 	return found
 }
 
-// tracer is the process that traces another, as a debugger does, or 0. What it
-// traces can't be reaped before it lets go (ptrace(2)).
+// tracer is the process that traces another, as a debugger does, or 0. A process
+// that is traced can't be reaped before its tracer lets go (ptrace(2)).
 func tracer(pid int) int { return statusNumber(statusNumber(pid, "TracerPid"), "Tgid") } // from thread to process
 
 // statusNumber reads a number from /proc/PID/status, or 0.
@@ -152,9 +152,9 @@ func statusNumber(pid int, name string) int {
 	return n
 }
 
-// signalDescendant signals a process that is not a direct child, whose number
-// may belong to a stranger by now: a pidfd pins it, and only if what is pinned
-// still has the same parent is it the one that was meant.
+// signalDescendant signals a process that is not a direct child, whose number may
+// be another's by now. So it pins the process by a pidfd, and signals it only if it
+// has the parent that it had, or this process for one.
 func signalDescendant(p process, sig unix.Signal) {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {

@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkProc: these systems are asked for processes without /proc.
+// checkProc has nothing to check: these systems list processes without /proc.
 func checkProc() error { return nil }
 
-// children lists all descendants, not only the direct ones: where orphans go
-// to init, whoever is not killed together with its parent is lost.
+// children lists all descendants, not only the direct ones: where orphans become
+// init's children, a process that is not killed together with its parent is lost.
 func children() []int {
 	var pids []int
 	for _, p := range descendants(nil) {
@@ -23,7 +23,7 @@ func children() []int {
 	return pids
 }
 
-// processes asks ps, which is POSIX, in place of a kernel interface a system.
+// processes asks ps, which is POSIX, where each system has a kernel interface of its own.
 func processes() []process {
 	ps := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "comm=")
 	out, err := ps.Output()
@@ -58,6 +58,6 @@ func remains(skip []int) []process { return descendants(skip) }
 
 func tracer(int) int { return 0 }
 
-// signalDescendant has no pidfd here to make sure that a number has not been
-// taken over by a stranger since the process table was read.
+// signalDescendant can't make sure that a number is still that of the process which
+// the process table showed: there are no pidfds here.
 func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }
