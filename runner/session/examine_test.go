@@ -4,7 +4,6 @@ import (
 	"crypto/x509"
 	"io"
 	"net"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -55,10 +55,7 @@ func (e examined) wantError(kind session.Kind) {
 }
 
 func TestExamineRole(t *testing.T) {
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := testserver.Port(t)
 	server := start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port, "max_connections": "20", "lock_timeout": "7s", "fsync": "off"})
 	query(t, server, "CREATE ROLE cron LOGIN; CREATE ROLE rds_superuser")
 	query(t, server, "ALTER ROLE ALL SET statement_timeout = '1s'; ALTER ROLE cron SET statement_timeout = '2s'; ALTER DATABASE postgres SET statement_timeout = '3s'")
@@ -125,20 +122,10 @@ func relay(t *testing.T, to string) (port string) {
 }
 
 func TestExamineTLS(t *testing.T) {
-	dir, err := os.MkdirTemp("", "pgtls")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := pgtest.MakeDir(dir); err != nil {
-		t.Fatal(err)
-	}
+	dir := serverDir(t)
 	ca := newAuthority(t, dir)
 	ca.issue("server", &x509.Certificate{DNSNames: []string{"db.example"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := testserver.Port(t)
 	start(t, map[string]string{
 		"listen_addresses": "127.0.0.1", "port": port, "ssl": "on", "ssl_cert_file": dir + "/server.crt", "ssl_key_file": dir + "/server.key",
 	})

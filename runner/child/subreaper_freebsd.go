@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// becomeSubreaper: procctl(2), PROC_REAP_ACQUIRE.
+// becomeSubreaper makes this process the parent of every descendant whose own
+// parent dies (procctl(2), PROC_REAP_ACQUIRE).
 func becomeSubreaper() error {
 	const (
 		processID   = 0 // P_PID

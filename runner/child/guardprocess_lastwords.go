@@ -6,14 +6,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lastWordsMost is for how long the guard tries to be heard.
+// lastWordsMost is how long the guard tries to send its last words.
 const lastWordsMost = time.Second
 
-// speak says on the lock's socket, in the place of a pglead that is gone, that the
-// tree is dead: those who wait need not wait for that. What they say ends the use
-// of the connection, where nobody else's work depends on it, and the server's own
-// end of it is waited for: else it could be reset before it is read.
-func (g *guard) speak() {
+// sendLastWords says on the lock's socket, in place of a pglead that is gone, that
+// the tree is dead, so that waiters need not wait until it must be. With goodbye it
+// ends this direction of the connection, and waits for the server to end the other:
+// a connection that is reset could lose words that the server has not read yet.
+func (g *guardProcess) sendLastWords() {
 	deadline := time.Now().Add(lastWordsMost)
 	for words := []byte(g.req.lastWords); len(words) > 0; {
 		n, err := unix.Write(g.socket, words)
@@ -42,7 +42,7 @@ func (g *guard) speak() {
 	}
 }
 
-// await says whether something can be done with a socket before the deadline.
+// await waits for a socket to be ready, and says false once the deadline has passed.
 func await(socket int, events int16, deadline time.Time) bool {
 	fds := []unix.PollFd{{Fd: int32(socket), Events: events}}
 	left := time.Until(deadline)
