@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -73,14 +74,18 @@ func TestStoppedGuardHoldsNothingUp(t *testing.T) {
 	const lease = 3 * time.Second
 	for name, signals := range map[string]int{"idle": 0, "with signals pending": 1000} {
 		t.Run(name, func(t *testing.T) {
-			var said bytes.Buffer
+			var said lockedBuffer
 			key := "stopped guard " + strconv.Itoa(signals)
-			holder := command(t, "run", "--key", key, "--lease", "3s", "--", "sh", "-c", `echo $$ $PGLEAD_BACKEND_PID; exec sleep 1000`)
+			holder := command(t, "run", "-v", "--log-format", "json", "--key", key, "--lease", "3s", "--", "sh", "-c", `echo $$ $PGLEAD_BACKEND_PID; exec sleep 1000`)
 			holder.Stderr = &said
 			line, _ := start(t, holder)
 			var job, backend int
 			if _, err := fmt.Sscan(line, &job, &backend); err != nil {
 				t.Fatal(err)
+			}
+			// A guard that is stopped before it has said so has started nothing.
+			if !eventually(func() bool { return strings.Contains(said.String(), `"event":"started"`) }) {
+				t.Fatalf("never started: %s", said.String())
 			}
 			if err := syscall.Kill(guardOf(t, holder.Process.Pid), syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
@@ -104,10 +109,25 @@ func TestStoppedGuardHoldsNothingUp(t *testing.T) {
 			if code := holder.ProcessState.ExitCode(); code != 76 {
 				t.Errorf("status %d, want 76", code)
 			}
-			says(t, said.String(), `pglead: "stopped guard \d+": the lock in .* was lost \(last known held \S+ before\): the server ended the session: .* \(57P01\); `+
+			says(t, loud(t, said.String()), `the lock in .* was lost \(last known held \S+ before\): the server ended the session: .* \(57P01\); `+
 				`the command \(process \d+\) was killed(?: with all that it had started, \d+ processes)?; for that its guard process, which did not do so in time, was killed, too\n`)
 		})
 	}
+}
+
+// loud are the messages in a log in JSON that are there without -v, a line each.
+func loud(t *testing.T, log string) (messages string) {
+	t.Helper()
+	for line := range strings.Lines(log) {
+		var m struct{ Level, Msg string }
+		if err := json.Unmarshal([]byte(line), &m); err != nil {
+			t.Errorf("%s: %v", line, err)
+		}
+		if m.Level == "WARN" || m.Level == "ERROR" {
+			messages += m.Msg + "\n"
+		}
+	}
+	return messages
 }
 
 // TestStoppedGuardStartsNothing: a guard that is stopped before it has taken in a
