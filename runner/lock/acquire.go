@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -18,6 +19,9 @@ type Config struct {
 	Claim   Claim
 	Session session.Config // LostGrace included
 	Wait    time.Duration  // 0 tries once, Forever has no end
+
+	// Description is what sessions say of themselves, to which a grant adds.
+	Description inspect.Description
 
 	// LockDelay is how long a former holder may live on without knowing that it
 	// has lost: so long is waited, with the lock held, where there is no evidence
@@ -246,9 +250,9 @@ func (b *Bid) waitOut(ctx context.Context) error {
 // announceDelay shows those who watch the holder that its command has not started,
 // and makes room in line.
 func (b *Bid) announceDelay(ctx context.Context) error {
-	d := b.cfg.Session.Description
+	d := b.cfg.Description
 	d.Delay = b.delay
-	b.s.Describe(d)
+	b.s.SetComment(d.Comment())
 	_, err := b.s.Query(ctx, append(b.line.leaving(), session.PlainBeat)...)
 	return b.error(err)
 }
@@ -290,7 +294,7 @@ func (b *Bid) refuse(ctx context.Context) error {
 	}
 	parting := b.cfg.Parting && b.line == nil && b.s.Part()
 	sought := b.cfg.Claim.Sought()
-	views, err := b.s.Holders(ctx, sought.Locks...)
+	views, err := inspect.Holders(ctx, b.s, sought.Locks...)
 	if err != nil {
 		return held // which is what matters
 	}
@@ -307,7 +311,7 @@ func (b *Bid) refuse(ctx context.Context) error {
 type HeldError struct {
 	Database string
 	Waited   time.Duration
-	Holders  []session.View // as far as they are known
+	Holders  []inspect.View // as far as they are known
 }
 
 func (e *HeldError) Error() string {
@@ -391,12 +395,19 @@ func (cfg *Config) AttemptMost() time.Duration {
 	return time.Duration(hosts+1)*cfg.Session.ConnectTimeout + cfg.LockDelay + 4*cfg.Session.Lease
 }
 
+// session is how a session is opened.
+func (cfg *Config) session() session.Config {
+	of := cfg.Session
+	of.Comment = cfg.Description.Comment()
+	return of
+}
+
 // Open opens a session for someone who may wait for that long. A server without
 // room, as when a thousand nodes fire at once, is asked again for as long as one
 // attempt to connect may take by who doesn't wait for the lock. Who does comes
 // back later.
 func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Session, error) {
-	of := cfg.Session
+	of := cfg.session()
 	if cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
 	}

@@ -27,7 +27,7 @@ func LastWords(ctx context.Context, lost ...*Held) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.LockDelay)
 	defer cancel()
 	for backoff := backoffFirst / 4; ; backoff = min(2*backoff, backoffMost) {
-		err := sayDead(ctx, cfg.Session, lost)
+		err := sayDead(ctx, cfg.session(), lost)
 		if err == nil {
 			return
 		}

@@ -1,7 +1,6 @@
-package session_test
+package doctor_test
 
 import (
-	"crypto/x509"
 	"io"
 	"net"
 	"os"
@@ -10,7 +9,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/checkup"
-	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/doctor"
 	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -29,11 +28,14 @@ func examine(t *testing.T, cfg session.Config) examined {
 
 func examineSilence(t *testing.T, cfg session.Config, idle bool) examined {
 	t.Helper()
-	checks, err := session.Examine(t.Context(), cfg, session.TakeoverDelay(cfg.Lease), idle, lock.Trial)
-	for _, c := range checks {
+	found, err := doctor.Examine(t.Context(), doctor.Config{Session: cfg, LockDelay: session.TakeoverDelay(cfg.Lease), Idle: idle})
+	for _, c := range found.Database {
 		t.Logf("%-4s  %-10s  %s -> %s", c.Status, c.Name, c.Seen, c.Advice)
 	}
-	return examined{t, checks, kindOf(err)}
+	if len(found.Machine) == 0 {
+		t.Error("nothing about this machine")
+	}
+	return examined{t, found.Database, kindOf(err)}
 }
 
 // want asks for a check of this status whose text or advice has that in it.
@@ -133,8 +135,7 @@ func TestExamineTLS(t *testing.T) {
 	if err := pgtest.MakeDir(dir); err != nil {
 		t.Fatal(err)
 	}
-	ca := newAuthority(t, dir)
-	ca.issue("server", &x509.Certificate{DNSNames: []string{"db.example"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	certify(t, dir, "db.example")
 	port, err := pgtest.FreePort()
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +148,7 @@ func TestExamineTLS(t *testing.T) {
 	e.want("TLS", checkup.Note, "TLS 1.3")
 	e.want("TLS", checkup.Note, "sslmode=verify-full")
 	for _, mode := range []string{"verify-ca", "verify-full"} {
-		examine(t, config(t, dsn+" sslrootcert="+dir+"/ca.crt sslmode="+mode)).want("TLS", checkup.OK, "certificate verified")
+		examine(t, config(t, dsn+" sslrootcert="+dir+"/server.crt sslmode="+mode)).want("TLS", checkup.OK, "certificate verified")
 	}
 }
 
