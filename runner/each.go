@@ -403,7 +403,7 @@ func (e *each) leave(id lockkey.ID) {
 // describe has a session say which items it is at.
 func (e *each) describe(s *session.Session) {
 	const most = 8 // the server cuts off what is too long
-	d := e.cfg.Session.Description
+	d := e.cfg.Description
 	d.Keys, d.Since = nil, time.Now()
 	e.mu.Lock()
 	for _, h := range e.active {
@@ -412,7 +412,7 @@ func (e *each) describe(s *session.Session) {
 		}
 	}
 	e.mu.Unlock()
-	s.Describe(d)
+	s.SetComment(d.Comment())
 }
 
 // skip counts an item that somebody else works on, or has been at.

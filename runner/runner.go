@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
@@ -33,6 +34,9 @@ type Config struct {
 
 	Session session.Config // LostGrace included
 	Wait    time.Duration  // for the lock: 0 tries once, Forever has no end
+
+	// Description is what the session says of itself, to which a grant adds.
+	Description inspect.Description
 
 	// Splay is the most that Run waits, at random, before the first try: else the
 	// fastest node does all the work.
@@ -154,7 +158,7 @@ func (cfg *Config) begin() (signals <-chan os.Signal, err error) {
 // locking is what the lock needs to know of a run.
 func (cfg Config) locking() lock.Config {
 	return lock.Config{
-		Claim: cfg.Claim, Session: cfg.Session, Wait: cfg.Wait, LockDelay: cfg.LockDelay,
+		Claim: cfg.Claim, Session: cfg.Session, Description: cfg.Description, Wait: cfg.Wait, LockDelay: cfg.LockDelay,
 		Explain: cfg.Explain, Parting: cfg.parting, Reached: cfg.reached, Observer: cfg.Watch.Observer, Log: cfg.Log,
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/pace"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -15,6 +16,9 @@ type Config struct {
 	Claim   Claim
 	Session session.Config // LostGrace included
 	Wait    time.Duration  // 0 tries once, Forever has no end
+
+	// Description is what sessions say of themselves, to which a grant adds.
+	Description inspect.Description
 
 	// LockDelay is how long a former holder may live on without knowing that it
 	// has lost: so long is waited, with the lock held, where there is no evidence
@@ -200,7 +204,7 @@ func (b *Bid) refuse(ctx context.Context) error {
 	}
 	parting := b.cfg.Parting && b.line == nil && b.s.Part()
 	sought := b.cfg.Claim.Sought()
-	views, err := b.s.Holders(ctx, sought.Locks...)
+	views, err := inspect.Holders(ctx, b.s, sought.Locks...)
 	if err != nil {
 		return held // which is what matters
 	}

@@ -28,7 +28,7 @@ func LastWords(ctx context.Context, lost ...*Held) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.LockDelay)
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
-		err := sayDead(ctx, cfg.Session, lost)
+		err := sayDead(ctx, cfg.session(), lost)
 		if err == nil {
 			return
 		}

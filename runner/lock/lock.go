@@ -14,7 +14,7 @@ import (
 	"strings"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/inspect"
 )
 
 // Lock is an advisory lock in one of its two modes.
@@ -67,8 +67,8 @@ type Claim struct {
 
 // Sought are the locks that a claim has to do with, and those in whose lines
 // others wait for them.
-func (c Claim) Sought() session.Sought {
-	var sought session.Sought
+func (c Claim) Sought() inspect.Sought {
+	var sought inspect.Sought
 	for _, l := range c.Locks {
 		sought.Locks = append(sought.Locks, l.ID)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -146,7 +147,7 @@ func parseSeat(row []string) (s seat, err error) {
 		shared: strings.HasPrefix(row[4], "Share"), pid: uint32(pid), role: uint32(role), token: shownToken(row[8]),
 		visible: row[9] == "t", opened: row[10], changed: row[11], age: time.Duration(age * float64(time.Second)),
 	}
-	if d, ok := session.ParseDescription(row[13]); ok && d.Beat > 0 {
+	if d, ok := inspect.ParseDescription(row[13]); ok && d.Beat > 0 {
 		s.beat, s.bound = d.Beat, d.Transaction
 		// A holder in its own delay waits for others, which may need longer.
 		s.delay = min(max(session.TakeoverDelay(d.Lease)+d.LostGrace, d.Delay), longestAnnounced)

@@ -74,12 +74,19 @@ func (cfg *Config) AttemptMost() time.Duration {
 	return time.Duration(hosts+1)*cfg.Session.ConnectTimeout + cfg.LockDelay + 4*cfg.Session.Lease
 }
 
+// session is how a session is opened.
+func (cfg *Config) session() session.Config {
+	of := cfg.Session
+	of.Comment = cfg.Description.Comment()
+	return of
+}
+
 // Open opens a session for a run that may wait for that long. A server without
 // room, as when a thousand nodes fire at once, is asked again by a run that doesn't
 // wait for the lock, for as long as one attempt to connect may take. One that waits
 // comes back later.
 func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Session, error) {
-	of := cfg.Session
+	of := cfg.session()
 	if cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
 	}

@@ -4,14 +4,14 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/inspect"
 )
 
 // HeldError says that someone else has the lock.
 type HeldError struct {
 	Database string
 	Waited   time.Duration
-	Holders  []session.View // as far as they are known
+	Holders  []inspect.View // as far as they are known
 }
 
 func (e *HeldError) Error() string {

@@ -86,9 +86,9 @@ func (b *Bid) waitOut(ctx context.Context) error {
 // announceDelay shows those who watch the holder that its command has not started,
 // and makes room in line.
 func (b *Bid) announceDelay(ctx context.Context) error {
-	d := b.cfg.Session.Description
+	d := b.cfg.Description
 	d.Delay = b.delay
-	b.s.Describe(d)
+	b.s.SetComment(d.Comment())
 	_, err := b.s.Query(ctx, append(b.line.leaving(), session.PlainBeat)...)
 	return b.error(err)
 }

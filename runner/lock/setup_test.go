@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/pgtest/testserver"
@@ -48,15 +49,15 @@ func config(t *testing.T, dsn string, claim lock.Claim) lock.Config {
 		Claim: claim, Wait: lock.Forever, LockDelay: longDelay, Log: slog.New(slog.DiscardHandler),
 		Session: session.Config{
 			Database: database, Lease: lease, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test@here",
-			Description: session.Description{Host: "here", Lease: lease},
-			Private:     true, // new servers would be waited for, and nothing else looks at it
+			Private: true, // new servers would be waited for, and nothing else looks at it
 		},
+		Description: inspect.Description{Host: "here", Lease: lease},
 	}
 }
 
 // leased sets the lease.
 func leased(cfg lock.Config, d time.Duration) lock.Config {
-	cfg.Session.Lease, cfg.Session.Description.Lease = d, d
+	cfg.Session.Lease, cfg.Description.Lease = d, d
 	return cfg
 }
 
@@ -200,7 +201,7 @@ func inLine(t *testing.T, server *pgtest.Server, line lockkey.ID, n int) {
 		for _, text := range query(t, server, fmt.Sprintf(`SELECT a.query FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
 WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 4294967295 AND granted AND a.state = 'idle'`, lockkey.Ticket(line))) {
 			// Its requests are a ticket, a look, and LISTEN with another look.
-			if d, ok := session.ParseDescription(text); ok && d.Beat >= 3 {
+			if d, ok := inspect.ParseDescription(text); ok && d.Beat >= 3 {
 				settled++
 			}
 		}

@@ -41,12 +41,12 @@ func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to str
 		old = append(old, oldRequests(id, by, to)...)
 		tries = append(tries, Lock{ID: lockkey.StepDown(id)}.call("try_advisory_xact_lock"))
 	}
-	if _, err := viewer.Rows(ctx, strings.Join(append(old, "BEGIN"), ";")); err != nil {
+	if _, err := viewer.Query(ctx, append(old, "BEGIN")...); err != nil {
 		r.Close()
 		return nil, err
 	}
 	for began := time.Now(); ; {
-		rows, err := viewer.Rows(ctx, "SELECT "+strings.Join(tries, " AND "))
+		rows, err := viewer.Query(ctx, "SELECT "+strings.Join(tries, " AND "))
 		if err != nil {
 			r.Close()
 			return nil, err

@@ -150,12 +150,12 @@ func (b *Bid) draw(ctx context.Context) error {
 
 // describe has the session say what it holds.
 func (b *Bid) describe() {
-	d := b.cfg.Session.Description
+	d := b.cfg.Description
 	d.Token, d.Since = b.token.Token, time.Now()
 	if b.cfg.Claim.Gate != nil {
 		d.Slot = b.slot
 	}
-	b.s.Describe(d)
+	b.s.SetComment(d.Comment())
 }
 
 // drawBeside draws the token on a second connection: with a quorum since the

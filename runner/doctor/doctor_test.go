@@ -1,15 +1,15 @@
-package session_test
+package doctor_test
 
 import (
-	"crypto/x509"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/pglead/pglead/runner/checkup"
-	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/doctor"
 	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/pgtest/testserver"
 	"github.com/pglead/pglead/runner/session"
@@ -29,11 +29,14 @@ func examine(t *testing.T, cfg session.Config) examined {
 
 func examineSilence(t *testing.T, cfg session.Config, idle bool) examined {
 	t.Helper()
-	checks, err := session.Examine(t.Context(), cfg, session.TakeoverDelay(cfg.Lease), idle, lock.Trial)
-	for _, c := range checks {
+	found, err := doctor.Examine(t.Context(), doctor.Config{Session: cfg, LockDelay: session.TakeoverDelay(cfg.Lease), Idle: idle})
+	for _, c := range found.Database {
 		t.Logf("%-4s  %-10s  %s -> %s", c.Status, c.Name, c.Seen, c.Advice)
 	}
-	return examined{t, checks, kindOf(err)}
+	if len(found.Machine) == 0 {
+		t.Error("nothing about this machine")
+	}
+	return examined{t, found.Database, kindOf(err)}
 }
 
 // want asks for a check of this status whose text or advice has that in it.
@@ -122,9 +125,15 @@ func relay(t *testing.T, to string) (port string) {
 }
 
 func TestExamineTLS(t *testing.T) {
-	dir := serverDir(t)
-	ca := newAuthority(t, dir)
-	ca.issue("server", &x509.Certificate{DNSNames: []string{"db.example"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	dir, err := os.MkdirTemp("", "pgtls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := pgtest.MakeDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	certify(t, dir, "db.example")
 	port := testserver.Port(t)
 	start(t, map[string]string{
 		"listen_addresses": "127.0.0.1", "port": port, "ssl": "on", "ssl_cert_file": dir + "/server.crt", "ssl_key_file": dir + "/server.key",
@@ -134,7 +143,7 @@ func TestExamineTLS(t *testing.T) {
 	e.want("TLS", checkup.Note, "TLS 1.3")
 	e.want("TLS", checkup.Note, "sslmode=verify-full")
 	for _, mode := range []string{"verify-ca", "verify-full"} {
-		examine(t, config(t, dsn+" sslrootcert="+dir+"/ca.crt sslmode="+mode)).want("TLS", checkup.OK, "certificate verified")
+		examine(t, config(t, dsn+" sslrootcert="+dir+"/server.crt sslmode="+mode)).want("TLS", checkup.OK, "certificate verified")
 	}
 }
 

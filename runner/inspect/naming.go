@@ -1,4 +1,4 @@
-package session
+package inspect
 
 import (
 	"cmp"

@@ -1,4 +1,4 @@
-package session
+package inspect
 
 import (
 	"math"
@@ -7,13 +7,14 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pglead/pglead/runner/session"
 )
 
 // Description is what a session says of itself to whoever looks at
-// pg_stat_activity: in a comment before its statements, in the style of
-// sqlcommenter (https://google.github.io/sqlcommenter/spec/). It is before them
-// since the server cuts off long statements at the end. The comment is visible
-// to the same role and to pg_read_all_stats; there are no arguments of the
+// pg_stat_activity: in the comment before its statements, in the style of
+// sqlcommenter (https://google.github.io/sqlcommenter/spec/). The comment is
+// visible to the same role and to pg_read_all_stats; there are no arguments of the
 // command in it, and no secrets.
 type Description struct {
 	Keys    []string
@@ -40,13 +41,19 @@ type Description struct {
 	Beat uint64
 }
 
+const modeTransaction = "transaction"
+
+// DefaultScheme is that of a session that doesn't name one.
+const DefaultScheme = "siphash24"
+
+// MostSlots and MostKeys keep a statement that names each of them short.
 const (
-	commentOpens    = "/*pglead "
-	modeTransaction = "transaction"
+	MostSlots = 1000
+	MostKeys  = 100
 )
 
-// What a description may have: of others' numbers some are the bounds of loops,
-// and of others' texts all are kept in memory.
+// What a description may have: some of others' numbers are the bounds of loops,
+// and all of others' texts are kept in memory.
 const (
 	// mostDescribed is as much of a statement as is read.
 	mostDescribed = 16 << 10
@@ -59,14 +66,12 @@ const (
 	mostNoted = 300
 	leastKeys = 400
 	mostShown = 950 // of those 1024, without the number of the request
-	mostKeys  = 100
-	mostSlots = 1000
 )
 
-// comment is the description as SQL. A / is encoded too, so that nothing in it
-// ends the comment or begins another. The keys are last: if they are so long that
-// the server cuts them off, all the rest is there.
-func (d Description) comment() string {
+// Comment is the description as a session's comment. A / is encoded too, so that
+// nothing in it ends the comment or begins another. The keys are last: if they are
+// so long that the server cuts them off, all the rest is there.
+func (d Description) Comment() string {
 	var fields []string
 	add := func(name, value string) {
 		if value != "" {
@@ -102,7 +107,7 @@ func (d Description) comment() string {
 	keys := url.QueryEscape(strings.Join(d.Keys, "\n"))
 	add("note", escapeShort(d.Note, min(mostNoted, mostShown-len(strings.Join(fields, ","))-min(len(keys), leastKeys))))
 	add("key", keys)
-	return commentOpens + strings.Join(fields, ",") + "*/ "
+	return strings.Join(fields, ",")
 }
 
 // escapeShort encodes as much of a text as may be there.
@@ -122,7 +127,7 @@ func escapeShort(s string, most int) string {
 // its place, or the server cut off, gives at worst a wrong description: a field
 // that can't be right is left away.
 func ParseDescription(statement string) (d Description, ok bool) {
-	text, found := strings.CutPrefix(statement, commentOpens)
+	text, found := strings.CutPrefix(statement, session.CommentOpens)
 	if !found {
 		return d, false
 	}
@@ -170,8 +175,8 @@ func (d *Description) set(name, encoded string) {
 	case "host":
 		d.Host = text()
 	case "key":
-		d.Keys = slices.DeleteFunc(strings.SplitN(value, "\n", mostKeys+1), func(k string) bool { return k == "" })
-		d.Keys = d.Keys[:min(len(d.Keys), mostKeys)]
+		d.Keys = slices.DeleteFunc(strings.SplitN(value, "\n", MostKeys+1), func(k string) bool { return k == "" })
+		d.Keys = d.Keys[:min(len(d.Keys), MostKeys)]
 	case "beat":
 		d.Beat, _ = strconv.ParseUint(value, 10, 64)
 	case "delay":
@@ -194,9 +199,9 @@ func (d *Description) set(name, encoded string) {
 			d.Since = since.UTC()
 		}
 	case "slot":
-		d.Slot = int(number(mostSlots))
+		d.Slot = int(number(MostSlots))
 	case "slots":
-		d.Slots = int(number(mostSlots))
+		d.Slots = int(number(MostSlots))
 	case "token":
 		d.Token = number(math.MaxInt64)
 	case "user":

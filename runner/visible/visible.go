@@ -1,4 +1,5 @@
-package session
+// Package visible makes text that somebody else wrote fit to be shown.
+package visible
 
 import (
 	"fmt"
@@ -8,18 +9,18 @@ import (
 	"unicode/utf8"
 )
 
-// mostVisible is as much of a text as anybody reads, in characters.
-const mostVisible = 1000
+// most is as much of a text as anybody reads, in characters.
+const most = 1000
 
-// Visible is a text that somebody else wrote as it may stand in one of our
+// Text returns a text that somebody else wrote as it may stand in one of our
 // lines. A terminal obeys control characters and turns lines round at bidi
 // overrides, and whoever reads a log by the line takes each line for ours. So
-// what ends a line or a column is a space, what else is not to be seen is
-// written as in Go's strings, and the whole has a limited length.
-func Visible(s string) string {
+// what ends a line or a column becomes a space, other characters that can't be
+// seen are written as in Go's strings, and the whole has a limited length.
+func Text(s string) string {
 	var b strings.Builder
 	for n := 0; len(s) > 0; {
-		if n >= mostVisible {
+		if n >= most {
 			b.WriteString("…")
 			break
 		}
@@ -30,7 +31,7 @@ func Visible(s string) string {
 			shown = fmt.Sprintf(`\x%02x`, s[0])
 		case r == '\n', r == '\r', r == '\t':
 			shown = " "
-		case !Shows(r):
+		case !Rune(r):
 			quoted := strconv.QuoteRune(r)
 			shown = quoted[1 : len(quoted)-1]
 		}
@@ -41,6 +42,6 @@ func Visible(s string) string {
 	return b.String()
 }
 
-// Shows says whether a character is one to look at. French messages have spaces
-// that don't break.
-func Shows(r rune) bool { return unicode.IsPrint(r) || unicode.Is(unicode.Zs, r) }
+// Rune says whether a character can be seen, or is a space. French messages have
+// spaces that don't break.
+func Rune(r rune) bool { return unicode.IsPrint(r) || unicode.Is(unicode.Zs, r) }

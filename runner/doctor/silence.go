@@ -1,4 +1,4 @@
-package session
+package doctor
 
 import (
 	"context"
@@ -6,31 +6,32 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // What stands in between may end a connection that is silent for a while, as
 // HAProxy does after its `timeout client`. A holder whose host is cut off from it
 // is silent, and the server frees the lock as soon as its side is ended. So that
 // must not come before the holder's command is dead. Nobody tells of such an end:
-// neither does the server know why its client went, nor has the holder a way to
-// hear it. It can only be tried beforehand.
+// the server doesn't know why its client went, and the holder has no way to hear
+// it. It can only be tried beforehand.
 
 // silence keeps a connection silent for as long as a cut off holder's may be. A
 // waiter's is silent for a third of that at most.
 func (x *examination) silence(ctx context.Context) checkup.Check {
-	pg, err := connect(ctx, x.cfg, nil)
+	viewer, err := session.OpenViewer(ctx, x.cfg)
 	if err != nil {
 		return failed(err)
 	}
-	defer (&Viewer{pg}).Close()
-	if tcp, ok := socket(pg.Conn()).(*net.TCPConn); ok {
+	defer viewer.Close()
+	if tcp, ok := socket(viewer.Conn()).(*net.TCPConn); ok {
 		// A host that is cut off sends no probes either.
 		_ = tcp.SetKeepAlive(false)
 	}
-	quiet := &examination{cfg: x.cfg, pg: pg}
-	sql := "SELECT " + set(false, [][2]string{{"idle_session_timeout", "0"}})
+	quiet := &examination{cfg: x.cfg, viewer: viewer}
+	sql := "SELECT pg_catalog.set_config('idle_session_timeout', '0', false)"
 	if x.cfg.Transaction {
-		sql = "BEGIN; SELECT " + set(true, [][2]string{{"idle_in_transaction_session_timeout", "0"}, {"idle_session_timeout", "0"}})
+		sql = "BEGIN; SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true), pg_catalog.set_config('idle_session_timeout', '0', true)"
 	}
 	if _, err := quiet.rows(ctx, sql); err != nil {
 		return failed(err)
@@ -45,18 +46,16 @@ func (x *examination) silence(ctx context.Context) checkup.Check {
 }
 
 // answersAfter returns no error if the connection can be used when it has been
-// silent for that long, else when and why it could no longer be.
+// silent for that long, else when it could no longer be, and why.
 func (x *examination) answersAfter(ctx context.Context, silent time.Duration) (time.Duration, error) {
 	began := time.Now()
 	quiet, cancel := context.WithTimeout(ctx, silent)
 	defer cancel()
-	for quiet.Err() == nil {
-		// It listens to nothing: there will be no notification.
-		if err := x.pg.WaitForNotification(quiet); err != nil && quiet.Err() == nil {
-			return time.Since(began), err
-		}
+	// It listens to nothing: there will be no notification.
+	if err := x.viewer.Wait(quiet); err != nil {
+		return time.Since(began), err
 	}
 	took := time.Since(began)
-	_, err := x.rows(ctx, PlainBeat)
+	_, err := x.rows(ctx, session.PlainBeat)
 	return took, err
 }

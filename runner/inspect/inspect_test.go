@@ -1,4 +1,4 @@
-package session
+package inspect
 
 import (
 	"encoding/json"
@@ -12,8 +12,18 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/visible"
 )
+
+// statement is what the server shows of a session with that comment.
+func statement(comment string, beat uint64) string {
+	return fmt.Sprintf("/*pglead beat='%d',%s*/ SELECT 1", beat, comment)
+}
 
 // FuzzDescription: what a session says of itself arrives, and whatever it says
 // is one comment, which nothing in it ends.
@@ -26,14 +36,14 @@ func FuzzDescription(f *testing.F) {
 			Keys: []string{key}, Scheme: "siphash24", Host: host, User: user, Command: command, PID: pid, Token: token,
 			Lease: 15 * time.Second, Since: time.Unix(1<<30, 0).UTC(), Transaction: transaction,
 		}
-		comment := d.comment()
-		if inner := strings.TrimSuffix(strings.TrimPrefix(comment, "/*"), "*/ "); strings.Contains(inner, "*/") || strings.Contains(inner, "/*") {
+		comment := d.Comment()
+		if strings.Contains(comment, "*/") || strings.Contains(comment, "/*") || strings.HasSuffix(comment, "*") || strings.HasSuffix(comment, "/") {
 			t.Errorf("%q", comment)
 		}
-		if key == "" || strings.Contains(key, "\n") || len(comment) > mostDescribed {
+		if key == "" || strings.Contains(key, "\n") || len(comment) > mostDescribed-len("beat='18446744073709551615',") {
 			return // no key is like that
 		}
-		got, ok := ParseDescription(comment + "SELECT 1")
+		got, ok := ParseDescription(statement(comment, 0))
 		for _, text := range []*string{&d.Host, &d.User, &d.Command} {
 			short, err := url.QueryUnescape(escapeShort(*text, mostNamed))
 			if err != nil || utf8.ValidString(*text) && !strings.HasPrefix(*text, short) || len(url.QueryEscape(*text)) <= mostNamed && utf8.ValidString(*text) && short != *text {
@@ -50,13 +60,10 @@ func FuzzDescription(f *testing.F) {
 		}
 		for _, beat := range []uint64{1, math.MaxUint32, math.MaxUint64} {
 			d.Beat = beat
-			got, ok := ParseDescription(commented(comment, beat, "SELECT 1"))
+			got, ok := ParseDescription(statement(comment, beat))
 			if !ok || !reflect.DeepEqual(got, d) {
 				t.Errorf("with a number, %+v arrives as %+v", d, got)
 			}
-		}
-		if sql := commented(comment, 1, "LISTEN x"); sql != "LISTEN x" {
-			t.Errorf("a comment stands before another statement than SELECT: %q", sql)
 		}
 	})
 }
@@ -72,8 +79,8 @@ func FuzzParseDescription(f *testing.F) {
 		if ok != strings.HasPrefix(statement, "/*pglead ") {
 			t.Errorf("%q is %+v, %v", statement, d, ok)
 		}
-		if d.PID < 0 || d.Slot < 0 || d.Slot > mostSlots || d.Slots < 0 || d.Slots > mostSlots || d.Token < 0 || d.Lease < 0 ||
-			len(d.Keys) > mostKeys || d.Slots > 0 && len(d.Keys) > 1 || len(d.Host)+len(d.User)+len(d.Command)+len(d.Scheme) > 4*mostNamed {
+		if d.PID < 0 || d.Slot < 0 || d.Slot > MostSlots || d.Slots < 0 || d.Slots > MostSlots || d.Token < 0 || d.Lease < 0 ||
+			len(d.Keys) > MostKeys || d.Slots > 0 && len(d.Keys) > 1 || len(d.Host)+len(d.User)+len(d.Command)+len(d.Scheme) > 4*mostNamed {
 			t.Errorf("%q is %+v", statement, d)
 		}
 		if _, err := json.Marshal(d.Since); err != nil {
@@ -91,7 +98,7 @@ func TestDescriptionCutOff(t *testing.T) {
 		Keys: []string{strings.Repeat("ключ", 42), "two"}, Scheme: "with-advisory-lock", Slots: 0, Host: strings.Repeat("host.", 50), PID: 4194304,
 		User: longest, Command: longest, Lease: 100 * time.Hour, Transaction: true, Slot: 1000, Token: math.MaxInt64, Since: time.Unix(1<<30, 0).UTC(),
 	}
-	got, ok := ParseDescription((d.comment() + "SELECT 1")[:shown])
+	got, ok := ParseDescription(statement(d.Comment(), 0)[:shown])
 	if !ok || len(got.Keys) > 0 || !strings.HasPrefix(d.Host, got.Host) || len(got.Host) < 190 || !strings.HasPrefix(longest, got.User) || got.User == "" || got.Command != got.User {
 		t.Errorf("%+v arrives as %+v", d, got)
 	}
@@ -102,25 +109,25 @@ func TestDescriptionCutOff(t *testing.T) {
 	// A note takes what the rest leaves, and is not cut off by the server.
 	d = Description{PID: 1, Host: "web1", User: "cron", Command: "job", Lease: 15 * time.Second, Keys: []string{"k"}}
 	d.Note = "https://ci.example/org/app/-/jobs/4711"
-	if got, ok := ParseDescription(d.comment()); !ok || !reflect.DeepEqual(got, d) {
+	if got, ok := ParseDescription(statement(d.Comment(), 0)); !ok || !reflect.DeepEqual(got, d) {
 		t.Errorf("%+v arrives as %+v", d, got)
 	}
 	d.Note = longest
 	for _, name := range []string{"", longest} {
 		d.Host, d.User, d.Command = name, name, name
-		said := d.comment() + "SELECT 1"
+		said := statement(d.Comment(), 0)
 		got, _ = ParseDescription(said[:min(len(said), shown)])
 		if !strings.HasPrefix(longest, got.Note) || name == "" && len(got.Note) < 90 || !slices.Equal(got.Keys, d.Keys) {
 			t.Errorf("%+v arrives as %+v", d, got)
 		}
 	}
 	d.Note = "*/'/*,key='x'\n\x1b"
-	if got, _ := ParseDescription(d.comment()); got.Note != d.Note || !slices.Equal(got.Keys, d.Keys) {
+	if got, _ := ParseDescription(statement(d.Comment(), 0)); got.Note != d.Note || !slices.Equal(got.Keys, d.Keys) {
 		t.Errorf("%+v arrives as %+v", d, got)
 	}
 	// Of several keys those are there that are whole.
 	d = Description{PID: 1, Keys: []string{"first", strings.Repeat("ключ", 100)}}
-	if got, _ := ParseDescription(d.comment()[:shown]); len(got.Keys) != 1 || got.Keys[0] != "first" {
+	if got, _ := ParseDescription(statement(d.Comment(), 0)[:shown]); len(got.Keys) != 1 || got.Keys[0] != "first" {
 		t.Errorf("%+v", got)
 	}
 }
@@ -162,7 +169,7 @@ func FuzzViews(f *testing.F) {
 		}
 		for _, v := range views {
 			text := v.String()
-			if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !Shows(r) }) || utf8.RuneCountInString(text) > mostVisible+10 {
+			if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !visible.Rune(r) }) || utf8.RuneCountInString(text) > 1000+10 {
 				t.Errorf("%+v is shown as %q", v, text)
 			}
 			if v.HeldFor() < 0 {
@@ -178,13 +185,13 @@ func FuzzViews(f *testing.F) {
 func TestNamingIsBounded(t *testing.T) {
 	n := newNaming(nil)
 	view := func(key string) View {
-		id, err := lockkey.Schemes()[0].Slot(key, mostSlots)
+		id, err := lockkey.Schemes()[0].Slot(key, MostSlots)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return View{ID: id, Described: true, Description: Description{Keys: []string{key}, Slots: mostSlots}}
+		return View{ID: id, Described: true, Description: Description{Keys: []string{key}, Slots: MostSlots}}
 	}
-	if key, slot, known := n.of(view("first")); key != "first" || slot != mostSlots || !known {
+	if key, slot, known := n.of(view("first")); key != "first" || slot != MostSlots || !known {
 		t.Errorf("slot %d of %q, %v", slot, key, known)
 	}
 	const sessions = 2000
@@ -207,21 +214,51 @@ func TestNamingIsBounded(t *testing.T) {
 	}
 }
 
-// FuzzVisible: what others wrote is one line, of a bounded length, with nothing
-// in it that has an effect.
-func FuzzVisible(f *testing.F) {
-	f.Add("l’été à 10 %")
-	f.Add("x\x1b[2J\x07\nforged: y\r\t\u202e\u2066\u009b31m\u0085\u2028\x7f\xff\xc3z")
-	f.Fuzz(func(t *testing.T, s string) {
-		text := Visible(s)
-		if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !Shows(r) }) {
-			t.Errorf("%q is %q", s, text)
+// TestMetrics: promtool's own rules are kept, and every key arrives.
+func TestMetrics(t *testing.T) {
+	keys := []string{`C:\jobs "x"`, "nightly", "two\nlines", "é/日本"}
+	now := time.Now()
+	var views []View
+	for i, key := range keys {
+		v := View{
+			Database: "app", ID: lockkey.SipHash24(key), Granted: true, Backend: uint32(i + 1), Described: true, Now: now,
+			Description: Description{Keys: []string{key}, Scheme: "siphash24", Host: "web1", PID: 1, Since: now.Add(-time.Minute)},
 		}
-		if utf8.RuneCountInString(text) > mostVisible+10 {
-			t.Errorf("%d characters", utf8.RuneCountInString(text))
+		views = append(views, v)
+		v.Granted, v.Backend = false, uint32(i+100)
+		views = append(views, v)
+	}
+	var text strings.Builder
+	if err := WriteMetrics(&text, Locks(views)); err != nil {
+		t.Fatal(err)
+	}
+	problems, err := promlint.New(strings.NewReader(text.String())).Lint()
+	if err != nil {
+		t.Fatalf("%v in:\n%s", err, text.String())
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]float64{"pglead_lock_holders": 1, "pglead_lock_waiters": 1, "pglead_lock_held_seconds": 60} {
+		metrics := families[name].GetMetric()
+		if len(metrics) != len(keys) {
+			t.Errorf("%s has %d samples of %d keys", name, len(metrics), len(keys))
+			continue
 		}
-		if !strings.ContainsFunc(s, func(r rune) bool { return !Shows(r) }) && utf8.ValidString(s) && utf8.RuneCountInString(s) <= mostVisible && text != s {
-			t.Errorf("%q is %q", s, text)
+		for i, m := range metrics {
+			for _, label := range m.GetLabel() {
+				if label.GetName() == "key" && label.GetValue() != keys[i] {
+					t.Errorf("%s: key %q, want %q", name, label.GetValue(), keys[i])
+				}
+			}
+			if got := m.GetGauge().GetValue(); got != want {
+				t.Errorf("%s of %q is %v, want %v", name, keys[i], got, want)
+			}
 		}
-	})
+	}
 }
