@@ -19,25 +19,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// contest is one lock of the cluster's, and the way to the cluster by which three
-// hosts contend for it. Its history is an arena's.
+// contest is one lock of the cluster's, and the way to the cluster by which hosts
+// contend for it. Its history is an arena's.
 type contest struct {
 	*arena
-	cluster *cluster
-	key     string
-	jobs    string // directory of what the jobs write down
-	ended   sync.WaitGroup
-	struck  leader // by the last fault
-	events  []event
+	cluster  *cluster
+	key      string
+	jobs     string // directory of what the jobs write down
+	ended    sync.WaitGroup
+	struck   leader // by the last fault
+	events   []event
+	overlaps []overlap
 }
 
 // role is the database's for pglead and jobs: README asks for LOGIN and CONNECT.
 const role = "cron"
 
-func contestants() []string { return []string{"c1", "c2", "c3"} }
+// newcomerHost is that of those who try once.
+const newcomerHost = "c4"
 
-// lostExit is pglead's exit status when the lock was lost while the command ran.
-const lostExit = 76
+func contestants() []string { return []string{"c1", "c2", "c3", newcomerHost} }
 
 // newContests are of those who find the primary by themselves, and of those who
 // leave that to HAProxy.
@@ -62,17 +63,31 @@ func newContests(c *cluster, binary, self string) []*contest {
 	return all
 }
 
-// stays says which host's pglead stands for election for ever; the others' wait
-// for their turn, and come again.
-func (x *contest) stays(host string) bool { return (x.modeName == "direct") == (host == "c1") }
+// candidate is a way of contending: a pglead that ends with any other status than
+// these has failed, and its heir comes after the pause.
+type candidate struct {
+	args  []string
+	exits []int
+	pause time.Duration
+}
+
+// candidateOn mixes those who stand for election for ever, who wait for their turn,
+// and one who comes by again and again, as cron's jobs do.
+func (x *contest) candidateOn(host string) candidate {
+	const away, conflict, lost, unsafe = 69, 75, 76, 78
+	switch {
+	case host == newcomerHost:
+		return candidate{[]string{"run"}, []int{away, conflict, lost, unsafe}, 3 * time.Second}
+	case (x.modeName == "direct") == (host == "c1"):
+		return candidate{[]string{"lead", "--first-delay", "0"}, nil, 0}
+	}
+	return candidate{[]string{"run", "--wait", "forever"}, []int{lost}, 0}
+}
 
 // contend keeps a pglead running on a host until the contest is over.
 func (x *contest) contend(host string) {
-	how := []string{"run", "--wait", "forever"}
-	if x.stays(host) {
-		how = []string{"lead", "--first-delay", "0"}
-	}
-	args := append(how, "--key", x.key, "--lease", x.lease.String(), "--lock-delay", x.lockDelay.String(), "--connect-timeout", "2s")
+	cand := x.candidateOn(host)
+	args := append(cand.args, "--key", x.key, "--lease", x.lease.String(), "--lock-delay", x.lockDelay.String(), "--connect-timeout", "2s")
 	args = append(append(args, x.flags...), "--", x.self)
 	x.ended.Go(func() {
 		for {
@@ -86,12 +101,11 @@ func (x *contest) contend(host string) {
 			}
 			err = cmd.Wait()
 			x.mu.Lock()
-			var exit *exec.ExitError
-			lost := errors.As(err, &exit) && exit.ExitCode() == lostExit && !x.stays(host)
-			if !lost && !x.stopping {
-				x.t.Errorf("%s on %s ended by itself: %v: %s", how[0], host, err, x.lastSaid(host, 3))
+			if !x.stopping && !slices.Contains(cand.exits, cmd.ProcessState.ExitCode()) {
+				x.t.Errorf("%s on %s ended by itself: %v: %s", strings.Join(cand.args, " "), host, err, x.lastSaid(host, 3))
 			}
 			x.mu.Unlock()
+			time.Sleep(rand.N(cand.pause + 1))
 		}
 	})
 }
@@ -157,13 +171,13 @@ func (x *contest) ledAnew() bool {
 	return leads && l.token != x.struck.token
 }
 
-// inLine says whether all hosts' pgleads have at least tried.
+// inLine says whether the pgleads of all those who stay have at least tried.
 func (x *contest) inLine() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return !slices.ContainsFunc(contestants(), func(host string) bool {
 		_, err := guardOf(x.pids[host])
-		return err != nil
+		return err != nil && host != newcomerHost
 	})
 }
 

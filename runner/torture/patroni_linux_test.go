@@ -96,8 +96,9 @@ func TestPatroni(t *testing.T) {
 	c.awaitAll(contests)
 	for _, x := range contests {
 		x.over()
-		x.judge(began, schedule)
+		x.assess(began, schedule)
 	}
+	t.Log("\n" + patroniTable(contests))
 }
 
 // prepareJobs makes the jobs' tables and the role.
@@ -131,7 +132,7 @@ func (c *cluster) schedule() []outage {
 // come back, and somebody leads.
 func (c *cluster) awaitAll(contests []*contest) {
 	c.t.Helper()
-	c.await("the cluster is whole", 2*notice, c.whole)
+	c.recover()
 	for _, x := range contests {
 		c.await(x.modeName+": all are there", notice, x.inLine)
 		c.await(x.modeName+": somebody leads", notice, func() bool {
@@ -175,8 +176,8 @@ func (c *cluster) inflict(f outage, contests []*contest) map[string]event {
 	return events
 }
 
-// judge checks what a contest has left, and prints it.
-func (x *contest) judge(began time.Duration, schedule []outage) {
+// assess checks what a contest has left, and prints it.
+func (x *contest) assess(began time.Duration, schedule []outage) {
 	x.t.Helper()
 	h := x.history()
 	promised := func(at time.Duration) bool {
@@ -206,42 +207,74 @@ func (x *contest) judge(began time.Duration, schedule []outage) {
 	if err != nil {
 		x.t.Fatal(err)
 	}
-	fenced, unknown := 0, 0
-	for _, w := range writes[x.key] {
-		if w.fenced {
-			fenced++
-		}
-		if w.answered == 0 {
-			unknown++
-		}
-	}
-	for _, bad := range misdeeds(found, writes[x.key]) {
-		if x.cluster.strict {
-			x.t.Errorf("%s: %s", x.modeName, bad)
-		} else {
-			x.t.Logf("%s, as without strict synchronous mode it may be: %s", x.modeName, bad)
-		}
-	}
-	name := x.modeName
-	if x.cluster.quorum {
-		name += ", --quorum"
-	}
-	x.t.Logf("%s: %d commands led in %v; %d lines of %d attempts, %d of them fenced off, %d without an answer\n%s", name, len(h),
-		(boottime.Now() - began).Round(time.Second), len(found), len(writes[x.key]), fenced, unknown, table(name, x.events, overlaps))
-	for _, f := range outages() {
-		kept, times := 0, 0
-		for _, e := range x.events {
-			if e.fault == f.name {
-				times++
-				if e.next == 0 {
-					kept++
-				}
+	complain := func(holds bool, all []string) {
+		for _, bad := range all {
+			if holds {
+				x.t.Errorf("%s: %s", x.modeName, bad)
+			} else {
+				x.t.Logf("%s, which is not promised: %s", x.modeName, bad)
 			}
 		}
-		if kept > 0 {
-			x.t.Log(fmt.Sprintf("%s: %s: kept its leader %d times of %d", name, f.name, kept, times))
+	}
+	complain(x.cluster.quorum, judge(h))
+	complain(x.cluster.strict, append(misdeeds(found, writes[x.key]), judgeWrites(found, writes[x.key])...))
+	x.overlaps = overlaps
+	x.t.Logf("%s: %d commands led in %v, %d overlaps; %s", x.modeName, len(h), (boottime.Now() - began).Round(time.Second), len(overlaps), tally(writes[x.key]))
+}
+
+// tally counts what became of what the jobs wrote.
+func tally(writes []write) string {
+	written, fenced := 0, 0
+	for _, w := range writes {
+		switch {
+		case w.fenced:
+			fenced++
+		case w.answered != 0:
+			written++
 		}
 	}
+	return fmt.Sprintf("of %d attempts to write a line %d were acknowledged, %d fenced off, %d not answered", len(writes), written, fenced, len(writes)-written-fenced)
+}
+
+// patroniTable is a row a fault: how often it came, how many overlaps began after it
+// and before the next, how often the leader went on, and how long it took else until
+// the next command led.
+func patroniTable(contests []*contest) string {
+	var b strings.Builder
+	b.WriteString("| fault | times |")
+	for _, x := range contests {
+		fmt.Fprintf(&b, " %s: overlaps | kept | next command after p50 | max |", x.modeName)
+	}
+	b.WriteString("\n|---|---|" + strings.Repeat("---|---|---|---|", len(contests)) + "\n")
+	for _, f := range outages() {
+		row, came := "", 0
+		for _, x := range contests {
+			var times []time.Duration
+			overlapped, kept := 0, 0
+			came = 0
+			for i, e := range x.events {
+				if e.fault != f.name {
+					continue
+				}
+				came++
+				if e.next > 0 {
+					times = append(times, e.next)
+				} else {
+					kept++
+				}
+				for _, o := range x.overlaps {
+					if o.young.first > e.at && (i+1 == len(x.events) || o.young.first <= x.events[i+1].at) {
+						overlapped++
+					}
+				}
+			}
+			row += fmt.Sprintf(" %d | %d | %s | %s |", overlapped, kept, quantile(times, 50), quantile(times, 100))
+		}
+		if came > 0 {
+			fmt.Fprintf(&b, "| %s | %d |%s\n", f.name, came, row)
+		}
+	}
+	return b.String()
 }
 
 // steps are the lives whose token is not larger than all before.
