@@ -296,7 +296,8 @@ func (c *cluster) inRole(role string) string {
 }
 
 // whole says whether there is a primary that two standbys follow, one of them
-// synchronous, as all three Patronis see it: one that comes back has old news.
+// synchronous, as Patroni sees it on all three hosts: one that comes back has old
+// news.
 func (c *cluster) whole() bool {
 	var agreed []string
 	for _, host := range databaseHosts() {

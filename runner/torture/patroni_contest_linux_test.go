@@ -87,8 +87,8 @@ func (x *contest) candidateOn(host string) candidate {
 // contend keeps a pglead running on a host until the contest is over.
 func (x *contest) contend(host string) {
 	cand := x.candidateOn(host)
-	args := append(cand.args, "--key", x.key, "--lease", x.lease.String(), "--lock-delay", x.lockDelay.String(), "--connect-timeout", "2s")
-	args = append(append(args, x.flags...), "--", x.self)
+	args := slices.Concat(cand.args, []string{"--key", x.key, "--lease", x.lease.String(), "--lock-delay", x.lockDelay.String(), "--connect-timeout", "2s"},
+		x.flags, []string{"--", x.self})
 	x.ended.Go(func() {
 		for {
 			cmd, err := x.begin(host, args)

@@ -247,34 +247,37 @@ func patroniTable(contests []*contest) string {
 	}
 	b.WriteString("\n|---|---|" + strings.Repeat("---|---|---|---|", len(contests)) + "\n")
 	for _, f := range outages() {
-		row, came := "", 0
+		came, row := 0, ""
 		for _, x := range contests {
-			var times []time.Duration
-			overlapped, kept := 0, 0
-			came = 0
-			for i, e := range x.events {
-				if e.fault != f.name {
-					continue
-				}
-				came++
-				if e.next > 0 {
-					times = append(times, e.next)
-				} else {
-					kept++
-				}
-				for _, o := range x.overlaps {
-					if o.young.first > e.at && (i+1 == len(x.events) || o.young.first <= x.events[i+1].at) {
-						overlapped++
-					}
-				}
-			}
-			row += fmt.Sprintf(" %d | %d | %s | %s |", overlapped, kept, quantile(times, 50), quantile(times, 100))
+			n, cells := x.row(f.name)
+			came, row = n, row+cells
 		}
 		if came > 0 {
 			fmt.Fprintf(&b, "| %s | %d |%s\n", f.name, came, row)
 		}
 	}
 	return b.String()
+}
+
+// row is a contest's part of a fault's row.
+func (x *contest) row(fault string) (came int, cells string) {
+	var times []time.Duration
+	overlapped := 0
+	for i, e := range x.events {
+		if e.fault != fault {
+			continue
+		}
+		came++
+		if e.next > 0 {
+			times = append(times, e.next)
+		}
+		for _, o := range x.overlaps {
+			if o.young.first > e.at && (i+1 == len(x.events) || o.young.first <= x.events[i+1].at) {
+				overlapped++
+			}
+		}
+	}
+	return came, fmt.Sprintf(" %d | %d | %s | %s |", overlapped, came-len(times), quantile(times, 50), quantile(times, 100))
 }
 
 // steps are the lives whose token is not larger than all before.
