@@ -17,7 +17,7 @@ import (
 // The exit statuses beside the command's own. Those from 64 are sysexits.h's
 // where it has one that fits, the last are xargs(1)'s, timeout(1)'s and the shell's.
 const (
-	exitFree          = 1 // of who and stepdown, as diff(1) and grep(1) say no
+	exitFree          = 1 // of who, stepdown, check and ledger status, as diff(1) and grep(1) say no
 	exitUsage         = 64
 	exitUnreachable   = 69
 	exitInternal      = 70

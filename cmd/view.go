@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -32,6 +33,7 @@ type viewFlags struct {
 	output           string
 	dsnOnCommandLine bool
 	viewing          session.Config // how to connect, once that is known
+	facts            ledger.Facts   // of the keys of a metrics page
 }
 
 func newViewFlags() viewFlags { return viewFlags{options: newOptions()} }
@@ -91,6 +93,7 @@ type lockView struct {
 	Slots    int          `json:"slots,omitempty"`
 	Holders  []holderView `json:"holders"`
 	Waiters  []holderView `json:"waiters"`
+	Paused   *pauseView   `json:"paused,omitempty"` // by the ledger
 
 	id  lockkey.ID
 	has map[uint32]int // the places, from 1, of backends in Holders
@@ -228,7 +231,7 @@ marked, with the grant that would show it.`,
 			for {
 				err := f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
 					for {
-						locks, err := wanted(ctx, viewer, all, patterns)
+						locks, err := f.listed(ctx, viewer, all, patterns)
 						if err == nil {
 							err = list(locks, screen, target, write, stdout)
 						}
@@ -296,11 +299,11 @@ func (f *viewFlags) writer(all, some bool) (lockWriter, error) {
 		if !t.wide {
 			t.width = foreground(os.Stdout)
 		}
-		return t.write, nil
+		return t.writeWithPauses, nil
 	case "json":
 		return func(w io.Writer, _ string, locks []*lockView) error { return writeJSON(w, locks) }, nil
 	case "prometheus":
-		return func(w io.Writer, _ string, locks []*lockView) error { return writePrometheus(w, locks) }, nil
+		return f.writeMetrics, nil
 	}
 	return nil, usagef("--output %s: table, wide, json or prometheus", printable(f.output))
 }
@@ -484,16 +487,6 @@ func brief(d time.Duration) string {
 // https://prometheus.io/docs/instrumenting/exposition_formats/
 func writePrometheus(w io.Writer, locks []*lockView) error {
 	var b strings.Builder
-	escapes := strings.NewReplacer("\\", "\\\\", "\"", "\\\"")
-	// The format has an escape for a line's end, and for nothing else that
-	// is not to be seen; and one label that is no UTF-8 spoils all the page.
-	label := func(s string) string {
-		lines := strings.Split(s, "\n")
-		for i, line := range lines {
-			lines[i] = escapes.Replace(session.Visible(line))
-		}
-		return strings.Join(lines, `\n`)
-	}
 	labels := func(l *lockView, more ...string) string {
 		key := ""
 		if l.Key != nil {
@@ -502,7 +495,7 @@ func writePrometheus(w io.Writer, locks []*lockView) error {
 		pairs := append([]string{"database", l.Database, "key", key, "id", l.id.String()}, more...)
 		var text []string
 		for pair := range slices.Chunk(pairs, 2) {
-			text = append(text, fmt.Sprintf(`%s="%s"`, pair[0], label(pair[1])))
+			text = append(text, pair[0]+"="+metricsLabel(pair[1]))
 		}
 		return "{" + strings.Join(text, ",") + "}"
 	}
@@ -569,6 +562,9 @@ lock is free.`,
 			}
 			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
 				_, locks, err := f.seek(ctx, viewer, claim)
+				if err == nil {
+					locks, err = f.withPauseOf(ctx, viewer, locks, args[0])
+				}
 				if err != nil {
 					return err
 				}
@@ -603,6 +599,9 @@ func (f *viewFlags) who(stdout io.Writer, key, target string, locks []*lockView)
 		}
 		if !held {
 			fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), session.Visible(target))
+		}
+		for _, line := range pausedLines(locks) {
+			fmt.Fprintln(stdout, line)
 		}
 	}
 	if !held {

@@ -1,0 +1,251 @@
+package cmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// asking lets the ledger ask by a viewer's connection.
+func asking(viewer *session.Viewer) ledger.Ask {
+	return func(ctx context.Context, sql string) ([][]string, error) { return viewer.Rows(ctx, sql) }
+}
+
+// needLedger is for commands that are nothing without a ledger.
+func needLedger(ctx context.Context, viewer *session.Viewer, target string) (ledger.Ask, error) {
+	ask := asking(viewer)
+	access, role, err := ledger.Look(ctx, ask)
+	switch {
+	case err != nil:
+		return nil, err
+	case access == ledger.Absent:
+		return nil, session.Errorf(session.Denied, "pglead ledger install, as the owner of the database, makes one",
+			"there is no ledger in %s, so that nothing is remembered", session.Visible(target))
+	case access == ledger.Denied:
+		return nil, session.Errorf(session.Denied, "as its owner: GRANT USAGE ON SCHEMA pglead TO "+role,
+			"the ledger in %s is not for the role %s", session.Visible(target), session.Visible(role))
+	}
+	return ask, nil
+}
+
+// remembered are the numbers under which the ledger may have a key: its own, and
+// those of its slots, which are all that there can be where --slots doesn't say.
+func (f *viewFlags) remembered(key string) ([]lockkey.ID, error) {
+	scheme, err := f.scheme()
+	if err != nil {
+		return nil, err
+	}
+	if f.slots < 1 || f.slots > mostSlots {
+		return nil, usagef("--slots %d: from 1 to %d", f.slots, mostSlots)
+	}
+	id, err := scheme.ID(key)
+	if err != nil {
+		return nil, usagef("%s: %w", printable(key), err)
+	}
+	ids := []lockkey.ID{id}
+	slots := f.slots
+	if slots == 1 {
+		slots = mostSlots
+	}
+	for i := range slots {
+		slot, err := scheme.Slot(key, i+1)
+		if err != nil { // the scheme has none
+			break
+		}
+		ids = append(ids, slot)
+	}
+	return ids, nil
+}
+
+// aboutKey connects and looks at what is remembered of a key.
+func (f *viewFlags) aboutKey(key string, look func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID, target string) error) (func(context.Context, *session.Viewer, string) error, error) {
+	ids, err := f.remembered(key)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, viewer *session.Viewer, target string) error {
+		ask, err := needLedger(ctx, viewer, target)
+		if err != nil {
+			return err
+		}
+		return look(ctx, ask, ids, target)
+	}, nil
+}
+
+// pauseView is a pause, as -o json has it.
+type pauseView struct {
+	Until *time.Time `json:"until"` // null: until it is resumed
+	By    string     `json:"by,omitempty"`
+	Note  string     `json:"note,omitempty"`
+
+	pause ledger.Pause
+	key   string
+}
+
+func newPauseView(key string, p ledger.Pause) *pauseView {
+	if !p.Paused() {
+		return nil
+	}
+	v := &pauseView{By: p.By, Note: p.Note, pause: p, key: key}
+	if p.Until.Before(ledger.Endless()) {
+		v.Until = &p.Until
+	}
+	return v
+}
+
+// mostRemembered bounds the keys of which a list of locks has what is remembered.
+const mostRemembered = 1000
+
+// listed are the locks that ls lists, with what the ledger has to say to them.
+func (f *viewFlags) listed(ctx context.Context, viewer *session.Viewer, all bool, patterns []string) ([]*lockView, error) {
+	matches, err := matcher(patterns)
+	if err != nil {
+		return nil, err
+	}
+	locks, err := wanted(ctx, viewer, all, matches)
+	if err != nil {
+		return nil, err
+	}
+	wants := func(key string, _ lockkey.ID) bool { return matches == nil || matches(key) }
+	locks, err = f.withPauses(ctx, viewer, locks, wants)
+	if err != nil || f.output != "prometheus" {
+		return locks, err
+	}
+	f.facts, err = factsFor(ctx, viewer, matches)
+	return locks, err
+}
+
+// factsFor are the facts of the keys that match, or none without a ledger.
+func factsFor(ctx context.Context, viewer *session.Viewer, matches func(key string) bool) (ledger.Facts, error) {
+	ask := asking(viewer)
+	access, _, err := ledger.Look(ctx, ask)
+	if err != nil || access != ledger.Granted {
+		return ledger.Facts{}, err
+	}
+	facts, err := ledger.NewestFacts(ctx, ask, mostRemembered)
+	if matches != nil {
+		facts.List = slices.DeleteFunc(facts.List, func(fact ledger.Fact) bool { return !matches(fact.Last.Key) })
+	}
+	return facts, err
+}
+
+// withPauseOf adds the pause of one key.
+func (f *viewFlags) withPauseOf(ctx context.Context, viewer *session.Viewer, locks []*lockView, key string) ([]*lockView, error) {
+	ids, err := f.remembered(key)
+	if err != nil {
+		return nil, err
+	}
+	return f.withPauses(ctx, viewer, locks, func(of string, id lockkey.ID) bool { return of == key && slices.Contains(ids, id) })
+}
+
+// withPauses adds to locks that are held or waited for the pauses that there are, and
+// those of locks that are free.
+func (f *viewFlags) withPauses(ctx context.Context, viewer *session.Viewer, locks []*lockView, wants func(key string, id lockkey.ID) bool) ([]*lockView, error) {
+	ask := asking(viewer)
+	access, _, err := ledger.Look(ctx, ask)
+	if err != nil || access != ledger.Granted {
+		return locks, err
+	}
+	paused, err := ledger.Pauses(ctx, ask, mostRemembered)
+	if err != nil {
+		return nil, err
+	}
+	for _, fact := range paused.List {
+		key, id := fact.Last.Key, fact.Last.ID
+		if !wants(key, id) {
+			continue
+		}
+		i := slices.IndexFunc(locks, func(l *lockView) bool { return l.id == id && l.Database == paused.Database })
+		if i < 0 {
+			i = len(locks)
+			locks = append(locks, &lockView{
+				Database: paused.Database, Key: &key, ID: id.Number, IDText: strconv.FormatInt(id.Number, 10), ClassID: id.ClassID(), ObjID: id.ObjID(), ObjSubID: id.ObjSubID(),
+				Mode: "free", Holders: []holderView{}, Waiters: []holderView{}, id: id,
+			})
+		}
+		locks[i].Paused = newPauseView(key, fact.Pause)
+	}
+	return locks, nil
+}
+
+// busy are the locks that somebody holds or waits for.
+func busy(locks []*lockView) []*lockView {
+	return slices.DeleteFunc(slices.Clone(locks), func(l *lockView) bool { return len(l.Holders)+len(l.Waiters) == 0 })
+}
+
+// pausedLines say which keys are paused, a line each.
+func pausedLines(locks []*lockView) (lines []string) {
+	for _, l := range locks {
+		if l.Paused == nil {
+			continue
+		}
+		if line := printable(l.Paused.key) + ": no start " + session.Visible(l.Paused.pause.String()); !slices.Contains(lines, line) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// writeWithPauses writes the table, and under it the pauses.
+func (o table) writeWithPauses(w io.Writer, target string, locks []*lockView) error {
+	if err := o.write(w, target, busy(locks)); err != nil {
+		return err
+	}
+	for i, line := range pausedLines(locks) {
+		if i == 0 {
+			line = "\n" + line
+		}
+		if o.width > 0 {
+			line = shorten(line, o.width)
+		}
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// took is how long a run lasted: 0.4s, 42s, 1m02s, 3h05m, 2d03h.
+func took(d time.Duration) string {
+	const day = 24 * time.Hour
+	whole := d.Round(time.Second)
+	switch {
+	case d < 9950*time.Millisecond:
+		return fmt.Sprintf("%.1fs", d.Seconds())
+	case whole < time.Minute:
+		return fmt.Sprintf("%ds", whole/time.Second)
+	case whole < time.Hour:
+		return fmt.Sprintf("%dm%02ds", whole/time.Minute, whole%time.Minute/time.Second)
+	case whole < day:
+		return fmt.Sprintf("%dh%02dm", whole/time.Hour, whole%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%dd%02dh", whole/day, whole%day/time.Hour)
+}
+
+// roughly is a length of time in one unit: 40s, 12m, 26h, 3d.
+func roughly(d time.Duration) string {
+	switch d = max(0, d); {
+	case d < 100*time.Second:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < 100*time.Minute:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 49*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return fmt.Sprintf("%dd", d/(24*time.Hour))
+}
+
+// when is an instant as tables have it.
+func when(t, now time.Time) string {
+	if now.Sub(t) > 300*24*time.Hour {
+		return t.Local().Format("Jan _2  2006")
+	}
+	return t.Local().Format("Jan _2 15:04")
+}
