@@ -10,7 +10,7 @@ import (
 // missedTicks are the instants at which a run was due and none was, wherever it would
 // have been. Runs are the newest first. How often one is due is what every says, or
 // what they show themselves, if nearly all are as far apart.
-func missedTicks(runs []ledger.Run, now time.Time, every time.Duration) (time.Duration, []time.Time) {
+func missedTicks(runs []ledger.Entry, now time.Time, every time.Duration) (time.Duration, []time.Time) {
 	const (
 		mostGuessed = 10  // in a row: a longer gap may well be a weekend
 		most        = 500 // marks in a picture

@@ -89,11 +89,11 @@ type historyWriter func(w io.Writer, p pastRuns) error
 // result says how a run ended, and what is to be said beside it.
 func (p pastRuns) result(i int) (result, remark string) {
 	r := p.history.Runs[i]
-	result = r.Outcome
+	result = string(r.Outcome)
 	switch {
 	case r.Status != nil && *r.Status > exitSignalBase && r.Outcome != ledger.OK && r.Outcome != ledger.Lost:
 		remark = "by signal " + strconv.Itoa(*r.Status-exitSignalBase)
-	case r.Status != nil && *r.Status != 0 && r.Outcome == "failed":
+	case r.Status != nil && *r.Status != 0 && r.Outcome == ledger.Failed:
 		result += " " + strconv.Itoa(*r.Status)
 	}
 	if r.Outcome != ledger.Lost {
@@ -109,7 +109,7 @@ func (p pastRuns) result(i int) (result, remark string) {
 }
 
 // running says of a run for how long it has been at it, and how long that usually takes.
-func (p pastRuns) running(r ledger.Run) string {
+func (p pastRuns) running(r ledger.Entry) string {
 	text := "running " + roughly(p.history.Now.Sub(r.Started))
 	if usually := p.history.Usually(); usually > 0 {
 		text += ", usually " + roughly(usually)
@@ -205,9 +205,9 @@ type runView struct {
 	Waited    float64    `json:"lock_delay_seconds,omitempty"` // before the start
 }
 
-func newRunView(r ledger.Run) runView {
+func newRunView(r ledger.Entry) runView {
 	v := runView{
-		Key: r.Key, ID: r.ID.Number, IDText: strconv.FormatInt(r.ID.Number, 10), Started: r.Started, Outcome: r.Outcome, Status: r.Status,
+		Key: r.Key, ID: r.ID.Number, IDText: strconv.FormatInt(r.ID.Number, 10), Started: r.Started, Outcome: string(r.Outcome), Status: r.Status,
 		Host: r.Host, PID: r.PID, User: r.User, Command: r.Command, Role: r.Role, Token: r.Token, TokenText: strconv.FormatInt(r.Token, 10),
 		SystemID: r.System, Waited: r.Waited.Seconds(),
 	}

@@ -27,14 +27,14 @@ func theNight() pastRuns {
 	}
 	failed, ok := 1, 0
 	id := lockkey.SipHash24("nightly")
-	run := func(host string, started time.Time, took time.Duration, outcome string, status *int) ledger.Run {
-		r := ledger.Run{ID: id, Key: "nightly", Host: host, User: "cron", PID: 4711, Command: "backup.sh", Started: started, Outcome: outcome, Status: status, Token: 281474976740000 + started.Unix()%1000}
+	run := func(host string, started time.Time, took time.Duration, outcome ledger.Outcome, status *int) ledger.Entry {
+		r := ledger.Entry{ID: id, Key: "nightly", Host: host, User: "cron", PID: 4711, Command: "backup.sh", Started: started, Outcome: outcome, Status: status, Token: 281474976740000 + started.Unix()%1000}
 		if outcome != ledger.Running {
 			r.Ended = started.Add(took)
 		}
 		return r
 	}
-	runs := []ledger.Run{
+	runs := []ledger.Entry{
 		run("web2", day(22, 3, 0), 0, ledger.Running, nil),
 		run("web1", day(22, 2, 0), 62*time.Second, ledger.Lost, nil),
 		run("web1", day(21, 3, 0), 4*time.Minute+11*time.Second, ledger.OK, &ok),
@@ -120,7 +120,7 @@ func TestVerdictText(t *testing.T) {
 		{ledger.Verdict{Late: true}, "LATE", "nightly: LATE, no run yet"},
 		{ledger.Verdict{Known: true, Late: true, Failed: 3}, "LATE", "nightly: LATE, no success yet; failed 3 times"},
 		{
-			ledger.Verdict{Known: true, Success: success, Running: []ledger.Run{{Host: "web2", Started: now.Add(-12 * time.Minute)}, {}, {}}, Pause: ledger.Pause{Until: ledger.Endless(), By: "ann", Note: "disk\nswap"}},
+			ledger.Verdict{Known: true, Success: success, Running: []ledger.Entry{{Host: "web2", Started: now.Add(-12 * time.Minute)}, {}, {}}, Pause: ledger.Pause{Until: ledger.Endless(), By: "ann", Note: "disk\nswap"}},
 			"ok", "nightly: ok, last success Nov 21 03:00 on web1, 26h ago; running on web2 for 12m and 2 more; paused until it is resumed (ann: disk swap)",
 		},
 	} {
@@ -130,7 +130,7 @@ func TestVerdictText(t *testing.T) {
 		}
 	}
 	spam := strings.Repeat("spam\n", 100)
-	worst := ledger.Verdict{Known: true, Now: now, Late: true, Failed: 1000, Success: ledger.Success{Started: success.Started, Ended: success.Ended, Host: spam}, Running: []ledger.Run{{Host: spam, Started: now}, {}}, Pause: ledger.Pause{Until: ledger.Endless(), By: spam, Note: spam}}
+	worst := ledger.Verdict{Known: true, Now: now, Late: true, Failed: 1000, Success: ledger.Success{Started: success.Started, Ended: success.Ended, Host: spam}, Running: []ledger.Entry{{Host: spam, Started: now}, {}}, Pause: ledger.Pause{Until: ledger.Endless(), By: spam, Note: spam}}
 	if _, got := verdictText(spam, worst); utf8.RuneCountInString(got) > 300 || strings.Contains(got, "\n") {
 		t.Errorf("a pager has no place for %d characters: %s", utf8.RuneCountInString(got), got)
 	}
@@ -139,15 +139,15 @@ func TestVerdictText(t *testing.T) {
 func TestMissedTicks(t *testing.T) {
 	began := time.Date(2026, 11, 1, 3, 0, 0, 0, time.UTC)
 	const day = 24 * time.Hour
-	runs := func(days ...float64) (runs []ledger.Run) {
+	runs := func(days ...float64) (runs []ledger.Entry) {
 		for _, d := range slices.Backward(days) {
-			runs = append(runs, ledger.Run{Started: began.Add(time.Duration(d * float64(day)))})
+			runs = append(runs, ledger.Entry{Started: began.Add(time.Duration(d * float64(day)))})
 		}
 		return runs
 	}
 	regular := []float64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}
 	for name, tt := range map[string]struct {
-		runs  []ledger.Run
+		runs  []ledger.Entry
 		every time.Duration
 		now   float64
 		want  []float64
@@ -311,10 +311,10 @@ func TestReportOfNothing(t *testing.T) {
 func TestReportScale(t *testing.T) {
 	now := time.Date(2026, 11, 22, 5, 0, 0, 0, time.Local)
 	for _, gap := range []time.Duration{0, time.Millisecond, time.Second, time.Minute, time.Hour, 24 * time.Hour, 100 * 24 * time.Hour} {
-		var runs []ledger.Run
+		var runs []ledger.Entry
 		for i := range 150 {
 			started := now.Add(-gap * time.Duration(i+1))
-			runs = append(runs, ledger.Run{Host: fmt.Sprint("web", i%3), Token: int64(i), Started: started, Ended: started.Add(gap / 2), Waited: gap, Outcome: "ok"})
+			runs = append(runs, ledger.Entry{Host: fmt.Sprint("web", i%3), Token: int64(i), Started: started, Ended: started.Add(gap / 2), Waited: gap, Outcome: "ok"})
 		}
 		r := newReport(pastRuns{history: ledger.History{Runs: runs, Now: now}, key: "k"})
 		if r.Drawn != mostDrawn || r.All != 150 || len(r.Rows) != 150 || len(r.Axis) > 9 {
@@ -344,14 +344,14 @@ func TestInSheet(t *testing.T) {
 func TestRememberedMetrics(t *testing.T) {
 	now := time.Unix(1795350000, 0)
 	failed := 3
-	fact := func(key, outcome string, status *int) ledger.Fact {
-		f := ledger.Fact{Last: ledger.Run{Key: key, Outcome: outcome, Status: status, Started: now.Add(-time.Hour), Ended: now.Add(-time.Hour + 90*time.Second)}}
+	fact := func(key string, outcome ledger.Outcome, status *int) ledger.Fact {
+		f := ledger.Fact{Last: ledger.Entry{Key: key, Outcome: outcome, Status: status, Started: now.Add(-time.Hour), Ended: now.Add(-time.Hour + 90*time.Second)}}
 		if outcome == ledger.Running {
-			f.Last.Ended, f.Before = time.Time{}, ledger.Run{Outcome: ledger.Lost, Started: now.Add(-2 * time.Hour), Ended: now.Add(-time.Hour)}
+			f.Last.Ended, f.Before = time.Time{}, ledger.Entry{Outcome: ledger.Lost, Started: now.Add(-2 * time.Hour), Ended: now.Add(-time.Hour)}
 		}
 		return f
 	}
-	facts := ledger.Facts{Now: now, List: []ledger.Fact{fact("render", ledger.Running, nil), fact("render", ledger.Running, nil), fact("two\n\"lines\"", "failed", &failed), fact("nightly", ledger.OK, new(int)), {Last: ledger.Run{Key: "paused"}}}}
+	facts := ledger.Facts{Now: now, List: []ledger.Fact{fact("render", ledger.Running, nil), fact("render", ledger.Running, nil), fact("two\n\"lines\"", "failed", &failed), fact("nightly", ledger.OK, new(int)), {Last: ledger.Entry{Key: "paused"}}}}
 	facts.List[0].Success = ledger.Success{Ended: now.Add(-5 * time.Hour)}
 	facts.List[1].Success = ledger.Success{Ended: now.Add(-4 * time.Hour)}
 	facts.List[3].Pause, facts.List[4].Pause = ledger.Pause{Until: now.Add(time.Hour)}, ledger.Pause{Until: ledger.Endless()}

@@ -24,7 +24,7 @@ func (f *viewFlags) writeMetrics(w io.Writer, _ string, locks []*lockView) error
 type remembrance struct {
 	key     string
 	success ledger.Success
-	last    ledger.Run // that has ended
+	last    ledger.Entry // that has ended
 	running int
 	pause   ledger.Pause
 }
@@ -96,13 +96,13 @@ func rememberedMetrics(facts ledger.Facts) string {
 }
 
 // exitStatusOf is what pglead exited with after a run, or would have.
-func exitStatusOf(r ledger.Run) int {
+func exitStatusOf(r ledger.Entry) int {
 	switch {
 	case r.Outcome == ledger.OK:
 		return 0
 	case r.Outcome == ledger.Lost:
 		return exitLost
-	case r.Outcome == "timeout":
+	case r.Outcome == ledger.Timeout:
 		return exitTimeout
 	case r.Status != nil:
 		return *r.Status

@@ -45,8 +45,8 @@ type report struct {
 }
 
 type legend struct {
-	Class, Name string
-	Count       int
+	Class string
+	Count int
 }
 
 // lane is a host's.
@@ -107,15 +107,15 @@ func newReport(p pastRuns) report {
 	if len(runs) == 0 {
 		return r
 	}
-	for _, class := range []string{"ok", "failed", "timeout", "lost", "killed", "stopped", "running"} {
+	for _, class := range []ledger.Outcome{ledger.OK, ledger.Failed, ledger.Timeout, ledger.Lost, ledger.Killed, ledger.Stopped, ledger.Running} {
 		n := 0
 		for _, run := range runs {
-			if outcomeClass(run) == class {
+			if outcomeClass(run) == string(class) {
 				n++
 			}
 		}
 		if n > 0 {
-			r.Legend = append(r.Legend, legend{class, class, n})
+			r.Legend = append(r.Legend, legend{string(class), n})
 		}
 	}
 	scale := newScale(drawn, now)
@@ -125,11 +125,11 @@ func newReport(p pastRuns) report {
 }
 
 // outcomeClass is an outcome that the page knows; others look like failures.
-func outcomeClass(r ledger.Run) string {
-	if slices.Contains([]string{ledger.OK, ledger.Lost, ledger.Running, "timeout", "killed", "stopped"}, r.Outcome) {
-		return r.Outcome
+func outcomeClass(r ledger.Entry) string {
+	if slices.Contains([]ledger.Outcome{ledger.OK, ledger.Timeout, ledger.Lost, ledger.Killed, ledger.Stopped, ledger.Running}, r.Outcome) {
+		return string(r.Outcome)
 	}
-	return "failed"
+	return string(ledger.Failed)
 }
 
 // summary is the answer to what is asked first.
@@ -196,7 +196,7 @@ func (p pastRuns) title(i int) string {
 type scale struct{ from, to time.Time }
 
 // newScale covers the runs, and the time since if that isn't longer than all of them.
-func newScale(runs []ledger.Run, now time.Time) scale {
+func newScale(runs []ledger.Entry, now time.Time) scale {
 	s := scale{runs[0].Started, runs[0].Started}
 	for _, r := range runs {
 		for _, t := range []time.Time{r.Started.Add(-r.Waited), r.Started, r.Ended} {
@@ -230,7 +230,7 @@ func (s scale) at(t time.Time) float64 {
 func percent(f float64) string { return strconv.FormatFloat(f, 'f', 3, 64) + "%" }
 
 // draw makes a lane of each host, in the order of their names, and one of what was due.
-func (r *report) draw(p pastRuns, runs []ledger.Run, s scale) {
+func (r *report) draw(p pastRuns, runs []ledger.Entry, s scale) {
 	var hosts []string
 	for _, run := range runs {
 		if !slices.Contains(hosts, run.Host) {
@@ -285,8 +285,8 @@ func (r *report) draw(p pastRuns, runs []ledger.Run, s scale) {
 }
 
 // drawColumns makes a column of each run, as high as it was long.
-func (r *report) drawColumns(p pastRuns, runs []ledger.Run) {
-	length := func(run ledger.Run) time.Duration {
+func (r *report) drawColumns(p pastRuns, runs []ledger.Entry) {
+	length := func(run ledger.Entry) time.Duration {
 		if run.Outcome == ledger.Running {
 			return p.history.Now.Sub(run.Started)
 		}

@@ -14,8 +14,8 @@ type Verdict struct {
 	Success Success // the last one
 	Late    bool    // no success ended within the time asked for
 	Failed  int     // runs that failed or were lost since
-	Failure Run     // the last of them
-	Running []Run
+	Failure Entry   // the last of them
+	Running []Entry
 	Pause   Pause
 	Now     time.Time
 }
@@ -39,13 +39,13 @@ func Check(ctx context.Context, ask Ask, key string, ids []lockkey.ID, within ti
 	}
 	rows, err := ask(ctx, fmt.Sprintf(`SELECT pg_catalog.count(*) OVER (), number, sub, key, token, host, %s, %s, outcome, status FROM pglead.run
 WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY pglead.run.ended DESC LIMIT 1`,
-		instant("started"), instant("ended"), among(key, ids), since))
+		epoch("started"), epoch("ended"), among(key, ids), since))
 	if err != nil || len(rows) == 0 {
 		return v, err
 	}
 	r := reader{row: rows[0]}
 	n := int(r.number())
-	failure := Run{ID: r.id(), Key: r.text(), Token: r.number(), Host: r.text(), Started: r.time(), Ended: r.time(), Outcome: r.text(), Status: r.whole()}
+	failure := Entry{ID: r.id(), Key: r.text(), Token: r.number(), Host: r.text(), Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole()}
 	if v.Failed == 0 { // else a run that nobody has closed yet is later
 		v.Failure = failure
 	}

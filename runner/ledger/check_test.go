@@ -10,8 +10,8 @@ func TestJudge(t *testing.T) {
 	ago := func(d time.Duration) Success {
 		return Success{Started: now.Add(-d - time.Hour), Ended: now.Add(-d), Host: "web1"}
 	}
-	running, lost := Run{Started: now.Add(-time.Hour), Outcome: Running}, Run{Started: now.Add(-2 * time.Hour), Outcome: Lost}
-	closed := Run{Started: now.Add(-2 * time.Hour), Ended: now.Add(-time.Hour), Outcome: Lost}
+	running, lost := Entry{Started: now.Add(-time.Hour), Outcome: Running}, Entry{Started: now.Add(-2 * time.Hour), Outcome: Lost}
+	closed := Entry{Started: now.Add(-2 * time.Hour), Ended: now.Add(-time.Hour), Outcome: Lost}
 	for name, tt := range map[string]struct {
 		facts           []Fact
 		known, late     bool
@@ -51,18 +51,18 @@ func TestJudge(t *testing.T) {
 
 func TestUsually(t *testing.T) {
 	began := time.Date(2026, 11, 22, 3, 0, 0, 0, time.UTC)
-	run := func(outcome string, took time.Duration) Run {
-		return Run{Started: began, Ended: began.Add(took), Outcome: outcome}
+	run := func(outcome Outcome, took time.Duration) Entry {
+		return Entry{Started: began, Ended: began.Add(took), Outcome: outcome}
 	}
 	for _, tt := range []struct {
-		runs []Run
+		runs []Entry
 		want time.Duration
 	}{
 		{nil, 0},
-		{[]Run{run("failed", time.Hour), {Started: began, Outcome: Running}}, 0},
-		{[]Run{run(OK, 3*time.Minute)}, 3 * time.Minute},
-		{[]Run{run(OK, 3*time.Minute), run(Lost, 0), run(OK, 5*time.Minute)}, 4 * time.Minute},
-		{[]Run{run(OK, time.Hour), run(OK, 3*time.Minute), run(OK, 5*time.Minute)}, 5 * time.Minute},
+		{[]Entry{run(Failed, time.Hour), {Started: began, Outcome: Running}}, 0},
+		{[]Entry{run(OK, 3*time.Minute)}, 3 * time.Minute},
+		{[]Entry{run(OK, 3*time.Minute), run(Lost, 0), run(OK, 5*time.Minute)}, 4 * time.Minute},
+		{[]Entry{run(OK, time.Hour), run(OK, 3*time.Minute), run(OK, 5*time.Minute)}, 5 * time.Minute},
 	} {
 		if got := (History{Runs: tt.runs}).Usually(); got != tt.want {
 			t.Errorf("%v: %v", tt.runs, got)

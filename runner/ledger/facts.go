@@ -11,8 +11,8 @@ import (
 
 // Fact is what is known of one lock: its last run, its last success, its pause.
 type Fact struct {
-	Last    Run // of which Key and ID are always known
-	Before  Run // while Last has not ended, the one before
+	Last    Entry // of which Key and ID are always known
+	Before  Entry // while Last has not ended, the one before
 	Success Success
 	Pause   Pause
 }
@@ -105,7 +105,7 @@ FROM (SELECT *, started IS NOT NULL AND ended IS NULL AS open, %s AS held FROM p
 LEFT JOIN LATERAL (SELECT host, started, ended, outcome, status FROM pglead.run AS r
 	WHERE r.number = l.number AND r.sub = l.sub ORDER BY r.started DESC LIMIT 1) AS p ON open
 ORDER BY l.started DESC NULLS LAST`,
-		instant("l.started"), instant("l.ended"), instant("p.started"), instant("p.ended"), instant("ok_started"), instant("ok_ended"), instant("paused_until"), instant("pg_catalog.now()"),
+		epoch("l.started"), epoch("l.ended"), epoch("p.started"), epoch("p.ended"), epoch("ok_started"), epoch("ok_ended"), epoch("paused_until"), epoch("pg_catalog.now()"),
 		held, where, most))
 	if err != nil {
 		return f, false, err
@@ -113,14 +113,14 @@ ORDER BY l.started DESC NULLS LAST`,
 	for _, row := range rows {
 		r := reader{row: row}
 		id := r.id()
-		fact := Fact{Last: Run{ID: id, Key: r.text(), Token: r.number(), Host: r.text(), Command: r.text(), Started: r.time(), Ended: r.time(), Outcome: r.text(), Status: r.whole()}}
+		fact := Fact{Last: Entry{ID: id, Key: r.text(), Token: r.number(), Host: r.text(), Command: r.text(), Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole()}}
 		switch r.text() {
 		case "t":
 			fact.Last.Outcome, fact.Last.Ended = Running, time.Time{}
 		case "f":
 			fact.Last.Outcome, fact.Last.Ended, vanished = Lost, time.Time{}, true
 		}
-		fact.Before = Run{ID: id, Key: fact.Last.Key, Host: r.text(), Started: r.time(), Ended: r.time(), Outcome: r.text(), Status: r.whole()}
+		fact.Before = Entry{ID: id, Key: fact.Last.Key, Host: r.text(), Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole()}
 		fact.Success = Success{Started: r.time(), Ended: r.time(), Host: r.text()}
 		paused, pause := r.truth(), Pause{Until: r.time(), By: r.text(), Note: r.text()}
 		if paused {
@@ -138,7 +138,7 @@ ORDER BY l.started DESC NULLS LAST`,
 // Keys are the keys that begin so.
 func Keys(ctx context.Context, ask Ask, prefix string, most int) ([]string, error) {
 	rows, err := ask(ctx, fmt.Sprintf("SELECT DISTINCT key FROM pglead.lock WHERE key IS NOT NULL AND pg_catalog.left(key, %d) = %s ORDER BY key LIMIT %d",
-		len([]rune(prefix)), literal(prefix), most))
+		len([]rune(prefix)), quote(prefix), most))
 	var keys []string
 	for _, row := range rows {
 		keys = append(keys, row[0])

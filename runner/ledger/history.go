@@ -9,15 +9,11 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// How a run ended, beside "ok". One that has not ended is Running.
-const (
-	OK      = "ok"
-	Lost    = "lost"
-	Running = "running"
-)
+// Running is the outcome of a run that has none yet.
+const Running Outcome = "running"
 
-// Run is one that has ended, or one that has started and not ended yet.
-type Run struct {
+// Entry is a run that has ended, or one that has started and not ended yet.
+type Entry struct {
 	ID      lockkey.ID
 	Key     string
 	System  string // the cluster that the token belongs to
@@ -29,13 +25,13 @@ type Run struct {
 	Role    string
 	Started time.Time
 	Ended   time.Time // zero while it runs, and where nobody knows
-	Outcome string
+	Outcome Outcome
 	Status  *int          // the command's exit status, if it had one
 	Waited  time.Duration // the lock-delay before the start
 }
 
 // Took is how long it ran, or zero where that isn't known.
-func (r Run) Took() time.Duration {
+func (r Entry) Took() time.Duration {
 	if r.Ended.IsZero() {
 		return 0
 	}
@@ -44,7 +40,7 @@ func (r Run) Took() time.Duration {
 
 // History is what is remembered of a key, the newest run first.
 type History struct {
-	Runs []Run
+	Runs []Entry
 	Now  time.Time // of the server
 }
 
@@ -69,15 +65,15 @@ FROM (SELECT `+columns+`ended, outcome, status, waited, NULL::boolean AS running
 	SELECT `+columns+`NULL, NULL, NULL, waited, cut IS NULL AND `+held+` FROM pglead.lock
 	WHERE started IS NOT NULL AND ended IS NULL AND %s) AS r
 ORDER BY r.started DESC, r.token DESC LIMIT %d`,
-		instant("r.started"), instant("r.ended"), length("r.waited"), instant("pg_catalog.now()"), where, where, most))
+		epoch("r.started"), epoch("r.ended"), length("r.waited"), epoch("pg_catalog.now()"), where, where, most))
 	if err != nil {
 		return h, false, err
 	}
 	for _, row := range rows {
 		r := reader{row: row}
-		run := Run{
+		run := Entry{
 			ID: r.id(), Key: r.text(), System: r.text(), Token: r.number(), Host: r.text(), User: r.text(), PID: int(r.number()),
-			Command: r.text(), Role: r.text(), Started: r.time(), Ended: r.time(), Outcome: r.text(), Status: r.whole(), Waited: r.length(),
+			Command: r.text(), Role: r.text(), Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole(), Waited: r.length(),
 		}
 		switch r.text() {
 		case "t":
@@ -111,7 +107,7 @@ func (h History) Usually() time.Duration {
 }
 
 // Next is the run of the same lock that came after one of Runs, or nil.
-func (h History) Next(of int) *Run {
+func (h History) Next(of int) *Entry {
 	for i := of - 1; i >= 0; i-- {
 		if h.Runs[i].ID == h.Runs[of].ID {
 			return &h.Runs[i]

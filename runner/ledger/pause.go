@@ -15,7 +15,7 @@ func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, d time.Du
 	if d > 0 {
 		until = fmt.Sprintf("pg_catalog.now() + '%d microseconds'::interval", d.Microseconds())
 	}
-	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)", id.Number, id.ObjSubID(), literal(key), until, literal(by), literal(note)))
+	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)", id.Number, id.ObjSubID(), quote(key), until, quote(by), quote(note)))
 	return err
 }
 

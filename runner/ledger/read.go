@@ -48,18 +48,13 @@ const held = `((number, sub) IN (SELECT p.classid::bigint << 32 | p.objid::bigin
 	WHERE p.locktype = 'advisory' AND p.granted AND p.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))
 	OR pg_catalog.pg_is_in_recovery())`
 
-// instant is an SQL expression for microseconds since 1970; a time without end is a word.
-func instant(column string) string {
+// epoch is an SQL expression for microseconds since 1970; a time without end is a word.
+func epoch(column string) string {
 	return "CASE WHEN pg_catalog.isfinite(" + column + ") THEN (extract(epoch FROM " + column + ") * 1000000)::bigint::text ELSE " + column + "::text END"
 }
 
 // length is an SQL expression for microseconds.
 func length(column string) string { return "(extract(epoch FROM " + column + ") * 1000000)::bigint" }
-
-// literal is a text as SQL has it, whatever the session's settings are.
-func literal(text string) string {
-	return fmt.Sprintf("pg_catalog.convert_from(pg_catalog.decode('%x', 'hex'), 'UTF8')", text)
-}
 
 // mostKey is as much of a key as a ledger has.
 const mostKey = 500
@@ -71,7 +66,7 @@ func among(key string, ids []lockkey.ID) string {
 	for _, id := range ids {
 		list = append(list, fmt.Sprintf("(%d, %d)", id.Number, id.ObjSubID()))
 	}
-	return fmt.Sprintf("key = pg_catalog.left(%s, %d)", literal(key), mostKey) + " AND (number, sub) IN (" + strings.Join(list, ", ") + ")"
+	return fmt.Sprintf("key = pg_catalog.left(%s, %d)", quote(key), mostKey) + " AND (number, sub) IN (" + strings.Join(list, ", ") + ")"
 }
 
 // reader reads a row from its first cell on. The first cell that can't be read is

@@ -23,7 +23,7 @@ type State struct {
 func ReadState(ctx context.Context, ask Ask) (State, error) {
 	rows, err := ask(ctx, `SELECT version, keep, (SELECT pg_catalog.count(*) FROM pglead.run), (SELECT pg_catalog.count(*) FROM pglead.lock),
 	pg_catalog.pg_total_relation_size('pglead.run') + pg_catalog.pg_total_relation_size('pglead.lock'),
-	`+instant("(SELECT pg_catalog.min(started) FROM pglead.run)")+`, pg_catalog.pg_get_userbyid(nspowner),
+	`+epoch("(SELECT pg_catalog.min(started) FROM pglead.run)")+`, pg_catalog.pg_get_userbyid(nspowner),
 	pg_catalog.array_to_string(ARRAY(SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE pg_catalog.pg_get_userbyid(grantee) END
 		FROM pg_catalog.aclexplode(nspacl) WHERE privilege_type = 'USAGE' AND grantee <> nspowner ORDER BY 1), E'\n')
 FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)

@@ -80,12 +80,19 @@ func (cfg *Config) AttemptMost() time.Duration {
 // comes back later.
 func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Session, error) {
 	of := cfg.Session
+	of.Probe = cfg.Ledger.Probe(of.Transaction)
 	if cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
 	}
 	began, backoff := time.Now(), pace.Doubling(fullFirst, fullMost)
 	for {
 		s, err := session.Open(ctx, of)
+		if err == nil {
+			if _, err = cfg.Ledger.Found(s.Probed()); err != nil {
+				s.Close()
+				return nil, err
+			}
+		}
 		if err == nil || cfg.Wait > 0 || !isFull(err) {
 			return s, err
 		}

@@ -1,0 +1,98 @@
+package ledger
+
+import (
+	"fmt"
+
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Mode says whether a run goes by a ledger.
+type Mode string
+
+// The modes.
+const (
+	Auto    Mode = "auto" // if there is one, and the role is granted it
+	Require Mode = "require"
+	Off     Mode = "off"
+)
+
+// Use is what a run does with a ledger. The zero value does nothing.
+type Use struct {
+	Mode Mode
+	Keys []string // of the claim's locks, in their order, or one for all
+	Tick *Tick    // or nil
+}
+
+// Key is the name of the lock at that place among so many.
+func (u Use) Key(i, of int) string {
+	switch {
+	case len(u.Keys) == of:
+		return u.Keys[i]
+	case len(u.Keys) == 0:
+		return ""
+	}
+	return u.Keys[0]
+}
+
+func (u Use) wanted() bool { return u.Mode == Auto || u.Mode == Require }
+
+func (u Use) required() bool { return u.Mode == Require || u.wanted() && u.Tick != nil }
+
+// What Probe finds.
+const (
+	denied  = "denied"
+	granted = "granted"
+)
+
+// Probe is an SQL expression that finds out, at the login, whether there is a ledger
+// and whether the role is granted it: NULL, denied or granted. Where there is one,
+// the session is made fit for it, whatever the role's defaults are. It is empty if
+// nobody wants to know.
+//
+// A start needs a snapshot of its own, younger than the lock's grant. A session
+// through a pooler can't be made anything.
+func (u Use) Probe(pooled bool) string {
+	if !u.wanted() {
+		return ""
+	}
+	settings := "pg_catalog.left(pg_catalog.set_config('default_transaction_isolation', 'read committed', false) || pg_catalog.set_config('default_transaction_read_only', 'off', false), 0) || "
+	if pooled {
+		settings = ""
+	}
+	return "CASE pg_catalog.has_schema_privilege(pg_catalog.to_regnamespace('pglead')::oid, 'USAGE') WHEN true THEN " + settings + "'" + granted + "' WHEN false THEN '" + denied + "' END"
+}
+
+// Found says of what Probe found whether the run goes by a ledger. It is an error if
+// it has to and can't.
+func (u Use) Found(probed string) (bool, error) {
+	switch {
+	case u.wanted() && probed == granted:
+		return true, nil
+	case !u.required():
+		return false, nil
+	}
+	why := "--ledger require"
+	if u.Tick != nil {
+		why = "--once-per"
+	}
+	if probed == denied {
+		return false, session.Errorf(session.Denied, "its owner, or a superuser: GRANT USAGE ON SCHEMA pglead TO this role",
+			"%s needs the ledger, which this role is not granted", why)
+	}
+	return false, session.Errorf(session.Denied, "pglead ledger install, as the owner of the database; then GRANT USAGE ON SCHEMA pglead TO this role",
+		"%s needs a ledger, and there is none in this database", why)
+}
+
+// Refused is an error of the ledger, which is not one of the lock.
+func Refused(err error) error { return session.Refused(err, "the ledger") }
+
+// DoneError says that a tick has had its success.
+type DoneError struct {
+	Tick Tick
+	Host string // where
+	At   string // when, for people
+}
+
+func (e *DoneError) Error() string {
+	return fmt.Sprintf("done already: %s had its success on %s at %s", e.Tick, session.Visible(e.Host), e.At)
+}
