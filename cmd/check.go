@@ -130,12 +130,11 @@ func verdictText(key string, v ledger.Verdict) (state, text string) {
 	if v.Failed > 0 && !v.Success.Ended.IsZero() {
 		text += " since"
 	}
-	for i, r := range v.Running {
-		if i > 0 {
-			text += fmt.Sprintf(" and %d more", len(v.Running)-i)
-			break
+	if n := len(v.Running); n > 0 {
+		text += fmt.Sprintf("; running on %s for %s", host(v.Running[0].Host), roughly(v.Now.Sub(v.Running[0].Started)))
+		if n > 1 {
+			text += fmt.Sprintf(" and %d more", n-1)
 		}
-		text += fmt.Sprintf("; running on %s for %s", host(r.Host), roughly(v.Now.Sub(r.Started)))
 	}
 	if v.Pause.Paused() {
 		text += "; paused " + shorten(session.Visible(v.Pause.String()), mostPause)

@@ -177,11 +177,11 @@ func columns(rows [][]string, width int) (lines []string) {
 }
 
 func padded(row []string, widths []int) string {
-	line := ""
+	var line strings.Builder
 	for i, cell := range row {
-		line += cell + strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell))) + gap
+		line.WriteString(cell + strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell))) + gap)
 	}
-	return strings.TrimRight(line, " ")
+	return strings.TrimRight(line.String(), " ")
 }
 
 // runView is a run, as -o json has it.

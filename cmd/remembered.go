@@ -55,11 +55,9 @@ func (f *viewFlags) remembered(key string) ([]lockkey.ID, error) {
 		slots = mostSlots
 	}
 	for i := range slots {
-		slot, err := scheme.Slot(key, i+1)
-		if err != nil { // the scheme has none
-			break
+		if slot, err := scheme.Slot(key, i+1); err == nil { // some schemes have none
+			ids = append(ids, slot)
 		}
-		ids = append(ids, slot)
 	}
 	return ids, nil
 }

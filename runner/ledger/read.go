@@ -59,14 +59,14 @@ func length(column string) string { return "(extract(epoch FROM " + column + ") 
 // mostKey is as much of a key as a ledger has.
 const mostKey = 500
 
-// among is a condition on a table of the ledger: rows of this key, under one of
-// these numbers.
+// among is a condition on a table of the ledger: rows of this key, under one of these
+// numbers. A key's own number and those of its slots are of one kind.
 func among(key string, ids []lockkey.ID) string {
-	var list []string
+	var numbers []string
 	for _, id := range ids {
-		list = append(list, fmt.Sprintf("(%d, %d)", id.Number, id.ObjSubID()))
+		numbers = append(numbers, strconv.FormatInt(id.Number, 10))
 	}
-	return fmt.Sprintf("key = pg_catalog.left(%s, %d)", quote(key), mostKey) + " AND (number, sub) IN (" + strings.Join(list, ", ") + ")"
+	return fmt.Sprintf("key = pg_catalog.left(%s, %d) AND sub = %d AND number IN (%s)", quote(key), mostKey, ids[0].ObjSubID(), strings.Join(numbers, ", "))
 }
 
 // reader reads a row from its first cell on. The first cell that can't be read is
