@@ -327,7 +327,7 @@ func (s scale) axis() (marks []mark) {
 	year, month, date := s.from.Local().Date()
 	t := time.Date(year, month, date, 0, 0, 0, 0, time.Local)
 	for n := 0; t.Before(s.to) && n < 100_000; n++ {
-		if at := s.at(t); at >= 2 && at <= 98 {
+		if at := s.at(t); at >= 5 && at <= 95 {
 			text := t.Format("15:04")
 			switch {
 			case step >= day || t.Hour() == 0 && t.Minute() == 0 && t.Second() == 0:
