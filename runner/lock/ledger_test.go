@@ -189,6 +189,7 @@ func TestLedgerTransaction(t *testing.T) {
 func TestLedgerPause(t *testing.T) {
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
+	release(t, acquire(t, cfg))
 	query(t, server, "SELECT pglead.pause_1(7, 1::smallint, 'nightly', 'infinity', 'ann', 'disk swap')")
 	once := cfg
 	once.Wait = 0
