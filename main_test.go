@@ -28,6 +28,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/pgtest"
 )
 
@@ -101,6 +102,10 @@ func (b bench) environ(home string) []string {
 
 func TestScripts(t *testing.T) {
 	pooler, statementPooler := pooled(t, "transaction", 3), pooled(t, "statement", 3)
+	ledgerSQL := filepath.Join(theBench.dir, "ledger.sql")
+	if err := os.WriteFile(ledgerSQL, []byte(ledger.SQL(ledger.Keep)), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
@@ -109,7 +114,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			env.Vars = append(env.Vars, theBench.environ(env.WorkDir)...)
 			env.Vars = append(env.Vars, "DSN="+theBench.server.DSN("postgres"), "SERVER="+theBench.server.Socket,
-				"POOLER="+pooler, "STATEMENT_POOLER="+statementPooler)
+				"POOLER="+pooler, "STATEMENT_POOLER="+statementPooler, "LEDGER_SQL="+ledgerSQL)
 			return nil
 		},
 		Condition: func(what string) (bool, error) {

@@ -43,7 +43,7 @@ BEGIN
 	END IF;
 	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.key = left(fence.key, 500)
 	ORDER BY l.token = fence.token AND l.started IS NOT NULL DESC NULLS LAST, l.started DESC NULLS LAST LIMIT 1;
-	IF NOT FOUND AND fence.key ~ '^-?[0-9]{1,18}$' THEN
+	IF NOT FOUND AND (CASE WHEN fence.key ~ '^-?[0-9]{1,19}$' THEN fence.key::numeric BETWEEN -9223372036854775808 AND 9223372036854775807 END) THEN
 		SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = fence.key::bigint LIMIT 1;
 	END IF;
 	IF NOT FOUND THEN

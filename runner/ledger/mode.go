@@ -42,12 +42,18 @@ func (u Use) required() bool { return u.Mode == Require || u.wanted() && u.Tick 
 const (
 	denied  = "denied"
 	granted = "granted"
+	foreign = "foreign"
 )
 
 // Probe is an SQL expression that finds out, at the login, whether there is a ledger
-// and whether the role is granted it: NULL, denied or granted. Where there is one,
-// the session is made fit for it, whatever the role's defaults are. It is empty if
-// nobody wants to know.
+// and whether the role is granted it: NULL, denied, granted or foreign. Where there is
+// one, the session is made fit for it, whatever the role's defaults are. It is empty
+// if nobody wants to know.
+//
+// What is in the schema runs with this role's rights. So it has to be a superuser's, or
+// the database's owner's, whom pg_database_owner stands for, or this role's own: any
+// other may have made a schema of that name in order to be called. (A superuser is
+// taken for a member of every role.)
 //
 // A start needs a snapshot of its own, younger than the lock's grant. A session
 // through a pooler can't be made anything.
@@ -59,7 +65,9 @@ func (u Use) Probe(pooled bool) string {
 	if pooled {
 		settings = ""
 	}
-	return "CASE pg_catalog.has_schema_privilege(pg_catalog.to_regnamespace('pglead')::oid, 'USAGE') WHEN true THEN " + settings + "'" + granted + "' WHEN false THEN '" + denied + "' END"
+	return "(SELECT CASE WHEN NOT pg_catalog.has_schema_privilege(oid, 'USAGE') THEN '" + denied + "' WHEN pg_catalog.pg_has_role(nspowner, 'pg_database_owner', 'MEMBER') " +
+		"OR pg_catalog.current_setting('is_superuser') = 'off' AND pg_catalog.pg_has_role(nspowner, 'MEMBER') THEN " +
+		settings + "'" + granted + "' ELSE '" + foreign + "' END FROM pg_catalog.pg_namespace WHERE nspname = 'pglead')"
 }
 
 // Found says of what Probe found whether the run goes by a ledger. It is an error if
@@ -75,13 +83,22 @@ func (u Use) Found(probed string) (bool, error) {
 	if u.Tick != nil {
 		why = "--once-per"
 	}
-	if probed == denied {
+	switch probed {
+	case foreign:
+		return false, session.Errorf(session.Denied, "the owner of the database is to make the ledger: pglead ledger install", "%s needs a ledger that can be trusted: %s", why, Untrusted)
+	case denied:
 		return false, session.Errorf(session.Denied, "its owner, or a superuser: GRANT USAGE ON SCHEMA pglead TO this role",
 			"%s needs the ledger, which this role is not granted", why)
 	}
 	return false, session.Errorf(session.Denied, "pglead ledger install, as the owner of the database; then GRANT USAGE ON SCHEMA pglead TO this role",
 		"%s needs a ledger, and there is none in this database", why)
 }
+
+// Untrusted says why a ledger is left alone.
+const Untrusted = "the schema pglead belongs neither to the database's owner nor to a superuser"
+
+// Foreign says of what Probe found that there is a ledger which can't be trusted.
+func (u Use) Foreign(probed string) bool { return probed == foreign }
 
 // Refused is an error of the ledger, which is not one of the lock.
 func Refused(err error) error { return session.Refused(err, "the ledger") }

@@ -46,6 +46,7 @@ type Config struct {
 	Returns bool
 
 	ticket uint32 // that it had in an earlier session
+	warned bool   // of a ledger that can't be trusted
 }
 
 // Forever is a wait without end.
@@ -75,6 +76,7 @@ func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Hel
 		opening.Session.First = cfg.FirstTrial()
 	}
 	s, err := opening.Open(ctx, left())
+	cfg.warned = opening.warned
 	if err != nil {
 		return nil, err
 	}

@@ -58,8 +58,10 @@ func sayDead(ctx context.Context, cfg session.Config, lost []*Held, silent bool)
 	defer s.Close()
 	var queries []string
 	for _, h := range lost {
-		h.end = ledger.End{Outcome: ledger.Lost}
-		queries = append(queries, h.finishing()...)
+		if noted, _ := h.cfg.Ledger.Found(s.Probed()); noted {
+			h.end = ledger.End{Outcome: ledger.Lost}
+			queries = append(queries, h.finishing()...)
+		}
 	}
 	for _, h := range lost {
 		if silent {
@@ -73,6 +75,9 @@ WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT u
 		for _, l := range h.Locks {
 			queries = append(queries, tell(channel(l.ID), h.cfg.payload(dead, strconv.FormatInt(h.Token, 10), h.wordFields())))
 		}
+	}
+	if len(queries) == 0 {
+		return nil
 	}
 	if _, err := s.Query(ctx, queries...); err != nil && !lost[0].excused(err) {
 		return lost[0].refused(err)

@@ -70,23 +70,23 @@ func (b *Bid) undischarged(locks []Lock) (tokens []int64, blind bool) {
 // waiting is a start that may have to wait.
 type waiting struct {
 	proof     ledger.Proof
-	since     time.Time // from then on nobody else has had the locks
-	witnessed bool      // with a quorum: that the standbys have seen it
+	demands   time.Duration // by what was announced
+	since     time.Time     // from then on nobody else has had the locks
+	witnessed bool          // with a quorum: that the standbys have seen it
 }
 
 // enter draws the token and starts the run in the ledger, when nothing of those before
 // is alive.
 func (b *Bid) enter(ctx context.Context) error {
-	w := waiting{since: time.Now(), witnessed: !b.cfg.Session.Quorum}
+	w := waiting{since: time.Now(), witnessed: !b.cfg.Session.Quorum, demands: b.delay}
 	w.proof = ledger.Proof{Sure: b.delay == 0, Closes: make([]int64, len(b.held))}
-	heard, blind := b.undischarged(b.held)
-	w.proof.Heard = heard
-	if blind {
+	if _, blind := b.undischarged(b.held); blind && !w.proof.Sure {
 		if err := b.outwait(ctx, &w); err != nil {
 			return err
 		}
 	}
 	for {
+		b.hearken(&w)
 		err := b.draw(ctx)
 		if err == nil && b.started {
 			return nil
@@ -97,6 +97,7 @@ func (b *Bid) enter(ctx context.Context) error {
 		}
 		switch {
 		case err != nil && b.vanished(ctx, err):
+			b.delay = max(b.delay, w.demands)
 			return b.withoutLedger(ctx)
 		case err != nil:
 			return b.ledgerError(err)
@@ -113,10 +114,31 @@ func (b *Bid) enter(ctx context.Context) error {
 	}
 }
 
+// hearken takes note of what has been announced, or waited for, by now.
+func (b *Bid) hearken(w *waiting) {
+	if !w.proof.Sure && (b.verdictOf(b.held).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
+		w.proof.Sure = true
+	}
+	w.proof.Heard = nil
+	if w.proof.Sure {
+		return
+	}
+	heard, _ := b.undischarged(b.held)
+	for _, token := range heard {
+		if !slices.Contains(w.proof.Closes, token) {
+			w.proof.Heard = append(w.proof.Heard, token)
+		}
+	}
+}
+
 // outwait waits as without a ledger.
 func (b *Bid) outwait(ctx context.Context, w *waiting) error {
+	b.delay = w.demands
+	if w.witnessed {
+		b.delay -= time.Since(w.since)
+	}
 	err := b.waitOut(ctx)
-	w.proof.Sure, w.proof.Heard = true, nil
+	w.proof.Sure = true
 	w.witnessed = !b.cfg.Session.Quorum // what has been waited counts from before that
 	return err
 }

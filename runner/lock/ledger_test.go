@@ -20,7 +20,7 @@ import (
 func remembering(t *testing.T, settings map[string]string) (server *pgtest.Server, dsn string) {
 	t.Helper()
 	server = start(t, settings)
-	query(t, server, "CREATE ROLE boss LOGIN; CREATE ROLE cron LOGIN; ALTER DATABASE postgres OWNER TO boss; GRANT pg_signal_backend TO boss")
+	query(t, server, "CREATE ROLE boss LOGIN; CREATE ROLE cron LOGIN; CREATE ROLE other; ALTER DATABASE postgres OWNER TO boss; GRANT pg_signal_backend TO boss")
 	owner := plain(t, as(t, server, "boss"))
 	run(t, owner, ledger.SQL(ledger.Keep))
 	run(t, owner, "GRANT USAGE ON SCHEMA pglead TO cron")
@@ -189,6 +189,7 @@ func TestLedgerTransaction(t *testing.T) {
 func TestLedgerPause(t *testing.T) {
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
+	release(t, acquire(t, cfg))
 	query(t, server, "SELECT pglead.pause_1(7, 1::smallint, 'nightly', 'infinity', 'ann', 'disk swap')")
 	once := cfg
 	once.Wait = 0
@@ -305,7 +306,21 @@ func TestLedgerFails(t *testing.T) {
 		}
 	})
 	t.Run("another's schema", func(t *testing.T) {
-		query(t, server, "CREATE SCHEMA pglead; GRANT USAGE ON SCHEMA pglead TO cron")
+		query(t, server, "CREATE SCHEMA pglead AUTHORIZATION other; GRANT USAGE ON SCHEMA pglead TO cron")
+		untrusted := contend(t, cfg)
+		release(t, untrusted.held(t))
+		if !slices.Contains(untrusted.said(), "ledger") {
+			t.Error("a schema that any role may have made is not warned of")
+		}
+		if _, err := lock.Acquire(t.Context(), require); kindOf(err) != session.Denied || !strings.Contains(err.Error(), "trusted") {
+			t.Errorf("where a ledger is required: %v", err)
+		}
+		super := require
+		super.Session.Database = config(t, server.DSN("postgres"), exclusive(7)).Session.Database
+		if _, err := lock.Acquire(t.Context(), super); kindOf(err) != session.Denied || !strings.Contains(err.Error(), "trusted") {
+			t.Errorf("where a ledger is required, to a superuser: %v", err)
+		}
+		query(t, server, "ALTER SCHEMA pglead OWNER TO boss")
 		if _, err := lock.Acquire(t.Context(), once); kindOf(err) != session.Denied {
 			t.Errorf("of another's schema: %v", err)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -91,6 +92,10 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Sessi
 			if _, err = cfg.Ledger.Found(s.Probed()); err != nil {
 				s.Close()
 				return nil, err
+			}
+			if cfg.Ledger.Foreign(s.Probed()) && !cfg.warned {
+				cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
+				cfg.warned = true
 			}
 		}
 		if err == nil || cfg.Wait > 0 || !isFull(err) {
