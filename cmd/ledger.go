@@ -57,7 +57,7 @@ finds it there and may. Without it nothing is remembered, and all else works.
 			}
 			do := map[string]func(context.Context, io.Writer, *session.Viewer, string) error{"install": f.install, "status": f.status, "prune": f.prune, "uninstall": f.uninstall}[args[0]]
 			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
-				return do(ctx, stdout, viewer, session.Visible(target))
+				return do(ctx, stdout, viewer, target)
 			})
 		},
 	}
@@ -113,6 +113,13 @@ func (f *ledgerFlags) check() error {
 
 func (f *ledgerFlags) install(ctx context.Context, w io.Writer, viewer *session.Viewer, target string) error {
 	ask := asking(viewer)
+	access, _, err := ledger.Look(ctx, ask)
+	switch {
+	case err != nil:
+		return err
+	case access == ledger.Foreign:
+		return foreignLedger(target)
+	}
 	if err := ledger.Install(ctx, ask, f.keep); err != nil {
 		return notOwner(err)
 	}
@@ -127,7 +134,7 @@ func (f *ledgerFlags) install(ctx context.Context, w io.Writer, viewer *session.
 func notOwner(err error) error {
 	var refused *session.Error
 	if errors.As(err, &refused) && refused.Kind == session.Denied && refused.Hint == "" {
-		return session.Errorf(session.Denied, "it takes the owner of the database, or a role with CREATE on it; where there is a ledger already, the owner of its schema", "%w", err)
+		return session.Errorf(session.Denied, "it takes the owner of the database, or a superuser", "%w", err)
 	}
 	return err
 }
@@ -142,7 +149,7 @@ func (f *ledgerFlags) status(ctx context.Context, w io.Writer, viewer *session.V
 		if f.output == "json" {
 			err = writeJSON(w, ledgerView{Granted: []string{}})
 		} else {
-			_, err = fmt.Fprintf(w, "there is no ledger in %s\n", target)
+			_, err = fmt.Fprintf(w, "there is no ledger in %s\n", session.Visible(target))
 		}
 		if err != nil {
 			return err
@@ -172,11 +179,12 @@ type ledgerView struct {
 	Bytes     int64      `json:"bytes"`
 	Oldest    *time.Time `json:"oldest"`
 	Owner     string     `json:"owner,omitempty"`
+	Trusted   bool       `json:"trusted"` // by other roles, too
 	Granted   []string   `json:"granted"`
 }
 
 func newLedgerView(s ledger.State) ledgerView {
-	v := ledgerView{Installed: true, Version: s.Version, Keep: s.Keep, Runs: s.Runs, Locks: s.Locks, Bytes: s.Bytes, Owner: s.Owner, Granted: append([]string{}, s.Granted...)}
+	v := ledgerView{Installed: true, Version: s.Version, Keep: s.Keep, Runs: s.Runs, Locks: s.Locks, Bytes: s.Bytes, Owner: s.Owner, Trusted: s.Trusted, Granted: append([]string{}, s.Granted...)}
 	if !s.Oldest.IsZero() {
 		v.Oldest = &s.Oldest
 	}
@@ -184,7 +192,7 @@ func newLedgerView(s ledger.State) ledgerView {
 }
 
 func writeStatus(w io.Writer, s ledger.State, target string) error {
-	text := fmt.Sprintf("ledger in %s: version %d, keeps %d runs of each key\n", target, s.Version, s.Keep)
+	text := fmt.Sprintf("ledger in %s: version %d, keeps %d runs of each key\n", session.Visible(target), s.Version, s.Keep)
 	text += fmt.Sprintf("  holds    %s of %s, %s", plural(s.Runs, "run"), plural(s.Locks, "lock"), size(s.Bytes))
 	if !s.Oldest.IsZero() {
 		text += ", from " + when(s.Oldest, time.Now()) + " on"
@@ -193,7 +201,11 @@ func writeStatus(w io.Writer, s ledger.State, target string) error {
 	for _, role := range s.Granted {
 		roles = append(roles, session.Visible(role))
 	}
-	text += "\n  owner    " + session.Visible(s.Owner) + "\n  granted  " + strings.Join(roles, ", ")
+	text += "\n  owner    " + session.Visible(s.Owner)
+	if !s.Trusted {
+		text += ", who is neither the database's owner nor a superuser:\n           other roles leave it alone"
+	}
+	text += "\n  granted  " + strings.Join(roles, ", ")
 	if len(roles) == 0 {
 		text += "nobody else; for each role that runs pglead:\n           GRANT USAGE ON SCHEMA pglead TO role"
 	}
@@ -240,12 +252,12 @@ func (f *ledgerFlags) uninstall(ctx context.Context, w io.Writer, viewer *sessio
 	case err != nil:
 		return err
 	case access == ledger.Absent:
-		_, err := fmt.Fprintf(w, "there is no ledger in %s\n", target)
+		_, err := fmt.Fprintf(w, "there is no ledger in %s\n", session.Visible(target))
 		return err
 	}
 	if err := ledger.Uninstall(ctx, ask); err != nil {
 		return notOwner(err)
 	}
-	_, err = fmt.Fprintf(w, "the ledger in %s is gone, with all that it had\n", target)
+	_, err = fmt.Fprintf(w, "the ledger in %s is gone, with all that it had\n", session.Visible(target))
 	return err
 }

@@ -28,11 +28,18 @@ func needLedger(ctx context.Context, viewer *session.Viewer, target string) (led
 	case access == ledger.Absent:
 		return nil, session.Errorf(session.Denied, "pglead ledger install, as the owner of the database, makes one",
 			"there is no ledger in %s, so that nothing is remembered", session.Visible(target))
+	case access == ledger.Foreign:
+		return nil, foreignLedger(target)
 	case access == ledger.Denied:
 		return nil, session.Errorf(session.Denied, "as its owner: GRANT USAGE ON SCHEMA pglead TO "+role,
 			"the ledger in %s is not for the role %s", session.Visible(target), session.Visible(role))
 	}
 	return ask, nil
+}
+
+func foreignLedger(target string) error {
+	return session.Errorf(session.Denied, "as its owner or a superuser: pglead ledger uninstall; then, as the owner of the database: pglead ledger install",
+		"the ledger in %s can't be trusted: %s", session.Visible(target), ledger.Untrusted)
 }
 
 // remembered are the numbers under which the ledger may have a key: its own, and

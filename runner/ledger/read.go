@@ -23,21 +23,24 @@ const (
 	Absent Access = iota
 	// Denied means that there is one, and the role has no USAGE of its schema.
 	Denied
+	// Foreign means that there is one that some other role made, perhaps in order to be
+	// called: nothing in it is to be touched.
+	Foreign
 	// Granted means that the role reads and writes it.
 	Granted
 )
 
-// Look finds out whether there is a ledger for this role, whose name it returns as
-// SQL has it.
+// Look finds out whether there is a ledger for this role, whose name it returns as SQL
+// has it. It names nothing in the schema, since even to plan that could run it.
 func Look(ctx context.Context, ask Ask) (access Access, role string, err error) {
-	rows, err := ask(ctx, "SELECT pg_catalog.has_schema_privilege(pg_catalog.to_regnamespace('pglead')::oid, 'USAGE'), pg_catalog.quote_ident(current_user)")
+	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.Probe(true)+", pg_catalog.quote_ident(current_user)")
 	if err != nil {
 		return Absent, "", err
 	}
 	if len(rows) != 1 || len(rows[0]) != 2 {
 		return Absent, "", errAnswer
 	}
-	return map[string]Access{"": Absent, "f": Denied, "t": Granted}[rows[0][0]], rows[0][1], nil
+	return map[string]Access{denied: Denied, foreign: Foreign, granted: Granted}[rows[0][0]], rows[0][1], nil
 }
 
 var errAnswer = errors.New("the ledger does not answer as it should: is pglead.lock another program's table?")

@@ -16,6 +16,7 @@ type State struct {
 	Bytes   int64
 	Oldest  time.Time // that a run of it started; zero if there is none
 	Owner   string
+	Trusted bool     // by all, since the owner is the database's, or a superuser
 	Granted []string // roles with USAGE, the owner left out
 }
 
@@ -23,7 +24,7 @@ type State struct {
 func ReadState(ctx context.Context, ask Ask) (State, error) {
 	rows, err := ask(ctx, `SELECT version, keep, (SELECT pg_catalog.count(*) FROM pglead.run), (SELECT pg_catalog.count(*) FROM pglead.lock),
 	pg_catalog.pg_total_relation_size('pglead.run') + pg_catalog.pg_total_relation_size('pglead.lock'),
-	`+epoch("(SELECT pg_catalog.min(started) FROM pglead.run)")+`, pg_catalog.pg_get_userbyid(nspowner),
+	`+epoch("(SELECT pg_catalog.min(started) FROM pglead.run)")+`, pg_catalog.pg_get_userbyid(nspowner), pg_catalog.pg_has_role(nspowner, 'pg_database_owner', 'MEMBER'),
 	pg_catalog.array_to_string(ARRAY(SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE pg_catalog.pg_get_userbyid(grantee) END
 		FROM pg_catalog.aclexplode(nspacl) WHERE privilege_type = 'USAGE' AND grantee <> nspowner ORDER BY 1), E'\n')
 FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
@@ -34,7 +35,7 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 		return State{}, errAnswer
 	}
 	r := reader{row: rows[0]}
-	s := State{Version: int(r.number()), Keep: int(r.number()), Runs: r.number(), Locks: r.number(), Bytes: r.number(), Oldest: r.time(), Owner: r.text()}
+	s := State{Version: int(r.number()), Keep: int(r.number()), Runs: r.number(), Locks: r.number(), Bytes: r.number(), Oldest: r.time(), Owner: r.text(), Trusted: r.truth()}
 	if granted := r.text(); granted != "" {
 		s.Granted = strings.Split(granted, "\n")
 	}
