@@ -5,16 +5,23 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/pglead/pglead/runner/ledger"
 )
 
 func TestScripts(t *testing.T) {
 	pooler, statementPooler := pooled(t, "transaction", 3), pooled(t, "statement", 3)
+	ledgerSQL := filepath.Join(theBench.dir, "ledger.sql")
+	if err := os.WriteFile(ledgerSQL, []byte(ledger.SQL(ledger.Keep)), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
@@ -23,7 +30,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			env.Vars = append(env.Vars, theBench.environ(env.WorkDir)...)
 			env.Vars = append(env.Vars, "DSN="+theBench.server.DSN("postgres"), "SERVER="+theBench.server.Socket,
-				"POOLER="+pooler, "STATEMENT_POOLER="+statementPooler)
+				"POOLER="+pooler, "STATEMENT_POOLER="+statementPooler, "LEDGER_SQL="+ledgerSQL)
 			return nil
 		},
 		Condition: func(what string) (bool, error) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -43,13 +44,22 @@ func addCompletions(root *cobra.Command) {
 				complete = keysInUse
 			case f.Name == "output" && cmd.Name() == "ls":
 				complete = cobra.FixedCompletions([]string{"table", "wide", "json", "prometheus"}, cobra.ShellCompDirectiveNoFileComp)
+			case f.Name == "output" && cmd.Name() == "history":
+				complete = cobra.FixedCompletions([]string{"table", "json", "csv", "html"}, cobra.ShellCompDirectiveNoFileComp)
 			}
 			_, f.Usage = pflag.UnquoteUsage(f)
 			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // the flag exists
 		})
 		switch cmd.Name() {
 		case "run", "lead", "each": // any file may be the command
-		case "who", "stepdown", "ls":
+		case "ledger":
+			cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+				if len(args) > 0 {
+					return nil, cobra.ShellCompDirectiveNoFileComp
+				}
+				return ledgerActions(), cobra.ShellCompDirectiveNoFileComp
+			}
+		case "who", "stepdown", "ls", "history", "check", "pause", "resume":
 			cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 				if len(args) > 0 && cmd.Name() != "ls" {
 					return nil, cobra.ShellCompDirectiveNoFileComp
@@ -93,13 +103,30 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 	if err != nil {
 		return nil, nothing
 	}
-	var keys []string
+	keys := keysRemembered(ctx, viewer, cmd.Name(), toComplete)
 	for _, l := range inspect.Locks(views) {
 		if l.Key != nil && (scheme == "" || l.Scheme == scheme) && strings.HasPrefix(*l.Key, toComplete) && plain(*l.Key) && !slices.Contains(keys, *l.Key) {
 			keys = append(keys, *l.Key)
 		}
 	}
 	return keys, nothing
+}
+
+// keysRemembered are the keys that the ledger has, for commands that are about these.
+func keysRemembered(ctx context.Context, viewer *session.Viewer, command, prefix string) []string {
+	const most = 100
+	if !slices.Contains(strings.Fields(ledgers), command) {
+		return nil
+	}
+	access, _, err := ledger.Look(ctx, asking(viewer))
+	if err != nil || access != ledger.Granted {
+		return nil
+	}
+	keys, err := ledger.Keys(ctx, asking(viewer), prefix, most)
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(keys, func(key string) bool { return !plain(key) })
 }
 
 // plain says whether a key means itself in every shell. A key is another

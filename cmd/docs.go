@@ -43,7 +43,8 @@ func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.Command
 // Which commands a part of a page is about.
 const (
 	runners = "run lead each"
-	lookers = "ls who stepdown doctor"
+	lookers = "ls who stepdown " + ledgers + " doctor"
+	ledgers = "history check pause resume ledger"
 )
 
 func about(commands string, cmd *cobra.Command) bool {
@@ -68,7 +69,11 @@ func exitMeanings() []exitMeaning {
 		code(0, "who", "The lock is held."),
 		code(0, "doctor", "The promise can be kept."),
 		code(0, "stepdown", "The holder was asked; with --wait, it has stepped down."),
+		code(0, "history pause resume ledger", "All went well."),
+		code(0, "check", "The last success is recent enough, and nothing has failed since."),
 		code(exitFree, "who stepdown", "Nobody holds the lock."),
+		code(exitFree, "check", "The last success is too old, or a run has failed or was lost since."),
+		code(exitFree, "ledger", "status: there is no ledger."),
 		code(exitUsage, database+others, "Usage, or a malformed connection string."),
 		code(exitUnreachable, database, "The database can't be reached."),
 		code(exitInternal, database+others, "pglead itself failed."),
@@ -76,7 +81,8 @@ func exitMeanings() []exitMeaning {
 		code(exitHeld, "each", "Some items were held elsewhere when --wait was over. --conflict-exit-code changes it."),
 		code(exitHeld, "stepdown", "The lock was still held when --wait was over."),
 		code(exitLost, "run each", "The lock was lost while the command ran; the command was killed."),
-		code(exitDenied, database, "The database refused the login, the lock or the query."),
+		code(exitDenied, runners+" ls who stepdown doctor", "The database refused the login, the lock or the query."),
+		code(exitDenied, ledgers, "The database refused the login or the query, or has no ledger for this role."),
 		code(exitUnsafe, runners, "Unsafe set-up: a standby, a connection pooler without --transaction, no real advisory locks, a /proc of another PID namespace."),
 		code(exitUnsafe, "doctor", "Something breaks the promise."),
 		code(exitSomeFailed, "each", "A command failed."),

@@ -62,6 +62,8 @@ over before all items came free.`,
 	f.leaseFlags(flags)
 	f.commandFlags(flags)
 	f.noteFlag(flags)
+	f.onceFlag(flags)
+	f.ledgerFlag(flags)
 	f.databaseFlags(flags)
 	f.voiceFlags(flags)
 	flags.Lookup("wait").Usage = "how long to come back to items that are held elsewhere, or forever; 0 skips them"

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
@@ -17,7 +18,7 @@ import (
 // The exit statuses beside the command's own. Those from 64 are sysexits.h's
 // where it has one that fits, the last are xargs(1)'s, timeout(1)'s and the shell's.
 const (
-	exitFree          = 1 // of who and stepdown, as diff(1) and grep(1) say no
+	exitFree          = 1 // of who, stepdown, check and ledger status, as diff(1) and grep(1) say no
 	exitUsage         = 64
 	exitUnreachable   = 69
 	exitInternal      = 70
@@ -66,6 +67,8 @@ func exit(v *voice, err error) int {
 		interrupted *runner.InterruptedError
 		held        *heldError
 		list        *listError
+		finished    *ledger.DoneError
+		paused      *pausedError
 	)
 	switch {
 	case err == nil:
@@ -81,6 +84,12 @@ func exit(v *voice, err error) int {
 		}
 	case errors.As(err, &list):
 		return list.code
+	case errors.As(err, &finished):
+		v.log.Info(err.Error(), "event", "done", "code", 0)
+		return 0
+	case errors.As(err, &paused):
+		v.log.Warn(err.Error(), "event", "paused", "code", paused.code)
+		return paused.code
 	case errors.As(err, &interrupted):
 		v.log.Info(err.Error(), "event", "interrupted")
 		return dieOf(v, interrupted.Signal)

@@ -41,6 +41,7 @@ SIGTERM steps down: the command is stopped and the lock released.`,
 	f.commandFlags(flags)
 	f.hookFlags(flags)
 	f.noteFlag(flags)
+	f.ledgerFlag(flags)
 	f.databaseFlags(flags)
 	f.voiceFlags(flags)
 	return cmd

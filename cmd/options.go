@@ -17,6 +17,7 @@ import (
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -49,6 +50,8 @@ type options struct {
 	quiet, verbose bool
 	logFormat      string
 	hooks          runner.Hooks
+	ledger         string
+	oncePer        string
 }
 
 func newOptions() options {
@@ -58,6 +61,7 @@ func newOptions() options {
 		lease:          duration{value: 15 * time.Second},
 		connectTimeout: duration{value: 10 * time.Second},
 		conflictCode:   exitHeld,
+		ledger:         string(ledger.Auto),
 	}
 }
 
@@ -156,6 +160,9 @@ func (o *options) check(args []string, example string) error {
 	case o.quiet && o.verbose:
 		return usagef("--quiet and --verbose exclude each other")
 	}
+	if err := o.checkLedger(); err != nil {
+		return err
+	}
 	return o.checkSession()
 }
 
@@ -249,7 +256,8 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 		killAfterTimeout = o.killAfter.value
 	}
 	return runner.Config{
-		Keys: o.keys,
+		Keys:   o.keys,
+		Ledger: o.remembering(),
 		Session: session.Config{
 			Database:        db.config,
 			Lease:           o.lease.value,

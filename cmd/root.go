@@ -55,6 +55,6 @@ kills the command and everything it started when the connection is lost.`,
 	root.SetErr(v.w) // where completion's remarks go, which shells don't read
 	root.SetFlagErrorFunc(flagMistake)
 	wrapHelp(root)
-	root.AddCommand(newRunCmd(v), newLeadCmd(v), newEachCmd(v), newLsCmd(v, stdout), newWhoCmd(v, stdout), newStepdownCmd(v, stdout), newKeyCmd(stdout), newDoctorCmd(v, stdout), newVersionCmd(stdout))
+	root.AddCommand(newRunCmd(v), newLeadCmd(v), newEachCmd(v), newLsCmd(v, stdout), newWhoCmd(v, stdout), newStepdownCmd(v, stdout), newHistoryCmd(v, stdout), newCheckCmd(v, stdout), newPauseCmd(v, stdout), newResumeCmd(v, stdout), newLedgerCmd(v, stdout), newKeyCmd(stdout), newDoctorCmd(v, stdout), newVersionCmd(stdout))
 	return root
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 )
 
@@ -36,6 +37,8 @@ lost the command and everything it started are killed.`,
 	flags.Var(&o.minHold, "min-hold", "hold the lock at least this long after the start, even if the command is done")
 	o.hookFlags(flags)
 	o.noteFlag(flags)
+	o.onceFlag(flags)
+	o.ledgerFlag(flags)
 	o.databaseFlags(flags)
 	o.voiceFlags(flags)
 	return cmd
@@ -69,9 +72,12 @@ func run(v *voice, o *options, cmd *cobra.Command, args []string) error {
 // end carries the end of a run to exit.
 func (o *options) end(outcome runner.Outcome, err error) error {
 	var held *lock.HeldError
+	var paused *ledger.PausedError
 	switch {
 	case errors.As(err, &held):
 		return &heldError{held, o.conflictCode}
+	case errors.As(err, &paused):
+		return &pausedError{paused, o.conflictCode}
 	case err != nil:
 		return err
 	}

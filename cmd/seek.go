@@ -54,10 +54,18 @@ func (f *viewFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock
 }
 
 // wanted are the locks of keys that match one of the patterns, or all.
-func wanted(ctx context.Context, viewer *session.Viewer, all bool, patterns []string) ([]*inspect.Lock, error) {
+func wanted(ctx context.Context, viewer *session.Viewer, all bool, matches func(key string) bool) ([]*inspect.Lock, error) {
 	views, err := inspect.Views(ctx, viewer, inspect.Sought{AllDatabases: all})
-	if err != nil || len(patterns) == 0 {
+	if err != nil || matches == nil {
 		return inspect.Locks(views), err
+	}
+	return slices.DeleteFunc(inspect.Locks(views), func(l *inspect.Lock) bool { return l.Key == nil || !matches(*l.Key) }), nil
+}
+
+// matcher says of a key whether it matches one of the patterns; nil if there are none.
+func matcher(patterns []string) (func(key string) bool, error) {
+	if len(patterns) == 0 {
+		return nil, nil
 	}
 	var expressions []string
 	for _, p := range patterns {
@@ -67,5 +75,5 @@ func wanted(ctx context.Context, viewer *session.Viewer, all bool, patterns []st
 	if err != nil { // it is not UTF-8
 		return nil, usagef("the pattern can't be read: %w", err)
 	}
-	return slices.DeleteFunc(inspect.Locks(views), func(l *inspect.Lock) bool { return l.Key == nil || !matches.MatchString(*l.Key) }), nil
+	return matches.MatchString, nil
 }

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -32,6 +33,7 @@ type viewFlags struct {
 	output           string
 	dsnOnCommandLine bool
 	viewing          session.Config // how to connect, once that is known
+	facts            ledger.Facts   // of the keys of a metrics page
 }
 
 func newViewFlags() viewFlags { return viewFlags{options: newOptions()} }
@@ -117,7 +119,7 @@ marked, with the grant that would show it.`,
 			for {
 				err := f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
 					for {
-						locks, err := wanted(ctx, viewer, all, patterns)
+						locks, err := f.listed(ctx, viewer, all, patterns)
 						if err == nil {
 							err = list(locks, screen, target, write, stdout)
 						}
@@ -185,11 +187,11 @@ func (f *viewFlags) writer(all, some bool) (lockWriter, error) {
 		if !t.wide {
 			t.width = foreground(os.Stdout)
 		}
-		return t.write, nil
+		return t.writeWithPauses, nil
 	case "json":
 		return func(w io.Writer, _ string, locks []*inspect.Lock) error { return writeJSON(w, locks) }, nil
 	case "prometheus":
-		return func(w io.Writer, _ string, locks []*inspect.Lock) error { return inspect.WriteMetrics(w, locks) }, nil
+		return f.writeMetrics, nil
 	}
 	return nil, usagef("--output %s: table, wide, json or prometheus", printable(f.output))
 }
@@ -405,6 +407,9 @@ lock is free.`,
 			}
 			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
 				_, locks, err := f.seek(ctx, viewer, claim)
+				if err == nil {
+					locks, err = f.withPauseOf(ctx, viewer, locks, args[0])
+				}
 				if err != nil {
 					return err
 				}
@@ -439,6 +444,9 @@ func (f *viewFlags) who(stdout io.Writer, key, target string, locks []*inspect.L
 		}
 		if !held {
 			fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), visible.Text(target))
+		}
+		for _, line := range pausedLines(locks) {
+			fmt.Fprintln(stdout, line)
 		}
 	}
 	if !held {

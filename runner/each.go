@@ -261,6 +261,7 @@ func (e *each) work(ctx context.Context, on *connection, queue <-chan string) er
 // one does what there is to do for an item.
 func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 	cfg, task := e.cfg.Config, e.cfg.Task(item)
+	cfg.Keys = []string{task.Key}
 	locking := cfg.locking()
 	cfg.Watch.alive(locking.AttemptMost())
 	id := task.Lock.ID
@@ -296,7 +297,7 @@ func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 		return b.GiveBack(ctx)
 	}
 	defer e.drop(context.WithoutCancel(ctx), id)
-	cfg.Keys, cfg.Command, cfg.Env = []string{task.Key}, task.Command, append(slices.Clone(cfg.Env), task.Env...)
+	cfg.Command, cfg.Env = task.Command, append(slices.Clone(cfg.Env), task.Env...)
 	cfg.Log = cfg.Log.With("item", item)
 	cfg.ending = func(o Outcome) { e.end(ctx, s, id, !o.failed()) }
 	var t tenure
@@ -309,7 +310,7 @@ func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 		if s.Err() == nil { // others still work in this session
 			_ = b.GiveBack(context.WithoutCancel(ctx))
 		}
-		return err
+		return e.barred(item, s, err)
 	}
 	e.describe(s)
 	e.count(func(t *Tally) { t.Running++ })

@@ -22,6 +22,7 @@ import (
 
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
@@ -60,6 +61,9 @@ type Config struct {
 	// MinHold is how long the lock is held from the command's start on, even
 	// if the command ends before.
 	MinHold time.Duration
+
+	// Ledger is what remembers the run, if the database has one.
+	Ledger ledger.Use
 
 	// Explain has a refusal say who holds the lock, which is one more question
 	// to the server.
@@ -160,6 +164,7 @@ func (cfg Config) locking() lock.Config {
 	return lock.Config{
 		Claim: cfg.Claim, Session: cfg.Session, Description: cfg.Description, Wait: cfg.Wait, LockDelay: cfg.LockDelay,
 		Explain: cfg.Explain, Parting: cfg.parting, Reached: cfg.reached, Observer: cfg.Watch.Observer, Log: cfg.Log,
+		Ledger: cfg.ledger(),
 	}
 }
 
@@ -256,6 +261,7 @@ func (t *tenure) run(ctx context.Context, cfg Config, ev events) (Outcome, error
 	introduction := time.AfterFunc(introduceAfter, func() { t.Introduce(context.WithoutCancel(ctx)) })
 	outcome, err := supervise(cfg, log, asked, s, c, ev)
 	introduction.Stop()
+	t.End(ending(outcome, err))
 	if err == nil && !outcome.Interrupted {
 		linger(cfg, log, s, ev.signals, cfg.MinHold-time.Since(began))
 	}

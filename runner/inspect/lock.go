@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/pglead/pglead/lockkey"
 )
@@ -24,14 +25,30 @@ type Lock struct {
 	Slots    int     `json:"slots,omitempty"`
 	Holders  []View  `json:"holders"`
 	Waiters  []View  `json:"waiters"`
+	Paused   *Pause  `json:"paused,omitempty"` // by a ledger
 
 	number  lockkey.ID
 	holding map[uint32]int // the places, from 1, of backends in Holders
 	waiting map[uint32]bool
 }
 
+// Pause keeps a key from starting.
+type Pause struct {
+	Key   string     `json:"-"`
+	Until *time.Time `json:"until"` // null: until it is resumed
+	By    string     `json:"by,omitempty"`
+	Note  string     `json:"note,omitempty"`
+}
+
 // Number is the lock's.
 func (l *Lock) Number() lockkey.ID { return l.number }
+
+// Free is a lock that nobody holds or waits for.
+func Free(database, key string, id lockkey.ID) *Lock {
+	l := newLock(View{Database: database, ID: id})
+	l.Key, l.Mode = &key, "free"
+	return l
+}
 
 func newLock(v View) *Lock {
 	l := &Lock{

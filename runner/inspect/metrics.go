@@ -15,16 +15,6 @@ import (
 // https://prometheus.io/docs/instrumenting/exposition_formats/
 func WriteMetrics(w io.Writer, locks []*Lock) error {
 	var b strings.Builder
-	escapes := strings.NewReplacer("\\", "\\\\", "\"", "\\\"")
-	// The format has an escape for a line's end, and for nothing else that
-	// is not to be seen; and one label that is no UTF-8 spoils all the page.
-	label := func(s string) string {
-		lines := strings.Split(s, "\n")
-		for i, line := range lines {
-			lines[i] = escapes.Replace(visible.Text(line))
-		}
-		return strings.Join(lines, `\n`)
-	}
 	labels := func(l *Lock, more ...string) string {
 		key := ""
 		if l.Key != nil {
@@ -33,7 +23,7 @@ func WriteMetrics(w io.Writer, locks []*Lock) error {
 		pairs := append([]string{"database", l.Database, "key", key, "id", l.number.String()}, more...)
 		var text []string
 		for pair := range slices.Chunk(pairs, 2) {
-			text = append(text, fmt.Sprintf(`%s="%s"`, pair[0], label(pair[1])))
+			text = append(text, pair[0]+"="+MetricsLabel(pair[1]))
 		}
 		return "{" + strings.Join(text, ",") + "}"
 	}
@@ -61,4 +51,15 @@ func WriteMetrics(w io.Writer, locks []*Lock) error {
 	})
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// MetricsLabel is a label's value. The format has an escape for a line's end, and for
+// nothing else that is not to be seen; one label that is no UTF-8 spoils all the page.
+func MetricsLabel(s string) string {
+	escapes := strings.NewReplacer("\\", "\\\\", "\"", "\\\"")
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = escapes.Replace(visible.Text(line))
+	}
+	return `"` + strings.Join(lines, `\n`) + `"`
 }

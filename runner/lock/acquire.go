@@ -2,10 +2,12 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"time"
 
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
@@ -37,6 +39,9 @@ type Config struct {
 	// for. What it returns is called when the session is given up.
 	Opened func(*session.Session) (abandon func(), err error)
 
+	// Ledger is what remembers the run, if the database has one.
+	Ledger ledger.Use
+
 	Observer Observer
 	Log      *slog.Logger
 
@@ -45,6 +50,7 @@ type Config struct {
 	Returns bool
 
 	ticket uint32 // that it had in an earlier session
+	warned bool   // of a ledger that can't be trusted
 }
 
 // Forever is a wait without end.
@@ -74,6 +80,7 @@ func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Hel
 		opening.Session.First = cfg.FirstTrial()
 	}
 	s, err := opening.Open(ctx, left())
+	cfg.warned = opening.warned
 	if err != nil {
 		return nil, err
 	}
@@ -86,17 +93,21 @@ func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Hel
 			return err
 		}
 	}
-	err = b.take(ctx, left)
-	var held *Held
-	if err == nil {
-		cfg.Observer.away(nil)
-		held, err = b.Settle(ctx)
+	held, err := b.takeAndSettle(ctx, left)
+	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && left() > 0; {
+		if err = b.sitOut(ctx, paused, left); err == nil {
+			b.cfg.Returns = true // what happened meanwhile it has not heard
+			held, err = b.takeAndSettle(ctx, left)
+		}
 	}
 	if err != nil {
 		if b.line != nil && b.line.ticket != 0 {
 			cfg.ticket = b.line.ticket
 		}
 		abandon()
+		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
+			_ = b.GiveBack(ctx)
+		}
 		if !b.parted {
 			s.Close()
 		}
@@ -106,6 +117,14 @@ func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Hel
 	held.heed()
 	cfg.answered()
 	return held, nil
+}
+
+func (b *Bid) takeAndSettle(ctx context.Context, left func() time.Duration) (*Held, error) {
+	if err := b.take(ctx, left); err != nil {
+		return nil, err
+	}
+	b.cfg.Observer.away(nil)
+	return b.Settle(ctx)
 }
 
 // take takes the lock: it tries first, and then waits for as long as it may.

@@ -32,6 +32,7 @@ type Bid struct {
 	news      chan struct{}           // something was heard
 	line      *line                   // where it waits, or nil
 	token     *Grant                  // from the draw on
+	started   bool                    // in the ledger
 
 	ears []lockkey.ID // that it has
 
@@ -238,7 +239,7 @@ func (b *Bid) forget() {
 	for _, l := range b.held {
 		b.awaited[l.ID] = true
 	}
-	b.held, b.slot, b.delay, b.entitled, b.token = nil, 0, 0, true, nil
+	b.held, b.slot, b.delay, b.entitled, b.token, b.started = nil, 0, 0, true, nil, false
 }
 
 // tryInTransaction begins the transaction that holds the locks.

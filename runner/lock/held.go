@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -20,12 +21,14 @@ type Held struct {
 	Slot    int // of a claim with a gate: which of its locks it is, from 1
 	Waited  time.Duration
 
-	cfg      Config
-	entitled bool          // to speak for those before
-	alone    bool          // the session is this one's
-	parted   bool          // it has said goodbye
-	prefers  string        // the host that is to have the lock next
-	requests chan struct{} // to step down
+	cfg        Config
+	remembered bool          // by the ledger
+	end        ledger.End    // of the command
+	entitled   bool          // to speak for those before
+	alone      bool          // the session is this one's
+	parted     bool          // it has said goodbye
+	prefers    string        // the host that is to have the lock next
+	requests   chan struct{} // to step down
 }
 
 // Lost is closed when the session is gone, and its locks with it. Err then says
@@ -43,13 +46,22 @@ func (h *Held) Err() error { return h.Session.Err() }
 func (h *Held) Release(ctx context.Context, parting bool) error {
 	if h.cfg.Session.Transaction {
 		h.Session.SetHolding(false)
-		_, err := h.Session.Query(ctx, "COMMIT")
+		_, err := h.Session.Query(ctx, append(h.finishing(), "COMMIT")...)
+		if h.excused(err) {
+			return nil // the transaction is over in any case
+		}
 		return h.refused(err)
+	}
+	if h.cfg.Session.Quorum {
+		h.finishBeside(ctx)
 	}
 	parting = parting && h.Session.Part()
 	queries, unlock := h.releasing()
+	if !h.cfg.Session.Quorum {
+		queries = append(h.finishing(), queries...)
+	}
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock)})
-	if err != nil {
+	if err != nil && !h.excused(err) {
 		return h.refused(err)
 	}
 	h.parted = parting
@@ -126,6 +138,11 @@ func (h *Held) LastBytes() (request []byte, goodbye bool) {
 		return nil, false
 	}
 	words, unlock := h.releasing()
+	if h.remembered && !h.cfg.Session.Quorum {
+		killed := *h
+		killed.end = ledger.End{Outcome: ledger.Killed}
+		words = append(killed.finishing(), words...)
+	}
 	request, possible := h.Session.Encoded(h.alone, append(words, unlock)...)
 	if !possible {
 		return nil, false

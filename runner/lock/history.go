@@ -286,6 +286,28 @@ func (h *history) verdict() verdict {
 	return v
 }
 
+// undischarged are the tokens of the tenures whose commands may be alive; blind says
+// that there are some whose tokens aren't known.
+func (h *history) undischarged() (tokens []int64, blind bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, s := range h.starts {
+		if s.token == 0 || s.pid == crowd {
+			blind = true
+			continue
+		}
+		tokens = append(tokens, s.token)
+	}
+	return tokens, blind
+}
+
+// buries says whether there was a word that nothing of a token is alive.
+func (h *history) buries(token int64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.starts) == 0 && h.spoken && (token == h.latest || token < h.latest && !h.alone)
+}
+
 // heard says whether anything is known at all.
 func (h *history) heard() bool {
 	h.mu.Lock()

@@ -1,11 +1,13 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
 	"time"
 
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -22,13 +24,14 @@ func LastWords(ctx context.Context, lost ...*Held) {
 		return
 	}
 	cfg := lost[0].cfg
-	if cfg.LockDelay == 0 || cfg.Session.Transaction || lost[0].Locks[0].Shared {
+	silent := cfg.LockDelay == 0 || cfg.Session.Transaction || lost[0].Locks[0].Shared
+	if silent && !lost[0].remembered {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, cfg.LockDelay)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, session.TakeoverDelay(cfg.Session.Lease)))
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
-		err := sayDead(ctx, cfg.session(), lost)
+		err := sayDead(ctx, cfg.session(), lost, silent)
 		if err == nil {
 			return
 		}
@@ -43,8 +46,11 @@ func LastWords(ctx context.Context, lost ...*Held) {
 // look up its role.
 const vouch = time.Second
 
-func sayDead(ctx context.Context, cfg session.Config, lost []*Held) error {
+func sayDead(ctx context.Context, cfg session.Config, lost []*Held, silent bool) error {
 	cfg.First, cfg.Quorum = "", false
+	if lost[0].remembered {
+		cfg.Probe = lost[0].cfg.Ledger.Probe(cfg.Transaction)
+	}
 	s, err := session.Open(ctx, cfg)
 	if err != nil {
 		return err
@@ -52,6 +58,15 @@ func sayDead(ctx context.Context, cfg session.Config, lost []*Held) error {
 	defer s.Close()
 	var queries []string
 	for _, h := range lost {
+		if noted, _ := h.cfg.Ledger.Found(s.Probed()); noted {
+			h.end = ledger.End{Outcome: ledger.Lost}
+			queries = append(queries, h.finishing()...)
+		}
+	}
+	for _, h := range lost {
+		if silent {
+			break
+		}
 		if h.alone {
 			queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
@@ -61,8 +76,14 @@ WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT u
 			queries = append(queries, tell(channel(l.ID), h.cfg.payload(dead, strconv.FormatInt(h.Token, 10), h.wordFields())))
 		}
 	}
-	if _, err := s.Query(ctx, queries...); err != nil {
+	if len(queries) == 0 {
+		return nil
+	}
+	if _, err := s.Query(ctx, queries...); err != nil && !lost[0].excused(err) {
 		return lost[0].refused(err)
+	}
+	if silent {
+		return nil
 	}
 	pace.Sleep(ctx, vouch)
 	return nil

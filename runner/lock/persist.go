@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -87,12 +88,23 @@ func (cfg *Config) session() session.Config {
 // comes back later.
 func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Session, error) {
 	of := cfg.session()
+	of.Probe = cfg.Ledger.Probe(of.Transaction)
 	if cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
 	}
 	began, backoff := time.Now(), pace.Doubling(fullFirst, fullMost)
 	for {
 		s, err := session.Open(ctx, of)
+		if err == nil {
+			if _, err = cfg.Ledger.Found(s.Probed()); err != nil {
+				s.Close()
+				return nil, err
+			}
+			if cfg.Ledger.Foreign(s.Probed()) && !cfg.warned {
+				cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
+				cfg.warned = true
+			}
+		}
 		if err == nil || cfg.Wait > 0 || !isFull(err) {
 			return s, err
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -20,8 +21,12 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		}
 		b.s.Keep()
 	}
-	if err := b.waitOut(ctx); err != nil {
-		return nil, err
+	draw := b.enter
+	if !b.remembers() {
+		draw = b.draw
+		if err := b.waitOut(ctx); err != nil {
+			return nil, err
+		}
 	}
 	prepared := make(chan error, 1)
 	if b.opened != nil {
@@ -29,7 +34,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	} else {
 		prepared <- nil
 	}
-	err := b.draw(ctx)
+	err := draw(ctx)
 	err = cmp.Or(err, <-prepared)
 	if err == nil && b.s.Silent() { // the disk took longer than the lease has
 		err = b.s.Err()
@@ -42,7 +47,10 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	if err := b.s.Err(); err != nil {
 		return nil, err
 	}
-	return &Held{Grant: *b.token, Session: b.s, Locks: b.held, Slot: b.slot, cfg: b.cfg, entitled: b.entitled}, nil
+	return &Held{
+		Grant: *b.token, Session: b.s, Locks: b.held, Slot: b.slot, cfg: b.cfg, entitled: b.entitled,
+		remembered: b.started, end: ledger.End{Outcome: ledger.Stopped},
+	}, nil
 }
 
 // waitOut holds the lock for as long as a former holder may be alive, or until
@@ -52,7 +60,7 @@ func (b *Bid) waitOut(ctx context.Context) error {
 	if b.delay <= 0 {
 		return nil
 	}
-	b.token = nil // one that was drawn before is not for what starts then
+	b.token, b.started = nil, false // one that was drawn before is not for what starts then
 	if err := b.announceDelay(ctx); err != nil {
 		return err
 	}

@@ -105,6 +105,9 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	for i, h := range histories {
 		h.silent(since[i], s)
 	}
+	if l.b.remembers() {
+		l.b.noteSilence(ctx, s, found)
+	}
 	l.tryAt, l.burst = time.Now(), true
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -24,6 +25,12 @@ type Grant struct {
 // token is an SQL expression. It is the same number wherever it stands in a
 // transaction.
 const token = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
+
+// system is the cluster that the token belongs to.
+const system = "(pg_catalog.pg_control_system()).system_identifier"
+
+// startedColumn is where a row has the word of the ledger, which no other column says.
+const startedColumn = 4
 
 // The session's own locks are looked up in the function that the view pg_locks is
 // made of: the view takes a backend in its first moments three times as long as
@@ -52,9 +59,13 @@ func (l Lock) isListed(row []string) bool {
 func (b *Bid) drawing(locks []Lock, columns ...string) string {
 	var sql strings.Builder
 	fmt.Fprintf(&sql, `SELECT %s,
-	(pg_catalog.pg_control_system()).system_identifier,
+	%s,
 	pg_catalog.set_config('synchronous_commit', 'local', true),
-	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`, token)
+	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`, token, system)
+	if b.startsWithToken(locks) {
+		// A query of its own, so that it is evaluated once, and not at all without the lock.
+		fmt.Fprintf(&sql, ",\n\t(SELECT %s)", b.cfg.run().First(b.cfg.remembered(locks)[0], token, system+"::text"))
+	}
 	if name := b.cfg.Session.ApplicationName; b.shows() {
 		fmt.Fprintf(&sql, ",\n\tpg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, ' %s'), false)", tokenMark, token, strings.TrimPrefix(name, "pglead:"))
 	}
@@ -128,6 +139,7 @@ func (b *Bid) drew(rows session.Rows) error {
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
 	b.token = &Grant{Token: number, SystemID: rows[0][1]}
+	b.started = len(rows[0]) > startedColumn && rows[0][startedColumn] == ledger.Started
 	return nil
 }
 
@@ -238,7 +250,7 @@ func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, er
 	if err != nil {
 		return nil, session.SecondError(err)
 	}
-	if !b.cfg.Claim.Polled { // each takes one lock after the other, and needs it again
+	if !b.cfg.Claim.Polled && !b.remembers() { // each takes one lock after the other, and needs it again
 		b.s.DropSecond()
 	}
 	return drawn, nil

@@ -2,8 +2,11 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/session"
 )
@@ -135,13 +138,17 @@ func (b *Bid) tryOften(ctx context.Context) error {
 	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, b.trial(), burst-1)
 	queries := []string{tries}
 	one := len(b.cfg.Claim.Locks) == 1 && b.cfg.Claim.Gate == nil && !b.cfg.Session.Quorum
-	certain := one && b.verdictOf(b.cfg.Claim.Locks).delay == 0
+	certain := one && (b.verdictOf(b.cfg.Claim.Locks).delay == 0 || b.startsWithToken(b.cfg.Claim.Locks))
 	if certain {
 		queries = append(queries, b.drawing(b.cfg.Claim.Locks, b.line.leavingColumns()...))
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
 	if err != nil {
-		return b.error(err)
+		// Of a ledger that fails, Settle finds out more.
+		if !certain || !b.startsWithToken(b.cfg.Claim.Locks) || !errors.As(err, new(*pgconn.PgError)) || len(answers[0]) == 0 {
+			return b.error(err)
+		}
+		certain = false
 	}
 	if len(answers[0]) == 0 {
 		return nil

@@ -55,7 +55,7 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	allowAll(pg)
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, bootClock())
 	s.cancel = pg.CancelRequest
-	s.age, s.first = ready.age, ready.first
+	s.age, s.first, s.probed = ready.age, ready.first, ready.probed
 	s.cfg = cfg
 	s.cfg.Database = way.pin(cfg.Database)
 	s.SetComment(cfg.Comment)
@@ -70,6 +70,25 @@ func (s *Session) First() (value string, known bool) {
 		return "", false
 	}
 	return *first, true
+}
+
+// Probed is the value of Config.Probe, or empty if that is NULL.
+func (s *Session) Probed() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.probed
+}
+
+// Probe evaluates Config.Probe again.
+func (s *Session) Probe(ctx context.Context) error {
+	row, err := s.Row(ctx, 1, "SELECT "+s.cfg.Probe)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.probed = row[0]
+	return nil
 }
 
 // connect logs in to the first host that fits.
@@ -112,7 +131,7 @@ const keepaliveCount = 4
 // stay on a server connection that others use. A pooler gives itself away by
 // a process number that is not the backend's.
 //
-// In the same way it evaluates cfg.First.
+// In the same way it evaluates cfg.First and, through a pooler too, cfg.Probe.
 func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, error) {
 	major := majorVersion(pg)
 	if major < OldestMajor {
@@ -145,6 +164,12 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, erro
 
 	const facts = 4
 	formats := append(make([]int16, facts), ageFormats()...)
+	switch {
+	case cfg.Probe != "" && cfg.Transaction:
+		sql, formats = sql+", "+cfg.Probe, append(formats, 0)
+	case cfg.Probe != "":
+		sql, formats = sql+fmt.Sprintf(", CASE WHEN %s THEN %s END", condition, cfg.Probe), append(formats, 0)
+	}
 	result := pg.ExecParams(ctx, sql, nil, nil, nil, formats).Read()
 	err := result.Err
 	var pgErr *pgconn.PgError
@@ -169,8 +194,13 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, erro
 	case string(row[1]) == "t":
 		return prepared{}, ErrStandby()
 	}
+	ready := prepared{}
+	if cfg.Probe != "" {
+		ready.probed = string(row[len(row)-1])
+		row = row[:len(row)-1]
+	}
 	age, err := ageOf(ctx, pg, row[facts:])
-	ready := prepared{age: age}
+	ready.age = age
 	if asked {
 		value := string(row[facts-1])
 		ready.first = &value
@@ -179,11 +209,12 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, erro
 }
 
 // prepared is what is known of a connection that is fit to hold locks: for how
-// long the server has had its present memory of locks, and the value of
-// Config.First.
+// long the server has had its present memory of locks, and the values of
+// Config.First and Config.Probe.
 type prepared struct {
-	age   time.Duration
-	first *string
+	age    time.Duration
+	first  *string
+	probed string
 }
 
 // ErrPooled says that the server has another number for the session than the one

@@ -54,6 +54,10 @@ type Config struct {
 	// with Transaction.
 	First string
 
+	// Probe is an SQL expression for a text that is evaluated there, too, first trial or
+	// not. It tells what the database has to offer.
+	Probe string
+
 	// Private says that nobody can reach the server but this user on this machine.
 	Private bool
 
@@ -121,6 +125,7 @@ type Session struct {
 	opened   time.Duration       // boot time
 	age      time.Duration       // of the server's memory of locks, when opened
 	first    *string             // the value of cfg.First
+	probed   string              // and of cfg.Probe; under mu
 	heed     map[string]heedFunc // by channel; under mu
 }
 

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/pgtest"
 )
 
@@ -32,6 +33,7 @@ type options struct {
 	peers            bool
 	modeName         string
 	hostile          bool
+	ledger           bool
 }
 
 func TestMain(m *testing.M) {
@@ -53,6 +55,7 @@ func parseOptions() options {
 	flags.StringVar(&o.logs, "logs", "", "directory for what the pgleads say")
 	flags.BoolVar(&o.peers, "peers", false, "compare with flock, psql and etcdctl")
 	flags.BoolVar(&o.hostile, "hostile", true, "strangers say all that they can meanwhile")
+	flags.BoolVar(&o.ledger, "ledger", false, "the database has a ledger, and one contender comes anew all the time")
 	flags.StringVar(&o.modeName, "mode", "run", strings.Join(modeNames(), ", "))
 	_ = flags.Parse(strings.Fields(os.Getenv("TORTURE")))
 	if o.seed == 0 {
@@ -164,6 +167,11 @@ func newArena(t *testing.T, o options) *arena {
 	a.startServer()
 	_, err = a.server.Query("postgres", "CREATE ROLE "+stranger+" LOGIN")
 	check(err)
+	if a.ledger {
+		_, err = a.server.Query("postgres", ledger.SQL(ledger.Keep))
+		check(err)
+		a.flags = append(a.flags, "--ledger", "require")
+	}
 
 	a.startRelay()
 	if m.pooled != nil {
@@ -191,7 +199,11 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 	ended.Go(func() {
 		for {
 			args := append(a.mode.args(host), "--lease", a.lease.String(), "--lock-delay", a.lockDelay.String(), "--connect-timeout", "2s")
-			args = append(append(args, a.flags...), "--", a.self)
+			args = append(args, a.flags...)
+			if a.newcomer(host) {
+				args = append(args, "--wait", "0")
+			}
+			args = append(args, "--", a.self)
 			binary := a.binary
 			if a.mode.old != nil && a.mode.old(host) {
 				binary = a.old
@@ -228,6 +240,9 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 				a.t.Errorf("pglead on %s gave up: %v: %s", host, err, a.lastSaid(host, 3))
 			}
 			a.mu.Unlock()
+			if a.newcomer(host) {
+				continue
+			}
 			time.Sleep(20 * time.Millisecond)
 			if rand.N(2) == 0 { // else newcomers always forestall those who poll
 				time.Sleep(a.mode.polls)
@@ -235,6 +250,10 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 		}
 	})
 }
+
+// newcomer says of a host that it only ever makes first tries, one after the other.
+// Where they know how the last run ended, all faults may come while they do.
+func (a *arena) newcomer(host string) bool { return a.ledger && !a.mode.stays && host == "h4" }
 
 // close ends the contenders. Those that stay are asked to, and have to do so in
 // time.
@@ -522,7 +541,7 @@ func (a *arena) inflict(f fault) event {
 	if f.alone != nil {
 		return f.alone(a)
 	}
-	if f.tears {
+	if f.tears && !a.ledger {
 		a.awaitInLine()
 	}
 	l := a.awaitLeaderOn(f.strikes)
@@ -619,7 +638,7 @@ func torture(t *testing.T, o options) {
 		events = append(events, a.inflict(f))
 		time.Sleep(time.Duration(a.rand.Int64N(int64(200 * time.Millisecond))))
 	}
-	if a.mode.queues {
+	if a.mode.queues && !a.ledger {
 		a.everyonesTurn()
 	}
 	a.awaitLeader()

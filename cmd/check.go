@@ -1,0 +1,152 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+func newCheckCmd(v *voice, stdout io.Writer) *cobra.Command {
+	f := newViewFlags()
+	var within duration
+	cmd := &cobra.Command{
+		Use:   "check KEY --within D [flags]",
+		Short: "Did it succeed in time? Exit 0 yes, 1 late or failed since",
+		Long: `Say in one line whether the last success of a key ended within a length of time,
+and whether runs have failed or been lost since: exit status 0 if all is fine, 1 if
+it is late or one has failed. A success makes the failures before it good.`,
+		Example: `  pglead check nightly --within 25h
+  pglead check nightly --within 25h || ./page-somebody`,
+		Args: oneKey,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if f.output != "" && f.output != "text" && f.output != "json" {
+				return usagef("--output %s: text or json", printable(f.output))
+			}
+			if err := f.fromEnvironment(cmd); err != nil {
+				return err
+			}
+			if within.value <= 0 {
+				return &usageError{err: errors.New("--within is missing: how old may the last success be?"), hint: "pglead check nightly --within 25h"}
+			}
+			look, err := f.aboutKey(args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID, _ string) error {
+				verdict, err := ledger.Check(ctx, ask, args[0], ids, within.value)
+				if err != nil {
+					return err
+				}
+				return f.pronounce(stdout, args[0], within.value, verdict)
+			})
+			if err != nil {
+				return err
+			}
+			return f.look(v, cmd, look)
+		},
+	}
+	f.register(cmd, "`text` or json")
+	cmd.Flags().Var(&within, "within", "the last success may have ended so long ago (required)")
+	f.keyFlags(cmd)
+	return cmd
+}
+
+// checkView is a verdict, as -o json has it.
+type checkView struct {
+	Key         string         `json:"key"`
+	State       string         `json:"state"` // ok, late or failed
+	Text        string         `json:"text"`
+	Within      float64        `json:"within_seconds"`
+	LastSuccess *successView   `json:"last_success"`
+	FailedSince int            `json:"failed_since"`
+	LastFailure *runView       `json:"last_failure"`
+	Running     []runView      `json:"running"`
+	Paused      *inspect.Pause `json:"paused"`
+}
+
+type successView struct {
+	Started time.Time `json:"started"`
+	Ended   time.Time `json:"ended"`
+	Host    string    `json:"host"`
+	Ago     float64   `json:"seconds_ago"`
+}
+
+func (f *viewFlags) pronounce(w io.Writer, key string, within time.Duration, v ledger.Verdict) error {
+	state, text := verdictText(key, v)
+	var err error
+	if f.output == "json" {
+		view := checkView{Key: key, State: strings.ToLower(state), Text: text, Within: within.Seconds(), FailedSince: v.Failed, Running: []runView{}, Paused: pauseOf(key, v.Pause)}
+		if s := v.Success; !s.Ended.IsZero() {
+			view.LastSuccess = &successView{Started: s.Started, Ended: s.Ended, Host: s.Host, Ago: v.Ago().Seconds()}
+		}
+		if v.Failed > 0 {
+			failure := newRunView(v.Failure)
+			view.LastFailure = &failure
+		}
+		for _, r := range v.Running {
+			view.Running = append(view.Running, newRunView(r))
+		}
+		err = writeJSON(w, view)
+	} else {
+		_, err = fmt.Fprintln(w, text)
+	}
+	if err == nil && !v.Fine() {
+		return &listError{exitFree}
+	}
+	return err
+}
+
+// verdictText is one line for a pager, of which no part is longer than it is worth.
+func verdictText(key string, v ledger.Verdict) (state, text string) {
+	const mostKey, mostHost, mostPause = 40, 30, 60
+	host := func(s string) string { return shorten(visible.Text(s), mostHost) }
+	state = "ok"
+	switch {
+	case v.Late:
+		state = "LATE"
+	case v.Failed > 0:
+		state = "FAILED"
+	}
+	text = squeeze(printable(key), mostKey) + ": " + state
+	switch {
+	case !v.Success.Ended.IsZero():
+		text += fmt.Sprintf(", last success %s on %s, %s ago", when(v.Success.Started, v.Now), host(v.Success.Host), ago(v))
+	case v.Known:
+		text += ", no success yet"
+	default:
+		text += ", no run yet"
+	}
+	switch {
+	case v.Failed == 1:
+		text += "; failed once"
+	case v.Failed > 1:
+		text += fmt.Sprintf("; failed %d times", v.Failed)
+	}
+	if v.Failed > 0 && !v.Success.Ended.IsZero() {
+		text += " since"
+	}
+	if n := len(v.Running); n > 0 {
+		text += fmt.Sprintf("; running on %s for %s", host(v.Running[0].Host), roughly(v.Now.Sub(v.Running[0].Started)))
+		if n > 1 {
+			text += fmt.Sprintf(" and %d more", n-1)
+		}
+	}
+	if v.Pause.Paused() {
+		text += "; paused " + shorten(visible.Text(v.Pause.String()), mostPause)
+	}
+	return state, text
+}
+
+// ago is counted from the end, and says so where that makes a difference.
+func ago(v ledger.Verdict) string {
+	if sinceEnd := roughly(v.Ago()); sinceEnd != roughly(v.Now.Sub(v.Success.Started)) {
+		return "ended " + sinceEnd
+	}
+	return roughly(v.Ago())
+}

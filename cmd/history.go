@@ -1,0 +1,257 @@
+package cmd
+
+import (
+	"cmp"
+	"context"
+	"encoding/csv"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+func newHistoryCmd(v *voice, stdout io.Writer) *cobra.Command {
+	f := newViewFlags()
+	last := 0
+	var every duration
+	cmd := &cobra.Command{
+		Use:   "history KEY [flags]",
+		Short: "The runs of a key that the ledger remembers, the newest first",
+		Long: `The runs of a key that the ledger remembers, the newest first: when, where, how
+long and with what result. A run is lost if its pglead could not say how it ended.
+
+As html it is one page with a picture, which needs no network: a line for each
+host, the runs by their results, and marks where none was although one was due.`,
+		Example: `  pglead history nightly
+  pglead history nightly -o html >nightly.html
+  pglead history nightly -o json | jq '.[] | select(.outcome != "ok")'`,
+		Args: oneKey,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.fromEnvironment(cmd); err != nil {
+				return err
+			}
+			write := map[string]historyWriter{"": writeHistory, "table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport}[f.output]
+			if write == nil {
+				return usagef("--output %s: table, json, csv or html", printable(f.output))
+			}
+			if last < 0 {
+				return usagef("--last %d: from 1", last)
+			}
+			most := last
+			if most == 0 {
+				most = cmp.Or(map[string]int{"": tableRuns, "table": tableRuns, "html": mostReported}[f.output], mostRuns)
+			}
+			look, err := f.aboutKey(args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID, target string) error {
+				h, err := ledger.ReadHistory(ctx, ask, args[0], ids, most)
+				if err != nil {
+					return err
+				}
+				return write(stdout, pastRuns{history: h, key: args[0], target: target, every: every.value, width: foreground(os.Stdout)})
+			})
+			if err != nil {
+				return err
+			}
+			return f.look(v, cmd, look)
+		},
+	}
+	f.register(cmd, "`table`, json, csv or html")
+	cmd.Flags().IntVarP(&last, "last", "n", 0, fmt.Sprintf("the `N` newest runs (default %d in a table, %d in html, else all)", tableRuns, mostReported))
+	cmd.Flags().Var(&every, "every", "html: a run is due so often (default what the runs themselves show)")
+	f.keyFlags(cmd)
+	return cmd
+}
+
+const (
+	tableRuns = 20
+	mostRuns  = mostKept
+)
+
+// pastRuns are the runs of a key, and how to show them.
+type pastRuns struct {
+	history ledger.History
+	key     string
+	target  string
+	every   time.Duration
+	width   int // of the terminal, or 0
+}
+
+type historyWriter func(w io.Writer, p pastRuns) error
+
+// result says how a run ended, and what is to be said beside it.
+func (p pastRuns) result(i int) (result, remark string) {
+	r := p.history.Runs[i]
+	result = string(r.Outcome)
+	switch {
+	case r.Status != nil && *r.Status > exitSignalBase && r.Outcome != ledger.OK && r.Outcome != ledger.Lost:
+		remark = "by signal " + strconv.Itoa(*r.Status-exitSignalBase)
+	case r.Status != nil && *r.Status != 0 && r.Outcome == ledger.Failed:
+		result += " " + strconv.Itoa(*r.Status)
+	}
+	if r.Outcome != ledger.Lost {
+		return result, remark
+	}
+	switch next := p.history.Next(i); {
+	case next != nil && next.Waited > 0:
+		remark = "next start waited " + strings.Replace(took(next.Waited), ".0s", "s", 1)
+	case r.Ended.IsZero():
+		remark = "no start since"
+	}
+	return result, remark
+}
+
+// running says of a run for how long it has been at it, and how long that usually takes.
+func (p pastRuns) running(r ledger.Entry) string {
+	text := "running " + roughly(p.history.Now.Sub(r.Started))
+	if usually := p.history.Usually(); usually > 0 {
+		text += ", usually " + roughly(usually)
+	}
+	return fmt.Sprintf("%s (token %d)", text, r.Token)
+}
+
+// writeHistory writes for people.
+func writeHistory(w io.Writer, p pastRuns) error {
+	if len(p.history.Runs) == 0 {
+		_, err := fmt.Fprintf(w, "no runs of %s are remembered in %s\n", printable(p.key), visible.Text(p.target))
+		return err
+	}
+	rows := [][]string{{"STARTED", "HOST", "TOOK", "RESULT", ""}}
+	for i, r := range p.history.Runs {
+		row := []string{when(r.Started, p.history.Now), visible.Text(r.Host), "", "", ""}
+		if r.Outcome == ledger.Running {
+			row[2] = p.running(r)
+		} else {
+			if !r.Ended.IsZero() {
+				row[2] = took(r.Took())
+			}
+			row[3], row[4] = p.result(i)
+			row[3] = visible.Text(row[3])
+		}
+		rows = append(rows, row)
+	}
+	var b strings.Builder
+	for _, line := range columns(rows, p.width) {
+		b.WriteString(line + "\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// columns lays out a history. What is said of a running one takes the rest of its
+// line; hosts give way where a terminal is narrow.
+func columns(rows [][]string, width int) (lines []string) {
+	const host, tookAt, remark, widestTook = 1, 2, 4, 6
+	widths := []int{0, 0, widestTook, 0, 0}
+	longest := 0
+	for _, row := range rows {
+		for i := range remark {
+			if i != tookAt || row[tookAt+1] != "" {
+				widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+			}
+		}
+	}
+	for _, row := range rows {
+		longest = max(longest, utf8.RuneCountInString(padded(row, widths)))
+	}
+	const least = 8
+	if width > 0 && longest > width {
+		widths[host] = max(min(least, widths[host]), widths[host]-(longest-width))
+	}
+	for _, row := range rows {
+		row[host] = shorten(row[host], widths[host])
+		line := padded(row, widths)
+		if width > 0 {
+			line = shorten(line, width)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func padded(row []string, widths []int) string {
+	var line strings.Builder
+	for i, cell := range row {
+		line.WriteString(cell + strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell))) + gap)
+	}
+	return strings.TrimRight(line.String(), " ")
+}
+
+// runView is a run, as -o json has it.
+type runView struct {
+	Key       string     `json:"key"`
+	ID        int64      `json:"id"`
+	IDText    string     `json:"id_text"`
+	Started   time.Time  `json:"started"`
+	Ended     *time.Time `json:"ended"` // null while it runs, or where nobody knows
+	Seconds   *float64   `json:"seconds"`
+	Outcome   string     `json:"outcome"`
+	Status    *int       `json:"status"`
+	Host      string     `json:"host"`
+	PID       int        `json:"pid,omitempty"`
+	User      string     `json:"user,omitempty"`
+	Command   string     `json:"command,omitempty"`
+	Role      string     `json:"role,omitempty"`
+	Token     int64      `json:"token"`
+	TokenText string     `json:"token_text"`
+	SystemID  string     `json:"system_id,omitempty"`
+	Waited    float64    `json:"lock_delay_seconds,omitempty"` // before the start
+}
+
+func newRunView(r ledger.Entry) runView {
+	v := runView{
+		Key: r.Key, ID: r.ID.Number, IDText: strconv.FormatInt(r.ID.Number, 10), Started: r.Started, Outcome: string(r.Outcome), Status: r.Status,
+		Host: r.Host, PID: r.PID, User: r.User, Command: r.Command, Role: r.Role, Token: r.Token, TokenText: strconv.FormatInt(r.Token, 10),
+		SystemID: r.System, Waited: r.Waited.Seconds(),
+	}
+	if !r.Ended.IsZero() {
+		seconds := r.Took().Seconds()
+		v.Ended, v.Seconds = &r.Ended, &seconds
+	}
+	return v
+}
+
+func writeHistoryJSON(w io.Writer, p pastRuns) error {
+	views := []runView{}
+	for _, r := range p.history.Runs {
+		views = append(views, newRunView(r))
+	}
+	return writeJSON(w, views)
+}
+
+func writeHistoryCSV(w io.Writer, p pastRuns) error {
+	t := csv.NewWriter(w)
+	_ = t.Write([]string{"started", "ended", "seconds", "outcome", "status", "host", "pid", "user", "command", "token", "lock_delay_seconds"})
+	for _, r := range p.history.Runs {
+		v := newRunView(r)
+		row := []string{v.Started.Format(time.RFC3339Nano), "", "", v.Outcome, "", v.Host, strconv.Itoa(v.PID), v.User, v.Command, v.TokenText, strconv.FormatFloat(v.Waited, 'f', -1, 64)}
+		if v.Ended != nil {
+			row[1], row[2] = v.Ended.Format(time.RFC3339Nano), strconv.FormatFloat(*v.Seconds, 'f', -1, 64)
+		}
+		if v.Status != nil {
+			row[4] = strconv.Itoa(*v.Status)
+		}
+		for i, cell := range row {
+			row[i] = inSheet(visible.Text(cell))
+		}
+		_ = t.Write(row)
+	}
+	t.Flush()
+	return t.Error()
+}
+
+// inSheet keeps a spreadsheet from taking what others wrote for a formula.
+// https://owasp.org/www-community/attacks/CSV_Injection
+func inSheet(cell string) string {
+	if cell != "" && strings.ContainsRune("=+-@", rune(cell[0])) {
+		return "'" + cell
+	}
+	return cell
+}

@@ -1,0 +1,350 @@
+package cmd
+
+import (
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+//go:embed report.html
+var reportPage string
+
+const (
+	// mostDrawn is as many runs as have a place in a picture of the width of a phone.
+	mostDrawn = 100
+	// mostReported is as many as a page has in its table.
+	mostReported = 1000
+)
+
+// report is what the page of a history shows. Texts that others wrote are in it as
+// they may stand in a line; html/template does the rest.
+type report struct {
+	Key, Target, Made, Zone string
+	Summary                 string
+	Legend                  []legend
+	Drawn, All              int
+	Lanes                   []lane
+	Delayed                 bool // some run waited
+	Height, AxisY, LabelY   int  // of the picture of lanes, in pixels
+	Missed                  []mark
+	MissedY                 int
+	Every                   string
+	Axis                    []mark
+	Columns                 []bar
+	Usually, Longest        string
+	UsuallyY                string
+	Rows                    []reportRow
+}
+
+type legend struct {
+	Class string
+	Count int
+}
+
+// lane is a host's.
+type lane struct {
+	Host                 string
+	TextY, BarY, GroundY int
+	Bars, Delays         []bar
+}
+
+// bar is a run in a picture; lengths with a % are of the picture's width.
+type bar struct {
+	Class, X, Width, Y, Height, Title, Row string
+}
+
+// mark is an instant.
+type mark struct {
+	X, Text, Title string
+	Minor          bool // left away where there is little room
+}
+
+type reportRow struct {
+	ID, Class                                    string
+	Started, Host, Took, Result, Remark          string
+	User, Process, Command, Token, Role, Instant string
+}
+
+const (
+	laneHeight = 46
+	barHeight  = 20
+	leastWidth = 0.02 // in percent: what has none is not drawn at all
+	columnsTop = 96   // the height of the longest column, in pixels
+)
+
+func writeReport(w io.Writer, p pastRuns) error {
+	page, err := template.New("report").Parse(reportPage)
+	if err != nil {
+		return err
+	}
+	return page.Execute(w, newReport(p))
+}
+
+func newReport(p pastRuns) report {
+	runs := p.history.Runs
+	drawn := runs[:min(len(runs), mostDrawn)]
+	now := p.history.Now
+	if now.IsZero() {
+		now = time.Now()
+	}
+	zone, _ := now.Local().Zone()
+	r := report{
+		Key: visible.Text(p.key), Target: visible.Text(p.target), Made: now.Local().Format("Mon, 2 Jan 2006 15:04"), Zone: zone,
+		Drawn: len(drawn), All: len(runs),
+	}
+	r.Summary = p.summary(now)
+	for i := range runs {
+		r.Rows = append(r.Rows, p.row(i))
+	}
+	if len(runs) == 0 {
+		return r
+	}
+	for _, class := range []ledger.Outcome{ledger.OK, ledger.Failed, ledger.Timeout, ledger.Lost, ledger.Killed, ledger.Stopped, ledger.Running} {
+		n := 0
+		for _, run := range runs {
+			if outcomeClass(run) == string(class) {
+				n++
+			}
+		}
+		if n > 0 {
+			r.Legend = append(r.Legend, legend{string(class), n})
+		}
+	}
+	scale := newScale(drawn, now)
+	r.draw(p, drawn, scale)
+	r.drawColumns(p, drawn)
+	return r
+}
+
+// outcomeClass is an outcome that the page knows; others look like failures.
+func outcomeClass(r ledger.Entry) string {
+	if slices.Contains([]ledger.Outcome{ledger.OK, ledger.Timeout, ledger.Lost, ledger.Killed, ledger.Stopped, ledger.Running}, r.Outcome) {
+		return string(r.Outcome)
+	}
+	return string(ledger.Failed)
+}
+
+// summary is the answer to what is asked first.
+func (p pastRuns) summary(now time.Time) string {
+	if len(p.history.Runs) == 0 {
+		return "No run is remembered."
+	}
+	var parts []string
+	for _, r := range p.history.Runs {
+		if r.Outcome == ledger.Running {
+			parts = append(parts, fmt.Sprintf("Running on %s for %s.", visible.Text(r.Host), roughly(now.Sub(r.Started))))
+			break
+		}
+	}
+	last := "No success among these runs."
+	for _, r := range p.history.Runs {
+		if r.Outcome == ledger.OK {
+			last = fmt.Sprintf("Last success %s on %s, ended %s ago.", when(r.Started, now), visible.Text(r.Host), roughly(now.Sub(r.Ended)))
+			break
+		}
+	}
+	parts = append(parts, last)
+	if usually := p.history.Usually(); usually > 0 {
+		parts = append(parts, "Usually takes "+took(usually)+".")
+	}
+	return strings.Join(parts, " ")
+}
+
+func (p pastRuns) row(i int) reportRow {
+	run := p.history.Runs[i]
+	result, remark := p.result(i)
+	row := reportRow{
+		ID: "t" + strconv.FormatInt(run.Token, 10), Class: outcomeClass(run),
+		Started: when(run.Started, p.history.Now), Instant: run.Started.Local().Format("2006-01-02 15:04:05 -07:00"), Host: visible.Text(run.Host),
+		Result: visible.Text(result), Remark: remark,
+		User: visible.Text(run.User), Process: strconv.Itoa(run.PID), Command: visible.Text(run.Command), Token: strconv.FormatInt(run.Token, 10), Role: visible.Text(run.Role),
+	}
+	switch {
+	case run.Outcome == ledger.Running:
+		row.Took = roughly(p.history.Now.Sub(run.Started)) + "…"
+	case !run.Ended.IsZero():
+		row.Took = took(run.Took())
+	}
+	return row
+}
+
+// title is what is shown of a run under the pointer.
+func (p pastRuns) title(i int) string {
+	row := p.row(i)
+	text := fmt.Sprintf("%s on %s\n%s", row.Instant, row.Host, row.Result)
+	if row.Took != "" {
+		text += ", " + row.Took
+	}
+	if status := p.history.Runs[i].Status; status != nil {
+		text += fmt.Sprintf(", exit status %d", *status)
+	}
+	if row.Remark != "" {
+		text += "; " + row.Remark
+	}
+	return text + fmt.Sprintf("\n%s, process %s of %s\ntoken %s", row.Command, row.Process, row.User, row.Token)
+}
+
+// scale maps instants to parts of the picture's width.
+type scale struct{ from, to time.Time }
+
+// newScale covers the runs, and the time since if that isn't longer than all of them.
+func newScale(runs []ledger.Entry, now time.Time) scale {
+	s := scale{runs[0].Started, runs[0].Started}
+	for _, r := range runs {
+		for _, t := range []time.Time{r.Started.Add(-r.Waited), r.Started, r.Ended} {
+			if t.IsZero() {
+				continue
+			}
+			if t.Before(s.from) {
+				s.from = t
+			}
+			if t.After(s.to) {
+				s.to = t
+			}
+		}
+		if r.Outcome == ledger.Running {
+			s.to = now
+		}
+	}
+	span := max(s.to.Sub(s.from), time.Minute)
+	if idle := now.Sub(s.to); idle >= 0 && idle <= span {
+		s.to = now
+	} else {
+		s.to = s.to.Add(span / 50)
+	}
+	return s
+}
+
+func (s scale) at(t time.Time) float64 {
+	return 100 * float64(t.Sub(s.from)) / float64(max(s.to.Sub(s.from), 1))
+}
+
+func percent(f float64) string { return strconv.FormatFloat(f, 'f', 3, 64) + "%" }
+
+// draw makes a lane of each host, in the order of their names, and one of what was due.
+func (r *report) draw(p pastRuns, runs []ledger.Entry, s scale) {
+	var hosts []string
+	for _, run := range runs {
+		if !slices.Contains(hosts, run.Host) {
+			hosts = append(hosts, run.Host)
+		}
+	}
+	slices.Sort(hosts)
+	for i, host := range hosts {
+		top := i * laneHeight
+		l := lane{Host: visible.Text(host), TextY: top + 14, BarY: top + 20, GroundY: top + 20 + barHeight}
+		for j, run := range runs {
+			if run.Host != host {
+				continue
+			}
+			end := run.Ended
+			if run.Outcome == ledger.Running {
+				end = p.history.Now
+			}
+			if end.Before(run.Started) {
+				end = run.Started
+			}
+			l.Bars = append(l.Bars, bar{
+				Class: outcomeClass(run), X: percent(s.at(run.Started)), Width: percent(max(leastWidth, s.at(end)-s.at(run.Started))),
+				Y: strconv.Itoa(l.BarY), Height: strconv.Itoa(barHeight), Title: p.title(j), Row: "t" + strconv.FormatInt(run.Token, 10),
+			})
+			if run.Waited > 0 {
+				r.Delayed = true
+				from := run.Started.Add(-run.Waited)
+				l.Delays = append(l.Delays, bar{
+					X: percent(s.at(from)), Width: percent(s.at(run.Started) - s.at(from)), Y: strconv.Itoa(l.BarY), Height: strconv.Itoa(barHeight),
+					Title: "lock-delay of " + took(run.Waited) + " before this start",
+				})
+			}
+		}
+		slices.Reverse(l.Bars) // the newest above
+		r.Lanes = append(r.Lanes, l)
+	}
+	bottom := len(hosts) * laneHeight
+	every, missed := missedTicks(runs, p.history.Now, p.every)
+	if len(missed) > 0 {
+		r.Every = (&duration{value: every.Round(max(time.Second, every/100).Truncate(time.Second))}).String()
+		r.MissedY = bottom + 20 + barHeight/2
+		for _, t := range missed {
+			if at := s.at(t); at >= 0 && at <= 100 {
+				r.Missed = append(r.Missed, mark{X: percent(at), Title: "due about " + t.Local().Format("2006-01-02 15:04") + ", nobody ran"})
+			}
+		}
+		bottom += laneHeight
+	}
+	r.AxisY, r.LabelY, r.Height = bottom+6, bottom+24, bottom+30
+	r.Axis = s.axis()
+}
+
+// drawColumns makes a column of each run, as high as it was long.
+func (r *report) drawColumns(p pastRuns, runs []ledger.Entry) {
+	length := func(run ledger.Entry) time.Duration {
+		if run.Outcome == ledger.Running {
+			return p.history.Now.Sub(run.Started)
+		}
+		return run.Took()
+	}
+	longest := time.Duration(1)
+	for _, run := range runs {
+		longest = max(longest, length(run))
+	}
+	high := func(d time.Duration) float64 { return columnsTop * float64(d) / float64(longest) }
+	width := 100 / float64(max(len(runs), 20))
+	for i, run := range runs {
+		h := max(3, high(length(run)))
+		r.Columns = append(r.Columns, bar{
+			Class: outcomeClass(run), X: percent((float64(len(runs)-1-i) + 0.12) * width), Width: percent(width * 0.76),
+			Y: fmt.Sprintf("%.1f", columnsTop-h), Height: fmt.Sprintf("%.1f", h), Title: p.title(i), Row: "t" + strconv.FormatInt(run.Token, 10),
+		})
+	}
+	r.Longest = took(longest)
+	if usually := p.history.Usually(); usually > 0 {
+		r.Usually, r.UsuallyY = took(usually), fmt.Sprintf("%.1f", columnsTop-high(usually))
+	}
+}
+
+// axis has some instants at round times, in the local zone.
+func (s scale) axis() (marks []mark) {
+	const most = 8
+	const day = 24 * time.Hour
+	step := time.Duration(0)
+	for _, step = range []time.Duration{
+		time.Second, 5 * time.Second, 15 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute,
+		time.Hour, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour, 12 * time.Hour, day, 2 * day, 4 * day, 7 * day, 14 * day, 28 * day, 91 * day, 364 * day, 10 * 364 * day,
+	} {
+		if s.to.Sub(s.from)/step <= most {
+			break
+		}
+	}
+	year, month, date := s.from.Local().Date()
+	t := time.Date(year, month, date, 0, 0, 0, 0, time.Local)
+	for n := 0; t.Before(s.to) && n < 100_000; n++ {
+		if at := s.at(t); at >= 5 && at <= 95 {
+			text := t.Format("15:04")
+			switch {
+			case step >= day || t.Hour() == 0 && t.Minute() == 0 && t.Second() == 0:
+				text = t.Format("Jan 2")
+				if step > 91*day {
+					text = t.Format("Jan 2006")
+				}
+			case step < time.Minute:
+				text = t.Format(time.TimeOnly)
+			}
+			marks = append(marks, mark{X: percent(at), Text: text, Minor: len(marks)%2 == 1})
+		}
+		if step >= day { // of which some have 23 hours
+			t = t.AddDate(0, 0, int(step/day))
+		} else {
+			t = t.Add(step)
+		}
+	}
+	return marks
+}

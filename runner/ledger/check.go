@@ -1,0 +1,77 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// Verdict is whether a key had its success in time, and what speaks against it.
+type Verdict struct {
+	Known   bool    // it has ever started
+	Success Success // the last one
+	Late    bool    // no success ended within the time asked for
+	Failed  int     // runs that failed or were lost since
+	Failure Entry   // the last of them
+	Running []Entry
+	Pause   Pause
+	Now     time.Time
+}
+
+// Fine says whether nobody needs to look.
+func (v Verdict) Fine() bool { return !v.Late && v.Failed == 0 }
+
+// Ago is how long ago the last success ended.
+func (v Verdict) Ago() time.Duration { return v.Now.Sub(v.Success.Ended) }
+
+// Check judges a key under these numbers.
+func Check(ctx context.Context, ask Ask, key string, ids []lockkey.ID, within time.Duration) (Verdict, error) {
+	facts, err := FactsOf(ctx, ask, key, ids)
+	if err != nil {
+		return Verdict{}, err
+	}
+	v := judge(facts, within)
+	since := "true"
+	if !v.Success.Ended.IsZero() {
+		since = fmt.Sprintf("ended > 'epoch'::timestamptz + '%d microseconds'::interval", v.Success.Ended.UnixMicro())
+	}
+	rows, err := ask(ctx, fmt.Sprintf(`SELECT pg_catalog.count(*) OVER (), number, sub, key, token, host, %s, %s, outcome, status FROM pglead.run
+WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY pglead.run.ended DESC LIMIT 1`,
+		epoch("started"), epoch("ended"), among(key, ids), since))
+	if err != nil || len(rows) == 0 {
+		return v, err
+	}
+	r := reader{row: rows[0]}
+	n := int(r.number())
+	failure := Entry{ID: r.id(), Key: r.text(), Token: r.number(), Host: r.text(), Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole()}
+	if v.Failed == 0 { // else a run that nobody has closed yet is later
+		v.Failure = failure
+	}
+	v.Failed += n
+	return v, r.err
+}
+
+// judge is Check without the runs that have ended.
+func judge(facts Facts, within time.Duration) Verdict {
+	v := Verdict{Now: facts.Now}
+	for _, f := range facts.List {
+		v.Known = v.Known || !f.Last.Started.IsZero()
+		if f.Success.Ended.After(v.Success.Ended) {
+			v.Success = f.Success
+		}
+		if f.Pause.Until.After(v.Pause.Until) {
+			v.Pause = f.Pause
+		}
+		switch {
+		case f.Last.Outcome == Running:
+			v.Running = append(v.Running, f.Last)
+		case f.Last.Outcome == Lost && f.Last.Ended.IsZero():
+			v.Failed++
+			v.Failure = f.Last
+		}
+	}
+	v.Late = v.Success.Ended.IsZero() || v.Ago() > within
+	return v
+}

@@ -1,0 +1,147 @@
+package ledger
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// Fact is what is known of one lock: its last run, its last success, its pause.
+type Fact struct {
+	Last    Entry // of which Key and ID are always known
+	Before  Entry // while Last has not ended, the one before
+	Success Success
+	Pause   Pause
+}
+
+// Success is the last run that ended well.
+type Success struct {
+	Started, Ended time.Time // zero: never
+	Host           string
+}
+
+// Pause keeps a lock from being started. The zero one does not.
+type Pause struct {
+	Until time.Time // Endless: until it is resumed
+	By    string
+	Note  string
+}
+
+// Paused says whether there is a pause.
+func (p Pause) Paused() bool { return !p.Until.IsZero() }
+
+// String says until when and by whom; what others wrote in it is theirs.
+func (p Pause) String() string {
+	text := "until it is resumed"
+	if p.Until.Before(Endless()) {
+		text = "until " + Clock(p.Until, time.Now())
+	}
+	who := p.By
+	if p.Note != "" {
+		who = strings.TrimPrefix(who+": "+p.Note, ": ")
+	}
+	if who != "" {
+		text += " (" + who + ")"
+	}
+	return text
+}
+
+// Clock is an instant without the date if that is today's, and with seconds if it
+// is near.
+func Clock(t, now time.Time) string {
+	t, now = t.Local(), now.Local()
+	format := "15:04"
+	if apart := t.Sub(now).Abs(); apart < 10*time.Minute {
+		format = time.TimeOnly
+	}
+	switch {
+	case t.YearDay() == now.YearDay() && t.Year() == now.Year():
+	case t.Sub(now).Abs() > 300*24*time.Hour:
+		format = "Jan _2 2006"
+	default:
+		format = "Jan _2 " + format
+	}
+	return t.Format(format)
+}
+
+// Facts are the facts of several locks, those with the newest runs first.
+type Facts struct {
+	List     []Fact
+	Database string    // that the ledger is in
+	Now      time.Time // of the server
+}
+
+// FactsOf are those of a key under these numbers.
+func FactsOf(ctx context.Context, ask Ask, key string, ids []lockkey.ID) (Facts, error) {
+	return readFacts(ctx, ask, among(key, ids), 2*len(ids)+1000)
+}
+
+// NewestFacts are those of the locks that ran last.
+func NewestFacts(ctx context.Context, ask Ask, most int) (Facts, error) {
+	return readFacts(ctx, ask, "true", most)
+}
+
+// Pauses are the facts of locks that are paused.
+func Pauses(ctx context.Context, ask Ask, most int) (Facts, error) {
+	return readFacts(ctx, ask, "paused_until > pg_catalog.now()", most)
+}
+
+func readFacts(ctx context.Context, ask Ask, where string, most int) (Facts, error) {
+	f, vanished, err := readFactsOnce(ctx, ask, where, most)
+	if err == nil && vanished { // see ReadHistory
+		f, _, err = readFactsOnce(ctx, ask, where, most)
+	}
+	return f, err
+}
+
+func readFactsOnce(ctx context.Context, ask Ask, where string, most int) (f Facts, vanished bool, err error) {
+	rows, err := ask(ctx, fmt.Sprintf(`SELECT l.number, l.sub, l.key, l.token, l.host, l.command, %s, %s, l.outcome, l.status,
+	CASE WHEN open THEN cut IS NULL AND held END, p.host, %s, %s, p.outcome, p.status,
+	%s, %s, ok_host, paused_until > pg_catalog.now(), %s, paused_by, note, %s, pg_catalog.current_database()
+FROM (SELECT *, started IS NOT NULL AND ended IS NULL AS open, %s AS held FROM pglead.lock WHERE %s ORDER BY started DESC NULLS LAST LIMIT %d) AS l
+LEFT JOIN LATERAL (SELECT host, started, ended, outcome, status FROM pglead.run AS r
+	WHERE r.number = l.number AND r.sub = l.sub ORDER BY r.started DESC LIMIT 1) AS p ON open
+ORDER BY l.started DESC NULLS LAST`,
+		epoch("l.started"), epoch("l.ended"), epoch("p.started"), epoch("p.ended"), epoch("ok_started"), epoch("ok_ended"), epoch("paused_until"), epoch("pg_catalog.now()"),
+		held, where, most))
+	if err != nil {
+		return f, false, err
+	}
+	for _, row := range rows {
+		r := reader{row: row}
+		id := r.id()
+		fact := Fact{Last: Entry{ID: id, Key: r.text(), Token: r.number(), Host: r.text(), Command: r.text(), Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole()}}
+		switch r.text() {
+		case "t":
+			fact.Last.Outcome, fact.Last.Ended = Running, time.Time{}
+		case "f":
+			fact.Last.Outcome, fact.Last.Ended, vanished = Lost, time.Time{}, true
+		}
+		fact.Before = Entry{ID: id, Key: fact.Last.Key, Host: r.text(), Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole()}
+		fact.Success = Success{Started: r.time(), Ended: r.time(), Host: r.text()}
+		paused, pause := r.truth(), Pause{Until: r.time(), By: r.text(), Note: r.text()}
+		if paused {
+			fact.Pause = pause
+		}
+		f.Now, f.Database = r.time(), r.text()
+		if r.err != nil {
+			return f, false, r.err
+		}
+		f.List = append(f.List, fact)
+	}
+	return f, vanished, nil
+}
+
+// Keys are the keys that begin so.
+func Keys(ctx context.Context, ask Ask, prefix string, most int) ([]string, error) {
+	rows, err := ask(ctx, fmt.Sprintf("SELECT DISTINCT key FROM pglead.lock WHERE key IS NOT NULL AND pg_catalog.left(key, %d) = %s ORDER BY key LIMIT %d",
+		len([]rune(prefix)), quote(prefix), most))
+	var keys []string
+	for _, row := range rows {
+		keys = append(keys, row[0])
+	}
+	return keys, err
+}

@@ -1,0 +1,53 @@
+-- fence is for the beginning of a job's transaction: it raises LE001 unless the run of
+-- this token is the one under way, and no other starts before the transaction ends.
+--
+-- The marker comes first and the look second: a start that comes between takes the
+-- marker exclusively. Where the transaction's snapshot may be older than such a start,
+-- the row is locked too, which then fails. Everywhere else that would only make
+-- newcomers wait.
+CREATE OR REPLACE FUNCTION pglead.fence(number bigint, token bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	r pglead.lock;
+BEGIN
+	IF fence.number IS NULL OR fence.token IS NULL THEN
+		RAISE EXCEPTION 'pglead.fence: NULL is no run' USING ERRCODE = 'LE001';
+	END IF;
+	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = fence.number AND l.token = fence.token AND l.started IS NOT NULL ORDER BY l.started DESC LIMIT 1;
+	IF FOUND THEN
+		PERFORM pg_advisory_xact_lock_shared(pglead.marker_1(r.number, r.sub, r.token));
+		IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+			PERFORM FROM pglead.lock AS l WHERE l.number = r.number AND l.sub = r.sub AND l.reader = r.reader
+				AND l.token = r.token AND l.started IS NOT NULL AND l.ended IS NULL AND l.cut IS NULL FOR SHARE;
+		ELSE
+			PERFORM FROM pglead.lock AS l WHERE l.number = r.number AND l.sub = r.sub AND l.reader = r.reader
+				AND l.token = r.token AND l.started IS NOT NULL AND l.ended IS NULL AND l.cut IS NULL;
+		END IF;
+		IF FOUND THEN
+			RETURN;
+		END IF;
+	END IF;
+	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = fence.number ORDER BY l.started DESC NULLS LAST LIMIT 1;
+	RAISE EXCEPTION USING ERRCODE = 'LE001', MESSAGE = format('run %s of %s is over', fence.token, coalesce(r.key, fence.number::text))
+		|| CASE WHEN r.token <> fence.token AND r.started IS NOT NULL THEN format('; run %s on %s has started', r.token, r.host) ELSE '' END;
+END $$;
+
+-- The same by the key, or by the number as the job's environment has it.
+CREATE OR REPLACE FUNCTION pglead.fence(key text, token bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+	r pglead.lock;
+BEGIN
+	IF fence.key IS NULL OR fence.token IS NULL THEN
+		RAISE EXCEPTION 'pglead.fence: NULL is no run' USING ERRCODE = 'LE001';
+	END IF;
+	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.key = left(fence.key, 500)
+	ORDER BY l.token = fence.token AND l.started IS NOT NULL DESC NULLS LAST, l.started DESC NULLS LAST LIMIT 1;
+	IF NOT FOUND AND (CASE WHEN fence.key ~ '^-?[0-9]{1,19}$' THEN fence.key::numeric BETWEEN -9223372036854775808 AND 9223372036854775807 END) THEN
+		SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = fence.key::bigint LIMIT 1;
+	END IF;
+	IF NOT FOUND THEN
+		RAISE EXCEPTION USING ERRCODE = 'LE001', MESSAGE = format('run %s of %s is not known', fence.token, fence.key);
+	END IF;
+	PERFORM pglead.fence(r.number, fence.token);
+END $$;

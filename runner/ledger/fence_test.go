@@ -1,0 +1,174 @@
+package ledger_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/pgtest"
+)
+
+var levels = []string{"READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"}
+
+// table is one to write to. The superuser's own schema would be that of the ledger.
+const table = "CREATE TABLE public.work (token bigint); GRANT ALL ON public.work TO PUBLIC"
+
+// fenced has a run of the lock 7 under way by a.
+func fenced(t *testing.T, a *pgconn.PgConn) starting {
+	t.Helper()
+	run(t, a, "SELECT pg_advisory_lock(7)")
+	s := of(token(t, a))
+	s.sure, s.closes = true, "9223372036854775807"
+	expect(t, "the run", run(t, a, s.rest()), "started")
+	return s
+}
+
+func fence(token int64) string { return fmt.Sprintf("SELECT pglead.fence('seven', %d)", token) }
+
+func write(token int64) string { return fmt.Sprintf("INSERT INTO public.work VALUES (%d)", token) }
+
+// TestFence has a job write on that doesn't know of its loss, in a transaction that
+// begins before or after the next start.
+func TestFence(t *testing.T) {
+	server := remembering(t, nil)
+	query(t, server, table)
+	for _, level := range levels {
+		t.Run(level, func(t *testing.T) {
+			a, b, job := connect(t, server, "cron"), connect(t, server, "cron"), connect(t, server, "other")
+			old := fenced(t, a)
+			begin := "BEGIN ISOLATION LEVEL " + level
+			run(t, job, begin+";"+fence(old.token)+";"+write(old.token)+"; COMMIT")
+			run(t, job, fmt.Sprintf("%s; SELECT pglead.fence(7, %d); SELECT pglead.fence('7', %[2]d); COMMIT", begin, old.token))
+
+			early := connect(t, server, "other") // its snapshot is older than the next start
+			run(t, early, begin+"; SELECT count(*) FROM public.work")
+			under := connect(t, server, "other") // and this one is behind its fence
+			run(t, under, begin+";"+fence(old.token)+";"+write(old.token))
+
+			run(t, a, "SELECT pg_advisory_unlock(7)")
+			run(t, b, "SELECT pg_advisory_lock(7)")
+			next := of(token(t, b))
+			began := time.Now()
+			if got := run(t, b, next.rest()); !strings.HasPrefix(got, "lost ") {
+				t.Errorf("the next start: %q", got)
+			}
+			run(t, under, "SELECT 1") // it has not been ended before its time
+			if level == "READ COMMITTED" {
+				if _, err := try(t, job, begin+";"+fence(old.token)); code(err) != "LE001" {
+					t.Errorf("a fence of the run that is cut off: %v", err)
+				}
+				run(t, job, "ROLLBACK")
+			}
+			next.closes = fmt.Sprint(old.token)
+			expect(t, "the next start", run(t, b, next.rest()), "started")
+			if took := time.Since(began); took > lapse/10 {
+				t.Errorf("it took %v", took)
+			}
+			if _, err := try(t, under, "COMMIT"); err == nil {
+				t.Error("a transaction behind the fence of the last run was committed after the next start")
+			}
+			_, err := try(t, early, fence(old.token))
+			if got := code(err); got != "LE001" && got != "40001" {
+				t.Errorf("a fence in a transaction with an old snapshot: %v", err)
+			}
+			_, err = try(t, job, begin+";"+fence(old.token))
+			if code(err) != "LE001" || !strings.Contains(err.Error(), fmt.Sprintf("run %d of seven is over; run %d on here has started", old.token, next.token)) {
+				t.Errorf("a fence of the last run: %v", err)
+			}
+			run(t, job, "ROLLBACK; "+begin+";"+fence(next.token)+";"+write(next.token)+"; COMMIT")
+			run(t, b, finish(7, next.token, "ok"))
+			if _, err := try(t, job, fence(next.token)); code(err) != "LE001" {
+				t.Errorf("a fence of a run that has ended: %v", err)
+			}
+		})
+	}
+	a := connect(t, server, "cron")
+	for _, sql := range []string{"SELECT pglead.fence(NULL::text, 1)", "SELECT pglead.fence(NULL::bigint, 1)", "SELECT pglead.fence(7, NULL)", "SELECT pglead.fence('seven', NULL)", "SELECT pglead.fence('eight', 1)", "SELECT pglead.fence(8, 1)"} {
+		if _, err := try(t, a, sql); code(err) != "LE001" {
+			t.Errorf("%s: %v, want LE001", sql, err)
+		}
+	}
+}
+
+// TestFenceLeftovers has the transaction of a run that ended clean be in the way of the
+// next start in several ways.
+func TestFenceLeftovers(t *testing.T) {
+	server := remembering(t, map[string]string{"max_prepared_transactions": "5"})
+	query(t, server, table)
+	a := connect(t, server, "cron")
+	leftover := func(role string, more ...string) (*pgconn.PgConn, starting) {
+		old := fenced(t, a)
+		job := connect(t, server, role)
+		run(t, job, "BEGIN;"+fence(old.token)+";"+write(old.token)+";"+strings.Join(more, ";"))
+		run(t, a, finish(7, old.token, "ok"))
+		return job, of(token(t, a))
+	}
+	committed := func() string { return query(t, server, "SELECT count(*) FROM public.work") }
+
+	_, next := leftover("other")
+	expect(t, "beside an idle transaction", run(t, a, next.first()), "")
+	expect(t, "beside an idle transaction", run(t, a, next.rest()), "started")
+	run(t, a, finish(7, next.token, "ok"))
+
+	job, next := leftover("other")
+	ended := make(chan error, 1)
+	go func() {
+		_, err := job.Exec(t.Context(), "SELECT pg_sleep(3600)").ReadAll()
+		ended <- err
+	}()
+	expect(t, "beside a statement", run(t, a, next.rest()), "started")
+	if err := <-ended; err == nil {
+		t.Error("a statement behind the fence of the last run was not ended")
+	}
+	run(t, a, finish(7, next.token, "ok"))
+
+	query(t, server, "ALTER SYSTEM SET synchronous_standby_names TO 'nobody'")
+	query(t, server, "SELECT pg_reload_conf()")
+	run(t, a, "SET synchronous_commit = local")
+	before := committed()
+	job, next = leftover("other")
+	go func() {
+		_, err := job.Exec(t.Context(), "COMMIT").ReadAll()
+		ended <- err
+	}()
+	expect(t, "beside a commit that waits for a standby", run(t, a, next.rest()), "started")
+	<-ended
+	expect(t, "which is a commit", committed(), fmt.Sprint(atoi(t, before)+1))
+	query(t, server, "ALTER SYSTEM RESET synchronous_standby_names")
+	query(t, server, "SELECT pg_reload_conf()")
+	run(t, a, finish(7, next.token, "ok"))
+
+	job, next = leftover(pgtest.Superuser) // whose sessions a granted role must not end
+	pid := run(t, job, "SELECT pg_backend_pid()")
+	expect(t, "beside a superuser", run(t, a, next.rest()), "fenced "+pid+" "+pgtest.Superuser)
+	run(t, job, "COMMIT")
+	expect(t, "when that is done", run(t, a, next.rest()), "started")
+	run(t, a, finish(7, next.token, "ok"))
+
+	query(t, server, "REVOKE pg_signal_backend FROM boss")
+	job, next = leftover("other")
+	pid = run(t, job, "SELECT pg_backend_pid()")
+	expect(t, "where the owner may end no session", run(t, a, next.rest()), "fenced "+pid+" other")
+	run(t, job, "ROLLBACK")
+	expect(t, "when that is done", run(t, a, next.rest()), "started")
+	run(t, a, finish(7, next.token, "ok"))
+
+	query(t, server, "GRANT pg_signal_backend TO boss")
+	bystander := connect(t, server, "other")
+	_, next = leftover("other", "PREPARE TRANSACTION 'left'")
+	expect(t, "beside a prepared transaction", run(t, a, next.rest()), "fenced")
+	expect(t, "a bystander", run(t, bystander, "SELECT 1"), "1")
+	query(t, server, "COMMIT PREPARED 'left'")
+	expect(t, "when that is done", run(t, a, next.rest()), "started")
+}
+
+func atoi(t *testing.T, text string) (n int) {
+	t.Helper()
+	if _, err := fmt.Sscan(text, &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

@@ -1,0 +1,54 @@
+// Package ledger is what a database remembers of its runs, once somebody has
+// installed it there: of each lock how its last run ended, and a history.
+//
+// Whether the last run's command can be alive is a fact in a row then, and no longer
+// what somebody has heard. All that is decided is decided in the database, by
+// functions of schema.sql, under the lock that the run has taken.
+package ledger
+
+import (
+	"context"
+	"embed"
+	"fmt"
+	"strings"
+)
+
+//go:embed schema.sql start.sql fence.sql keep.sql
+var files embed.FS
+
+// schema is all that is installed, tables first.
+func schema() string {
+	var all []string
+	for _, name := range []string{"schema.sql", "start.sql", "fence.sql", "keep.sql"} {
+		text, _ := files.ReadFile(name) // it is part of the program
+		all = append(all, string(text))
+	}
+	return strings.Join(all, "\n")
+}
+
+// Version is that of the schema. Functions carry it in their names.
+const Version = 1
+
+// Keep is how many runs of a key are kept by default.
+const Keep = 1000
+
+func installing(keep int) string {
+	return fmt.Sprintf("%s\nINSERT INTO pglead.setting AS s (version, keep) VALUES (%d, %d)\nON CONFLICT (one) DO UPDATE SET version = greatest(s.version, excluded.version), keep = excluded.keep;\n",
+		schema(), Version, keep)
+}
+
+// SQL is what Install does, for somebody who wants to read it first.
+func SQL(keep int) string { return "BEGIN;\n\n" + installing(keep) + "\nCOMMIT;\n" }
+
+// Install makes the ledger, or what is missing of it, by a function that asks the
+// database. The role needs CREATE on the database, and nothing else.
+func Install(ctx context.Context, ask func(context.Context, string) ([][]string, error), keep int) error {
+	_, err := ask(ctx, installing(keep)) // one transaction
+	return err
+}
+
+// Uninstall leaves nothing of the ledger.
+func Uninstall(ctx context.Context, ask func(context.Context, string) ([][]string, error)) error {
+	_, err := ask(ctx, "DROP SCHEMA IF EXISTS pglead CASCADE")
+	return err
+}

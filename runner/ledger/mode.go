@@ -1,0 +1,116 @@
+package ledger
+
+import (
+	"fmt"
+
+	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+// Mode says whether a run goes by a ledger.
+type Mode string
+
+// The modes.
+const (
+	Auto    Mode = "auto" // if there is one, and the role is granted it
+	Require Mode = "require"
+	Off     Mode = "off"
+)
+
+// Use is what a run does with a ledger. The zero value does nothing.
+type Use struct {
+	Mode Mode
+	Keys []string // of the claim's locks, in their order, or one for all
+	Tick *Tick    // or nil
+}
+
+// Key is the name of the lock at that place among so many.
+func (u Use) Key(i, of int) string {
+	switch {
+	case len(u.Keys) == of:
+		return u.Keys[i]
+	case len(u.Keys) == 0:
+		return ""
+	}
+	return u.Keys[0]
+}
+
+func (u Use) wanted() bool { return u.Mode == Auto || u.Mode == Require }
+
+func (u Use) required() bool { return u.Mode == Require || u.wanted() && u.Tick != nil }
+
+// What Probe finds.
+const (
+	denied  = "denied"
+	granted = "granted"
+	foreign = "foreign"
+)
+
+// Probe is an SQL expression that finds out, at the login, whether there is a ledger
+// and whether the role is granted it: NULL, denied, granted or foreign. Where there is
+// one, the session is made fit for it, whatever the role's defaults are. It is empty
+// if nobody wants to know.
+//
+// What is in the schema runs with this role's rights. So it has to be a superuser's, or
+// the database's owner's, whom pg_database_owner stands for, or this role's own: any
+// other may have made a schema of that name in order to be called. (A superuser is
+// taken for a member of every role.)
+//
+// A start needs a snapshot of its own, younger than the lock's grant. A session
+// through a pooler can't be made anything.
+func (u Use) Probe(pooled bool) string {
+	if !u.wanted() {
+		return ""
+	}
+	settings := "pg_catalog.left(pg_catalog.set_config('default_transaction_isolation', 'read committed', false) || pg_catalog.set_config('default_transaction_read_only', 'off', false), 0) || "
+	if pooled {
+		settings = ""
+	}
+	return "(SELECT CASE WHEN NOT pg_catalog.has_schema_privilege(oid, 'USAGE') THEN '" + denied + "' WHEN pg_catalog.pg_has_role(nspowner, 'pg_database_owner', 'MEMBER') " +
+		"OR pg_catalog.current_setting('is_superuser') = 'off' AND pg_catalog.pg_has_role(nspowner, 'MEMBER') THEN " +
+		settings + "'" + granted + "' ELSE '" + foreign + "' END FROM pg_catalog.pg_namespace WHERE nspname = 'pglead')"
+}
+
+// Found says of what Probe found whether the run goes by a ledger. It is an error if
+// it has to and can't.
+func (u Use) Found(probed string) (bool, error) {
+	switch {
+	case u.wanted() && probed == granted:
+		return true, nil
+	case !u.required():
+		return false, nil
+	}
+	why := "--ledger require"
+	if u.Tick != nil {
+		why = "--once-per"
+	}
+	switch probed {
+	case foreign:
+		return false, session.Errorf(session.Denied, "the owner of the database is to make the ledger: pglead ledger install", "%s needs a ledger that can be trusted: %s", why, Untrusted)
+	case denied:
+		return false, session.Errorf(session.Denied, "its owner, or a superuser: GRANT USAGE ON SCHEMA pglead TO this role",
+			"%s needs the ledger, which this role is not granted", why)
+	}
+	return false, session.Errorf(session.Denied, "pglead ledger install, as the owner of the database; then GRANT USAGE ON SCHEMA pglead TO this role",
+		"%s needs a ledger, and there is none in this database", why)
+}
+
+// Untrusted says why a ledger is left alone.
+const Untrusted = "the schema pglead belongs neither to the database's owner nor to a superuser"
+
+// Foreign says of what Probe found that there is a ledger which can't be trusted.
+func (u Use) Foreign(probed string) bool { return probed == foreign }
+
+// Refused is an error of the ledger, which is not one of the lock.
+func Refused(err error) error { return session.Refused(err, "the ledger") }
+
+// DoneError says that a tick has had its success.
+type DoneError struct {
+	Tick Tick
+	Host string // where
+	At   string // when, for people
+}
+
+func (e *DoneError) Error() string {
+	return fmt.Sprintf("done already: %s had its success on %s at %s", e.Tick, visible.Text(e.Host), e.At)
+}

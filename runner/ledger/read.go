@@ -1,0 +1,136 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// Ask sends SQL to the server and returns the rows of its answer, in which NULL is
+// an empty text.
+type Ask func(ctx context.Context, sql string) ([][]string, error)
+
+// Access is what a role may do with a ledger.
+type Access int
+
+const (
+	// Absent means that there is none in this database.
+	Absent Access = iota
+	// Denied means that there is one, and the role has no USAGE of its schema.
+	Denied
+	// Foreign means that there is one that some other role made, perhaps in order to be
+	// called: nothing in it is to be touched.
+	Foreign
+	// Granted means that the role reads and writes it.
+	Granted
+)
+
+// Look finds out whether there is a ledger for this role, whose name it returns as SQL
+// has it. It names nothing in the schema, since even to plan that could run it.
+func Look(ctx context.Context, ask Ask) (access Access, role string, err error) {
+	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.Probe(true)+", pg_catalog.quote_ident(current_user)")
+	if err != nil {
+		return Absent, "", err
+	}
+	if len(rows) != 1 || len(rows[0]) != 2 {
+		return Absent, "", errAnswer
+	}
+	return map[string]Access{denied: Denied, foreign: Foreign, granted: Granted}[rows[0][0]], rows[0][1], nil
+}
+
+var errAnswer = errors.New("the ledger does not answer as it should: is pglead.lock another program's table?")
+
+// held is an SQL expression over a row of pglead.lock: somebody has the lock. A
+// standby has no locks to show, and is believed.
+const held = `((number, sub) IN (SELECT p.classid::bigint << 32 | p.objid::bigint, p.objsubid FROM pg_catalog.pg_locks AS p
+	WHERE p.locktype = 'advisory' AND p.granted AND p.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))
+	OR pg_catalog.pg_is_in_recovery())`
+
+// epoch is an SQL expression for microseconds since 1970; a time without end is a word.
+func epoch(column string) string {
+	return "CASE WHEN pg_catalog.isfinite(" + column + ") THEN (extract(epoch FROM " + column + ") * 1000000)::bigint::text ELSE " + column + "::text END"
+}
+
+// length is an SQL expression for microseconds.
+func length(column string) string { return "(extract(epoch FROM " + column + ") * 1000000)::bigint" }
+
+// mostKey is as much of a key as a ledger has.
+const mostKey = 500
+
+// among is a condition on a table of the ledger: rows of this key, under one of these
+// numbers. A key's own number and those of its slots are of one kind.
+func among(key string, ids []lockkey.ID) string {
+	var numbers []string
+	for _, id := range ids {
+		numbers = append(numbers, strconv.FormatInt(id.Number, 10))
+	}
+	return fmt.Sprintf("key = pg_catalog.left(%s, %d) AND sub = %d AND number IN (%s)", quote(key), mostKey, ids[0].ObjSubID(), strings.Join(numbers, ", "))
+}
+
+// reader reads a row from its first cell on. The first cell that can't be read is
+// remembered.
+type reader struct {
+	row []string
+	err error
+}
+
+func (r *reader) text() string {
+	if len(r.row) == 0 {
+		r.err = errAnswer
+		return ""
+	}
+	cell := r.row[0]
+	r.row = r.row[1:]
+	return cell
+}
+
+func (r *reader) number() int64 {
+	cell := r.text()
+	if cell == "" {
+		return 0
+	}
+	n, err := strconv.ParseInt(cell, 10, 64)
+	r.err = errors.Join(r.err, err)
+	return n
+}
+
+// whole is a number that may be missing.
+func (r *reader) whole() *int {
+	if len(r.row) > 0 && r.row[0] == "" {
+		r.text()
+		return nil
+	}
+	n := int(r.number())
+	return &n
+}
+
+func (r *reader) truth() bool { return r.text() == "t" }
+
+// time is zero for NULL, and Endless without an end.
+func (r *reader) time() time.Time {
+	if len(r.row) > 0 {
+		switch r.row[0] {
+		case "":
+			r.text()
+			return time.Time{}
+		case "infinity":
+			r.text()
+			return Endless()
+		}
+	}
+	return time.UnixMicro(r.number())
+}
+
+func (r *reader) length() time.Duration { return time.Duration(r.number()) * time.Microsecond }
+
+func (r *reader) id() lockkey.ID {
+	return lockkey.ID{Number: r.number(), Pair: r.number() == 2}
+}
+
+// Endless is the end of what has none.
+func Endless() time.Time { return time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) }

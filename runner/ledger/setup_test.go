@@ -1,0 +1,166 @@
+package ledger_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/pgtest"
+)
+
+// remembering is a server with a ledger that an ordinary owner of the database has
+// installed, and the role cron that is granted it.
+func remembering(t *testing.T, settings map[string]string) *pgtest.Server {
+	t.Helper()
+	server := start(t, settings)
+	query(t, server, "CREATE ROLE boss LOGIN; CREATE ROLE cron LOGIN; CREATE ROLE other LOGIN; CREATE ROLE stranger LOGIN; ALTER DATABASE postgres OWNER TO boss; GRANT pg_signal_backend TO boss")
+	owner := connect(t, server, "boss")
+	for range 2 { // twice in a row
+		if err := ledger.Install(t.Context(), asking(owner), ledger.Keep); err != nil {
+			t.Fatal(err)
+		}
+	}
+	run(t, owner, "GRANT USAGE ON SCHEMA pglead TO cron, other")
+	return server
+}
+
+func start(t *testing.T, settings map[string]string) *pgtest.Server {
+	t.Helper()
+	server, remove, err := pgtest.Throwaway(settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	return server
+}
+
+func asking(conn *pgconn.PgConn) func(context.Context, string) ([][]string, error) {
+	return func(ctx context.Context, sql string) (rows [][]string, err error) {
+		results, err := conn.Exec(ctx, sql).ReadAll()
+		for _, result := range results {
+			for _, row := range result.Rows {
+				var values []string
+				for _, value := range row {
+					values = append(values, string(value))
+				}
+				rows = append(rows, values)
+			}
+		}
+		return rows, err
+	}
+}
+
+func connect(t *testing.T, server *pgtest.Server, role string) *pgconn.PgConn {
+	t.Helper()
+	conn, err := pgconn.Connect(t.Context(), strings.Replace(server.DSN("postgres"), "user="+pgtest.Superuser, "user="+role, 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+func try(t *testing.T, conn *pgconn.PgConn, sql string) (string, error) {
+	t.Helper()
+	rows, err := asking(conn)(t.Context(), sql)
+	var values []string
+	for _, row := range rows {
+		values = append(values, row...)
+	}
+	return strings.Join(values, " "), err
+}
+
+// run returns the values of all rows.
+func run(t *testing.T, conn *pgconn.PgConn, sql string) string {
+	t.Helper()
+	values, err := try(t, conn, sql)
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return values
+}
+
+// query asks as a superuser.
+func query(t *testing.T, server *pgtest.Server, sql string) string {
+	t.Helper()
+	values, err := server.Query("postgres", sql)
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return strings.Join(values, " ")
+}
+
+func expect(t *testing.T, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+func code(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return fmt.Sprint(err)
+}
+
+// token draws one.
+func token(t *testing.T, conn *pgconn.PgConn) int64 {
+	t.Helper()
+	var n int64
+	text := run(t, conn, "SELECT ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint << 48 | pg_current_xact_id()::text::bigint")
+	if _, err := fmt.Sscan(text, &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// starting is a start as these tests have it: of lock 7, which its key is too.
+type starting struct {
+	numbers string
+	keys    string
+	shared  bool
+	token   int64
+	system  string // SQL
+	lease   string
+	grace   string
+	tick    string // SQL
+	per     string
+	clock   string
+	backend string
+	sure    bool
+	closes  string
+	heard   string
+}
+
+func of(token int64) starting {
+	return starting{
+		numbers: "7", keys: "'seven'", token: token, system: "(SELECT system_identifier::text FROM pg_control_system())", lease: "15s", grace: "0",
+		tick: "NULL", per: "NULL", clock: "NULL", backend: "NULL", closes: "0",
+	}
+}
+
+func (s starting) rest() string {
+	count := 1 + strings.Count(s.numbers, ",")
+	return fmt.Sprintf(`SELECT pglead.start_rest_1(ARRAY[%s]::bigint[], ARRAY[%s]::smallint[], ARRAY[%s], %t, %d, %s, 'here', 'ann', 1, 'job', '%s', '%s', NULL, %s, %s, %s, %s, %t, ARRAY[%s]::bigint[], ARRAY[%s]::bigint[])`,
+		s.numbers, strings.TrimSuffix(strings.Repeat("1,", count), ","), s.keys, s.shared, s.token, s.system, s.lease, s.grace, s.tick, s.per, s.clock, s.backend, s.sure, s.closes, s.heard)
+}
+
+func (s starting) first() string {
+	return fmt.Sprintf(`SELECT pglead.start_1(%s, 1::smallint, %s, %d, %s, 'here', 'ann', 1, 'job', '%s', '%s', NULL, %s, %s, %s)`,
+		s.numbers, s.keys, s.token, s.system, s.lease, s.grace, s.tick, s.per, s.clock)
+}
+
+func finish(number, token int64, outcome string) string {
+	return fmt.Sprintf("SELECT pglead.finish_1(%d, 1::smallint, %d, '%s', NULL, '0')", number, token, outcome)
+}
+
+// lapse is how long a test waits for what has to come.
+const lapse = 30 * time.Second

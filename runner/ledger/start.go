@@ -1,0 +1,164 @@
+package ledger
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// Run is what a run says of itself.
+type Run struct {
+	Host, User, Command string
+	PID                 int
+	Lease, Grace        time.Duration
+	Tick                *Tick
+}
+
+// Lock is one of a run's.
+type Lock struct {
+	lockkey.ID
+	Key string
+}
+
+// Proof is what a run knows of those before.
+type Proof struct {
+	// Backend is the session that has the locks, if it isn't the one that asks.
+	Backend uint32
+	// Sure says that no command is alive of a lock of which nothing is known.
+	Sure bool
+	// Closes are, for each lock, the highest token of which, and of those before,
+	// nothing is alive.
+	Closes []int64
+	// Heard are tokens that were announced, and not to have ended.
+	Heard  []int64
+	Waited time.Duration
+}
+
+// First is an SQL expression that starts a run of one lock if nothing is in its way,
+// and is else NULL: then Rest knows what is. Token and system are SQL.
+func (r Run) First(l Lock, token, system string) string {
+	return fmt.Sprintf("pglead.start_1('%d', '%d', %s, %s, %s, %s, NULL, %s)",
+		l.Number, sub(l.ID), quote(l.Key), token, system, r.words(), r.ticks())
+}
+
+// Rest is an SQL expression that starts a run, and whose value is for ParseAnswer.
+func (r Run) Rest(locks []Lock, shared bool, token int64, system string, p Proof) string {
+	var numbers, subs, keys, closes, heard []string
+	for i, l := range locks {
+		numbers = append(numbers, strconv.FormatInt(l.Number, 10))
+		subs = append(subs, strconv.Itoa(sub(l.ID)))
+		keys = append(keys, quote(l.Key))
+		closes = append(closes, strconv.FormatInt(p.Closes[i], 10))
+	}
+	for _, token := range p.Heard {
+		heard = append(heard, strconv.FormatInt(token, 10))
+	}
+	backend := "NULL"
+	if p.Backend != 0 {
+		backend = strconv.FormatUint(uint64(p.Backend), 10)
+	}
+	return fmt.Sprintf("pglead.start_rest_1('{%s}', '{%s}', ARRAY[%s]::text[], %t, '%d', %s, %s, %s, %s, %s, %t, '{%s}', '{%s}')",
+		strings.Join(numbers, ","), strings.Join(subs, ","), strings.Join(keys, ", "), shared, token, quote(system), r.words(), interval(p.Waited), r.ticks(),
+		backend, p.Sure, strings.Join(closes, ","), strings.Join(heard, ","))
+}
+
+func (r Run) words() string {
+	return fmt.Sprintf("%s, %s, %d, %s, %s, %s", quote(r.Host), quote(r.User), r.PID, quote(r.Command), interval(r.Lease), interval(r.Grace))
+}
+
+func (r Run) ticks() string {
+	if r.Tick == nil {
+		return "NULL, NULL, NULL"
+	}
+	return fmt.Sprintf("%s, %s, %s", instant(r.Tick.At), interval(r.Tick.Per), instant(r.Tick.now()))
+}
+
+// Open is a query that counts the locks' runs which may be alive.
+func Open(locks []Lock, shared bool) string {
+	var rows []string
+	for _, l := range locks {
+		rows = append(rows, fmt.Sprintf("(%d, %d)", l.Number, sub(l.ID)))
+	}
+	readers := ""
+	if shared {
+		readers = " AND reader = 0"
+	}
+	return "SELECT pg_catalog.count(*) FROM pglead.lock WHERE started IS NOT NULL AND ended IS NULL AND (number, sub) IN (" + strings.Join(rows, ", ") + ")" + readers
+}
+
+// Paused is a query for a row if any of the locks is paused.
+func Paused(locks []Lock) string {
+	var rows []string
+	for _, l := range locks {
+		rows = append(rows, fmt.Sprintf("number = %d AND sub = %d", l.Number, sub(l.ID)), "key = "+quote(l.Key))
+	}
+	return "SELECT true FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (" + strings.Join(rows, " OR ") + ") LIMIT 1"
+}
+
+// Outcome is how a run ended.
+type Outcome string
+
+// The outcomes.
+const (
+	OK      Outcome = "ok"
+	Failed  Outcome = "failed"
+	Timeout Outcome = "timeout"
+	Lost    Outcome = "lost"
+	Killed  Outcome = "killed"  // by a signal
+	Stopped Outcome = "stopped" // before it began, or asked to end
+)
+
+// End is the end of a run. Nothing of its command is alive.
+type End struct {
+	Outcome Outcome
+	Status  *int // of the command, if that has one
+	At      time.Time
+}
+
+// Finish are the queries that note it of a lock, for a session of the role that
+// started the run.
+func (e End) Finish(id lockkey.ID, token int64, shared bool, commit string) []string {
+	status, ago := "NULL", time.Duration(0)
+	if e.Status != nil {
+		status = strconv.Itoa(*e.Status)
+	}
+	if !e.At.IsZero() {
+		ago = time.Since(e.At)
+	}
+	queries := []string{fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', '%s', true), pglead.finish_1('%d', '%d', '%d', '%s', %s, %s)",
+		commit, id.Number, sub(id), token, e.Outcome, status, interval(ago))}
+	const seldom = 64
+	if shared || token%seldom == 0 {
+		queries = append(queries, fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pglead.tidy_1('%d', '%d')", id.Number, sub(id)))
+	}
+	return queries
+}
+
+func sub(id lockkey.ID) int {
+	if id.Pair {
+		return 2
+	}
+	return 1
+}
+
+func interval(d time.Duration) string {
+	return fmt.Sprintf("'%d microseconds'", d.Microseconds())
+}
+
+func instant(at time.Time) string {
+	return "'" + at.UTC().Format("2006-01-02 15:04:05.999999") + "+00'"
+}
+
+// quote makes a text one of SQL, whatever the server's settings for that are. What
+// no text of the server's can be is shown as a question mark.
+func quote(text string) string {
+	text = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", "?"), "?")
+	quoted := "'" + strings.ReplaceAll(text, "'", "''") + "'"
+	if !strings.Contains(text, `\`) {
+		return quoted
+	}
+	return "E" + strings.ReplaceAll(quoted, `\`, `\\`)
+}

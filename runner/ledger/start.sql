@@ -1,0 +1,270 @@
+-- start_1 is what most starts are: of one lock, exclusively, by the session that holds
+-- it, after a run that ended. It says 'started', or nothing: then start_rest_1 knows
+-- why. plpgsql would cost a backend in its first moments several times as much.
+--
+-- The lock itself shows that the caller has it, since nobody else can: one who hasn't,
+-- and finds it free, has it for the statement. The second number is the marker of the
+-- last run, which its transactions have shared: see fence.
+CREATE OR REPLACE FUNCTION pglead.start_1(p_number bigint, p_sub smallint, p_key text, p_token bigint, p_system text,
+	p_host text, p_os_user text, p_pid integer, p_command text, p_lease interval, p_grace interval, p_waited interval,
+	p_tick timestamptz, p_per interval, p_clock timestamptz) RETURNS text
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
+	UPDATE pglead.lock AS l SET key = left(p_key, 500), system = p_system, token = p_token, host = left(p_host, 200),
+		os_user = left(p_os_user, 200), pid = p_pid, command = left(p_command, 200), role = session_user,
+		lease = least(greatest(p_lease, '0'), '24:00'), grace = least(greatest(p_grace, '0'), '24:00'),
+		tick = p_tick, waited = p_waited, started = clock_timestamp(), cut = NULL, ended = NULL, outcome = NULL, status = NULL
+	WHERE number = p_number AND sub = p_sub AND reader = 0
+		AND ended IS NOT NULL AND system = p_system AND token >> 48 = p_token >> 48
+		AND p_token IS NOT NULL AND p_lease IS NOT NULL AND p_grace IS NOT NULL
+		AND (paused_until IS NULL OR paused_until <= clock_timestamp())
+		AND (p_tick IS NULL OR (ok_tick IS NULL OR ok_tick < p_tick)
+			AND p_clock - clock_timestamp() BETWEEN - least(p_per / 2, '00:05') AND least(p_per / 2, '00:05')
+			AND p_tick <= p_clock + CASE WHEN p_per >= '24:00' THEN interval '15:00' ELSE '0' END)
+		AND NOT EXISTS (SELECT FROM pglead.lock AS r WHERE r.number = p_number AND r.sub = p_sub AND r.reader <> 0)
+		AND CASE WHEN CASE p_sub WHEN 1 THEN pg_try_advisory_xact_lock(p_number)
+				ELSE pg_try_advisory_xact_lock((p_number >> 32)::integer, (p_number << 32 >> 32)::integer) END
+			THEN pg_try_advisory_xact_lock(hashtextextended('pglead fence ' || l.number || ' ' || l.sub || ' ' || l.token, 0)) END
+	RETURNING 'started'
+$$;
+
+-- marker_1 is the number of the advisory lock that transactions of a run have shared.
+-- It has 64 bits, or runs would stand in each other's way.
+CREATE OR REPLACE FUNCTION pglead.marker_1(p_number bigint, p_sub smallint, p_token bigint) RETURNS bigint
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+	SELECT hashtextextended('pglead fence ' || p_number || ' ' || p_sub || ' ' || p_token, 0)
+$$;
+
+-- start_rest_1 starts a run of any number of locks, all or none, and says what is in
+-- its way:
+--
+--	started
+--	paused UNTIL, BY, NOTE      each on a line, UNTIL in seconds since 1970, or infinity
+--	done WHEN HOST              this tick has had its success
+--	clock SECONDS               by which the caller's clock is ahead of this one's
+--	busy I                      the caller has not got the lock of that place
+--	lost I TOKEN LEASE GRACE HOST  the run that may be alive, in milliseconds; a line each
+--	unknown                     nothing is known of the runs before
+--	fenced PID ROLE             whose transaction of the last run can't be ended
+--
+-- What the caller knows by itself: p_sure, that a lock of which nothing is known has no
+-- command; p_closes, for each lock the highest token that nothing is alive of, up to
+-- there; p_heard, tokens that were announced and that the ledger must know to have
+-- ended. p_backend is the session that has the locks, if another.
+--
+-- An open run is closed by the start that knows it to be dead. One that doesn't leaves
+-- it open, since it may give up, but cuts it off: its fences refuse from then on.
+CREATE OR REPLACE FUNCTION pglead.start_rest_1(p_numbers bigint[], p_subs smallint[], p_keys text[], p_shared boolean, p_token bigint, p_system text,
+	p_host text, p_os_user text, p_pid integer, p_command text, p_lease interval, p_grace interval, p_waited interval,
+	p_tick timestamptz, p_per interval, p_clock timestamptz,
+	p_backend integer, p_sure boolean, p_closes bigint[], p_heard bigint[]) RETURNS text
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
+DECLARE
+	n integer := cardinality(p_numbers);
+	r pglead.lock;
+	p record;
+	known boolean;
+	started_already integer;
+	done_already integer;
+	lost text;
+	since timestamptz;
+	marker bigint;
+	tries integer;
+	drift interval;
+BEGIN
+	IF p_numbers IS NULL OR p_subs IS NULL OR p_keys IS NULL OR p_shared IS NULL OR p_token IS NULL OR p_system IS NULL OR p_lease IS NULL
+		OR p_grace IS NULL OR p_sure IS NULL OR n NOT BETWEEN 1 AND 1000 OR cardinality(p_subs) <> n OR cardinality(p_keys) <> n
+		OR cardinality(p_closes) <> n OR (p_tick IS NULL) <> (p_per IS NULL) OR (p_tick IS NULL) <> (p_clock IS NULL)
+		OR array_position(p_numbers, NULL) IS NOT NULL OR array_position(p_subs, NULL) IS NOT NULL OR p_token <= 0 THEN
+		RAISE EXCEPTION 'pglead: this is no start' USING ERRCODE = '22023';
+	END IF;
+	IF current_setting('transaction_isolation') <> 'read committed' THEN
+		-- An older snapshot would show as ended what is not.
+		RAISE EXCEPTION 'pglead: a start needs READ COMMITTED' USING ERRCODE = '22023';
+	END IF;
+	IF p_token & 281474976710655 > pg_current_xact_id()::text::bigint THEN
+		RAISE EXCEPTION 'pglead: the token % has not been drawn', p_token USING ERRCODE = '22023';
+	END IF;
+
+	FOR i IN 1 .. n LOOP
+		IF (p_backend IS NULL AND NOT CASE
+			WHEN p_shared AND p_subs[i] = 1 THEN pg_try_advisory_xact_lock_shared(p_numbers[i])
+			WHEN p_shared THEN pg_try_advisory_xact_lock_shared((p_numbers[i] >> 32)::integer, (p_numbers[i] << 32 >> 32)::integer)
+			WHEN p_subs[i] = 1 THEN pg_try_advisory_xact_lock(p_numbers[i])
+			ELSE pg_try_advisory_xact_lock((p_numbers[i] >> 32)::integer, (p_numbers[i] << 32 >> 32)::integer) END)
+		OR p_backend IS NOT NULL AND NOT EXISTS (SELECT FROM pg_lock_status() AS s, LATERAL pg_stat_get_activity(s.pid) AS a
+			WHERE s.locktype = 'advisory' AND s.granted AND s.pid = p_backend AND s.objsubid = p_subs[i]
+				AND s.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+				AND s.classid::bigint = (p_numbers[i] >> 32) & 4294967295 AND s.objid::bigint = p_numbers[i] & 4294967295
+				AND (p_shared OR s.mode = 'ExclusiveLock')
+				AND a.usesysid = (SELECT o.oid FROM pg_roles AS o WHERE o.rolname = session_user))
+		THEN
+			RETURN 'busy ' || i;
+		END IF;
+	END LOOP;
+
+	IF p_tick IS NOT NULL THEN
+		drift := p_clock - clock_timestamp();
+		IF p_per <= '0' OR drift NOT BETWEEN - least(p_per / 2, '00:05') AND least(p_per / 2, '00:05') THEN
+			RETURN 'clock ' || round(extract(epoch FROM drift));
+		ELSIF p_tick > p_clock + (CASE WHEN p_per >= '24:00' THEN interval '15:00' ELSE '0' END) THEN
+			RAISE EXCEPTION 'pglead: % is no tick of %', p_tick, p_clock USING ERRCODE = '22023';
+		END IF;
+	END IF;
+
+	-- Twice: before the last runs' transactions are ended, and after that with the
+	-- rows locked, which those transactions may have been in the way of.
+	FOR pass IN 1 .. 2 LOOP
+		started_already := 0;
+		done_already := 0;
+		lost := NULL;
+		known := true;
+		p := NULL;
+		FOR i IN 1 .. n LOOP
+			IF pass = 2 THEN
+				PERFORM FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i] AND (l.reader = 0 OR NOT p_shared) ORDER BY l.reader FOR UPDATE;
+			END IF;
+			SELECT l.paused_until, l.paused_by, l.note INTO p FROM pglead.lock AS l
+				WHERE l.paused_until > clock_timestamp() AND (l.number = p_numbers[i] AND l.sub = p_subs[i] OR l.key = left(p_keys[i], 500))
+				ORDER BY l.paused_until DESC LIMIT 1;
+			IF FOUND THEN
+				RETURN concat_ws(E'\n', 'paused ' || CASE WHEN p.paused_until = 'infinity' THEN 'infinity' ELSE ceil(extract(epoch FROM p.paused_until))::text END,
+					coalesce(p.paused_by, ''), coalesce(p.note, ''));
+			END IF;
+			SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i] AND l.reader = 0;
+			IF NOT FOUND OR r.system IS DISTINCT FROM p_system OR r.token >> 48 IS DISTINCT FROM p_token >> 48 THEN
+				known := false;
+			END IF;
+			IF r.ok_tick >= p_tick THEN
+				done_already := done_already + 1;
+				since := r.ok_ended;
+			END IF;
+			FOR r IN SELECT l.* FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i]
+				AND (l.reader = 0 OR NOT p_shared OR l.reader = p_token) AND l.started IS NOT NULL AND l.ended IS NULL ORDER BY l.reader
+			LOOP
+				IF r.token = p_token AND r.system = p_system AND r.role = session_user THEN
+					started_already := started_already + 1;
+				ELSIF r.token > coalesce(p_closes[i], 0) THEN
+					lost := concat_ws(E'\n', lost, concat_ws(' ', 'lost', i, r.token, round(extract(epoch FROM r.lease) * 1000)::bigint,
+						round(extract(epoch FROM r.grace) * 1000)::bigint, regexp_replace(r.host, '[[:space:]]', '?', 'g')));
+				END IF;
+			END LOOP;
+		END LOOP;
+		IF started_already = n THEN
+			RETURN 'started';
+		ELSIF done_already = n THEN
+			SELECT l.ok_host INTO r.ok_host FROM pglead.lock AS l WHERE l.number = p_numbers[1] AND l.sub = p_subs[1] AND l.reader = 0;
+			RETURN concat_ws(' ', 'done', round(extract(epoch FROM since)), regexp_replace(r.ok_host, '[[:space:]]', '?', 'g'));
+		ELSIF lost IS NOT NULL THEN
+			-- A transaction of the job's may have locked the row. It will be ended by
+			-- the start, and until then harms nobody.
+			FOR i IN 1 .. n LOOP
+				FOR r IN SELECT l.* FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i] AND (l.reader = 0 OR NOT p_shared)
+					AND l.started IS NOT NULL AND l.ended IS NULL AND l.cut IS NULL AND l.token <> p_token FOR UPDATE SKIP LOCKED
+				LOOP
+					UPDATE pglead.lock AS l SET cut = clock_timestamp() WHERE l.number = r.number AND l.sub = r.sub AND l.reader = r.reader;
+				END LOOP;
+			END LOOP;
+			RETURN lost;
+		ELSIF NOT p_sure AND (NOT known OR EXISTS (SELECT FROM unnest(p_heard) AS h(token) WHERE
+			NOT EXISTS (SELECT FROM pglead.run AS u WHERE u.number = ANY (p_numbers) AND u.token = h.token AND u.system = p_system)
+			AND NOT EXISTS (SELECT FROM pglead.lock AS l WHERE l.number = ANY (p_numbers) AND l.token = h.token AND l.system = p_system AND l.ended IS NOT NULL))) THEN
+			RETURN 'unknown';
+		END IF;
+		IF pass = 2 THEN
+			EXIT;
+		END IF;
+
+		-- The command is dead, but what it had under way in this server may not be: an
+		-- idle transaction, a statement, a commit that waits for a standby.
+		FOR r IN SELECT l.* FROM pglead.lock AS l JOIN unnest(p_numbers, p_subs) AS w(number, sub) USING (number, sub)
+			WHERE l.token IS NOT NULL AND (l.reader = 0 OR NOT p_shared) ORDER BY l.number, l.sub, l.reader
+		LOOP
+			marker := pglead.marker_1(r.number, r.sub, r.token);
+			tries := 0;
+			WHILE NOT pg_try_advisory_xact_lock(marker) LOOP
+				FOR p IN SELECT s.pid, o.rolname, o.oid AS role, o.rolsuper AS super FROM pg_lock_status() AS s, LATERAL pg_stat_get_activity(s.pid) AS a
+					JOIN pg_roles AS o ON o.oid = a.usesysid
+					WHERE s.locktype = 'advisory' AND s.granted AND s.objsubid = 1 AND s.pid IS NOT NULL AND s.pid <> pg_backend_pid() -- a prepared transaction has none
+						AND s.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+						AND s.classid::bigint = (marker >> 32) & 4294967295 AND s.objid::bigint = marker & 4294967295
+				LOOP
+					IF tries % 20 = 0 AND NOT p.super AND has_schema_privilege(p.role, 'pglead', 'USAGE') THEN
+						BEGIN
+							PERFORM pg_terminate_backend(p.pid);
+						EXCEPTION WHEN insufficient_privilege THEN
+							NULL; -- it may end by itself
+						END;
+					END IF;
+				END LOOP;
+				tries := tries + 1;
+				IF tries > 200 THEN
+					RETURN concat_ws(' ', 'fenced', p.pid, regexp_replace(p.rolname, '[[:space:]]', '?', 'g'));
+				END IF;
+				PERFORM pg_sleep(0.01);
+			END LOOP;
+		END LOOP;
+	END LOOP;
+
+	FOR i IN 1 .. n LOOP
+		FOR r IN SELECT l.* FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i]
+			AND (l.reader = 0 OR NOT p_shared) AND l.started IS NOT NULL AND l.ended IS NULL
+		LOOP
+			INSERT INTO pglead.run (number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
+			VALUES (r.number, r.sub, r.started, r.token, r.system, r.key, r.host, r.os_user, r.pid, r.command, r.role, coalesce(r.cut, clock_timestamp()), 'lost', NULL, r.waited)
+			ON CONFLICT DO NOTHING;
+			UPDATE pglead.lock AS l SET ended = coalesce(r.cut, clock_timestamp()), outcome = 'lost', status = NULL
+			WHERE l.number = r.number AND l.sub = r.sub AND l.reader = r.reader;
+		END LOOP;
+		-- Of readers that have ended nothing is left to know, but for their transactions.
+		DELETE FROM pglead.lock AS l WHERE l.ctid IN (SELECT o.ctid FROM pglead.lock AS o
+			WHERE o.number = p_numbers[i] AND o.sub = p_subs[i] AND o.reader <> 0 AND o.ended IS NOT NULL
+				AND (NOT p_shared OR pg_try_advisory_xact_lock(pglead.marker_1(o.number, o.sub, o.token)))
+			LIMIT 1000 FOR UPDATE SKIP LOCKED);
+		INSERT INTO pglead.lock AS l (number, sub, key, system, token, host, os_user, pid, command, role, lease, grace, tick, waited, started)
+		SELECT p_numbers[i], p_subs[i], left(p_keys[i], 500), p_system, p_token, left(p_host, 200), left(p_os_user, 200), p_pid, left(p_command, 200), session_user,
+			least(greatest(p_lease, '0'), '24:00'), least(greatest(p_grace, '0'), '24:00'), p_tick, p_waited, CASE WHEN p_shared THEN NULL ELSE clock_timestamp() END
+		ON CONFLICT (number, sub, reader) DO UPDATE SET key = excluded.key, system = excluded.system, token = excluded.token, host = excluded.host,
+			os_user = excluded.os_user, pid = excluded.pid, command = excluded.command, role = excluded.role, lease = excluded.lease, grace = excluded.grace,
+			tick = excluded.tick, waited = excluded.waited, started = excluded.started, cut = NULL, ended = NULL, outcome = NULL, status = NULL
+		WHERE NOT p_shared OR l.system IS DISTINCT FROM excluded.system OR l.token >> 48 IS DISTINCT FROM excluded.token >> 48;
+		IF p_shared THEN
+			INSERT INTO pglead.lock (number, sub, reader, key, system, token, host, os_user, pid, command, role, lease, grace, waited, started)
+			VALUES (p_numbers[i], p_subs[i], p_token, left(p_keys[i], 500), p_system, p_token, left(p_host, 200), left(p_os_user, 200), p_pid, left(p_command, 200), session_user,
+				least(greatest(p_lease, '0'), '24:00'), least(greatest(p_grace, '0'), '24:00'), p_waited, clock_timestamp())
+			ON CONFLICT DO NOTHING;
+		END IF;
+	END LOOP;
+	RETURN 'started';
+END $$;
+
+-- finish_1 notes the end of a run of one lock: its command is dead, for so long. It
+-- needs no lock, only the token, and the role that started the run.
+CREATE OR REPLACE FUNCTION pglead.finish_1(p_number bigint, p_sub smallint, p_token bigint, p_outcome text, p_status integer, p_ago interval) RETURNS bigint
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
+	WITH ended AS (
+		UPDATE pglead.lock SET ended = greatest(started, statement_timestamp() - greatest(p_ago, '0')), outcome = p_outcome, status = p_status,
+			ok_tick = CASE p_outcome WHEN 'ok' THEN greatest(ok_tick, tick) ELSE ok_tick END,
+			ok_started = CASE p_outcome WHEN 'ok' THEN started ELSE ok_started END,
+			ok_ended = CASE p_outcome WHEN 'ok' THEN greatest(started, statement_timestamp() - greatest(p_ago, '0')) ELSE ok_ended END,
+			ok_host = CASE p_outcome WHEN 'ok' THEN host ELSE ok_host END
+		WHERE number = p_number AND sub = p_sub AND reader IN (0, p_token) AND token = p_token
+			AND started IS NOT NULL AND ended IS NULL AND role = session_user AND p_outcome IS NOT NULL
+		RETURNING number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
+	INSERT INTO pglead.run (number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
+	SELECT * FROM ended ON CONFLICT DO NOTHING
+	RETURNING token
+$$;
+
+-- tidy_1 follows the end of a reader, whose success is its lock's, and now and then
+-- that of any run: of each lock only the newest runs are kept.
+CREATE OR REPLACE FUNCTION pglead.tidy_1(p_number bigint, p_sub smallint) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
+	UPDATE pglead.lock AS l SET ok_started = r.ok_started, ok_ended = r.ok_ended, ok_host = r.ok_host
+	FROM (SELECT o.* FROM pglead.lock AS o WHERE o.number = p_number AND o.sub = p_sub AND o.reader <> 0 AND o.ok_ended IS NOT NULL
+		ORDER BY o.ok_ended DESC LIMIT 1) AS r
+	WHERE l.number = p_number AND l.sub = p_sub AND l.reader = 0 AND (l.ok_ended IS NULL OR l.ok_ended < r.ok_ended);
+	DELETE FROM pglead.run AS u WHERE u.number = p_number AND u.sub = p_sub AND u.started < (
+		SELECT o.started FROM pglead.run AS o WHERE o.number = p_number AND o.sub = p_sub
+		ORDER BY o.started DESC OFFSET (SELECT s.keep - 1 FROM pglead.setting AS s) LIMIT 1)
+		AND u.started IS DISTINCT FROM (SELECT max(o.started) FROM pglead.run AS o WHERE o.number = p_number AND o.sub = p_sub AND o.outcome = 'ok');
+$$;

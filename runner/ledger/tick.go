@@ -1,0 +1,62 @@
+package ledger
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// Tick is one point of a schedule: the time of a node's wall clock, rounded down. All
+// nodes whose cron fires by such clocks agree on its name, however far these are
+// apart.
+type Tick struct {
+	At  time.Time
+	Per time.Duration
+	now func() time.Time // the node's clock
+}
+
+const day = 24 * time.Hour
+
+// ParsePeriod reads how often there is a tick: a length of time, or minute, hour, day.
+// Ticks begin anew with each day, so a day is a whole number of them.
+func ParsePeriod(text string) (time.Duration, error) {
+	switch text {
+	case "minute":
+		return time.Minute, nil
+	case "hour":
+		return time.Hour, nil
+	case "day", "1d":
+		return day, nil
+	}
+	per, err := time.ParseDuration(text)
+	if seconds, badNumber := strconv.Atoi(text); badNumber == nil {
+		per, err = time.Duration(seconds)*time.Second, nil
+	}
+	if err != nil || per < time.Second || per > day || day%per != 0 || per%time.Second != 0 {
+		return 0, fmt.Errorf("%q is none of minute, hour, day, nor a part of a day such as 1m, 5m, 15m, 6h; for every 7 minutes it is 1m", text)
+	}
+	return per, nil
+}
+
+// TickOf is the tick of a process that started just now. That of a day is the local
+// date, of which UTC's midnight is the name; shorter ones are counted in UTC, where
+// no hour comes twice.
+func TickOf(per time.Duration, clock func() time.Time) *Tick {
+	now := clock()
+	at := now.UTC().Truncate(per)
+	if per == day {
+		year, month, date := now.Date()
+		at = time.Date(year, month, date, 0, 0, 0, 0, time.UTC)
+	}
+	return &Tick{At: at, Per: per, now: clock}
+}
+
+func (t Tick) String() string {
+	switch {
+	case t.Per == day:
+		return t.At.Format(time.DateOnly)
+	case t.Per%time.Minute == 0:
+		return t.At.Local().Format("2006-01-02 15:04")
+	}
+	return t.At.Local().Format(time.DateTime)
+}

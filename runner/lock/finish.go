@@ -1,0 +1,80 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// End says how the command ended, for the ledger. Without it, the command was never
+// started, or was stopped.
+func (h *Held) End(end ledger.End) { h.end = end }
+
+// finishing are the queries that note the end in the ledger, before the locks are
+// given back: the command is dead. What they write may be lost with a server that
+// crashes, which costs the next start its lock-delay; but with a tick, a success that
+// is lost would be repeated.
+func (h *Held) finishing() (queries []string) {
+	if !h.remembered {
+		return nil
+	}
+	commit := "off"
+	switch {
+	case h.cfg.Session.Quorum:
+		commit = "on"
+	case h.cfg.Ledger.Tick != nil:
+		commit = "local"
+	}
+	for _, l := range h.Locks {
+		queries = append(queries, h.end.Finish(l.ID, h.Token, l.Shared, commit)...)
+	}
+	return queries
+}
+
+// finishBeside notes the end by a commit that the standbys confirm.
+func (h *Held) finishBeside(ctx context.Context) {
+	for _, query := range h.finishing() {
+		_, err := h.Session.Commit(ctx, "SELECT "+session.StandbysNow+", "+strings.TrimPrefix(query, "SELECT "))
+		if err != nil {
+			h.unnoted(err)
+			return
+		}
+	}
+}
+
+// excused says of an error that it is only the ledger's, which is warned of: the
+// locks are given back in any case, and the next start waits for its lock-delay.
+func (h *Held) excused(err error) bool {
+	var pgErr *pgconn.PgError
+	if !h.remembered || !errors.As(err, &pgErr) || errors.As(err, new(*session.LostError)) {
+		return false
+	}
+	h.unnoted(session.Refused(err, "the ledger"))
+	return true
+}
+
+// noteSilence closes the run of a holder that was silent for as long as its command
+// can live, for those who have not seen that.
+func (b *Bid) noteSilence(ctx context.Context, of seat, found *look) {
+	if of.token == 0 {
+		return
+	}
+	var queries []string
+	for _, s := range found.holders {
+		if s.pid == of.pid {
+			queries = append(queries, ledger.End{Outcome: ledger.Lost}.Finish(s.id, of.token, s.shared, "local")...)
+		}
+	}
+	if _, err := b.s.Query(ctx, queries...); err != nil { // then they wait for their lock-delay
+		b.cfg.Log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")
+	}
+}
+
+func (h *Held) unnoted(err error) {
+	h.cfg.Log.Warn("the end of the command could not be noted, so that the next start waits for its lock-delay: "+err.Error(), "event", "ledger")
+}

@@ -1,0 +1,392 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+// Where the database has a ledger, that says how the last run ended: to a first try,
+// and to one who has heard nothing. What is announced still counts, since there may be
+// pgleads that are not granted the ledger: a start that was heard of, and that the
+// ledger lacks, is waited out as without one.
+
+// remembers says whether the run goes by a ledger.
+func (b *Bid) remembers() bool {
+	use, err := b.cfg.Ledger.Found(b.s.Probed())
+	return use && err == nil
+}
+
+// run is what the ledger is told of this one.
+func (cfg *Config) run() ledger.Run {
+	d := cfg.Description
+	return ledger.Run{
+		Host: d.Host, User: d.User, Command: d.Command, PID: d.PID,
+		Lease: cfg.Session.Lease, Grace: cfg.Session.LostGrace, Tick: cfg.Ledger.Tick,
+	}
+}
+
+// remembered are locks of the claim, as the ledger has them.
+func (cfg *Config) remembered(locks []Lock) (as []ledger.Lock) {
+	for _, l := range locks {
+		i := slices.Index(cfg.Claim.Locks, l)
+		as = append(as, ledger.Lock{ID: l.ID, Key: cfg.Ledger.Key(i, len(cfg.Claim.Locks))})
+	}
+	return as
+}
+
+// startsWithToken says whether the start of these locks' run can be part of the
+// statement that draws the token.
+func (b *Bid) startsWithToken(locks []Lock) bool {
+	if len(locks) != 1 || locks[0].Shared || b.cfg.Session.Quorum || b.cfg.Session.Transaction || !b.remembers() {
+		return false
+	}
+	tokens, blind := b.undischarged(locks)
+	return len(tokens) == 0 && !blind
+}
+
+// undischarged are the tokens of those who have been heard to start, and not to end;
+// blind says that there are some whose tokens aren't known.
+func (b *Bid) undischarged(locks []Lock) (tokens []int64, blind bool) {
+	if b.cfg.LockDelay == 0 {
+		return nil, false
+	}
+	for _, l := range locks {
+		if h := b.histories[l.ID]; h != nil {
+			more, unknown := h.undischarged()
+			tokens, blind = append(tokens, more...), blind || unknown
+		}
+	}
+	return tokens, blind
+}
+
+// waiting is a start that may have to wait.
+type waiting struct {
+	proof     ledger.Proof
+	demands   time.Duration // by what was announced
+	since     time.Time     // from then on nobody else has had the locks
+	witnessed bool          // with a quorum: that the standbys have seen it
+}
+
+// enter draws the token and starts the run in the ledger, when nothing of those before
+// is alive.
+func (b *Bid) enter(ctx context.Context) error {
+	w := waiting{since: time.Now(), witnessed: !b.cfg.Session.Quorum, demands: b.delay}
+	w.proof = ledger.Proof{Sure: b.delay == 0, Closes: make([]int64, len(b.held))}
+	if _, blind := b.undischarged(b.held); blind && !w.proof.Sure {
+		if err := b.outwait(ctx, &w); err != nil {
+			return err
+		}
+	}
+	for {
+		b.hearken(&w)
+		err := b.draw(ctx)
+		if err == nil && b.started {
+			return nil
+		}
+		var answer ledger.Answer
+		if err == nil {
+			answer, err = b.ask(ctx, w.proof)
+		}
+		switch {
+		case err != nil && b.vanished(ctx, err):
+			b.delay = max(b.delay, w.demands)
+			return b.withoutLedger(ctx)
+		case err != nil:
+			return b.ledgerError(err)
+		case answer.Word == ledger.Started:
+			b.started = true
+			if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.Claim.Polled {
+				b.s.DropSecond()
+			}
+			return nil
+		}
+		if err := b.obey(ctx, &w, answer); err != nil {
+			return err
+		}
+	}
+}
+
+// hearken takes note of what has been announced, or waited for, by now.
+func (b *Bid) hearken(w *waiting) {
+	if !w.proof.Sure && (b.verdictOf(b.held).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
+		w.proof.Sure = true
+	}
+	w.proof.Heard = nil
+	if w.proof.Sure {
+		return
+	}
+	heard, _ := b.undischarged(b.held)
+	for _, token := range heard {
+		if !slices.Contains(w.proof.Closes, token) {
+			w.proof.Heard = append(w.proof.Heard, token)
+		}
+	}
+}
+
+// outwait waits as without a ledger.
+func (b *Bid) outwait(ctx context.Context, w *waiting) error {
+	b.delay = w.demands
+	if w.witnessed {
+		b.delay -= time.Since(w.since)
+	}
+	err := b.waitOut(ctx)
+	w.proof.Sure = true
+	w.witnessed = !b.cfg.Session.Quorum // what has been waited counts from before that
+	return err
+}
+
+// obey does what an answer asks for. After that the start is asked for again.
+func (b *Bid) obey(ctx context.Context, w *waiting, answer ledger.Answer) error {
+	switch answer.Word {
+	case "unknown":
+		if w.proof.Sure {
+			return session.ErrNotPostgreSQL()
+		}
+		return b.outwait(ctx, w)
+	case "lost":
+		return b.bury(ctx, w, answer.Lost)
+	case "paused":
+		return b.withdraw(ctx, &ledger.PausedError{Until: answer.Until, By: answer.By, Note: answer.Note})
+	case "done":
+		done := &ledger.DoneError{Host: answer.Host, At: answer.At.Local().Format(time.DateTime)}
+		if tick := b.cfg.Ledger.Tick; tick != nil {
+			done.Tick = *tick
+		}
+		return b.withdraw(ctx, done)
+	case "clock":
+		side := "ahead of"
+		if answer.Ahead < 0 {
+			side = "behind"
+		}
+		return session.Errorf(session.Unsafe, "set one of them right; --once-per goes by this machine's",
+			"this machine's clock is %v %s the server's", answer.Ahead.Abs(), side)
+	case "fenced":
+		return session.Errorf(session.Unreachable, "GRANT pg_signal_backend TO the owner of the schema pglead, so that it can be ended",
+			"%s goes on behind the fence of the last run", visible.Text(answer.Fenced))
+	}
+	return session.Errorf(session.Unreachable, "", "the ledger says that another session has the lock")
+}
+
+// bury waits until what the ledger knows to have started is dead: for as long as its
+// holder's settings call for, or until there is word of its end.
+func (b *Bid) bury(ctx context.Context, w *waiting, lost []ledger.Ended) error {
+	if !w.witnessed {
+		if err := b.s.Witness(ctx); err != nil {
+			return err
+		}
+		w.since, w.witnessed = time.Now(), true
+	}
+	var rest time.Duration
+	var host string
+	for _, l := range lost {
+		h := b.histories[b.held[l.Lock].ID]
+		need := max(b.cfg.LockDelay, l.Need()) - time.Since(w.since)
+		if b.cfg.LockDelay == 0 || need <= 0 || h != nil && h.buries(l.Token) {
+			w.proof.Closes[l.Lock] = max(w.proof.Closes[l.Lock], l.Token)
+			continue
+		}
+		if need > rest {
+			rest, host = need, l.Host
+		}
+	}
+	if rest == 0 {
+		w.proof.Waited = time.Since(w.since)
+		return nil
+	}
+	b.token, b.started = nil, false // those are not for what starts then
+	return b.holdOut(ctx, rest, host)
+}
+
+// Between two looks at the ledger, whether the last run's end has been noted: its
+// survivor needs a new session for that.
+const ledgerLooks = 250 * time.Millisecond
+
+// holdOut holds the locks for that long, or until the ledger has no run of them under
+// way any more.
+func (b *Bid) holdOut(ctx context.Context, d time.Duration, host string) error {
+	b.s.Keep()
+	b.delay = d
+	if err := b.announceDelay(ctx); err != nil {
+		return err
+	}
+	b.cfg.Log.Info("lock granted, and the ledger knows of no end of its last run on "+visible.Text(host)+"; waiting", "event", "delayed", "delay", d)
+	defer b.cfg.Observer.delayed(d)()
+	over := time.NewTimer(d)
+	defer over.Stop()
+	looks := time.NewTicker(ledgerLooks)
+	defer looks.Stop()
+	for {
+		select {
+		case <-over.C:
+			return nil
+		case <-looks.C:
+			n, err := b.number(ctx, ledger.Open(b.cfg.remembered(b.held), b.shared()))
+			if err != nil || n == 0 {
+				return err
+			}
+		case <-b.news:
+			if err := b.verify(ctx); err != nil || b.verdictOf(b.held).delay == 0 {
+				return err
+			}
+		case <-b.s.Lost():
+			return b.s.Err()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// ask asks the ledger whether the run may start, on the session that has drawn the
+// token.
+func (b *Bid) ask(ctx context.Context, proof ledger.Proof) (ledger.Answer, error) {
+	text, err := b.answer(ctx, proof)
+	if err != nil {
+		return ledger.Answer{}, err
+	}
+	return ledger.ParseAnswer(text, len(b.held))
+}
+
+func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
+	beside := b.cfg.Session.Quorum || b.cfg.Session.Transaction
+	if beside {
+		proof.Backend = b.s.BackendPID()
+	}
+	start := b.cfg.run().Rest(b.cfg.remembered(b.held), b.shared(), b.token.Token, b.token.SystemID, proof)
+	if b.cfg.Session.Quorum {
+		row, err := b.s.Commit(ctx, "SELECT "+session.StandbysNow+", "+start+", pg_catalog.set_config('synchronous_commit', 'on', true)")
+		if err != nil || len(row) == 0 {
+			return "", err
+		}
+		return row[0], nil
+	}
+	queries := []string{"SELECT " + start + ", pg_catalog.set_config('synchronous_commit', 'local', true)"}
+	s := b.s
+	if beside {
+		var err error
+		if s, err = b.s.Second(ctx); err != nil {
+			return "", err
+		}
+		// What a pooler gives may have any defaults.
+		queries = []string{"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", queries[0], "COMMIT"}
+	}
+	answers, err := s.Ask(ctx, session.Request{SQL: queries, Longer: fencePatience})
+	if err != nil {
+		return "", err
+	}
+	rows := slices.Concat(answers...)
+	if len(rows) != 1 || len(rows[0]) != 2 {
+		return "", session.ErrNotPostgreSQL()
+	}
+	return rows[0][0], nil
+}
+
+// fencePatience is more than a start waits for a transaction of the last run.
+const fencePatience = 5 * time.Second
+
+// withdraw gives the locks back, since the command must not start, and says that it
+// has not. It says nothing of those before.
+func (b *Bid) withdraw(ctx context.Context, why error) error {
+	if b.token == nil || b.cfg.Session.Transaction {
+		if err := b.GiveBack(ctx); err != nil {
+			return err
+		}
+		return why
+	}
+	h := Held{Grant: *b.token, Session: b.s, Locks: b.held, cfg: b.cfg}
+	words, unlock := h.releasing()
+	_, err := b.s.Query(ctx, append(append(words, b.leaving()...), unlock)...)
+	b.forget()
+	if err != nil {
+		return b.error(err)
+	}
+	return why
+}
+
+// vanished says of an error that the ledger is there no more, or that the role is
+// granted it no more, and that the run may go on without.
+func (b *Bid) vanished(ctx context.Context, err error) bool {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || !slices.Contains([]string{"42501", "42883", "42P01", "3F000"}, pgErr.Code) {
+		return false
+	}
+	return b.s.Probe(ctx) == nil && !b.remembers()
+}
+
+// withoutLedger goes on as if there had been none, if that will do.
+func (b *Bid) withoutLedger(ctx context.Context) error {
+	if _, err := b.cfg.Ledger.Found(b.s.Probed()); err != nil {
+		return err
+	}
+	b.cfg.Log.Warn("the ledger is gone, or not granted any more; going on without", "event", "ledger")
+	if err := b.waitOut(ctx); err != nil {
+		return err
+	}
+	return b.draw(ctx)
+}
+
+// ledgerError sorts what keeps the ledger from answering: what passes by itself is
+// waited out by one who waits.
+func (b *Bid) ledgerError(err error) error {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || errors.As(err, new(*session.LostError)) {
+		return err
+	}
+	switch pgErr.Code {
+	case "55P03", "40001", "40P01", "25006": // locked for longer than its patience, or read-only
+		return &LedgerError{session.Errorf(session.Unreachable, "is somebody altering its tables, or copying them?", "the ledger: %s", session.ServerSays(pgErr))}
+	}
+	return &LedgerError{ledger.Refused(err)}
+}
+
+// LedgerError says that the ledger can't be written. The session is well.
+type LedgerError struct{ err error }
+
+func (e *LedgerError) Error() string { return e.err.Error() }
+func (e *LedgerError) Unwrap() error { return e.err }
+
+// noEnd is how many milliseconds a pause without an end lasts, for a timer.
+const noEnd = time.Duration(math.MaxInt64)
+
+// pausedLooks is how often it is looked whether a pause is over.
+const pausedLooks = 3 * time.Second
+
+// sitOut waits, without a place in line, until no lock of the claim is paused.
+func (b *Bid) sitOut(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
+	b.cfg.Log.Info(why.Error()+"; waiting", "event", "paused")
+	b.s.Keep()
+	until := noEnd
+	if !why.Until.IsZero() {
+		until = time.Until(why.Until)
+	}
+	began := time.Now()
+	for left() > 0 {
+		b.cfg.Observer.alive(b.cfg.AttemptMost())
+		timer := time.NewTimer(max(pausedLooks/30, min(pausedLooks, left(), until-time.Since(began))))
+		select {
+		case <-timer.C:
+		case <-b.s.Lost():
+			timer.Stop()
+			return b.s.Err()
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
+		rows, err := b.s.Query(ctx, ledger.Paused(b.cfg.remembered(b.cfg.Claim.Locks)))
+		if err != nil {
+			return b.ledgerError(err)
+		}
+		if len(rows) == 0 {
+			return nil
+		}
+	}
+	return why
+}

@@ -1,0 +1,331 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// remembering is a server with a ledger that an ordinary owner has installed, and the
+// DSN of a role that is granted it.
+func remembering(t *testing.T, settings map[string]string) (server *pgtest.Server, dsn string) {
+	t.Helper()
+	server = start(t, settings)
+	query(t, server, "CREATE ROLE boss LOGIN; CREATE ROLE cron LOGIN; CREATE ROLE other; ALTER DATABASE postgres OWNER TO boss; GRANT pg_signal_backend TO boss")
+	owner := plain(t, as(t, server, "boss"))
+	run(t, owner, ledger.SQL(ledger.Keep))
+	run(t, owner, "GRANT USAGE ON SCHEMA pglead TO cron")
+	return server, as(t, server, "cron")
+}
+
+func ledgered(cfg lock.Config) lock.Config {
+	cfg.Ledger = ledger.Use{Mode: ledger.Auto, Keys: []string{"nightly"}}
+	return cfg
+}
+
+func ended(h *lock.Held, outcome ledger.Outcome) *lock.Held {
+	h.End(ledger.End{Outcome: outcome, At: time.Now()})
+	return h
+}
+
+func rows(t *testing.T, server *pgtest.Server) string {
+	t.Helper()
+	return strings.Join(query(t, server, "SELECT key, outcome, ended IS NULL, cut IS NULL, reader <> 0 FROM pglead.lock ORDER BY number, reader"), " ")
+}
+
+// TestLedgerFirstTry has first tries come after all kinds of ends.
+func TestLedgerFirstTry(t *testing.T) {
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	for range 2 {
+		release(t, ended(acquire(t, cfg), ledger.OK))
+	}
+	if got := rows(t, server); got != "nightly ok f t f" {
+		t.Errorf("the row: %s", got)
+	}
+	held := acquire(t, cfg)
+	tear(t, server, held)
+	late := contend(t, cfg)
+	eventually(t, "the newcomer waits", func() bool { return slices.Contains(late.said(), "delayed") })
+	if got := rows(t, server); got != "nightly  t f f" {
+		t.Errorf("the row of a run that is cut off: %s", got)
+	}
+	lock.LastWords(t.Context(), held)
+	next := late.held(t)
+	if next.Token <= held.Token {
+		t.Errorf("token %d after %d", next.Token, held.Token)
+	}
+	if got := query(t, server, fmt.Sprintf("SELECT outcome FROM pglead.run WHERE token = %d", held.Token)); !slices.Equal(got, []string{"lost"}) {
+		t.Errorf("the survivor's end: %q", got)
+	}
+	tear(t, server, next)
+	short := cfg
+	short.LockDelay = time.Second
+	began := time.Now()
+	last := acquire(t, short)
+	// The lost run's own settings ask for more: two thirds of its lease.
+	if took := time.Since(began); took < session.TakeoverDelay(lease) {
+		t.Errorf("started %v after an end that nobody saw", took)
+	}
+	release(t, last)
+	if got := rows(t, server); got != "nightly stopped f t f" {
+		t.Errorf("the row of a run whose command never began: %s", got)
+	}
+	short.LockDelay = 0
+	tear(t, server, acquire(t, short))
+	release(t, acquire(t, short))
+}
+
+// TestLedgerLine has waiters, who know more.
+func TestLedgerLine(t *testing.T) {
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	first := acquire(t, cfg)
+	second := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	release(t, ended(first, ledger.Failed))
+	held := second.held(t)
+	third := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	tear(t, server, held)
+	eventually(t, "the waiter is delayed", func() bool { return slices.Contains(third.said(), "delayed") })
+	lock.LastWords(t.Context(), held)
+	release(t, third.held(t))
+	if got := query(t, server, "SELECT outcome FROM pglead.run ORDER BY token"); !slices.Equal(got, []string{"failed", "lost", "stopped"}) {
+		t.Errorf("history: %q", got)
+	}
+}
+
+// TestLedgerRestart has a waiter lose its session with the server, and with it all that
+// it has heard.
+func TestLedgerRestart(t *testing.T) {
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	cfg.Session.Private = false // the server will be younger than the lock-delay
+	query(t, server, "INSERT INTO pglead.lock (number, sub, system, token, started, ended) SELECT 7, 1, system_identifier, ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint << 48, now(), now() FROM pg_control_system()")
+	held := acquire(t, cfg)
+	waiter := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	if err := server.Stop(2); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.StartLogged(); err != nil {
+		t.Fatal(err)
+	}
+	lock.LastWords(t.Context(), held)
+	release(t, waiter.held(t))
+}
+
+// TestLedgerUnheard has a pglead that is not granted the ledger be torn from the lock.
+func TestLedgerUnheard(t *testing.T) {
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	release(t, acquire(t, cfg))
+	stranger := acquire(t, ledgered(config(t, as(t, server, "stranger"), exclusive(7))))
+	waiter := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	tear(t, server, stranger)
+	eventually(t, "the waiter is delayed", func() bool { return slices.Contains(waiter.said(), "delayed") })
+	waiter.stop()
+	<-waiter.done
+	if got := rows(t, server); got != "nightly stopped f t f" {
+		t.Errorf("who gave up in its delay has left %s", got)
+	}
+}
+
+func TestLedgerModes(t *testing.T) {
+	server, dsn := remembering(t, map[string]string{"wal_level": "replica"})
+	for name, claim := range map[string]lock.Claim{"several": exclusive(7, 8), "slots": slots(20, 2), "shared": shared(30), "pair": {Locks: []lock.Lock{{ID: pairID(-1, -2)}}}} {
+		t.Run(name, func(t *testing.T) {
+			cfg := ledgered(config(t, dsn, claim))
+			for range 2 {
+				release(t, ended(acquire(t, cfg), ledger.OK))
+			}
+			held := acquire(t, cfg)
+			tear(t, server, held)
+			if name == "slots" || name == "shared" {
+				return // the next one has another slot, or reads beside it
+			}
+			late := contend(t, cfg)
+			eventually(t, "the newcomer waits", func() bool { return slices.Contains(late.said(), "delayed") })
+			lock.LastWords(t.Context(), held)
+			release(t, late.held(t))
+		})
+	}
+	writer := contend(t, ledgered(config(t, dsn, exclusive(30))))
+	eventually(t, "a writer after a reader that was lost waits", func() bool { return slices.Contains(writer.said(), "delayed") })
+	if got := query(t, server, "SELECT count(*) FROM pglead.lock WHERE started IS NOT NULL AND ended IS NULL"); got[0] != "2" {
+		t.Errorf("%s open, want the lost slot and the lost reader", got)
+	}
+}
+
+func TestLedgerTransaction(t *testing.T) {
+	server, _ := remembering(t, nil)
+	cfg := ledgered(config(t, pooled(t, server, "cron", "transaction", 5), exclusive(7)))
+	cfg.Session.Transaction = true
+	for range 2 {
+		release(t, ended(acquire(t, cfg), ledger.OK))
+	}
+	held := acquire(t, cfg)
+	tear(t, server, held)
+	late := contend(t, cfg)
+	eventually(t, "the newcomer waits", func() bool { return slices.Contains(late.said(), "delayed") })
+	lock.LastWords(t.Context(), held)
+	release(t, late.held(t))
+	if got := query(t, server, "SELECT outcome FROM pglead.run ORDER BY token"); !slices.Equal(got, []string{"ok", "ok", "lost", "stopped"}) {
+		t.Errorf("history: %q", got)
+	}
+}
+
+func TestLedgerPause(t *testing.T) {
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	release(t, acquire(t, cfg))
+	query(t, server, "SELECT pglead.pause_1(7, 1::smallint, 'nightly', 'infinity', 'ann', 'disk swap')")
+	once := cfg
+	once.Wait = 0
+	_, err := lock.Acquire(t.Context(), once)
+	var paused *ledger.PausedError
+	if !errors.As(err, &paused) || paused.Error() != "paused (ann: disk swap)" {
+		t.Errorf("a first try: %v", err)
+	}
+	first, second := contend(t, cfg), contend(t, cfg)
+	for _, c := range []*contender{first, second} {
+		eventually(t, "it sits the pause out", func() bool { return slices.Contains(c.said(), "paused") })
+	}
+	if advisoryLocks(t, server) != "0" {
+		t.Error("who sits a pause out holds locks")
+	}
+	query(t, server, "SELECT pglead.resume_1(7, 1::smallint)")
+	select {
+	case <-first.done:
+		release(t, first.held(t))
+		release(t, second.held(t))
+	case <-second.done:
+		release(t, second.held(t))
+		release(t, first.held(t))
+	case <-time.After(longest):
+		t.Error("nobody starts after a pause")
+	}
+}
+
+func TestLedgerTick(t *testing.T) {
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	at := func(hours int) lock.Config {
+		cfg.Ledger.Tick = ledger.TickOf(time.Hour, func() time.Time { return time.Now().Add(time.Duration(hours) * time.Hour) })
+		return cfg
+	}
+	release(t, ended(acquire(t, at(0)), ledger.Failed))
+	held := acquire(t, at(0))
+	waiter := contend(t, at(0))
+	inLine(t, server, id(7), 1)
+	release(t, ended(held, ledger.OK))
+	<-waiter.done
+	if !errors.As(waiter.err, new(*ledger.DoneError)) {
+		t.Errorf("who waited for one that succeeds: %v", waiter.err)
+	}
+	_, err := lock.Acquire(t.Context(), at(0))
+	if !errors.As(err, new(*ledger.DoneError)) {
+		t.Errorf("after a success: %v", err)
+	}
+	_, err = lock.Acquire(t.Context(), at(1))
+	if kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "ahead of") {
+		t.Errorf("with a clock that is an hour ahead: %v", err)
+	}
+	none := at(0)
+	none.Session.Database = config(t, server.DSN("template1"), exclusive(7)).Session.Database
+	if _, err := lock.Acquire(t.Context(), none); kindOf(err) != session.Denied {
+		t.Errorf("without a ledger: %v", err)
+	}
+}
+
+// TestLedgerFails has the ledger be of no use in all the ways that it may.
+func TestLedgerFails(t *testing.T) {
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	require := cfg
+	require.Ledger.Mode = ledger.Require
+	once := cfg
+	once.Wait = 0
+	release(t, acquire(t, cfg))
+	t.Run("locked", func(t *testing.T) {
+		owner := plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
+		if _, err := lock.Acquire(t.Context(), once); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "55P03") {
+			t.Errorf("while its table is locked: %v", err)
+		}
+		waiter := contend(t, cfg)
+		eventually(t, "one who waits tries again", func() bool {
+			return strings.Count(strings.Join(waiter.said(), " "), "waiting") > 0
+		})
+		run(t, owner, "ROLLBACK")
+		held := waiter.held(t)
+		run(t, owner, "BEGIN; LOCK TABLE pglead.lock")
+		release(t, held) // with a warning
+		run(t, owner, "ROLLBACK")
+		if got := rows(t, server); got != "nightly  t t f" {
+			t.Errorf("a run whose end could not be noted: %s", got)
+		}
+		query(t, server, "UPDATE pglead.lock SET ended = now()")
+	})
+	t.Run("read only", func(t *testing.T) {
+		query(t, server, "ALTER ROLE cron SET default_transaction_read_only = on")
+		query(t, server, "ALTER ROLE cron SET default_transaction_isolation = 'serializable'")
+		release(t, acquire(t, cfg))
+	})
+	held := acquire(t, cfg)
+	reviewed := contend(t, cfg) // has found the ledger at its login
+	inLine(t, server, id(7), 1)
+	t.Run("revoked", func(t *testing.T) {
+		query(t, server, "REVOKE USAGE ON SCHEMA pglead FROM cron")
+		release(t, held)
+		release(t, reviewed.held(t))
+		release(t, acquire(t, cfg))
+		if _, err := lock.Acquire(context.WithoutCancel(t.Context()), require); kindOf(err) != session.Denied {
+			t.Errorf("what has to be remembered: %v", err)
+		}
+		query(t, server, "GRANT USAGE ON SCHEMA pglead TO cron")
+	})
+	t.Run("dropped", func(t *testing.T) {
+		query(t, server, "UPDATE pglead.lock SET ended = now()")
+		held := acquire(t, cfg)
+		query(t, server, "DROP SCHEMA pglead CASCADE")
+		release(t, held)
+		release(t, acquire(t, cfg))
+		if _, err := lock.Acquire(t.Context(), require); kindOf(err) != session.Denied {
+			t.Errorf("what has to be remembered: %v", err)
+		}
+	})
+	t.Run("another's schema", func(t *testing.T) {
+		query(t, server, "CREATE SCHEMA pglead AUTHORIZATION other; GRANT USAGE ON SCHEMA pglead TO cron")
+		untrusted := contend(t, cfg)
+		release(t, untrusted.held(t))
+		if !slices.Contains(untrusted.said(), "ledger") {
+			t.Error("a schema that any role may have made is not warned of")
+		}
+		if _, err := lock.Acquire(t.Context(), require); kindOf(err) != session.Denied || !strings.Contains(err.Error(), "trusted") {
+			t.Errorf("where a ledger is required: %v", err)
+		}
+		super := require
+		super.Session.Database = config(t, server.DSN("postgres"), exclusive(7)).Session.Database
+		if _, err := lock.Acquire(t.Context(), super); kindOf(err) != session.Denied || !strings.Contains(err.Error(), "trusted") {
+			t.Errorf("where a ledger is required, to a superuser: %v", err)
+		}
+		query(t, server, "ALTER SCHEMA pglead OWNER TO boss")
+		if _, err := lock.Acquire(t.Context(), once); kindOf(err) != session.Denied {
+			t.Errorf("of another's schema: %v", err)
+		}
+		off := cfg
+		off.Ledger.Mode = ledger.Off
+		release(t, acquire(t, off))
+	})
+}
