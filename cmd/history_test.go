@@ -86,6 +86,26 @@ func TestHistoryWidth(t *testing.T) {
 	}
 }
 
+func TestPausedLines(t *testing.T) {
+	locks := func(key, note string) []*lockView {
+		l := &lockView{Paused: newPauseView(key, ledger.Pause{Until: ledger.Endless(), By: "ann", Note: note})}
+		return []*lockView{{}, l, l}
+	}
+	for _, tt := range []struct {
+		key, note string
+		want      string
+	}{
+		{"nightly", "disk swap", "nightly: no start until it is resumed (ann: disk swap)"},
+		{"two words\x1b", "a\nb\x07", `"two words\x1b": no start until it is resumed (ann: a b\a)`},
+		{strings.Repeat("long/", 30) + "end", "disk swap", "long/long/…ong/long/long/long/end: no start until it is resumed (ann: disk swap)"},
+		{strings.Repeat("long/", 30) + "end", strings.Repeat("note ", 30), "long/…g/long/end: no start until it is resumed (ann: note note note note note n…"},
+	} {
+		if got := pausedLines(locks(tt.key, tt.note), 80); len(got) != 1 || got[0] != tt.want {
+			t.Errorf("%q, want %q", got, tt.want)
+		}
+	}
+}
+
 func TestTook(t *testing.T) {
 	for want, d := range map[string]time.Duration{
 		"0.0s": 0, "0.4s": 400 * time.Millisecond, "9.9s": 9940 * time.Millisecond, "10s": 9960 * time.Millisecond, "42s": 42 * time.Second,

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
@@ -185,13 +186,20 @@ func busy(locks []*lockView) []*lockView {
 	return slices.DeleteFunc(slices.Clone(locks), func(l *lockView) bool { return len(l.Holders)+len(l.Waiters) == 0 })
 }
 
-// pausedLines say which keys are paused, a line each.
-func pausedLines(locks []*lockView) (lines []string) {
+// pausedLines say which keys are paused, a line each, of at most so many columns; 0 is
+// as many as it takes.
+func pausedLines(locks []*lockView, width int) (lines []string) {
+	const leastKey = 16
 	for _, l := range locks {
 		if l.Paused == nil {
 			continue
 		}
-		if line := printable(l.Paused.key) + ": no start " + session.Visible(l.Paused.pause.String()); !slices.Contains(lines, line) {
+		key, rest := printable(l.Paused.key), ": no start "+session.Visible(l.Paused.pause.String())
+		line := key + rest
+		if width > 0 {
+			line = shorten(squeeze(key, max(leastKey, width-utf8.RuneCountInString(rest)))+rest, width)
+		}
+		if !slices.Contains(lines, line) {
 			lines = append(lines, line)
 		}
 	}
@@ -203,12 +211,9 @@ func (o table) writeWithPauses(w io.Writer, target string, locks []*lockView) er
 	if err := o.write(w, target, busy(locks)); err != nil {
 		return err
 	}
-	for i, line := range pausedLines(locks) {
+	for i, line := range pausedLines(locks, o.width) {
 		if i == 0 {
 			line = "\n" + line
-		}
-		if o.width > 0 {
-			line = shorten(line, o.width)
 		}
 		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err

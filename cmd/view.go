@@ -600,7 +600,7 @@ func (f *viewFlags) who(stdout io.Writer, key, target string, locks []*lockView)
 		if !held {
 			fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), session.Visible(target))
 		}
-		for _, line := range pausedLines(locks) {
+		for _, line := range pausedLines(locks, 0) {
 			fmt.Fprintln(stdout, line)
 		}
 	}
