@@ -18,7 +18,7 @@ type Wish struct {
 func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, w Wish) error {
 	until := "'infinity'::timestamptz"
 	if w.For > 0 {
-		until = fmt.Sprintf("pg_catalog.now() + '%d microseconds'::interval", w.For.Microseconds())
+		until = "pg_catalog.now() + " + interval(w.For)
 	}
 	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)", id.Number, id.ObjSubID(), quote(key), until, quote(w.By), quote(w.Note)))
 	return err
