@@ -38,8 +38,8 @@ a pause, so that pgleads without one start all the same.`,
 				return usagef("--note is not UTF-8")
 			}
 			look, err := f.aboutKey(args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID, _ string) error {
-				err := ledger.PauseKey(ctx, ask, args[0], ids[0], length.value, f.description("").User, f.note)
-				if err != nil {
+				wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
+				if err := ledger.PauseKey(ctx, ask, args[0], ids[0], wish); err != nil {
 					return err
 				}
 				facts, err := ledger.FactsOf(ctx, ask, args[0], ids)

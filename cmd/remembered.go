@@ -6,6 +6,7 @@ import (
 	"io"
 	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
@@ -183,13 +184,20 @@ func busy(locks []*inspect.Lock) []*inspect.Lock {
 	return slices.DeleteFunc(slices.Clone(locks), func(l *inspect.Lock) bool { return len(l.Holders)+len(l.Waiters) == 0 })
 }
 
-// pausedLines say which keys are paused, a line each.
-func pausedLines(locks []*inspect.Lock) (lines []string) {
+// pausedLines say which keys are paused, a line each, of at most so many columns; 0 is
+// as many as it takes.
+func pausedLines(locks []*inspect.Lock, width int) (lines []string) {
+	const leastKey = 16
 	for _, l := range locks {
 		if l.Paused == nil {
 			continue
 		}
-		if line := printable(l.Paused.Key) + ": no start " + pauseText(l.Paused); !slices.Contains(lines, line) {
+		key, rest := printable(l.Paused.Key), ": no start "+pauseText(l.Paused)
+		line := key + rest
+		if width > 0 {
+			line = shorten(squeeze(key, max(leastKey, width-utf8.RuneCountInString(rest)))+rest, width)
+		}
+		if !slices.Contains(lines, line) {
 			lines = append(lines, line)
 		}
 	}
@@ -201,12 +209,9 @@ func (o table) writeWithPauses(w io.Writer, target string, locks []*inspect.Lock
 	if err := o.write(w, target, busy(locks)); err != nil {
 		return err
 	}
-	for i, line := range pausedLines(locks) {
+	for i, line := range pausedLines(locks, o.width) {
 		if i == 0 {
 			line = "\n" + line
-		}
-		if o.width > 0 {
-			line = shorten(line, o.width)
 		}
 		if _, err := fmt.Fprintln(w, line); err != nil {
 			return err

@@ -445,7 +445,7 @@ func (f *viewFlags) who(stdout io.Writer, key, target string, locks []*inspect.L
 		if !held {
 			fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), visible.Text(target))
 		}
-		for _, line := range pausedLines(locks) {
+		for _, line := range pausedLines(locks, 0) {
 			fmt.Fprintln(stdout, line)
 		}
 	}

@@ -35,7 +35,7 @@ func Check(ctx context.Context, ask Ask, key string, ids []lockkey.ID, within ti
 	v := judge(facts, within)
 	since := "true"
 	if !v.Success.Ended.IsZero() {
-		since = fmt.Sprintf("ended > 'epoch'::timestamptz + '%d microseconds'::interval", v.Success.Ended.UnixMicro())
+		since = "ended > 'epoch'::timestamptz + " + interval(v.Success.Ended.Sub(time.UnixMicro(0)))
 	}
 	rows, err := ask(ctx, fmt.Sprintf(`SELECT pg_catalog.count(*) OVER (), number, sub, key, token, host, %s, %s, outcome, status FROM pglead.run
 WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY pglead.run.ended DESC LIMIT 1`,

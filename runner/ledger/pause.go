@@ -8,14 +8,19 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// PauseKey keeps a key from being started, in all its slots, for a length of time by
-// the server's clock, or, if that is 0, until ResumeKey. What runs, runs on.
-func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, d time.Duration, by, note string) error {
+// Wish is a pause that somebody wants.
+type Wish struct {
+	For      time.Duration // by the server's clock; 0: until ResumeKey
+	By, Note string
+}
+
+// PauseKey keeps a key from being started, in all its slots. What runs, runs on.
+func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, w Wish) error {
 	until := "'infinity'::timestamptz"
-	if d > 0 {
-		until = fmt.Sprintf("pg_catalog.now() + '%d microseconds'::interval", d.Microseconds())
+	if w.For > 0 {
+		until = "pg_catalog.now() + " + interval(w.For)
 	}
-	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)", id.Number, id.ObjSubID(), quote(key), until, quote(by), quote(note)))
+	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)", id.Number, id.ObjSubID(), quote(key), until, quote(w.By), quote(w.Note)))
 	return err
 }
 

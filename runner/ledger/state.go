@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 )
@@ -44,7 +43,7 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 
 // Prune forgets keys whose last run is so long ago, and says how many runs that were.
 func Prune(ctx context.Context, ask Ask, older time.Duration) (int64, error) {
-	rows, err := ask(ctx, fmt.Sprintf("SELECT pglead.prune_1('%d microseconds')", older.Microseconds()))
+	rows, err := ask(ctx, "SELECT pglead.prune_1("+interval(older)+")")
 	if err != nil || len(rows) != 1 {
 		return 0, err
 	}
