@@ -90,6 +90,7 @@ func (b *Bid) enter(ctx context.Context) error {
 		b.hearken(&w)
 		err := b.draw(ctx)
 		if err == nil && b.started {
+			b.speaksFor(&w)
 			return nil
 		}
 		var answer ledger.Answer
@@ -104,6 +105,7 @@ func (b *Bid) enter(ctx context.Context) error {
 			return b.ledgerError(err)
 		case answer.Word == ledger.Started:
 			b.started = true
+			b.speaksFor(&w)
 			if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.Claim.Polled {
 				b.s.DropSecond()
 			}
@@ -113,6 +115,17 @@ func (b *Bid) enter(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// speaksFor finds out whether this one may say at its end that nothing of those before
+// it is alive: by the ledger alone it may not, which lacks the runs of those who are not
+// granted it.
+func (b *Bid) speaksFor(w *waiting) {
+	if w.demands == 0 || w.witnessed && time.Since(w.since) >= w.demands {
+		return
+	}
+	v := b.verdictOf(b.held)
+	b.entitled = v.delay == 0 && v.entitled
 }
 
 // hearken takes note of what has been announced, or waited for, by now.

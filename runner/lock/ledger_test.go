@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pgtest"
@@ -67,6 +69,17 @@ func TestLedgerFirstTry(t *testing.T) {
 	if got := query(t, server, fmt.Sprintf("SELECT outcome FROM pglead.run WHERE token = %d", held.Token)); !slices.Equal(got, []string{"lost"}) {
 		t.Errorf("the survivor's end: %q", got)
 	}
+	release(t, ended(next, ledger.OK))
+	unlucky := ended(acquire(t, cfg), ledger.OK)
+	tear(t, server, unlucky)
+	if err := unlucky.Release(t.Context(), false); err == nil {
+		t.Error("a lock that was torn away is released")
+	}
+	unlucky.EndLate(t.Context())
+	if got := rows(t, server); got != "nightly ok f t f" {
+		t.Errorf("the row of a run whose session was lost after its command: %s", got)
+	}
+	next = acquire(t, cfg)
 	tear(t, server, next)
 	short := cfg
 	short.LockDelay = time.Second
@@ -102,6 +115,39 @@ func TestLedgerLine(t *testing.T) {
 	release(t, third.held(t))
 	if got := query(t, server, "SELECT outcome FROM pglead.run ORDER BY token"); !slices.Equal(got, []string{"failed", "lost", "stopped"}) {
 		t.Errorf("history: %q", got)
+	}
+}
+
+// TestLedgerEntitles has one start by the ledger's word alone: it can't speak for those
+// whom the ledger doesn't know.
+func TestLedgerEntitles(t *testing.T) {
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	release(t, acquire(t, cfg))
+	parsed, err := pgconn.ParseConfig(server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said []string
+	parsed.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { said = append(said, n.Payload) }
+	ear, err := pgconn.ConnectConfig(t.Context(), parsed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ear.Close(context.Background())
+	run(t, ear, `LISTEN "pglead.1.7"`)
+	back := cfg
+	back.Returns = true // and so has heard nothing
+	held := acquire(t, back)
+	contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	release(t, ended(held, ledger.OK))
+	eventually(t, "its end is heard", func() bool {
+		run(t, ear, "SELECT 1")
+		return slices.ContainsFunc(said, func(s string) bool { return strings.HasPrefix(s, fmt.Sprintf("clean %d ", held.Token)) })
+	})
+	if slices.ContainsFunc(said, func(s string) bool { return strings.Contains(s, " all") }) {
+		t.Errorf("said %q", said)
 	}
 }
 
