@@ -3,15 +3,13 @@ package runner
 import (
 	"log/slog"
 	"os"
-	"sync"
 	"time"
 
-	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Config is one run.
+// Config says what to run, and under which lock.
 type Config struct {
 	Keys  []string // what the command gets to know about Claim
 	Claim lock.Claim
@@ -19,8 +17,8 @@ type Config struct {
 	Session session.Config // LostGrace included
 	Wait    time.Duration  // for the lock: 0 tries once, Forever has no end
 
-	// Splay is the most that Run waits, at random, before the first try: else the
-	// fastest node does all the work.
+	// Splay is the most that Run waits, at random, before the first try. Without
+	// it the fastest node would do all the work.
 	Splay time.Duration
 
 	// LockDelay is how long a former holder may live on without knowing that
@@ -49,15 +47,6 @@ type Config struct {
 	Watch Watch
 	Hooks Hooks
 	Log   *slog.Logger
-
-	parting bool // this process ends with the run
-	// reached is set once the server has answered for the lock. Who has it
-	// rides out every error from then on.
-	reached  *bool
-	guards   *child.Guards
-	catching <-chan struct{} // is closed when signals for the command are caught
-	hooks    *sync.WaitGroup // those that run
-	ending   func(Outcome)   // is called before the lock of a command that ended is given back
 }
 
 // LevelNotice is that of taking and giving back the lock: between warning and

@@ -10,12 +10,29 @@ import (
 
 // Outcome is the end of a command that ran.
 type Outcome struct {
-	Status      unix.WaitStatus
-	Ran         time.Duration
-	TimedOut    bool
-	Interrupted bool // this process was asked to end while the command ran
-	SteppedDown bool // it was asked to give the lock back
+	Status unix.WaitStatus
+	Ran    time.Duration
+	Asked  Asked // to end
 }
+
+// failed says that a command did not do its work.
+func (o Outcome) failed() bool {
+	return o.Asked.Has(ByTimeout) || o.Status.Signaled() || o.Status.ExitStatus() != 0
+}
+
+// Asked is what has asked a command to end. It is a set: while the command ends
+// for one reason, another one may come.
+type Asked uint8
+
+// The members of Asked.
+const (
+	ByTimeout  Asked = 1 << iota
+	BySignal         // this process was asked to end
+	ByStepDown       // this process was asked to give the lock back
+)
+
+// Has says whether one of these has asked.
+func (a Asked) Has(by Asked) bool { return a&by != 0 }
 
 // InterruptedError says that a signal came before the command started.
 type InterruptedError struct{ Signal unix.Signal }

@@ -12,8 +12,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"github.com/pglead/pglead/runner/child"
@@ -23,142 +21,94 @@ import (
 
 // Run takes the lock, runs the command, and returns when every process of it
 // is dead and the lock is given back. The command is started only while the
-// server grants the lock. Errors are of the types above, *child.LookupError,
-// or *session.Error.
+// server grants the lock. Errors are of this package's types,
+// *child.LookupError, or *session.Error.
 func Run(cfg Config) (Outcome, error) {
-	signals, err := cfg.begin()
+	p, err := begin(cfg)
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer cfg.hooks.Wait()
-	cfg.parting = true
-	if err := rest(cfg, signals, lock.Jitter(0, cfg.Splay)); err != nil {
+	defer p.hooks.Wait()
+	p.parting = true
+	if err := p.rest(lock.Jitter(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
-	return once(cfg, signals)
+	return p.once()
 }
 
-// begin is what this process does before it supervises anything.
-func (cfg *Config) begin() (signals <-chan os.Signal, err error) {
-	if cfg.guards, err = child.NewGuards(); err != nil {
-		return nil, err
-	}
-	cfg.guards.Stdin = cfg.Stdin
-	child.ReapOrphans()
-	signals, cfg.catching = child.Signals()
-	cfg.hooks = &sync.WaitGroup{}
-	return signals, nil
-}
+// run is one command under one lock.
+type run struct {
+	*process
+	keys    []string // of the lock, for the command
+	command []string
+	env     []string
+	log     *slog.Logger
+	ending  func(Outcome) // is called before the lock of a command that ended is given back
 
-// locking is what the lock needs to know of a run.
-func (cfg Config) locking() lock.Config {
-	return lock.Config{
-		Claim: cfg.Claim, Session: cfg.Session, Wait: cfg.Wait, LockDelay: cfg.LockDelay,
-		Explain: cfg.Explain, Parting: cfg.parting, Reached: cfg.reached, Observer: cfg.Watch.Observer, Log: cfg.Log,
-	}
-}
+	listener *listener            // has the signals until the command runs; nil: they are left to come
+	signals  <-chan os.Signal     // for the command
+	renewed  <-chan time.Duration // the session's latest deadline
 
-// tenure is what a command runs under: the locks, and the guard that holds on to
-// their session's socket.
-type tenure struct {
-	*lock.Held
+	held  *lock.Held
 	guard *child.Guard
 }
 
-// guardFor starts the guard of a command, while there is something else to wait
-// for.
-func (cfg Config) guardFor(s *session.Session) (*child.Guard, error) {
-	socket, ok := s.Conn().(syscall.Conn)
-	if !ok {
-		return nil, fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", s.Conn())
-	}
-	return cfg.guards.New(socket)
-}
-
 // once takes the lock, runs the command one time, and gives the lock back.
-func once(cfg Config, signals <-chan os.Signal) (Outcome, error) {
-	ctx, early := interruptible(signals)
-	defer early.handOver()
-	var t tenure
-	locking := cfg.locking()
-	locking.Opened = func(s *session.Session) (abandon func(), err error) {
-		t.guard, err = cfg.guardFor(s)
-		guard := t.guard
-		return func() {
-			if guard != nil {
-				guard.Close()
-			}
-		}, err
-	}
-	held, err := lock.Acquire(ctx, locking)
-	if err != nil {
+func (p *process) once() (Outcome, error) {
+	ctx, listener := interruptible(p.caught)
+	defer listener.handOver()
+	r := &run{process: p, keys: p.cfg.Keys, command: p.cfg.Command, env: p.cfg.Env, log: p.cfg.Log, listener: listener, signals: p.caught}
+	if err := r.acquire(ctx); err != nil {
 		return Outcome{}, err
 	}
-	t.Held = held
-	defer held.Close()
-	outcome, err := t.run(ctx, cfg, events{signals: signals, renewed: held.Session.Renewed(), early: early})
+	defer r.held.Close()
+	outcome, err := r.underLock(ctx)
 	if errors.As(err, new(*LostError)) {
-		ctx, early := interruptible(signals)
-		defer early.handOver()
-		held.Close() // or it would keep the lock for as long as that takes
-		lock.LastWords(ctx, held)
+		r.sayDead()
 	}
 	return outcome, err
 }
 
-// run runs the command under the lock and gives the lock back, unless ctx has
-// ended before.
-func (t *tenure) run(ctx context.Context, cfg Config, ev events) (Outcome, error) {
-	s := t.Session
-	log := cfg.Log.With("token", t.Token)
-	log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", s.BackendPID()}, t.describe()...)...)
-	t.hook(log, cfg, "acquired", cfg.Hooks.Acquired, nil)
-	if ev.early != nil {
-		ev.early.starting.Store(true)
-	}
-	if ctx.Err() != nil {
-		t.guard.Close()
-		t.release(log, cfg, Outcome{})
-		return Outcome{}, context.Cause(ctx)
-	}
-	<-cfg.catching
-	if err := s.Err(); err != nil {
-		t.guard.Close()
-		return Outcome{}, err
-	}
-	asked := time.Now()
-	words, goodbye := t.LastBytes()
-	c, err := t.guard.Start(ctx, child.Config{
-		Path: cfg.Path, Args: cfg.Command, Env: environment(cfg, t),
-		Deadline: s.Deadline(), WaitForLeftovers: cfg.WaitForLeftovers,
-		LostGrace: cfg.Session.LostGrace, LeaseGrace: leaseGrace(cfg.Session.Lease),
-		GuardPatience: guardPatience(cfg.Session.Lease),
-		LastWords:     words, Goodbye: goodbye,
-	})
-	if err != nil {
-		t.release(log, cfg, Outcome{})
-		return Outcome{}, err
-	}
-	began := time.Now()
-	if ev.early != nil {
-		ev.missed = ev.early.handOver()
-	}
-	log.Info("command started", "event", "started", "pid", c.PID())
-	cfg.Watch.leading()
-
-	ev.stepDown, ev.asker = t.Requests(), t.asker(context.WithoutCancel(ctx))
-	ev.lost = func(err error) { t.hook(log, cfg, "lost", cfg.Hooks.Lost, err) }
-	introduction := time.AfterFunc(introduceAfter, func() { t.Introduce(context.WithoutCancel(ctx)) })
-	outcome, err := supervise(cfg, log, asked, s, c, ev)
-	introduction.Stop()
-	if err == nil && !outcome.Interrupted {
-		linger(cfg, log, s, ev.signals, cfg.MinHold-time.Since(began))
-	}
-	if s.Err() == nil && !errors.As(err, new(*LostError)) {
-		if cfg.ending != nil {
-			cfg.ending(outcome)
+// acquire takes the lock, and has the guard start while there is something else
+// to wait for.
+func (r *run) acquire(ctx context.Context) error {
+	locking := r.locking()
+	locking.Opened = func(s *session.Session) (abandon func(), err error) {
+		if r.guard, err = r.newGuard(s); err != nil {
+			return func() {}, err
 		}
-		t.release(log, cfg, outcome)
+		return r.guard.Close, nil
+	}
+	held, err := lock.Acquire(ctx, locking)
+	if err != nil {
+		return err
+	}
+	r.held, r.renewed = held, held.Session.Renewed()
+	return nil
+}
+
+// underLock runs the command under the lock and gives the lock back, unless ctx
+// has ended before.
+func (r *run) underLock(ctx context.Context) (Outcome, error) {
+	r.log = r.log.With("token", r.held.Token)
+	r.log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.describe()...)...)
+	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
+	r.listener.keep()
+	s, err := r.start(ctx)
+	if err != nil {
+		return Outcome{}, err
+	}
+	introduction := time.AfterFunc(introduceAfter, func() { r.held.Introduce(context.WithoutCancel(ctx)) })
+	outcome, err := s.supervise()
+	introduction.Stop()
+	if err == nil && !outcome.Asked.Has(BySignal) {
+		s.linger()
+	}
+	if r.held.Err() == nil && !errors.As(err, new(*LostError)) {
+		if r.ending != nil {
+			r.ending(outcome)
+		}
+		r.release(outcome)
 	}
 	return outcome, err
 }
@@ -167,47 +117,41 @@ func (t *tenure) run(ctx context.Context, cfg Config, ev events) (Outcome, error
 // has the lock.
 const introduceAfter = time.Second
 
-// asker returns a function that finds out who asks for the lock, and then says so.
-func (t *tenure) asker(ctx context.Context) func(chan<- string) {
-	return func(by chan<- string) {
-		who, to := t.Asker(ctx)
-		t.Prefer(to)
-		by <- cmp.Or(who, "somebody")
+// start starts the command. A lock under which that can't be done is given back,
+// unless it is lost.
+func (r *run) start(ctx context.Context) (*supervision, error) {
+	if ctx.Err() != nil {
+		r.guard.Close()
+		r.release(Outcome{})
+		return nil, context.Cause(ctx)
 	}
-}
-
-// release gives the lock back before the process ends: the end of a session
-// frees it too, but a moment later, and then the next run in the same script
-// would meet a held lock. The command is dead, or was never started.
-func (t *tenure) release(log *slog.Logger, cfg Config, outcome Outcome) {
-	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(cfg.Session.Lease))
-	defer cancel()
-	if err := t.Release(ctx, cfg.parting); err != nil {
-		log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
-		return
+	<-r.ready
+	if err := r.held.Err(); err != nil {
+		r.guard.Close()
+		return nil, err
 	}
-	event, message := "released", "lock released"
-	if outcome.SteppedDown {
-		event, message = "handed_over", "lock released, as was asked"
+	began := time.Now()
+	words, goodbye := r.held.LastBytes()
+	c, err := r.guard.Start(ctx, child.Config{
+		Path: r.cfg.Path, Args: r.command, Env: r.environment(),
+		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
+		LostGrace: r.cfg.Session.LostGrace, LeaseGrace: leaseGrace(r.cfg.Session.Lease),
+		GuardPatience: guardPatience(r.cfg.Session.Lease),
+		LastWords:     words, Goodbye: goodbye,
+	})
+	if err != nil {
+		r.release(Outcome{})
+		return nil, err
 	}
-	log.Log(ctx, LevelNotice, message, "event", event)
-	t.hook(log, cfg, "released", cfg.Hooks.Released, nil)
-}
-
-// describe is what the log says of a lock beside its keys and its token.
-func (t *tenure) describe() []any {
-	var numbers []int64
-	for _, held := range t.Locks {
-		numbers = append(numbers, held.Number)
+	s := &supervision{
+		cfg: &r.cfg, log: r.log, lock: r.held, command: c, began: began, started: time.Now(),
+		renewed: r.renewed, signals: r.signals, missed: r.listener.handOver(),
+		requests: r.held.Requests(), asker: func() string { return r.asker(context.WithoutCancel(ctx)) },
+		onLoss: func(reason error) { r.hook("lost", r.cfg.Hooks.Lost, reason) },
 	}
-	attrs := []any{"id", numbers}
-	if t.Slot > 0 {
-		attrs = append(attrs, "slot", t.Slot)
-	}
-	if t.Waited > 0 {
-		attrs = append(attrs, "waited", t.Waited)
-	}
-	return attrs
+	r.log.Info("command started", "event", "started", "pid", c.PID())
+	r.cfg.Watch.leading()
+	return s, nil
 }
 
 // leaseGrace is the longest grace after the holder's share of the lease: with
@@ -226,22 +170,72 @@ func guardPatience(lease time.Duration) time.Duration {
 	return min(most, (session.TakeoverDelay(lease)-session.HolderShare(lease))/2)
 }
 
+// asker finds out who asks for the lock, and who is to have it next.
+func (r *run) asker(ctx context.Context) string {
+	who, to := r.held.Asker(ctx)
+	r.held.Prefer(to)
+	return cmp.Or(who, "somebody")
+}
+
+// release gives the lock back before the process ends: the end of a session
+// frees it too, but a moment later, and then the next run in the same script
+// would meet a held lock. The command is dead, or was never started.
+func (r *run) release(outcome Outcome) {
+	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(r.cfg.Session.Lease))
+	defer cancel()
+	if err := r.held.Release(ctx, r.parting); err != nil {
+		r.log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
+		return
+	}
+	event, message := "released", "lock released"
+	if outcome.Asked.Has(ByStepDown) {
+		event, message = "handed_over", "lock released, as was asked"
+	}
+	r.log.Log(ctx, LevelNotice, message, "event", event)
+	r.hook("released", r.cfg.Hooks.Released, nil)
+}
+
+// sayDead tells those who wait for the lost lock that the command is dead, unless
+// a signal asks this process to end.
+func (r *run) sayDead() {
+	ctx, listener := interruptible(r.signals)
+	defer listener.handOver()
+	r.held.Close() // or it would keep the lock for as long as that takes
+	lock.LastWords(ctx, r.held)
+}
+
+// describe is what the log says of a lock beside its keys and its token.
+func (r *run) describe() []any {
+	var numbers []int64
+	for _, l := range r.held.Locks {
+		numbers = append(numbers, l.Number)
+	}
+	attrs := []any{"id", numbers}
+	if r.held.Slot > 0 {
+		attrs = append(attrs, "slot", r.held.Slot)
+	}
+	if r.held.Waited > 0 {
+		attrs = append(attrs, "waited", r.held.Waited)
+	}
+	return attrs
+}
+
 // environment is what the command gets to know about its lock. Of several keys
 // each has a line.
-func environment(cfg Config, t *tenure) []string {
+func (r *run) environment() []string {
 	var ids []string
-	for _, held := range t.Locks {
-		ids = append(ids, held.String())
+	for _, l := range r.held.Locks {
+		ids = append(ids, l.String())
 	}
-	env := append(slices.Clone(cfg.Env),
-		"PGLEAD_LOCK_KEY="+strings.Join(cfg.Keys, "\n"),
+	env := append(slices.Clone(r.env),
+		"PGLEAD_LOCK_KEY="+strings.Join(r.keys, "\n"),
 		"PGLEAD_LOCK_ID="+strings.Join(ids, "\n"),
-		fmt.Sprintf("PGLEAD_TOKEN=%d", t.Token),
-		"PGLEAD_SYSTEM_ID="+t.SystemID,
-		fmt.Sprintf("PGLEAD_BACKEND_PID=%d", t.Session.BackendPID()),
+		fmt.Sprintf("PGLEAD_TOKEN=%d", r.held.Token),
+		"PGLEAD_SYSTEM_ID="+r.held.SystemID,
+		fmt.Sprintf("PGLEAD_BACKEND_PID=%d", r.held.Session.BackendPID()),
 	)
-	if t.Slot > 0 {
-		env = append(env, fmt.Sprintf("PGLEAD_SLOT=%d", t.Slot))
+	if r.held.Slot > 0 {
+		env = append(env, fmt.Sprintf("PGLEAD_SLOT=%d", r.held.Slot))
 	}
 	return env
 }

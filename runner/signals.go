@@ -11,43 +11,56 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
-// early hears the signals before the command runs.
-type early struct {
-	starting atomic.Bool // from now on, what comes is for the command
-	missed   []os.Signal
-	close    func()
-	closed   chan struct{}
+// listener hears the signals while no command runs.
+type listener struct {
+	keeping atomic.Bool
+	kept    []os.Signal
+	close   func()
+	closed  chan struct{}
 }
 
 // interruptible returns a context that ends when a signal asks this process
-// to, and who hears the signals until then.
-func interruptible(signals <-chan os.Signal) (context.Context, *early) {
+// to, and the listener that sees to that.
+func interruptible(signals <-chan os.Signal) (context.Context, *listener) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stop := make(chan struct{})
-	e := &early{close: sync.OnceFunc(func() { close(stop) }), closed: make(chan struct{})}
-	go func() {
-		defer close(e.closed)
-		for {
-			select {
-			case sig := <-signals:
-				if e.starting.Load() && len(e.missed) < cap(signals) {
-					e.missed = append(e.missed, sig)
-				}
-				if child.Interrupts(sig.(unix.Signal)) {
-					cancel(&InterruptedError{Signal: sig.(unix.Signal)})
-				}
-			case <-stop:
-				return
-			}
-		}
-	}()
-	return ctx, e
+	l := &listener{close: sync.OnceFunc(func() { close(stop) }), closed: make(chan struct{})}
+	go l.listen(signals, stop, cancel)
+	return ctx, l
 }
 
-// handOver leaves the signals to someone else from now on, who gets those that
-// came while the command was being started, too.
-func (e *early) handOver() (missed []os.Signal) {
-	e.close()
-	<-e.closed
-	return e.missed
+func (l *listener) listen(signals <-chan os.Signal, stop <-chan struct{}, cancel context.CancelCauseFunc) {
+	defer close(l.closed)
+	for {
+		select {
+		case sig := <-signals:
+			if l.keeping.Load() && len(l.kept) < cap(signals) {
+				l.kept = append(l.kept, sig)
+			}
+			if child.Interrupts(sig.(unix.Signal)) {
+				cancel(&InterruptedError{Signal: sig.(unix.Signal)})
+			}
+		case <-stop:
+			return
+		}
+	}
+}
+
+// keep keeps what comes from now on: it is for the command as well, which is
+// about to start.
+func (l *listener) keep() {
+	if l != nil {
+		l.keeping.Store(true)
+	}
+}
+
+// handOver leaves the signals to somebody else from now on, and returns those
+// that were kept for the command.
+func (l *listener) handOver() (kept []os.Signal) {
+	if l == nil {
+		return nil
+	}
+	l.close()
+	<-l.closed
+	return l.kept
 }

@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,131 +13,90 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// events are what a command's supervision hears of beside the command itself
-// and the end of the session.
-type events struct {
-	signals <-chan os.Signal
-	renewed <-chan time.Duration // the session's latest deadline
+// supervision is a command that runs under a lock, what can happen to the two,
+// and what has happened so far.
+type supervision struct {
+	cfg     *Config
+	log     *slog.Logger
+	lock    tenure
+	command command
+	began   time.Time // when the guard was told to start the command
+	started time.Time // when it had
 
-	stepDown <-chan struct{}     // somebody asks for it,
-	asker    func(chan<- string) // and this finds out who
+	renewed  <-chan time.Duration // the session's latest deadline
+	signals  <-chan os.Signal
+	missed   []os.Signal        // those that came while the command was being started
+	requests <-chan struct{}    // to step down,
+	asker    func() string      // and this finds out who asks
+	onLoss   func(reason error) // is called after the order to kill the command
 
-	early  *early      // has the signals until the command runs; nil: they have been left to come
-	missed []os.Signal // those that came while the command was being started
-
-	lost func(reason error) // is called after the order to kill the command
+	lost       <-chan struct{}  // the lock's; nil once that has been dealt with
+	asked      Asked            // the command, to end
+	killAfter  <-chan time.Time // when its time for that is over; nil: it has no end
+	unkillable string           // processes that SIGKILL doesn't reach
 }
 
-// linger keeps the lock of a command that has ended for as long as it says, or
-// until a signal asks this process to end.
-func linger(cfg Config, log *slog.Logger, s *session.Session, signals <-chan os.Signal, d time.Duration) {
-	if d <= 0 {
-		return
-	}
-	log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", d)
-	cfg.Watch.alive(d + cfg.Session.Lease)
-	over := time.After(d)
-	for {
-		select {
-		case <-over:
-			return
-		case <-s.Lost():
-			log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.Err().Error(), "event", "lost")
-			return
-		case sig := <-signals:
-			if child.Interrupts(sig.(unix.Signal)) {
-				return
-			}
-		}
-	}
+// tenure is what supervision needs of a lock: a *lock.Held has it.
+type tenure interface {
+	Lost() <-chan struct{}
+	Err() error
+}
+
+// command is what supervision needs of a command: a *child.Child has it.
+type command interface {
+	PID() int
+	Events() <-chan child.Event
+	Done() <-chan struct{}
+	Result() child.Result
+
+	Signal(sig unix.Signal)
+	Forward(sig unix.Signal)
+	StopWith()
+	Renew(deadline time.Duration)
+	Lose()
+	Kill()
 }
 
 // supervise is where the lock's fate and the command's meet. It returns when
 // the whole tree is dead.
-func supervise(cfg Config, log *slog.Logger, began time.Time, s *session.Session, c *child.Child, ev events) (Outcome, error) {
-	timeout := after(cfg.Timeout)
-	lost := s.Lost()
-	var killAfter <-chan time.Time
-	var timedOut, interrupted, asked bool
-	asker := make(chan string, 1)
-	var unkillable string
+func (s *supervision) supervise() (Outcome, error) {
+	s.lost = s.lock.Lost()
+	timeout := after(s.cfg.Timeout)
+	askedBy := make(chan string, 1)
 	var tick <-chan time.Time
-	if cfg.Watch.Alive != nil {
-		ticker := time.NewTicker(cfg.Session.Lease / 5)
+	if s.cfg.Watch.Alive != nil {
+		ticker := time.NewTicker(s.cfg.Session.Lease / 5)
 		defer ticker.Stop()
 		tick = ticker.C
 	}
-	heed := func(sig unix.Signal) {
-		if !child.Interrupts(sig) {
-			return
-		}
-		interrupted = true
-		cfg.Watch.ending()
-		if killAfter == nil {
-			killAfter = after(cfg.KillAfterSignal)
-		}
-	}
-	for _, sig := range ev.missed {
-		c.Signal(sig.(unix.Signal)) // it may not have heard the terminal's either
-		heed(sig.(unix.Signal))
+	for _, sig := range s.missed {
+		s.command.Signal(sig.(unix.Signal)) // it may not have heard the terminal's either
+		s.signalled(sig.(unix.Signal))
 	}
 	for {
-		cfg.Watch.alive(cfg.Session.Lease)
+		s.cfg.Watch.alive(s.cfg.Session.Lease)
 		select {
 		case <-tick: // to say that
-		case <-c.Done():
-			outcome, err := conclude(cfg, log, began, s, c)
-			if lost != nil && errors.As(err, new(*LostError)) { // the guard was faster
-				log.Info("lock lost", "event", "lost", "reason", err.Error())
-				ev.lost(err)
-			}
-			outcome.TimedOut, outcome.Interrupted, outcome.SteppedDown = timedOut, interrupted, asked
-			return outcome, err
-
-		case <-lost:
-			lost = nil
-			c.Lose()
-			log.Info("lock lost, killing the command", "event", "lost", "reason", s.Err().Error())
-			ev.lost(s.Err())
-			if unkillable != "" {
-				complain(log, s, unkillable)
-			}
-
-		case deadline := <-ev.renewed:
-			c.Renew(deadline)
-
-		case sig := <-ev.signals:
-			c.Forward(sig.(unix.Signal))
-			heed(sig.(unix.Signal))
-
-		case <-ev.stepDown:
-			ev.stepDown = nil // once is enough
-			go ev.asker(asker)
-
-		case by := <-asker:
-			asked = true
-			c.Signal(unix.SIGTERM)
-			c.Signal(unix.SIGCONT)
-			log.Warn("asked to step down by "+by+"; sending SIGTERM", "event", "stepping_down", "by", by)
-			if killAfter == nil {
-				killAfter = after(cfg.KillAfterSignal)
-			}
-
+		case <-s.command.Done():
+			return s.conclude()
+		case <-s.lost:
+			s.lose()
+		case deadline := <-s.renewed:
+			s.command.Renew(deadline)
+		case sig := <-s.signals:
+			s.command.Forward(sig.(unix.Signal))
+			s.signalled(sig.(unix.Signal))
+		case <-s.requests:
+			s.requests = nil // once is enough
+			go func() { askedBy <- s.asker() }()
+		case by := <-askedBy:
+			s.stepDown(by)
 		case <-timeout:
-			timedOut, timeout = true, nil
-			c.Signal(unix.SIGTERM)
-			c.Signal(unix.SIGCONT)
-			log.Warn(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", cfg.Timeout), "event", "timeout")
-			killAfter = after(cfg.KillAfterTimeout)
-
-		case <-killAfter:
-			killAfter = nil
-			c.Kill()
-			log.Warn("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
-
-		case event := <-c.Events():
-			report(log, cfg, s, c, event)
-			unkillable = cmp.Or(event.Unkillable, unkillable)
+			s.timeOut()
+		case <-s.killAfter:
+			s.kill()
+		case event := <-s.command.Events():
+			s.report(event)
 		}
 	}
 }
@@ -151,67 +109,119 @@ func after(d time.Duration) <-chan time.Time {
 	return time.After(d)
 }
 
-func report(log *slog.Logger, cfg Config, s *session.Session, c *child.Child, event child.Event) {
-	switch {
-	case event.Stopped != 0:
-		c.StopWith()
-	case event.Unkillable != "":
-		complain(log, s, event.Unkillable)
-	case event.Leftovers != "" && cfg.WaitForLeftovers:
-		log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
-	case event.Leftovers != "":
-		log.Warn("the command has ended; ending what it left running: "+event.Leftovers, "event", "leftovers")
+// lose has the command killed, since the lock is lost. Nothing comes before that
+// order: others may be granted the lock before long.
+func (s *supervision) lose() {
+	s.lost = nil
+	s.command.Lose()
+	s.log.Info("lock lost, killing the command", "event", "lost", "reason", s.lock.Err().Error())
+	s.onLoss(s.lock.Err())
+	if s.unkillable != "" {
+		s.nameUnkillable()
 	}
 }
 
-// complain names the processes that SIGKILL doesn't reach.
-func complain(log *slog.Logger, s *session.Session, processes string) {
+// signalled notes a signal that the command has been sent. Most of them ask this
+// process to end.
+func (s *supervision) signalled(sig unix.Signal) {
+	if !child.Interrupts(sig) {
+		return
+	}
+	s.asked |= BySignal
+	s.cfg.Watch.ending()
+	s.limit()
+}
+
+// limit bounds the time that the command may take to end, unless that is bounded
+// already.
+func (s *supervision) limit() {
+	if s.killAfter == nil {
+		s.killAfter = after(s.cfg.KillAfterSignal)
+	}
+}
+
+// terminate asks the command to end. It is continued as well, since a stopped one
+// would not notice the SIGTERM.
+func (s *supervision) terminate(by Asked) {
+	s.asked |= by
+	s.command.Signal(unix.SIGTERM)
+	s.command.Signal(unix.SIGCONT)
+}
+
+func (s *supervision) stepDown(by string) {
+	s.terminate(ByStepDown)
+	s.log.Warn("asked to step down by "+by+"; sending SIGTERM", "event", "stepping_down", "by", by)
+	s.limit()
+}
+
+func (s *supervision) timeOut() {
+	s.terminate(ByTimeout)
+	s.log.Warn(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
+	s.killAfter = after(s.cfg.KillAfterTimeout)
+}
+
+func (s *supervision) kill() {
+	s.killAfter = nil
+	s.command.Kill()
+	s.log.Warn("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
+}
+
+// report says what has happened to the command's processes.
+func (s *supervision) report(event child.Event) {
+	switch {
+	case event.Stopped != 0:
+		s.command.StopWith()
+	case event.Unkillable != "":
+		s.unkillable = event.Unkillable
+		s.nameUnkillable()
+	case event.Leftovers != "" && s.cfg.WaitForLeftovers:
+		s.log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
+	case event.Leftovers != "":
+		s.log.Warn("the command has ended; ending what it left running: "+event.Leftovers, "event", "leftovers")
+	}
+}
+
+// nameUnkillable names the processes that SIGKILL doesn't reach.
+func (s *supervision) nameUnkillable() {
 	consequence := "the lock stays held while they live"
-	if s.Err() != nil {
+	if s.lock.Err() != nil {
 		consequence = "the lock is lost: another node may run the command while they live"
 	}
-	log.Error("these processes can't be killed, and "+consequence+": "+processes, "event", "unkillable")
+	s.log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
 }
 
 // conclude turns the end of the tree into an outcome.
-func conclude(cfg Config, log *slog.Logger, began time.Time, s *session.Session, c *child.Child) (Outcome, error) {
-	result := c.Result()
-	ran := time.Since(began)
+func (s *supervision) conclude() (Outcome, error) {
+	result, ran := s.command.Result(), time.Since(s.began)
 	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
 		// The guard was faster than the session, which has the reason.
 		select {
-		case <-s.Lost():
+		case <-s.lock.Lost():
 		case <-time.After(time.Second):
 		}
 	}
-	err := lossOf(cfg, s, c)
-	if err == nil && result.GuardDied {
-		err = &GuardDiedError{Killed: result.Killed}
+	loss := s.loss(result)
+	if loss == nil && !result.GuardDied {
+		s.log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
+		return Outcome{Status: result.Status, Ran: ran, Asked: s.asked}, nil
 	}
-	if err != nil {
-		log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
-		return Outcome{}, err
+	s.log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
+	if loss == nil {
+		return Outcome{Asked: s.asked}, &GuardDiedError{Killed: result.Killed}
 	}
-	log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
-	return Outcome{Status: result.Status, Ran: ran}, nil
+	if s.lost != nil { // the guard was faster
+		s.log.Info("lock lost", "event", "lost", "reason", loss.Error())
+		s.onLoss(loss)
+	}
+	return Outcome{Asked: s.asked}, loss
 }
 
-// lossOf says how the lock was lost while the command ran, or nil.
-func lossOf(cfg Config, s *session.Session, c *child.Child) error {
-	result := c.Result()
-	lost := &LostError{Database: session.Target(cfg.Session.Database), What: fmt.Sprintf("the command (process %d) was killed with all that it had started, %d processes", c.PID(), result.Killed)}
-	if result.Killed == 1 {
-		lost.What = fmt.Sprintf("the command (process %d) was killed", c.PID())
-	}
-	switch {
-	case result.GuardDied:
-		lost.What += "; for that its guard process, which did not do so in time, was killed, too"
-	case result.Killed == 0:
-		lost.What = fmt.Sprintf("the command (process %d) had just ended: %s", c.PID(), describeStatus(result.Status))
-	}
+// loss says how the lock was lost while the command ran, or nil.
+func (s *supervision) loss(result child.Result) *LostError {
+	lost := &LostError{Database: session.Target(s.cfg.Session.Database)}
 	var cause *session.LostError
 	switch {
-	case errors.As(s.Err(), &cause):
+	case errors.As(s.lock.Err(), &cause):
 		lost.Cause, lost.Heard = cause.Cause, cause.Heard
 	case result.Ending == child.LeaseOver:
 		lost.Cause = session.ErrStopped
@@ -220,5 +230,47 @@ func lossOf(cfg Config, s *session.Session, c *child.Child) error {
 	default:
 		return nil
 	}
+	lost.What = s.whatWasDone(result)
 	return lost
+}
+
+// whatWasDone says what the loss of the lock has come to for the command.
+func (s *supervision) whatWasDone(result child.Result) string {
+	command := fmt.Sprintf("the command (process %d)", s.command.PID())
+	killed := command + " was killed"
+	if result.Killed != 1 {
+		killed += fmt.Sprintf(" with all that it had started, %d processes", result.Killed)
+	}
+	switch {
+	case result.GuardDied:
+		return killed + "; for that its guard process, which did not do so in time, was killed, too"
+	case result.Killed == 0:
+		return command + " had just ended: " + describeStatus(result.Status)
+	}
+	return killed
+}
+
+// linger keeps the lock of a command that has ended for the rest of --min-hold, or
+// until a signal asks this process to end.
+func (s *supervision) linger() {
+	rest := s.cfg.MinHold - time.Since(s.started)
+	if rest <= 0 {
+		return
+	}
+	s.log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
+	s.cfg.Watch.alive(rest + s.cfg.Session.Lease)
+	over := time.After(rest)
+	for {
+		select {
+		case <-over:
+			return
+		case <-s.lock.Lost():
+			s.log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.lock.Err().Error(), "event", "lost")
+			return
+		case sig := <-s.signals:
+			if child.Interrupts(sig.(unix.Signal)) {
+				return
+			}
+		}
+	}
 }
