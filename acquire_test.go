@@ -2,147 +2,19 @@ package main_test
 
 import (
 	"bytes"
-	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 )
-
-// throwaway is a server of a test's own.
-func throwaway(t *testing.T, settings map[string]string) *pgtest.Server {
-	t.Helper()
-	server, remove, err := pgtest.Throwaway(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
-	return server
-}
-
-// ask runs SQL on a server, and returns the values.
-func ask(t *testing.T, server *pgtest.Server, sql string) []string {
-	t.Helper()
-	values, err := server.Query("postgres", sql)
-	if err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-	return values
-}
-
-// connected is a connection that stays open, and what it was asked first.
-func connected(t *testing.T, server *pgtest.Server, sql string) *pgconn.PgConn {
-	t.Helper()
-	conn, err := pgconn.Connect(t.Context(), server.DSN("postgres"))
-	if err == nil {
-		_, err = conn.Exec(t.Context(), sql).ReadAll()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = conn.Close(context.Background()) })
-	return conn
-}
-
-// launch starts a pglead whose standard error is kept.
-func launch(t *testing.T, args ...string) candidate {
-	t.Helper()
-	c := candidate{command(t, args...), &lockedBuffer{}}
-	c.Stderr = c.said
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = c.Process.Kill()
-		_ = c.Wait()
-	})
-	return c
-}
-
-// ends waits for a pglead's end, and ends it if that does not come.
-func (c candidate) ends() int {
-	timer := time.AfterFunc(time.Minute, func() { _ = c.Process.Kill() })
-	defer timer.Stop()
-	_ = c.Wait()
-	return c.ProcessState.ExitCode()
-}
-
-// TestGoodbyeToPooler: whatever way a run ends, nobody says that a session was
-// lost, and the pooler need not close a connection to its server for it.
-func TestGoodbyeToPooler(t *testing.T) {
-	server := throwaway(t, nil)
-	dsn, stop, err := server.Pooler(pgtest.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4"})
-	if err != nil {
-		t.Skip("NOT TESTED: ", err)
-	}
-	t.Cleanup(stop)
-	const held = `^pglead: goodbye: the lock in .* is held elsewhere: by .*$`
-	run := func(want int, said string, args ...string) {
-		t.Helper()
-		status, stderr := outcome(t, args...)
-		if status != want || strings.Count(stderr, "\n") > strings.Count(said, "\n")+1 || !regexp.MustCompile(said).MatchString(strings.TrimSpace(stderr)) {
-			t.Errorf("%q: status %d, want %d; it says %q", args, status, want, stderr)
-		}
-	}
-	through := func(verb string, more ...string) []string {
-		return append([]string{verb, "--transaction", "--dsn", dsn, "--key", "goodbye", "--lock-delay", "0"}, more...)
-	}
-	nested := func(more string) string {
-		return filepath.Join(theBench.dir, "pglead") + " run --transaction --dsn '" + dsn + "' --key goodbye " + more
-	}
-	items := filepath.Join(t.TempDir(), "items")
-	if err := os.WriteFile(items, []byte("a\nb\nc\nd\ne\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for range 20 {
-		run(0, `^$`, through("run", "--", "true")...)
-	}
-	run(3, `^$`, through("run", "--", "sh", "-c", "exit 3")...)
-	run(0, "^pglead: goodbye: lock acquired\npglead: goodbye: lock released$", through("lead", "--first-delay", "0", "--restart", "never", "--", "true")...)
-	run(0, `^$`, "each", "--transaction", "--dsn", dsn, "--key", "goodbye/{}", "-P", "2", "-a", items, "--", "true")
-	run(75, held, through("run", "--", "sh", "-c", nested("-- true"))...)
-	run(75, `^$`, through("run", "--", "sh", "-c", nested("-q -- true"))...)
-	run(75, "^pglead: goodbye: the pglead under which this one runs has .*\npglead: goodbye: .*held elsewhere for all of.*$", through("run", "--", "sh", "-c", nested("-w 0.1 -- true"))...)
-	run(78, "there is a connection pooler in between.*\npglead: hint: connect to PostgreSQL itself", "run", "-q", "--dsn", dsn, "--key", "goodbye", "--", "true")
-
-	holder := connected(t, server, "SELECT pg_advisory_lock(7)")
-	waiter := launch(t, "run", "-v", "--transaction", "--dsn", dsn, "--key-scheme", "int", "--key", "7", "--wait", "1m", "--", "true")
-	if !eventually(func() bool { return strings.Contains(waiter.said.String(), "waiting for the lock") }) {
-		t.Fatalf("never waits: %s", waiter.said)
-	}
-	_ = waiter.Process.Signal(syscall.SIGTERM)
-	waiter.ends()
-	_ = holder.Close(t.Context())
-
-	stop() // so that all of the log is there
-	logs, _ := filepath.Glob(filepath.Join(filepath.Dir(server.Data), "pooler*", "log"))
-	if len(logs) != 1 {
-		t.Fatalf("the pooler's logs: %q", logs)
-	}
-	log, err := os.ReadFile(logs[0])
-	if err != nil || !strings.Contains(string(log), "client close request") {
-		t.Fatalf("the pooler's log: %v: %s", err, log)
-	}
-	for line := range strings.Lines(string(log)) {
-		for _, trouble := range []string{"while server", "unexpected eof", "not ready", "unclean"} {
-			if strings.Contains(line, trouble) {
-				t.Errorf("the pooler says: %s", line)
-			}
-		}
-	}
-}
 
 // slowToken makes a server's tokens wait for a lock that the test has: the drawing
 // of one can take long, for the disk's or a standby's sake. (The server takes a
@@ -193,24 +65,6 @@ func TestLostBeforeStart(t *testing.T) {
 	}
 }
 
-// delayed are the delays, in seconds, that a pglead with --log-format json -v said.
-func delayed(t *testing.T, said string) (delays []float64) {
-	t.Helper()
-	for line := range strings.Lines(said) {
-		var event struct {
-			Event string  `json:"event"`
-			Delay float64 `json:"delay"`
-		}
-		if err := json.Unmarshal([]byte(line), &event); err != nil {
-			t.Errorf("%v: %s", err, line)
-		}
-		if event.Event == "delayed" {
-			delays = append(delays, event.Delay)
-		}
-	}
-	return delays
-}
-
 // TestYoungServer: a server that has just come up may have had a holder before,
 // also if it has no TCP: there are poolers, ssh and socat.
 func TestYoungServer(t *testing.T) {
@@ -244,10 +98,7 @@ func TestYoungServer(t *testing.T) {
 // TestServerClock: however a server's clock is set, a first try waits for no longer
 // than the lock-delay.
 func TestServerClock(t *testing.T) {
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := testserver.Port(t)
 	server, remove, err := pgtest.Prepare(map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	if err != nil {
 		t.Fatal(err)

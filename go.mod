@@ -3,6 +3,7 @@ module github.com/pglead/pglead
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/creack/pty v1.1.24
 	github.com/dchest/siphash v1.2.3
 	github.com/jackc/pgx/v5 v5.12.0

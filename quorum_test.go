@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 )
 
 // cluster is a primary and standbys of it, by their application_name.
@@ -48,11 +49,6 @@ func synchronize(t *testing.T, server *pgtest.Server, names string) {
 	if !eventually(func() bool { return ask(t, server, "SHOW synchronous_standby_names")[0] == names }) {
 		t.Fatal("the setting is never read")
 	}
-}
-
-func exists(file string) bool {
-	_, err := os.Stat(file)
-	return err == nil
 }
 
 // TestQuorumIsEmptied: a holder whose commits wait for nobody any more has no
@@ -198,10 +194,7 @@ func TestStalePrimaryIsLeft(t *testing.T) {
 
 	// A first host that takes connections and says nothing, as one behind a broken
 	// path: asked once, and not for the second connection too.
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := testserver.Port(t)
 	tcp := throwaway(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -88,12 +89,12 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 		return nil, nothing
 	}
 	defer viewer.Close()
-	views, err := viewer.Locks(ctx, false, session.Sought{})
+	views, err := inspect.Views(ctx, viewer, inspect.Sought{})
 	if err != nil {
 		return nil, nothing
 	}
 	var keys []string
-	for _, l := range locksOf(views) {
+	for _, l := range inspect.Locks(views) {
 		if l.Key != nil && (scheme == "" || l.Scheme == scheme) && strings.HasPrefix(*l.Key, toComplete) && plain(*l.Key) && !slices.Contains(keys, *l.Key) {
 			keys = append(keys, *l.Key)
 		}

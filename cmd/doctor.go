@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/checkup"
-	"github.com/pglead/pglead/runner/child"
-	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/doctor"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -101,15 +100,17 @@ func (o *options) diagnose(ctx context.Context, v *voice, cmd *cobra.Command, ds
 		return nil, err
 	}
 	d := &diagnosis{Target: session.Target(db.config)}
-	d.Database, err = session.Examine(ctx, session.Config{
-		Database:        db.config,
-		Lease:           o.lease.value,
-		ConnectTimeout:  o.connectTimeout.value,
-		ApplicationName: "pglead doctor",
-		Description:     o.description("pglead"),
-		Transaction:     o.transaction,
-		Quorum:          o.quorum,
-	}, o.lockDelay.value, idle, lock.Trial)
+	found, err := doctor.Examine(ctx, doctor.Config{
+		Session: session.Config{
+			Database:        db.config,
+			Lease:           o.lease.value,
+			ConnectTimeout:  o.connectTimeout.value,
+			ApplicationName: "pglead doctor",
+			Transaction:     o.transaction,
+			Quorum:          o.quorum,
+		},
+		Description: o.description("pglead"), LockDelay: o.lockDelay.value, Idle: idle,
+	})
 	if ctx.Err() != nil {
 		return nil, err
 	}
@@ -117,9 +118,8 @@ func (o *options) diagnose(ctx context.Context, v *voice, cmd *cobra.Command, ds
 	if keyErr != nil {
 		return nil, keyErr
 	}
-	d.Database = append(d.Database, keys...)
+	d.Database, d.Machine = slices.Concat(found.Database, keys), found.Machine
 	d.Host, _ = os.Hostname()
-	d.Machine = child.Examine()
 	failed := func(c checkup.Check) bool { return c.Status == checkup.Fail }
 	switch {
 	case err != nil:

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner"
-	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/inspect"
 )
 
 // notifier tells systemd what this process is at, if systemd wants to know.
@@ -96,7 +96,7 @@ func (n *notifier) status(text string) {
 // status stands until the next one.
 func (n *notifier) watch(s *standing, w *runner.Watch, work string) {
 	at := func(t time.Time) string { return t.Format(time.DateTime) }
-	name := func(v session.View) string {
+	name := func(v inspect.View) string {
 		since := v.Since
 		v.Since = time.Time{} // for which String has a length of time
 		if since.IsZero() {
@@ -105,7 +105,7 @@ func (n *notifier) watch(s *standing, w *runner.Watch, work string) {
 		return v.String() + " since " + at(since.Local())
 	}
 	waiting, away, delayed := w.Waiting, w.Away, w.Delayed
-	w.Waiting = func(backend uint32, views []session.View) {
+	w.Waiting = func(backend uint32, views []inspect.View) {
 		if waiting != nil {
 			waiting(backend, views)
 		}

@@ -16,17 +16,13 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
-const (
-	// leastLease leaves a heartbeat of 0.6 s some air.
-	leastLease = 3 * time.Second
-	// mostSlots and mostKeys keep a statement that names each of them short.
-	mostSlots = 1000
-	mostKeys  = 100
-)
+// leastLease leaves a heartbeat of 0.6 s some air.
+const leastLease = 3 * time.Second
 
 // options are the flags that the commands which run a command have in common.
 type options struct {
@@ -141,12 +137,12 @@ func (o *options) check(args []string, example string) error {
 	switch {
 	case len(o.keys) == 0:
 		return &usageError{err: errors.New("--key is missing"), hint: example}
-	case len(o.keys) > mostKeys:
-		return usagef("--key is given %d times: at most %d", len(o.keys), mostKeys)
+	case len(o.keys) > inspect.MostKeys:
+		return usagef("--key is given %d times: at most %d", len(o.keys), inspect.MostKeys)
 	case len(args) == 0:
 		return &usageError{err: errors.New("the command to run is missing"), hint: "it follows after --, as in: " + example}
-	case o.slots < 1 || o.slots > mostSlots:
-		return usagef("--slots %d: from 1 to %d", o.slots, mostSlots)
+	case o.slots < 1 || o.slots > inspect.MostSlots:
+		return usagef("--slots %d: from 1 to %d", o.slots, inspect.MostSlots)
 	case o.slots > 1 && o.shared:
 		return usagef("--slots and --shared exclude each other")
 	case o.slots > 1 && len(o.keys) > 1:
@@ -260,11 +256,11 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 			LostGrace:       o.lostGrace.value,
 			ConnectTimeout:  o.connectTimeout.value,
 			ApplicationName: applicationName(strings.Join(o.keys, ", ")),
-			Description:     o.description(args[0]),
 			Transaction:     o.transaction,
 			Quorum:          o.quorum,
 			Private:         db.embedded != nil,
 		},
+		Description:      o.description(args[0]),
 		Wait:             o.wait.value,
 		LockDelay:        o.lockDelay.value,
 		Path:             path,
@@ -292,8 +288,8 @@ func (o *options) database(v *voice, flags *pflag.FlagSet, dsnOnCommandLine bool
 }
 
 // description is what a session says of itself, beside what everyone sees.
-func (o *options) description(command string) session.Description {
-	d := session.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value, LostGrace: o.lostGrace.value, Transaction: o.transaction, Note: cmp.Or(o.note, jobAddress(os.Getenv))}
+func (o *options) description(command string) inspect.Description {
+	d := inspect.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value, LostGrace: o.lostGrace.value, Transaction: o.transaction, Note: cmp.Or(o.note, jobAddress(os.Getenv))}
 	if o.slots > 1 {
 		d.Slots = o.slots
 	}

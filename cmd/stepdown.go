@@ -12,8 +12,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 func newStepdownCmd(v *voice, stdout io.Writer) *cobra.Command {
@@ -63,25 +65,21 @@ func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *sess
 	if err != nil {
 		return err
 	}
-	var holders, waiters []session.View
+	var holders, waiters []inspect.View
 	for _, l := range locks {
-		for _, h := range l.Holders {
-			holders = append(holders, h.view)
-		}
-		for _, w := range l.Waiters {
-			waiters = append(waiters, w.view)
-		}
+		holders = append(holders, l.Holders...)
+		waiters = append(waiters, l.Waiters...)
 	}
 	if len(holders) == 0 {
-		fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), session.Visible(target))
+		fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), visible.Text(target))
 		return &listError{exitFree}
 	}
-	if to != "" && !slices.ContainsFunc(waiters, func(w session.View) bool { return w.Where() == to }) {
+	if to != "" && !slices.ContainsFunc(waiters, func(w inspect.View) bool { return w.Where() == to }) {
 		return noSuchWaiter(key, to, waiters)
 	}
 	if force {
 		for _, h := range holders {
-			if err := viewer.Terminate(ctx, h.Backend); err != nil {
+			if err := inspect.Terminate(ctx, viewer, h.Backend); err != nil {
 				return err
 			}
 			fmt.Fprintf(stdout, "ended the session of %s\n", h)
@@ -97,11 +95,11 @@ func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *sess
 }
 
 // noSuchWaiter says who does wait, among whom to choose.
-func noSuchWaiter(key, to string, waiters []session.View) error {
+func noSuchWaiter(key, to string, waiters []inspect.View) error {
 	const most = 5
 	var hosts []string
 	for _, w := range waiters {
-		if host := session.Visible(w.Where()); w.Pglead() && !slices.Contains(hosts, host) {
+		if host := visible.Text(w.Where()); w.Pglead() && !slices.Contains(hosts, host) {
 			hosts = append(hosts, host)
 		}
 	}
@@ -117,7 +115,7 @@ func noSuchWaiter(key, to string, waiters []session.View) error {
 
 // ask asks the holders, and says for how long that has to last: each looks every
 // fifth of its lease.
-func (f *viewFlags) ask(ctx context.Context, stdout io.Writer, holders []session.View, to string) (request *lock.Request, patience time.Duration, err error) {
+func (f *viewFlags) ask(ctx context.Context, stdout io.Writer, holders []inspect.View, to string) (request *lock.Request, patience time.Duration, err error) {
 	var ids []lockkey.ID
 	for _, h := range holders {
 		if !h.Pglead() {
@@ -154,19 +152,19 @@ const successorPoll = 200 * time.Millisecond
 
 // awaitSuccessor waits until the former holders have gone. What comes of it is only
 // said if it was asked for.
-func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer *session.Viewer, claim lock.Claim, former []session.View, patience time.Duration) error {
+func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer *session.Viewer, claim lock.Claim, former []inspect.View, patience time.Duration) error {
 	for began := time.Now(); ; {
-		views, err := viewer.Locks(ctx, false, claim.Sought())
+		views, err := inspect.Views(ctx, viewer, claim.Sought())
 		if err != nil {
 			return err
 		}
 		var now []string
-		var still []session.View
-		for _, l := range locksOf(views) {
+		var still []inspect.View
+		for _, l := range inspect.Locks(views) {
 			for _, h := range l.Holders {
-				now = append(now, h.view.String())
-				if slices.ContainsFunc(former, func(v session.View) bool { return v.Backend == h.Backend }) {
-					still = append(still, h.view)
+				now = append(now, h.String())
+				if slices.ContainsFunc(former, func(v inspect.View) bool { return v.Backend == h.Backend }) {
+					still = append(still, h)
 				}
 			}
 		}

@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,9 +20,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // viewFlags are the flags of the commands that look at locks.
@@ -75,120 +75,9 @@ func (f *viewFlags) look(v *voice, cmd *cobra.Command, look func(ctx context.Con
 	return look(ctx, viewer, session.Target(db.config))
 }
 
-// lockView is a lock with all who hold it and all who wait for it. Slots of
-// one key are one lock.
-type lockView struct {
-	Database string       `json:"database"`
-	Key      *string      `json:"key"` // null where nobody says it
-	Scheme   string       `json:"scheme,omitempty"`
-	ID       int64        `json:"id"`
-	IDText   string       `json:"id_text"` // for programs to which a number is a float64
-	ClassID  uint32       `json:"classid"`
-	ObjID    uint32       `json:"objid"`
-	ObjSubID int          `json:"objsubid"`
-	Mode     string       `json:"mode"`
-	Slot     int          `json:"slot,omitempty"`
-	Slots    int          `json:"slots,omitempty"`
-	Holders  []holderView `json:"holders"`
-	Waiters  []holderView `json:"waiters"`
-
-	id  lockkey.ID
-	has map[uint32]int // the places, from 1, of backends in Holders
-
-	awaits map[uint32]bool // backends in Waiters
-}
-
-type holderView struct {
-	Host        string     `json:"host"`
-	PID         int        `json:"pid,omitempty"`
-	User        string     `json:"user,omitempty"`
-	Command     string     `json:"command,omitempty"`
-	Note        string     `json:"note,omitempty"`
-	Role        string     `json:"role"`
-	Client      string     `json:"client,omitempty"`
-	Application string     `json:"application"`
-	Backend     uint32     `json:"backend"`
-	Pglead      bool       `json:"pglead"`
-	Since       *time.Time `json:"since,omitempty"`
-	Seconds     float64    `json:"seconds,omitempty"` // held for, or waiting for
-	Token       int64      `json:"token,omitempty"`
-	Lease       float64    `json:"lease_seconds,omitempty"`
-	Hidden      bool       `json:"hidden,omitempty"` // this role may not see the details
-
-	view session.View
-}
-
-func newHolderView(v session.View) holderView {
-	h := holderView{
-		Host: v.Where(), PID: v.PID, User: v.User, Command: v.Command, Note: v.Note, Role: v.Role, Client: v.Client,
-		Application: v.Application, Backend: v.Backend, Pglead: v.Pglead(), Seconds: v.Waiting.Seconds(),
-		Token: v.Token, Lease: v.Lease.Seconds(), Hidden: v.Hidden, view: v,
-	}
-	if v.Granted {
-		h.Seconds = v.HeldFor().Seconds()
-		if !v.Since.IsZero() {
-			h.Since = &v.Since
-		}
-	}
-	return h
-}
-
-// locksOf puts together what the server shows one by one. Who stands in line
-// before the gate of slots waits for all of them. A session that has a lock in both
-// modes is one holder, and keeps others out as an exclusive one does.
-func locksOf(views []session.View) []*lockView {
-	type number struct {
-		database string
-		id       lockkey.ID
-	}
-	locks := []*lockView{}
-	of := map[number]*lockView{}
-	find := func(v session.View) *lockView {
-		l := of[number{v.Database, v.ID}]
-		if l == nil {
-			l = &lockView{
-				Database: v.Database, ID: v.ID.Number, IDText: strconv.FormatInt(v.ID.Number, 10), ClassID: v.ID.ClassID(), ObjID: v.ID.ObjID(), ObjSubID: v.ID.ObjSubID(),
-				Mode: modeOf(v), Holders: []holderView{}, Waiters: []holderView{}, id: v.ID, has: map[uint32]int{}, awaits: map[uint32]bool{},
-			}
-			locks = append(locks, l)
-			of[number{v.Database, v.ID}] = l
-		}
-		return l
-	}
-	for _, v := range views {
-		l := find(v)
-		if key, slot, known := v.Key(); known && l.Key == nil {
-			l.Key, l.Scheme, l.Slots, l.Slot = &key, cmp.Or(v.Scheme, session.DefaultScheme), v.Slots, slot
-		}
-		gate := l.Slots > 0 && l.Slot == 0
-		switch {
-		case !v.Granted || gate:
-			// The first in line holds the gate, too.
-			if !l.awaits[v.Backend] {
-				l.awaits[v.Backend] = true
-				l.Waiters = append(l.Waiters, newHolderView(v))
-			}
-		case l.has[v.Backend] > 0:
-			l.Mode, l.Holders[l.has[v.Backend]-1].view.Shared = "exclusive", false
-		default:
-			l.has[v.Backend] = len(l.Holders) + 1
-			l.Holders = append(l.Holders, newHolderView(v))
-		}
-	}
-	slices.SortStableFunc(locks, compareLocks)
-	return locks
-}
-
-func modeOf(v session.View) string {
-	if v.Shared {
-		return "shared"
-	}
-	return "exclusive"
-}
-
 // name is what a table calls a lock.
-func (l *lockView) name() string {
-	name := "number " + l.id.String()
+func nameOf(l *inspect.Lock) string {
+	name := "number " + l.Number().String()
 	if l.Key != nil {
 		name = printable(*l.Key)
 	}
@@ -265,7 +154,7 @@ marked, with the grant that would show it.`,
 const watchInterval = 2 * time.Second
 
 // list writes the locks once, over what was written before on a screen.
-func list(locks []*lockView, screen bool, target string, write lockWriter, stdout io.Writer) error {
+func list(locks []*inspect.Lock, screen bool, target string, write lockWriter, stdout io.Writer) error {
 	var text strings.Builder
 	if err := write(&text, target, locks); err != nil {
 		return err
@@ -284,7 +173,7 @@ func onScreen(text string) string {
 	return "\x1b[H" + strings.ReplaceAll(text, "\n", eraseRest+"\n") + "\x1b[J"
 }
 
-type lockWriter func(w io.Writer, target string, locks []*lockView) error
+type lockWriter func(w io.Writer, target string, locks []*inspect.Lock) error
 
 func (f *viewFlags) writer(all, some bool) (lockWriter, error) {
 	switch f.output {
@@ -298,9 +187,9 @@ func (f *viewFlags) writer(all, some bool) (lockWriter, error) {
 		}
 		return t.write, nil
 	case "json":
-		return func(w io.Writer, _ string, locks []*lockView) error { return writeJSON(w, locks) }, nil
+		return func(w io.Writer, _ string, locks []*inspect.Lock) error { return writeJSON(w, locks) }, nil
 	case "prometheus":
-		return func(w io.Writer, _ string, locks []*lockView) error { return writePrometheus(w, locks) }, nil
+		return func(w io.Writer, _ string, locks []*inspect.Lock) error { return inspect.WriteMetrics(w, locks) }, nil
 	}
 	return nil, usagef("--output %s: table, wide, json or prometheus", printable(f.output))
 }
@@ -323,7 +212,7 @@ func escapeJSON(encoded []byte) []byte {
 	var b []byte
 	for _, r := range string(encoded) {
 		switch {
-		case r == '\n' || session.Shows(r):
+		case r == '\n' || visible.Rune(r):
 			b = utf8.AppendRune(b, r)
 		case r > 0xffff:
 			first, second := utf16.EncodeRune(r)
@@ -342,9 +231,9 @@ type table struct {
 	of        string
 }
 
-func (o table) write(w io.Writer, target string, locks []*lockView) error {
+func (o table) write(w io.Writer, target string, locks []*inspect.Lock) error {
 	if len(locks) == 0 {
-		_, err := fmt.Fprintf(w, "no locks %sin %s\n", o.of, session.Visible(target))
+		_, err := fmt.Fprintf(w, "no locks %sin %s\n", o.of, visible.Text(target))
 		return err
 	}
 	heading := []string{"KEY", "MODE", "HOLDER", "FOR", "TOKEN", "WAIT"}
@@ -359,13 +248,13 @@ func (o table) write(w io.Writer, target string, locks []*lockView) error {
 	for _, l := range locks {
 		holders := l.Holders
 		if len(holders) == 0 {
-			holders = []holderView{{}}
+			holders = []inspect.View{{}}
 		}
 		for i, h := range holders {
 			hidden = hidden || h.Hidden
-			row := []string{l.name(), l.Mode, holderCell(h), "", "", strconv.Itoa(len(l.Waiters))}
-			if h.Since != nil {
-				row[3] = brief(h.view.HeldFor())
+			row := []string{nameOf(l), l.Mode, holderCell(h), "", "", strconv.Itoa(len(l.Waiters))}
+			if !h.Since.IsZero() {
+				row[3] = brief(h.HeldFor())
 			}
 			if h.Token != 0 {
 				row[4] = strconv.FormatInt(h.Token, 10)
@@ -377,14 +266,14 @@ func (o table) write(w io.Writer, target string, locks []*lockView) error {
 				row = append(row, l.Database)
 			}
 			if o.wide {
-				row = append(row, l.Scheme, l.id.String(), h.User, h.Role, h.Client, h.Note)
+				row = append(row, l.Scheme, l.Number().String(), h.User, h.Role, h.Client, h.Note)
 			}
 			rows = append(rows, row)
 		}
 	}
 	for _, row := range rows {
 		for i, cell := range row {
-			row[i] = session.Visible(cell)
+			row[i] = visible.Text(cell)
 		}
 	}
 	o.fit(rows)
@@ -432,15 +321,15 @@ func (o table) fit(rows [][]string) {
 	}
 }
 
-func holderCell(h holderView) string {
+func holderCell(h inspect.View) string {
 	text := fmt.Sprintf("backend %d %s", h.Backend, h.Application)
 	switch {
 	case h.Backend == 0:
 		return "-"
 	case h.PID != 0:
-		return fmt.Sprintf("%s:%d %s", h.Host, h.PID, h.Command)
-	case h.Pglead:
-		text = h.Host
+		return fmt.Sprintf("%s:%d %s", h.Where(), h.PID, h.Command)
+	case h.Pglead():
+		text = h.Where()
 	}
 	if h.Hidden {
 		text = "* " + text
@@ -479,64 +368,11 @@ func brief(d time.Duration) string {
 	return d.String()
 }
 
-// writePrometheus writes the text format that node_exporter's textfile
-// collector reads.
-// https://prometheus.io/docs/instrumenting/exposition_formats/
-func writePrometheus(w io.Writer, locks []*lockView) error {
-	var b strings.Builder
-	escapes := strings.NewReplacer("\\", "\\\\", "\"", "\\\"")
-	// The format has an escape for a line's end, and for nothing else that
-	// is not to be seen; and one label that is no UTF-8 spoils all the page.
-	label := func(s string) string {
-		lines := strings.Split(s, "\n")
-		for i, line := range lines {
-			lines[i] = escapes.Replace(session.Visible(line))
-		}
-		return strings.Join(lines, `\n`)
-	}
-	labels := func(l *lockView, more ...string) string {
-		key := ""
-		if l.Key != nil {
-			key = *l.Key
-		}
-		pairs := append([]string{"database", l.Database, "key", key, "id", l.id.String()}, more...)
-		var text []string
-		for pair := range slices.Chunk(pairs, 2) {
-			text = append(text, fmt.Sprintf(`%s="%s"`, pair[0], label(pair[1])))
-		}
-		return "{" + strings.Join(text, ",") + "}"
-	}
-	metric := func(name, help string, each func(l *lockView, sample func(value any, more ...string))) {
-		fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
-		// Of two equal series the page would have to be refused.
-		written := map[string]bool{}
-		for _, l := range locks {
-			each(l, func(value any, more ...string) {
-				if series := name + labels(l, more...); !written[series] {
-					written[series] = true
-					fmt.Fprintf(&b, "%s %v\n", series, value)
-				}
-			})
-		}
-	}
-	metric("pglead_lock_holders", "Sessions that hold the lock.", func(l *lockView, sample func(any, ...string)) { sample(len(l.Holders)) })
-	metric("pglead_lock_waiters", "Sessions that wait for the lock.", func(l *lockView, sample func(any, ...string)) { sample(len(l.Waiters)) })
-	metric("pglead_lock_held_seconds", "For how long a session has held the lock, where it says so.", func(l *lockView, sample func(any, ...string)) {
-		for _, h := range l.Holders {
-			if h.Since != nil {
-				sample(h.Seconds, "host", h.Host, "backend", strconv.FormatUint(uint64(h.Backend), 10))
-			}
-		}
-	})
-	_, err := io.WriteString(w, b.String())
-	return err
-}
-
 // claimOf are the locks that a key of who or stepdown means.
 func (f *viewFlags) claimOf(key string) (lock.Claim, error) {
 	f.keys = []string{key}
-	if f.slots < 1 || f.slots > mostSlots {
-		return lock.Claim{}, usagef("--slots %d: from 1 to %d", f.slots, mostSlots)
+	if f.slots < 1 || f.slots > inspect.MostSlots {
+		return lock.Claim{}, usagef("--slots %d: from 1 to %d", f.slots, inspect.MostSlots)
 	}
 	return f.claim()
 }
@@ -582,8 +418,8 @@ lock is free.`,
 	return cmd
 }
 
-func (f *viewFlags) who(stdout io.Writer, key, target string, locks []*lockView) error {
-	held := slices.ContainsFunc(locks, func(l *lockView) bool { return len(l.Holders) > 0 })
+func (f *viewFlags) who(stdout io.Writer, key, target string, locks []*inspect.Lock) error {
+	held := slices.ContainsFunc(locks, func(l *inspect.Lock) bool { return len(l.Holders) > 0 })
 	if f.output == "json" {
 		if err := writeJSON(stdout, locks); err != nil {
 			return err
@@ -595,14 +431,14 @@ func (f *viewFlags) who(stdout io.Writer, key, target string, locks []*lockView)
 				switch {
 				case l.Slot > 0:
 					as = fmt.Sprintf("slot %d: ", l.Slot)
-				case h.view.Shared:
+				case h.Shared:
 					as = "shared: "
 				}
-				fmt.Fprintln(stdout, as+h.view.String()+waitersText(len(l.Waiters)))
+				fmt.Fprintln(stdout, as+h.String()+waitersText(len(l.Waiters)))
 			}
 		}
 		if !held {
-			fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), session.Visible(target))
+			fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), visible.Text(target))
 		}
 	}
 	if !held {

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner"
-	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // voice is all that pglead says on standard error. Standard output belongs to
@@ -312,4 +312,4 @@ func printable(s string) string {
 }
 
 // oneLine keeps what servers and operating systems say to one line.
-func oneLine(s string) string { return session.Visible(s) }
+func oneLine(s string) string { return visible.Text(s) }

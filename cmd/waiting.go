@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -56,8 +57,8 @@ func (s *standing) over() {
 }
 
 // line describes the wait from what the server shows.
-func (s *standing) line(backend uint32, views []session.View) string {
-	return s.waiting() + s.position(backend, views, session.View.String)
+func (s *standing) line(backend uint32, views []inspect.View) string {
+	return s.waiting() + s.position(backend, views, inspect.View.String)
 }
 
 func (s *standing) waiting() string {
@@ -68,7 +69,7 @@ func (s *standing) waiting() string {
 }
 
 // position is the place in line, and who has the locks.
-func (s *standing) position(backend uint32, views []session.View, name func(session.View) string) (text string) {
+func (s *standing) position(backend uint32, views []inspect.View, name func(inspect.View) string) (text string) {
 	holders, before, waiters := s.sort(backend, views)
 	switch {
 	case waiters <= 1:
@@ -88,21 +89,21 @@ func (s *standing) position(backend uint32, views []session.View, name func(sess
 
 // sort finds who holds the locks, and the place in line of a backend: how many
 // have waited longer, or -1 if it is in none.
-func (s *standing) sort(backend uint32, views []session.View) (holders []session.View, before, waiters int) {
-	var own *session.View
-	var others []session.View
-	for _, l := range locksOf(views) {
+func (s *standing) sort(backend uint32, views []inspect.View) (holders []inspect.View, before, waiters int) {
+	var own *inspect.View
+	var others []inspect.View
+	for _, l := range inspect.Locks(views) {
 		for _, h := range l.Holders {
 			if h.Backend != backend {
-				holders = append(holders, h.view)
+				holders = append(holders, h)
 			}
 		}
 		for _, w := range l.Waiters {
 			waiters++
 			if w.Backend == backend {
-				own = &w.view
+				own = &w
 			} else {
-				others = append(others, w.view)
+				others = append(others, w)
 			}
 		}
 	}
@@ -127,7 +128,7 @@ func (s *standing) live(ctx context.Context, backend uint32) {
 			viewer.Close()
 		}
 	}()
-	var views []session.View
+	var views []inspect.View
 	var looked time.Time
 	tick := time.NewTicker(redraw)
 	defer tick.Stop()
@@ -186,14 +187,14 @@ func (s *standing) show(text func() string) {
 }
 
 // look asks the server, and gives up a viewer with which that fails.
-func (s *standing) look(ctx context.Context, viewer *session.Viewer) ([]session.View, *session.Viewer) {
+func (s *standing) look(ctx context.Context, viewer *session.Viewer) ([]inspect.View, *session.Viewer) {
 	if viewer == nil {
 		var err error
 		if viewer, err = session.OpenViewer(ctx, s.cfg); err != nil {
 			return nil, nil // the line does without
 		}
 	}
-	views, err := viewer.Locks(ctx, false, s.claim.Sought())
+	views, err := inspect.Views(ctx, viewer, s.claim.Sought())
 	if err != nil {
 		viewer.Close()
 		return nil, nil
@@ -202,7 +203,7 @@ func (s *standing) look(ctx context.Context, viewer *session.Viewer) ([]session.
 }
 
 // rare writes a line to a log when it is time for one.
-func (s *standing) rare(backend uint32, views []session.View) {
+func (s *standing) rare(backend uint32, views []inspect.View) {
 	waited := time.Since(s.since())
 	if waited < s.due() {
 		return

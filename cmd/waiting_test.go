@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -120,16 +121,16 @@ func TestOutage(t *testing.T) {
 func TestWaitingLine(t *testing.T) {
 	id := lockkey.SipHash24("k")
 	now := time.Now()
-	holder := session.View{
+	holder := inspect.View{
 		ID: id, Granted: true, Backend: 1, Described: true, Now: now,
-		Description: session.Description{Keys: []string{"k"}, Host: "web1", Command: "job", PID: 7, User: "cron"},
+		Description: inspect.Description{Keys: []string{"k"}, Host: "web1", Command: "job", PID: 7, User: "cron"},
 	}
 	shared := holder
 	shared.Backend, shared.Shared = 4, true
-	waiter := func(backend uint32, waiting time.Duration) session.View {
-		return session.View{ID: id, Backend: backend, Waiting: waiting, Now: now}
+	waiter := func(backend uint32, waiting time.Duration) inspect.View {
+		return inspect.View{ID: id, Backend: backend, Waiting: waiting, Now: now}
 	}
-	for want, views := range map[string][]session.View{
+	for want, views := range map[string][]inspect.View{
 		"waiting": {},
 		"waiting; held by web1 (job, process 7 of cron)":                                      {holder},
 		"waiting; held by web1 (job, process 7 of cron) and 1 more":                           {holder, shared},

@@ -15,7 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 )
 
 // randomKeys are keys of 1 to 300 characters from all planes of Unicode, each
@@ -144,23 +144,10 @@ func TestGolangMigrate(t *testing.T) {
 	compare(t, keys, want, got)
 }
 
-func server(t *testing.T) *pgtest.Server {
-	t.Helper()
-	s, remove, err := pgtest.Throwaway(nil)
-	if errors.Is(err, pgtest.ErrNoPrograms) {
-		t.Fatalf("%v - to install them: %s", err, pgtest.InstallHint())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
-	return s
-}
-
 // TestPostgreSQL compares with a server's own hash functions, and looks up
 // every scheme's locks in pg_locks.
 func TestPostgreSQL(t *testing.T) {
-	s := server(t)
+	s := testserver.Start(t, nil)
 	keys := randomKeys(t, 6000, "")
 	var literals []string
 	for _, key := range keys {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -16,6 +17,9 @@ type Config struct {
 
 	Session session.Config // LostGrace included
 	Wait    time.Duration  // for the lock: 0 tries once, Forever has no end
+
+	// Description is what the session says of itself, to which a grant adds.
+	Description inspect.Description
 
 	// Splay is the most that Run waits, at random, before the first try. Without
 	// it the fastest node would do all the work.

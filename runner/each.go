@@ -11,6 +11,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -112,10 +113,11 @@ type each struct {
 func (e *each) passes(ctx context.Context, shared *connection) {
 	began := time.Now()
 	items := e.cfg.Items
-	for pause := lock.PollLeast; ; pause = min(2*pause, lock.PollMost) {
+	for polls := lock.Polls(); ; {
 		again := e.pass(ctx, shared, items)
 		left := e.cfg.Wait - time.Since(began)
-		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !lock.Sleep(ctx, min(lock.Jitter(pause, 3*pause), left)) {
+		least := polls.Next()
+		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(least, 3*least), left)) {
 			return
 		}
 		items = slices.Values(again)
@@ -265,9 +267,9 @@ func (e *each) work(ctx context.Context, j *job, b *lock.Bid) (err error) {
 
 // describe has a session say which items it is at.
 func (e *each) describe(s *session.Session) {
-	d := e.cfg.Session.Description
+	d := e.cfg.Description
 	d.Keys, d.Since = e.jobs.keys(s), time.Now()
-	s.Describe(d)
+	s.SetComment(d.Comment())
 }
 
 func (e *each) count(change func(*Tally)) {

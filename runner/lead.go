@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -50,7 +51,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	}
 	defer p.hooks.Wait()
 	p.cfg.Wait, p.reached = lock.Forever, new(bool)
-	if err := p.rest(lock.Jitter(0, cfg.FirstDelay)); err != nil {
+	if err := p.rest(pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; pause = min(2*pause, restartMost) {

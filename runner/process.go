@@ -10,6 +10,7 @@ import (
 
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -43,8 +44,8 @@ func begin(cfg Config) (*process, error) {
 // locking is what the lock needs to know.
 func (p *process) locking() lock.Config {
 	return lock.Config{
-		Claim: p.cfg.Claim, Session: p.cfg.Session, Wait: p.cfg.Wait, LockDelay: p.cfg.LockDelay,
-		Explain: p.cfg.Explain, Parting: p.parting, Reached: p.reached, Observer: p.cfg.Watch.Observer, Log: p.cfg.Log,
+		Claim: p.cfg.Claim, Session: p.cfg.Session, Description: p.cfg.Description, Wait: p.cfg.Wait,
+		LockDelay: p.cfg.LockDelay, Explain: p.cfg.Explain, Parting: p.parting, Reached: p.reached, Observer: p.cfg.Watch.Observer, Log: p.cfg.Log,
 	}
 }
 
@@ -64,7 +65,7 @@ func (p *process) rest(d time.Duration) error {
 	p.cfg.Watch.alive(d + locking.AttemptMost())
 	ctx, listener := interruptible(p.caught)
 	defer listener.handOver()
-	if d > 0 && !lock.Sleep(ctx, d) {
+	if d > 0 && !pace.Sleep(ctx, d) {
 		return context.Cause(ctx)
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -30,7 +31,7 @@ func Run(cfg Config) (Outcome, error) {
 	}
 	defer p.hooks.Wait()
 	p.parting = true
-	if err := p.rest(lock.Jitter(0, cfg.Splay)); err != nil {
+	if err := p.rest(pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
 	return p.once()

@@ -1,5 +1,5 @@
-// Package checkup is the form of what pglead doctor finds. The session
-// examines the server and the child the machine, and neither knows the other.
+// Package checkup is the form of what pglead doctor finds. Package doctor examines
+// the server and package child the machine, and child doesn't know doctor.
 package checkup
 
 import "fmt"

@@ -6,13 +6,14 @@ import (
 	"os"
 	"path"
 	"strings"
+	"syscall"
 )
 
 // Where this process may make a control group (as root, or in a subtree that
 // has been delegated to the user), the command gets one of its own below
 // pglead's. Its cgroup.kill kills everything in it at one stroke: faster than
 // rounds, faster than a fork bomb, and without regard to setuid. What the
-// command moves elsewhere is still a descendant, and the rounds' to kill.
+// command moves elsewhere is still a descendant, and killed in the rounds.
 // https://docs.kernel.org/admin-guide/cgroup-v2.html#core-interface-files
 
 // ownCgroup is the directory of this process's group, or empty where version 2
@@ -42,10 +43,9 @@ func ownCgroup() string {
 	return ""
 }
 
-// newCgroup names a group for a guard to make below pglead's own; nothing is made
-// yet. Nobody else has a group of that name, so that whoever is told it may kill
-// what is in there: a process number would be another guard's, too, in another PID
-// namespace that shares the group.
+// newCgroup names a group that a guard may make below pglead's own. The name is drawn
+// at random, so that no other guard's command is killed by it: a process number could
+// be another guard's, too, in another PID namespace that shares pglead's group.
 func newCgroup(own string) string {
 	if own == "" {
 		return ""
@@ -53,8 +53,8 @@ func newCgroup(own string) string {
 	return fmt.Sprintf("%s/pglead-%016x%016x", own, rand.Uint64(), rand.Uint64())
 }
 
-// makeCgroup makes a guard's group and opens its directory; nil where it may
-// not.
+// makeCgroup makes a group and opens its directory. It returns nil where that is not
+// permitted, or the group couldn't be killed.
 func makeCgroup(group string) *os.File {
 	if group == "" || os.Mkdir(group, 0o755) != nil {
 		return nil
@@ -70,8 +70,12 @@ func makeCgroup(group string) *os.File {
 	return dir
 }
 
-// killCgroup kills all that is in the group, and removeCgroup removes it; both
-// do nothing where there is none.
+// setCgroup has the kernel start the command in a control group.
+func setCgroup(attr *syscall.SysProcAttr, dir *os.File) {
+	attr.UseCgroupFD, attr.CgroupFD = true, int(dir.Fd())
+}
+
+// killCgroup kills all that is in the group, if there is one.
 func killCgroup(group string) {
 	if group != "" {
 		if file, err := os.OpenFile(group+"/cgroup.kill", os.O_WRONLY, 0); err == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/checkup"
 )
 
-// Examine looks at what the guard needs of this machine, and tries one.
+// Examine checks what a guard needs of this machine, and tries one.
 func Examine() []checkup.Check {
 	var list []checkup.Check
 	add := func(name string, check checkup.Check) {
@@ -27,7 +27,7 @@ func Examine() []checkup.Check {
 	} else {
 		proc := examineProc()
 		add("/proc", proc)
-		if proc.Status != checkup.Fail { // else the trial waits for what it can't find
+		if proc.Status != checkup.Fail { // else the trial would wait for processes that it can't find
 			add("guard", tryGuard())
 		}
 		add("cgroup", examineCgroup())
@@ -41,9 +41,9 @@ func Examine() []checkup.Check {
 // guardTrial is how long the trial's processes may take on a busy machine.
 const guardTrial = 10 * time.Second
 
-// tryGuard has a guard run a command that leaves a daemon behind, which it has
-// to find and to end. That takes the subreaper, and the start itself takes the
-// death signal, the timer of the boot time clock and the second process.
+// tryGuard has a guard run a command that leaves a daemon behind, which the guard has
+// to find and to end. For that it needs the subreaper, and for its start the death
+// signal, the timer of the boot time clock and a second process.
 func tryGuard() checkup.Check {
 	const advice = "pglead starts no command without its guard: does a sandbox (seccomp, a container's policy) or a limit on processes forbid it?"
 	shell, err := Lookup("sh")
@@ -51,11 +51,11 @@ func tryGuard() checkup.Check {
 		return checkup.Notef("", "not tried: there is no sh on this machine")
 	}
 	began := time.Now()
-	guards, err := NewGuards()
+	supervisor, err := NewSupervisor()
 	if err != nil {
 		return checkup.Failf(advice, "%s", err)
 	}
-	g, err := guards.New(nil)
+	g, err := supervisor.New(nil)
 	if err != nil {
 		return checkup.Failf(advice, "%s", err)
 	}
@@ -116,7 +116,7 @@ func examineCgroup() checkup.Check {
 	return checkup.Okf("each command gets a group of its own, killed at one stroke")
 }
 
-// What pglead, its guard and a command that does little need.
+// What pglead, its guard and a small command need.
 const (
 	fewFiles     = 64
 	fewProcesses = 64

@@ -15,7 +15,8 @@ import (
 // LookupError says why a command can't be run.
 type LookupError struct {
 	Name string
-	// NotFound tells 127, no such command, from 126, not executable.
+	// NotFound says that there is no such command (status 127) rather than one that
+	// can't be executed (126).
 	NotFound bool
 	err      error
 }
@@ -29,8 +30,8 @@ func (e *LookupError) Error() string {
 }
 func (e *LookupError) Unwrap() error { return e.err }
 
-// defaultPath is execvp's where PATH is not set, as under some init systems
-// (exec(3)).
+// defaultPath is what execvp searches where PATH is not set, as under some init
+// systems (exec(3)).
 const defaultPath = "/bin:/usr/bin"
 
 // Lookup finds the file that execvp would run. Errors are of type
@@ -79,11 +80,11 @@ func executable(file string) (there bool, err error) {
 	return true, unix.Faccessat(unix.AT_FDCWD, file, unix.X_OK, unix.AT_EACCESS)
 }
 
-// interpreted says of a script whose interpreter is missing what exec would say of
-// the script: that it is missing, which is hard to believe.
+// interpreted returns an error for a script whose interpreter is missing. exec would
+// say that the script is missing, which is hard to believe.
 func interpreted(file string) error {
 	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil { // what can be executed need not be readable
+	if err != nil { // a file that can be executed need not be readable
 		return nil
 	}
 	defer f.Close()

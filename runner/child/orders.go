@@ -2,6 +2,7 @@ package child
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"slices"
 	"time"
@@ -20,8 +21,8 @@ type order struct {
 // Signal sends a signal to the command itself.
 func (c *Child) Signal(sig unix.Signal) { c.order(msgSignal, int64(sig)) }
 
-// killPatience is how long after an order to kill the guard may take to do it
-// or to say why it can't: it says so after unkillableAfter.
+// killPatience is the time that the guard has, after an order to kill, to do it
+// or to say why it can't, which it says after unkillableAfter.
 const killPatience = 2 * unkillableAfter
 
 // Kill kills the tree.
@@ -41,43 +42,33 @@ func (c *Child) Lose() {
 	c.writeMu.Lock()
 	deadline := max(c.cfg.Deadline, time.Duration(c.renewed))
 	c.writeMu.Unlock()
-	grace := max(0, min(c.cfg.LostGrace, deadline+c.cfg.LeaseGrace-boottime.Now())) // as the guard has it
+	grace := max(0, min(c.cfg.LostGrace, deadline+c.cfg.LeaseGrace-boottime.Now())) // as in guardProcess.lose
 	time.AfterFunc(grace+patience, c.killGuard)
 }
 
-// killGuard is for a guard that doesn't do what it is told: its work falls to
-// this process then.
-func (c *Child) killGuard() {
-	c.guardMu.Lock()
-	defer c.guardMu.Unlock()
-	if !c.guardGone && !c.excused {
-		_ = unix.Kill(c.guard, unix.SIGKILL)
-	}
-}
-
 // order tells the guard to do something. It never blocks: the guard may be
-// stopped, and this process has to go on, to notice that the lock is lost. What
-// the socket has no room for is said when there is room, and once, as the kernel
-// does with pending signals. If writing fails otherwise the guard is dead or
-// done, and listen is about to find out.
+// stopped, and this process has to go on, to notice that the lock is lost. An order
+// that the socket has no room for is sent later and, as the kernel does with pending
+// signals, only once. If writing fails for another reason, the guard is dead or done,
+// and listen is about to find out.
 func (c *Child) order(k kind, n int64) {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
 	o := order{k, n}
 	switch {
-	case !c.saying:
-		if errors.Is(c.tryToSay(o), unix.EAGAIN) {
-			c.unsaid, c.saying = append(c.unsaid, o), true
-			go c.sayRest()
+	case !c.sending:
+		if errors.Is(c.trySend(o), unix.EAGAIN) {
+			c.unsent, c.sending = append(c.unsent, o), true
+			go c.sendRest()
 		}
-	case !slices.Contains(c.unsaid, o):
-		c.unsaid = append(c.unsaid, o)
+	case !slices.Contains(c.unsent, o):
+		c.unsent = append(c.unsent, o)
 	}
 }
 
-// tryToSay writes a message if there is room for it. It is too short to be
+// trySend sends an order if there is room for it. An order is too short to be
 // written in part.
-func (c *Child) tryToSay(o order) error {
+func (c *Child) trySend(o order) error {
 	raw, err := c.control.SyscallConn()
 	if err != nil {
 		return err
@@ -94,18 +85,49 @@ func (c *Child) tryToSay(o order) error {
 	return err
 }
 
-// sayRest waits until the guard reads, or is dead: then hangUp ends the wait.
-func (c *Child) sayRest() {
+// sendRest waits until the guard reads. Where the guard is dead, hangUp ends the
+// wait.
+func (c *Child) sendRest() {
 	for {
 		c.writeMu.Lock()
-		if len(c.unsaid) == 0 {
-			c.saying = false
+		if len(c.unsent) == 0 {
+			c.sending = false
 			c.writeMu.Unlock()
 			return
 		}
-		o := c.unsaid[0]
-		c.unsaid = c.unsaid[1:]
+		o := c.unsent[0]
+		c.unsent = c.unsent[1:]
 		c.writeMu.Unlock()
 		_ = writeNumber(c.control, o.kind, o.n)
+	}
+}
+
+// renewalStep is the least by which a deadline has to move to be sent. Every answer
+// of the server moves it, thousands in a second if a session works on many items,
+// and the pipe, which the guard reads once in a deadline, must not fill up: it has
+// room for 8,192, or for 512 where the user has many pipes (pipe(7)).
+const renewalStep = 250 * time.Millisecond
+
+// Renew moves the deadline.
+func (c *Child) Renew(deadline time.Duration) {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	if c.renewals < 0 || int64(deadline)-c.renewed < int64(renewalStep) {
+		return
+	}
+	if _, err := unix.Write(c.renewals, binary.NativeEndian.AppendUint64(nil, uint64(deadline))); err == nil {
+		c.renewed = int64(deadline)
+	}
+}
+
+// hangUp closes this side's ends of the socket pair and the pipe, as far as there
+// are any yet.
+func (c *Child) hangUp() {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	_ = c.control.Close()
+	if c.renewals >= 0 {
+		_ = unix.Close(c.renewals)
+		c.renewals = -1
 	}
 }

@@ -11,13 +11,12 @@ import (
 )
 
 // The terminal sends SIGINT, SIGQUIT and SIGWINCH to its whole foreground group,
-// kill(1) to one process. os/signal does not tell, so a handler of a few
-// instructions comes before that of Go's runtime and takes down the si_code. It
-// calls nothing, touches no stack, and goes on to the runtime's.
+// kill(1) sends them to one process. os/signal doesn't say which it was, so a handler
+// of a few instructions notes the si_code and then jumps to that of Go's runtime. It
+// calls nothing and touches no stack.
 
-// senders has, for each signal, the si_code of the last one that came, and
-// goHandler what noteSender goes on to. They belong to the signal handler, which
-// knows no other place.
+// senders has, for each signal, the si_code of the last one that came. goHandler is
+// what noteSender jumps to. A signal handler can reach nothing but globals.
 //
 //nolint:gochecknoglobals // see above
 var (
@@ -29,7 +28,8 @@ var (
 // noteSenderAddress is where noteSender begins (sender_linux_*.s).
 var noteSenderAddress uintptr //nolint:gochecknoglobals // set by the linker
 
-// noteSenders puts the handler before the runtime's, for signals that are caught.
+// noteSenders puts the handler before the runtime's, for those of the signals that
+// are caught.
 func noteSenders(signals ...unix.Signal) {
 	for _, sig := range signals {
 		if notesSender(sig) != nil {
@@ -70,11 +70,11 @@ func getAction(sig unix.Signal, action *[64]byte) error {
 	return nil
 }
 
-// byTerminal says of a signal that has been caught whether the kernel has sent it
-// to the terminal's foreground group (SI_KERNEL), and not a process.
+// byTerminal says whether a signal that has been caught was sent by the kernel to the
+// terminal's foreground group (SI_KERNEL), and not by a process.
 func byTerminal(sig unix.Signal) bool {
 	if !noted.Load() {
 		return inForeground()
 	}
-	return atomic.LoadInt32(&senders[sig]) > 0 // SI_USER is 0, those of other calls are below (sigaction(2))
+	return atomic.LoadInt32(&senders[sig]) > 0 // SI_USER is 0, and other calls have codes below it (sigaction(2))
 }

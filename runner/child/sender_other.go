@@ -6,5 +6,6 @@ import "golang.org/x/sys/unix"
 
 func noteSenders(...unix.Signal) {}
 
-// byTerminal takes what comes to the terminal's foreground group for the terminal's.
+// byTerminal takes each signal for the terminal's while this process is in the
+// terminal's foreground group.
 func byTerminal(unix.Signal) bool { return inForeground() }

@@ -8,10 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarded are the signals that are passed on to the command, and so are the
-// real-time signals. Signals that are not here do to pglead what they do to any
-// process. Notify without such a list would also catch SIGURG, which Go's
-// runtime sends to itself.
+// forwarded are the signals that are passed on to the command, beside the real-time
+// signals. Other signals do to pglead what they do to any process. Without a list
+// signal.Notify would also catch SIGURG, which Go's runtime sends to itself.
 func forwarded() []os.Signal {
 	return []os.Signal{
 		unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGUSR1, unix.SIGUSR2,
@@ -19,19 +18,18 @@ func forwarded() []os.Signal {
 	}
 }
 
-// realTimeAfter spares short commands what the real-time signals cost, of which
-// there are 31. Go's runtime lets them come to nothing until then.
+// realTimeAfter is when the real-time signals are caught. There are 31, and a short
+// command needn't pay for them. Until then Go's runtime ignores them.
 const realTimeAfter = time.Second
 
 // Signals catches what is to be forwarded, from the closing of ready to the end
-// of this process, and the real-time signals from a second later on. What was
-// ignored when this process started (nohup) stays ignored, here and in the
+// of this process, and the real-time signals from realTimeAfter later on. Signals
+// that were ignored when this process started (nohup) stay ignored, here and in the
 // command.
 //
 // For each signal Go's runtime goes to a thread of its own and back, which takes
-// some 50 µs of processor time. So they are caught while the connection is made;
-// a signal that comes before does what it does to a process that has only just
-// begun.
+// some 50 µs of processor time. So they are caught while the connection is made. A
+// signal that comes before does what it does to any process.
 func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 	c, all := make(chan os.Signal, 64), make(chan struct{})
 	catch := func(list []os.Signal) {
@@ -59,43 +57,8 @@ func Interrupts(sig unix.Signal) bool {
 	return true
 }
 
-// Forward passes a caught signal on, unless the terminal has done so already:
-// it sends SIGINT, SIGQUIT and SIGWINCH to its whole foreground group, which
-// the command is in, and a second SIGINT means something else to many.
-func (c *Child) Forward(sig unix.Signal) {
-	switch sig {
-	case unix.SIGINT, unix.SIGQUIT, unix.SIGWINCH:
-		if byTerminal(sig) {
-			return
-		}
-	}
-	c.Signal(sig)
-}
-
-// inForeground says whether this process's group is the one that the terminal
-// sends its signals to.
-func inForeground() bool {
-	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
-	if err != nil {
-		return false
-	}
-	defer tty.Close()
-	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
-	return err == nil && group == unix.Getpgrp()
-}
-
-// StopWith stops this process as the command has been stopped, so that the
-// shell gets its terminal back. Where the terminal has stopped both together
-// the command is running again by now. Without a terminal a stopped command is
-// somebody's doing who knows what for.
-func (c *Child) StopWith() {
-	if inForeground() && isStopped(c.pid) {
-		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
-	}
-}
-
-// ReapOrphans makes the first process of a container, whose children all
-// orphans in it become, collect them when they die. For others it does nothing.
+// ReapOrphans has the first process of a container reap the container's orphans,
+// which become its children, when they die. In other processes it does nothing.
 func ReapOrphans() {
 	if os.Getpid() != 1 {
 		return
@@ -111,10 +74,9 @@ func ReapOrphans() {
 	}()
 }
 
-// DieOf ends this process by a signal, so that whoever waits for it sees the
-// death that the command died; a shell's loop ends on Ctrl-C only if it sees
-// that. It returns where that is impossible, as for the first process of a
-// container.
+// DieOf ends this process by the signal that the command died of, so that the parent
+// sees that death: only then does Ctrl-C end a shell's loop. It returns where that is
+// impossible, as for the first process of a container.
 func DieOf(sig unix.Signal) {
 	dumpNoCore() // the command's core file is the one that matters
 	if sig != unix.SIGKILL {
@@ -124,8 +86,8 @@ func DieOf(sig unix.Signal) {
 		}
 	}
 	if unix.Kill(os.Getpid(), sig) == nil && os.Getpid() != 1 {
-		// A signal to oneself arrives on any thread, so not always before
-		// kill(2) returns; one that is blocked never does.
+		// A signal to this process may arrive on another thread, after kill(2)
+		// has returned. One that is blocked never arrives.
 		time.Sleep(time.Second)
 	}
 }

@@ -11,6 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// How a tree is killed, by a guard or in its place.
+const (
+	// A kill that has not emptied the tree is repeated after retryFirst,
+	// then at twice the interval, up to retryMost.
+	retryFirst = time.Millisecond
+	retryMost  = 100 * time.Millisecond
+	// After stubbornRounds rounds the tree is taken to fork faster than it is
+	// killed; after unkillableAfter what is left is reported.
+	stubbornRounds  = 30
+	unkillableAfter = time.Second
+	// stopMost bounds one attempt to stop a tree that forks and exits all the time,
+	// and killMost one round of kills.
+	stopMost = 500 * time.Millisecond
+	killMost = 20 * time.Millisecond
+)
+
 type process struct {
 	pid, parent int
 	state       byte // as ps and proc(5) have it: Z is a zombie, T is stopped
@@ -18,11 +34,12 @@ type process struct {
 	name        string
 }
 
-// alive: when a process's first thread has ended it looks like a zombie, and its
-// other threads go on.
+// alive counts a process whose first thread has ended as long as others go on,
+// though it looks like a zombie.
 func (p process) alive() bool { return p.state != 'Z' && p.state != 'X' || p.threads > 1 }
 
-// descendants lists the living processes below this one.
+// descendants lists the living processes below this one, without those in skip and
+// what is below them.
 func descendants(skip []int) []process {
 	byParent := map[int][]process{}
 	for _, p := range processes() {
@@ -45,11 +62,8 @@ func descendants(skip []int) []process {
 	return found
 }
 
-// stopMost bounds one attempt to stop a tree that forks and exits all the time.
-const stopMost = 500 * time.Millisecond
-
-// stopDescendants stops everything below this process, until there is nothing
-// new: a tree that forks faster than it is killed holds still after that.
+// stopDescendants stops everything below this process until nothing new shows up:
+// after that even a tree that forks faster than it is killed holds still.
 func stopDescendants(skip []int) {
 	stopped := map[int]bool{}
 	for began, progress := time.Now(), true; progress && time.Since(began) < stopMost; {
@@ -63,12 +77,9 @@ func stopDescendants(skip []int) {
 	}
 }
 
-// killMost bounds one round of kills.
-const killMost = 20 * time.Millisecond
-
 // killChildren kills the direct children and, for as long as new ones show up,
-// those too: children of the first, and what forks and exits faster than rounds
-// come. It returns those that are not reaped yet.
+// those too: the children of the first, and whatever forks and exits faster than
+// rounds follow each other. It returns those that are not reaped yet.
 func killChildren(skip []int) (left []int) {
 	killed := map[int]bool{}
 	for began, progress := time.Now(), true; progress && time.Since(began) < killMost; {
@@ -87,8 +98,8 @@ func killChildren(skip []int) (left []int) {
 	return left
 }
 
-// describe names processes for a message: sleep (123), sh (124) and 3 more. Of one
-// that is dead and can't be reaped it says so, and who keeps it.
+// describe names processes for a message: sleep (123), sh (124) and 3 more. It says
+// which of them is dead and can't be reaped, and which process traces it.
 func describe(list []process) string {
 	const most = 5
 	var names []string
@@ -108,8 +119,7 @@ func describe(list []process) string {
 	return strings.Join(names, ", ")
 }
 
-// printable keeps a process from writing control characters into our messages
-// by way of its name.
+// printable keeps the control characters of a process's name out of messages.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {

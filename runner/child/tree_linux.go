@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,26 +24,10 @@ func checkProc() error {
 	return nil
 }
 
-// becomeSubreaper makes this process the parent of every descendant whose own
-// parent dies, daemons that forked twice included (PR_SET_CHILD_SUBREAPER(2)).
-// That is what makes a tree something that can be killed whole: whoever it
-// was that started a process, it ends up as a child here.
-func becomeSubreaper() error {
-	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-}
-
-// setThreadName changes what pkill and killall match, if the calling thread is
-// the process's first (PR_SET_NAME(2const)).
-func setThreadName(name string) {
-	if terminated, err := unix.BytePtrFromString(name); err == nil {
-		_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(terminated)), 0)
-	}
-}
-
-// children lists this process's direct children. They can be signalled by
-// number without danger: until this process reaps them, nobody else gets it.
+// children lists this process's direct children. It is safe to signal them by
+// number: until this process reaps them, no other process gets that number.
 func children() []int {
-	// Most have none, which this tells without a look at each thread.
+	// Most processes have none, and this says so without a look at each thread.
 	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil); errors.Is(err, unix.ECHILD) {
 		return nil
 	}
@@ -68,7 +50,7 @@ func children() []int {
 	return pids
 }
 
-// childrenByScan does without CONFIG_PROC_CHILDREN.
+// childrenByScan is children for kernels without CONFIG_PROC_CHILDREN.
 func childrenByScan() []int {
 	var pids []int
 	for _, p := range processes() {
@@ -125,10 +107,15 @@ func readProcess(pid int) (process, bool) {
 	return p, err == nil
 }
 
+func isStopped(pid int) bool {
+	p, ok := readProcess(pid)
+	return ok && p.state == 'T'
+}
+
 // remains lists what is left below this process: what is alive or, if nothing was
-// seen to be, the children that the kernel knows of all the same. While the whole
-// table is read, what forks and exits all the time gets out of sight; one of its
-// line is always a direct child.
+// seen to be, the direct children that the kernel lists all the same. What forks and
+// exits all the time can escape a reading of the whole process table, but it has at
+// each moment a process that is a direct child.
 func remains(skip []int) []process {
 	found := descendants(skip)
 	const most = 20 // looks for one that is alive
@@ -149,8 +136,8 @@ func remains(skip []int) []process {
 	return found
 }
 
-// tracer is the process that traces another, as a debugger does, or 0. What it
-// traces can't be reaped before it lets go (ptrace(2)).
+// tracer is the process that traces another, as a debugger does, or 0. A process
+// that is traced can't be reaped before its tracer lets go (ptrace(2)).
 func tracer(pid int) int { return statusNumber(statusNumber(pid, "TracerPid"), "Tgid") } // from thread to process
 
 // statusNumber reads a number from /proc/PID/status, or 0.
@@ -165,9 +152,9 @@ func statusNumber(pid int, name string) int {
 	return n
 }
 
-// signalDescendant signals a process that is not a direct child, whose number
-// may belong to a stranger by now: a pidfd pins it, and only if what is pinned
-// still has the same parent is it the one that was meant.
+// signalDescendant signals a process that is not a direct child, whose number may
+// be another's by now. So it pins the process by a pidfd, and signals it only if it
+// has the parent that it had, or this process for one.
 func signalDescendant(p process, sig unix.Signal) {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {
@@ -177,85 +164,4 @@ func signalDescendant(p process, sig unix.Signal) {
 	if now, ok := readProcess(p.pid); ok && (now.parent == p.parent || now.parent == os.Getpid()) {
 		_ = unix.PidfdSendSignal(fd, sig, nil, 0)
 	}
-}
-
-// hangup closes the channel that it returns when the other end has closed the
-// connection. It takes the kernel's word without reading from the socket,
-// which pglead does.
-func hangup(socket int) <-chan struct{} {
-	closed := make(chan struct{})
-	if socket < 0 {
-		return closed
-	}
-	go func() {
-		fds := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLRDHUP}}
-		for {
-			n, err := unix.Poll(fds, -1)
-			if err == unix.EINTR || err == unix.EAGAIN {
-				continue
-			}
-			if err != nil || n > 0 {
-				close(closed)
-				return
-			}
-		}
-	}()
-	return closed
-}
-
-// defaultAction gives a signal back its default action, for the whole process
-// and past Go's runtime, whose own signal.Reset leaves its handler in place for
-// signals that it treats specially, such as SIGPIPE and SIGQUIT. All zeros is
-// SIG_DFL with no flags and an empty mask on every Linux (rt_sigaction(2)).
-func defaultAction(sig unix.Signal) error {
-	_, err := setAction(sig, 0)
-	return err
-}
-
-// ignore is SIG_IGN.
-const ignore = 1
-
-// setAction returns what the action was before.
-func setAction(sig unix.Signal, handler uintptr) (old uintptr, err error) {
-	var action, before [64]byte
-	*(*uintptr)(unsafe.Pointer(&action)) = handler
-	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), uintptr(unsafe.Pointer(&before)), 8, 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return *(*uintptr)(unsafe.Pointer(&before)), nil
-}
-
-// ignoreStop keeps the terminal, or anyone else, from stopping this process with
-// its group until it is about to start the command: for SIGTSTP Go's runtime has
-// no handler that would make place for the default action in a new process.
-func ignoreStop() (reset func()) {
-	old, err := setAction(unix.SIGTSTP, ignore)
-	if err != nil {
-		return func() {}
-	}
-	return func() { _, _ = setAction(unix.SIGTSTP, old) }
-}
-
-// discardSignals makes the signals that would end this process come to nothing,
-// for this process alone: of those that Go's runtime has a handler for, which is
-// all of them but a SIGHUP or SIGINT that was ignored at the start, it restores
-// the default action in a new process (runtime.clearSignalHandlers; TestDispositions watches it).
-// SIGUSR1, SIGALRM and the like have a handler that does nothing.
-//
-// os/signal would do, but goes to a thread of its own and back for each signal,
-// which takes the start of the guard half a millisecond.
-func discardSignals() {
-	for _, sig := range []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM} {
-		if _, err := setAction(sig, ignore); err != nil && !signal.Ignored(sig) {
-			signal.Notify(make(chan os.Signal, 1), sig)
-		}
-	}
-}
-
-// dumpNoCore keeps this process from leaving a core file: the limit does for
-// files, the flag for the programs that core_pattern pipes to (core(5)).
-func dumpNoCore() {
-	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
-	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 }

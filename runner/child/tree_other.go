@@ -3,34 +3,18 @@
 package child
 
 import (
-	"os"
 	"os/exec"
-	"os/signal"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// checkProc: these systems are asked for processes without /proc.
+// checkProc has nothing to check: these systems list processes without /proc.
 func checkProc() error { return nil }
 
-// setThreadName: argv[0] is all that these systems let a process choose.
-func setThreadName(string) {}
-
-// discardSignals catches, for nobody, the signals that would end this process,
-// but for those that are ignored (nohup).
-func discardSignals() {
-	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM} {
-		if !signal.Ignored(sig) {
-			signal.Notify(make(chan os.Signal, 1), sig)
-		}
-	}
-}
-
-// children lists all descendants, not only the direct ones: where orphans go
-// to init, whoever is not killed together with its parent is lost.
+// children lists all descendants, not only the direct ones: where orphans become
+// init's children, a process that is not killed together with its parent is lost.
 func children() []int {
 	var pids []int
 	for _, p := range descendants(nil) {
@@ -39,7 +23,7 @@ func children() []int {
 	return pids
 }
 
-// processes asks ps, which is POSIX, in place of a kernel interface a system.
+// processes asks ps, which is POSIX, where each system has a kernel interface of its own.
 func processes() []process {
 	ps := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "comm=")
 	out, err := ps.Output()
@@ -61,28 +45,6 @@ func processes() []process {
 	return all
 }
 
-func remains(skip []int) []process { return descendants(skip) }
-
-func tracer(int) int { return 0 }
-
-// signalDescendant has no pidfd here to make sure that a number has not been
-// taken over by a stranger since the process table was read.
-func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }
-
-// hangup: without POLLRDHUP the end of a connection can't be seen unless it is
-// read from, which is pglead's business.
-func hangup(int) <-chan struct{} { return nil }
-
-// defaultAction: signal.Reset, which comes before, has to do.
-func defaultAction(unix.Signal) error { return nil }
-
-func dumpNoCore() { _ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{}) }
-
-func selfExe() string {
-	path, _ := os.Executable()
-	return path
-}
-
 func isStopped(pid int) bool {
 	for _, p := range processes() {
 		if p.pid == pid {
@@ -92,21 +54,10 @@ func isStopped(pid int) bool {
 	return false
 }
 
-func (g *guard) firstInstants() {}
+func remains(skip []int) []process { return descendants(skip) }
 
-// ignoreStop has SIGTSTP caught, for nobody. In a new process that has its default
-// action.
-func ignoreStop() (reset func()) {
-	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
-	return func() {}
-}
+func tracer(int) int { return 0 }
 
-// Control groups are Linux's.
-func ownCgroup() string                        { return "" }
-func newCgroup(string) string                  { return "" }
-func makeCgroup(string) *os.File               { return nil }
-func setCgroup(*syscall.SysProcAttr, *os.File) {}
-func killCgroup(string)                        {}
-func removeCgroup(string)                      {}
-
-func realTimeSignals() []os.Signal { return nil }
+// signalDescendant can't make sure that a number is still that of the process which
+// the process table showed: there are no pidfds here.
+func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }

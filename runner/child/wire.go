@@ -7,13 +7,13 @@ import (
 	"io"
 )
 
-// What pglead and the guard say to each other, over a socket pair that nobody
-// else has: a kind, the length of the body (32 bits), the body. The end of the
-// stream is a message too: the other one is dead.
+// kind begins each message between pglead and the guard. Its length (32 bits) and the
+// body follow. The messages go over a socket pair of the two alone, so the end of the
+// stream says that the other process is dead.
 //
-// Beside it there is a pipe for new deadlines (int64s, in boot time nanoseconds),
-// which the guard reads only when the last one that it knows has come: else each
-// heartbeat would wake it up, for months.
+// New deadlines (int64s, in nanoseconds of boot time) go over a pipe, which the guard
+// reads only when the deadline that it knows has passed: else each heartbeat would
+// wake it up, for months.
 type kind byte
 
 const (
@@ -32,10 +32,11 @@ const (
 	msgDone       kind = 'd' // doneReport
 )
 
-// tooLate stands in place of an errno for a deadline that had passed.
+// tooLate stands in place of an errno if the deadline had passed.
 const tooLate = -1
 
-// maxBody is more than Linux lets argv and environment be: 6 MiB (execve(2)).
+// maxBody is more than the 6 MiB that Linux permits for argv and environment
+// (execve(2)).
 const maxBody = 16 << 20
 
 func writeMessage(w io.Writer, k kind, body []byte) error {
@@ -75,16 +76,16 @@ func number(body []byte) int64 {
 	return int64(binary.BigEndian.Uint64(body))
 }
 
-// startRequest is what the guard has to know. Argv and environment travel
-// here and not in the guard's own, which ps shows and which hold the settings
-// of its Go runtime.
+// startRequest is what the guard has to know. The command's argv and environment
+// are here and not in the guard's own, which ps shows, and which hold the settings of
+// its Go runtime.
 type startRequest struct {
 	path       string
 	args       []string
 	env        []string
 	deadline   int64
 	lostGrace  int64 // nanoseconds from a loss to the kill
-	leaseGrace int64 // and from the deadline to it at most
+	leaseGrace int64 // nanoseconds from the deadline to the kill at most
 	waitForAll int64 // 1: leave leftovers alone
 	goodbye    int64 // 1: the last words end the session
 	lastWords  string

@@ -22,7 +22,8 @@ type Bid struct {
 	held  []Lock
 	slot  int // with a gate: which of the claim's locks it is, from 1
 	delay time.Duration
-	// entitled says of the locks that are held who may speak for all before:
+	// entitled says, of the locks that are held, whether this run may speak for all
+	// runs before it:
 	// see verdict.
 	entitled bool
 
@@ -64,7 +65,7 @@ func (b *Bid) missing() []Lock {
 // Try takes what is missing, one lock after the other, up to the first that
 // somebody else has, and says whether the claim is complete. It doesn't wait.
 // Locks before that one stay held, so that whoever waits for it has them, but in
-// a transaction, or for one who doesn't wait: there it is all or nothing.
+// a transaction, or without a wait: there it is all or nothing.
 func (b *Bid) Try(ctx context.Context) (bool, error) {
 	if value, known := b.s.First(); known {
 		n, err := strconv.Atoi(value)
@@ -121,7 +122,7 @@ func tryAll(locks []Lock, try func(Lock) string) string {
 }
 
 // tryAllOrNone is tryAll that gives back what it has been granted if that isn't
-// all: two who don't wait would else refuse each other, and neither would run.
+// all: else two runs that don't wait would refuse each other, and neither would start.
 func tryAllOrNone(locks []Lock) string {
 	var cases, back strings.Builder
 	for _, l := range locks {
@@ -377,7 +378,7 @@ func (b *Bid) Forget(ctx context.Context) error {
 	return b.error(err)
 }
 
-// verify asks for the roles of those who have said something that may count.
+// verify asks for the roles of sessions whose words may count.
 func (b *Bid) verify(ctx context.Context) error {
 	for _, h := range b.histories {
 		for _, pid := range h.unverified() {

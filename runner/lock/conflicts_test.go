@@ -47,7 +47,7 @@ func settle(t *testing.T, b *lock.Bid) *lock.Held {
 }
 
 func inTransaction(cfg lock.Config) lock.Config {
-	cfg.Session.Transaction, cfg.Session.Description.Transaction = true, true
+	cfg.Session.Transaction, cfg.Description.Transaction = true, true
 	return cfg
 }
 

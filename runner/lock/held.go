@@ -37,8 +37,8 @@ func (h *Held) Err() error { return h.Session.Err() }
 
 // Release gives the locks back: when it returns nil another session can have
 // them. The command is dead, or was never started, and those who wait are told
-// so. That precedes the locks' release, in a transaction of its own, so that who
-// is granted them next has heard it. Where nobody waits nothing is said, since
+// so. That precedes the locks' release, in a transaction of its own, so that the
+// next holder has heard it. Where nobody waits nothing is said, since
 // NOTIFY has a cost for the whole server. With parting the session ends with it.
 func (h *Held) Release(ctx context.Context, parting bool) error {
 	if h.cfg.Session.Transaction {
@@ -98,7 +98,7 @@ func (h *Held) farewell(l Lock) string {
 	// as long as all the rest. Where the time of tickets begins anew, this one names
 	// the wrong one first, and the right one tries a little later.
 	order := "objid"
-	if len(h.Locks) > 1 { // those who wait for this one come before those who wait for another
+	if len(h.Locks) > 1 { // waiters for this lock come before those for another
 		order = fmt.Sprintf("classid <> '%d', objid", lockkey.Ticket(l.ID))
 	}
 	if h.prefers != "" {

@@ -45,10 +45,29 @@ type history struct {
 	spoken bool                // a word has counted
 	latest int64               // the highest token of one that did,
 	alone  bool                // which speaks for that token alone
-	ended  time.Time           // when the last word of all was heard
+	since  time.Time           // when the last word of all was heard
 	buried seat                // a silent holder, for as long as its session has the lock
 	asked  int                 // up to here the roles of those that started have been asked for
 	events []Announcement      // for the one that waits
+}
+
+// state is one of the three.
+type state int
+
+const (
+	quiet state = iota
+	running
+	ended
+)
+
+func (h *history) state() state {
+	switch {
+	case len(h.starts) > 0:
+		return running
+	case h.spoken:
+		return ended
+	}
+	return quiet
 }
 
 // start is a tenure of the lock whose command may be alive.
@@ -59,13 +78,6 @@ type start struct {
 	delay time.Duration
 	need  time.Duration // what of it comes from the holder's own settings
 	noted int
-}
-
-// word is a last word that was heard.
-type word struct {
-	Announcement
-	noted   int
-	counted bool
 }
 
 // sighting is what is known of another session.
@@ -160,115 +172,6 @@ func (h *history) begin(s start) {
 	h.starts = append(h.starts, s)
 }
 
-// judge lets the words that count discharge what they discharge.
-func (h *history) judge() {
-	for i, w := range h.words {
-		if w.counted || !h.counts(w) {
-			continue
-		}
-		h.words[i].counted = true
-		known := len(h.starts)
-		h.starts = slices.DeleteFunc(h.starts, func(s start) bool { return h.discharges(w, s) })
-		if len(h.starts) == known && !h.isFresh(w) {
-			continue
-		}
-		h.ended = time.Now()
-		if !h.spoken || w.Token > h.latest { // else it is one said again, or late
-			h.spoken, h.latest, h.alone = true, w.Token, w.Alone
-		}
-	}
-}
-
-// counts says whether a word is one at all: its speaker has been seen to hold
-// the lock, or is of the waiter's role or that of somebody who has held it. Who says
-// that another session's command is dead has to mean one that is known of: what has
-// started since is not.
-func (h *history) counts(w word) bool {
-	if w.Event == dead && !slices.ContainsFunc(h.starts, func(s start) bool { return s.token == w.Token }) {
-		return false
-	}
-	speaker, known := h.seen[w.PID]
-	return known && (speaker.held || h.isOwn(speaker) || slices.ContainsFunc(h.starts, func(s start) bool {
-		holder := h.seen[s.pid]
-		return holder.held && holder.role == speaker.role
-	}))
-}
-
-// isOwn says whether a session is of this one's role.
-func (h *history) isOwn(s sighting) bool { return s.role != 0 && s.role == h.own }
-
-// isFresh says whether a word was said by the lock's holder, so that whatever was
-// known before is earlier. Any other may be late, or repeated: it says something of
-// the tokens up to its own, and nothing of those that nobody knows.
-func (h *history) isFresh(w word) bool { return w.Event == clean && h.seen[w.PID].held }
-
-// discharges says whether a word that counts does so for a tenure.
-func (h *history) discharges(w word, s start) bool {
-	speaker := h.seen[w.PID]
-	holder, known := h.seen[s.pid]
-	switch {
-	case s.pid == w.PID:
-	case h.isOwn(speaker):
-	case known && holder.role == speaker.role:
-	case s.pid == 0 && speaker.held:
-	default: // of another role
-		return false
-	}
-	// A word for all earlier ones is that of a holder which has waited for them, as
-	// long as its own settings call for.
-	all := !w.Alone && s.need <= need(w.Announcement)
-	switch {
-	case s.token == 0:
-		return h.isFresh(w) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
-	case s.pid == w.PID || all:
-		return s.token <= w.Token
-	}
-	return s.token == w.Token
-}
-
-// unverified are the sessions that have said something which counts for nothing
-// as long as nobody knows their roles, or that they have started: who is gone when
-// its end is heard has a role no more.
-func (h *history) unverified() (pids []uint32) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	note := func(pid uint32) {
-		if _, known := h.seen[pid]; !known && len(pids) < mostWords && !slices.Contains(pids, pid) {
-			pids = append(pids, pid)
-		}
-	}
-	for _, w := range h.words {
-		note(w.PID)
-	}
-	for _, s := range h.starts {
-		if s.pid != 0 && s.pid != crowd && s.noted > h.asked {
-			note(s.pid)
-		}
-	}
-	h.asked = h.now
-	return pids
-}
-
-// verified takes note of the role of a session that has said something, or that
-// the session is gone.
-func (h *history) verified(pid, role uint32, found bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if !found {
-		h.words = slices.DeleteFunc(h.words, func(w word) bool { return w.PID == pid })
-		return
-	}
-	h.seen[pid] = sighting{role: role}
-	h.judge()
-}
-
-// vouched says whether a session's words would count.
-func (h *history) vouched(pid uint32) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.counts(word{Announcement: Announcement{PID: pid}})
-}
-
 // freed is how long after a clean end, which is said before, a lock is free for
 // certain.
 const freed = 150 * time.Millisecond
@@ -278,7 +181,7 @@ const freed = 150 * time.Millisecond
 func (h *history) refused(at time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.starts) > 0 || !h.spoken || at.Sub(h.ended) < freed || h.buried.pid != 0 {
+	if h.state() != ended || at.Sub(h.since) < freed || h.buried.pid != 0 {
 		return false
 	}
 	h.now++
@@ -358,11 +261,11 @@ func (h *history) take() []Announcement {
 	return events
 }
 
-// verdict is what the history comes to for the one who is granted the lock.
+// verdict is what the history means for a waiter that is granted the lock.
 type verdict struct {
 	// Delay is how long the lock is to be held before the command may start.
 	delay time.Duration
-	// Entitled is who may say, when its own command is dead, that those of all
+	// Entitled: it may say, when its own command is dead, that those of all
 	// before it are, too.
 	entitled bool
 }
@@ -371,7 +274,7 @@ func (h *history) verdict() verdict {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
-	case len(h.starts) == 0 && h.spoken:
+	case h.state() == ended:
 		return verdict{entitled: !h.alone}
 	case h.lockDelay == 0:
 		return verdict{}
@@ -387,5 +290,5 @@ func (h *history) verdict() verdict {
 func (h *history) heard() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.spoken || len(h.starts) > 0
+	return h.state() != quiet
 }

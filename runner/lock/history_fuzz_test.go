@@ -27,7 +27,8 @@ func fuzzRole(pid uint32) uint32 {
 // fuzzStep lets something happen to a history: an announcement, a look, a look at a
 // speaker's role, or a try that is refused. Words of strangers can be left out. What
 // a look shows comes from the bytes as well, but that strangers hold the lock.
-func fuzzStep(h *history, op, who, what byte, since int, withStrangers bool) {
+func fuzzStep(h *history, step []byte, since int, withStrangers bool) {
+	op, who, what := step[0], step[1], step[2]
 	pid := uint32(who)%fuzzSessions + 1
 	trusted := pid <= fuzzTrusted
 	token := int64(what >> 3)
@@ -80,8 +81,8 @@ func FuzzHistory(f *testing.F) {
 			if steps[0]&0x80 == 0 { // else the look to come was sent before this
 				sinces = [2]int{with.looking(), without.looking()}
 			}
-			fuzzStep(with, steps[0], steps[1], steps[2], sinces[0], true)
-			fuzzStep(without, steps[0], steps[1], steps[2], sinces[1], false)
+			fuzzStep(with, steps, sinces[0], true)
+			fuzzStep(without, steps, sinces[1], false)
 			if a, b := with.verdict(), without.verdict(); a.delay < b.delay {
 				t.Fatalf("step %d: what strangers say shortens %v to %v", n, b.delay, a.delay)
 			}

@@ -6,11 +6,12 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // LastWords say of locks that were lost, of one run or one list, that their
-// commands are dead, so that those who wait need not wait for that as well. It is
+// commands are dead, so that the waiters need not wait for that as well. It is
 // to be called when the commands and all that they started are dead.
 //
 // The locks' own session is gone, or of no use: another is opened, which first ends
@@ -26,19 +27,19 @@ func LastWords(ctx context.Context, lost ...*Held) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.LockDelay)
 	defer cancel()
-	for backoff := backoffFirst / 4; ; backoff = min(2*backoff, backoffMost) {
-		err := sayDead(ctx, cfg.Session, lost)
+	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
+		err := sayDead(ctx, cfg.session(), lost)
 		if err == nil {
 			return
 		}
-		if !session.Passing(err) || !Sleep(ctx, Jitter(backoff/2, backoff)) {
+		if !session.Passing(err) || !pace.Sleep(ctx, backoff.Half()) {
 			cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
 			return
 		}
 	}
 }
 
-// vouch is how long the session that says it stays, so that those who hear it can
+// vouch is how long the session that says it stays, so that its hearers can
 // look up its role.
 const vouch = time.Second
 
@@ -63,6 +64,6 @@ WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT u
 	if _, err := s.Query(ctx, queries...); err != nil {
 		return lost[0].refused(err)
 	}
-	Sleep(ctx, vouch)
+	pace.Sleep(ctx, vouch)
 	return nil
 }

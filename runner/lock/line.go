@@ -20,20 +20,22 @@ import (
 //	rank 1    named by the clean end of the holder, it tries many times in one
 //	          statement, the first at once. It tries every second anyway, and
 //	          watches the holder (silence.go).
+//	up to 3   also watch it, in case those before them are frozen.
 //	rank r    tries, when the lock has come free, this much later, unless it has
-//	          heard that somebody started: who is before it may be dead.
+//	          heard that somebody started: those before it may be dead.
 //	up to 3   also tries what two looks have shown to be free.
 //	up to 64  listens.
-//	others    look: often while the line moves, or those who listen would run out, and
+//	others    look: often while the line moves, or the listeners would run out, and
 //	          more and more seldom, the further behind they are, while it stands.
 const (
 	turnPatience   = 300 * time.Millisecond
 	tryEvery       = time.Second
 	triesWhatsFree = 3
+	watches        = 3
 	listens        = 64
 )
 
-// line is a bid's place among those who wait.
+// line is a bid's place among the waiters.
 type line struct {
 	b        *Bid
 	ticketed bool
@@ -53,7 +55,7 @@ type line struct {
 	room    room
 }
 
-// lineOf is the lock in whose line those stand who wait for what is missing.
+// lineOf is the lock in whose line the bid waits for what is missing.
 func (b *Bid) lineOf() lockkey.ID {
 	if b.cfg.Claim.Gate != nil {
 		return *b.cfg.Claim.Gate
@@ -211,14 +213,20 @@ func (l *line) digest(ctx context.Context, found *look) error {
 	if l.rank <= triesWhatsFree && l.free >= 2 {
 		l.tryAt = now
 	}
-	if l.rank != 1 {
-		return l.room.check(ctx, l, found)
+	if l.rank > 1 {
+		if err := l.room.check(ctx, l, found); err != nil {
+			return err
+		}
+	} else {
+		if l.tryAt.IsZero() {
+			l.tryAt = now.Add(tryEvery)
+		}
+		if err := l.hold(ctx, found); err != nil {
+			return err
+		}
 	}
-	if l.tryAt.IsZero() {
-		l.tryAt = now.Add(tryEvery)
-	}
-	if err := l.hold(ctx, found); err != nil {
-		return err
+	if l.rank > watches {
+		return nil
 	}
 	return l.watched.see(ctx, l, found)
 }
@@ -239,7 +247,7 @@ func (l *line) pace(rank int, lease time.Duration) time.Duration {
 	return l.looks
 }
 
-// hold takes the gate for the first in line: against newcomers who would take
+// hold takes the gate for the first in line: against newcomers that would take
 // one of several locks before it, and against readers, of whom there might always
 // be another.
 func (l *line) hold(ctx context.Context, found *look) error {
@@ -259,7 +267,7 @@ func (l *line) heed(events []Announcement) {
 		switch e.Event {
 		case started:
 			l.burst = false
-			// A stranger's word costs none of those their try who look at once.
+			// A stranger's word doesn't take the try from those that look at once.
 			if l.rank > triesWhatsFree || l.b.vouched(e.PID) {
 				l.tryAt = time.Time{}
 			}
@@ -274,7 +282,7 @@ func (l *line) heed(events []Announcement) {
 				l.tryAt = now.Add(tryEvery)
 			}
 		case clean, dead, left:
-			// Who says it again and again costs nobody the turn that is near.
+			// A word that is said again and again puts off no turn that is near.
 			if at := now.Add(l.turn(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
 				l.tryAt = at
 			}

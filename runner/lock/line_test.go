@@ -116,6 +116,14 @@ func looked(t *testing.T, server *pgtest.Server, n int) {
 	})
 }
 
+// frozenTicket is a ticket like that of a waiter which came a while ago, and which
+// does nothing.
+func frozenTicket(t *testing.T, dsn string, of lockkey.ID, i int) {
+	t.Helper()
+	plain(t, dsn, fmt.Sprintf("SELECT pg_advisory_lock(%d::bigint << 32 | ((extract(epoch FROM clock_timestamp()) * 100)::bigint - %d & 4294967295))",
+		int32(lockkey.Ticket(of)), 10_000*(i+1)))
+}
+
 // TestFrozen: one that is first in line and does nothing, as if it were stopped, costs
 // those behind it no lease.
 func TestFrozen(t *testing.T) {
@@ -125,9 +133,7 @@ func TestFrozen(t *testing.T) {
 	cfg := leased(config(t, dsn, exclusive(7)), 60*time.Second)
 	h := acquire(t, cfg)
 	for i := range frozen {
-		// A ticket like that of a waiter which came a while ago.
-		plain(t, dsn, fmt.Sprintf("SELECT pg_advisory_lock(%d::bigint << 32 | ((extract(epoch FROM clock_timestamp()) * 100)::bigint - %d & 4294967295))",
-			int32(lockkey.Ticket(id(7))), 10_000*(i+1)))
+		frozenTicket(t, dsn, id(7), i)
 	}
 	next := contend(t, cfg)
 	inLine(t, server, id(7), 1)

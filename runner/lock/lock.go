@@ -14,7 +14,7 @@ import (
 	"strings"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/inspect"
 )
 
 // Lock is an advisory lock in one of its two modes.
@@ -48,7 +48,7 @@ func (l Lock) tryInTransaction() string { return l.call("try_advisory_xact_lock"
 // passes is an SQL expression that is then only evaluated, and is else false, if
 // nobody holds the gate.
 func passes(gate lockkey.ID, then string) string {
-	// Shared, since those who pass are not in each other's way.
+	// Shared, so that those that pass are not in each other's way.
 	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", Lock{ID: gate, Shared: true}.call("try_advisory_xact_lock"), then)
 }
 
@@ -57,18 +57,18 @@ type Claim struct {
 	// Locks are in the order of lockkey.ID's Compare, none of them twice, so
 	// that no two sessions ever wait for each other.
 	Locks []Lock
-	// Gate is the lock in whose line those wait who want any of Locks. The first
-	// in line holds it and tries them all; newcomers who can't pass it try none.
+	// Gate is the lock in whose line the waiters for any of Locks stand. The first
+	// in line holds it and tries them all; newcomers that can't pass it try none.
 	Gate *lockkey.ID
-	// Polled says that others who want the locks may not stand in line for them,
+	// Polled says that others may come back for the locks without standing in line,
 	// so that a clean end is announced whether or not anyone does.
 	Polled bool
 }
 
 // Sought are the locks that a claim has to do with, and those in whose lines
 // others wait for them.
-func (c Claim) Sought() session.Sought {
-	var sought session.Sought
+func (c Claim) Sought() inspect.Sought {
+	var sought inspect.Sought
 	for _, l := range c.Locks {
 		sought.Locks = append(sought.Locks, l.ID)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -34,7 +35,7 @@ type seat struct {
 	token  int64         // of a holder that shows it, or 0
 	delay  time.Duration // for which its command may outlive the lock, if it says so
 
-	// What it shows, to those who may see it, of its last request.
+	// What it shows of its last request, to roles that may see it.
 	visible bool
 	opened  string        // when, by the server's clock
 	changed string        // when its state changed last, likewise
@@ -43,7 +44,7 @@ type seat struct {
 	bound   bool          // its lock is one of a transaction's
 }
 
-// mostSeats is how many a look lists of those who wait. Whoever listens is among
+// mostSeats is how many waiters a look lists. Whoever listens is among
 // the first few, and has to know those before it.
 const mostSeats = 72
 
@@ -74,7 +75,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 
 // lookQuery asks for the holders of what the claim asks for, and for those who
 // stand in line. Functions are asked, and not the views that are made of them,
-// which are slower and cost the first who asks the reading of catalogs.
+// which are slower and have a session's first query read the catalogs.
 //
 // A ticket's place is its distance from now, as a number of 32 bits with a sign:
 // the lower half of its number is a time that begins anew every 497 days.
@@ -146,9 +147,9 @@ func parseSeat(row []string) (s seat, err error) {
 		shared: strings.HasPrefix(row[4], "Share"), pid: uint32(pid), role: uint32(role), token: shownToken(row[8]),
 		visible: row[9] == "t", opened: row[10], changed: row[11], age: time.Duration(age * float64(time.Second)),
 	}
-	if d, ok := session.ParseDescription(row[13]); ok && d.Beat > 0 {
+	if d, ok := inspect.ParseDescription(row[13]); ok && d.Beat > 0 {
 		s.beat, s.bound = d.Beat, d.Transaction
-		// One that is itself in a delay waits for others, who may need longer.
+		// A holder in its own delay waits for others, which may need longer.
 		s.delay = min(max(session.TakeoverDelay(d.Lease)+d.LostGrace, d.Delay), longestAnnounced)
 	}
 	return s, nil

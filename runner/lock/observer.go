@@ -4,16 +4,17 @@ import (
 	"context"
 	"time"
 
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Observer is told of a wait: for people, and for who supervises this process.
+// Observer is told of a wait: for people, and for a supervisor of this process.
 // Each of its functions may be nil, and must not block.
 type Observer struct {
 	// Waiting is told when a wait begins, and about once a minute from then on,
 	// who has the locks and who waits for them. That is one more question to the
 	// server each time.
-	Waiting func(backend uint32, views []session.View)
+	Waiting func(backend uint32, views []inspect.View)
 	// Away is told, at each attempt that is in vain, what is in the way of the
 	// database, and nil when that answers.
 	Away func(obstacle error)
@@ -57,7 +58,7 @@ func (o Observer) look(ctx context.Context, b *Bid) error {
 		return nil
 	}
 	b.told = time.Now()
-	views, err := b.s.Views(ctx, b.cfg.Claim.Sought())
+	views, err := inspect.Views(ctx, b.s, b.cfg.Claim.Sought())
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ const (
 	roomLeast = 5
 )
 
-// Who has given its connection back, or found none, comes again after a random
+// A waiter that gave its connection back, or found none, comes again after a random
 // part of a time that doubles, however often it finds room in between. The parts are
 // wide, or all would come again at once.
 const (

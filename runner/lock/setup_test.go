@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -16,21 +14,14 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// start starts a throwaway server for a test.
-func start(t *testing.T, settings map[string]string) *pgtest.Server {
-	t.Helper()
-	server, remove, err := pgtest.Throwaway(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
-	return server
-}
+var start, query, pooled, eventually = testserver.Start, testserver.Query, testserver.Pooled, testserver.Eventually
 
 // as is the DSN of a role that the server is to have.
 func as(t *testing.T, server *pgtest.Server, role string) (dsn string) {
@@ -58,15 +49,15 @@ func config(t *testing.T, dsn string, claim lock.Claim) lock.Config {
 		Claim: claim, Wait: lock.Forever, LockDelay: longDelay, Log: slog.New(slog.DiscardHandler),
 		Session: session.Config{
 			Database: database, Lease: lease, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test@here",
-			Description: session.Description{Host: "here", Lease: lease},
-			Private:     true, // new servers would be waited for, and nothing else looks at it
+			Private: true, // new servers would be waited for, and nothing else looks at it
 		},
+		Description: inspect.Description{Host: "here", Lease: lease},
 	}
 }
 
 // leased sets the lease.
 func leased(cfg lock.Config, d time.Duration) lock.Config {
-	cfg.Session.Lease, cfg.Session.Description.Lease = d, d
+	cfg.Session.Lease, cfg.Description.Lease = d, d
 	return cfg
 }
 
@@ -210,21 +201,12 @@ func inLine(t *testing.T, server *pgtest.Server, line lockkey.ID, n int) {
 		for _, text := range query(t, server, fmt.Sprintf(`SELECT a.query FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
 WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 4294967295 AND granted AND a.state = 'idle'`, lockkey.Ticket(line))) {
 			// Its requests are a ticket, a look, and LISTEN with another look.
-			if d, ok := session.ParseDescription(text); ok && d.Beat >= 3 {
+			if d, ok := inspect.ParseDescription(text); ok && d.Beat >= 3 {
 				settled++
 			}
 		}
 		return settled == n
 	})
-}
-
-func query(t *testing.T, server *pgtest.Server, sql string) []string {
-	t.Helper()
-	values, err := server.Query("postgres", sql)
-	if err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-	return values
 }
 
 // plain is a session of another program.
@@ -258,16 +240,6 @@ func run(t *testing.T, conn *pgconn.PgConn, sql string) (values []string) {
 	return values
 }
 
-// eventually waits until the condition holds; a test that waits in vain fails.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for began := time.Now(); !condition(); time.Sleep(20 * time.Millisecond) {
-		if time.Since(began) > longest {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
 func advisoryLocks(t *testing.T, server *pgtest.Server) string {
 	t.Helper()
 	return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")[0]
@@ -279,20 +251,4 @@ func kindOf(err error) session.Kind {
 		return e.Kind
 	}
 	return 0
-}
-
-// pooled starts a pooler with connections for role, and returns its DSN.
-func pooled(t *testing.T, server *pgtest.Server, role, mode string, connections int) (dsn string) {
-	t.Helper()
-	dsn, stop, err := server.Pooler(role, map[string]string{
-		"pool_mode": mode, "default_pool_size": strconv.Itoa(connections), "query_wait_timeout": "2",
-	})
-	if errors.Is(err, pgtest.ErrNoPooler) && os.Getenv("CI") == "" {
-		t.Skip("NOT TESTED: poolers, since there is", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(stop)
-	return dsn
 }

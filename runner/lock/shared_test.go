@@ -8,6 +8,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pace"
 )
 
 // TestReadersAndWriters: nobody can say that the last of several readers is dead, so
@@ -64,7 +65,7 @@ func TestWritersAreServed(t *testing.T) {
 		stream.Go(func() { // of whom one or the other holds it all the time
 			h := first[i]
 			for n := i; ; n++ {
-				lock.Sleep(ctx, time.Duration(200+100*i)*time.Millisecond)
+				pace.Sleep(ctx, time.Duration(200+100*i)*time.Millisecond)
 				next, err := lock.Acquire(ctx, once) // before the last one goes
 				_ = h.Release(context.WithoutCancel(ctx), false)
 				h.Close()
@@ -73,7 +74,7 @@ func TestWritersAreServed(t *testing.T) {
 					of = once
 				}
 				for err != nil && ctx.Err() == nil {
-					lock.Sleep(ctx, 20*time.Millisecond)
+					pace.Sleep(ctx, 20*time.Millisecond)
 					next, err = lock.Acquire(ctx, of)
 				}
 				if err != nil {

@@ -12,10 +12,10 @@ import (
 // request had a number, which the first in line sees: if that is the same in two
 // looks, then no request of the holder has arrived from when the first was
 // received until the second was sent. If that is longer than a holder lives on
-// after its last request, by the boot time clock of the one who looks, then its
+// after its last request, by the boot time clock of the one that looks, then its
 // command is dead by its own clock. So the first in line ends the session, which
 // the server would do too, a third of the lease later and by a clock that may be
-// set.
+// set. The next two in line do it a little later, in case the first is frozen itself.
 
 // watch is what the first in line has seen of the holder.
 type watch struct {
@@ -58,13 +58,15 @@ func (w *watch) see(ctx context.Context, l *line, found *look) error {
 }
 
 // need is for how long the holder must have been silent: until its own command is
-// dead, and that of everybody who had started before and may be alive.
+// dead, and all that had started before and may be alive. Each place in line adds to
+// that, so that those before have their turn.
 func (w *watch) need(b *Bid, found *look) time.Duration {
 	delay := max(w.last.delay, b.cfg.LockDelay)
 	for _, h := range b.heldBy(w.last.pid, found) {
 		delay = max(delay, h.verdict().delay)
 	}
-	return delay
+	perPlace := max(b.cfg.Session.Lease/10, turnPatience)
+	return delay + time.Duration(found.rank-1)*perPlace
 }
 
 // heldBy are the histories of all locks that a session has: one silence is that of

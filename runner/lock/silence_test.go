@@ -57,6 +57,28 @@ func TestSilentHolder(t *testing.T) {
 	}
 }
 
+// TestSilenceBehindFrozen: the second in line takes over from a silent holder if the
+// first does nothing, and before the server would end the holder's session.
+func TestSilenceBehindFrozen(t *testing.T) {
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	cfg := leased(config(t, dsn, exclusive(1)), 15*time.Second)
+	cfg.LockDelay = 2 * time.Second
+	frozenTicket(t, dsn, id(1), 0)
+	_, next, since := silenced(t, server, cfg, cfg)
+	next.held(t)
+	took := next.ended.Sub(since)
+	if took < session.TakeoverDelay(cfg.Session.Lease)-session.BeatEvery(cfg.Session.Lease) {
+		t.Errorf("taken over %v after the last heartbeat: its command may be alive", took)
+	}
+	if took >= cfg.Session.Lease {
+		t.Errorf("taken over %v after the last heartbeat, with a lease of %v", took, cfg.Session.Lease)
+	}
+	if !slices.Equal(next.said(), []string{"waiting", "silent"}) {
+		t.Errorf("it said %v", next.said())
+	}
+}
+
 // TestSilenceUnseen: a role that sees nothing of the holder waits for the server's
 // time-out, and then for the delay.
 func TestSilenceUnseen(t *testing.T) {

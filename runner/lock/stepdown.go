@@ -8,10 +8,11 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// A request to step down is a lock that the one who asks takes: the holder's
+// A request to step down is a lock that the asking session takes: the holder's
 // heartbeat finds that it can't have it shared. So holders need not listen, which
 // would cost the database more than all else that they do. Who asks, and which host
 // is to have the lock, stands in the name of the session that asks.
@@ -40,12 +41,12 @@ func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to str
 		old = append(old, oldRequests(id, by, to)...)
 		tries = append(tries, Lock{ID: lockkey.StepDown(id)}.call("try_advisory_xact_lock"))
 	}
-	if _, err := viewer.Rows(ctx, strings.Join(append(old, "BEGIN"), ";")); err != nil {
+	if _, err := viewer.Query(ctx, append(old, "BEGIN")...); err != nil {
 		r.Close()
 		return nil, err
 	}
 	for began := time.Now(); ; {
-		rows, err := viewer.Rows(ctx, "SELECT "+strings.Join(tries, " AND "))
+		rows, err := viewer.Query(ctx, "SELECT "+strings.Join(tries, " AND "))
 		if err != nil {
 			r.Close()
 			return nil, err
@@ -53,7 +54,7 @@ func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to str
 		if len(rows) == 1 && len(rows[0]) == 1 && rows[0][0] == "t" || time.Since(began) > time.Second {
 			return r, nil // or somebody else asks
 		}
-		if !Sleep(ctx, askAgain) {
+		if !pace.Sleep(ctx, askAgain) {
 			r.Close()
 			return nil, context.Cause(ctx)
 		}

@@ -47,7 +47,7 @@ func (l Lock) isListed(row []string) bool {
 // on disk. That takes something to log, the message, and a commit that waits for
 // the disk but for no standby, whatever the role's default is: 'local'.
 //
-// The token is shown in the session's name, too, for those who look later. Further
+// The token is shown in the session's name, too, for later looks. Further
 // columns are evaluated once for each lock.
 func (b *Bid) drawing(locks []Lock, columns ...string) string {
 	var sql strings.Builder
@@ -150,12 +150,12 @@ func (b *Bid) draw(ctx context.Context) error {
 
 // describe has the session say what it holds.
 func (b *Bid) describe() {
-	d := b.cfg.Session.Description
+	d := b.cfg.Description
 	d.Token, d.Since = b.token.Token, time.Now()
 	if b.cfg.Claim.Gate != nil {
 		d.Slot = b.slot
 	}
-	b.s.Describe(d)
+	b.s.SetComment(d.Comment())
 }
 
 // drawBeside draws the token on a second connection: with a quorum since the
@@ -238,7 +238,7 @@ func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, er
 	if err != nil {
 		return nil, session.SecondError(err)
 	}
-	if !b.cfg.Claim.Polled { // who has one lock after the other needs it again
+	if !b.cfg.Claim.Polled { // each takes one lock after the other, and needs it again
 		b.s.DropSecond()
 	}
 	return drawn, nil

@@ -7,15 +7,16 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // Trial takes a lock that nobody else has, and sees whether a second session is
 // refused it.
-func Trial(ctx context.Context, of session.Config) (checkup.Check, error) {
+func Trial(ctx context.Context, of session.Config, says inspect.Description) (checkup.Check, error) {
 	key := "pglead doctor " + strconv.FormatUint(rand.Uint64(), 36)
-	of.Description.Keys, of.Description.Scheme = []string{key}, session.DefaultScheme
-	cfg := Config{Claim: Claim{Locks: []Lock{{ID: lockkey.SipHash24(key)}}}, Session: of}
+	says.Keys, says.Scheme = []string{key}, inspect.DefaultScheme
+	cfg := Config{Claim: Claim{Locks: []Lock{{ID: lockkey.SipHash24(key)}}}, Session: of, Description: says}
 	b, granted, err := tried(ctx, cfg)
 	if err != nil {
 		return checkup.Check{}, err
@@ -42,7 +43,7 @@ func Trial(ctx context.Context, of session.Config) (checkup.Check, error) {
 
 // tried is a bid in a session of its own.
 func tried(ctx context.Context, cfg Config) (*Bid, bool, error) {
-	s, err := session.Open(ctx, cfg.Session)
+	s, err := session.Open(ctx, cfg.session())
 	if err != nil {
 		return nil, false, err
 	}

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
-
-	"github.com/pglead/pglead/lockkey"
 )
 
 // FuzzAnswers: whatever a server says, a session takes no harm.
@@ -58,7 +56,7 @@ func FuzzAnswers(f *testing.F) {
 			}
 		}()
 		s := newSession(here, pgproto3.NewFrontend(here, here), 1, lease, bootClock())
-		ctx, id := t.Context(), lockkey.ID{Number: 1}
+		ctx := t.Context()
 		s.OnNotify("pglead.1.1", func(uint32, string) {})
 		for range 3 {
 			asked, err := s.Ask(ctx, Request{SQL: []string{"SELECT 1", "SELECT 2"}})
@@ -66,8 +64,6 @@ func FuzzAnswers(f *testing.F) {
 				t.Errorf("%d answers to two questions", len(asked))
 			}
 			_, _ = s.Row(ctx, 2, "SELECT 1, 2")
-			_, _ = s.Views(ctx, Sought{Locks: []lockkey.ID{id}, Lines: []lockkey.ID{id}})
-			_, _ = s.Holders(ctx, id)
 		}
 		s.Close()
 		<-served

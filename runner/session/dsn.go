@@ -16,6 +16,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // ParseDSN reads a connection string as psql -d does: a URI, keywords and
@@ -112,7 +114,7 @@ func mangled(dsn string) bool {
 		name = strings.TrimSpace(name)
 	}
 	return strings.ContainsAny(name, "/@:;\"") || strings.HasPrefix(name, "'") || strings.TrimSpace(name) != name ||
-		strings.ContainsFunc(name, func(r rune) bool { return !Shows(r) })
+		strings.ContainsFunc(name, func(r rune) bool { return !visible.Rune(r) })
 }
 
 // suspect finds, among what was read from a connection string, the variables and
@@ -126,7 +128,7 @@ func suspect(cfg *pgconn.Config) (part, variable string) {
 		return variable
 	}
 	for _, host := range configHosts(cfg) {
-		odd := strings.ContainsAny(host, "/@;='\"") || strings.ContainsFunc(host, func(r rune) bool { return r <= ' ' || !Shows(r) })
+		odd := strings.ContainsAny(host, "/@;='\"") || strings.ContainsFunc(host, func(r rune) bool { return r <= ' ' || !visible.Rune(r) })
 		if odd && !filepath.IsAbs(host) || credentials(host) {
 			return "host", isFrom("PGHOST", host)
 		}

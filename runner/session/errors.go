@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // Kind sorts errors by what a caller can do about them.
@@ -145,7 +147,7 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 			e.Kind, e.Hint = kind, hint
 		}
 	}
-	e.err = fmt.Errorf("connect to %s: %s", Visible(target), Visible(strings.Join(causes, "; ")))
+	e.err = fmt.Errorf("connect to %s: %s", visible.Text(target), visible.Text(strings.Join(causes, "; ")))
 	return e
 }
 
@@ -276,7 +278,7 @@ func passes(e *pgconn.PgError) bool {
 
 // ServerSays gives a server's message with its code, as psql's verbose mode does.
 func ServerSays(e *pgconn.PgError) string {
-	return fmt.Sprintf("%s (%s)", Visible(e.Message), Visible(e.Code))
+	return fmt.Sprintf("%s (%s)", visible.Text(e.Message), visible.Text(e.Code))
 }
 
 func innermost(err error) error {

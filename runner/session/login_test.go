@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -71,7 +72,9 @@ func (a *authority) issue(name string, template *x509.Certificate) (*x509.Certif
 	return cert, key
 }
 
-func TestLogin(t *testing.T) {
+// serverDir is a directory in which the server's account can read.
+func serverDir(t *testing.T) string {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "pgtls")
 	if err != nil {
 		t.Fatal(err)
@@ -80,15 +83,17 @@ func TestLogin(t *testing.T) {
 	if err := pgtest.MakeDir(dir); err != nil {
 		t.Fatal(err)
 	}
+	return dir
+}
+
+func TestLogin(t *testing.T) {
+	dir := serverDir(t)
 	ca := newAuthority(t, dir)
 	ca.issue("server", &x509.Certificate{DNSNames: []string{"db.example"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	ca.issue("carol", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	other := newAuthority(t, t.TempDir())
 
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := testserver.Port(t)
 	hba := filepath.Join(dir, "hba")
 	if err := os.WriteFile(hba, []byte(`local   all all    trust
 hostssl all carol all cert
@@ -104,10 +109,7 @@ hostssl all alice all scram-sha-256
 	query(t, server, "CREATE DATABASE closed")
 	query(t, server, "REVOKE CONNECT ON DATABASE closed FROM PUBLIC")
 
-	plainPort, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	plainPort := testserver.Port(t)
 	start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": plainPort})
 
 	mute, err := net.Listen("tcp", "127.0.0.1:0") // accepts and never says a word
@@ -132,10 +134,7 @@ hostssl all alice all scram-sha-256
 		}
 	}()
 	_, mutePort, _ := net.SplitHostPort(mute.Addr().String())
-	closedPort, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	closedPort := testserver.Port(t)
 
 	t.Setenv("HOME", t.TempDir())
 	base := "host=db.example hostaddr=127.0.0.1 dbname=postgres sslrootcert=" + dir + "/ca.crt sslmode=verify-full port=" + port

@@ -58,7 +58,7 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	s.age, s.first = ready.age, ready.first
 	s.cfg = cfg
 	s.cfg.Database = way.pin(cfg.Database)
-	s.Describe(cfg.Description)
+	s.SetComment(cfg.Comment)
 	return s, nil
 }
 
@@ -115,7 +115,7 @@ const keepaliveCount = 4
 // In the same way it evaluates cfg.First.
 func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, error) {
 	major := majorVersion(pg)
-	if major < oldestMajor {
+	if major < OldestMajor {
 		return prepared{}, tooOld(ctx, pg)
 	}
 	fit, first := "''", "NULL"
@@ -165,9 +165,9 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, erro
 	row := result.Rows[0]
 	switch {
 	case !cfg.Transaction && string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
-		return prepared{}, errPooled(pg.PID(), string(row[0]))
+		return prepared{}, ErrPooled(pg.PID(), string(row[0]))
 	case string(row[1]) == "t":
-		return prepared{}, errStandby()
+		return prepared{}, ErrStandby()
 	}
 	age, err := ageOf(ctx, pg, row[facts:])
 	ready := prepared{age: age}
@@ -186,14 +186,16 @@ type prepared struct {
 	first *string
 }
 
-func errPooled(ours uint32, servers string) *Error {
+// ErrPooled says that the server has another number for the session than the one
+// that came with the login.
+func ErrPooled(ours uint32, servers string) *Error {
 	return unsafe("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
 		"there is a connection pooler in between (it calls the session %d, the server calls it %s)", ours, servers)
 }
 
 const needsPostgreSQL = "a server of PostgreSQL 14 or newer is needed"
 
-// tooOld is an errTooOld that names the product, which may be another than
+// tooOld is an ErrTooOld that names the product, which may be another than
 // PostgreSQL.
 func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 	version := pg.ParameterStatus("server_version")
@@ -201,10 +203,11 @@ func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 	if err == nil && len(results) == 1 && len(results[0].Rows) == 1 && len(results[0].Rows[0]) == 1 {
 		version = string(results[0].Rows[0][0])
 	}
-	return errTooOld(version)
+	return ErrTooOld(version)
 }
 
-func errTooOld(version string) *Error {
+// ErrTooOld is for a server before OldestMajor.
+func ErrTooOld(version string) *Error {
 	return unsafe(needsPostgreSQL, "the server is too old: %s", version)
 }
 
@@ -218,12 +221,13 @@ func majorVersion(pg *pgconn.PgConn) int {
 		major, err = strconv.Atoi(version) // "17"
 	}
 	if err != nil {
-		return oldestMajor
+		return OldestMajor
 	}
 	return major
 }
 
-func errStandby() *Error {
+// ErrStandby is for a server that is not the primary.
+func ErrStandby() *Error {
 	return &Error{
 		Kind: Standby, Hint: "connect to the primary, or give all hosts (host=a,b,c): the primary among them is found",
 		err: errors.New("the server is a standby: its locks don't exclude anyone on the primary"),
@@ -253,9 +257,10 @@ func set(local bool, settings [][2]string) string {
 // Begin are the queries that begin the transaction which holds the lock. Read
 // committed is the level at which no snapshot, which would hold back vacuum,
 // is kept between two heartbeats.
-func (s *Session) Begin() []string { return s.cfg.begin() }
+func (s *Session) Begin() []string { return s.cfg.Begin() }
 
-func (cfg Config) begin() []string {
+// Begin are those of a session of this configuration.
+func (cfg Config) Begin() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED",
 		"SELECT " + set(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
@@ -268,9 +273,9 @@ func (cfg Config) begin() []string {
 // the login need not be the server's.
 const transactionTimeout = "transaction_timeout"
 
-// oldestMajor is the first with idle_session_timeout and
+// OldestMajor is the first with idle_session_timeout and
 // client_connection_check_interval.
-const oldestMajor = 14
+const OldestMajor = 14
 
 func unsafe(hint, format string, args ...any) *Error {
 	return &Error{Kind: Unsafe, Hint: hint, err: fmt.Errorf(format, args...)}

@@ -2,10 +2,7 @@ package session_test
 
 import (
 	"context"
-	"errors"
-	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -13,22 +10,6 @@ import (
 	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
-
-// pooled starts a pooler with connections for role, and returns its DSN.
-func pooled(t *testing.T, server *pgtest.Server, role, mode string, connections int) (dsn string) {
-	t.Helper()
-	dsn, stop, err := server.Pooler(role, map[string]string{
-		"pool_mode": mode, "default_pool_size": strconv.Itoa(connections), "query_wait_timeout": "2",
-	})
-	if errors.Is(err, pgtest.ErrNoPooler) && os.Getenv("CI") == "" {
-		t.Skip("NOT TESTED: poolers, since there is", err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(stop)
-	return dsn
-}
 
 func TestPooler(t *testing.T) {
 	server := start(t, nil)

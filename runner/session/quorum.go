@@ -197,11 +197,11 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 // this server: given are the ages of their connections, in seconds, the oldest
 // first. Who may not see them sees none.
 func settledFor(names string, ages []string) time.Duration {
-	list, err := parseStandbys(names)
-	if err != nil || list.least < 1 || list.least > len(ages) {
+	list, err := ParseStandbys(names)
+	if err != nil || list.Least < 1 || list.Least > len(ages) {
 		return 0
 	}
-	age, err := strconv.ParseFloat(ages[list.least-1], 64)
+	age, err := strconv.ParseFloat(ages[list.Least-1], 64)
 	if err != nil {
 		return 0
 	}

@@ -11,82 +11,9 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
-
-// start starts a throwaway server for a test.
-func start(t *testing.T, settings map[string]string) *pgtest.Server {
-	t.Helper()
-	server, remove, err := pgtest.Throwaway(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
-	return server
-}
-
-// config is a session's configuration with a lease that is short for a person
-// and long for a slow machine.
-func config(t *testing.T, dsn string) session.Config {
-	t.Helper()
-	database, err := session.ParseDSN(dsn, "--dsn")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return session.Config{Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test"}
-}
-
-func open(t *testing.T, dsn string) *session.Session {
-	t.Helper()
-	return openWith(t, config(t, dsn))
-}
-
-func openWith(t *testing.T, cfg session.Config) *session.Session {
-	t.Helper()
-	s, err := session.Open(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
-	return s
-}
-
-// take tries an advisory lock by plain SQL.
-func take(t *testing.T, s *session.Session, number int64) bool {
-	t.Helper()
-	row, err := s.Row(t.Context(), 1, fmt.Sprintf("SELECT pg_try_advisory_lock(%d)", number))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return row[0] == "t"
-}
-
-func query(t *testing.T, server *pgtest.Server, sql string) []string {
-	t.Helper()
-	values, err := server.Query("postgres", sql)
-	if err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-	return values
-}
-
-// eventually waits until the condition holds; a test that waits in vain fails.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for began := time.Now(); !condition(); time.Sleep(10 * time.Millisecond) {
-		if time.Since(began) > 30*time.Second {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
-
-func kindOf(err error) session.Kind {
-	var e *session.Error
-	if errors.As(err, &e) {
-		return e.Kind
-	}
-	return 0
-}
 
 // TestRoleDefaults: what an administrator set for the role must not end a
 // session that holds a lock, nor a statement that takes its time.
@@ -222,17 +149,6 @@ func TestTerminated(t *testing.T) {
 	}
 }
 
-// await waits for the loss for as long as the contract allows it to go
-// unnoticed, and a good deal more, since machines are slow.
-func await(t *testing.T, s *session.Session) {
-	t.Helper()
-	select {
-	case <-s.Lost():
-	case <-time.After(30 * time.Second):
-		t.Fatal("the loss went unnoticed")
-	}
-}
-
 func TestServerKilled(t *testing.T) {
 	server := start(t, nil)
 	s := open(t, server.DSN("postgres"))
@@ -319,10 +235,7 @@ func TestStandbyIsRefusedAndPrimaryIsFound(t *testing.T) {
 // TestFirstTryOnYoungServer: a lock that is free may be so because the server
 // has just come up, or up again.
 func TestFirstTryOnYoungServer(t *testing.T) {
-	port, err := pgtest.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
+	port := testserver.Port(t)
 	server := start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	tcp := fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, pgtest.Superuser)
 	const hour = time.Hour

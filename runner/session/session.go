@@ -40,8 +40,9 @@ type Config struct {
 	// ApplicationName is what pg_stat_activity shows to everyone.
 	ApplicationName string
 
-	// Description is what it shows to some.
-	Description Description
+	// Comment stands before the session's statements, which pg_stat_activity
+	// shows to some. Nothing in it may end or begin a comment.
+	Comment string
 
 	// Transaction makes the session fit for a pooler that gives the connection
 	// to others between transactions: locks are taken in a transaction that
@@ -183,11 +184,11 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 	return s
 }
 
-// Describe has the session say this of itself from its next statement on.
-func (s *Session) Describe(d Description) {
+// SetComment replaces Config.Comment from the next statement on.
+func (s *Session) SetComment(comment string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.comment = d.comment()
+	s.comment = comment
 }
 
 // BackendPID is the server's process number for this session.

@@ -17,6 +17,15 @@ import (
 // Rows are what a query returned. NULL reads as empty.
 type Rows [][]string
 
+// Only is the one row that there has to be, of so many columns or, for 0, of any
+// number but none.
+func (r Rows) Only(columns int) ([]string, error) {
+	if len(r) != 1 || len(r[0]) == 0 || columns > 0 && len(r[0]) != columns {
+		return nil, ErrNotPostgreSQL()
+	}
+	return r[0], nil
+}
+
 // Request is one or more queries that travel together. Each is a transaction of
 // its own, and an error in one does not keep the server from the next.
 type Request struct {
@@ -74,11 +83,7 @@ func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, e
 	if ex.unconfirmed != "" {
 		return nil, &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.unconfirmed)}
 	}
-	rows := answers[0]
-	if len(rows) != 1 || len(rows[0]) == 0 || columns > 0 && len(rows[0]) != columns {
-		return nil, ErrNotPostgreSQL()
-	}
-	return rows[0], nil
+	return answers[0].Only(columns)
 }
 
 // Ping asks the server for a sign of life, which the Deadline counts from.
@@ -147,15 +152,19 @@ func (s *Session) transmit(last bool, r Request) (*exchange, error) {
 	return ex, nil
 }
 
-// commented is a query with what the session says of itself before it, and a
-// number that is another in every request: by that, who may see the query sees
-// that the session is alive. Other statements than SELECT have no comment, since
-// pg_stat_statements tells their texts apart by it.
+// CommentOpens begins the comment before a session's statements.
+const CommentOpens = "/*pglead "
+
+// commented puts the session's comment before a query, with a number that is
+// another in every request: whoever may see the query sees by it that the session
+// is alive. The comment comes first since the server cuts off long statements at
+// the end. Statements other than SELECT have none, since pg_stat_statements tells
+// their texts apart by it.
 func commented(comment string, request uint64, sql string) string {
 	if comment == "" || !strings.HasPrefix(sql, "SELECT") {
 		return sql
 	}
-	return fmt.Sprintf("%sbeat='%d',%s%s", commentOpens, request, strings.TrimPrefix(comment, commentOpens), sql)
+	return fmt.Sprintf("%sbeat='%d',%s*/ %s", CommentOpens, request, comment, sql)
 }
 
 // Encoded is a request in the bytes of the protocol, with or without the goodbye

@@ -262,13 +262,13 @@ func (a *arena) standAbout(ctx context.Context, conn *pgconn.PgConn, own int) er
 	all := comments()
 	for i := own; ; i++ {
 		comment, id := all[i%len(all)], number(names[rand.IntN(len(names))])
-		if err := conn.Exec(ctx, comment+" SELECT pg_advisory_lock("+id.String()+")").Close(); err == nil {
-			if err := conn.Exec(ctx, comment+" SELECT pg_advisory_unlock("+id.String()+")").Close(); err != nil {
-				return err
-			}
-		}
+		// A time-out that comes with the grant is an error that leaves the lock held.
+		_ = conn.Exec(ctx, comment+" SELECT pg_advisory_lock("+id.String()+")").Close()
 		if conn.IsClosed() {
 			return nil
+		}
+		if err := conn.Exec(ctx, comment+" SELECT pg_advisory_unlock("+id.String()+")").Close(); err != nil {
+			return err
 		}
 		ticket := fmt.Sprintf("(%d::bigint << 32 | %d)", int32(lockkey.Ticket(lines[rand.IntN(len(lines))])), rand.Uint32())
 		if err := conn.Exec(ctx, "SELECT pg_try_advisory_lock("+ticket+")").Close(); err != nil {

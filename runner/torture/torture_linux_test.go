@@ -643,6 +643,17 @@ func (a *arena) verdict(began time.Duration, h history, events []event) {
 			a.t.Errorf("overlap: %v", o)
 		}
 	}
+	said := judge(append(promised, a.foreign...))
+	for _, s := range said {
+		if a.lockDelay > 0 {
+			a.t.Error(s)
+		} else {
+			a.t.Log(s)
+		}
+	}
+	if len(overlaps) > 0 && len(said) == 0 {
+		a.t.Error("the second judge has seen no overlap")
+	}
 	if err := h.disorder(); err != nil {
 		a.t.Error(err)
 	}

@@ -31,6 +31,8 @@ func play() {
 		return
 	case "command":
 		command()
+	case "job":
+		job()
 	case "daemon":
 		// A daemon as bad as they come: a session of its own, no descriptors,
 		// deaf to all that can be ignored.

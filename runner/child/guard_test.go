@@ -1,0 +1,163 @@
+package child_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/child"
+)
+
+// TestSocket: the guard's duplicate keeps the connection open, it sees the
+// peer's end by itself, and it ends the connection when it has killed for it.
+func TestSocket(t *testing.T) {
+	here, there := socketPair(t)
+	c, pids := startTreeWith(t, here, child.Config{}, 3)
+	if err := here.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := there.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := there.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Fatalf("read after this process closed its end: %v; the guard should hold it open", err)
+	}
+	if err := there.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	r := await(t, c)
+	assertDead(t, pids)
+	if r.Ending != child.SocketClosed {
+		t.Errorf("%+v, want SocketClosed", r)
+	}
+	if err := there.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := there.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("read after the tree's death: %v, want the end of the stream", err)
+	}
+}
+
+func socketPair(t *testing.T) (here *net.TCPConn, there net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	here, err = net.DialTCP("tcp", nil, l.Addr().(*net.TCPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, err = l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = here.Close(), there.Close() })
+	return here, there
+}
+
+// TestGuardKilled: this process inherits the tree and finishes the job, and
+// leaves alone what it had started before.
+func TestGuardKilled(t *testing.T) {
+	bystander := exec.Command("sleep", "3600")
+	if err := bystander.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = bystander.Process.Kill()
+		_ = bystander.Wait()
+	}()
+	c, pids := startTree(t, child.Config{}, 5)
+	if err := unix.Kill(child.GuardPID(c), unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	r := await(t, c)
+	assertDead(t, pids)
+	if !r.GuardDied {
+		t.Errorf("%+v, want GuardDied", r)
+	}
+	if err := unix.Kill(bystander.Process.Pid, 0); err != nil {
+		t.Errorf("the bystander: %v", err)
+	}
+}
+
+// TestStoppedGuard: what the guard doesn't do, this process does.
+func TestStoppedGuard(t *testing.T) {
+	c, pids := startTree(t, child.Config{}, 5)
+	if err := unix.Kill(child.GuardPID(c), unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	c.Lose()
+	r := await(t, c)
+	assertDead(t, pids)
+	if !r.GuardDied {
+		t.Errorf("%+v, want GuardDied", r)
+	}
+}
+
+// TestUnusedGuard: a guard that was started ahead of time leaves nothing.
+func TestUnusedGuard(t *testing.T) {
+	here, there := socketPair(t)
+	g := newGuard(t, here)
+	_ = here.Close()
+	g.Close()
+	if err := there.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := there.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("read after the guard's end: %v, want the end of the stream", err)
+	}
+}
+
+// TestUnstoppedGuard: what stops the group doesn't stop a guard that waits for its
+// request, and what does doesn't keep it from being closed.
+func TestUnstoppedGuard(t *testing.T) {
+	g := newGuard(t, nil)
+	pid := child.UnusedPID(g)
+	ignores := func() bool {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, mask, _ := strings.Cut(string(status), "\nSigIgn:")
+		var ignored uint64
+		_, _ = fmt.Sscanf(mask, "%x", &ignored)
+		return ignored&(1<<(unix.SIGTSTP-1)) != 0
+	}
+	for began := time.Now(); !ignores(); time.Sleep(time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatal("the guard can be stopped")
+		}
+	}
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	g.Close()
+	if err := unix.Kill(pid, 0); err != unix.ESRCH {
+		t.Errorf("the guard is still there: %v", err)
+	}
+}
+
+func TestExamine(t *testing.T) {
+	names := map[string]checkup.Status{}
+	for _, c := range child.Examine() {
+		names[c.Name] = c.Status
+		t.Logf("%-4s  %-10s  %s -> %s", c.Status, c.Name, c.Seen, c.Advice)
+		if c.Status == checkup.Fail {
+			t.Errorf("%s fails", c.Name)
+		}
+	}
+	if names["guard"] != checkup.OK && runtime.GOOS == "linux" {
+		t.Error("the guard was not tried")
+	}
+}

@@ -1,0 +1,255 @@
+package child
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/boottime"
+)
+
+// guardName is the guard's argv[0] and process name. It has no part of "pglead" in
+// it, so that pkill pglead hits one of the two and the other can clean up.
+const guardName = "lease-guard"
+
+// cgroupVariable names the command's control group in the guard's environment.
+const cgroupVariable = "CGROUP"
+
+// init is the guard's main function. Go initialises packages in the order of
+// their paths as far as their imports allow, so neither net nor regexp nor most
+// of what pglead alone needs has been set up yet, or will be. That saves a fifth of
+// the guard's memory, and of its start, for which the command waits. So this package
+// must not import them (TestGuardStartsEarly).
+//
+// An init runs on the process's first thread (runtime.LockOSThread), and that
+// is the one that starts the command: PR_SET_PDEATHSIG means the death of the
+// *thread* that forked, which has to be there for as long as the guard.
+//
+// Any program of which this package is a part can be the guard, tests too.
+func init() { //nolint:gochecknoinits // see above
+	if len(os.Args) != 5 || os.Args[0] != guardName {
+		return
+	}
+	control, err1 := strconv.Atoi(os.Args[2])
+	renewals, err2 := strconv.Atoi(os.Args[3])
+	socket, err3 := strconv.Atoi(os.Args[4])
+	if err1 != nil || err2 != nil || err3 != nil {
+		syscall.Exit(70)
+	}
+	setThreadName(guardName) // which is the process's, too
+	g, err := newGuardProcess(control, renewals, socket, os.Getenv(cgroupVariable))
+	if err == nil {
+		err = g.start()
+	}
+	if err == nil {
+		g.watch()
+	}
+	syscall.Exit(0) // os.Exit sleeps for a second under the race detector
+}
+
+// guardProcess is the process between pglead and the command. It is the parent of
+// all that the command leaves behind, and holds the lock's socket open until all of
+// it is dead: so the lock, too, outlives pglead until then.
+type guardProcess struct {
+	fd       int       // this end of the socket pair
+	control  io.Writer // writes to fd
+	renewals int       // the pipe from which new deadlines are read
+	socket   int       // a duplicate of the lock's, or -1
+	req      startRequest
+	report   doneReport
+
+	// What watch waits for, from listen on:
+	messages chan message
+	children chan os.Signal
+	deadline boottime.Timer
+	over     <-chan struct{} // the deadline's timer has fired
+	hungUp   <-chan struct{} // the server has closed the socket
+
+	// The command:
+	pid       int
+	pidfd     int    // or -1
+	resetStop func() // gives SIGTSTP back the action that it is to have in the command
+	cgroup    string // or empty
+	cgroupDir *os.File
+	exited    bool
+
+	// Its end, and the tree's:
+	orphaned        bool // pglead is gone
+	losing, killing bool
+	leftovers       <-chan time.Time // the next step against them
+	terminated      bool             // leftovers have had SIGTERM
+	retry           <-chan time.Time // the next killRound
+	rounds          int
+	killedAt        time.Time // when killing was set
+	complained      bool      // msgUnkillable is sent
+}
+
+type message struct {
+	kind kind
+	body []byte
+}
+
+// newGuardProcess makes this process a guard, and the control group cgroup for the
+// command unless that is empty.
+func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProcess, error) {
+	unix.CloseOnExec(control)
+	unix.CloseOnExec(renewals)
+	if socket >= 0 {
+		unix.CloseOnExec(socket)
+	}
+	if err := becomeSubreaper(); err != nil {
+		return nil, fmt.Errorf("become subreaper: %w", err)
+	}
+	// pglead acts on signals that are sent to the whole group, session or control
+	// group. In the command their actions are those that pglead was started with.
+	discardSignals()
+	g := &guardProcess{
+		fd:       control,
+		control:  blocking{control},
+		renewals: renewals,
+		socket:   socket,
+		pidfd:    -1,
+
+		resetStop: ignoreStop(),
+		messages:  make(chan message),
+		children:  make(chan os.Signal, 1),
+		report:    doneReport{ending: Exited},
+	}
+	if g.cgroupDir = makeCgroup(cgroup); g.cgroupDir != nil {
+		g.cgroup = g.cgroupDir.Name()
+	}
+	var err error
+	if g.deadline, err = boottime.NewTimer(); err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// watch returns when the command and all that it started are dead and reaped.
+func (g *guardProcess) watch() {
+	g.firstInstants()
+	if !g.reap() {
+		g.listen()
+	}
+	for !g.reap() { // once more: no signal has told of a child that died before listen
+		if g.killing {
+			g.killRound()
+		}
+		select {
+		case m, open := <-g.messages:
+			if !open {
+				g.messages, g.orphaned = nil, true
+				g.end(PgleadGone)
+				continue
+			}
+			g.obey(m)
+		case <-g.over:
+			g.renew()
+			switch {
+			case int64(boottime.Now()) < g.req.deadline:
+				_ = g.deadline.Set(time.Duration(g.req.deadline))
+			case g.losing:
+				g.kill()
+			default:
+				g.lose(LeaseOver)
+			}
+		case <-g.hungUp:
+			g.hungUp = nil
+			g.lose(SocketClosed)
+		case <-g.leftovers:
+			g.endLeftovers()
+		case <-g.retry:
+		case <-g.children:
+		}
+	}
+	switch {
+	case g.socket < 0:
+	case g.orphaned && g.report.ending != SocketClosed && g.req.lastWords != "":
+		g.sendLastWords()
+	case g.report.ending != Exited && g.report.ending != Killed:
+		// pglead is dead, or stopped with a descriptor of its own that would
+		// keep the connection, and the lock, alive for nothing.
+		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
+	}
+	_ = writeMessage(g.control, msgDone, g.report.encode())
+	removeCgroup(g.cgroup)
+}
+
+// listen starts the delivery of all that watch waits for.
+func (g *guardProcess) listen() {
+	signal.Notify(g.children, unix.SIGCHLD)
+	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
+	g.over = firings(g.deadline)
+	g.hungUp = hangup(g.socket)
+	_ = unix.SetNonblock(g.fd, true)
+	control := os.NewFile(uintptr(g.fd), "control")
+	g.control = control
+	go func() {
+		defer close(g.messages)
+		for {
+			k, body, err := readMessage(control)
+			if err != nil {
+				return
+			}
+			g.messages <- message{k, body}
+		}
+	}()
+}
+
+// firings delivers each firing of a timer.
+func firings(t boottime.Timer) <-chan struct{} {
+	fired := make(chan struct{}, 1)
+	go func() {
+		for t.Wait() == nil {
+			select {
+			case fired <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return fired
+}
+
+func (g *guardProcess) obey(m message) {
+	switch m.kind {
+	case msgSignal:
+		g.signal(unix.Signal(number(m.body)))
+	case msgKill:
+		g.end(Killed)
+	case msgLost:
+		g.lose(Killed)
+	}
+}
+
+// renew reads the latest deadline, unless the tree is to end before it anyway.
+func (g *guardProcess) renew() {
+	var deadlines [512]byte
+	for !g.losing {
+		n, err := unix.Read(g.renewals, deadlines[:])
+		if err == unix.EINTR {
+			continue
+		}
+		if n < 8 { // none is left, or pglead is gone
+			return
+		}
+		g.req.deadline = int64(binary.NativeEndian.Uint64(deadlines[n-8 : n]))
+	}
+}
+
+// tell says what pglead can do without. If pglead is stopped and its socket full,
+// the guard has to go on, to notice that the deadline has passed.
+func (g *guardProcess) tell(k kind, body []byte) {
+	const most = 10 * time.Millisecond
+	if file, ok := g.control.(*os.File); ok {
+		_ = file.SetWriteDeadline(time.Now().Add(most))
+		defer func() { _ = file.SetWriteDeadline(time.Time{}) }()
+	}
+	_ = writeMessage(g.control, k, body)
+}

@@ -1,0 +1,54 @@
+package child
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// lastWordsMost is how long the guard tries to send its last words.
+const lastWordsMost = time.Second
+
+// sendLastWords says on the lock's socket, in place of a pglead that is gone, that
+// the tree is dead, so that waiters need not wait until it must be. With goodbye it
+// ends this direction of the connection, and waits for the server to end the other:
+// a connection that is reset could lose words that the server has not read yet.
+func (g *guardProcess) sendLastWords() {
+	deadline := time.Now().Add(lastWordsMost)
+	for words := []byte(g.req.lastWords); len(words) > 0; {
+		n, err := unix.Write(g.socket, words)
+		switch {
+		case err == unix.EAGAIN && await(g.socket, unix.POLLOUT, deadline):
+		case err == unix.EINTR:
+		case err != nil:
+			_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
+			return
+		}
+		words = words[max(0, n):]
+	}
+	if g.req.goodbye == 0 {
+		return
+	}
+	_ = unix.Shutdown(g.socket, unix.SHUT_WR)
+	rest := make([]byte, 4096)
+	for {
+		n, err := unix.Read(g.socket, rest)
+		switch {
+		case err == unix.EAGAIN && await(g.socket, unix.POLLIN, deadline):
+		case err == unix.EINTR:
+		case err != nil || n == 0 || !time.Now().Before(deadline):
+			return
+		}
+	}
+}
+
+// await waits for a socket to be ready, and says false once the deadline has passed.
+func await(socket int, events int16, deadline time.Time) bool {
+	fds := []unix.PollFd{{Fd: int32(socket), Events: events}}
+	left := time.Until(deadline)
+	if left <= 0 {
+		return false
+	}
+	_, err := unix.Poll(fds, int(left.Milliseconds())+1)
+	return err == nil || err == unix.EINTR
+}

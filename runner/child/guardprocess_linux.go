@@ -1,0 +1,71 @@
+package child
+
+import (
+	"os"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/boottime"
+)
+
+// selfExe is this program, even if its file has been replaced or removed since it
+// started.
+func selfExe() string {
+	const link = "/proc/self/exe"
+	if _, err := os.Lstat(link); err == nil {
+		return link
+	}
+	path, _ := os.Executable()
+	return path
+}
+
+// setThreadName changes what pkill and killall match, if the calling thread is
+// the process's first (PR_SET_NAME(2const)).
+func setThreadName(name string) {
+	if terminated, err := unix.BytePtrFromString(name); err == nil {
+		_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(terminated)), 0)
+	}
+}
+
+// firstInstants waits, for 20 ms at most, until the command is dead or there is
+// anything else for the guard to do. Many commands end sooner than goroutines could be
+// started that deliver all that (listen), and to a longer one it makes no difference.
+func (g *guardProcess) firstInstants() {
+	const most = 20 * time.Millisecond
+	if g.pidfd < 0 {
+		return // Linux 5.2
+	}
+	defer unix.Close(g.pidfd)
+	fds := []unix.PollFd{
+		{Fd: int32(g.pidfd), Events: unix.POLLIN},
+		{Fd: int32(g.fd), Events: unix.POLLIN},
+		{Fd: int32(g.socket), Events: unix.POLLRDHUP}, // poll(2) leaves a -1 out
+	}
+	left := time.Duration(g.req.deadline) - boottime.Now()
+	_, _ = unix.Poll(fds, int(max(0, min(most, left)).Milliseconds()))
+}
+
+// hangup closes the channel that it returns when the other end has closed the
+// connection. It asks the kernel, and reads nothing from the socket: pglead does.
+func hangup(socket int) <-chan struct{} {
+	closed := make(chan struct{})
+	if socket < 0 {
+		return closed
+	}
+	go func() {
+		fds := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLRDHUP}}
+		for {
+			n, err := unix.Poll(fds, -1)
+			if err == unix.EINTR || err == unix.EAGAIN {
+				continue
+			}
+			if err != nil || n > 0 {
+				close(closed)
+				return
+			}
+		}
+	}()
+	return closed
+}

@@ -1,0 +1,19 @@
+//go:build unix && !linux
+
+package child
+
+import "os"
+
+func selfExe() string {
+	path, _ := os.Executable()
+	return path
+}
+
+// setThreadName does nothing: argv[0] is all that a process can choose here.
+func setThreadName(string) {}
+
+func (g *guardProcess) firstInstants() {}
+
+// hangup never tells: without POLLRDHUP the end of a connection shows only to the
+// one that reads from it, which is pglead.
+func hangup(int) <-chan struct{} { return nil }

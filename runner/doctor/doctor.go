@@ -1,0 +1,180 @@
+// Package doctor finds out whether a server, the path to it and this machine can
+// keep the promise.
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Config is what a session would be opened with.
+type Config struct {
+	Session     session.Config
+	Description inspect.Description
+	LockDelay   time.Duration
+	Idle        bool // silence is tried, too
+}
+
+// Findings are about the server, with the path to it, and about this machine.
+type Findings struct{ Database, Machine []checkup.Check }
+
+// Examine connects as session.Open does, looks at everything on which the lock of
+// such a session depends, and takes a lock for a trial. A server that Open refuses
+// is looked at all the same. The error is the one that Open or the lock ended with,
+// and is among the findings too.
+func Examine(ctx context.Context, cfg Config) (Findings, error) {
+	x := &examination{cfg: cfg.Session, lockDelay: cfg.LockDelay}
+	x.cfg.Database = x.cfg.Database.Copy()
+	x.cfg.Database.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { x.heard = n.Channel }
+	err := x.connect(ctx)
+	if ctx.Err() != nil {
+		return Findings{}, context.Cause(ctx)
+	}
+	if x.viewer != nil {
+		x.look(ctx)
+		x.viewer.Close()
+	}
+	x.hosts(ctx)
+	if err == nil {
+		err = x.trial(ctx, cfg.Description)
+	}
+	if cfg.Idle && x.viewer != nil && x.refused == nil && ctx.Err() == nil {
+		x.add("silence", x.silence(ctx))
+	}
+	if ctx.Err() != nil {
+		return Findings{}, context.Cause(ctx)
+	}
+	return Findings{x.checks, child.Examine()}, err
+}
+
+type examination struct {
+	cfg       session.Config
+	lockDelay time.Duration
+	checks    []checkup.Check
+
+	viewer  *session.Viewer
+	age     time.Duration // of the server's memory of locks
+	refused error         // by Open: the session's settings are not made
+	heard   string        // the channel of the last notification
+}
+
+func (x *examination) add(name string, c checkup.Check) {
+	c.Name = name
+	x.checks = append(x.checks, c)
+}
+
+// failed is a check that failed with an error.
+func failed(err error) checkup.Check {
+	var e *session.Error
+	if errors.As(err, &e) {
+		return checkup.Failf(e.Hint, "%s", err)
+	}
+	return checkup.Failf("", "%s", err)
+}
+
+func unknown(err error) checkup.Check { return checkup.Notef("", "not known: %s", err) }
+
+// connect opens the connection to look at. A server that session.Open refuses is
+// connected to again, without its checks.
+func (x *examination) connect(ctx context.Context) (err error) {
+	began := time.Now()
+	x.viewer, x.age, err = session.OpenChecked(ctx, x.cfg)
+	took := time.Since(began)
+	var e *session.Error
+	if errors.As(err, &e) && (e.Kind == session.Unsafe || e.Kind == session.Standby) {
+		x.refused = err
+		x.viewer, _ = session.OpenViewer(ctx, x.cfg)
+	}
+	if x.viewer == nil {
+		x.add("connection", failed(err))
+		return err
+	}
+	x.add("connection", checkup.Okf("as %s in %v", x.cfg.Database.User, coarse(took)))
+	return err
+}
+
+// look examines the server over the connection, for as long as that lasts: if
+// it doesn't, the trial of a lock says what that means.
+func (x *examination) look(ctx context.Context) {
+	before := len(x.checks)
+	for _, part := range []struct {
+		name string
+		look func(context.Context) checkup.Check
+	}{
+		{"server", x.server},
+		{"primary", x.primary},
+		{"path", x.path},
+		{"TLS", x.tls},
+		{"time-outs", x.timeouts},
+		{"settings", x.settings},
+		{"lease", x.lease},
+		{"lock-delay", x.delay},
+		{"slots", x.slots},
+		{"standbys", x.standbys},
+		{"notify", x.notify},
+		{"privilege", x.privilege("pg_read_all_stats", "see what other roles' pgleads run (pglead ls, who)")},
+		{"privilege", x.privilege("pg_signal_backend", "end other roles' sessions (pglead stepdown --force)")},
+	} {
+		if x.viewer.Ended() {
+			break
+		}
+		// Of what was refused, the session was not made fit for these.
+		if x.refused == nil || part.name != "settings" && part.name != "notify" {
+			x.add(part.name, part.look(ctx))
+		}
+	}
+	if x.refused != nil && !slices.ContainsFunc(x.checks[before:], func(c checkup.Check) bool { return c.Status == checkup.Fail }) {
+		x.add("session", failed(x.refused))
+	}
+}
+
+// rows asks on the connection.
+func (x *examination) rows(ctx context.Context, sql string) (session.Rows, error) {
+	ctx, cancel := context.WithTimeout(ctx, x.cfg.ConnectTimeout)
+	defer cancel()
+	return x.viewer.Query(ctx, sql)
+}
+
+// row asks for one row of so many columns, of several queries that of the last.
+func (x *examination) row(ctx context.Context, columns int, sql string) ([]string, error) {
+	rows, err := x.rows(ctx, sql)
+	if err != nil {
+		return nil, err
+	}
+	return rows[max(0, len(rows)-1):].Only(columns)
+}
+
+// trial takes a lock that nobody else has, and sees whether a second session is
+// refused it.
+func (x *examination) trial(ctx context.Context, says inspect.Description) error {
+	began := time.Now()
+	check, err := lock.Trial(ctx, x.cfg, says)
+	if err != nil {
+		check = failed(err)
+	}
+	check.Seen += fmt.Sprintf(" (%v)", coarse(time.Since(began)))
+	x.add("lock", check)
+	return err
+}
+
+// coarse rounds to what a reader cares about.
+func coarse(d time.Duration) time.Duration {
+	switch {
+	case d < time.Millisecond:
+		return d.Round(10 * time.Microsecond)
+	case d < time.Second:
+		return d.Round(100 * time.Microsecond)
+	}
+	return d.Round(100 * time.Millisecond)
+}

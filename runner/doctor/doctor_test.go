@@ -1,0 +1,249 @@
+package doctor_test
+
+import (
+	"io"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/doctor"
+	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// examined is what Examine found.
+type examined struct {
+	t      *testing.T
+	checks []checkup.Check
+	kind   session.Kind // of the error
+}
+
+func examine(t *testing.T, cfg session.Config) examined {
+	t.Helper()
+	return examineSilence(t, cfg, false)
+}
+
+func examineSilence(t *testing.T, cfg session.Config, idle bool) examined {
+	t.Helper()
+	found, err := doctor.Examine(t.Context(), doctor.Config{Session: cfg, LockDelay: session.TakeoverDelay(cfg.Lease), Idle: idle})
+	for _, c := range found.Database {
+		t.Logf("%-4s  %-10s  %s -> %s", c.Status, c.Name, c.Seen, c.Advice)
+	}
+	if len(found.Machine) == 0 {
+		t.Error("nothing about this machine")
+	}
+	return examined{t, found.Database, kindOf(err)}
+}
+
+// want asks for a check of this status whose text or advice has that in it.
+func (e examined) want(name string, status checkup.Status, text string) {
+	e.t.Helper()
+	for _, c := range e.checks {
+		if c.Name == name && c.Status == status && strings.Contains(c.Seen+" -> "+c.Advice, text) {
+			return
+		}
+	}
+	e.t.Errorf("no %s of %s with %q", status, name, text)
+}
+
+func (e examined) wantError(kind session.Kind) {
+	e.t.Helper()
+	if e.kind != kind {
+		e.t.Errorf("an error of kind %d, want %d", e.kind, kind)
+	}
+}
+
+func TestExamineRole(t *testing.T) {
+	port := testserver.Port(t)
+	server := start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port, "max_connections": "20", "lock_timeout": "7s", "fsync": "off"})
+	query(t, server, "CREATE ROLE cron LOGIN; CREATE ROLE rds_superuser")
+	query(t, server, "ALTER ROLE ALL SET statement_timeout = '1s'; ALTER ROLE cron SET statement_timeout = '2s'; ALTER DATABASE postgres SET statement_timeout = '3s'")
+	query(t, server, "ALTER ROLE cron IN DATABASE postgres SET idle_session_timeout = '4s'")
+	e := examine(t, config(t, "host=127.0.0.1 sslmode=disable user=cron dbname=postgres port="+port))
+	e.wantError(0)
+	e.want("server", checkup.Warning, "fsync off")
+	e.want("primary", checkup.Note, "a first try that succeeds waits")
+	e.want("path", checkup.OK, "no pooler or proxy in between")
+	e.want("TLS", checkup.OK, "loopback")
+	for _, text := range []string{"statement_timeout 2s (role cron)", "idle_session_timeout 4s (role cron in database postgres)", "lock_timeout 7s (server)"} {
+		e.want("time-outs", checkup.OK, text)
+	}
+	e.want("settings", checkup.OK, "keepalives after 2 s, every 1 s, 4 times, tcp_user_timeout 6000 ms")
+	e.want("slots", checkup.OK, "of the server's 17 connections")
+	e.want("notify", checkup.OK, "arrived")
+	e.want("privilege", checkup.Note, "GRANT pg_signal_backend TO cron")
+	e.want("lock", checkup.OK, "refused to a second session")
+	// The role's own idle_session_timeout of 4s is none of a holder's.
+	e = examineSilence(t, config(t, "host=127.0.0.1 sslmode=disable user=cron dbname=postgres port="+port), true)
+	e.want("silence", checkup.OK, "silent for 6s")
+
+	query(t, server, "ALTER DATABASE postgres CONNECTION LIMIT 8; GRANT pg_signal_backend TO cron")
+	// What the lock needs and is commonly left alone.
+	query(t, server, "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
+	e = examine(t, config(t, "host=127.0.0.1 sslmode=disable user=cron dbname=postgres port="+relay(t, "127.0.0.1:"+port)))
+	e.wantError(session.Denied)
+	e.want("path", checkup.Note, "no pooler, but a proxy, tunnel or address translation")
+	e.want("path", checkup.Note, "it must not end a connection that is silent for the lease, 6s,")
+	e.want("slots", checkup.Warning, "of the database's 8")
+	e.want("privilege", checkup.OK, "pg_signal_backend")
+	e.want("lock", checkup.Fail, "permission denied for function pg_control_system")
+}
+
+// relay passes connections on, as HAProxy does, and returns its port.
+func relay(t *testing.T, to string) (port string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", to)
+			if err != nil {
+				_ = near.Close()
+				continue
+			}
+			pass := func(to, from net.Conn) {
+				_, _ = io.Copy(to, from)
+				_ = to.Close()
+			}
+			go pass(near, far)
+			go pass(far, near)
+		}
+	}()
+	_, port, _ = net.SplitHostPort(l.Addr().String())
+	return port
+}
+
+func TestExamineTLS(t *testing.T) {
+	dir, err := os.MkdirTemp("", "pgtls")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := pgtest.MakeDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	certify(t, dir, "db.example")
+	port := testserver.Port(t)
+	start(t, map[string]string{
+		"listen_addresses": "127.0.0.1", "port": port, "ssl": "on", "ssl_cert_file": dir + "/server.crt", "ssl_key_file": dir + "/server.key",
+	})
+	dsn := "host=db.example hostaddr=127.0.0.1 user=pglead dbname=postgres port=" + port
+	e := examine(t, config(t, dsn))
+	e.want("TLS", checkup.Note, "TLS 1.3")
+	e.want("TLS", checkup.Note, "sslmode=verify-full")
+	for _, mode := range []string{"verify-ca", "verify-full"} {
+		examine(t, config(t, dsn+" sslrootcert="+dir+"/server.crt sslmode="+mode)).want("TLS", checkup.OK, "certificate verified")
+	}
+}
+
+func TestExamineCluster(t *testing.T) {
+	primary := start(t, nil)
+	standby, remove, err := primary.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	hosts := func(a, b *pgtest.Server) string {
+		return "host=" + a.Socket + "," + b.Socket + " user=pglead dbname=postgres"
+	}
+	both := hosts(standby, primary)
+	eventually(t, "the primary is older than the lock-delay", func() bool {
+		return query(t, primary, "SELECT clock_timestamp() - pg_postmaster_start_time() > interval '5 s'")[0] == "t"
+	})
+
+	e := examine(t, config(t, standby.DSN("postgres")))
+	e.wantError(session.Standby)
+	e.want("primary", checkup.Fail, "connect to the primary")
+
+	e = examine(t, config(t, both))
+	e.wantError(0)
+	e.want("primary", checkup.OK, "timeline 1")
+	e.want("hosts", checkup.OK, standby.Socket+":5432 standby, ")
+	e.want("standbys", checkup.Note, "1 connected, none synchronous")
+	// pgconn sends the request to cancel a commit to the first of several unix sockets.
+	cfg := config(t, hosts(primary, standby))
+	cfg.Quorum = true
+	e = examine(t, cfg)
+	e.wantError(session.Unsafe)
+	e.want("standbys", checkup.Fail, "synchronous_standby_names is empty")
+
+	query(t, primary, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+	query(t, primary, "SELECT pg_reload_conf()")
+	eventually(t, "a synchronous standby", func() bool {
+		return query(t, primary, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'")[0] == "1"
+	})
+	e = examine(t, cfg)
+	e.wantError(0)
+	e.want("standbys", checkup.OK, "--quorum waits for them")
+	e.want("lock", checkup.OK, "granted")
+	examine(t, config(t, both)).want("standbys", checkup.Note, "with --quorum")
+
+	remove()
+	eventually(t, "no standby", func() bool {
+		return query(t, primary, "SELECT count(*) FROM pg_stat_replication")[0] == "0"
+	})
+	e = examine(t, cfg)
+	e.wantError(session.Unreachable)
+	e.want("hosts", checkup.Warning, standby.Socket+":5432 no server socket there")
+	e.want("standbys", checkup.Warning, "none is connected")
+	e.want("lock", checkup.Fail, "the synchronous standbys do not confirm the commit")
+
+	e = examine(t, config(t, primary.DSN("postgres")))
+	e.want("notify", checkup.OK, "arrived")
+	e.want("lock", checkup.OK, "granted")
+
+	other := start(t, nil)
+	e = examine(t, config(t, hosts(primary, other)))
+	e.want("hosts", checkup.Fail, "exclude nobody on another")
+}
+
+// TestExaminePooler: a pooler with one connection has none for the token.
+func TestExaminePooler(t *testing.T) {
+	server := start(t, nil)
+	pooler := func(size, idle string) string {
+		dsn, stop, err := server.Pooler(pgtest.Superuser, map[string]string{
+			"pool_mode": "transaction", "default_pool_size": size, "query_wait_timeout": "1", "idle_transaction_timeout": idle,
+		})
+		if err != nil {
+			t.Skip("NOT TESTED: ", err)
+		}
+		t.Cleanup(stop)
+		return dsn
+	}
+	wide := pooler("2", "0")
+	e := examine(t, config(t, wide))
+	e.wantError(session.Unsafe)
+	e.want("path", checkup.Fail, "use --transaction")
+	e.want("slots", checkup.OK, "of the server's")
+
+	cfg := config(t, wide)
+	cfg.Transaction = true
+	e = examine(t, cfg)
+	e.wantError(0)
+	e.want("path", checkup.OK, "what --transaction is for")
+	e.want("settings", checkup.OK, "idle_in_transaction_session_timeout 6s")
+	e.want("lock", checkup.OK, "refused to a second session")
+
+	cfg.Lease = 3 * time.Second
+	examineSilence(t, cfg, true).want("silence", checkup.OK, "silent for 3s")
+	cfg.Database = config(t, pooler("2", "1")).Database
+	examineSilence(t, cfg, true).want("silence", checkup.Fail, "idle transaction timeout")
+
+	cfg = config(t, pooler("1", "0"))
+	cfg.Transaction = true
+	cfg.ConnectTimeout = 5 * time.Second
+	e = examine(t, cfg)
+	e.wantError(session.Unreachable)
+	e.want("lock", checkup.Fail, "has to leave one free")
+}

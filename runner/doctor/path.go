@@ -1,0 +1,159 @@
+package doctor
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// path is about what stands between here and the server.
+func (x *examination) path(ctx context.Context) checkup.Check {
+	row, err := x.row(ctx, 3, `SELECT pg_catalog.pg_backend_pid(), coalesce(pg_catalog.host(pg_catalog.inet_client_addr()), ''), coalesce(pg_catalog.inet_client_port(), -1)`)
+	if err != nil {
+		return failed(err)
+	}
+	pooled := row[0] != strconv.FormatUint(uint64(x.viewer.BackendPID()), 10)
+	switch {
+	case pooled && !x.cfg.Transaction:
+		c := failed(session.ErrPooled(x.viewer.BackendPID(), row[0]))
+		if own := directHost(x.cfg.Database); own != "" {
+			c.Advice = own + "; or use --transaction"
+		}
+		return c
+	case pooled:
+		return checkup.Okf("a connection pooler in between: what --transaction is for; a running command takes one connection of its pool, and its start a second one for a moment")
+	case x.cfg.Transaction:
+		return checkup.Notef("leave --transaction away here, unless other nodes come through a pooler: without it waiters stand in line, and a clean handover takes no lock-delay",
+			"no pooler in between")
+	}
+	local, remote := socket(x.viewer.Conn()).LocalAddr(), socket(x.viewer.Conn()).RemoteAddr()
+	tcp, ok := local.(*net.TCPAddr)
+	if !ok {
+		return checkup.Okf("a unix socket, no pooler in between")
+	}
+	seen := "this machine's socket directory"
+	if row[1] != "" {
+		seen = net.JoinHostPort(row[1], row[2])
+	}
+	if ip := net.ParseIP(row[1]); ip != nil && ip.Equal(tcp.IP) && row[2] == strconv.Itoa(tcp.Port) {
+		return checkup.Okf("from %s to %s, no pooler or proxy in between", local, remote)
+	}
+	return checkup.Notef(fmt.Sprintf("it must not end a connection that is silent for the lease, %v, or the lock of a holder that is cut off comes free too early (pglead doctor --idle tries it)", x.cfg.Lease),
+		"no pooler, but a proxy, tunnel or address translation in between: this end is %s, and the server sees %s", local, seen)
+}
+
+// socket is a connection below any TLS.
+func socket(conn net.Conn) net.Conn {
+	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		return wrapped.NetConn()
+	}
+	return conn
+}
+
+func (x *examination) tls(context.Context) checkup.Check {
+	if conn, ok := x.viewer.Conn().(*tls.Conn); ok {
+		state := conn.ConnectionState()
+		seen := tls.VersionName(state.Version) + ", " + tls.CipherSuiteName(state.CipherSuite)
+		configs := []*tls.Config{x.cfg.Database.TLSConfig}
+		for _, f := range x.cfg.Database.Fallbacks {
+			configs = append(configs, f.TLSConfig)
+		}
+		for _, c := range configs { // all hosts have the same sslmode
+			if c != nil && c.InsecureSkipVerify && c.VerifyPeerCertificate == nil {
+				return checkup.Notef("sslmode=verify-full, and sslrootcert if the authority is a private one", "%s; the server's certificate is not verified: who can redirect the connection can pose as the server", seen)
+			}
+		}
+		return checkup.Okf("%s, certificate verified", seen)
+	}
+	tcp, ok := socket(x.viewer.Conn()).RemoteAddr().(*net.TCPAddr)
+	switch {
+	case !ok:
+		return checkup.Okf("not needed on a unix socket")
+	case tcp.IP.IsLoopback():
+		return checkup.Okf("none, on the loopback interface")
+	}
+	return checkup.Warningf("sslmode=require or, better, verify-full", "none: who is on the path can read and change everything, the lock included")
+}
+
+// hosts looks at each of several hosts: at a failover another of them counts.
+func (x *examination) hosts(ctx context.Context) {
+	list := splitHosts(x.cfg.Database)
+	if len(list) < 2 {
+		return
+	}
+	var roles, primaries []string
+	unreachable := false
+	for _, database := range list {
+		role, identity, err := x.roleOf(ctx, database)
+		switch {
+		case err != nil:
+			unreachable = true
+			role = strings.TrimPrefix(err.Error(), "connect to "+session.Target(database)+": ")
+		case role == primary && !slices.Contains(primaries, identity): // one server may have two names
+			primaries = append(primaries, identity)
+		}
+		roles = append(roles, net.JoinHostPort(database.Host, strconv.Itoa(int(database.Port)))+" "+role)
+	}
+	seen := strings.Join(roles, ", ")
+	switch {
+	case len(primaries) > 1:
+		x.add("hosts", checkup.Failf("name the hosts of one cluster only, and stop the one that a failover has left behind", "%s: the locks of one primary exclude nobody on another", seen))
+	case unreachable:
+		x.add("hosts", checkup.Warningf("after a failover to a host that can't be reached from here, this node has no lock", "%s", seen))
+	default:
+		x.add("hosts", checkup.Okf("%s", seen))
+	}
+}
+
+const (
+	primary = "primary"
+	standby = "standby"
+)
+
+// roleOf asks a server whether it is the primary, and which server it is.
+func (x *examination) roleOf(ctx context.Context, database *pgconn.Config) (role, identity string, err error) {
+	cfg := x.cfg
+	cfg.Database = database
+	viewer, err := session.OpenViewer(ctx, cfg)
+	if err != nil {
+		return "", "", err
+	}
+	defer viewer.Close()
+	rows, err := viewer.Query(ctx, "SELECT pg_catalog.pg_is_in_recovery(), "+session.ServerIdentity)
+	if err != nil {
+		return "", "", err
+	}
+	row, err := rows.Only(2)
+	if err != nil {
+		return "", "", err
+	}
+	if row[0] == "t" {
+		return standby, row[1], nil
+	}
+	return primary, row[1], nil
+}
+
+// splitHosts makes a configuration of each of cfg's hosts.
+func splitHosts(cfg *pgconn.Config) []*pgconn.Config {
+	var list []*pgconn.Config
+	for _, f := range append([]*pgconn.FallbackConfig{{Host: cfg.Host, Port: cfg.Port, TLSConfig: cfg.TLSConfig}}, cfg.Fallbacks...) {
+		i := slices.IndexFunc(list, func(c *pgconn.Config) bool { return c.Host == f.Host && c.Port == f.Port })
+		if i >= 0 { // with another sslmode
+			list[i].Fallbacks = append(list[i].Fallbacks, f)
+			continue
+		}
+		c := cfg.Copy()
+		c.Host, c.Port, c.TLSConfig, c.Fallbacks = f.Host, f.Port, f.TLSConfig, nil
+		list = append(list, c)
+	}
+	return list
+}

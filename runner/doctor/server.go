@@ -1,0 +1,245 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/session"
+)
+
+func (x *examination) server(ctx context.Context) checkup.Check {
+	row, err := x.row(ctx, 3, `SELECT pg_catalog.version(), pg_catalog.current_setting('server_version_num'), pg_catalog.current_setting('fsync')`)
+	if err != nil {
+		return failed(err)
+	}
+	version, _, _ := strings.Cut(row[0], " on ") // and for what machine, by which compiler
+	switch number, _ := strconv.Atoi(row[1]); {
+	case number/1_00_00 < session.OldestMajor:
+		return failed(session.ErrTooOld(row[0]))
+	case row[2] == "off":
+		return checkup.Warningf("fsync = on in postgresql.conf", "%s, with fsync off: after a crash of its machine a fencing token may be given twice", version)
+	}
+	signs, err := x.rows(ctx, signsQuery)
+	if err != nil {
+		return checkup.Okf("%s", version)
+	}
+	for _, p := range products() {
+		switch {
+		case !slices.ContainsFunc(signs, func(row []string) bool { return slices.Contains(row, p.sign) }):
+		case p.manyPrimaries:
+			return checkup.Warningf(p.advice, "%s with %s", version, p.name)
+		default:
+			return checkup.Check{Status: checkup.OK, Seen: version + ", " + p.name, Advice: p.advice}
+		}
+	}
+	return checkup.Okf("%s", version)
+}
+
+func (x *examination) primary(ctx context.Context) checkup.Check {
+	row, err := x.row(ctx, 3, `SELECT pg_catalog.pg_is_in_recovery(),
+	extract(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.pg_postmaster_start_time())::bigint,
+	CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE `+session.Timeline+` END`)
+	if err != nil {
+		return failed(err)
+	}
+	if row[0] == "t" {
+		return failed(session.ErrStandby())
+	}
+	up, _ := strconv.Atoi(row[1])
+	seen := fmt.Sprintf("yes, up for %v, timeline %s", time.Duration(up)*time.Second, row[2])
+	if x.refused == nil && x.age < x.lockDelay {
+		return checkup.Notef("", "%s; restarted, recovered or promoted %v ago: until that is %v, a first try that succeeds waits for the rest", seen, coarse(x.age), x.lockDelay)
+	}
+	return checkup.Okf("%s", seen)
+}
+
+// timeouts are those that a role, a database or the server has for every
+// session. Unseen they would end a holder's or a waiter's session.
+func (x *examination) timeouts(ctx context.Context) checkup.Check {
+	rows, err := x.rows(ctx, `SELECT s.name, s.reset_val, coalesce((
+	SELECT CASE WHEN r.rolname IS NOT NULL AND d.datname IS NOT NULL THEN 'role ' || r.rolname || ' in database ' || d.datname
+		WHEN r.rolname IS NOT NULL THEN 'role ' || r.rolname
+		WHEN d.datname IS NOT NULL THEN 'database ' || d.datname ELSE 'all roles' END
+	FROM pg_catalog.pg_db_role_setting AS o
+		LEFT JOIN pg_catalog.pg_roles AS r ON r.oid = o.setrole LEFT JOIN pg_catalog.pg_database AS d ON d.oid = o.setdatabase
+	WHERE (o.setrole = 0 OR r.rolname = session_user) AND (o.setdatabase = 0 OR d.datname = pg_catalog.current_database())
+		AND EXISTS (SELECT FROM pg_catalog.unnest(o.setconfig) AS c WHERE pg_catalog.split_part(c, '=', 1) = s.name)
+	ORDER BY o.setrole = 0, o.setdatabase = 0 LIMIT 1), 'server')
+FROM pg_catalog.pg_settings AS s
+WHERE s.name IN ('statement_timeout', 'lock_timeout', 'transaction_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout')
+	AND s.reset_val <> '0'
+ORDER BY s.name`)
+	if err != nil {
+		return unknown(err)
+	}
+	if len(rows) == 0 {
+		return checkup.Okf("none by role, database or server")
+	}
+	var list []string
+	for _, row := range rows {
+		if len(row) != 3 {
+			continue
+		}
+		ms, _ := strconv.ParseInt(row[1], 10, 64)
+		list = append(list, fmt.Sprintf("%s %v (%s)", row[0], time.Duration(ms)*time.Millisecond, row[2]))
+	}
+	return checkup.Okf("%s; overridden for the lock's session, not for the command's own", strings.Join(list, ", "))
+}
+
+// settings are those that have the server end a dead session, as it took them.
+func (x *examination) settings(ctx context.Context) checkup.Check {
+	ms := strconv.FormatInt(x.cfg.Lease.Milliseconds(), 10)
+	if x.cfg.Transaction {
+		const setting = "idle_in_transaction_session_timeout"
+		row, err := x.row(ctx, 1, strings.Join(x.cfg.Begin(), "; ")+"; SELECT setting FROM pg_catalog.pg_settings WHERE name = '"+setting+"'")
+		_, _ = x.rows(ctx, "ROLLBACK")
+		switch {
+		case err != nil:
+			return failed(err)
+		case row[0] != ms:
+			return checkup.Failf(staleAdvice, "the server has %s at %s ms, where %s ms were set", setting, row[0], ms)
+		}
+		return checkup.Okf("%s %v", setting, x.cfg.Lease)
+	}
+	rows, err := x.rows(ctx, `SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN ('idle_session_timeout', 'tcp_keepalives_idle',
+	'tcp_keepalives_interval', 'tcp_keepalives_count', 'tcp_user_timeout', 'client_connection_check_interval')`)
+	if err != nil {
+		return unknown(err)
+	}
+	has := map[string]string{}
+	for _, row := range rows {
+		if len(row) == 2 {
+			has[row[0]] = row[1]
+		}
+	}
+	if has["idle_session_timeout"] != ms {
+		return checkup.Failf(staleAdvice, "the server has idle_session_timeout at %q ms, where %s ms were set", has["idle_session_timeout"], ms)
+	}
+	seen := fmt.Sprintf("idle_session_timeout %v, client_connection_check_interval %s ms", x.cfg.Lease, has["client_connection_check_interval"])
+	if _, ok := socket(x.viewer.Conn()).RemoteAddr().(*net.TCPAddr); !ok {
+		return checkup.Okf("%s", seen)
+	}
+	seen += fmt.Sprintf(", keepalives after %s s, every %s s, %s times, tcp_user_timeout %s ms",
+		has["tcp_keepalives_idle"], has["tcp_keepalives_interval"], has["tcp_keepalives_count"], has["tcp_user_timeout"])
+	if has["tcp_keepalives_idle"] == "0" || has["tcp_user_timeout"] == "0" {
+		return checkup.Notef("", "%s; where these are 0 the server's system has or takes no such setting, and a waiter whose host vanishes stays in line until its slice of 30 to 60 s is over", seen)
+	}
+	return checkup.Okf("%s", seen)
+}
+
+const staleAdvice = "without it a lock whose holder's host has vanished stays held: does something in between make settings of its own?"
+
+// lease holds the round trip against the lease.
+func (x *examination) lease(ctx context.Context) checkup.Check {
+	const trips = 10
+	var took []time.Duration
+	for range trips {
+		began := time.Now()
+		if _, err := x.rows(ctx, session.PlainBeat); err != nil {
+			return failed(err)
+		}
+		took = append(took, time.Since(began))
+	}
+	slices.Sort(took)
+	every := session.BeatEvery(x.cfg.Lease)
+	margin := session.HolderShare(x.cfg.Lease) - every
+	seen := fmt.Sprintf("%v: a heartbeat every %v, answered after %v (the slowest of %d after %v), may take up to %v",
+		x.cfg.Lease, every, coarse(took[trips/2]), trips, coarse(took[trips-1]), margin)
+	const advice = "a longer --lease, the same on all nodes, rides out slower answers"
+	switch slowest := took[trips-1]; {
+	case slowest >= margin:
+		return checkup.Failf(advice, "%s", seen)
+	case slowest >= margin/4:
+		return checkup.Warningf(advice, "%s", seen)
+	}
+	return checkup.Okf("%s", seen)
+}
+
+func (x *examination) delay(context.Context) checkup.Check {
+	dead := session.TakeoverDelay(x.cfg.Lease)
+	if x.lockDelay < dead {
+		return checkup.Warningf(fmt.Sprintf("a former holder that knows nothing of its loss is dead after 2/3 of the lease: --lock-delay %v", dead),
+			"%v: a takeover may overlap with the command of the former holder", x.lockDelay)
+	}
+	return checkup.Okf("%v: as long as a former holder may live on without knowing of its loss, or longer", x.lockDelay)
+}
+
+// fewSlots is when the server's slots are few: each holder and each waiter
+// takes one.
+const fewSlots = 10
+
+func (x *examination) slots(ctx context.Context) checkup.Check {
+	// pg_stat_database counts what pg_stat_activity hides from some.
+	row, err := x.row(ctx, 6, `SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
+		- coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0),
+	(SELECT sum(numbackends) FROM pg_catalog.pg_stat_database),
+	(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = session_user),
+	(SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE usename = session_user),
+	(SELECT datconnlimit FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()),
+	(SELECT numbackends FROM pg_catalog.pg_stat_database WHERE datname = pg_catalog.current_database())`)
+	if err != nil {
+		return unknown(err)
+	}
+	n := make([]int, len(row))
+	for i, value := range row {
+		if n[i], err = strconv.Atoi(value); err != nil {
+			return unknown(fmt.Errorf("%q is no number", value))
+		}
+	}
+	left, of, whose := n[0]-n[1], n[0], "the server's"
+	if n[2] >= 0 && n[2]-n[3] < left {
+		left, of, whose = n[2]-n[3], n[2], "role "+x.cfg.Database.User+"'s"
+	}
+	if n[4] >= 0 && n[4]-n[5] < left {
+		left, of, whose = n[4]-n[5], n[4], "the database's"
+	}
+	seen := fmt.Sprintf("%d of %s %d connections are free", max(left, 0), whose, of)
+	if left < fewSlots {
+		return checkup.Warningf("every holder and every waiter takes one: raise the limit, or let fewer wait", "%s", seen)
+	}
+	return checkup.Okf("%s", seen)
+}
+
+// notify tries what waiters and holders tell each other by.
+func (x *examination) notify(ctx context.Context) checkup.Check {
+	if x.cfg.Transaction {
+		return checkup.Notef("", "not heard with --transaction: a takeover after a wait always waits out the lock-delay")
+	}
+	const name = "pglead.1.doctor"
+	// A commit that waits for a standby would keep everybody's notifications waiting.
+	_, err := x.rows(ctx, `LISTEN "`+name+`"; SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('`+name+`', '')`)
+	if err == nil {
+		_, err = x.rows(ctx, session.PlainBeat) // by its answer, a notification has arrived
+	}
+	if err != nil {
+		return failed(err)
+	}
+	if x.heard != name {
+		return checkup.Warningf("does something in between swallow notifications? Without them a takeover after a wait always waits out the lock-delay", "a notification was sent, and did not arrive")
+	}
+	full, err := x.row(ctx, 1, "SELECT pg_catalog.round(pg_catalog.pg_notification_queue_usage()::numeric * 100)")
+	if err == nil && full[0] != "0" {
+		return checkup.Warningf("some session listens and stays in a transaction; when the queue is full, no lock's holder can start", "a notification arrived; the server's queue of them is %s%% full", full[0])
+	}
+	return checkup.Okf("a notification was sent, and arrived")
+}
+
+// privilege is about one that no lock needs.
+func (x *examination) privilege(role, does string) func(context.Context) checkup.Check {
+	return func(ctx context.Context) checkup.Check {
+		row, err := x.row(ctx, 1, "SELECT pg_catalog.pg_has_role('"+role+"', 'USAGE')")
+		switch {
+		case err != nil:
+			return unknown(err)
+		case row[0] != "t":
+			return checkup.Notef("if it should: GRANT "+role+" TO "+x.cfg.Database.User, "not %s: may not %s", role, does)
+		}
+		return checkup.Okf("%s: may %s", role, does)
+	}
+}

@@ -1,0 +1,61 @@
+package doctor
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// What stands in between may end a connection that is silent for a while, as
+// HAProxy does after its `timeout client`. A holder whose host is cut off from it
+// is silent, and the server frees the lock as soon as its side is ended. So that
+// must not come before the holder's command is dead. Nobody tells of such an end:
+// the server doesn't know why its client went, and the holder has no way to hear
+// it. It can only be tried beforehand.
+
+// silence keeps a connection silent for as long as a cut off holder's may be. A
+// waiter's is silent for a third of that at most.
+func (x *examination) silence(ctx context.Context) checkup.Check {
+	viewer, err := session.OpenViewer(ctx, x.cfg)
+	if err != nil {
+		return failed(err)
+	}
+	defer viewer.Close()
+	if tcp, ok := socket(viewer.Conn()).(*net.TCPConn); ok {
+		// A host that is cut off sends no probes either.
+		_ = tcp.SetKeepAlive(false)
+	}
+	quiet := &examination{cfg: x.cfg, viewer: viewer}
+	sql := "SELECT pg_catalog.set_config('idle_session_timeout', '0', false)"
+	if x.cfg.Transaction {
+		sql = "BEGIN; SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true), pg_catalog.set_config('idle_session_timeout', '0', true)"
+	}
+	if _, err := quiet.rows(ctx, sql); err != nil {
+		return failed(err)
+	}
+	after, err := quiet.answersAfter(ctx, x.cfg.Lease)
+	if err != nil {
+		return checkup.Failf("have what is in between keep silent connections for longer than the lease (HAProxy: timeout tunnel, or both timeout client and timeout server), go a way round it, or give all nodes a shorter --lease",
+			"a connection ended when it had been silent for %v (%s), in less than the lease of %v: a holder whose host is cut off loses the lock before its command is dead, and who comes then starts at once",
+			coarse(after), err, x.cfg.Lease)
+	}
+	return checkup.Okf("a connection that was silent for %v still answers", x.cfg.Lease)
+}
+
+// answersAfter returns no error if the connection can be used when it has been
+// silent for that long, else when it could no longer be, and why.
+func (x *examination) answersAfter(ctx context.Context, silent time.Duration) (time.Duration, error) {
+	began := time.Now()
+	quiet, cancel := context.WithTimeout(ctx, silent)
+	defer cancel()
+	// It listens to nothing: there will be no notification.
+	if err := x.viewer.Wait(quiet); err != nil {
+		return time.Since(began), err
+	}
+	took := time.Since(began)
+	_, err := x.rows(ctx, session.PlainBeat)
+	return took, err
+}

@@ -1,0 +1,210 @@
+package inspect
+
+import (
+	"math"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Description is what a session says of itself to whoever looks at
+// pg_stat_activity: in the comment before its statements, in the style of
+// sqlcommenter (https://google.github.io/sqlcommenter/spec/). The comment is
+// visible to the same role and to pg_read_all_stats; there are no arguments of the
+// command in it, and no secrets.
+type Description struct {
+	Keys    []string
+	Scheme  string // of lockkey
+	Slots   int    // 0 without
+	Host    string
+	PID     int // of the process on Host
+	User    string
+	Command string // its name alone
+	Note    string // its user's word on it
+	Lease   time.Duration
+	// LostGrace is for how long the command may outlive the lease.
+	LostGrace time.Duration
+	// Transaction says that the lock is held in one, where nothing is heard.
+	Transaction bool
+
+	// From the grant on.
+	Delay time.Duration // for which the lock is held at first without a command
+	Slot  int
+	Token int64
+	Since time.Time
+
+	// Beat is the number of the session's last request: read, and never said.
+	Beat uint64
+}
+
+const modeTransaction = "transaction"
+
+// DefaultScheme is that of a session that doesn't name one.
+const DefaultScheme = "siphash24"
+
+// MostSlots and MostKeys keep a statement that names each of them short.
+const (
+	MostSlots = 1000
+	MostKeys  = 100
+)
+
+// What a description may have: some of others' numbers are the bounds of loops,
+// and all of others' texts are kept in memory.
+const (
+	// mostDescribed is as much of a statement as is read.
+	mostDescribed = 16 << 10
+	// mostNamed is the longest that host, user and command may be, encoded: with
+	// all three the rest still fits into the 1024 bytes of a statement that the
+	// server shows by default (track_activity_query_size).
+	mostNamed = 200
+	// mostNoted is the longest that a note may be, encoded; where that leaves too
+	// little for the keys, of which leastKeys are to be seen, it is shorter.
+	mostNoted = 300
+	leastKeys = 400
+	mostShown = 950 // of those 1024, without the number of the request
+)
+
+// Comment is the description as a session's comment. A / is encoded too, so that
+// nothing in it ends the comment or begins another. The keys are last: if they are
+// so long that the server cuts them off, all the rest is there.
+func (d Description) Comment() string {
+	var fields []string
+	add := func(name, value string) {
+		if value != "" {
+			fields = append(fields, name+"='"+value+"'")
+		}
+	}
+	number := func(name string, n int64) {
+		if n != 0 {
+			add(name, strconv.FormatInt(n, 10))
+		}
+	}
+	number("pid", int64(d.PID))
+	add("lease", d.Lease.String())
+	if d.LostGrace > 0 {
+		add("grace", d.LostGrace.String())
+	}
+	if d.Delay > 0 {
+		add("delay", d.Delay.String())
+	}
+	if d.Transaction {
+		add("mode", modeTransaction)
+	}
+	add("scheme", url.QueryEscape(d.Scheme))
+	if !d.Since.IsZero() {
+		add("since", url.QueryEscape(d.Since.UTC().Format(time.RFC3339)))
+	}
+	number("slot", int64(d.Slot))
+	number("slots", int64(d.Slots))
+	number("token", d.Token)
+	add("host", escapeShort(d.Host, mostNamed))
+	add("user", escapeShort(d.User, mostNamed))
+	add("command", escapeShort(d.Command, mostNamed))
+	keys := url.QueryEscape(strings.Join(d.Keys, "\n"))
+	add("note", escapeShort(d.Note, min(mostNoted, mostShown-len(strings.Join(fields, ","))-min(len(keys), leastKeys))))
+	add("key", keys)
+	return strings.Join(fields, ",")
+}
+
+// escapeShort encodes as much of a text as may be there.
+func escapeShort(s string, most int) string {
+	var b strings.Builder
+	for _, r := range s {
+		escaped := url.QueryEscape(string(r))
+		if b.Len()+len(escaped) > most {
+			break
+		}
+		b.WriteString(escaped)
+	}
+	return b.String()
+}
+
+// ParseDescription reads the comment of a statement. What a stranger wrote in
+// its place, or the server cut off, gives at worst a wrong description: a field
+// that can't be right is left away.
+func ParseDescription(statement string) (d Description, ok bool) {
+	text, found := strings.CutPrefix(statement, session.CommentOpens)
+	if !found {
+		return d, false
+	}
+	text, _, _ = strings.Cut(text[:min(len(text), mostDescribed)], "*/")
+	for field := range strings.SplitSeq(text, ",") {
+		name, quoted, _ := strings.Cut(field, "=")
+		quoted, begun := strings.CutPrefix(quoted, "'")
+		value, ended := strings.CutSuffix(quoted, "'")
+		if begun && !ended && name == "key" { // of several the first may be there
+			value = value[:max(0, strings.LastIndex(value, "%0A"))]
+			ended = true
+		}
+		if begun && ended {
+			d.set(name, value)
+		}
+	}
+	if d.Slots > 0 && len(d.Keys) > 1 { // no pglead has both
+		d.Slots, d.Slot = 0, 0
+	}
+	return d, true
+}
+
+// set notes the encoded value of one field.
+func (d *Description) set(name, encoded string) {
+	value, err := url.QueryUnescape(encoded)
+	if err != nil {
+		return
+	}
+	// number is one from 0 to most.
+	number := func(most int64) int64 {
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil || n < 0 || n > most {
+			return 0
+		}
+		return n
+	}
+	length := func() time.Duration {
+		parsed, _ := time.ParseDuration(value)
+		return max(0, parsed)
+	}
+	text := func() string { return value[:min(len(value), mostNamed)] }
+	switch name {
+	case "command":
+		d.Command = text()
+	case "host":
+		d.Host = text()
+	case "key":
+		d.Keys = slices.DeleteFunc(strings.SplitN(value, "\n", MostKeys+1), func(k string) bool { return k == "" })
+		d.Keys = d.Keys[:min(len(d.Keys), MostKeys)]
+	case "beat":
+		d.Beat, _ = strconv.ParseUint(value, 10, 64)
+	case "delay":
+		d.Delay = length()
+	case "grace":
+		d.LostGrace = length()
+	case "lease":
+		d.Lease = length()
+	case "mode":
+		d.Transaction = value == modeTransaction
+	case "note":
+		d.Note = value[:min(len(value), mostNoted)]
+	case "pid":
+		d.PID = int(number(math.MaxInt32))
+	case "scheme":
+		d.Scheme = text()
+	case "since":
+		// Of other years JSON has no instants.
+		if since, err := time.Parse(time.RFC3339, value); err == nil && since.UTC().Year() >= 1970 && since.UTC().Year() <= 9999 {
+			d.Since = since.UTC()
+		}
+	case "slot":
+		d.Slot = int(number(MostSlots))
+	case "slots":
+		d.Slots = int(number(MostSlots))
+	case "token":
+		d.Token = number(math.MaxInt64)
+	case "user":
+		d.User = text()
+	}
+}

@@ -1,0 +1,110 @@
+package inspect
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// Lock is a lock with all who hold it and all who wait for it. Slots of one key
+// are locks of their own, and those who wait for any of them wait for the gate.
+type Lock struct {
+	Database string  `json:"database"`
+	Key      *string `json:"key"` // null where nobody says it
+	Scheme   string  `json:"scheme,omitempty"`
+	ID       int64   `json:"id"`
+	IDText   string  `json:"id_text"` // for programs to which a number is a float64
+	ClassID  uint32  `json:"classid"`
+	ObjID    uint32  `json:"objid"`
+	ObjSubID int     `json:"objsubid"`
+	Mode     string  `json:"mode"`
+	Slot     int     `json:"slot,omitempty"`
+	Slots    int     `json:"slots,omitempty"`
+	Holders  []View  `json:"holders"`
+	Waiters  []View  `json:"waiters"`
+
+	number  lockkey.ID
+	holding map[uint32]int // the places, from 1, of backends in Holders
+	waiting map[uint32]bool
+}
+
+// Number is the lock's.
+func (l *Lock) Number() lockkey.ID { return l.number }
+
+func newLock(v View) *Lock {
+	l := &Lock{
+		Database: v.Database, ID: v.ID.Number, IDText: strconv.FormatInt(v.ID.Number, 10),
+		ClassID: v.ID.ClassID(), ObjID: v.ID.ObjID(), ObjSubID: v.ID.ObjSubID(),
+		Mode: "exclusive", Holders: []View{}, Waiters: []View{}, number: v.ID, holding: map[uint32]int{}, waiting: map[uint32]bool{},
+	}
+	if v.Shared {
+		l.Mode = "shared"
+	}
+	return l
+}
+
+// Locks puts together what the server shows one by one. The first in line for
+// slots holds their gate, but waits all the same. A session that has a lock in both
+// modes is one holder, and keeps others out as an exclusive one does.
+func Locks(views []View) []*Lock {
+	type number struct {
+		database string
+		id       lockkey.ID
+	}
+	locks := []*Lock{}
+	of := map[number]*Lock{}
+	for _, v := range views {
+		l := of[number{v.Database, v.ID}]
+		if l == nil {
+			l = newLock(v)
+			locks = append(locks, l)
+			of[number{v.Database, v.ID}] = l
+		}
+		if key, slot, known := v.Key(); known && l.Key == nil {
+			l.Key, l.Scheme, l.Slots, l.Slot = &key, cmp.Or(v.Scheme, DefaultScheme), v.Slots, slot
+		}
+		l.add(v)
+	}
+	Sort(locks)
+	return locks
+}
+
+// add counts a session's part.
+func (l *Lock) add(v View) {
+	gate := l.Slots > 0 && l.Slot == 0
+	switch {
+	case !v.Granted || gate:
+		if !l.waiting[v.Backend] {
+			l.waiting[v.Backend] = true
+			l.Waiters = append(l.Waiters, v)
+		}
+	case l.holding[v.Backend] > 0:
+		l.Mode, l.Holders[l.holding[v.Backend]-1].Shared = "exclusive", false
+	default:
+		l.Holders = append(l.Holders, v)
+		l.holding[v.Backend] = len(l.Holders)
+	}
+}
+
+// Sort puts the locks of one key together, its slots in their order, before those
+// whose keys nobody says.
+func Sort(locks []*Lock) { slices.SortStableFunc(locks, compare) }
+
+func compare(a, b *Lock) int {
+	const last = MostSlots + 1
+	place := func(l *Lock) (unnamed int, key string, slot int) {
+		if l.Key == nil {
+			return 1, "", l.Slot
+		}
+		if l.Slots > 0 && l.Slot == 0 { // those who are in line for any
+			return 0, *l.Key, last
+		}
+		return 0, *l.Key, l.Slot
+	}
+	unnamedA, keyA, slotA := place(a)
+	unnamedB, keyB, slotB := place(b)
+	return cmp.Or(cmp.Compare(a.Database, b.Database), cmp.Compare(unnamedA, unnamedB), cmp.Compare(keyA, keyB),
+		cmp.Compare(a.Scheme, b.Scheme), cmp.Compare(slotA, slotB))
+}

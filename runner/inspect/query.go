@@ -1,0 +1,174 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Connection is a *session.Session or a *session.Viewer.
+type Connection interface {
+	Query(ctx context.Context, queries ...string) (session.Rows, error)
+}
+
+// Sought are the locks to look at: these, or all of the database, or those of all
+// databases.
+type Sought struct {
+	Locks        []lockkey.ID
+	Lines        []lockkey.ID // in whose lines others wait for Locks
+	AllDatabases bool
+}
+
+// Views lists who has the locks and who waits for them.
+func Views(ctx context.Context, on Connection, of Sought) ([]View, error) {
+	rows, err := on.Query(ctx, viewQuery(of))
+	if err != nil {
+		return nil, err
+	}
+	return parseViews(rows, of.Lines)
+}
+
+// Holders lists who has these locks. It asks the functions that viewQuery's
+// views are made of. A backend in its first moments, as most are that ask this,
+// takes 2 ms for the functions and 5 ms for the views, which it has to read first.
+func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, error) {
+	rows, err := on.Query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, 0,
+	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
+	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp())
+FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
+WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+inThisDatabase+" AND "+among(ids)+" ORDER BY l.pid")
+	if err != nil {
+		return nil, err
+	}
+	return parseViews(rows, nil)
+}
+
+// Terminate ends a backend, and with it its locks. The role needs to be a
+// superuser, the backend's own role, or a member of pg_signal_backend.
+func Terminate(ctx context.Context, on Connection, pid uint32) error {
+	rows, err := on.Query(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", pid))
+	var refused *session.Error
+	if errors.As(err, &refused) && refused.Kind == session.Denied {
+		return session.Errorf(session.Denied, "GRANT pg_signal_backend TO this role; a superuser's session takes a superuser",
+			"end the session of backend %d: %w", pid, err)
+	}
+	if err != nil {
+		return err
+	}
+	row, err := rows.Only(1)
+	if err == nil && row[0] != "t" {
+		return session.Errorf(session.Unreachable, "", "there is no session %d any more", pid)
+	}
+	return err
+}
+
+// among is a condition on pg_locks: a lock of one of these numbers. That of a
+// bigint has the halves in classid and objid, and objsubid 1; a pair has objsubid
+// 2. Numbers in quotes are of the columns' types at once.
+// https://www.postgresql.org/docs/current/view-pg-locks.html
+//
+// Of very many only the halves are asked for, which the server hashes: there may be
+// others among the answers then.
+func among(ids []lockkey.ID) string {
+	const many = 100
+	var list, classes, objs []string
+	for _, id := range ids {
+		list = append(list, fmt.Sprintf("('%d', '%d', '%d')", id.ClassID(), id.ObjID(), id.ObjSubID()))
+		classes = append(classes, fmt.Sprintf("'%d'", id.ClassID()))
+		objs = append(objs, fmt.Sprintf("'%d'", id.ObjID()))
+	}
+	if len(ids) > many {
+		return "classid IN (" + strings.Join(classes, ", ") + ") AND objid IN (" + strings.Join(objs, ", ") + ")"
+	}
+	return "(classid, objid, objsubid) IN (" + strings.Join(list, ", ") + ")"
+}
+
+// inThisDatabase is another condition: each database has advisory locks of its own.
+const inThisDatabase = "database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
+
+// viewQuery reads two views. Every role sees in them which session has which lock;
+// details of the session are for the same role and for pg_read_all_stats to see.
+func viewQuery(of Sought) string {
+	where := ""
+	switch {
+	case len(of.Locks) > 0:
+		var classes []string
+		for _, id := range of.Lines {
+			classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(id)))
+		}
+		where = " AND " + inThisDatabase + " AND (" + among(of.Locks) + " OR objsubid = 1 AND classid IN (" + strings.Join(classes, ", ") + "))"
+	case !of.AllDatabases:
+		where = " AND d.datname = pg_catalog.current_database()"
+	}
+	return `SELECT d.datname, l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid,
+	coalesce(extract(epoch FROM pg_catalog.clock_timestamp() - l.waitstart), 0),
+	coalesce(a.usename, ''), coalesce(pg_catalog.host(a.client_addr), ''), coalesce(a.application_name, ''), coalesce(a.query, ''),
+	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp())
+FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_database AS d ON d.oid = l.database
+	LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'advisory'` + where + `
+ORDER BY d.datname, l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart, l.pid`
+}
+
+// parseViews reads rows. A session that has a ticket waits for the lock.
+func parseViews(rows session.Rows, asked []lockkey.ID) ([]View, error) {
+	names := newNaming(asked)
+	var views []View
+	for _, row := range rows {
+		v, err := parseView(row)
+		if err != nil {
+			return nil, err
+		}
+		key, slot, known := names.of(v)
+		if of, ticket := names.line(v.ID); ticket && !known {
+			// The lower half of a ticket's number is when it was drawn, in 10 ms.
+			v.Waiting = max(0, time.Duration(int32(uint32(v.Now.UnixMilli()/10)-v.ID.ObjID()))*10*time.Millisecond)
+			v.ID, v.Granted = of, false
+			key, slot, known = names.of(v)
+		}
+		v.named = &named{key, slot, known}
+		views = append(views, v)
+	}
+	return views, nil
+}
+
+// parseView reads one row.
+func parseView(row []string) (View, error) {
+	if len(row) != 14 {
+		return View{}, session.ErrNotPostgreSQL()
+	}
+	class, err1 := strconv.ParseUint(row[1], 10, 32)
+	obj, err2 := strconv.ParseUint(row[2], 10, 32)
+	pid, err3 := strconv.ParseUint(row[6], 10, 32)
+	waiting, err4 := parseSeconds(row[7])
+	now, err5 := parseSeconds(row[13])
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+		return View{}, session.Errorf(session.Unsafe, "", "the server does not answer as PostgreSQL does: %w", err)
+	}
+	v := View{
+		Database: row[0], ID: lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
+		Shared: strings.HasPrefix(row[4], "Share"), Granted: row[5] == "t",
+		Waiting: waiting, Backend: uint32(pid),
+		Role: row[8], Client: row[9], Application: row[10], Hidden: row[12] == "t",
+		Now: time.Unix(0, int64(now)),
+	}
+	v.Description, v.Described = ParseDescription(row[11])
+	return v, nil
+}
+
+// parseSeconds reads a length of time, or an instant since 1970. A step of the
+// server's clock may have made it negative.
+func parseSeconds(s string) (time.Duration, error) {
+	seconds, err := strconv.ParseFloat(s, 64)
+	if err != nil || math.IsNaN(seconds) || math.Abs(seconds) >= math.MaxInt64/float64(time.Second) {
+		return 0, fmt.Errorf("%q is no number of seconds", s)
+	}
+	return time.Duration(seconds * float64(time.Second)), nil
+}

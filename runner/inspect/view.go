@@ -1,0 +1,153 @@
+// Package inspect shows who holds the advisory locks of a server, and who waits
+// for them: what the server knows of its sessions, and what pgleads say of
+// themselves.
+package inspect
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+// View is one session's part in one advisory lock, as the server shows it.
+type View struct {
+	Database string
+	ID       lockkey.ID
+	Shared   bool
+	Granted  bool          // else it waits
+	Waiting  time.Duration // for so long
+	Backend  uint32        // its process number at the server
+	Role     string
+	Client   string // address, or empty for a unix socket
+	// Application is the session's name, which everyone may see.
+	Application string
+	// Hidden says that this role may not see what the session says of itself.
+	Hidden bool
+	// Described says that the session is a pglead's.
+	Described bool
+	Description
+	Now time.Time // of the server
+
+	named *named // what Key says, if it is known already
+}
+
+type named struct {
+	key   string
+	slot  int
+	known bool
+}
+
+// MarshalJSON gives a session's part the form that programs read.
+func (v View) MarshalJSON() ([]byte, error) {
+	seconds, since := v.Waiting, (*time.Time)(nil)
+	if v.Granted {
+		seconds = v.HeldFor()
+		if !v.Since.IsZero() {
+			since = &v.Since
+		}
+	}
+	return json.Marshal(struct {
+		Host        string     `json:"host"`
+		PID         int        `json:"pid,omitempty"`
+		User        string     `json:"user,omitempty"`
+		Command     string     `json:"command,omitempty"`
+		Note        string     `json:"note,omitempty"`
+		Role        string     `json:"role"`
+		Client      string     `json:"client,omitempty"`
+		Application string     `json:"application"`
+		Backend     uint32     `json:"backend"`
+		Pglead      bool       `json:"pglead"`
+		Since       *time.Time `json:"since,omitempty"`
+		Seconds     float64    `json:"seconds,omitempty"` // held for, or waiting for
+		Token       int64      `json:"token,omitempty"`
+		Lease       float64    `json:"lease_seconds,omitempty"`
+		Hidden      bool       `json:"hidden,omitempty"` // this role may not see the details
+	}{
+		v.Where(), v.PID, v.User, v.Command, v.Note, v.Role, v.Client, v.Application, v.Backend, v.Pglead(),
+		since, seconds.Seconds(), v.Token, v.Lease.Seconds(), v.Hidden,
+	})
+}
+
+// HeldFor is how long a lock has been held, or 0 where that isn't known.
+func (v View) HeldFor() time.Duration {
+	if v.Since.IsZero() {
+		return 0
+	}
+	return max(0, v.Now.Sub(v.Since))
+}
+
+// Key is the name of the lock, if its session says one of which it is, and the
+// number of the slot that it is. Two keys may come to one number, and other
+// programs have locks of their own.
+func (v View) Key() (key string, slot int, known bool) {
+	if v.named != nil {
+		return v.named.key, v.named.slot, v.named.known
+	}
+	return newNaming(nil).of(v)
+}
+
+// applied is the key in the name that everyone sees, which may have all of it.
+func (v View) applied() []string {
+	name, _ := strings.CutPrefix(v.Application, "pglead:")
+	if rest, marked := strings.CutPrefix(name, "#"); marked { // its token comes first
+		_, name, _ = strings.Cut(rest, " ")
+	}
+	if at := strings.LastIndex(name, "@"); at > 0 {
+		return []string{name[:at]}
+	}
+	return nil
+}
+
+// Pglead says whether the session is, or says it is, a pglead's.
+func (v View) Pglead() bool { return v.Described || strings.HasPrefix(v.Application, "pglead:") }
+
+// Where is the host of the session, as far as it is known.
+func (v View) Where() string {
+	if v.Host != "" {
+		return v.Host
+	}
+	if at := strings.LastIndex(v.Application, "@"); v.Pglead() && at >= 0 {
+		return v.Application[at+1:]
+	}
+	return cmp.Or(v.Client, "this server's host")
+}
+
+// String says who holds the lock, or waits for it, in one line in which nothing
+// that others wrote has an effect.
+func (v View) String() string {
+	var text string
+	switch {
+	case v.Described:
+		text = fmt.Sprintf("%s (%s, process %d of %s)", v.Where(), v.Command, v.PID, v.User)
+	case v.Pglead():
+		text = fmt.Sprintf("pglead on %s (role %s)", v.Where(), v.Role)
+	default:
+		text = fmt.Sprintf("a program that is not pglead (role %s, application %q, backend %d)", v.Role, v.Application, v.Backend)
+	}
+	if v.Client != "" {
+		text += " from " + v.Client
+	}
+	if held := v.HeldFor(); v.Granted && held > 0 {
+		text += fmt.Sprintf(" since %s, for %v", v.Since.Local().Format(sinceFormat(held)), held.Round(time.Second))
+	}
+	if v.Note != "" {
+		text += ", note: " + v.Note
+	}
+	if _, _, known := v.Key(); v.Described && !known && len(v.Keys) > 0 {
+		text += fmt.Sprintf(", for another key of the same number (%q)", strings.Join(v.Keys, ", "))
+	}
+	return visible.Text(text)
+}
+
+// sinceFormat leaves the date away where it is today's, nearly.
+func sinceFormat(ago time.Duration) string {
+	if ago < 12*time.Hour {
+		return time.TimeOnly
+	}
+	return time.DateTime
+}

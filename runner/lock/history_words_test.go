@@ -1,0 +1,237 @@
+package lock
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// TestHistoryCounts: whose words count, and for whose tenures.
+func TestHistoryCounts(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		role  uint32 // of the speaker; 0: its session is gone
+		event event
+		want  time.Duration
+	}{
+		{"one of the holder's role", theirs, dead, 0},
+		{"one of the waiter's role", ours, dead, 0},
+		{"a stranger", nobody, dead, theirDelay},
+		{"a stranger who says clean", nobody, clean, theirDelay},
+		{"one that is gone", 0, dead, theirDelay},
+	} {
+		h := newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(speaker, tt.event, 5)
+		h.wants(tt.name+", before its role is known", theirDelay, true)
+		if got := h.unverified(); len(got) != 1 || got[0] != speaker {
+			t.Errorf("%s: unverified %v", tt.name, got)
+		}
+		h.verified(speaker, tt.role, tt.role != 0)
+		h.wants(tt.name, tt.want, true)
+		if h.vouched(speaker) != (tt.want == 0) && len(h.starts) > 0 {
+			t.Errorf("%s: vouched %v", tt.name, h.vouched(speaker))
+		}
+		if got := h.unverified(); len(got) != 0 {
+			t.Errorf("%s: still unverified %v", tt.name, got)
+		}
+	}
+
+	// Also one who stands in line, and is known by that.
+	h := newTold(t)
+	h.saw(&look{role: ours, holders: []seat{holds(holder, theirs, 5)}, line: []seat{{pid: stranger, role: nobody}, {pid: speaker, role: theirs}}}, lockkey.ID{Number: 7}, 0)
+	h.says(stranger, clean, 5)
+	h.wants("a stranger in line", theirDelay, true)
+	h.says(speaker, dead, 5)
+	h.wants("another in line, of the holder's role", 0, true)
+
+	// A word that was said before anybody was seen counts from then on.
+	h = newTold(t)
+	h.says(speaker, dead, 5)
+	h.verified(speaker, theirs, true)
+	h.wants("nobody of that role has held it", testDelay, true)
+	h.looks(holds(second, theirs, 0))
+	h.wants("the word is older than what is seen", theirDelay, true)
+
+	// A role that has held the lock speaks for its own tenures alone.
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.looks(holds(stranger, nobody, 0))
+	h.says(stranger, clean, 1<<62)
+	h.wants("a stranger has held it after", theirDelay, true)
+	h.says(holder, clean, 5)
+	h.wants("and the other says its end, too", 0, true)
+
+	// The lock of another number, and that of somebody who isn't seen any more.
+	h = newTold(t)
+	other := holds(holder, theirs, 5)
+	other.id.Number++
+	h.looks(other)
+	h.says(holder, clean, 5)
+	h.wants("the holder of another lock", testDelay, true)
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(holder, clean, 5)
+	h.looks()
+	h.says(holder, clean, 5)
+	h.looks(holds(second, nobody, 6))
+	h.says(holder, clean, 9)
+	h.wants("a session of that number that held it once", theirDelay, true)
+}
+
+// TestHistoryDischarges: which tenures a word that counts ends.
+func TestHistoryDischarges(t *testing.T) {
+	two := func(t *testing.T) told {
+		t.Helper()
+		h := newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.looks(holds(second, theirs, 6))
+		return h
+	}
+	for _, tt := range []struct {
+		name     string
+		say      func(told)
+		want     time.Duration
+		entitled bool
+	}{
+		{"an entitled word of the later", func(h told) { h.says(second, clean, 6) }, 0, true},
+		{"an entitled dead of the later", func(h told) { h.says(speaker, dead, 6); h.verified(speaker, theirs, true) }, 0, true},
+		{"a word of the later for itself", func(h told) { h.says(second, clean, 6, alone) }, theirDelay, true},
+		{"a dead of the later for itself", func(h told) { h.says(speaker, dead, 6, alone); h.verified(speaker, theirs, true) }, theirDelay, true},
+		{"a word of the earlier", func(h told) { h.says(holder, clean, 5) }, theirDelay, true},
+		{"each for itself", func(h told) { h.says(holder, clean, 5, alone); h.says(second, clean, 6, alone) }, 0, false},
+		{"the later for itself, then the earlier", func(h told) { h.says(second, clean, 6, alone); h.says(holder, clean, 5) }, 0, false},
+		{"a word of a token between", func(h told) { h.says(second, clean, 5) }, theirDelay, true},
+		{"a word of one that was not known", func(h told) { h.says(speaker, clean, 7); h.verified(speaker, theirs, true) }, 0, true},
+		{"the same, for itself", func(h told) { h.says(speaker, clean, 7, alone); h.verified(speaker, theirs, true) }, theirDelay, true},
+		{"another's word of one that was not known", func(h told) { h.says(speaker, dead, 7); h.verified(speaker, theirs, true) }, theirDelay, true},
+		{"a word of one that has waited for less than the others need", func(h told) {
+			h.says(third, started, 7)
+			h.looks(holds(third, theirs, 7))
+			h.says(third, clean, 7, func(a *Announcement) { a.LostGrace = 0 })
+		}, theirDelay, true},
+		{"a late and repeated word", func(h told) {
+			h.says(second, clean, 6)
+			h.says(second, clean, 6)
+			h.says(holder, clean, 5)
+		}, 0, true},
+	} {
+		h := two(t)
+		tt.say(h)
+		h.wants(tt.name, tt.want, tt.entitled)
+	}
+
+	// A holder that shows no token: it is earlier than the word if it was known before.
+	h := newTold(t)
+	h.looks(holds(holder, theirs, 0))
+	h.says(speaker, dead, 5, alone)
+	h.verified(speaker, theirs, true)
+	h.wants("unknown token, another's word for itself", theirDelay, true)
+	h.says(holder, clean, 6, alone)
+	h.wants("unknown token, its own word", 0, false)
+
+	// A word that may be late says nothing of a token that isn't known: it may be
+	// that of an earlier tenure.
+	for _, e := range []event{dead, clean} {
+		h = newTold(t)
+		h.looks(holds(holder, theirs, 0))
+		h.says(speaker, e, 5)
+		h.verified(speaker, ours, true)
+		h.wants("unknown token, a word that may be late", theirDelay, true)
+
+		h = newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(holder, clean, 5)
+		h.refused(time.Now().Add(freed))
+		h.says(speaker, e, 5)
+		h.verified(speaker, ours, true)
+		h.wants("somebody has the lock, and nobody knows who", testDelay, true)
+	}
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(holder, clean, 5, alone)
+	h.says(speaker, dead, 3)
+	h.verified(speaker, ours, true)
+	h.wants("one that speaks for itself, and then a late word", 0, false)
+
+	// A later start of the same session is another tenure.
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(holder, clean, 5)
+	h.says(holder, started, 6)
+	h.wants("it has started again", theirDelay, true)
+	h.says(holder, clean, 5)
+	h.wants("its first end is said again", theirDelay, true)
+	h.says(holder, clean, 6)
+	h.wants("it has ended again", 0, true)
+}
+
+// TestForeignBetween: words that were heard before somebody unknown had the lock say
+// nothing of him, however often they are said again.
+func TestForeignBetween(t *testing.T) {
+	again := func(h told) {
+		h.says(holder, clean, 5)
+		h.says(speaker, dead, 5)
+		h.verified(speaker, ours, true)
+		h.says(second, clean, 4)
+	}
+	for name, between := range map[string]func(told){
+		"a try is refused":         func(h told) { h.refused(time.Now().Add(freed)) },
+		"a foreign holder is seen": func(h told) { h.looks(holds(third, nobody, 0)); h.looks() },
+	} {
+		h := newTold(t)
+		h.looks(holds(second, theirs, 4))
+		h.looks(holds(holder, theirs, 5))
+		h.says(holder, clean, 5)
+		h.wants("a clean end", 0, true)
+		between(h)
+		delay := h.verdict().delay
+		if delay == 0 {
+			t.Errorf("%s: it starts at once", name)
+		}
+		again(h)
+		h.wants(name+", and all is said again", delay, true)
+	}
+}
+
+// TestPassingNewcomer: one that has started, and has gone when its end is heard, is
+// asked for its role while it is there.
+func TestPassingNewcomer(t *testing.T) {
+	h := newTold(t)
+	h.looks()
+	h.says(second, started, 6)
+	if got := h.unverified(); len(got) != 1 || got[0] != second {
+		t.Fatalf("unverified %v", got)
+	}
+	h.verified(second, ours, true)
+	h.says(second, clean, 6, alone)
+	h.wants("it has ended", 0, false)
+
+	h.says(third, started, 7)
+	h.unverified()
+	h.verified(third, 0, false)
+	if got := h.unverified(); len(got) != 0 {
+		t.Errorf("one that is gone is asked for again: %v", got)
+	}
+	h.wants("one that was gone at once", testDelay, true)
+}
+
+// TestNewcomerBetween: T1 is torn, a newcomer whose first try is granted starts T2 and
+// ends clean: who knows T1 still waits it out.
+func TestNewcomerBetween(t *testing.T) {
+	h := newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(second, started, 6)
+	h.looks(holds(second, theirs, 6))
+	h.says(second, clean, 6, alone)
+	h.wants("a newcomer has come and gone", theirDelay, true)
+
+	// Who waited T1 out before speaks for it.
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(second, started, 6)
+	h.looks(holds(second, theirs, 6))
+	h.says(second, clean, 6)
+	h.wants("one who has waited T1 out", 0, true)
+}

@@ -1,0 +1,30 @@
+package lock
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/pglead/pglead/runner/inspect"
+)
+
+// HeldError says that someone else has the lock.
+type HeldError struct {
+	Database string
+	Waited   time.Duration
+	Holders  []inspect.View // as far as they are known
+}
+
+func (e *HeldError) Error() string {
+	text := fmt.Sprintf("the lock in %s is held elsewhere", e.Database)
+	if e.Waited > 0 {
+		text = fmt.Sprintf("the lock in %s was held elsewhere for all of the %v that --wait allows", e.Database, e.Waited)
+	}
+	const most = 3
+	for i, holder := range e.Holders {
+		if i == most {
+			return fmt.Sprintf("%s, and %d more", text, len(e.Holders)-most)
+		}
+		text += map[bool]string{true: ": by ", false: "; by "}[i == 0] + holder.String()
+	}
+	return text
+}

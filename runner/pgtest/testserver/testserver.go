@@ -1,0 +1,73 @@
+// Package testserver starts PostgreSQL for the length of a test, and asks it
+// questions that must not fail. Only tests import it.
+package testserver
+
+import (
+	"errors"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/pgtest"
+)
+
+// Start starts a throwaway server.
+func Start(t *testing.T, settings map[string]string) *pgtest.Server {
+	t.Helper()
+	server, remove, err := pgtest.Throwaway(settings)
+	if errors.Is(err, pgtest.ErrNoPrograms) {
+		t.Fatalf("%v - to install them: %s", err, pgtest.InstallHint())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	return server
+}
+
+// Port is a TCP port of this machine that nobody listens on.
+func Port(t *testing.T) string {
+	t.Helper()
+	port, err := pgtest.FreePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+// Query returns the values of a query's answer.
+func Query(t *testing.T, server *pgtest.Server, sql string) []string {
+	t.Helper()
+	values, err := server.Query("postgres", sql)
+	if err != nil {
+		t.Fatalf("%s: %v", sql, err)
+	}
+	return values
+}
+
+// Pooled starts a pooler with connections for role, and returns its DSN.
+func Pooled(t *testing.T, server *pgtest.Server, role, mode string, connections int) (dsn string) {
+	t.Helper()
+	dsn, stop, err := server.Pooler(role, map[string]string{
+		"pool_mode": mode, "default_pool_size": strconv.Itoa(connections), "query_wait_timeout": "2",
+	})
+	if errors.Is(err, pgtest.ErrNoPooler) && os.Getenv("CI") == "" {
+		t.Skip("NOT TESTED: poolers, since there is", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	return dsn
+}
+
+// Eventually waits until the condition holds; a test that waits in vain fails.
+func Eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for began := time.Now(); !condition(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}

@@ -1,0 +1,68 @@
+package session_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/session"
+)
+
+var start, query, pooled, eventually = testserver.Start, testserver.Query, testserver.Pooled, testserver.Eventually
+
+// config is a session's configuration with a lease that is short for a person
+// and long for a slow machine.
+func config(t *testing.T, dsn string) session.Config {
+	t.Helper()
+	database, err := session.ParseDSN(dsn, "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return session.Config{Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test"}
+}
+
+func open(t *testing.T, dsn string) *session.Session {
+	t.Helper()
+	return openWith(t, config(t, dsn))
+}
+
+func openWith(t *testing.T, cfg session.Config) *session.Session {
+	t.Helper()
+	s, err := session.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// take tries an advisory lock by plain SQL.
+func take(t *testing.T, s *session.Session, number int64) bool {
+	t.Helper()
+	row, err := s.Row(t.Context(), 1, fmt.Sprintf("SELECT pg_try_advisory_lock(%d)", number))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return row[0] == "t"
+}
+
+func kindOf(err error) session.Kind {
+	var e *session.Error
+	if errors.As(err, &e) {
+		return e.Kind
+	}
+	return 0
+}
+
+// await waits for the loss for as long as the contract allows it to go
+// unnoticed, and a good deal more, since machines are slow.
+func await(t *testing.T, s *session.Session) {
+	t.Helper()
+	select {
+	case <-s.Lost():
+	case <-time.After(30 * time.Second):
+		t.Fatal("the loss went unnoticed")
+	}
+}

@@ -1,0 +1,47 @@
+// Package visible makes text that somebody else wrote fit to be shown.
+package visible
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// most is as much of a text as anybody reads, in characters.
+const most = 1000
+
+// Text returns a text that somebody else wrote as it may stand in one of our
+// lines. A terminal obeys control characters and turns lines round at bidi
+// overrides, and whoever reads a log by the line takes each line for ours. So
+// what ends a line or a column becomes a space, other characters that can't be
+// seen are written as in Go's strings, and the whole has a limited length.
+func Text(s string) string {
+	var b strings.Builder
+	for n := 0; len(s) > 0; {
+		if n >= most {
+			b.WriteString("…")
+			break
+		}
+		r, size := utf8.DecodeRuneInString(s)
+		shown := s[:size]
+		switch {
+		case r == utf8.RuneError && size == 1:
+			shown = fmt.Sprintf(`\x%02x`, s[0])
+		case r == '\n', r == '\r', r == '\t':
+			shown = " "
+		case !Rune(r):
+			quoted := strconv.QuoteRune(r)
+			shown = quoted[1 : len(quoted)-1]
+		}
+		b.WriteString(shown)
+		n += utf8.RuneCountInString(shown)
+		s = s[size:]
+	}
+	return b.String()
+}
+
+// Rune says whether a character can be seen, or is a space. French messages have
+// spaces that don't break.
+func Rune(r rune) bool { return unicode.IsPrint(r) || unicode.Is(unicode.Zs, r) }

@@ -1,0 +1,26 @@
+package visible
+
+import (
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// FuzzText: what others wrote is one line, of a bounded length, with nothing
+// in it that has an effect.
+func FuzzText(f *testing.F) {
+	f.Add("l’été à 10 %")
+	f.Add("x\x1b[2J\x07\nforged: y\r\t\u202e\u2066\u009b31m\u0085\u2028\x7f\xff\xc3z")
+	f.Fuzz(func(t *testing.T, s string) {
+		text := Text(s)
+		if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !Rune(r) }) {
+			t.Errorf("%q is %q", s, text)
+		}
+		if utf8.RuneCountInString(text) > most+10 {
+			t.Errorf("%d characters", utf8.RuneCountInString(text))
+		}
+		if !strings.ContainsFunc(s, func(r rune) bool { return !Rune(r) }) && utf8.ValidString(s) && utf8.RuneCountInString(s) <= most && text != s {
+			t.Errorf("%q is %q", s, text)
+		}
+	})
+}
