@@ -75,7 +75,7 @@ func exit(v *voice, err error) int {
 		return 0
 	case errors.As(err, &done):
 		switch status := done.outcome.Status; {
-		case done.outcome.TimedOut:
+		case done.outcome.Asked.Has(runner.ByTimeout):
 			return exitTimeout
 		case status.Signaled():
 			return dieOf(v, status.Signal())

@@ -6,14 +6,10 @@ import (
 	"iter"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
@@ -63,7 +59,7 @@ type Tally struct {
 // of which each holder needs its own. When a session is lost all commands are
 // killed, and that is the end.
 func Each(cfg EachConfig) (Tally, error) {
-	signals, err := cfg.begin()
+	p, err := begin(cfg.Config)
 	if err != nil {
 		return Tally{}, err
 	}
@@ -72,11 +68,12 @@ func Each(cfg EachConfig) (Tally, error) {
 	patience, hurry := context.WithCancel(context.Background())
 	defer hurry()
 	e := &each{
-		cfg: cfg, cancel: cancel, patience: patience, hurry: hurry, stopped: make(chan struct{}),
-		active: map[lockkey.ID]*hearing{}, ends: newEnds(), bids: map[lockkey.ID]*lock.Bid{},
+		process: p, cfg: cfg, cancel: cancel, hurry: hurry,
+		jobs: jobs{active: map[lockkey.ID]*job{}}, ends: ends{well: map[lockkey.ID]bool{}}, bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
 	}
-	go e.relay(signals)
-	defer close(e.stopped)
+	stopped := make(chan struct{})
+	defer close(stopped)
+	go e.relay(stopped)
 
 	var shared *connection
 	if !cfg.Session.Transaction {
@@ -85,131 +82,47 @@ func Each(cfg EachConfig) (Tally, error) {
 		}
 		defer shared.close()
 	}
-	began := time.Now()
-	items := cfg.Items
-	for polls := lock.Polls(); ; {
-		again := e.pass(ctx, shared, items)
-		left := cfg.Wait - time.Since(began)
-		least := polls.Next()
-		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(least, 3*least), left)) {
-			break
-		}
-		items = slices.Values(again)
-		e.returning = true
-		e.count(func(t *Tally) { t.Held = 0 })
-	}
+	e.passes(ctx, shared)
 	for _, lost := range e.lost {
 		lost.Session.Close() // or it would keep the locks for as long as that takes
 	}
-	lock.LastWords(e.patience, e.lost...)
+	lock.LastWords(patience, e.lost...)
 	return e.tally, context.Cause(ctx)
 }
 
 // each is a list at work.
 type each struct {
+	process   *process
 	cfg       EachConfig
 	cancel    context.CancelCauseFunc
-	patience  context.Context // ends when a signal asks this process to end, and with nothing else
-	hurry     context.CancelFunc
-	stopped   chan struct{}
-	returning bool // to items that were skipped before
+	hurry     context.CancelFunc // is called when a signal asks this process to end
+	returning bool               // to items that were skipped before
 
-	mu     sync.Mutex
-	tally  Tally
-	active map[lockkey.ID]*hearing
-	ends   *ends
-	lost   []*lock.Held
-	bids   map[lockkey.ID]*lock.Bid // for what others had, in a session that all share
-	again  []string
+	jobs jobs
+	ends ends
+	bids bids
+
+	mu    sync.Mutex
+	tally Tally
+	again []string     // items to come back to
+	lost  []*lock.Held // whose commands are dead
 }
 
-// connection is a session, and those who have to hear of its deadline.
-type connection struct {
-	*session.Session
-	done chan struct{}
-}
-
-// hearing is the events of one command.
-type hearing struct {
-	on      *session.Session
-	key     string
-	signals chan os.Signal
-	renewed chan time.Duration
-}
-
-func (e *each) open(ctx context.Context) (*connection, error) {
-	var s *session.Session
-	locking := e.cfg.locking()
-	err := locking.Persist(ctx, func(left func() time.Duration) (err error) {
-		s, err = locking.Open(ctx, left())
-		if err == nil && !e.cfg.Session.Transaction {
-			s.OnNotify(e.channel(), e.hear)
-			if _, err = s.Query(ctx, `LISTEN "`+e.channel()+`"`); err != nil {
-				s.Close()
-			}
-		}
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	s.Keep()
-	c := &connection{s, make(chan struct{})}
-	go func() {
-		for {
-			select {
-			case deadline := <-s.Renewed():
-				e.renew(s, deadline)
-			case <-c.done:
-				return
-			}
-		}
-	}()
-	return c, nil
-}
-
-func (c *connection) close() {
-	close(c.done)
-	c.Close()
-}
-
-// renew passes a session's deadline on to the commands under it.
-func (e *each) renew(s *session.Session, deadline time.Duration) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, h := range e.active {
-		if h.on != s {
-			continue
-		}
-		select {
-		case <-h.renewed: // an older one
-		default:
-		}
-		h.renewed <- deadline
-	}
-}
-
-// relay passes signals on to all commands; one that asks this process to end
-// ends the list.
-func (e *each) relay(signals <-chan os.Signal) {
-	for {
-		select {
-		case sig := <-signals:
-			if child.Interrupts(sig.(unix.Signal)) {
-				e.cancel(&InterruptedError{Signal: sig.(unix.Signal)})
-				e.hurry()
-			}
-			e.mu.Lock()
-			for _, h := range e.active {
-				select {
-				case h.signals <- sig:
-				default:
-				}
-			}
-			e.mu.Unlock()
-		case <-e.stopped:
+// passes goes through the items, and comes back to some of them for as long as
+// cfg.Wait allows.
+func (e *each) passes(ctx context.Context, shared *connection) {
+	began := time.Now()
+	items := e.cfg.Items
+	for polls := lock.Polls(); ; {
+		again := e.pass(ctx, shared, items)
+		left := e.cfg.Wait - time.Since(began)
+		least := polls.Next()
+		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(least, 3*least), left)) {
 			return
 		}
+		items = slices.Values(again)
+		e.returning = true
+		e.count(func(t *Tally) { t.Held = 0 })
 	}
 }
 
@@ -220,7 +133,7 @@ func (e *each) pass(ctx context.Context, shared *connection, items iter.Seq[stri
 	var workers sync.WaitGroup
 	for range e.cfg.Parallel {
 		workers.Go(func() {
-			if err := e.work(ctx, shared, queue); err != nil {
+			if err := e.take(ctx, shared, queue); err != nil {
 				e.cancel(err)
 			}
 		})
@@ -238,7 +151,8 @@ func (e *each) pass(ctx context.Context, shared *connection, items iter.Seq[stri
 	return e.again
 }
 
-func (e *each) work(ctx context.Context, on *connection, queue <-chan string) error {
+// take takes items from the queue, one after the other.
+func (e *each) take(ctx context.Context, on *connection, queue <-chan string) error {
 	if e.cfg.Session.Transaction {
 		own, err := e.open(ctx)
 		if err != nil {
@@ -260,68 +174,85 @@ func (e *each) work(ctx context.Context, on *connection, queue <-chan string) er
 
 // one does what there is to do for an item.
 func (e *each) one(ctx context.Context, s *session.Session, item string) error {
-	cfg, task := e.cfg.Config, e.cfg.Task(item)
-	cfg.Keys = []string{task.Key}
-	locking := cfg.locking()
-	cfg.Watch.alive(locking.AttemptMost())
-	id := task.Lock.ID
-	h := &hearing{on: s, key: task.Key, signals: make(chan os.Signal, 64), renewed: make(chan time.Duration, 1)}
-	// To the server one session is one holder, however many commands it has.
-	if !e.enter(id, h) {
-		e.skip(item, false)
+	locking := e.process.locking()
+	e.cfg.Watch.alive(locking.AttemptMost())
+	j := &job{Task: e.cfg.Task(item), item: item, session: s, signals: make(chan os.Signal, 64), renewed: make(chan time.Duration, 1)}
+	if !e.jobs.enter(j) {
+		e.skip(j, false)
 		return nil
 	}
-	defer e.leave(id)
-	if e.settled(item, id) {
+	defer e.jobs.leave(j)
+	if e.settled(j) {
 		return nil
 	}
-	b := e.bid(s, locking, task.Lock)
+	b := e.bid(j)
 	granted, err := b.Try(ctx)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if !granted {
-		e.skip(item, false)
-		if cfg.Wait == 0 || cfg.Session.Transaction {
-			return nil
-		}
-		// From now on it is known, when this one comes back, whether the lock's
-		// last holder is dead.
-		if !e.keep(id, b) {
-			return nil // when it comes back, it waits out the lock-delay
-		}
-		return b.Listen(ctx)
-	}
-	// What ended between the first look and the grant has been heard by now.
-	if e.settled(item, id) {
+	case !granted:
+		return e.passOver(ctx, j, b)
+	case e.settled(j): // what ended between the first look and the grant has been heard by now
 		return b.GiveBack(ctx)
 	}
-	defer e.drop(context.WithoutCancel(ctx), id)
-	cfg.Command, cfg.Env = task.Command, append(slices.Clone(cfg.Env), task.Env...)
-	cfg.Log = cfg.Log.With("item", item)
-	cfg.ending = func(o Outcome) { e.end(ctx, s, id, !o.failed()) }
-	var t tenure
-	if t.guard, err = cfg.guardFor(s); err != nil {
+	defer e.bids.drop(context.WithoutCancel(ctx), j.Lock.ID)
+	return e.work(ctx, j, b)
+}
+
+// bid is the one for an item, which may have been refused before. One that was
+// returns with what it has heard since; through a pooler nothing is heard.
+func (e *each) bid(j *job) *lock.Bid {
+	if b := e.bids.of(j.Lock.ID); b != nil {
+		return b
+	}
+	locking := e.process.locking()
+	locking.Claim = lock.Claim{Locks: []lock.Lock{j.Lock}, Polled: true}
+	locking.Ledger.Keys = []string{j.Key}
+	locking.Returns = e.returning // with nothing heard of it since
+	return lock.NewBid(j.session, locking)
+}
+
+// passOver skips an item that is held elsewhere. If this process comes back to it,
+// it is known by then whether the lock's last holder is dead.
+func (e *each) passOver(ctx context.Context, j *job, b *lock.Bid) error {
+	e.skip(j, false)
+	if e.cfg.Wait == 0 || e.cfg.Session.Transaction {
+		return nil
+	}
+	if !e.bids.keep(j.Lock.ID, b) {
+		return nil // coming back, it waits out the lock-delay
+	}
+	return b.Listen(ctx)
+}
+
+// work runs an item's command under the lock that it has been granted.
+func (e *each) work(ctx context.Context, j *job, b *lock.Bid) (err error) {
+	log := e.cfg.Log.With("item", j.item)
+	r := &run{
+		process: e.process, keys: []string{j.Key}, command: j.Command, env: append(slices.Clone(e.cfg.Env), j.Env...),
+		log: log, signals: j.signals, renewed: j.renewed,
+		ending: func(o Outcome) { e.end(ctx, j, !o.failed()) },
+	}
+	if r.guard, err = r.newGuard(j.session); err != nil {
 		return err
 	}
-	t.Held, err = b.Settle(ctx)
-	if err != nil {
-		t.guard.Close()
-		if s.Err() == nil { // others still work in this session
+	if r.held, err = b.Settle(ctx); err != nil {
+		r.guard.Close()
+		if j.session.Err() == nil { // others still work in this session
 			_ = b.GiveBack(context.WithoutCancel(ctx))
 		}
-		return e.barred(item, s, err)
+		return e.barred(j, err)
 	}
-	e.describe(s)
+	e.describe(j.session)
 	e.count(func(t *Tally) { t.Running++ })
-	outcome, err := t.run(ctx, cfg, events{signals: h.signals, renewed: h.renewed})
+	outcome, err := r.underLock(ctx)
 	if errors.As(err, new(*LostError)) {
 		e.mu.Lock()
-		e.lost = append(e.lost, t.Held)
+		e.lost = append(e.lost, r.held)
 		e.mu.Unlock()
 	}
-	if err == nil && outcome.failed() && !outcome.TimedOut { // which has been said
-		cfg.Log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
+	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout) { // which has been said
+		log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
 	}
 	e.count(func(t *Tally) {
 		t.Running--
@@ -335,47 +266,11 @@ func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 	return err
 }
 
-// bid is the one for an item, which may have been refused before. One that was
-// returns with what it has heard since; through a pooler nothing is heard.
-func (e *each) bid(s *session.Session, locking lock.Config, of lock.Lock) *lock.Bid {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if b := e.bids[of.ID]; b != nil {
-		return b
-	}
-	locking.Claim = lock.Claim{Locks: []lock.Lock{of}, Polled: true}
-	locking.Returns = e.returning // with nothing heard of it since
-	return lock.NewBid(s, locking)
-}
-
-// mostHeard is of how many items that others have it is heard how they end: each
-// takes two of the server's locks, of which all of its sessions share some thousands.
-const mostHeard = 64
-
-// keep says whether what happens to an item may be listened to.
-func (e *each) keep(id lockkey.ID, b *lock.Bid) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.bids[id] == nil && len(e.bids) >= mostHeard {
-		return false
-	}
-	e.bids[id] = b
-	return true
-}
-
-func (e *each) drop(ctx context.Context, id lockkey.ID) {
-	e.mu.Lock()
-	b := e.bids[id]
-	delete(e.bids, id)
-	e.mu.Unlock()
-	if b != nil {
-		_ = b.Forget(ctx) // if it can't be said, the session is lost
-	}
-}
-
-// failed says that a command did not do its work.
-func (o Outcome) failed() bool {
-	return o.TimedOut || o.Status.Signaled() || o.Status.ExitStatus() != 0
+// describe has a session say which items it is at.
+func (e *each) describe(s *session.Session) {
+	d := e.cfg.Description
+	d.Keys, d.Since = e.jobs.keys(s), time.Now()
+	s.SetComment(d.Comment())
 }
 
 func (e *each) count(change func(*Tally)) {
@@ -385,39 +280,8 @@ func (e *each) count(change func(*Tally)) {
 	e.cfg.Progress(e.tally)
 }
 
-func (e *each) enter(id lockkey.ID, h *hearing) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.active[id] != nil {
-		return false
-	}
-	e.active[id] = h
-	return true
-}
-
-func (e *each) leave(id lockkey.ID) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.active, id)
-}
-
-// describe has a session say which items it is at.
-func (e *each) describe(s *session.Session) {
-	const most = 8 // the server cuts off what is too long
-	d := e.cfg.Description
-	d.Keys, d.Since = nil, time.Now()
-	e.mu.Lock()
-	for _, h := range e.active {
-		if h.on == s && len(d.Keys) < most {
-			d.Keys = append(d.Keys, h.key)
-		}
-	}
-	e.mu.Unlock()
-	s.SetComment(d.Comment())
-}
-
 // skip counts an item that somebody else works on, or has been at.
-func (e *each) skip(item string, done bool) {
+func (e *each) skip(j *job, done bool) {
 	e.count(func(t *Tally) {
 		if done {
 			t.Done++
@@ -425,84 +289,18 @@ func (e *each) skip(item string, done bool) {
 		}
 		t.Held++
 		if e.cfg.Wait > 0 {
-			e.again = append(e.again, item)
+			e.again = append(e.again, j.item)
 		}
 	})
 }
 
 // settled skips an item that somebody has been at since this process began.
 // One that failed there is one to come back to, if there is time.
-func (e *each) settled(item string, id lockkey.ID) bool {
-	e.mu.Lock()
-	well, ended := e.ends.of(id)
-	e.mu.Unlock()
+func (e *each) settled(j *job) bool {
+	well, ended := e.ends.of(j.Lock.ID)
 	if !ended || !well && e.returning {
 		return false
 	}
-	e.skip(item, well || e.cfg.Wait == 0)
+	e.skip(j, well || e.cfg.Wait == 0)
 	return true
-}
-
-// Those who work on one list tell each other which items they have been at,
-// before they free the item's lock.
-//
-// Channel: pglead.1.each.NUMBER, the number of the key as it was given, braces
-// and all. Payload: two fields with a space between them, the number of the
-// item's lock and "ok" or "failed". More fields may be added at the end.
-
-func (e *each) channel() string { return "pglead.1.each." + e.cfg.List.String() }
-
-func (e *each) end(ctx context.Context, s *session.Session, id lockkey.ID, well bool) {
-	e.mu.Lock()
-	e.ends.add(id, well)
-	e.mu.Unlock()
-	if !e.cfg.Session.Transaction {
-		// If it can't be said, the session is lost, or somebody does it again.
-		_ = lock.Tell(context.WithoutCancel(ctx), s, e.channel(), id.String()+" "+map[bool]string{true: "ok", false: "failed"}[well])
-	}
-}
-
-func (e *each) hear(_ uint32, payload string) {
-	fields := strings.Fields(payload)
-	if len(fields) < 2 || fields[1] != "ok" && fields[1] != "failed" {
-		return
-	}
-	id, err := lockkey.Parse(fields[0])
-	if err != nil {
-		return
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.ends.add(id, fields[1] == "ok")
-}
-
-// endsMost bounds the memory for what others have done: a list may have
-// millions of items, and those who work on it are about equally far.
-const endsMost = 1 << 17
-
-// ends remembers how the latest items ended.
-type ends struct {
-	well   map[lockkey.ID]bool
-	latest []lockkey.ID
-	next   int
-}
-
-func newEnds() *ends { return &ends{well: map[lockkey.ID]bool{}} }
-
-func (e *ends) of(id lockkey.ID) (well, ended bool) {
-	well, ended = e.well[id]
-	return well, ended
-}
-
-func (e *ends) add(id lockkey.ID, well bool) {
-	if _, known := e.well[id]; !known {
-		if len(e.latest) < endsMost {
-			e.latest = append(e.latest, id)
-		} else {
-			delete(e.well, e.latest[e.next])
-			e.latest[e.next] = id
-			e.next = (e.next + 1) % endsMost
-		}
-	}
-	e.well[id] = well
 }

@@ -1,10 +1,8 @@
 package runner
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/pglead/pglead/runner/lock"
@@ -47,22 +45,20 @@ const (
 // What is wrong before the database was reached for the first time is an
 // error too; from then on everything is ridden out.
 func Lead(cfg LeadConfig) (Outcome, error) {
-	signals, err := cfg.begin()
+	p, err := begin(cfg.Config)
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer cfg.hooks.Wait()
-
-	reached := false
-	cfg.Wait, cfg.reached = lock.Forever, &reached
-	if err := rest(cfg.Config, signals, pace.Between(0, cfg.FirstDelay)); err != nil {
+	defer p.hooks.Wait()
+	p.cfg.Wait, p.reached = lock.Forever, new(bool)
+	if err := p.rest(pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; pause = min(2*pause, restartMost) {
-		outcome, err := once(cfg.Config, signals)
-		cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
+		outcome, err := p.once()
+		p.cfg.Session.Database = session.Elsewhere(p.cfg.Session.Database, err)
 		switch {
-		case errors.As(err, new(*InterruptedError)), outcome.Interrupted, err != nil && !reached:
+		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !*p.reached:
 			return outcome, err
 		case errors.As(err, new(*LostError)):
 			// Somebody else leads by now, or nobody can: no reason to pause.
@@ -81,7 +77,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 			cfg.Log.Warn(fmt.Sprintf("the command ended after %v (%s); standing for election again in %v",
 				outcome.Ran.Round(time.Millisecond), describeStatus(outcome.Status), pause), "event", "restarting")
 		}
-		if err := rest(cfg.Config, signals, pause); err != nil {
+		if err := p.rest(pause); err != nil {
 			return Outcome{}, err
 		}
 	}
@@ -93,20 +89,7 @@ func (cfg LeadConfig) ends(o Outcome) bool {
 	case RestartNever:
 		return true
 	case RestartOnFailure:
-		return !o.TimedOut && !o.Status.Signaled() && o.Status.ExitStatus() == 0
+		return !o.failed()
 	}
 	return false
-}
-
-// rest waits, with no lock held, unless a signal asks this process to end.
-func rest(cfg Config, signals <-chan os.Signal, d time.Duration) error {
-	locking := cfg.locking()
-	cfg.Watch.resting(d)
-	cfg.Watch.alive(d + locking.AttemptMost())
-	ctx, early := interruptible(signals)
-	defer early.handOver()
-	if d > 0 && !pace.Sleep(ctx, d) {
-		return context.Cause(ctx)
-	}
-	return nil
 }

@@ -9,16 +9,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// ledger is what the ledger is to know of the keys, which those of each have.
-func (cfg Config) ledger() ledger.Use {
-	use := cfg.Ledger
-	use.Keys = cfg.Keys
-	return use
-}
-
-// ending is the end of a command, as the ledger has it. Who was asked to end may have
-// left its work undone, whatever its exit status is.
-func ending(o Outcome, err error) ledger.End {
+// endOf is the end of a command, as the ledger has it. One that was asked to end may
+// have left its work undone, whatever its exit status is.
+func endOf(o Outcome, err error) ledger.End {
 	end := ledger.End{At: time.Now()}
 	if err != nil {
 		end.Outcome = ledger.Killed
@@ -30,9 +23,9 @@ func ending(o Outcome, err error) ledger.End {
 	}
 	end.Status = &status
 	switch {
-	case o.TimedOut:
+	case o.Asked.Has(ByTimeout):
 		end.Outcome = ledger.Timeout
-	case o.Interrupted, o.SteppedDown:
+	case o.Asked.Has(BySignal), o.Asked.Has(ByStepDown):
 		end.Outcome = ledger.Stopped
 	case o.Status.Signaled():
 		end.Outcome = ledger.Killed
@@ -49,20 +42,20 @@ func ending(o Outcome, err error) ledger.End {
 const signalBase = 128
 
 // barred skips an item that the ledger keeps from starting, or returns the error.
-func (e *each) barred(item string, s *session.Session, err error) error {
+func (e *each) barred(j *job, err error) error {
 	var paused *ledger.PausedError
 	switch {
 	case errors.As(err, new(*ledger.DoneError)):
-		e.cfg.Log.Info(err.Error(), "event", "done", "item", item)
-		e.skip(item, true)
+		e.cfg.Log.Info(err.Error(), "event", "done", "item", j.item)
+		e.skip(j, true)
 		return nil
 	case errors.As(err, &paused):
-		e.cfg.Log.Warn(item+" is "+err.Error(), "event", "paused", "item", item)
-	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && s.Err() == nil && e.cfg.Wait > 0:
-		e.cfg.Log.Warn(err.Error(), "event", "ledger", "item", item)
+		e.cfg.Log.Warn(j.item+" is "+err.Error(), "event", "paused", "item", j.item)
+	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && j.session.Err() == nil && e.cfg.Wait > 0:
+		e.cfg.Log.Warn(err.Error(), "event", "ledger", "item", j.item)
 	default:
 		return err
 	}
-	e.skip(item, false)
+	e.skip(j, false)
 	return nil
 }

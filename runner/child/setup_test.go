@@ -119,7 +119,7 @@ func far() time.Duration { return boottime.Now() + time.Hour }
 
 func newGuard(tb testing.TB, socket syscall.Conn) *child.Guard {
 	tb.Helper()
-	guards, err := child.NewGuards()
+	guards, err := child.NewSupervisor()
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -24,12 +24,6 @@ type Supervisor struct {
 	guards []int
 }
 
-// Guards is a Supervisor, by the name that the package runner has for it.
-type Guards = Supervisor
-
-// NewGuards is NewSupervisor.
-func NewGuards() (*Supervisor, error) { return NewSupervisor() }
-
 // NoProcError says that the guard could not find the processes that it has to
 // kill: /proc is not mounted, or it is another PID namespace's.
 type NoProcError struct{ seen string }

@@ -6,8 +6,8 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// Watch is told what a run is at: for people, and for who supervises this
-// process. Each of its functions may be nil, and must not block.
+// Watch is told what a run is at: for people, and for the service manager. Each of
+// its functions may be nil, and must not block.
 type Watch struct {
 	lock.Observer // of the wait
 	// Leading is told that the command has been started.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/pglead/pglead/runner/boottime"
@@ -23,28 +22,28 @@ const hookMost = 10 * time.Second
 // hook starts a hook. It has the command's environment, beside that the event
 // in PGLEAD_EVENT and the reason of a loss in PGLEAD_REASON; what it says goes
 // to standard error.
-func (t *tenure) hook(log *slog.Logger, cfg Config, event, command string, reason error) {
+func (r *run) hook(event, command string, reason error) {
 	if command == "" {
 		return
 	}
-	env := append(environment(cfg, t), "PGLEAD_EVENT="+event)
+	env := append(r.environment(), "PGLEAD_EVENT="+event)
 	if reason != nil {
 		env = append(env, "PGLEAD_REASON="+reason.Error())
 	}
-	cfg.hooks.Go(func() {
-		if err := runHook(cfg.guards, env, command); err != nil {
-			log.Warn(fmt.Sprintf("--on-%s: %v", event, err), "event", "hook")
+	r.hooks.Go(func() {
+		if err := r.runHook(env, command); err != nil {
+			r.log.Warn(fmt.Sprintf("--on-%s: %v", event, err), "event", "hook")
 		}
 	})
 }
 
 // runHook has a guard of its own see to the hook's end.
-func runHook(guards *child.Guards, env []string, command string) error {
+func (p *process) runHook(env []string, command string) error {
 	shell, err := child.Lookup("sh")
 	if err != nil {
 		return err
 	}
-	g, err := guards.New(nil)
+	g, err := p.guards.New(nil)
 	if err != nil {
 		return err
 	}

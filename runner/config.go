@@ -1,0 +1,62 @@
+package runner
+
+import (
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Config says what to run, and under which lock.
+type Config struct {
+	Keys  []string // what the command gets to know about Claim
+	Claim lock.Claim
+
+	Session session.Config // LostGrace included
+	Wait    time.Duration  // for the lock: 0 tries once, Forever has no end
+
+	// Description is what the session says of itself, to which a grant adds.
+	Description inspect.Description
+
+	// Splay is the most that Run waits, at random, before the first try. Without
+	// it the fastest node would do all the work.
+	Splay time.Duration
+
+	// LockDelay is how long a former holder may live on without knowing that
+	// it has lost: so long is waited, with the lock held, where its end is not
+	// known to be clean. See package lock.
+	LockDelay time.Duration
+
+	Path    string // of the command, from child.Lookup
+	Command []string
+	Env     []string // the command's, to which the PGLEAD_LOCK_… are added
+	Stdin   *os.File // the command's; nil is this process's own
+
+	Timeout          time.Duration // 0: none
+	KillAfterTimeout time.Duration // from the SIGTERM of Timeout to SIGKILL
+	KillAfterSignal  time.Duration // from a forwarded signal to SIGKILL; 0: never
+	WaitForLeftovers bool
+
+	// MinHold is how long the lock is held from the command's start on, even
+	// if the command ends before.
+	MinHold time.Duration
+
+	// Ledger is what remembers the run, if the database has one.
+	Ledger ledger.Use
+
+	// Explain has a refusal say who holds the lock, which is one more question
+	// to the server.
+	Explain bool
+
+	Watch Watch
+	Hooks Hooks
+	Log   *slog.Logger
+}
+
+// LevelNotice is that of taking and giving back the lock: between warning and
+// info, as syslog's notice is.
+const LevelNotice = slog.LevelInfo + 2

@@ -1,0 +1,88 @@
+package runner
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
+
+func TestEndsAreForgotten(t *testing.T) {
+	e := ends{well: map[lockkey.ID]bool{}}
+	e.add(id(-1), true)
+	e.add(id(-1), false) // the latest end counts, and takes no room
+	if well, ended := e.of(id(-1)); well || !ended {
+		t.Errorf("well %v, ended %v", well, ended)
+	}
+	for n := range int64(endsMost) {
+		e.add(id(n), true)
+	}
+	if _, ended := e.of(id(-1)); ended {
+		t.Error("the oldest is remembered")
+	}
+	if well, ended := e.of(id(0)); !well || !ended || len(e.well) != endsMost {
+		t.Errorf("well %v, ended %v; %d are remembered", well, ended, len(e.well))
+	}
+}
+
+func TestHear(t *testing.T) {
+	for payload, want := range map[string]struct{ well, ended bool }{
+		"7 ok": {true, true}, "7 failed": {false, true}, "7 ok more": {true, true},
+		"": {}, "7": {}, "7 maybe": {}, "ok 7": {}, "8 ok": {},
+	} {
+		e := &each{ends: ends{well: map[lockkey.ID]bool{}}}
+		e.hear(0, payload)
+		if well, ended := e.ends.of(id(7)); well != want.well || ended != want.ended {
+			t.Errorf("%q: well %v, ended %v", payload, well, ended)
+		}
+	}
+}
+
+func TestBidsAreBounded(t *testing.T) {
+	bs := bids{kept: map[lockkey.ID]*lock.Bid{}}
+	for n := range int64(mostHeard) {
+		if !bs.keep(id(n), lock.NewBid(nil, lock.Config{})) {
+			t.Fatalf("no room for %d", n)
+		}
+	}
+	if bs.keep(id(mostHeard), lock.NewBid(nil, lock.Config{})) || !bs.keep(id(0), bs.of(id(0))) {
+		t.Error("it is not the known ones that are kept")
+	}
+}
+
+// TestJobs has a signal reach all commands, and a deadline those of its session, of
+// which only the latest counts.
+func TestJobs(t *testing.T) {
+	one, other := &session.Session{}, &session.Session{}
+	js := jobs{active: map[lockkey.ID]*job{}}
+	enter := func(n int64, key string, s *session.Session) *job {
+		j := &job{Task: Task{Key: key, Lock: lock.Lock{ID: id(n)}}, session: s, signals: make(chan os.Signal, 1), renewed: make(chan time.Duration, 1)}
+		if !js.enter(j) || js.enter(j) {
+			t.Errorf("%s is not at work once", key)
+		}
+		return j
+	}
+	a, b := enter(1, "a", one), enter(2, "b", other)
+	js.signal(unix.SIGUSR1)
+	js.signal(unix.SIGUSR2) // for which there is no room: nobody is waited for
+	js.renew(one, 1)
+	js.renew(one, 2)
+	if sig := <-a.signals; sig != unix.SIGUSR1 || len(a.signals) != 0 || len(b.signals) != 1 {
+		t.Errorf("signal %v", sig)
+	}
+	if deadline := <-a.renewed; deadline != 2 || len(b.renewed) != 0 {
+		t.Errorf("deadline %v", deadline)
+	}
+	if keys := js.keys(one); len(keys) != 1 || keys[0] != "a" {
+		t.Errorf("keys %q", keys)
+	}
+	js.leave(a)
+	enter(1, "a again", one)
+}

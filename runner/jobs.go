@@ -1,0 +1,147 @@
+package runner
+
+import (
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// job is an item at work, and what its command has to hear of.
+type job struct {
+	Task
+	item    string
+	session *session.Session
+	signals chan os.Signal
+	renewed chan time.Duration
+}
+
+// jobs are those of this process, by the numbers of their locks.
+type jobs struct {
+	mu     sync.Mutex
+	active map[lockkey.ID]*job
+}
+
+// enter refuses a job whose lock another one has: to the server one session is one
+// holder, however many commands it has.
+func (js *jobs) enter(j *job) bool {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	if js.active[j.Lock.ID] != nil {
+		return false
+	}
+	js.active[j.Lock.ID] = j
+	return true
+}
+
+func (js *jobs) leave(j *job) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	delete(js.active, j.Lock.ID)
+}
+
+// renew passes a session's deadline on to the commands under it.
+func (js *jobs) renew(s *session.Session, deadline time.Duration) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for _, j := range js.active {
+		if j.session != s {
+			continue
+		}
+		select {
+		case <-j.renewed: // an older one
+		default:
+		}
+		j.renewed <- deadline
+	}
+}
+
+// signal passes a signal on to all commands.
+func (js *jobs) signal(sig os.Signal) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for _, j := range js.active {
+		select {
+		case j.signals <- sig:
+		default:
+		}
+	}
+}
+
+// keys are some of those that a session is at.
+func (js *jobs) keys(s *session.Session) (keys []string) {
+	const most = 8 // the server cuts off what is too long
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for _, j := range js.active {
+		if j.session == s && len(keys) < most {
+			keys = append(keys, j.Key)
+		}
+	}
+	return keys
+}
+
+// relay passes signals on to all commands; one that asks this process to end
+// ends the list.
+func (e *each) relay(stopped <-chan struct{}) {
+	for {
+		select {
+		case sig := <-e.process.caught:
+			if child.Interrupts(sig.(unix.Signal)) {
+				e.cancel(&InterruptedError{Signal: sig.(unix.Signal)})
+				e.hurry()
+			}
+			e.jobs.signal(sig)
+		case <-stopped:
+			return
+		}
+	}
+}
+
+// connection is a session whose deadlines are passed on until it is closed.
+type connection struct {
+	*session.Session
+	closed chan struct{}
+}
+
+func (e *each) open(ctx context.Context) (*connection, error) {
+	var s *session.Session
+	locking := e.process.locking()
+	err := locking.Persist(ctx, func(left func() time.Duration) (err error) {
+		s, err = locking.Open(ctx, left())
+		if err == nil && !e.cfg.Session.Transaction {
+			s.OnNotify(e.channel(), e.hear)
+			if _, err = s.Query(ctx, `LISTEN "`+e.channel()+`"`); err != nil {
+				s.Close()
+			}
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.Keep()
+	c := &connection{s, make(chan struct{})}
+	go func() {
+		for {
+			select {
+			case deadline := <-s.Renewed():
+				e.jobs.renew(s, deadline)
+			case <-c.closed:
+				return
+			}
+		}
+	}()
+	return c, nil
+}
+
+func (c *connection) close() {
+	close(c.closed)
+	c.Close()
+}

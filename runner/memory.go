@@ -1,0 +1,110 @@
+package runner
+
+import (
+	"context"
+	"strings"
+	"sync"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock"
+)
+
+// endsMost bounds the memory for what others have done: a list may have
+// millions of items, and those who work on it are about equally far.
+const endsMost = 1 << 17
+
+// ends remembers how the latest items ended, here and elsewhere.
+type ends struct {
+	mu     sync.Mutex
+	well   map[lockkey.ID]bool
+	latest []lockkey.ID
+	next   int
+}
+
+func (e *ends) of(id lockkey.ID) (well, ended bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	well, ended = e.well[id]
+	return well, ended
+}
+
+func (e *ends) add(id lockkey.ID, well bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if _, known := e.well[id]; !known {
+		if len(e.latest) < endsMost {
+			e.latest = append(e.latest, id)
+		} else {
+			delete(e.well, e.latest[e.next])
+			e.latest[e.next] = id
+			e.next = (e.next + 1) % endsMost
+		}
+	}
+	e.well[id] = well
+}
+
+// Those who work on one list tell each other which items they have been at,
+// before they free the item's lock.
+//
+// Channel: pglead.1.each.NUMBER, the number of the key as it was given, braces
+// and all. Payload: two fields with a space between them, the number of the
+// item's lock and "ok" or "failed". More fields may be added at the end.
+
+func (e *each) channel() string { return "pglead.1.each." + e.cfg.List.String() }
+
+func (e *each) end(ctx context.Context, j *job, well bool) {
+	e.ends.add(j.Lock.ID, well)
+	if !e.cfg.Session.Transaction {
+		// If it can't be said, the session is lost, or somebody does it again.
+		_ = lock.Tell(context.WithoutCancel(ctx), j.session, e.channel(), j.Lock.String()+" "+map[bool]string{true: "ok", false: "failed"}[well])
+	}
+}
+
+func (e *each) hear(_ uint32, payload string) {
+	fields := strings.Fields(payload)
+	if len(fields) < 2 || fields[1] != "ok" && fields[1] != "failed" {
+		return
+	}
+	if id, err := lockkey.Parse(fields[0]); err == nil {
+		e.ends.add(id, fields[1] == "ok")
+	}
+}
+
+// mostHeard is of how many items that others have it is heard how they end: each
+// takes two of the server's locks, of which all of its sessions share some thousands.
+const mostHeard = 64
+
+// bids are those for items that others had, in a session that all commands share.
+// They are kept with what they have heard since.
+type bids struct {
+	mu   sync.Mutex
+	kept map[lockkey.ID]*lock.Bid
+}
+
+// of returns the bid that was kept, or nil.
+func (bs *bids) of(id lockkey.ID) *lock.Bid {
+	bs.mu.Lock()
+	defer bs.mu.Unlock()
+	return bs.kept[id]
+}
+
+// keep says whether there is room for what a bid may hear.
+func (bs *bids) keep(id lockkey.ID, b *lock.Bid) bool {
+	bs.mu.Lock()
+	defer bs.mu.Unlock()
+	if bs.kept[id] == nil && len(bs.kept) >= mostHeard {
+		return false
+	}
+	bs.kept[id] = b
+	return true
+}
+
+func (bs *bids) drop(ctx context.Context, id lockkey.ID) {
+	bs.mu.Lock()
+	b := bs.kept[id]
+	delete(bs.kept, id)
+	bs.mu.Unlock()
+	if b != nil {
+		_ = b.Forget(ctx) // if it can't be said, the session is lost
+	}
+}

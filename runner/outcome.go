@@ -1,0 +1,76 @@
+package runner
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Outcome is the end of a command that ran.
+type Outcome struct {
+	Status unix.WaitStatus
+	Ran    time.Duration
+	Asked  Asked // to end
+}
+
+// failed says that a command did not do its work.
+func (o Outcome) failed() bool {
+	return o.Asked.Has(ByTimeout) || o.Status.Signaled() || o.Status.ExitStatus() != 0
+}
+
+// Asked is what has asked a command to end. It is a set: while the command ends
+// for one reason, another one may come.
+type Asked uint8
+
+// The members of Asked.
+const (
+	ByTimeout  Asked = 1 << iota
+	BySignal         // this process was asked to end
+	ByStepDown       // this process was asked to give the lock back
+)
+
+// Has says whether one of these has asked.
+func (a Asked) Has(by Asked) bool { return a&by != 0 }
+
+// InterruptedError says that a signal came before the command started.
+type InterruptedError struct{ Signal unix.Signal }
+
+func (e *InterruptedError) Error() string {
+	return fmt.Sprintf("interrupted by %s before the command started", unix.SignalName(e.Signal))
+}
+
+// LostError says that the lock was lost while the command ran, and that the
+// command is dead.
+type LostError struct {
+	Database string
+	Cause    error
+	Heard    time.Duration // how long before the loss the lock was last known held
+	What     string        // what was done about it
+}
+
+func (e *LostError) Error() string {
+	heard := ""
+	if e.Heard > 0 {
+		heard = fmt.Sprintf(" (last known held %v before)", e.Heard.Round(time.Millisecond))
+	}
+	return fmt.Sprintf("the lock in %s was lost%s: %v; %s", e.Database, heard, e.Cause, e.What)
+}
+
+func (e *LostError) Unwrap() error { return e.Cause }
+
+// GuardDiedError says that the guard process was killed, and that the command
+// was killed for that.
+type GuardDiedError struct{ Killed int }
+
+func (e *GuardDiedError) Error() string {
+	return "the guard process died; the command and what it had started were killed"
+}
+
+func describeStatus(status unix.WaitStatus) string {
+	if status.Signaled() {
+		return unix.SignalName(status.Signal())
+	}
+	return "exit status " + strconv.Itoa(status.ExitStatus())
+}

@@ -1,0 +1,75 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/pace"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// process is what all runs of this process share.
+type process struct {
+	cfg     Config
+	guards  *child.Supervisor
+	caught  <-chan os.Signal // for the command, or for this process to end
+	ready   <-chan struct{}  // is closed when signals are caught
+	hooks   sync.WaitGroup   // those that run
+	parting bool             // it ends with its first run
+
+	// reached is set once the server has answered for the lock. A process that
+	// has it rides out every error from then on.
+	reached *bool
+}
+
+// begin is what this process does before it supervises anything.
+func begin(cfg Config) (*process, error) {
+	guards, err := child.NewSupervisor()
+	if err != nil {
+		return nil, err
+	}
+	guards.Stdin = cfg.Stdin
+	child.ReapOrphans()
+	p := &process{cfg: cfg, guards: guards}
+	p.caught, p.ready = child.Signals()
+	return p, nil
+}
+
+// locking is what the lock needs to know.
+func (p *process) locking() lock.Config {
+	remember := p.cfg.Ledger
+	remember.Keys = p.cfg.Keys
+	return lock.Config{
+		Claim: p.cfg.Claim, Session: p.cfg.Session, Description: p.cfg.Description, Wait: p.cfg.Wait,
+		LockDelay: p.cfg.LockDelay, Explain: p.cfg.Explain, Parting: p.parting, Reached: p.reached, Observer: p.cfg.Watch.Observer, Log: p.cfg.Log,
+		Ledger: remember,
+	}
+}
+
+// newGuard starts the guard of a command, which holds on to the session's socket.
+func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
+	socket, ok := s.Conn().(syscall.Conn)
+	if !ok {
+		return nil, fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", s.Conn())
+	}
+	return p.guards.New(socket)
+}
+
+// rest waits, with no lock held, unless a signal asks this process to end.
+func (p *process) rest(d time.Duration) error {
+	locking := p.locking()
+	p.cfg.Watch.resting(d)
+	p.cfg.Watch.alive(d + locking.AttemptMost())
+	ctx, listener := interruptible(p.caught)
+	defer listener.handOver()
+	if d > 0 && !pace.Sleep(ctx, d) {
+		return context.Cause(ctx)
+	}
+	return nil
+}

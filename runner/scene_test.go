@@ -1,0 +1,184 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// scene is a supervision whose lock and command are played, in virtual time. Its
+// transcript has, in order and with the time since the start, all that the command
+// is told, all that is logged, and all calls of hooks and of the observer.
+type scene struct {
+	supervision
+	sent      chan os.Signal
+	deadlines chan time.Duration
+	asks      chan struct{}
+	fate      *playedLock
+	job       *playedCommand
+
+	transcript strings.Builder
+}
+
+// newScene is to be called in a bubble of virtual time.
+func newScene() *scene {
+	s := &scene{
+		sent: make(chan os.Signal, 64), deadlines: make(chan time.Duration, 1), asks: make(chan struct{}, 1),
+		fate: &playedLock{lost: make(chan struct{})},
+	}
+	s.job = &playedCommand{told: s.say, events: make(chan child.Event, 16), done: make(chan struct{})}
+	withoutTime := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}
+	s.supervision = supervision{
+		cfg:  &Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}},
+		log:  slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime})),
+		lock: s.fate, command: s.job, began: time.Now(), started: time.Now(),
+		renewed: s.deadlines, signals: s.sent, requests: s.asks,
+		asker:  func() string { return "root@elsewhere" },
+		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
+	}
+	s.cfg.Watch.Ending = func() { s.say("observer: ending") }
+	return s
+}
+
+// say writes a line of the transcript.
+func (s *scene) say(text string) { fmt.Fprintf(&s.transcript, "%v %s\n", time.Since(s.began), text) }
+
+// Write is for the log.
+func (s *scene) Write(line []byte) (int, error) {
+	s.say(strings.TrimSuffix(string(line), "\n"))
+	return len(line), nil
+}
+
+// incident is something that happens at a time since the start.
+type incident struct {
+	at      time.Duration
+	happens func(*scene)
+}
+
+// play has the incidents happen, one after the other, while what runs.
+func (s *scene) play(incidents []incident, what func()) {
+	var playing sync.WaitGroup
+	playing.Go(func() {
+		for _, i := range incidents {
+			time.Sleep(i.at - time.Since(s.began))
+			i.happens(s)
+		}
+	})
+	what()
+	playing.Wait()
+}
+
+func sends(sig unix.Signal) func(*scene) { return func(s *scene) { s.sent <- sig } }
+
+func loses(cause error) func(*scene) {
+	return func(s *scene) { s.fate.lose(&session.LostError{Cause: cause, Heard: 9 * time.Second}) }
+}
+
+func exits(result child.Result) func(*scene) {
+	return func(s *scene) {
+		s.job.result = result
+		close(s.job.done)
+	}
+}
+
+func reports(event child.Event) func(*scene) { return func(s *scene) { s.job.events <- event } }
+
+func renews(deadline time.Duration) func(*scene) {
+	return func(s *scene) { s.deadlines <- deadline }
+}
+
+func asksToStepDown(s *scene) { s.asks <- struct{}{} }
+
+// playedLock is a lock that is lost when a test says so.
+type playedLock struct {
+	lost chan struct{}
+	mu   sync.Mutex
+	err  error
+}
+
+func (l *playedLock) Lost() <-chan struct{} { return l.lost }
+
+func (l *playedLock) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+func (l *playedLock) lose(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.err = err
+	close(l.lost)
+}
+
+// playedCommand notes what it is told, and does nothing of it.
+type playedCommand struct {
+	told   func(string)
+	events chan child.Event
+	done   chan struct{}
+	result child.Result
+}
+
+func (c *playedCommand) PID() int                     { return 4711 }
+func (c *playedCommand) Events() <-chan child.Event   { return c.events }
+func (c *playedCommand) Done() <-chan struct{}        { return c.done }
+func (c *playedCommand) Result() child.Result         { return c.result }
+func (c *playedCommand) Signal(sig unix.Signal)       { c.told("signal " + unix.SignalName(sig)) }
+func (c *playedCommand) Forward(sig unix.Signal)      { c.told("forward " + unix.SignalName(sig)) }
+func (c *playedCommand) StopWith()                    { c.told("stop with it") }
+func (c *playedCommand) Renew(deadline time.Duration) { c.told("renew " + deadline.String()) }
+func (c *playedCommand) Lose()                        { c.told("lose") }
+func (c *playedCommand) Kill()                        { c.told("kill") }
+
+// expectation is what a scene has to come to.
+type expectation struct {
+	transcript string
+	outcome    Outcome
+	err        string // with its type, or nothing
+}
+
+// supervised plays a scene and checks what it comes to.
+func (s *scene) supervised(t *testing.T, incidents []incident, want expectation) {
+	t.Helper()
+	var outcome Outcome
+	var err error
+	s.play(incidents, func() { outcome, err = s.supervise() })
+	time.Sleep(time.Hour) // and nothing follows
+	s.check(t, want.transcript)
+	if outcome != want.outcome {
+		t.Errorf("outcome %+v, want %+v", outcome, want.outcome)
+	}
+	got := ""
+	if err != nil {
+		got = fmt.Sprintf("%T: %v", err, err)
+	}
+	if got != want.err {
+		t.Errorf("error %q\n want %q", got, want.err)
+	}
+}
+
+func (s *scene) check(t *testing.T, want string) {
+	t.Helper()
+	if got := strings.TrimSpace(s.transcript.String()); got != strings.TrimSpace(want) {
+		t.Errorf("what happened:\n%s\n\nwhat should have:\n%s", got, strings.TrimSpace(want))
+	}
+}
+
+// errCut is the cause of a loss.
+var errCut = errors.New("the server does not answer")

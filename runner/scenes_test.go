@@ -1,0 +1,339 @@
+package runner
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/session"
+)
+
+const sec = time.Second
+
+// done is the end of a command at the end of a scene.
+func done() func(*scene) { return exits(child.Result{}) }
+
+// Lines of transcripts.
+const (
+	doneAt60   = "\n1m0s level=INFO msg=\"command ended\" event=exited ran=1m0s status=\"exit status 0\""
+	killedAt60 = "\n1m0s level=INFO msg=\"command killed\" event=killed ran=1m0s processes="
+	killLine   = ` level=WARN msg="the command did not end after SIGTERM; killing it and all that it started" event=killed`
+	lossLine   = ` level=INFO msg="lock lost, killing the command" event=lost reason="the server does not answer"`
+)
+
+// lost is the text of a *LostError.
+func lost(cause, what string) string {
+	return "the lock in db:5432/app was lost" + cause + "; the command (process 4711) " + what
+}
+
+const (
+	silence = " (last known held 9s before): the server does not answer"
+	isLost  = "*runner.LostError: "
+)
+
+// guardFirst is the transcript of a loss that the guard has seen first.
+func guardFirst(at, text string) string {
+	return fmt.Sprintf(`%[1]s level=INFO msg="command killed" event=killed ran=1m0s processes=1
+%[1]s level=INFO msg="lock lost" event=lost reason="%[2]s"
+%[1]s hook: %[2]s`, at, text)
+}
+
+// sceneTests are scenes by name.
+type sceneTests map[string]struct {
+	prepare   func(*scene)
+	incidents []incident
+	want      expectation
+}
+
+func (tests sceneTests) run(t *testing.T) {
+	t.Helper()
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene()
+				if test.prepare != nil {
+					test.prepare(s)
+				}
+				s.supervised(t, test.incidents, test.want)
+			})
+		})
+	}
+}
+
+// TestTimeToEnd is of how long a command may take to end. One request to end of each
+// kind, in every order, is TestEveryOrder's.
+func TestTimeToEnd(t *testing.T) {
+	sceneTests{
+		"signals that came at the start are not the terminal's": {
+			prepare:   func(s *scene) { s.missed = []os.Signal{unix.SIGUSR1, unix.SIGTERM}; s.cfg.KillAfterSignal = 3 * sec },
+			incidents: []incident{{60 * sec, done()}},
+			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: BySignal}, transcript: `
+0s signal SIGUSR1
+0s signal SIGTERM
+0s observer: ending
+3s kill
+3s` + killLine + doneAt60},
+		},
+		"a second request to end leaves the time as it is": {
+			prepare:   func(s *scene) { s.cfg.KillAfterSignal = 10 * sec },
+			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {4 * sec, sends(unix.SIGINT)}, {5 * sec, asksToStepDown}, {60 * sec, done()}},
+			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: BySignal | ByStepDown}, transcript: `
+1s forward SIGTERM
+1s observer: ending
+4s forward SIGINT
+4s observer: ending
+5s signal SIGTERM
+5s signal SIGCONT
+5s level=WARN msg="asked to step down by root@elsewhere; sending SIGTERM" event=stepping_down by=root@elsewhere
+11s kill
+11s` + killLine + doneAt60},
+		},
+		"a timeout begins the time anew": {
+			prepare: func(s *scene) {
+				s.cfg.Timeout, s.cfg.KillAfterTimeout, s.cfg.KillAfterSignal = 5*sec, 10*sec, 10*sec
+			},
+			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {60 * sec, done()}},
+			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: BySignal | ByTimeout}, transcript: `
+1s forward SIGTERM
+1s observer: ending
+5s signal SIGTERM
+5s signal SIGCONT
+5s level=WARN msg="the command ran for all of the 5s that --timeout allows; sending SIGTERM" event=timeout
+15s kill
+15s` + killLine + doneAt60},
+		},
+		"without kill-after a command has all the time": {
+			prepare:   func(s *scene) { s.cfg.Timeout = 5 * sec },
+			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {1e6 * sec, done()}},
+			want: expectation{outcome: Outcome{Ran: 1e6 * sec, Asked: BySignal | ByTimeout}, transcript: `
+1s forward SIGTERM
+1s observer: ending
+5s signal SIGTERM
+5s signal SIGCONT
+5s level=WARN msg="the command ran for all of the 5s that --timeout allows; sending SIGTERM" event=timeout
+277h46m40s level=INFO msg="command ended" event=exited ran=277h46m40s status="exit status 0"`},
+		},
+		"a command that outlives its kill is killed again when it is asked again": {
+			prepare:   func(s *scene) { s.cfg.KillAfterSignal = 2 * sec },
+			incidents: []incident{{1 * sec, sends(unix.SIGHUP)}, {10 * sec, sends(unix.SIGHUP)}, {60 * sec, exits(child.Result{Status: 9})}},
+			want: expectation{outcome: Outcome{Status: 9, Ran: 60 * sec, Asked: BySignal}, transcript: `
+1s forward SIGHUP
+1s observer: ending
+3s kill
+3s` + killLine + `
+10s forward SIGHUP
+10s observer: ending
+12s kill
+12s` + killLine + `
+1m0s level=INFO msg="command ended" event=exited ran=1m0s status=SIGKILL`},
+		},
+	}.run(t)
+}
+
+// TestRequests is of requests that are no reason to end, and of one that waits.
+func TestRequests(t *testing.T) {
+	sceneTests{
+		"not every signal is for the end": {
+			prepare:   func(s *scene) { s.cfg.KillAfterSignal = 3 * sec },
+			incidents: []incident{{1 * sec, sends(unix.SIGUSR1)}, {2 * sec, sends(unix.SIGWINCH)}, {60 * sec, done()}},
+			want:      expectation{outcome: Outcome{Ran: 60 * sec}, transcript: "1s forward SIGUSR1\n2s forward SIGWINCH" + doneAt60},
+		},
+		"a second request to step down is none": {
+			incidents: []incident{{1 * sec, asksToStepDown}, {2 * sec, asksToStepDown}, {60 * sec, done()}},
+			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: ByStepDown}, transcript: `
+1s signal SIGTERM
+1s signal SIGCONT
+1s level=WARN msg="asked to step down by root@elsewhere; sending SIGTERM" event=stepping_down by=root@elsewhere` + doneAt60},
+		},
+		"nothing waits for who asks to step down": {
+			prepare: func(s *scene) {
+				s.asker = func() string { time.Sleep(10 * sec); return "somebody" }
+			},
+			incidents: []incident{{1 * sec, asksToStepDown}, {2 * sec, loses(errCut)}, {3 * sec, exits(child.Result{Ending: child.Killed, Killed: 1})}},
+			want: expectation{err: isLost + lost(silence, "was killed"), transcript: `
+2s lose
+2s` + lossLine + `
+2s hook: the server does not answer
+3s level=INFO msg="command killed" event=killed ran=3s processes=1`},
+		},
+	}.run(t)
+}
+
+// TestReports is of what is heard of the session and of the command's processes.
+func TestReports(t *testing.T) {
+	sceneTests{
+		"deadlines are passed on": {
+			incidents: []incident{{3 * sec, renews(12 * sec)}, {6 * sec, renews(15 * sec)}, {60 * sec, done()}},
+			want:      expectation{outcome: Outcome{Ran: 60 * sec}, transcript: "3s renew 12s\n6s renew 15s" + doneAt60},
+		},
+		"a stopped command stops this process": {
+			incidents: []incident{{3 * sec, reports(child.Event{Stopped: unix.SIGTSTP})}, {60 * sec, done()}},
+			want:      expectation{outcome: Outcome{Ran: 60 * sec}, transcript: "3s stop with it" + doneAt60},
+		},
+		"leftovers are ended": {
+			incidents: []incident{{3 * sec, reports(child.Event{Leftovers: "sleep (12)"})}, {60 * sec, done()}},
+			want: expectation{outcome: Outcome{Ran: 60 * sec}, transcript: `
+3s level=WARN msg="the command has ended; ending what it left running: sleep (12)" event=leftovers` + doneAt60},
+		},
+		"leftovers are waited for": {
+			prepare:   func(s *scene) { s.cfg.WaitForLeftovers = true },
+			incidents: []incident{{3 * sec, reports(child.Event{Leftovers: "sleep (12)"})}, {60 * sec, done()}},
+			want: expectation{outcome: Outcome{Ran: 60 * sec}, transcript: `
+3s level=INFO msg="the command has ended; waiting for what it left running: sleep (12)" event=leftovers` + doneAt60},
+		},
+		"what can't be killed is said again when the lock is lost": {
+			incidents: []incident{
+				{3 * sec, reports(child.Event{Unkillable: "nfs (12)"})}, {4 * sec, loses(errCut)},
+				{5 * sec, reports(child.Event{Unkillable: "fuse (13)"})}, {60 * sec, exits(child.Result{Ending: child.Killed, Killed: 2})},
+			},
+			want: expectation{err: isLost + lost(silence, "was killed with all that it had started, 2 processes"), transcript: `
+3s level=ERROR msg="these processes can't be killed, and the lock stays held while they live: nfs (12)" event=unkillable
+4s lose
+4s` + lossLine + `
+4s hook: the server does not answer
+4s level=ERROR msg="these processes can't be killed, and the lock is lost: another node may run the command while they live: nfs (12)" event=unkillable
+5s level=ERROR msg="these processes can't be killed, and the lock is lost: another node may run the command while they live: fuse (13)" event=unkillable` + killedAt60 + "2"},
+		},
+	}.run(t)
+}
+
+// TestGuardAndLoss is of what the guard does, sees or fails to do about a loss.
+func TestGuardAndLoss(t *testing.T) {
+	sceneTests{
+		"the guard sees the end of the connection first": {
+			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.SocketClosed, Killed: 1})}, {60*sec + sec/2, loses(errCut)}},
+			want:      expectation{err: isLost + lost(silence, "was killed"), transcript: guardFirst("1m0.5s", lost(silence, "was killed"))},
+		},
+		"the guard alone sees the end of the connection": {
+			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.SocketClosed, Killed: 1})}},
+			want:      expectation{err: isLost + lost(": the server closed the connection", "was killed"), transcript: guardFirst("1m1s", lost(": the server closed the connection", "was killed"))},
+		},
+		"the guard alone sees that the lease is over": {
+			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.LeaseOver, Killed: 1})}},
+			want:      expectation{err: isLost + lost(": "+session.ErrStopped.Error(), "was killed"), transcript: guardFirst("1m1s", lost(": "+session.ErrStopped.Error(), "was killed"))},
+		},
+		"the guard sees it too": {
+			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.SocketClosed, Killed: 1})}},
+			want: expectation{err: isLost + lost(silence, "was killed"), transcript: `
+1s lose
+1s` + lossLine + `
+1s hook: the server does not answer` + killedAt60 + "1"},
+		},
+		"the command ends by itself after the loss": {
+			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Status: exitStatus(2)})}},
+			want: expectation{err: isLost + lost(silence, "had just ended: exit status 2"), transcript: `
+1s lose
+1s` + lossLine + `
+1s hook: the server does not answer` + killedAt60 + "0"},
+		},
+		"the guard is killed": {
+			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {60 * sec, exits(child.Result{Ending: child.Killed, GuardDied: true, Killed: 3})}},
+			want: expectation{
+				outcome:    Outcome{Asked: BySignal},
+				err:        "*runner.GuardDiedError: the guard process died; the command and what it had started were killed",
+				transcript: "1s forward SIGTERM\n1s observer: ending" + killedAt60 + "3",
+			},
+		},
+		"the guard does not do in time what the loss asks of it": {
+			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.Killed, GuardDied: true})}},
+			want: expectation{
+				err: isLost + lost(silence, "was killed with all that it had started, 0 processes; for that its guard process, which did not do so in time, was killed, too"),
+				transcript: `
+1s lose
+1s` + lossLine + `
+1s hook: the server does not answer` + killedAt60 + "0",
+			},
+		},
+	}.run(t)
+}
+
+// TestLossAtTheEnd has the lock lost at the instant at which the command ends:
+// whatever is seen first, the loss is the outcome, and a hook is told of it once.
+func TestLossAtTheEnd(t *testing.T) {
+	seen := map[string]bool{}
+	for range 1000 {
+		synctest.Test(t, func(t *testing.T) {
+			s := newScene()
+			loses(errCut)(s)
+			done()(s)
+			_, err := s.supervise()
+			want := isLost + lost(silence, "had just ended: exit status 0")
+			if got := fmt.Sprintf("%T: %v", err, err); got != want {
+				t.Fatalf("error %q\n want %q", got, want)
+			}
+			transcript := s.transcript.String()
+			if n := strings.Count(transcript, " hook: "); n != 1 {
+				t.Fatalf("%d calls of the hook:\n%s", n, transcript)
+			}
+			seen[transcript] = true
+		})
+	}
+	if len(seen) != 2 {
+		t.Errorf("seen %v", seen)
+	}
+}
+
+// TestAlive has nothing happen for a minute: the observer hears in time, each time,
+// that this process is not stuck.
+func TestAlive(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene()
+		until, calls := s.began, 0
+		s.cfg.Watch.Alive = func(within time.Duration) {
+			if time.Now().After(until) {
+				t.Errorf("after %v: %v too late", time.Since(s.began), time.Since(until))
+			}
+			until, calls = time.Now().Add(within), calls+1
+		}
+		s.supervised(t, []incident{{60 * sec, done()}}, expectation{transcript: doneAt60, outcome: Outcome{Ran: 60 * sec}})
+		if want := 1 + 60/3; calls < want || calls > want+1 { // the last one may be before the end, or not
+			t.Errorf("%d calls", calls)
+		}
+	})
+}
+
+// TestLinger is of the time between the end of the command and that of --min-hold.
+func TestLinger(t *testing.T) {
+	const lingering = `level=INFO msg="holding the lock for the rest of --min-hold" event=lingering rest=6s`
+	for name, test := range map[string]struct {
+		minHold   time.Duration
+		incidents []incident
+		want      string
+		over      time.Duration
+	}{
+		"the command took longer":    {minHold: 4 * sec, over: 4 * sec},
+		"the time passes":            {minHold: 10 * sec, want: "4s " + lingering, over: 10 * sec},
+		"a signal asks for the end":  {minHold: 10 * sec, want: "4s " + lingering, over: 7 * sec, incidents: []incident{{7 * sec, sends(unix.SIGTERM)}}},
+		"another signal asks for no": {minHold: 10 * sec, want: "4s " + lingering, over: 10 * sec, incidents: []incident{{7 * sec, sends(unix.SIGUSR1)}}},
+		"the lock is lost": {minHold: 10 * sec, over: 7 * sec, incidents: []incident{{7 * sec, loses(errCut)}}, want: "4s " + lingering + `
+7s level=WARN msg="the lock was lost before --min-hold was over; another node may run the command again: the server does not answer" event=lost`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene()
+				s.cfg.MinHold = test.minHold
+				var alive time.Duration
+				s.cfg.Watch.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
+				var over time.Duration
+				s.play(test.incidents, func() {
+					time.Sleep(4 * sec)
+					s.linger()
+					over = time.Since(s.began)
+				})
+				s.check(t, test.want)
+				if over != test.over {
+					t.Errorf("over after %v, want %v", over, test.over)
+				}
+				if test.want != "" && alive != test.minHold+s.cfg.Session.Lease {
+					t.Errorf("known to be alive until %v", alive)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,66 @@
+package runner
+
+import (
+	"context"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/child"
+)
+
+// listener hears the signals while no command runs.
+type listener struct {
+	keeping atomic.Bool
+	kept    []os.Signal
+	close   func()
+	closed  chan struct{}
+}
+
+// interruptible returns a context that ends when a signal asks this process
+// to, and the listener that sees to that.
+func interruptible(signals <-chan os.Signal) (context.Context, *listener) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	stop := make(chan struct{})
+	l := &listener{close: sync.OnceFunc(func() { close(stop) }), closed: make(chan struct{})}
+	go l.listen(signals, stop, cancel)
+	return ctx, l
+}
+
+func (l *listener) listen(signals <-chan os.Signal, stop <-chan struct{}, cancel context.CancelCauseFunc) {
+	defer close(l.closed)
+	for {
+		select {
+		case sig := <-signals:
+			if l.keeping.Load() && len(l.kept) < cap(signals) {
+				l.kept = append(l.kept, sig)
+			}
+			if child.Interrupts(sig.(unix.Signal)) {
+				cancel(&InterruptedError{Signal: sig.(unix.Signal)})
+			}
+		case <-stop:
+			return
+		}
+	}
+}
+
+// keep keeps what comes from now on: it is for the command as well, which is
+// about to start.
+func (l *listener) keep() {
+	if l != nil {
+		l.keeping.Store(true)
+	}
+}
+
+// handOver leaves the signals to somebody else from now on, and returns those
+// that were kept for the command.
+func (l *listener) handOver() (kept []os.Signal) {
+	if l == nil {
+		return nil
+	}
+	l.close()
+	<-l.closed
+	return l.kept
+}

@@ -1,0 +1,49 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestListener has signals come before the command starts, while it is being
+// started, and when it runs.
+func TestListener(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		signals := make(chan os.Signal, 64)
+		ctx, l := interruptible(signals)
+		hears := func(sig unix.Signal, interrupted bool) {
+			t.Helper()
+			signals <- sig
+			synctest.Wait()
+			if (ctx.Err() != nil) != interrupted {
+				t.Errorf("after %v: %v", sig, ctx.Err())
+			}
+		}
+		hears(unix.SIGUSR1, false)
+		l.keep()
+		hears(unix.SIGUSR2, false)
+		hears(unix.SIGTERM, true)
+		hears(unix.SIGINT, true)
+		var cause *InterruptedError
+		if !errors.As(context.Cause(ctx), &cause) || cause.Signal != unix.SIGTERM {
+			t.Errorf("cause %v", context.Cause(ctx))
+		}
+		want := []os.Signal{unix.SIGUSR2, unix.SIGTERM, unix.SIGINT}
+		for range 2 {
+			if kept := l.handOver(); !slices.Equal(kept, want) {
+				t.Errorf("kept %v", kept)
+			}
+		}
+		signals <- unix.SIGHUP
+		synctest.Wait()
+		if len(signals) != 1 {
+			t.Error("the listener takes signals that are left to somebody else")
+		}
+	})
+}

@@ -1,0 +1,276 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// supervision is a command that runs under a lock, what can happen to the two,
+// and what has happened so far.
+type supervision struct {
+	cfg     *Config
+	log     *slog.Logger
+	lock    tenure
+	command command
+	began   time.Time // when the guard was told to start the command
+	started time.Time // when it had
+
+	renewed  <-chan time.Duration // the session's latest deadline
+	signals  <-chan os.Signal
+	missed   []os.Signal        // those that came while the command was being started
+	requests <-chan struct{}    // to step down,
+	asker    func() string      // and this finds out who asks
+	onLoss   func(reason error) // is called after the order to kill the command
+
+	lost       <-chan struct{}  // the lock's; nil once that has been dealt with
+	asked      Asked            // the command, to end
+	killAfter  <-chan time.Time // when its time for that is over; nil: it has no end
+	unkillable string           // processes that SIGKILL doesn't reach
+}
+
+// tenure is what supervision needs of a lock: a *lock.Held has it.
+type tenure interface {
+	Lost() <-chan struct{}
+	Err() error
+}
+
+// command is what supervision needs of a command: a *child.Child has it.
+type command interface {
+	PID() int
+	Events() <-chan child.Event
+	Done() <-chan struct{}
+	Result() child.Result
+
+	Signal(sig unix.Signal)
+	Forward(sig unix.Signal)
+	StopWith()
+	Renew(deadline time.Duration)
+	Lose()
+	Kill()
+}
+
+// supervise is where the lock's fate and the command's meet. It returns when
+// the whole tree is dead.
+func (s *supervision) supervise() (Outcome, error) {
+	s.lost = s.lock.Lost()
+	timeout := after(s.cfg.Timeout)
+	askedBy := make(chan string, 1)
+	var tick <-chan time.Time
+	if s.cfg.Watch.Alive != nil {
+		ticker := time.NewTicker(s.cfg.Session.Lease / 5)
+		defer ticker.Stop()
+		tick = ticker.C
+	}
+	for _, sig := range s.missed {
+		s.command.Signal(sig.(unix.Signal)) // it may not have heard the terminal's either
+		s.signalled(sig.(unix.Signal))
+	}
+	for {
+		s.cfg.Watch.alive(s.cfg.Session.Lease)
+		select {
+		case <-tick: // to say that
+		case <-s.command.Done():
+			return s.conclude()
+		case <-s.lost:
+			s.lose()
+		case deadline := <-s.renewed:
+			s.command.Renew(deadline)
+		case sig := <-s.signals:
+			s.command.Forward(sig.(unix.Signal))
+			s.signalled(sig.(unix.Signal))
+		case <-s.requests:
+			s.requests = nil // once is enough
+			go func() { askedBy <- s.asker() }()
+		case by := <-askedBy:
+			s.stepDown(by)
+		case <-timeout:
+			s.timeOut()
+		case <-s.killAfter:
+			s.kill()
+		case event := <-s.command.Events():
+			s.report(event)
+		}
+	}
+}
+
+// after is a timer's channel; none at all for 0.
+func after(d time.Duration) <-chan time.Time {
+	if d <= 0 {
+		return nil
+	}
+	return time.After(d)
+}
+
+// lose has the command killed, since the lock is lost. Nothing comes before that
+// order: others may be granted the lock before long.
+func (s *supervision) lose() {
+	s.lost = nil
+	s.command.Lose()
+	s.log.Info("lock lost, killing the command", "event", "lost", "reason", s.lock.Err().Error())
+	s.onLoss(s.lock.Err())
+	if s.unkillable != "" {
+		s.nameUnkillable()
+	}
+}
+
+// signalled notes a signal that the command has been sent. Most of them ask this
+// process to end.
+func (s *supervision) signalled(sig unix.Signal) {
+	if !child.Interrupts(sig) {
+		return
+	}
+	s.asked |= BySignal
+	s.cfg.Watch.ending()
+	s.limit()
+}
+
+// limit bounds the time that the command may take to end, unless that is bounded
+// already.
+func (s *supervision) limit() {
+	if s.killAfter == nil {
+		s.killAfter = after(s.cfg.KillAfterSignal)
+	}
+}
+
+// terminate asks the command to end. It is continued as well, since a stopped one
+// would not notice the SIGTERM.
+func (s *supervision) terminate(by Asked) {
+	s.asked |= by
+	s.command.Signal(unix.SIGTERM)
+	s.command.Signal(unix.SIGCONT)
+}
+
+func (s *supervision) stepDown(by string) {
+	s.terminate(ByStepDown)
+	s.log.Warn("asked to step down by "+by+"; sending SIGTERM", "event", "stepping_down", "by", by)
+	s.limit()
+}
+
+func (s *supervision) timeOut() {
+	s.terminate(ByTimeout)
+	s.log.Warn(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
+	s.killAfter = after(s.cfg.KillAfterTimeout)
+}
+
+func (s *supervision) kill() {
+	s.killAfter = nil
+	s.command.Kill()
+	s.log.Warn("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
+}
+
+// report says what has happened to the command's processes.
+func (s *supervision) report(event child.Event) {
+	switch {
+	case event.Stopped != 0:
+		s.command.StopWith()
+	case event.Unkillable != "":
+		s.unkillable = event.Unkillable
+		s.nameUnkillable()
+	case event.Leftovers != "" && s.cfg.WaitForLeftovers:
+		s.log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
+	case event.Leftovers != "":
+		s.log.Warn("the command has ended; ending what it left running: "+event.Leftovers, "event", "leftovers")
+	}
+}
+
+// nameUnkillable names the processes that SIGKILL doesn't reach.
+func (s *supervision) nameUnkillable() {
+	consequence := "the lock stays held while they live"
+	if s.lock.Err() != nil {
+		consequence = "the lock is lost: another node may run the command while they live"
+	}
+	s.log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
+}
+
+// conclude turns the end of the tree into an outcome.
+func (s *supervision) conclude() (Outcome, error) {
+	result, ran := s.command.Result(), time.Since(s.began)
+	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
+		// The guard was faster than the session, which has the reason.
+		select {
+		case <-s.lock.Lost():
+		case <-time.After(time.Second):
+		}
+	}
+	loss := s.loss(result)
+	if loss == nil && !result.GuardDied {
+		s.log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
+		return Outcome{Status: result.Status, Ran: ran, Asked: s.asked}, nil
+	}
+	s.log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
+	if loss == nil {
+		return Outcome{Asked: s.asked}, &GuardDiedError{Killed: result.Killed}
+	}
+	if s.lost != nil { // the guard was faster
+		s.log.Info("lock lost", "event", "lost", "reason", loss.Error())
+		s.onLoss(loss)
+	}
+	return Outcome{Asked: s.asked}, loss
+}
+
+// loss says how the lock was lost while the command ran, or nil.
+func (s *supervision) loss(result child.Result) *LostError {
+	lost := &LostError{Database: session.Target(s.cfg.Session.Database)}
+	var cause *session.LostError
+	switch {
+	case errors.As(s.lock.Err(), &cause):
+		lost.Cause, lost.Heard = cause.Cause, cause.Heard
+	case result.Ending == child.LeaseOver:
+		lost.Cause = session.ErrStopped
+	case result.Ending == child.SocketClosed:
+		lost.Cause = errors.New("the server closed the connection")
+	default:
+		return nil
+	}
+	lost.What = s.whatWasDone(result)
+	return lost
+}
+
+// whatWasDone says what the loss of the lock has come to for the command.
+func (s *supervision) whatWasDone(result child.Result) string {
+	command := fmt.Sprintf("the command (process %d)", s.command.PID())
+	killed := command + " was killed"
+	if result.Killed != 1 {
+		killed += fmt.Sprintf(" with all that it had started, %d processes", result.Killed)
+	}
+	switch {
+	case result.GuardDied:
+		return killed + "; for that its guard process, which did not do so in time, was killed, too"
+	case result.Killed == 0:
+		return command + " had just ended: " + describeStatus(result.Status)
+	}
+	return killed
+}
+
+// linger keeps the lock of a command that has ended for the rest of --min-hold, or
+// until a signal asks this process to end.
+func (s *supervision) linger() {
+	rest := s.cfg.MinHold - time.Since(s.started)
+	if rest <= 0 {
+		return
+	}
+	s.log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
+	s.cfg.Watch.alive(rest + s.cfg.Session.Lease)
+	over := time.After(rest)
+	for {
+		select {
+		case <-over:
+			return
+		case <-s.lock.Lost():
+			s.log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.lock.Err().Error(), "event", "lost")
+			return
+		case sig := <-s.signals:
+			if child.Interrupts(sig.(unix.Signal)) {
+				return
+			}
+		}
+	}
+}

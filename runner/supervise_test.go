@@ -1,0 +1,140 @@
+package runner
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/child"
+)
+
+// step is something that may happen to a command and its lock before the end.
+type step struct {
+	name    string
+	happens func(*scene) // nil: it does by itself when the time is over
+	said    []string     // what the command is told then, and what is logged
+	asked   Asked
+}
+
+// steps are all but the command's end.
+func steps() []step {
+	return []step{
+		{"loss", loses(errCut), []string{
+			"lose",
+			`level=INFO msg="lock lost, killing the command" event=lost reason="the server does not answer"`,
+			"hook: the server does not answer",
+		}, 0},
+		{"signal", sends(unix.SIGTERM), []string{"forward SIGTERM", "observer: ending"}, BySignal},
+		{"timeout", nil, []string{
+			"signal SIGTERM", "signal SIGCONT",
+			`level=WARN msg="the command ran for all of the TIMEOUT that --timeout allows; sending SIGTERM" event=timeout`,
+		}, ByTimeout},
+		{"step-down", asksToStepDown, []string{
+			"signal SIGTERM", "signal SIGCONT",
+			`level=WARN msg="asked to step down by root@elsewhere; sending SIGTERM" event=stepping_down by=root@elsewhere`,
+		}, ByStepDown},
+		{"kill-after", nil, []string{
+			"kill",
+			`level=WARN msg="the command did not end after SIGTERM; killing it and all that it started" event=killed`,
+		}, 0},
+	}
+}
+
+// orders are all in which some of the steps, or none, can happen. For kill-after
+// something has to ask the command to end before.
+func orders() (all [][]step) {
+	var walk func(before, left []step, asked Asked)
+	walk = func(before, left []step, asked Asked) {
+		all = append(all, slices.Clone(before))
+		for i, next := range left {
+			if next.name == "kill-after" && asked == 0 {
+				continue
+			}
+			rest := slices.Delete(slices.Clone(left), i, i+1)
+			walk(append(slices.Clone(before), next), rest, asked|next.asked)
+		}
+	}
+	walk(nil, steps(), 0)
+	return all
+}
+
+// times are those of a number of steps and of the end. Each gap is longer than all
+// that follow together: so a time for kill-after that is right for its place is too
+// long for a second one to pass before the end.
+func times(n int) (at []time.Duration) {
+	var now time.Duration
+	for i := range n + 1 {
+		now += time.Second << (n - i)
+		at = append(at, now)
+	}
+	return at
+}
+
+// TestEveryOrder has loss, signal, timeout, kill-after and a request to step down
+// happen before the command's end in every order, each of them or not. What each
+// comes to doesn't depend on what was before it; the outcome remembers all.
+func TestEveryOrder(t *testing.T) {
+	all := orders()
+	if len(all) != 245 {
+		t.Fatalf("%d orders", len(all))
+	}
+	for _, order := range all {
+		var names []string
+		for _, step := range order {
+			names = append(names, step.name)
+		}
+		t.Run(strings.Join(append(names, "end"), ","), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { inOrder(t, order) })
+		})
+	}
+}
+
+func inOrder(t *testing.T, order []step) {
+	t.Helper()
+	s := newScene()
+	s.cfg.KillAfterSignal, s.cfg.KillAfterTimeout = time.Hour, time.Hour
+	at := times(len(order))
+	end := at[len(order)]
+	result := child.Result{Ending: child.Exited, Status: exitStatus(3)}
+	last := fmt.Sprintf(`%v level=INFO msg="command ended" event=exited ran=%v status="exit status 3"`, end, end)
+	want := expectation{outcome: Outcome{Status: result.Status, Ran: end}}
+	var said strings.Builder
+	var incidents []incident
+	var limit *time.Duration // what says when the command is killed
+	var limited time.Duration
+	for i, step := range order {
+		switch step.name {
+		case "loss":
+			result = child.Result{Ending: child.Killed, Killed: 2}
+			last = fmt.Sprintf(`%v level=INFO msg="command killed" event=killed ran=%v processes=2`, end, end)
+			want.outcome.Status, want.outcome.Ran = 0, 0
+			want.err = "*runner.LostError: the lock in db:5432/app was lost (last known held 9s before): the server does not answer; " +
+				"the command (process 4711) was killed with all that it had started, 2 processes"
+		case "timeout":
+			s.cfg.Timeout = at[i]
+			limit, limited = &s.cfg.KillAfterTimeout, at[i]
+		case "signal", "step-down":
+			if limit == nil {
+				limit, limited = &s.cfg.KillAfterSignal, at[i]
+			}
+		case "kill-after":
+			*limit = at[i] - limited
+		}
+		if step.happens != nil {
+			incidents = append(incidents, incident{at[i], step.happens})
+		}
+		want.outcome.Asked |= step.asked
+		for _, line := range step.said {
+			fmt.Fprintf(&said, "%v %s\n", at[i], strings.ReplaceAll(line, "TIMEOUT", at[i].String()))
+		}
+	}
+	want.transcript = said.String() + last
+	s.supervised(t, append(incidents, incident{end, exits(result)}), want)
+}
+
+func exitStatus(n int) unix.WaitStatus { return unix.WaitStatus(n << 8) }
