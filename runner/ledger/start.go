@@ -144,8 +144,10 @@ func sub(id lockkey.ID) int {
 	return 1
 }
 
+// interval is a length of time as SQL has it. PostgreSQL 14 takes no more than 31 bits of
+// a unit in a literal.
 func interval(d time.Duration) string {
-	return fmt.Sprintf("'%d microseconds'", d.Microseconds())
+	return fmt.Sprintf("(%d * interval '1 microsecond')", d.Microseconds())
 }
 
 func instant(at time.Time) string {
