@@ -1,0 +1,47 @@
+package lock
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/pglead/pglead/runner/ledger"
+)
+
+// noEnd is how long a pause without an end lasts.
+const noEnd = time.Duration(math.MaxInt64)
+
+// pausedLooks is how often it is looked whether a pause is over.
+const pausedLooks = 3 * time.Second
+
+// sitOut waits, without a place in line, until no lock of the claim is paused.
+func (b *Bid) sitOut(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
+	b.cfg.Log.Info(why.Error()+"; waiting", "event", "paused")
+	b.s.Keep()
+	until := noEnd
+	if !why.Until.IsZero() {
+		until = time.Until(why.Until)
+	}
+	began := time.Now()
+	for left() > 0 {
+		b.cfg.Observer.alive(b.cfg.AttemptMost())
+		timer := time.NewTimer(max(pausedLooks/30, min(pausedLooks, left(), until-time.Since(began))))
+		select {
+		case <-timer.C:
+		case <-b.s.Lost():
+			timer.Stop()
+			return b.s.Err()
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		}
+		rows, err := b.s.Query(ctx, ledger.Paused(b.cfg.remembered(b.cfg.Claim.Locks)))
+		if err != nil {
+			return b.ledgerError(err)
+		}
+		if len(rows) == 0 {
+			return nil
+		}
+	}
+	return why
+}
