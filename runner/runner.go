@@ -291,6 +291,7 @@ func (t *tenure) release(log *slog.Logger, cfg Config, outcome Outcome) {
 	defer cancel()
 	if err := t.Release(ctx, cfg.parting); err != nil {
 		log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
+		t.EndLate(context.Background())
 		return
 	}
 	event, message := "released", "lock released"

@@ -28,6 +28,24 @@ func LastWords(ctx context.Context, lost ...*Held) {
 	if silent && !lost[0].remembered {
 		return
 	}
+	for _, h := range lost {
+		h.end = ledger.End{Outcome: ledger.Lost}
+	}
+	speak(ctx, silent, lost...)
+}
+
+// EndLate notes the end of a command in the ledger when the session was lost after
+// it, so that its success counts. Who waits has no use for it.
+func (h *Held) EndLate(ctx context.Context) {
+	if h.remembered {
+		speak(ctx, true, h)
+	}
+}
+
+// speak says what there is to say on a new session, and with silent only to the
+// ledger.
+func speak(ctx context.Context, silent bool, lost ...*Held) {
+	cfg := lost[0].cfg
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, session.TakeoverDelay(cfg.Session.Lease)))
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
@@ -59,7 +77,6 @@ func sayDead(ctx context.Context, cfg session.Config, lost []*Held, silent bool)
 	var queries []string
 	for _, h := range lost {
 		if noted, _ := h.cfg.Ledger.Found(s.Probed()); noted {
-			h.end = ledger.End{Outcome: ledger.Lost}
 			queries = append(queries, h.finishing()...)
 		}
 	}

@@ -67,6 +67,17 @@ func TestLedgerFirstTry(t *testing.T) {
 	if got := query(t, server, fmt.Sprintf("SELECT outcome FROM pglead.run WHERE token = %d", held.Token)); !slices.Equal(got, []string{"lost"}) {
 		t.Errorf("the survivor's end: %q", got)
 	}
+	release(t, ended(next, ledger.OK))
+	unlucky := ended(acquire(t, cfg), ledger.OK)
+	tear(t, server, unlucky)
+	if err := unlucky.Release(t.Context(), false); err == nil {
+		t.Error("a lock that was torn away is released")
+	}
+	unlucky.EndLate(t.Context())
+	if got := rows(t, server); got != "nightly ok f t f" {
+		t.Errorf("the row of a run whose session was lost after its command: %s", got)
+	}
+	next = acquire(t, cfg)
 	tear(t, server, next)
 	short := cfg
 	short.LockDelay = time.Second

@@ -1,0 +1,38 @@
+package ledger_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/ledger"
+)
+
+func TestParseAnswer(t *testing.T) {
+	a, err := ledger.ParseAnswer("lost 1 7 15000 2000 web1\nlost 2 8 999999999999999 0", 2)
+	if err != nil || len(a.Lost) != 2 || a.Lost[0] != (ledger.Ended{Token: 7, Lease: 15 * time.Second, Grace: 2 * time.Second, Host: "web1"}) || a.Lost[1].Lock != 1 {
+		t.Errorf("lost: %+v, %v", a, err)
+	}
+	if need := a.Lost[0].Need(); need != 12*time.Second {
+		t.Errorf("two thirds of the lease and the grace: %v", need)
+	}
+	if need := a.Lost[1].Need(); need != 16*time.Hour {
+		t.Errorf("what a stranger says of his lease: %v", need)
+	}
+	if need := (ledger.Ended{Lease: 15 * time.Second, Grace: time.Hour}).Need(); need != 15*time.Second {
+		t.Errorf("no command outlives its lease: %v", need)
+	}
+	for _, text := range []string{
+		"", "begun", "lost", "lost 0 7 1 1", "lost 3 7 1 1", "lost 1 -7 1 1", "lost 1 7 -1 1", "lost 1 7 x 1", "lost 1 7 1 1\nbusy", "lost 1 7 1 1\n",
+		"paused", "paused infinity", "clock", "clock x", "lost 9223372036854775808 7 1 1",
+	} {
+		if a, err := ledger.ParseAnswer(text, 2); err == nil {
+			t.Errorf("%q: %+v", text, a)
+		}
+	}
+	for _, p := range []ledger.PausedError{{}, {By: "ann"}, {By: "ann", Note: "disk\x1b swap", Until: time.Now().Add(time.Hour)}} {
+		if strings.ContainsAny(p.Error(), "\x1b\n") {
+			t.Errorf("%q", p.Error())
+		}
+	}
+}
