@@ -222,11 +222,15 @@ func (c *cluster) signal(host, program string, sig unix.Signal) {
 		c.t.Error(err)
 	}
 	for _, field := range strings.Fields(string(out)) {
-		name, err := os.ReadFile("/proc/" + field + "/comm")
-		if pid, e := strconv.Atoi(field); err == nil && e == nil && strings.TrimSpace(string(name)) == program {
+		if pid, err := strconv.Atoi(field); err == nil && runs(pid, program) {
 			_ = unix.Kill(pid, sig)
 		}
 	}
+}
+
+func runs(pid int, program string) bool {
+	name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	return err == nil && strings.TrimSpace(string(name)) == program
 }
 
 // killPostmaster kills the first process of a host's PostgreSQL alone.
@@ -238,7 +242,7 @@ func (c *cluster) killPostmaster(host string) {
 		return
 	}
 	line, _, _ := bytes.Cut(data, []byte("\n"))
-	if pid, err := strconv.Atoi(string(line)); err != nil || pid <= 1 || unix.Kill(pid, unix.SIGKILL) != nil {
+	if pid, err := strconv.Atoi(string(line)); err != nil || !runs(pid, "postgres") || unix.Kill(pid, unix.SIGKILL) != nil {
 		c.t.Errorf("no postmaster on %s: %s", host, line)
 	}
 }

@@ -52,7 +52,7 @@ func newContests(c *cluster, binary, self string) []*contest {
 		a := &arena{
 			options: options{lease: c.lease, lockDelay: c.lockDelay, modeName: way.name, logs: c.logs},
 			t:       c.t, net: c.net, binary: binary, self: self, dir: c.t.TempDir(), rand: rand.New(rand.NewPCG(c.seed, 0)),
-			dsn:  way.dsn + " dbname=postgres user=" + role,
+			dsn:  way.dsn + " connect_timeout=2 dbname=postgres user=" + role,
 			pids: map[string]int{}, excused: map[int64]bool{},
 		}
 		if c.quorum {
@@ -101,6 +101,7 @@ func (x *contest) contend(host string) {
 			}
 			err = cmd.Wait()
 			x.mu.Lock()
+			delete(x.pids, host)
 			if !x.stopping && !slices.Contains(cand.exits, cmd.ProcessState.ExitCode()) {
 				x.t.Errorf("%s on %s ended by itself: %v: %s", strings.Join(cand.args, " "), host, err, x.lastSaid(host, 3))
 			}

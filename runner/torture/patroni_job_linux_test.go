@@ -37,7 +37,7 @@ func job() {
 		var conn *pgconn.PgConn
 		for seq := 1; ; seq++ {
 			if conn == nil || conn.IsClosed() {
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				ctx, cancel := context.WithTimeout(context.Background(), 2*patience) // there are three hosts
 				conn, err = pgconn.Connect(ctx, os.Getenv(jobDSNVariable))
 				cancel()
 				if err != nil {
