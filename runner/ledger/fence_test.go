@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 )
 
 var levels = []string{"READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"}
@@ -134,6 +135,9 @@ func TestFenceLeftovers(t *testing.T) {
 		_, err := job.Exec(t.Context(), "COMMIT").ReadAll()
 		ended <- err
 	}()
+	testserver.Eventually(t, "the commit waits", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'") == "1"
+	})
 	expect(t, "beside a commit that waits for a standby", run(t, a, next.rest()), "started")
 	<-ended
 	expect(t, "which is a commit", committed(), fmt.Sprint(atoi(t, before)+1))

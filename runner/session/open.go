@@ -65,10 +65,10 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 // First is the value of Config.First, once.
 func (s *Session) First() (value string, known bool) {
 	first := s.first
-	s.first = nil
-	if first == nil {
+	if first == nil { // of a session that is shared, which is not written to
 		return "", false
 	}
+	s.first = nil
 	return *first, true
 }
 
