@@ -7,6 +7,6 @@
 //
 // The long run is of one way of locking: -mode run, mixed, shared, slots,
 // keys, transaction, each or lead. TORTURE may also hold -lease 15s -lock-delay 10s -seed 42 -only partition
-// -hostile=false -svg run.svg -logs directory, and -ledger: then the database has a ledger, and one contender
+// -hostile=false -svg run.svg -logs directory, -lost-grace 1s and -ledger: then the database has a ledger, and one contender
 // makes one first try after the other through all faults.
 package torture

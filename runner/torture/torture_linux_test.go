@@ -34,6 +34,7 @@ type options struct {
 	modeName         string
 	hostile          bool
 	ledger           bool
+	lostGrace        time.Duration
 }
 
 func TestMain(m *testing.M) {
@@ -55,6 +56,7 @@ func parseOptions() options {
 	flags.StringVar(&o.logs, "logs", "", "directory for what the pgleads say")
 	flags.BoolVar(&o.peers, "peers", false, "compare with flock, psql and etcdctl")
 	flags.BoolVar(&o.hostile, "hostile", true, "strangers say all that they can meanwhile")
+	flags.DurationVar(&o.lostGrace, "lost-grace", 0, "--lost-grace of all")
 	flags.BoolVar(&o.ledger, "ledger", false, "the database has a ledger, and one contender comes anew all the time")
 	flags.StringVar(&o.modeName, "mode", "run", strings.Join(modeNames(), ", "))
 	_ = flags.Parse(strings.Fields(os.Getenv("TORTURE")))
@@ -167,6 +169,9 @@ func newArena(t *testing.T, o options) *arena {
 	a.startServer()
 	_, err = a.server.Query("postgres", "CREATE ROLE "+stranger+" LOGIN")
 	check(err)
+	if a.lostGrace > 0 {
+		a.flags = append(a.flags, "--lost-grace", a.lostGrace.String())
+	}
 	if a.ledger {
 		_, err = a.server.Query("postgres", ledger.SQL(ledger.Keep))
 		check(err)
