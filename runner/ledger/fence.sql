@@ -13,7 +13,9 @@ BEGIN
 	IF fence.number IS NULL OR fence.token IS NULL THEN
 		RAISE EXCEPTION 'pglead.fence: NULL is no run' USING ERRCODE = 'LE001';
 	END IF;
-	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = fence.number AND l.token = fence.token AND l.started IS NOT NULL ORDER BY l.started DESC LIMIT 1;
+	-- One that is known to be over keeps no start waiting by its marker.
+	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = fence.number AND l.token = fence.token
+		AND l.started IS NOT NULL AND l.ended IS NULL AND l.cut IS NULL ORDER BY l.started DESC LIMIT 1;
 	IF FOUND THEN
 		PERFORM pg_advisory_xact_lock_shared(pglead.marker_1(r.number, r.sub, r.token));
 		IF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN

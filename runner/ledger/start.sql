@@ -188,7 +188,7 @@ BEGIN
 						AND s.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
 						AND s.classid::bigint = (marker >> 32) & 4294967295 AND s.objid::bigint = marker & 4294967295
 				LOOP
-					IF tries % 20 = 0 AND NOT p.super AND has_schema_privilege(p.role, 'pglead', 'USAGE') THEN
+					IF NOT p.super AND has_schema_privilege(p.role, 'pglead', 'USAGE') THEN
 						BEGIN
 							PERFORM pg_terminate_backend(p.pid);
 						EXCEPTION WHEN insufficient_privilege THEN
@@ -196,11 +196,18 @@ BEGIN
 						END;
 					END IF;
 				END LOOP;
+				-- In the queue, or others that share it would come before this one for ever.
+				BEGIN
+					PERFORM set_config('lock_timeout', '200ms', true);
+					PERFORM pg_advisory_xact_lock(marker);
+				EXCEPTION WHEN lock_not_available THEN
+					NULL;
+				END;
+				PERFORM set_config('lock_timeout', '3s', true);
 				tries := tries + 1;
-				IF tries > 200 THEN
+				IF tries > 10 THEN
 					RETURN concat_ws(' ', 'fenced', p.pid, regexp_replace(p.rolname, '[[:space:]]', '?', 'g'));
 				END IF;
-				PERFORM pg_sleep(0.01);
 			END LOOP;
 		END LOOP;
 	END LOOP;
