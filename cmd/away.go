@@ -13,7 +13,7 @@ import (
 // line when that begins, when there is another reason, rarely while it lasts, and
 // at its end.
 type outage struct {
-	v *voice
+	u *ui
 
 	mu      sync.Mutex
 	began   time.Time
@@ -70,7 +70,7 @@ func (o *outage) away(obstacle error) {
 		}
 	}
 	o.spoken = true
-	o.v.warn(text, hint, "event", "away", "reason", reason)
+	o.u.warn(text, hint, "event", "away", "reason", reason)
 }
 
 // due is for how long it has been away when that is said again.
@@ -98,6 +98,6 @@ func (o *outage) answers() {
 	o.back = time.Now()
 	if o.spoken {
 		o.spoken = false
-		o.v.log.Warn("the database is back after "+brief(o.back.Sub(o.began)), "event", "back")
+		o.u.log.Warn("the database is back after "+brief(o.back.Sub(o.began)), "event", "back")
 	}
 }

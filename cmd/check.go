@@ -16,8 +16,8 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-func newCheckCmd(v *voice, stdout io.Writer) *cobra.Command {
-	f := newViewFlags()
+func newCheckCmd(u *ui, stdout io.Writer) *cobra.Command {
+	f := newLookFlags("text", "json")
 	var within duration
 	cmd := &cobra.Command{
 		Use:   "check KEY --within D [flags]",
@@ -29,29 +29,20 @@ it is late or one has failed. A success makes the failures before it good.`,
   pglead check nightly --within 25h || ./page-somebody`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if f.output != "" && f.output != "text" && f.output != "json" {
-				return usagef("--output %s: text or json", printable(f.output))
-			}
-			if err := f.fromEnvironment(cmd); err != nil {
-				return err
-			}
 			if within.value <= 0 {
 				return &usageError{err: errors.New("--within is missing: how old may the last success be?"), hint: "pglead check nightly --within 25h"}
 			}
-			look, err := f.aboutKey(args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID, _ string) error {
+			return f.aboutKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 				verdict, err := ledger.Check(ctx, ask, args[0], ids, within.value)
 				if err != nil {
 					return err
 				}
 				return f.pronounce(stdout, args[0], within.value, verdict)
 			})
-			if err != nil {
-				return err
-			}
-			return f.look(v, cmd, look)
 		},
 	}
-	f.register(cmd, "`text` or json")
+	f.outputFlag(cmd, f.output.usage())
+	f.serverFlags(cmd)
 	cmd.Flags().Var(&within, "within", "the last success may have ended so long ago (required)")
 	f.keyFlags(cmd)
 	return cmd
@@ -77,10 +68,10 @@ type successView struct {
 	Ago     float64   `json:"seconds_ago"`
 }
 
-func (f *viewFlags) pronounce(w io.Writer, key string, within time.Duration, v ledger.Verdict) error {
+func (f *lookFlags) pronounce(w io.Writer, key string, within time.Duration, v ledger.Verdict) error {
 	state, text := verdictText(key, v)
 	var err error
-	if f.output == "json" {
+	if f.output.value == "json" {
 		view := checkView{Key: key, State: strings.ToLower(state), Text: text, Within: within.Seconds(), FailedSince: v.Failed, Running: []runView{}, Paused: pauseOf(key, v.Pause)}
 		if s := v.Success; !s.Ended.IsZero() {
 			view.LastSuccess = &successView{Started: s.Started, Ended: s.Ended, Host: s.Host, Ago: v.Ago().Seconds()}
@@ -97,7 +88,7 @@ func (f *viewFlags) pronounce(w io.Writer, key string, within time.Duration, v l
 		_, err = fmt.Fprintln(w, text)
 	}
 	if err == nil && !v.Fine() {
-		return &listError{exitFree}
+		return &silentExit{exitFree}
 	}
 	return err
 }

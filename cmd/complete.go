@@ -24,12 +24,8 @@ const completionTimeout = time.Second
 // of it is here since it is the same for all commands.
 func addCompletions(root *cobra.Command) {
 	words := map[string][]string{
-		"leftovers":  {"kill", "wait"},
-		"log-format": {"text", "json"},
-		"output":     {"text", "json"},
-		"restart":    {"always", "on-failure", "never"},
-		"wait":       {"forever"},
-		"dsn":        {embedded},
+		"wait": {"forever"},
+		"dsn":  {embedded},
 	}
 	for _, s := range lockkey.Schemes() {
 		words["key-scheme"] = append(words["key-scheme"], s.Name+"\t"+s.About)
@@ -42,10 +38,9 @@ func addCompletions(root *cobra.Command) {
 				return
 			case f.Name == "key" && cmd.Name() != "each": // whose keys are templates
 				complete = keysInUse
-			case f.Name == "output" && cmd.Name() == "ls":
-				complete = cobra.FixedCompletions([]string{"table", "wide", "json", "prometheus"}, cobra.ShellCompDirectiveNoFileComp)
-			case f.Name == "output" && cmd.Name() == "history":
-				complete = cobra.FixedCompletions([]string{"table", "json", "csv", "html"}, cobra.ShellCompDirectiveNoFileComp)
+			}
+			if c, ok := f.Value.(*choice); ok {
+				complete = cobra.FixedCompletions(c.words, cobra.ShellCompDirectiveNoFileComp)
 			}
 			_, f.Usage = pflag.UnquoteUsage(f)
 			_ = cmd.RegisterFlagCompletionFunc(f.Name, complete) // the flag exists
@@ -81,12 +76,11 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 	if err := fromEnvironment(flags); err != nil {
 		return nil, nothing
 	}
-	dsn, _ := flags.GetString("dsn")
 	scheme, _ := flags.GetString("key-scheme")
-	if dsn == embedded { // which would have to be started
+	if dsn := flags.Lookup("dsn"); dsn.Value.String() == embedded { // which would have to be started
 		return nil, nothing
 	}
-	db, err := databaseFrom(nil, dsn, false, false)
+	db, err := databaseFrom(nil, flags.Lookup("dsn"), false)
 	if err != nil {
 		return nil, nothing
 	}

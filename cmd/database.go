@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/pflag"
 
 	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
@@ -22,18 +23,15 @@ type database struct {
 	config *pgconn.Config
 	// pass is the command's PGLEAD_DSN, or empty.
 	pass string
-	// embedded is the use of the private server, or nil. It lasts as long as the
-	// process, but for those who look again and again.
-	embedded *pgtest.Embedded
+	// private says that it is the private server's, of which the use lasts as long
+	// as the process.
+	private bool
 }
 
 // databaseFrom chooses the database: the flag or its variable, DATABASE_URL,
 // and what libpq reads by itself.
-func databaseFrom(v *voice, dsn string, fromEnv, pass bool) (database, error) {
-	source := "--dsn"
-	if fromEnv {
-		source = envName("dsn")
-	}
+func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
+	dsn, source := flag.Value.String(), sourceOf(flag)
 	switch {
 	case dsn == "" && os.Getenv(envName("dsn")) == withheld:
 		return database{}, &usageError{
@@ -60,8 +58,8 @@ func databaseFrom(v *voice, dsn string, fromEnv, pass bool) (database, error) {
 		if err != nil {
 			return d, err
 		}
-		d.embedded = server
-		v.announce(fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir), "embedded")
+		d.private = true
+		u.announce(fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir), "embedded")
 		dsn = server.DSN
 	}
 	var err error

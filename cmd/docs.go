@@ -16,7 +16,7 @@ import (
 // manual pages and completions. No command calls it, so that the linker leaves
 // it out.
 func Docs(version, date string) (map[string]string, error) {
-	root := newRootCmd(newVoice(nil), nil)
+	root := newRootCmd(newUI(nil), nil)
 	root.InitDefaultCompletionCmd()
 	files := map[string]string{"man/pglead.1": manPage(root, version, date)}
 	for _, cmd := range root.Commands() {
@@ -115,48 +115,12 @@ func manPage(cmd *cobra.Command, version, date string) string {
 	p.line(`.TH "%s" "1" "%s" "pglead %s" "User Commands"`, strings.ToUpper(pageName(cmd)), date, version)
 	p.section("NAME")
 	p.line(`%s \- %s`, pageName(cmd), escape(strings.ToLower(cmd.Short[:1])+cmd.Short[1:]))
-	p.section("SYNOPSIS")
-	p.line(".nf")
-	if !cmd.HasAvailableSubCommands() {
-		p.line("%s", escape(cmd.UseLine()))
-	}
-	for _, sub := range subcommands(cmd) {
-		p.line("%s", escape(sub.UseLine()))
-	}
-	p.line(".fi")
+	p.synopsis(cmd)
 	p.section("DESCRIPTION")
 	p.text(cmp.Or(cmd.Long, cmd.Short+"."))
-	if cmd.HasAvailableSubCommands() {
-		p.section("COMMANDS")
-		for _, sub := range subcommands(cmd) {
-			name := sub.Name()
-			if !cmd.HasParent() {
-				name = pageName(sub) + "(1)"
-			}
-			p.entry(name, sub.Short)
-		}
-	}
-	p.section("OPTIONS")
-	// What --help prints, line by line, is parsed: pflag has no other way to
-	// tell how it shows a default.
-	flag := regexp.MustCompile(`^ +((?:-\w, )?--[\w-]+(?: \S+)?) {3,}(.*)$`)
-	for line := range strings.Lines(cmd.LocalFlags().FlagUsages()) {
-		if m := flag.FindStringSubmatch(strings.TrimRight(line, "\n")); m != nil {
-			p.entry(m[1], m[2])
-		}
-	}
-	p.section("EXIT STATUS")
-	for _, e := range exitMeanings() {
-		switch {
-		case !cmd.HasParent():
-			p.entry(e.status, "("+strings.Join(strings.Fields(e.commands), ", ")+") "+e.meaning)
-		case about(e.commands, cmd):
-			p.entry(e.status, e.meaning)
-		}
-	}
-	if about(runners, cmd) {
-		p.text("\nInterrupted before the command started, pglead dies of that signal, and nothing stays locked.")
-	}
+	p.commands(cmd)
+	p.options(cmd)
+	p.exitStatus(cmd)
 	if options := variables(cmd); len(options) > 0 || !cmd.HasParent() {
 		p.environment(cmd, options)
 	}
@@ -170,6 +134,64 @@ func manPage(cmd *cobra.Command, version, date string) string {
 		p.section("EXAMPLES")
 		p.text(cmd.Example)
 	}
+	p.seeAlso(cmd)
+	return p.String()
+}
+
+func (p *page) synopsis(cmd *cobra.Command) {
+	p.section("SYNOPSIS")
+	p.line(".nf")
+	if !cmd.HasAvailableSubCommands() {
+		p.line("%s", escape(cmd.UseLine()))
+	}
+	for _, sub := range subcommands(cmd) {
+		p.line("%s", escape(sub.UseLine()))
+	}
+	p.line(".fi")
+}
+
+func (p *page) commands(cmd *cobra.Command) {
+	if !cmd.HasAvailableSubCommands() {
+		return
+	}
+	p.section("COMMANDS")
+	for _, sub := range subcommands(cmd) {
+		name := sub.Name()
+		if !cmd.HasParent() {
+			name = pageName(sub) + "(1)"
+		}
+		p.entry(name, sub.Short)
+	}
+}
+
+func (p *page) options(cmd *cobra.Command) {
+	p.section("OPTIONS")
+	// What --help prints, line by line, is parsed: pflag has no other way to
+	// tell how it shows a default.
+	flag := regexp.MustCompile(`^ +((?:-\w, )?--[\w-]+(?: \S+)?) {3,}(.*)$`)
+	for line := range strings.Lines(cmd.LocalFlags().FlagUsages()) {
+		if m := flag.FindStringSubmatch(strings.TrimRight(line, "\n")); m != nil {
+			p.entry(m[1], m[2])
+		}
+	}
+}
+
+func (p *page) exitStatus(cmd *cobra.Command) {
+	p.section("EXIT STATUS")
+	for _, e := range exitMeanings() {
+		switch {
+		case !cmd.HasParent():
+			p.entry(e.status, "("+strings.Join(strings.Fields(e.commands), ", ")+") "+e.meaning)
+		case about(e.commands, cmd):
+			p.entry(e.status, e.meaning)
+		}
+	}
+	if about(runners, cmd) {
+		p.text("\nInterrupted before the command started, pglead dies of that signal, and nothing stays locked.")
+	}
+}
+
+func (p *page) seeAlso(cmd *cobra.Command) {
 	p.section("SEE ALSO")
 	var others []string
 	for _, c := range append([]*cobra.Command{cmd.Root()}, subcommands(cmd.Root())...) {
@@ -178,7 +200,6 @@ func manPage(cmd *cobra.Command, version, date string) string {
 		}
 	}
 	p.text(strings.Join(append(others, "flock(1)", "timeout(1)", "psql(1)", "crontab(5)", "systemd.service(5)"), ", "))
-	return p.String()
 }
 
 func subcommands(cmd *cobra.Command) []*cobra.Command {

@@ -8,7 +8,6 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -16,6 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/doctor"
 	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // diagnosis is what `pglead doctor -o json` prints.
@@ -27,10 +27,14 @@ type diagnosis struct {
 	Status   int             `json:"exit_status"`
 }
 
-func newDoctorCmd(v *voice, stdout io.Writer) *cobra.Command {
-	o := newOptions()
-	var output string
-	var idle bool
+type doctorFlags struct {
+	options
+	output choice
+	idle   bool
+}
+
+func newDoctorCmd(u *ui, stdout io.Writer) *cobra.Command {
+	f := doctorFlags{options: newOptions(), output: choose("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Can this database, this path to it and this machine keep the promise?",
@@ -48,20 +52,13 @@ The exit status is 0 without a fail, else that of pglead run, or 78.`,
   pglead doctor --dsn postgresql://app@haproxy.example/app --idle`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			dsnOnCommandLine := cmd.Flags().Changed("dsn")
-			if err := fromEnvironment(cmd.Flags()); err != nil {
-				return err
-			}
-			if output != "text" && output != "json" {
-				return usagef("--output %s: text or json", printable(output))
-			}
 			ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
-			d, err := o.diagnose(ctx, v, cmd, dsnOnCommandLine, idle)
+			d, err := f.diagnose(ctx, u, cmd)
 			if err != nil {
 				return err
 			}
-			if output == "json" {
+			if f.output.value == "json" {
 				err = writeJSON(stdout, d)
 			} else {
 				err = d.write(stdout)
@@ -69,65 +66,73 @@ The exit status is 0 without a fail, else that of pglead run, or 78.`,
 			if err != nil || d.Status == 0 {
 				return err
 			}
-			return &listError{d.Status}
+			return &silentExit{d.Status}
 		},
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringArrayVar(&o.keys, "key", nil, "print the number of this `KEY` too; may be repeated")
-	o.schemeFlag(flags)
-	o.takeoverFlags(flags)
-	o.modeFlags(flags)
-	o.dsnFlag(flags)
-	o.connectTimeoutFlag(flags)
-	flags.BoolVar(&idle, "idle", false, "also have a connection idle for a lease: does anything in between end it?")
-	flags.StringVarP(&output, "output", "o", "text", "`text` or json")
+	flags.StringArrayVar(&f.keys, "key", nil, "print the number of this `KEY` too; may be repeated")
+	f.schemeFlag(flags)
+	f.takeoverFlags(flags)
+	f.modeFlags(flags)
+	f.dsnFlag(flags)
+	f.connectTimeoutFlag(flags)
+	flags.BoolVar(&f.idle, "idle", false, "also have a connection idle for a lease: does anything in between end it?")
+	flags.VarP(&f.output, "output", "o", f.output.usage())
 	return cmd
 }
 
-func (o *options) diagnose(ctx context.Context, v *voice, cmd *cobra.Command, dsnOnCommandLine, idle bool) (*diagnosis, error) {
-	if err := o.checkSession(); err != nil {
+func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (*diagnosis, error) {
+	if err := f.checkSession(); err != nil {
 		return nil, err
 	}
-	if _, err := o.claim(); err != nil {
+	if _, err := f.claim(); err != nil {
 		return nil, err
 	}
-	if !cmd.Flags().Changed("lock-delay") {
-		o.lockDelay.value = session.TakeoverDelay(o.lease.value)
-	}
-	db, err := o.database(v, cmd.Flags(), dsnOnCommandLine)
+	keys, err := f.keyChecks()
 	if err != nil {
 		return nil, err
 	}
-	d := &diagnosis{Target: session.Target(db.config)}
+	if !cmd.Flags().Changed("lock-delay") {
+		f.lockDelay.value = session.TakeoverDelay(f.lease.value)
+	}
+	db, err := f.database(u, cmd)
+	if err != nil {
+		return nil, err
+	}
 	found, err := doctor.Examine(ctx, doctor.Config{
 		Session: session.Config{
 			Database:        db.config,
-			Lease:           o.lease.value,
-			ConnectTimeout:  o.connectTimeout.value,
+			Lease:           f.lease.value,
+			ConnectTimeout:  f.connectTimeout.value,
 			ApplicationName: "pglead doctor",
-			Transaction:     o.transaction,
-			Quorum:          o.quorum,
+			Transaction:     f.transaction,
+			Quorum:          f.quorum,
 		},
-		Description: o.description("pglead"), LockDelay: o.lockDelay.value, Idle: idle,
+		Description: f.description("pglead"), LockDelay: f.lockDelay.value, Idle: f.idle,
 	})
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	keys, keyErr := o.keyChecks()
-	if keyErr != nil {
-		return nil, keyErr
-	}
-	d.Database, d.Machine = slices.Concat(found.Database, keys), found.Machine
+	d := &diagnosis{Target: session.Target(db.config), Database: slices.Concat(found.Database, keys), Machine: found.Machine}
 	d.Host, _ = os.Hostname()
-	failed := func(c checkup.Check) bool { return c.Status == checkup.Fail }
 	switch {
 	case err != nil:
 		d.Status, _ = status(err)
-	case slices.ContainsFunc(d.Database, failed), slices.ContainsFunc(d.Machine, failed):
+	case len(d.failed()) > 0:
 		d.Status = exitUnsafe
 	}
 	return d, nil
+}
+
+// failed names the checks that failed.
+func (d *diagnosis) failed() (names []string) {
+	for _, c := range slices.Concat(d.Database, d.Machine) {
+		if c.Status == checkup.Fail {
+			names = append(names, c.Name)
+		}
+	}
+	return names
 }
 
 // keyChecks are the keys' numbers.
@@ -158,13 +163,7 @@ func (d *diagnosis) write(w io.Writer) error {
 	if d.Status == 0 {
 		b.WriteString("They can keep the promise.\n")
 	} else {
-		var names []string
-		for _, c := range slices.Concat(d.Database, d.Machine) {
-			if c.Status == checkup.Fail {
-				names = append(names, c.Name)
-			}
-		}
-		fmt.Fprintf(&b, "Like this they can't keep the promise: %s (exit status %d).\n", strings.Join(names, ", "), d.Status)
+		fmt.Fprintf(&b, "Like this they can't keep the promise: %s (exit status %d).\n", strings.Join(d.failed(), ", "), d.Status)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -177,10 +176,10 @@ const (
 )
 
 func writeChecks(b *strings.Builder, heading string, checks []checkup.Check) {
-	b.WriteString(oneLine(heading) + "\n")
+	b.WriteString(visible.Text(heading) + "\n")
 	for _, c := range checks {
 		margin := fmt.Sprintf("  %-4s  %-10s  ", c.Status, c.Name)
-		for _, line := range wrap(oneLine(c.Seen), textWidth) {
+		for _, line := range wrap(visible.Text(c.Seen), textWidth) {
 			b.WriteString(margin + line + "\n")
 			margin = strings.Repeat(" ", checkIndent)
 		}
@@ -188,28 +187,9 @@ func writeChecks(b *strings.Builder, heading string, checks []checkup.Check) {
 			continue
 		}
 		margin += "-> "
-		for _, line := range wrap(oneLine(c.Advice), textWidth-3) {
+		for _, line := range wrap(visible.Text(c.Advice), textWidth-3) {
 			b.WriteString(margin + line + "\n")
 			margin = strings.Repeat(" ", checkIndent+3)
 		}
 	}
-}
-
-// wrap breaks a text at its spaces. A word that is longer than a line stands
-// alone.
-func wrap(text string, width int) []string {
-	var lines []string
-	line := ""
-	for _, word := range strings.Fields(text) {
-		switch {
-		case line == "":
-			line = word
-		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) <= width:
-			line += " " + word
-		default:
-			lines = append(lines, line)
-			line = word
-		}
-	}
-	return append(lines, line)
 }

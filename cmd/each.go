@@ -1,12 +1,8 @@
 package cmd
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
-	"iter"
 	"os"
 	"strings"
 	"time"
@@ -28,7 +24,7 @@ type eachFlags struct {
 	parallel int
 }
 
-func newEachCmd(v *voice) *cobra.Command {
+func newEachCmd(u *ui) *cobra.Command {
 	f := eachFlags{options: newOptions(), parallel: 1}
 	cmd := &cobra.Command{
 		Use:   "each --key 'PREFIX/{}' [flags] [ITEM...] -- COMMAND [ARG...]",
@@ -47,7 +43,7 @@ over before all items came free.`,
   find inbox -type f -print0 | pglead each --key 'inbox/{}' -0 -- ./process {}`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.each(v, cmd, args)
+			return f.each(u, cmd, args)
 		},
 	}
 	flags := cmd.Flags()
@@ -65,7 +61,7 @@ over before all items came free.`,
 	f.onceFlag(flags)
 	f.ledgerFlag(flags)
 	f.databaseFlags(flags)
-	f.voiceFlags(flags)
+	f.outputFlags(flags)
 	flags.Lookup("wait").Usage = "how long to come back to items that are held elsewhere, or forever; 0 skips them"
 	flags.Lookup("conflict-exit-code").Usage = "exit status `N` when --wait was over before all items came free"
 	return cmd
@@ -75,30 +71,10 @@ over before all items came free.`,
 // one session that a server with its defaults has room for.
 const mostParallel = 1000
 
-func (f *eachFlags) each(v *voice, cmd *cobra.Command, args []string) error {
-	dsnOnCommandLine := cmd.Flags().Changed("dsn")
-	if err := fromEnvironment(cmd.Flags()); err != nil {
+func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
+	given, args, err := f.split(cmd, args)
+	if err != nil {
 		return err
-	}
-	const example = "pglead each --key 'import/{}' -a tenants.txt -- ./import --tenant {}"
-	var given []string
-	if dash := cmd.ArgsLenAtDash(); dash >= 0 {
-		given, args = args[:dash], args[dash:]
-	} else if len(args) > 0 {
-		return &usageError{err: errors.New("-- is missing between the items and the command"), hint: example}
-	}
-	if err := f.check(args, example); err != nil {
-		return err
-	}
-	switch {
-	case len(f.keys) > 1:
-		return usagef("--key is given %d times: {} in it stands for the item", len(f.keys))
-	case !strings.Contains(f.keys[0], placeholder):
-		return &usageError{err: fmt.Errorf("--key %s: {} is missing, which stands for the item", printable(f.keys[0])), hint: example}
-	case f.parallel < 1 || f.parallel > mostParallel:
-		return usagef("--parallel %d: from 1 to %d", f.parallel, mostParallel)
-	case len(given) > 0 && f.argFile != "":
-		return usagef("items come from the command line or from --arg-file, not from both")
 	}
 	scheme, err := f.scheme()
 	if err != nil {
@@ -118,7 +94,7 @@ func (f *eachFlags) each(v *voice, cmd *cobra.Command, args []string) error {
 		return err
 	}
 
-	cfg, err := f.config(v, cmd, args, dsnOnCommandLine)
+	cfg, err := f.config(u, cmd, args)
 	if err != nil {
 		return err
 	}
@@ -126,8 +102,8 @@ func (f *eachFlags) each(v *voice, cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer cfg.Stdin.Close()
-	progress := newProgress(v, f.quiet, items)
-	cfg.Watch = f.watch(v, cfg, "at an item")
+	progress := newProgress(u, f.quiet, items)
+	cfg.Watch = f.watch(u, cfg, "at an item")
 	tally, err := runner.Each(runner.EachConfig{
 		Config: cfg,
 		Items:  list.items(),
@@ -145,19 +121,38 @@ func (f *eachFlags) each(v *voice, cmd *cobra.Command, args []string) error {
 		Progress: progress.show,
 	})
 	progress.close()
-	return f.summary(v, items, tally, err)
+	return f.summary(u, items, tally, err)
+}
+
+// split checks the flags, and finds the items among the arguments before --.
+func (f *eachFlags) split(cmd *cobra.Command, args []string) (items, command []string, err error) {
+	const example = "pglead each --key 'import/{}' -a tenants.txt -- ./import --tenant {}"
+	if dash := cmd.ArgsLenAtDash(); dash >= 0 {
+		items, args = args[:dash], args[dash:]
+	} else if len(args) > 0 {
+		return nil, nil, &usageError{err: errors.New("-- is missing between the items and the command"), hint: example}
+	}
+	if err := f.check(args, example); err != nil {
+		return nil, nil, err
+	}
+	switch {
+	case len(f.keys) > 1:
+		err = usagef("--key is given %d times: {} in it stands for the item", len(f.keys))
+	case !strings.Contains(f.keys[0], placeholder):
+		err = &usageError{err: fmt.Errorf("--key %s: {} is missing, which stands for the item", printable(f.keys[0])), hint: example}
+	case f.parallel < 1 || f.parallel > mostParallel:
+		err = usagef("--parallel %d: from 1 to %d", f.parallel, mostParallel)
+	case len(items) > 0 && f.argFile != "":
+		err = usagef("items come from the command line or from --arg-file, not from both")
+	}
+	return items, args, err
 }
 
 const itemVariable = "PGLEAD_ITEM"
 
-// listError is the end of a list of which not all is as it should be.
-type listError struct{ code int }
-
-func (e *listError) Error() string { return "not all items are done" }
-
 // summary says how many items ran, failed and were skipped: to a terminal, or
 // if there is something to know.
-func (f *eachFlags) summary(v *voice, items int, t runner.Tally, err error) error {
+func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
 	text := fmt.Sprintf("%s: %d ran, %d of them failed; %d skipped: %d held elsewhere, %d done elsewhere",
 		itemsText(items), t.Ran, t.Failed, t.Held+t.Done, t.Held, t.Done)
 	var code int
@@ -168,165 +163,27 @@ func (f *eachFlags) summary(v *voice, items int, t runner.Tally, err error) erro
 		code = f.conflictCode
 	}
 	if code != 0 || err != nil {
-		v.log.Warn(text, "event", "summary")
+		u.log.Warn(text, "event", "summary")
 	} else {
-		v.log.Info(text, "event", "summary")
+		u.log.Info(text, "event", "summary")
 	}
 	if err != nil || code == 0 {
 		return err
 	}
-	return &listError{code}
+	return &silentExit{code}
 }
 
-// itemList reads items from a file that can be read again from its start.
-type itemList struct {
-	*os.File
-	name  string
-	null  bool
-	given []string // in place of a file
-}
-
-func (f *eachFlags) list(given []string) (*itemList, error) {
-	l := &itemList{name: f.argFile, null: f.null, given: given}
-	if len(given) > 0 {
-		return l, nil
-	}
-	l.File = os.Stdin
-	if l.name == "" || l.name == "-" {
-		l.name = "standard input"
-	} else {
-		file, err := os.Open(l.name)
-		if err != nil {
-			return nil, &usageError{err: fmt.Errorf("--arg-file: %w", err)}
-		}
-		l.File = file
-	}
-	if info, err := l.Stat(); err == nil && info.Mode().IsRegular() {
-		return l, nil
-	}
-	return l, l.spool()
-}
-
-// spool copies a list that can be read only once to a file without a name: it
-// is checked whole before the first command runs, and may be longer than what
-// fits in memory.
-func (l *itemList) spool() error {
-	file, err := os.CreateTemp("", "pglead-each")
-	if err != nil {
-		return err
-	}
-	_ = os.Remove(file.Name())
-	if _, err := io.Copy(file, l.File); err != nil {
-		return fmt.Errorf("read the items from %s: %w", l.name, err)
-	}
-	_ = l.File.Close()
-	l.File = file
-	return nil
-}
-
-func (l *itemList) Close() error {
-	if l.File == nil {
-		return nil
-	}
-	return l.File.Close()
-}
-
-// longestItem is more than a command line has room for in one argument (128
-// KiB on Linux).
-const longestItem = 128 << 10
-
-// items reads the list from its start. Empty ones are none.
-func (l *itemList) items() iter.Seq[string] {
-	return func(yield func(string) bool) { _ = l.read(func(item string) bool { return yield(item) }) }
-}
-
-func (l *itemList) read(yield func(string) bool) error {
-	if l.File == nil {
-		for _, item := range l.given {
-			if item != "" && !yield(item) {
-				break
-			}
-		}
-		return nil
-	}
-	if _, err := l.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	scanner := bufio.NewScanner(l.File)
-	scanner.Buffer(nil, longestItem)
-	if l.null {
-		scanner.Split(scanNull)
-	}
-	for scanner.Scan() {
-		if item := scanner.Text(); item != "" && !yield(item) {
-			break
-		}
-	}
-	return scanner.Err()
-}
-
-// scanNull splits at NUL bytes; the last one may be missing.
-func scanNull(data []byte, atEOF bool) (advance int, token []byte, err error) {
-	if i := bytes.IndexByte(data, 0); i >= 0 {
-		return i + 1, data[:i], nil
-	}
-	if atEOF && len(data) > 0 {
-		return len(data), data, nil
-	}
-	return 0, nil, nil
-}
-
-// check counts the items, all of which have to be good ones.
-func (l *itemList) check(good func(item string) error) (n int, err error) {
-	var bad error
-	if err := l.read(func(item string) bool {
-		n++
-		bad = good(item)
-		if bad == nil && strings.Contains(item, "\n") {
-			bad = errors.New("it contains a line's end")
-		}
-		if bad != nil {
-			bad = usagef("item %d, %s: %w", n, printable(shortened(item)), bad)
-		}
-		return bad == nil
-	}); err != nil {
-		return n, &usageError{err: fmt.Errorf("read item %d from %s: %w", n+1, l.name, err)}
-	}
-	switch {
-	case bad != nil:
-		return n, bad
-	case n == 0:
-		return n, usagef("the list of items is empty")
-	}
-	return n, nil
-}
-
-func itemsText(n int) string {
-	if n == 1 {
-		return "1 item"
-	}
-	return fmt.Sprintf("%d items", n)
-}
-
-func shortened(s string) string {
-	const most = 60
-	if len(s) > most {
-		return s[:most] + "…"
-	}
-	return s
-}
-
-// progress is a living line on the terminal.
+// progress is the status line of a list.
 type progress struct {
-	v     *voice
+	u     *ui
 	items int
 	shown time.Time
 	last  runner.Tally
 	on    bool
 }
 
-func newProgress(v *voice, quiet bool, items int) *progress {
-	return &progress{v: v, items: items, on: v.canLive() && !quiet}
+func newProgress(u *ui, quiet bool, items int) *progress {
+	return &progress{u: u, items: items, on: u.hasStatus() && !quiet}
 }
 
 // progressInterval is as often as an eye can follow.
@@ -336,7 +193,7 @@ func (p *progress) show(t runner.Tally) {
 	p.last = t
 	if p.on && time.Since(p.shown) >= progressInterval {
 		p.shown = time.Now()
-		p.v.live(p.text())
+		p.u.setStatus(p.text())
 	}
 }
 
@@ -349,7 +206,7 @@ func (p *progress) text() string {
 // close leaves the last word standing.
 func (p *progress) close() {
 	if p.on {
-		p.v.hush()
-		fmt.Fprintln(p.v, p.text())
+		p.u.clearStatus()
+		fmt.Fprintln(p.u, p.text())
 	}
 }

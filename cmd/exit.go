@@ -51,6 +51,11 @@ func usagef(format string, args ...any) error {
 	return &usageError{err: fmt.Errorf(format, args...)}
 }
 
+// silentExit is an end of which all has been said.
+type silentExit struct{ code int }
+
+func (e *silentExit) Error() string { return "all has been said" }
+
 // heldError has the exit status that -E asks for.
 type heldError struct {
 	*lock.HeldError
@@ -59,14 +64,14 @@ type heldError struct {
 
 // exit turns the end of a command into pglead's: it says what there is to say
 // and returns the exit status, or dies of the signal that the command died of.
-func exit(v *voice, err error) int {
-	defer v.flush()
-	v.still()
+func exit(u *ui, err error) int {
+	defer u.flush()
+	u.endStatus()
 	var (
 		done        *ended
 		interrupted *runner.InterruptedError
 		held        *heldError
-		list        *listError
+		silent      *silentExit
 		finished    *ledger.DoneError
 		paused      *pausedError
 	)
@@ -78,21 +83,21 @@ func exit(v *voice, err error) int {
 		case done.outcome.Asked.Has(runner.ByTimeout):
 			return exitTimeout
 		case status.Signaled():
-			return dieOf(v, status.Signal())
+			return dieOf(u, status.Signal())
 		default:
 			return status.ExitStatus()
 		}
-	case errors.As(err, &list):
-		return list.code
+	case errors.As(err, &silent):
+		return silent.code
 	case errors.As(err, &finished):
-		v.log.Info(err.Error(), "event", "done", "code", 0)
+		u.log.Info(err.Error(), "event", "done", "code", 0)
 		return 0
 	case errors.As(err, &paused):
-		v.log.Warn(err.Error(), "event", "paused", "code", paused.code)
+		u.log.Warn(err.Error(), "event", "paused", "code", paused.code)
 		return paused.code
 	case errors.As(err, &interrupted):
-		v.log.Info(err.Error(), "event", "interrupted")
-		return dieOf(v, interrupted.Signal)
+		u.log.Info(err.Error(), "event", "interrupted")
+		return dieOf(u, interrupted.Signal)
 	case errors.As(err, &held):
 		attrs := []any{"event", "conflict", "code", held.code}
 		if len(held.Holders) > 0 {
@@ -102,16 +107,16 @@ func exit(v *voice, err error) int {
 		if ownHolder(held.HeldError) {
 			text += "; that is the pglead under which this one runs"
 		}
-		v.log.Warn(text, attrs...)
+		u.log.Warn(text, attrs...)
 		return held.code
 	}
 	code, hint := status(err)
-	v.fail(err.Error(), hint, code)
+	u.fail(err.Error(), hint, code)
 	return code
 }
 
-func dieOf(v *voice, sig unix.Signal) int {
-	v.flush()
+func dieOf(u *ui, sig unix.Signal) int {
+	u.flush()
 	child.DieOf(sig)
 	return exitSignalBase + int(sig)
 }

@@ -24,6 +24,14 @@ func envName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
+// readFlags is what every command begins with.
+func readFlags(cmd *cobra.Command, _ []string) error {
+	if err := fromEnvironment(cmd.Flags()); err != nil {
+		return err
+	}
+	return checkChoices(cmd.Flags())
+}
+
 // fromEnvironment gives flags that are not on the command line the values of
 // their variables. An empty variable is none, as in a crontab's KEY= line.
 func fromEnvironment(flags *pflag.FlagSet) error {
@@ -49,8 +57,57 @@ func fromEnvironment(flags *pflag.FlagSet) error {
 				return
 			}
 		}
+		_ = flags.SetAnnotation(f.Name, ofVariable, values) // the flag exists
 	})
 	return failed
+}
+
+// ofVariable marks a flag that has its variable's value.
+const ofVariable = "variable"
+
+// sourceOf is where a flag has its value from, for messages.
+func sourceOf(f *pflag.Flag) string {
+	if f.Annotations[ofVariable] != nil {
+		return envName(f.Name)
+	}
+	return "--" + f.Name
+}
+
+// choice is a flag that takes one of some words. Its usage text, the check and the
+// completion all have them from here.
+type choice struct {
+	value string
+	words []string
+}
+
+// choose has the first word for the default. Without one the value is empty.
+func choose(words ...string) choice { return choice{words[0], words} }
+
+func (c *choice) String() string { return c.value }
+func (c *choice) Type() string   { return "string" } // by which help quotes the default
+
+// Set takes any word: what is wrong with it is said when all flags are read.
+func (c *choice) Set(s string) error {
+	c.value = s
+	return nil
+}
+
+// usage names the words; the first stands for the value.
+func (c *choice) usage() string { return "`" + c.words[0] + "`" + c.list()[len(c.words[0]):] }
+
+// list is the words in a sentence.
+func (c *choice) list() string {
+	last := len(c.words) - 1
+	return strings.Join(c.words[:last], ", ") + " or " + c.words[last]
+}
+
+func checkChoices(flags *pflag.FlagSet) (err error) {
+	flags.VisitAll(func(f *pflag.Flag) {
+		if c, ok := f.Value.(*choice); ok && err == nil && c.value != f.DefValue && !slices.Contains(c.words, c.value) {
+			err = usagef("--%s %s: %s", f.Name, printable(c.value), c.list())
+		}
+	})
+	return err
 }
 
 // truth has words that people write for true and false, too.

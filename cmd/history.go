@@ -19,8 +19,8 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-func newHistoryCmd(v *voice, stdout io.Writer) *cobra.Command {
-	f := newViewFlags()
+func newHistoryCmd(u *ui, stdout io.Writer) *cobra.Command {
+	f := newLookFlags("table", "json", "csv", "html")
 	last := 0
 	var every duration
 	cmd := &cobra.Command{
@@ -36,34 +36,25 @@ host, the runs by their results, and marks where none was although one was due.`
   pglead history nightly -o json | jq '.[] | select(.outcome != "ok")'`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.fromEnvironment(cmd); err != nil {
-				return err
-			}
-			write := map[string]historyWriter{"": writeHistory, "table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport}[f.output]
-			if write == nil {
-				return usagef("--output %s: table, json, csv or html", printable(f.output))
-			}
+			write := map[string]historyWriter{"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport}[f.output.value]
 			if last < 0 {
 				return usagef("--last %d: from 1", last)
 			}
 			most := last
 			if most == 0 {
-				most = cmp.Or(map[string]int{"": tableRuns, "table": tableRuns, "html": mostReported}[f.output], mostRuns)
+				most = cmp.Or(map[string]int{"table": tableRuns, "html": mostReported}[f.output.value], mostRuns)
 			}
-			look, err := f.aboutKey(args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID, target string) error {
+			return f.aboutKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 				h, err := ledger.ReadHistory(ctx, ask, args[0], ids, most)
 				if err != nil {
 					return err
 				}
-				return write(stdout, pastRuns{history: h, key: args[0], target: target, every: every.value, width: foreground(os.Stdout)})
+				return write(stdout, pastRuns{history: h, key: args[0], target: f.target(), every: every.value, width: foreground(os.Stdout)})
 			})
-			if err != nil {
-				return err
-			}
-			return f.look(v, cmd, look)
 		},
 	}
-	f.register(cmd, "`table`, json, csv or html")
+	f.outputFlag(cmd, f.output.usage())
+	f.serverFlags(cmd)
 	cmd.Flags().IntVarP(&last, "last", "n", 0, fmt.Sprintf("the `N` newest runs (default %d in a table, %d in html, else all)", tableRuns, mostReported))
 	cmd.Flags().Var(&every, "every", "html: a run is due so often (default what the runs themselves show)")
 	f.keyFlags(cmd)

@@ -1,7 +1,6 @@
 package cmd
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -64,7 +63,8 @@ func newKeyInfo(key, scheme string, id lockkey.ID) keyInfo {
 }
 
 func newKeyCmd(stdout io.Writer) *cobra.Command {
-	var output, schemeName string
+	var schemeName string
+	output := choose("text", "json")
 	cmd := &cobra.Command{
 		Use:   "key KEY...",
 		Short: "Print a lock's number, and the SQL with which any program takes the same lock",
@@ -77,27 +77,21 @@ How a key becomes a number:
   pglead key --key-scheme int -- -5
   pglead key --key-scheme all nightly`,
 		RunE: func(cmd *cobra.Command, keys []string) error {
-			if err := fromEnvironment(cmd.Flags()); err != nil {
-				return err
-			}
 			if len(keys) == 0 {
 				return &usageError{err: errors.New("a key is missing"), hint: "pglead key invoice_gen/SUB-1234"}
 			}
-			if output != "text" && output != "json" {
-				return usagef("--output %s: text or json", printable(output))
-			}
 			if schemeName == allSchemes {
-				return printSchemes(stdout, keys, output == "json")
+				return printSchemes(stdout, keys, output.value == "json")
 			}
 			scheme, ok := lockkey.SchemeByName(schemeName)
 			if !ok {
 				return &usageError{err: fmt.Errorf("--key-scheme %s is not known", printable(schemeName)), hint: "see " + cmd.CommandPath() + " --help"}
 			}
-			return printKeys(stdout, scheme, keys, output == "json")
+			return printKeys(stdout, scheme, keys, output.value == "json")
 		},
 	}
 	cmd.Flags().StringVar(&schemeName, "key-scheme", lockkey.Schemes()[0].Name, "`NAME` of the way in which the key becomes a number, or all")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text, or json: one object a line")
+	cmd.Flags().VarP(&output, "output", "o", output.usage()+": one object a line")
 	return cmd
 }
 
@@ -128,7 +122,7 @@ func printKeys(w io.Writer, scheme lockkey.Scheme, keys []string, asJSON bool) e
 
 func printKey(w io.Writer, k keyInfo, asJSON bool) error {
 	if asJSON {
-		return printJSON(w, k)
+		return writeJSON(w, k)
 	}
 	number := lockkey.ID{Number: k.ID, Pair: k.Pair != nil}
 	_, err := fmt.Fprintf(w, `%s
@@ -171,9 +165,9 @@ func printSchemesOf(w io.Writer, key string, asJSON bool) error {
 		id, refusal := s.ID(key)
 		switch {
 		case asJSON && refusal != nil:
-			err = printJSON(w, noKeyInfo{Key: key, Scheme: s.Name, Error: refusal.Error()})
+			err = writeJSON(w, noKeyInfo{Key: key, Scheme: s.Name, Error: refusal.Error()})
 		case asJSON:
-			err = printJSON(w, newKeyInfo(key, s.Name, id))
+			err = writeJSON(w, newKeyInfo(key, s.Name, id))
 		case refusal != nil:
 			_, err = fmt.Fprintf(w, columns, s.Name, "-", "-", "-", "-", refusal)
 		default:
@@ -181,10 +175,4 @@ func printSchemesOf(w io.Writer, key string, asJSON bool) error {
 		}
 	}
 	return err
-}
-
-func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
 }

@@ -18,14 +18,14 @@ import (
 
 // ledgerFlags are those of all that can be done with a ledger.
 type ledgerFlags struct {
-	viewFlags
+	lookFlags
 	keep  int
 	sql   bool
 	older duration
 }
 
-func newLedgerCmd(v *voice, stdout io.Writer) *cobra.Command {
-	f := ledgerFlags{viewFlags: newViewFlags(), older: duration{value: 90 * 24 * time.Hour}}
+func newLedgerCmd(u *ui, stdout io.Writer) *cobra.Command {
+	f := ledgerFlags{lookFlags: newLookFlags("text", "json"), older: duration{value: 90 * 24 * time.Hour}}
 	cmd := &cobra.Command{
 		Use:   "ledger install|status|prune|uninstall [flags]",
 		Short: "Have the database remember runs",
@@ -46,9 +46,6 @@ finds it there and may. Without it nothing is remembered, and all else works.
 			if err := ofAction(cmd, args[0]); err != nil {
 				return err
 			}
-			if err := f.fromEnvironment(cmd); err != nil {
-				return err
-			}
 			if err := f.check(); err != nil {
 				return err
 			}
@@ -57,9 +54,10 @@ finds it there and may. Without it nothing is remembered, and all else works.
 				return err
 			}
 			do := map[string]func(context.Context, io.Writer, *session.Viewer, string) error{"install": f.install, "status": f.status, "prune": f.prune, "uninstall": f.uninstall}[args[0]]
-			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
-				return do(ctx, stdout, viewer, target)
-			})
+			if err := f.find(u, cmd); err != nil {
+				return err
+			}
+			return f.look(func(ctx context.Context, viewer *session.Viewer) error { return do(ctx, stdout, viewer, f.target()) })
 		},
 	}
 	flags := cmd.Flags()
@@ -67,7 +65,8 @@ finds it there and may. Without it nothing is remembered, and all else works.
 	flags.IntVar(&f.keep, "keep", ledger.Keep, "install: remember the `N` newest runs of each key")
 	flags.BoolVar(&f.sql, "sql", false, "install: print what would be run, and touch nothing")
 	flags.Var(&f.older, "older", "prune: of keys whose last run is so long ago")
-	f.register(cmd, "status: `text` or json")
+	f.outputFlag(cmd, "status: "+f.output.usage())
+	f.serverFlags(cmd)
 	return cmd
 }
 
@@ -106,8 +105,6 @@ func (f *ledgerFlags) check() error {
 	switch {
 	case f.keep < 1 || f.keep > mostKept:
 		return usagef("--keep %d: from 1 to %d", f.keep, mostKept)
-	case f.output != "" && f.output != "text" && f.output != "json":
-		return usagef("--output %s: text or json", printable(f.output))
 	}
 	return nil
 }
@@ -147,7 +144,7 @@ func (f *ledgerFlags) status(ctx context.Context, w io.Writer, viewer *session.V
 		return err
 	}
 	if access == ledger.Absent {
-		if f.output == "json" {
+		if f.output.value == "json" {
 			err = writeJSON(w, ledgerView{Granted: []string{}})
 		} else {
 			_, err = fmt.Fprintf(w, "there is no ledger in %s\n", visible.Text(target))
@@ -155,7 +152,7 @@ func (f *ledgerFlags) status(ctx context.Context, w io.Writer, viewer *session.V
 		if err != nil {
 			return err
 		}
-		return &listError{exitFree}
+		return &silentExit{exitFree}
 	}
 	if _, err := needLedger(ctx, viewer, target); err != nil {
 		return err
@@ -164,7 +161,7 @@ func (f *ledgerFlags) status(ctx context.Context, w io.Writer, viewer *session.V
 	if err != nil {
 		return err
 	}
-	if f.output == "json" {
+	if f.output.value == "json" {
 		return writeJSON(w, newLedgerView(s))
 	}
 	return writeStatus(w, s, target)

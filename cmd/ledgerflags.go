@@ -9,7 +9,7 @@ import (
 )
 
 func (o *options) ledgerFlag(flags *pflag.FlagSet) {
-	flags.StringVar(&o.ledger, "ledger", o.ledger, "`auto`, require or off: go by the database's ledger if it has one, always, or never")
+	flags.Var(&o.ledger, "ledger", o.ledger.usage()+": go by the database's ledger if it has one, always, or never")
 }
 
 func (o *options) onceFlag(flags *pflag.FlagSet) {
@@ -17,16 +17,11 @@ func (o *options) onceFlag(flags *pflag.FlagSet) {
 }
 
 func (o *options) checkLedger() error {
-	switch ledger.Mode(o.ledger) {
-	case ledger.Auto, ledger.Require, ledger.Off:
-	default:
-		return usagef("--ledger %s: auto, require or off", printable(o.ledger))
-	}
 	if o.oncePer == "" {
 		return nil
 	}
 	switch {
-	case ledger.Mode(o.ledger) == ledger.Off:
+	case ledger.Mode(o.ledger.value) == ledger.Off:
 		return usagef("--once-per needs a ledger: --ledger off excludes it")
 	case o.shared:
 		return usagef("--once-per and --shared exclude each other")
@@ -42,7 +37,7 @@ func (o *options) checkLedger() error {
 // remembering is what the flags, which were checked, ask of a ledger. The tick is that
 // of this process's start, before it waits for anything.
 func (o *options) remembering() ledger.Use {
-	use := ledger.Use{Mode: ledger.Mode(o.ledger)}
+	use := ledger.Use{Mode: ledger.Mode(o.ledger.value)}
 	if o.oncePer != "" {
 		per, _ := ledger.ParsePeriod(o.oncePer)
 		use.Tick = ledger.TickOf(per, time.Now)

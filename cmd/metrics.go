@@ -11,11 +11,11 @@ import (
 )
 
 // writeMetrics writes what is so now, and what is remembered.
-func (f *viewFlags) writeMetrics(w io.Writer, _ string, locks []*inspect.Lock) error {
+func writeMetrics(w io.Writer, locks []*inspect.Lock, facts ledger.Facts) error {
 	if err := inspect.WriteMetrics(w, busy(locks)); err != nil {
 		return err
 	}
-	_, err := io.WriteString(w, rememberedMetrics(f.facts))
+	_, err := io.WriteString(w, rememberedMetrics(facts))
 	return err
 }
 

@@ -129,7 +129,7 @@ func distance(a, b string) int {
 }
 
 // warnOfVariables names variables that are nearly a flag's. Others may be anybody's.
-func warnOfVariables(v *voice, root *cobra.Command) {
+func warnOfVariables(u *ui, root *cobra.Command) {
 	known := outerOnly()
 	for _, cmd := range root.Commands() {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, envName(f.Name)) })
@@ -141,7 +141,7 @@ func warnOfVariables(v *voice, root *cobra.Command) {
 			continue
 		}
 		if meant := nearest(rest, withoutPrefix(known)); meant != "" {
-			v.log.Warn("unknown variable "+printable(name)+": did you mean "+envPrefix+meant+"?", "event", "environment")
+			u.log.Warn("unknown variable "+printable(name)+": did you mean "+envPrefix+meant+"?", "event", "environment")
 		}
 	}
 }
@@ -181,10 +181,10 @@ func ownHolder(held *lock.HeldError) bool {
 
 // warnOfOuter says before a wait that it may be one for the pglead under which this
 // one runs. Only the server knows whether that has the lock in the same database.
-func warnOfOuter(v *voice, claim lock.Claim) {
+func warnOfOuter(u *ui, claim lock.Claim) {
 	ids := strings.Split(os.Getenv("PGLEAD_LOCK_ID"), "\n")
 	if claim.Gate == nil && slices.ContainsFunc(claim.Locks, func(l lock.Lock) bool { return !l.Shared && slices.Contains(ids, l.String()) }) {
-		v.log.Warn("the pglead under which this one runs has a lock of the same number: in the same database this waits for that, and that for this", "event", "environment")
+		u.log.Warn("the pglead under which this one runs has a lock of the same number: in the same database this waits for that, and that for this", "event", "environment")
 	}
 }
 

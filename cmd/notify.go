@@ -14,6 +14,7 @@ import (
 
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // notifier tells systemd what this process is at, if systemd wants to know.
@@ -85,7 +86,7 @@ func (n *notifier) status(text string) {
 	if same {
 		return
 	}
-	message := "STATUS=" + oneLine(text)
+	message := "STATUS=" + visible.Text(text)
 	if !ready {
 		message = "READY=1\n" + message
 	}
@@ -94,7 +95,7 @@ func (n *notifier) status(text string) {
 
 // watch has systemd told what the runner tells. All times in it are instants: a
 // status stands until the next one.
-func (n *notifier) watch(s *standing, w *runner.Watch, work string) {
+func (n *notifier) watch(s *waitReport, w *runner.Watch, work string) {
 	at := func(t time.Time) string { return t.Format(time.DateTime) }
 	name := func(v inspect.View) string {
 		since := v.Since
@@ -125,7 +126,7 @@ func (n *notifier) watch(s *standing, w *runner.Watch, work string) {
 	}
 	w.Resting = func(until time.Time) { n.status("tries next at " + at(until)) }
 	w.Leading = func() {
-		s.over()
+		s.end()
 		n.status(work + " since " + at(time.Now()))
 	}
 	w.Ending = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // which must not wait for systemd

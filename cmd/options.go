@@ -39,7 +39,7 @@ type options struct {
 	killAfter      duration
 	minHold        duration
 	splay          duration
-	leftovers      string
+	leftovers      choice
 	note           string
 	transaction    bool
 	quorum         bool
@@ -48,9 +48,9 @@ type options struct {
 	passDSN        bool
 	connectTimeout duration
 	quiet, verbose bool
-	logFormat      string
+	logFormat      choice
 	hooks          runner.Hooks
-	ledger         string
+	ledger         choice
 	oncePer        string
 }
 
@@ -61,7 +61,9 @@ func newOptions() options {
 		lease:          duration{value: 15 * time.Second},
 		connectTimeout: duration{value: 10 * time.Second},
 		conflictCode:   exitHeld,
-		ledger:         string(ledger.Auto),
+		ledger:         choose(string(ledger.Auto), string(ledger.Require), string(ledger.Off)),
+		leftovers:      choose("kill", "wait"),
+		logFormat:      choose("text", "json"),
 	}
 }
 
@@ -102,7 +104,7 @@ func (o *options) modeFlags(flags *pflag.FlagSet) {
 func (o *options) commandFlags(flags *pflag.FlagSet) {
 	flags.VarP(&o.timeout, "timeout", "t", "the command may run this long, then TERM, then KILL; 0 is no limit")
 	flags.Var(&o.killAfter, "kill-after", "from a forwarded TERM, INT or HUP to KILL (default never), and from --timeout's TERM (default 10s)")
-	flags.StringVar(&o.leftovers, "leftovers", "kill", "`kill` or wait: what becomes of processes still alive when the command has ended")
+	flags.Var(&o.leftovers, "leftovers", o.leftovers.usage()+": what becomes of processes still alive when the command has ended")
 }
 
 func (o *options) noteFlag(flags *pflag.FlagSet) {
@@ -129,10 +131,10 @@ func (o *options) connectTimeoutFlag(flags *pflag.FlagSet) {
 	flags.Var(&o.connectTimeout, "connect-timeout", "for each attempt to connect; so long, too, a server that is full is asked again")
 }
 
-func (o *options) voiceFlags(flags *pflag.FlagSet) {
+func (o *options) outputFlags(flags *pflag.FlagSet) {
 	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say nothing but errors")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "say every step")
-	flags.StringVar(&o.logFormat, "log-format", "text", "`text` or json, on standard error")
+	flags.Var(&o.logFormat, "log-format", o.logFormat.usage()+", on standard error")
 }
 
 // check finds what is wrong with the flags before anything is touched.
@@ -151,12 +153,8 @@ func (o *options) check(args []string, example string) error {
 		return usagef("--slots and --shared exclude each other")
 	case o.slots > 1 && len(o.keys) > 1:
 		return usagef("--slots takes one --key, not %d", len(o.keys))
-	case o.leftovers != "kill" && o.leftovers != "wait":
-		return usagef("--leftovers %s: kill or wait", printable(o.leftovers))
 	case o.conflictCode < 0 || o.conflictCode > 255:
 		return usagef("--conflict-exit-code %d: an exit status is from 0 to 255", o.conflictCode)
-	case o.logFormat != "text" && o.logFormat != "json":
-		return usagef("--log-format %s: text or json", printable(o.logFormat))
 	case o.quiet && o.verbose:
 		return usagef("--quiet and --verbose exclude each other")
 	}
@@ -227,26 +225,43 @@ func (o *options) claim() (lock.Claim, error) {
 	return claim, nil
 }
 
+// prepare is what run and lead begin with. example is a command line that would do.
+func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example string) (runner.Config, error) {
+	if err := o.check(args, example); err != nil {
+		return runner.Config{}, err
+	}
+	claim, err := o.claim()
+	if err != nil {
+		return runner.Config{}, err
+	}
+	cfg, err := o.config(u, cmd, args)
+	if err != nil {
+		return runner.Config{}, err
+	}
+	cfg.Claim = claim
+	cfg.Watch = o.watch(u, cfg, "leading")
+	return cfg, nil
+}
+
 // config turns flags that were checked into what the runner needs. The command
 // is looked up before the database is touched, since a typo needs no lock.
-func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnCommandLine bool) (runner.Config, error) {
+func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Config, error) {
 	flags := cmd.Flags()
 	if !flags.Changed("lock-delay") {
 		o.lockDelay.value = session.TakeoverDelay(o.lease.value) + o.lostGrace.value
 	}
-	v.configure(o.quiet, o.verbose, o.logFormat == "json", o.keys)
-	warnOfVariables(v, cmd.Root())
+	u.configure(o.quiet, o.verbose, o.logFormat.value == "json", o.keys)
 	path, err := child.Lookup(args[0])
 	if err != nil {
 		return runner.Config{}, err
 	}
-	db, err := o.database(v, flags, dsnOnCommandLine)
+	db, err := o.database(u, cmd)
 	if err != nil {
 		return runner.Config{}, err
 	}
 	env := withoutSystemd(withoutFlags(os.Environ(), cmd.Root()))
 	if os.Getenv("LISTEN_FDS") != "" {
-		v.log.Warn("the sockets that systemd has opened (LISTEN_FDS) are not passed to the command", "event", "environment")
+		u.log.Warn("the sockets that systemd has opened (LISTEN_FDS) are not passed to the command", "event", "environment")
 	}
 	if db.pass != "" {
 		env = append(env, envName("dsn")+"="+db.pass)
@@ -266,7 +281,7 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 			ApplicationName: applicationName(strings.Join(o.keys, ", ")),
 			Transaction:     o.transaction,
 			Quorum:          o.quorum,
-			Private:         db.embedded != nil,
+			Private:         db.private,
 		},
 		Description:      o.description(args[0]),
 		Wait:             o.wait.value,
@@ -277,18 +292,20 @@ func (o *options) config(v *voice, cmd *cobra.Command, args []string, dsnOnComma
 		Timeout:          o.timeout.value,
 		KillAfterTimeout: killAfterTimeout,
 		KillAfterSignal:  o.killAfter.value,
-		WaitForLeftovers: o.leftovers == "wait",
+		WaitForLeftovers: o.leftovers.value == "wait",
 		MinHold:          o.minHold.value,
 		Explain:          !o.quiet,
 		Hooks:            o.hooks,
-		Log:              v.log,
+		Log:              u.log,
 	}, nil
 }
 
 // database is the one that the flags or the environment name. Its connection
 // string may set the time for an attempt to connect, which the flag overrides.
-func (o *options) database(v *voice, flags *pflag.FlagSet, dsnOnCommandLine bool) (database, error) {
-	db, err := databaseFrom(v, o.dsn, !dsnOnCommandLine, o.passDSN)
+func (o *options) database(u *ui, cmd *cobra.Command) (database, error) {
+	warnOfVariables(u, cmd.Root())
+	flags := cmd.Flags()
+	db, err := databaseFrom(u, flags.Lookup("dsn"), o.passDSN)
 	if err == nil && !flags.Changed("connect-timeout") && db.config.ConnectTimeout > 0 {
 		o.connectTimeout.value = db.config.ConnectTimeout
 	}

@@ -20,10 +20,11 @@ func TestOutlet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			reader, writer := io.Pipe()
 			out := &outlet{w: writer}
-			v := newVoice(out)
-			v.out, out.note = out, v.dropped
-			v.configure(false, false, tt.json, []string{"k"})
-			say := func(i int) { fmt.Fprintf(v, "message %d\n", i) }
+			u := newUI(out)
+			u.width = func() int { return 80 }
+			u.out, out.note = out, u.dropped
+			u.configure(false, false, tt.json, []string{"k"})
+			say := func(i int) { fmt.Fprintf(u, "message %d\n", i) }
 			say(0)
 			for { // until the first one is being written
 				out.mu.Lock()
@@ -36,7 +37,7 @@ func TestOutlet(t *testing.T) {
 			const missing = 44
 			for i := 1; i <= outletMost+missing; i++ {
 				say(i)
-				v.live("waiting") // which is not worth a place
+				u.setStatus("waiting") // which is not worth a place
 			}
 			want := "message 0\n" + tt.note
 			for i := missing + 1; i <= outletMost+missing; i++ {
@@ -47,7 +48,7 @@ func TestOutlet(t *testing.T) {
 				all, _ := io.ReadAll(reader)
 				read <- string(all)
 			}()
-			v.flush()
+			u.flush()
 			_ = writer.Close()
 			got := <-read
 			if tt.json { // but for its time

@@ -15,8 +15,8 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-func newPauseCmd(v *voice, stdout io.Writer) *cobra.Command {
-	f := newViewFlags()
+func newPauseCmd(u *ui, stdout io.Writer) *cobra.Command {
+	f := newLookFlags()
 	var length duration
 	cmd := &cobra.Command{
 		Use:   "pause KEY [flags]",
@@ -28,16 +28,13 @@ a pause, so that pgleads without one start all the same.`,
   pglead resume nightly`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.fromEnvironment(cmd); err != nil {
-				return err
-			}
 			switch {
 			case cmd.Flags().Changed("for") && length.value < time.Second:
 				return usagef("--for %s is too short: at least 1s", &length)
 			case !utf8.ValidString(f.note):
 				return usagef("--note is not UTF-8")
 			}
-			look, err := f.aboutKey(args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID, _ string) error {
+			return f.aboutKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 				wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
 				if err := ledger.PauseKey(ctx, ask, args[0], ids[0], wish); err != nil {
 					return err
@@ -49,14 +46,9 @@ a pause, so that pgleads without one start all the same.`,
 				_, err = io.WriteString(stdout, pausedText(args[0], facts)+"\n")
 				return err
 			})
-			if err != nil {
-				return err
-			}
-			return f.look(v, cmd, look)
 		},
 	}
-	f.register(cmd, "")
-	cmd.Flags().Lookup("output").Hidden = true
+	f.serverFlags(cmd)
 	cmd.Flags().Var(&length, "for", "so long, by the server's clock (default until pglead resume)")
 	cmd.Flags().StringVar(&f.note, "note", "", "`TEXT` for those who may not start now: why")
 	f.keyFlags(cmd)
@@ -83,8 +75,8 @@ func pausedText(key string, facts ledger.Facts) string {
 	return text
 }
 
-func newResumeCmd(v *voice, stdout io.Writer) *cobra.Command {
-	f := newViewFlags()
+func newResumeCmd(u *ui, stdout io.Writer) *cobra.Command {
+	f := newLookFlags()
 	cmd := &cobra.Command{
 		Use:     "resume KEY [flags]",
 		Short:   "End a pause",
@@ -92,10 +84,7 @@ func newResumeCmd(v *voice, stdout io.Writer) *cobra.Command {
 		Example: `  pglead resume nightly`,
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.fromEnvironment(cmd); err != nil {
-				return err
-			}
-			look, err := f.aboutKey(args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID, _ string) error {
+			return f.aboutKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 				was, err := ledger.ResumeKey(ctx, ask, ids[0])
 				if err != nil {
 					return err
@@ -107,14 +96,9 @@ func newResumeCmd(v *voice, stdout io.Writer) *cobra.Command {
 				_, err = fmt.Fprintf(stdout, "%s: may start again\n", printable(args[0]))
 				return err
 			})
-			if err != nil {
-				return err
-			}
-			return f.look(v, cmd, look)
 		},
 	}
-	f.register(cmd, "")
-	cmd.Flags().Lookup("output").Hidden = true
+	f.serverFlags(cmd)
 	f.keyFlags(cmd)
 	return cmd
 }

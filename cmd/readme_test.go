@@ -47,9 +47,9 @@ func rows(t *testing.T, heading string) [][]string {
 
 // TestReadmeFlags: README documents each flag, with its short form and default.
 func TestReadmeFlags(t *testing.T) {
-	v := newVoice(io.Discard)
+	u := newUI(io.Discard)
 	all := map[string]*pflag.Flag{}
-	for _, cmd := range []*cobra.Command{newRunCmd(v), newLeadCmd(v), newEachCmd(v)} {
+	for _, cmd := range []*cobra.Command{newRunCmd(u), newLeadCmd(u), newEachCmd(u)} {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			if all[f.Name] == nil {
 				all[f.Name] = f
@@ -107,7 +107,7 @@ func TestReadmeExitStatus(t *testing.T) {
 // TestReadmeVariables: what README says the command gets is what the code
 // keeps from a nested one.
 func TestReadmeVariables(t *testing.T) {
-	flags := newRunCmd(newVoice(io.Discard)).Flags()
+	flags := newRunCmd(newUI(io.Discard)).Flags()
 	for _, name := range regexp.MustCompile(`PGLEAD_[A-Z_]+`).FindAllString(readme(t), -1) {
 		flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, envPrefix), "_", "-"))
 		if flags.Lookup(flag) == nil && !slices.Contains(outerOnly(), name) {

@@ -8,6 +8,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/spf13/cobra"
+
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
@@ -46,7 +48,7 @@ func foreignLedger(target string) error {
 
 // remembered are the numbers under which the ledger may have a key: its own, and
 // those of its slots, which are all that there can be where --slots doesn't say.
-func (f *viewFlags) remembered(key string) ([]lockkey.ID, error) {
+func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 	scheme, err := f.scheme()
 	if err != nil {
 		return nil, err
@@ -72,18 +74,21 @@ func (f *viewFlags) remembered(key string) ([]lockkey.ID, error) {
 }
 
 // aboutKey connects and looks at what is remembered of a key.
-func (f *viewFlags) aboutKey(key string, look func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID, target string) error) (func(context.Context, *session.Viewer, string) error, error) {
+func (f *lookFlags) aboutKey(u *ui, cmd *cobra.Command, key string, look func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error) error {
 	ids, err := f.remembered(key)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return func(ctx context.Context, viewer *session.Viewer, target string) error {
-		ask, err := needLedger(ctx, viewer, target)
+	if err := f.find(u, cmd); err != nil {
+		return err
+	}
+	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
+		ask, err := needLedger(ctx, viewer, f.target())
 		if err != nil {
 			return err
 		}
-		return look(ctx, ask, ids, target)
-	}, nil
+		return look(ctx, ask, ids)
+	})
 }
 
 // pauseOf is a pause as -o json has it, or nil.
@@ -110,25 +115,6 @@ func pauseText(p *inspect.Pause) string {
 // mostRemembered bounds the keys of which a list of locks has what is remembered.
 const mostRemembered = 1000
 
-// listed are the locks that ls lists, with what the ledger has to say to them.
-func (f *viewFlags) listed(ctx context.Context, viewer *session.Viewer, all bool, patterns []string) ([]*inspect.Lock, error) {
-	matches, err := matcher(patterns)
-	if err != nil {
-		return nil, err
-	}
-	locks, err := wanted(ctx, viewer, all, matches)
-	if err != nil {
-		return nil, err
-	}
-	wants := func(key string, _ lockkey.ID) bool { return matches == nil || matches(key) }
-	locks, err = f.withPauses(ctx, viewer, locks, wants)
-	if err != nil || f.output != "prometheus" {
-		return locks, err
-	}
-	f.facts, err = factsFor(ctx, viewer, matches)
-	return locks, err
-}
-
 // factsFor are the facts of the keys that match, or none without a ledger.
 func factsFor(ctx context.Context, viewer *session.Viewer, matches func(key string) bool) (ledger.Facts, error) {
 	ask := asking(viewer)
@@ -137,14 +123,12 @@ func factsFor(ctx context.Context, viewer *session.Viewer, matches func(key stri
 		return ledger.Facts{}, err
 	}
 	facts, err := ledger.NewestFacts(ctx, ask, mostRemembered)
-	if matches != nil {
-		facts.List = slices.DeleteFunc(facts.List, func(fact ledger.Fact) bool { return !matches(fact.Last.Key) })
-	}
+	facts.List = slices.DeleteFunc(facts.List, func(fact ledger.Fact) bool { return !matches(fact.Last.Key) })
 	return facts, err
 }
 
 // withPauseOf adds the pause of one key.
-func (f *viewFlags) withPauseOf(ctx context.Context, viewer *session.Viewer, locks []*inspect.Lock, key string) ([]*inspect.Lock, error) {
+func (f *lookFlags) withPauseOf(ctx context.Context, viewer *session.Viewer, locks []*inspect.Lock, key string) ([]*inspect.Lock, error) {
 	ids, err := f.remembered(key)
 	if err != nil {
 		return nil, err
@@ -154,7 +138,7 @@ func (f *viewFlags) withPauseOf(ctx context.Context, viewer *session.Viewer, loc
 
 // withPauses adds to locks that are held or waited for the pauses that there are, and
 // those of locks that are free.
-func (f *viewFlags) withPauses(ctx context.Context, viewer *session.Viewer, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool) ([]*inspect.Lock, error) {
+func (f *lookFlags) withPauses(ctx context.Context, viewer *session.Viewer, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool) ([]*inspect.Lock, error) {
 	ask := asking(viewer)
 	access, _, err := ledger.Look(ctx, ask)
 	if err != nil || access != ledger.Granted {
@@ -204,11 +188,8 @@ func pausedLines(locks []*inspect.Lock, width int) (lines []string) {
 	return lines
 }
 
-// writeWithPauses writes the table, and under it the pauses.
-func (o table) writeWithPauses(w io.Writer, target string, locks []*inspect.Lock) error {
-	if err := o.write(w, target, busy(locks)); err != nil {
-		return err
-	}
+// writePauses writes the pauses under a table.
+func (o table) writePauses(w io.Writer, locks []*inspect.Lock) error {
 	for i, line := range pausedLines(locks, o.width) {
 		if i == 0 {
 			line = "\n" + line

@@ -1,5 +1,5 @@
 // Package cmd is pglead's command line: one file a command, exit.go for the
-// exit status of each end, voice.go for all that goes to standard error.
+// exit status of each end, ui.go for all that goes to standard error.
 package cmd
 
 import (
@@ -17,16 +17,16 @@ func Main(args []string) int {
 	if status, ok := pgtest.RunKeeper(os.Args); ok {
 		return status
 	}
-	v := newStderrVoice()
-	root := newRootCmd(v, os.Stdout)
+	u := newStderrUI()
+	root := newRootCmd(u, os.Stdout)
 	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
 		addCompletions(root)
 	}
 	root.SetArgs(args)
-	return exit(v, root.Execute())
+	return exit(u, root.Execute())
 }
 
-func newRootCmd(v *voice, stdout io.Writer) *cobra.Command {
+func newRootCmd(u *ui, stdout io.Writer) *cobra.Command {
 	var version bool
 	root := &cobra.Command{
 		Use:   "pglead",
@@ -52,9 +52,12 @@ kills the command and everything it started when the connection is lost.`,
 	}
 	root.Flags().BoolVar(&version, "version", false, "print the version")
 	root.SetOut(stdout)
-	root.SetErr(v.w) // where completion's remarks go, which shells don't read
+	root.SetErr(u.w) // where completion's remarks go, which shells don't read
 	root.SetFlagErrorFunc(flagMistake)
 	wrapHelp(root)
-	root.AddCommand(newRunCmd(v), newLeadCmd(v), newEachCmd(v), newLsCmd(v, stdout), newWhoCmd(v, stdout), newStepdownCmd(v, stdout), newHistoryCmd(v, stdout), newCheckCmd(v, stdout), newPauseCmd(v, stdout), newResumeCmd(v, stdout), newLedgerCmd(v, stdout), newKeyCmd(stdout), newDoctorCmd(v, stdout), newVersionCmd(stdout))
+	root.AddCommand(newRunCmd(u), newLeadCmd(u), newEachCmd(u), newLsCmd(u, stdout), newWhoCmd(u, stdout), newStepdownCmd(u, stdout), newHistoryCmd(u, stdout), newCheckCmd(u, stdout), newPauseCmd(u, stdout), newResumeCmd(u, stdout), newLedgerCmd(u, stdout), newKeyCmd(stdout), newDoctorCmd(u, stdout), newVersionCmd(stdout))
+	for _, cmd := range root.Commands() {
+		cmd.PreRunE = readFlags
+	}
 	return root
 }

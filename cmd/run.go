@@ -10,7 +10,7 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-func newRunCmd(v *voice) *cobra.Command {
+func newRunCmd(u *ui) *cobra.Command {
 	o := newOptions()
 	cmd := &cobra.Command{
 		Use:   "run --key KEY [flags] -- COMMAND [ARG...]",
@@ -23,7 +23,7 @@ lost the command and everything it started are killed.`,
   pglead run --key nightly --wait 10m --timeout 2h -- ./backup.sh /data`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return run(v, &o, cmd, args)
+			return o.run(u, cmd, args)
 		},
 	}
 	flags := cmd.Flags()
@@ -40,31 +40,19 @@ lost the command and everything it started are killed.`,
 	o.onceFlag(flags)
 	o.ledgerFlag(flags)
 	o.databaseFlags(flags)
-	o.voiceFlags(flags)
+	o.outputFlags(flags)
 	return cmd
 }
 
-func run(v *voice, o *options, cmd *cobra.Command, args []string) error {
-	dsnOnCommandLine := cmd.Flags().Changed("dsn")
-	if err := fromEnvironment(cmd.Flags()); err != nil {
-		return err
-	}
-	if err := o.check(args, "pglead run --key invoice_gen/SUB-1234 -- ./job"); err != nil {
-		return err
-	}
-	claim, err := o.claim()
-	if err != nil {
-		return err
-	}
-	cfg, err := o.config(v, cmd, args, dsnOnCommandLine)
+func (o *options) run(u *ui, cmd *cobra.Command, args []string) error {
+	cfg, err := o.prepare(u, cmd, args, "pglead run --key invoice_gen/SUB-1234 -- ./job")
 	if err != nil {
 		return err
 	}
 	if o.wait.value > 0 {
-		warnOfOuter(v, claim)
+		warnOfOuter(u, cfg.Claim)
 	}
-	cfg.Claim, cfg.Splay = claim, o.splay.value
-	cfg.Watch = o.watch(v, cfg, "leading")
+	cfg.Splay = o.splay.value
 	outcome, err := runner.Run(cfg)
 	return o.end(outcome, err)
 }

@@ -2,9 +2,7 @@ package cmd
 
 import (
 	"context"
-	"regexp"
 	"slices"
-	"strings"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
@@ -15,7 +13,7 @@ import (
 // seek asks the server for the locks of a key. Where --slots doesn't say how many
 // slots it has, that is found out: from what holders and waiters say, or else from
 // the slots that somebody has. The claim is what there turns out to be.
-func (f *viewFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock.Claim) (lock.Claim, []*inspect.Lock, error) {
+func (f *lookFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock.Claim) (lock.Claim, []*inspect.Lock, error) {
 	sought := claim.Sought()
 	slots := map[lockkey.ID]int{}
 	if scheme, err := f.scheme(); err == nil && f.slots == 1 {
@@ -51,29 +49,4 @@ func (f *viewFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock
 		claim, err = f.claim()
 	}
 	return claim, locks, err
-}
-
-// wanted are the locks of keys that match one of the patterns, or all.
-func wanted(ctx context.Context, viewer *session.Viewer, all bool, matches func(key string) bool) ([]*inspect.Lock, error) {
-	views, err := inspect.Views(ctx, viewer, inspect.Sought{AllDatabases: all})
-	if err != nil || matches == nil {
-		return inspect.Locks(views), err
-	}
-	return slices.DeleteFunc(inspect.Locks(views), func(l *inspect.Lock) bool { return l.Key == nil || !matches(*l.Key) }), nil
-}
-
-// matcher says of a key whether it matches one of the patterns; nil if there are none.
-func matcher(patterns []string) (func(key string) bool, error) {
-	if len(patterns) == 0 {
-		return nil, nil
-	}
-	var expressions []string
-	for _, p := range patterns {
-		expressions = append(expressions, strings.NewReplacer(`\*`, ".*", `\?`, ".").Replace(regexp.QuoteMeta(p)))
-	}
-	matches, err := regexp.Compile("(?s)^(" + strings.Join(expressions, "|") + ")$")
-	if err != nil { // it is not UTF-8
-		return nil, usagef("the pattern can't be read: %w", err)
-	}
-	return matches.MatchString, nil
 }

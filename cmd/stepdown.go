@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,10 +19,14 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-func newStepdownCmd(v *voice, stdout io.Writer) *cobra.Command {
-	f := newViewFlags()
-	var force bool
-	var to string
+type stepdownFlags struct {
+	lookFlags
+	force bool
+	to    string
+}
+
+func newStepdownCmd(u *ui, stdout io.Writer) *cobra.Command {
+	f := stepdownFlags{lookFlags: newLookFlags()}
 	cmd := &cobra.Command{
 		Use:   "stepdown KEY [flags]",
 		Short: "Ask the holder to stop and hand over",
@@ -37,61 +42,78 @@ the lock.`,
   pglead stepdown scheduler --to web2`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := f.fromEnvironment(cmd); err != nil {
-				return err
-			}
 			claim, err := f.claimOf(args[0])
 			if err != nil {
 				return err
 			}
-			return f.look(v, cmd, func(ctx context.Context, viewer *session.Viewer, target string) error {
-				return f.stepDown(ctx, stdout, viewer, target, claim, force, to)
+			if err := f.find(u, cmd); err != nil {
+				return err
+			}
+			return f.look(func(ctx context.Context, viewer *session.Viewer) error {
+				h := handover{stepdownFlags: &f, out: stdout, viewer: viewer}
+				return h.bring(ctx, claim)
 			})
 		},
 	}
-	f.register(cmd, "")
-	cmd.Flags().Lookup("output").Hidden = true
-	f.keyFlags(cmd)
 	flags := cmd.Flags()
+	flags.SortFlags = false
+	f.serverFlags(cmd)
+	f.keyFlags(cmd)
 	flags.VarP(&f.wait, "wait", "w", "how long to wait for the lock to be another's or free, or forever")
-	flags.StringVar(&to, "to", "", "the waiter on `HOST` is to have the lock next")
-	flags.BoolVar(&force, "force", false, "end the holder's session instead: its command is killed. Needs pg_signal_backend")
+	flags.StringVar(&f.to, "to", "", "the waiter on `HOST` is to have the lock next")
+	flags.BoolVar(&f.force, "force", false, "end the holder's session instead: its command is killed. Needs pg_signal_backend")
 	return cmd
 }
 
-func (f *viewFlags) stepDown(ctx context.Context, stdout io.Writer, viewer *session.Viewer, target string, claim lock.Claim, force bool, to string) error {
-	key := f.keys[0]
-	claim, locks, err := f.seek(ctx, viewer, claim)
+// handover is one that is asked for.
+type handover struct {
+	*stepdownFlags
+	out    io.Writer
+	viewer *session.Viewer
+	claim  lock.Claim
+	former []inspect.View // the holders that are to step down
+}
+
+// bring brings the handover about.
+func (h *handover) bring(ctx context.Context, claim lock.Claim) error {
+	claim, locks, err := h.seek(ctx, h.viewer, claim)
 	if err != nil {
 		return err
 	}
-	var holders, waiters []inspect.View
+	h.claim = claim
+	var waiters []inspect.View
 	for _, l := range locks {
-		holders = append(holders, l.Holders...)
+		h.former = append(h.former, l.Holders...)
 		waiters = append(waiters, l.Waiters...)
 	}
-	if len(holders) == 0 {
-		fmt.Fprintf(stdout, "%s is free in %s\n", printable(key), visible.Text(target))
-		return &listError{exitFree}
-	}
-	if to != "" && !slices.ContainsFunc(waiters, func(w inspect.View) bool { return w.Where() == to }) {
-		return noSuchWaiter(key, to, waiters)
-	}
-	if force {
-		for _, h := range holders {
-			if err := inspect.Terminate(ctx, viewer, h.Backend); err != nil {
-				return err
-			}
-			fmt.Fprintf(stdout, "ended the session of %s\n", h)
+	switch {
+	case len(h.former) == 0:
+		h.writeFree(h.out)
+		return &silentExit{exitFree}
+	case h.to != "" && !slices.ContainsFunc(waiters, func(w inspect.View) bool { return w.Where() == h.to }):
+		return noSuchWaiter(h.keys[0], h.to, waiters)
+	case h.force:
+		if err := h.terminate(ctx); err != nil {
+			return err
 		}
-		return f.awaitSuccessor(ctx, stdout, viewer, claim, holders, f.wait.value)
+		return h.awaitSuccessor(ctx, h.wait.value)
 	}
-	request, patience, err := f.ask(ctx, stdout, holders, to)
+	request, patience, err := h.ask(ctx)
 	if err != nil {
 		return err
 	}
 	defer request.Close()
-	return f.awaitSuccessor(ctx, stdout, viewer, claim, holders, max(patience, f.wait.value))
+	return h.awaitSuccessor(ctx, max(patience, h.wait.value))
+}
+
+func (h *handover) terminate(ctx context.Context) error {
+	for _, holder := range h.former {
+		if err := inspect.Terminate(ctx, h.viewer, holder.Backend); err != nil {
+			return err
+		}
+		fmt.Fprintf(h.out, "ended the session of %s\n", holder)
+	}
+	return nil
 }
 
 // noSuchWaiter says who does wait, among whom to choose.
@@ -104,36 +126,31 @@ func noSuchWaiter(key, to string, waiters []inspect.View) error {
 		}
 	}
 	hint := "nobody waits"
-	if len(hosts) > most {
-		hosts = append(hosts[:most], fmt.Sprintf("%d more", len(hosts)-most))
-	}
 	if len(hosts) > 0 {
-		hint = "pglead waits on " + strings.Join(hosts, ", ")
+		hint = "pglead waits on " + few(hosts, most)
 	}
 	return &usageError{err: fmt.Errorf("--to %s: no pglead on that host waits for %s", printable(to), printable(key)), hint: hint}
 }
 
 // ask asks the holders, and says for how long that has to last: each looks every
 // fifth of its lease.
-func (f *viewFlags) ask(ctx context.Context, stdout io.Writer, holders []inspect.View, to string) (request *lock.Request, patience time.Duration, err error) {
+func (h *handover) ask(ctx context.Context) (request *lock.Request, patience time.Duration, err error) {
 	var ids []lockkey.ID
-	for _, h := range holders {
-		if !h.Pglead() {
-			return nil, 0, &usageError{err: errors.New("the lock is held by " + h.String()), hint: "only --force ends it, which asks nothing"}
+	for _, holder := range h.former {
+		if !holder.Pglead() {
+			return nil, 0, &usageError{err: errors.New("the lock is held by " + holder.String()), hint: "only --force ends it, which asks nothing"}
 		}
-		lease := f.lease.value // where it doesn't say its own
-		if h.Lease > 0 {
-			lease = h.Lease
-		}
-		patience = max(patience, lease/3+askMargin) // the first heartbeat after a wait may be so late
-		ids = append(ids, h.ID)
+		lease := cmp.Or(holder.Lease, h.lease.value) // its own, if it says so
+		patience = max(patience, lease/3+askMargin)  // the first heartbeat after a wait may be so late
+		ids = append(ids, holder.ID)
 	}
-	request, err = lock.Ask(ctx, f.viewing, ids, f.asker(), to)
+	says := h.description("")
+	request, err = lock.Ask(ctx, h.server, ids, says.User+" on "+says.Host, h.to)
 	if err != nil {
 		return nil, 0, err
 	}
-	for _, h := range holders {
-		fmt.Fprintf(stdout, "asked %s\n", h)
+	for _, holder := range h.former {
+		fmt.Fprintf(h.out, "asked %s\n", holder)
 	}
 	return request, patience, nil
 }
@@ -141,45 +158,27 @@ func (f *viewFlags) ask(ctx context.Context, stdout io.Writer, holders []inspect
 // askMargin is for a heartbeat that is late.
 const askMargin = 2 * time.Second
 
-// asker is who a holder is told to have asked it.
-func (f *viewFlags) asker() string {
-	d := f.description("")
-	return d.User + " on " + d.Host
-}
-
-// successorPoll is how often somebody who waits for a successor looks.
+// successorPoll is how often a successor is looked for.
 const successorPoll = 200 * time.Millisecond
 
 // awaitSuccessor waits until the former holders have gone. What comes of it is only
-// said if it was asked for.
-func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer *session.Viewer, claim lock.Claim, former []inspect.View, patience time.Duration) error {
+// said if --wait asks for it.
+func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) error {
 	for began := time.Now(); ; {
-		views, err := inspect.Views(ctx, viewer, claim.Sought())
+		now, still, err := h.holders(ctx)
 		if err != nil {
 			return err
 		}
-		var now []string
-		var still []inspect.View
-		for _, l := range inspect.Locks(views) {
-			for _, h := range l.Holders {
-				now = append(now, h.String())
-				if slices.ContainsFunc(former, func(v inspect.View) bool { return v.Backend == h.Backend }) {
-					still = append(still, h)
-				}
-			}
-		}
+		over := time.Since(began) >= patience
 		switch {
-		case f.wait.value == 0 && (len(still) == 0 || time.Since(began) >= patience):
+		case h.wait.value == 0 && (!still || over):
 			return nil
-		case len(still) == 0:
-			if len(now) == 0 {
-				now = []string{"free"}
-			}
-			fmt.Fprintf(stdout, "now: %s\n", strings.Join(now, "; "))
+		case !still:
+			fmt.Fprintf(h.out, "now: %s\n", cmp.Or(now, "free"))
 			return nil
-		case time.Since(began) >= patience:
-			fmt.Fprintf(stdout, "still: %s\n", strings.Join(now, "; "))
-			return &listError{exitHeld}
+		case over:
+			fmt.Fprintf(h.out, "still: %s\n", now)
+			return &silentExit{exitHeld}
 		}
 		select {
 		case <-time.After(successorPoll):
@@ -187,4 +186,21 @@ func (f *viewFlags) awaitSuccessor(ctx context.Context, stdout io.Writer, viewer
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// holders names those that hold the lock now, and says whether any of the former
+// ones is still among them.
+func (h *handover) holders(ctx context.Context) (now string, still bool, err error) {
+	views, err := inspect.Views(ctx, h.viewer, h.claim.Sought())
+	if err != nil {
+		return "", false, err
+	}
+	var names []string
+	for _, l := range inspect.Locks(views) {
+		for _, holder := range l.Holders {
+			names = append(names, holder.String())
+			still = still || slices.ContainsFunc(h.former, func(v inspect.View) bool { return v.Backend == holder.Backend })
+		}
+	}
+	return strings.Join(names, "; "), still, nil
 }

@@ -7,27 +7,26 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
-// Who waits in front of a terminal sees a living line; who reads a CI log finds
-// a line at the start and then rarely; cron, which mails every line, gets none.
+// A person who waits in front of a terminal sees a status line. A CI log gets a
+// line at the start and then rarely. Cron, which mails every line, gets none.
 
 const (
-	// redraw is how often the living line's clock moves.
+	// redraw is how often the status line's clock moves.
 	redraw = time.Second
-	// lookAgain is how often the server is asked for it who holds the lock.
+	// lookAgain is how often the server is asked who holds the lock.
 	lookAgain = 2 * time.Second
 )
 
-// standing is a wait as people are told of it.
-type standing struct {
-	v     *voice
+// waitReport is what people are told of a wait.
+type waitReport struct {
+	u     *ui
 	cfg   session.Config
 	claim lock.Claim
 	out   outage
@@ -35,12 +34,12 @@ type standing struct {
 
 	mu    sync.Mutex
 	began time.Time     // of the wait, or zero
-	shown chan struct{} // ends the living line of what is in the way
-	gone  chan struct{} // it has ended
+	shown chan struct{} // is closed to end the status line of what is in the way
+	gone  chan struct{} // is closed when that has ended
 }
 
-// since is when the wait began.
-func (s *standing) since() time.Time {
+// since is when the wait began, which may be now.
+func (s *waitReport) since() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.began.IsZero() {
@@ -49,19 +48,19 @@ func (s *standing) since() time.Time {
 	return s.began
 }
 
-// over is told that the command has been started.
-func (s *standing) over() {
+// end is for the command's start.
+func (s *waitReport) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.began, s.said = time.Time{}, 0
 }
 
 // line describes the wait from what the server shows.
-func (s *standing) line(backend uint32, views []inspect.View) string {
+func (s *waitReport) line(backend uint32, views []inspect.View) string {
 	return s.waiting() + s.position(backend, views, inspect.View.String)
 }
 
-func (s *standing) waiting() string {
+func (s *waitReport) waiting() string {
 	if d := time.Since(s.since()).Round(time.Second); d > 0 {
 		return "waiting for " + brief(d)
 	}
@@ -69,8 +68,8 @@ func (s *standing) waiting() string {
 }
 
 // position is the place in line, and who has the locks.
-func (s *standing) position(backend uint32, views []inspect.View, name func(inspect.View) string) (text string) {
-	holders, before, waiters := s.sort(backend, views)
+func (s *waitReport) position(backend uint32, views []inspect.View, name func(inspect.View) string) (text string) {
+	holders, before, waiters := inspect.InLine(views, backend)
 	switch {
 	case waiters <= 1:
 	case before < 0:
@@ -78,50 +77,20 @@ func (s *standing) position(backend uint32, views []inspect.View, name func(insp
 	default:
 		text += fmt.Sprintf(" (number %d of %d in line)", before+1, waiters)
 	}
-	if len(holders) > 0 {
-		text += "; held by " + name(holders[0])
-		if len(holders) > 1 {
-			text += fmt.Sprintf(" and %d more", len(holders)-1)
-		}
+	var names []string
+	for _, h := range holders {
+		names = append(names, name(h))
+	}
+	if len(names) > 0 {
+		text += "; held by " + few(names, 1)
 	}
 	return text
 }
 
-// sort finds who holds the locks, and the place in line of a backend: how many
-// have waited longer, or -1 if it is in none.
-func (s *standing) sort(backend uint32, views []inspect.View) (holders []inspect.View, before, waiters int) {
-	var own *inspect.View
-	var others []inspect.View
-	for _, l := range inspect.Locks(views) {
-		for _, h := range l.Holders {
-			if h.Backend != backend {
-				holders = append(holders, h)
-			}
-		}
-		for _, w := range l.Waiters {
-			waiters++
-			if w.Backend == backend {
-				own = &w
-			} else {
-				others = append(others, w)
-			}
-		}
-	}
-	if own == nil {
-		return holders, -1, waiters
-	}
-	for _, w := range others {
-		if w.ID == own.ID && w.Waiting > own.Waiting {
-			before++
-		}
-	}
-	return holders, before, waiters
-}
-
-// live keeps the living line up until ctx ends. It looks by a connection of
-// its own, since that of the wait is busy waiting.
-func (s *standing) live(ctx context.Context, backend uint32) {
-	defer s.v.hush()
+// keepStatus shows the line until ctx ends. It looks by a connection of its own,
+// since that of the wait is busy waiting.
+func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
+	defer s.u.clearStatus()
 	var viewer *session.Viewer
 	defer func() {
 		if viewer != nil {
@@ -140,7 +109,7 @@ func (s *standing) live(ctx context.Context, backend uint32) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.draw(s.line(backend, views))
+		s.setStatus(s.line(backend, views))
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -149,15 +118,14 @@ func (s *standing) live(ctx context.Context, backend uint32) {
 	}
 }
 
-func (s *standing) draw(text string) {
-	if width := foreground(os.Stderr); width > 0 {
-		s.v.live(shorten(oneLine("pglead: "+s.v.key+": "+text), width-1))
-	}
+func (s *waitReport) setStatus(text string) {
+	s.u.setStatus(visible.Text("pglead: " + s.u.key + ": " + text))
 }
 
-// show has the living line say something until the next thing to show; nil is
-// none. It returns when what was shown before has gone. text must not lock s.mu.
-func (s *standing) show(text func() string) {
+// showObstacle has the status line say what is in the way, until the next such
+// thing; nil is none. It returns when what was shown before has gone. text must not
+// lock s.mu.
+func (s *waitReport) showObstacle(text func() string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.shown != nil {
@@ -172,11 +140,11 @@ func (s *standing) show(text func() string) {
 	s.shown, s.gone = shown, gone
 	go func() {
 		defer close(gone)
-		defer s.v.hush()
+		defer s.u.clearStatus()
 		tick := time.NewTicker(redraw)
 		defer tick.Stop()
 		for {
-			s.draw(text())
+			s.setStatus(text())
 			select {
 			case <-tick.C:
 			case <-shown:
@@ -186,8 +154,8 @@ func (s *standing) show(text func() string) {
 	}()
 }
 
-// look asks the server, and gives up a viewer with which that fails.
-func (s *standing) look(ctx context.Context, viewer *session.Viewer) ([]inspect.View, *session.Viewer) {
+// look asks the server, and closes a viewer with which that fails.
+func (s *waitReport) look(ctx context.Context, viewer *session.Viewer) ([]inspect.View, *session.Viewer) {
 	if viewer == nil {
 		var err error
 		if viewer, err = session.OpenViewer(ctx, s.cfg); err != nil {
@@ -202,8 +170,8 @@ func (s *standing) look(ctx context.Context, viewer *session.Viewer) ([]inspect.
 	return views, viewer
 }
 
-// rare writes a line to a log when it is time for one.
-func (s *standing) rare(backend uint32, views []inspect.View) {
+// logRarely writes a line to a log when it is time for one.
+func (s *waitReport) logRarely(backend uint32, views []inspect.View) {
 	waited := time.Since(s.since())
 	if waited < s.due() {
 		return
@@ -211,12 +179,12 @@ func (s *standing) rare(backend uint32, views []inspect.View) {
 	for s.due() <= waited {
 		s.said++
 	}
-	s.v.log.Warn(oneLine(s.line(backend, views)), "event", "waiting")
+	s.u.log.Warn(visible.Text(s.line(backend, views)), "event", "waiting")
 }
 
 // due is when, since the start, a log gets its next line: after the last of the
 // minutes, whenever as much time has passed again.
-func (s *standing) due() time.Duration {
+func (s *waitReport) due() time.Duration {
 	minutes := [...]int{0, 1, 2, 5, 10, 20, 30, 60}
 	last := len(minutes) - 1
 	if s.said <= last {
@@ -225,58 +193,43 @@ func (s *standing) due() time.Duration {
 	return time.Duration(minutes[last]) * time.Minute << min(s.said-last, 10)
 }
 
-// foreground is the width of the terminal that a file is, or 0 if it is none or
-// this process is in its background.
-func foreground(f *os.File) int {
-	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
-	if err != nil {
-		return 0
-	}
-	group, err := unix.IoctlGetInt(int(f.Fd()), unix.TIOCGPGRP)
-	if err != nil || group != unix.Getpgrp() {
-		return 0
-	}
-	const narrowest = 20 // some say 0
-	return max(int(size.Col), narrowest)
-}
-
-// watch is what the runner tells people and systemd; work is what it does while
-// a command runs.
-func (o *options) watch(v *voice, cfg runner.Config, work string) runner.Watch {
-	s := &standing{v: v, cfg: cfg.Session, claim: cfg.Claim, out: outage{v: v}}
+// watch is what the runner tells people and systemd. work says what this process
+// does while a command runs.
+func (o *options) watch(u *ui, cfg runner.Config, work string) runner.Watch {
+	s := &waitReport{u: u, cfg: cfg.Session, claim: cfg.Claim, out: outage{u: u}}
 	s.cfg.ApplicationName = "pglead"
 	_ = s.since()
-	canLive := v.canLive()
+	hasStatus := u.hasStatus()
 	var w runner.Watch
 	switch {
-	case canLive:
-		w.Beside = s.live
+	case hasStatus:
+		w.Beside = s.keepStatus
 	case os.Getenv("CI") != "" && !o.quiet:
-		w.Waiting = s.rare
+		w.Waiting = s.logRarely
 	}
 	w.Away = func(obstacle error) {
 		if obstacle == nil {
-			s.show(nil)
+			s.showObstacle(nil)
 			s.out.answers()
 			return
 		}
 		s.out.away(obstacle)
-		if canLive {
+		if hasStatus {
 			wait := s.since()
-			s.show(func() string { return "waiting for " + brief(time.Since(wait)) + ": " + obstacle.Error() })
+			s.showObstacle(func() string { return "waiting for " + brief(time.Since(wait)) + ": " + obstacle.Error() })
 		}
 	}
 	w.Delayed = func(until time.Time) {
 		switch {
 		case until.IsZero():
-			s.show(nil)
-		case canLive && len(cfg.Claim.Locks) > 0: // and not each, which has its own
-			s.show(func() string {
+			s.showObstacle(nil)
+		case hasStatus && len(cfg.Claim.Locks) > 0: // and not each, which has its own
+			s.showObstacle(func() string {
 				return "the lock is granted; its last holder may live on for another " + brief(max(0, time.Until(until)))
 			})
 		}
 	}
-	w.Leading = s.over
+	w.Leading = s.end
 	if n := newNotifier(); n != nil {
 		n.watch(s, &w, work)
 	}

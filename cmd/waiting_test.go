@@ -19,13 +19,13 @@ import (
 func TestRareLines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		v := newVoice(&log)
-		v.configure(false, false, false, []string{"deploy"})
-		s := &standing{v: v, began: time.Now()}
+		u := newUI(&log)
+		u.configure(false, false, false, []string{"deploy"})
+		s := &waitReport{u: u, began: time.Now()}
 		var minutes []int
 		for ; time.Since(s.began) < 5*time.Hour; time.Sleep(20 * time.Second) {
 			before := log.Len()
-			s.rare(1, nil)
+			s.logRarely(1, nil)
 			if log.Len() > before {
 				minutes = append(minutes, int(time.Since(s.began).Minutes()))
 			}
@@ -39,8 +39,8 @@ func TestRareLines(t *testing.T) {
 		// Late by hours, it is one line and not all that were due.
 		log.Reset()
 		time.Sleep(100 * time.Hour)
-		s.rare(1, nil)
-		s.rare(1, nil)
+		s.logRarely(1, nil)
+		s.logRarely(1, nil)
 		if got := log.String(); got != "pglead: deploy: waiting for 4d9h\n" {
 			t.Errorf("late: %s", got)
 		}
@@ -53,9 +53,9 @@ func TestRareLines(t *testing.T) {
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		v := newVoice(&log)
-		v.configure(false, false, false, []string{"k"})
-		o := &outage{v: v}
+		u := newUI(&log)
+		u.configure(false, false, false, []string{"k"})
+		o := &outage{u: u}
 		said := func(want string) {
 			t.Helper()
 			if got := log.String(); got != want {
@@ -138,7 +138,7 @@ func TestWaitingLine(t *testing.T) {
 		"waiting (2 in line); held by web1 (job, process 7 of cron)":                          {holder, waiter(2, 3), waiter(3, 1)},
 		"waiting; held by a program that is not pglead (role r, application \"\", backend 5)": {{ID: id, Granted: true, Backend: 5, Role: "r"}},
 	} {
-		s := &standing{began: time.Now()}
+		s := &waitReport{began: time.Now()}
 		if got := s.line(9, views); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}

@@ -105,6 +105,37 @@ func (l *Lock) add(v View) {
 	}
 }
 
+// InLine finds out who holds the locks, and the place of a backend among those that
+// wait: how many of the same line have waited longer, or -1 if it doesn't wait.
+func InLine(views []View, backend uint32) (holders []View, before, waiters int) {
+	var own *View
+	var others []View
+	for _, l := range Locks(views) {
+		for _, h := range l.Holders {
+			if h.Backend != backend {
+				holders = append(holders, h)
+			}
+		}
+		for _, w := range l.Waiters {
+			waiters++
+			if w.Backend == backend {
+				own = &w
+			} else {
+				others = append(others, w)
+			}
+		}
+	}
+	if own == nil {
+		return holders, -1, waiters
+	}
+	for _, w := range others {
+		if w.ID == own.ID && w.Waiting > own.Waiting {
+			before++
+		}
+	}
+	return holders, before, waiters
+}
+
 // Sort puts the locks of one key together, its slots in their order, before those
 // whose keys nobody says.
 func Sort(locks []*Lock) { slices.SortStableFunc(locks, compare) }

@@ -20,7 +20,7 @@ func TestTableWidth(t *testing.T) {
 		},
 	}
 	var text strings.Builder
-	if err := (table{all: true, width: 80}).write(&text, "db:5432/app", inspect.Locks([]inspect.View{v})); err != nil {
+	if err := (table{all: true, width: 80}).write(&text, inspect.Locks([]inspect.View{v})); err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(text.String()) {

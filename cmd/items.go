@@ -1,0 +1,150 @@
+package cmd
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"strings"
+)
+
+// itemList reads items from a file that can be read again from its start.
+type itemList struct {
+	*os.File
+	name  string
+	null  bool
+	given []string // in place of a file
+}
+
+func (f *eachFlags) list(given []string) (*itemList, error) {
+	l := &itemList{name: f.argFile, null: f.null, given: given}
+	if len(given) > 0 {
+		return l, nil
+	}
+	l.File = os.Stdin
+	if l.name == "" || l.name == "-" {
+		l.name = "standard input"
+	} else {
+		file, err := os.Open(l.name)
+		if err != nil {
+			return nil, &usageError{err: fmt.Errorf("--arg-file: %w", err)}
+		}
+		l.File = file
+	}
+	if info, err := l.Stat(); err == nil && info.Mode().IsRegular() {
+		return l, nil
+	}
+	return l, l.spool()
+}
+
+// spool copies a list that can be read only once to a file without a name: it
+// is checked whole before the first command runs, and may be longer than what
+// fits in memory.
+func (l *itemList) spool() error {
+	file, err := os.CreateTemp("", "pglead-each")
+	if err != nil {
+		return err
+	}
+	_ = os.Remove(file.Name())
+	if _, err := io.Copy(file, l.File); err != nil {
+		return fmt.Errorf("read the items from %s: %w", l.name, err)
+	}
+	_ = l.File.Close()
+	l.File = file
+	return nil
+}
+
+func (l *itemList) Close() error {
+	if l.File == nil {
+		return nil
+	}
+	return l.File.Close()
+}
+
+// longestItem is more than a command line has room for in one argument (128
+// KiB on Linux).
+const longestItem = 128 << 10
+
+// items reads the list from its start. Empty ones are none.
+func (l *itemList) items() iter.Seq[string] {
+	return func(yield func(string) bool) { _ = l.read(func(item string) bool { return yield(item) }) }
+}
+
+func (l *itemList) read(yield func(string) bool) error {
+	if l.File == nil {
+		for _, item := range l.given {
+			if item != "" && !yield(item) {
+				break
+			}
+		}
+		return nil
+	}
+	if _, err := l.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	scanner := bufio.NewScanner(l.File)
+	scanner.Buffer(nil, longestItem)
+	if l.null {
+		scanner.Split(scanNull)
+	}
+	for scanner.Scan() {
+		if item := scanner.Text(); item != "" && !yield(item) {
+			break
+		}
+	}
+	return scanner.Err()
+}
+
+// scanNull splits at NUL bytes; the last one may be missing.
+func scanNull(data []byte, atEOF bool) (advance int, token []byte, err error) {
+	if i := bytes.IndexByte(data, 0); i >= 0 {
+		return i + 1, data[:i], nil
+	}
+	if atEOF && len(data) > 0 {
+		return len(data), data, nil
+	}
+	return 0, nil, nil
+}
+
+// check counts the items, all of which have to be good ones.
+func (l *itemList) check(good func(item string) error) (n int, err error) {
+	var bad error
+	if err := l.read(func(item string) bool {
+		n++
+		bad = good(item)
+		if bad == nil && strings.Contains(item, "\n") {
+			bad = errors.New("it contains a line's end")
+		}
+		if bad != nil {
+			bad = usagef("item %d, %s: %w", n, printable(shortened(item)), bad)
+		}
+		return bad == nil
+	}); err != nil {
+		return n, &usageError{err: fmt.Errorf("read item %d from %s: %w", n+1, l.name, err)}
+	}
+	switch {
+	case bad != nil:
+		return n, bad
+	case n == 0:
+		return n, usagef("the list of items is empty")
+	}
+	return n, nil
+}
+
+func itemsText(n int) string {
+	if n == 1 {
+		return "1 item"
+	}
+	return fmt.Sprintf("%d items", n)
+}
+
+func shortened(s string) string {
+	const most = 60
+	if len(s) > most {
+		return s[:most] + "…"
+	}
+	return s
+}

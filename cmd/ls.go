@@ -1,0 +1,171 @@
+package cmd
+
+import (
+	"context"
+	"io"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+type lsFlags struct {
+	lookFlags
+	all, watch bool
+}
+
+func newLsCmd(u *ui, stdout io.Writer) *cobra.Command {
+	f := lsFlags{lookFlags: newLookFlags("table", "wide", "json", "prometheus")}
+	cmd := &cobra.Command{
+		Use:   "ls [PATTERN...] [flags]",
+		Short: "Every lock: key, holder, since when, waiters",
+		Long: `Every lock of the database: key, holder, since when, waiters. With patterns only
+those of keys that match one; * in it stands for any characters, ? for one.
+
+Locks that programs other than pglead hold are shown by their number; pglead key
+--key-scheme all KEY prints what a key comes to. What this role may not see is
+marked, with the grant that would show it.`,
+		Example: `  pglead ls --watch
+  pglead ls 'import/*'
+  pglead ls --output prometheus >/var/lib/prometheus/node-exporter/pglead.prom`,
+		RunE: func(cmd *cobra.Command, patterns []string) error {
+			return f.ls(u, cmd, patterns, stdout)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	f.outputFlag(cmd, strings.NewReplacer("wide", "wide (with scheme, number, user, role, client and note)",
+		"prometheus", "prometheus (for node_exporter's textfile collector)").Replace(f.output.usage()))
+	f.serverFlags(cmd)
+	flags.BoolVar(&f.all, "all-databases", false, "the locks of every database of the server")
+	flags.BoolVar(&f.watch, "watch", false, "again every 2s")
+	return cmd
+}
+
+const watchInterval = 2 * time.Second
+
+func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Writer) error {
+	if err := f.find(u, cmd); err != nil {
+		return err
+	}
+	screen := f.watch && isTerminal(os.Stdout)
+	show := func(text string) error {
+		if screen {
+			text = onScreen(text)
+		}
+		_, err := io.WriteString(stdout, text)
+		return err
+	}
+	for {
+		err := f.look(func(ctx context.Context, viewer *session.Viewer) error {
+			err := f.follow(ctx, viewer, patterns, show)
+			if err == nil && screen { // ^C stands there
+				_, err = io.WriteString(stdout, "\r"+eraseRest)
+			}
+			return err
+		})
+		if !screen || !session.Passing(err) {
+			return err
+		}
+		// Those who watch through an outage want to see its end.
+		if err := show(visible.Text(err.Error()) + "\n"); err != nil {
+			return err
+		}
+		time.Sleep(watchInterval)
+	}
+}
+
+// follow shows the locks once or, with --watch, until ctx ends.
+func (f *lsFlags) follow(ctx context.Context, viewer *session.Viewer, patterns []string, show func(string) error) error {
+	for {
+		text, err := f.list(ctx, viewer, patterns)
+		if err == nil {
+			err = show(text)
+		}
+		if err != nil || !f.watch {
+			return err
+		}
+		select {
+		case <-time.After(watchInterval):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// onScreen writes over what was written before: home, each line up to its end,
+// and what is left of the last time.
+func onScreen(text string) string {
+	return "\x1b[H" + strings.ReplaceAll(text, "\n", eraseRest+"\n") + "\x1b[J"
+}
+
+// list looks once, and returns what there is to show.
+func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []string) (string, error) {
+	matches, err := matcher(patterns)
+	if err != nil {
+		return "", err
+	}
+	views, err := inspect.Views(ctx, viewer, inspect.Sought{AllDatabases: f.all})
+	if err != nil {
+		return "", err
+	}
+	locks := inspect.Locks(views)
+	if len(patterns) > 0 {
+		locks = slices.DeleteFunc(locks, func(l *inspect.Lock) bool { return l.Key == nil || !matches(*l.Key) })
+	}
+	locks, err = f.withPauses(ctx, viewer, locks, func(key string, _ lockkey.ID) bool { return matches(key) })
+	if err != nil {
+		return "", err
+	}
+	var text strings.Builder
+	switch f.output.value {
+	case "json":
+		err = writeJSON(&text, locks)
+	case "prometheus":
+		facts, factsErr := factsFor(ctx, viewer, matches)
+		if factsErr != nil {
+			return "", factsErr
+		}
+		err = writeMetrics(&text, locks, facts)
+	default:
+		t := table{all: f.all, wide: f.output.value == "wide"}
+		if !t.wide {
+			t.width = foreground(os.Stdout)
+		}
+		none := "no locks in "
+		if len(patterns) > 0 {
+			none = "no locks of these keys in "
+		}
+		if taken := busy(locks); len(taken) == 0 {
+			text.WriteString(none + visible.Text(f.target()) + "\n")
+		} else if err := t.write(&text, taken); err != nil {
+			return "", err
+		}
+		err = t.writePauses(&text, locks)
+	}
+	return text.String(), err
+}
+
+// matcher says of a key whether it matches one of the patterns, if there are any.
+func matcher(patterns []string) (func(key string) bool, error) {
+	if len(patterns) == 0 {
+		return func(string) bool { return true }, nil
+	}
+	var expressions []string
+	for _, p := range patterns {
+		expressions = append(expressions, strings.NewReplacer(`\*`, ".*", `\?`, ".").Replace(regexp.QuoteMeta(p)))
+	}
+	matches, err := regexp.Compile("(?s)^(" + strings.Join(expressions, "|") + ")$")
+	if err != nil { // it is not UTF-8
+		return nil, usagef("the pattern can't be read: %w", err)
+	}
+	return matches.MatchString, nil
+}

@@ -1,0 +1,86 @@
+package cmd
+
+import (
+	"io"
+	"log/slog"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// statusLine is the state of the last line of a terminal, which is written again
+// and again, and gives way to messages.
+type statusLine int
+
+const (
+	statusHidden statusLine = iota
+	statusShown
+	statusOver // there will be none any more
+)
+
+// eraseRest is a terminal's command: from the cursor to the line's end.
+const eraseRest = "\x1b[K"
+
+// hasStatus says whether there is a terminal for the status line.
+func (u *ui) hasStatus() bool {
+	return u.width != nil && !u.json && u.level.Level() <= slog.LevelWarn
+}
+
+// setStatus writes the status line, unless this process is in the background.
+func (u *ui) setStatus(text string) {
+	width := u.width()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if width == 0 || u.status == statusOver || u.out != nil && u.out.busy() {
+		return // the next one will do
+	}
+	u.status = statusShown
+	_, _ = io.WriteString(u.w, "\r"+shorten(text, width-1)+eraseRest)
+}
+
+// clearStatus takes the status line away.
+func (u *ui) clearStatus() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if room := u.makeRoom(); room != nil {
+		_, _ = u.w.Write(room)
+	}
+}
+
+// endStatus takes the status line away for good: the end of the process is near.
+func (u *ui) endStatus() {
+	u.clearStatus()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.status = statusOver
+}
+
+// makeRoom is what to write before a message. The caller has u.mu.
+func (u *ui) makeRoom() []byte {
+	if u.status != statusShown {
+		return nil
+	}
+	u.status = statusHidden
+	return []byte("\r" + eraseRest)
+}
+
+// isTerminal says whether a file is a terminal's.
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	return err == nil
+}
+
+// foreground is the width of the terminal that a file is, or 0 if it is none or
+// this process is in its background.
+func foreground(f *os.File) int {
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
+		return 0
+	}
+	group, err := unix.IoctlGetInt(int(f.Fd()), unix.TIOCGPGRP)
+	if err != nil || group != unix.Getpgrp() {
+		return 0
+	}
+	const narrowest = 20 // some say 0
+	return max(int(size.Col), narrowest)
+}

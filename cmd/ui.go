@@ -1,0 +1,159 @@
+package cmd
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+// ui is all that pglead says on standard error. Standard output belongs to the
+// command.
+//
+//	error    what ended pglead, and what its operator has to know
+//	warning  what happened to the command, or that it didn't run; not with -q
+//	notice   that the lock was taken or given back; only with -v, but for lead
+//	info     every step; only with -v
+//
+// In text a message is one line that starts with "pglead: " and the key; a
+// hint has a line of its own. In JSON it is one object a line, with "event"
+// for programs and "msg" for people.
+//
+// On a terminal there may be a status line under all that: see status.go. In the
+// journal each message has its priority. No message keeps its speaker waiting: see
+// outlet. README lists the events.
+type ui struct {
+	log     *slog.Logger
+	w       io.Writer
+	out     *outlet    // that w is, or nil
+	width   func() int // of the terminal that w is, 0 in its background; nil: it is none
+	journal bool       // w is systemd's
+	json    bool
+	key     string // what messages begin with
+	level   slog.LevelVar
+
+	mu     sync.Mutex // of w, and of
+	status statusLine
+}
+
+// newUI says everything to w.
+func newUI(w io.Writer) *ui {
+	u := &ui{w: w}
+	u.level.Set(slog.LevelWarn)
+	u.log = slog.New(&textHandler{ui: u})
+	return u
+}
+
+// newStderrUI is this process's.
+func newStderrUI() *ui {
+	out := &outlet{w: descriptor(unix.Stderr)}
+	u := newUI(out)
+	u.out, out.note = out, u.dropped
+	u.journal = toJournal(os.Stderr, os.Getenv("JOURNAL_STREAM"))
+	if isTerminal(os.Stderr) && os.Getenv("CI") == "" {
+		u.width = func() int { return foreground(os.Stderr) }
+	}
+	return u
+}
+
+// configure sets what -q, -v, --log-format and --key ask for.
+func (u *ui) configure(quiet, verbose, asJSON bool, keys []string) {
+	switch {
+	case quiet:
+		u.level.Set(slog.LevelError)
+	case verbose:
+		u.level.Set(slog.LevelInfo)
+	}
+	if asJSON {
+		u.json = true
+		u.log = slog.New(newJSONHandler(u))
+	}
+	if !asJSON {
+		keys = slices.Clone(keys)
+		for i, key := range keys {
+			keys[i] = printable(key)
+		}
+	}
+	u.key = strings.Join(keys, ", ")
+	u.log = u.log.With("key", u.key)
+}
+
+// fail says what ended pglead.
+func (u *ui) fail(message, hint string, code int) {
+	u.say(slog.LevelError, message, hint, "event", "failed", "code", code)
+}
+
+// warn says what an operator has to know, and what can be done about it.
+func (u *ui) warn(message, hint string, attrs ...any) {
+	u.say(slog.LevelWarn, message, hint, attrs...)
+}
+
+// announce says what has to be said every time, even with -q.
+func (u *ui) announce(message, event string) {
+	u.log.Error(message, "event", event)
+}
+
+func (u *ui) say(level slog.Level, message, hint string, attrs ...any) {
+	ctx := context.Background()
+	if u.json && hint != "" {
+		attrs = append(attrs, "hint", hint)
+	}
+	u.log.Log(ctx, level, message, attrs...)
+	if !u.json && hint != "" && u.log.Enabled(ctx, level) {
+		fmt.Fprintf(u, "%spglead: hint: %s\n", u.priority(level), visible.Text(hint))
+	}
+}
+
+// Write writes messages, in one piece each. It is for slog.
+func (u *ui) Write(message []byte) (int, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	_, err := u.w.Write(slices.Concat(u.makeRoom(), message))
+	return len(message), err
+}
+
+// dropped says how many messages were.
+func (u *ui) dropped(n int) []byte {
+	var buf bytes.Buffer
+	aside := &ui{w: &buf, journal: u.journal}
+	aside.level.Set(u.level.Level())
+	log := slog.New(&textHandler{ui: aside})
+	if u.json {
+		log = slog.New(newJSONHandler(aside))
+	}
+	log.With("key", u.key).Warn(fmt.Sprintf("nobody read standard error in time: %d messages are missing here", n), "event", "dropped", "messages", n)
+	return buf.Bytes()
+}
+
+// flush waits until all is written, but not for long.
+func (u *ui) flush() {
+	if u.out != nil {
+		u.out.flush()
+	}
+}
+
+// priority is what the journal wants to have before a line.
+// https://www.freedesktop.org/software/systemd/man/latest/sd-daemon.html
+func (u *ui) priority(level slog.Level) string {
+	switch {
+	case !u.journal:
+		return ""
+	case level >= slog.LevelError:
+		return "<3>"
+	case level >= slog.LevelWarn:
+		return "<4>"
+	case level >= runner.LevelNotice:
+		return "<5>"
+	}
+	return "<6>"
+}
