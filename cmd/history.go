@@ -36,13 +36,13 @@ host, the runs by their results, and marks where none was although one was due.`
   pglead history nightly -o json | jq '.[] | select(.outcome != "ok")'`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			write := map[string]historyWriter{"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport}[f.output.value]
+			write := map[string]historyWriter{"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport}[cmp.Or(f.output.value, "table")]
 			if last < 0 {
 				return usagef("--last %d: from 1", last)
 			}
 			most := last
 			if most == 0 {
-				most = cmp.Or(map[string]int{"table": tableRuns, "html": mostReported}[f.output.value], mostRuns)
+				most = cmp.Or(map[string]int{"table": tableRuns, "html": mostReported}[cmp.Or(f.output.value, "table")], mostRuns)
 			}
 			return f.aboutKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 				h, err := ledger.ReadHistory(ctx, ask, args[0], ids, most)
