@@ -17,7 +17,6 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
 )
 
@@ -84,26 +83,6 @@ func TestHistoryWidth(t *testing.T) {
 	}
 	if !strings.Contains(lines[1], "(token 281474976740399)") || !strings.HasSuffix(lines[2], "next start waited 10s") {
 		t.Errorf("it is not the host that gives way: %q", lines)
-	}
-}
-
-func TestPausedLines(t *testing.T) {
-	locks := func(key, note string) []*inspect.Lock {
-		l := &inspect.Lock{Paused: pauseOf(key, ledger.Pause{Until: ledger.Endless(), By: "ann", Note: note})}
-		return []*inspect.Lock{{}, l, l}
-	}
-	for _, tt := range []struct {
-		key, note string
-		want      string
-	}{
-		{"nightly", "disk swap", "nightly: no start until it is resumed (ann: disk swap)"},
-		{"two words\x1b", "a\nb\x07", `"two words\x1b": no start until it is resumed (ann: a b\a)`},
-		{strings.Repeat("long/", 30) + "end", "disk swap", "long/long/…ong/long/long/long/end: no start until it is resumed (ann: disk swap)"},
-		{strings.Repeat("long/", 30) + "end", strings.Repeat("note ", 30), "long/…g/long/end: no start until it is resumed (ann: note note note note note n…"},
-	} {
-		if got := pausedLines(locks(tt.key, tt.note), 80); len(got) != 1 || got[0] != tt.want {
-			t.Errorf("%q, want %q", got, tt.want)
-		}
 	}
 }
 

@@ -102,8 +102,7 @@ func ofAction(cmd *cobra.Command, action string) error {
 const mostKept = 1_000_000
 
 func (f *ledgerFlags) check() error {
-	switch {
-	case f.keep < 1 || f.keep > mostKept:
+	if f.keep < 1 || f.keep > mostKept {
 		return usagef("--keep %d: from 1 to %d", f.keep, mostKept)
 	}
 	return nil

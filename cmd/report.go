@@ -330,11 +330,10 @@ func (s scale) axis() (marks []mark) {
 		if at := s.at(t); at >= 5 && at <= 95 {
 			text := t.Format("15:04")
 			switch {
+			case step > 91*day:
+				text = t.Format("Jan 2006")
 			case step >= day || t.Hour() == 0 && t.Minute() == 0 && t.Second() == 0:
 				text = t.Format("Jan 2")
-				if step > 91*day {
-					text = t.Format("Jan 2006")
-				}
 			case step < time.Minute:
 				text = t.Format(time.TimeOnly)
 			}

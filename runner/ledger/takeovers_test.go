@@ -33,8 +33,9 @@ func TestFenceTakeovers(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			var writers sync.WaitGroup
 			var commits atomic.Int64
+			w := &writing{server: server, level: level, latest: &latest, commits: &commits}
 			for n := range 4 {
-				writers.Go(func() { writeOn(ctx, server, level, &latest, n, &commits) })
+				writers.Go(func() { w.writeOn(ctx, n) })
 			}
 			at := map[int64]string{}
 			var slowest time.Duration
@@ -69,9 +70,16 @@ func TestFenceTakeovers(t *testing.T) {
 	}
 }
 
+// writing is what the writers have in common.
+type writing struct {
+	server          *pgtest.Server
+	level           string
+	latest, commits *atomic.Int64
+}
+
 // writeOn writes, behind its fence, as the latest run that it has heard of, which it
 // believes for a while.
-func writeOn(ctx context.Context, server *pgtest.Server, level string, latest *atomic.Int64, n int, commits *atomic.Int64) {
+func (w *writing) writeOn(ctx context.Context, n int) {
 	var conn *pgconn.PgConn
 	defer func() {
 		if conn != nil {
@@ -85,14 +93,14 @@ func writeOn(ctx context.Context, server *pgtest.Server, level string, latest *a
 	for i := 0; ctx.Err() == nil; i++ {
 		var err error
 		if conn == nil || conn.IsClosed() {
-			if conn, err = pgconn.Connect(ctx, strings.Replace(server.DSN("postgres"), "user="+pgtest.Superuser, "user=other", 1)); err != nil {
+			if conn, err = pgconn.Connect(ctx, strings.Replace(w.server.DSN("postgres"), "user="+pgtest.Superuser, "user=other", 1)); err != nil {
 				conn = nil
 				continue
 			}
 		}
-		token := latest.Load()
+		token := w.latest.Load()
 		for range n + 1 { // the same one again
-			begin := "BEGIN ISOLATION LEVEL " + level
+			begin := "BEGIN ISOLATION LEVEL " + w.level
 			if (i+n)%2 == 0 {
 				begin += "; SELECT count(*) FROM public.work WHERE token = 0" // an old snapshot
 			}
@@ -105,7 +113,7 @@ func writeOn(ctx context.Context, server *pgtest.Server, level string, latest *a
 			if err == nil {
 				time.Sleep(time.Duration(n) * time.Millisecond)
 				if err = ask("COMMIT"); err == nil {
-					commits.Add(1)
+					w.commits.Add(1)
 				}
 			}
 			if err != nil && !conn.IsClosed() {

@@ -126,6 +126,25 @@ func connectBy(ctx context.Context, cfg Config, way *route, fits pgconn.Validate
 // would end the session before the lease is over: --lost-grace counts on nine tenths.
 const keepaliveCount = 4
 
+// sessionSettings is an SQL expression that makes the settings of a session which is
+// this process's alone.
+func (cfg Config) sessionSettings(major int) string {
+	settings := cfg.settings()
+	if major >= 17 {
+		settings = append(settings, [2]string{transactionTimeout, "0"})
+	}
+	return set(false, append(settings,
+		[2]string{"idle_in_transaction_session_timeout", "0"},
+		[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
+		// While a request of ours waits for a lock only these tell the server
+		// that we are gone. They are without effect on a unix socket.
+		[2]string{"tcp_keepalives_idle", seconds(cfg.Lease / 3)},
+		[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
+		[2]string{"tcp_keepalives_count", strconv.Itoa(keepaliveCount)},
+		[2]string{"tcp_user_timeout", milliseconds(cfg.Lease)},
+		[2]string{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)}))
+}
+
 // prepare asks, in one statement, what kind of server this is, and makes the
 // settings only if nothing stands in between: set through a pooler they would
 // stay on a server connection that others use. A pooler gives itself away by
@@ -143,20 +162,7 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, erro
 		first = "(" + cfg.First + ")::text"
 	}
 	if !cfg.Transaction {
-		settings := cfg.settings()
-		if major >= 17 {
-			settings = append(settings, [2]string{transactionTimeout, "0"})
-		}
-		fit = set(false, append(settings,
-			[2]string{"idle_in_transaction_session_timeout", "0"},
-			[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
-			// While a request of ours waits for a lock only these tell the server
-			// that we are gone. They are without effect on a unix socket.
-			[2]string{"tcp_keepalives_idle", seconds(cfg.Lease / 3)},
-			[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
-			[2]string{"tcp_keepalives_count", strconv.Itoa(keepaliveCount)},
-			[2]string{"tcp_user_timeout", milliseconds(cfg.Lease)},
-			[2]string{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)}))
+		fit = cfg.sessionSettings(major)
 	}
 	condition := fmt.Sprintf("pg_catalog.pg_backend_pid() = %d AND NOT pg_catalog.pg_is_in_recovery()", pg.PID())
 	sql := fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
