@@ -137,12 +137,7 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 	b.await()
 	for first := true; !b.complete(); first = false {
 		if left() <= 0 {
-			if b.line != nil || b.cfg.Returns { // the last moment is as good as any
-				if complete, err := b.Try(ctx); err != nil || complete {
-					return err
-				}
-			}
-			return b.refuse(ctx)
+			return b.lastTry(ctx)
 		}
 		b.cfg.answered()
 		if first {
@@ -166,6 +161,16 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 		}
 	}
 	return nil
+}
+
+// lastTry is made when the time is up: the last moment is as good as any.
+func (b *Bid) lastTry(ctx context.Context) error {
+	if b.line != nil || b.cfg.Returns {
+		if complete, err := b.Try(ctx); err != nil || complete {
+			return err
+		}
+	}
+	return b.refuse(ctx)
 }
 
 // prepare makes ready for a wait.
