@@ -304,7 +304,7 @@ func TestHostileTexts(t *testing.T) {
 	shown, end := s.living("run", "--key", "evil/1", "--wait", "forever", "--", "true")
 	_ = end(syscall.SIGTERM)
 	// The terminal's own commands are these.
-	plain(t, "the living line", regexp.MustCompile(`\r|\x1b\[K`).ReplaceAllString(shown, ""))
+	plain(t, "the status line", regexp.MustCompile(`\r|\x1b\[K`).ReplaceAllString(shown, ""))
 
 	// Who asks a holder to step down is named by it.
 	holder := command(t, "run", "--key", "asked", "--", "sh", "-c", "trap 'exit 0' TERM; echo; while :; do sleep 0.01; done")

@@ -3,6 +3,7 @@ package cmd
 import (
 	"io"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -112,6 +113,46 @@ func TestReadmeVariables(t *testing.T) {
 		flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, envPrefix), "_", "-"))
 		if flags.Lookup(flag) == nil && !slices.Contains(outerOnly(), name) {
 			t.Errorf("README names %s, which is neither a flag's nor the lock's", name)
+		}
+	}
+}
+
+// TestReadmeEvents: programs that read the log find each event in README, and none
+// that is no more.
+func TestReadmeEvents(t *testing.T) {
+	var code strings.Builder
+	for _, dir := range []string{".", "../runner", "../runner/lock"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			code.Write(text)
+		}
+	}
+	var documented []string
+	for _, row := range rows(t, "Logs") {
+		for _, name := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(row[0], -1) {
+			documented = append(documented, name[1])
+			if !strings.Contains(code.String(), strconv.Quote(name[1])) {
+				t.Errorf("README has the event %s, and the code has not", name[1])
+			}
+		}
+	}
+	said := regexp.MustCompile(`"event", "([a-z_]+)"`).FindAllStringSubmatch(code.String(), -1)
+	if len(said) == 0 {
+		t.Error("the code says nothing")
+	}
+	for _, event := range said {
+		if !slices.Contains(documented, event[1]) {
+			t.Errorf("the code says %s, and README doesn't", event[1])
 		}
 	}
 }
