@@ -128,7 +128,7 @@ func (o *options) dsnFlag(flags *pflag.FlagSet) {
 }
 
 func (o *options) connectTimeoutFlag(flags *pflag.FlagSet) {
-	flags.Var(&o.connectTimeout, "connect-timeout", "for each attempt to connect; so long, too, a server that is full is asked again")
+	flags.Var(&o.connectTimeout, "connect-timeout", "limit of each attempt to connect, and of asking a server that is full again")
 }
 
 func (o *options) outputFlags(flags *pflag.FlagSet) {

@@ -70,7 +70,7 @@ func (e *each) hear(_ uint32, payload string) {
 	}
 }
 
-// mostHeard is of how many items that others have it is heard how they end: each
+// mostHeard is the most items of others to whose ends this process listens: each
 // takes two of the server's locks, of which all of its sessions share some thousands.
 const mostHeard = 64
 

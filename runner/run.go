@@ -74,7 +74,7 @@ func (p *process) once() (Outcome, error) {
 // to wait for.
 func (r *run) acquire(ctx context.Context) error {
 	locking := r.locking()
-	locking.Opened = func(s *session.Session) (abandon func(), err error) {
+	locking.Prepare = func(s *session.Session) (abandon func(), err error) {
 		if r.guard, err = r.newGuard(s); err != nil {
 			return func() {}, err
 		}

@@ -32,7 +32,7 @@ type supervision struct {
 
 	lost       <-chan struct{}  // the lock's; nil once that has been dealt with
 	asked      Asked            // the command, to end
-	killAfter  <-chan time.Time // when its time for that is over; nil: it has no end
+	killAfter  <-chan time.Time // fires when its time to end is up; nil: it has no limit
 	unkillable string           // processes that SIGKILL doesn't reach
 }
 

@@ -17,7 +17,7 @@ const Started = "started"
 type Answer struct {
 	// Word is started, paused, done, clock, busy, lost, unknown or fenced.
 	Word   string
-	Lost   []Ended
+	Lost   []OpenRun
 	Until  time.Time     // of a pause, or zero if nobody knows
 	By     string        // who made it
 	Note   string        // and why
@@ -27,8 +27,8 @@ type Answer struct {
 	Fenced string        // the role, and its session, whose transaction is in the way
 }
 
-// Ended is a run whose command may be alive.
-type Ended struct {
+// OpenRun is a run whose command may be alive.
+type OpenRun struct {
 	Lock  int // its place
 	Token int64
 	Lease time.Duration
@@ -38,7 +38,7 @@ type Ended struct {
 
 // Need is how long after the lock was lost its command is dead for certain. No
 // command lives on for longer than the lease, whatever its grace is.
-func (e Ended) Need() time.Duration {
+func (e OpenRun) Need() time.Duration {
 	return min(session.TakeoverDelay(e.Lease)+e.Grace, e.Lease)
 }
 
@@ -90,7 +90,7 @@ func ParseAnswer(text string, locks int) (Answer, error) {
 	return a, errorOf(false)
 }
 
-func parseLost(line string, locks int) (e Ended, ok bool) {
+func parseLost(line string, locks int) (e OpenRun, ok bool) {
 	fields := strings.Split(line, " ")
 	if len(fields) < 5 || fields[0] != "lost" {
 		return e, false
@@ -103,7 +103,7 @@ func parseLost(line string, locks int) (e Ended, ok bool) {
 		}
 	}
 	most := mostLease.Milliseconds()
-	e = Ended{Lock: int(n[0]) - 1, Token: n[1], Lease: time.Duration(min(n[2], most)) * time.Millisecond, Grace: time.Duration(min(n[3], most)) * time.Millisecond}
+	e = OpenRun{Lock: int(n[0]) - 1, Token: n[1], Lease: time.Duration(min(n[2], most)) * time.Millisecond, Grace: time.Duration(min(n[3], most)) * time.Millisecond}
 	if len(fields) > 5 {
 		e.Host = fields[5]
 	}

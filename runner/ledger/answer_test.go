@@ -10,7 +10,7 @@ import (
 
 func TestParseAnswer(t *testing.T) {
 	a, err := ledger.ParseAnswer("lost 1 7 15000 2000 web1\nlost 2 8 999999999999999 0", 2)
-	if err != nil || len(a.Lost) != 2 || a.Lost[0] != (ledger.Ended{Token: 7, Lease: 15 * time.Second, Grace: 2 * time.Second, Host: "web1"}) || a.Lost[1].Lock != 1 {
+	if err != nil || len(a.Lost) != 2 || a.Lost[0] != (ledger.OpenRun{Token: 7, Lease: 15 * time.Second, Grace: 2 * time.Second, Host: "web1"}) || a.Lost[1].Lock != 1 {
 		t.Errorf("lost: %+v, %v", a, err)
 	}
 	if need := a.Lost[0].Need(); need != 12*time.Second {
@@ -19,7 +19,7 @@ func TestParseAnswer(t *testing.T) {
 	if need := a.Lost[1].Need(); need != 16*time.Hour {
 		t.Errorf("what a stranger says of his lease: %v", need)
 	}
-	if need := (ledger.Ended{Lease: 15 * time.Second, Grace: time.Hour}).Need(); need != 15*time.Second {
+	if need := (ledger.OpenRun{Lease: 15 * time.Second, Grace: time.Hour}).Need(); need != 15*time.Second {
 		t.Errorf("no command outlives its lease: %v", need)
 	}
 	for _, text := range []string{

@@ -35,9 +35,10 @@ type Config struct {
 	// set rides out every error from then on. Nil: it does so for passing ones only.
 	Reached *bool
 
-	// Opened is called for each session, while there is something else to wait
-	// for. What it returns is called when the session is given up.
-	Opened func(*session.Session) (abandon func(), err error)
+	// Prepare is called once for each session, while the server is asked or the lock
+	// waited for: the caller makes ready there what the command will need. What it
+	// returns undoes that, when the session is given up.
+	Prepare func(*session.Session) (abandon func(), err error)
 
 	// Ledger is what remembers the run, if the database has one.
 	Ledger ledger.Use
@@ -77,7 +78,7 @@ func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
 func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Held, error) {
 	opening := *cfg
 	if !cfg.Returns { // a returning waiter goes to the end of the line
-		opening.Session.First = cfg.FirstTrial()
+		opening.Session.AtLogin = cfg.LoginTrial()
 	}
 	s, err := opening.Open(ctx, left())
 	cfg.warned = opening.warned
@@ -87,9 +88,9 @@ func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Hel
 	b := NewBid(s, *cfg)
 	cfg.Returns = true // if it comes to another session
 	abandon := func() {}
-	if cfg.Opened != nil {
-		b.opened = func() (err error) {
-			abandon, err = cfg.Opened(s)
+	if cfg.Prepare != nil {
+		b.prepareOnce = func() (err error) {
+			abandon, err = cfg.Prepare(s)
 			return err
 		}
 	}
@@ -113,8 +114,8 @@ func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Hel
 		}
 		return nil, err
 	}
-	held.alone = true
-	held.heed()
+	held.ownsSession = true
+	held.watchRequests()
 	cfg.answered()
 	return held, nil
 }
@@ -141,7 +142,7 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 		}
 		b.cfg.answered()
 		if first {
-			if err := b.prepare(); err != nil {
+			if err := b.beginWait(); err != nil {
 				return err
 			}
 			defer b.cfg.Observer.beside(ctx, b.s)()
@@ -173,24 +174,24 @@ func (b *Bid) lastTry(ctx context.Context) error {
 	return b.refuse(ctx)
 }
 
-// prepare makes ready for a wait.
-func (b *Bid) prepare() error {
+// beginWait makes ready for a wait.
+func (b *Bid) beginWait() error {
 	b.cfg.Log.Info("waiting for the lock", "event", "waiting")
 	if !b.cfg.Session.Transaction {
 		b.s.Beat(session.Heartbeat{Every: b.cfg.Session.Lease / 3, SQL: []string{session.PlainBeat}})
 		b.s.Keep()
 	}
-	return b.open()
+	return b.prepare()
 }
 
-// open calls Opened, once.
-func (b *Bid) open() error {
-	opened := b.opened
-	b.opened = nil
-	if opened == nil {
+// prepare calls Config.Prepare, once.
+func (b *Bid) prepare() error {
+	prepare := b.prepareOnce
+	b.prepareOnce = nil
+	if prepare == nil {
 		return nil
 	}
-	return opened()
+	return prepare()
 }
 
 // poll is wait for a transaction, before which there is no line.

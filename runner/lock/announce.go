@@ -46,10 +46,10 @@ import (
 type event string
 
 const (
-	started event = "started"
-	clean   event = "clean"
-	dead    event = "dead"
-	left    event = "left"
+	started    event = "started"
+	clean      event = "clean"
+	dead       event = "dead"
+	readerLeft event = "left"
 )
 
 // Announcement is an event of a lock's life.
@@ -59,7 +59,7 @@ type Announcement struct {
 	Lease     time.Duration
 	LostGrace time.Duration
 	Shared    bool   // the holder is one of many
-	Alone     bool   // it speaks for its own token only
+	OwnOnly   bool   // it speaks for its own token only
 	To        uint32 // who is to have the lock next, or 0
 	PID       uint32 // of the session that said it
 }
@@ -77,7 +77,7 @@ const longestAnnounced = 24 * time.Hour
 
 func parseAnnouncement(payload string) (a Announcement, ok bool) {
 	fields := strings.Split(payload, " ")
-	if len(fields) < 4 || !slices.Contains([]event{started, clean, dead, left}, event(fields[0])) {
+	if len(fields) < 4 || !slices.Contains([]event{started, clean, dead, readerLeft}, event(fields[0])) {
 		return a, false
 	}
 	var numbers [3]int64
@@ -92,7 +92,7 @@ func parseAnnouncement(payload string) (a Announcement, ok bool) {
 	most := longestAnnounced.Milliseconds()
 	numbers[1], numbers[2] = min(numbers[1], most), min(numbers[2], most)
 	a = Announcement{
-		Event: event(fields[0]), Token: numbers[0], Alone: true,
+		Event: event(fields[0]), Token: numbers[0], OwnOnly: true,
 		Lease: time.Duration(numbers[1]) * time.Millisecond, LostGrace: time.Duration(numbers[2]) * time.Millisecond,
 	}
 	for _, field := range fields[4:] {
@@ -101,7 +101,7 @@ func parseAnnouncement(payload string) (a Announcement, ok bool) {
 		case field == sharedField:
 			a.Shared = true
 		case field == allField:
-			a.Alone = false
+			a.OwnOnly = false
 		case named:
 			pid, _ := strconv.ParseUint(to, 10, 32)
 			a.To = uint32(pid)

@@ -11,7 +11,7 @@ import (
 )
 
 func TestParseAnnouncement(t *testing.T) {
-	plain := Announcement{Alone: true, Event: clean, Token: 281474976711380, Lease: 15 * time.Second}
+	plain := Announcement{OwnOnly: true, Event: clean, Token: 281474976711380, Lease: 15 * time.Second}
 	with := func(change func(*Announcement)) Announcement {
 		a := plain
 		change(&a)
@@ -22,16 +22,16 @@ func TestParseAnnouncement(t *testing.T) {
 		text:                        plain,
 		text + " more of version 2": plain,
 		text + " ":                  plain,
-		text + " all":               with(func(a *Announcement) { a.Alone = false }),
+		text + " all":               with(func(a *Announcement) { a.OwnOnly = false }),
 		text + " shared":            with(func(a *Announcement) { a.Shared = true }),
 		text + " to=4711":           with(func(a *Announcement) { a.To = 4711 }),
-		text + " all to=4711":       with(func(a *Announcement) { a.Alone, a.To = false, 4711 }),
-		text + " new all x to=1":    with(func(a *Announcement) { a.Alone, a.To = false, 1 }),
+		text + " all to=4711":       with(func(a *Announcement) { a.OwnOnly, a.To = false, 4711 }),
+		text + " new all x to=1":    with(func(a *Announcement) { a.OwnOnly, a.To = false, 1 }),
 		text + " to=x":              plain,
 		text + " to=-1":             plain,
 		"started" + text[5:]:        with(func(a *Announcement) { a.Event = started }),
 		"dead" + text[5:]:           with(func(a *Announcement) { a.Event = dead }),
-		"left" + text[5:] + " to=7": with(func(a *Announcement) { a.Event, a.To = left, 7 }),
+		"left" + text[5:] + " to=7": with(func(a *Announcement) { a.Event, a.To = readerLeft, 7 }),
 		"clean 281474976711380 15000 9223372036854775807": with(func(a *Announcement) { a.LostGrace = longestAnnounced }),
 	} {
 		if got, ok := parseAnnouncement(payload); !ok || got != want {
@@ -54,7 +54,7 @@ func payloadOf(a Announcement) string {
 	if a.Shared {
 		fields = append(fields, sharedField)
 	}
-	if !a.Alone {
+	if !a.OwnOnly {
 		fields = append(fields, allField)
 	}
 	if a.To != 0 {

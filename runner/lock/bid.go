@@ -22,10 +22,9 @@ type Bid struct {
 	held  []Lock
 	slot  int // with a gate: which of the claim's locks it is, from 1
 	delay time.Duration
-	// entitled says, of the locks that are held, whether this run may speak for all
-	// runs before it:
-	// see verdict.
-	entitled bool
+	// vouches: a clean end of this run says that the commands of all earlier holders
+	// are dead, too (see verdict).
+	vouches bool
 
 	awaited   map[lockkey.ID]bool     // others had them since the bid began
 	histories map[lockkey.ID]*history // of the locks, from the time at which it listens
@@ -36,15 +35,15 @@ type Bid struct {
 
 	ears []lockkey.ID // that it has
 
-	puzzled bool         // a lock is held, and it isn't known by whom
-	opened  func() error // Config.Opened, until it has been called
-	parted  bool         // the session has said goodbye
-	told    time.Time    // when the observer was told last who has the locks
+	puzzled     bool         // a lock is held, and it isn't known by whom
+	prepareOnce func() error // Config.Prepare, until it has been called
+	parted      bool         // the session has said goodbye
+	told        time.Time    // when the observer was told last who has the locks
 }
 
 // NewBid is a bid on a session that others may use, too.
 func NewBid(s *session.Session, cfg Config) *Bid {
-	return &Bid{s: s, cfg: cfg, entitled: true, awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
+	return &Bid{s: s, cfg: cfg, vouches: true, awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
 }
 
 // complete says whether all is held that the claim asks for.
@@ -68,7 +67,7 @@ func (b *Bid) missing() []Lock {
 // Locks before that one stay held, so that whoever waits for it has them, but in
 // a transaction, or without a wait: there it is all or nothing.
 func (b *Bid) Try(ctx context.Context) (bool, error) {
-	if value, known := b.s.First(); known {
+	if value, known := b.s.TakeLoginAnswer(); known {
 		n, err := strconv.Atoi(value)
 		if err != nil {
 			return false, session.ErrNotPostgreSQL()
@@ -91,7 +90,7 @@ func (b *Bid) trial() string {
 	claim := b.cfg.Claim
 	switch {
 	case claim.Gate != nil && b.line == nil:
-		return passesTo(*claim.Gate, tryEach(claim.Locks, Lock.try))
+		return passes(*claim.Gate, tryEach(claim.Locks, Lock.try), "0")
 	case claim.Gate != nil:
 		return tryEach(claim.Locks, Lock.try)
 	case b.cfg.Wait == 0 && len(b.held) == 0:
@@ -100,16 +99,13 @@ func (b *Bid) trial() string {
 	return tryAll(b.missing(), Lock.try)
 }
 
-// FirstTrial is the trial of a bid that has nothing yet, for session.Config.
-func (cfg Config) FirstTrial() string {
+// LoginTrial is the first trial, which is made in the login's round trip: its value is
+// what the session's TakeLoginAnswer returns, and Try goes by that.
+func (cfg Config) LoginTrial() string {
 	if len(cfg.Claim.Locks) == 0 {
 		return ""
 	}
 	return NewBid(nil, cfg).trial()
-}
-
-func passesTo(gate lockkey.ID, then string) string {
-	return strings.Replace(passes(gate, then), "ELSE false", "ELSE 0", 1)
 }
 
 // tryAll is an SQL expression that takes the locks up to the first that is not
@@ -159,7 +155,7 @@ func (b *Bid) granted(n int) (complete bool, err error) {
 		b.held = append(b.held, l)
 		v := b.verdict(l.ID)
 		b.delay = max(b.delay, v.delay)
-		b.entitled = b.entitled && v.entitled
+		b.vouches = b.vouches && v.vouches
 	}
 	if !b.complete() {
 		b.await()
@@ -239,7 +235,7 @@ func (b *Bid) forget() {
 	for _, l := range b.held {
 		b.awaited[l.ID] = true
 	}
-	b.held, b.slot, b.delay, b.entitled, b.token, b.started = nil, 0, 0, true, nil, false
+	b.held, b.slot, b.delay, b.vouches, b.token, b.started = nil, 0, 0, true, nil, false
 }
 
 // tryInTransaction begins the transaction that holds the locks.

@@ -47,7 +47,7 @@ func (h *Held) finishBeside(ctx context.Context) {
 	}
 }
 
-// excused says of an error that it is only the ledger's, which is warned of: the
+// excused reports whether an error concerns the ledger alone, and warns of it: the
 // locks are given back in any case, and the next start waits for its lock-delay.
 func (h *Held) excused(err error) bool {
 	var pgErr *pgconn.PgError

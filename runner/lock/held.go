@@ -21,14 +21,14 @@ type Held struct {
 	Slot    int // of a claim with a gate: which of its locks it is, from 1
 	Waited  time.Duration
 
-	cfg        Config
-	remembered bool          // by the ledger
-	end        ledger.End    // of the command
-	entitled   bool          // to speak for those before
-	alone      bool          // the session is this one's
-	parted     bool          // it has said goodbye
-	prefers    string        // the host that is to have the lock next
-	requests   chan struct{} // to step down
+	cfg         Config
+	remembered  bool          // by the ledger
+	end         ledger.End    // of the command
+	vouches     bool          // to speak for those before
+	ownsSession bool          // the session is this one's
+	parted      bool          // it has said goodbye
+	prefers     string        // the host that is to have the lock next
+	requests    chan struct{} // to step down
 }
 
 // Lost is closed when the session is gone, and its locks with it. Err then says
@@ -74,7 +74,7 @@ func (h *Held) Release(ctx context.Context, parting bool) error {
 
 // Close ends the session, and frees with it what is still held.
 func (h *Held) Close() {
-	if h.alone && !h.parted {
+	if h.ownsSession && !h.parted {
 		h.Session.Close()
 	}
 }
@@ -88,19 +88,19 @@ func (h *Held) refused(err error) error {
 func (h *Held) releasing() (words []string, unlock string) {
 	var unlocks []string
 	for _, l := range h.Locks {
-		words = append(words, h.farewell(l))
+		words = append(words, h.announceEnd(l))
 		unlocks = append(unlocks, l.call("advisory_unlock")+"::int")
 	}
 	// All are calls, and none is left out for another's sake.
 	return words, "SELECT " + strings.Join(unlocks, " + ")
 }
 
-// farewell is the query that announces the end of a tenure to those in line, and
+// announceEnd is the query that announces the end of a tenure to those in line, and
 // names the first of them, or one on the host that is preferred.
-func (h *Held) farewell(l Lock) string {
+func (h *Held) announceEnd(l Lock) string {
 	word, fields := clean, h.wordFields()
 	if l.Shared {
-		word = left
+		word = readerLeft
 	}
 	token := strconv.FormatInt(h.Token, 10)
 	if h.cfg.Claim.Polled && !l.Shared {
@@ -122,7 +122,7 @@ func (h *Held) farewell(l Lock) string {
 }
 
 func (h *Held) wordFields() []string {
-	if h.entitled {
+	if h.vouches {
 		return []string{allField}
 	}
 	return nil
@@ -143,11 +143,11 @@ func (h *Held) LastBytes() (request []byte, goodbye bool) {
 		killed.end = ledger.End{Outcome: ledger.Killed}
 		words = append(killed.finishing(), words...)
 	}
-	request, possible := h.Session.Encoded(h.alone, append(words, unlock)...)
+	request, possible := h.Session.Encoded(h.ownsSession, append(words, unlock)...)
 	if !possible {
 		return nil, false
 	}
-	return request, h.alone
+	return request, h.ownsSession
 }
 
 // likeable makes a host's name one that is safe in a pattern of LIKE in quotes.

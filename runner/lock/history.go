@@ -36,19 +36,19 @@ type history struct {
 	shared    bool          // it wants to read, which other readers don't bar
 	news      chan<- struct{}
 
-	mu     sync.Mutex
-	now    int                 // counts what has been noted
-	starts []start             // that nobody has discharged
-	words  []word              // the latest
-	seen   map[uint32]sighting // sessions that hold the lock or wait for it
-	own    uint32              // the role of this session; 0 until it is known
-	spoken bool                // a word has counted
-	latest int64               // the highest token of one that did,
-	alone  bool                // which speaks for that token alone
-	since  time.Time           // when the last word of all was heard
-	buried seat                // a silent holder, for as long as its session has the lock
-	asked  int                 // up to here the roles of those that started have been asked for
-	events []Announcement      // for the one that waits
+	mu      sync.Mutex
+	now     int                 // counts what has been noted
+	starts  []start             // that nobody has discharged
+	words   []word              // the latest
+	seen    map[uint32]sighting // sessions that hold the lock or wait for it
+	own     uint32              // the role of this session; 0 until it is known
+	spoken  bool                // a word has counted
+	latest  int64               // the highest token of one that did,
+	ownOnly bool                // which speaks for that token alone
+	since   time.Time           // when the last word of all was heard
+	buried  seat                // a silent holder, for as long as its session has the lock
+	asked   int                 // up to here the roles of those that started have been asked for
+	events  []Announcement      // for the one that waits
 }
 
 // state is one of the three.
@@ -117,7 +117,7 @@ func (h *history) hear(pid uint32, payload string) {
 		}
 		h.words = append(h.words, word{Announcement: a, noted: h.now})
 		h.judge()
-	case left:
+	case readerLeft:
 	}
 	if len(h.events) < mostEvents {
 		h.events = append(h.events, a)
@@ -128,8 +128,8 @@ func (h *history) hear(pid uint32, payload string) {
 	}
 }
 
-// bounded is for how long a command may outlive its lock by what its holder
-// announced. What a session says that was never seen to hold the lock costs no
+// bounded is how long a command may outlive its lock, by what its holder announced
+// and no longer than is credible. What a session says that was never seen to hold the lock costs no
 // more than the waiter's own delay, and what a holder says no more than the lease,
 // which is the same on all nodes: no command outlives nine tenths of that, whatever
 // its lost-grace is.
@@ -234,12 +234,12 @@ func (h *history) saw(l *look, id lockkey.ID, since int) {
 	h.judge()
 }
 
-// silent takes note that the holder's silence has been waited out: no command
+// bury takes note that the holder's silence has been waited out: no command
 // that had started by then, when so much had been noted, is alive.
 //
 // Its session may hold the lock for a while yet: where this role may not end it, the
 // server will.
-func (h *history) silent(since int, s seat) {
+func (h *history) bury(since int, s seat) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.buried = s
@@ -249,7 +249,7 @@ func (h *history) silent(since int, s seat) {
 		}
 		return s.noted <= since
 	})
-	h.spoken, h.alone = true, false
+	h.spoken, h.ownOnly = true, false
 }
 
 // take returns what has happened since it was called last.
@@ -263,11 +263,11 @@ func (h *history) take() []Announcement {
 
 // verdict is what the history means for a waiter that is granted the lock.
 type verdict struct {
-	// Delay is how long the lock is to be held before the command may start.
+	// delay is how long the lock is to be held before the command may start.
 	delay time.Duration
-	// Entitled: it may say, when its own command is dead, that those of all
+	// vouches: the holder may say, when its own command is dead, that those of all
 	// before it are, too.
-	entitled bool
+	vouches bool
 }
 
 func (h *history) verdict() verdict {
@@ -275,11 +275,11 @@ func (h *history) verdict() verdict {
 	defer h.mu.Unlock()
 	switch {
 	case h.state() == ended:
-		return verdict{entitled: !h.alone}
+		return verdict{vouches: !h.ownOnly}
 	case h.lockDelay == 0:
 		return verdict{}
 	}
-	v := verdict{delay: h.lockDelay, entitled: true}
+	v := verdict{delay: h.lockDelay, vouches: true}
 	for _, s := range h.starts {
 		v.delay = max(v.delay, s.delay)
 	}
@@ -305,7 +305,7 @@ func (h *history) undischarged() (tokens []int64, blind bool) {
 func (h *history) buries(token int64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.starts) == 0 && h.spoken && (token == h.latest || token < h.latest && !h.alone)
+	return len(h.starts) == 0 && h.spoken && (token == h.latest || token < h.latest && !h.ownOnly)
 }
 
 // heard says whether anything is known at all.

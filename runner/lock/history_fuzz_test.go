@@ -43,13 +43,13 @@ func fuzzStep(h *history, step []byte, since int, withStrangers bool) {
 			h.judge()
 			return
 		}
-		a := Announcement{Event: clean, Token: token, Alone: what&1 != 0, To: uint32(what & 2)}
+		a := Announcement{Event: clean, Token: token, OwnOnly: what&1 != 0, To: uint32(what & 2)}
 		if op%8 == 2 {
 			a.Event = dead
 		}
 		h.hear(pid, payloadOf(a))
 	case 3:
-		h.hear(pid, payloadOf(Announcement{Event: left, Token: token}))
+		h.hear(pid, payloadOf(Announcement{Event: readerLeft, Token: token}))
 	case 4, 5: // a look, of a state of some time ago
 		l := &look{role: ours, line: []seat{{pid: uint32(what)%fuzzSessions + 1, role: fuzzRole(uint32(what)%fuzzSessions + 1)}}}
 		if trusted && what&4 != 0 {

@@ -47,7 +47,7 @@ func (h told) says(pid uint32, e event, token int64, change ...func(*Announcemen
 	h.hear(pid, payloadOf(a))
 }
 
-func alone(a *Announcement) { a.Alone = true }
+func alone(a *Announcement) { a.OwnOnly = true }
 
 func read(a *Announcement) { a.Shared = true }
 
@@ -65,7 +65,7 @@ func (h told) shows(since int, holders ...seat) {
 func (h told) wants(what string, delay time.Duration, entitled bool) {
 	h.t.Helper()
 	if got := h.verdict(); got != (verdict{delay, entitled}) {
-		h.t.Errorf("%s: waits %v, entitled %v; want %v, %v", what, got.delay, got.entitled, delay, entitled)
+		h.t.Errorf("%s: waits %v, entitled %v; want %v, %v", what, got.delay, got.vouches, delay, entitled)
 	}
 }
 
@@ -114,7 +114,7 @@ func TestHistoryStates(t *testing.T) {
 		}, isRunning},
 		{"running, refused", running, func(h told) { h.refused(time.Now().Add(freed)) }, isRunning},
 		{"running, nobody is seen", running, func(h told) { h.looks() }, isRunning},
-		{"running, a reader leaves", running, func(h told) { h.says(holder, left, 5) }, isRunning},
+		{"running, a reader leaves", running, func(h told) { h.says(holder, readerLeft, 5) }, isRunning},
 		{"ended, a start", ended, func(h told) { h.says(second, started, 6) }, isRunning},
 		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
 		{"ended, another word", ended, func(h told) { h.says(holder, clean, 5) }, isEnded},

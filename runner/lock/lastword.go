@@ -65,7 +65,7 @@ func speak(ctx context.Context, silent bool, lost ...*Held) {
 const vouch = time.Second
 
 func sayDead(ctx context.Context, cfg session.Config, lost []*Held, silent bool) error {
-	cfg.First, cfg.Quorum = "", false
+	cfg.AtLogin, cfg.Quorum = "", false
 	if lost[0].remembered {
 		cfg.Probe = lost[0].cfg.Ledger.Probe(cfg.Transaction)
 	}
@@ -84,7 +84,7 @@ func sayDead(ctx context.Context, cfg session.Config, lost []*Held, silent bool)
 		if silent {
 			break
 		}
-		if h.alone {
+		if h.ownsSession {
 			queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
 				h.Session.BackendPID(), tokenMark, h.Token))

@@ -75,9 +75,9 @@ type waiting struct {
 	witnessed bool          // with a quorum: that the standbys have seen it
 }
 
-// enter draws the token and starts the run in the ledger, when nothing of those before
+// drawAndStart draws the token and starts the run in the ledger, when nothing of those before
 // is alive.
-func (b *Bid) enter(ctx context.Context) error {
+func (b *Bid) drawAndStart(ctx context.Context) error {
 	w := waiting{since: time.Now(), witnessed: !b.cfg.Session.Quorum, demands: b.delay}
 	w.proof = ledger.Proof{Sure: b.delay == 0, Closes: make([]int64, len(b.held))}
 	if _, blind := b.undischarged(b.held); blind && !w.proof.Sure {
@@ -86,7 +86,7 @@ func (b *Bid) enter(ctx context.Context) error {
 		}
 	}
 	for {
-		b.hearken(&w)
+		b.noteEvidence(&w)
 		err := b.draw(ctx)
 		if err == nil && b.started {
 			b.speaksFor(&w)
@@ -124,11 +124,11 @@ func (b *Bid) speaksFor(w *waiting) {
 		return
 	}
 	v := b.verdictOf(b.held)
-	b.entitled = v.delay == 0 && v.entitled
+	b.vouches = v.delay == 0 && v.vouches
 }
 
-// hearken takes note of what has been announced, or waited for, by now.
-func (b *Bid) hearken(w *waiting) {
+// noteEvidence takes note of what has been announced, or waited for, by now.
+func (b *Bid) noteEvidence(w *waiting) {
 	if !w.proof.Sure && (b.verdictOf(b.held).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
 		w.proof.Sure = true
 	}
@@ -165,7 +165,7 @@ func (b *Bid) obey(ctx context.Context, w *waiting, answer ledger.Answer) error 
 		}
 		return b.outwait(ctx, w)
 	case "lost":
-		return b.bury(ctx, w, answer.Lost)
+		return b.outliveLost(ctx, w, answer.Lost)
 	case "paused":
 		return b.withdraw(ctx, &ledger.PausedError{Until: answer.Until, By: answer.By, Note: answer.Note})
 	case "done":
@@ -188,9 +188,9 @@ func (b *Bid) obey(ctx context.Context, w *waiting, answer ledger.Answer) error 
 	return session.Errorf(session.Unreachable, "", "the ledger says that another session has the lock")
 }
 
-// bury waits until what the ledger knows to have started is dead: for as long as its
+// outliveLost waits until what the ledger knows to have started is dead: for as long as its
 // holder's settings call for, or until there is word of its end.
-func (b *Bid) bury(ctx context.Context, w *waiting, lost []ledger.Ended) error {
+func (b *Bid) outliveLost(ctx context.Context, w *waiting, lost []ledger.OpenRun) error {
 	if !w.witnessed {
 		if err := b.s.Witness(ctx); err != nil {
 			return err

@@ -51,7 +51,7 @@ type line struct {
 	lookAt  time.Time
 	tryAt   time.Time
 	burst   bool // the next try is of many
-	watched watch
+	watched silenceWatch
 	room    room
 }
 
@@ -260,8 +260,8 @@ func (l *line) hold(ctx context.Context, found *look) error {
 	return err
 }
 
-// heed acts on what was heard: it decides when to try next.
-func (l *line) heed(events []Announcement) {
+// decide acts on what was heard: it decides when to try next.
+func (l *line) decide(events []Announcement) {
 	now := time.Now()
 	for _, e := range events {
 		switch e.Event {
@@ -281,7 +281,7 @@ func (l *line) heed(events []Announcement) {
 			if l.rank == 1 && l.tryAt.IsZero() {
 				l.tryAt = now.Add(tryEvery)
 			}
-		case clean, dead, left:
+		case clean, dead, readerLeft:
 			// A word that is said again and again puts off no turn that is near.
 			if at := now.Add(l.turn(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
 				l.tryAt = at

@@ -6,6 +6,21 @@
 // that was free at the first try is taken at once. After a wait there has to be
 // evidence that the command of the last holder is dead: its own word, or that of
 // its guard, or the lock-delay has to pass (history.go).
+//
+// The words of this package:
+//
+//	claim     the locks that a run wants: all of them or, behind a gate, any one
+//	bid       a claim on one session, as far as it has been granted
+//	trial     the SQL expression that tries for what is missing. The first one is
+//	          made in the login's own round trip (Bid.Try takes its answer)
+//	line      those who wait, each with a ticket: an advisory lock of its own
+//	gate      a lock that the first in line holds against newcomers
+//	ear       a ticket of those who listen without standing in line
+//	history   what a waiter has heard and seen of a lock's holders
+//	verdict   what the history means for a grant: start at once, or after a delay
+//	word      what is said on a lock's NOTIFY channel: started, clean, dead, left
+//	lock-delay  how long a grant is held without a command, for want of evidence
+//	settle    from the grant to the start: the delay, the token, the ledger
 package lock
 
 import (
@@ -38,18 +53,18 @@ func (l Lock) try() string {
 	if !l.Shared {
 		return l.call("try_advisory_lock")
 	}
-	return passes(lockkey.GateOf(l.ID), l.call("try_advisory_lock"))
+	return passes(lockkey.GateOf(l.ID), l.call("try_advisory_lock"), "false")
 }
 
 // tryInTransaction is try for a transaction that stays open, in which nothing is
 // taken for the length of a statement.
 func (l Lock) tryInTransaction() string { return l.call("try_advisory_xact_lock") }
 
-// passes is an SQL expression that is then only evaluated, and is else false, if
-// nobody holds the gate.
-func passes(gate lockkey.ID, then string) string {
+// passes is an SQL expression that evaluates another if nobody holds the gate, and is
+// refused else.
+func passes(gate lockkey.ID, then, refused string) string {
 	// Shared, so that those that pass are not in each other's way.
-	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", Lock{ID: gate, Shared: true}.call("try_advisory_xact_lock"), then)
+	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", Lock{ID: gate, Shared: true}.call("try_advisory_xact_lock"), then, refused)
 }
 
 // Claim is what somebody has to hold: all of Locks or, with a Gate, any one.

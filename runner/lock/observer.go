@@ -18,8 +18,8 @@ type Observer struct {
 	// Away is told, at each attempt that is in vain, what is in the way of the
 	// database, and nil when that answers.
 	Away func(obstacle error)
-	// Delayed is told up to when the lock is held without a command, and when that
-	// is over the zero time.
+	// Delayed is told the end of the lock-delay when one begins, and the zero time
+	// when it is over.
 	Delayed func(until time.Time)
 	// Beside is called in a goroutine of its own for as long as a backend waits.
 	Beside func(ctx context.Context, backend uint32)

@@ -32,7 +32,7 @@ func TestSilence(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	h.looks(holds(second, theirs, 6))
-	h.silent(h.looking(), seat{})
+	h.bury(h.looking(), seat{})
 	h.wants("the holder has been silent", 0, true)
 	h.says(third, started, 7)
 	h.wants("and then somebody starts", testDelay, true)
@@ -42,7 +42,7 @@ func TestSilence(t *testing.T) {
 	h.looks(holds(holder, theirs, 5))
 	since := h.looking()
 	h.says(third, started, 7)
-	h.silent(since, seat{})
+	h.bury(since, seat{})
 	h.wants("somebody has started while the session was being ended", testDelay, true)
 }
 
@@ -64,7 +64,7 @@ func TestReaders(t *testing.T) {
 
 	h = newTold(t)
 	h.looks(reading)
-	h.says(holder, left, 5)
+	h.says(holder, readerLeft, 5)
 	h.wants("a writer after a reader that has left", theirDelay, true)
 }
 

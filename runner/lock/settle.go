@@ -12,6 +12,17 @@ import (
 // Settle makes a granted claim one that a command can be started under: it waits
 // until a former holder that may not know of its loss is dead, draws the token,
 // and keeps the session alive from then on.
+//
+// A command starts only if all of this holds, in this order:
+//
+//	the claim is complete             Bid.complete, after a trial
+//	no earlier command is alive       waitOut; with a ledger drawAndStart, which also
+//	                                  obeys a pause and --once-per
+//	the locks are listed in pg_locks  drew, in the statement that draws the token
+//	the lease is not over             ExpireIfDue and Err, below
+//	no signal has come, and the       start, in package runner
+//	session is still not lost
+//	the lease is not over             the guard, just before fork (package child)
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A second login may take its time.
 	kept := b.delay > 0 || b.cfg.Session.Quorum || b.cfg.Session.Transaction
@@ -21,7 +32,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		}
 		b.s.Keep()
 	}
-	draw := b.enter
+	draw := b.drawAndStart
 	if !b.remembers() {
 		draw = b.draw
 		if err := b.waitOut(ctx); err != nil {
@@ -29,14 +40,14 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		}
 	}
 	prepared := make(chan error, 1)
-	if b.opened != nil {
-		go func() { prepared <- b.open() }()
+	if b.prepareOnce != nil {
+		go func() { prepared <- b.prepare() }()
 	} else {
 		prepared <- nil
 	}
 	err := draw(ctx)
 	err = cmp.Or(err, <-prepared)
-	if err == nil && b.s.Silent() { // the disk took longer than the lease has
+	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the lease has
 		err = b.s.Err()
 	}
 	if err != nil {
@@ -48,7 +59,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 	return &Held{
-		Grant: *b.token, Session: b.s, Locks: b.held, Slot: b.slot, cfg: b.cfg, entitled: b.entitled,
+		Grant: *b.token, Session: b.s, Locks: b.held, Slot: b.slot, cfg: b.cfg, vouches: b.vouches,
 		remembered: b.started, end: ledger.End{Outcome: ledger.Stopped},
 	}, nil
 }
@@ -80,7 +91,7 @@ func (b *Bid) waitOut(ctx context.Context) error {
 				return err
 			}
 			if v := b.verdictOf(b.held); v.delay == 0 {
-				b.entitled = v.entitled
+				b.vouches = v.vouches
 				return nil
 			}
 		case <-b.s.Lost():

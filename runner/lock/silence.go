@@ -17,8 +17,8 @@ import (
 // the server would do too, a third of the lease later and by a clock that may be
 // set. The next two in line do it a little later, in case the first is frozen itself.
 
-// watch is what the first in line has seen of the holder.
-type watch struct {
+// silenceWatch is what the first in line has seen of the holder.
+type silenceWatch struct {
 	last  seat
 	since time.Duration // boot time at which it was received first
 }
@@ -27,18 +27,18 @@ type watch struct {
 const lookBefore = 150 * time.Millisecond
 
 // see compares a look with those before it, and ends a silent holder's session.
-func (w *watch) see(ctx context.Context, l *line, found *look) error {
+func (w *silenceWatch) see(ctx context.Context, l *line, found *look) error {
 	id := l.of
 	if l.b.cfg.Claim.Gate != nil || l.b.shared() {
 		return nil
 	}
 	s, held := found.holderOf(id)
 	if !held || !s.visible || s.beat == 0 || s.bound || s.opened == "" {
-		*w = watch{}
+		*w = silenceWatch{}
 		return nil
 	}
 	if s.pid != w.last.pid || s.opened != w.last.opened || s.changed != w.last.changed || s.beat != w.last.beat {
-		*w = watch{last: s, since: found.received}
+		*w = silenceWatch{last: s, since: found.received}
 		// The next one is due a fifth of the holder's lease after the last, give or
 		// take what its clock says: so the silence is counted from its beginning.
 		every := l.b.cfg.Session.Lease / 5
@@ -60,7 +60,7 @@ func (w *watch) see(ctx context.Context, l *line, found *look) error {
 // need is for how long the holder must have been silent: until its own command is
 // dead, and all that had started before and may be alive. Each place in line adds to
 // that, so that those before have their turn.
-func (w *watch) need(b *Bid, found *look) time.Duration {
+func (w *silenceWatch) need(b *Bid, found *look) time.Duration {
 	delay := max(w.last.delay, b.cfg.LockDelay)
 	for _, h := range b.heldBy(w.last.pid, found) {
 		delay = max(delay, h.verdict().delay)
@@ -82,7 +82,7 @@ func (b *Bid) heldBy(pid uint32, found *look) (histories []*history) {
 
 // end ends the session if it is still silent, where this role may. Where it may
 // not the server will, and what is known of the command is the same.
-func (w *watch) end(ctx context.Context, l *line, found *look) error {
+func (w *silenceWatch) end(ctx context.Context, l *line, found *look) error {
 	s := w.last
 	histories := l.b.heldBy(s.pid, found)
 	var since []int
@@ -97,13 +97,13 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	if err != nil {
 		return err
 	}
-	*w = watch{}
+	*w = silenceWatch{}
 	if n == 0 { // it has spoken after all, or is gone
 		return nil
 	}
 	l.b.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.pid)
 	for i, h := range histories {
-		h.silent(since[i], s)
+		h.bury(since[i], s)
 	}
 	if l.b.remembers() {
 		l.b.noteSilence(ctx, s, found)

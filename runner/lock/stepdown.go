@@ -84,8 +84,8 @@ func (h *Held) probe() string {
 	return strings.Join(probes, " AND ")
 }
 
-// heed has requests to step down delivered.
-func (h *Held) heed() {
+// watchRequests has requests to step down delivered.
+func (h *Held) watchRequests() {
 	h.requests = make(chan struct{}, 1)
 	h.Session.Beat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), SQL: []string{"SELECT " + h.probe()}, Heard: h.probed})
 }

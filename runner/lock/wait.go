@@ -29,7 +29,7 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) error {
 		if err := b.line.pause(ctx, rest); err != nil {
 			return err
 		}
-		b.line.heed(b.events())
+		b.line.decide(b.events())
 		if b.line.tryAt.IsZero() || time.Now().Before(b.line.tryAt) { // else it is done with the try
 			if err := b.verify(ctx); err != nil {
 				return err
@@ -169,11 +169,11 @@ func (b *Bid) tryOften(ctx context.Context) error {
 
 // verdictOf is what the histories of these locks come to by now.
 func (b *Bid) verdictOf(locks []Lock) verdict {
-	all := verdict{entitled: true}
+	all := verdict{vouches: true}
 	for _, l := range locks {
 		v := b.verdict(l.ID)
 		all.delay = max(all.delay, v.delay)
-		all.entitled = all.entitled && v.entitled
+		all.vouches = all.vouches && v.vouches
 	}
 	return all
 }

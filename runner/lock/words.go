@@ -26,7 +26,7 @@ func (h *history) judge() {
 		}
 		h.since = time.Now()
 		if !h.spoken || w.Token > h.latest { // else it is one said again, or late
-			h.spoken, h.latest, h.alone = true, w.Token, w.Alone
+			h.spoken, h.latest, h.ownOnly = true, w.Token, w.OwnOnly
 		}
 	}
 }
@@ -68,7 +68,7 @@ func (h *history) discharges(w word, s start) bool {
 	}
 	// A word for all earlier ones is that of a holder which has waited for them, as
 	// long as its own settings call for.
-	all := !w.Alone && s.need <= need(w.Announcement)
+	all := !w.OwnOnly && s.need <= need(w.Announcement)
 	switch {
 	case s.token == 0:
 		return h.isFresh(w) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)

@@ -65,7 +65,7 @@ func (s *Session) beat(timer timer) {
 			}
 			return
 		}
-		if s.Silent() {
+		if s.ExpireIfDue() {
 			return
 		}
 		now := s.clock.now()
@@ -84,8 +84,8 @@ func (s *Session) beat(timer timer) {
 	}
 }
 
-// Silent says whether the deadline has passed, and ends the session if so.
-func (s *Session) Silent() bool {
+// ExpireIfDue says whether the deadline has passed, and ends the session if so.
+func (s *Session) ExpireIfDue() bool {
 	if s.clock.now() < s.Deadline() {
 		return false
 	}

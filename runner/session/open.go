@@ -23,7 +23,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	if !cfg.Quorum && !cfg.Transaction {
 		return openOne(ctx, cfg)
 	}
-	cfg.First = ""
+	cfg.AtLogin = ""
 	s, err := openOne(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -62,8 +62,8 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	return s, nil
 }
 
-// First is the value of Config.First, once.
-func (s *Session) First() (value string, known bool) {
+// TakeLoginAnswer is the value of Config.AtLogin, once.
+func (s *Session) TakeLoginAnswer() (value string, known bool) {
 	first := s.first
 	if first == nil { // of a session that is shared, which is not written to
 		return "", false
@@ -150,16 +150,16 @@ func (cfg Config) sessionSettings(major int) string {
 // stay on a server connection that others use. A pooler gives itself away by
 // a process number that is not the backend's.
 //
-// In the same way it evaluates cfg.First and, through a pooler too, cfg.Probe.
+// In the same way it evaluates cfg.AtLogin and, through a pooler too, cfg.Probe.
 func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, error) {
 	major := majorVersion(pg)
 	if major < OldestMajor {
 		return prepared{}, tooOld(ctx, pg)
 	}
 	fit, first := "''", "NULL"
-	asked := cfg.First != "" && !cfg.Transaction
+	asked := cfg.AtLogin != "" && !cfg.Transaction
 	if asked {
-		first = "(" + cfg.First + ")::text"
+		first = "(" + cfg.AtLogin + ")::text"
 	}
 	if !cfg.Transaction {
 		fit = cfg.sessionSettings(major)
@@ -182,7 +182,7 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, erro
 	switch {
 	case !errors.As(err, &pgErr):
 	case pgErr.Code == "42501" && asked: // it will be asked again, and refused by its own name
-		cfg.First = ""
+		cfg.AtLogin = ""
 		return prepare(ctx, pg, cfg)
 	case strings.HasPrefix(pgErr.Code, "42"):
 		return prepared{}, unsafe(needsPostgreSQL, "the server does not understand PostgreSQL's own functions: %s", ServerSays(pgErr))
@@ -216,7 +216,7 @@ func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, erro
 
 // prepared is what is known of a connection that is fit to hold locks: for how
 // long the server has had its present memory of locks, and the values of
-// Config.First and Config.Probe.
+// Config.AtLogin and Config.Probe.
 type prepared struct {
 	age    time.Duration
 	first  *string

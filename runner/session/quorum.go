@@ -122,7 +122,7 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 		second.Close()
 	}
 	cfg := s.cfg
-	cfg.Quorum, cfg.First = false, ""
+	cfg.Quorum, cfg.AtLogin = false, ""
 	second, err := openOne(ctx, cfg)
 	if err == nil {
 		if s.cfg.Quorum && !s.cfg.Transaction { // whose settings have the server end it when it is idle

@@ -49,10 +49,10 @@ type Config struct {
 	// stays open, and no setting outlives it.
 	Transaction bool
 
-	// First is an SQL expression that is evaluated in the round trip of the
-	// login's checks, if the server passes them: First returns its value. Not
+	// AtLogin is an SQL expression that is evaluated in the round trip of the
+	// login's checks, if the server passes them: TakeLoginAnswer returns its value. Not
 	// with Transaction.
-	First string
+	AtLogin string
 
 	// Probe is an SQL expression for a text that is evaluated there, too, first trial or
 	// not. It tells what the database has to offer.
@@ -124,7 +124,7 @@ type Session struct {
 	onAnswer func()              // what the reader does after each answer; under mu
 	opened   time.Duration       // boot time
 	age      time.Duration       // of the server's memory of locks, when opened
-	first    *string             // the value of cfg.First
+	first    *string             // the value of cfg.AtLogin
 	probed   string              // and of cfg.Probe; under mu
 	heed     map[string]heedFunc // by channel; under mu
 }
