@@ -87,19 +87,23 @@ func TestOrder(t *testing.T) {
 		})
 	}
 	inLine(t, server, id(7), n)
-	for i, next := range line {
+	for i := 0; len(line) > 0; i++ {
 		if i == 5 { // by now there is room among those who listen, which they have to see
-			looked(t, server, n-i)
+			looked(t, server, len(line))
 		}
+		released := time.Now()
 		release(t, h)
 		h.Close()
+		place := nextOf(t, line, released)
+		next := line[place]
 		h = next.held(t)
 		if delayed(next) {
-			t.Errorf("waiter %d: %v", i, next.said())
+			t.Errorf("handover %d: %v", i, next.said())
 		}
-		for k, later := range line[i+1:] {
+		line = slices.Delete(line, place, place+1)
+		for _, later := range line {
 			if !later.waits() {
-				t.Fatalf("waiter %d is served with %d", i+1+k, i)
+				t.Fatalf("handover %d served two", i)
 			}
 		}
 	}

@@ -1,7 +1,9 @@
 package lock_test
 
 import (
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/pglead/pglead/runner/lock"
 )
@@ -93,15 +95,19 @@ func TestLineOfSlots(t *testing.T) {
 		line = append(line, contend(t, cfg))
 		inLine(t, server, *cfg.Claim.Gate, i+1)
 	}
-	for i, next := range line {
+	for i := 0; len(line) > 0; i++ {
+		released := time.Now()
 		release(t, holders[i])
+		place := nextOf(t, line, released)
+		next := line[place]
 		holders = append(holders, next.held(t))
 		if delayed(next) {
-			t.Errorf("waiter %d: %v", i, next.said())
+			t.Errorf("handover %d: %v", i, next.said())
 		}
-		for _, later := range line[i+1:] {
+		line = slices.Delete(line, place, place+1)
+		for _, later := range line {
 			if !later.waits() {
-				t.Fatalf("after %d a later one is served", i)
+				t.Fatalf("handover %d served two", i)
 			}
 		}
 	}
