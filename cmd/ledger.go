@@ -49,6 +49,9 @@ finds it there and may. Without it nothing is remembered, and all else works.
 			if err := f.check(); err != nil {
 				return err
 			}
+			if !cmd.Flags().Changed("keep") {
+				f.keep = 0 // what it is already, or the default
+			}
 			if f.sql {
 				_, err := io.WriteString(stdout, ledger.SQL(f.keep))
 				return err

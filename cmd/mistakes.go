@@ -55,7 +55,7 @@ func flagMistake(cmd *cobra.Command, err error) error {
 		switch {
 		case meant != "":
 			hint = "did you mean --" + meant + "? See " + cmd.CommandPath() + " --help"
-		case meantKey(name) && strings.HasSuffix(cmd.Use, "KEY [flags]"):
+		case meantKey(name) && strings.Contains(cmd.Use, " KEY "):
 			hint = "the key is an argument: pglead " + cmd.Name() + " KEY"
 		}
 	case errors.As(err, &value):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -69,6 +70,9 @@ func pausedText(key string, facts ledger.Facts) string {
 		}
 	}
 	text += "no start " + visible.Text(pause.String())
+	if !slices.ContainsFunc(facts.List, func(fact ledger.Fact) bool { return !fact.Last.Started.IsZero() || !fact.Before.Started.IsZero() }) {
+		text += "; no run of it is remembered"
+	}
 	if len(runs) > 0 {
 		text += "; " + strings.Join(runs, ", ")
 	}
@@ -80,7 +84,7 @@ func newResumeCmd(u *ui, stdout io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "resume KEY [flags]",
 		Short:   "End a pause",
-		Long:    `End the pause of a key. Those who wait for it start within a second or so.`,
+		Long:    `End the pause of a key. Those who wait for it start within some seconds.`,
 		Example: `  pglead resume nightly`,
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -1,7 +1,9 @@
 package runner
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/pglead/pglead/runner/ledger"
@@ -44,15 +46,20 @@ const signalBase = 128
 // barred skips an item that the ledger keeps from starting, or returns the error.
 func (e *each) barred(j *job, err error) error {
 	var paused *ledger.PausedError
+	log := e.cfg.Log.With("item", j.item)
 	switch {
 	case errors.As(err, new(*ledger.DoneError)):
-		e.cfg.Log.Info(err.Error(), "event", "done", "item", j.item)
+		log.Info(err.Error(), "event", "done")
 		e.skip(j, true)
 		return nil
 	case errors.As(err, &paused):
-		e.cfg.Log.Warn(j.item+" is "+err.Error(), "event", "paused", "item", j.item)
+		level := slog.LevelWarn
+		if e.returning { // it has been said
+			level = slog.LevelInfo
+		}
+		log.Log(context.Background(), level, err.Error(), "event", "paused")
 	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && j.session.Err() == nil && e.cfg.Wait > 0:
-		e.cfg.Log.Warn(err.Error(), "event", "ledger", "item", j.item)
+		log.Warn(err.Error(), "event", "ledger")
 	default:
 		return err
 	}

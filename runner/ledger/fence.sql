@@ -30,8 +30,9 @@ BEGIN
 		END IF;
 	END IF;
 	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = fence.number ORDER BY l.started DESC NULLS LAST LIMIT 1;
-	RAISE EXCEPTION USING ERRCODE = 'LE001', MESSAGE = format('run %s of %s is over', fence.token, coalesce(r.key, fence.number::text))
-		|| CASE WHEN r.token <> fence.token AND r.started IS NOT NULL THEN format('; run %s on %s has started', r.token, r.host) ELSE '' END;
+	RAISE EXCEPTION USING ERRCODE = 'LE001', MESSAGE = format(CASE WHEN fence.token > r.token THEN 'run %s of %s is not known' ELSE 'run %s of %s is over' END,
+			fence.token, coalesce(r.key, fence.number::text))
+		|| CASE WHEN r.token > fence.token AND r.started IS NOT NULL THEN format('; run %s on %s has started', r.token, r.host) ELSE '' END;
 END $$;
 
 -- The same by the key, or by the number as the job's environment has it.

@@ -32,15 +32,20 @@ const Version = 1
 // Keep is how many runs of a key are kept by default.
 const Keep = 1000
 
+// installing is what installs. With 0 what is kept stays what it is.
 func installing(keep int) string {
-	return fmt.Sprintf("%s\nINSERT INTO pglead.setting AS s (version, keep) VALUES (%d, %d)\nON CONFLICT (one) DO UPDATE SET version = greatest(s.version, excluded.version), keep = excluded.keep;\n",
-		schema(), Version, keep)
+	kept := "excluded.keep"
+	if keep == 0 {
+		keep, kept = Keep, "s.keep"
+	}
+	return fmt.Sprintf("%s\nINSERT INTO pglead.setting AS s (version, keep) VALUES (%d, %d)\nON CONFLICT (one) DO UPDATE SET version = greatest(s.version, excluded.version), keep = %s;\n",
+		schema(), Version, keep, kept)
 }
 
 // SQL is what Install does, for somebody who wants to read it first.
 func SQL(keep int) string { return "BEGIN;\n\n" + installing(keep) + "\nCOMMIT;\n" }
 
-// Install makes the ledger, or what is missing of it, by a function that asks the
+// Install makes the ledger, which keeps so many runs of each key, or what is missing of it, by a function that asks the
 // database. The role needs CREATE on the database, and nothing else.
 func Install(ctx context.Context, ask func(context.Context, string) ([][]string, error), keep int) error {
 	_, err := ask(ctx, installing(keep)) // one transaction

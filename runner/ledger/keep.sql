@@ -41,7 +41,9 @@ BEGIN
 		RAISE EXCEPTION 'pglead: prune needs a length of time' USING ERRCODE = '22023';
 	END IF;
 	-- A row whose run is open, or that is paused, is a fact that somebody needs.
-	DELETE FROM pglead.lock AS l WHERE l.ended < clock_timestamp() - p_older AND (l.paused_until IS NULL OR l.paused_until <= clock_timestamp());
+	-- So is a tick that has had its success, or it would have another.
+	DELETE FROM pglead.lock AS l WHERE l.ended < clock_timestamp() - p_older AND (l.paused_until IS NULL OR l.paused_until <= clock_timestamp())
+		AND (l.ok_tick IS NULL OR l.ok_tick < clock_timestamp() - interval '3 days');
 	GET DIAGNOSTICS gone = ROW_COUNT;
 	DELETE FROM pglead.lock AS l WHERE l.started IS NULL AND l.reader = 0 AND (l.paused_until IS NULL OR l.paused_until <= clock_timestamp())
 		AND NOT EXISTS (SELECT FROM pglead.lock AS o WHERE o.number = l.number AND o.sub = l.sub AND o.reader <> 0)

@@ -183,7 +183,7 @@ func (b *Bid) obey(ctx context.Context, w *waiting, answer ledger.Answer) error 
 			"this machine's clock is %v %s the server's", answer.Ahead.Abs(), side)
 	case "fenced":
 		return session.Errorf(session.Unreachable, "GRANT pg_signal_backend TO the owner of the schema pglead, so that it can be ended",
-			"%s goes on behind the fence of the last run", visible.Text(answer.Fenced))
+			"the command was not started: %s goes on behind the fence of the last run", visible.Text(answer.Fenced))
 	}
 	return session.Errorf(session.Unreachable, "", "the ledger says that another session has the lock")
 }
