@@ -29,7 +29,7 @@ func products() []product {
 		{"role azure_pg_admin", "Azure Database for PostgreSQL", "port 5432 is the server, port 6432 its pooler", false},
 		{"role supabase_admin", "Supabase", "db.PROJECT.supabase.co is the server (by IPv6, or with the IPv4 add-on), pooler.supabase.com a pooler on either port", false},
 		{"role neon_superuser", "Neon", "a held lock's heartbeat keeps the compute from being suspended; waiters and candidates do so too", false},
-		{"application Patroni", "under Patroni", "give all hosts (host=a,b,c), or HAProxy's port of the primary; with synchronous_mode, --quorum covers a primary that Patroni fails to demote", false},
+		{"application Patroni", "under Patroni", "give all hosts (host=a,b,c), or HAProxy's port of the primary; with synchronous_mode and synchronous_mode_strict, --quorum covers a primary that Patroni fails to demote", false},
 	}
 }
 
