@@ -115,6 +115,19 @@ func (b bench) waiters(key string) int {
 	return b.locks(fmt.Sprintf("classid = %d AND objsubid = 1 AND objid <> 4294967295", lockkey.Ticket(lockOf(key))))
 }
 
+// settled counts those of them that know by now who has it: their requests are a
+// ticket, a look, and LISTEN with another look.
+func (b bench) settled(key string) int {
+	values, err := b.server.Query("postgres", fmt.Sprintf(`SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+		WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 4294967295
+			AND state = 'idle' AND substring(query FROM 'beat=''([0-9]+)''')::int >= 3`, lockkey.Ticket(lockOf(key))))
+	if err != nil {
+		return -1
+	}
+	n, _ := strconv.Atoi(values[0])
+	return n
+}
+
 func (b bench) locks(where string) int {
 	values, err := b.server.Query("postgres", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND "+where)
 	if err != nil {

@@ -102,7 +102,7 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 	case "free":
 		condition = func() bool { return theBench.holders(what) == 0 }
 	case "waiting":
-		condition = func() bool { return theBench.waiters(what) > 0 }
+		condition = func() bool { return theBench.settled(what) > 0 }
 	case "unwaited":
 		condition = func() bool { return theBench.waiters(what) == 0 }
 	case "gone":

@@ -223,6 +223,11 @@ func (b *Bid) refuse(ctx context.Context) error {
 	if err := b.GiveBack(ctx); err != nil {
 		return err
 	}
+	if queries := b.leaving(); len(queries) > 0 { // the gate, too, keeps others out
+		if _, err := b.s.Query(ctx, queries...); err != nil {
+			return b.error(err)
+		}
+	}
 	held := &HeldError{Database: session.Target(b.cfg.Session.Database), Waited: b.cfg.Wait}
 	if !b.cfg.Explain {
 		return held
