@@ -70,8 +70,9 @@ func (c *Child) requestStart(ctx context.Context) error {
 		timeOut(min(interruptedPatience, c.cfg.Deadline-boottime.Now()))
 	})
 	err := writeMessage(c.control, msgStart, c.cfg.request())
+	var answer startAnswer
 	if err == nil {
-		err = c.awaitStart()
+		err = c.awaitStart(&answer)
 	}
 	if !stop() {
 		<-interrupted
@@ -79,7 +80,7 @@ func (c *Child) requestStart(ctx context.Context) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		// If it was this process that was stopped, the answer is there by now.
 		timeOut(10 * time.Millisecond)
-		err = c.awaitStart()
+		err = c.awaitStart(&answer)
 	}
 	_ = c.control.SetDeadline(time.Time{})
 	return err
@@ -101,21 +102,21 @@ func (cfg Config) request() []byte {
 	return r.encode()
 }
 
-func (c *Child) awaitStart() error {
-	k, body, err := readMessage(c.control)
+func (c *Child) awaitStart(answer *startAnswer) error {
+	k, n, err := answer.read(c.control)
 	switch {
 	case err != nil:
 		return fmt.Errorf("the guard process ended before the command could start: %w", err)
 	case k == msgFailed:
-		if number(body) == tooLate {
+		if n == tooLate {
 			return ErrTooLate
 		}
-		errno := syscall.Errno(number(body))
+		errno := syscall.Errno(n)
 		return &LookupError{Name: c.cfg.Args[0], NotFound: errno == syscall.ENOENT, err: errno}
 	case k != msgStarted:
 		return errors.New("the guard process answers nonsense")
 	}
-	c.pid = int(number(body))
+	c.pid = int(n)
 	return nil
 }
 

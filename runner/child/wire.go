@@ -39,11 +39,14 @@ const tooLate = -1
 // (execve(2)).
 const maxBody = 16 << 20
 
+// headSize is that of kind and length.
+const headSize = 5
+
 func writeMessage(w io.Writer, k kind, body []byte) error {
 	if len(body) > maxBody {
 		return errors.New("arguments and environment are too large")
 	}
-	msg := make([]byte, 0, 5+len(body))
+	msg := make([]byte, 0, headSize+len(body))
 	msg = append(msg, byte(k))
 	msg = binary.BigEndian.AppendUint32(msg, uint32(len(body)))
 	msg = append(msg, body...)
@@ -56,7 +59,7 @@ func writeNumber(w io.Writer, k kind, n int64) error {
 }
 
 func readMessage(r io.Reader) (kind, []byte, error) {
-	var head [5]byte
+	var head [headSize]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return 0, nil, err
 	}
@@ -67,6 +70,27 @@ func readMessage(r io.Reader) (kind, []byte, error) {
 	body := make([]byte, n)
 	_, err := io.ReadFull(r, body)
 	return kind(head[0]), body, err
+}
+
+// startAnswer is the message with a number that answers a request to start. What has
+// been read of it stays, since a deadline may come between two pieces.
+type startAnswer struct {
+	message [headSize + 8]byte
+	n       int
+}
+
+func (a *startAnswer) read(r io.Reader) (kind, int64, error) {
+	for a.n < len(a.message) {
+		n, err := r.Read(a.message[a.n:])
+		if a.n += n; err != nil {
+			return 0, 0, err
+		}
+	}
+	head, body := a.message[:headSize], a.message[headSize:]
+	if binary.BigEndian.Uint32(head[1:]) != uint32(len(body)) {
+		return 0, 0, errMalformed
+	}
+	return kind(head[0]), number(body), nil
 }
 
 func number(body []byte) int64 {

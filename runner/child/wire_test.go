@@ -2,8 +2,12 @@ package child
 
 import (
 	"bytes"
+	"errors"
+	"io"
+	"os"
 	"reflect"
 	"testing"
+	"testing/iotest"
 )
 
 func TestStartRequestSurvivesTheWire(t *testing.T) {
@@ -44,4 +48,22 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("%+v is encoded differently", done)
 		}
 	})
+}
+
+// TestStartAnswer: an answer that a deadline cuts in two is read on after it.
+func TestStartAnswer(t *testing.T) {
+	var whole bytes.Buffer
+	if err := writeNumber(&whole, msgStarted, 4711); err != nil {
+		t.Fatal(err)
+	}
+	for cut := range whole.Len() {
+		var a startAnswer
+		first := io.MultiReader(bytes.NewReader(whole.Bytes()[:cut]), iotest.ErrReader(os.ErrDeadlineExceeded))
+		if _, _, err := a.read(first); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("cut at %d: %v", cut, err)
+		}
+		if k, n, err := a.read(bytes.NewReader(whole.Bytes()[cut:])); k != msgStarted || n != 4711 || err != nil {
+			t.Errorf("cut at %d: %c %d, %v", cut, k, n, err)
+		}
+	}
 }
