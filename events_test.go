@@ -198,10 +198,11 @@ func TestEvents(t *testing.T) {
 		}
 	})
 	t.Run("nothing is made up", func(t *testing.T) {
-		// The first takes processes of another user, the second two waiters on
-		// two hosts, the third a socket unit, the fourth hundreds of messages, the
-		// fifth an outage (testdata/script/away.txtar).
-		unseen := []string{"unkillable", "yielded", "environment", "dropped", "back"}
+		// The first takes processes of another user, the second a socket unit, the
+		// third hundreds of messages, the fourth an outage (testdata/script/away.txtar),
+		// the next two a network that is cut (runner/lock's tests of silence, and the
+		// torture), the last three a ledger (testdata/script/ledger.txtar).
+		unseen := []string{"unkillable", "environment", "dropped", "back", "silent", "unheard", "done", "paused", "ledger"}
 		for name := range documented {
 			if !seen[name] && !slices.Contains(unseen, name) {
 				t.Errorf("README has the event %s, and it was not seen", name)

@@ -63,7 +63,7 @@ func runTests(m *testing.M) int {
 func build(file string) error {
 	args := []string{"build", "-o", file}
 	// The race detector watches the product if it watches the tests.
-	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+	if watched() {
 		args = append(args, "-race")
 	}
 	out, err := exec.Command("go", append(args, ".")...).CombinedOutput()
@@ -83,6 +83,12 @@ type bench struct {
 var theBench bench
 
 // environ is what a test's pglead runs with: a database by PG* variables, and
+// watched says whether the race detector watches.
+func watched() bool {
+	info, ok := debug.ReadBuildInfo()
+	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+}
+
 // nothing of the machine's own.
 func (b bench) environ(home string) []string {
 	return []string{
