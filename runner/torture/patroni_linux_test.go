@@ -208,16 +208,21 @@ func (x *contest) assess(began time.Duration, schedule []outage) {
 		x.t.Fatal(err)
 	}
 	complain := func(holds bool, all []string) {
-		for _, bad := range all {
-			if holds {
+		const most = 5
+		for i, bad := range all {
+			switch {
+			case i == most:
+				x.t.Logf("%s: and %d more", x.modeName, len(all)-most)
+				return
+			case holds:
 				x.t.Errorf("%s: %s", x.modeName, bad)
-			} else {
+			default:
 				x.t.Logf("%s, which is not promised: %s", x.modeName, bad)
 			}
 		}
 	}
 	complain(x.cluster.quorum, judge(h))
-	complain(x.cluster.strict, append(misdeeds(found, writes[x.key]), judgeWrites(found, writes[x.key])...))
+	complain(x.cluster.strict, append(judgeWrites(found, writes[x.key]), misdeeds(found, writes[x.key])...))
 	x.overlaps = overlaps
 	x.t.Logf("%s: %d commands led in %v, %d overlaps; %s", x.modeName, len(h), (boottime.Now() - began).Round(time.Second), len(overlaps), tally(writes[x.key]))
 }
