@@ -33,16 +33,7 @@ func (w watcher) close() { _ = w.conn.Close(context.Background()) }
 
 // ask returns the values of an answer.
 func (w watcher) ask(sql string) ([]string, error) {
-	results, err := w.conn.Exec(context.Background(), sql).ReadAll()
-	var values []string
-	for _, result := range results {
-		for _, row := range result.Rows {
-			for _, value := range row {
-				values = append(values, string(value))
-			}
-		}
-	}
-	return values, err
+	return pgtest.Ask(context.Background(), w.conn, sql)
 }
 
 // Who holds the lock, and who waits for it, however these do that: each has an

@@ -16,21 +16,14 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // TestMain: what was opened for a look is closed after it.
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func start(t *testing.T, settings map[string]string) *pgtest.Server {
-	t.Helper()
-	server, remove, err := pgtest.Throwaway(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
-	return server
-}
+var start, query = testserver.Start, testserver.Query
 
 // config is a session's configuration with a lease that is short for a person
 // and long for a slow machine.
@@ -41,15 +34,6 @@ func config(t *testing.T, dsn string) session.Config {
 		t.Fatal(err)
 	}
 	return session.Config{Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test"}
-}
-
-func query(t *testing.T, server *pgtest.Server, sql string) []string {
-	t.Helper()
-	values, err := server.Query("postgres", sql)
-	if err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-	return values
 }
 
 // eventually waits until the condition holds; a test that waits in vain fails.

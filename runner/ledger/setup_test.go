@@ -12,13 +12,14 @@ import (
 
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/pgtest/testserver"
 )
 
 // remembering is a server with a ledger that an ordinary owner of the database has
 // installed, and the role cron that is granted it.
 func remembering(t *testing.T, settings map[string]string) *pgtest.Server {
 	t.Helper()
-	server := start(t, settings)
+	server := testserver.Start(t, settings)
 	query(t, server, "CREATE ROLE boss LOGIN; CREATE ROLE cron LOGIN; CREATE ROLE other LOGIN; CREATE ROLE stranger LOGIN; ALTER DATABASE postgres OWNER TO boss; GRANT pg_signal_backend TO boss")
 	owner := connect(t, server, "boss")
 	for range 2 { // twice in a row
@@ -27,16 +28,6 @@ func remembering(t *testing.T, settings map[string]string) *pgtest.Server {
 		}
 	}
 	run(t, owner, "GRANT USAGE ON SCHEMA pglead TO cron, other")
-	return server
-}
-
-func start(t *testing.T, settings map[string]string) *pgtest.Server {
-	t.Helper()
-	server, remove, err := pgtest.Throwaway(settings)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(remove)
 	return server
 }
 
@@ -89,11 +80,7 @@ func run(t *testing.T, conn *pgconn.PgConn, sql string) string {
 // query asks as a superuser.
 func query(t *testing.T, server *pgtest.Server, sql string) string {
 	t.Helper()
-	values, err := server.Query("postgres", sql)
-	if err != nil {
-		t.Fatalf("%s: %v", sql, err)
-	}
-	return strings.Join(values, " ")
+	return strings.Join(testserver.Query(t, server, sql), " ")
 }
 
 func expect(t *testing.T, what, got, want string) {

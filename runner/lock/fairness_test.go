@@ -5,22 +5,24 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/pglead/pglead/runner/lock"
 )
 
 // turnPatience is how long the second in line leaves a lock that has come free to the
 // first (line.go). On a busy machine the first may not act within it, and is overtaken.
 const turnPatience = 300 * time.Millisecond
 
-// nextOf waits until one of a line is served, and returns its place. Only one that let
-// its turn pass may be overtaken.
-func nextOf(t *testing.T, line []*contender, released time.Time) (place int) {
+// serve waits until one of a line is served, alone and without a delay, and returns
+// what it holds, and the others. Only one that let its turn pass may be overtaken.
+func serve(t *testing.T, line []*contender, released time.Time) (h *lock.Held, others []*contender, overtaken bool) {
 	t.Helper()
 	var cases []reflect.SelectCase
 	for _, c := range line {
 		cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(c.done)})
 	}
 	cases = append(cases, reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(time.After(longest))})
-	place, _, _ = reflect.Select(cases)
+	place, _, _ := reflect.Select(cases)
 	if place == len(line) {
 		t.Fatalf("nobody is served; the first has said %v", line[0].said())
 	}
@@ -30,7 +32,18 @@ func nextOf(t *testing.T, line []*contender, released time.Time) (place int) {
 	if place > 0 {
 		t.Logf("the first let its turn of %v pass", turnPatience)
 	}
-	return place
+	next := line[place]
+	h = next.held(t)
+	if delayed(next) {
+		t.Errorf("with %d behind it: %v", len(line)-place-1, next.said())
+	}
+	others = slices.Delete(line, place, place+1)
+	for _, other := range others {
+		if !other.waits() {
+			t.Fatalf("two are served, with %d in line", len(line))
+		}
+	}
+	return h, others, place > 0
 }
 
 // TestFairness: a line of 20 that never gets shorter. Each is served before those
@@ -53,20 +66,14 @@ func TestFairness(t *testing.T) {
 		join()
 	}
 	overtaken := 0
-	for i := range handovers {
+	for range handovers {
 		released := time.Now()
 		release(t, h)
 		h.Close()
-		place := nextOf(t, line, released)
-		next := line[place]
-		h = next.held(t)
-		if delayed(next) {
-			t.Errorf("handover %d: %v", i, next.said())
-		}
-		if place > 0 {
+		var passed bool
+		if h, line, passed = serve(t, line, released); passed {
 			overtaken++
 		}
-		line = slices.Delete(line, place, place+1)
 		join()
 	}
 	t.Logf("%d handovers in a line of %d: in %d the first let its turn of %v pass", handovers, n, overtaken, turnPatience)

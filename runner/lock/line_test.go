@@ -94,18 +94,7 @@ func TestOrder(t *testing.T) {
 		released := time.Now()
 		release(t, h)
 		h.Close()
-		place := nextOf(t, line, released)
-		next := line[place]
-		h = next.held(t)
-		if delayed(next) {
-			t.Errorf("handover %d: %v", i, next.said())
-		}
-		line = slices.Delete(line, place, place+1)
-		for _, later := range line {
-			if !later.waits() {
-				t.Fatalf("handover %d served two", i)
-			}
-		}
+		h, line, _ = serve(t, line, released)
 	}
 	release(t, h)
 }

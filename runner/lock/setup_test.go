@@ -224,18 +224,11 @@ func plain(t *testing.T, dsn string, sql ...string) *pgconn.PgConn {
 }
 
 // run returns the values of a statement's rows.
-func run(t *testing.T, conn *pgconn.PgConn, sql string) (values []string) {
+func run(t *testing.T, conn *pgconn.PgConn, sql string) []string {
 	t.Helper()
-	results, err := conn.Exec(t.Context(), sql).ReadAll()
+	values, err := pgtest.Ask(t.Context(), conn, sql)
 	if err != nil {
 		t.Fatalf("%s: %v", sql, err)
-	}
-	for _, result := range results {
-		for _, row := range result.Rows {
-			for _, value := range row {
-				values = append(values, string(value))
-			}
-		}
 	}
 	return values
 }

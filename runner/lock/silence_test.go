@@ -32,6 +32,24 @@ func silenced(t *testing.T, server *pgtest.Server, holding, waiting lock.Config)
 	return h, next, last
 }
 
+// sawSilence waits until a waiter has taken over from a holder that it has seen to be
+// silent: not before that one's command is dead by its own clock, and before the server
+// would end the session.
+func sawSilence(t *testing.T, next *contender, since time.Time, lease time.Duration) {
+	t.Helper()
+	next.held(t)
+	took := next.ended.Sub(since)
+	if took < session.TakeoverDelay(lease)-session.BeatEvery(lease) {
+		t.Errorf("taken over %v after the last heartbeat: its command may be alive", took)
+	}
+	if took >= lease {
+		t.Errorf("taken over %v after the last heartbeat, with a lease of %v", took, lease)
+	}
+	if !slices.Equal(next.said(), []string{"waiting", "silent"}) {
+		t.Errorf("it said %v", next.said())
+	}
+}
+
 // TestSilentHolder: one that is cut off is taken over from when its command is dead by
 // its own clock, and before the server would end its session.
 func TestSilentHolder(t *testing.T) {
@@ -40,17 +58,7 @@ func TestSilentHolder(t *testing.T) {
 	cfg := leased(config(t, dsn, exclusive(1)), 15*time.Second)
 	cfg.LockDelay = 2 * time.Second // shorter than what the holder's settings come to
 	h, next, since := silenced(t, server, cfg, cfg)
-	next.held(t)
-	took := next.ended.Sub(since)
-	if took < session.TakeoverDelay(cfg.Session.Lease)-session.BeatEvery(cfg.Session.Lease) {
-		t.Errorf("taken over %v after the last heartbeat: its command may be alive", took)
-	}
-	if took >= cfg.Session.Lease {
-		t.Errorf("taken over %v after the last heartbeat, with a lease of %v", took, cfg.Session.Lease)
-	}
-	if !slices.Equal(next.said(), []string{"waiting", "silent"}) {
-		t.Errorf("it said %v", next.said())
-	}
+	sawSilence(t, next, since, cfg.Session.Lease)
 	<-h.Lost()
 	if d := time.Since(next.ended); d < 0 {
 		t.Errorf("the holder thought that it had the lock for %v after that", d)
@@ -66,17 +74,7 @@ func TestSilenceBehindFrozen(t *testing.T) {
 	cfg.LockDelay = 2 * time.Second
 	frozenTicket(t, dsn, id(1), 0)
 	_, next, since := silenced(t, server, cfg, cfg)
-	next.held(t)
-	took := next.ended.Sub(since)
-	if took < session.TakeoverDelay(cfg.Session.Lease)-session.BeatEvery(cfg.Session.Lease) {
-		t.Errorf("taken over %v after the last heartbeat: its command may be alive", took)
-	}
-	if took >= cfg.Session.Lease {
-		t.Errorf("taken over %v after the last heartbeat, with a lease of %v", took, cfg.Session.Lease)
-	}
-	if !slices.Equal(next.said(), []string{"waiting", "silent"}) {
-		t.Errorf("it said %v", next.said())
-	}
+	sawSilence(t, next, since, cfg.Session.Lease)
 }
 
 // TestSilenceUnseen: a role that sees nothing of the holder waits for the server's

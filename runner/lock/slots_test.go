@@ -1,7 +1,6 @@
 package lock_test
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -98,17 +97,8 @@ func TestLineOfSlots(t *testing.T) {
 	for i := 0; len(line) > 0; i++ {
 		released := time.Now()
 		release(t, holders[i])
-		place := nextOf(t, line, released)
-		next := line[place]
-		holders = append(holders, next.held(t))
-		if delayed(next) {
-			t.Errorf("handover %d: %v", i, next.said())
-		}
-		line = slices.Delete(line, place, place+1)
-		for _, later := range line {
-			if !later.waits() {
-				t.Fatalf("handover %d served two", i)
-			}
-		}
+		var h *lock.Held
+		h, line, _ = serve(t, line, released)
+		holders = append(holders, h)
 	}
 }

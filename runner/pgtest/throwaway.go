@@ -91,6 +91,11 @@ func (s *Server) Query(database, sql string) ([]string, error) {
 		return nil, err
 	}
 	defer conn.Close(ctx)
+	return Ask(ctx, conn, sql)
+}
+
+// Ask runs SQL on a connection and returns the text of all values.
+func Ask(ctx context.Context, conn *pgconn.PgConn, sql string) ([]string, error) {
 	results, err := conn.Exec(ctx, sql).ReadAll()
 	var values []string
 	for _, result := range results {

@@ -17,6 +17,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/pgtest"
 )
 
 // contest is one lock of the cluster's, and the way to the cluster by which hosts
@@ -218,14 +220,5 @@ func (c *cluster) query(sql string) ([]string, error) {
 		return nil, err
 	}
 	defer closeSoon(conn)
-	results, err := conn.Exec(ctx, sql).ReadAll()
-	var values []string
-	for _, result := range results {
-		for _, row := range result.Rows {
-			for _, value := range row {
-				values = append(values, string(value))
-			}
-		}
-	}
-	return values, err
+	return pgtest.Ask(ctx, conn, sql)
 }
