@@ -49,11 +49,11 @@ func TestHistoryTable(t *testing.T) {
 	if err := writeHistory(&out, theNight()); err != nil {
 		t.Fatal(err)
 	}
-	const want = `STARTED       HOST  TOOK    RESULT
-Nov 22 03:00  web2  running 12m, usually 4m (token 281474976740399)
-Nov 22 02:00  web1  1m02s   lost      next start waited 10s
-Nov 21 03:00  web1  4m11s   ok
-Nov 20 03:00  web1  0.4s    failed 1
+	const want = `STARTED          HOST  TOOK    RESULT
+Nov 22 03:00:00  web2  running 12m, usually 4m (token 281474976740399)
+Nov 22 02:00:00  web1  1m02s   lost      next start waited 10s
+Nov 21 03:00:00  web1  4m11s   ok
+Nov 20 03:00:00  web1  0.4s    failed 1
 `
 	if out.String() != want {
 		t.Errorf("%s\nwant\n%s", &out, want)
@@ -88,8 +88,8 @@ func TestHistoryWidth(t *testing.T) {
 
 func TestTook(t *testing.T) {
 	for want, d := range map[string]time.Duration{
-		"0.0s": 0, "0.4s": 400 * time.Millisecond, "9.9s": 9940 * time.Millisecond, "10s": 9960 * time.Millisecond, "42s": 42 * time.Second,
-		"1m00s": 59600 * time.Millisecond, "1m02s": 62 * time.Second, "59m59s": time.Hour - time.Second, "1h00m": time.Hour,
+		"0.0s": 0, "0.4s": 400 * time.Millisecond, "9.9s": 9999 * time.Millisecond, "10s": 10 * time.Second, "42s": 42 * time.Second,
+		"59s": 59999 * time.Millisecond, "1m00s": time.Minute, "1m02s": 62 * time.Second, "59m59s": time.Hour - time.Second, "1h00m": time.Hour,
 		"23h59m": 24*time.Hour - time.Second, "2d03h": 51 * time.Hour,
 	} {
 		if got := took(d); got != want {
@@ -101,6 +101,44 @@ func TestTook(t *testing.T) {
 	} {
 		if got := roughly(d); got != want {
 			t.Errorf("%v is roughly %s, want %s", d, got, want)
+		}
+	}
+}
+
+// TestCut: an instant is shown as one that has been.
+func TestCut(t *testing.T) {
+	late := time.Date(2026, 11, 22, 12, 0, 59, 999_999_999, time.Local)
+	for want, got := range map[string]string{
+		"Nov 22 12:00:59": whenExactly(late, late), "Nov 22 12:00": when(late, late), "Nov 22 2026": whenExactly(late, late.AddDate(1, 0, 0)),
+		"59s": brief(59999 * time.Millisecond), "1d23h": brief(48*time.Hour - 1), "12:00:59": ledger.Clock(late, late),
+	} {
+		if got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+// TestKeysWidth: the list of keys fits into 80 columns, whatever is in it.
+func TestKeysWidth(t *testing.T) {
+	now := time.Date(2026, 11, 22, 12, 0, 0, 0, time.Local)
+	status := 255
+	long := strings.Repeat("long/\x1b[31m", 30)
+	facts := ledger.Facts{Now: now, List: []ledger.Fact{
+		{Last: ledger.Entry{Key: long, Host: long, Started: now.Add(-time.Hour), Ended: now, Outcome: ledger.Failed, Status: &status}, Success: ledger.Success{Ended: now.Add(-time.Minute)}, Pause: ledger.Pause{Until: ledger.Endless(), By: long}},
+		{Last: ledger.Entry{Key: "slotted", Host: "web1", Started: now.Add(-time.Hour), Outcome: ledger.Running}},
+		{Last: ledger.Entry{Key: "slotted", Host: "web2", Started: now.Add(-time.Minute), Outcome: ledger.Running}},
+	}}
+	var out strings.Builder
+	if err := writeKeys(&out, pastKeys{keys: remembrances(facts), facts: facts, width: 80}); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
+	if len(lines) != 5 || strings.Contains(out.String(), "\x1b") || !strings.HasSuffix(lines[1], "1h00m  failed 255  60s ago") || !strings.HasSuffix(lines[2], "60s…    2 running   never") {
+		t.Errorf("%s", out.String())
+	}
+	for _, line := range lines {
+		if n := utf8.RuneCountInString(line); n > 80 {
+			t.Errorf("%d columns: %s", n, line)
 		}
 	}
 }

@@ -162,7 +162,7 @@ func (p pastRuns) row(i int) reportRow {
 	run := p.history.Runs[i]
 	result, remark := p.result(i)
 	row := reportRow{
-		ID: "t" + strconv.FormatInt(run.Token, 10), Class: outcomeClass(run),
+		ID: rowOf(run), Class: outcomeClass(run),
 		Started: when(run.Started, p.history.Now), Instant: run.Started.Local().Format("2006-01-02 15:04:05 -07:00"), Host: visible.Text(run.Host),
 		Result: visible.Text(result), Remark: remark,
 		User: visible.Text(run.User), Process: strconv.Itoa(run.PID), Command: visible.Text(run.Command), Token: strconv.FormatInt(run.Token, 10), Role: visible.Text(run.Role),
@@ -174,6 +174,14 @@ func (p pastRuns) row(i int) reportRow {
 		row.Took = took(run.Took())
 	}
 	return row
+}
+
+// rowOf is the name of a run's row.
+func rowOf(r ledger.Entry) string {
+	if r.Missing() {
+		return "m" + strconv.FormatInt(r.Started.UnixMicro(), 10)
+	}
+	return "t" + strconv.FormatInt(r.Token, 10)
 }
 
 // title is what is shown of a run under the pointer.
@@ -254,7 +262,7 @@ func (r *report) draw(p pastRuns, runs []ledger.Entry, s scale) {
 			}
 			l.Bars = append(l.Bars, bar{
 				Class: outcomeClass(run), X: percent(s.at(run.Started)), Width: percent(max(leastWidth, s.at(end)-s.at(run.Started))),
-				Y: strconv.Itoa(l.BarY), Height: strconv.Itoa(barHeight), Title: p.title(j), Row: "t" + strconv.FormatInt(run.Token, 10),
+				Y: strconv.Itoa(l.BarY), Height: strconv.Itoa(barHeight), Title: p.title(j), Row: rowOf(run),
 			})
 			if run.Waited > 0 {
 				r.Delayed = true
@@ -302,7 +310,7 @@ func (r *report) drawColumns(p pastRuns, runs []ledger.Entry) {
 		h := max(3, high(length(run)))
 		r.Columns = append(r.Columns, bar{
 			Class: outcomeClass(run), X: percent((float64(len(runs)-1-i) + 0.12) * width), Width: percent(width * 0.76),
-			Y: fmt.Sprintf("%.1f", columnsTop-h), Height: fmt.Sprintf("%.1f", h), Title: p.title(i), Row: "t" + strconv.FormatInt(run.Token, 10),
+			Y: fmt.Sprintf("%.1f", columnsTop-h), Height: fmt.Sprintf("%.1f", h), Title: p.title(i), Row: rowOf(run),
 		})
 	}
 	r.Longest = took(longest)

@@ -51,7 +51,7 @@ type Config struct {
 	Returns bool
 
 	ticket uint32 // that it had in an earlier session
-	warned bool   // of a ledger that can't be trusted
+	warned bool   // of a ledger that is not used
 }
 
 // Forever is a wait without end.
@@ -97,7 +97,7 @@ func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Hel
 	held, err := b.takeAndSettle(ctx, left)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && left() > 0; {
 		if err = b.sitOut(ctx, paused, left); err == nil {
-			b.cfg.Returns = true // what happened meanwhile it has not heard
+			b.returns()
 			held, err = b.takeAndSettle(ctx, left)
 		}
 	}

@@ -104,6 +104,10 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Sessi
 				cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
 				cfg.warned = true
 			}
+			if cfg.Ledger.Denied(s.Probed()) && !cfg.warned {
+				cfg.Log.Info("the ledger is not granted to role "+cfg.Session.Database.User+"; going on without", "event", "ledger")
+				cfg.warned = true
+			}
 		}
 		if err == nil || cfg.Wait > 0 || !isFull(err) {
 			return s, err
