@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -180,9 +181,12 @@ func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
 type progress struct {
 	u       *ui
 	items   int
-	returns bool // to what is skipped, until the end
-	shown   time.Time
+	returns bool // to what is held elsewhere or paused, until the end
+
+	mu      sync.Mutex
 	last    runner.Tally
+	shown   time.Time
+	pending bool // what came since then will be shown soon
 	on      bool
 }
 
@@ -194,29 +198,44 @@ func (f *eachFlags) progress(u *ui, items int) *progress {
 const progressInterval = 100 * time.Millisecond
 
 func (p *progress) show(t runner.Tally) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.last = t
-	if p.on && time.Since(p.shown) >= progressInterval {
-		p.shown = time.Now()
+	if p.on && !p.pending {
+		p.pending = true
+		time.AfterFunc(progressInterval-time.Since(p.shown), p.draw)
+	}
+}
+
+func (p *progress) draw() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shown, p.pending = time.Now(), false
+	if p.on {
 		p.u.setStatus(p.text())
 	}
 }
 
 func (p *progress) text() string {
 	t := p.last
-	over, wait := t.Ran+t.Done, ""
-	if waits := t.Held + t.Paused; !p.returns {
-		over += waits
-	} else if waits > 0 {
-		wait = fmt.Sprintf(", %d held elsewhere or paused", waits)
+	over, waits := t.Ran+t.Done, t.Held+t.Paused
+	if !p.returns {
+		over, waits = over+waits, 0
 	}
-	return fmt.Sprintf("pglead: %d of %s: %d running, %d ran, %d failed, %d skipped%s",
-		over, itemsText(p.items), t.Running, t.Ran, t.Failed, over-t.Ran, wait)
+	text := fmt.Sprintf("pglead: %d of %s: %d running, %d ran, %d failed, %d skipped", over, itemsText(p.items), t.Running, t.Ran, t.Failed, over-t.Ran)
+	if waits > 0 {
+		text += fmt.Sprintf(", %d waited for", waits)
+	}
+	return text
 }
 
 // close leaves the last word standing.
 func (p *progress) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.returns = false
 	if p.on {
+		p.on = false
 		p.u.clearStatus()
 		fmt.Fprintln(p.u, p.text())
 	}

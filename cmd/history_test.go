@@ -133,7 +133,7 @@ func TestKeysWidth(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
-	if len(lines) != 5 || strings.Contains(out.String(), "\x1b") || !strings.HasSuffix(lines[1], "1h00m  failed 255  60s ago") || !strings.HasSuffix(lines[2], "60s…    2 running   never") {
+	if len(lines) != 5 || strings.Contains(out.String(), "\x1b") || !strings.HasSuffix(lines[1], "1h00m  failed 255  60s ago") || !strings.HasSuffix(lines[2], "60s…   2 running   never") {
 		t.Errorf("%s", out.String())
 	}
 	for _, line := range lines {
