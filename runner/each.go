@@ -86,7 +86,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	for _, lost := range e.lost {
 		lost.Session.Close() // or it would keep the locks for as long as that takes
 	}
-	lock.LastWords(patience, e.lost...)
+	lock.AnnounceDeaths(patience, e.lost...)
 	return e.tally, context.Cause(ctx)
 }
 

@@ -65,7 +65,7 @@ func (p *process) once() (Outcome, error) {
 	defer r.held.Close()
 	outcome, err := r.underLock(ctx)
 	if errors.As(err, new(*LostError)) {
-		r.sayDead()
+		r.announceDeath()
 	}
 	return outcome, err
 }
@@ -133,7 +133,7 @@ func (r *run) start(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	began := time.Now()
-	words, goodbye := r.held.LastBytes()
+	words, goodbye := r.held.EncodedRelease()
 	c, err := r.guard.Start(ctx, child.Config{
 		Path: r.cfg.Path, Args: r.command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
@@ -198,13 +198,13 @@ func (r *run) release(outcome Outcome) {
 	r.hook("released", r.cfg.Hooks.Released, nil)
 }
 
-// sayDead tells those who wait for the lost lock that the command is dead, unless
+// announceDeath tells those who wait for the lost lock that the command is dead, unless
 // a signal asks this process to end.
-func (r *run) sayDead() {
+func (r *run) announceDeath() {
 	ctx, listener := interruptible(r.signals)
 	defer listener.handOver()
 	r.held.Close() // or it would keep the lock for as long as that takes
-	lock.LastWords(ctx, r.held)
+	lock.AnnounceDeaths(ctx, r.held)
 }
 
 // describe is what the log says of a lock beside its keys and its token.

@@ -78,7 +78,7 @@ func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
 func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Held, error) {
 	opening := *cfg
 	if !cfg.Returns { // a returning waiter goes to the end of the line
-		opening.Session.AtLogin = cfg.LoginTrial()
+		opening.Session.AtLogin = cfg.LoginTrySQL()
 	}
 	s, err := opening.Open(ctx, left())
 	cfg.warned = opening.warned
@@ -96,7 +96,7 @@ func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Hel
 	}
 	held, err := b.takeAndSettle(ctx, left)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && left() > 0; {
-		if err = b.sitOut(ctx, paused, left); err == nil {
+		if err = b.waitForResume(ctx, paused, left); err == nil {
 			b.cfg.Returns = true // what happened meanwhile it has not heard
 			held, err = b.takeAndSettle(ctx, left)
 		}

@@ -46,10 +46,10 @@ import (
 type event string
 
 const (
-	started    event = "started"
-	clean      event = "clean"
-	dead       event = "dead"
-	readerLeft event = "left"
+	wordStarted event = "started"
+	wordClean   event = "clean"
+	wordDead    event = "dead"
+	wordLeft    event = "left"
 )
 
 // Announcement is an event of a lock's life.
@@ -77,7 +77,7 @@ const longestAnnounced = 24 * time.Hour
 
 func parseAnnouncement(payload string) (a Announcement, ok bool) {
 	fields := strings.Split(payload, " ")
-	if len(fields) < 4 || !slices.Contains([]event{started, clean, dead, readerLeft}, event(fields[0])) {
+	if len(fields) < 4 || !slices.Contains([]event{wordStarted, wordClean, wordDead, wordLeft}, event(fields[0])) {
 		return a, false
 	}
 	var numbers [3]int64

@@ -77,16 +77,16 @@ func (b *Bid) Try(ctx context.Context) (bool, error) {
 	if b.cfg.Session.Transaction {
 		return b.tryInTransaction(ctx)
 	}
-	n, err := b.number(ctx, "SELECT "+b.trial())
+	n, err := b.number(ctx, "SELECT "+b.trySQL())
 	if err != nil {
 		return false, err
 	}
 	return b.granted(n)
 }
 
-// trial is an SQL expression that takes what is missing, in the way of Try. Its
+// trySQL is an SQL expression that takes what is missing, in the way of Try. Its
 // value is for granted.
-func (b *Bid) trial() string {
+func (b *Bid) trySQL() string {
 	claim := b.cfg.Claim
 	switch {
 	case claim.Gate != nil && b.line == nil:
@@ -99,13 +99,13 @@ func (b *Bid) trial() string {
 	return tryAll(b.missing(), Lock.try)
 }
 
-// LoginTrial is the first trial, which is made in the login's round trip: its value is
+// LoginTrySQL is the first trial, which is made in the login's round trip: its value is
 // what the session's TakeLoginAnswer returns, and Try goes by that.
-func (cfg Config) LoginTrial() string {
+func (cfg Config) LoginTrySQL() string {
 	if len(cfg.Claim.Locks) == 0 {
 		return ""
 	}
-	return NewBid(nil, cfg).trial()
+	return NewBid(nil, cfg).trySQL()
 }
 
 // tryAll is an SQL expression that takes the locks up to the first that is not

@@ -20,7 +20,7 @@ func (h *Held) End(end ledger.End) { h.end = end }
 // crashes, which costs the next start its lock-delay; but with a tick, a success that
 // is lost would be repeated.
 func (h *Held) finishing() (queries []string) {
-	if !h.remembered {
+	if !h.recorded {
 		return nil
 	}
 	commit := "off"
@@ -51,7 +51,7 @@ func (h *Held) finishBeside(ctx context.Context) {
 // locks are given back in any case, and the next start waits for its lock-delay.
 func (h *Held) excused(err error) bool {
 	var pgErr *pgconn.PgError
-	if !h.remembered || !errors.As(err, &pgErr) || errors.As(err, new(*session.LostError)) {
+	if !h.recorded || !errors.As(err, &pgErr) || errors.As(err, new(*session.LostError)) {
 		return false
 	}
 	h.unnoted(session.Refused(err, "the ledger"))

@@ -22,7 +22,7 @@ type Held struct {
 	Waited  time.Duration
 
 	cfg         Config
-	remembered  bool          // by the ledger
+	recorded    bool          // by the ledger
 	end         ledger.End    // of the command
 	vouches     bool          // to speak for those before
 	ownsSession bool          // the session is this one's
@@ -98,9 +98,9 @@ func (h *Held) releasing() (words []string, unlock string) {
 // announceEnd is the query that announces the end of a tenure to those in line, and
 // names the first of them, or one on the host that is preferred.
 func (h *Held) announceEnd(l Lock) string {
-	word, fields := clean, h.wordFields()
+	word, fields := wordClean, h.wordFields()
 	if l.Shared {
-		word = readerLeft
+		word = wordLeft
 	}
 	token := strconv.FormatInt(h.Token, 10)
 	if h.cfg.Claim.Polled && !l.Shared {
@@ -128,17 +128,17 @@ func (h *Held) wordFields() []string {
 	return nil
 }
 
-// LastBytes are what a process that holds the socket of a dead one can say in its
+// EncodedRelease are what a process that holds the socket of a dead one can say in its
 // place, when the command is dead: the clean end, and the unlock. It is nil where
 // that can't be: of readers others may be alive, a transaction has nothing to say
 // before its end, and what is encrypted nobody else can write. With goodbye the
 // session ends with it: where the session has other locks, it must not.
-func (h *Held) LastBytes() (request []byte, goodbye bool) {
+func (h *Held) EncodedRelease() (request []byte, goodbye bool) {
 	if h.cfg.Session.Transaction || h.Locks[0].Shared {
 		return nil, false
 	}
 	words, unlock := h.releasing()
-	if h.remembered && !h.cfg.Session.Quorum {
+	if h.recorded && !h.cfg.Session.Quorum {
 		killed := *h
 		killed.end = ledger.End{Outcome: ledger.Killed}
 		words = append(killed.finishing(), words...)

@@ -39,7 +39,7 @@ type history struct {
 	mu      sync.Mutex
 	now     int                 // counts what has been noted
 	starts  []start             // that nobody has discharged
-	words   []word              // the latest
+	words   []endNotice         // the latest
 	seen    map[uint32]sighting // sessions that hold the lock or wait for it
 	own     uint32              // the role of this session; 0 until it is known
 	spoken  bool                // a word has counted
@@ -101,7 +101,7 @@ func newHistory(lockDelay, lease time.Duration, shared bool, news chan<- struct{
 // called by the session's reader.
 func (h *history) hear(pid uint32, payload string) {
 	a, ok := parseAnnouncement(payload)
-	if !ok || h.shared && a.Shared && a.Event == started {
+	if !ok || h.shared && a.Shared && a.Event == wordStarted {
 		return
 	}
 	a.PID = pid
@@ -109,15 +109,15 @@ func (h *history) hear(pid uint32, payload string) {
 	defer h.mu.Unlock()
 	h.now++
 	switch a.Event {
-	case started:
-		h.begin(start{pid: pid, token: a.Token, delay: h.bounded(a), need: need(a)})
-	case clean, dead:
+	case wordStarted:
+		h.begin(start{pid: pid, token: a.Token, delay: h.bounded(a), need: deadAfter(a)})
+	case wordClean, wordDead:
 		if len(h.words) == mostWords {
 			h.words = slices.Delete(h.words, 0, 1)
 		}
-		h.words = append(h.words, word{Announcement: a, noted: h.now})
+		h.words = append(h.words, endNotice{Announcement: a, noted: h.now})
 		h.judge()
-	case readerLeft:
+	case wordLeft:
 	}
 	if len(h.events) < mostEvents {
 		h.events = append(h.events, a)
@@ -137,11 +137,11 @@ func (h *history) bounded(a Announcement) time.Duration {
 	if !h.seen[a.PID].held {
 		return h.lockDelay
 	}
-	return max(h.lockDelay, min(need(a), h.lease))
+	return max(h.lockDelay, min(deadAfter(a), h.lease))
 }
 
-// need is when a holder's command is dead at the latest, by its own settings.
-func need(a Announcement) time.Duration { return session.TakeoverDelay(a.Lease) + a.LostGrace }
+// deadAfter is when a holder's command is dead at the latest, by its own settings.
+func deadAfter(a Announcement) time.Duration { return session.TakeoverDelay(a.Lease) + a.LostGrace }
 
 // crowd stands for the tenures that are too many to remember: no word
 // discharges it.
@@ -172,16 +172,16 @@ func (h *history) begin(s start) {
 	h.starts = append(h.starts, s)
 }
 
-// freed is how long after a clean end, which is said before, a lock is free for
+// freeAfterClean is how long after a clean end, which is said before, a lock is free for
 // certain.
-const freed = 150 * time.Millisecond
+const freeAfterClean = 150 * time.Millisecond
 
 // refused takes note of a try that was refused: if all were known to be dead, then
 // there is somebody else by now. It says whether that is news.
 func (h *history) refused(at time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state() != ended || at.Sub(h.since) < freed || h.buried.pid != 0 {
+	if h.state() != ended || at.Sub(h.since) < freeAfterClean || h.buried.pid != 0 {
 		return false
 	}
 	h.now++
@@ -225,7 +225,7 @@ func (h *history) saw(l *look, id lockkey.ID, since int) {
 			continue
 		}
 		h.seen[s.pid] = sighting{role: s.role, held: true}
-		overtaken := func(w word) bool { return w.PID == s.pid && w.noted > since && s.token <= w.Token }
+		overtaken := func(w endNotice) bool { return w.PID == s.pid && w.noted > since && s.token <= w.Token }
 		if h.shared && s.shared || slices.ContainsFunc(h.words, overtaken) {
 			continue
 		}

@@ -18,14 +18,14 @@ import (
 // pgleads that are not granted the ledger: a start that was heard of, and that the
 // ledger lacks, is waited out as without one.
 
-// remembers says whether the run goes by a ledger.
-func (b *Bid) remembers() bool {
+// usesLedger says whether the run goes by a ledger.
+func (b *Bid) usesLedger() bool {
 	use, err := b.cfg.Ledger.Found(b.s.Probed())
 	return use && err == nil
 }
 
-// run is what the ledger is told of this one.
-func (cfg *Config) run() ledger.Run {
+// ledgerRun is what the ledger is told of this one.
+func (cfg *Config) ledgerRun() ledger.Run {
 	d := cfg.Description
 	return ledger.Run{
 		Host: d.Host, User: d.User, Command: d.Command, PID: d.PID,
@@ -33,8 +33,8 @@ func (cfg *Config) run() ledger.Run {
 	}
 }
 
-// remembered are locks of the claim, as the ledger has them.
-func (cfg *Config) remembered(locks []Lock) (as []ledger.Lock) {
+// ledgerLocks are locks of the claim, as the ledger has them.
+func (cfg *Config) ledgerLocks(locks []Lock) (as []ledger.Lock) {
 	for _, l := range locks {
 		i := slices.Index(cfg.Claim.Locks, l)
 		as = append(as, ledger.Lock{ID: l.ID, Key: cfg.Ledger.Key(i, len(cfg.Claim.Locks))})
@@ -45,7 +45,7 @@ func (cfg *Config) remembered(locks []Lock) (as []ledger.Lock) {
 // startsWithToken says whether the start of these locks' run can be part of the
 // statement that draws the token.
 func (b *Bid) startsWithToken(locks []Lock) bool {
-	if len(locks) != 1 || locks[0].Shared || b.cfg.Session.Quorum || b.cfg.Session.Transaction || !b.remembers() {
+	if len(locks) != 1 || locks[0].Shared || b.cfg.Session.Quorum || b.cfg.Session.Transaction || !b.usesLedger() {
 		return false
 	}
 	tokens, blind := b.undischarged(locks)
@@ -67,8 +67,8 @@ func (b *Bid) undischarged(locks []Lock) (tokens []int64, blind bool) {
 	return tokens, blind
 }
 
-// waiting is a start that may have to wait.
-type waiting struct {
+// startAttempt is a start that may have to wait.
+type startAttempt struct {
 	proof     ledger.Proof
 	demands   time.Duration // by what was announced
 	since     time.Time     // from then on nobody else has had the locks
@@ -78,10 +78,10 @@ type waiting struct {
 // drawAndStart draws the token and starts the run in the ledger, when nothing of those before
 // is alive.
 func (b *Bid) drawAndStart(ctx context.Context) error {
-	w := waiting{since: time.Now(), witnessed: !b.cfg.Session.Quorum, demands: b.delay}
+	w := startAttempt{since: time.Now(), witnessed: !b.cfg.Session.Quorum, demands: b.delay}
 	w.proof = ledger.Proof{Sure: b.delay == 0, Closes: make([]int64, len(b.held))}
 	if _, blind := b.undischarged(b.held); blind && !w.proof.Sure {
-		if err := b.outwait(ctx, &w); err != nil {
+		if err := b.waitAsWithoutLedger(ctx, &w); err != nil {
 			return err
 		}
 	}
@@ -119,7 +119,7 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 // speaksFor finds out whether this one may say at its end that nothing of those before
 // it is alive: by the ledger alone it may not, which lacks the runs of those who are not
 // granted it.
-func (b *Bid) speaksFor(w *waiting) {
+func (b *Bid) speaksFor(w *startAttempt) {
 	if w.demands == 0 || w.witnessed && time.Since(w.since) >= w.demands {
 		return
 	}
@@ -128,7 +128,7 @@ func (b *Bid) speaksFor(w *waiting) {
 }
 
 // noteEvidence takes note of what has been announced, or waited for, by now.
-func (b *Bid) noteEvidence(w *waiting) {
+func (b *Bid) noteEvidence(w *startAttempt) {
 	if !w.proof.Sure && (b.verdictOf(b.held).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
 		w.proof.Sure = true
 	}
@@ -144,8 +144,8 @@ func (b *Bid) noteEvidence(w *waiting) {
 	}
 }
 
-// outwait waits as without a ledger.
-func (b *Bid) outwait(ctx context.Context, w *waiting) error {
+// waitAsWithoutLedger waits as without a ledger.
+func (b *Bid) waitAsWithoutLedger(ctx context.Context, w *startAttempt) error {
 	b.delay = w.demands
 	if w.witnessed {
 		b.delay -= time.Since(w.since)
@@ -157,15 +157,15 @@ func (b *Bid) outwait(ctx context.Context, w *waiting) error {
 }
 
 // obey does what an answer asks for. After that the start is asked for again.
-func (b *Bid) obey(ctx context.Context, w *waiting, answer ledger.Answer) error {
+func (b *Bid) obey(ctx context.Context, w *startAttempt, answer ledger.Answer) error {
 	switch answer.Word {
 	case "unknown":
 		if w.proof.Sure {
 			return session.ErrNotPostgreSQL()
 		}
-		return b.outwait(ctx, w)
+		return b.waitAsWithoutLedger(ctx, w)
 	case "lost":
-		return b.outliveLost(ctx, w, answer.Lost)
+		return b.waitForOpenRuns(ctx, w, answer.Lost)
 	case "paused":
 		return b.withdraw(ctx, &ledger.PausedError{Until: answer.Until, By: answer.By, Note: answer.Note})
 	case "done":
@@ -188,9 +188,9 @@ func (b *Bid) obey(ctx context.Context, w *waiting, answer ledger.Answer) error 
 	return session.Errorf(session.Unreachable, "", "the ledger says that another session has the lock")
 }
 
-// outliveLost waits until what the ledger knows to have started is dead: for as long as its
+// waitForOpenRuns waits until what the ledger knows to have started is dead: for as long as its
 // holder's settings call for, or until there is word of its end.
-func (b *Bid) outliveLost(ctx context.Context, w *waiting, lost []ledger.OpenRun) error {
+func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledger.OpenRun) error {
 	if !w.witnessed {
 		if err := b.s.Witness(ctx); err != nil {
 			return err
@@ -241,7 +241,7 @@ func (b *Bid) holdOut(ctx context.Context, d time.Duration, host string) error {
 		case <-over.C:
 			return nil
 		case <-looks.C:
-			n, err := b.number(ctx, ledger.Open(b.cfg.remembered(b.held), b.shared()))
+			n, err := b.number(ctx, ledger.Open(b.cfg.ledgerLocks(b.held), b.shared()))
 			if err != nil || n == 0 {
 				return err
 			}
@@ -272,7 +272,7 @@ func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
-	start := b.cfg.run().Rest(b.cfg.remembered(b.held), b.shared(), b.token.Token, b.token.SystemID, proof)
+	start := b.cfg.ledgerRun().Rest(b.cfg.ledgerLocks(b.held), b.shared(), b.token.Token, b.token.SystemID, proof)
 	if b.cfg.Session.Quorum {
 		row, err := b.s.Commit(ctx, "SELECT "+session.StandbysNow+", "+start+", pg_catalog.set_config('synchronous_commit', 'on', true)")
 		if err != nil || len(row) == 0 {
@@ -330,7 +330,7 @@ func (b *Bid) vanished(ctx context.Context, err error) bool {
 	if !errors.As(err, &pgErr) || !slices.Contains([]string{"42501", "42883", "42P01", "3F000"}, pgErr.Code) {
 		return false
 	}
-	return b.s.Probe(ctx) == nil && !b.remembers()
+	return b.s.Probe(ctx) == nil && !b.usesLedger()
 }
 
 // withoutLedger goes on as if there had been none, if that will do.

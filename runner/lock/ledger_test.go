@@ -61,7 +61,7 @@ func TestLedgerFirstTry(t *testing.T) {
 	if got := rows(t, server); got != "nightly  t f f" {
 		t.Errorf("the row of a run that is cut off: %s", got)
 	}
-	lock.LastWords(t.Context(), held)
+	lock.AnnounceDeaths(t.Context(), held)
 	next := late.held(t)
 	if next.Token <= held.Token {
 		t.Errorf("token %d after %d", next.Token, held.Token)
@@ -111,7 +111,7 @@ func TestLedgerLine(t *testing.T) {
 	inLine(t, server, id(7), 1)
 	tear(t, server, held)
 	eventually(t, "the waiter is delayed", func() bool { return slices.Contains(third.said(), "delayed") })
-	lock.LastWords(t.Context(), held)
+	lock.AnnounceDeaths(t.Context(), held)
 	release(t, third.held(t))
 	if got := query(t, server, "SELECT outcome FROM pglead.run ORDER BY token"); !slices.Equal(got, []string{"failed", "lost", "stopped"}) {
 		t.Errorf("history: %q", got)
@@ -167,7 +167,7 @@ func TestLedgerRestart(t *testing.T) {
 	if err := server.StartLogged(); err != nil {
 		t.Fatal(err)
 	}
-	lock.LastWords(t.Context(), held)
+	lock.AnnounceDeaths(t.Context(), held)
 	release(t, waiter.held(t))
 }
 
@@ -203,7 +203,7 @@ func TestLedgerModes(t *testing.T) {
 			}
 			late := contend(t, cfg)
 			eventually(t, "the newcomer waits", func() bool { return slices.Contains(late.said(), "delayed") })
-			lock.LastWords(t.Context(), held)
+			lock.AnnounceDeaths(t.Context(), held)
 			release(t, late.held(t))
 		})
 	}
@@ -225,7 +225,7 @@ func TestLedgerTransaction(t *testing.T) {
 	tear(t, server, held)
 	late := contend(t, cfg)
 	eventually(t, "the newcomer waits", func() bool { return slices.Contains(late.said(), "delayed") })
-	lock.LastWords(t.Context(), held)
+	lock.AnnounceDeaths(t.Context(), held)
 	release(t, late.held(t))
 	if got := query(t, server, "SELECT outcome FROM pglead.run ORDER BY token"); !slices.Equal(got, []string{"ok", "ok", "lost", "stopped"}) {
 		t.Errorf("history: %q", got)

@@ -19,20 +19,20 @@ import (
 //
 //	rank 1    named by the clean end of the holder, it tries many times in one
 //	          statement, the first at once. It tries every second anyway, and
-//	          watches the holder (silence.go).
+//	          mostWatchers the holder (silence.go).
 //	up to 3   also watch it, in case those before them are frozen.
 //	rank r    tries, when the lock has come free, this much later, unless it has
 //	          heard that somebody started: those before it may be dead.
 //	up to 3   also tries what two looks have shown to be free.
-//	up to 64  listens.
+//	up to 64  mostListeners.
 //	others    look: often while the line moves, or the listeners would run out, and
 //	          more and more seldom, the further behind they are, while it stands.
 const (
 	turnPatience   = 300 * time.Millisecond
 	tryEvery       = time.Second
 	triesWhatsFree = 3
-	watches        = 3
-	listens        = 64
+	mostWatchers   = 3
+	mostListeners  = 64
 )
 
 // line is a bid's place among the waiters.
@@ -88,19 +88,19 @@ func (l *line) ticketQuery() string {
 		function += "_shared"
 	}
 	return fmt.Sprintf("SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t WHERE CASE WHEN t & 4294967295 <> %[5]d THEN pg_catalog.%[3]s(%[4]s) END LIMIT 1",
-		from, mostTickets, function, number, uint32(ear))
+		from, mostTickets, function, number, uint32(earNumber))
 }
 
 // shared says whether it is a reader.
 func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 
-// ear is the ticket that nobody draws: it is held, with others, by those who listen
+// earNumber is the ticket that nobody draws: it is held, with others, by those who listen
 // to what happens to a lock without standing in its line. So holders know that there
 // is somebody to tell.
-const ear = math.MaxUint32
+const earNumber = math.MaxUint32
 
 func earOf(id lockkey.ID) Lock {
-	return Lock{ID: lockkey.ID{Number: int64(lockkey.Ticket(id))<<32 | ear}, Shared: true}
+	return Lock{ID: lockkey.ID{Number: int64(lockkey.Ticket(id))<<32 | earNumber}, Shared: true}
 }
 
 // ticketLock is the lock that the ticket is.
@@ -182,9 +182,9 @@ func (l *line) look(ctx context.Context) error {
 		return err
 	}
 	switch {
-	case found.rank <= listens && !l.b.Listens():
+	case found.rank <= mostListeners && !l.b.Listens():
 		err = l.b.Listen(ctx)
-	case found.rank > listens && l.b.Listens():
+	case found.rank > mostListeners && l.b.Listens():
 		err = l.b.Forget(ctx)
 	}
 	if err != nil {
@@ -225,7 +225,7 @@ func (l *line) digest(ctx context.Context, found *look) error {
 			return err
 		}
 	}
-	if l.rank > watches {
+	if l.rank > mostWatchers {
 		return nil
 	}
 	return l.watched.see(ctx, l, found)
@@ -237,10 +237,10 @@ func (l *line) pace(rank int, lease time.Duration) time.Duration {
 	const most, each = 100 * time.Millisecond, 5 * time.Millisecond
 	seldom := max(lease/5, time.Duration(rank)*time.Second/4)
 	switch {
-	case rank <= listens:
+	case rank <= mostListeners:
 		l.looks = seldom
 	case l.moved:
-		l.looks = max(most, time.Duration(rank-listens)*each)
+		l.looks = max(most, time.Duration(rank-mostListeners)*each)
 	default:
 		l.looks = min(2*l.looks, seldom)
 	}
@@ -265,23 +265,23 @@ func (l *line) decide(events []Announcement) {
 	now := time.Now()
 	for _, e := range events {
 		switch e.Event {
-		case started:
+		case wordStarted:
 			l.burst = false
 			// A stranger's word doesn't take the try from those that look at once.
-			if l.rank > triesWhatsFree || l.b.vouched(e.PID) {
+			if l.rank > triesWhatsFree || l.b.credible(e.PID) {
 				l.tryAt = time.Time{}
 			}
 			if i := slices.Index(l.ahead, e.PID); i >= 0 {
 				l.ahead = slices.Delete(l.ahead, i, i+1)
 				l.rank = max(1, l.rank-1)
 			}
-			if l.rank <= triesWhatsFree && !l.b.vouched(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
+			if l.rank <= triesWhatsFree && !l.b.credible(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
 				l.lookAt = now.Add(rand.N(lookAtOnce))
 			}
 			if l.rank == 1 && l.tryAt.IsZero() {
 				l.tryAt = now.Add(tryEvery)
 			}
-		case clean, dead, readerLeft:
+		case wordClean, wordDead, wordLeft:
 			// A word that is said again and again puts off no turn that is near.
 			if at := now.Add(l.turn(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
 				l.tryAt = at
@@ -307,10 +307,10 @@ func (l *line) turn(e Announcement) time.Duration {
 	return turnPatience * time.Duration(max(0, l.rank-1))
 }
 
-// vouched says whether what a session says counts.
-func (b *Bid) vouched(pid uint32) bool {
+// credible says whether what a session says counts.
+func (b *Bid) credible(pid uint32) bool {
 	for _, h := range b.histories {
-		if h.vouched(pid) {
+		if h.credible(pid) {
 			return true
 		}
 	}

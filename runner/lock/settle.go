@@ -33,7 +33,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		b.s.Keep()
 	}
 	draw := b.drawAndStart
-	if !b.remembers() {
+	if !b.usesLedger() {
 		draw = b.draw
 		if err := b.waitOut(ctx); err != nil {
 			return nil, err
@@ -60,7 +60,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	}
 	return &Held{
 		Grant: *b.token, Session: b.s, Locks: b.held, Slot: b.slot, cfg: b.cfg, vouches: b.vouches,
-		remembered: b.started, end: ledger.End{Outcome: ledger.Stopped},
+		recorded: b.started, end: ledger.End{Outcome: ledger.Stopped},
 	}, nil
 }
 

@@ -105,7 +105,7 @@ func TestLinesOfSeveral(t *testing.T) {
 		if torn[0] {
 			ended = first
 		}
-		lock.LastWords(t.Context(), ended)
+		lock.AnnounceDeaths(t.Context(), ended)
 		release(t, next.held(t))
 		t.Log(name)
 	}

@@ -105,7 +105,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	for i, h := range histories {
 		h.bury(since[i], s)
 	}
-	if l.b.remembers() {
+	if l.b.usesLedger() {
 		l.b.noteSilence(ctx, s, found)
 	}
 	l.tryAt, l.burst = time.Now(), true

@@ -67,12 +67,12 @@ func TestForcedEnd(t *testing.T) {
 	}
 	t.Run("the last word", func(t *testing.T) {
 		h, next := end(t, 1, holders, holders)
-		lock.LastWords(t.Context(), h)
+		lock.AnnounceDeaths(t.Context(), h)
 		next.held(t)
 	})
 	t.Run("the last word, to another role", func(t *testing.T) {
 		h, next := end(t, 2, holders, waiters)
-		lock.LastWords(t.Context(), h)
+		lock.AnnounceDeaths(t.Context(), h)
 		next.held(t)
 	})
 	t.Run("dead, of the waiter's role", func(t *testing.T) {
@@ -145,7 +145,7 @@ func TestStrangers(t *testing.T) {
 			holdsAndWaits(t, next)
 			say()
 			stays(t, next, 3*time.Second)
-			lock.LastWords(t.Context(), h)
+			lock.AnnounceDeaths(t.Context(), h)
 			next.held(t)
 		})
 	}

@@ -22,12 +22,12 @@ type Grant struct {
 	SystemID string
 }
 
-// token is an SQL expression. It is the same number wherever it stands in a
+// tokenSQL is an SQL expression. It is the same number wherever it stands in a
 // transaction.
-const token = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
+const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
 
-// system is the cluster that the token belongs to.
-const system = "(pg_catalog.pg_control_system()).system_identifier"
+// systemSQL is the cluster that the token belongs to.
+const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 
 // startedColumn is where a row has the word of the ledger, which no other column says.
 const startedColumn = 4
@@ -61,13 +61,13 @@ func (b *Bid) drawing(locks []Lock, columns ...string) string {
 	fmt.Fprintf(&sql, `SELECT %s,
 	%s,
 	pg_catalog.set_config('synchronous_commit', 'local', true),
-	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`, token, system)
+	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`, tokenSQL, systemSQL)
 	if b.startsWithToken(locks) {
 		// A query of its own, so that it is evaluated once, and not at all without the lock.
-		fmt.Fprintf(&sql, ",\n\t(SELECT %s)", b.cfg.run().First(b.cfg.remembered(locks)[0], token, system+"::text"))
+		fmt.Fprintf(&sql, ",\n\t(SELECT %s)", b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text"))
 	}
 	if name := b.cfg.Session.ApplicationName; b.shows() {
-		fmt.Fprintf(&sql, ",\n\tpg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, ' %s'), false)", tokenMark, token, strings.TrimPrefix(name, "pglead:"))
+		fmt.Fprintf(&sql, ",\n\tpg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, ' %s'), false)", tokenMark, tokenSQL, strings.TrimPrefix(name, "pglead:"))
 	}
 	for _, l := range locks {
 		columns = append(columns, b.announcingStart(l, locks))
@@ -94,7 +94,7 @@ func (b *Bid) announcingStart(l Lock, locks []Lock) string {
 	if l.Shared {
 		fields = []string{sharedField}
 	}
-	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.payload(started, token, fields))
+	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.payload(wordStarted, tokenSQL, fields))
 	if b.cfg.Claim.Polled {
 		return notify
 	}
@@ -200,7 +200,7 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 			if l.Shared {
 				fields = []string{sharedField}
 			}
-			queries = append(queries, tell(channel(l.ID), b.cfg.payload(started, drawn[0], fields)))
+			queries = append(queries, tell(channel(l.ID), b.cfg.payload(wordStarted, drawn[0], fields)))
 		}
 		queries = append(queries, b.leaving()...)
 	}
@@ -244,13 +244,13 @@ func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, er
 	const query = `SELECT %s%s, (pg_catalog.pg_control_system()).system_identifier,
 	pg_catalog.set_config('synchronous_commit', '%s', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
 	if b.cfg.Session.Quorum {
-		return b.s.Commit(ctx, fmt.Sprintf(query, session.StandbysNow+", ", token, "on"))
+		return b.s.Commit(ctx, fmt.Sprintf(query, session.StandbysNow+", ", tokenSQL, "on"))
 	}
-	drawn, err := second.Row(ctx, 4, fmt.Sprintf(query, "", token, "local"))
+	drawn, err := second.Row(ctx, 4, fmt.Sprintf(query, "", tokenSQL, "local"))
 	if err != nil {
 		return nil, session.SecondError(err)
 	}
-	if !b.cfg.Claim.Polled && !b.remembers() { // each takes one lock after the other, and needs it again
+	if !b.cfg.Claim.Polled && !b.usesLedger() { // each takes one lock after the other, and needs it again
 		b.s.DropSecond()
 	}
 	return drawn, nil

@@ -121,12 +121,12 @@ func (l *line) try(ctx context.Context) error {
 	return nil
 }
 
-// burst is how often a bid is tried in one statement: the first time at once,
+// burstTries is how often a bid is tried in one statement: the first time at once,
 // then each millisecond, then more rarely. The clean end of a holder is said
 // before it frees the lock, so one try would come too early.
 const (
-	burst     = 50
-	burstFast = 20
+	burstTries = 50
+	burstFast  = 20
 )
 
 // tryOften tries many times in one statement. Where a grant means that the command
@@ -135,7 +135,7 @@ const (
 func (b *Bid) tryOften(ctx context.Context) error {
 	tries := fmt.Sprintf(`SELECT won FROM (
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
-	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, b.trial(), burst-1)
+	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, b.trySQL(), burstTries-1)
 	queries := []string{tries}
 	one := len(b.cfg.Claim.Locks) == 1 && b.cfg.Claim.Gate == nil && !b.cfg.Session.Quorum
 	certain := one && (b.verdictOf(b.cfg.Claim.Locks).delay == 0 || b.startsWithToken(b.cfg.Claim.Locks))

@@ -12,20 +12,20 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// LastWords say of locks that were lost, of one run or one list, that their
+// AnnounceDeaths say of locks that were lost, of one run or one list, that their
 // commands are dead, so that the waiters need not wait for that as well. It is
 // to be called when the commands and all that they started are dead.
 //
 // The locks' own session is gone, or of no use: another is opened, which first ends
 // the old one, if the server still has it; after a healed partition that still has
 // the locks. It is tried again for one lock-delay; after that nobody waits for it.
-func LastWords(ctx context.Context, lost ...*Held) {
+func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	if len(lost) == 0 {
 		return
 	}
 	cfg := lost[0].cfg
 	silent := cfg.LockDelay == 0 || cfg.Session.Transaction || lost[0].Locks[0].Shared
-	if silent && !lost[0].remembered {
+	if silent && !lost[0].recorded {
 		return
 	}
 	for _, h := range lost {
@@ -37,7 +37,7 @@ func LastWords(ctx context.Context, lost ...*Held) {
 // EndLate notes the end of a command in the ledger when the session was lost after
 // it, so that its success counts. Who waits has no use for it.
 func (h *Held) EndLate(ctx context.Context) {
-	if h.remembered {
+	if h.recorded {
 		speak(ctx, true, h)
 	}
 }
@@ -60,13 +60,13 @@ func speak(ctx context.Context, silent bool, lost ...*Held) {
 	}
 }
 
-// vouch is how long the session that says it stays, so that its hearers can
+// roleLookupTime is how long the session that says it stays, so that its hearers can
 // look up its role.
-const vouch = time.Second
+const roleLookupTime = time.Second
 
 func sayDead(ctx context.Context, cfg session.Config, lost []*Held, silent bool) error {
 	cfg.AtLogin, cfg.Quorum = "", false
-	if lost[0].remembered {
+	if lost[0].recorded {
 		cfg.Probe = lost[0].cfg.Ledger.Probe(cfg.Transaction)
 	}
 	s, err := session.Open(ctx, cfg)
@@ -90,7 +90,7 @@ WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT u
 				h.Session.BackendPID(), tokenMark, h.Token))
 		}
 		for _, l := range h.Locks {
-			queries = append(queries, tell(channel(l.ID), h.cfg.payload(dead, strconv.FormatInt(h.Token, 10), h.wordFields())))
+			queries = append(queries, tell(channel(l.ID), h.cfg.payload(wordDead, strconv.FormatInt(h.Token, 10), h.wordFields())))
 		}
 	}
 	if len(queries) == 0 {
@@ -102,6 +102,6 @@ WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT u
 	if silent {
 		return nil
 	}
-	pace.Sleep(ctx, vouch)
+	pace.Sleep(ctx, roleLookupTime)
 	return nil
 }
