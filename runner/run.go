@@ -22,8 +22,10 @@ import (
 
 // Run takes the lock, runs the command, and returns when every process of it
 // is dead and the lock is given back. The command is started only while the
-// server grants the lock. Errors are of this package's types,
-// *child.LookupError, or *session.Error.
+// server grants the lock. Errors are those of lock.Acquire; *LostError, if the lock
+// was lost while the command ran; *InterruptedError, if a signal came before it was
+// started; child.ErrTooLate, if the lease was over by then; or those of a command that
+// can't be started.
 func Run(cfg Config) (Outcome, error) {
 	p, err := begin(cfg)
 	if err != nil {
@@ -64,7 +66,7 @@ func (p *process) once() (Outcome, error) {
 	}
 	defer r.held.Close()
 	outcome, err := r.underLock(ctx)
-	if errors.As(err, new(*LostError)) {
+	if errors.As(err, new(*LockLostError)) {
 		r.announceDeath()
 	}
 	return outcome, err
@@ -106,7 +108,7 @@ func (r *run) underLock(ctx context.Context) (Outcome, error) {
 	if err == nil && !outcome.Asked.Has(BySignal) {
 		s.linger()
 	}
-	if r.held.Err() == nil && !errors.As(err, new(*LostError)) {
+	if r.held.Err() == nil && !errors.As(err, new(*LockLostError)) {
 		if r.ending != nil {
 			r.ending(outcome)
 		}
@@ -169,7 +171,7 @@ func leaseGrace(lease time.Duration) time.Duration {
 // kills the guard and what is left then.
 func guardPatience(lease time.Duration) time.Duration {
 	const most = 2 * time.Second
-	return min(most, (session.TakeoverDelay(lease)-session.HolderShare(lease))/2)
+	return min(most, (session.DeadAfter(lease, 0)-session.HolderShare(lease))/2)
 }
 
 // asker finds out who asks for the lock, and who is to have it next.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/pglead/pglead/runner/ledger"
@@ -12,7 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// AnnounceDeaths say of locks that were lost, of one run or one list, that their
+// AnnounceDeaths says of locks that were lost, of one run or one list, that their
 // commands are dead, so that the waiters need not wait for that as well. It is
 // to be called when the commands and all that they started are dead.
 //
@@ -23,33 +22,29 @@ func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	if len(lost) == 0 {
 		return
 	}
-	cfg := lost[0].cfg
-	silent := cfg.LockDelay == 0 || cfg.Session.Transaction || lost[0].Locks[0].Shared
-	if silent && !lost[0].recorded {
-		return
-	}
 	for _, h := range lost {
 		h.end = ledger.End{Outcome: ledger.Lost}
 	}
-	speak(ctx, silent, lost...)
+	cfg := lost[0].cfg
+	unheard := cfg.LockDelay == 0 || cfg.Session.Transaction || lost[0].Locks[0].Shared
+	afterLoss(ctx, !unheard, lost...)
 }
 
 // EndLate notes the end of a command in the ledger when the session was lost after
-// it, so that its success counts. Who waits has no use for it.
-func (h *Held) EndLate(ctx context.Context) {
-	if h.recorded {
-		speak(ctx, true, h)
-	}
-}
+// it, so that its success counts. Waiters have no use for it.
+func (h *Held) EndLate(ctx context.Context) { afterLoss(ctx, false, h) }
 
-// speak says what there is to say on a new session, and with silent only to the
-// ledger.
-func speak(ctx context.Context, silent bool, lost ...*Held) {
+// afterLoss notes the ends in the ledger, if that knows of the runs, and tells the
+// waiters as well, on a new session.
+func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
+	if !tellWaiters && !lost[0].recorded {
+		return
+	}
 	cfg := lost[0].cfg
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, session.TakeoverDelay(cfg.Session.Lease)))
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, session.DeadAfter(cfg.Session.Lease, 0)))
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
-		err := sayDead(ctx, cfg.session(), lost, silent)
+		err := afterLossOnce(ctx, tellWaiters, lost)
 		if err == nil {
 			return
 		}
@@ -60,11 +55,12 @@ func speak(ctx context.Context, silent bool, lost ...*Held) {
 	}
 }
 
-// roleLookupTime is how long the session that says it stays, so that its hearers can
-// look up its role.
+// roleLookupTime is how long the session that announces a death stays, so that its
+// hearers can look up its role.
 const roleLookupTime = time.Second
 
-func sayDead(ctx context.Context, cfg session.Config, lost []*Held, silent bool) error {
+func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
+	cfg := lost[0].cfg.session()
 	cfg.AtLogin, cfg.Quorum = "", false
 	if lost[0].recorded {
 		cfg.Probe = lost[0].cfg.Ledger.Probe(cfg.Transaction)
@@ -80,17 +76,9 @@ func sayDead(ctx context.Context, cfg session.Config, lost []*Held, silent bool)
 			queries = append(queries, h.finishing()...)
 		}
 	}
-	for _, h := range lost {
-		if silent {
-			break
-		}
-		if h.ownsSession {
-			queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
-WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
-				h.Session.BackendPID(), tokenMark, h.Token))
-		}
-		for _, l := range h.Locks {
-			queries = append(queries, tell(channel(l.ID), h.cfg.payload(wordDead, strconv.FormatInt(h.Token, 10), h.wordFields())))
+	if tellWaiters {
+		for _, h := range lost {
+			queries = append(queries, h.announcingDeath()...)
 		}
 	}
 	if len(queries) == 0 {
@@ -99,9 +87,22 @@ WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT u
 	if _, err := s.Query(ctx, queries...); err != nil && !lost[0].excused(err) {
 		return lost[0].refused(err)
 	}
-	if silent {
-		return nil
+	if tellWaiters {
+		pace.Sleep(ctx, roleLookupTime)
 	}
-	pace.Sleep(ctx, roleLookupTime)
 	return nil
+}
+
+// announcingDeath are the queries that end the lost session, and say of each lock that
+// its command is dead.
+func (h *Held) announcingDeath() (queries []string) {
+	if h.ownsSession {
+		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
+WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
+			h.Session.BackendPID(), tokenMark, h.Token))
+	}
+	for _, l := range h.Locks {
+		queries = append(queries, tell(channel(l.ID), h.endPayload(wordDead)))
+	}
+	return queries
 }

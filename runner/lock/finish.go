@@ -58,23 +58,6 @@ func (h *Held) excused(err error) bool {
 	return true
 }
 
-// noteSilence closes the run of a holder that was silent for as long as its command
-// can live, for those who have not seen that.
-func (b *Bid) noteSilence(ctx context.Context, of seat, found *look) {
-	if of.token == 0 {
-		return
-	}
-	var queries []string
-	for _, s := range found.holders {
-		if s.pid == of.pid {
-			queries = append(queries, ledger.End{Outcome: ledger.Lost}.Finish(s.id, of.token, s.shared, "local")...)
-		}
-	}
-	if _, err := b.s.Query(ctx, queries...); err != nil { // then they wait for their lock-delay
-		b.cfg.Log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")
-	}
-}
-
 func (h *Held) unnoted(err error) {
 	h.cfg.Log.Warn("the end of the command could not be noted, so that the next start waits for its lock-delay: "+err.Error(), "event", "ledger")
 }

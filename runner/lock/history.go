@@ -141,15 +141,15 @@ func (h *history) bounded(a Announcement) time.Duration {
 }
 
 // deadAfter is when a holder's command is dead at the latest, by its own settings.
-func deadAfter(a Announcement) time.Duration { return session.TakeoverDelay(a.Lease) + a.LostGrace }
+func deadAfter(a Announcement) time.Duration { return session.DeadAfter(a.Lease, a.LostGrace) }
 
 // crowd stands for the tenures that are too many to remember: no word
 // discharges it.
 const crowd = math.MaxUint32
 
-// begin notes a tenure. Of one session only the latest counts, since a session
-// has a lock but once at a time. A tenure of nobody known is taken to be the
-// first that becomes known.
+// begin notes a tenure. A session holds a lock at most once, so a later start of the
+// same session replaces the earlier one. A start whose session isn't known is taken
+// for that of the first session that becomes known.
 func (h *history) begin(s start) {
 	s.noted = h.now
 	h.starts = slices.DeleteFunc(h.starts, func(known start) bool {
@@ -265,9 +265,9 @@ func (h *history) take() []Announcement {
 type verdict struct {
 	// delay is how long the lock is to be held before the command may start.
 	delay time.Duration
-	// vouches: the holder may say, when its own command is dead, that those of all
-	// before it are, too.
-	vouches bool
+	// coversEarlier: the holder may say, when its own command is dead, that those of
+	// all before it are, too.
+	coversEarlier bool
 }
 
 func (h *history) verdict() verdict {
@@ -275,11 +275,11 @@ func (h *history) verdict() verdict {
 	defer h.mu.Unlock()
 	switch {
 	case h.state() == ended:
-		return verdict{vouches: !h.ownOnly}
+		return verdict{coversEarlier: !h.ownOnly}
 	case h.lockDelay == 0:
 		return verdict{}
 	}
-	v := verdict{delay: h.lockDelay, vouches: true}
+	v := verdict{delay: h.lockDelay, coversEarlier: true}
 	for _, s := range h.starts {
 		v.delay = max(v.delay, s.delay)
 	}

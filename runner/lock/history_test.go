@@ -62,10 +62,10 @@ func (h told) shows(since int, holders ...seat) {
 	h.saw(&look{role: ours, holders: holders}, lockkey.ID{Number: 7}, since)
 }
 
-func (h told) wants(what string, delay time.Duration, entitled bool) {
+func (h told) wants(what string, delay time.Duration, covers bool) {
 	h.t.Helper()
-	if got := h.verdict(); got != (verdict{delay, entitled}) {
-		h.t.Errorf("%s: waits %v, entitled %v; want %v, %v", what, got.delay, got.vouches, delay, entitled)
+	if got := h.verdict(); got != (verdict{delay, covers}) {
+		h.t.Errorf("%s: waits %v, covers %v; want %v, %v", what, got.delay, got.coversEarlier, delay, covers)
 	}
 }
 
@@ -156,7 +156,7 @@ func TestHistoryDelays(t *testing.T) {
 	h.wants("one that was not seen to hold it says a long lease", testDelay, true)
 	h.looks(holds(holder, theirs, 0))
 	h.says(holder, wordStarted, 5, func(a *Announcement) { a.LostGrace = 8 * time.Second })
-	h.wants("one that was seen has a lost-grace", session.TakeoverDelay(testLease)+8*time.Second, true)
+	h.wants("one that was seen has a lost-grace", session.DeadAfter(testLease, 0)+8*time.Second, true)
 	h.says(holder, wordStarted, 5, func(a *Announcement) { a.Lease = longestAnnounced })
 	h.wants("it says a long lease, which is no longer than the waiter's own", testLease, true)
 

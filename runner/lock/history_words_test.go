@@ -90,13 +90,13 @@ func TestHistoryDischarges(t *testing.T) {
 		return h
 	}
 	for _, tt := range []struct {
-		name     string
-		say      func(told)
-		want     time.Duration
-		entitled bool
+		name   string
+		say    func(told)
+		want   time.Duration
+		covers bool
 	}{
-		{"an entitled word of the later", func(h told) { h.says(second, wordClean, 6) }, 0, true},
-		{"an entitled dead of the later", func(h told) { h.says(speaker, wordDead, 6); h.verified(speaker, theirs, true) }, 0, true},
+		{"a covering word of the later", func(h told) { h.says(second, wordClean, 6) }, 0, true},
+		{"a covering dead of the later", func(h told) { h.says(speaker, wordDead, 6); h.verified(speaker, theirs, true) }, 0, true},
 		{"a word of the later for itself", func(h told) { h.says(second, wordClean, 6, alone) }, theirDelay, true},
 		{"a dead of the later for itself", func(h told) { h.says(speaker, wordDead, 6, alone); h.verified(speaker, theirs, true) }, theirDelay, true},
 		{"a word of the earlier", func(h told) { h.says(holder, wordClean, 5) }, theirDelay, true},
@@ -119,7 +119,7 @@ func TestHistoryDischarges(t *testing.T) {
 	} {
 		h := two(t)
 		tt.say(h)
-		h.wants(tt.name, tt.want, tt.entitled)
+		h.wants(tt.name, tt.want, tt.covers)
 	}
 
 	// A holder that shows no token: it is earlier than the word if it was known before.

@@ -78,9 +78,9 @@ type startAttempt struct {
 // drawAndStart draws the token and starts the run in the ledger, when nothing of those before
 // is alive.
 func (b *Bid) drawAndStart(ctx context.Context) error {
-	w := startAttempt{since: time.Now(), witnessed: !b.cfg.Session.Quorum, demands: b.delay}
-	w.proof = ledger.Proof{Sure: b.delay == 0, Closes: make([]int64, len(b.held))}
-	if _, blind := b.undischarged(b.held); blind && !w.proof.Sure {
+	w := startAttempt{since: time.Now(), witnessed: !b.cfg.Session.Quorum, demands: b.grant.delay}
+	w.proof = ledger.Proof{Sure: b.grant.delay == 0, Closes: make([]int64, len(b.grant.locks))}
+	if _, blind := b.undischarged(b.grant.locks); blind && !w.proof.Sure {
 		if err := b.waitAsWithoutLedger(ctx, &w); err != nil {
 			return err
 		}
@@ -88,8 +88,8 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 	for {
 		b.noteEvidence(&w)
 		err := b.draw(ctx)
-		if err == nil && b.started {
-			b.speaksFor(&w)
+		if err == nil && b.grant.recorded {
+			b.noteCoverage(&w)
 			return nil
 		}
 		var answer ledger.Answer
@@ -98,13 +98,13 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 		}
 		switch {
 		case err != nil && b.vanished(ctx, err):
-			b.delay = max(b.delay, w.demands)
+			b.grant.delay = max(b.grant.delay, w.demands)
 			return b.withoutLedger(ctx)
 		case err != nil:
 			return b.ledgerError(err)
 		case answer.Word == ledger.Started:
-			b.started = true
-			b.speaksFor(&w)
+			b.grant.recorded = true
+			b.noteCoverage(&w)
 			if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.Claim.Polled {
 				b.s.DropSecond()
 			}
@@ -116,27 +116,27 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 	}
 }
 
-// speaksFor finds out whether this one may say at its end that nothing of those before
-// it is alive: by the ledger alone it may not, which lacks the runs of those who are not
-// granted it.
-func (b *Bid) speaksFor(w *startAttempt) {
+// noteCoverage finds out whether this run may say at its end that no earlier command is
+// alive either. The ledger alone is no ground for that: roles that are not granted it
+// leave no rows in it.
+func (b *Bid) noteCoverage(w *startAttempt) {
 	if w.demands == 0 || w.witnessed && time.Since(w.since) >= w.demands {
 		return
 	}
-	v := b.verdictOf(b.held)
-	b.vouches = v.delay == 0 && v.vouches
+	v := b.verdictOf(b.grant.locks)
+	b.grant.coversEarlier = v.delay == 0 && v.coversEarlier
 }
 
 // noteEvidence takes note of what has been announced, or waited for, by now.
 func (b *Bid) noteEvidence(w *startAttempt) {
-	if !w.proof.Sure && (b.verdictOf(b.held).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
+	if !w.proof.Sure && (b.verdictOf(b.grant.locks).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
 		w.proof.Sure = true
 	}
 	w.proof.Heard = nil
 	if w.proof.Sure {
 		return
 	}
-	heard, _ := b.undischarged(b.held)
+	heard, _ := b.undischarged(b.grant.locks)
 	for _, token := range heard {
 		if !slices.Contains(w.proof.Closes, token) {
 			w.proof.Heard = append(w.proof.Heard, token)
@@ -146,9 +146,9 @@ func (b *Bid) noteEvidence(w *startAttempt) {
 
 // waitAsWithoutLedger waits as without a ledger.
 func (b *Bid) waitAsWithoutLedger(ctx context.Context, w *startAttempt) error {
-	b.delay = w.demands
+	b.grant.delay = w.demands
 	if w.witnessed {
-		b.delay -= time.Since(w.since)
+		b.grant.delay -= time.Since(w.since)
 	}
 	err := b.waitOut(ctx)
 	w.proof.Sure = true
@@ -200,7 +200,7 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 	var rest time.Duration
 	var host string
 	for _, l := range lost {
-		h := b.histories[b.held[l.Lock].ID]
+		h := b.histories[b.grant.locks[l.Lock].ID]
 		need := max(b.cfg.LockDelay, l.Need()) - time.Since(w.since)
 		if b.cfg.LockDelay == 0 || need <= 0 || h != nil && h.buries(l.Token) {
 			w.proof.Closes[l.Lock] = max(w.proof.Closes[l.Lock], l.Token)
@@ -214,48 +214,22 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 		w.proof.Waited = time.Since(w.since)
 		return nil
 	}
-	b.token, b.started = nil, false // those are not for what starts then
-	return b.holdOut(ctx, rest, host)
+	b.grant.undraw() // that token is not for what starts then
+	b.s.Keep()
+	b.grant.delay = rest
+	if err := b.announceDelay(ctx); err != nil {
+		return err
+	}
+	_, err := b.hold(ctx, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host)+"; waiting", func() (bool, error) {
+		open, err := b.number(ctx, ledger.Open(b.cfg.ledgerLocks(b.grant.locks), b.shared()))
+		return open == 0, err
+	})
+	return err
 }
 
 // Between two looks at the ledger, whether the last run's end has been noted: its
 // survivor needs a new session for that.
 const ledgerLooks = 250 * time.Millisecond
-
-// holdOut holds the locks for that long, or until the ledger has no run of them under
-// way any more.
-func (b *Bid) holdOut(ctx context.Context, d time.Duration, host string) error {
-	b.s.Keep()
-	b.delay = d
-	if err := b.announceDelay(ctx); err != nil {
-		return err
-	}
-	b.cfg.Log.Info("lock granted, and the ledger knows of no end of its last run on "+visible.Text(host)+"; waiting", "event", "delayed", "delay", d)
-	defer b.cfg.Observer.delayed(d)()
-	over := time.NewTimer(d)
-	defer over.Stop()
-	looks := time.NewTicker(ledgerLooks)
-	defer looks.Stop()
-	for {
-		select {
-		case <-over.C:
-			return nil
-		case <-looks.C:
-			n, err := b.number(ctx, ledger.Open(b.cfg.ledgerLocks(b.held), b.shared()))
-			if err != nil || n == 0 {
-				return err
-			}
-		case <-b.news:
-			if err := b.verify(ctx); err != nil || b.verdictOf(b.held).delay == 0 {
-				return err
-			}
-		case <-b.s.Lost():
-			return b.s.Err()
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
 
 // ask asks the ledger whether the run may start, on the session that has drawn the
 // token.
@@ -264,7 +238,7 @@ func (b *Bid) ask(ctx context.Context, proof ledger.Proof) (ledger.Answer, error
 	if err != nil {
 		return ledger.Answer{}, err
 	}
-	return ledger.ParseAnswer(text, len(b.held))
+	return ledger.ParseAnswer(text, len(b.grant.locks))
 }
 
 func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
@@ -272,7 +246,7 @@ func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
-	start := b.cfg.ledgerRun().Rest(b.cfg.ledgerLocks(b.held), b.shared(), b.token.Token, b.token.SystemID, proof)
+	start := b.cfg.ledgerRun().Rest(b.cfg.ledgerLocks(b.grant.locks), b.shared(), b.grant.tenure.Token, b.grant.tenure.SystemID, proof)
 	if b.cfg.Session.Quorum {
 		row, err := b.s.Commit(ctx, "SELECT "+session.StandbysNow+", "+start+", pg_catalog.set_config('synchronous_commit', 'on', true)")
 		if err != nil || len(row) == 0 {
@@ -307,13 +281,13 @@ const fencePatience = 5 * time.Second
 // withdraw gives the locks back, since the command must not start, and says that it
 // has not. It says nothing of those before.
 func (b *Bid) withdraw(ctx context.Context, why error) error {
-	if b.token == nil || b.cfg.Session.Transaction {
+	if !b.grant.drawn() || b.cfg.Session.Transaction {
 		if err := b.GiveBack(ctx); err != nil {
 			return err
 		}
 		return why
 	}
-	h := Held{Grant: *b.token, Session: b.s, Locks: b.held, cfg: b.cfg}
+	h := Held{Tenure: b.grant.tenure, Session: b.s, Locks: b.grant.locks, cfg: b.cfg}
 	words, unlock := h.releasing()
 	_, err := b.s.Query(ctx, append(append(words, b.leaving()...), unlock)...)
 	b.forget()

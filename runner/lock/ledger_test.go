@@ -86,7 +86,7 @@ func TestLedgerFirstTry(t *testing.T) {
 	began := time.Now()
 	last := acquire(t, short)
 	// The lost run's own settings ask for more: two thirds of its lease.
-	if took := time.Since(began); took < session.TakeoverDelay(lease) {
+	if took := time.Since(began); took < session.DeadAfter(lease, 0) {
 		t.Errorf("started %v after an end that nobody saw", took)
 	}
 	release(t, last)
@@ -118,9 +118,9 @@ func TestLedgerLine(t *testing.T) {
 	}
 }
 
-// TestLedgerEntitles has one start by the ledger's word alone: it can't speak for those
+// TestLedgerCoverage has one start by the ledger's word alone: it can't speak for those
 // whom the ledger doesn't know.
-func TestLedgerEntitles(t *testing.T) {
+func TestLedgerCoverage(t *testing.T) {
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
 	release(t, acquire(t, cfg))
@@ -136,9 +136,11 @@ func TestLedgerEntitles(t *testing.T) {
 	}
 	defer ear.Close(context.Background())
 	run(t, ear, `LISTEN "pglead.1.7"`)
-	back := cfg
-	back.Returns = true // and so has heard nothing
-	held := acquire(t, back)
+	returning := lock.NewBid(open(t, cfg), cfg, true) // and so has heard nothing
+	if !try(t, returning) {
+		t.Fatal("the lock is not free")
+	}
+	held := settle(t, returning)
 	contend(t, cfg)
 	inLine(t, server, id(7), 1)
 	release(t, ended(held, ledger.OK))

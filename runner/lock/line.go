@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // The line is a number of sessions that block nowhere: each has a ticket, an
@@ -100,19 +101,24 @@ func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 const earNumber = math.MaxUint32
 
 func earOf(id lockkey.ID) Lock {
-	return Lock{ID: lockkey.ID{Number: int64(lockkey.Ticket(id))<<32 | earNumber}, Shared: true}
+	return Lock{ID: ticketID(id, earNumber), Shared: true}
 }
 
 // ticketLock is the lock that the ticket is.
 func (l *line) ticketLock() Lock {
-	return Lock{ID: lockkey.ID{Number: int64(lockkey.Ticket(l.of))<<32 | int64(l.ticket)}, Shared: l.b.shared()}
+	return Lock{ID: ticketID(l.of, l.ticket), Shared: l.b.shared()}
+}
+
+// ticketID is the number of a ticket in a lock's line.
+func ticketID(of lockkey.ID, ticket uint32) lockkey.ID {
+	return lockkey.ID{Number: int64(lockkey.Ticket(of))<<32 | int64(ticket)}
 }
 
 // join takes a ticket, and then listens if it is one of the first.
 func (b *Bid) join(ctx context.Context) error {
 	l := b.line
 	if l == nil {
-		l = &line{b: b, ticket: b.cfg.ticket}
+		l = &line{b: b, ticket: b.ticket}
 		b.line = l
 	}
 	if l.ticketed && l.of != b.lineOf() { // the next of several locks
@@ -221,7 +227,7 @@ func (l *line) digest(ctx context.Context, found *look) error {
 		if l.tryAt.IsZero() {
 			l.tryAt = now.Add(tryEvery)
 		}
-		if err := l.hold(ctx, found); err != nil {
+		if err := l.takeGate(ctx, found); err != nil {
 			return err
 		}
 	}
@@ -235,7 +241,7 @@ func (l *line) digest(ctx context.Context, found *look) error {
 // 200 sessions.
 func (l *line) pace(rank int, lease time.Duration) time.Duration {
 	const most, each = 100 * time.Millisecond, 5 * time.Millisecond
-	seldom := max(lease/5, time.Duration(rank)*time.Second/4)
+	seldom := max(session.BeatEvery(lease), time.Duration(rank)*time.Second/4)
 	switch {
 	case rank <= mostListeners:
 		l.looks = seldom
@@ -247,10 +253,10 @@ func (l *line) pace(rank int, lease time.Duration) time.Duration {
 	return l.looks
 }
 
-// hold takes the gate for the first in line: against newcomers that would take
+// takeGate takes the gate for the first in line: against newcomers that would take
 // one of several locks before it, and against readers, of whom there might always
 // be another.
-func (l *line) hold(ctx context.Context, found *look) error {
+func (l *line) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.holders, func(s seat) bool { return s.shared })
 	if l.gated || l.b.cfg.Claim.Gate == nil && (l.b.shared() || !readers) {
 		return nil
@@ -315,4 +321,24 @@ func (b *Bid) credible(pid uint32) bool {
 		}
 	}
 	return false
+}
+
+// waitingFor is a query for those who wait for any of these locks, the first in line
+// first, if it is ordered: for one who waits for another of them may want this one
+// next. They are those with tickets, and those of older versions, who stand in the
+// server's own queue. One who waits for that number in another database is told for
+// nothing, and which database this is would take as long to find out as all the rest.
+func (c Claim) waitingFor(locks []Lock, columns string) string {
+	ids := idsOf(locks)
+	lines := ids
+	if c.Gate != nil {
+		lines = []lockkey.ID{*c.Gate}
+		ids = append(ids, *c.Gate)
+	}
+	var classes []string
+	for _, line := range lines {
+		classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(line)))
+	}
+	return fmt.Sprintf(`SELECT %s FROM pg_catalog.pg_lock_status() AS w WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid()
+		AND (classid IN (%s) AND objsubid = 1 OR NOT granted AND %s)`, columns, strings.Join(classes, ", "), among(ids))
 }

@@ -11,14 +11,17 @@
 //
 //	claim     the locks that a run wants: all of them or, behind a gate, any one
 //	bid       a claim on one session, as far as it has been granted
-//	trial     the SQL expression that tries for what is missing. The first one is
-//	          made in the login's own round trip (Bid.Try takes its answer)
+//	try       asking for what is missing. The first one travels with the login, in
+//	          the same round trip (LoginTrySQL), and Bid.Try takes its answer
+//	grant     what a bid has got so far: locks, and later the token
+//	tenure    one holding of a lock, from its token to its end
 //	line      those who wait, each with a ticket: an advisory lock of its own
 //	gate      a lock that the first in line holds against newcomers
 //	ear       a ticket of those who listen without standing in line
 //	history   what a waiter has heard and seen of a lock's holders
 //	verdict   what the history means for a grant: start at once, or after a delay
 //	word      what is said on a lock's NOTIFY channel: started, clean, dead, left
+//	coverage  whether the end of a tenure is that of all earlier ones, too
 //	lock-delay  how long a grant is held without a command, for want of evidence
 //	settle    from the grant to the start: the delay, the token, the ledger
 package lock

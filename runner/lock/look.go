@@ -150,7 +150,7 @@ func parseSeat(row []string) (s seat, err error) {
 	if d, ok := inspect.ParseDescription(row[13]); ok && d.Beat > 0 {
 		s.beat, s.bound = d.Beat, d.Transaction
 		// A holder in its own delay waits for others, which may need longer.
-		s.delay = min(max(session.TakeoverDelay(d.Lease)+d.LostGrace, d.Delay), longestAnnounced)
+		s.delay = min(max(session.DeadAfter(d.Lease, d.LostGrace), d.Delay), longestAnnounced)
 	}
 	return s, nil
 }

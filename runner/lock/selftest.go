@@ -48,7 +48,7 @@ func bidInOwnSession(ctx context.Context, cfg Config) (*Bid, bool, error) {
 		return nil, false, err
 	}
 	s.Keep()
-	b := NewBid(s, cfg)
+	b := NewBid(s, cfg, false)
 	granted, err := b.Try(ctx)
 	if err != nil {
 		s.Close()

@@ -204,7 +204,7 @@ func TestForeignHolder(t *testing.T) {
 func TestNewcomer(t *testing.T) {
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
-	for i, entitled := range []bool{false, true} {
+	for i, covers := range []bool{false, true} {
 		number := int64(i + 1)
 		cfg := config(t, dsn, exclusive(number))
 		h := acquire(t, cfg)
@@ -226,7 +226,7 @@ func TestNewcomer(t *testing.T) {
 			t.Fatal(err)
 		}
 		field := ""
-		if entitled { // it has waited for T1
+		if covers { // it has waited for T1
 			field = " all"
 		}
 		say := func(e, field string) string {
@@ -235,7 +235,7 @@ func TestNewcomer(t *testing.T) {
 		run(t, psql, say("started", ""))
 		run(t, psql, say("clean", field))
 		run(t, psql, fmt.Sprintf("SELECT pg_advisory_unlock(%d)", number))
-		if entitled {
+		if covers {
 			next.held(t)
 		} else {
 			holdsAndWaits(t, next)

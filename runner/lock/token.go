@@ -8,13 +8,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Grant is what the server says of locks that the session now holds.
-type Grant struct {
+// Tenure is what tells one holding of a lock from every other.
+type Tenure struct {
 	// Token grows with every grant in this cluster: the timeline in the upper
 	// 16 bits, the transaction number that this grant used up in the lower 48.
 	Token int64
@@ -90,41 +89,17 @@ func (b *Bid) shows() bool {
 // announcingStart is an SQL expression that says that a command starts, if
 // anyone waits to hear it.
 func (b *Bid) announcingStart(l Lock, locks []Lock) string {
-	var fields []string
-	if l.Shared {
-		fields = []string{sharedField}
-	}
-	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.payload(wordStarted, tokenSQL, fields))
+	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.startPayload(l, tokenSQL))
 	if b.cfg.Claim.Polled {
 		return notify
 	}
 	return fmt.Sprintf("CASE WHEN EXISTS (%s) THEN %s END", b.cfg.Claim.waitingFor(locks, ""), notify)
 }
 
-// waitingFor is a query for those who wait for any of these locks, the first in line
-// first, if it is ordered: for one who waits for another of them may want this one
-// next. They are those with tickets, and those of older versions, who stand in the
-// server's own queue. One who waits for that number in another database is told for
-// nothing, and which database this is would take as long to find out as all the rest.
-func (c Claim) waitingFor(locks []Lock, columns string) string {
-	ids := idsOf(locks)
-	lines := ids
-	if c.Gate != nil {
-		lines = []lockkey.ID{*c.Gate}
-		ids = append(ids, *c.Gate)
-	}
-	var classes []string
-	for _, line := range lines {
-		classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(line)))
-	}
-	return fmt.Sprintf(`SELECT %s FROM pg_catalog.pg_lock_status() AS w WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid()
-		AND (classid IN (%s) AND objsubid = 1 OR NOT granted AND %s)`, columns, strings.Join(classes, ", "), among(ids))
-}
-
 // drew takes note of what drawing returned, and makes sure that what is held is
 // among it.
 func (b *Bid) drew(rows session.Rows) error {
-	for _, l := range b.held {
+	for _, l := range b.grant.locks {
 		if !slices.ContainsFunc(rows, l.isListed) { // in no rows either
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
 				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
@@ -138,8 +113,8 @@ func (b *Bid) drew(rows session.Rows) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.token = &Grant{Token: number, SystemID: rows[0][1]}
-	b.started = len(rows[0]) > startedColumn && rows[0][startedColumn] == ledger.Started
+	b.grant.tenure = Tenure{Token: number, SystemID: rows[0][1]}
+	b.grant.recorded = len(rows[0]) > startedColumn && rows[0][startedColumn] == ledger.Started
 	return nil
 }
 
@@ -147,13 +122,13 @@ func (b *Bid) drew(rows session.Rows) error {
 // round trip on the session's own connection is what the first Deadline counts
 // from.
 func (b *Bid) draw(ctx context.Context) error {
-	if b.token != nil {
+	if b.grant.drawn() {
 		return nil
 	}
 	if b.cfg.Session.Quorum || b.cfg.Session.Transaction {
 		return b.drawBeside(ctx)
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawing(b.held)}, b.leaving()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawing(b.grant.locks)}, b.leaving()...)})
 	if err != nil {
 		return b.error(err)
 	}
@@ -163,9 +138,9 @@ func (b *Bid) draw(ctx context.Context) error {
 // describe has the session say what it holds.
 func (b *Bid) describe() {
 	d := b.cfg.Description
-	d.Token, d.Since = b.token.Token, time.Now()
+	d.Token, d.Since = b.grant.tenure.Token, time.Now()
 	if b.cfg.Claim.Gate != nil {
-		d.Slot = b.slot
+		d.Slot = b.grant.slot
 	}
 	b.s.SetComment(d.Comment())
 }
@@ -195,12 +170,8 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 	}
 	var queries []string
 	if b.cfg.Session.Quorum && !b.cfg.Session.Transaction {
-		for _, l := range b.held {
-			var fields []string
-			if l.Shared {
-				fields = []string{sharedField}
-			}
-			queries = append(queries, tell(channel(l.ID), b.cfg.payload(wordStarted, drawn[0], fields)))
+		for _, l := range b.grant.locks {
+			queries = append(queries, tell(channel(l.ID), b.cfg.startPayload(l, drawn[0])))
 		}
 		queries = append(queries, b.leaving()...)
 	}
