@@ -54,7 +54,7 @@ const Forever = time.Duration(math.MaxInt64)
 // started under it. Obstacles that pass by themselves are waited out, for as long
 // as Wait allows. Errors are
 //
-//	*HeldError                                somebody else has it
+//	*ConflictError                            somebody else has it
 //	*ledger.PausedError, *ledger.DoneError    the ledger says that nobody should start
 //	*LedgerError                              the ledger can't be written
 //	*session.Error, *session.LostError        the server can't be reached, or used, or is gone

@@ -111,18 +111,6 @@ func (c Claim) String() string {
 	return strings.Join(list, ", ")
 }
 
-// among is a condition on pg_lock_status(): one of these numbers, in any
-// database. That of a bigint has the halves in classid and objid, and objsubid 1;
-// a pair has objsubid 2. Numbers in quotes are of the columns' types at once.
-// https://www.postgresql.org/docs/current/view-pg-locks.html
-func among(ids []lockkey.ID) string {
-	var list []string
-	for _, id := range ids {
-		list = append(list, fmt.Sprintf("('%d', '%d', '%d')", id.ClassID(), id.ObjID(), id.ObjSubID()))
-	}
-	return "(classid, objid, objsubid) IN (" + strings.Join(list, ", ") + ")"
-}
-
 func idsOf(locks []Lock) []lockkey.ID {
 	var ids []lockkey.ID
 	for _, l := range locks {

@@ -94,7 +94,7 @@ FROM (SELECT *, CASE WHEN classid = '%d' AND objid <> '%d' AND objsubid = 1 AND 
 		AND (classid = '%d' AND objid <> '%d' AND objsubid = 1 OR %s)) AS l
 	LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
 ORDER BY l.place NULLS FIRST, l.pid LIMIT %d`,
-		own, b.lineClass(), uint32(earNumber), placeAt(now), b.lineClass(), uint32(earNumber), among(ids), len(ids)+mostSeats)
+		own, b.lineClass(), uint32(earNumber), placeAt(now), b.lineClass(), uint32(earNumber), inspect.Among(ids), len(ids)+mostSeats)
 }
 
 // placeAt is an SQL expression for a ticket's place in line, at a time of

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -118,7 +119,7 @@ func (h *Held) Asker(ctx context.Context) (by, to string) {
 		requests = append(requests, lockkey.StepDown(l.ID))
 	}
 	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
-WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+among(requests)+" LIMIT 1")
+WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+inspect.Among(requests)+" LIMIT 1")
 	if err != nil || len(rows) != 1 || len(rows[0]) != 1 {
 		return "", ""
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -76,7 +77,7 @@ func (b *Bid) drawing(locks []Lock, columns ...string) string {
 	}
 	sql.WriteString(ofOwnLocks)
 	if b.line != nil || b.cfg.Claim.Polled { // it has others, tickets for one
-		sql.WriteString(" AND " + among(idsOf(locks)))
+		sql.WriteString(" AND " + inspect.Among(idsOf(locks)))
 	}
 	return sql.String()
 }
