@@ -224,10 +224,11 @@ func writeStatus(w io.Writer, s ledger.State, target string) error {
 	if len(roles) == 0 {
 		text += "nobody else; for each role that runs pglead:\n           GRANT USAGE ON SCHEMA pglead TO role"
 	}
+	lines := []string{text}
 	for _, role := range s.Former {
-		text += "\n  lacking  " + visible.Text(role) + " has run something, and is not granted it any more"
+		lines = append(lines, "  lacking  "+visible.Text(role)+" has run something, and is not granted it any more")
 	}
-	_, err := io.WriteString(w, text+"\n")
+	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
 	return err
 }
 

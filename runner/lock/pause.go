@@ -14,19 +14,19 @@ const noEnd = time.Duration(math.MaxInt64)
 // pausedLooks is how often it is looked whether a pause is over.
 const pausedLooks = 3 * time.Second
 
-// returns is for the end of a pause, during which others may have had the locks. Who
+// resumed is for the end of a pause, during which others may have had the locks. Who
 // has waited for them, before it, goes by what it has heard, and that may be nothing. Who
 // has not is as one that comes just now, whose first try says as much.
-func (b *Bid) returns() {
-	if b.cfg.Returns || b.Listens() {
-		b.cfg.Returns = true
+func (b *Bid) resumed() {
+	if b.returns || b.Listens() {
+		b.returns = true
 		return
 	}
 	clear(b.awaited)
 }
 
-// sitOut waits, without a place in line, until no lock of the claim is paused.
-func (b *Bid) sitOut(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
+// waitForResume waits, without a place in line, until no lock of the claim is paused.
+func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
 	b.cfg.Log.Info(why.Error()+"; waiting", "event", "paused")
 	b.s.Keep()
 	until := noEnd
@@ -46,7 +46,7 @@ func (b *Bid) sitOut(ctx context.Context, why *ledger.PausedError, left func() t
 			timer.Stop()
 			return context.Cause(ctx)
 		}
-		rows, err := b.s.Query(ctx, ledger.Paused(b.cfg.remembered(b.cfg.Claim.Locks)))
+		rows, err := b.s.Query(ctx, ledger.Paused(b.cfg.ledgerLocks(b.cfg.Claim.Locks)))
 		if err != nil {
 			return b.ledgerError(err)
 		}

@@ -100,14 +100,6 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Sessi
 				s.Close()
 				return nil, err
 			}
-			if cfg.Ledger.Foreign(s.Probed()) && !cfg.warned {
-				cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
-				cfg.warned = true
-			}
-			if cfg.Ledger.Denied(s.Probed()) && !cfg.warned {
-				cfg.Log.Info("the ledger is not granted to role "+cfg.Session.Database.User+"; going on without", "event", "ledger")
-				cfg.warned = true
-			}
 		}
 		if err == nil || cfg.Wait > 0 || !isFull(err) {
 			return s, err
@@ -120,6 +112,20 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Sessi
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// SayWithoutLedger says that the database has a ledger which is not used, since it can't
+// be trusted, or is not granted to the role; and whether it did.
+func (cfg *Config) SayWithoutLedger(s *session.Session) (said bool) {
+	switch {
+	case cfg.Ledger.Foreign(s.Probed()):
+		cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
+	case cfg.Ledger.Denied(s.Probed()):
+		cfg.Log.Info("the ledger is not granted to role "+cfg.Session.Database.User+"; going on without", "event", "ledger")
+	default:
+		return false
+	}
+	return true
 }
 
 // A server that is full has room again when one of its hundred sessions is done,
