@@ -105,10 +105,8 @@ func (o *outage) answers() {
 	o.back = time.Now()
 	if o.spoken {
 		o.spoken = false
-		text := "the database is back after "
-		if o.ledger {
-			text = "the command can start after "
+		if !o.ledger { // which the database's answer is no end of
+			o.u.log.Warn("the database is back after "+brief(o.back.Sub(o.began)), "event", "back")
 		}
-		o.u.log.Warn(text+brief(o.back.Sub(o.began)), "event", "back")
 	}
 }
