@@ -97,6 +97,9 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Sessi
 		s, err := session.Open(ctx, of)
 		if err == nil {
 			if _, err = cfg.Ledger.Found(s.Probed()); err != nil {
+				if !of.Transaction { // or the next run of a script would find held what the login has tried
+					_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
+				}
 				s.Close()
 				return nil, err
 			}
