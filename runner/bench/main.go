@@ -6,8 +6,8 @@
 //
 //	go run ./runner/bench
 //
-// It needs gcc, libpq-dev and PostgreSQL's server; etcd and flock take part
-// where they are installed, consul where -consul names one. Nothing leaves the
+// It needs gcc, libpq-dev and PostgreSQL's server; PgBouncer, etcd and flock take
+// part where they are installed, consul where -consul names one. Nothing leaves the
 // loopback interface.
 package main
 
