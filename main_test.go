@@ -82,13 +82,13 @@ type bench struct {
 // theBench is set up by TestMain, for the sake of its time.
 var theBench bench
 
-// environ is what a test's pglead runs with: a database by PG* variables, and
 // watched says whether the race detector watches.
 func watched() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
+// environ is what a test's pglead runs with: a database by PG* variables, and
 // nothing of the machine's own.
 func (b bench) environ(home string) []string {
 	return []string{
