@@ -91,7 +91,7 @@ func (b *bench) growthRace(at site, few, many []string, rows int) error {
 }
 
 // growthPrunings are the one at the end of one run in 64, of its own key, and that
-// of half of all rows.
+// of a tenth of all rows.
 func (b *bench) growthPrunings(at site, many []string) error {
 	ctx := context.Background()
 	var times []time.Duration
@@ -112,7 +112,7 @@ func (b *bench) growthPrunings(at site, many []string) error {
 			return err
 		}
 	}
-	p, err := b.program(slices.Concat(many, numbered()), b.pglead, "ledger", "prune", "--older", "500h")
+	p, err := b.program(slices.Concat(many, numbered()), b.pglead, "ledger", "prune", "--older", "900h")
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (b *bench) growthPrunings(at site, many []string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("\nForgetting 64 runs of one key, as one run in 64 does at its end: p50 %s ms, max %s ms. `pglead ledger prune --older 500h`: %.1f s, %s.\n",
+	fmt.Printf("\nForgetting 64 runs of one key, as one run in 64 does at its end: p50 %s ms, max %s ms. `pglead ledger prune --older 900h`: %.1f s, %s.\n",
 		ms(quantile(times, .5)), ms(quantile(times, 1)), time.Since(began).Seconds(), strings.TrimSpace(forgot))
 	b.goal("forgetting 64 runs of one key at the end of a run, p50", float64(quantile(times, .5))/float64(time.Millisecond), 10, " ms")
 	return nil
