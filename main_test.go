@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -27,6 +28,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	given := false
+	flag.Parse()
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		if err := flag.Set("test.parallel", parallel); err != nil {
+			panic(err) // the name is go test's
+		}
+	}
 	os.Exit(runTests(m))
 }
 
@@ -59,6 +68,10 @@ func runTests(m *testing.M) int {
 	theBench = bench{dir: dir, server: server}
 	return m.Run()
 }
+
+// parallel is how many of the parallel tests run at once, if -parallel doesn't say: they
+// wait more than they compute.
+const parallel = "4"
 
 func build(file string) error {
 	args := []string{"build", "-o", file}
