@@ -97,10 +97,7 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Sessi
 		s, err := session.Open(ctx, of)
 		if err == nil {
 			if _, err = cfg.Ledger.Found(s.Probed()); err != nil {
-				if !of.Transaction { // or the next run of a script would find held what the login has tried
-					_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
-				}
-				s.Close()
+				closeAtOnce(ctx, s, of.Transaction)
 				return nil, err
 			}
 		}
@@ -115,6 +112,15 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Sessi
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// closeAtOnce closes a session whose login may have taken locks. Else the next run of a
+// script would find them held; behind a pooler they have ended with the login's statement.
+func closeAtOnce(ctx context.Context, s *session.Session, pooled bool) {
+	if !pooled {
+		_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
+	}
+	s.Close()
 }
 
 // SayWithoutLedger says that the database has a ledger which is not used, since it can't
