@@ -1,10 +1,7 @@
 package cmd
 
 import (
-	_ "embed"
 	"fmt"
-	"html/template"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,9 +11,6 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-//go:embed report.html
-var reportPage string
-
 const (
 	// mostDrawn is as many runs as have a place in a picture of the width of a phone.
 	mostDrawn = 100
@@ -25,7 +19,7 @@ const (
 )
 
 // report is what the page of a history shows. Texts that others wrote are in it as
-// they may stand in a line; html/template does the rest.
+// they may stand in a line; page makes HTML of them.
 type report struct {
 	Key, Target, Made, Zone string
 	Summary                 string
@@ -82,14 +76,6 @@ const (
 	leastWidth = 0.02 // in percent: what has none is not drawn at all
 	columnsTop = 96   // the height of the longest column, in pixels
 )
-
-func writeReport(w io.Writer, p pastRuns) error {
-	page, err := template.New("report").Parse(reportPage)
-	if err != nil {
-		return err
-	}
-	return page.Execute(w, newReport(p))
-}
 
 func newReport(p pastRuns) report {
 	runs := p.history.Runs
