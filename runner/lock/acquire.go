@@ -87,13 +87,7 @@ func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Hel
 	}
 	b := NewBid(s, *cfg)
 	cfg.Returns = true // if it comes to another session
-	abandon := func() {}
-	if cfg.Prepare != nil {
-		b.prepareOnce = func() (err error) {
-			abandon, err = cfg.Prepare(s)
-			return err
-		}
-	}
+	b.preparation = newPreparation(s, cfg.Prepare)
 	held, err := b.takeAndSettle(ctx, left)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && left() > 0; {
 		if err = b.sitOut(ctx, paused, left); err == nil {
@@ -105,7 +99,7 @@ func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Hel
 		if b.line != nil && b.line.ticket != 0 {
 			cfg.ticket = b.line.ticket
 		}
-		abandon()
+		b.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
 			_ = b.GiveBack(ctx)
 		}
@@ -181,21 +175,14 @@ func (b *Bid) beginWait() error {
 		b.s.Beat(session.Heartbeat{Every: b.cfg.Session.Lease / 3, SQL: []string{session.PlainBeat}})
 		b.s.Keep()
 	}
-	return b.prepare()
-}
-
-// prepare calls Config.Prepare, once.
-func (b *Bid) prepare() error {
-	prepare := b.prepareOnce
-	b.prepareOnce = nil
-	if prepare == nil {
-		return nil
-	}
-	return prepare()
+	return b.preparation.done()
 }
 
 // poll is wait for a transaction, before which there is no line.
 func (b *Bid) poll(ctx context.Context, left func() time.Duration) error {
+	if _, err := b.s.Second(ctx); err != nil { // see session.Open
+		return err
+	}
 	for polls := Polls(); left() > 0; {
 		if err := b.cfg.Observer.look(ctx, b); err != nil {
 			return err

@@ -2,13 +2,10 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/session"
@@ -35,8 +32,9 @@ type Bid struct {
 
 	ears []lockkey.ID // that it has
 
+	server      string       // with a transaction: which it is on
 	puzzled     bool         // a lock is held, and it isn't known by whom
-	prepareOnce func() error // Config.Prepare, until it has been called
+	preparation *preparation // Config.Prepare
 	parted      bool         // the session has said goodbye
 	told        time.Time    // when the observer was told last who has the locks
 }
@@ -67,21 +65,26 @@ func (b *Bid) missing() []Lock {
 // Locks before that one stay held, so that whoever waits for it has them, but in
 // a transaction, or without a wait: there it is all or nothing.
 func (b *Bid) Try(ctx context.Context) (bool, error) {
-	if value, known := b.s.TakeLoginAnswer(); known {
-		n, err := strconv.Atoi(value)
-		if err != nil {
-			return false, session.ErrNotPostgreSQL()
-		}
-		return b.granted(n)
-	}
 	if b.cfg.Session.Transaction {
 		return b.tryInTransaction(ctx)
 	}
-	n, err := b.number(ctx, "SELECT "+b.trial())
+	n, err := b.trialled(ctx)
 	if err != nil {
 		return false, err
 	}
 	return b.granted(n)
+}
+
+// trialled is what a trial comes to. The first has been made at the login.
+func (b *Bid) trialled(ctx context.Context) (n int, err error) {
+	value, known := b.s.TakeLoginAnswer()
+	if !known {
+		return b.number(ctx, "SELECT "+b.trial())
+	}
+	if n, err = strconv.Atoi(value); err != nil {
+		return 0, session.ErrNotPostgreSQL()
+	}
+	return n, nil
 }
 
 // trial is an SQL expression that takes what is missing, in the way of Try. Its
@@ -89,6 +92,8 @@ func (b *Bid) Try(ctx context.Context) (bool, error) {
 func (b *Bid) trial() string {
 	claim := b.cfg.Claim
 	switch {
+	case b.cfg.Session.Transaction:
+		return claim.trialInTransaction()
 	case claim.Gate != nil && b.line == nil:
 		return passes(*claim.Gate, tryEach(claim.Locks, Lock.try), "0")
 	case claim.Gate != nil:
@@ -212,6 +217,9 @@ func (b *Bid) barred() []Lock {
 
 // GiveBack frees what is held without having been used.
 func (b *Bid) GiveBack(ctx context.Context) error {
+	if len(b.held) == 0 {
+		return nil
+	}
 	if b.cfg.Session.Transaction {
 		b.s.SetHolding(false)
 		_, err := b.s.Query(ctx, "ROLLBACK")
@@ -221,9 +229,6 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 	var unlocks []string
 	for _, l := range b.held {
 		unlocks = append(unlocks, l.call("advisory_unlock"))
-	}
-	if len(unlocks) == 0 {
-		return nil
 	}
 	_, err := b.s.Query(ctx, "SELECT "+strings.Join(unlocks, ", "))
 	b.forget()
@@ -236,42 +241,6 @@ func (b *Bid) forget() {
 		b.awaited[l.ID] = true
 	}
 	b.held, b.slot, b.delay, b.vouches, b.token, b.started = nil, 0, 0, true, nil, false
-}
-
-// tryInTransaction begins the transaction that holds the locks.
-//
-// First the same trial is made in a statement by itself, which gives back what it
-// is granted. One that is refused, as nearly all of many waiters' are, then costs
-// the pooler no connection for as long as this process takes to say ROLLBACK.
-func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
-	locks := b.cfg.Claim.Locks
-	trial := tryAll(locks, Lock.tryInTransaction)
-	if b.cfg.Claim.Gate != nil { // there is no line before a pooler
-		trial = tryEach(locks, Lock.tryInTransaction)
-	}
-	enough := func(n int) bool { return n == len(locks) || b.cfg.Claim.Gate != nil && n > 0 }
-	n, err := b.number(ctx, "SELECT "+trial)
-	if err != nil {
-		return false, err
-	}
-	if !enough(n) {
-		b.await()
-		return false, nil
-	}
-	n, err = b.number(ctx, append(b.s.Begin(), "SELECT "+trial)...)
-	var pgErr *pgconn.PgError
-	switch {
-	case errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "statement pooling"):
-		return false, session.Errorf(session.Unsafe, "pool_mode has to be transaction or session", "the pooler allows no transaction: %s", session.ServerSays(pgErr))
-	case err != nil:
-		return false, err
-	case enough(n):
-		b.s.SetHolding(true)
-		return b.granted(n)
-	}
-	b.await()
-	_, err = b.s.Query(ctx, "ROLLBACK")
-	return false, b.error(err)
 }
 
 // number sends queries, of which the last has a number for an answer.
