@@ -100,10 +100,6 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (s *session.Ses
 		s.Close()
 		return nil, err
 	}
-	if cfg.Ledger.Foreign(s.Probed()) && !cfg.warned {
-		cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
-		cfg.warned = true
-	}
 	return s, nil
 }
 
@@ -125,6 +121,16 @@ func (cfg *Config) askForRoom(ctx context.Context, open func() error) error {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// WarnOfForeignLedger says that the database's ledger is one that can't be trusted,
+// and whether it did.
+func (cfg *Config) WarnOfForeignLedger(s *session.Session) (warned bool) {
+	foreign := cfg.Ledger.Foreign(s.Probed())
+	if foreign {
+		cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
+	}
+	return foreign
 }
 
 // A server that is full has room again when one of its hundred sessions is done,

@@ -10,10 +10,10 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// trialInTransaction is an SQL expression that takes the locks until the transaction
+// trySQLInTransaction is an SQL expression that takes the locks until the transaction
 // ends: all of them, counted up to the first that is not free, or with a gate one of
 // them, for there is no line before a pooler.
-func (c Claim) trialInTransaction() string {
+func (c Claim) trySQLInTransaction() string {
 	if c.Gate != nil {
 		return tryEach(c.Locks, Lock.tryInTransaction)
 	}
@@ -64,7 +64,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 // beginTransaction makes the trial in a transaction, and learns where that is. All of it
 // is one message, for each is one more for the pooler to pass on.
 func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
-	trial := "SELECT " + identity + ", " + b.trial()
+	trial := "SELECT " + identity + ", " + b.trySQL()
 	rows, err := b.s.Query(ctx, strings.Join(append(b.s.Begin(), trial), "; "))
 	var pgErr *pgconn.PgError
 	switch {

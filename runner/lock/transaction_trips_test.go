@@ -109,7 +109,7 @@ func TestTripsThroughPooler(t *testing.T) {
 	held := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
 	refused := contend(t, cfg)
 	<-refused.done
-	if e, ok := refused.err.(*lock.HeldError); !ok || len(e.Holders) != 1 || e.Holders[0].Backend != held.Session.BackendPID() { //nolint:errorlint // as it is
+	if e, ok := refused.err.(*lock.ConflictError); !ok || len(e.Holders) != 1 || e.Holders[0].Backend != held.Session.BackendPID() { //nolint:errorlint // as it is
 		t.Errorf("refused: %v", refused.err)
 	}
 	if got, want := c.counted(), []int{3}; !slices.Equal(got, want) { // the login, its checks with the trial, the holders
@@ -146,7 +146,7 @@ func TestTakenMeanwhile(t *testing.T) {
 	}
 	refused := contend(t, cfg)
 	<-refused.done
-	if _, ok := refused.err.(*lock.HeldError); !ok || prepared != 1 || undone != 1 { //nolint:errorlint // as it is
+	if _, ok := refused.err.(*lock.ConflictError); !ok || prepared != 1 || undone != 1 { //nolint:errorlint // as it is
 		t.Errorf("%v; prepared %d times, undone %d times", refused.err, prepared, undone)
 	}
 	// No transaction stays open at the pooler, which could have its connection for others.
