@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -22,6 +23,7 @@ type outage struct {
 	said    []string  // the reasons that were
 	reminds int
 	spoken  bool // since it answered last
+	ledger  bool // it is there, but what it remembers can't be written
 }
 
 const (
@@ -47,17 +49,22 @@ func (o *outage) away(obstacle error) {
 		return
 	}
 	reason, lasts := obstacle.Error(), now.Sub(o.began)
+	is, has, still := "the database is away", "the database has been away for ", "the database is still away"
+	o.ledger = errors.As(obstacle, new(*lock.LedgerError)) || errors.As(obstacle, new(*lock.FencedError))
+	if o.ledger {
+		is, has, still = "the command can't start yet", "the command could not start for ", "the command still can't start"
+	}
 	known := slices.Contains(o.said, reason)
 	var text string
 	switch {
 	case lasts >= o.due():
-		text = "the database has been away for " + brief(lasts) + ": " + reason
+		text = has + brief(lasts) + ": " + reason
 	case known || len(o.said) >= mostReasons:
 		return
 	case len(o.said) == 0:
-		text = "the database is away: " + reason
+		text = is + ": " + reason
 	default:
-		text = "the database is still away: " + reason
+		text = still + ": " + reason
 	}
 	for o.due() <= lasts {
 		o.reminds++
@@ -98,6 +105,8 @@ func (o *outage) answers() {
 	o.back = time.Now()
 	if o.spoken {
 		o.spoken = false
-		o.u.log.Warn("the database is back after "+brief(o.back.Sub(o.began)), "event", "back")
+		if !o.ledger { // which the database's answer is no end of
+			o.u.log.Warn("the database is back after "+brief(o.back.Sub(o.began)), "event", "back")
+		}
 	}
 }

@@ -23,8 +23,8 @@ func newCheckCmd(u *ui, stdout io.Writer) *cobra.Command {
 		Use:   "check KEY --within D [flags]",
 		Short: "Did it succeed in time? Exit 0 yes, 1 late or failed since",
 		Long: `Say in one line whether the last success of a key ended within a length of time,
-and whether runs have failed or been lost since: exit status 0 if all is fine, 1 if
-it is late or one has failed. A success makes the failures before it good.`,
+and whether runs have failed or been lost since: exit status 0 if all is fine, 1
+if it is late or one has failed. A success makes the failures before it good.`,
 		Example: `  pglead check nightly --within 25h
   pglead check nightly --within 25h || ./page-somebody`,
 		Args: oneKey,
@@ -68,14 +68,19 @@ type successView struct {
 	Ago     float64   `json:"seconds_ago"`
 }
 
+// newSuccessView is nil if there has been no success.
+func newSuccessView(s ledger.Success, now time.Time) *successView {
+	if s.Ended.IsZero() {
+		return nil
+	}
+	return &successView{Started: s.Started, Ended: s.Ended, Host: s.Host, Ago: now.Sub(s.Ended).Seconds()}
+}
+
 func (f *lookFlags) pronounce(w io.Writer, key string, within time.Duration, v ledger.Verdict) error {
 	state, text := verdictText(key, v)
 	var err error
 	if f.output.value == "json" {
-		view := checkView{Key: key, State: strings.ToLower(state), Text: text, Within: within.Seconds(), FailedSince: v.Failed, Running: []runView{}, Paused: pauseOf(key, v.Pause)}
-		if s := v.Success; !s.Ended.IsZero() {
-			view.LastSuccess = &successView{Started: s.Started, Ended: s.Ended, Host: s.Host, Ago: v.Ago().Seconds()}
-		}
+		view := checkView{Key: key, State: strings.ToLower(state), Text: text, Within: within.Seconds(), FailedSince: v.Failed, LastSuccess: newSuccessView(v.Success, v.Now), Running: []runView{}, Paused: pauseOf(key, v.Pause)}
 		if v.Failed > 0 {
 			failure := newRunView(v.Failure)
 			view.LastFailure = &failure

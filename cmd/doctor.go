@@ -37,7 +37,7 @@ func newDoctorCmd(u *ui, stdout io.Writer) *cobra.Command {
 	f := doctorFlags{options: newOptions(), output: choose("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
-		Short: "Can this database, this path to it and this machine keep the promise?",
+		Short: "Can database, path and machine keep the promise?",
 		Long: `Connect as pglead run would, take a lock of its own for a trial, have a guard
 run a command for a trial, and list what was seen and what to do about it.
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -28,7 +29,7 @@ func newEachCmd(u *ui) *cobra.Command {
 	f := eachFlags{options: newOptions(), parallel: 1}
 	cmd := &cobra.Command{
 		Use:   "each --key 'PREFIX/{}' [flags] [ITEM...] -- COMMAND [ARG...]",
-		Short: "One lock per item of a list: work on every item that nobody else works on",
+		Short: "One lock per item of a list: work on those that nobody else does",
 		Long: `One lock per item of a list: work on every item that nobody else works on.
 
 Items are arguments before --, the lines of a file, or those of standard input,
@@ -102,7 +103,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer cfg.Stdin.Close()
-	progress := newProgress(u, f.quiet, items)
+	progress := f.progress(u, items)
 	cfg.Watch = f.watch(u, cfg, "at an item")
 	tally, err := runner.Each(runner.EachConfig{
 		Config: cfg,
@@ -154,12 +155,15 @@ const itemVariable = "PGLEAD_ITEM"
 // if there is something to know.
 func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
 	text := fmt.Sprintf("%s: %d ran, %d of them failed; %d skipped: %d held elsewhere, %d done elsewhere",
-		itemsText(items), t.Ran, t.Failed, t.Held+t.Done, t.Held, t.Done)
+		itemsText(items), t.Ran, t.Failed, t.Held+t.Done+t.Paused, t.Held, t.Done)
+	if t.Paused > 0 {
+		text += fmt.Sprintf(", %d paused", t.Paused)
+	}
 	var code int
 	switch {
 	case t.Failed > 0:
 		code = exitSomeFailed
-	case t.Held > 0 && f.wait.value > 0:
+	case t.Held+t.Paused > 0 && f.wait.value > 0:
 		code = f.conflictCode
 	}
 	if code != 0 || err != nil {
@@ -175,37 +179,63 @@ func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
 
 // progress is the status line of a list.
 type progress struct {
-	u     *ui
-	items int
-	shown time.Time
-	last  runner.Tally
-	on    bool
+	u       *ui
+	items   int
+	returns bool // to what is held elsewhere or paused, until the end
+
+	mu      sync.Mutex
+	last    runner.Tally
+	shown   time.Time
+	pending bool // what came since then will be shown soon
+	on      bool
 }
 
-func newProgress(u *ui, quiet bool, items int) *progress {
-	return &progress{u: u, items: items, on: u.hasStatus() && !quiet}
+func (f *eachFlags) progress(u *ui, items int) *progress {
+	return &progress{u: u, items: items, returns: f.wait.value > 0, on: u.hasStatus() && !f.quiet}
 }
 
 // progressInterval is as often as an eye can follow.
 const progressInterval = 100 * time.Millisecond
 
 func (p *progress) show(t runner.Tally) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.last = t
-	if p.on && time.Since(p.shown) >= progressInterval {
-		p.shown = time.Now()
+	if p.on && !p.pending {
+		p.pending = true
+		time.AfterFunc(progressInterval-time.Since(p.shown), p.draw)
+	}
+}
+
+func (p *progress) draw() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shown, p.pending = time.Now(), false
+	if p.on {
 		p.u.setStatus(p.text())
 	}
 }
 
 func (p *progress) text() string {
 	t := p.last
-	return fmt.Sprintf("pglead: %d of %s: %d running, %d ran, %d failed, %d skipped",
-		t.Ran+t.Held+t.Done, itemsText(p.items), t.Running, t.Ran, t.Failed, t.Held+t.Done)
+	over, waits := t.Ran+t.Done, t.Held+t.Paused
+	if !p.returns {
+		over, waits = over+waits, 0
+	}
+	text := fmt.Sprintf("pglead: %d of %s: %d running, %d ran, %d failed, %d skipped", over, itemsText(p.items), t.Running, t.Ran, t.Failed, over-t.Ran)
+	if waits > 0 {
+		text += fmt.Sprintf(", %d waited for", waits)
+	}
+	return text
 }
 
 // close leaves the last word standing.
 func (p *progress) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.returns = false
 	if p.on {
+		p.on = false
 		p.u.clearStatus()
 		fmt.Fprintln(p.u, p.text())
 	}

@@ -1,8 +1,10 @@
 package cmd
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +20,7 @@ import (
 // The exit statuses beside the command's own. Those from 64 are sysexits.h's
 // where it has one that fits, the last are xargs(1)'s, timeout(1)'s and the shell's.
 const (
-	exitFree          = 1 // of who, stepdown, check and ledger status, as diff(1) and grep(1) say no
+	exitFree          = 1 // of who, stepdown, check, pause and ledger, as diff(1) and grep(1) say no
 	exitUsage         = 64
 	exitUnreachable   = 69
 	exitInternal      = 70
@@ -90,7 +92,11 @@ func exit(u *ui, err error) int {
 	case errors.As(err, &silent):
 		return silent.code
 	case errors.As(err, &finished):
-		u.log.Info(err.Error(), "event", "done", "code", 0)
+		level := slog.LevelInfo
+		if u.hasStatus() { // somebody looks on, and wonders why nothing ran
+			level = slog.LevelWarn
+		}
+		u.log.Log(context.Background(), level, err.Error(), "event", "done", "code", 0)
 		return 0
 	case errors.As(err, &paused):
 		u.log.Warn(err.Error(), "event", "paused", "code", paused.code)
@@ -150,6 +156,8 @@ func status(err error) (code int, hint string) {
 		return exitUnreachable, "to install them: " + pgtest.InstallHint()
 	case errors.As(err, &guard):
 		return exitInternal, "was it killed by hand, or by the kernel for want of memory (dmesg)?"
+	case errors.As(err, new(*lock.FencedError)) && errors.As(err, &sess):
+		return exitHeld, sess.Hint
 	case errors.As(err, &sess):
 		return map[session.Kind]int{
 			session.BadDSN:      exitUsage,

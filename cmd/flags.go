@@ -29,6 +29,9 @@ func readFlags(cmd *cobra.Command, _ []string) error {
 	if err := fromEnvironment(cmd.Flags()); err != nil {
 		return err
 	}
+	if err := checkValues(cmd.Flags()); err != nil {
+		return err
+	}
 	return checkChoices(cmd.Flags())
 }
 

@@ -19,46 +19,68 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-func newHistoryCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := newLookFlags("table", "json", "csv", "html")
-	last := 0
-	var every duration
-	cmd := &cobra.Command{
-		Use:   "history KEY [flags]",
-		Short: "The runs of a key that the ledger remembers, the newest first",
-		Long: `The runs of a key that the ledger remembers, the newest first: when, where, how
-long and with what result. A run is lost if its pglead could not say how it ended.
+type historyFlags struct {
+	lookFlags
+	last         int
+	since, every duration
+}
 
-As html it is one page with a picture, which needs no network: a line for each
-host, the runs by their results, and marks where none was although one was due.`,
-		Example: `  pglead history nightly
+func newHistoryCmd(u *ui, stdout io.Writer) *cobra.Command {
+	f := historyFlags{lookFlags: newLookFlags("table", "json", "csv", "html")}
+	cmd := &cobra.Command{
+		Use:   "history [KEY|PATTERN...] [flags]",
+		Short: "The runs of a key that are remembered, or the last of each key",
+		Long: `The runs of a key that the ledger remembers, the newest first: when, where, how
+long and with what result. A run is lost if its pglead could not say how it
+ended.
+
+Without a key it is the last run of each key; with patterns, as for pglead ls,
+of those that match one.
+
+As html it is one page of a key with a picture, which needs no network: a line
+for each host, the runs by their results, and marks where none was although one
+was due.`,
+		Example: `  pglead history
+  pglead history 'import/*' --since 1d
+  pglead history nightly
   pglead history nightly -o html >nightly.html
   pglead history nightly -o json | jq '.[] | select(.outcome != "ok")'`,
-		Args: oneKey,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			write := map[string]historyWriter{"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport}[cmp.Or(f.output.value, "table")]
-			if last < 0 {
-				return usagef("--last %d: from 1", last)
+		RunE: func(cmd *cobra.Command, keys []string) error {
+			switch {
+			case f.last < 0 || cmd.Flags().Changed("last") && f.last == 0:
+				return usagef("--last %d: from 1", f.last)
+			case cmd.Flags().Changed("since") && f.since.value <= 0:
+				return usagef("--since must be longer than 0")
+			case len(keys) == 1 && !isPattern(keys[0]):
+				return f.history(u, cmd, keys[0], stdout)
 			}
-			most := last
-			if most == 0 {
-				most = cmp.Or(map[string]int{"table": tableRuns, "html": mostReported}[cmp.Or(f.output.value, "table")], mostRuns)
-			}
-			return f.aboutKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
-				h, err := ledger.ReadHistory(ctx, ask, args[0], ids, most)
-				if err != nil {
-					return err
-				}
-				return write(stdout, pastRuns{history: h, key: args[0], target: f.target(), every: every.value, width: foreground(os.Stdout)})
-			})
+			return f.list(u, cmd, keys, stdout)
 		},
 	}
 	f.outputFlag(cmd, f.output.usage())
 	f.serverFlags(cmd)
-	cmd.Flags().IntVarP(&last, "last", "n", 0, fmt.Sprintf("the `N` newest runs (default %d in a table, %d in html, else all)", tableRuns, mostReported))
-	cmd.Flags().Var(&every, "every", "html: a run is due so often (default what the runs themselves show)")
+	cmd.Flags().IntVarP(&f.last, "last", "n", 0, fmt.Sprintf("the `N` newest (default %d runs of a key in a table, %d in html, else all)", tableRuns, mostReported))
+	cmd.Flags().Var(&f.since, "since", "what started so long ago at most, such as 36h or 7d")
+	cmd.Flags().Var(&f.every, "every", "html: a run is due so often (default what the runs themselves show)")
 	f.keyFlags(cmd)
 	return cmd
+}
+
+// history shows the runs of one key.
+func (f *historyFlags) history(u *ui, cmd *cobra.Command, key string, stdout io.Writer) error {
+	output := cmp.Or(f.output.value, "table")
+	write := map[string]historyWriter{"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport}[output]
+	most := cmp.Or(map[string]int{"table": tableRuns, "html": mostReported}[output], mostRuns)
+	if f.since.value > 0 && output == "table" {
+		most = mostRuns
+	}
+	return f.aboutKey(u, cmd, key, func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
+		h, err := ledger.ReadHistory(ctx, ask, ledger.Past{Key: key, IDs: ids, Since: f.since.value, Most: cmp.Or(f.last, most)})
+		if err != nil {
+			return err
+		}
+		return write(stdout, pastRuns{history: h, key: key, target: f.target(), since: f.since, every: f.every.value, width: foreground(os.Stdout)})
+	})
 }
 
 const (
@@ -71,6 +93,7 @@ type pastRuns struct {
 	history ledger.History
 	key     string
 	target  string
+	since   duration // 0: from the beginning
 	every   time.Duration
 	width   int // of the terminal, or 0
 }
@@ -82,10 +105,17 @@ func (p pastRuns) result(i int) (result, remark string) {
 	r := p.history.Runs[i]
 	result = string(r.Outcome)
 	switch {
-	case r.Status != nil && *r.Status > exitSignalBase && r.Outcome != ledger.OK && r.Outcome != ledger.Lost:
-		remark = "by signal " + strconv.Itoa(*r.Status-exitSignalBase)
-	case r.Status != nil && *r.Status != 0 && r.Outcome == ledger.Failed:
+	case r.Status == nil, *r.Status == 0:
+	case r.Outcome == ledger.Failed: // whatever the number looks like: ssh exits with 255
 		result += " " + strconv.Itoa(*r.Status)
+	case *r.Status > exitSignalBase && r.Outcome != ledger.OK && r.Outcome != ledger.Lost:
+		remark = "by signal " + strconv.Itoa(*r.Status-exitSignalBase)
+	}
+	if r.Missing() {
+		remark = "can't be executed"
+		if *r.Status == exitNotFound {
+			remark = "command not found"
+		}
 	}
 	if r.Outcome != ledger.Lost {
 		return result, remark
@@ -108,15 +138,23 @@ func (p pastRuns) running(r ledger.Entry) string {
 	return fmt.Sprintf("%s (token %d)", text, r.Token)
 }
 
+// ofLate says from when on the runs are.
+func (p pastRuns) ofLate() string {
+	if p.since.value == 0 {
+		return ""
+	}
+	return " of the last " + p.since.String()
+}
+
 // writeHistory writes for people.
 func writeHistory(w io.Writer, p pastRuns) error {
 	if len(p.history.Runs) == 0 {
-		_, err := fmt.Fprintf(w, "no runs of %s are remembered in %s\n", printable(p.key), visible.Text(p.target))
+		_, err := fmt.Fprintf(w, "no runs of %s are remembered in %s%s\n", printable(p.key), visible.Text(p.target), p.ofLate())
 		return err
 	}
 	rows := [][]string{{"STARTED", "HOST", "TOOK", "RESULT", ""}}
 	for i, r := range p.history.Runs {
-		row := []string{when(r.Started, p.history.Now), visible.Text(r.Host), "", "", ""}
+		row := []string{whenExactly(r.Started, p.history.Now), visible.Text(r.Host), "", "", ""}
 		if r.Outcome == ledger.Running {
 			row[2] = p.running(r)
 		} else {
@@ -186,14 +224,14 @@ type runView struct {
 	Outcome   string     `json:"outcome"`
 	Status    *int       `json:"status"`
 	Host      string     `json:"host"`
-	PID       int        `json:"pid,omitempty"`
-	User      string     `json:"user,omitempty"`
-	Command   string     `json:"command,omitempty"`
-	Role      string     `json:"role,omitempty"`
+	PID       int        `json:"pid"`
+	User      string     `json:"user"`
+	Command   string     `json:"command"`
+	Role      string     `json:"role"`
 	Token     int64      `json:"token"`
 	TokenText string     `json:"token_text"`
-	SystemID  string     `json:"system_id,omitempty"`
-	Waited    float64    `json:"lock_delay_seconds,omitempty"` // before the start
+	SystemID  string     `json:"system_id"`
+	Waited    float64    `json:"lock_delay_seconds"` // before the start
 }
 
 func newRunView(r ledger.Entry) runView {
@@ -217,12 +255,17 @@ func writeHistoryJSON(w io.Writer, p pastRuns) error {
 	return writeJSON(w, views)
 }
 
-func writeHistoryCSV(w io.Writer, p pastRuns) error {
+func writeHistoryCSV(w io.Writer, p pastRuns) error { return writeRunsCSV(w, p.history.Runs) }
+
+func writeRunsCSV(w io.Writer, runs []ledger.Entry) error {
 	t := csv.NewWriter(w)
-	_ = t.Write([]string{"started", "ended", "seconds", "outcome", "status", "host", "pid", "user", "command", "token", "lock_delay_seconds"})
-	for _, r := range p.history.Runs {
+	_ = t.Write([]string{"started", "ended", "seconds", "outcome", "status", "host", "pid", "user", "command", "token", "lock_delay_seconds", "key", "id", "role", "system_id"})
+	for _, r := range runs {
 		v := newRunView(r)
-		row := []string{v.Started.Format(time.RFC3339Nano), "", "", v.Outcome, "", v.Host, strconv.Itoa(v.PID), v.User, v.Command, v.TokenText, strconv.FormatFloat(v.Waited, 'f', -1, 64)}
+		row := []string{
+			v.Started.Format(time.RFC3339Nano), "", "", v.Outcome, "", v.Host, strconv.Itoa(v.PID), v.User, v.Command, v.TokenText,
+			strconv.FormatFloat(v.Waited, 'f', -1, 64), v.Key, "", v.Role, v.SystemID,
+		}
 		if v.Ended != nil {
 			row[1], row[2] = v.Ended.Format(time.RFC3339Nano), strconv.FormatFloat(*v.Seconds, 'f', -1, 64)
 		}
@@ -232,6 +275,7 @@ func writeHistoryCSV(w io.Writer, p pastRuns) error {
 		for i, cell := range row {
 			row[i] = inSheet(visible.Text(cell))
 		}
+		row[12] = v.IDText // a number, though it may begin with a minus
 		_ = t.Write(row)
 	}
 	t.Flush()

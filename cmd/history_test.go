@@ -49,11 +49,11 @@ func TestHistoryTable(t *testing.T) {
 	if err := writeHistory(&out, theNight()); err != nil {
 		t.Fatal(err)
 	}
-	const want = `STARTED       HOST  TOOK    RESULT
-Nov 22 03:00  web2  running 12m, usually 4m (token 281474976740399)
-Nov 22 02:00  web1  1m02s   lost      next start waited 10s
-Nov 21 03:00  web1  4m11s   ok
-Nov 20 03:00  web1  0.4s    failed 1
+	const want = `STARTED          HOST  TOOK    RESULT
+Nov 22 03:00:00  web2  running 12m, usually 4m (token 281474976740399)
+Nov 22 02:00:00  web1  1m02s   lost      next start waited 10s
+Nov 21 03:00:00  web1  4m11s   ok
+Nov 20 03:00:00  web1  0.4s    failed 1
 `
 	if out.String() != want {
 		t.Errorf("%s\nwant\n%s", &out, want)
@@ -88,8 +88,8 @@ func TestHistoryWidth(t *testing.T) {
 
 func TestTook(t *testing.T) {
 	for want, d := range map[string]time.Duration{
-		"0.0s": 0, "0.4s": 400 * time.Millisecond, "9.9s": 9940 * time.Millisecond, "10s": 9960 * time.Millisecond, "42s": 42 * time.Second,
-		"1m00s": 59600 * time.Millisecond, "1m02s": 62 * time.Second, "59m59s": time.Hour - time.Second, "1h00m": time.Hour,
+		"0.0s": 0, "0.4s": 400 * time.Millisecond, "9.9s": 9999 * time.Millisecond, "10s": 10 * time.Second, "42s": 42 * time.Second,
+		"59s": 59999 * time.Millisecond, "1m00s": time.Minute, "1m02s": 62 * time.Second, "59m59s": time.Hour - time.Second, "1h00m": time.Hour,
 		"23h59m": 24*time.Hour - time.Second, "2d03h": 51 * time.Hour,
 	} {
 		if got := took(d); got != want {

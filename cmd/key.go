@@ -67,7 +67,7 @@ func newKeyCmd(stdout io.Writer) *cobra.Command {
 	output := choose("text", "json")
 	cmd := &cobra.Command{
 		Use:   "key KEY...",
-		Short: "Print a lock's number, and the SQL with which any program takes the same lock",
+		Short: "Print a lock's number, and the SQL that takes the same lock",
 		Long: `Print a lock's number, and the SQL with which any program takes the same lock.
 
 How a key becomes a number:

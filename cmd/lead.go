@@ -21,7 +21,7 @@ func newLeadCmd(u *ui) *cobra.Command {
 	}
 	cmd := &cobra.Command{
 		Use:   "lead --key KEY [flags] -- COMMAND [ARG...]",
-		Short: "Stand for election for ever, and run the command whenever this node leads",
+		Short: "Stand for election for ever; run the command while this node leads",
 		Long: `Stand for election for ever, and run the command whenever this node leads.
 
 When the lock is lost the command is killed and the node stands again, also

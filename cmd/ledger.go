@@ -22,6 +22,7 @@ type ledgerFlags struct {
 	keep  int
 	sql   bool
 	older duration
+	yes   bool
 }
 
 func newLedgerCmd(u *ui, stdout io.Writer) *cobra.Command {
@@ -37,7 +38,8 @@ finds it there and may. Without it nothing is remembered, and all else works.
              pglead TO cron
   status     version, rows, size, who is granted; exit status 1 without a ledger
   prune      forget the runs of keys that nobody has started for --older
-  uninstall  drop the schema, with all that is remembered`,
+  uninstall  drop the schema, with all that is remembered; asks before, or needs
+             --yes where there is no terminal`,
 		Example: `  pglead ledger install
   pglead ledger install --keep 10000 --sql | less
   pglead ledger status`,
@@ -68,6 +70,7 @@ finds it there and may. Without it nothing is remembered, and all else works.
 	flags.IntVar(&f.keep, "keep", ledger.Keep, "install: remember the `N` newest runs of each key")
 	flags.BoolVar(&f.sql, "sql", false, "install: print what would be run, and touch nothing")
 	flags.Var(&f.older, "older", "prune: of keys whose last run is so long ago")
+	flags.BoolVar(&f.yes, "yes", false, "uninstall: without asking")
 	f.outputFlag(cmd, "status: "+f.output.usage())
 	f.serverFlags(cmd)
 	return cmd
@@ -93,7 +96,7 @@ func oneAction(cmd *cobra.Command, args []string) error {
 
 // ofAction refuses flags that the action does not have.
 func ofAction(cmd *cobra.Command, action string) error {
-	for flag, of := range map[string]string{"keep": "install", "sql": "install", "older": "prune", "output": "status"} {
+	for flag, of := range map[string]string{"keep": "install", "sql": "install", "older": "prune", "yes": "uninstall", "output": "status"} {
 		if cmd.Flags().Changed(flag) && action != of {
 			return usagef("--%s is of pglead ledger %s", flag, of)
 		}
@@ -147,7 +150,7 @@ func (f *ledgerFlags) status(ctx context.Context, w io.Writer, viewer *session.V
 	}
 	if access == ledger.Absent {
 		if f.output.value == "json" {
-			err = writeJSON(w, ledgerView{Granted: []string{}})
+			err = writeJSON(w, ledgerView{Granted: []string{}, Former: []string{}, Faults: []string{}})
 		} else {
 			_, err = fmt.Fprintf(w, "there is no ledger in %s\n", visible.Text(target))
 		}
@@ -163,28 +166,40 @@ func (f *ledgerFlags) status(ctx context.Context, w io.Writer, viewer *session.V
 	if err != nil {
 		return err
 	}
-	if f.output.value == "json" {
-		return writeJSON(w, newLedgerView(s))
+	faults, err := ledger.Faults(ctx, ask)
+	if err != nil {
+		return err
 	}
-	return writeStatus(w, s, target)
+	if f.output.value == "json" {
+		return writeJSON(w, newLedgerView(s, faults))
+	}
+	if err := writeStatus(w, s, target); err != nil {
+		return err
+	}
+	for i, fault := range faults {
+		_, err = fmt.Fprintf(w, "  %-7s  %s\n", map[bool]string{true: "broken"}[i == 0], visible.Text(fault))
+	}
+	return err
 }
 
 // ledgerView is a ledger, as status -o json has it.
 type ledgerView struct {
 	Installed bool       `json:"installed"`
-	Version   int        `json:"version,omitempty"`
-	Keep      int        `json:"keep,omitempty"` // runs of each key
+	Version   int        `json:"version"` // 0 without a ledger
+	Keep      int        `json:"keep"`    // runs of each key
 	Runs      int64      `json:"runs"`
 	Locks     int64      `json:"locks"`
 	Bytes     int64      `json:"bytes"`
 	Oldest    *time.Time `json:"oldest"`
-	Owner     string     `json:"owner,omitempty"`
+	Owner     string     `json:"owner"`
 	Trusted   bool       `json:"trusted"` // by other roles, too
 	Granted   []string   `json:"granted"`
+	Former    []string   `json:"not_granted_any_more"`
+	Faults    []string   `json:"faults"`
 }
 
-func newLedgerView(s ledger.State) ledgerView {
-	v := ledgerView{Installed: true, Version: s.Version, Keep: s.Keep, Runs: s.Runs, Locks: s.Locks, Bytes: s.Bytes, Owner: s.Owner, Trusted: s.Trusted, Granted: append([]string{}, s.Granted...)}
+func newLedgerView(s ledger.State, faults []string) ledgerView {
+	v := ledgerView{Installed: true, Version: s.Version, Keep: s.Keep, Runs: s.Runs, Locks: s.Locks, Bytes: s.Bytes, Owner: s.Owner, Trusted: s.Trusted, Granted: append([]string{}, s.Granted...), Former: append([]string{}, s.Former...), Faults: append([]string{}, faults...)}
 	if !s.Oldest.IsZero() {
 		v.Oldest = &s.Oldest
 	}
@@ -209,7 +224,11 @@ func writeStatus(w io.Writer, s ledger.State, target string) error {
 	if len(roles) == 0 {
 		text += "nobody else; for each role that runs pglead:\n           GRANT USAGE ON SCHEMA pglead TO role"
 	}
-	_, err := io.WriteString(w, text+"\n")
+	lines := []string{text}
+	for _, role := range s.Former {
+		lines = append(lines, "  lacking  "+visible.Text(role)+" has run something, and is not granted it any more")
+	}
+	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
 	return err
 }
 
@@ -253,6 +272,9 @@ func (f *ledgerFlags) uninstall(ctx context.Context, w io.Writer, viewer *sessio
 		return err
 	case access == ledger.Absent:
 		_, err := fmt.Fprintf(w, "there is no ledger in %s\n", visible.Text(target))
+		return err
+	}
+	if err := f.confirm(ctx, ask, access, target); err != nil {
 		return err
 	}
 	if err := ledger.Uninstall(ctx, ask); err != nil {

@@ -13,7 +13,7 @@ func (o *options) ledgerFlag(flags *pflag.FlagSet) {
 }
 
 func (o *options) onceFlag(flags *pflag.FlagSet) {
-	flags.StringVar(&o.oncePer, "once-per", "", "do nothing if this `PERIOD`, such as 5m, hour or day, has had its success; needs a ledger")
+	flags.StringVar(&o.oncePer, "once-per", "", "do nothing if this `PERIOD`, such as 5m, hour or day (the local date, by TZ), has had its success; needs a ledger")
 }
 
 func (o *options) checkLedger() error {

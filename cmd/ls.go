@@ -149,7 +149,7 @@ func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []s
 		} else if err := t.write(&text, taken); err != nil {
 			return "", err
 		}
-		err = t.writePauses(&text, locks)
+		err = writePauses(&text, pausesOf(locks), t.width)
 	}
 	return text.String(), err
 }

@@ -19,16 +19,18 @@ func writeMetrics(w io.Writer, locks []*inspect.Lock, facts ledger.Facts) error 
 	return err
 }
 
-// remembrance is what a metrics page has of a key, whatever the number of its slots
+// remembrance is what a page or a list has of a key, whatever the number of its slots
 // and readers is.
 type remembrance struct {
 	key     string
 	success ledger.Success
+	newest  ledger.Entry // which may be under way
 	last    ledger.Entry // that has ended
 	running int
 	pause   ledger.Pause
 }
 
+// remembrances are in the order of the facts.
 func remembrances(facts ledger.Facts) []*remembrance {
 	var all []*remembrance
 	of := map[string]*remembrance{}
@@ -42,6 +44,9 @@ func remembrances(facts ledger.Facts) []*remembrance {
 			r.success = fact.Success
 		}
 		last := fact.Last
+		if r.newest.Key == "" || last.Started.After(r.newest.Started) {
+			r.newest = last
+		}
 		if last.Outcome == ledger.Running {
 			r.running++
 			last = fact.Before
@@ -53,7 +58,6 @@ func remembrances(facts ledger.Facts) []*remembrance {
 			r.pause = fact.Pause
 		}
 	}
-	slices.SortFunc(all, func(a, b *remembrance) int { return strings.Compare(a.key, b.key) })
 	return all
 }
 
@@ -65,6 +69,7 @@ func rememberedMetrics(facts ledger.Facts) string {
 	}
 	var b strings.Builder
 	all := remembrances(facts)
+	slices.SortFunc(all, func(a, b *remembrance) int { return strings.Compare(a.key, b.key) })
 	metric := func(name, help string, value func(r *remembrance) (any, bool)) {
 		fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
 		for _, r := range all {

@@ -2,10 +2,12 @@ package cmd
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,7 +23,13 @@ import (
 func unknownCommand(root *cobra.Command, word string) error {
 	root.SuggestionsMinimumDistance = 2
 	text := fmt.Sprintf("unknown command %q", word)
-	if names := root.SuggestionsFor(word); len(names) > 0 {
+	names := root.SuggestionsFor(word)
+	for _, cmd := range root.Commands() {
+		if slices.Contains(cmd.SuggestFor, word) { // rather than what is spelt like it
+			names = []string{cmd.Name()}
+		}
+	}
+	if len(names) > 0 {
 		text += ": did you mean " + strings.Join(names, " or ") + "?"
 	}
 	return &usageError{err: errors.New(text), hint: "see pglead --help"}
@@ -55,7 +63,7 @@ func flagMistake(cmd *cobra.Command, err error) error {
 		switch {
 		case meant != "":
 			hint = "did you mean --" + meant + "? See " + cmd.CommandPath() + " --help"
-		case meantKey(name) && strings.Contains(cmd.Use, " KEY "):
+		case meantKey(name) && regexp.MustCompile(`\bKEY\b`).MatchString(cmd.Use):
 			hint = "the key is an argument: pglead " + cmd.Name() + " KEY"
 		}
 	case errors.As(err, &value):
@@ -67,12 +75,32 @@ func flagMistake(cmd *cobra.Command, err error) error {
 // badValue says what is wrong with the value of a flag, from wherever it is.
 func badValue(name string, f *pflag.Flag, value string, cause error) error {
 	switch {
+	case value == "--":
+		return noValue(name)
 	case f.Value.Type() == "bool":
 		return fmt.Errorf("%s: %q is neither true nor false", name, value)
 	case f.Value.Type() == "int":
 		return fmt.Errorf("%s: %q is not a whole number", name, value)
 	}
 	return fmt.Errorf("%s: %w", name, cause)
+}
+
+// noValue is for a flag that has taken the -- behind it for its value.
+func noValue(name string) error { return fmt.Errorf("%s: its value is missing before the --", name) }
+
+// checkValues finds flags that have swallowed a --, for which some have no error of their
+// own.
+func checkValues(flags *pflag.FlagSet) (err error) {
+	flags.Visit(func(f *pflag.Flag) {
+		values := []string{f.Value.String()}
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		if slices.Contains(values, "--") && err == nil {
+			err = &usageError{err: noValue(sourceOf(f))}
+		}
+	})
+	return err
 }
 
 func meantKey(name string) bool { return name == "k" || name == "key" || name == "keys" }
@@ -185,14 +213,14 @@ func warnOfOuter(u *ui, claim lock.Claim) {
 	}
 }
 
+// pageWidth is that of help where there is no terminal.
+const pageWidth = 80
+
 // wrapHelp has the flags in --help fit into the terminal.
 func wrapHelp(root *cobra.Command) {
 	plain := root.UsageFunc()
 	root.SetUsageFunc(func(cmd *cobra.Command) error {
-		width := foreground(os.Stdout)
-		if width == 0 {
-			return plain(cmd)
-		}
+		width := cmp.Or(foreground(os.Stdout), pageWidth)
 		out := cmd.OutOrStderr()
 		var b bytes.Buffer
 		cmd.SetOut(&b)

@@ -236,6 +236,9 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 	}
 	cfg, err := o.config(u, cmd, args)
 	if err != nil {
+		if missing := (*child.LookupError)(nil); errors.As(err, &missing) {
+			o.noteMissing(u, cmd, claim, missing)
+		}
 		return runner.Config{}, err
 	}
 	cfg.Claim = claim

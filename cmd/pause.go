@@ -20,12 +20,17 @@ func newPauseCmd(u *ui, stdout io.Writer) *cobra.Command {
 	f := newLookFlags()
 	var length duration
 	cmd := &cobra.Command{
-		Use:   "pause KEY [flags]",
+		Use:   "pause KEY|PATTERN [flags]",
 		Short: "Let nobody start until a time, or until resume",
-		Long: `Let no pglead start a command under the key, for a length of time or until pglead
-resume. What runs, runs on: pglead stepdown ends it. It is the ledger that keeps
-a pause, so that pgleads without one start all the same.`,
+		Long: `Let no pglead start a command under the key, for a length of time or until
+pglead resume. What runs, runs on: pglead stepdown ends it. It is the ledger
+that keeps a pause, so that pgleads without one start all the same.
+
+A pattern, as for pglead ls, stands for the keys that are remembered now: one
+that runs for the first time is not among them. A pause takes the place of the
+one that there is, and says so.`,
 		Example: `  pglead pause nightly --for 2h --note 'disk swap'
+  pglead pause 'import/*'
   pglead resume nightly`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -35,16 +40,20 @@ a pause, so that pgleads without one start all the same.`,
 			case !utf8.ValidString(f.note):
 				return usagef("--note is not UTF-8")
 			}
-			return f.aboutKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
-				wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
-				if err := ledger.PauseKey(ctx, ask, args[0], ids[0], wish); err != nil {
-					return err
-				}
-				facts, err := ledger.FactsOf(ctx, ask, args[0], ids)
+			wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
+			return f.eachKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, k rememberedKey) error {
+				before, err := k.facts(ctx, ask)
 				if err != nil {
 					return err
 				}
-				_, err = io.WriteString(stdout, pausedText(args[0], facts)+"\n")
+				if err := ledger.PauseKey(ctx, ask, k.key, k.ids[0], wish); err != nil {
+					return err
+				}
+				facts, err := k.facts(ctx, ask)
+				if err != nil {
+					return err
+				}
+				_, err = io.WriteString(stdout, pausedText(k.key, pauseIn(before), facts)+"\n")
 				return err
 			})
 		},
@@ -56,20 +65,75 @@ a pause, so that pgleads without one start all the same.`,
 	return cmd
 }
 
-// pausedText says what holds from now on, and who is not touched by it.
-func pausedText(key string, facts ledger.Facts) string {
-	text := printable(key) + ": "
-	var runs []string
-	var pause ledger.Pause
+// rememberedKey is a key with the numbers under which the ledger may have it.
+type rememberedKey struct {
+	key string
+	ids []lockkey.ID
+}
+
+func (k rememberedKey) facts(ctx context.Context, ask ledger.Ask) (ledger.Facts, error) {
+	return ledger.FactsOf(ctx, ask, k.key, k.ids)
+}
+
+// eachKey does something with the key that is meant, or with each that a pattern stands
+// for.
+func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, do func(ctx context.Context, ask ledger.Ask, k rememberedKey) error) error {
+	if !isPattern(key) {
+		return f.aboutKey(u, cmd, key, func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
+			return do(ctx, ask, rememberedKey{key, ids})
+		})
+	}
+	return f.aboutLedger(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
+		facts, err := factsMatching(ctx, ask, key)
+		if err != nil {
+			return err
+		}
+		var keys []rememberedKey
+		for _, fact := range facts.List {
+			i := slices.IndexFunc(keys, func(k rememberedKey) bool { return k.key == fact.Last.Key && k.ids[0].Pair == fact.Last.ID.Pair })
+			if i < 0 {
+				i, keys = len(keys), append(keys, rememberedKey{key: fact.Last.Key})
+			}
+			keys[i].ids = append(keys[i].ids, fact.Last.ID)
+		}
+		slices.SortFunc(keys, func(a, b rememberedKey) int { return strings.Compare(a.key, b.key) })
+		for _, k := range keys {
+			if err := do(ctx, ask, k); err != nil {
+				return err
+			}
+		}
+		if len(keys) == 0 {
+			u.log.Warn("no key that is remembered matches "+printable(key), "event", "failed")
+			return &silentExit{exitFree}
+		}
+		return nil
+	})
+}
+
+// pauseIn is the pause among facts of one key, or the zero one.
+func pauseIn(facts ledger.Facts) (pause ledger.Pause) {
 	for _, fact := range facts.List {
 		if fact.Pause.Until.After(pause.Until) {
 			pause = fact.Pause
 		}
+	}
+	return pause
+}
+
+// pausedText says what holds from now on, what held before, and who is not touched by
+// it.
+func pausedText(key string, before ledger.Pause, facts ledger.Facts) string {
+	text := printable(key) + ": "
+	var runs []string
+	for _, fact := range facts.List {
 		if fact.Last.Outcome == ledger.Running {
 			runs = append(runs, visible.Text(fact.Last.Host)+" runs on since "+ledger.Clock(fact.Last.Started, facts.Now))
 		}
 	}
-	text += "no start " + visible.Text(pause.String())
+	text += "no start " + visible.Text(pauseIn(facts).String())
+	if before.Paused() {
+		text += "; replaces the pause " + visible.Text(before.String())
+	}
 	if !slices.ContainsFunc(facts.List, func(fact ledger.Fact) bool { return !fact.Last.Started.IsZero() || !fact.Before.Started.IsZero() }) {
 		text += "; no run of it is remembered"
 	}
@@ -82,22 +146,34 @@ func pausedText(key string, facts ledger.Facts) string {
 func newResumeCmd(u *ui, stdout io.Writer) *cobra.Command {
 	f := newLookFlags()
 	cmd := &cobra.Command{
-		Use:     "resume KEY [flags]",
-		Short:   "End a pause",
-		Long:    `End the pause of a key. Those who wait for it start within some seconds.`,
-		Example: `  pglead resume nightly`,
-		Args:    oneKey,
+		Use:        "resume KEY|PATTERN [flags]",
+		SuggestFor: []string{"unpause"},
+		Short:      "End a pause",
+		Long: `End the pause of a key, or of all keys that match a pattern, as for pglead ls.
+Those who wait for it start within some seconds.`,
+		Example: `  pglead resume nightly
+  pglead resume 'import/*'`,
+		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.aboutKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
-				was, err := ledger.ResumeKey(ctx, ask, ids[0])
+			return f.eachKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, k rememberedKey) error {
+				before, err := k.facts(ctx, ask)
 				if err != nil {
 					return err
 				}
-				if !was {
-					_, err = fmt.Fprintf(stdout, "%s: was not paused\n", printable(args[0]))
+				was, err := ledger.ResumeKey(ctx, ask, k.ids[0])
+				if err != nil {
 					return err
 				}
-				_, err = fmt.Fprintf(stdout, "%s: may start again\n", printable(args[0]))
+				text := ": was not paused"
+				switch pause := pauseIn(before); {
+				case was && pause.Paused():
+					text = ": may start again; was paused " + visible.Text(pause.String())
+				case was: // and that was over
+					text = ": may start again"
+				case isPattern(args[0]):
+					return nil
+				}
+				_, err = fmt.Fprintln(stdout, printable(k.key)+text)
 				return err
 			})
 		},

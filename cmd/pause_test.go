@@ -9,9 +9,9 @@ import (
 )
 
 func TestPausedLines(t *testing.T) {
-	locks := func(key, note string) []*inspect.Lock {
+	locks := func(key, note string) []*inspect.Pause {
 		l := &inspect.Lock{Paused: pauseOf(key, ledger.Pause{Until: ledger.Endless(), By: "ann", Note: note})}
-		return []*inspect.Lock{{}, l, l}
+		return pausesOf([]*inspect.Lock{{}, l, l})
 	}
 	for _, tt := range []struct {
 		key, note string

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -79,6 +80,11 @@ func (f *lookFlags) aboutKey(u *ui, cmd *cobra.Command, key string, look func(ct
 	if err != nil {
 		return err
 	}
+	return f.aboutLedger(u, cmd, func(ctx context.Context, ask ledger.Ask) error { return look(ctx, ask, ids) })
+}
+
+// aboutLedger connects to a database that has one.
+func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context.Context, ask ledger.Ask) error) error {
 	if err := f.find(u, cmd); err != nil {
 		return err
 	}
@@ -87,9 +93,23 @@ func (f *lookFlags) aboutKey(u *ui, cmd *cobra.Command, key string, look func(ct
 		if err != nil {
 			return err
 		}
-		return look(ctx, ask, ids)
+		return look(ctx, ask)
 	})
 }
+
+// isPattern says whether an argument stands for several keys, as for ls.
+func isPattern(key string) bool { return strings.ContainsAny(key, "*?") }
+
+// factsMatching are those of the locks that patterns stand for, all of them.
+func factsMatching(ctx context.Context, ask ledger.Ask, patterns ...string) (ledger.Facts, error) {
+	facts, err := ledger.FactsMatching(ctx, ask, patterns, mostMatched+1)
+	if err == nil && len(facts.List) > mostMatched {
+		return facts, usagef("%s stands for more than %d locks", strings.Join(patterns, " "), mostMatched)
+	}
+	return facts, err
+}
+
+const mostMatched = 10_000
 
 // pauseOf is a pause as -o json has it, or nil.
 func pauseOf(key string, p ledger.Pause) *inspect.Pause {
@@ -170,13 +190,10 @@ func busy(locks []*inspect.Lock) []*inspect.Lock {
 
 // pausedLines say which keys are paused, a line each, of at most so many columns; 0 is
 // as many as it takes.
-func pausedLines(locks []*inspect.Lock, width int) (lines []string) {
+func pausedLines(pauses []*inspect.Pause, width int) (lines []string) {
 	const leastKey = 16
-	for _, l := range locks {
-		if l.Paused == nil {
-			continue
-		}
-		key, rest := printable(l.Paused.Key), ": no start "+pauseText(l.Paused)
+	for _, p := range pauses {
+		key, rest := printable(p.Key), ": no start "+pauseText(p)
 		line := key + rest
 		if width > 0 {
 			line = shorten(squeeze(key, max(leastKey, width-utf8.RuneCountInString(rest)))+rest, width)
@@ -188,9 +205,19 @@ func pausedLines(locks []*inspect.Lock, width int) (lines []string) {
 	return lines
 }
 
-// writePauses writes the pauses under a table.
-func (o table) writePauses(w io.Writer, locks []*inspect.Lock) error {
-	for i, line := range pausedLines(locks, o.width) {
+// pausesOf are those of the locks that have one.
+func pausesOf(locks []*inspect.Lock) (pauses []*inspect.Pause) {
+	for _, l := range locks {
+		if l.Paused != nil {
+			pauses = append(pauses, l.Paused)
+		}
+	}
+	return pauses
+}
+
+// writePauses writes pauses under a table.
+func writePauses(w io.Writer, pauses []*inspect.Pause, width int) error {
+	for i, line := range pausedLines(pauses, width) {
 		if i == 0 {
 			line = "\n" + line
 		}
@@ -204,10 +231,10 @@ func (o table) writePauses(w io.Writer, locks []*inspect.Lock) error {
 // took is how long a run lasted: 0.4s, 42s, 1m02s, 3h05m, 2d03h.
 func took(d time.Duration) string {
 	const day = 24 * time.Hour
-	whole := d.Round(time.Second)
+	whole := d.Truncate(time.Second)
 	switch {
-	case d < 9950*time.Millisecond:
-		return fmt.Sprintf("%.1fs", d.Seconds())
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1fs", d.Truncate(100*time.Millisecond).Seconds())
 	case whole < time.Minute:
 		return fmt.Sprintf("%ds", whole/time.Second)
 	case whole < time.Hour:
@@ -231,7 +258,15 @@ func roughly(d time.Duration) string {
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
-// when is an instant as tables have it.
+// whenExactly is an instant as tables of runs have it, of which a minute may have several.
+func whenExactly(t, now time.Time) string {
+	if now.Sub(t) > 300*24*time.Hour {
+		return t.Local().Format("Jan _2 2006")
+	}
+	return t.Local().Format("Jan _2 15:04:05")
+}
+
+// when is an instant as sentences have it.
 func when(t, now time.Time) string {
 	if now.Sub(t) > 300*24*time.Hour {
 		return t.Local().Format("Jan _2  2006")

@@ -40,6 +40,7 @@ type report struct {
 	Axis                    []mark
 	Columns                 []bar
 	Usually, Longest        string
+	Cut                     bool // the longest columns are higher than the picture
 	UsuallyY                string
 	Rows                    []reportRow
 }
@@ -59,6 +60,7 @@ type lane struct {
 // bar is a run in a picture; lengths with a % are of the picture's width.
 type bar struct {
 	Class, X, Width, Y, Height, Title, Row string
+	Cut                                    bool
 }
 
 // mark is an instant.
@@ -69,7 +71,8 @@ type mark struct {
 
 type reportRow struct {
 	ID, Class                                    string
-	Started, Host, Took, Result, Remark          string
+	Started, Seconds, Host, Domain               string // the second and the fourth give way on a phone
+	Took, Result, Remark                         string
 	User, Process, Command, Token, Role, Instant string
 }
 
@@ -101,8 +104,14 @@ func newReport(p pastRuns) report {
 		Drawn: len(drawn), All: len(runs),
 	}
 	r.Summary = p.summary(now)
+	short := shortNames(runs)
 	for i := range runs {
-		r.Rows = append(r.Rows, p.row(i))
+		row := p.row(i)
+		if short {
+			name, _, _ := strings.Cut(row.Host, ".")
+			row.Host, row.Domain = name, row.Host[len(name):]
+		}
+		r.Rows = append(r.Rows, row)
 	}
 	if len(runs) == 0 {
 		return r
@@ -122,6 +131,19 @@ func newReport(p pastRuns) report {
 	r.draw(p, drawn, scale)
 	r.drawColumns(p, drawn)
 	return r
+}
+
+// shortNames says whether hosts are told apart without their domains.
+func shortNames(runs []ledger.Entry) bool {
+	of := map[string]string{}
+	for _, run := range runs {
+		name, _, _ := strings.Cut(run.Host, ".")
+		if other, known := of[name]; name == "" || strings.Trim(name, "0123456789") == "" || known && other != run.Host {
+			return false
+		}
+		of[name] = run.Host
+	}
+	return true
 }
 
 // outcomeClass is an outcome that the page knows; others look like failures.
@@ -162,10 +184,13 @@ func (p pastRuns) row(i int) reportRow {
 	run := p.history.Runs[i]
 	result, remark := p.result(i)
 	row := reportRow{
-		ID: "t" + strconv.FormatInt(run.Token, 10), Class: outcomeClass(run),
+		ID: rowOf(run), Class: outcomeClass(run),
 		Started: when(run.Started, p.history.Now), Instant: run.Started.Local().Format("2006-01-02 15:04:05 -07:00"), Host: visible.Text(run.Host),
 		Result: visible.Text(result), Remark: remark,
-		User: visible.Text(run.User), Process: strconv.Itoa(run.PID), Command: visible.Text(run.Command), Token: strconv.FormatInt(run.Token, 10), Role: visible.Text(run.Role),
+		User: visible.Text(run.User), Process: strconv.Itoa(run.PID), Command: visible.Text(run.Command), Token: tokenOf(run), Role: visible.Text(run.Role),
+	}
+	if exactly := whenExactly(run.Started, p.history.Now); strings.HasPrefix(exactly, row.Started) {
+		row.Seconds = exactly[len(row.Started):]
 	}
 	switch {
 	case run.Outcome == ledger.Running:
@@ -174,6 +199,14 @@ func (p pastRuns) row(i int) reportRow {
 		row.Took = took(run.Took())
 	}
 	return row
+}
+
+// rowOf is the name of a run's row.
+func rowOf(r ledger.Entry) string {
+	if r.Missing() {
+		return "m" + strconv.FormatInt(r.Started.UnixMicro(), 10)
+	}
+	return "t" + strconv.FormatInt(r.Token, 10)
 }
 
 // title is what is shown of a run under the pointer.
@@ -189,7 +222,19 @@ func (p pastRuns) title(i int) string {
 	if row.Remark != "" {
 		text += "; " + row.Remark
 	}
-	return text + fmt.Sprintf("\n%s, process %s of %s\ntoken %s", row.Command, row.Process, row.User, row.Token)
+	text += fmt.Sprintf("\n%s, process %s of %s", row.Command, row.Process, row.User)
+	if row.Token != "" {
+		text += "\ntoken " + row.Token
+	}
+	return text
+}
+
+// tokenOf is empty if none was drawn.
+func tokenOf(r ledger.Entry) string {
+	if r.Missing() {
+		return ""
+	}
+	return strconv.FormatInt(r.Token, 10)
 }
 
 // scale maps instants to parts of the picture's width.
@@ -254,7 +299,7 @@ func (r *report) draw(p pastRuns, runs []ledger.Entry, s scale) {
 			}
 			l.Bars = append(l.Bars, bar{
 				Class: outcomeClass(run), X: percent(s.at(run.Started)), Width: percent(max(leastWidth, s.at(end)-s.at(run.Started))),
-				Y: strconv.Itoa(l.BarY), Height: strconv.Itoa(barHeight), Title: p.title(j), Row: "t" + strconv.FormatInt(run.Token, 10),
+				Y: strconv.Itoa(l.BarY), Height: strconv.Itoa(barHeight), Title: p.title(j), Row: rowOf(run),
 			})
 			if run.Waited > 0 {
 				r.Delayed = true
@@ -296,17 +341,23 @@ func (r *report) drawColumns(p pastRuns, runs []ledger.Entry) {
 	for _, run := range runs {
 		longest = max(longest, length(run))
 	}
-	high := func(d time.Duration) float64 { return columnsTop * float64(d) / float64(longest) }
+	// One that was very long doesn't make all others look alike.
+	top, usually := longest, p.history.Usually()
+	const manyTimes = 4
+	if most := manyTimes * usually; most > 0 && longest > most {
+		top, r.Cut = most, true
+	}
+	high := func(d time.Duration) float64 { return columnsTop * float64(min(d, top)) / float64(top) }
 	width := 100 / float64(max(len(runs), 20))
 	for i, run := range runs {
 		h := max(3, high(length(run)))
 		r.Columns = append(r.Columns, bar{
 			Class: outcomeClass(run), X: percent((float64(len(runs)-1-i) + 0.12) * width), Width: percent(width * 0.76),
-			Y: fmt.Sprintf("%.1f", columnsTop-h), Height: fmt.Sprintf("%.1f", h), Title: p.title(i), Row: "t" + strconv.FormatInt(run.Token, 10),
+			Y: fmt.Sprintf("%.1f", columnsTop-h), Height: fmt.Sprintf("%.1f", h), Title: p.title(i), Row: rowOf(run), Cut: length(run) > top,
 		})
 	}
 	r.Longest = took(longest)
-	if usually := p.history.Usually(); usually > 0 {
+	if usually > 0 {
 		r.Usually, r.UsuallyY = took(usually), fmt.Sprintf("%.1f", columnsTop-high(usually))
 	}
 }

@@ -31,13 +31,13 @@ func newStepdownCmd(u *ui, stdout io.Writer) *cobra.Command {
 		Use:   "stepdown KEY [flags]",
 		Short: "Ask the holder to stop and hand over",
 		Long: `Ask the pglead that holds the key to stop its command, as by SIGTERM, and to
-give the lock back; whoever waits gets it next. Any role that may log in may ask.
-A pglead listens from a second after its command's start on; with --wait it is
-asked again until it has heard.
+give the lock back; whoever waits gets it next. Any role that may log in may
+ask. A pglead listens from a second after its command's start on; with --wait it
+is asked again until it has heard.
 
-With --wait this returns when the lock is another's, or free: exit status 0, or 75
-if it is still held when the time is over. The exit status is 1 if nobody holds
-the lock.`,
+With --wait this returns when the lock is another's, or free: exit status 0, or
+75 if it is still held when the time is over. The exit status is 1 if nobody
+holds the lock.`,
 		Example: `  pglead stepdown scheduler --wait 1m
   pglead stepdown scheduler --to web2`,
 		Args: oneKey,

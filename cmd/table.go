@@ -59,7 +59,7 @@ func (o table) write(w io.Writer, locks []*inspect.Lock) error {
 			row[i] = visible.Text(cell)
 		}
 	}
-	o.fit(rows)
+	fit(rows, o.width, 0, 2)
 	t := tabwriter.NewWriter(w, 0, 0, len(gap), ' ', 0)
 	for _, row := range rows {
 		fmt.Fprintln(t, strings.Join(row, "\t"))
@@ -77,13 +77,13 @@ func (o table) write(w io.Writer, locks []*inspect.Lock) error {
 // gap is what stands between two columns.
 const gap = "  "
 
-// fit shortens keys and holders, the longer of the two first, until the rows
-// fit into the width.
-func (o table) fit(rows [][]string) {
-	if o.width == 0 {
+// fit shortens keys and holders, or hosts, the longer of the two columns first, until
+// the rows fit into the width; 0 is any.
+func fit(rows [][]string, width, key, holder int) {
+	if width == 0 {
 		return
 	}
-	const key, holder, least = 0, 2, 8
+	const least = 8
 	widths := make([]int, len(rows[0]))
 	total := len(gap) * (len(widths) - 1)
 	for i := range widths {
@@ -92,7 +92,7 @@ func (o table) fit(rows [][]string) {
 		}
 		total += widths[i]
 	}
-	for ; total > o.width && max(widths[key], widths[holder]) > least; total-- {
+	for ; total > width && max(widths[key], widths[holder]) > least; total-- {
 		if widths[key] >= widths[holder] {
 			widths[key]--
 		} else {

@@ -36,9 +36,12 @@ func squeeze(s string, most int) string {
 	return string(runes[:head]) + "…" + string(runes[len(runes)-(most-1-head):])
 }
 
+// Instants and lengths of time are cut to the unit that is shown, never rounded: what
+// ended at 12:00:59.9 did not end at 12:01.
+
 // brief is a length of time in two units at most: 3d4h, 12m5s.
 func brief(d time.Duration) string {
-	d = d.Round(time.Second)
+	d = d.Truncate(time.Second)
 	switch days := d / (24 * time.Hour); {
 	case days > 0:
 		return fmt.Sprintf("%dd%dh", days, d%(24*time.Hour)/time.Hour)

@@ -61,7 +61,7 @@ func (s *waitReport) line(backend uint32, views []inspect.View) string {
 }
 
 func (s *waitReport) waiting() string {
-	if d := time.Since(s.since()).Round(time.Second); d > 0 {
+	if d := time.Since(s.since()).Truncate(time.Second); d > 0 {
 		return "waiting for " + brief(d)
 	}
 	return "waiting"
@@ -225,7 +225,7 @@ func (o *options) watch(u *ui, cfg runner.Config, work string) runner.Watch {
 			s.showObstacle(nil)
 		case hasStatus && len(cfg.Claim.Locks) > 0: // and not each, which has its own
 			s.showObstacle(func() string {
-				return "the lock is granted; its last holder may live on for another " + brief(max(0, time.Until(until)))
+				return "the lock is granted; its last holder may live on for another " + brief(max(0, time.Until(until))+time.Second-1)
 			})
 		}
 	}

@@ -65,7 +65,7 @@ func (f *lookFlags) who(u *ui, cmd *cobra.Command, key string, stdout io.Writer)
 		f.writeFree(stdout)
 	}
 	if f.output.value != "json" {
-		for _, line := range pausedLines(locks, 0) {
+		for _, line := range pausedLines(pausesOf(locks), 0) {
 			fmt.Fprintln(stdout, line)
 		}
 	}

@@ -23,7 +23,7 @@ func Schemes() []Scheme {
 	return []Scheme{
 		{
 			Name:  "siphash24",
-			About: "SipHash-2-4, Guava's Hashing.sipHash24().hashString(KEY, UTF_8).asLong()",
+			About: "SipHash-2-4, Guava's sipHash24().hashString(KEY, UTF_8)",
 			hash:  SipHash24,
 		},
 		{

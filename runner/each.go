@@ -46,6 +46,7 @@ type Tally struct {
 	Ran     int // Failed included
 	Failed  int // ended with another exit status than 0, by a signal, or by a timeout
 	Held    int // skipped, since someone else holds their lock
+	Paused  int // skipped, since the ledger says so
 	Done    int // skipped, since someone else has worked on them since this process began, or it has itself
 }
 
@@ -122,7 +123,7 @@ func (e *each) passes(ctx context.Context, shared *connection) {
 		}
 		items = slices.Values(again)
 		e.returning = true
-		e.count(func(t *Tally) { t.Held = 0 })
+		e.count(func(t *Tally) { t.Held, t.Paused = 0, 0 })
 	}
 }
 
@@ -178,7 +179,7 @@ func (e *each) one(ctx context.Context, s *session.Session, item string) error {
 	e.cfg.Watch.alive(locking.AttemptMost())
 	j := &job{Task: e.cfg.Task(item), item: item, session: s, signals: make(chan os.Signal, 64), renewed: make(chan time.Duration, 1)}
 	if !e.jobs.enter(j) {
-		e.skip(j, false)
+		e.skip(j, heldElsewhere)
 		return nil
 	}
 	defer e.jobs.leave(j)
@@ -214,7 +215,7 @@ func (e *each) bid(j *job) *lock.Bid {
 // passOver skips an item that is held elsewhere. If this process comes back to it,
 // it is known by then whether the lock's last holder is dead.
 func (e *each) passOver(ctx context.Context, j *job, b *lock.Bid) error {
-	e.skip(j, false)
+	e.skip(j, heldElsewhere)
 	if e.cfg.Wait == 0 || e.cfg.Session.Transaction {
 		return nil
 	}
@@ -279,14 +280,28 @@ func (e *each) count(change func(*Tally)) {
 	e.cfg.Progress(e.tally)
 }
 
-// skip counts an item that somebody else works on, or has been at.
-func (e *each) skip(j *job, done bool) {
+// reason is why an item is skipped.
+type reason int
+
+const (
+	heldElsewhere reason = iota
+	paused
+	doneElsewhere // by now, or it has no turn any more
+)
+
+// skip counts an item that is not run now. All but those that are done are ones to
+// come back to.
+func (e *each) skip(j *job, why reason) {
 	e.count(func(t *Tally) {
-		if done {
+		switch why {
+		case heldElsewhere:
+			t.Held++
+		case paused:
+			t.Paused++
+		case doneElsewhere:
 			t.Done++
 			return
 		}
-		t.Held++
 		if e.cfg.Wait > 0 {
 			e.again = append(e.again, j.item)
 		}
@@ -300,6 +315,10 @@ func (e *each) settled(j *job) bool {
 	if !ended || !well && e.returning {
 		return false
 	}
-	e.skip(j, well || e.cfg.Wait == 0)
+	why := heldElsewhere
+	if well || e.cfg.Wait == 0 {
+		why = doneElsewhere
+	}
+	e.skip(j, why)
 	return true
 }

@@ -45,24 +45,27 @@ const signalBase = 128
 
 // barred skips an item that the ledger keeps from starting, or returns the error.
 func (e *each) barred(j *job, err error) error {
-	var paused *ledger.PausedError
 	log := e.cfg.Log.With("item", j.item)
 	switch {
 	case errors.As(err, new(*ledger.DoneError)):
 		log.Info(err.Error(), "event", "done")
-		e.skip(j, true)
+		e.skip(j, doneElsewhere)
 		return nil
-	case errors.As(err, &paused):
+	case errors.As(err, new(*ledger.PausedError)):
 		level := slog.LevelWarn
 		if e.returning { // it has been said
 			level = slog.LevelInfo
 		}
 		log.Log(context.Background(), level, err.Error(), "event", "paused")
+		e.skip(j, paused)
+		return nil
+	case errors.As(err, new(*lock.FencedError)):
+		log.Warn(err.Error(), "event", "ledger")
 	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && j.session.Err() == nil && e.cfg.Wait > 0:
 		log.Warn(err.Error(), "event", "ledger")
 	default:
 		return err
 	}
-	e.skip(j, false)
+	e.skip(j, heldElsewhere)
 	return nil
 }

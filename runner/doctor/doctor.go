@@ -123,6 +123,7 @@ func (x *examination) look(ctx context.Context) {
 		{"slots", x.slots},
 		{"standbys", x.standbys},
 		{"notify", x.notify},
+		{"ledger", x.ledger},
 		{"privilege", x.privilege("pg_read_all_stats", "see what other roles' pgleads run (pglead ls, who)")},
 		{"privilege", x.privilege("pg_signal_backend", "end other roles' sessions (pglead stepdown --force)")},
 	} {

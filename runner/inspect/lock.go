@@ -36,8 +36,8 @@ type Lock struct {
 type Pause struct {
 	Key   string     `json:"-"`
 	Until *time.Time `json:"until"` // null: until it is resumed
-	By    string     `json:"by,omitempty"`
-	Note  string     `json:"note,omitempty"`
+	By    string     `json:"by"`
+	Note  string     `json:"note"`
 }
 
 // Number is the lock's.

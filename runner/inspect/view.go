@@ -133,7 +133,7 @@ func (v View) String() string {
 		text += " from " + v.Client
 	}
 	if held := v.HeldFor(); v.Granted && held > 0 {
-		text += fmt.Sprintf(" since %s, for %v", v.Since.Local().Format(sinceFormat(held)), held.Round(time.Second))
+		text += fmt.Sprintf(" since %s, for %v", v.Since.Local().Format(sinceFormat(held)), held.Truncate(time.Second))
 	}
 	if v.Note != "" {
 		text += ", note: " + v.Note

@@ -24,7 +24,9 @@ type Answer struct {
 	Host   string        // of a success
 	At     time.Time     // when it was
 	Ahead  time.Duration // the caller's clock
-	Fenced string        // the role, and its session, whose transaction is in the way
+	Fenced string        // whose transaction is in the way
+	// Prepared says that it is a transaction that waits for its second phase.
+	Prepared bool
 }
 
 // OpenRun is a run whose command may be alive.
@@ -72,8 +74,8 @@ func ParseAnswer(text string, locks int) (Answer, error) {
 		a.Ahead = time.Duration(min(max(seconds, -math.MaxInt32), math.MaxInt32)) * time.Second
 		return a, errorOf(err == nil)
 	case a.Word == "fenced":
-		a.Fenced = "a prepared transaction"
-		if len(fields) == 3 {
+		a.Fenced, a.Prepared = "a prepared transaction", len(fields) != 3
+		if !a.Prepared {
 			a.Fenced = "the transaction of role " + fields[2] + ", session " + fields[1] + ","
 		}
 		return a, nil

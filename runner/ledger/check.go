@@ -37,15 +37,16 @@ func Check(ctx context.Context, ask Ask, key string, ids []lockkey.ID, within ti
 	if !v.Success.Ended.IsZero() {
 		since = "ended > 'epoch'::timestamptz + " + interval(v.Success.Ended.Sub(time.UnixMicro(0)))
 	}
-	rows, err := ask(ctx, fmt.Sprintf(`SELECT pg_catalog.count(*) OVER (), number, sub, key, token, host, %s, %s, outcome, status FROM pglead.run
-WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY pglead.run.ended DESC LIMIT 1`,
-		epoch("started"), epoch("ended"), among(key, ids), since))
+	rows, err := ask(ctx, fmt.Sprintf(`SELECT pg_catalog.count(*) OVER (), number, sub, key, %s FROM pglead.run AS r
+WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY r.ended DESC LIMIT 1`,
+		entry("r"), among(key, ids), since))
 	if err != nil || len(rows) == 0 {
 		return v, err
 	}
 	r := reader{row: rows[0]}
 	n := int(r.number())
-	failure := Entry{ID: r.id(), Key: r.text(), Token: r.number(), Host: r.text(), Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole()}
+	id, key := r.id(), r.text()
+	failure := r.entry(id, key)
 	if v.Failed == 0 { // else a run that nobody has closed yet is later
 		v.Failure = failure
 	}

@@ -120,20 +120,21 @@ func TestSecondLook(t *testing.T) {
 	const started, now = "1795350000000000", "1795350060000000"
 	open := []string{"7", "1", "nightly", "7", "5", "web1", "cron", "1", "job", "cron", started, "", "", "", "", "f", now}
 	ended := []string{"7", "1", "nightly", "7", "5", "web1", "cron", "1", "job", "cron", started, now, "ok", "0", "", "", now}
+	past := Past{Key: "nightly", IDs: []lockkey.ID{{Number: 7}}, Most: 10}
 	asked := 0
 	h, err := ReadHistory(t.Context(), func(context.Context, string) ([][]string, error) {
 		asked++
 		return [][][]string{{open}, {ended}}[asked-1], nil
-	}, "nightly", []lockkey.ID{{Number: 7}}, 10)
+	}, past)
 	if err != nil || asked != 2 || len(h.Runs) != 1 || h.Runs[0].Outcome != OK || h.Runs[0].Took() != time.Minute {
 		t.Errorf("after %d looks %+v, %v", asked, h, err)
 	}
-	h, err = ReadHistory(t.Context(), func(context.Context, string) ([][]string, error) { return [][]string{open}, nil }, "nightly", []lockkey.ID{{Number: 7}}, 10)
+	h, err = ReadHistory(t.Context(), func(context.Context, string) ([][]string, error) { return [][]string{open}, nil }, past)
 	if err != nil || len(h.Runs) != 1 || h.Runs[0].Outcome != Lost || !h.Runs[0].Ended.IsZero() {
 		t.Errorf("%+v, %v", h, err)
 	}
 	for _, row := range [][]string{{}, {"7"}, open[:12], append([]string{"seven"}, open[1:]...)} {
-		if _, err := ReadHistory(t.Context(), func(context.Context, string) ([][]string, error) { return [][]string{row}, nil }, "nightly", []lockkey.ID{{Number: 7}}, 10); err == nil {
+		if _, err := ReadHistory(t.Context(), func(context.Context, string) ([][]string, error) { return [][]string{row}, nil }, past); err == nil {
 			t.Errorf("%q is read", row)
 		}
 	}

@@ -84,6 +84,23 @@ func NewestFacts(ctx context.Context, ask Ask, most int) (Facts, error) {
 	return readFacts(ctx, ask, "true", most)
 }
 
+// FactsMatching are those of the locks whose key matches a pattern, in which * stands for
+// any characters and ? for one. Without patterns every key does.
+func FactsMatching(ctx context.Context, ask Ask, patterns []string, most int) (Facts, error) {
+	return readFacts(ctx, ask, "key IS NOT NULL AND "+like(patterns), most)
+}
+
+func like(patterns []string) string {
+	if len(patterns) == 0 {
+		return "true"
+	}
+	var matches []string
+	for _, p := range patterns {
+		matches = append(matches, "key LIKE "+quote(strings.NewReplacer(`\`, `\\`, `%`, `\%`, `_`, `\_`, `*`, `%`, `?`, `_`).Replace(p)))
+	}
+	return "(" + strings.Join(matches, " OR ") + ")"
+}
+
 // Pauses are the facts of locks that are paused.
 func Pauses(ctx context.Context, ask Ask, most int) (Facts, error) {
 	return readFacts(ctx, ask, "paused_until > pg_catalog.now()", most)
@@ -98,29 +115,31 @@ func readFacts(ctx context.Context, ask Ask, where string, most int) (Facts, err
 }
 
 func readFactsOnce(ctx context.Context, ask Ask, where string, most int) (f Facts, vanished bool, err error) {
-	rows, err := ask(ctx, fmt.Sprintf(`SELECT l.number, l.sub, l.key, l.token, l.host, l.command, %s, %s, l.outcome, l.status,
-	CASE WHEN open THEN cut IS NULL AND held END, p.host, %s, %s, p.outcome, p.status,
+	rows, err := ask(ctx, fmt.Sprintf(`SELECT l.number, l.sub, l.key, %s, %s, CASE WHEN open THEN cut IS NULL AND held END,
 	%s, %s, ok_host, paused_until > pg_catalog.now(), %s, paused_by, note, %s, pg_catalog.current_database()
 FROM (SELECT *, started IS NOT NULL AND ended IS NULL AS open, %s AS held FROM pglead.lock WHERE %s ORDER BY started DESC NULLS LAST LIMIT %d) AS l
-LEFT JOIN LATERAL (SELECT host, started, ended, outcome, status FROM pglead.run AS r
-	WHERE r.number = l.number AND r.sub = l.sub ORDER BY r.started DESC LIMIT 1) AS p ON open
+LEFT JOIN LATERAL (SELECT * FROM pglead.run AS r WHERE r.number = l.number AND r.sub = l.sub ORDER BY r.started DESC LIMIT 1) AS p
+	ON open OR p.token = 0 AND (l.started IS NULL OR p.started > l.started)
 ORDER BY l.started DESC NULLS LAST`,
-		epoch("l.started"), epoch("l.ended"), epoch("p.started"), epoch("p.ended"), epoch("ok_started"), epoch("ok_ended"), epoch("paused_until"), epoch("pg_catalog.now()"),
-		held, where, most))
+		entry("l"), entry("p"), epoch("ok_started"), epoch("ok_ended"), epoch("paused_until"), epoch("pg_catalog.now()"), held, where, most))
 	if err != nil {
 		return f, false, err
 	}
 	for _, row := range rows {
 		r := reader{row: row}
 		id := r.id()
-		fact := Fact{Last: Entry{ID: id, Key: r.text(), Token: r.number(), Host: r.text(), Command: r.text(), Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole()}}
+		key := r.text()
+		fact := Fact{Last: r.entry(id, key), Before: r.entry(id, key)}
 		switch r.text() {
 		case "t":
 			fact.Last.Outcome, fact.Last.Ended = Running, time.Time{}
 		case "f":
 			fact.Last.Outcome, fact.Last.Ended, vanished = Lost, time.Time{}, true
+		default:
+			if !fact.Before.Started.IsZero() { // a command that was missing is later
+				fact.Last, fact.Before = fact.Before, Entry{ID: id, Key: key}
+			}
 		}
-		fact.Before = Entry{ID: id, Key: fact.Last.Key, Host: r.text(), Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole()}
 		fact.Success = Success{Started: r.time(), Ended: r.time(), Host: r.text()}
 		paused, pause := r.truth(), Pause{Until: r.time(), By: r.text(), Note: r.text()}
 		if paused {

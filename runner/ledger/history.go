@@ -30,6 +30,10 @@ type Entry struct {
 	Waited  time.Duration // the lock-delay before the start
 }
 
+// Missing says that there was nothing to run: the command was not found, or could not
+// be executed.
+func (r Entry) Missing() bool { return r.Token == 0 && r.Status != nil }
+
 // Took is how long it ran, or zero where that isn't known.
 func (r Entry) Took() time.Duration {
 	if r.Ended.IsZero() {
@@ -44,37 +48,45 @@ type History struct {
 	Now  time.Time // of the server
 }
 
-// ReadHistory reads the newest runs of a key under these numbers.
-func ReadHistory(ctx context.Context, ask Ask, key string, ids []lockkey.ID, most int) (History, error) {
-	h, vanished, err := readHistory(ctx, ask, key, ids, most)
+// Past says which runs of a key are wanted.
+type Past struct {
+	Key   string
+	IDs   []lockkey.ID  // under which the ledger may have it
+	Since time.Duration // runs that started so long ago at most; 0: all
+	Most  int           // the newest ones
+}
+
+// ReadHistory reads runs of a key.
+func ReadHistory(ctx context.Context, ask Ask, past Past) (History, error) {
+	h, vanished, err := readHistory(ctx, ask, past)
 	if err == nil && vanished {
 		// Ended between the look at the tables and the one at the locks, perhaps.
 		// A run is closed before its lock is free, so a second look decides.
-		h, _, err = readHistory(ctx, ask, key, ids, most)
+		h, _, err = readHistory(ctx, ask, past)
 	}
 	return h, err
 }
 
-func readHistory(ctx context.Context, ask Ask, key string, ids []lockkey.ID, most int) (h History, vanished bool, err error) {
-	const columns = "number, sub, key, system, token, host, os_user, pid, command, role, started, "
-	where := among(key, ids)
-	rows, err := ask(ctx, fmt.Sprintf(`SELECT number, sub, key, system, token, host, os_user, pid, command, role,
-	%s, %s, outcome, status, %s, running, %s
-FROM (SELECT `+columns+`ended, outcome, status, waited, NULL::boolean AS running FROM pglead.run WHERE %s
+func readHistory(ctx context.Context, ask Ask, past Past) (h History, vanished bool, err error) {
+	const columns = "number, sub, key, system, token, host, os_user, pid, command, role, waited, started, "
+	where := among(past.Key, past.IDs)
+	if past.Since > 0 {
+		where += " AND started > pg_catalog.now() - " + interval(past.Since)
+	}
+	rows, err := ask(ctx, fmt.Sprintf(`SELECT number, sub, key, %s, running, %s
+FROM (SELECT `+columns+`ended, outcome, status, NULL::boolean AS running FROM pglead.run WHERE %s
 	UNION ALL
-	SELECT `+columns+`NULL, NULL, NULL, waited, cut IS NULL AND `+held+` FROM pglead.lock
+	SELECT `+columns+`NULL, NULL, NULL, cut IS NULL AND `+held+` FROM pglead.lock
 	WHERE started IS NOT NULL AND ended IS NULL AND %s) AS r
 ORDER BY r.started DESC, r.token DESC LIMIT %d`,
-		epoch("r.started"), epoch("r.ended"), length("r.waited"), epoch("pg_catalog.now()"), where, where, most))
+		entry("r"), epoch("pg_catalog.now()"), where, where, past.Most))
 	if err != nil {
 		return h, false, err
 	}
 	for _, row := range rows {
 		r := reader{row: row}
-		run := Entry{
-			ID: r.id(), Key: r.text(), System: r.text(), Token: r.number(), Host: r.text(), User: r.text(), PID: int(r.number()),
-			Command: r.text(), Role: r.text(), Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole(), Waited: r.length(),
-		}
+		id, key := r.id(), r.text()
+		run := r.entry(id, key)
 		switch r.text() {
 		case "t":
 			run.Outcome = Running
@@ -106,10 +118,10 @@ func (h History) Usually() time.Duration {
 	return (took[(len(took)-1)/2] + took[len(took)/2]) / 2
 }
 
-// Next is the run of the same lock that came after one of Runs, or nil.
+// Next is the run of the same lock that was started after one of Runs, or nil.
 func (h History) Next(of int) *Entry {
 	for i := of - 1; i >= 0; i-- {
-		if h.Runs[i].ID == h.Runs[of].ID {
+		if h.Runs[i].ID == h.Runs[of].ID && !h.Runs[i].Missing() {
 			return &h.Runs[i]
 		}
 	}

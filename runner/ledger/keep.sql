@@ -29,6 +29,18 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 	SELECT EXISTS (SELECT FROM resumed)
 $$;
 
+-- missing_1 notes that there was nothing to run: the command was not found (127), or
+-- could not be executed (126). Nobody took the lock for it, so it has no token.
+CREATE OR REPLACE FUNCTION pglead.missing_1(p_number bigint, p_sub smallint, p_key text, p_host text, p_os_user text, p_pid integer, p_command text, p_status integer) RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
+	INSERT INTO pglead.lock (number, sub, key) VALUES (p_number, p_sub, left(p_key, 500)) ON CONFLICT DO NOTHING;
+	INSERT INTO pglead.run (number, sub, started, token, key, host, os_user, pid, command, role, ended, outcome, status)
+	SELECT p_number, p_sub, now(), 0, left(p_key, 500), left(p_host, 200), left(p_os_user, 200), p_pid, left(p_command, 200), session_user, now(), 'failed', p_status
+	WHERE p_status IN (126, 127)
+	ON CONFLICT DO NOTHING;
+	SELECT pglead.tidy_1(p_number, p_sub) WHERE random() < 1.0 / 64;
+$$;
+
 -- prune_1 forgets what is older: keys that have not come back since, and of the others
 -- all runs but the last success. It says how many rows that were.
 CREATE OR REPLACE FUNCTION pglead.prune_1(p_older interval) RETURNS bigint

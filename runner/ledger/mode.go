@@ -105,6 +105,9 @@ const Untrusted = "the schema pglead belongs neither to the database's owner nor
 // Foreign says of what Probe found that there is a ledger which can't be trusted.
 func (u Use) Foreign(probed string) bool { return probed == foreign }
 
+// Denied says of what Probe found that there is a ledger which the role is not granted.
+func (u Use) Denied(probed string) bool { return probed == denied }
+
 // Refused is an error of the ledger, which is not one of the lock.
 func Refused(err error) error { return session.Refused(err, "the ledger") }
 

@@ -126,10 +126,37 @@ func (r *reader) time() time.Time {
 	return time.UnixMicro(r.number())
 }
 
+// lines are those of a text that has some.
+func (r *reader) lines() []string {
+	text := r.text()
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, "\n")
+}
+
 func (r *reader) length() time.Duration { return time.Duration(r.number()) * time.Microsecond }
 
 func (r *reader) id() lockkey.ID {
 	return lockkey.ID{Number: r.number(), Pair: r.number() == 2}
+}
+
+// entry is a list of SQL expressions for reader.entry, over a table with the columns of a
+// run.
+func entry(of string) string {
+	columns := []string{"system", "token", "host", "os_user", "pid", "command", "role", "", "", "outcome", "status", ""}
+	for i, column := range columns {
+		columns[i] = of + "." + column
+	}
+	columns[7], columns[8], columns[11] = epoch(of+".started"), epoch(of+".ended"), length(of+".waited")
+	return strings.Join(columns, ", ")
+}
+
+func (r *reader) entry(id lockkey.ID, key string) Entry {
+	return Entry{
+		ID: id, Key: key, System: r.text(), Token: r.number(), Host: r.text(), User: r.text(), PID: int(r.number()), Command: r.text(), Role: r.text(),
+		Started: r.time(), Ended: r.time(), Outcome: Outcome(r.text()), Status: r.whole(), Waited: r.length(),
+	}
 }
 
 // Endless is the end of what has none.

@@ -14,7 +14,8 @@ CREATE TABLE IF NOT EXISTS pglead.setting (
 
 -- The facts: of each lock the last run. It is open, which means that its command may
 -- be alive, while it has started and not ended. Beside that row, of reader 0, each
--- reader of a shared lock has one. A row that has no token was made by a pause.
+-- reader of a shared lock has one. A row that has no token
+-- was made by a pause, or by a command that was not found.
 CREATE TABLE IF NOT EXISTS pglead.lock (
 	number bigint NOT NULL,
 	sub smallint NOT NULL CHECK (sub IN (1, 2)), -- 1: a bigint, 2: a pair of integers

@@ -98,6 +98,12 @@ func Paused(locks []Lock) string {
 	return "SELECT true FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (" + strings.Join(rows, " OR ") + ") LIMIT 1"
 }
 
+// Missing is a query that notes of a lock that there was nothing to run.
+func (r Run) Missing(l Lock, status int) string {
+	return fmt.Sprintf("SELECT pglead.missing_1('%d', '%d', %s, %s, %s, %d, %s, %d)",
+		l.Number, l.ObjSubID(), quote(l.Key), quote(r.Host), quote(r.User), r.PID, quote(r.Command), status)
+}
+
 // Outcome is how a run ended.
 type Outcome string
 

@@ -153,7 +153,7 @@ BEGIN
 			RETURN 'started';
 		ELSIF done_already = n THEN
 			SELECT l.ok_host INTO r.ok_host FROM pglead.lock AS l WHERE l.number = p_numbers[1] AND l.sub = p_subs[1] AND l.reader = 0;
-			RETURN concat_ws(' ', 'done', round(extract(epoch FROM since)), regexp_replace(r.ok_host, '[[:space:]]', '?', 'g'));
+			RETURN concat_ws(' ', 'done', floor(extract(epoch FROM since)), regexp_replace(r.ok_host, '[[:space:]]', '?', 'g'));
 		ELSIF lost IS NOT NULL THEN
 			-- A transaction of the job's may have locked the row. It will be ended by
 			-- the start, and until then harms nobody.

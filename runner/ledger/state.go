@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"strings"
 	"time"
 )
 
@@ -12,20 +11,25 @@ type State struct {
 	Keep    int // runs of each key
 	Runs    int64
 	Locks   int64
+	Keys    int64
 	Bytes   int64
 	Oldest  time.Time // that a run of it started; zero if there is none
 	Owner   string
 	Trusted bool     // by all, since the owner is the database's, or a superuser
 	Granted []string // roles with USAGE, the owner left out
+	Former  []string // roles that have run something, and have no USAGE any more
 }
 
 // ReadState counts what the ledger has.
 func ReadState(ctx context.Context, ask Ask) (State, error) {
 	rows, err := ask(ctx, `SELECT version, keep, (SELECT pg_catalog.count(*) FROM pglead.run), (SELECT pg_catalog.count(*) FROM pglead.lock),
+	(SELECT pg_catalog.count(DISTINCT key) FROM pglead.lock),
 	pg_catalog.pg_total_relation_size('pglead.run') + pg_catalog.pg_total_relation_size('pglead.lock'),
 	`+epoch("(SELECT pg_catalog.min(started) FROM pglead.run)")+`, pg_catalog.pg_get_userbyid(nspowner), pg_catalog.pg_has_role(nspowner, 'pg_database_owner', 'MEMBER'),
 	pg_catalog.array_to_string(ARRAY(SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE pg_catalog.pg_get_userbyid(grantee) END
-		FROM pg_catalog.aclexplode(nspacl) WHERE privilege_type = 'USAGE' AND grantee <> nspowner ORDER BY 1), E'\n')
+		FROM pg_catalog.aclexplode(nspacl) WHERE privilege_type = 'USAGE' AND grantee <> nspowner ORDER BY 1), E'\n'),
+	pg_catalog.array_to_string(ARRAY(SELECT DISTINCT r.rolname FROM pglead.lock AS l JOIN pg_catalog.pg_roles AS r ON r.rolname = l.role
+		WHERE NOT pg_catalog.has_schema_privilege(r.oid, 'pglead', 'USAGE') ORDER BY 1), E'\n')
 FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 	if err != nil {
 		return State{}, err
@@ -34,11 +38,26 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 		return State{}, errAnswer
 	}
 	r := reader{row: rows[0]}
-	s := State{Version: int(r.number()), Keep: int(r.number()), Runs: r.number(), Locks: r.number(), Bytes: r.number(), Oldest: r.time(), Owner: r.text(), Trusted: r.truth()}
-	if granted := r.text(); granted != "" {
-		s.Granted = strings.Split(granted, "\n")
-	}
+	s := State{Version: int(r.number()), Keep: int(r.number()), Runs: r.number(), Locks: r.number(), Keys: r.number(), Bytes: r.number(), Oldest: r.time(), Owner: r.text(), Trusted: r.truth()}
+	s.Granted, s.Former = r.lines(), r.lines()
 	return s, r.err
+}
+
+// Faults says what the ledger's owner, with whose rights it writes, and this role have
+// lost since it was installed. Runs that go by such a ledger don't start.
+func Faults(ctx context.Context, ask Ask) ([]string, error) {
+	rows, err := ask(ctx, `WITH functions AS (SELECT oid, proname, proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
+SELECT DISTINCT pg_catalog.format('%s has no %s on pglead.%s', pg_catalog.pg_get_userbyid(f.proowner), p.privilege, t.name)
+FROM functions AS f, (VALUES ('lock'), ('run')) AS t(name), (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS p(privilege)
+WHERE NOT pg_catalog.has_table_privilege(f.proowner, 'pglead.' || t.name, p.privilege) AND (t.name, p.privilege) <> ('run', 'UPDATE')
+UNION ALL
+SELECT pg_catalog.format('%s has no EXECUTE on pglead.%s', current_user, f.proname) FROM functions AS f WHERE NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
+ORDER BY 1`)
+	var faults []string
+	for _, row := range rows {
+		faults = append(faults, row[0])
+	}
+	return faults, err
 }
 
 // Prune forgets keys whose last run is so long ago, and says how many runs that were.

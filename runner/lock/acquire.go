@@ -79,7 +79,7 @@ type acquisition struct {
 	cfg     Config
 	returns bool   // this is not its first session
 	ticket  uint32 // that it had in an earlier one, or 0
-	warned  bool   // of a ledger that can't be trusted
+	said    bool   // that a ledger is not used
 }
 
 // attempt is one session's.
@@ -92,8 +92,8 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 	if err != nil {
 		return nil, err
 	}
-	if !a.warned {
-		a.warned = cfg.WarnOfForeignLedger(s)
+	if !a.said {
+		a.said = cfg.SayWithoutLedger(s)
 	}
 	b := NewBid(s, a.cfg, a.returns)
 	b.ticket, a.returns = a.ticket, true
@@ -101,7 +101,7 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 	held, err := b.takeAndSettle(ctx, left)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && left() > 0; {
 		if err = b.waitForResume(ctx, paused, left); err == nil {
-			b.returns = true // what happened meanwhile it has not heard
+			b.resumed()
 			held, err = b.takeAndSettle(ctx, left)
 		}
 	}
@@ -110,7 +110,7 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 			a.ticket = b.line.ticket
 		}
 		b.preparation.abandon()
-		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
+		if errors.As(err, new(*LedgerError)) || errors.As(err, new(*FencedError)) { // or the next run of a script would find them held
 			_ = b.GiveBack(ctx)
 		}
 		if !b.parted {

@@ -182,8 +182,11 @@ func (b *Bid) obey(ctx context.Context, w *startAttempt, answer ledger.Answer) e
 		return session.Errorf(session.Unsafe, "set one of them right; --once-per goes by this machine's",
 			"this machine's clock is %v %s the server's", answer.Ahead.Abs(), side)
 	case "fenced":
-		return session.Errorf(session.Unreachable, "GRANT pg_signal_backend TO the owner of the schema pglead, so that it can be ended",
-			"the command was not started: %s goes on behind the fence of the last run", visible.Text(answer.Fenced))
+		hint := "end that session; with GRANT pg_signal_backend TO the owner of the schema pglead the next start does, unless it is a superuser's"
+		if answer.Prepared {
+			hint = "COMMIT PREPARED or ROLLBACK PREPARED ends it; pg_prepared_xacts has its name"
+		}
+		return &FencedError{session.Errorf(session.Unreachable, hint, "the last run is not over in the database: %s has called pglead.fence and goes on", visible.Text(answer.Fenced))}
 	}
 	return session.Errorf(session.Unreachable, "", "the ledger says that another session has the lock")
 }
@@ -332,6 +335,13 @@ func (b *Bid) ledgerError(err error) error {
 	}
 	return &LedgerError{ledger.Refused(err)}
 }
+
+// FencedError says that a transaction of the last run is still under way, which nobody
+// here may end. The session is well.
+type FencedError struct{ err error }
+
+func (e *FencedError) Error() string { return e.err.Error() }
+func (e *FencedError) Unwrap() error { return e.err }
 
 // LedgerError says that the ledger can't be written. The session is well.
 type LedgerError struct{ err error }

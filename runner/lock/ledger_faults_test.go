@@ -1,11 +1,13 @@
 package lock_test
 
 import (
+	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
 
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/pgtest"
 )
 
 // TestLedgerQuorum has a ledger's rows be confirmed by a standby, which is promoted.
@@ -62,4 +64,40 @@ func TestLedgerPromotion(t *testing.T) {
 	there.Session.Private = false // so that its age counts
 	after := contend(t, there)
 	eventually(t, "the first on the new primary waits", func() bool { return slices.Contains(after.said(), "delayed") })
+}
+
+// TestLedgerRestored has a dump be restored into another cluster, whose tokens begin anew.
+// What it says to have ended is of no use there; what it says to run may run on.
+func TestLedgerRestored(t *testing.T) {
+	old, dsn := remembering(t, nil)
+	release(t, ended(acquire(t, ledgered(config(t, dsn, exclusive(7)))), ledger.OK))
+	open := acquire(t, ledgered(config(t, dsn, exclusive(8))))
+	dir := filepath.Join(filepath.Dir(old.Data), "dump")
+	if err := pgtest.MakeDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	dump := filepath.Join(dir, "ledger.sql")
+	if err := old.Run("pg_dump", "-d", old.DSN("postgres"), "-n", "pglead", "-f", dump); err != nil {
+		t.Fatal(err)
+	}
+	there := start(t, nil)
+	query(t, there, "CREATE ROLE boss LOGIN; CREATE ROLE cron LOGIN; ALTER DATABASE postgres OWNER TO boss")
+	if err := there.Run("psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", there.DSN("postgres"), "-f", dump); err != nil {
+		t.Fatal(err)
+	}
+	cfg := ledgered(config(t, as(t, there, "cron"), exclusive(7)))
+	young := cfg
+	young.Session.Private = false // so that the server's age counts
+	wary := contend(t, young)
+	eventually(t, "the first on a young server waits, whatever the dump says", func() bool { return slices.Contains(wary.said(), "delayed") })
+	wary.stop()
+	<-wary.done
+	release(t, ended(acquire(t, cfg), ledger.OK))
+	if got := query(t, there, "SELECT count(DISTINCT system) FROM pglead.run WHERE number = 7"); got[0] != "2" {
+		t.Errorf("runs of %s clusters", got)
+	}
+	cfg.Claim = exclusive(8)
+	waiter := contend(t, cfg)
+	eventually(t, "who comes after a run that was open in the dump waits", func() bool { return slices.Contains(waiter.said(), "delayed") })
+	release(t, open)
 }

@@ -266,6 +266,20 @@ func TestLedgerPause(t *testing.T) {
 	}
 }
 
+// TestLedgerPauseFirst has a key be paused before it ran for the first time: the ledger
+// knows nothing of it, and who has sat the pause out starts as one that comes just now.
+func TestLedgerPauseFirst(t *testing.T) {
+	server, dsn := remembering(t, nil)
+	query(t, server, "SELECT pglead.pause_1(7, 1::smallint, 'nightly', 'infinity', 'ann', NULL)")
+	waiter := contend(t, ledgered(config(t, dsn, exclusive(7))))
+	eventually(t, "it sits the pause out", func() bool { return slices.Contains(waiter.said(), "paused") })
+	query(t, server, "SELECT pglead.resume_1(7, 1::smallint)")
+	release(t, waiter.held(t))
+	if slices.Contains(waiter.said(), "delayed") {
+		t.Error("waited for a run that nobody knows of")
+	}
+}
+
 func TestLedgerTick(t *testing.T) {
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))

@@ -14,6 +14,17 @@ const noEnd = time.Duration(math.MaxInt64)
 // pausedLooks is how often it is looked whether a pause is over.
 const pausedLooks = 3 * time.Second
 
+// resumed is for the end of a pause, during which others may have had the locks. Who
+// has waited for them, before it, goes by what it has heard, and that may be nothing. Who
+// has not is as one that comes just now, whose first try says as much.
+func (b *Bid) resumed() {
+	if b.returns || b.Listens() {
+		b.returns = true
+		return
+	}
+	clear(b.awaited)
+}
+
 // waitForResume waits, without a place in line, until no lock of the claim is paused.
 func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
 	b.cfg.Log.Info(why.Error()+"; waiting", "event", "paused")

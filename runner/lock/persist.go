@@ -97,7 +97,7 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (s *session.Ses
 		return nil, err
 	}
 	if _, err = cfg.Ledger.Found(s.Probed()); err != nil {
-		s.Close()
+		closeAtOnce(ctx, s, of.Transaction)
 		return nil, err
 	}
 	return s, nil
@@ -123,14 +123,27 @@ func (cfg *Config) askForRoom(ctx context.Context, open func() error) error {
 	}
 }
 
-// WarnOfForeignLedger says that the database's ledger is one that can't be trusted,
-// and whether it did.
-func (cfg *Config) WarnOfForeignLedger(s *session.Session) (warned bool) {
-	foreign := cfg.Ledger.Foreign(s.Probed())
-	if foreign {
-		cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
+// closeAtOnce closes a session whose login may have taken locks. Else the next run of a
+// script would find them held; behind a pooler they have ended with the login's statement.
+func closeAtOnce(ctx context.Context, s *session.Session, pooled bool) {
+	if !pooled {
+		_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
 	}
-	return foreign
+	s.Close()
+}
+
+// SayWithoutLedger says that the database has a ledger which is not used, since it can't
+// be trusted, or is not granted to the role; and whether it did.
+func (cfg *Config) SayWithoutLedger(s *session.Session) (said bool) {
+	switch {
+	case cfg.Ledger.Foreign(s.Probed()):
+		cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
+	case cfg.Ledger.Denied(s.Probed()):
+		cfg.Log.Info("the ledger is not granted to role "+cfg.Session.Database.User+"; going on without", "event", "ledger")
+	default:
+		return false
+	}
+	return true
 }
 
 // A server that is full has room again when one of its hundred sessions is done,

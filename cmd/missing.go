@@ -1,0 +1,62 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// missingPatience is how long a mistake in a crontab may take to be remembered.
+const missingPatience = 3 * time.Second
+
+// noteMissing has the ledger, if there is one, remember that a command was to run and
+// could not. It takes no lock for that: another node may have the command. Why it can't
+// be noted is not worth an error beside the one that there is.
+func (o *options) noteMissing(u *ui, cmd *cobra.Command, claim lock.Claim, missing *child.LookupError) {
+	if ledger.Mode(o.ledger.value) == ledger.Off || cmd.Flags().Lookup("dsn").Value.String() == embedded { // which would have to be started
+		return
+	}
+	status, _ := status(missing)
+	if err := o.tellMissing(cmd, claim, missing.Name, status); err != nil {
+		u.log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")
+	}
+}
+
+func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string, status int) error {
+	db, err := databaseFrom(nil, cmd.Flags().Lookup("dsn"), false)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), missingPatience, errors.New("the database did not answer in time"))
+	defer cancel()
+	viewer, err := session.OpenViewer(ctx, session.Config{Database: db.config, ConnectTimeout: missingPatience, ApplicationName: "pglead " + cmd.Name()})
+	if err != nil {
+		return err
+	}
+	defer viewer.Close()
+	ask := asking(viewer)
+	if access, _, err := ledger.Look(ctx, ask); err != nil || access != ledger.Granted {
+		return err
+	}
+	d := o.description(filepath.Base(name))
+	locks := claim.Locks
+	if claim.Gate != nil {
+		locks = locks[:1] // any slot is the key's
+	}
+	use := ledger.Use{Keys: o.keys}
+	for i, l := range locks {
+		run := ledger.Run{Host: d.Host, User: d.User, Command: d.Command, PID: d.PID}
+		if _, err := ask(ctx, run.Missing(ledger.Lock{ID: l.ID, Key: use.Key(i, len(locks))}, status)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,39 @@
+package cmd
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+// confirm has somebody at a terminal agree to what an uninstallation takes away. Without
+// a terminal only --yes does.
+func (f *ledgerFlags) confirm(ctx context.Context, ask ledger.Ask, access ledger.Access, target string) error {
+	if f.yes {
+		return nil
+	}
+	what := "the ledger in " + visible.Text(target)
+	if access == ledger.Granted { // in another's schema nothing is touched
+		s, err := ledger.ReadState(ctx, ask)
+		if err != nil {
+			return err
+		}
+		what += fmt.Sprintf(", with %s of %s", plural(s.Runs, "run"), plural(s.Keys, "key"))
+	}
+	if !isTerminal(os.Stdin) || !isTerminal(os.Stderr) {
+		return &usageError{err: fmt.Errorf("this would remove %s", what), hint: "--yes says that this is meant"}
+	}
+	fmt.Fprintf(os.Stderr, "This removes %s. Go on? [y/N] ", what)
+	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n') // its end is a no
+	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
+		fmt.Fprintln(os.Stderr, "Nothing was removed.")
+		return &silentExit{exitFree}
+	}
+	return nil
+}

@@ -1,0 +1,35 @@
+package doctor
+
+import (
+	"context"
+	"strings"
+
+	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/ledger"
+)
+
+// ledger is what the database remembers of runs, if it does.
+func (x *examination) ledger(ctx context.Context) checkup.Check {
+	ask := func(ctx context.Context, sql string) ([][]string, error) { return x.rows(ctx, sql) }
+	access, role, err := ledger.Look(ctx, ask)
+	if err != nil {
+		return unknown(err)
+	}
+	switch access {
+	case ledger.Absent:
+		return checkup.Okf("none: nothing is remembered of runs (pglead ledger install)")
+	case ledger.Denied:
+		return checkup.Warningf("as its owner: GRANT USAGE ON SCHEMA pglead TO "+role,
+			"there is one that role %s is not granted: its runs leave no rows, and go by no pause", role)
+	case ledger.Foreign:
+		return checkup.Warningf("as its owner or a superuser: pglead ledger uninstall", "there is one that is left alone: %s", ledger.Untrusted)
+	}
+	faults, err := ledger.Faults(ctx, ask)
+	switch {
+	case err != nil:
+		return unknown(err)
+	case len(faults) > 0:
+		return checkup.Failf("what was revoked is to be granted again; until then --ledger off goes on without", "it can't be written: %s", strings.Join(faults, ", "))
+	}
+	return checkup.Okf("granted to role %s", role)
+}
