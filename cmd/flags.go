@@ -127,18 +127,31 @@ func truth(s string) string {
 // withoutFlags is environ without what is meant for this pglead alone: the
 // variables of the flags of all commands, and those that tell about the lock
 // of an outer pglead.
-func withoutFlags(environ []string, root *cobra.Command) []string {
-	withheld := map[string]bool{}
-	for _, name := range outerOnly() {
-		withheld[name] = true
-	}
-	for _, cmd := range root.Commands() {
-		cmd.Flags().VisitAll(func(f *pflag.Flag) { withheld[envName(f.Name)] = true })
-	}
+func withoutFlags(environ []string, called *cobra.Command) []string {
+	withheld := ownVariables(environ, called)
 	return slices.DeleteFunc(slices.Clone(environ), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
-		return withheld[name]
+		return slices.Contains(withheld, name)
 	})
+}
+
+// ownVariables are those that tell about the lock of an outer pglead, of the called
+// command's flags and, if there may be others in the environment, of the flags of all
+// commands: those are made for that.
+func ownVariables(environ []string, called *cobra.Command) []string {
+	known := outerOnly()
+	add := func(f *pflag.Flag) { known = append(known, envName(f.Name)) }
+	called.Flags().VisitAll(add)
+	others := slices.ContainsFunc(environ, func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		return strings.HasPrefix(name, envPrefix) && !slices.Contains(known, name)
+	})
+	if others {
+		for _, cmd := range newRootCmd(newUI(nil), nil).Commands() {
+			cmd.Flags().VisitAll(add)
+		}
+	}
+	return known
 }
 
 // outerOnly are the variables that tell a command about its lock.

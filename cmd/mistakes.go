@@ -157,11 +157,8 @@ func distance(a, b string) int {
 }
 
 // warnOfVariables names variables that are nearly a flag's. Others may be anybody's.
-func warnOfVariables(u *ui, root *cobra.Command) {
-	known := outerOnly()
-	for _, cmd := range root.Commands() {
-		cmd.Flags().VisitAll(func(f *pflag.Flag) { known = append(known, envName(f.Name)) })
-	}
+func warnOfVariables(u *ui, called *cobra.Command) {
+	known := ownVariables(os.Environ(), called)
 	for _, e := range os.Environ() {
 		name, value, _ := strings.Cut(e, "=")
 		rest, ours := strings.CutPrefix(name, envPrefix)

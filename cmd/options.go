@@ -262,7 +262,7 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 	if err != nil {
 		return runner.Config{}, err
 	}
-	env := withoutSystemd(withoutFlags(os.Environ(), cmd.Root()))
+	env := withoutSystemd(withoutFlags(os.Environ(), cmd))
 	if os.Getenv("LISTEN_FDS") != "" {
 		u.log.Warn("the sockets that systemd has opened (LISTEN_FDS) are not passed to the command", "event", "environment")
 	}
@@ -306,7 +306,7 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 // database is the one that the flags or the environment name. Its connection
 // string may set the time for an attempt to connect, which the flag overrides.
 func (o *options) database(u *ui, cmd *cobra.Command) (database, error) {
-	warnOfVariables(u, cmd.Root())
+	warnOfVariables(u, cmd)
 	flags := cmd.Flags()
 	db, err := databaseFrom(u, flags.Lookup("dsn"), o.passDSN)
 	if err == nil && !flags.Changed("connect-timeout") && db.config.ConnectTimeout > 0 {

@@ -18,7 +18,11 @@ func Main(args []string) int {
 		return status
 	}
 	u := newStderrUI()
-	root := newRootCmd(u, os.Stdout)
+	called := ""
+	if len(args) > 0 {
+		called = args[0]
+	}
+	root := newRootFor(called, u, os.Stdout)
 	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
 		addCompletions(root)
 	}
@@ -26,7 +30,13 @@ func Main(args []string) int {
 	return exit(u, root.Execute())
 }
 
-func newRootCmd(u *ui, stdout io.Writer) *cobra.Command {
+// newRootCmd has all commands.
+func newRootCmd(u *ui, stdout io.Writer) *cobra.Command { return newRootFor("", u, stdout) }
+
+// newRootFor has the command that is called alone or, if there is none of that name, all
+// of them. To make them all takes a process 0.5 to 0.7 ms of processor time, a twentieth
+// of a run of true, and a tenth of a refusal.
+func newRootFor(called string, u *ui, stdout io.Writer) *cobra.Command {
 	var version bool
 	root := &cobra.Command{
 		Use:   "pglead",
@@ -55,9 +65,36 @@ kills the command and everything it started when the connection is lost.`,
 	root.SetErr(u.w) // where completion's remarks go, which shells don't read
 	root.SetFlagErrorFunc(flagMistake)
 	wrapHelp(root)
-	root.AddCommand(newRunCmd(u), newLeadCmd(u), newEachCmd(u), newLsCmd(u, stdout), newWhoCmd(u, stdout), newStepdownCmd(u, stdout), newHistoryCmd(u, stdout), newCheckCmd(u, stdout), newPauseCmd(u, stdout), newResumeCmd(u, stdout), newLedgerCmd(u, stdout), newKeyCmd(stdout), newDoctorCmd(u, stdout), newVersionCmd(stdout))
+	makers := commands(u, stdout)
+	_, alone := makers[called]
+	for name, newCmd := range makers {
+		if !alone || name == called {
+			root.AddCommand(newCmd())
+		}
+	}
+	root.CompletionOptions.DisableDefaultCmd = alone
 	for _, cmd := range root.Commands() {
 		cmd.PreRunE = readFlags
 	}
 	return root
+}
+
+// commands make each command, by its name.
+func commands(u *ui, stdout io.Writer) map[string]func() *cobra.Command {
+	return map[string]func() *cobra.Command{
+		"run":      func() *cobra.Command { return newRunCmd(u) },
+		"lead":     func() *cobra.Command { return newLeadCmd(u) },
+		"each":     func() *cobra.Command { return newEachCmd(u) },
+		"ls":       func() *cobra.Command { return newLsCmd(u, stdout) },
+		"who":      func() *cobra.Command { return newWhoCmd(u, stdout) },
+		"stepdown": func() *cobra.Command { return newStepdownCmd(u, stdout) },
+		"history":  func() *cobra.Command { return newHistoryCmd(u, stdout) },
+		"check":    func() *cobra.Command { return newCheckCmd(u, stdout) },
+		"pause":    func() *cobra.Command { return newPauseCmd(u, stdout) },
+		"resume":   func() *cobra.Command { return newResumeCmd(u, stdout) },
+		"ledger":   func() *cobra.Command { return newLedgerCmd(u, stdout) },
+		"key":      func() *cobra.Command { return newKeyCmd(stdout) },
+		"doctor":   func() *cobra.Command { return newDoctorCmd(u, stdout) },
+		"version":  func() *cobra.Command { return newVersionCmd(stdout) },
+	}
 }

@@ -97,13 +97,7 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 	}
 	b := NewBid(s, a.cfg, a.returns)
 	b.ticket, a.returns = a.ticket, true
-	abandon := func() {}
-	if cfg.Prepare != nil {
-		b.prepareOnce = func() (err error) {
-			abandon, err = cfg.Prepare(s)
-			return err
-		}
-	}
+	b.preparation = newPreparation(s, cfg.Prepare)
 	held, err := b.takeAndSettle(ctx, left)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && left() > 0; {
 		if err = b.waitForResume(ctx, paused, left); err == nil {
@@ -115,7 +109,7 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 		if b.line != nil && b.line.ticket != 0 {
 			a.ticket = b.line.ticket
 		}
-		abandon()
+		b.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) || errors.As(err, new(*FencedError)) { // or the next run of a script would find them held
 			_ = b.GiveBack(ctx)
 		}
@@ -189,21 +183,14 @@ func (b *Bid) beginWait() error {
 		b.s.Beat(session.Heartbeat{Every: b.cfg.Session.Lease / 3, SQL: []string{session.PlainBeat}})
 		b.s.Keep()
 	}
-	return b.prepare()
-}
-
-// prepare calls Config.Prepare, once.
-func (b *Bid) prepare() error {
-	prepare := b.prepareOnce
-	b.prepareOnce = nil
-	if prepare == nil {
-		return nil
-	}
-	return prepare()
+	return b.preparation.done()
 }
 
 // poll is wait for a transaction, before which there is no line.
 func (b *Bid) poll(ctx context.Context, left func() time.Duration) (granted bool, err error) {
+	if _, err := b.s.Second(ctx); err != nil { // see session.Open
+		return false, err
+	}
 	for polls := Polls(); left() > 0; {
 		if err := b.cfg.Observer.look(ctx, b); err != nil {
 			return false, err

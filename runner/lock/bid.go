@@ -2,13 +2,10 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/session"
@@ -29,8 +26,9 @@ type Bid struct {
 	line      *line                   // where it waits, or nil
 	ears      []lockkey.ID            // that it has
 
+	server      string       // with a transaction: which it is on
 	puzzled     bool         // a lock is held, and it isn't known by whom
-	prepareOnce func() error // Config.Prepare, until it has been called
+	preparation *preparation // Config.Prepare
 	parted      bool         // the session has said goodbye
 	told        time.Time    // when the observer was told last who has the locks
 }
@@ -88,21 +86,26 @@ func (b *Bid) Try(ctx context.Context) (complete bool, err error) {
 
 // try is Try, but says whether any lock was granted.
 func (b *Bid) try(ctx context.Context) (granted bool, err error) {
-	if value, known := b.s.TakeLoginAnswer(); known {
-		n, err := strconv.Atoi(value)
-		if err != nil {
-			return false, session.ErrNotPostgreSQL()
-		}
-		return b.granted(n)
-	}
 	if b.cfg.Session.Transaction {
 		return b.tryInTransaction(ctx)
 	}
-	n, err := b.number(ctx, "SELECT "+b.trySQL())
+	n, err := b.trialled(ctx)
 	if err != nil {
 		return false, err
 	}
 	return b.granted(n)
+}
+
+// trialled is what a trial comes to. The first has been made at the login.
+func (b *Bid) trialled(ctx context.Context) (n int, err error) {
+	value, known := b.s.TakeLoginAnswer()
+	if !known {
+		return b.number(ctx, "SELECT "+b.trySQL())
+	}
+	if n, err = strconv.Atoi(value); err != nil {
+		return 0, session.ErrNotPostgreSQL()
+	}
+	return n, nil
 }
 
 // trySQL is an SQL expression that takes what is missing, in the way of Try. Its
@@ -110,6 +113,8 @@ func (b *Bid) try(ctx context.Context) (granted bool, err error) {
 func (b *Bid) trySQL() string {
 	claim := b.cfg.Claim
 	switch {
+	case b.cfg.Session.Transaction:
+		return claim.trySQLInTransaction()
 	case claim.Gate != nil && b.line == nil:
 		return passes(*claim.Gate, tryEach(claim.Locks, Lock.try), "0")
 	case claim.Gate != nil:
@@ -233,6 +238,9 @@ func (b *Bid) barred() []Lock {
 
 // GiveBack frees what is held without having been used.
 func (b *Bid) GiveBack(ctx context.Context) error {
+	if len(b.grant.locks) == 0 {
+		return nil
+	}
 	if b.cfg.Session.Transaction {
 		b.s.SetHolding(false)
 		_, err := b.s.Query(ctx, "ROLLBACK")
@@ -242,9 +250,6 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 	var unlocks []string
 	for _, l := range b.grant.locks {
 		unlocks = append(unlocks, l.call("advisory_unlock"))
-	}
-	if len(unlocks) == 0 {
-		return nil
 	}
 	_, err := b.s.Query(ctx, "SELECT "+strings.Join(unlocks, ", "))
 	b.forget()
@@ -257,42 +262,6 @@ func (b *Bid) forget() {
 		b.awaited[l.ID] = true
 	}
 	b.grant = noGrant()
-}
-
-// tryInTransaction begins the transaction that holds the locks.
-//
-// First the same trial is made in a statement by itself, which gives back what it
-// is granted. One that is refused, as nearly all of many waiters' are, then costs
-// the pooler no connection for as long as this process takes to say ROLLBACK.
-func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
-	locks := b.cfg.Claim.Locks
-	trial := tryAll(locks, Lock.tryInTransaction)
-	if b.cfg.Claim.Gate != nil { // there is no line before a pooler
-		trial = tryEach(locks, Lock.tryInTransaction)
-	}
-	enough := func(n int) bool { return n == len(locks) || b.cfg.Claim.Gate != nil && n > 0 }
-	n, err := b.number(ctx, "SELECT "+trial)
-	if err != nil {
-		return false, err
-	}
-	if !enough(n) {
-		b.await()
-		return false, nil
-	}
-	n, err = b.number(ctx, append(b.s.Begin(), "SELECT "+trial)...)
-	var pgErr *pgconn.PgError
-	switch {
-	case errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "statement pooling"):
-		return false, session.Errorf(session.Unsafe, "pool_mode has to be transaction or session", "the pooler allows no transaction: %s", session.ServerSays(pgErr))
-	case err != nil:
-		return false, err
-	case enough(n):
-		b.s.SetHolding(true)
-		return b.granted(n)
-	}
-	b.await()
-	_, err = b.s.Query(ctx, "ROLLBACK")
-	return false, b.error(err)
 }
 
 // number sends queries, of which the last has a number for an answer.

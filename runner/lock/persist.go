@@ -82,34 +82,43 @@ func (cfg *Config) session() session.Config {
 	return of
 }
 
-// Open opens a session for a run that may wait for that long. A server without
-// room, as when a thousand nodes fire at once, is asked again by a run that doesn't
-// wait for the lock, for as long as one attempt to connect may take. One that waits
-// comes back later.
-func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Session, error) {
+// Open opens a session for a run that may wait for that long.
+func (cfg *Config) Open(ctx context.Context, left time.Duration) (s *session.Session, err error) {
 	of := cfg.session()
 	of.Probe = cfg.Ledger.Probe(of.Transaction)
 	if cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
 	}
+	err = cfg.askForRoom(ctx, func() error {
+		s, err = session.Open(ctx, of)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if _, err = cfg.Ledger.Found(s.Probed()); err != nil {
+		closeAtOnce(ctx, s, of.Transaction)
+		return nil, err
+	}
+	return s, nil
+}
+
+// askForRoom has a server without room, as when a thousand nodes fire at once, asked
+// again by a run that doesn't wait for the lock, for as long as one attempt to connect
+// may take. One that waits comes back later.
+func (cfg *Config) askForRoom(ctx context.Context, open func() error) error {
 	began, backoff := time.Now(), pace.Doubling(fullFirst, fullMost)
 	for {
-		s, err := session.Open(ctx, of)
-		if err == nil {
-			if _, err = cfg.Ledger.Found(s.Probed()); err != nil {
-				closeAtOnce(ctx, s, of.Transaction)
-				return nil, err
-			}
-		}
+		err := open()
 		if err == nil || cfg.Wait > 0 || !isFull(err) {
-			return s, err
+			return err
 		}
 		rest := backoff.Half()
-		if time.Since(began)+rest > of.ConnectTimeout {
-			return nil, err
+		if time.Since(began)+rest > cfg.Session.ConnectTimeout {
+			return err
 		}
 		if !pace.Sleep(ctx, rest) {
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		}
 	}
 }

@@ -24,8 +24,11 @@ import (
 //	session is still not lost
 //	the lease is not over             the guard, just before fork (package child)
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
-	// A delay takes its time, and so may a second login.
-	if b.grant.delay > 0 || b.cfg.Session.Quorum || b.cfg.Session.Transaction {
+	// A delay takes its time, and so may a second login. What a transaction was granted
+	// is an answer to a question of its own, from which the Deadline counts.
+	if b.cfg.Session.Transaction {
+		b.s.Keep()
+	} else if b.grant.delay > 0 || b.cfg.Session.Quorum {
 		if err := b.s.Ping(ctx); err != nil {
 			return nil, err
 		}
@@ -38,14 +41,9 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 			return nil, err
 		}
 	}
-	prepared := make(chan error, 1)
-	if b.prepareOnce != nil {
-		go func() { prepared <- b.prepare() }()
-	} else {
-		prepared <- nil
-	}
+	b.preparation.begin()
 	err := draw(ctx)
-	err = cmp.Or(err, <-prepared)
+	err = cmp.Or(err, b.preparation.done())
 	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the lease has
 		err = b.s.Err()
 	}

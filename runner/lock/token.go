@@ -156,8 +156,13 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := b.identify(ctx, second); err != nil {
-		return err
+	if !b.cfg.Session.Transaction {
+		if err := b.identify(ctx); err != nil {
+			return err
+		}
+	}
+	if b.cfg.Session.Quorum && !second.SameServer(b.server) {
+		return errElsewhere()
 	}
 	drawn, err := b.drawOn(ctx, second)
 	if err != nil {
@@ -187,24 +192,32 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 	return b.drew(rows)
 }
 
-// identify makes sure that the second connection is to the same server, and learns
-// the backend's number, which a pooler keeps to itself.
-func (b *Bid) identify(ctx context.Context, second *session.Session) error {
-	rows, err := b.s.Query(ctx, "SELECT pg_catalog.pg_backend_pid(), "+session.ServerIdentity)
+// errElsewhere says that the two sessions are on two servers: the name of the first's
+// has come to be another's.
+func errElsewhere() error {
+	return session.Errorf(session.Unreachable, "", "the second connection reached another server than the first")
+}
+
+// identity is what identified takes: which server it is, and the backend's number
+// there, which a pooler keeps to itself.
+const identity = "pg_catalog.pg_backend_pid(), " + session.ServerIdentity
+
+// identify learns on which server the session is.
+func (b *Bid) identify(ctx context.Context) error {
+	row, err := b.s.Row(ctx, 2, "SELECT "+identity)
 	if err != nil {
 		return b.error(err)
 	}
-	if len(rows) != 1 || len(rows[0]) != 2 {
-		return session.ErrNotPostgreSQL()
-	}
-	if !second.SameServer(rows[0][1]) {
-		return session.Errorf(session.Unreachable, "", "the second connection reached another server than the first")
-	}
-	pid, err := strconv.ParseUint(rows[0][0], 10, 32)
+	return b.identified(row)
+}
+
+func (b *Bid) identified(row []string) error {
+	pid, err := strconv.ParseUint(row[0], 10, 32)
 	if err != nil {
 		return session.ErrNotPostgreSQL()
 	}
 	b.s.SetBackendPID(uint32(pid))
+	b.server = row[1]
 	return nil
 }
 
@@ -218,9 +231,12 @@ func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, er
 	if b.cfg.Session.Quorum {
 		return b.s.Commit(ctx, fmt.Sprintf(query, session.StandbysNow+", ", tokenSQL, "on"))
 	}
-	drawn, err := second.Row(ctx, 4, fmt.Sprintf(query, "", tokenSQL, "local"))
+	drawn, err := second.Row(ctx, 5, fmt.Sprintf(query, "", tokenSQL, "local")+", "+session.ServerIdentity)
 	if err != nil {
 		return nil, session.SecondError(err)
+	}
+	if drawn[4] != b.server {
+		return nil, errElsewhere()
 	}
 	if !b.cfg.Claim.Polled && !b.usesLedger() { // each takes one lock after the other, and needs it again
 		b.s.DropSecond()

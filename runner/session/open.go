@@ -16,11 +16,12 @@ import (
 // Open connects and makes sure that the server can keep the promise: a
 // primary of PostgreSQL 14 or newer with nothing in between that hands its
 // connections to others. Of several hosts the first that will do is taken.
-// With Quorum or Transaction a grant needs a second session, so both are opened here
-// or neither: else a server could be full of those who have a place in line, and
-// lack room for the second session of the first of them. Errors are of type *Error, or ctx's.
+// With Quorum a grant needs a second session, so both are opened here or neither: else
+// a server could be full of those who have a place in line, and lack room for the second
+// session of the first of them. With Transaction alone there is no line: whoever finds
+// the lock free, or waits, asks for the Second then. Errors are of type *Error, or ctx's.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
-	if !cfg.Quorum && !cfg.Transaction {
+	if !cfg.Quorum {
 		return openOne(ctx, cfg)
 	}
 	cfg.AtLogin = ""
@@ -52,14 +53,28 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
+	s := sessionOn(pg, cfg)
+	s.age, s.first, s.probed = ready.age, ready.first, ready.probed
+	s.cfg.Database = way.pin(cfg.Database)
+	return s, nil
+}
+
+// openUnasked logs in, and leaves all questions to what will be asked there.
+func openUnasked(ctx context.Context, cfg Config) (*Session, error) {
+	pg, err := connect(ctx, cfg, nil)
+	if err != nil {
+		return nil, err
+	}
+	return sessionOn(pg, cfg), nil
+}
+
+func sessionOn(pg *pgconn.PgConn, cfg Config) *Session {
 	allowAll(pg)
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg.Lease, bootClock())
 	s.cancel = pg.CancelRequest
-	s.age, s.first, s.probed = ready.age, ready.first, ready.probed
 	s.cfg = cfg
-	s.cfg.Database = way.pin(cfg.Database)
 	s.SetComment(cfg.Comment)
-	return s, nil
+	return s
 }
 
 // TakeLoginAnswer is the value of Config.AtLogin, once.
@@ -150,30 +165,29 @@ func (cfg Config) sessionSettings(major int) string {
 // stay on a server connection that others use. A pooler gives itself away by
 // a process number that is not the backend's.
 //
-// In the same way it evaluates cfg.AtLogin and, through a pooler too, cfg.Probe.
+// In the same way it evaluates cfg.AtLogin and cfg.Probe, with a transaction through a
+// pooler, too.
 func prepare(ctx context.Context, pg *pgconn.PgConn, cfg Config) (prepared, error) {
 	major := majorVersion(pg)
 	if major < OldestMajor {
 		return prepared{}, tooOld(ctx, pg)
 	}
 	fit, first := "''", "NULL"
-	asked := cfg.AtLogin != "" && !cfg.Transaction
+	asked := cfg.AtLogin != ""
 	if asked {
 		first = "(" + cfg.AtLogin + ")::text"
 	}
+	condition := "NOT pg_catalog.pg_is_in_recovery()"
 	if !cfg.Transaction {
 		fit = cfg.sessionSettings(major)
+		condition += fmt.Sprintf(" AND pg_catalog.pg_backend_pid() = %d", pg.PID())
 	}
-	condition := fmt.Sprintf("pg_catalog.pg_backend_pid() = %d AND NOT pg_catalog.pg_is_in_recovery()", pg.PID())
 	sql := fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
 	CASE WHEN %[1]s THEN %[2]s END, CASE WHEN %[1]s THEN %[3]s END, %[4]s`, condition, fit, first, serverAge)
 
 	const facts = 4
 	formats := append(make([]int16, facts), ageFormats()...)
-	switch {
-	case cfg.Probe != "" && cfg.Transaction:
-		sql, formats = sql+", "+cfg.Probe, append(formats, 0)
-	case cfg.Probe != "":
+	if cfg.Probe != "" {
 		sql, formats = sql+fmt.Sprintf(", CASE WHEN %s THEN %s END", condition, cfg.Probe), append(formats, 0)
 	}
 	result := pg.ExecParams(ctx, sql, nil, nil, nil, formats).Read()

@@ -121,23 +121,35 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 		}
 		second.Close()
 	}
-	cfg := s.cfg
-	cfg.Quorum, cfg.AtLogin = false, ""
-	second, err := openOne(ctx, cfg)
-	if err == nil {
-		if s.cfg.Quorum && !s.cfg.Transaction { // whose settings have the server end it when it is idle
-			second.Keep()
-		}
-		if err = s.acquaint(ctx, second); err != nil {
-			second.Close()
-		}
-	}
+	second, err := s.openSecond(ctx)
 	if err != nil {
-		return nil, secondError(err, cfg.Transaction)
+		return nil, secondError(err, s.cfg.Transaction)
 	}
 	s.mu.Lock()
 	s.second = second
 	s.mu.Unlock()
+	return second, nil
+}
+
+// openSecond opens it. Without a quorum nothing is asked on it but for the token, and
+// the answer to that says which server it is from.
+func (s *Session) openSecond(ctx context.Context) (*Session, error) {
+	cfg := s.cfg
+	cfg.Quorum, cfg.AtLogin = false, ""
+	if !s.cfg.Quorum {
+		return openUnasked(ctx, cfg)
+	}
+	second, err := openOne(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if !s.cfg.Transaction { // whose settings have the server end it when it is idle
+		second.Keep()
+	}
+	if err = s.acquaint(ctx, second); err != nil {
+		second.Close()
+		return nil, err
+	}
 	return second, nil
 }
 
@@ -154,7 +166,8 @@ func (s *Session) DropSecond() {
 	}
 }
 
-// SameServer says whether a second session is on the server of that identity.
+// SameServer says whether a second session is on the server of that identity, with a
+// quorum.
 func (s *Session) SameServer(identity string) bool { return s.server == identity }
 
 func (s *Session) secondOne() *Session {
@@ -164,15 +177,8 @@ func (s *Session) secondOne() *Session {
 }
 
 // acquaint asks, on a new second session, what server it is on, and what that has
-// for standbys.
+// for standbys: with a quorum.
 func (s *Session) acquaint(ctx context.Context, second *Session) error {
-	if !s.cfg.Quorum {
-		row, err := second.Row(ctx, 1, "SELECT "+ServerIdentity)
-		if err == nil {
-			second.server = row[0]
-		}
-		return err
-	}
 	row, err := second.Row(ctx, 4, "SELECT "+ServerIdentity+", pg_catalog.current_setting('synchronous_standby_names'), "+Timeline+` > 1,
 	(SELECT coalesce(pg_catalog.string_agg(extract(epoch FROM pg_catalog.clock_timestamp() - backend_start)::text, ' ' ORDER BY backend_start), '')
 	FROM pg_catalog.pg_stat_replication WHERE state = 'streaming' AND sync_state <> 'async')`)

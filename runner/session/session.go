@@ -50,8 +50,8 @@ type Config struct {
 	Transaction bool
 
 	// AtLogin is an SQL expression that is evaluated in the round trip of the
-	// login's checks, if the server passes them: TakeLoginAnswer returns its value. Not
-	// with Transaction.
+	// login's checks, if the server passes them: TakeLoginAnswer returns its value. With
+	// Transaction nothing that it takes may outlive the statement.
 	AtLogin string
 
 	// Probe is an SQL expression for a text that is evaluated there, too, first trial or
