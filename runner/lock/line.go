@@ -29,10 +29,8 @@ import (
 //	          more and more seldom, the further behind they are, while it stands.
 const (
 	turnPatience   = 300 * time.Millisecond
-	tryEvery       = time.Second
 	triesWhatsFree = 3
 	watches        = 3
-	listens        = 64
 )
 
 // line is a bid's place among the waiters.
@@ -182,9 +180,9 @@ func (l *line) look(ctx context.Context) error {
 		return err
 	}
 	switch {
-	case found.rank <= listens && !l.b.Listens():
+	case found.rank <= Listens && !l.b.Listens():
 		err = l.b.Listen(ctx)
-	case found.rank > listens && l.b.Listens():
+	case found.rank > Listens && l.b.Listens():
 		err = l.b.Forget(ctx)
 	}
 	if err != nil {
@@ -208,8 +206,8 @@ func (l *line) digest(ctx context.Context, found *look) error {
 		l.free = 0
 	}
 	now := time.Now()
-	lease := l.b.cfg.Session.Lease
-	l.lookAt = now.Add(l.pace(found.rank, lease))
+	l.looks = NextLook(found.rank, l.moved, l.looks, l.b.cfg.Session.Lease)
+	l.lookAt = now.Add(l.looks)
 	if l.rank <= triesWhatsFree && l.free >= 2 {
 		l.tryAt = now
 	}
@@ -219,7 +217,7 @@ func (l *line) digest(ctx context.Context, found *look) error {
 		}
 	} else {
 		if l.tryAt.IsZero() {
-			l.tryAt = now.Add(tryEvery)
+			l.tryAt = now.Add(TryEvery)
 		}
 		if err := l.hold(ctx, found); err != nil {
 			return err
@@ -229,22 +227,6 @@ func (l *line) digest(ctx context.Context, found *look) error {
 		return nil
 	}
 	return l.watched.see(ctx, l, found)
-}
-
-// pace is how long after a look the next one is. A look takes the server 0.3 ms with
-// 200 sessions.
-func (l *line) pace(rank int, lease time.Duration) time.Duration {
-	const most, each = 100 * time.Millisecond, 5 * time.Millisecond
-	seldom := max(lease/5, time.Duration(rank)*time.Second/4)
-	switch {
-	case rank <= listens:
-		l.looks = seldom
-	case l.moved:
-		l.looks = max(most, time.Duration(rank-listens)*each)
-	default:
-		l.looks = min(2*l.looks, seldom)
-	}
-	return l.looks
 }
 
 // hold takes the gate for the first in line: against newcomers that would take
@@ -279,7 +261,7 @@ func (l *line) decide(events []Announcement) {
 				l.lookAt = now.Add(rand.N(lookAtOnce))
 			}
 			if l.rank == 1 && l.tryAt.IsZero() {
-				l.tryAt = now.Add(tryEvery)
+				l.tryAt = now.Add(TryEvery)
 			}
 		case clean, dead, readerLeft:
 			// A word that is said again and again puts off no turn that is near.

@@ -97,7 +97,7 @@ func (l *line) try(ctx context.Context) error {
 	burst := l.burst
 	l.tryAt, l.burst = time.Time{}, false
 	if l.rank == 1 {
-		l.tryAt = time.Now().Add(tryEvery)
+		l.tryAt = time.Now().Add(TryEvery)
 	}
 	if err := b.verify(ctx); err != nil {
 		return err
