@@ -31,16 +31,14 @@ type crowdCosts struct {
 func (b *bench) costs() error {
 	var rows []crowdCosts
 	steps := []int{1, 10, 100, 1000, 3000}
+	fmt.Print("\n**What one takes of the server**, beside so many in line on the other key\n\n" +
+		"| in line | of a free lock: ms, WAL, xids | refused: ms, WAL, xids | of a line: ms, WAL, xids, NOTIFYs, logins | idle waiter: requests and s an hour, WAL | PSS there, MiB |\n|---|---|---|---|---|---|\n")
 	for _, n := range append(slices.DeleteFunc(steps, func(n int) bool { return n >= b.waiters }), b.waiters) {
-		row, err := b.costsBeside(n)
+		r, err := b.costsBeside(n)
 		if err != nil {
 			return fmt.Errorf("beside %d in line: %w", n, err)
 		}
-		rows = append(rows, row)
-	}
-	fmt.Print("\n**What one takes of the server**, beside so many in line on the other key\n\n" +
-		"| in line | of a free lock: ms, WAL, xids | refused: ms, WAL, xids | of a line: ms, WAL, xids, NOTIFYs, logins | idle waiter: requests and s an hour, WAL | PSS there, MiB |\n|---|---|---|---|---|---|\n")
-	for _, r := range rows {
+		rows = append(rows, r)
 		fmt.Printf("| %d | %s, %.0f, %.2f | %s, %.0f, %.2f | %s, %.0f, %.2f, %.2f, %.2f | %.0f, %.2f, %.1f | %.1f |\n", r.line, ms(r.run.server), r.run.wal, r.run.xids,
 			ms(r.refused.server), r.refused.wal, r.refused.xids, ms(r.handover.server), r.handover.wal, r.handover.xids, r.handover.words, r.handover.logins,
 			r.idle.requests, r.idle.server.Seconds(), r.idle.wal, r.backend/(1<<20))
@@ -59,16 +57,16 @@ func (b *bench) costsBeside(n int) (row crowdCosts, err error) {
 		return row, err
 	}
 	defer remove()
+	c, err := b.company(at)
+	if err != nil {
+		return row, err
+	}
+	defer c.leave() // which waits for all other sessions to be gone
 	m, err := b.meter(at)
 	if err != nil {
 		return row, err
 	}
 	defer m.w.close()
-	c, err := b.company(at)
-	if err != nil {
-		return row, err
-	}
-	defer c.leave()
 	if err := c.lineUp(n); err != nil {
 		return row, err
 	}
@@ -260,12 +258,19 @@ func (b *bench) pooledRefusals(m *meter, rounds int) (each spent, pooler time.Du
 	}
 	defer stop()
 	daemons := slices.DeleteFunc(children(os.Getpid()), func(pid int) bool { return slices.Contains(before, pid) })
-	c, err := b.company(m.at)
+	p, err := b.program(slices.Concat(m.at.unix, numbered()), b.pglead, "run", "-q", "--key", key, "--", "sleep", "100000")
 	if err != nil {
 		return each, 0, err
 	}
-	defer c.leave()
-	if err := c.hold(0); err != nil {
+	holder, err := p.start(nil, nil)
+	if err != nil {
+		return each, 0, err
+	}
+	defer func() {
+		_ = holder.Signal(syscall.SIGTERM)
+		_, _ = holder.Wait()
+	}()
+	if err := m.w.count(1, holding); err != nil {
 		return each, 0, err
 	}
 	pooler = -total(daemons)

@@ -29,8 +29,8 @@ const (
 // draw is the chart as SVG. Its colours are those that the reader's machine prefers.
 func (p page) draw() string {
 	charts := []chart{
-		{title: "processors of the server that are busy", low: .001, high: 1000, bound: plain(0).processors, boundName: "it has 8"},
-		{title: "cron: seconds until the last of all nodes has its answer", low: .1, high: 10000, bound: cronEvery.Seconds(), boundName: "the next firing"},
+		{title: "processors of the server that are busy", low: .0001, high: 100, bound: plain(0).processors, boundName: "it has 8"},
+		{title: "cron: seconds until the last of all nodes has its answer, or gives up", low: .1, high: 10000, bound: cronEvery.Seconds(), boundName: "the next firing"},
 	}
 	for i, class := range []string{"a", "b", "c"} {
 		charts[0].add(p.loads[i], class, false)

@@ -19,6 +19,8 @@ type costs struct {
 	pooler, poolerTrip time.Duration
 	// Of a node's: until it asks, and for the command.
 	nodeStart, nodeRun time.Duration
+	// Until it asks, where 1,000 start on one machine.
+	nodeCrowded time.Duration
 	// Bytes.
 	tokenWAL, wordWAL float64
 }
@@ -26,10 +28,10 @@ type costs struct {
 func measured() costs {
 	const us = time.Microsecond
 	return costs{
-		login: 8200 * us, full: 1500 * us, draw: 1200 * us, release: 700 * us,
-		beat: 100 * us, look: 250 * us, lookEach: 1500 * time.Nanosecond, wake: 30 * us,
-		pooledTrial: 300 * us, pooler: 300 * us, poolerTrip: 60 * us,
-		nodeStart: 8 * time.Millisecond, nodeRun: 6 * time.Millisecond,
-		tokenWAL: 150, wordWAL: 50,
+		login: 7000 * us, full: 3500 * us, draw: 1900 * us, release: 1000 * us,
+		beat: 350 * us, look: 390 * us, lookEach: 1500 * time.Nanosecond, wake: 70 * us,
+		pooledTrial: 1200 * us, pooler: 600 * us, poolerTrip: 100 * us,
+		nodeStart: 6 * time.Millisecond, nodeRun: 5 * time.Millisecond, nodeCrowded: 17 * time.Millisecond,
+		tokenWAL: 105, wordWAL: 40,
 	}
 }

@@ -13,6 +13,7 @@ type figures struct {
 	last       time.Duration
 	noAnswer   float64 // the share of nodes that ended with 69
 	peak       int
+	queued     int // for a connection of the pool, at the end
 }
 
 const day = 24 * time.Hour
@@ -44,13 +45,17 @@ func cron(splay time.Duration) func(*scene, int) figures {
 	return func(s *scene, nodes int) figures {
 		l := &theLock{s: s}
 		left := nodes
+		command := forever
+		if nodes == 1 { // there is nobody to wait for
+			command = 0
+		}
 		ended := func() {
 			if left--; left == 1 && l.holder != nil {
 				l.holder.release()
 			}
 		}
 		for range nodes {
-			s.after(s.between(0, time.Second+splay), func() { s.start(l, 0, forever, ended) })
+			s.after(s.between(0, time.Second+splay), func() { s.start(l, 0, command, ended) })
 		}
 		s.run(forever / 2)
 		window := max(s.last, cronEvery)
@@ -105,7 +110,7 @@ func ci(s *scene, nodes int) figures {
 	}
 	arrivals(rate/2, 1)
 	arrivals(rate/2/ciBurst, ciBurst)
-	return s.during(nodes, 5*time.Minute, 10*time.Minute)
+	return s.during(nodes)
 }
 
 // standbyOf is how many daemons stand by for one key, the one that leads included.
@@ -121,11 +126,15 @@ func standby(s *scene, nodes int) figures {
 		of := l
 		s.after(s.between(0, time.Minute), func() { s.start(of, forever, forever, nil) })
 	}
-	return s.during(nodes, 5*time.Minute, 10*time.Minute)
+	return s.during(nodes)
 }
 
-// during is what comes to pass within a time, once another has passed.
-func (s *scene) during(nodes int, settling, window time.Duration) figures {
+// during is what comes to pass within some minutes, after some in which all settles.
+func (s *scene) during(nodes int) figures {
+	settling, window := 5*time.Minute, 10*time.Minute
+	if nodes > 1000 { // chance evens out sooner
+		settling, window = 2*time.Minute, 2*time.Minute
+	}
 	s.run(settling)
 	s.now = settling
 	s.change(0, 0)
@@ -135,6 +144,6 @@ func (s *scene) during(nodes int, settling, window time.Duration) figures {
 	s.change(0, 0)
 	t := s.minus(before)
 	standing := t.beats * s.costs.beat.Seconds()
-	return figures{nodes: nodes, day: t.times(float64(day) / float64(window)), peak: s.peak, noAnswer: float64(t.unreachable) / float64(nodes),
+	return figures{nodes: nodes, day: t.times(float64(day) / float64(window)), peak: s.peak, queued: len(s.queue), noAnswer: float64(t.unreachable) / float64(nodes),
 		processors: ((s.server.busy - busy).Seconds() + standing) / window.Seconds(), pooler: (s.pooled.busy - pooled).Seconds() / window.Seconds()}
 }

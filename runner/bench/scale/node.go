@@ -36,7 +36,11 @@ type node struct {
 // start starts a node now.
 func (s *scene) start(l *theLock, wait, command time.Duration, ended func()) {
 	n := &node{s: s, l: l, wait: wait, command: command, ended: ended, began: s.now, full: lock.Full(), crowded: lock.Crowded(), polls: lock.Polls()}
-	s.node(s.costs.nodeStart, func() {
+	demand := s.costs.nodeStart
+	if s.beside {
+		demand = s.costs.nodeCrowded
+	}
+	s.node(demand, func() {
 		n.opening = s.now
 		n.connect()
 	})

@@ -104,11 +104,14 @@ func (f figures) verdict(of setup) string {
 	if f.day.refused > 0 {
 		text += ", " + short(float64(f.day.refused)/day.Seconds()) + " refused a second"
 	}
+	if f.queued > 0 {
+		text += ", " + short(float64(f.queued)) + " wait for the pool"
+	}
 	const most = .9
 	if f.pooler > most {
 		text += ", the pooler full"
 	}
-	if f.processors > of.processors*most || f.pooler > most {
+	if f.processors > of.processors*most || f.pooler > most || f.queued > f.nodes/10 {
 		text = "**" + text + "**"
 	}
 	return text

@@ -107,6 +107,28 @@ func TestMoreOfEverythingForMore(t *testing.T) {
 	}
 }
 
+// A thousand real nodes at once, of which SCALE.md says how they were measured, had
+// their last answer after 15.9 s, and 982 of them had been let in; the server wrote one token.
+func TestTheRealThousand(t *testing.T) {
+	const nodes, took, letIn = 1000, 15.9, 982
+	for seed := range uint64(5) {
+		s := newScene(small(seed))
+		cron(0)(s, nodes)
+		within(t, "seconds to the last answer", s.last.Seconds(), took/1.5, took*1.5)
+		within(t, "logins", float64(s.logins), letIn*.85, nodes)
+		within(t, "ended without an answer", s.unreachable, 0, nodes*15/100)
+		within(t, "transaction numbers", s.xids, 1, 1)
+		within(t, "NOTIFYs", s.words, 0, 0)
+	}
+	for seed := range uint64(5) {
+		s := newScene(small(seed))
+		herd(5*time.Minute)(s, nodes)
+		within(t, "ran in their turn", s.ran, nodes, nodes)
+		within(t, "transaction numbers", s.xids, nodes, 2*nodes)
+		within(t, "seconds to the last answer", s.last.Seconds(), 10, 90) // the benchmark's goal
+	}
+}
+
 // What the program prints of the smaller numbers is what the page says. That of all
 // takes a minute.
 func TestThePageIsTheProgram(t *testing.T) {
@@ -119,6 +141,9 @@ func TestThePageIsTheProgram(t *testing.T) {
 	compared := 0
 	for row := range strings.Lines(printed.String()) {
 		cells := strings.TrimSuffix(strings.TrimSpace(row), "|")
+		if strings.HasPrefix(cells, "| processors") { // the page's has more columns
+			continue
+		}
 		if !strings.ContainsAny(cells, "0123456789") {
 			continue
 		}

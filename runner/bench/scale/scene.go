@@ -65,10 +65,12 @@ func (s *scene) standing() float64 {
 	return each * (float64(s.waiters)/lock.WaiterBeat(s.lease).Seconds() + float64(s.holders)/session.BeatEvery(s.lease).Seconds())
 }
 
-// node lets a node work: on a machine of its own it has a processor.
+// node lets a node work: on a machine of its own it has a processor. Of many that
+// share one not all get as far in the same time: without that a thousand that start at
+// once would all log in at once, too, which real ones don't.
 func (s *scene) node(demand time.Duration, then func()) {
 	if s.beside {
-		s.server.work(demand, then)
+		s.server.work(s.between(0, 2*demand), then)
 		return
 	}
 	s.after(demand, then)

@@ -73,7 +73,8 @@ type processors struct {
 	pending jobs
 	done    float64 // what one that was always there would have got, in seconds
 	since   time.Duration
-	round   int
+	wakes   time.Duration // when it is looked next what is done,
+	round   int           // by the event of this number; 0: there is none
 }
 
 // job is done when processors.done has come to due.
@@ -121,29 +122,39 @@ func (p *processors) work(demand time.Duration, then func()) {
 	p.next()
 }
 
-// next waits for the job that is done first. Each change makes that another time.
+// next waits for the job that is done first. What comes in between makes that later,
+// so that one event is enough, which looks again.
 func (p *processors) next() {
-	p.round++
-	round := p.round
 	if len(p.pending) == 0 {
 		return
 	}
-	rest := (p.pending[0].due - p.done) / p.rate()
-	p.w.after(time.Duration(rest*float64(time.Second))+1, func() {
-		if round != p.round {
-			return
-		}
-		p.pass()
-		const slack = 1e-9
-		var ready []job
-		for len(p.pending) > 0 && p.pending[0].due <= p.done+slack {
-			ready = append(ready, heap.Pop(&p.pending).(job))
-		}
-		p.next()
-		for _, j := range ready {
-			if j.then != nil {
-				j.then()
-			}
+	rest := time.Duration((p.pending[0].due-p.done)/p.rate()*float64(time.Second)) + 1
+	if p.round > 0 && p.wakes <= p.w.now+rest {
+		return
+	}
+	p.w.made++
+	p.round, p.wakes = p.w.made, p.w.now+rest
+	round := p.round
+	p.w.after(rest, func() {
+		if round == p.round {
+			p.round = 0
+			p.finish()
 		}
 	})
+}
+
+// finish does what comes after the jobs that are done by now.
+func (p *processors) finish() {
+	p.pass()
+	const slack = 1e-9
+	var ready []job
+	for len(p.pending) > 0 && p.pending[0].due <= p.done+slack {
+		ready = append(ready, heap.Pop(&p.pending).(job))
+	}
+	p.next()
+	for _, j := range ready {
+		if j.then != nil {
+			j.then()
+		}
+	}
 }
