@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/pace"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // What one does who is among many, as far as it follows from numbers alone. The
@@ -24,7 +25,7 @@ func WaiterBeat(lease time.Duration) time.Duration { return lease / 3 }
 // after the one before. A look takes the server 0.3 ms with 200 sessions.
 func NextLook(rank int, moved bool, last, lease time.Duration) time.Duration {
 	const most, each = 100 * time.Millisecond, 5 * time.Millisecond
-	seldom := max(lease/5, time.Duration(rank)*time.Second/4)
+	seldom := max(session.BeatEvery(lease), time.Duration(rank)*time.Second/4)
 	switch {
 	case rank <= Listens:
 		return seldom

@@ -125,7 +125,7 @@ func TestTheRealThousand(t *testing.T) {
 		herd(5*time.Minute)(s, nodes)
 		within(t, "ran in their turn", s.ran, nodes, nodes)
 		within(t, "transaction numbers", s.xids, nodes, 2*nodes)
-		within(t, "seconds to the last answer", s.last.Seconds(), 10, 90) // the benchmark's goal
+		within(t, "seconds to the last answer", s.last.Seconds(), 10, 90) // the benchmark's goal, which a busy machine missed
 	}
 }
 
