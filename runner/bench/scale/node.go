@@ -199,7 +199,7 @@ func (n *node) try() bool {
 	if !n.inLine || n.l.holder != nil {
 		return false
 	}
-	delay := session.TakeoverDelay(n.s.lease)
+	delay := session.DeadAfter(n.s.lease, 0)
 	if n.evidence {
 		delay = 0
 	}
@@ -277,7 +277,7 @@ func (n *node) trial() {
 		case n.l.holder == nil:
 			delay := time.Duration(0)
 			if n.returns {
-				delay = session.TakeoverDelay(s.lease)
+				delay = session.DeadAfter(s.lease, 0)
 			}
 			n.granted(delay)
 			return
