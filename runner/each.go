@@ -117,8 +117,7 @@ func (e *each) passes(ctx context.Context, shared *connection) {
 	for polls := lock.Polls(); ; {
 		again := e.pass(ctx, shared, items)
 		left := e.cfg.Wait - time.Since(began)
-		least := polls.Next()
-		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(least, 3*least), left)) {
+		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(lock.Poll(polls)), left)) {
 			return
 		}
 		items = slices.Values(again)

@@ -85,6 +85,7 @@ func parts() []part {
 		{"many", "crowd", (*bench).crowd},
 		{"many", "line", (*bench).line},
 		{"many", "herd", (*bench).herd},
+		{"many", "costs", (*bench).costs},
 		{"guest", "index", (*bench).index},
 		{"guest", "hotrow", (*bench).hotRow},
 		{"guest", "notify", (*bench).notify},

@@ -180,7 +180,7 @@ func (b *Bid) lastTry(ctx context.Context) error {
 func (b *Bid) beginWait() error {
 	b.cfg.Log.Info("waiting for the lock", "event", "waiting")
 	if !b.cfg.Session.Transaction {
-		b.s.Beat(session.Heartbeat{Every: b.cfg.Session.Lease / 3, SQL: []string{session.PlainBeat}})
+		b.s.Beat(session.Heartbeat{Every: WaiterBeat(b.cfg.Session.Lease), SQL: []string{session.PlainBeat}})
 		b.s.Keep()
 	}
 	return b.preparation.done()
@@ -195,8 +195,7 @@ func (b *Bid) poll(ctx context.Context, left func() time.Duration) (granted bool
 		if err := b.cfg.Observer.look(ctx, b); err != nil {
 			return false, err
 		}
-		least := polls.Next()
-		if !pace.Sleep(ctx, min(pace.Between(least, 3*least), left())) {
+		if !pace.Sleep(ctx, min(pace.Between(Poll(polls)), left())) {
 			return false, context.Cause(ctx)
 		}
 		if granted, err := b.Try(ctx); err != nil || granted {
@@ -205,11 +204,6 @@ func (b *Bid) poll(ctx context.Context, left func() time.Duration) (granted bool
 	}
 	return false, nil
 }
-
-// Polls is the backoff of tries where there is no line. Each waits a random time of
-// once to three times it: at a second a thousand waiters come to five hundred tries
-// a second.
-func Polls() *pace.Backoff { return pace.Doubling(250*time.Millisecond, time.Second) }
 
 // refuse gives up, and names the holders of what could not be had.
 func (b *Bid) refuse(ctx context.Context) error {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // The line is a number of sessions that block nowhere: each has a ticket, an
@@ -26,15 +25,13 @@ import (
 //	rank r    tries, when the lock has come free, this much later, unless it has
 //	          heard that somebody started: those before it may be dead.
 //	up to 3   also tries what two looks have shown to be free.
-//	up to 64  mostListeners.
+//	up to 64  listens.
 //	others    look: often while the line moves, or the listeners would run out, and
 //	          more and more seldom, the further behind they are, while it stands.
 const (
 	turnPatience   = 300 * time.Millisecond
-	tryEvery       = time.Second
 	triesWhatsFree = 3
 	mostWatchers   = 3
-	mostListeners  = 64
 )
 
 // line is a bid's place among the waiters.
@@ -189,9 +186,9 @@ func (l *line) look(ctx context.Context) error {
 		return err
 	}
 	switch {
-	case found.rank <= mostListeners && !l.b.Listens():
+	case found.rank <= Listens && !l.b.Listens():
 		err = l.b.Listen(ctx)
-	case found.rank > mostListeners && l.b.Listens():
+	case found.rank > Listens && l.b.Listens():
 		err = l.b.Forget(ctx)
 	}
 	if err != nil {
@@ -215,8 +212,8 @@ func (l *line) digest(ctx context.Context, found *look) error {
 		l.free = 0
 	}
 	now := time.Now()
-	lease := l.b.cfg.Session.Lease
-	l.lookAt = now.Add(l.pace(found.rank, lease))
+	l.looks = NextLook(found.rank, l.moved, l.looks, l.b.cfg.Session.Lease)
+	l.lookAt = now.Add(l.looks)
 	if l.rank <= triesWhatsFree && l.free >= 2 {
 		l.tryAt = now
 	}
@@ -226,7 +223,7 @@ func (l *line) digest(ctx context.Context, found *look) error {
 		}
 	} else {
 		if l.tryAt.IsZero() {
-			l.tryAt = now.Add(tryEvery)
+			l.tryAt = now.Add(TryEvery)
 		}
 		if err := l.takeGate(ctx, found); err != nil {
 			return err
@@ -236,22 +233,6 @@ func (l *line) digest(ctx context.Context, found *look) error {
 		return nil
 	}
 	return l.watched.see(ctx, l, found)
-}
-
-// pace is how long after a look the next one is. A look takes the server 0.3 ms with
-// 200 sessions.
-func (l *line) pace(rank int, lease time.Duration) time.Duration {
-	const most, each = 100 * time.Millisecond, 5 * time.Millisecond
-	seldom := max(session.BeatEvery(lease), time.Duration(rank)*time.Second/4)
-	switch {
-	case rank <= mostListeners:
-		l.looks = seldom
-	case l.moved:
-		l.looks = max(most, time.Duration(rank-mostListeners)*each)
-	default:
-		l.looks = min(2*l.looks, seldom)
-	}
-	return l.looks
 }
 
 // takeGate takes the gate for the first in line: against newcomers that would take
@@ -286,7 +267,7 @@ func (l *line) decide(events []Announcement) {
 				l.lookAt = now.Add(rand.N(lookAtOnce))
 			}
 			if l.rank == 1 && l.tryAt.IsZero() {
-				l.tryAt = now.Add(tryEvery)
+				l.tryAt = now.Add(TryEvery)
 			}
 		case wordClean, wordDead, wordLeft:
 			// A word that is said again and again puts off no turn that is near.

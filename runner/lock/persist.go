@@ -18,13 +18,6 @@ func (cfg *Config) answered() {
 	}
 }
 
-// Between attempts to connect a waiter pauses for a random part of a backoff
-// that doubles, so that a server that comes up again isn't run over.
-const (
-	backoffFirst = 200 * time.Millisecond
-	backoffMost  = 5 * time.Second
-)
-
 // Persist does what may fail for reasons that pass by themselves: a server that
 // restarts, has no room, or is a standby until it is promoted, and the loss of the
 // own session meanwhile. A run that waits rides these out. When the time is up the
@@ -37,7 +30,7 @@ func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Durati
 		}
 		return cfg.Wait - time.Since(began)
 	}
-	backoff, crowded := pace.Doubling(backoffFirst, backoffMost), pace.Doubling(crowdedFirst, crowdedMost)
+	backoff, crowded := pace.Doubling(backoffFirst, backoffMost), Crowded()
 	for {
 		cfg.Observer.alive(cfg.AttemptMost())
 		err := try(left)
@@ -50,9 +43,7 @@ func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Durati
 		}
 		var rest time.Duration
 		if isFull(err) && cfg.Wait > 0 {
-			most := crowded.Next()
-			// The last moment is as good as any for the last try.
-			rest = min(pace.Between(most/8, most), max(left()-time.Second, time.Second/2))
+			rest = AwayFor(pace.Between(Away(crowded)), left())
 		} else {
 			rest = backoff.Half()
 		}
@@ -107,7 +98,7 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (s *session.Ses
 // again by a run that doesn't wait for the lock, for as long as one attempt to connect
 // may take. One that waits comes back later.
 func (cfg *Config) askForRoom(ctx context.Context, open func() error) error {
-	began, backoff := time.Now(), pace.Doubling(fullFirst, fullMost)
+	began, backoff := time.Now(), Full()
 	for {
 		err := open()
 		if err == nil || cfg.Wait > 0 || !isFull(err) {
@@ -145,13 +136,6 @@ func (cfg *Config) SayWithoutLedger(s *session.Session) (said bool) {
 	}
 	return true
 }
-
-// A server that is full has room again when one of its hundred sessions is done,
-// which is soon. But each refusal leaves a line in its log.
-const (
-	fullFirst = 50 * time.Millisecond
-	fullMost  = time.Second
-)
 
 func isFull(err error) bool {
 	var refused *session.Error

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"time"
 
 	"github.com/pglead/pglead/runner/session"
 )
@@ -12,21 +11,6 @@ import (
 // Whoever waits is a guest in somebody's database, whose own logins come first.
 // On a server with few free connections those at the end of the line give theirs
 // back, and come again later: the first in line never does.
-
-// A server has room for those who wait while more than the larger of the two is
-// free.
-const (
-	roomShare = 5 // a fifth of all
-	roomLeast = 5
-)
-
-// A waiter that gave its connection back, or found none, comes again after a random
-// part of a time that doubles, however often it finds room in between. The parts are
-// wide, or all would come again at once.
-const (
-	crowdedFirst = 8 * time.Second
-	crowdedMost  = 30 * time.Second
-)
 
 // room is what is known of the server's free connections.
 type room struct{ limits *limits }
@@ -44,8 +28,7 @@ func (r *room) check(ctx context.Context, l *line, found *look) error {
 	if err != nil {
 		return err
 	}
-	lacking := max(of/roomShare, roomLeast) + 1 - free
-	if lacking <= 0 || l.rank == 1 || l.rank <= found.waiting-lacking {
+	if MayStay(l.rank, found.waiting, free, of) {
 		return nil
 	}
 	return errCrowded

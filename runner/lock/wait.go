@@ -94,7 +94,7 @@ func (l *line) try(ctx context.Context) (granted bool, err error) {
 	burst := l.burst
 	l.tryAt, l.burst = time.Time{}, false
 	if l.rank == 1 {
-		l.tryAt = time.Now().Add(tryEvery)
+		l.tryAt = time.Now().Add(TryEvery)
 	}
 	if err := b.verify(ctx); err != nil {
 		return false, err

@@ -22,9 +22,12 @@ func (b *Backoff) Next() time.Duration {
 }
 
 // Half is a random time from half of Next to all of it.
-func (b *Backoff) Half() time.Duration {
-	now := b.Next()
-	return Between(now/2, now)
+func (b *Backoff) Half() time.Duration { return Between(b.Halves()) }
+
+// Halves are the bounds of Half, for this attempt.
+func (b *Backoff) Halves() (least, most time.Duration) {
+	most = b.Next()
+	return most / 2, most
 }
 
 // Between is a random time from least to most.

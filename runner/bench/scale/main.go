@@ -1,0 +1,29 @@
+// Command scale plays, in virtual time, what many nodes make of a server: cron, CI and
+// daemons that stand by. It goes by pglead's own rules (runner/lock, runner/pace,
+// runner/session) and by costs that were measured (costs.go), and prints the tables of
+// testdata/bench/SCALE.md, which says what is in them:
+//
+//	go run ./runner/bench/scale
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+)
+
+func main() {
+	seed := flag.Uint64("seed", 1, "of the chance")
+	most := flag.Int("nodes", 100000, "as many at most")
+	svg := flag.String("svg", "", "draw the chart into this `file`")
+	flag.Parse()
+	p := play(*seed, *most)
+	p.print(os.Stdout)
+	if *svg == "" {
+		return
+	}
+	if err := os.WriteFile(*svg, []byte(p.draw()), 0o600); err != nil {
+		fmt.Fprintln(os.Stderr, "scale:", err)
+		os.Exit(1)
+	}
+}
