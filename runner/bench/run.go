@@ -4,14 +4,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -287,71 +285,6 @@ func (b *bench) roundTrips() error {
 		if c.name == "**pglead run**" {
 			b.goal("round trips after the login", float64(n.trips), 3, "")
 		}
-	}
-	return nil
-}
-
-// each is many items, one lock and one command after the other.
-func (b *bench) each() error {
-	list := filepath.Join(b.dir, "items")
-	out, err := os.Create(list)
-	if err != nil {
-		return err
-	}
-	for i := range b.items {
-		fmt.Fprintln(out, i)
-	}
-	if err := out.Close(); err != nil {
-		return err
-	}
-	fmt.Printf("\n**%d items**, `true` for each\n\n| | s | ms an item | processor ms an item | peak MiB |\n|---|---|---|---|---|\n", b.items)
-	for _, with := range [][]string{
-		{"xargs", "-a", list, "-n", "1", "true"},
-		{b.pglead, "each", "--key", "bench/{}", "-a", list, "--", "true"},
-		{b.pglead, "each", "--key", "bench/{}", "-a", list, "-P", strconv.Itoa(4), "--", "true"},
-	} {
-		p, err := b.program(b.unix, with...)
-		if err != nil {
-			return err
-		}
-		began := time.Now()
-		started, err := p.start(nil, nil)
-		if err != nil {
-			return err
-		}
-		peak := make(chan float64)
-		done := make(chan struct{})
-		go func() {
-			var most float64
-			for {
-				select {
-				case <-done:
-					peak <- most
-					return
-				case <-time.After(50 * time.Millisecond):
-					rss, _ := memory(started.Pid)
-					most = max(most, rss)
-				}
-			}
-		}()
-		state, err := started.Wait()
-		close(done)
-		most := <-peak
-		if err != nil {
-			return err
-		}
-		if !state.Success() {
-			return errors.New(p.args[0] + ": " + state.String())
-		}
-		took, cpu := time.Since(began), state.UserTime()+state.SystemTime()
-		name := "`xargs -n 1`"
-		if with[0] == b.pglead {
-			name = "**pglead each**"
-			if len(with) > 8 {
-				name += " -P 4"
-			}
-		}
-		fmt.Printf("| %s | %.1f | %s | %s | %.1f |\n", name, took.Seconds(), ms(took/time.Duration(b.items)), ms(cpu/time.Duration(b.items)), most/(1<<20))
 	}
 	return nil
 }

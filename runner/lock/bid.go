@@ -218,14 +218,16 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 		b.forget()
 		return b.error(err)
 	}
-	var unlocks []string
-	for _, l := range b.held {
-		unlocks = append(unlocks, l.call("advisory_unlock"))
-	}
-	if len(unlocks) == 0 {
+	if len(b.held) == 0 {
 		return nil
 	}
-	_, err := b.s.Query(ctx, "SELECT "+strings.Join(unlocks, ", "))
+	h := Held{Locks: b.held, cfg: b.cfg}
+	var words []string
+	if b.token != nil { // a start has been said
+		h.Grant = *b.token
+		words, _ = h.releasing()
+	}
+	_, err := b.s.Query(ctx, append(words, "SELECT "+h.unlocking())...)
 	b.forget()
 	return b.error(err)
 }

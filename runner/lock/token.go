@@ -96,7 +96,7 @@ func (b *Bid) announcingStart(l Lock, locks []Lock) string {
 	}
 	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.payload(started, token, fields))
 	if b.cfg.Claim.Polled {
-		return notify
+		return fmt.Sprintf("CASE WHEN %s THEN %s END", among([]lockkey.ID{l.ID}), notify) // other rows are other locks'
 	}
 	return fmt.Sprintf("CASE WHEN EXISTS (%s) THEN %s END", b.cfg.Claim.waitingFor(locks, ""), notify)
 }
