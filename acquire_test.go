@@ -68,6 +68,7 @@ func TestLostBeforeStart(t *testing.T) {
 // TestYoungServer: a server that has just come up may have had a holder before,
 // also if it has no TCP: there are poolers, ssh and socat.
 func TestYoungServer(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	server := throwaway(t, nil)
 	run := func() []float64 {
 		t.Helper()
@@ -98,6 +99,7 @@ func TestYoungServer(t *testing.T) {
 // TestServerClock: however a server's clock is set, a first try waits for no longer
 // than the lock-delay.
 func TestServerClock(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	port := testserver.Port(t)
 	server, remove, err := pgtest.Prepare(map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	if err != nil {

@@ -102,7 +102,7 @@ func TestStoppedGuardHoldsNothingUp(t *testing.T) {
 				t.Fatal("the command lives on")
 			}
 			// The last heartbeat was at most a fifth of the lease before.
-			if took, most := time.Since(terminated), session.TakeoverDelay(lease)-lease/5; took > most {
+			if took, most := time.Since(terminated), session.DeadAfter(lease, 0)-lease/5; took > most {
 				t.Errorf("the command was dead %v after the loss, more than %v", took, most)
 			}
 			_ = holder.Wait()
@@ -224,7 +224,7 @@ func TestStoppedPgleadHoldsNothingUp(t *testing.T) {
 	if !eventually(func() bool { return dead(job) }) {
 		t.Fatal("the command lives on")
 	}
-	if took, most := time.Since(stopped), session.TakeoverDelay(lease); took > most {
+	if took, most := time.Since(stopped), session.DeadAfter(lease, 0); took > most {
 		t.Errorf("the command was dead %v after its pglead was stopped, more than %v", took, most)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -27,6 +28,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	given := false
+	flag.Parse()
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		if err := flag.Set("test.parallel", parallel); err != nil {
+			panic(err) // the name is go test's
+		}
+	}
 	os.Exit(runTests(m))
 }
 
@@ -60,6 +69,10 @@ func runTests(m *testing.M) int {
 	return m.Run()
 }
 
+// parallel is how many of the parallel tests run at once, if -parallel doesn't say: they
+// wait more than they compute.
+const parallel = "4"
+
 func build(file string) error {
 	args := []string{"build", "-o", file}
 	// The race detector watches the product if it watches the tests.
@@ -82,13 +95,13 @@ type bench struct {
 // theBench is set up by TestMain, for the sake of its time.
 var theBench bench
 
-// environ is what a test's pglead runs with: a database by PG* variables, and
 // watched says whether the race detector watches.
 func watched() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
+// environ is what a test's pglead runs with: a database by PG* variables, and
 // nothing of the machine's own.
 func (b bench) environ(home string) []string {
 	return []string{

@@ -15,6 +15,7 @@ import (
 )
 
 func TestStandbyIsRefused(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	primary := throwaway(t, nil)
 	standby, remove, err := primary.Standby(nil, "")
 	if err != nil {
@@ -50,6 +51,7 @@ func TestStandbyIsRefused(t *testing.T) {
 
 // TestServerRestart: the holder loses, the waiter rides it out.
 func TestServerRestart(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	for _, mode := range []syscall.Signal{syscall.SIGINT, syscall.SIGQUIT, syscall.SIGKILL} {
 		t.Run(mode.String(), func(t *testing.T) {
 			server := throwaway(t, nil)
@@ -93,6 +95,7 @@ func TestServerRestart(t *testing.T) {
 // TestReasonOfSilence: where the server falls silent it is not pglead that was
 // stopped, whoever notices first.
 func TestReasonOfSilence(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	const holders = 12
 	server := throwaway(t, nil)
 	said, ended := make([]bytes.Buffer, holders), make([]*exec.Cmd, holders)

@@ -54,6 +54,7 @@ func synchronize(t *testing.T, server *pgtest.Server, names string) {
 // TestQuorumIsEmptied: a holder whose commits wait for nobody any more has no
 // quorum, whether its last one was waiting then or not.
 func TestQuorumIsEmptied(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	for name, waits := range map[string]bool{"between commits": false, "while a commit waits": true} {
 		t.Run(name, func(t *testing.T) {
 			primary, standbys := cluster(t, "*", "a")
@@ -87,6 +88,7 @@ func TestQuorumIsEmptied(t *testing.T) {
 // before a lock-delay after they came over: nor one whose first try comes long after
 // the promotion.
 func TestPrimaryLeftBehind(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	old, standbys := cluster(t, "ANY 1 (a, b)", "a", "b")
 	a, b := standbys["a"], standbys["b"]
 	log := filepath.Join(t.TempDir(), "log")
@@ -156,6 +158,7 @@ func TestPrimaryLeftBehind(t *testing.T) {
 // TestEmptyForAWhile: after a failover synchronous_standby_names may be empty for
 // a while. Who tries once is refused, and who waits waits.
 func TestEmptyForAWhile(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	primary, _ := cluster(t, "", "a")
 	args := func(verb string, more ...string) []string {
 		return append(append([]string{verb, "--quorum", "--dsn", primary.DSN("postgres"), "--key", verb, "--lock-delay", "0"}, more...), "--", "true")
@@ -183,6 +186,7 @@ func TestEmptyForAWhile(t *testing.T) {
 // keeps nobody from the one behind it in the list of hosts; and the second connection
 // goes where the first went.
 func TestStalePrimaryIsLeft(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	stale, _ := cluster(t, "gone")
 	good, _ := cluster(t, "*", "a")
 	hosts := fmt.Sprintf("host=%s,%s user=%s dbname=postgres", stale.Socket, good.Socket, pgtest.Superuser)
@@ -236,6 +240,7 @@ func TestStalePrimaryIsLeft(t *testing.T) {
 // TestFullOfCandidates: a server that has fewer connections than those who want
 // two of them each still runs their commands.
 func TestFullOfCandidates(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	for _, mode := range []string{"--transaction", "--quorum"} {
 		t.Run(mode, func(t *testing.T) {
 			const slots, reserved, candidates = 9, 3, 12
@@ -278,6 +283,7 @@ func TestFullOfCandidates(t *testing.T) {
 // TestDoctorCountsStandbys: so many of them have to confirm that the primaries
 // before and after a failover can't both have enough.
 func TestDoctorCountsStandbys(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	primary, _ := cluster(t, "", "a", "b", "c d")
 	for names, want := range map[string][2]string{
 		"ANY 2 (a, b, \"c d\")":    {"ok", "2 of 3"},

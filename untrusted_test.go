@@ -266,7 +266,7 @@ func TestHostileTexts(t *testing.T) {
 		status, stdout, stderr := s.pglead(strings.Split(tt.environ, "\x00"), strings.Fields(tt.args)...)
 		what := fmt.Sprintf("%s (%q)", tt.args, tt.environ)
 		if status != tt.status {
-			t.Errorf("%s: exit status %d, want %d", what, status, tt.status)
+			t.Errorf("%s: exit status %d, want %d: %s%s", what, status, tt.status, stdout, stderr)
 		}
 		for stream, is := range map[string]struct {
 			text string

@@ -94,7 +94,7 @@ func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (
 		return nil, err
 	}
 	if !cmd.Flags().Changed("lock-delay") {
-		f.lockDelay.value = session.TakeoverDelay(f.lease.value)
+		f.lockDelay.value = session.DeadAfter(f.lease.value, 0)
 	}
 	db, err := f.database(u, cmd)
 	if err != nil {

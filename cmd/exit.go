@@ -58,7 +58,7 @@ func (e *silentExit) Error() string { return "all has been said" }
 
 // heldError has the exit status that -E asks for.
 type heldError struct {
-	*lock.HeldError
+	*lock.ConflictError
 	code int
 }
 
@@ -104,7 +104,7 @@ func exit(u *ui, err error) int {
 			attrs = append(attrs, "holder", held.Holders[0].String())
 		}
 		text := err.Error()
-		if ownHolder(held.HeldError) {
+		if ownHolder(held.ConflictError) {
 			text += "; that is the pglead under which this one runs"
 		}
 		u.log.Warn(text, attrs...)
@@ -126,7 +126,7 @@ func status(err error) (code int, hint string) {
 	var (
 		usage  *usageError
 		sess   *session.Error
-		lost   *runner.LostError
+		lost   *runner.LockLostError
 		gone   *session.LostError
 		lookup *child.LookupError
 		guard  *runner.GuardDiedError

@@ -168,7 +168,7 @@ func lookupHint(e *child.LookupError) string {
 }
 
 // ownHolder says whether a lock is held by the pglead that this one runs under.
-func ownHolder(held *lock.HeldError) bool {
+func ownHolder(held *lock.ConflictError) bool {
 	backend := os.Getenv("PGLEAD_BACKEND_PID")
 	ids := strings.Split(os.Getenv("PGLEAD_LOCK_ID"), "\n")
 	for _, h := range held.Holders {

@@ -248,7 +248,7 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Config, error) {
 	flags := cmd.Flags()
 	if !flags.Changed("lock-delay") {
-		o.lockDelay.value = session.TakeoverDelay(o.lease.value) + o.lostGrace.value
+		o.lockDelay.value = session.DeadAfter(o.lease.value, o.lostGrace.value)
 	}
 	u.configure(o.quiet, o.verbose, o.logFormat.value == "json", o.keys)
 	path, err := child.Lookup(args[0])

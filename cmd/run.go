@@ -59,7 +59,7 @@ func (o *options) run(u *ui, cmd *cobra.Command, args []string) error {
 
 // end carries the end of a run to exit.
 func (o *options) end(outcome runner.Outcome, err error) error {
-	var held *lock.HeldError
+	var held *lock.ConflictError
 	var paused *ledger.PausedError
 	switch {
 	case errors.As(err, &held):

@@ -87,7 +87,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	for _, lost := range e.lost {
 		lost.Session.Close() // or it would keep the locks for as long as that takes
 	}
-	lock.LastWords(patience, e.lost...)
+	lock.AnnounceDeaths(patience, e.lost...)
 	return e.tally, context.Cause(ctx)
 }
 
@@ -189,8 +189,7 @@ func (e *each) bid(j *job) *lock.Bid {
 	locking := e.process.locking()
 	locking.Claim = lock.Claim{Locks: []lock.Lock{j.Lock}, Polled: true}
 	locking.Ledger.Keys = []string{j.Key}
-	locking.Returns = e.returning // with nothing heard of it since
-	return lock.NewBid(j.session, locking)
+	return lock.NewBid(j.session, locking, e.returning) // with nothing heard of it since
 }
 
 // passOver skips an item that is held elsewhere. If this process comes back to it,

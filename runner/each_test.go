@@ -48,11 +48,11 @@ func TestHear(t *testing.T) {
 func TestBidsAreBounded(t *testing.T) {
 	bs := bids{kept: map[lockkey.ID]*lock.Bid{}}
 	for n := range int64(mostHeard) {
-		if !bs.keep(id(n), lock.NewBid(nil, lock.Config{})) {
+		if !bs.keep(id(n), lock.NewBid(nil, lock.Config{}, false)) {
 			t.Fatalf("no room for %d", n)
 		}
 	}
-	if bs.keep(id(mostHeard), lock.NewBid(nil, lock.Config{})) || !bs.keep(id(0), bs.of(id(0))) {
+	if bs.keep(id(mostHeard), lock.NewBid(nil, lock.Config{}, false)) || !bs.keep(id(0), bs.of(id(0))) {
 		t.Error("it is not the known ones that are kept")
 	}
 }

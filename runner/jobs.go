@@ -130,6 +130,7 @@ func (e *each) open(ctx context.Context) (*connection, error) {
 	if err != nil {
 		return nil, err
 	}
+	locking.WarnOfForeignLedger(s)
 	s.Keep()
 	c := &connection{s, make(chan struct{})}
 	go func() {

@@ -60,7 +60,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		switch {
 		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !*p.reached:
 			return outcome, err
-		case errors.As(err, new(*LostError)):
+		case errors.As(err, new(*LockLostError)):
 			// Somebody else leads by now, or nobody can: no reason to pause.
 			cfg.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
 			pause = restartFirst / 2

@@ -41,16 +41,16 @@ func (e *InterruptedError) Error() string {
 	return fmt.Sprintf("interrupted by %s before the command started", unix.SignalName(e.Signal))
 }
 
-// LostError says that the lock was lost while the command ran, and that the
+// LockLostError says that the lock was lost while the command ran, and that the
 // command is dead.
-type LostError struct {
+type LockLostError struct {
 	Database string
 	Cause    error
 	Heard    time.Duration // how long before the loss the lock was last known held
 	What     string        // what was done about it
 }
 
-func (e *LostError) Error() string {
+func (e *LockLostError) Error() string {
 	heard := ""
 	if e.Heard > 0 {
 		heard = fmt.Sprintf(" (last known held %v before)", e.Heard.Round(time.Millisecond))
@@ -58,7 +58,7 @@ func (e *LostError) Error() string {
 	return fmt.Sprintf("the lock in %s was lost%s: %v; %s", e.Database, heard, e.Cause, e.What)
 }
 
-func (e *LostError) Unwrap() error { return e.Cause }
+func (e *LockLostError) Unwrap() error { return e.Cause }
 
 // GuardDiedError says that the guard process was killed, and that the command
 // was killed for that.

@@ -22,8 +22,10 @@ import (
 
 // Run takes the lock, runs the command, and returns when every process of it
 // is dead and the lock is given back. The command is started only while the
-// server grants the lock. Errors are of this package's types,
-// *child.LookupError, or *session.Error.
+// server grants the lock. Errors are those of lock.Acquire; *LostError, if the lock
+// was lost while the command ran; *InterruptedError, if a signal came before it was
+// started; child.ErrTooLate, if the lease was over by then; or those of a command that
+// can't be started.
 func Run(cfg Config) (Outcome, error) {
 	p, err := begin(cfg)
 	if err != nil {
@@ -65,8 +67,8 @@ func (p *process) once() (Outcome, error) {
 	}
 	defer r.held.Close()
 	outcome, err := r.underLock(ctx)
-	if errors.As(err, new(*LostError)) {
-		r.sayDead()
+	if errors.As(err, new(*LockLostError)) {
+		r.announceDeath()
 	}
 	return outcome, err
 }
@@ -117,7 +119,7 @@ func (r *run) work(ctx context.Context) (outcome Outcome, holds bool, err error)
 	if err == nil && !outcome.Asked.Has(BySignal) {
 		s.linger()
 	}
-	return outcome, r.held.Err() == nil && !errors.As(err, new(*LostError)), err
+	return outcome, r.held.Err() == nil && !errors.As(err, new(*LockLostError)), err
 }
 
 // introduceAfter is when a command has run for long enough for somebody to look who
@@ -138,7 +140,7 @@ func (r *run) start(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	began := time.Now()
-	words, goodbye := r.held.LastBytes()
+	words, goodbye := r.held.EncodedRelease()
 	c, err := r.guard.Start(ctx, child.Config{
 		Path: r.cfg.Path, Args: r.command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
@@ -175,7 +177,7 @@ func leaseGrace(lease time.Duration) time.Duration {
 // kills the guard and what is left then.
 func guardPatience(lease time.Duration) time.Duration {
 	const most = 2 * time.Second
-	return min(most, (session.TakeoverDelay(lease)-session.HolderShare(lease))/2)
+	return min(most, (session.DeadAfter(lease, 0)-session.HolderShare(lease))/2)
 }
 
 // asker finds out who asks for the lock, and who is to have it next.
@@ -209,13 +211,13 @@ func (r *run) released(outcome Outcome, err error) {
 	r.hook("released", r.cfg.Hooks.Released, nil)
 }
 
-// sayDead tells those who wait for the lost lock that the command is dead, unless
+// announceDeath tells those who wait for the lost lock that the command is dead, unless
 // a signal asks this process to end.
-func (r *run) sayDead() {
+func (r *run) announceDeath() {
 	ctx, listener := interruptible(r.signals)
 	defer listener.handOver()
 	r.held.Close() // or it would keep the lock for as long as that takes
-	lock.LastWords(ctx, r.held)
+	lock.AnnounceDeaths(ctx, r.held)
 }
 
 // describe is what the log says of a lock beside its keys and its token.

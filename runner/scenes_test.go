@@ -34,7 +34,7 @@ func lost(cause, what string) string {
 
 const (
 	silence = " (last known held 9s before): the server does not answer"
-	isLost  = "*runner.LostError: "
+	isLost  = "*runner.LockLostError: "
 )
 
 // guardFirst is the transcript of a loss that the guard has seen first.

@@ -65,7 +65,7 @@ func (s *supervision) supervise() (Outcome, error) {
 	askedBy := make(chan string, 1)
 	var tick <-chan time.Time
 	if s.cfg.Watch.Alive != nil {
-		ticker := time.NewTicker(s.cfg.Session.Lease / 5)
+		ticker := time.NewTicker(session.BeatEvery(s.cfg.Session.Lease))
 		defer ticker.Stop()
 		tick = ticker.C
 	}
@@ -217,8 +217,8 @@ func (s *supervision) conclude() (Outcome, error) {
 }
 
 // loss says how the lock was lost while the command ran, or nil.
-func (s *supervision) loss(result child.Result) *LostError {
-	lost := &LostError{Database: session.Target(s.cfg.Session.Database)}
+func (s *supervision) loss(result child.Result) *LockLostError {
+	lost := &LockLostError{Database: session.Target(s.cfg.Session.Database)}
 	var cause *session.LostError
 	switch {
 	case errors.As(s.lock.Err(), &cause):

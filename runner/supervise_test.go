@@ -113,7 +113,7 @@ func inOrder(t *testing.T, order []step) {
 			result = child.Result{Ending: child.Killed, Killed: 2}
 			last = fmt.Sprintf(`%v level=INFO msg="command killed" event=killed ran=%v processes=2`, end, end)
 			want.outcome.Status, want.outcome.Ran = 0, 0
-			want.err = "*runner.LostError: the lock in db:5432/app was lost (last known held 9s before): the server does not answer; " +
+			want.err = "*runner.LockLostError: the lock in db:5432/app was lost (last known held 9s before): the server does not answer; " +
 				"the command (process 4711) was killed with all that it had started, 2 processes"
 		case "timeout":
 			s.cfg.Timeout = at[i]

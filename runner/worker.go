@@ -238,7 +238,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 		w.guard = r.child.Guard()
 		w.brief = w.guard != nil
 	}
-	if errors.As(err, new(*LostError)) {
+	if errors.As(err, new(*LockLostError)) {
 		w.lose(j)
 	}
 	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout) { // which has been said

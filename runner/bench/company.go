@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"syscall"
@@ -111,9 +112,9 @@ func turns(n int, within time.Duration) iter.Seq[int] {
 
 // toAndFro turns the order round every other time, so that nothing is always
 // first.
-func toAndFro(list []int, turn int) []int {
+func toAndFro[T any](list []T, turn int) []T {
 	list = slices.Clone(list)
-	if turn%2 == 1 {
+	if turn%2 != 0 {
 		slices.Reverse(list)
 	}
 	return list
@@ -147,10 +148,10 @@ func (b *bench) guestSite() (site, error) {
 	return *b.guests, nil
 }
 
-// median of ratios that were measured in turns.
+// median of what was measured in turns, if anything was.
 func median(list []float64) float64 {
 	if len(list) == 0 {
-		return 0
+		return math.NaN()
 	}
 	list = slices.Sorted(slices.Values(list))
 	return (list[(len(list)-1)/2] + list[len(list)/2]) / 2

@@ -10,73 +10,76 @@ import (
 	"time"
 )
 
-// lister is one who works on a list, and what that has come to.
-type lister struct {
-	name      string
-	args      []string
+// listing is a program that has gone through all items.
+type listing struct {
 	took, cpu time.Duration
-	peak      float64 // bytes
+	peak      float64 // of its memory, in bytes
 }
 
-// each is many items, one lock and one command after the other, and four at a time.
+// each is many items, one lock and one command after the other.
 func (b *bench) each() error {
-	const turns = 5
 	list := filepath.Join(b.dir, "items")
-	out, err := os.Create(list)
-	if err != nil {
+	if err := writeItems(list, b.items); err != nil {
 		return err
 	}
-	items := max(1, b.items/turns)
-	for i := range items {
-		fmt.Fprintln(out, i)
-	}
-	if err := out.Close(); err != nil {
-		return err
-	}
-	// As from cron: with a terminal each command has a guard of its own.
-	listers := []*lister{
-		{name: "`xargs -n 1`", args: []string{"setsid", "xargs", "-a", list, "-n", "1", "true"}},
-		{name: "**pglead each**", args: []string{"setsid", b.pglead, "each", "--key", "bench/{}", "-a", list, "--", "true"}},
-		{name: "`xargs -n 1 -P 4`", args: []string{"setsid", "xargs", "-a", list, "-n", "1", "-P", "4", "true"}},
-		{name: "**pglead each -P 4**", args: []string{"setsid", b.pglead, "each", "--key", "bench/{}", "-a", list, "-P", "4", "--", "true"}},
-	}
-	for range turns {
-		for _, l := range listers {
-			if err := b.list(l); err != nil {
-				return err
-			}
+	section(fmt.Sprintf("%d items", b.items), "`true` for each.", "| | s | ms an item | processor ms an item | peak MiB | |\n|---|---|---|---|---|---|")
+	each := []string{b.pglead, "each", "--key", "bench/{}", "-a", list}
+	for _, of := range []struct {
+		flags  string
+		theirs []string
+		ours   []string
+		most   float64
+	}{
+		{"", []string{"xargs", "-a", list, "-n", "1", "true"}, append(each[:len(each):len(each)], "--", "true"), 2},
+		{" -P 4", []string{"xargs", "-a", list, "-n", "1", "-P", "4", "true"}, append(each[:len(each):len(each)], "-P", "4", "--", "true"), 1.2},
+	} {
+		theirs, err := b.goThrough(of.theirs)
+		if err != nil {
+			return err
 		}
-	}
-	fmt.Printf("\n**%d items**, `true` for each, %d times in turns, without a terminal\n\n| | ms an item | processor ms an item | peak MiB | |\n|---|---|---|---|---|\n", items, turns)
-	all := time.Duration(items * turns)
-	for i, l := range listers {
-		multiple := ""
-		if i%2 == 1 {
-			multiple = fmt.Sprintf("%.2f × %s", l.times(listers[i-1]), listers[i-1].name)
+		ours, err := b.goThrough(of.ours)
+		if err != nil {
+			return err
 		}
-		fmt.Printf("| %s | %s | %s | %.1f | %s |\n", l.name, ms(l.took/all), ms(l.cpu/all), l.peak/(1<<20), multiple)
+		multiple := float64(ours.took) / float64(theirs.took)
+		b.printListing("`xargs -n 1"+of.flags+"`", theirs, "")
+		b.printListing("**pglead each**"+of.flags, ours, fmt.Sprintf("%.2f × xargs", multiple))
+		b.goal("each"+of.flags+" against xargs -n 1"+of.flags, multiple, of.most, " ×")
 	}
-	b.goal("each against `xargs -n 1`", listers[1].times(listers[0]), 2, " ×")
-	b.goal("each -P 4 against `xargs -n 1 -P 4`", listers[3].times(listers[2]), 1.2, " ×")
 	return nil
 }
 
-func (l *lister) times(other *lister) float64 { return float64(l.took) / float64(other.took) }
-
-// list has one work on the list.
-func (b *bench) list(l *lister) error {
-	p, err := b.program(b.unix, l.args...)
+func writeItems(file string, n int) error {
+	out, err := os.Create(file)
 	if err != nil {
 		return err
+	}
+	for i := range n {
+		fmt.Fprintln(out, i)
+	}
+	return out.Close()
+}
+
+func (b *bench) printListing(name string, l listing, multiple string) {
+	n := time.Duration(b.items)
+	fmt.Printf("| %s | %.1f | %s | %s | %.1f | %s |\n", name, l.took.Seconds(), ms(l.took/n), ms(l.cpu/n), l.peak/(1<<20), multiple)
+}
+
+// goThrough runs a program and looks at its memory all the while.
+func (b *bench) goThrough(args []string) (l listing, err error) {
+	// As from cron: with a terminal each command of ours has a guard of its own.
+	p, err := b.program(b.unix, append([]string{"setsid"}, args...)...)
+	if err != nil {
+		return l, err
 	}
 	began := time.Now()
 	started, err := p.start(nil, nil)
 	if err != nil {
-		return err
+		return l, err
 	}
-	done, peak := make(chan struct{}), make(chan float64)
+	peak, done := make(chan float64), make(chan struct{})
 	go func() {
-		var most float64
+		most := 0.0
 		for {
 			select {
 			case <-done:
@@ -89,15 +92,14 @@ func (b *bench) list(l *lister) error {
 		}
 	}()
 	state, err := started.Wait()
-	l.took += time.Since(began)
 	close(done)
-	l.peak = max(l.peak, <-peak)
+	l = listing{took: time.Since(began), peak: <-peak}
 	if err != nil {
-		return err
+		return l, err
 	}
 	if !state.Success() {
-		return errors.New(l.name + ": " + state.String())
+		return l, errors.New(p.args[0] + ": " + state.String())
 	}
-	l.cpu += state.UserTime() + state.SystemTime()
-	return nil
+	l.cpu = state.UserTime() + state.SystemTime()
+	return l, nil
 }

@@ -37,8 +37,8 @@ func (b *bench) index() error {
 		}
 	}
 	multiple := ratio(times[5], times[0])
-	fmt.Printf("\n**CREATE INDEX CONCURRENTLY by the holder**, 200,000 rows, %d times each in turns, given up after %v\n\n| waiters | p50 s | max s | |\n|---|---|---|---|\n",
-		len(times[0]), limit)
+	section("`CREATE INDEX CONCURRENTLY` by the holder", fmt.Sprintf("200,000 rows, %d times each in turns, given up after %v.", len(times[0]), limit),
+		"| waiters | p50 s | max s | |\n|---|---|---|---|")
 	for _, n := range counts {
 		note := ""
 		if n > 0 {
@@ -111,7 +111,7 @@ func (b *bench) hotRow() error {
 	during := either(b, time.Second, 5*time.Second)
 	counts := []int{-1, 0, 1, 5}
 	rates, ratios, costs := map[int][]float64{}, map[int][]float64{}, map[int][]time.Duration{}
-	for turn := range turns(either(b, 1, 12), 6*time.Minute) {
+	for turn := range turns(either(b, 1, 8), 4*time.Minute) {
 		for _, waiters := range toAndFro(counts, turn) {
 			hit, err := b.hit(at, waiters, sessions, during)
 			if err != nil {
@@ -123,8 +123,8 @@ func (b *bench) hotRow() error {
 			ratios[waiters] = append(ratios[waiters], rates[waiters][turn]/rates[-1][turn])
 		}
 	}
-	fmt.Printf("\n**One row, updated by %d sessions without rest**, %v each, %d times in turns, synchronous_commit = off\n\n| beside | a second | against no pglead | processor time of one at the server, µs |\n|---|---|---|---|\n",
-		sessions, during, len(rates[-1]))
+	section(fmt.Sprintf("One row, updated by %d sessions without rest", sessions), fmt.Sprintf("%v each, %d times in turns, synchronous_commit = off.", during, len(rates[-1])),
+		"| beside | a second | against no pglead | processor time of one at the server, µs |\n|---|---|---|---|")
 	for _, n := range counts {
 		name := "no pglead"
 		if n >= 0 {
@@ -172,7 +172,7 @@ func (b *bench) notify() error {
 	counts := []int{0, 30}
 	rates := map[int][]float64{}
 	var ratios []float64
-	for turn := range turns(either(b, 1, 12), 4*time.Minute) {
+	for turn := range turns(either(b, 1, 8), 150*time.Second) {
 		for _, n := range toAndFro(counts, turn) {
 			rate, err := b.notifications(at, n, during)
 			if err != nil {
@@ -182,8 +182,9 @@ func (b *bench) notify() error {
 		}
 		ratios = append(ratios, rates[30][turn]/rates[0][turn])
 	}
-	fmt.Printf("\n**An application's notifications**, from one session to another, %v each, %d times in turns\n\n| holders | a second | |\n|---|---|---|\n| 0 | %.0f | |\n| 30 | %.0f | %.2f × |\n",
-		during, len(ratios), median(rates[0]), median(rates[30]), median(ratios))
+	section("An application's notifications", fmt.Sprintf("From one session to another, %v each, %d times in turns.", during, len(ratios)), "| holders | a second | |\n|---|---|---|")
+	fmt.Printf("| 0 | %.0f | |\n| 30 | %.0f | %.2f × |\n",
+		median(rates[0]), median(rates[30]), median(ratios))
 	b.goalAtLeast("an application's NOTIFY rate beside 30 holders", median(ratios), .9, " ×")
 	return nil
 }

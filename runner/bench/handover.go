@@ -114,9 +114,19 @@ func (b *bench) handover() error {
 		return err
 	}
 	defer stop()
-	rounds := b.rounds
+	rounds := max(3, b.rounds/2)
+	if err := b.handOverInTurns(pairs, rounds); err != nil {
+		return err
+	}
+	b.printPairs("From the end of one command to the first instruction of the next", fmt.Sprintf("%d times each in turns.", rounds), pairs)
+	b.goal("handover against two C processes", ratio(named(pairs, "**pglead run**").times, pairs[0].times), 1.05, " ×")
+	return nil
+}
+
+// handOverInTurns has each pair hand over, to and fro. The first round is not counted.
+func (b *bench) handOverInTurns(pairs []*pair, rounds int) error {
 	for round := -1; round < rounds; round++ {
-		for _, p := range pairs {
+		for _, p := range toAndFro(pairs, round) {
 			took, err := b.handOver(p)
 			if err != nil {
 				return fmt.Errorf("%s: %w", p.name, err)
@@ -126,8 +136,6 @@ func (b *bench) handover() error {
 			}
 		}
 	}
-	b.printPairs(fmt.Sprintf("From the end of one command to the first instruction of the next**, %d times each in turns", rounds), pairs)
-	b.goal("handover against two C processes", ratio(named(pairs, "**pglead run**").times, pairs[0].times), 1.05, " ×")
 	return nil
 }
 
@@ -136,8 +144,8 @@ func named(pairs []*pair, name string) *pair {
 	return pairs[max(0, i)]
 }
 
-func (b *bench) printPairs(title string, pairs []*pair) {
-	fmt.Printf("\n**%s\n\n| | p50 ms | p99 ms | |\n|---|---|---|---|\n", title)
+func (b *bench) printPairs(title, note string, pairs []*pair) {
+	section(title, note, "| | p50 ms | p99 ms | |\n|---|---|---|---|")
 	for _, p := range pairs {
 		multiple := ""
 		if p.against != "" {
@@ -319,6 +327,6 @@ func (b *bench) killed() error {
 			p.times = append(p.times, time.Duration(list[0]-killed))
 		}
 	}
-	b.printPairs(fmt.Sprintf("From SIGKILL of the holder to the first instruction of the next command**, %d times each in turns", rounds), pairs)
+	b.printPairs("From SIGKILL of the holder to the first instruction of the next command", fmt.Sprintf("%d times each in turns. With its lock-delay: taking over.", rounds), pairs)
 	return nil
 }

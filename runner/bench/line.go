@@ -20,9 +20,9 @@ func (b *bench) line() error {
 	env := slices.Concat(at.unix, numbered())
 	var two, many []time.Duration
 	var ratios []float64
-	for range turns(either(b, 1, 9), 4*time.Minute) {
+	for range turns(either(b, 1, 9), 150*time.Second) {
 		var short []time.Duration
-		for range either(b, 2, 15) {
+		for range either(b, 2, 8) {
 			times, _, err := b.queue(at, 2, env, with)
 			if err != nil {
 				return err
@@ -36,7 +36,7 @@ func (b *bench) line() error {
 		two, many = append(two, short...), append(many, times...)
 		ratios = append(ratios, float64(quantile(times, .5))/float64(quantile(short, .5)))
 	}
-	fmt.Printf("\n**Handover in a line of %d against a line of two**, %d times in turns\n\n| waiters | p50 ms | p99 ms | |\n|---|---|---|---|\n", long, len(ratios))
+	section(fmt.Sprintf("Handover in a line of %d against a line of two", long), fmt.Sprintf("%d times in turns.", len(ratios)), "| waiters | p50 ms | p99 ms | |\n|---|---|---|---|")
 	fmt.Printf("| 2 | %s | %s | |\n", ms(quantile(two, .5)), ms(quantile(two, .99)))
 	fmt.Printf("| %d | %s | %s | %.2f × |\n", long, ms(quantile(many, .5)), ms(quantile(many, .99)), median(ratios))
 	b.goal(fmt.Sprintf("handover with %d waiters against 2", long), median(ratios), 1.2, " ×")

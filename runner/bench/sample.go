@@ -90,6 +90,16 @@ func (p process) run() error {
 	return err
 }
 
+// output is what a program says that has to succeed.
+func (p process) output() (string, error) {
+	cmd := exec.Cmd{Path: p.path, Args: p.args, Env: p.env}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %s", strings.Join(p.args, " "), err, out)
+	}
+	return string(out), err
+}
+
 // time runs a program to its end and beyond, until what it has left behind, at
 // the server too, is gone.
 func (b *bench) time(p process) (sample, error) {
@@ -217,9 +227,5 @@ func ratio(a, b []time.Duration) float64 {
 	for i := range min(len(a), len(b)) {
 		ratios = append(ratios, float64(a[i])/float64(max(1, b[i])))
 	}
-	if len(ratios) == 0 {
-		return 0
-	}
-	slices.Sort(ratios)
-	return ratios[len(ratios)/2]
+	return median(ratios)
 }

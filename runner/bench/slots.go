@@ -95,7 +95,7 @@ func (b *bench) connectionSlots() error {
 		}
 	}
 	window := either(b, 6*time.Second, time.Minute)
-	fmt.Printf("\n**%d `pglead lead` on max_connections = %d**\n\n| | logins of the application | their p50 ms | FATAL lines in the server's log, a minute |\n|---|---|---|---|\n", candidates, places)
+	section(fmt.Sprintf("%d `pglead lead` on max_connections = %d", candidates, places), "", "| | logins of the application | their p50 ms | FATAL lines in the server's log, a minute |\n|---|---|---|---|")
 	for _, name := range either(b, []string{"at first"}, []string{"at first", "then"}) {
 		began := time.Now()
 		app := logIn(context.Background(), asApp(at.server), window/tries, tries)

@@ -151,40 +151,54 @@ func (s *succession) round(holder *candidate, strike fault) (next *candidate, to
 	return next, time.Duration(started - struck), err
 }
 
+// ending is one kind of end, and how often it is measured.
+type ending struct {
+	what   string
+	rounds int
+	within time.Duration
+	most   time.Duration // that a takeover may take
+	strike fault
+}
+
 // takeover measures one kind of end and prints it.
-func (b *bench) takeover(s *succession, what string, rounds int, within time.Duration, most time.Duration, strike fault) error {
-	times, err := s.measure(either(b, 3, rounds), either(b, time.Second, within), strike)
+func (b *bench) takeover(s *succession, e ending) error {
+	times, err := s.measure(either(b, 3, e.rounds), either(b, time.Second, e.within), e.strike)
 	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
+		return fmt.Errorf("%s: %w", e.what, err)
 	}
-	b.printTakeover(what, times, most)
+	b.printTakeover(e.what, times, e.most)
 	return nil
 }
 
 func (b *bench) printTakeover(what string, times []time.Duration, most time.Duration) {
+	if !b.takeovers {
+		section("Taking over", "From the fault to the first instruction of the next command, of one waiter that has stood there for a while. Each\n"+
+			"holder was the waiter before, so that no first try is among them, and none of its delays.", "| | goal (p50) | p50 | p99 | max | times |\n|---|---|---|---|---|---|")
+		b.takeovers = true
+	}
 	if b.short {
 		what += " (--lease 3s)"
 	}
-	fmt.Printf("\n**%s → first instruction of the next command**, %d times: p50 %.3f s, p99 %.3f s, max %.3f s\n", what, len(times),
-		quantile(times, .5).Seconds(), quantile(times, .99).Seconds(), quantile(times, 1).Seconds())
+	fmt.Printf("| %s | ≤ %.1f s | %.3f s | %.3f s | %.3f s | %d |\n", what, most.Seconds(),
+		quantile(times, .5).Seconds(), quantile(times, .99).Seconds(), quantile(times, 1).Seconds(), len(times))
 	b.goal(what+" → next command, p50", quantile(times, .5).Seconds(), most.Seconds(), " s")
 }
 
 // terminated is the end of a session by its administrator.
 func (b *bench) terminated() error {
-	return b.takeover(&succession{b: b, env: b.unix}, "`pg_terminate_backend` of the holder", 200, 2*time.Minute, 100*time.Millisecond,
-		func(_ *candidate, w watcher) (int64, error) {
-			backend, err := w.backend(holding)
-			if err != nil {
-				return 0, err
-			}
-			struck := monotonic()
-			ended, err := w.ask(fmt.Sprintf("SELECT pg_terminate_backend(%d)", backend))
-			if err == nil && ended[0] != "t" {
-				err = errors.New("the holder has no session to terminate")
-			}
-			return struck, err
-		})
+	strike := func(_ *candidate, w watcher) (int64, error) {
+		backend, err := w.backend(holding)
+		if err != nil {
+			return 0, err
+		}
+		struck := monotonic()
+		ended, err := w.ask(fmt.Sprintf("SELECT pg_terminate_backend(%d)", backend))
+		if err == nil && ended[0] != "t" {
+			err = errors.New("the holder has no session to terminate")
+		}
+		return struck, err
+	}
+	return b.takeover(&succession{b: b, env: b.unix}, ending{"`pg_terminate_backend` of the holder", 100, time.Minute, 100 * time.Millisecond, strike})
 }
 
 // sigkill is the death of pglead, whose guard lives on. With TLS the guard can say
@@ -204,14 +218,14 @@ func (b *bench) sigkill() error {
 		env  []string
 		most time.Duration
 	}{
-		{"SIGKILL of pglead, unix socket", b.unix, 100 * time.Millisecond},
-		{"SIGKILL of pglead, TCP", b.tcp, 100 * time.Millisecond},
-		{"SIGKILL of pglead, TLS", b.tls, b.delay() + time.Second},
+		{"unix socket", b.unix, 100 * time.Millisecond},
+		{"TCP", b.tcp, 100 * time.Millisecond},
+		{"TLS", b.tls, b.delay() + time.Second},
 	} {
-		if b.short && strings.HasSuffix(way.name, "TCP") {
+		if b.short && way.name == "TCP" {
 			continue // as at a unix socket
 		}
-		if err := b.takeover(&succession{b: b, env: way.env}, way.name, 200, 90*time.Second, way.most, strike); err != nil {
+		if err := b.takeover(&succession{b: b, env: way.env}, ending{"SIGKILL of pglead, " + way.name, 60, time.Minute, way.most, strike}); err != nil {
 			return err
 		}
 	}
@@ -221,32 +235,50 @@ func (b *bench) sigkill() error {
 // restart is a fast shutdown of the server, and its start at once. After it first
 // tries on this server wait out the lock-delay, so it comes last.
 func (b *bench) restart() error {
-	var since []time.Duration
-	s := &succession{b: b, env: b.unix}
-	times, err := s.measure(either(b, 1, 10), either(b, time.Second, 2*time.Minute), func(*candidate, watcher) (int64, error) {
+	with, err := b.remembering()
+	if err != nil {
+		return err
+	}
+	times, since, err := b.restartBeside(b.unix)
+	if err != nil {
+		return err
+	}
+	b.printTakeover("Server restart (fast)", times, b.delay()+time.Second)
+	b.printTakeover("Server up again after a fast restart", since, b.delay()+time.Second)
+	if times, since, err = b.restartBeside(with); err != nil {
+		return err
+	}
+	b.printTakeover("Server up again after a fast restart, with a ledger", since, time.Second)
+	fmt.Printf("\nWith a ledger, from the begin of the restart: p50 %.3f s, max %.3f s.\n", quantile(times, .5).Seconds(), quantile(times, 1).Seconds())
+	return nil
+}
+
+// restartBeside restarts the server beside a holder and a waiter, and returns the times
+// from there and from when it is up again.
+func (b *bench) restartBeside(env []string) (times, since []time.Duration, err error) {
+	s := &succession{b: b, env: env}
+	times, err = s.measure(either(b, 1, 7), either(b, time.Second, 90*time.Second), func(*candidate, watcher) (int64, error) {
 		struck := monotonic()
 		err := errors.Join(b.server.Stop(syscall.SIGINT), b.server.StartLogged())
 		since = append(since, time.Duration(monotonic()-struck))
 		return struck, err
 	})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	for i := range since {
 		since[i] = times[i] - since[i]
 	}
-	b.printTakeover("Server restart (fast)", times, b.delay()+time.Second)
-	b.printTakeover("Server up again after a fast restart", since, b.delay()+time.Second)
-	return nil
+	return times, since, nil
 }
 
 // cutOff is a network that has gone silent in both directions for the holder alone.
 // Server and holder each find out by themselves.
 func (b *bench) cutOff() error {
 	lease := either(b, 3*time.Second, 15*time.Second)
-	return b.takeover(&succession{b: b, env: b.unix, relayed: true}, "Holder cut off", 4, 2*time.Minute, lease*2/3+2*time.Second,
-		func(holder *candidate, _ watcher) (int64, error) {
-			holder.relay.silent.Store(true)
-			return monotonic(), nil
-		})
+	strike := func(holder *candidate, _ watcher) (int64, error) {
+		holder.relay.silent.Store(true)
+		return monotonic(), nil
+	}
+	return b.takeover(&succession{b: b, env: b.unix, relayed: true}, ending{"Holder cut off", 4, 2 * time.Minute, lease*2/3 + 2*time.Second, strike})
 }

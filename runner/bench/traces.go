@@ -32,7 +32,7 @@ func (b *bench) activity() error {
 	if err != nil {
 		return err
 	}
-	during := either(b, 2*time.Second, time.Minute)
+	during := either(b, 2*time.Second, 30*time.Second)
 	kinds := map[string]*seen{"holder": {events: map[string]int{}}, "waiter": {events: map[string]int{}}}
 	err = b.beside(at, 5, func(w watcher) error {
 		time.Sleep(time.Second)
@@ -50,8 +50,8 @@ func (b *bench) activity() error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("\n**In pg_stat_activity**, a holder and 5 waiters, looked at every 17 ms for %v\n\n"+
-		"| | samples | not idle | with an xid or xmin | longest statement or transaction, s | wait events |\n|---|---|---|---|---|---|\n", during)
+	section("In pg_stat_activity", fmt.Sprintf("A holder and 5 waiters, looked at every 17 ms for %v.", during),
+		"| | samples | not idle | with an xid or xmin | longest statement or transaction, s | wait events |\n|---|---|---|---|---|---|")
 	for _, kind := range []string{"holder", "waiter"} {
 		s := kinds[kind]
 		var events []string
@@ -107,7 +107,7 @@ func (b *bench) serverLog() error {
 		return err
 	}
 	const waiters, pause = 2, 100 * time.Millisecond
-	during := either(b, 3*time.Second, 2*time.Minute)
+	during := either(b, 3*time.Second, time.Minute)
 	var text []byte
 	err = b.beside(at, waiters, func(watcher) error {
 		before, err := at.logged(0)
@@ -129,8 +129,8 @@ func (b *bench) serverLog() error {
 	}
 	lines := bytes.Count(text, []byte("\n"))
 	hourly := float64(lines) / waiters * float64(time.Hour) / float64(during)
-	fmt.Printf("\n**In the server's log**, log_lock_waits = on, a holder, %d waiters, and an application's NOTIFY every %v: %d lines in %v, %.0f a waiter and hour\n",
-		waiters, pause, lines, during, hourly)
+	section("In the server's log", fmt.Sprintf("With log_lock_waits = on, a holder, %d waiters, and an application's NOTIFY every %v: %d lines in %v, %.0f a waiter and hour.",
+		waiters, pause, lines, during, hourly), "")
 	if first, _, _ := bytes.Cut(text, []byte("\n")); len(first) > 0 {
 		fmt.Printf("\n    %s\n", first)
 	}
@@ -157,7 +157,7 @@ func (b *bench) statements() error {
 		return err
 	}
 	runs := either(b, 20, 1000)
-	fmt.Print("\n**Entries in pg_stat_statements** after many runs, four at a time\n\n| | runs | entries | of them utility statements | slowest run s |\n|---|---|---|---|---|\n")
+	section("Entries in pg_stat_statements", "After many runs, four at a time.", "| | runs | entries | of them utility statements | slowest run s |\n|---|---|---|---|---|")
 	for _, keys := range []int{1, 100} {
 		if _, err := at.server.Query("postgres", "SELECT pg_stat_statements_reset()"); err != nil {
 			return err

@@ -159,7 +159,7 @@ func (x *examination) row(ctx context.Context, columns int, sql string) ([]strin
 // refused it.
 func (x *examination) trial(ctx context.Context, says inspect.Description) error {
 	began := time.Now()
-	check, err := lock.Trial(ctx, x.cfg, says)
+	check, err := lock.SelfTest(ctx, x.cfg, says)
 	if err != nil {
 		check = failed(err)
 	}

@@ -29,7 +29,7 @@ func examine(t *testing.T, cfg session.Config) examined {
 
 func examineSilence(t *testing.T, cfg session.Config, idle bool) examined {
 	t.Helper()
-	found, err := doctor.Examine(t.Context(), doctor.Config{Session: cfg, LockDelay: session.TakeoverDelay(cfg.Lease), Idle: idle})
+	found, err := doctor.Examine(t.Context(), doctor.Config{Session: cfg, LockDelay: session.DeadAfter(cfg.Lease, 0), Idle: idle})
 	for _, c := range found.Database {
 		t.Logf("%-4s  %-10s  %s -> %s", c.Status, c.Name, c.Seen, c.Advice)
 	}

@@ -162,7 +162,7 @@ func (x *examination) lease(ctx context.Context) checkup.Check {
 }
 
 func (x *examination) delay(context.Context) checkup.Check {
-	dead := session.TakeoverDelay(x.cfg.Lease)
+	dead := session.DeadAfter(x.cfg.Lease, 0)
 	if x.lockDelay < dead {
 		return checkup.Warningf(fmt.Sprintf("a former holder that knows nothing of its loss is dead after 2/3 of the lease: --lock-delay %v", dead),
 			"%v: a takeover may overlap with the command of the former holder", x.lockDelay)

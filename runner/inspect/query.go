@@ -43,7 +43,7 @@ func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, err
 	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
 	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp())
 FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
-WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+inThisDatabase+" AND "+among(ids)+" ORDER BY l.pid")
+WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+inThisDatabase+" AND "+Among(ids)+" ORDER BY l.pid")
 	if err != nil {
 		return nil, err
 	}
@@ -69,14 +69,14 @@ func Terminate(ctx context.Context, on Connection, pid uint32) error {
 	return err
 }
 
-// among is a condition on pg_locks: a lock of one of these numbers. That of a
+// Among is a condition on pg_locks, or on the rows of pg_lock_status(): a lock of one of these numbers. That of a
 // bigint has the halves in classid and objid, and objsubid 1; a pair has objsubid
 // 2. Numbers in quotes are of the columns' types at once.
 // https://www.postgresql.org/docs/current/view-pg-locks.html
 //
 // Of very many only the halves are asked for, which the server hashes: there may be
 // others among the answers then.
-func among(ids []lockkey.ID) string {
+func Among(ids []lockkey.ID) string {
 	const many = 100
 	var list, classes, objs []string
 	for _, id := range ids {
@@ -103,7 +103,7 @@ func viewQuery(of Sought) string {
 		for _, id := range of.Lines {
 			classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(id)))
 		}
-		where = " AND " + inThisDatabase + " AND (" + among(of.Locks) + " OR objsubid = 1 AND classid IN (" + strings.Join(classes, ", ") + "))"
+		where = " AND " + inThisDatabase + " AND (" + Among(of.Locks) + " OR objsubid = 1 AND classid IN (" + strings.Join(classes, ", ") + "))"
 	case !of.AllDatabases:
 		where = " AND d.datname = pg_catalog.current_database()"
 	}

@@ -39,7 +39,7 @@ type OpenRun struct {
 // Need is how long after the lock was lost its command is dead for certain. No
 // command lives on for longer than the lease, whatever its grace is.
 func (e OpenRun) Need() time.Duration {
-	return min(session.TakeoverDelay(e.Lease)+e.Grace, e.Lease)
+	return min(session.DeadAfter(e.Lease, e.Grace), e.Lease)
 }
 
 const mostLease = 24 * time.Hour

@@ -41,7 +41,7 @@ type Proof struct {
 // and is else NULL: then Rest knows what is. Token and system are SQL.
 func (r Run) First(l Lock, token, system string) string {
 	return fmt.Sprintf("pglead.start_1('%d', '%d', %s, %s, %s, %s, NULL, %s)",
-		l.Number, sub(l.ID), quote(l.Key), token, system, r.words(), r.ticks())
+		l.Number, l.ObjSubID(), quote(l.Key), token, system, r.words(), r.ticks())
 }
 
 // Rest is an SQL expression that starts a run, and whose value is for ParseAnswer.
@@ -49,7 +49,7 @@ func (r Run) Rest(locks []Lock, shared bool, token int64, system string, p Proof
 	var numbers, subs, keys, closes, heard []string
 	for i, l := range locks {
 		numbers = append(numbers, strconv.FormatInt(l.Number, 10))
-		subs = append(subs, strconv.Itoa(sub(l.ID)))
+		subs = append(subs, strconv.Itoa(l.ObjSubID()))
 		keys = append(keys, quote(l.Key))
 		closes = append(closes, strconv.FormatInt(p.Closes[i], 10))
 	}
@@ -80,7 +80,7 @@ func (r Run) ticks() string {
 func Open(locks []Lock, shared bool) string {
 	var rows []string
 	for _, l := range locks {
-		rows = append(rows, fmt.Sprintf("(%d, %d)", l.Number, sub(l.ID)))
+		rows = append(rows, fmt.Sprintf("(%d, %d)", l.Number, l.ObjSubID()))
 	}
 	readers := ""
 	if shared {
@@ -93,7 +93,7 @@ func Open(locks []Lock, shared bool) string {
 func Paused(locks []Lock) string {
 	var rows []string
 	for _, l := range locks {
-		rows = append(rows, fmt.Sprintf("number = %d AND sub = %d", l.Number, sub(l.ID)), "key = "+quote(l.Key))
+		rows = append(rows, fmt.Sprintf("number = %d AND sub = %d", l.Number, l.ObjSubID()), "key = "+quote(l.Key))
 	}
 	return "SELECT true FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (" + strings.Join(rows, " OR ") + ") LIMIT 1"
 }
@@ -129,19 +129,12 @@ func (e End) Finish(id lockkey.ID, token int64, shared bool, commit string) []st
 		ago = time.Since(e.At)
 	}
 	queries := []string{fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', '%s', true), pglead.finish_1('%d', '%d', '%d', '%s', %s, %s)",
-		commit, id.Number, sub(id), token, e.Outcome, status, interval(ago))}
+		commit, id.Number, id.ObjSubID(), token, e.Outcome, status, interval(ago))}
 	const seldom = 64
 	if shared || token%seldom == 0 {
-		queries = append(queries, fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pglead.tidy_1('%d', '%d')", id.Number, sub(id)))
+		queries = append(queries, fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pglead.tidy_1('%d', '%d')", id.Number, id.ObjSubID()))
 	}
 	return queries
-}
-
-func sub(id lockkey.ID) int {
-	if id.Pair {
-		return 2
-	}
-	return 1
 }
 
 // interval is a length of time as SQL has it. PostgreSQL 14 takes no more than 31 bits of

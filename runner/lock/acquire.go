@@ -45,13 +45,6 @@ type Config struct {
 
 	Observer Observer
 	Log      *slog.Logger
-
-	// Returns says that the run has waited before, in a session that is lost or in
-	// which it hears nothing.
-	Returns bool
-
-	ticket uint32 // that it had in an earlier session
-	warned bool   // of a ledger that can't be trusted
 }
 
 // Forever is a wait without end.
@@ -59,13 +52,20 @@ const Forever = time.Duration(math.MaxInt64)
 
 // Acquire opens a session, takes the lock on it, and returns when a command may be
 // started under it. Obstacles that pass by themselves are waited out, for as long
-// as Wait allows. Errors are *HeldError, *session.Error, *session.LostError, or
-// ctx's.
+// as Wait allows. Errors are
+//
+//	*ConflictError                            somebody else has it
+//	*ledger.PausedError, *ledger.DoneError    the ledger says that nobody should start
+//	*LedgerError                              the ledger can't be written
+//	*session.Error, *session.LostError        the server can't be reached, or used, or is gone
+//
+// and otherwise ctx's cause, or an error of Config.Prepare.
 func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
 	began := time.Now()
+	a := acquisition{cfg: cfg}
 	err = cfg.Persist(ctx, func(left func() time.Duration) (err error) {
-		held, err = cfg.attempt(ctx, left)
-		cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
+		held, err = a.attempt(ctx, left)
+		a.cfg.Session.Database = session.Elsewhere(a.cfg.Session.Database, err)
 		return err
 	})
 	if err == nil {
@@ -74,19 +74,29 @@ func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
 	return held, err
 }
 
+// acquisition is one call of Acquire, which may take several sessions.
+type acquisition struct {
+	cfg     Config
+	returns bool   // this is not its first session
+	ticket  uint32 // that it had in an earlier one, or 0
+	warned  bool   // of a ledger that can't be trusted
+}
+
 // attempt is one session's.
-func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Held, error) {
-	opening := *cfg
-	if !cfg.Returns { // a returning waiter goes to the end of the line
-		opening.Session.AtLogin = cfg.LoginTrial()
+func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*Held, error) {
+	cfg := a.cfg
+	if !a.returns { // one who returns has a place in line: a try at the login would pass those before it
+		cfg.Session.AtLogin = cfg.LoginTrySQL()
 	}
-	s, err := opening.Open(ctx, left())
-	cfg.warned = opening.warned
+	s, err := cfg.Open(ctx, left())
 	if err != nil {
 		return nil, err
 	}
-	b := NewBid(s, *cfg)
-	cfg.Returns = true // if it comes to another session
+	if !a.warned {
+		a.warned = cfg.WarnOfForeignLedger(s)
+	}
+	b := NewBid(s, a.cfg, a.returns)
+	b.ticket, a.returns = a.ticket, true
 	abandon := func() {}
 	if cfg.Prepare != nil {
 		b.prepareOnce = func() (err error) {
@@ -96,14 +106,14 @@ func (cfg *Config) attempt(ctx context.Context, left func() time.Duration) (*Hel
 	}
 	held, err := b.takeAndSettle(ctx, left)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && left() > 0; {
-		if err = b.sitOut(ctx, paused, left); err == nil {
-			b.cfg.Returns = true // what happened meanwhile it has not heard
+		if err = b.waitForResume(ctx, paused, left); err == nil {
+			b.returns = true // what happened meanwhile it has not heard
 			held, err = b.takeAndSettle(ctx, left)
 		}
 	}
 	if err != nil {
 		if b.line != nil && b.line.ticket != 0 {
-			cfg.ticket = b.line.ticket
+			a.ticket = b.line.ticket
 		}
 		abandon()
 		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
@@ -130,7 +140,7 @@ func (b *Bid) takeAndSettle(ctx context.Context, left func() time.Duration) (*He
 
 // take takes the lock: it tries first, and then waits for as long as it may.
 func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
-	if !b.cfg.Returns || b.cfg.Session.Transaction {
+	if !b.returns || b.cfg.Session.Transaction {
 		if complete, err := b.Try(ctx); err != nil || complete {
 			return err
 		}
@@ -151,13 +161,11 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 		if b.cfg.Session.Transaction {
 			wait = b.poll
 		}
-		if err := wait(ctx, left); err != nil {
-			return err
+		granted, err := wait(ctx, left)
+		if err == nil && granted && !b.complete() {
+			_, err = b.Try(ctx) // the rest of several locks
 		}
-		if len(b.held) == 0 || b.complete() {
-			continue
-		}
-		if _, err := b.Try(ctx); err != nil { // the rest of several locks
+		if err != nil {
 			return err
 		}
 	}
@@ -166,7 +174,7 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 
 // lastTry is made when the time is up: the last moment is as good as any.
 func (b *Bid) lastTry(ctx context.Context) error {
-	if b.line != nil || b.cfg.Returns {
+	if b.line != nil || b.returns {
 		if complete, err := b.Try(ctx); err != nil || complete {
 			return err
 		}
@@ -195,20 +203,20 @@ func (b *Bid) prepare() error {
 }
 
 // poll is wait for a transaction, before which there is no line.
-func (b *Bid) poll(ctx context.Context, left func() time.Duration) error {
+func (b *Bid) poll(ctx context.Context, left func() time.Duration) (granted bool, err error) {
 	for polls := Polls(); left() > 0; {
 		if err := b.cfg.Observer.look(ctx, b); err != nil {
-			return err
+			return false, err
 		}
 		least := polls.Next()
 		if !pace.Sleep(ctx, min(pace.Between(least, 3*least), left())) {
-			return context.Cause(ctx)
+			return false, context.Cause(ctx)
 		}
-		if complete, err := b.Try(ctx); err != nil || complete {
-			return err
+		if granted, err := b.Try(ctx); err != nil || granted {
+			return granted, err
 		}
 	}
-	return nil
+	return false, nil
 }
 
 // Polls is the backoff of tries where there is no line. Each waits a random time of
@@ -228,7 +236,7 @@ func (b *Bid) refuse(ctx context.Context) error {
 			return b.error(err)
 		}
 	}
-	held := &HeldError{Database: session.Target(b.cfg.Session.Database), Waited: b.cfg.Wait}
+	held := &ConflictError{Database: session.Target(b.cfg.Session.Database), Waited: b.cfg.Wait}
 	if !b.cfg.Explain {
 		return held
 	}

@@ -3,7 +3,6 @@ package lock
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -46,11 +45,20 @@ import (
 type event string
 
 const (
-	started    event = "started"
-	clean      event = "clean"
-	dead       event = "dead"
-	readerLeft event = "left"
+	wordStarted event = "started"
+	wordClean   event = "clean"
+	wordDead    event = "dead"
+	wordLeft    event = "left"
 )
+
+// known says whether an event is one of this version's.
+func (e event) known() bool {
+	switch e {
+	case wordStarted, wordClean, wordDead, wordLeft:
+		return true
+	}
+	return false
+}
 
 // Announcement is an event of a lock's life.
 type Announcement struct {
@@ -77,7 +85,7 @@ const longestAnnounced = 24 * time.Hour
 
 func parseAnnouncement(payload string) (a Announcement, ok bool) {
 	fields := strings.Split(payload, " ")
-	if len(fields) < 4 || !slices.Contains([]event{started, clean, dead, readerLeft}, event(fields[0])) {
+	if len(fields) < 4 || !event(fields[0]).known() {
 		return a, false
 	}
 	var numbers [3]int64
@@ -110,13 +118,32 @@ func parseAnnouncement(payload string) (a Announcement, ok bool) {
 	return a, true
 }
 
-// payload is an announcement as an SQL expression, with one for the token and what
-// follows. The function costs a backend in its first moments half of what the
-// operator does.
-func (cfg *Config) payload(e event, token string, fields []string, more ...string) string {
-	rest := fmt.Sprintf(" %d %d", cfg.Session.Lease.Milliseconds(), cfg.Session.LostGrace.Milliseconds())
-	rest = strings.Join(append([]string{rest}, fields...), " ")
-	return fmt.Sprintf("pg_catalog.concat(%s)", strings.Join(append([]string{"'" + string(e) + " '", token, "'" + rest + "'"}, more...), ", "))
+// startPayload is an SQL expression that announces the start under a lock. The token
+// is an SQL expression, too.
+func (cfg *Config) startPayload(l Lock, token string) string {
+	var fields []string
+	if l.Shared {
+		fields = []string{sharedField}
+	}
+	return cfg.payload(wordStarted, token, fields)
+}
+
+// endPayload is an SQL expression that announces the end of a tenure by one of the
+// other words. What follows is more of its text, as SQL expressions.
+func (h *Held) endPayload(word event, more ...string) string {
+	var fields []string
+	if h.coversEarlier {
+		fields = []string{allField}
+	}
+	return h.cfg.payload(word, strconv.FormatInt(h.Token, 10), fields, more...)
+}
+
+// payload puts an announcement together. The function costs a backend in its first
+// moments half of what the operator does.
+func (cfg *Config) payload(word event, token string, fields []string, more ...string) string {
+	own := fmt.Sprintf(" %d %d", cfg.Session.Lease.Milliseconds(), cfg.Session.LostGrace.Milliseconds())
+	own = strings.Join(append([]string{own}, fields...), " ")
+	return fmt.Sprintf("pg_catalog.concat(%s)", strings.Join(append([]string{"'" + string(word) + " '", token, "'" + own + "'"}, more...), ", "))
 }
 
 // tell is SQL that says something on a channel. Its commit waits for nothing:

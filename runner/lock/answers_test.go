@@ -31,11 +31,11 @@ func FuzzRows(f *testing.F) {
 			if gated {
 				claim.Gate = &lockkey.ID{Number: 3}
 			}
-			b := NewBid(nil, Config{Claim: claim, Wait: time.Minute, LockDelay: testDelay, Returns: true, Session: session.Config{Lease: testLease}})
+			b := NewBid(nil, Config{Claim: claim, Wait: time.Minute, LockDelay: testDelay, Session: session.Config{Lease: testLease}}, true)
 			if n, err := lastNumber(rows); err == nil {
 				_, err := b.granted(n)
-				if held := len(b.held); err == nil && held != min(n, 1) && (gated || held != n) || err != nil && held > 0 {
-					t.Errorf("%d of two locks are %v, %v", n, b.held, err)
+				if held := len(b.grant.locks); err == nil && held != min(n, 1) && (gated || held != n) || err != nil && held > 0 {
+					t.Errorf("%d of two locks are %v, %v", n, b.grant.locks, err)
 				}
 			}
 			_ = b.drew(rows)

@@ -19,21 +19,15 @@ type Bid struct {
 	s   *session.Session
 	cfg Config
 
-	held  []Lock
-	slot  int // with a gate: which of the claim's locks it is, from 1
-	delay time.Duration
-	// vouches: a clean end of this run says that the commands of all earlier holders
-	// are dead, too (see verdict).
-	vouches bool
+	returns bool   // it has waited before, in a session that is lost or in which it hears nothing
+	ticket  uint32 // that it had in an earlier session
 
+	grant     grant
 	awaited   map[lockkey.ID]bool     // others had them since the bid began
 	histories map[lockkey.ID]*history // of the locks, from the time at which it listens
 	news      chan struct{}           // something was heard
 	line      *line                   // where it waits, or nil
-	token     *Grant                  // from the draw on
-	started   bool                    // in the ledger
-
-	ears []lockkey.ID // that it has
+	ears      []lockkey.ID            // that it has
 
 	puzzled     bool         // a lock is held, and it isn't known by whom
 	prepareOnce func() error // Config.Prepare, until it has been called
@@ -41,17 +35,38 @@ type Bid struct {
 	told        time.Time    // when the observer was told last who has the locks
 }
 
-// NewBid is a bid on a session that others may use, too.
-func NewBid(s *session.Session, cfg Config) *Bid {
-	return &Bid{s: s, cfg: cfg, vouches: true, awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
+// grant is what a bid has been granted.
+type grant struct {
+	locks []Lock
+	slot  int           // with a gate: which of the claim's locks it is, from 1
+	delay time.Duration // for which the locks are to be held before the command may start
+	// coversEarlier: a clean end of this run says that the commands of all earlier
+	// holders are dead, too (see verdict).
+	coversEarlier bool
+	tenure        Tenure // from the draw on
+	recorded      bool   // in the ledger
+}
+
+func noGrant() grant { return grant{coversEarlier: true} }
+
+// drawn says whether the token has been drawn.
+func (g *grant) drawn() bool { return g.tenure.Token != 0 }
+
+// undraw forgets the token, and what the ledger may have noted under it.
+func (g *grant) undraw() { g.tenure, g.recorded = Tenure{}, false }
+
+// NewBid is a bid on a session that others may use, too. One that returns has waited
+// before, in a session that is lost or in which it hears nothing.
+func NewBid(s *session.Session, cfg Config, returns bool) *Bid {
+	return &Bid{s: s, cfg: cfg, returns: returns, grant: noGrant(), awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
 }
 
 // complete says whether all is held that the claim asks for.
 func (b *Bid) complete() bool {
 	if b.cfg.Claim.Gate != nil {
-		return len(b.held) == 1
+		return len(b.grant.locks) == 1
 	}
-	return len(b.held) == len(b.cfg.Claim.Locks)
+	return len(b.grant.locks) == len(b.cfg.Claim.Locks)
 }
 
 // missing are the locks that the claim still asks for.
@@ -59,14 +74,20 @@ func (b *Bid) missing() []Lock {
 	if b.cfg.Claim.Gate != nil {
 		return b.cfg.Claim.Locks
 	}
-	return b.cfg.Claim.Locks[len(b.held):]
+	return b.cfg.Claim.Locks[len(b.grant.locks):]
 }
 
 // Try takes what is missing, one lock after the other, up to the first that
 // somebody else has, and says whether the claim is complete. It doesn't wait.
 // Locks before that one stay held, so that whoever waits for it has them, but in
 // a transaction, or without a wait: there it is all or nothing.
-func (b *Bid) Try(ctx context.Context) (bool, error) {
+func (b *Bid) Try(ctx context.Context) (complete bool, err error) {
+	_, err = b.try(ctx)
+	return err == nil && b.complete(), err
+}
+
+// try is Try, but says whether any lock was granted.
+func (b *Bid) try(ctx context.Context) (granted bool, err error) {
 	if value, known := b.s.TakeLoginAnswer(); known {
 		n, err := strconv.Atoi(value)
 		if err != nil {
@@ -77,35 +98,35 @@ func (b *Bid) Try(ctx context.Context) (bool, error) {
 	if b.cfg.Session.Transaction {
 		return b.tryInTransaction(ctx)
 	}
-	n, err := b.number(ctx, "SELECT "+b.trial())
+	n, err := b.number(ctx, "SELECT "+b.trySQL())
 	if err != nil {
 		return false, err
 	}
 	return b.granted(n)
 }
 
-// trial is an SQL expression that takes what is missing, in the way of Try. Its
+// trySQL is an SQL expression that takes what is missing, in the way of Try. Its
 // value is for granted.
-func (b *Bid) trial() string {
+func (b *Bid) trySQL() string {
 	claim := b.cfg.Claim
 	switch {
 	case claim.Gate != nil && b.line == nil:
 		return passes(*claim.Gate, tryEach(claim.Locks, Lock.try), "0")
 	case claim.Gate != nil:
 		return tryEach(claim.Locks, Lock.try)
-	case b.cfg.Wait == 0 && len(b.held) == 0:
+	case b.cfg.Wait == 0 && len(b.grant.locks) == 0:
 		return tryAllOrNone(claim.Locks)
 	}
 	return tryAll(b.missing(), Lock.try)
 }
 
-// LoginTrial is the first trial, which is made in the login's round trip: its value is
+// LoginTrySQL is the first trial, which is made in the login's round trip: its value is
 // what the session's TakeLoginAnswer returns, and Try goes by that.
-func (cfg Config) LoginTrial() string {
+func (cfg Config) LoginTrySQL() string {
 	if len(cfg.Claim.Locks) == 0 {
 		return ""
 	}
-	return NewBid(nil, cfg).trial()
+	return NewBid(nil, cfg, false).trySQL()
 }
 
 // tryAll is an SQL expression that takes the locks up to the first that is not
@@ -142,26 +163,26 @@ func tryEach(locks []Lock, try func(Lock) string) string {
 // granted notes what a trial has taken: so many locks or, with a gate, the one
 // at that place. For each it asks the lock's history how long the last holder
 // may be alive.
-func (b *Bid) granted(n int) (complete bool, err error) {
+func (b *Bid) granted(n int) (some bool, err error) {
 	missing := b.missing()
 	if n < 0 || n > len(missing) {
 		return false, session.ErrNotPostgreSQL()
 	}
 	won := missing[:n]
 	if b.cfg.Claim.Gate != nil && n > 0 {
-		won, b.slot = missing[n-1:n], n
+		won, b.grant.slot = missing[n-1:n], n
 	}
 	for _, l := range won {
-		b.held = append(b.held, l)
+		b.grant.locks = append(b.grant.locks, l)
 		v := b.verdict(l.ID)
-		b.delay = max(b.delay, v.delay)
-		b.vouches = b.vouches && v.vouches
+		b.grant.delay = max(b.grant.delay, v.delay)
+		b.grant.coversEarlier = b.grant.coversEarlier && v.coversEarlier
 	}
 	if !b.complete() {
 		b.await()
 		b.refused()
 	}
-	return b.complete(), nil
+	return len(won) > 0, nil
 }
 
 // refused takes note that somebody else has what is missing: if the histories say
@@ -186,7 +207,7 @@ func (b *Bid) verdict(id lockkey.ID) verdict {
 	switch {
 	case h != nil && (h.heard() || b.awaited[id]):
 		return h.verdict()
-	case b.awaited[id] || b.cfg.Returns:
+	case b.awaited[id] || b.returns:
 		return newHistory(b.cfg.LockDelay, b.cfg.Session.Lease, false, nil).verdict()
 	}
 	return verdict{delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
@@ -218,13 +239,13 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 		b.forget()
 		return b.error(err)
 	}
-	if len(b.held) == 0 {
+	if len(b.grant.locks) == 0 {
 		return nil
 	}
-	h := Held{Locks: b.held, cfg: b.cfg}
+	h := Held{Locks: b.grant.locks, cfg: b.cfg}
 	var words []string
-	if b.token != nil { // a start has been said
-		h.Grant = *b.token
+	if b.grant.drawn() { // a start has been said
+		h.Tenure = b.grant.tenure
 		words, _ = h.releasing()
 	}
 	_, err := b.s.Query(ctx, append(words, "SELECT "+h.unlocking())...)
@@ -234,10 +255,10 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 
 // forget is for what was held and isn't any more: others may have it now.
 func (b *Bid) forget() {
-	for _, l := range b.held {
+	for _, l := range b.grant.locks {
 		b.awaited[l.ID] = true
 	}
-	b.held, b.slot, b.delay, b.vouches, b.token, b.started = nil, 0, 0, true, nil, false
+	b.grant = noGrant()
 }
 
 // tryInTransaction begins the transaction that holds the locks.
@@ -297,101 +318,4 @@ func lastNumber(rows session.Rows) (int, error) {
 // error makes a refusal of the server's one of the bid's locks.
 func (b *Bid) error(err error) error {
 	return session.Refused(err, "lock "+b.cfg.Claim.String())
-}
-
-// Listen begins to collect what is said of the locks, and then looks who has them:
-// in the other order a holder could begin unseen and unheard.
-func (b *Bid) Listen(ctx context.Context) error {
-	listen := b.listening()
-	if len(listen) == 0 && !b.puzzled {
-		return nil
-	}
-	_, err := b.look(ctx, listen...)
-	return err
-}
-
-// listening are the queries by which the session begins to listen, before it takes
-// the ticket or the ear by which holders know of it: so no clean end that is meant
-// for it is missed. They are about to be asked.
-func (b *Bid) listening() (queries []string) {
-	var listen, ears []string
-	for _, l := range b.cfg.Claim.Locks {
-		if b.histories[l.ID] != nil {
-			continue
-		}
-		h := newHistory(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared, b.news)
-		b.histories[l.ID] = h
-		b.s.OnNotify(channel(l.ID), h.hear)
-		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, channel(l.ID)))
-		if b.cfg.Claim.Gate == nil && (b.line == nil || len(b.cfg.Claim.Locks) > 1) { // it has no ticket for this one
-			ears = append(ears, earOf(l.ID).call("try_advisory_lock"))
-			b.ears = append(b.ears, l.ID)
-		}
-	}
-	if len(listen) > 0 {
-		queries = append(queries, strings.Join(listen, ";"))
-	}
-	if len(ears) > 0 {
-		queries = append(queries, "SELECT "+strings.Join(ears, ", "))
-	}
-	return queries
-}
-
-// leaving are the queries that give back all by which it waited. They are about to
-// be asked.
-func (b *Bid) leaving() []string {
-	queries := b.line.leaving()
-	var ears []string
-	for _, id := range b.ears {
-		ears = append(ears, earOf(id).call("advisory_unlock"))
-	}
-	b.ears = nil
-	if len(ears) > 0 {
-		queries = append(queries, "SELECT "+strings.Join(ears, ", "))
-	}
-	return queries
-}
-
-// Listens says whether what happens to the locks is being collected.
-func (b *Bid) Listens() bool { return len(b.histories) > 0 }
-
-// Forget stops listening.
-func (b *Bid) Forget(ctx context.Context) error {
-	var queries, ears []string
-	for id := range b.histories {
-		b.s.OnNotify(channel(id), nil)
-		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, channel(id)))
-	}
-	for _, id := range b.ears {
-		ears = append(ears, earOf(id).call("advisory_unlock"))
-	}
-	if len(ears) > 0 {
-		queries = append(queries, "SELECT "+strings.Join(ears, ", "))
-	}
-	clear(b.histories)
-	b.ears = nil
-	if len(queries) == 0 {
-		return nil
-	}
-	_, err := b.s.Query(ctx, queries...)
-	return b.error(err)
-}
-
-// verify asks for the roles of sessions whose words may count.
-func (b *Bid) verify(ctx context.Context) error {
-	for _, h := range b.histories {
-		for _, pid := range h.unverified() {
-			rows, err := b.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
-			if err != nil {
-				return b.error(err)
-			}
-			found := len(rows) == 1 && len(rows[0]) == 1
-			role := uint64(0)
-			if found {
-				role, _ = strconv.ParseUint(rows[0][0], 10, 32)
-			}
-			h.verified(pid, uint32(role), found && role != 0)
-		}
-	}
-	return nil
 }

@@ -12,13 +12,18 @@ import (
 // bid is one on a session of its own.
 func bid(t *testing.T, cfg lock.Config) *lock.Bid {
 	t.Helper()
-	s, err := session.Open(t.Context(), cfg.Session)
+	return lock.NewBid(open(t, cfg), cfg, false)
+}
+
+func open(t *testing.T, cfg lock.Config) *session.Session {
+	t.Helper()
+	s, err := cfg.Open(t.Context(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
 	s.Keep()
-	return lock.NewBid(s, cfg)
+	return s
 }
 
 func try(t *testing.T, b *lock.Bid) bool {
@@ -124,7 +129,7 @@ func TestNoWait(t *testing.T) {
 		cfg.Parting = parting
 		c := contend(t, cfg)
 		<-c.done
-		refused, ok := c.err.(*lock.HeldError) //nolint:errorlint // as it is
+		refused, ok := c.err.(*lock.ConflictError) //nolint:errorlint // as it is
 		if !ok || len(refused.Holders) != 1 || refused.Holders[0].Backend != h.Session.BackendPID() {
 			t.Errorf("parting %v: %#v", parting, c.err)
 		}

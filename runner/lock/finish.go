@@ -20,7 +20,7 @@ func (h *Held) End(end ledger.End) { h.end = end }
 // crashes, which costs the next start its lock-delay; but with a tick, a success that
 // is lost would be repeated.
 func (h *Held) finishing() (queries []string) {
-	if !h.remembered {
+	if !h.recorded {
 		return nil
 	}
 	commit := "off"
@@ -51,28 +51,11 @@ func (h *Held) finishBeside(ctx context.Context) {
 // locks are given back in any case, and the next start waits for its lock-delay.
 func (h *Held) excused(err error) bool {
 	var pgErr *pgconn.PgError
-	if !h.remembered || !errors.As(err, &pgErr) || errors.As(err, new(*session.LostError)) {
+	if !h.recorded || !errors.As(err, &pgErr) || errors.As(err, new(*session.LostError)) {
 		return false
 	}
 	h.unnoted(session.Refused(err, "the ledger"))
 	return true
-}
-
-// noteSilence closes the run of a holder that was silent for as long as its command
-// can live, for those who have not seen that.
-func (b *Bid) noteSilence(ctx context.Context, of seat, found *look) {
-	if of.token == 0 {
-		return
-	}
-	var queries []string
-	for _, s := range found.holders {
-		if s.pid == of.pid {
-			queries = append(queries, ledger.End{Outcome: ledger.Lost}.Finish(s.id, of.token, s.shared, "local")...)
-		}
-	}
-	if _, err := b.s.Query(ctx, queries...); err != nil { // then they wait for their lock-delay
-		b.cfg.Log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")
-	}
 }
 
 func (h *Held) unnoted(err error) {

@@ -15,20 +15,21 @@ import (
 // Held are locks under which a command may be started, and the session that they
 // depend on.
 type Held struct {
-	Grant
+	Tenure
 	Session *session.Session
 	Locks   []Lock
 	Slot    int // of a claim with a gate: which of its locks it is, from 1
 	Waited  time.Duration
 
-	cfg         Config
-	remembered  bool          // by the ledger
-	end         ledger.End    // of the command
-	vouches     bool          // to speak for those before
-	ownsSession bool          // the session is this one's
-	parted      bool          // it has said goodbye
-	prefers     string        // the host that is to have the lock next
-	requests    chan struct{} // to step down
+	cfg      Config
+	recorded bool // in the ledger
+	// coversEarlier: its end is that of the commands of all earlier holders, too.
+	coversEarlier bool
+	end           ledger.End    // of the command
+	ownsSession   bool          // the session is this one's
+	parted        bool          // it has said goodbye
+	prefers       string        // the host that is to have the lock next
+	requests      chan struct{} // to step down
 }
 
 // Lost is closed when the session is gone, and its locks with it. Err then says
@@ -105,13 +106,12 @@ func (h *Held) unlocking() string {
 // announceEnd is the query that announces the end of a tenure to those in line, and
 // names the first of them, or one on the host that is preferred.
 func (h *Held) announceEnd(l Lock) string {
-	word, fields := clean, h.wordFields()
+	word := wordClean
 	if l.Shared {
-		word = readerLeft
+		word = wordLeft
 	}
-	token := strconv.FormatInt(h.Token, 10)
 	if h.cfg.Claim.Polled && !l.Shared {
-		return tell(channel(l.ID), h.cfg.payload(word, token, fields))
+		return tell(channel(l.ID), h.endPayload(word))
 	}
 	// In a backend's first moments an order by places, as a look has it, would take
 	// as long as all the rest. Where the time of tickets begins anew, this one names
@@ -124,28 +124,21 @@ func (h *Held) announceEnd(l Lock) string {
 		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(h.prefers), order)
 	}
 	columns := fmt.Sprintf("pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', %s)",
-		channel(l.ID), h.cfg.payload(word, token, fields, "' "+toField+"'", "pid"))
+		channel(l.ID), h.endPayload(word, "' "+toField+"'", "pid"))
 	return fmt.Sprintf("%s ORDER BY %s LIMIT 1", h.cfg.Claim.waitingFor(h.Locks, columns), order)
 }
 
-func (h *Held) wordFields() []string {
-	if h.vouches {
-		return []string{allField}
-	}
-	return nil
-}
-
-// LastBytes are what a process that holds the socket of a dead one can say in its
+// EncodedRelease are what a process that holds the socket of a dead one can say in its
 // place, when the command is dead: the clean end, and the unlock. It is nil where
 // that can't be: of readers others may be alive, a transaction has nothing to say
 // before its end, and what is encrypted nobody else can write. With goodbye the
 // session ends with it: where the session has other locks, it must not.
-func (h *Held) LastBytes() (request []byte, goodbye bool) {
+func (h *Held) EncodedRelease() (request []byte, goodbye bool) {
 	if h.cfg.Session.Transaction || h.Locks[0].Shared {
 		return nil, false
 	}
 	words, unlock := h.releasing()
-	if h.remembered && !h.cfg.Session.Quorum {
+	if h.recorded && !h.cfg.Session.Quorum {
 		killed := *h
 		killed.end = ledger.End{Outcome: ledger.Killed}
 		words = append(killed.finishing(), words...)

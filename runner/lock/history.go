@@ -39,7 +39,7 @@ type history struct {
 	mu      sync.Mutex
 	now     int                 // counts what has been noted
 	starts  []start             // that nobody has discharged
-	words   []word              // the latest
+	words   []endNotice         // the latest
 	seen    map[uint32]sighting // sessions that hold the lock or wait for it
 	own     uint32              // the role of this session; 0 until it is known
 	spoken  bool                // a word has counted
@@ -101,7 +101,7 @@ func newHistory(lockDelay, lease time.Duration, shared bool, news chan<- struct{
 // called by the session's reader.
 func (h *history) hear(pid uint32, payload string) {
 	a, ok := parseAnnouncement(payload)
-	if !ok || h.shared && a.Shared && a.Event == started {
+	if !ok || h.shared && a.Shared && a.Event == wordStarted {
 		return
 	}
 	a.PID = pid
@@ -109,15 +109,15 @@ func (h *history) hear(pid uint32, payload string) {
 	defer h.mu.Unlock()
 	h.now++
 	switch a.Event {
-	case started:
-		h.begin(start{pid: pid, token: a.Token, delay: h.bounded(a), need: need(a)})
-	case clean, dead:
+	case wordStarted:
+		h.begin(start{pid: pid, token: a.Token, delay: h.bounded(a), need: deadAfter(a)})
+	case wordClean, wordDead:
 		if len(h.words) == mostWords {
 			h.words = slices.Delete(h.words, 0, 1)
 		}
-		h.words = append(h.words, word{Announcement: a, noted: h.now})
+		h.words = append(h.words, endNotice{Announcement: a, noted: h.now})
 		h.judge()
-	case readerLeft:
+	case wordLeft:
 	}
 	if len(h.events) < mostEvents {
 		h.events = append(h.events, a)
@@ -137,19 +137,19 @@ func (h *history) bounded(a Announcement) time.Duration {
 	if !h.seen[a.PID].held {
 		return h.lockDelay
 	}
-	return max(h.lockDelay, min(need(a), h.lease))
+	return max(h.lockDelay, min(deadAfter(a), h.lease))
 }
 
-// need is when a holder's command is dead at the latest, by its own settings.
-func need(a Announcement) time.Duration { return session.TakeoverDelay(a.Lease) + a.LostGrace }
+// deadAfter is when a holder's command is dead at the latest, by its own settings.
+func deadAfter(a Announcement) time.Duration { return session.DeadAfter(a.Lease, a.LostGrace) }
 
 // crowd stands for the tenures that are too many to remember: no word
 // discharges it.
 const crowd = math.MaxUint32
 
-// begin notes a tenure. Of one session only the latest counts, since a session
-// has a lock but once at a time. A tenure of nobody known is taken to be the
-// first that becomes known.
+// begin notes a tenure. A session holds a lock at most once, so a later start of the
+// same session replaces the earlier one. A start whose session isn't known is taken
+// for that of the first session that becomes known.
 func (h *history) begin(s start) {
 	s.noted = h.now
 	h.starts = slices.DeleteFunc(h.starts, func(known start) bool {
@@ -172,16 +172,16 @@ func (h *history) begin(s start) {
 	h.starts = append(h.starts, s)
 }
 
-// freed is how long after a clean end, which is said before, a lock is free for
+// freeAfterClean is how long after a clean end, which is said before, a lock is free for
 // certain.
-const freed = 150 * time.Millisecond
+const freeAfterClean = 150 * time.Millisecond
 
 // refused takes note of a try that was refused: if all were known to be dead, then
 // there is somebody else by now. It says whether that is news.
 func (h *history) refused(at time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state() != ended || at.Sub(h.since) < freed || h.buried.pid != 0 {
+	if h.state() != ended || at.Sub(h.since) < freeAfterClean || h.buried.pid != 0 {
 		return false
 	}
 	h.now++
@@ -225,7 +225,7 @@ func (h *history) saw(l *look, id lockkey.ID, since int) {
 			continue
 		}
 		h.seen[s.pid] = sighting{role: s.role, held: true}
-		overtaken := func(w word) bool { return w.PID == s.pid && w.noted > since && s.token <= w.Token }
+		overtaken := func(w endNotice) bool { return w.PID == s.pid && w.noted > since && s.token <= w.Token }
 		if h.shared && s.shared || slices.ContainsFunc(h.words, overtaken) {
 			continue
 		}
@@ -265,9 +265,9 @@ func (h *history) take() []Announcement {
 type verdict struct {
 	// delay is how long the lock is to be held before the command may start.
 	delay time.Duration
-	// vouches: the holder may say, when its own command is dead, that those of all
-	// before it are, too.
-	vouches bool
+	// coversEarlier: the holder may say, when its own command is dead, that those of
+	// all before it are, too.
+	coversEarlier bool
 }
 
 func (h *history) verdict() verdict {
@@ -275,11 +275,11 @@ func (h *history) verdict() verdict {
 	defer h.mu.Unlock()
 	switch {
 	case h.state() == ended:
-		return verdict{vouches: !h.ownOnly}
+		return verdict{coversEarlier: !h.ownOnly}
 	case h.lockDelay == 0:
 		return verdict{}
 	}
-	v := verdict{delay: h.lockDelay, vouches: true}
+	v := verdict{delay: h.lockDelay, coversEarlier: true}
 	for _, s := range h.starts {
 		v.delay = max(v.delay, s.delay)
 	}

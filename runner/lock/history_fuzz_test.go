@@ -34,7 +34,7 @@ func fuzzStep(h *history, step []byte, since int, withStrangers bool) {
 	token := int64(what >> 3)
 	switch op % 8 {
 	case 0:
-		a := Announcement{Event: started, Token: token, Lease: time.Duration(what) * time.Minute, Shared: what&1 != 0}
+		a := Announcement{Event: wordStarted, Token: token, Lease: time.Duration(what) * time.Minute, Shared: what&1 != 0}
 		h.hear(pid, payloadOf(a))
 	case 1, 2:
 		if !trusted && !withStrangers { // words that were heard before may have come to count
@@ -43,13 +43,13 @@ func fuzzStep(h *history, step []byte, since int, withStrangers bool) {
 			h.judge()
 			return
 		}
-		a := Announcement{Event: clean, Token: token, OwnOnly: what&1 != 0, To: uint32(what & 2)}
+		a := Announcement{Event: wordClean, Token: token, OwnOnly: what&1 != 0, To: uint32(what & 2)}
 		if op%8 == 2 {
-			a.Event = dead
+			a.Event = wordDead
 		}
 		h.hear(pid, payloadOf(a))
 	case 3:
-		h.hear(pid, payloadOf(Announcement{Event: readerLeft, Token: token}))
+		h.hear(pid, payloadOf(Announcement{Event: wordLeft, Token: token}))
 	case 4, 5: // a look, of a state of some time ago
 		l := &look{role: ours, line: []seat{{pid: uint32(what)%fuzzSessions + 1, role: fuzzRole(uint32(what)%fuzzSessions + 1)}}}
 		if trusted && what&4 != 0 {
@@ -61,7 +61,7 @@ func fuzzStep(h *history, step []byte, since int, withStrangers bool) {
 			h.verified(pid, fuzzRole(pid), what&1 != 0)
 		}
 	case 7:
-		h.refused(time.Now().Add(freed))
+		h.refused(time.Now().Add(freeAfterClean))
 	}
 }
 

@@ -62,10 +62,10 @@ func (h told) shows(since int, holders ...seat) {
 	h.saw(&look{role: ours, holders: holders}, lockkey.ID{Number: 7}, since)
 }
 
-func (h told) wants(what string, delay time.Duration, entitled bool) {
+func (h told) wants(what string, delay time.Duration, covers bool) {
 	h.t.Helper()
-	if got := h.verdict(); got != (verdict{delay, entitled}) {
-		h.t.Errorf("%s: waits %v, entitled %v; want %v, %v", what, got.delay, got.vouches, delay, entitled)
+	if got := h.verdict(); got != (verdict{delay, covers}) {
+		h.t.Errorf("%s: waits %v, covers %v; want %v, %v", what, got.delay, got.coversEarlier, delay, covers)
 	}
 }
 
@@ -75,7 +75,7 @@ func TestHistoryStates(t *testing.T) {
 	running := func(h told) { h.looks(holds(holder, theirs, 5)) }
 	ended := func(h told) {
 		running(h)
-		h.says(holder, clean, 5)
+		h.says(holder, wordClean, 5)
 	}
 	const isQuiet, isRunning, isEnded = "quiet", "running", "ended"
 	state := func(h told) string {
@@ -95,31 +95,31 @@ func TestHistoryStates(t *testing.T) {
 		want string
 	}{
 		{"quiet, nothing", quiet, func(told) {}, isQuiet},
-		{"quiet, a start", quiet, func(h told) { h.says(second, started, 6) }, isRunning},
+		{"quiet, a start", quiet, func(h told) { h.says(second, wordStarted, 6) }, isRunning},
 		{"quiet, a holder is seen", quiet, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
 		{"quiet, a foreign holder is seen", quiet, func(h told) { h.looks(holds(second, nobody, 0)) }, isRunning},
-		{"quiet, a late word", quiet, func(h told) { h.says(speaker, dead, 6); verify(h, speaker) }, isQuiet},
-		{"quiet, a repeated word", quiet, func(h told) { h.says(speaker, clean, 6); verify(h, speaker) }, isQuiet},
-		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, dead, 6) }, isQuiet},
-		{"running, a start", running, func(h told) { h.says(second, started, 6) }, isRunning},
+		{"quiet, a late word", quiet, func(h told) { h.says(speaker, wordDead, 6); verify(h, speaker) }, isQuiet},
+		{"quiet, a repeated word", quiet, func(h told) { h.says(speaker, wordClean, 6); verify(h, speaker) }, isQuiet},
+		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, wordDead, 6) }, isQuiet},
+		{"running, a start", running, func(h told) { h.says(second, wordStarted, 6) }, isRunning},
 		{"running, another holder is seen", running, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
-		{"running, a word that discharges all", running, func(h told) { h.says(holder, clean, 5) }, isEnded},
+		{"running, a word that discharges all", running, func(h told) { h.says(holder, wordClean, 5) }, isEnded},
 		{"running, a word that discharges some", running, func(h told) {
 			h.looks(holds(second, theirs, 6))
-			h.says(second, clean, 6, alone)
+			h.says(second, wordClean, 6, alone)
 		}, isRunning},
 		{"running, a word of the one before", running, func(h told) {
 			h.looks(holds(second, theirs, 6))
-			h.says(holder, clean, 5)
+			h.says(holder, wordClean, 5)
 		}, isRunning},
-		{"running, refused", running, func(h told) { h.refused(time.Now().Add(freed)) }, isRunning},
+		{"running, refused", running, func(h told) { h.refused(time.Now().Add(freeAfterClean)) }, isRunning},
 		{"running, nobody is seen", running, func(h told) { h.looks() }, isRunning},
-		{"running, a reader leaves", running, func(h told) { h.says(holder, readerLeft, 5) }, isRunning},
-		{"ended, a start", ended, func(h told) { h.says(second, started, 6) }, isRunning},
+		{"running, a reader leaves", running, func(h told) { h.says(holder, wordLeft, 5) }, isRunning},
+		{"ended, a start", ended, func(h told) { h.says(second, wordStarted, 6) }, isRunning},
 		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
-		{"ended, another word", ended, func(h told) { h.says(holder, clean, 5) }, isEnded},
+		{"ended, another word", ended, func(h told) { h.says(holder, wordClean, 5) }, isEnded},
 		{"ended, refused before the lock can be free", ended, func(h told) { h.refused(time.Now()) }, isEnded},
-		{"ended, refused", ended, func(h told) { h.refused(time.Now().Add(freed)) }, isRunning},
+		{"ended, refused", ended, func(h told) { h.refused(time.Now().Add(freeAfterClean)) }, isRunning},
 		{"ended, nobody is seen", ended, func(h told) { h.looks() }, isEnded},
 	} {
 		h := newTold(t)
@@ -148,16 +148,16 @@ func TestHistoryDelays(t *testing.T) {
 	short.delay = 0
 	h.looks(short)
 	h.wants("another that says none", theirDelay, true)
-	h.says(holder, clean, 5)
+	h.says(holder, wordClean, 5)
 	h.wants("the first has ended", testDelay, true)
 
 	h = newTold(t)
-	h.says(stranger, started, 5, func(a *Announcement) { a.Lease = longestAnnounced })
+	h.says(stranger, wordStarted, 5, func(a *Announcement) { a.Lease = longestAnnounced })
 	h.wants("one that was not seen to hold it says a long lease", testDelay, true)
 	h.looks(holds(holder, theirs, 0))
-	h.says(holder, started, 5, func(a *Announcement) { a.LostGrace = 8 * time.Second })
-	h.wants("one that was seen has a lost-grace", session.TakeoverDelay(testLease)+8*time.Second, true)
-	h.says(holder, started, 5, func(a *Announcement) { a.Lease = longestAnnounced })
+	h.says(holder, wordStarted, 5, func(a *Announcement) { a.LostGrace = 8 * time.Second })
+	h.wants("one that was seen has a lost-grace", session.DeadAfter(testLease, 0)+8*time.Second, true)
+	h.says(holder, wordStarted, 5, func(a *Announcement) { a.Lease = longestAnnounced })
 	h.wants("it says a long lease, which is no longer than the waiter's own", testLease, true)
 
 	none := told{t, newHistory(0, testLease, false, nil)}
@@ -170,32 +170,32 @@ func TestHistoryOrders(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	since := h.looking()
-	h.says(holder, clean, 5)
+	h.says(holder, wordClean, 5)
 	h.shows(since, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the look", 0, true)
 
 	since = h.looking()
-	h.says(holder, started, 6)
+	h.says(holder, wordStarted, 6)
 	h.shows(since, holds(holder, theirs, 5))
 	h.wants("the look shows an older token than was heard of", theirDelay, true)
-	h.says(holder, clean, 6)
+	h.says(holder, wordClean, 6)
 	h.wants("and then its end", 0, true)
 
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	h.says(holder, clean, 5)
+	h.says(holder, wordClean, 5)
 	h.looks(holds(holder, theirs, 6)) // sent after the word
 	h.wants("the look is later than the word", theirDelay, true)
 
 	h = newTold(t)
 	since = h.looking()
-	h.says(holder, clean, 5) // nothing was known of it yet
+	h.says(holder, wordClean, 5) // nothing was known of it yet
 	h.shows(since, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the first look", 0, true)
 
 	h = newTold(t)
 	since = h.looking()
-	h.says(holder, clean, 5)
+	h.says(holder, wordClean, 5)
 	h.shows(since, holds(holder, theirs, 6))
 	h.wants("the look shows a later tenure", theirDelay, true)
 }

@@ -15,11 +15,11 @@ func TestHistoryCounts(t *testing.T) {
 		event event
 		want  time.Duration
 	}{
-		{"one of the holder's role", theirs, dead, 0},
-		{"one of the waiter's role", ours, dead, 0},
-		{"a stranger", nobody, dead, theirDelay},
-		{"a stranger who says clean", nobody, clean, theirDelay},
-		{"one that is gone", 0, dead, theirDelay},
+		{"one of the holder's role", theirs, wordDead, 0},
+		{"one of the waiter's role", ours, wordDead, 0},
+		{"a stranger", nobody, wordDead, theirDelay},
+		{"a stranger who says clean", nobody, wordClean, theirDelay},
+		{"one that is gone", 0, wordDead, theirDelay},
 	} {
 		h := newTold(t)
 		h.looks(holds(holder, theirs, 5))
@@ -30,8 +30,8 @@ func TestHistoryCounts(t *testing.T) {
 		}
 		h.verified(speaker, tt.role, tt.role != 0)
 		h.wants(tt.name, tt.want, true)
-		if h.vouched(speaker) != (tt.want == 0) && len(h.starts) > 0 {
-			t.Errorf("%s: vouched %v", tt.name, h.vouched(speaker))
+		if h.credible(speaker) != (tt.want == 0) && len(h.starts) > 0 {
+			t.Errorf("%s: vouched %v", tt.name, h.credible(speaker))
 		}
 		if got := h.unverified(); len(got) != 0 {
 			t.Errorf("%s: still unverified %v", tt.name, got)
@@ -41,14 +41,14 @@ func TestHistoryCounts(t *testing.T) {
 	// Also one who stands in line, and is known by that.
 	h := newTold(t)
 	h.saw(&look{role: ours, holders: []seat{holds(holder, theirs, 5)}, line: []seat{{pid: stranger, role: nobody}, {pid: speaker, role: theirs}}}, lockkey.ID{Number: 7}, 0)
-	h.says(stranger, clean, 5)
+	h.says(stranger, wordClean, 5)
 	h.wants("a stranger in line", theirDelay, true)
-	h.says(speaker, dead, 5)
+	h.says(speaker, wordDead, 5)
 	h.wants("another in line, of the holder's role", 0, true)
 
 	// A word that was said before anybody was seen counts from then on.
 	h = newTold(t)
-	h.says(speaker, dead, 5)
+	h.says(speaker, wordDead, 5)
 	h.verified(speaker, theirs, true)
 	h.wants("nobody of that role has held it", testDelay, true)
 	h.looks(holds(second, theirs, 0))
@@ -58,9 +58,9 @@ func TestHistoryCounts(t *testing.T) {
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	h.looks(holds(stranger, nobody, 0))
-	h.says(stranger, clean, 1<<62)
+	h.says(stranger, wordClean, 1<<62)
 	h.wants("a stranger has held it after", theirDelay, true)
-	h.says(holder, clean, 5)
+	h.says(holder, wordClean, 5)
 	h.wants("and the other says its end, too", 0, true)
 
 	// The lock of another number, and that of somebody who isn't seen any more.
@@ -68,15 +68,15 @@ func TestHistoryCounts(t *testing.T) {
 	other := holds(holder, theirs, 5)
 	other.id.Number++
 	h.looks(other)
-	h.says(holder, clean, 5)
+	h.says(holder, wordClean, 5)
 	h.wants("the holder of another lock", testDelay, true)
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	h.says(holder, clean, 5)
+	h.says(holder, wordClean, 5)
 	h.looks()
-	h.says(holder, clean, 5)
+	h.says(holder, wordClean, 5)
 	h.looks(holds(second, nobody, 6))
-	h.says(holder, clean, 9)
+	h.says(holder, wordClean, 9)
 	h.wants("a session of that number that held it once", theirDelay, true)
 }
 
@@ -90,50 +90,50 @@ func TestHistoryDischarges(t *testing.T) {
 		return h
 	}
 	for _, tt := range []struct {
-		name     string
-		say      func(told)
-		want     time.Duration
-		entitled bool
+		name   string
+		say    func(told)
+		want   time.Duration
+		covers bool
 	}{
-		{"an entitled word of the later", func(h told) { h.says(second, clean, 6) }, 0, true},
-		{"an entitled dead of the later", func(h told) { h.says(speaker, dead, 6); h.verified(speaker, theirs, true) }, 0, true},
-		{"a word of the later for itself", func(h told) { h.says(second, clean, 6, alone) }, theirDelay, true},
-		{"a dead of the later for itself", func(h told) { h.says(speaker, dead, 6, alone); h.verified(speaker, theirs, true) }, theirDelay, true},
-		{"a word of the earlier", func(h told) { h.says(holder, clean, 5) }, theirDelay, true},
-		{"each for itself", func(h told) { h.says(holder, clean, 5, alone); h.says(second, clean, 6, alone) }, 0, false},
-		{"the later for itself, then the earlier", func(h told) { h.says(second, clean, 6, alone); h.says(holder, clean, 5) }, 0, false},
-		{"a word of a token between", func(h told) { h.says(second, clean, 5) }, theirDelay, true},
-		{"a word of one that was not known", func(h told) { h.says(speaker, clean, 7); h.verified(speaker, theirs, true) }, 0, true},
-		{"the same, for itself", func(h told) { h.says(speaker, clean, 7, alone); h.verified(speaker, theirs, true) }, theirDelay, true},
-		{"another's word of one that was not known", func(h told) { h.says(speaker, dead, 7); h.verified(speaker, theirs, true) }, theirDelay, true},
+		{"a covering word of the later", func(h told) { h.says(second, wordClean, 6) }, 0, true},
+		{"a covering dead of the later", func(h told) { h.says(speaker, wordDead, 6); h.verified(speaker, theirs, true) }, 0, true},
+		{"a word of the later for itself", func(h told) { h.says(second, wordClean, 6, alone) }, theirDelay, true},
+		{"a dead of the later for itself", func(h told) { h.says(speaker, wordDead, 6, alone); h.verified(speaker, theirs, true) }, theirDelay, true},
+		{"a word of the earlier", func(h told) { h.says(holder, wordClean, 5) }, theirDelay, true},
+		{"each for itself", func(h told) { h.says(holder, wordClean, 5, alone); h.says(second, wordClean, 6, alone) }, 0, false},
+		{"the later for itself, then the earlier", func(h told) { h.says(second, wordClean, 6, alone); h.says(holder, wordClean, 5) }, 0, false},
+		{"a word of a token between", func(h told) { h.says(second, wordClean, 5) }, theirDelay, true},
+		{"a word of one that was not known", func(h told) { h.says(speaker, wordClean, 7); h.verified(speaker, theirs, true) }, 0, true},
+		{"the same, for itself", func(h told) { h.says(speaker, wordClean, 7, alone); h.verified(speaker, theirs, true) }, theirDelay, true},
+		{"another's word of one that was not known", func(h told) { h.says(speaker, wordDead, 7); h.verified(speaker, theirs, true) }, theirDelay, true},
 		{"a word of one that has waited for less than the others need", func(h told) {
-			h.says(third, started, 7)
+			h.says(third, wordStarted, 7)
 			h.looks(holds(third, theirs, 7))
-			h.says(third, clean, 7, func(a *Announcement) { a.LostGrace = 0 })
+			h.says(third, wordClean, 7, func(a *Announcement) { a.LostGrace = 0 })
 		}, theirDelay, true},
 		{"a late and repeated word", func(h told) {
-			h.says(second, clean, 6)
-			h.says(second, clean, 6)
-			h.says(holder, clean, 5)
+			h.says(second, wordClean, 6)
+			h.says(second, wordClean, 6)
+			h.says(holder, wordClean, 5)
 		}, 0, true},
 	} {
 		h := two(t)
 		tt.say(h)
-		h.wants(tt.name, tt.want, tt.entitled)
+		h.wants(tt.name, tt.want, tt.covers)
 	}
 
 	// A holder that shows no token: it is earlier than the word if it was known before.
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 0))
-	h.says(speaker, dead, 5, alone)
+	h.says(speaker, wordDead, 5, alone)
 	h.verified(speaker, theirs, true)
 	h.wants("unknown token, another's word for itself", theirDelay, true)
-	h.says(holder, clean, 6, alone)
+	h.says(holder, wordClean, 6, alone)
 	h.wants("unknown token, its own word", 0, false)
 
 	// A word that may be late says nothing of a token that isn't known: it may be
 	// that of an earlier tenure.
-	for _, e := range []event{dead, clean} {
+	for _, e := range []event{wordDead, wordClean} {
 		h = newTold(t)
 		h.looks(holds(holder, theirs, 0))
 		h.says(speaker, e, 5)
@@ -142,28 +142,28 @@ func TestHistoryDischarges(t *testing.T) {
 
 		h = newTold(t)
 		h.looks(holds(holder, theirs, 5))
-		h.says(holder, clean, 5)
-		h.refused(time.Now().Add(freed))
+		h.says(holder, wordClean, 5)
+		h.refused(time.Now().Add(freeAfterClean))
 		h.says(speaker, e, 5)
 		h.verified(speaker, ours, true)
 		h.wants("somebody has the lock, and nobody knows who", testDelay, true)
 	}
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	h.says(holder, clean, 5, alone)
-	h.says(speaker, dead, 3)
+	h.says(holder, wordClean, 5, alone)
+	h.says(speaker, wordDead, 3)
 	h.verified(speaker, ours, true)
 	h.wants("one that speaks for itself, and then a late word", 0, false)
 
 	// A later start of the same session is another tenure.
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	h.says(holder, clean, 5)
-	h.says(holder, started, 6)
+	h.says(holder, wordClean, 5)
+	h.says(holder, wordStarted, 6)
 	h.wants("it has started again", theirDelay, true)
-	h.says(holder, clean, 5)
+	h.says(holder, wordClean, 5)
 	h.wants("its first end is said again", theirDelay, true)
-	h.says(holder, clean, 6)
+	h.says(holder, wordClean, 6)
 	h.wants("it has ended again", 0, true)
 }
 
@@ -171,19 +171,19 @@ func TestHistoryDischarges(t *testing.T) {
 // nothing of him, however often they are said again.
 func TestForeignBetween(t *testing.T) {
 	again := func(h told) {
-		h.says(holder, clean, 5)
-		h.says(speaker, dead, 5)
+		h.says(holder, wordClean, 5)
+		h.says(speaker, wordDead, 5)
 		h.verified(speaker, ours, true)
-		h.says(second, clean, 4)
+		h.says(second, wordClean, 4)
 	}
 	for name, between := range map[string]func(told){
-		"a try is refused":         func(h told) { h.refused(time.Now().Add(freed)) },
+		"a try is refused":         func(h told) { h.refused(time.Now().Add(freeAfterClean)) },
 		"a foreign holder is seen": func(h told) { h.looks(holds(third, nobody, 0)); h.looks() },
 	} {
 		h := newTold(t)
 		h.looks(holds(second, theirs, 4))
 		h.looks(holds(holder, theirs, 5))
-		h.says(holder, clean, 5)
+		h.says(holder, wordClean, 5)
 		h.wants("a clean end", 0, true)
 		between(h)
 		delay := h.verdict().delay
@@ -200,15 +200,15 @@ func TestForeignBetween(t *testing.T) {
 func TestPassingNewcomer(t *testing.T) {
 	h := newTold(t)
 	h.looks()
-	h.says(second, started, 6)
+	h.says(second, wordStarted, 6)
 	if got := h.unverified(); len(got) != 1 || got[0] != second {
 		t.Fatalf("unverified %v", got)
 	}
 	h.verified(second, ours, true)
-	h.says(second, clean, 6, alone)
+	h.says(second, wordClean, 6, alone)
 	h.wants("it has ended", 0, false)
 
-	h.says(third, started, 7)
+	h.says(third, wordStarted, 7)
 	h.unverified()
 	h.verified(third, 0, false)
 	if got := h.unverified(); len(got) != 0 {
@@ -222,16 +222,16 @@ func TestPassingNewcomer(t *testing.T) {
 func TestNewcomerBetween(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	h.says(second, started, 6)
+	h.says(second, wordStarted, 6)
 	h.looks(holds(second, theirs, 6))
-	h.says(second, clean, 6, alone)
+	h.says(second, wordClean, 6, alone)
 	h.wants("a newcomer has come and gone", theirDelay, true)
 
 	// Who waited T1 out before speaks for it.
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	h.says(second, started, 6)
+	h.says(second, wordStarted, 6)
 	h.looks(holds(second, theirs, 6))
-	h.says(second, clean, 6)
+	h.says(second, wordClean, 6)
 	h.wants("one who has waited T1 out", 0, true)
 }

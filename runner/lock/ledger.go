@@ -18,14 +18,14 @@ import (
 // pgleads that are not granted the ledger: a start that was heard of, and that the
 // ledger lacks, is waited out as without one.
 
-// remembers says whether the run goes by a ledger.
-func (b *Bid) remembers() bool {
+// usesLedger says whether the run goes by a ledger.
+func (b *Bid) usesLedger() bool {
 	use, err := b.cfg.Ledger.Found(b.s.Probed())
 	return use && err == nil
 }
 
-// run is what the ledger is told of this one.
-func (cfg *Config) run() ledger.Run {
+// ledgerRun is what the ledger is told of this one.
+func (cfg *Config) ledgerRun() ledger.Run {
 	d := cfg.Description
 	return ledger.Run{
 		Host: d.Host, User: d.User, Command: d.Command, PID: d.PID,
@@ -33,8 +33,8 @@ func (cfg *Config) run() ledger.Run {
 	}
 }
 
-// remembered are locks of the claim, as the ledger has them.
-func (cfg *Config) remembered(locks []Lock) (as []ledger.Lock) {
+// ledgerLocks are locks of the claim, as the ledger has them.
+func (cfg *Config) ledgerLocks(locks []Lock) (as []ledger.Lock) {
 	for _, l := range locks {
 		i := slices.Index(cfg.Claim.Locks, l)
 		as = append(as, ledger.Lock{ID: l.ID, Key: cfg.Ledger.Key(i, len(cfg.Claim.Locks))})
@@ -45,7 +45,7 @@ func (cfg *Config) remembered(locks []Lock) (as []ledger.Lock) {
 // startsWithToken says whether the start of these locks' run can be part of the
 // statement that draws the token.
 func (b *Bid) startsWithToken(locks []Lock) bool {
-	if len(locks) != 1 || locks[0].Shared || b.cfg.Session.Quorum || b.cfg.Session.Transaction || !b.remembers() {
+	if len(locks) != 1 || locks[0].Shared || b.cfg.Session.Quorum || b.cfg.Session.Transaction || !b.usesLedger() {
 		return false
 	}
 	tokens, blind := b.undischarged(locks)
@@ -67,8 +67,8 @@ func (b *Bid) undischarged(locks []Lock) (tokens []int64, blind bool) {
 	return tokens, blind
 }
 
-// waiting is a start that may have to wait.
-type waiting struct {
+// startAttempt is a start that may have to wait.
+type startAttempt struct {
 	proof     ledger.Proof
 	demands   time.Duration // by what was announced
 	since     time.Time     // from then on nobody else has had the locks
@@ -78,18 +78,18 @@ type waiting struct {
 // drawAndStart draws the token and starts the run in the ledger, when nothing of those before
 // is alive.
 func (b *Bid) drawAndStart(ctx context.Context) error {
-	w := waiting{since: time.Now(), witnessed: !b.cfg.Session.Quorum, demands: b.delay}
-	w.proof = ledger.Proof{Sure: b.delay == 0, Closes: make([]int64, len(b.held))}
-	if _, blind := b.undischarged(b.held); blind && !w.proof.Sure {
-		if err := b.outwait(ctx, &w); err != nil {
+	w := startAttempt{since: time.Now(), witnessed: !b.cfg.Session.Quorum, demands: b.grant.delay}
+	w.proof = ledger.Proof{Sure: b.grant.delay == 0, Closes: make([]int64, len(b.grant.locks))}
+	if _, blind := b.undischarged(b.grant.locks); blind && !w.proof.Sure {
+		if err := b.waitAsWithoutLedger(ctx, &w); err != nil {
 			return err
 		}
 	}
 	for {
 		b.noteEvidence(&w)
 		err := b.draw(ctx)
-		if err == nil && b.started {
-			b.speaksFor(&w)
+		if err == nil && b.grant.recorded {
+			b.noteCoverage(&w)
 			return nil
 		}
 		var answer ledger.Answer
@@ -98,13 +98,13 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 		}
 		switch {
 		case err != nil && b.vanished(ctx, err):
-			b.delay = max(b.delay, w.demands)
+			b.grant.delay = max(b.grant.delay, w.demands)
 			return b.withoutLedger(ctx)
 		case err != nil:
 			return b.ledgerError(err)
 		case answer.Word == ledger.Started:
-			b.started = true
-			b.speaksFor(&w)
+			b.grant.recorded = true
+			b.noteCoverage(&w)
 			if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.Claim.Polled {
 				b.s.DropSecond()
 			}
@@ -116,27 +116,27 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 	}
 }
 
-// speaksFor finds out whether this one may say at its end that nothing of those before
-// it is alive: by the ledger alone it may not, which lacks the runs of those who are not
-// granted it.
-func (b *Bid) speaksFor(w *waiting) {
+// noteCoverage finds out whether this run may say at its end that no earlier command is
+// alive either. The ledger alone is no ground for that: roles that are not granted it
+// leave no rows in it.
+func (b *Bid) noteCoverage(w *startAttempt) {
 	if w.demands == 0 || w.witnessed && time.Since(w.since) >= w.demands {
 		return
 	}
-	v := b.verdictOf(b.held)
-	b.vouches = v.delay == 0 && v.vouches
+	v := b.verdictOf(b.grant.locks)
+	b.grant.coversEarlier = v.delay == 0 && v.coversEarlier
 }
 
 // noteEvidence takes note of what has been announced, or waited for, by now.
-func (b *Bid) noteEvidence(w *waiting) {
-	if !w.proof.Sure && (b.verdictOf(b.held).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
+func (b *Bid) noteEvidence(w *startAttempt) {
+	if !w.proof.Sure && (b.verdictOf(b.grant.locks).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
 		w.proof.Sure = true
 	}
 	w.proof.Heard = nil
 	if w.proof.Sure {
 		return
 	}
-	heard, _ := b.undischarged(b.held)
+	heard, _ := b.undischarged(b.grant.locks)
 	for _, token := range heard {
 		if !slices.Contains(w.proof.Closes, token) {
 			w.proof.Heard = append(w.proof.Heard, token)
@@ -144,11 +144,11 @@ func (b *Bid) noteEvidence(w *waiting) {
 	}
 }
 
-// outwait waits as without a ledger.
-func (b *Bid) outwait(ctx context.Context, w *waiting) error {
-	b.delay = w.demands
+// waitAsWithoutLedger waits as without a ledger.
+func (b *Bid) waitAsWithoutLedger(ctx context.Context, w *startAttempt) error {
+	b.grant.delay = w.demands
 	if w.witnessed {
-		b.delay -= time.Since(w.since)
+		b.grant.delay -= time.Since(w.since)
 	}
 	err := b.waitOut(ctx)
 	w.proof.Sure = true
@@ -157,15 +157,15 @@ func (b *Bid) outwait(ctx context.Context, w *waiting) error {
 }
 
 // obey does what an answer asks for. After that the start is asked for again.
-func (b *Bid) obey(ctx context.Context, w *waiting, answer ledger.Answer) error {
+func (b *Bid) obey(ctx context.Context, w *startAttempt, answer ledger.Answer) error {
 	switch answer.Word {
 	case "unknown":
 		if w.proof.Sure {
 			return session.ErrNotPostgreSQL()
 		}
-		return b.outwait(ctx, w)
+		return b.waitAsWithoutLedger(ctx, w)
 	case "lost":
-		return b.outliveLost(ctx, w, answer.Lost)
+		return b.waitForOpenRuns(ctx, w, answer.Lost)
 	case "paused":
 		return b.withdraw(ctx, &ledger.PausedError{Until: answer.Until, By: answer.By, Note: answer.Note})
 	case "done":
@@ -188,9 +188,9 @@ func (b *Bid) obey(ctx context.Context, w *waiting, answer ledger.Answer) error 
 	return session.Errorf(session.Unreachable, "", "the ledger says that another session has the lock")
 }
 
-// outliveLost waits until what the ledger knows to have started is dead: for as long as its
+// waitForOpenRuns waits until what the ledger knows to have started is dead: for as long as its
 // holder's settings call for, or until there is word of its end.
-func (b *Bid) outliveLost(ctx context.Context, w *waiting, lost []ledger.OpenRun) error {
+func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledger.OpenRun) error {
 	if !w.witnessed {
 		if err := b.s.Witness(ctx); err != nil {
 			return err
@@ -200,7 +200,7 @@ func (b *Bid) outliveLost(ctx context.Context, w *waiting, lost []ledger.OpenRun
 	var rest time.Duration
 	var host string
 	for _, l := range lost {
-		h := b.histories[b.held[l.Lock].ID]
+		h := b.histories[b.grant.locks[l.Lock].ID]
 		need := max(b.cfg.LockDelay, l.Need()) - time.Since(w.since)
 		if b.cfg.LockDelay == 0 || need <= 0 || h != nil && h.buries(l.Token) {
 			w.proof.Closes[l.Lock] = max(w.proof.Closes[l.Lock], l.Token)
@@ -214,48 +214,22 @@ func (b *Bid) outliveLost(ctx context.Context, w *waiting, lost []ledger.OpenRun
 		w.proof.Waited = time.Since(w.since)
 		return nil
 	}
-	b.token, b.started = nil, false // those are not for what starts then
-	return b.holdOut(ctx, rest, host)
+	b.grant.undraw() // that token is not for what starts then
+	b.s.Keep()
+	b.grant.delay = rest
+	if err := b.announceDelay(ctx); err != nil {
+		return err
+	}
+	_, err := b.hold(ctx, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host)+"; waiting", func() (bool, error) {
+		open, err := b.number(ctx, ledger.Open(b.cfg.ledgerLocks(b.grant.locks), b.shared()))
+		return open == 0, err
+	})
+	return err
 }
 
 // Between two looks at the ledger, whether the last run's end has been noted: its
 // survivor needs a new session for that.
 const ledgerLooks = 250 * time.Millisecond
-
-// holdOut holds the locks for that long, or until the ledger has no run of them under
-// way any more.
-func (b *Bid) holdOut(ctx context.Context, d time.Duration, host string) error {
-	b.s.Keep()
-	b.delay = d
-	if err := b.announceDelay(ctx); err != nil {
-		return err
-	}
-	b.cfg.Log.Info("lock granted, and the ledger knows of no end of its last run on "+visible.Text(host)+"; waiting", "event", "delayed", "delay", d)
-	defer b.cfg.Observer.delayed(d)()
-	over := time.NewTimer(d)
-	defer over.Stop()
-	looks := time.NewTicker(ledgerLooks)
-	defer looks.Stop()
-	for {
-		select {
-		case <-over.C:
-			return nil
-		case <-looks.C:
-			n, err := b.number(ctx, ledger.Open(b.cfg.remembered(b.held), b.shared()))
-			if err != nil || n == 0 {
-				return err
-			}
-		case <-b.news:
-			if err := b.verify(ctx); err != nil || b.verdictOf(b.held).delay == 0 {
-				return err
-			}
-		case <-b.s.Lost():
-			return b.s.Err()
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
 
 // ask asks the ledger whether the run may start, on the session that has drawn the
 // token.
@@ -264,7 +238,7 @@ func (b *Bid) ask(ctx context.Context, proof ledger.Proof) (ledger.Answer, error
 	if err != nil {
 		return ledger.Answer{}, err
 	}
-	return ledger.ParseAnswer(text, len(b.held))
+	return ledger.ParseAnswer(text, len(b.grant.locks))
 }
 
 func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
@@ -272,7 +246,7 @@ func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
-	start := b.cfg.run().Rest(b.cfg.remembered(b.held), b.shared(), b.token.Token, b.token.SystemID, proof)
+	start := b.cfg.ledgerRun().Rest(b.cfg.ledgerLocks(b.grant.locks), b.shared(), b.grant.tenure.Token, b.grant.tenure.SystemID, proof)
 	if b.cfg.Session.Quorum {
 		row, err := b.s.Commit(ctx, "SELECT "+session.StandbysNow+", "+start+", pg_catalog.set_config('synchronous_commit', 'on', true)")
 		if err != nil || len(row) == 0 {
@@ -307,13 +281,13 @@ const fencePatience = 5 * time.Second
 // withdraw gives the locks back, since the command must not start, and says that it
 // has not. It says nothing of those before.
 func (b *Bid) withdraw(ctx context.Context, why error) error {
-	if b.token == nil || b.cfg.Session.Transaction {
+	if !b.grant.drawn() || b.cfg.Session.Transaction {
 		if err := b.GiveBack(ctx); err != nil {
 			return err
 		}
 		return why
 	}
-	h := Held{Grant: *b.token, Session: b.s, Locks: b.held, cfg: b.cfg}
+	h := Held{Tenure: b.grant.tenure, Session: b.s, Locks: b.grant.locks, cfg: b.cfg}
 	words, unlock := h.releasing()
 	_, err := b.s.Query(ctx, append(append(words, b.leaving()...), unlock)...)
 	b.forget()
@@ -330,7 +304,7 @@ func (b *Bid) vanished(ctx context.Context, err error) bool {
 	if !errors.As(err, &pgErr) || !slices.Contains([]string{"42501", "42883", "42P01", "3F000"}, pgErr.Code) {
 		return false
 	}
-	return b.s.Probe(ctx) == nil && !b.remembers()
+	return b.s.Probe(ctx) == nil && !b.usesLedger()
 }
 
 // withoutLedger goes on as if there had been none, if that will do.

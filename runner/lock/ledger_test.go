@@ -61,7 +61,7 @@ func TestLedgerFirstTry(t *testing.T) {
 	if got := rows(t, server); got != "nightly  t f f" {
 		t.Errorf("the row of a run that is cut off: %s", got)
 	}
-	lock.LastWords(t.Context(), held)
+	lock.AnnounceDeaths(t.Context(), held)
 	next := late.held(t)
 	if next.Token <= held.Token {
 		t.Errorf("token %d after %d", next.Token, held.Token)
@@ -86,7 +86,7 @@ func TestLedgerFirstTry(t *testing.T) {
 	began := time.Now()
 	last := acquire(t, short)
 	// The lost run's own settings ask for more: two thirds of its lease.
-	if took := time.Since(began); took < session.TakeoverDelay(lease) {
+	if took := time.Since(began); took < session.DeadAfter(lease, 0) {
 		t.Errorf("started %v after an end that nobody saw", took)
 	}
 	release(t, last)
@@ -111,16 +111,16 @@ func TestLedgerLine(t *testing.T) {
 	inLine(t, server, id(7), 1)
 	tear(t, server, held)
 	eventually(t, "the waiter is delayed", func() bool { return slices.Contains(third.said(), "delayed") })
-	lock.LastWords(t.Context(), held)
+	lock.AnnounceDeaths(t.Context(), held)
 	release(t, third.held(t))
 	if got := query(t, server, "SELECT outcome FROM pglead.run ORDER BY token"); !slices.Equal(got, []string{"failed", "lost", "stopped"}) {
 		t.Errorf("history: %q", got)
 	}
 }
 
-// TestLedgerEntitles has one start by the ledger's word alone: it can't speak for those
+// TestLedgerCoverage has one start by the ledger's word alone: it can't speak for those
 // whom the ledger doesn't know.
-func TestLedgerEntitles(t *testing.T) {
+func TestLedgerCoverage(t *testing.T) {
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
 	release(t, acquire(t, cfg))
@@ -136,9 +136,11 @@ func TestLedgerEntitles(t *testing.T) {
 	}
 	defer ear.Close(context.Background())
 	run(t, ear, `LISTEN "pglead.1.7"`)
-	back := cfg
-	back.Returns = true // and so has heard nothing
-	held := acquire(t, back)
+	returning := lock.NewBid(open(t, cfg), cfg, true) // and so has heard nothing
+	if !try(t, returning) {
+		t.Fatal("the lock is not free")
+	}
+	held := settle(t, returning)
 	contend(t, cfg)
 	inLine(t, server, id(7), 1)
 	release(t, ended(held, ledger.OK))
@@ -167,7 +169,7 @@ func TestLedgerRestart(t *testing.T) {
 	if err := server.StartLogged(); err != nil {
 		t.Fatal(err)
 	}
-	lock.LastWords(t.Context(), held)
+	lock.AnnounceDeaths(t.Context(), held)
 	release(t, waiter.held(t))
 }
 
@@ -203,7 +205,7 @@ func TestLedgerModes(t *testing.T) {
 			}
 			late := contend(t, cfg)
 			eventually(t, "the newcomer waits", func() bool { return slices.Contains(late.said(), "delayed") })
-			lock.LastWords(t.Context(), held)
+			lock.AnnounceDeaths(t.Context(), held)
 			release(t, late.held(t))
 		})
 	}
@@ -225,7 +227,7 @@ func TestLedgerTransaction(t *testing.T) {
 	tear(t, server, held)
 	late := contend(t, cfg)
 	eventually(t, "the newcomer waits", func() bool { return slices.Contains(late.said(), "delayed") })
-	lock.LastWords(t.Context(), held)
+	lock.AnnounceDeaths(t.Context(), held)
 	release(t, late.held(t))
 	if got := query(t, server, "SELECT outcome FROM pglead.run ORDER BY token"); !slices.Equal(got, []string{"ok", "ok", "lost", "stopped"}) {
 		t.Errorf("history: %q", got)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // The line is a number of sessions that block nowhere: each has a ticket, an
@@ -19,20 +21,20 @@ import (
 //
 //	rank 1    named by the clean end of the holder, it tries many times in one
 //	          statement, the first at once. It tries every second anyway, and
-//	          watches the holder (silence.go).
+//	          mostWatchers the holder (silence.go).
 //	up to 3   also watch it, in case those before them are frozen.
 //	rank r    tries, when the lock has come free, this much later, unless it has
 //	          heard that somebody started: those before it may be dead.
 //	up to 3   also tries what two looks have shown to be free.
-//	up to 64  listens.
+//	up to 64  mostListeners.
 //	others    look: often while the line moves, or the listeners would run out, and
 //	          more and more seldom, the further behind they are, while it stands.
 const (
 	turnPatience   = 300 * time.Millisecond
 	tryEvery       = time.Second
 	triesWhatsFree = 3
-	watches        = 3
-	listens        = 64
+	mostWatchers   = 3
+	mostListeners  = 64
 )
 
 // line is a bid's place among the waiters.
@@ -88,31 +90,36 @@ func (l *line) ticketQuery() string {
 		function += "_shared"
 	}
 	return fmt.Sprintf("SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t WHERE CASE WHEN t & 4294967295 <> %[5]d THEN pg_catalog.%[3]s(%[4]s) END LIMIT 1",
-		from, mostTickets, function, number, uint32(ear))
+		from, mostTickets, function, number, uint32(earNumber))
 }
 
 // shared says whether it is a reader.
 func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 
-// ear is the ticket that nobody draws: it is held, with others, by those who listen
+// earNumber is the ticket that nobody draws: it is held, with others, by those who listen
 // to what happens to a lock without standing in its line. So holders know that there
 // is somebody to tell.
-const ear = math.MaxUint32
+const earNumber = math.MaxUint32
 
 func earOf(id lockkey.ID) Lock {
-	return Lock{ID: lockkey.ID{Number: int64(lockkey.Ticket(id))<<32 | ear}, Shared: true}
+	return Lock{ID: ticketID(id, earNumber), Shared: true}
 }
 
 // ticketLock is the lock that the ticket is.
 func (l *line) ticketLock() Lock {
-	return Lock{ID: lockkey.ID{Number: int64(lockkey.Ticket(l.of))<<32 | int64(l.ticket)}, Shared: l.b.shared()}
+	return Lock{ID: ticketID(l.of, l.ticket), Shared: l.b.shared()}
+}
+
+// ticketID is the number of a ticket in a lock's line.
+func ticketID(of lockkey.ID, ticket uint32) lockkey.ID {
+	return lockkey.ID{Number: int64(lockkey.Ticket(of))<<32 | int64(ticket)}
 }
 
 // join takes a ticket, and then listens if it is one of the first.
 func (b *Bid) join(ctx context.Context) error {
 	l := b.line
 	if l == nil {
-		l = &line{b: b, ticket: b.cfg.ticket}
+		l = &line{b: b, ticket: b.ticket}
 		b.line = l
 	}
 	if l.ticketed && l.of != b.lineOf() { // the next of several locks
@@ -182,9 +189,9 @@ func (l *line) look(ctx context.Context) error {
 		return err
 	}
 	switch {
-	case found.rank <= listens && !l.b.Listens():
+	case found.rank <= mostListeners && !l.b.Listens():
 		err = l.b.Listen(ctx)
-	case found.rank > listens && l.b.Listens():
+	case found.rank > mostListeners && l.b.Listens():
 		err = l.b.Forget(ctx)
 	}
 	if err != nil {
@@ -221,11 +228,11 @@ func (l *line) digest(ctx context.Context, found *look) error {
 		if l.tryAt.IsZero() {
 			l.tryAt = now.Add(tryEvery)
 		}
-		if err := l.hold(ctx, found); err != nil {
+		if err := l.takeGate(ctx, found); err != nil {
 			return err
 		}
 	}
-	if l.rank > watches {
+	if l.rank > mostWatchers {
 		return nil
 	}
 	return l.watched.see(ctx, l, found)
@@ -235,22 +242,22 @@ func (l *line) digest(ctx context.Context, found *look) error {
 // 200 sessions.
 func (l *line) pace(rank int, lease time.Duration) time.Duration {
 	const most, each = 100 * time.Millisecond, 5 * time.Millisecond
-	seldom := max(lease/5, time.Duration(rank)*time.Second/4)
+	seldom := max(session.BeatEvery(lease), time.Duration(rank)*time.Second/4)
 	switch {
-	case rank <= listens:
+	case rank <= mostListeners:
 		l.looks = seldom
 	case l.moved:
-		l.looks = max(most, time.Duration(rank-listens)*each)
+		l.looks = max(most, time.Duration(rank-mostListeners)*each)
 	default:
 		l.looks = min(2*l.looks, seldom)
 	}
 	return l.looks
 }
 
-// hold takes the gate for the first in line: against newcomers that would take
+// takeGate takes the gate for the first in line: against newcomers that would take
 // one of several locks before it, and against readers, of whom there might always
 // be another.
-func (l *line) hold(ctx context.Context, found *look) error {
+func (l *line) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.holders, func(s seat) bool { return s.shared })
 	if l.gated || l.b.cfg.Claim.Gate == nil && (l.b.shared() || !readers) {
 		return nil
@@ -265,23 +272,23 @@ func (l *line) decide(events []Announcement) {
 	now := time.Now()
 	for _, e := range events {
 		switch e.Event {
-		case started:
+		case wordStarted:
 			l.burst = false
 			// A stranger's word doesn't take the try from those that look at once.
-			if l.rank > triesWhatsFree || l.b.vouched(e.PID) {
+			if l.rank > triesWhatsFree || l.b.credible(e.PID) {
 				l.tryAt = time.Time{}
 			}
 			if i := slices.Index(l.ahead, e.PID); i >= 0 {
 				l.ahead = slices.Delete(l.ahead, i, i+1)
 				l.rank = max(1, l.rank-1)
 			}
-			if l.rank <= triesWhatsFree && !l.b.vouched(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
+			if l.rank <= triesWhatsFree && !l.b.credible(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
 				l.lookAt = now.Add(rand.N(lookAtOnce))
 			}
 			if l.rank == 1 && l.tryAt.IsZero() {
 				l.tryAt = now.Add(tryEvery)
 			}
-		case clean, dead, readerLeft:
+		case wordClean, wordDead, wordLeft:
 			// A word that is said again and again puts off no turn that is near.
 			if at := now.Add(l.turn(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
 				l.tryAt = at
@@ -307,12 +314,32 @@ func (l *line) turn(e Announcement) time.Duration {
 	return turnPatience * time.Duration(max(0, l.rank-1))
 }
 
-// vouched says whether what a session says counts.
-func (b *Bid) vouched(pid uint32) bool {
+// credible says whether what a session says counts.
+func (b *Bid) credible(pid uint32) bool {
 	for _, h := range b.histories {
-		if h.vouched(pid) {
+		if h.credible(pid) {
 			return true
 		}
 	}
 	return false
+}
+
+// waitingFor is a query for those who wait for any of these locks, the first in line
+// first, if it is ordered: for one who waits for another of them may want this one
+// next. They are those with tickets, and those of older versions, who stand in the
+// server's own queue. One who waits for that number in another database is told for
+// nothing, and which database this is would take as long to find out as all the rest.
+func (c Claim) waitingFor(locks []Lock, columns string) string {
+	ids := idsOf(locks)
+	lines := ids
+	if c.Gate != nil {
+		lines = []lockkey.ID{*c.Gate}
+		ids = append(ids, *c.Gate)
+	}
+	var classes []string
+	for _, line := range lines {
+		classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(line)))
+	}
+	return fmt.Sprintf(`SELECT %s FROM pg_catalog.pg_lock_status() AS w WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid()
+		AND (classid IN (%s) AND objsubid = 1 OR NOT granted AND %s)`, columns, strings.Join(classes, ", "), inspect.Among(ids))
 }

@@ -11,14 +11,17 @@
 //
 //	claim     the locks that a run wants: all of them or, behind a gate, any one
 //	bid       a claim on one session, as far as it has been granted
-//	trial     the SQL expression that tries for what is missing. The first one is
-//	          made in the login's own round trip (Bid.Try takes its answer)
+//	try       asking for what is missing. The first one travels with the login, in
+//	          the same round trip (LoginTrySQL), and Bid.Try takes its answer
+//	grant     what a bid has got so far: locks, and later the token
+//	tenure    one holding of a lock, from its token to its end
 //	line      those who wait, each with a ticket: an advisory lock of its own
 //	gate      a lock that the first in line holds against newcomers
 //	ear       a ticket of those who listen without standing in line
 //	history   what a waiter has heard and seen of a lock's holders
 //	verdict   what the history means for a grant: start at once, or after a delay
 //	word      what is said on a lock's NOTIFY channel: started, clean, dead, left
+//	coverage  whether the end of a tenure is that of all earlier ones, too
 //	lock-delay  how long a grant is held without a command, for want of evidence
 //	settle    from the grant to the start: the delay, the token, the ledger
 package lock
@@ -106,18 +109,6 @@ func (c Claim) String() string {
 		list = append(list, l.String())
 	}
 	return strings.Join(list, ", ")
-}
-
-// among is a condition on pg_lock_status(): one of these numbers, in any
-// database. That of a bigint has the halves in classid and objid, and objsubid 1;
-// a pair has objsubid 2. Numbers in quotes are of the columns' types at once.
-// https://www.postgresql.org/docs/current/view-pg-locks.html
-func among(ids []lockkey.ID) string {
-	var list []string
-	for _, id := range ids {
-		list = append(list, fmt.Sprintf("('%d', '%d', '%d')", id.ClassID(), id.ObjID(), id.ObjSubID()))
-	}
-	return "(classid, objid, objsubid) IN (" + strings.Join(list, ", ") + ")"
 }
 
 func idsOf(locks []Lock) []lockkey.ID {

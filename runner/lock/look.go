@@ -94,7 +94,7 @@ FROM (SELECT *, CASE WHEN classid = '%d' AND objid <> '%d' AND objsubid = 1 AND 
 		AND (classid = '%d' AND objid <> '%d' AND objsubid = 1 OR %s)) AS l
 	LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
 ORDER BY l.place NULLS FIRST, l.pid LIMIT %d`,
-		own, b.lineClass(), uint32(ear), placeAt(now), b.lineClass(), uint32(ear), among(ids), len(ids)+mostSeats)
+		own, b.lineClass(), uint32(earNumber), placeAt(now), b.lineClass(), uint32(earNumber), inspect.Among(ids), len(ids)+mostSeats)
 }
 
 // placeAt is an SQL expression for a ticket's place in line, at a time of
@@ -150,7 +150,7 @@ func parseSeat(row []string) (s seat, err error) {
 	if d, ok := inspect.ParseDescription(row[13]); ok && d.Beat > 0 {
 		s.beat, s.bound = d.Beat, d.Transaction
 		// A holder in its own delay waits for others, which may need longer.
-		s.delay = min(max(session.TakeoverDelay(d.Lease)+d.LostGrace, d.Delay), longestAnnounced)
+		s.delay = min(max(session.DeadAfter(d.Lease, d.LostGrace), d.Delay), longestAnnounced)
 	}
 	return s, nil
 }

@@ -14,8 +14,8 @@ const noEnd = time.Duration(math.MaxInt64)
 // pausedLooks is how often it is looked whether a pause is over.
 const pausedLooks = 3 * time.Second
 
-// sitOut waits, without a place in line, until no lock of the claim is paused.
-func (b *Bid) sitOut(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
+// waitForResume waits, without a place in line, until no lock of the claim is paused.
+func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
 	b.cfg.Log.Info(why.Error()+"; waiting", "event", "paused")
 	b.s.Keep()
 	until := noEnd
@@ -35,7 +35,7 @@ func (b *Bid) sitOut(ctx context.Context, why *ledger.PausedError, left func() t
 			timer.Stop()
 			return context.Cause(ctx)
 		}
-		rows, err := b.s.Query(ctx, ledger.Paused(b.cfg.remembered(b.cfg.Claim.Locks)))
+		rows, err := b.s.Query(ctx, ledger.Paused(b.cfg.ledgerLocks(b.cfg.Claim.Locks)))
 		if err != nil {
 			return b.ledgerError(err)
 		}

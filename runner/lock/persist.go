@@ -100,10 +100,6 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Sessi
 				s.Close()
 				return nil, err
 			}
-			if cfg.Ledger.Foreign(s.Probed()) && !cfg.warned {
-				cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
-				cfg.warned = true
-			}
 		}
 		if err == nil || cfg.Wait > 0 || !isFull(err) {
 			return s, err
@@ -116,6 +112,16 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (*session.Sessi
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// WarnOfForeignLedger says that the database's ledger is one that can't be trusted,
+// and whether it did.
+func (cfg *Config) WarnOfForeignLedger(s *session.Session) (warned bool) {
+	foreign := cfg.Ledger.Foreign(s.Probed())
+	if foreign {
+		cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
+	}
+	return foreign
 }
 
 // A server that is full has room again when one of its hundred sessions is done,

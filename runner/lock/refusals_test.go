@@ -8,22 +8,22 @@ import (
 // TestRefused: many tries in vain after a word mean that there is somebody else.
 func TestRefused(t *testing.T) {
 	h := newTold(t)
-	if h.refused(time.Now().Add(freed)) {
+	if h.refused(time.Now().Add(freeAfterClean)) {
 		t.Error("with nothing known a refusal is news")
 	}
 	h.looks(holds(holder, theirs, 5))
-	if h.refused(time.Now().Add(freed)) {
+	if h.refused(time.Now().Add(freeAfterClean)) {
 		t.Error("with a holder known a refusal is news")
 	}
-	h.says(holder, clean, 5)
-	if !h.refused(time.Now().Add(freed)) {
+	h.says(holder, wordClean, 5)
+	if !h.refused(time.Now().Add(freeAfterClean)) {
 		t.Error("after a clean end a refusal is no news")
 	}
 	h.wants("refused after a clean end", testDelay, true)
 	h.looks(holds(second, nobody, 0)) // psql, say
 	h.looks()
 	h.wants("a foreign holder is gone", theirDelay, true)
-	h.says(holder, clean, 5)
+	h.says(holder, wordClean, 5)
 	h.wants("the word from before is repeated", theirDelay, true)
 }
 
@@ -34,14 +34,14 @@ func TestSilence(t *testing.T) {
 	h.looks(holds(second, theirs, 6))
 	h.bury(h.looking(), seat{})
 	h.wants("the holder has been silent", 0, true)
-	h.says(third, started, 7)
+	h.says(third, wordStarted, 7)
 	h.wants("and then somebody starts", testDelay, true)
 
 	// The session's end lets another have the lock before its answer is read.
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	since := h.looking()
-	h.says(third, started, 7)
+	h.says(third, wordStarted, 7)
 	h.bury(since, seat{})
 	h.wants("somebody has started while the session was being ended", testDelay, true)
 }
@@ -52,19 +52,19 @@ func TestReaders(t *testing.T) {
 	reading.shared = true
 	h := told{t, newHistory(testDelay, testLease, true, nil)}
 	h.looks(reading)
-	h.says(second, started, 6, read)
+	h.says(second, wordStarted, 6, read)
 	h.wants("a reader after readers", testDelay, true)
 	if h.heard() {
 		t.Error("a reader has heard of readers")
 	}
 	h.looks(holds(third, theirs, 7))
-	h.says(third, clean, 7)
-	h.says(second, started, 8, read)
+	h.says(third, wordClean, 7)
+	h.says(second, wordStarted, 8, read)
 	h.wants("a reader after a clean writer", 0, true)
 
 	h = newTold(t)
 	h.looks(reading)
-	h.says(holder, readerLeft, 5)
+	h.says(holder, wordLeft, 5)
 	h.wants("a writer after a reader that has left", theirDelay, true)
 }
 
@@ -73,18 +73,18 @@ func TestReaders(t *testing.T) {
 func TestHistoryIsBounded(t *testing.T) {
 	h := newTold(t)
 	for i := range uint32(3 * mostStarts) {
-		h.says(1000+i, started, int64(i))
+		h.says(1000+i, wordStarted, int64(i))
 	}
 	if len(h.starts) > mostStarts || len(h.take()) > mostEvents {
 		t.Errorf("%d starts are remembered", len(h.starts))
 	}
-	h.says(speaker, dead, 1<<62)
+	h.says(speaker, wordDead, 1<<62)
 	h.verified(speaker, ours, true)
 	if v := h.verdict(); v.delay == 0 {
 		t.Error("what was forgotten is taken for ended")
 	}
 	for i := range uint32(3 * mostWords) {
-		h.says(5000+i, dead, int64(i))
+		h.says(5000+i, wordDead, int64(i))
 	}
 	if len(h.words) > mostWords || len(h.unverified()) > mostWords {
 		t.Errorf("%d words are remembered", len(h.words))

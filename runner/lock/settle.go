@@ -24,16 +24,15 @@ import (
 //	session is still not lost
 //	the lease is not over             the guard, just before fork (package child)
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
-	// A second login may take its time.
-	kept := b.delay > 0 || b.cfg.Session.Quorum || b.cfg.Session.Transaction
-	if kept {
+	// A delay takes its time, and so may a second login.
+	if b.grant.delay > 0 || b.cfg.Session.Quorum || b.cfg.Session.Transaction {
 		if err := b.s.Ping(ctx); err != nil {
 			return nil, err
 		}
 		b.s.Keep()
 	}
 	draw := b.drawAndStart
-	if !b.remembers() {
+	if !b.usesLedger() {
 		draw = b.draw
 		if err := b.waitOut(ctx); err != nil {
 			return nil, err
@@ -59,8 +58,8 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 	return &Held{
-		Grant: *b.token, Session: b.s, Locks: b.held, Slot: b.slot, cfg: b.cfg, vouches: b.vouches,
-		remembered: b.started, end: ledger.End{Outcome: ledger.Stopped},
+		Tenure: b.grant.tenure, Session: b.s, Locks: b.grant.locks, Slot: b.grant.slot, cfg: b.cfg, coversEarlier: b.grant.coversEarlier,
+		recorded: b.grant.recorded, end: ledger.End{Outcome: ledger.Stopped},
 	}, nil
 }
 
@@ -68,36 +67,57 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 // there is evidence that it isn't. With a quorum that counts from a commit which this
 // server's standbys confirm.
 func (b *Bid) waitOut(ctx context.Context) error {
-	if b.delay <= 0 {
+	if b.grant.delay <= 0 {
 		return nil
 	}
-	b.token, b.started = nil, false // one that was drawn before is not for what starts then
+	b.grant.undraw() // a token that was drawn before is not for what starts then
 	if err := b.announceDelay(ctx); err != nil {
 		return err
 	}
 	if err := b.s.Witness(ctx); err != nil {
 		return err
 	}
-	b.cfg.Log.Info("lock granted without evidence that its last holder is dead; waiting", "event", "delayed", "delay", b.delay)
-	defer b.cfg.Observer.delayed(b.delay)()
-	over := time.NewTimer(b.delay)
+	early, err := b.hold(ctx, "lock granted without evidence that its last holder is dead; waiting", nil)
+	if early {
+		b.grant.coversEarlier = b.verdictOf(b.grant.locks).coversEarlier
+	}
+	return err
+}
+
+// hold holds the locks without a command for the grant's delay, or until it is heard
+// that no earlier command is alive: then it is early. It also ends when a look, which is
+// taken every so often if there is one, finds the same.
+func (b *Bid) hold(ctx context.Context, message string, look func() (over bool, err error)) (early bool, err error) {
+	delay := b.grant.delay
+	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
+	defer b.cfg.Observer.delayed(delay)()
+	over := time.NewTimer(delay)
 	defer over.Stop()
+	var looks <-chan time.Time
+	if look != nil {
+		ticker := time.NewTicker(ledgerLooks)
+		defer ticker.Stop()
+		looks = ticker.C
+	}
 	for {
 		select {
 		case <-over.C:
-			return nil
+			return false, nil
+		case <-looks:
+			if over, err := look(); err != nil || over {
+				return false, err
+			}
 		case <-b.news:
 			if err := b.verify(ctx); err != nil {
-				return err
+				return false, err
 			}
-			if v := b.verdictOf(b.held); v.delay == 0 {
-				b.vouches = v.vouches
-				return nil
+			if b.verdictOf(b.grant.locks).delay == 0 {
+				return true, nil
 			}
 		case <-b.s.Lost():
-			return b.s.Err()
+			return false, b.s.Err()
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return false, context.Cause(ctx)
 		}
 	}
 }
@@ -106,7 +126,7 @@ func (b *Bid) waitOut(ctx context.Context) error {
 // and makes room in line.
 func (b *Bid) announceDelay(ctx context.Context) error {
 	d := b.cfg.Description
-	d.Delay = b.delay
+	d.Delay = b.grant.delay
 	b.s.SetComment(d.Comment())
 	_, err := b.s.Query(ctx, append(b.line.leaving(), session.PlainBeat)...)
 	return b.error(err)

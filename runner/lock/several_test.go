@@ -105,7 +105,7 @@ func TestLinesOfSeveral(t *testing.T) {
 		if torn[0] {
 			ended = first
 		}
-		lock.LastWords(t.Context(), ended)
+		lock.AnnounceDeaths(t.Context(), ended)
 		release(t, next.held(t))
 		t.Log(name)
 	}
@@ -173,7 +173,7 @@ func TestTimeIsUp(t *testing.T) {
 			release(t, h)
 			h.Close()
 			<-next.done
-			refused, isHeld := next.err.(*lock.HeldError) //nolint:errorlint // as it is
+			refused, isHeld := next.err.(*lock.ConflictError) //nolint:errorlint // as it is
 			want := "0"
 			switch {
 			case next.err == nil:

@@ -44,7 +44,7 @@ func TestReadersAndWriters(t *testing.T) {
 	inLine(t, server, id(3), 1)
 	tear(t, server, writer)
 	holdsAndWaits(t, reader)
-	lock.LastWords(t.Context(), writer)
+	lock.AnnounceDeaths(t.Context(), writer)
 	release(t, reader.held(t))
 }
 

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // A holder whose host is dead or cut off says nothing more. Its session's last
@@ -41,7 +43,7 @@ func (w *silenceWatch) see(ctx context.Context, l *line, found *look) error {
 		*w = silenceWatch{last: s, since: found.received}
 		// The next one is due a fifth of the holder's lease after the last, give or
 		// take what its clock says: so the silence is counted from its beginning.
-		every := l.b.cfg.Session.Lease / 5
+		every := session.BeatEvery(l.b.cfg.Session.Lease)
 		if due := every - s.age + lookBefore; due > 0 && due < every+lookBefore {
 			l.lookAt = time.Now().Add(due)
 		}
@@ -105,9 +107,26 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	for i, h := range histories {
 		h.bury(since[i], s)
 	}
-	if l.b.remembers() {
+	if l.b.usesLedger() {
 		l.b.noteSilence(ctx, s, found)
 	}
 	l.tryAt, l.burst = time.Now(), true
 	return nil
+}
+
+// noteSilence closes the run of a holder that was silent for as long as its command
+// can live, for those who have not seen that.
+func (b *Bid) noteSilence(ctx context.Context, of seat, found *look) {
+	if of.token == 0 {
+		return
+	}
+	var queries []string
+	for _, s := range found.holders {
+		if s.pid == of.pid {
+			queries = append(queries, ledger.End{Outcome: ledger.Lost}.Finish(s.id, of.token, s.shared, "local")...)
+		}
+	}
+	if _, err := b.s.Query(ctx, queries...); err != nil { // then they wait for their lock-delay
+		b.cfg.Log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")
+	}
 }

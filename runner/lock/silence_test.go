@@ -39,7 +39,7 @@ func sawSilence(t *testing.T, next *contender, since time.Time, lease time.Durat
 	t.Helper()
 	next.held(t)
 	took := next.ended.Sub(since)
-	if took < session.TakeoverDelay(lease)-session.BeatEvery(lease) {
+	if took < session.DeadAfter(lease, 0)-session.BeatEvery(lease) {
 		t.Errorf("taken over %v after the last heartbeat: its command may be alive", took)
 	}
 	if took >= lease {
@@ -106,7 +106,7 @@ func TestSilenceWithoutTheRight(t *testing.T) {
 		holding.LockDelay, waiting.LockDelay = time.Second, time.Second
 		_, next, since := silenced(t, server, holding, waiting)
 		next.held(t)
-		if took := next.ended.Sub(since); took < session.TakeoverDelay(lease)-session.BeatEvery(lease) {
+		if took := next.ended.Sub(since); took < session.DeadAfter(lease, 0)-session.BeatEvery(lease) {
 			t.Errorf("%s: taken over %v after the last heartbeat", grant, took)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -74,8 +75,8 @@ func oldRequests(id lockkey.ID, by, to string) []string {
 	return queries
 }
 
-// probe is an SQL expression that is false if somebody asks for the locks.
-func (h *Held) probe() string {
+// stepDownSQL is an SQL expression that is false if somebody asks for the locks.
+func (h *Held) stepDownSQL() string {
 	var probes []string
 	for _, l := range h.Locks {
 		request := Lock{ID: lockkey.StepDown(l.ID), Shared: true}
@@ -87,11 +88,11 @@ func (h *Held) probe() string {
 // watchRequests has requests to step down delivered.
 func (h *Held) watchRequests() {
 	h.requests = make(chan struct{}, 1)
-	h.Session.Beat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), SQL: []string{"SELECT " + h.probe()}, Heard: h.probed})
+	h.Session.Beat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), SQL: []string{"SELECT " + h.stepDownSQL()}, Heard: h.hearStepDown})
 }
 
-// probed is given what the probe has come to.
-func (h *Held) probed(answers []session.Rows) {
+// hearStepDown is given what the probe has come to.
+func (h *Held) hearStepDown(answers []session.Rows) {
 	if rows := answers[0]; len(rows) == 1 && len(rows[0]) == 1 && rows[0][0] == "f" {
 		select {
 		case h.requests <- struct{}{}:
@@ -104,7 +105,7 @@ func (h *Held) probed(answers []session.Rows) {
 // it holds. Short commands are over before anybody looks.
 func (h *Held) Introduce(ctx context.Context) {
 	// Its failure is the session's, which others notice.
-	_, _ = h.Session.Ask(ctx, session.Request{SQL: []string{"SELECT " + h.probe()}, Then: h.probed})
+	_, _ = h.Session.Ask(ctx, session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown})
 }
 
 // Requests delivers that somebody asks for the locks.
@@ -118,7 +119,7 @@ func (h *Held) Asker(ctx context.Context) (by, to string) {
 		requests = append(requests, lockkey.StepDown(l.ID))
 	}
 	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
-WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+among(requests)+" LIMIT 1")
+WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+inspect.Among(requests)+" LIMIT 1")
 	if err != nil || len(rows) != 1 || len(rows[0]) != 1 {
 		return "", ""
 	}

@@ -67,12 +67,12 @@ func TestForcedEnd(t *testing.T) {
 	}
 	t.Run("the last word", func(t *testing.T) {
 		h, next := end(t, 1, holders, holders)
-		lock.LastWords(t.Context(), h)
+		lock.AnnounceDeaths(t.Context(), h)
 		next.held(t)
 	})
 	t.Run("the last word, to another role", func(t *testing.T) {
 		h, next := end(t, 2, holders, waiters)
-		lock.LastWords(t.Context(), h)
+		lock.AnnounceDeaths(t.Context(), h)
 		next.held(t)
 	})
 	t.Run("dead, of the waiter's role", func(t *testing.T) {
@@ -145,7 +145,7 @@ func TestStrangers(t *testing.T) {
 			holdsAndWaits(t, next)
 			say()
 			stays(t, next, 3*time.Second)
-			lock.LastWords(t.Context(), h)
+			lock.AnnounceDeaths(t.Context(), h)
 			next.held(t)
 		})
 	}
@@ -204,7 +204,7 @@ func TestForeignHolder(t *testing.T) {
 func TestNewcomer(t *testing.T) {
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
-	for i, entitled := range []bool{false, true} {
+	for i, covers := range []bool{false, true} {
 		number := int64(i + 1)
 		cfg := config(t, dsn, exclusive(number))
 		h := acquire(t, cfg)
@@ -226,7 +226,7 @@ func TestNewcomer(t *testing.T) {
 			t.Fatal(err)
 		}
 		field := ""
-		if entitled { // it has waited for T1
+		if covers { // it has waited for T1
 			field = " all"
 		}
 		say := func(e, field string) string {
@@ -235,7 +235,7 @@ func TestNewcomer(t *testing.T) {
 		run(t, psql, say("started", ""))
 		run(t, psql, say("clean", field))
 		run(t, psql, fmt.Sprintf("SELECT pg_advisory_unlock(%d)", number))
-		if entitled {
+		if covers {
 			next.held(t)
 		} else {
 			holdsAndWaits(t, next)

@@ -8,13 +8,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Grant is what the server says of locks that the session now holds.
-type Grant struct {
+// Tenure is what tells one holding of a lock from every other.
+type Tenure struct {
 	// Token grows with every grant in this cluster: the timeline in the upper
 	// 16 bits, the transaction number that this grant used up in the lower 48.
 	Token int64
@@ -22,12 +22,12 @@ type Grant struct {
 	SystemID string
 }
 
-// token is an SQL expression. It is the same number wherever it stands in a
+// tokenSQL is an SQL expression. It is the same number wherever it stands in a
 // transaction.
-const token = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
+const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
 
-// system is the cluster that the token belongs to.
-const system = "(pg_catalog.pg_control_system()).system_identifier"
+// systemSQL is the cluster that the token belongs to.
+const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 
 // startedColumn is where a row has the word of the ledger, which no other column says.
 const startedColumn = 4
@@ -61,13 +61,13 @@ func (b *Bid) drawing(locks []Lock, columns ...string) string {
 	fmt.Fprintf(&sql, `SELECT %s,
 	%s,
 	pg_catalog.set_config('synchronous_commit', 'local', true),
-	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`, token, system)
+	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`, tokenSQL, systemSQL)
 	if b.startsWithToken(locks) {
 		// A query of its own, so that it is evaluated once, and not at all without the lock.
-		fmt.Fprintf(&sql, ",\n\t(SELECT %s)", b.cfg.run().First(b.cfg.remembered(locks)[0], token, system+"::text"))
+		fmt.Fprintf(&sql, ",\n\t(SELECT %s)", b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text"))
 	}
 	if name := b.cfg.Session.ApplicationName; b.shows() {
-		fmt.Fprintf(&sql, ",\n\tpg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, ' %s'), false)", tokenMark, token, strings.TrimPrefix(name, "pglead:"))
+		fmt.Fprintf(&sql, ",\n\tpg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, ' %s'), false)", tokenMark, tokenSQL, strings.TrimPrefix(name, "pglead:"))
 	}
 	for _, l := range locks {
 		columns = append(columns, b.announcingStart(l, locks))
@@ -77,7 +77,7 @@ func (b *Bid) drawing(locks []Lock, columns ...string) string {
 	}
 	sql.WriteString(ofOwnLocks)
 	if b.line != nil || b.cfg.Claim.Polled { // it has others, tickets for one
-		sql.WriteString(" AND " + among(idsOf(locks)))
+		sql.WriteString(" AND " + inspect.Among(idsOf(locks)))
 	}
 	return sql.String()
 }
@@ -90,41 +90,17 @@ func (b *Bid) shows() bool {
 // announcingStart is an SQL expression that says that a command starts, if
 // anyone waits to hear it.
 func (b *Bid) announcingStart(l Lock, locks []Lock) string {
-	var fields []string
-	if l.Shared {
-		fields = []string{sharedField}
-	}
-	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.payload(started, token, fields))
+	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.startPayload(l, tokenSQL))
 	if b.cfg.Claim.Polled {
-		return fmt.Sprintf("CASE WHEN %s THEN %s END", among([]lockkey.ID{l.ID}), notify) // other rows are other locks'
+		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), notify) // other rows are other locks'
 	}
 	return fmt.Sprintf("CASE WHEN EXISTS (%s) THEN %s END", b.cfg.Claim.waitingFor(locks, ""), notify)
-}
-
-// waitingFor is a query for those who wait for any of these locks, the first in line
-// first, if it is ordered: for one who waits for another of them may want this one
-// next. They are those with tickets, and those of older versions, who stand in the
-// server's own queue. One who waits for that number in another database is told for
-// nothing, and which database this is would take as long to find out as all the rest.
-func (c Claim) waitingFor(locks []Lock, columns string) string {
-	ids := idsOf(locks)
-	lines := ids
-	if c.Gate != nil {
-		lines = []lockkey.ID{*c.Gate}
-		ids = append(ids, *c.Gate)
-	}
-	var classes []string
-	for _, line := range lines {
-		classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(line)))
-	}
-	return fmt.Sprintf(`SELECT %s FROM pg_catalog.pg_lock_status() AS w WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid()
-		AND (classid IN (%s) AND objsubid = 1 OR NOT granted AND %s)`, columns, strings.Join(classes, ", "), among(ids))
 }
 
 // drew takes note of what drawing returned, and makes sure that what is held is
 // among it.
 func (b *Bid) drew(rows session.Rows) error {
-	for _, l := range b.held {
+	for _, l := range b.grant.locks {
 		if !slices.ContainsFunc(rows, l.isListed) { // in no rows either
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
 				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
@@ -138,8 +114,8 @@ func (b *Bid) drew(rows session.Rows) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.token = &Grant{Token: number, SystemID: rows[0][1]}
-	b.started = len(rows[0]) > startedColumn && rows[0][startedColumn] == ledger.Started
+	b.grant.tenure = Tenure{Token: number, SystemID: rows[0][1]}
+	b.grant.recorded = len(rows[0]) > startedColumn && rows[0][startedColumn] == ledger.Started
 	return nil
 }
 
@@ -147,13 +123,13 @@ func (b *Bid) drew(rows session.Rows) error {
 // round trip on the session's own connection is what the first Deadline counts
 // from.
 func (b *Bid) draw(ctx context.Context) error {
-	if b.token != nil {
+	if b.grant.drawn() {
 		return nil
 	}
 	if b.cfg.Session.Quorum || b.cfg.Session.Transaction {
 		return b.drawBeside(ctx)
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawing(b.held)}, b.leaving()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawing(b.grant.locks)}, b.leaving()...)})
 	if err != nil {
 		return b.error(err)
 	}
@@ -163,9 +139,9 @@ func (b *Bid) draw(ctx context.Context) error {
 // describe has the session say what it holds.
 func (b *Bid) describe() {
 	d := b.cfg.Description
-	d.Token, d.Since = b.token.Token, time.Now()
+	d.Token, d.Since = b.grant.tenure.Token, time.Now()
 	if b.cfg.Claim.Gate != nil {
-		d.Slot = b.slot
+		d.Slot = b.grant.slot
 	}
 	b.s.SetComment(d.Comment())
 }
@@ -195,12 +171,8 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 	}
 	var queries []string
 	if b.cfg.Session.Quorum && !b.cfg.Session.Transaction {
-		for _, l := range b.held {
-			var fields []string
-			if l.Shared {
-				fields = []string{sharedField}
-			}
-			queries = append(queries, tell(channel(l.ID), b.cfg.payload(started, drawn[0], fields)))
+		for _, l := range b.grant.locks {
+			queries = append(queries, tell(channel(l.ID), b.cfg.startPayload(l, drawn[0])))
 		}
 		queries = append(queries, b.leaving()...)
 	}
@@ -244,13 +216,13 @@ func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, er
 	const query = `SELECT %s%s, (pg_catalog.pg_control_system()).system_identifier,
 	pg_catalog.set_config('synchronous_commit', '%s', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
 	if b.cfg.Session.Quorum {
-		return b.s.Commit(ctx, fmt.Sprintf(query, session.StandbysNow+", ", token, "on"))
+		return b.s.Commit(ctx, fmt.Sprintf(query, session.StandbysNow+", ", tokenSQL, "on"))
 	}
-	drawn, err := second.Row(ctx, 4, fmt.Sprintf(query, "", token, "local"))
+	drawn, err := second.Row(ctx, 4, fmt.Sprintf(query, "", tokenSQL, "local"))
 	if err != nil {
 		return nil, session.SecondError(err)
 	}
-	if !b.cfg.Claim.Polled && !b.remembers() { // each takes one lock after the other, and needs it again
+	if !b.cfg.Claim.Polled && !b.usesLedger() { // each takes one lock after the other, and needs it again
 		b.s.DropSecond()
 	}
 	return drawn, nil

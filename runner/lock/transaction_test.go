@@ -148,7 +148,7 @@ func TestLeaseInTransaction(t *testing.T) {
 						t.Fatal(err)
 					}
 					defer s.Close()
-					if !try(t, lock.NewBid(s, cfg)) {
+					if !try(t, lock.NewBid(s, cfg, false)) {
 						t.Fatal("the lock is taken")
 					}
 					await(t, s)

@@ -29,13 +29,13 @@ type Said struct{ Channel, Payload string }
 // Joins says whether the locks can be given back in a Turnover: there is nothing to
 // note anywhere else, and what there is to say is for all who listen.
 func (h *Held) Joins() bool {
-	return h.cfg.joins() && !h.remembered
+	return h.cfg.joins() && !h.recorded
 }
 
 // Joins says whether the bid's first trial can be part of a Turnover: a grant is all
 // that it takes for a start. So it is for one lock, of which nothing has been heard.
 func (b *Bid) Joins() bool {
-	return b.cfg.joins() && !b.remembers() && len(b.histories) == 0 && len(b.held) == 0 && b.verdict(b.cfg.Claim.Locks[0].ID).delay == 0
+	return b.cfg.joins() && !b.usesLedger() && len(b.histories) == 0 && len(b.grant.locks) == 0 && b.verdict(b.cfg.Claim.Locks[0].ID).delay == 0
 }
 
 func (cfg *Config) joins() bool {
@@ -88,8 +88,7 @@ func (t Turnover) words() string {
 		columns = append(columns, fmt.Sprintf("pg_catalog.pg_notify('%s', '%s')", said.Channel, said.Payload))
 	}
 	for _, h := range t.Ended {
-		payload := h.cfg.payload(clean, strconv.FormatInt(h.Token, 10), h.wordFields())
-		columns = append(columns, fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(h.Locks[0].ID), payload))
+		columns = append(columns, fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(h.Locks[0].ID), h.endPayload(wordClean)))
 	}
 	return "SELECT " + strings.Join(columns, ", ")
 }
@@ -102,14 +101,14 @@ func (t Turnover) exchange() string {
 	}
 	columns := []string{freed}
 	for _, b := range t.Next {
-		columns = append(columns, b.trial())
+		columns = append(columns, b.trySQL())
 	}
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
 // drawing is that of all bids, as if they were one.
 func (t Turnover) drawing(s *session.Session) string {
-	joint := NewBid(s, t.Next[0].cfg)
+	joint := NewBid(s, t.Next[0].cfg, false)
 	joint.cfg.Claim.Locks = nil
 	for _, b := range t.Next {
 		joint.cfg.Claim.Locks = append(joint.cfg.Claim.Locks, b.cfg.Claim.Locks...)
@@ -133,11 +132,10 @@ func (b *Bid) turned(number string, drawn session.Rows) error {
 	if err != nil {
 		return session.ErrNotPostgreSQL()
 	}
-	complete, err := b.granted(n)
-	if err != nil || !complete {
+	if _, err := b.granted(n); err != nil || !b.complete() {
 		return err
 	}
-	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !b.held[0].isListed(row) }))
+	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !b.grant.locks[0].isListed(row) }))
 }
 
 // Complete says whether all is held that was claimed.

@@ -13,33 +13,31 @@ import (
 
 // wait stands in line until something is granted or the time is up. Of several
 // locks what is granted is the next one: Try takes the rest.
-func (b *Bid) wait(ctx context.Context, left func() time.Duration) error {
+func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool, err error) {
 	if err := b.join(ctx); err != nil {
-		return err
+		return false, err
 	}
 	if err := b.cfg.Observer.look(ctx, b); err != nil {
-		return err
+		return false, err
 	}
-	held := len(b.held)
-	for len(b.held) == held {
+	for {
 		rest := left()
 		if rest <= 0 {
-			return nil
+			return false, nil
 		}
 		if err := b.line.pause(ctx, rest); err != nil {
-			return err
+			return false, err
 		}
 		b.line.decide(b.events())
 		if b.line.tryAt.IsZero() || time.Now().Before(b.line.tryAt) { // else it is done with the try
 			if err := b.verify(ctx); err != nil {
-				return err
+				return false, err
 			}
 		}
-		if err := b.line.act(ctx); err != nil {
-			return err
+		if granted, err := b.line.act(ctx); err != nil || granted {
+			return granted, err
 		}
 	}
-	return nil
 }
 
 // events are what was said of the lock that the line is for, and of all of them
@@ -74,25 +72,24 @@ func (l *line) pause(ctx context.Context, most time.Duration) error {
 }
 
 // act tries and looks, if it is time for that.
-func (l *line) act(ctx context.Context) error {
+func (l *line) act(ctx context.Context) (granted bool, err error) {
 	now := time.Now()
 	if !l.tryAt.IsZero() && !now.Before(l.tryAt) {
-		if err := l.try(ctx); err != nil || l.b.complete() {
-			return err
+		if granted, err := l.try(ctx); err != nil || granted {
+			return granted, err
 		}
 	}
 	if now.Before(l.lookAt) {
-		return nil
+		return false, nil
 	}
-	held := len(l.b.held)
-	if err := l.look(ctx); err != nil || len(l.b.held) > held {
-		return err
+	if err := l.look(ctx); err != nil {
+		return false, err
 	}
-	return l.b.cfg.Observer.look(ctx, l.b)
+	return false, l.b.cfg.Observer.look(ctx, l.b)
 }
 
 // try tries once, or often where the lock is about to be freed.
-func (l *line) try(ctx context.Context) error {
+func (l *line) try(ctx context.Context) (granted bool, err error) {
 	b := l.b
 	burst := l.burst
 	l.tryAt, l.burst = time.Time{}, false
@@ -100,17 +97,15 @@ func (l *line) try(ctx context.Context) error {
 		l.tryAt = time.Now().Add(tryEvery)
 	}
 	if err := b.verify(ctx); err != nil {
-		return err
+		return false, err
 	}
-	held := len(b.held)
-	var err error
 	if burst {
-		err = b.tryOften(ctx)
+		granted, err = b.tryOften(ctx)
 	} else {
-		_, err = b.Try(ctx)
+		granted, err = b.try(ctx)
 	}
-	if err != nil || len(b.held) > held {
-		return err
+	if err != nil || granted {
+		return granted, err
 	}
 	if burst {
 		b.refused()
@@ -118,24 +113,24 @@ func (l *line) try(ctx context.Context) error {
 	if b.puzzled || burst {
 		l.lookAt = time.Now()
 	}
-	return nil
+	return false, nil
 }
 
-// burst is how often a bid is tried in one statement: the first time at once,
+// burstTries is how often a bid is tried in one statement: the first time at once,
 // then each millisecond, then more rarely. The clean end of a holder is said
 // before it frees the lock, so one try would come too early.
 const (
-	burst     = 50
-	burstFast = 20
+	burstTries = 50
+	burstFast  = 20
 )
 
 // tryOften tries many times in one statement. Where a grant means that the command
 // may start, the token's query travels with it: it draws nothing unless the lock
 // is among the session's own.
-func (b *Bid) tryOften(ctx context.Context) error {
+func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	tries := fmt.Sprintf(`SELECT won FROM (
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
-	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, b.trial(), burst-1)
+	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, b.trySQL(), burstTries-1)
 	queries := []string{tries}
 	one := len(b.cfg.Claim.Locks) == 1 && b.cfg.Claim.Gate == nil && !b.cfg.Session.Quorum
 	certain := one && (b.verdictOf(b.cfg.Claim.Locks).delay == 0 || b.startsWithToken(b.cfg.Claim.Locks))
@@ -146,34 +141,34 @@ func (b *Bid) tryOften(ctx context.Context) error {
 	if err != nil {
 		// Of a ledger that fails, Settle finds out more.
 		if !certain || !b.startsWithToken(b.cfg.Claim.Locks) || !errors.As(err, new(*pgconn.PgError)) || len(answers[0]) == 0 {
-			return b.error(err)
+			return false, b.error(err)
 		}
 		certain = false
 	}
 	if len(answers[0]) == 0 {
-		return nil
+		return false, nil
 	}
 	n, err := lastNumber(answers[0])
 	if err != nil {
-		return err
+		return false, err
 	}
-	if _, err := b.granted(n); err != nil {
-		return err
+	if granted, err = b.granted(n); err != nil {
+		return false, err
 	}
 	if certain {
 		b.line.left()
-		return b.drew(answers[1])
+		err = b.drew(answers[1])
 	}
-	return nil
+	return granted, err
 }
 
 // verdictOf is what the histories of these locks come to by now.
 func (b *Bid) verdictOf(locks []Lock) verdict {
-	all := verdict{vouches: true}
+	all := verdict{coversEarlier: true}
 	for _, l := range locks {
 		v := b.verdict(l.ID)
 		all.delay = max(all.delay, v.delay)
-		all.vouches = all.vouches && v.vouches
+		all.coversEarlier = all.coversEarlier && v.coversEarlier
 	}
 	return all
 }

@@ -210,10 +210,10 @@ func TestShares(t *testing.T) {
 		if HolderShare(lease) < 2*beat {
 			t.Errorf("lease %v: one lost heartbeat is the end", lease)
 		}
-		if margin := TakeoverDelay(lease) - HolderShare(lease); margin < 200*time.Millisecond {
+		if margin := DeadAfter(lease, 0) - HolderShare(lease); margin < 200*time.Millisecond {
 			t.Errorf("lease %v: only %v to kill in", lease, margin)
 		}
-		if TakeoverDelay(lease) >= lease {
+		if DeadAfter(lease, 0) >= lease {
 			t.Errorf("lease %v: the holder may outlive it", lease)
 		}
 	}

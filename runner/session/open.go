@@ -16,9 +16,9 @@ import (
 // Open connects and makes sure that the server can keep the promise: a
 // primary of PostgreSQL 14 or newer with nothing in between that hands its
 // connections to others. Of several hosts the first that will do is taken.
-// Where a grant will need a second session there is none of the first without it:
-// a server could be full of those who have a place in line, and lack what the
-// first of them needs. Errors are of type *Error, or ctx's.
+// With Quorum or Transaction a grant needs a second session, so both are opened here
+// or neither: else a server could be full of those who have a place in line, and
+// lack room for the second session of the first of them. Errors are of type *Error, or ctx's.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
 	if !cfg.Quorum && !cfg.Transaction {
 		return openOne(ctx, cfg)

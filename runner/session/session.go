@@ -5,7 +5,7 @@
 // So there is no pool here and no context that might close the connection
 // behind its holder's back: after the login the package owns the wire. One
 // goroutine keeps a read pending, so that the server's last word is heard
-// within milliseconds, and another sends a PlainBeat, so that silence is.
+// within milliseconds, and another sends heartbeats, so that its silence is.
 package session
 
 import (
@@ -75,10 +75,11 @@ const heartbeatsPerLease = 5
 // travel.
 func HolderShare(lease time.Duration) time.Duration { return lease * 3 / 5 }
 
-// TakeoverDelay is when the holder's command is dead for certain, counted from
-// the same instant: two thirds of the lease. What it has over HolderShare, a
-// second for the default lease, is for the kill, on a machine that may be busy.
-func TakeoverDelay(lease time.Duration) time.Duration { return lease * 2 / 3 }
+// DeadAfter is when the holder's command is dead for certain, counted from the same
+// instant: after two thirds of the lease, and its lost-grace. What it has over
+// HolderShare, a second for the default lease, is for the kill, on a machine that may
+// be busy.
+func DeadAfter(lease, lostGrace time.Duration) time.Duration { return lease*2/3 + lostGrace }
 
 // Session is a connection that is fit to hold locks. Several goroutines may use
 // it, each with holds of its own; one request is on the wire at a time.

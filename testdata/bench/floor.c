@@ -1,5 +1,6 @@
 /* The least that a program can do to run a command under an advisory lock:
-   connect, take the lock, draw the token (by pglead's own SQL, hold.Confirm),
+   connect, take the lock, draw the token (by pglead's own SQL, drawing in
+   runner/lock/token.go, but for what is said to those who wait or look),
    start the command, wait for it, exit. No guard, no heartbeat, no settings: if
    it is killed, or loses its session, the command goes on.
 

@@ -11,13 +11,13 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Trial takes a lock that nobody else has, and sees whether a second session is
+// SelfTest takes a lock that nobody else has, and sees whether a second session is
 // refused it.
-func Trial(ctx context.Context, of session.Config, says inspect.Description) (checkup.Check, error) {
+func SelfTest(ctx context.Context, of session.Config, says inspect.Description) (checkup.Check, error) {
 	key := "pglead doctor " + strconv.FormatUint(rand.Uint64(), 36)
 	says.Keys, says.Scheme = []string{key}, inspect.DefaultScheme
 	cfg := Config{Claim: Claim{Locks: []Lock{{ID: lockkey.SipHash24(key)}}}, Session: of, Description: says}
-	b, granted, err := tried(ctx, cfg)
+	b, granted, err := bidInOwnSession(ctx, cfg)
 	if err != nil {
 		return checkup.Check{}, err
 	}
@@ -29,7 +29,7 @@ func Trial(ctx context.Context, of session.Config, says inspect.Description) (ch
 	if err != nil {
 		return checkup.Check{}, err
 	}
-	second, granted, err := tried(ctx, cfg)
+	second, granted, err := bidInOwnSession(ctx, cfg)
 	if err != nil {
 		return checkup.Warningf("is there a connection free for a second one?",
 			"granted, listed in pg_locks, token %d; whether it keeps others out was not tried: %s", held.Token, err), nil
@@ -41,14 +41,14 @@ func Trial(ctx context.Context, of session.Config, says inspect.Description) (ch
 	return checkup.Okf("granted, listed in pg_locks, token %d, refused to a second session", held.Token), held.Release(ctx, false)
 }
 
-// tried is a bid in a session of its own.
-func tried(ctx context.Context, cfg Config) (*Bid, bool, error) {
+// bidInOwnSession is a bid in a session of its own.
+func bidInOwnSession(ctx context.Context, cfg Config) (*Bid, bool, error) {
 	s, err := session.Open(ctx, cfg.session())
 	if err != nil {
 		return nil, false, err
 	}
 	s.Keep()
-	b := NewBid(s, cfg)
+	b := NewBid(s, cfg, false)
 	granted, err := b.Try(ctx)
 	if err != nil {
 		s.Close()

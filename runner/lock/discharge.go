@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// word is a last word that was heard.
-type word struct {
+// endNotice is a last endNotice that was heard.
+type endNotice struct {
 	Announcement
 	noted   int
 	counted bool
@@ -35,8 +35,8 @@ func (h *history) judge() {
 // the lock, or is of the waiter's role or that of a former holder. A word that another
 // session's command is dead has to name a tenure that is known: one that has started
 // since is not.
-func (h *history) counts(w word) bool {
-	if w.Event == dead && !slices.ContainsFunc(h.starts, func(s start) bool { return s.token == w.Token }) {
+func (h *history) counts(w endNotice) bool {
+	if w.Event == wordDead && !slices.ContainsFunc(h.starts, func(s start) bool { return s.token == w.Token }) {
 		return false
 	}
 	speaker, known := h.seen[w.PID]
@@ -52,10 +52,10 @@ func (h *history) isOwn(s sighting) bool { return s.role != 0 && s.role == h.own
 // isFresh says whether a word was said by the lock's holder, so that whatever was
 // known before is earlier. Any other may be late, or repeated: it says something of
 // the tokens up to its own, and nothing of those that nobody knows.
-func (h *history) isFresh(w word) bool { return w.Event == clean && h.seen[w.PID].held }
+func (h *history) isFresh(w endNotice) bool { return w.Event == wordClean && h.seen[w.PID].held }
 
 // discharges says whether a word that counts does so for a tenure.
-func (h *history) discharges(w word, s start) bool {
+func (h *history) discharges(w endNotice, s start) bool {
 	speaker := h.seen[w.PID]
 	holder, known := h.seen[s.pid]
 	switch {
@@ -68,7 +68,7 @@ func (h *history) discharges(w word, s start) bool {
 	}
 	// A word for all earlier ones is that of a holder which has waited for them, as
 	// long as its own settings call for.
-	all := !w.OwnOnly && s.need <= need(w.Announcement)
+	all := !w.OwnOnly && s.need <= deadAfter(w.Announcement)
 	switch {
 	case s.token == 0:
 		return h.isFresh(w) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
@@ -107,16 +107,16 @@ func (h *history) verified(pid, role uint32, found bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !found {
-		h.words = slices.DeleteFunc(h.words, func(w word) bool { return w.PID == pid })
+		h.words = slices.DeleteFunc(h.words, func(w endNotice) bool { return w.PID == pid })
 		return
 	}
 	h.seen[pid] = sighting{role: role}
 	h.judge()
 }
 
-// vouched says whether a session's words would count.
-func (h *history) vouched(pid uint32) bool {
+// credible says whether a session's words would count.
+func (h *history) credible(pid uint32) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.counts(word{Announcement: Announcement{PID: pid}})
+	return h.counts(endNotice{Announcement: Announcement{PID: pid}})
 }

@@ -7,14 +7,14 @@ import (
 	"github.com/pglead/pglead/runner/inspect"
 )
 
-// HeldError says that someone else has the lock.
-type HeldError struct {
+// ConflictError says that someone else has the lock.
+type ConflictError struct {
 	Database string
 	Waited   time.Duration
 	Holders  []inspect.View // as far as they are known
 }
 
-func (e *HeldError) Error() string {
+func (e *ConflictError) Error() string {
 	text := fmt.Sprintf("the lock in %s is held elsewhere", e.Database)
 	if e.Waited > 0 {
 		text = fmt.Sprintf("the lock in %s was held elsewhere for all of the %v that --wait allows", e.Database, e.Waited)

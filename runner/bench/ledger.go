@@ -1,0 +1,109 @@
+//go:build linux
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// inDatabase is an environment in which programs log in to another database.
+func inDatabase(env []string, database string) []string {
+	env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "PGDATABASE=") })
+	return append(env, "PGDATABASE="+database)
+}
+
+// installLedger makes a database that remembers runs, and returns its environment.
+// There has been one run, so that no later one is the first of all.
+func (b *bench) installLedger(at site, database string) (env []string, err error) {
+	if _, err := at.server.Query("postgres", "CREATE DATABASE "+database); err != nil {
+		return nil, err
+	}
+	env = inDatabase(at.unix, database)
+	for _, args := range [][]string{{"ledger", "install"}, {"run", "--key", key, "--ledger", "require", "--", "true"}} {
+		p, err := b.program(slices.Concat(env, numbered()), append([]string{b.pglead}, args...)...)
+		if err == nil {
+			_, err = p.output()
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return env, nil
+}
+
+// remembering is the environment of a database of the first server that has a ledger.
+// In the others there is none.
+func (b *bench) remembering() (env []string, err error) {
+	if b.memorial == nil {
+		b.memorial, err = b.installLedger(b.site, "memorial")
+	}
+	return b.memorial, err
+}
+
+// ledger is what a run and a handover cost more where they are remembered, and a run
+// where it only looks whether they are.
+func (b *bench) ledger() error {
+	with, err := b.remembering()
+	if err != nil {
+		return err
+	}
+	f := &field{b: b}
+	const without = ", no ledger"
+	f.addPglead(without, "", b.unix, "--", "true")
+	f.addPglead(", with a ledger", "**pglead run**"+without, with, "--", "true")
+	if err := f.race(); err != nil {
+		return err
+	}
+	f.print("With a ledger: a free lock and `true`", "")
+	b.goal("run with a ledger against without", f.against("**pglead run**, with a ledger", "**pglead run**"+without), 1.15, " ×")
+	return errors.Join(b.ledgerProbe(), b.ledgerHandover(with))
+}
+
+// ledgerProbe is what it takes to find no ledger. A refusal does that too and little
+// else, so that its time varies least.
+func (b *bench) ledgerProbe() error {
+	w, err := watch(b.server)
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	if _, err := w.ask("SELECT pg_advisory_lock(" + key + ")"); err != nil {
+		return err
+	}
+	f := &field{b: b, rounds: 5 * b.rounds}
+	f.addRefused(" --ledger off", "", b.unix, "--ledger", "off")
+	f.addRefused("", "**pglead run** --ledger off", b.unix)
+	if err := f.race(); err != nil {
+		return err
+	}
+	extra, uncertain := f.more("**pglead run**", "**pglead run** --ledger off")
+	f.print("No ledger: what it takes to see that", fmt.Sprintf(" A lock that is held elsewhere, `--wait 0`: %.3f ms more, ± %.3f (the median of the turns' differences, and its standard error).", extra, uncertain))
+	b.goal("login that finds no ledger against --ledger off", extra, .1, " ms more")
+	return nil
+}
+
+func (b *bench) ledgerHandover(with []string) error {
+	var pairs []*pair
+	for _, of := range []struct {
+		name, against string
+		env           []string
+	}{{"**pglead run**", "", b.unix}, {"**pglead run**, with a ledger", "**pglead run**", with}} {
+		args := []string{b.pglead, "run", "--wait", "1m", "--key", key, "--", "stamp"}
+		waiter, err1 := b.program(slices.Concat(of.env, numbered()), args...)
+		holder, err2 := b.program(slices.Concat(of.env, numbered()), append(slices.Clone(args), "end")...)
+		if err := errors.Join(err1, err2); err != nil {
+			return err
+		}
+		pairs = append(pairs, &pair{name: of.name, against: of.against, holder: holder, waiter: waiter})
+	}
+	rounds := max(3, b.rounds/2)
+	if err := b.handOverInTurns(pairs, rounds); err != nil {
+		return err
+	}
+	b.printPairs("With a ledger: from the end of one command to the first instruction of the next", fmt.Sprintf("%d times each in turns.", rounds), pairs)
+	b.goal("handover with a ledger against without", ratio(pairs[1].times, pairs[0].times), 1.2, " ×")
+	return nil
+}

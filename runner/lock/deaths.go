@@ -1,0 +1,108 @@
+package lock
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/pace"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// AnnounceDeaths says of locks that were lost, of one run or one list, that their
+// commands are dead, so that the waiters need not wait for that as well. It is
+// to be called when the commands and all that they started are dead.
+//
+// The locks' own session is gone, or of no use: another is opened, which first ends
+// the old one, if the server still has it; after a healed partition that still has
+// the locks. It is tried again for one lock-delay; after that nobody waits for it.
+func AnnounceDeaths(ctx context.Context, lost ...*Held) {
+	if len(lost) == 0 {
+		return
+	}
+	for _, h := range lost {
+		h.end = ledger.End{Outcome: ledger.Lost}
+	}
+	cfg := lost[0].cfg
+	unheard := cfg.LockDelay == 0 || cfg.Session.Transaction || lost[0].Locks[0].Shared
+	afterLoss(ctx, !unheard, lost...)
+}
+
+// EndLate notes the end of a command in the ledger when the session was lost after
+// it, so that its success counts. Waiters have no use for it.
+func (h *Held) EndLate(ctx context.Context) { afterLoss(ctx, false, h) }
+
+// afterLoss notes the ends in the ledger, if that knows of the runs, and tells the
+// waiters as well, on a new session.
+func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
+	if !tellWaiters && !lost[0].recorded {
+		return
+	}
+	cfg := lost[0].cfg
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, session.DeadAfter(cfg.Session.Lease, 0)))
+	defer cancel()
+	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
+		err := afterLossOnce(ctx, tellWaiters, lost)
+		if err == nil {
+			return
+		}
+		if !session.Passing(err) || !pace.Sleep(ctx, backoff.Half()) {
+			cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
+			return
+		}
+	}
+}
+
+// roleLookupTime is how long the session that announces a death stays, so that its
+// hearers can look up its role.
+const roleLookupTime = time.Second
+
+func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
+	cfg := lost[0].cfg.session()
+	cfg.AtLogin, cfg.Quorum = "", false
+	if lost[0].recorded {
+		cfg.Probe = lost[0].cfg.Ledger.Probe(cfg.Transaction)
+	}
+	s, err := session.Open(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	var queries []string
+	for _, h := range lost {
+		if noted, _ := h.cfg.Ledger.Found(s.Probed()); noted {
+			queries = append(queries, h.finishing()...)
+		}
+	}
+	if tellWaiters {
+		for _, h := range lost {
+			queries = append(queries, h.announcingDeath()...)
+		}
+	}
+	if len(queries) == 0 {
+		return nil
+	}
+	if _, err := s.Query(ctx, queries...); err != nil && !lost[0].excused(err) {
+		return lost[0].refused(err)
+	}
+	if tellWaiters {
+		pace.Sleep(ctx, roleLookupTime)
+	}
+	return nil
+}
+
+// announcingDeath are the queries that end the lost session, and say of each lock that
+// its command is dead.
+func (h *Held) announcingDeath() (queries []string) {
+	if h.ownsSession {
+		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
+WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
+			h.Session.BackendPID(), tokenMark, h.Token))
+	}
+	for _, l := range h.Locks {
+		queries = append(queries, tell(channel(l.ID), h.endPayload(wordDead)))
+	}
+	return queries
+}

@@ -1,0 +1,103 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Listen begins to collect what is said of the locks, and then looks who has them:
+// in the other order a holder could begin unseen and unheard.
+func (b *Bid) Listen(ctx context.Context) error {
+	listen := b.listening()
+	if len(listen) == 0 && !b.puzzled {
+		return nil
+	}
+	_, err := b.look(ctx, listen...)
+	return err
+}
+
+// listening are the queries by which the session begins to listen, before it takes
+// the ticket or the ear by which holders know of it: so no clean end that is meant
+// for it is missed. They are about to be asked.
+func (b *Bid) listening() (queries []string) {
+	var listen, ears []string
+	for _, l := range b.cfg.Claim.Locks {
+		if b.histories[l.ID] != nil {
+			continue
+		}
+		h := newHistory(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared, b.news)
+		b.histories[l.ID] = h
+		b.s.OnNotify(channel(l.ID), h.hear)
+		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, channel(l.ID)))
+		if b.cfg.Claim.Gate == nil && (b.line == nil || len(b.cfg.Claim.Locks) > 1) { // it has no ticket for this one
+			ears = append(ears, earOf(l.ID).call("try_advisory_lock"))
+			b.ears = append(b.ears, l.ID)
+		}
+	}
+	if len(listen) > 0 {
+		queries = append(queries, strings.Join(listen, ";"))
+	}
+	if len(ears) > 0 {
+		queries = append(queries, "SELECT "+strings.Join(ears, ", "))
+	}
+	return queries
+}
+
+// leaving are the queries that give back all by which it waited. They are about to
+// be asked.
+func (b *Bid) leaving() []string {
+	return append(b.line.leaving(), b.givingEarsBack()...)
+}
+
+// givingEarsBack is the query that does, if the bid has any. It is about to be asked.
+func (b *Bid) givingEarsBack() (query []string) {
+	var ears []string
+	for _, id := range b.ears {
+		ears = append(ears, earOf(id).call("advisory_unlock"))
+	}
+	b.ears = nil
+	if len(ears) > 0 {
+		query = []string{"SELECT " + strings.Join(ears, ", ")}
+	}
+	return query
+}
+
+// Listens says whether what happens to the locks is being collected.
+func (b *Bid) Listens() bool { return len(b.histories) > 0 }
+
+// Forget stops listening.
+func (b *Bid) Forget(ctx context.Context) error {
+	var queries []string
+	for id := range b.histories {
+		b.s.OnNotify(channel(id), nil)
+		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, channel(id)))
+	}
+	queries = append(queries, b.givingEarsBack()...)
+	clear(b.histories)
+	if len(queries) == 0 {
+		return nil
+	}
+	_, err := b.s.Query(ctx, queries...)
+	return b.error(err)
+}
+
+// verify asks for the roles of sessions whose words may count.
+func (b *Bid) verify(ctx context.Context) error {
+	for _, h := range b.histories {
+		for _, pid := range h.unverified() {
+			rows, err := b.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
+			if err != nil {
+				return b.error(err)
+			}
+			found := len(rows) == 1 && len(rows[0]) == 1
+			role := uint64(0)
+			if found {
+				role, _ = strconv.ParseUint(rows[0][0], 10, 32)
+			}
+			h.verified(pid, uint32(role), found && role != 0)
+		}
+	}
+	return nil
+}
