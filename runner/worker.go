@@ -60,9 +60,7 @@ func (w *worker) work(ctx context.Context) error {
 		errand := <-got
 		last, next = ran, errand.next
 		if err = cmp.Or(failed, errand.err); err != nil {
-			if last != nil {
-				_, _ = w.turnOver(ctx, last, nil)
-			}
+			w.free(ctx, last)
 			if next != nil {
 				w.abandon(next)
 			}
@@ -123,9 +121,7 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 		if j != nil && !ahead {
 			if err := w.ready(); err != nil { // it gets ready while the server is asked
 				w.jobs.leave(j)
-				if last != nil {
-					_, _ = w.turnOver(ctx, last, nil)
-				}
+				w.free(ctx, last)
 				return nil, err
 			}
 		}
@@ -268,6 +264,13 @@ func (w *worker) ready() (err error) {
 		w.guard, err = w.process.newGuard(w.session)
 	}
 	return err
+}
+
+// free gives back the lock of a command that has ended, if there is one.
+func (w *worker) free(ctx context.Context, last *ended) {
+	if last != nil {
+		_, _ = w.turnOver(ctx, last, nil) // only a trial has an answer
+	}
 }
 
 // lose notes a lock that was lost, and whose command is dead.

@@ -95,11 +95,11 @@ func (t Turnover) words() string {
 
 // exchange is the query that frees and tries. Columns are evaluated in their order.
 func (t Turnover) exchange() string {
-	freed := "0"
+	freed := []string{"0"}
 	for _, h := range t.Ended {
-		freed += " + " + h.unlocking()
+		freed = append(freed, h.unlocking())
 	}
-	columns := []string{freed}
+	columns := []string{strings.Join(freed, " + ")}
 	for _, b := range t.Next {
 		columns = append(columns, b.trySQL())
 	}
