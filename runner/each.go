@@ -2,9 +2,7 @@ package runner
 
 import (
 	"context"
-	"errors"
 	"iter"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -82,6 +80,9 @@ func Each(cfg EachConfig) (Tally, error) {
 			return e.tally, err
 		}
 		defer shared.close()
+		e.desk = desk{e, make(chan *order)}
+		defer close(e.desk.orders)
+		go e.desk.serve(shared.Session)
 	}
 	e.passes(ctx, shared)
 	for _, lost := range e.lost {
@@ -102,6 +103,7 @@ type each struct {
 	jobs jobs
 	ends ends
 	bids bids
+	desk desk // of the session that all commands share
 
 	mu    sync.Mutex
 	tally Tally
@@ -133,7 +135,7 @@ func (e *each) pass(ctx context.Context, shared *connection, items iter.Seq[stri
 	var workers sync.WaitGroup
 	for range e.cfg.Parallel {
 		workers.Go(func() {
-			if err := e.take(ctx, shared, queue); err != nil {
+			if err := e.workOn(ctx, shared, queue); err != nil {
 				e.cancel(err)
 			}
 		})
@@ -151,8 +153,8 @@ func (e *each) pass(ctx context.Context, shared *connection, items iter.Seq[stri
 	return e.again
 }
 
-// take takes items from the queue, one after the other.
-func (e *each) take(ctx context.Context, on *connection, queue <-chan string) error {
+// workOn works on what is in the queue, in a session of its own with transactions.
+func (e *each) workOn(ctx context.Context, on *connection, queue <-chan string) error {
 	if e.cfg.Session.Transaction {
 		own, err := e.open(ctx)
 		if err != nil {
@@ -161,42 +163,21 @@ func (e *each) take(ctx context.Context, on *connection, queue <-chan string) er
 		defer own.close()
 		on = own
 	}
-	for item := range queue {
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err := e.one(ctx, on.Session, item); err != nil {
-			return err
-		}
-	}
-	return nil
+	w := &worker{each: e, session: on.Session, queue: queue}
+	return w.work(ctx)
 }
 
-// one does what there is to do for an item.
-func (e *each) one(ctx context.Context, s *session.Session, item string) error {
-	locking := e.process.locking()
-	e.cfg.Watch.alive(locking.AttemptMost())
-	j := &job{Task: e.cfg.Task(item), item: item, session: s, signals: make(chan os.Signal, 64), renewed: make(chan time.Duration, 1)}
-	if !e.jobs.enter(j) {
-		e.skip(j, heldElsewhere)
-		return nil
+// settle waits for the evidence that an item's last command is dead, and makes sure of
+// the grant.
+func (e *each) settle(ctx context.Context, j *job) (settled bool, err error) {
+	if j.held, err = j.bid.Settle(ctx); err == nil {
+		e.describe(j.session)
+		return true, nil
 	}
-	defer e.jobs.leave(j)
-	if e.settled(j) {
-		return nil
+	if j.session.Err() == nil { // others still work in this session
+		_ = j.bid.GiveBack(context.WithoutCancel(ctx))
 	}
-	b := e.bid(j)
-	granted, err := b.Try(ctx)
-	switch {
-	case err != nil:
-		return err
-	case !granted:
-		return e.passOver(ctx, j, b)
-	case e.settled(j): // what ended between the first look and the grant has been heard by now
-		return b.GiveBack(ctx)
-	}
-	defer e.bids.drop(context.WithoutCancel(ctx), j.Lock.ID)
-	return e.work(ctx, j, b)
+	return false, e.barred(j, err)
 }
 
 // bid is the one for an item, which may have been refused before. One that was
@@ -213,56 +194,15 @@ func (e *each) bid(j *job) *lock.Bid {
 
 // passOver skips an item that is held elsewhere. If this process comes back to it,
 // it is known by then whether the lock's last holder is dead.
-func (e *each) passOver(ctx context.Context, j *job, b *lock.Bid) error {
+func (e *each) passOver(ctx context.Context, j *job) error {
 	e.skip(j, heldElsewhere)
 	if e.cfg.Wait == 0 || e.cfg.Session.Transaction {
 		return nil
 	}
-	if !e.bids.keep(j.Lock.ID, b) {
+	if !e.bids.keep(j.Lock.ID, j.bid) {
 		return nil // coming back, it waits out the lock-delay
 	}
-	return b.Listen(ctx)
-}
-
-// work runs an item's command under the lock that it has been granted.
-func (e *each) work(ctx context.Context, j *job, b *lock.Bid) (err error) {
-	log := e.cfg.Log.With("item", j.item)
-	r := &run{
-		process: e.process, keys: []string{j.Key}, command: j.Command, env: append(slices.Clone(e.cfg.Env), j.Env...),
-		log: log, signals: j.signals, renewed: j.renewed,
-		ending: func(o Outcome) { e.end(ctx, j, !o.failed()) },
-	}
-	if r.guard, err = r.newGuard(j.session); err != nil {
-		return err
-	}
-	if r.held, err = b.Settle(ctx); err != nil {
-		r.guard.Close()
-		if j.session.Err() == nil { // others still work in this session
-			_ = b.GiveBack(context.WithoutCancel(ctx))
-		}
-		return e.barred(j, err)
-	}
-	e.describe(j.session)
-	e.count(func(t *Tally) { t.Running++ })
-	outcome, err := r.underLock(ctx)
-	if errors.As(err, new(*LockLostError)) {
-		e.mu.Lock()
-		e.lost = append(e.lost, r.held)
-		e.mu.Unlock()
-	}
-	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout) { // which has been said
-		log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
-	}
-	e.count(func(t *Tally) {
-		t.Running--
-		if err == nil {
-			t.Ran++
-			if outcome.failed() {
-				t.Failed++
-			}
-		}
-	})
-	return err
+	return j.bid.Listen(ctx)
 }
 
 // describe has a session say which items it is at.

@@ -64,7 +64,7 @@ func TestJobs(t *testing.T) {
 	js := jobs{active: map[lockkey.ID]*job{}}
 	enter := func(n int64, key string, s *session.Session) *job {
 		j := &job{Task: Task{Key: key, Lock: lock.Lock{ID: id(n)}}, session: s, signals: make(chan os.Signal, 1), renewed: make(chan time.Duration, 1)}
-		if !js.enter(j) || js.enter(j) {
+		if js.enter(j) != nil || js.enter(j) != j {
 			t.Errorf("%s is not at work once", key)
 		}
 		return j

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -17,7 +18,10 @@ import (
 type job struct {
 	Task
 	item    string
+	worker  *worker
 	session *session.Session
+	bid     *lock.Bid
+	held    *lock.Held // from the grant on
 	signals chan os.Signal
 	renewed chan time.Duration
 }
@@ -28,16 +32,16 @@ type jobs struct {
 	active map[lockkey.ID]*job
 }
 
-// enter refuses a job whose lock another one has: to the server one session is one
-// holder, however many commands it has.
-func (js *jobs) enter(j *job) bool {
+// enter refuses a job whose lock another one has, and returns that one: to the server
+// one session is one holder, however many commands it has.
+func (js *jobs) enter(j *job) (other *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
-	if js.active[j.Lock.ID] != nil {
-		return false
+	if other := js.active[j.Lock.ID]; other != nil {
+		return other
 	}
 	js.active[j.Lock.ID] = j
-	return true
+	return nil
 }
 
 func (js *jobs) leave(j *job) {

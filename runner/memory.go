@@ -52,12 +52,9 @@ func (e *ends) add(id lockkey.ID, well bool) {
 
 func (e *each) channel() string { return "pglead.1.each." + e.cfg.List.String() }
 
-func (e *each) end(ctx context.Context, j *job, well bool) {
-	e.ends.add(j.Lock.ID, well)
-	if !e.cfg.Session.Transaction {
-		// If it can't be said, the session is lost, or somebody does it again.
-		_ = lock.Tell(context.WithoutCancel(ctx), j.session, e.channel(), j.Lock.String()+" "+map[bool]string{true: "ok", false: "failed"}[well])
-	}
+// said is what is told of an item that has ended.
+func (e *each) said(last *ended) lock.Said {
+	return lock.Said{Channel: e.channel(), Payload: last.Lock.String() + " " + map[bool]string{true: "ok", false: "failed"}[last.well]}
 }
 
 func (e *each) hear(_ uint32, payload string) {

@@ -46,7 +46,6 @@ type run struct {
 	command []string
 	env     []string
 	log     *slog.Logger
-	ending  func(Outcome) // is called before the lock of a command that ended is given back
 
 	listener *listener            // has the signals until the command runs; nil: they are left to come
 	signals  <-chan os.Signal     // for the command
@@ -54,6 +53,8 @@ type run struct {
 
 	held  *lock.Held
 	guard *child.Guard
+	again bool         // the guard is to have another command after this one
+	child *child.Child // from the start on
 }
 
 // once takes the lock, runs the command one time, and gives the lock back.
@@ -93,28 +94,32 @@ func (r *run) acquire(ctx context.Context) error {
 // underLock runs the command under the lock and gives the lock back, unless ctx
 // has ended before.
 func (r *run) underLock(ctx context.Context) (Outcome, error) {
+	outcome, holds, err := r.work(ctx)
+	if holds {
+		r.release(outcome)
+	}
+	return outcome, err
+}
+
+// work runs the command under the lock, and says whether the lock has to be
+// given back.
+func (r *run) work(ctx context.Context) (outcome Outcome, holds bool, err error) {
 	r.log = r.log.With("token", r.held.Token)
 	r.log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.describe()...)...)
 	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
 	r.listener.keep()
 	s, err := r.start(ctx)
 	if err != nil {
-		return Outcome{}, err
+		return Outcome{}, false, err
 	}
 	introduction := time.AfterFunc(introduceAfter, func() { r.held.Introduce(context.WithoutCancel(ctx)) })
-	outcome, err := s.supervise()
+	outcome, err = s.supervise()
 	introduction.Stop()
 	r.held.End(endOf(outcome, err))
 	if err == nil && !outcome.Asked.Has(BySignal) {
 		s.linger()
 	}
-	if r.held.Err() == nil && !errors.As(err, new(*LockLostError)) {
-		if r.ending != nil {
-			r.ending(outcome)
-		}
-		r.release(outcome)
-	}
-	return outcome, err
+	return outcome, r.held.Err() == nil && !errors.As(err, new(*LockLostError)), err
 }
 
 // introduceAfter is when a command has run for long enough for somebody to look who
@@ -141,12 +146,13 @@ func (r *run) start(ctx context.Context) (*supervision, error) {
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.Session.LostGrace, LeaseGrace: leaseGrace(r.cfg.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
-		LastWords:     words, Goodbye: goodbye,
+		LastWords:     words, Goodbye: goodbye, Again: r.again,
 	})
 	if err != nil {
 		r.release(Outcome{})
 		return nil, err
 	}
+	r.child = c
 	s := &supervision{
 		cfg: &r.cfg, log: r.log, lock: r.held, command: c, began: began, started: time.Now(),
 		renewed: r.renewed, signals: r.signals, missed: r.listener.handOver(),
@@ -187,7 +193,12 @@ func (r *run) asker(ctx context.Context) string {
 func (r *run) release(outcome Outcome) {
 	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(r.cfg.Session.Lease))
 	defer cancel()
-	if err := r.held.Release(ctx, r.parting); err != nil {
+	r.released(outcome, r.held.Release(ctx, r.parting))
+}
+
+// released says what has come of giving the lock back.
+func (r *run) released(outcome Outcome, err error) {
+	if err != nil {
 		r.log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
 		r.held.EndLate(context.Background())
 		return
@@ -196,7 +207,7 @@ func (r *run) release(outcome Outcome) {
 	if outcome.Asked.Has(ByStepDown) {
 		event, message = "handed_over", "lock released, as was asked"
 	}
-	r.log.Log(ctx, LevelNotice, message, "event", event)
+	r.log.Log(context.Background(), LevelNotice, message, "event", event)
 	r.hook("released", r.cfg.Hooks.Released, nil)
 }
 

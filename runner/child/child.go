@@ -47,6 +47,11 @@ type Config struct {
 	// this process is gone by then. With Goodbye they end the connection.
 	LastWords []byte
 	Goodbye   bool
+
+	// Again keeps the guard for another command, if it can take one (see Child.Guard).
+	// Such commands run in the guard's session, each in a group of its own. With a
+	// terminal, which sends signals to sessions and groups, it has no effect.
+	Again bool
 }
 
 // Child is a running command and all the processes below it.
@@ -59,10 +64,14 @@ type Child struct {
 	events     chan Event
 	done       chan struct{}
 	result     Result
+	used       bool   // the guard has had a command before
+	next       *Guard // the guard, for another command; nil: it can't have one
 
 	writeMu  sync.Mutex
 	renewals int     // the pipe for new deadlines, or -1
 	renewed  int64   // the last deadline that was written there
+	ordered  bool    // the guard has been told to do something beside the start
+	retired  bool    // the guard is next's now
 	unsent   []order // the socket has had no room for them yet
 	sending  bool    // sendRest is at work
 
@@ -106,6 +115,12 @@ func (c *Child) Done() <-chan struct{} { return c.done }
 // Result says how it ended. It may be called after Done.
 func (c *Child) Result() Result { return c.result }
 
+// Guard is the guard, ready for another command, or nil: it is where it was asked for
+// (Config.Again), the command ended by itself within an instant and left nothing
+// behind, and no order was given. It may be called after Done, and the caller has to
+// use or close what it returns.
+func (c *Child) Guard() *Guard { return c.next }
+
 // listen turns what the guard says into events, and its end into Done.
 func (c *Child) listen() {
 	for {
@@ -131,12 +146,33 @@ func (c *Child) listen() {
 				continue
 			}
 			c.result = Result{Ending: report.ending, Status: unix.WaitStatus(report.status), Killed: int(report.killed)}
+			if report.ready != 0 && c.retire() {
+				close(c.done)
+				return
+			}
 			close(c.done) // the lock can be released before the guard has ended
 			c.hangUp()
 			c.reapGuard()
 			return
 		}
 	}
+}
+
+// retire leaves the guard to another command, unless an order may be on its way to it.
+func (c *Child) retire() bool {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	c.guardMu.Lock()
+	defer c.guardMu.Unlock()
+	if c.ordered {
+		return false
+	}
+	c.next = &Guard{&Child{
+		supervisor: c.supervisor, control: c.control, renewals: c.renewals, guard: c.guard, used: true, cgroup: c.cgroup,
+		events: make(chan Event, cap(c.events)), done: make(chan struct{}),
+	}}
+	c.retired, c.guardGone, c.renewals = true, true, -1
+	return true
 }
 
 // tell drops an event that nobody reads: the end of the tree must not wait for a

@@ -5,3 +5,6 @@ func GuardPID(c *Child) int { return c.guard }
 
 // UnusedPID is that of a guard that has no command yet.
 func UnusedPID(g *Guard) int { return g.child.guard }
+
+// HangUp is what the guard sees of this process's death.
+func HangUp(c *Child) { c.hangUp() }

@@ -45,11 +45,8 @@ func init() { //nolint:gochecknoinits // see above
 	}
 	setThreadName(guardName) // which is the process's, too
 	g, err := newGuardProcess(control, renewals, socket, os.Getenv(cgroupVariable))
-	if err == nil {
-		err = g.start()
-	}
-	if err == nil {
-		g.watch()
+	for again := err == nil; again; {
+		again = g.start() == nil && g.watch()
 	}
 	syscall.Exit(0) // os.Exit sleeps for a second under the race detector
 }
@@ -62,8 +59,6 @@ type guardProcess struct {
 	control  io.Writer // writes to fd
 	renewals int       // the pipe from which new deadlines are read
 	socket   int       // a duplicate of the lock's, or -1
-	req      startRequest
-	report   doneReport
 
 	// What watch waits for, from listen on:
 	messages chan message
@@ -72,16 +67,27 @@ type guardProcess struct {
 	over     <-chan struct{} // the deadline's timer has fired
 	hungUp   <-chan struct{} // the server has closed the socket
 
+	resetStop func() // gives SIGTSTP back the action that it is to have in the command
+	apart     bool   // from pglead's session
+	orphaned  bool   // pglead is gone
+
+	turn
+}
+
+// turn is what a guard knows of one command and its tree. Each begins as a new one, so
+// that a command gets nothing from the one before.
+type turn struct {
+	req    startRequest
+	report doneReport
+
 	// The command:
 	pid       int
 	pidfd     int    // or -1
-	resetStop func() // gives SIGTSTP back the action that it is to have in the command
 	cgroup    string // or empty
 	cgroupDir *os.File
 	exited    bool
 
 	// Its end, and the tree's:
-	orphaned        bool // pglead is gone
 	losing, killing bool
 	leftovers       <-chan time.Time // the next step against them
 	terminated      bool             // leftovers have had SIGTERM
@@ -115,15 +121,11 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 		control:  blocking{control},
 		renewals: renewals,
 		socket:   socket,
-		pidfd:    -1,
 
 		resetStop: ignoreStop(),
 		messages:  make(chan message),
 		children:  make(chan os.Signal, 1),
-		report:    doneReport{ending: Exited},
-	}
-	if g.cgroupDir = makeCgroup(cgroup); g.cgroupDir != nil {
-		g.cgroup = g.cgroupDir.Name()
+		turn:      newTurn(cgroup),
 	}
 	var err error
 	if g.deadline, err = boottime.NewTimer(); err != nil {
@@ -132,10 +134,22 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 	return g, nil
 }
 
-// watch returns when the command and all that it started are dead and reaped.
-func (g *guardProcess) watch() {
-	g.firstInstants()
+// newTurn is that of a command for which the control group is made, if that can be.
+func newTurn(cgroup string) turn {
+	t := turn{pidfd: -1, report: doneReport{ending: Exited}}
+	if t.cgroupDir = makeCgroup(cgroup); t.cgroupDir != nil {
+		t.cgroup = t.cgroupDir.Name()
+	}
+	return t
+}
+
+// watch returns when the command and all that it started are dead and reaped, and
+// says whether the guard is what it was before and so can have another command: it
+// can't be once it had to listen, or the command was ended by a signal.
+func (g *guardProcess) watch() (again bool) {
+	brief := g.firstInstants()
 	if !g.reap() {
+		brief = false
 		g.listen()
 	}
 	for !g.reap() { // once more: no signal has told of a child that died before listen
@@ -178,8 +192,12 @@ func (g *guardProcess) watch() {
 		// keep the connection, and the lock, alive for nothing.
 		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
-	_ = writeMessage(g.control, msgDone, g.report.encode())
+	if brief && g.req.again != 0 && unix.WaitStatus(g.report.status).Exited() {
+		g.report.ready = 1
+	}
+	err := writeMessage(g.control, msgDone, g.report.encode())
 	removeCgroup(g.cgroup)
+	return err == nil && g.report.ready != 0
 }
 
 // listen starts the delivery of all that watch waits for.
@@ -230,16 +248,26 @@ func (g *guardProcess) obey(m message) {
 
 // renew reads the latest deadline, unless the tree is to end before it anyway.
 func (g *guardProcess) renew() {
+	if g.losing {
+		return
+	}
+	if deadline, found := g.latest(); found {
+		g.req.deadline = deadline
+	}
+}
+
+// latest empties the pipe of renewals, and returns the last of them.
+func (g *guardProcess) latest() (deadline int64, found bool) {
 	var deadlines [512]byte
-	for !g.losing {
+	for {
 		n, err := unix.Read(g.renewals, deadlines[:])
 		if err == unix.EINTR {
 			continue
 		}
 		if n < 8 { // none is left, or pglead is gone
-			return
+			return deadline, found
 		}
-		g.req.deadline = int64(binary.NativeEndian.Uint64(deadlines[n-8 : n]))
+		deadline, found = int64(binary.NativeEndian.Uint64(deadlines[n-8:n])), true
 	}
 }
 

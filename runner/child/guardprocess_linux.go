@@ -32,10 +32,11 @@ func setThreadName(name string) {
 // firstInstants waits, for 20 ms at most, until the command is dead or there is
 // anything else for the guard to do. Many commands end sooner than goroutines could be
 // started that deliver all that (listen), and to a longer one it makes no difference.
-func (g *guardProcess) firstInstants() {
+// It says whether the command is dead and there is nothing else.
+func (g *guardProcess) firstInstants() (brief bool) {
 	const most = 20 * time.Millisecond
 	if g.pidfd < 0 {
-		return // Linux 5.2
+		return false // Linux 5.2
 	}
 	defer unix.Close(g.pidfd)
 	fds := []unix.PollFd{
@@ -44,7 +45,8 @@ func (g *guardProcess) firstInstants() {
 		{Fd: int32(g.socket), Events: unix.POLLRDHUP}, // poll(2) leaves a -1 out
 	}
 	left := time.Duration(g.req.deadline) - boottime.Now()
-	_, _ = unix.Poll(fds, int(max(0, min(most, left)).Milliseconds()))
+	n, err := unix.Poll(fds, int(max(0, min(most, left)).Milliseconds()))
+	return err == nil && n == 1 && fds[0].Revents != 0
 }
 
 // hangup closes the channel that it returns when the other end has closed the

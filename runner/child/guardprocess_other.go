@@ -12,7 +12,7 @@ func selfExe() string {
 // setThreadName does nothing: argv[0] is all that a process can choose here.
 func setThreadName(string) {}
 
-func (g *guardProcess) firstInstants() {}
+func (g *guardProcess) firstInstants() (brief bool) { return false }
 
 // hangup never tells: without POLLRDHUP the end of a connection shows only to the
 // one that reads from it, which is pglead.

@@ -19,9 +19,15 @@ func (g *guardProcess) start() error {
 		removeCgroup(g.cgroup)
 		return fmt.Errorf("no start request: %w", err)
 	}
-	if err := g.req.decode(body); err != nil {
+	var req startRequest
+	if err := req.decode(body); err != nil {
 		return err
 	}
+	if g.pid != 0 {
+		g.turn = newTurn(req.cgroup)
+		g.latest() // those are for a command that is dead
+	}
+	g.req = req
 	if err := g.deadline.Set(time.Duration(g.req.deadline)); err != nil {
 		return err
 	}
@@ -32,11 +38,18 @@ func (g *guardProcess) start() error {
 		_ = writeNumber(g.control, msgFailed, tooLate)
 		return ErrTooLate
 	}
+	if g.req.again != 0 {
+		if err := g.leave(); err != nil {
+			return err
+		}
+	}
 	g.resetStop()
 	// Up to here the guard is in pglead's process group, and there the command
 	// starts, too: in a group of its own it could neither read from the terminal
-	// nor be stopped by Ctrl-Z.
-	g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.env, Files: []uintptr{0, 1, 2}, Sys: commandAttributes(&g.pidfd)})
+	// nor be stopped by Ctrl-Z. A guard that is to have several commands is in a
+	// session of its own by now, and each of them in a group of its own: so what one
+	// does to its group reaches no other.
+	g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.env, Files: []uintptr{0, 1, 2}, Sys: g.attributes()})
 	if err != nil {
 		removeCgroup(g.cgroup)
 		errno := syscall.EINVAL
@@ -44,18 +57,39 @@ func (g *guardProcess) start() error {
 		_ = writeNumber(g.control, msgFailed, int64(errno))
 		return err
 	}
-	// From here on the guard has a session of its own, in which no signal for
-	// the group reaches it. A group of its own would not do: as a parent in
-	// another group of the same session it would keep pglead's group from
-	// being orphaned (setpgid(2)), and when the guard is gone, and pglead is stopped,
-	// the kernel would send that group, cron's shell and all, SIGHUP.
-	if _, err := unix.Setsid(); err != nil {
-		return fmt.Errorf("setsid: %w", err)
+	if g.req.again != 0 {
+		g.resetStop = ignoreStop()
+	}
+	if err := g.leave(); err != nil {
+		return err
 	}
 	if err := writeNumber(g.control, msgStarted, int64(g.pid)); err != nil {
 		g.end(PgleadGone)
 	}
 	return nil
+}
+
+// leave gives the guard a session of its own, in which no signal for pglead's group
+// reaches it. A group of its own would not do: as a parent in another group of the
+// same session it would keep pglead's group from being orphaned (setpgid(2)), and when
+// the guard is gone, and pglead is stopped, the kernel would send that group, cron's
+// shell and all, SIGHUP.
+func (g *guardProcess) leave() error {
+	if g.apart {
+		return nil
+	}
+	if _, err := unix.Setsid(); err != nil {
+		return fmt.Errorf("setsid: %w", err)
+	}
+	g.apart = true
+	return nil
+}
+
+// attributes are those with which the command starts.
+func (g *guardProcess) attributes() *syscall.SysProcAttr {
+	attr := commandAttributes(&g.pidfd)
+	attr.Setpgid = g.req.again != 0
+	return attr
 }
 
 // execute starts the command, in a control group of its own if that can be.
@@ -68,7 +102,7 @@ func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 			return pid, nil
 		}
 		// The kernel may have refused the group, and may not refuse the command.
-		attr.Sys = commandAttributes(&g.pidfd)
+		attr.Sys = g.attributes()
 		removeCgroup(g.cgroup)
 		g.cgroup = ""
 	}

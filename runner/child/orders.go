@@ -54,6 +54,10 @@ func (c *Child) Lose() {
 func (c *Child) order(k kind, n int64) {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
+	if c.retired { // the command is dead
+		return
+	}
+	c.ordered = true
 	o := order{k, n}
 	switch {
 	case !c.sending:

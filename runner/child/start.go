@@ -11,7 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// Guard is a guard process that has no command yet. Started ahead of time it saves
+// Guard is a guard process that has no command. Started ahead of time it saves
 // a program's start between the grant of the lock and the command.
 type Guard struct{ child *Child }
 
@@ -23,7 +23,8 @@ var errGuardSilent = errors.New("the guard process did not start the command in 
 
 // Start has the guard start the command, and returns when it runs. The error
 // is a *LookupError if the command itself could not be executed, and ctx's if
-// that ended and the guard did not answer. In any case the guard is used up.
+// that ended and the guard did not answer. In any case the guard is used up, but for
+// what Child.Guard returns.
 //
 // A guard that is stopped, or hangs, keeps the lock for nobody: Start ends by the
 // deadline, and soon after ctx.
@@ -33,7 +34,11 @@ func (g *Guard) Start(ctx context.Context, cfg Config) (*Child, error) {
 		g.Close()
 		return nil, ErrTooLate
 	}
-	c.cfg = cfg
+	cfg.Again = cfg.Again && c.supervisor.again()
+	c.cfg, c.renewed = cfg, int64(cfg.Deadline)
+	if c.used {
+		c.cgroup = newCgroup(c.supervisor.cgroup())
+	}
 	err := c.requestStart(ctx)
 	var lookup *LookupError
 	switch {
@@ -69,7 +74,7 @@ func (c *Child) requestStart(ctx context.Context) error {
 		defer close(interrupted)
 		timeOut(min(interruptedPatience, c.cfg.Deadline-boottime.Now()))
 	})
-	err := writeMessage(c.control, msgStart, c.cfg.request())
+	err := writeMessage(c.control, msgStart, c.request())
 	var answer startAnswer
 	if err == nil {
 		err = c.awaitStart(&answer)
@@ -87,7 +92,8 @@ func (c *Child) requestStart(ctx context.Context) error {
 }
 
 // request is what the guard is told.
-func (cfg Config) request() []byte {
+func (c *Child) request() []byte {
+	cfg := c.cfg
 	r := startRequest{
 		path: cfg.Path, args: cfg.Args, env: cfg.Env,
 		deadline: int64(cfg.Deadline), lostGrace: int64(cfg.LostGrace), leaseGrace: int64(cfg.LeaseGrace),
@@ -98,6 +104,12 @@ func (cfg Config) request() []byte {
 	}
 	if cfg.Goodbye {
 		r.goodbye = 1
+	}
+	if cfg.Again {
+		r.again = 1
+	}
+	if c.used {
+		r.cgroup = c.cgroup
 	}
 	return r.encode()
 }

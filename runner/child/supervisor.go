@@ -18,6 +18,7 @@ type Supervisor struct {
 	Stdin *os.File
 
 	cgroup func() string // this process's
+	again  func() bool   // guards may have several commands
 
 	mu     sync.Mutex // held while a guard starts, and while orphans are told from ownChildren
 	before []int      // the children that were there before the first guard
@@ -38,7 +39,7 @@ func NewSupervisor() (*Supervisor, error) {
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	s := &Supervisor{before: children(), cgroup: sync.OnceValue(ownCgroup)}
+	s := &Supervisor{before: children(), cgroup: sync.OnceValue(ownCgroup), again: sync.OnceValue(noTerminal)}
 	go s.cgroup() // while the connection is made
 	return s, nil
 }

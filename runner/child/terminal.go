@@ -1,6 +1,7 @@
 package child
 
 import (
+	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -39,4 +40,13 @@ func inForeground() bool {
 	defer tty.Close()
 	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
 	return err == nil && group == unix.Getpgrp()
+}
+
+// noTerminal says that this process's session has no terminal (tty(4)).
+func noTerminal() bool {
+	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
+	if err == nil {
+		_ = tty.Close()
+	}
+	return errors.Is(err, unix.ENXIO)
 }

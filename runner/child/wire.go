@@ -112,15 +112,17 @@ type startRequest struct {
 	leaseGrace int64 // nanoseconds from the deadline to the kill at most
 	waitForAll int64 // 1: leave leftovers alone
 	goodbye    int64 // 1: the last words end the session
+	again      int64 // 1: another request may follow this one's end
 	lastWords  string
+	cgroup     string // to be made for the command, unless the guard has one from its start
 }
 
 func (r *startRequest) encode() []byte {
 	var b []byte
-	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll, r.goodbye} {
+	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll, r.goodbye, r.again} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
-	for _, list := range [][]string{{r.path, r.lastWords}, r.args, r.env} {
+	for _, list := range [][]string{{r.path, r.lastWords, r.cgroup}, r.args, r.env} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
 		for _, s := range list {
 			b = binary.AppendUvarint(b, uint64(len(s)))
@@ -133,7 +135,7 @@ func (r *startRequest) encode() []byte {
 var errMalformed = errors.New("malformed message")
 
 func (r *startRequest) decode(b []byte) error {
-	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll, &r.goodbye} {
+	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll, &r.goodbye, &r.again} {
 		if len(b) < 8 {
 			return errMalformed
 		}
@@ -156,10 +158,10 @@ func (r *startRequest) decode(b []byte) error {
 			b = b[used+int(size):]
 		}
 	}
-	if len(path) != 2 || len(b) != 0 {
+	if len(path) != 3 || len(b) != 0 {
 		return errMalformed
 	}
-	r.path, r.lastWords = path[0], path[1]
+	r.path, r.lastWords, r.cgroup = path[0], path[1], path[2]
 	return nil
 }
 
@@ -183,20 +185,23 @@ type doneReport struct {
 	ending Ending
 	status uint32 // the command's wait status
 	killed int64  // processes reaped after the decision to kill
+	ready  int64  // 1: the guard awaits another request
 }
 
 func (d *doneReport) encode() []byte {
 	b := binary.BigEndian.AppendUint64(nil, uint64(d.ending))
 	b = binary.BigEndian.AppendUint32(b, d.status)
-	return binary.BigEndian.AppendUint64(b, uint64(d.killed))
+	b = binary.BigEndian.AppendUint64(b, uint64(d.killed))
+	return binary.BigEndian.AppendUint64(b, uint64(d.ready))
 }
 
 func (d *doneReport) decode(b []byte) error {
-	if len(b) != 20 {
+	if len(b) != 28 {
 		return errMalformed
 	}
 	d.ending = Ending(number(b[:8]))
 	d.status = binary.BigEndian.Uint32(b[8:])
-	d.killed = number(b[12:])
+	d.killed = number(b[12:20])
+	d.ready = number(b[20:])
 	return nil
 }

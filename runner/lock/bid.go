@@ -247,11 +247,13 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 		b.forget()
 		return b.error(err)
 	}
-	var unlocks []string
-	for _, l := range b.grant.locks {
-		unlocks = append(unlocks, l.call("advisory_unlock"))
+	h := Held{Locks: b.grant.locks, cfg: b.cfg}
+	var words []string
+	if b.grant.drawn() { // a start has been said
+		h.Tenure = b.grant.tenure
+		words, _ = h.releasing()
 	}
-	_, err := b.s.Query(ctx, "SELECT "+strings.Join(unlocks, ", "))
+	_, err := b.s.Query(ctx, append(words, "SELECT "+h.unlocking())...)
 	b.forget()
 	return b.error(err)
 }

@@ -87,13 +87,20 @@ func (h *Held) refused(err error) error {
 // releasing are the queries that say of each lock that its command is dead, and
 // the one that gives all back.
 func (h *Held) releasing() (words []string, unlock string) {
-	var unlocks []string
 	for _, l := range h.Locks {
 		words = append(words, h.announceEnd(l))
+	}
+	return words, "SELECT " + h.unlocking()
+}
+
+// unlocking is an SQL expression that gives all back and counts them. All are calls,
+// and none is left out for another's sake.
+func (h *Held) unlocking() string {
+	var unlocks []string
+	for _, l := range h.Locks {
 		unlocks = append(unlocks, l.call("advisory_unlock")+"::int")
 	}
-	// All are calls, and none is left out for another's sake.
-	return words, "SELECT " + strings.Join(unlocks, " + ")
+	return strings.Join(unlocks, " + ")
 }
 
 // announceEnd is the query that announces the end of a tenure to those in line, and

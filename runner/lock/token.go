@@ -92,7 +92,7 @@ func (b *Bid) shows() bool {
 func (b *Bid) announcingStart(l Lock, locks []Lock) string {
 	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.startPayload(l, tokenSQL))
 	if b.cfg.Claim.Polled {
-		return notify
+		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), notify) // other rows are other locks'
 	}
 	return fmt.Sprintf("CASE WHEN EXISTS (%s) THEN %s END", b.cfg.Claim.waitingFor(locks, ""), notify)
 }

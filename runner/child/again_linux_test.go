@@ -1,0 +1,279 @@
+package child_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/child"
+)
+
+// usedGuard is a guard that has had a command, which the function may have a say in
+// while it runs. On a busy machine that takes several.
+func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(*child.Child)) *child.Guard {
+	t.Helper()
+	if tty, err := os.Open("/dev/tty"); err == nil {
+		_ = tty.Close()
+		t.Skip("with a terminal each command has a guard of its own")
+	}
+	if cfg.Path == "" {
+		cfg.Path, cfg.Args = "/bin/true", []string{"true"}
+	}
+	cfg.Deadline, cfg.Again = far(), true
+	for began := time.Now(); time.Since(began) < patience; {
+		c, err := newGuard(t, socket).Start(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if during != nil {
+			during(c)
+		}
+		r := await(t, c)
+		if r.Ending != child.Exited || r.Killed != 0 {
+			t.Fatalf("%+v", r)
+		}
+		if g := c.Guard(); g != nil {
+			return g
+		}
+	}
+	t.Fatal("no guard can have a second command")
+	return nil
+}
+
+// startAgain starts a command under a guard that has had one.
+func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, args ...string) *child.Child {
+	t.Helper()
+	guard := child.UnusedPID(g)
+	cfg.Path, cfg.Args, cfg.Again = "/proc/self/exe", append([]string{"command"}, args...), true
+	cfg.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
+	if cfg.Deadline == 0 {
+		cfg.Deadline = far()
+	}
+	c, err := g.Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Kill()
+		<-c.Done()
+		if next := c.Guard(); next != nil {
+			next.Close()
+		}
+	})
+	if child.GuardPID(c) != guard {
+		t.Fatalf("guard %d, not %d", child.GuardPID(c), guard)
+	}
+	return c
+}
+
+// TestAgainIsAsBefore: what a command finds does not depend on whether its guard has
+// had another one before. The other one has done what it can to leave something.
+func TestAgainIsAsBefore(t *testing.T) {
+	const look = `exec 9>&-; {
+		env | sort; umask; ulimit -a; pwd; ls -l /proc/self/fd | sed 's/.* \([0-9]* ->\)/\1/; s/pipe:.*/pipe/'; grep -E '^(Sig[PBIC]|Shd|NoNewPrivs|Seccomp:|CapEff)' /proc/self/status
+		read -r pid name state parent group session tty foreground rest </proc/$$/stat; echo group $((group - pid)) session $((session - parent)) tty $tty $foreground
+		cat /proc/self/oom_score_adj; test -e /proc/$$/cgroup && sed 's/pglead-[0-9a-f]*/pglead/' /proc/$$/cgroup; } >"$0"; test "$1" = once || exit 0
+		umask 077; ulimit -n 50; cd /; trap '' TERM HUP USR1; export LEFT=1; kill -STOP 0 & kill %1`
+	dir := t.TempDir()
+	looks := func(g *child.Guard, name string) (string, *child.Guard) {
+		file := filepath.Join(dir, name)
+		c, err := g.Start(t.Context(), child.Config{
+			Path: "/bin/sh", Args: []string{"sh", "-c", look, file}, Env: []string{"PATH=" + os.Getenv("PATH"), "ALONE=1"},
+			Deadline: far(), Again: true,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		await(t, c)
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return regexp.MustCompile(`/proc/\d+/`).ReplaceAllString(string(text), "/proc/N/"), c.Guard()
+	}
+	first, g := looks(newGuard(t, nil), "first")
+	if g != nil {
+		g.Close()
+	}
+	second, g := looks(usedGuard(t, nil, child.Config{
+		Path: "/bin/sh", Args: []string{"sh", "-c", "umask 077; ulimit -n 50; cd /; trap '' TERM HUP USR1; exec 9>/dev/null; export LEFT=1"}, Env: []string{"LEFT=1"},
+	}, nil), "second")
+	if g != nil {
+		g.Close()
+	}
+	if first != second {
+		t.Errorf("the first command found\n%s\nthe second\n%s", first, second)
+	}
+	if !strings.Contains(first, "group 0 session 0 tty 0") {
+		t.Errorf("it has no group of its own in the guard's session: %s", first)
+	}
+}
+
+// TestNotAgain: after what is unusual a guard ends.
+func TestNotAgain(t *testing.T) {
+	for name, script := range map[string]string{
+		"a signal's death": "kill -KILL $$",
+		"leftovers":        "sleep 1000 & exit 0",
+		"a long command":   "sleep 0.1",
+		"an order":         "trap 'exit 0' USR1; while :; do :; done",
+	} {
+		g := usedGuard(t, nil, child.Config{}, nil)
+		guard := child.UnusedPID(g)
+		dir := t.TempDir()
+		c, err := g.Start(t.Context(), child.Config{Path: "/bin/sh", Args: []string{"sh", "-c", "touch " + dir + "/1; " + script}, Deadline: far(), Again: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name == "an order" {
+			awaitRecords(dir, 1)
+			time.AfterFunc(patience, c.Kill)
+			for done := false; !done; {
+				c.Signal(unix.SIGUSR1)
+				select {
+				case <-c.Done():
+					done = true
+				case <-time.After(time.Millisecond):
+				}
+			}
+		}
+		await(t, c)
+		if c.Guard() != nil {
+			t.Errorf("%s: the guard is to have another command", name)
+		}
+		for began := time.Now(); unix.Kill(guard, 0) != unix.ESRCH; time.Sleep(time.Millisecond) {
+			if time.Since(began) > patience {
+				t.Fatalf("%s: the guard is still there", name)
+			}
+		}
+	}
+}
+
+// TestOrdersAreNotForTheNext: what is said to a command that is dead does not reach the
+// one that its guard has then.
+func TestOrdersAreNotForTheNext(t *testing.T) {
+	var old *child.Child
+	g := usedGuard(t, nil, child.Config{}, func(c *child.Child) {
+		old = c
+		c.Renew(boottime.Now() + 3*time.Hour)
+	})
+	deadline := boottime.Now() + 2*time.Second
+	dir := t.TempDir()
+	c := startAgain(t, g, child.Config{Deadline: deadline}, "deaf", dir)
+	old.Kill()
+	old.Lose()
+	old.Signal(unix.SIGKILL)
+	old.Renew(boottime.Now() + 3*time.Hour)
+	pids := awaitRecords(dir, 1)
+	r := await(t, c)
+	assertDead(t, pids)
+	if r.Ending != child.LeaseOver || boottime.Now() < deadline {
+		t.Errorf("%+v, %v after the deadline", r, boottime.Now()-deadline)
+	}
+}
+
+// TestAgainKills: the second command is killed as the first would be, with all that it
+// started, whoever is killed.
+func TestAgainKills(t *testing.T) {
+	const breadth = 5
+	for name, kill := range map[string]func(*child.Child) child.Ending{
+		"an order":  func(c *child.Child) child.Ending { c.Kill(); return child.Killed },
+		"the loss":  func(c *child.Child) child.Ending { c.Lose(); return child.Killed },
+		"the guard": func(c *child.Child) child.Ending { _ = unix.Kill(child.GuardPID(c), unix.SIGKILL); return child.Killed },
+		"guard stop": func(c *child.Child) child.Ending {
+			_ = unix.Kill(child.GuardPID(c), unix.SIGSTOP)
+			c.Lose()
+			return child.Killed
+		},
+	} {
+		dir := t.TempDir()
+		c := startAgain(t, usedGuard(t, nil, child.Config{}, nil), child.Config{}, "tree", dir, fmt.Sprint(breadth))
+		pids := awaitRecords(dir, treeSize(breadth))
+		ending := kill(c)
+		r := await(t, c)
+		assertDead(t, pids)
+		if r.Ending != ending || c.Guard() != nil {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}
+
+// TestAgainSocket: under the second command, too, the guard sees the server's end.
+func TestAgainSocket(t *testing.T) {
+	here, there := socketPair(t)
+	dir := t.TempDir()
+	c := startAgain(t, usedGuard(t, here, child.Config{}, nil), child.Config{}, "tree", dir, "3")
+	pids := awaitRecords(dir, treeSize(3))
+	if err := there.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	r := await(t, c)
+	assertDead(t, pids)
+	if r.Ending != child.SocketClosed {
+		t.Errorf("%+v, want SocketClosed", r)
+	}
+}
+
+// TestAgainLastWords: when this process is gone, the last words are those of the
+// command that runs, and none if none does.
+func TestAgainLastWords(t *testing.T) {
+	for _, words := range []string{"the second's", ""} {
+		here, there := socketPair(t)
+		g := usedGuard(t, here, child.Config{LastWords: []byte("the first's"), Goodbye: true}, nil)
+		if words == "" {
+			g.Close()
+		} else {
+			dir := t.TempDir()
+			c := startAgain(t, g, child.Config{LastWords: []byte(words), Goodbye: true}, "deaf", dir)
+			awaitRecords(dir, 1)
+			child.HangUp(c)
+			await(t, c)
+		}
+		_ = here.Close()
+		if err := there.SetReadDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(there)
+		if err != nil || string(got) != words {
+			t.Errorf("the guard says %q, %v; want %q", got, err, words)
+		}
+		_ = there.Close()
+	}
+}
+
+// TestManyRenewals: the pipe for deadlines is not filled by what brief commands leave
+// there, for the long one after them.
+func TestManyRenewals(t *testing.T) {
+	g := usedGuard(t, nil, child.Config{}, nil)
+	for n := range 20 {
+		c := startAgain(t, g, child.Config{}, "exit", "0")
+		for i := range 1000 {
+			c.Renew(far() + time.Duration(n*1000+i)*time.Second)
+		}
+		await(t, c)
+		if g = c.Guard(); g == nil {
+			g = usedGuard(t, nil, child.Config{}, nil)
+		}
+	}
+	deadline := boottime.Now() + time.Second
+	dir := t.TempDir()
+	c := startAgain(t, g, child.Config{Deadline: deadline}, "catch", dir)
+	c.Renew(far())
+	awaitRecords(dir, 1)
+	for boottime.Now() < deadline+100*time.Millisecond {
+		time.Sleep(deadline + 110*time.Millisecond - boottime.Now())
+	}
+	c.Signal(unix.SIGTERM)
+	if r := await(t, c); r.Status.ExitStatus() != int(unix.SIGTERM) {
+		t.Errorf("%+v, want the status after SIGTERM: the new deadline was not heard", r)
+	}
+}

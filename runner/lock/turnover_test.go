@@ -1,0 +1,134 @@
+package lock_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// TestTurnover: in one round trip ends are said before locks are free, what is free is
+// taken, listed and has a token, and what is held elsewhere is not.
+func TestTurnover(t *testing.T) {
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), lock.Claim{})
+	s, err := session.Open(t.Context(), cfg.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	bid := func(number int64) *lock.Bid {
+		of := cfg
+		of.Claim = exclusive(number)
+		of.Claim.Polled = true
+		b := lock.NewBid(s, of, false)
+		if !b.Joins() {
+			t.Fatalf("the bid for %d does not join", number)
+		}
+		return b
+	}
+	do := func(turn lock.Turnover) {
+		t.Helper()
+		if err := turn.Do(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settle := func(b *lock.Bid) *lock.Held {
+		t.Helper()
+		h, err := b.Settle(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !h.Joins() {
+			t.Fatal("what is held does not join")
+		}
+		return h
+	}
+	foreign := plain(t, server.DSN("postgres"), "SELECT pg_advisory_lock(13)")
+	hearer, err := session.Open(t.Context(), cfg.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hearer.Close()
+	var said []string // by the session's reader, before each answer
+	for _, channel := range []string{"list", "pglead.1.11", "pglead.1.12", "pglead.1.13"} {
+		hearer.OnNotify(channel, func(_ uint32, payload string) { said = append(said, channel+": "+payload) })
+		if _, err := hearer.Query(t.Context(), `LISTEN "`+channel+`"`); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	one, two, three := bid(11), bid(12), bid(13)
+	do(lock.Turnover{Next: []*lock.Bid{one, two, three}})
+	if !one.Complete() || !two.Complete() || three.Complete() {
+		t.Fatalf("granted: %t, %t, %t", one.Complete(), two.Complete(), three.Complete())
+	}
+	first, second := settle(one), settle(two)
+	if first.Token <= 0 || first.Token != second.Token {
+		t.Errorf("tokens %d and %d of one commit", first.Token, second.Token)
+	}
+
+	four := bid(14)
+	do(lock.Turnover{Ended: []*lock.Held{first}, Said: []lock.Said{{Channel: "list", Payload: "11 ok"}}, Next: []*lock.Bid{four}})
+	if third := settle(four); third.Token <= first.Token {
+		t.Errorf("token %d after %d", third.Token, first.Token)
+	}
+	rows, err := hearer.Query(t.Context(), "SELECT pg_try_advisory_lock(11), pg_try_advisory_lock(12), pg_try_advisory_lock(14)")
+	if err != nil || fmt.Sprint(rows) != "[[t f f]]" {
+		t.Errorf("after the turnover another session has 11, 12, 14: %v, %v", rows, err)
+	}
+	want := []string{
+		fmt.Sprintf("pglead.1.11: started %d 6000 0", first.Token), fmt.Sprintf("pglead.1.12: started %d 6000 0", first.Token),
+		"list: 11 ok", fmt.Sprintf("pglead.1.11: clean %d 6000 0", first.Token),
+	}
+	slices.Sort(said[:min(2, len(said))]) // of one statement's rows
+	if !slices.Equal(said, want) {
+		t.Errorf("heard %q, want %q", said, want)
+	}
+
+	// What the session does not hold can't be given back.
+	if err := (lock.Turnover{Ended: []*lock.Held{first}}).Do(t.Context(), s); kindOf(err) != session.Unsafe {
+		t.Errorf("given back twice: %v", err)
+	}
+	do(lock.Turnover{Ended: []*lock.Held{second}})
+	if got := run(t, foreign, "SELECT pg_try_advisory_lock(12)::text"); got[0] != "true" {
+		t.Error("12 is not free")
+	}
+}
+
+// TestJoins: what takes more than a grant has no part in a turnover.
+func TestJoins(t *testing.T) {
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(11))
+	cfg.Claim.Polled = true
+	s, err := session.Open(t.Context(), cfg.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for name, change := range map[string]func(*lock.Config){
+		"not polled":  func(c *lock.Config) { c.Claim.Polled = false },
+		"shared":      func(c *lock.Config) { c.Claim.Locks = []lock.Lock{{ID: id(11), Shared: true}} },
+		"several":     func(c *lock.Config) { c.Claim.Locks = exclusive(11, 12).Locks },
+		"transaction": func(c *lock.Config) { c.Session.Transaction = true },
+		"quorum":      func(c *lock.Config) { c.Session.Quorum = true },
+	} {
+		of := cfg
+		change(&of)
+		if lock.NewBid(s, of, false).Joins() {
+			t.Errorf("%s: it joins", name)
+		}
+	}
+	if lock.NewBid(s, cfg, true).Joins() {
+		t.Error("a bid that returns joins")
+	}
+	heard := lock.NewBid(s, cfg, false)
+	if err := heard.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if heard.Joins() {
+		t.Error("a bid that has listened joins")
+	}
+}
