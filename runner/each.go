@@ -76,7 +76,7 @@ func Each(cfg EachConfig) (Tally, error) {
 
 	var shared *connection
 	if !cfg.Session.Transaction {
-		if shared, err = e.open(ctx); err != nil {
+		if shared, err = e.openConnection(ctx); err != nil {
 			return e.tally, err
 		}
 		defer shared.close()
@@ -156,7 +156,7 @@ func (e *each) pass(ctx context.Context, shared *connection, items iter.Seq[stri
 // workOn works on what is in the queue, in a session of its own with transactions.
 func (e *each) workOn(ctx context.Context, on *connection, queue <-chan string) error {
 	if e.cfg.Session.Transaction {
-		own, err := e.open(ctx)
+		own, err := e.openConnection(ctx)
 		if err != nil {
 			return err
 		}

@@ -114,11 +114,11 @@ type connection struct {
 	closed chan struct{}
 }
 
-func (e *each) open(ctx context.Context) (*connection, error) {
+func (e *each) openConnection(ctx context.Context) (*connection, error) {
 	var s *session.Session
 	locking := e.process.locking()
 	err := locking.Persist(ctx, func(left func() time.Duration) (err error) {
-		s, err = locking.Open(ctx, left())
+		s, err = locking.OpenSession(ctx, left())
 		if err == nil && !e.cfg.Session.Transaction {
 			s.OnNotify(e.channel(), e.hear)
 			if _, err = s.Query(ctx, `LISTEN "`+e.channel()+`"`); err != nil {
@@ -131,7 +131,7 @@ func (e *each) open(ctx context.Context) (*connection, error) {
 		return nil, err
 	}
 	locking.SayWithoutLedger(s)
-	s.Keep()
+	s.StartHeartbeat()
 	c := &connection{s, make(chan struct{})}
 	go func() {
 		for {

@@ -39,14 +39,14 @@ func (u Use) wanted() bool { return u.Mode == Auto || u.Mode == Require }
 
 func (u Use) required() bool { return u.Mode == Require || u.wanted() && u.Tick != nil }
 
-// What Probe finds.
+// The answers to Question.
 const (
 	denied  = "denied"
 	granted = "granted"
 	foreign = "foreign"
 )
 
-// Probe is an SQL expression that finds out, at the login, whether there is a ledger
+// Question is an SQL expression that finds out, at the login, whether there is a ledger
 // and whether the role is granted it: NULL, denied, granted or foreign. Where there is
 // one, the session is made fit for it, whatever the role's defaults are. It is empty
 // if nobody wants to know.
@@ -58,7 +58,7 @@ const (
 //
 // A start needs a snapshot of its own, younger than the lock's grant. A session
 // through a pooler can't be made anything.
-func (u Use) Probe(pooled bool) string {
+func (u Use) Question(pooled bool) string {
 	if !u.wanted() {
 		return ""
 	}
@@ -75,11 +75,11 @@ func (u Use) Probe(pooled bool) string {
 		"WHEN pg_catalog.query_to_xml(" + quote(trusted) + ", false, true, '')::text <> '' THEN " + settings + "'" + granted + "' ELSE '" + foreign + "' END END"
 }
 
-// Found says of what Probe found whether the run goes by a ledger. It is an error if
+// Found says of the answer to Question whether the run goes by a ledger. It is an error if
 // it has to and can't.
-func (u Use) Found(probed string) (bool, error) {
+func (u Use) Found(answer string) (bool, error) {
 	switch {
-	case u.wanted() && probed == granted:
+	case u.wanted() && answer == granted:
 		return true, nil
 	case !u.required():
 		return false, nil
@@ -88,7 +88,7 @@ func (u Use) Found(probed string) (bool, error) {
 	if u.Tick != nil {
 		why = "--once-per"
 	}
-	switch probed {
+	switch answer {
 	case foreign:
 		return false, session.Errorf(session.Denied, "the owner of the database is to make the ledger: pglead ledger install", "%s needs a ledger that can be trusted: %s", why, Untrusted)
 	case denied:
@@ -102,11 +102,11 @@ func (u Use) Found(probed string) (bool, error) {
 // Untrusted says why a ledger is left alone.
 const Untrusted = "the schema pglead belongs neither to the database's owner nor to a superuser"
 
-// Foreign says of what Probe found that there is a ledger which can't be trusted.
-func (u Use) Foreign(probed string) bool { return probed == foreign }
+// Foreign says of the answer to Question that there is a ledger which can't be trusted.
+func (u Use) Foreign(answer string) bool { return answer == foreign }
 
-// Denied says of what Probe found that there is a ledger which the role is not granted.
-func (u Use) Denied(probed string) bool { return probed == denied }
+// Denied says of the answer to Question that there is a ledger which the role is not granted.
+func (u Use) Denied(answer string) bool { return answer == denied }
 
 // Refused is an error of the ledger, which is not one of the lock.
 func Refused(err error) error { return session.Refused(err, "the ledger") }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // Wish is a pause that somebody wants.
@@ -27,5 +28,5 @@ func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, w Wish) e
 // ResumeKey ends the pause of a key, and says whether there was one.
 func ResumeKey(ctx context.Context, ask Ask, id lockkey.ID) (was bool, err error) {
 	rows, err := ask(ctx, fmt.Sprintf("SELECT pglead.resume_1(%d, %d::smallint)", id.Number, id.ObjSubID()))
-	return len(rows) == 1 && rows[0][0] == "t", err
+	return session.Rows(rows).Is("t"), err
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // Ask sends SQL to the server and returns the rows of its answer, in which NULL is
@@ -33,14 +34,15 @@ const (
 // Look finds out whether there is a ledger for this role, whose name it returns as SQL
 // has it. It names nothing in the schema, since even to plan that could run it.
 func Look(ctx context.Context, ask Ask) (access Access, role string, err error) {
-	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.Probe(true)+", pg_catalog.quote_ident(current_user)")
+	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.Question(true)+", pg_catalog.quote_ident(current_user)")
 	if err != nil {
 		return Absent, "", err
 	}
-	if len(rows) != 1 || len(rows[0]) != 2 {
+	row, err := session.Rows(rows).Only(2)
+	if err != nil {
 		return Absent, "", errAnswer
 	}
-	return map[string]Access{denied: Denied, foreign: Foreign, granted: Granted}[rows[0][0]], rows[0][1], nil
+	return map[string]Access{denied: Denied, foreign: Foreign, granted: Granted}[row[0]], row[1], nil
 }
 
 var errAnswer = errors.New("the ledger does not answer as it should: is pglead.lock another program's table?")

@@ -3,6 +3,8 @@ package ledger
 import (
 	"context"
 	"time"
+
+	"github.com/pglead/pglead/runner/session"
 )
 
 // State is what an installed ledger is like.
@@ -34,10 +36,11 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 	if err != nil {
 		return State{}, err
 	}
-	if len(rows) != 1 {
+	row, err := session.Rows(rows).Only(0)
+	if err != nil {
 		return State{}, errAnswer
 	}
-	r := reader{row: rows[0]}
+	r := reader{row: row}
 	s := State{Version: int(r.number()), Keep: int(r.number()), Runs: r.number(), Locks: r.number(), Keys: r.number(), Bytes: r.number(), Oldest: r.time(), Owner: r.text(), Trusted: r.truth()}
 	s.Granted, s.Former = r.lines(), r.lines()
 	return s, r.err

@@ -86,9 +86,9 @@ type acquisition struct {
 func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*Held, error) {
 	cfg := a.cfg
 	if !a.returns { // one who returns has a place in line: a try at the login would pass those before it
-		cfg.Session.AtLogin = cfg.LoginTrySQL()
+		cfg.Session.FirstQuestion = cfg.FirstTrySQL()
 	}
-	s, err := cfg.Open(ctx, left())
+	s, err := cfg.OpenSession(ctx, left())
 	if err != nil {
 		return nil, err
 	}
@@ -180,8 +180,8 @@ func (b *Bid) lastTry(ctx context.Context) error {
 func (b *Bid) beginWait() error {
 	b.cfg.Log.Info("waiting for the lock", "event", "waiting")
 	if !b.cfg.Session.Transaction {
-		b.s.Beat(session.Heartbeat{Every: WaiterBeat(b.cfg.Session.Lease), SQL: []string{session.PlainBeat}})
-		b.s.Keep()
+		b.s.SetHeartbeat(session.Heartbeat{Every: WaiterBeat(b.cfg.Session.Lease), SQL: []string{session.PlainBeat}})
+		b.s.StartHeartbeat()
 	}
 	return b.preparation.done()
 }

@@ -98,7 +98,7 @@ func (b *Bid) try(ctx context.Context) (granted bool, err error) {
 
 // trialled is what a trial comes to. The first has been made at the login.
 func (b *Bid) trialled(ctx context.Context) (n int, err error) {
-	value, known := b.s.TakeLoginAnswer()
+	value, known := b.s.TakeFirstAnswer()
 	if !known {
 		return b.number(ctx, "SELECT "+b.trySQL())
 	}
@@ -125,9 +125,9 @@ func (b *Bid) trySQL() string {
 	return tryAll(b.missing(), Lock.try)
 }
 
-// LoginTrySQL is the first trial, which is made in the login's round trip: its value is
-// what the session's TakeLoginAnswer returns, and Try goes by that.
-func (cfg Config) LoginTrySQL() string {
+// FirstTrySQL is the first trial, which is made in the login's round trip: its value is
+// what the session's TakeFirstAnswer returns, and Try goes by that.
+func (cfg Config) FirstTrySQL() string {
 	if len(cfg.Claim.Locks) == 0 {
 		return ""
 	}

@@ -61,9 +61,9 @@ const roleLookupTime = time.Second
 
 func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	cfg := lost[0].cfg.session()
-	cfg.AtLogin, cfg.Quorum = "", false
+	cfg.FirstQuestion, cfg.Quorum = "", false
 	if lost[0].recorded {
-		cfg.Probe = lost[0].cfg.Ledger.Probe(cfg.Transaction)
+		cfg.LedgerQuestion = lost[0].cfg.Ledger.Question(cfg.Transaction)
 	}
 	s, err := session.Open(ctx, cfg)
 	if err != nil {
@@ -72,7 +72,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	defer s.Close()
 	var queries []string
 	for _, h := range lost {
-		if noted, _ := h.cfg.Ledger.Found(s.Probed()); noted {
+		if noted, _ := h.cfg.Ledger.Found(s.LedgerAnswer()); noted {
 			queries = append(queries, h.finishing()...)
 		}
 	}

@@ -66,8 +66,7 @@ func (h *Held) Release(ctx context.Context, parting bool) error {
 		return h.refused(err)
 	}
 	h.parted = parting
-	last := answers[len(answers)-1]
-	if len(last) != 1 || len(last[0]) != 1 || last[0][0] != strconv.Itoa(len(h.Locks)) {
+	if !answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))) {
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
 	}
 	return nil

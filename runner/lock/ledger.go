@@ -20,7 +20,7 @@ import (
 
 // usesLedger says whether the run goes by a ledger.
 func (b *Bid) usesLedger() bool {
-	use, err := b.cfg.Ledger.Found(b.s.Probed())
+	use, err := b.cfg.Ledger.Found(b.s.LedgerAnswer())
 	return use && err == nil
 }
 
@@ -45,7 +45,7 @@ func (cfg *Config) ledgerLocks(locks []Lock) (as []ledger.Lock) {
 // startsWithToken says whether the start of these locks' run can be part of the
 // statement that draws the token.
 func (b *Bid) startsWithToken(locks []Lock) bool {
-	if len(locks) != 1 || locks[0].Shared || b.cfg.Session.Quorum || b.cfg.Session.Transaction || !b.usesLedger() {
+	if len(locks) != 1 || locks[0].Shared || b.cfg.Session.UsesSecondSession() || !b.usesLedger() {
 		return false
 	}
 	tokens, blind := b.undischarged(locks)
@@ -218,7 +218,7 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 		return nil
 	}
 	b.grant.undraw() // that token is not for what starts then
-	b.s.Keep()
+	b.s.StartHeartbeat()
 	b.grant.delay = rest
 	if err := b.announceDelay(ctx); err != nil {
 		return err
@@ -245,7 +245,7 @@ func (b *Bid) ask(ctx context.Context, proof ledger.Proof) (ledger.Answer, error
 }
 
 func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
-	beside := b.cfg.Session.Quorum || b.cfg.Session.Transaction
+	beside := b.cfg.Session.UsesSecondSession()
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
@@ -271,11 +271,11 @@ func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	rows := slices.Concat(answers...)
-	if len(rows) != 1 || len(rows[0]) != 2 {
-		return "", session.ErrNotPostgreSQL()
+	row, err := slices.Concat(answers...).Only(2)
+	if err != nil {
+		return "", err
 	}
-	return rows[0][0], nil
+	return row[0], nil
 }
 
 // fencePatience is more than a start waits for a transaction of the last run.
@@ -307,12 +307,12 @@ func (b *Bid) vanished(ctx context.Context, err error) bool {
 	if !errors.As(err, &pgErr) || !slices.Contains([]string{"42501", "42883", "42P01", "3F000"}, pgErr.Code) {
 		return false
 	}
-	return b.s.Probe(ctx) == nil && !b.usesLedger()
+	return b.s.AskLedgerQuestion(ctx) == nil && !b.usesLedger()
 }
 
 // withoutLedger goes on as if there had been none, if that will do.
 func (b *Bid) withoutLedger(ctx context.Context) error {
-	if _, err := b.cfg.Ledger.Found(b.s.Probed()); err != nil {
+	if _, err := b.cfg.Ledger.Found(b.s.LedgerAnswer()); err != nil {
 		return err
 	}
 	b.cfg.Log.Warn("the ledger is gone, or not granted any more; going on without", "event", "ledger")

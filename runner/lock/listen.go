@@ -91,12 +91,11 @@ func (b *Bid) verify(ctx context.Context) error {
 			if err != nil {
 				return b.error(err)
 			}
-			found := len(rows) == 1 && len(rows[0]) == 1
 			role := uint64(0)
-			if found {
-				role, _ = strconv.ParseUint(rows[0][0], 10, 32)
+			if row, err := rows.Only(1); err == nil {
+				role, _ = strconv.ParseUint(row[0], 10, 32)
 			}
-			h.verified(pid, uint32(role), found && role != 0)
+			h.verified(pid, uint32(role), role != 0)
 		}
 	}
 	return nil

@@ -12,7 +12,7 @@
 //	claim     the locks that a run wants: all of them or, behind a gate, any one
 //	bid       a claim on one session, as far as it has been granted
 //	try       asking for what is missing. The first one travels with the login, in
-//	          the same round trip (LoginTrySQL), and Bid.Try takes its answer
+//	          the same round trip (FirstTrySQL), and Bid.Try takes its answer
 //	grant     what a bid has got so far: locks, and later the token
 //	tenure    one holding of a lock, from its token to its end
 //	line      those who wait, each with a ticket: an advisory lock of its own

@@ -28,7 +28,7 @@ func (b *Bid) resumed() {
 // waitForResume waits, without a place in line, until no lock of the claim is paused.
 func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
 	b.cfg.Log.Info(why.Error()+"; waiting", "event", "paused")
-	b.s.Keep()
+	b.s.StartHeartbeat()
 	until := noEnd
 	if !why.Until.IsZero() {
 		until = time.Until(why.Until)

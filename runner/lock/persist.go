@@ -73,10 +73,10 @@ func (cfg *Config) session() session.Config {
 	return of
 }
 
-// Open opens a session for a run that may wait for that long.
-func (cfg *Config) Open(ctx context.Context, left time.Duration) (s *session.Session, err error) {
+// OpenSession opens a session for a run that may wait for that long.
+func (cfg *Config) OpenSession(ctx context.Context, left time.Duration) (s *session.Session, err error) {
 	of := cfg.session()
-	of.Probe = cfg.Ledger.Probe(of.Transaction)
+	of.LedgerQuestion = cfg.Ledger.Question(of.Transaction)
 	if cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
 	}
@@ -87,7 +87,7 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (s *session.Ses
 	if err != nil {
 		return nil, err
 	}
-	if _, err = cfg.Ledger.Found(s.Probed()); err != nil {
+	if _, err = cfg.Ledger.Found(s.LedgerAnswer()); err != nil {
 		closeAtOnce(ctx, s, of.Transaction)
 		return nil, err
 	}
@@ -127,9 +127,9 @@ func closeAtOnce(ctx context.Context, s *session.Session, pooled bool) {
 // be trusted, or is not granted to the role; and whether it did.
 func (cfg *Config) SayWithoutLedger(s *session.Session) (said bool) {
 	switch {
-	case cfg.Ledger.Foreign(s.Probed()):
+	case cfg.Ledger.Foreign(s.LedgerAnswer()):
 		cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
-	case cfg.Ledger.Denied(s.Probed()):
+	case cfg.Ledger.Denied(s.LedgerAnswer()):
 		cfg.Log.Info("the ledger is not granted to role "+cfg.Session.Database.User+"; going on without", "event", "ledger")
 	default:
 		return false

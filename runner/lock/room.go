@@ -2,8 +2,6 @@ package lock
 
 import (
 	"context"
-	"fmt"
-	"strconv"
 
 	"github.com/pglead/pglead/runner/session"
 )
@@ -52,7 +50,7 @@ func (r *room) free(ctx context.Context, b *Bid) (free, of int, err error) {
 	} else {
 		counts += ", 0"
 	}
-	n, err := numbers(ctx, b, 3, "SELECT "+counts)
+	n, err := b.numbers(ctx, 3, "SELECT "+counts)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -69,7 +67,7 @@ func (r *room) free(ctx context.Context, b *Bid) (free, of int, err error) {
 // readLimits asks for the limits once. Those for superusers alone are nobody's
 // else; -1 is none.
 func readLimits(ctx context.Context, b *Bid) (*limits, error) {
-	n, err := numbers(ctx, b, 3, `SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
+	n, err := b.numbers(ctx, 3, `SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
 		- coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0),
 	(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = session_user),
 	(SELECT datconnlimit FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`)
@@ -79,20 +77,11 @@ func readLimits(ctx context.Context, b *Bid) (*limits, error) {
 	return &limits{server: n[0], role: n[1], database: n[2]}, nil
 }
 
-// numbers asks a question that has one row of so many whole numbers.
-func numbers(ctx context.Context, b *Bid, columns int, sql string) ([]int, error) {
+// numbers asks a question whose answer is one row of so many whole numbers.
+func (b *Bid) numbers(ctx context.Context, columns int, sql string) ([]int, error) {
 	rows, err := b.s.Query(ctx, sql)
 	if err != nil {
 		return nil, b.error(err)
 	}
-	if len(rows) != 1 || len(rows[0]) != columns {
-		return nil, session.ErrNotPostgreSQL()
-	}
-	list := make([]int, columns)
-	for i, value := range rows[0] {
-		if list[i], err = strconv.Atoi(value); err != nil {
-			return nil, fmt.Errorf("read %q, which is no number: %w", value, session.ErrNotPostgreSQL())
-		}
-	}
-	return list, nil
+	return rows.Ints(columns)
 }

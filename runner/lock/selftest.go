@@ -47,7 +47,7 @@ func bidInOwnSession(ctx context.Context, cfg Config) (*Bid, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	s.Keep()
+	s.StartHeartbeat()
 	b := NewBid(s, cfg, false)
 	granted, err := b.Try(ctx)
 	if err != nil {

@@ -27,12 +27,12 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A delay takes its time, and so may a second login. What a transaction was granted
 	// is an answer to a question of its own, from which the Deadline counts.
 	if b.cfg.Session.Transaction {
-		b.s.Keep()
+		b.s.StartHeartbeat()
 	} else if b.grant.delay > 0 || b.cfg.Session.Quorum {
 		if err := b.s.Ping(ctx); err != nil {
 			return nil, err
 		}
-		b.s.Keep()
+		b.s.StartHeartbeat()
 	}
 	draw := b.drawAndStart
 	if !b.usesLedger() {
@@ -51,7 +51,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 	b.describe()
-	b.s.Keep()
+	b.s.StartHeartbeat()
 	if err := b.s.Err(); err != nil {
 		return nil, err
 	}

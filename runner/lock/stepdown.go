@@ -52,7 +52,7 @@ func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to str
 			r.Close()
 			return nil, err
 		}
-		if len(rows) == 1 && len(rows[0]) == 1 && rows[0][0] == "t" || time.Since(began) > time.Second {
+		if rows.Is("t") || time.Since(began) > time.Second {
 			return r, nil // or somebody else asks
 		}
 		if !pace.Sleep(ctx, askAgain) {
@@ -88,12 +88,12 @@ func (h *Held) stepDownSQL() string {
 // watchRequests has requests to step down delivered.
 func (h *Held) watchRequests() {
 	h.requests = make(chan struct{}, 1)
-	h.Session.Beat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), SQL: []string{"SELECT " + h.stepDownSQL()}, Heard: h.hearStepDown})
+	h.Session.SetHeartbeat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), SQL: []string{"SELECT " + h.stepDownSQL()}, Heard: h.hearStepDown})
 }
 
 // hearStepDown is given what the probe has come to.
 func (h *Held) hearStepDown(answers []session.Rows) {
-	if rows := answers[0]; len(rows) == 1 && len(rows[0]) == 1 && rows[0][0] == "f" {
+	if answers[0].Is("f") {
 		select {
 		case h.requests <- struct{}{}:
 		default:
@@ -120,10 +120,14 @@ func (h *Held) Asker(ctx context.Context) (by, to string) {
 	}
 	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
 WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+inspect.Among(requests)+" LIMIT 1")
-	if err != nil || len(rows) != 1 || len(rows[0]) != 1 {
+	if err != nil {
 		return "", ""
 	}
-	return parseAsker(rows[0][0])
+	row, err := rows.Only(1)
+	if err != nil {
+		return "", ""
+	}
+	return parseAsker(row[0])
 }
 
 // Prefer has the release name a waiter on this host, if there is one.

@@ -126,7 +126,7 @@ func (b *Bid) draw(ctx context.Context) error {
 	if b.grant.drawn() {
 		return nil
 	}
-	if b.cfg.Session.Quorum || b.cfg.Session.Transaction {
+	if b.cfg.Session.UsesSecondSession() {
 		return b.drawBeside(ctx)
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawing(b.grant.locks)}, b.leaving()...)})

@@ -40,7 +40,7 @@ func (b *Bid) Joins() bool {
 
 func (cfg *Config) joins() bool {
 	c := cfg.Claim
-	return c.Polled && len(c.Locks) == 1 && !c.Locks[0].Shared && !cfg.Session.Transaction && !cfg.Session.Quorum
+	return c.Polled && len(c.Locks) == 1 && !c.Locks[0].Shared && !cfg.Session.UsesSecondSession()
 }
 
 // Do does it. After an error nothing is known of any of these locks but that the end

@@ -30,8 +30,8 @@ func TestRoleDefaults(t *testing.T) {
 	if !take(t, holder, 1) {
 		t.Fatal("the lock is taken")
 	}
-	holder.Keep()
-	s.Keep()
+	holder.StartHeartbeat()
+	s.StartHeartbeat()
 	waited := make(chan error, 1)
 	go func() {
 		_, err := s.Ask(t.Context(), session.Request{SQL: []string{"SELECT pg_advisory_lock(1)"}, Longer: time.Minute})
@@ -138,7 +138,7 @@ func TestNotify(t *testing.T) {
 func TestTerminated(t *testing.T) {
 	server := start(t, nil)
 	s := open(t, server.DSN("postgres"))
-	s.Keep()
+	s.StartHeartbeat()
 	query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.BackendPID()))
 	await(t, s)
 	if err := s.Err(); !strings.Contains(err.Error(), "administrator command (57P01)") {
@@ -152,7 +152,7 @@ func TestTerminated(t *testing.T) {
 func TestServerKilled(t *testing.T) {
 	server := start(t, nil)
 	s := open(t, server.DSN("postgres"))
-	s.Keep()
+	s.StartHeartbeat()
 	if err := server.Stop(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func TestServerKilled(t *testing.T) {
 func TestSilentServer(t *testing.T) {
 	server := start(t, nil)
 	s := open(t, server.DSN("postgres"))
-	s.Keep()
+	s.StartHeartbeat()
 	eventually(t, "a heartbeat is answered", func() bool {
 		select {
 		case <-s.Renewed():
