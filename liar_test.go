@@ -168,6 +168,7 @@ func lies() map[string]func([][]byte) []byte {
 // TestLyingServer: whatever the server says, pglead ends by itself, in order, and
 // says nothing that has an effect on a terminal.
 func TestLyingServer(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	s := newStrange(t)
 	s.session("", false, locking("command='c',host='h',key='taken',lease='1s',pid='1',user='u'", "taken"), locking("", "taken@1"))
