@@ -188,7 +188,7 @@ func TestLyingServer(t *testing.T) {
 		{"ls --all-databases", 2, 1},
 		{"ls -o json", 2, 1},
 		{"who taken", 1, 1},
-		{"stepdown taken --wait 0.01", 4, 4}, // each asks for as long as a holder may take to look
+		{"stepdown taken --wait 0.01", 4, 8}, // each asks for as long as a holder may take to look
 		{"doctor --lease 3s", 45, 50},
 	} {
 		t.Run(tt.args, func(t *testing.T) {
