@@ -45,7 +45,7 @@ func Look(ctx context.Context, ask Ask) (access Access, role string, err error) 
 	return map[string]Access{denied: Denied, foreign: Foreign, granted: Granted}[row[0]], row[1], nil
 }
 
-var errAnswer = errors.New("the ledger does not answer as it should: is pglead.lock another program's table?")
+var errAnswer error = session.Errorf(session.Unsafe, "is the schema pglead another program's?", "the ledger does not answer as this version's does")
 
 // held is an SQL expression over a row of pglead.lock: somebody has the lock. A
 // standby has no locks to show, and is believed.
