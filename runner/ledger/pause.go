@@ -15,7 +15,7 @@ type Wish struct {
 	By, Note string
 }
 
-// PauseKey keeps a key from being started, in all its slots. What runs, runs on.
+// PauseKey keeps the runs of a key from starting, in all its slots. It ends none.
 func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, w Wish) error {
 	until := "'infinity'::timestamptz"
 	if w.For > 0 {
