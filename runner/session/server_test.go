@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -25,7 +25,7 @@ func TestRoleDefaults(t *testing.T) {
 		ALTER ROLE hasty SET statement_timeout = '1s';
 		ALTER ROLE hasty SET lock_timeout = '500ms';
 		ALTER ROLE hasty SET search_path = ''`)
-	s := open(t, strings.Replace(server.DSN("postgres"), pgtest.Superuser, "hasty", 1))
+	s := open(t, strings.Replace(server.DSN("postgres"), localpg.Superuser, "hasty", 1))
 	holder := open(t, server.DSN("postgres"))
 	if !take(t, holder, 1) {
 		t.Fatal("the lock is taken")
@@ -225,7 +225,7 @@ func TestStandbyIsRefusedAndPrimaryIsFound(t *testing.T) {
 	if kindOf(err) != session.Standby || !session.Passing(err) {
 		t.Errorf("Open on a standby: %v", err)
 	}
-	both := fmt.Sprintf("host=%s,%s user=%s dbname=postgres", standby.Socket, primary.Socket, pgtest.Superuser)
+	both := fmt.Sprintf("host=%s,%s user=%s dbname=postgres", standby.Socket, primary.Socket, localpg.Superuser)
 	s := open(t, both)
 	if pid := query(t, primary, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", s.BackendPID()))[0]; pid != "1" {
 		t.Error("of standby and primary, the session is not on the primary")
@@ -237,13 +237,13 @@ func TestStandbyIsRefusedAndPrimaryIsFound(t *testing.T) {
 func TestFirstTryOnYoungServer(t *testing.T) {
 	port := testserver.Port(t)
 	server := start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
-	tcp := fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, pgtest.Superuser)
+	tcp := fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, localpg.Superuser)
 	const hour = time.Hour
 	if delay := open(t, tcp).FirstTryDelay(hour); delay < hour/2 || delay > hour {
 		t.Errorf("on a new server the first try waits %v of an hour", delay)
 	}
 	// The former holder may have come over TCP.
-	if delay := open(t, fmt.Sprintf("host=%s port=%s user=%s dbname=postgres", server.Socket, port, pgtest.Superuser)).FirstTryDelay(hour); delay < hour/2 {
+	if delay := open(t, fmt.Sprintf("host=%s port=%s user=%s dbname=postgres", server.Socket, port, localpg.Superuser)).FirstTryDelay(hour); delay < hour/2 {
 		t.Errorf("at the unix socket of a server with TCP the first try waits %v", delay)
 	}
 	// Or over a pooler.
