@@ -43,11 +43,11 @@ func (p *process) runHook(env []string, command string) error {
 	if err != nil {
 		return err
 	}
-	g, err := p.guards.New(nil)
+	g, err := p.guards.Start(nil)
 	if err != nil {
 		return err
 	}
-	c, err := g.Start(context.Background(), child.Config{
+	c, err := g.StartCommand(context.Background(), child.Config{
 		// The command's standard input and output are not the hook's.
 		Path: shell, Args: []string{"sh", "-c", "exec </dev/null >&2\n" + command},
 		Env: env, Deadline: boottime.Now() + hookMost,

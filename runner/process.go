@@ -17,7 +17,7 @@ import (
 // process is what all runs of this process share.
 type process struct {
 	cfg     Config
-	guards  *child.Supervisor
+	guards  *child.Guards
 	caught  <-chan os.Signal // for the command, or for this process to end
 	ready   <-chan struct{}  // is closed when signals are caught
 	hooks   sync.WaitGroup   // those that run
@@ -30,7 +30,7 @@ type process struct {
 
 // begin is what this process does before it supervises anything.
 func begin(cfg Config) (*process, error) {
-	guards, err := child.NewSupervisor()
+	guards, err := child.NewGuards()
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 	if !ok {
 		return nil, fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", s.Conn())
 	}
-	return p.guards.New(socket)
+	return p.guards.Start(socket)
 }
 
 // rest waits, with no lock held, unless a signal asks this process to end.

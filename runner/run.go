@@ -108,7 +108,7 @@ func (r *run) work(ctx context.Context) (outcome Outcome, holds bool, err error)
 	r.log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.describe()...)...)
 	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
 	r.listener.keep()
-	s, err := r.start(ctx)
+	s, err := r.startSupervised(ctx)
 	if err != nil {
 		return Outcome{}, false, err
 	}
@@ -126,9 +126,9 @@ func (r *run) work(ctx context.Context) (outcome Outcome, holds bool, err error)
 // has the lock.
 const introduceAfter = time.Second
 
-// start starts the command. A lock under which that can't be done is given back,
-// unless it is lost.
-func (r *run) start(ctx context.Context) (*supervision, error) {
+// startSupervised starts the command, and returns its supervision. If the command
+// can't be started, the lock is given back, unless it is lost.
+func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	if ctx.Err() != nil {
 		r.guard.Close()
 		r.release(Outcome{})
@@ -140,13 +140,13 @@ func (r *run) start(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	began := time.Now()
-	words, goodbye := r.held.EncodedRelease()
-	c, err := r.guard.Start(ctx, child.Config{
+	release, ends := r.held.EncodedRelease()
+	c, err := r.guard.StartCommand(ctx, child.Config{
 		Path: r.cfg.Path, Args: r.command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.Session.LostGrace, LeaseGrace: leaseGrace(r.cfg.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
-		LastWords:     words, Goodbye: goodbye, Again: r.again,
+		Release:       release, ReleaseEnds: ends, Again: r.again,
 	})
 	if err != nil {
 		r.release(Outcome{})
@@ -193,7 +193,7 @@ func (r *run) asker(ctx context.Context) string {
 func (r *run) release(outcome Outcome) {
 	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(r.cfg.Session.Lease))
 	defer cancel()
-	r.released(outcome, r.held.Release(ctx, r.parting))
+	r.released(outcome, r.held.Release(ctx))
 }
 
 // released says what has come of giving the lock back.

@@ -53,7 +53,7 @@ type command interface {
 	Forward(sig unix.Signal)
 	StopWith()
 	Renew(deadline time.Duration)
-	Lose()
+	TellLost()
 	Kill()
 }
 
@@ -80,7 +80,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		case <-s.command.Done():
 			return s.conclude()
 		case <-s.lost:
-			s.lose()
+			s.lockLost()
 		case deadline := <-s.renewed:
 			s.command.Renew(deadline)
 		case sig := <-s.signals:
@@ -109,11 +109,11 @@ func after(d time.Duration) <-chan time.Time {
 	return time.After(d)
 }
 
-// lose has the command killed, since the lock is lost. Nothing comes before that
-// order: others may be granted the lock before long.
-func (s *supervision) lose() {
+// lockLost has the guard end the command. Nothing comes before that order: others may be
+// granted the lock before long.
+func (s *supervision) lockLost() {
 	s.lost = nil
-	s.command.Lose()
+	s.command.TellLost()
 	s.log.Info("lock lost, killing the command", "event", "lost", "reason", s.lock.Err().Error())
 	s.onLoss(s.lock.Err())
 	if s.unkillable != "" {

@@ -206,7 +206,7 @@ func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, er
 func (w *worker) abandon(j *job) {
 	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(w.cfg.Session.Lease))
 	defer cancel()
-	if j.session.Err() != nil || j.held.Release(ctx, false) != nil {
+	if j.session.Err() != nil || j.held.Release(ctx) != nil {
 		w.lose(j)
 	}
 	w.leave(ctx, j)

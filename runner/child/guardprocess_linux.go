@@ -44,7 +44,7 @@ func (g *guardProcess) firstInstants() (brief bool) {
 		{Fd: int32(g.fd), Events: unix.POLLIN},
 		{Fd: int32(g.socket), Events: unix.POLLRDHUP}, // poll(2) leaves a -1 out
 	}
-	left := time.Duration(g.req.deadline) - boottime.Now()
+	left := g.deadline - boottime.Now()
 	n, err := unix.Poll(fds, int(max(0, min(most, left)).Milliseconds()))
 	return err == nil && n == 1 && fds[0].Revents != 0
 }

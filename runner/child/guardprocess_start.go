@@ -25,13 +25,13 @@ func (g *guardProcess) start() error {
 	}
 	if g.pid != 0 {
 		g.turn = newTurn(req.cgroup)
-		g.latest() // those are for a command that is dead
+		g.readRenewals() // those are for a command that is dead
 	}
-	g.req = req
-	if err := g.deadline.Set(time.Duration(g.req.deadline)); err != nil {
+	g.req, g.deadline = req, time.Duration(req.deadline)
+	if err := g.timer.Set(g.deadline); err != nil {
 		return err
 	}
-	if int64(boottime.Now()) >= g.req.deadline {
+	if boottime.Now() >= g.deadline {
 		// pglead was stopped before it wrote this, or slow: somebody else may have
 		// the lock.
 		removeCgroup(g.cgroup)
@@ -64,7 +64,7 @@ func (g *guardProcess) start() error {
 		return err
 	}
 	if err := writeNumber(g.control, msgStarted, int64(g.pid)); err != nil {
-		g.end(PgleadGone)
+		g.kill(PgleadGone)
 	}
 	return nil
 }

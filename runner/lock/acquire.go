@@ -28,8 +28,12 @@ type Config struct {
 	LockDelay time.Duration
 
 	// Explain has a refusal say who holds the lock, which is one more question to
-	// the server; with Parting the session ends with that.
-	Explain, Parting bool
+	// the server.
+	Explain bool
+
+	// Parting has the session end with the last request: with Release, or with the
+	// question of Explain.
+	Parting bool
 
 	// Reached is set once the server has answered for the lock. A run that has it
 	// set rides out every error from then on. Nil: it does so for passing ones only.

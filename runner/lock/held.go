@@ -43,8 +43,8 @@ func (h *Held) Err() error { return h.Session.Err() }
 // them. The command is dead, or was never started, and those who wait are told
 // so. That precedes the locks' release, in a transaction of its own, so that the
 // next holder has heard it. Where nobody waits nothing is said, since
-// NOTIFY has a cost for the whole server. With parting the session ends with it.
-func (h *Held) Release(ctx context.Context, parting bool) error {
+// NOTIFY has a cost for the whole server. With Config.Parting the session ends with it.
+func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
 		h.Session.SetHolding(false)
 		_, err := h.Session.Query(ctx, append(h.finishing(), "COMMIT")...)
@@ -56,7 +56,7 @@ func (h *Held) Release(ctx context.Context, parting bool) error {
 	if h.cfg.Session.Quorum {
 		h.finishBeside(ctx)
 	}
-	parting = parting && h.Session.Part()
+	parting := h.cfg.Parting && h.Session.Part()
 	queries, unlock := h.releasing()
 	if !h.cfg.Session.Quorum {
 		queries = append(h.finishing(), queries...)
