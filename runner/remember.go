@@ -11,8 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// endOf is the end of a command, as the ledger has it. One that was asked to end may
-// have left its work undone, whatever its exit status is.
+// endOf is the end of a command as the ledger has it. A command that was asked to end
+// may have left its work undone, whatever its exit status is.
 func endOf(o Outcome, err error) ledger.End {
 	end := ledger.End{At: time.Now()}
 	if err != nil {
@@ -39,8 +39,8 @@ func endOf(o Outcome, err error) ledger.End {
 	return end
 }
 
-// signalBase and a signal's number are the status of a command that it ended, as
-// shells have it.
+// signalBase plus a signal's number is the exit status, as shells have it, of a command
+// that the signal ended.
 const signalBase = 128
 
 // barred skips an item that the ledger keeps from starting, or returns the error.

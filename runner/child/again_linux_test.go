@@ -29,7 +29,7 @@ func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(
 	if cfg.Path == "" {
 		cfg.Path, cfg.Args = "/bin/true", []string{"true"}
 	}
-	cfg.Deadline, cfg.Again = far(), true
+	cfg.Deadline, cfg.KeepGuard = far(), true
 	for began := time.Now(); time.Since(began) < patience; {
 		c, err := newGuard(t, socket).StartCommand(t.Context(), cfg)
 		if err != nil {
@@ -54,7 +54,7 @@ func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(
 func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, args ...string) *child.Child {
 	t.Helper()
 	guard := child.UnusedPID(g)
-	cfg.Path, cfg.Args, cfg.Again = "/proc/self/exe", append([]string{"command"}, args...), true
+	cfg.Path, cfg.Args, cfg.KeepGuard = "/proc/self/exe", append([]string{"command"}, args...), true
 	cfg.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
 	if cfg.Deadline == 0 {
 		cfg.Deadline = far()
@@ -89,7 +89,7 @@ func TestAgainIsAsBefore(t *testing.T) {
 		file := filepath.Join(dir, name)
 		c, err := g.StartCommand(t.Context(), child.Config{
 			Path: "/bin/sh", Args: []string{"sh", "-c", look, file}, Env: []string{"PATH=" + os.Getenv("PATH"), "ALONE=1"},
-			Deadline: far(), Again: true,
+			Deadline: far(), KeepGuard: true,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -130,7 +130,7 @@ func TestNotAgain(t *testing.T) {
 		g := usedGuard(t, nil, child.Config{}, nil)
 		guard := child.UnusedPID(g)
 		dir := t.TempDir()
-		c, err := g.StartCommand(t.Context(), child.Config{Path: "/bin/sh", Args: []string{"sh", "-c", "touch " + dir + "/1; " + script}, Deadline: far(), Again: true})
+		c, err := g.StartCommand(t.Context(), child.Config{Path: "/bin/sh", Args: []string{"sh", "-c", "touch " + dir + "/1; " + script}, Deadline: far(), KeepGuard: true})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -48,10 +48,11 @@ type Config struct {
 	Release     []byte
 	ReleaseEnds bool
 
-	// Again keeps the guard for another command, if it can take one (see Child.Guard).
-	// Such commands run in the guard's session, each in a group of its own. With a
-	// terminal, which sends signals to sessions and groups, it has no effect.
-	Again bool
+	// KeepGuard keeps the guard for another command, if it can take one (see
+	// Child.Guard). Such commands run in the guard's session, each in a group of its
+	// own. With a terminal, which sends signals to sessions and groups, KeepGuard has no
+	// effect.
+	KeepGuard bool
 }
 
 // Child is a command under a guard, and all the processes below it.
@@ -86,8 +87,8 @@ type Result struct {
 	Ending Ending
 	Status unix.WaitStatus // the command's
 	Killed int             // processes that had to be killed
-	// GuardDied says that the guard was killed, so the tree was too, and
-	// that the command's own status is unknown.
+	// GuardDied says that the guard was killed. Then so was the tree, and the
+	// command's own status is unknown.
 	GuardDied bool
 }
 
@@ -116,7 +117,7 @@ func (c *Child) Done() <-chan struct{} { return c.done }
 func (c *Child) Result() Result { return c.result }
 
 // Guard is the guard, ready for another command, or nil. It is ready if that was
-// asked for (Config.Again), the command ended by itself within an instant and left
+// asked for (Config.KeepGuard), the command ended by itself within an instant and left
 // nothing behind, and no order was given. Guard may be called after Done, and the
 // caller has to use or close what it returns.
 func (c *Child) Guard() *Guard {

@@ -17,7 +17,7 @@ import (
 
 // Guard is a guard process as pglead sees it: its number, the socket pair for orders
 // and answers, and the pipe for new deadlines. It has no command, or one (a Child), or
-// several that follow each other (Config.Again). Started ahead of time it saves a
+// several that follow each other (Config.KeepGuard). Started ahead of time it saves a
 // program's start between the grant of the lock and the command.
 type Guard struct {
 	guards  *Guards

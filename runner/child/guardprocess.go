@@ -105,8 +105,8 @@ type message struct {
 	body []byte
 }
 
-// newGuardProcess makes this process a guard, and the control group cgroup for the
-// command unless that is empty.
+// newGuardProcess makes this process a guard. Cgroup names the control group of its
+// first command, or is empty.
 func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProcess, error) {
 	unix.CloseOnExec(control)
 	unix.CloseOnExec(renewals)
@@ -137,7 +137,7 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 	return g, nil
 }
 
-// newTurn is that of a command for which the control group is made, if that can be.
+// newTurn begins a turn, and makes the control group for its command if it may.
 func newTurn(cgroup string) turn {
 	t := turn{pidfd: -1, report: doneReport{ending: Exited}}
 	if t.cgroupDir = makeCgroup(cgroup); t.cgroupDir != nil {
@@ -147,8 +147,8 @@ func newTurn(cgroup string) turn {
 }
 
 // watch returns when the command and all that it started are dead and reaped, and
-// says whether the guard is what it was before and so can have another command: it
-// can't be once it had to listen, or the command was ended by a signal.
+// says whether the guard can have another command. For that it has to be as it was
+// before: it can't be once it had to listen, or if a signal ended the command.
 func (g *guardProcess) watch() (again bool) {
 	brief := g.firstInstants()
 	if !g.reap() {
@@ -179,7 +179,7 @@ func (g *guardProcess) watch() (again bool) {
 		}
 	}
 	g.leaveSocket()
-	if brief && g.req.again != 0 && unix.WaitStatus(g.report.status).Exited() {
+	if brief && g.req.keepGuard != 0 && unix.WaitStatus(g.report.status).Exited() {
 		g.report.ready = 1
 	}
 	err := writeMessage(g.control, msgDone, g.report.encode())

@@ -38,7 +38,7 @@ func (g *guardProcess) start() error {
 		_ = writeNumber(g.control, msgFailed, tooLate)
 		return ErrTooLate
 	}
-	if g.req.again != 0 {
+	if g.req.keepGuard != 0 {
 		if err := g.leave(); err != nil {
 			return err
 		}
@@ -57,7 +57,7 @@ func (g *guardProcess) start() error {
 		_ = writeNumber(g.control, msgFailed, int64(errno))
 		return err
 	}
-	if g.req.again != 0 {
+	if g.req.keepGuard != 0 {
 		g.resetStop = ignoreStop()
 	}
 	if err := g.leave(); err != nil {
@@ -88,11 +88,11 @@ func (g *guardProcess) leave() error {
 // attributes are those with which the command starts.
 func (g *guardProcess) attributes() *syscall.SysProcAttr {
 	attr := commandAttributes(&g.pidfd)
-	attr.Setpgid = g.req.again != 0
+	attr.Setpgid = g.req.keepGuard != 0
 	return attr
 }
 
-// execute starts the command, in a control group of its own if that can be.
+// execute starts the command, if possible in its control group.
 func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 	if g.cgroupDir != nil {
 		defer g.cgroupDir.Close()

@@ -96,8 +96,8 @@ func (g *Guard) request(cfg Config) []byte {
 	if cfg.ReleaseEnds {
 		r.releaseEnds = 1
 	}
-	if cfg.Again && g.guards.reusable() {
-		r.again = 1
+	if cfg.KeepGuard && g.guards.reusable() {
+		r.keepGuard = 1
 	}
 	if g.used {
 		g.cgroup = newCgroup(g.guards.cgroup())

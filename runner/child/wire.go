@@ -39,7 +39,7 @@ const tooLate = -1
 // (execve(2)).
 const maxBody = 16 << 20
 
-// headSize is that of kind and length.
+// headSize is the size of kind and length.
 const headSize = 5
 
 func writeMessage(w io.Writer, k kind, body []byte) error {
@@ -112,14 +112,14 @@ type startRequest struct {
 	leaseGrace  int64 // nanoseconds from the deadline to the kill at most
 	waitForAll  int64 // 1: leave leftovers alone
 	releaseEnds int64 // 1: the connection ends with the release
-	again       int64 // 1: another request may follow this one's end
+	keepGuard   int64 // 1: another request may follow this one's end
 	release     string
 	cgroup      string // to be made for the command, unless the guard has one from its start
 }
 
 func (r *startRequest) encode() []byte {
 	var b []byte
-	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll, r.releaseEnds, r.again} {
+	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll, r.releaseEnds, r.keepGuard} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
 	for _, list := range [][]string{{r.path, r.release, r.cgroup}, r.args, r.env} {
@@ -135,7 +135,7 @@ func (r *startRequest) encode() []byte {
 var errMalformed = errors.New("malformed message")
 
 func (r *startRequest) decode(b []byte) error {
-	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll, &r.releaseEnds, &r.again} {
+	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll, &r.releaseEnds, &r.keepGuard} {
 		if len(b) < 8 {
 			return errMalformed
 		}
