@@ -143,13 +143,13 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	began := time.Now()
-	release, ends := r.held.EncodedRelease()
+	release, endsSession := r.held.EncodedRelease()
 	c, err := r.guard.StartCommand(ctx, child.Config{
 		Path: r.cfg.Path, Args: r.command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.Session.LostGrace, LeaseGrace: leaseGrace(r.cfg.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
-		Release:       release, ReleaseEnds: ends, KeepGuard: r.keepGuard,
+		Release:       release, ReleaseEndsSession: endsSession, KeepGuard: r.keepGuard,
 	})
 	if err != nil {
 		r.release(Outcome{})

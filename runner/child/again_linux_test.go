@@ -228,12 +228,12 @@ func TestAgainSocket(t *testing.T) {
 func TestAgainRelease(t *testing.T) {
 	for _, release := range []string{"the second's", ""} {
 		here, there := socketPair(t)
-		g := usedGuard(t, here, child.Config{Release: []byte("the first's"), ReleaseEnds: true}, nil)
+		g := usedGuard(t, here, child.Config{Release: []byte("the first's"), ReleaseEndsSession: true}, nil)
 		if release == "" {
 			g.Close()
 		} else {
 			dir := t.TempDir()
-			c := startAgain(t, g, child.Config{Release: []byte(release), ReleaseEnds: true}, "deaf", dir)
+			c := startAgain(t, g, child.Config{Release: []byte(release), ReleaseEndsSession: true}, "deaf", dir)
 			awaitRecords(dir, 1)
 			child.HangUp(c)
 			await(t, c)

@@ -44,9 +44,10 @@ type Config struct {
 	WaitForLeftovers bool
 
 	// Release is what the guard writes to the socket when the tree is dead, if this
-	// process is gone by then. With ReleaseEnds the connection ends with it.
-	Release     []byte
-	ReleaseEnds bool
+	// process is gone by then. With ReleaseEndsSession the connection
+	// ends with it.
+	Release            []byte
+	ReleaseEndsSession bool
 
 	// KeepGuard keeps the guard for another command, if it can take one (see
 	// Child.Guard). Such commands run in the guard's session, each in a group of its
@@ -72,14 +73,14 @@ type Child struct {
 
 // orderState says whether a command's orders may reach its guard:
 //
-//	none    → given       the first order; the guard ends with this command
-//	none    → handedOn    the command ended without one; the guard is for another command
+//	noOrders → ordersGiven      the guard ends with this command
+//	noOrders → guardHandedOn    the command has ended, and the guard may have another
 type orderState int
 
 const (
-	none orderState = iota
-	given
-	handedOn
+	noOrders orderState = iota
+	ordersGiven
+	guardHandedOn
 )
 
 // Result is how a child ended.
@@ -123,7 +124,7 @@ func (c *Child) Result() Result { return c.result }
 func (c *Child) Guard() *Guard {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.orders != handedOn {
+	if c.orders != guardHandedOn {
 		return nil
 	}
 	return c.guard
@@ -168,10 +169,10 @@ func (c *Child) listen() {
 func (c *Child) handOn() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.orders == given {
+	if c.orders == ordersGiven {
 		return false
 	}
-	c.orders = handedOn
+	c.orders = guardHandedOn
 	return true
 }
 

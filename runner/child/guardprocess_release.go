@@ -26,7 +26,7 @@ func (g *guardProcess) sendRelease() {
 		}
 		left = left[max(0, n):]
 	}
-	if g.req.releaseEnds == 0 {
+	if g.req.releaseEndsSession == 0 {
 		return
 	}
 	_ = unix.Shutdown(g.socket, unix.SHUT_WR)

@@ -44,10 +44,10 @@ func (c *Child) TellLost() {
 func (c *Child) order(k kind, n int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.orders == handedOn {
+	if c.orders == guardHandedOn {
 		return false
 	}
-	c.orders = given
+	c.orders = ordersGiven
 	c.guard.send(order{k, n})
 	return true
 }
@@ -71,7 +71,7 @@ const renewalStep = 250 * time.Millisecond
 func (c *Child) Renew(deadline time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.orders != handedOn && deadline-c.renewed >= renewalStep && c.guard.renew(deadline) {
+	if c.orders != guardHandedOn && deadline-c.renewed >= renewalStep && c.guard.renew(deadline) {
 		c.renewed = deadline
 	}
 }

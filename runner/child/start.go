@@ -93,8 +93,8 @@ func (g *Guard) request(cfg Config) []byte {
 	if cfg.WaitForLeftovers {
 		r.waitForAll = 1
 	}
-	if cfg.ReleaseEnds {
-		r.releaseEnds = 1
+	if cfg.ReleaseEndsSession {
+		r.releaseEndsSession = 1
 	}
 	if cfg.KeepGuard && g.guards.reusable() {
 		r.keepGuard = 1

@@ -104,22 +104,22 @@ func number(body []byte) int64 {
 // are here and not in the guard's own, which ps shows, and which hold the settings of
 // its Go runtime.
 type startRequest struct {
-	path        string
-	args        []string
-	env         []string
-	deadline    int64
-	lostGrace   int64 // nanoseconds from a loss to the kill
-	leaseGrace  int64 // nanoseconds from the deadline to the kill at most
-	waitForAll  int64 // 1: leave leftovers alone
-	releaseEnds int64 // 1: the connection ends with the release
-	keepGuard   int64 // 1: another request may follow this one's end
-	release     string
-	cgroup      string // to be made for the command, unless the guard has one from its start
+	path               string
+	args               []string
+	env                []string
+	deadline           int64
+	lostGrace          int64 // nanoseconds from a loss to the kill
+	leaseGrace         int64 // nanoseconds from the deadline to the kill at most
+	waitForAll         int64 // 1: leave leftovers alone
+	releaseEndsSession int64 // 1: the connection ends with the release
+	keepGuard          int64 // 1: another request may follow this one's end
+	release            string
+	cgroup             string // to be made for the command, unless the guard has one from its start
 }
 
 func (r *startRequest) encode() []byte {
 	var b []byte
-	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll, r.releaseEnds, r.keepGuard} {
+	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll, r.releaseEndsSession, r.keepGuard} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
 	for _, list := range [][]string{{r.path, r.release, r.cgroup}, r.args, r.env} {
@@ -135,7 +135,7 @@ func (r *startRequest) encode() []byte {
 var errMalformed = errors.New("malformed message")
 
 func (r *startRequest) decode(b []byte) error {
-	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll, &r.releaseEnds, &r.keepGuard} {
+	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll, &r.releaseEndsSession, &r.keepGuard} {
 		if len(b) < 8 {
 			return errMalformed
 		}

@@ -128,12 +128,12 @@ func (h *Held) announceEnd(l Lock) string {
 	return fmt.Sprintf("%s ORDER BY %s LIMIT 1", h.cfg.Claim.waitingFor(h.Locks, columns), order)
 }
 
-// EncodedRelease are what a process that holds the socket of a dead one can say in its
-// place, when the command is dead: the clean end, and the unlock. It is nil where
-// that can't be: of readers others may be alive, a transaction has nothing to say
-// before its end, and what is encrypted nobody else can write. With goodbye the
-// session ends with it: where the session has other locks, it must not.
-func (h *Held) EncodedRelease() (request []byte, goodbye bool) {
+// EncodedRelease is Release as bytes for a process that holds the same socket and
+// outlives this one: the clean end, and the unlock. It is nil where that can't be: of
+// readers others may be alive, a transaction has nothing to say before its end, and
+// what is encrypted nobody else can write. The session ends with it, unless the session
+// has other locks.
+func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	if h.cfg.Session.Transaction || h.Locks[0].Shared {
 		return nil, false
 	}
