@@ -8,8 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// endsMost bounds the memory for what others have done: a list may have
-// millions of items, and those who work on it are about equally far.
+// endsMost bounds the memory for what others have done: a list may have millions of
+// items, and all its workers are about equally far.
 const endsMost = 1 << 17
 
 // ends remembers how the latest items ended, here and elsewhere.
@@ -42,8 +42,8 @@ func (e *ends) add(id lockkey.ID, well bool) {
 	e.well[id] = well
 }
 
-// Those who work on one list tell each other which items they have been at,
-// before they free the item's lock.
+// Workers of one list tell each other which items they have run, before they free
+// the item's lock.
 //
 // Channel: pglead.1.each.NUMBER, the number of the key as it was given, braces
 // and all. Payload: two fields with a space between them, the number of the
@@ -51,7 +51,7 @@ func (e *ends) add(id lockkey.ID, well bool) {
 
 func (e *each) channel() string { return "pglead.1.each." + e.cfg.List.String() }
 
-// said is what is told of an item that has ended.
+// said is the announcement of an item's end.
 func (e *each) said(last *ended) lock.Said {
 	return lock.Said{Channel: e.channel(), Payload: last.Lock.String() + " " + map[bool]string{true: "ok", false: "failed"}[last.well]}
 }

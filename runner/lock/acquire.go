@@ -28,8 +28,12 @@ type Config struct {
 	LockDelay time.Duration
 
 	// Explain makes a refusal name the holders of the lock, which takes one more
-	// question to the server. With Parting the session ends with that question.
-	Explain, Parting bool
+	// question to the server.
+	Explain bool
+
+	// Parting ends the session with the last request: with Release, or with the
+	// question of Explain.
+	Parting bool
 
 	// Reached is set once the server has answered for the lock. From then on the run
 	// rides out every error. If it is nil, the run rides out passing errors only.

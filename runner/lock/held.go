@@ -42,9 +42,9 @@ func (h *Held) Err() error { return h.Session.Err() }
 // Release gives the locks back: when it returns nil another session can have them. The
 // command is dead, or was never started. If anybody waits, Release announces that in a
 // transaction before the one that frees the locks, so that the next holder has heard it.
-// If nobody waits it says nothing, since a NOTIFY costs the whole server. With parting
-// the session ends with the release.
-func (h *Held) Release(ctx context.Context, parting bool) error {
+// If nobody waits it says nothing, since a NOTIFY costs the whole server. With
+// Config.Parting the session ends with the release.
+func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
 		h.Session.SetHolding(false)
 		_, err := h.Session.Query(ctx, append(h.finishing(), "COMMIT")...)
@@ -56,7 +56,7 @@ func (h *Held) Release(ctx context.Context, parting bool) error {
 	if h.cfg.Session.Quorum {
 		h.finishBeside(ctx)
 	}
-	parting = parting && h.Session.Part()
+	parting := h.cfg.Parting && h.Session.Part()
 	queries, unlock := h.releasing()
 	if !h.cfg.Session.Quorum {
 		queries = append(h.finishing(), queries...)
@@ -130,9 +130,9 @@ func (h *Held) announceEnd(l Lock) string {
 // EncodedRelease is what the guard, which shares the socket, sends in place of this
 // process when that is gone and the command is dead: the clean end, and the unlock. It
 // is nil where that is impossible: other readers may be alive, a transaction announces
-// nothing before its end, and nobody else can write to an encrypted connection. With
-// goodbye the session ends with the request, unless it has other locks.
-func (h *Held) EncodedRelease() (request []byte, goodbye bool) {
+// nothing before its end, and nobody else can write to an encrypted connection. The
+// session ends with the request, unless it has other locks.
+func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	if h.cfg.Session.Transaction || h.Locks[0].Shared {
 		return nil, false
 	}

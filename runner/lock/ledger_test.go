@@ -72,7 +72,7 @@ func TestLedgerFirstTry(t *testing.T) {
 	release(t, ended(next, ledger.OK))
 	unlucky := ended(acquire(t, cfg), ledger.OK)
 	tear(t, server, unlucky)
-	if err := unlucky.Release(t.Context(), false); err == nil {
+	if err := unlucky.Release(t.Context()); err == nil {
 		t.Error("a lock that was torn away is released")
 	}
 	unlucky.EndLate(t.Context())

@@ -182,7 +182,7 @@ func (c *contender) Handle(_ context.Context, r slog.Record) error {
 
 func release(t *testing.T, h *lock.Held) {
 	t.Helper()
-	if err := h.Release(t.Context(), false); err != nil {
+	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -37,7 +37,7 @@ func TestLockExcludesAndTokensGrow(t *testing.T) {
 	if !try(t, other) {
 		t.Fatal("the lock is still held")
 	}
-	if first.Release(t.Context(), false) == nil {
+	if first.Release(t.Context()) == nil {
 		t.Error("a lock was released that was not held")
 	}
 	giveBack(t, other)
