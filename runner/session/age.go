@@ -22,14 +22,26 @@ import (
 func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	since := s.clock.now() - s.opened
 	switch {
 	case s.cfg.Private:
 		return 0
-	case s.cfg.Quorum && s.promoted && s.settled+since < lockDelay:
+	case s.cfg.Quorum && s.promoted && s.settled+s.clock.now()-s.opened < lockDelay:
 		return lockDelay
 	}
-	return max(0, lockDelay-s.age-since)
+	return max(0, lockDelay-(s.clock.now()-s.began))
+}
+
+// SetServerAge takes the value of ServerAge, asked where a lock was granted: behind a
+// pooler that need not be the server of the login, or that may have been restarted since.
+func (s *Session) SetServerAge(seconds string) error {
+	age, err := parseAge([]byte(seconds))
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.began = s.clock.now() - age
+	return nil
 }
 
 // serverAge are SQL expressions from which ageOf tells for how long a lock that
@@ -54,6 +66,11 @@ const serverAge = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
 // promotedAge is for a server that was a standby.
 const promotedAge = `SELECT CASE WHEN timeline_id <> ` + Timeline + ` THEN 0
 	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) END FROM pg_catalog.pg_control_checkpoint()`
+
+// ServerAge is an SQL expression for the same age, in seconds.
+const ServerAge = `least(extract(epoch FROM pg_catalog.clock_timestamp()
+	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
+	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAge + `) END)`
 
 // ageFormats are those in which ageOf takes the values: what the server says of
 // an instant in text goes by its settings, and its arithmetic costs more than

@@ -54,7 +54,7 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 		return nil, err
 	}
 	s := sessionOn(pg, cfg)
-	s.age, s.first, s.probed = ready.age, ready.first, ready.probed
+	s.began, s.first, s.probed = s.opened-ready.age, ready.first, ready.probed
 	s.cfg.Database = way.pin(cfg.Database)
 	return s, nil
 }

@@ -124,7 +124,7 @@ type Session struct {
 	requests uint64              // sent up to now; under writing
 	onAnswer func()              // what the reader does after each answer; under mu
 	opened   time.Duration       // boot time
-	age      time.Duration       // of the server's memory of locks, when opened
+	began    time.Duration       // boot time: the server's memory of locks did; under mu
 	first    *string             // the value of cfg.AtLogin
 	probed   string              // and of cfg.Probe; under mu
 	heed     map[string]heedFunc // by channel; under mu
@@ -182,6 +182,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Dur
 		renewed: make(chan time.Duration, 1),
 		heard:   c.now(),
 		opened:  c.now(),
+		began:   c.now(),
 		pace:    Heartbeat{Every: lease / heartbeatsPerLease, SQL: []string{PlainBeat}},
 		heed:    map[string]heedFunc{},
 	}
