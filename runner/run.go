@@ -148,6 +148,9 @@ func (r *run) start(ctx context.Context) (*supervision, error) {
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
 		LastWords:     words, Goodbye: goodbye, Again: r.again,
 	})
+	if lost := r.held.Err(); lost != nil && errors.Is(err, child.ErrTooLate) {
+		return nil, lost
+	}
 	if err != nil {
 		r.release(Outcome{})
 		return nil, err

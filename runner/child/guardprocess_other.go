@@ -14,6 +14,9 @@ func setThreadName(string) {}
 
 func (g *guardProcess) firstInstants() (brief bool) { return false }
 
+// closed never tells: see hangup.
+func closed(int) bool { return false }
+
 // hangup never tells: without POLLRDHUP the end of a connection shows only to the
 // one that reads from it, which is pglead.
 func hangup(int) <-chan struct{} { return nil }

@@ -31,9 +31,9 @@ func (g *guardProcess) start() error {
 	if err := g.deadline.Set(time.Duration(g.req.deadline)); err != nil {
 		return err
 	}
-	if int64(boottime.Now()) >= g.req.deadline {
-		// pglead was stopped before it wrote this, or slow: somebody else may have
-		// the lock.
+	if int64(boottime.Now()) >= g.req.deadline || closed(g.socket) {
+		// pglead was stopped before it wrote this, or this process before it read it, or
+		// either was slow: somebody else may have the lock.
 		removeCgroup(g.cgroup)
 		_ = writeNumber(g.control, msgFailed, tooLate)
 		return ErrTooLate

@@ -15,7 +15,8 @@ import (
 // a program's start between the grant of the lock and the command.
 type Guard struct{ child *Child }
 
-// ErrTooLate says that the deadline had passed before the command could start.
+// ErrTooLate says that the deadline had passed, or the server had closed the connection,
+// before the command could start.
 var ErrTooLate = errors.New("the lease ran out before the command could start")
 
 // errGuardSilent says that the guard was stopped, or had no time to run.
