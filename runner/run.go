@@ -151,6 +151,9 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
 		Release:       release, ReleaseEndsSession: endsSession, KeepGuard: r.keepGuard,
 	})
+	if lost := r.held.Err(); lost != nil && errors.Is(err, child.ErrTooLate) {
+		return nil, lost
+	}
 	if err != nil {
 		r.release(Outcome{})
 		return nil, err

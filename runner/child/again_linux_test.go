@@ -1,6 +1,7 @@
 package child_test
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -220,6 +221,32 @@ func TestAgainSocket(t *testing.T) {
 	assertDead(t, pids)
 	if r.Ending != child.SocketClosed {
 		t.Errorf("%+v, want SocketClosed", r)
+	}
+}
+
+// TestSocketClosedBeforeStart: a guard that comes to its request late, since it was
+// stopped for instance, starts nothing once the server has ended the session.
+func TestSocketClosedBeforeStart(t *testing.T) {
+	for name, guard := range map[string]func(socket syscall.Conn) *child.Guard{
+		"first":  func(socket syscall.Conn) *child.Guard { return newGuard(t, socket) },
+		"second": func(socket syscall.Conn) *child.Guard { return usedGuard(t, socket, child.Config{}, nil) },
+	} {
+		here, there := socketPair(t)
+		g := guard(here)
+		if err := there.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(t.TempDir(), "started")
+		c, err := g.StartCommand(t.Context(), child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: far()})
+		if !errors.Is(err, child.ErrTooLate) {
+			t.Errorf("%s: %v, want ErrTooLate", name, err)
+		}
+		if err == nil {
+			await(t, c)
+		}
+		if _, err := os.Stat(file); err == nil {
+			t.Errorf("%s: the command was started", name)
+		}
 	}
 }
 

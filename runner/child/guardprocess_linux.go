@@ -49,6 +49,12 @@ func (g *guardProcess) firstInstants() (brief bool) {
 	return err == nil && n == 1 && fds[0].Revents != 0
 }
 
+// closed says whether the other end has closed the connection.
+func closed(socket int) bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(socket), Events: unix.POLLRDHUP}}, 0)
+	return err == nil && n > 0 // a -1 is left out
+}
+
 // hangup closes the channel that it returns when the other end has closed the
 // connection. It asks the kernel, and reads nothing from the socket: pglead does.
 func hangup(socket int) <-chan struct{} {

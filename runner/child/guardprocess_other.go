@@ -14,6 +14,9 @@ func setThreadName(string) {}
 
 func (g *guardProcess) firstInstants() (brief bool) { return false }
 
+// closed never tells: see hangup.
+func closed(int) bool { return false }
+
 // hangup never tells: without POLLRDHUP only the process that reads from a connection
 // sees its end, and that is pglead.
 func hangup(int) <-chan struct{} { return nil }

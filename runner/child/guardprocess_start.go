@@ -31,9 +31,9 @@ func (g *guardProcess) start() error {
 	if err := g.timer.Set(g.deadline); err != nil {
 		return err
 	}
-	if boottime.Now() >= g.deadline {
-		// pglead was stopped before it wrote this, or slow: somebody else may have
-		// the lock.
+	if boottime.Now() >= g.deadline || closed(g.socket) {
+		// pglead was stopped before it wrote this, or this process before it read it, or
+		// either was slow: somebody else may have the lock.
 		removeCgroup(g.cgroup)
 		_ = writeNumber(g.control, msgFailed, tooLate)
 		return ErrTooLate

@@ -11,7 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// ErrTooLate says that the deadline had passed before the command could start.
+// ErrTooLate says that the deadline had passed, or the server had closed the connection,
+// before the command could start.
 var ErrTooLate = errors.New("the lease ran out before the command could start")
 
 // errGuardSilent says that the guard was stopped, or had no time to run.

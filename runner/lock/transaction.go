@@ -60,10 +60,11 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	return false, b.error(err)
 }
 
-// beginTransaction makes the trial in a transaction, and learns on which server that is.
+// beginTransaction makes the trial in a transaction, and learns on which server that
+// is and how old that server is: behind a pooler it may have come up since the login.
 // All of it is one message, since the pooler passes each message on by itself.
 func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
-	trial := "SELECT " + identity + ", " + b.trySQL()
+	trial := "SELECT " + identity + ", " + session.ServerAge + ", " + b.trySQL()
 	rows, err := b.s.Query(ctx, strings.Join(append(b.s.Begin(), trial), "; "))
 	var pgErr *pgconn.PgError
 	switch {
@@ -71,12 +72,15 @@ func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
 		return 0, session.Errorf(session.Unsafe, "pool_mode has to be transaction or session", "the pooler allows no transaction: %s", session.ServerSays(pgErr))
 	case err != nil:
 		return 0, b.error(err)
-	case len(rows) == 0 || len(rows[len(rows)-1]) != 3:
+	case len(rows) == 0 || len(rows[len(rows)-1]) != 4:
 		return 0, session.ErrNotPostgreSQL()
 	}
 	row := rows[len(rows)-1]
 	if err := b.identified(row); err != nil {
 		return 0, err
 	}
-	return lastNumber(session.Rows{row[2:]})
+	if err := b.s.SetServerAge(row[2]); err != nil {
+		return 0, err
+	}
+	return lastNumber(session.Rows{row[3:]})
 }

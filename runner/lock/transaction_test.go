@@ -242,3 +242,41 @@ func TestPools(t *testing.T) {
 		t.Errorf("Settle: %#v", err)
 	}
 }
+
+// TestYoungServerBehindPooler: a session that has outlived its server goes by the age of
+// the one on which it is granted the lock.
+func TestYoungServerBehindPooler(t *testing.T) {
+	server := start(t, nil)
+	cfg := inTransaction(config(t, pooled(t, server, localpg.Superuser, "transaction", 2), exclusive(7)))
+	cfg.Session.Private = false
+	const hour = time.Hour
+	eventually(t, "the server is a second old", func() bool {
+		return query(t, server, "SELECT clock_timestamp() - pg_postmaster_start_time() > '1s'")[0] == "t"
+	})
+	s := open(t, cfg)
+	before := s.FirstTryDelay(hour)
+	for range 2 {
+		if b := lock.NewBid(s, cfg, false); !try(t, b) {
+			t.Fatal("the lock is free and not granted")
+		} else {
+			giveBack(t, b)
+		}
+	}
+	if after := s.FirstTryDelay(hour); after >= before {
+		t.Errorf("a first try waits %v of an hour, and %v later", before, after)
+	}
+
+	if err := server.Stop(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.StartLogged(); err != nil {
+		t.Fatal(err)
+	}
+	b := lock.NewBid(s, cfg, false)
+	if !try(t, b) {
+		t.Fatal("the lock is free and not granted")
+	}
+	if after := s.FirstTryDelay(hour); after <= before {
+		t.Errorf("on a server that has just come up a first try waits %v, and %v on the one before", after, before)
+	}
+}

@@ -22,14 +22,28 @@ import (
 func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	since := s.clock.now() - s.facts.opened
+	now := s.clock.now()
 	switch {
 	case s.cfg.Private:
 		return 0
-	case s.cfg.Quorum && s.facts.promoted && s.facts.settled+since < lockDelay:
+	case s.cfg.Quorum && s.facts.promoted && now-s.facts.followed < lockDelay:
 		return lockDelay
 	}
-	return max(0, lockDelay-s.facts.age-since)
+	return max(0, lockDelay-(now-s.facts.began))
+}
+
+// SetServerAge takes the value of ServerAge that was asked where a lock was granted:
+// behind a pooler that may be another server than at the login, or one that has been
+// restarted since.
+func (s *Session) SetServerAge(seconds string) error {
+	age, err := parseAge(seconds)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.facts.began = s.clock.now() - age
+	return nil
 }
 
 // serverAge are SQL expressions, of which ageOf makes the age of the server's memory of
@@ -53,6 +67,11 @@ const serverAge = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
 // promotedAge is for a server that was a standby.
 const promotedAge = `SELECT CASE WHEN timeline_id <> ` + Timeline + ` THEN 0
 	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) END FROM pg_catalog.pg_control_checkpoint()`
+
+// ServerAge is an SQL expression for the same age, in seconds.
+const ServerAge = `least(extract(epoch FROM pg_catalog.clock_timestamp()
+	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
+	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAge + `) END)`
 
 // ageFormats are the formats in which ageOf takes the values. The text of an instant
 // would depend on the server's settings, and arithmetic on the server would cost more

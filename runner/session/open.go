@@ -58,7 +58,8 @@ func openChecked(ctx context.Context, cfg Config) (*Session, error) {
 		return nil, err
 	}
 	s := takeWire(pg, cfg)
-	s.facts.age, s.firstAnswer, s.ledgerAnswer = answers.age, answers.first, answers.ledger
+	s.facts.began -= answers.age
+	s.firstAnswer, s.ledgerAnswer = answers.first, answers.ledger
 	s.cfg.Database = way.pin(cfg.Database)
 	return s, nil
 }

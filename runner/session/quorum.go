@@ -195,7 +195,7 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 	settled := settledFor(row[1], strings.Fields(row[3]))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.facts.promoted, s.facts.settled = row[2] == "t", settled
+	s.facts.promoted, s.facts.followed = row[2] == "t", s.clock.now()-settled
 	return nil
 }
 

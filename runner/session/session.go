@@ -129,13 +129,12 @@ type Session struct {
 // serverFacts are what the login and the second session have found out about the
 // server.
 type serverFacts struct {
-	opened   time.Duration // boot time at which this session was opened
-	age      time.Duration // of the server's memory of locks, at that time
 	identity string        // of the server, if this is the second session of a quorum
+	began    time.Duration // boot time from which on the server remembers locks; under the session's mu
 
 	// With a quorum, under the session's mu:
 	promoted bool          // the server was once a standby
-	settled  time.Duration // for how long its standbys had followed it when that was asked
+	followed time.Duration // boot time from which on its standbys have followed it
 }
 
 // secondSession is the session that commits beside another one: see quorum.go.
@@ -188,7 +187,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 	s := &Session{
 		cfg:       cfg,
 		clock:     c,
-		facts:     serverFacts{opened: c.now()},
+		facts:     serverFacts{began: c.now()},
 		conn:      conn,
 		fe:        fe,
 		pid:       pid,
