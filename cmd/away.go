@@ -50,6 +50,9 @@ func (o *outage) away(obstacle error) {
 	}
 	reason, lasts := obstacle.Error(), now.Sub(o.began)
 	is, has, still := "the database is away", "the database has been away for ", "the database is still away"
+	if e := (*session.Error)(nil); errors.As(obstacle, &e) && e.Kind == session.Denied {
+		is, has, still = "the database refuses the login", "the database has refused the login for ", "the database still refuses the login"
+	}
 	o.ledger = errors.As(obstacle, new(*lock.LedgerError)) || errors.As(obstacle, new(*lock.FencedError))
 	if o.ledger {
 		is, has, still = "the command can't start yet", "the command could not start for ", "the command still can't start"

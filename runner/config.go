@@ -57,6 +57,5 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// LevelNotice is that of taking and giving back the lock: between warning and
-// info, as syslog's notice is.
-const LevelNotice = slog.LevelInfo + 2
+// LevelNotice is that of taking and giving back the lock.
+const LevelNotice = lock.LevelNotice
