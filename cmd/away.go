@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -81,7 +82,7 @@ func (o *outage) away(obstacle error) {
 // it remembers or replicates to.
 func (o *outage) judge(obstacle error) (is, still string) {
 	e := (*session.Error)(nil)
-	o.there = errors.As(obstacle, new(*lock.LedgerError)) || errors.As(obstacle, new(*lock.FencedError)) || errors.Is(obstacle, session.ErrUnconfirmed)
+	o.there = errors.As(obstacle, new(*lock.LedgerError)) || errors.As(obstacle, new(*ledger.FencedError)) || errors.Is(obstacle, session.ErrUnconfirmed)
 	switch {
 	case o.there:
 		o.been = "the command could not start"
