@@ -28,8 +28,9 @@ type historyFlags struct {
 func newHistoryCmd(u *ui, stdout io.Writer) *cobra.Command {
 	f := historyFlags{lookFlags: newLookFlags("table", "json", "csv", "html")}
 	cmd := &cobra.Command{
-		Use:   "history [KEY|PATTERN...] [flags]",
-		Short: "The runs of a key that are remembered, or the last of each key",
+		Use:        "history [KEY|PATTERN...] [flags]",
+		SuggestFor: []string{"log", "logs", "runs"},
+		Short:      "The runs of a key that are remembered, or the last of each key",
 		Long: `The runs of a key that the ledger remembers, the newest first: when, where, how
 long and with what result. A run is lost if its pglead could not say how it
 ended.

@@ -25,8 +25,9 @@ type lsFlags struct {
 func newLsCmd(u *ui, stdout io.Writer) *cobra.Command {
 	f := lsFlags{lookFlags: newLookFlags("table", "wide", "json", "prometheus")}
 	cmd := &cobra.Command{
-		Use:   "ls [PATTERN...] [flags]",
-		Short: "Every lock: key, holder, since when, waiters",
+		Use:        "ls [PATTERN...] [flags]",
+		SuggestFor: []string{"list", "locks", "status", "show"},
+		Short:      "Every lock: key, holder, since when, waiters",
 		Long: `Every lock of the database: key, holder, since when, waiters. With patterns only
 those of keys that match one; * in it stands for any characters, ? for one.
 

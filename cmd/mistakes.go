@@ -50,6 +50,9 @@ func flagMistake(cmd *cobra.Command, err error) error {
 	if args := cmd.Flags().Args(); !cmd.HasParent() && len(args) > 0 {
 		return unknownCommand(cmd, args[0])
 	}
+	if !cmd.HasParent() {
+		return misplacedFlag(err)
+	}
 	hint := "see " + cmd.CommandPath() + " --help"
 	var unknown *pflag.NotExistError
 	var value *pflag.InvalidValueError
@@ -65,11 +68,33 @@ func flagMistake(cmd *cobra.Command, err error) error {
 			hint = "did you mean --" + meant + "? See " + cmd.CommandPath() + " --help"
 		case meantKey(name) && regexp.MustCompile(`\bKEY\b`).MatchString(cmd.Use):
 			hint = "the key is an argument: pglead " + cmd.Name() + " KEY"
+		case flagOfRun(name):
+			hint = "pglead run has this flag, pglead " + cmd.Name() + " does not; see " + cmd.CommandPath() + " --help"
 		}
 	case errors.As(err, &value):
 		err = badValue("--"+value.GetFlag().Name, value.GetFlag(), value.GetValue(), value.Unwrap())
 	}
 	return &usageError{err: err, hint: hint}
+}
+
+// misplacedFlag is a flag before the command, or without one.
+func misplacedFlag(err error) error {
+	hint := "see pglead --help"
+	var unknown *pflag.NotExistError
+	switch {
+	case !errors.As(err, &unknown):
+	case slices.Contains([]string{"V", "v"}, unknown.GetSpecifiedShortnames()):
+		hint = "pglead --version prints the version; other flags follow the command, as in: pglead run -v"
+	case flagOfRun(cmp.Or(unknown.GetSpecifiedShortnames(), unknown.GetSpecifiedName())):
+		hint = "flags follow the command, as in: pglead run --key KEY -- COMMAND"
+	}
+	return &usageError{err: err, hint: hint}
+}
+
+// flagOfRun says whether pglead run has a flag of this name.
+func flagOfRun(name string) bool {
+	flags := newRunCmd(nil).Flags()
+	return flags.Lookup(name) != nil || len(name) == 1 && flags.ShorthandLookup(name) != nil
 }
 
 // badValue says what is wrong with the value of a flag, from wherever it is.
@@ -186,10 +211,25 @@ func lookupHint(e *child.LookupError) string {
 	switch {
 	case strings.ContainsAny(e.Name, " \t\n&|;<>()$`*?\"'") || slices.Contains(builtins, e.Name):
 		return "for a shell's syntax: -- sh -c 'COMMAND LINE'"
+	case e.NotFound && assignment(e.Name):
+		return "to set a variable: -- env NAME=VALUE COMMAND"
+	case !e.NotFound && notExecutable(e.Name):
+		return "chmod +x " + e.Name + " makes it a program"
 	case e.NotFound && !strings.Contains(e.Name, "/") && path != "":
 		return "it is not in PATH=" + path
 	}
 	return ""
+}
+
+// assignment says whether a word sets a variable in a shell.
+func assignment(word string) bool {
+	return regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`).MatchString(word)
+}
+
+// notExecutable says whether a file is one that nobody may run.
+func notExecutable(name string) bool {
+	info, err := os.Stat(name)
+	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 == 0
 }
 
 // ownHolder says whether a lock is held by the pglead that this one runs under.

@@ -115,7 +115,8 @@ func (n *notifier) watch(s *waitReport, w *runner.Watch, work string) {
 	w.Away = func(obstacle error) {
 		away(obstacle)
 		if obstacle != nil {
-			n.status("standing by; the database has been away since " + at(s.out.since()) + ": " + obstacle.Error())
+			been, since := s.out.state()
+			n.status("standing by; " + been + " since " + at(since) + ": " + obstacle.Error())
 		}
 	}
 	w.Delayed = func(until time.Time) {

@@ -141,6 +141,8 @@ func (o *options) outputFlags(flags *pflag.FlagSet) {
 // example is a command line that would do.
 func (o *options) check(args []string, example string) error {
 	switch {
+	case len(o.keys) == 0 && slices.Contains(args, "--"): // behind a word that is no flag
+		return &usageError{err: errors.New("--key is missing"), hint: "did you mean --key " + printable(args[0]) + "?"}
 	case len(o.keys) == 0:
 		return &usageError{err: errors.New("--key is missing"), hint: example}
 	case len(o.keys) > inspect.MostKeys:

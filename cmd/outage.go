@@ -23,8 +23,9 @@ type outage struct {
 	vain    int       // attempts
 	said    []string  // the reasons that were
 	reminds int
-	spoken  bool // since it answered last
-	ledger  bool // it is there, but what it remembers can't be written
+	spoken  bool   // since it answered last
+	been    string // what it has, for as long as it lasts
+	there   bool   // it answers, but its ledger or its standbys keep the command from starting
 }
 
 const (
@@ -46,20 +47,16 @@ func (o *outage) away(obstacle error) {
 	}
 	o.back = time.Time{}
 	o.vain++
+	is, still := o.judge(obstacle)
 	if o.vain == 1 && errors.As(obstacle, new(*session.LostError)) {
 		return
 	}
 	reason, lasts := obstacle.Error(), now.Sub(o.began)
-	is, has, still := "the database is away", "the database has been away for ", "the database is still away"
-	o.ledger = errors.As(obstacle, new(*lock.LedgerError)) || errors.As(obstacle, new(*ledger.FencedError))
-	if o.ledger {
-		is, has, still = "the command can't start yet", "the command could not start for ", "the command still can't start"
-	}
 	known := slices.Contains(o.said, reason)
 	var text string
 	switch {
 	case lasts >= o.due():
-		text = has + brief(lasts) + ": " + reason
+		text = o.been + " for " + brief(lasts) + ": " + reason
 	case known || len(o.said) >= mostReasons:
 		return
 	case len(o.said) == 0:
@@ -81,6 +78,23 @@ func (o *outage) away(obstacle error) {
 	o.u.warn(text, hint, "event", "away", "reason", reason)
 }
 
+// judge says what is in the way: a database that is away, one that lets nobody in, or what
+// it remembers or replicates to.
+func (o *outage) judge(obstacle error) (is, still string) {
+	e := (*session.Error)(nil)
+	o.there = errors.As(obstacle, new(*lock.LedgerError)) || errors.As(obstacle, new(*ledger.FencedError)) || errors.Is(obstacle, session.ErrUnconfirmed)
+	switch {
+	case o.there:
+		o.been = "the command could not start"
+		return "the command can't start yet", "the command still can't start"
+	case errors.As(obstacle, &e) && e.Kind == session.Denied:
+		o.been = "the database has refused the login"
+		return "the database refuses the login", "the database still refuses the login"
+	}
+	o.been = "the database has been away"
+	return "the database is away", "the database is still away"
+}
+
 // due is for how long it has been away when that is said again.
 func (o *outage) due() time.Duration {
 	minutes := [...]int{1, 5, 15}
@@ -90,10 +104,11 @@ func (o *outage) due() time.Duration {
 	return time.Duration(o.reminds-len(minutes)+1) * time.Hour
 }
 
-func (o *outage) since() time.Time {
+// state is what it has been since when.
+func (o *outage) state() (been string, since time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.began
+	return o.been, o.began
 }
 
 // answers is told that there is nothing in the way any more.
@@ -106,7 +121,7 @@ func (o *outage) answers() {
 	o.back = time.Now()
 	if o.spoken {
 		o.spoken = false
-		if !o.ledger { // which the database's answer is no end of
+		if !o.there { // which the database's answer is no end of
 			o.u.log.Warn("the database is back after "+brief(o.back.Sub(o.began)), "event", "back")
 		}
 	}

@@ -13,8 +13,9 @@ import (
 func newRunCmd(u *ui) *cobra.Command {
 	o := newOptions()
 	cmd := &cobra.Command{
-		Use:   "run --key KEY [flags] -- COMMAND [ARG...]",
-		Short: "Run a command while holding the lock",
+		Use:        "run --key KEY [flags] -- COMMAND [ARG...]",
+		SuggestFor: []string{"lock", "exec", "start"},
+		Short:      "Run a command while holding the lock",
 		Long: `Run a command while holding the lock of KEY in a PostgreSQL database.
 
 The command starts only while the server grants the lock. If the connection is

@@ -28,8 +28,9 @@ type stepdownFlags struct {
 func newStepdownCmd(u *ui, stdout io.Writer) *cobra.Command {
 	f := stepdownFlags{lookFlags: newLookFlags()}
 	cmd := &cobra.Command{
-		Use:   "stepdown KEY [flags]",
-		Short: "Ask the holder to stop and hand over",
+		Use:        "stepdown KEY [flags]",
+		SuggestFor: []string{"unlock", "release", "kill", "stop"},
+		Short:      "Ask the holder to stop and hand over",
 		Long: `Ask the pglead that holds the key to stop its command, as by SIGTERM, and to
 give the lock back; whoever waits gets it next. Any role that may log in may
 ask. A pglead listens from a second after its command's start on; with --wait it

@@ -44,6 +44,7 @@ type ui struct {
 
 	mu     sync.Mutex // of w, and of
 	status statusLine
+	hinted string // the last hint of a warning
 }
 
 // newUI says everything to w.
@@ -109,7 +110,14 @@ func (u *ui) say(level slog.Level, message, hint string, attrs ...any) {
 		attrs = append(attrs, "hint", hint)
 	}
 	u.log.Log(ctx, level, message, attrs...)
-	if !u.json && hint != "" && u.log.Enabled(ctx, level) {
+	if u.json || hint == "" || !u.log.Enabled(ctx, level) {
+		return
+	}
+	u.mu.Lock()
+	repeated := level >= slog.LevelError && hint == u.hinted // the end, and a warning had it
+	u.hinted = hint
+	u.mu.Unlock()
+	if !repeated {
 		fmt.Fprintf(u, "%spglead: hint: %s\n", u.priority(level), visible.Text(hint))
 	}
 }

@@ -107,6 +107,23 @@ func TestOutage(t *testing.T) {
 		}
 		log.Reset()
 
+		// It is there, but not for this role; it is there, and its standbys are not. That it
+		// answers is no end of this.
+		time.Sleep(time.Hour)
+		o.away(session.Errorf(session.Denied, "ALTER ROLE cron LOGIN", "connect to db: no"))
+		said("pglead: k: the database refuses the login: connect to db: no\npglead: hint: ALTER ROLE cron LOGIN\n")
+		o.answers()
+		said("pglead: k: the database is back after 0s\n")
+		time.Sleep(time.Hour)
+		o.away(session.ErrUnconfirmed)
+		said("pglead: k: the command can't start yet: the synchronous standbys do not confirm the commit\n")
+		time.Sleep(10 * time.Second)
+		o.answers()
+		said("")
+		o.away(session.ErrUnconfirmed)
+		said("")
+		o.answers()
+
 		// Reasons without end.
 		time.Sleep(time.Hour)
 		for i := range 100 {

@@ -59,4 +59,4 @@ type Config struct {
 
 // LevelNotice is the level of taking and giving back the lock. It lies between info
 // and warning, like syslog's notice.
-const LevelNotice = slog.LevelInfo + 2
+const LevelNotice = lock.LevelNotice

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"log/slog"
 	"math"
 	"time"
 
@@ -10,6 +11,10 @@ import (
 
 // noEnd is how long a pause without an end lasts.
 const noEnd = time.Duration(math.MaxInt64)
+
+// LevelNotice is the level of what lead says without -v. It lies between info and
+// warning, like syslog's notice.
+const LevelNotice = slog.LevelInfo + 2
 
 // pausedLooks is the time between two looks whether a pause is over.
 const pausedLooks = 3 * time.Second
@@ -27,7 +32,7 @@ func (b *Bid) resumed() {
 
 // waitForResume waits, without a place in line, until no lock of the claim is paused.
 func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
-	b.cfg.Log.Info(why.Error()+"; waiting", "event", "paused")
+	b.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
 	b.s.StartHeartbeat()
 	until := noEnd
 	if !why.Until.IsZero() {

@@ -201,7 +201,7 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 		return describePgError(pgErr, cfg)
 	case errors.As(err, &dnsErr):
 		if dnsErr.IsNotFound {
-			return fmt.Sprintf("no such host %q", dnsErr.Name), Unreachable, ""
+			return fmt.Sprintf("no such host %q", dnsErr.Name), Unreachable, "--dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where the database is"
 		}
 		return fmt.Sprintf("resolve %q: %s", dnsErr.Name, dnsErr.Err), Unreachable, ""
 	case errors.As(err, &hostErr), errors.As(err, &certErr):
@@ -248,8 +248,8 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 	switch {
 	case e.Code == "28P01" && cfg.Password == "":
 		return text, Denied, "no password was given: PGPASSWORD or the password file ~/.pgpass (mode 0600) may hold it"
-	case e.Code == "28P01":
-		return text, Denied, ""
+	case e.Code == "28P01": // which PostgreSQL also says of a role that it hasn't got
+		return text, Denied, "wrong password, or no such role: PostgreSQL does not tell which"
 	case e.Code == "28000" && strings.Contains(e.Message, "does not exist"):
 		return text, Denied, "CREATE ROLE " + identifier(cfg.User) + " LOGIN; or is another role meant?"
 	case e.Code == "28000" && strings.Contains(e.Message, "not permitted to log in"):

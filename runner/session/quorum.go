@@ -75,11 +75,14 @@ func (s *Session) commit(ctx context.Context, sql string) ([]string, error) {
 	}
 }
 
+// ErrUnconfirmed means that the server is there, and the standbys are silent.
+var ErrUnconfirmed = errors.New("the synchronous standbys do not confirm the commit")
+
 // noQuorum says that the standbys are silent. Another host may be the primary by now.
 func (s *Session) noQuorum() *Error {
 	return &Error{
 		Kind: Unreachable, Hint: "are the standbys that synchronous_standby_names asks for up? pg_stat_replication shows them",
-		err: errors.New("the synchronous standbys do not confirm the commit"), at: s.cfg.Database,
+		err: ErrUnconfirmed, at: s.cfg.Database,
 	}
 }
 
