@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -222,8 +223,9 @@ func (s *supervision) conclude() (Outcome, error) {
 		return Outcome{Asked: s.asked}, &GuardDiedError{Killed: result.Killed}
 	}
 	if s.lost != nil { // the guard was faster
-		s.log.Info("lock lost", "event", "lost", "reason", loss.Error())
-		s.onLoss(loss)
+		reason := cmp.Or(s.lock.Err(), loss.Cause) // as lockLost has it
+		s.log.Info("lock lost", "event", "lost", "reason", reason.Error())
+		s.onLoss(reason)
 	}
 	return Outcome{Asked: s.asked}, loss
 }

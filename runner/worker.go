@@ -113,7 +113,7 @@ func (w *worker) beside(ctx context.Context, last *ended) <-chan errand {
 // yet.
 func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, error) {
 	for {
-		j := w.pick(ctx, last == nil)
+		j := w.pick(ctx, last == nil && !ahead)
 		if j == nil && last == nil {
 			return nil, nil
 		}
