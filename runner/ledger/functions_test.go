@@ -271,7 +271,7 @@ func (s starting) forLock(number string) starting {
 func TestAccess(t *testing.T) {
 	server := remembering(t, nil)
 	stranger, cron, owner := connect(t, server, "stranger"), connect(t, server, "cron"), connect(t, server, "boss")
-	for _, sql := range []string{of(1).first(), of(1).rest(), finish(7, 1, "ok"), "SELECT pglead.fence(7, 1)", "SELECT * FROM pglead.lock", "SELECT pglead.prune_locks_1('0', 9, 0, 1::smallint, 0)", "SELECT pglead.prune_runs_1('0', 9, 0, 1::smallint, now(), 0)"} {
+	for _, sql := range []string{of(1).first(), of(1).rest(), finish(7, 1, "ok"), "SELECT pglead.fence(7, 1)", "SELECT * FROM pglead.lock", "SELECT pglead.prune_locks_1('0', 0, 1::smallint, 0)", "SELECT pglead.prune_runs_1('0', 0, 1::smallint, now(), 0)"} {
 		if _, err := try(t, stranger, sql); code(err) != "42501" {
 			t.Errorf("a stranger's %s: %v", sql, err)
 		}

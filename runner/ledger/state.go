@@ -62,10 +62,6 @@ ORDER BY 1`)
 	return faults, err
 }
 
-// pruned is how many rows one transaction of a prune looks at: some hundredths of a
-// second.
-const pruned = 5000
-
 // Prune forgets keys whose last run is so long ago, and says how many rows that were.
 func Prune(ctx context.Context, ask Ask, older time.Duration) (gone int64, err error) {
 	for _, walk := range []struct{ function, from string }{
@@ -73,7 +69,7 @@ func Prune(ctx context.Context, ask Ask, older time.Duration) (gone int64, err e
 		{"prune_runs_1", "'-9223372036854775808', '0', '-infinity', '0'"},
 	} {
 		for from := walk.from; from != ""; {
-			rows, err := ask(ctx, fmt.Sprintf("SELECT * FROM pglead.%s(%s, %d, %s)", walk.function, interval(older), pruned, from))
+			rows, err := ask(ctx, fmt.Sprintf("SELECT * FROM pglead.%s(%s, %s)", walk.function, interval(older), from))
 			if err != nil {
 				return gone, err
 			}
