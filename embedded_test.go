@@ -196,6 +196,7 @@ func (e *embeddedHome) age() {
 // TestEmbeddedHostileAccount: the account that root's private server runs as gets
 // nothing written, emptied or given away by root.
 func TestEmbeddedHostileAccount(t *testing.T) {
+	racesNothing(t)
 	requireRoot(t, "a server of another account")
 	e := newEmbeddedHome(t)
 	e.precious()
@@ -209,6 +210,7 @@ func TestEmbeddedHostileAccount(t *testing.T) {
 // TestEmbeddedOldPlace: a directory that an older pglead gave to the account is
 // taken back, links or not, and the data in it stay.
 func TestEmbeddedOldPlace(t *testing.T) {
+	racesNothing(t)
 	requireRoot(t, "a server of another account")
 	e := newEmbeddedHome(t)
 	e.precious()
@@ -237,6 +239,7 @@ func TestEmbeddedOldPlace(t *testing.T) {
 // TestEmbeddedOldServer: who meets a server that an older pglead has started uses
 // it, since two would be two locks of one name.
 func TestEmbeddedOldServer(t *testing.T) {
+	racesNothing(t)
 	requireRoot(t, "a server of another account")
 	e := newEmbeddedHome(t)
 	e.run()

@@ -16,6 +16,7 @@ import (
 // TestFence moves locks, and the jobs that README's SQL fences, from one cluster to
 // another.
 func TestFence(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	text, err := os.ReadFile("README.md")
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 
 // TestGoodbye: no end of a run looks to the server like a client that was lost.
 func TestGoodbye(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	server := throwaway(t, nil)
 	count := func(column string) string {
@@ -53,6 +54,7 @@ func TestGoodbye(t *testing.T) {
 // TestGoodbyeToPooler: whatever way a run ends, nobody says that a session was
 // lost, and the pooler need not close a connection to its server for it.
 func TestGoodbyeToPooler(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	server := throwaway(t, nil)
 	dsn, stop, err := server.Pooler(pgtest.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4"})

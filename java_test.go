@@ -15,6 +15,7 @@ import (
 // TestJavaHolds shares a lock with a Java program that takes it by JDBC and
 // Guava, without a number that anyone has copied.
 func TestJavaHolds(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	const jars = "/usr/share/java/"
 	_, err := os.Stat(jars + "guava.jar")

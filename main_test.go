@@ -95,6 +95,15 @@ type bench struct {
 // theBench is set up by TestMain, for the sake of its time.
 var theBench bench
 
+// racesNothing leaves a test out of a short run, which is for the race detector: what
+// pglead does in it is raced by other tests, and its own subject is another.
+func racesNothing(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("NOT TESTED: it adds nothing to what other tests race")
+	}
+}
+
 // watched says whether the race detector watches.
 func watched() bool {
 	info, ok := debug.ReadBuildInfo()

@@ -186,6 +186,7 @@ func TestEmptyForAWhile(t *testing.T) {
 // keeps nobody from the one behind it in the list of hosts; and the second connection
 // goes where the first went.
 func TestStalePrimaryIsLeft(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	stale, _ := cluster(t, "gone")
 	good, _ := cluster(t, "*", "a")
@@ -240,6 +241,7 @@ func TestStalePrimaryIsLeft(t *testing.T) {
 // TestFullOfCandidates: a server that has fewer connections than those who want
 // two of them each still runs their commands.
 func TestFullOfCandidates(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	for _, mode := range []string{"--transaction", "--quorum"} {
 		t.Run(mode, func(t *testing.T) {
@@ -283,6 +285,7 @@ func TestFullOfCandidates(t *testing.T) {
 // TestDoctorCountsStandbys: so many of them have to confirm that the primaries
 // before and after a failover can't both have enough.
 func TestDoctorCountsStandbys(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	primary, _ := cluster(t, "", "a", "b", "c d")
 	for names, want := range map[string][2]string{

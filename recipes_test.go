@@ -12,9 +12,7 @@ import (
 // TestRecipes runs what the recipes say, with programs that do nothing, and
 // that nobody else may run at that time.
 func TestRecipes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("NOT TESTED: it adds nothing to what other tests race")
-	}
+	racesNothing(t)
 	text, err := os.ReadFile("cmd/README.md")
 	if err != nil {
 		t.Fatal(err)

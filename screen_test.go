@@ -71,9 +71,7 @@ func (s screen) types(line string) {
 }
 
 func TestScreen(t *testing.T) {
-	if testing.Short() {
-		t.Skip("NOT TESTED: it adds nothing to what other tests race")
-	}
+	racesNothing(t)
 	_, release := start(t, command(t, "run", "--key", "screen", "--lease", "3s", "--", "sh", "-c", "echo; read end"))
 	s := newScreen(t, 80)
 	s.types("clear; pglead run --key screen --wait forever -- sh -c 'echo it ru''ns'")

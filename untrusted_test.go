@@ -217,6 +217,7 @@ func plain(t *testing.T, what, text string) []string {
 // TestHostileTexts: nothing that others wrote has an effect on whoever reads it,
 // or is taken for a line of ours.
 func TestHostileTexts(t *testing.T) {
+	racesNothing(t)
 	s := newStrange(t)
 	name := `"` + evil + `"`
 	for _, sql := range []string{

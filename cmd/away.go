@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -50,7 +51,7 @@ func (o *outage) away(obstacle error) {
 	}
 	reason, lasts := obstacle.Error(), now.Sub(o.began)
 	is, has, still := "the database is away", "the database has been away for ", "the database is still away"
-	o.ledger = errors.As(obstacle, new(*lock.LedgerError)) || errors.As(obstacle, new(*lock.FencedError))
+	o.ledger = errors.As(obstacle, new(*lock.LedgerError)) || errors.As(obstacle, new(*ledger.FencedError))
 	if o.ledger {
 		is, has, still = "the command can't start yet", "the command could not start for ", "the command still can't start"
 	}

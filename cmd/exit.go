@@ -156,7 +156,7 @@ func status(err error) (code int, hint string) {
 		return exitUnreachable, "to install them: " + pgtest.InstallHint()
 	case errors.As(err, &guard):
 		return exitInternal, "was it killed by hand, or by the kernel for want of memory (dmesg)?"
-	case errors.As(err, new(*lock.FencedError)) && errors.As(err, &sess):
+	case errors.As(err, new(*ledger.FencedError)) && errors.As(err, &sess):
 		return exitHeld, sess.Hint
 	case errors.As(err, &sess):
 		return map[session.Kind]int{

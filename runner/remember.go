@@ -59,7 +59,7 @@ func (e *each) barred(j *job, err error) error {
 		log.Log(context.Background(), level, err.Error(), "event", "paused")
 		e.skip(j, paused)
 		return nil
-	case errors.As(err, new(*lock.FencedError)):
+	case errors.As(err, new(*ledger.FencedError)):
 		log.Warn(err.Error(), "event", "ledger")
 	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && j.session.Err() == nil && e.cfg.Wait > 0:
 		log.Warn(err.Error(), "event", "ledger")

@@ -10,24 +10,26 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// Started is the answer to a start that may begin.
-const Started = "started"
-
-// Answer is what a start is told.
+// Answer is what a start is told: how it goes on, or why it must not.
 type Answer struct {
-	// Word is started, paused, done, clock, busy, lost, unknown or fenced.
-	Word   string
-	Lost   []OpenRun
-	Until  time.Time     // of a pause, or zero if nobody knows
-	By     string        // who made it
-	Note   string        // and why
-	Host   string        // of a success
-	At     time.Time     // when it was
-	Ahead  time.Duration // the caller's clock
-	Fenced string        // whose transaction is in the way
-	// Prepared says that it is a transaction that waits for its second phase.
-	Prepared bool
+	Kind    Kind
+	Lost    []OpenRun // of OpenRuns
+	Refusal error     // of Refusal
 }
+
+// Kind is what an answer asks of a start.
+type Kind int
+
+// What an answer asks.
+const (
+	Begun    Kind = iota // the run is in the ledger, and its command may start
+	Unknown              // the ledger doesn't know the last run: wait as without one
+	OpenRuns             // wait until these runs are over for certain
+	Refusal              // don't start
+)
+
+// Started is the first word of an answer by which the command may start.
+const Started = "started"
 
 // OpenRun is a run whose command may be alive.
 type OpenRun struct {
@@ -46,50 +48,89 @@ func (e OpenRun) Need() time.Duration {
 
 const mostLease = 24 * time.Hour
 
-// ParseAnswer reads an answer to so many locks.
-func ParseAnswer(text string, locks int) (Answer, error) {
+// ParseAnswer reads an answer to so many locks, of a run for that tick, if it is for
+// one. A refusal is a *PausedError, a *DoneError, a *FencedError or a *session.Error.
+func ParseAnswer(text string, locks int, tick *Tick) (Answer, error) {
 	lines := strings.Split(text, "\n")
 	fields := strings.Split(lines[0], " ")
-	a := Answer{Word: fields[0]}
-	switch {
-	case a.Word == Started, a.Word == "unknown", a.Word == "busy":
-		return a, nil
-	case a.Word == "paused" && len(fields) == 2 && len(lines) == 3:
+	switch word := fields[0]; {
+	case word == Started:
+		return Answer{Kind: Begun}, nil
+	case word == "unknown":
+		return Answer{Kind: Unknown}, nil
+	case word == "lost":
+		return parseOpenRuns(lines, locks)
+	case word == "paused" && len(fields) == 2 && len(lines) == 3:
+		paused := &PausedError{By: lines[1], Note: lines[2]}
 		if seconds, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
-			a.Until = time.Unix(seconds, 0)
+			paused.Until = time.Unix(seconds, 0)
 		}
-		a.By, a.Note = lines[1], lines[2]
-		return a, nil
-	case a.Word == "done":
-		if len(fields) > 1 {
-			seconds, _ := strconv.ParseInt(fields[1], 10, 64)
-			a.At = time.Unix(seconds, 0)
-		}
-		if len(fields) > 2 {
-			a.Host = fields[2]
-		}
-		return a, nil
-	case a.Word == "clock" && len(fields) == 2:
+		return Answer{Kind: Refusal, Refusal: paused}, nil
+	case word == "done":
+		return Answer{Kind: Refusal, Refusal: parseDone(fields[1:], tick)}, nil
+	case word == "clock" && len(fields) == 2:
 		seconds, err := strconv.ParseInt(fields[1], 10, 64)
-		a.Ahead = time.Duration(min(max(seconds, -math.MaxInt32), math.MaxInt32)) * time.Second
-		return a, errorOf(err == nil)
-	case a.Word == "fenced":
-		a.Fenced, a.Prepared = "a prepared transaction", len(fields) != 3
-		if !a.Prepared {
-			a.Fenced = "the transaction of role " + fields[2] + ", session " + fields[1] + ","
+		if err != nil {
+			return Answer{}, errAnswer
 		}
-		return a, nil
-	case a.Word == "lost":
-		for _, line := range lines {
-			lost, ok := parseLost(line, locks)
-			if !ok {
-				return a, errorOf(false)
-			}
-			a.Lost = append(a.Lost, lost)
-		}
-		return a, nil
+		return Answer{Kind: Refusal, Refusal: clockError(seconds)}, nil
+	case word == "fenced":
+		return Answer{Kind: Refusal, Refusal: parseFenced(fields[1:])}, nil
+	case word == "busy":
+		return Answer{Kind: Refusal, Refusal: session.Errorf(session.Unreachable, "", "the ledger says that another session has the lock")}, nil
 	}
-	return a, errorOf(false)
+	return Answer{}, errAnswer
+}
+
+// parseDone reads when and where a tick had its success, as far as that is told.
+func parseDone(fields []string, tick *Tick) error {
+	var at time.Time
+	done := &DoneError{}
+	if len(fields) > 0 {
+		seconds, _ := strconv.ParseInt(fields[0], 10, 64)
+		at = time.Unix(seconds, 0)
+	}
+	if len(fields) > 1 {
+		done.Host = fields[1]
+	}
+	if tick != nil {
+		done.Tick = *tick
+	}
+	done.At = at.Local().Format(time.DateTime)
+	return done
+}
+
+func clockError(secondsAhead int64) error {
+	ahead := time.Duration(min(max(secondsAhead, -math.MaxInt32), math.MaxInt32)) * time.Second
+	side := "ahead of"
+	if ahead < 0 {
+		side = "behind"
+	}
+	return session.Errorf(session.Unsafe, "set one of them right; --once-per goes by this machine's",
+		"this machine's clock is %v %s the server's", ahead.Abs(), side)
+}
+
+// parseFenced reads whose transaction is in the way: that of a session and its role,
+// or one that is prepared, which has neither.
+func parseFenced(fields []string) error {
+	whose, hint := "a prepared transaction", "COMMIT PREPARED or ROLLBACK PREPARED ends it; pg_prepared_xacts has its name"
+	if len(fields) == 2 {
+		whose = "the transaction of role " + fields[1] + ", session " + fields[0] + ","
+		hint = "end that session; with GRANT pg_signal_backend TO the owner of the schema pglead the next start does, unless it is a superuser's"
+	}
+	return &FencedError{session.Errorf(session.Unreachable, hint, "the last run is not over in the database: %s has called pglead.fence and goes on", visible.Text(whose))}
+}
+
+func parseOpenRuns(lines []string, locks int) (Answer, error) {
+	a := Answer{Kind: OpenRuns}
+	for _, line := range lines {
+		lost, ok := parseLost(line, locks)
+		if !ok {
+			return Answer{}, errAnswer
+		}
+		a.Lost = append(a.Lost, lost)
+	}
+	return a, nil
 }
 
 func parseLost(line string, locks int) (e OpenRun, ok bool) {
@@ -110,13 +151,6 @@ func parseLost(line string, locks int) (e OpenRun, ok bool) {
 		e.Host = fields[5]
 	}
 	return e, n[0] >= 1 && n[0] <= int64(locks)
-}
-
-func errorOf(ok bool) error {
-	if ok {
-		return nil
-	}
-	return session.Errorf(session.Unsafe, "", "the ledger does not answer as this version's does")
 }
 
 // PausedError says that a key may not start now.
@@ -143,3 +177,10 @@ func (e *PausedError) Error() string {
 	}
 	return text
 }
+
+// FencedError says that a transaction of the last run is still under way, which nobody
+// here may end. The session is well.
+type FencedError struct{ err error }
+
+func (e *FencedError) Error() string { return e.err.Error() }
+func (e *FencedError) Unwrap() error { return e.err }

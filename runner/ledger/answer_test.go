@@ -9,7 +9,7 @@ import (
 )
 
 func TestParseAnswer(t *testing.T) {
-	a, err := ledger.ParseAnswer("lost 1 7 15000 2000 web1\nlost 2 8 999999999999999 0", 2)
+	a, err := ledger.ParseAnswer("lost 1 7 15000 2000 web1\nlost 2 8 999999999999999 0", 2, nil)
 	if err != nil || len(a.Lost) != 2 || a.Lost[0] != (ledger.OpenRun{Token: 7, Lease: 15 * time.Second, Grace: 2 * time.Second, Host: "web1"}) || a.Lost[1].Lock != 1 {
 		t.Errorf("lost: %+v, %v", a, err)
 	}
@@ -26,7 +26,7 @@ func TestParseAnswer(t *testing.T) {
 		"", "begun", "lost", "lost 0 7 1 1", "lost 3 7 1 1", "lost 1 -7 1 1", "lost 1 7 -1 1", "lost 1 7 x 1", "lost 1 7 1 1\nbusy", "lost 1 7 1 1\n",
 		"paused", "paused infinity", "clock", "clock x", "lost 9223372036854775808 7 1 1",
 	} {
-		if a, err := ledger.ParseAnswer(text, 2); err == nil {
+		if a, err := ledger.ParseAnswer(text, 2, nil); err == nil {
 			t.Errorf("%q: %+v", text, a)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // Ask sends SQL to the server and returns the rows of its answer, in which NULL is
@@ -43,7 +44,7 @@ func Look(ctx context.Context, ask Ask) (access Access, role string, err error) 
 	return map[string]Access{denied: Denied, foreign: Foreign, granted: Granted}[rows[0][0]], rows[0][1], nil
 }
 
-var errAnswer = errors.New("the ledger does not answer as it should: is pglead.lock another program's table?")
+var errAnswer error = session.Errorf(session.Unsafe, "is the schema pglead another program's?", "the ledger does not answer as this version's does")
 
 // held is an SQL expression over a row of pglead.lock: somebody has the lock. A
 // standby has no locks to show, and is believed.

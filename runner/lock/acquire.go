@@ -110,7 +110,7 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 			a.ticket = b.line.ticket
 		}
 		b.preparation.abandon()
-		if errors.As(err, new(*LedgerError)) || errors.As(err, new(*FencedError)) { // or the next run of a script would find them held
+		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
 			_ = b.GiveBack(ctx)
 		}
 		if !b.parted {

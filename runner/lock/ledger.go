@@ -123,7 +123,7 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 			return b.withoutLedger(ctx)
 		case err != nil:
 			return b.ledgerError(err)
-		case answer.Word == ledger.Started:
+		case answer.Kind == ledger.Begun:
 			b.grant.recorded = true
 			b.noteCoverage(&w)
 			if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.Claim.Polled {
@@ -179,37 +179,16 @@ func (b *Bid) waitAsWithoutLedger(ctx context.Context, w *startAttempt) error {
 
 // obey does what an answer asks for. After that the start is asked for again.
 func (b *Bid) obey(ctx context.Context, w *startAttempt, answer ledger.Answer) error {
-	switch answer.Word {
-	case "unknown":
+	switch answer.Kind {
+	case ledger.Unknown:
 		if w.proof.Sure {
 			return session.ErrNotPostgreSQL()
 		}
 		return b.waitAsWithoutLedger(ctx, w)
-	case "lost":
+	case ledger.OpenRuns:
 		return b.waitForOpenRuns(ctx, w, answer.Lost)
-	case "paused":
-		return b.withdraw(ctx, &ledger.PausedError{Until: answer.Until, By: answer.By, Note: answer.Note})
-	case "done":
-		done := &ledger.DoneError{Host: answer.Host, At: answer.At.Local().Format(time.DateTime)}
-		if tick := b.cfg.Ledger.Tick; tick != nil {
-			done.Tick = *tick
-		}
-		return b.withdraw(ctx, done)
-	case "clock":
-		side := "ahead of"
-		if answer.Ahead < 0 {
-			side = "behind"
-		}
-		return session.Errorf(session.Unsafe, "set one of them right; --once-per goes by this machine's",
-			"this machine's clock is %v %s the server's", answer.Ahead.Abs(), side)
-	case "fenced":
-		hint := "end that session; with GRANT pg_signal_backend TO the owner of the schema pglead the next start does, unless it is a superuser's"
-		if answer.Prepared {
-			hint = "COMMIT PREPARED or ROLLBACK PREPARED ends it; pg_prepared_xacts has its name"
-		}
-		return &FencedError{session.Errorf(session.Unreachable, hint, "the last run is not over in the database: %s has called pglead.fence and goes on", visible.Text(answer.Fenced))}
 	}
-	return session.Errorf(session.Unreachable, "", "the ledger says that another session has the lock")
+	return b.withdraw(ctx, answer.Refusal)
 }
 
 // waitForOpenRuns waits until what the ledger knows to have started is dead: for as long as its
@@ -262,7 +241,7 @@ func (b *Bid) ask(ctx context.Context, proof ledger.Proof) (ledger.Answer, error
 	if err != nil {
 		return ledger.Answer{}, err
 	}
-	return ledger.ParseAnswer(text, len(b.grant.locks))
+	return ledger.ParseAnswer(text, len(b.grant.locks), b.cfg.Ledger.Tick)
 }
 
 func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
@@ -302,21 +281,15 @@ func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
 // fencePatience is more than a start waits for a transaction of the last run.
 const fencePatience = 5 * time.Second
 
-// withdraw gives the locks back, since the command must not start, and says that it
-// has not. It says nothing of those before.
+// withdraw gives the locks back, since the command must not start, and leaves the line.
 func (b *Bid) withdraw(ctx context.Context, why error) error {
-	if !b.grant.drawn() || b.cfg.Session.Transaction {
-		if err := b.GiveBack(ctx); err != nil {
-			return err
-		}
-		return why
+	if err := b.GiveBack(ctx); err != nil {
+		return err
 	}
-	h := Held{Tenure: b.grant.tenure, Session: b.s, Locks: b.grant.locks, cfg: b.cfg}
-	words, unlock := h.releasing()
-	_, err := b.s.Query(ctx, append(append(words, b.leaving()...), unlock)...)
-	b.forget()
-	if err != nil {
-		return b.error(err)
+	if queries := b.leaving(); len(queries) > 0 {
+		if _, err := b.s.Query(ctx, queries...); err != nil {
+			return b.error(err)
+		}
 	}
 	return why
 }
@@ -356,13 +329,6 @@ func (b *Bid) ledgerError(err error) error {
 	}
 	return &LedgerError{ledger.Refused(err)}
 }
-
-// FencedError says that a transaction of the last run is still under way, which nobody
-// here may end. The session is well.
-type FencedError struct{ err error }
-
-func (e *FencedError) Error() string { return e.err.Error() }
-func (e *FencedError) Unwrap() error { return e.err }
 
 // LedgerError says that the ledger can't be written. The session is well.
 type LedgerError struct{ err error }

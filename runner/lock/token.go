@@ -97,25 +97,36 @@ func (b *Bid) announcingStart(l Lock, locks []Lock) string {
 	return fmt.Sprintf("CASE WHEN EXISTS (%s) THEN %s END", b.cfg.Claim.waitingFor(locks, ""), notify)
 }
 
-// drew takes note of what drawing returned, and makes sure that what is held is
-// among it.
+// drew takes note of what drawing returned.
 func (b *Bid) drew(rows session.Rows) error {
+	if err := b.areListed(rows); err != nil {
+		return err
+	}
+	if len(rows) == 0 || len(rows[0]) < 2 {
+		return session.ErrNotPostgreSQL()
+	}
+	b.grant.recorded = len(rows[0]) > startedColumn && rows[0][startedColumn] == ledger.Started
+	return b.keepToken(rows[0][0], rows[0][1])
+}
+
+// areListed makes sure that all of what is held is among the rows of ofOwnLocks.
+func (b *Bid) areListed(rows session.Rows) error {
 	for _, l := range b.grant.locks {
 		if !slices.ContainsFunc(rows, l.isListed) { // in no rows either
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
 				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
 		}
 	}
-	if len(rows) == 0 || len(rows[0]) < 2 {
-		return session.ErrNotPostgreSQL()
-	}
-	number, err := strconv.ParseInt(rows[0][0], 10, 64)
-	_, err2 := strconv.ParseInt(rows[0][1], 10, 64)
+	return nil
+}
+
+func (b *Bid) keepToken(token, systemID string) error {
+	number, err := strconv.ParseInt(token, 10, 64)
+	_, err2 := strconv.ParseInt(systemID, 10, 64)
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.grant.tenure = Tenure{Token: number, SystemID: rows[0][1]}
-	b.grant.recorded = len(rows[0]) > startedColumn && rows[0][startedColumn] == ledger.Started
+	b.grant.tenure = Tenure{Token: number, SystemID: systemID}
 	return nil
 }
 
@@ -185,11 +196,10 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 	if err != nil {
 		return b.error(err)
 	}
-	var rows session.Rows
-	for _, row := range answers[len(answers)-1] {
-		rows = append(rows, append([]string{drawn[0], drawn[1]}, row[1:]...))
+	if err := b.areListed(answers[len(answers)-1]); err != nil {
+		return err
 	}
-	return b.drew(rows)
+	return b.keepToken(drawn[0], drawn[1])
 }
 
 // errElsewhere says that the two sessions are on two servers: the name of the first's
