@@ -368,6 +368,8 @@ INSERT INTO pglead.lock (number, sub, reader, token, system, started, ended) SEL
 	s.closes = "1"
 	expect(t, "it is dead", run(t, a, s.rest()), "started")
 	run(t, a, finish(7, s.token, "ok"))
+	const warm = "SELECT pglead.start_1(7, 1::smallint, 'seven', NULL, NULL, 'here', 'ann', 1, 'job', '15s', '0', NULL, NULL, NULL, NULL)"
+	expect(t, "a start without a token", run(t, a, "BEGIN; "+warm+"; SELECT pg_current_xact_id_if_assigned() IS NULL; COMMIT"), " t")
 	expect(t, "from then on", run(t, a, of(token(t, a)).first()), "started")
 }
 
