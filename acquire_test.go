@@ -12,8 +12,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // slowToken makes a server's tokens wait for a lock that the test has: the drawing
@@ -26,7 +26,7 @@ RETURNS pg_lsn LANGUAGE sql VOLATILE AS $$ SELECT (pg_catalog.left(pg_catalog.pg
 // connection starts nothing, since somebody else may have it by then.
 func TestLostBeforeStart(t *testing.T) {
 	server := throwaway(t, nil)
-	pooler, stop, err := server.Pooler(pgtest.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4"})
+	pooler, stop, err := server.Pooler(localpg.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4"})
 	if err != nil {
 		t.Skip("NOT TESTED: ", err)
 	}
@@ -101,7 +101,7 @@ func TestYoungServer(t *testing.T) {
 func TestServerClock(t *testing.T) {
 	t.Parallel() // it has a server of its own
 	port := testserver.Port(t)
-	server, remove, err := pgtest.Prepare(map[string]string{"listen_addresses": "127.0.0.1", "port": port})
+	server, remove, err := localpg.Prepare(map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	if err != nil {
 		t.Fatal(err)
 	}

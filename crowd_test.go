@@ -19,7 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // TestSoak is the load under which a team's own lock hung: taken on one
@@ -71,7 +71,7 @@ func TestHerd(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv("HERD")); err == nil {
 		processes, connections, clients = n, 20, 3000
 	}
-	dsn, stop, err := theBench.server.Pooler(pgtest.Superuser, map[string]string{
+	dsn, stop, err := theBench.server.Pooler(localpg.Superuser, map[string]string{
 		"pool_mode": "transaction", "default_pool_size": strconv.Itoa(connections),
 		"max_client_conn": strconv.Itoa(clients), "query_wait_timeout": "5",
 	})

@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // embeddedHome is a place for root's private server, and a pglead that uses it.
@@ -99,7 +99,7 @@ func (e *embeddedHome) stop() {
 // asAccount runs a script as the server's account, which may fail.
 func (e *embeddedHome) asAccount(script string) {
 	e.t.Helper()
-	account, err := pgtest.Account()
+	account, err := localpg.Account()
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func (e *embeddedHome) precious() {
 // query asks the server through the sockets' directory.
 func (e *embeddedHome) query(sockets, sql string) []string {
 	e.t.Helper()
-	values, err := (&pgtest.Server{Socket: sockets}).Query("postgres", sql)
+	values, err := (&localpg.Server{Socket: sockets}).Query("postgres", sql)
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func (e *embeddedHome) query(sockets, sql string) []string {
 // age makes the directory what it was when all of it was the account's.
 func (e *embeddedHome) age() {
 	e.t.Helper()
-	account, err := pgtest.Account()
+	account, err := localpg.Account()
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -245,11 +245,11 @@ func TestEmbeddedOldServer(t *testing.T) {
 	e.run()
 	e.stop()
 	e.age()
-	programs, err := pgtest.FindPrograms()
+	programs, err := localpg.FindPrograms()
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := &pgtest.Server{Programs: programs, Data: filepath.Join(e.dir, "data"), Socket: e.dir}
+	old := &localpg.Server{Programs: programs, Data: filepath.Join(e.dir, "data"), Socket: e.dir}
 	log, err := os.Create(filepath.Join(e.root, "log"))
 	if err != nil {
 		t.Fatal(err)
@@ -280,7 +280,7 @@ func TestEmbeddedOldServer(t *testing.T) {
 func TestEmbeddedForeignPlace(t *testing.T) {
 	requireRoot(t, "another's directory")
 	e := newEmbeddedHome(t)
-	account, err := pgtest.Account()
+	account, err := localpg.Account()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +305,7 @@ func TestWatchKeepsEmbedded(t *testing.T) {
 	e := newEmbeddedHome(t)
 	e.run()
 	// Much to see makes much garbage.
-	conn, err := pgconn.Connect(t.Context(), (&pgtest.Server{Socket: filepath.Join(e.dir, "socket")}).DSN("postgres"))
+	conn, err := pgconn.Connect(t.Context(), (&localpg.Server{Socket: filepath.Join(e.dir, "socket")}).DSN("postgres"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // TestFence moves locks, and the jobs that README's SQL fences, from one cluster to
@@ -75,7 +75,7 @@ func TestFence(t *testing.T) {
 // fencing is a server whose locks are fenced.
 type fencing struct {
 	t      *testing.T
-	server *pgtest.Server
+	server *localpg.Server
 }
 
 func fencedCluster(t *testing.T) *fencing {

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // TestGoodbye: no end of a run looks to the server like a client that was lost.
@@ -57,7 +57,7 @@ func TestGoodbyeToPooler(t *testing.T) {
 	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	server := throwaway(t, nil)
-	dsn, stop, err := server.Pooler(pgtest.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4"})
+	dsn, stop, err := server.Pooler(localpg.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4"})
 	if err != nil {
 		t.Skip("NOT TESTED: ", err)
 	}

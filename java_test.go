@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // TestJavaHolds shares a lock with a Java program that takes it by JDBC and
@@ -44,7 +44,7 @@ func TestJavaHolds(t *testing.T) {
 	}
 	holdLock := func() *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), java, "-cp", jars+"guava.jar:"+jars+"postgresql.jar", "testdata/interop/HoldLock.java",
-			"jdbc:postgresql://127.0.0.1:"+port+"/postgres?user="+pgtest.Superuser, key)
+			"jdbc:postgresql://127.0.0.1:"+port+"/postgres?user="+localpg.Superuser, key)
 		cmd.Stderr = t.Output()
 		return cmd
 	}

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 func lead(t *testing.T, dsn string, args ...string) candidate {
@@ -97,7 +97,7 @@ func TestLeadBeforeTheDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	early := lead(t, server.DSN("postgres"), "--restart", "never", "--", "sh", "-c", "exit 9")
-	denied := lead(t, strings.Replace(server.DSN("postgres"), pgtest.Superuser, "nobody", 1), "--", "true")
+	denied := lead(t, strings.Replace(server.DSN("postgres"), localpg.Superuser, "nobody", 1), "--", "true")
 	for _, node := range []candidate{early, denied} {
 		if !eventually(func() bool { return strings.Count(node.said.String(), "waiting for the database") >= 2 }) {
 			t.Fatalf("not ridden out: %s", node.said)
@@ -122,7 +122,7 @@ func TestLeadBeforeTheDatabase(t *testing.T) {
 		}
 	}
 	execute("CREATE ROLE node LOGIN")
-	known := lead(t, strings.Replace(server.DSN("postgres"), pgtest.Superuser, "node", 1), "--", "sh", "-c", "echo led >&2; exec sleep 98762")
+	known := lead(t, strings.Replace(server.DSN("postgres"), localpg.Superuser, "node", 1), "--", "sh", "-c", "echo led >&2; exec sleep 98762")
 	leads := func(times int) {
 		t.Helper()
 		if !eventually(func() bool { return strings.Count(known.said.String(), "led\n") == times }) {

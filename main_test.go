@@ -23,8 +23,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 func TestMain(m *testing.M) {
@@ -49,9 +49,9 @@ func runTests(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "make a directory:", err)
 		return 1
 	}
-	server, remove, err := pgtest.Throwaway(nil)
-	if errors.Is(err, pgtest.ErrNoPrograms) {
-		fmt.Fprintln(os.Stderr, err, "- to install them:", pgtest.InstallHint())
+	server, remove, err := localpg.Throwaway(nil)
+	if errors.Is(err, localpg.ErrNoPrograms) {
+		fmt.Fprintln(os.Stderr, err, "- to install them:", localpg.InstallHint())
 		return 1
 	}
 	if err != nil {
@@ -89,7 +89,7 @@ func build(file string) error {
 // bench is what all tests of the product share: the built binary and a server.
 type bench struct {
 	dir    string // with the binary; everybody may enter it
-	server *pgtest.Server
+	server *localpg.Server
 }
 
 // theBench is set up by TestMain, for the sake of its time.
@@ -116,7 +116,7 @@ func (b bench) environ(home string) []string {
 	return []string{
 		"PATH=" + b.dir + string(os.PathListSeparator) + os.Getenv("PATH"),
 		"HOME=" + home, "TMPDIR=" + home, "LC_ALL=C.UTF-8", "TERM=xterm",
-		"PGHOST=" + b.server.Socket, "PGUSER=" + pgtest.Superuser, "PGDATABASE=postgres",
+		"PGHOST=" + b.server.Socket, "PGUSER=" + localpg.Superuser, "PGDATABASE=postgres",
 		// The race detector's runtime sleeps for a second at each exit.
 		"GORACE=atexit_sleep_ms=0 halt_on_error=1",
 	}
@@ -302,7 +302,7 @@ func openServer(t *testing.T) (dsn string) {
 	t.Helper()
 	port := testserver.Port(t)
 	throwaway(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
-	return fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, pgtest.Superuser)
+	return fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, localpg.Superuser)
 }
 
 // openDir is a directory that every account can write to.
@@ -320,7 +320,7 @@ func openDir(t *testing.T) string {
 }
 
 // connected is a connection that stays open, and what it was asked first.
-func connected(t *testing.T, server *pgtest.Server, sql string) *pgconn.PgConn {
+func connected(t *testing.T, server *localpg.Server, sql string) *pgconn.PgConn {
 	t.Helper()
 	conn, err := pgconn.Connect(t.Context(), server.DSN("postgres"))
 	if err == nil {
@@ -337,10 +337,10 @@ func connected(t *testing.T, server *pgtest.Server, sql string) *pgconn.PgConn {
 // nothing where there is no such program.
 func pooled(t *testing.T, mode string, connections int) (dsn string) {
 	t.Helper()
-	dsn, stop, err := theBench.server.Pooler(pgtest.Superuser, map[string]string{
+	dsn, stop, err := theBench.server.Pooler(localpg.Superuser, map[string]string{
 		"pool_mode": mode, "default_pool_size": strconv.Itoa(connections), "max_client_conn": "3000",
 	})
-	if errors.Is(err, pgtest.ErrNoPooler) && os.Getenv("CI") == "" {
+	if errors.Is(err, localpg.ErrNoPooler) && os.Getenv("CI") == "" {
 		return ""
 	}
 	if err != nil {

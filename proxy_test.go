@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner/checkup"
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // proxy passes connections on to the shared server, as HAProxy does: when nothing
@@ -37,7 +37,7 @@ func newProxy(t *testing.T, idle time.Duration) *proxy {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	_, port, _ := net.SplitHostPort(l.Addr().String())
-	p := &proxy{dsn: fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres sslmode=disable", port, pgtest.Superuser), idle: idle}
+	p := &proxy{dsn: fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres sslmode=disable", port, localpg.Superuser), idle: idle}
 	go func() {
 		for {
 			client, err := l.Accept()

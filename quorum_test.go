@@ -15,15 +15,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // cluster is a primary and standbys of it, by their application_name.
-func cluster(t *testing.T, synchronous string, names ...string) (primary *pgtest.Server, standbys map[string]*pgtest.Server) {
+func cluster(t *testing.T, synchronous string, names ...string) (primary *localpg.Server, standbys map[string]*localpg.Server) {
 	t.Helper()
 	primary = throwaway(t, map[string]string{"wal_receiver_status_interval": "100ms"})
-	standbys = map[string]*pgtest.Server{}
+	standbys = map[string]*localpg.Server{}
 	for _, name := range names {
 		standby, remove, err := primary.Standby(map[string]string{"cluster_name": name, "wal_retrieve_retry_interval": "100ms"}, "")
 		if err != nil {
@@ -42,7 +42,7 @@ func cluster(t *testing.T, synchronous string, names ...string) (primary *pgtest
 }
 
 // synchronize sets a server's synchronous_standby_names.
-func synchronize(t *testing.T, server *pgtest.Server, names string) {
+func synchronize(t *testing.T, server *localpg.Server, names string) {
 	t.Helper()
 	ask(t, server, "ALTER SYSTEM SET synchronous_standby_names = '"+names+"'")
 	ask(t, server, "SELECT pg_reload_conf()")
@@ -117,7 +117,7 @@ func TestPrimaryLeftBehind(t *testing.T) {
 	}
 
 	// While b is there the old one's holder goes on, and nobody starts here.
-	early := first(pgtest.Superuser, "--key", "k", "--", "sh", "-c", alone(log)+"echo early >&9")
+	early := first(localpg.Superuser, "--key", "k", "--", "sh", "-c", alone(log)+"echo early >&9")
 	if status := early.ends(); status != 69 || !strings.Contains(early.said.String(), "the synchronous standbys do not confirm the commit") {
 		t.Errorf("status %d: %s", status, early.said)
 	}
@@ -131,7 +131,7 @@ func TestPrimaryLeftBehind(t *testing.T) {
 	if err := errors.Join(b.Stop(syscall.SIGQUIT), rewound.StartLogged()); err != nil {
 		t.Fatal(err)
 	}
-	newcomer := first(pgtest.Superuser, "--key", "k", "--", "sh", "-c", alone(log)+"echo new >&9")
+	newcomer := first(localpg.Superuser, "--key", "k", "--", "sh", "-c", alone(log)+"echo new >&9")
 	status := newcomer.ends()
 	if said := strings.Join(lines(t, log), " "); said != "old new" {
 		t.Errorf("who ran: %s; %s", said, newcomer.said)
@@ -146,7 +146,7 @@ func TestPrimaryLeftBehind(t *testing.T) {
 	// Once the standbys have been here for a lock-delay a first try need not wait,
 	// if its role may see them.
 	ask(t, a, "CREATE ROLE blind LOGIN")
-	for role, want := range map[string]int{pgtest.Superuser: 0, "blind": 1} {
+	for role, want := range map[string]int{localpg.Superuser: 0, "blind": 1} {
 		c := first(role, "--key", "other", "--", "true")
 		status := c.ends()
 		if delays := delayed(t, c.said.String()); status != 0 || len(delays) != want {
@@ -190,7 +190,7 @@ func TestStalePrimaryIsLeft(t *testing.T) {
 	t.Parallel() // it has a server of its own
 	stale, _ := cluster(t, "gone")
 	good, _ := cluster(t, "*", "a")
-	hosts := fmt.Sprintf("host=%s,%s user=%s dbname=postgres", stale.Socket, good.Socket, pgtest.Superuser)
+	hosts := fmt.Sprintf("host=%s,%s user=%s dbname=postgres", stale.Socket, good.Socket, localpg.Superuser)
 	began := time.Now()
 	status, said := outcome(t, "run", "--quorum", "--dsn", hosts, "--key", "k", "--lease", "3s", "--wait", "1m", "--log-format", "json", "-v", "--", "true")
 	if status != 0 || strings.Count(said, `"event":"waiting"`) > 2 || strings.Count(said, `"event":"away"`) != 1 || !strings.Contains(said, "the synchronous standbys do not confirm the commit") {
@@ -256,7 +256,7 @@ func TestFullOfCandidates(t *testing.T) {
 				synchronize(t, server, "*")
 			}
 			ask(t, server, "CREATE ROLE node LOGIN")
-			dsn := strings.Replace(server.DSN("postgres"), "user="+pgtest.Superuser, "user=node", 1)
+			dsn := strings.Replace(server.DSN("postgres"), "user="+localpg.Superuser, "user=node", 1)
 			// All slots are taken by candidates before the first of them is granted the
 			// lock, and that one has to wait before it may start.
 			holder := connected(t, server, "SELECT pg_advisory_lock(7)")
@@ -334,7 +334,7 @@ func TestEachWithQuorum(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask(t, primary, "CREATE ROLE node LOGIN CONNECTION LIMIT 2")
-	dsn := strings.Replace(primary.DSN("postgres"), "user="+pgtest.Superuser, "user=node", 1)
+	dsn := strings.Replace(primary.DSN("postgres"), "user="+localpg.Superuser, "user=node", 1)
 	status, said := outcome(t, "each", "--quorum", "--dsn", dsn, "--key", "list/{}", "-P", "3", "-a", file, "--lease", "6s", "--lock-delay", "0", "--", "true")
 	if status != 0 || said != "" {
 		t.Errorf("status %d: %s", status, said)

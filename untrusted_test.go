@@ -23,7 +23,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // Nothing that another session or the server says is to be trusted: these are
@@ -32,7 +32,7 @@ import (
 // strange is a server for one test, and for whom it has nothing but strangers.
 type strange struct {
 	t      *testing.T
-	server *pgtest.Server
+	server *localpg.Server
 }
 
 func newStrange(t *testing.T) strange {

@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/pflag"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -54,7 +54,7 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 		d.pass = dsn
 	}
 	if dsn == embedded {
-		server, err := pgtest.UseEmbedded()
+		server, err := localpg.UseEmbedded()
 		if err != nil {
 			return d, err
 		}

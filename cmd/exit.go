@@ -12,8 +12,8 @@ import (
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -152,8 +152,8 @@ func status(err error) (code int, hint string) {
 		return exitLost, ""
 	case errors.As(err, &gone), errors.Is(err, child.ErrTooLate): // before the command started
 		return exitUnreachable, ""
-	case errors.Is(err, pgtest.ErrNoPrograms):
-		return exitUnreachable, "to install them: " + pgtest.InstallHint()
+	case errors.Is(err, localpg.ErrNoPrograms):
+		return exitUnreachable, "to install them: " + localpg.InstallHint()
 	case errors.As(err, &guard):
 		return exitInternal, "was it killed by hand, or by the kernel for want of memory (dmesg)?"
 	case errors.As(err, new(*ledger.FencedError)) && errors.As(err, &sess):

@@ -169,3 +169,8 @@ func matcher(patterns []string) (func(key string) bool, error) {
 	}
 	return matches.MatchString, nil
 }
+
+// busy are the locks that somebody holds or waits for.
+func busy(locks []*inspect.Lock) []*inspect.Lock {
+	return slices.DeleteFunc(slices.Clone(locks), func(l *inspect.Lock) bool { return len(l.Holders)+len(l.Waiters) == 0 })
+}

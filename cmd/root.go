@@ -9,12 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // Main runs pglead with the given arguments and returns its exit status.
 func Main(args []string) int {
-	if status, ok := pgtest.RunKeeper(os.Args); ok {
+	if status, ok := localpg.RunKeeper(os.Args); ok {
 		return status
 	}
 	u := newStderrUI()

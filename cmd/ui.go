@@ -29,7 +29,7 @@ import (
 // hint has a line of its own. In JSON it is one object a line, with "event"
 // for programs and "msg" for people.
 //
-// On a terminal there may be a status line under all that: see status.go. In the
+// On a terminal there may be a status line under all that: see statusline.go. In the
 // journal each message has its priority. No message keeps its speaker waiting: see
 // outlet. README lists the events.
 type ui struct {

@@ -15,7 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // randomKeys are keys of 1 to 300 characters from all planes of Unicode, each

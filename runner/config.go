@@ -13,7 +13,7 @@ import (
 
 // Config says what to run, and under which lock.
 type Config struct {
-	Keys  []string // what the command gets to know about Claim
+	Keys  []string // of Claim, as the command is told them
 	Claim lock.Claim
 
 	Session session.Config // LostGrace included
@@ -26,9 +26,9 @@ type Config struct {
 	// it the fastest node would do all the work.
 	Splay time.Duration
 
-	// LockDelay is how long a former holder may live on without knowing that
-	// it has lost: so long is waited, with the lock held, where its end is not
-	// known to be clean. See package lock.
+	// LockDelay is how long a former holder may live on without knowing that it
+	// has lost the lock. Run waits that long, with the lock held, unless the former
+	// holder's end is known to be clean. See package lock.
 	LockDelay time.Duration
 
 	Path    string // of the command, from child.Lookup
@@ -45,10 +45,10 @@ type Config struct {
 	// if the command ends before.
 	MinHold time.Duration
 
-	// Ledger is what remembers the run, if the database has one.
+	// Ledger says how the run is remembered, if the database has a ledger.
 	Ledger ledger.Use
 
-	// Explain has a refusal say who holds the lock, which is one more question
+	// Explain has a refusal name the lock's holder, which costs one more question
 	// to the server.
 	Explain bool
 
@@ -57,6 +57,6 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// LevelNotice is that of taking and giving back the lock: between warning and
-// info, as syslog's notice is.
+// LevelNotice is the level of taking and giving back the lock. It lies between info
+// and warning, like syslog's notice.
 const LevelNotice = slog.LevelInfo + 2

@@ -7,8 +7,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// desk takes the workers' orders to the server. Those that come while it is under way
-// it takes along next time, all in one round trip and with one token.
+// desk takes the workers' orders to the server. Orders that come while it waits for an
+// answer make the next round trip together, with one token.
 type desk struct {
 	each   *each
 	orders chan *order
@@ -23,10 +23,10 @@ type order struct {
 	done    chan struct{}
 }
 
-// mostOrders is how many are taken along. A statement can have 1,664 columns.
+// mostOrders is how many make one round trip: a statement can have 1,664 columns.
 const mostOrders = 256
 
-// serve serves until there are no more orders.
+// serve takes orders until the channel is closed.
 func (d desk) serve(s *session.Session) {
 	for o := range d.orders {
 		batch := []*order{o}
@@ -55,7 +55,7 @@ func (d desk) take(s *session.Session, batch []*order) {
 			t.Next = append(t.Next, o.next.bid)
 		}
 	}
-	err := t.Do(context.Background(), s) // which silence bounds
+	err := t.Do(context.Background(), s) // the end of the session bounds it
 	for _, o := range batch {
 		if o.last != nil {
 			o.last.run.released(o.last.outcome, err)
@@ -67,8 +67,8 @@ func (d desk) take(s *session.Session, batch []*order) {
 	}
 }
 
-// turnOver gives back the lock of the last command and tries for that of the next one,
-// of which either may be nil. It does so in one round trip where that is possible.
+// turnOver gives back the lock of the last command and tries for the lock of the next
+// job. Either may be nil. If possible, both are one round trip.
 func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted bool, err error) {
 	o := &order{done: make(chan struct{})}
 	if last != nil {
@@ -95,7 +95,8 @@ func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted 
 // release gives back the lock of a command that has ended.
 func (e *each) release(ctx context.Context, last *ended) {
 	if !e.cfg.Session.Transaction {
-		// If it can't be said, the session is lost, or somebody does it again.
+		// If it can't be said, the session is lost, or at worst somebody else runs
+		// the item again.
 		said := e.said(last)
 		_ = lock.Tell(context.WithoutCancel(ctx), last.session, said.Channel, said.Payload)
 	}

@@ -23,19 +23,19 @@ type EachConfig struct {
 	Task     func(item string) Task
 	Parallel int // how many commands run at once
 
-	// List is the number by which those who work on one list know each other.
+	// List is the number that all who work on one list have in common.
 	List lockkey.ID
 
-	// Progress is told of every change, by one goroutine at a time.
+	// Progress is called with every change, by one goroutine at a time.
 	Progress func(Tally)
 }
 
-// Task is one item's.
+// Task is the lock and the command of one item.
 type Task struct {
 	Key     string
 	Lock    lock.Lock
 	Command []string
-	Env     []string // beside that of all
+	Env     []string // in addition to Config.Env
 }
 
 // Tally counts items.
@@ -45,18 +45,17 @@ type Tally struct {
 	Failed  int // ended with another exit status than 0, by a signal, or by a timeout
 	Held    int // skipped, since someone else holds their lock
 	Paused  int // skipped, since the ledger says so
-	Done    int // skipped, since someone else has worked on them since this process began, or it has itself
+	Done    int // skipped, since they have been run since this process began, here or elsewhere
 }
 
 // Each works on every item that nobody else works on: it takes the item's lock
-// and runs the item's command. An item that is held elsewhere is skipped, and
-// so is one that another of the same list has been at since this one began.
-// With cfg.Wait it comes back to those that were held, and to those that
-// failed elsewhere, until none is left or the time is up.
+// and runs the item's command. It skips an item that is held elsewhere, or that
+// another worker of the list has run since this process began. With cfg.Wait it comes
+// back to items that were held, and to items that failed elsewhere, until none is left
+// or the time is up.
 //
-// Locks are held by one session that all commands share, but with transactions,
-// of which each holder needs its own. When a session is lost all commands are
-// killed, and that is the end.
+// One session holds the locks of all commands. With transactions each worker has a
+// session of its own. When a session is lost, its commands are killed, and Each ends.
 func Each(cfg EachConfig) (Tally, error) {
 	p, err := begin(cfg.Config)
 	if err != nil {
@@ -76,7 +75,7 @@ func Each(cfg EachConfig) (Tally, error) {
 
 	var shared *connection
 	if !cfg.Session.Transaction {
-		if shared, err = e.open(ctx); err != nil {
+		if shared, err = e.openConnection(ctx); err != nil {
 			return e.tally, err
 		}
 		defer shared.close()
@@ -108,7 +107,7 @@ type each struct {
 	mu    sync.Mutex
 	tally Tally
 	again []string     // items to come back to
-	lost  []*lock.Held // whose commands are dead
+	lost  []*lock.Held // locks that were lost; their commands are dead
 }
 
 // passes goes through the items, and comes back to some of them for as long as
@@ -153,10 +152,10 @@ func (e *each) pass(ctx context.Context, shared *connection, items iter.Seq[stri
 	return e.again
 }
 
-// workOn works on what is in the queue, in a session of its own with transactions.
+// workOn works on what is in the queue. With transactions it opens a session of its own.
 func (e *each) workOn(ctx context.Context, on *connection, queue <-chan string) error {
 	if e.cfg.Session.Transaction {
-		own, err := e.open(ctx)
+		own, err := e.openConnection(ctx)
 		if err != nil {
 			return err
 		}
@@ -180,8 +179,8 @@ func (e *each) settle(ctx context.Context, j *job) (settled bool, err error) {
 	return false, e.barred(j, err)
 }
 
-// bid is the one for an item, which may have been refused before. One that was
-// returns with what it has heard since; through a pooler nothing is heard.
+// bid returns the bid for an item. A bid that was refused before is used again, with
+// what it has heard since. Through a pooler nothing is heard, so each bid is a new one.
 func (e *each) bid(j *job) *lock.Bid {
 	if b := e.bids.of(j.Lock.ID); b != nil {
 		return b
@@ -192,8 +191,8 @@ func (e *each) bid(j *job) *lock.Bid {
 	return lock.NewBid(j.session, locking, e.returning) // with nothing heard of it since
 }
 
-// passOver skips an item that is held elsewhere. If this process comes back to it,
-// it is known by then whether the lock's last holder is dead.
+// passOver skips an item that is held elsewhere. If this process is to come back to it,
+// the bid listens meanwhile, and then knows whether the lock's last holder is dead.
 func (e *each) passOver(ctx context.Context, j *job) error {
 	e.skip(j, heldElsewhere)
 	if e.cfg.Wait == 0 || e.cfg.Session.Transaction {
@@ -205,7 +204,7 @@ func (e *each) passOver(ctx context.Context, j *job) error {
 	return j.bid.Listen(ctx)
 }
 
-// describe has a session say which items it is at.
+// describe puts the keys under way into a session's description.
 func (e *each) describe(s *session.Session) {
 	d := e.cfg.Description
 	d.Keys, d.Since = e.jobs.keys(s), time.Now()
@@ -225,11 +224,11 @@ type reason int
 const (
 	heldElsewhere reason = iota
 	paused
-	doneElsewhere // by now, or it has no turn any more
+	doneElsewhere // and not to be run again
 )
 
-// skip counts an item that is not run now. All but those that are done are ones to
-// come back to.
+// skip counts an item that is not run now. Unless it is done, this process may come
+// back to it.
 func (e *each) skip(j *job, why reason) {
 	e.count(func(t *Tally) {
 		switch why {
@@ -247,8 +246,8 @@ func (e *each) skip(j *job, why reason) {
 	})
 }
 
-// settled skips an item that somebody has been at since this process began.
-// One that failed there is one to come back to, if there is time.
+// settled skips an item that has been run since this process began. If it failed, this
+// process comes back to it, if there is time.
 func (e *each) settled(j *job) bool {
 	well, ended := e.ends.of(j.Lock.ID)
 	if !ended || !well && e.returning {

@@ -143,7 +143,7 @@ func (c *playedCommand) Signal(sig unix.Signal)       { c.told("signal " + unix.
 func (c *playedCommand) Forward(sig unix.Signal)      { c.told("forward " + unix.SignalName(sig)) }
 func (c *playedCommand) StopWith()                    { c.told("stop with it") }
 func (c *playedCommand) Renew(deadline time.Duration) { c.told("renew " + deadline.String()) }
-func (c *playedCommand) Lose()                        { c.told("lose") }
+func (c *playedCommand) TellLost()                    { c.told("told of the loss") }
 func (c *playedCommand) Kill()                        { c.told("kill") }
 
 // expectation is what a scene has to come to.

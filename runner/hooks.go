@@ -10,18 +10,16 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
-// Hooks are shell commands for alarms, each run beside what goes on: nothing
-// waits for one but the end of this process, which comes after the lock is given
-// back.
+// Hooks are shell commands for alarms. They run beside everything else. Only the end of
+// this process waits for them, and that comes after the lock is given back.
 type Hooks struct{ Acquired, Lost, Released string }
 
 // hookMost is how long a hook may take; then it is killed with all that it
 // started. systemd gives the whole of a stop 90 s.
 const hookMost = 10 * time.Second
 
-// hook starts a hook. It has the command's environment, beside that the event
-// in PGLEAD_EVENT and the reason of a loss in PGLEAD_REASON; what it says goes
-// to standard error.
+// hook starts a hook. It has the command's environment, with the event in PGLEAD_EVENT
+// and the reason of a loss in PGLEAD_REASON. Its output goes to standard error.
 func (r *run) hook(event, command string, reason error) {
 	if command == "" {
 		return
@@ -37,17 +35,17 @@ func (r *run) hook(event, command string, reason error) {
 	})
 }
 
-// runHook has a guard of its own see to the hook's end.
+// runHook runs a hook to its end, which a guard of its own bounds.
 func (p *process) runHook(env []string, command string) error {
 	shell, err := child.Lookup("sh")
 	if err != nil {
 		return err
 	}
-	g, err := p.guards.New(nil)
+	g, err := p.guards.Start(nil)
 	if err != nil {
 		return err
 	}
-	c, err := g.Start(context.Background(), child.Config{
+	c, err := g.StartCommand(context.Background(), child.Config{
 		// The command's standard input and output are not the hook's.
 		Path: shell, Args: []string{"sh", "-c", "exec </dev/null >&2\n" + command},
 		Env: env, Deadline: boottime.Now() + hookMost,

@@ -14,7 +14,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// job is an item at work, and what its command has to hear of.
+// job is an item under way, with the channels to its command.
 type job struct {
 	Task
 	item    string
@@ -26,14 +26,14 @@ type job struct {
 	renewed chan time.Duration
 }
 
-// jobs are those of this process, by the numbers of their locks.
+// jobs are the items under way in this process, by the number of the lock.
 type jobs struct {
 	mu     sync.Mutex
 	active map[lockkey.ID]*job
 }
 
-// enter refuses a job whose lock another one has, and returns that one: to the server
-// one session is one holder, however many commands it has.
+// enter adds a job. If another one has the same lock, it returns that one instead: the
+// server would refuse neither, since to it one session is one holder.
 func (js *jobs) enter(j *job) (other *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
@@ -78,7 +78,7 @@ func (js *jobs) signal(sig os.Signal) {
 	}
 }
 
-// keys are some of those that a session is at.
+// keys are some of the keys under way in a session.
 func (js *jobs) keys(s *session.Session) (keys []string) {
 	const most = 8 // the server cuts off what is too long
 	js.mu.Lock()
@@ -114,11 +114,11 @@ type connection struct {
 	closed chan struct{}
 }
 
-func (e *each) open(ctx context.Context) (*connection, error) {
+func (e *each) openConnection(ctx context.Context) (*connection, error) {
 	var s *session.Session
 	locking := e.process.locking()
 	err := locking.Persist(ctx, func(left func() time.Duration) (err error) {
-		s, err = locking.Open(ctx, left())
+		s, err = locking.OpenSession(ctx, left())
 		if err == nil && !e.cfg.Session.Transaction {
 			s.OnNotify(e.channel(), e.hear)
 			if _, err = s.Query(ctx, `LISTEN "`+e.channel()+`"`); err != nil {
@@ -131,7 +131,7 @@ func (e *each) open(ctx context.Context) (*connection, error) {
 		return nil, err
 	}
 	locking.SayWithoutLedger(s)
-	s.Keep()
+	s.StartHeartbeat()
 	c := &connection{s, make(chan struct{})}
 	go func() {
 		for {

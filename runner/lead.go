@@ -10,7 +10,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Restart says after which end of the command its leader stands again.
+// Restart says after which ends of its command a leader stands for election again.
 type Restart string
 
 // The values of Restart.
@@ -22,16 +22,16 @@ const (
 
 // LeadConfig is a node's candidacy.
 type LeadConfig struct {
-	Config // whose Wait is without meaning
+	Config // without its Wait
 
-	// FirstDelay is the most that is waited, at random, before the first
-	// candidacy: else the node that is always up first always leads.
+	// FirstDelay is the longest random wait before the first candidacy. Without it
+	// the node that is always up first would always lead.
 	FirstDelay time.Duration
 	Restart    Restart
 }
 
-// Between two starts of the command lies a pause that doubles, without the
-// lock, so that a node on which the command can run gets its chance. A command
+// Between two starts of the command lies a pause without the lock, so that a node on
+// which the command can run gets its chance. The pause doubles each time. A command
 // that has run for restartSettled is taken to have started well.
 const (
 	restartFirst   = time.Second
@@ -40,10 +40,9 @@ const (
 )
 
 // Lead stands for election for ever, and runs the command whenever this node
-// leads. It returns when a signal asks this process to end, and that is the
-// only way but for what cfg.Restart ends: then the outcome is the command's.
-// What is wrong before the database was reached for the first time is an
-// error too; from then on everything is ridden out.
+// leads. It returns when a signal asks this process to end, or with the outcome of a
+// command after which cfg.Restart doesn't have it stand again. Until the database has
+// been reached for the first time it also returns every error; it rides out later ones.
 func Lead(cfg LeadConfig) (Outcome, error) {
 	p, err := begin(cfg.Config)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// Watch is told what a run is at: for people, and for the service manager. Each of
+// Watch is told how a run goes on, for people and for the service manager. Each of
 // its functions may be nil, and must not block.
 type Watch struct {
 	lock.Observer // of the wait

@@ -17,20 +17,20 @@ import (
 // process is what all runs of this process share.
 type process struct {
 	cfg     Config
-	guards  *child.Supervisor
+	guards  *child.Guards
 	caught  <-chan os.Signal // for the command, or for this process to end
 	ready   <-chan struct{}  // is closed when signals are caught
 	hooks   sync.WaitGroup   // those that run
-	parting bool             // it ends with its first run
+	parting bool             // the first run is the last
 
-	// reached is set once the server has answered for the lock. A process that
-	// has it rides out every error from then on.
+	// reached is set to true once the server has answered for the lock. If there is
+	// such a bool, every error from then on is ridden out.
 	reached *bool
 }
 
-// begin is what this process does before it supervises anything.
+// begin makes this process ready for commands and for signals.
 func begin(cfg Config) (*process, error) {
-	guards, err := child.NewSupervisor()
+	guards, err := child.NewGuards()
 	if err != nil {
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func begin(cfg Config) (*process, error) {
 	return p, nil
 }
 
-// locking is what the lock needs to know.
+// locking is the configuration for package lock.
 func (p *process) locking() lock.Config {
 	remember := p.cfg.Ledger
 	remember.Keys = p.cfg.Keys
@@ -52,13 +52,13 @@ func (p *process) locking() lock.Config {
 	}
 }
 
-// newGuard starts the guard of a command, which holds on to the session's socket.
+// newGuard starts a guard that holds the session's socket.
 func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 	socket, ok := s.Conn().(syscall.Conn)
 	if !ok {
 		return nil, fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", s.Conn())
 	}
-	return p.guards.New(socket)
+	return p.guards.Start(socket)
 }
 
 // rest waits, with no lock held, unless a signal asks this process to end.

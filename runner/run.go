@@ -22,10 +22,14 @@ import (
 
 // Run takes the lock, runs the command, and returns when every process of it
 // is dead and the lock is given back. The command is started only while the
-// server grants the lock. Errors are those of lock.Acquire; *LostError, if the lock
-// was lost while the command ran; *InterruptedError, if a signal came before it was
-// started; child.ErrTooLate, if the lease was over by then; or those of a command that
-// can't be started.
+// server grants the lock. Beside those of lock.Acquire and of
+// starting the guard, errors are
+//
+//	*InterruptedError    a signal came before the command was started
+//	child.ErrTooLate     the lease was over before that
+//	*child.LookupError   the command can't be executed
+//	*LockLostError       the lock was lost while the command ran
+//	*GuardDiedError      the guard was killed, and the command with it
 func Run(cfg Config) (Outcome, error) {
 	p, err := begin(cfg)
 	if err != nil {
@@ -47,14 +51,14 @@ type run struct {
 	env     []string
 	log     *slog.Logger
 
-	listener *listener            // has the signals until the command runs; nil: they are left to come
+	listener *listener            // has the signals until the command runs; nil: they stay in their channel
 	signals  <-chan os.Signal     // for the command
 	renewed  <-chan time.Duration // the session's latest deadline
 
-	held  *lock.Held
-	guard *child.Guard
-	again bool         // the guard is to have another command after this one
-	child *child.Child // from the start on
+	held      *lock.Held
+	guard     *child.Guard
+	keepGuard bool         // for another command after this one
+	child     *child.Child // from the start on
 }
 
 // once takes the lock, runs the command one time, and gives the lock back.
@@ -73,8 +77,7 @@ func (p *process) once() (Outcome, error) {
 	return outcome, err
 }
 
-// acquire takes the lock, and has the guard start while there is something else
-// to wait for.
+// acquire takes the lock. The guard starts meanwhile.
 func (r *run) acquire(ctx context.Context) error {
 	locking := r.locking()
 	locking.Prepare = func(s *session.Session) (abandon func(), err error) {
@@ -108,7 +111,7 @@ func (r *run) work(ctx context.Context) (outcome Outcome, holds bool, err error)
 	r.log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.describe()...)...)
 	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
 	r.listener.keep()
-	s, err := r.start(ctx)
+	s, err := r.startSupervised(ctx)
 	if err != nil {
 		return Outcome{}, false, err
 	}
@@ -122,13 +125,13 @@ func (r *run) work(ctx context.Context) (outcome Outcome, holds bool, err error)
 	return outcome, r.held.Err() == nil && !errors.As(err, new(*LockLostError)), err
 }
 
-// introduceAfter is when a command has run for long enough for somebody to look who
-// has the lock.
+// introduceAfter is how long a command has to run before its session says what it
+// holds. Nobody looks sooner.
 const introduceAfter = time.Second
 
-// start starts the command. A lock under which that can't be done is given back,
-// unless it is lost.
-func (r *run) start(ctx context.Context) (*supervision, error) {
+// startSupervised starts the command, and returns its supervision. If the command
+// can't be started, the lock is given back, unless it is lost.
+func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	if ctx.Err() != nil {
 		r.guard.Close()
 		r.release(Outcome{})
@@ -140,13 +143,13 @@ func (r *run) start(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	began := time.Now()
-	words, goodbye := r.held.EncodedRelease()
-	c, err := r.guard.Start(ctx, child.Config{
+	release, endsSession := r.held.EncodedRelease()
+	c, err := r.guard.StartCommand(ctx, child.Config{
 		Path: r.cfg.Path, Args: r.command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.Session.LostGrace, LeaseGrace: leaseGrace(r.cfg.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
-		LastWords:     words, Goodbye: goodbye, Again: r.again,
+		Release:       release, ReleaseEndsSession: endsSession, KeepGuard: r.keepGuard,
 	})
 	if err != nil {
 		r.release(Outcome{})
@@ -164,39 +167,39 @@ func (r *run) start(ctx context.Context) (*supervision, error) {
 	return s, nil
 }
 
-// leaseGrace is the longest grace after the holder's share of the lease: with
-// a tenth of the lease left, the command is dead before the server, hearing
-// nothing either, gives the lock to someone who doesn't wait.
+// leaseGrace is the longest grace after the holder's share of the lease. It leaves a
+// tenth of the lease, so that the command is dead before the server, which hears
+// nothing either, frees the lock and a newcomer's first try gets it.
 func leaseGrace(lease time.Duration) time.Duration {
 	return lease*9/10 - session.HolderShare(lease)
 }
 
-// guardPatience is how long the guard may take to kill once the lock is lost:
-// half of what lies between the holder's share of the lease and the instant at
-// which the command is dead for certain. The other half is for this process, which
-// kills the guard and what is left then.
+// guardPatience is how long the guard may take to kill once the lock is lost: half of
+// the time between the holder's share of the lease and the instant at which the
+// command has to be dead. In the other half this process kills the guard and what is
+// left.
 func guardPatience(lease time.Duration) time.Duration {
 	const most = 2 * time.Second
 	return min(most, (session.DeadAfter(lease, 0)-session.HolderShare(lease))/2)
 }
 
-// asker finds out who asks for the lock, and who is to have it next.
+// asker names whoever asks for the lock, and notes the host that is to have it next.
 func (r *run) asker(ctx context.Context) string {
 	who, to := r.held.Asker(ctx)
 	r.held.Prefer(to)
 	return cmp.Or(who, "somebody")
 }
 
-// release gives the lock back before the process ends: the end of a session
-// frees it too, but a moment later, and then the next run in the same script
-// would meet a held lock. The command is dead, or was never started.
+// release gives the lock back before the process ends. The end of the session would
+// free it too, but a moment later, and the next run in the same script would find it
+// held. The command is dead, or was never started.
 func (r *run) release(outcome Outcome) {
 	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(r.cfg.Session.Lease))
 	defer cancel()
-	r.released(outcome, r.held.Release(ctx, r.parting))
+	r.released(outcome, r.held.Release(ctx))
 }
 
-// released says what has come of giving the lock back.
+// released logs how giving the lock back went.
 func (r *run) released(outcome Outcome, err error) {
 	if err != nil {
 		r.log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
@@ -211,8 +214,8 @@ func (r *run) released(outcome Outcome, err error) {
 	r.hook("released", r.cfg.Hooks.Released, nil)
 }
 
-// announceDeath tells those who wait for the lost lock that the command is dead, unless
-// a signal asks this process to end.
+// announceDeath tells the waiters for the lost lock that the command is dead, unless a
+// signal asks this process to end.
 func (r *run) announceDeath() {
 	ctx, listener := interruptible(r.signals)
 	defer listener.handOver()
@@ -236,8 +239,8 @@ func (r *run) describe() []any {
 	return attrs
 }
 
-// environment is what the command gets to know about its lock. Of several keys
-// each has a line.
+// environment is the command's, and tells it about its lock. Several keys, or numbers,
+// have a line each.
 func (r *run) environment() []string {
 	var ids []string
 	for _, l := range r.held.Locks {

@@ -157,7 +157,7 @@ func TestRequests(t *testing.T) {
 			},
 			incidents: []incident{{1 * sec, asksToStepDown}, {2 * sec, loses(errCut)}, {3 * sec, exits(child.Result{Ending: child.Killed, Killed: 1})}},
 			want: expectation{err: isLost + lost(silence, "was killed"), transcript: `
-2s lose
+2s told of the loss
 2s` + lossLine + `
 2s hook: the server does not answer
 3s level=INFO msg="command killed" event=killed ran=3s processes=1`},
@@ -194,7 +194,7 @@ func TestReports(t *testing.T) {
 			},
 			want: expectation{err: isLost + lost(silence, "was killed with all that it had started, 2 processes"), transcript: `
 3s level=ERROR msg="these processes can't be killed, and the lock stays held while they live: nfs (12)" event=unkillable
-4s lose
+4s told of the loss
 4s` + lossLine + `
 4s hook: the server does not answer
 4s level=ERROR msg="these processes can't be killed, and the lock is lost: another node may run the command while they live: nfs (12)" event=unkillable
@@ -221,14 +221,14 @@ func TestGuardAndLoss(t *testing.T) {
 		"the guard sees it too": {
 			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.SocketClosed, Killed: 1})}},
 			want: expectation{err: isLost + lost(silence, "was killed"), transcript: `
-1s lose
+1s told of the loss
 1s` + lossLine + `
 1s hook: the server does not answer` + killedAt60 + "1"},
 		},
 		"the command ends by itself after the loss": {
 			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Status: exitStatus(2)})}},
 			want: expectation{err: isLost + lost(silence, "had just ended: exit status 2"), transcript: `
-1s lose
+1s told of the loss
 1s` + lossLine + `
 1s hook: the server does not answer` + killedAt60 + "0"},
 		},
@@ -245,7 +245,7 @@ func TestGuardAndLoss(t *testing.T) {
 			want: expectation{
 				err: isLost + lost(silence, "was killed with all that it had started, 0 processes; for that its guard process, which did not do so in time, was killed, too"),
 				transcript: `
-1s lose
+1s told of the loss
 1s` + lossLine + `
 1s hook: the server does not answer` + killedAt60 + "0",
 			},

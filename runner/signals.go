@@ -19,8 +19,8 @@ type listener struct {
 	closed  chan struct{}
 }
 
-// interruptible returns a context that ends when a signal asks this process
-// to, and the listener that sees to that.
+// interruptible returns a context that ends when a signal asks this process to end,
+// and the listener that ends it.
 func interruptible(signals <-chan os.Signal) (context.Context, *listener) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stop := make(chan struct{})

@@ -26,8 +26,8 @@ type supervision struct {
 	renewed  <-chan time.Duration // the session's latest deadline
 	signals  <-chan os.Signal
 	missed   []os.Signal        // those that came while the command was being started
-	requests <-chan struct{}    // to step down,
-	asker    func() string      // and this finds out who asks
+	requests <-chan struct{}    // to step down
+	asker    func() string      // finds out whose request it is
 	onLoss   func(reason error) // is called after the order to kill the command
 
 	lost       <-chan struct{}  // the lock's; nil once that has been dealt with
@@ -53,12 +53,25 @@ type command interface {
 	Forward(sig unix.Signal)
 	StopWith()
 	Renew(deadline time.Duration)
-	Lose()
+	TellLost()
 	Kill()
 }
 
 // supervise is where the lock's fate and the command's meet. It returns when
 // the whole tree is dead.
+//
+// When the server falls silent, this happens, in this order:
+//
+//	Session.answered, renew               the last answer moves the deadline to 3/5 of a lease after its request
+//	supervise, Child.Renew                sends the deadline to the guard
+//	Session.beat, ExpireIfDue             the deadline passes: the session fails, and Lost is closed
+//	lockLost, Child.TellLost              tells the guard to end the tree
+//	guardProcess.checkTime                the guard's own timer has the same deadline, should pglead be stopped
+//	guardProcess.terminate, kill          SIGTERM, if there is a grace, and then SIGKILL, in rounds (killRound)
+//	Child.killGuard, Guards.finishFor     pglead does it, if the guard has not in time
+//	guardProcess.watch, Child.listen      the guard reports that all are dead and reaped, which closes Done
+//	conclude                              makes that a LockLostError
+//	run.announceDeath, AnnounceDeaths     tells the waiters, on a new session
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.lock.Lost()
 	timeout := after(s.cfg.Timeout)
@@ -76,11 +89,11 @@ func (s *supervision) supervise() (Outcome, error) {
 	for {
 		s.cfg.Watch.alive(s.cfg.Session.Lease)
 		select {
-		case <-tick: // to say that
+		case <-tick: // to call alive again
 		case <-s.command.Done():
 			return s.conclude()
 		case <-s.lost:
-			s.lose()
+			s.lockLost()
 		case deadline := <-s.renewed:
 			s.command.Renew(deadline)
 		case sig := <-s.signals:
@@ -109,11 +122,11 @@ func after(d time.Duration) <-chan time.Time {
 	return time.After(d)
 }
 
-// lose has the command killed, since the lock is lost. Nothing comes before that
-// order: others may be granted the lock before long.
-func (s *supervision) lose() {
+// lockLost has the guard end the command. Nothing comes before that order: others may be
+// granted the lock before long.
+func (s *supervision) lockLost() {
 	s.lost = nil
-	s.command.Lose()
+	s.command.TellLost()
 	s.log.Info("lock lost, killing the command", "event", "lost", "reason", s.lock.Err().Error())
 	s.onLoss(s.lock.Err())
 	if s.unkillable != "" {
@@ -132,30 +145,29 @@ func (s *supervision) signalled(sig unix.Signal) {
 	s.limit()
 }
 
-// limit bounds the time that the command may take to end, unless that is bounded
-// already.
+// limit bounds the time that the command may take to end, unless it has a bound.
 func (s *supervision) limit() {
 	if s.killAfter == nil {
 		s.killAfter = after(s.cfg.KillAfterSignal)
 	}
 }
 
-// terminate asks the command to end. It is continued as well, since a stopped one
+// askToEnd asks the command to end. SIGCONT is for a command that is stopped, which
 // would not notice the SIGTERM.
-func (s *supervision) terminate(by Asked) {
+func (s *supervision) askToEnd(by Asked) {
 	s.asked |= by
 	s.command.Signal(unix.SIGTERM)
 	s.command.Signal(unix.SIGCONT)
 }
 
 func (s *supervision) stepDown(by string) {
-	s.terminate(ByStepDown)
+	s.askToEnd(ByStepDown)
 	s.log.Warn("asked to step down by "+by+"; sending SIGTERM", "event", "stepping_down", "by", by)
 	s.limit()
 }
 
 func (s *supervision) timeOut() {
-	s.terminate(ByTimeout)
+	s.askToEnd(ByTimeout)
 	s.log.Warn(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
 	s.killAfter = after(s.cfg.KillAfterTimeout)
 }
@@ -194,7 +206,7 @@ func (s *supervision) nameUnkillable() {
 func (s *supervision) conclude() (Outcome, error) {
 	result, ran := s.command.Result(), time.Since(s.began)
 	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
-		// The guard was faster than the session, which has the reason.
+		// The guard was faster than the session, which will have the reason.
 		select {
 		case <-s.lock.Lost():
 		case <-time.After(time.Second):
@@ -234,7 +246,7 @@ func (s *supervision) loss(result child.Result) *LockLostError {
 	return lost
 }
 
-// whatWasDone says what the loss of the lock has come to for the command.
+// whatWasDone says what has become of the command by the loss of the lock.
 func (s *supervision) whatWasDone(result child.Result) string {
 	command := fmt.Sprintf("the command (process %d)", s.command.PID())
 	killed := command + " was killed"

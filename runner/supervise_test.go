@@ -25,7 +25,7 @@ type step struct {
 func steps() []step {
 	return []step{
 		{"loss", loses(errCut), []string{
-			"lose",
+			"told of the loss",
 			`level=INFO msg="lock lost, killing the command" event=lost reason="the server does not answer"`,
 			"hook: the server does not answer",
 		}, 0},

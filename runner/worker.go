@@ -12,10 +12,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// aheadMost is how long a lock is held ahead of its turn at most, since others skip the
-// item meanwhile. That is as long as the command takes which is expected to end before:
-// locks are taken ahead only after one that was brief, in the guard's sense (see
-// child.Child.Guard).
+// aheadMost is how long a lock is held at most before its command can start, since
+// others skip the item meanwhile. It is the time of a brief command: a lock is taken
+// ahead only beside a command that follows a brief one (see child.Child.Guard).
 const aheadMost = 20 * time.Millisecond
 
 // worker works on one item after the other. Beside each command, if the one before was
@@ -30,8 +29,8 @@ type worker struct {
 	*each
 	session *session.Session
 	queue   <-chan string
-	guard   *child.Guard // that is ready for a command, or nil
-	brief   bool         // the last command was, and has left its guard
+	guard   *child.Guard // ready for a command, or nil
+	brief   bool         // the last command was brief, and has left its guard
 	early   []string     // an item that was fetched, or met, too early
 }
 
@@ -74,14 +73,14 @@ func (w *worker) work(ctx context.Context) error {
 	return err
 }
 
-// errand is what has come of one: the next item with its lock, or nil.
+// errand is the result of an errand: the next item, with its lock, or nil.
 type errand struct {
 	next *job
 	err  error
 }
 
-// beside runs an errand beside the command that is about to start. What it fetches it
-// gives back if that is not wanted soon.
+// beside runs an errand beside the command that is about to start. If nobody wants the
+// lock soon that it fetches, it gives it back.
 func (w *worker) beside(ctx context.Context, last *ended) <-chan errand {
 	got := make(chan errand)
 	if !w.brief || w.cfg.Session.Transaction { // a transaction holds one lock after the other
@@ -109,9 +108,9 @@ func (w *worker) beside(ctx context.Context, last *ended) <-chan errand {
 	return got
 }
 
-// fetch gives back the lock of the last command, if there is one, and takes that of
-// the next item that is free. It returns nil when there is none and, ahead of time,
-// when that item's time has not come.
+// fetch gives back the lock of the last command, if there is one, and takes the lock of
+// the next item that is free. It returns nil if there is none or, ahead of time, none
+// yet.
 func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, error) {
 	for {
 		j := w.pick(ctx, last == nil)
@@ -144,8 +143,8 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 	}
 }
 
-// pick is the next item that nobody is known to have been at, or nil: then there is
-// none, or none yet.
+// pick returns the next item to try, or nil if there is none, or none yet. It skips the
+// items that are under way here, or are known to have been run.
 func (w *worker) pick(ctx context.Context, wait bool) *job {
 	locking := w.process.locking()
 	for ctx.Err() == nil {
@@ -206,14 +205,14 @@ func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, er
 func (w *worker) abandon(j *job) {
 	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(w.cfg.Session.Lease))
 	defer cancel()
-	if j.session.Err() != nil || j.held.Release(ctx, false) != nil {
-		w.lose(j)
+	if j.session.Err() != nil || j.held.Release(ctx) != nil {
+		w.noteLost(j)
 	}
 	w.leave(ctx, j)
 	w.describe(j.session)
 }
 
-// do runs an item's command. If that ended, its lock is left to be given back.
+// do runs an item's command. If the lock outlives it, the caller gives the lock back.
 func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	if err := w.ready(); err != nil {
 		w.abandon(j)
@@ -222,7 +221,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	log := w.cfg.Log.With("item", j.item)
 	r := &run{
 		process: w.process, keys: []string{j.Key}, command: j.Command, env: append(slices.Clone(w.cfg.Env), j.Env...),
-		log: log, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, again: true,
+		log: log, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, keepGuard: true,
 	}
 	w.guard, w.brief = nil, false
 	w.count(func(t *Tally) { t.Running++ })
@@ -235,7 +234,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 		w.brief = w.guard != nil
 	}
 	if errors.As(err, new(*LockLostError)) {
-		w.lose(j)
+		w.noteLost(j)
 	}
 	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout) { // which has been said
 		log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
@@ -273,8 +272,8 @@ func (w *worker) free(ctx context.Context, last *ended) {
 	}
 }
 
-// lose notes a lock that was lost, and whose command is dead.
-func (w *worker) lose(j *job) {
+// noteLost notes a lock that was lost. Its command is dead.
+func (w *worker) noteLost(j *job) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lost = append(w.lost, j.held)

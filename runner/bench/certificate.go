@@ -15,7 +15,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // writeCertificate makes the server's key, and a certificate that it signs for
@@ -42,7 +42,7 @@ func writeCertificate(dir, root string) error {
 	if err := os.WriteFile(root, block, 0o600); err != nil {
 		return err
 	}
-	account, err := pgtest.Account()
+	account, err := localpg.Account()
 	if err != nil {
 		return err
 	}

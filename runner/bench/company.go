@@ -15,7 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // company is a number of pglead that hold or wait for a lock while something else
@@ -165,7 +165,7 @@ type pace struct {
 }
 
 // atPace has so many sessions act at once, without rest, for a time.
-func atPace(s *pgtest.Server, sessions int, during time.Duration, prepare string, act func(*pgconn.PgConn) error) (pace, error) {
+func atPace(s *localpg.Server, sessions int, during time.Duration, prepare string, act func(*pgconn.PgConn) error) (pace, error) {
 	ctx := context.Background()
 	type outcome struct {
 		n    int

@@ -15,7 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // crowdCosts are those of one of each, beside so many in line.
@@ -219,7 +219,7 @@ func (b *bench) costsOfRoom() error {
 	fmt.Print("\n**A refusal**, of the lock or of the login\n\n| | server ms | pooler ms |\n|---|---|---|\n")
 	pooled, pooler, err := b.pooledRefusals(m, rounds)
 	switch {
-	case errors.Is(err, pgtest.ErrNoPooler):
+	case errors.Is(err, localpg.ErrNoPooler):
 	case err != nil:
 		return err
 	default:
@@ -252,7 +252,7 @@ func (b *bench) costsOfRoom() error {
 // pooledRefusals are runs through a pooler, which somebody else's run refuses.
 func (b *bench) pooledRefusals(m *meter, rounds int) (each spent, pooler time.Duration, err error) {
 	before := children(os.Getpid())
-	dsn, stop, err := m.at.server.Pooler(pgtest.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4", "max_client_conn": "500"})
+	dsn, stop, err := m.at.server.Pooler(localpg.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4", "max_client_conn": "500"})
 	if err != nil {
 		return each, 0, err
 	}

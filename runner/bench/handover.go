@@ -18,13 +18,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // watcher looks at the lock from a session of its own.
 type watcher struct{ conn *pgconn.PgConn }
 
-func watch(s *pgtest.Server) (watcher, error) {
+func watch(s *localpg.Server) (watcher, error) {
 	conn, err := pgconn.Connect(context.Background(), s.DSN("postgres"))
 	return watcher{conn}, err
 }
@@ -33,7 +33,7 @@ func (w watcher) close() { _ = w.conn.Close(context.Background()) }
 
 // ask returns the values of an answer.
 func (w watcher) ask(sql string) ([]string, error) {
-	return pgtest.Ask(context.Background(), w.conn, sql)
+	return localpg.Ask(context.Background(), w.conn, sql)
 }
 
 // Who holds the lock, and who waits for it, however these do that: each has an

@@ -26,7 +26,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 type options struct {
@@ -157,7 +157,7 @@ type bench struct {
 
 // site is a server, and the environments in which programs find it.
 type site struct {
-	server         *pgtest.Server
+	server         *localpg.Server
 	unix, tcp, tls []string
 }
 
@@ -263,7 +263,7 @@ func (b *bench) size() error {
 // reached in three ways. For a while a first try over TCP waits out the lock-delay,
 // and everywhere unless it has none.
 func (b *bench) startServer(settings map[string]string) (at site, remove func(), err error) {
-	port, err := pgtest.FreePort()
+	port, err := localpg.FreePort()
 	if err != nil {
 		return site{}, nil, err
 	}
@@ -272,7 +272,7 @@ func (b *bench) startServer(settings map[string]string) (at site, remove func(),
 		"ssl": "on", "ssl_cert_file": "server.crt", "ssl_key_file": "server.key",
 	}
 	maps.Copy(all, settings)
-	s, remove, err := pgtest.Prepare(all)
+	s, remove, err := localpg.Prepare(all)
 	if err != nil {
 		return site{}, nil, err
 	}
@@ -297,8 +297,8 @@ func (b *bench) startServer(settings map[string]string) (at site, remove func(),
 	common := []string{"PATH=" + b.path, "HOME=" + b.dir, "LC_ALL=C", "PGPORT=" + port, "PGDATABASE=postgres", "ETCDCTL_API=3"}
 	return site{
 		server: s,
-		unix:   slices.Concat(common, []string{"PGHOST=" + s.Socket, "PGUSER=" + pgtest.Superuser}),
-		tcp:    slices.Concat(common, []string{"PGHOST=127.0.0.1", "PGUSER=" + pgtest.Superuser, "PGSSLMODE=disable"}),
+		unix:   slices.Concat(common, []string{"PGHOST=" + s.Socket, "PGUSER=" + localpg.Superuser}),
+		tcp:    slices.Concat(common, []string{"PGHOST=127.0.0.1", "PGUSER=" + localpg.Superuser, "PGSSLMODE=disable"}),
 		tls:    slices.Concat(common, []string{"PGHOST=127.0.0.1", "PGUSER=secret", "PGPASSWORD=secret", "PGSSLMODE=verify-full", "PGSSLROOTCERT=" + root}),
 	}, remove, nil
 }

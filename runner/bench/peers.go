@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // addEtcd adds etcd's own wrapper, with a server of one node, if both are there.
@@ -17,11 +17,11 @@ func (b *bench) addEtcd(f *field, against string, args ...string) (stop func(), 
 	if !b.installed("etcd") {
 		return func() {}, nil
 	}
-	client, err := pgtest.FreePort()
+	client, err := localpg.FreePort()
 	if err != nil {
 		return nil, err
 	}
-	peer, err := pgtest.FreePort()
+	peer, err := localpg.FreePort()
 	if err != nil {
 		return nil, err
 	}

@@ -10,16 +10,16 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // pooler is a run and a refusal through PgBouncer, in the only way that there is,
 // against those without it.
 func (b *bench) pooler() error {
-	dsn, stop, err := b.server.Pooler(pgtest.Superuser, map[string]string{
+	dsn, stop, err := b.server.Pooler(localpg.Superuser, map[string]string{
 		"pool_mode": "transaction", "default_pool_size": "30", "idle_transaction_timeout": "0", "query_timeout": "0", // as cmd/README.md has them
 	})
-	if errors.Is(err, pgtest.ErrNoPooler) {
+	if errors.Is(err, localpg.ErrNoPooler) {
 		fmt.Fprintln(os.Stderr, "bench: left out:", err)
 		return nil
 	}

@@ -14,7 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // as is an environment in which programs log in as another role.
@@ -24,8 +24,8 @@ func as(env []string, role string) []string {
 }
 
 // asApp is how the application, no superuser, finds the server.
-func asApp(s *pgtest.Server) string {
-	return strings.Replace(s.DSN("postgres"), "user="+pgtest.Superuser, "user=app", 1)
+func asApp(s *localpg.Server) string {
+	return strings.Replace(s.DSN("postgres"), "user="+localpg.Superuser, "user=app", 1)
 }
 
 // logins are an application's.

@@ -29,9 +29,9 @@ func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(
 	if cfg.Path == "" {
 		cfg.Path, cfg.Args = "/bin/true", []string{"true"}
 	}
-	cfg.Deadline, cfg.Again = far(), true
+	cfg.Deadline, cfg.KeepGuard = far(), true
 	for began := time.Now(); time.Since(began) < patience; {
-		c, err := newGuard(t, socket).Start(t.Context(), cfg)
+		c, err := newGuard(t, socket).StartCommand(t.Context(), cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -54,12 +54,12 @@ func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(
 func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, args ...string) *child.Child {
 	t.Helper()
 	guard := child.UnusedPID(g)
-	cfg.Path, cfg.Args, cfg.Again = "/proc/self/exe", append([]string{"command"}, args...), true
+	cfg.Path, cfg.Args, cfg.KeepGuard = "/proc/self/exe", append([]string{"command"}, args...), true
 	cfg.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
 	if cfg.Deadline == 0 {
 		cfg.Deadline = far()
 	}
-	c, err := g.Start(t.Context(), cfg)
+	c, err := g.StartCommand(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,9 +87,9 @@ func TestAgainIsAsBefore(t *testing.T) {
 	dir := t.TempDir()
 	looks := func(g *child.Guard, name string) (string, *child.Guard) {
 		file := filepath.Join(dir, name)
-		c, err := g.Start(t.Context(), child.Config{
+		c, err := g.StartCommand(t.Context(), child.Config{
 			Path: "/bin/sh", Args: []string{"sh", "-c", look, file}, Env: []string{"PATH=" + os.Getenv("PATH"), "ALONE=1"},
-			Deadline: far(), Again: true,
+			Deadline: far(), KeepGuard: true,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -130,7 +130,7 @@ func TestNotAgain(t *testing.T) {
 		g := usedGuard(t, nil, child.Config{}, nil)
 		guard := child.UnusedPID(g)
 		dir := t.TempDir()
-		c, err := g.Start(t.Context(), child.Config{Path: "/bin/sh", Args: []string{"sh", "-c", "touch " + dir + "/1; " + script}, Deadline: far(), Again: true})
+		c, err := g.StartCommand(t.Context(), child.Config{Path: "/bin/sh", Args: []string{"sh", "-c", "touch " + dir + "/1; " + script}, Deadline: far(), KeepGuard: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,7 +170,7 @@ func TestOrdersAreNotForTheNext(t *testing.T) {
 	dir := t.TempDir()
 	c := startAgain(t, g, child.Config{Deadline: deadline}, "deaf", dir)
 	old.Kill()
-	old.Lose()
+	old.TellLost()
 	old.Signal(unix.SIGKILL)
 	old.Renew(boottime.Now() + 3*time.Hour)
 	pids := awaitRecords(dir, 1)
@@ -187,11 +187,11 @@ func TestAgainKills(t *testing.T) {
 	const breadth = 5
 	for name, kill := range map[string]func(*child.Child) child.Ending{
 		"an order":  func(c *child.Child) child.Ending { c.Kill(); return child.Killed },
-		"the loss":  func(c *child.Child) child.Ending { c.Lose(); return child.Killed },
+		"the loss":  func(c *child.Child) child.Ending { c.TellLost(); return child.Killed },
 		"the guard": func(c *child.Child) child.Ending { _ = unix.Kill(child.GuardPID(c), unix.SIGKILL); return child.Killed },
 		"guard stop": func(c *child.Child) child.Ending {
 			_ = unix.Kill(child.GuardPID(c), unix.SIGSTOP)
-			c.Lose()
+			c.TellLost()
 			return child.Killed
 		},
 	} {
@@ -223,17 +223,17 @@ func TestAgainSocket(t *testing.T) {
 	}
 }
 
-// TestAgainLastWords: when this process is gone, the last words are those of the
-// command that runs, and none if none does.
-func TestAgainLastWords(t *testing.T) {
-	for _, words := range []string{"the second's", ""} {
+// TestAgainRelease: when this process is gone, the guard writes the release of the
+// command that runs, and nothing if none does.
+func TestAgainRelease(t *testing.T) {
+	for _, release := range []string{"the second's", ""} {
 		here, there := socketPair(t)
-		g := usedGuard(t, here, child.Config{LastWords: []byte("the first's"), Goodbye: true}, nil)
-		if words == "" {
+		g := usedGuard(t, here, child.Config{Release: []byte("the first's"), ReleaseEndsSession: true}, nil)
+		if release == "" {
 			g.Close()
 		} else {
 			dir := t.TempDir()
-			c := startAgain(t, g, child.Config{LastWords: []byte(words), Goodbye: true}, "deaf", dir)
+			c := startAgain(t, g, child.Config{Release: []byte(release), ReleaseEndsSession: true}, "deaf", dir)
 			awaitRecords(dir, 1)
 			child.HangUp(c)
 			await(t, c)
@@ -243,8 +243,8 @@ func TestAgainLastWords(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := io.ReadAll(there)
-		if err != nil || string(got) != words {
-			t.Errorf("the guard says %q, %v; want %q", got, err, words)
+		if err != nil || string(got) != release {
+			t.Errorf("the guard says %q, %v; want %q", got, err, release)
 		}
 		_ = there.Close()
 	}

@@ -1,5 +1,5 @@
-// Package child supervises the command: it starts it below a guard process,
-// passes signals on to it, and kills it together with everything that it started.
+// Package child runs the command below a guard process, passes signals on to it, and
+// kills it together with everything that it started.
 //
 // There are three processes: pglead, the guard, and the command. The guard is
 // pglead's own program, executed once more. It kills the tree at the deadline that
@@ -8,12 +8,12 @@
 // killed, the kernel kills the command (PR_SET_PDEATHSIG), and pglead inherits the
 // rest of the tree and kills it.
 //
-// Supervisor, Guard and Child are pglead's side, guardProcess is the other. What the
-// two say to each other is in wire.go.
+// pglead's side are Guards (all of this process), Guard (one of them) and Child (a command
+// under a guard); the other side is guardProcess. What the two sides say to each other
+// is in wire.go.
 package child
 
 import (
-	"os"
 	"sync"
 	"time"
 
@@ -43,51 +43,53 @@ type Config struct {
 	// the child with them, instead of ending them.
 	WaitForLeftovers bool
 
-	// LastWords are what the guard writes to the socket when the tree is dead, if
-	// this process is gone by then. With Goodbye they end the connection.
-	LastWords []byte
-	Goodbye   bool
+	// Release is what the guard writes to the socket when the tree is dead, if this
+	// process is gone by then. With ReleaseEndsSession the connection
+	// ends with it.
+	Release            []byte
+	ReleaseEndsSession bool
 
-	// Again keeps the guard for another command, if it can take one (see Child.Guard).
-	// Such commands run in the guard's session, each in a group of its own. With a
-	// terminal, which sends signals to sessions and groups, it has no effect.
-	Again bool
+	// KeepGuard keeps the guard for another command, if it can take one (see
+	// Child.Guard). Such commands run in the guard's session, each in a group of its
+	// own. With a terminal, which sends signals to sessions and groups, KeepGuard has no
+	// effect.
+	KeepGuard bool
 }
 
-// Child is a running command and all the processes below it.
+// Child is a command under a guard, and all the processes below it.
 type Child struct {
-	supervisor *Supervisor
-	cfg        Config
-	pid        int      // the command's
-	cgroup     string   // the group that the guard makes for the command if it may, or empty
-	control    *os.File // this end of the socket pair
-	events     chan Event
-	done       chan struct{}
-	result     Result
-	used       bool   // the guard has had a command before
-	next       *Guard // the guard, for another command; nil: it can't have one
+	guard  *Guard
+	cfg    Config
+	pid    int // the command's
+	events chan Event
+	done   chan struct{}
+	result Result
 
-	writeMu  sync.Mutex
-	renewals int     // the pipe for new deadlines, or -1
-	renewed  int64   // the last deadline that was written there
-	ordered  bool    // the guard has been told to do something beside the start
-	retired  bool    // the guard is next's now
-	unsent   []order // the socket has had no room for them yet
-	sending  bool    // sendRest is at work
-
-	guardMu   sync.Mutex
-	guard     int  // the guard's process number
-	guardGone bool // that number may be another process's
-	excused   bool // the guard has said why it takes its time
+	mu      sync.Mutex
+	orders  orderState
+	renewed time.Duration // the last deadline that the guard was sent
+	excused bool          // the guard has said why it takes its time
 }
+
+// orderState says whether a command's orders may reach its guard:
+//
+//	noOrders → ordersGiven      the guard ends with this command
+//	noOrders → guardHandedOn    the command has ended, and the guard may have another
+type orderState int
+
+const (
+	noOrders orderState = iota
+	ordersGiven
+	guardHandedOn
+)
 
 // Result is how a child ended.
 type Result struct {
 	Ending Ending
 	Status unix.WaitStatus // the command's
 	Killed int             // processes that had to be killed
-	// GuardDied says that the guard was killed, so the tree was too, and
-	// that the command's own status is unknown.
+	// GuardDied says that the guard was killed. Then so was the tree, and the
+	// command's own status is unknown.
 	GuardDied bool
 }
 
@@ -115,18 +117,26 @@ func (c *Child) Done() <-chan struct{} { return c.done }
 // Result says how it ended. It may be called after Done.
 func (c *Child) Result() Result { return c.result }
 
-// Guard is the guard, ready for another command, or nil: it is where it was asked for
-// (Config.Again), the command ended by itself within an instant and left nothing
-// behind, and no order was given. It may be called after Done, and the caller has to
-// use or close what it returns.
-func (c *Child) Guard() *Guard { return c.next }
+// Guard is the guard, ready for another command, or nil. It is ready if that was
+// asked for (Config.KeepGuard), the command ended by itself within an instant and left
+// nothing behind, and no order was given. Guard may be called after Done, and the
+// caller has to use or close what it returns.
+func (c *Child) Guard() *Guard {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.orders != guardHandedOn {
+		return nil
+	}
+	return c.guard
+}
 
 // listen turns what the guard says into events, and its end into Done.
 func (c *Child) listen() {
 	for {
-		k, body, err := readMessage(c.control)
+		k, body, err := readMessage(c.guard.control)
 		if err != nil {
-			c.takeOver()
+			c.result = Result{Ending: Killed, GuardDied: true}
+			c.result.Killed = c.guard.guards.finishFor(c.guard, func(names string) { c.tell(Event{Unkillable: names}) })
 			close(c.done)
 			return
 		}
@@ -136,9 +146,7 @@ func (c *Child) listen() {
 		case msgLeftovers:
 			c.tell(Event{Leftovers: string(body)})
 		case msgUnkillable:
-			c.guardMu.Lock()
-			c.excused = true
-			c.guardMu.Unlock()
+			c.excuse()
 			c.tell(Event{Unkillable: string(body)})
 		case msgDone:
 			var report doneReport
@@ -146,33 +154,33 @@ func (c *Child) listen() {
 				continue
 			}
 			c.result = Result{Ending: report.ending, Status: unix.WaitStatus(report.status), Killed: int(report.killed)}
-			if report.ready != 0 && c.retire() {
-				close(c.done)
-				return
-			}
+			keep := report.ready != 0 && c.handOn()
 			close(c.done) // the lock can be released before the guard has ended
-			c.hangUp()
-			c.reapGuard()
+			if !keep {
+				c.guard.hangUp()
+				c.guard.reap()
+			}
 			return
 		}
 	}
 }
 
-// retire leaves the guard to another command, unless an order may be on its way to it.
-func (c *Child) retire() bool {
-	c.writeMu.Lock()
-	defer c.writeMu.Unlock()
-	c.guardMu.Lock()
-	defer c.guardMu.Unlock()
-	if c.ordered {
+// handOn leaves the guard to another command, unless an order may be on its way to it.
+func (c *Child) handOn() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.orders == ordersGiven {
 		return false
 	}
-	c.next = &Guard{&Child{
-		supervisor: c.supervisor, control: c.control, renewals: c.renewals, guard: c.guard, used: true, cgroup: c.cgroup,
-		events: make(chan Event, cap(c.events)), done: make(chan struct{}),
-	}}
-	c.retired, c.guardGone, c.renewals = true, true, -1
+	c.orders = guardHandedOn
 	return true
+}
+
+// excuse keeps the guard from being killed: it has said what it can't kill.
+func (c *Child) excuse() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.excused = true
 }
 
 // tell drops an event that nobody reads: the end of the tree must not wait for a

@@ -39,7 +39,7 @@ func TestDeathBySignal(t *testing.T) {
 // guard's first ones it comes.
 func TestEndsAtAnyTime(t *testing.T) {
 	for after := time.Duration(0); after < 40*time.Millisecond; after += time.Millisecond / 2 {
-		c, err := newGuard(t, nil).Start(t.Context(), child.Config{
+		c, err := newGuard(t, nil).StartCommand(t.Context(), child.Config{
 			Path: "/bin/sleep", Args: []string{"sleep", fmt.Sprintf("%f", after.Seconds())}, Deadline: far(),
 		})
 		if err != nil {
@@ -82,7 +82,7 @@ func TestDispositions(t *testing.T) {
 	signal.Ignore(unix.SIGHUP)
 	t.Cleanup(func() { signal.Reset(unix.SIGHUP) })
 	file := filepath.Join(t.TempDir(), "status")
-	c, err := newGuard(t, nil).Start(t.Context(), child.Config{
+	c, err := newGuard(t, nil).StartCommand(t.Context(), child.Config{
 		Path: "/bin/sh", Args: []string{"sh", "-c", "exec grep -E '^Sig(Ign|Blk)' /proc/self/status >" + file},
 		Deadline: boottime.Now() + time.Minute,
 	})
@@ -109,7 +109,7 @@ func TestCommandThatCannotBeExecuted(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := newGuard(t, nil)
-	_, err := g.Start(t.Context(), child.Config{Path: file, Args: []string{file}, Deadline: far()})
+	_, err := g.StartCommand(t.Context(), child.Config{Path: file, Args: []string{file}, Deadline: far()})
 	var lookup *child.LookupError
 	if !errors.As(err, &lookup) {
 		t.Fatalf("Start: %v, want a LookupError", err)
@@ -123,7 +123,7 @@ func TestScriptWithoutInterpreterLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := newGuard(t, nil)
-	c, err := g.Start(t.Context(), child.Config{Path: file, Args: []string{file, "5"}, Deadline: far()})
+	c, err := g.StartCommand(t.Context(), child.Config{Path: file, Args: []string{file, "5"}, Deadline: far()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +136,7 @@ func TestScriptWithoutInterpreterLine(t *testing.T) {
 func TestTooLate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "started")
 	g := newGuard(t, nil)
-	_, err := g.Start(t.Context(), child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now() - 1})
+	_, err := g.StartCommand(t.Context(), child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now() - 1})
 	if err == nil {
 		t.Error("started after the deadline")
 	}

@@ -51,15 +51,15 @@ func tryGuard() checkup.Check {
 		return checkup.Notef("", "not tried: there is no sh on this machine")
 	}
 	began := time.Now()
-	supervisor, err := NewSupervisor()
+	guards, err := NewGuards()
 	if err != nil {
 		return checkup.Failf(advice, "%s", err)
 	}
-	g, err := supervisor.New(nil)
+	g, err := guards.Start(nil)
 	if err != nil {
 		return checkup.Failf(advice, "%s", err)
 	}
-	c, err := g.Start(context.Background(), Config{
+	c, err := g.StartCommand(context.Background(), Config{
 		Path: shell, Args: []string{"sh", "-c", "sleep 60 >/dev/null 2>&1 &"},
 		Env:      []string{"PATH=" + os.Getenv("PATH")},
 		Deadline: boottime.Now() + guardTrial,

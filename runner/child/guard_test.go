@@ -97,7 +97,7 @@ func TestStoppedGuard(t *testing.T) {
 	if err := unix.Kill(child.GuardPID(c), unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	c.Lose()
+	c.TellLost()
 	r := await(t, c)
 	assertDead(t, pids)
 	if !r.GuardDied {

@@ -63,8 +63,8 @@ type guardProcess struct {
 	// What watch waits for, from listen on:
 	messages chan message
 	children chan os.Signal
-	deadline boottime.Timer
-	over     <-chan struct{} // the deadline's timer has fired
+	timer    boottime.Timer  // for turn.deadline, and then for turn.killAt
+	timeUp   <-chan struct{} // the timer has fired
 	hungUp   <-chan struct{} // the server has closed the socket
 
 	resetStop func() // gives SIGTSTP back the action that it is to have in the command
@@ -74,8 +74,8 @@ type guardProcess struct {
 	turn
 }
 
-// turn is what a guard knows of one command and its tree. Each begins as a new one, so
-// that a command gets nothing from the one before.
+// turn is what a guard knows of one command and its tree. Each command begins with a
+// new one, and so gets nothing from the command before.
 type turn struct {
 	req    startRequest
 	report doneReport
@@ -85,16 +85,19 @@ type turn struct {
 	pidfd     int    // or -1
 	cgroup    string // or empty
 	cgroupDir *os.File
-	exited    bool
+	stage     stage
+	leftovers <-chan time.Time // the end of a stage
 
-	// Its end, and the tree's:
-	losing, killing bool
-	leftovers       <-chan time.Time // the next step against them
-	terminated      bool             // leftovers have had SIGTERM
-	retry           <-chan time.Time // the next killRound
-	rounds          int
-	killedAt        time.Time // when killing was set
-	complained      bool      // msgUnkillable is sent
+	// The tree:
+	phase    phase
+	deadline time.Duration // of boot time, the latest that pglead has sent
+	killAt   time.Duration // the end of the phase terminating
+
+	// Its kill, in rounds:
+	killedAt           time.Time // when the phase began
+	retry              <-chan time.Time
+	rounds             int
+	unkillableReported bool
 }
 
 type message struct {
@@ -102,8 +105,8 @@ type message struct {
 	body []byte
 }
 
-// newGuardProcess makes this process a guard, and the control group cgroup for the
-// command unless that is empty.
+// newGuardProcess makes this process a guard. Cgroup names the control group of its
+// first command, or is empty.
 func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProcess, error) {
 	unix.CloseOnExec(control)
 	unix.CloseOnExec(renewals)
@@ -128,13 +131,13 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 		turn:      newTurn(cgroup),
 	}
 	var err error
-	if g.deadline, err = boottime.NewTimer(); err != nil {
+	if g.timer, err = boottime.NewTimer(); err != nil {
 		return nil, err
 	}
 	return g, nil
 }
 
-// newTurn is that of a command for which the control group is made, if that can be.
+// newTurn begins a turn, and makes the control group for its command if it may.
 func newTurn(cgroup string) turn {
 	t := turn{pidfd: -1, report: doneReport{ending: Exited}}
 	if t.cgroupDir = makeCgroup(cgroup); t.cgroupDir != nil {
@@ -144,8 +147,8 @@ func newTurn(cgroup string) turn {
 }
 
 // watch returns when the command and all that it started are dead and reaped, and
-// says whether the guard is what it was before and so can have another command: it
-// can't be once it had to listen, or the command was ended by a signal.
+// says whether the guard can have another command. For that it has to be as it was
+// before: it can't be once it had to listen, or if a signal ended the command.
 func (g *guardProcess) watch() (again bool) {
 	brief := g.firstInstants()
 	if !g.reap() {
@@ -153,46 +156,30 @@ func (g *guardProcess) watch() (again bool) {
 		g.listen()
 	}
 	for !g.reap() { // once more: no signal has told of a child that died before listen
-		if g.killing {
+		if g.phase == killing {
 			g.killRound()
 		}
 		select {
 		case m, open := <-g.messages:
 			if !open {
 				g.messages, g.orphaned = nil, true
-				g.end(PgleadGone)
+				g.kill(PgleadGone)
 				continue
 			}
 			g.obey(m)
-		case <-g.over:
-			g.renew()
-			switch {
-			case int64(boottime.Now()) < g.req.deadline:
-				_ = g.deadline.Set(time.Duration(g.req.deadline))
-			case g.losing:
-				g.kill()
-			default:
-				g.lose(LeaseOver)
-			}
+		case <-g.timeUp:
+			g.checkTime()
 		case <-g.hungUp:
 			g.hungUp = nil
-			g.lose(SocketClosed)
+			g.terminate(SocketClosed)
 		case <-g.leftovers:
-			g.endLeftovers()
+			g.endStage()
 		case <-g.retry:
 		case <-g.children:
 		}
 	}
-	switch {
-	case g.socket < 0:
-	case g.orphaned && g.report.ending != SocketClosed && g.req.lastWords != "":
-		g.sendLastWords()
-	case g.report.ending != Exited && g.report.ending != Killed:
-		// pglead is dead, or stopped with a descriptor of its own that would
-		// keep the connection, and the lock, alive for nothing.
-		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
-	}
-	if brief && g.req.again != 0 && unix.WaitStatus(g.report.status).Exited() {
+	g.leaveSocket()
+	if brief && g.req.keepGuard != 0 && unix.WaitStatus(g.report.status).Exited() {
 		g.report.ready = 1
 	}
 	err := writeMessage(g.control, msgDone, g.report.encode())
@@ -204,7 +191,7 @@ func (g *guardProcess) watch() (again bool) {
 func (g *guardProcess) listen() {
 	signal.Notify(g.children, unix.SIGCHLD)
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
-	g.over = firings(g.deadline)
+	g.timeUp = firings(g.timer)
 	g.hungUp = hangup(g.socket)
 	_ = unix.SetNonblock(g.fd, true)
 	control := os.NewFile(uintptr(g.fd), "control")
@@ -240,24 +227,14 @@ func (g *guardProcess) obey(m message) {
 	case msgSignal:
 		g.signal(unix.Signal(number(m.body)))
 	case msgKill:
-		g.end(Killed)
+		g.kill(Killed)
 	case msgLost:
-		g.lose(Killed)
+		g.terminate(Killed)
 	}
 }
 
-// renew reads the latest deadline, unless the tree is to end before it anyway.
-func (g *guardProcess) renew() {
-	if g.losing {
-		return
-	}
-	if deadline, found := g.latest(); found {
-		g.req.deadline = deadline
-	}
-}
-
-// latest empties the pipe of renewals, and returns the last of them.
-func (g *guardProcess) latest() (deadline int64, found bool) {
+// readRenewals empties the pipe of renewals. The last of them is the deadline now.
+func (g *guardProcess) readRenewals() {
 	var deadlines [512]byte
 	for {
 		n, err := unix.Read(g.renewals, deadlines[:])
@@ -265,9 +242,9 @@ func (g *guardProcess) latest() (deadline int64, found bool) {
 			continue
 		}
 		if n < 8 { // none is left, or pglead is gone
-			return deadline, found
+			return
 		}
-		deadline, found = int64(binary.NativeEndian.Uint64(deadlines[n-8:n])), true
+		g.deadline = time.Duration(binary.NativeEndian.Uint64(deadlines[n-8 : n]))
 	}
 }
 

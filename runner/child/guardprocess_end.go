@@ -18,42 +18,86 @@ const (
 	leftoverTerm = 5 * time.Second
 )
 
-// lose ends the tree because the lock is lost, or may be: the command gets SIGTERM
+// phase is how far the end of the tree has come. There is no way back, and the first
+// step says in the report why the tree ended.
+//
+//	running      → terminating   the lock is lost, or may be, and there is a grace
+//	running      → killing       the same without a grace; pglead is gone, or asks for it;
+//	                             leftovers have had their time
+//	terminating  → killing       the grace is over; pglead is gone, or asks for it;
+//	                             leftovers have had their time
+//	killing                      in rounds, until the whole tree is reaped
+type phase int
+
+const (
+	running phase = iota
+	terminating
+	killing
+)
+
+// stage is what has become of the command itself, in any phase of the tree.
+//
+//	commandAlive   → commandDead     it is reaped
+//	commandDead    → leftoversTold   leftoverPatience later: what is left gets SIGTERM
+//	leftoversTold                    leftoverTerm later the tree is killed
+type stage int
+
+const (
+	commandAlive stage = iota
+	commandDead
+	leftoversTold
+)
+
+// enter begins a phase.
+func (g *guardProcess) enter(next phase, why Ending) {
+	if g.phase == running {
+		g.report.ending = why
+	}
+	g.phase = next
+}
+
+// checkTime is called when the timer has fired. The time that it was set for may have
+// been moved since.
+func (g *guardProcess) checkTime() {
+	due := g.killAt
+	if g.phase == running {
+		g.readRenewals()
+		due = g.deadline
+	}
+	switch {
+	case boottime.Now() < due:
+		_ = g.timer.Set(due)
+	case g.phase == running:
+		g.terminate(LeaseOver)
+	default:
+		g.kill(LeaseOver)
+	}
+}
+
+// terminate ends the tree because the lock is lost, or may be: the command gets SIGTERM
 // if there is a grace, and all get SIGKILL when it is over. However long the grace
 // is, it ends before the lease that the server counts, at whose end somebody else may
 // be given the lock.
-func (g *guardProcess) lose(why Ending) {
-	if g.losing || g.killing {
+func (g *guardProcess) terminate(why Ending) {
+	if g.phase != running {
 		return
 	}
-	g.renew()
-	now := int64(boottime.Now())
-	killAt := min(now+g.req.lostGrace, g.req.deadline+g.req.leaseGrace)
-	if killAt <= now || g.deadline.Set(time.Duration(killAt)) != nil {
-		g.end(why)
+	g.readRenewals()
+	now := boottime.Now()
+	g.killAt = min(now+time.Duration(g.req.lostGrace), g.deadline+time.Duration(g.req.leaseGrace))
+	if g.killAt <= now || g.timer.Set(g.killAt) != nil {
+		g.kill(why)
 		return
 	}
-	g.losing = true
-	g.report.ending = why
-	g.req.deadline = killAt
+	g.enter(terminating, why)
 	g.signal(unix.SIGTERM)
 	g.signal(unix.SIGCONT)
 }
 
-// end ends the tree at once.
-func (g *guardProcess) end(why Ending) {
-	if g.killing {
-		return
-	}
-	if !g.losing {
-		g.report.ending = why
-	}
-	g.kill()
-}
-
-func (g *guardProcess) kill() {
-	if !g.killing {
-		g.killing = true
+// kill ends the tree at once.
+func (g *guardProcess) kill(why Ending) {
+	if g.phase != killing {
+		g.enter(killing, why)
 		g.killedAt = time.Now()
 	}
 }
@@ -70,15 +114,15 @@ func (g *guardProcess) killRound() {
 	killChildren(nil)
 	g.rounds++
 	g.retry = time.After(min(retryFirst<<min(g.rounds, 10), retryMost))
-	if !g.complained && time.Since(g.killedAt) > unkillableAfter {
-		g.complained = true
+	if !g.unkillableReported && time.Since(g.killedAt) > unkillableAfter {
+		g.unkillableReported = true
 		g.tell(msgUnkillable, []byte(describe(remains(nil))))
 	}
 }
 
 // signal signals the command or, when that has ended, all that it left running.
 func (g *guardProcess) signal(sig unix.Signal) {
-	if !g.exited {
+	if g.stage == commandAlive {
 		_ = unix.Kill(g.pid, sig)
 		return
 	}
@@ -105,26 +149,26 @@ func (g *guardProcess) reap() bool {
 			}
 			continue
 		}
-		if g.killing {
+		if g.phase == killing {
 			g.report.killed++
 		}
 		if pid == g.pid {
-			g.exited = true
+			g.stage = commandDead
 			g.report.status = uint32(status)
 			g.leftovers = time.After(leftoverPatience)
 		}
 	}
 }
 
-// endLeftovers deals with what outlives the command. Whether there is anything, it
-// asks the kernel (reap): the process table can't be read in an instant, and so
-// does not show what forks and exits all the time.
-func (g *guardProcess) endLeftovers() {
+// endStage deals with what outlives the command. It asks the kernel whether there is
+// anything (reap): the process table can't be read in an instant, and so does not show
+// what forks and exits all the time.
+func (g *guardProcess) endStage() {
 	g.leftovers = nil
 	switch {
-	case g.killing || g.reap():
-	case g.terminated:
-		g.kill()
+	case g.phase == killing || g.reap():
+	case g.stage == leftoversTold:
+		g.kill(Exited)
 	default:
 		g.tell(msgLeftovers, []byte(describe(remains(nil))))
 		if g.req.waitForAll != 0 {
@@ -132,7 +176,21 @@ func (g *guardProcess) endLeftovers() {
 		}
 		g.signal(unix.SIGTERM)
 		g.signal(unix.SIGCONT)
-		g.terminated = true
+		g.stage = leftoversTold
 		g.leftovers = time.After(leftoverTerm)
+	}
+}
+
+// leaveSocket does on the lock's socket, when the tree is dead, what pglead may not be
+// there to do.
+func (g *guardProcess) leaveSocket() {
+	switch {
+	case g.socket < 0:
+	case g.orphaned && g.report.ending != SocketClosed && g.req.release != "":
+		g.sendRelease()
+	case g.report.ending != Exited && g.report.ending != Killed:
+		// pglead is dead, or stopped with a descriptor of its own that would
+		// keep the connection, and the lock, alive for nothing.
+		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
 }

@@ -29,10 +29,10 @@ func setThreadName(name string) {
 	}
 }
 
-// firstInstants waits, for 20 ms at most, until the command is dead or there is
-// anything else for the guard to do. Many commands end sooner than goroutines could be
-// started that deliver all that (listen), and to a longer one it makes no difference.
-// It says whether the command is dead and there is nothing else.
+// firstInstants waits, for 20 ms at most, until the command is dead or the guard has
+// anything else to do. It says whether the command is dead and there is nothing else.
+// Many commands end before the goroutines for all that (listen) could be started, and
+// a longer one loses nothing.
 func (g *guardProcess) firstInstants() (brief bool) {
 	const most = 20 * time.Millisecond
 	if g.pidfd < 0 {
@@ -44,7 +44,7 @@ func (g *guardProcess) firstInstants() (brief bool) {
 		{Fd: int32(g.fd), Events: unix.POLLIN},
 		{Fd: int32(g.socket), Events: unix.POLLRDHUP}, // poll(2) leaves a -1 out
 	}
-	left := time.Duration(g.req.deadline) - boottime.Now()
+	left := g.deadline - boottime.Now()
 	n, err := unix.Poll(fds, int(max(0, min(most, left)).Milliseconds()))
 	return err == nil && n == 1 && fds[0].Revents != 0
 }

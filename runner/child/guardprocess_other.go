@@ -14,6 +14,6 @@ func setThreadName(string) {}
 
 func (g *guardProcess) firstInstants() (brief bool) { return false }
 
-// hangup never tells: without POLLRDHUP the end of a connection shows only to the
-// one that reads from it, which is pglead.
+// hangup never tells: without POLLRDHUP only the process that reads from a connection
+// sees its end, and that is pglead.
 func hangup(int) <-chan struct{} { return nil }

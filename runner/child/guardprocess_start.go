@@ -25,20 +25,20 @@ func (g *guardProcess) start() error {
 	}
 	if g.pid != 0 {
 		g.turn = newTurn(req.cgroup)
-		g.latest() // those are for a command that is dead
+		g.readRenewals() // those are for a command that is dead
 	}
-	g.req = req
-	if err := g.deadline.Set(time.Duration(g.req.deadline)); err != nil {
+	g.req, g.deadline = req, time.Duration(req.deadline)
+	if err := g.timer.Set(g.deadline); err != nil {
 		return err
 	}
-	if int64(boottime.Now()) >= g.req.deadline {
+	if boottime.Now() >= g.deadline {
 		// pglead was stopped before it wrote this, or slow: somebody else may have
 		// the lock.
 		removeCgroup(g.cgroup)
 		_ = writeNumber(g.control, msgFailed, tooLate)
 		return ErrTooLate
 	}
-	if g.req.again != 0 {
+	if g.req.keepGuard != 0 {
 		if err := g.leave(); err != nil {
 			return err
 		}
@@ -57,14 +57,14 @@ func (g *guardProcess) start() error {
 		_ = writeNumber(g.control, msgFailed, int64(errno))
 		return err
 	}
-	if g.req.again != 0 {
+	if g.req.keepGuard != 0 {
 		g.resetStop = ignoreStop()
 	}
 	if err := g.leave(); err != nil {
 		return err
 	}
 	if err := writeNumber(g.control, msgStarted, int64(g.pid)); err != nil {
-		g.end(PgleadGone)
+		g.kill(PgleadGone)
 	}
 	return nil
 }
@@ -88,11 +88,11 @@ func (g *guardProcess) leave() error {
 // attributes are those with which the command starts.
 func (g *guardProcess) attributes() *syscall.SysProcAttr {
 	attr := commandAttributes(&g.pidfd)
-	attr.Setpgid = g.req.again != 0
+	attr.Setpgid = g.req.keepGuard != 0
 	return attr
 }
 
-// execute starts the command, in a control group of its own if that can be.
+// execute starts the command, if possible in its control group.
 func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 	if g.cgroupDir != nil {
 		defer g.cgroupDir.Close()

@@ -42,13 +42,13 @@ func TestLostGrace(t *testing.T) {
 	dir := t.TempDir()
 	c := startRole(t, child.Config{LostGrace: time.Minute, LeaseGrace: time.Minute}, "catch", dir)
 	awaitRecords(dir, 1)
-	c.Lose()
+	c.TellLost()
 	if r := await(t, c); r.Status.ExitStatus() != int(unix.SIGTERM) {
 		t.Errorf("%+v, want the status after SIGTERM", r)
 	}
 
 	c, pids := startTree(t, child.Config{LostGrace: 100 * time.Millisecond}, 3)
-	c.Lose()
+	c.TellLost()
 	await(t, c)
 	assertDead(t, pids)
 
@@ -112,7 +112,7 @@ func BenchmarkKill(b *testing.B) {
 	for b.Loop() {
 		dir := b.TempDir()
 		g := newGuard(b, nil)
-		c, err := g.Start(b.Context(), child.Config{
+		c, err := g.StartCommand(b.Context(), child.Config{
 			Path: "/bin/sh", Deadline: far(), Args: []string{"sh", "-c", `
 				i=0; while [ $i -lt 149 ]; do sleep 1000 & (setsid sleep 1000 &); i=$((i+1)); done; touch "$0"; sleep 1000`, dir + "/ready"},
 		})

@@ -119,11 +119,11 @@ func far() time.Duration { return boottime.Now() + time.Hour }
 
 func newGuard(tb testing.TB, socket syscall.Conn) *child.Guard {
 	tb.Helper()
-	guards, err := child.NewSupervisor()
+	guards, err := child.NewGuards()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	g, err := guards.New(socket)
+	g, err := guards.Start(socket)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func startRoleWith(t *testing.T, socket syscall.Conn, cfg child.Config, role str
 		cfg.Deadline = far()
 	}
 	g := newGuard(t, socket)
-	c, err := g.Start(t.Context(), cfg)
+	c, err := g.StartCommand(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,35 +11,25 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// Guard is a guard process that has no command. Started ahead of time it saves
-// a program's start between the grant of the lock and the command.
-type Guard struct{ child *Child }
-
 // ErrTooLate says that the deadline had passed before the command could start.
 var ErrTooLate = errors.New("the lease ran out before the command could start")
 
 // errGuardSilent says that the guard was stopped, or had no time to run.
 var errGuardSilent = errors.New("the guard process did not start the command in time")
 
-// Start has the guard start the command, and returns when it runs. The error
+// StartCommand has the guard start the command, and returns when it runs. The error
 // is a *LookupError if the command itself could not be executed, and ctx's if
-// that ended and the guard did not answer. In any case the guard is used up, but for
-// what Child.Guard returns.
+// that ended and the guard did not answer. In any case the caller has no further use
+// for the guard; Child.Guard may return it for another command.
 //
-// A guard that is stopped, or hangs, keeps the lock for nobody: Start ends by the
-// deadline, and soon after ctx.
-func (g *Guard) Start(ctx context.Context, cfg Config) (*Child, error) {
-	c := g.child
+// A guard that is stopped, or hangs, doesn't keep the lock from others: StartCommand
+// ends by the deadline, and soon after ctx.
+func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 	if boottime.Now() >= cfg.Deadline {
 		g.Close()
 		return nil, ErrTooLate
 	}
-	cfg.Again = cfg.Again && c.supervisor.again()
-	c.cfg, c.renewed = cfg, int64(cfg.Deadline)
-	if c.used {
-		c.cgroup = newCgroup(c.supervisor.cgroup())
-	}
-	err := c.requestStart(ctx)
+	pid, err := g.requestStart(ctx, cfg)
 	var lookup *LookupError
 	switch {
 	case errors.As(err, &lookup), errors.Is(err, ErrTooLate):
@@ -47,8 +37,8 @@ func (g *Guard) Start(ctx context.Context, cfg Config) (*Child, error) {
 		return nil, err
 	case err != nil:
 		// The guard may have died, or been stopped, after it started the command.
-		c.killGuard()
-		c.takeOver()
+		g.kill()
+		g.guards.finishFor(g, func(string) {})
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			err = errGuardSilent
 			if ctx.Err() != nil {
@@ -57,6 +47,7 @@ func (g *Guard) Start(ctx context.Context, cfg Config) (*Child, error) {
 		}
 		return nil, err
 	}
+	c := &Child{guard: g, cfg: cfg, pid: pid, renewed: cfg.Deadline, events: make(chan Event, 16), done: make(chan struct{})}
 	go c.listen()
 	return c, nil
 }
@@ -66,18 +57,18 @@ func (g *Guard) Start(ctx context.Context, cfg Config) (*Child, error) {
 const interruptedPatience = time.Second
 
 // requestStart sends the guard its request, and returns what it answers.
-func (c *Child) requestStart(ctx context.Context) error {
-	timeOut := func(after time.Duration) { _ = c.control.SetDeadline(time.Now().Add(after)) }
-	timeOut(c.cfg.Deadline - boottime.Now())
+func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, err error) {
+	timeOut := func(after time.Duration) { _ = g.control.SetDeadline(time.Now().Add(after)) }
+	timeOut(cfg.Deadline - boottime.Now())
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(interrupted)
-		timeOut(min(interruptedPatience, c.cfg.Deadline-boottime.Now()))
+		timeOut(min(interruptedPatience, cfg.Deadline-boottime.Now()))
 	})
-	err := writeMessage(c.control, msgStart, c.request())
+	err = writeMessage(g.control, msgStart, g.request(cfg))
 	var answer startAnswer
 	if err == nil {
-		err = c.awaitStart(&answer)
+		pid, err = g.awaitStart(&answer, cfg)
 	}
 	if !stop() {
 		<-interrupted
@@ -85,59 +76,51 @@ func (c *Child) requestStart(ctx context.Context) error {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		// If it was this process that was stopped, the answer is there by now.
 		timeOut(10 * time.Millisecond)
-		err = c.awaitStart(&answer)
+		pid, err = g.awaitStart(&answer, cfg)
 	}
-	_ = c.control.SetDeadline(time.Time{})
-	return err
+	_ = g.control.SetDeadline(time.Time{})
+	return pid, err
 }
 
-// request is what the guard is told.
-func (c *Child) request() []byte {
-	cfg := c.cfg
+// request is what the guard is told. Its first command's control group it has made by
+// then; that of each further one is in the request.
+func (g *Guard) request(cfg Config) []byte {
 	r := startRequest{
 		path: cfg.Path, args: cfg.Args, env: cfg.Env,
 		deadline: int64(cfg.Deadline), lostGrace: int64(cfg.LostGrace), leaseGrace: int64(cfg.LeaseGrace),
-		lastWords: string(cfg.LastWords),
+		release: string(cfg.Release),
 	}
 	if cfg.WaitForLeftovers {
 		r.waitForAll = 1
 	}
-	if cfg.Goodbye {
-		r.goodbye = 1
+	if cfg.ReleaseEndsSession {
+		r.releaseEndsSession = 1
 	}
-	if cfg.Again {
-		r.again = 1
+	if cfg.KeepGuard && g.guards.reusable() {
+		r.keepGuard = 1
 	}
-	if c.used {
-		r.cgroup = c.cgroup
+	if g.used {
+		g.cgroup = newCgroup(g.guards.cgroup())
+		r.cgroup = g.cgroup
 	}
+	g.used = true
 	return r.encode()
 }
 
-func (c *Child) awaitStart(answer *startAnswer) error {
-	k, n, err := answer.read(c.control)
+// awaitStart reads the answer to a start request, or the rest of it.
+func (g *Guard) awaitStart(answer *startAnswer, cfg Config) (pid int, err error) {
+	k, n, err := answer.read(g.control)
 	switch {
 	case err != nil:
-		return fmt.Errorf("the guard process ended before the command could start: %w", err)
+		return 0, fmt.Errorf("the guard process ended before the command could start: %w", err)
 	case k == msgFailed:
 		if n == tooLate {
-			return ErrTooLate
+			return 0, ErrTooLate
 		}
 		errno := syscall.Errno(n)
-		return &LookupError{Name: c.cfg.Args[0], NotFound: errno == syscall.ENOENT, err: errno}
+		return 0, &LookupError{Name: cfg.Args[0], NotFound: errno == syscall.ENOENT, err: errno}
 	case k != msgStarted:
-		return errors.New("the guard process answers nonsense")
+		return 0, errors.New("the guard process answers nonsense")
 	}
-	c.pid = int(n)
-	return nil
-}
-
-// Close ends a guard that has no command. To hang up ends any guard but one that
-// is stopped.
-func (g *Guard) Close() {
-	c := g.child
-	c.hangUp()
-	c.killGuard()
-	c.reapGuard()
-	removeCgroup(c.cgroup)
+	return int(n), nil
 }

@@ -8,8 +8,7 @@ import (
 
 // becomeSubreaper makes this process the parent of every descendant whose own
 // parent dies, daemons that forked twice included (PR_SET_CHILD_SUBREAPER(2)).
-// That is why a tree can be killed whole: whichever process started another, that
-// ends up as a child here.
+// That is why a tree can be killed whole: each process of it ends up as a child here.
 func becomeSubreaper() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }

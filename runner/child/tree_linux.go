@@ -112,10 +112,10 @@ func isStopped(pid int) bool {
 	return ok && p.state == 'T'
 }
 
-// remains lists what is left below this process: what is alive or, if nothing was
-// seen to be, the direct children that the kernel lists all the same. What forks and
-// exits all the time can escape a reading of the whole process table, but it has at
-// each moment a process that is a direct child.
+// remains lists the processes below this one that are alive. If it sees none, it lists
+// the direct children that the kernel knows of. A process that forks and exits all the
+// time can escape a reading of the whole process table, but one of its descendants is
+// a direct child at each moment.
 func remains(skip []int) []process {
 	found := descendants(skip)
 	const most = 20 // looks for one that is alive
@@ -152,9 +152,9 @@ func statusNumber(pid int, name string) int {
 	return n
 }
 
-// signalDescendant signals a process that is not a direct child, whose number may
-// be another's by now. So it pins the process by a pidfd, and signals it only if it
-// has the parent that it had, or this process for one.
+// signalDescendant signals a process that need not be a direct child, so its number may
+// be another's by now. Therefore it pins the process by a pidfd, and signals it only if
+// its parent is the one that it had, or this process.
 func signalDescendant(p process, sig unix.Signal) {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {

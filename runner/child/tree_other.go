@@ -58,6 +58,6 @@ func remains(skip []int) []process { return descendants(skip) }
 
 func tracer(int) int { return 0 }
 
-// signalDescendant can't make sure that a number is still that of the process which
-// the process table showed: there are no pidfds here.
+// signalDescendant may hit another process that has got the number meanwhile: there are
+// no pidfds here.
 func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }

@@ -39,7 +39,7 @@ const tooLate = -1
 // (execve(2)).
 const maxBody = 16 << 20
 
-// headSize is that of kind and length.
+// headSize is the size of kind and length.
 const headSize = 5
 
 func writeMessage(w io.Writer, k kind, body []byte) error {
@@ -104,25 +104,25 @@ func number(body []byte) int64 {
 // are here and not in the guard's own, which ps shows, and which hold the settings of
 // its Go runtime.
 type startRequest struct {
-	path       string
-	args       []string
-	env        []string
-	deadline   int64
-	lostGrace  int64 // nanoseconds from a loss to the kill
-	leaseGrace int64 // nanoseconds from the deadline to the kill at most
-	waitForAll int64 // 1: leave leftovers alone
-	goodbye    int64 // 1: the last words end the session
-	again      int64 // 1: another request may follow this one's end
-	lastWords  string
-	cgroup     string // to be made for the command, unless the guard has one from its start
+	path               string
+	args               []string
+	env                []string
+	deadline           int64
+	lostGrace          int64 // nanoseconds from a loss to the kill
+	leaseGrace         int64 // nanoseconds from the deadline to the kill at most
+	waitForAll         int64 // 1: leave leftovers alone
+	releaseEndsSession int64 // 1: the connection ends with the release
+	keepGuard          int64 // 1: another request may follow this one's end
+	release            string
+	cgroup             string // to be made for the command, unless the guard has one from its start
 }
 
 func (r *startRequest) encode() []byte {
 	var b []byte
-	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll, r.goodbye, r.again} {
+	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll, r.releaseEndsSession, r.keepGuard} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
-	for _, list := range [][]string{{r.path, r.lastWords, r.cgroup}, r.args, r.env} {
+	for _, list := range [][]string{{r.path, r.release, r.cgroup}, r.args, r.env} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
 		for _, s := range list {
 			b = binary.AppendUvarint(b, uint64(len(s)))
@@ -135,7 +135,7 @@ func (r *startRequest) encode() []byte {
 var errMalformed = errors.New("malformed message")
 
 func (r *startRequest) decode(b []byte) error {
-	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll, &r.goodbye, &r.again} {
+	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll, &r.releaseEndsSession, &r.keepGuard} {
 		if len(b) < 8 {
 			return errMalformed
 		}
@@ -161,7 +161,7 @@ func (r *startRequest) decode(b []byte) error {
 	if len(path) != 3 || len(b) != 0 {
 		return errMalformed
 	}
-	r.path, r.lastWords, r.cgroup = path[0], path[1], path[2]
+	r.path, r.release, r.cgroup = path[0], path[1], path[2]
 	return nil
 }
 

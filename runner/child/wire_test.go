@@ -13,7 +13,7 @@ import (
 func TestStartRequestSurvivesTheWire(t *testing.T) {
 	for _, want := range []startRequest{
 		{path: "/bin/true", args: []string{"true"}, env: []string{}},
-		{path: "/bin/echo", args: []string{"echo", "", "a\nb", "日本"}, env: []string{"A=1", "B="}, deadline: 1 << 60, lostGrace: 5, leaseGrace: 4, waitForAll: 1, goodbye: 1, again: 1, lastWords: "bye\x00", cgroup: "/group"},
+		{path: "/bin/echo", args: []string{"echo", "", "a\nb", "日本"}, env: []string{"A=1", "B="}, deadline: 1 << 60, lostGrace: 5, leaseGrace: 4, waitForAll: 1, releaseEndsSession: 1, keepGuard: 1, release: "bye\x00", cgroup: "/group"},
 	} {
 		var wire bytes.Buffer
 		if err := writeMessage(&wire, msgStart, want.encode()); err != nil {

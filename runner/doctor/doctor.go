@@ -89,7 +89,7 @@ func unknown(err error) checkup.Check { return checkup.Notef("", "not known: %s"
 // connected to again, without its checks.
 func (x *examination) connect(ctx context.Context) (err error) {
 	began := time.Now()
-	x.viewer, x.age, err = session.OpenChecked(ctx, x.cfg)
+	x.viewer, x.age, err = session.OpenCheckedViewer(ctx, x.cfg)
 	took := time.Since(began)
 	var e *session.Error
 	if errors.As(err, &e) && (e.Kind == session.Unsafe || e.Kind == session.Standby) {

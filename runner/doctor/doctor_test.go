@@ -10,8 +10,8 @@ import (
 
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/doctor"
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -130,7 +130,7 @@ func TestExamineTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := pgtest.MakeDir(dir); err != nil {
+	if err := localpg.MakeDir(dir); err != nil {
 		t.Fatal(err)
 	}
 	certify(t, dir, "db.example")
@@ -154,7 +154,7 @@ func TestExamineCluster(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(remove)
-	hosts := func(a, b *pgtest.Server) string {
+	hosts := func(a, b *localpg.Server) string {
 		return "host=" + a.Socket + "," + b.Socket + " user=pglead dbname=postgres"
 	}
 	both := hosts(standby, primary)
@@ -212,7 +212,7 @@ func TestExamineCluster(t *testing.T) {
 func TestExaminePooler(t *testing.T) {
 	server := start(t, nil)
 	pooler := func(size, idle string) string {
-		dsn, stop, err := server.Pooler(pgtest.Superuser, map[string]string{
+		dsn, stop, err := server.Pooler(localpg.Superuser, map[string]string{
 			"pool_mode": "transaction", "default_pool_size": size, "query_wait_timeout": "1", "idle_transaction_timeout": idle,
 		})
 		if err != nil {

@@ -15,8 +15,8 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -77,7 +77,7 @@ func certify(t *testing.T, dir, host string) {
 	for name, block := range map[string]*pem.Block{"server.crt": {Type: "CERTIFICATE", Bytes: cert}, "server.key": {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
 		path := filepath.Join(dir, name)
 		check(os.WriteFile(path, pem.EncodeToMemory(block), 0o600))
-		if account, err := pgtest.Account(); err == nil && account != nil {
+		if account, err := localpg.Account(); err == nil && account != nil {
 			check(os.Chown(path, int(account.Uid), int(account.Gid)))
 		}
 	}

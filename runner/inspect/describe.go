@@ -11,39 +11,39 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Description is what a session says of itself to whoever looks at
-// pg_stat_activity: in the comment before its statements, in the style of
-// sqlcommenter (https://google.github.io/sqlcommenter/spec/). The comment is
-// visible to the same role and to pg_read_all_stats; there are no arguments of the
-// command in it, and no secrets.
+// Description is what a session says of itself in pg_stat_activity: in the comment before
+// its statements, in the style of sqlcommenter
+// (https://google.github.io/sqlcommenter/spec/). The same role and pg_read_all_stats see
+// the comment. It has no arguments of the command, and no secrets.
 type Description struct {
 	Keys    []string
 	Scheme  string // of lockkey
-	Slots   int    // 0 without
+	Slots   int    // 0 if the key has none
 	Host    string
 	PID     int // of the process on Host
 	User    string
 	Command string // its name alone
-	Note    string // its user's word on it
+	Note    string // by its user
 	Lease   time.Duration
-	// LostGrace is for how long the command may outlive the lease.
+	// LostGrace is how long the command may outlive the lease.
 	LostGrace time.Duration
-	// Transaction says that the lock is held in one, where nothing is heard.
+	// Transaction says that a transaction holds the lock, whose session hears nothing.
 	Transaction bool
 
 	// From the grant on.
-	Delay time.Duration // for which the lock is held at first without a command
+	Delay time.Duration // how long the lock is held at first without a command
 	Slot  int
 	Token int64
 	Since time.Time
 
-	// Beat is the number of the session's last request: read, and never said.
+	// Beat is the number of the session's last request: ParseDescription reads it, and the
+	// session itself writes it.
 	Beat uint64
 }
 
 const modeTransaction = "transaction"
 
-// DefaultScheme is that of a session that doesn't name one.
+// DefaultScheme is the scheme of a session that doesn't name one.
 const DefaultScheme = "siphash24"
 
 // MostSlots and MostKeys keep a statement that names each of them short.
@@ -52,25 +52,25 @@ const (
 	MostKeys  = 100
 )
 
-// What a description may have: some of others' numbers are the bounds of loops,
-// and all of others' texts are kept in memory.
+// Bounds of a description, since others write some of them: their numbers are the bounds
+// of loops, and their texts are kept in memory.
 const (
-	// mostDescribed is as much of a statement as is read.
+	// mostDescribed is how much of a statement is read.
 	mostDescribed = 16 << 10
-	// mostNamed is the longest that host, user and command may be, encoded: with
-	// all three the rest still fits into the 1024 bytes of a statement that the
-	// server shows by default (track_activity_query_size).
+	// mostNamed is the greatest length of host, user and command, encoded. With all
+	// three of that length the rest still fits into the 1024 bytes of a statement that
+	// the server shows by default (track_activity_query_size).
 	mostNamed = 200
-	// mostNoted is the longest that a note may be, encoded; where that leaves too
-	// little for the keys, of which leastKeys are to be seen, it is shorter.
+	// mostNoted is the greatest length of a note, encoded. A note is cut shorter if it
+	// leaves less than leastKeys for the keys.
 	mostNoted = 300
 	leastKeys = 400
 	mostShown = 950 // of those 1024, without the number of the request
 )
 
-// Comment is the description as a session's comment. A / is encoded too, so that
-// nothing in it ends the comment or begins another. The keys are last: if they are
-// so long that the server cuts them off, all the rest is there.
+// Comment is the description as a session's comment. It encodes / too, so that nothing
+// in it ends the comment or begins another. The keys are last: if they are so long that
+// the server cuts them off, all the rest is there.
 func (d Description) Comment() string {
 	var fields []string
 	add := func(name, value string) {
@@ -110,7 +110,7 @@ func (d Description) Comment() string {
 	return strings.Join(fields, ",")
 }
 
-// escapeShort encodes as much of a text as may be there.
+// escapeShort encodes as much of a text as fits into most bytes.
 func escapeShort(s string, most int) string {
 	var b strings.Builder
 	for _, r := range s {
@@ -123,9 +123,9 @@ func escapeShort(s string, most int) string {
 	return b.String()
 }
 
-// ParseDescription reads the comment of a statement. What a stranger wrote in
-// its place, or the server cut off, gives at worst a wrong description: a field
-// that can't be right is left away.
+// ParseDescription reads the comment of a statement. A stranger's comment, or one that the
+// server cut off, gives at worst a wrong description. Fields that can't be right are left
+// away.
 func ParseDescription(statement string) (d Description, ok bool) {
 	text, found := strings.CutPrefix(statement, session.CommentOpens)
 	if !found {
@@ -136,7 +136,7 @@ func ParseDescription(statement string) (d Description, ok bool) {
 		name, quoted, _ := strings.Cut(field, "=")
 		quoted, begun := strings.CutPrefix(quoted, "'")
 		value, ended := strings.CutSuffix(quoted, "'")
-		if begun && !ended && name == "key" { // of several the first may be there
+		if begun && !ended && name == "key" { // cut off, but the first keys may be whole
 			value = value[:max(0, strings.LastIndex(value, "%0A"))]
 			ended = true
 		}
@@ -194,7 +194,7 @@ func (d *Description) set(name, encoded string) {
 	case "scheme":
 		d.Scheme = text()
 	case "since":
-		// Of other years JSON has no instants.
+		// JSON has no instants of other years.
 		if since, err := time.Parse(time.RFC3339, value); err == nil && since.UTC().Year() >= 1970 && since.UTC().Year() <= 9999 {
 			d.Since = since.UTC()
 		}

@@ -9,14 +9,14 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// Lock is a lock with all who hold it and all who wait for it. Slots of one key
-// are locks of their own, and those who wait for any of them wait for the gate.
+// Lock is a lock with all its holders and waiters. Slots of one key are locks of their
+// own, and a waiter for any of them waits for the gate.
 type Lock struct {
 	Database string  `json:"database"`
-	Key      *string `json:"key"` // null where nobody says it
+	Key      *string `json:"key"` // null if no session says it
 	Scheme   string  `json:"scheme,omitempty"`
 	ID       int64   `json:"id"`
-	IDText   string  `json:"id_text"` // for programs to which a number is a float64
+	IDText   string  `json:"id_text"` // for programs that read numbers as float64
 	ClassID  uint32  `json:"classid"`
 	ObjID    uint32  `json:"objid"`
 	ObjSubID int     `json:"objsubid"`
@@ -62,9 +62,9 @@ func newLock(v View) *Lock {
 	return l
 }
 
-// Locks puts together what the server shows one by one. The first in line for
-// slots holds their gate, but waits all the same. A session that has a lock in both
-// modes is one holder, and keeps others out as an exclusive one does.
+// Locks makes locks of the single views. The first in line for slots holds their gate,
+// but counts as a waiter. A session that has a lock in both modes is one holder, an
+// exclusive one.
 func Locks(views []View) []*Lock {
 	type number struct {
 		database string
@@ -105,8 +105,8 @@ func (l *Lock) add(v View) {
 	}
 }
 
-// InLine finds out who holds the locks, and the place of a backend among those that
-// wait: how many of the same line have waited longer, or -1 if it doesn't wait.
+// InLine returns the holders of the locks, the number of waiters, and how many of them
+// have waited longer in the same line than a backend: -1 if that doesn't wait.
 func InLine(views []View, backend uint32) (holders []View, before, waiters int) {
 	var own *View
 	var others []View
@@ -136,8 +136,8 @@ func InLine(views []View, backend uint32) (holders []View, before, waiters int) 
 	return holders, before, waiters
 }
 
-// Sort puts the locks of one key together, its slots in their order, before those
-// whose keys nobody says.
+// Sort puts the locks of one key together, its slots in their order. Locks whose keys no
+// session says come last.
 func Sort(locks []*Lock) { slices.SortStableFunc(locks, compare) }
 
 func compare(a, b *Lock) int {
@@ -146,7 +146,7 @@ func compare(a, b *Lock) int {
 		if l.Key == nil {
 			return 1, "", l.Slot
 		}
-		if l.Slots > 0 && l.Slot == 0 { // those who are in line for any
+		if l.Slots > 0 && l.Slot == 0 { // the line for any slot
 			return 0, *l.Key, last
 		}
 		return 0, *l.Key, l.Slot

@@ -29,7 +29,7 @@ func WriteMetrics(w io.Writer, locks []*Lock) error {
 	}
 	metric := func(name, help string, each func(l *Lock, sample func(value any, more ...string))) {
 		fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
-		// Of two equal series the page would have to be refused.
+		// A page with two equal series is refused.
 		written := map[string]bool{}
 		for _, l := range locks {
 			each(l, func(value any, more ...string) {
@@ -53,8 +53,8 @@ func WriteMetrics(w io.Writer, locks []*Lock) error {
 	return err
 }
 
-// MetricsLabel is a label's value. The format has an escape for a line's end, and for
-// nothing else that is not to be seen; one label that is no UTF-8 spoils all the page.
+// MetricsLabel is a label's value. The format has an escape for a line's end, but for no
+// other invisible character, and one label that is not UTF-8 spoils the whole page.
 func MetricsLabel(s string) string {
 	escapes := strings.NewReplacer("\\", "\\\\", "\"", "\\\"")
 	lines := strings.Split(s, "\n")

@@ -7,18 +7,17 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// naming finds out of which keys the locks of one view are. A session that has
-// thousands of locks may say that each of its hundred keys has a thousand slots,
-// and so may the next; so whatever many say is hashed once, and all together is
-// limited. Of what is beyond that the numbers are known, and not the names.
+// naming finds out to which keys the locks of one list of views belong. A session that
+// has thousands of locks may say that each of its hundred keys has a thousand slots, and
+// so may the next one. So what many sessions say is hashed once, and all hashes together
+// are limited. Locks beyond the limit have their numbers, and no names.
 type naming struct {
-	left  int // what may still be hashed, in bytes
+	left  int // bytes that may still be hashed
 	meant map[meaning]map[lockkey.ID]int
-	lines map[uint32]lockkey.ID // whose tickets have this upper half
+	lines map[uint32]lockkey.ID // the lock whose tickets have this upper half
 }
 
-// meaning is what a session says of one of its keys. Its locks are mapped to the
-// numbers of their slots; the key's own and the gate have 0.
+// meaning is what a session says of one of its keys.
 type meaning struct {
 	scheme, key string
 	slots       int
@@ -35,14 +34,15 @@ func newNaming(asked []lockkey.ID) *naming {
 	return n
 }
 
-// spend says whether so many hashes of texts of this length are still to be had.
+// spend pays for so many hashes of texts of this length, and says whether they were still
+// within the limit.
 func (n *naming) spend(hashes, length int) bool {
-	const each = 64 // of what a hash costs whatever its length is
+	const each = 64 // the cost of a hash whatever its length is
 	n.left -= hashes * (length + each)
 	return n.left >= 0
 }
 
-// of is the key and the slot that a session has by this lock.
+// of returns the key and the slot that this lock is to its session.
 func (n *naming) of(v View) (key string, slot int, known bool) {
 	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, DefaultScheme))
 	if !ok {
@@ -56,7 +56,8 @@ func (n *naming) of(v View) (key string, slot int, known bool) {
 	return "", 0, false
 }
 
-// locks are those of a key.
+// locks are the locks of a key, with the numbers of their slots. The key's own lock and
+// the gate have 0.
 func (n *naming) locks(scheme lockkey.Scheme, key string, slots int) map[lockkey.ID]int {
 	of := meaning{scheme.Name, key, slots}
 	if locks, ok := n.meant[of]; ok {
@@ -86,14 +87,14 @@ func (n *naming) locks(scheme lockkey.Scheme, key string, slots int) map[lockkey
 	return locks
 }
 
-// addLine notes a lock in whose line somebody may stand.
+// addLine notes a lock that may have a line.
 func (n *naming) addLine(of lockkey.ID) {
 	if n.spend(1, 0) {
 		n.lines[lockkey.Ticket(of)] = of
 	}
 }
 
-// line says for which lock this one is a ticket, if it is one.
+// line returns the lock for which this one is a ticket, if it is one.
 func (n *naming) line(id lockkey.ID) (of lockkey.ID, known bool) {
 	if id.Pair {
 		return of, false

@@ -18,15 +18,15 @@ type Connection interface {
 	Query(ctx context.Context, queries ...string) (session.Rows, error)
 }
 
-// Sought are the locks to look at: these, or all of the database, or those of all
-// databases.
+// Sought are the locks to look at: Locks or, if there are none, all of this database, or
+// of all databases.
 type Sought struct {
 	Locks        []lockkey.ID
-	Lines        []lockkey.ID // in whose lines others wait for Locks
+	Lines        []lockkey.ID // the locks in whose lines waiters for Locks stand
 	AllDatabases bool
 }
 
-// Views lists who has the locks and who waits for them.
+// Views lists the sessions that have the locks, and those that wait for them.
 func Views(ctx context.Context, on Connection, of Sought) ([]View, error) {
 	rows, err := on.Query(ctx, viewQuery(of))
 	if err != nil {
@@ -35,9 +35,10 @@ func Views(ctx context.Context, on Connection, of Sought) ([]View, error) {
 	return parseViews(rows, of.Lines)
 }
 
-// Holders lists who has these locks. It asks the functions that viewQuery's
-// views are made of. A backend in its first moments, as most are that ask this,
-// takes 2 ms for the functions and 5 ms for the views, which it has to read first.
+// Holders lists the sessions that have these locks. It asks the functions that
+// viewQuery's views are made of. Most sessions ask this in their first moments, when a
+// backend takes 2 ms for the functions and 5 ms for the views, whose definitions it has to
+// read first.
 func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, error) {
 	rows, err := on.Query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, 0,
 	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
@@ -50,8 +51,8 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+inThisDa
 	return parseViews(rows, nil)
 }
 
-// Terminate ends a backend, and with it its locks. The role needs to be a
-// superuser, the backend's own role, or a member of pg_signal_backend.
+// Terminate ends a backend, and with it its locks. The role has to be a superuser, the
+// backend's own role, or a member of pg_signal_backend.
 func Terminate(ctx context.Context, on Connection, pid uint32) error {
 	rows, err := on.Query(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", pid))
 	var refused *session.Error
@@ -69,13 +70,13 @@ func Terminate(ctx context.Context, on Connection, pid uint32) error {
 	return err
 }
 
-// Among is a condition on pg_locks, or on the rows of pg_lock_status(): a lock of one of these numbers. That of a
-// bigint has the halves in classid and objid, and objsubid 1; a pair has objsubid
-// 2. Numbers in quotes are of the columns' types at once.
+// Among is a condition on pg_locks, or on the rows of pg_lock_status(): the lock has one
+// of these numbers. A bigint has its halves in classid and objid, and objsubid 1; a pair
+// has objsubid 2. Numbers in quotes need no conversion to the columns' types.
 // https://www.postgresql.org/docs/current/view-pg-locks.html
 //
-// Of very many only the halves are asked for, which the server hashes: there may be
-// others among the answers then.
+// For very many numbers the condition compares the halves separately, which the server
+// hashes. Then other locks may be among the answers.
 func Among(ids []lockkey.ID) string {
 	const many = 100
 	var list, classes, objs []string
@@ -90,11 +91,11 @@ func Among(ids []lockkey.ID) string {
 	return "(classid, objid, objsubid) IN (" + strings.Join(list, ", ") + ")"
 }
 
-// inThisDatabase is another condition: each database has advisory locks of its own.
+// inThisDatabase is a condition, too: each database has advisory locks of its own.
 const inThisDatabase = "database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
 
-// viewQuery reads two views. Every role sees in them which session has which lock;
-// details of the session are for the same role and for pg_read_all_stats to see.
+// viewQuery reads two views. They show every role which session has which lock. Only the
+// session's own role and pg_read_all_stats see its details.
 func viewQuery(of Sought) string {
 	where := ""
 	switch {
@@ -117,7 +118,7 @@ WHERE l.locktype = 'advisory'` + where + `
 ORDER BY d.datname, l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart, l.pid`
 }
 
-// parseViews reads rows. A session that has a ticket waits for the lock.
+// parseViews reads rows. A session that has a ticket counts as a waiter for the lock.
 func parseViews(rows session.Rows, asked []lockkey.ID) ([]View, error) {
 	names := newNaming(asked)
 	var views []View

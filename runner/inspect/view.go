@@ -1,6 +1,5 @@
-// Package inspect shows who holds the advisory locks of a server, and who waits
-// for them: what the server knows of its sessions, and what pgleads say of
-// themselves.
+// Package inspect shows the holders and the waiters of a server's advisory locks: what
+// the server knows of its sessions, and what pgleads say of themselves.
 package inspect
 
 import (
@@ -19,8 +18,8 @@ type View struct {
 	Database string
 	ID       lockkey.ID
 	Shared   bool
-	Granted  bool          // else it waits
-	Waiting  time.Duration // for so long
+	Granted  bool          // else the session waits
+	Waiting  time.Duration // how long it has waited
 	Backend  uint32        // its process number at the server
 	Role     string
 	Client   string // address, or empty for a unix socket
@@ -73,7 +72,7 @@ func (v View) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// HeldFor is how long a lock has been held, or 0 where that isn't known.
+// HeldFor is how long a lock has been held, or 0 if that isn't known.
 func (v View) HeldFor() time.Duration {
 	if v.Since.IsZero() {
 		return 0
@@ -81,9 +80,9 @@ func (v View) HeldFor() time.Duration {
 	return max(0, v.Now.Sub(v.Since))
 }
 
-// Key is the name of the lock, if its session says one of which it is, and the
-// number of the slot that it is. Two keys may come to one number, and other
-// programs have locks of their own.
+// Key is the name of the lock, and the number of its slot, if its session says a key
+// that has this lock's number. Two keys may have one number, and other programs have
+// locks of their own.
 func (v View) Key() (key string, slot int, known bool) {
 	if v.named != nil {
 		return v.named.key, v.named.slot, v.named.known
@@ -91,7 +90,7 @@ func (v View) Key() (key string, slot int, known bool) {
 	return newNaming(nil).of(v)
 }
 
-// applied is the key in the name that everyone sees, which may have all of it.
+// applied is the key in the session's name, which every role sees. It may be cut off.
 func (v View) applied() []string {
 	name, _ := strings.CutPrefix(v.Application, "pglead:")
 	if rest, marked := strings.CutPrefix(name, "#"); marked { // its token comes first
@@ -106,7 +105,7 @@ func (v View) applied() []string {
 // Pglead says whether the session is, or says it is, a pglead's.
 func (v View) Pglead() bool { return v.Described || strings.HasPrefix(v.Application, "pglead:") }
 
-// Where is the host of the session, as far as it is known.
+// Where is the session's host, as far as it is known.
 func (v View) Where() string {
 	if v.Host != "" {
 		return v.Host
@@ -117,8 +116,7 @@ func (v View) Where() string {
 	return cmp.Or(v.Client, "this server's host")
 }
 
-// String says who holds the lock, or waits for it, in one line in which nothing
-// that others wrote has an effect.
+// String names the holder or the waiter in one line. It escapes what others wrote.
 func (v View) String() string {
 	var text string
 	switch {
@@ -144,7 +142,7 @@ func (v View) String() string {
 	return visible.Text(text)
 }
 
-// sinceFormat leaves the date away where it is today's, nearly.
+// sinceFormat leaves the date away if that was less than half a day ago.
 func sinceFormat(ago time.Duration) string {
 	if ago < 12*time.Hour {
 		return time.TimeOnly

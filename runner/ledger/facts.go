@@ -11,8 +11,8 @@ import (
 
 // Fact is what is known of one lock: its last run, its last success, its pause.
 type Fact struct {
-	Last    Entry // of which Key and ID are always known
-	Before  Entry // while Last has not ended, the one before
+	Last    Entry // Key and ID are always known
+	Before  Entry // the run before, while Last has not ended
 	Success Success
 	Pause   Pause
 }
@@ -23,7 +23,7 @@ type Success struct {
 	Host           string
 }
 
-// Pause keeps a lock from being started. The zero one does not.
+// Pause keeps the runs of a lock from starting. The zero Pause does not.
 type Pause struct {
 	Until time.Time // Endless: until it is resumed
 	By    string
@@ -33,7 +33,7 @@ type Pause struct {
 // Paused says whether there is a pause.
 func (p Pause) Paused() bool { return !p.Until.IsZero() }
 
-// String says until when and by whom; what others wrote in it is theirs.
+// String says until when and by whom. It has the texts of others as they wrote them.
 func (p Pause) String() string {
 	text := "until it is resumed"
 	if p.Until.Before(Endless()) {
@@ -49,8 +49,8 @@ func (p Pause) String() string {
 	return text
 }
 
-// Clock is an instant without the date if that is today's, and with seconds if it
-// is near.
+// Clock is an instant as a text, without the date if that is today's, and with seconds
+// if it is near.
 func Clock(t, now time.Time) string {
 	t, now = t.Local(), now.Local()
 	format := "15:04"
@@ -70,22 +70,22 @@ func Clock(t, now time.Time) string {
 // Facts are the facts of several locks, those with the newest runs first.
 type Facts struct {
 	List     []Fact
-	Database string    // that the ledger is in
+	Database string    // of the ledger
 	Now      time.Time // of the server
 }
 
-// FactsOf are those of a key under these numbers.
+// FactsOf are the facts of a key under these numbers.
 func FactsOf(ctx context.Context, ask Ask, key string, ids []lockkey.ID) (Facts, error) {
 	return readFacts(ctx, ask, among(key, ids), 2*len(ids)+1000)
 }
 
-// NewestFacts are those of the locks that ran last.
+// NewestFacts are the facts of the locks that ran last.
 func NewestFacts(ctx context.Context, ask Ask, most int) (Facts, error) {
 	return readFacts(ctx, ask, "true", most)
 }
 
-// FactsMatching are those of the locks whose key matches a pattern, in which * stands for
-// any characters and ? for one. Without patterns every key does.
+// FactsMatching are the facts of the locks whose key matches a pattern, in which * stands
+// for any characters and ? for one. Without patterns every key matches.
 func FactsMatching(ctx context.Context, ask Ask, patterns []string, most int) (Facts, error) {
 	return readFacts(ctx, ask, "key IS NOT NULL AND "+like(patterns), most)
 }
@@ -154,7 +154,7 @@ ORDER BY l.started DESC NULLS LAST`,
 	return f, vanished, nil
 }
 
-// Keys are the keys that begin so.
+// Keys are the keys with this prefix.
 func Keys(ctx context.Context, ask Ask, prefix string, most int) ([]string, error) {
 	rows, err := ask(ctx, fmt.Sprintf("SELECT DISTINCT key FROM pglead.lock WHERE key IS NOT NULL AND pg_catalog.left(key, %d) = %s ORDER BY key LIMIT %d",
 		len([]rune(prefix)), quote(prefix), most))

@@ -8,8 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 var levels = []string{"READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"}
@@ -145,9 +145,9 @@ func TestFenceLeftovers(t *testing.T) {
 	query(t, server, "SELECT pg_reload_conf()")
 	run(t, a, finish(7, next.token, "ok"))
 
-	job, next = leftover(pgtest.Superuser) // whose sessions a granted role must not end
+	job, next = leftover(localpg.Superuser) // whose sessions a granted role must not end
 	pid := run(t, job, "SELECT pg_backend_pid()")
-	expect(t, "beside a superuser", run(t, a, next.rest()), "fenced "+pid+" "+pgtest.Superuser)
+	expect(t, "beside a superuser", run(t, a, next.rest()), "fenced "+pid+" "+localpg.Superuser)
 	run(t, job, "COMMIT")
 	expect(t, "when that is done", run(t, a, next.rest()), "started")
 	run(t, a, finish(7, next.token, "ok"))

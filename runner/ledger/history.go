@@ -24,7 +24,7 @@ type Entry struct {
 	Command string
 	Role    string
 	Started time.Time
-	Ended   time.Time // zero while it runs, and where nobody knows
+	Ended   time.Time // zero while it runs, and if that isn't known
 	Outcome Outcome
 	Status  *int          // the command's exit status, if it had one
 	Waited  time.Duration // the lock-delay before the start
@@ -34,7 +34,7 @@ type Entry struct {
 // be executed.
 func (r Entry) Missing() bool { return r.Token == 0 && r.Status != nil }
 
-// Took is how long it ran, or zero where that isn't known.
+// Took is how long the run lasted, or zero if that isn't known.
 func (r Entry) Took() time.Duration {
 	if r.Ended.IsZero() {
 		return 0
@@ -51,8 +51,8 @@ type History struct {
 // Past says which runs of a key are wanted.
 type Past struct {
 	Key   string
-	IDs   []lockkey.ID  // under which the ledger may have it
-	Since time.Duration // runs that started so long ago at most; 0: all
+	IDs   []lockkey.ID  // the numbers that the ledger may have for it
+	Since time.Duration // how long ago a run started at most; 0: any time
 	Most  int           // the newest ones
 }
 
@@ -60,8 +60,8 @@ type Past struct {
 func ReadHistory(ctx context.Context, ask Ask, past Past) (History, error) {
 	h, vanished, err := readHistory(ctx, ask, past)
 	if err == nil && vanished {
-		// Ended between the look at the tables and the one at the locks, perhaps.
-		// A run is closed before its lock is free, so a second look decides.
+		// The run may have ended between the look at the tables and the one at the locks. A
+		// run is closed before its lock is free, so a second look decides.
 		h, _, err = readHistory(ctx, ask, past)
 	}
 	return h, err
@@ -102,7 +102,7 @@ ORDER BY r.started DESC, r.token DESC LIMIT %d`,
 	return h, vanished, nil
 }
 
-// Usually is the median of what the last successful runs took, or zero.
+// Usually is the median duration of the last successful runs, or zero.
 func (h History) Usually() time.Duration {
 	const last = 20
 	var took []time.Duration

@@ -1,9 +1,9 @@
 // Package ledger is what a database remembers of its runs, once somebody has
-// installed it there: of each lock how its last run ended, and a history.
+// installed it there: for each lock how its last run ended, and a history.
 //
-// Whether the last run's command can be alive is a fact in a row then, and no longer
-// what somebody has heard. All that is decided is decided in the database, by
-// functions of schema.sql, under the lock that the run has taken.
+// With it a row says whether the last run's command can be alive, which else a waiter has
+// to hear. The database decides everything, in functions of schema.sql, under the lock
+// that the run has taken.
 package ledger
 
 import (
@@ -16,7 +16,7 @@ import (
 //go:embed schema.sql start.sql fence.sql keep.sql
 var files embed.FS
 
-// schema is all that is installed, tables first.
+// schema is all SQL to install, tables first.
 func schema() string {
 	var all []string
 	for _, name := range []string{"schema.sql", "start.sql", "fence.sql", "keep.sql"} {
@@ -26,13 +26,13 @@ func schema() string {
 	return strings.Join(all, "\n")
 }
 
-// Version is that of the schema. Functions carry it in their names.
+// Version is the schema's version. Functions carry it in their names.
 const Version = 1
 
 // Keep is how many runs of a key are kept by default.
 const Keep = 1000
 
-// installing is what installs. With 0 what is kept stays what it is.
+// installing is the SQL of Install. With keep 0 an existing setting stays as it is.
 func installing(keep int) string {
 	kept := "excluded.keep"
 	if keep == 0 {
@@ -42,17 +42,17 @@ func installing(keep int) string {
 		schema(), Version, keep, kept)
 }
 
-// SQL is what Install does, for somebody who wants to read it first.
+// SQL is what Install does, for users who want to read it first.
 func SQL(keep int) string { return "BEGIN;\n\n" + installing(keep) + "\nCOMMIT;\n" }
 
-// Install makes the ledger, which keeps so many runs of each key, or what is missing of it, by a function that asks the
-// database. The role needs CREATE on the database, and nothing else.
+// Install makes the ledger, or the missing parts of one. It keeps so many runs of each
+// key. The role needs CREATE on the database, and nothing else.
 func Install(ctx context.Context, ask func(context.Context, string) ([][]string, error), keep int) error {
 	_, err := ask(ctx, installing(keep)) // one transaction
 	return err
 }
 
-// Uninstall leaves nothing of the ledger.
+// Uninstall removes the ledger and all that it remembers.
 func Uninstall(ctx context.Context, ask func(context.Context, string) ([][]string, error)) error {
 	_, err := ask(ctx, "DROP SCHEMA IF EXISTS pglead CASCADE")
 	return err

@@ -24,7 +24,7 @@ type Use struct {
 	Tick *Tick    // or nil
 }
 
-// Key is the name of the lock at that place among so many.
+// Key is the name of lock i of a claim.
 func (u Use) Key(i, of int) string {
 	switch {
 	case len(u.Keys) == of:
@@ -39,26 +39,26 @@ func (u Use) wanted() bool { return u.Mode == Auto || u.Mode == Require }
 
 func (u Use) required() bool { return u.Mode == Require || u.wanted() && u.Tick != nil }
 
-// What Probe finds.
+// The answers to Question.
 const (
 	denied  = "denied"
 	granted = "granted"
 	foreign = "foreign"
 )
 
-// Probe is an SQL expression that finds out, at the login, whether there is a ledger
-// and whether the role is granted it: NULL, denied, granted or foreign. Where there is
-// one, the session is made fit for it, whatever the role's defaults are. It is empty
-// if nobody wants to know.
+// Question is an SQL expression for session.Config.LedgerQuestion: whether there is a
+// ledger, and whether the role is granted it. Its value is NULL, denied, granted or
+// foreign. It is empty if the run wants no ledger.
 //
-// What is in the schema runs with this role's rights. So it has to be a superuser's, or
-// the database's owner's, whom pg_database_owner stands for, or this role's own: any
-// other may have made a schema of that name in order to be called. (A superuser is
-// taken for a member of every role.)
+// What is in the schema runs with this role's rights. So the schema has to belong to a
+// superuser, or to the database's owner, whom pg_database_owner stands for, or to this
+// role. Any other role may have made a schema of that name in order to be called. (A
+// superuser counts as a member of every role.)
 //
-// A start needs a snapshot of its own, younger than the lock's grant. A session
-// through a pooler can't be made anything.
-func (u Use) Probe(pooled bool) string {
+// If there is a ledger, the expression also makes the session's settings, whatever the
+// role's defaults are: a start needs a snapshot of its own, younger than the lock's
+// grant. A session through a pooler gets no settings.
+func (u Use) Question(pooled bool) string {
 	if !u.wanted() {
 		return ""
 	}
@@ -66,20 +66,20 @@ func (u Use) Probe(pooled bool) string {
 	if pooled {
 		settings = ""
 	}
-	// Text, which is planned only if it is come to: the catalogs of schemas and roles
-	// would take a backend in its first moments 0.8 ms where there is no ledger, and
-	// this takes 0.15 (medians of 250 runs in turns with --ledger off).
+	// A text, so that it is planned only if it is executed. Without a ledger, the catalogs
+	// of schemas and roles would take a backend in its first moments 0.8 ms, and this
+	// takes 0.15 (medians of 250 runs in turns with --ledger off).
 	trusted := `SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = 'pglead' AND (pg_catalog.pg_has_role(nspowner, 'pg_database_owner', 'MEMBER')
 		OR pg_catalog.current_setting('is_superuser') = 'off' AND pg_catalog.pg_has_role(nspowner, 'MEMBER'))`
 	return "CASE WHEN pg_catalog.to_regnamespace('pglead') IS NOT NULL THEN CASE WHEN NOT pg_catalog.has_schema_privilege('pglead', 'USAGE') THEN '" + denied + "' " +
 		"WHEN pg_catalog.query_to_xml(" + quote(trusted) + ", false, true, '')::text <> '' THEN " + settings + "'" + granted + "' ELSE '" + foreign + "' END END"
 }
 
-// Found says of what Probe found whether the run goes by a ledger. It is an error if
-// it has to and can't.
-func (u Use) Found(probed string) (bool, error) {
+// Found says whether the run goes by a ledger, after the answer to Question. It is an
+// error if the run has to and can't.
+func (u Use) Found(answer string) (bool, error) {
 	switch {
-	case u.wanted() && probed == granted:
+	case u.wanted() && answer == granted:
 		return true, nil
 	case !u.required():
 		return false, nil
@@ -88,7 +88,7 @@ func (u Use) Found(probed string) (bool, error) {
 	if u.Tick != nil {
 		why = "--once-per"
 	}
-	switch probed {
+	switch answer {
 	case foreign:
 		return false, session.Errorf(session.Denied, "the owner of the database is to make the ledger: pglead ledger install", "%s needs a ledger that can be trusted: %s", why, Untrusted)
 	case denied:
@@ -102,13 +102,13 @@ func (u Use) Found(probed string) (bool, error) {
 // Untrusted says why a ledger is left alone.
 const Untrusted = "the schema pglead belongs neither to the database's owner nor to a superuser"
 
-// Foreign says of what Probe found that there is a ledger which can't be trusted.
-func (u Use) Foreign(probed string) bool { return probed == foreign }
+// Foreign says whether the answer to Question is that the ledger can't be trusted.
+func (u Use) Foreign(answer string) bool { return answer == foreign }
 
-// Denied says of what Probe found that there is a ledger which the role is not granted.
-func (u Use) Denied(probed string) bool { return probed == denied }
+// Denied says whether the answer to Question is that the role is not granted the ledger.
+func (u Use) Denied(answer string) bool { return answer == denied }
 
-// Refused is an error of the ledger, which is not one of the lock.
+// Refused makes a refusal of the server name the ledger, instead of the lock.
 func Refused(err error) error { return session.Refused(err, "the ledger") }
 
 // DoneError says that a tick has had its success.

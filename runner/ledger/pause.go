@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // Wish is a pause that somebody wants.
@@ -14,7 +15,7 @@ type Wish struct {
 	By, Note string
 }
 
-// PauseKey keeps a key from being started, in all its slots. What runs, runs on.
+// PauseKey keeps the runs of a key from starting, in all its slots. It ends none.
 func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, w Wish) error {
 	until := "'infinity'::timestamptz"
 	if w.For > 0 {
@@ -27,5 +28,5 @@ func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, w Wish) e
 // ResumeKey ends the pause of a key, and says whether there was one.
 func ResumeKey(ctx context.Context, ask Ask, id lockkey.ID) (was bool, err error) {
 	rows, err := ask(ctx, fmt.Sprintf("SELECT pglead.resume_1(%d, %d::smallint)", id.Number, id.ObjSubID()))
-	return len(rows) == 1 && rows[0][0] == "t", err
+	return session.Rows(rows).Is("t"), err
 }

@@ -25,34 +25,36 @@ const (
 	// Denied means that there is one, and the role has no USAGE of its schema.
 	Denied
 	// Foreign means that there is one that some other role made, perhaps in order to be
-	// called: nothing in it is to be touched.
+	// called: nothing in it must be touched.
 	Foreign
 	// Granted means that the role reads and writes it.
 	Granted
 )
 
-// Look finds out whether there is a ledger for this role, whose name it returns as SQL
-// has it. It names nothing in the schema, since even to plan that could run it.
+// Look finds out whether there is a ledger for this role. It returns the role's name as
+// SQL writes it. Its query names nothing in the schema, since even planning it could run
+// functions there.
 func Look(ctx context.Context, ask Ask) (access Access, role string, err error) {
-	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.Probe(true)+", pg_catalog.quote_ident(current_user)")
+	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.Question(true)+", pg_catalog.quote_ident(current_user)")
 	if err != nil {
 		return Absent, "", err
 	}
-	if len(rows) != 1 || len(rows[0]) != 2 {
+	row, err := session.Rows(rows).Only(2)
+	if err != nil {
 		return Absent, "", errAnswer
 	}
-	return map[string]Access{denied: Denied, foreign: Foreign, granted: Granted}[rows[0][0]], rows[0][1], nil
+	return map[string]Access{denied: Denied, foreign: Foreign, granted: Granted}[row[0]], row[1], nil
 }
 
 var errAnswer error = session.Errorf(session.Unsafe, "is the schema pglead another program's?", "the ledger does not answer as this version's does")
 
-// held is an SQL expression over a row of pglead.lock: somebody has the lock. A
-// standby has no locks to show, and is believed.
+// held is an SQL expression over a row of pglead.lock: somebody has the lock. A standby
+// can't show the primary's locks, so there every lock counts as held.
 const held = `((number, sub) IN (SELECT p.classid::bigint << 32 | p.objid::bigint, p.objsubid FROM pg_catalog.pg_locks AS p
 	WHERE p.locktype = 'advisory' AND p.granted AND p.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))
 	OR pg_catalog.pg_is_in_recovery())`
 
-// epoch is an SQL expression for microseconds since 1970; a time without end is a word.
+// epoch is an SQL expression for microseconds since 1970, or the word infinity.
 func epoch(column string) string {
 	return "CASE WHEN pg_catalog.isfinite(" + column + ") THEN (extract(epoch FROM " + column + ") * 1000000)::bigint::text ELSE " + column + "::text END"
 }
@@ -60,11 +62,11 @@ func epoch(column string) string {
 // length is an SQL expression for microseconds.
 func length(column string) string { return "(extract(epoch FROM " + column + ") * 1000000)::bigint" }
 
-// mostKey is as much of a key as a ledger has.
+// mostKey is how many characters of a key a ledger keeps.
 const mostKey = 500
 
-// among is a condition on a table of the ledger: rows of this key, under one of these
-// numbers. A key's own number and those of its slots are of one kind.
+// among is a condition on a table of the ledger: the row is of this key, under one of
+// these numbers. All numbers of a key have the same sub.
 func among(key string, ids []lockkey.ID) string {
 	var numbers []string
 	for _, id := range ids {
@@ -73,8 +75,7 @@ func among(key string, ids []lockkey.ID) string {
 	return fmt.Sprintf("key = pg_catalog.left(%s, %d) AND sub = %d AND number IN (%s)", quote(key), mostKey, ids[0].ObjSubID(), strings.Join(numbers, ", "))
 }
 
-// reader reads a row from its first cell on. The first cell that can't be read is
-// remembered.
+// reader reads a row, cell by cell. It remembers the first error.
 type reader struct {
 	row []string
 	err error
@@ -127,7 +128,7 @@ func (r *reader) time() time.Time {
 	return time.UnixMicro(r.number())
 }
 
-// lines are those of a text that has some.
+// lines are the lines of a text, or nil.
 func (r *reader) lines() []string {
 	text := r.text()
 	if text == "" {
@@ -160,5 +161,5 @@ func (r *reader) entry(id lockkey.ID, key string) Entry {
 	}
 }
 
-// Endless is the end of what has none.
+// Endless stands for the end of a pause that has none.
 func Endless() time.Time { return time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) }

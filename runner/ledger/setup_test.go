@@ -11,13 +11,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // remembering is a server with a ledger that an ordinary owner of the database has
 // installed, and the role cron that is granted it.
-func remembering(t *testing.T, settings map[string]string) *pgtest.Server {
+func remembering(t *testing.T, settings map[string]string) *localpg.Server {
 	t.Helper()
 	server := testserver.Start(t, settings)
 	query(t, server, "CREATE ROLE boss LOGIN; CREATE ROLE cron LOGIN; CREATE ROLE other LOGIN; CREATE ROLE stranger LOGIN; ALTER DATABASE postgres OWNER TO boss; GRANT pg_signal_backend TO boss")
@@ -47,9 +47,9 @@ func asking(conn *pgconn.PgConn) func(context.Context, string) ([][]string, erro
 	}
 }
 
-func connect(t *testing.T, server *pgtest.Server, role string) *pgconn.PgConn {
+func connect(t *testing.T, server *localpg.Server, role string) *pgconn.PgConn {
 	t.Helper()
-	conn, err := pgconn.Connect(t.Context(), strings.Replace(server.DSN("postgres"), "user="+pgtest.Superuser, "user="+role, 1))
+	conn, err := pgconn.Connect(t.Context(), strings.Replace(server.DSN("postgres"), "user="+localpg.Superuser, "user="+role, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func run(t *testing.T, conn *pgconn.PgConn, sql string) string {
 }
 
 // query asks as a superuser.
-func query(t *testing.T, server *pgtest.Server, sql string) string {
+func query(t *testing.T, server *localpg.Server, sql string) string {
 	t.Helper()
 	return strings.Join(testserver.Query(t, server, sql), " ")
 }

@@ -17,34 +17,34 @@ type Run struct {
 	Tick                *Tick
 }
 
-// Lock is one of a run's.
+// Lock is one of a run's locks.
 type Lock struct {
 	lockkey.ID
 	Key string
 }
 
-// Proof is what a run knows of those before.
+// Proof is what a run knows of earlier runs.
 type Proof struct {
-	// Backend is the session that has the locks, if it isn't the one that asks.
+	// Backend is the session that has the locks, if another session asks.
 	Backend uint32
-	// Sure says that no command is alive of a lock of which nothing is known.
+	// Sure says that no command is alive if the ledger knows nothing of a lock.
 	Sure bool
-	// Closes are, for each lock, the highest token of which, and of those before,
-	// nothing is alive.
+	// Closes are tokens, one for each lock. No command of that token, or of an earlier
+	// one, is alive.
 	Closes []int64
-	// Heard are tokens that were announced, and not to have ended.
+	// Heard are tokens whose start was announced, and whose end was not.
 	Heard  []int64
 	Waited time.Duration
 }
 
-// First is an SQL expression that starts a run of one lock if nothing is in its way,
-// and is else NULL: then Rest knows what is. Token and system are SQL.
+// First is an SQL expression that starts a run of one lock if nothing is in its way. Else
+// it is NULL, and Rest tells the reason. Token and system are SQL.
 func (r Run) First(l Lock, token, system string) string {
 	return fmt.Sprintf("pglead.start_1('%d', '%d', %s, %s, %s, %s, NULL, %s)",
 		l.Number, l.ObjSubID(), quote(l.Key), token, system, r.words(), r.ticks())
 }
 
-// Rest is an SQL expression that starts a run, and whose value is for ParseAnswer.
+// Rest is an SQL expression that starts a run. ParseAnswer reads its value.
 func (r Run) Rest(locks []Lock, shared bool, token int64, system string, p Proof) string {
 	var numbers, subs, keys, closes, heard []string
 	for i, l := range locks {
@@ -76,7 +76,7 @@ func (r Run) ticks() string {
 	return fmt.Sprintf("%s, %s, %s", instant(r.Tick.At), interval(r.Tick.Per), instant(r.Tick.now()))
 }
 
-// Open is a query that counts the locks' runs which may be alive.
+// Open is a query that counts the locks' runs whose commands may be alive.
 func Open(locks []Lock, shared bool) string {
 	var rows []string
 	for _, l := range locks {
@@ -89,7 +89,7 @@ func Open(locks []Lock, shared bool) string {
 	return "SELECT pg_catalog.count(*) FROM pglead.lock WHERE started IS NOT NULL AND ended IS NULL AND (number, sub) IN (" + strings.Join(rows, ", ") + ")" + readers
 }
 
-// Paused is a query for a row if any of the locks is paused.
+// Paused is a query that returns rows if any of the locks is paused.
 func Paused(locks []Lock) string {
 	var rows []string
 	for _, l := range locks {
@@ -98,7 +98,7 @@ func Paused(locks []Lock) string {
 	return "SELECT true FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (" + strings.Join(rows, " OR ") + ") LIMIT 1"
 }
 
-// Missing is a query that notes of a lock that there was nothing to run.
+// Missing is a query that notes, for a lock, that there was nothing to run.
 func (r Run) Missing(l Lock, status int) string {
 	return fmt.Sprintf("SELECT pglead.missing_1('%d', '%d', %s, %s, %s, %d, %s, %d)",
 		l.Number, l.ObjSubID(), quote(l.Key), quote(r.Host), quote(r.User), r.PID, quote(r.Command), status)
@@ -114,7 +114,7 @@ const (
 	Timeout Outcome = "timeout"
 	Lost    Outcome = "lost"
 	Killed  Outcome = "killed"  // by a signal
-	Stopped Outcome = "stopped" // before it began, or asked to end
+	Stopped Outcome = "stopped" // it never began, or was asked to end
 )
 
 // End is the end of a run. Nothing of its command is alive.
@@ -124,8 +124,8 @@ type End struct {
 	At      time.Time
 }
 
-// Finish are the queries that note it of a lock, for a session of the role that
-// started the run.
+// Finish are the queries that note the end for a lock. The session has to have the role
+// that started the run.
 func (e End) Finish(id lockkey.ID, token int64, shared bool, commit string) []string {
 	status, ago := "NULL", time.Duration(0)
 	if e.Status != nil {
@@ -143,7 +143,7 @@ func (e End) Finish(id lockkey.ID, token int64, shared bool, commit string) []st
 	return queries
 }
 
-// interval is a length of time as SQL has it: a literal, since an operator that nothing
+// interval is a length of time in SQL: a literal, since an operator that nothing
 // else needs would cost a new session 0.1 ms. PostgreSQL 14 takes no more than 31 bits
 // of a unit in one, which hours don't come to.
 func interval(d time.Duration) string {
@@ -159,8 +159,8 @@ func instant(at time.Time) string {
 	return "'" + at.UTC().Format("2006-01-02 15:04:05.999999") + "+00'"
 }
 
-// quote makes a text one of SQL, whatever the server's settings for that are. What
-// no text of the server's can be is shown as a question mark.
+// quote makes an SQL literal of a text, whatever the server's settings for literals are. It
+// replaces what no text of the server can contain by question marks.
 func quote(text string) string {
 	text = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", "?"), "?")
 	quoted := "'" + strings.ReplaceAll(text, "'", "''") + "'"

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/pglead/pglead/runner/session"
 )
 
-// State is what an installed ledger is like.
+// State describes an installed ledger.
 type State struct {
 	Version int
 	Keep    int // runs of each key
@@ -15,14 +17,14 @@ type State struct {
 	Locks   int64
 	Keys    int64
 	Bytes   int64
-	Oldest  time.Time // that a run of it started; zero if there is none
+	Oldest  time.Time // start of the oldest run; zero if there is none
 	Owner   string
-	Trusted bool     // by all, since the owner is the database's, or a superuser
-	Granted []string // roles with USAGE, the owner left out
+	Trusted bool     // by all roles, since the owner is the database's, or a superuser
+	Granted []string // roles with USAGE, without the owner
 	Former  []string // roles that have run something, and have no USAGE any more
 }
 
-// ReadState counts what the ledger has.
+// ReadState asks for the state of the ledger.
 func ReadState(ctx context.Context, ask Ask) (State, error) {
 	rows, err := ask(ctx, `SELECT version, keep, (SELECT pg_catalog.count(*) FROM pglead.run), (SELECT pg_catalog.count(*) FROM pglead.lock),
 	(SELECT pg_catalog.count(DISTINCT key) FROM pglead.lock),
@@ -36,17 +38,18 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 	if err != nil {
 		return State{}, err
 	}
-	if len(rows) != 1 {
+	row, err := session.Rows(rows).Only(0)
+	if err != nil {
 		return State{}, errAnswer
 	}
-	r := reader{row: rows[0]}
+	r := reader{row: row}
 	s := State{Version: int(r.number()), Keep: int(r.number()), Runs: r.number(), Locks: r.number(), Keys: r.number(), Bytes: r.number(), Oldest: r.time(), Owner: r.text(), Trusted: r.truth()}
 	s.Granted, s.Former = r.lines(), r.lines()
 	return s, r.err
 }
 
-// Faults says what the ledger's owner, with whose rights it writes, and this role have
-// lost since it was installed. Runs that go by such a ledger don't start.
+// Faults lists the privileges that this role lacks, and the ledger's owner, with whose
+// rights its functions write. Without them no run that goes by the ledger starts.
 func Faults(ctx context.Context, ask Ask) ([]string, error) {
 	rows, err := ask(ctx, `WITH functions AS (SELECT oid, proname, proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
 SELECT DISTINCT pg_catalog.format('%s has no %s on pglead.%s', pg_catalog.pg_get_userbyid(f.proowner), p.privilege, t.name)
@@ -62,7 +65,7 @@ ORDER BY 1`)
 	return faults, err
 }
 
-// Prune forgets keys whose last run is so long ago, and says how many rows that were.
+// Prune forgets keys whose last run is so long ago, and returns how many rows that were.
 func Prune(ctx context.Context, ask Ask, older time.Duration) (gone int64, err error) {
 	for _, walk := range []struct{ function, from string }{
 		{"prune_locks_1", "'-9223372036854775808', '0', '0'"},

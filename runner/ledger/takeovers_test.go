@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // TestFenceTakeovers has jobs write on that don't know of their loss, while others take
@@ -72,7 +72,7 @@ func TestFenceTakeovers(t *testing.T) {
 
 // writing is what the writers have in common.
 type writing struct {
-	server          *pgtest.Server
+	server          *localpg.Server
 	level           string
 	latest, commits *atomic.Int64
 }
@@ -93,7 +93,7 @@ func (w *writing) writeOn(ctx context.Context, n int) {
 	for i := 0; ctx.Err() == nil; i++ {
 		var err error
 		if conn == nil || conn.IsClosed() {
-			if conn, err = pgconn.Connect(ctx, strings.Replace(w.server.DSN("postgres"), "user="+pgtest.Superuser, "user=other", 1)); err != nil {
+			if conn, err = pgconn.Connect(ctx, strings.Replace(w.server.DSN("postgres"), "user="+localpg.Superuser, "user=other", 1)); err != nil {
 				conn = nil
 				continue
 			}

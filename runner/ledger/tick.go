@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Tick is one point of a schedule: the time of a node's wall clock, rounded down. All
-// nodes whose cron fires by such clocks agree on its name, however far these are
-// apart.
+// Tick is one point of a schedule: the time of a node's wall clock, rounded down. Nodes
+// whose cron fires at the same time by their own clocks agree on its name, however far
+// those clocks differ.
 type Tick struct {
 	At  time.Time
 	Per time.Duration
@@ -17,8 +17,8 @@ type Tick struct {
 
 const day = 24 * time.Hour
 
-// ParsePeriod reads how often there is a tick: a length of time, or minute, hour, day.
-// Ticks begin anew with each day, so a day is a whole number of them.
+// ParsePeriod reads the time between ticks: a length of time, or minute, hour, day. Ticks
+// begin anew with each day, so a day has to be a whole number of them.
 func ParsePeriod(text string) (time.Duration, error) {
 	switch text {
 	case "minute":
@@ -38,9 +38,8 @@ func ParsePeriod(text string) (time.Duration, error) {
 	return per, nil
 }
 
-// TickOf is the tick of a process that started just now. That of a day is the local
-// date, of which UTC's midnight is the name; shorter ones are counted in UTC, where
-// no hour comes twice.
+// TickOf is the tick of a process that started just now. A day's tick is the local date,
+// named by UTC's midnight. Shorter ticks are counted in UTC, where no hour comes twice.
 func TickOf(per time.Duration, clock func() time.Time) *Tick {
 	now := clock()
 	at := now.UTC().Truncate(per)

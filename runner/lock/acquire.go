@@ -22,22 +22,26 @@ type Config struct {
 	// Description is what sessions say of themselves, to which a grant adds.
 	Description inspect.Description
 
-	// LockDelay is how long a former holder may live on without knowing that it
-	// has lost: so long is waited, with the lock held, where there is no evidence
-	// that its command is dead. With 0 it never is.
+	// LockDelay is how long a former holder's command may live on after the loss of its
+	// lock. Without evidence that the command is dead, a grant is held for that long
+	// before the start. 0 means never.
 	LockDelay time.Duration
 
-	// Explain has a refusal say who holds the lock, which is one more question to
-	// the server; with Parting the session ends with that.
-	Explain, Parting bool
+	// Explain makes a refusal name the holders of the lock, which takes one more
+	// question to the server.
+	Explain bool
 
-	// Reached is set once the server has answered for the lock. A run that has it
-	// set rides out every error from then on. Nil: it does so for passing ones only.
+	// Parting ends the session with the last request: with Release, or with the
+	// question of Explain.
+	Parting bool
+
+	// Reached is set once the server has answered for the lock. From then on the run
+	// rides out every error. If it is nil, the run rides out passing errors only.
 	Reached *bool
 
-	// Prepare is called once for each session, while the server is asked or the lock
-	// waited for: the caller makes ready there what the command will need. What it
-	// returns undoes that, when the session is given up.
+	// Prepare is called once for each session, beside the questions to the server or the
+	// wait: there the caller makes ready what the command will need. The function that
+	// it returns undoes that, if the session is given up.
 	Prepare func(*session.Session) (abandon func(), err error)
 
 	// Ledger is what remembers the run, if the database has one.
@@ -51,8 +55,8 @@ type Config struct {
 const Forever = time.Duration(math.MaxInt64)
 
 // Acquire opens a session, takes the lock on it, and returns when a command may be
-// started under it. Obstacles that pass by themselves are waited out, for as long
-// as Wait allows. Errors are
+// started under it. It waits for obstacles to pass that do so by themselves, for as
+// long as Wait allows. Errors are
 //
 //	*ConflictError                            somebody else has it
 //	*ledger.PausedError, *ledger.DoneError    the ledger says that nobody should start
@@ -78,17 +82,17 @@ func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
 type acquisition struct {
 	cfg     Config
 	returns bool   // this is not its first session
-	ticket  uint32 // that it had in an earlier one, or 0
-	said    bool   // that a ledger is not used
+	ticket  uint32 // the ticket that it had in an earlier one, or 0
+	said    bool   // the log says that a ledger is not used
 }
 
-// attempt is one session's.
+// attempt is what Acquire does with one session.
 func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*Held, error) {
 	cfg := a.cfg
-	if !a.returns { // one who returns has a place in line: a try at the login would pass those before it
-		cfg.Session.AtLogin = cfg.LoginTrySQL()
+	if !a.returns { // a bid that returns has a place in line, and must not pass those before it
+		cfg.Session.FirstQuestion = cfg.FirstTrySQL()
 	}
-	s, err := cfg.Open(ctx, left())
+	s, err := cfg.OpenSession(ctx, left())
 	if err != nil {
 		return nil, err
 	}
@@ -166,7 +170,7 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 	return nil
 }
 
-// lastTry is made when the time is up: the last moment is as good as any.
+// lastTry tries once more when the time is up, then gives up.
 func (b *Bid) lastTry(ctx context.Context) error {
 	if b.line != nil || b.returns {
 		if complete, err := b.Try(ctx); err != nil || complete {
@@ -176,17 +180,17 @@ func (b *Bid) lastTry(ctx context.Context) error {
 	return b.refuse(ctx)
 }
 
-// beginWait makes ready for a wait.
+// beginWait prepares for a wait.
 func (b *Bid) beginWait() error {
 	b.cfg.Log.Info("waiting for the lock", "event", "waiting")
 	if !b.cfg.Session.Transaction {
-		b.s.Beat(session.Heartbeat{Every: WaiterBeat(b.cfg.Session.Lease), SQL: []string{session.PlainBeat}})
-		b.s.Keep()
+		b.s.SetHeartbeat(session.Heartbeat{Every: WaiterBeat(b.cfg.Session.Lease), SQL: []string{session.PlainBeat}})
+		b.s.StartHeartbeat()
 	}
 	return b.preparation.done()
 }
 
-// poll is wait for a transaction, before which there is no line.
+// poll is wait for a transaction, which has no line.
 func (b *Bid) poll(ctx context.Context, left func() time.Duration) (granted bool, err error) {
 	if _, err := b.s.Second(ctx); err != nil { // see session.Open
 		return false, err
@@ -205,14 +209,14 @@ func (b *Bid) poll(ctx context.Context, left func() time.Duration) (granted bool
 	return false, nil
 }
 
-// refuse gives up, and names the holders of what could not be had.
+// refuse gives up. Its error names the holders of the locks that are missing.
 func (b *Bid) refuse(ctx context.Context) error {
-	// The end of the session would free them a moment too late for the next run
-	// of a script.
+	// The end of the session would free the locks a moment too late for the next run of
+	// a script.
 	if err := b.GiveBack(ctx); err != nil {
 		return err
 	}
-	if queries := b.leaving(); len(queries) > 0 { // the gate, too, keeps others out
+	if queries := b.leaving(); len(queries) > 0 { // else the gate would keep others out
 		if _, err := b.s.Query(ctx, queries...); err != nil {
 			return b.error(err)
 		}
@@ -225,7 +229,7 @@ func (b *Bid) refuse(ctx context.Context) error {
 	sought := b.cfg.Claim.Sought()
 	views, err := inspect.Holders(ctx, b.s, sought.Locks...)
 	if err != nil {
-		return held // which is what matters
+		return held // without their names
 	}
 	b.parted = parting
 	for _, view := range views {

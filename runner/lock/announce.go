@@ -11,10 +11,10 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// PostgreSQL frees the lock of a session that it ends by itself, or that ends
-// with the server, while the holder may not know yet. Whoever is granted the lock
-// next has to know which kind of end it was. So those who hold a lock announce,
-// on a NOTIFY channel of the lock's own, when they start and when they end.
+// When PostgreSQL ends a session, or goes down, the session's lock is free at once,
+// and its holder may not know it yet. The next holder has to know which kind of end it
+// was. So holders announce, on a NOTIFY channel of the lock's own, when they start and
+// when they end.
 //
 // Channel: pglead.1.NUMBER, where 1 is the version of what follows and NUMBER that
 // of the lock. Payload: fields with a space between them,
@@ -25,9 +25,9 @@ import (
 //	left    TOKEN LEASE GRACE [to=PID]
 //
 // the fencing token in decimal, the lease and the lost-grace in milliseconds.
-// The numbers of the promise follow from LEASE and GRACE: at most 2/3 LEASE +
-// GRACE after it could last be sure of its lock, a holder's command is dead.
-// More fields may be added at the end. A payload of another form is nothing heard.
+// The numbers of the promise follow from LEASE and GRACE: a holder's command is dead
+// at most 2/3 LEASE + GRACE after the holder could last be sure of its lock. More fields
+// may be added at the end. A payload of another form is ignored.
 //
 //   - started is said if anyone waits, in the transaction that draws the token;
 //   - clean is said by the lock's session, in a transaction before the one that
@@ -36,10 +36,10 @@ import (
 //     lost: the command is dead;
 //   - left is said by a reader: others may be alive.
 //
-// clean and dead mean that no command of TOKEN is alive and, with the field all, none
-// *of any earlier one* either. That says only who has made sure of it: by waiting out
-// the delay, or by such a word of the one before. One who was granted the lock at its
-// first try has not.
+// clean and dead mean that no command of TOKEN is alive. The field all extends that to
+// every earlier token. A holder adds it only if it made sure: it waited for the delay,
+// or heard a word with that field from the holder before. A holder that got the lock at
+// its first try did neither.
 
 // event is the first field of an announcement.
 type event string
@@ -68,8 +68,8 @@ type Announcement struct {
 	LostGrace time.Duration
 	Shared    bool   // the holder is one of many
 	OwnOnly   bool   // it speaks for its own token only
-	To        uint32 // who is to have the lock next, or 0
-	PID       uint32 // of the session that said it
+	To        uint32 // the session that is to have the lock next, or 0
+	PID       uint32 // the session that said it
 }
 
 const (
@@ -80,7 +80,7 @@ const (
 
 func channel(id lockkey.ID) string { return "pglead.1." + id.String() }
 
-// longestAnnounced bounds what the announcement of a holder can make others wait.
+// longestAnnounced bounds how long a holder's announcement can make others wait.
 const longestAnnounced = 24 * time.Hour
 
 func parseAnnouncement(payload string) (a Announcement, ok bool) {
@@ -96,7 +96,8 @@ func parseAnnouncement(payload string) (a Announcement, ok bool) {
 		}
 		numbers[i] = n
 	}
-	// Shortened and not dropped: else the event before it would be the last.
+	// A length that is too long is shortened. If the event were dropped, the one before
+	// it would count as the last.
 	most := longestAnnounced.Milliseconds()
 	numbers[1], numbers[2] = min(numbers[1], most), min(numbers[2], most)
 	a = Announcement{
@@ -129,7 +130,7 @@ func (cfg *Config) startPayload(l Lock, token string) string {
 }
 
 // endPayload is an SQL expression that announces the end of a tenure by one of the
-// other words. What follows is more of its text, as SQL expressions.
+// other words. More SQL expressions are added to its text.
 func (h *Held) endPayload(word event, more ...string) string {
 	var fields []string
 	if h.coversEarlier {
@@ -138,21 +139,21 @@ func (h *Held) endPayload(word event, more ...string) string {
 	return h.cfg.payload(word, strconv.FormatInt(h.Token, 10), fields, more...)
 }
 
-// payload puts an announcement together. The function costs a backend in its first
-// moments half of what the operator does.
+// payload puts an announcement together. In a backend's first moments, concat costs
+// half of what the operator || does.
 func (cfg *Config) payload(word event, token string, fields []string, more ...string) string {
 	own := fmt.Sprintf(" %d %d", cfg.Session.Lease.Milliseconds(), cfg.Session.LostGrace.Milliseconds())
 	own = strings.Join(append([]string{own}, fields...), " ")
 	return fmt.Sprintf("pg_catalog.concat(%s)", strings.Join(append([]string{"'" + string(word) + " '", token, "'" + own + "'"}, more...), ", "))
 }
 
-// tell is SQL that says something on a channel. Its commit waits for nothing:
-// after a crash nobody would listen.
+// tell is a query that says something on a channel. Its commit does not wait for the
+// disk: after a crash nobody listens.
 func tell(channel, payload string) string {
 	return fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', %s)", channel, payload)
 }
 
-// Tell says something on a channel. Neither may have quotes.
+// Tell says something on a channel. Neither argument may contain quotes.
 func Tell(ctx context.Context, s *session.Session, channel, payload string) error {
 	_, err := s.Query(ctx, tell(channel, "'"+payload+"'"))
 	return err

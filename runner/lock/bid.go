@@ -17,27 +17,27 @@ type Bid struct {
 	cfg Config
 
 	returns bool   // it has waited before, in a session that is lost or in which it hears nothing
-	ticket  uint32 // that it had in an earlier session
+	ticket  uint32 // the ticket that it had in an earlier session
 
 	grant     grant
-	awaited   map[lockkey.ID]bool     // others had them since the bid began
+	awaited   map[lockkey.ID]bool     // the locks that others had since the bid began
 	histories map[lockkey.ID]*history // of the locks, from the time at which it listens
 	news      chan struct{}           // something was heard
 	line      *line                   // where it waits, or nil
-	ears      []lockkey.ID            // that it has
+	ears      []lockkey.ID            // the locks whose ears it holds
 
-	server      string       // with a transaction: which it is on
-	puzzled     bool         // a lock is held, and it isn't known by whom
+	server      string       // with a second session: the server's identity
+	puzzled     bool         // somebody unknown holds a lock
 	preparation *preparation // Config.Prepare
 	parted      bool         // the session has said goodbye
-	told        time.Time    // when the observer was told last who has the locks
+	told        time.Time    // when Observer.Waiting was last called
 }
 
 // grant is what a bid has been granted.
 type grant struct {
 	locks []Lock
-	slot  int           // with a gate: which of the claim's locks it is, from 1
-	delay time.Duration // for which the locks are to be held before the command may start
+	slot  int           // with a gate: the place of the lock in the claim, from 1
+	delay time.Duration // how long the locks are held before the command may start
 	// coversEarlier: a clean end of this run says that the commands of all earlier
 	// holders are dead, too (see verdict).
 	coversEarlier bool
@@ -59,7 +59,7 @@ func NewBid(s *session.Session, cfg Config, returns bool) *Bid {
 	return &Bid{s: s, cfg: cfg, returns: returns, grant: noGrant(), awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
 }
 
-// complete says whether all is held that the claim asks for.
+// complete says whether the bid holds all that the claim asks for.
 func (b *Bid) complete() bool {
 	if b.cfg.Claim.Gate != nil {
 		return len(b.grant.locks) == 1
@@ -76,9 +76,9 @@ func (b *Bid) missing() []Lock {
 }
 
 // Try takes what is missing, one lock after the other, up to the first that
-// somebody else has, and says whether the claim is complete. It doesn't wait.
-// Locks before that one stay held, so that whoever waits for it has them, but in
-// a transaction, or without a wait: there it is all or nothing.
+// somebody else has, and says whether the claim is complete. It doesn't wait. It keeps
+// the locks before that one while it waits for it. In a transaction, or without a wait,
+// it is all or nothing.
 func (b *Bid) Try(ctx context.Context) (complete bool, err error) {
 	_, err = b.try(ctx)
 	return err == nil && b.complete(), err
@@ -96,9 +96,9 @@ func (b *Bid) try(ctx context.Context) (granted bool, err error) {
 	return b.granted(n)
 }
 
-// trialled is what a trial comes to. The first has been made at the login.
+// trialled is the result of a trial. That of the first one came with the login.
 func (b *Bid) trialled(ctx context.Context) (n int, err error) {
-	value, known := b.s.TakeLoginAnswer()
+	value, known := b.s.TakeFirstAnswer()
 	if !known {
 		return b.number(ctx, "SELECT "+b.trySQL())
 	}
@@ -108,8 +108,8 @@ func (b *Bid) trialled(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// trySQL is an SQL expression that takes what is missing, in the way of Try. Its
-// value is for granted.
+// trySQL is an SQL expression that takes what is missing, as Try describes it. The
+// method granted reads its value.
 func (b *Bid) trySQL() string {
 	claim := b.cfg.Claim
 	switch {
@@ -125,9 +125,9 @@ func (b *Bid) trySQL() string {
 	return tryAll(b.missing(), Lock.try)
 }
 
-// LoginTrySQL is the first trial, which is made in the login's round trip: its value is
-// what the session's TakeLoginAnswer returns, and Try goes by that.
-func (cfg Config) LoginTrySQL() string {
+// FirstTrySQL is the SQL expression of the first trial. It travels with the login as
+// session.Config.FirstQuestion, and Try takes the answer from the session.
+func (cfg Config) FirstTrySQL() string {
 	if len(cfg.Claim.Locks) == 0 {
 		return ""
 	}
@@ -144,8 +144,8 @@ func tryAll(locks []Lock, try func(Lock) string) string {
 	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
 }
 
-// tryAllOrNone is tryAll that gives back what it has been granted if that isn't
-// all: else two runs that don't wait would refuse each other, and neither would start.
+// tryAllOrNone is a tryAll that gives back the locks it got if they are not all. Else
+// two runs that don't wait would refuse each other, and neither would start.
 func tryAllOrNone(locks []Lock) string {
 	var cases, back strings.Builder
 	for _, l := range locks {
@@ -155,8 +155,8 @@ func tryAllOrNone(locks []Lock) string {
 	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
 }
 
-// tryEach is an SQL expression that takes one of the locks and is its place in
-// the list, from 1, or 0.
+// tryEach is an SQL expression that takes one of the locks. Its value is the lock's
+// place in the list, from 1, or 0.
 func tryEach(locks []Lock, try func(Lock) string) string {
 	var cases strings.Builder
 	for i, l := range locks {
@@ -165,9 +165,8 @@ func tryEach(locks []Lock, try func(Lock) string) string {
 	return "CASE" + cases.String() + " ELSE 0 END"
 }
 
-// granted notes what a trial has taken: so many locks or, with a gate, the one
-// at that place. For each it asks the lock's history how long the last holder
-// may be alive.
+// granted notes what a trial has taken: the first n locks or, with a gate, the one at
+// place n. It asks each lock's history how long the last holder's command may be alive.
 func (b *Bid) granted(n int) (some bool, err error) {
 	missing := b.missing()
 	if n < 0 || n > len(missing) {
@@ -190,8 +189,8 @@ func (b *Bid) granted(n int) (some bool, err error) {
 	return len(won) > 0, nil
 }
 
-// refused takes note that somebody else has what is missing: if the histories say
-// that nobody does, he has to be looked for.
+// refused notes that somebody else has what is missing. If the histories know of
+// nobody, the bid is puzzled, and looks for the holder.
 func (b *Bid) refused() {
 	for _, l := range b.barred() {
 		if h := b.histories[l.ID]; h != nil {
@@ -203,10 +202,10 @@ func (b *Bid) refused() {
 // verdict is how long a granted lock has to be held before the command may
 // start.
 //
-// Whoever finds the lock free at the first try starts at once, unless the server
-// is too young to tell, or something was heard of the lock. Whoever has waited for
-// it, in this session or in one that was lost, goes by what it has heard, which
-// may be nothing.
+// A bid that finds the lock free at the first try starts at once, unless the server
+// is too young to tell, or the bid has heard something of the lock. A bid that has
+// waited, in this session or in one that was lost, goes by what it has heard, which may
+// be nothing.
 func (b *Bid) verdict(id lockkey.ID) verdict {
 	h := b.histories[id]
 	switch {
@@ -218,16 +217,16 @@ func (b *Bid) verdict(id lockkey.ID) verdict {
 	return verdict{delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
 }
 
-// await notes that others have what was refused, or may have had it: the next
-// grant of it is no first try.
+// await notes that others have, or may have had, the locks that a try was refused: the
+// next grant of these is no first try.
 func (b *Bid) await() {
 	for _, l := range b.barred() {
 		b.awaited[l.ID] = true
 	}
 }
 
-// barred is what a try was refused. What is after it was not tried, but in a
-// transaction.
+// barred are the locks that a try was refused: the first that is missing, since it did
+// not try the next. In a transaction, or with a gate, all that are missing.
 func (b *Bid) barred() []Lock {
 	refused := b.missing()
 	if b.cfg.Claim.Gate == nil && !b.cfg.Session.Transaction && len(refused) > 0 {
@@ -236,7 +235,7 @@ func (b *Bid) barred() []Lock {
 	return refused
 }
 
-// GiveBack frees what is held without having been used.
+// GiveBack frees locks under which no command was started.
 func (b *Bid) GiveBack(ctx context.Context) error {
 	if len(b.grant.locks) == 0 {
 		return nil
@@ -249,7 +248,7 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 	}
 	h := Held{Locks: b.grant.locks, cfg: b.cfg}
 	var words []string
-	if b.grant.drawn() { // a start has been said
+	if b.grant.drawn() { // the start was announced
 		h.Tenure = b.grant.tenure
 		words, _ = h.releasing()
 	}
@@ -258,7 +257,7 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 	return b.error(err)
 }
 
-// forget is for what was held and isn't any more: others may have it now.
+// forget notes that the locks are not held any more: others may have them now.
 func (b *Bid) forget() {
 	for _, l := range b.grant.locks {
 		b.awaited[l.ID] = true
@@ -266,7 +265,7 @@ func (b *Bid) forget() {
 	b.grant = noGrant()
 }
 
-// number sends queries, of which the last has a number for an answer.
+// number sends queries. The answer to the last one is a number.
 func (b *Bid) number(ctx context.Context, queries ...string) (int, error) {
 	rows, err := b.s.Query(ctx, queries...)
 	if err != nil {
@@ -284,7 +283,7 @@ func lastNumber(rows session.Rows) (int, error) {
 	return 0, session.ErrNotPostgreSQL()
 }
 
-// error makes a refusal of the server's one of the bid's locks.
+// error makes a refusal of the server name the bid's locks.
 func (b *Bid) error(err error) error {
 	return session.Refused(err, "lock "+b.cfg.Claim.String())
 }

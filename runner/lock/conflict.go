@@ -7,7 +7,7 @@ import (
 	"github.com/pglead/pglead/runner/inspect"
 )
 
-// ConflictError says that someone else has the lock.
+// ConflictError says that somebody else has the lock.
 type ConflictError struct {
 	Database string
 	Waited   time.Duration

@@ -17,12 +17,12 @@ func bid(t *testing.T, cfg lock.Config) *lock.Bid {
 
 func open(t *testing.T, cfg lock.Config) *session.Session {
 	t.Helper()
-	s, err := cfg.Open(t.Context(), 0)
+	s, err := cfg.OpenSession(t.Context(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	s.Keep()
+	s.StartHeartbeat()
 	return s
 }
 

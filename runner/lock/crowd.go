@@ -7,9 +7,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// What one does who is among many, as far as it follows from numbers alone. The
-// simulation of crowds (runner/bench/scale) goes by these too, with a clock and a
-// chance of its own: so what is random are bounds here.
+// The rules for a waiter among many, as far as they follow from numbers alone. The
+// simulation of crowds (runner/bench/scale) uses them too, with a clock and a random
+// source of its own. So the functions give bounds, and the caller draws between them.
 
 const (
 	// Listens is how many of the first in line listen.
@@ -18,11 +18,11 @@ const (
 	TryEvery = time.Second
 )
 
-// WaiterBeat is how often one in line asks the server for a sign of life.
+// WaiterBeat is how often a waiter in line asks the server for a sign of life.
 func WaiterBeat(lease time.Duration) time.Duration { return lease / 3 }
 
-// NextLook is how long after a look the next one is, where the last was this long
-// after the one before. A look takes the server 0.3 ms with 200 sessions.
+// NextLook is the time from a look to the next one; last is the time between the two
+// before. A look takes the server 0.3 ms with 200 sessions.
 func NextLook(rank int, moved bool, last, lease time.Duration) time.Duration {
 	const most, each = 100 * time.Millisecond, 5 * time.Millisecond
 	seldom := max(session.BeatEvery(lease), time.Duration(rank)*time.Second/4)
@@ -35,17 +35,17 @@ func NextLook(rank int, moved bool, last, lease time.Duration) time.Duration {
 	return min(2*last, seldom)
 }
 
-// MayStay says whether one in line keeps its connection, on a server on which so
-// many are free of so many. There is room for those who wait while more than a fifth
-// of all, and more than five, are free; the last in line are the first to go.
+// MayStay says whether a waiter keeps its connection, on a server with so many free
+// connections of so many. There is room for waiters while more than a fifth of all, and
+// more than five, are free. The last in line are the first to go.
 func MayStay(rank, waiting, free, of int) bool {
 	const share, least = 5, 5
 	lacking := max(of/share, least) + 1 - free
 	return lacking <= 0 || rank == 1 || rank <= waiting-lacking
 }
 
-// Between attempts to connect a waiter pauses for a random part of a backoff
-// that doubles, so that a server that comes up again isn't run over.
+// Between attempts to connect a waiter pauses for a random part of a backoff that
+// doubles, so that the waiters don't overrun a server that comes up again.
 const (
 	backoffFirst = 200 * time.Millisecond
 	backoffMost  = 5 * time.Second

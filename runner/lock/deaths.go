@@ -11,13 +11,13 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// AnnounceDeaths says of locks that were lost, of one run or one list, that their
-// commands are dead, so that the waiters need not wait for that as well. It is
-// to be called when the commands and all that they started are dead.
+// AnnounceDeaths announces, for the lost locks of one run or one list, that their
+// commands are dead, so that the waiters need not wait for the lock-delay. Call it when
+// the commands and all that they started are dead.
 //
-// The locks' own session is gone, or of no use: another is opened, which first ends
-// the old one, if the server still has it; after a healed partition that still has
-// the locks. It is tried again for one lock-delay; after that nobody waits for it.
+// The locks' own session is gone, or of no use, so another one is opened. It first ends
+// the old one, if the server still has it: after a healed partition that one still has
+// the locks. Failures are tried again for one lock-delay; after that nobody waits.
 func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	if len(lost) == 0 {
 		return
@@ -30,12 +30,12 @@ func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	afterLoss(ctx, !unheard, lost...)
 }
 
-// EndLate notes the end of a command in the ledger when the session was lost after
-// it, so that its success counts. Waiters have no use for it.
+// EndLate notes the end of a command in the ledger when the session was lost after that
+// end, so that its success counts. It does not tell the waiters.
 func (h *Held) EndLate(ctx context.Context) { afterLoss(ctx, false, h) }
 
-// afterLoss notes the ends in the ledger, if that knows of the runs, and tells the
-// waiters as well, on a new session.
+// afterLoss notes the ends in the ledger, if the runs are recorded there, and may tell
+// the waiters, on a new session.
 func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	if !tellWaiters && !lost[0].recorded {
 		return
@@ -55,15 +55,15 @@ func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	}
 }
 
-// roleLookupTime is how long the session that announces a death stays, so that its
-// hearers can look up its role.
+// roleLookupTime is how long the session that announced a death stays, so that the
+// waiters can look up its role.
 const roleLookupTime = time.Second
 
 func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	cfg := lost[0].cfg.session()
-	cfg.AtLogin, cfg.Quorum = "", false
+	cfg.FirstQuestion, cfg.Quorum = "", false
 	if lost[0].recorded {
-		cfg.Probe = lost[0].cfg.Ledger.Probe(cfg.Transaction)
+		cfg.LedgerQuestion = lost[0].cfg.Ledger.Question(cfg.Transaction)
 	}
 	s, err := session.Open(ctx, cfg)
 	if err != nil {
@@ -72,7 +72,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	defer s.Close()
 	var queries []string
 	for _, h := range lost {
-		if noted, _ := h.cfg.Ledger.Found(s.Probed()); noted {
+		if noted, _ := h.cfg.Ledger.Found(s.LedgerAnswer()); noted {
 			queries = append(queries, h.finishing()...)
 		}
 	}
@@ -93,8 +93,8 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	return nil
 }
 
-// announcingDeath are the queries that end the lost session, and say of each lock that
-// its command is dead.
+// announcingDeath are the queries that end the lost session and announce, for each lock,
+// that its command is dead.
 func (h *Held) announcingDeath() (queries []string) {
 	if h.ownsSession {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// endNotice is a last endNotice that was heard.
+// endNotice is a word of a tenure's end that was heard.
 type endNotice struct {
 	Announcement
 	noted   int
 	counted bool
 }
 
-// judge lets the words that count discharge what they discharge.
+// judge lets the words that count discharge tenures.
 func (h *history) judge() {
 	for i, w := range h.words {
 		if w.counted || !h.counts(w) {
@@ -25,16 +25,15 @@ func (h *history) judge() {
 			continue
 		}
 		h.since = time.Now()
-		if !h.spoken || w.Token > h.latest { // else it is one said again, or late
+		if !h.spoken || w.Token > h.latest { // else the word was said again, or is late
 			h.spoken, h.latest, h.ownOnly = true, w.Token, w.OwnOnly
 		}
 	}
 }
 
-// counts says whether a word is one at all: its speaker has been seen to hold
-// the lock, or is of the waiter's role or that of a former holder. A word that another
-// session's command is dead has to name a tenure that is known: one that has started
-// since is not.
+// counts says whether a word may discharge anything. Its speaker was seen to hold the
+// lock, or has the waiter's role, or that of a former holder. A word that another
+// session's command is dead has to name a tenure that is known.
 func (h *history) counts(w endNotice) bool {
 	if w.Event == wordDead && !slices.ContainsFunc(h.starts, func(s start) bool { return s.token == w.Token }) {
 		return false
@@ -49,12 +48,12 @@ func (h *history) counts(w endNotice) bool {
 // isOwn says whether a session is of this one's role.
 func (h *history) isOwn(s sighting) bool { return s.role != 0 && s.role == h.own }
 
-// isFresh says whether a word was said by the lock's holder, so that whatever was
-// known before is earlier. Any other may be late, or repeated: it says something of
-// the tokens up to its own, and nothing of those that nobody knows.
+// isFresh says whether the lock's holder said a word, so that all that was known before
+// is earlier. Any other word may be late, or repeated: it concerns the tokens up to its
+// own, and no tenure whose token isn't known.
 func (h *history) isFresh(w endNotice) bool { return w.Event == wordClean && h.seen[w.PID].held }
 
-// discharges says whether a word that counts does so for a tenure.
+// discharges says whether a word that counts discharges this tenure.
 func (h *history) discharges(w endNotice, s start) bool {
 	speaker := h.seen[w.PID]
 	holder, known := h.seen[s.pid]
@@ -66,8 +65,8 @@ func (h *history) discharges(w endNotice, s start) bool {
 	default: // of another role
 		return false
 	}
-	// A word for all earlier ones is that of a holder which has waited for them, as
-	// long as its own settings call for.
+	// A holder that speaks for all earlier tenures has waited for them, as long as its own
+	// settings call for.
 	all := !w.OwnOnly && s.need <= deadAfter(w.Announcement)
 	switch {
 	case s.token == 0:
@@ -78,9 +77,9 @@ func (h *history) discharges(w endNotice, s start) bool {
 	return s.token == w.Token
 }
 
-// unverified are the sessions that have said something which counts for nothing
-// as long as nobody knows their roles, or that they have started: who is gone when
-// its end is heard has a role no more.
+// unverified are the sessions whose roles have to be asked for. The words of some count
+// for nothing until then. Others have announced a start: when their end is heard they
+// may be gone, and have no role any more.
 func (h *history) unverified() (pids []uint32) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -101,8 +100,8 @@ func (h *history) unverified() (pids []uint32) {
 	return pids
 }
 
-// verified takes note of the role of a session that has said something, or that
-// the session is gone.
+// verified notes the role of a session that has said something, or that the session is
+// gone.
 func (h *history) verified(pid, role uint32, found bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -11,14 +11,14 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// End says how the command ended, for the ledger. Without it, the command was never
-// started, or was stopped.
+// End sets how the command ended, for the ledger. Without a call, the ledger has that the
+// command was stopped.
 func (h *Held) End(end ledger.End) { h.end = end }
 
-// finishing are the queries that note the end in the ledger, before the locks are
-// given back: the command is dead. What they write may be lost with a server that
-// crashes, which costs the next start its lock-delay; but with a tick, a success that
-// is lost would be repeated.
+// finishing are the queries that note the end in the ledger, when the command is dead and
+// before the locks are given back. A crash of the server may lose what they write, which
+// costs the next start its lock-delay. With a tick it would repeat a success, so there the
+// commit waits for the disk.
 func (h *Held) finishing() (queries []string) {
 	if !h.recorded {
 		return nil
@@ -36,7 +36,7 @@ func (h *Held) finishing() (queries []string) {
 	return queries
 }
 
-// finishBeside notes the end by a commit that the standbys confirm.
+// finishBeside notes the end in a commit that the standbys confirm.
 func (h *Held) finishBeside(ctx context.Context) {
 	for _, query := range h.finishing() {
 		_, err := h.Session.Commit(ctx, "SELECT "+session.StandbysNow+", "+strings.TrimPrefix(query, "SELECT "))
@@ -47,8 +47,8 @@ func (h *Held) finishBeside(ctx context.Context) {
 	}
 }
 
-// excused reports whether an error concerns the ledger alone, and warns of it: the
-// locks are given back in any case, and the next start waits for its lock-delay.
+// excused reports whether an error concerns the ledger alone, and warns of it. The locks
+// are given back in any case, and the next start waits for its lock-delay.
 func (h *Held) excused(err error) bool {
 	var pgErr *pgconn.PgError
 	if !h.recorded || !errors.As(err, &pgErr) || errors.As(err, new(*session.LostError)) {

@@ -18,18 +18,18 @@ type Held struct {
 	Tenure
 	Session *session.Session
 	Locks   []Lock
-	Slot    int // of a claim with a gate: which of its locks it is, from 1
+	Slot    int // with a gate: the place of the lock in the claim, from 1
 	Waited  time.Duration
 
 	cfg      Config
 	recorded bool // in the ledger
-	// coversEarlier: its end is that of the commands of all earlier holders, too.
+	// coversEarlier: when its command is dead, those of all earlier holders are, too.
 	coversEarlier bool
 	end           ledger.End    // of the command
-	ownsSession   bool          // the session is this one's
-	parted        bool          // it has said goodbye
+	ownsSession   bool          // nobody else uses the session
+	parted        bool          // the session has said goodbye
 	prefers       string        // the host that is to have the lock next
-	requests      chan struct{} // to step down
+	requests      chan struct{} // requests to step down
 }
 
 // Lost is closed when the session is gone, and its locks with it. Err then says
@@ -39,12 +39,12 @@ func (h *Held) Lost() <-chan struct{} { return h.Session.Lost() }
 // Err is the cause of the loss, or nil.
 func (h *Held) Err() error { return h.Session.Err() }
 
-// Release gives the locks back: when it returns nil another session can have
-// them. The command is dead, or was never started, and those who wait are told
-// so. That precedes the locks' release, in a transaction of its own, so that the
-// next holder has heard it. Where nobody waits nothing is said, since
-// NOTIFY has a cost for the whole server. With parting the session ends with it.
-func (h *Held) Release(ctx context.Context, parting bool) error {
+// Release gives the locks back: when it returns nil another session can have them. The
+// command is dead, or was never started. If anybody waits, Release announces that in a
+// transaction before the one that frees the locks, so that the next holder has heard it.
+// If nobody waits it says nothing, since a NOTIFY costs the whole server. With
+// Config.Parting the session ends with the release.
+func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
 		h.Session.SetHolding(false)
 		_, err := h.Session.Query(ctx, append(h.finishing(), "COMMIT")...)
@@ -56,7 +56,7 @@ func (h *Held) Release(ctx context.Context, parting bool) error {
 	if h.cfg.Session.Quorum {
 		h.finishBeside(ctx)
 	}
-	parting = parting && h.Session.Part()
+	parting := h.cfg.Parting && h.Session.Part()
 	queries, unlock := h.releasing()
 	if !h.cfg.Session.Quorum {
 		queries = append(h.finishing(), queries...)
@@ -66,8 +66,7 @@ func (h *Held) Release(ctx context.Context, parting bool) error {
 		return h.refused(err)
 	}
 	h.parted = parting
-	last := answers[len(answers)-1]
-	if len(last) != 1 || len(last[0]) != 1 || last[0][0] != strconv.Itoa(len(h.Locks)) {
+	if !answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))) {
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
 	}
 	return nil
@@ -84,8 +83,8 @@ func (h *Held) refused(err error) error {
 	return session.Refused(err, "lock "+h.cfg.Claim.String())
 }
 
-// releasing are the queries that say of each lock that its command is dead, and
-// the one that gives all back.
+// releasing are the queries that announce, for each lock, that its command is dead, and
+// the query that gives all locks back.
 func (h *Held) releasing() (words []string, unlock string) {
 	for _, l := range h.Locks {
 		words = append(words, h.announceEnd(l))
@@ -93,8 +92,8 @@ func (h *Held) releasing() (words []string, unlock string) {
 	return words, "SELECT " + h.unlocking()
 }
 
-// unlocking is an SQL expression that gives all back and counts them. All are calls,
-// and none is left out for another's sake.
+// unlocking is an SQL expression that gives all locks back and counts them. It is a sum,
+// so that the server evaluates every call.
 func (h *Held) unlocking() string {
 	var unlocks []string
 	for _, l := range h.Locks {
@@ -103,8 +102,8 @@ func (h *Held) unlocking() string {
 	return strings.Join(unlocks, " + ")
 }
 
-// announceEnd is the query that announces the end of a tenure to those in line, and
-// names the first of them, or one on the host that is preferred.
+// announceEnd is the query that announces the end of a tenure to those in line. It names
+// the first of them, or one on the preferred host.
 func (h *Held) announceEnd(l Lock) string {
 	word := wordClean
 	if l.Shared {
@@ -113,9 +112,9 @@ func (h *Held) announceEnd(l Lock) string {
 	if h.cfg.Claim.Polled && !l.Shared {
 		return tell(channel(l.ID), h.endPayload(word))
 	}
-	// In a backend's first moments an order by places, as a look has it, would take
-	// as long as all the rest. Where the time of tickets begins anew, this one names
-	// the wrong one first, and the right one tries a little later.
+	// In a backend's first moments an order by places, as in a look, would take as long
+	// as all the rest. This order names the wrong session when the time of tickets has
+	// begun anew; then the right one tries a little later.
 	order := "objid"
 	if len(h.Locks) > 1 { // waiters for this lock come before those for another
 		order = fmt.Sprintf("classid <> '%d', objid", lockkey.Ticket(l.ID))
@@ -128,12 +127,12 @@ func (h *Held) announceEnd(l Lock) string {
 	return fmt.Sprintf("%s ORDER BY %s LIMIT 1", h.cfg.Claim.waitingFor(h.Locks, columns), order)
 }
 
-// EncodedRelease are what a process that holds the socket of a dead one can say in its
-// place, when the command is dead: the clean end, and the unlock. It is nil where
-// that can't be: of readers others may be alive, a transaction has nothing to say
-// before its end, and what is encrypted nobody else can write. With goodbye the
-// session ends with it: where the session has other locks, it must not.
-func (h *Held) EncodedRelease() (request []byte, goodbye bool) {
+// EncodedRelease is what the guard, which shares the socket, sends in place of this
+// process when that is gone and the command is dead: the clean end, and the unlock. It
+// is nil where that is impossible: other readers may be alive, a transaction announces
+// nothing before its end, and nobody else can write to an encrypted connection. The
+// session ends with the request, unless it has other locks.
+func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	if h.cfg.Session.Transaction || h.Locks[0].Shared {
 		return nil, false
 	}
@@ -150,7 +149,7 @@ func (h *Held) EncodedRelease() (request []byte, goodbye bool) {
 	return request, h.ownsSession
 }
 
-// likeable makes a host's name one that is safe in a pattern of LIKE in quotes.
+// likeable makes a host's name safe in a quoted pattern for LIKE.
 func likeable(host string) string {
 	return strings.Map(func(r rune) rune {
 		switch {

@@ -27,31 +27,31 @@ import (
 // A waiter that is granted the lock starts at once if the lock's history is
 // ended, and else holds it for the delay before it starts.
 //
-// What a stranger says only ever makes it wait, and not for longer than its own
-// settings do: a word counts from the session that was seen to hold the lock, or
-// from one of that one's role or of the waiter's own.
+// A stranger's words can only make it wait, and no longer than its own settings do. A
+// word counts if its session was seen to hold the lock, or has that session's role or
+// the waiter's own.
 type history struct {
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // likewise
-	shared    bool          // it wants to read, which other readers don't bar
+	shared    bool          // it is a reader, which other readers don't keep out
 	news      chan<- struct{}
 
 	mu      sync.Mutex
-	now     int                 // counts what has been noted
-	starts  []start             // that nobody has discharged
-	words   []endNotice         // the latest
+	now     int                 // the number of things noted so far
+	starts  []start             // not discharged
+	words   []endNotice         // the latest ones
 	seen    map[uint32]sighting // sessions that hold the lock or wait for it
 	own     uint32              // the role of this session; 0 until it is known
 	spoken  bool                // a word has counted
-	latest  int64               // the highest token of one that did,
-	ownOnly bool                // which speaks for that token alone
-	since   time.Time           // when the last word of all was heard
+	latest  int64               // the highest token of a word that counted
+	ownOnly bool                // that word speaks for its own token alone
+	since   time.Time           // when the last such word was heard
 	buried  seat                // a silent holder, for as long as its session has the lock
-	asked   int                 // up to here the roles of those that started have been asked for
-	events  []Announcement      // for the one that waits
+	asked   int                 // the roles of the starts that were noted before this were asked for
+	events  []Announcement      // not taken by the waiter yet
 }
 
-// state is one of the three.
+// state is one of the three states of a history.
 type state int
 
 const (
@@ -70,14 +70,14 @@ func (h *history) state() state {
 	return quiet
 }
 
-// start is a tenure of the lock whose command may be alive.
+// start is a tenure whose command may be alive.
 type start struct {
-	pid   uint32 // of the session; 0: not known
-	token int64  // 0: not known
-	after int64  // then it is a later one than this
-	delay time.Duration
-	need  time.Duration // what of it comes from the holder's own settings
-	noted int
+	pid   uint32        // of the session; 0: not known
+	token int64         // 0: not known
+	after int64         // a token that isn't known is later than this one
+	delay time.Duration // how long its command may outlive the lock
+	need  time.Duration // the same by the holder's own settings alone
+	noted int           // history.now at that time
 }
 
 // sighting is what is known of another session.
@@ -86,7 +86,7 @@ type sighting struct {
 	held bool // the lock
 }
 
-// Most that is remembered of what others say.
+// Bounds of the memory for what others say.
 const (
 	mostStarts = 64
 	mostWords  = 32
@@ -97,8 +97,8 @@ func newHistory(lockDelay, lease time.Duration, shared bool, news chan<- struct{
 	return &history{lockDelay: lockDelay, lease: lease, shared: shared, news: news, seen: map[uint32]sighting{}}
 }
 
-// hear takes note of what another session said on the lock's channel. It is
-// called by the session's reader.
+// hear notes what another session said on the lock's channel. The session's reader
+// calls it.
 func (h *history) hear(pid uint32, payload string) {
 	a, ok := parseAnnouncement(payload)
 	if !ok || h.shared && a.Shared && a.Event == wordStarted {
@@ -128,11 +128,10 @@ func (h *history) hear(pid uint32, payload string) {
 	}
 }
 
-// bounded is how long a command may outlive its lock, by what its holder announced
-// and no longer than is credible. What a session says that was never seen to hold the lock costs no
-// more than the waiter's own delay, and what a holder says no more than the lease,
-// which is the same on all nodes: no command outlives nine tenths of that, whatever
-// its lost-grace is.
+// bounded is how long a command may outlive its lock, by its holder's announcement, but
+// no longer than is credible. For a session that was never seen to hold the lock that is
+// the waiter's own delay. For a holder it is the lease, which is the same on all nodes: no
+// command outlives nine tenths of it, whatever its lost-grace is.
 func (h *history) bounded(a Announcement) time.Duration {
 	if !h.seen[a.PID].held {
 		return h.lockDelay
@@ -143,13 +142,13 @@ func (h *history) bounded(a Announcement) time.Duration {
 // deadAfter is when a holder's command is dead at the latest, by its own settings.
 func deadAfter(a Announcement) time.Duration { return session.DeadAfter(a.Lease, a.LostGrace) }
 
-// crowd stands for the tenures that are too many to remember: no word
-// discharges it.
+// crowd is the pid of a start that stands for all tenures that are too many to
+// remember. No word discharges it.
 const crowd = math.MaxUint32
 
 // begin notes a tenure. A session holds a lock at most once, so a later start of the
-// same session replaces the earlier one. A start whose session isn't known is taken
-// for that of the first session that becomes known.
+// same session replaces the earlier one. A start of an unknown session counts as that of
+// the first session that becomes known.
 func (h *history) begin(s start) {
 	s.noted = h.now
 	h.starts = slices.DeleteFunc(h.starts, func(known start) bool {
@@ -172,12 +171,12 @@ func (h *history) begin(s start) {
 	h.starts = append(h.starts, s)
 }
 
-// freeAfterClean is how long after a clean end, which is said before, a lock is free for
-// certain.
+// freeAfterClean is how long after the announcement of a clean end, which precedes the
+// unlock, the lock is free for certain.
 const freeAfterClean = 150 * time.Millisecond
 
-// refused takes note of a try that was refused: if all were known to be dead, then
-// there is somebody else by now. It says whether that is news.
+// refused notes that a try was refused. If all known holders are dead, there has to be
+// another one. It says whether that is news.
 func (h *history) refused(at time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -189,18 +188,17 @@ func (h *history) refused(at time.Time) bool {
 	return true
 }
 
-// looking is to be called before a look is sent, or the end of a silent session; its
-// result is for saw, or silent.
+// looking is called before a look is sent, or the end of a silent session. Its result is
+// for saw, or bury.
 func (h *history) looking() (since int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.now
 }
 
-// saw takes note of what a look has shown that was sent when so much had been
-// noted. It is called by the session's reader, in the order of all that the server
-// says. A word may have overtaken the look: the tenure that it has ended doesn't
-// begin again.
+// saw notes what a look has shown; since is what looking returned before it was sent.
+// The session's reader calls it, in the order of all that the server says. A word may
+// have overtaken the look: the tenure that the word ended doesn't begin again.
 func (h *history) saw(l *look, id lockkey.ID, since int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -234,11 +232,11 @@ func (h *history) saw(l *look, id lockkey.ID, since int) {
 	h.judge()
 }
 
-// bury takes note that the holder's silence has been waited out: no command
-// that had started by then, when so much had been noted, is alive.
+// bury notes that a holder was silent for as long as its command can live: no command
+// is alive that had started when looking returned since.
 //
-// Its session may hold the lock for a while yet: where this role may not end it, the
-// server will.
+// The holder's session may have the lock for a while longer: if this role may not end
+// it, the server will.
 func (h *history) bury(since int, s seat) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -252,7 +250,7 @@ func (h *history) bury(since int, s seat) {
 	h.spoken, h.ownOnly = true, false
 }
 
-// take returns what has happened since it was called last.
+// take returns the events since its last call.
 func (h *history) take() []Announcement {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -265,8 +263,8 @@ func (h *history) take() []Announcement {
 type verdict struct {
 	// delay is how long the lock is to be held before the command may start.
 	delay time.Duration
-	// coversEarlier: the holder may say, when its own command is dead, that those of
-	// all before it are, too.
+	// coversEarlier: when its own command is dead, the holder may say that those of all
+	// holders before it are, too.
 	coversEarlier bool
 }
 
@@ -287,7 +285,7 @@ func (h *history) verdict() verdict {
 }
 
 // undischarged are the tokens of the tenures whose commands may be alive; blind says
-// that there are some whose tokens aren't known.
+// that some of the tokens aren't known.
 func (h *history) undischarged() (tokens []int64, blind bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -301,7 +299,7 @@ func (h *history) undischarged() (tokens []int64, blind bool) {
 	return tokens, blind
 }
 
-// buries says whether there was a word that nothing of a token is alive.
+// buries says whether a word has said that nothing of a token is alive.
 func (h *history) buries(token int64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

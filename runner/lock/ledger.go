@@ -13,18 +13,18 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// Where the database has a ledger, that says how the last run ended: to a first try,
-// and to one who has heard nothing. What is announced still counts, since there may be
-// pgleads that are not granted the ledger: a start that was heard of, and that the
-// ledger lacks, is waited out as without one.
+// A ledger in the database says how the last run ended, also to a first try and to a
+// waiter that has heard nothing. Announcements still count, since other pgleads may not
+// be granted the ledger. After a start that was announced, and that the ledger lacks, a
+// run waits as without a ledger.
 
 // usesLedger says whether the run goes by a ledger.
 func (b *Bid) usesLedger() bool {
-	use, err := b.cfg.Ledger.Found(b.s.Probed())
+	use, err := b.cfg.Ledger.Found(b.s.LedgerAnswer())
 	return use && err == nil
 }
 
-// ledgerRun is what the ledger is told of this one.
+// ledgerRun is what the ledger is told about this run.
 func (cfg *Config) ledgerRun() ledger.Run {
 	d := cfg.Description
 	return ledger.Run{
@@ -33,7 +33,7 @@ func (cfg *Config) ledgerRun() ledger.Run {
 	}
 }
 
-// ledgerLocks are locks of the claim, as the ledger has them.
+// ledgerLocks are locks of the claim in the ledger's form.
 func (cfg *Config) ledgerLocks(locks []Lock) (as []ledger.Lock) {
 	for _, l := range locks {
 		i := slices.Index(cfg.Claim.Locks, l)
@@ -45,7 +45,7 @@ func (cfg *Config) ledgerLocks(locks []Lock) (as []ledger.Lock) {
 // startsWithToken says whether the start of these locks' run can be part of the
 // statement that draws the token.
 func (b *Bid) startsWithToken(locks []Lock) bool {
-	if len(locks) != 1 || locks[0].Shared || b.cfg.Session.Quorum || b.cfg.Session.Transaction || !b.usesLedger() {
+	if len(locks) != 1 || locks[0].Shared || b.cfg.Session.UsesSecondSession() || !b.usesLedger() {
 		return false
 	}
 	tokens, blind := b.undischarged(locks)
@@ -73,8 +73,8 @@ func (l *line) warmUp(ctx context.Context) error {
 	return b.error(err)
 }
 
-// undischarged are the tokens of those who have been heard to start, and not to end;
-// blind says that there are some whose tokens aren't known.
+// undischarged are the tokens of starts that were heard without their ends; blind says
+// that some of the tokens aren't known.
 func (b *Bid) undischarged(locks []Lock) (tokens []int64, blind bool) {
 	if b.cfg.LockDelay == 0 {
 		return nil, false
@@ -91,13 +91,13 @@ func (b *Bid) undischarged(locks []Lock) (tokens []int64, blind bool) {
 // startAttempt is a start that may have to wait.
 type startAttempt struct {
 	proof     ledger.Proof
-	demands   time.Duration // by what was announced
-	since     time.Time     // from then on nobody else has had the locks
-	witnessed bool          // with a quorum: that the standbys have seen it
+	demands   time.Duration // the delay that the announcements call for
+	since     time.Time     // nobody else has had the locks from then on
+	witnessed bool          // always, but with a quorum only once its standbys have confirmed that
 }
 
-// drawAndStart draws the token and starts the run in the ledger, when nothing of those before
-// is alive.
+// drawAndStart draws the token and starts the run in the ledger, once no command of an
+// earlier run is alive.
 func (b *Bid) drawAndStart(ctx context.Context) error {
 	w := startAttempt{since: time.Now(), witnessed: !b.cfg.Session.Quorum, demands: b.grant.delay}
 	w.proof = ledger.Proof{Sure: b.grant.delay == 0, Closes: make([]int64, len(b.grant.locks))}
@@ -138,7 +138,7 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 }
 
 // noteCoverage finds out whether this run may say at its end that no earlier command is
-// alive either. The ledger alone is no ground for that: roles that are not granted it
+// alive either. The ledger alone is no evidence for that: roles that are not granted it
 // leave no rows in it.
 func (b *Bid) noteCoverage(w *startAttempt) {
 	if w.demands == 0 || w.witnessed && time.Since(w.since) >= w.demands {
@@ -148,7 +148,7 @@ func (b *Bid) noteCoverage(w *startAttempt) {
 	b.grant.coversEarlier = v.delay == 0 && v.coversEarlier
 }
 
-// noteEvidence takes note of what has been announced, or waited for, by now.
+// noteEvidence puts into the proof what was announced, and how long was waited, by now.
 func (b *Bid) noteEvidence(w *startAttempt) {
 	if !w.proof.Sure && (b.verdictOf(b.grant.locks).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
 		w.proof.Sure = true
@@ -173,7 +173,7 @@ func (b *Bid) waitAsWithoutLedger(ctx context.Context, w *startAttempt) error {
 	}
 	err := b.waitOut(ctx)
 	w.proof.Sure = true
-	w.witnessed = !b.cfg.Session.Quorum // what has been waited counts from before that
+	w.witnessed = !b.cfg.Session.Quorum // with a quorum, since is older than the commit that waitOut witnessed
 	return err
 }
 
@@ -191,8 +191,8 @@ func (b *Bid) obey(ctx context.Context, w *startAttempt, answer ledger.Answer) e
 	return b.withdraw(ctx, answer.Refusal)
 }
 
-// waitForOpenRuns waits until what the ledger knows to have started is dead: for as long as its
-// holder's settings call for, or until there is word of its end.
+// waitForOpenRuns waits until the commands of the ledger's open runs are dead: for as
+// long as their settings call for, or until there is word of their ends.
 func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledger.OpenRun) error {
 	if !w.witnessed {
 		if err := b.s.Witness(ctx); err != nil {
@@ -217,8 +217,8 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 		w.proof.Waited = time.Since(w.since)
 		return nil
 	}
-	b.grant.undraw() // that token is not for what starts then
-	b.s.Keep()
+	b.grant.undraw() // the start after the wait needs a later token
+	b.s.StartHeartbeat()
 	b.grant.delay = rest
 	if err := b.announceDelay(ctx); err != nil {
 		return err
@@ -230,8 +230,8 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 	return err
 }
 
-// Between two looks at the ledger, whether the last run's end has been noted: its
-// survivor needs a new session for that.
+// ledgerLooks is the time between two looks whether the ledger has the end of the last
+// run. After a loss its process needs a new session to note that.
 const ledgerLooks = 250 * time.Millisecond
 
 // ask asks the ledger whether the run may start, on the session that has drawn the
@@ -245,7 +245,7 @@ func (b *Bid) ask(ctx context.Context, proof ledger.Proof) (ledger.Answer, error
 }
 
 func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
-	beside := b.cfg.Session.Quorum || b.cfg.Session.Transaction
+	beside := b.cfg.Session.UsesSecondSession()
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
@@ -271,11 +271,11 @@ func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	rows := slices.Concat(answers...)
-	if len(rows) != 1 || len(rows[0]) != 2 {
-		return "", session.ErrNotPostgreSQL()
+	row, err := slices.Concat(answers...).Only(2)
+	if err != nil {
+		return "", err
 	}
-	return rows[0][0], nil
+	return row[0], nil
 }
 
 // fencePatience is more than a start waits for a transaction of the last run.
@@ -294,19 +294,19 @@ func (b *Bid) withdraw(ctx context.Context, why error) error {
 	return why
 }
 
-// vanished says of an error that the ledger is there no more, or that the role is
-// granted it no more, and that the run may go on without.
+// vanished says whether an error means that the ledger is gone, or not granted any more,
+// so that the run may go on without.
 func (b *Bid) vanished(ctx context.Context, err error) bool {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || !slices.Contains([]string{"42501", "42883", "42P01", "3F000"}, pgErr.Code) {
 		return false
 	}
-	return b.s.Probe(ctx) == nil && !b.usesLedger()
+	return b.s.AskLedgerQuestion(ctx) == nil && !b.usesLedger()
 }
 
-// withoutLedger goes on as if there had been none, if that will do.
+// withoutLedger goes on without a ledger, unless the run requires one.
 func (b *Bid) withoutLedger(ctx context.Context) error {
-	if _, err := b.cfg.Ledger.Found(b.s.Probed()); err != nil {
+	if _, err := b.cfg.Ledger.Found(b.s.LedgerAnswer()); err != nil {
 		return err
 	}
 	b.cfg.Log.Warn("the ledger is gone, or not granted any more; going on without", "event", "ledger")
@@ -316,8 +316,8 @@ func (b *Bid) withoutLedger(ctx context.Context) error {
 	return b.draw(ctx)
 }
 
-// ledgerError sorts what keeps the ledger from answering: what passes by itself is
-// waited out by one who waits.
+// ledgerError makes an error of the ledger one of this package. A run that waits rides
+// out those that pass by themselves.
 func (b *Bid) ledgerError(err error) error {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || errors.As(err, new(*session.LostError)) {

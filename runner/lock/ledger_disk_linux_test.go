@@ -10,8 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -30,7 +30,7 @@ func TestLedgerDiskFull(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(disk, unix.MNT_DETACH) })
 	space := filepath.Join(disk, "space")
-	if err := pgtest.MakeDir(space); err != nil {
+	if err := localpg.MakeDir(space); err != nil {
 		t.Fatal(err)
 	}
 	query(t, server, "CREATE TABLESPACE small LOCATION '"+space+"'")

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // TestLedgerQuorum has a ledger's rows be confirmed by a standby, which is promoted.
@@ -73,7 +73,7 @@ func TestLedgerRestored(t *testing.T) {
 	release(t, ended(acquire(t, ledgered(config(t, dsn, exclusive(7)))), ledger.OK))
 	open := acquire(t, ledgered(config(t, dsn, exclusive(8))))
 	dir := filepath.Join(filepath.Dir(old.Data), "dump")
-	if err := pgtest.MakeDir(dir); err != nil {
+	if err := localpg.MakeDir(dir); err != nil {
 		t.Fatal(err)
 	}
 	dump := filepath.Join(dir, "ledger.sql")

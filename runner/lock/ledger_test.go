@@ -12,14 +12,14 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // remembering is a server with a ledger that an ordinary owner has installed, and the
 // DSN of a role that is granted it.
-func remembering(t *testing.T, settings map[string]string) (server *pgtest.Server, dsn string) {
+func remembering(t *testing.T, settings map[string]string) (server *localpg.Server, dsn string) {
 	t.Helper()
 	server = start(t, settings)
 	query(t, server, "CREATE ROLE boss LOGIN; CREATE ROLE cron LOGIN; CREATE ROLE other; ALTER DATABASE postgres OWNER TO boss; GRANT pg_signal_backend TO boss")
@@ -39,7 +39,7 @@ func ended(h *lock.Held, outcome ledger.Outcome) *lock.Held {
 	return h
 }
 
-func rows(t *testing.T, server *pgtest.Server) string {
+func rows(t *testing.T, server *localpg.Server) string {
 	t.Helper()
 	return strings.Join(query(t, server, "SELECT key, outcome, ended IS NULL, cut IS NULL, reader <> 0 FROM pglead.lock ORDER BY number, reader"), " ")
 }
@@ -72,7 +72,7 @@ func TestLedgerFirstTry(t *testing.T) {
 	release(t, ended(next, ledger.OK))
 	unlucky := ended(acquire(t, cfg), ledger.OK)
 	tear(t, server, unlucky)
-	if err := unlucky.Release(t.Context(), false); err == nil {
+	if err := unlucky.Release(t.Context()); err == nil {
 		t.Error("a lock that was torn away is released")
 	}
 	unlucky.EndLate(t.Context())

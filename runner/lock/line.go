@@ -14,17 +14,17 @@ import (
 	"github.com/pglead/pglead/runner/inspect"
 )
 
-// The line is a number of sessions that block nowhere: each has a ticket, an
-// advisory lock of its own that says when it came, and is idle between two looks.
-// The order is fairness only: what makes sure of the lock is the lock.
+// The line is a number of sessions that block nowhere. Each has a ticket, an advisory
+// lock of its own whose number says when it came, and is idle between two looks. The
+// order is only for fairness; the lock itself keeps the promise.
 //
 //	rank 1    named by the clean end of the holder, it tries many times in one
 //	          statement, the first at once. It tries every second anyway, and
 //	          mostWatchers the holder (silence.go).
 //	up to 3   also watch it, in case those before them are frozen.
-//	rank r    tries, when the lock has come free, this much later, unless it has
-//	          heard that somebody started: those before it may be dead.
-//	up to 3   also tries what two looks have shown to be free.
+//	rank r    tries when the lock has come free, r-1 times turnPatience later, since
+//	          those before it may be dead. It doesn't if it hears of a start.
+//	up to 3   also tries if two looks in a row have shown the lock to be free.
 //	up to 64  listens.
 //	others    look: often while the line moves, or the listeners would run out, and
 //	          more and more seldom, the further behind they are, while it stands.
@@ -38,7 +38,7 @@ const (
 type line struct {
 	b        *Bid
 	ticketed bool
-	ticket   uint32 // its number's lower half
+	ticket   uint32 // the lower half of the ticket's number
 	of       lockkey.ID
 	gated    bool // holds the gate
 
@@ -46,7 +46,7 @@ type line struct {
 	moved   bool          // forward, at the last look
 	looks   time.Duration // how far apart they are
 	ahead   []uint32      // the sessions before this one, the next first
-	free    int           // how many looks in a row have shown nobody to have the lock
+	free    int           // how many looks in a row have shown no holder
 	lookAt  time.Time
 	tryAt   time.Time
 	burst   bool // the next try is of many
@@ -72,11 +72,11 @@ func (b *Bid) lineClass() uint32 { return lockkey.Ticket(b.lineOf()) }
 // days.
 func ticketTime() uint32 { return uint32(time.Now().UnixMilli() / 10) }
 
-// mostTickets is how many numbers are tried. So many can't come in 10 ms.
+// mostTickets is how many numbers are tried. No more waiters can come in 10 ms.
 const mostTickets = 4000
 
-// ticketQuery takes the first number from now on, by the server's clock, that
-// nobody else has. A reader's can be another reader's too.
+// ticketQuery takes the first number from now on, by the server's clock, that nobody
+// else has. Readers may share one.
 func (l *line) ticketQuery() string {
 	from := "(extract(epoch FROM pg_catalog.clock_timestamp()) * 100)::bigint"
 	if l.ticket != 0 { // it has been there before
@@ -91,19 +91,19 @@ func (l *line) ticketQuery() string {
 		from, mostTickets, function, number, uint32(earNumber))
 }
 
-// shared says whether it is a reader.
+// shared says whether the bid is a reader's.
 func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 
-// earNumber is the ticket that nobody draws: it is held, with others, by those who listen
-// to what happens to a lock without standing in its line. So holders know that there
-// is somebody to tell.
+// earNumber is the ticket that nobody draws. All sessions that listen to what happens to
+// a lock, without standing in its line, hold it together. So holders know that somebody
+// hears them.
 const earNumber = math.MaxUint32
 
 func earOf(id lockkey.ID) Lock {
 	return Lock{ID: ticketID(id, earNumber), Shared: true}
 }
 
-// ticketLock is the lock that the ticket is.
+// ticketLock is the ticket as a lock.
 func (l *line) ticketLock() Lock {
 	return Lock{ID: ticketID(l.of, l.ticket), Shared: l.b.shared()}
 }
@@ -146,7 +146,7 @@ func (l *line) leave(ctx context.Context) error {
 	return nil
 }
 
-// leaving are the queries that do. They are about to be asked.
+// leaving are the queries that give both back. The caller has to send them.
 func (l *line) leaving() (queries []string) {
 	if columns := l.leavingColumns(); len(columns) > 0 {
 		queries = []string{"SELECT " + strings.Join(columns, ", ")}
@@ -168,11 +168,11 @@ func (l *line) leavingColumns() (columns []string) {
 	return columns
 }
 
-// left notes that nothing is held any more for the place in line.
+// left notes that the ticket and the gate are given back.
 func (l *line) left() { l.ticketed, l.gated = false, false }
 
-// gate is the lock that the first in line holds against newcomers: that of a
-// claim to one of several or, against readers, that of the lock itself.
+// gate is the lock that the first in line holds against newcomers: the claim's gate or,
+// against readers, the gate of the lock itself.
 func (l *line) gate() lockkey.ID {
 	if l.b.cfg.Claim.Gate != nil {
 		return *l.b.cfg.Claim.Gate
@@ -180,7 +180,7 @@ func (l *line) gate() lockkey.ID {
 	return lockkey.GateOf(l.of)
 }
 
-// look finds out the place in line, and what follows from it.
+// look finds out the place in line, and acts on it.
 func (l *line) look(ctx context.Context) error {
 	found, err := l.b.look(ctx)
 	if err != nil {
@@ -239,9 +239,8 @@ func (l *line) digest(ctx context.Context, found *look) error {
 	return l.watched.see(ctx, l, found)
 }
 
-// takeGate takes the gate for the first in line: against newcomers that would take
-// one of several locks before it, and against readers, of whom there might always
-// be another.
+// takeGate takes the gate for the first in line. It keeps newcomers from taking one of
+// several locks before it, and readers, of which there might always be another.
 func (l *line) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.holders, func(s seat) bool { return s.shared })
 	if l.gated || l.b.cfg.Claim.Gate == nil && (l.b.shared() || !readers) {
@@ -259,7 +258,7 @@ func (l *line) decide(events []Announcement) {
 		switch e.Event {
 		case wordStarted:
 			l.burst = false
-			// A stranger's word doesn't take the try from those that look at once.
+			// A stranger's word doesn't cancel the try of those that look at once.
 			if l.rank > triesWhatsFree || l.b.credible(e.PID) {
 				l.tryAt = time.Time{}
 			}
@@ -274,7 +273,7 @@ func (l *line) decide(events []Announcement) {
 				l.tryAt = now.Add(TryEvery)
 			}
 		case wordClean, wordDead, wordLeft:
-			// A word that is said again and again puts off no turn that is near.
+			// A repeated word must not put off a turn that is near.
 			if at := now.Add(l.turn(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
 				l.tryAt = at
 			}
@@ -283,23 +282,23 @@ func (l *line) decide(events []Announcement) {
 	}
 }
 
-// lookAtOnce is how soon the first in line look at a holder that they have not
-// seen before: what a stranger says of a start makes them do no more.
+// lookAtOnce is how soon the first in line look at a holder that they have not seen
+// before. A stranger's word of a start makes them do no more than that.
 const lookAtOnce = 2 * time.Millisecond
 
-// turn is how long to leave the lock to those before.
+// turn is how long the lock is left to those before this session.
 func (l *line) turn(e Announcement) time.Duration {
 	switch {
 	case e.To == l.b.s.BackendPID():
 		return 0
 	case e.To == 0 || len(l.ahead) > 0:
-	case l.rank == 1: // another is preferred
+	case l.rank == 1: // the holder has named another session
 		return turnPatience
 	}
 	return turnPatience * time.Duration(max(0, l.rank-1))
 }
 
-// credible says whether what a session says counts.
+// credible says whether a session's words count.
 func (b *Bid) credible(pid uint32) bool {
 	for _, h := range b.histories {
 		if h.credible(pid) {
@@ -309,11 +308,11 @@ func (b *Bid) credible(pid uint32) bool {
 	return false
 }
 
-// waitingFor is a query for those who wait for any of these locks, the first in line
-// first, if it is ordered: for one who waits for another of them may want this one
-// next. They are those with tickets, and those of older versions, who stand in the
-// server's own queue. One who waits for that number in another database is told for
-// nothing, and which database this is would take as long to find out as all the rest.
+// waitingFor is a query for the sessions that wait for any of these locks: a waiter for
+// one of them may want another one next. They are the sessions with tickets, and those of
+// older versions, which stand in the server's own queue. A session that waits for that
+// number in another database is told in vain: to find out which database this is would
+// take as long as all the rest.
 func (c Claim) waitingFor(locks []Lock, columns string) string {
 	ids := idsOf(locks)
 	lines := ids

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pgtest"
 )
 
 // TestGuests: who waits is idle, without a snapshot or a lock that isn't granted, and
@@ -100,7 +100,7 @@ func TestOrder(t *testing.T) {
 }
 
 // looked waits until so many waiters have looked again.
-func looked(t *testing.T, server *pgtest.Server, n int) {
+func looked(t *testing.T, server *localpg.Server, n int) {
 	t.Helper()
 	now := query(t, server, "SELECT clock_timestamp()")[0]
 	eventually(t, "all have looked again", func() bool {

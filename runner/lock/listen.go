@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Listen begins to collect what is said of the locks, and then looks who has them:
-// in the other order a holder could begin unseen and unheard.
+// Listen begins to collect the words about the locks, and then looks who has them. In the
+// other order a holder could begin unseen and unheard.
 func (b *Bid) Listen(ctx context.Context) error {
 	listen := b.listening()
 	if len(listen) == 0 && !b.puzzled {
@@ -18,9 +18,9 @@ func (b *Bid) Listen(ctx context.Context) error {
 	return err
 }
 
-// listening are the queries by which the session begins to listen, before it takes
-// the ticket or the ear by which holders know of it: so no clean end that is meant
-// for it is missed. They are about to be asked.
+// listening are the queries by which the session begins to listen. That comes before the
+// ticket or the ear by which holders know of it, so that it misses no clean end that is
+// meant for it. The caller has to send them.
 func (b *Bid) listening() (queries []string) {
 	var listen, ears []string
 	for _, l := range b.cfg.Claim.Locks {
@@ -45,13 +45,14 @@ func (b *Bid) listening() (queries []string) {
 	return queries
 }
 
-// leaving are the queries that give back all by which it waited. They are about to
-// be asked.
+// leaving are the queries that give back the ticket, the gate and the ears. The caller
+// has to send them.
 func (b *Bid) leaving() []string {
 	return append(b.line.leaving(), b.givingEarsBack()...)
 }
 
-// givingEarsBack is the query that does, if the bid has any. It is about to be asked.
+// givingEarsBack is the query that gives the ears back, if the bid has any. The caller has
+// to send it.
 func (b *Bid) givingEarsBack() (query []string) {
 	var ears []string
 	for _, id := range b.ears {
@@ -64,7 +65,7 @@ func (b *Bid) givingEarsBack() (query []string) {
 	return query
 }
 
-// Listens says whether what happens to the locks is being collected.
+// Listens says whether the bid collects what happens to the locks.
 func (b *Bid) Listens() bool { return len(b.histories) > 0 }
 
 // Forget stops listening.
@@ -91,12 +92,11 @@ func (b *Bid) verify(ctx context.Context) error {
 			if err != nil {
 				return b.error(err)
 			}
-			found := len(rows) == 1 && len(rows[0]) == 1
 			role := uint64(0)
-			if found {
-				role, _ = strconv.ParseUint(rows[0][0], 10, 32)
+			if row, err := rows.Only(1); err == nil {
+				role, _ = strconv.ParseUint(row[0], 10, 32)
 			}
-			h.verified(pid, uint32(role), found && role != 0)
+			h.verified(pid, uint32(role), role != 0)
 		}
 	}
 	return nil

@@ -10,18 +10,18 @@
 // The words of this package:
 //
 //	claim     the locks that a run wants: all of them or, behind a gate, any one
-//	bid       a claim on one session, as far as it has been granted
+//	bid       a claim on one session, as far as it is granted
 //	try       asking for what is missing. The first one travels with the login, in
-//	          the same round trip (LoginTrySQL), and Bid.Try takes its answer
+//	          the same round trip (FirstTrySQL), and Bid.Try takes its answer
 //	grant     what a bid has got so far: locks, and later the token
 //	tenure    one holding of a lock, from its token to its end
-//	line      those who wait, each with a ticket: an advisory lock of its own
+//	line      the waiters, each with a ticket: an advisory lock of its own
 //	gate      a lock that the first in line holds against newcomers
-//	ear       a ticket of those who listen without standing in line
+//	ear       a ticket that all share that listen without standing in line
 //	history   what a waiter has heard and seen of a lock's holders
 //	verdict   what the history means for a grant: start at once, or after a delay
 //	word      what is said on a lock's NOTIFY channel: started, clean, dead, left
-//	coverage  whether the end of a tenure is that of all earlier ones, too
+//	coverage  whether the end of a tenure implies the end of all earlier ones
 //	lock-delay  how long a grant is held without a command, for want of evidence
 //	settle    from the grant to the start: the delay, the token, the ledger
 package lock
@@ -59,18 +59,17 @@ func (l Lock) try() string {
 	return passes(lockkey.GateOf(l.ID), l.call("try_advisory_lock"), "false")
 }
 
-// tryInTransaction is try for a transaction that stays open, in which nothing is
-// taken for the length of a statement.
+// tryInTransaction is try for a transaction that stays open: there nothing can be taken
+// for the length of a statement.
 func (l Lock) tryInTransaction() string { return l.call("try_advisory_xact_lock") }
 
-// passes is an SQL expression that evaluates another if nobody holds the gate, and is
-// refused else.
+// passes is an SQL expression: then, if nobody holds the gate, and else refused.
 func passes(gate lockkey.ID, then, refused string) string {
 	// Shared, so that those that pass are not in each other's way.
 	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", Lock{ID: gate, Shared: true}.call("try_advisory_xact_lock"), then, refused)
 }
 
-// Claim is what somebody has to hold: all of Locks or, with a Gate, any one.
+// Claim is what a run has to hold: all of Locks or, with a Gate, any one.
 type Claim struct {
 	// Locks are in the order of lockkey.ID's Compare, none of them twice, so
 	// that no two sessions ever wait for each other.
@@ -78,13 +77,12 @@ type Claim struct {
 	// Gate is the lock in whose line the waiters for any of Locks stand. The first
 	// in line holds it and tries them all; newcomers that can't pass it try none.
 	Gate *lockkey.ID
-	// Polled says that others may come back for the locks without standing in line,
-	// so that a clean end is announced whether or not anyone does.
+	// Polled says that others may come back for the locks without standing in line. So
+	// a clean end is announced even if nobody stands there.
 	Polled bool
 }
 
-// Sought are the locks that a claim has to do with, and those in whose lines
-// others wait for them.
+// Sought are the locks to look at for a claim, and the locks whose lines lead to them.
 func (c Claim) Sought() inspect.Sought {
 	var sought inspect.Sought
 	for _, l := range c.Locks {

@@ -18,10 +18,10 @@ import (
 type look struct {
 	role     uint32 // of this session
 	holders  []seat
-	line     []seat // in order, as far as it was asked for
+	line     []seat // in order, up to mostSeats
 	rank     int    // of this session's ticket, from 1; 0 without one
-	waiting  int    // all in line
-	asked    bool   // somebody of an older version stands in the server's own queue
+	waiting  int    // the number of all in line
+	asked    bool   // a session of an older version stands in the server's own queue
 	sent     time.Duration
 	received time.Duration // boot time
 }
@@ -33,22 +33,23 @@ type seat struct {
 	pid    uint32
 	role   uint32
 	token  int64         // of a holder that shows it, or 0
-	delay  time.Duration // for which its command may outlive the lock, if it says so
+	delay  time.Duration // how long its command may outlive the lock, if it says so
 
-	// What it shows of its last request, to roles that may see it.
+	// About its last request, for roles that may see it:
 	visible bool
-	opened  string        // when, by the server's clock
+	opened  string        // when the session was opened, by the server's clock
 	changed string        // when its state changed last, likewise
-	age     time.Duration // since then
-	beat    uint64        // the number of its last request, or 0
-	bound   bool          // its lock is one of a transaction's
+	age     time.Duration // since its state changed
+	beat    uint64        // the number of the request, or 0
+	bound   bool          // a transaction holds its lock
 }
 
-// mostSeats is how many waiters a look lists. Whoever listens is among
-// the first few, and has to know those before it.
+// mostSeats is how many waiters a look lists. It is more than listen, since a session
+// that listens has to know those before it.
 const mostSeats = 72
 
-// look asks the server, after any other statement, and lets the histories know.
+// look asks the server, behind other statements if there are any, and tells the
+// histories.
 func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	l := &look{sent: boottime.Now()}
 	b.puzzled = false
@@ -73,12 +74,12 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	return l, parseErr
 }
 
-// lookQuery asks for the holders of what the claim asks for, and for those who
-// stand in line. Functions are asked, and not the views that are made of them,
-// which are slower and have a session's first query read the catalogs.
+// lookQuery asks for the holders of the claim's locks, and for those in line. It asks
+// functions instead of the views that are made of them: the views are slower, and a
+// session's first query would have to read their definitions.
 //
-// A ticket's place is its distance from now, as a number of 32 bits with a sign:
-// the lower half of its number is a time that begins anew every 497 days.
+// A ticket's place is its distance from now, as a signed number of 32 bits: the lower
+// half of its number is a time that begins anew every 497 days.
 func (b *Bid) lookQuery() string {
 	now, own := ticketTime(), "NULL::bigint"
 	if b.line != nil && b.line.ticketed {
@@ -97,8 +98,7 @@ ORDER BY l.place NULLS FIRST, l.pid LIMIT %d`,
 		own, b.lineClass(), uint32(earNumber), placeAt(now), b.lineClass(), uint32(earNumber), inspect.Among(ids), len(ids)+mostSeats)
 }
 
-// placeAt is an SQL expression for a ticket's place in line, at a time of
-// tickets.
+// placeAt is an SQL expression for a ticket's place in line, at that time of tickets.
 func placeAt(now uint32) string {
 	return fmt.Sprintf("((objid::bigint - %d + 2147483648) & 4294967295)", now)
 }
@@ -132,7 +132,7 @@ func (l *look) parse(rows session.Rows, own uint32) error {
 	return nil
 }
 
-// parseSeat reads a row. Whatever another session says of itself is bounded.
+// parseSeat reads a row. It bounds what other sessions say of themselves.
 func parseSeat(row []string) (s seat, err error) {
 	class, err1 := strconv.ParseUint(row[1], 10, 32)
 	obj, err2 := strconv.ParseUint(row[2], 10, 32)
@@ -149,7 +149,7 @@ func parseSeat(row []string) (s seat, err error) {
 	}
 	if d, ok := inspect.ParseDescription(row[13]); ok && d.Beat > 0 {
 		s.beat, s.bound = d.Beat, d.Transaction
-		// A holder in its own delay waits for others, which may need longer.
+		// A holder in its own delay waits for other commands, which may live longer.
 		s.delay = min(max(session.DeadAfter(d.Lease, d.LostGrace), d.Delay), longestAnnounced)
 	}
 	return s, nil

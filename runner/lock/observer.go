@@ -8,22 +8,23 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Observer is told of a wait: for people, and for a supervisor of this process.
-// Each of its functions may be nil, and must not block.
+// Observer is told about a wait, for people and for a supervisor of this process. Each
+// of its functions may be nil, and must not block.
 type Observer struct {
-	// Waiting is told when a wait begins, and about once a minute from then on,
-	// who has the locks and who waits for them. That is one more question to the
-	// server each time.
+	// Waiting is called when a wait begins, and about once a minute from then on, with
+	// the holders of the locks and their waiters. Each call takes one more question to
+	// the server.
 	Waiting func(backend uint32, views []inspect.View)
-	// Away is told, at each attempt that is in vain, what is in the way of the
-	// database, and nil when that answers.
+	// Away is called at each vain attempt, with the reason why the database can't be
+	// had, and with nil when it answers.
 	Away func(obstacle error)
-	// Delayed is told the end of the lock-delay when one begins, and the zero time
-	// when it is over.
+	// Delayed is called when a lock-delay begins, with the time of its end, and when it
+	// is over, with the zero time.
 	Delayed func(until time.Time)
-	// Beside is called in a goroutine of its own for as long as a backend waits.
+	// Beside runs in a goroutine of its own for as long as a backend waits.
 	Beside func(ctx context.Context, backend uint32)
-	// Alive is told within what time it is called again, unless the work is stuck.
+	// Alive is called with the time within which its next call comes, unless the work is
+	// stuck.
 	Alive func(within time.Duration)
 }
 
@@ -39,7 +40,7 @@ func (o Observer) away(obstacle error) {
 	}
 }
 
-// delayed returns what is to be called when the delay is over.
+// delayed returns a function for the caller to call when the delay is over.
 func (o Observer) delayed(d time.Duration) (over func()) {
 	if o.Delayed == nil {
 		return func() {}
@@ -48,10 +49,10 @@ func (o Observer) delayed(d time.Duration) (over func()) {
 	return func() { o.Delayed(time.Time{}) }
 }
 
-// lookInterval is how often Waiting is told.
+// lookInterval is how often Waiting is called.
 const lookInterval = time.Minute
 
-// look tells Waiting who has the lock, when it is time for that.
+// look calls Waiting when it is time for that.
 func (o Observer) look(ctx context.Context, b *Bid) error {
 	o.alive(b.cfg.AttemptMost())
 	if o.Waiting == nil || !b.told.IsZero() && time.Since(b.told) < lookInterval {

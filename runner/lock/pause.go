@@ -11,12 +11,12 @@ import (
 // noEnd is how long a pause without an end lasts.
 const noEnd = time.Duration(math.MaxInt64)
 
-// pausedLooks is how often it is looked whether a pause is over.
+// pausedLooks is the time between two looks whether a pause is over.
 const pausedLooks = 3 * time.Second
 
-// resumed is for the end of a pause, during which others may have had the locks. Who
-// has waited for them, before it, goes by what it has heard, and that may be nothing. Who
-// has not is as one that comes just now, whose first try says as much.
+// resumed is called at the end of a pause, during which others may have had the locks. A
+// bid that waited for them before goes by what it has heard, which may be nothing. Any
+// other bid is like a new one, with a first try.
 func (b *Bid) resumed() {
 	if b.returns || b.Listens() {
 		b.returns = true
@@ -28,7 +28,7 @@ func (b *Bid) resumed() {
 // waitForResume waits, without a place in line, until no lock of the claim is paused.
 func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
 	b.cfg.Log.Info(why.Error()+"; waiting", "event", "paused")
-	b.s.Keep()
+	b.s.StartHeartbeat()
 	until := noEnd
 	if !why.Until.IsZero() {
 		until = time.Until(why.Until)

@@ -10,7 +10,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// answered notes that this database can be one to wait for.
+// answered notes that the database has answered: it is one to wait for.
 func (cfg *Config) answered() {
 	cfg.Observer.away(nil)
 	if cfg.Reached != nil {
@@ -18,10 +18,10 @@ func (cfg *Config) answered() {
 	}
 }
 
-// Persist does what may fail for reasons that pass by themselves: a server that
-// restarts, has no room, or is a standby until it is promoted, and the loss of the
-// own session meanwhile. A run that waits rides these out. When the time is up the
-// last obstacle is the error.
+// Persist calls try again while it fails for reasons that pass by themselves: a server
+// that restarts, has no room, or is a standby until it is promoted, or a session that is
+// lost meanwhile. A run that waits rides these out. When the time is up the last obstacle
+// is the error.
 func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Duration) error) error {
 	began := time.Now()
 	left := func() time.Duration {
@@ -59,24 +59,24 @@ func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Durati
 	}
 }
 
-// AttemptMost is more than one attempt can take: the connection to each host, a
-// second one, the lock-delay, and some questions, each of which has less than the lease.
+// AttemptMost is more than one attempt can take: the connection to each host, a second
+// connection, the lock-delay, and some questions, each shorter than the lease.
 func (cfg *Config) AttemptMost() time.Duration {
 	hosts := 1 + len(cfg.Session.Database.Fallbacks)
 	return time.Duration(hosts+1)*cfg.Session.ConnectTimeout + cfg.LockDelay + 4*cfg.Session.Lease
 }
 
-// session is how a session is opened.
+// session is the configuration of a session.
 func (cfg *Config) session() session.Config {
 	of := cfg.Session
 	of.Comment = cfg.Description.Comment()
 	return of
 }
 
-// Open opens a session for a run that may wait for that long.
-func (cfg *Config) Open(ctx context.Context, left time.Duration) (s *session.Session, err error) {
+// OpenSession opens a session for a run that may wait for that long.
+func (cfg *Config) OpenSession(ctx context.Context, left time.Duration) (s *session.Session, err error) {
 	of := cfg.session()
-	of.Probe = cfg.Ledger.Probe(of.Transaction)
+	of.LedgerQuestion = cfg.Ledger.Question(of.Transaction)
 	if cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
 	}
@@ -87,16 +87,16 @@ func (cfg *Config) Open(ctx context.Context, left time.Duration) (s *session.Ses
 	if err != nil {
 		return nil, err
 	}
-	if _, err = cfg.Ledger.Found(s.Probed()); err != nil {
+	if _, err = cfg.Ledger.Found(s.LedgerAnswer()); err != nil {
 		closeAtOnce(ctx, s, of.Transaction)
 		return nil, err
 	}
 	return s, nil
 }
 
-// askForRoom has a server without room, as when a thousand nodes fire at once, asked
-// again by a run that doesn't wait for the lock, for as long as one attempt to connect
-// may take. One that waits comes back later.
+// askForRoom calls open again if the server has no room, as when a thousand nodes fire
+// at once, for as long as one attempt to connect may take. It does so for a run that
+// doesn't wait for the lock; one that waits comes back later.
 func (cfg *Config) askForRoom(ctx context.Context, open func() error) error {
 	began, backoff := time.Now(), Full()
 	for {
@@ -114,8 +114,9 @@ func (cfg *Config) askForRoom(ctx context.Context, open func() error) error {
 	}
 }
 
-// closeAtOnce closes a session whose login may have taken locks. Else the next run of a
-// script would find them held; behind a pooler they have ended with the login's statement.
+// closeAtOnce closes a session whose login may have taken locks, and frees them first, or
+// the next run of a script would find them held. Behind a pooler the end of the login's
+// statement has freed them.
 func closeAtOnce(ctx context.Context, s *session.Session, pooled bool) {
 	if !pooled {
 		_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
@@ -123,13 +124,13 @@ func closeAtOnce(ctx context.Context, s *session.Session, pooled bool) {
 	s.Close()
 }
 
-// SayWithoutLedger says that the database has a ledger which is not used, since it can't
-// be trusted, or is not granted to the role; and whether it did.
+// SayWithoutLedger logs that the database has a ledger which is not used, since it can't
+// be trusted, or is not granted to the role. It returns whether it logged anything.
 func (cfg *Config) SayWithoutLedger(s *session.Session) (said bool) {
 	switch {
-	case cfg.Ledger.Foreign(s.Probed()):
+	case cfg.Ledger.Foreign(s.LedgerAnswer()):
 		cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
-	case cfg.Ledger.Denied(s.Probed()):
+	case cfg.Ledger.Denied(s.LedgerAnswer()):
 		cfg.Log.Info("the ledger is not granted to role "+cfg.Session.Database.User+"; going on without", "event", "ledger")
 	default:
 		return false

@@ -4,8 +4,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// preparation is a call of Config.Prepare, which begins once. That of a bid without
-// one is nil.
+// preparation is the one call of Config.Prepare for a session. It is nil for a bid
+// without Prepare.
 type preparation struct {
 	begun bool
 	ready chan struct{}
@@ -21,7 +21,7 @@ func newPreparation(s *session.Session, prepare func(*session.Session) (func(), 
 	return &preparation{call: func() (func(), error) { return prepare(s) }, ready: make(chan struct{})}
 }
 
-// begin has it done beside what the caller does.
+// begin starts the call in a goroutine of its own.
 func (p *preparation) begin() {
 	if p == nil || p.begun {
 		return
@@ -33,7 +33,7 @@ func (p *preparation) begin() {
 	}()
 }
 
-// done returns when all is ready.
+// done begins the call, if that is still to do, and returns when it is over.
 func (p *preparation) done() error {
 	if p == nil {
 		return nil
@@ -43,7 +43,7 @@ func (p *preparation) done() error {
 	return p.err
 }
 
-// abandon undoes what was made ready.
+// abandon undoes what the call has made ready.
 func (p *preparation) abandon() {
 	if p == nil || !p.begun {
 		return

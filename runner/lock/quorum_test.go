@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -176,7 +176,7 @@ func TestQuorumInTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { remove() })
-	dsn := pooled(t, primary, pgtest.Superuser, "transaction", 3)
+	dsn := pooled(t, primary, localpg.Superuser, "transaction", 3)
 	cfg := withQuorum(leased(inTransaction(config(t, dsn, exclusive(7))), 3*time.Second))
 	h := acquire(t, cfg)
 	if row := query(t, primary, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %d", h.Session.BackendPID())); row[0] != "1" {

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // relay stands between a holder and its server, and can go silent: nothing passes any
@@ -20,7 +20,7 @@ type relay struct {
 	over bool
 }
 
-func newRelay(t *testing.T, server *pgtest.Server) *relay {
+func newRelay(t *testing.T, server *localpg.Server) *relay {
 	t.Helper()
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, ".s.PGSQL.5432"))

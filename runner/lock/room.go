@@ -2,15 +2,13 @@ package lock
 
 import (
 	"context"
-	"fmt"
-	"strconv"
 
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Whoever waits is a guest in somebody's database, whose own logins come first.
-// On a server with few free connections those at the end of the line give theirs
-// back, and come again later: the first in line never does.
+// A waiter is a guest in somebody's database, whose own logins come first. On a server
+// with few free connections the waiters at the end of the line give theirs back, and come
+// again later. The first in line never does.
 
 // room is what is known of the server's free connections.
 type room struct{ limits *limits }
@@ -21,8 +19,7 @@ type limits struct{ server, role, database int }
 // errCrowded says that a connection was given back to a server with few left.
 var errCrowded = session.Crowded("few connections are free: giving this one back while others wait in line, and coming again")
 
-// check gives the connection up if it is one of too many. The last in line are
-// the first to go.
+// check is errCrowded if this session's connection is one of too many.
 func (r *room) check(ctx context.Context, l *line, found *look) error {
 	free, of, err := r.free(ctx, l.b)
 	if err != nil {
@@ -34,7 +31,7 @@ func (r *room) check(ctx context.Context, l *line, found *look) error {
 	return errCrowded
 }
 
-// free are the connections that ordinary roles can still have, of so many.
+// free is how many connections ordinary roles can still open, and of how many.
 func (r *room) free(ctx context.Context, b *Bid) (free, of int, err error) {
 	if r.limits == nil {
 		if r.limits, err = readLimits(ctx, b); err != nil {
@@ -52,7 +49,7 @@ func (r *room) free(ctx context.Context, b *Bid) (free, of int, err error) {
 	} else {
 		counts += ", 0"
 	}
-	n, err := numbers(ctx, b, 3, "SELECT "+counts)
+	n, err := b.numbers(ctx, 3, "SELECT "+counts)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -66,10 +63,10 @@ func (r *room) free(ctx context.Context, b *Bid) (free, of int, err error) {
 	return free, of, nil
 }
 
-// readLimits asks for the limits once. Those for superusers alone are nobody's
-// else; -1 is none.
+// readLimits asks for the limits. Connections that are reserved for superusers don't
+// count; -1 is no limit.
 func readLimits(ctx context.Context, b *Bid) (*limits, error) {
-	n, err := numbers(ctx, b, 3, `SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
+	n, err := b.numbers(ctx, 3, `SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
 		- coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0),
 	(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = session_user),
 	(SELECT datconnlimit FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`)
@@ -79,20 +76,11 @@ func readLimits(ctx context.Context, b *Bid) (*limits, error) {
 	return &limits{server: n[0], role: n[1], database: n[2]}, nil
 }
 
-// numbers asks a question that has one row of so many whole numbers.
-func numbers(ctx context.Context, b *Bid, columns int, sql string) ([]int, error) {
+// numbers asks a question whose answer is one row of so many whole numbers.
+func (b *Bid) numbers(ctx context.Context, columns int, sql string) ([]int, error) {
 	rows, err := b.s.Query(ctx, sql)
 	if err != nil {
 		return nil, b.error(err)
 	}
-	if len(rows) != 1 || len(rows[0]) != columns {
-		return nil, session.ErrNotPostgreSQL()
-	}
-	list := make([]int, columns)
-	for i, value := range rows[0] {
-		if list[i], err = strconv.Atoi(value); err != nil {
-			return nil, fmt.Errorf("read %q, which is no number: %w", value, session.ErrNotPostgreSQL())
-		}
-	}
-	return list, nil
+	return rows.Ints(columns)
 }

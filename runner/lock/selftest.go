@@ -38,7 +38,7 @@ func SelfTest(ctx context.Context, of session.Config, says inspect.Description) 
 	if granted {
 		return checkup.Failf("only PostgreSQL's own advisory locks will do", "the server granted one lock to two sessions"), nil
 	}
-	return checkup.Okf("granted, listed in pg_locks, token %d, refused to a second session", held.Token), held.Release(ctx, false)
+	return checkup.Okf("granted, listed in pg_locks, token %d, refused to a second session", held.Token), held.Release(ctx)
 }
 
 // bidInOwnSession is a bid in a session of its own.
@@ -47,7 +47,7 @@ func bidInOwnSession(ctx context.Context, cfg Config) (*Bid, bool, error) {
 	if err != nil {
 		return nil, false, err
 	}
-	s.Keep()
+	s.StartHeartbeat()
 	b := NewBid(s, cfg, false)
 	granted, err := b.Try(ctx)
 	if err != nil {

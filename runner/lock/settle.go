@@ -9,9 +9,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Settle makes a granted claim one that a command can be started under: it waits
-// until a former holder that may not know of its loss is dead, draws the token,
-// and keeps the session alive from then on.
+// Settle prepares a granted claim for the start of a command: it waits until the command
+// of a former holder, which may not know of its loss, is dead, draws the token, and keeps
+// the session alive from then on.
 //
 // A command starts only if all of this holds, in this order:
 //
@@ -24,15 +24,15 @@ import (
 //	session is still not lost
 //	the lease is not over             the guard, just before fork (package child)
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
-	// A delay takes its time, and so may a second login. What a transaction was granted
-	// is an answer to a question of its own, from which the Deadline counts.
+	// A delay takes its time, and so may a second login, so the Deadline has to be fresh.
+	// For a transaction it is: the grant was the answer to a question of its own.
 	if b.cfg.Session.Transaction {
-		b.s.Keep()
+		b.s.StartHeartbeat()
 	} else if b.grant.delay > 0 || b.cfg.Session.Quorum {
 		if err := b.s.Ping(ctx); err != nil {
 			return nil, err
 		}
-		b.s.Keep()
+		b.s.StartHeartbeat()
 	}
 	draw := b.drawAndStart
 	if !b.usesLedger() {
@@ -44,14 +44,14 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	b.preparation.begin()
 	err := draw(ctx)
 	err = cmp.Or(err, b.preparation.done())
-	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the lease has
+	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the rest of the lease
 		err = b.s.Err()
 	}
 	if err != nil {
 		return nil, err
 	}
 	b.describe()
-	b.s.Keep()
+	b.s.StartHeartbeat()
 	if err := b.s.Err(); err != nil {
 		return nil, err
 	}
@@ -61,14 +61,14 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	}, nil
 }
 
-// waitOut holds the lock for as long as a former holder may be alive, or until
-// there is evidence that it isn't. With a quorum that counts from a commit which this
-// server's standbys confirm.
+// waitOut holds the lock for as long as a former holder's command may be alive, or until
+// there is evidence that it is dead. With a quorum the wait counts from a commit which
+// this server's standbys confirm.
 func (b *Bid) waitOut(ctx context.Context) error {
 	if b.grant.delay <= 0 {
 		return nil
 	}
-	b.grant.undraw() // a token that was drawn before is not for what starts then
+	b.grant.undraw() // the start after the wait needs a later token
 	if err := b.announceDelay(ctx); err != nil {
 		return err
 	}
@@ -82,9 +82,9 @@ func (b *Bid) waitOut(ctx context.Context) error {
 	return err
 }
 
-// hold holds the locks without a command for the grant's delay, or until it is heard
-// that no earlier command is alive: then it is early. It also ends when a look, which is
-// taken every so often if there is one, finds the same.
+// hold holds the locks without a command for the grant's delay. It ends early if it hears
+// that no earlier command is alive. It also ends if look finds the same; look may be nil,
+// and else is called every ledgerLooks.
 func (b *Bid) hold(ctx context.Context, message string, look func() (over bool, err error)) (early bool, err error) {
 	delay := b.grant.delay
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
@@ -120,8 +120,8 @@ func (b *Bid) hold(ctx context.Context, message string, look func() (over bool, 
 	}
 }
 
-// announceDelay shows those who watch the holder that its command has not started,
-// and makes room in line.
+// announceDelay shows the sessions that watch the holder that its command has not
+// started, and makes room in line.
 func (b *Bid) announceDelay(ctx context.Context) error {
 	d := b.cfg.Description
 	d.Delay = b.grant.delay

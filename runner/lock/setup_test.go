@@ -15,21 +15,21 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 
 var start, query, pooled, eventually = testserver.Start, testserver.Query, testserver.Pooled, testserver.Eventually
 
 // as is the DSN of a role that the server is to have.
-func as(t *testing.T, server *pgtest.Server, role string) (dsn string) {
+func as(t *testing.T, server *localpg.Server, role string) (dsn string) {
 	t.Helper()
 	if query(t, server, "SELECT count(*) FROM pg_roles WHERE rolname = '"+role+"'")[0] == "0" {
 		query(t, server, "CREATE ROLE "+role+" LOGIN")
 	}
-	return strings.Replace(server.DSN("postgres"), "user="+pgtest.Superuser, "user="+role, 1)
+	return strings.Replace(server.DSN("postgres"), "user="+localpg.Superuser, "user="+role, 1)
 }
 
 // A lease that is short for a person and long for a slow machine, and a lock-delay
@@ -182,19 +182,19 @@ func (c *contender) Handle(_ context.Context, r slog.Record) error {
 
 func release(t *testing.T, h *lock.Held) {
 	t.Helper()
-	if err := h.Release(t.Context(), false); err != nil {
+	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // tear ends a holder's session, of which its command can't know yet.
-func tear(t *testing.T, server *pgtest.Server, h *lock.Held) {
+func tear(t *testing.T, server *localpg.Server, h *lock.Held) {
 	t.Helper()
 	query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d, 60000)", h.Session.BackendPID()))
 }
 
 // inLine waits until so many stand in a lock's line, have looked, and listen.
-func inLine(t *testing.T, server *pgtest.Server, line lockkey.ID, n int) {
+func inLine(t *testing.T, server *localpg.Server, line lockkey.ID, n int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d wait for %s", n, line), func() bool {
 		settled := 0
@@ -226,14 +226,14 @@ func plain(t *testing.T, dsn string, sql ...string) *pgconn.PgConn {
 // run returns the values of a statement's rows.
 func run(t *testing.T, conn *pgconn.PgConn, sql string) []string {
 	t.Helper()
-	values, err := pgtest.Ask(t.Context(), conn, sql)
+	values, err := localpg.Ask(t.Context(), conn, sql)
 	if err != nil {
 		t.Fatalf("%s: %v", sql, err)
 	}
 	return values
 }
 
-func advisoryLocks(t *testing.T, server *pgtest.Server) string {
+func advisoryLocks(t *testing.T, server *localpg.Server) string {
 	t.Helper()
 	return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")[0]
 }

@@ -67,7 +67,7 @@ func TestWritersAreServed(t *testing.T) {
 			for n := i; ; n++ {
 				pace.Sleep(ctx, time.Duration(200+100*i)*time.Millisecond)
 				next, err := lock.Acquire(ctx, once) // before the last one goes
-				_ = h.Release(context.WithoutCancel(ctx), false)
+				_ = h.Release(context.WithoutCancel(ctx))
 				h.Close()
 				of := cfg
 				if n%2 == 0 {

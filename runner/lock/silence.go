@@ -10,22 +10,23 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// A holder whose host is dead or cut off says nothing more. Its session's last
-// request had a number, which the first in line sees: if that is the same in two
-// looks, then no request of the holder has arrived from when the first was
-// received until the second was sent. If that is longer than a holder lives on
-// after its last request, by the boot time clock of the one that looks, then its
-// command is dead by its own clock. So the first in line ends the session, which
-// the server would do too, a third of the lease later and by a clock that may be
-// set. The next two in line do it a little later, in case the first is frozen itself.
+// A holder whose host is dead or cut off says nothing more. The first in line sees the
+// number of the holder's last request. If two looks show the same number, no request has
+// arrived between the receipt of the first look and the sending of the second. If that
+// is longer than a command may live after the last request, by the waiter's boot time
+// clock, then the holder's command is dead by its own clock. So the first in line ends
+// the session. The server would do that too, a third of the lease later and by a clock
+// that may be set. The next two in line do it a little later, in case the first is
+// frozen itself.
 
 // silenceWatch is what the first in line has seen of the holder.
 type silenceWatch struct {
 	last  seat
-	since time.Duration // boot time at which it was received first
+	since time.Duration // boot time at which the first look that shows it was received
 }
 
-// lookBefore is how long after a holder's heartbeat is due it is looked for.
+// lookBefore is the time from the moment that a holder's heartbeat is due to the look for
+// it.
 const lookBefore = 150 * time.Millisecond
 
 // see compares a look with those before it, and ends a silent holder's session.
@@ -41,8 +42,8 @@ func (w *silenceWatch) see(ctx context.Context, l *line, found *look) error {
 	}
 	if s.pid != w.last.pid || s.opened != w.last.opened || s.changed != w.last.changed || s.beat != w.last.beat {
 		*w = silenceWatch{last: s, since: found.received}
-		// The next one is due a fifth of the holder's lease after the last, give or
-		// take what its clock says: so the silence is counted from its beginning.
+		// The next request is due a fifth of the holder's lease after the last. A look
+		// just after that counts the silence from its beginning.
 		every := session.BeatEvery(l.b.cfg.Session.Lease)
 		if due := every - s.age + lookBefore; due > 0 && due < every+lookBefore {
 			l.lookAt = time.Now().Add(due)
@@ -59,9 +60,9 @@ func (w *silenceWatch) see(ctx context.Context, l *line, found *look) error {
 	return w.end(ctx, l, found)
 }
 
-// need is for how long the holder must have been silent: until its own command is
-// dead, and all that had started before and may be alive. Each place in line adds to
-// that, so that those before have their turn.
+// need is how long the holder must have been silent: until its own command is dead, and
+// so are all that started before and may be alive. Each place in line adds to that, so
+// that those before this one have their turn.
 func (w *silenceWatch) need(b *Bid, found *look) time.Duration {
 	delay := max(w.last.delay, b.cfg.LockDelay)
 	for _, h := range b.heldBy(w.last.pid, found) {
@@ -71,8 +72,8 @@ func (w *silenceWatch) need(b *Bid, found *look) time.Duration {
 	return delay + time.Duration(found.rank-1)*perPlace
 }
 
-// heldBy are the histories of all locks that a session has: one silence is that of
-// all of them.
+// heldBy are the histories of all locks that a session has. Its silence counts for all of
+// them.
 func (b *Bid) heldBy(pid uint32, found *look) (histories []*history) {
 	for _, s := range found.holders {
 		if h := b.histories[s.id]; h != nil && s.pid == pid {
@@ -82,8 +83,8 @@ func (b *Bid) heldBy(pid uint32, found *look) (histories []*history) {
 	return histories
 }
 
-// end ends the session if it is still silent, where this role may. Where it may
-// not the server will, and what is known of the command is the same.
+// end ends the session if it is still silent and this role may do so. If it may not, the
+// server will, and the command is just as dead.
 func (w *silenceWatch) end(ctx context.Context, l *line, found *look) error {
 	s := w.last
 	histories := l.b.heldBy(s.pid, found)
@@ -100,7 +101,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 		return err
 	}
 	*w = silenceWatch{}
-	if n == 0 { // it has spoken after all, or is gone
+	if n == 0 { // the session has spoken after all, or is gone
 		return nil
 	}
 	l.b.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.pid)
@@ -114,8 +115,8 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	return nil
 }
 
-// noteSilence closes the run of a holder that was silent for as long as its command
-// can live, for those who have not seen that.
+// noteSilence closes the ledger's run of a holder that was silent for as long as its
+// command can live, for waiters that have not seen the silence.
 func (b *Bid) noteSilence(ctx context.Context, of seat, found *look) {
 	if of.token == 0 {
 		return

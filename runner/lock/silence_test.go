@@ -6,14 +6,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // silenced is a holder, by way of a relay that has gone silent since, and the one who
 // waits for it.
-func silenced(t *testing.T, server *pgtest.Server, holding, waiting lock.Config) (h *lock.Held, next *contender, since time.Time) {
+func silenced(t *testing.T, server *localpg.Server, holding, waiting lock.Config) (h *lock.Held, next *contender, since time.Time) {
 	t.Helper()
 	r := newRelay(t, server)
 	relayed := config(t, r.dsn, holding.Claim)
@@ -99,7 +99,7 @@ func TestSilenceUnseen(t *testing.T) {
 func TestSilenceWithoutTheRight(t *testing.T) {
 	server := start(t, nil)
 	holding := config(t, server.DSN("postgres"), exclusive(1)) // a superuser
-	for number, grant := range map[int64]string{2: "pg_read_all_stats", 3: pgtest.Superuser} {
+	for number, grant := range map[int64]string{2: "pg_read_all_stats", 3: localpg.Superuser} {
 		waiting := config(t, as(t, server, fmt.Sprintf("waiters%d", number)), exclusive(number))
 		query(t, server, fmt.Sprintf("GRANT %s TO waiters%d", grant, number))
 		holding.Claim = exclusive(number)

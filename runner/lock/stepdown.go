@@ -13,23 +13,23 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// A request to step down is a lock that the asking session takes: the holder's
-// heartbeat finds that it can't have it shared. So holders need not listen, which
-// would cost the database more than all else that they do. Who asks, and which host
-// is to have the lock, stands in the name of the session that asks.
+// A request to step down is a lock that the asking session takes: the holder's heartbeat
+// finds that it can't have that lock shared. So holders need not listen, which would cost
+// the database more than all else that they do. The name of the asking session says for
+// whom it asks, and which host is to have the lock.
 
 // Request is a request to step down, which lasts until it is closed.
 type Request struct{ viewer *session.Viewer }
 
-// askAgain is how often the locks of a request are tried: a heartbeat has them for
-// an instant, or somebody else asks too.
+// askAgain is how often the locks of a request are tried: a heartbeat holds them for an
+// instant, or somebody else asks too.
 const askAgain = 50 * time.Millisecond
 
-// Ask asks the holders of these locks to step down, and those in line to let the
-// host to have them, if it isn't empty. Holders look every fifth of their lease.
+// Ask asks the holders of these locks to step down, and the waiters to leave them to the
+// host to, if that isn't empty. Holders look every fifth of their lease.
 //
-// The locks are a transaction's, so that they stay with nobody else behind a
-// pooler.
+// A transaction holds the request's locks, so that a pooler can't leave them to another
+// client.
 func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to string) (*Request, error) {
 	cfg.ApplicationName = askerName(by, to)
 	viewer, err := session.OpenViewer(ctx, cfg)
@@ -52,7 +52,7 @@ func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to str
 			r.Close()
 			return nil, err
 		}
-		if len(rows) == 1 && len(rows[0]) == 1 && rows[0][0] == "t" || time.Since(began) > time.Second {
+		if rows.Is("t") || time.Since(began) > time.Second {
 			return r, nil // or somebody else asks
 		}
 		if !pace.Sleep(ctx, askAgain) {
@@ -65,8 +65,8 @@ func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to str
 // Close ends the request.
 func (r *Request) Close() { r.viewer.Close() }
 
-// oldRequests are the queries by which a holder of an older version is asked to step
-// down, and those that wait with it to let a host have the lock.
+// oldRequests are the queries that ask a holder of an older version to step down, and
+// waiters of that version to leave the lock to a host.
 func oldRequests(id lockkey.ID, by, to string) []string {
 	queries := []string{tell("pglead.1.stepdown."+id.String(), "'"+url.QueryEscape(by)+"'")}
 	if to != "" {
@@ -85,15 +85,15 @@ func (h *Held) stepDownSQL() string {
 	return strings.Join(probes, " AND ")
 }
 
-// watchRequests has requests to step down delivered.
+// watchRequests makes the heartbeat look for requests to step down.
 func (h *Held) watchRequests() {
 	h.requests = make(chan struct{}, 1)
-	h.Session.Beat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), SQL: []string{"SELECT " + h.stepDownSQL()}, Heard: h.hearStepDown})
+	h.Session.SetHeartbeat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), SQL: []string{"SELECT " + h.stepDownSQL()}, Heard: h.hearStepDown})
 }
 
-// hearStepDown is given what the probe has come to.
+// hearStepDown reads the value of stepDownSQL.
 func (h *Held) hearStepDown(answers []session.Rows) {
-	if rows := answers[0]; len(rows) == 1 && len(rows[0]) == 1 && rows[0][0] == "f" {
+	if answers[0].Is("f") {
 		select {
 		case h.requests <- struct{}{}:
 		default:
@@ -101,8 +101,8 @@ func (h *Held) hearStepDown(answers []session.Rows) {
 	}
 }
 
-// Introduce has the session's description, which comes with its requests, say what
-// it holds. Short commands are over before anybody looks.
+// Introduce sends a request, with which the session's description comes to show what it
+// holds. Short commands need none: they are over before anybody looks.
 func (h *Held) Introduce(ctx context.Context) {
 	// Its failure is the session's, which others notice.
 	_, _ = h.Session.Ask(ctx, session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown})
@@ -111,8 +111,8 @@ func (h *Held) Introduce(ctx context.Context) {
 // Requests delivers that somebody asks for the locks.
 func (h *Held) Requests() <-chan struct{} { return h.requests }
 
-// Asker is who asks, and the host that is to have the lock next, as far as the
-// name of the session says that asks.
+// Asker is the name of the person that asks, and the host that is to have the lock next,
+// as far as the asking session's name tells.
 func (h *Held) Asker(ctx context.Context) (by, to string) {
 	var requests []lockkey.ID
 	for _, l := range h.Locks {
@@ -120,17 +120,21 @@ func (h *Held) Asker(ctx context.Context) (by, to string) {
 	}
 	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
 WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+inspect.Among(requests)+" LIMIT 1")
-	if err != nil || len(rows) != 1 || len(rows[0]) != 1 {
+	if err != nil {
 		return "", ""
 	}
-	return parseAsker(rows[0][0])
+	row, err := rows.Only(1)
+	if err != nil {
+		return "", ""
+	}
+	return parseAsker(row[0])
 }
 
-// Prefer has the release name a waiter on this host, if there is one.
+// Prefer makes the release name a waiter on this host, if there is one.
 func (h *Held) Prefer(host string) { h.prefers = host }
 
-// askerMark begins the name of a session that asks. The host comes before the one
-// who asks, since the server cuts a name off at its end.
+// askerMark begins the name of a session that asks. The host comes before the person,
+// since the server cuts a name off at its end.
 const askerMark = "pglead stepdown"
 
 func askerName(by, to string) string {

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pgtest"
 )
 
 // delayed says whether a contender has held the lock for a time without a start.
@@ -152,7 +152,7 @@ func TestStrangers(t *testing.T) {
 }
 
 // inSight waits for as long as a contender takes to look again.
-func inSight(t *testing.T, server *pgtest.Server, c *contender) {
+func inSight(t *testing.T, server *localpg.Server, c *contender) {
 	t.Helper()
 	beats := func() string {
 		return query(t, server, "SELECT coalesce(max(query_start)::text, '') FROM pg_stat_activity WHERE query LIKE '%pg_lock_status%' AND application_name LIKE 'pglead:%'")[0]

@@ -13,7 +13,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Tenure is what tells one holding of a lock from every other.
+// Tenure tells one holding of a lock from every other.
 type Tenure struct {
 	// Token grows with every grant in this cluster: the timeline in the upper
 	// 16 bits, the transaction number that this grant used up in the lower 48.
@@ -29,33 +29,33 @@ const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_i
 // systemSQL is the cluster that the token belongs to.
 const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 
-// startedColumn is where a row has the word of the ledger, which no other column says.
+// startedColumn is the column of a row that has the ledger's word. No other column can
+// have that text.
 const startedColumn = 4
 
-// The session's own locks are looked up in the function that the view pg_locks is
-// made of: the view takes a backend in its first moments three times as long as
-// the whole of this. That they are this database's goes without saying.
-//
-// This goes behind the columns of a query.
+// ofOwnLocks goes behind the columns of a query. It looks the session's own locks up in
+// the function that the view pg_locks is made of. A backend in its first moments takes
+// three times as long for the view as for the whole of this. A session has locks in its
+// own database only.
 const ofOwnLocks = `, classid, objid, objsubid
 FROM pg_catalog.pg_lock_status()
 WHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()`
 
-// isListed says whether a row that ofOwnLocks gave is this lock's.
+// isListed says whether a row of ofOwnLocks is this lock's.
 func (l Lock) isListed(row []string) bool {
 	columns := fmt.Sprint(l.ClassID(), l.ObjID(), l.ObjSubID())
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
 // drawing is the query that draws the token and announces the start, for each of
-// the locks that the session has, and does nothing if it has none of them.
+// the locks that the session has. It does nothing if the session has none of them.
 //
-// A transaction number is only used up for good once the WAL that tells of it is
-// on disk. That takes something to log, the message, and a commit that waits for
-// the disk but for no standby, whatever the role's default is: 'local'.
+// A transaction number is used up for good once its WAL is on disk. That takes something
+// to log, which is the message, and a commit that waits for the disk, but for no standby,
+// whatever the role's default is: 'local'.
 //
-// The token is shown in the session's name, too, for later looks. Further
-// columns are evaluated once for each lock.
+// The session's name shows the token, too, for later looks. Further columns are evaluated
+// once for each lock.
 func (b *Bid) drawing(locks []Lock, columns ...string) string {
 	var sql strings.Builder
 	fmt.Fprintf(&sql, `SELECT %s,
@@ -63,7 +63,7 @@ func (b *Bid) drawing(locks []Lock, columns ...string) string {
 	pg_catalog.set_config('synchronous_commit', 'local', true),
 	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`, tokenSQL, systemSQL)
 	if b.startsWithToken(locks) {
-		// A query of its own, so that it is evaluated once, and not at all without the lock.
+		// A subquery, so that it is evaluated once, and not at all without the lock.
 		fmt.Fprintf(&sql, ",\n\t(SELECT %s)", b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text"))
 	}
 	if name := b.cfg.Session.ApplicationName; b.shows() {
@@ -76,28 +76,29 @@ func (b *Bid) drawing(locks []Lock, columns ...string) string {
 		sql.WriteString(",\n\t" + column)
 	}
 	sql.WriteString(ofOwnLocks)
-	if b.line != nil || b.cfg.Claim.Polled { // it has others, tickets for one
+	if b.line != nil || b.cfg.Claim.Polled { // the session has other locks, as tickets
 		sql.WriteString(" AND " + inspect.Among(idsOf(locks)))
 	}
 	return sql.String()
 }
 
-// shows says whether the session's name has the token: where it is one's alone.
+// shows says whether the session's name shows the token. A session that several use
+// shows none.
 func (b *Bid) shows() bool {
 	return !b.cfg.Claim.Polled && strings.HasPrefix(b.cfg.Session.ApplicationName, "pglead:")
 }
 
-// announcingStart is an SQL expression that says that a command starts, if
-// anyone waits to hear it.
+// announcingStart is an SQL expression that announces the start, if anyone waits to hear
+// it.
 func (b *Bid) announcingStart(l Lock, locks []Lock) string {
 	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.startPayload(l, tokenSQL))
 	if b.cfg.Claim.Polled {
-		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), notify) // other rows are other locks'
+		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), notify) // only in this lock's row
 	}
 	return fmt.Sprintf("CASE WHEN EXISTS (%s) THEN %s END", b.cfg.Claim.waitingFor(locks, ""), notify)
 }
 
-// drew takes note of what drawing returned.
+// drew notes what drawing returned.
 func (b *Bid) drew(rows session.Rows) error {
 	if err := b.areListed(rows); err != nil {
 		return err
@@ -112,7 +113,7 @@ func (b *Bid) drew(rows session.Rows) error {
 // areListed makes sure that all of what is held is among the rows of ofOwnLocks.
 func (b *Bid) areListed(rows session.Rows) error {
 	for _, l := range b.grant.locks {
-		if !slices.ContainsFunc(rows, l.isListed) { // in no rows either
+		if !slices.ContainsFunc(rows, l.isListed) {
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
 				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
 		}
@@ -130,14 +131,13 @@ func (b *Bid) keepToken(token, systemID string) error {
 	return nil
 }
 
-// draw draws the token, once it is certain that the command may start. Its last
-// round trip on the session's own connection is what the first Deadline counts
-// from.
+// draw draws the token, once it is certain that the command may start. The first Deadline
+// counts from its last round trip on the session's own connection.
 func (b *Bid) draw(ctx context.Context) error {
 	if b.grant.drawn() {
 		return nil
 	}
-	if b.cfg.Session.Quorum || b.cfg.Session.Transaction {
+	if b.cfg.Session.UsesSecondSession() {
 		return b.drawBeside(ctx)
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawing(b.grant.locks)}, b.leaving()...)})
@@ -147,7 +147,7 @@ func (b *Bid) draw(ctx context.Context) error {
 	return b.drew(answers[0])
 }
 
-// describe has the session say what it holds.
+// describe makes the session's comment say what it holds.
 func (b *Bid) describe() {
 	d := b.cfg.Description
 	d.Token, d.Since = b.grant.tenure.Token, time.Now()
@@ -157,11 +157,11 @@ func (b *Bid) describe() {
 	b.s.SetComment(d.Comment())
 }
 
-// drawBeside draws the token on a second connection: with a quorum since the
-// lock's own must never hang in a commit, and with a transaction since a number
-// drawn in it would hold back vacuum for as long as the command runs. The lock's
-// own session is asked afterwards whether it still has the lock: what the second
-// one does takes its time, and may take more than the first one has.
+// drawBeside draws the token on a second connection. With a quorum the lock's own session
+// must never hang in a commit. In a transaction that holds the lock a number would hold
+// back vacuum for as long as the command runs. Afterwards it asks the lock's own session
+// whether it still has the lock: the second one takes its time, which may be more than
+// the first one has left.
 func (b *Bid) drawBeside(ctx context.Context) error {
 	second, err := b.s.Second(ctx)
 	if err != nil {
@@ -202,14 +202,14 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 	return b.keepToken(drawn[0], drawn[1])
 }
 
-// errElsewhere says that the two sessions are on two servers: the name of the first's
-// has come to be another's.
+// errElsewhere says that the two sessions are on two servers: the name of the first
+// server has become that of another.
 func errElsewhere() error {
 	return session.Errorf(session.Unreachable, "", "the second connection reached another server than the first")
 }
 
-// identity is what identified takes: which server it is, and the backend's number
-// there, which a pooler keeps to itself.
+// identity are the columns for identified: the backend's number, which a pooler does not
+// tell, and the server's identity.
 const identity = "pg_catalog.pg_backend_pid(), " + session.ServerIdentity
 
 // identify learns on which server the session is.
@@ -231,9 +231,9 @@ func (b *Bid) identified(row []string) error {
 	return nil
 }
 
-// drawOn draws the token on the second connection. With a quorum its commit waits
-// for the standbys; it announces nothing, since while a commit with a NOTIFY waits,
-// every other NOTIFY on the server does.
+// drawOn draws the token on the second connection. With a quorum its commit waits for the
+// standbys. It announces nothing: while a commit with a NOTIFY waits, every other NOTIFY
+// on the server waits, too.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
 func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, error) {
 	const query = `SELECT %s%s, (pg_catalog.pg_control_system()).system_identifier,
@@ -248,7 +248,7 @@ func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, er
 	if drawn[4] != b.server {
 		return nil, errElsewhere()
 	}
-	if !b.cfg.Claim.Polled && !b.usesLedger() { // each takes one lock after the other, and needs it again
+	if !b.cfg.Claim.Polled && !b.usesLedger() { // with these the second session is needed again
 		b.s.DropSecond()
 	}
 	return drawn, nil

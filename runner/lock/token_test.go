@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -37,7 +37,7 @@ func TestLockExcludesAndTokensGrow(t *testing.T) {
 	if !try(t, other) {
 		t.Fatal("the lock is still held")
 	}
-	if first.Release(t.Context(), false) == nil {
+	if first.Release(t.Context()) == nil {
 		t.Error("a lock was released that was not held")
 	}
 	giveBack(t, other)
@@ -116,7 +116,7 @@ func TestTokensGrowAcrossModes(t *testing.T) {
 	for name, cfg := range map[string]lock.Config{
 		"session":     config(t, dsn, exclusive(1)),
 		"transaction": inTransaction(config(t, dsn, exclusive(1))),
-		"pooler":      inTransaction(config(t, pooled(t, server, pgtest.Superuser, "transaction", 2), exclusive(1))),
+		"pooler":      inTransaction(config(t, pooled(t, server, localpg.Superuser, "transaction", 2), exclusive(1))),
 		"shared":      config(t, dsn, shared(1)),
 		"several":     config(t, dsn, exclusive(1, 2)),
 		"slots":       config(t, dsn, slots(1, 2)),

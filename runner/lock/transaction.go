@@ -11,8 +11,8 @@ import (
 )
 
 // trySQLInTransaction is an SQL expression that takes the locks until the transaction
-// ends: all of them, counted up to the first that is not free, or with a gate one of
-// them, for there is no line before a pooler.
+// ends, and counts them up to the first that is not free. With a gate it takes one of
+// them, without the gate: through a pooler there is no line.
 func (c Claim) trySQLInTransaction() string {
 	if c.Gate != nil {
 		return tryEach(c.Locks, Lock.tryInTransaction)
@@ -20,16 +20,15 @@ func (c Claim) trySQLInTransaction() string {
 	return tryAll(c.Locks, Lock.tryInTransaction)
 }
 
-// fulfils says whether so many locks, or the one at that place, are all that is asked for.
+// fulfils says whether the result of a trial is all that the claim asks for.
 func (c Claim) fulfils(n int) bool { return n == len(c.Locks) || c.Gate != nil && n > 0 }
 
 // tryInTransaction begins the transaction that holds the locks.
 //
-// First the same trial is made in a statement by itself, which gives back what it
-// is granted. One that is refused, as nearly all of many waiters' are, then costs
-// the pooler no connection for as long as this process takes to say ROLLBACK, and no
-// second login. Of one that isn't, the command is made ready while there is more to
-// ask for.
+// First it makes the same trial in a statement by itself, whose end frees what it got.
+// Nearly all trials of many waiters are refused. So a refusal costs the pooler no
+// connection while this process sends ROLLBACK, and no second login. After a success the
+// command is made ready beside the questions that follow.
 func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	n, err := b.trialled(ctx)
 	if err != nil {
@@ -40,7 +39,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	b.preparation.begin()
-	// What the token is drawn on is there before the lock is held.
+	// The session for the token is opened before the lock is held.
 	err = b.cfg.askForRoom(ctx, func() error {
 		_, err := b.s.Second(ctx)
 		return err
@@ -61,8 +60,8 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	return false, b.error(err)
 }
 
-// beginTransaction makes the trial in a transaction, and learns where that is. All of it
-// is one message, for each is one more for the pooler to pass on.
+// beginTransaction makes the trial in a transaction, and learns on which server that is.
+// All of it is one message, since the pooler passes each message on by itself.
 func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
 	trial := "SELECT " + identity + ", " + b.trySQL()
 	rows, err := b.s.Query(ctx, strings.Join(append(b.s.Begin(), trial), "; "))

@@ -12,8 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -46,7 +46,7 @@ func TestTransaction(t *testing.T) {
 			dsn, number := server.DSN("postgres"), rand.Int64()
 			var before []string
 			if mode != "direct" {
-				dsn = pooled(t, server, pgtest.Superuser, mode, 2)
+				dsn = pooled(t, server, localpg.Superuser, mode, 2)
 				before = settings(t, dsn)
 			}
 			cfg := inTransaction(config(t, dsn, exclusive(number)))
@@ -138,7 +138,7 @@ func TestLeaseInTransaction(t *testing.T) {
 				t.Parallel()
 				dsn, number := server.DSN("postgres"), rand.Int64()
 				if mode != "direct" {
-					dsn = pooled(t, server, pgtest.Superuser, mode, 2)
+					dsn = pooled(t, server, localpg.Superuser, mode, 2)
 				}
 				cfg := leased(inTransaction(config(t, dsn, exclusive(number))), 3*time.Second)
 				other := bid(t, config(t, server.DSN("postgres"), exclusive(number)))
@@ -219,12 +219,12 @@ func TestTransactionRoleDefaults(t *testing.T) {
 // refusal of the lock, and who waits rides it out; the token takes a second one.
 func TestPools(t *testing.T) {
 	server := start(t, nil)
-	statement := bid(t, inTransaction(config(t, pooled(t, server, pgtest.Superuser, "statement", 2), exclusive(6))))
+	statement := bid(t, inTransaction(config(t, pooled(t, server, localpg.Superuser, "statement", 2), exclusive(6))))
 	if _, err := statement.Try(t.Context()); kindOf(err) != session.Unsafe {
 		t.Errorf("Try through a pooler in statement mode: %v", err)
 	}
 
-	dsn := pooled(t, server, pgtest.Superuser, "transaction", 1)
+	dsn := pooled(t, server, localpg.Superuser, "transaction", 1)
 	cfg := inTransaction(config(t, dsn, exclusive(7)))
 	cfg.Session.ConnectTimeout = 4 * time.Second
 	late := cfg

@@ -11,8 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/pgtest"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -102,7 +102,7 @@ func (c *counter) counted() []int {
 // and never a second login; a grant takes one, and four questions.
 func TestTripsThroughPooler(t *testing.T) {
 	server := start(t, nil)
-	c := newCounter(t, pooled(t, server, pgtest.Superuser, "transaction", 3), func(int) {})
+	c := newCounter(t, pooled(t, server, localpg.Superuser, "transaction", 3), func(int) {})
 	cfg := inTransaction(config(t, c.dsn, exclusive(7)))
 	cfg.Wait, cfg.Explain = 0, true
 
@@ -132,9 +132,9 @@ func TestTripsThroughPooler(t *testing.T) {
 func TestTakenMeanwhile(t *testing.T) {
 	server := start(t, nil)
 	thief := plain(t, server.DSN("postgres"))
-	c := newCounter(t, pooled(t, server, pgtest.Superuser, "transaction", 3), func(connection int) {
+	c := newCounter(t, pooled(t, server, localpg.Superuser, "transaction", 3), func(connection int) {
 		if connection == 2 { // it was free at the first, and will be begun for
-			_, _ = pgtest.Ask(t.Context(), thief, "SELECT pg_advisory_lock(7)")
+			_, _ = localpg.Ask(t.Context(), thief, "SELECT pg_advisory_lock(7)")
 		}
 	})
 	var prepared, undone int
@@ -166,7 +166,7 @@ func TestTakenMeanwhile(t *testing.T) {
 // comes, so that those behind them can't take the last one.
 func TestSecondOfThoseWhoWait(t *testing.T) {
 	server := start(t, nil)
-	c := newCounter(t, pooled(t, server, pgtest.Superuser, "transaction", 3), func(int) {})
+	c := newCounter(t, pooled(t, server, localpg.Superuser, "transaction", 3), func(int) {})
 	held := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
 	cfg := inTransaction(config(t, c.dsn, exclusive(7)))
 	cfg.LockDelay = 0
@@ -192,7 +192,7 @@ func TestRoomForSecond(t *testing.T) {
 	var free []string
 	c := newCounter(t, dsn, func(connection int) {
 		if connection == 3 { // the second one has been refused
-			free, _ = pgtest.Ask(t.Context(), other, "SELECT pg_try_advisory_xact_lock(7)")
+			free, _ = localpg.Ask(t.Context(), other, "SELECT pg_try_advisory_xact_lock(7)")
 			_ = guest.Close(t.Context())
 		}
 	})

@@ -12,39 +12,39 @@ import (
 
 // Turnover is what one session that works on a list does in one round trip: it gives
 // back the locks of commands that have ended, tries for those of the next ones, and
-// draws a token for these, which is one and the same, since it is one commit.
+// draws one token for these, since it is one commit.
 //
-// Nobody is told less than by Release, Try and Settle: the ends are said in a
-// transaction before that which frees the locks, and a token is drawn, and a start
-// said, of such locks only as the session has by then.
+// It announces as much as Release, Try and Settle do: the ends in a transaction before
+// the one that frees the locks, and starts, with their token, only of locks that the
+// session has by then.
 type Turnover struct {
-	Ended []*Held // which Join
-	Said  []Said  // beside their ends
-	Next  []*Bid  // which Join
+	Ended []*Held // each of them Joins
+	Said  []Said  // announcements beside the ends
+	Next  []*Bid  // each of them Joins
 }
 
-// Said is something that is said on a channel. Neither may have quotes.
+// Said is an announcement on a channel. Neither field may contain quotes.
 type Said struct{ Channel, Payload string }
 
-// Joins says whether the locks can be given back in a Turnover: there is nothing to
-// note anywhere else, and what there is to say is for all who listen.
+// Joins says whether the locks can be given back in a Turnover: the ledger has nothing to
+// note, and the announcement is for all listeners.
 func (h *Held) Joins() bool {
 	return h.cfg.joins() && !h.recorded
 }
 
-// Joins says whether the bid's first trial can be part of a Turnover: a grant is all
-// that it takes for a start. So it is for one lock, of which nothing has been heard.
+// Joins says whether the bid's first trial can be part of a Turnover: the start needs
+// nothing but the grant. That is so for one lock, of which the bid has heard nothing.
 func (b *Bid) Joins() bool {
 	return b.cfg.joins() && !b.usesLedger() && len(b.histories) == 0 && len(b.grant.locks) == 0 && b.verdict(b.cfg.Claim.Locks[0].ID).delay == 0
 }
 
 func (cfg *Config) joins() bool {
 	c := cfg.Claim
-	return c.Polled && len(c.Locks) == 1 && !c.Locks[0].Shared && !cfg.Session.Transaction && !cfg.Session.Quorum
+	return c.Polled && len(c.Locks) == 1 && !c.Locks[0].Shared && !cfg.Session.UsesSecondSession()
 }
 
-// Do does it. After an error nothing is known of any of these locks but that the end
-// of the session frees them. Next that are Complete are ready to be settled.
+// Do carries the turnover out. After an error these locks may be held or not, and the end
+// of the session frees them. Bids of Next that are Complete are ready to be settled.
 func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	var queries []string
 	if words := t.words(); words != "" {
@@ -77,8 +77,8 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	return nil
 }
 
-// words is the query that says how the commands ended. Its commit waits for nothing,
-// as that of tell.
+// words is the query that announces how the commands ended. As with tell, its commit does
+// not wait for the disk.
 func (t Turnover) words() string {
 	if len(t.Ended) == 0 {
 		return ""
@@ -106,7 +106,7 @@ func (t Turnover) exchange() string {
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// drawing is that of all bids, as if they were one.
+// drawing is the query that draws the token for all bids, as if they were one.
 func (t Turnover) drawing(s *session.Session) string {
 	joint := NewBid(s, t.Next[0].cfg, false)
 	joint.cfg.Claim.Locks = nil
@@ -126,7 +126,7 @@ func (t Turnover) claim() (all Claim) {
 	return all
 }
 
-// turned takes note of a trial's answer, and of what was drawn.
+// turned notes a trial's answer, and the token.
 func (b *Bid) turned(number string, drawn session.Rows) error {
 	n, err := strconv.Atoi(number)
 	if err != nil {
@@ -138,5 +138,5 @@ func (b *Bid) turned(number string, drawn session.Rows) error {
 	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !b.grant.locks[0].isListed(row) }))
 }
 
-// Complete says whether all is held that was claimed.
+// Complete says whether the bid holds all of its claim.
 func (b *Bid) Complete() bool { return b.complete() }

@@ -11,8 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// wait stands in line until something is granted or the time is up. Of several
-// locks what is granted is the next one: Try takes the rest.
+// wait stands in line until something is granted or the time is up. Of several locks
+// that is the next one: Try takes the rest.
 func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool, err error) {
 	if err := b.join(ctx); err != nil {
 		return false, err
@@ -29,7 +29,7 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool
 			return false, err
 		}
 		b.line.decide(b.events())
-		if b.line.tryAt.IsZero() || time.Now().Before(b.line.tryAt) { // else it is done with the try
+		if b.line.tryAt.IsZero() || time.Now().Before(b.line.tryAt) { // else the try verifies
 			if err := b.verify(ctx); err != nil {
 				return false, err
 			}
@@ -40,8 +40,8 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool
 	}
 }
 
-// events are what was said of the lock that the line is for, and of all of them
-// behind a gate.
+// events are the announcements for the lock that the line is for or, with a gate, for all
+// locks.
 func (b *Bid) events() (events []Announcement) {
 	for id, h := range b.histories {
 		said := h.take()
@@ -88,7 +88,7 @@ func (l *line) act(ctx context.Context) (granted bool, err error) {
 	return false, l.b.cfg.Observer.look(ctx, l.b)
 }
 
-// try tries once, or often where the lock is about to be freed.
+// try tries once, or many times if the lock is about to be freed.
 func (l *line) try(ctx context.Context) (granted bool, err error) {
 	b := l.b
 	burst := l.burst
@@ -116,17 +116,17 @@ func (l *line) try(ctx context.Context) (granted bool, err error) {
 	return false, nil
 }
 
-// burstTries is how often a bid is tried in one statement: the first time at once,
-// then each millisecond, then more rarely. The clean end of a holder is said
-// before it frees the lock, so one try would come too early.
+// burstTries is how many tries one statement makes: the first at once, the next each
+// millisecond, the rest more rarely. A holder announces its clean end before it frees the
+// lock, so one try would come too early.
 const (
 	burstTries = 50
 	burstFast  = 20
 )
 
-// tryOften tries many times in one statement. Where a grant means that the command
-// may start, the token's query travels with it: it draws nothing unless the lock
-// is among the session's own.
+// tryOften tries many times in one statement. If a grant means that the command may
+// start, the query for the token travels with it: that draws nothing unless the session
+// has the lock.
 func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	tries := fmt.Sprintf(`SELECT won FROM (
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
@@ -139,7 +139,7 @@ func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
 	if err != nil {
-		// Of a ledger that fails, Settle finds out more.
+		// If the ledger failed, Settle finds out more.
 		if !certain || !b.startsWithToken(b.cfg.Claim.Locks) || !errors.As(err, new(*pgconn.PgError)) || len(answers[0]) == 0 {
 			return false, b.error(err)
 		}
@@ -162,7 +162,7 @@ func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	return granted, err
 }
 
-// verdictOf is what the histories of these locks come to by now.
+// verdictOf is the verdict of the histories of these locks by now.
 func (b *Bid) verdictOf(locks []Lock) verdict {
 	all := verdict{coversEarlier: true}
 	for _, l := range locks {

@@ -21,13 +21,13 @@ func withHosts(database *pgconn.Config, hosts []*pgconn.FallbackConfig) *pgconn.
 	return c
 }
 
-// route notes which address a connection went to, and what names it was found by.
+// route notes the address that a connection went to, and the names that led to it.
 type route struct {
 	address string
-	looked  map[string][]string // hosts' addresses
+	looked  map[string][]string // the addresses of each host
 }
 
-// over has a configuration's next connection note its route.
+// over makes a configuration's next connection note its route.
 func (r *route) over(database *pgconn.Config) {
 	dial, lookup := database.DialFunc, database.LookupFunc
 	r.looked = map[string][]string{}
@@ -42,8 +42,8 @@ func (r *route) over(database *pgconn.Config) {
 	}
 }
 
-// pin is a configuration whose connections go the same way, with the TLS of that
-// host, and ask no other.
+// pin is a configuration whose connections go to the same address only, with the TLS
+// settings of that host.
 func (r route) pin(database *pgconn.Config) *pgconn.Config {
 	hosts := slices.DeleteFunc(fallbacks(database), func(f *pgconn.FallbackConfig) bool { return !r.isTo(f) })
 	if len(hosts) == 0 {

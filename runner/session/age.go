@@ -10,44 +10,43 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// FirstTryDelay is how long someone who got the lock without waiting for it
-// has to wait before the start: the rest of lockDelay on a server that came up
-// or was promoted less than that ago, since before that the lock may have had
-// a holder. A server without TCP is no exception: a pooler, ssh or a proxy may
-// have brought the holder to its socket.
+// FirstTryDelay is how long a run that got the lock at its first try has to wait
+// before the start. On a server that came up, or was promoted, less than lockDelay ago
+// that is the rest of lockDelay, since the lock may have had a holder before. A server
+// without TCP is no exception: a pooler, ssh or a proxy may have brought the holder to
+// its socket.
 //
-// With a quorum, on a server that was promoted, there is also the former primary
-// to reckon with, for as long as its standbys follow it. A standby that has
-// followed this one for lockDelay has left that one before.
+// With a quorum, on a server that was promoted, the former primary may still have
+// holders for as long as standbys follow it. A standby that has followed this one for
+// lockDelay left the former one before that.
 func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	since := s.clock.now() - s.opened
+	since := s.clock.now() - s.facts.opened
 	switch {
 	case s.cfg.Private:
 		return 0
-	case s.cfg.Quorum && s.promoted && s.settled+since < lockDelay:
+	case s.cfg.Quorum && s.facts.promoted && s.facts.settled+since < lockDelay:
 		return lockDelay
 	}
-	return max(0, lockDelay-s.age-since)
+	return max(0, lockDelay-s.facts.age-since)
 }
 
-// serverAge are SQL expressions from which ageOf tells for how long a lock that
-// was taken on this server can have been lost only by the end of its session.
-// It counts from the latest of
+// serverAge are SQL expressions, of which ageOf makes the age of the server's memory of
+// locks: for that long, a lock was lost only by the end of its session. It counts from
+// the latest of
 //   - the postmaster's start,
-//   - the reset of the statistics, by which a restart after the crash of some
-//     backend shows, which leaves the postmaster's start as it is,
-//   - for a server that was a standby, its last checkpoint, which is not older
-//     than its promotion unless the timeline says so.
+//   - the reset of the statistics: it shows a restart after the crash of a backend,
+//     which leaves the postmaster's start as it is,
+//   - for a server that was a standby, its last checkpoint: if the timeline is the
+//     present one, that is not older than the promotion.
 //
-// All of these are by the server's wall clock; nothing that goes by another is to
-// be seen by an ordinary role. See sinceThen.
+// All of these go by the server's wall clock, since an ordinary role can see no other:
+// see sinceThen.
 //
-// A backend in its first moments reads from the catalogs whatever a statement
-// names, so there is no more in them than most servers need; the view
-// pg_stat_bgwriter alone, for the function in it, would cost as much as all of
-// them.
+// A backend in its first moments has to read from the catalogs whatever a statement
+// names. So the expressions name no more than most servers need. The view
+// pg_stat_bgwriter, in place of the function in it, would cost as much as all the rest.
 const serverAge = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
 	pg_catalog.clock_timestamp(), pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()`
 
@@ -55,9 +54,9 @@ const serverAge = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
 const promotedAge = `SELECT CASE WHEN timeline_id <> ` + Timeline + ` THEN 0
 	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) END FROM pg_catalog.pg_control_checkpoint()`
 
-// ageFormats are those in which ageOf takes the values: what the server says of
-// an instant in text goes by its settings, and its arithmetic costs more than
-// all the rest.
+// ageFormats are the formats in which ageOf takes the values. The text of an instant
+// would depend on the server's settings, and arithmetic on the server would cost more
+// than all the rest.
 func ageFormats() []int16 {
 	const inText, inBinary = 0, 1 // of the protocol: libpq's resultFormat
 	return []int16{inText, inBinary, inBinary, inBinary}
@@ -86,15 +85,16 @@ func ageOf(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Durati
 	if err != nil {
 		return 0, err
 	}
-	if len(results) != 1 || len(results[0].Rows) != 1 || len(results[0].Rows[0]) != 1 {
-		return 0, ErrNotPostgreSQL()
+	row, err := rowsOf(results).Only(1)
+	if err != nil {
+		return 0, err
 	}
-	promoted, err := parseAge(results[0].Rows[0][0])
+	promoted, err := parseAge(row[0])
 	return min(age, promoted), err
 }
 
-func parseAge(seconds []byte) (time.Duration, error) {
-	age, err := strconv.ParseFloat(string(seconds), 64)
+func parseAge(seconds string) (time.Duration, error) {
+	age, err := strconv.ParseFloat(seconds, 64)
 	if err != nil {
 		return 0, unsafe("", "the server's age %q is no number", seconds)
 	}
@@ -102,9 +102,9 @@ func parseAge(seconds []byte) (time.Duration, error) {
 }
 
 // sinceThen is a length of time by the server's clock, which may have been set
-// since. What then lies in the future is taken for just now, and costs a first try
-// the whole lock-delay; after a step forward in its first moments a young server
-// can't be told from an old one.
+// since. An instant in the future counts as just now, which costs a first try the whole
+// lock-delay. A young server whose clock was stepped forward in its first moments can't
+// be told from an old one.
 func sinceThen(seconds float64) time.Duration {
 	const oldEnough = 1e9
 	if !(seconds > 0) { // nor is it NaN

@@ -55,7 +55,7 @@ func FuzzAnswers(f *testing.F) {
 				}
 			}
 		}()
-		s := newSession(here, pgproto3.NewFrontend(here, here), 1, lease, bootClock())
+		s := newSession(here, pgproto3.NewFrontend(here, here), 1, Config{Lease: lease}, bootClock())
 		ctx := t.Context()
 		s.OnNotify("pglead.1.1", func(uint32, string) {})
 		for range 3 {

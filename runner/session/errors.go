@@ -43,8 +43,8 @@ type Error struct {
 	Full bool
 	err  error
 
-	passing bool           // although the kind says that it is not
-	at      *pgconn.Config // the host that it is of, if it may not be of another
+	passing bool           // it may pass by itself, although its kind says otherwise
+	at      *pgconn.Config // the host with this error, if another host may not have it
 }
 
 func (e *Error) Error() string { return e.err.Error() }
@@ -55,17 +55,21 @@ func Errorf(kind Kind, hint, format string, args ...any) *Error {
 	return &Error{Kind: kind, Hint: hint, err: fmt.Errorf(format, args...)}
 }
 
+func unsafe(hint, format string, args ...any) *Error {
+	return &Error{Kind: Unsafe, Hint: hint, err: fmt.Errorf(format, args...)}
+}
+
 // ErrNotPostgreSQL is for answers of a form that PostgreSQL doesn't give.
 func ErrNotPostgreSQL() *Error {
 	return Errorf(Unsafe, "", "the server does not answer as PostgreSQL does")
 }
 
-// Crowded is an error of one who makes room for others on a server that is full.
+// Crowded is the error of a run that makes room for others on a full server.
 func Crowded(text string) *Error {
 	return &Error{Kind: Unreachable, Full: true, err: errors.New(text)}
 }
 
-// Refused makes a server's refusal one of what was asked for.
+// Refused turns a server's refusal into an error that names what was asked for.
 func Refused(err error, what string) error {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || errors.As(err, new(*LostError)) {
@@ -83,8 +87,8 @@ type serverRefused struct{ pg *pgconn.PgError }
 func (e serverRefused) Error() string { return ServerSays(e.pg) }
 func (e serverRefused) Unwrap() error { return e.pg }
 
-// Passing says whether the obstacle may go away by itself, so that someone
-// who waits should try again.
+// Passing says whether the obstacle may go away by itself, so that a run that waits
+// should try again.
 func Passing(err error) bool {
 	var e *Error
 	if errors.As(err, &e) {
@@ -94,8 +98,8 @@ func Passing(err error) bool {
 	return errors.As(err, &lost)
 }
 
-// Elsewhere is the database with another host first, if there is one, after an error
-// that another may not have: a primary that a failover has left behind has no standbys.
+// Elsewhere is the database with another host first, if there is one. It is for an error
+// that another host may not have: a primary that a failover left behind has no standbys.
 func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
 	var e *Error
 	if !errors.As(err, &e) || e.at == nil {
@@ -115,8 +119,8 @@ func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
 	return withHosts(database, hosts)
 }
 
-// connectError turns the tree of errors that pgconn returns for its attempts
-// (one for each address, twice for sslmode=prefer) into one line.
+// connectError makes one line of the tree of errors that pgconn returns for its
+// attempts: one for each address, two with sslmode=prefer.
 func connectError(target string, cfg *pgconn.Config, err error) error {
 	var attempts []attempt
 	var connect *pgconn.ConnectError
@@ -127,8 +131,8 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 	e := &Error{}
 	var causes []string
 	for i, a := range attempts {
-		// With sslmode=prefer each address is tried without TLS next, and what
-		// that comes to is the answer.
+		// With sslmode=prefer the next attempt is without TLS, and that one's error
+		// counts.
 		if refusedTLS(a.cause) && i+1 < len(attempts) && attempts[i+1].host == a.host {
 			continue
 		}
@@ -140,9 +144,9 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 		if !slices.Contains(causes, text) {
 			causes = append(causes, text)
 		}
-		// Of several obstacles the one that may pass decides, since the
-		// server that matters may be behind it. A refused login is final:
-		// pgconn tries no other host after it.
+		// Of several obstacles one that may pass decides, since it may hide the
+		// server that matters. A refused login is final: pgconn tries no other host
+		// after it.
 		if e.Kind == 0 || kind == Denied || kind == Unreachable && e.Kind != Denied {
 			e.Kind, e.Hint = kind, hint
 		}
@@ -151,8 +155,8 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 	return e
 }
 
-// full says that a server has no connection left, or that its socket's queue is
-// full (EAGAIN of unix(7)).
+// full says whether a server has no connection left, or its socket's queue is full
+// (EAGAIN of unix(7)).
 func full(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == "53300" || errors.Is(err, syscall.EAGAIN)
@@ -163,8 +167,8 @@ type attempt struct {
 	cause error
 }
 
-// collectAttempts finds the leaves of pgconn's error tree, which joins the
-// attempts and says of each only in its text for which host it was.
+// collectAttempts finds the leaves of pgconn's error tree. It joins the attempts, and
+// only each text tells the host.
 func collectAttempts(err error, out *[]attempt) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -262,7 +266,7 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 	return text, Denied, ""
 }
 
-// identifier is a name as SQL has it.
+// identifier is a name as SQL writes it.
 func identifier(name string) string {
 	if name != "" && strings.Trim(name, lowerCase+"_") == "" {
 		return name
@@ -270,13 +274,13 @@ func identifier(name string) string {
 	return `"` + strings.ReplaceAll(name, `"`, `""`) + `"`
 }
 
-// passes says of an error that it is about the connection, the server's
-// resources, or its coming and going.
+// passes says whether an error is about the connection, the server's resources, or its
+// starts and stops.
 func passes(e *pgconn.PgError) bool {
 	return strings.HasPrefix(e.Code, "08") || strings.HasPrefix(e.Code, "53") || strings.HasPrefix(e.Code, "57P")
 }
 
-// ServerSays gives a server's message with its code, as psql's verbose mode does.
+// ServerSays is a server's message with its code, as in psql's verbose mode.
 func ServerSays(e *pgconn.PgError) string {
 	return fmt.Sprintf("%s (%s)", visible.Text(e.Message), visible.Text(e.Code))
 }

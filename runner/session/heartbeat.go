@@ -12,31 +12,33 @@ const PlainBeat = "SELECT pg_catalog.pg_backend_pid()"
 type Heartbeat struct {
 	Every time.Duration
 	SQL   []string
-	Heard func([]Rows) // is given the answer, as a Request's Then; may be nil
+	Heard func([]Rows) // gets the answer, as a Request's Then; may be nil
+
+	confirmed bool // see Request
 }
 
 // BeatEvery is how often the holder of a lock asks: it leaves room for two lost
 // heartbeats in a holder's share.
 func BeatEvery(lease time.Duration) time.Duration { return lease / heartbeatsPerLease }
 
-// Beat has the session's heartbeat be this one, from the next on.
-func (s *Session) Beat(h Heartbeat) {
+// SetHeartbeat replaces the session's heartbeat, from the next one on.
+func (s *Session) SetHeartbeat(h Heartbeat) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pace = h
+	s.heartbeat = h
 }
 
-func (s *Session) beatsAt() Heartbeat {
+func (s *Session) currentHeartbeat() Heartbeat {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.pace
+	return s.heartbeat
 }
 
-// Keep starts the heartbeat, without which a held lock outlives neither the
-// lease nor a silent network unnoticed. Nothing but Close ends it.
-func (s *Session) Keep() { s.keepOnce.Do(s.keep) }
+// StartHeartbeat starts the heartbeat, once: without it the server ends the session
+// after the lease, and nothing notices a silent network. Only Close stops it.
+func (s *Session) StartHeartbeat() { s.heartbeatOnce.Do(s.startHeartbeat) }
 
-func (s *Session) keep() {
+func (s *Session) startHeartbeat() {
 	timer, err := s.clock.newTimer()
 	if err != nil {
 		s.fail(fmt.Errorf("make a timer for the heartbeat: %w", err))
@@ -52,7 +54,7 @@ func (s *Session) keep() {
 // beat is the goroutine that sends heartbeats, until the timer is stopped or the
 // session is lost.
 func (s *Session) beat(timer timer) {
-	for next := s.clock.now() + s.beatsAt().Every; s.Err() == nil; {
+	for next := s.clock.now() + s.currentHeartbeat().Every; s.Err() == nil; {
 		err := timer.Set(min(next, s.Deadline()))
 		if err == nil {
 			err = timer.Wait()
@@ -72,11 +74,11 @@ func (s *Session) beat(timer timer) {
 		if now < next {
 			continue
 		}
-		pace := s.beatsAt()
-		next = now + pace.Every
+		beat := s.currentHeartbeat()
+		next = now + beat.Every
 		select {
 		case s.turn <- struct{}{}:
-			if _, err := s.transmit(false, Request{SQL: pace.SQL, Then: pace.Heard}); err != nil {
+			if _, err := s.transmit(false, Request{SQL: beat.SQL, Then: beat.Heard, confirmed: beat.confirmed}); err != nil {
 				return
 			}
 		default: // a request is under way, which is as good
@@ -96,10 +98,10 @@ func (s *Session) ExpireIfDue() bool {
 // silence is the cause of the loss when the deadline has passed.
 func (s *Session) silence() error {
 	s.mu.Lock()
-	quorum, heard := s.quorum, s.heard
+	second, heard := s.second.joined, s.heard
 	s.mu.Unlock()
 	switch {
-	case quorum != nil && quorum.Deadline() < heard+HolderShare(s.lease) && quorum.unanswered():
+	case second != nil && second.Deadline() < heard+HolderShare(s.cfg.Lease) && second.unanswered():
 		return fmt.Errorf("%w: %w", s.noQuorum(), ErrSilent)
 	case !s.unanswered():
 		return ErrStopped
@@ -112,13 +114,14 @@ func (s *Session) silence() error {
 func (s *Session) unanswered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.asked > s.heard && s.clock.now()-s.asked > s.lease/heartbeatsPerLease
+	return s.askedSince > s.heard && s.clock.now()-s.askedSince > BeatEvery(s.cfg.Lease)
 }
 
-// broken is the cause of a loss with the connection. At the deadline the guard
-// shuts that down, and it may be the first to do anything then.
+// broken is the cause of the loss when the connection broke. At the deadline the guard
+// shuts the connection down, possibly before this process does anything. Then the cause
+// is the silence before that.
 func (s *Session) broken(cause error) error {
-	if s.clock.now() >= s.Deadline()-s.lease/10 {
+	if s.clock.now() >= s.Deadline()-s.cfg.Lease/10 {
 		return s.silence()
 	}
 	return cause

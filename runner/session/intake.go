@@ -1,7 +1,6 @@
 package session
 
 import (
-	"context"
 	"fmt"
 	"io"
 	"math"
@@ -10,10 +9,10 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// What a server sends is kept until it is complete, and what poses as one before
-// the login may be anybody. So all of it is limited: longest is a row with a
-// statement of 1 MB, the most that a server shows, and of the many locks of a
-// large one each takes a row of about 1 kB.
+// The server's answer is kept until it is complete, and before the login anybody may
+// pose as the server. So everything it sends is limited. The longest message is a row
+// with a statement of 1 MB, the most that a server shows. The longest answer is a list
+// of locks: a large server has many, and each takes a row of about 1 kB.
 const (
 	longestMessage = 16 << 20
 	mostLogin      = 16 << 20
@@ -27,7 +26,7 @@ func (e tooMuchError) Error() string {
 	return fmt.Sprintf("the server sends more than the %d MiB that its answer may have", e.most>>20)
 }
 
-// intake is a connection's reader that gives out so much and no more.
+// intake is a connection's reader that gives out so many bytes and no more.
 type intake struct {
 	r          io.Reader
 	left, most int
@@ -45,36 +44,38 @@ func (in *intake) Read(p []byte) (int, error) {
 // intakeName is where a connection has its intake.
 const intakeName = "pglead intake"
 
-// login connects, to a server that may send mostLogin up to the first allow.
-func login(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, error) {
-	var in *intake // of the latest attempt, which is the one that succeeds
+// latestIntake is the intake of the latest attempt to connect, which is the one that
+// succeeds.
+type latestIntake struct{ *intake }
+
+// limitIntake limits what each server of a configuration may send.
+func limitIntake(database *pgconn.Config) *latestIntake {
+	latest := &latestIntake{}
 	database.MaxProtocolMessageBodyLen = longestMessage
 	database.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		in = &intake{r, mostLogin, mostLogin}
-		return pgproto3.NewFrontend(in, w)
+		latest.intake = &intake{r, mostLogin, mostLogin}
+		return pgproto3.NewFrontend(latest.intake, w)
 	}
-	pg, err := pgconn.ConnectConfig(ctx, database)
-	if err != nil {
-		return nil, err
-	}
-	pg.CustomData()[intakeName] = in
-	return pg, nil
+	return latest
 }
 
-// allow has the server send so much from now on, until the next call.
+// belongsTo lets allow find the intake of a connection.
+func (l *latestIntake) belongsTo(pg *pgconn.PgConn) { pg.CustomData()[intakeName] = l.intake }
+
+// allow lets the server send so many bytes until the next call.
 func allow(pg *pgconn.PgConn, most int) {
 	if in, ok := pg.CustomData()[intakeName].(*intake); ok {
 		in.left, in.most = most, most
 	}
 }
 
-// allowAll is for a session, which counts what it keeps by itself: see keep.
+// allowAll is for a session, whose exchanges count what they keep: see keepRow.
 func allowAll(pg *pgconn.PgConn) { allow(pg, math.MaxInt) }
 
-// keep notes a row of the answer, unless that is too long by now: then it is an
-// error, and nothing of it is kept.
-func (ex *exchange) keep(values [][]byte) {
-	const each = 64 // of what a row, and a value, take beside their text
+// keepRow adds a row to the answer. An answer that is too long becomes an error, and
+// nothing of it is kept.
+func (ex *exchange) keepRow(values [][]byte) {
+	const each = 64 // bytes that a row, and a value, take beside their text
 	ex.size += each
 	for _, v := range values {
 		ex.size += len(v) + each

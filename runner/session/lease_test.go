@@ -59,7 +59,7 @@ func newSilent(t *testing.T) *silent {
 	here, there := net.Pipe()
 	started := time.Now()
 	s := &silent{
-		Session: newSession(here, pgproto3.NewFrontend(here, here), 1, testLease, virtual(started, new(time.Duration))),
+		Session: newSession(here, pgproto3.NewFrontend(here, here), 1, Config{Lease: testLease}, virtual(started, new(time.Duration))),
 		server:  pgproto3.NewBackend(there, there),
 		started: started,
 	}
@@ -90,7 +90,7 @@ func (s *silent) at() time.Duration { return time.Since(s.started) }
 func TestSilenceEndsTheSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
-		s.Keep()
+		s.StartHeartbeat()
 		const beat = testLease / heartbeatsPerLease
 		for range 3 {
 			s.answer(t, 0)
@@ -114,7 +114,7 @@ func TestSilenceEndsTheSession(t *testing.T) {
 func TestSlowAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
-		s.Keep()
+		s.StartHeartbeat()
 		const beat = testLease / heartbeatsPerLease
 		s.answer(t, 5*time.Second)
 		synctest.Wait()
@@ -137,7 +137,7 @@ func TestSlowAnswers(t *testing.T) {
 func TestSlowNetworkKeepsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
-		s.Keep()
+		s.StartHeartbeat()
 		for range 1000 {
 			s.answer(t, testLease/heartbeatsPerLease-time.Millisecond)
 			synctest.Wait()
@@ -151,7 +151,7 @@ func TestSlowNetworkKeepsIt(t *testing.T) {
 func TestAnswerTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
-		s.Keep()
+		s.StartHeartbeat()
 		s.answer(t, HolderShare(testLease)+time.Millisecond)
 		synctest.Wait()
 		if !errors.Is(s.Err(), ErrSilent) {
@@ -164,7 +164,7 @@ func TestAnswerTooLate(t *testing.T) {
 func TestLastWord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
-		s.Keep()
+		s.StartHeartbeat()
 		time.Sleep(time.Second)
 		s.server.Send(&pgproto3.ErrorResponse{Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P01", Message: "bye"})
 		if err := s.server.Flush(); err != nil {
@@ -184,7 +184,7 @@ func TestSuspend(t *testing.T) {
 		here, there := net.Pipe()
 		started := time.Now()
 		var asleep time.Duration
-		s := newSession(here, pgproto3.NewFrontend(here, here), 1, testLease, virtual(started, &asleep))
+		s := newSession(here, pgproto3.NewFrontend(here, here), 1, Config{Lease: testLease}, virtual(started, &asleep))
 		defer s.Close()
 		defer there.Close()
 		go func() { // takes requests, never answers
@@ -195,7 +195,7 @@ func TestSuspend(t *testing.T) {
 			}
 		}()
 		asleep = 8 * time.Hour
-		s.Keep()
+		s.StartHeartbeat()
 		<-s.Lost()
 		if time.Since(started) > testLease/heartbeatsPerLease || !errors.Is(s.Err(), ErrStopped) {
 			t.Errorf("lost after %v of running: %v", time.Since(started), s.Err())

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -61,7 +61,7 @@ func (a *authority) issue(name string, template *x509.Certificate) (*x509.Certif
 	write := func(file, kind string, der []byte) {
 		path := filepath.Join(a.dir, file)
 		check(os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
-		if account, err := pgtest.Account(); err == nil && account != nil {
+		if account, err := localpg.Account(); err == nil && account != nil {
 			check(os.Chown(path, int(account.Uid), int(account.Gid)))
 		}
 	}
@@ -80,7 +80,7 @@ func serverDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := pgtest.MakeDir(dir); err != nil {
+	if err := localpg.MakeDir(dir); err != nil {
 		t.Fatal(err)
 	}
 	return dir

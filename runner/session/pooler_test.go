@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -15,7 +15,7 @@ func TestPooler(t *testing.T) {
 	server := start(t, nil)
 	for _, mode := range []string{"session", "transaction", "statement"} {
 		t.Run(mode, func(t *testing.T) {
-			dsn := pooled(t, server, pgtest.Superuser, mode, 1)
+			dsn := pooled(t, server, localpg.Superuser, mode, 1)
 			_, err := session.Open(t.Context(), config(t, dsn))
 			if kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "pooler") {
 				t.Fatalf("Open: %v, want a refusal", err)
@@ -51,7 +51,7 @@ func TestTransactionOnStandby(t *testing.T) {
 	if _, err := session.Open(t.Context(), cfg); kindOf(err) != session.Standby {
 		t.Errorf("Open on a standby: %v", err)
 	}
-	cfg = config(t, pooled(t, standby, pgtest.Superuser, "transaction", 2))
+	cfg = config(t, pooled(t, standby, localpg.Superuser, "transaction", 2))
 	cfg.Transaction = true
 	if _, err := session.Open(t.Context(), cfg); kindOf(err) != session.Standby {
 		t.Errorf("Open on a standby behind a pooler: %v", err)

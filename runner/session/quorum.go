@@ -11,26 +11,26 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// With a quorum, a primary that has lost its synchronous standbys, to whom a
-// failover may be under way, loses its leaders too: a heartbeat is then a
-// commit that waits for the standbys.
+// The second session. With a quorum, a primary that has lost its synchronous standbys
+// loses its leaders too, since a failover to those standbys may be under way. So a
+// heartbeat is a commit that waits for the standbys.
 //
-// Such a commit hangs where they don't answer, and a session that hangs in a
-// commit is not idle: the server's idle_session_timeout could not free its
-// lock. So it has a session of its own. The lock's session goes on with its
-// plain heartbeat, and the deadline is the earlier of both.
+// Such a commit hangs while they don't answer, and a session that hangs in a commit is
+// not idle: the server's idle_session_timeout could not free its lock. So the commits
+// have a second session. The session with the lock goes on with its plain heartbeat, and
+// its deadline is the earlier one of the two sessions.
 //
-// With a transaction, too, there is a second session: for the token.
+// A transaction has a second session, too: for the token.
 
 // StandbysNow are the SQL expressions by which a commit shows whether it can have
-// waited for standbys. They are asked for before the commit, in its transaction,
-// and in a statement of their own after it: a setting that is emptied in between
-// lets go of all commits that wait, and says nothing. The server has its backends
-// read a new setting before the process does that lets them go.
+// waited for standbys. They are evaluated before the commit, in its transaction,
+// and after it, in a statement of their own. The server says nothing when somebody
+// empties the setting in between, which releases all commits that wait. Its backends
+// read the new setting before the process that releases them does.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/syncrep.c (SyncRepUpdateSyncStandbysDefined)
 const StandbysNow = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
 
-// afterCommit is that statement.
+// afterCommit is the statement behind a commit. See Request.confirmed.
 const afterCommit = "SELECT " + StandbysNow
 
 // commitHeartbeat writes a few bytes of WAL, so that there is something to
@@ -38,9 +38,9 @@ const afterCommit = "SELECT " + StandbysNow
 const commitHeartbeat = "SELECT " + StandbysNow + `, pg_catalog.set_config('synchronous_commit', 'on', true),
 	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
 
-// judge finds out whether a commit's rows, and those of afterCommit, say that
-// standbys have confirmed it. It is neither confirmed nor an error if the setting
-// may have been another for a moment.
+// judge says whether the rows of a commit, and those of afterCommit, show that standbys
+// have confirmed it. If the setting may have changed for a moment, the commit is not
+// confirmed, and that is no error.
 func (s *Session) judge(rows Rows) (confirmed bool, err error) {
 	if len(rows) != 2 || len(rows[0]) < 3 || len(rows[1]) != 3 {
 		return false, ErrNotPostgreSQL()
@@ -51,7 +51,7 @@ func (s *Session) judge(rows Rows) (confirmed bool, err error) {
 		e.passing, e.at = true, s.cfg.Database
 		return false, e
 	}
-	// Before a pooler the two may be of two backends, whose times differ.
+	// Through a pooler two backends may have answered, whose times differ.
 	return before[0] != after[0] || before[1] == after[1], nil
 }
 
@@ -59,7 +59,7 @@ func (s *Session) judge(rows Rows) (confirmed bool, err error) {
 // it, and returns its row without the columns of StandbysNow.
 func (s *Session) commit(ctx context.Context, sql string) ([]string, error) {
 	for {
-		ex, err := s.send(ctx, Request{SQL: []string{sql, afterCommit}})
+		ex, err := s.send(ctx, Request{SQL: []string{sql}, confirmed: true})
 		if err != nil {
 			return nil, err
 		}
@@ -83,10 +83,10 @@ func (s *Session) noQuorum() *Error {
 	}
 }
 
-// Witness returns when the standbys have confirmed a commit on this server, with
-// a quorum. A standby that confirms here has left any other primary. So from then
-// on the holders of one that a failover has left behind, which needs some of the
-// same standbys for its heartbeats, have no longer to live than after any other loss.
+// Witness returns when the standbys have confirmed a commit on this server, if there is
+// a quorum. A standby that confirms here has left any other primary. So a primary that a
+// failover left behind lacks standbys for its holders' heartbeats: from then on those
+// holders live no longer than after any other loss.
 func (s *Session) Witness(ctx context.Context) error {
 	if !s.cfg.Quorum {
 		return nil
@@ -95,27 +95,27 @@ func (s *Session) Witness(ctx context.Context) error {
 	return err
 }
 
-// Commit has a query's commit confirmed by the standbys, on the second session, and
-// ties this one's fate to that. It returns its row without the columns of
-// StandbysNow, with which the query has to begin.
+// Commit runs a query on the second session until the standbys have confirmed its
+// commit, and ties this session's fate to that one. The query has to begin with the
+// columns of StandbysNow; the row that Commit returns is without them.
 func (s *Session) Commit(ctx context.Context, sql string) ([]string, error) {
 	second, err := s.Second(ctx)
 	if err != nil {
 		return nil, err
 	}
 	s.join(second)
-	bounded, cancel := context.WithTimeoutCause(ctx, s.lease*2/heartbeatsPerLease, s.noQuorum())
+	bounded, cancel := context.WithTimeoutCause(ctx, 2*BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
 	row, err := second.commit(bounded, sql)
 	return row, secondError(err, s.cfg.Transaction)
 }
 
-// Second is the second session, at the address of this one. If it has ended, while
-// nothing depended on it, it is opened again.
+// Second is the second session, at the address of this one. If it has ended while
+// nothing depended on it, Second opens another.
 func (s *Session) Second(ctx context.Context) (*Session, error) {
-	s.secondOpens.Lock()
-	defer s.secondOpens.Unlock()
-	if second := s.secondOne(); second != nil {
+	s.second.opening.Lock()
+	defer s.second.opening.Unlock()
+	if second := s.presentSecond(); second != nil {
 		if second.Err() == nil {
 			return second, nil
 		}
@@ -126,25 +126,25 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 		return nil, secondError(err, s.cfg.Transaction)
 	}
 	s.mu.Lock()
-	s.second = second
+	s.second.session = second
 	s.mu.Unlock()
 	return second, nil
 }
 
-// openSecond opens it. Without a quorum nothing is asked on it but for the token, and
-// the answer to that says which server it is from.
+// openSecond opens the second session. Without a quorum it only draws the token, and
+// that answer says which server it is from, so there are no checks at the login.
 func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	cfg := s.cfg
-	cfg.Quorum, cfg.AtLogin = false, ""
+	cfg.Quorum, cfg.FirstQuestion = false, ""
 	if !s.cfg.Quorum {
-		return openUnasked(ctx, cfg)
+		return openUnchecked(ctx, cfg)
 	}
-	second, err := openOne(ctx, cfg)
+	second, err := openChecked(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if !s.cfg.Transaction { // whose settings have the server end it when it is idle
-		second.Keep()
+	if !s.cfg.Transaction { // the server ends the second session when it is idle
+		second.StartHeartbeat()
 	}
 	if err = s.acquaint(ctx, second); err != nil {
 		second.Close()
@@ -155,29 +155,29 @@ func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 
 // DropSecond closes the second session.
 func (s *Session) DropSecond() {
-	s.secondOpens.Lock()
-	defer s.secondOpens.Unlock()
-	second := s.secondOne()
+	s.second.opening.Lock()
+	defer s.second.opening.Unlock()
+	second := s.presentSecond()
 	s.mu.Lock()
-	s.second = nil
+	s.second.session = nil
 	s.mu.Unlock()
 	if second != nil {
 		second.Close()
 	}
 }
 
-// SameServer says whether a second session is on the server of that identity, with a
-// quorum.
-func (s *Session) SameServer(identity string) bool { return s.server == identity }
+// SameServer says whether the second session of a quorum is on the server of that
+// identity.
+func (s *Session) SameServer(identity string) bool { return s.facts.identity == identity }
 
-func (s *Session) secondOne() *Session {
+func (s *Session) presentSecond() *Session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.second
+	return s.second.session
 }
 
-// acquaint asks, on a new second session, what server it is on, and what that has
-// for standbys: with a quorum.
+// acquaint asks, on a new second session, which server it is on, and about the server's
+// standbys. It is for a quorum.
 func (s *Session) acquaint(ctx context.Context, second *Session) error {
 	row, err := second.Row(ctx, 4, "SELECT "+ServerIdentity+", pg_catalog.current_setting('synchronous_standby_names'), "+Timeline+` > 1,
 	(SELECT coalesce(pg_catalog.string_agg(extract(epoch FROM pg_catalog.clock_timestamp() - backend_start)::text, ' ' ORDER BY backend_start), '')
@@ -191,17 +191,17 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 		e.passing, e.at = true, s.cfg.Database // during a failover it is
 		return e
 	}
-	second.server = row[0]
+	second.facts.identity = row[0]
 	settled := settledFor(row[1], strings.Fields(row[3]))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.promoted, s.settled = row[2] == "t", settled
+	s.facts.promoted, s.facts.settled = row[2] == "t", settled
 	return nil
 }
 
-// settledFor is for how long so many standbys as a commit asks for have followed
-// this server: given are the ages of their connections, in seconds, the oldest
-// first. Who may not see them sees none.
+// settledFor is how long as many standbys as a commit asks for have followed this
+// server. The ages are those of their connections, in seconds, the oldest first. A role
+// that may not see them sees none.
 func settledFor(names string, ages []string) time.Duration {
 	list, err := ParseStandbys(names)
 	if err != nil || list.Least < 1 || list.Least > len(ages) {
@@ -214,26 +214,26 @@ func settledFor(names string, ages []string) time.Duration {
 	return sinceThen(age)
 }
 
-// join ties this session's fate to the second's, whose heartbeats are commits from
-// now on.
+// join ties this session's fate to the second one's, and makes that one's heartbeats
+// commits from now on.
 func (s *Session) join(second *Session) {
 	s.mu.Lock()
-	joined := s.quorum != nil
-	s.quorum = second
+	joined := s.second.joined != nil
+	s.second.joined = second
 	s.mu.Unlock()
 	if joined {
 		return
 	}
-	second.Beat(Heartbeat{Every: s.lease / heartbeatsPerLease, SQL: []string{commitHeartbeat, afterCommit}})
+	second.SetHeartbeat(Heartbeat{Every: BeatEvery(s.cfg.Lease), SQL: []string{commitHeartbeat}, confirmed: true})
 	second.mu.Lock()
 	second.onAnswer = s.renew
 	second.mu.Unlock()
-	second.Keep()
+	second.StartHeartbeat()
 	s.beating.Go(func() {
 		select {
 		case <-second.Lost():
 			cause := errors.Unwrap(second.Err())
-			// It is said by judge, or is no fault of the standbys.
+			// An *Error is judge's, and says it all. ErrStopped is no fault of the standbys.
 			if !errors.As(cause, new(*Error)) && !errors.Is(cause, ErrStopped) {
 				cause = fmt.Errorf("%w: %w", s.noQuorum(), cause)
 			}
@@ -248,18 +248,18 @@ func (s *Session) join(second *Session) {
 // of one cluster.
 const ServerIdentity = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
 
-// SecondError makes an error of the second session of a transaction one of the
-// first's.
+// SecondError turns an error of a transaction's second session into one for the user of
+// the first session.
 func SecondError(err error) error { return secondError(err, true) }
 
-// secondError makes an error of the second session one of this one's, which is not
-// lost for it.
+// secondError turns an error of the second session into one for the user of the first
+// session, which is not lost because of it.
 func secondError(err error, pooled bool) error {
 	var pgErr *pgconn.PgError
 	var lost *LostError
 	var e *Error
 	switch {
-	case errors.As(err, &e) && e.at != nil: // which says it all
+	case errors.As(err, &e) && e.at != nil: // it says it all
 		return e
 	case e != nil:
 	case errors.As(err, &pgErr):

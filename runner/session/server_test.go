@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -25,13 +25,13 @@ func TestRoleDefaults(t *testing.T) {
 		ALTER ROLE hasty SET statement_timeout = '1s';
 		ALTER ROLE hasty SET lock_timeout = '500ms';
 		ALTER ROLE hasty SET search_path = ''`)
-	s := open(t, strings.Replace(server.DSN("postgres"), pgtest.Superuser, "hasty", 1))
+	s := open(t, strings.Replace(server.DSN("postgres"), localpg.Superuser, "hasty", 1))
 	holder := open(t, server.DSN("postgres"))
 	if !take(t, holder, 1) {
 		t.Fatal("the lock is taken")
 	}
-	holder.Keep()
-	s.Keep()
+	holder.StartHeartbeat()
+	s.StartHeartbeat()
 	waited := make(chan error, 1)
 	go func() {
 		_, err := s.Ask(t.Context(), session.Request{SQL: []string{"SELECT pg_advisory_lock(1)"}, Longer: time.Minute})
@@ -138,7 +138,7 @@ func TestNotify(t *testing.T) {
 func TestTerminated(t *testing.T) {
 	server := start(t, nil)
 	s := open(t, server.DSN("postgres"))
-	s.Keep()
+	s.StartHeartbeat()
 	query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", s.BackendPID()))
 	await(t, s)
 	if err := s.Err(); !strings.Contains(err.Error(), "administrator command (57P01)") {
@@ -152,7 +152,7 @@ func TestTerminated(t *testing.T) {
 func TestServerKilled(t *testing.T) {
 	server := start(t, nil)
 	s := open(t, server.DSN("postgres"))
-	s.Keep()
+	s.StartHeartbeat()
 	if err := server.Stop(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func TestServerKilled(t *testing.T) {
 func TestSilentServer(t *testing.T) {
 	server := start(t, nil)
 	s := open(t, server.DSN("postgres"))
-	s.Keep()
+	s.StartHeartbeat()
 	eventually(t, "a heartbeat is answered", func() bool {
 		select {
 		case <-s.Renewed():
@@ -225,7 +225,7 @@ func TestStandbyIsRefusedAndPrimaryIsFound(t *testing.T) {
 	if kindOf(err) != session.Standby || !session.Passing(err) {
 		t.Errorf("Open on a standby: %v", err)
 	}
-	both := fmt.Sprintf("host=%s,%s user=%s dbname=postgres", standby.Socket, primary.Socket, pgtest.Superuser)
+	both := fmt.Sprintf("host=%s,%s user=%s dbname=postgres", standby.Socket, primary.Socket, localpg.Superuser)
 	s := open(t, both)
 	if pid := query(t, primary, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", s.BackendPID()))[0]; pid != "1" {
 		t.Error("of standby and primary, the session is not on the primary")
@@ -237,13 +237,13 @@ func TestStandbyIsRefusedAndPrimaryIsFound(t *testing.T) {
 func TestFirstTryOnYoungServer(t *testing.T) {
 	port := testserver.Port(t)
 	server := start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
-	tcp := fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, pgtest.Superuser)
+	tcp := fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, localpg.Superuser)
 	const hour = time.Hour
 	if delay := open(t, tcp).FirstTryDelay(hour); delay < hour/2 || delay > hour {
 		t.Errorf("on a new server the first try waits %v of an hour", delay)
 	}
 	// The former holder may have come over TCP.
-	if delay := open(t, fmt.Sprintf("host=%s port=%s user=%s dbname=postgres", server.Socket, port, pgtest.Superuser)).FirstTryDelay(hour); delay < hour/2 {
+	if delay := open(t, fmt.Sprintf("host=%s port=%s user=%s dbname=postgres", server.Socket, port, localpg.Superuser)).FirstTryDelay(hour); delay < hour/2 {
 		t.Errorf("at the unix socket of a server with TCP the first try waits %v", delay)
 	}
 	// Or over a pooler.

@@ -1,11 +1,11 @@
 // Package session opens the one connection to PostgreSQL that holds a lock, and
-// notices when it is lost, and with it whatever depends on it.
+// notices when it is lost.
 //
 // A session-level advisory lock belongs to a connection and to nothing else.
 // So there is no pool here and no context that might close the connection
 // behind its holder's back: after the login the package owns the wire. One
-// goroutine keeps a read pending, so that the server's last word is heard
-// within milliseconds, and another sends heartbeats, so that its silence is.
+// goroutine keeps a read pending, which hears the server's last word within
+// milliseconds. Another sends heartbeats, which notice its silence.
 package session
 
 import (
@@ -37,34 +37,36 @@ type Config struct {
 	// ConnectTimeout bounds each attempt, login and checks included.
 	ConnectTimeout time.Duration
 
-	// ApplicationName is what pg_stat_activity shows to everyone.
+	// ApplicationName is what pg_stat_activity shows to all roles.
 	ApplicationName string
 
 	// Comment stands before the session's statements, which pg_stat_activity
-	// shows to some. Nothing in it may end or begin a comment.
+	// shows to some roles. Nothing in it may end or begin a comment.
 	Comment string
 
 	// Transaction makes the session fit for a pooler that gives the connection
-	// to others between transactions: locks are taken in a transaction that
-	// stays open, and no setting outlives it.
+	// to others between transactions: a transaction that stays open takes the locks,
+	// and no setting outlives it.
 	Transaction bool
 
-	// AtLogin is an SQL expression that is evaluated in the round trip of the
-	// login's checks, if the server passes them: TakeLoginAnswer returns its value. With
-	// Transaction nothing that it takes may outlive the statement.
-	AtLogin string
+	// FirstQuestion and LedgerQuestion are SQL expressions that the login checks
+	// evaluate on the way, which saves a round trip, if the server passes: the first try
+	// of a lock, and whether the database has a ledger. The session keeps the answers for
+	// TakeFirstAnswer and LedgerAnswer. Either may be empty. With Transaction nothing
+	// that FirstQuestion takes may outlive the statement.
+	FirstQuestion, LedgerQuestion string
 
-	// Probe is an SQL expression for a text that is evaluated there, too, first trial or
-	// not. It tells what the database has to offer.
-	Probe string
-
-	// Private says that nobody can reach the server but this user on this machine.
+	// Private says that only this user on this machine can reach the server.
 	Private bool
 
 	// Quorum makes every sign of life depend on the synchronous standbys too:
 	// see quorum.go.
 	Quorum bool
 }
+
+// UsesSecondSession says whether a grant takes a second session beside the one that
+// holds the lock: see quorum.go.
+func (cfg Config) UsesSecondSession() bool { return cfg.Quorum || cfg.Transaction }
 
 // heartbeatsPerLease leaves room for two lost heartbeats in a holder's share.
 const heartbeatsPerLease = 5
@@ -76,62 +78,75 @@ const heartbeatsPerLease = 5
 func HolderShare(lease time.Duration) time.Duration { return lease * 3 / 5 }
 
 // DeadAfter is when the holder's command is dead for certain, counted from the same
-// instant: after two thirds of the lease, and its lost-grace. What it has over
-// HolderShare, a second for the default lease, is for the kill, on a machine that may
-// be busy.
+// instant: after two thirds of the lease, and its lost-grace. The margin over HolderShare,
+// a second for the default lease, is for the kill, on a machine that may be busy.
 func DeadAfter(lease, lostGrace time.Duration) time.Duration { return lease*2/3 + lostGrace }
 
 // Session is a connection that is fit to hold locks. Several goroutines may use
 // it, each with holds of its own; one request is on the wire at a time.
 type Session struct {
-	conn      net.Conn
-	fe        *pgproto3.Frontend
-	lease     time.Duration
-	clock     clock
-	cancel    func(context.Context) error
-	turn      chan struct{} // held by the exchange that is on the wire
-	stop      chan struct{} // closed by Close
-	closeOnce sync.Once
-	keepOnce  sync.Once
-	reading   sync.WaitGroup
-	beating   sync.WaitGroup
+	cfg   Config
+	clock clock
+	facts serverFacts
+
+	conn     net.Conn
+	fe       *pgproto3.Frontend
+	cancel   func(context.Context) error
+	turn     chan struct{} // held by the exchange that is on the wire
+	requests uint64        // sent up to now; under writing
 
 	// writing is held from the first byte to the end of the call that writes:
-	// the answer, and with it the next one's turn, may come before that.
+	// the answer, and with it the next request's turn, may come before that.
 	writing sync.Mutex
 
-	secondOpens sync.Mutex // held while it does
+	stop          chan struct{} // closed by Close
+	closeOnce     sync.Once
+	heartbeatOnce sync.Once
+	reading       sync.WaitGroup
+	beating       sync.WaitGroup
 
-	mu      sync.Mutex
-	pid     uint32        // the pooler's, until Confirm asks for the backend's own
-	holding bool          // in a transaction, which has to stay open
-	parting bool          // the next request but for heartbeats is the last
-	current *exchange     // what the reader delivers to
-	heard   time.Duration // boot time of the sending of the last answered request
-	asked   time.Duration // and of the first one after that, if it is later
-	lostErr error
 	lost    chan struct{}
 	renewed chan time.Duration
 
-	cfg      Config
-	quorum   *Session            // commits beside this one, or nil; under mu
-	second   *Session            // that one, before and after that, and a transaction's; under mu
-	server   string              // which it is on, of a second session
-	promoted bool                // with a quorum: whether the server ever was; under mu
-	settled  time.Duration       // for how long its standbys had followed it then; under mu
-	comment  string              // before every query; under mu
-	pace     Heartbeat           // under mu
-	requests uint64              // sent up to now; under writing
-	onAnswer func()              // what the reader does after each answer; under mu
-	opened   time.Duration       // boot time
-	age      time.Duration       // of the server's memory of locks, when opened
-	first    *string             // the value of cfg.AtLogin
-	probed   string              // and of cfg.Probe; under mu
-	heed     map[string]heedFunc // by channel; under mu
+	firstAnswer *string // to cfg.FirstQuestion, until it is taken
+	second      secondSession
+
+	mu           sync.Mutex    // for all below, and what says so elsewhere
+	pid          uint32        // the pooler's, until SetBackendPID
+	comment      string        // before every query
+	holding      bool          // a transaction holds the lock, and has to stay open
+	parting      bool          // the next request that is no heartbeat is the last
+	current      *exchange     // the request that the reader's messages answer
+	heard        time.Duration // boot time at which the last answered request was sent
+	askedSince   time.Duration // boot time of the first request after heard, if it is later
+	lostErr      error
+	heartbeat    Heartbeat
+	onAnswer     func()              // what the reader does after each answer
+	ledgerAnswer string              // to cfg.LedgerQuestion
+	heed         map[string]heedFunc // by channel
 }
 
-// heedFunc is told what a session said on a channel. The session's number is the
-// server's word, and nobody can forge it.
+// serverFacts are what the login and the second session have found out about the
+// server.
+type serverFacts struct {
+	opened   time.Duration // boot time at which this session was opened
+	age      time.Duration // of the server's memory of locks, at that time
+	identity string        // of the server, if this is the second session of a quorum
+
+	// With a quorum, under the session's mu:
+	promoted bool          // the server was once a standby
+	settled  time.Duration // for how long its standbys had followed it when that was asked
+}
+
+// secondSession is the session that commits beside another one: see quorum.go.
+type secondSession struct {
+	opening sync.Mutex // held while a session is opened or dropped
+	session *Session   // or nil; under mu of the other one
+	joined  *Session   // the one that the other one's deadline depends on, or nil; likewise
+}
+
+// heedFunc is told what a session said on a channel. The session's number comes from
+// the server, so it can't be forged.
 type heedFunc func(pid uint32, payload string)
 
 // LostError says that the session, and with it every lock it held, is gone.
@@ -169,21 +184,22 @@ func bootClock() clock {
 	return clock{boottime.Now, func() (timer, error) { return boottime.NewTimer() }}
 }
 
-func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, lease time.Duration, c clock) *Session {
+func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c clock) *Session {
 	s := &Session{
-		conn:    conn,
-		fe:      fe,
-		pid:     pid,
-		lease:   lease,
-		clock:   c,
-		turn:    make(chan struct{}, 1),
-		stop:    make(chan struct{}),
-		lost:    make(chan struct{}),
-		renewed: make(chan time.Duration, 1),
-		heard:   c.now(),
-		opened:  c.now(),
-		pace:    Heartbeat{Every: lease / heartbeatsPerLease, SQL: []string{PlainBeat}},
-		heed:    map[string]heedFunc{},
+		cfg:       cfg,
+		clock:     c,
+		facts:     serverFacts{opened: c.now()},
+		conn:      conn,
+		fe:        fe,
+		pid:       pid,
+		comment:   cfg.Comment,
+		turn:      make(chan struct{}, 1),
+		stop:      make(chan struct{}),
+		lost:      make(chan struct{}),
+		renewed:   make(chan time.Duration, 1),
+		heard:     c.now(),
+		heartbeat: Heartbeat{Every: BeatEvery(cfg.Lease), SQL: []string{PlainBeat}},
+		heed:      map[string]heedFunc{},
 	}
 	s.onAnswer = s.renew
 	s.reading.Go(s.read)
@@ -228,9 +244,9 @@ func (s *Session) Err() error {
 func (s *Session) Deadline() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	deadline := s.heard + HolderShare(s.lease)
-	if s.quorum != nil {
-		deadline = min(deadline, s.quorum.Deadline())
+	deadline := s.heard + HolderShare(s.cfg.Lease)
+	if s.second.joined != nil {
+		deadline = min(deadline, s.second.joined.Deadline())
 	}
 	return deadline
 }
@@ -265,32 +281,34 @@ func (s *Session) fail(cause error) {
 	close(s.lost)
 }
 
-// Part has the session end with the caller's next request, and says whether it will:
-// with a quorum there is another session to close, and a pooler takes a goodbye that
-// comes before the answer for a client that was lost, and closes its connection to the
-// server. The goodbye goes with the request, and nothing is left to do when the answer
-// is there. Said by itself, just before a process ends, it would set the server's own
-// process to work, for a millisecond, on the processor that this one wants for its end.
+// Part ends the session with the caller's next request, and says whether it will. The
+// goodbye goes with the request, and nothing is left to do when the answer is there. A
+// goodbye of its own, just before a process ends, would put the server's backend to work
+// for a millisecond, on the processor that this process wants for its end.
+//
+// There is no parting with a quorum, which has another session to close. Nor is there
+// with a pooler: it takes a goodbye that comes before the answer for a lost client, and
+// closes its connection to the server.
 func (s *Session) Part() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.parting = !s.cfg.Quorum && !s.cfg.Transaction
+	s.parting = !s.cfg.UsesSecondSession()
 	return s.parting
 }
 
 // closeTimeout bounds a polite goodbye to a server that may be gone.
 const closeTimeout = time.Second
 
-// Close ends the session and with it every lock it holds. A request that is
-// still under way is cancelled, so that no backend goes on waiting for a lock
-// that nobody wants any more.
+// Close ends the session and with it every lock it holds. It cancels a request that is
+// still under way, so that no backend goes on waiting for a lock that is not wanted any
+// more.
 func (s *Session) Close() {
 	s.closeOnce.Do(func() {
 		_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
 		close(s.stop)
 		s.beating.Wait() // from here on nobody else writes
 		s.mu.Lock()
-		pending, lost, second := s.current != nil, s.lostErr != nil || s.parting, s.second
+		pending, lost, second := s.current != nil, s.lostErr != nil || s.parting, s.second.session
 		s.mu.Unlock()
 		if second != nil {
 			second.Close()

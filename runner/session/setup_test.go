@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 

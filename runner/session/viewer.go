@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Viewer is a connection to ask questions on, with no lease and no heartbeat. A
-// pooler or a standby in between makes no difference to it.
+// Viewer is a connection for questions, with no lease and no heartbeat. It works
+// through a pooler, and on a standby, too.
 type Viewer struct{ pg *pgconn.PgConn }
 
 // OpenViewer connects. Errors are of type *Error, or ctx's.
@@ -19,29 +19,25 @@ func OpenViewer(ctx context.Context, cfg Config) (*Viewer, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
 	database.RuntimeParams["application_name"] = cfg.ApplicationName
-	pg, err := login(ctx, database)
+	pg, err := connect(ctx, database)
 	if err != nil {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		return nil, connectError(Target(cfg.Database), database, err)
+		return nil, err
 	}
 	return &Viewer{pg}, nil
 }
 
-// OpenChecked connects as Open does: what that refuses is refused here, and the
-// session's settings are made. It returns for how long the server has had its
-// present memory of locks, too.
-func OpenChecked(ctx context.Context, cfg Config) (*Viewer, time.Duration, error) {
-	var ready prepared
-	pg, err := connect(ctx, cfg, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
-		ready, err = prepare(ctx, pg, cfg)
+// OpenCheckedViewer connects as Open does, with the same checks and the same settings.
+// It also returns the age of the server's memory of locks.
+func OpenCheckedViewer(ctx context.Context, cfg Config) (*Viewer, time.Duration, error) {
+	var answers loginAnswers
+	pg, err := connectToHold(ctx, cfg, &route{}, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
+		answers, err = checkLogin(ctx, pg, cfg)
 		return err
 	})
 	if err != nil {
 		return nil, 0, err
 	}
-	return &Viewer{pg}, ready.age, nil
+	return &Viewer{pg}, answers.age, nil
 }
 
 // Close ends the connection.
@@ -67,13 +63,7 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	case err != nil:
 		return nil, &Error{Kind: Unreachable, err: networkCause(err)}
 	}
-	var rows Rows
-	for _, result := range results {
-		for _, row := range result.Rows {
-			rows = append(rows, copyRow(row))
-		}
-	}
-	return rows, nil
+	return rowsOf(results), nil
 }
 
 // Wait returns when the connection ends, with the reason, or when ctx does.

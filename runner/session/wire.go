@@ -14,18 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// Rows are what a query returned. NULL reads as empty.
-type Rows [][]string
-
-// Only is the one row that there has to be, of so many columns or, for 0, of any
-// number but none.
-func (r Rows) Only(columns int) ([]string, error) {
-	if len(r) != 1 || len(r[0]) == 0 || columns > 0 && len(r[0]) != columns {
-		return nil, ErrNotPostgreSQL()
-	}
-	return r[0], nil
-}
-
 // Request is one or more queries that travel together. Each is a transaction of
 // its own, and an error in one does not keep the server from the next.
 type Request struct {
@@ -33,9 +21,13 @@ type Request struct {
 	// Longer is how long the server may take beyond a holder's share of the
 	// lease before it counts as silent.
 	Longer time.Duration
-	// Then, if there is one, is given the rows of each query before anything
-	// that the server says later is heard. It must not block.
+	// Then, if there is one, gets the rows of each query before the session hears
+	// anything that the server says later. It must not block.
 	Then func([]Rows)
+
+	// confirmed says that the queries are a commit that standbys have to confirm:
+	// afterCommit is asked behind them, and judge decides.
+	confirmed bool
 }
 
 // An exchange is a request and its answer.
@@ -46,7 +38,7 @@ type exchange struct {
 	size        int    // of all rows
 	err         error  // the first
 	unconfirmed string // what the server says of a commit without its standbys
-	judged      bool   // it ends in afterCommit
+	judged      bool   // it ends with afterCommit, for judge
 	confirmed   bool   // by the standbys
 	then        func([]Rows)
 	result      chan struct{}
@@ -69,8 +61,7 @@ func (s *Session) Query(ctx context.Context, queries ...string) (Rows, error) {
 	return slices.Concat(answers...), err
 }
 
-// Row asks a question that has one row for an answer, of so many columns or,
-// for 0, of any number.
+// Row asks a question whose answer is one row: see Rows.Only.
 func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, error) {
 	ex, err := s.send(ctx, Request{SQL: []string{sql}})
 	if err != nil {
@@ -93,9 +84,10 @@ func (s *Session) Ping(ctx context.Context) error {
 }
 
 // answer waits for an answer for a holder's share of the lease, and for as much
-// longer as the server has to wait. More is silence, which ends the session.
+// longer as the server itself may have to wait. Then it is silence, which ends the
+// session.
 func (s *Session) answer(ctx context.Context, ex *exchange, longer time.Duration) ([]Rows, error) {
-	silence := time.NewTimer(HolderShare(s.lease) + longer)
+	silence := time.NewTimer(HolderShare(s.cfg.Lease) + longer)
 	defer silence.Stop()
 	select {
 	case <-silence.C:
@@ -125,21 +117,27 @@ func (s *Session) send(ctx context.Context, r Request) (*exchange, error) {
 }
 
 // transmit writes queries, and the goodbye behind them if they are the last. The
-// caller has the turn, which the reader gives back with the last answer.
+// caller has the turn. The reader gives it back with the last answer.
 func (s *Session) transmit(last bool, r Request) (*exchange, error) {
-	ex := &exchange{sent: s.clock.now(), left: len(r.SQL), answers: make([]Rows, 1, len(r.SQL)), then: r.Then, result: make(chan struct{})}
-	ex.judged = r.SQL[len(r.SQL)-1] == afterCommit
+	queries := r.SQL
+	if r.confirmed {
+		queries = append(slices.Clone(queries), afterCommit)
+	}
+	ex := &exchange{
+		sent: s.clock.now(), left: len(queries), answers: make([]Rows, 1, len(queries)), judged: r.confirmed, then: r.Then,
+		result: make(chan struct{}),
+	}
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.mu.Lock()
 	s.current = ex
-	if s.asked <= s.heard {
-		s.asked = ex.sent
+	if s.askedSince <= s.heard {
+		s.askedSince = ex.sent
 	}
 	comment := s.comment
 	s.mu.Unlock()
 	s.requests++
-	for _, sql := range r.SQL {
+	for _, sql := range queries {
 		s.fe.SendQuery(&pgproto3.Query{String: commented(comment, s.requests, sql)})
 	}
 	if last {
@@ -155,11 +153,10 @@ func (s *Session) transmit(last bool, r Request) (*exchange, error) {
 // CommentOpens begins the comment before a session's statements.
 const CommentOpens = "/*pglead "
 
-// commented puts the session's comment before a query, with a number that is
-// another in every request: whoever may see the query sees by it that the session
-// is alive. The comment comes first since the server cuts off long statements at
-// the end. Statements other than SELECT have none, since pg_stat_statements tells
-// their texts apart by it.
+// commented puts the session's comment before a query, with a number that differs from
+// request to request: it shows other sessions that this one is alive. The comment comes
+// first since the server cuts off long statements at the end. Statements other than
+// SELECT get none, since to pg_stat_statements each would be a new statement.
 func commented(comment string, request uint64, sql string) string {
 	if comment == "" || !strings.HasPrefix(sql, "SELECT") {
 		return sql
@@ -168,8 +165,8 @@ func commented(comment string, request uint64, sql string) string {
 }
 
 // Encoded is a request in the bytes of the protocol, with or without the goodbye
-// behind it: for a process that has the socket when this one is gone. It can't be
-// had where the connection is encrypted.
+// behind it. It is for a process that has the socket when this one is gone, and
+// impossible where the connection is encrypted.
 func (s *Session) Encoded(goodbye bool, queries ...string) (request []byte, possible bool) {
 	if s.Conn() != s.conn {
 		return nil, false
@@ -190,9 +187,9 @@ func (s *Session) Encoded(goodbye bool, queries ...string) (request []byte, poss
 	return request, err == nil
 }
 
-// OnNotify has what sessions say on a channel given to a function, by the
-// session's reader: it must not block. To listen is the caller's statement. What
-// was said before a lock was freed is heard before the grant of that lock is.
+// OnNotify sets the function that the session's reader calls with what other sessions
+// say on a channel. It must not block. The caller sends the LISTEN. Words that were
+// said before a lock was freed arrive before the grant of that lock.
 func (s *Session) OnNotify(channel string, heed func(pid uint32, payload string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -203,7 +200,7 @@ func (s *Session) OnNotify(channel string, heed func(pid uint32, payload string)
 	s.heed[channel] = heed
 }
 
-// hear passes on what a session said. What this one has said itself is no news.
+// hear passes on what another session said.
 func (s *Session) hear(pid uint32, channel, payload string) {
 	s.mu.Lock()
 	heed := s.heed[channel]
@@ -236,7 +233,7 @@ func (s *Session) read() {
 		switch msg := msg.(type) {
 		case *pgproto3.DataRow:
 			if ex != nil {
-				ex.keep(msg.Values)
+				ex.keepRow(msg.Values)
 			}
 		case *pgproto3.ErrorResponse:
 			pgErr := pgconn.ErrorResponseToPgError(msg)
@@ -251,8 +248,8 @@ func (s *Session) read() {
 		case *pgproto3.NotificationResponse:
 			s.hear(msg.PID, msg.Channel, msg.Payload)
 		case *pgproto3.NoticeResponse:
-			// That a commit was not confirmed is a warning without a code of
-			// its own, but the function that gives it is in no way translated.
+			// The warning that a commit was not confirmed has no code of its own,
+			// but the name of the function that gives it is never translated.
 			if ex != nil && msg.Routine == "SyncRepWaitForLSN" {
 				ex.unconfirmed = msg.Message
 			}
@@ -277,9 +274,9 @@ func (s *Session) read() {
 }
 
 func (s *Session) answered(ex *exchange) {
-	// A commit that an administrator released from waiting for its standbys
-	// ends with a warning, one that failed with an error; neither is a sign of
-	// life of theirs. Nor is one that has not waited.
+	// If an administrator releases a commit from waiting for its standbys, it ends
+	// with a warning; if it fails, with an error. Neither is a sign of life of the
+	// standbys, nor is a commit that has not waited.
 	alive := ex.unconfirmed == "" && ex.err == nil
 	var hollow error
 	if ex.judged && alive {
@@ -354,13 +351,4 @@ func networkCause(err error) error {
 		return tooMuch
 	}
 	return errors.New("the server closed the connection")
-}
-
-// copyRow copies what the reader will overwrite.
-func copyRow(values [][]byte) []string {
-	row := make([]string, len(values))
-	for i, v := range values {
-		row[i] = string(v)
-	}
-	return row
 }

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // mode is a way of locking that contenders use.
@@ -125,7 +125,7 @@ func modeNames() []string {
 // startPooler starts PgBouncer on its host.
 func (a *arena) startPooler() {
 	a.t.Helper()
-	account, err := pgtest.Account()
+	account, err := localpg.Account()
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -144,10 +144,10 @@ default_pool_size = 50
 # Its default of 15 s would be what a server's restart costs.
 server_login_retry = 0.2
 logfile = %s
-`, a.net.hosts["db"], pgtest.Superuser, a.net.hosts[poolerHost], filepath.Join(dir, "log")), 0o644)
+`, a.net.hosts["db"], localpg.Superuser, a.net.hosts[poolerHost], filepath.Join(dir, "log")), 0o644)
 	}
 	if err == nil {
-		err = pgtest.MakeDir(dir)
+		err = localpg.MakeDir(dir)
 	}
 	if err != nil {
 		a.t.Fatal(err)

@@ -20,7 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // cluster is three database hosts, each with etcd, Patroni and PostgreSQL, and a
@@ -31,7 +31,7 @@ type cluster struct {
 	net      *network
 	dir      string // of a directory for each host, the account's
 	account  *syscall.Credential
-	programs pgtest.Programs
+	programs localpg.Programs
 	rest     *http.Client // from the operator's host
 
 	running sync.WaitGroup // what was started
@@ -57,10 +57,10 @@ func newCluster(t *testing.T, o patroniOptions, n *network) *cluster {
 	if err = os.Chmod(c.dir, 0o711); err != nil { // the account passes through
 		t.Fatal(err)
 	}
-	if c.account, err = pgtest.Account(); err != nil {
+	if c.account, err = localpg.Account(); err != nil {
 		t.Fatal(err)
 	}
-	if c.programs, err = pgtest.FindPrograms(); err != nil {
+	if c.programs, err = localpg.FindPrograms(); err != nil {
 		t.Fatal(err)
 	}
 	c.rest = &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{
@@ -72,10 +72,10 @@ func newCluster(t *testing.T, o patroniOptions, n *network) *cluster {
 	}}
 	t.Cleanup(c.stop)
 	for _, host := range databaseHosts() {
-		if err := pgtest.MakeDir(c.of(host)); err != nil {
+		if err := localpg.MakeDir(c.of(host)); err != nil {
 			t.Fatal(err)
 		}
-		if err := pgtest.MakeDir(c.of(host, "socket")); err != nil {
+		if err := localpg.MakeDir(c.of(host, "socket")); err != nil {
 			t.Fatal(err)
 		}
 		c.startEtcd(host)

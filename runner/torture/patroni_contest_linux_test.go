@@ -18,7 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // contest is one lock of the cluster's, and the way to the cluster by which hosts
@@ -220,5 +220,5 @@ func (c *cluster) query(sql string) ([]string, error) {
 		return nil, err
 	}
 	defer closeSoon(conn)
-	return pgtest.Ask(ctx, conn, sql)
+	return localpg.Ask(ctx, conn, sql)
 }

@@ -21,7 +21,7 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 type options struct {
@@ -72,7 +72,7 @@ type arena struct {
 	mode   mode
 	t      *testing.T
 	net    *network
-	server *pgtest.Server
+	server *localpg.Server
 	binary string
 	old    string // the same of an old version, for mode mixed
 	self   string // this program, as the command
@@ -155,7 +155,7 @@ func newArena(t *testing.T, o options) *arena {
 	a.net = newNetwork(t, append([]string{"db", "db2", relayHost, poolerHost}, contenders()...)...)
 	a.dsn = "host=" + a.net.hosts["db"]
 
-	server, remove, err := pgtest.Prepare(map[string]string{"listen_addresses": "*"})
+	server, remove, err := localpg.Prepare(map[string]string{"listen_addresses": "*"})
 	check(err)
 	t.Cleanup(remove)
 	a.server = server
@@ -214,7 +214,7 @@ func (a *arena) contend(host string, ended *sync.WaitGroup) {
 				binary = a.old
 			}
 			cmd := exec.Command(binary, args...)
-			cmd.Env = append(os.Environ(), "PGLEAD_DSN="+dsn+" dbname=postgres user="+pgtest.Superuser,
+			cmd.Env = append(os.Environ(), "PGLEAD_DSN="+dsn+" dbname=postgres user="+localpg.Superuser,
 				roleVariable+"=command", dirVariable+"="+a.dir, hostVariable+"="+host)
 			cmd.Env = append(cmd.Env, "PGLEAD_VERBOSE=true", "PGLEAD_LOG_FORMAT=json")
 			log, err := os.OpenFile(a.logOf(host), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
@@ -766,9 +766,9 @@ func TestPromotion(t *testing.T) {
 }
 
 // standby makes a standby on one host of the primary on another.
-func (a *arena) standby(host, primary string, settings map[string]string) *pgtest.Server {
+func (a *arena) standby(host, primary string, settings map[string]string) *localpg.Server {
 	a.t.Helper()
-	var standby *pgtest.Server
+	var standby *localpg.Server
 	a.net.on(host, func() {
 		s, remove, err := a.server.Standby(settings, a.net.hosts[primary])
 		if err != nil {

@@ -21,8 +21,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/runner/pgtest"
-	"github.com/pglead/pglead/runner/pgtest/testserver"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 const top = "../.."
@@ -140,7 +140,7 @@ func boot(t *testing.T, deb, root string, names ...string) *bench {
 		t.Fatal(err)
 	}
 	b.write("pglead.deb", string(must(os.ReadFile(deb))(t)), 0o644)
-	b.write("pglead.env", fmt.Sprintf("PGLEAD_DSN=postgresql://%s@127.0.0.1:%s/postgres\n", pgtest.Superuser, port), 0o600)
+	b.write("pglead.env", fmt.Sprintf("PGLEAD_DSN=postgresql://%s@127.0.0.1:%s/postgres\n", localpg.Superuser, port), 0o600)
 	// Whatever is left of a job, its daemon included, keeps the file locked, so
 	// that the next one sees an overlap. Perl takes two signals at nearly the
 	// same time for one, as does a shell, but none for none.

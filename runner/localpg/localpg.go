@@ -1,10 +1,9 @@
-// Package pgtest runs private PostgreSQL servers: throwaway ones for tests,
-// and the one behind `pglead run --dsn embedded`.
+// Package localpg runs PostgreSQL servers of one's own: the one behind
+// `pglead run --dsn embedded`, and throwaway ones for the tests and the benchmark.
 //
-// A server here is reached through a unix socket in a directory that only its
-// account can enter, never runs as root, and keeps no state outside of its
-// directory.
-package pgtest
+// Each server listens on a unix socket in a directory that only its account can enter.
+// It never runs as root, and keeps no state outside of its directory.
+package localpg
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package pgtest
+package localpg
 
 import (
 	"context"
@@ -37,10 +37,10 @@ func Prepare(settings map[string]string) (s *Server, remove func(), err error) {
 		return nil, nil, err
 	}
 	parent := os.TempDir()
-	if len(parent) > maxSocketDir-len("/pgtest1234567890/s") {
+	if len(parent) > maxSocketDir-len("/localpg1234567890/s") {
 		parent = "/tmp"
 	}
-	dir, err := os.MkdirTemp(parent, "pgtest")
+	dir, err := os.MkdirTemp(parent, "localpg")
 	if err != nil {
 		return nil, nil, err
 	}

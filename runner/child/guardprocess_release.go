@@ -6,17 +6,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lastWordsMost is how long the guard tries to send its last words.
-const lastWordsMost = time.Second
+// releaseMost is how long the guard tries to send the release.
+const releaseMost = time.Second
 
-// sendLastWords says on the lock's socket, in place of a pglead that is gone, that
-// the tree is dead, so that waiters need not wait until it must be. With goodbye it
-// ends this direction of the connection, and waits for the server to end the other:
-// a connection that is reset could lose words that the server has not read yet.
-func (g *guardProcess) sendLastWords() {
-	deadline := time.Now().Add(lastWordsMost)
-	for words := []byte(g.req.lastWords); len(words) > 0; {
-		n, err := unix.Write(g.socket, words)
+// sendRelease gives the lock back in place of a pglead that is gone: it says that the
+// tree is dead, so that waiters need not wait until it must be. If the connection ends
+// with that, it ends this direction, and waits for the server to end the other: a
+// connection that is reset could lose bytes that the server has not read yet.
+func (g *guardProcess) sendRelease() {
+	deadline := time.Now().Add(releaseMost)
+	for left := []byte(g.req.release); len(left) > 0; {
+		n, err := unix.Write(g.socket, left)
 		switch {
 		case err == unix.EAGAIN && await(g.socket, unix.POLLOUT, deadline):
 		case err == unix.EINTR:
@@ -24,9 +24,9 @@ func (g *guardProcess) sendLastWords() {
 			_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 			return
 		}
-		words = words[max(0, n):]
+		left = left[max(0, n):]
 	}
-	if g.req.goodbye == 0 {
+	if g.req.releaseEndsSession == 0 {
 		return
 	}
 	_ = unix.Shutdown(g.socket, unix.SHUT_WR)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 	"unicode"
 	"unicode/utf8"
 )
@@ -34,21 +33,6 @@ func squeeze(s string, most int) string {
 	}
 	head := (most - 1) / 3
 	return string(runes[:head]) + "…" + string(runes[len(runes)-(most-1-head):])
-}
-
-// Instants and lengths of time are cut to the unit that is shown, never rounded: what
-// ended at 12:00:59.9 did not end at 12:01.
-
-// brief is a length of time in two units at most: 3d4h, 12m5s.
-func brief(d time.Duration) string {
-	d = d.Truncate(time.Second)
-	switch days := d / (24 * time.Hour); {
-	case days > 0:
-		return fmt.Sprintf("%dd%dh", days, d%(24*time.Hour)/time.Hour)
-	case d >= time.Hour:
-		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
-	}
-	return d.String()
 }
 
 // wrap breaks a text at its spaces. A word that is longer than a line stands

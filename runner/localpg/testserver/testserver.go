@@ -9,15 +9,15 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/runner/pgtest"
+	"github.com/pglead/pglead/runner/localpg"
 )
 
 // Start starts a throwaway server.
-func Start(t *testing.T, settings map[string]string) *pgtest.Server {
+func Start(t *testing.T, settings map[string]string) *localpg.Server {
 	t.Helper()
-	server, remove, err := pgtest.Throwaway(settings)
-	if errors.Is(err, pgtest.ErrNoPrograms) {
-		t.Fatalf("%v - to install them: %s", err, pgtest.InstallHint())
+	server, remove, err := localpg.Throwaway(settings)
+	if errors.Is(err, localpg.ErrNoPrograms) {
+		t.Fatalf("%v - to install them: %s", err, localpg.InstallHint())
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -29,7 +29,7 @@ func Start(t *testing.T, settings map[string]string) *pgtest.Server {
 // Port is a TCP port of this machine that nobody listens on.
 func Port(t *testing.T) string {
 	t.Helper()
-	port, err := pgtest.FreePort()
+	port, err := localpg.FreePort()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func Port(t *testing.T) string {
 }
 
 // Query returns the values of a query's answer.
-func Query(t *testing.T, server *pgtest.Server, sql string) []string {
+func Query(t *testing.T, server *localpg.Server, sql string) []string {
 	t.Helper()
 	values, err := server.Query("postgres", sql)
 	if err != nil {
@@ -47,12 +47,12 @@ func Query(t *testing.T, server *pgtest.Server, sql string) []string {
 }
 
 // Pooled starts a pooler with connections for role, and returns its DSN.
-func Pooled(t *testing.T, server *pgtest.Server, role, mode string, connections int) (dsn string) {
+func Pooled(t *testing.T, server *localpg.Server, role, mode string, connections int) (dsn string) {
 	t.Helper()
 	dsn, stop, err := server.Pooler(role, map[string]string{
 		"pool_mode": mode, "default_pool_size": strconv.Itoa(connections), "query_wait_timeout": "2",
 	})
-	if errors.Is(err, pgtest.ErrNoPooler) && os.Getenv("CI") == "" {
+	if errors.Is(err, localpg.ErrNoPooler) && os.Getenv("CI") == "" {
 		t.Skip("NOT TESTED: poolers, since there is", err)
 	}
 	if err != nil {

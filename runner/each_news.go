@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"context"
 	"strings"
 	"sync"
 
@@ -9,8 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// endsMost bounds the memory for what others have done: a list may have
-// millions of items, and those who work on it are about equally far.
+// endsMost bounds the memory for what others have done: a list may have millions of
+// items, and all its workers are about equally far.
 const endsMost = 1 << 17
 
 // ends remembers how the latest items ended, here and elsewhere.
@@ -43,8 +42,8 @@ func (e *ends) add(id lockkey.ID, well bool) {
 	e.well[id] = well
 }
 
-// Those who work on one list tell each other which items they have been at,
-// before they free the item's lock.
+// Workers of one list tell each other which items they have run, before they free
+// the item's lock.
 //
 // Channel: pglead.1.each.NUMBER, the number of the key as it was given, braces
 // and all. Payload: two fields with a space between them, the number of the
@@ -52,7 +51,7 @@ func (e *ends) add(id lockkey.ID, well bool) {
 
 func (e *each) channel() string { return "pglead.1.each." + e.cfg.List.String() }
 
-// said is what is told of an item that has ended.
+// said is the announcement of an item's end.
 func (e *each) said(last *ended) lock.Said {
 	return lock.Said{Channel: e.channel(), Payload: last.Lock.String() + " " + map[bool]string{true: "ok", false: "failed"}[last.well]}
 }
@@ -64,44 +63,5 @@ func (e *each) hear(_ uint32, payload string) {
 	}
 	if id, err := lockkey.Parse(fields[0]); err == nil {
 		e.ends.add(id, fields[1] == "ok")
-	}
-}
-
-// mostHeard is the most items of others to whose ends this process listens: each
-// takes two of the server's locks, of which all of its sessions share some thousands.
-const mostHeard = 64
-
-// bids are those for items that others had, in a session that all commands share.
-// They are kept with what they have heard since.
-type bids struct {
-	mu   sync.Mutex
-	kept map[lockkey.ID]*lock.Bid
-}
-
-// of returns the bid that was kept, or nil.
-func (bs *bids) of(id lockkey.ID) *lock.Bid {
-	bs.mu.Lock()
-	defer bs.mu.Unlock()
-	return bs.kept[id]
-}
-
-// keep says whether there is room for what a bid may hear.
-func (bs *bids) keep(id lockkey.ID, b *lock.Bid) bool {
-	bs.mu.Lock()
-	defer bs.mu.Unlock()
-	if bs.kept[id] == nil && len(bs.kept) >= mostHeard {
-		return false
-	}
-	bs.kept[id] = b
-	return true
-}
-
-func (bs *bids) drop(ctx context.Context, id lockkey.ID) {
-	bs.mu.Lock()
-	b := bs.kept[id]
-	delete(bs.kept, id)
-	bs.mu.Unlock()
-	if b != nil {
-		_ = b.Forget(ctx) // if it can't be said, the session is lost
 	}
 }

@@ -1,0 +1,123 @@
+package cmd
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+// asking lets the ledger ask by a viewer's connection.
+func asking(viewer *session.Viewer) ledger.Ask {
+	return func(ctx context.Context, sql string) ([][]string, error) { return viewer.Query(ctx, sql) }
+}
+
+// needLedger is for commands that are nothing without a ledger.
+func needLedger(ctx context.Context, viewer *session.Viewer, target string) (ledger.Ask, error) {
+	ask := asking(viewer)
+	access, role, err := ledger.Look(ctx, ask)
+	switch {
+	case err != nil:
+		return nil, err
+	case access == ledger.Absent:
+		return nil, session.Errorf(session.Denied, "pglead ledger install, as the owner of the database, makes one",
+			"there is no ledger in %s, so that nothing is remembered", visible.Text(target))
+	case access == ledger.Foreign:
+		return nil, foreignLedger(target)
+	case access == ledger.Denied:
+		return nil, session.Errorf(session.Denied, "as its owner: GRANT USAGE ON SCHEMA pglead TO "+role,
+			"the ledger in %s is not for the role %s", visible.Text(target), visible.Text(role))
+	}
+	return ask, nil
+}
+
+func foreignLedger(target string) error {
+	return session.Errorf(session.Denied, "as its owner or a superuser: pglead ledger uninstall; then, as the owner of the database: pglead ledger install",
+		"the ledger in %s can't be trusted: %s", visible.Text(target), ledger.Untrusted)
+}
+
+// remembered are the numbers under which the ledger may have a key: its own, and
+// those of its slots, which are all that there can be where --slots doesn't say.
+func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
+	scheme, err := f.scheme()
+	if err != nil {
+		return nil, err
+	}
+	if f.slots < 1 || f.slots > inspect.MostSlots {
+		return nil, usagef("--slots %d: from 1 to %d", f.slots, inspect.MostSlots)
+	}
+	id, err := scheme.ID(key)
+	if err != nil {
+		return nil, usagef("%s: %w", printable(key), err)
+	}
+	ids := []lockkey.ID{id}
+	slots := f.slots
+	if slots == 1 {
+		slots = inspect.MostSlots
+	}
+	for i := range slots {
+		if slot, err := scheme.Slot(key, i+1); err == nil { // some schemes have none
+			ids = append(ids, slot)
+		}
+	}
+	return ids, nil
+}
+
+// aboutKey connects and looks at what is remembered of a key.
+func (f *lookFlags) aboutKey(u *ui, cmd *cobra.Command, key string, look func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error) error {
+	ids, err := f.remembered(key)
+	if err != nil {
+		return err
+	}
+	return f.aboutLedger(u, cmd, func(ctx context.Context, ask ledger.Ask) error { return look(ctx, ask, ids) })
+}
+
+// aboutLedger connects to a database that has one.
+func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context.Context, ask ledger.Ask) error) error {
+	if err := f.find(u, cmd); err != nil {
+		return err
+	}
+	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
+		ask, err := needLedger(ctx, viewer, f.target())
+		if err != nil {
+			return err
+		}
+		return look(ctx, ask)
+	})
+}
+
+// isPattern says whether an argument stands for several keys, as for ls.
+func isPattern(key string) bool { return strings.ContainsAny(key, "*?") }
+
+// factsMatching are those of the locks that patterns stand for, all of them.
+func factsMatching(ctx context.Context, ask ledger.Ask, patterns ...string) (ledger.Facts, error) {
+	facts, err := ledger.FactsMatching(ctx, ask, patterns, mostMatched+1)
+	if err == nil && len(facts.List) > mostMatched {
+		return facts, usagef("%s stands for more than %d locks", strings.Join(patterns, " "), mostMatched)
+	}
+	return facts, err
+}
+
+const mostMatched = 10_000
+
+// mostRemembered bounds the keys of which a list of locks has what is remembered.
+const mostRemembered = 1000
+
+// factsFor are the facts of the keys that match, or none without a ledger.
+func factsFor(ctx context.Context, viewer *session.Viewer, matches func(key string) bool) (ledger.Facts, error) {
+	ask := asking(viewer)
+	access, _, err := ledger.Look(ctx, ask)
+	if err != nil || access != ledger.Granted {
+		return ledger.Facts{}, err
+	}
+	facts, err := ledger.NewestFacts(ctx, ask, mostRemembered)
+	facts.List = slices.DeleteFunc(facts.List, func(fact ledger.Fact) bool { return !matches(fact.Last.Key) })
+	return facts, err
+}

@@ -1,0 +1,97 @@
+package child
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Guards starts guards, and inherits what they leave behind when they are killed: the
+// processes below a guard become this process's children then.
+type Guards struct {
+	// Stdin is the commands' standard input; nil stands for this process's own.
+	Stdin *os.File
+
+	cgroup   func() string // this process's control group
+	reusable func() bool   // guards may have several commands
+
+	mu     sync.Mutex // held while a guard starts, and while orphans are told from ownChildren
+	before []int      // the children that were there before the first guard
+	pids   []int      // the guards'
+}
+
+// NoProcError says that the guard could not find the processes that it has to
+// kill: /proc is not mounted, or it is another PID namespace's.
+type NoProcError struct{ seen string }
+
+func (e *NoProcError) Error() string { return "start the guard process: " + e.seen }
+
+// NewGuards makes this process the one that inherits what a guard leaves behind.
+func NewGuards() (*Guards, error) {
+	if err := checkProc(); err != nil {
+		return nil, err
+	}
+	if err := becomeSubreaper(); err != nil {
+		return nil, fmt.Errorf("become subreaper: %w", err)
+	}
+	gs := &Guards{before: children(), cgroup: sync.OnceValue(ownCgroup), reusable: sync.OnceValue(noTerminal)}
+	go gs.cgroup() // while the connection is made
+	return gs, nil
+}
+
+// Start starts a guard process.
+//
+// Socket is the connection that the lock depends on. The guard holds it open until
+// the tree is dead, even if this process is gone. It may be nil.
+func (gs *Guards) Start(socket syscall.Conn) (*Guard, error) {
+	g := &Guard{guards: gs, cgroup: newCgroup(gs.cgroup()), renewals: -1}
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	if err := g.execute(socket); err != nil {
+		g.hangUp()
+		return nil, fmt.Errorf("start the guard process: %w", err)
+	}
+	gs.pids = append(gs.pids, g.pid)
+	return g, nil
+}
+
+// stdin is the descriptor of the commands' standard input.
+func (gs *Guards) stdin() uintptr {
+	if gs.Stdin == nil {
+		return 0
+	}
+	return gs.Stdin.Fd()
+}
+
+// ownChildren are the children that no dead guard has left behind. The caller
+// holds mu.
+func (gs *Guards) ownChildren() []int { return slices.Concat(gs.before, gs.pids) }
+
+// forget takes a guard that is dead and reaped off the list.
+func (gs *Guards) forget(guard int) {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	gs.pids = slices.DeleteFunc(gs.pids, func(pid int) bool { return pid == guard })
+}
+
+// duplicate returns a descriptor of the socket that survives an exec, or -1.
+// It goes by SyscallConn because a net.Conn's own File would make the shared
+// socket blocking, after which deadlines have no effect.
+func duplicate(socket syscall.Conn) (int, error) {
+	if socket == nil {
+		return -1, nil
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	fd, dupErr := -1, error(nil)
+	if err := raw.Control(func(s uintptr) { fd, dupErr = unix.FcntlInt(s, unix.F_DUPFD, 3) }); err != nil {
+		return -1, err
+	}
+	return fd, dupErr
+}

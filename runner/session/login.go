@@ -1,0 +1,192 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// connect dials the hosts of a configuration and logs in to the first that answers
+// and passes its ValidateConnect. Up to the first allow the server may send mostLogin.
+func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, error) {
+	in := limitIntake(database)
+	pg, err := pgconn.ConnectConfig(ctx, database)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, connectError(Target(database), database, err)
+	}
+	in.belongsTo(pg)
+	return pg, nil
+}
+
+// connectToHold is connect for a connection that is to hold a lock: the kernel, too,
+// looks after it. The check sees each server that lets us in, way notes the address.
+func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.ValidateConnectFunc) (*pgconn.PgConn, error) {
+	database := cfg.Database.Copy()
+	database.ConnectTimeout = cfg.ConnectTimeout
+	database.DialFunc = (&net.Dialer{
+		// The kernel's probes find a dead peer while no request is under way. The
+		// heartbeat finds silence after a request.
+		KeepAliveConfig: net.KeepAliveConfig{
+			Enable: true, Idle: cfg.Lease / 3, Interval: cfg.Lease / 6, Count: keepaliveCount,
+		},
+		ControlContext: userTimeout(cfg.Lease),
+	}).DialContext
+	database.ValidateConnect = check
+	way.over(database)
+	return connect(ctx, database)
+}
+
+// keepaliveCount is the number of probes in a lease: the first after a third of it,
+// each next one a sixth later. macOS and FreeBSD have no TCP_USER_TIMEOUT, which
+// elsewhere takes precedence over the count (tcp(7)). There, fewer probes would end the
+// session before the lease is over, and --lost-grace counts on nine tenths of it.
+const keepaliveCount = 4
+
+// loginAnswers are the answers to the login checks of a connection that passed them.
+type loginAnswers struct {
+	age    time.Duration // of the server's memory of locks
+	first  *string       // to Config.FirstQuestion, or nil if that was not asked
+	ledger string        // to Config.LedgerQuestion
+}
+
+// checkLogin asks, in one statement, what kind of server this is. The same statement
+// makes the settings and answers cfg.FirstQuestion and cfg.LedgerQuestion, but only if
+// the server is fit. Nothing may stand in between: settings made through a pooler would
+// stay on a connection that others use. A pooler is recognised by a process number that
+// is not the backend's.
+//
+// With Transaction a pooler is expected: no settings are made, and both questions are
+// asked all the same.
+func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswers, error) {
+	major := majorVersion(pg)
+	if major < OldestMajor {
+		return loginAnswers{}, tooOld(ctx, pg)
+	}
+	asked := cfg.FirstQuestion != ""
+	sql, formats := loginQuery(pg, cfg, major)
+	result := pg.ExecParams(ctx, sql, nil, nil, nil, formats).Read()
+	err := result.Err
+	var pgErr *pgconn.PgError
+	switch {
+	case !errors.As(err, &pgErr):
+	case pgErr.Code == "42501" && asked: // asked again later, the refusal names the lock
+		cfg.FirstQuestion = ""
+		return checkLogin(ctx, pg, cfg)
+	case strings.HasPrefix(pgErr.Code, "42"):
+		return loginAnswers{}, unsafe(needsPostgreSQL, "the server does not understand PostgreSQL's own functions: %s", ServerSays(pgErr))
+	}
+	if err != nil {
+		return loginAnswers{}, err
+	}
+	if len(result.Rows) != 1 || len(result.Rows[0]) != len(formats) {
+		return loginAnswers{}, ErrNotPostgreSQL()
+	}
+	row := result.Rows[0]
+	switch {
+	case !cfg.Transaction && string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
+		return loginAnswers{}, ErrPooled(pg.PID(), string(row[0]))
+	case string(row[1]) == "t":
+		return loginAnswers{}, ErrStandby()
+	}
+	answers := loginAnswers{}
+	if cfg.LedgerQuestion != "" {
+		answers.ledger = string(row[len(row)-1])
+		row = row[:len(row)-1]
+	}
+	if asked {
+		value := string(row[firstColumn])
+		answers.first = &value
+	}
+	answers.age, err = ageOf(ctx, pg, row[ageColumns:])
+	return answers, err
+}
+
+// The columns of loginQuery from here on.
+const (
+	firstColumn = 3 // the answer to Config.FirstQuestion
+	ageColumns  = 4 // serverAge
+)
+
+// loginQuery is checkLogin's statement, and the formats of its columns: the backend's
+// process number, whether the server is a standby, the settings, the answer to
+// FirstQuestion, serverAge, and the answer to LedgerQuestion if there is that question.
+func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats []int16) {
+	settings, first := "''", "NULL"
+	if cfg.FirstQuestion != "" {
+		first = "(" + cfg.FirstQuestion + ")::text"
+	}
+	fit := "NOT pg_catalog.pg_is_in_recovery()"
+	if !cfg.Transaction {
+		settings = cfg.sessionSettings(major)
+		fit += fmt.Sprintf(" AND pg_catalog.pg_backend_pid() = %d", pg.PID())
+	}
+	sql = fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
+	CASE WHEN %[1]s THEN %[2]s END, CASE WHEN %[1]s THEN %[3]s END, %[4]s`, fit, settings, first, serverAge)
+	formats = append(make([]int16, ageColumns), ageFormats()...)
+	if cfg.LedgerQuestion != "" {
+		sql, formats = sql+fmt.Sprintf(", CASE WHEN %s THEN %s END", fit, cfg.LedgerQuestion), append(formats, 0)
+	}
+	return sql, formats
+}
+
+// ErrPooled says that the server's number for the session is not the one that came
+// with the login.
+func ErrPooled(ours uint32, servers string) *Error {
+	return unsafe("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
+		"there is a connection pooler in between (it calls the session %d, the server calls it %s)", ours, servers)
+}
+
+const needsPostgreSQL = "a server of PostgreSQL 14 or newer is needed"
+
+// tooOld is an ErrTooOld that names the product, which need not be PostgreSQL.
+func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
+	version := pg.ParameterStatus("server_version")
+	results, err := pg.Exec(ctx, "SELECT version()").ReadAll()
+	if err == nil {
+		if row, err := rowsOf(results).Only(1); err == nil {
+			version = row[0]
+		}
+	}
+	return ErrTooOld(version)
+}
+
+// ErrTooOld is for a server before OldestMajor.
+func ErrTooOld(version string) *Error {
+	return unsafe(needsPostgreSQL, "the server is too old: %s", version)
+}
+
+// majorVersion is the server's major version, as it says at the login. libpq's
+// PQserverVersion goes by that too. A server that doesn't say counts as new enough.
+func majorVersion(pg *pgconn.PgConn) int {
+	version := pg.ParameterStatus("server_version")
+	digits := strings.IndexFunc(version, func(r rune) bool { return r < '0' || r > '9' })
+	major, err := strconv.Atoi(version[:max(0, digits)])
+	if digits < 0 {
+		major, err = strconv.Atoi(version) // "17"
+	}
+	if err != nil {
+		return OldestMajor
+	}
+	return major
+}
+
+// ErrStandby is for a server that is not the primary.
+func ErrStandby() *Error {
+	return &Error{
+		Kind: Standby, Hint: "connect to the primary, or give all hosts (host=a,b,c): the primary among them is found",
+		err: errors.New("the server is a standby: its locks don't exclude anyone on the primary"),
+	}
+}
+
+// OldestMajor is the first with idle_session_timeout and
+// client_connection_check_interval.
+const OldestMajor = 14

@@ -1,0 +1,60 @@
+package session
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Rows are what a query returned. NULL reads as empty.
+type Rows [][]string
+
+// Only is the one row of an answer that has one row of so many columns. For 0 any
+// number of columns will do, but none.
+func (r Rows) Only(columns int) ([]string, error) {
+	if len(r) != 1 || len(r[0]) == 0 || columns > 0 && len(r[0]) != columns {
+		return nil, ErrNotPostgreSQL()
+	}
+	return r[0], nil
+}
+
+// Is says whether the answer is this one value.
+func (r Rows) Is(value string) bool {
+	row, err := r.Only(1)
+	return err == nil && row[0] == value
+}
+
+// Ints is an answer of one row with so many whole numbers.
+func (r Rows) Ints(columns int) ([]int, error) {
+	row, err := r.Only(columns)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]int, len(row))
+	for i, value := range row {
+		if list[i], err = strconv.Atoi(value); err != nil {
+			return nil, fmt.Errorf("read %q, which is no number: %w", value, ErrNotPostgreSQL())
+		}
+	}
+	return list, nil
+}
+
+// copyRow copies what the reader will overwrite.
+func copyRow(values [][]byte) []string {
+	row := make([]string, len(values))
+	for i, v := range values {
+		row[i] = string(v)
+	}
+	return row
+}
+
+// rowsOf are the rows of pgconn's results, one result after the other.
+func rowsOf(results []*pgconn.Result) (rows Rows) {
+	for _, r := range results {
+		for _, values := range r.Rows {
+			rows = append(rows, copyRow(values))
+		}
+	}
+	return rows
+}
