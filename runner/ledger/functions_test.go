@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/ledger"
 )
@@ -98,7 +101,7 @@ func TestStartElsewhere(t *testing.T) {
 	long := of(token(t, a))
 	long.closes, long.sure, long.lease, long.grace, long.keys = fmt.Sprint(next.token), true, "1000 days", "-5s", "repeat('k', 5000)"
 	expect(t, "words without bounds", run(t, a, long.rest()), "started")
-	expect(t, "their bounds", query(t, server, "SELECT lease, grace, length(key) FROM pglead.lock"), "24:00:00 00:00:00 500")
+	expect(t, "their bounds", query(t, server, "SELECT length(key) FROM pglead.lock")+" "+run(t, a, of(token(t, a)).rest()), fmt.Sprintf("500 lost 1 %d 86400000 0 here", long.token))
 }
 
 func TestHeard(t *testing.T) {
@@ -268,7 +271,7 @@ func (s starting) forLock(number string) starting {
 func TestAccess(t *testing.T) {
 	server := remembering(t, nil)
 	stranger, cron, owner := connect(t, server, "stranger"), connect(t, server, "cron"), connect(t, server, "boss")
-	for _, sql := range []string{of(1).first(), of(1).rest(), finish(7, 1, "ok"), "SELECT pglead.fence(7, 1)", "SELECT * FROM pglead.lock", "SELECT pglead.prune_1('0')"} {
+	for _, sql := range []string{of(1).first(), of(1).rest(), finish(7, 1, "ok"), "SELECT pglead.fence(7, 1)", "SELECT * FROM pglead.lock", "SELECT pglead.prune_locks_1('0', 0, 1::smallint, 0)", "SELECT pglead.prune_runs_1('0', 0, 1::smallint, now(), 0)"} {
 		if _, err := try(t, stranger, sql); code(err) != "42501" {
 			t.Errorf("a stranger's %s: %v", sql, err)
 		}
@@ -289,6 +292,87 @@ func TestAccess(t *testing.T) {
 	expect(t, "what was asked to be kept", query(t, server, "SELECT version, keep FROM pglead.setting"), "1 5")
 }
 
+func prune(t *testing.T, conn *pgconn.PgConn, older time.Duration) string {
+	t.Helper()
+	gone, err := ledger.Prune(t.Context(), asking(conn), older)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprint(gone)
+}
+
+// TestPruneBesideOthers prunes more than one transaction does, while somebody starts a
+// run of a key that is to be forgotten, and somebody else forgets some runs of another.
+func TestPruneBesideOthers(t *testing.T) {
+	server := remembering(t, nil)
+	a, b := connect(t, server, "cron"), connect(t, server, "cron")
+	query(t, server, `INSERT INTO pglead.run (number, sub, started, token, ended, outcome)
+SELECT n % 11, 1, now() - interval '1 hour' * n, n, now() - interval '1 hour' * n, CASE WHEN n % 3 = 0 THEN 'failed' ELSE 'ok' END FROM generate_series(1, 12000) AS n;
+INSERT INTO pglead.lock (number, sub, reader, token, started, ended)
+SELECT n, 1 + n % 2, 0, n, now() - interval '9 days', now() - interval '9 days' FROM generate_series(-6000, 6) AS n;
+INSERT INTO pglead.lock (number, sub, reader, token) SELECT 100, 1, 0, 1; -- of readers, by itself
+INSERT INTO pglead.lock (number, sub, reader, token, started, ended)
+SELECT 100, 1, n, n, now() - interval '9 days', now() - interval '9 days' FROM generate_series(1, 50) AS n`)
+
+	run(t, b, "SELECT pg_advisory_lock(6)")
+	s := of(token(t, b))
+	s.numbers, s.sure = "6", true
+	run(t, b, "BEGIN")
+	expect(t, "a start", run(t, b, s.rest()), "started")
+	owner := connect(t, server, "boss")
+	run(t, owner, "BEGIN")
+	run(t, owner, "DELETE FROM pglead.run WHERE number = 9 AND outcome = 'failed'")
+	// Each of the rest: 6006 locks, the readers' 51, and the runs older than 40 hours but those that are locked.
+	runs := query(t, server, "SELECT count(*) FROM pglead.run WHERE ended < now() - interval '40 hours' AND NOT (number = 9 AND outcome = 'failed')")
+	var old int
+	if _, err := fmt.Sscan(runs, &old); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, "a prune", prune(t, a, 40*time.Hour), fmt.Sprint(6006+51+old))
+	run(t, b, "COMMIT")
+	run(t, owner, "ROLLBACK")
+	expect(t, "what is left", query(t, server, "SELECT count(*), min(number) FROM pglead.lock"), "1 6")
+	failed := query(t, server, "SELECT count(*) FROM pglead.run WHERE ended < now() - interval '40 hours'")
+	expect(t, "another", prune(t, a, 40*time.Hour), failed)
+	expect(t, "the end", run(t, b, finish(6, s.token, "ok")), fmt.Sprint(s.token))
+}
+
+// TestInstallOverOlder installs over a ledger whose tables an earlier build has made.
+func TestInstallOverOlder(t *testing.T) {
+	server := remembering(t, nil)
+	owner, a := connect(t, server, "boss"), connect(t, server, "cron")
+	run(t, owner, `ALTER TABLE pglead.lock DROP COLUMN alone, ADD CHECK (sub IN (1, 2)), ADD CHECK (outcome IN ('ok', 'failed', 'timeout', 'lost', 'killed', 'stopped'));
+CREATE FUNCTION pglead.prune_1(interval) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint';
+INSERT INTO pglead.lock (number, sub, reader, token, system, started, ended) SELECT 7, 1, r, 1, system_identifier, now(), CASE r WHEN 0 THEN now() END FROM pg_control_system(), generate_series(0, 1) AS r`)
+	reading := connect(t, server, "boss")
+	run(t, reading, "BEGIN; SELECT FROM pglead.lock")
+	run(t, owner, "SET lock_timeout = '100ms'")
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Keep); code(err) != "55P03" {
+		t.Errorf("beside somebody who reads the table: %v", err)
+	}
+	run(t, reading, "ROLLBACK; BEGIN")
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Keep); err != nil {
+		t.Fatal(err)
+	}
+	run(t, reading, "SELECT FROM pglead.lock")
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Keep); err != nil {
+		t.Errorf("once more, beside somebody who reads the table: %v", err)
+	}
+	run(t, reading, "ROLLBACK")
+	expect(t, "what is gone", query(t, server, "SELECT (SELECT count(*) FROM pg_constraint WHERE conrelid = 'pglead.lock'::regclass AND contype = 'c'), (SELECT count(*) FROM pg_proc WHERE proname = 'prune_1')"), "0 0")
+	run(t, a, "SELECT pg_advisory_lock(7)")
+	s := of(token(t, a))
+	s.sure = true
+	expect(t, "a reader from before", run(t, a, s.first()), "")
+	expect(t, "a reader from before", run(t, a, s.rest()), "lost 1 1 0 0")
+	s.closes = "1"
+	expect(t, "it is dead", run(t, a, s.rest()), "started")
+	run(t, a, finish(7, s.token, "ok"))
+	const warm = "SELECT pglead.start_1(7, 1::smallint, 'seven', NULL, NULL, 'here', 'ann', 1, 'job', '15s', '0', NULL, NULL, NULL, NULL)"
+	expect(t, "a start without a token", run(t, a, "BEGIN; "+warm+"; SELECT pg_current_xact_id_if_assigned() IS NULL; COMMIT"), " t")
+	expect(t, "from then on", run(t, a, of(token(t, a)).first()), "started")
+}
+
 func TestKeep(t *testing.T) {
 	server := remembering(t, nil)
 	owner, a := connect(t, server, "boss"), connect(t, server, "cron")
@@ -300,8 +384,12 @@ SELECT 7, 1, now() - interval '1 day' * n, n, now() - interval '1 day' * n, CASE
 	query(t, server, `INSERT INTO pglead.lock (number, sub, token, started, ended) VALUES (7, 1, 1, now() - interval '1 day', now() - interval '1 day'), (8, 1, 2, now() - interval '9 days', NULL)`)
 	run(t, a, "SELECT pglead.tidy_1(7, 1::smallint)")
 	expect(t, "the newest, and the last success", query(t, server, "SELECT count(*), max(token) FROM pglead.run"), "11 30")
-	expect(t, "what is older than five days", run(t, a, "SELECT pglead.prune_1('4.5 days')"), "6")
+	if _, err := ledger.Prune(t.Context(), asking(a), -time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, "older than what is to come", query(t, server, "SELECT count(*) FROM pglead.run"), "11")
+	expect(t, "what is older than five days", prune(t, a, 108*time.Hour), "6")
 	expect(t, "the last success is spared", query(t, server, "SELECT count(*), max(token) FROM pglead.run"), "5 30")
-	expect(t, "a key that doesn't come back", run(t, a, "SELECT pglead.prune_1('12 hours')"), "6")
+	expect(t, "a key that doesn't come back", prune(t, a, 12*time.Hour), "6")
 	expect(t, "an open run", query(t, server, "SELECT number FROM pglead.lock"), "8")
 }

@@ -6,7 +6,7 @@ DECLARE
 	who text := left(regexp_replace(p_by, '[[:cntrl:]]', '?', 'g'), 200);
 	why text := left(regexp_replace(p_note, '[[:cntrl:]]', '?', 'g'), 300);
 BEGIN
-	IF p_number IS NULL OR p_sub IS NULL OR p_until IS NULL THEN
+	IF p_number IS NULL OR (p_sub IN (1, 2)) IS NOT TRUE OR p_until IS NULL THEN
 		RAISE EXCEPTION 'pglead: this is no pause' USING ERRCODE = '22023';
 	END IF;
 	INSERT INTO pglead.lock AS l (number, sub, key, paused_until, paused_by, note) VALUES (p_number, p_sub, left(p_key, 500), p_until, who, why)
@@ -33,38 +33,59 @@ $$;
 -- could not be executed (126). Nobody took the lock for it, so it has no token.
 CREATE OR REPLACE FUNCTION pglead.missing_1(p_number bigint, p_sub smallint, p_key text, p_host text, p_os_user text, p_pid integer, p_command text, p_status integer) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
-	INSERT INTO pglead.lock (number, sub, key) VALUES (p_number, p_sub, left(p_key, 500)) ON CONFLICT DO NOTHING;
+	INSERT INTO pglead.lock (number, sub, key) SELECT p_number, p_sub, left(p_key, 500) WHERE p_sub IN (1, 2) ON CONFLICT DO NOTHING;
 	INSERT INTO pglead.run (number, sub, started, token, key, host, os_user, pid, command, role, ended, outcome, status)
 	SELECT p_number, p_sub, now(), 0, left(p_key, 500), left(p_host, 200), left(p_os_user, 200), p_pid, left(p_command, 200), session_user, now(), 'failed', p_status
-	WHERE p_status IN (126, 127)
+	WHERE p_status IN (126, 127) AND p_sub IN (1, 2)
 	ON CONFLICT DO NOTHING;
 	SELECT pglead.tidy_1(p_number, p_sub) WHERE random() < 1.0 / 64;
 $$;
 
--- prune_1 forgets what is older: keys that have not come back since, and of the others
--- all runs but the last success. It says how many rows that were.
-CREATE OR REPLACE FUNCTION pglead.prune_1(p_older interval) RETURNS bigint
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
-DECLARE
-	gone bigint;
-	rows bigint;
-BEGIN
-	IF p_older IS NULL OR p_older < '0' THEN
-		RAISE EXCEPTION 'pglead: prune needs a length of time' USING ERRCODE = '22023';
-	END IF;
-	-- A row whose run is open, or that is paused, is a fact that somebody needs.
-	-- So is a tick that has had its success, or it would have another.
-	DELETE FROM pglead.lock AS l WHERE l.ended < clock_timestamp() - p_older AND (l.paused_until IS NULL OR l.paused_until <= clock_timestamp())
-		AND (l.ok_tick IS NULL OR l.ok_tick < clock_timestamp() - interval '3 days');
-	GET DIAGNOSTICS gone = ROW_COUNT;
-	DELETE FROM pglead.lock AS l WHERE l.started IS NULL AND l.reader = 0 AND (l.paused_until IS NULL OR l.paused_until <= clock_timestamp())
-		AND NOT EXISTS (SELECT FROM pglead.lock AS o WHERE o.number = l.number AND o.sub = l.sub AND o.reader <> 0)
-		AND NOT EXISTS (SELECT FROM pglead.run AS u WHERE u.number = l.number AND u.sub = l.sub AND u.ended >= clock_timestamp() - p_older);
-	GET DIAGNOSTICS rows = ROW_COUNT;
-	gone := gone + rows;
-	DELETE FROM pglead.run AS u WHERE u.ended < clock_timestamp() - p_older AND NOT (
-		EXISTS (SELECT FROM pglead.lock AS l WHERE l.number = u.number AND l.sub = u.sub)
-		AND u.started = (SELECT max(o.started) FROM pglead.run AS o WHERE o.number = u.number AND o.sub = u.sub AND o.outcome = 'ok'));
-	GET DIAGNOSTICS rows = ROW_COUNT;
-	RETURN gone + rows;
-END $$;
+-- prune_locks_1 and prune_runs_1 forget what is older: keys that have not come back
+-- since, and of the others all runs but the last success. Each call looks at 5,000
+-- rows behind a place (a constant, or they would be sorted instead of found by the
+-- index), in a short transaction, and says how many of them are gone and where it
+-- came to, which is NULL at the end. What somebody else has locked
+-- is left alone: no start waits for a prune, and no prune for a start.
+--
+-- A row whose run is open, or that is paused, is a fact that somebody needs. So is a
+-- tick that has had its success, or it would have another.
+DROP FUNCTION IF EXISTS pglead.prune_1(interval);
+CREATE OR REPLACE FUNCTION pglead.prune_locks_1(p_older interval, p_number bigint, p_sub smallint, p_reader bigint,
+	OUT gone bigint, OUT number bigint, OUT sub smallint, OUT reader bigint)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
+	WITH looked AS MATERIALIZED (
+		SELECT l.ctid AS place, l.number, l.sub, l.reader FROM pglead.lock AS l
+		WHERE (l.number, l.sub, l.reader) > (p_number, p_sub, p_reader) ORDER BY l.number, l.sub, l.reader LIMIT 5000),
+	over AS MATERIALIZED (
+		SELECT l.ctid AS place FROM pglead.lock AS l WHERE l.ctid = ANY (ARRAY(SELECT k.place FROM looked AS k))
+			AND p_older >= '0' AND (l.paused_until IS NULL OR l.paused_until <= clock_timestamp())
+			AND (l.ended < now() - p_older AND (l.ok_tick IS NULL OR l.ok_tick < now() - interval '3 days')
+				OR l.started IS NULL AND l.reader = 0
+				AND NOT EXISTS (SELECT FROM pglead.lock AS o WHERE o.number = l.number AND o.sub = l.sub AND o.reader <> 0 AND (o.ended < now() - p_older) IS NOT TRUE)
+				AND NOT EXISTS (SELECT FROM pglead.run AS u WHERE u.number = l.number AND u.sub = l.sub AND u.ended >= now() - p_older))
+		FOR UPDATE SKIP LOCKED),
+	forgotten AS (DELETE FROM pglead.lock AS l WHERE l.ctid = ANY (ARRAY(SELECT o.place FROM over AS o)) RETURNING l.number)
+	SELECT (SELECT count(*) FROM forgotten), k.number, k.sub, k.reader
+	FROM (SELECT) AS one LEFT JOIN (SELECT * FROM looked ORDER BY number DESC, sub DESC, reader DESC LIMIT 1) AS k ON true
+$$;
+
+CREATE OR REPLACE FUNCTION pglead.prune_runs_1(p_older interval, p_number bigint, p_sub smallint, p_started timestamptz, p_token bigint,
+	OUT gone bigint, OUT number bigint, OUT sub smallint, OUT started timestamptz, OUT token bigint)
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
+	WITH looked AS MATERIALIZED (
+		SELECT u.ctid AS place, u.number, u.sub, u.started, u.token, u.ended FROM pglead.run AS u
+		WHERE (u.number, u.sub, u.started, u.token) > (p_number, p_sub, p_started, p_token) ORDER BY u.number, u.sub, u.started, u.token LIMIT 5000),
+	kept AS MATERIALIZED (
+		SELECT k.number, k.sub, (SELECT o.started FROM pglead.run AS o WHERE o.number = k.number AND o.sub = k.sub AND o.outcome = 'ok' ORDER BY o.started DESC LIMIT 1) AS last
+		FROM (SELECT DISTINCT l.number, l.sub FROM looked AS l) AS k
+		WHERE EXISTS (SELECT FROM pglead.lock AS l WHERE l.number = k.number AND l.sub = k.sub)),
+	over AS MATERIALIZED (
+		SELECT u.ctid AS place FROM pglead.run AS u WHERE u.ctid = ANY (ARRAY(
+			SELECT k.place FROM looked AS k LEFT JOIN kept AS s USING (number, sub)
+			WHERE p_older >= '0' AND k.ended < now() - p_older AND k.started IS DISTINCT FROM s.last))
+		FOR UPDATE SKIP LOCKED),
+	forgotten AS (DELETE FROM pglead.run AS u WHERE u.ctid = ANY (ARRAY(SELECT o.place FROM over AS o)) RETURNING u.number)
+	SELECT (SELECT count(*) FROM forgotten), k.number, k.sub, k.started, k.token
+	FROM (SELECT) AS one LEFT JOIN (SELECT * FROM looked ORDER BY number DESC, sub DESC, started DESC, token DESC LIMIT 1) AS k ON true
+$$;

@@ -16,9 +16,12 @@ CREATE TABLE IF NOT EXISTS pglead.setting (
 -- be alive, while it has started and not ended. Beside that row, of reader 0, each
 -- reader of a shared lock has one. A row that has no token
 -- was made by a pause, or by a command that was not found.
+--
+-- There is no CHECK, since each costs the first statement of every session; what
+-- comes from callers is checked by the functions, and nobody else writes.
 CREATE TABLE IF NOT EXISTS pglead.lock (
 	number bigint NOT NULL,
-	sub smallint NOT NULL CHECK (sub IN (1, 2)), -- 1: a bigint, 2: a pair of integers
+	sub smallint NOT NULL, -- 1: a bigint, 2: a pair of integers
 	reader bigint NOT NULL DEFAULT 0,
 	key text,
 	system text,
@@ -35,7 +38,7 @@ CREATE TABLE IF NOT EXISTS pglead.lock (
 	started timestamptz,
 	cut timestamptz,
 	ended timestamptz,
-	outcome text CHECK (outcome IN ('ok', 'failed', 'timeout', 'lost', 'killed', 'stopped')),
+	outcome text,
 	status integer,
 	ok_tick timestamptz,
 	ok_started timestamptz,
@@ -44,9 +47,18 @@ CREATE TABLE IF NOT EXISTS pglead.lock (
 	paused_until timestamptz,
 	paused_by text,
 	note text,
+	alone boolean, -- certainly: no reader has a row
 	PRIMARY KEY (number, sub, reader)
 ) WITH (fillfactor = 50);
 CREATE INDEX IF NOT EXISTS lock_key ON pglead.lock (key);
+
+-- A table that an earlier version made. ALTER TABLE would wait for all who read it,
+-- and everybody for that, so it isn't called without need.
+DO $$ BEGIN
+	IF NOT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = 'pglead.lock'::pg_catalog.regclass AND attname = 'alone') THEN
+		ALTER TABLE pglead.lock ADD COLUMN alone boolean, DROP CONSTRAINT IF EXISTS lock_sub_check, DROP CONSTRAINT IF EXISTS lock_outcome_check;
+	END IF;
+END $$;
 
 -- The history: written once, at the end of a run. No start reads it, but to see that
 -- one which it has heard of has ended; to truncate it does no harm.

@@ -1,6 +1,16 @@
+-- due_1 says whether a tick is to be had, by a lock's last one and by the caller's clock.
+CREATE OR REPLACE FUNCTION pglead.due_1(p_ok timestamptz, p_tick timestamptz, p_per interval, p_clock timestamptz) RETURNS boolean
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+	SELECT (p_ok IS NULL OR p_ok < p_tick)
+		AND p_clock - clock_timestamp() BETWEEN - least(p_per / 2, '00:05') AND least(p_per / 2, '00:05')
+		AND p_tick <= p_clock + CASE WHEN p_per >= '24:00' THEN interval '15:00' ELSE '0' END
+$$;
+
 -- start_1 is what most starts are: of one lock, exclusively, by the session that holds
 -- it, after a run that ended. It says 'started', or nothing: then start_rest_1 knows
--- why. plpgsql would cost a backend in its first moments several times as much.
+-- why. plpgsql would cost a backend in its first moments several times as much, and
+-- each table, operator and type has its price: so what is rare is left to others, and
+-- the lease and the grace are bounded where they are read.
 --
 -- The lock itself shows that the caller has it, since nobody else can: one who hasn't,
 -- and finds it free, has it for the statement. The second number is the marker of the
@@ -11,19 +21,16 @@ CREATE OR REPLACE FUNCTION pglead.start_1(p_number bigint, p_sub smallint, p_key
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 	UPDATE pglead.lock AS l SET key = left(p_key, 500), system = p_system, token = p_token, host = left(p_host, 200),
 		os_user = left(p_os_user, 200), pid = p_pid, command = left(p_command, 200), role = session_user,
-		lease = least(greatest(p_lease, '0'), '24:00'), grace = least(greatest(p_grace, '0'), '24:00'),
-		tick = p_tick, waited = p_waited, started = clock_timestamp(), cut = NULL, ended = NULL, outcome = NULL, status = NULL
-	WHERE number = p_number AND sub = p_sub AND reader = 0
+		lease = p_lease, grace = p_grace, tick = p_tick, waited = p_waited,
+		started = clock_timestamp(), cut = NULL, ended = NULL, outcome = NULL, status = NULL
+	WHERE number = p_number AND sub = p_sub AND reader = 0 AND alone
 		AND ended IS NOT NULL AND system = p_system AND token >> 48 = p_token >> 48
-		AND p_token IS NOT NULL AND p_lease IS NOT NULL AND p_grace IS NOT NULL
+		AND p_lease IS NOT NULL AND p_grace IS NOT NULL
 		AND (paused_until IS NULL OR paused_until <= clock_timestamp())
-		AND (p_tick IS NULL OR (ok_tick IS NULL OR ok_tick < p_tick)
-			AND p_clock - clock_timestamp() BETWEEN - least(p_per / 2, '00:05') AND least(p_per / 2, '00:05')
-			AND p_tick <= p_clock + CASE WHEN p_per >= '24:00' THEN interval '15:00' ELSE '0' END)
-		AND NOT EXISTS (SELECT FROM pglead.lock AS r WHERE r.number = p_number AND r.sub = p_sub AND r.reader <> 0)
+		AND (p_tick IS NULL OR pglead.due_1(ok_tick, p_tick, p_per, p_clock))
 		AND CASE WHEN CASE p_sub WHEN 1 THEN pg_try_advisory_xact_lock(p_number)
 				ELSE pg_try_advisory_xact_lock((p_number >> 32)::integer, (p_number << 32 >> 32)::integer) END
-			THEN pg_try_advisory_xact_lock(hashtextextended('pglead fence ' || l.number || ' ' || l.sub || ' ' || l.token, 0)) END
+			THEN pg_try_advisory_xact_lock(hashtextextended(concat('pglead fence ', number, ' ', sub, ' ', token), 0)) END
 	RETURNING 'started'
 $$;
 
@@ -31,7 +38,7 @@ $$;
 -- It has 64 bits, or runs would stand in each other's way.
 CREATE OR REPLACE FUNCTION pglead.marker_1(p_number bigint, p_sub smallint, p_token bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-	SELECT hashtextextended('pglead fence ' || p_number || ' ' || p_sub || ' ' || p_token, 0)
+	SELECT hashtextextended(concat('pglead fence ', p_number, ' ', p_sub, ' ', p_token), 0)
 $$;
 
 -- start_rest_1 starts a run of any number of locks, all or none, and says what is in
@@ -74,7 +81,7 @@ BEGIN
 	IF p_numbers IS NULL OR p_subs IS NULL OR p_keys IS NULL OR p_shared IS NULL OR p_token IS NULL OR p_system IS NULL OR p_lease IS NULL
 		OR p_grace IS NULL OR p_sure IS NULL OR n NOT BETWEEN 1 AND 1000 OR cardinality(p_subs) <> n OR cardinality(p_keys) <> n
 		OR cardinality(p_closes) <> n OR (p_tick IS NULL) <> (p_per IS NULL) OR (p_tick IS NULL) <> (p_clock IS NULL)
-		OR array_position(p_numbers, NULL) IS NOT NULL OR array_position(p_subs, NULL) IS NOT NULL OR p_token <= 0 THEN
+		OR array_position(p_numbers, NULL) IS NOT NULL OR NOT p_subs <@ '{1,2}' OR p_token <= 0 THEN
 		RAISE EXCEPTION 'pglead: this is no start' USING ERRCODE = '22023';
 	END IF;
 	IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -144,8 +151,8 @@ BEGIN
 				IF r.token = p_token AND r.system = p_system AND r.role = session_user THEN
 					started_already := started_already + 1;
 				ELSIF r.token > coalesce(p_closes[i], 0) THEN
-					lost := concat_ws(E'\n', lost, concat_ws(' ', 'lost', i, r.token, round(extract(epoch FROM r.lease) * 1000)::bigint,
-						round(extract(epoch FROM r.grace) * 1000)::bigint, regexp_replace(r.host, '[[:space:]]', '?', 'g')));
+					lost := concat_ws(E'\n', lost, concat_ws(' ', 'lost', i, r.token, round(extract(epoch FROM least(greatest(r.lease, '0'), '24:00')) * 1000)::bigint,
+						round(extract(epoch FROM least(greatest(r.grace, '0'), '24:00')) * 1000)::bigint, regexp_replace(r.host, '[[:space:]]', '?', 'g')));
 				END IF;
 			END LOOP;
 		END LOOP;
@@ -227,17 +234,19 @@ BEGIN
 			WHERE o.number = p_numbers[i] AND o.sub = p_subs[i] AND o.reader <> 0 AND o.ended IS NOT NULL
 				AND (NOT p_shared OR pg_try_advisory_xact_lock(pglead.marker_1(o.number, o.sub, o.token)))
 			LIMIT 1000 FOR UPDATE SKIP LOCKED);
-		INSERT INTO pglead.lock AS l (number, sub, key, system, token, host, os_user, pid, command, role, lease, grace, tick, waited, started)
+		INSERT INTO pglead.lock AS l (number, sub, key, system, token, host, os_user, pid, command, role, lease, grace, tick, waited, started, alone)
 		SELECT p_numbers[i], p_subs[i], left(p_keys[i], 500), p_system, p_token, left(p_host, 200), left(p_os_user, 200), p_pid, left(p_command, 200), session_user,
-			least(greatest(p_lease, '0'), '24:00'), least(greatest(p_grace, '0'), '24:00'), p_tick, p_waited, CASE WHEN p_shared THEN NULL ELSE clock_timestamp() END
+			p_lease, p_grace, p_tick, p_waited, CASE WHEN p_shared THEN NULL ELSE clock_timestamp() END,
+			NOT p_shared AND NOT EXISTS (SELECT FROM pglead.lock AS o WHERE o.number = p_numbers[i] AND o.sub = p_subs[i] AND o.reader <> 0)
 		ON CONFLICT (number, sub, reader) DO UPDATE SET key = excluded.key, system = excluded.system, token = excluded.token, host = excluded.host,
 			os_user = excluded.os_user, pid = excluded.pid, command = excluded.command, role = excluded.role, lease = excluded.lease, grace = excluded.grace,
-			tick = excluded.tick, waited = excluded.waited, started = excluded.started, cut = NULL, ended = NULL, outcome = NULL, status = NULL
+			tick = excluded.tick, waited = excluded.waited, started = excluded.started, cut = NULL, ended = NULL, outcome = NULL, status = NULL, alone = excluded.alone
 		WHERE NOT p_shared OR l.system IS DISTINCT FROM excluded.system OR l.token >> 48 IS DISTINCT FROM excluded.token >> 48;
 		IF p_shared THEN
+			UPDATE pglead.lock AS l SET alone = false WHERE l.number = p_numbers[i] AND l.sub = p_subs[i] AND l.reader = 0 AND l.alone IS NOT FALSE;
 			INSERT INTO pglead.lock (number, sub, reader, key, system, token, host, os_user, pid, command, role, lease, grace, waited, started)
 			VALUES (p_numbers[i], p_subs[i], p_token, left(p_keys[i], 500), p_system, p_token, left(p_host, 200), left(p_os_user, 200), p_pid, left(p_command, 200), session_user,
-				least(greatest(p_lease, '0'), '24:00'), least(greatest(p_grace, '0'), '24:00'), p_waited, clock_timestamp())
+				p_lease, p_grace, p_waited, clock_timestamp())
 			ON CONFLICT DO NOTHING;
 		END IF;
 	END LOOP;
@@ -249,13 +258,14 @@ END $$;
 CREATE OR REPLACE FUNCTION pglead.finish_1(p_number bigint, p_sub smallint, p_token bigint, p_outcome text, p_status integer, p_ago interval) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 	WITH ended AS (
-		UPDATE pglead.lock SET ended = greatest(started, statement_timestamp() - greatest(p_ago, '0')), outcome = p_outcome, status = p_status,
+		UPDATE pglead.lock SET ended = greatest(started, least(statement_timestamp(), statement_timestamp() - p_ago)), outcome = p_outcome, status = p_status,
 			ok_tick = CASE p_outcome WHEN 'ok' THEN greatest(ok_tick, tick) ELSE ok_tick END,
 			ok_started = CASE p_outcome WHEN 'ok' THEN started ELSE ok_started END,
-			ok_ended = CASE p_outcome WHEN 'ok' THEN greatest(started, statement_timestamp() - greatest(p_ago, '0')) ELSE ok_ended END,
+			ok_ended = CASE p_outcome WHEN 'ok' THEN greatest(started, least(statement_timestamp(), statement_timestamp() - p_ago)) ELSE ok_ended END,
 			ok_host = CASE p_outcome WHEN 'ok' THEN host ELSE ok_host END
 		WHERE number = p_number AND sub = p_sub AND reader IN (0, p_token) AND token = p_token
-			AND started IS NOT NULL AND ended IS NULL AND role = session_user AND p_outcome IS NOT NULL
+			AND started IS NOT NULL AND ended IS NULL AND role = session_user
+			AND p_outcome IN ('ok', 'failed', 'timeout', 'lost', 'killed', 'stopped')
 		RETURNING number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
 	INSERT INTO pglead.run (number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
 	SELECT * FROM ended ON CONFLICT DO NOTHING

@@ -2,6 +2,8 @@ package ledger
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/pglead/pglead/runner/session"
@@ -63,12 +65,39 @@ ORDER BY 1`)
 	return faults, err
 }
 
-// Prune forgets keys whose last run is so long ago, and returns how many runs that were.
-func Prune(ctx context.Context, ask Ask, older time.Duration) (int64, error) {
-	rows, err := ask(ctx, "SELECT pglead.prune_1("+interval(older)+")")
-	if err != nil || len(rows) != 1 {
-		return 0, err
+// Prune forgets keys whose last run is so long ago, and returns how many rows that were.
+func Prune(ctx context.Context, ask Ask, older time.Duration) (gone int64, err error) {
+	for _, walk := range []struct{ function, from string }{
+		{"prune_locks_1", "'-9223372036854775808', '0', '0'"},
+		{"prune_runs_1", "'-9223372036854775808', '0', '-infinity', '0'"},
+	} {
+		for from := walk.from; from != ""; {
+			rows, err := ask(ctx, fmt.Sprintf("SELECT * FROM pglead.%s(%s, %s)", walk.function, interval(older), from))
+			if err != nil {
+				return gone, err
+			}
+			if len(rows) != 1 {
+				return gone, errAnswer
+			}
+			r := reader{row: rows[0][:1]}
+			gone += r.number()
+			if r.err != nil {
+				return gone, r.err
+			}
+			from = place(rows[0][1:])
+		}
 	}
-	r := reader{row: rows[0]}
-	return r.number(), r.err
+	return gone, nil
+}
+
+// place is where a prune goes on, or empty if it came to the end.
+func place(columns []string) string {
+	var quoted []string
+	for _, c := range columns {
+		if c == "" {
+			return ""
+		}
+		quoted = append(quoted, quote(c))
+	}
+	return strings.Join(quoted, ", ")
 }

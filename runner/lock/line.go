@@ -52,6 +52,7 @@ type line struct {
 	burst   bool // the next try is of many
 	watched silenceWatch
 	room    room
+	warm    bool
 }
 
 // lineOf is the lock in whose line the bid waits for what is missing.
@@ -231,6 +232,9 @@ func (l *line) digest(ctx context.Context, found *look) error {
 	}
 	if l.rank > mostWatchers {
 		return nil
+	}
+	if err := l.warmUp(ctx); err != nil {
+		return err
 	}
 	return l.watched.see(ctx, l, found)
 }
