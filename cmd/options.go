@@ -77,7 +77,7 @@ func (o *options) keyFlags(flags *pflag.FlagSet) {
 }
 
 func (o *options) schemeFlag(flags *pflag.FlagSet) {
-	flags.StringVar(&o.keyScheme, "key-scheme", "siphash24", "how a key becomes a number: a `SCHEME` of pglead key --help")
+	flags.StringVar(&o.keyScheme, "key-scheme", lockkey.Schemes()[0].Name, "how a key becomes a number: a `SCHEME` of pglead key --help")
 }
 
 func (o *options) waitFlags(flags *pflag.FlagSet) {

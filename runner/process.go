@@ -16,12 +16,12 @@ import (
 
 // process is what all runs of this process share.
 type process struct {
-	cfg     Config
-	guards  *child.Guards
-	caught  <-chan os.Signal // for the command, or for this process to end
-	ready   <-chan struct{}  // is closed when signals are caught
-	hooks   sync.WaitGroup   // those that run
-	parting bool             // the first run is the last
+	cfg      Config
+	guards   *child.Guards
+	caught   <-chan os.Signal // for the command, or for this process to end
+	catching <-chan struct{}  // is closed once signals are caught
+	hooks    sync.WaitGroup   // those that run
+	onlyRun  bool             // there is no other, so that its last request may end the session
 
 	// reached is set to true once the server has answered for the lock. If there is
 	// such a bool, every error from then on is ridden out.
@@ -37,7 +37,7 @@ func begin(cfg Config) (*process, error) {
 	guards.Stdin = cfg.Stdin
 	child.ReapOrphans()
 	p := &process{cfg: cfg, guards: guards}
-	p.caught, p.ready = child.Signals()
+	p.caught, p.catching = child.Signals()
 	return p, nil
 }
 
@@ -47,7 +47,7 @@ func (p *process) locking() lock.Config {
 	remember.Keys = p.cfg.Keys
 	return lock.Config{
 		Claim: p.cfg.Claim, Session: p.cfg.Session, Description: p.cfg.Description, Wait: p.cfg.Wait,
-		LockDelay: p.cfg.LockDelay, Explain: p.cfg.Explain, Parting: p.parting, Reached: p.reached, Observer: p.cfg.Watch.Observer, Log: p.cfg.Log,
+		LockDelay: p.cfg.LockDelay, Explain: p.cfg.Explain, Parting: p.onlyRun, Reached: p.reached, Observer: p.cfg.Watch.Observer, Log: p.cfg.Log,
 		Ledger: remember,
 	}
 }

@@ -1,6 +1,10 @@
 // Package runner is where lock and command meet: Run takes the lock, starts
 // the command, and sees to it that the command is dead before the lock is
 // anybody else's.
+//
+// To read it: Run, once, acquire (lock.Acquire, which opens the session and waits),
+// underLock, startSupervised (child.Guard starts the command), supervise (the one
+// select), release. The files each*.go, worker.go and desk.go are of pglead each alone.
 package runner
 
 import (
@@ -36,7 +40,7 @@ func Run(cfg Config) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer p.hooks.Wait()
-	p.parting = true
+	p.onlyRun = true
 	if err := p.rest(pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
@@ -137,7 +141,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		r.release(Outcome{})
 		return nil, context.Cause(ctx)
 	}
-	<-r.ready
+	<-r.catching // or a signal could end this process between the start and supervise
 	if err := r.held.Err(); err != nil {
 		r.guard.Close()
 		return nil, err

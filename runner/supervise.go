@@ -19,7 +19,7 @@ import (
 type supervision struct {
 	cfg     *Config
 	log     *slog.Logger
-	lock    tenure
+	lock    heldLock
 	command command
 	began   time.Time // when the guard was told to start the command
 	started time.Time // when it had
@@ -37,8 +37,8 @@ type supervision struct {
 	unkillable string           // processes that SIGKILL doesn't reach
 }
 
-// tenure is what supervision needs of a lock: a *lock.Held has it.
-type tenure interface {
+// heldLock is what supervision needs of a lock: a *lock.Held has it.
+type heldLock interface {
 	Lost() <-chan struct{}
 	Err() error
 }
@@ -67,7 +67,7 @@ type command interface {
 //	supervise, Child.Renew                sends the deadline to the guard
 //	Session.beat, ExpireIfDue             the deadline passes: the session fails, and Lost is closed
 //	lockLost, Child.TellLost              tells the guard to end the tree
-//	guardProcess.checkTime                the guard's own timer has the same deadline, should pglead be stopped
+//	guardProcess.checkTime                the guard's own timer has that deadline, should pglead be stopped
 //	guardProcess.terminate, kill          SIGTERM, if there is a grace, and then SIGKILL, in rounds (killRound)
 //	Child.killGuard, Guards.finishFor     pglead does it, if the guard has not in time
 //	guardProcess.watch, Child.listen      the guard reports that all are dead and reaped, which closes Done

@@ -39,7 +39,7 @@ type Config struct {
 	// rides out every error. If it is nil, the run rides out passing errors only.
 	Reached *bool
 
-	// Prepare is called once for each session, beside the questions to the server or the
+	// Prepare (of package runner: the start of the guard) is called once for each session, beside the questions to the server or the
 	// wait: there the caller makes ready what the command will need. The function that
 	// it returns undoes that, if the session is given up.
 	Prepare func(*session.Session) (abandon func(), err error)
@@ -80,16 +80,16 @@ func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
 
 // acquisition is one call of Acquire, which may take several sessions.
 type acquisition struct {
-	cfg     Config
-	returns bool   // this is not its first session
-	ticket  uint32 // the ticket that it had in an earlier one, or 0
-	said    bool   // the log says that a ledger is not used
+	cfg      Config
+	reopened bool   // this is not its first session
+	ticket   uint32 // the ticket that it had in an earlier one, or 0
+	said     bool   // the log says that a ledger is not used
 }
 
 // attempt is what Acquire does with one session.
 func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*Held, error) {
 	cfg := a.cfg
-	if !a.returns { // a bid that returns has a place in line, and must not pass those before it
+	if !a.reopened { // a bid that returns has a place in line, and must not pass those before it
 		cfg.Session.FirstQuestion = cfg.FirstTrySQL()
 	}
 	s, err := cfg.OpenSession(ctx, left())
@@ -99,8 +99,8 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 	if !a.said {
 		a.said = cfg.SayWithoutLedger(s)
 	}
-	b := NewBid(s, a.cfg, a.returns)
-	b.ticket, a.returns = a.ticket, true
+	b := NewBid(s, a.cfg, a.reopened)
+	b.ticket, a.reopened = a.ticket, true
 	b.preparation = newPreparation(s, cfg.Prepare)
 	held, err := b.takeAndSettle(ctx, left)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && left() > 0; {
@@ -138,41 +138,40 @@ func (b *Bid) takeAndSettle(ctx context.Context, left func() time.Duration) (*He
 
 // take takes the lock: it tries first, and then waits for as long as it may.
 func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
-	if !b.returns || b.cfg.Session.Transaction {
+	if !b.noFirstTry || b.cfg.Session.Transaction {
 		if complete, err := b.Try(ctx); err != nil || complete {
 			return err
 		}
 	}
 	b.await()
-	for first := true; !b.complete(); first = false {
-		if left() <= 0 {
-			return b.lastTry(ctx)
-		}
-		b.cfg.answered()
-		if first {
-			if err := b.beginWait(); err != nil {
-				return err
-			}
-			defer b.cfg.Observer.beside(ctx, b.s)()
-		}
-		wait := b.wait
-		if b.cfg.Session.Transaction {
-			wait = b.poll
-		}
+	if left() <= 0 {
+		return b.lastTry(ctx)
+	}
+	b.cfg.answered()
+	if err := b.beginWait(); err != nil {
+		return err
+	}
+	defer b.cfg.Observer.beside(ctx, b.s)()
+	wait := b.wait
+	if b.cfg.Session.Transaction {
+		wait = b.poll
+	}
+	for left() > 0 {
 		granted, err := wait(ctx, left)
 		if err == nil && granted && !b.complete() {
 			_, err = b.Try(ctx) // the rest of several locks
 		}
-		if err != nil {
+		if err != nil || b.complete() {
 			return err
 		}
+		b.cfg.answered()
 	}
-	return nil
+	return b.lastTry(ctx)
 }
 
 // lastTry tries once more when the time is up, then gives up.
 func (b *Bid) lastTry(ctx context.Context) error {
-	if b.line != nil || b.returns {
+	if b.line != nil || b.noFirstTry {
 		if complete, err := b.Try(ctx); err != nil || complete {
 			return err
 		}

@@ -41,19 +41,20 @@ import (
 // or heard a word with that field from the holder before. A holder that got the lock at
 // its first try did neither.
 
-// event is the first field of an announcement.
-type event string
+// word is the first field of an announcement. A new one needs a place in history.hear,
+// line.decide and history.counts, above, and in runner/README.md.
+type word string
 
 const (
-	wordStarted event = "started"
-	wordClean   event = "clean"
-	wordDead    event = "dead"
-	wordLeft    event = "left"
+	wordStarted word = "started"
+	wordClean   word = "clean"
+	wordDead    word = "dead"
+	wordLeft    word = "left"
 )
 
-// known says whether an event is one of this version's.
-func (e event) known() bool {
-	switch e {
+// known says whether a word is one of this version's.
+func (w word) known() bool {
+	switch w {
 	case wordStarted, wordClean, wordDead, wordLeft:
 		return true
 	}
@@ -62,7 +63,7 @@ func (e event) known() bool {
 
 // Announcement is an event of a lock's life.
 type Announcement struct {
-	Event     event
+	Word      word
 	Token     int64
 	Lease     time.Duration
 	LostGrace time.Duration
@@ -85,7 +86,7 @@ const longestAnnounced = 24 * time.Hour
 
 func parseAnnouncement(payload string) (a Announcement, ok bool) {
 	fields := strings.Split(payload, " ")
-	if len(fields) < 4 || !event(fields[0]).known() {
+	if len(fields) < 4 || !word(fields[0]).known() {
 		return a, false
 	}
 	var numbers [3]int64
@@ -101,7 +102,7 @@ func parseAnnouncement(payload string) (a Announcement, ok bool) {
 	most := longestAnnounced.Milliseconds()
 	numbers[1], numbers[2] = min(numbers[1], most), min(numbers[2], most)
 	a = Announcement{
-		Event: event(fields[0]), Token: numbers[0], OwnOnly: true,
+		Word: word(fields[0]), Token: numbers[0], OwnOnly: true,
 		Lease: time.Duration(numbers[1]) * time.Millisecond, LostGrace: time.Duration(numbers[2]) * time.Millisecond,
 	}
 	for _, field := range fields[4:] {
@@ -131,20 +132,20 @@ func (cfg *Config) startPayload(l Lock, token string) string {
 
 // endPayload is an SQL expression that announces the end of a tenure by one of the
 // other words. More SQL expressions are added to its text.
-func (h *Held) endPayload(word event, more ...string) string {
+func (h *Held) endPayload(first word, more ...string) string {
 	var fields []string
 	if h.coversEarlier {
 		fields = []string{allField}
 	}
-	return h.cfg.payload(word, strconv.FormatInt(h.Token, 10), fields, more...)
+	return h.cfg.payload(first, strconv.FormatInt(h.Token, 10), fields, more...)
 }
 
 // payload puts an announcement together. In a backend's first moments, concat costs
 // half of what the operator || does.
-func (cfg *Config) payload(word event, token string, fields []string, more ...string) string {
+func (cfg *Config) payload(first word, token string, fields []string, more ...string) string {
 	own := fmt.Sprintf(" %d %d", cfg.Session.Lease.Milliseconds(), cfg.Session.LostGrace.Milliseconds())
 	own = strings.Join(append([]string{own}, fields...), " ")
-	return fmt.Sprintf("pg_catalog.concat(%s)", strings.Join(append([]string{"'" + string(word) + " '", token, "'" + own + "'"}, more...), ", "))
+	return fmt.Sprintf("pg_catalog.concat(%s)", strings.Join(append([]string{"'" + string(first) + " '", token, "'" + own + "'"}, more...), ", "))
 }
 
 // tell is a query that says something on a channel. Its commit does not wait for the

@@ -11,7 +11,7 @@ import (
 )
 
 func TestParseAnnouncement(t *testing.T) {
-	plain := Announcement{OwnOnly: true, Event: wordClean, Token: 281474976711380, Lease: 15 * time.Second}
+	plain := Announcement{OwnOnly: true, Word: wordClean, Token: 281474976711380, Lease: 15 * time.Second}
 	with := func(change func(*Announcement)) Announcement {
 		a := plain
 		change(&a)
@@ -29,9 +29,9 @@ func TestParseAnnouncement(t *testing.T) {
 		text + " new all x to=1":    with(func(a *Announcement) { a.OwnOnly, a.To = false, 1 }),
 		text + " to=x":              plain,
 		text + " to=-1":             plain,
-		"started" + text[5:]:        with(func(a *Announcement) { a.Event = wordStarted }),
-		"dead" + text[5:]:           with(func(a *Announcement) { a.Event = wordDead }),
-		"left" + text[5:] + " to=7": with(func(a *Announcement) { a.Event, a.To = wordLeft, 7 }),
+		"started" + text[5:]:        with(func(a *Announcement) { a.Word = wordStarted }),
+		"dead" + text[5:]:           with(func(a *Announcement) { a.Word = wordDead }),
+		"left" + text[5:] + " to=7": with(func(a *Announcement) { a.Word, a.To = wordLeft, 7 }),
 		"clean 281474976711380 15000 9223372036854775807": with(func(a *Announcement) { a.LostGrace = longestAnnounced }),
 	} {
 		if got, ok := parseAnnouncement(payload); !ok || got != want {
@@ -50,7 +50,7 @@ func TestParseAnnouncement(t *testing.T) {
 
 // payloadOf is what a session says of an announcement.
 func payloadOf(a Announcement) string {
-	fields := []string{string(a.Event), fmt.Sprint(a.Token), fmt.Sprint(a.Lease.Milliseconds()), fmt.Sprint(a.LostGrace.Milliseconds())}
+	fields := []string{string(a.Word), fmt.Sprint(a.Token), fmt.Sprint(a.Lease.Milliseconds()), fmt.Sprint(a.LostGrace.Milliseconds())}
 	if a.Shared {
 		fields = append(fields, sharedField)
 	}

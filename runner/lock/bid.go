@@ -16,8 +16,8 @@ type Bid struct {
 	s   *session.Session
 	cfg Config
 
-	returns bool   // it has waited before, in a session that is lost or in which it hears nothing
-	ticket  uint32 // the ticket that it had in an earlier session
+	noFirstTry bool   // it may have missed news, so that its next grant is as one after a wait
+	ticket     uint32 // the ticket that it had in an earlier session
 
 	grant     grant
 	awaited   map[lockkey.ID]bool     // the locks that others had since the bid began
@@ -53,10 +53,10 @@ func (g *grant) drawn() bool { return g.tenure.Token != 0 }
 // undraw forgets the token, and what the ledger may have noted under it.
 func (g *grant) undraw() { g.tenure, g.recorded = Tenure{}, false }
 
-// NewBid is a bid on a session that others may use, too. One that returns has waited
-// before, in a session that is lost or in which it hears nothing.
+// NewBid is a bid on a session that others may use, too. With noFirstTry it may have
+// missed news, so that its next grant is as one after a wait.
 func NewBid(s *session.Session, cfg Config, returns bool) *Bid {
-	return &Bid{s: s, cfg: cfg, returns: returns, grant: noGrant(), awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
+	return &Bid{s: s, cfg: cfg, noFirstTry: returns, grant: noGrant(), awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
 }
 
 // complete says whether the bid holds all that the claim asks for.
@@ -80,24 +80,24 @@ func (b *Bid) missing() []Lock {
 // the locks before that one while it waits for it. In a transaction, or without a wait,
 // it is all or nothing.
 func (b *Bid) Try(ctx context.Context) (complete bool, err error) {
-	_, err = b.try(ctx)
+	_, err = b.tryNext(ctx)
 	return err == nil && b.complete(), err
 }
 
-// try is Try, but says whether any lock was granted.
-func (b *Bid) try(ctx context.Context) (granted bool, err error) {
+// tryNext is Try, but says whether any lock was granted.
+func (b *Bid) tryNext(ctx context.Context) (granted bool, err error) {
 	if b.cfg.Session.Transaction {
 		return b.tryInTransaction(ctx)
 	}
-	n, err := b.trialled(ctx)
+	n, err := b.tryResult(ctx)
 	if err != nil {
 		return false, err
 	}
-	return b.granted(n)
+	return b.noteGrant(n)
 }
 
-// trialled is the result of a trial. That of the first one came with the login.
-func (b *Bid) trialled(ctx context.Context) (n int, err error) {
+// tryResult is the result of a try. That of the first one came with the login.
+func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 	value, known := b.s.TakeFirstAnswer()
 	if !known {
 		return b.number(ctx, "SELECT "+b.trySQL())
@@ -125,7 +125,7 @@ func (b *Bid) trySQL() string {
 	return tryAll(b.missing(), Lock.try)
 }
 
-// FirstTrySQL is the SQL expression of the first trial. It travels with the login as
+// FirstTrySQL is the SQL expression of the first try. It travels with the login as
 // session.Config.FirstQuestion, and Try takes the answer from the session.
 func (cfg Config) FirstTrySQL() string {
 	if len(cfg.Claim.Locks) == 0 {
@@ -165,9 +165,9 @@ func tryEach(locks []Lock, try func(Lock) string) string {
 	return "CASE" + cases.String() + " ELSE 0 END"
 }
 
-// granted notes what a trial has taken: the first n locks or, with a gate, the one at
+// noteGrant notes what a try has taken: the first n locks or, with a gate, the one at
 // place n. It asks each lock's history how long the last holder's command may be alive.
-func (b *Bid) granted(n int) (some bool, err error) {
+func (b *Bid) noteGrant(n int) (some bool, err error) {
 	missing := b.missing()
 	if n < 0 || n > len(missing) {
 		return false, session.ErrNotPostgreSQL()
@@ -184,17 +184,17 @@ func (b *Bid) granted(n int) (some bool, err error) {
 	}
 	if !b.complete() {
 		b.await()
-		b.refused()
+		b.noteRefusal()
 	}
 	return len(won) > 0, nil
 }
 
-// refused notes that somebody else has what is missing. If the histories know of
+// noteRefusal notes that somebody else has what is missing. If the histories know of
 // nobody, the bid is puzzled, and looks for the holder.
-func (b *Bid) refused() {
+func (b *Bid) noteRefusal() {
 	for _, l := range b.barred() {
 		if h := b.histories[l.ID]; h != nil {
-			b.puzzled = h.refused(time.Now()) || b.puzzled
+			b.puzzled = h.noteRefusal(time.Now()) || b.puzzled
 		}
 	}
 }
@@ -211,7 +211,7 @@ func (b *Bid) verdict(id lockkey.ID) verdict {
 	switch {
 	case h != nil && (h.heard() || b.awaited[id]):
 		return h.verdict()
-	case b.awaited[id] || b.returns:
+	case b.awaited[id] || b.noFirstTry:
 		return newHistory(b.cfg.LockDelay, b.cfg.Session.Lease, false, nil).verdict()
 	}
 	return verdict{delay: b.s.FirstTryDelay(b.cfg.LockDelay)}

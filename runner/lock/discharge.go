@@ -14,11 +14,11 @@ type endNotice struct {
 
 // judge lets the words that count discharge tenures.
 func (h *history) judge() {
-	for i, w := range h.words {
+	for i, w := range h.ends {
 		if w.counted || !h.counts(w) {
 			continue
 		}
-		h.words[i].counted = true
+		h.ends[i].counted = true
 		known := len(h.starts)
 		h.starts = slices.DeleteFunc(h.starts, func(s start) bool { return h.discharges(w, s) })
 		if len(h.starts) == known && !h.isFresh(w) {
@@ -35,7 +35,7 @@ func (h *history) judge() {
 // lock, or has the waiter's role, or that of a former holder. A word that another
 // session's command is dead has to name a tenure that is known.
 func (h *history) counts(w endNotice) bool {
-	if w.Event == wordDead && !slices.ContainsFunc(h.starts, func(s start) bool { return s.token == w.Token }) {
+	if w.Word == wordDead && !slices.ContainsFunc(h.starts, func(s start) bool { return s.token == w.Token }) {
 		return false
 	}
 	speaker, known := h.seen[w.PID]
@@ -51,7 +51,7 @@ func (h *history) isOwn(s sighting) bool { return s.role != 0 && s.role == h.own
 // isFresh says whether the lock's holder said a word, so that all that was known before
 // is earlier. Any other word may be late, or repeated: it concerns the tokens up to its
 // own, and no tenure whose token isn't known.
-func (h *history) isFresh(w endNotice) bool { return w.Event == wordClean && h.seen[w.PID].held }
+func (h *history) isFresh(w endNotice) bool { return w.Word == wordClean && h.seen[w.PID].held }
 
 // discharges says whether a word that counts discharges this tenure.
 func (h *history) discharges(w endNotice, s start) bool {
@@ -88,7 +88,7 @@ func (h *history) unverified() (pids []uint32) {
 			pids = append(pids, pid)
 		}
 	}
-	for _, w := range h.words {
+	for _, w := range h.ends {
 		note(w.PID)
 	}
 	for _, s := range h.starts {
@@ -106,7 +106,7 @@ func (h *history) verified(pid, role uint32, found bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !found {
-		h.words = slices.DeleteFunc(h.words, func(w endNotice) bool { return w.PID == pid })
+		h.ends = slices.DeleteFunc(h.ends, func(w endNotice) bool { return w.PID == pid })
 		return
 	}
 	h.seen[pid] = sighting{role: role}

@@ -51,7 +51,7 @@ func (h *Held) Release(ctx context.Context) error {
 		if h.excused(err) {
 			return nil // the transaction is over in any case
 		}
-		return h.refused(err)
+		return h.error(err)
 	}
 	if h.cfg.Session.Quorum {
 		h.finishBeside(ctx)
@@ -63,7 +63,7 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock)})
 	if err != nil && !h.excused(err) {
-		return h.refused(err)
+		return h.error(err)
 	}
 	h.parted = parting
 	if !answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))) {
@@ -79,7 +79,7 @@ func (h *Held) Close() {
 	}
 }
 
-func (h *Held) refused(err error) error {
+func (h *Held) error(err error) error {
 	return session.Refused(err, "lock "+h.cfg.Claim.String())
 }
 
@@ -87,7 +87,7 @@ func (h *Held) refused(err error) error {
 // the query that gives all locks back.
 func (h *Held) releasing() (words []string, unlock string) {
 	for _, l := range h.Locks {
-		words = append(words, h.announceEnd(l))
+		words = append(words, h.announcingEnd(l))
 	}
 	return words, "SELECT " + h.unlocking()
 }
@@ -102,9 +102,9 @@ func (h *Held) unlocking() string {
 	return strings.Join(unlocks, " + ")
 }
 
-// announceEnd is the query that announces the end of a tenure to those in line. It names
+// announcingEnd is the query that announces the end of a tenure to those in line. It names
 // the first of them, or one on the preferred host.
-func (h *Held) announceEnd(l Lock) string {
+func (h *Held) announcingEnd(l Lock) string {
 	word := wordClean
 	if l.Shared {
 		word = wordLeft

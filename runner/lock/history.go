@@ -39,7 +39,7 @@ type history struct {
 	mu      sync.Mutex
 	now     int                 // the number of things noted so far
 	starts  []start             // not discharged
-	words   []endNotice         // the latest ones
+	ends    []endNotice         // the latest ones
 	seen    map[uint32]sighting // sessions that hold the lock or wait for it
 	own     uint32              // the role of this session; 0 until it is known
 	spoken  bool                // a word has counted
@@ -101,21 +101,21 @@ func newHistory(lockDelay, lease time.Duration, shared bool, news chan<- struct{
 // calls it.
 func (h *history) hear(pid uint32, payload string) {
 	a, ok := parseAnnouncement(payload)
-	if !ok || h.shared && a.Shared && a.Event == wordStarted {
+	if !ok || h.shared && a.Shared && a.Word == wordStarted {
 		return
 	}
 	a.PID = pid
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.now++
-	switch a.Event {
+	switch a.Word {
 	case wordStarted:
 		h.begin(start{pid: pid, token: a.Token, delay: h.bounded(a), need: deadAfter(a)})
 	case wordClean, wordDead:
-		if len(h.words) == mostWords {
-			h.words = slices.Delete(h.words, 0, 1)
+		if len(h.ends) == mostWords {
+			h.ends = slices.Delete(h.ends, 0, 1)
 		}
-		h.words = append(h.words, endNotice{Announcement: a, noted: h.now})
+		h.ends = append(h.ends, endNotice{Announcement: a, noted: h.now})
 		h.judge()
 	case wordLeft:
 	}
@@ -175,9 +175,9 @@ func (h *history) begin(s start) {
 // unlock, the lock is free for certain.
 const freeAfterClean = 150 * time.Millisecond
 
-// refused notes that a try was refused. If all known holders are dead, there has to be
+// noteRefusal notes that a try was noteRefusal. If all known holders are dead, there has to be
 // another one. It says whether that is news.
-func (h *history) refused(at time.Time) bool {
+func (h *history) noteRefusal(at time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.state() != ended || at.Sub(h.since) < freeAfterClean || h.buried.pid != 0 {
@@ -224,7 +224,7 @@ func (h *history) saw(l *look, id lockkey.ID, since int) {
 		}
 		h.seen[s.pid] = sighting{role: s.role, held: true}
 		overtaken := func(w endNotice) bool { return w.PID == s.pid && w.noted > since && s.token <= w.Token }
-		if h.shared && s.shared || slices.ContainsFunc(h.words, overtaken) {
+		if h.shared && s.shared || slices.ContainsFunc(h.ends, overtaken) {
 			continue
 		}
 		h.begin(start{pid: s.pid, token: s.token, delay: max(h.lockDelay, min(s.delay, h.lease)), need: s.delay})
@@ -250,8 +250,8 @@ func (h *history) bury(since int, s seat) {
 	h.spoken, h.ownOnly = true, false
 }
 
-// take returns the events since its last call.
-func (h *history) take() []Announcement {
+// drainEvents returns the events since its last call.
+func (h *history) drainEvents() []Announcement {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	events := h.events

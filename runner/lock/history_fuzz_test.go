@@ -34,7 +34,7 @@ func fuzzStep(h *history, step []byte, since int, withStrangers bool) {
 	token := int64(what >> 3)
 	switch op % 8 {
 	case 0:
-		a := Announcement{Event: wordStarted, Token: token, Lease: time.Duration(what) * time.Minute, Shared: what&1 != 0}
+		a := Announcement{Word: wordStarted, Token: token, Lease: time.Duration(what) * time.Minute, Shared: what&1 != 0}
 		h.hear(pid, payloadOf(a))
 	case 1, 2:
 		if !trusted && !withStrangers { // words that were heard before may have come to count
@@ -43,13 +43,13 @@ func fuzzStep(h *history, step []byte, since int, withStrangers bool) {
 			h.judge()
 			return
 		}
-		a := Announcement{Event: wordClean, Token: token, OwnOnly: what&1 != 0, To: uint32(what & 2)}
+		a := Announcement{Word: wordClean, Token: token, OwnOnly: what&1 != 0, To: uint32(what & 2)}
 		if op%8 == 2 {
-			a.Event = wordDead
+			a.Word = wordDead
 		}
 		h.hear(pid, payloadOf(a))
 	case 3:
-		h.hear(pid, payloadOf(Announcement{Event: wordLeft, Token: token}))
+		h.hear(pid, payloadOf(Announcement{Word: wordLeft, Token: token}))
 	case 4, 5: // a look, of a state of some time ago
 		l := &look{role: ours, line: []seat{{pid: uint32(what)%fuzzSessions + 1, role: fuzzRole(uint32(what)%fuzzSessions + 1)}}}
 		if trusted && what&4 != 0 {
@@ -61,7 +61,7 @@ func fuzzStep(h *history, step []byte, since int, withStrangers bool) {
 			h.verified(pid, fuzzRole(pid), what&1 != 0)
 		}
 	case 7:
-		h.refused(time.Now().Add(freeAfterClean))
+		h.noteRefusal(time.Now().Add(freeAfterClean))
 	}
 }
 
@@ -86,8 +86,8 @@ func FuzzHistory(f *testing.F) {
 			if a, b := with.verdict(), without.verdict(); a.delay < b.delay {
 				t.Fatalf("step %d: what strangers say shortens %v to %v", n, b.delay, a.delay)
 			}
-			if len(with.starts) > mostStarts || len(with.words) > mostWords || len(with.events) > mostEvents || len(with.seen) > fuzzSessions {
-				t.Fatalf("step %d: %d starts, %d words, %d events, %d sessions", n, len(with.starts), len(with.words), len(with.events), len(with.seen))
+			if len(with.starts) > mostStarts || len(with.ends) > mostWords || len(with.events) > mostEvents || len(with.seen) > fuzzSessions {
+				t.Fatalf("step %d: %d starts, %d words, %d events, %d sessions", n, len(with.starts), len(with.ends), len(with.events), len(with.seen))
 			}
 			if v := with.verdict(); len(with.starts) > 0 && v.delay < testDelay || v.delay < 0 {
 				t.Fatalf("step %d: somebody has started, and the delay is %v", n, v.delay)

@@ -39,8 +39,8 @@ func newTold(t *testing.T) told {
 	return told{t, newHistory(testDelay, testLease, false, make(chan struct{}, 1))}
 }
 
-func (h told) says(pid uint32, e event, token int64, change ...func(*Announcement)) {
-	a := Announcement{Event: e, Token: token, Lease: 30 * time.Second, LostGrace: 5 * time.Second}
+func (h told) says(pid uint32, e word, token int64, change ...func(*Announcement)) {
+	a := Announcement{Word: e, Token: token, Lease: 30 * time.Second, LostGrace: 5 * time.Second}
 	for _, c := range change {
 		c(&a)
 	}
@@ -112,14 +112,14 @@ func TestHistoryStates(t *testing.T) {
 			h.looks(holds(second, theirs, 6))
 			h.says(holder, wordClean, 5)
 		}, isRunning},
-		{"running, refused", running, func(h told) { h.refused(time.Now().Add(freeAfterClean)) }, isRunning},
+		{"running, refused", running, func(h told) { h.noteRefusal(time.Now().Add(freeAfterClean)) }, isRunning},
 		{"running, nobody is seen", running, func(h told) { h.looks() }, isRunning},
 		{"running, a reader leaves", running, func(h told) { h.says(holder, wordLeft, 5) }, isRunning},
 		{"ended, a start", ended, func(h told) { h.says(second, wordStarted, 6) }, isRunning},
 		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
 		{"ended, another word", ended, func(h told) { h.says(holder, wordClean, 5) }, isEnded},
-		{"ended, refused before the lock can be free", ended, func(h told) { h.refused(time.Now()) }, isEnded},
-		{"ended, refused", ended, func(h told) { h.refused(time.Now().Add(freeAfterClean)) }, isRunning},
+		{"ended, refused before the lock can be free", ended, func(h told) { h.noteRefusal(time.Now()) }, isEnded},
+		{"ended, refused", ended, func(h told) { h.noteRefusal(time.Now().Add(freeAfterClean)) }, isRunning},
 		{"ended, nobody is seen", ended, func(h told) { h.looks() }, isEnded},
 	} {
 		h := newTold(t)

@@ -12,7 +12,7 @@ func TestHistoryCounts(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		role  uint32 // of the speaker; 0: its session is gone
-		event event
+		event word
 		want  time.Duration
 	}{
 		{"one of the holder's role", theirs, wordDead, 0},
@@ -133,7 +133,7 @@ func TestHistoryDischarges(t *testing.T) {
 
 	// A word that may be late says nothing of a token that isn't known: it may be
 	// that of an earlier tenure.
-	for _, e := range []event{wordDead, wordClean} {
+	for _, e := range []word{wordDead, wordClean} {
 		h = newTold(t)
 		h.looks(holds(holder, theirs, 0))
 		h.says(speaker, e, 5)
@@ -143,7 +143,7 @@ func TestHistoryDischarges(t *testing.T) {
 		h = newTold(t)
 		h.looks(holds(holder, theirs, 5))
 		h.says(holder, wordClean, 5)
-		h.refused(time.Now().Add(freeAfterClean))
+		h.noteRefusal(time.Now().Add(freeAfterClean))
 		h.says(speaker, e, 5)
 		h.verified(speaker, ours, true)
 		h.wants("somebody has the lock, and nobody knows who", testDelay, true)
@@ -177,7 +177,7 @@ func TestForeignBetween(t *testing.T) {
 		h.says(second, wordClean, 4)
 	}
 	for name, between := range map[string]func(told){
-		"a try is refused":         func(h told) { h.refused(time.Now().Add(freeAfterClean)) },
+		"a try is refused":         func(h told) { h.noteRefusal(time.Now().Add(freeAfterClean)) },
 		"a foreign holder is seen": func(h told) { h.looks(holds(third, nobody, 0)); h.looks() },
 	} {
 		h := newTold(t)

@@ -150,7 +150,7 @@ func (l *line) leave(ctx context.Context) error {
 func (l *line) leaving() (queries []string) {
 	if columns := l.leavingColumns(); len(columns) > 0 {
 		queries = []string{"SELECT " + strings.Join(columns, ", ")}
-		l.left()
+		l.noteLeft()
 	}
 	return queries
 }
@@ -168,8 +168,8 @@ func (l *line) leavingColumns() (columns []string) {
 	return columns
 }
 
-// left notes that the ticket and the gate are given back.
-func (l *line) left() { l.ticketed, l.gated = false, false }
+// noteLeft notes that the ticket and the gate are given back.
+func (l *line) noteLeft() { l.ticketed, l.gated = false, false }
 
 // gate is the lock that the first in line holds against newcomers: the claim's gate or,
 // against readers, the gate of the lock itself.
@@ -255,7 +255,7 @@ func (l *line) takeGate(ctx context.Context, found *look) error {
 func (l *line) decide(events []Announcement) {
 	now := time.Now()
 	for _, e := range events {
-		switch e.Event {
+		switch e.Word {
 		case wordStarted:
 			l.burst = false
 			// A stranger's word doesn't cancel the try of those that look at once.
@@ -274,7 +274,7 @@ func (l *line) decide(events []Announcement) {
 			}
 		case wordClean, wordDead, wordLeft:
 			// A repeated word must not put off a turn that is near.
-			if at := now.Add(l.turn(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
+			if at := now.Add(l.turnDelay(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
 				l.tryAt = at
 			}
 			l.burst = l.burst || l.rank == 1 || e.To == l.b.s.BackendPID()
@@ -286,8 +286,8 @@ func (l *line) decide(events []Announcement) {
 // before. A stranger's word of a start makes them do no more than that.
 const lookAtOnce = 2 * time.Millisecond
 
-// turn is how long the lock is left to those before this session.
-func (l *line) turn(e Announcement) time.Duration {
+// turnDelay is how long the lock is left to those before this session.
+func (l *line) turnDelay(e Announcement) time.Duration {
 	switch {
 	case e.To == l.b.s.BackendPID():
 		return 0

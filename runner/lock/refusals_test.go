@@ -8,15 +8,15 @@ import (
 // TestRefused: many tries in vain after a word mean that there is somebody else.
 func TestRefused(t *testing.T) {
 	h := newTold(t)
-	if h.refused(time.Now().Add(freeAfterClean)) {
+	if h.noteRefusal(time.Now().Add(freeAfterClean)) {
 		t.Error("with nothing known a refusal is news")
 	}
 	h.looks(holds(holder, theirs, 5))
-	if h.refused(time.Now().Add(freeAfterClean)) {
+	if h.noteRefusal(time.Now().Add(freeAfterClean)) {
 		t.Error("with a holder known a refusal is news")
 	}
 	h.says(holder, wordClean, 5)
-	if !h.refused(time.Now().Add(freeAfterClean)) {
+	if !h.noteRefusal(time.Now().Add(freeAfterClean)) {
 		t.Error("after a clean end a refusal is no news")
 	}
 	h.wants("refused after a clean end", testDelay, true)
@@ -75,7 +75,7 @@ func TestHistoryIsBounded(t *testing.T) {
 	for i := range uint32(3 * mostStarts) {
 		h.says(1000+i, wordStarted, int64(i))
 	}
-	if len(h.starts) > mostStarts || len(h.take()) > mostEvents {
+	if len(h.starts) > mostStarts || len(h.drainEvents()) > mostEvents {
 		t.Errorf("%d starts are remembered", len(h.starts))
 	}
 	h.says(speaker, wordDead, 1<<62)
@@ -86,10 +86,10 @@ func TestHistoryIsBounded(t *testing.T) {
 	for i := range uint32(3 * mostWords) {
 		h.says(5000+i, wordDead, int64(i))
 	}
-	if len(h.words) > mostWords || len(h.unverified()) > mostWords {
-		t.Errorf("%d words are remembered", len(h.words))
+	if len(h.ends) > mostWords || len(h.unverified()) > mostWords {
+		t.Errorf("%d words are remembered", len(h.ends))
 	}
-	if len(h.take()) == 0 || len(h.take()) != 0 {
+	if len(h.drainEvents()) == 0 || len(h.drainEvents()) != 0 {
 		t.Error("what has happened is not told once")
 	}
 }

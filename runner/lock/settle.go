@@ -15,14 +15,15 @@ import (
 //
 // A command starts only if all of this holds, in this order:
 //
-//	the claim is complete             Bid.complete, after a trial
+//	the claim is complete             Bid.complete, after a try
 //	no earlier command is alive       waitOut; with a ledger drawAndStart, which also
 //	                                  obeys a pause and --once-per
 //	the locks are listed in pg_locks  drew, in the statement that draws the token
 //	the lease is not over             ExpireIfDue and Err, below
-//	no signal has come, and the       start, in package runner
-//	session is still not lost
-//	the lease is not over             the guard, just before fork (package child)
+//	no signal has come, and the       run.startSupervised (package runner), which waits
+//	session is still not lost         until signals are caught, and asks the guard
+//	the lease is not over, and the    guardProcess.start (package child), just before it
+//	socket is open                    forks
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A delay takes its time, and so may a second login, so the Deadline has to be fresh.
 	// For a transaction it is: the grant was the answer to a question of its own.
@@ -43,7 +44,8 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	}
 	b.preparation.begin()
 	err := draw(ctx)
-	err = cmp.Or(err, b.preparation.done())
+	prepared := b.preparation.done() // also after an error: what it has made is undone
+	err = cmp.Or(err, prepared)
 	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the rest of the lease
 		err = b.s.Err()
 	}

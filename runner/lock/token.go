@@ -218,10 +218,10 @@ func (b *Bid) identify(ctx context.Context) error {
 	if err != nil {
 		return b.error(err)
 	}
-	return b.identified(row)
+	return b.noteIdentity(row)
 }
 
-func (b *Bid) identified(row []string) error {
+func (b *Bid) noteIdentity(row []string) error {
 	pid, err := strconv.ParseUint(row[0], 10, 32)
 	if err != nil {
 		return session.ErrNotPostgreSQL()

@@ -20,17 +20,17 @@ func (c Claim) trySQLInTransaction() string {
 	return tryAll(c.Locks, Lock.tryInTransaction)
 }
 
-// fulfils says whether the result of a trial is all that the claim asks for.
+// fulfils says whether the result of a try is all that the claim asks for.
 func (c Claim) fulfils(n int) bool { return n == len(c.Locks) || c.Gate != nil && n > 0 }
 
 // tryInTransaction begins the transaction that holds the locks.
 //
-// First it makes the same trial in a statement by itself, whose end frees what it got.
-// Nearly all trials of many waiters are refused. So a refusal costs the pooler no
+// First it makes the same try in a statement by itself, whose end frees what it got.
+// Nearly all tries of many waiters are refused. So a refusal costs the pooler no
 // connection while this process sends ROLLBACK, and no second login. After a success the
 // command is made ready beside the questions that follow.
 func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
-	n, err := b.trialled(ctx)
+	n, err := b.tryResult(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -53,14 +53,14 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	}
 	if b.cfg.Claim.fulfils(n) {
 		b.s.SetHolding(true)
-		return b.granted(n)
+		return b.noteGrant(n)
 	}
 	b.await()
 	_, err = b.s.Query(ctx, "ROLLBACK")
 	return false, b.error(err)
 }
 
-// beginTransaction makes the trial in a transaction, and learns on which server that
+// beginTransaction makes the try in a transaction, and learns on which server that
 // is and how old that server is: behind a pooler it may have come up since the login.
 // All of it is one message, since the pooler passes each message on by itself.
 func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
@@ -76,7 +76,7 @@ func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
 		return 0, session.ErrNotPostgreSQL()
 	}
 	row := rows[len(rows)-1]
-	if err := b.identified(row); err != nil {
+	if err := b.noteIdentity(row); err != nil {
 		return 0, err
 	}
 	if err := b.s.SetServerAge(row[2]); err != nil {

@@ -32,7 +32,7 @@ func (h *Held) Joins() bool {
 	return h.cfg.joins() && !h.recorded
 }
 
-// Joins says whether the bid's first trial can be part of a Turnover: the start needs
+// Joins says whether the bid's first try can be part of a Turnover: the start needs
 // nothing but the grant. That is so for one lock, of which the bid has heard nothing.
 func (b *Bid) Joins() bool {
 	return b.cfg.joins() && !b.usesLedger() && len(b.histories) == 0 && len(b.grant.locks) == 0 && b.verdict(b.cfg.Claim.Locks[0].ID).delay == 0
@@ -126,13 +126,13 @@ func (t Turnover) claim() (all Claim) {
 	return all
 }
 
-// turned notes a trial's answer, and the token.
+// turned notes the answer to a try, and the token.
 func (b *Bid) turned(number string, drawn session.Rows) error {
 	n, err := strconv.Atoi(number)
 	if err != nil {
 		return session.ErrNotPostgreSQL()
 	}
-	if _, err := b.granted(n); err != nil || !b.complete() {
+	if _, err := b.noteGrant(n); err != nil || !b.complete() {
 		return err
 	}
 	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !b.grant.locks[0].isListed(row) }))

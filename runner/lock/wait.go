@@ -44,7 +44,7 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool
 // locks.
 func (b *Bid) events() (events []Announcement) {
 	for id, h := range b.histories {
-		said := h.take()
+		said := h.drainEvents()
 		if b.cfg.Claim.Gate != nil || id == b.lineOf() {
 			events = append(events, said...)
 		}
@@ -102,13 +102,13 @@ func (l *line) try(ctx context.Context) (granted bool, err error) {
 	if burst {
 		granted, err = b.tryOften(ctx)
 	} else {
-		granted, err = b.try(ctx)
+		granted, err = b.tryNext(ctx)
 	}
 	if err != nil || granted {
 		return granted, err
 	}
 	if burst {
-		b.refused()
+		b.noteRefusal()
 	}
 	if b.puzzled || burst {
 		l.lookAt = time.Now()
@@ -152,11 +152,11 @@ func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if granted, err = b.granted(n); err != nil {
+	if granted, err = b.noteGrant(n); err != nil {
 		return false, err
 	}
 	if certain {
-		b.line.left()
+		b.line.noteLeft()
 		err = b.drew(answers[1])
 	}
 	return granted, err

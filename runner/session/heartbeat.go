@@ -77,7 +77,7 @@ func (s *Session) beat(timer timer) {
 		beat := s.currentHeartbeat()
 		next = now + beat.Every
 		select {
-		case s.turn <- struct{}{}:
+		case s.onWire <- struct{}{}:
 			if _, err := s.transmit(false, Request{SQL: beat.SQL, Then: beat.Heard, confirmed: beat.confirmed}); err != nil {
 				return
 			}

@@ -38,10 +38,10 @@ const afterCommit = "SELECT " + StandbysNow
 const commitHeartbeat = "SELECT " + StandbysNow + `, pg_catalog.set_config('synchronous_commit', 'on', true),
 	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
 
-// judge says whether the rows of a commit, and those of afterCommit, show that standbys
+// judgeCommit says whether the rows of a commit, and those of afterCommit, show that standbys
 // have confirmed it. If the setting may have changed for a moment, the commit is not
 // confirmed, and that is no error.
-func (s *Session) judge(rows Rows) (confirmed bool, err error) {
+func (s *Session) judgeCommit(rows Rows) (confirmed bool, err error) {
 	if len(rows) != 2 || len(rows[0]) < 3 || len(rows[1]) != 3 {
 		return false, ErrNotPostgreSQL()
 	}

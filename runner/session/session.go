@@ -92,7 +92,7 @@ type Session struct {
 	conn     net.Conn
 	fe       *pgproto3.Frontend
 	cancel   func(context.Context) error
-	turn     chan struct{} // held by the exchange that is on the wire
+	onWire   chan struct{} // held by the exchange that is on the wire
 	requests uint64        // sent up to now; under writing
 
 	// writing is held from the first byte to the end of the call that writes:
@@ -192,11 +192,11 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 		fe:        fe,
 		pid:       pid,
 		comment:   cfg.Comment,
-		turn:      make(chan struct{}, 1),
+		onWire:    make(chan struct{}, 1),
 		stop:      make(chan struct{}),
 		lost:      make(chan struct{}),
 		renewed:   make(chan time.Duration, 1),
-		heard:     c.now(),
+		heard:     c.now(), // the login was sent before, but no command starts before another answer
 		heartbeat: Heartbeat{Every: BeatEvery(cfg.Lease), SQL: []string{PlainBeat}},
 		heed:      map[string]heedFunc{},
 	}
@@ -319,7 +319,7 @@ func (s *Session) Close() {
 			// See Part: the turn comes with the answer.
 			if s.cfg.Transaction {
 				select {
-				case s.turn <- struct{}{}:
+				case s.onWire <- struct{}{}:
 				case <-s.lost:
 				case <-ctx.Done():
 				}

@@ -104,7 +104,7 @@ func (s *Session) answer(ctx context.Context, ex *exchange, longer time.Duration
 
 func (s *Session) send(ctx context.Context, r Request) (*exchange, error) {
 	select {
-	case s.turn <- struct{}{}:
+	case s.onWire <- struct{}{}:
 		s.mu.Lock()
 		last := s.parting
 		s.mu.Unlock()
@@ -280,7 +280,7 @@ func (s *Session) answered(ex *exchange) {
 	alive := ex.unconfirmed == "" && ex.err == nil
 	var hollow error
 	if ex.judged && alive {
-		ex.confirmed, hollow = s.judge(slices.Concat(ex.answers...))
+		ex.confirmed, hollow = s.judgeCommit(slices.Concat(ex.answers...))
 		ex.err, alive = hollow, ex.confirmed
 	}
 	s.mu.Lock()
@@ -294,7 +294,7 @@ func (s *Session) answered(ex *exchange) {
 	if ex.then != nil && ex.err == nil {
 		ex.then(ex.answers)
 	}
-	<-s.turn
+	<-s.onWire
 	close(ex.result)
 	if hollow != nil {
 		s.fail(hollow)
