@@ -27,6 +27,22 @@ import (
 	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
+// The tests of this directory know pglead from the outside only: they build it, start
+// it, and read what it says. Those of scripts are in testdata/script (scripts_test.go).
+//
+//	acquire, queue, handover    the lock: first tries, the line, who has it next
+//	crowd                       many at once, and a full server
+//	outage, proxy, quorum       the server restarts, is silent, is a standby, is left behind
+//	lead, each, each_guard      the other modes
+//	fence, java                 what README promises to other programs
+//	goodbye, events             what a run leaves in the server, and in the log
+//	guard, signals, unkillable  the command's processes, and what ends them
+//	hiders                      processes that get away from the process table
+//	liar, untrusted             servers, roles and sessions that say anything at all
+//	embedded, setup, recipes    --dsn embedded, testdata/setup, cmd/README.md
+//	screen, terminal, streams   what a person sees, and a reader that doesn't read
+//	surroundings, systemd       cron, ordinary users, PID 1, other namespaces
+
 func TestMain(m *testing.M) {
 	given := false
 	flag.Parse()
