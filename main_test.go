@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -44,14 +43,7 @@ import (
 //	surroundings, systemd       cron, ordinary users, PID 1, other namespaces
 
 func TestMain(m *testing.M) {
-	given := false
-	flag.Parse()
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if !given {
-		if err := flag.Set("test.parallel", parallel); err != nil {
-			panic(err) // the name is go test's
-		}
-	}
+	testserver.Parallel()
 	os.Exit(runTests(m))
 }
 
@@ -84,10 +76,6 @@ func runTests(m *testing.M) int {
 	theBench = bench{dir: dir, server: server}
 	return m.Run()
 }
-
-// parallel is how many of the parallel tests run at once, if -parallel doesn't say: they
-// wait more than they compute.
-const parallel = "4"
 
 func build(file string) error {
 	args := []string{"build", "-o", file}

@@ -59,6 +59,7 @@ func inTransaction(cfg lock.Config) lock.Config {
 // TestConflicts: who shares bars only who doesn't, whatever way either holds
 // the lock and however it is numbered.
 func TestConflicts(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	for _, lockID := range []lockkey.ID{id(-7), pairID(-1, 7)} {
@@ -100,6 +101,7 @@ func TestConflicts(t *testing.T) {
 // TestPairs: the same 64 bits are two locks, of the two spaces, and each has its
 // line.
 func TestPairs(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	pair := lock.Claim{Locks: []lock.Lock{{ID: pairID(-1, 7)}}}
@@ -121,6 +123,7 @@ func TestPairs(t *testing.T) {
 
 // TestNoWait: who doesn't wait says who has it, and leaves nothing behind.
 func TestNoWait(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(7))
 	h := acquire(t, cfg)

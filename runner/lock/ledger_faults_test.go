@@ -12,6 +12,7 @@ import (
 
 // TestLedgerQuorum has a ledger's rows be confirmed by a standby, which is promoted.
 func TestLedgerQuorum(t *testing.T) {
+	t.Parallel()
 	primary, dsn := remembering(t, map[string]string{"wal_receiver_status_interval": "100ms"})
 	standby, remove, err := primary.Standby(nil, "")
 	if err != nil {
@@ -46,6 +47,7 @@ func TestLedgerQuorum(t *testing.T) {
 // TestLedgerPromotion has a standby that lacks the last rows be promoted: what it says
 // to have ended clean is of another timeline.
 func TestLedgerPromotion(t *testing.T) {
+	t.Parallel()
 	primary, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
 	release(t, acquire(t, cfg))
@@ -69,6 +71,7 @@ func TestLedgerPromotion(t *testing.T) {
 // TestLedgerRestored has a dump be restored into another cluster, whose tokens begin anew.
 // What it says to have ended is of no use there; what it says to run may run on.
 func TestLedgerRestored(t *testing.T) {
+	t.Parallel()
 	old, dsn := remembering(t, nil)
 	release(t, ended(acquire(t, ledgered(config(t, dsn, exclusive(7)))), ledger.OK))
 	open := acquire(t, ledgered(config(t, dsn, exclusive(8))))

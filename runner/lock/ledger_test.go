@@ -46,6 +46,7 @@ func rows(t *testing.T, server *localpg.Server) string {
 
 // TestLedgerFirstTry has first tries come after all kinds of ends.
 func TestLedgerFirstTry(t *testing.T) {
+	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
 	for range 2 {
@@ -100,6 +101,7 @@ func TestLedgerFirstTry(t *testing.T) {
 
 // TestLedgerLine has waiters, who know more.
 func TestLedgerLine(t *testing.T) {
+	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
 	first := acquire(t, cfg)
@@ -121,6 +123,7 @@ func TestLedgerLine(t *testing.T) {
 // TestLedgerCoverage has one start by the ledger's word alone: it can't speak for those
 // whom the ledger doesn't know.
 func TestLedgerCoverage(t *testing.T) {
+	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
 	release(t, acquire(t, cfg))
@@ -156,6 +159,7 @@ func TestLedgerCoverage(t *testing.T) {
 // TestLedgerRestart has a waiter lose its session with the server, and with it all that
 // it has heard.
 func TestLedgerRestart(t *testing.T) {
+	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
 	cfg.Session.Private = false // the server will be younger than the lock-delay
@@ -175,6 +179,7 @@ func TestLedgerRestart(t *testing.T) {
 
 // TestLedgerUnheard has a pglead that is not granted the ledger be torn from the lock.
 func TestLedgerUnheard(t *testing.T) {
+	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
 	release(t, acquire(t, cfg))
@@ -191,6 +196,7 @@ func TestLedgerUnheard(t *testing.T) {
 }
 
 func TestLedgerModes(t *testing.T) {
+	t.Parallel()
 	server, dsn := remembering(t, map[string]string{"wal_level": "replica"})
 	for name, claim := range map[string]lock.Claim{"several": exclusive(7, 8), "slots": slots(20, 2), "shared": shared(30), "pair": {Locks: []lock.Lock{{ID: pairID(-1, -2)}}}} {
 		t.Run(name, func(t *testing.T) {
@@ -217,6 +223,7 @@ func TestLedgerModes(t *testing.T) {
 }
 
 func TestLedgerTransaction(t *testing.T) {
+	t.Parallel()
 	server, _ := remembering(t, nil)
 	cfg := ledgered(config(t, pooled(t, server, "cron", "transaction", 5), exclusive(7)))
 	cfg.Session.Transaction = true
@@ -235,6 +242,7 @@ func TestLedgerTransaction(t *testing.T) {
 }
 
 func TestLedgerPause(t *testing.T) {
+	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
 	release(t, acquire(t, cfg))
@@ -269,6 +277,7 @@ func TestLedgerPause(t *testing.T) {
 // TestLedgerPauseFirst has a key be paused before it ran for the first time: the ledger
 // knows nothing of it, and who has sat the pause out starts as one that comes just now.
 func TestLedgerPauseFirst(t *testing.T) {
+	t.Parallel()
 	server, dsn := remembering(t, nil)
 	query(t, server, "SELECT pglead.pause_1(7, 1::smallint, 'nightly', 'infinity', 'ann', NULL)")
 	waiter := contend(t, ledgered(config(t, dsn, exclusive(7))))
@@ -281,6 +290,7 @@ func TestLedgerPauseFirst(t *testing.T) {
 }
 
 func TestLedgerTick(t *testing.T) {
+	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
 	at := func(hours int) lock.Config {
@@ -313,6 +323,7 @@ func TestLedgerTick(t *testing.T) {
 
 // TestLedgerFails has the ledger be of no use in all the ways that it may.
 func TestLedgerFails(t *testing.T) {
+	t.Parallel()
 	server, dsn := remembering(t, nil)
 	cfg := ledgered(config(t, dsn, exclusive(7)))
 	require := cfg

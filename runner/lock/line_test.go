@@ -16,6 +16,7 @@ import (
 // TestGuests: who waits is idle, without a snapshot or a lock that isn't granted, and
 // the server's log says nothing of it, whatever goes on beside.
 func TestGuests(t *testing.T) {
+	t.Parallel()
 	server := start(t, map[string]string{"log_lock_waits": "on", "deadlock_timeout": "10ms", "log_min_messages": "warning"})
 	dsn := server.DSN("postgres")
 	query(t, server, "CREATE TABLE hot (n int)")
@@ -75,6 +76,7 @@ func TestGuests(t *testing.T) {
 // TestOrder: 20 are served in the order in which they came, though each end is seen
 // by all of them.
 func TestOrder(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 15*time.Second)
 	h := acquire(t, cfg)
@@ -120,6 +122,7 @@ func frozenTicket(t *testing.T, dsn string, of lockkey.ID, i int) {
 // TestFrozen: one that is first in line and does nothing, as if it were stopped, costs
 // those behind it no lease.
 func TestFrozen(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	const frozen = 2
@@ -148,6 +151,7 @@ func TestFrozen(t *testing.T) {
 
 // TestNamedDies: the one that a clean end names is gone before it can try.
 func TestNamedDies(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 60*time.Second)
 	h := acquire(t, cfg)
@@ -172,6 +176,7 @@ func TestNamedDies(t *testing.T) {
 // TestReturns: a waiter whose session is lost comes back to its place in line, and
 // waits the delay out where it has heard nothing.
 func TestReturns(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(7))
 	h := acquire(t, cfg)
@@ -199,6 +204,7 @@ func TestReturns(t *testing.T) {
 
 // TestServerRestarts: who waits rides it out, and who comes after knows nothing.
 func TestServerRestarts(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(7))
 	cfg.LockDelay = 3 * time.Second
@@ -220,6 +226,7 @@ func TestServerRestarts(t *testing.T) {
 
 // TestCloseWhileWaiting: one that gives up leaves nothing at the server.
 func TestCloseWhileWaiting(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(7))
 	h := acquire(t, cfg)

@@ -20,6 +20,7 @@ func withQuorum(cfg lock.Config) lock.Config {
 }
 
 func TestQuorum(t *testing.T) {
+	t.Parallel()
 	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
 	cfg := withQuorum(config(t, primary.DSN("postgres"), exclusive(7)))
 	cfg.Wait = 0
@@ -86,6 +87,7 @@ func TestQuorum(t *testing.T) {
 }
 
 func TestQuorumNeedsStandbys(t *testing.T) {
+	t.Parallel()
 	cfg := withQuorum(config(t, start(t, nil).DSN("postgres"), exclusive(7)))
 	cfg.Wait = 0 // one who waits rides it out
 	c := contend(t, cfg)
@@ -97,6 +99,7 @@ func TestQuorumNeedsStandbys(t *testing.T) {
 
 // TestQuorumHandover: after a clean end the next one starts at once.
 func TestQuorumHandover(t *testing.T) {
+	t.Parallel()
 	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
 	_, remove, err := primary.Standby(nil, "")
 	if err != nil {
@@ -135,6 +138,7 @@ func hurry(t *testing.T, what string, f func()) {
 // TestMissingStandby: where commits wait for a standby that is gone, those of
 // a holder without --quorum don't.
 func TestMissingStandby(t *testing.T) {
+	t.Parallel()
 	server := start(t, map[string]string{"synchronous_standby_names": "gone", "synchronous_commit": "on"})
 	dsn := server.DSN("postgres")
 	for name, claim := range map[string]lock.Claim{"exclusive": exclusive(7), "several": exclusive(9, 10), "slots": slots(21, 1)} {
@@ -170,6 +174,7 @@ func TestMissingStandby(t *testing.T) {
 }
 
 func TestQuorumInTransaction(t *testing.T) {
+	t.Parallel()
 	primary := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
 	standby, remove, err := primary.Standby(nil, "")
 	if err != nil {

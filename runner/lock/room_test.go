@@ -12,6 +12,7 @@ import (
 // TestRoom: however many wait, a fifth of the connections is left to the application,
 // all are served in the end, and the holder is never in the way of that.
 func TestRoom(t *testing.T) {
+	t.Parallel()
 	const connections, waiters = 30, 40
 	server := start(t, map[string]string{"max_connections": fmt.Sprint(connections), "superuser_reserved_connections": "0", "max_wal_senders": "0"})
 	dsn := as(t, server, "cron")

@@ -9,6 +9,7 @@ import (
 )
 
 func TestSeveralLocks(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	of := func(number int64) bool { return try(t, bid(t, config(t, dsn, exclusive(number)))) }
@@ -57,6 +58,7 @@ func TestSeveralLocks(t *testing.T) {
 // TestLinesOfSeveral: who waits for several stands in one line after the other, and
 // of each has its own evidence.
 func TestLinesOfSeveral(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	first, last := acquire(t, config(t, dsn, exclusive(1))), acquire(t, config(t, dsn, exclusive(3)))
@@ -114,6 +116,7 @@ func TestLinesOfSeveral(t *testing.T) {
 // TestOverlappingClaims: those who want the same locks and one that they don't
 // share never keep each other from them for good.
 func TestOverlappingClaims(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	var all []*contender
@@ -155,6 +158,7 @@ func TestOverlappingClaims(t *testing.T) {
 // TestTimeIsUp: a wait that ends just when the lock becomes free has it or not, and
 // says so; whatever it held on the way is given back.
 func TestTimeIsUp(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	for name, claims := range map[string][2]lock.Claim{

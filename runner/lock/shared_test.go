@@ -14,6 +14,7 @@ import (
 // TestReadersAndWriters: nobody can say that the last of several readers is dead, so
 // a writer waits. Readers don't care for each other.
 func TestReadersAndWriters(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 
@@ -50,6 +51,7 @@ func TestReadersAndWriters(t *testing.T) {
 
 // TestWritersAreServed: though there is always another reader, a writer has its turn.
 func TestWritersAreServed(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), shared(7))
 	cfg.LockDelay = 0

@@ -53,6 +53,7 @@ func sawSilence(t *testing.T, next *contender, since time.Time, lease time.Durat
 // TestSilentHolder: one that is cut off is taken over from when its command is dead by
 // its own clock, and before the server would end its session.
 func TestSilentHolder(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	cfg := leased(config(t, dsn, exclusive(1)), 15*time.Second)
@@ -68,6 +69,7 @@ func TestSilentHolder(t *testing.T) {
 // TestSilenceBehindFrozen: the second in line takes over from a silent holder if the
 // first does nothing, and before the server would end the holder's session.
 func TestSilenceBehindFrozen(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	cfg := leased(config(t, dsn, exclusive(1)), 15*time.Second)
@@ -80,6 +82,7 @@ func TestSilenceBehindFrozen(t *testing.T) {
 // TestSilenceUnseen: a role that sees nothing of the holder waits for the server's
 // time-out, and then for the delay.
 func TestSilenceUnseen(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	holding := config(t, as(t, server, "holders"), exclusive(1))
 	waiting := config(t, as(t, server, "waiters"), exclusive(1))
@@ -97,6 +100,7 @@ func TestSilenceUnseen(t *testing.T) {
 // TestSilenceWithoutTheRight: a role that sees the holder and may not end its session
 // leaves that to the server.
 func TestSilenceWithoutTheRight(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	holding := config(t, server.DSN("postgres"), exclusive(1)) // a superuser
 	for number, grant := range map[int64]string{2: "pg_read_all_stats", 3: localpg.Superuser} {

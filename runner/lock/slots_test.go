@@ -8,6 +8,7 @@ import (
 )
 
 func TestSlots(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	const n, number = 3, 101
@@ -86,6 +87,7 @@ func TestSlots(t *testing.T) {
 
 // TestLineOfSlots: as many as there are slots go on, in the order in which they came.
 func TestLineOfSlots(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), slots(101, 2))
 	holders := []*lock.Held{acquire(t, cfg), acquire(t, cfg)}

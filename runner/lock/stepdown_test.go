@@ -12,6 +12,7 @@ import (
 // TestStepDown: a request reaches the holder by its next heartbeat, with who asks and
 // for which host; that one is served then, also by another role than the holder's.
 func TestStepDown(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	asker := config(t, as(t, server, "askers"), exclusive(7))
@@ -75,6 +76,7 @@ func TestStepDown(t *testing.T) {
 
 // TestStepDownWays: a request reaches every kind of holder, and of readers each.
 func TestStepDownWays(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	for name, claim := range map[string]lock.Claim{"several": exclusive(1, 2), "slots": slots(11, 2), "shared": shared(21)} {

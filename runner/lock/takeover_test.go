@@ -25,6 +25,7 @@ func holdsAndWaits(t *testing.T, c *contender) {
 
 // TestCleanEnd: the first in line starts at once, as often as one likes.
 func TestCleanEnd(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(7))
 	h := acquire(t, cfg)
@@ -51,6 +52,7 @@ func TestCleanEnd(t *testing.T) {
 // TestForcedEnd: without a word nobody starts before the delay is over; with the
 // last word of a session of the same role, or of the waiter's own, at once.
 func TestForcedEnd(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	holders, waiters, strangers := as(t, server, "holders"), as(t, server, "waiters"), as(t, server, "strangers")
 	end := func(t *testing.T, number int64, before, by string) (h *lock.Held, next *contender) {
@@ -118,6 +120,7 @@ func stays(t *testing.T, c *contender, d time.Duration) {
 // whether it says it during the hold or the delay, stands in line, or has the
 // process number in its words.
 func TestStrangers(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	holders, waiters, strangers := as(t, server, "holders"), as(t, server, "waiters"), as(t, server, "strangers")
 	for i, inItsLine := range []bool{false, true} {
@@ -166,6 +169,7 @@ func inSight(t *testing.T, server *localpg.Server, c *contender) {
 // TestForeignHolder: of a holder that is no pglead nothing is known when it ends,
 // also if it came between two of them.
 func TestForeignHolder(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	psql := plain(t, dsn, "SELECT pg_advisory_lock(1)")
@@ -202,6 +206,7 @@ func TestForeignHolder(t *testing.T) {
 // TestNewcomer: T1 is torn, and T2, a newcomer's first try, ends clean: who knew T1
 // waits for it.
 func TestNewcomer(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	for i, covers := range []bool{false, true} {
@@ -246,6 +251,7 @@ func TestNewcomer(t *testing.T) {
 // TestRepeatedWords: a stranger that says again and again that the lock comes free
 // puts off nobody's turn, with dead tickets before it or not.
 func TestRepeatedWords(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(1))
 	h := acquire(t, cfg)

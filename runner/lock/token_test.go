@@ -15,6 +15,7 @@ import (
 )
 
 func TestLockExcludesAndTokensGrow(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	const number = -8996774569131282592 // negative: both halves have their top bit set or not
 	cfg := config(t, server.DSN("postgres"), exclusive(number))
@@ -49,6 +50,7 @@ func TestLockExcludesAndTokensGrow(t *testing.T) {
 // TestTokenSurvivesCrash: a role whose commits don't wait for the disk would
 // be given the same transaction number again after a crash.
 func TestTokenSurvivesCrash(t *testing.T) {
+	t.Parallel()
 	server := start(t, map[string]string{"wal_writer_delay": "10s"})
 	dsn := as(t, server, "hasty")
 	query(t, server, "ALTER ROLE hasty SET synchronous_commit = off")
@@ -71,6 +73,7 @@ func TestTokenSurvivesCrash(t *testing.T) {
 // TestRoleDefaults: what an administrator set for the role is in the way of neither
 // a wait nor a grant.
 func TestRoleDefaults(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := as(t, server, "hasty")
 	query(t, server, `REVOKE USAGE ON LANGUAGE plpgsql FROM PUBLIC;
@@ -98,6 +101,7 @@ func TestRoleDefaults(t *testing.T) {
 // TestLyingServer: servers exist that answer true and lock nothing. This one
 // is PostgreSQL with its function replaced by such a one.
 func TestLyingServer(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	query(t, server, `CREATE OR REPLACE FUNCTION pg_catalog.pg_try_advisory_lock(bigint) RETURNS boolean LANGUAGE sql AS 'SELECT true'`)
 	c := contend(t, config(t, server.DSN("postgres"), exclusive(7)))
@@ -110,6 +114,7 @@ func TestLyingServer(t *testing.T) {
 // TestTokensGrowAcrossModes: those who share a lock compare their tokens,
 // whatever way each of them holds it.
 func TestTokensGrowAcrossModes(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	last := int64(0)

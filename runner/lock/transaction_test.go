@@ -39,6 +39,7 @@ func settings(t *testing.T, dsn string) (all []string) {
 // TestTransaction: what the lock in a transaction promises, with and without
 // a pooler in between.
 func TestTransaction(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	query(t, server, "CREATE TABLE indexed (n int)")
 	for _, mode := range []string{"direct", "transaction", "session"} {
@@ -91,6 +92,7 @@ func TestTransaction(t *testing.T) {
 // TestPolling: who waits with a transaction has it soon after it is free, and after
 // the delay, since it hears nothing.
 func TestPolling(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := inTransaction(config(t, server.DSN("postgres"), exclusive(7)))
 	cfg.LockDelay = 2 * time.Second
@@ -170,6 +172,7 @@ func TestLeaseInTransaction(t *testing.T) {
 // and the server goes on to answer. Here an administrator's cancel request
 // meets a heartbeat.
 func TestAbortedTransaction(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(7))
 	h, other := acquire(t, leased(inTransaction(cfg), 3*time.Second)), bid(t, cfg)
@@ -192,6 +195,7 @@ func TestAbortedTransaction(t *testing.T) {
 // TestTransactionRoleDefaults: what an administrator set for the role does no
 // harm in a transaction either.
 func TestTransactionRoleDefaults(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	direct := as(t, server, "hasty")
 	query(t, server, `ALTER ROLE hasty SET idle_in_transaction_session_timeout = '100ms';
@@ -218,6 +222,7 @@ func TestTransactionRoleDefaults(t *testing.T) {
 // hold no transaction, and never will. One that has no connection to give is no
 // refusal of the lock, and who waits rides it out; the token takes a second one.
 func TestPools(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	statement := bid(t, inTransaction(config(t, pooled(t, server, localpg.Superuser, "statement", 2), exclusive(6))))
 	if _, err := statement.Try(t.Context()); kindOf(err) != session.Unsafe {
@@ -246,6 +251,7 @@ func TestPools(t *testing.T) {
 // TestYoungServerBehindPooler: a session that has outlived its server goes by the age of
 // the one on which it is granted the lock.
 func TestYoungServerBehindPooler(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := inTransaction(config(t, pooled(t, server, localpg.Superuser, "transaction", 2), exclusive(7)))
 	cfg.Session.Private = false

@@ -101,6 +101,7 @@ func (c *counter) counted() []int {
 // TestTripsThroughPooler: a refusal is a login and the question of who has the lock,
 // and never a second login; a grant takes one, and four questions.
 func TestTripsThroughPooler(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	c := newCounter(t, pooled(t, server, localpg.Superuser, "transaction", 3), func(int) {})
 	cfg := inTransaction(config(t, c.dsn, exclusive(7)))
@@ -130,6 +131,7 @@ func TestTripsThroughPooler(t *testing.T) {
 // TestTakenMeanwhile: a lock that was free at the login, and is not at the beginning
 // of the transaction, is refused, and what was made ready for the command is undone.
 func TestTakenMeanwhile(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	thief := plain(t, server.DSN("postgres"))
 	c := newCounter(t, pooled(t, server, localpg.Superuser, "transaction", 3), func(connection int) {
@@ -165,6 +167,7 @@ func TestTakenMeanwhile(t *testing.T) {
 // TestSecondOfThoseWhoWait: they have the connection for the token before their turn
 // comes, so that those behind them can't take the last one.
 func TestSecondOfThoseWhoWait(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	c := newCounter(t, pooled(t, server, localpg.Superuser, "transaction", 3), func(int) {})
 	held := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
@@ -185,6 +188,7 @@ func TestSecondOfThoseWhoWait(t *testing.T) {
 // TestRoomForSecond: where there is no room for the second connection, one who doesn't
 // wait for the lock asks for it again, without the lock.
 func TestRoomForSecond(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	dsn := as(t, server, "narrow")
 	query(t, server, "ALTER ROLE narrow CONNECTION LIMIT 2")

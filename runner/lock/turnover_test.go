@@ -12,6 +12,7 @@ import (
 // TestTurnover: in one round trip ends are said before locks are free, what is free is
 // taken, listed and has a token, and what is held elsewhere is not.
 func TestTurnover(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), lock.Claim{})
 	s, err := session.Open(t.Context(), cfg.Session)
@@ -100,6 +101,7 @@ func TestTurnover(t *testing.T) {
 
 // TestJoins: what takes more than a grant has no part in a turnover.
 func TestJoins(t *testing.T) {
+	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(11))
 	cfg.Claim.Polled = true

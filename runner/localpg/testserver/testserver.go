@@ -4,6 +4,7 @@ package testserver
 
 import (
 	"errors"
+	"flag"
 	"os"
 	"strconv"
 	"testing"
@@ -69,5 +70,20 @@ func Eventually(t *testing.T, what string, condition func() bool) {
 		if time.Since(began) > time.Minute {
 			t.Fatalf("never: %s", what)
 		}
+	}
+}
+
+// Parallel lets several of the parallel tests run at once, unless -parallel says how many:
+// tests with servers of their own wait more than they compute. TestMain calls it.
+func Parallel() {
+	const several = "4"
+	given := false
+	flag.Parse()
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if given {
+		return
+	}
+	if err := flag.Set("test.parallel", several); err != nil {
+		panic(err) // the name is go test's
 	}
 }
