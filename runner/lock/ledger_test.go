@@ -177,24 +177,6 @@ func TestLedgerRestart(t *testing.T) {
 	release(t, waiter.held(t))
 }
 
-// TestLedgerUnheard has a pglead that is not granted the ledger be torn from the lock.
-func TestLedgerUnheard(t *testing.T) {
-	t.Parallel()
-	server, dsn := remembering(t, nil)
-	cfg := ledgered(config(t, dsn, exclusive(7)))
-	release(t, acquire(t, cfg))
-	stranger := acquire(t, ledgered(config(t, as(t, server, "stranger"), exclusive(7))))
-	waiter := contend(t, cfg)
-	inLine(t, server, id(7), 1)
-	tear(t, server, stranger)
-	eventually(t, "the waiter is delayed", func() bool { return slices.Contains(waiter.said(), "delayed") })
-	waiter.stop()
-	<-waiter.done
-	if got := rows(t, server); got != "nightly stopped f t f" {
-		t.Errorf("who gave up in its delay has left %s", got)
-	}
-}
-
 func TestLedgerModes(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, map[string]string{"wal_level": "replica"})
