@@ -152,3 +152,39 @@ func TestEachAhead(t *testing.T) {
 		t.Errorf("the item after it was left out: %v", err)
 	}
 }
+
+// TestEachGuardDies: a guard that is killed between two items, while the server is asked
+// for the next one, is replaced, and the list goes on.
+func TestEachGuardDies(t *testing.T) {
+	// Between two items there is no time to be seen from outside unless the server takes its time.
+	const job = `: >ran-$0; if [ $0 = first ]; then echo $PPID $PGLEAD_BACKEND_PID >pids; kill -STOP $PGLEAD_BACKEND_PID; fi`
+	for try := range 20 {
+		each, said := command(t, "each", "-v", "--key", fmt.Sprintf("dies %d {}", try), "first", "second", "third", "--", "sh", "-c", job, "{}"), &lockedBuffer{}
+		each.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // with a terminal there is a guard for each
+		each.Stderr = said
+		if err := each.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := eventually(func() bool { return strings.Contains(said.String(), ": first: command ended") })
+		var guard, backend int
+		if _, err := fmt.Sscan(lines(t, filepath.Join(each.Dir, "pids"))[0], &guard, &backend); err != nil {
+			t.Fatal(err)
+		}
+		_ = syscall.Kill(guard, syscall.SIGKILL) // or it has ended, since the command was not brief
+		died := eventually(func() bool { return dead(guard) })
+		_ = syscall.Kill(backend, syscall.SIGCONT)
+		err := each.Wait()
+		if strings.Contains(said.String(), "the guard process ended before the command could start") {
+			continue // it had the next request already, and nobody knows what it did with that
+		}
+		if !ended || !died || err != nil || !exists(filepath.Join(each.Dir, "ran-second")) || !exists(filepath.Join(each.Dir, "ran-third")) {
+			t.Fatalf("ended %v, died %v, %v: %s", ended, died, err, said.String())
+		}
+		if n := strings.Count(said.String(), "the guard process died between two items; starting another"); n == 1 {
+			return
+		} else if n > 1 {
+			t.Fatalf("it is said %d times: %s", n, said.String())
+		}
+	}
+	t.Error("no guard was there between two items")
+}

@@ -1,13 +1,19 @@
 package main_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/lockkey"
 )
 
 // TestEachShares: eight nodes with one list. Once all of them are at work no
@@ -58,5 +64,41 @@ func TestEachShares(t *testing.T) {
 		if n := times[strconv.Itoa(i)]; n != 1 {
 			t.Errorf("item %d was worked on %d times", i, n)
 		}
+	}
+}
+
+// TestEachFreesAll: the end of each item is said, also where a command that takes about as
+// long as the next item's lock is held ahead of time follows a briefer one.
+func TestEachFreesAll(t *testing.T) {
+	const key, items = "frees/{}", 120
+	words := map[string]bool{}
+	cfg, err := pgconn.ParseConfig(theBench.server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { words[n.Payload] = true }
+	listener, err := pgconn.ConnectConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close(context.WithoutCancel(t.Context()))
+	ask := func(sql string) {
+		if _, err := listener.Exec(t.Context(), sql).ReadAll(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask(fmt.Sprintf(`LISTEN "pglead.1.each.%s"`, lockkey.SipHash24(key)))
+	args := []string{"each", "--key", key}
+	for i := range items {
+		args = append(args, fmt.Sprintf("0.0%02d-%d", 5+i%30, i))
+	}
+	each := command(t, append(args, "--", "sh", "-c", `sleep "${0%-*}"`, "{}")...)
+	each.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // with a terminal nothing is fetched ahead
+	if out, err := each.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	ask("SELECT") // all that was said comes before its end
+	if len(words) != items {
+		t.Errorf("of %d items, the ends of %d were said", items, len(words))
 	}
 }

@@ -27,6 +27,14 @@ type embeddedHome struct {
 	dir  string // once there is a server
 }
 
+// newRootsHome is root's, whose server is another account's.
+func newRootsHome(t *testing.T) *embeddedHome {
+	t.Helper()
+	racesNothing(t)
+	requireRoot(t, "a server of another account")
+	return newEmbeddedHome(t)
+}
+
 func newEmbeddedHome(t *testing.T) *embeddedHome {
 	t.Helper()
 	e := &embeddedHome{t: t}
@@ -196,9 +204,7 @@ func (e *embeddedHome) age() {
 // TestEmbeddedHostileAccount: the account that root's private server runs as gets
 // nothing written, emptied or given away by root.
 func TestEmbeddedHostileAccount(t *testing.T) {
-	racesNothing(t)
-	requireRoot(t, "a server of another account")
-	e := newEmbeddedHome(t)
+	e := newRootsHome(t)
 	e.precious()
 	e.run()
 	e.stop()
@@ -210,9 +216,7 @@ func TestEmbeddedHostileAccount(t *testing.T) {
 // TestEmbeddedOldPlace: a directory that an older pglead gave to the account is
 // taken back, links or not, and the data in it stay.
 func TestEmbeddedOldPlace(t *testing.T) {
-	racesNothing(t)
-	requireRoot(t, "a server of another account")
-	e := newEmbeddedHome(t)
+	e := newRootsHome(t)
 	e.precious()
 	e.run()
 	sockets := filepath.Join(e.dir, "socket")
@@ -239,9 +243,7 @@ func TestEmbeddedOldPlace(t *testing.T) {
 // TestEmbeddedOldServer: who meets a server that an older pglead has started uses
 // it, since two would be two locks of one name.
 func TestEmbeddedOldServer(t *testing.T) {
-	racesNothing(t)
-	requireRoot(t, "a server of another account")
-	e := newEmbeddedHome(t)
+	e := newRootsHome(t)
 	e.run()
 	e.stop()
 	e.age()

@@ -92,28 +92,43 @@ func TestGoodbyeToPooler(t *testing.T) {
 	run(78, "there is a connection pooler in between.*\npglead: hint: connect to PostgreSQL itself", "run", "-q", "--dsn", dsn, "--key", "goodbye", "--", "true")
 
 	holder := connected(t, server, "SELECT pg_advisory_lock(7)")
+	before := strings.Count(poolerLog(t, server), "login attempt")
 	waiter := launch(t, "run", "-v", "--transaction", "--dsn", dsn, "--key-scheme", "int", "--key", "7", "--wait", "1m", "--", "true")
 	if !eventually(func() bool { return strings.Contains(waiter.said.String(), "waiting for the lock") }) {
 		t.Fatalf("never waits: %s", waiter.said)
+	}
+	// A login can't be broken off with a goodbye, and a wait takes a second session.
+	if !eventually(func() bool { return strings.Count(poolerLog(t, server), "login attempt") == before+2 }) {
+		t.Fatalf("no second session: %s", waiter.said)
 	}
 	_ = waiter.Process.Signal(syscall.SIGTERM)
 	waiter.ends()
 	_ = holder.Close(t.Context())
 
 	stop() // so that all of the log is there
-	logs, _ := filepath.Glob(filepath.Join(filepath.Dir(server.Data), "pooler*", "log"))
-	if len(logs) != 1 {
-		t.Fatalf("the pooler's logs: %q", logs)
+	log := poolerLog(t, server)
+	if !strings.Contains(log, "client close request") {
+		t.Fatalf("the pooler's log: %s", log)
 	}
-	log, err := os.ReadFile(logs[0])
-	if err != nil || !strings.Contains(string(log), "client close request") {
-		t.Fatalf("the pooler's log: %v: %s", err, log)
-	}
-	for line := range strings.Lines(string(log)) {
+	for line := range strings.Lines(log) {
 		for _, trouble := range []string{"while server", "unexpected eof", "not ready", "unclean"} {
 			if strings.Contains(line, trouble) {
 				t.Errorf("the pooler says: %s", line)
 			}
 		}
 	}
+}
+
+// poolerLog is what the only pooler of a server has written so far.
+func poolerLog(t *testing.T, server *localpg.Server) string {
+	t.Helper()
+	logs, _ := filepath.Glob(filepath.Join(filepath.Dir(server.Data), "pooler*", "log"))
+	if len(logs) != 1 {
+		t.Fatalf("the pooler's logs: %q", logs)
+	}
+	log, err := os.ReadFile(logs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(log)
 }

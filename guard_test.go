@@ -8,12 +8,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -180,12 +183,7 @@ func TestStoppedGuardStartsNothing(t *testing.T) {
 			case <-time.After(time.Minute):
 				t.Fatal("it keeps the lock for nobody")
 			}
-			status := waiter.ProcessState.Sys().(syscall.WaitStatus)
-			code := status.ExitStatus()
-			if status.Signaled() {
-				code = 128 + int(status.Signal())
-			}
-			if code != tt.status {
+			if code := shellStatus(waiter.ProcessState); code != tt.status {
 				t.Errorf("status %d, want %d", code, tt.status)
 			}
 			says(t, said.String(), tt.says)
@@ -226,5 +224,56 @@ func TestStoppedPgleadHoldsNothingUp(t *testing.T) {
 	}
 	if took, most := time.Since(stopped), session.DeadAfter(lease, 0); took > most {
 		t.Errorf("the command was dead %v after its pglead was stopped, more than %v", took, most)
+	}
+}
+
+// TestStoppedPgleadLosesTheLock: who waits has the lock of a pglead that is stopped by
+// the time at which that of a silent host is to be had, and the one that is woken says
+// what has happened. Over TLS the guard can't say that the command is dead.
+func TestStoppedPgleadLosesTheLock(t *testing.T) {
+	const lease = 9 * time.Second
+	encrypted, port, _ := testserver.StartTLS(t, "localhost")
+	for name, at := range map[string]struct {
+		server *localpg.Server
+		dsn    string
+		silent bool // the waiter knows it by the holder's silence
+	}{
+		"a socket": {theBench.server, theBench.server.DSN("postgres"), false},
+		"TLS":      {encrypted, "host=127.0.0.1 sslmode=require user=pglead dbname=postgres port=" + port, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			options := func(args ...string) []string {
+				return append([]string{"run", "--dsn", at.dsn, "--key", "stopped", "--lease", lease.String()}, args...)
+			}
+			holder, said := command(t, options("--", "sh", "-c", "echo on; exec sleep 1000")...), &lockedBuffer{}
+			holder.Stderr = said
+			start(t, holder)
+			waiter, heard := command(t, options("-v", "--wait", "5m", "--", "true")...), &lockedBuffer{}
+			waiter.Stderr = heard
+			if err := waiter.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if !eventually(func() bool { return bench{server: at.server}.waiters("stopped") == 1 }) {
+				t.Fatal("nobody waits")
+			}
+			_ = holder.Process.Signal(syscall.SIGSTOP)
+			stopped := time.Now()
+			if err := waiter.Wait(); err != nil {
+				t.Errorf("%v: %s", err, heard.String())
+			}
+			if silent := strings.Contains(heard.String(), "the holder has been silent for as long as its command can live"); silent != at.silent {
+				t.Errorf("by silence: %v, want %v: %s", silent, at.silent, heard.String())
+			}
+			if took, most := time.Since(stopped), session.DeadAfter(lease, 0)+2*time.Second; took > most {
+				t.Errorf("the next command came after %v, and not after %v at most", took, most)
+			}
+			t.Logf("the next command had the lock after %v", time.Since(stopped))
+			_ = holder.Process.Signal(syscall.SIGCONT)
+			says := regexp.MustCompile(`\Apglead: stopped: the lock in .* was lost \(last known held .* before\): .*; the command \(process \d+\) was killed\n\z`)
+			if err := holder.Wait(); err == nil || holder.ProcessState.ExitCode() != 76 || !says.MatchString(said.String()) {
+				t.Errorf("the one that was stopped: %v: %s", err, said.String())
+			}
+		})
 	}
 }

@@ -113,12 +113,7 @@ func TestHiders(t *testing.T) {
 					if !overdue.Stop() {
 						t.Errorf("not ended within %v", time.Since(began))
 					}
-					status := cmd.ProcessState.Sys().(syscall.WaitStatus)
-					code := status.ExitStatus()
-					if status.Signaled() {
-						code = 128 + int(status.Signal())
-					}
-					if code != tt.status {
+					if code := shellStatus(cmd.ProcessState); code != tt.status {
 						t.Errorf("status %d, want %d", code, tt.status)
 					}
 					says(t, said.String(), strings.ReplaceAll(tt.says, "KEY", regexp.QuoteMeta(key)))

@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -34,6 +35,7 @@ import (
 //	outage, proxy, quorum       the server restarts, is silent, is a standby, is left behind
 //	lead, each, each_guard      the other modes
 //	fence, java                 what README promises to other programs
+//	ledger                      what a terminal is told of it, and pg_upgrade
 //	goodbye, events             what a run leaves in the server, and in the log
 //	guard, signals, unkillable  the command's processes, and what ends them
 //	hiders                      processes that get away from the process table
@@ -213,6 +215,15 @@ func outcome(t *testing.T, args ...string) (status int, stderr string) {
 		t.Fatal(err)
 	}
 	return cmd.ProcessState.ExitCode(), buf.String()
+}
+
+// shellStatus is an exit status as a shell says it.
+func shellStatus(state *os.ProcessState) int {
+	status := state.Sys().(syscall.WaitStatus)
+	if status.Signaled() {
+		return 128 + int(status.Signal())
+	}
+	return status.ExitStatus()
 }
 
 // says fails unless a text is what a regular expression says, from end to end.

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -58,10 +57,7 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	var exit *exec.ExitError
 	switch {
 	case errors.As(err, &exit):
-		got = exit.ExitCode()
-		if status := exit.Sys().(syscall.WaitStatus); status.Signaled() {
-			got = 128 + int(status.Signal()) // as a shell says it
-		}
+		got = shellStatus(exit.ProcessState)
 	case err != nil:
 		ts.Fatalf("%v", err)
 	}

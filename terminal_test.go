@@ -65,6 +65,14 @@ func (term *terminal) write(keys string) {
 	}
 }
 
+// suspend presses Ctrl-Z.
+func (term *terminal) suspend() {
+	term.t.Helper()
+	term.write("\x1a")
+	term.expect("Stopped")
+	term.expect(prompt)
+}
+
 // expect waits for text, and forgets everything up to it. It returns what
 // came before the text.
 func (term *terminal) expect(text string) (before string) {
@@ -119,9 +127,7 @@ func TestTerminal(t *testing.T) {
 		term := newTerminal(t)
 		term.write("pglead run --key tty3 -- bash -c 'echo st''arted; read x; echo \"go\"t $x'\n")
 		term.expect("started")
-		term.write("\x1a")
-		term.expect("Stopped")
-		term.expect(prompt)
+		term.suspend()
 		term.write("fg\n")
 		term.expect("pglead run")
 		term.write("hello\n")
@@ -148,9 +154,7 @@ func TestTerminal(t *testing.T) {
 		if !eventually(func() bool { return exec.Command("pgrep", "-xf", "sleep 1000").Run() == nil }) {
 			t.Fatal("no sleep")
 		}
-		term.write("\x1a")
-		term.expect("Stopped")
-		term.expect(prompt)
+		term.suspend()
 		// Not wait: it may return for a job that is still taken for stopped, and
 		// then exit doesn't end the shell.
 		term.run("kill %1; while jobs %1 >/dev/null 2>&1; do sleep 0.01; done")

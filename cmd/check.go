@@ -41,9 +41,9 @@ if it is late or one has failed. A success makes the failures before it good.`,
 			})
 		},
 	}
+	cmd.Flags().Var(&within, "within", "the last success may have ended so long ago (required)")
 	f.outputFlag(cmd, f.output.usage())
 	f.serverFlags(cmd)
-	cmd.Flags().Var(&within, "within", "the last success may have ended so long ago (required)")
 	f.keyFlags(cmd)
 	return cmd
 }
@@ -82,8 +82,7 @@ func (f *lookFlags) pronounce(w io.Writer, key string, within time.Duration, v l
 	if f.output.value == "json" {
 		view := checkView{Key: key, State: strings.ToLower(state), Text: text, Within: within.Seconds(), FailedSince: v.Failed, LastSuccess: newSuccessView(v.Success, v.Now), Running: []runView{}, Paused: pauseOf(key, v.Pause)}
 		if v.Failed > 0 {
-			failure := newRunView(v.Failure)
-			view.LastFailure = &failure
+			view.LastFailure = new(newRunView(v.Failure))
 		}
 		for _, r := range v.Running {
 			view.Running = append(view.Running, newRunView(r))
@@ -127,11 +126,12 @@ func verdictText(key string, v ledger.Verdict) (state, text string) {
 	if v.Failed > 0 && !v.Success.Ended.IsZero() {
 		text += " since"
 	}
-	if n := len(v.Running); n > 0 {
-		text += fmt.Sprintf("; running on %s for %s", host(v.Running[0].Host), roughly(v.Now.Sub(v.Running[0].Started)))
-		if n > 1 {
-			text += fmt.Sprintf(" and %d more", n-1)
-		}
+	var running []string
+	for _, r := range v.Running {
+		running = append(running, host(r.Host)+" for "+roughly(v.Now.Sub(r.Started)))
+	}
+	if len(running) > 0 {
+		text += "; running on " + few(running, 1)
 	}
 	if v.Pause.Paused() {
 		text += "; paused " + shorten(visible.Text(v.Pause.String()), mostPause)

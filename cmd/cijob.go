@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// jobAddress is where the log of the CI job is that this process is part of, by
-// the documented variables, or nothing.
+// jobAddress is the address of the CI job that this process is part of, by the
+// documented variables, or empty.
 //
 //	https://docs.github.com/en/actions/reference/workflows-and-actions/variables
 //	https://docs.gitlab.com/ci/variables/predefined_variables/

@@ -47,13 +47,7 @@ func addCompletions(root *cobra.Command) {
 		})
 		switch cmd.Name() {
 		case "run", "lead", "each": // any file may be the command
-		case "ledger":
-			cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-				if len(args) > 0 {
-					return nil, cobra.ShellCompDirectiveNoFileComp
-				}
-				return ledgerActions(), cobra.ShellCompDirectiveNoFileComp
-			}
+		case "ledger": // has ValidArgs
 		case "who", "stepdown", "ls", "history", "check", "pause", "resume":
 			cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 				if len(args) > 0 && cmd.Name() != "ls" {
@@ -77,18 +71,9 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 		return nil, nothing
 	}
 	scheme, _ := flags.GetString("key-scheme")
-	if dsn := flags.Lookup("dsn"); dsn.Value.String() == embedded { // which would have to be started
-		return nil, nothing
-	}
-	db, err := databaseFrom(nil, flags.Lookup("dsn"), false)
-	if err != nil {
-		return nil, nothing
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), completionTimeout)
 	defer cancel()
-	viewer, err := session.OpenViewer(ctx, session.Config{
-		Database: db.config, ConnectTimeout: completionTimeout, ApplicationName: "pglead completion",
-	})
+	viewer, err := openAside(ctx, cmd, "pglead completion", completionTimeout)
 	if err != nil {
 		return nil, nothing
 	}
@@ -112,11 +97,11 @@ func keysRemembered(ctx context.Context, viewer *session.Viewer, command, prefix
 	if !slices.Contains(strings.Fields(ledgers), command) {
 		return nil
 	}
-	access, _, err := ledger.Look(ctx, asking(viewer))
-	if err != nil || access != ledger.Granted {
+	ask, err := grantedLedger(ctx, viewer)
+	if err != nil || ask == nil {
 		return nil
 	}
-	keys, err := ledger.Keys(ctx, asking(viewer), prefix, most)
+	keys, err := ledger.Keys(ctx, ask, prefix, most)
 	if err != nil {
 		return nil
 	}

@@ -1,10 +1,14 @@
 package cmd
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/pglead/pglead/runner/localpg"
@@ -23,8 +27,8 @@ type database struct {
 	config *pgconn.Config
 	// pass is the command's PGLEAD_DSN, or empty.
 	pass string
-	// private says that it is the private server's, of which the use lasts as long
-	// as the process.
+	// private says that the database is on the private server, whose use lasts as long
+	// as this process.
 	private bool
 }
 
@@ -65,4 +69,18 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 	var err error
 	d.config, err = session.ParseDSN(dsn, source)
 	return d, err
+}
+
+// openAside connects for a question that is worth little patience, no message, and no start
+// of the private server.
+func openAside(ctx context.Context, cmd *cobra.Command, name string, patience time.Duration) (*session.Viewer, error) {
+	flag := cmd.Flags().Lookup("dsn")
+	if flag.Value.String() == embedded {
+		return nil, errors.New("the private server would have to be started")
+	}
+	db, err := databaseFrom(nil, flag, false)
+	if err != nil {
+		return nil, err
+	}
+	return session.OpenViewer(ctx, session.Config{Database: db.config, ConnectTimeout: patience, ApplicationName: name})
 }

@@ -70,7 +70,6 @@ The exit status is 0 without a fail, else that of pglead run, or 78.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.StringArrayVar(&f.keys, "key", nil, "print the number of this `KEY` too; may be repeated")
 	f.schemeFlag(flags)
 	f.takeoverFlags(flags)
@@ -87,10 +86,6 @@ func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (
 		return nil, err
 	}
 	if _, err := f.claim(); err != nil {
-		return nil, err
-	}
-	keys, err := f.keyChecks()
-	if err != nil {
 		return nil, err
 	}
 	if !cmd.Flags().Changed("lock-delay") {
@@ -114,7 +109,7 @@ func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (
 	if ctx.Err() != nil {
 		return nil, err
 	}
-	d := &diagnosis{Target: session.Target(db.config), Database: slices.Concat(found.Database, keys), Machine: found.Machine}
+	d := &diagnosis{Target: session.Target(db.config), Database: slices.Concat(found.Database, f.keyChecks()), Machine: found.Machine}
 	d.Host, _ = os.Hostname()
 	switch {
 	case err != nil:
@@ -135,23 +130,16 @@ func (d *diagnosis) failed() (names []string) {
 	return names
 }
 
-// keyChecks are the keys' numbers.
-func (o *options) keyChecks() ([]checkup.Check, error) {
-	scheme, err := o.scheme()
-	if err != nil {
-		return nil, err
-	}
-	var list []checkup.Check
+// keyChecks are the keys' numbers. claim has checked the keys.
+func (o *options) keyChecks() (list []checkup.Check) {
+	scheme, _ := o.scheme()
 	for _, key := range o.keys {
-		id, err := scheme.ID(key)
-		if err != nil {
-			return nil, usagef("--key %s: %w", printable(key), err)
-		}
+		id, _ := scheme.ID(key)
 		c := checkup.Okf("%s is number %s (classid %d, objid %d, objsubid %d in pg_locks)", printable(key), id, id.ClassID(), id.ObjID(), id.ObjSubID())
 		c.Name = "key"
 		list = append(list, c)
 	}
-	return list, nil
+	return list
 }
 
 func (d *diagnosis) write(w io.Writer) error {

@@ -48,7 +48,6 @@ over before all items came free.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.StringArrayVar(&f.keys, "key", nil, "`KEY` of each item, with {} for the item (required)")
 	f.schemeFlag(flags)
 	flags.BoolVarP(&f.shared, "shared", "s", false, "hold each lock with others, none of whom holds it exclusively")
@@ -68,8 +67,8 @@ over before all items came free.`,
 	return cmd
 }
 
-// mostParallel is more than a machine has use for, and less than the locks of
-// one session that a server with its defaults has room for.
+// mostParallel is more than a machine has use for, and a server with its defaults has room
+// for so many locks of one session.
 const mostParallel = 1000
 
 func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
@@ -86,15 +85,13 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer func() { _ = list.Close() }()
-	template := f.keys[0]
 	items, err := list.check(func(item string) error {
-		_, err := scheme.ID(strings.ReplaceAll(template, placeholder, item))
+		_, err := scheme.ID(fill(f.keys[0], item))
 		return err
 	})
 	if err != nil {
 		return err
 	}
-
 	cfg, err := f.config(u, cmd, args)
 	if err != nil {
 		return err
@@ -106,24 +103,29 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	progress := f.progress(u, items)
 	cfg.Watch = f.watch(u, cfg, "at an item")
 	tally, err := runner.Each(runner.EachConfig{
-		Config: cfg,
-		Items:  list.items(),
-		Task: func(item string) runner.Task {
-			key := strings.ReplaceAll(template, placeholder, item)
-			id, _ := scheme.ID(key) // checked before
-			command := []string{args[0]}
-			for _, arg := range args[1:] {
-				command = append(command, strings.ReplaceAll(arg, placeholder, item))
-			}
-			return runner.Task{Key: key, Lock: lock.Lock{ID: id, Shared: f.shared}, Command: command, Env: []string{itemVariable + "=" + item}}
-		},
+		Config:   cfg,
+		Items:    list.items(),
+		Task:     func(item string) runner.Task { return f.task(scheme, args, item) },
 		Parallel: f.parallel,
-		List:     lockkey.SipHash24(template),
+		List:     lockkey.SipHash24(f.keys[0]),
 		Progress: progress.show,
 	})
 	progress.close()
 	return f.summary(u, items, tally, err)
 }
+
+// task is the work on an item, whose key was checked.
+func (f *eachFlags) task(scheme lockkey.Scheme, args []string, item string) runner.Task {
+	key := fill(f.keys[0], item)
+	id, _ := scheme.ID(key)
+	command := []string{args[0]}
+	for _, arg := range args[1:] {
+		command = append(command, fill(arg, item))
+	}
+	return runner.Task{Key: key, Lock: lock.Lock{ID: id, Shared: f.shared}, Command: command, Env: []string{itemVariable + "=" + item}}
+}
+
+func fill(template, item string) string { return strings.ReplaceAll(template, placeholder, item) }
 
 // split checks the flags, and finds the items among the arguments before --.
 func (f *eachFlags) split(cmd *cobra.Command, args []string) (items, command []string, err error) {
@@ -155,7 +157,7 @@ const itemVariable = "PGLEAD_ITEM"
 // if there is something to know.
 func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
 	text := fmt.Sprintf("%s: %d ran, %d of them failed; %d skipped: %d held elsewhere, %d done elsewhere",
-		itemsText(items), t.Ran, t.Failed, t.Held+t.Done+t.Paused, t.Held, t.Done)
+		plural(items, "item"), t.Ran, t.Failed, t.Held+t.Done+t.Paused, t.Held, t.Done)
 	if t.Paused > 0 {
 		text += fmt.Sprintf(", %d paused", t.Paused)
 	}
@@ -222,7 +224,7 @@ func (p *progress) text() string {
 	if !p.returns {
 		over, waits = over+waits, 0
 	}
-	text := fmt.Sprintf("pglead: %d of %s: %d running, %d ran, %d failed, %d skipped", over, itemsText(p.items), t.Running, t.Ran, t.Failed, over-t.Ran)
+	text := fmt.Sprintf("pglead: %d of %s: %d running, %d ran, %d failed, %d skipped", over, plural(p.items, "item"), t.Running, t.Ran, t.Failed, over-t.Ran)
 	if waits > 0 {
 		text += fmt.Sprintf(", %d waited for", waits)
 	}

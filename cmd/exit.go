@@ -53,16 +53,19 @@ func usagef(format string, args ...any) error {
 	return &usageError{err: fmt.Errorf(format, args...)}
 }
 
-// silentExit is an end of which all has been said.
+// silentExit is an end about which everything has been said.
 type silentExit struct{ code int }
 
 func (e *silentExit) Error() string { return "all has been said" }
 
-// heldError has the exit status that -E asks for.
-type heldError struct {
-	*lock.ConflictError
+// refusedError is a lock that is held elsewhere, or a pause. It has the exit status that -E
+// asks for.
+type refusedError struct {
+	error
 	code int
 }
+
+func (e *refusedError) Unwrap() error { return e.error }
 
 // exit turns the end of a command into pglead's: it says what there is to say
 // and returns the exit status, or dies of the signal that the command died of.
@@ -72,10 +75,9 @@ func exit(u *ui, err error) int {
 	var (
 		done        *ended
 		interrupted *runner.InterruptedError
-		held        *heldError
+		refused     *refusedError
 		silent      *silentExit
 		finished    *ledger.DoneError
-		paused      *pausedError
 	)
 	switch {
 	case err == nil:
@@ -98,27 +100,34 @@ func exit(u *ui, err error) int {
 		}
 		u.log.Log(context.Background(), level, err.Error(), "event", "done", "code", 0)
 		return 0
-	case errors.As(err, &paused):
-		u.log.Warn(err.Error(), "event", "paused", "code", paused.code)
-		return paused.code
 	case errors.As(err, &interrupted):
 		u.log.Info(err.Error(), "event", "interrupted")
 		return dieOf(u, interrupted.Signal)
-	case errors.As(err, &held):
-		attrs := []any{"event", "conflict", "code", held.code}
-		if len(held.Holders) > 0 {
-			attrs = append(attrs, "holder", held.Holders[0].String())
-		}
-		text := err.Error()
-		if ownHolder(held.ConflictError) {
-			text += "; that is the pglead under which this one runs"
-		}
-		u.log.Warn(text, attrs...)
-		return held.code
+	case errors.As(err, &refused):
+		u.refuse(refused)
+		return refused.code
 	}
 	code, hint := status(err)
-	u.fail(err.Error(), hint, code)
+	u.fail(u.inVain(err.Error()), hint, code)
 	return code
+}
+
+// refuse says why the command didn't start.
+func (u *ui) refuse(e *refusedError) {
+	var held *lock.ConflictError
+	if !errors.As(e, &held) {
+		u.log.Warn(e.Error(), "event", "paused", "code", e.code)
+		return
+	}
+	attrs := []any{"event", "conflict", "code", e.code}
+	if len(held.Holders) > 0 {
+		attrs = append(attrs, "holder", held.Holders[0].String())
+	}
+	text := e.Error()
+	if ownHolder(held) {
+		text += "; that is the pglead under which this one runs"
+	}
+	u.log.Warn(text, attrs...)
 }
 
 func dieOf(u *ui, sig unix.Signal) int {

@@ -83,7 +83,7 @@ type choice struct {
 	words []string
 }
 
-// choose has the first word for the default. Without one the value is empty.
+// choose has the first word for the default.
 func choose(words ...string) choice { return choice{words[0], words} }
 
 func (c *choice) String() string { return c.value }
@@ -113,7 +113,7 @@ func checkChoices(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
-// truth has words that people write for true and false, too.
+// truth also reads the words yes, no, on and off.
 func truth(s string) string {
 	switch strings.ToLower(s) {
 	case "yes", "on":
@@ -124,12 +124,11 @@ func truth(s string) string {
 	return s
 }
 
-// withoutFlags is environ without what is meant for this pglead alone: the
-// variables of the flags of all commands, and those that tell about the lock
-// of an outer pglead.
-func withoutFlags(environ []string, called *cobra.Command) []string {
-	withheld := ownVariables(environ, called)
-	return slices.DeleteFunc(slices.Clone(environ), func(e string) bool {
+// passedOn is the environment without what is meant for this pglead alone: the variables of
+// the flags of all commands, those that tell about the lock of an outer pglead, and systemd's.
+func passedOn(called *cobra.Command) []string {
+	withheld := slices.Concat(ownVariables(called), forSystemd())
+	return slices.DeleteFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		return slices.Contains(withheld, name)
 	})
@@ -138,11 +137,11 @@ func withoutFlags(environ []string, called *cobra.Command) []string {
 // ownVariables are those that tell about the lock of an outer pglead, of the called
 // command's flags and, if there may be others in the environment, of the flags of all
 // commands: those are made for that.
-func ownVariables(environ []string, called *cobra.Command) []string {
+func ownVariables(called *cobra.Command) []string {
 	known := outerOnly()
 	add := func(f *pflag.Flag) { known = append(known, envName(f.Name)) }
 	called.Flags().VisitAll(add)
-	others := slices.ContainsFunc(environ, func(e string) bool {
+	others := slices.ContainsFunc(os.Environ(), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		return strings.HasPrefix(name, envPrefix) && !slices.Contains(known, name)
 	})

@@ -1,7 +1,6 @@
 package cmd
 
 import (
-	"cmp"
 	"context"
 	"encoding/csv"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -58,25 +56,29 @@ was due.`,
 			return f.list(u, cmd, keys, stdout)
 		},
 	}
-	f.outputFlag(cmd, f.output.usage())
-	f.serverFlags(cmd)
 	cmd.Flags().IntVarP(&f.last, "last", "n", 0, fmt.Sprintf("the `N` newest (default %d runs of a key in a table, %d in html, else all)", tableRuns, mostReported))
 	cmd.Flags().Var(&f.since, "since", "what started so long ago at most, such as 36h or 7d")
 	cmd.Flags().Var(&f.every, "every", "html: a run is due so often (default what the runs themselves show)")
+	f.outputFlag(cmd, f.output.usage())
+	f.serverFlags(cmd)
 	f.keyFlags(cmd)
 	return cmd
 }
 
 // history shows the runs of one key.
 func (f *historyFlags) history(u *ui, cmd *cobra.Command, key string, stdout io.Writer) error {
-	output := cmp.Or(f.output.value, "table")
-	write := map[string]historyWriter{"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport}[output]
-	most := cmp.Or(map[string]int{"table": tableRuns, "html": mostReported}[output], mostRuns)
-	if f.since.value > 0 && output == "table" {
-		most = mostRuns
+	write := map[string]func(io.Writer, pastRuns) error{"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport}[f.output.value]
+	most := mostKept
+	switch {
+	case f.last > 0:
+		most = f.last
+	case f.output.value == "html":
+		most = mostReported
+	case f.output.value == "table" && f.since.value == 0:
+		most = tableRuns
 	}
 	return f.aboutKey(u, cmd, key, func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
-		h, err := ledger.ReadHistory(ctx, ask, ledger.Past{Key: key, IDs: ids, Since: f.since.value, Most: cmp.Or(f.last, most)})
+		h, err := ledger.ReadHistory(ctx, ask, ledger.Past{Key: key, IDs: ids, Since: f.since.value, Most: most})
 		if err != nil {
 			return err
 		}
@@ -84,10 +86,8 @@ func (f *historyFlags) history(u *ui, cmd *cobra.Command, key string, stdout io.
 	})
 }
 
-const (
-	tableRuns = 20
-	mostRuns  = mostKept
-)
+// tableRuns are as many runs of a key as a table shows.
+const tableRuns = 20
 
 // pastRuns are the runs of a key, and how to show them.
 type pastRuns struct {
@@ -98,8 +98,6 @@ type pastRuns struct {
 	every   time.Duration
 	width   int // of the terminal, or 0
 }
-
-type historyWriter func(w io.Writer, p pastRuns) error
 
 // result says how a run ended, and what is to be said beside it.
 func (p pastRuns) result(i int) (result, remark string) {
@@ -130,7 +128,7 @@ func (p pastRuns) result(i int) (result, remark string) {
 	return result, remark
 }
 
-// running says of a run for how long it has been at it, and how long that usually takes.
+// running says for how long a run has been under way, and how long runs usually take.
 func (p pastRuns) running(r ledger.Entry) string {
 	text := "running " + roughly(p.history.Now.Sub(r.Started))
 	if usually := p.history.Usually(); usually > 0 {
@@ -139,7 +137,7 @@ func (p pastRuns) running(r ledger.Entry) string {
 	return fmt.Sprintf("%s (token %d)", text, r.Token)
 }
 
-// ofLate says from when on the runs are.
+// ofLate says how far back the runs go.
 func (p pastRuns) ofLate() string {
 	if p.since.value == 0 {
 		return ""
@@ -153,65 +151,29 @@ func writeHistory(w io.Writer, p pastRuns) error {
 		_, err := fmt.Fprintf(w, "no runs of %s are remembered in %s%s\n", printable(p.key), visible.Text(p.target), p.ofLate())
 		return err
 	}
-	rows := [][]string{{"STARTED", "HOST", "TOOK", "RESULT", ""}}
+	rows := [][]string{{"STARTED", "HOST", "TOOK  ", "RESULT", ""}} // TOOK is as wide as it gets
 	for i, r := range p.history.Runs {
-		row := []string{whenExactly(r.Started, p.history.Now), visible.Text(r.Host), "", "", ""}
+		row := []string{whenExactly(r.Started, p.history.Now), visible.Text(r.Host)}
 		if r.Outcome == ledger.Running {
-			row[2] = p.running(r)
-		} else {
-			if !r.Ended.IsZero() {
-				row[2] = took(r.Took())
-			}
-			row[3], row[4] = p.result(i)
-			row[3] = visible.Text(row[3])
+			rows = append(rows, append(row, p.running(r)))
+			continue
 		}
-		rows = append(rows, row)
+		lasted := ""
+		if !r.Ended.IsZero() {
+			lasted = took(r.Took())
+		}
+		result, remark := p.result(i)
+		rows = append(rows, append(row, lasted, visible.Text(result), remark))
 	}
 	var b strings.Builder
-	for _, line := range columns(rows, p.width) {
+	for _, line := range columns(rows, p.width, yielding{1, shorten}) {
+		if p.width > 0 {
+			line = shorten(line, p.width)
+		}
 		b.WriteString(line + "\n")
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
-}
-
-// columns lays out a history. What is said of a running one takes the rest of its
-// line; hosts give way where a terminal is narrow.
-func columns(rows [][]string, width int) (lines []string) {
-	const host, tookAt, remark, widestTook = 1, 2, 4, 6
-	widths := []int{0, 0, widestTook, 0, 0}
-	longest := 0
-	for _, row := range rows {
-		for i := range remark {
-			if i != tookAt || row[tookAt+1] != "" {
-				widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
-			}
-		}
-	}
-	for _, row := range rows {
-		longest = max(longest, utf8.RuneCountInString(padded(row, widths)))
-	}
-	const least = 8
-	if width > 0 && longest > width {
-		widths[host] = max(min(least, widths[host]), widths[host]-(longest-width))
-	}
-	for _, row := range rows {
-		row[host] = shorten(row[host], widths[host])
-		line := padded(row, widths)
-		if width > 0 {
-			line = shorten(line, width)
-		}
-		lines = append(lines, line)
-	}
-	return lines
-}
-
-func padded(row []string, widths []int) string {
-	var line strings.Builder
-	for i, cell := range row {
-		line.WriteString(cell + strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell))) + gap)
-	}
-	return strings.TrimRight(line.String(), " ")
 }
 
 // runView is a run, as -o json has it.
@@ -242,8 +204,7 @@ func newRunView(r ledger.Entry) runView {
 		SystemID: r.System, Waited: r.Waited.Seconds(),
 	}
 	if !r.Ended.IsZero() {
-		seconds := r.Took().Seconds()
-		v.Ended, v.Seconds = &r.Ended, &seconds
+		v.Ended, v.Seconds = &r.Ended, new(r.Took().Seconds())
 	}
 	return v
 }

@@ -68,7 +68,7 @@ func (l *itemList) Close() error {
 // KiB on Linux).
 const longestItem = 128 << 10
 
-// items reads the list from its start. Empty ones are none.
+// items reads the list from its start. Empty lines are no items.
 func (l *itemList) items() iter.Seq[string] {
 	return func(yield func(string) bool) { _ = l.read(func(item string) bool { return yield(item) }) }
 }
@@ -109,6 +109,9 @@ func scanNull(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	return 0, nil, nil
 }
 
+// mostShown is as much of an item as a message has.
+const mostShown = 60
+
 // check counts the items, all of which have to be good ones.
 func (l *itemList) check(good func(item string) error) (n int, err error) {
 	var bad error
@@ -119,7 +122,7 @@ func (l *itemList) check(good func(item string) error) (n int, err error) {
 			bad = errors.New("it contains a line's end")
 		}
 		if bad != nil {
-			bad = usagef("item %d, %s: %w", n, printable(shortened(item)), bad)
+			bad = usagef("item %d, %s: %w", n, printable(shorten(item, mostShown)), bad)
 		}
 		return bad == nil
 	}); err != nil {
@@ -132,19 +135,4 @@ func (l *itemList) check(good func(item string) error) (n int, err error) {
 		return n, usagef("the list of items is empty")
 	}
 	return n, nil
-}
-
-func itemsText(n int) string {
-	if n == 1 {
-		return "1 item"
-	}
-	return fmt.Sprintf("%d items", n)
-}
-
-func shortened(s string) string {
-	const most = 60
-	if len(s) > most {
-		return s[:most] + "…"
-	}
-	return s
 }

@@ -36,7 +36,7 @@ type keySQL struct {
 	Holder  string `json:"holder"`
 }
 
-// noKeyInfo takes its place where the scheme does not take the key.
+// noKeyInfo takes keyInfo's place where the scheme does not take the key.
 type noKeyInfo struct {
 	Key    string `json:"key"`
 	Scheme string `json:"scheme"`
@@ -76,16 +76,16 @@ How a key becomes a number:
   pglead key --key-scheme with-advisory-lock nightly
   pglead key --key-scheme int -- -5
   pglead key --key-scheme all nightly`,
-		RunE: func(cmd *cobra.Command, keys []string) error {
+		RunE: func(_ *cobra.Command, keys []string) error {
 			if len(keys) == 0 {
 				return &usageError{err: errors.New("a key is missing"), hint: "pglead key invoice_gen/SUB-1234"}
 			}
 			if schemeName == allSchemes {
 				return printSchemes(stdout, keys, output.value == "json")
 			}
-			scheme, ok := lockkey.SchemeByName(schemeName)
-			if !ok {
-				return &usageError{err: fmt.Errorf("--key-scheme %s is not known", printable(schemeName)), hint: "see " + cmd.CommandPath() + " --help"}
+			scheme, err := schemeByName(schemeName)
+			if err != nil {
+				return err
 			}
 			return printKeys(stdout, scheme, keys, output.value == "json")
 		},
@@ -93,6 +93,14 @@ How a key becomes a number:
 	cmd.Flags().StringVar(&schemeName, "key-scheme", lockkey.Schemes()[0].Name, "`NAME` of the way in which the key becomes a number, or all")
 	cmd.Flags().VarP(&output, "output", "o", output.usage()+": one object a line")
 	return cmd
+}
+
+func schemeByName(name string) (lockkey.Scheme, error) {
+	scheme, ok := lockkey.SchemeByName(name)
+	if !ok {
+		return scheme, &usageError{err: errors.New("--key-scheme " + printable(name) + " is not known"), hint: "pglead key --help lists them"}
+	}
+	return scheme, nil
 }
 
 func schemesHelp() string {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -27,7 +26,7 @@ type pastKeys struct {
 
 // list shows the last run of each key that matches, or of all.
 func (f *historyFlags) list(u *ui, cmd *cobra.Command, patterns []string, stdout io.Writer) error {
-	write := map[string]func(io.Writer, pastKeys) error{"": writeKeys, "table": writeKeys, "json": writeKeysJSON, "csv": writeKeysCSV}[f.output.value]
+	write := map[string]func(io.Writer, pastKeys) error{"table": writeKeys, "json": writeKeysJSON, "csv": writeKeysCSV}[f.output.value]
 	if write == nil {
 		return usagef("--output %s is of one key", f.output.value)
 	}
@@ -68,16 +67,7 @@ func writeKeys(w io.Writer, p pastKeys) error {
 	if len(rows) == 1 {
 		b.WriteString(p.none + "\n")
 	} else {
-		fit(rows, p.width, 0, 2)
-		widths := make([]int, len(rows[0]))
-		for _, row := range rows {
-			for i, cell := range row {
-				widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-			}
-		}
-		for _, row := range rows {
-			b.WriteString(padded(row, widths) + "\n")
-		}
+		b.WriteString(strings.Join(columns(rows, p.width, yielding{0, squeeze}, yielding{2, shorten}), "\n") + "\n")
 	}
 	if err := writePauses(&b, pauses, p.width); err != nil {
 		return err
@@ -119,8 +109,7 @@ func writeKeysJSON(w io.Writer, p pastKeys) error {
 	for _, r := range p.keys {
 		v := keyView{Key: r.key, LastSuccess: newSuccessView(r.success, p.facts.Now), Running: r.running, Paused: pauseOf(r.key, r.pause)}
 		if !r.newest.Started.IsZero() {
-			run := newRunView(r.newest)
-			v.LastRun = &run
+			v.LastRun = new(newRunView(r.newest))
 		}
 		views = append(views, v)
 	}

@@ -36,7 +36,6 @@ SIGTERM steps down: the command is stopped and the lock released.`,
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows the command is the command's
-	flags.SortFlags = false
 	f.keyFlags(flags)
 	flags.Var(&f.firstDelay, "first-delay", "the first candidacy begins after a random part of this")
 	flags.Var(&f.restart, "restart", "stand again when the command has ended: "+f.restart.list()+", as `WHEN` says")

@@ -43,30 +43,13 @@ finds it there and may. Without it nothing is remembered, and all else works.
 		Example: `  pglead ledger install
   pglead ledger install --keep 10000 --sql | less
   pglead ledger status`,
-		Args: oneAction,
+		ValidArgs: []string{"install", "status", "prune", "uninstall"},
+		Args:      oneAction,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := ofAction(cmd, args[0]); err != nil {
-				return err
-			}
-			if err := f.check(); err != nil {
-				return err
-			}
-			if !cmd.Flags().Changed("keep") {
-				f.keep = 0 // what it is already, or the default
-			}
-			if f.sql {
-				_, err := io.WriteString(stdout, ledger.SQL(f.keep))
-				return err
-			}
-			do := map[string]func(context.Context, io.Writer, *session.Viewer, string) error{"install": f.install, "status": f.status, "prune": f.prune, "uninstall": f.uninstall}[args[0]]
-			if err := f.find(u, cmd); err != nil {
-				return err
-			}
-			return f.look(func(ctx context.Context, viewer *session.Viewer) error { return do(ctx, stdout, viewer, f.target()) })
+			return f.ledger(u, cmd, args[0], stdout)
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	flags.IntVar(&f.keep, "keep", ledger.Keep, "install: remember the `N` newest runs of each key")
 	flags.BoolVar(&f.sql, "sql", false, "install: print what would be run, and touch nothing")
 	flags.Var(&f.older, "older", "prune: of keys whose last run is so long ago")
@@ -76,19 +59,16 @@ finds it there and may. Without it nothing is remembered, and all else works.
 	return cmd
 }
 
-func ledgerActions() []string { return []string{"install", "status", "prune", "uninstall"} }
-
 func oneAction(cmd *cobra.Command, args []string) error {
-	actions := ledgerActions()
-	hint := "one of " + strings.Join(actions, ", ") + "; see " + cmd.CommandPath() + " --help"
+	hint := "one of " + strings.Join(cmd.ValidArgs, ", ") + "; see " + cmd.CommandPath() + " --help"
 	switch {
 	case len(args) != 1:
 		return &usageError{err: errors.New("what to do with the ledger is missing"), hint: hint}
-	case slices.Contains(actions, args[0]):
+	case slices.Contains(cmd.ValidArgs, args[0]):
 		return nil
 	}
 	text := fmt.Sprintf("unknown action %q", args[0])
-	if meant := nearest(args[0], actions); meant != "" {
+	if meant := nearest(args[0], cmd.ValidArgs); meant != "" {
 		text += ": did you mean " + meant + "?"
 	}
 	return &usageError{err: errors.New(text), hint: hint}
@@ -107,30 +87,53 @@ func ofAction(cmd *cobra.Command, action string) error {
 // mostKept is what the ledger itself takes.
 const mostKept = 1_000_000
 
-func (f *ledgerFlags) check() error {
+func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io.Writer) error {
+	if err := ofAction(cmd, action); err != nil {
+		return err
+	}
 	if f.keep < 1 || f.keep > mostKept {
 		return usagef("--keep %d: from 1 to %d", f.keep, mostKept)
 	}
-	return nil
+	if !cmd.Flags().Changed("keep") {
+		f.keep = 0 // what it is already, or the default
+	}
+	if f.sql {
+		_, err := io.WriteString(stdout, ledger.SQL(f.keep))
+		return err
+	}
+	if err := f.find(u, cmd); err != nil {
+		return err
+	}
+	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
+		found, err := findLedger(ctx, viewer, f.target())
+		if err != nil {
+			return err
+		}
+		a := &ledgerAdmin{f, found, stdout}
+		do := map[string]func(context.Context) error{"install": a.install, "status": a.status, "prune": a.prune, "uninstall": a.uninstall}
+		return do[action](ctx)
+	})
 }
 
-func (f *ledgerFlags) install(ctx context.Context, w io.Writer, viewer *session.Viewer, target string) error {
-	ask := asking(viewer)
-	access, _, err := ledger.Look(ctx, ask)
-	switch {
-	case err != nil:
-		return err
-	case access == ledger.Foreign:
-		return foreignLedger(target)
+// ledgerAdmin does what is to be done with the ledger of a database, or where there is none.
+type ledgerAdmin struct {
+	*ledgerFlags
+	foundLedger
+	out io.Writer
+}
+
+func (a *ledgerAdmin) install(ctx context.Context) error {
+	if a.access == ledger.Foreign {
+		return a.refusal()
 	}
-	if err := ledger.Install(ctx, ask, f.keep); err != nil {
+	if err := ledger.Install(ctx, a.ask, a.keep); err != nil {
 		return notOwner(err)
 	}
-	s, err := ledger.ReadState(ctx, ask)
+	s, err := ledger.ReadState(ctx, a.ask)
 	if err != nil {
 		return err
 	}
-	return writeStatus(w, s, target)
+	return a.writeStatus(s, nil)
 }
 
 // notOwner adds to a refusal what would have helped.
@@ -142,43 +145,35 @@ func notOwner(err error) error {
 	return err
 }
 
-func (f *ledgerFlags) status(ctx context.Context, w io.Writer, viewer *session.Viewer, target string) error {
-	ask := asking(viewer)
-	access, _, err := ledger.Look(ctx, ask)
-	if err != nil {
-		return err
-	}
-	if access == ledger.Absent {
-		if f.output.value == "json" {
-			err = writeJSON(w, ledgerView{Granted: []string{}, Former: []string{}, Faults: []string{}})
-		} else {
-			_, err = fmt.Fprintf(w, "there is no ledger in %s\n", visible.Text(target))
-		}
-		if err != nil {
+func (a *ledgerAdmin) status(ctx context.Context) error {
+	if a.access == ledger.Absent {
+		if err := a.writeAbsent(); err != nil {
 			return err
 		}
 		return &silentExit{exitFree}
 	}
-	if _, err := needLedger(ctx, viewer, target); err != nil {
+	if err := a.refusal(); err != nil {
 		return err
 	}
-	s, err := ledger.ReadState(ctx, ask)
+	s, err := ledger.ReadState(ctx, a.ask)
 	if err != nil {
 		return err
 	}
-	faults, err := ledger.Faults(ctx, ask)
+	faults, err := ledger.Faults(ctx, a.ask)
 	if err != nil {
 		return err
 	}
-	if f.output.value == "json" {
-		return writeJSON(w, newLedgerView(s, faults))
+	if a.output.value == "json" {
+		return writeJSON(a.out, newLedgerView(s, faults))
 	}
-	if err := writeStatus(w, s, target); err != nil {
-		return err
+	return a.writeStatus(s, faults)
+}
+
+func (a *ledgerAdmin) writeAbsent() error {
+	if a.output.value == "json" {
+		return writeJSON(a.out, ledgerView{Granted: []string{}, Former: []string{}, Faults: []string{}})
 	}
-	for i, fault := range faults {
-		_, err = fmt.Fprintf(w, "  %-7s  %s\n", map[bool]string{true: "broken"}[i == 0], visible.Text(fault))
-	}
+	_, err := fmt.Fprintf(a.out, "there is no ledger in %s\n", a.where)
 	return err
 }
 
@@ -206,37 +201,31 @@ func newLedgerView(s ledger.State, faults []string) ledgerView {
 	return v
 }
 
-func writeStatus(w io.Writer, s ledger.State, target string) error {
-	text := fmt.Sprintf("ledger in %s: version %d, keeps %d runs of each key\n", visible.Text(target), s.Version, s.Keep)
+func (a *ledgerAdmin) writeStatus(s ledger.State, faults []string) error {
+	text := fmt.Sprintf("ledger in %s: version %d, keeps %d runs of each key\n", a.where, s.Version, s.Keep)
 	text += fmt.Sprintf("  holds    %s of %s, %s", plural(s.Runs, "run"), plural(s.Locks, "lock"), size(s.Bytes))
 	if !s.Oldest.IsZero() {
 		text += ", from " + when(s.Oldest, time.Now()) + " on"
-	}
-	var roles []string
-	for _, role := range s.Granted {
-		roles = append(roles, visible.Text(role))
 	}
 	text += "\n  owner    " + visible.Text(s.Owner)
 	if !s.Trusted {
 		text += ", who is neither the database's owner nor a superuser:\n           other roles leave it alone"
 	}
-	text += "\n  granted  " + strings.Join(roles, ", ")
-	if len(roles) == 0 {
+	text += "\n  granted  " + visible.Text(strings.Join(s.Granted, ", "))
+	if len(s.Granted) == 0 {
 		text += "nobody else; for each role that runs pglead:\n           GRANT USAGE ON SCHEMA pglead TO role"
 	}
 	lines := []string{text}
 	for _, role := range s.Former {
 		lines = append(lines, "  lacking  "+visible.Text(role)+" has run something, and is not granted it any more")
 	}
-	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
-	return err
-}
-
-func plural(n int64, what string) string {
-	if n == 1 {
-		return "1 " + what
+	label := "broken"
+	for _, fault := range faults {
+		lines = append(lines, fmt.Sprintf("  %-7s  %s", label, visible.Text(fault)))
+		label = ""
 	}
-	return fmt.Sprintf("%d %ss", n, what)
+	_, err := io.WriteString(a.out, strings.Join(lines, "\n")+"\n")
+	return err
 }
 
 // size is in the units of PostgreSQL's pg_size_pretty.
@@ -251,35 +240,28 @@ func size(bytes int64) string {
 	return fmt.Sprintf("%.1f GB", float64(bytes)/kilo/kilo/kilo)
 }
 
-func (f *ledgerFlags) prune(ctx context.Context, w io.Writer, viewer *session.Viewer, target string) error {
-	ask, err := needLedger(ctx, viewer, target)
+func (a *ledgerAdmin) prune(ctx context.Context) error {
+	if err := a.refusal(); err != nil {
+		return err
+	}
+	n, err := ledger.Prune(ctx, a.ask, a.older.value)
 	if err != nil {
 		return err
 	}
-	n, err := ledger.Prune(ctx, ask, f.older.value)
-	if err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(w, "forgot %s\n", plural(n, "row"))
+	_, err = fmt.Fprintf(a.out, "forgot %s\n", plural(n, "row"))
 	return err
 }
 
-func (f *ledgerFlags) uninstall(ctx context.Context, w io.Writer, viewer *session.Viewer, target string) error {
-	ask := asking(viewer)
-	access, _, err := ledger.Look(ctx, ask)
-	switch {
-	case err != nil:
-		return err
-	case access == ledger.Absent:
-		_, err := fmt.Fprintf(w, "there is no ledger in %s\n", visible.Text(target))
+func (a *ledgerAdmin) uninstall(ctx context.Context) error {
+	if a.access == ledger.Absent {
+		return a.writeAbsent()
+	}
+	if err := a.confirm(ctx); err != nil {
 		return err
 	}
-	if err := f.confirm(ctx, ask, access, target); err != nil {
-		return err
-	}
-	if err := ledger.Uninstall(ctx, ask); err != nil {
+	if err := ledger.Uninstall(ctx, a.ask); err != nil {
 		return notOwner(err)
 	}
-	_, err = fmt.Fprintf(w, "the ledger in %s is gone, with all that it had\n", visible.Text(target))
+	_, err := fmt.Fprintf(a.out, "the ledger in %s is gone, with all that it had\n", a.where)
 	return err
 }

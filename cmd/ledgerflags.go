@@ -44,9 +44,3 @@ func (o *options) remembering() ledger.Use {
 	}
 	return use
 }
-
-// pausedError has the exit status that -E asks for.
-type pausedError struct {
-	*ledger.PausedError
-	code int
-}

@@ -14,33 +14,55 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// asking lets the ledger ask by a viewer's connection.
+// asking lets the ledger ask by a viewer's connection. A table that somebody has locked is
+// not waited for without a word.
 func asking(viewer *session.Viewer) ledger.Ask {
-	return func(ctx context.Context, sql string) ([][]string, error) { return viewer.Query(ctx, sql) }
+	return func(ctx context.Context, sql string) ([][]string, error) {
+		rows, err := viewer.Query(ctx, "SET LOCAL lock_timeout = '3s'", sql)
+		if locked := ledger.Locked(err); locked != nil {
+			return nil, locked
+		}
+		return rows, err
+	}
 }
 
-// needLedger is for commands that are nothing without a ledger.
-func needLedger(ctx context.Context, viewer *session.Viewer, target string) (ledger.Ask, error) {
+// foundLedger is what there is of a ledger, for this role.
+type foundLedger struct {
+	ask    ledger.Ask
+	access ledger.Access
+	role   string // as SQL writes it
+	where  string // the database, as a message has it
+}
+
+func findLedger(ctx context.Context, viewer *session.Viewer, target string) (foundLedger, error) {
 	ask := asking(viewer)
 	access, role, err := ledger.Look(ctx, ask)
-	switch {
-	case err != nil:
-		return nil, err
-	case access == ledger.Absent:
-		return nil, session.Errorf(session.Denied, "pglead ledger install, as the owner of the database, makes one",
-			"there is no ledger in %s, so that nothing is remembered", visible.Text(target))
-	case access == ledger.Foreign:
-		return nil, foreignLedger(target)
-	case access == ledger.Denied:
-		return nil, session.Errorf(session.Denied, "as its owner: GRANT USAGE ON SCHEMA pglead TO "+role,
-			"the ledger in %s is not for the role %s", visible.Text(target), visible.Text(role))
-	}
-	return ask, nil
+	return foundLedger{ask, access, role, visible.Text(target)}, err
 }
 
-func foreignLedger(target string) error {
-	return session.Errorf(session.Denied, "as its owner or a superuser: pglead ledger uninstall; then, as the owner of the database: pglead ledger install",
-		"the ledger in %s can't be trusted: %s", visible.Text(target), ledger.Untrusted)
+// refusal is nil where this role reads and writes the ledger.
+func (f foundLedger) refusal() error {
+	switch f.access {
+	case ledger.Absent:
+		return session.Errorf(session.Denied, "pglead ledger install, as the owner of the database, makes one",
+			"there is no ledger in %s, so that nothing is remembered", f.where)
+	case ledger.Foreign:
+		return session.Errorf(session.Denied, "as its owner or a superuser: pglead ledger uninstall; then, as the owner of the database: pglead ledger install",
+			"the ledger in %s can't be trusted: %s", f.where, ledger.Untrusted)
+	case ledger.Denied:
+		return session.Errorf(session.Denied, "as its owner: GRANT USAGE ON SCHEMA pglead TO "+f.role,
+			"the ledger in %s is not for the role %s", f.where, visible.Text(f.role))
+	}
+	return nil
+}
+
+// grantedLedger asks by a viewer's connection, if this role has a ledger there; else it is nil.
+func grantedLedger(ctx context.Context, viewer *session.Viewer) (ledger.Ask, error) {
+	f, err := findLedger(ctx, viewer, "")
+	if err != nil || f.access != ledger.Granted {
+		return nil, err
+	}
+	return f.ask, nil
 }
 
 // remembered are the numbers under which the ledger may have a key: its own, and
@@ -50,8 +72,8 @@ func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.slots < 1 || f.slots > inspect.MostSlots {
-		return nil, usagef("--slots %d: from 1 to %d", f.slots, inspect.MostSlots)
+	if err := f.checkSlots(); err != nil {
+		return nil, err
 	}
 	id, err := scheme.ID(key)
 	if err != nil {
@@ -85,11 +107,14 @@ func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context
 		return err
 	}
 	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
-		ask, err := needLedger(ctx, viewer, f.target())
+		found, err := findLedger(ctx, viewer, f.target())
+		if err == nil {
+			err = found.refusal()
+		}
 		if err != nil {
 			return err
 		}
-		return look(ctx, ask)
+		return look(ctx, found.ask)
 	})
 }
 
@@ -112,9 +137,8 @@ const mostRemembered = 1000
 
 // factsFor are the facts of the keys that match, or none without a ledger.
 func factsFor(ctx context.Context, viewer *session.Viewer, matches func(key string) bool) (ledger.Facts, error) {
-	ask := asking(viewer)
-	access, _, err := ledger.Look(ctx, ask)
-	if err != nil || access != ledger.Granted {
+	ask, err := grantedLedger(ctx, viewer)
+	if ask == nil {
 		return ledger.Facts{}, err
 	}
 	facts, err := ledger.NewestFacts(ctx, ask, mostRemembered)

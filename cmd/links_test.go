@@ -3,6 +3,7 @@ package cmd
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -41,6 +42,57 @@ func TestLinks(t *testing.T) {
 	})
 	if err != nil || found < 10 {
 		t.Errorf("%d links: %v", found, err)
+	}
+}
+
+// TestPackagedLinks: what packages have of these pages links to what packages have, or to
+// the web.
+func TestPackagedLinks(t *testing.T) {
+	dir := t.TempDir()
+	generate := exec.CommandContext(t.Context(), "go", "run", "./testdata/packaging/docs", dir, "1.2.3", "2026-01-02", "c0ffee")
+	generate.Dir = ".."
+	if out, err := generate.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	pages := filepath.Join(dir, "pages")
+	if err := os.CopyFS(filepath.Join(pages, "examples"), os.DirFS("../testdata/packaging/examples")); err != nil {
+		t.Fatal(err)
+	}
+	config, err := os.ReadFile("../.goreleaser.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	web, examples := 0, 0
+	for _, page := range []string{"README.md", "CHANGELOG.md", "cmd/README.md", "runner/README.md"} {
+		if n := strings.Count(string(config), "{src: testdata/packaging/generated/pages/"+page+", "); n != 2 {
+			t.Errorf("packages and archives have %s %d times, want 2", page, n)
+		}
+		text, err := os.ReadFile(filepath.Join(pages, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(string(text), -1) {
+			file, _, _ := strings.Cut(m[1], "#")
+			if on, ok := strings.CutPrefix(file, "https://github.com/pglead/pglead/"); ok {
+				web++
+				_, here, _ := strings.Cut(on, "/c0ffee/")
+				if _, err := os.Stat(filepath.Join("..", here)); here == "" || err != nil {
+					t.Errorf("%s links to %s: %v", page, m[1], err)
+				}
+			}
+			if strings.Contains(file, "://") {
+				continue
+			}
+			if strings.Contains(file, "examples/") {
+				examples++
+			}
+			if _, err := os.Stat(filepath.Join(pages, filepath.Dir(page), file)); err != nil {
+				t.Errorf("%s links to %s: %v", page, m[1], err)
+			}
+		}
+	}
+	if web < 5 || examples != 3 {
+		t.Errorf("%d links to the web, %d to examples", web, examples)
 	}
 }
 

@@ -18,10 +18,17 @@ type lookFlags struct {
 	options
 	output choice
 	server session.Config // how to connect, once that is known
+
+	warnOnce func(err error) // likewise: says what is not worth an end
 }
 
+// newLookFlags has an output that is one of these, the first by default, or none at all.
 func newLookFlags(outputs ...string) lookFlags {
-	return lookFlags{options: newOptions(), output: choice{words: outputs}}
+	f := lookFlags{options: newOptions()}
+	if len(outputs) > 0 {
+		f.output = choose(outputs...)
+	}
+	return f
 }
 
 func (f *lookFlags) outputFlag(cmd *cobra.Command, usage string) {
@@ -30,22 +37,32 @@ func (f *lookFlags) outputFlag(cmd *cobra.Command, usage string) {
 
 func (f *lookFlags) serverFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
-	flags.StringVarP(&f.dsn, "dsn", "d", "", "`DSN` of the database: URI, keywords or name, as for psql; embedded: the private server")
+	f.dsnFlag(flags)
 	flags.Var(&f.connectTimeout, "connect-timeout", "for each attempt to connect")
 }
 
 func (f *lookFlags) keyFlags(cmd *cobra.Command) {
 	f.schemeFlag(cmd.Flags())
-	cmd.Flags().IntVar(&f.slots, "slots", f.slots, "the key has `N` slots; found out without it, where any is held or waited for")
+	cmd.Flags().IntVar(&f.slots, "slots", f.slots, "the key has `N` slots; not needed where any is held or waited for")
 }
 
-// claimOf are the locks that a key of who or stepdown means.
-func (f *lookFlags) claimOf(key string) (lock.Claim, error) {
+// lookAt connects, and looks at the locks of a key.
+func (f *lookFlags) lookAt(u *ui, cmd *cobra.Command, key string, look func(ctx context.Context, viewer *session.Viewer, claim lock.Claim, locks []*inspect.Lock) error) error {
 	f.keys = []string{key}
-	if f.slots < 1 || f.slots > inspect.MostSlots {
-		return lock.Claim{}, usagef("--slots %d: from 1 to %d", f.slots, inspect.MostSlots)
+	claim, err := f.claim()
+	if err != nil {
+		return err
 	}
-	return f.claim()
+	if err := f.find(u, cmd); err != nil {
+		return err
+	}
+	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
+		claim, locks, err := f.seek(ctx, viewer, claim)
+		if err != nil {
+			return err
+		}
+		return look(ctx, viewer, claim, locks)
+	})
 }
 
 func oneKey(cmd *cobra.Command, args []string) error {
@@ -59,6 +76,11 @@ func oneKey(cmd *cobra.Command, args []string) error {
 func (f *lookFlags) find(u *ui, cmd *cobra.Command) error {
 	if f.connectTimeout.value <= 0 {
 		return usagef("--connect-timeout must be longer than 0")
+	}
+	f.warnOnce = func(err error) {
+		_, hint := status(err)
+		u.warn(err.Error()+"; pauses are not shown", hint, "event", "ledger")
+		f.warnOnce = func(error) {}
 	}
 	db, err := f.database(u, cmd)
 	f.server = session.Config{Database: db.config, ConnectTimeout: f.connectTimeout.value, ApplicationName: "pglead " + cmd.Name()}

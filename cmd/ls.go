@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"regexp"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -42,7 +44,6 @@ marked, with the grant that would show it.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	f.outputFlag(cmd, strings.NewReplacer("wide", "wide (with scheme, number, user, role, client and note)",
 		"prometheus", "prometheus (for node_exporter's textfile collector)").Replace(f.output.usage()))
 	f.serverFlags(cmd)
@@ -131,28 +132,35 @@ func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []s
 	case "json":
 		err = writeJSON(&text, locks)
 	case "prometheus":
-		facts, factsErr := factsFor(ctx, viewer, matches)
-		if factsErr != nil {
-			return "", factsErr
+		var facts ledger.Facts
+		if facts, err = factsFor(ctx, viewer, matches); err == nil {
+			err = writeMetrics(&text, locks, facts)
 		}
-		err = writeMetrics(&text, locks, facts)
 	default:
-		t := table{all: f.all, wide: f.output.value == "wide"}
-		if !t.wide {
-			t.width = foreground(os.Stdout)
-		}
 		none := "no locks in "
 		if len(patterns) > 0 {
 			none = "no locks of these keys in "
 		}
-		if taken := busy(locks); len(taken) == 0 {
-			text.WriteString(none + visible.Text(f.target()) + "\n")
-		} else if err := t.write(&text, taken); err != nil {
-			return "", err
-		}
-		err = writePauses(&text, pausesOf(locks), t.width)
+		err = f.writeTable(&text, locks, none+visible.Text(f.target()))
 	}
 	return text.String(), err
+}
+
+func (f *lsFlags) writeTable(w io.Writer, locks []*inspect.Lock, none string) error {
+	t := table{all: f.all, wide: f.output.value == "wide"}
+	if !t.wide {
+		t.width = foreground(os.Stdout)
+	}
+	var err error
+	if taken := busy(locks); len(taken) > 0 {
+		err = t.write(w, taken)
+	} else {
+		_, err = fmt.Fprintln(w, none)
+	}
+	if err != nil {
+		return err
+	}
+	return writePauses(w, pausesOf(locks), t.width)
 }
 
 // matcher says of a key whether it matches one of the patterns, if there are any.

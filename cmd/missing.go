@@ -11,7 +11,6 @@ import (
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // missingPatience is how long a mistake in a crontab may take to be remembered.
@@ -21,7 +20,7 @@ const missingPatience = 3 * time.Second
 // could not. It takes no lock for that: another node may have the command. Why it can't
 // be noted is not worth an error beside the one that there is.
 func (o *options) noteMissing(u *ui, cmd *cobra.Command, claim lock.Claim, missing *child.LookupError) {
-	if ledger.Mode(o.ledger.value) == ledger.Off || cmd.Flags().Lookup("dsn").Value.String() == embedded { // which would have to be started
+	if ledger.Mode(o.ledger.value) == ledger.Off {
 		return
 	}
 	status, _ := status(missing)
@@ -31,19 +30,15 @@ func (o *options) noteMissing(u *ui, cmd *cobra.Command, claim lock.Claim, missi
 }
 
 func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string, status int) error {
-	db, err := databaseFrom(nil, cmd.Flags().Lookup("dsn"), false)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), missingPatience, errors.New("the database did not answer in time"))
 	defer cancel()
-	viewer, err := session.OpenViewer(ctx, session.Config{Database: db.config, ConnectTimeout: missingPatience, ApplicationName: "pglead " + cmd.Name()})
+	viewer, err := openAside(ctx, cmd, "pglead "+cmd.Name(), missingPatience)
 	if err != nil {
 		return err
 	}
 	defer viewer.Close()
-	ask := asking(viewer)
-	if access, _, err := ledger.Look(ctx, ask); err != nil || access != ledger.Granted {
+	ask, err := grantedLedger(ctx, viewer)
+	if ask == nil {
 		return err
 	}
 	d := o.description(filepath.Base(name))

@@ -35,6 +35,22 @@ func unknownCommand(root *cobra.Command, word string) error {
 	return &usageError{err: errors.New(text), hint: "see pglead --help"}
 }
 
+// refuseTopics has pglead help refuse words that are no commands, for which cobra would
+// show the first page.
+func refuseTopics(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Name() == "help" {
+			cmd.Args = func(_ *cobra.Command, words []string) error {
+				if found, _, _ := root.Find(words); found == root && len(words) > 0 {
+					return unknownCommand(root, words[0])
+				}
+				return nil
+			}
+		}
+	}
+}
+
 func noArguments(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) == 0:
@@ -97,7 +113,7 @@ func flagOfRun(name string) bool {
 	return flags.Lookup(name) != nil || len(name) == 1 && flags.ShorthandLookup(name) != nil
 }
 
-// badValue says what is wrong with the value of a flag, from wherever it is.
+// badValue says what is wrong with the value of a flag, wherever that comes from.
 func badValue(name string, f *pflag.Flag, value string, cause error) error {
 	switch {
 	case value == "--":
@@ -113,8 +129,7 @@ func badValue(name string, f *pflag.Flag, value string, cause error) error {
 // noValue is for a flag that has taken the -- behind it for its value.
 func noValue(name string) error { return fmt.Errorf("%s: its value is missing before the --", name) }
 
-// checkValues finds flags that have swallowed a --, for which some have no error of their
-// own.
+// checkValues finds flags that have swallowed a --, which some kinds of flag take for a value.
 func checkValues(flags *pflag.FlagSet) (err error) {
 	flags.Visit(func(f *pflag.Flag) {
 		values := []string{f.Value.String()}
@@ -130,7 +145,7 @@ func checkValues(flags *pflag.FlagSet) (err error) {
 
 func meantKey(name string) bool { return name == "k" || name == "key" || name == "keys" }
 
-// meantFlag is the flag that a name is nearly, or nothing.
+// meantFlag is the flag whose name is nearly this one, or nothing.
 func meantFlag(flags *pflag.FlagSet, name string) (meant string) {
 	if name == "k" && flags.Lookup("key") != nil {
 		return "key"
@@ -183,7 +198,7 @@ func distance(a, b string) int {
 
 // warnOfVariables names variables that are nearly a flag's. Others may be anybody's.
 func warnOfVariables(u *ui, called *cobra.Command) {
-	known := ownVariables(os.Environ(), called)
+	known := ownVariables(called)
 	for _, e := range os.Environ() {
 		name, value, _ := strings.Cut(e, "=")
 		rest, ours := strings.CutPrefix(name, envPrefix)
@@ -203,8 +218,8 @@ func withoutPrefix(names []string) (rest []string) {
 	return rest
 }
 
-// lookupHint is what helps with a command that is not found: who wrote for a shell,
-// or forgot that cron's PATH is short.
+// lookupHint helps where a command is not found: it may be written for a shell, or PATH may
+// be as short as cron's.
 func lookupHint(e *child.LookupError) string {
 	builtins := []string{"cd", "export", "source", ".", "set", "unset", "ulimit", "umask", "alias", "exec", "eval", "if", "for", "while", "until", "case", "trap", "wait", "{", "("}
 	path := os.Getenv("PATH")

@@ -4,9 +4,7 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -140,20 +138,11 @@ func (n *notifier) send(message string) {
 	_, _ = fmt.Fprint(n.conn, message)
 }
 
-// forSystemd are the variables that mean the process which systemd started: the
-// command that heeded them would speak for pglead, or take sockets for its own
-// that it hasn't got.
+// forSystemd are the variables that are meant for the process which systemd started. A
+// command that heeded them would speak for pglead, or expect sockets that it hasn't got.
 // https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#Environment%20Variables%20Set%20or%20Propagated%20by%20the%20Service%20Manager
 func forSystemd() []string {
 	return []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID"}
-}
-
-func withoutSystemd(env []string) []string {
-	names := forSystemd()
-	return slices.DeleteFunc(env, func(variable string) bool {
-		name, _, _ := strings.Cut(variable, "=")
-		return slices.Contains(names, name)
-	})
 }
 
 // toJournal says whether a file is systemd's journal.

@@ -25,7 +25,11 @@ import (
 // leastLease leaves a heartbeat of 0.6 s some air.
 const leastLease = 3 * time.Second
 
-// options are the flags that the commands which run a command have in common.
+// options are the flags of the commands which run a command. A new one is a field here
+// and, for all of them, a line in one of the functions below which register flags; for
+// one command it is registered there (see newRunCmd). What can be wrong with it goes into
+// check, what it means for a run into config, and its name into README.md, where a test
+// looks for it.
 type options struct {
 	keys           []string
 	keyScheme      string
@@ -149,8 +153,6 @@ func (o *options) check(args []string, example string) error {
 		return usagef("--key is given %d times: at most %d", len(o.keys), inspect.MostKeys)
 	case len(args) == 0:
 		return &usageError{err: errors.New("the command to run is missing"), hint: "it follows after --, as in: " + example}
-	case o.slots < 1 || o.slots > inspect.MostSlots:
-		return usagef("--slots %d: from 1 to %d", o.slots, inspect.MostSlots)
 	case o.slots > 1 && o.shared:
 		return usagef("--slots and --shared exclude each other")
 	case o.slots > 1 && len(o.keys) > 1:
@@ -177,17 +179,20 @@ func (o *options) checkSession() error {
 }
 
 // scheme is that of --key-scheme.
-func (o *options) scheme() (lockkey.Scheme, error) {
-	scheme, ok := lockkey.SchemeByName(o.keyScheme)
-	if !ok {
-		return scheme, &usageError{err: errors.New("--key-scheme " + printable(o.keyScheme) + " is not known"), hint: "pglead key --help lists them"}
+func (o *options) scheme() (lockkey.Scheme, error) { return schemeByName(o.keyScheme) }
+
+func (o *options) checkSlots() error {
+	if o.slots < 1 || o.slots > inspect.MostSlots {
+		return usagef("--slots %d: from 1 to %d", o.slots, inspect.MostSlots)
 	}
-	return scheme, nil
+	return nil
 }
 
-// claim is what the keys come to. It puts the keys into the order of their
-// locks.
+// claim makes the locks of the keys. It puts the keys into the order of their locks.
 func (o *options) claim() (lock.Claim, error) {
+	if err := o.checkSlots(); err != nil {
+		return lock.Claim{}, err
+	}
 	scheme, err := o.scheme()
 	if err != nil {
 		return lock.Claim{}, err
@@ -264,7 +269,7 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 	if err != nil {
 		return runner.Config{}, err
 	}
-	env := withoutSystemd(withoutFlags(os.Environ(), cmd))
+	env := passedOn(cmd)
 	if os.Getenv("LISTEN_FDS") != "" {
 		u.log.Warn("the sockets that systemd has opened (LISTEN_FDS) are not passed to the command", "event", "environment")
 	}

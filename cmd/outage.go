@@ -21,10 +21,10 @@ type outage struct {
 	began   time.Time
 	back    time.Time // when it answered last, or zero since it went away
 	vain    int       // attempts
-	said    []string  // the reasons that were
+	said    []string  // the reasons that a log was told
 	reminds int
 	spoken  bool   // since it answered last
-	been    string // what it has, for as long as it lasts
+	been    string // what a message says of it for as long as it lasts
 	there   bool   // it answers, but its ledger or its standbys keep the command from starting
 }
 
@@ -76,6 +76,7 @@ func (o *outage) away(obstacle error) {
 	}
 	o.spoken = true
 	o.u.warn(text, hint, "event", "away", "reason", reason)
+	o.u.setAway(lament{reason, still})
 }
 
 // judge says what is in the way: a database that is away, one that lets nobody in, or what
@@ -95,7 +96,7 @@ func (o *outage) judge(obstacle error) (is, still string) {
 	return "the database is away", "the database is still away"
 }
 
-// due is for how long it has been away when that is said again.
+// due is how long an outage has lasted when a log is told of it again.
 func (o *outage) due() time.Duration {
 	minutes := [...]int{1, 5, 15}
 	if o.reminds < len(minutes) {
@@ -104,7 +105,7 @@ func (o *outage) due() time.Duration {
 	return time.Duration(o.reminds-len(minutes)+1) * time.Hour
 }
 
-// state is what it has been since when.
+// state says what is in the way, and since when.
 func (o *outage) state() (been string, since time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -122,6 +123,7 @@ func (o *outage) answers() {
 	if o.spoken {
 		o.spoken = false
 		if !o.there { // which the database's answer is no end of
+			o.u.setAway(lament{})
 			o.u.log.Warn("the database is back after "+brief(o.back.Sub(o.began)), "event", "back")
 		}
 	}

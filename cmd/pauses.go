@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -19,20 +20,11 @@ func pauseOf(key string, p ledger.Pause) *inspect.Pause {
 	if !p.Paused() {
 		return nil
 	}
-	of := &inspect.Pause{Key: key, By: p.By, Note: p.Note}
+	of := &inspect.Pause{Key: key, Text: visible.Text(p.String()), By: p.By, Note: p.Note}
 	if p.Until.Before(ledger.Endless()) {
 		of.Until = &p.Until
 	}
 	return of
-}
-
-// pauseText is a pause as people read it.
-func pauseText(p *inspect.Pause) string {
-	pause := ledger.Pause{Until: ledger.Endless(), By: p.By, Note: p.Note}
-	if p.Until != nil {
-		pause.Until = *p.Until
-	}
-	return visible.Text(pause.String())
 }
 
 // withPauseOf adds the pause of one key.
@@ -44,15 +36,17 @@ func (f *lookFlags) withPauseOf(ctx context.Context, viewer *session.Viewer, loc
 	return f.withPauses(ctx, viewer, locks, func(of string, id lockkey.ID) bool { return of == key && slices.Contains(ids, id) })
 }
 
-// withPauses adds to locks that are held or waited for the pauses that there are, and
-// those of locks that are free.
+// withPauses adds their pauses to the locks, and the free locks that are paused.
 func (f *lookFlags) withPauses(ctx context.Context, viewer *session.Viewer, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool) ([]*inspect.Lock, error) {
-	ask := asking(viewer)
-	access, _, err := ledger.Look(ctx, ask)
-	if err != nil || access != ledger.Granted {
+	ask, err := grantedLedger(ctx, viewer)
+	if ask == nil {
 		return locks, err
 	}
 	paused, err := ledger.Pauses(ctx, ask, mostRemembered)
+	if errors.As(err, new(*ledger.LockedError)) { // no reason not to say who has the locks
+		f.warnOnce(err)
+		return locks, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +80,7 @@ func pausesOf(locks []*inspect.Lock) (pauses []*inspect.Pause) {
 func pausedLines(pauses []*inspect.Pause, width int) (lines []string) {
 	const leastKey = 16
 	for _, p := range pauses {
-		key, rest := printable(p.Key), ": no start "+pauseText(p)
+		key, rest := printable(p.Key), ": no start "+p.Text
 		line := key + rest
 		if width > 0 {
 			line = shorten(squeeze(key, max(leastKey, width-utf8.RuneCountInString(rest)))+rest, width)

@@ -18,8 +18,8 @@ const (
 	mostReported = 1000
 )
 
-// report is what the page of a history shows. Texts that others wrote are in it as
-// they may stand in a line; page makes HTML of them.
+// report is what the page of a history shows. In texts that others wrote nothing is
+// invisible; page makes HTML of them.
 type report struct {
 	Key, Target, Made, Zone string
 	Summary                 string
@@ -102,7 +102,7 @@ func newReport(p pastRuns) report {
 	if len(runs) == 0 {
 		return r
 	}
-	for _, class := range []ledger.Outcome{ledger.OK, ledger.Failed, ledger.Timeout, ledger.Lost, ledger.Killed, ledger.Stopped, ledger.Running} {
+	for _, class := range outcomes() {
 		n := 0
 		for _, run := range runs {
 			if outcomeClass(run) == string(class) {
@@ -132,9 +132,14 @@ func shortNames(runs []ledger.Entry) bool {
 	return true
 }
 
+// outcomes are those that the page knows, in the order of its legend.
+func outcomes() []ledger.Outcome {
+	return []ledger.Outcome{ledger.OK, ledger.Failed, ledger.Timeout, ledger.Lost, ledger.Killed, ledger.Stopped, ledger.Running}
+}
+
 // outcomeClass is an outcome that the page knows; others look like failures.
 func outcomeClass(r ledger.Entry) string {
-	if slices.Contains([]ledger.Outcome{ledger.OK, ledger.Timeout, ledger.Lost, ledger.Killed, ledger.Stopped, ledger.Running}, r.Outcome) {
+	if slices.Contains(outcomes(), r.Outcome) {
 		return string(r.Outcome)
 	}
 	return string(ledger.Failed)
@@ -327,7 +332,7 @@ func (r *report) drawColumns(p pastRuns, runs []ledger.Entry) {
 	for _, run := range runs {
 		longest = max(longest, length(run))
 	}
-	// One that was very long doesn't make all others look alike.
+	// A very long run must not make all others look alike.
 	top, usually := longest, p.history.Usually()
 	const manyTimes = 4
 	if most := manyTimes * usually; most > 0 && longest > most {

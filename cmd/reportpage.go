@@ -86,7 +86,7 @@ func (r report) addLegend(p *markup) {
 }
 
 func (r report) addLanes(p *markup) {
-	runs := strconv.Itoa(r.All) + " runs"
+	runs := plural(r.All, "run")
 	if r.Drawn < r.All {
 		runs = fmt.Sprintf("the newest %d of %s", r.Drawn, runs)
 	}

@@ -26,8 +26,23 @@ func Main(args []string) int {
 	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
 		addCompletions(root)
 	}
+	if isNoCommand(root, called) {
+		args = args[:1] // --help would show all commands, and succeed
+	}
 	root.SetArgs(args)
 	return exit(u, root.Execute())
+}
+
+// isNoCommand says whether a word stands where a command does, and is none.
+func isNoCommand(root *cobra.Command, word string) bool {
+	switch {
+	case word == "", strings.HasPrefix(word, "-"), strings.HasPrefix(word, cobra.ShellCompRequestCmd):
+		return false
+	case word == "help", word == "completion": // which cobra adds later
+		return false
+	}
+	cmd, _, err := root.Find([]string{word})
+	return err != nil || cmd == root
 }
 
 // newRootCmd has all commands.
@@ -75,6 +90,10 @@ kills the command and everything it started when the connection is lost.`,
 	root.CompletionOptions.DisableDefaultCmd = alone
 	for _, cmd := range root.Commands() {
 		cmd.PreRunE = readFlags
+		cmd.Flags().SortFlags = false // help shows them in the order in which they are registered
+	}
+	if called == "help" {
+		refuseTopics(root)
 	}
 	return root
 }

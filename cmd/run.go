@@ -29,7 +29,6 @@ lost the command and everything it started are killed.`,
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows the command is the command's
-	flags.SortFlags = false
 	o.keyFlags(flags)
 	o.waitFlags(flags)
 	flags.Var(&o.splay, "splay", "a random part of this passes before the first try")
@@ -64,9 +63,9 @@ func (o *options) end(outcome runner.Outcome, err error) error {
 	var paused *ledger.PausedError
 	switch {
 	case errors.As(err, &held):
-		return &heldError{held, o.conflictCode}
+		return &refusedError{held, o.conflictCode}
 	case errors.As(err, &paused):
-		return &pausedError{paused, o.conflictCode}
+		return &refusedError{paused, o.conflictCode}
 	case err != nil:
 		return err
 	}

@@ -15,7 +15,7 @@ type statusLine int
 const (
 	statusHidden statusLine = iota
 	statusShown
-	statusOver // there will be none any more
+	statusOver // no other will be shown
 )
 
 // eraseRest is a terminal's command: from the cursor to the line's end.

@@ -34,7 +34,8 @@ func newStepdownCmd(u *ui, stdout io.Writer) *cobra.Command {
 		Long: `Ask the pglead that holds the key to stop its command, as by SIGTERM, and to
 give the lock back; whoever waits gets it next. Any role that may log in may
 ask. A pglead listens from a second after its command's start on; with --wait it
-is asked again until it has heard.
+is asked again until it has heard. Of pglead each it ends the command of the
+item that has the key.
 
 With --wait this returns when the lock is another's, or free: exit status 0, or
 75 if it is still held when the time is over. The exit status is 1 if nobody
@@ -43,21 +44,13 @@ holds the lock.`,
   pglead stepdown scheduler --to web2`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			claim, err := f.claimOf(args[0])
-			if err != nil {
-				return err
-			}
-			if err := f.find(u, cmd); err != nil {
-				return err
-			}
-			return f.look(func(ctx context.Context, viewer *session.Viewer) error {
-				h := handover{stepdownFlags: &f, out: stdout, viewer: viewer}
-				return h.bring(ctx, claim)
+			return f.lookAt(u, cmd, args[0], func(ctx context.Context, viewer *session.Viewer, claim lock.Claim, locks []*inspect.Lock) error {
+				h := handover{stepdownFlags: &f, out: stdout, viewer: viewer, claim: claim}
+				return h.bring(ctx, locks)
 			})
 		},
 	}
 	flags := cmd.Flags()
-	flags.SortFlags = false
 	f.serverFlags(cmd)
 	f.keyFlags(cmd)
 	flags.VarP(&f.wait, "wait", "w", "how long to wait for the lock to be another's or free, or forever")
@@ -66,7 +59,7 @@ holds the lock.`,
 	return cmd
 }
 
-// handover is one that is asked for.
+// handover is one handover, for which somebody asks.
 type handover struct {
 	*stepdownFlags
 	out    io.Writer
@@ -76,12 +69,7 @@ type handover struct {
 }
 
 // bring brings the handover about.
-func (h *handover) bring(ctx context.Context, claim lock.Claim) error {
-	claim, locks, err := h.seek(ctx, h.viewer, claim)
-	if err != nil {
-		return err
-	}
-	h.claim = claim
+func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
 	var waiters []inspect.View
 	for _, l := range locks {
 		h.former = append(h.former, l.Holders...)
@@ -89,7 +77,7 @@ func (h *handover) bring(ctx context.Context, claim lock.Claim) error {
 	}
 	switch {
 	case len(h.former) == 0:
-		h.writeFree(h.out)
+		fmt.Fprintln(h.out, h.freeText())
 		return &silentExit{exitFree}
 	case h.to != "" && !slices.ContainsFunc(waiters, func(w inspect.View) bool { return w.Where() == h.to }):
 		return noSuchWaiter(h.keys[0], h.to, waiters)
@@ -117,7 +105,7 @@ func (h *handover) terminate(ctx context.Context) error {
 	return nil
 }
 
-// noSuchWaiter says who does wait, among whom to choose.
+// noSuchWaiter names the hosts among which --to can choose.
 func noSuchWaiter(key, to string, waiters []inspect.View) error {
 	const most = 5
 	var hosts []string

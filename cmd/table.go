@@ -3,9 +3,9 @@ package cmd
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"unicode/utf8"
 
 	"github.com/pglead/pglead/runner/inspect"
@@ -39,6 +39,9 @@ func (o table) write(w io.Writer, locks []*inspect.Lock) error {
 			if !h.Since.IsZero() {
 				row[3] = brief(h.HeldFor())
 			}
+			if silent := h.SilentFor(); silent > 0 {
+				row[3] += ", silent for " + brief(silent)
+			}
 			if h.Token != 0 {
 				row[4] = strconv.FormatInt(h.Token, 10)
 			}
@@ -51,57 +54,64 @@ func (o table) write(w io.Writer, locks []*inspect.Lock) error {
 			if o.wide {
 				row = append(row, l.Scheme, l.Number().String(), h.User, h.Role, h.Client, h.Note)
 			}
+			for i, cell := range row {
+				row[i] = visible.Text(cell)
+			}
 			rows = append(rows, row)
 		}
 	}
-	for _, row := range rows {
-		for i, cell := range row {
-			row[i] = visible.Text(cell)
-		}
-	}
-	fit(rows, o.width, 0, 2)
-	t := tabwriter.NewWriter(w, 0, 0, len(gap), ' ', 0)
-	for _, row := range rows {
-		fmt.Fprintln(t, strings.Join(row, "\t"))
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	lines := columns(rows, o.width, yielding{0, squeeze}, yielding{2, shorten})
 	if hidden {
-		_, err := fmt.Fprintln(w, "\n* of another role: to see more, GRANT pg_read_all_stats TO this role")
-		return err
+		lines = append(lines, "", "* of another role: to see more, GRANT pg_read_all_stats TO this role")
 	}
-	return nil
+	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
+	return err
 }
 
-// gap is what stands between two columns.
-const gap = "  "
+// yielding is a column that gives way where a terminal is narrow, and how its cells are
+// shortened.
+type yielding struct {
+	column  int
+	shorten func(cell string, most int) string
+}
 
-// fit shortens keys and holders, or hosts, the longer of the two columns first, until
-// the rows fit into the width; 0 is any.
-func fit(rows [][]string, width, key, holder int) {
-	if width == 0 {
-		return
-	}
+// columns makes lines of rows, whose cells it puts under each other. The last cell of a row
+// takes the rest of its line. Where lines would be longer than width (0: any length will do), the
+// widest of the columns that yield gives way first.
+func columns(rows [][]string, width int, yield ...yielding) (lines []string) {
 	const least = 8
 	widths := make([]int, len(rows[0]))
-	total := len(gap) * (len(widths) - 1)
-	for i := range widths {
-		for _, row := range rows {
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
+	for _, row := range rows {
+		for i, cell := range row[:len(row)-1] {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
-		total += widths[i]
 	}
-	for ; total > width && max(widths[key], widths[holder]) > least; total-- {
-		if widths[key] >= widths[holder] {
-			widths[key]--
-		} else {
-			widths[holder]--
+	longest := 0
+	for _, row := range rows {
+		longest = max(longest, utf8.RuneCountInString(padded(row, widths)))
+	}
+	for ; width > 0 && longest > width; longest-- {
+		widest := slices.MaxFunc(yield, func(a, b yielding) int { return widths[a.column] - widths[b.column] }).column
+		if widths[widest] <= least {
+			break
 		}
+		widths[widest]--
 	}
 	for _, row := range rows {
-		row[key], row[holder] = squeeze(row[key], widths[key]), shorten(row[holder], widths[holder])
+		for _, y := range yield {
+			row[y.column] = y.shorten(row[y.column], widths[y.column])
+		}
+		lines = append(lines, padded(row, widths))
 	}
+	return lines
+}
+
+func padded(row []string, widths []int) string {
+	var line strings.Builder
+	for i, cell := range row {
+		line.WriteString(cell + strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell))) + "  ")
+	}
+	return strings.TrimRight(line.String(), " ")
 }
 
 func holderCell(h inspect.View) string {
@@ -120,7 +130,7 @@ func holderCell(h inspect.View) string {
 	return text
 }
 
-// name is what a table calls a lock.
+// nameOf is what a table calls a lock.
 func nameOf(l *inspect.Lock) string {
 	name := "number " + l.Number().String()
 	if l.Key != nil {

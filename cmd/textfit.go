@@ -54,6 +54,14 @@ func wrap(text string, width int) []string {
 	return append(lines, line)
 }
 
+// plural is a number of things: 1 run, 2 runs.
+func plural[N int | int64](n N, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
 // few names the first of a list, and says how many more there are.
 func few(list []string, most int) string {
 	if len(list) <= most {

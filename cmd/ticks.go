@@ -7,9 +7,9 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// missedTicks are the instants at which a run was due and none was, wherever it would
-// have been. Runs are the newest first. How often one is due is what every says, or
-// what they show themselves, if nearly all are as far apart.
+// missedTicks are the instants at which a run was due and there was none, on any host. Runs
+// come newest first. If every doesn't say how often one is due, the runs themselves show it,
+// provided that nearly all are equally far apart.
 func missedTicks(runs []ledger.Entry, now time.Time, every time.Duration) (time.Duration, []time.Time) {
 	const (
 		mostGuessed = 10  // in a row: a longer gap may well be a weekend

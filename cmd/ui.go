@@ -45,6 +45,7 @@ type ui struct {
 	mu     sync.Mutex // of w, and of
 	status statusLine
 	hinted string // the last hint of a warning
+	away   lament // what was said last of an outage that is not over
 }
 
 // newUI says everything to w.
@@ -99,6 +100,25 @@ func (u *ui) warn(message, hint string, attrs ...any) {
 	u.say(slog.LevelWarn, message, hint, attrs...)
 }
 
+// lament is what is said of an outage: a reason, and that it is still so.
+type lament struct{ reason, still string }
+
+func (u *ui) setAway(l lament) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.away = l
+}
+
+// inVain says why a run has ended. A reason that stands in the line above is not said again.
+func (u *ui) inVain(reason string) string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.json || u.away.reason != reason || !u.log.Enabled(context.Background(), slog.LevelWarn) {
+		return reason
+	}
+	return "gave up: " + u.away.still
+}
+
 // announce says what has to be said every time, even with -q.
 func (u *ui) announce(message, event string) {
 	u.log.Error(message, "event", event)
@@ -130,7 +150,7 @@ func (u *ui) Write(message []byte) (int, error) {
 	return len(message), err
 }
 
-// dropped says how many messages were.
+// dropped is a message that says how many others were dropped.
 func (u *ui) dropped(n int) []byte {
 	var buf bytes.Buffer
 	aside := &ui{w: &buf, journal: u.journal}

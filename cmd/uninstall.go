@@ -9,18 +9,17 @@ import (
 	"strings"
 
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/visible"
 )
 
 // confirm has somebody at a terminal agree to what an uninstallation takes away. Without
 // a terminal only --yes does.
-func (f *ledgerFlags) confirm(ctx context.Context, ask ledger.Ask, access ledger.Access, target string) error {
-	if f.yes {
+func (a *ledgerAdmin) confirm(ctx context.Context) error {
+	if a.yes {
 		return nil
 	}
-	what := "the ledger in " + visible.Text(target)
-	if access == ledger.Granted { // in another's schema nothing is touched
-		s, err := ledger.ReadState(ctx, ask)
+	what := "the ledger in " + a.where
+	if a.access == ledger.Granted { // in another's schema nothing is touched
+		s, err := ledger.ReadState(ctx, a.ask)
 		if err != nil {
 			return err
 		}

@@ -48,7 +48,7 @@ func (s *waitReport) since() time.Time {
 	return s.began
 }
 
-// end is for the command's start.
+// end forgets the wait: the command has started.
 func (s *waitReport) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +67,7 @@ func (s *waitReport) waiting() string {
 	return "waiting"
 }
 
-// position is the place in line, and who has the locks.
+// position tells the place in line, and who has the locks.
 func (s *waitReport) position(backend uint32, views []inspect.View, name func(inspect.View) string) (text string) {
 	holders, before, waiters := inspect.InLine(views, backend)
 	switch {
@@ -90,7 +90,6 @@ func (s *waitReport) position(backend uint32, views []inspect.View, name func(in
 // keepStatus shows the line until ctx ends. It looks by a connection of its own,
 // since that of the wait is busy waiting.
 func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
-	defer s.u.clearStatus()
 	var viewer *session.Viewer
 	defer func() {
 		if viewer != nil {
@@ -99,27 +98,34 @@ func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
 	}()
 	var views []inspect.View
 	var looked time.Time
-	tick := time.NewTicker(redraw)
-	defer tick.Stop()
-	for {
+	s.show(ctx.Done(), func() string {
 		if time.Since(looked) >= lookAgain {
 			looked = time.Now()
 			views, viewer = s.look(ctx, viewer)
 		}
-		if ctx.Err() != nil {
+		return s.line(backend, views)
+	})
+}
+
+// show has the status line say a text, which changes with time, until done.
+func (s *waitReport) show(done <-chan struct{}, text func() string) {
+	defer s.u.clearStatus()
+	tick := time.NewTicker(redraw)
+	defer tick.Stop()
+	for {
+		line := text()
+		select {
+		case <-done:
 			return
+		default:
+			s.u.setStatus(visible.Text("pglead: " + s.u.key + ": " + line))
 		}
-		s.setStatus(s.line(backend, views))
 		select {
 		case <-tick.C:
-		case <-ctx.Done():
+		case <-done:
 			return
 		}
 	}
-}
-
-func (s *waitReport) setStatus(text string) {
-	s.u.setStatus(visible.Text("pglead: " + s.u.key + ": " + text))
 }
 
 // showObstacle has the status line say what is in the way, until the next such
@@ -140,17 +146,7 @@ func (s *waitReport) showObstacle(text func() string) {
 	s.shown, s.gone = shown, gone
 	go func() {
 		defer close(gone)
-		defer s.u.clearStatus()
-		tick := time.NewTicker(redraw)
-		defer tick.Stop()
-		for {
-			s.setStatus(text())
-			select {
-			case <-tick.C:
-			case <-shown:
-				return
-			}
-		}
+		s.show(shown, text)
 	}()
 }
 

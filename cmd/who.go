@@ -4,11 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -27,60 +28,43 @@ lock is free.`,
 			return f.who(u, cmd, args[0], stdout)
 		},
 	}
-	cmd.Flags().SortFlags = false
 	f.outputFlag(cmd, f.output.usage())
 	f.serverFlags(cmd)
 	f.keyFlags(cmd)
-	cmd.Flags().BoolVarP(&f.shared, "shared", "s", false, "only who keeps others from a shared lock: an exclusive holder")
+	cmd.Flags().BoolVarP(&f.shared, "shared", "s", false, "only a holder that keeps others from a shared lock: an exclusive one")
 	return cmd
 }
 
 func (f *lookFlags) who(u *ui, cmd *cobra.Command, key string, stdout io.Writer) error {
-	claim, err := f.claimOf(key)
-	if err != nil {
-		return err
-	}
-	if err := f.find(u, cmd); err != nil {
-		return err
-	}
-	var locks []*inspect.Lock
-	err = f.look(func(ctx context.Context, viewer *session.Viewer) (err error) {
-		if _, locks, err = f.seek(ctx, viewer, claim); err == nil {
-			locks, err = f.withPauseOf(ctx, viewer, locks, key)
+	return f.lookAt(u, cmd, key, func(ctx context.Context, viewer *session.Viewer, _ lock.Claim, locks []*inspect.Lock) error {
+		locks, err := f.withPauseOf(ctx, viewer, locks, key)
+		if err != nil {
+			return err
+		}
+		lines := holderLines(locks)
+		held := len(lines) > 0
+		if !held {
+			lines = []string{f.freeText()}
+		}
+		if f.output.value == "json" {
+			err = writeJSON(stdout, locks)
+		} else {
+			lines = append(lines, pausedLines(pausesOf(locks), 0)...)
+			_, err = fmt.Fprintln(stdout, strings.Join(lines, "\n"))
+		}
+		if err == nil && !held {
+			err = &silentExit{exitFree}
 		}
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	held := slices.ContainsFunc(locks, func(l *inspect.Lock) bool { return len(l.Holders) > 0 })
-	switch {
-	case f.output.value == "json":
-		if err := writeJSON(stdout, locks); err != nil {
-			return err
-		}
-	case held:
-		writeHolders(stdout, locks)
-	default:
-		f.writeFree(stdout)
-	}
-	if f.output.value != "json" {
-		for _, line := range pausedLines(pausesOf(locks), 0) {
-			fmt.Fprintln(stdout, line)
-		}
-	}
-	if !held {
-		return &silentExit{exitFree}
-	}
-	return nil
 }
 
-// writeFree says of the one key that nobody holds it.
-func (f *lookFlags) writeFree(w io.Writer) {
-	fmt.Fprintf(w, "%s is free in %s\n", printable(f.keys[0]), visible.Text(f.target()))
+// freeText says of the one key that nobody holds it.
+func (f *lookFlags) freeText() string {
+	return printable(f.keys[0]) + " is free in " + visible.Text(f.target())
 }
 
-func writeHolders(w io.Writer, locks []*inspect.Lock) {
+func holderLines(locks []*inspect.Lock) (lines []string) {
 	for _, l := range locks {
 		for _, h := range l.Holders {
 			as := ""
@@ -90,9 +74,10 @@ func writeHolders(w io.Writer, locks []*inspect.Lock) {
 			case h.Shared:
 				as = "shared: "
 			}
-			fmt.Fprintln(w, as+h.String()+waitersText(len(l.Waiters)))
+			lines = append(lines, as+h.String()+waitersText(len(l.Waiters)))
 		}
 	}
+	return lines
 }
 
 func waitersText(n int) string {

@@ -132,6 +132,9 @@ func GateOf(of ID) ID { return derived("gate", of) }
 // StepDown is taken by whoever asks the lock's holder to step down.
 func StepDown(of ID) ID { return derived("step down", of) }
 
+// Call is taken by a holder that is done, and calls those in line who don't listen.
+func Call(of ID) ID { return derived("call", of) }
+
 func derived(what string, of ID) ID { return SipHash24(what + "\x00" + of.String()) }
 
 // pair is the lock of pg_advisory_lock(first, second).

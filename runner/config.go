@@ -60,3 +60,34 @@ type Config struct {
 // LevelNotice is the level of taking and giving back the lock. It lies between info
 // and warning, like syslog's notice.
 const LevelNotice = lock.LevelNotice
+
+// Watch is told how a whole run goes on: to the wait it adds what comes before and after
+// it, of which package lock knows nothing. Each of its functions may be nil, and must not
+// block.
+type Watch struct {
+	lock.Observer
+	// Leading is told that the command has been started.
+	Leading func()
+	// Resting is told when this node, which doesn't lead, stands for election next.
+	Resting func(until time.Time)
+	// Ending is told that this process has been asked to end.
+	Ending func()
+}
+
+func (w Watch) leading() {
+	if w.Leading != nil {
+		w.Leading()
+	}
+}
+
+func (w Watch) resting(d time.Duration) {
+	if w.Resting != nil && d > 0 {
+		w.Resting(time.Now().Add(d))
+	}
+}
+
+func (w Watch) ending() {
+	if w.Ending != nil {
+		w.Ending()
+	}
+}

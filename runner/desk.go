@@ -40,11 +40,11 @@ func (d desk) serve(s *session.Session) {
 				more = false
 			}
 		}
-		d.take(s, batch)
+		d.carryOut(s, batch)
 	}
 }
 
-func (d desk) take(s *session.Session, batch []*order) {
+func (d desk) carryOut(s *session.Session, batch []*order) {
 	var t lock.Turnover
 	for _, o := range batch {
 		if o.last != nil {

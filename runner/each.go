@@ -42,7 +42,7 @@ type Task struct {
 type Tally struct {
 	Running int
 	Ran     int // Failed included
-	Failed  int // ended with another exit status than 0, by a signal, or by a timeout
+	Failed  int // ended with another exit status than 0, by a signal or a timeout, or was asked to step down
 	Held    int // skipped, since someone else holds their lock
 	Paused  int // skipped, since the ledger says so
 	Done    int // skipped, since they have been run since this process began, here or elsewhere
@@ -67,7 +67,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	defer hurry()
 	e := &each{
 		process: p, cfg: cfg, cancel: cancel, hurry: hurry,
-		jobs: jobs{active: map[lockkey.ID]*job{}}, ends: ends{well: map[lockkey.ID]bool{}}, bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
+		jobs: jobs{lease: cfg.Session.Lease, active: map[lockkey.ID]*job{}}, ends: ends{well: map[lockkey.ID]bool{}}, bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
 	}
 	stopped := make(chan struct{})
 	defer close(stopped)

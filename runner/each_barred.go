@@ -12,27 +12,34 @@ import (
 
 // barred skips an item that the ledger keeps from starting, or returns the error.
 func (e *each) barred(j *job, err error) error {
-	log := e.cfg.Log.With("item", j.item)
+	log, level := e.cfg.Log.With("item", j.item), slog.LevelWarn
+	if e.returning { // it has been said
+		level = slog.LevelInfo
+	}
 	switch {
 	case errors.As(err, new(*ledger.DoneError)):
 		log.Info(err.Error(), "event", "done")
 		e.skip(j, doneElsewhere)
 		return nil
 	case errors.As(err, new(*ledger.PausedError)):
-		level := slog.LevelWarn
-		if e.returning { // it has been said
-			level = slog.LevelInfo
-		}
 		log.Log(context.Background(), level, err.Error(), "event", "paused")
 		e.skip(j, paused)
 		return nil
 	case errors.As(err, new(*ledger.FencedError)):
-		log.Warn(err.Error(), "event", "ledger")
+		log.Log(context.Background(), level, withHint(err), "event", "ledger")
 	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && j.session.Err() == nil && e.cfg.Wait > 0:
-		log.Warn(err.Error(), "event", "ledger")
+		log.Log(context.Background(), level, withHint(err), "event", "ledger")
 	default:
 		return err
 	}
 	e.skip(j, heldElsewhere)
 	return nil
+}
+
+// withHint is an error and what can be done about it, in one line.
+func withHint(err error) string {
+	if e := (*session.Error)(nil); errors.As(err, &e) && e.Hint != "" {
+		return err.Error() + "; " + e.Hint
+	}
+	return err.Error()
 }

@@ -43,6 +43,6 @@ func (bs *bids) drop(ctx context.Context, id lockkey.ID) {
 	delete(bs.kept, id)
 	bs.mu.Unlock()
 	if b != nil {
-		_ = b.Forget(ctx) // if it can't be said, the session is lost
+		_ = b.Unlisten(ctx) // if it can't be said, the session is lost
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -23,7 +24,7 @@ import (
 type scene struct {
 	supervision
 	sent      chan os.Signal
-	deadlines chan time.Duration
+	deadlines chan boottime.Instant
 	asks      chan struct{}
 	fate      *playedLock
 	job       *playedCommand
@@ -34,7 +35,7 @@ type scene struct {
 // newScene is to be called in a bubble of virtual time.
 func newScene() *scene {
 	s := &scene{
-		sent: make(chan os.Signal, 64), deadlines: make(chan time.Duration, 1), asks: make(chan struct{}, 1),
+		sent: make(chan os.Signal, 64), deadlines: make(chan boottime.Instant, 1), asks: make(chan struct{}, 1),
 		fate: &playedLock{lost: make(chan struct{})},
 	}
 	s.job = &playedCommand{told: s.say, events: make(chan child.Event, 16), done: make(chan struct{})}
@@ -49,7 +50,8 @@ func newScene() *scene {
 		log:  slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime})),
 		lock: s.fate, command: s.job, began: time.Now(), started: time.Now(),
 		renewed: s.deadlines, signals: s.sent, requests: s.asks,
-		asker:  func() string { return "root@elsewhere" },
+		asker:  func() request { return request{by: "root@elsewhere"} },
+		prefer: func(string) {},
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
 	s.cfg.Watch.Ending = func() { s.say("observer: ending") }
@@ -100,7 +102,7 @@ func exits(result child.Result) func(*scene) {
 func reports(event child.Event) func(*scene) { return func(s *scene) { s.job.events <- event } }
 
 func renews(deadline time.Duration) func(*scene) {
-	return func(s *scene) { s.deadlines <- deadline }
+	return func(s *scene) { s.deadlines <- boottime.Instant(deadline) }
 }
 
 func asksToStepDown(s *scene) { s.asks <- struct{}{} }
@@ -135,16 +137,18 @@ type playedCommand struct {
 	result child.Result
 }
 
-func (c *playedCommand) PID() int                     { return 4711 }
-func (c *playedCommand) Events() <-chan child.Event   { return c.events }
-func (c *playedCommand) Done() <-chan struct{}        { return c.done }
-func (c *playedCommand) Result() child.Result         { return c.result }
-func (c *playedCommand) Signal(sig unix.Signal)       { c.told("signal " + unix.SignalName(sig)) }
-func (c *playedCommand) Forward(sig unix.Signal)      { c.told("forward " + unix.SignalName(sig)) }
-func (c *playedCommand) StopWith()                    { c.told("stop with it") }
-func (c *playedCommand) Renew(deadline time.Duration) { c.told("renew " + deadline.String()) }
-func (c *playedCommand) TellLost()                    { c.told("told of the loss") }
-func (c *playedCommand) Kill()                        { c.told("kill") }
+func (c *playedCommand) PID() int                   { return 4711 }
+func (c *playedCommand) Events() <-chan child.Event { return c.events }
+func (c *playedCommand) Done() <-chan struct{}      { return c.done }
+func (c *playedCommand) Result() child.Result       { return c.result }
+func (c *playedCommand) Signal(sig unix.Signal)     { c.told("signal " + unix.SignalName(sig)) }
+func (c *playedCommand) Forward(sig unix.Signal)    { c.told("forward " + unix.SignalName(sig)) }
+func (c *playedCommand) StopWith()                  { c.told("stop with it") }
+func (c *playedCommand) Renew(deadline boottime.Instant) {
+	c.told(fmt.Sprint("renew ", time.Duration(deadline)))
+}
+func (c *playedCommand) TellLost() { c.told("told of the loss") }
+func (c *playedCommand) Kill()     { c.told("kill") }
 
 // expectation is what a scene has to come to.
 type expectation struct {

@@ -48,7 +48,7 @@ func (p *process) runHook(env []string, command string) error {
 	c, err := g.StartCommand(context.Background(), child.Config{
 		// The command's standard input and output are not the hook's.
 		Path: shell, Args: []string{"sh", "-c", "exec </dev/null >&2\n" + command},
-		Env: env, Deadline: boottime.Now() + hookMost,
+		Env: env, Deadline: boottime.Now().Add(hookMost),
 	})
 	if err != nil {
 		return err

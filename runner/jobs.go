@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -23,11 +24,14 @@ type job struct {
 	bid     *lock.Bid
 	held    *lock.Held // from the grant on
 	signals chan os.Signal
-	renewed chan time.Duration
+	renewed chan boottime.Instant
+	heeds   bool // requests to step down; under the mutex of jobs
 }
 
 // jobs are the items under way in this process, by the number of the lock.
 type jobs struct {
+	lease time.Duration
+
 	mu     sync.Mutex
 	active map[lockkey.ID]*job
 }
@@ -48,10 +52,36 @@ func (js *jobs) leave(j *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
 	delete(js.active, j.Lock.ID)
+	if j.heeds {
+		js.watchRequests(j)
+	}
+}
+
+// heed has a job's session look for requests to step down from it, until it leaves. A
+// brief command is over before anybody asks, and costs the heartbeat nothing.
+func (js *jobs) heed(j *job) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	if js.active[j.Lock.ID] == j {
+		j.heeds = true
+		js.watchRequests(j)
+	}
+}
+
+// watchRequests has the heartbeat of a job's session look for requests for all jobs that
+// heed them. The caller holds mu.
+func (js *jobs) watchRequests(of *job) {
+	var held []*lock.Held
+	for _, j := range js.active {
+		if j.session == of.session && j.heeds {
+			held = append(held, j.held)
+		}
+	}
+	lock.WatchRequests(of.session, js.lease, held)
 }
 
 // renew passes a session's deadline on to the commands under it.
-func (js *jobs) renew(s *session.Session, deadline time.Duration) {
+func (js *jobs) renew(s *session.Session, deadline boottime.Instant) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
 	for _, j := range js.active {

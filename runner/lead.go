@@ -56,10 +56,11 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	for pause := restartFirst; ; pause = min(2*pause, restartMost) {
 		outcome, err := p.once()
 		p.cfg.Session.Database = session.Elsewhere(p.cfg.Session.Database, err)
+		p.lost = errors.As(err, new(*LockLostError))
 		switch {
 		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !*p.reached:
 			return outcome, err
-		case errors.As(err, new(*LockLostError)):
+		case p.lost:
 			// Somebody else leads by now, or nobody can: no reason to pause.
 			cfg.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
 			pause = restartFirst / 2

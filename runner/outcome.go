@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/ledger"
 )
 
 // Outcome is the end of a command that ran.
@@ -18,6 +20,35 @@ type Outcome struct {
 // failed says that a command did not do its work.
 func (o Outcome) failed() bool {
 	return o.Asked.Has(ByTimeout) || o.Status.Signaled() || o.Status.ExitStatus() != 0
+}
+
+// endOf is the end of a command, as the ledger has it. One that was asked to end may
+// have left its work undone, whatever its exit status is.
+func endOf(o Outcome, err error) ledger.End {
+	end := ledger.End{At: time.Now()}
+	if err != nil {
+		end.Outcome = ledger.Killed
+		return end
+	}
+	status := o.Status.ExitStatus()
+	if o.Status.Signaled() {
+		const signalBase = 128 // as shells have it
+		status = signalBase + int(o.Status.Signal())
+	}
+	end.Status = &status
+	switch {
+	case o.Asked.Has(ByTimeout):
+		end.Outcome = ledger.Timeout
+	case o.Asked.Has(BySignal), o.Asked.Has(ByStepDown):
+		end.Outcome = ledger.Stopped
+	case o.Status.Signaled():
+		end.Outcome = ledger.Killed
+	case status != 0:
+		end.Outcome = ledger.Failed
+	default:
+		end.Outcome = ledger.OK
+	}
+	return end
 }
 
 // Asked is what has asked a command to end. It is a set: while the command ends

@@ -21,11 +21,11 @@ type process struct {
 	caught   <-chan os.Signal // for the command, or for this process to end
 	catching <-chan struct{}  // is closed once signals are caught
 	hooks    sync.WaitGroup   // those that run
-	onlyRun  bool             // there is no other, so that its last request may end the session
 
-	// reached is set to true once the server has answered for the lock. If there is
-	// such a bool, every error from then on is ridden out.
+	// reached, if it is not nil, is set once the server has answered for the lock. From
+	// then on every error is ridden out.
 	reached *bool
+	lost    bool // the last run's lock
 }
 
 // begin makes this process ready for commands and for signals.
@@ -47,8 +47,8 @@ func (p *process) locking() lock.Config {
 	remember.Keys = p.cfg.Keys
 	return lock.Config{
 		Claim: p.cfg.Claim, Session: p.cfg.Session, Description: p.cfg.Description, Wait: p.cfg.Wait,
-		LockDelay: p.cfg.LockDelay, Explain: p.cfg.Explain, Parting: p.onlyRun, Reached: p.reached, Observer: p.cfg.Watch.Observer, Log: p.cfg.Log,
-		Ledger: remember,
+		LockDelay: p.cfg.LockDelay, Explain: p.cfg.Explain, Reached: p.reached, Observer: p.cfg.Watch.Observer, Log: p.cfg.Log,
+		Ledger: remember, Lost: p.lost,
 	}
 }
 
@@ -65,11 +65,11 @@ func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 func (p *process) rest(d time.Duration) error {
 	locking := p.locking()
 	p.cfg.Watch.resting(d)
-	p.cfg.Watch.alive(d + locking.AttemptMost())
+	p.cfg.Watch.SayAlive(d + locking.AttemptMost())
 	ctx, listener := interruptible(p.caught)
-	defer listener.handOver()
-	if d > 0 && !pace.Sleep(ctx, d) {
-		return context.Cause(ctx)
+	if d > 0 {
+		pace.Sleep(ctx, d)
 	}
-	return nil
+	listener.handOver() // only now is it certain that it has taken none
+	return context.Cause(ctx)
 }

@@ -2,9 +2,10 @@
 // the command, and sees to it that the command is dead before the lock is
 // anybody else's.
 //
-// To read it: Run, once, acquire (lock.Acquire, which opens the session and waits),
-// underLock, startSupervised (child.Guard starts the command), supervise (the one
-// select), release. The files each*.go, worker.go and desk.go are of pglead each alone.
+// To read it: Run, once, acquire (lock.Acquire opens the session and takes the lock),
+// underLock, runCommand, startSupervised (child.Guard starts the command), supervise (the
+// one select where the two meet), release. The files each*.go, worker.go, jobs.go and
+// desk.go are of pglead each alone.
 package runner
 
 import (
@@ -18,6 +19,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pace"
@@ -40,7 +42,6 @@ func Run(cfg Config) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer p.hooks.Wait()
-	p.onlyRun = true
 	if err := p.rest(pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
@@ -55,9 +56,9 @@ type run struct {
 	env     []string
 	log     *slog.Logger
 
-	listener *listener            // has the signals until the command runs; nil: they stay in their channel
-	signals  <-chan os.Signal     // for the command
-	renewed  <-chan time.Duration // the session's latest deadline
+	listener *listener               // has the signals until the command runs; nil: they stay in their channel
+	signals  <-chan os.Signal        // for the command
+	renewed  <-chan boottime.Instant // the session's latest deadline
 
 	held      *lock.Held
 	guard     *child.Guard
@@ -98,25 +99,27 @@ func (r *run) acquire(ctx context.Context) error {
 	return nil
 }
 
-// underLock runs the command under the lock and gives the lock back, unless ctx
-// has ended before.
+// underLock runs the command under the lock, and gives the lock back.
 func (r *run) underLock(ctx context.Context) (Outcome, error) {
-	outcome, holds, err := r.work(ctx)
+	outcome, holds, err := r.runCommand(ctx)
 	if holds {
 		r.release(outcome)
 	}
 	return outcome, err
 }
 
-// work runs the command under the lock, and says whether the lock has to be
-// given back.
-func (r *run) work(ctx context.Context) (outcome Outcome, holds bool, err error) {
+// runCommand runs the command under the lock, unless ctx has ended before. Holds says
+// that the lock has outlived a command, and that the caller has to give it back.
+func (r *run) runCommand(ctx context.Context) (outcome Outcome, holds bool, err error) {
 	r.log = r.log.With("token", r.held.Token)
-	r.log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.describe()...)...)
+	r.log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)...)
 	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
 	r.listener.keep()
 	s, err := r.startSupervised(ctx)
 	if err != nil {
+		if r.held.Err() == nil {
+			r.release(Outcome{})
+		}
 		return Outcome{}, false, err
 	}
 	introduction := time.AfterFunc(introduceAfter, func() { r.held.Introduce(context.WithoutCancel(ctx)) })
@@ -133,12 +136,10 @@ func (r *run) work(ctx context.Context) (outcome Outcome, holds bool, err error)
 // holds. Nobody looks sooner.
 const introduceAfter = time.Second
 
-// startSupervised starts the command, and returns its supervision. If the command
-// can't be started, the lock is given back, unless it is lost.
+// startSupervised starts the command, and returns its supervision.
 func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	if ctx.Err() != nil {
 		r.guard.Close()
-		r.release(Outcome{})
 		return nil, context.Cause(ctx)
 	}
 	<-r.catching // or a signal could end this process between the start and supervise
@@ -153,20 +154,19 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.Session.LostGrace, LeaseGrace: leaseGrace(r.cfg.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
-		Release:       release, ReleaseEndsSession: endsSession, KeepGuard: r.keepGuard,
+		Release:       release, ReleaseEndsSession: endsSession, Linger: r.linger(), KeepGuard: r.keepGuard,
 	})
 	if lost := r.held.Err(); lost != nil && errors.Is(err, child.ErrTooLate) {
 		return nil, lost
 	}
 	if err != nil {
-		r.release(Outcome{})
 		return nil, err
 	}
 	r.child = c
 	s := &supervision{
 		cfg: &r.cfg, log: r.log, lock: r.held, command: c, began: began, started: time.Now(),
-		renewed: r.renewed, signals: r.signals, missed: r.listener.handOver(),
-		requests: r.held.Requests(), asker: func() string { return r.asker(context.WithoutCancel(ctx)) },
+		renewed: r.renewed, signals: r.signals, missed: r.listener.handOver(), born: c.Born(),
+		requests: r.held.Requests(), asker: func() request { return r.asker(context.WithoutCancel(ctx)) }, prefer: r.held.Prefer,
 		onLoss: func(reason error) { r.hook("lost", r.cfg.Hooks.Lost, reason) },
 	}
 	r.log.Info("command started", "event", "started", "pid", c.PID())
@@ -181,6 +181,16 @@ func leaseGrace(lease time.Duration) time.Duration {
 	return lease*9/10 - session.HolderShare(lease)
 }
 
+// linger is how long the guard of a pglead that is stopped leaves the lock with it, so
+// that those in line see its silence for long enough. Behind a pooler nobody sees that.
+func (r *run) linger() time.Duration {
+	if r.cfg.Session.Transaction {
+		return 0
+	}
+	const look = 3 * time.Second // two for the bound of a takeover, and one to be on the safe side
+	return session.DeadAfter(r.cfg.Session.Lease, 0) - session.HolderShare(r.cfg.Session.Lease) + look
+}
+
 // guardPatience is how long the guard may take to kill once the lock is lost: half of
 // the time between the holder's share of the lease and the instant at which the
 // command has to be dead. In the other half this process kills the guard and what is
@@ -190,11 +200,10 @@ func guardPatience(lease time.Duration) time.Duration {
 	return min(most, (session.DeadAfter(lease, 0)-session.HolderShare(lease))/2)
 }
 
-// asker names whoever asks for the lock, and notes the host that is to have it next.
-func (r *run) asker(ctx context.Context) string {
-	who, to := r.held.Asker(ctx)
-	r.held.Prefer(to)
-	return cmp.Or(who, "somebody")
+// asker names whoever asks for the lock, and the host that is to have it next.
+func (r *run) asker(ctx context.Context) request {
+	by, to := r.held.Asker(ctx)
+	return request{cmp.Or(by, "somebody"), to}
 }
 
 // release gives the lock back before the process ends. The end of the session would
@@ -230,8 +239,8 @@ func (r *run) announceDeath() {
 	lock.AnnounceDeaths(ctx, r.held)
 }
 
-// describe is what the log says of a lock beside its keys and its token.
-func (r *run) describe() []any {
+// attributes are what the log says of a lock beside its keys and its token.
+func (r *run) attributes() []any {
 	var numbers []int64
 	for _, l := range r.held.Locks {
 		numbers = append(numbers, l.Number)

@@ -2,7 +2,6 @@ package runner
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -10,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -70,12 +70,17 @@ func (tests sceneTests) run(t *testing.T) {
 // kind, in every order, is TestEveryOrder's.
 func TestTimeToEnd(t *testing.T) {
 	sceneTests{
-		"signals that came at the start are not the terminal's": {
-			prepare:   func(s *scene) { s.missed = []os.Signal{unix.SIGUSR1, unix.SIGTERM}; s.cfg.KillAfterSignal = 3 * sec },
+		"what the terminal sent before the start has not reached the command": {
+			prepare: func(s *scene) {
+				s.missed, s.born = []keptSignal{{unix.SIGUSR1, boottime.Instant(1 * sec)}, {unix.SIGTERM, boottime.Instant(2 * sec)}, {unix.SIGINT, boottime.Instant(4 * sec)}}, boottime.Instant(3*sec)
+				s.cfg.KillAfterSignal = 3 * sec
+			},
 			incidents: []incident{{60 * sec, done()}},
 			want: expectation{outcome: Outcome{Ran: 60 * sec, Asked: BySignal}, transcript: `
 0s signal SIGUSR1
 0s signal SIGTERM
+0s observer: ending
+0s forward SIGINT
 0s observer: ending
 3s kill
 3s` + killLine + doneAt60},
@@ -153,7 +158,7 @@ func TestRequests(t *testing.T) {
 		},
 		"nothing waits for who asks to step down": {
 			prepare: func(s *scene) {
-				s.asker = func() string { time.Sleep(10 * sec); return "somebody" }
+				s.asker = func() request { time.Sleep(10 * sec); return request{by: "somebody"} }
 			},
 			incidents: []incident{{1 * sec, asksToStepDown}, {2 * sec, loses(errCut)}, {3 * sec, exits(child.Result{Ending: child.Killed, Killed: 1})}},
 			want: expectation{err: isLost + lost(silence, "was killed"), transcript: `

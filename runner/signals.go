@@ -8,15 +8,22 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 )
 
 // listener hears the signals while no command runs.
 type listener struct {
 	keeping atomic.Bool
-	kept    []os.Signal
+	kept    []keptSignal
 	close   func()
 	closed  chan struct{}
+}
+
+// keptSignal is one that came before supervise could take it.
+type keptSignal struct {
+	unix.Signal
+	at boottime.Instant // when it was taken, a little after it came
 }
 
 // interruptible returns a context that ends when a signal asks this process to end,
@@ -35,7 +42,7 @@ func (l *listener) listen(signals <-chan os.Signal, stop <-chan struct{}, cancel
 		select {
 		case sig := <-signals:
 			if l.keeping.Load() && len(l.kept) < cap(signals) {
-				l.kept = append(l.kept, sig)
+				l.kept = append(l.kept, keptSignal{sig.(unix.Signal), boottime.Now()})
 			}
 			if child.Interrupts(sig.(unix.Signal)) {
 				cancel(&InterruptedError{Signal: sig.(unix.Signal)})
@@ -56,7 +63,7 @@ func (l *listener) keep() {
 
 // handOver leaves the signals to somebody else from now on, and returns those
 // that were kept for the command.
-func (l *listener) handOver() (kept []os.Signal) {
+func (l *listener) handOver() (kept []keptSignal) {
 	if l == nil {
 		return nil
 	}

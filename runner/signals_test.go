@@ -34,9 +34,13 @@ func TestListener(t *testing.T) {
 		if !errors.As(context.Cause(ctx), &cause) || cause.Signal != unix.SIGTERM {
 			t.Errorf("cause %v", context.Cause(ctx))
 		}
-		want := []os.Signal{unix.SIGUSR2, unix.SIGTERM, unix.SIGINT}
+		want := []unix.Signal{unix.SIGUSR2, unix.SIGTERM, unix.SIGINT}
 		for range 2 {
-			if kept := l.handOver(); !slices.Equal(kept, want) {
+			var kept []unix.Signal
+			for _, sig := range l.handOver() {
+				kept = append(kept, sig.Signal)
+			}
+			if !slices.Equal(kept, want) {
 				t.Errorf("kept %v", kept)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -24,11 +25,13 @@ type supervision struct {
 	began   time.Time // when the guard was told to start the command
 	started time.Time // when it had
 
-	renewed  <-chan time.Duration // the session's latest deadline
+	renewed  <-chan boottime.Instant // the session's latest deadline
 	signals  <-chan os.Signal
-	missed   []os.Signal        // those that came while the command was being started
+	missed   []keptSignal       // those that came while the command was being started
+	born     boottime.Instant   // boot time just before there was a command
 	requests <-chan struct{}    // to step down
-	asker    func() string      // finds out whose request it is
+	asker    func() request     // finds out whose request it is
+	prefer   func(host string)  // is to have the lock next
 	onLoss   func(reason error) // is called after the order to kill the command
 
 	lost       <-chan struct{}  // the lock's; nil once that has been dealt with
@@ -53,7 +56,7 @@ type command interface {
 	Signal(sig unix.Signal)
 	Forward(sig unix.Signal)
 	StopWith()
-	Renew(deadline time.Duration)
+	Renew(deadline boottime.Instant)
 	TellLost()
 	Kill()
 }
@@ -76,7 +79,7 @@ type command interface {
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.lock.Lost()
 	timeout := after(s.cfg.Timeout)
-	askedBy := make(chan string, 1)
+	askedBy := make(chan request, 1)
 	var tick <-chan time.Time
 	if s.cfg.Watch.Alive != nil {
 		ticker := time.NewTicker(session.BeatEvery(s.cfg.Session.Lease))
@@ -84,11 +87,15 @@ func (s *supervision) supervise() (Outcome, error) {
 		tick = ticker.C
 	}
 	for _, sig := range s.missed {
-		s.command.Signal(sig.(unix.Signal)) // it may not have heard the terminal's either
-		s.signalled(sig.(unix.Signal))
+		if sig.at < s.born.Add(execTakes) { // then the command may not have heard the terminal's either
+			s.command.Signal(sig.Signal)
+		} else {
+			s.command.Forward(sig.Signal)
+		}
+		s.signalled(sig.Signal)
 	}
 	for {
-		s.cfg.Watch.alive(s.cfg.Session.Lease)
+		s.cfg.Watch.SayAlive(s.cfg.Session.Lease)
 		select {
 		case <-tick: // to call alive again
 		case <-s.command.Done():
@@ -103,8 +110,8 @@ func (s *supervision) supervise() (Outcome, error) {
 		case <-s.requests:
 			s.requests = nil // once is enough
 			go func() { askedBy <- s.asker() }()
-		case by := <-askedBy:
-			s.stepDown(by)
+		case r := <-askedBy:
+			s.stepDown(r)
 		case <-timeout:
 			s.timeOut()
 		case <-s.killAfter:
@@ -114,6 +121,10 @@ func (s *supervision) supervise() (Outcome, error) {
 		}
 	}
 }
+
+// execTakes is about how long a new process takes to become the command. Until then it can't
+// tell one SIGINT from two: it dies of the first.
+const execTakes = time.Millisecond
 
 // after is a timer's channel; none at all for 0.
 func after(d time.Duration) <-chan time.Time {
@@ -161,9 +172,13 @@ func (s *supervision) askToEnd(by Asked) {
 	s.command.Signal(unix.SIGCONT)
 }
 
-func (s *supervision) stepDown(by string) {
+// request is one to step down.
+type request struct{ by, to string }
+
+func (s *supervision) stepDown(r request) {
 	s.askToEnd(ByStepDown)
-	s.log.Warn("asked to step down by "+by+"; sending SIGTERM", "event", "stepping_down", "by", by)
+	s.prefer(r.to)
+	s.log.Warn("asked to step down by "+r.by+"; sending SIGTERM", "event", "stepping_down", "by", r.by)
 	s.limit()
 }
 
@@ -272,7 +287,7 @@ func (s *supervision) linger() {
 		return
 	}
 	s.log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
-	s.cfg.Watch.alive(rest + s.cfg.Session.Lease)
+	s.cfg.Watch.SayAlive(rest + s.cfg.Session.Lease)
 	over := time.After(rest)
 	for {
 		select {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -24,7 +25,7 @@ const aheadMost = 20 * time.Millisecond
 //	errand              │fetch 3   │free 2,   │free 3,
 //	                    │          │fetch 4   │fetch 5
 //
-// Else the lock is given back, and the next one taken, between two commands.
+// Else the next lock is taken between two commands.
 type worker struct {
 	*each
 	session *session.Session
@@ -79,16 +80,18 @@ type errand struct {
 	err  error
 }
 
-// beside runs an errand beside the command that is about to start. If nobody wants the
-// lock soon that it fetches, it gives it back.
+// beside runs an errand beside the command that is about to start. Unless the command
+// before was brief, it only gives back that one's lock. If nobody wants the lock soon that
+// it fetches, it gives it back.
 func (w *worker) beside(ctx context.Context, last *ended) <-chan errand {
 	got := make(chan errand)
-	if !w.brief || w.cfg.Session.Transaction { // a transaction holds one lock after the other
-		close(got)
-		return got
-	}
+	ahead := w.brief && !w.cfg.Session.Transaction // a transaction holds one lock after the other
 	go func() {
 		defer close(got)
+		if !ahead {
+			w.free(ctx, last)
+			return
+		}
 		next, err := w.fetch(ctx, last, true)
 		if next == nil {
 			got <- errand{err: err}
@@ -118,7 +121,7 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 			return nil, nil
 		}
 		if j != nil && !ahead {
-			if err := w.ready(); err != nil { // it gets ready while the server is asked
+			if err := w.readyGuard(); err != nil { // it gets ready while the server is asked
 				w.jobs.leave(j)
 				w.free(ctx, last)
 				return nil, err
@@ -152,10 +155,10 @@ func (w *worker) pick(ctx context.Context, wait bool) *job {
 		if !ok {
 			return nil
 		}
-		w.cfg.Watch.alive(locking.AttemptMost())
+		w.cfg.Watch.SayAlive(locking.AttemptMost())
 		j := &job{
 			Task: w.cfg.Task(item), item: item, worker: w, session: w.session,
-			signals: make(chan os.Signal, 64), renewed: make(chan time.Duration, 1),
+			signals: make(chan os.Signal, 64), renewed: make(chan boottime.Instant, 1),
 		}
 		switch other := w.jobs.enter(j); {
 		case other != nil && other.worker == w: // it is twice in the list, and still at work
@@ -214,7 +217,7 @@ func (w *worker) abandon(j *job) {
 
 // do runs an item's command. If the lock outlives it, the caller gives the lock back.
 func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
-	if err := w.ready(); err != nil {
+	if err := w.readyGuard(); err != nil {
 		w.abandon(j)
 		return nil, err
 	}
@@ -228,7 +231,9 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	for len(j.signals) > 0 { // they came before there was a command
 		<-j.signals
 	}
-	outcome, holds, err := r.work(ctx)
+	heed := time.AfterFunc(introduceAfter, func() { w.jobs.heed(j) })
+	outcome, holds, err := r.runCommand(ctx)
+	heed.Stop()
 	if r.child != nil {
 		w.guard = r.child.Guard()
 		w.brief = w.guard != nil
@@ -236,14 +241,15 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	if errors.As(err, new(*LockLostError)) {
 		w.noteLost(j)
 	}
-	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout) { // which has been said
+	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout|ByStepDown) { // which has been said
 		log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
 	}
+	well := err == nil && !outcome.failed() && !outcome.Asked.Has(ByStepDown) // see endOf
 	w.count(func(t *Tally) {
 		t.Running--
 		if err == nil {
 			t.Ran++
-			if outcome.failed() {
+			if !well {
 				t.Failed++
 			}
 		}
@@ -252,13 +258,18 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 		w.leave(ctx, j)
 		return nil, err
 	}
-	well := err == nil && !outcome.failed()
 	w.ends.add(j.Lock.ID, well)
 	return &ended{job: j, run: r, outcome: outcome, well: well}, err
 }
 
-// ready has a guard ready for a command.
-func (w *worker) ready() (err error) {
+// readyGuard has a guard ready for a command. One that was killed between two items is
+// no reason to end the list: nothing ran below it.
+func (w *worker) readyGuard() (err error) {
+	if w.guard != nil && w.guard.Ended() {
+		w.guard.Close()
+		w.guard = nil
+		w.cfg.Log.Warn("the guard process died between two items; starting another", "event", "guard")
+	}
 	if w.guard == nil {
 		w.guard, err = w.process.newGuard(w.session)
 	}

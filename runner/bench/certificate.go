@@ -42,22 +42,12 @@ func writeCertificate(dir, root string) error {
 	if err := os.WriteFile(root, block, 0o600); err != nil {
 		return err
 	}
-	account, err := localpg.Account()
-	if err != nil {
-		return err
-	}
 	for name, text := range map[string][]byte{
 		"server.crt": block,
 		"server.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
 	} {
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, text, 0o600); err != nil {
+		if err := localpg.WriteFile(filepath.Join(dir, name), text); err != nil {
 			return err
-		}
-		if account != nil {
-			if err := os.Chown(file, int(account.Uid), int(account.Gid)); err != nil {
-				return err
-			}
 		}
 	}
 	return nil

@@ -18,8 +18,8 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// company is a number of pglead that hold or wait for a lock while something else
-// is measured.
+// company is a number of pgleads that hold a lock or wait for it while something else is
+// measured.
 type company struct {
 	b    *bench
 	w    watcher
@@ -54,21 +54,26 @@ func (c *company) hold(waiters int) error {
 	return c.wait(waiters)
 }
 
-// wait has so many stand in line, once somebody has the lock.
+// wait has so many stand in line, once somebody has the lock. They come a few at a time: a
+// server would refuse a rush.
 func (c *company) wait(waiters int) error {
 	if err := c.w.count(1, holding); err != nil {
 		return err
 	}
-	for range waiters {
+	for i := range waiters {
 		if err := c.start(nil, nil, "run", "--wait", "forever", "--key", key, "--", "true"); err != nil {
 			return err
 		}
+		if i%20 == 19 || i == waiters-1 {
+			if err := c.w.awaitWaiters(i + 1); err != nil {
+				return err
+			}
+		}
 	}
-	return c.w.awaitWaiters(waiters)
+	return nil
 }
 
-// leave has all go, those who wait first, and ends when they and their sessions
-// are gone.
+// leave has all go, the waiters first, and returns when they and their sessions are gone.
 func (c *company) leave() {
 	defer c.w.close()
 	slices.Reverse(c.list)
@@ -98,7 +103,7 @@ func (b *bench) beside(at site, waiters int, measure func(w watcher) error) erro
 	return measure(c.w)
 }
 
-// turns counts up to n, but begins none after a time.
+// turns counts up to n, and begins no turn after a time.
 func turns(n int, within time.Duration) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		began := time.Now()

@@ -27,13 +27,12 @@ type crowdCosts struct {
 	threads                      int           // of a waiter and its guard
 }
 
-// costs is what one of each thing takes from a server, beside ever more who wait.
+// costs is what one of each thing takes from a server, beside ever more waiters.
 func (b *bench) costs() error {
 	var rows []crowdCosts
-	steps := []int{1, 10, 100, 1000, 3000}
 	fmt.Print("\n**What one takes of the server**, beside so many in line on the other key\n\n" +
 		"| in line | of a free lock: ms, WAL, xids | refused: ms, WAL, xids | of a line: ms, WAL, xids, NOTIFYs, logins | idle waiter: requests and s an hour, WAL | PSS there, MiB |\n|---|---|---|---|---|---|\n")
-	for _, n := range append(slices.DeleteFunc(steps, func(n int) bool { return n >= b.waiters }), b.waiters) {
+	for _, n := range b.steps(1, 10, 100, 1000, 3000) {
 		r, err := b.costsBeside(n)
 		if err != nil {
 			return fmt.Errorf("beside %d in line: %w", n, err)
@@ -52,22 +51,14 @@ func (b *bench) costs() error {
 
 func (b *bench) costsBeside(n int) (row crowdCosts, err error) {
 	row.line = n
-	at, remove, err := b.guestServer(map[string]string{"max_connections": roomFor(n), "track_activity_query_size": "8kB"})
+	m, end, err := b.guestMeter(map[string]string{"max_connections": roomFor(n), "track_activity_query_size": "8kB"})
 	if err != nil {
 		return row, err
 	}
-	defer remove()
-	c, err := b.company(at)
-	if err != nil {
-		return row, err
-	}
-	defer c.leave() // which waits for all other sessions to be gone
-	m, err := b.meter(at)
-	if err != nil {
-		return row, err
-	}
-	defer m.w.close()
-	if err := c.lineUp(n); err != nil {
+	defer end()
+	c := &company{b: b, w: m.w, at: m.at}
+	defer c.leave()
+	if err := c.hold(n); err != nil {
 		return row, err
 	}
 	time.Sleep(min(settling, b.options.idle))
@@ -80,16 +71,16 @@ func (b *bench) costsBeside(n int) (row crowdCosts, err error) {
 		return row, err
 	}
 	row.idle = row.idle.hourly(n, idle)
-	row.measureMemory(c, at)
+	row.measureMemory(c)
 	if row.look, err = c.w.costOfLook(); err != nil {
 		return row, err
 	}
 	rounds := min(b.rounds, 100)
-	if row.run, err = m.during(func() error { return b.again(at.unix, rounds, 0, "--key", freeKey) }); err != nil {
+	if row.run, err = m.during(func() error { return b.again(m.at.unix, rounds, 0, "--key", freeKey) }); err != nil {
 		return row, err
 	}
 	row.run = row.run.each(rounds)
-	if row.refused, err = m.during(func() error { return b.again(at.unix, rounds, 75, "--key", key) }); err != nil {
+	if row.refused, err = m.during(func() error { return b.again(m.at.unix, rounds, 75, "--key", key) }); err != nil {
 		return row, err
 	}
 	row.refused = row.refused.each(rounds)
@@ -104,42 +95,20 @@ func (b *bench) costsBeside(n int) (row crowdCosts, err error) {
 	return row, err
 }
 
-// lineUp has so many stand in line, a few at a time: a server would refuse a rush.
-func (c *company) lineUp(n int) error {
-	if err := c.hold(0); err != nil {
-		return err
-	}
-	for i := range n {
-		if err := c.start(nil, nil, "run", "--wait", "forever", "--key", key, "--", "true"); err != nil {
-			return err
-		}
-		if i%20 == 19 || i == n-1 {
-			if err := c.w.awaitWaiters(i + 1); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (r *crowdCosts) measureMemory(c *company, at site) {
+func (r *crowdCosts) measureMemory(c *company) {
 	ours := c.list[1:]
 	for _, p := range ours[:min(100, len(ours))] {
 		threads := 0
-		for _, pid := range append(children(p.Pid), p.Pid) {
-			_, one := memory(pid)
-			r.waiter += one / float64(min(100, len(ours)))
+		r.waiter += shares(family(p)) / float64(min(100, len(ours)))
+		for _, pid := range family(p) {
 			tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 			threads += len(tasks)
 		}
 		r.threads = max(r.threads, threads)
 	}
-	backends := children(at.server.PID())
+	backends := children(c.at.server.PID())
 	last := backends[max(0, len(backends)-100):]
-	for _, pid := range last {
-		_, one := memory(pid)
-		r.backend += one / float64(len(last))
-	}
+	r.backend = shares(last) / float64(len(last))
 }
 
 // costOfLook is the processor time of a look such as those in line take.
@@ -205,16 +174,11 @@ func (c *company) through() error {
 // costsOfRoom is what refusals cost where a server is full, and through a pooler.
 func (b *bench) costsOfRoom() error {
 	const places = 12
-	at, remove, err := b.guestServer(map[string]string{"max_connections": strconv.Itoa(places)})
+	m, end, err := b.guestMeter(map[string]string{"max_connections": strconv.Itoa(places)})
 	if err != nil {
 		return err
 	}
-	defer remove()
-	m, err := b.meter(at)
-	if err != nil {
-		return err
-	}
-	defer m.w.close()
+	defer end()
 	rounds := min(b.rounds, 100)
 	fmt.Print("\n**A refusal**, of the lock or of the login\n\n| | server ms | pooler ms |\n|---|---|---|\n")
 	pooled, pooler, err := b.pooledRefusals(m, rounds)
@@ -225,7 +189,7 @@ func (b *bench) costsOfRoom() error {
 	default:
 		fmt.Printf("| of the lock, through PgBouncer, --transaction | %s | %s |\n", ms(pooled.server), ms(pooler))
 	}
-	app := asApp(at.server)
+	app := asApp(m.at.server)
 	for {
 		conn, err := pgconn.Connect(context.Background(), app)
 		if err != nil {
@@ -284,20 +248,15 @@ func (b *bench) pooledRefusals(m *meter, rounds int) (each spent, pooler time.Du
 // costsOfHerd is what many nodes at the same instant come to, on a server that has room
 // for few of them: the simulation in runner/bench/scale has to come to the same.
 func (b *bench) costsOfHerd() error {
-	at, remove, err := b.guestServer(map[string]string{"max_connections": "100"})
+	m, end, err := b.guestMeter(map[string]string{"max_connections": "100"})
 	if err != nil {
 		return err
 	}
-	defer remove()
-	m, err := b.meter(at)
-	if err != nil {
-		return err
-	}
-	defer m.w.close()
+	defer end()
 	fmt.Printf("\n**%d nodes at the same instant**, max_connections = 100\n\n"+
 		"| | ran | refused the lock | last s | logins | logins refused | xids | NOTIFYs | WAL | server s | nodes s |\n|---|---|---|---|---|---|---|---|---|---|---|\n", b.nodes)
 	for _, wait := range []string{"0", "5m"} {
-		text, err := at.logged(0)
+		text, err := m.at.logged(0)
 		if err != nil {
 			return err
 		}
@@ -309,13 +268,13 @@ func (b *bench) costsOfHerd() error {
 				command = []string{"true"}
 			}
 			args := append([]string{b.pglead, "run", "--key", key, "--wait", wait, "--"}, command...)
-			statuses, times, err = b.fire(slices.Concat(as(at.unix, "app"), numbered()), args, wait != "0")
+			statuses, times, err = b.fire(slices.Concat(as(m.at.unix, "app"), numbered()), args, wait != "0")
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		if text, err = at.logged(len(text)); err != nil {
+		if text, err = m.at.logged(len(text)); err != nil {
 			return err
 		}
 		fmt.Printf("| `--wait %s` | %d | %d | %.1f | %.0f | %d | %.0f | %.0f | %.0f | %.1f | %.1f |\n", wait, statuses[0], statuses[75], quantile(times, 1).Seconds(),

@@ -12,11 +12,16 @@ import (
 	"time"
 )
 
-// roomFor is a server's max_connections for so many who wait: on one that is
-// nearly full they would go.
+// roomFor is the max_connections of a server for so many waiters: on one that is nearly
+// full they would give theirs back.
 func roomFor(n int) string { return strconv.Itoa(n*3/2 + 20) }
 
-// crowd is a handover with ever more who wait for the same lock.
+// steps are the numbers that are less than -waiters, and -waiters.
+func (b *bench) steps(numbers ...int) []int {
+	return append(slices.DeleteFunc(numbers, func(n int) bool { return n >= b.waiters }), b.waiters)
+}
+
+// crowd is a handover with ever more waiters for the same lock.
 func (b *bench) crowd() error {
 	at, remove, err := b.startServer(map[string]string{"max_connections": roomFor(b.waiters), "listen_addresses": "", "ssl": "off"})
 	if err != nil {
@@ -27,9 +32,7 @@ func (b *bench) crowd() error {
 	var points []point
 	section("Waiters on one key", "From the start of one command, which ends at once, to that of the next.",
 		"| waiters | pglead p50 ms | p99 ms | C p50 ms | p99 ms | PSS of a waiter and its guard, MiB |\n|---|---|---|---|---|---|")
-	steps := []int{2, 10, 30, 100, 300, 1000, 3000}
-	steps = append(slices.DeleteFunc(steps, func(n int) bool { return n >= b.waiters }), b.waiters)
-	for _, n := range steps {
+	for _, n := range b.steps(2, 10, 30, 100, 300, 1000, 3000) {
 		p := point{waiters: n}
 		for range max(1, min(b.rounds, 60)/n) {
 			ours, pss, err := b.queue(at, n, number, []string{b.pglead, "run", "--wait", "forever", "--key", key, "--"})
@@ -83,6 +86,18 @@ func total(pids []int) time.Duration {
 	return sum
 }
 
+// shares is the memory (PSS) of several processes.
+func shares(pids []int) (sum float64) {
+	for _, pid := range pids {
+		_, pss := memory(pid)
+		sum += pss
+	}
+	return sum
+}
+
+// family is a process with its children.
+func family(p *os.Process) []int { return append(children(p.Pid), p.Pid) }
+
 // point is of the crowd's growth.
 type point struct {
 	waiters       int
@@ -92,7 +107,7 @@ type point struct {
 
 // queue has n wait for a lock, ends its holder's command, and returns the times
 // from there to the start of the next command, and between the starts of all, and
-// the memory of one who waits.
+// the memory of one waiter.
 func (b *bench) queue(at site, n int, env, with []string) (times []time.Duration, pss float64, err error) {
 	file := filepath.Join(b.dir, "stamps")
 	out, err := os.OpenFile(file, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -123,18 +138,11 @@ func (b *bench) queue(at site, n int, env, with []string) (times []time.Duration
 		return nil, 0, err
 	}
 	for _, process := range line[1:] {
-		for _, pid := range append(children(process.Pid), process.Pid) {
-			_, one := memory(pid)
-			pss += one / float64(n)
-		}
+		pss += shares(family(process)) / float64(n)
 	}
 	_ = proceed.Close()
 	for _, process := range line {
-		state, err := process.Wait()
-		if err == nil && !state.Success() {
-			err = errors.New(state.String())
-		}
-		if err != nil {
+		if _, err := succeed(process); err != nil {
 			return nil, 0, err
 		}
 	}

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -91,14 +90,11 @@ func (b *bench) goThrough(args []string) (l listing, err error) {
 			}
 		}
 	}()
-	state, err := started.Wait()
+	state, err := succeed(started)
 	close(done)
 	l = listing{took: time.Since(began), peak: <-peak}
 	if err != nil {
-		return l, err
-	}
-	if !state.Success() {
-		return l, errors.New(p.args[0] + ": " + state.String())
+		return l, fmt.Errorf("%s: %w", args[0], err)
 	}
 	l.cpu = state.UserTime() + state.SystemTime()
 	return l, nil

@@ -37,8 +37,8 @@ func (g goal) kept() bool {
 	return g.measured <= g.bound
 }
 
-// part measures one part and tells at its end what became of its goals, so that who
-// breaks off later has them.
+// part measures one part and tells at its end what became of its goals, so that
+// somebody who breaks off later has them.
 func (b *bench) part(p part) error {
 	began, before := time.Now(), len(b.goals)
 	err := p.run(b)

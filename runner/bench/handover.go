@@ -29,6 +29,19 @@ func watch(s *localpg.Server) (watcher, error) {
 	return watcher{conn}, err
 }
 
+// holdKey takes the lock for a session that is no pglead's.
+func (b *bench) holdKey() (release func(), err error) {
+	w, err := watch(b.server)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := w.ask("SELECT pg_advisory_lock(" + key + ")"); err != nil {
+		w.close()
+		return nil, err
+	}
+	return w.close, nil
+}
+
 func (w watcher) close() { _ = w.conn.Close(context.Background()) }
 
 // ask returns the values of an answer.
@@ -36,8 +49,8 @@ func (w watcher) ask(sql string) ([]string, error) {
 	return localpg.Ask(context.Background(), w.conn, sql)
 }
 
-// Who holds the lock, and who waits for it, however these do that: each has an
-// advisory lock, or waits for one.
+// The sessions that hold the lock, and those that wait for it, whatever program's they
+// are: each has an advisory lock, or waits for one.
 const (
 	holding = "(SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = 0 AND objid = " + key + " AND granted) AS holding"
 	holders = "(SELECT DISTINCT pid FROM pg_locks WHERE locktype = 'advisory' AND granted) AS holders" // of any lock, where nobody waits
@@ -46,7 +59,7 @@ const (
 
 func (w watcher) awaitWaiters(n int) error { return w.count(n, waiting) }
 
-// backend is the server's process of one of them.
+// backend is the server's process of one such session.
 func (w watcher) backend(of string) (int, error) {
 	values, err := w.ask("SELECT pid FROM " + of)
 	if err != nil {
@@ -85,6 +98,13 @@ type pair struct {
 	holder, waiter process
 	elsewhere      bool // the lock is not PostgreSQL's
 	times          []time.Duration
+}
+
+// pair looks the programs of a pair up.
+func (b *bench) pair(name, against string, env, holder, waiter []string) (*pair, error) {
+	first, err1 := b.program(env, holder...)
+	second, err2 := b.program(env, waiter...)
+	return &pair{name: name, against: against, holder: first, waiter: second}, errors.Join(err1, err2)
 }
 
 // stamps are the times that stamp.c has printed.
@@ -159,28 +179,23 @@ func (b *bench) pairs() (pairs []*pair, stop func(), err error) {
 	const floor = "two C processes"
 	number := slices.Concat(b.unix, numbered())
 	add := func(name, against string, env, holder, waiter []string) {
-		first, err1 := b.program(env, append(holder, "stamp", "end")...)
-		second, err2 := b.program(env, append(waiter, "stamp")...)
-		if err := errors.Join(err1, err2); err != nil {
+		p, err := b.pair(name, against, env, holder, waiter)
+		if err != nil {
 			fmt.Fprintln(os.Stderr, "bench: left out:", err)
 			return
 		}
-		pairs = append(pairs, &pair{name: name, against: against, holder: first, waiter: second})
+		pairs = append(pairs, p)
 	}
 	same := func(name string, env []string, args ...string) {
-		add(name, floor, env, slices.Clone(args), slices.Clone(args))
+		add(name, floor, env, slices.Concat(args, []string{"stamp", "end"}), slices.Concat(args, []string{"stamp"}))
 	}
-	add(floor, "", b.unix, []string{"floor", "try", key}, []string{"floor", "wait", key})
+	add(floor, "", b.unix, []string{"floor", "try", key, "stamp", "end"}, []string{"floor", "wait", key, "stamp"})
 	same("**pglead run**", number, b.pglead, "run", "--wait", "1m", "--key", key, "--")
 	if b.also != "" {
 		same("(the other build)", number, b.also, "run", "--wait", "1m", "--key", key, "--")
 	}
 	psql := []string{"psql", "-X", "-q", "-o", os.DevNull, "-c", "select pg_advisory_lock(" + key + ")", "-c"}
-	holder, err := b.program(b.unix, append(slices.Clone(psql), `\! stamp end`)...)
-	if err == nil {
-		waiter, _ := b.program(b.unix, append(slices.Clone(psql), `\! stamp`)...)
-		pairs = append(pairs, &pair{name: "`psql -c lock -c '\\! …'`", against: floor, holder: holder, waiter: waiter})
-	}
+	add("`psql -c lock -c '\\! …'`", floor, b.unix, slices.Concat(psql, []string{`\! stamp end`}), slices.Concat(psql, []string{`\! stamp`}))
 	before := len(pairs)
 	same("`flock`", b.unix, "flock", filepath.Join(b.dir, "lockfile"))
 	f := &field{b: b}
@@ -253,16 +268,10 @@ func (b *bench) contend(p *pair) (c *contest, err error) {
 
 func (c *contest) end() error {
 	_, err1 := c.holder.Wait()
-	state, err2 := c.waiter.Wait()
+	_, err2 := succeed(c.waiter)
 	_ = c.said.Close()
 	_ = c.stamped.Close()
-	if err := errors.Join(err1, err2); err != nil {
-		return err
-	}
-	if !state.Success() {
-		return errors.New("the waiter: " + state.String())
-	}
-	return nil
+	return errors.Join(err1, err2)
 }
 
 func (b *bench) handOver(p *pair) (time.Duration, error) {
@@ -287,20 +296,14 @@ func (b *bench) handOver(p *pair) (time.Duration, error) {
 // command. The C program's command lives on meanwhile.
 func (b *bench) killed() error {
 	number := slices.Concat(b.unix, numbered())
-	var pairs []*pair
-	add := func(name, against string, env, holder, waiter []string) error {
-		first, err1 := b.program(env, append(holder, "sleep", "1000")...)
-		second, err2 := b.program(env, append(waiter, "stamp")...)
-		pairs = append(pairs, &pair{name: name, against: against, holder: first, waiter: second})
-		return errors.Join(err1, err2)
-	}
 	run := []string{b.pglead, "run", "--wait", "1m", "--key", key}
-	if err := errors.Join(
-		add("two C processes, the command lives on", "", b.unix, []string{"floor", "try", key}, []string{"floor", "wait", key}),
-		add("**pglead run** --lock-delay 0", "two C processes, the command lives on", number, slices.Concat(run, []string{"--"}), slices.Concat(run, []string{"--lock-delay", "0", "--"})),
-	); err != nil {
+	floor, err1 := b.pair("two C processes, the command lives on", "", b.unix, []string{"floor", "try", key, "sleep", "1000"}, []string{"floor", "wait", key, "stamp"})
+	ours, err2 := b.pair("**pglead run** --lock-delay 0", floor.name, number,
+		slices.Concat(run, []string{"--", "sleep", "1000"}), slices.Concat(run, []string{"--lock-delay", "0", "--", "stamp"}))
+	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
+	pairs := []*pair{floor, ours}
 	rounds := max(5, b.rounds/4)
 	for range rounds {
 		for _, p := range pairs {

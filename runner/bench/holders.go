@@ -38,10 +38,8 @@ func (b *bench) holders() error {
 	idle := min(b.options.idle, 30*time.Second)
 	section("Holders", fmt.Sprintf("Of one key each, over %v.", idle),
 		"| holders | started a second | PSS of pglead and guard, MiB | of the server's process | processor s an hour | at the server |\n|---|---|---|---|---|---|")
-	numbers := []int{1, 10, 100, 1000, 3000}
-	numbers = append(slices.DeleteFunc(numbers, func(n int) bool { return n >= b.waiters }), b.waiters)
 	var steps []holderStep
-	for _, n := range numbers {
+	for _, n := range b.steps(1, 10, 100, 1000, 3000) {
 		s := holderStep{n: n}
 		if started, s.rate, err = b.startHolders(at, w, started, n); err != nil {
 			return err
@@ -86,7 +84,7 @@ func (b *bench) startHolders(at site, w watcher, started []*os.Process, n int) (
 func (s *holderStep) measure(w watcher, started []*os.Process, idle time.Duration) error {
 	var ours, servers []int
 	for _, process := range started {
-		ours = append(append(ours, process.Pid), children(process.Pid)...)
+		ours = append(ours, family(process)...)
 	}
 	backends, err := w.ask("SELECT pid FROM " + holders)
 	if err != nil {
@@ -98,12 +96,7 @@ func (s *holderStep) measure(w watcher, started []*os.Process, idle time.Duratio
 	}
 	var before [2]time.Duration
 	for i, pids := range [][]int{ours, servers} {
-		sum := 0.0
-		for _, pid := range pids {
-			_, one := memory(pid)
-			sum += one
-		}
-		s.pss[i], before[i] = sum/float64(s.n)/(1<<20), total(pids)
+		s.pss[i], before[i] = shares(pids)/float64(s.n)/(1<<20), total(pids)
 	}
 	time.Sleep(idle)
 	for i, pids := range [][]int{ours, servers} {

@@ -133,7 +133,7 @@ func (l *loafers) print() {
 	}
 }
 
-// reapOthers waits for what dead children have left behind, and kills it.
+// reapOthers kills what dead children have left behind, and waits for it.
 func (b *bench) reapOthers() {
 	for _, pid := range children(os.Getpid()) {
 		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))

@@ -6,14 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 )
-
-// inDatabase is an environment in which programs log in to another database.
-func inDatabase(env []string, database string) []string {
-	env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "PGDATABASE=") })
-	return append(env, "PGDATABASE="+database)
-}
 
 // installLedger makes a database that remembers runs, and returns its environment.
 // There has been one run, so that no later one is the first of all.
@@ -21,7 +14,7 @@ func (b *bench) installLedger(at site, database string) (env []string, err error
 	if _, err := at.server.Query("postgres", "CREATE DATABASE "+database); err != nil {
 		return nil, err
 	}
-	env = inDatabase(at.unix, database)
+	env = withVariable(at.unix, "PGDATABASE", database)
 	for _, args := range [][]string{{"ledger", "install"}, {"run", "--key", key, "--ledger", "require", "--", "true"}} {
 		p, err := b.program(slices.Concat(env, numbered()), append([]string{b.pglead}, args...)...)
 		if err == nil {
@@ -65,14 +58,11 @@ func (b *bench) ledger() error {
 // ledgerProbe is what it takes to find no ledger. A refusal does that too and little
 // else, so that its time varies least.
 func (b *bench) ledgerProbe() error {
-	w, err := watch(b.server)
+	release, err := b.holdKey()
 	if err != nil {
 		return err
 	}
-	defer w.close()
-	if _, err := w.ask("SELECT pg_advisory_lock(" + key + ")"); err != nil {
-		return err
-	}
+	defer release()
 	f := &field{b: b, rounds: 5 * b.rounds}
 	f.addRefused(" --ledger off", "", b.unix, "--ledger", "off")
 	f.addRefused("", "**pglead run** --ledger off", b.unix)
@@ -92,12 +82,11 @@ func (b *bench) ledgerHandover(with []string) error {
 		env           []string
 	}{{"**pglead run**", "", b.unix}, {"**pglead run**, with a ledger", "**pglead run**", with}} {
 		args := []string{b.pglead, "run", "--wait", "1m", "--key", key, "--", "stamp"}
-		waiter, err1 := b.program(slices.Concat(of.env, numbered()), args...)
-		holder, err2 := b.program(slices.Concat(of.env, numbered()), append(slices.Clone(args), "end")...)
-		if err := errors.Join(err1, err2); err != nil {
+		p, err := b.pair(of.name, of.against, slices.Concat(of.env, numbered()), append(slices.Clone(args), "end"), args)
+		if err != nil {
 			return err
 		}
-		pairs = append(pairs, &pair{name: of.name, against: of.against, holder: holder, waiter: waiter})
+		pairs = append(pairs, p)
 	}
 	rounds := max(3, b.rounds/2)
 	if err := b.handOverInTurns(pairs, rounds); err != nil {

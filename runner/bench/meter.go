@@ -40,6 +40,19 @@ type meter struct {
 // freeKey is one that nobody holds while it is measured.
 const freeKey = "8"
 
+// guestMeter is the meter of a server of its own.
+func (b *bench) guestMeter(settings map[string]string) (m *meter, end func(), err error) {
+	at, remove, err := b.guestServer(settings)
+	if err != nil {
+		return nil, nil, err
+	}
+	if m, err = b.meter(at); err != nil {
+		remove()
+		return nil, nil, err
+	}
+	return m, func() { m.w.close(); remove() }, nil
+}
+
 func (b *bench) meter(at site) (*meter, error) {
 	m := &meter{at: at}
 	cfg, err := pgconn.ParseConfig(at.server.DSN("postgres"))

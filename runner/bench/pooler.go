@@ -41,14 +41,11 @@ func (b *bench) pooler() error {
 	f.print("Through PgBouncer: a free lock and `true`", " What lives on at the server is not counted there.")
 	b.goal("run through PgBouncer against a direct one", f.against(through, direct), 1.1, " ×")
 
-	w, err := watch(b.server)
+	release, err := b.holdKey()
 	if err != nil {
 		return err
 	}
-	defer w.close()
-	if _, err := w.ask("SELECT pg_advisory_lock(" + key + ")"); err != nil {
-		return err
-	}
+	defer release()
 	f = &field{b: b}
 	f.addRefused("", "", b.unix)
 	f.addRefused(" --transaction, through PgBouncer", direct, b.unix, flags...)

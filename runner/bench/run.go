@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// key is the lock that everything here is about, as a number for those who
-// don't know names.
+// key is the lock that everything here is about: a number, for programs that don't know
+// names.
 const key = "7"
 
 // numbered has pglead take the key for a number too.
@@ -55,14 +55,11 @@ func (b *bench) uncontended() error {
 
 // refused is a lock that somebody else holds.
 func (b *bench) refused() error {
-	w, err := watch(b.server)
+	release, err := b.holdKey()
 	if err != nil {
 		return err
 	}
-	defer w.close()
-	if _, err := w.ask("SELECT pg_advisory_lock(" + key + ")"); err != nil {
-		return err
-	}
+	defer release()
 	f := &field{b: b}
 	f.add("C and libpq", "", b.unix, "floor", "try", key, "true").status = 75
 	f.addRefused("", "C and libpq", b.unix)

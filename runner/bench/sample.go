@@ -80,14 +80,19 @@ func (p process) start(stdin, stdout *os.File, more ...*os.File) (*os.Process, e
 // run runs a program that has to succeed.
 func (p process) run() error {
 	started, err := p.start(nil, nil)
-	if err != nil {
-		return err
-	}
-	state, err := started.Wait()
-	if err == nil && !state.Success() {
-		err = errors.New(p.args[0] + ": " + state.String())
+	if err == nil {
+		_, err = succeed(started)
 	}
 	return err
+}
+
+// succeed waits for a process that has to succeed.
+func succeed(p *os.Process) (*os.ProcessState, error) {
+	state, err := p.Wait()
+	if err == nil && !state.Success() {
+		err = fmt.Errorf("process %d: %v", p.Pid, state)
+	}
+	return state, err
 }
 
 // output is what a program says that has to succeed.

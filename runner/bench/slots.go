@@ -18,9 +18,12 @@ import (
 )
 
 // as is an environment in which programs log in as another role.
-func as(env []string, role string) []string {
-	env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "PGUSER=") })
-	return append(env, "PGUSER="+role)
+func as(env []string, role string) []string { return withVariable(env, "PGUSER", role) }
+
+// withVariable is an environment in which a variable has another value.
+func withVariable(env []string, name, value string) []string {
+	env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, name+"=") })
+	return append(env, name+"="+value)
 }
 
 // asApp is how the application, no superuser, finds the server.
@@ -34,7 +37,7 @@ type logins struct {
 	times       []time.Duration // of those that were let in
 }
 
-// logIn logs in and out at a steady pace, so often at most, whether or not others
+// logIn logs in and out at a steady pace, at most so often, whether or not the logins
 // before are done.
 func logIn(ctx context.Context, dsn string, every time.Duration, most int) logins {
 	var l logins

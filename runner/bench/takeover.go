@@ -22,7 +22,7 @@ import (
 type candidate struct {
 	process *os.Process
 	out     *os.File
-	relay   *relay // that it is connected through, if it is
+	relay   *relay // through which it is connected, or nil
 }
 
 // started waits for the command's first instruction.
@@ -88,10 +88,7 @@ func (s *succession) stand() (*candidate, error) {
 }
 
 // through is an environment in which the server is found at another socket.
-func through(env []string, dir string) []string {
-	env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "PGHOST=") })
-	return append(env, "PGHOST="+dir)
-}
+func through(env []string, dir string) []string { return withVariable(env, "PGHOST", dir) }
 
 // shorter are flags that let a takeover that waits take seconds.
 func (b *bench) shorter() []string { return either(b, []string{"--lease", "3s"}, nil) }

@@ -26,7 +26,7 @@ type seen struct {
 	events              map[string]int
 }
 
-// activity is what an administrator sees of those who hold and wait.
+// activity is what an administrator sees of holders and waiters.
 func (b *bench) activity() error {
 	at, err := b.guestSite()
 	if err != nil {
@@ -99,7 +99,7 @@ func (at site) logged(since int) ([]byte, error) {
 	return text[min(since, len(text)):], err
 }
 
-// serverLog is what the server writes of those who wait, while an application
+// serverLog is what the server writes of waiters, while an application
 // listens and notifies on a channel of its own.
 func (b *bench) serverLog() error {
 	at, err := b.guestSite()

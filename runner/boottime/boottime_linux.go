@@ -1,33 +1,24 @@
-// Package boottime reads the clock that leases are measured with: one that
-// goes on while the machine is suspended and that nobody can set.
 package boottime
 
 import (
 	"fmt"
 	"os"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// Now is the time since the machine was started, time asleep included. Linux's
-// CLOCK_MONOTONIC, and so Go's time package, stops in suspend: a lease that
-// ran out at the server meanwhile would seem to be alive (clock_gettime(2)).
-func Now() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic("clock_gettime(CLOCK_BOOTTIME): " + err.Error()) // Linux has it since 2.6.39
-	}
-	return time.Duration(ts.Nano())
-}
+// clock counts the time asleep. Linux's CLOCK_MONOTONIC, and so Go's time package,
+// stops in suspend: a lease that ran out at the server meanwhile would seem to be alive
+// (clock_gettime(2)).
+const clock = unix.CLOCK_BOOTTIME
 
 // Timer waits for an instant of the clock, asleep or not: if that passes while the
 // machine is suspended, until it isn't any more.
 //
 // It is a file to Go's runtime, and none of its timers: before each of those it
 // wakes a thread of its own (sysmon), which then looks every 20 µs whether there
-// is anything to do. For who does a little every few seconds that was half of the
-// processor time.
+// is anything to do. For a process that does a little every few seconds that was half
+// of the processor time.
 type Timer struct{ file *os.File }
 
 // NewTimer returns a timer that isn't set.
@@ -41,7 +32,7 @@ func NewTimer() (Timer, error) {
 
 // Set has the timer fire when the clock shows at, and no more at what was set
 // before.
-func (t Timer) Set(at time.Duration) error {
+func (t Timer) Set(at Instant) error {
 	raw, err := t.file.SyscallConn()
 	if err != nil {
 		return err

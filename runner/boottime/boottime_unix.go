@@ -1,7 +1,5 @@
 //go:build unix && !linux
 
-// Package boottime reads the clock that leases are measured with: one that
-// goes on while the machine is suspended and that nobody can set.
 package boottime
 
 import (
@@ -11,15 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Now is the time since the machine was started. The monotonic clocks of
-// macOS and FreeBSD count time asleep (clock_gettime(3) there).
-func Now() time.Duration {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		panic("clock_gettime(CLOCK_MONOTONIC): " + err.Error())
-	}
-	return time.Duration(ts.Nano())
-}
+// clock counts the time asleep on macOS and FreeBSD (clock_gettime(3) there).
+const clock = unix.CLOCK_MONOTONIC
 
 // Timer waits for an instant of the clock, or longer by the time asleep.
 type Timer struct {
@@ -36,8 +27,8 @@ func NewTimer() (Timer, error) {
 
 // Set has the timer fire when the clock shows at, and no more at what was set
 // before.
-func (t Timer) Set(at time.Duration) error {
-	t.timer.Reset(max(0, at-Now()))
+func (t Timer) Set(at Instant) error {
+	t.timer.Reset(max(0, Until(at)))
 	return nil
 }
 

@@ -165,20 +165,20 @@ func TestOrdersAreNotForTheNext(t *testing.T) {
 	var old *child.Child
 	g := usedGuard(t, nil, child.Config{}, func(c *child.Child) {
 		old = c
-		c.Renew(boottime.Now() + 3*time.Hour)
+		c.Renew(boottime.Now().Add(3 * time.Hour))
 	})
-	deadline := boottime.Now() + 2*time.Second
+	deadline := boottime.Now().Add(2 * time.Second)
 	dir := t.TempDir()
 	c := startAgain(t, g, child.Config{Deadline: deadline}, "deaf", dir)
 	old.Kill()
 	old.TellLost()
 	old.Signal(unix.SIGKILL)
-	old.Renew(boottime.Now() + 3*time.Hour)
+	old.Renew(boottime.Now().Add(3 * time.Hour))
 	pids := awaitRecords(dir, 1)
 	r := await(t, c)
 	assertDead(t, pids)
 	if r.Ending != child.LeaseOver || boottime.Now() < deadline {
-		t.Errorf("%+v, %v after the deadline", r, boottime.Now()-deadline)
+		t.Errorf("%+v, %v after the deadline", r, boottime.Now().Sub(deadline))
 	}
 }
 
@@ -284,20 +284,20 @@ func TestManyRenewals(t *testing.T) {
 	for n := range 20 {
 		c := startAgain(t, g, child.Config{}, "exit", "0")
 		for i := range 1000 {
-			c.Renew(far() + time.Duration(n*1000+i)*time.Second)
+			c.Renew(far().Add(time.Duration(n*1000+i) * time.Second))
 		}
 		await(t, c)
 		if g = c.Guard(); g == nil {
 			g = usedGuard(t, nil, child.Config{}, nil)
 		}
 	}
-	deadline := boottime.Now() + time.Second
+	deadline := boottime.Now().Add(time.Second)
 	dir := t.TempDir()
 	c := startAgain(t, g, child.Config{Deadline: deadline}, "catch", dir)
 	c.Renew(far())
 	awaitRecords(dir, 1)
-	for boottime.Now() < deadline+100*time.Millisecond {
-		time.Sleep(deadline + 110*time.Millisecond - boottime.Now())
+	for boottime.Now() < deadline.Add(100*time.Millisecond) {
+		time.Sleep(boottime.Until(deadline.Add(110 * time.Millisecond)))
 	}
 	c.Signal(unix.SIGTERM)
 	if r := await(t, c); r.Status.ExitStatus() != int(unix.SIGTERM) {

@@ -8,9 +8,9 @@
 // killed, the kernel kills the command (PR_SET_PDEATHSIG), and pglead inherits the
 // rest of the tree and kills it.
 //
-// pglead's side are Guards (all of this process), Guard (one of them) and Child (a command
-// under a guard); the other side is guardProcess. What the two sides say to each other
-// is in wire.go.
+// On pglead's side there are Guards (all of this process), Guard (one of them) and Child (a
+// command under a guard). The other side is guardProcess. What the two sides say to each
+// other is in wire.go.
 package child
 
 import (
@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // Config is what to run and until when.
@@ -26,9 +28,8 @@ type Config struct {
 	Args []string
 	Env  []string
 
-	// Deadline is the instant of the boot time clock at which the tree is
-	// killed unless Renew has moved it.
-	Deadline time.Duration
+	// Deadline is when the tree is killed, unless Renew has moved it.
+	Deadline boottime.Instant
 
 	// LostGrace is the time that the command has between SIGTERM and SIGKILL when
 	// the lock is lost. It ends LeaseGrace after the deadline at the latest.
@@ -45,9 +46,14 @@ type Config struct {
 
 	// Release is what the guard writes to the socket when the tree is dead, if this
 	// process is gone by then. With ReleaseEndsSession the connection
-	// ends with it.
+	// ends with it, and the guard also writes it after the deadline has passed.
 	Release            []byte
 	ReleaseEndsSession bool
+
+	// Linger is how long the guard leaves the connection to the server when the deadline
+	// has passed and the tree is dead. Then it ends the connection, which this process
+	// may keep open while it is stopped.
+	Linger time.Duration
 
 	// KeepGuard keeps the guard for another command, if it can take one (see
 	// Child.Guard). Such commands run in the guard's session, each in a group of its
@@ -61,14 +67,15 @@ type Child struct {
 	guard  *Guard
 	cfg    Config
 	pid    int // the command's
+	born   boottime.Instant
 	events chan Event
 	done   chan struct{}
 	result Result
 
 	mu      sync.Mutex
 	orders  orderState
-	renewed time.Duration // the last deadline that the guard was sent
-	excused bool          // the guard has said why it takes its time
+	renewed boottime.Instant // the last deadline that the guard was sent
+	excused bool             // the guard has said why it takes its time
 }
 
 // orderState says whether a command's orders may reach its guard:
@@ -106,6 +113,10 @@ type Event struct {
 
 // PID is the command's process number.
 func (c *Child) PID() int { return c.pid }
+
+// Born is the instant of the boot time clock just before the command's process was made.
+// What the terminal sent to its group before that has not reached the command.
+func (c *Child) Born() boottime.Instant { return c.born }
 
 // Events delivers what happens before the end.
 func (c *Child) Events() <-chan Event { return c.events }
@@ -153,8 +164,8 @@ func (c *Child) listen() {
 			if report.decode(body) != nil {
 				continue
 			}
-			c.result = Result{Ending: report.ending, Status: unix.WaitStatus(report.status), Killed: int(report.killed)}
-			keep := report.ready != 0 && c.handOn()
+			c.result = Result{Ending: report.Ending, Status: unix.WaitStatus(report.Status), Killed: int(report.Killed)}
+			keep := report.Ready != 0 && c.handOn()
 			close(c.done) // the lock can be released before the guard has ended
 			if !keep {
 				c.guard.hangUp()

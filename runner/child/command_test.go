@@ -84,7 +84,7 @@ func TestDispositions(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "status")
 	c, err := newGuard(t, nil).StartCommand(t.Context(), child.Config{
 		Path: "/bin/sh", Args: []string{"sh", "-c", "exec grep -E '^Sig(Ign|Blk)' /proc/self/status >" + file},
-		Deadline: boottime.Now() + time.Minute,
+		Deadline: boottime.Now().Add(time.Minute),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestScriptWithoutInterpreterLine(t *testing.T) {
 func TestTooLate(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "started")
 	g := newGuard(t, nil)
-	_, err := g.StartCommand(t.Context(), child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now() - 1})
+	_, err := g.StartCommand(t.Context(), child.Config{Path: "/bin/touch", Args: []string{"touch", file}, Deadline: boottime.Now().Add(-1)})
 	if err == nil {
 		t.Error("started after the deadline")
 	}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // Guard is a guard process as pglead sees it: its number, the socket pair for orders
@@ -94,6 +96,20 @@ func (g *Guard) Close() {
 	removeCgroup(g.cgroup)
 }
 
+// Ended says of a guard that waits for a command whether it has ended. Until it has a
+// command it says nothing, so all that there can be to read is the end.
+func (g *Guard) Ended() (ended bool) {
+	raw, err := g.control.SyscallConn()
+	if err != nil {
+		return true
+	}
+	err = raw.Control(func(fd uintptr) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		ended = err == nil && n > 0
+	})
+	return ended || err != nil
+}
+
 // send gives the guard an order. It never blocks: the guard may be stopped, and this
 // process has to go on, to notice that the lock is lost. An order that the socket has
 // no room for is sent later and, like a signal that is pending, only once. If
@@ -149,7 +165,7 @@ func (g *Guard) sendRest() {
 }
 
 // renew puts a new deadline into the pipe, and says whether it could.
-func (g *Guard) renew(deadline time.Duration) bool {
+func (g *Guard) renew(deadline boottime.Instant) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.renewals < 0 {

@@ -90,8 +90,8 @@ type turn struct {
 
 	// The tree:
 	phase    phase
-	deadline time.Duration // of boot time, the latest that pglead has sent
-	killAt   time.Duration // the end of the phase terminating
+	deadline boottime.Instant // the latest that pglead has sent
+	killAt   boottime.Instant // the end of the phase terminating
 
 	// Its kill, in rounds:
 	killedAt           time.Time // when the phase began
@@ -139,7 +139,7 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 
 // newTurn begins a turn, and makes the control group for its command if it may.
 func newTurn(cgroup string) turn {
-	t := turn{pidfd: -1, report: doneReport{ending: Exited}}
+	t := turn{pidfd: -1, report: doneReport{Ending: Exited}}
 	if t.cgroupDir = makeCgroup(cgroup); t.cgroupDir != nil {
 		t.cgroup = t.cgroupDir.Name()
 	}
@@ -179,12 +179,13 @@ func (g *guardProcess) watch() (again bool) {
 		}
 	}
 	g.leaveSocket()
-	if brief && g.req.keepGuard != 0 && unix.WaitStatus(g.report.status).Exited() {
-		g.report.ready = 1
+	if brief && g.req.KeepGuard && unix.WaitStatus(g.report.Status).Exited() {
+		g.report.Ready = 1
 	}
 	err := writeMessage(g.control, msgDone, g.report.encode())
 	removeCgroup(g.cgroup)
-	return err == nil && g.report.ready != 0
+	g.linger()
+	return err == nil && g.report.Ready != 0
 }
 
 // listen starts the delivery of all that watch waits for.
@@ -244,7 +245,7 @@ func (g *guardProcess) readRenewals() {
 		if n < 8 { // none is left, or pglead is gone
 			return
 		}
-		g.deadline = time.Duration(binary.NativeEndian.Uint64(deadlines[n-8 : n]))
+		g.deadline = boottime.Instant(binary.NativeEndian.Uint64(deadlines[n-8 : n]))
 	}
 }
 

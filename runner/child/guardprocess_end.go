@@ -1,6 +1,7 @@
 package child
 
 import (
+	"cmp"
 	"encoding/binary"
 	"time"
 
@@ -51,7 +52,7 @@ const (
 // enter begins a phase.
 func (g *guardProcess) enter(next phase, why Ending) {
 	if g.phase == running {
-		g.report.ending = why
+		g.report.Ending = why
 	}
 	g.phase = next
 }
@@ -84,7 +85,7 @@ func (g *guardProcess) terminate(why Ending) {
 	}
 	g.readRenewals()
 	now := boottime.Now()
-	g.killAt = min(now+time.Duration(g.req.lostGrace), g.deadline+time.Duration(g.req.leaseGrace))
+	g.killAt = min(now.Add(g.req.LostGrace), g.deadline.Add(g.req.LeaseGrace))
 	if g.killAt <= now || g.timer.Set(g.killAt) != nil {
 		g.kill(why)
 		return
@@ -150,11 +151,11 @@ func (g *guardProcess) reap() bool {
 			continue
 		}
 		if g.phase == killing {
-			g.report.killed++
+			g.report.Killed++
 		}
 		if pid == g.pid {
 			g.stage = commandDead
-			g.report.status = uint32(status)
+			g.report.Status = uint32(status)
 			g.leftovers = time.After(leftoverPatience)
 		}
 	}
@@ -170,8 +171,8 @@ func (g *guardProcess) endStage() {
 	case g.stage == leftoversTold:
 		g.kill(Exited)
 	default:
-		g.tell(msgLeftovers, []byte(describe(remains(nil))))
-		if g.req.waitForAll != 0 {
+		g.tell(msgLeftovers, []byte(cmp.Or(describe(remains(nil)), "processes that are gone before they can be named")))
+		if g.req.WaitForLeftovers {
 			return
 		}
 		g.signal(unix.SIGTERM)
@@ -184,13 +185,40 @@ func (g *guardProcess) endStage() {
 // leaveSocket does on the lock's socket, when the tree is dead, what pglead may not be
 // there to do.
 func (g *guardProcess) leaveSocket() {
+	may := len(g.req.Release) > 0
 	switch {
 	case g.socket < 0:
-	case g.orphaned && g.report.ending != SocketClosed && g.req.release != "":
+	case g.orphaned && g.report.Ending != SocketClosed && may:
 		g.sendRelease()
-	case g.report.ending != Exited && g.report.ending != Killed:
+		if g.req.ReleaseEndsSession {
+			g.drainSocket()
+		}
+	case g.report.Ending == LeaseOver:
+		// pglead is stopped, or the server is silent. It is for linger to end the
+		// connection: an end without a word would come too early for those in line, who
+		// see only later that the holder has been silent for long enough.
+		if g.req.ReleaseEndsSession && may {
+			g.sendRelease()
+		}
+	case g.report.Ending != Exited && g.report.Ending != Killed:
 		// pglead is dead, or stopped with a descriptor of its own that would
 		// keep the connection, and the lock, alive for nothing.
 		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
+}
+
+// linger ends the connection of a pglead that may be stopped, unless the server or
+// pglead does so before. The report has been written by then.
+func (g *guardProcess) linger() {
+	if g.socket < 0 || g.report.Ending != LeaseOver {
+		return
+	}
+	over := boottime.Now().Add(g.req.Linger)
+	fds := []unix.PollFd{{Fd: int32(g.socket), Events: serverHungUp}, {Fd: int32(g.fd)}} // POLLHUP always counts
+	for left := g.req.Linger; left > 0; left = boottime.Until(over) {
+		if n, err := unix.Poll(fds, int(left.Milliseconds())+1); n > 0 || err != nil && err != unix.EINTR {
+			break
+		}
+	}
+	_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 }

@@ -29,6 +29,9 @@ func setThreadName(name string) {
 	}
 }
 
+// serverHungUp is what poll(2) says when the other end has ended a connection.
+const serverHungUp = unix.POLLRDHUP
+
 // firstInstants waits, for 20 ms at most, until the command is dead or the guard has
 // anything else to do. It says whether the command is dead and there is nothing else.
 // Many commands end before the goroutines for all that (listen) could be started, and
@@ -42,16 +45,15 @@ func (g *guardProcess) firstInstants() (brief bool) {
 	fds := []unix.PollFd{
 		{Fd: int32(g.pidfd), Events: unix.POLLIN},
 		{Fd: int32(g.fd), Events: unix.POLLIN},
-		{Fd: int32(g.socket), Events: unix.POLLRDHUP}, // poll(2) leaves a -1 out
+		{Fd: int32(g.socket), Events: serverHungUp}, // poll(2) leaves a -1 out
 	}
-	left := g.deadline - boottime.Now()
-	n, err := unix.Poll(fds, int(max(0, min(most, left)).Milliseconds()))
+	n, err := unix.Poll(fds, int(max(0, min(most, boottime.Until(g.deadline))).Milliseconds()))
 	return err == nil && n == 1 && fds[0].Revents != 0
 }
 
 // closed says whether the other end has closed the connection.
 func closed(socket int) bool {
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(socket), Events: unix.POLLRDHUP}}, 0)
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(socket), Events: serverHungUp}}, 0)
 	return err == nil && n > 0 // a -1 is left out
 }
 
@@ -63,7 +65,7 @@ func hangup(socket int) <-chan struct{} {
 		return closed
 	}
 	go func() {
-		fds := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLRDHUP}}
+		fds := []unix.PollFd{{Fd: int32(socket), Events: serverHungUp}}
 		for {
 			n, err := unix.Poll(fds, -1)
 			if err == unix.EINTR || err == unix.EAGAIN {

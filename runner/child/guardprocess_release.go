@@ -9,13 +9,12 @@ import (
 // releaseMost is how long the guard tries to send the release.
 const releaseMost = time.Second
 
-// sendRelease gives the lock back in place of a pglead that is gone: it says that the
-// tree is dead, so that waiters need not wait until it must be. If the connection ends
-// with that, it ends this direction, and waits for the server to end the other: a
-// connection that is reset could lose bytes that the server has not read yet.
+// sendRelease gives the lock back in place of a pglead that is gone, or stopped: it says
+// that the tree is dead, so that waiters need not wait until it must be. If the connection
+// ends with that, it ends this direction.
 func (g *guardProcess) sendRelease() {
 	deadline := time.Now().Add(releaseMost)
-	for left := []byte(g.req.release); len(left) > 0; {
+	for left := g.req.Release; len(left) > 0; {
 		n, err := unix.Write(g.socket, left)
 		switch {
 		case err == unix.EAGAIN && await(g.socket, unix.POLLOUT, deadline):
@@ -26,10 +25,15 @@ func (g *guardProcess) sendRelease() {
 		}
 		left = left[max(0, n):]
 	}
-	if g.req.releaseEndsSession == 0 {
-		return
+	if g.req.ReleaseEndsSession {
+		_ = unix.Shutdown(g.socket, unix.SHUT_WR)
 	}
-	_ = unix.Shutdown(g.socket, unix.SHUT_WR)
+}
+
+// drainSocket waits for the server to end the connection: one that is reset could lose
+// bytes that the server has not read yet.
+func (g *guardProcess) drainSocket() {
+	deadline := time.Now().Add(releaseMost)
 	rest := make([]byte, 4096)
 	for {
 		n, err := unix.Read(g.socket, rest)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -13,10 +12,49 @@ import (
 )
 
 // start receives the request and starts the command.
-func (g *guardProcess) start() error {
+//
+// Up to the start the guard is in pglead's process group, and there the command starts,
+// too: in a group of its own it could neither read from the terminal nor be stopped by
+// Ctrl-Z. A guard that is to have several commands leaves before, and gives each of them
+// a group of its own: so what one does to its group reaches no other.
+func (g *guardProcess) start() (err error) {
+	if err := g.receive(); err != nil {
+		removeCgroup(g.cgroup)
+		return err
+	}
+	if boottime.Now() >= g.deadline || closed(g.socket) {
+		// pglead was stopped before it wrote this, or this process before it read it, or
+		// either was slow: somebody else may have the lock.
+		return g.refuse(tooLate, 0, ErrTooLate)
+	}
+	if g.req.KeepGuard {
+		if err := g.leave(); err != nil {
+			return err
+		}
+	}
+	g.resetStop()
+	born := boottime.Now()
+	if g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.Env, Files: []uintptr{0, 1, 2}, Sys: g.attributes()}); err != nil {
+		errno := syscall.EINVAL
+		_ = errors.As(err, &errno)
+		return g.refuse(int64(errno), born, err)
+	}
+	if g.req.KeepGuard {
+		g.resetStop = ignoreStop()
+	}
+	if err := g.leave(); err != nil {
+		return err
+	}
+	if err := writeStartAnswer(g.control, msgStarted, int64(g.pid), born); err != nil {
+		g.kill(PgleadGone)
+	}
+	return nil
+}
+
+// receive takes a request, and begins a new turn if it is not the first one.
+func (g *guardProcess) receive() error {
 	k, body, err := readMessage(blocking{g.fd})
 	if err != nil || k != msgStart {
-		removeCgroup(g.cgroup)
 		return fmt.Errorf("no start request: %w", err)
 	}
 	var req startRequest
@@ -27,46 +65,15 @@ func (g *guardProcess) start() error {
 		g.turn = newTurn(req.cgroup)
 		g.readRenewals() // those are for a command that is dead
 	}
-	g.req, g.deadline = req, time.Duration(req.deadline)
-	if err := g.timer.Set(g.deadline); err != nil {
-		return err
-	}
-	if boottime.Now() >= g.deadline || closed(g.socket) {
-		// pglead was stopped before it wrote this, or this process before it read it, or
-		// either was slow: somebody else may have the lock.
-		removeCgroup(g.cgroup)
-		_ = writeNumber(g.control, msgFailed, tooLate)
-		return ErrTooLate
-	}
-	if g.req.keepGuard != 0 {
-		if err := g.leave(); err != nil {
-			return err
-		}
-	}
-	g.resetStop()
-	// Up to here the guard is in pglead's process group, and there the command
-	// starts, too: in a group of its own it could neither read from the terminal
-	// nor be stopped by Ctrl-Z. A guard that is to have several commands is in a
-	// session of its own by now, and each of them in a group of its own: so what one
-	// does to its group reaches no other.
-	g.pid, err = g.execute(&syscall.ProcAttr{Env: g.req.env, Files: []uintptr{0, 1, 2}, Sys: g.attributes()})
-	if err != nil {
-		removeCgroup(g.cgroup)
-		errno := syscall.EINVAL
-		_ = errors.As(err, &errno)
-		_ = writeNumber(g.control, msgFailed, int64(errno))
-		return err
-	}
-	if g.req.keepGuard != 0 {
-		g.resetStop = ignoreStop()
-	}
-	if err := g.leave(); err != nil {
-		return err
-	}
-	if err := writeNumber(g.control, msgStarted, int64(g.pid)); err != nil {
-		g.kill(PgleadGone)
-	}
-	return nil
+	g.req, g.deadline = req, req.Deadline
+	return g.timer.Set(g.deadline)
+}
+
+// refuse tells pglead why the command does not start, which was to be made at born.
+func (g *guardProcess) refuse(why int64, born boottime.Instant, err error) error {
+	removeCgroup(g.cgroup)
+	_ = writeStartAnswer(g.control, msgFailed, why, born)
+	return err
 }
 
 // leave gives the guard a session of its own, in which no signal for pglead's group
@@ -88,7 +95,7 @@ func (g *guardProcess) leave() error {
 // attributes are those with which the command starts.
 func (g *guardProcess) attributes() *syscall.SysProcAttr {
 	attr := commandAttributes(&g.pidfd)
-	attr.Setpgid = g.req.keepGuard != 0
+	attr.Setpgid = g.req.KeepGuard
 	return attr
 }
 
@@ -97,7 +104,7 @@ func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 	if g.cgroupDir != nil {
 		defer g.cgroupDir.Close()
 		setCgroup(attr.Sys, g.cgroupDir)
-		pid, err := syscall.ForkExec(g.req.path, g.req.args, attr)
+		pid, err := syscall.ForkExec(g.req.Path, g.req.Args, attr)
 		if err == nil {
 			return pid, nil
 		}
@@ -106,10 +113,10 @@ func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 		removeCgroup(g.cgroup)
 		g.cgroup = ""
 	}
-	pid, err = syscall.ForkExec(g.req.path, g.req.args, attr)
+	pid, err = syscall.ForkExec(g.req.Path, g.req.Args, attr)
 	if errors.Is(err, syscall.ENOEXEC) {
 		// A script without #! is the shell's, as for execvp(3).
-		args := append([]string{"sh", g.req.path}, g.req.args[1:]...)
+		args := append([]string{"sh", g.req.Path}, g.req.Args[1:]...)
 		pid, err = syscall.ForkExec("/bin/sh", args, attr)
 	}
 	return pid, err

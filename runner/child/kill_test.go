@@ -25,9 +25,9 @@ func TestKillReachesTheWholeTree(t *testing.T) {
 }
 
 func TestDeadline(t *testing.T) {
-	c, pids := startTree(t, child.Config{Deadline: boottime.Now() + 3*time.Second}, 3)
-	c.Renew(boottime.Now() + 4*time.Second)
-	renewed := boottime.Now() + 3*time.Second
+	c, pids := startTree(t, child.Config{Deadline: boottime.Now().Add(3 * time.Second)}, 3)
+	c.Renew(boottime.Now().Add(4 * time.Second))
+	renewed := boottime.Now().Add(3 * time.Second)
 	r := await(t, c)
 	if boottime.Now() < renewed {
 		t.Error("killed before the renewed deadline")
@@ -54,11 +54,11 @@ func TestLostGrace(t *testing.T) {
 
 	// The lease's end ends the grace.
 	began := boottime.Now()
-	c, pids = startTree(t, child.Config{LostGrace: time.Hour, Deadline: began + 2*time.Second, LeaseGrace: time.Second}, 3)
+	c, pids = startTree(t, child.Config{LostGrace: time.Hour, Deadline: began.Add(2 * time.Second), LeaseGrace: time.Second}, 3)
 	r := await(t, c)
 	assertDead(t, pids)
-	if r.Ending != child.LeaseOver || boottime.Now() < began+3*time.Second {
-		t.Errorf("%+v after %v", r, boottime.Now()-began)
+	if r.Ending != child.LeaseOver || boottime.Now() < began.Add(3*time.Second) {
+		t.Errorf("%+v after %v", r, boottime.Now().Sub(began))
 	}
 }
 

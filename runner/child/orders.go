@@ -35,7 +35,7 @@ func (c *Child) TellLost() {
 	c.mu.Lock()
 	deadline := c.renewed
 	c.mu.Unlock()
-	grace := max(0, min(c.cfg.LostGrace, deadline+c.cfg.LeaseGrace-boottime.Now())) // as in guardProcess.terminate
+	grace := max(0, min(c.cfg.LostGrace, boottime.Until(deadline.Add(c.cfg.LeaseGrace)))) // as in guardProcess.terminate
 	time.AfterFunc(grace+patience, c.killGuard)
 }
 
@@ -68,10 +68,10 @@ func (c *Child) killGuard() {
 const renewalStep = 250 * time.Millisecond
 
 // Renew moves the deadline.
-func (c *Child) Renew(deadline time.Duration) {
+func (c *Child) Renew(deadline boottime.Instant) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.orders != guardHandedOn && deadline-c.renewed >= renewalStep && c.guard.renew(deadline) {
+	if c.orders != guardHandedOn && deadline.Sub(c.renewed) >= renewalStep && c.guard.renew(deadline) {
 		c.renewed = deadline
 	}
 }

@@ -43,7 +43,7 @@ var errOtherHandler = errors.New("the signals have different handlers")
 
 func notesSender(sig unix.Signal) error {
 	var action [64]byte
-	if err := getAction(sig, &action); err != nil {
+	if err := sigaction(sig, nil, &action); err != nil {
 		return err
 	}
 	handler := (*uintptr)(unsafe.Pointer(&action))
@@ -55,19 +55,7 @@ func notesSender(sig unix.Signal) error {
 	}
 	goHandler = *handler
 	*handler = noteSenderAddress
-	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), 0, 8, 0, 0)
-	if errno != 0 {
-		return errno
-	}
-	return nil
-}
-
-func getAction(sig unix.Signal, action *[64]byte) error {
-	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), 0, uintptr(unsafe.Pointer(action)), 8, 0, 0)
-	if errno != 0 {
-		return errno
-	}
-	return nil
+	return sigaction(sig, &action, nil)
 }
 
 // byTerminal says whether a signal that has been caught was sent by the kernel to the

@@ -115,7 +115,7 @@ func awaitRecords(dir string, n int) []int {
 	panic(fmt.Sprintf("%d of %d processes started", len(records(dir)), n))
 }
 
-func far() time.Duration { return boottime.Now() + time.Hour }
+func far() boottime.Instant { return boottime.Now().Add(time.Hour) }
 
 func newGuard(tb testing.TB, socket syscall.Conn) *child.Guard {
 	tb.Helper()

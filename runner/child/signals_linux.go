@@ -16,11 +16,17 @@ const ignore = 1
 func setAction(sig unix.Signal, handler uintptr) (old uintptr, err error) {
 	var action, before [64]byte
 	*(*uintptr)(unsafe.Pointer(&action)) = handler
-	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(&action)), uintptr(unsafe.Pointer(&before)), 8, 0, 0)
+	err = sigaction(sig, &action, &before)
+	return *(*uintptr)(unsafe.Pointer(&before)), err
+}
+
+// sigaction is rt_sigaction(2). Either action may be nil.
+func sigaction(sig unix.Signal, action, before *[64]byte) error {
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(action)), uintptr(unsafe.Pointer(before)), 8, 0, 0)
 	if errno != 0 {
-		return 0, errno
+		return errno
 	}
-	return *(*uintptr)(unsafe.Pointer(&before)), nil
+	return nil
 }
 
 // defaultAction gives a signal back its default action, which signal.Reset doesn't do

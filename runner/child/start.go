@@ -30,7 +30,7 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 		g.Close()
 		return nil, ErrTooLate
 	}
-	pid, err := g.requestStart(ctx, cfg)
+	pid, born, err := g.requestStart(ctx, cfg)
 	var lookup *LookupError
 	switch {
 	case errors.As(err, &lookup), errors.Is(err, ErrTooLate):
@@ -48,7 +48,7 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 		}
 		return nil, err
 	}
-	c := &Child{guard: g, cfg: cfg, pid: pid, renewed: cfg.Deadline, events: make(chan Event, 16), done: make(chan struct{})}
+	c := &Child{guard: g, cfg: cfg, pid: pid, born: born, renewed: cfg.Deadline, events: make(chan Event, 16), done: make(chan struct{})}
 	go c.listen()
 	return c, nil
 }
@@ -58,18 +58,18 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 const interruptedPatience = time.Second
 
 // requestStart sends the guard its request, and returns what it answers.
-func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, err error) {
+func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boottime.Instant, err error) {
 	timeOut := func(after time.Duration) { _ = g.control.SetDeadline(time.Now().Add(after)) }
-	timeOut(cfg.Deadline - boottime.Now())
+	timeOut(boottime.Until(cfg.Deadline))
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(interrupted)
-		timeOut(min(interruptedPatience, cfg.Deadline-boottime.Now()))
+		timeOut(min(interruptedPatience, boottime.Until(cfg.Deadline)))
 	})
 	err = writeMessage(g.control, msgStart, g.request(cfg))
 	var answer startAnswer
 	if err == nil {
-		pid, err = g.awaitStart(&answer, cfg)
+		pid, born, err = g.awaitStart(&answer, cfg)
 	}
 	if !stop() {
 		<-interrupted
@@ -77,29 +77,17 @@ func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, err erro
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		// If it was this process that was stopped, the answer is there by now.
 		timeOut(10 * time.Millisecond)
-		pid, err = g.awaitStart(&answer, cfg)
+		pid, born, err = g.awaitStart(&answer, cfg)
 	}
 	_ = g.control.SetDeadline(time.Time{})
-	return pid, err
+	return pid, born, err
 }
 
 // request is what the guard is told. Its first command's control group it has made by
 // then; that of each further one is in the request.
 func (g *Guard) request(cfg Config) []byte {
-	r := startRequest{
-		path: cfg.Path, args: cfg.Args, env: cfg.Env,
-		deadline: int64(cfg.Deadline), lostGrace: int64(cfg.LostGrace), leaseGrace: int64(cfg.LeaseGrace),
-		release: string(cfg.Release),
-	}
-	if cfg.WaitForLeftovers {
-		r.waitForAll = 1
-	}
-	if cfg.ReleaseEndsSession {
-		r.releaseEndsSession = 1
-	}
-	if cfg.KeepGuard && g.guards.reusable() {
-		r.keepGuard = 1
-	}
+	r := startRequest{Config: cfg}
+	r.KeepGuard = cfg.KeepGuard && g.guards.reusable()
 	if g.used {
 		g.cgroup = newCgroup(g.guards.cgroup())
 		r.cgroup = g.cgroup
@@ -109,19 +97,19 @@ func (g *Guard) request(cfg Config) []byte {
 }
 
 // awaitStart reads the answer to a start request, or the rest of it.
-func (g *Guard) awaitStart(answer *startAnswer, cfg Config) (pid int, err error) {
-	k, n, err := answer.read(g.control)
+func (g *Guard) awaitStart(answer *startAnswer, cfg Config) (pid int, born boottime.Instant, err error) {
+	k, n, born, err := answer.read(g.control)
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("the guard process ended before the command could start: %w", err)
+		return 0, 0, fmt.Errorf("the guard process ended before the command could start: %w", err)
 	case k == msgFailed:
 		if n == tooLate {
-			return 0, ErrTooLate
+			return 0, 0, ErrTooLate
 		}
 		errno := syscall.Errno(n)
-		return 0, &LookupError{Name: cfg.Args[0], NotFound: errno == syscall.ENOENT, err: errno}
+		return 0, 0, &LookupError{Name: cfg.Args[0], NotFound: errno == syscall.ENOENT, err: errno}
 	case k != msgStarted:
-		return 0, errors.New("the guard process answers nonsense")
+		return 0, 0, errors.New("the guard process answers nonsense")
 	}
-	return int(n), nil
+	return int(n), born, nil
 }

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
+
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // kind begins each message between pglead and the guard. Its length (32 bits) and the
@@ -24,8 +27,8 @@ const (
 	msgLost   kind = 'L' // the lock is lost: kill the tree, after the grace
 
 	// from the guard
-	msgStarted    kind = 's' // int64: the command's process number
-	msgFailed     kind = 'f' // int64: errno of the exec, or tooLate
+	msgStarted    kind = 's' // int64: the command's process number; int64: boot time just before it was made
+	msgFailed     kind = 'f' // int64: errno of the exec, or tooLate; int64: the same
 	msgStopped    kind = 'p' // int64: the command was stopped by this signal
 	msgLeftovers  kind = 'l' // text: processes that outlive the command
 	msgUnkillable kind = 'u' // text: processes that SIGKILL doesn't reach
@@ -72,25 +75,29 @@ func readMessage(r io.Reader) (kind, []byte, error) {
 	return kind(head[0]), body, err
 }
 
-// startAnswer is the message with a number that answers a request to start. What has
+// startAnswer is the message with two numbers that answers a request to start. What has
 // been read of it stays, since a deadline may come between two pieces.
 type startAnswer struct {
-	message [headSize + 8]byte
+	message [headSize + 16]byte
 	n       int
 }
 
-func (a *startAnswer) read(r io.Reader) (kind, int64, error) {
+func (a *startAnswer) read(r io.Reader) (k kind, n int64, born boottime.Instant, err error) {
 	for a.n < len(a.message) {
 		n, err := r.Read(a.message[a.n:])
 		if a.n += n; err != nil {
-			return 0, 0, err
+			return 0, 0, 0, err
 		}
 	}
 	head, body := a.message[:headSize], a.message[headSize:]
 	if binary.BigEndian.Uint32(head[1:]) != uint32(len(body)) {
-		return 0, 0, errMalformed
+		return 0, 0, 0, errMalformed
 	}
-	return kind(head[0]), number(body), nil
+	return kind(head[0]), number(body[:8]), boottime.Instant(number(body[8:])), nil
+}
+
+func writeStartAnswer(w io.Writer, k kind, n int64, born boottime.Instant) error {
+	return writeMessage(w, k, binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(nil, uint64(n)), uint64(born)))
 }
 
 func number(body []byte) int64 {
@@ -102,27 +109,18 @@ func number(body []byte) int64 {
 
 // startRequest is what the guard has to know. The command's argv and environment
 // are here and not in the guard's own, which ps shows, and which hold the settings of
-// its Go runtime.
+// its Go runtime. GuardPatience is pglead's own affair, and does not go over the wire.
 type startRequest struct {
-	path               string
-	args               []string
-	env                []string
-	deadline           int64
-	lostGrace          int64 // nanoseconds from a loss to the kill
-	leaseGrace         int64 // nanoseconds from the deadline to the kill at most
-	waitForAll         int64 // 1: leave leftovers alone
-	releaseEndsSession int64 // 1: the connection ends with the release
-	keepGuard          int64 // 1: another request may follow this one's end
-	release            string
-	cgroup             string // to be made for the command, unless the guard has one from its start
+	Config
+	cgroup string // to be made for the command, unless the guard has one from its start
 }
 
 func (r *startRequest) encode() []byte {
 	var b []byte
-	for _, n := range []int64{r.deadline, r.lostGrace, r.leaseGrace, r.waitForAll, r.releaseEndsSession, r.keepGuard} {
+	for _, n := range []int64{int64(r.Deadline), int64(r.LostGrace), int64(r.LeaseGrace), flag(r.WaitForLeftovers), flag(r.ReleaseEndsSession), flag(r.KeepGuard), int64(r.Linger)} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
-	for _, list := range [][]string{{r.path, r.release, r.cgroup}, r.args, r.env} {
+	for _, list := range [][]string{{r.Path, string(r.Release), r.cgroup}, r.Args, r.Env} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
 		for _, s := range list {
 			b = binary.AppendUvarint(b, uint64(len(s)))
@@ -132,17 +130,25 @@ func (r *startRequest) encode() []byte {
 	return b
 }
 
+func flag(set bool) int64 {
+	if set {
+		return 1
+	}
+	return 0
+}
+
 var errMalformed = errors.New("malformed message")
 
 func (r *startRequest) decode(b []byte) error {
-	for _, n := range []*int64{&r.deadline, &r.lostGrace, &r.leaseGrace, &r.waitForAll, &r.releaseEndsSession, &r.keepGuard} {
+	var numbers [7]int64
+	for i := range numbers {
 		if len(b) < 8 {
 			return errMalformed
 		}
-		*n, b = number(b[:8]), b[8:]
+		numbers[i], b = number(b[:8]), b[8:]
 	}
-	var path []string
-	for _, list := range []*[]string{&path, &r.args, &r.env} {
+	var single []string
+	for _, list := range []*[]string{&single, &r.Args, &r.Env} {
 		count, used := binary.Uvarint(b)
 		if used <= 0 || count > uint64(len(b)) {
 			return errMalformed
@@ -158,10 +164,13 @@ func (r *startRequest) decode(b []byte) error {
 			b = b[used+int(size):]
 		}
 	}
-	if len(path) != 3 || len(b) != 0 {
+	if len(single) != 3 || len(b) != 0 {
 		return errMalformed
 	}
-	r.path, r.release, r.cgroup = path[0], path[1], path[2]
+	r.Deadline, r.LostGrace, r.LeaseGrace = boottime.Instant(numbers[0]), time.Duration(numbers[1]), time.Duration(numbers[2])
+	r.WaitForLeftovers, r.ReleaseEndsSession, r.KeepGuard = numbers[3] != 0, numbers[4] != 0, numbers[5] != 0
+	r.Linger = time.Duration(numbers[6])
+	r.Path, r.Release, r.cgroup = single[0], []byte(single[1]), single[2]
 	return nil
 }
 
@@ -182,26 +191,20 @@ const (
 )
 
 type doneReport struct {
-	ending Ending
-	status uint32 // the command's wait status
-	killed int64  // processes reaped after the decision to kill
-	ready  int64  // 1: the guard awaits another request
+	Ending Ending
+	Status uint32 // the command's wait status
+	Killed int64  // processes reaped after the decision to kill
+	Ready  int64  // 1: the guard awaits another request
 }
 
 func (d *doneReport) encode() []byte {
-	b := binary.BigEndian.AppendUint64(nil, uint64(d.ending))
-	b = binary.BigEndian.AppendUint32(b, d.status)
-	b = binary.BigEndian.AppendUint64(b, uint64(d.killed))
-	return binary.BigEndian.AppendUint64(b, uint64(d.ready))
+	b, _ := binary.Append(nil, binary.BigEndian, d) // its size is fixed
+	return b
 }
 
 func (d *doneReport) decode(b []byte) error {
-	if len(b) != 28 {
+	if n, err := binary.Decode(b, binary.BigEndian, d); err != nil || n != len(b) {
 		return errMalformed
 	}
-	d.ending = Ending(number(b[:8]))
-	d.status = binary.BigEndian.Uint32(b[8:])
-	d.killed = number(b[12:20])
-	d.ready = number(b[20:])
 	return nil
 }

@@ -12,8 +12,11 @@ import (
 
 func TestStartRequestSurvivesTheWire(t *testing.T) {
 	for _, want := range []startRequest{
-		{path: "/bin/true", args: []string{"true"}, env: []string{}},
-		{path: "/bin/echo", args: []string{"echo", "", "a\nb", "日本"}, env: []string{"A=1", "B="}, deadline: 1 << 60, lostGrace: 5, leaseGrace: 4, waitForAll: 1, releaseEndsSession: 1, keepGuard: 1, release: "bye\x00", cgroup: "/group"},
+		{Config: Config{Path: "/bin/true", Args: []string{"true"}, Env: []string{}, Release: []byte{}}},
+		{Config: Config{
+			Path: "/bin/echo", Args: []string{"echo", "", "a\nb", "日本"}, Env: []string{"A=1", "B="}, Deadline: 1 << 60, LostGrace: 5, LeaseGrace: 4,
+			WaitForLeftovers: true, ReleaseEndsSession: true, KeepGuard: true, Release: []byte("bye\x00"),
+		}, cgroup: "/group"},
 	} {
 		var wire bytes.Buffer
 		if err := writeMessage(&wire, msgStart, want.encode()); err != nil {
@@ -32,8 +35,8 @@ func TestStartRequestSurvivesTheWire(t *testing.T) {
 
 // FuzzDecode: whatever arrives, decoding neither panics nor invents anything.
 func FuzzDecode(f *testing.F) {
-	f.Add((&startRequest{path: "/bin/true", args: []string{"true"}, env: []string{"A=1"}}).encode())
-	f.Add((&doneReport{ending: Killed, status: 9, killed: 3, ready: 1}).encode())
+	f.Add((&startRequest{Config: Config{Path: "/bin/true", Args: []string{"true"}, Env: []string{"A=1"}}}).encode())
+	f.Add((&doneReport{Ending: Killed, Status: 9, Killed: 3, Ready: 1}).encode())
 	f.Add([]byte{})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var req startRequest
@@ -53,17 +56,17 @@ func FuzzDecode(f *testing.F) {
 // TestStartAnswer: an answer that a deadline cuts in two is read on after it.
 func TestStartAnswer(t *testing.T) {
 	var whole bytes.Buffer
-	if err := writeNumber(&whole, msgStarted, 4711); err != nil {
+	if err := writeStartAnswer(&whole, msgStarted, 4711, 815); err != nil {
 		t.Fatal(err)
 	}
 	for cut := range whole.Len() {
 		var a startAnswer
 		first := io.MultiReader(bytes.NewReader(whole.Bytes()[:cut]), iotest.ErrReader(os.ErrDeadlineExceeded))
-		if _, _, err := a.read(first); !errors.Is(err, os.ErrDeadlineExceeded) {
+		if _, _, _, err := a.read(first); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Fatalf("cut at %d: %v", cut, err)
 		}
-		if k, n, err := a.read(bytes.NewReader(whole.Bytes()[cut:])); k != msgStarted || n != 4711 || err != nil {
-			t.Errorf("cut at %d: %c %d, %v", cut, k, n, err)
+		if k, n, born, err := a.read(bytes.NewReader(whole.Bytes()[cut:])); k != msgStarted || n != 4711 || born != 815 || err != nil {
+			t.Errorf("cut at %d: %c %d %d, %v", cut, k, n, born, err)
 		}
 	}
 }

@@ -130,7 +130,7 @@ func (x *examination) look(ctx context.Context) {
 		if x.viewer.Ended() {
 			break
 		}
-		// Of what was refused, the session was not made fit for these.
+		// A session that was refused has none of the settings that these try.
 		if x.refused == nil || part.name != "settings" && part.name != "notify" {
 			x.add(part.name, part.look(ctx))
 		}
@@ -140,16 +140,16 @@ func (x *examination) look(ctx context.Context) {
 	}
 }
 
-// rows asks on the connection.
-func (x *examination) rows(ctx context.Context, sql string) (session.Rows, error) {
+// Query asks on the connection.
+func (x *examination) Query(ctx context.Context, queries ...string) (session.Rows, error) {
 	ctx, cancel := context.WithTimeout(ctx, x.cfg.ConnectTimeout)
 	defer cancel()
-	return x.viewer.Query(ctx, sql)
+	return x.viewer.Query(ctx, queries...)
 }
 
-// row asks for one row of so many columns, of several queries that of the last.
+// row asks for one row of so many columns: that of the last query, if there are several.
 func (x *examination) row(ctx context.Context, columns int, sql string) ([]string, error) {
-	rows, err := x.rows(ctx, sql)
+	rows, err := x.Query(ctx, sql)
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@ package doctor_test
 import (
 	"io"
 	"net"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -125,25 +124,13 @@ func relay(t *testing.T, to string) (port string) {
 }
 
 func TestExamineTLS(t *testing.T) {
-	dir, err := os.MkdirTemp("", "pgtls")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := localpg.MakeDir(dir); err != nil {
-		t.Fatal(err)
-	}
-	certify(t, dir, "db.example")
-	port := testserver.Port(t)
-	start(t, map[string]string{
-		"listen_addresses": "127.0.0.1", "port": port, "ssl": "on", "ssl_cert_file": dir + "/server.crt", "ssl_key_file": dir + "/server.key",
-	})
+	_, port, certificate := testserver.StartTLS(t, "db.example")
 	dsn := "host=db.example hostaddr=127.0.0.1 user=pglead dbname=postgres port=" + port
 	e := examine(t, config(t, dsn))
 	e.want("TLS", checkup.Note, "TLS 1.3")
 	e.want("TLS", checkup.Note, "sslmode=verify-full")
 	for _, mode := range []string{"verify-ca", "verify-full"} {
-		examine(t, config(t, dsn+" sslrootcert="+dir+"/server.crt sslmode="+mode)).want("TLS", checkup.OK, "certificate verified")
+		examine(t, config(t, dsn+" sslrootcert="+certificate+" sslmode="+mode)).want("TLS", checkup.OK, "certificate verified")
 	}
 }
 

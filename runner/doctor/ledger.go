@@ -10,7 +10,7 @@ import (
 
 // ledger is what the database remembers of runs, if it does.
 func (x *examination) ledger(ctx context.Context) checkup.Check {
-	ask := func(ctx context.Context, sql string) ([][]string, error) { return x.rows(ctx, sql) }
+	ask := func(ctx context.Context, sql string) ([][]string, error) { return x.Query(ctx, sql) }
 	access, role, err := ledger.Look(ctx, ask)
 	if err != nil {
 		return unknown(err)

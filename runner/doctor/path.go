@@ -69,7 +69,7 @@ func (x *examination) tls(context.Context) checkup.Check {
 		}
 		for _, c := range configs { // all hosts have the same sslmode
 			if c != nil && c.InsecureSkipVerify && c.VerifyPeerCertificate == nil {
-				return checkup.Notef("sslmode=verify-full, and sslrootcert if the authority is a private one", "%s; the server's certificate is not verified: who can redirect the connection can pose as the server", seen)
+				return checkup.Notef("sslmode=verify-full, and sslrootcert if the authority is a private one", "%s; the server's certificate is not verified: whoever can redirect the connection can pose as the server", seen)
 			}
 		}
 		return checkup.Okf("%s, certificate verified", seen)
@@ -81,7 +81,7 @@ func (x *examination) tls(context.Context) checkup.Check {
 	case tcp.IP.IsLoopback():
 		return checkup.Okf("none, on the loopback interface")
 	}
-	return checkup.Warningf("sslmode=require or, better, verify-full", "none: who is on the path can read and change everything, the lock included")
+	return checkup.Warningf("sslmode=require or, better, verify-full", "none: whoever is on the path can read and change everything, the lock included")
 }
 
 // hosts looks at each of several hosts: at a failover another of them counts.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -25,7 +26,7 @@ func (x *examination) server(ctx context.Context) checkup.Check {
 	case row[2] == "off":
 		return checkup.Warningf("fsync = on in postgresql.conf", "%s, with fsync off: after a crash of its machine a fencing token may be given twice", version)
 	}
-	signs, err := x.rows(ctx, signsQuery)
+	signs, err := x.Query(ctx, signsQuery)
 	if err != nil {
 		return checkup.Okf("%s", version)
 	}
@@ -62,7 +63,7 @@ func (x *examination) primary(ctx context.Context) checkup.Check {
 // timeouts are those that a role, a database or the server has for every
 // session. Unseen they would end a holder's or a waiter's session.
 func (x *examination) timeouts(ctx context.Context) checkup.Check {
-	rows, err := x.rows(ctx, `SELECT s.name, s.reset_val, coalesce((
+	rows, err := x.Query(ctx, `SELECT s.name, s.reset_val, coalesce((
 	SELECT CASE WHEN r.rolname IS NOT NULL AND d.datname IS NOT NULL THEN 'role ' || r.rolname || ' in database ' || d.datname
 		WHEN r.rolname IS NOT NULL THEN 'role ' || r.rolname
 		WHEN d.datname IS NOT NULL THEN 'database ' || d.datname ELSE 'all roles' END
@@ -92,13 +93,13 @@ ORDER BY s.name`)
 	return checkup.Okf("%s; overridden for the lock's session, not for the command's own", strings.Join(list, ", "))
 }
 
-// settings are those that have the server end a dead session, as it took them.
+// settings sees whether the server has taken the settings by which it ends a dead session.
 func (x *examination) settings(ctx context.Context) checkup.Check {
 	ms := strconv.FormatInt(x.cfg.Lease.Milliseconds(), 10)
 	if x.cfg.Transaction {
 		const setting = "idle_in_transaction_session_timeout"
 		row, err := x.row(ctx, 1, strings.Join(x.cfg.Begin(), "; ")+"; SELECT setting FROM pg_catalog.pg_settings WHERE name = '"+setting+"'")
-		_, _ = x.rows(ctx, "ROLLBACK")
+		_, _ = x.Query(ctx, "ROLLBACK")
 		switch {
 		case err != nil:
 			return failed(err)
@@ -107,7 +108,7 @@ func (x *examination) settings(ctx context.Context) checkup.Check {
 		}
 		return checkup.Okf("%s %v", setting, x.cfg.Lease)
 	}
-	rows, err := x.rows(ctx, `SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN ('idle_session_timeout', 'tcp_keepalives_idle',
+	rows, err := x.Query(ctx, `SELECT name, setting FROM pg_catalog.pg_settings WHERE name IN ('idle_session_timeout', 'tcp_keepalives_idle',
 	'tcp_keepalives_interval', 'tcp_keepalives_count', 'tcp_user_timeout', 'client_connection_check_interval')`)
 	if err != nil {
 		return unknown(err)
@@ -141,7 +142,7 @@ func (x *examination) lease(ctx context.Context) checkup.Check {
 	var took []time.Duration
 	for range trips {
 		began := time.Now()
-		if _, err := x.rows(ctx, session.PlainBeat); err != nil {
+		if _, err := x.Query(ctx, session.PlainBeat); err != nil {
 			return failed(err)
 		}
 		took = append(took, time.Since(began))
@@ -175,47 +176,35 @@ func (x *examination) delay(context.Context) checkup.Check {
 const fewSlots = 10
 
 func (x *examination) slots(ctx context.Context) checkup.Check {
-	// pg_stat_database counts what pg_stat_activity hides from some.
-	row, err := x.row(ctx, 6, `SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
-		- coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0),
-	(SELECT sum(numbackends) FROM pg_catalog.pg_stat_database),
-	(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = session_user),
-	(SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE usename = session_user),
-	(SELECT datconnlimit FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()),
-	(SELECT numbackends FROM pg_catalog.pg_stat_database WHERE datname = pg_catalog.current_database())`)
+	limits, err := inspect.ReadLimits(ctx, x)
 	if err != nil {
 		return unknown(err)
 	}
-	n := make([]int, len(row))
-	for i, value := range row {
-		if n[i], err = strconv.Atoi(value); err != nil {
-			return unknown(fmt.Errorf("%q is no number", value))
-		}
+	left, err := limits.Room(ctx, x)
+	if err != nil {
+		return unknown(err)
 	}
-	left, of, whose := n[0]-n[1], n[0], "the server's"
-	if n[2] >= 0 && n[2]-n[3] < left {
-		left, of, whose = n[2]-n[3], n[2], "role "+x.cfg.Database.User+"'s"
+	whose := "the " + left.Whose
+	if left.Whose == "role" {
+		whose = "role " + x.cfg.Database.User
 	}
-	if n[4] >= 0 && n[4]-n[5] < left {
-		left, of, whose = n[4]-n[5], n[4], "the database's"
-	}
-	seen := fmt.Sprintf("%d of %s %d connections are free", max(left, 0), whose, of)
-	if left < fewSlots {
+	seen := fmt.Sprintf("%d of %s's %d connections are free", max(left.Free, 0), whose, left.Of)
+	if left.Free < fewSlots {
 		return checkup.Warningf("every holder and every waiter takes one: raise the limit, or let fewer wait", "%s", seen)
 	}
 	return checkup.Okf("%s", seen)
 }
 
-// notify tries what waiters and holders tell each other by.
+// notify tries the notifications by which waiters and holders tell each other.
 func (x *examination) notify(ctx context.Context) checkup.Check {
 	if x.cfg.Transaction {
 		return checkup.Notef("", "not heard with --transaction: a takeover after a wait always waits out the lock-delay")
 	}
 	const name = "pglead.1.doctor"
 	// A commit that waits for a standby would keep everybody's notifications waiting.
-	_, err := x.rows(ctx, `LISTEN "`+name+`"; SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('`+name+`', '')`)
+	_, err := x.Query(ctx, `LISTEN "`+name+`"; SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('`+name+`', '')`)
 	if err == nil {
-		_, err = x.rows(ctx, session.PlainBeat) // by its answer, a notification has arrived
+		_, err = x.Query(ctx, session.PlainBeat) // by its answer, a notification has arrived
 	}
 	if err != nil {
 		return failed(err)
@@ -230,7 +219,7 @@ func (x *examination) notify(ctx context.Context) checkup.Check {
 	return checkup.Okf("a notification was sent, and arrived")
 }
 
-// privilege is about one that no lock needs.
+// privilege looks for a privilege that no lock needs.
 func (x *examination) privilege(role, does string) func(context.Context) checkup.Check {
 	return func(ctx context.Context) checkup.Check {
 		row, err := x.row(ctx, 1, "SELECT pg_catalog.pg_has_role('"+role+"', 'USAGE')")

@@ -33,13 +33,13 @@ func (x *examination) silence(ctx context.Context) checkup.Check {
 	if x.cfg.Transaction {
 		sql = "BEGIN; SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true), pg_catalog.set_config('idle_session_timeout', '0', true)"
 	}
-	if _, err := quiet.rows(ctx, sql); err != nil {
+	if _, err := quiet.Query(ctx, sql); err != nil {
 		return failed(err)
 	}
 	after, err := quiet.answersAfter(ctx, x.cfg.Lease)
 	if err != nil {
 		return checkup.Failf("have what is in between keep silent connections for longer than the lease (HAProxy: timeout tunnel, or both timeout client and timeout server), go a way round it, or give all nodes a shorter --lease",
-			"a connection ended when it had been silent for %v (%s), in less than the lease of %v: a holder whose host is cut off loses the lock before its command is dead, and who comes then starts at once",
+			"a connection ended when it had been silent for %v (%s), in less than the lease of %v: a holder whose host is cut off loses the lock before its command is dead, and whoever comes then starts at once",
 			coarse(after), err, x.cfg.Lease)
 	}
 	return checkup.Okf("a connection that was silent for %v still answers", x.cfg.Lease)
@@ -56,6 +56,6 @@ func (x *examination) answersAfter(ctx context.Context, silent time.Duration) (t
 		return time.Since(began), err
 	}
 	took := time.Since(began)
-	_, err := x.rows(ctx, session.PlainBeat)
+	_, err := x.Query(ctx, session.PlainBeat)
 	return took, err
 }

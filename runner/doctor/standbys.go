@@ -16,20 +16,23 @@ func (x *examination) standbys(ctx context.Context) checkup.Check {
 	if err != nil {
 		return unknown(err)
 	}
-	names, connected := row[0], row[1]+" connected"
+	there, err := strconv.Atoi(row[1])
+	if err != nil {
+		return unknown(fmt.Errorf("%q is no number", row[1]))
+	}
+	names, connected := row[0], fmt.Sprintf("%d connected", there)
 	switch {
 	case names == "" && x.cfg.Quorum:
 		return checkup.Failf("set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave --quorum away",
 			"--quorum needs synchronous standbys, but synchronous_standby_names is empty (%s)", connected)
-	case names == "" && row[1] == "0":
+	case names == "" && there == 0:
 		return checkup.Okf("none, and none synchronous")
 	case names == "":
 		return checkup.Notef("if a standby is promoted while this server may still run, synchronous_standby_names and --quorum keep it from going on granting its locks",
 			"%s, none synchronous", connected)
-	case row[1] == "0":
+	case there == 0:
 		return checkup.Warningf("pg_stat_replication shows those that are connected", "synchronous_standby_names is %q, but none is connected: commits hang, with --quorum also a command's start, and without it if any session's NOTIFY hangs", names)
 	case x.cfg.Quorum:
-		there, _ := strconv.Atoi(row[1])
 		return countStandbys(names, row[2], there)
 	}
 	return checkup.Notef("with --quorum a primary that is cut off from them loses its holders", "synchronous_standby_names is %q, %s", names, connected)

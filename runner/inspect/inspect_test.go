@@ -155,11 +155,11 @@ func TestOlderDescription(t *testing.T) {
 // FuzzViews: whatever a server says of its locks, it is a view that can be shown,
 // or an error.
 func FuzzViews(f *testing.F) {
-	f.Add("1", "2", "3", "ShareLock", "4.5", "role", "pglead:k@h", "/*pglead slots='1000',key='k',since='9999-12-31T23:59:59Z'*/", "1700000000.5")
-	f.Add("-1", "99999999999", "x", "", "NaN", "\x1b[2J", "@", "/*pglead ", "1e300")
-	f.Fuzz(func(t *testing.T, class, obj, pid, mode, waiting, role, application, query, now string) {
-		row := []string{"db", class, obj, "1", mode, "t", pid, waiting, role, "", application, query, "f", now}
-		views, err := parseViews([][]string{row, row[:13]}, nil)
+	f.Add("1", "2", "3", "ShareLock", "4.5", "role", "pglead:k@h", "/*pglead slots='1000',key='k',since='9999-12-31T23:59:59Z',lease='1ns'*/", "1700000000.5", "1600000000")
+	f.Add("-1", "99999999999", "x", "", "NaN", "\x1b[2J", "@", "/*pglead lease='1ns'", "1e300", "-1e300")
+	f.Fuzz(func(t *testing.T, class, obj, pid, mode, waiting, role, application, query, now, answered string) {
+		row := []string{"db", class, obj, "1", mode, "t", pid, waiting, role, "", application, query, "f", now, "idle", answered}
+		views, err := parseViews([][]string{row, row[:15]}, nil)
 		if err == nil {
 			t.Errorf("a row without its last column is %+v", views)
 		}
@@ -172,8 +172,8 @@ func FuzzViews(f *testing.F) {
 			if !utf8.ValidString(text) || strings.ContainsFunc(text, func(r rune) bool { return !visible.Rune(r) }) || utf8.RuneCountInString(text) > 1000+10 {
 				t.Errorf("%+v is shown as %q", v, text)
 			}
-			if v.HeldFor() < 0 {
-				t.Errorf("held for %v", v.HeldFor())
+			if v.HeldFor() < 0 || v.SilentFor() < 0 {
+				t.Errorf("held for %v, silent for %v", v.HeldFor(), v.SilentFor())
 			}
 			v.Key()
 		}

@@ -35,6 +35,7 @@ type Lock struct {
 // Pause keeps a key from starting.
 type Pause struct {
 	Key   string     `json:"-"`
+	Text  string     `json:"-"`     // until when and by whom, for people
 	Until *time.Time `json:"until"` // null: until it is resumed
 	By    string     `json:"by"`
 	Note  string     `json:"note"`

@@ -94,11 +94,8 @@ func (n *naming) addLine(of lockkey.ID) {
 	}
 }
 
-// line returns the lock for which this one is a ticket, if it is one.
+// line returns the lock for which this one is a ticket, or a ticket's mark, if it is one.
 func (n *naming) line(id lockkey.ID) (of lockkey.ID, known bool) {
-	if id.Pair {
-		return of, false
-	}
 	of, known = n.lines[id.ClassID()]
 	return of, known
 }

@@ -42,7 +42,7 @@ func Views(ctx context.Context, on Connection, of Sought) ([]View, error) {
 func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, error) {
 	rows, err := on.Query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, 0,
 	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
-	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp())
+	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp()), a.state, extract(epoch FROM a.state_change)
 FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
 WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+inThisDatabase+" AND "+Among(ids)+" ORDER BY l.pid")
 	if err != nil {
@@ -111,14 +111,15 @@ func viewQuery(of Sought) string {
 	return `SELECT d.datname, l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid,
 	coalesce(extract(epoch FROM pg_catalog.clock_timestamp() - l.waitstart), 0),
 	coalesce(a.usename, ''), coalesce(pg_catalog.host(a.client_addr), ''), coalesce(a.application_name, ''), coalesce(a.query, ''),
-	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp())
+	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp()), a.state, extract(epoch FROM a.state_change)
 FROM pg_catalog.pg_locks AS l JOIN pg_catalog.pg_database AS d ON d.oid = l.database
 	LEFT JOIN pg_catalog.pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'advisory'` + where + `
 ORDER BY d.datname, l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart, l.pid`
 }
 
-// parseViews reads rows. A session that has a ticket counts as a waiter for the lock.
+// parseViews reads rows. A session that has a ticket counts as a waiter for the lock. The
+// mark by which its owner shows that it listens, the same number as a pair, is left out.
 func parseViews(rows session.Rows, asked []lockkey.ID) ([]View, error) {
 	names := newNaming(asked)
 	var views []View
@@ -129,6 +130,9 @@ func parseViews(rows session.Rows, asked []lockkey.ID) ([]View, error) {
 		}
 		key, slot, known := names.of(v)
 		if of, ticket := names.line(v.ID); ticket && !known {
+			if v.ID.Pair {
+				continue
+			}
 			// The lower half of a ticket's number is when it was drawn, in 10 ms.
 			v.Waiting = max(0, time.Duration(int32(uint32(v.Now.UnixMilli()/10)-v.ID.ObjID()))*10*time.Millisecond)
 			v.ID, v.Granted = of, false
@@ -142,7 +146,7 @@ func parseViews(rows session.Rows, asked []lockkey.ID) ([]View, error) {
 
 // parseView reads one row.
 func parseView(row []string) (View, error) {
-	if len(row) != 14 {
+	if len(row) != 16 {
 		return View{}, session.ErrNotPostgreSQL()
 	}
 	class, err1 := strconv.ParseUint(row[1], 10, 32)
@@ -161,6 +165,9 @@ func parseView(row []string) (View, error) {
 		Now: time.Unix(0, int64(now)),
 	}
 	v.Description, v.Described = ParseDescription(row[11])
+	if answered, err := parseSeconds(row[15]); err == nil && strings.HasPrefix(row[14], "idle") {
+		v.Idle = now - answered
+	}
 	return v, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -30,7 +31,8 @@ type View struct {
 	// Described says that the session is a pglead's.
 	Described bool
 	Description
-	Now time.Time // of the server
+	Now  time.Time     // of the server
+	Idle time.Duration // since its last request was answered, if that is known
 
 	named *named // what Key says, if it is known already
 }
@@ -65,10 +67,11 @@ func (v View) MarshalJSON() ([]byte, error) {
 		Seconds     float64    `json:"seconds,omitempty"` // held for, or waiting for
 		Token       int64      `json:"token,omitempty"`
 		Lease       float64    `json:"lease_seconds,omitempty"`
-		Hidden      bool       `json:"hidden,omitempty"` // this role may not see the details
+		Silent      float64    `json:"silent_seconds,omitempty"` // not heard for, if its heartbeat is overdue
+		Hidden      bool       `json:"hidden,omitempty"`         // this role may not see the details
 	}{
 		v.Where(), v.PID, v.User, v.Command, v.Note, v.Role, v.Client, v.Application, v.Backend, v.Pglead(),
-		since, seconds.Seconds(), v.Token, v.Lease.Seconds(), v.Hidden,
+		since, seconds.Seconds(), v.Token, v.Lease.Seconds(), v.SilentFor().Seconds(), v.Hidden,
 	})
 }
 
@@ -78,6 +81,15 @@ func (v View) HeldFor() time.Duration {
 		return 0
 	}
 	return max(0, v.Now.Sub(v.Since))
+}
+
+// SilentFor is for how long a pglead that has the lock has not been heard, if that is so
+// long that a heartbeat is missing.
+func (v View) SilentFor() time.Duration {
+	if !v.Granted || v.Lease <= 0 || v.Idle < 2*session.BeatEvery(v.Lease) {
+		return 0
+	}
+	return v.Idle
 }
 
 // Key is the name of the lock, and the number of its slot, if its session says a key
@@ -132,6 +144,9 @@ func (v View) String() string {
 	}
 	if held := v.HeldFor(); v.Granted && held > 0 {
 		text += fmt.Sprintf(" since %s, for %v", v.Since.Local().Format(sinceFormat(held)), held.Truncate(time.Second))
+	}
+	if silent := v.SilentFor(); silent > 0 {
+		text += fmt.Sprintf(", silent for %v", silent.Truncate(time.Second))
 	}
 	if v.Note != "" {
 		text += ", note: " + v.Note

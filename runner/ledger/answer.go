@@ -116,7 +116,7 @@ func parseFenced(fields []string) error {
 	whose, hint := "a prepared transaction", "COMMIT PREPARED or ROLLBACK PREPARED ends it; pg_prepared_xacts has its name"
 	if len(fields) == 2 {
 		whose = "the transaction of role " + fields[1] + ", session " + fields[0] + ","
-		hint = "end that session; with GRANT pg_signal_backend TO the owner of the schema pglead the next start does, unless it is a superuser's"
+		hint = "SELECT pg_terminate_backend(" + fields[0] + ") ends it; with GRANT pg_signal_backend TO the owner of the schema pglead the next start does, unless the session is a superuser's"
 	}
 	return &FencedError{session.Errorf(session.Unreachable, hint, "the last run is not over in the database: %s has called pglead.fence and goes on", visible.Text(whose))}
 }

@@ -56,14 +56,11 @@ WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY 
 
 // judge is Check without the runs that have ended.
 func judge(facts Facts, within time.Duration) Verdict {
-	v := Verdict{Now: facts.Now}
+	v := Verdict{Now: facts.Now, Pause: facts.Pause()}
 	for _, f := range facts.List {
 		v.Known = v.Known || !f.Last.Started.IsZero()
 		if f.Success.Ended.After(v.Success.Ended) {
 			v.Success = f.Success
-		}
-		if f.Pause.Until.After(v.Pause.Until) {
-			v.Pause = f.Pause
 		}
 		switch {
 		case f.Last.Outcome == Running:

@@ -74,6 +74,16 @@ type Facts struct {
 	Now      time.Time // of the server
 }
 
+// Pause is the one that ends last, or the zero Pause.
+func (f Facts) Pause() (last Pause) {
+	for _, fact := range f.List {
+		if fact.Pause.Until.After(last.Until) {
+			last = fact.Pause
+		}
+	}
+	return last
+}
+
 // FactsOf are the facts of a key under these numbers.
 func FactsOf(ctx context.Context, ask Ask, key string, ids []lockkey.ID) (Facts, error) {
 	return readFacts(ctx, ask, among(key, ids), 2*len(ids)+1000)

@@ -47,13 +47,13 @@ func SQL(keep int) string { return "BEGIN;\n\n" + installing(keep) + "\nCOMMIT;\
 
 // Install makes the ledger, or the missing parts of one. It keeps so many runs of each
 // key. The role needs CREATE on the database, and nothing else.
-func Install(ctx context.Context, ask func(context.Context, string) ([][]string, error), keep int) error {
+func Install(ctx context.Context, ask Ask, keep int) error {
 	_, err := ask(ctx, installing(keep)) // one transaction
 	return err
 }
 
 // Uninstall removes the ledger and all that it remembers.
-func Uninstall(ctx context.Context, ask func(context.Context, string) ([][]string, error)) error {
+func Uninstall(ctx context.Context, ask Ask) error {
 	_, err := ask(ctx, "DROP SCHEMA IF EXISTS pglead CASCADE")
 	return err
 }

@@ -1,7 +1,10 @@
 package ledger
 
 import (
+	"errors"
 	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -109,7 +112,30 @@ func (u Use) Foreign(answer string) bool { return answer == foreign }
 func (u Use) Denied(answer string) bool { return answer == denied }
 
 // Refused makes a refusal of the server name the ledger, instead of the lock.
-func Refused(err error) error { return session.Refused(err, "the ledger") }
+func Refused(err error) error {
+	if locked := Locked(err); locked != nil {
+		return locked
+	}
+	return session.Refused(err, "the ledger")
+}
+
+// Locked makes a *LockedError of a statement's error, if it is one, and else returns nil.
+func Locked(err error) error {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.Code != "55P03" || errors.As(err, new(*session.LostError)) {
+		return nil
+	}
+	return &LockedError{session.Errorf(session.Unreachable,
+		"is somebody altering or copying them? SELECT pid, mode FROM pg_locks WHERE granted AND relation::regclass::text LIKE 'pglead.%' says who",
+		"the ledger's tables are locked by another session: %s", session.ServerSays(pgErr))}
+}
+
+// LockedError says that another session has a table of the ledger, for longer than is
+// waited for it.
+type LockedError struct{ err error }
+
+func (e *LockedError) Error() string { return e.err.Error() }
+func (e *LockedError) Unwrap() error { return e.err }
 
 // DoneError says that a tick has had its success.
 type DoneError struct {

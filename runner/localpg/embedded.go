@@ -28,7 +28,7 @@ import (
 // either counts before the server stops or finds none and starts one.
 
 // Embedded is a use of the embedded server. The server outlives its users by
-// KeepIdle.
+// keepIdle.
 type Embedded struct {
 	DSN   string
 	Major int
@@ -36,9 +36,9 @@ type Embedded struct {
 	users fileLock
 }
 
-// KeepIdle is how long the server goes on without a user: longer than a
+// keepIdle is how long the server goes on without a user: longer than a
 // minute, so that a crontab finds it running.
-const KeepIdle = 90 * time.Second
+const keepIdle = 90 * time.Second
 
 // keeperName is the keeper's argv[0]. It keeps pkill from taking it for a run.
 const keeperName = "embedded-postgres-keeper"
@@ -217,7 +217,7 @@ func RunKeeper(args []string) (status int, isKeeper bool) {
 		_, _ = os.Stdout.WriteString("ready\n")
 		_ = os.Stdout.Close()
 	}
-	if err := keep(server, args[5], KeepIdle, ready); err != nil {
+	if err := keep(server, args[5], keepIdle, ready); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 70, true
 	}

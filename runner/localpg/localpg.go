@@ -137,8 +137,8 @@ type Server struct {
 // Superuser is the role that initdb makes.
 const Superuser = "pglead"
 
-// Account is who a server runs as: the user himself, or for root, as whom
-// PostgreSQL refuses to run, postgres or else nobody. Nil means the user.
+// Account is the account that a server runs as. It is nil for the user's own; root, as whom
+// PostgreSQL refuses to run, has postgres or else nobody.
 func Account() (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -166,6 +166,18 @@ func MakeDir(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
 	}
+	return giveAway(path)
+}
+
+// WriteFile writes a file that only the server's account can read.
+func WriteFile(path string, text []byte) error {
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		return err
+	}
+	return giveAway(path)
+}
+
+func giveAway(path string) error {
 	account, err := Account()
 	if err != nil || account == nil {
 		return err

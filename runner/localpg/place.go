@@ -163,7 +163,7 @@ func accountsDir(path string) error {
 		if err != nil || owner == want && !open {
 			return err
 		}
-		// Who made it may have been killed before it was the account's.
+		// Whoever made it may have been killed before it was the account's.
 		if os.Remove(path) != nil {
 			return &foreignError{path, owner, fmt.Sprintf("it should be the user %d's alone", want)}
 		}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -65,15 +64,11 @@ func (s *Server) Pooler(role string, settings map[string]string) (dsn string, st
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	}
-	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
-		conn, err := net.Dial("unix", filepath.Join(s.Socket, ".s.PGSQL."+port))
-		if err == nil {
-			_ = conn.Close()
-			return fmt.Sprintf("host=%s port=%s user=%s dbname=postgres", s.Socket, port, role), stop, nil
-		}
+	for began := time.Now(); !listening(filepath.Join(s.Socket, ".s.PGSQL."+port)); time.Sleep(5 * time.Millisecond) {
 		if time.Since(began) > startTimeout {
 			stop()
-			return "", nil, fmt.Errorf("pgbouncer does not listen: %w", err)
+			return "", nil, errors.New("pgbouncer does not listen")
 		}
 	}
+	return fmt.Sprintf("host=%s port=%s user=%s dbname=postgres", s.Socket, port, role), stop, nil
 }

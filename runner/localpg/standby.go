@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -71,12 +70,5 @@ func (s *Server) copyTo(standby *Server, host string) error {
 
 // sh runs a script as the server's account.
 func (s *Server) sh(script string, args ...string) error {
-	cmd, err := s.command("/bin/sh", append([]string{"-c", script, "sh"}, args...)...)
-	if err != nil {
-		return err
-	}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("copy %s: %w: %s", s.Data, err, strings.TrimSpace(string(out)))
-	}
-	return nil
+	return s.Run("/bin/sh", append([]string{"-c", script, "sh"}, args...)...)
 }

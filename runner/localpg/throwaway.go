@@ -19,11 +19,10 @@ func Throwaway(settings map[string]string) (s *Server, remove func(), err error)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := s.Init(); err != nil {
-		remove()
-		return nil, nil, err
+	if err = s.Init(); err == nil {
+		err = s.StartLogged()
 	}
-	if err := s.StartLogged(); err != nil {
+	if err != nil {
 		remove()
 		return nil, nil, err
 	}

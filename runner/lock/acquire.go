@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/pglead/pglead/runner/inspect"
@@ -31,17 +32,17 @@ type Config struct {
 	// question to the server.
 	Explain bool
 
-	// Parting ends the session with the last request: with Release, or with the
-	// question of Explain.
-	Parting bool
-
 	// Reached is set once the server has answered for the lock. From then on the run
 	// rides out every error. If it is nil, the run rides out passing errors only.
 	Reached *bool
 
-	// Prepare (of package runner: the start of the guard) is called once for each session, beside the questions to the server or the
-	// wait: there the caller makes ready what the command will need. The function that
-	// it returns undoes that, if the session is given up.
+	// Lost says that the run had the lock until a moment ago.
+	Lost bool
+
+	// Prepare (of package runner: the start of the guard) is called once for each
+	// session, beside the questions to the server or the wait: there the caller makes
+	// ready what the command will need. The function that it returns undoes that, if the
+	// session is given up.
 	Prepare func(*session.Session) (abandon func(), err error)
 
 	// Ledger is what remembers the run, if the database has one.
@@ -49,6 +50,8 @@ type Config struct {
 
 	Observer Observer
 	Log      *slog.Logger
+
+	place *int // in line, where the last session was lost; 0: none
 }
 
 // Forever is a wait without end.
@@ -66,10 +69,12 @@ const Forever = time.Duration(math.MaxInt64)
 // and otherwise ctx's cause, or an error of Config.Prepare.
 func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
 	began := time.Now()
+	cfg.place = new(int)
 	a := acquisition{cfg: cfg}
 	err = cfg.Persist(ctx, func(left func() time.Duration) (err error) {
 		held, err = a.attempt(ctx, left)
 		a.cfg.Session.Database = session.Elsewhere(a.cfg.Session.Database, err)
+		a.crowded = a.crowded || isFull(err)
 		return err
 	})
 	if err == nil {
@@ -84,6 +89,7 @@ type acquisition struct {
 	reopened bool   // this is not its first session
 	ticket   uint32 // the ticket that it had in an earlier one, or 0
 	said     bool   // the log says that a ledger is not used
+	crowded  bool   // the server had no room for it at some time
 }
 
 // attempt is what Acquire does with one session.
@@ -111,18 +117,16 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 	}
 	if err != nil {
 		if b.line != nil && b.line.ticket != 0 {
-			a.ticket = b.line.ticket
+			a.ticket, *cfg.place = b.line.ticket, b.line.rank
 		}
 		b.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
 			_ = b.GiveBack(ctx)
 		}
-		if !b.parted {
-			s.Close()
-		}
+		s.Close()
 		return nil, err
 	}
-	held.ownsSession = true
+	held.ownsSession, held.next = true, a.succession(b)
 	held.watchRequests()
 	cfg.answered()
 	return held, nil
@@ -143,7 +147,7 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 			return err
 		}
 	}
-	b.await()
+	b.noteOthers()
 	if left() <= 0 {
 		return b.lastTry(ctx)
 	}
@@ -183,7 +187,7 @@ func (b *Bid) lastTry(ctx context.Context) error {
 func (b *Bid) beginWait() error {
 	b.cfg.Log.Info("waiting for the lock", "event", "waiting")
 	if !b.cfg.Session.Transaction {
-		b.s.SetHeartbeat(session.Heartbeat{Every: WaiterBeat(b.cfg.Session.Lease), SQL: []string{session.PlainBeat}})
+		b.beatPlainly()
 		b.s.StartHeartbeat()
 	}
 	return b.preparation.done()
@@ -224,17 +228,23 @@ func (b *Bid) refuse(ctx context.Context) error {
 	if !b.cfg.Explain {
 		return held
 	}
-	parting := b.cfg.Parting && b.line == nil && b.s.Part()
 	sought := b.cfg.Claim.Sought()
-	views, err := inspect.Holders(ctx, b.s, sought.Locks...)
+	views, err := inspect.Holders(ctx, lastQuery{b.s}, sought.Locks...)
 	if err != nil {
 		return held // without their names
 	}
-	b.parted = parting
 	for _, view := range views {
 		if view.Backend != b.s.BackendPID() && (b.cfg.Claim.Gate == nil || view.ID != *b.cfg.Claim.Gate) {
 			held.Holders = append(held.Holders, view)
 		}
 	}
 	return held
+}
+
+// lastQuery is a session that ends with the answer to one more query.
+type lastQuery struct{ *session.Session }
+
+func (l lastQuery) Query(ctx context.Context, queries ...string) (session.Rows, error) {
+	answers, err := l.Ask(ctx, session.Request{SQL: queries, Last: true})
+	return slices.Concat(answers...), err
 }

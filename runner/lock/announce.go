@@ -41,8 +41,9 @@ import (
 // or heard a word with that field from the holder before. A holder that got the lock at
 // its first try did neither.
 
-// word is the first field of an announcement. A new one needs a place in history.hear,
-// line.decide and history.counts, above, and in runner/README.md.
+// word is the first field of an announcement. A new one needs a place in known, or it is
+// ignored, in history.hear, history.counts (discharge.go) and line.decide, in the list above,
+// and in runner/README.md.
 type word string
 
 const (

@@ -103,7 +103,7 @@ func TestSeats(t *testing.T) {
 		t.Errorf("a holder is %+v, %v, want %+v", s, err, want)
 	}
 	for _, name := range []string{"", "key@host", "pglead:key@host", "pglead:#", "pglead:#x key", "pglead:#7", "pglead:#-7 key", "psql pglead:#7 x", "pglead:#9223372036854775808 x"} {
-		if token := shownToken(name); token != 0 {
+		if token, _ := shownToken(name); token != 0 {
 			t.Errorf("%q shows the token %d", name, token)
 		}
 	}

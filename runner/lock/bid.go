@@ -2,10 +2,13 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/session"
@@ -29,7 +32,6 @@ type Bid struct {
 	server      string       // with a second session: the server's identity
 	puzzled     bool         // somebody unknown holds a lock
 	preparation *preparation // Config.Prepare
-	parted      bool         // the session has said goodbye
 	told        time.Time    // when Observer.Waiting was last called
 }
 
@@ -43,6 +45,7 @@ type grant struct {
 	coversEarlier bool
 	tenure        Tenure // from the draw on
 	recorded      bool   // in the ledger
+	dormant       int    // how many in line were that when the token was drawn
 }
 
 func noGrant() grant { return grant{coversEarlier: true} }
@@ -55,8 +58,8 @@ func (g *grant) undraw() { g.tenure, g.recorded = Tenure{}, false }
 
 // NewBid is a bid on a session that others may use, too. With noFirstTry it may have
 // missed news, so that its next grant is as one after a wait.
-func NewBid(s *session.Session, cfg Config, returns bool) *Bid {
-	return &Bid{s: s, cfg: cfg, noFirstTry: returns, grant: noGrant(), awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
+func NewBid(s *session.Session, cfg Config, noFirstTry bool) *Bid {
+	return &Bid{s: s, cfg: cfg, noFirstTry: noFirstTry, grant: noGrant(), awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
 }
 
 // complete says whether the bid holds all that the claim asks for.
@@ -108,8 +111,8 @@ func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 	return n, nil
 }
 
-// trySQL is an SQL expression that takes what is missing, as Try describes it. The
-// method granted reads its value.
+// trySQL is an SQL expression that takes what is missing, as Try describes it. Its
+// value is for noteGrant.
 func (b *Bid) trySQL() string {
 	claim := b.cfg.Claim
 	switch {
@@ -183,7 +186,7 @@ func (b *Bid) noteGrant(n int) (some bool, err error) {
 		b.grant.coversEarlier = b.grant.coversEarlier && v.coversEarlier
 	}
 	if !b.complete() {
-		b.await()
+		b.noteOthers()
 		b.noteRefusal()
 	}
 	return len(won) > 0, nil
@@ -217,9 +220,9 @@ func (b *Bid) verdict(id lockkey.ID) verdict {
 	return verdict{delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
 }
 
-// await notes that others have, or may have had, the locks that a try was refused: the
+// noteOthers notes that others have, or may have had, the locks that a try was refused: the
 // next grant of these is no first try.
-func (b *Bid) await() {
+func (b *Bid) noteOthers() {
 	for _, l := range b.barred() {
 		b.awaited[l.ID] = true
 	}
@@ -243,7 +246,7 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 	if b.cfg.Session.Transaction {
 		b.s.SetHolding(false)
 		_, err := b.s.Query(ctx, "ROLLBACK")
-		b.forget()
+		b.dropGrant()
 		return b.error(err)
 	}
 	h := Held{Locks: b.grant.locks, cfg: b.cfg}
@@ -253,12 +256,12 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 		words, _ = h.releasing()
 	}
 	_, err := b.s.Query(ctx, append(words, "SELECT "+h.unlocking())...)
-	b.forget()
+	b.dropGrant()
 	return b.error(err)
 }
 
-// forget notes that the locks are not held any more: others may have them now.
-func (b *Bid) forget() {
+// dropGrant notes that the locks are not held any more: others may have them now.
+func (b *Bid) dropGrant() {
 	for _, l := range b.grant.locks {
 		b.awaited[l.ID] = true
 	}
@@ -286,4 +289,21 @@ func lastNumber(rows session.Rows) (int, error) {
 // error makes a refusal of the server name the bid's locks.
 func (b *Bid) error(err error) error {
 	return session.Refused(err, "lock "+b.cfg.Claim.String())
+}
+
+// refusal is the server's error if the session has outlived it, or nil: the loss of a
+// session may wrap one, too.
+func refusal(err error) (refused *pgconn.PgError) {
+	if errors.As(err, new(*session.LostError)) || !errors.As(err, &refused) {
+		return nil
+	}
+	return refused
+}
+
+// nudge tells a goroutine that there is something for it, if it is not told already.
+func nudge(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }

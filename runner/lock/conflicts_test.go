@@ -128,14 +128,11 @@ func TestNoWait(t *testing.T) {
 	cfg := config(t, server.DSN("postgres"), exclusive(7))
 	h := acquire(t, cfg)
 	cfg.Wait, cfg.Explain = 0, true
-	for _, parting := range []bool{false, true} {
-		cfg.Parting = parting
-		c := contend(t, cfg)
-		<-c.done
-		refused, ok := c.err.(*lock.ConflictError) //nolint:errorlint // as it is
-		if !ok || len(refused.Holders) != 1 || refused.Holders[0].Backend != h.Session.BackendPID() {
-			t.Errorf("parting %v: %#v", parting, c.err)
-		}
+	c := contend(t, cfg)
+	<-c.done
+	refused, ok := c.err.(*lock.ConflictError) //nolint:errorlint // as it is
+	if !ok || len(refused.Holders) != 1 || refused.Holders[0].Backend != h.Session.BackendPID() {
+		t.Errorf("%#v", c.err)
 	}
 	eventually(t, "only the holder is there", func() bool {
 		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%'")[0] == "1"

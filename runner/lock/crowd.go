@@ -12,9 +12,11 @@ import (
 // source of its own. So the functions give bounds, and the caller draws between them.
 
 const (
-	// Listens is how many of the first in line listen.
-	Listens = 64
-	// TryEvery is how often the first in line tries without a word.
+	// Listens is how many of the first in line listen. Each NOTIFY in the database wakes
+	// all of them.
+	Listens = 24
+	// TryEvery is how often the first in line finds out whether the lock is free, if its
+	// holder shows nothing of itself.
 	TryEvery = time.Second
 )
 
@@ -50,6 +52,15 @@ const (
 	backoffFirst = 200 * time.Millisecond
 	backoffMost  = 5 * time.Second
 )
+
+// The first in line come back sooner: see pauses.
+const (
+	frontAgain = 250 * time.Millisecond
+	frontFor   = time.Minute
+)
+
+// frontBackoff is their backoff while the server says that it is not ready.
+func frontBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
 
 // Crowded is the backoff of a waiter that gave its connection back, or found none,
 // however often it finds room in between.

@@ -19,9 +19,9 @@ func (h *history) judge() {
 			continue
 		}
 		h.ends[i].counted = true
-		known := len(h.starts)
+		tells := h.isFresh(w) || slices.ContainsFunc(h.starts, func(s start) bool { return h.discharges(w, s) && !h.isHearsay(s) })
 		h.starts = slices.DeleteFunc(h.starts, func(s start) bool { return h.discharges(w, s) })
-		if len(h.starts) == known && !h.isFresh(w) {
+		if !tells {
 			continue
 		}
 		h.since = time.Now()
@@ -31,14 +31,19 @@ func (h *history) judge() {
 	}
 }
 
-// counts says whether a word may discharge anything. Its speaker was seen to hold the
-// lock, or has the waiter's role, or that of a former holder. A word that another
-// session's command is dead has to name a tenure that is known.
+// counts says whether a word may discharge anything. A word that another session's command
+// is dead has to name a tenure that is known by more than hearsay.
 func (h *history) counts(w endNotice) bool {
-	if w.Word == wordDead && !slices.ContainsFunc(h.starts, func(s start) bool { return s.token == w.Token }) {
+	if w.Word == wordDead && !slices.ContainsFunc(h.starts, func(s start) bool { return s.token == w.Token && !h.isHearsay(s) }) {
 		return false
 	}
-	speaker, known := h.seen[w.PID]
+	return h.trusts(w.PID)
+}
+
+// trusts says whether a session was seen to hold the lock, or has the waiter's role, or
+// that of a holder whose command may be alive. All others may be strangers.
+func (h *history) trusts(pid uint32) bool {
+	speaker, known := h.seen[pid]
 	return known && (speaker.held || h.isOwn(speaker) || slices.ContainsFunc(h.starts, func(s start) bool {
 		holder := h.seen[s.pid]
 		return holder.held && holder.role == speaker.role
@@ -101,16 +106,33 @@ func (h *history) unverified() (pids []uint32) {
 }
 
 // verified notes the role of a session that has said something, or that the session is
-// gone.
+// gone. What that one said of its own start and end counts nevertheless, for nothing else:
+// if it was a stranger, there was no start.
 func (h *history) verified(pid, role uint32, found bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !found {
+		for _, w := range h.ends {
+			if w.PID == pid && w.Word == wordClean && !h.trusts(pid) {
+				h.takeBack(w)
+			}
+		}
 		h.ends = slices.DeleteFunc(h.ends, func(w endNotice) bool { return w.PID == pid })
 		return
 	}
 	h.seen[pid] = sighting{role: role}
 	h.judge()
+}
+
+// takeBack forgets the start that a session said, since it has said the end of it, too.
+func (h *history) takeBack(w endNotice) {
+	known := len(h.starts)
+	h.starts = slices.DeleteFunc(h.starts, func(s start) bool {
+		return s.pid == w.PID && s.token == w.Token && s.noted < w.noted
+	})
+	if len(h.starts) < known {
+		h.since = time.Now()
+	}
 }
 
 // credible says whether a session's words would count.

@@ -2,10 +2,7 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"strings"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
@@ -50,11 +47,10 @@ func (h *Held) finishBeside(ctx context.Context) {
 // excused reports whether an error concerns the ledger alone, and warns of it. The locks
 // are given back in any case, and the next start waits for its lock-delay.
 func (h *Held) excused(err error) bool {
-	var pgErr *pgconn.PgError
-	if !h.recorded || !errors.As(err, &pgErr) || errors.As(err, new(*session.LostError)) {
+	if !h.recorded || refusal(err) == nil {
 		return false
 	}
-	h.unnoted(session.Refused(err, "the ledger"))
+	h.unnoted(ledger.Refused(err))
 	return true
 }
 

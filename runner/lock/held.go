@@ -27,10 +27,22 @@ type Held struct {
 	coversEarlier bool
 	end           ledger.End    // of the command
 	ownsSession   bool          // nobody else uses the session
-	parted        bool          // the session has said goodbye
 	prefers       string        // the host that is to have the lock next
 	requests      chan struct{} // requests to step down
+	next          succession
+	waited        bool      // in line
+	since         time.Time // when it was granted
+	stays         time.Time // until when its session stays after the release
 }
+
+// A session whose tenure was shorter than briefly stays for an introduction after its
+// release, so that those in line can ask for its role: without that its words don't count
+// (history.trusts), and just then many of them are busy with tries of their own. A longer
+// tenure gave them the time.
+const (
+	introduction = 100 * time.Millisecond
+	briefly      = time.Second
+)
 
 // Lost is closed when the session is gone, and its locks with it. Err then says
 // why.
@@ -42,8 +54,8 @@ func (h *Held) Err() error { return h.Session.Err() }
 // Release gives the locks back: when it returns nil another session can have them. The
 // command is dead, or was never started. If anybody waits, Release announces that in a
 // transaction before the one that frees the locks, so that the next holder has heard it.
-// If nobody waits it says nothing, since a NOTIFY costs the whole server. With
-// Config.Parting the session ends with the release.
+// If nobody waits it says nothing, since a NOTIFY costs the whole server. A
+// session that nobody else uses ends with the release.
 func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
 		h.Session.SetHolding(false)
@@ -56,25 +68,33 @@ func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Quorum {
 		h.finishBeside(ctx)
 	}
-	parting := h.cfg.Parting && h.Session.Part()
+	if err := h.call(ctx); err != nil {
+		return err
+	}
 	queries, unlock := h.releasing()
 	if !h.cfg.Session.Quorum {
 		queries = append(h.finishing(), queries...)
 	}
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock)})
+	queries = append(queries, h.next.endingCall()...)
+	introduces := h.waited && (h.next.who != noneToCall || time.Since(h.since) < briefly)
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: h.ownsSession && !introduces})
 	if err != nil && !h.excused(err) {
 		return h.error(err)
 	}
-	h.parted = parting
+	if introduces {
+		h.stays = time.Now().Add(introduction)
+	}
 	if !answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))) {
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
 	}
 	return nil
 }
 
-// Close ends the session, and frees with it what is still held.
+// Close ends the session, and frees with it what is still held. After a brief tenure it
+// first waits out the introduction.
 func (h *Held) Close() {
-	if h.ownsSession && !h.parted {
+	if h.ownsSession {
+		time.Sleep(time.Until(h.stays))
 		h.Session.Close()
 	}
 }
@@ -86,6 +106,9 @@ func (h *Held) error(err error) error {
 // releasing are the queries that announce, for each lock, that its command is dead, and
 // the query that gives all locks back.
 func (h *Held) releasing() (words []string, unlock string) {
+	if h.waited && !h.Locks[0].Shared { // else hardly anybody begins to listen just now
+		words = append(words, h.showingEnd())
+	}
 	for _, l := range h.Locks {
 		words = append(words, h.announcingEnd(l))
 	}
@@ -109,7 +132,7 @@ func (h *Held) announcingEnd(l Lock) string {
 	if l.Shared {
 		word = wordLeft
 	}
-	if h.cfg.Claim.Polled && !l.Shared {
+	if h.cfg.Claim.Polled && !l.Shared && h.prefers == "" {
 		return tell(channel(l.ID), h.endPayload(word))
 	}
 	// In a backend's first moments an order by places, as in a look, would take as long
@@ -124,7 +147,7 @@ func (h *Held) announcingEnd(l Lock) string {
 	}
 	columns := fmt.Sprintf("pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', %s)",
 		channel(l.ID), h.endPayload(word, "' "+toField+"'", "pid"))
-	return fmt.Sprintf("%s ORDER BY %s LIMIT 1", h.cfg.Claim.waitingFor(h.Locks, columns), order)
+	return fmt.Sprintf("SELECT %s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", columns, h.cfg.Claim.listeningTo(h.Locks), order)
 }
 
 // EncodedRelease is what the guard, which shares the socket, sends in place of this
@@ -142,7 +165,7 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 		killed.end = ledger.End{Outcome: ledger.Killed}
 		words = append(killed.finishing(), words...)
 	}
-	request, possible := h.Session.Encoded(h.ownsSession, append(words, unlock)...)
+	request, possible := h.Session.Encoded(session.Request{SQL: append(words, unlock), Last: h.ownsSession})
 	if !possible {
 		return nil, false
 	}

@@ -112,20 +112,22 @@ func (h *history) hear(pid uint32, payload string) {
 	case wordStarted:
 		h.begin(start{pid: pid, token: a.Token, delay: h.bounded(a), need: deadAfter(a)})
 	case wordClean, wordDead:
-		if len(h.ends) == mostWords {
-			h.ends = slices.Delete(h.ends, 0, 1)
-		}
-		h.ends = append(h.ends, endNotice{Announcement: a, noted: h.now})
+		h.note(a)
 		h.judge()
 	case wordLeft:
 	}
 	if len(h.events) < mostEvents {
 		h.events = append(h.events, a)
 	}
-	select {
-	case h.news <- struct{}{}:
-	default:
+	nudge(h.news)
+}
+
+// note notes the end of a tenure, which judge then goes by.
+func (h *history) note(a Announcement) {
+	if len(h.ends) == mostWords {
+		h.ends = slices.Delete(h.ends, 0, 1)
 	}
+	h.ends = append(h.ends, endNotice{Announcement: a, noted: h.now})
 }
 
 // bounded is how long a command may outlive its lock, by its holder's announcement, but
@@ -148,11 +150,12 @@ const crowd = math.MaxUint32
 
 // begin notes a tenure. A session holds a lock at most once, so a later start of the
 // same session replaces the earlier one. A start of an unknown session counts as that of
-// the first session that becomes known.
+// the first session that becomes known, but a stranger could say anything.
 func (h *history) begin(s start) {
 	s.noted = h.now
+	hearsay := h.isHearsay(s)
 	h.starts = slices.DeleteFunc(h.starts, func(known start) bool {
-		if known.pid != s.pid && known.pid != 0 {
+		if known.pid != s.pid && (known.pid != 0 || hearsay) {
 			return false
 		}
 		s.token, s.delay, s.need = max(s.token, known.token), max(s.delay, known.delay), max(s.need, known.need)
@@ -171,16 +174,23 @@ func (h *history) begin(s start) {
 	h.starts = append(h.starts, s)
 }
 
+// isHearsay says whether nothing is known of a tenure but what its own session said, which
+// may be a stranger.
+func (h *history) isHearsay(s start) bool {
+	return s.pid != 0 && s.pid != crowd && !h.trusts(s.pid)
+}
+
 // freeAfterClean is how long after the announcement of a clean end, which precedes the
 // unlock, the lock is free for certain.
 const freeAfterClean = 150 * time.Millisecond
 
-// noteRefusal notes that a try was noteRefusal. If all known holders are dead, there has to be
-// another one. It says whether that is news.
+// noteRefusal notes that a try was refused. If all known holders are dead, there has to be
+// another one, unless a stranger told the truth. It says whether that is news.
 func (h *history) noteRefusal(at time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.state() != ended || at.Sub(h.since) < freeAfterClean || h.buried.pid != 0 {
+	known := func(s start) bool { return !h.isHearsay(s) }
+	if !h.spoken || slices.ContainsFunc(h.starts, known) || at.Sub(h.since) < freeAfterClean || h.buried.pid != 0 {
 		return false
 	}
 	h.now++
@@ -225,6 +235,10 @@ func (h *history) saw(l *look, id lockkey.ID, since int) {
 		h.seen[s.pid] = sighting{role: s.role, held: true}
 		overtaken := func(w endNotice) bool { return w.PID == s.pid && w.noted > since && s.token <= w.Token }
 		if h.shared && s.shared || slices.ContainsFunc(h.ends, overtaken) {
+			continue
+		}
+		if s.ended && s.token != 0 {
+			h.note(Announcement{Word: wordClean, Token: s.token, OwnOnly: true, PID: s.pid})
 			continue
 		}
 		h.begin(start{pid: s.pid, token: s.token, delay: max(h.lockDelay, min(s.delay, h.lease)), need: s.delay})

@@ -215,6 +215,44 @@ func TestPassingNewcomer(t *testing.T) {
 		t.Errorf("one that is gone is asked for again: %v", got)
 	}
 	h.wants("one that was gone at once", testDelay, true)
+	h.says(third, wordClean, 7)
+	h.wants("and its end, before anybody has asked", testDelay, true)
+	h.verified(third, 0, false)
+	h.wants("its end, which counts for its own start alone", 0, false)
+}
+
+// TestPassingStranger: one that has said a start and an end and is gone hides nobody.
+func TestPassingStranger(t *testing.T) {
+	for name, says := range map[string]func(told){
+		"its own end":                     func(h told) { h.says(stranger, wordClean, 9) },
+		"another's end":                   func(h told) { h.says(stranger, wordClean, 5) },
+		"its own end, by another session": func(h told) { h.says(stranger, wordDead, 9) },
+	} {
+		h := newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(stranger, wordStarted, 9)
+		says(h)
+		h.verified(stranger, 0, false)
+		h.wants(name+", beside a holder", theirDelay, true)
+
+		h = newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(holder, wordClean, 5)
+		h.says(stranger, wordStarted, 9)
+		if !h.noteRefusal(time.Now().Add(freeAfterClean)) {
+			t.Errorf("%s: somebody has the lock, and only a stranger says who", name)
+		}
+		says(h)
+		h.verified(stranger, 0, false)
+		h.wants(name+", while somebody unknown has the lock", testDelay, true)
+	}
+
+	// Its start lends no weight to a late word of somebody else.
+	h := newTold(t)
+	h.says(stranger, wordStarted, 5)
+	h.says(speaker, wordDead, 5)
+	h.verified(speaker, ours, true)
+	h.wants("a late word, for a start that a stranger said", testDelay, true)
 }
 
 // TestNewcomerBetween: T1 is torn, a newcomer whose first try is granted starts T2 and

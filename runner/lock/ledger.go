@@ -67,10 +67,10 @@ func (l *line) warmUp(ctx context.Context) error {
 		SQL:    []string{"SELECT " + b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], "NULL", "NULL")},
 		Longer: fencePatience,
 	})
-	if errors.As(err, new(*pgconn.PgError)) && !errors.As(err, new(*session.LostError)) {
-		return nil
+	if refusal(err) == nil {
+		return b.error(err)
 	}
-	return b.error(err)
+	return nil
 }
 
 // undischarged are the tokens of starts that were heard without their ends; blind says
@@ -144,13 +144,13 @@ func (b *Bid) noteCoverage(w *startAttempt) {
 	if w.demands == 0 || w.witnessed && time.Since(w.since) >= w.demands {
 		return
 	}
-	v := b.verdictOf(b.grant.locks)
+	v := b.verdictOnAll(b.grant.locks)
 	b.grant.coversEarlier = v.delay == 0 && v.coversEarlier
 }
 
 // noteEvidence puts into the proof what was announced, and how long was waited, by now.
 func (b *Bid) noteEvidence(w *startAttempt) {
-	if !w.proof.Sure && (b.verdictOf(b.grant.locks).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
+	if !w.proof.Sure && (b.verdictOnAll(b.grant.locks).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
 		w.proof.Sure = true
 	}
 	w.proof.Heard = nil
@@ -319,13 +319,13 @@ func (b *Bid) withoutLedger(ctx context.Context) error {
 // ledgerError makes an error of the ledger one of this package. A run that waits rides
 // out those that pass by themselves.
 func (b *Bid) ledgerError(err error) error {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || errors.As(err, new(*session.LostError)) {
+	pgErr := refusal(err)
+	if pgErr == nil {
 		return err
 	}
 	switch pgErr.Code {
-	case "55P03", "40001", "40P01", "25006": // locked for longer than its patience, or read-only
-		return &LedgerError{session.Errorf(session.Unreachable, "is somebody altering its tables, or copying them?", "the ledger: %s", session.ServerSays(pgErr))}
+	case "40001", "40P01", "25006": // others are in the way, or the server is read-only
+		return &LedgerError{session.Errorf(session.Unreachable, "", "the ledger: %s", session.ServerSays(pgErr))}
 	}
 	return &LedgerError{ledger.Refused(err)}
 }

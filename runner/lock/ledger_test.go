@@ -236,10 +236,15 @@ func TestLedgerPause(t *testing.T) {
 	if !errors.As(err, &paused) || paused.Error() != "paused (ann: disk swap)" {
 		t.Errorf("a first try: %v", err)
 	}
-	first, second := contend(t, cfg), contend(t, cfg)
-	for _, c := range []*contender{first, second} {
+	// One after the other: of one that has the lock while it finds out about the pause, the
+	// other may see that and not hear that it gave it back.
+	contenders := make([]*contender, 2)
+	for i := range contenders {
+		c := contend(t, cfg)
+		contenders[i] = c
 		eventually(t, "it sits the pause out", func() bool { return slices.Contains(c.said(), "paused") })
 	}
+	first, second := contenders[0], contenders[1]
 	if advisoryLocks(t, server) != "0" {
 		t.Error("who sits a pause out holds locks")
 	}
@@ -314,11 +319,12 @@ func TestLedgerFails(t *testing.T) {
 	once.Wait = 0
 	release(t, acquire(t, cfg))
 	t.Run("locked", func(t *testing.T) {
+		patient := leased(cfg, 4*lease) // a request that waits for 3 s leaves a slow machine little of a short one
 		owner := plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
 		if _, err := lock.Acquire(t.Context(), once); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "55P03") {
 			t.Errorf("while its table is locked: %v", err)
 		}
-		waiter := contend(t, cfg)
+		waiter := contend(t, patient)
 		eventually(t, "one who waits tries again", func() bool {
 			return strings.Count(strings.Join(waiter.said(), " "), "waiting") > 0
 		})

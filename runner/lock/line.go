@@ -8,10 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // The line is a number of sessions that block nowhere. Each has a ticket, an advisory
@@ -19,15 +21,15 @@ import (
 // order is only for fairness; the lock itself keeps the promise.
 //
 //	rank 1    named by the clean end of the holder, it tries many times in one
-//	          statement, the first at once. It tries every second anyway, and
-//	          mostWatchers the holder (silence.go).
+//	          statement, the first at once. It watches the holder (silence.go),
+//	          and finds out by itself if the lock is free (watch.go).
 //	up to 3   also watch it, in case those before them are frozen.
 //	rank r    tries when the lock has come free, r-1 times turnPatience later, since
 //	          those before it may be dead. It doesn't if it hears of a start.
 //	up to 3   also tries if two looks in a row have shown the lock to be free.
-//	up to 64  listens.
-//	others    look: often while the line moves, or the listeners would run out, and
-//	          more and more seldom, the further behind they are, while it stands.
+//	up to 24  listens, and is marked as one that does.
+//	others    are dormant (dormant.go), and look: often while the line moves, and more
+//	          and more seldom, the further behind they are, while it stands.
 const (
 	turnPatience   = 300 * time.Millisecond
 	triesWhatsFree = 3
@@ -39,20 +41,24 @@ type line struct {
 	b        *Bid
 	ticketed bool
 	ticket   uint32 // the lower half of the ticket's number
+	marked   bool   // as one that listens
 	of       lockkey.ID
 	gated    bool // holds the gate
 
-	rank    int
-	moved   bool          // forward, at the last look
-	looks   time.Duration // how far apart they are
-	ahead   []uint32      // the sessions before this one, the next first
-	free    int           // how many looks in a row have shown no holder
-	lookAt  time.Time
-	tryAt   time.Time
-	burst   bool // the next try is of many
-	watched silenceWatch
-	room    room
-	warm    bool
+	rank     int
+	moved    bool          // forward, at the last look
+	looks    time.Duration // how far apart they are
+	ahead    []uint32      // the sessions before this one, the next first
+	free     int           // how many looks in a row have shown no holder
+	lookAt   time.Time
+	tryAt    time.Time
+	burst    bool   // the next try is of many
+	watched  watch  // what the heartbeat sees of the holder (watch.go)
+	prepared string // the name of what it asks
+	room     room
+	warm     bool
+	calling  bool        // those who are dormant
+	called   atomic.Bool // somebody has called this one
 }
 
 // lineOf is the lock in whose line the bid waits for what is missing.
@@ -82,13 +88,17 @@ func (l *line) ticketQuery() string {
 	if l.ticket != 0 { // it has been there before
 		from = strconv.FormatUint(uint64(l.ticket), 10) + "::bigint"
 	}
-	number := fmt.Sprintf("((%d)::bigint << 32 | (t & 4294967295))", int32(lockkey.Ticket(l.of)))
-	function := "pg_try_advisory_lock"
+	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
+WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s((%[5]d)::bigint << 32 | (t & 4294967295)) END LIMIT 1`,
+		from, mostTickets, uint32(earNumber), l.tryFunction(), int32(lockkey.Ticket(l.of)))
+}
+
+// tryFunction takes a ticket, or its mark.
+func (l *line) tryFunction() string {
 	if l.b.shared() {
-		function += "_shared"
+		return "pg_catalog.pg_try_advisory_lock_shared"
 	}
-	return fmt.Sprintf("SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t WHERE CASE WHEN t & 4294967295 <> %[5]d THEN pg_catalog.%[3]s(%[4]s) END LIMIT 1",
-		from, mostTickets, function, number, uint32(earNumber))
+	return "pg_catalog.pg_try_advisory_lock"
 }
 
 // shared says whether the bid is a reader's.
@@ -100,12 +110,22 @@ func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 const earNumber = math.MaxUint32
 
 func earOf(id lockkey.ID) Lock {
-	return Lock{ID: ticketID(id, earNumber), Shared: true}
+	ear := ticketID(id, earNumber)
+	ear.Pair = true
+	return Lock{ID: ear, Shared: true}
 }
 
 // ticketLock is the ticket as a lock.
 func (l *line) ticketLock() Lock {
 	return Lock{ID: ticketID(l.of, l.ticket), Shared: l.b.shared()}
+}
+
+// mark is the lock by which a holder sees that the ticket's owner listens: the ticket's
+// number as a pair.
+func (l *line) mark() Lock {
+	m := l.ticketLock()
+	m.Pair = true
+	return m
 }
 
 // ticketID is the number of a ticket in a lock's line.
@@ -127,14 +147,18 @@ func (b *Bid) join(ctx context.Context) error {
 		l.ticket = 0
 	}
 	l.of = b.lineOf()
-	if !l.ticketed {
-		n, err := b.number(ctx, append(b.listening(), l.ticketQuery())...)
-		if err != nil {
-			return err
-		}
-		l.ticket, l.ticketed = uint32(n), true
+	if l.ticketed {
+		return l.look(ctx)
 	}
-	return l.look(ctx)
+	found, err := b.look(ctx, append(b.listening(), l.ticketQuery())...)
+	if err != nil {
+		return err
+	}
+	if found.ticket == 0 {
+		return session.ErrNotPostgreSQL()
+	}
+	l.ticket, l.ticketed = found.ticket, true
+	return l.digest(ctx, found)
 }
 
 // leave gives the ticket back, and the gate.
@@ -162,14 +186,17 @@ func (l *line) leavingColumns() (columns []string) {
 	if l.ticketed {
 		columns = append(columns, l.ticketLock().call("advisory_unlock"))
 	}
-	if l.gated {
+	if l.marked {
+		columns = append(columns, l.mark().call("advisory_unlock"))
+	}
+	if l.gated { // who calls goes on with that
 		columns = append(columns, Lock{ID: l.gate()}.call("advisory_unlock"))
 	}
 	return columns
 }
 
 // noteLeft notes that the ticket and the gate are given back.
-func (l *line) noteLeft() { l.ticketed, l.gated = false, false }
+func (l *line) noteLeft() { l.ticketed, l.marked, l.gated = false, false, false }
 
 // gate is the lock that the first in line holds against newcomers: the claim's gate or,
 // against readers, the gate of the lock itself.
@@ -186,20 +213,20 @@ func (l *line) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case found.rank <= Listens && !l.b.Listens():
-		err = l.b.Listen(ctx)
-	case found.rank > Listens && l.b.Listens():
-		err = l.b.Forget(ctx)
-	}
-	if err != nil {
-		return err
-	}
 	return l.digest(ctx, found)
 }
 
 // digest draws the conclusions from a look.
-func (l *line) digest(ctx context.Context, found *look) error {
+func (l *line) digest(ctx context.Context, found *look) (err error) {
+	switch {
+	case found.rank <= Listens && !l.b.Listens():
+		err = l.wake(ctx)
+	case found.rank > Listens && l.b.Listens():
+		err = l.goDormant(ctx)
+	}
+	if err != nil {
+		return err
+	}
 	own := l.b.s.BackendPID()
 	l.moved, l.rank, l.ahead = found.rank < l.rank || l.rank == 0, found.rank, nil
 	for _, s := range found.line {
@@ -223,20 +250,35 @@ func (l *line) digest(ctx context.Context, found *look) error {
 			return err
 		}
 	} else {
-		if l.tryAt.IsZero() {
-			l.tryAt = now.Add(TryEvery)
-		}
 		if err := l.takeGate(ctx, found); err != nil {
 			return err
 		}
+		if l.tryAt.IsZero() && l.b.cfg.Claim.Gate == nil && !found.holds(l.of) {
+			l.tryAt = now
+		}
+	}
+	if err := l.callIfFew(ctx, found); err != nil {
+		return err
 	}
 	if l.rank > mostWatchers {
+		l.unwatch()
 		return nil
 	}
 	if err := l.warmUp(ctx); err != nil {
 		return err
 	}
-	return l.watched.see(ctx, l, found)
+	if err := l.see(ctx, found); err != nil {
+		return err
+	}
+	l.tryLater()
+	return nil
+}
+
+// tryLater has the first in line try in a while anyway, unless the heartbeat watches.
+func (l *line) tryLater() {
+	if l.rank == 1 && l.tryAt.IsZero() && l.watched.state() == off {
+		l.tryAt = time.Now().Add(TryEvery)
+	}
 }
 
 // takeGate takes the gate for the first in line. It keeps newcomers from taking one of
@@ -257,7 +299,7 @@ func (l *line) decide(events []Announcement) {
 	for _, e := range events {
 		switch e.Word {
 		case wordStarted:
-			l.burst = false
+			l.burst, l.free = false, 0
 			// A stranger's word doesn't cancel the try of those that look at once.
 			if l.rank > triesWhatsFree || l.b.credible(e.PID) {
 				l.tryAt = time.Time{}
@@ -269,9 +311,10 @@ func (l *line) decide(events []Announcement) {
 			if l.rank <= triesWhatsFree && !l.b.credible(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
 				l.lookAt = now.Add(rand.N(lookAtOnce))
 			}
-			if l.rank == 1 && l.tryAt.IsZero() {
-				l.tryAt = now.Add(TryEvery)
+			if later := now.Add(session.BeatEvery(l.b.cfg.Session.Lease)); l.watched.state() != off && !l.watched.is(e.PID) && later.Before(l.lookAt) {
+				l.lookAt = later
 			}
+			l.tryLater()
 		case wordClean, wordDead, wordLeft:
 			// A repeated word must not put off a turn that is near.
 			if at := now.Add(l.turnDelay(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
@@ -308,13 +351,30 @@ func (b *Bid) credible(pid uint32) bool {
 	return false
 }
 
-// waitingFor is a query for the sessions that wait for any of these locks: a waiter for
-// one of them may want another one next. They are the sessions with tickets, and those of
-// older versions, which stand in the server's own queue. A session that waits for that
-// number in another database is told in vain: to find out which database this is would
-// take as long as all the rest.
-func (c Claim) waitingFor(locks []Lock, columns string) string {
-	ids := idsOf(locks)
+// listeningTo is a condition for the sessions that listen to what is said of these locks:
+// a waiter for one of them may want another one next. They are the sessions with marks
+// and ears, and those of older versions, which stand in the server's own queue. A session
+// that waits for that number in another database is told in vain: to find out which
+// database this is would take as long as all the rest.
+func (c Claim) listeningTo(locks []Lock) string {
+	classes, ids := c.classes(locks)
+	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (classid IN (%s) AND objsubid = 2 OR NOT granted AND %s)", classes, inspect.Among(ids))
+}
+
+// audienceQuery says whether anybody listens to what is said of these locks, and how many
+// in line don't.
+func (c Claim) audienceQuery(locks []Lock) string {
+	classes, ids := c.classes(locks)
+	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE objsubid = 2 OR NOT granted) > 0 AS listens,
+		count(*) FILTER (WHERE objsubid = 1 AND granted) - count(*) FILTER (WHERE objsubid = 2 AND objid <> '%d') AS dormant
+	FROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (classid IN (%s) OR NOT granted AND %s)`,
+		uint32(earNumber), classes, inspect.Among(ids))
+}
+
+// classes are the upper halves of the tickets for these locks, and the numbers of the
+// locks for which older versions wait.
+func (c Claim) classes(locks []Lock) (list string, ids []lockkey.ID) {
+	ids = idsOf(locks)
 	lines := ids
 	if c.Gate != nil {
 		lines = []lockkey.ID{*c.Gate}
@@ -324,6 +384,5 @@ func (c Claim) waitingFor(locks []Lock, columns string) string {
 	for _, line := range lines {
 		classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(line)))
 	}
-	return fmt.Sprintf(`SELECT %s FROM pg_catalog.pg_lock_status() AS w WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid()
-		AND (classid IN (%s) AND objsubid = 1 OR NOT granted AND %s)`, columns, strings.Join(classes, ", "), inspect.Among(ids))
+	return strings.Join(classes, ", "), ids
 }

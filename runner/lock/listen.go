@@ -68,8 +68,8 @@ func (b *Bid) givingEarsBack() (query []string) {
 // Listens says whether the bid collects what happens to the locks.
 func (b *Bid) Listens() bool { return len(b.histories) > 0 }
 
-// Forget stops listening.
-func (b *Bid) Forget(ctx context.Context) error {
+// Unlisten stops listening.
+func (b *Bid) Unlisten(ctx context.Context) error {
 	var queries []string
 	for id := range b.histories {
 		b.s.OnNotify(channel(id), nil)

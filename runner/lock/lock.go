@@ -16,6 +16,11 @@
 //	grant     what a bid has got so far: locks, and later the token
 //	tenure    one holding of a lock, from its token to its end
 //	line      the waiters, each with a ticket: an advisory lock of its own
+//	look      a question for all that the server shows of a lock; each row is a seat
+//	watch     what the first in line ask of the holder alone, by their heartbeat
+//	burst     many tries in one statement, when the lock is about to be freed
+//	dormant   a waiter so far behind that it doesn't listen; a mark shows who does
+//	call      what makes the dormant listen: a lock that they can't have
 //	gate      a lock that the first in line holds against newcomers
 //	ear       a ticket that all share that listen without standing in line
 //	history   what a waiter has heard and seen of a lock's holders

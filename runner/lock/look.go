@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -21,9 +22,12 @@ type look struct {
 	line     []seat // in order, up to mostSeats
 	rank     int    // of this session's ticket, from 1; 0 without one
 	waiting  int    // the number of all in line
+	marked   int    // of them, those who listen
+	ticket   uint32 // of this session, or 0
+	mark     bool   // it was taken for this ticket
 	asked    bool   // a session of an older version stands in the server's own queue
-	sent     time.Duration
-	received time.Duration // boot time
+	sent     boottime.Instant
+	received boottime.Instant
 }
 
 // seat is one session's part in a lock.
@@ -33,6 +37,7 @@ type seat struct {
 	pid    uint32
 	role   uint32
 	token  int64         // of a holder that shows it, or 0
+	ended  bool          // it shows that this tenure's command is dead
 	delay  time.Duration // how long its command may outlive the lock, if it says so
 
 	// About its last request, for roles that may see it:
@@ -64,6 +69,9 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 		if parseErr = l.parse(answers[len(answers)-1], b.s.BackendPID()); parseErr != nil {
 			return
 		}
+		if l.mark {
+			b.line.marked = true
+		}
 		for id, h := range b.histories {
 			h.saw(l, id, since[id])
 		}
@@ -78,34 +86,42 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 // functions instead of the views that are made of them: the views are slower, and a
 // session's first query would have to read their definitions.
 //
+// If the session listens and is one of the first, it takes the mark of its ticket: as the
+// last that is done, so that a holder which goes by the mark has been seen by then.
+//
 // A ticket's place is its distance from now, as a signed number of 32 bits: the lower
 // half of its number is a time that begins anew every 497 days.
 func (b *Bid) lookQuery() string {
-	now, own := ticketTime(), "NULL::bigint"
-	if b.line != nil && b.line.ticketed {
-		own = strconv.FormatUint(uint64(b.line.ticket-now+1<<31), 10)
-	}
 	ids := b.cfg.Claim.Sought().Locks
-	return fmt.Sprintf(`SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, a.usesysid, a.application_name,
-	a.backend_start IS NOT NULL, a.backend_start, a.state_change, extract(epoch FROM pg_catalog.clock_timestamp() - a.state_change), pg_catalog.left(a.query, 1000),
-	count(l.place) OVER (), count(l.place) FILTER (WHERE (l.place, l.pid) < (%s, pg_catalog.pg_backend_pid())) OVER (),
-	(SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))
-FROM (SELECT *, CASE WHEN classid = '%d' AND objid <> '%d' AND objsubid = 1 AND granted THEN %s END AS place FROM pg_catalog.pg_lock_status()
+	mark := "NULL"
+	if b.line != nil && b.Listens() && !b.line.marked {
+		mark = fmt.Sprintf("CASE WHEN l.pid = own.pid AND l.place IS NOT NULL AND %s < %d THEN %s(%d, (l.objid::bigint << 32 >> 32)::int) END",
+			placesBefore, Listens, b.line.tryFunction(), int32(b.lineClass()))
+	}
+	return fmt.Sprintf(`WITH l AS MATERIALIZED (
+	SELECT *, classid = '%[1]d' AND objsubid = 2 AS mark, CASE WHEN classid = '%[1]d' AND objsubid = 1 AND granted THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
-		AND (classid = '%d' AND objid <> '%d' AND objsubid = 1 OR %s)) AS l
-	LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
-ORDER BY l.place NULLS FIRST, l.pid LIMIT %d`,
-		own, b.lineClass(), uint32(earNumber), placeAt(now), b.lineClass(), uint32(earNumber), inspect.Among(ids), len(ids)+mostSeats)
+		AND (classid = '%[1]d' AND objid <> '%[3]d' OR %[4]s))
+SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, a.usesysid, a.application_name,
+	a.backend_start IS NOT NULL, a.backend_start, a.state_change, extract(epoch FROM pg_catalog.clock_timestamp() - a.state_change), pg_catalog.left(a.query, 1000),
+	count(l.place) OVER (), %[6]s, (SELECT count(*) FROM l WHERE mark),
+	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())), %[7]s
+FROM l LEFT JOIN l AS own ON own.pid = pg_catalog.pg_backend_pid() AND own.place IS NOT NULL LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
+WHERE NOT l.mark ORDER BY l.place NULLS FIRST, l.pid LIMIT %[5]d`,
+		b.lineClass(), placeAt(ticketTime()), uint32(earNumber), inspect.Among(ids), len(ids)+mostSeats, placesBefore, mark)
 }
+
+// placesBefore is an SQL expression for the number of those in line before this session.
+const placesBefore = "count(l.place) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) OVER ()"
 
 // placeAt is an SQL expression for a ticket's place in line, at that time of tickets.
 func placeAt(now uint32) string {
 	return fmt.Sprintf("((objid::bigint - %d + 2147483648) & 4294967295)", now)
 }
 
-func (l *look) parse(rows session.Rows, own uint32) error {
+func (l *look) parse(rows session.Rows, pid uint32) error {
 	for _, row := range rows {
-		if len(row) != 17 {
+		if len(row) != 20 {
 			return session.ErrNotPostgreSQL()
 		}
 		s, err := parseSeat(row)
@@ -115,19 +131,25 @@ func (l *look) parse(rows session.Rows, own uint32) error {
 		ticket, granted := row[0] == "t", row[5] == "t"
 		waiting, err1 := strconv.Atoi(row[14])
 		before, err2 := strconv.Atoi(row[15])
-		role, err3 := strconv.ParseUint(row[16], 10, 32)
-		if err1 != nil || err2 != nil || err3 != nil {
+		marked, err3 := strconv.Atoi(row[16])
+		own, err4 := strconv.ParseUint(row[17], 10, 32)
+		role, err5 := strconv.ParseUint(row[18], 10, 32)
+		if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 			return session.ErrNotPostgreSQL()
 		}
-		l.waiting, l.rank, l.role = waiting, before+1, uint32(role)
+		l.waiting, l.rank, l.marked, l.ticket, l.role = waiting, before+1, marked, uint32(own), uint32(role)
 		switch {
 		case ticket:
 			l.line = append(l.line, s)
+			l.mark = l.mark || row[19] == "t"
 		case !granted:
 			l.asked = true
-		case s.pid != own:
+		case s.pid != pid:
 			l.holders = append(l.holders, s)
 		}
+	}
+	if l.mark {
+		l.marked++
 	}
 	return nil
 }
@@ -144,9 +166,10 @@ func parseSeat(row []string) (s seat, err error) {
 	age, _ := strconv.ParseFloat(row[12], 64)
 	s = seat{
 		id:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
-		shared: strings.HasPrefix(row[4], "Share"), pid: uint32(pid), role: uint32(role), token: shownToken(row[8]),
+		shared: strings.HasPrefix(row[4], "Share"), pid: uint32(pid), role: uint32(role),
 		visible: row[9] == "t", opened: row[10], changed: row[11], age: time.Duration(age * float64(time.Second)),
 	}
+	s.token, s.ended = shownToken(row[8])
 	if d, ok := inspect.ParseDescription(row[13]); ok && d.Beat > 0 {
 		s.beat, s.bound = d.Beat, d.Transaction
 		// A holder in its own delay waits for other commands, which may live longer.
@@ -156,18 +179,29 @@ func parseSeat(row []string) (s seat, err error) {
 }
 
 // The token stands in the name that every role sees of every session, before
-// the key, which may be cut off.
-const tokenMark = "pglead:#"
+// the key, which may be cut off. The mark of its end follows it.
+const (
+	tokenMark = "pglead:#"
+	endedMark = "-"
+)
 
-// shownToken is the token in a session's name, or 0.
-func shownToken(name string) int64 {
+// shownToken is the token in a session's name, or 0, and whether its command is dead.
+func shownToken(name string) (token int64, ended bool) {
 	rest, marked := strings.CutPrefix(name, tokenMark)
-	digits, _, ended := strings.Cut(rest, " ")
+	digits, _, whole := strings.Cut(rest, " ")
+	digits, ended = strings.CutSuffix(digits, endedMark)
 	token, err := strconv.ParseInt(digits, 10, 64)
-	if !marked || !ended || err != nil || token < 0 {
-		return 0
+	if !marked || !whole || err != nil || token < 0 {
+		return 0, false
 	}
-	return token
+	return token, ended
+}
+
+// showingEnd is the query by which a session's name shows that its command is dead. A
+// waiter that begins to listen after the announcement of that, and looks before the
+// unlock, sees it there.
+func (h *Held) showingEnd() string {
+	return fmt.Sprintf("SELECT pg_catalog.set_config('application_name', '%s%d%s %s', false)", tokenMark, h.Token, endedMark, strings.TrimPrefix(h.cfg.Session.ApplicationName, "pglead:"))
 }
 
 // holderOf is the one session that holds a lock exclusively.
@@ -177,4 +211,9 @@ func (l *look) holderOf(id lockkey.ID) (seat, bool) {
 		return seat{}, false
 	}
 	return l.holders[i], true
+}
+
+// holds says whether anybody but this session holds a lock.
+func (l *look) holds(id lockkey.ID) bool {
+	return slices.ContainsFunc(l.holders, func(s seat) bool { return s.id == id })
 }

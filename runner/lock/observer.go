@@ -8,8 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Observer is told about a wait, for people and for a supervisor of this process. Each
-// of its functions may be nil, and must not block.
+// Observer is told about a wait, of which only this package knows, for people and for a
+// supervisor of this process. Each of its functions may be nil, and must not block.
 type Observer struct {
 	// Waiting is called when a wait begins, and about once a minute from then on, with
 	// the holders of the locks and their waiters. Each call takes one more question to
@@ -28,7 +28,8 @@ type Observer struct {
 	Alive func(within time.Duration)
 }
 
-func (o Observer) alive(within time.Duration) {
+// SayAlive calls Alive, if there is one.
+func (o Observer) SayAlive(within time.Duration) {
 	if o.Alive != nil {
 		o.Alive(within)
 	}
@@ -54,7 +55,7 @@ const lookInterval = time.Minute
 
 // look calls Waiting when it is time for that.
 func (o Observer) look(ctx context.Context, b *Bid) error {
-	o.alive(b.cfg.AttemptMost())
+	o.SayAlive(b.cfg.AttemptMost())
 	if o.Waiting == nil || !b.told.IsZero() && time.Since(b.told) < lookInterval {
 		return nil
 	}

@@ -40,7 +40,7 @@ func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError, left f
 	}
 	began := time.Now()
 	for left() > 0 {
-		b.cfg.Observer.alive(b.cfg.AttemptMost())
+		b.cfg.Observer.SayAlive(b.cfg.AttemptMost())
 		timer := time.NewTimer(max(pausedLooks/30, min(pausedLooks, left(), until-time.Since(began))))
 		select {
 		case <-timer.C:

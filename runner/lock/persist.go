@@ -30,9 +30,9 @@ func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Durati
 		}
 		return cfg.Wait - time.Since(began)
 	}
-	backoff, crowded := pace.Doubling(backoffFirst, backoffMost), Crowded()
+	crowded, pauses, said := Crowded(), cfg.newPauses(), ""
 	for {
-		cfg.Observer.alive(cfg.AttemptMost())
+		cfg.Observer.SayAlive(cfg.AttemptMost())
 		err := try(left)
 		if err == nil {
 			cfg.Observer.away(nil)
@@ -45,18 +45,59 @@ func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Durati
 		if isFull(err) && cfg.Wait > 0 {
 			rest = AwayFor(pace.Between(Away(crowded)), left())
 		} else {
-			rest = backoff.Half()
+			rest = pauses.next(err)
 		}
 		persists := session.Passing(err) || cfg.Reached != nil && *cfg.Reached
 		if !persists || left() <= rest {
 			return err
 		}
 		cfg.Observer.away(err)
-		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", err.Error(), "retry_in", rest)
+		if reason := err.Error(); reason != said || rest > frontAgain {
+			said = reason
+			cfg.Log.Info("waiting for the database", "event", "waiting", "reason", reason, "retry_in", rest)
+		}
 		if !pace.Sleep(ctx, rest) {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// pauses are those between attempts to connect. They double, so that the waiters don't
+// overrun a server that comes up again. But the first in line, whom the next command
+// depends on, don't pause for longer than frontAgain while nobody answers, for frontFor. A
+// server that answers that it is not ready writes a line to its log each time.
+type pauses struct {
+	cfg            *Config
+	backoff, front *pace.Backoff
+	since          time.Time // when the session was lost
+}
+
+func (cfg *Config) newPauses() *pauses {
+	p := &pauses{cfg: cfg}
+	p.restart()
+	return p
+}
+
+func (p *pauses) restart() {
+	p.since, p.backoff = time.Now(), pace.Doubling(backoffFirst, backoffMost)
+	p.front = frontBackoff()
+}
+
+// next is the pause after an error.
+func (p *pauses) next(err error) time.Duration {
+	if errors.As(err, new(*session.LostError)) {
+		p.restart()
+	}
+	atFront := p.cfg.Lost || p.cfg.place != nil && *p.cfg.place > 0 && *p.cfg.place <= mostWatchers
+	var refused *session.Error
+	switch {
+	case atFront && errors.As(err, &refused) && refused.Answered:
+		return p.front.Half()
+	case !atFront || time.Since(p.since) > frontFor:
+		return p.backoff.Half()
+	}
+	p.front = frontBackoff()
+	return pace.Between(frontAgain/2, frontAgain)
 }
 
 // AttemptMost is more than one attempt can take: the connection to each host, a second

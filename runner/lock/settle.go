@@ -59,7 +59,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	}
 	return &Held{
 		Tenure: b.grant.tenure, Session: b.s, Locks: b.grant.locks, Slot: b.grant.slot, cfg: b.cfg, coversEarlier: b.grant.coversEarlier,
-		recorded: b.grant.recorded, end: ledger.End{Outcome: ledger.Stopped},
+		recorded: b.grant.recorded, waited: b.line != nil && b.shows(), since: time.Now(), end: ledger.End{Outcome: ledger.Stopped}, requests: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -68,6 +68,14 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 // this server's standbys confirm.
 func (b *Bid) waitOut(ctx context.Context) error {
 	if b.grant.delay <= 0 {
+		return nil
+	}
+	// A word may have come with the grant, of one whose role has not been asked for.
+	if err := b.verify(ctx); err != nil {
+		return err
+	}
+	if v := b.verdictOnAll(b.grant.locks); v.delay == 0 {
+		b.grant.delay, b.grant.coversEarlier = 0, v.coversEarlier
 		return nil
 	}
 	b.grant.undraw() // the start after the wait needs a later token
@@ -79,7 +87,7 @@ func (b *Bid) waitOut(ctx context.Context) error {
 	}
 	early, err := b.hold(ctx, "lock granted without evidence that its last holder is dead; waiting", nil)
 	if early {
-		b.grant.coversEarlier = b.verdictOf(b.grant.locks).coversEarlier
+		b.grant.coversEarlier = b.verdictOnAll(b.grant.locks).coversEarlier
 	}
 	return err
 }
@@ -111,7 +119,7 @@ func (b *Bid) hold(ctx context.Context, message string, look func() (over bool, 
 			if err := b.verify(ctx); err != nil {
 				return false, err
 			}
-			if b.verdictOf(b.grant.locks).delay == 0 {
+			if b.verdictOnAll(b.grant.locks).delay == 0 {
 				return true, nil
 			}
 		case <-b.s.Lost():

@@ -21,6 +21,18 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
+// Where to look for a test:
+//
+//	who may start, by what was heard   history (the states), history_words, history_fuzz, refusals, announce
+//	the line, and its order            line, fairness, room, dormant, watch, stepdown
+//	taking over, by kind of end        takeover, silence, relay, persist (a server's restart)
+//	the claim                          several, slots, shared, conflicts, answers, token
+//	other ways to hold                 transaction, transaction_trips, quorum, turnover (each)
+//	the ledger                         ledger, ledger_faults, ledger_disk_linux
+//
+// Those of package lock itself, in files without a server, run in an instant: go test -short
+// -run 'History|Refused|Announce'.
+
 var start, query, pooled, eventually = testserver.Start, testserver.Query, testserver.Pooled, testserver.Eventually
 
 // as is the DSN of a role that the server is to have.

@@ -66,7 +66,7 @@ func TestLinesOfSeveral(t *testing.T) {
 	inLine(t, server, id(1), 1)
 	release(t, first)
 	inLine(t, server, id(3), 1)
-	if n := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid > 0 AND objid <> 4294967295")[0]; n != "1" {
+	if n := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid > 0 AND objsubid = 1")[0]; n != "1" {
 		t.Errorf("%s tickets", n)
 	}
 	release(t, last)

@@ -7,7 +7,6 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // A holder whose host is dead or cut off says nothing more. The first in line sees the
@@ -19,56 +18,64 @@ import (
 // that may be set. The next two in line do it a little later, in case the first is
 // frozen itself.
 
-// silenceWatch is what the first in line has seen of the holder.
-type silenceWatch struct {
-	last  seat
-	since time.Duration // boot time at which the first look that shows it was received
-}
-
-// lookBefore is the time from the moment that a holder's heartbeat is due to the look for
-// it.
-const lookBefore = 150 * time.Millisecond
-
-// see compares a look with those before it, and ends a silent holder's session.
-func (w *silenceWatch) see(ctx context.Context, l *line, found *look) error {
-	id := l.of
+// see compares a look with those before it, and ends a silent holder's session. Until the
+// next look the session's heartbeat watches (watch.go).
+func (l *line) see(ctx context.Context, found *look) error {
 	if l.b.cfg.Claim.Gate != nil || l.b.shared() {
 		return nil
 	}
-	s, held := found.holderOf(id)
+	s, held := found.holderOf(l.of)
 	if !held || !s.visible || s.beat == 0 || s.bound || s.opened == "" {
-		*w = silenceWatch{}
-		return nil
-	}
-	if s.pid != w.last.pid || s.opened != w.last.opened || s.changed != w.last.changed || s.beat != w.last.beat {
-		*w = silenceWatch{last: s, since: found.received}
-		// The next request is due a fifth of the holder's lease after the last. A look
-		// just after that counts the silence from its beginning.
-		every := session.BeatEvery(l.b.cfg.Session.Lease)
-		if due := every - s.age + lookBefore; due > 0 && due < every+lookBefore {
-			l.lookAt = time.Now().Add(due)
+		l.watched.reset()
+		if l.rank == 1 && found.holds(l.of) {
+			l.watchLock()
+			return nil
 		}
+		l.unwatch()
 		return nil
 	}
-	need := w.need(l.b, found)
-	if silent := found.sent - w.since; silent < need {
-		if rest := need - (boottime.Now() - w.since); rest < time.Until(l.lookAt) {
-			l.lookAt = time.Now().Add(max(rest, time.Millisecond))
-		}
-		return nil
+	need := l.need(s, found)
+	if silent, again := l.watched.silence(s, found); again && silent >= need {
+		l.unwatch()
+		return l.endSilent(ctx, s, found)
 	}
-	return w.end(ctx, l, found)
+	return l.watchSpeaker(ctx, s, need)
 }
 
-// need is how long the holder must have been silent: until its own command is dead, and
+// reset forgets the holder.
+func (w *watch) reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last, w.since = seat{}, 0
+}
+
+// silence is for how long a holder has been silent, if its latest request was seen before.
+func (w *watch) silence(s seat, found *look) (silent time.Duration, again bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	since, again := w.sees(s, found.received)
+	return found.sent.Sub(since), again
+}
+
+// sees notes a holder's latest request, and says since when that is seen and whether it
+// was seen before. The caller holds mu.
+func (w *watch) sees(s seat, received boottime.Instant) (since boottime.Instant, again bool) {
+	again = s.pid == w.last.pid && s.opened == w.last.opened && s.changed == w.last.changed && s.beat == w.last.beat
+	if !again {
+		w.last, w.since = s, received
+	}
+	return w.since, again
+}
+
+// need is how long a holder must have been silent: until its own command is dead, and
 // so are all that started before and may be alive. Each place in line adds to that, so
 // that those before this one have their turn.
-func (w *silenceWatch) need(b *Bid, found *look) time.Duration {
-	delay := max(w.last.delay, b.cfg.LockDelay)
-	for _, h := range b.heldBy(w.last.pid, found) {
+func (l *line) need(s seat, found *look) time.Duration {
+	delay := max(s.delay, l.b.cfg.LockDelay)
+	for _, h := range l.b.heldBy(s.pid, found) {
 		delay = max(delay, h.verdict().delay)
 	}
-	perPlace := max(b.cfg.Session.Lease/10, turnPatience)
+	perPlace := max(l.b.cfg.Session.Lease/10, turnPatience)
 	return delay + time.Duration(found.rank-1)*perPlace
 }
 
@@ -83,10 +90,9 @@ func (b *Bid) heldBy(pid uint32, found *look) (histories []*history) {
 	return histories
 }
 
-// end ends the session if it is still silent and this role may do so. If it may not, the
-// server will, and the command is just as dead.
-func (w *silenceWatch) end(ctx context.Context, l *line, found *look) error {
-	s := w.last
+// endSilent ends the session if it is still silent and this role may do so. If it may not,
+// the server will, and the command is just as dead.
+func (l *line) endSilent(ctx context.Context, s seat, found *look) error {
 	histories := l.b.heldBy(s.pid, found)
 	var since []int
 	for _, h := range histories {
@@ -100,7 +106,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	if err != nil {
 		return err
 	}
-	*w = silenceWatch{}
+	l.watched.reset()
 	if n == 0 { // the session has spoken after all, or is gone
 		return nil
 	}

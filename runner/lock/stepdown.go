@@ -3,7 +3,9 @@ package lock
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -87,18 +89,42 @@ func (h *Held) stepDownSQL() string {
 
 // watchRequests makes the heartbeat look for requests to step down.
 func (h *Held) watchRequests() {
-	h.requests = make(chan struct{}, 1)
-	h.Session.SetHeartbeat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), SQL: []string{"SELECT " + h.stepDownSQL()}, Heard: h.hearStepDown})
+	h.Session.SetHeartbeat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown}})
 }
 
 // hearStepDown reads the value of stepDownSQL.
 func (h *Held) hearStepDown(answers []session.Rows) {
 	if answers[0].Is("f") {
-		select {
-		case h.requests <- struct{}{}:
-		default:
+		h.request()
+	}
+}
+
+func (h *Held) request() {
+	nudge(h.requests)
+}
+
+// WatchRequests makes the heartbeat of a session that many share look for requests to
+// step down from any of these, one lock each. However many they are, it is one statement
+// to pg_stat_statements.
+func WatchRequests(s *session.Session, lease time.Duration, held []*Held) {
+	beat := session.Heartbeat{Every: session.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeat}}}
+	if len(held) > 0 {
+		of := map[string]*Held{}
+		for _, h := range held {
+			of[lockkey.StepDown(h.Locks[0].ID).String()] = h
+		}
+		beat.SQL = []string{fmt.Sprintf(`SELECT n FROM pg_catalog.unnest('{%s}'::bigint[]) AS n
+WHERE NOT CASE WHEN pg_catalog.pg_try_advisory_lock_shared(n) THEN pg_catalog.pg_advisory_unlock_shared(n) ELSE false END`,
+			strings.Join(slices.Sorted(maps.Keys(of)), ","))}
+		beat.Then = func(answers []session.Rows) {
+			for _, row := range answers[0] {
+				if h := of[strings.Join(row, " ")]; h != nil {
+					h.request()
+				}
+			}
 		}
 	}
+	s.SetHeartbeat(beat)
 }
 
 // Introduce sends a request, with which the session's description comes to show what it

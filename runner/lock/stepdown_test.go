@@ -17,7 +17,9 @@ func TestStepDown(t *testing.T) {
 	dsn := server.DSN("postgres")
 	asker := config(t, as(t, server, "askers"), exclusive(7))
 	cfg := config(t, dsn, exclusive(7))
-	h := acquire(t, cfg)
+	listed := cfg // as of pglead each, which else names nobody
+	listed.Claim.Polled = true
+	h := acquire(t, listed)
 	first := contend(t, cfg)
 	inLine(t, server, id(7), 1)
 	there := cfg

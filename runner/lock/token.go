@@ -33,13 +33,20 @@ const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 // have that text.
 const startedColumn = 4
 
+// dormantColumn is the column, from the last, of a row that has the number of dormant
+// waiters.
+const dormantColumn = 4
+
 // ofOwnLocks goes behind the columns of a query. It looks the session's own locks up in
 // the function that the view pg_locks is made of. A backend in its first moments takes
 // three times as long for the view as for the whole of this. A session has locks in its
 // own database only.
-const ofOwnLocks = `, classid, objid, objsubid
-FROM pg_catalog.pg_lock_status()
-WHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()`
+const ofOwnLocks = `, classid, objid, objsubid` + amongOwnLocks + areOwn
+
+const (
+	amongOwnLocks = "\nFROM pg_catalog.pg_lock_status()"
+	areOwn        = "\nWHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
+)
 
 // isListed says whether a row of ofOwnLocks is this lock's.
 func (l Lock) isListed(row []string) bool {
@@ -70,12 +77,16 @@ func (b *Bid) drawing(locks []Lock, columns ...string) string {
 		fmt.Fprintf(&sql, ",\n\tpg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, ' %s'), false)", tokenMark, tokenSQL, strings.TrimPrefix(name, "pglead:"))
 	}
 	for _, l := range locks {
-		columns = append(columns, b.announcingStart(l, locks))
+		columns = append(columns, b.announcingStart(l))
 	}
 	for _, column := range columns {
 		sql.WriteString(",\n\t" + column)
 	}
-	sql.WriteString(ofOwnLocks)
+	if b.cfg.Claim.Polled {
+		sql.WriteString(",\n\t0" + ofOwnLocks)
+	} else {
+		sql.WriteString(",\n\taudience.dormant, classid, objid, objsubid" + amongOwnLocks + ", (" + b.cfg.Claim.audienceQuery(locks) + ") AS audience" + areOwn)
+	}
 	if b.line != nil || b.cfg.Claim.Polled { // the session has other locks, as tickets
 		sql.WriteString(" AND " + inspect.Among(idsOf(locks)))
 	}
@@ -90,12 +101,12 @@ func (b *Bid) shows() bool {
 
 // announcingStart is an SQL expression that announces the start, if anyone waits to hear
 // it.
-func (b *Bid) announcingStart(l Lock, locks []Lock) string {
+func (b *Bid) announcingStart(l Lock) string {
 	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.startPayload(l, tokenSQL))
 	if b.cfg.Claim.Polled {
 		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), notify) // only in this lock's row
 	}
-	return fmt.Sprintf("CASE WHEN EXISTS (%s) THEN %s END", b.cfg.Claim.waitingFor(locks, ""), notify)
+	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", notify)
 }
 
 // drew notes what drawing returned.
@@ -107,6 +118,9 @@ func (b *Bid) drew(rows session.Rows) error {
 		return session.ErrNotPostgreSQL()
 	}
 	b.grant.recorded = len(rows[0]) > startedColumn && rows[0][startedColumn] == ledger.Started
+	if at := len(rows[0]) - dormantColumn; at >= 0 {
+		b.grant.dormant, _ = strconv.Atoi(rows[0][at])
+	}
 	return b.keepToken(rows[0][0], rows[0][1])
 }
 
@@ -243,7 +257,7 @@ func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, er
 	}
 	drawn, err := second.Row(ctx, 5, fmt.Sprintf(query, "", tokenSQL, "local")+", "+session.ServerIdentity)
 	if err != nil {
-		return nil, session.SecondError(err)
+		return nil, b.s.SecondError(err)
 	}
 	if drawn[4] != b.server {
 		return nil, errElsewhere()

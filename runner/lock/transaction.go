@@ -35,7 +35,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if !b.cfg.Claim.fulfils(n) {
-		b.await()
+		b.noteOthers()
 		return false, nil
 	}
 	b.preparation.begin()
@@ -55,7 +55,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 		b.s.SetHolding(true)
 		return b.noteGrant(n)
 	}
-	b.await()
+	b.noteOthers()
 	_, err = b.s.Query(ctx, "ROLLBACK")
 	return false, b.error(err)
 }
@@ -65,7 +65,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 // All of it is one message, since the pooler passes each message on by itself.
 func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
 	trial := "SELECT " + identity + ", " + session.ServerAge + ", " + b.trySQL()
-	rows, err := b.s.Query(ctx, strings.Join(append(b.s.Begin(), trial), "; "))
+	rows, err := b.s.Query(ctx, strings.Join(append(b.cfg.Session.Begin(), trial), "; "))
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "statement pooling"):

@@ -27,9 +27,9 @@ type Turnover struct {
 type Said struct{ Channel, Payload string }
 
 // Joins says whether the locks can be given back in a Turnover: the ledger has nothing to
-// note, and the announcement is for all listeners.
+// note, and the announcement is for all listeners, none of whom is preferred.
 func (h *Held) Joins() bool {
-	return h.cfg.joins() && !h.recorded
+	return h.cfg.joins() && !h.recorded && h.prefers == ""
 }
 
 // Joins says whether the bid's first try can be part of a Turnover: the start needs

@@ -2,11 +2,8 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/session"
 )
@@ -17,6 +14,7 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool
 	if err := b.join(ctx); err != nil {
 		return false, err
 	}
+	defer b.line.unwatch()
 	if err := b.cfg.Observer.look(ctx, b); err != nil {
 		return false, err
 	}
@@ -25,10 +23,14 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool
 		if rest <= 0 {
 			return false, nil
 		}
-		if err := b.line.pause(ctx, rest); err != nil {
+		if err := b.line.awaitNews(ctx, rest); err != nil {
 			return false, err
 		}
+		if b.line.called.Swap(false) {
+			b.line.lookAt = time.Now()
+		}
 		b.line.decide(b.events())
+		b.line.heedAlarm()
 		if b.line.tryAt.IsZero() || time.Now().Before(b.line.tryAt) { // else the try verifies
 			if err := b.verify(ctx); err != nil {
 				return false, err
@@ -52,8 +54,8 @@ func (b *Bid) events() (events []Announcement) {
 	return events
 }
 
-// pause waits until there is something to do.
-func (l *line) pause(ctx context.Context, most time.Duration) error {
+// awaitNews waits until there is something to do.
+func (l *line) awaitNews(ctx context.Context, most time.Duration) error {
 	next := l.lookAt
 	if !l.tryAt.IsZero() && l.tryAt.Before(next) {
 		next = l.tryAt
@@ -93,9 +95,7 @@ func (l *line) try(ctx context.Context) (granted bool, err error) {
 	b := l.b
 	burst := l.burst
 	l.tryAt, l.burst = time.Time{}, false
-	if l.rank == 1 {
-		l.tryAt = time.Now().Add(TryEvery)
-	}
+	l.tryLater()
 	if err := b.verify(ctx); err != nil {
 		return false, err
 	}
@@ -133,14 +133,14 @@ func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, b.trySQL(), burstTries-1)
 	queries := []string{tries}
 	one := len(b.cfg.Claim.Locks) == 1 && b.cfg.Claim.Gate == nil && !b.cfg.Session.Quorum
-	certain := one && (b.verdictOf(b.cfg.Claim.Locks).delay == 0 || b.startsWithToken(b.cfg.Claim.Locks))
+	certain := one && (b.verdictOnAll(b.cfg.Claim.Locks).delay == 0 || b.startsWithToken(b.cfg.Claim.Locks))
 	if certain {
 		queries = append(queries, b.drawing(b.cfg.Claim.Locks, b.line.leavingColumns()...))
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
 	if err != nil {
 		// If the ledger failed, Settle finds out more.
-		if !certain || !b.startsWithToken(b.cfg.Claim.Locks) || !errors.As(err, new(*pgconn.PgError)) || len(answers[0]) == 0 {
+		if !certain || !b.startsWithToken(b.cfg.Claim.Locks) || refusal(err) == nil || len(answers[0]) == 0 {
 			return false, b.error(err)
 		}
 		certain = false
@@ -162,8 +162,8 @@ func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	return granted, err
 }
 
-// verdictOf is the verdict of the histories of these locks by now.
-func (b *Bid) verdictOf(locks []Lock) verdict {
+// verdictOnAll is the verdict of the histories of these locks by now.
+func (b *Bid) verdictOnAll(locks []Lock) verdict {
 	all := verdict{coversEarlier: true}
 	for _, l := range locks {
 		v := b.verdict(l.ID)

@@ -26,10 +26,10 @@ func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 	switch {
 	case s.cfg.Private:
 		return 0
-	case s.cfg.Quorum && s.facts.promoted && now-s.facts.followed < lockDelay:
+	case s.cfg.Quorum && s.facts.promoted && now.Sub(s.facts.followed) < lockDelay:
 		return lockDelay
 	}
-	return max(0, lockDelay-(now-s.facts.began))
+	return max(0, lockDelay-now.Sub(s.facts.began))
 }
 
 // SetServerAge takes the value of ServerAge that was asked where a lock was granted:
@@ -42,7 +42,7 @@ func (s *Session) SetServerAge(seconds string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.facts.began = s.clock.now() - age
+	s.facts.began = s.clock.now().Add(-age)
 	return nil
 }
 

@@ -117,9 +117,9 @@ func mangled(dsn string) bool {
 		strings.ContainsFunc(name, func(r rune) bool { return !visible.Rune(r) })
 }
 
-// suspect finds, among what was read from a connection string, the variables and
-// the service file, what is a part of another string by mistake: which it is, and
-// the variable that it is from, if any.
+// suspect looks for a value that is part of another connection string by mistake, among
+// all that was read from the string, the variables and the service file. It returns
+// which part that is, and the variable that it is from, if any.
 func suspect(cfg *pgconn.Config) (part, variable string) {
 	isFrom := func(variable, value string) string {
 		if !strings.Contains(os.Getenv(variable), value) {
@@ -161,8 +161,8 @@ func uriScheme(dsn string) string {
 	return scheme + "://"
 }
 
-// dropped says of libpq's parameters which mean nothing here: the first row
-// is what the session sets by itself, from the lease.
+// dropped says which of libpq's parameters mean nothing here. Those of the first row the
+// session sets by itself, from the lease.
 func dropped(name string) bool {
 	switch name {
 	case "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout", "application_name",
@@ -342,7 +342,7 @@ func parseFailure(err error) string {
 	if strings.Contains(text, "invalid port") {
 		return "bad port: it is a number from 1 to 65535"
 	}
-	// It quotes values, and what is behind a ; or an @ may be the next parameter.
+	// pgconn quotes values, and what is behind a ; or an @ may be the next parameter.
 	if strings.ContainsAny(text, ";@") || credentials(text) {
 		return "the connection string is malformed: parameters have spaces between them"
 	}
@@ -365,13 +365,5 @@ func Target(cfg *pgconn.Config) string {
 	for _, f := range cfg.Fallbacks {
 		add(f.Host, f.Port)
 	}
-	return strings.Join(servers, ",") + "/" + DatabaseName(cfg)
-}
-
-// DatabaseName is the database's name, which is by default the user's.
-func DatabaseName(cfg *pgconn.Config) string {
-	if cfg.Database == "" {
-		return cfg.User
-	}
-	return cfg.Database
+	return strings.Join(servers, ",") + "/" + cmp.Or(cfg.Database, cfg.User)
 }

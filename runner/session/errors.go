@@ -41,7 +41,9 @@ type Error struct {
 	Hint string // what the user can do about it, or empty
 	// Full says that the server is there and has no room just now.
 	Full bool
-	err  error
+	// Answered says that a server answered, but let nobody in.
+	Answered bool
+	err      error
 
 	passing bool           // it may pass by itself, although its kind says otherwise
 	at      *pgconn.Config // the host with this error, if another host may not have it
@@ -55,13 +57,11 @@ func Errorf(kind Kind, hint, format string, args ...any) *Error {
 	return &Error{Kind: kind, Hint: hint, err: fmt.Errorf(format, args...)}
 }
 
-func unsafe(hint, format string, args ...any) *Error {
-	return &Error{Kind: Unsafe, Hint: hint, err: fmt.Errorf(format, args...)}
-}
+func unsafe(hint, format string, args ...any) *Error { return Errorf(Unsafe, hint, format, args...) }
 
 // ErrNotPostgreSQL is for answers of a form that PostgreSQL doesn't give.
 func ErrNotPostgreSQL() *Error {
-	return Errorf(Unsafe, "", "the server does not answer as PostgreSQL does")
+	return unsafe("", "the server does not answer as PostgreSQL does")
 }
 
 // Crowded is the error of a run that makes room for others on a full server.
@@ -75,11 +75,18 @@ func Refused(err error, what string) error {
 	if !errors.As(err, &pgErr) || errors.As(err, new(*LostError)) {
 		return err
 	}
+	e := refusal(pgErr)
+	e.err = fmt.Errorf("%s: %w", what, e.err)
+	return e
+}
+
+// refusal makes an error of a server's refusal of a statement.
+func refusal(pgErr *pgconn.PgError) *Error {
 	kind := Denied
 	if passes(pgErr) { // a pooler without a free connection, for one
 		kind = Unreachable
 	}
-	return &Error{Kind: kind, err: fmt.Errorf("%s: %w", what, serverRefused{pgErr})}
+	return &Error{Kind: kind, err: serverRefused{pgErr}}
 }
 
 type serverRefused struct{ pg *pgconn.PgError }
@@ -137,6 +144,7 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 			continue
 		}
 		e.Full = e.Full || full(a.cause)
+		e.Answered = e.Answered || errors.As(a.cause, new(*pgconn.PgError))
 		text, kind, hint := describeAttempt(a.cause, cfg)
 		if len(configHosts(cfg)) > 1 && a.host != "" {
 			text = a.host + ": " + text
@@ -167,8 +175,8 @@ type attempt struct {
 	cause error
 }
 
-// collectAttempts finds the leaves of pgconn's error tree. It joins the attempts, and
-// only each text tells the host.
+// collectAttempts finds the leaves of pgconn's error tree. pgconn joins the attempts,
+// and only the text of each tells its host.
 func collectAttempts(err error, out *[]attempt) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {

@@ -2,19 +2,19 @@ package session
 
 import (
 	"fmt"
+	"sync"
 	"time"
+
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // PlainBeat is the cheapest question there is.
 const PlainBeat = "SELECT pg_catalog.pg_backend_pid()"
 
-// Heartbeat is how a session asks the server for a sign of life.
+// Heartbeat is the request by which a session asks the server for a sign of life.
 type Heartbeat struct {
 	Every time.Duration
-	SQL   []string
-	Heard func([]Rows) // gets the answer, as a Request's Then; may be nil
-
-	confirmed bool // see Request
+	Request
 }
 
 // BeatEvery is how often the holder of a lock asks: it leaves room for two lost
@@ -44,6 +44,8 @@ func (s *Session) startHeartbeat() {
 		s.fail(fmt.Errorf("make a timer for the heartbeat: %w", err))
 		return
 	}
+	s.pulse.start(timer)
+	s.BeatAt(s.clock.now().Add(s.currentHeartbeat().Every))
 	s.beating.Go(func() { s.beat(timer) })
 	s.beating.Go(func() {
 		<-s.stop
@@ -51,39 +53,84 @@ func (s *Session) startHeartbeat() {
 	})
 }
 
+// pulse is when the next heartbeat is due.
+type pulse struct {
+	mu    sync.Mutex
+	timer timer // nil before the first one
+	next  boottime.Instant
+}
+
+func (p *pulse) start(t timer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.timer = t
+}
+
+func (p *pulse) due() boottime.Instant {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.next
+}
+
+// BeatAt sets the boot time of the next heartbeat, if there are any yet. It lasts for that
+// one, also if an earlier one is under way.
+func (s *Session) BeatAt(at boottime.Instant) {
+	deadline := s.Deadline()
+	p := &s.pulse
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.next = at
+	if p.timer == nil {
+		return
+	}
+	if err := p.timer.Set(min(at, deadline)); err != nil {
+		s.failTimer(err)
+	}
+}
+
+// failTimer ends the session whose timer has failed, unless it is closed.
+func (s *Session) failTimer(err error) {
+	select {
+	case <-s.stop: // as it should be
+	default:
+		s.fail(fmt.Errorf("the heartbeat's timer: %w", err))
+	}
+}
+
 // beat is the goroutine that sends heartbeats, until the timer is stopped or the
 // session is lost.
 func (s *Session) beat(timer timer) {
-	for next := s.clock.now() + s.currentHeartbeat().Every; s.Err() == nil; {
-		err := timer.Set(min(next, s.Deadline()))
-		if err == nil {
-			err = timer.Wait()
-		}
-		if err != nil {
-			select {
-			case <-s.stop: // as it should be
-			default:
-				s.fail(fmt.Errorf("the heartbeat's timer: %w", err))
-			}
+	for s.Err() == nil {
+		if err := timer.Wait(); err != nil {
+			s.failTimer(err)
 			return
 		}
 		if s.ExpireIfDue() {
 			return
 		}
-		now := s.clock.now()
+		now, next, beat := s.clock.now(), s.pulse.due(), s.currentHeartbeat()
+		if beat.Then == nil && !beat.commit { // any answer is as good
+			next = max(next, s.lastHeard().Add(beat.Every))
+		}
 		if now < next {
+			s.BeatAt(next)
 			continue
 		}
-		beat := s.currentHeartbeat()
-		next = now + beat.Every
+		s.BeatAt(now.Add(beat.Every)) // first, since what hears the answer may set another time
 		select {
 		case s.onWire <- struct{}{}:
-			if _, err := s.transmit(false, Request{SQL: beat.SQL, Then: beat.Heard, confirmed: beat.confirmed}); err != nil {
+			if _, err := s.transmit(beat.Request); err != nil {
 				return
 			}
 		default: // a request is under way, which is as good
 		}
 	}
+}
+
+func (s *Session) lastHeard() boottime.Instant {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.heard
 }
 
 // ExpireIfDue says whether the deadline has passed, and ends the session if so.
@@ -101,7 +148,7 @@ func (s *Session) silence() error {
 	second, heard := s.second.joined, s.heard
 	s.mu.Unlock()
 	switch {
-	case second != nil && second.Deadline() < heard+HolderShare(s.cfg.Lease) && second.unanswered():
+	case second != nil && second.Deadline() < heard.Add(HolderShare(s.cfg.Lease)) && second.unanswered():
 		return fmt.Errorf("%w: %w", s.noQuorum(), ErrSilent)
 	case !s.unanswered():
 		return ErrStopped
@@ -114,14 +161,14 @@ func (s *Session) silence() error {
 func (s *Session) unanswered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.askedSince > s.heard && s.clock.now()-s.askedSince > BeatEvery(s.cfg.Lease)
+	return s.askedSince > s.heard && s.clock.now().Sub(s.askedSince) > BeatEvery(s.cfg.Lease)
 }
 
 // broken is the cause of the loss when the connection broke. At the deadline the guard
 // shuts the connection down, possibly before this process does anything. Then the cause
 // is the silence before that.
 func (s *Session) broken(cause error) error {
-	if s.clock.now() >= s.Deadline()-s.cfg.Lease/10 {
+	if s.clock.now() >= s.Deadline().Add(-s.cfg.Lease/10) {
 		return s.silence()
 	}
 	return cause

@@ -3,10 +3,8 @@ package session
 import (
 	"fmt"
 	"io"
-	"math"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgproto3"
 )
 
 // The server's answer is kept until it is complete, and before the login anybody may
@@ -41,26 +39,8 @@ func (in *intake) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// intakeName is where a connection has its intake.
+// intakeName is where a connection has its intake: connect puts it there, allow finds it.
 const intakeName = "pglead intake"
-
-// latestIntake is the intake of the latest attempt to connect, which is the one that
-// succeeds.
-type latestIntake struct{ *intake }
-
-// limitIntake limits what each server of a configuration may send.
-func limitIntake(database *pgconn.Config) *latestIntake {
-	latest := &latestIntake{}
-	database.MaxProtocolMessageBodyLen = longestMessage
-	database.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
-		latest.intake = &intake{r, mostLogin, mostLogin}
-		return pgproto3.NewFrontend(latest.intake, w)
-	}
-	return latest
-}
-
-// belongsTo lets allow find the intake of a connection.
-func (l *latestIntake) belongsTo(pg *pgconn.PgConn) { pg.CustomData()[intakeName] = l.intake }
 
 // allow lets the server send so many bytes until the next call.
 func allow(pg *pgconn.PgConn, most int) {
@@ -68,9 +48,6 @@ func allow(pg *pgconn.PgConn, most int) {
 		in.left, in.most = most, most
 	}
 }
-
-// allowAll is for a session, whose exchanges count what they keep: see keepRow.
-func allowAll(pg *pgconn.PgConn) { allow(pg, math.MaxInt) }
 
 // keepRow adds a row to the answer. An answer that is too long becomes an error, and
 // nothing of it is kept.

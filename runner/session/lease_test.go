@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // These tests run in virtual time: the server is a goroutine at the other end
@@ -25,7 +27,7 @@ type silent struct {
 // virtual is a clock of virtual time, which started at an instant and has jumped
 // by a time asleep.
 func virtual(started time.Time, asleep *time.Duration) clock {
-	now := func() time.Duration { return time.Since(started) + *asleep }
+	now := func() boottime.Instant { return boottime.Instant(time.Since(started) + *asleep) }
 	return clock{now, func() (timer, error) {
 		return virtualTimer{time.NewTimer(time.Hour), make(chan struct{}), now}, nil
 	}}
@@ -35,11 +37,11 @@ func virtual(started time.Time, asleep *time.Duration) clock {
 type virtualTimer struct {
 	timer   *time.Timer
 	stopped chan struct{}
-	now     func() time.Duration
+	now     func() boottime.Instant
 }
 
-func (t virtualTimer) Set(at time.Duration) error {
-	t.timer.Reset(at - t.now())
+func (t virtualTimer) Set(at boottime.Instant) error {
+	t.timer.Reset(at.Sub(t.now()))
 	return nil
 }
 
@@ -118,7 +120,7 @@ func TestSlowAnswers(t *testing.T) {
 		const beat = testLease / heartbeatsPerLease
 		s.answer(t, 5*time.Second)
 		synctest.Wait()
-		if want := beat + HolderShare(testLease); s.Deadline() != want {
+		if want := boottime.Instant(beat + HolderShare(testLease)); s.Deadline() != want {
 			t.Errorf("deadline %v after an answer that took 5s, want %v", s.Deadline(), want)
 		}
 		select {

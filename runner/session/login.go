@@ -4,18 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 )
 
 // connect dials the hosts of a configuration and logs in to the first that answers
 // and passes its ValidateConnect. Up to the first allow the server may send mostLogin.
 func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, error) {
-	in := limitIntake(database)
+	var in *intake // of the latest attempt, which is the one that succeeds
+	database.MaxProtocolMessageBodyLen = longestMessage
+	database.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+		in = &intake{r, mostLogin, mostLogin}
+		return pgproto3.NewFrontend(in, w)
+	}
 	pg, err := pgconn.ConnectConfig(ctx, database)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -23,12 +30,12 @@ func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, erro
 		}
 		return nil, connectError(Target(database), database, err)
 	}
-	in.belongsTo(pg)
+	pg.CustomData()[intakeName] = in
 	return pg, nil
 }
 
 // connectToHold is connect for a connection that is to hold a lock: the kernel, too,
-// looks after it. The check sees each server that lets us in, way notes the address.
+// looks after it. The check sees each server that lets us in, and way notes its address.
 func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.ValidateConnectFunc) (*pgconn.PgConn, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
@@ -168,11 +175,10 @@ func ErrTooOld(version string) *Error {
 // PQserverVersion goes by that too. A server that doesn't say counts as new enough.
 func majorVersion(pg *pgconn.PgConn) int {
 	version := pg.ParameterStatus("server_version")
-	digits := strings.IndexFunc(version, func(r rune) bool { return r < '0' || r > '9' })
-	major, err := strconv.Atoi(version[:max(0, digits)])
-	if digits < 0 {
-		major, err = strconv.Atoi(version) // "17"
+	if digits := strings.IndexFunc(version, func(r rune) bool { return r < '0' || r > '9' }); digits >= 0 {
+		version = version[:digits]
 	}
+	major, err := strconv.Atoi(version)
 	if err != nil {
 		return OldestMajor
 	}

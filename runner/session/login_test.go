@@ -59,11 +59,7 @@ func (a *authority) issue(name string, template *x509.Certificate) (*x509.Certif
 	keyDER, err := x509.MarshalECPrivateKey(key)
 	check(err)
 	write := func(file, kind string, der []byte) {
-		path := filepath.Join(a.dir, file)
-		check(os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
-		if account, err := localpg.Account(); err == nil && account != nil {
-			check(os.Chown(path, int(account.Uid), int(account.Gid)))
-		}
+		check(localpg.WriteFile(filepath.Join(a.dir, file), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})))
 	}
 	write(name+".crt", "CERTIFICATE", der)
 	write(name+".key", "EC PRIVATE KEY", keyDER)
@@ -72,22 +68,8 @@ func (a *authority) issue(name string, template *x509.Certificate) (*x509.Certif
 	return cert, key
 }
 
-// serverDir is a directory in which the server's account can read.
-func serverDir(t *testing.T) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "pgtls")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	if err := localpg.MakeDir(dir); err != nil {
-		t.Fatal(err)
-	}
-	return dir
-}
-
 func TestLogin(t *testing.T) {
-	dir := serverDir(t)
+	dir := testserver.Dir(t)
 	ca := newAuthority(t, dir)
 	ca.issue("server", &x509.Certificate{DNSNames: []string{"db.example"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
 	ca.issue("carol", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})

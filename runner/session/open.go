@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"math"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -41,12 +42,24 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 
 // openChecked opens one session, on a server that passes the login checks.
 func openChecked(ctx context.Context, cfg Config) (*Session, error) {
-	// If this hook returns an error, pgconn goes on to the next host. So a DSN with all
-	// nodes of a cluster finds the primary, with or without target_session_attrs: a
-	// standby grants locks that mean nothing.
-	var answers loginAnswers
 	var way route
-	pg, err := connectToHold(ctx, cfg, &way, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
+	pg, answers, err := connectChecked(ctx, cfg, &way)
+	if err != nil {
+		return nil, err
+	}
+	s := takeWire(pg, cfg)
+	s.facts.began = s.facts.began.Add(-answers.age)
+	s.firstAnswer, s.ledgerAnswer = answers.first, answers.ledger
+	s.cfg.Database = way.pin(cfg.Database)
+	return s, nil
+}
+
+// connectChecked connects to the first host that passes the login checks. If such a check
+// returns an error, pgconn goes on to the next host. So a DSN with all nodes of a cluster
+// finds the primary, with or without target_session_attrs: a standby grants locks that
+// mean nothing.
+func connectChecked(ctx context.Context, cfg Config, way *route) (pg *pgconn.PgConn, answers loginAnswers, err error) {
+	pg, err = connectToHold(ctx, cfg, way, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
 		answers, err = checkLogin(ctx, pg, cfg)
 		if err != nil { // pgconn only closes the socket
 			pg.Frontend().Send(&pgproto3.Terminate{})
@@ -54,14 +67,7 @@ func openChecked(ctx context.Context, cfg Config) (*Session, error) {
 		}
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	s := takeWire(pg, cfg)
-	s.facts.began -= answers.age
-	s.firstAnswer, s.ledgerAnswer = answers.first, answers.ledger
-	s.cfg.Database = way.pin(cfg.Database)
-	return s, nil
+	return pg, answers, err
 }
 
 // openUnchecked logs in and asks nothing: the session's first statement tells what
@@ -77,7 +83,7 @@ func openUnchecked(ctx context.Context, cfg Config) (*Session, error) {
 // takeWire makes a session of a connection that has logged in. The connection's own
 // methods must not be used from then on.
 func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
-	allowAll(pg)
+	allow(pg, math.MaxInt) // its exchanges count what they keep: see keepRow
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg, bootClock())
 	s.cancel = pg.CancelRequest
 	return s

@@ -30,7 +30,7 @@ import (
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/syncrep.c (SyncRepUpdateSyncStandbysDefined)
 const StandbysNow = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
 
-// afterCommit is the statement behind a commit. See Request.confirmed.
+// afterCommit is the statement behind a commit. See Request.commit.
 const afterCommit = "SELECT " + StandbysNow
 
 // commitHeartbeat writes a few bytes of WAL, so that there is something to
@@ -59,18 +59,12 @@ func (s *Session) judgeCommit(rows Rows) (confirmed bool, err error) {
 // it, and returns its row without the columns of StandbysNow.
 func (s *Session) commit(ctx context.Context, sql string) ([]string, error) {
 	for {
-		ex, err := s.send(ctx, Request{SQL: []string{sql}, confirmed: true})
+		ex, err := s.askSurely(ctx, Request{SQL: []string{sql}, commit: true})
 		if err != nil {
 			return nil, err
 		}
-		answers, err := s.answer(ctx, ex, 0)
-		switch {
-		case err != nil:
-			return nil, err
-		case ex.unconfirmed != "":
-			return nil, &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.unconfirmed)}
-		case ex.confirmed:
-			return answers[0][0][3:], nil
+		if ex.confirmed {
+			return ex.answers[0][0][3:], nil
 		}
 	}
 }
@@ -110,7 +104,7 @@ func (s *Session) Commit(ctx context.Context, sql string) ([]string, error) {
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
 	row, err := second.commit(bounded, sql)
-	return row, secondError(err, s.cfg.Transaction)
+	return row, s.SecondError(err)
 }
 
 // Second is the second session, at the address of this one. If it has ended while
@@ -118,7 +112,10 @@ func (s *Session) Commit(ctx context.Context, sql string) ([]string, error) {
 func (s *Session) Second(ctx context.Context) (*Session, error) {
 	s.second.opening.Lock()
 	defer s.second.opening.Unlock()
-	if second := s.presentSecond(); second != nil {
+	s.mu.Lock()
+	second := s.second.session
+	s.mu.Unlock()
+	if second != nil {
 		if second.Err() == nil {
 			return second, nil
 		}
@@ -126,7 +123,7 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	}
 	second, err := s.openSecond(ctx)
 	if err != nil {
-		return nil, secondError(err, s.cfg.Transaction)
+		return nil, s.SecondError(err)
 	}
 	s.mu.Lock()
 	s.second.session = second
@@ -160,8 +157,8 @@ func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 func (s *Session) DropSecond() {
 	s.second.opening.Lock()
 	defer s.second.opening.Unlock()
-	second := s.presentSecond()
 	s.mu.Lock()
+	second := s.second.session
 	s.second.session = nil
 	s.mu.Unlock()
 	if second != nil {
@@ -173,14 +170,8 @@ func (s *Session) DropSecond() {
 // identity.
 func (s *Session) SameServer(identity string) bool { return s.facts.identity == identity }
 
-func (s *Session) presentSecond() *Session {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.second.session
-}
-
-// acquaint asks, on a new second session, which server it is on, and about the server's
-// standbys. It is for a quorum.
+// acquaint asks, on a new second session of a quorum, which server it is on, and about that
+// server's standbys.
 func (s *Session) acquaint(ctx context.Context, second *Session) error {
 	row, err := second.Row(ctx, 4, "SELECT "+ServerIdentity+", pg_catalog.current_setting('synchronous_standby_names'), "+Timeline+` > 1,
 	(SELECT coalesce(pg_catalog.string_agg(extract(epoch FROM pg_catalog.clock_timestamp() - backend_start)::text, ' ' ORDER BY backend_start), '')
@@ -198,7 +189,7 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 	settled := settledFor(row[1], strings.Fields(row[3]))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.facts.promoted, s.facts.followed = row[2] == "t", s.clock.now()-settled
+	s.facts.promoted, s.facts.followed = row[2] == "t", s.clock.now().Add(-settled)
 	return nil
 }
 
@@ -227,7 +218,7 @@ func (s *Session) join(second *Session) {
 	if joined {
 		return
 	}
-	second.SetHeartbeat(Heartbeat{Every: BeatEvery(s.cfg.Lease), SQL: []string{commitHeartbeat}, confirmed: true})
+	second.SetHeartbeat(Heartbeat{BeatEvery(s.cfg.Lease), Request{SQL: []string{commitHeartbeat}, commit: true}})
 	second.mu.Lock()
 	second.onAnswer = s.renew
 	second.mu.Unlock()
@@ -251,13 +242,9 @@ func (s *Session) join(second *Session) {
 // of one cluster.
 const ServerIdentity = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
 
-// SecondError turns an error of a transaction's second session into one for the user of
-// the first session.
-func SecondError(err error) error { return secondError(err, true) }
-
-// secondError turns an error of the second session into one for the user of the first
+// SecondError turns an error of the second session into one for the user of this
 // session, which is not lost because of it.
-func secondError(err error, pooled bool) error {
+func (s *Session) SecondError(err error) error {
 	var pgErr *pgconn.PgError
 	var lost *LostError
 	var e *Error
@@ -266,17 +253,14 @@ func secondError(err error, pooled bool) error {
 		return e
 	case e != nil:
 	case errors.As(err, &pgErr):
-		e = &Error{Kind: Denied, err: serverRefused{pgErr}}
-		if passes(pgErr) {
-			e.Kind = Unreachable
-		}
+		e = refusal(pgErr)
 	case errors.As(err, &lost):
 		e = &Error{Kind: Unreachable, err: errors.New(lost.Error())}
 	default:
 		return err
 	}
 	hint := e.Hint
-	if pooled && e.Kind == Unreachable {
+	if s.cfg.Transaction && e.Kind == Unreachable {
 		hint = "each grant takes a second connection for a moment: the pooler's pool has to leave one free"
 	}
 	return &Error{Kind: e.Kind, Hint: hint, Full: e.Full, err: fmt.Errorf("the second session: %w", e)}

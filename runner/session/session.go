@@ -102,23 +102,24 @@ type Session struct {
 	stop          chan struct{} // closed by Close
 	closeOnce     sync.Once
 	heartbeatOnce sync.Once
+	pulse         pulse
 	reading       sync.WaitGroup
 	beating       sync.WaitGroup
 
 	lost    chan struct{}
-	renewed chan time.Duration
+	renewed chan boottime.Instant
 
 	firstAnswer *string // to cfg.FirstQuestion, until it is taken
 	second      secondSession
 
-	mu           sync.Mutex    // for all below, and what says so elsewhere
-	pid          uint32        // the pooler's, until SetBackendPID
-	comment      string        // before every query
-	holding      bool          // a transaction holds the lock, and has to stay open
-	parting      bool          // the next request that is no heartbeat is the last
-	current      *exchange     // the request that the reader's messages answer
-	heard        time.Duration // boot time at which the last answered request was sent
-	askedSince   time.Duration // boot time of the first request after heard, if it is later
+	mu           sync.Mutex       // for all below, and what says so elsewhere
+	pid          uint32           // the pooler's, until SetBackendPID
+	comment      string           // before every query
+	holding      bool             // a transaction holds the lock, and has to stay open
+	parting      bool             // the goodbye has gone with a request
+	current      *exchange        // the request that the reader's messages answer
+	heard        boottime.Instant // when the last answered request was sent
+	askedSince   boottime.Instant // when the first request after that one was sent, if it is later
 	lostErr      error
 	heartbeat    Heartbeat
 	onAnswer     func()              // what the reader does after each answer
@@ -129,12 +130,12 @@ type Session struct {
 // serverFacts are what the login and the second session have found out about the
 // server.
 type serverFacts struct {
-	identity string        // of the server, if this is the second session of a quorum
-	began    time.Duration // boot time from which on the server remembers locks; under the session's mu
+	identity string           // of the server, if this is the second session of a quorum
+	began    boottime.Instant // since when the server remembers locks; under the session's mu
 
 	// With a quorum, under the session's mu:
-	promoted bool          // the server was once a standby
-	followed time.Duration // boot time from which on its standbys have followed it
+	promoted bool             // the server was once a standby
+	followed boottime.Instant // since when its standbys have followed it
 }
 
 // secondSession is the session that commits beside another one: see quorum.go.
@@ -168,13 +169,13 @@ var ErrStopped = errors.New("the lease ran out, since this process was stopped o
 
 // clock is what leases are measured with.
 type clock struct {
-	now      func() time.Duration
+	now      func() boottime.Instant
 	newTimer func() (timer, error)
 }
 
 // timer is one of a clock: boottime.Timer, or a test's.
 type timer interface {
-	Set(at time.Duration) error
+	Set(at boottime.Instant) error
 	Wait() error
 	Stop()
 }
@@ -195,9 +196,9 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 		onWire:    make(chan struct{}, 1),
 		stop:      make(chan struct{}),
 		lost:      make(chan struct{}),
-		renewed:   make(chan time.Duration, 1),
+		renewed:   make(chan boottime.Instant, 1),
 		heard:     c.now(), // the login was sent before, but no command starts before another answer
-		heartbeat: Heartbeat{Every: BeatEvery(cfg.Lease), SQL: []string{PlainBeat}},
+		heartbeat: Heartbeat{BeatEvery(cfg.Lease), Request{SQL: []string{PlainBeat}}},
 		heed:      map[string]heedFunc{},
 	}
 	s.onAnswer = s.renew
@@ -238,12 +239,12 @@ func (s *Session) Err() error {
 	return s.lostErr
 }
 
-// Deadline is the instant (of the boot time clock) until which the session's
-// locks are safe without any further word from the server.
-func (s *Session) Deadline() time.Duration {
+// Deadline is the instant until which the session's locks are safe without any further
+// word from the server.
+func (s *Session) Deadline() boottime.Instant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	deadline := s.heard + HolderShare(s.cfg.Lease)
+	deadline := s.heard.Add(HolderShare(s.cfg.Lease))
 	if s.second.joined != nil {
 		deadline = min(deadline, s.second.joined.Deadline())
 	}
@@ -251,7 +252,7 @@ func (s *Session) Deadline() time.Duration {
 }
 
 // Renewed delivers the latest Deadline after each answer of the server.
-func (s *Session) Renewed() <-chan time.Duration { return s.renewed }
+func (s *Session) Renewed() <-chan boottime.Instant { return s.renewed }
 
 // Conn is the connection's network socket below any TLS. It is there to be
 // duplicated; reading or writing it breaks the session.
@@ -276,63 +277,60 @@ func (s *Session) fail(cause error) {
 	if s.lostErr != nil {
 		return
 	}
-	s.lostErr = &LostError{Cause: cause, Heard: s.clock.now() - s.heard}
+	s.lostErr = &LostError{Cause: cause, Heard: s.clock.now().Sub(s.heard)}
 	close(s.lost)
-}
-
-// Part ends the session with the caller's next request, and says whether it will. The
-// goodbye goes with the request, and nothing is left to do when the answer is there. A
-// goodbye of its own, just before a process ends, would put the server's backend to work
-// for a millisecond, on the processor that this process wants for its end.
-//
-// There is no parting with a quorum, which has another session to close. Nor is there
-// with a pooler: it takes a goodbye that comes before the answer for a lost client, and
-// closes its connection to the server.
-func (s *Session) Part() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.parting = !s.cfg.UsesSecondSession()
-	return s.parting
 }
 
 // closeTimeout bounds a polite goodbye to a server that may be gone.
 const closeTimeout = time.Second
 
-// Close ends the session and with it every lock it holds. It cancels a request that is
-// still under way, so that no backend goes on waiting for a lock that is not wanted any
-// more.
+// Close ends the session and with it every lock it holds.
 func (s *Session) Close() {
 	s.closeOnce.Do(func() {
-		_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
 		close(s.stop)
-		s.beating.Wait() // from here on nobody else writes
 		s.mu.Lock()
-		pending, lost, second := s.current != nil, s.lostErr != nil || s.parting, s.second.session
+		parting := s.parting
 		s.mu.Unlock()
-		if second != nil {
-			second.Close()
+		if parting { // nothing is left to wait for, and this process may be about to end
+			_ = s.conn.Close()
+			return
 		}
-		if pending && !lost && s.cancel != nil {
-			ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
-			_ = s.cancel(ctx) // at worst the server finds the socket closed later
-
-			// See Part: the turn comes with the answer.
-			if s.cfg.Transaction {
-				select {
-				case s.onWire <- struct{}{}:
-				case <-s.lost:
-				case <-ctx.Done():
-				}
-			}
-			cancel()
-		}
-		if !lost {
-			s.writing.Lock()
-			s.fe.Send(&pgproto3.Terminate{})
-			_ = s.fe.Flush()
-			s.writing.Unlock()
-		}
+		s.sayGoodbye()
 		_ = s.conn.Close()
 		s.reading.Wait()
 	})
+}
+
+// sayGoodbye cancels a request that is still under way, so that no backend goes on
+// waiting for a lock that is not wanted any more, and ends the session at the server.
+func (s *Session) sayGoodbye() {
+	_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
+	s.beating.Wait() // from here on nobody else writes
+	s.mu.Lock()
+	pending, lost, second := s.current != nil, s.lostErr != nil, s.second.session
+	s.mu.Unlock()
+	if second != nil {
+		second.Close()
+	}
+	if lost {
+		return
+	}
+	if pending && s.cancel != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+		defer cancel()
+		_ = s.cancel(ctx) // at worst the server finds the socket closed later
+
+		// See Request.Last: the turn comes with the answer.
+		if s.cfg.Transaction {
+			select {
+			case s.onWire <- struct{}{}:
+			case <-s.lost:
+			case <-ctx.Done():
+			}
+		}
+	}
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	s.fe.Send(&pgproto3.Terminate{})
+	_ = s.fe.Flush()
 }

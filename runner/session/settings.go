@@ -49,9 +49,6 @@ func set(local bool, settings [][2]string) string {
 // Begin are the queries that begin the transaction which holds the lock. The isolation
 // level is read committed: it keeps no snapshot between two heartbeats, which would
 // hold back vacuum.
-func (s *Session) Begin() []string { return s.cfg.Begin() }
-
-// Begin are those queries for a session of this configuration.
 func (cfg Config) Begin() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED",

@@ -29,11 +29,7 @@ func OpenViewer(ctx context.Context, cfg Config) (*Viewer, error) {
 // OpenCheckedViewer connects as Open does, with the same checks and the same settings.
 // It also returns the age of the server's memory of locks.
 func OpenCheckedViewer(ctx context.Context, cfg Config) (*Viewer, time.Duration, error) {
-	var answers loginAnswers
-	pg, err := connectToHold(ctx, cfg, &route{}, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
-		answers, err = checkLogin(ctx, pg, cfg)
-		return err
-	})
+	pg, answers, err := connectChecked(ctx, cfg, &route{})
 	if err != nil {
 		return nil, 0, err
 	}
@@ -54,10 +50,8 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	results, err := v.pg.Exec(ctx, strings.Join(queries, "; ")).ReadAll()
 	var pgErr *pgconn.PgError
 	switch {
-	case errors.As(err, &pgErr) && passes(pgErr):
-		return nil, &Error{Kind: Unreachable, err: serverRefused{pgErr}}
 	case errors.As(err, &pgErr):
-		return nil, &Error{Kind: Denied, err: serverRefused{pgErr}}
+		return nil, refusal(pgErr)
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:

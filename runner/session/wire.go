@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // Request is one or more queries that travel together. Each is a transaction of
@@ -24,24 +26,31 @@ type Request struct {
 	// Then, if there is one, gets the rows of each query before the session hears
 	// anything that the server says later. It must not block.
 	Then func([]Rows)
+	// Last ends the session with the request: the goodbye goes with it. A goodbye of its
+	// own, just before a process ends, would put the server's backend to work for a
+	// millisecond, on the processor that this process wants for its end.
+	//
+	// Last has no effect with a quorum, which has another session to close. Nor has it
+	// with a pooler: that takes a goodbye that comes before the answer for a lost client,
+	// and closes its connection to the server.
+	Last bool
 
-	// confirmed says that the queries are a commit that standbys have to confirm:
-	// afterCommit is asked behind them, and judge decides.
-	confirmed bool
+	// commit says that standbys have to confirm the queries: afterCommit is asked
+	// behind them, and judgeCommit decides.
+	commit bool
 }
 
 // An exchange is a request and its answer.
 type exchange struct {
-	sent        time.Duration
-	left        int // queries whose answer is outstanding
-	answers     []Rows
-	size        int    // of all rows
-	err         error  // the first
-	unconfirmed string // what the server says of a commit without its standbys
-	judged      bool   // it ends with afterCommit, for judge
-	confirmed   bool   // by the standbys
-	then        func([]Rows)
-	result      chan struct{}
+	Request
+	sent      boottime.Instant
+	left      int // queries whose answer is outstanding
+	answers   []Rows
+	size      int    // of all rows
+	err       error  // the first
+	warning   string // the server's, that a commit was not confirmed
+	confirmed bool   // by the standbys
+	result    chan struct{}
 }
 
 // Ask sends a request and waits for the answer. An error of the server is a
@@ -52,7 +61,7 @@ func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.answer(ctx, ex, r.Longer)
+	return s.answer(ctx, ex)
 }
 
 // Query is Ask for the rows of all queries, one after the other.
@@ -63,18 +72,11 @@ func (s *Session) Query(ctx context.Context, queries ...string) (Rows, error) {
 
 // Row asks a question whose answer is one row: see Rows.Only.
 func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, error) {
-	ex, err := s.send(ctx, Request{SQL: []string{sql}})
+	ex, err := s.askSurely(ctx, Request{SQL: []string{sql}})
 	if err != nil {
 		return nil, err
 	}
-	answers, err := s.answer(ctx, ex, 0)
-	if err != nil {
-		return nil, err
-	}
-	if ex.unconfirmed != "" {
-		return nil, &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.unconfirmed)}
-	}
-	return answers[0].Only(columns)
+	return ex.answers[0].Only(columns)
 }
 
 // Ping asks the server for a sign of life, which the Deadline counts from.
@@ -83,11 +85,23 @@ func (s *Session) Ping(ctx context.Context) error {
 	return err
 }
 
+// askSurely is Ask, but the server's warning that a commit was not confirmed is an error.
+func (s *Session) askSurely(ctx context.Context, r Request) (*exchange, error) {
+	ex, err := s.send(ctx, r)
+	if err == nil {
+		_, err = s.answer(ctx, ex)
+	}
+	if err == nil && ex.warning != "" {
+		err = &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.warning)}
+	}
+	return ex, err
+}
+
 // answer waits for an answer for a holder's share of the lease, and for as much
 // longer as the server itself may have to wait. Then it is silence, which ends the
 // session.
-func (s *Session) answer(ctx context.Context, ex *exchange, longer time.Duration) ([]Rows, error) {
-	silence := time.NewTimer(HolderShare(s.cfg.Lease) + longer)
+func (s *Session) answer(ctx context.Context, ex *exchange) ([]Rows, error) {
+	silence := time.NewTimer(HolderShare(s.cfg.Lease) + ex.Longer)
 	defer silence.Stop()
 	select {
 	case <-silence.C:
@@ -105,10 +119,7 @@ func (s *Session) answer(ctx context.Context, ex *exchange, longer time.Duration
 func (s *Session) send(ctx context.Context, r Request) (*exchange, error) {
 	select {
 	case s.onWire <- struct{}{}:
-		s.mu.Lock()
-		last := s.parting
-		s.mu.Unlock()
-		return s.transmit(last, r)
+		return s.transmit(r)
 	case <-s.lost:
 		return nil, s.Err()
 	case <-ctx.Done():
@@ -116,31 +127,28 @@ func (s *Session) send(ctx context.Context, r Request) (*exchange, error) {
 	}
 }
 
-// transmit writes queries, and the goodbye behind them if they are the last. The
-// caller has the turn. The reader gives it back with the last answer.
-func (s *Session) transmit(last bool, r Request) (*exchange, error) {
-	queries := r.SQL
-	if r.confirmed {
-		queries = append(slices.Clone(queries), afterCommit)
+// transmit writes a request. The caller has the turn. The reader gives it back with the
+// last answer.
+func (s *Session) transmit(r Request) (*exchange, error) {
+	r.Last = r.Last && !s.cfg.UsesSecondSession()
+	if r.commit {
+		r.SQL = append(slices.Clone(r.SQL), afterCommit)
 	}
-	ex := &exchange{
-		sent: s.clock.now(), left: len(queries), answers: make([]Rows, 1, len(queries)), judged: r.confirmed, then: r.Then,
-		result: make(chan struct{}),
-	}
+	ex := &exchange{Request: r, sent: s.clock.now(), left: len(r.SQL), answers: make([]Rows, 1, len(r.SQL)), result: make(chan struct{})}
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.mu.Lock()
-	s.current = ex
+	s.current, s.parting = ex, s.parting || r.Last
 	if s.askedSince <= s.heard {
 		s.askedSince = ex.sent
 	}
 	comment := s.comment
 	s.mu.Unlock()
 	s.requests++
-	for _, sql := range queries {
+	for _, sql := range r.SQL {
 		s.fe.SendQuery(&pgproto3.Query{String: commented(comment, s.requests, sql)})
 	}
-	if last {
+	if r.Last {
 		s.fe.Send(&pgproto3.Terminate{})
 	}
 	if err := s.fe.Flush(); err != nil {
@@ -156,36 +164,43 @@ const CommentOpens = "/*pglead "
 // commented puts the session's comment before a query, with a number that differs from
 // request to request: it shows other sessions that this one is alive. The comment comes
 // first since the server cuts off long statements at the end. Statements other than
-// SELECT get none, since to pg_stat_statements each would be a new statement.
+// SELECT, WITH and EXECUTE get none, since to pg_stat_statements each would be a new
+// statement.
 func commented(comment string, request uint64, sql string) string {
-	if comment == "" || !strings.HasPrefix(sql, "SELECT") {
+	first, _, _ := strings.Cut(sql, " ")
+	if comment == "" || first != "SELECT" && first != "WITH" && first != "EXECUTE" {
 		return sql
 	}
 	return fmt.Sprintf("%sbeat='%d',%s*/ %s", CommentOpens, request, comment, sql)
 }
 
-// Encoded is a request in the bytes of the protocol, with or without the goodbye
-// behind it. It is for a process that has the socket when this one is gone, and
-// impossible where the connection is encrypted.
-func (s *Session) Encoded(goodbye bool, queries ...string) (request []byte, possible bool) {
-	if s.Conn() != s.conn {
+// Encoded is a request in the bytes of the protocol. It is for a process that has the
+// socket when this one is gone, and impossible where the connection is encrypted.
+func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
+	if s.Encrypted() {
 		return nil, false
 	}
 	s.mu.Lock()
 	comment := s.comment
 	s.mu.Unlock()
-	for _, sql := range queries {
+	var messages []pgproto3.FrontendMessage
+	for _, sql := range r.SQL {
+		messages = append(messages, &pgproto3.Query{String: commented(comment, math.MaxUint32, sql)})
+	}
+	if r.Last {
+		messages = append(messages, &pgproto3.Terminate{})
+	}
+	for _, m := range messages {
 		var err error
-		if request, err = (&pgproto3.Query{String: commented(comment, math.MaxUint32, sql)}).Encode(request); err != nil {
+		if encoded, err = m.Encode(encoded); err != nil {
 			return nil, false
 		}
 	}
-	if !goodbye {
-		return request, true
-	}
-	request, err := (&pgproto3.Terminate{}).Encode(request)
-	return request, err == nil
+	return encoded, true
 }
+
+// Encrypted says whether the connection is encrypted.
+func (s *Session) Encrypted() bool { return s.Conn() != s.conn }
 
 // OnNotify sets the function that the session's reader calls with what other sessions
 // say on a channel. It must not block. The caller sends the LISTEN. Words that were
@@ -217,17 +232,10 @@ func (s *Session) read() {
 	for {
 		msg, err := s.fe.Receive()
 		s.mu.Lock()
-		ex, holding, parting := s.current, s.holding, s.parting
+		ex := s.current
 		s.mu.Unlock()
-		if err != nil && ex == nil && parting {
-			return
-		}
 		if err != nil {
-			// Poolers end a session with a plain error.
-			if pgErr := ex.refusal(); pgErr != nil {
-				s.fail(serverEnded{pgErr})
-			}
-			s.fail(s.broken(networkCause(err)))
+			s.disconnected(ex, err)
 			return
 		}
 		switch msg := msg.(type) {
@@ -236,40 +244,62 @@ func (s *Session) read() {
 				ex.keepRow(msg.Values)
 			}
 		case *pgproto3.ErrorResponse:
-			pgErr := pgconn.ErrorResponseToPgError(msg)
-			// The server says FATAL before it gives the session's locks back
-			// and closes the socket after, so no time is lost in waiting for
-			// the end of the stream.
-			if pgErr.SeverityUnlocalized == "FATAL" || pgErr.SeverityUnlocalized == "PANIC" {
-				s.fail(serverEnded{pgErr})
-			} else if ex != nil && ex.err == nil {
-				ex.err = pgErr
-			}
+			s.refused(ex, pgconn.ErrorResponseToPgError(msg))
 		case *pgproto3.NotificationResponse:
 			s.hear(msg.PID, msg.Channel, msg.Payload)
 		case *pgproto3.NoticeResponse:
 			// The warning that a commit was not confirmed has no code of its own,
 			// but the name of the function that gives it is never translated.
 			if ex != nil && msg.Routine == "SyncRepWaitForLSN" {
-				ex.unconfirmed = msg.Message
+				ex.warning = msg.Message
 			}
 		case *pgproto3.ReadyForQuery:
-			if ex == nil {
-				s.fail(errors.New("the server answered a question that nobody asked"))
-				continue
-			}
-			// An error ends a transaction and frees its locks, and the server
-			// goes on to answer.
-			if holding && msg.TxStatus != 'T' {
-				s.fail(transactionOver{ex.refusal()})
-				continue
-			}
-			if ex.left--; ex.left == 0 {
-				s.answered(ex)
-			} else {
-				ex.answers = append(ex.answers, nil)
-			}
+			s.ready(ex, msg.TxStatus)
 		}
+	}
+}
+
+// disconnected notes the end of the connection, which is a loss unless the session had
+// said goodbye.
+func (s *Session) disconnected(ex *exchange, err error) {
+	s.mu.Lock()
+	parted := s.parting && ex == nil
+	s.mu.Unlock()
+	if parted {
+		return
+	}
+	// Poolers end a session with a plain error.
+	if pgErr := ex.refusal(); pgErr != nil {
+		s.fail(serverEnded{pgErr})
+	}
+	s.fail(s.broken(networkCause(err)))
+}
+
+// refused notes an error. The server says FATAL before it gives the session's locks back
+// and closes the socket after, so no time is lost in waiting for the end of the stream.
+func (s *Session) refused(ex *exchange, pgErr *pgconn.PgError) {
+	if pgErr.SeverityUnlocalized == "FATAL" || pgErr.SeverityUnlocalized == "PANIC" {
+		s.fail(serverEnded{pgErr})
+	} else if ex != nil && ex.err == nil {
+		ex.err = pgErr
+	}
+}
+
+// ready notes the end of one query's answer.
+func (s *Session) ready(ex *exchange, txStatus byte) {
+	s.mu.Lock()
+	holding := s.holding
+	s.mu.Unlock()
+	switch {
+	case ex == nil:
+		s.fail(errors.New("the server answered a question that nobody asked"))
+	case holding && txStatus != 'T': // an error ends a transaction and frees its locks, and the server goes on to answer
+		s.fail(transactionOver{ex.refusal()})
+	case ex.left > 1:
+		ex.left--
+		ex.answers = append(ex.answers, nil)
+	default:
+		s.answered(ex)
 	}
 }
 
@@ -277,9 +307,9 @@ func (s *Session) answered(ex *exchange) {
 	// If an administrator releases a commit from waiting for its standbys, it ends
 	// with a warning; if it fails, with an error. Neither is a sign of life of the
 	// standbys, nor is a commit that has not waited.
-	alive := ex.unconfirmed == "" && ex.err == nil
+	alive := ex.warning == "" && ex.err == nil
 	var hollow error
-	if ex.judged && alive {
+	if ex.commit && alive {
 		ex.confirmed, hollow = s.judgeCommit(slices.Concat(ex.answers...))
 		ex.err, alive = hollow, ex.confirmed
 	}
@@ -291,8 +321,8 @@ func (s *Session) answered(ex *exchange) {
 	onAnswer := s.onAnswer
 	s.mu.Unlock()
 	onAnswer()
-	if ex.then != nil && ex.err == nil {
-		ex.then(ex.answers)
+	if ex.Then != nil && ex.err == nil {
+		ex.Then(ex.answers)
 	}
 	<-s.onWire
 	close(ex.result)

@@ -2,9 +2,16 @@ package torture
 
 import (
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 	"time"
+
+	"github.com/pglead/pglead/runner/boottime"
 )
+
+// uptime is the clock of the witnesses, which write down what it shows.
+func uptime() time.Duration { return time.Duration(boottime.Now()) }
 
 // life is the witnessed life of one command: from the first to the last time
 // stamp of any of its processes.
@@ -15,6 +22,7 @@ type life struct {
 	shared      bool          // held with others
 	first, last time.Duration // boot time
 	excused     bool          // pglead and guard were killed at once: not promised
+	complete    bool          // its daemon is there: it may be struck
 }
 
 // meets says whether two lives have a lock in common.
@@ -86,6 +94,17 @@ func (h history) disorder() error {
 		}
 	}
 	return nil
+}
+
+// save writes a line a life, with the clock time of its first stamp, as logs have it.
+func (h history) save(path string) error {
+	h.sort()
+	var b strings.Builder
+	booted := time.Now().Add(-uptime())
+	for _, l := range h {
+		fmt.Fprintf(&b, "%s %+v\n", booted.Add(l.first).Format(time.RFC3339Nano), l)
+	}
+	return os.WriteFile(path, []byte(b.String()), 0o666)
 }
 
 // held are all locks that were ever held.

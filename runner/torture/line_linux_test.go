@@ -33,12 +33,29 @@ func (a *arena) within(f fault) time.Duration {
 	switch {
 	case f.within > 0:
 		bound = f.within
+	case a.unaccounted():
 	case a.mode.heeds && f.end == said:
-		bound = slack
+		bound = slack + a.lostGrace
 	case a.mode.heeds && f.end == silent:
-		bound = max(a.lease*2/3, a.lockDelay) + 2*time.Second
+		bound = max(a.lease*2/3+a.lostGrace, a.lockDelay) + 2*time.Second
 	}
 	return bound + a.forged()
+}
+
+// unaccounted says whether a waiter was killed as its session had drawn a token: its
+// start has been announced, and nobody can say that it came to nothing. A newcomer's
+// first try doesn't mind. Whoever stands in line waits it out, once.
+func (a *arena) unaccounted() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.started[a.killed]
+}
+
+// accounted notes that a lock-delay was waited out, if one was.
+func (a *arena) accounted(e event) {
+	if e.next >= a.lockDelay {
+		a.killed = ""
+	}
 }
 
 // bound is the contract's: longer than this nobody waits for a lock whose
@@ -89,7 +106,7 @@ func (a *arena) inLine() (all []waiter) {
 		classes = append(classes, strconv.FormatUint(uint64(lockkey.Ticket(id)), 10))
 	}
 	rows, err := a.server.Query("postgres", `SELECT pid || ' ' || host(client_addr) FROM pg_locks JOIN pg_stat_activity USING (pid)
-		WHERE locktype = 'advisory' AND granted AND classid::bigint IN (`+strings.Join(classes, ", ")+") AND client_addr IS NOT NULL ORDER BY objid::bigint")
+		WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid::bigint IN (`+strings.Join(classes, ", ")+") AND client_addr IS NOT NULL ORDER BY objid::bigint")
 	if err != nil {
 		a.t.Error(err)
 		return nil
@@ -123,10 +140,7 @@ func lineFaults(a *arena) []fault {
 		_ = unix.Kill(pid, unix.SIGSTOP)
 		struck = append(struck, pid)
 	}
-	frozen := said
-	if a.hostile { // whoever is frozen may be trying, since somebody said that it is its turn
-		frozen = unheard
-	}
+	const frozen = unheard // who is frozen as it tries has the lock for a lease
 	endsWell := func(l leader) { _ = unix.Kill(l.pglead, unix.SIGUSR1) }
 	return []fault{
 		{name: "first in line frozen, then clean end", unseats: true, pauses: true, end: frozen, strike: func(a *arena, l leader) {
@@ -147,6 +161,7 @@ func lineFaults(a *arena) []fault {
 			if w, ok := a.named(l, endsWell); ok {
 				a.mayEnd(w.pglead)
 				_ = unix.Kill(w.pglead, unix.SIGKILL)
+				a.killed = w.backend
 			}
 		}},
 		{name: "SIGSTOP of the named waiter", unseats: true, pauses: true, strike: func(a *arena, l leader) {

@@ -238,7 +238,7 @@ func (a *arena) reaches(host string) string {
 func (a *arena) everyonesTurn() {
 	a.t.Helper()
 	for began := time.Now(); ; {
-		h := a.history()
+		h := a.history(0)
 		missing := slices.DeleteFunc(contenders(), func(host string) bool {
 			return slices.ContainsFunc(h, func(l life) bool { return l.host == host })
 		})

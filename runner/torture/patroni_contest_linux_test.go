@@ -53,10 +53,11 @@ func newContests(c *cluster, binary, self string) []*contest {
 	for _, way := range ways {
 		a := &arena{
 			options: options{lease: c.lease, lockDelay: c.lockDelay, modeName: way.name, logs: c.logs},
-			t:       c.t, net: c.net, binary: binary, self: self, dir: c.t.TempDir(), rand: rand.New(rand.NewPCG(c.seed, 0)),
+			t:       c.t, net: c.net, binary: binary, self: self, dir: memoryDir(c.t), rand: rand.New(rand.NewPCG(c.seed, 0)),
 			dsn:  way.dsn + " connect_timeout=2 dbname=postgres user=" + role,
-			pids: map[string]int{}, excused: map[int64]bool{},
+			pids: map[string]int{},
 		}
+		a.seen = newWitnesses(a.dir)
 		if c.quorum {
 			a.flags = []string{"--quorum"}
 		}

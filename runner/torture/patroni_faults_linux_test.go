@@ -6,8 +6,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/pglead/pglead/runner/boottime"
 )
 
 // outage breaks something of the cluster, and mends it.
@@ -49,7 +47,7 @@ func (c *cluster) awaitNobody(h scene) {
 	c.t.Helper()
 	for _, x := range h.contests {
 		c.await(x.modeName+": nobody leads", notice, func() bool {
-			return !slices.ContainsFunc(x.history(), func(l life) bool { return boottime.Now()-l.last < time.Second })
+			return !slices.ContainsFunc(x.history(0), func(l life) bool { return uptime()-l.last < time.Second })
 		})
 	}
 }

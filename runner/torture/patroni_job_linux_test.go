@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/pglead/pglead/runner/boottime"
 )
 
 // The job's own way to the database, and where it writes down what it has done.
@@ -45,14 +43,14 @@ func job() {
 					continue
 				}
 			}
-			called := boottime.Now()
+			called := uptime()
 			_, _ = fmt.Fprintf(log, "%s call %s %d %d\n", os.Getenv("PGLEAD_LOCK_KEY"), os.Getenv("PGLEAD_TOKEN"), seq, called)
 			n, err := writeFenced(conn, seq)
 			switch {
 			case err == nil:
-				_, _ = fmt.Fprintf(log, "%s done %s %d %d %d\n", os.Getenv("PGLEAD_LOCK_KEY"), os.Getenv("PGLEAD_TOKEN"), seq, boottime.Now(), n)
+				_, _ = fmt.Fprintf(log, "%s done %s %d %d %d\n", os.Getenv("PGLEAD_LOCK_KEY"), os.Getenv("PGLEAD_TOKEN"), seq, uptime(), n)
 			case errors.Is(err, errFenced):
-				_, _ = fmt.Fprintf(log, "%s fenced %s %d %d\n", os.Getenv("PGLEAD_LOCK_KEY"), os.Getenv("PGLEAD_TOKEN"), seq, boottime.Now())
+				_, _ = fmt.Fprintf(log, "%s fenced %s %d %d\n", os.Getenv("PGLEAD_LOCK_KEY"), os.Getenv("PGLEAD_TOKEN"), seq, uptime())
 				return
 			default:
 				closeSoon(conn)

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/pglead/pglead/runner/boottime"
 )
 
 type patroniOptions struct {
@@ -84,14 +82,14 @@ func TestPatroni(t *testing.T) {
 			x.contend(host)
 		}
 	}
-	began := boottime.Now()
+	began := uptime()
 	schedule := c.schedule()
 	for i, f := range schedule {
 		events := c.inflict(f, contests)
 		for _, x := range contests {
 			x.events = append(x.events, events[x.modeName])
 		}
-		t.Logf("%d of %d, %v: %s", i+1, len(schedule), (boottime.Now() - began).Round(time.Second), f.name)
+		t.Logf("%d of %d, %v: %s", i+1, len(schedule), (uptime() - began).Round(time.Second), f.name)
 	}
 	c.awaitAll(contests)
 	for _, x := range contests {
@@ -155,7 +153,7 @@ func (c *cluster) inflict(f outage, contests []*contest) map[string]event {
 		x.struck = l
 	}
 	h.client = contests[0].struck.host
-	at := boottime.Now()
+	at := uptime()
 	contests[0].note("%s: primary %s, synchronous %s; token %d on %s, %d on %s", f.name, h.primary, h.sync,
 		contests[0].struck.token, contests[0].struck.host, contests[1].struck.token, contests[1].struck.host)
 	f.strike(c, h)
@@ -168,7 +166,7 @@ func (c *cluster) inflict(f outage, contests []*contest) map[string]event {
 	events := map[string]event{}
 	for _, x := range contests {
 		e := event{fault: f.name, at: at, host: x.struck.host}
-		if next, ok := x.history().next(x.struck.first, x.struck.life); ok && next.first > at {
+		if next, ok := x.history(0).next(x.struck.first, x.struck.life); ok && next.first > at {
 			e.next = next.first - at
 		}
 		events[x.modeName] = e
@@ -179,7 +177,7 @@ func (c *cluster) inflict(f outage, contests []*contest) map[string]event {
 // assess checks what a contest has left, and prints it.
 func (x *contest) assess(began time.Duration, schedule []outage) {
 	x.t.Helper()
-	h := x.history()
+	h := x.history(0)
 	promised := func(at time.Duration) bool {
 		for i, e := range x.events {
 			if at >= e.at && (i+1 == len(x.events) || at < x.events[i+1].at) {
@@ -224,7 +222,7 @@ func (x *contest) assess(began time.Duration, schedule []outage) {
 	complain(x.cluster.quorum, judge(h))
 	complain(x.cluster.strict, append(judgeWrites(found, writes[x.key]), misdeeds(found, writes[x.key])...))
 	x.overlaps = overlaps
-	x.t.Logf("%s: %d commands led in %v, %d overlaps; %s", x.modeName, len(h), (boottime.Now() - began).Round(time.Second), len(overlaps), tally(writes[x.key]))
+	x.t.Logf("%s: %d commands led in %v, %d overlaps; %s", x.modeName, len(h), (uptime() - began).Round(time.Second), len(overlaps), tally(writes[x.key]))
 }
 
 // tally counts what became of what the jobs wrote.

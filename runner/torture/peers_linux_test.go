@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/pglead/pglead/runner/boottime"
 )
 
 // peer is another way to run a command under a lock.
@@ -27,7 +25,7 @@ type peer struct {
 
 func peers() []peer {
 	return []peer{
-		{"flock", func(a *arena) []string { return []string{"flock", filepath.Join(a.dir, "..", "lockfile")} }, true},
+		{"flock", func(a *arena) []string { return []string{"flock", filepath.Join(a.dir, "lockfile")} }, true},
 		{"psql -c lock -c '\\! command'", func(a *arena) []string {
 			return []string{"psql", "-X", "-q", "-h", a.net.hosts["db"], "-U", "pglead", "-d", "postgres", "-c", "SELECT pg_advisory_lock(1)", "-c"}
 		}, false},
@@ -91,6 +89,7 @@ func (a *arena) peerRound(p peer, fault string) (overlapped, never int) {
 	if err != nil {
 		a.t.Fatal(err)
 	}
+	seen := newWitnesses(dir)
 	var waits sync.WaitGroup
 	start := func(host string) *exec.Cmd {
 		args := p.command(a)
@@ -110,8 +109,8 @@ func (a *arena) peerRound(p peer, fault string) (overlapped, never int) {
 		return cmd
 	}
 	led := func(n int, within time.Duration) bool {
-		for began := boottime.Now(); boottime.Now()-began < within; time.Sleep(5 * time.Millisecond) {
-			if h, err := readHistory(dir); err == nil && len(h) >= n {
+		for began := uptime(); uptime()-began < within; time.Sleep(5 * time.Millisecond) {
+			if h, err := seen.history(0); err == nil && len(h) >= n {
 				return true
 			}
 		}
@@ -135,7 +134,7 @@ func (a *arena) peerRound(p peer, fault string) (overlapped, never int) {
 		never = 1
 	}
 	time.Sleep(200 * time.Millisecond)
-	h, err := readHistory(dir)
+	h, err := seen.history(0)
 	if err != nil {
 		a.t.Fatal(err)
 	}

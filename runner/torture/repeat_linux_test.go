@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -38,7 +39,6 @@ func (a *arena) repeating(ctx context.Context) error {
 	conn, err := a.hears(ctx, a.server.DSN("postgres"), func(n *pgconn.Notification) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		a.note("%d: %s", n.PID, n.Payload[:min(len(n.Payload), 60)])
 		if said := strings.Fields(n.Payload); len(said) < 4 || said[0] != "clean" && said[0] != "dead" || slices.Contains(a.strangers, n.PID) {
 			return
 		}
@@ -77,6 +77,27 @@ func (a *arena) repeating(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// overhear notes all that is said of the locks, for those who want to know why, and
+// who has said that it starts.
+func (a *arena) overhear(ctx context.Context) {
+	for ctx.Err() == nil {
+		conn, err := a.hears(ctx, a.server.DSN("postgres"), func(n *pgconn.Notification) {
+			a.note("%d: %s", n.PID, n.Payload[:min(len(n.Payload), 60)])
+			if strings.HasPrefix(n.Payload, "started ") {
+				a.mu.Lock()
+				a.started[strconv.Itoa(int(n.PID))] = true
+				a.mu.Unlock()
+			}
+		})
+		if err == nil {
+			for conn.WaitForNotification(ctx) == nil {
+			}
+			closeSoon(conn)
+		}
+		pause(ctx, 200*time.Millisecond)
+	}
 }
 
 // note adds to what the pgleads say themselves.

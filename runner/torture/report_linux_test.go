@@ -2,7 +2,12 @@ package torture
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,42 +17,110 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/runner/boottime"
+	"golang.org/x/sys/unix"
 )
 
-// table is a row a fault: how often it came, how many overlaps began after it
-// and before the next fault, and how long it took until the next command led.
-func table(mode string, events []event, overlaps []overlap) string {
-	var names []string
-	for _, e := range events {
-		if !slices.Contains(names, e.fault) {
-			names = append(names, e.fault)
+// outcome is what a fault came to: a line in the file of -results.
+type outcome struct {
+	Mode, Fault string
+	Next        time.Duration // until the next command started; 0 where none had to
+	By          string        // the host that this was on
+	Bound       time.Duration // what that must not exceed
+	Overlaps    int           // that began after it and before the next fault
+	Load        float64       // of the machine
+	Stall       time.Duration // the longest in which nothing ran meanwhile
+}
+
+func (a *arena) outcomes(events []event, overlaps []overlap) []outcome {
+	var all []outcome
+	for i, e := range events {
+		o := outcome{Mode: a.modeName, Fault: e.fault, Next: e.next, By: e.by, Bound: e.bound, Load: e.load, Stall: a.stalls.longest(e.at, e.at+max(e.next, 0))}
+		for _, lap := range overlaps {
+			if lap.young.first > e.at && (i+1 == len(events) || lap.young.first <= events[i+1].at) {
+				o.Overlaps++
+			}
+		}
+		all = append(all, o)
+	}
+	return all
+}
+
+// accumulate adds outcomes to those that earlier runs have left in a file, and
+// returns all of them.
+func accumulate(path string, outcomes []outcome) ([]outcome, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil { // several may run at once
+		return nil, err
+	}
+	var all []outcome
+	for lines := json.NewDecoder(file); ; {
+		var o outcome
+		err := lines.Decode(&o)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		all = append(all, o)
+	}
+	for _, o := range outcomes {
+		if err := json.NewEncoder(file).Encode(o); err != nil {
+			return nil, err
 		}
 	}
-	slices.Sort(names)
+	return append(all, outcomes...), nil
+}
+
+// table is a row a fault: how often it came, how many overlaps followed, how long it
+// took until the next command led, and how often that was too long.
+func table(outcomes []outcome) string {
+	type row struct{ mode, fault string }
+	rows := map[row][]outcome{}
+	loads := make([]float64, 0, len(outcomes))
+	for _, o := range outcomes {
+		r := row{o.Mode, o.Fault}
+		rows[r] = append(rows[r], o)
+		loads = append(loads, o.Load)
+	}
 	var b strings.Builder
-	b.WriteString("| mode | fault | times | overlaps | next command after p50 | p99 | max |\n|---|---|---|---|---|---|---|\n")
-	for _, name := range names {
+	b.WriteString("| mode | fault | times | overlaps | next command after p50 | p99 | max | beyond the bound |\n|---|---|---|---|---|---|---|---|\n")
+	for _, r := range slices.SortedFunc(maps.Keys(rows), func(x, y row) int {
+		return cmp.Or(cmp.Compare(x.mode, y.mode), cmp.Compare(x.fault, y.fault))
+	}) {
 		var times []time.Duration
-		count, overlapped := 0, 0
-		for i, e := range events {
-			if e.fault != name {
-				continue
+		overlapped, late := 0, 0
+		for _, o := range rows[r] {
+			if o.Next > 0 {
+				times = append(times, o.Next)
 			}
-			count++
-			if e.next > 0 {
-				times = append(times, e.next)
+			if o.Next > o.Bound {
+				late++
 			}
-			for _, o := range overlaps {
-				if o.young.first > e.at && (i+1 == len(events) || o.young.first <= events[i+1].at) {
-					overlapped++
-				}
-			}
+			overlapped += o.Overlaps
 		}
-		fmt.Fprintf(&b, "| %s | %s | %d | %d | %s | %s | %s |\n", mode, name, count, overlapped,
-			quantile(times, 50), quantile(times, 99), quantile(times, 100))
+		fmt.Fprintf(&b, "| %s | %s | %d | %d | %s | %s | %s | %d |\n", r.mode, r.fault, len(rows[r]), overlapped,
+			quantile(times, 50), quantile(times, 99), quantile(times, 100), late)
+	}
+	if slices.Sort(loads); len(loads) > 0 {
+		fmt.Fprintf(&b, "load %.1f (p50), %.1f (max)\n", loads[(len(loads)-1)/2], loads[len(loads)-1])
 	}
 	return b.String()
+}
+
+// loadNow is the machine's, of the last minute.
+func loadNow() float64 {
+	data, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(data), " ")
+	load, _ := strconv.ParseFloat(first, 64)
+	return load
 }
 
 func quantile(times []time.Duration, percent int) string {
@@ -84,9 +157,9 @@ func (a *arena) state() string {
 		}
 		fmt.Fprintf(&b, "%s: %s\n%s\n", host, bytes.TrimSpace(tree), a.lastSaid(host, 5))
 	}
-	h := a.history()
+	h := a.history(0)
 	h.sort()
-	fmt.Fprintf(&b, "now %v, last led %+v\n", boottime.Now(), h[max(0, len(h)-3):])
+	fmt.Fprintf(&b, "now %v, last led %+v\n", uptime(), h[max(0, len(h)-3):])
 	rows, err := a.server.Query("postgres", `SELECT concat_ws(' ', l.pid, host(client_addr), usename, locktype, classid::bigint, objid::bigint, mode, granted, state, wait_event, left(query, 200))
 		FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE locktype = 'advisory' ORDER BY classid, objid`)
 	fmt.Fprintf(&b, "%s (%v)", strings.Join(rows, "\n"), err)
@@ -186,5 +259,30 @@ func TestHistoryOfSeveral(t *testing.T) {
 		if err := tt.history.disorder(); (err != nil) != tt.disorder {
 			t.Errorf("%s: disorder %v, want any: %v", name, err, tt.disorder)
 		}
+	}
+}
+
+// TestAccumulate: the table is of all runs that have left their outcomes in a file.
+func TestAccumulate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "results")
+	first := []outcome{{Mode: "run", Fault: "a", Next: 2 * time.Second, Bound: time.Second, Overlaps: 1, Load: 1}, {Mode: "run", Fault: "b", Load: 3}}
+	if _, err := accumulate(path, first); err != nil {
+		t.Fatal(err)
+	}
+	all, err := accumulate(path, []outcome{{Mode: "run", Fault: "a", Next: time.Second, Bound: time.Second, Load: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := table(all)
+	for _, want := range []string{"| run | a | 2 | 1 | 1s | 1s | 2s | 1 |\n", "| run | b | 1 | 0 | - | - | - | 0 |\n", "load 2.0 (p50), 3.0 (max)\n"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	if err := os.WriteFile(path, []byte("{"), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := accumulate(path, nil); err == nil {
+		t.Error("a file that is broken off is read")
 	}
 }

@@ -17,7 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/boottime"
 )
 
 // stranger is a role that may connect, and no more.
@@ -84,7 +83,7 @@ func strangersRequest(a *arena) fault {
 					a.t.Error(err)
 				}
 			}
-			for began := boottime.Now(); boottime.Now()-began < a.heeds()+stepDown; time.Sleep(20 * time.Millisecond) {
+			for began := uptime(); uptime()-began < a.heeds()+stepDown; time.Sleep(20 * time.Millisecond) {
 				if !slices.ContainsFunc(a.living(), func(x life) bool { return x.token == l.token }) {
 					return
 				}
@@ -124,9 +123,9 @@ func foreignInLine() fault {
 		}
 		defer conn.Close(ctx)
 		a.waitForAll(ctx, conn)
-		l := life{host: "psql", locks: a.mode.names(), first: boottime.Now()}
+		l := life{host: "psql", locks: a.mode.names(), first: uptime()}
 		time.Sleep(foreignHold)
-		l.last = boottime.Now()
+		l.last = uptime()
 		a.foreign = append(a.foreign, l)
 		if a.rand.IntN(2) == 0 {
 			err = conn.Close(ctx)
@@ -141,12 +140,12 @@ func foreignInLine() fault {
 			e.bound = standsAfterPause
 		}
 		for {
-			if next, ok := a.history().next(l.last, l); ok {
+			if next, ok := a.history(l.last).next(l.last, l); ok {
 				e.next = next.first - l.last
 				break
 			}
-			if boottime.Now()-l.last > e.bound+30*time.Second {
-				a.t.Errorf("nobody leads %v after a foreign holder", boottime.Now()-l.last)
+			if uptime()-l.last > e.bound+30*time.Second {
+				a.t.Errorf("nobody leads %v after a foreign holder", uptime()-l.last)
 				break
 			}
 			time.Sleep(5 * time.Millisecond)
@@ -186,7 +185,7 @@ func (a *arena) waitForAll(ctx context.Context, conn *pgconn.PgConn) {
 			return
 		case <-time.After(100 * time.Millisecond):
 		}
-		living := slices.DeleteFunc(a.living(), func(l life) bool { return boottime.Now()-l.first < settled })
+		living := slices.DeleteFunc(a.living(), func(l life) bool { return !l.complete })
 		a.mu.Lock()
 		for _, l := range living {
 			_ = unix.Kill(a.pids[l.host], unix.SIGUSR1)

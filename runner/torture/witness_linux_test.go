@@ -2,6 +2,7 @@ package torture
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -9,12 +10,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/pglead/pglead/runner/boottime"
 )
 
 // The roles that the test binary plays when it is run by the test.
@@ -68,7 +69,7 @@ func spawnRole(role string) {
 // daemon that it leaves behind for pglead to end.
 func command() {
 	if os.Getenv("PGLEAD_TOKEN") == "" { // under a peer, which has none
-		_ = os.Setenv("PGLEAD_TOKEN", strconv.FormatInt(int64(boottime.Now()), 10))
+		_ = os.Setenv("PGLEAD_TOKEN", strconv.FormatInt(int64(uptime()), 10))
 	}
 	done := make(chan os.Signal, 1)
 	signal.Notify(done, unix.SIGUSR1)
@@ -103,9 +104,9 @@ func stamp(name string, length time.Duration) {
 		panic(err)
 	}
 	var buf [16]byte
-	first := boottime.Now()
+	first := uptime()
 	binary.BigEndian.PutUint64(buf[:], uint64(first))
-	for now := first; now < first+length; now = boottime.Now() {
+	for now := first; now < first+length; now = uptime() {
 		binary.BigEndian.PutUint64(buf[8:], uint64(now))
 		if _, err := file.WriteAt(buf[:], 0); err != nil {
 			panic(err)
@@ -117,39 +118,92 @@ func stamp(name string, length time.Duration) {
 	}
 }
 
-// readHistory collects the time stamps.
-func readHistory(dir string) (history, error) {
-	entries, err := os.ReadDir(dir)
+// witnesses reads the time stamps in a directory. Of a process that is gone it keeps
+// what it has read, and not the file, so that a look costs the same after hours.
+type witnesses struct {
+	dir     string
+	mu      sync.Mutex
+	lives   map[string]*life
+	excused map[int64]bool // tokens
+}
+
+// memoryDir is a directory for time stamps, in memory where there is one: on a disk,
+// a write may have to wait, and its witness looks dead meanwhile.
+func memoryDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "torture")
+	if err != nil {
+		return t.TempDir()
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}
+
+func newWitnesses(dir string) *witnesses {
+	return &witnesses{dir: dir, lives: map[string]*life{}, excused: map[int64]bool{}}
+}
+
+func (w *witnesses) excuse(token int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.excused[token] = true
+}
+
+// history is all lives that lasted beyond an instant.
+func (w *witnesses) history(since time.Duration) (history, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	entries, err := os.ReadDir(w.dir)
 	if err != nil {
 		return nil, err
 	}
-	lives := map[string]*life{}
 	for _, entry := range entries {
-		parts := strings.Split(entry.Name(), ".")
-		if len(parts) != 5 {
-			continue
-		}
-		token, err := strconv.ParseInt(parts[0], 10, 64)
-		if err != nil {
+		if err := w.fold(entry.Name()); err != nil {
 			return nil, err
 		}
-		data, err := os.ReadFile(filepath.Join(dir, entry.Name()))
-		if err != nil || len(data) != 16 {
-			return nil, fmt.Errorf("%s: %d bytes, %w", entry.Name(), len(data), err)
-		}
-		first := time.Duration(binary.BigEndian.Uint64(data))
-		last := time.Duration(binary.BigEndian.Uint64(data[8:]))
-		id := strings.Join(parts[:3], ".")
-		l := lives[id]
-		if l == nil {
-			l = &life{token: token, host: parts[1], locks: strings.Split(parts[2], "+"), first: first, last: last}
-			lives[id] = l
-		}
-		l.first, l.last = min(l.first, first), max(l.last, last)
 	}
 	var h history
-	for _, l := range lives {
-		h = append(h, *l)
+	for _, l := range w.lives {
+		if l.last > since {
+			h = append(h, *l)
+			h[len(h)-1].excused = w.excused[l.token]
+		}
 	}
 	return h, nil
+}
+
+// fold reads a file.
+func (w *witnesses) fold(name string) error {
+	parts := strings.Split(name, ".")
+	if len(parts) != 5 {
+		return nil
+	}
+	token, err := strconv.ParseInt(parts[0], 10, 64)
+	if err != nil {
+		return err
+	}
+	pid, err := strconv.Atoi(parts[4])
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(w.dir, name)
+	gone := errors.Is(unix.Kill(pid, 0), unix.ESRCH) // asked before its last word is read
+	data, err := os.ReadFile(path)
+	if err != nil || len(data) != 16 {
+		return fmt.Errorf("%s: %d bytes, %w", name, len(data), err)
+	}
+	first := time.Duration(binary.BigEndian.Uint64(data))
+	last := time.Duration(binary.BigEndian.Uint64(data[8:]))
+	id := strings.Join(parts[:3], ".")
+	l := w.lives[id]
+	if l == nil {
+		l = &life{token: token, host: parts[1], locks: strings.Split(parts[2], "+"), first: first, last: last}
+		w.lives[id] = l
+	}
+	l.first, l.last = min(l.first, first), max(l.last, last)
+	l.complete = l.complete || parts[3] == "daemon"
+	if gone {
+		return os.Remove(path)
+	}
+	return nil
 }

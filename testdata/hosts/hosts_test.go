@@ -1,6 +1,7 @@
 // Package hosts tests the .deb on Debian machines with systemd and cron of
-// their own: containers that share the network of this machine, and with it
-// one PostgreSQL. It needs root, debootstrap and systemd-nspawn:
+// their own, and --once-per on some whose clocks are apart: containers that share the
+// network of this machine, and with it one PostgreSQL. It needs root, debootstrap and
+// systemd-nspawn:
 //
 //	go test ./testdata/hosts
 //
@@ -36,7 +37,8 @@ func TestHosts(t *testing.T) {
 	}
 	deb := makePackages(t)
 	t.Run("rpm and apk", func(t *testing.T) { testOtherPackages(t, filepath.Dir(deb)) })
-	b := boot(t, deb, debian(t), "alpha", "beta", "gamma")
+	b := boot(t, debian(t), "alpha", "beta", "gamma")
+	b.writeJobs(deb)
 	t.Run("package", b.testPackage)
 	if t.Failed() {
 		return
@@ -52,7 +54,7 @@ func missing() string {
 	if os.Geteuid() != 0 {
 		return "root"
 	}
-	for _, program := range []string{"debootstrap", "systemd-nspawn", "nsenter", "rpm"} {
+	for _, program := range []string{"debootstrap", "systemd-nspawn", "nsenter", "rpm", "cc"} {
 		if _, err := exec.LookPath(program); err != nil {
 			return program
 		}
@@ -117,30 +119,58 @@ func (h *host) run(t *testing.T, args ...string) string {
 // bench is what the hosts share.
 type bench struct {
 	t      *testing.T
+	server *localpg.Server
+	port   string // of the server, at 127.0.0.1
 	shared string // a directory, /shared on each
 	hosts  []*host
 	// minutes are those in which cron fires.
 	minutes []string
 }
 
-func boot(t *testing.T, deb, root string, names ...string) *bench {
+// boot boots hosts from copies of root, with a server that all of them reach.
+func boot(t *testing.T, root string, names ...string) *bench {
 	t.Helper()
 	port := testserver.Port(t)
-	testserver.Start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
+	server := testserver.Start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 
 	// A file system that takes an overlay's upper directories, wherever this is.
 	dir := t.TempDir()
 	run(t, "mount", "-t", "tmpfs", "pglead-hosts", dir)
 	t.Cleanup(func() { _ = exec.Command("umount", "--lazy", "--recursive", dir).Run() })
-	b := &bench{t: t, shared: filepath.Join(dir, "shared")}
+	b := &bench{t: t, server: server, port: port, shared: filepath.Join(dir, "shared")}
 	if err := os.Mkdir(b.shared, 0o777); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Chmod(b.shared, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	b.write("pglead.deb", string(must(os.ReadFile(deb))(t)), 0o644)
-	b.write("pglead.env", fmt.Sprintf("PGLEAD_DSN=postgresql://%s@127.0.0.1:%s/postgres\n", localpg.Superuser, port), 0o600)
+	for _, name := range names {
+		b.hosts = append(b.hosts, b.start(root, dir, name))
+	}
+	for _, h := range b.hosts {
+		if !eventually(func() bool {
+			// Not once and for all: systemd-nspawn has other children at first.
+			out, _ := exec.Command("pgrep", "-P", strconv.Itoa(h.nspawn.Process.Pid)).Output()
+			h.first = strings.TrimSpace(string(out))
+			state, _ := h.try("systemctl", "is-system-running")
+			return state == "running" || state == "degraded"
+		}) {
+			t.Fatalf("%s never reaches multi-user", h.name)
+		}
+	}
+	return b
+}
+
+// dsn is where the server is.
+func (b *bench) dsn() string {
+	return fmt.Sprintf("postgresql://%s@127.0.0.1:%s/postgres", localpg.Superuser, b.port)
+}
+
+// writeJobs writes the package and what runs by it.
+func (b *bench) writeJobs(deb string) {
+	b.t.Helper()
+	b.write("pglead.deb", string(must(os.ReadFile(deb))(b.t)), 0o644)
+	b.write("pglead.env", "PGLEAD_DSN="+b.dsn()+"\n", 0o600)
 	// Whatever is left of a job, its daemon included, keeps the file locked, so
 	// that the next one sees an overlap. Perl takes two signals at nearly the
 	// same time for one, as does a shell, but none for none.
@@ -161,21 +191,6 @@ tell_all("end");
 `, 0o755)
 	b.write("nightly", "#!/bin/sh\necho \"$(hostname)\" >>/shared/nights\n", 0o755)
 	b.write("fire", "#!/bin/sh\necho \"$1 $(date +%H:%M)\" >>/shared/fires\n", 0o755)
-	for _, name := range names {
-		b.hosts = append(b.hosts, b.start(root, dir, name))
-	}
-	for _, h := range b.hosts {
-		if !eventually(func() bool {
-			// Not once and for all: systemd-nspawn has other children at first.
-			out, _ := exec.Command("pgrep", "-P", strconv.Itoa(h.nspawn.Process.Pid)).Output()
-			h.first = strings.TrimSpace(string(out))
-			state, _ := h.try("systemctl", "is-system-running")
-			return state == "running" || state == "degraded"
-		}) {
-			t.Fatalf("%s never reaches multi-user", h.name)
-		}
-	}
-	return b
 }
 
 // start boots a host from a copy of root. The containers have to be in groups

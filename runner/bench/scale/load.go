@@ -65,19 +65,6 @@ func cron(splay time.Duration) func(*scene, int) figures {
 	}
 }
 
-// herd has all nodes start at the same instant, and each wait for its turn.
-func herd(wait time.Duration) func(*scene, int) figures {
-	return func(s *scene, nodes int) figures {
-		l := &theLock{s: s}
-		for range nodes {
-			s.start(l, wait, 0, nil)
-		}
-		s.run(forever / 2)
-		return figures{nodes: nodes, day: s.tally, processors: s.server.busy.Seconds() / s.last.Seconds(), last: s.last,
-			noAnswer: float64(s.unreachable) / float64(nodes), peak: s.peak}
-	}
-}
-
 // Of CI each runner begins a job every ten minutes, on average and at any time; half of
 // them come in bursts of five, for which a push has started as many. Ten runners have
 // a key together, which each job holds for 10 to 30 s and waits for up to half an hour.

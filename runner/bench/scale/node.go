@@ -78,7 +78,7 @@ func (n *node) noRoom() {
 	n.s.after(rest, n.connect)
 }
 
-// away is until one comes again who waits and has no connection.
+// away has a waiter without a connection come again later.
 func (n *node) away() {
 	rest := lock.AwayFor(n.s.between(lock.Away(n.crowded)), n.left())
 	if n.left() <= rest {

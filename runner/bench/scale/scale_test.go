@@ -23,6 +23,19 @@ func within[N int | float64](t *testing.T, what string, got, least, most N) {
 	}
 }
 
+// herd has all nodes start at the same instant, and each wait for its turn.
+func herd(wait time.Duration) func(*scene, int) figures {
+	return func(s *scene, nodes int) figures {
+		l := &theLock{s: s}
+		for range nodes {
+			s.start(l, wait, 0, nil)
+		}
+		s.run(forever / 2)
+		return figures{nodes: nodes, day: s.tally, processors: s.server.busy.Seconds() / s.last.Seconds(), last: s.last,
+			noAnswer: float64(s.unreachable) / float64(nodes), peak: s.peak}
+	}
+}
+
 func TestWorkIsShared(t *testing.T) {
 	w := newWorld(1)
 	p := &processors{w: w, number: 2, taken: func() float64 { return 0 }}

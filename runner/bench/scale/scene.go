@@ -102,7 +102,7 @@ func (s *scene) look() time.Duration {
 	return s.costs.look + time.Duration(s.open)*s.costs.lookEach
 }
 
-// change counts who is there, and the heartbeats of those who were up to now.
+// change counts waiters and holders, and the heartbeats of those that there were up to now.
 func (s *scene) change(waiters, holders int) {
 	passed := (s.now - s.changed).Seconds()
 	s.beats += passed * (float64(s.waiters)/lock.WaiterBeat(s.lease).Seconds() + float64(s.holders)/session.BeatEvery(s.lease).Seconds())

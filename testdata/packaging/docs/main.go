@@ -1,6 +1,7 @@
-// Command docs writes pglead's manual pages and completions:
+// Command docs writes pglead's manual pages, completions, and the pages of this repository
+// with links for where packages have them:
 //
-//	go run ./testdata/packaging/docs DIR VERSION DATE
+//	go run ./testdata/packaging/docs DIR VERSION DATE COMMIT
 package main
 
 import (
@@ -15,11 +16,15 @@ import (
 )
 
 func main() {
-	if len(os.Args) != 4 {
-		fmt.Fprintln(os.Stderr, "usage: docs DIR VERSION DATE")
+	if len(os.Args) != 5 {
+		fmt.Fprintln(os.Stderr, "usage: docs DIR VERSION DATE COMMIT")
 		os.Exit(64)
 	}
-	if err := write(os.Args[1], os.Args[2], os.Args[3]); err != nil {
+	err := write(os.Args[1], os.Args[2], os.Args[3])
+	if err == nil {
+		err = writePages(filepath.Join(os.Args[1], "pages"), os.Args[4])
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "write the docs:", err)
 		os.Exit(1)
 	}

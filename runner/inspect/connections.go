@@ -1,0 +1,53 @@
+package inspect
+
+import "context"
+
+// Limits are the numbers of connections that a server allows ordinary roles, and this role
+// and this database of them.
+type Limits struct{ server, role, database int } // -1: none
+
+// Room is what is left of the limit that leaves the least.
+type Room struct {
+	Free, Of int
+	Whose    string // server, role or database
+}
+
+// ReadLimits asks for the limits. Connections that are reserved for superusers don't count.
+func ReadLimits(ctx context.Context, on Connection) (Limits, error) {
+	n, err := numbers(ctx, on, `SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
+		- coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0),
+	(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = session_user),
+	(SELECT datconnlimit FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`)
+	return Limits{n[0], n[1], n[2]}, err
+}
+
+// Room counts the connections. Like Holders it asks the functions behind the views.
+func (l Limits) Room(ctx context.Context, on Connection) (Room, error) {
+	ofRole, ofDatabase := "0", "0"
+	if l.role >= 0 {
+		ofRole = "(SELECT count(*) FROM pg_catalog.pg_stat_get_activity(NULL) WHERE usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())))"
+	}
+	if l.database >= 0 {
+		ofDatabase = "(SELECT pg_catalog.pg_stat_get_db_numbackends(oid) FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
+	}
+	n, err := numbers(ctx, on, "SELECT (SELECT sum(pg_catalog.pg_stat_get_db_numbackends(oid)) FROM pg_catalog.pg_database), "+ofRole+", "+ofDatabase)
+	room := Room{l.server - n[0], l.server, "server"}
+	if l.database >= 0 && l.database-n[2] < room.Free {
+		room = Room{l.database - n[2], l.database, "database"}
+	}
+	if l.role >= 0 && l.role-n[1] < room.Free {
+		room = Room{l.role - n[1], l.role, "role"}
+	}
+	return room, err
+}
+
+// numbers are the answer to a question for three whole numbers.
+func numbers(ctx context.Context, on Connection, sql string) (n [3]int, err error) {
+	rows, err := on.Query(ctx, sql)
+	if err != nil {
+		return n, err
+	}
+	list, err := rows.Ints(len(n))
+	copy(n[:], list)
+	return n, err
+}

@@ -1,0 +1,110 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/pace"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// callOf is the lock of a call to those in a lock's line.
+func callOf(line lockkey.ID) Lock { return Lock{ID: lockkey.Call(line), Shared: true} }
+
+// succession is what a holder knows, from its own wait, of those who may be next.
+type succession struct {
+	who     followers
+	line    lockkey.ID // where they stand
+	calling bool       // the session calls them already
+}
+
+type followers int
+
+const (
+	noneToCall followers = iota // all listen, or nobody is there, as far as is known
+	dormant                     // some in line didn't listen
+	absent                      // the server was full, so some may have given their connections back
+)
+
+// succession is that of a bid that has been granted. With a ledger nobody has to hear
+// how a holder ended.
+func (a *acquisition) succession(b *Bid) succession {
+	s := succession{line: b.lineOf()}
+	switch {
+	case b.usesLedger() || b.shared() || len(b.grant.locks) != 1 || b.cfg.Session.Transaction:
+	case b.grant.dormant > 0:
+		s.who, s.calling = dormant, b.line != nil && b.line.calling
+	case a.crowded:
+		s.who = absent
+	}
+	return s
+}
+
+// patience is how long a holder that is done keeps the lock for those who may be next. A
+// dormant waiter hears the call at its next heartbeat.
+func (f followers) patience(lease time.Duration) time.Duration {
+	const beyond, most = 100 * time.Millisecond, 3 * time.Second
+	switch f {
+	case dormant:
+		return WaiterBeat(lease) + beyond
+	case absent:
+		return min(WaiterBeat(lease), most)
+	}
+	return 0
+}
+
+// callEvery is how often a calling holder looks who listens.
+const callEvery = 20 * time.Millisecond
+
+// call calls those who may be next, and returns when one of them listens or nobody is
+// there, or when it has been patient.
+func (h *Held) call(ctx context.Context) error {
+	patience := h.next.who.patience(h.cfg.Session.Lease)
+	if patience == 0 {
+		return nil
+	}
+	for began, said := time.Now(), false; ; said = true {
+		queries := []string{h.next.heardSQL()}
+		if !h.next.calling {
+			queries = append(queries, "SELECT "+callOf(h.next.line).call("try_advisory_lock"))
+		}
+		answers, err := h.Session.Ask(ctx, session.Request{SQL: queries})
+		if err != nil {
+			return h.error(err)
+		}
+		h.next.calling = h.next.calling || answers[1].Is("t") // else a heartbeat has it
+		if answers[0].Is("t") || time.Since(began) >= patience {
+			return nil
+		}
+		if !said {
+			h.cfg.Log.Info("holding the lock until somebody in line listens", "event", "lingering", "token", h.Token, "rest", patience)
+		}
+		if !pace.Sleep(ctx, callEvery) {
+			return nil
+		}
+	}
+}
+
+// endingCall is the query that ends the call. The caller has to send it.
+func (s *succession) endingCall() (query []string) {
+	if !s.calling {
+		return nil
+	}
+	return []string{"SELECT " + callOf(s.line).call("advisory_unlock")}
+}
+
+// heardSQL is a query which says whether one of those who may be next listens. At the end
+// of a long line that is nobody: who comes listens for the moment that it takes to see its
+// rank. The order is that of announcingEnd.
+func (s *succession) heardSQL() string {
+	enough := "bool_or(listens) IS TRUE"
+	if s.who == dormant { // they may have left
+		enough = "bool_or(listens) IS NOT FALSE"
+	}
+	return fmt.Sprintf(`SELECT %s FROM (
+	SELECT bool_or(objsubid = 2) AS listens FROM pg_catalog.pg_lock_status()
+	WHERE locktype = 'advisory' AND granted AND classid = '%d' AND pid <> pg_catalog.pg_backend_pid()
+	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, lockkey.Ticket(s.line), Listens)
+}

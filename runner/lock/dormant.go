@@ -1,0 +1,68 @@
+package lock
+
+import (
+	"context"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Each NOTIFY wakes all sessions of a database that listen, so in a long line only the
+// first do. The others are dormant: a holder's clean end does not reach them. If they
+// came to a free lock of whose last holder they had heard nothing, they would have to
+// hold it for the lock-delay. So a holder that is done, and behind which all are dormant,
+// calls, and keeps the lock until one of them listens. This is for speed: the promise does
+// not depend on it.
+//
+// To call is to take a lock, which the heartbeat of a dormant waiter then can't have. Many
+// may call at once. Waiters call, too, while fewer than half of those who may listen do:
+// brief commands would use up the rest of them before a heartbeat comes.
+
+// goDormant makes the waiter dormant.
+func (l *line) goDormant(ctx context.Context) error {
+	l.b.s.SetHeartbeat(session.Heartbeat{
+		Every:   WaiterBeat(l.b.cfg.Session.Lease),
+		Request: session.Request{SQL: []string{"SELECT " + Lock{ID: lockkey.Call(l.of)}.call("try_advisory_xact_lock")}, Then: l.hearCall},
+	})
+	if l.marked { // before it is deaf, so that nobody relies on it
+		if _, err := l.b.s.Query(ctx, "SELECT "+l.mark().call("advisory_unlock")); err != nil {
+			return l.b.error(err)
+		}
+		l.marked = false
+	}
+	return l.b.Unlisten(ctx)
+}
+
+// wake makes a dormant waiter listen, and look again, which marks it.
+func (l *line) wake(ctx context.Context) error {
+	l.b.beatPlainly()
+	return l.b.Listen(ctx)
+}
+
+// callIfFew calls while few listen and others are dormant. In the lines of several locks
+// nobody calls.
+func (l *line) callIfFew(ctx context.Context, found *look) error {
+	claim := l.b.cfg.Claim
+	few := found.marked < min(found.waiting, Listens/2) && (claim.Gate != nil || len(claim.Locks) == 1)
+	if few == l.calling {
+		return nil
+	}
+	function := "advisory_unlock"
+	if few {
+		function = "try_advisory_lock"
+	}
+	n, err := l.b.number(ctx, "SELECT "+callOf(l.of).call(function)+"::int")
+	if n == 1 { // else a heartbeat has it, and the next look comes soon
+		l.calling = few
+	}
+	return err
+}
+
+// hearCall reads the answer to a dormant waiter's heartbeat.
+func (l *line) hearCall(answers []session.Rows) {
+	if !answers[0].Is("f") {
+		return
+	}
+	l.called.Store(true)
+	nudge(l.b.news)
+}

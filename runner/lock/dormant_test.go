@@ -1,0 +1,91 @@
+package lock_test
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock"
+)
+
+// TestDormant: in a line that is longer than those who listen, each is served without a
+// delay after a clean end, though commands are so brief that no look comes soon enough.
+func TestDormant(t *testing.T) {
+	t.Parallel()
+	server := start(t, map[string]string{"max_connections": "200"})
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 15*time.Second)
+	h := acquire(t, cfg)
+	const behind, command = 10, 20 * time.Millisecond
+	var line []*contender
+	for range lock.Listens + behind {
+		line = append(line, contend(t, cfg))
+	}
+	inLine(t, server, id(7), len(line))
+	eventually(t, "the first listen, and no others", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 2", lockkey.Ticket(id(7))))[0] == fmt.Sprint(lock.Listens)
+	})
+	passing := passersBy(t, cfg)
+	began := time.Now()
+	release(t, h)
+	h.Close()
+	for n := len(line); len(line) > 0; {
+		var served []*contender
+		eventually(t, "one is served without a delay", func() bool {
+			for _, c := range line {
+				if delayed(c) {
+					t.Fatalf("the %dth of %d: %v", n-len(line)+1, n, c.said())
+				}
+				if !c.waits() {
+					served = append(served, c)
+				}
+			}
+			return len(served) > 0
+		})
+		for _, c := range served {
+			time.Sleep(command)
+			release(t, c.held(t))
+			c.got.Close()
+		}
+		line = slices.DeleteFunc(line, func(c *contender) bool { return slices.Contains(served, c) })
+		if len(line) < behind/2 {
+			passing() // or one of them would be served
+		}
+	}
+	// Each dormant one hears within the time between two heartbeats that it is called.
+	if took, most := time.Since(began), 30*time.Second; took > most {
+		t.Errorf("all were served within %v, which should take %v at most", took, most)
+	}
+}
+
+// passersBy come to the end of the line, one after the other, and soon give up. For a
+// moment each listens.
+func passersBy(t *testing.T, cfg lock.Config) (stop func()) {
+	t.Helper()
+	cfg.Wait, cfg.LockDelay = 30*time.Millisecond, 0 // its last try may be granted, with nothing heard
+	over, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-over:
+				return
+			default:
+			}
+			if h, err := lock.Acquire(t.Context(), cfg); err == nil { // it tried between two holders
+				if err := h.Release(t.Context()); err != nil {
+					t.Error(err)
+				}
+				h.Close()
+			}
+		}
+	}()
+	stop = sync.OnceFunc(func() {
+		close(over)
+		<-done
+	})
+	t.Cleanup(stop)
+	return stop
+}

@@ -1,0 +1,73 @@
+package lock_test
+
+import (
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// outage is a server that is gone for a while, and then starts for a while.
+type outage struct {
+	began          time.Time
+	gone, starting time.Duration
+	refused        int // attempts while it started, each of which is a line in its log
+	attempts       int
+}
+
+func (o *outage) try(func() time.Duration) error {
+	o.attempts++
+	switch after := time.Since(o.began); {
+	case after == 0:
+		return &session.LostError{Cause: errors.New("the server ended the session")}
+	case after < o.gone:
+		return session.Errorf(session.Unreachable, "", "connection refused")
+	case after < o.gone+o.starting:
+		o.refused++
+		err := session.Errorf(session.Unreachable, "", "the database system is starting up")
+		err.Answered = true
+		return err
+	}
+	return nil
+}
+
+// TestComingBack: who had the lock, or was one of the first in line, is back soon after
+// the server is up, and writes few lines to its log. Others take their time.
+func TestComingBack(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		lost           bool
+		gone, starting time.Duration
+		late           time.Duration
+		refused        int
+		attempts       int
+	}{
+		{true, time.Second, 0, 250 * time.Millisecond, 0, 10},
+		{true, 30 * time.Second, 0, 250 * time.Millisecond, 0, 250},
+		{true, 5 * time.Second, 200 * time.Millisecond, 250 * time.Millisecond, 4, 60},
+		{true, 5 * time.Second, 2 * time.Second, 3200 * time.Millisecond, 8, 60},
+		{true, 5 * time.Second, time.Minute, 5 * time.Second, 25, 75},
+		{true, 20 * time.Minute, 0, 5 * time.Second, 0, 900},
+		{false, 30 * time.Second, 0, 5 * time.Second, 0, 20},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			o := &outage{began: time.Now(), gone: c.gone, starting: c.starting}
+			cfg := lock.Config{Wait: lock.Forever, Lost: c.lost, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}}
+			if err := cfg.Persist(t.Context(), o.try); err != nil {
+				t.Fatal(err)
+			}
+			if late := time.Since(o.began) - c.gone - c.starting; late > c.late {
+				t.Errorf("%+v: back %v after the server", c, late)
+			}
+			if o.refused > c.refused || o.attempts > c.attempts {
+				t.Errorf("%+v: %d attempts, %d while it started", c, o.attempts, o.refused)
+			}
+		})
+	}
+}

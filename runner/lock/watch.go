@@ -1,0 +1,228 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// While one session holds the lock, a look at all that the server shows of it tells
+// nothing new. So the heartbeat of the first in line looks at that session alone. A whole
+// look follows when it shows anything but the holder's next request, and every two leases.
+// A heartbeat wakes fewer threads than a goroutine that asks and waits.
+//
+// That of the very first also probes the lock, since some ends are silent. It gives the
+// lock back at once: a try may be under way, which must not take it a second time.
+
+// watch is what the heartbeat sees of the holder. The session's reader writes it, too.
+type watch struct {
+	mu    sync.Mutex
+	count int              // of watches; an earlier one's answer may still come
+	last  seat             // the holder by its latest request that was seen; pid 0: none was
+	since boottime.Instant // when the first look that shows it was received
+	need  time.Duration    // how long the silence has to be, by the last whole look
+	alarm alarm
+}
+
+// alarm is what the latest watch has come to.
+type alarm int
+
+const (
+	off    alarm = iota // there is none
+	calm                // it goes on
+	toLook              // the holder is silent, or does something else
+	toTry               // the lock is free, or its holder's session is over
+)
+
+// lookAfter is the time from the moment that a holder's heartbeat is due to the look for
+// it.
+const lookAfter = 150 * time.Millisecond
+
+// judge says what is to be done about an answer, or else when the next question is due.
+type judge func(received boottime.Instant, row []string) (alarm, time.Duration)
+
+// watchSpeaker has the heartbeat watch a holder whose requests have numbers.
+func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) error {
+	name, err := l.prepareWatch(ctx)
+	if err != nil {
+		return err
+	}
+	beat := session.BeatEvery(l.b.cfg.Session.Lease)
+	every := beat
+	if l.rank == 1 && l.b.s.Encrypted() {
+		// So may be the holder's connection, on which its guard can't say that it was killed.
+		every /= 2
+	}
+	next := func(age time.Duration) time.Duration {
+		// The holder's next request is due a fifth of its lease after the last. A look
+		// just after that counts the silence from its beginning.
+		if due := beat - age + lookAfter; due > 0 && due < beat+lookAfter {
+			return min(due, every)
+		}
+		return every
+	}
+	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, s.pid, l.rank == 1)
+	w := &l.watched
+	l.startWatch(session.Heartbeat{Every: every, Request: session.Request{SQL: []string{sql}}}, need, func(received boottime.Instant, row []string) (alarm, time.Duration) {
+		alarm, age, left := w.compare(s, received, row)
+		switch silent := need - left; {
+		case alarm != calm:
+			return alarm, 0
+		case left == 0:
+			return calm, next(age)
+		case silent < beat-lookAfter:
+			return calm, min(every, beat-silent, left)
+		case silent < 2*beat: // its request is late, and may be about to come
+			return calm, min(beat/4, left)
+		}
+		return calm, min(every, left)
+	})
+	l.b.s.BeatAt(min(boottime.Now().Add(next(s.age)), w.over()))
+	return nil
+}
+
+// over is the boot time at which the holder will have been silent for long enough.
+func (w *watch) over() boottime.Instant {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.since.Add(w.need)
+}
+
+// prepareWatch prepares the statement that looks at a session and, if it is told to, probes
+// the lock. Prepared it takes the server two thirds of the time. Behind a pooler another
+// waiter may have left a name on the connection, so each has its own.
+func (l *line) prepareWatch(ctx context.Context) (name string, err error) {
+	name = fmt.Sprintf("pglead_%d_%d", lockkey.Ticket(l.of), l.ticket)
+	if name == l.prepared {
+		return name, nil
+	}
+	_, err = l.b.s.Query(ctx, fmt.Sprintf(`PREPARE %s(int, boolean) AS SELECT CASE WHEN $2 THEN %s ELSE false END,
+	backend_start, state_change, extract(epoch FROM pg_catalog.clock_timestamp() - state_change), pg_catalog.left(query, 60)
+FROM pg_catalog.pg_stat_get_activity($1)`, name, l.probeSQL()))
+	if err != nil {
+		return "", l.b.error(err)
+	}
+	l.prepared = name
+	return name, nil
+}
+
+// compare compares an answer with those before it. Its results are, if there is no alarm,
+// the age of the holder's request or, if it is not the first that shows this one, the time
+// that is left until the holder was silent for long enough.
+func (w *watch) compare(of seat, received boottime.Instant, row []string) (alarm alarm, age, left time.Duration) {
+	if len(row) != 5 || row[0] != "f" || row[1] != of.opened {
+		return toTry, 0, 0
+	}
+	d, _ := inspect.ParseDescription(row[4])
+	if d.Beat == 0 {
+		return toLook, 0, 0
+	}
+	of.beat, of.changed = d.Beat, row[2]
+	since, again := w.sees(of, received)
+	if !again {
+		seconds, _ := strconv.ParseFloat(row[3], 64)
+		return calm, time.Duration(seconds * float64(time.Second)), 0
+	}
+	if left = since.Add(w.need).Sub(received); left <= 0 {
+		return toLook, 0, 0
+	}
+	return calm, 0, left
+}
+
+// watchLock has the heartbeat probe a lock whose holder shows nothing of itself.
+func (l *line) watchLock() {
+	l.startWatch(session.Heartbeat{Every: TryEvery, Request: session.Request{SQL: []string{"SELECT " + l.probeSQL()}}}, 0, func(_ boottime.Instant, row []string) (alarm, time.Duration) {
+		if len(row) == 1 && row[0] == "f" {
+			return calm, TryEvery
+		}
+		return toTry, 0
+	})
+	l.b.s.BeatAt(boottime.Now().Add(TryEvery))
+}
+
+// probeSQL is an SQL expression that says whether the lock is free.
+func (l *line) probeSQL() string {
+	of := Lock{ID: l.of}
+	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", of.try(), of.call("advisory_unlock"))
+}
+
+// startWatch makes a question the heartbeat, until there is an alarm.
+func (l *line) startWatch(h session.Heartbeat, need time.Duration, judge judge) {
+	w, b := &l.watched, l.b
+	w.mu.Lock()
+	w.count++
+	w.need, w.alarm = need, calm
+	count := w.count
+	w.mu.Unlock()
+	h.Then = func(answers []session.Rows) {
+		received := boottime.Now()
+		var row []string
+		if len(answers[0]) == 1 {
+			row = answers[0][0]
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.alarm != calm || w.count != count {
+			return
+		}
+		var next time.Duration
+		if w.alarm, next = judge(received, row); w.alarm == calm {
+			b.s.BeatAt(received.Add(next))
+			return
+		}
+		nudge(b.news)
+	}
+	b.s.SetHeartbeat(h)
+	l.lookAt = time.Now().Add(2 * b.cfg.Session.Lease)
+}
+
+// unwatch ends the watch, if there is one.
+func (l *line) unwatch() {
+	w := &l.watched
+	w.mu.Lock()
+	was := w.alarm
+	w.alarm = off
+	w.mu.Unlock()
+	if was != off {
+		l.b.beatPlainly()
+	}
+}
+
+// heedAlarm does what the watch asks for.
+func (l *line) heedAlarm() {
+	alarm := l.watched.state()
+	if alarm == off || alarm == calm {
+		return
+	}
+	l.unwatch()
+	now := time.Now()
+	l.lookAt = now
+	if alarm == toTry && l.rank == 1 {
+		l.tryAt = now
+	}
+}
+
+// is says whether a session is the one that is watched.
+func (w *watch) is(pid uint32) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.last.pid == pid
+}
+
+func (w *watch) state() alarm {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.alarm
+}
+
+// beatPlainly makes the heartbeat one that sees nothing.
+func (b *Bid) beatPlainly() {
+	b.s.SetHeartbeat(session.Heartbeat{Every: WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeat}}})
+}
