@@ -3,12 +3,15 @@ package lock
 import (
 	"slices"
 	"time"
+
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // endNotice is a word of a tenure's end that was heard.
 type endNotice struct {
 	Announcement
 	noted   int
+	at      boottime.Instant
 	counted bool
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -127,7 +128,7 @@ func (h *history) note(a Announcement) {
 	if len(h.ends) == mostWords {
 		h.ends = slices.Delete(h.ends, 0, 1)
 	}
-	h.ends = append(h.ends, endNotice{Announcement: a, noted: h.now})
+	h.ends = append(h.ends, endNotice{Announcement: a, noted: h.now, at: boottime.Now()})
 }
 
 // bounded is how long a command may outlive its lock, by its holder's announcement, but
@@ -207,8 +208,11 @@ func (h *history) looking() (since int) {
 }
 
 // saw notes what a look has shown; since is what looking returned before it was sent.
-// The session's reader calls it, in the order of all that the server says. A word may
-// have overtaken the look: the tenure that the word ended doesn't begin again.
+// The session's reader calls it, in the order of all that the server says.
+//
+// A word may have overtaken the look, or the look may have come between a holder's word
+// and its unlock, when that session may be gone from all but the list of locks. The tenure
+// that the word ended doesn't begin again. That of a later one is noted by its own start.
 func (h *history) saw(l *look, id lockkey.ID, since int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -233,8 +237,10 @@ func (h *history) saw(l *look, id lockkey.ID, since int) {
 			continue
 		}
 		h.seen[s.pid] = sighting{role: s.role, held: true}
-		overtaken := func(w endNotice) bool { return w.PID == s.pid && w.noted > since && s.token <= w.Token }
-		if h.shared && s.shared || slices.ContainsFunc(h.ends, overtaken) {
+		isOver := func(w endNotice) bool {
+			return w.PID == s.pid && s.token <= w.Token && (w.noted > since || l.sent.Sub(w.at) < freeAfterClean)
+		}
+		if h.shared && s.shared || slices.ContainsFunc(h.ends, isOver) {
 			continue
 		}
 		if s.ended && s.token != 0 {

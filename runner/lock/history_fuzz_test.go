@@ -1,10 +1,12 @@
 package lock
 
 import (
+	"math"
 	"testing"
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // What the fuzzer's bytes stand for.
@@ -53,8 +55,8 @@ func fuzzStep(h *history, step []byte, since int, withStrangers bool) {
 		h.hear(pid, payloadOf(a))
 	case 3:
 		h.hear(pid, payloadOf(Announcement{Word: wordLeft, Token: token}))
-	case 4, 5: // a look, of a state of some time ago
-		l := &look{role: ours, line: []seat{{pid: uint32(what)%fuzzSessions + 1, role: fuzzRole(uint32(what)%fuzzSessions + 1)}}}
+	case 4, 5: // a look, of a state of some time ago; one is sent just after all words
+		l := &look{role: ours, sent: boottime.Instant(math.MaxInt64 * int64(op%2)), line: []seat{{pid: uint32(what)%fuzzSessions + 1, role: fuzzRole(uint32(what)%fuzzSessions + 1)}}}
 		if trusted && what&4 != 0 {
 			l.holders = []seat{{id: lockkey.ID{Number: 7}, pid: pid, role: fuzzRole(pid), token: token, delay: time.Duration(what) * time.Minute, shared: what&1 != 0}}
 		}

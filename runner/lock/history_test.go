@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -55,11 +56,13 @@ func holds(pid uint32, role uint32, token int64) seat {
 	return seat{id: lockkey.ID{Number: 7}, pid: pid, role: role, token: token, delay: theirDelay}
 }
 
-// looks shows these holders, and nothing has been heard since the look was sent.
-func (h told) looks(holders ...seat) { h.shows(h.looking(), holders...) }
+// looks shows these holders. The look was sent long after all that was heard.
+func (h told) looks(holders ...seat) { h.shows(h.looking(), freeAfterClean, holders...) }
 
-func (h told) shows(since int, holders ...seat) {
-	h.saw(&look{role: ours, holders: holders}, lockkey.ID{Number: 7}, since)
+// shows shows these holders. The look was sent when looking returned since, and later than
+// now by that much.
+func (h told) shows(since int, later time.Duration, holders ...seat) {
+	h.saw(&look{role: ours, holders: holders, sent: boottime.Now().Add(later)}, lockkey.ID{Number: 7}, since)
 }
 
 func (h told) wants(what string, delay time.Duration, covers bool) {
@@ -171,12 +174,12 @@ func TestHistoryOrders(t *testing.T) {
 	h.looks(holds(holder, theirs, 5))
 	since := h.looking()
 	h.says(holder, wordClean, 5)
-	h.shows(since, holds(holder, theirs, 5))
+	h.shows(since, freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the look", 0, true)
 
 	since = h.looking()
 	h.says(holder, wordStarted, 6)
-	h.shows(since, holds(holder, theirs, 5))
+	h.shows(since, freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the look shows an older token than was heard of", theirDelay, true)
 	h.says(holder, wordClean, 6)
 	h.wants("and then its end", 0, true)
@@ -190,12 +193,32 @@ func TestHistoryOrders(t *testing.T) {
 	h = newTold(t)
 	since = h.looking()
 	h.says(holder, wordClean, 5) // nothing was known of it yet
-	h.shows(since, holds(holder, theirs, 5))
+	h.shows(since, freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the first look", 0, true)
 
 	h = newTold(t)
 	since = h.looking()
 	h.says(holder, wordClean, 5)
-	h.shows(since, holds(holder, theirs, 6))
+	h.shows(since, freeAfterClean, holds(holder, theirs, 6))
 	h.wants("the look shows a later tenure", theirDelay, true)
+
+	// A look that was sent just after the word, which comes before the unlock.
+	gone := holds(holder, 0, 0) // in the list of locks, and not in that of sessions
+	for what, shown := range map[string]seat{"the holder": holds(holder, theirs, 5), "a holder that is gone": gone} {
+		between := func(said func(told)) told {
+			h := newTold(t)
+			h.looks(holds(holder, theirs, 5))
+			said(h)
+			h.shows(h.looking(), 0, shown)
+			return h
+		}
+		h = between(func(h told) { h.says(holder, wordClean, 5) })
+		h.wants("between word and unlock "+what, 0, true)
+		h.looks(shown)
+		h.wants("long after the word "+what, theirDelay, true)
+		h = between(func(h told) { h.says(second, wordClean, 5) })
+		h.wants("after another's word "+what, theirDelay, true)
+		h = between(func(h told) { h.says(holder, wordClean, 5); h.says(holder, wordStarted, 6) })
+		h.wants("which has started again "+what, theirDelay, true)
+	}
 }

@@ -24,7 +24,7 @@ import (
 // Where to look for a test:
 //
 //	who may start, by what was heard   history (the states), history_words, history_fuzz, refusals, announce
-//	the line, and its order            line, fairness, room, dormant, watch, stepdown
+//	the line, and its order            line, fairness, room, dormant, watch, turn, stepdown
 //	taking over, by kind of end        takeover, silence, relay, persist (a server's restart)
 //	the claim                          several, slots, shared, conflicts, answers, token
 //	other ways to hold                 transaction, transaction_trips, quorum, turnover (each)

@@ -202,9 +202,15 @@ func (l *line) heedAlarm() {
 		return
 	}
 	l.unwatch()
-	now := time.Now()
+	l.obey(alarm, time.Now())
+}
+
+// obey makes it time for a look, and for a try if the very first in line was to make one.
+// A turn that is near stays as it is: a holder may have named another session, which is to
+// take the free lock before.
+func (l *line) obey(a alarm, now time.Time) {
 	l.lookAt = now
-	if alarm == toTry && l.rank == 1 {
+	if a == toTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > turnPatience) {
 		l.tryAt = now
 	}
 }
