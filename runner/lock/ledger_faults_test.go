@@ -1,12 +1,14 @@
 package lock_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
 	"testing"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
 )
@@ -126,4 +128,29 @@ func TestLedgerUnheard(t *testing.T) {
 	if got := rows(t, server); got != "nightly stopped f t f" {
 		t.Errorf("who gave up in its delay has left %s", got)
 	}
+}
+
+// TestLedgerBurst: the session of a waiter that has been named is ended while its many
+// tries and the draw with the ledger's question are one request. It waits on, in its place.
+func TestLedgerBurst(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	held := acquire(t, cfg)
+	waiter := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	line := fmt.Sprintf("FROM pg_locks WHERE classid = %d AND objsubid = 1 AND objid <> 4294967295", lockkey.Ticket(id(7)))
+	before := query(t, server, "SELECT pid "+line)
+	// The holder's clean end, which it says a little too early.
+	run(t, plain(t, dsn), fmt.Sprintf("SELECT pg_notify('pglead.1.%s', 'clean %d %d 0 to=' || pid) %s", id(7), held.Token, lease.Milliseconds(), line))
+	eventually(t, "it is ended while it tries", func() bool {
+		return len(query(t, server, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%generate_series(0, 49)%' AND pid = "+before[0])) > 0
+	})
+	eventually(t, "it stands in line again", func() bool {
+		now := query(t, server, "SELECT pid "+line)
+		return len(now) == 1 && now[0] != before[0]
+	})
+	inLine(t, server, id(7), 1)
+	release(t, ended(held, ledger.OK))
+	release(t, waiter.held(t))
 }

@@ -216,7 +216,10 @@ func (l *line) look(ctx context.Context) error {
 	return l.digest(ctx, found)
 }
 
-// digest draws the conclusions from a look.
+// digest draws the conclusions from a look, in this order: whether to listen; the place in
+// line, and when to look again; whether to try now; whether to make room for others, or keep
+// newcomers out; whether to call those who are dormant; and, for the first few, how to watch
+// the holder.
 func (l *line) digest(ctx context.Context, found *look) (err error) {
 	switch {
 	case found.rank <= Listens && !l.b.Listens():
