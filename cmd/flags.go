@@ -134,9 +134,9 @@ func passedOn(called *cobra.Command) []string {
 	})
 }
 
-// ownVariables are those that tell about the lock of an outer pglead, of the called
-// command's flags and, if there may be others in the environment, of the flags of all
-// commands: those are made for that.
+// ownVariables are the variables that tell about the lock of an outer pglead, and those of
+// the called command's flags. If the environment has another PGLEAD_ variable, all commands
+// are made, to add the variables of their flags.
 func ownVariables(called *cobra.Command) []string {
 	known := outerOnly()
 	add := func(f *pflag.Flag) { known = append(known, envName(f.Name)) }

@@ -10,9 +10,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// seek asks the server for the locks of a key. Where --slots doesn't say how many
-// slots it has, that is found out: from what holders and waiters say, or else from
-// the slots that somebody has. The claim is what there turns out to be.
+// seek asks the server for the locks of a key. Without --slots it infers the number of slots:
+// from what holders and waiters say, or else from the slots that are held. It returns the
+// claim with as many.
 func (f *lookFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock.Claim) (lock.Claim, []*inspect.Lock, error) {
 	sought := claim.Sought()
 	slots := map[lockkey.ID]int{}

@@ -90,9 +90,9 @@ func (o *outlet) flush() {
 	}
 }
 
-// descriptor writes past os.File, which has a process die of SIGPIPE when the
-// reader of standard error is gone; with what the command inherits that has
-// nothing to do. Others may have made the descriptor non-blocking.
+// descriptor writes past os.File, which would have this process die of SIGPIPE once the
+// reader of standard error is gone. What the command inherits is not affected. Another
+// process may have made the descriptor non-blocking.
 type descriptor int
 
 func (d descriptor) Write(p []byte) (written int, err error) {

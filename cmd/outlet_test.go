@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestOutlet: nobody reads, and nobody waits; of what is said then the last
-// messages are read in their order, behind how many are missing.
+// TestOutlet: while nobody reads, no speaker waits. Who reads later gets the number of
+// messages that are missing, and then the last ones in their order.
 func TestOutlet(t *testing.T) {
 	for name, tt := range map[string]struct {
 		json bool

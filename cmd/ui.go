@@ -42,7 +42,7 @@ type ui struct {
 	key     string // what messages begin with
 	level   slog.LevelVar
 
-	mu     sync.Mutex // of w, and of
+	mu     sync.Mutex // guards writing to w, and all fields below
 	status statusLine
 	hinted string // the last hint of a warning
 	away   lament // what was said last of an outage that is not over

@@ -18,7 +18,9 @@ type Scheme struct {
 	parse func(key string) (ID, error)
 }
 
-// Schemes are all schemes, the default one first.
+// Schemes are all schemes, the default one first. A new one needs vectors in
+// scheme_test.go, its lines in testdata/script/key.txtar, and its name in README.md; with
+// parse in place of hash, also a place in that test's list of those without slots.
 func Schemes() []Scheme {
 	return []Scheme{
 		{

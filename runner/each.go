@@ -188,7 +188,7 @@ func (e *each) bid(j *job) *lock.Bid {
 	locking := e.process.locking()
 	locking.Claim = lock.Claim{Locks: []lock.Lock{j.Lock}, Polled: true}
 	locking.Ledger.Keys = []string{j.Key}
-	return lock.NewBid(j.session, locking, e.returning) // with nothing heard of it since
+	return lock.NewBid(j.session, locking, e.returning) // on a later pass it has missed what was said since the one before
 }
 
 // passOver skips an item that is held elsewhere. If this process is to come back to it,
@@ -246,9 +246,10 @@ func (e *each) skip(j *job, why reason) {
 	})
 }
 
-// settled skips an item that has been run since this process began. If it failed, this
+// skipIfRun skips an item that was run since this process began, and says whether it did. If
+// that run failed, this
 // process comes back to it, if there is time.
-func (e *each) settled(j *job) bool {
+func (e *each) skipIfRun(j *job) bool {
 	well, ended := e.ends.of(j.Lock.ID)
 	if !ended || !well && e.returning {
 		return false

@@ -36,8 +36,8 @@ type jobs struct {
 	active map[lockkey.ID]*job
 }
 
-// enter adds a job. If another one has the same lock, it returns that one instead: the
-// server would refuse neither, since to it one session is one holder.
+// enter adds a job. If another job here has the same lock, enter returns that one and adds
+// nothing: the server would grant the lock to both, since they share a session.
 func (js *jobs) enter(j *job) (other *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()

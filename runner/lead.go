@@ -63,7 +63,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		case p.lost:
 			// Somebody else leads by now, or nobody can: no reason to pause.
 			cfg.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
-			pause = restartFirst / 2
+			pause = restartFirst / 2 // the loop doubles it
 			cfg.Watch.resting(pause)
 			continue
 		case err != nil:

@@ -48,7 +48,7 @@ func (p *process) locking() lock.Config {
 	return lock.Config{
 		Claim: p.cfg.Claim, Session: p.cfg.Session, Description: p.cfg.Description, Wait: p.cfg.Wait,
 		LockDelay: p.cfg.LockDelay, Explain: p.cfg.Explain, Reached: p.reached, Observer: p.cfg.Watch.Observer, Log: p.cfg.Log,
-		Ledger: remember, Lost: p.lost,
+		Ledger: remember, WasHolder: p.lost,
 	}
 }
 
@@ -70,6 +70,6 @@ func (p *process) rest(d time.Duration) error {
 	if d > 0 {
 		pace.Sleep(ctx, d)
 	}
-	listener.handOver() // only now is it certain that it has taken none
+	listener.handOver() // until then it may still take a signal, and end ctx
 	return context.Cause(ctx)
 }

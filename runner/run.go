@@ -51,6 +51,9 @@ func Run(cfg Config) (Outcome, error) {
 // run is one command under one lock.
 type run struct {
 	*process
+
+	// These stand for the fields of cfg with the same names: in each they are one item's, and
+	// cfg's must not be used.
 	keys    []string // of the lock, for the command
 	command []string
 	env     []string
@@ -101,16 +104,17 @@ func (r *run) acquire(ctx context.Context) error {
 
 // underLock runs the command under the lock, and gives the lock back.
 func (r *run) underLock(ctx context.Context) (Outcome, error) {
-	outcome, holds, err := r.runCommand(ctx)
-	if holds {
+	outcome, toRelease, err := r.runCommand(ctx)
+	if toRelease {
 		r.release(outcome)
 	}
 	return outcome, err
 }
 
-// runCommand runs the command under the lock, unless ctx has ended before. Holds says
-// that the lock has outlived a command, and that the caller has to give it back.
-func (r *run) runCommand(ctx context.Context) (outcome Outcome, holds bool, err error) {
+// runCommand runs the command under the lock, and returns when all that it started is dead.
+// With toRelease the caller has to give the lock back. Otherwise it is lost, or no command
+// was started and it has been given back here.
+func (r *run) runCommand(ctx context.Context) (outcome Outcome, toRelease bool, err error) {
 	r.log = r.log.With("token", r.held.Token)
 	r.log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)...)
 	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
@@ -127,7 +131,7 @@ func (r *run) runCommand(ctx context.Context) (outcome Outcome, holds bool, err 
 	introduction.Stop()
 	r.held.End(endOf(outcome, err))
 	if err == nil && !outcome.Asked.Has(BySignal) {
-		s.linger()
+		s.holdOut()
 	}
 	return outcome, r.held.Err() == nil && !errors.As(err, new(*LockLostError)), err
 }
@@ -154,7 +158,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.Session.LostGrace, LeaseGrace: leaseGrace(r.cfg.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
-		Release:       release, ReleaseEndsSession: endsSession, Linger: r.linger(), KeepGuard: r.keepGuard,
+		Release:       release, ReleaseEndsSession: endsSession, Linger: r.guardLinger(), KeepGuard: r.keepGuard,
 	})
 	if lost := r.held.Err(); lost != nil && errors.Is(err, child.ErrTooLate) {
 		return nil, lost
@@ -181,9 +185,9 @@ func leaseGrace(lease time.Duration) time.Duration {
 	return lease*9/10 - session.HolderShare(lease)
 }
 
-// linger is how long the guard of a pglead that is stopped leaves the lock with it, so
+// guardLinger is how long the guard of a pglead that is stopped leaves the lock with it, so
 // that those in line see its silence for long enough. Behind a pooler nobody sees that.
-func (r *run) linger() time.Duration {
+func (r *run) guardLinger() time.Duration {
 	if r.cfg.Session.Transaction {
 		return 0
 	}
@@ -249,8 +253,8 @@ func (r *run) attributes() []any {
 	if r.held.Slot > 0 {
 		attrs = append(attrs, "slot", r.held.Slot)
 	}
-	if r.held.Waited > 0 {
-		attrs = append(attrs, "waited", r.held.Waited)
+	if r.held.Took > 0 {
+		attrs = append(attrs, "waited", r.held.Took)
 	}
 	return attrs
 }

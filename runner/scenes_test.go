@@ -328,7 +328,7 @@ func TestLinger(t *testing.T) {
 				var over time.Duration
 				s.play(test.incidents, func() {
 					time.Sleep(4 * sec)
-					s.linger()
+					s.holdOut()
 					over = time.Since(s.began)
 				})
 				s.check(t, test.want)

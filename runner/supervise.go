@@ -76,6 +76,10 @@ type command interface {
 //	guardProcess.watch, Child.listen      the guard reports that all are dead and reaped, which closes Done
 //	conclude                              makes that a LockLostError
 //	run.announceDeath, AnnounceDeaths     tells the waiters, on a new session
+//
+// A question under way (Session.answer) waits no longer than 3/5 of a lease either. The
+// guard has a select of its own (guardProcess.watch), for when this process is stopped or
+// dead. Where it was faster, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.lock.Lost()
 	timeout := after(s.cfg.Timeout)
@@ -279,9 +283,9 @@ func (s *supervision) whatWasDone(result child.Result) string {
 	return killed
 }
 
-// linger keeps the lock of a command that has ended for the rest of --min-hold, or
+// holdOut keeps the lock of a command that has ended for the rest of --min-hold, or
 // until a signal asks this process to end.
-func (s *supervision) linger() {
+func (s *supervision) holdOut() {
 	rest := s.cfg.MinHold - time.Since(s.started)
 	if rest <= 0 {
 		return

@@ -32,7 +32,7 @@ type worker struct {
 	queue   <-chan string
 	guard   *child.Guard // ready for a command, or nil
 	brief   bool         // the last command was brief, and has left its guard
-	early   []string     // an item that was fetched, or met, too early
+	early   []string     // an item to be taken up again: it was fetched too early, or is still at work here
 }
 
 // ended is an item whose command has ended, and whose lock is still held.
@@ -80,9 +80,9 @@ type errand struct {
 	err  error
 }
 
-// beside runs an errand beside the command that is about to start. Unless the command
-// before was brief, it only gives back that one's lock. If nobody wants the lock soon that
-// it fetches, it gives it back.
+// beside runs an errand beside the command that is about to start. If the command before
+// was not brief, the errand only gives back that command's lock. A lock that it fetches ahead
+// is given back if the command doesn't end within aheadMost.
 func (w *worker) beside(ctx context.Context, last *ended) <-chan errand {
 	got := make(chan errand)
 	ahead := w.brief && !w.cfg.Session.Transaction // a transaction holds one lock after the other
@@ -166,7 +166,7 @@ func (w *worker) pick(ctx context.Context, wait bool) *job {
 			return nil
 		case other != nil:
 			w.skip(j, heldElsewhere)
-		case w.settled(j):
+		case w.skipIfRun(j):
 			w.jobs.leave(j)
 		default:
 			j.bid = w.bid(j)
@@ -198,7 +198,7 @@ func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, er
 	switch {
 	case !granted:
 		return false, w.passOver(ctx, j)
-	case w.settled(j): // what ended between the first look and the grant has been heard by now
+	case w.skipIfRun(j): // what ended between the first look and the grant has been heard by now
 		return false, j.bid.GiveBack(context.WithoutCancel(ctx))
 	}
 	return w.settle(ctx, j)

@@ -19,9 +19,11 @@ type Guards struct {
 	cgroup   func() string // this process's control group
 	reusable func() bool   // guards may have several commands
 
-	mu     sync.Mutex // held while a guard starts, and while orphans are told from ownChildren
-	before []int      // the children that were there before the first guard
-	pids   []int      // the guards'
+	// mu is held while a guard starts and is put on the list, and while orphans are looked
+	// for: else a new guard would be taken for one.
+	mu     sync.Mutex
+	before []int // the children that were there before the first guard
+	pids   []int // the guards'
 }
 
 // NoProcError says that the guard could not find the processes that it has to

@@ -36,8 +36,8 @@ type Config struct {
 	// rides out every error. If it is nil, the run rides out passing errors only.
 	Reached *bool
 
-	// Lost says that the run had the lock until a moment ago.
-	Lost bool
+	// WasHolder says that the run had the lock until a moment ago.
+	WasHolder bool
 
 	// Prepare (of package runner: the start of the guard) is called once for each
 	// session, beside the questions to the server or the wait: there the caller makes
@@ -78,7 +78,7 @@ func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
 		return err
 	})
 	if err == nil {
-		held.Waited = time.Since(began)
+		held.Took = time.Since(began)
 	}
 	return held, err
 }
@@ -142,7 +142,7 @@ func (b *Bid) takeAndSettle(ctx context.Context, left func() time.Duration) (*He
 
 // take takes the lock: it tries first, and then waits for as long as it may.
 func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
-	if !b.noFirstTry || b.cfg.Session.Transaction {
+	if !b.missedNews || b.cfg.Session.Transaction {
 		if complete, err := b.Try(ctx); err != nil || complete {
 			return err
 		}
@@ -175,7 +175,7 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 
 // lastTry tries once more when the time is up, then gives up.
 func (b *Bid) lastTry(ctx context.Context) error {
-	if b.line != nil || b.noFirstTry {
+	if b.line != nil || b.missedNews {
 		if complete, err := b.Try(ctx); err != nil || complete {
 			return err
 		}
@@ -199,7 +199,7 @@ func (b *Bid) poll(ctx context.Context, left func() time.Duration) (granted bool
 		return false, err
 	}
 	for polls := Polls(); left() > 0; {
-		if err := b.cfg.Observer.look(ctx, b); err != nil {
+		if err := b.cfg.Observer.reportWait(ctx, b); err != nil {
 			return false, err
 		}
 		if !pace.Sleep(ctx, min(pace.Between(Poll(polls)), left())) {
@@ -219,7 +219,7 @@ func (b *Bid) refuse(ctx context.Context) error {
 	if err := b.GiveBack(ctx); err != nil {
 		return err
 	}
-	if queries := b.leaving(); len(queries) > 0 { // else the gate would keep others out
+	if queries := b.takeLeave(); len(queries) > 0 { // else the gate would keep others out
 		if _, err := b.s.Query(ctx, queries...); err != nil {
 			return b.error(err)
 		}

@@ -19,7 +19,7 @@ type Bid struct {
 	s   *session.Session
 	cfg Config
 
-	noFirstTry bool   // it may have missed news, so that its next grant is as one after a wait
+	missedNews bool   // since its last session, pass or pause: its next grant is like one after a wait
 	ticket     uint32 // the ticket that it had in an earlier session
 
 	grant     grant
@@ -56,10 +56,10 @@ func (g *grant) drawn() bool { return g.tenure.Token != 0 }
 // undraw forgets the token, and what the ledger may have noted under it.
 func (g *grant) undraw() { g.tenure, g.recorded = Tenure{}, false }
 
-// NewBid is a bid on a session that others may use, too. With noFirstTry it may have
-// missed news, so that its next grant is as one after a wait.
-func NewBid(s *session.Session, cfg Config, noFirstTry bool) *Bid {
-	return &Bid{s: s, cfg: cfg, noFirstTry: noFirstTry, grant: noGrant(), awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
+// NewBid is a bid on a session that others may use, too. With missedNews its next grant is
+// like one after a wait.
+func NewBid(s *session.Session, cfg Config, missedNews bool) *Bid {
+	return &Bid{s: s, cfg: cfg, missedNews: missedNews, grant: noGrant(), awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
 }
 
 // complete says whether the bid holds all that the claim asks for.
@@ -78,10 +78,10 @@ func (b *Bid) missing() []Lock {
 	return b.cfg.Claim.Locks[len(b.grant.locks):]
 }
 
-// Try takes what is missing, one lock after the other, up to the first that
-// somebody else has, and says whether the claim is complete. It doesn't wait. It keeps
-// the locks before that one while it waits for it. In a transaction, or without a wait,
-// it is all or nothing.
+// Try takes what is missing, one lock after the other, up to the first that somebody else
+// has, says whether the claim is complete, and returns at once. What it got stays with the
+// bid while the bid waits for the rest. In a transaction, or with Config.Wait 0, it is all
+// or nothing.
 func (b *Bid) Try(ctx context.Context) (complete bool, err error) {
 	_, err = b.tryNext(ctx)
 	return err == nil && b.complete(), err
@@ -96,7 +96,7 @@ func (b *Bid) tryNext(ctx context.Context) (granted bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return b.noteGrant(n)
+	return b.noteResult(n)
 }
 
 // tryResult is the result of a try. That of the first one came with the login.
@@ -112,20 +112,20 @@ func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 }
 
 // trySQL is an SQL expression that takes what is missing, as Try describes it. Its
-// value is for noteGrant.
+// value is for noteResult.
 func (b *Bid) trySQL() string {
 	claim := b.cfg.Claim
 	switch {
 	case b.cfg.Session.Transaction:
 		return claim.trySQLInTransaction()
 	case claim.Gate != nil && b.line == nil:
-		return passes(*claim.Gate, tryEach(claim.Locks, Lock.try), "0")
+		return passes(*claim.Gate, tryEach(claim.Locks, Lock.trySQL), "0")
 	case claim.Gate != nil:
-		return tryEach(claim.Locks, Lock.try)
+		return tryEach(claim.Locks, Lock.trySQL)
 	case b.cfg.Wait == 0 && len(b.grant.locks) == 0:
 		return tryAllOrNone(claim.Locks)
 	}
-	return tryAll(b.missing(), Lock.try)
+	return tryAll(b.missing(), Lock.trySQL)
 }
 
 // FirstTrySQL is the SQL expression of the first try. It travels with the login as
@@ -152,8 +152,8 @@ func tryAll(locks []Lock, try func(Lock) string) string {
 func tryAllOrNone(locks []Lock) string {
 	var cases, back strings.Builder
 	for _, l := range locks {
-		fmt.Fprintf(&cases, " WHEN NOT %s THEN 0%s", l.try(), back.String())
-		fmt.Fprintf(&back, " * %s::int", l.call("advisory_unlock"))
+		fmt.Fprintf(&cases, " WHEN NOT %s THEN 0%s", l.trySQL(), back.String())
+		fmt.Fprintf(&back, " * %s::int", l.sql("advisory_unlock"))
 	}
 	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
 }
@@ -168,9 +168,10 @@ func tryEach(locks []Lock, try func(Lock) string) string {
 	return "CASE" + cases.String() + " ELSE 0 END"
 }
 
-// noteGrant notes what a try has taken: the first n locks or, with a gate, the one at
-// place n. It asks each lock's history how long the last holder's command may be alive.
-func (b *Bid) noteGrant(n int) (some bool, err error) {
+// noteResult notes the result n of a try: it has taken the first n locks or, with a gate,
+// the one at place n. Every grant comes through here. It asks each lock's history how long
+// the last holder's command may be alive.
+func (b *Bid) noteResult(n int) (some bool, err error) {
 	missing := b.missing()
 	if n < 0 || n > len(missing) {
 		return false, session.ErrNotPostgreSQL()
@@ -214,7 +215,7 @@ func (b *Bid) verdict(id lockkey.ID) verdict {
 	switch {
 	case h != nil && (h.heard() || b.awaited[id]):
 		return h.verdict()
-	case b.awaited[id] || b.noFirstTry:
+	case b.awaited[id] || b.missedNews:
 		return newHistory(b.cfg.LockDelay, b.cfg.Session.Lease, false, nil).verdict()
 	}
 	return verdict{delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
@@ -255,7 +256,7 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 		h.Tenure = b.grant.tenure
 		words, _ = h.releasing()
 	}
-	_, err := b.s.Query(ctx, append(words, "SELECT "+h.unlocking())...)
+	_, err := b.s.Query(ctx, append(words, "SELECT "+h.unlockSQL())...)
 	b.dropGrant()
 	return b.error(err)
 }

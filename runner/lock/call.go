@@ -68,7 +68,7 @@ func (h *Held) call(ctx context.Context) error {
 	for began, said := time.Now(), false; ; said = true {
 		queries := []string{h.next.heardSQL()}
 		if !h.next.calling {
-			queries = append(queries, "SELECT "+callOf(h.next.line).call("try_advisory_lock"))
+			queries = append(queries, "SELECT "+callOf(h.next.line).sql("try_advisory_lock"))
 		}
 		answers, err := h.Session.Ask(ctx, session.Request{SQL: queries})
 		if err != nil {
@@ -87,17 +87,17 @@ func (h *Held) call(ctx context.Context) error {
 	}
 }
 
-// endingCall is the query that ends the call. The caller has to send it.
-func (s *succession) endingCall() (query []string) {
+// endCallSQL is the query that ends the call, if there is one.
+func (s *succession) endCallSQL() (query []string) {
 	if !s.calling {
 		return nil
 	}
-	return []string{"SELECT " + callOf(s.line).call("advisory_unlock")}
+	return []string{"SELECT " + callOf(s.line).sql("advisory_unlock")}
 }
 
-// heardSQL is a query which says whether one of those who may be next listens. At the end
-// of a long line that is nobody: who comes listens for the moment that it takes to see its
-// rank. The order is that of announcingEnd.
+// heardSQL is a query that says whether one of those who may be next listens. Only the first
+// Listens places are looked at: a newcomer at the end of a long line listens, too, but only
+// until it has seen its rank. The order is that of endSQL.
 func (s *succession) heardSQL() string {
 	enough := "bool_or(listens) IS TRUE"
 	if s.who == dormant { // they may have left

@@ -73,12 +73,12 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	var queries []string
 	for _, h := range lost {
 		if noted, _ := h.cfg.Ledger.Found(s.LedgerAnswer()); noted {
-			queries = append(queries, h.finishing()...)
+			queries = append(queries, h.finishSQL()...)
 		}
 	}
 	if tellWaiters {
 		for _, h := range lost {
-			queries = append(queries, h.announcingDeath()...)
+			queries = append(queries, h.deathSQL()...)
 		}
 	}
 	if len(queries) == 0 {
@@ -93,9 +93,9 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	return nil
 }
 
-// announcingDeath are the queries that end the lost session and announce, for each lock,
+// deathSQL are the queries that end the lost session and announce, for each lock,
 // that its command is dead.
-func (h *Held) announcingDeath() (queries []string) {
+func (h *Held) deathSQL() (queries []string) {
 	if h.ownsSession {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,

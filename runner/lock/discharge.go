@@ -27,7 +27,7 @@ func (h *history) judge() {
 		if !tells {
 			continue
 		}
-		h.since = time.Now()
+		h.heardAt = time.Now()
 		if !h.spoken || w.Token > h.latest { // else the word was said again, or is late
 			h.spoken, h.latest, h.ownOnly = true, w.Token, w.OwnOnly
 		}
@@ -104,13 +104,13 @@ func (h *history) unverified() (pids []uint32) {
 			note(s.pid)
 		}
 	}
-	h.asked = h.now
+	h.asked = h.seq
 	return pids
 }
 
-// verified notes the role of a session that has said something, or that the session is
-// gone. What that one said of its own start and end counts nevertheless, for nothing else:
-// if it was a stranger, there was no start.
+// verified notes the role of a session that has spoken, or that the session is gone. The
+// clean of one that is gone cancels its own start, and does nothing else: if it was a
+// stranger's, there was no start to wait for.
 func (h *history) verified(pid, role uint32, found bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -134,7 +134,7 @@ func (h *history) takeBack(w endNotice) {
 		return s.pid == w.PID && s.token == w.Token && s.noted < w.noted
 	})
 	if len(h.starts) < known {
-		h.since = time.Now()
+		h.heardAt = time.Now()
 	}
 }
 
@@ -142,5 +142,5 @@ func (h *history) takeBack(w endNotice) {
 func (h *history) credible(pid uint32) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.counts(endNotice{Announcement: Announcement{PID: pid}})
+	return h.trusts(pid)
 }

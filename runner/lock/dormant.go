@@ -22,10 +22,10 @@ import (
 func (l *line) goDormant(ctx context.Context) error {
 	l.b.s.SetHeartbeat(session.Heartbeat{
 		Every:   WaiterBeat(l.b.cfg.Session.Lease),
-		Request: session.Request{SQL: []string{"SELECT " + Lock{ID: lockkey.Call(l.of)}.call("try_advisory_xact_lock")}, Then: l.hearCall},
+		Request: session.Request{SQL: []string{"SELECT " + Lock{ID: lockkey.Call(l.of)}.sql("try_advisory_xact_lock")}, Then: l.hearCall},
 	})
 	if l.marked { // before it is deaf, so that nobody relies on it
-		if _, err := l.b.s.Query(ctx, "SELECT "+l.mark().call("advisory_unlock")); err != nil {
+		if _, err := l.b.s.Query(ctx, "SELECT "+l.mark().sql("advisory_unlock")); err != nil {
 			return l.b.error(err)
 		}
 		l.marked = false
@@ -51,7 +51,7 @@ func (l *line) callIfFew(ctx context.Context, found *look) error {
 	if few {
 		function = "try_advisory_lock"
 	}
-	n, err := l.b.number(ctx, "SELECT "+callOf(l.of).call(function)+"::int")
+	n, err := l.b.number(ctx, "SELECT "+callOf(l.of).sql(function)+"::int")
 	if n == 1 { // else a heartbeat has it, and the next look comes soon
 		l.calling = few
 	}

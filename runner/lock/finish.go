@@ -12,11 +12,11 @@ import (
 // command was stopped.
 func (h *Held) End(end ledger.End) { h.end = end }
 
-// finishing are the queries that note the end in the ledger, when the command is dead and
+// finishSQL are the queries that note the end in the ledger, when the command is dead and
 // before the locks are given back. A crash of the server may lose what they write, which
 // costs the next start its lock-delay. With a tick it would repeat a success, so there the
 // commit waits for the disk.
-func (h *Held) finishing() (queries []string) {
+func (h *Held) finishSQL() (queries []string) {
 	if !h.recorded {
 		return nil
 	}
@@ -35,7 +35,7 @@ func (h *Held) finishing() (queries []string) {
 
 // finishBeside notes the end in a commit that the standbys confirm.
 func (h *Held) finishBeside(ctx context.Context) {
-	for _, query := range h.finishing() {
+	for _, query := range h.finishSQL() {
 		_, err := h.Session.Commit(ctx, "SELECT "+session.StandbysNow+", "+strings.TrimPrefix(query, "SELECT "))
 		if err != nil {
 			h.unnoted(err)

@@ -18,8 +18,8 @@ type Held struct {
 	Tenure
 	Session *session.Session
 	Locks   []Lock
-	Slot    int // with a gate: the place of the lock in the claim, from 1
-	Waited  time.Duration
+	Slot    int           // with a gate: the place of the lock in the claim, from 1
+	Took    time.Duration // all of Acquire; 0 in each
 
 	cfg      Config
 	recorded bool // in the ledger
@@ -30,18 +30,18 @@ type Held struct {
 	prefers       string        // the host that is to have the lock next
 	requests      chan struct{} // requests to step down
 	next          succession
-	waited        bool      // in line
+	showsEnd      bool      // it was in line, and its session's name shows the token
 	since         time.Time // when it was granted
 	stays         time.Time // until when its session stays after the release
 }
 
-// A session whose tenure was shorter than briefly stays for an introduction after its
-// release, so that those in line can ask for its role: without that its words don't count
+// After a tenure shorter than briefly the session stays for roleLookupStay after the
+// release. Those in line look up its role meanwhile: without that its words don't count
 // (history.trusts), and just then many of them are busy with tries of their own. A longer
 // tenure gave them the time.
 const (
-	introduction = 100 * time.Millisecond
-	briefly      = time.Second
+	roleLookupStay = 100 * time.Millisecond
+	briefly        = time.Second
 )
 
 // Lost is closed when the session is gone, and its locks with it. Err then says
@@ -59,7 +59,7 @@ func (h *Held) Err() error { return h.Session.Err() }
 func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
 		h.Session.SetHolding(false)
-		_, err := h.Session.Query(ctx, append(h.finishing(), "COMMIT")...)
+		_, err := h.Session.Query(ctx, append(h.finishSQL(), "COMMIT")...)
 		if h.excused(err) {
 			return nil // the transaction is over in any case
 		}
@@ -73,16 +73,16 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	queries, unlock := h.releasing()
 	if !h.cfg.Session.Quorum {
-		queries = append(h.finishing(), queries...)
+		queries = append(h.finishSQL(), queries...)
 	}
-	queries = append(queries, h.next.endingCall()...)
-	introduces := h.waited && (h.next.who != noneToCall || time.Since(h.since) < briefly)
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: h.ownsSession && !introduces})
+	queries = append(queries, h.next.endCallSQL()...)
+	staysForRole := h.showsEnd && (h.next.who != noneToCall || time.Since(h.since) < briefly)
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: h.ownsSession && !staysForRole})
 	if err != nil && !h.excused(err) {
 		return h.error(err)
 	}
-	if introduces {
-		h.stays = time.Now().Add(introduction)
+	if staysForRole {
+		h.stays = time.Now().Add(roleLookupStay)
 	}
 	if !answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))) {
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
@@ -91,7 +91,7 @@ func (h *Held) Release(ctx context.Context) error {
 }
 
 // Close ends the session, and frees with it what is still held. After a brief tenure it
-// first waits out the introduction.
+// first waits out that stay.
 func (h *Held) Close() {
 	if h.ownsSession {
 		time.Sleep(time.Until(h.stays))
@@ -106,28 +106,28 @@ func (h *Held) error(err error) error {
 // releasing are the queries that announce, for each lock, that its command is dead, and
 // the query that gives all locks back.
 func (h *Held) releasing() (words []string, unlock string) {
-	if h.waited && !h.Locks[0].Shared { // else hardly anybody begins to listen just now
-		words = append(words, h.showingEnd())
+	if h.showsEnd && !h.Locks[0].Shared { // else hardly anybody begins to listen just now
+		words = append(words, h.showEndSQL())
 	}
 	for _, l := range h.Locks {
-		words = append(words, h.announcingEnd(l))
+		words = append(words, h.endSQL(l))
 	}
-	return words, "SELECT " + h.unlocking()
+	return words, "SELECT " + h.unlockSQL()
 }
 
-// unlocking is an SQL expression that gives all locks back and counts them. It is a sum,
+// unlockSQL is an SQL expression that gives all locks back and counts them. It is a sum,
 // so that the server evaluates every call.
-func (h *Held) unlocking() string {
+func (h *Held) unlockSQL() string {
 	var unlocks []string
 	for _, l := range h.Locks {
-		unlocks = append(unlocks, l.call("advisory_unlock")+"::int")
+		unlocks = append(unlocks, l.sql("advisory_unlock")+"::int")
 	}
 	return strings.Join(unlocks, " + ")
 }
 
-// announcingEnd is the query that announces the end of a tenure to those in line. It names
+// endSQL is the query that announces the end of a tenure to those in line. It names
 // the first of them, or one on the preferred host.
-func (h *Held) announcingEnd(l Lock) string {
+func (h *Held) endSQL(l Lock) string {
 	word := wordClean
 	if l.Shared {
 		word = wordLeft
@@ -163,7 +163,7 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	if h.recorded && !h.cfg.Session.Quorum {
 		killed := *h
 		killed.end = ledger.End{Outcome: ledger.Killed}
-		words = append(killed.finishing(), words...)
+		words = append(killed.finishSQL(), words...)
 	}
 	request, possible := h.Session.Encoded(session.Request{SQL: append(words, unlock), Last: h.ownsSession})
 	if !possible {

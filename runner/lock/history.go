@@ -38,7 +38,7 @@ type history struct {
 	news      chan<- struct{}
 
 	mu      sync.Mutex
-	now     int                 // the number of things noted so far
+	seq     int                 // counts what was noted: a clock for the order of things
 	starts  []start             // not discharged
 	ends    []endNotice         // the latest ones
 	seen    map[uint32]sighting // sessions that hold the lock or wait for it
@@ -46,9 +46,9 @@ type history struct {
 	spoken  bool                // a word has counted
 	latest  int64               // the highest token of a word that counted
 	ownOnly bool                // that word speaks for its own token alone
-	since   time.Time           // when the last such word was heard
+	heardAt time.Time           // when the last such word was heard
 	buried  seat                // a silent holder, for as long as its session has the lock
-	asked   int                 // the roles of the starts that were noted before this were asked for
+	asked   int                 // seq at the last unverified: the roles behind starts noted by then were asked for
 	events  []Announcement      // not taken by the waiter yet
 }
 
@@ -108,7 +108,7 @@ func (h *history) hear(pid uint32, payload string) {
 	a.PID = pid
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.now++
+	h.seq++
 	switch a.Word {
 	case wordStarted:
 		h.begin(start{pid: pid, token: a.Token, delay: h.bounded(a), need: deadAfter(a)})
@@ -128,7 +128,7 @@ func (h *history) note(a Announcement) {
 	if len(h.ends) == mostWords {
 		h.ends = slices.Delete(h.ends, 0, 1)
 	}
-	h.ends = append(h.ends, endNotice{Announcement: a, noted: h.now, at: boottime.Now()})
+	h.ends = append(h.ends, endNotice{Announcement: a, noted: h.seq, at: boottime.Now()})
 }
 
 // bounded is how long a command may outlive its lock, by its holder's announcement, but
@@ -153,7 +153,7 @@ const crowd = math.MaxUint32
 // same session replaces the earlier one. A start of an unknown session counts as that of
 // the first session that becomes known, but a stranger could say anything.
 func (h *history) begin(s start) {
-	s.noted = h.now
+	s.noted = h.seq
 	hearsay := h.isHearsay(s)
 	h.starts = slices.DeleteFunc(h.starts, func(known start) bool {
 		if known.pid != s.pid && (known.pid != 0 || hearsay) {
@@ -191,32 +191,32 @@ func (h *history) noteRefusal(at time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	known := func(s start) bool { return !h.isHearsay(s) }
-	if !h.spoken || slices.ContainsFunc(h.starts, known) || at.Sub(h.since) < freeAfterClean || h.buried.pid != 0 {
+	if !h.spoken || slices.ContainsFunc(h.starts, known) || at.Sub(h.heardAt) < freeAfterClean || h.buried.pid != 0 {
 		return false
 	}
-	h.now++
+	h.seq++
 	h.begin(start{delay: h.lockDelay})
 	return true
 }
 
 // looking is called before a look is sent, or the end of a silent session. Its result is
 // for saw, or bury.
-func (h *history) looking() (since int) {
+func (h *history) looking() (asOf int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.now
+	return h.seq
 }
 
-// saw notes what a look has shown; since is what looking returned before it was sent.
+// saw notes what a look has shown; asOf is what looking returned before it was sent.
 // The session's reader calls it, in the order of all that the server says.
 //
 // A word may have overtaken the look, or the look may have come between a holder's word
 // and its unlock, when that session may be gone from all but the list of locks. The tenure
 // that the word ended doesn't begin again. That of a later one is noted by its own start.
-func (h *history) saw(l *look, id lockkey.ID, since int) {
+func (h *history) saw(l *look, id lockkey.ID, asOf int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.now++
+	h.seq++
 	h.own = cmp.Or(l.role, h.own)
 	for pid := range h.seen { // numbers of processes come back
 		if !slices.ContainsFunc(h.starts, func(s start) bool { return s.pid == pid }) {
@@ -238,7 +238,7 @@ func (h *history) saw(l *look, id lockkey.ID, since int) {
 		}
 		h.seen[s.pid] = sighting{role: s.role, held: true}
 		isOver := func(w endNotice) bool {
-			return w.PID == s.pid && s.token <= w.Token && (w.noted > since || l.sent.Sub(w.at) < freeAfterClean)
+			return w.PID == s.pid && s.token <= w.Token && (w.noted > asOf || l.sent.Sub(w.at) < freeAfterClean)
 		}
 		if h.shared && s.shared || slices.ContainsFunc(h.ends, isOver) {
 			continue
@@ -253,19 +253,19 @@ func (h *history) saw(l *look, id lockkey.ID, since int) {
 }
 
 // bury notes that a holder was silent for as long as its command can live: no command
-// is alive that had started when looking returned since.
+// is alive that had started when looking returned asOf.
 //
 // The holder's session may have the lock for a while longer: if this role may not end
 // it, the server will.
-func (h *history) bury(since int, s seat) {
+func (h *history) bury(asOf int, s seat) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.buried = s
 	h.starts = slices.DeleteFunc(h.starts, func(s start) bool {
-		if s.noted <= since {
+		if s.noted <= asOf {
 			h.latest = max(h.latest, s.token)
 		}
-		return s.noted <= since
+		return s.noted <= asOf
 	})
 	h.spoken, h.ownOnly = true, false
 }
@@ -319,8 +319,8 @@ func (h *history) undischarged() (tokens []int64, blind bool) {
 	return tokens, blind
 }
 
-// buries says whether a word has said that nothing of a token is alive.
-func (h *history) buries(token int64) bool {
+// knowsDead says whether a word has said that nothing of a token is alive.
+func (h *history) knowsDead(token int64) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.starts) == 0 && h.spoken && (token == h.latest || token < h.latest && !h.ownOnly)

@@ -28,8 +28,8 @@ func fuzzRole(pid uint32) uint32 {
 
 // fuzzStep lets something happen to a history: an announcement, a look, a look at a
 // speaker's role, or a try that is refused. Words of strangers can be left out. What
-// a look shows comes from the bytes as well, but that strangers hold the lock.
-func fuzzStep(h *history, step []byte, since int, withStrangers bool) {
+// a look shows comes from the bytes, too, except that no stranger ever holds the lock.
+func fuzzStep(h *history, step []byte, asOf int, withStrangers bool) {
 	op, who, what := step[0], step[1], step[2]
 	pid := uint32(who)%fuzzSessions + 1
 	trusted := pid <= fuzzTrusted
@@ -60,7 +60,7 @@ func fuzzStep(h *history, step []byte, since int, withStrangers bool) {
 		if trusted && what&4 != 0 {
 			l.holders = []seat{{id: lockkey.ID{Number: 7}, pid: pid, role: fuzzRole(pid), token: token, delay: time.Duration(what) * time.Minute, shared: what&1 != 0}}
 		}
-		h.saw(l, lockkey.ID{Number: 7}, since)
+		h.saw(l, lockkey.ID{Number: 7}, asOf)
 	case 6:
 		for _, pid := range h.unverified() {
 			h.verified(pid, fuzzRole(pid), what&1 != 0)

@@ -59,10 +59,10 @@ func holds(pid uint32, role uint32, token int64) seat {
 // looks shows these holders. The look was sent long after all that was heard.
 func (h told) looks(holders ...seat) { h.shows(h.looking(), freeAfterClean, holders...) }
 
-// shows shows these holders. The look was sent when looking returned since, and later than
+// shows shows these holders. The look was sent when looking returned asOf, and later than
 // now by that much.
-func (h told) shows(since int, later time.Duration, holders ...seat) {
-	h.saw(&look{role: ours, holders: holders, sent: boottime.Now().Add(later)}, lockkey.ID{Number: 7}, since)
+func (h told) shows(asOf int, later time.Duration, holders ...seat) {
+	h.saw(&look{role: ours, holders: holders, sent: boottime.Now().Add(later)}, lockkey.ID{Number: 7}, asOf)
 }
 
 func (h told) wants(what string, delay time.Duration, covers bool) {
@@ -172,14 +172,14 @@ func TestHistoryDelays(t *testing.T) {
 func TestHistoryOrders(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	since := h.looking()
+	asOf := h.looking()
 	h.says(holder, wordClean, 5)
-	h.shows(since, freeAfterClean, holds(holder, theirs, 5))
+	h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the look", 0, true)
 
-	since = h.looking()
+	asOf = h.looking()
 	h.says(holder, wordStarted, 6)
-	h.shows(since, freeAfterClean, holds(holder, theirs, 5))
+	h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the look shows an older token than was heard of", theirDelay, true)
 	h.says(holder, wordClean, 6)
 	h.wants("and then its end", 0, true)
@@ -191,15 +191,15 @@ func TestHistoryOrders(t *testing.T) {
 	h.wants("the look is later than the word", theirDelay, true)
 
 	h = newTold(t)
-	since = h.looking()
+	asOf = h.looking()
 	h.says(holder, wordClean, 5) // nothing was known of it yet
-	h.shows(since, freeAfterClean, holds(holder, theirs, 5))
+	h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the first look", 0, true)
 
 	h = newTold(t)
-	since = h.looking()
+	asOf = h.looking()
 	h.says(holder, wordClean, 5)
-	h.shows(since, freeAfterClean, holds(holder, theirs, 6))
+	h.shows(asOf, freeAfterClean, holds(holder, theirs, 6))
 	h.wants("the look shows a later tenure", theirDelay, true)
 
 	// A look that was sent just after the word, which comes before the unlock.

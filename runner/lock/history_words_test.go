@@ -31,7 +31,7 @@ func TestHistoryCounts(t *testing.T) {
 		h.verified(speaker, tt.role, tt.role != 0)
 		h.wants(tt.name, tt.want, true)
 		if h.credible(speaker) != (tt.want == 0) && len(h.starts) > 0 {
-			t.Errorf("%s: vouched %v", tt.name, h.credible(speaker))
+			t.Errorf("%s: credible %v", tt.name, h.credible(speaker))
 		}
 		if got := h.unverified(); len(got) != 0 {
 			t.Errorf("%s: still unverified %v", tt.name, got)

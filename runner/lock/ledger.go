@@ -205,7 +205,7 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 	for _, l := range lost {
 		h := b.histories[b.grant.locks[l.Lock].ID]
 		need := max(b.cfg.LockDelay, l.Need()) - time.Since(w.since)
-		if b.cfg.LockDelay == 0 || need <= 0 || h != nil && h.buries(l.Token) {
+		if b.cfg.LockDelay == 0 || need <= 0 || h != nil && h.knowsDead(l.Token) {
 			w.proof.Closes[l.Lock] = max(w.proof.Closes[l.Lock], l.Token)
 			continue
 		}
@@ -220,7 +220,7 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 	b.grant.undraw() // the start after the wait needs a later token
 	b.s.StartHeartbeat()
 	b.grant.delay = rest
-	if err := b.announceDelay(ctx); err != nil {
+	if err := b.showDelay(ctx); err != nil {
 		return err
 	}
 	_, err := b.hold(ctx, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host)+"; waiting", func() (bool, error) {
@@ -286,7 +286,7 @@ func (b *Bid) withdraw(ctx context.Context, why error) error {
 	if err := b.GiveBack(ctx); err != nil {
 		return err
 	}
-	if queries := b.leaving(); len(queries) > 0 {
+	if queries := b.takeLeave(); len(queries) > 0 {
 		if _, err := b.s.Query(ctx, queries...); err != nil {
 			return b.error(err)
 		}

@@ -236,8 +236,9 @@ func TestLedgerPause(t *testing.T) {
 	if !errors.As(err, &paused) || paused.Error() != "paused (ann: disk swap)" {
 		t.Errorf("a first try: %v", err)
 	}
-	// One after the other: of one that has the lock while it finds out about the pause, the
-	// other may see that and not hear that it gave it back.
+	// One after the other: the first has the lock for a moment while it finds out about the
+	// pause. If the second came just then, it could see that, and miss the word that the lock
+	// was given back.
 	contenders := make([]*contender, 2)
 	for i := range contenders {
 		c := contend(t, cfg)

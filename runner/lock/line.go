@@ -150,7 +150,7 @@ func (b *Bid) join(ctx context.Context) error {
 	if l.ticketed {
 		return l.look(ctx)
 	}
-	found, err := b.look(ctx, append(b.listening(), l.ticketQuery())...)
+	found, err := b.look(ctx, append(b.beginListening(), l.ticketQuery())...)
 	if err != nil {
 		return err
 	}
@@ -163,34 +163,35 @@ func (b *Bid) join(ctx context.Context) error {
 
 // leave gives the ticket back, and the gate.
 func (l *line) leave(ctx context.Context) error {
-	if queries := l.leaving(); len(queries) > 0 {
+	if queries := l.takeLeave(); len(queries) > 0 {
 		_, err := l.b.s.Query(ctx, queries...)
 		return l.b.error(err)
 	}
 	return nil
 }
 
-// leaving are the queries that give both back. The caller has to send them.
-func (l *line) leaving() (queries []string) {
-	if columns := l.leavingColumns(); len(columns) > 0 {
+// takeLeave gives both back by queries, which the caller has to send.
+func (l *line) takeLeave() (queries []string) {
+	if columns := l.leaveColumns(); len(columns) > 0 {
 		queries = []string{"SELECT " + strings.Join(columns, ", ")}
 		l.noteLeft()
 	}
 	return queries
 }
 
-func (l *line) leavingColumns() (columns []string) {
+func (l *line) leaveColumns() (columns []string) {
 	if l == nil {
 		return nil
 	}
 	if l.ticketed {
-		columns = append(columns, l.ticketLock().call("advisory_unlock"))
+		columns = append(columns, l.ticketLock().sql("advisory_unlock"))
 	}
 	if l.marked {
-		columns = append(columns, l.mark().call("advisory_unlock"))
+		columns = append(columns, l.mark().sql("advisory_unlock"))
 	}
-	if l.gated { // who calls goes on with that
-		columns = append(columns, Lock{ID: l.gate()}.call("advisory_unlock"))
+	// The lock of a call is not among them: a waiter that calls goes on as a holder.
+	if l.gated {
+		columns = append(columns, Lock{ID: l.gate()}.sql("advisory_unlock"))
 	}
 	return columns
 }
@@ -270,7 +271,7 @@ func (l *line) digest(ctx context.Context, found *look) (err error) {
 	if err := l.warmUp(ctx); err != nil {
 		return err
 	}
-	if err := l.see(ctx, found); err != nil {
+	if err := l.endOrWatch(ctx, found); err != nil {
 		return err
 	}
 	l.tryLater()
@@ -291,7 +292,7 @@ func (l *line) takeGate(ctx context.Context, found *look) error {
 	if l.gated || l.b.cfg.Claim.Gate == nil && (l.b.shared() || !readers) {
 		return nil
 	}
-	n, err := l.b.number(ctx, "SELECT "+Lock{ID: l.gate()}.call("try_advisory_lock")+"::int")
+	n, err := l.b.number(ctx, "SELECT "+Lock{ID: l.gate()}.sql("try_advisory_lock")+"::int")
 	l.gated = err == nil && n == 1
 	return err
 }

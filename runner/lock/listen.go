@@ -10,7 +10,7 @@ import (
 // Listen begins to collect the words about the locks, and then looks who has them. In the
 // other order a holder could begin unseen and unheard.
 func (b *Bid) Listen(ctx context.Context) error {
-	listen := b.listening()
+	listen := b.beginListening()
 	if len(listen) == 0 && !b.puzzled {
 		return nil
 	}
@@ -18,10 +18,10 @@ func (b *Bid) Listen(ctx context.Context) error {
 	return err
 }
 
-// listening are the queries by which the session begins to listen. That comes before the
+// beginListening begins to listen by queries, which the caller has to send. They come before the
 // ticket or the ear by which holders know of it, so that it misses no clean end that is
 // meant for it. The caller has to send them.
-func (b *Bid) listening() (queries []string) {
+func (b *Bid) beginListening() (queries []string) {
 	var listen, ears []string
 	for _, l := range b.cfg.Claim.Locks {
 		if b.histories[l.ID] != nil {
@@ -32,7 +32,7 @@ func (b *Bid) listening() (queries []string) {
 		b.s.OnNotify(channel(l.ID), h.hear)
 		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, channel(l.ID)))
 		if b.cfg.Claim.Gate == nil && (b.line == nil || len(b.cfg.Claim.Locks) > 1) { // it has no ticket for this one
-			ears = append(ears, earOf(l.ID).call("try_advisory_lock"))
+			ears = append(ears, earOf(l.ID).sql("try_advisory_lock"))
 			b.ears = append(b.ears, l.ID)
 		}
 	}
@@ -45,18 +45,17 @@ func (b *Bid) listening() (queries []string) {
 	return queries
 }
 
-// leaving are the queries that give back the ticket, the gate and the ears. The caller
-// has to send them.
-func (b *Bid) leaving() []string {
-	return append(b.line.leaving(), b.givingEarsBack()...)
+// takeLeave gives back the ticket, the gate and the ears by queries, which the caller has
+// to send.
+func (b *Bid) takeLeave() []string {
+	return append(b.line.takeLeave(), b.dropEars()...)
 }
 
-// givingEarsBack is the query that gives the ears back, if the bid has any. The caller has
-// to send it.
-func (b *Bid) givingEarsBack() (query []string) {
+// dropEars gives the ears back by a query, if the bid has any. The caller has to send it.
+func (b *Bid) dropEars() (query []string) {
 	var ears []string
 	for _, id := range b.ears {
-		ears = append(ears, earOf(id).call("advisory_unlock"))
+		ears = append(ears, earOf(id).sql("advisory_unlock"))
 	}
 	b.ears = nil
 	if len(ears) > 0 {
@@ -75,7 +74,7 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 		b.s.OnNotify(channel(id), nil)
 		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, channel(id)))
 	}
-	queries = append(queries, b.givingEarsBack()...)
+	queries = append(queries, b.dropEars()...)
 	clear(b.histories)
 	if len(queries) == 0 {
 		return nil

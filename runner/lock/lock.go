@@ -27,8 +27,11 @@
 //	verdict   what the history means for a grant: start at once, or after a delay
 //	word      what is said on a lock's NOTIFY channel: started, clean, dead, left
 //	coverage  whether the end of a tenure implies the end of all earlier ones
-//	lock-delay  how long a grant is held without a command, for want of evidence
+//	lock-delay  how long a grant is held without a command where there is no evidence
 //	settle    from the grant to the start: the delay, the token, the ledger
+//
+// A function whose name ends in SQL changes nothing. Others that return queries also note
+// what those will do: the caller has to send them.
 package lock
 
 import (
@@ -46,32 +49,32 @@ type Lock struct {
 	Shared bool // many may have it so at once; exclusively, one alone
 }
 
-// call is SQL that calls one of the lock functions for this lock.
-func (l Lock) call(function string) string {
+// sql is SQL that calls one of the lock functions for this lock.
+func (l Lock) sql(function string) string {
 	if l.Shared {
 		function += "_shared"
 	}
 	return fmt.Sprintf("pg_catalog.pg_%s(%s)", function, l.ID)
 }
 
-// try is an SQL expression that takes the lock if that is free. Readers also try
+// trySQL is an SQL expression that takes the lock if that is free. Readers also try
 // the gate, for the length of the statement: a writer whose turn is next holds
 // that.
-func (l Lock) try() string {
+func (l Lock) trySQL() string {
 	if !l.Shared {
-		return l.call("try_advisory_lock")
+		return l.sql("try_advisory_lock")
 	}
-	return passes(lockkey.GateOf(l.ID), l.call("try_advisory_lock"), "false")
+	return passes(lockkey.GateOf(l.ID), l.sql("try_advisory_lock"), "false")
 }
 
-// tryInTransaction is try for a transaction that stays open: there nothing can be taken
+// xactTrySQL is trySQL for a transaction that stays open: there nothing can be taken
 // for the length of a statement.
-func (l Lock) tryInTransaction() string { return l.call("try_advisory_xact_lock") }
+func (l Lock) xactTrySQL() string { return l.sql("try_advisory_xact_lock") }
 
-// passes is an SQL expression: then, if nobody holds the gate, and else refused.
+// passes is an SQL expression. Its value is then if nobody holds the gate, and else refused.
 func passes(gate lockkey.ID, then, refused string) string {
 	// Shared, so that those that pass are not in each other's way.
-	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", Lock{ID: gate, Shared: true}.call("try_advisory_xact_lock"), then, refused)
+	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", Lock{ID: gate, Shared: true}.sql("try_advisory_xact_lock"), then, refused)
 }
 
 // Claim is what a run has to hold: all of Locks or, with a Gate, any one.

@@ -59,9 +59,9 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	l := &look{sent: boottime.Now()}
 	b.puzzled = false
 	var parseErr error
-	since := map[lockkey.ID]int{}
+	asOf := map[lockkey.ID]int{}
 	for id, h := range b.histories {
-		since[id] = h.looking()
+		asOf[id] = h.looking()
 	}
 	sql := b.lookQuery()
 	_, err := b.s.Ask(ctx, session.Request{SQL: append(before, sql), Then: func(answers []session.Rows) {
@@ -73,7 +73,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 			b.line.marked = true
 		}
 		for id, h := range b.histories {
-			h.saw(l, id, since[id])
+			h.saw(l, id, asOf[id])
 		}
 	}})
 	if err != nil {
@@ -197,10 +197,10 @@ func shownToken(name string) (token int64, ended bool) {
 	return token, ended
 }
 
-// showingEnd is the query by which a session's name shows that its command is dead. A
+// showEndSQL is the query by which a session's name shows that its command is dead. A
 // waiter that begins to listen after the announcement of that, and looks before the
 // unlock, sees it there.
-func (h *Held) showingEnd() string {
+func (h *Held) showEndSQL() string {
 	return fmt.Sprintf("SELECT pg_catalog.set_config('application_name', '%s%d%s %s', false)", tokenMark, h.Token, endedMark, strings.TrimPrefix(h.cfg.Session.ApplicationName, "pglead:"))
 }
 

@@ -53,8 +53,8 @@ func (o Observer) delayed(d time.Duration) (over func()) {
 // lookInterval is how often Waiting is called.
 const lookInterval = time.Minute
 
-// look calls Waiting when it is time for that.
-func (o Observer) look(ctx context.Context, b *Bid) error {
+// reportWait calls Waiting when it is time for that.
+func (o Observer) reportWait(ctx context.Context, b *Bid) error {
 	o.SayAlive(b.cfg.AttemptMost())
 	if o.Waiting == nil || !b.told.IsZero() && time.Since(b.told) < lookInterval {
 		return nil

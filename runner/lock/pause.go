@@ -23,8 +23,8 @@ const pausedLooks = 3 * time.Second
 // bid that waited for them before goes by what it has heard, which may be nothing. Any
 // other bid is like a new one, with a first try.
 func (b *Bid) resumed() {
-	if b.noFirstTry || b.Listens() {
-		b.noFirstTry = true
+	if b.missedNews || b.Listens() {
+		b.missedNews = true
 		return
 	}
 	clear(b.awaited)

@@ -88,7 +88,7 @@ func (p *pauses) next(err error) time.Duration {
 	if errors.As(err, new(*session.LostError)) {
 		p.restart()
 	}
-	atFront := p.cfg.Lost || p.cfg.place != nil && *p.cfg.place > 0 && *p.cfg.place <= mostWatchers
+	atFront := p.cfg.WasHolder || p.cfg.place != nil && *p.cfg.place > 0 && *p.cfg.place <= mostWatchers
 	var refused *session.Error
 	switch {
 	case atFront && errors.As(err, &refused) && refused.Answered:

@@ -58,7 +58,7 @@ func TestComingBack(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			o := &outage{began: time.Now(), gone: c.gone, starting: c.starting}
-			cfg := lock.Config{Wait: lock.Forever, Lost: c.lost, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}}
+			cfg := lock.Config{Wait: lock.Forever, WasHolder: c.lost, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}}
 			if err := cfg.Persist(t.Context(), o.try); err != nil {
 				t.Fatal(err)
 			}

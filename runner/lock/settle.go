@@ -59,7 +59,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	}
 	return &Held{
 		Tenure: b.grant.tenure, Session: b.s, Locks: b.grant.locks, Slot: b.grant.slot, cfg: b.cfg, coversEarlier: b.grant.coversEarlier,
-		recorded: b.grant.recorded, waited: b.line != nil && b.shows(), since: time.Now(), end: ledger.End{Outcome: ledger.Stopped}, requests: make(chan struct{}, 1),
+		recorded: b.grant.recorded, showsEnd: b.line != nil && b.shows(), since: time.Now(), end: ledger.End{Outcome: ledger.Stopped}, requests: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -79,7 +79,7 @@ func (b *Bid) waitOut(ctx context.Context) error {
 		return nil
 	}
 	b.grant.undraw() // the start after the wait needs a later token
-	if err := b.announceDelay(ctx); err != nil {
+	if err := b.showDelay(ctx); err != nil {
 		return err
 	}
 	if err := b.s.Witness(ctx); err != nil {
@@ -130,12 +130,12 @@ func (b *Bid) hold(ctx context.Context, message string, look func() (over bool, 
 	}
 }
 
-// announceDelay shows the sessions that watch the holder that its command has not
+// showDelay shows the sessions that watch the holder that its command has not
 // started, and makes room in line.
-func (b *Bid) announceDelay(ctx context.Context) error {
+func (b *Bid) showDelay(ctx context.Context) error {
 	d := b.cfg.Description
 	d.Delay = b.grant.delay
 	b.s.SetComment(d.Comment())
-	_, err := b.s.Query(ctx, append(b.line.leaving(), session.PlainBeat)...)
+	_, err := b.s.Query(ctx, append(b.line.takeLeave(), session.PlainBeat)...)
 	return b.error(err)
 }

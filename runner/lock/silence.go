@@ -18,9 +18,9 @@ import (
 // that may be set. The next two in line do it a little later, in case the first is
 // frozen itself.
 
-// see compares a look with those before it, and ends a silent holder's session. Until the
-// next look the session's heartbeat watches (watch.go).
-func (l *line) see(ctx context.Context, found *look) error {
+// endOrWatch compares a look with those before it, and ends a silent holder's session. Until
+// the next look the heartbeat watches (watch.go).
+func (l *line) endOrWatch(ctx context.Context, found *look) error {
 	if l.b.cfg.Claim.Gate != nil || l.b.shared() {
 		return nil
 	}
@@ -94,9 +94,9 @@ func (b *Bid) heldBy(pid uint32, found *look) (histories []*history) {
 // the server will, and the command is just as dead.
 func (l *line) endSilent(ctx context.Context, s seat, found *look) error {
 	histories := l.b.heldBy(s.pid, found)
-	var since []int
+	var asOf []int
 	for _, h := range histories {
-		since = append(since, h.looking())
+		asOf = append(asOf, h.looking())
 	}
 	n, err := l.b.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
@@ -112,7 +112,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	}
 	l.b.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.pid)
 	for i, h := range histories {
-		h.bury(since[i], s)
+		h.bury(asOf[i], s)
 	}
 	if l.b.usesLedger() {
 		l.b.noteSilence(ctx, s, found)

@@ -27,8 +27,8 @@ type Request struct{ viewer *session.Viewer }
 // instant, or somebody else asks too.
 const askAgain = 50 * time.Millisecond
 
-// Ask asks the holders of these locks to step down, and the waiters to leave them to the
-// host to, if that isn't empty. Holders look every fifth of their lease.
+// Ask asks the holders of these locks to step down. If to isn't empty, their release names
+// a waiter on that host, if there is one. Holders look every fifth of their lease.
 //
 // A transaction holds the request's locks, so that a pooler can't leave them to another
 // client.
@@ -42,7 +42,7 @@ func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to str
 	var tries, old []string
 	for _, id := range locks {
 		old = append(old, oldRequests(id, by, to)...)
-		tries = append(tries, Lock{ID: lockkey.StepDown(id)}.call("try_advisory_xact_lock"))
+		tries = append(tries, Lock{ID: lockkey.StepDown(id)}.sql("try_advisory_xact_lock"))
 	}
 	if _, err := viewer.Query(ctx, append(old, "BEGIN")...); err != nil {
 		r.Close()
@@ -82,7 +82,7 @@ func (h *Held) stepDownSQL() string {
 	var probes []string
 	for _, l := range h.Locks {
 		request := Lock{ID: lockkey.StepDown(l.ID), Shared: true}
-		probes = append(probes, fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", request.call("try_advisory_lock"), request.call("advisory_unlock")))
+		probes = append(probes, fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", request.sql("try_advisory_lock"), request.sql("advisory_unlock")))
 	}
 	return strings.Join(probes, " AND ")
 }

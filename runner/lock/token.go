@@ -29,13 +29,13 @@ const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_i
 // systemSQL is the cluster that the token belongs to.
 const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 
-// startedColumn is the column of a row that has the ledger's word. No other column can
-// have that text.
+// startedColumn is the index of the ledger's word in a row of drawSQL. Without a ledger
+// another column stands there, which never has that text.
 const startedColumn = 4
 
-// dormantColumn is the column, from the last, of a row that has the number of dormant
-// waiters.
-const dormantColumn = 4
+// dormantFromEnd is the index of the number of dormant waiters in such a row, counted from
+// its end.
+const dormantFromEnd = 4
 
 // ofOwnLocks goes behind the columns of a query. It looks the session's own locks up in
 // the function that the view pg_locks is made of. A backend in its first moments takes
@@ -54,7 +54,7 @@ func (l Lock) isListed(row []string) bool {
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
-// drawing is the query that draws the token and announces the start, for each of
+// drawSQL is the query that draws the token and announces the start, for each of
 // the locks that the session has. It does nothing if the session has none of them.
 //
 // A transaction number is used up for good once its WAL is on disk. That takes something
@@ -63,7 +63,7 @@ func (l Lock) isListed(row []string) bool {
 //
 // The session's name shows the token, too, for later looks. Further columns are evaluated
 // once for each lock.
-func (b *Bid) drawing(locks []Lock, columns ...string) string {
+func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
 	var sql strings.Builder
 	fmt.Fprintf(&sql, `SELECT %s,
 	%s,
@@ -77,7 +77,7 @@ func (b *Bid) drawing(locks []Lock, columns ...string) string {
 		fmt.Fprintf(&sql, ",\n\tpg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, ' %s'), false)", tokenMark, tokenSQL, strings.TrimPrefix(name, "pglead:"))
 	}
 	for _, l := range locks {
-		columns = append(columns, b.announcingStart(l))
+		columns = append(columns, b.startSQL(l))
 	}
 	for _, column := range columns {
 		sql.WriteString(",\n\t" + column)
@@ -99,9 +99,9 @@ func (b *Bid) shows() bool {
 	return !b.cfg.Claim.Polled && strings.HasPrefix(b.cfg.Session.ApplicationName, "pglead:")
 }
 
-// announcingStart is an SQL expression that announces the start, if anyone waits to hear
+// startSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
-func (b *Bid) announcingStart(l Lock) string {
+func (b *Bid) startSQL(l Lock) string {
 	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.startPayload(l, tokenSQL))
 	if b.cfg.Claim.Polled {
 		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), notify) // only in this lock's row
@@ -109,7 +109,7 @@ func (b *Bid) announcingStart(l Lock) string {
 	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", notify)
 }
 
-// drew notes what drawing returned.
+// drew notes what drawSQL returned.
 func (b *Bid) drew(rows session.Rows) error {
 	if err := b.areListed(rows); err != nil {
 		return err
@@ -118,7 +118,7 @@ func (b *Bid) drew(rows session.Rows) error {
 		return session.ErrNotPostgreSQL()
 	}
 	b.grant.recorded = len(rows[0]) > startedColumn && rows[0][startedColumn] == ledger.Started
-	if at := len(rows[0]) - dormantColumn; at >= 0 {
+	if at := len(rows[0]) - dormantFromEnd; at >= 0 {
 		b.grant.dormant, _ = strconv.Atoi(rows[0][at])
 	}
 	return b.keepToken(rows[0][0], rows[0][1])
@@ -154,7 +154,7 @@ func (b *Bid) draw(ctx context.Context) error {
 	if b.cfg.Session.UsesSecondSession() {
 		return b.drawBeside(ctx)
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawing(b.grant.locks)}, b.leaving()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawSQL(b.grant.locks)}, b.takeLeave()...)})
 	if err != nil {
 		return b.error(err)
 	}
@@ -204,7 +204,7 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 		for _, l := range b.grant.locks {
 			queries = append(queries, tell(channel(l.ID), b.cfg.startPayload(l, drawn[0])))
 		}
-		queries = append(queries, b.leaving()...)
+		queries = append(queries, b.takeLeave()...)
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT 1"+ofOwnLocks)})
 	if err != nil {

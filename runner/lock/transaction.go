@@ -15,9 +15,9 @@ import (
 // them, without the gate: through a pooler there is no line.
 func (c Claim) trySQLInTransaction() string {
 	if c.Gate != nil {
-		return tryEach(c.Locks, Lock.tryInTransaction)
+		return tryEach(c.Locks, Lock.xactTrySQL)
 	}
-	return tryAll(c.Locks, Lock.tryInTransaction)
+	return tryAll(c.Locks, Lock.xactTrySQL)
 }
 
 // fulfils says whether the result of a try is all that the claim asks for.
@@ -53,7 +53,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	}
 	if b.cfg.Claim.fulfils(n) {
 		b.s.SetHolding(true)
-		return b.noteGrant(n)
+		return b.noteResult(n)
 	}
 	b.noteOthers()
 	_, err = b.s.Query(ctx, "ROLLBACK")

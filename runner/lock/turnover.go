@@ -52,7 +52,7 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	}
 	queries = append(queries, t.exchange())
 	if len(t.Next) > 0 {
-		queries = append(queries, t.drawing(s))
+		queries = append(queries, t.drawSQL(s))
 	}
 	answers, err := s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
@@ -97,7 +97,7 @@ func (t Turnover) words() string {
 func (t Turnover) exchange() string {
 	freed := []string{"0"}
 	for _, h := range t.Ended {
-		freed = append(freed, h.unlocking())
+		freed = append(freed, h.unlockSQL())
 	}
 	columns := []string{strings.Join(freed, " + ")}
 	for _, b := range t.Next {
@@ -106,14 +106,14 @@ func (t Turnover) exchange() string {
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// drawing is the query that draws the token for all bids, as if they were one.
-func (t Turnover) drawing(s *session.Session) string {
+// drawSQL is the query that draws the token for all bids, as if they were one.
+func (t Turnover) drawSQL(s *session.Session) string {
 	joint := NewBid(s, t.Next[0].cfg, false)
 	joint.cfg.Claim.Locks = nil
 	for _, b := range t.Next {
 		joint.cfg.Claim.Locks = append(joint.cfg.Claim.Locks, b.cfg.Claim.Locks...)
 	}
-	return joint.drawing(joint.cfg.Claim.Locks)
+	return joint.drawSQL(joint.cfg.Claim.Locks)
 }
 
 func (t Turnover) claim() (all Claim) {
@@ -132,7 +132,7 @@ func (b *Bid) turned(number string, drawn session.Rows) error {
 	if err != nil {
 		return session.ErrNotPostgreSQL()
 	}
-	if _, err := b.noteGrant(n); err != nil || !b.complete() {
+	if _, err := b.noteResult(n); err != nil || !b.complete() {
 		return err
 	}
 	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !b.grant.locks[0].isListed(row) }))

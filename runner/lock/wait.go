@@ -15,7 +15,7 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool
 		return false, err
 	}
 	defer b.line.unwatch()
-	if err := b.cfg.Observer.look(ctx, b); err != nil {
+	if err := b.cfg.Observer.reportWait(ctx, b); err != nil {
 		return false, err
 	}
 	for {
@@ -87,7 +87,7 @@ func (l *line) act(ctx context.Context) (granted bool, err error) {
 	if err := l.look(ctx); err != nil {
 		return false, err
 	}
-	return false, l.b.cfg.Observer.look(ctx, l.b)
+	return false, l.b.cfg.Observer.reportWait(ctx, l.b)
 }
 
 // try tries once, or many times if the lock is about to be freed.
@@ -135,7 +135,7 @@ func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	one := len(b.cfg.Claim.Locks) == 1 && b.cfg.Claim.Gate == nil && !b.cfg.Session.Quorum
 	certain := one && (b.verdictOnAll(b.cfg.Claim.Locks).delay == 0 || b.startsWithToken(b.cfg.Claim.Locks))
 	if certain {
-		queries = append(queries, b.drawing(b.cfg.Claim.Locks, b.line.leavingColumns()...))
+		queries = append(queries, b.drawSQL(b.cfg.Claim.Locks, b.line.leaveColumns()...))
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
 	if err != nil {
@@ -152,7 +152,7 @@ func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if granted, err = b.noteGrant(n); err != nil {
+	if granted, err = b.noteResult(n); err != nil {
 		return false, err
 	}
 	if certain {

@@ -150,7 +150,7 @@ func (l *line) watchLock() {
 // probeSQL is an SQL expression that says whether the lock is free.
 func (l *line) probeSQL() string {
 	of := Lock{ID: l.of}
-	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", of.try(), of.call("advisory_unlock"))
+	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", of.trySQL(), of.sql("advisory_unlock"))
 }
 
 // startWatch makes a question the heartbeat, until there is an alarm.

@@ -126,7 +126,7 @@ func parseAge(seconds string) (time.Duration, error) {
 // be told from an old one.
 func sinceThen(seconds float64) time.Duration {
 	const oldEnough = 1e9
-	if !(seconds > 0) { // nor is it NaN
+	if !(seconds > 0) { // NaN, too
 		return 0
 	}
 	return time.Duration(min(seconds, oldEnough) * float64(time.Second))

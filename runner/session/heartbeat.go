@@ -130,7 +130,7 @@ func (s *Session) beat(timer timer) {
 func (s *Session) lastHeard() boottime.Instant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.heard
+	return s.provenAt
 }
 
 // ExpireIfDue says whether the deadline has passed, and ends the session if so.
@@ -145,7 +145,7 @@ func (s *Session) ExpireIfDue() bool {
 // silence is the cause of the loss when the deadline has passed.
 func (s *Session) silence() error {
 	s.mu.Lock()
-	second, heard := s.second.joined, s.heard
+	second, heard := s.second.joined, s.provenAt
 	s.mu.Unlock()
 	switch {
 	case second != nil && second.Deadline() < heard.Add(HolderShare(s.cfg.Lease)) && second.unanswered():
@@ -161,7 +161,7 @@ func (s *Session) silence() error {
 func (s *Session) unanswered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.askedSince > s.heard && s.clock.now().Sub(s.askedSince) > BeatEvery(s.cfg.Lease)
+	return s.askedSince > s.provenAt && s.clock.now().Sub(s.askedSince) > BeatEvery(s.cfg.Lease)
 }
 
 // broken is the cause of the loss when the connection broke. At the deadline the guard

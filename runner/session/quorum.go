@@ -186,17 +186,17 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 		return e
 	}
 	second.facts.identity = row[0]
-	settled := settledFor(row[1], strings.Fields(row[3]))
+	settled := followedFor(row[1], strings.Fields(row[3]))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.facts.promoted, s.facts.followed = row[2] == "t", s.clock.now().Add(-settled)
 	return nil
 }
 
-// settledFor is how long as many standbys as a commit asks for have followed this
+// followedFor is how long as many standbys as a commit asks for have followed this
 // server. The ages are those of their connections, in seconds, the oldest first. A role
 // that may not see them sees none.
-func settledFor(names string, ages []string) time.Duration {
+func followedFor(names string, ages []string) time.Duration {
 	list, err := ParseStandbys(names)
 	if err != nil || list.Least < 1 || list.Least > len(ages) {
 		return 0
@@ -227,7 +227,8 @@ func (s *Session) join(second *Session) {
 		select {
 		case <-second.Lost():
 			cause := errors.Unwrap(second.Err())
-			// An *Error is judge's, and says it all. ErrStopped is no fault of the standbys.
+			// An *Error comes from judgeCommit and explains itself. ErrStopped is not the
+			// standbys' fault.
 			if !errors.As(cause, new(*Error)) && !errors.Is(cause, ErrStopped) {
 				cause = fmt.Errorf("%w: %w", s.noQuorum(), cause)
 			}

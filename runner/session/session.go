@@ -112,13 +112,13 @@ type Session struct {
 	firstAnswer *string // to cfg.FirstQuestion, until it is taken
 	second      secondSession
 
-	mu           sync.Mutex       // for all below, and what says so elsewhere
+	mu           sync.Mutex       // guards all fields below, and those elsewhere whose comments name it
 	pid          uint32           // the pooler's, until SetBackendPID
 	comment      string           // before every query
 	holding      bool             // a transaction holds the lock, and has to stay open
 	parting      bool             // the goodbye has gone with a request
 	current      *exchange        // the request that the reader's messages answer
-	heard        boottime.Instant // when the last answered request was sent
+	provenAt     boottime.Instant // when the last answered request was sent
 	askedSince   boottime.Instant // when the first request after that one was sent, if it is later
 	lostErr      error
 	heartbeat    Heartbeat
@@ -197,7 +197,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 		stop:      make(chan struct{}),
 		lost:      make(chan struct{}),
 		renewed:   make(chan boottime.Instant, 1),
-		heard:     c.now(), // the login was sent before, but no command starts before another answer
+		provenAt:  c.now(), // the login was sent before, but no command starts before another answer
 		heartbeat: Heartbeat{BeatEvery(cfg.Lease), Request{SQL: []string{PlainBeat}}},
 		heed:      map[string]heedFunc{},
 	}
@@ -244,7 +244,7 @@ func (s *Session) Err() error {
 func (s *Session) Deadline() boottime.Instant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	deadline := s.heard.Add(HolderShare(s.cfg.Lease))
+	deadline := s.provenAt.Add(HolderShare(s.cfg.Lease))
 	if s.second.joined != nil {
 		deadline = min(deadline, s.second.joined.Deadline())
 	}
@@ -277,7 +277,7 @@ func (s *Session) fail(cause error) {
 	if s.lostErr != nil {
 		return
 	}
-	s.lostErr = &LostError{Cause: cause, Heard: s.clock.now().Sub(s.heard)}
+	s.lostErr = &LostError{Cause: cause, Heard: s.clock.now().Sub(s.provenAt)}
 	close(s.lost)
 }
 

@@ -30,8 +30,8 @@ type Request struct {
 	// own, just before a process ends, would put the server's backend to work for a
 	// millisecond, on the processor that this process wants for its end.
 	//
-	// Last has no effect with a quorum, which has another session to close. Nor has it
-	// with a pooler: that takes a goodbye that comes before the answer for a lost client,
+	// Last has no effect with a quorum, where a second session has to be closed, nor with a
+	// pooler: if the goodbye arrives before the answer, a pooler takes the client for lost
 	// and closes its connection to the server.
 	Last bool
 
@@ -139,7 +139,7 @@ func (s *Session) transmit(r Request) (*exchange, error) {
 	defer s.writing.Unlock()
 	s.mu.Lock()
 	s.current, s.parting = ex, s.parting || r.Last
-	if s.askedSince <= s.heard {
+	if s.askedSince <= s.provenAt {
 		s.askedSince = ex.sent
 	}
 	comment := s.comment
@@ -316,7 +316,7 @@ func (s *Session) answered(ex *exchange) {
 	s.mu.Lock()
 	s.current = nil
 	if alive {
-		s.heard = ex.sent
+		s.provenAt = ex.sent
 	}
 	onAnswer := s.onAnswer
 	s.mu.Unlock()
