@@ -182,9 +182,12 @@ func (g *guardProcess) watch() (again bool) {
 	if brief && g.req.KeepGuard && unix.WaitStatus(g.report.Status).Exited() {
 		g.report.Ready = 1
 	}
-	err := writeMessage(g.control, msgDone, g.report.encode())
+	err := writeMessage(blocking{g.fd}, msgDone, g.report.encode())
 	removeCgroup(g.cgroup)
 	g.linger()
+	if err == unix.EAGAIN { // pglead is stopped, and its socket full
+		err = writeMessage(g.control, msgDone, g.report.encode())
+	}
 	return err == nil && g.report.Ready != 0
 }
 
@@ -249,13 +252,9 @@ func (g *guardProcess) readRenewals() {
 	}
 }
 
-// tell says what pglead can do without. If pglead is stopped and its socket full,
-// the guard has to go on, to notice that the deadline has passed.
+// tell says what pglead can do without. If pglead is stopped and its socket full, the
+// message is dropped: the guard has to go on, to notice that the deadline has passed. A
+// deadline of Go's would not do, which may have passed on a busy machine before the write.
 func (g *guardProcess) tell(k kind, body []byte) {
-	const most = 10 * time.Millisecond
-	if file, ok := g.control.(*os.File); ok {
-		_ = file.SetWriteDeadline(time.Now().Add(most))
-		defer func() { _ = file.SetWriteDeadline(time.Time{}) }()
-	}
-	_ = writeMessage(g.control, k, body)
+	_ = writeMessage(blocking{g.fd}, k, body) // since listen it doesn't block
 }
