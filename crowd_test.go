@@ -52,11 +52,11 @@ func TestSoak(t *testing.T) {
 	if ran.Load() == 0 {
 		t.Error("nobody ever got the lock")
 	}
-	if theBench.holders("soak") != 0 {
+	if testbed.holders("soak") != 0 {
 		t.Error("the lock is not free at the end")
 	}
 	if !eventually(func() bool {
-		left, err := theBench.server.Query("postgres", "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%soak@%'")
+		left, err := testbed.server.Query("postgres", "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%soak@%'")
 		return err == nil && left[0] == "0"
 	}) {
 		t.Error("connections are left behind")
@@ -71,7 +71,7 @@ func TestHerd(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv("HERD")); err == nil {
 		processes, connections, clients = n, 20, 3000
 	}
-	dsn, stop, err := theBench.server.Pooler(localpg.Superuser, map[string]string{
+	dsn, stop, err := testbed.server.Pooler(localpg.Superuser, map[string]string{
 		"pool_mode": "transaction", "default_pool_size": strconv.Itoa(connections),
 		"max_client_conn": strconv.Itoa(clients), "query_wait_timeout": "5",
 	})
@@ -123,7 +123,7 @@ func TestHerd(t *testing.T) {
 		}
 		last = token
 	}
-	if theBench.locks("true") != 0 {
+	if testbed.locks("true") != 0 {
 		t.Error("the lock is not free at the end")
 	}
 }
@@ -168,11 +168,11 @@ func TestCrowd(t *testing.T) {
 			t.Fatal(err)
 		}
 		waiters = append(waiters, cmd)
-		if !eventually(func() bool { return bench{server: server}.locks(tickets) == i+1 }) {
+		if !eventually(func() bool { return stage{server: server}.locks(tickets) == i+1 }) {
 			t.Fatalf("never %d who wait", i+1)
 		}
 	}
-	if n := (bench{server: server}).locks("NOT granted"); n != 0 {
+	if n := (stage{server: server}).locks("NOT granted"); n != 0 {
 		t.Errorf("%d block in the server", n)
 	}
 	out, err := command(t, "ls", "--dsn", dsn, "-o", "json").Output()
@@ -194,7 +194,7 @@ func TestCrowd(t *testing.T) {
 	if turns := strings.Count(said.String(), "my turn"); turns != crowd {
 		t.Errorf("%d had their turn", turns)
 	}
-	if left := (bench{server: server}).locks("true"); left != 0 {
+	if left := (stage{server: server}).locks("true"); left != 0 {
 		t.Errorf("%d locks are left", left)
 	}
 }

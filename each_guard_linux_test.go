@@ -69,7 +69,7 @@ func allDead(pids []int) func() bool {
 // it started, and only then does the lock come free.
 func TestEachKilled(t *testing.T) {
 	each, backend, tree, _ := secondItem(t)
-	held := func() int { return theBench.locks(fmt.Sprintf("granted AND pid = %d", backend)) }
+	held := func() int { return testbed.locks(fmt.Sprintf("granted AND pid = %d", backend)) }
 	if held() == 0 {
 		t.Fatal("the item's lock is not held")
 	}
@@ -89,7 +89,7 @@ func TestEachKilled(t *testing.T) {
 // that it started, and ends the list.
 func TestEachLost(t *testing.T) {
 	each, backend, tree, said := secondItem(t)
-	if _, err := theBench.server.Query("postgres", fmt.Sprintf("SELECT pg_terminate_backend(%d)", backend)); err != nil {
+	if _, err := testbed.server.Query("postgres", fmt.Sprintf("SELECT pg_terminate_backend(%d)", backend)); err != nil {
 		t.Fatal(err)
 	}
 	_ = each.Wait()
@@ -135,14 +135,14 @@ func TestEachAhead(t *testing.T) {
 		t.Fatal("the long item is never worked on")
 	}
 	began := time.Now()
-	if !eventually(func() bool { return theBench.holders(key+"/after") == 0 }) {
+	if !eventually(func() bool { return testbed.holders(key+"/after") == 0 }) {
 		t.Error("the item after it stays held")
 	}
 	t.Logf("the item after it was free %v later", time.Since(began))
 	if status, stderr := outcome(t, "run", "--key", key+"/after", "--", "true"); status != 0 {
 		t.Errorf("a run of the item after it: status %d: %s", status, stderr)
 	}
-	if exists(filepath.Join(each.Dir, "after")) || theBench.holders(key+"/long") != 1 {
+	if exists(filepath.Join(each.Dir, "after")) || testbed.holders(key+"/long") != 1 {
 		t.Error("the long item is not at work any more")
 	}
 	if err := os.WriteFile(filepath.Join(each.Dir, "go"), nil, 0o600); err != nil {

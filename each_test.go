@@ -72,7 +72,7 @@ func TestEachShares(t *testing.T) {
 func TestEachFreesAll(t *testing.T) {
 	const key, items = "frees/{}", 120
 	words := map[string]bool{}
-	cfg, err := pgconn.ParseConfig(theBench.server.DSN("postgres"))
+	cfg, err := pgconn.ParseConfig(testbed.server.DSN("postgres"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -94,7 +94,7 @@ func TestEvents(t *testing.T) {
 	}
 	terminate := func(t *testing.T, backend string) {
 		t.Helper()
-		if _, err := theBench.server.Query("postgres", "SELECT pg_terminate_backend("+backend+")"); err != nil {
+		if _, err := testbed.server.Query("postgres", "SELECT pg_terminate_backend("+backend+")"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -116,7 +116,7 @@ func TestEvents(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			if !eventually(func() bool { return theBench.waiters("ev2") == i+1 }) {
+			if !eventually(func() bool { return testbed.waiters("ev2") == i+1 }) {
 				t.Fatal("it doesn't wait")
 			}
 		}
@@ -133,7 +133,7 @@ func TestEvents(t *testing.T) {
 		if err := waiter.Start(); err != nil {
 			t.Fatal(err)
 		}
-		if !eventually(func() bool { return theBench.waiters("ev3") == 1 }) {
+		if !eventually(func() bool { return testbed.waiters("ev3") == 1 }) {
 			t.Fatal("it doesn't wait")
 		}
 		terminate(t, backend)
@@ -141,7 +141,7 @@ func TestEvents(t *testing.T) {
 			t.Error(err)
 		}
 		// One that is no pglead says nothing of its end.
-		foreign, err := pgconn.Connect(t.Context(), theBench.server.DSN("postgres"))
+		foreign, err := pgconn.Connect(t.Context(), testbed.server.DSN("postgres"))
 		if err == nil {
 			_, err = foreign.Exec(t.Context(), fmt.Sprintf("SELECT pg_advisory_lock(%s)", lockOf("ev6"))).ReadAll()
 		}
@@ -152,7 +152,7 @@ func TestEvents(t *testing.T) {
 		if err := waiter.Start(); err != nil {
 			t.Fatal(err)
 		}
-		if !eventually(func() bool { return theBench.waiters("ev6") == 1 }) {
+		if !eventually(func() bool { return testbed.waiters("ev6") == 1 }) {
 			t.Fatal("it doesn't wait")
 		}
 		_ = foreign.Close(t.Context())
@@ -172,7 +172,7 @@ func TestEvents(t *testing.T) {
 		_ = leader.Wait()
 	})
 	t.Run("delay", func(t *testing.T) {
-		stranger, err := pgconn.Connect(t.Context(), theBench.server.DSN("postgres"))
+		stranger, err := pgconn.Connect(t.Context(), testbed.server.DSN("postgres"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -183,7 +183,7 @@ func TestEvents(t *testing.T) {
 		if err := waiter.Start(); err != nil {
 			t.Fatal(err)
 		}
-		if !eventually(func() bool { return theBench.waiters("ev6") == 1 }) {
+		if !eventually(func() bool { return testbed.waiters("ev6") == 1 }) {
 			t.Fatal("it doesn't wait")
 		}
 		_ = stranger.Close(t.Context())

@@ -39,7 +39,7 @@ func TestGoodbye(t *testing.T) {
 	run(3, "--", "sh", "-c", "exit 3")
 	run(0, "--transaction", "--", "true") // has two sessions
 	run(0, "--on-released", "true", "--", "true")
-	nested := filepath.Join(theBench.dir, "pglead") + " run --dsn '" + dsn + "' --key goodbye"
+	nested := filepath.Join(testbed.dir, "pglead") + " run --dsn '" + dsn + "' --key goodbye"
 	run(75, "--", "sh", "-c", nested+" -- true")
 	run(75, "--", "sh", "-c", nested+" -q -- true")
 	run(75, "--", "sh", "-c", nested+" -w 0.1 -- true")
@@ -74,7 +74,7 @@ func TestGoodbyeToPooler(t *testing.T) {
 		return append([]string{verb, "--transaction", "--dsn", dsn, "--key", "goodbye", "--lock-delay", "0"}, more...)
 	}
 	nested := func(more string) string {
-		return filepath.Join(theBench.dir, "pglead") + " run --transaction --dsn '" + dsn + "' --key goodbye " + more
+		return filepath.Join(testbed.dir, "pglead") + " run --transaction --dsn '" + dsn + "' --key goodbye " + more
 	}
 	items := filepath.Join(t.TempDir(), "items")
 	if err := os.WriteFile(items, []byte("a\nb\nc\nd\ne\n"), 0o600); err != nil {

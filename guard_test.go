@@ -51,7 +51,7 @@ func dead(pid int) bool {
 // numbers that are none for arguments, it ends where it would begin.
 func TestGuardStartsEarly(t *testing.T) {
 	initialised := func(args ...string) string {
-		cmd := &exec.Cmd{Path: filepath.Join(theBench.dir, "pglead"), Args: args, Env: []string{"GODEBUG=inittrace=1"}}
+		cmd := &exec.Cmd{Path: filepath.Join(testbed.dir, "pglead"), Args: args, Env: []string{"GODEBUG=inittrace=1"}}
 		out, _ := cmd.CombinedOutput()
 		return string(out)
 	}
@@ -98,7 +98,7 @@ func TestStoppedGuardHoldsNothingUp(t *testing.T) {
 				time.Sleep(200 * time.Microsecond) // else most of them come to one
 			}
 			terminated := time.Now()
-			if _, err := theBench.server.Query("postgres", fmt.Sprintf("SELECT pg_terminate_backend(%d)", backend)); err != nil {
+			if _, err := testbed.server.Query("postgres", fmt.Sprintf("SELECT pg_terminate_backend(%d)", backend)); err != nil {
 				t.Fatal(err)
 			}
 			if !eventually(func() bool { return dead(job) }) {
@@ -159,7 +159,7 @@ func TestStoppedGuardStartsNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = waiter.Process.Kill() })
-			if !eventually(func() bool { return theBench.waiters(name) == 1 }) {
+			if !eventually(func() bool { return testbed.waiters(name) == 1 }) {
 				t.Fatal("it doesn't wait")
 			}
 			guard := guardOf(t, waiter.Process.Pid)
@@ -173,7 +173,7 @@ func TestStoppedGuardStartsNothing(t *testing.T) {
 				close(ended)
 			}()
 			if tt.interrupt {
-				if !eventually(func() bool { return theBench.holders(name) == 1 && theBench.waiters(name) == 0 }) {
+				if !eventually(func() bool { return testbed.holders(name) == 1 && testbed.waiters(name) == 0 }) {
 					t.Fatal("it is not granted the lock")
 				}
 				_ = waiter.Process.Signal(syscall.SIGTERM)
@@ -190,7 +190,7 @@ func TestStoppedGuardStartsNothing(t *testing.T) {
 			if !dead(guard) {
 				t.Error("the guard is left")
 			}
-			if n := theBench.holders(name); n != 0 {
+			if n := testbed.holders(name); n != 0 {
 				t.Error("the lock is not free")
 			}
 			if _, err := os.Stat(filepath.Join(waiter.Dir, "never")); !errors.Is(err, os.ErrNotExist) {
@@ -238,7 +238,7 @@ func TestStoppedPgleadLosesTheLock(t *testing.T) {
 		dsn    string
 		silent bool // the waiter knows it by the holder's silence
 	}{
-		"a socket": {theBench.server, theBench.server.DSN("postgres"), false},
+		"a socket": {testbed.server, testbed.server.DSN("postgres"), false},
 		"TLS":      {encrypted, "host=127.0.0.1 sslmode=require user=pglead dbname=postgres port=" + port, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -254,7 +254,7 @@ func TestStoppedPgleadLosesTheLock(t *testing.T) {
 			if err := waiter.Start(); err != nil {
 				t.Fatal(err)
 			}
-			if !eventually(func() bool { return bench{server: at.server}.waiters("stopped") == 1 }) {
+			if !eventually(func() bool { return stage{server: at.server}.waiters("stopped") == 1 }) {
 				t.Fatal("nobody waits")
 			}
 			_ = holder.Process.Signal(syscall.SIGSTOP)

@@ -25,8 +25,8 @@ import (
 // pglead to the instant at which the server has freed the lock.
 func BenchmarkHandover(b *testing.B) {
 	run := func(out io.Writer, in io.Reader, args ...string) *exec.Cmd {
-		cmd := exec.Command(filepath.Join(theBench.dir, "pglead"), append([]string{"run", "--key", "handover", "--wait", "1m", "--"}, args...)...)
-		cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stdin = theBench.environ(b.TempDir()), b.TempDir(), out, in
+		cmd := exec.Command(filepath.Join(testbed.dir, "pglead"), append([]string{"run", "--key", "handover", "--wait", "1m", "--"}, args...)...)
+		cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stdin = testbed.environ(b.TempDir()), b.TempDir(), out, in
 		if err := cmd.Start(); err != nil {
 			b.Fatal(err)
 		}
@@ -65,9 +65,9 @@ func BenchmarkHandover(b *testing.B) {
 			}
 			holder := run(&ended, in, stamp, "end")
 			_ = in.Close()
-			until("held", func() bool { return theBench.holders("handover") == 1 })
+			until("held", func() bool { return testbed.holders("handover") == 1 })
 			waiter := run(&started, nil, stamp)
-			until("waited for", func() bool { return theBench.waiters("handover") == 1 })
+			until("waited for", func() bool { return testbed.waiters("handover") == 1 })
 			time.Sleep(100 * time.Millisecond) // a standby has been one for longer than its own start takes
 			_ = proceed.Close()
 			if err := errors.Join(holder.Wait(), waiter.Wait()); err != nil {
@@ -80,7 +80,7 @@ func BenchmarkHandover(b *testing.B) {
 	b.Run("killed", func(b *testing.B) {
 		// A plain session waits for the lock: its grant is the lock's release.
 		var times []time.Duration
-		conn, err := pgconn.Connect(b.Context(), theBench.server.DSN("postgres"))
+		conn, err := pgconn.Connect(b.Context(), testbed.server.DSN("postgres"))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -88,13 +88,13 @@ func BenchmarkHandover(b *testing.B) {
 		id := lockkey.SipHash24("handover")
 		for b.Loop() {
 			holder := run(nil, nil, "sleep", "1000")
-			until("held", func() bool { return theBench.holders("handover") == 1 })
+			until("held", func() bool { return testbed.holders("handover") == 1 })
 			granted := make(chan time.Time, 1)
 			go func() {
 				_, _ = conn.Exec(context.Background(), fmt.Sprintf("SELECT pg_advisory_lock(%s)", id)).ReadAll()
 				granted <- time.Now()
 			}()
-			until("waited for", func() bool { return theBench.locks("NOT granted") == 1 })
+			until("waited for", func() bool { return testbed.locks("NOT granted") == 1 })
 			killed := time.Now()
 			_ = holder.Process.Kill()
 			times = append(times, (<-granted).Sub(killed))

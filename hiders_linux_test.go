@@ -117,7 +117,7 @@ func TestHiders(t *testing.T) {
 						t.Errorf("status %d, want %d", code, tt.status)
 					}
 					says(t, said.String(), strings.ReplaceAll(tt.says, "KEY", regexp.QuoteMeta(key)))
-					if !eventually(func() bool { return theBench.holders(key) == 0 }) {
+					if !eventually(func() bool { return testbed.holders(key) == 0 }) {
 						t.Fatal("the lock is never free")
 					}
 					size := func() int64 {

@@ -32,7 +32,7 @@ func TestJavaHolds(t *testing.T) {
 	server := throwaway(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 
 	const key = "invoice_gen/SUB-1234"
-	b := bench{dir: theBench.dir, server: server}
+	b := stage{dir: testbed.dir, server: server}
 	pglead := func(command ...string) *exec.Cmd {
 		home := t.TempDir()
 		// The server is young and others may reach it: without a delay of 0 the

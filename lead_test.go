@@ -35,7 +35,7 @@ func TestLead(t *testing.T) {
 	stands := func() {
 		t.Helper()
 		if !eventually(func() bool {
-			return bench{server: server}.waiters("lead") == 1
+			return stage{server: server}.waiters("lead") == 1
 		}) {
 			t.Fatal("nobody stands by")
 		}

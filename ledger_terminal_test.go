@@ -7,7 +7,7 @@ import (
 
 // TestLedgerTerminal: what those who sit in front of a terminal are told, and asked.
 func TestLedgerTerminal(t *testing.T) {
-	if _, err := theBench.server.Query("postgres", "CREATE DATABASE ledger_terminal"); err != nil {
+	if _, err := testbed.server.Query("postgres", "CREATE DATABASE ledger_terminal"); err != nil {
 		t.Fatal(err)
 	}
 	term := newTerminal(t)

@@ -180,7 +180,7 @@ func (u *upgraded) before(t *testing.T) {
 		u.old[key] = u.noted(t, key)
 	}
 	u.waiter = launch(t, "run", "--dsn", u.dsn(), "--key", "open", "--wait", "5m", "--lock-delay", "1s", "--log-format", "json", "-v", "--", "sh", "-c", u.alone("open")+"true")
-	if !eventually(func() bool { return bench{server: u.Server}.waiters("open") == 1 }) {
+	if !eventually(func() bool { return stage{server: u.Server}.waiters("open") == 1 }) {
 		t.Fatalf("nobody waits: %s", u.waiter.said)
 	}
 	for _, c := range u.frozen {

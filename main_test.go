@@ -75,7 +75,7 @@ func runTests(m *testing.M) int {
 		return 1
 	}
 	time.Sleep(10*time.Second - time.Since(began)) // the default lock-delay: on a younger server first tries wait
-	theBench = bench{dir: dir, server: server}
+	testbed = stage{dir: dir, server: server}
 	return m.Run()
 }
 
@@ -92,14 +92,14 @@ func build(file string) error {
 	return nil
 }
 
-// bench is what all tests of the product share: the built binary and a server.
-type bench struct {
+// stage is what all tests of the product share: the built binary and a server.
+type stage struct {
 	dir    string // with the binary; everybody may enter it
 	server *localpg.Server
 }
 
-// theBench is set up by TestMain, for the sake of its time.
-var theBench bench
+// testbed is set up by TestMain, for the sake of its time.
+var testbed stage
 
 // racesNothing leaves a test out of a short run, which is for the race detector: what
 // pglead does in it is raced by other tests, and its own subject is another.
@@ -118,7 +118,7 @@ func watched() bool {
 
 // environ is what a test's pglead runs with: a database by PG* variables, and
 // nothing of the machine's own.
-func (b bench) environ(home string) []string {
+func (b stage) environ(home string) []string {
 	return []string{
 		"PATH=" + b.dir + string(os.PathListSeparator) + os.Getenv("PATH"),
 		"HOME=" + home, "TMPDIR=" + home, "LC_ALL=C.UTF-8", "TERM=xterm",
@@ -139,19 +139,19 @@ func lockOf(key string) lockkey.ID {
 }
 
 // holders counts the sessions that hold a key.
-func (b bench) holders(key string) int {
+func (b stage) holders(key string) int {
 	id := lockOf(key)
 	return b.locks(fmt.Sprintf("classid = %d AND objid = %d AND granted", id.ClassID(), id.ObjID()))
 }
 
 // waiters counts those that wait for it: each has a ticket.
-func (b bench) waiters(key string) int {
+func (b stage) waiters(key string) int {
 	return b.locks(fmt.Sprintf("classid = %d AND objsubid = 1 AND objid <> 4294967295", lockkey.Ticket(lockOf(key))))
 }
 
 // settled counts those of them that know by now who has it: their requests are a
 // ticket, a look, and LISTEN with another look.
-func (b bench) settled(key string) int {
+func (b stage) settled(key string) int {
 	values, err := b.server.Query("postgres", fmt.Sprintf(`SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
 		WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 4294967295
 			AND state = 'idle' AND substring(query FROM 'beat=''([0-9]+)''')::int >= 3`, lockkey.Ticket(lockOf(key))))
@@ -162,7 +162,7 @@ func (b bench) settled(key string) int {
 	return n
 }
 
-func (b bench) locks(where string) int {
+func (b stage) locks(where string) int {
 	values, err := b.server.Query("postgres", "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND "+where)
 	if err != nil {
 		return -1
@@ -198,8 +198,8 @@ func lines(t *testing.T, file string) []string {
 func command(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	home := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(theBench.dir, "pglead"), args...)
-	cmd.Env, cmd.Dir = theBench.environ(home), home
+	cmd := exec.CommandContext(t.Context(), filepath.Join(testbed.dir, "pglead"), args...)
+	cmd.Env, cmd.Dir = testbed.environ(home), home
 	return cmd
 }
 
@@ -352,7 +352,7 @@ func connected(t *testing.T, server *localpg.Server, sql string) *pgconn.PgConn 
 // nothing where there is no such program.
 func pooled(t *testing.T, mode string, connections int) (dsn string) {
 	t.Helper()
-	dsn, stop, err := theBench.server.Pooler(localpg.Superuser, map[string]string{
+	dsn, stop, err := testbed.server.Pooler(localpg.Superuser, map[string]string{
 		"pool_mode": mode, "default_pool_size": strconv.Itoa(connections), "max_client_conn": "3000",
 	})
 	if errors.Is(err, localpg.ErrNoPooler) && os.Getenv("CI") == "" {

@@ -72,7 +72,7 @@ func TestServerRestart(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !eventually(func() bool {
-				return bench{server: server}.waiters("k") == 1
+				return stage{server: server}.waiters("k") == 1
 			}) {
 				t.Fatal("the waiter never waits")
 			}

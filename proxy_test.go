@@ -51,7 +51,7 @@ func newProxy(t *testing.T, idle time.Duration) *proxy {
 }
 
 func (p *proxy) pass(client net.Conn) {
-	server, err := net.Dial("unix", filepath.Join(theBench.server.Socket, ".s.PGSQL.5432"))
+	server, err := net.Dial("unix", filepath.Join(testbed.server.Socket, ".s.PGSQL.5432"))
 	if err != nil {
 		_ = client.Close()
 		return
@@ -98,7 +98,7 @@ func TestIdleProxy(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.cut.Store(true)
-			if !eventually(func() bool { return theBench.holders(key) == 0 }) {
+			if !eventually(func() bool { return testbed.holders(key) == 0 }) {
 				t.Fatal("the lock stays held")
 			}
 			if alive := !errors.Is(unix.Kill(pid, 0), unix.ESRCH); alive != tt.alive {

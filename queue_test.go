@@ -55,12 +55,12 @@ func TestOldestWaiterIsServed(t *testing.T) {
 	var waiters []*exec.Cmd
 	for i := range 10 {
 		waiters = append(waiters, start(fmt.Sprintf("waiter%d", i), "2m"))
-		if !eventually(func() bool { return theBench.waiters("queue") == i+1 }) {
+		if !eventually(func() bool { return testbed.waiters("queue") == i+1 }) {
 			t.Fatal("a waiter doesn't stand in line")
 		}
 	}
 	stop := newcomers(func() *exec.Cmd { return start("newcomer", "1s") })
-	if !eventually(func() bool { return theBench.waiters("queue") > 10 }) {
+	if !eventually(func() bool { return testbed.waiters("queue") > 10 }) {
 		t.Fatal("no newcomer")
 	}
 	if err := os.WriteFile(end, nil, 0o600); err != nil {
@@ -117,7 +117,7 @@ func TestOldestWaiterGetsTheSlot(t *testing.T) {
 	var holders []*exec.Cmd
 	for i := range 2 {
 		holders = append(holders, begin("holder", "0", fmt.Sprintf("until test -e %s/end%d; do sleep 0.01; done", dir, i)))
-		if !eventually(func() bool { return theBench.holders(fmt.Sprintf("line@%d", i+1)) == 1 }) {
+		if !eventually(func() bool { return testbed.holders(fmt.Sprintf("line@%d", i+1)) == 1 }) {
 			t.Fatal("a holder never starts")
 		}
 	}
@@ -126,12 +126,12 @@ func TestOldestWaiterGetsTheSlot(t *testing.T) {
 	for i := range waiting {
 		waiters = append(waiters, begin(fmt.Sprintf("waiter%d", i), "2m", fmt.Sprintf("echo $0"+work, order)))
 		// The first has the gate, the others stand before it.
-		if !eventually(func() bool { return theBench.waiters("line@0") == i+1 }) {
+		if !eventually(func() bool { return testbed.waiters("line@0") == i+1 }) {
 			t.Fatal("a waiter doesn't stand in line")
 		}
 	}
 	stop := newcomers(func() *exec.Cmd { return begin("newcomer", "1s", fmt.Sprintf("echo $0"+work, order)) })
-	if !eventually(func() bool { return theBench.waiters("line@0") > waiting }) {
+	if !eventually(func() bool { return testbed.waiters("line@0") > waiting }) {
 		t.Fatal("no newcomer")
 	}
 	finish := func(holder int) {
@@ -173,7 +173,7 @@ func TestStepDownTo(t *testing.T) {
 			t.Fatal(err)
 		}
 		waiters = append(waiters, cmd)
-		if !eventually(func() bool { return theBench.waiters("to") == i+1 }) {
+		if !eventually(func() bool { return testbed.waiters("to") == i+1 }) {
 			t.Fatalf("%s does not wait", host)
 		}
 	}

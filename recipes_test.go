@@ -27,7 +27,7 @@ func TestRecipes(t *testing.T) {
 	shell := func(t *testing.T, script string) string {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", script)
-		cmd.Env, cmd.Dir = append(theBench.environ(home), "PGLEAD_DSN="+theBench.server.DSN("postgres"), "PGLEAD_MIN_HOLD=0"), home
+		cmd.Env, cmd.Dir = append(testbed.environ(home), "PGLEAD_DSN="+testbed.server.DSN("postgres"), "PGLEAD_MIN_HOLD=0"), home
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Errorf("%s: %v: %s", script, err, out)

@@ -37,7 +37,7 @@ func newScreen(t *testing.T, columns int) screen {
 		_ = os.RemoveAll(dir)
 	})
 	s.tmux(append([]string{"-f", "/dev/null", "new-session", "-d", "-x", strconv.Itoa(columns), "-y", "20", "env", "-i", "PS1=" + prompt},
-		append(theBench.environ(t.TempDir()), "bash", "--norc")...)...)
+		append(testbed.environ(t.TempDir()), "bash", "--norc")...)...)
 	s.shows(prompt)
 	return s
 }
@@ -95,7 +95,7 @@ func TestScreen(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	stranger, err := pgconn.Connect(t.Context(), theBench.server.DSN("postgres"))
+	stranger, err := pgconn.Connect(t.Context(), testbed.server.DSN("postgres"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestScreen(t *testing.T) {
 	}
 	s.types("clear; pglead run -d host=" + dir + "/db --key screen --wait forever --lease 6s -- sh -c 'echo it ru''ns'")
 	s.shows(`\Apglead: screen: the database is away: [^\n]*\n(.*\n){1,3}pglead: screen: waiting for [1-9]\d*s: connect to [^\n]*\n+\z`)
-	if err := os.Symlink(theBench.server.Socket, filepath.Join(dir, "db")); err != nil {
+	if err := os.Symlink(testbed.server.Socket, filepath.Join(dir, "db")); err != nil {
 		t.Fatal(err)
 	}
 	s.shows(`\npglead: screen: the database is back after \d+s\npglead: screen: waiting for \d+s; held by a program that is not pglead [^\n]*\n+\z`)

@@ -17,7 +17,7 @@ import (
 
 func TestScripts(t *testing.T) {
 	pooler, statementPooler := pooled(t, "transaction", 3), pooled(t, "statement", 3)
-	ledgerSQL := filepath.Join(theBench.dir, "ledger.sql")
+	ledgerSQL := filepath.Join(testbed.dir, "ledger.sql")
 	if err := os.WriteFile(ledgerSQL, []byte(ledger.SQL(ledger.Keep)), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -27,8 +27,8 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames:  true,
 		UpdateScripts:       os.Getenv("UPDATE_SCRIPTS") != "",
 		Setup: func(env *testscript.Env) error {
-			env.Vars = append(env.Vars, theBench.environ(env.WorkDir)...)
-			env.Vars = append(env.Vars, "DSN="+theBench.server.DSN("postgres"), "SERVER="+theBench.server.Socket,
+			env.Vars = append(env.Vars, testbed.environ(env.WorkDir)...)
+			env.Vars = append(env.Vars, "DSN="+testbed.server.DSN("postgres"), "SERVER="+testbed.server.Socket,
 				"POOLER="+pooler, "STATEMENT_POOLER="+statementPooler, "LEDGER_SQL="+ledgerSQL)
 			return nil
 		},
@@ -71,7 +71,7 @@ func sql(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: sql QUERY")
 	}
-	values, err := theBench.server.Query("postgres", args[0])
+	values, err := testbed.server.Query("postgres", args[0])
 	ts.Check(err)
 	for _, v := range values {
 		fmt.Fprintln(ts.Stdout(), v)
@@ -94,13 +94,13 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 			return err == nil
 		}
 	case "held":
-		condition = func() bool { return theBench.holders(what) > 0 }
+		condition = func() bool { return testbed.holders(what) > 0 }
 	case "free":
-		condition = func() bool { return theBench.holders(what) == 0 }
+		condition = func() bool { return testbed.holders(what) == 0 }
 	case "waiting":
-		condition = func() bool { return theBench.settled(what) > 0 }
+		condition = func() bool { return testbed.settled(what) > 0 }
 	case "unwaited":
-		condition = func() bool { return theBench.waiters(what) == 0 }
+		condition = func() bool { return testbed.waiters(what) == 0 }
 	case "gone":
 		condition = func() bool { return exec.Command("pgrep", "-f", what).Run() != nil }
 	default:

@@ -38,7 +38,7 @@ func TestInterruptFromElsewhere(t *testing.T) {
 func TestNoSecondCore(t *testing.T) {
 	cmd := exec.Command("bash", "-c", `ulimit -c unlimited 2>/dev/null; exec pglead run --key core -- sh -c 'kill -SEGV $$'`)
 	home := t.TempDir()
-	cmd.Env, cmd.Dir = theBench.environ(home), home
+	cmd.Env, cmd.Dir = testbed.environ(home), home
 	err := cmd.Run()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) {

@@ -23,7 +23,7 @@ func TestCron(t *testing.T) {
 	}
 	dsn, dir := openServer(t), openDir(t)
 	tab := fmt.Sprintf("PGLEAD_DSN=%s\nPGLEAD_KEY=cron\n* * * * * %s/pglead run -- sh -c 'id -un; env' >%s/out 2>%s/err; echo $? >%s/status\n",
-		dsn, theBench.dir, dir, dir, dir)
+		dsn, testbed.dir, dir, dir, dir)
 	if err := os.WriteFile(filepath.Join(dir, "tab"), []byte(tab), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +63,7 @@ func TestOrdinaryUser(t *testing.T) {
 	requireRoot(t, "to become another user")
 	dir := openDir(t)
 	cmd := exec.Command("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
-		filepath.Join(theBench.dir, "pglead"), "run", "--dsn", "embedded", "--key", "k", "--", "id", "-un")
+		filepath.Join(testbed.dir, "pglead"), "run", "--dsn", "embedded", "--key", "k", "--", "id", "-un")
 	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "TMPDIR=" + dir}, dir
 	var said bytes.Buffer
 	cmd.Stderr = &said
@@ -86,7 +86,7 @@ func TestSurroundings(t *testing.T) {
 	}
 	dsn := openServer(t)
 	asNobody := []string{"setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups", "--"}
-	pglead := []string{filepath.Join(theBench.dir, "pglead"), "run", "--"}
+	pglead := []string{filepath.Join(testbed.dir, "pglead"), "run", "--"}
 	for name, tt := range map[string]struct {
 		around []string
 		job    string
@@ -162,7 +162,7 @@ func TestCancelledStep(t *testing.T) {
 			step := exec.Command("bash", "--noprofile", "--norc", "-euo", "pipefail", "-c", `
 				pglead run --key "$0" -- sh -c 'setsid sh -c "exec -a $0 sleep 1000" & echo deploying; touch started; sleep 1000; touch done' "$0" | tee log
 				touch next`, cookie)
-			step.Env, step.Dir = append(theBench.environ(dir), "JENKINS_NODE_COOKIE="+cookie), dir
+			step.Env, step.Dir = append(testbed.environ(dir), "JENKINS_NODE_COOKIE="+cookie), dir
 			step.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 			if err := step.Start(); err != nil {
 				t.Fatal(err)
@@ -207,11 +207,11 @@ func TestFirstProcess(t *testing.T) {
 	dir := openDir(t)
 	started := filepath.Join(dir, "started")
 	cmd := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "--kill-child",
-		filepath.Join(theBench.dir, "pglead"), "run", "--key", "first", "--", "sh", "-c", `
+		filepath.Join(testbed.dir, "pglead"), "run", "--key", "first", "--", "sh", "-c", `
 			test "$(ps -o pid= -C pglead)" -eq 1 || exit 99
 			(setsid sh -c 'sleep 0.1 & exit' &)
 			touch "$0"; exec sleep 1000`, started)
-	cmd.Env, cmd.Dir = theBench.environ(dir), dir
+	cmd.Env, cmd.Dir = testbed.environ(dir), dir
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	if err := cmd.Start(); err != nil {
@@ -251,8 +251,8 @@ func TestFirstProcess(t *testing.T) {
 func TestForeignProc(t *testing.T) {
 	requireRoot(t, "a process namespace")
 	dir := openDir(t)
-	cmd := exec.Command("unshare", "--pid", "--fork", "--kill-child", filepath.Join(theBench.dir, "pglead"), "run", "--key", "proc", "--", "touch", "never")
-	cmd.Env, cmd.Dir = theBench.environ(dir), dir
+	cmd := exec.Command("unshare", "--pid", "--fork", "--kill-child", filepath.Join(testbed.dir, "pglead"), "run", "--key", "proc", "--", "touch", "never")
+	cmd.Env, cmd.Dir = testbed.environ(dir), dir
 	out, _ := cmd.CombinedOutput()
 	if code := cmd.ProcessState.ExitCode(); code != 78 || !strings.Contains(string(out), "/proc is another PID namespace's") {
 		t.Errorf("exit status %d: %s", code, out)

@@ -28,7 +28,7 @@ func newTerminal(t *testing.T) *terminal {
 	t.Helper()
 	shell := exec.CommandContext(t.Context(), "bash", "--norc", "--noediting", "-i")
 	home := t.TempDir()
-	shell.Env, shell.Dir = append(theBench.environ(home), "PS1="+prompt), home
+	shell.Env, shell.Dir = append(testbed.environ(home), "PS1="+prompt), home
 	file, err := pty.StartWithSize(shell, &pty.Winsize{Rows: 24, Cols: 80})
 	if err != nil {
 		t.Fatal(err)

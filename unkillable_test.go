@@ -39,7 +39,7 @@ func TestUnkillable(t *testing.T) {
 	dsn, dir := openServer(t), openDir(t)
 	suid := becomesRoot(t, dir)
 	cmd := exec.Command("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
-		filepath.Join(theBench.dir, "pglead"), "run", "--dsn", dsn, "--key", "suid", "--kill-after", "100ms", "--lock-delay", "0", "--", "sh", "-c",
+		filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "suid", "--kill-after", "100ms", "--lock-delay", "0", "--", "sh", "-c",
 		suid+` --reuid 0 --regid 0 --clear-groups sh -c 'touch `+dir+`/started; exec sleep 3' & trap "" TERM; while :; do sleep 0.05; done`)
 	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
 	var said bytes.Buffer
@@ -71,7 +71,7 @@ func TestUnkillableAfterLoss(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var said lockedBuffer
 			cmd := exec.Command("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
-				filepath.Join(theBench.dir, "pglead"), "run", "--dsn", dsn, "--key", "suid", "--kill-after", "100ms", "--lock-delay", "0", "--", "sh", "-c",
+				filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "suid", "--kill-after", "100ms", "--lock-delay", "0", "--", "sh", "-c",
 				suid+` --reuid 0 --regid 0 --clear-groups sh -c 'echo '$PGLEAD_BACKEND_PID' $$; exec sleep 1000 >&-' & trap "" TERM; while :; do sleep 0.05; done`)
 			cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
 			cmd.Stderr = &said

@@ -372,7 +372,7 @@ func TestHostileAnnouncement(t *testing.T) {
 	began := make(chan time.Time, 1)
 	go func() {
 		if !eventually(func() bool {
-			return bench{server: s.server}.waiters("announced") == 1
+			return stage{server: s.server}.waiters("announced") == 1
 		}) {
 			t.Error("nobody stands in line")
 		}

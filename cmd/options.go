@@ -286,7 +286,6 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 		Session: session.Config{
 			Database:        db.config,
 			Lease:           o.lease.value,
-			LostGrace:       o.lostGrace.value,
 			ConnectTimeout:  o.connectTimeout.value,
 			ApplicationName: applicationName(strings.Join(o.keys, ", ")),
 			Transaction:     o.transaction,
@@ -295,6 +294,7 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 		},
 		Description:      o.description(args[0]),
 		Wait:             o.wait.value,
+		LostGrace:        o.lostGrace.value,
 		LockDelay:        o.lockDelay.value,
 		Path:             path,
 		Command:          args,

@@ -16,8 +16,8 @@ type Config struct {
 	Keys  []string // of Claim, as the command is told them
 	Claim lock.Claim
 
-	Session session.Config // LostGrace included
-	Wait    time.Duration  // for the lock: 0 tries once, Forever has no end
+	Session session.Config
+	Wait    time.Duration // for the lock: 0 tries once, Forever has no end
 
 	// Description is what the session says of itself, to which a grant adds.
 	Description inspect.Description
@@ -25,6 +25,9 @@ type Config struct {
 	// Splay is the most that Run waits, at random, before the first try. Without
 	// it the fastest node would do all the work.
 	Splay time.Duration
+
+	// LostGrace is what the command gets between SIGTERM and SIGKILL when the lock is lost.
+	LostGrace time.Duration
 
 	// LockDelay is how long a former holder may live on without knowing that it
 	// has lost the lock. Run waits that long, with the lock held, unless the former

@@ -47,7 +47,7 @@ func (p *process) locking() lock.Config {
 	remember.Keys = p.cfg.Keys
 	return lock.Config{
 		Claim: p.cfg.Claim, Session: p.cfg.Session, Description: p.cfg.Description, Wait: p.cfg.Wait,
-		LockDelay: p.cfg.LockDelay, Explain: p.cfg.Explain, Reached: p.reached, Observer: p.cfg.Watch.Observer, Log: p.cfg.Log,
+		LostGrace: p.cfg.LostGrace, LockDelay: p.cfg.LockDelay, Explain: p.cfg.Explain, Reached: p.reached, Observer: p.cfg.Watch.Observer, Log: p.cfg.Log,
 		Ledger: remember, WasHolder: p.lost,
 	}
 }

@@ -156,7 +156,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	c, err := r.guard.StartCommand(ctx, child.Config{
 		Path: r.cfg.Path, Args: r.command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
-		LostGrace: r.cfg.Session.LostGrace, LeaseGrace: leaseGrace(r.cfg.Session.Lease),
+		LostGrace: r.cfg.LostGrace, LeaseGrace: leaseGrace(r.cfg.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
 		Release:       release, ReleaseEndsSession: endsSession, Linger: r.guardLinger(), KeepGuard: r.keepGuard,
 	})

@@ -17,11 +17,15 @@ import (
 // Config says what is to be held, and how it is waited for.
 type Config struct {
 	Claim   Claim
-	Session session.Config // LostGrace included
-	Wait    time.Duration  // 0 tries once, Forever has no end
+	Session session.Config
+	Wait    time.Duration // 0 tries once, Forever has no end
 
 	// Description is what sessions say of themselves, to which a grant adds.
 	Description inspect.Description
+
+	// LostGrace is what the command gets between SIGTERM and SIGKILL when the lock is lost.
+	// Holders announce it.
+	LostGrace time.Duration
 
 	// LockDelay is how long a former holder's command may live on after the loss of its
 	// lock. Without evidence that the command is dead, a grant is held for that long

@@ -144,7 +144,7 @@ func (h *Held) endPayload(first word, more ...string) string {
 // payload puts an announcement together. In a backend's first moments, concat costs
 // half of what the operator || does.
 func (cfg *Config) payload(first word, token string, fields []string, more ...string) string {
-	own := fmt.Sprintf(" %d %d", cfg.Session.Lease.Milliseconds(), cfg.Session.LostGrace.Milliseconds())
+	own := fmt.Sprintf(" %d %d", cfg.Session.Lease.Milliseconds(), cfg.LostGrace.Milliseconds())
 	own = strings.Join(append([]string{own}, fields...), " ")
 	return fmt.Sprintf("pg_catalog.concat(%s)", strings.Join(append([]string{"'" + string(first) + " '", token, "'" + own + "'"}, more...), ", "))
 }

@@ -29,7 +29,7 @@ func (cfg *Config) ledgerRun() ledger.Run {
 	d := cfg.Description
 	return ledger.Run{
 		Host: d.Host, User: d.User, Command: d.Command, PID: d.PID,
-		Lease: cfg.Session.Lease, Grace: cfg.Session.LostGrace, Tick: cfg.Ledger.Tick,
+		Lease: cfg.Session.Lease, Grace: cfg.LostGrace, Tick: cfg.Ledger.Tick,
 	}
 }
 

@@ -30,10 +30,6 @@ type Config struct {
 	// HolderShare.
 	Lease time.Duration
 
-	// LostGrace is what the command gets between SIGTERM and SIGKILL when the
-	// lock is lost. Holders announce it.
-	LostGrace time.Duration
-
 	// ConnectTimeout bounds each attempt, login and checks included.
 	ConnectTimeout time.Duration
 
