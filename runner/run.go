@@ -133,7 +133,11 @@ func (r *run) runCommand(ctx context.Context) (outcome Outcome, toRelease bool, 
 	if err == nil && !outcome.Asked.Has(BySignal) {
 		s.holdOut()
 	}
-	return outcome, r.held.Err() == nil && !errors.As(err, new(*LockLostError)), err
+	toRelease = r.held.Err() == nil && !errors.As(err, new(*LockLostError))
+	if err == nil && !toRelease {
+		r.endLate()
+	}
+	return outcome, toRelease, err
 }
 
 // introduceAfter is how long a command has to run before its session says what it
@@ -223,7 +227,7 @@ func (r *run) release(outcome Outcome) {
 func (r *run) released(outcome Outcome, err error) {
 	if err != nil {
 		r.log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
-		r.held.EndLate(context.Background())
+		r.endLate()
 		return
 	}
 	event, message := "released", "lock released"
@@ -232,6 +236,14 @@ func (r *run) released(outcome Outcome, err error) {
 	}
 	r.log.Log(context.Background(), LevelNotice, message, "event", event)
 	r.hook("released", r.cfg.Hooks.Released, nil)
+}
+
+// endLate notes the end of a command whose session was lost after it, unless a signal asks
+// this process to end.
+func (r *run) endLate() {
+	ctx, listener := interruptible(r.signals)
+	defer listener.handOver()
+	r.held.EndLate(ctx)
 }
 
 // announceDeath tells the waiters for the lost lock that the command is dead, unless a

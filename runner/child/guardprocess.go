@@ -2,6 +2,7 @@ package child
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -185,7 +186,7 @@ func (g *guardProcess) watch() (again bool) {
 	err := writeMessage(blocking{g.fd}, msgDone, g.report.encode())
 	removeCgroup(g.cgroup)
 	g.linger()
-	if err == unix.EAGAIN { // pglead is stopped, and its socket full
+	if errors.Is(err, unix.EAGAIN) { // pglead is stopped, and its socket full
 		err = writeMessage(g.control, msgDone, g.report.encode())
 	}
 	return err == nil && g.report.Ready != 0

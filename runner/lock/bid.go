@@ -239,7 +239,8 @@ func (b *Bid) barred() []Lock {
 	return refused
 }
 
-// GiveBack frees locks under which no command was started.
+// GiveBack frees locks under which no command was started. It announces a clean end of a
+// token that was drawn only if no earlier command can be alive: those who hear it start.
 func (b *Bid) GiveBack(ctx context.Context) error {
 	if len(b.grant.locks) == 0 {
 		return nil
@@ -252,7 +253,7 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 	}
 	h := Held{Locks: b.grant.locks, cfg: b.cfg}
 	var words []string
-	if b.grant.drawn() { // the start was announced
+	if b.grant.drawn() && b.grant.delay == 0 { // the start was announced
 		h.Tenure = b.grant.tenure
 		words, _ = h.releasing()
 	}

@@ -25,14 +25,27 @@ func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	for _, h := range lost {
 		h.end = ledger.End{Outcome: ledger.Lost}
 	}
-	cfg := lost[0].cfg
-	unheard := cfg.LockDelay == 0 || cfg.Session.Transaction || lost[0].Locks[0].Shared
-	afterLoss(ctx, !unheard, lost...)
+	afterLoss(ctx, !lost[0].isUnheard(), lost...)
 }
 
-// EndLate notes the end of a command in the ledger when the session was lost after that
-// end, so that its success counts. It does not tell the waiters.
-func (h *Held) EndLate(ctx context.Context) { afterLoss(ctx, false, h) }
+// EndLate is for a command whose session was lost after its end. It notes that end in the
+// ledger, so that a success counts, and tells the waiters. Without a ledger it takes no
+// longer than lateMost: this process has nothing else to do.
+func (h *Held) EndLate(ctx context.Context) {
+	if !h.recorded {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, lateMost)
+		defer cancel()
+	}
+	afterLoss(ctx, !h.isUnheard() && !h.cfg.Claim.Polled, h)
+}
+
+const lateMost = 2 * time.Second
+
+// isUnheard says whether nobody goes by a word of the command's death.
+func (h *Held) isUnheard() bool {
+	return h.cfg.LockDelay == 0 || h.cfg.Session.Transaction || h.Locks[0].Shared
+}
 
 // afterLoss notes the ends in the ledger, if the runs are recorded there, and may tell
 // the waiters, on a new session.

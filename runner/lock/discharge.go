@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -12,12 +13,16 @@ type endNotice struct {
 	Announcement
 	noted   int
 	at      boottime.Instant
+	role    uint32 // of the session that said it; 0 until that is known
 	counted bool
 }
 
 // judge lets the words that count discharge tenures.
 func (h *history) judge() {
 	for i, w := range h.ends {
+		if w.Word == wordDead && h.isOwn(h.seen[w.PID]) {
+			h.forgetHearsay(w)
+		}
 		if w.counted || !h.counts(w) {
 			continue
 		}
@@ -28,15 +33,28 @@ func (h *history) judge() {
 			continue
 		}
 		h.heardAt = time.Now()
-		if !h.spoken || w.Token > h.latest { // else the word was said again, or is late
+		switch { // else the word was said again, or is late
+		case !h.spoken || w.Token > h.latest:
 			h.spoken, h.latest, h.ownOnly = true, w.Token, w.OwnOnly
+		case w.Token == h.latest && !w.OwnOnly: // before, it was seen in the session's name
+			h.ownOnly = false
 		}
 	}
 }
 
+// forgetHearsay forgets a start that only its own session has said, which was gone before
+// it was asked for its role. A session of the waiter's role says that its command is dead.
+func (h *history) forgetHearsay(w endNotice) {
+	h.starts = slices.DeleteFunc(h.starts, func(s start) bool { return s.token == w.Token && s.noted < w.noted && h.isHearsay(s) })
+}
+
 // counts says whether a word may discharge anything. A word that another session's command
-// is dead has to name a tenure that is known by more than hearsay.
+// is dead has to name a tenure that is known by more than hearsay. A session of another role
+// has the number of one that is gone.
 func (h *history) counts(w endNotice) bool {
+	if w.role != 0 && w.role != h.seen[w.PID].role {
+		return false
+	}
 	if w.Word == wordDead && !slices.ContainsFunc(h.starts, func(s start) bool { return s.token == w.Token && !h.isHearsay(s) }) {
 		return false
 	}
@@ -49,7 +67,7 @@ func (h *history) trusts(pid uint32) bool {
 	speaker, known := h.seen[pid]
 	return known && (speaker.held || h.isOwn(speaker) || slices.ContainsFunc(h.starts, func(s start) bool {
 		holder := h.seen[s.pid]
-		return holder.held && holder.role == speaker.role
+		return holder.held && holder.role != 0 && holder.role == speaker.role
 	}))
 }
 
@@ -68,7 +86,7 @@ func (h *history) discharges(w endNotice, s start) bool {
 	switch {
 	case s.pid == w.PID:
 	case h.isOwn(speaker):
-	case known && holder.role == speaker.role:
+	case known && holder.role != 0 && holder.role == speaker.role:
 	case s.pid == 0 && speaker.held:
 	default: // of another role
 		return false
@@ -109,22 +127,30 @@ func (h *history) unverified() (pids []uint32) {
 }
 
 // verified notes the role of a session that has spoken, or that the session is gone. The
-// clean of one that is gone cancels its own start, and does nothing else: if it was a
-// stranger's, there was no start to wait for.
+// clean of one that is gone, or of a role that doesn't count, cancels its own start, and
+// does nothing else: if it was a stranger's, there was no start to wait for.
 func (h *history) verified(pid, role uint32, found bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if !found {
+	if found {
+		h.seen[pid] = sighting{role: role}
+		for i, w := range h.ends {
+			if w.PID == pid {
+				h.ends[i].role = cmp.Or(w.role, role)
+			}
+		}
+		h.judge()
+	}
+	if !h.trusts(pid) {
 		for _, w := range h.ends {
-			if w.PID == pid && w.Word == wordClean && !h.trusts(pid) {
+			if w.PID == pid && w.Word == wordClean {
 				h.takeBack(w)
 			}
 		}
-		h.ends = slices.DeleteFunc(h.ends, func(w endNotice) bool { return w.PID == pid })
-		return
 	}
-	h.seen[pid] = sighting{role: role}
-	h.judge()
+	if !found {
+		h.ends = slices.DeleteFunc(h.ends, func(w endNotice) bool { return w.PID == pid })
+	}
 }
 
 // takeBack forgets the start that a session said, since it has said the end of it, too.

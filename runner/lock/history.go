@@ -128,7 +128,7 @@ func (h *history) note(a Announcement) {
 	if len(h.ends) == mostWords {
 		h.ends = slices.Delete(h.ends, 0, 1)
 	}
-	h.ends = append(h.ends, endNotice{Announcement: a, noted: h.seq, at: boottime.Now()})
+	h.ends = append(h.ends, endNotice{Announcement: a, noted: h.seq, at: boottime.Now(), role: h.seen[a.PID].role})
 }
 
 // bounded is how long a command may outlive its lock, by its holder's announcement, but
@@ -169,7 +169,10 @@ func (h *history) begin(s start) {
 		}
 	}
 	if len(h.starts) >= mostStarts {
-		s = start{pid: crowd, token: math.MaxInt64, delay: max(s.delay, h.starts[0].delay), need: math.MaxInt64}
+		for _, known := range h.starts {
+			s.delay = max(s.delay, known.delay)
+		}
+		s = start{pid: crowd, token: math.MaxInt64, delay: s.delay, need: math.MaxInt64}
 		h.starts = slices.DeleteFunc(h.starts[1:], func(known start) bool { return known.pid == crowd })
 	}
 	h.starts = append(h.starts, s)
@@ -213,6 +216,8 @@ func (h *history) looking() (asOf int) {
 // A word may have overtaken the look, or the look may have come between a holder's word
 // and its unlock, when that session may be gone from all but the list of locks. The tenure
 // that the word ended doesn't begin again. That of a later one is noted by its own start.
+// If the holder shows the token that it has ended, however late its unlock is, it has had
+// the lock ever since, and is who refused the tries.
 func (h *history) saw(l *look, id lockkey.ID, asOf int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -224,7 +229,7 @@ func (h *history) saw(l *look, id lockkey.ID, asOf int) {
 		}
 	}
 	for _, w := range l.line {
-		h.seen[w.pid] = sighting{role: w.role, held: h.seen[w.pid].held}
+		h.seen[w.pid] = sighting{role: cmp.Or(w.role, h.seen[w.pid].role), held: h.seen[w.pid].held}
 	}
 	buried := h.buried
 	h.buried = seat{}
@@ -236,9 +241,17 @@ func (h *history) saw(l *look, id lockkey.ID, asOf int) {
 			h.buried = buried
 			continue
 		}
-		h.seen[s.pid] = sighting{role: s.role, held: true}
+		h.seen[s.pid] = sighting{role: cmp.Or(s.role, h.seen[s.pid].role), held: true} // it may be going just now
 		isOver := func(w endNotice) bool {
 			return w.PID == s.pid && s.token <= w.Token && (w.noted > asOf || l.sent.Sub(w.at) < freeAfterClean)
+		}
+		lateUnlock := func(w endNotice) bool {
+			return w.Word == wordClean && w.PID == s.pid && w.counted && s.token != 0 && s.token == w.Token
+		}
+		if i := slices.IndexFunc(h.ends, lateUnlock); i >= 0 {
+			said := h.ends[i].noted
+			h.starts = slices.DeleteFunc(h.starts, func(known start) bool { return known.pid == 0 && known.noted > said })
+			continue
 		}
 		if h.shared && s.shared || slices.ContainsFunc(h.ends, isOver) {
 			continue
@@ -300,6 +313,10 @@ func (h *history) verdict() verdict {
 	v := verdict{delay: h.lockDelay, coversEarlier: true}
 	for _, s := range h.starts {
 		v.delay = max(v.delay, s.delay)
+		// Its session may have become known only after it said its settings (bounded).
+		if s.pid != 0 && s.pid != crowd && h.trusts(s.pid) {
+			v.delay = max(v.delay, min(s.need, h.lease))
+		}
 	}
 	return v
 }

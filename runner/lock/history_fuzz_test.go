@@ -65,6 +65,9 @@ func fuzzStep(h *history, step []byte, asOf int, withStrangers bool) {
 		for _, pid := range h.unverified() {
 			h.verified(pid, fuzzRole(pid), what&1 != 0)
 		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.judge() // also if only a stranger's word had to be asked for
 	case 7:
 		h.noteRefusal(time.Now().Add(freeAfterClean))
 	}

@@ -109,6 +109,13 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 	for {
 		b.noteEvidence(&w)
 		err := b.draw(ctx)
+		if err == nil && b.grant.recorded && len(w.proof.Heard) > 0 {
+			// The many tries were one request with this start, and meanwhile another
+			// start was heard. The ledger has to say whether it knows of that one.
+			w.proof.Closes[0] = max(w.proof.Closes[0], b.grant.tenure.Token)
+			b.grant.undraw()
+			continue
+		}
 		if err == nil && b.grant.recorded {
 			b.noteCoverage(&w)
 			return nil

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -153,4 +154,51 @@ func TestLedgerBurst(t *testing.T) {
 	inLine(t, server, id(7), 1)
 	release(t, ended(held, ledger.OK))
 	release(t, waiter.held(t))
+}
+
+// TestLedgerBurstOvertaken: somebody without the ledger has the lock for a moment while a
+// waiter's many tries, and its start in the ledger, are one request. What that one has begun
+// the ledger does not know, and the waiter waits for its end.
+func TestLedgerBurstOvertaken(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	const most = 10 // tries to come before the waiter
+	for n := range most {
+		held := acquire(t, cfg)
+		waiter := contend(t, cfg)
+		inLine(t, server, id(7), 1)
+		token := held.Token + 1
+		newcomer := plain(t, dsn)
+		began := make(chan error, 1)
+		go func() {
+			_, err := localpg.Ask(t.Context(), newcomer, fmt.Sprintf(`DO $$ BEGIN
+	LOOP EXIT WHEN pg_try_advisory_lock(7); END LOOP;
+	PERFORM pg_notify('pglead.1.7', 'started %d %d 0');
+END $$`, token, lease.Milliseconds()))
+			if err == nil {
+				_, err = localpg.Ask(t.Context(), newcomer, "SELECT pg_advisory_unlock(7)")
+			}
+			began <- err
+		}()
+		eventually(t, "the newcomer tries", func() bool {
+			return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_stat_activity WHERE pid = %d AND state = 'active'", newcomer.PID()))[0] == "1"
+		})
+		release(t, ended(held, ledger.OK))
+		eventually(t, "the waiter is delayed, or done", func() bool { return !waiter.waits() || delayed(waiter) })
+		if waiter.waits() {
+			run(t, newcomer, fmt.Sprintf("SELECT pg_notify('pglead.1.7', 'clean %d %d 0')", token, lease.Milliseconds()))
+			release(t, waiter.held(t))
+			return
+		}
+		if got := query(t, server, fmt.Sprintf("SELECT query FROM pg_stat_activity WHERE pid = %d", newcomer.PID()))[0]; !strings.HasPrefix(got, "DO ") {
+			t.Fatal("the newcomer had the lock before the waiter, which was not delayed")
+		}
+		release(t, waiter.held(t))
+		if err := <-began; err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("the waiter was faster, %d of %d", n+1, most)
+	}
+	t.Error("nobody came between, or it did not count")
 }

@@ -54,6 +54,7 @@ type line struct {
 	tryAt    time.Time
 	burst    bool   // the next try is of many
 	watched  watch  // what the heartbeat sees of the holder (watch.go)
+	unnamed  uint32 // a holder that showed no token
 	prepared string // the name of what it asks
 	room     room
 	warm     bool

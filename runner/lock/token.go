@@ -73,8 +73,8 @@ func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		fmt.Fprintf(&sql, ",\n\t(SELECT %s)", b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text"))
 	}
-	if name := b.cfg.Session.ApplicationName; b.shows() {
-		fmt.Fprintf(&sql, ",\n\tpg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, ' %s'), false)", tokenMark, tokenSQL, strings.TrimPrefix(name, "pglead:"))
+	if b.shows() {
+		sql.WriteString(",\n\t" + b.showTokenSQL(tokenSQL))
 	}
 	for _, l := range locks {
 		columns = append(columns, b.startSQL(l))
@@ -91,6 +91,12 @@ func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
 		sql.WriteString(" AND " + inspect.Among(idsOf(locks)))
 	}
 	return sql.String()
+}
+
+// showTokenSQL is an SQL expression that puts a token, which is another, into the session's
+// name.
+func (b *Bid) showTokenSQL(token string) string {
+	return fmt.Sprintf("pg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, ' %s'), false)", tokenMark, token, strings.TrimPrefix(b.cfg.Session.ApplicationName, "pglead:"))
 }
 
 // shows says whether the session's name shows the token. A session that several use
@@ -203,6 +209,9 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 	if b.cfg.Session.Quorum && !b.cfg.Session.Transaction {
 		for _, l := range b.grant.locks {
 			queries = append(queries, tell(channel(l.ID), b.cfg.startPayload(l, drawn[0])))
+		}
+		if b.shows() {
+			queries = append(queries, "SELECT "+b.showTokenSQL(drawn[0]))
 		}
 		queries = append(queries, b.takeLeave()...)
 	}

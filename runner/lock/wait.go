@@ -108,6 +108,9 @@ func (l *line) try(ctx context.Context) (granted bool, err error) {
 		return granted, err
 	}
 	if burst {
+		if err := b.verify(ctx); err != nil { // one who had the lock meanwhile may have said so
+			return false, err
+		}
 		b.noteRefusal()
 	}
 	if b.puzzled || burst {

@@ -85,8 +85,15 @@ func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) err
 		return calm, min(every, left)
 	})
 	l.b.s.BeatAt(min(boottime.Now().Add(next(s.age)), w.over()))
+	if s.token == 0 && s.pid != l.unnamed { // else it is of `each`, say, and never shows one
+		l.unnamed, l.lookAt = s.pid, time.Now().Add(namedAfter)
+	}
 	return nil
 }
+
+// namedAfter is how soon a holder that shows no token is looked at again. It may be about to
+// draw one, and the word of its death names that.
+const namedAfter = 20 * time.Millisecond
 
 // over is the boot time at which the holder will have been silent for long enough.
 func (w *watch) over() boottime.Instant {
