@@ -187,6 +187,9 @@ END $$`, token, lease.Milliseconds()))
 		release(t, ended(held, ledger.OK))
 		eventually(t, "the waiter is delayed, or done", func() bool { return !waiter.waits() || delayed(waiter) })
 		if waiter.waits() {
+			if err := <-began; err != nil {
+				t.Fatal(err)
+			}
 			run(t, newcomer, fmt.Sprintf("SELECT pg_notify('pglead.1.7', 'clean %d %d 0')", token, lease.Milliseconds()))
 			release(t, waiter.held(t))
 			return
