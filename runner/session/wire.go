@@ -292,7 +292,10 @@ func (s *Session) ready(ex *exchange, txStatus byte) {
 	s.mu.Unlock()
 	switch {
 	case ex == nil:
-		s.fail(errors.New("the server answered a question that nobody asked"))
+		// The guard asks on this socket, too, once the lease of a stopped pglead is over.
+		if !s.ExpireIfDue() {
+			s.fail(errors.New("the server answered a question that nobody asked"))
+		}
 	case holding && txStatus != 'T': // an error ends a transaction and frees its locks, and the server goes on to answer
 		s.fail(transactionOver{ex.refusal()})
 	case ex.left > 1:
