@@ -109,16 +109,16 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 	for {
 		b.noteEvidence(&w)
 		err := b.draw(ctx)
-		if err == nil && b.grant.recorded && len(w.proof.Heard) > 0 {
+		if err == nil && b.grant.recorded {
+			if len(w.proof.Heard) == 0 {
+				b.noteCoverage(&w)
+				return nil
+			}
 			// The many tries were one request with this start, and meanwhile another
 			// start was heard. The ledger has to say whether it knows of that one.
 			w.proof.Closes[0] = max(w.proof.Closes[0], b.grant.tenure.Token)
 			b.grant.undraw()
 			continue
-		}
-		if err == nil && b.grant.recorded {
-			b.noteCoverage(&w)
-			return nil
 		}
 		var answer ledger.Answer
 		if err == nil {

@@ -201,7 +201,13 @@ func shownToken(name string) (token int64, ended bool) {
 // waiter that begins to listen after the announcement of that, and looks before the
 // unlock, sees it there.
 func (h *Held) showEndSQL() string {
-	return fmt.Sprintf("SELECT pg_catalog.set_config('application_name', '%s%d%s %s', false)", tokenMark, h.Token, endedMark, strings.TrimPrefix(h.cfg.Session.ApplicationName, "pglead:"))
+	return "SELECT " + h.cfg.showSQL(strconv.FormatInt(h.Token, 10), endedMark)
+}
+
+// showSQL is an SQL expression that puts a token, with a mark behind it, into the session's
+// name. The token is an SQL expression, too.
+func (cfg *Config) showSQL(token, mark string) string {
+	return fmt.Sprintf("pg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, '%s %s'), false)", tokenMark, token, mark, strings.TrimPrefix(cfg.Session.ApplicationName, "pglead:"))
 }
 
 // holderOf is the one session that holds a lock exclusively.

@@ -74,7 +74,7 @@ func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
 		fmt.Fprintf(&sql, ",\n\t(SELECT %s)", b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text"))
 	}
 	if b.shows() {
-		sql.WriteString(",\n\t" + b.showTokenSQL(tokenSQL))
+		sql.WriteString(",\n\t" + b.cfg.showSQL(tokenSQL, ""))
 	}
 	for _, l := range locks {
 		columns = append(columns, b.startSQL(l))
@@ -91,12 +91,6 @@ func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
 		sql.WriteString(" AND " + inspect.Among(idsOf(locks)))
 	}
 	return sql.String()
-}
-
-// showTokenSQL is an SQL expression that puts a token, which is another, into the session's
-// name.
-func (b *Bid) showTokenSQL(token string) string {
-	return fmt.Sprintf("pg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, ' %s'), false)", tokenMark, token, strings.TrimPrefix(b.cfg.Session.ApplicationName, "pglead:"))
 }
 
 // shows says whether the session's name shows the token. A session that several use
@@ -211,7 +205,7 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 			queries = append(queries, tell(channel(l.ID), b.cfg.startPayload(l, drawn[0])))
 		}
 		if b.shows() {
-			queries = append(queries, "SELECT "+b.showTokenSQL(drawn[0]))
+			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))
 		}
 		queries = append(queries, b.takeLeave()...)
 	}
