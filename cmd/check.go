@@ -43,8 +43,7 @@ if it is late or one has failed. A success makes the failures before it good.`,
 	}
 	cmd.Flags().Var(&within, "within", "the last success may have ended so long ago (required)")
 	f.outputFlag(cmd, f.output.usage())
-	f.serverFlags(cmd)
-	f.keyFlags(cmd)
+	f.lockFlags(cmd)
 	return cmd
 }
 

@@ -17,7 +17,7 @@ func TestCompletionWaitsNoLonger(t *testing.T) {
 	defer silent.Close()
 	_, port, _ := net.SplitHostPort(silent.Addr().String())
 	var out bytes.Buffer
-	root := newRootCmd(newUI(io.Discard), &out)
+	root := newRootCmd("", newUI(io.Discard), &out)
 	addCompletions(root)
 	root.SetArgs([]string{"__complete", "who", "--dsn", "host=127.0.0.1 sslmode=disable port=" + port, ""})
 	began := time.Now()

@@ -63,7 +63,8 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 			return d, err
 		}
 		d.private = true
-		u.announce(fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir), "embedded")
+		// An error, since it has to be said every time, even with -q.
+		u.log.Error(fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir), "event", "embedded")
 		dsn = server.DSN
 	}
 	var err error

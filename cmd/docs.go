@@ -16,7 +16,7 @@ import (
 // manual pages and completions. No command calls it, so that the linker leaves
 // it out.
 func Docs(version, date string) (map[string]string, error) {
-	root := newRootCmd(newUI(nil), nil)
+	root := newRootCmd("", newUI(nil), nil)
 	root.InitDefaultCompletionCmd()
 	files := map[string]string{"man/pglead.1": manPage(root, version, date)}
 	for _, cmd := range root.Commands() {

@@ -17,7 +17,7 @@ func TestManPages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	root := newRootCmd(newUI(nil), nil)
+	root := newRootCmd("", newUI(nil), nil)
 	root.InitDefaultCompletionCmd()
 	for _, cmd := range append(subcommands(root), root) {
 		t.Run(cmd.Name(), func(t *testing.T) {
@@ -65,7 +65,7 @@ func TestManPages(t *testing.T) {
 
 func TestExitMeanings(t *testing.T) {
 	commands := []string{}
-	for _, cmd := range subcommands(newRootCmd(newUI(nil), nil)) {
+	for _, cmd := range subcommands(newRootCmd("", newUI(nil), nil)) {
 		commands = append(commands, cmd.Name())
 	}
 	var got []int

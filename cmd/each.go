@@ -59,9 +59,7 @@ over before all items came free.`,
 	f.commandFlags(flags)
 	f.noteFlag(flags)
 	f.onceFlag(flags)
-	f.ledgerFlag(flags)
-	f.databaseFlags(flags)
-	f.outputFlags(flags)
+	f.commonFlags(flags)
 	flags.Lookup("wait").Usage = "how long to come back to items that are held elsewhere, or forever; 0 skips them"
 	flags.Lookup("conflict-exit-code").Usage = "exit status `N` when --wait was over before all items came free"
 	return cmd
@@ -84,7 +82,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = list.Close() }()
+	defer list.Close() // which does nothing without a file
 	items, err := list.check(func(item string) error {
 		_, err := scheme.ID(fill(f.keys[0], item))
 		return err

@@ -108,7 +108,7 @@ func exit(u *ui, err error) int {
 		return refused.code
 	}
 	code, hint := status(err)
-	u.fail(u.inVain(err.Error()), hint, code)
+	u.say(slog.LevelError, u.inVain(err.Error()), hint, "event", "failed", "code", code)
 	return code
 }
 

@@ -26,13 +26,9 @@ func envName(flag string) string {
 
 // readFlags is what every command begins with.
 func readFlags(cmd *cobra.Command, _ []string) error {
-	if err := fromEnvironment(cmd.Flags()); err != nil {
-		return err
-	}
-	if err := checkValues(cmd.Flags()); err != nil {
-		return err
-	}
-	return checkChoices(cmd.Flags())
+	flags := cmd.Flags()
+	// The first mistake is said. To look for the others does no harm.
+	return cmp.Or(fromEnvironment(flags), checkValues(flags), checkChoices(flags))
 }
 
 // fromEnvironment gives flags that are not on the command line the values of
@@ -146,7 +142,7 @@ func ownVariables(called *cobra.Command) []string {
 		return strings.HasPrefix(name, envPrefix) && !slices.Contains(known, name)
 	})
 	if others {
-		for _, cmd := range newRootCmd(newUI(nil), nil).Commands() {
+		for _, cmd := range newRootCmd("", newUI(nil), nil).Commands() {
 			cmd.Flags().VisitAll(add)
 		}
 	}

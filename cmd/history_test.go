@@ -12,10 +12,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
-
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
 )
@@ -335,54 +331,6 @@ func TestInSheet(t *testing.T) {
 	for in, want := range map[string]string{"": "", "web1": "web1", "=HYPERLINK(1)": "'=HYPERLINK(1)", "+1": "'+1", "-1": "'-1", "@x": "'@x"} {
 		if got := inSheet(in); got != want {
 			t.Errorf("%q is %q in a sheet", in, got)
-		}
-	}
-}
-
-// TestRememberedMetrics: a series a key, whatever the number of its slots is, by
-// promtool's rules.
-func TestRememberedMetrics(t *testing.T) {
-	now := time.Unix(1795350000, 0)
-	failed := 3
-	fact := func(key string, outcome ledger.Outcome, status *int) ledger.Fact {
-		f := ledger.Fact{Last: ledger.Entry{Key: key, Outcome: outcome, Status: status, Started: now.Add(-time.Hour), Ended: now.Add(-time.Hour + 90*time.Second)}}
-		if outcome == ledger.Running {
-			f.Last.Ended, f.Before = time.Time{}, ledger.Entry{Outcome: ledger.Lost, Started: now.Add(-2 * time.Hour), Ended: now.Add(-time.Hour)}
-		}
-		return f
-	}
-	facts := ledger.Facts{Now: now, List: []ledger.Fact{fact("render", ledger.Running, nil), fact("render", ledger.Running, nil), fact("two\n\"lines\"", "failed", &failed), fact("nightly", ledger.OK, new(int)), {Last: ledger.Entry{Key: "paused"}}}}
-	facts.List[0].Success = ledger.Success{Ended: now.Add(-5 * time.Hour)}
-	facts.List[1].Success = ledger.Success{Ended: now.Add(-4 * time.Hour)}
-	facts.List[3].Pause, facts.List[4].Pause = ledger.Pause{Until: now.Add(time.Hour)}, ledger.Pause{Until: ledger.Endless()}
-	text := rememberedMetrics(facts)
-	problems, err := promlint.New(strings.NewReader(text)).Lint()
-	if err != nil || len(problems) > 0 {
-		t.Errorf("%v, %v in:\n%s", problems, err, text)
-	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := map[string]string{}
-	for name, family := range families {
-		for _, m := range family.GetMetric() {
-			if len(m.GetLabel()) != 1 || m.GetLabel()[0].GetName() != "key" {
-				t.Errorf("%s has the labels %v", name, m.GetLabel())
-			}
-			got[name] += fmt.Sprintf("%s %v\n", m.GetLabel()[0].GetValue(), m.GetGauge().GetValue())
-		}
-	}
-	for name, want := range map[string]string{
-		"pglead_last_success_timestamp_seconds": "render 1.7953356e+09\n",
-		"pglead_last_duration_seconds":          "nightly 90\nrender 3600\ntwo\n\"lines\" 90\n",
-		"pglead_last_status":                    "nightly 0\nrender 76\ntwo\n\"lines\" 3\n",
-		"pglead_running":                        "nightly 0\npaused 0\nrender 2\ntwo\n\"lines\" 0\n",
-		"pglead_paused_until_timestamp_seconds": "nightly 1.7953536e+09\npaused +Inf\nrender 0\ntwo\n\"lines\" 0\n",
-	} {
-		if got[name] != want {
-			t.Errorf("%s:\n%swant\n%s", name, got[name], want)
 		}
 	}
 }

@@ -52,16 +52,9 @@ func (l *itemList) spool() error {
 	if _, err := io.Copy(file, l.File); err != nil {
 		return fmt.Errorf("read the items from %s: %w", l.name, err)
 	}
-	_ = l.File.Close()
+	_ = l.Close()
 	l.File = file
 	return nil
-}
-
-func (l *itemList) Close() error {
-	if l.File == nil {
-		return nil
-	}
-	return l.File.Close()
 }
 
 // longestItem is more than a command line has room for in one argument (128

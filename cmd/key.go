@@ -112,75 +112,60 @@ func schemesHelp() string {
 }
 
 func printKeys(w io.Writer, scheme lockkey.Scheme, keys []string, asJSON bool) error {
-	var infos []keyInfo
-	for _, key := range keys { // nothing is printed unless all is well
+	var b strings.Builder // nothing is printed unless all is well
+	for _, key := range keys {
 		id, err := scheme.ID(key)
 		if err != nil {
 			return usagef("%s: %w", printable(key), err)
 		}
-		infos = append(infos, newKeyInfo(key, scheme.Name, id))
-	}
-	for _, info := range infos {
-		if err := printKey(w, info, asJSON); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func printKey(w io.Writer, k keyInfo, asJSON bool) error {
-	if asJSON {
-		return writeJSON(w, k)
-	}
-	number := lockkey.ID{Number: k.ID, Pair: k.Pair != nil}
-	_, err := fmt.Fprintf(w, `%s
+		k := newKeyInfo(key, scheme.Name, id)
+		if !asJSON {
+			fmt.Fprintf(&b, `%s
   number    %s
   pg_locks  classid %d, objid %d, objsubid %d
   take      %s
   or        %s
   release   %s
   holder    %s
-`, printable(k.Key), number, k.ClassID, k.ObjID, k.ObjSubID, k.SQL.Try, k.SQL.TryXact, k.SQL.Unlock, k.SQL.Holder)
+`, printable(key), id, k.ClassID, k.ObjID, k.ObjSubID, k.SQL.Try, k.SQL.TryXact, k.SQL.Unlock, k.SQL.Holder)
+		} else if err := writeJSON(&b, k); err != nil {
+			return err
+		}
+	}
+	_, err := io.WriteString(w, b.String())
 	return err
 }
 
 // printSchemes is for those who find a number in pg_locks and wonder whose it
 // is: a scheme that does not take the key is no failure.
 func printSchemes(w io.Writer, keys []string, asJSON bool) error {
+	const columns = "  %-18s  %-23v  %-10v  %-10v  %-8v  %s\n"
+	var b strings.Builder // nothing is printed unless all is well
 	for _, key := range keys {
-		if err := lockkey.Check(key); err != nil {
+		err := lockkey.Check(key)
+		if err != nil {
 			return usagef("%s: %w", printable(key), err)
 		}
-	}
-	for _, key := range keys {
-		if err := printSchemesOf(w, key, asJSON); err != nil {
-			return err
+		if !asJSON {
+			fmt.Fprintf(&b, "%s\n"+columns, printable(key), "scheme", "number", "classid", "objid", "objsubid", "what it is")
+		}
+		for _, s := range lockkey.Schemes() {
+			id, refusal := s.ID(key)
+			switch {
+			case asJSON && refusal != nil:
+				err = writeJSON(&b, noKeyInfo{Key: key, Scheme: s.Name, Error: refusal.Error()})
+			case asJSON:
+				err = writeJSON(&b, newKeyInfo(key, s.Name, id))
+			case refusal != nil:
+				fmt.Fprintf(&b, columns, s.Name, "-", "-", "-", "-", refusal)
+			default:
+				fmt.Fprintf(&b, columns, s.Name, id, id.ClassID(), id.ObjID(), id.ObjSubID(), s.About)
+			}
+			if err != nil {
+				return err
+			}
 		}
 	}
-	return nil
-}
-
-func printSchemesOf(w io.Writer, key string, asJSON bool) error {
-	const columns = "  %-18s  %-23v  %-10v  %-10v  %-8v  %s\n"
-	var err error
-	if !asJSON {
-		_, err = fmt.Fprintf(w, "%s\n"+columns, printable(key), "scheme", "number", "classid", "objid", "objsubid", "what it is")
-	}
-	for _, s := range lockkey.Schemes() {
-		if err != nil {
-			break
-		}
-		id, refusal := s.ID(key)
-		switch {
-		case asJSON && refusal != nil:
-			err = writeJSON(w, noKeyInfo{Key: key, Scheme: s.Name, Error: refusal.Error()})
-		case asJSON:
-			err = writeJSON(w, newKeyInfo(key, s.Name, id))
-		case refusal != nil:
-			_, err = fmt.Fprintf(w, columns, s.Name, "-", "-", "-", "-", refusal)
-		default:
-			_, err = fmt.Fprintf(w, columns, s.Name, id, id.ClassID(), id.ObjID(), id.ObjSubID(), s.About)
-		}
-	}
+	_, err := io.WriteString(w, b.String())
 	return err
 }

@@ -31,7 +31,16 @@ SIGTERM steps down: the command is stopped and the lock released.`,
 		Example:               `  pglead lead --key scheduler --lost-grace 2s -- ./scheduler`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.lead(u, cmd, args)
+			cfg, err := f.prepare(u, cmd, args, "pglead lead --key scheduler -- ./scheduler")
+			if err != nil {
+				return err
+			}
+			if !f.quiet && !f.verbose {
+				u.level.Set(runner.LevelNotice)
+			}
+			warnOfOuter(u, cfg.Claim)
+			outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, FirstDelay: f.firstDelay.value, Restart: runner.Restart(f.restart.value)})
+			return f.end(outcome, err)
 		},
 	}
 	flags := cmd.Flags()
@@ -43,21 +52,6 @@ SIGTERM steps down: the command is stopped and the lock released.`,
 	f.commandFlags(flags)
 	f.hookFlags(flags)
 	f.noteFlag(flags)
-	f.ledgerFlag(flags)
-	f.databaseFlags(flags)
-	f.outputFlags(flags)
+	f.commonFlags(flags)
 	return cmd
-}
-
-func (f *leadFlags) lead(u *ui, cmd *cobra.Command, args []string) error {
-	cfg, err := f.prepare(u, cmd, args, "pglead lead --key scheduler -- ./scheduler")
-	if err != nil {
-		return err
-	}
-	if !f.quiet && !f.verbose {
-		u.level.Set(runner.LevelNotice)
-	}
-	warnOfOuter(u, cfg.Claim)
-	outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, FirstDelay: f.firstDelay.value, Restart: runner.Restart(f.restart.value)})
-	return f.end(outcome, err)
 }

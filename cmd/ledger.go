@@ -1,10 +1,12 @@
 package cmd
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -164,48 +166,32 @@ func (a *ledgerAdmin) status(ctx context.Context) error {
 		return err
 	}
 	if a.output.value == "json" {
-		return writeJSON(a.out, newLedgerView(s, faults))
+		return writeJSON(a.out, ledgerView{true, s, faults})
 	}
 	return a.writeStatus(s, faults)
 }
 
 func (a *ledgerAdmin) writeAbsent() error {
 	if a.output.value == "json" {
-		return writeJSON(a.out, ledgerView{Granted: []string{}, Former: []string{}, Faults: []string{}})
+		none := []string{} // which JSON has as [], not as null
+		return writeJSON(a.out, ledgerView{State: ledger.State{Granted: none, Former: none}, Faults: none})
 	}
 	_, err := fmt.Fprintf(a.out, "there is no ledger in %s\n", a.where)
 	return err
 }
 
-// ledgerView is a ledger, as status -o json has it.
+// ledgerView is a ledger, as status -o json has it. Its version is 0 where there is none.
 type ledgerView struct {
-	Installed bool       `json:"installed"`
-	Version   int        `json:"version"` // 0 without a ledger
-	Keep      int        `json:"keep"`    // runs of each key
-	Runs      int64      `json:"runs"`
-	Locks     int64      `json:"locks"`
-	Bytes     int64      `json:"bytes"`
-	Oldest    *time.Time `json:"oldest"`
-	Owner     string     `json:"owner"`
-	Trusted   bool       `json:"trusted"` // by other roles, too
-	Granted   []string   `json:"granted"`
-	Former    []string   `json:"not_granted_any_more"`
-	Faults    []string   `json:"faults"`
-}
-
-func newLedgerView(s ledger.State, faults []string) ledgerView {
-	v := ledgerView{Installed: true, Version: s.Version, Keep: s.Keep, Runs: s.Runs, Locks: s.Locks, Bytes: s.Bytes, Owner: s.Owner, Trusted: s.Trusted, Granted: append([]string{}, s.Granted...), Former: append([]string{}, s.Former...), Faults: append([]string{}, faults...)}
-	if !s.Oldest.IsZero() {
-		v.Oldest = &s.Oldest
-	}
-	return v
+	Installed bool `json:"installed"`
+	ledger.State
+	Faults []string `json:"faults"`
 }
 
 func (a *ledgerAdmin) writeStatus(s ledger.State, faults []string) error {
 	text := fmt.Sprintf("ledger in %s: version %d, keeps %d runs of each key\n", a.where, s.Version, s.Keep)
 	text += fmt.Sprintf("  holds    %s of %s, %s", plural(s.Runs, "run"), plural(s.Locks, "lock"), size(s.Bytes))
-	if !s.Oldest.IsZero() {
-		text += ", from " + when(s.Oldest, time.Now()) + " on"
+	if s.Oldest != nil {
+		text += ", from " + when(*s.Oldest, time.Now()) + " on"
 	}
 	text += "\n  owner    " + visible.Text(s.Owner)
 	if !s.Trusted {
@@ -264,4 +250,30 @@ func (a *ledgerAdmin) uninstall(ctx context.Context) error {
 	}
 	_, err := fmt.Fprintf(a.out, "the ledger in %s is gone, with all that it had\n", a.where)
 	return err
+}
+
+// confirm has somebody at a terminal agree to what an uninstallation takes away. Without
+// a terminal only --yes does.
+func (a *ledgerAdmin) confirm(ctx context.Context) error {
+	if a.yes {
+		return nil
+	}
+	what := "the ledger in " + a.where
+	if a.access == ledger.Granted { // in another's schema nothing is touched
+		s, err := ledger.ReadState(ctx, a.ask)
+		if err != nil {
+			return err
+		}
+		what += fmt.Sprintf(", with %s of %s", plural(s.Runs, "run"), plural(s.Keys, "key"))
+	}
+	if !isTerminal(os.Stdin) || !isTerminal(os.Stderr) {
+		return &usageError{err: fmt.Errorf("this would remove %s", what), hint: "--yes says that this is meant"}
+	}
+	fmt.Fprintf(os.Stderr, "This removes %s. Go on? [y/N] ", what)
+	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n') // its end is a no
+	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
+		fmt.Fprintln(os.Stderr, "Nothing was removed.")
+		return &silentExit{exitFree}
+	}
+	return nil
 }

@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"context"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -43,9 +42,8 @@ func findLedger(ctx context.Context, viewer *session.Viewer, target string) (fou
 // refusal is nil where this role reads and writes the ledger.
 func (f foundLedger) refusal() error {
 	switch f.access {
-	case ledger.Absent:
-		return session.Errorf(session.Denied, "pglead ledger install, as the owner of the database, makes one",
-			"there is no ledger in %s, so that nothing is remembered", f.where)
+	case ledger.Granted:
+		return nil
 	case ledger.Foreign:
 		return session.Errorf(session.Denied, "as its owner or a superuser: pglead ledger uninstall; then, as the owner of the database: pglead ledger install",
 			"the ledger in %s can't be trusted: %s", f.where, ledger.Untrusted)
@@ -53,7 +51,8 @@ func (f foundLedger) refusal() error {
 		return session.Errorf(session.Denied, "as its owner: GRANT USAGE ON SCHEMA pglead TO "+f.role,
 			"the ledger in %s is not for the role %s", f.where, visible.Text(f.role))
 	}
-	return nil
+	return session.Errorf(session.Denied, "pglead ledger install, as the owner of the database, makes one",
+		"there is no ledger in %s, so that nothing is remembered", f.where)
 }
 
 // grantedLedger asks by a viewer's connection, if this role has a ledger there; else it is nil.
@@ -136,12 +135,10 @@ const mostMatched = 10_000
 const mostRemembered = 1000
 
 // factsFor are the facts of the keys that match, or none without a ledger.
-func factsFor(ctx context.Context, viewer *session.Viewer, matches func(key string) bool) (ledger.Facts, error) {
+func factsFor(ctx context.Context, viewer *session.Viewer, patterns []string) (ledger.Facts, error) {
 	ask, err := grantedLedger(ctx, viewer)
 	if ask == nil {
 		return ledger.Facts{}, err
 	}
-	facts, err := ledger.NewestFacts(ctx, ask, mostRemembered)
-	facts.List = slices.DeleteFunc(facts.List, func(fact ledger.Fact) bool { return !matches(fact.Last.Key) })
-	return facts, err
+	return ledger.FactsMatching(ctx, ask, patterns, mostRemembered)
 }

@@ -3,11 +3,14 @@ package cmd
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"os/signal"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -41,7 +44,9 @@ func (f *lookFlags) serverFlags(cmd *cobra.Command) {
 	flags.Var(&f.connectTimeout, "connect-timeout", "for each attempt to connect")
 }
 
-func (f *lookFlags) keyFlags(cmd *cobra.Command) {
+// lockFlags are those of a command about one key: where its locks are, and which they are.
+func (f *lookFlags) lockFlags(cmd *cobra.Command) {
+	f.serverFlags(cmd)
 	f.schemeFlag(cmd.Flags())
 	cmd.Flags().IntVar(&f.slots, "slots", f.slots, "the key has `N` slots; not needed where any is held or waited for")
 }
@@ -65,6 +70,47 @@ func (f *lookFlags) lookAt(u *ui, cmd *cobra.Command, key string, look func(ctx 
 	})
 }
 
+// seek asks the server for the locks of a key. Without --slots it infers the number of slots:
+// from what holders and waiters say, or else from the slots that are held. It returns the
+// claim with as many.
+func (f *lookFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock.Claim) (lock.Claim, []*inspect.Lock, error) {
+	sought := claim.Sought()
+	slots := map[lockkey.ID]int{}
+	if scheme, err := f.scheme(); err == nil && f.slots == 1 {
+		if gate, err := scheme.Gate(f.keys[0]); err == nil {
+			sought.Lines = append(slices.Clone(sought.Lines), gate)
+			sought.Locks = append(slices.Clone(sought.Locks), gate)
+			slots[gate] = 0
+			for i := range inspect.MostSlots {
+				id, _ := scheme.Slot(f.keys[0], i+1) // which has a gate
+				sought.Locks = append(sought.Locks, id)
+				slots[id] = i + 1
+			}
+		}
+	}
+	views, err := inspect.Views(ctx, viewer, sought)
+	if err != nil {
+		return claim, nil, err
+	}
+	if f.shared {
+		views = slices.DeleteFunc(views, func(v inspect.View) bool { return v.Granted && v.Shared })
+	}
+	locks := slices.DeleteFunc(inspect.Locks(views), func(l *inspect.Lock) bool { return !slices.Contains(sought.Locks, l.Number()) })
+	most := 0
+	for _, l := range locks {
+		if slot, ok := slots[l.Number()]; ok {
+			l.Slot = slot // though its holder may not be seen to say so
+			most = max(most, slot, l.Slots)
+		}
+	}
+	if most > 1 {
+		inspect.Sort(locks)
+		f.slots = most
+		claim, err = f.claim()
+	}
+	return claim, locks, err
+}
+
 func oneKey(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return &usageError{err: errors.New("one key is needed"), hint: "pglead " + cmd.Name() + " invoice_gen/SUB-1234"}
@@ -79,7 +125,7 @@ func (f *lookFlags) find(u *ui, cmd *cobra.Command) error {
 	}
 	f.warnOnce = func(err error) {
 		_, hint := status(err)
-		u.warn(err.Error()+"; pauses are not shown", hint, "event", "ledger")
+		u.say(slog.LevelWarn, err.Error()+"; pauses are not shown", hint, "event", "ledger")
 		f.warnOnce = func(error) {}
 	}
 	db, err := f.database(u, cmd)

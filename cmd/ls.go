@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"regexp"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
-	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -61,7 +59,9 @@ func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Wri
 	screen := f.watch && isTerminal(os.Stdout)
 	show := func(text string) error {
 		if screen {
-			text = onScreen(text)
+			// Over what was written before: home, each line up to its end, and what is left
+			// of the last time.
+			text = "\x1b[H" + strings.ReplaceAll(text, "\n", eraseRest+"\n") + "\x1b[J"
 		}
 		_, err := io.WriteString(stdout, text)
 		return err
@@ -103,12 +103,6 @@ func (f *lsFlags) follow(ctx context.Context, viewer *session.Viewer, patterns [
 	}
 }
 
-// onScreen writes over what was written before: home, each line up to its end,
-// and what is left of the last time.
-func onScreen(text string) string {
-	return "\x1b[H" + strings.ReplaceAll(text, "\n", eraseRest+"\n") + "\x1b[J"
-}
-
 // list looks once, and returns what there is to show.
 func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []string) (string, error) {
 	matches, err := matcher(patterns)
@@ -127,40 +121,28 @@ func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []s
 	if err != nil {
 		return "", err
 	}
-	var text strings.Builder
 	switch f.output.value {
 	case "json":
+		var text strings.Builder
 		err = writeJSON(&text, locks)
+		return text.String(), err
 	case "prometheus":
-		var facts ledger.Facts
-		if facts, err = factsFor(ctx, viewer, matches); err == nil {
-			err = writeMetrics(&text, locks, facts)
-		}
-	default:
-		none := "no locks in "
-		if len(patterns) > 0 {
-			none = "no locks of these keys in "
-		}
-		err = f.writeTable(&text, locks, none+visible.Text(f.target()))
+		facts, err := factsFor(ctx, viewer, patterns)
+		return lockMetrics(busy(locks)) + rememberedMetrics(facts), err
 	}
-	return text.String(), err
-}
-
-func (f *lsFlags) writeTable(w io.Writer, locks []*inspect.Lock, none string) error {
+	text := "no locks in "
+	if len(patterns) > 0 {
+		text = "no locks of these keys in "
+	}
+	text += visible.Text(f.target()) + "\n"
 	t := table{all: f.all, wide: f.output.value == "wide"}
 	if !t.wide {
 		t.width = foreground(os.Stdout)
 	}
-	var err error
 	if taken := busy(locks); len(taken) > 0 {
-		err = t.write(w, taken)
-	} else {
-		_, err = fmt.Fprintln(w, none)
+		text = t.text(taken)
 	}
-	if err != nil {
-		return err
-	}
-	return writePauses(w, pausesOf(locks), t.width)
+	return text + pausesText(pausesOf(locks), t.width), nil
 }
 
 // matcher says of a key whether it matches one of the patterns, if there are any.

@@ -2,21 +2,70 @@ package cmd
 
 import (
 	"fmt"
-	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/visible"
 )
 
-// writeMetrics writes what is so now, and what is remembered.
-func writeMetrics(w io.Writer, locks []*inspect.Lock, facts ledger.Facts) error {
-	if err := inspect.WriteMetrics(w, busy(locks)); err != nil {
-		return err
+// lockMetrics is the part of a metrics page that says what is so now. The page has the text
+// format that node_exporter's textfile collector reads.
+// https://prometheus.io/docs/instrumenting/exposition_formats/
+func lockMetrics(locks []*inspect.Lock) string {
+	var b strings.Builder
+	labels := func(l *inspect.Lock, more ...string) string {
+		key := ""
+		if l.Key != nil {
+			key = *l.Key
+		}
+		pairs := append([]string{"database", l.Database, "key", key, "id", l.Number().String()}, more...)
+		var text []string
+		for pair := range slices.Chunk(pairs, 2) {
+			text = append(text, pair[0]+"="+metricsLabel(pair[1]))
+		}
+		return "{" + strings.Join(text, ",") + "}"
 	}
-	_, err := io.WriteString(w, rememberedMetrics(facts))
-	return err
+	metric := func(name, help string, each func(l *inspect.Lock, sample func(value any, more ...string))) {
+		b.WriteString(metricHead(name, help))
+		// A page with two equal series is refused.
+		written := map[string]bool{}
+		for _, l := range locks {
+			each(l, func(value any, more ...string) {
+				if series := name + labels(l, more...); !written[series] {
+					written[series] = true
+					fmt.Fprintf(&b, "%s %v\n", series, value)
+				}
+			})
+		}
+	}
+	metric("pglead_lock_holders", "Sessions that hold the lock.", func(l *inspect.Lock, sample func(any, ...string)) { sample(len(l.Holders)) })
+	metric("pglead_lock_waiters", "Sessions that wait for the lock.", func(l *inspect.Lock, sample func(any, ...string)) { sample(len(l.Waiters)) })
+	metric("pglead_lock_held_seconds", "For how long a session has held the lock, where it says so.", func(l *inspect.Lock, sample func(any, ...string)) {
+		for _, h := range l.Holders {
+			if !h.Since.IsZero() {
+				sample(h.HeldFor().Seconds(), "host", h.Where(), "backend", strconv.FormatUint(uint64(h.Backend), 10))
+			}
+		}
+	})
+	return b.String()
+}
+
+func metricHead(name, help string) string {
+	return fmt.Sprintf("# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
+}
+
+// metricsLabel is a label's value. The format has an escape for a line's end, but for no
+// other invisible character, and one label that is not UTF-8 spoils the whole page.
+func metricsLabel(s string) string {
+	escapes := strings.NewReplacer("\\", "\\\\", "\"", "\\\"")
+	lines := strings.Split(s, "\n")
+	for i, line := range lines {
+		lines[i] = escapes.Replace(visible.Text(line))
+	}
+	return `"` + strings.Join(lines, `\n`) + `"`
 }
 
 // remembrance is what a page or a list has of a key, whatever the number of its slots
@@ -71,10 +120,10 @@ func rememberedMetrics(facts ledger.Facts) string {
 	all := remembrances(facts)
 	slices.SortFunc(all, func(a, b *remembrance) int { return strings.Compare(a.key, b.key) })
 	metric := func(name, help string, value func(r *remembrance) (any, bool)) {
-		fmt.Fprintf(&b, "# HELP %s %s\n# TYPE %s gauge\n", name, help, name)
+		b.WriteString(metricHead(name, help))
 		for _, r := range all {
 			if v, ok := value(r); ok {
-				fmt.Fprintf(&b, "%s{key=%s} %v\n", name, inspect.MetricsLabel(r.key), v)
+				fmt.Fprintf(&b, "%s{key=%s} %v\n", name, metricsLabel(r.key), v)
 			}
 		}
 	}

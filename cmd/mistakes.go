@@ -82,7 +82,7 @@ func flagMistake(cmd *cobra.Command, err error) error {
 		switch {
 		case meant != "":
 			hint = "did you mean --" + meant + "? See " + cmd.CommandPath() + " --help"
-		case meantKey(name) && regexp.MustCompile(`\bKEY\b`).MatchString(cmd.Use):
+		case slices.Contains([]string{"k", "key", "keys"}, name) && regexp.MustCompile(`\bKEY\b`).MatchString(cmd.Use):
 			hint = "the key is an argument: pglead " + cmd.Name() + " KEY"
 		case flagOfRun(name):
 			hint = "pglead run has this flag, pglead " + cmd.Name() + " does not; see " + cmd.CommandPath() + " --help"
@@ -143,8 +143,6 @@ func checkValues(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
-func meantKey(name string) bool { return name == "k" || name == "key" || name == "keys" }
-
 // meantFlag is the flag whose name is nearly this one, or nothing.
 func meantFlag(flags *pflag.FlagSet, name string) (meant string) {
 	if name == "k" && flags.Lookup("key") != nil {
@@ -198,24 +196,20 @@ func distance(a, b string) int {
 
 // warnOfVariables names variables that are nearly a flag's. Others may be anybody's.
 func warnOfVariables(u *ui, called *cobra.Command) {
-	known := ownVariables(called)
+	var known []string
+	for _, name := range ownVariables(called) {
+		known = append(known, strings.TrimPrefix(name, envPrefix))
+	}
 	for _, e := range os.Environ() {
 		name, value, _ := strings.Cut(e, "=")
 		rest, ours := strings.CutPrefix(name, envPrefix)
-		if !ours || rest == "" || value == "" || slices.Contains(known, name) {
+		if !ours || rest == "" || value == "" || slices.Contains(known, rest) {
 			continue
 		}
-		if meant := nearest(rest, withoutPrefix(known)); meant != "" {
+		if meant := nearest(rest, known); meant != "" {
 			u.log.Warn("unknown variable "+printable(name)+": did you mean "+envPrefix+meant+"?", "event", "environment")
 		}
 	}
-}
-
-func withoutPrefix(names []string) (rest []string) {
-	for _, name := range names {
-		rest = append(rest, strings.TrimPrefix(name, envPrefix))
-	}
-	return rest
 }
 
 // lookupHint helps where a command is not found: it may be written for a shell, or PATH may
@@ -226,7 +220,7 @@ func lookupHint(e *child.LookupError) string {
 	switch {
 	case strings.ContainsAny(e.Name, " \t\n&|;<>()$`*?\"'") || slices.Contains(builtins, e.Name):
 		return "for a shell's syntax: -- sh -c 'COMMAND LINE'"
-	case e.NotFound && assignment(e.Name):
+	case e.NotFound && regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`).MatchString(e.Name):
 		return "to set a variable: -- env NAME=VALUE COMMAND"
 	case !e.NotFound && notExecutable(e.Name):
 		return "chmod +x " + e.Name + " makes it a program"
@@ -234,11 +228,6 @@ func lookupHint(e *child.LookupError) string {
 		return "it is not in PATH=" + path
 	}
 	return ""
-}
-
-// assignment says whether a word sets a variable in a shell.
-func assignment(word string) bool {
-	return regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*=`).MatchString(word)
 }
 
 // notExecutable says whether a file is one that nobody may run.

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/visible"
@@ -143,10 +141,4 @@ func (n *notifier) send(message string) {
 // https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#Environment%20Variables%20Set%20or%20Propagated%20by%20the%20Service%20Manager
 func forSystemd() []string {
 	return []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID"}
-}
-
-// toJournal says whether a file is systemd's journal.
-func toJournal(f *os.File, stream string) bool {
-	var stat unix.Stat_t
-	return unix.Fstat(int(f.Fd()), &stat) == nil && stream == fmt.Sprintf("%d:%d", stat.Dev, stat.Ino)
 }

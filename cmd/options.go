@@ -28,34 +28,30 @@ const leastLease = 3 * time.Second
 // options are the flags of the commands which run a command. A new one is a field here
 // and, for all of them, a line in one of the functions below which register flags; for
 // one command it is registered there (see newRunCmd). What can be wrong with it goes into
-// check, what it means for a run into config, and its name into README.md, where a test
-// looks for it.
+// check, what it means for a run into config and runner.Config and, if package lock needs
+// it, into process.lockConfig, and its name into README.md, where a test looks for it.
 type options struct {
-	keys           []string
-	keyScheme      string
-	shared         bool
-	slots          int
-	wait           duration
-	lease          duration
-	lockDelay      duration
-	lostGrace      duration
-	timeout        duration
-	killAfter      duration
-	minHold        duration
-	splay          duration
-	leftovers      choice
-	note           string
-	transaction    bool
-	quorum         bool
-	conflictCode   int
-	dsn            string
-	passDSN        bool
-	connectTimeout duration
-	quiet, verbose bool
-	logFormat      choice
-	hooks          runner.Hooks
-	ledger         choice
-	oncePer        string
+	keys                []string
+	keyScheme           string
+	shared              bool
+	slots               int
+	wait, splay         duration
+	conflictCode        int
+	lease, lockDelay    duration
+	lostGrace           duration
+	transaction, quorum bool
+	timeout, killAfter  duration
+	minHold             duration
+	leftovers           choice
+	hooks               runner.Hooks
+	note                string
+	oncePer             string
+	ledger              choice
+	dsn                 string
+	passDSN             bool
+	connectTimeout      duration
+	quiet, verbose      bool
+	logFormat           choice
 }
 
 func newOptions() options {
@@ -121,10 +117,15 @@ func (o *options) hookFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.hooks.Released, "on-released", "", "shell `COMMAND` to run, for at most 10s, after the lock is given back")
 }
 
-func (o *options) databaseFlags(flags *pflag.FlagSet) {
+// commonFlags are the last in help.
+func (o *options) commonFlags(flags *pflag.FlagSet) {
+	flags.Var(&o.ledger, "ledger", o.ledger.usage()+": go by the database's ledger if it has one, always, or never")
 	o.dsnFlag(flags)
 	flags.BoolVar(&o.passDSN, "pass-dsn", false, "pass the connection string on to the command, in PGLEAD_DSN")
 	o.connectTimeoutFlag(flags)
+	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say nothing but errors")
+	flags.BoolVarP(&o.verbose, "verbose", "v", false, "say every step")
+	flags.Var(&o.logFormat, "log-format", o.logFormat.usage()+", on standard error")
 }
 
 func (o *options) dsnFlag(flags *pflag.FlagSet) {
@@ -133,12 +134,6 @@ func (o *options) dsnFlag(flags *pflag.FlagSet) {
 
 func (o *options) connectTimeoutFlag(flags *pflag.FlagSet) {
 	flags.Var(&o.connectTimeout, "connect-timeout", "limit of each attempt to connect, and of asking a server that is full again")
-}
-
-func (o *options) outputFlags(flags *pflag.FlagSet) {
-	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say nothing but errors")
-	flags.BoolVarP(&o.verbose, "verbose", "v", false, "say every step")
-	flags.Var(&o.logFormat, "log-format", o.logFormat.usage()+", on standard error")
 }
 
 // check finds what is wrong with the flags before anything is touched.
@@ -162,10 +157,7 @@ func (o *options) check(args []string, example string) error {
 	case o.quiet && o.verbose:
 		return usagef("--quiet and --verbose exclude each other")
 	}
-	if err := o.checkLedger(); err != nil {
-		return err
-	}
-	return o.checkSession()
+	return cmp.Or(o.checkLedger(), o.checkSession())
 }
 
 func (o *options) checkSession() error {

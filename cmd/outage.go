@@ -2,6 +2,7 @@ package cmd
 
 import (
 	"errors"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -75,7 +76,7 @@ func (o *outage) away(obstacle error) {
 		}
 	}
 	o.spoken = true
-	o.u.warn(text, hint, "event", "away", "reason", reason)
+	o.u.say(slog.LevelWarn, text, hint, "event", "away", "reason", reason)
 	o.u.setAway(lament{reason, still})
 }
 

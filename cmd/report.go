@@ -46,9 +46,9 @@ type legend struct {
 
 // lane is a host's.
 type lane struct {
-	Host                 string
-	TextY, BarY, GroundY int
-	Bars, Delays         []bar
+	Host         string
+	TextY, BarY  int
+	Bars, Delays []bar
 }
 
 // bar is a run in a picture; lengths with a % are of the picture's width.
@@ -64,10 +64,10 @@ type mark struct {
 }
 
 type reportRow struct {
-	ID, Class                                    string
-	Started, Seconds, Host, Domain               string // the second and the fourth give way on a phone
-	Took, Result, Remark                         string
-	User, Process, Command, Token, Role, Instant string
+	ID, Class                              string
+	Started, Seconds, Host, Domain         string // the second and the fourth give way on a phone
+	Took, Result, Remark                   string
+	User, Process, Command, Token, Instant string
 }
 
 const (
@@ -178,7 +178,10 @@ func (p pastRuns) row(i int) reportRow {
 		ID: rowOf(run), Class: outcomeClass(run),
 		Started: when(run.Started, p.history.Now), Instant: run.Started.Local().Format("2006-01-02 15:04:05 -07:00"), Host: visible.Text(run.Host),
 		Result: visible.Text(result), Remark: remark,
-		User: visible.Text(run.User), Process: strconv.Itoa(run.PID), Command: visible.Text(run.Command), Token: tokenOf(run), Role: visible.Text(run.Role),
+		User: visible.Text(run.User), Process: strconv.Itoa(run.PID), Command: visible.Text(run.Command),
+	}
+	if !run.Missing() { // which has drawn no token
+		row.Token = strconv.FormatInt(run.Token, 10)
 	}
 	if exactly := whenExactly(run.Started, p.history.Now); strings.HasPrefix(exactly, row.Started) {
 		row.Seconds = exactly[len(row.Started):]
@@ -218,14 +221,6 @@ func (p pastRuns) title(i int) string {
 		text += "\ntoken " + row.Token
 	}
 	return text
-}
-
-// tokenOf is empty if none was drawn.
-func tokenOf(r ledger.Entry) string {
-	if r.Missing() {
-		return ""
-	}
-	return strconv.FormatInt(r.Token, 10)
 }
 
 // scale maps instants to parts of the picture's width.
@@ -276,7 +271,7 @@ func (r *report) draw(p pastRuns, runs []ledger.Entry, s scale) {
 	slices.Sort(hosts)
 	for i, host := range hosts {
 		top := i * laneHeight
-		l := lane{Host: visible.Text(host), TextY: top + 14, BarY: top + 20, GroundY: top + 20 + barHeight}
+		l := lane{Host: visible.Text(host), TextY: top + 14, BarY: top + 20}
 		for j, run := range runs {
 			if run.Host != host {
 				continue

@@ -1,5 +1,6 @@
-// Package cmd is pglead's command line: one file a command, exit.go for the
-// exit status of each end, ui.go for all that goes to standard error.
+// Package cmd is pglead's command line. A command's file has its name; options.go has the
+// flags of those that run a command, flags.go reads them, exit.go has the exit status of
+// each end, and ui.go all that goes to standard error.
 package cmd
 
 import (
@@ -22,7 +23,7 @@ func Main(args []string) int {
 	if len(args) > 0 {
 		called = args[0]
 	}
-	root := newRootFor(called, u, os.Stdout)
+	root := newRootCmd(called, u, os.Stdout)
 	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
 		addCompletions(root)
 	}
@@ -45,13 +46,10 @@ func isNoCommand(root *cobra.Command, word string) bool {
 	return err != nil || cmd == root
 }
 
-// newRootCmd has all commands.
-func newRootCmd(u *ui, stdout io.Writer) *cobra.Command { return newRootFor("", u, stdout) }
-
-// newRootFor has the command that is called alone or, if there is none of that name, all
+// newRootCmd has the command that is called alone or, if there is none of that name, all
 // of them. To make them all takes a process 0.5 to 0.7 ms of processor time, a twentieth
 // of a run of true, and a tenth of a refusal.
-func newRootFor(called string, u *ui, stdout io.Writer) *cobra.Command {
+func newRootCmd(called string, u *ui, stdout io.Writer) *cobra.Command {
 	var version bool
 	root := &cobra.Command{
 		Use:   "pglead",

@@ -24,7 +24,16 @@ lost the command and everything it started are killed.`,
   pglead run --key nightly --wait 10m --timeout 2h -- ./backup.sh /data`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.run(u, cmd, args)
+			cfg, err := o.prepare(u, cmd, args, "pglead run --key invoice_gen/SUB-1234 -- ./job")
+			if err != nil {
+				return err
+			}
+			if o.wait.value > 0 {
+				warnOfOuter(u, cfg.Claim)
+			}
+			cfg.Splay = o.splay.value
+			outcome, err := runner.Run(cfg)
+			return o.end(outcome, err)
 		},
 	}
 	flags := cmd.Flags()
@@ -38,23 +47,8 @@ lost the command and everything it started are killed.`,
 	o.hookFlags(flags)
 	o.noteFlag(flags)
 	o.onceFlag(flags)
-	o.ledgerFlag(flags)
-	o.databaseFlags(flags)
-	o.outputFlags(flags)
+	o.commonFlags(flags)
 	return cmd
-}
-
-func (o *options) run(u *ui, cmd *cobra.Command, args []string) error {
-	cfg, err := o.prepare(u, cmd, args, "pglead run --key invoice_gen/SUB-1234 -- ./job")
-	if err != nil {
-		return err
-	}
-	if o.wait.value > 0 {
-		warnOfOuter(u, cfg.Claim)
-	}
-	cfg.Splay = o.splay.value
-	outcome, err := runner.Run(cfg)
-	return o.end(outcome, err)
 }
 
 // end carries the end of a run to exit.

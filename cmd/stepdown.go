@@ -51,8 +51,7 @@ holds the lock.`,
 		},
 	}
 	flags := cmd.Flags()
-	f.serverFlags(cmd)
-	f.keyFlags(cmd)
+	f.lockFlags(cmd)
 	flags.VarP(&f.wait, "wait", "w", "how long to wait for the lock to be another's or free, or forever")
 	flags.StringVar(&f.to, "to", "", "the waiter on `HOST` is to have the lock next")
 	flags.BoolVar(&f.force, "force", false, "end the holder's session instead: its command is killed. Needs pg_signal_backend")
@@ -123,7 +122,7 @@ func noSuchWaiter(key, to string, waiters []inspect.View) error {
 
 // ask asks the holders, and says for how long that has to last: each looks every
 // fifth of its lease.
-func (h *handover) ask(ctx context.Context) (request *lock.Request, patience time.Duration, err error) {
+func (h *handover) ask(ctx context.Context) (request *lock.StepDownRequest, patience time.Duration, err error) {
 	var ids []lockkey.ID
 	for _, holder := range h.former {
 		if !holder.Pglead() {
@@ -134,7 +133,7 @@ func (h *handover) ask(ctx context.Context) (request *lock.Request, patience tim
 		ids = append(ids, holder.ID)
 	}
 	says := h.description("")
-	request, err = lock.Ask(ctx, h.server, ids, says.User+" on "+says.Host, h.to)
+	request, err = lock.AskToStepDown(ctx, h.server, ids, says.User+" on "+says.Host, h.to)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -2,7 +2,6 @@ package cmd
 
 import (
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +17,7 @@ type table struct {
 	width     int // of the terminal; 0: as wide as it takes
 }
 
-func (o table) write(w io.Writer, locks []*inspect.Lock) error {
+func (o table) text(locks []*inspect.Lock) string {
 	heading := []string{"KEY", "MODE", "HOLDER", "FOR", "TOKEN", "WAIT"}
 	if o.all {
 		heading = append(heading, "DATABASE")
@@ -64,8 +63,7 @@ func (o table) write(w io.Writer, locks []*inspect.Lock) error {
 	if hidden {
 		lines = append(lines, "", "* of another role: to see more, GRANT pg_read_all_stats TO this role")
 	}
-	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
-	return err
+	return strings.Join(lines, "\n") + "\n"
 }
 
 // yielding is a column that gives way where a terminal is narrow, and how its cells are

@@ -19,11 +19,7 @@ func TestTableWidth(t *testing.T) {
 			Keys: []string{long}, Host: strings.Repeat("host", 20), PID: 4194303, Command: long, Since: now.Add(-400 * 24 * time.Hour), Token: 1<<48 + 1<<40,
 		},
 	}
-	var text strings.Builder
-	if err := (table{all: true, width: 80}).write(&text, inspect.Locks([]inspect.View{v})); err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(text.String()) {
+	for line := range strings.Lines(table{all: true, width: 80}.text(inspect.Locks([]inspect.View{v}))) {
 		if n := len([]rune(strings.TrimRight(line, "\n"))); n > 80 {
 			t.Errorf("%d columns: %s", n, line)
 		}

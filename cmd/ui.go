@@ -61,7 +61,8 @@ func newStderrUI() *ui {
 	out := &outlet{w: descriptor(unix.Stderr)}
 	u := newUI(out)
 	u.out, out.note = out, u.dropped
-	u.journal = toJournal(os.Stderr, os.Getenv("JOURNAL_STREAM"))
+	var stat unix.Stat_t
+	u.journal = unix.Fstat(int(os.Stderr.Fd()), &stat) == nil && os.Getenv("JOURNAL_STREAM") == fmt.Sprintf("%d:%d", stat.Dev, stat.Ino)
 	if isTerminal(os.Stderr) && os.Getenv("CI") == "" {
 		u.width = func() int { return foreground(os.Stderr) }
 	}
@@ -90,16 +91,6 @@ func (u *ui) configure(quiet, verbose, asJSON bool, keys []string) {
 	u.log = u.log.With("key", u.key)
 }
 
-// fail says what ended pglead.
-func (u *ui) fail(message, hint string, code int) {
-	u.say(slog.LevelError, message, hint, "event", "failed", "code", code)
-}
-
-// warn says what an operator has to know, and what can be done about it.
-func (u *ui) warn(message, hint string, attrs ...any) {
-	u.say(slog.LevelWarn, message, hint, attrs...)
-}
-
 // lament is what is said of an outage: a reason, and that it is still so.
 type lament struct{ reason, still string }
 
@@ -119,11 +110,7 @@ func (u *ui) inVain(reason string) string {
 	return "gave up: " + u.away.still
 }
 
-// announce says what has to be said every time, even with -q.
-func (u *ui) announce(message, event string) {
-	u.log.Error(message, "event", event)
-}
-
+// say says what has happened and, if there is a hint, what can be done about it.
 func (u *ui) say(level slog.Level, message, hint string, attrs ...any) {
 	ctx := context.Background()
 	if u.json && hint != "" {

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -25,38 +27,41 @@ lock is free.`,
   pglead who render -o json`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.who(u, cmd, args[0], stdout)
+			return f.lookAt(u, cmd, args[0], func(ctx context.Context, viewer *session.Viewer, _ lock.Claim, locks []*inspect.Lock) error {
+				ids, err := f.remembered(args[0])
+				if err != nil {
+					return err
+				}
+				locks, err = f.withPauses(ctx, viewer, locks, func(of string, id lockkey.ID) bool { return of == args[0] && slices.Contains(ids, id) })
+				if err != nil {
+					return err
+				}
+				return f.writeHolders(stdout, locks)
+			})
 		},
 	}
 	f.outputFlag(cmd, f.output.usage())
-	f.serverFlags(cmd)
-	f.keyFlags(cmd)
+	f.lockFlags(cmd)
 	cmd.Flags().BoolVarP(&f.shared, "shared", "s", false, "only a holder that keeps others from a shared lock: an exclusive one")
 	return cmd
 }
 
-func (f *lookFlags) who(u *ui, cmd *cobra.Command, key string, stdout io.Writer) error {
-	return f.lookAt(u, cmd, key, func(ctx context.Context, viewer *session.Viewer, _ lock.Claim, locks []*inspect.Lock) error {
-		locks, err := f.withPauseOf(ctx, viewer, locks, key)
-		if err != nil {
-			return err
-		}
-		lines := holderLines(locks)
-		held := len(lines) > 0
-		if !held {
-			lines = []string{f.freeText()}
-		}
-		if f.output.value == "json" {
-			err = writeJSON(stdout, locks)
-		} else {
-			lines = append(lines, pausedLines(pausesOf(locks), 0)...)
-			_, err = fmt.Fprintln(stdout, strings.Join(lines, "\n"))
-		}
-		if err == nil && !held {
-			err = &silentExit{exitFree}
-		}
-		return err
-	})
+func (f *lookFlags) writeHolders(w io.Writer, locks []*inspect.Lock) (err error) {
+	lines := holderLines(locks)
+	held := len(lines) > 0
+	if !held {
+		lines = []string{f.freeText()}
+	}
+	if f.output.value == "json" {
+		err = writeJSON(w, locks)
+	} else {
+		lines = append(lines, pausedLines(pausesOf(locks), 0)...)
+		_, err = fmt.Fprintln(w, strings.Join(lines, "\n"))
+	}
+	if err == nil && !held {
+		err = &silentExit{exitFree}
+	}
+	return err
 }
 
 // freeText says of the one key that nobody holds it.

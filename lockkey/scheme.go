@@ -23,56 +23,16 @@ type Scheme struct {
 // parse in place of hash, also a place in that test's list of those without slots.
 func Schemes() []Scheme {
 	return []Scheme{
-		{
-			Name:  "siphash24",
-			About: "SipHash-2-4, Guava's sipHash24().hashString(KEY, UTF_8)",
-			hash:  SipHash24,
-		},
-		{
-			Name:  "int",
-			About: "the key is the number: 10",
-			parse: parseInt,
-		},
-		{
-			Name:  "int-pair",
-			About: "the key is two numbers of 32 bits: 3,7",
-			parse: parseIntPair,
-		},
-		{
-			Name:  "hashtextextended",
-			About: "PostgreSQL's hashtextextended(KEY, 0)",
-			hash:  hashTextExtended,
-		},
-		{
-			Name:  "hashtext",
-			About: "PostgreSQL's hashtext(KEY), for pg_advisory_lock(bigint)",
-			hash:  hashText,
-		},
-		{
-			Name:  "with-advisory-lock",
-			About: "Ruby's with_advisory_lock",
-			hash:  withAdvisoryLock,
-		},
-		{
-			Name:  "distributed-lock",
-			About: "DistributedLock for .NET, with allowHashing",
-			hash:  distributedLock,
-		},
-		{
-			Name:  "django-pglock",
-			About: "django-pglock",
-			hash:  djangoPglock,
-		},
-		{
-			Name:  "golang-migrate",
-			About: "golang-migrate; the key is DATABASE/SCHEMA/TABLE",
-			parse: golangMigrate,
-		},
-		{
-			Name:  "sqlx",
-			About: "the migrations of sqlx for Rust; the key is DATABASE",
-			parse: sqlx,
-		},
+		{Name: "siphash24", About: "SipHash-2-4, Guava's sipHash24().hashString(KEY, UTF_8)", hash: SipHash24},
+		{Name: "int", About: "the key is the number: 10", parse: parseInt},
+		{Name: "int-pair", About: "the key is two numbers of 32 bits: 3,7", parse: parseIntPair},
+		{Name: "hashtextextended", About: "PostgreSQL's hashtextextended(KEY, 0)", hash: hashTextExtended},
+		{Name: "hashtext", About: "PostgreSQL's hashtext(KEY), for pg_advisory_lock(bigint)", hash: hashText},
+		{Name: "with-advisory-lock", About: "Ruby's with_advisory_lock", hash: withAdvisoryLock},
+		{Name: "distributed-lock", About: "DistributedLock for .NET, with allowHashing", hash: distributedLock},
+		{Name: "django-pglock", About: "django-pglock", hash: djangoPglock},
+		{Name: "golang-migrate", About: "golang-migrate; the key is DATABASE/SCHEMA/TABLE", parse: golangMigrate},
+		{Name: "sqlx", About: "the migrations of sqlx for Rust; the key is DATABASE", parse: sqlx},
 	}
 }
 

@@ -60,8 +60,7 @@ type Config struct {
 	Log   *slog.Logger
 }
 
-// LevelNotice is the level of taking and giving back the lock. It lies between info
-// and warning, like syslog's notice.
+// LevelNotice is the level of taking and giving back the lock.
 const LevelNotice = lock.LevelNotice
 
 // Watch is told how a whole run goes on: to the wait it adds what comes before and after
@@ -77,20 +76,8 @@ type Watch struct {
 	Ending func()
 }
 
-func (w Watch) leading() {
-	if w.Leading != nil {
-		w.Leading()
-	}
-}
-
 func (w Watch) resting(d time.Duration) {
 	if w.Resting != nil && d > 0 {
 		w.Resting(time.Now().Add(d))
-	}
-}
-
-func (w Watch) ending() {
-	if w.Ending != nil {
-		w.Ending()
 	}
 }

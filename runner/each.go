@@ -115,10 +115,10 @@ type each struct {
 func (e *each) passes(ctx context.Context, shared *connection) {
 	began := time.Now()
 	items := e.cfg.Items
-	for polls := lock.Polls(); ; {
+	for polls := lock.PollBackoff(); ; {
 		again := e.pass(ctx, shared, items)
 		left := e.cfg.Wait - time.Since(began)
-		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(lock.Poll(polls)), left)) {
+		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(lock.PollBounds(polls)), left)) {
 			return
 		}
 		items = slices.Values(again)
@@ -185,7 +185,7 @@ func (e *each) bid(j *job) *lock.Bid {
 	if b := e.bids.of(j.Lock.ID); b != nil {
 		return b
 	}
-	locking := e.process.locking()
+	locking := e.process.lockConfig()
 	locking.Claim = lock.Claim{Locks: []lock.Lock{j.Lock}, Polled: true}
 	locking.Ledger.Keys = []string{j.Key}
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass it has missed what was said since the one before
@@ -247,8 +247,7 @@ func (e *each) skip(j *job, why reason) {
 }
 
 // skipIfRun skips an item that was run since this process began, and says whether it did. If
-// that run failed, this
-// process comes back to it, if there is time.
+// that run failed, this process comes back to it, if there is time.
 func (e *each) skipIfRun(j *job) bool {
 	well, ended := e.ends.of(j.Lock.ID)
 	if !ended || !well && e.returning {

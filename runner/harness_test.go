@@ -47,13 +47,13 @@ func newScene() *scene {
 	}
 	s.supervision = supervision{
 		cfg:  &Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}},
-		log:  slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime})),
-		lock: s.fate, command: s.job, began: time.Now(), started: time.Now(),
+		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
 		renewed: s.deadlines, signals: s.sent, requests: s.asks,
 		asker:  func() request { return request{by: "root@elsewhere"} },
 		prefer: func(string) {},
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
+	s.cfg.Log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
 	s.cfg.Watch.Ending = func() { s.say("observer: ending") }
 	return s
 }

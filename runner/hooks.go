@@ -30,7 +30,7 @@ func (r *run) hook(event, command string, reason error) {
 	}
 	r.hooks.Go(func() {
 		if err := r.runHook(env, command); err != nil {
-			r.log.Warn(fmt.Sprintf("--on-%s: %v", event, err), "event", "hook")
+			r.cfg.Log.Warn(fmt.Sprintf("--on-%s: %v", event, err), "event", "hook")
 		}
 	})
 }

@@ -49,13 +49,13 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer p.hooks.Wait()
-	p.cfg.Wait, p.reached = lock.Forever, new(bool)
+	p.common.Wait, p.reached = lock.Forever, new(bool)
 	if err := p.rest(pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; pause = min(2*pause, restartMost) {
 		outcome, err := p.once()
-		p.cfg.Session.Database = session.Elsewhere(p.cfg.Session.Database, err)
+		p.common.Session.Database = session.Elsewhere(p.common.Session.Database, err)
 		p.lost = errors.As(err, new(*LockLostError))
 		switch {
 		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !*p.reached:

@@ -16,7 +16,7 @@ import (
 
 // process is what all runs of this process share.
 type process struct {
-	cfg      Config
+	common   Config
 	guards   *child.Guards
 	caught   <-chan os.Signal // for the command, or for this process to end
 	catching <-chan struct{}  // is closed once signals are caught
@@ -36,18 +36,18 @@ func begin(cfg Config) (*process, error) {
 	}
 	guards.Stdin = cfg.Stdin
 	child.ReapOrphans()
-	p := &process{cfg: cfg, guards: guards}
+	p := &process{common: cfg, guards: guards}
 	p.caught, p.catching = child.Signals()
 	return p, nil
 }
 
-// locking is the configuration for package lock.
-func (p *process) locking() lock.Config {
-	remember := p.cfg.Ledger
-	remember.Keys = p.cfg.Keys
+// lockConfig is the configuration for package lock.
+func (p *process) lockConfig() lock.Config {
+	remember := p.common.Ledger
+	remember.Keys = p.common.Keys
 	return lock.Config{
-		Claim: p.cfg.Claim, Session: p.cfg.Session, Description: p.cfg.Description, Wait: p.cfg.Wait,
-		LostGrace: p.cfg.LostGrace, LockDelay: p.cfg.LockDelay, Explain: p.cfg.Explain, Reached: p.reached, Observer: p.cfg.Watch.Observer, Log: p.cfg.Log,
+		Claim: p.common.Claim, Session: p.common.Session, Description: p.common.Description, Wait: p.common.Wait,
+		LostGrace: p.common.LostGrace, LockDelay: p.common.LockDelay, Explain: p.common.Explain, Reached: p.reached, Observer: p.common.Watch.Observer, Log: p.common.Log,
 		Ledger: remember, WasHolder: p.lost,
 	}
 }
@@ -63,9 +63,9 @@ func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 
 // rest waits, with no lock held, unless a signal asks this process to end.
 func (p *process) rest(d time.Duration) error {
-	locking := p.locking()
-	p.cfg.Watch.resting(d)
-	p.cfg.Watch.SayAlive(d + locking.AttemptMost())
+	locking := p.lockConfig()
+	p.common.Watch.resting(d)
+	p.common.Watch.SayAlive(d + locking.AttemptMost())
 	ctx, listener := interruptible(p.caught)
 	if d > 0 {
 		pace.Sleep(ctx, d)

@@ -3,9 +3,8 @@
 // anybody else's.
 //
 // To read it: Run, once, acquire (lock.Acquire opens the session and takes the lock),
-// underLock, runCommand, startSupervised (child.Guard starts the command), supervise (the
-// one select where the two meet), release. The files each*.go, worker.go, jobs.go and
-// desk.go are of pglead each alone.
+// runCommand, startSupervised (child.Guard starts the command), supervise (the
+// one select where the two meet), release. The files each*.go are of pglead each alone.
 package runner
 
 import (
@@ -13,7 +12,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -51,13 +49,7 @@ func Run(cfg Config) (Outcome, error) {
 // run is one command under one lock.
 type run struct {
 	*process
-
-	// These stand for the fields of cfg with the same names: in each they are one item's, and
-	// cfg's must not be used.
-	keys    []string // of the lock, for the command
-	command []string
-	env     []string
-	log     *slog.Logger
+	cfg Config // hides that of the process: in each, keys, command, environment and log are one item's
 
 	listener *listener               // has the signals until the command runs; nil: they stay in their channel
 	signals  <-chan os.Signal        // for the command
@@ -73,12 +65,15 @@ type run struct {
 func (p *process) once() (Outcome, error) {
 	ctx, listener := interruptible(p.caught)
 	defer listener.handOver()
-	r := &run{process: p, keys: p.cfg.Keys, command: p.cfg.Command, env: p.cfg.Env, log: p.cfg.Log, listener: listener, signals: p.caught}
+	r := &run{process: p, cfg: p.common, listener: listener, signals: p.caught}
 	if err := r.acquire(ctx); err != nil {
 		return Outcome{}, err
 	}
 	defer r.held.Close()
-	outcome, err := r.underLock(ctx)
+	outcome, toRelease, err := r.runCommand(ctx)
+	if toRelease {
+		r.release(outcome)
+	}
 	if errors.As(err, new(*LockLostError)) {
 		r.announceDeath()
 	}
@@ -87,7 +82,7 @@ func (p *process) once() (Outcome, error) {
 
 // acquire takes the lock. The guard starts meanwhile.
 func (r *run) acquire(ctx context.Context) error {
-	locking := r.locking()
+	locking := r.lockConfig()
 	locking.Prepare = func(s *session.Session) (abandon func(), err error) {
 		if r.guard, err = r.newGuard(s); err != nil {
 			return func() {}, err
@@ -102,21 +97,12 @@ func (r *run) acquire(ctx context.Context) error {
 	return nil
 }
 
-// underLock runs the command under the lock, and gives the lock back.
-func (r *run) underLock(ctx context.Context) (Outcome, error) {
-	outcome, toRelease, err := r.runCommand(ctx)
-	if toRelease {
-		r.release(outcome)
-	}
-	return outcome, err
-}
-
 // runCommand runs the command under the lock, and returns when all that it started is dead.
 // With toRelease the caller has to give the lock back. Otherwise it is lost, or no command
 // was started and it has been given back here.
 func (r *run) runCommand(ctx context.Context) (outcome Outcome, toRelease bool, err error) {
-	r.log = r.log.With("token", r.held.Token)
-	r.log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)...)
+	r.cfg.Log = r.cfg.Log.With("token", r.held.Token)
+	r.cfg.Log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)...)
 	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
 	r.listener.keep()
 	s, err := r.startSupervised(ctx)
@@ -126,23 +112,17 @@ func (r *run) runCommand(ctx context.Context) (outcome Outcome, toRelease bool, 
 		}
 		return Outcome{}, false, err
 	}
-	introduction := time.AfterFunc(introduceAfter, func() { r.held.Introduce(context.WithoutCancel(ctx)) })
 	outcome, err = s.supervise()
-	introduction.Stop()
-	r.held.End(endOf(outcome, err))
+	r.held.NoteEnd(endOf(outcome, err))
 	if err == nil && !outcome.Asked.Has(BySignal) {
 		s.holdOut()
 	}
 	toRelease = r.held.Err() == nil && !errors.As(err, new(*LockLostError))
 	if err == nil && !toRelease {
-		r.endLate()
+		r.noteEndLate()
 	}
 	return outcome, toRelease, err
 }
-
-// introduceAfter is how long a command has to run before its session says what it
-// holds. Nobody looks sooner.
-const introduceAfter = time.Second
 
 // startSupervised starts the command, and returns its supervision.
 func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
@@ -158,7 +138,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	began := time.Now()
 	release, endsSession := r.held.EncodedRelease()
 	c, err := r.guard.StartCommand(ctx, child.Config{
-		Path: r.cfg.Path, Args: r.command, Env: r.environment(),
+		Path: r.cfg.Path, Args: r.cfg.Command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.LostGrace, LeaseGrace: leaseGrace(r.cfg.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
@@ -172,13 +152,15 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	}
 	r.child = c
 	s := &supervision{
-		cfg: &r.cfg, log: r.log, lock: r.held, command: c, began: began, started: time.Now(),
+		cfg: &r.cfg, held: r.held, command: c, began: began, started: time.Now(),
 		renewed: r.renewed, signals: r.signals, missed: r.listener.handOver(), born: c.Born(),
 		requests: r.held.Requests(), asker: func() request { return r.asker(context.WithoutCancel(ctx)) }, prefer: r.held.Prefer,
 		onLoss: func(reason error) { r.hook("lost", r.cfg.Hooks.Lost, reason) },
 	}
-	r.log.Info("command started", "event", "started", "pid", c.PID())
-	r.cfg.Watch.leading()
+	r.cfg.Log.Info("command started", "event", "started", "pid", c.PID())
+	if r.cfg.Watch.Leading != nil {
+		r.cfg.Watch.Leading()
+	}
 	return s, nil
 }
 
@@ -195,7 +177,7 @@ func (r *run) guardLinger() time.Duration {
 	if r.cfg.Session.Transaction {
 		return 0
 	}
-	const look = 3 * time.Second // two for the bound of a takeover, and one to be on the safe side
+	const look = 4 * time.Second // two for the bound of a takeover, and two to be on the safe side
 	return session.DeadAfter(r.cfg.Session.Lease, 0) - session.HolderShare(r.cfg.Session.Lease) + look
 }
 
@@ -220,30 +202,30 @@ func (r *run) asker(ctx context.Context) request {
 func (r *run) release(outcome Outcome) {
 	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(r.cfg.Session.Lease))
 	defer cancel()
-	r.released(outcome, r.held.Release(ctx))
+	r.afterRelease(outcome, r.held.Release(ctx))
 }
 
-// released logs how giving the lock back went.
-func (r *run) released(outcome Outcome, err error) {
+// afterRelease logs how giving the lock back went.
+func (r *run) afterRelease(outcome Outcome, err error) {
 	if err != nil {
-		r.log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
-		r.endLate()
+		r.cfg.Log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
+		r.noteEndLate()
 		return
 	}
 	event, message := "released", "lock released"
 	if outcome.Asked.Has(ByStepDown) {
 		event, message = "handed_over", "lock released, as was asked"
 	}
-	r.log.Log(context.Background(), LevelNotice, message, "event", event)
+	r.cfg.Log.Log(context.Background(), LevelNotice, message, "event", event)
 	r.hook("released", r.cfg.Hooks.Released, nil)
 }
 
-// endLate notes the end of a command whose session was lost after it, unless a signal asks
+// noteEndLate notes the end of a command whose session was lost after it, unless a signal asks
 // this process to end.
-func (r *run) endLate() {
+func (r *run) noteEndLate() {
 	ctx, listener := interruptible(r.signals)
 	defer listener.handOver()
-	r.held.EndLate(ctx)
+	r.held.NoteEndLate(ctx)
 }
 
 // announceDeath tells the waiters for the lost lock that the command is dead, unless a
@@ -278,8 +260,8 @@ func (r *run) environment() []string {
 	for _, l := range r.held.Locks {
 		ids = append(ids, l.String())
 	}
-	env := append(slices.Clone(r.env),
-		"PGLEAD_LOCK_KEY="+strings.Join(r.keys, "\n"),
+	env := append(slices.Clone(r.cfg.Env),
+		"PGLEAD_LOCK_KEY="+strings.Join(r.cfg.Keys, "\n"),
 		"PGLEAD_LOCK_ID="+strings.Join(ids, "\n"),
 		fmt.Sprintf("PGLEAD_TOKEN=%d", r.held.Token),
 		"PGLEAD_SYSTEM_ID="+r.held.SystemID,

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"time"
 
@@ -19,8 +18,7 @@ import (
 // and what has happened so far.
 type supervision struct {
 	cfg     *Config
-	log     *slog.Logger
-	lock    heldLock
+	held    heldLock
 	command command
 	began   time.Time // when the guard was told to start the command
 	started time.Time // when it had
@@ -70,18 +68,21 @@ type command interface {
 //	supervise, Child.Renew                sends the deadline to the guard
 //	Session.beat, ExpireIfDue             the deadline passes: the session fails, and Lost is closed
 //	lockLost, Child.TellLost              tells the guard to end the tree
-//	guardProcess.checkTime                the guard's own timer has that deadline, should pglead be stopped
 //	guardProcess.terminate, kill          SIGTERM, if there is a grace, and then SIGKILL, in rounds (killRound)
 //	Child.killGuard, Guards.finishFor     pglead does it, if the guard has not in time
 //	guardProcess.watch, Child.listen      the guard reports that all are dead and reaped, which closes Done
 //	conclude                              makes that a LockLostError
 //	run.announceDeath, AnnounceDeaths     tells the waiters, on a new session
 //
+// The guard's own timer (checkTime) has the same deadline, should pglead be stopped. Meanwhile
+// the first in line sees the silence, and may end the session (package lock, followHolder);
+// the server does so a lease after the last request arrived.
+//
 // A question under way (Session.answer) waits no longer than 3/5 of a lease either. The
 // guard has a select of its own (guardProcess.watch), for when this process is stopped or
 // dead. Where it was faster, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
-	s.lost = s.lock.Lost()
+	s.lost = s.held.Lost()
 	timeout := after(s.cfg.Timeout)
 	askedBy := make(chan request, 1)
 	var tick <-chan time.Time
@@ -143,8 +144,8 @@ func after(d time.Duration) <-chan time.Time {
 func (s *supervision) lockLost() {
 	s.lost = nil
 	s.command.TellLost()
-	s.log.Info("lock lost, killing the command", "event", "lost", "reason", s.lock.Err().Error())
-	s.onLoss(s.lock.Err())
+	s.cfg.Log.Info("lock lost, killing the command", "event", "lost", "reason", s.held.Err().Error())
+	s.onLoss(s.held.Err())
 	if s.unkillable != "" {
 		s.nameUnkillable()
 	}
@@ -157,7 +158,9 @@ func (s *supervision) signalled(sig unix.Signal) {
 		return
 	}
 	s.asked |= BySignal
-	s.cfg.Watch.ending()
+	if s.cfg.Watch.Ending != nil {
+		s.cfg.Watch.Ending()
+	}
 	s.limit()
 }
 
@@ -182,20 +185,20 @@ type request struct{ by, to string }
 func (s *supervision) stepDown(r request) {
 	s.askToEnd(ByStepDown)
 	s.prefer(r.to)
-	s.log.Warn("asked to step down by "+r.by+"; sending SIGTERM", "event", "stepping_down", "by", r.by)
+	s.cfg.Log.Warn("asked to step down by "+r.by+"; sending SIGTERM", "event", "stepping_down", "by", r.by)
 	s.limit()
 }
 
 func (s *supervision) timeOut() {
 	s.askToEnd(ByTimeout)
-	s.log.Warn(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
+	s.cfg.Log.Warn(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
 	s.killAfter = after(s.cfg.KillAfterTimeout)
 }
 
 func (s *supervision) kill() {
 	s.killAfter = nil
 	s.command.Kill()
-	s.log.Warn("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
+	s.cfg.Log.Warn("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
 }
 
 // report says what has happened to the command's processes.
@@ -207,19 +210,19 @@ func (s *supervision) report(event child.Event) {
 		s.unkillable = event.Unkillable
 		s.nameUnkillable()
 	case event.Leftovers != "" && s.cfg.WaitForLeftovers:
-		s.log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
+		s.cfg.Log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
 	case event.Leftovers != "":
-		s.log.Warn("the command has ended; ending what it left running: "+event.Leftovers, "event", "leftovers")
+		s.cfg.Log.Warn("the command has ended; ending what it left running: "+event.Leftovers, "event", "leftovers")
 	}
 }
 
 // nameUnkillable names the processes that SIGKILL doesn't reach.
 func (s *supervision) nameUnkillable() {
 	consequence := "the lock stays held while they live"
-	if s.lock.Err() != nil {
+	if s.held.Err() != nil {
 		consequence = "the lock is lost: another node may run the command while they live"
 	}
-	s.log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
+	s.cfg.Log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
 }
 
 // conclude turns the end of the tree into an outcome.
@@ -228,22 +231,22 @@ func (s *supervision) conclude() (Outcome, error) {
 	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
 		// The guard was faster than the session, which will have the reason.
 		select {
-		case <-s.lock.Lost():
+		case <-s.held.Lost():
 		case <-time.After(time.Second):
 		}
 	}
 	loss := s.loss(result)
 	if loss == nil && !result.GuardDied {
-		s.log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
+		s.cfg.Log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
 		return Outcome{Status: result.Status, Ran: ran, Asked: s.asked}, nil
 	}
-	s.log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
+	s.cfg.Log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
 	if loss == nil {
 		return Outcome{Asked: s.asked}, &GuardDiedError{Killed: result.Killed}
 	}
 	if s.lost != nil { // the guard was faster
-		reason := cmp.Or(s.lock.Err(), loss.Cause) // as lockLost has it
-		s.log.Info("lock lost", "event", "lost", "reason", reason.Error())
+		reason := cmp.Or(s.held.Err(), loss.Cause) // as lockLost has it
+		s.cfg.Log.Info("lock lost", "event", "lost", "reason", reason.Error())
 		s.onLoss(reason)
 	}
 	return Outcome{Asked: s.asked}, loss
@@ -254,7 +257,7 @@ func (s *supervision) loss(result child.Result) *LockLostError {
 	lost := &LockLostError{Database: session.Target(s.cfg.Session.Database)}
 	var cause *session.LostError
 	switch {
-	case errors.As(s.lock.Err(), &cause):
+	case errors.As(s.held.Err(), &cause):
 		lost.Cause, lost.Heard = cause.Cause, cause.Heard
 	case result.Ending == child.LeaseOver:
 		lost.Cause = session.ErrStopped
@@ -290,15 +293,15 @@ func (s *supervision) holdOut() {
 	if rest <= 0 {
 		return
 	}
-	s.log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
+	s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
 	s.cfg.Watch.SayAlive(rest + s.cfg.Session.Lease)
 	over := time.After(rest)
 	for {
 		select {
 		case <-over:
 			return
-		case <-s.lock.Lost():
-			s.log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.lock.Err().Error(), "event", "lost")
+		case <-s.held.Lost():
+			s.cfg.Log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
 			return
 		case sig := <-s.signals:
 			if child.Interrupts(sig.(unix.Signal)) {

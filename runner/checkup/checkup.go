@@ -7,16 +7,12 @@ import "fmt"
 // Status is how bad a finding is.
 type Status string
 
+// The statuses, from good to bad.
 const (
-	// OK is as it should be.
-	OK Status = "ok"
-	// Note is something to know that needs no action.
-	Note Status = "note"
-	// Warning is something that may be in the way of a lock, but not of the
-	// promise.
-	Warning Status = "warn"
-	// Fail is something with which the promise can't be kept, or no lock taken.
-	Fail Status = "fail"
+	OK      Status = "ok"   // as it should be
+	Note    Status = "note" // something to know that needs no action
+	Warning Status = "warn" // it may be in the way of a lock, but not of the promise
+	Fail    Status = "fail" // the promise can't be kept with it, or no lock taken
 )
 
 // Check is a line of the checklist.

@@ -1,7 +1,7 @@
 package child
 
 import (
-	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -136,16 +136,8 @@ func (g *Guard) trySend(o order) error {
 	if err != nil {
 		return err
 	}
-	var msg bytes.Buffer
-	_ = writeNumber(&msg, o.kind, o.n)
-	if controlErr := raw.Control(func(fd uintptr) {
-		for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-			_, err = unix.Write(int(fd), msg.Bytes())
-		}
-	}); controlErr != nil {
-		return controlErr
-	}
-	return err
+	controlErr := raw.Control(func(fd uintptr) { err = writeNumber(blocking{int(fd)}, o.kind, o.n) })
+	return cmp.Or(controlErr, err)
 }
 
 // sendRest waits until the guard reads. If the guard is dead, hangUp ends the wait.

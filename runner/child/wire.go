@@ -177,17 +177,13 @@ func (r *startRequest) decode(b []byte) error {
 // Ending is why the guard ended the tree.
 type Ending int64
 
+// The endings, and what each says.
 const (
-	// Exited means that the command ended by itself, or by a signal that was meant for it.
-	Exited Ending = iota
-	// Killed means that pglead asked for it.
-	Killed
-	// LeaseOver means that pglead had not renewed the deadline: the lock may be lost.
-	LeaseOver
-	// SocketClosed means that the server closed the lock's connection.
-	SocketClosed
-	// PgleadGone means that pglead is dead.
-	PgleadGone
+	Exited       Ending = iota // the command ended by itself, or by a signal that was meant for it
+	Killed                     // pglead asked for it
+	LeaseOver                  // pglead had not renewed the deadline: the lock may be lost
+	SocketClosed               // the server closed the lock's connection
+	PgleadGone                 // pglead is dead
 )
 
 type doneReport struct {

@@ -14,7 +14,6 @@ import (
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/inspect"
-	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -160,7 +159,7 @@ func (x *examination) row(ctx context.Context, columns int, sql string) ([]strin
 // refused it.
 func (x *examination) trial(ctx context.Context, says inspect.Description) error {
 	began := time.Now()
-	check, err := lock.SelfTest(ctx, x.cfg, says)
+	check, err := selfTest(ctx, x.cfg, says)
 	if err != nil {
 		check = failed(err)
 	}

@@ -35,7 +35,7 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 		return checkup.Notef("leave --transaction away here, unless other nodes come through a pooler: without it waiters stand in line, and a clean handover takes no lock-delay",
 			"no pooler in between")
 	}
-	local, remote := socket(x.viewer.Conn()).LocalAddr(), socket(x.viewer.Conn()).RemoteAddr()
+	local, remote := x.viewer.Socket().LocalAddr(), x.viewer.Socket().RemoteAddr()
 	tcp, ok := local.(*net.TCPAddr)
 	if !ok {
 		return checkup.Okf("a unix socket, no pooler in between")
@@ -51,30 +51,18 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 		"no pooler, but a proxy, tunnel or address translation in between: this end is %s, and the server sees %s", local, seen)
 }
 
-// socket is a connection below any TLS.
-func socket(conn net.Conn) net.Conn {
-	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok {
-		return wrapped.NetConn()
-	}
-	return conn
-}
-
 func (x *examination) tls(context.Context) checkup.Check {
 	if conn, ok := x.viewer.Conn().(*tls.Conn); ok {
 		state := conn.ConnectionState()
 		seen := tls.VersionName(state.Version) + ", " + tls.CipherSuiteName(state.CipherSuite)
-		configs := []*tls.Config{x.cfg.Database.TLSConfig}
-		for _, f := range x.cfg.Database.Fallbacks {
-			configs = append(configs, f.TLSConfig)
-		}
-		for _, c := range configs { // all hosts have the same sslmode
-			if c != nil && c.InsecureSkipVerify && c.VerifyPeerCertificate == nil {
+		for _, f := range session.Hosts(x.cfg.Database) { // all have the same sslmode
+			if c := f.TLSConfig; c != nil && c.InsecureSkipVerify && c.VerifyPeerCertificate == nil {
 				return checkup.Notef("sslmode=verify-full, and sslrootcert if the authority is a private one", "%s; the server's certificate is not verified: whoever can redirect the connection can pose as the server", seen)
 			}
 		}
 		return checkup.Okf("%s, certificate verified", seen)
 	}
-	tcp, ok := socket(x.viewer.Conn()).RemoteAddr().(*net.TCPAddr)
+	tcp, ok := x.viewer.Socket().RemoteAddr().(*net.TCPAddr)
 	switch {
 	case !ok:
 		return checkup.Okf("not needed on a unix socket")
@@ -98,7 +86,7 @@ func (x *examination) hosts(ctx context.Context) {
 		case err != nil:
 			unreachable = true
 			role = strings.TrimPrefix(err.Error(), "connect to "+session.Target(database)+": ")
-		case role == primary && !slices.Contains(primaries, identity): // one server may have two names
+		case role == "primary" && !slices.Contains(primaries, identity): // one server may have two names
 			primaries = append(primaries, identity)
 		}
 		roles = append(roles, net.JoinHostPort(database.Host, strconv.Itoa(int(database.Port)))+" "+role)
@@ -114,12 +102,7 @@ func (x *examination) hosts(ctx context.Context) {
 	}
 }
 
-const (
-	primary = "primary"
-	standby = "standby"
-)
-
-// roleOf asks a server whether it is the primary, and which server it is.
+// roleOf asks a server whether it is "primary" or "standby", and which server it is.
 func (x *examination) roleOf(ctx context.Context, database *pgconn.Config) (role, identity string, err error) {
 	cfg := x.cfg
 	cfg.Database = database
@@ -137,23 +120,21 @@ func (x *examination) roleOf(ctx context.Context, database *pgconn.Config) (role
 		return "", "", err
 	}
 	if row[0] == "t" {
-		return standby, row[1], nil
+		return "standby", row[1], nil
 	}
-	return primary, row[1], nil
+	return "primary", row[1], nil
 }
 
 // splitHosts makes a configuration of each of cfg's hosts.
 func splitHosts(cfg *pgconn.Config) []*pgconn.Config {
 	var list []*pgconn.Config
-	for _, f := range append([]*pgconn.FallbackConfig{{Host: cfg.Host, Port: cfg.Port, TLSConfig: cfg.TLSConfig}}, cfg.Fallbacks...) {
+	for _, f := range session.Hosts(cfg) {
 		i := slices.IndexFunc(list, func(c *pgconn.Config) bool { return c.Host == f.Host && c.Port == f.Port })
 		if i >= 0 { // with another sslmode
 			list[i].Fallbacks = append(list[i].Fallbacks, f)
 			continue
 		}
-		c := cfg.Copy()
-		c.Host, c.Port, c.TLSConfig, c.Fallbacks = f.Host, f.Port, f.TLSConfig, nil
-		list = append(list, c)
+		list = append(list, session.WithHosts(cfg, []*pgconn.FallbackConfig{f}))
 	}
 	return list
 }

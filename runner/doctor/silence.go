@@ -24,7 +24,7 @@ func (x *examination) silence(ctx context.Context) checkup.Check {
 		return failed(err)
 	}
 	defer viewer.Close()
-	if tcp, ok := socket(viewer.Conn()).(*net.TCPConn); ok {
+	if tcp, ok := viewer.Socket().(*net.TCPConn); ok {
 		// A host that is cut off sends no probes either.
 		_ = tcp.SetKeepAlive(false)
 	}

@@ -12,10 +12,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
-
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -211,54 +207,5 @@ func TestNamingIsBounded(t *testing.T) {
 	// What was said before costs nothing.
 	if _, _, known := n.of(view("first")); !known {
 		t.Error("what was known is forgotten")
-	}
-}
-
-// TestMetrics: promtool's own rules are kept, and every key arrives.
-func TestMetrics(t *testing.T) {
-	keys := []string{`C:\jobs "x"`, "nightly", "two\nlines", "é/日本"}
-	now := time.Now()
-	var views []View
-	for i, key := range keys {
-		v := View{
-			Database: "app", ID: lockkey.SipHash24(key), Granted: true, Backend: uint32(i + 1), Described: true, Now: now,
-			Description: Description{Keys: []string{key}, Scheme: "siphash24", Host: "web1", PID: 1, Since: now.Add(-time.Minute)},
-		}
-		views = append(views, v)
-		v.Granted, v.Backend = false, uint32(i+100)
-		views = append(views, v)
-	}
-	var text strings.Builder
-	if err := WriteMetrics(&text, Locks(views)); err != nil {
-		t.Fatal(err)
-	}
-	problems, err := promlint.New(strings.NewReader(text.String())).Lint()
-	if err != nil {
-		t.Fatalf("%v in:\n%s", err, text.String())
-	}
-	for _, p := range problems {
-		t.Errorf("%s: %s", p.Metric, p.Text)
-	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(strings.NewReader(text.String()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, want := range map[string]float64{"pglead_lock_holders": 1, "pglead_lock_waiters": 1, "pglead_lock_held_seconds": 60} {
-		metrics := families[name].GetMetric()
-		if len(metrics) != len(keys) {
-			t.Errorf("%s has %d samples of %d keys", name, len(metrics), len(keys))
-			continue
-		}
-		for i, m := range metrics {
-			for _, label := range m.GetLabel() {
-				if label.GetName() == "key" && label.GetValue() != keys[i] {
-					t.Errorf("%s: key %q, want %q", name, label.GetValue(), keys[i])
-				}
-			}
-			if got := m.GetGauge().GetValue(); got != want {
-				t.Errorf("%s of %q is %v, want %v", name, keys[i], got, want)
-			}
-		}
 	}
 }

@@ -44,7 +44,7 @@ func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, err
 	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
 	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp()), a.state, extract(epoch FROM a.state_change)
 FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
-WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+inThisDatabase+" AND "+Among(ids)+" ORDER BY l.pid")
+WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+InThisDatabase+" AND "+Among(ids))
 	if err != nil {
 		return nil, err
 	}
@@ -91,8 +91,8 @@ func Among(ids []lockkey.ID) string {
 	return "(classid, objid, objsubid) IN (" + strings.Join(list, ", ") + ")"
 }
 
-// inThisDatabase is a condition, too: each database has advisory locks of its own.
-const inThisDatabase = "database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
+// InThisDatabase is a condition, too: each database has advisory locks of its own.
+const InThisDatabase = "database = (SELECT datid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
 
 // viewQuery reads two views. They show every role which session has which lock. Only the
 // session's own role and pg_read_all_stats see its details.
@@ -104,7 +104,7 @@ func viewQuery(of Sought) string {
 		for _, id := range of.Lines {
 			classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(id)))
 		}
-		where = " AND " + inThisDatabase + " AND (" + Among(of.Locks) + " OR objsubid = 1 AND classid IN (" + strings.Join(classes, ", ") + "))"
+		where = " AND " + InThisDatabase + " AND (" + Among(of.Locks) + " OR objsubid = 1 AND classid IN (" + strings.Join(classes, ", ") + "))"
 	case !of.AllDatabases:
 		where = " AND d.datname = pg_catalog.current_database()"
 	}

@@ -89,11 +89,6 @@ func FactsOf(ctx context.Context, ask Ask, key string, ids []lockkey.ID) (Facts,
 	return readFacts(ctx, ask, among(key, ids), 2*len(ids)+1000)
 }
 
-// NewestFacts are the facts of the locks that ran last.
-func NewestFacts(ctx context.Context, ask Ask, most int) (Facts, error) {
-	return readFacts(ctx, ask, "true", most)
-}
-
 // FactsMatching are the facts of the locks whose key matches a pattern, in which * stands
 // for any characters and ? for one. Without patterns every key matches.
 func FactsMatching(ctx context.Context, ask Ask, patterns []string, most int) (Facts, error) {

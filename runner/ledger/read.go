@@ -16,21 +16,6 @@ import (
 // an empty text.
 type Ask func(ctx context.Context, sql string) ([][]string, error)
 
-// Access is what a role may do with a ledger.
-type Access int
-
-const (
-	// Absent means that there is none in this database.
-	Absent Access = iota
-	// Denied means that there is one, and the role has no USAGE of its schema.
-	Denied
-	// Foreign means that there is one that some other role made, perhaps in order to be
-	// called: nothing in it must be touched.
-	Foreign
-	// Granted means that the role reads and writes it.
-	Granted
-)
-
 // Look finds out whether there is a ledger for this role. It returns the role's name as
 // SQL writes it. Its query names nothing in the schema, since even planning it could run
 // functions there.
@@ -43,7 +28,7 @@ func Look(ctx context.Context, ask Ask) (access Access, role string, err error) 
 	if err != nil {
 		return Absent, "", errAnswer
 	}
-	return map[string]Access{denied: Denied, foreign: Foreign, granted: Granted}[row[0]], row[1], nil
+	return accessBy(row[0]), row[1], nil
 }
 
 var errAnswer error = session.Errorf(session.Unsafe, "is the schema pglead another program's?", "the ledger does not answer as this version's does")
@@ -128,11 +113,11 @@ func (r *reader) time() time.Time {
 	return time.UnixMicro(r.number())
 }
 
-// lines are the lines of a text, or nil.
+// lines are the lines of a text. Of an empty text there are none: in JSON that is [].
 func (r *reader) lines() []string {
 	text := r.text()
 	if text == "" {
-		return nil
+		return []string{}
 	}
 	return strings.Split(text, "\n")
 }

@@ -9,19 +9,19 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// State describes an installed ledger.
+// State describes an installed ledger, also in the JSON of pglead ledger status.
 type State struct {
-	Version int
-	Keep    int // runs of each key
-	Runs    int64
-	Locks   int64
-	Keys    int64
-	Bytes   int64
-	Oldest  time.Time // start of the oldest run; zero if there is none
-	Owner   string
-	Trusted bool     // by all roles, since the owner is the database's, or a superuser
-	Granted []string // roles with USAGE, without the owner
-	Former  []string // roles that have run something, and have no USAGE any more
+	Version int        `json:"version"`
+	Keep    int        `json:"keep"` // runs of each key
+	Runs    int64      `json:"runs"`
+	Locks   int64      `json:"locks"`
+	Keys    int64      `json:"-"`
+	Bytes   int64      `json:"bytes"`
+	Oldest  *time.Time `json:"oldest"` // start of the oldest run; nil if there is none
+	Owner   string     `json:"owner"`
+	Trusted bool       `json:"trusted"`              // by all roles, since the owner is the database's, or a superuser
+	Granted []string   `json:"granted"`              // roles with USAGE, without the owner
+	Former  []string   `json:"not_granted_any_more"` // roles that have run something, and have no USAGE any more
 }
 
 // ReadState asks for the state of the ledger.
@@ -43,8 +43,11 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 		return State{}, errAnswer
 	}
 	r := reader{row: row}
-	s := State{Version: int(r.number()), Keep: int(r.number()), Runs: r.number(), Locks: r.number(), Keys: r.number(), Bytes: r.number(), Oldest: r.time(), Owner: r.text(), Trusted: r.truth()}
-	s.Granted, s.Former = r.lines(), r.lines()
+	s := State{Version: int(r.number()), Keep: int(r.number()), Runs: r.number(), Locks: r.number(), Keys: r.number(), Bytes: r.number()}
+	if oldest := r.time(); !oldest.IsZero() {
+		s.Oldest = &oldest
+	}
+	s.Owner, s.Trusted, s.Granted, s.Former = r.text(), r.truth(), r.lines(), r.lines()
 	return s, r.err
 }
 
@@ -58,7 +61,7 @@ WHERE NOT pg_catalog.has_table_privilege(f.proowner, 'pglead.' || t.name, p.priv
 UNION ALL
 SELECT pg_catalog.format('%s has no EXECUTE on pglead.%s', current_user, f.proname) FROM functions AS f WHERE NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
 ORDER BY 1`)
-	var faults []string
+	faults := []string{}
 	for _, row := range rows {
 		faults = append(faults, row[0])
 	}

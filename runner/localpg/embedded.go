@@ -126,11 +126,6 @@ const maxSocketDir = 88
 
 func embeddedServer(programs Programs, dir string) (*Server, error) {
 	server := &Server{Programs: programs, Data: filepath.Join(dir, dataName), Socket: filepath.Join(dir, socketName)}
-	if old := (&Server{Socket: dir}); old.listening() {
-		// An older pglead started it, whose sockets were here.
-		server.Socket = dir
-		return server, nil
-	}
 	if len(server.Socket) > maxSocketDir {
 		server.Socket = filepath.Join("/tmp", fmt.Sprintf("pglead-%d-socket-%d", os.Getuid(), programs.Major))
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -155,6 +156,15 @@ func TestPlace(t *testing.T) {
 	}
 	if err := makePlace(dir); err == nil {
 		t.Error("a directory that is open to all is trusted")
+	}
+	if account, err := Account(); err == nil && account != nil {
+		theirs := filepath.Join(t.TempDir(), "theirs")
+		if err := MakeDir(theirs); err != nil {
+			t.Fatal(err)
+		}
+		if err := makePlace(theirs); err == nil || !strings.Contains(err.Error(), "since it is another's: remove it") {
+			t.Errorf("a directory of the server's account: %v", err)
+		}
 	}
 	link := filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(dir, link); err != nil {

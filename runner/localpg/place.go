@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -21,8 +20,6 @@ import (
 //	.        of the user: lock files and log
 //	data     of the server's account
 //	socket   the same
-//
-// Older pgleads gave all of it to the account.
 
 const (
 	dataName   = "data"
@@ -50,28 +47,17 @@ func makePlace(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer d.Close() // which unlocks it, too
-	if err := flock(int(d.Fd()), dir, unix.LOCK_EX); err != nil {
-		return err
-	}
+	defer d.Close()
 	owner, open, err := accessTo(d)
 	switch {
 	case err != nil:
 		return err
-	case owner == os.Geteuid() && open:
-		return &foreignError{dir, owner, "others can write to it"}
-	case owner == os.Geteuid():
-	case account != nil && owner == int(account.Uid):
-		if err := d.Chown(os.Geteuid(), os.Getegid()); err != nil {
-			return err
-		}
-	default:
+	case owner != os.Geteuid():
 		return &foreignError{dir, owner, "it is another's"}
+	case open:
+		return &foreignError{dir, owner, "others can write to it"}
 	}
-	if err := d.Chmod(mode); err != nil || account == nil {
-		return err
-	}
-	return dropForeign(dir, int(account.Uid))
+	return d.Chmod(mode)
 }
 
 // foreignError is about a directory that nothing of the user's is put into.
@@ -83,42 +69,6 @@ type foreignError struct {
 
 func (e *foreignError) Error() string {
 	return fmt.Sprintf("%s (of user %d) can't hold the embedded server, since %s: remove it, or name another place by XDG_STATE_HOME", e.dir, e.owner, e.why)
-}
-
-// dropForeign removes what the account may have put into a directory while that
-// was its own: all that is not the user's, but for the directories, which
-// accountsDir checks, and for the socket of a server that was started then and
-// still runs.
-func dropForeign(dir string, account int) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, entry := range entries {
-		path := filepath.Join(dir, entry.Name())
-		var stat unix.Stat_t
-		if err := unix.Lstat(path, &stat); errors.Is(err, fs.ErrNotExist) {
-			continue
-		} else if err != nil {
-			return &fs.PathError{Op: "lstat", Path: path, Err: err}
-		}
-		kept := false
-		switch stat.Mode & unix.S_IFMT {
-		case unix.S_IFDIR:
-			kept = slices.Contains([]string{dataName, dataName + unfinished, socketName}, entry.Name())
-		case unix.S_IFREG:
-			kept = int(stat.Uid) == os.Geteuid() && stat.Nlink == 1
-		case unix.S_IFSOCK:
-			kept = int(stat.Uid) == account && listening(path)
-		}
-		if kept {
-			continue
-		}
-		if err := os.RemoveAll(path); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // openDir opens a directory, and no link to one.
@@ -170,20 +120,6 @@ func accountsDir(path string) error {
 	}
 }
 
-// flock locks an open file.
-func flock(fd int, name string, how int) error {
-	for {
-		err := unix.Flock(fd, how)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("lock %s: %w", name, err)
-		}
-		return nil
-	}
-}
-
 // fileLock is the descriptor of a locked file. It is no os.File, which the garbage
 // collector closes when it thinks that nobody needs it any more.
 type fileLock int
@@ -196,9 +132,12 @@ func lockFile(dir, name string, how int) (fileLock, error) {
 	if err != nil {
 		return -1, &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	if err := flock(fd, path, how); err != nil {
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(fd, how)
+	}
+	if err != nil {
 		_ = unix.Close(fd)
-		return -1, err
+		return -1, fmt.Errorf("lock %s: %w", path, err)
 	}
 	return fileLock(fd), nil
 }

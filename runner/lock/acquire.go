@@ -54,8 +54,6 @@ type Config struct {
 
 	Observer Observer
 	Log      *slog.Logger
-
-	place *int // in line, where the last session was lost; 0: none
 }
 
 // Forever is a wait without end.
@@ -73,13 +71,12 @@ const Forever = time.Duration(math.MaxInt64)
 // and otherwise ctx's cause, or an error of Config.Prepare.
 func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
 	began := time.Now()
-	cfg.place = new(int)
 	a := acquisition{cfg: cfg}
-	err = cfg.Persist(ctx, func(left func() time.Duration) (err error) {
+	err = cfg.Persist(ctx, func(left func() time.Duration) (rank int, err error) {
 		held, err = a.attempt(ctx, left)
 		a.cfg.Session.Database = session.Elsewhere(a.cfg.Session.Database, err)
 		a.crowded = a.crowded || isFull(err)
-		return err
+		return a.rank, err
 	})
 	if err == nil {
 		held.Took = time.Since(began)
@@ -92,6 +89,7 @@ type acquisition struct {
 	cfg      Config
 	reopened bool   // this is not its first session
 	ticket   uint32 // the ticket that it had in an earlier one, or 0
+	rank     int    // and its place in line then
 	said     bool   // the log says that a ledger is not used
 	crowded  bool   // the server had no room for it at some time
 }
@@ -99,7 +97,8 @@ type acquisition struct {
 // attempt is what Acquire does with one session.
 func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*Held, error) {
 	cfg := a.cfg
-	if !a.reopened { // a bid that returns has a place in line, and must not pass those before it
+	returning := a.reopened
+	if !returning { // else it has a place in line, and must not pass those before it
 		cfg.Session.FirstQuestion = cfg.FirstTrySQL()
 	}
 	s, err := cfg.OpenSession(ctx, left())
@@ -109,19 +108,19 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 	if !a.said {
 		a.said = cfg.SayWithoutLedger(s)
 	}
-	b := NewBid(s, a.cfg, a.reopened)
+	b := NewBid(s, a.cfg, returning)
 	b.ticket, a.reopened = a.ticket, true
 	b.preparation = newPreparation(s, cfg.Prepare)
 	held, err := b.takeAndSettle(ctx, left)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && left() > 0; {
 		if err = b.waitForResume(ctx, paused, left); err == nil {
-			b.resumed()
+			b.resumed(returning || b.Listens())
 			held, err = b.takeAndSettle(ctx, left)
 		}
 	}
 	if err != nil {
 		if b.line != nil && b.line.ticket != 0 {
-			a.ticket, *cfg.place = b.line.ticket, b.line.rank
+			a.ticket, a.rank = b.line.ticket, b.line.rank
 		}
 		b.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
@@ -146,13 +145,19 @@ func (b *Bid) takeAndSettle(ctx context.Context, left func() time.Duration) (*He
 
 // take takes the lock: it tries first, and then waits for as long as it may.
 func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
-	if !b.missedNews || b.cfg.Session.Transaction {
+	// One that comes back has a place in line, and must not pass those before it.
+	tries := len(b.othersHad) == 0 || b.cfg.Session.Transaction
+	if tries {
 		if complete, err := b.Try(ctx); err != nil || complete {
 			return err
 		}
 	}
-	b.noteOthers()
-	if left() <= 0 {
+	b.noteOthers(b.barred())
+	switch {
+	case left() > 0:
+	case tries:
+		return b.refuse(ctx)
+	default:
 		return b.lastTry(ctx)
 	}
 	b.cfg.answered()
@@ -166,10 +171,10 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 	}
 	for left() > 0 {
 		granted, err := wait(ctx, left)
-		if err == nil && granted && !b.complete() {
+		if err == nil && granted && !b.Complete() {
 			_, err = b.Try(ctx) // the rest of several locks
 		}
-		if err != nil || b.complete() {
+		if err != nil || b.Complete() {
 			return err
 		}
 		b.cfg.answered()
@@ -179,10 +184,8 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 
 // lastTry tries once more when the time is up, then gives up.
 func (b *Bid) lastTry(ctx context.Context) error {
-	if b.line != nil || b.missedNews {
-		if complete, err := b.Try(ctx); err != nil || complete {
-			return err
-		}
+	if complete, err := b.Try(ctx); err != nil || complete {
+		return err
 	}
 	return b.refuse(ctx)
 }
@@ -202,11 +205,11 @@ func (b *Bid) poll(ctx context.Context, left func() time.Duration) (granted bool
 	if _, err := b.s.Second(ctx); err != nil { // see session.Open
 		return false, err
 	}
-	for polls := Polls(); left() > 0; {
+	for polls := PollBackoff(); left() > 0; {
 		if err := b.cfg.Observer.reportWait(ctx, b); err != nil {
 			return false, err
 		}
-		if !pace.Sleep(ctx, min(pace.Between(Poll(polls)), left())) {
+		if !pace.Sleep(ctx, min(pace.Between(PollBounds(polls)), left())) {
 			return false, context.Cause(ctx)
 		}
 		if granted, err := b.Try(ctx); err != nil || granted {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -17,6 +18,7 @@ func FuzzRows(f *testing.F) {
 	f.Add([]byte("7,8,,,0,1,1;7,8,,,0,2,1"))
 	f.Add([]byte("f,0,1,1,ExclusiveLock,t,7,10,pglead:#5 k@h,t,a,b,1.5,/*pglead beat='3'lease='1h'*/,0,0,10"))
 	f.Add([]byte("t,0,1,1,ShareLock,t,7,10,x,f,,,NaN,,9,9,10"))
+	const testDelay, testLease = 10 * time.Second, 30 * time.Second
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var rows session.Rows
 		for _, line := range bytes.Split(text, []byte(";")) {
@@ -40,9 +42,9 @@ func FuzzRows(f *testing.F) {
 			}
 			_ = b.drew(rows)
 			if l := (&look{}); l.parse(rows, 1) == nil {
-				h := newHistory(testDelay, testLease, false, nil)
-				h.saw(l, lockkey.ID{Number: 1}, h.looking())
-				if d := h.verdict().delay; d < 0 || d > testLease {
+				h := evidence.New(testDelay, testLease, false, nil)
+				h.Saw(&l.Look, lockkey.ID{Number: 1}, h.Looking())
+				if d := h.Verdict().Delay; d < 0 || d > testLease {
 					t.Errorf("a takeover waits %v", d)
 				}
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -19,15 +20,14 @@ type Bid struct {
 	s   *session.Session
 	cfg Config
 
-	missedNews bool   // since its last session, pass or pause: its next grant is like one after a wait
-	ticket     uint32 // the ticket that it had in an earlier session
+	ticket uint32 // the ticket that it had in an earlier session
 
 	grant     grant
-	awaited   map[lockkey.ID]bool     // the locks that others had since the bid began
-	histories map[lockkey.ID]*history // of the locks, from the time at which it listens
-	news      chan struct{}           // something was heard
-	line      *line                   // where it waits, or nil
-	ears      []lockkey.ID            // the locks whose ears it holds
+	othersHad map[lockkey.ID]bool               // the locks that others have, or may have had unheard: getting one of these is no first try
+	heard     map[lockkey.ID]*evidence.Evidence // of the locks, from the time at which it listens
+	news      chan struct{}                     // something was heard
+	line      *line                             // where it waits, or nil
+	ears      []lockkey.ID                      // the locks whose ears it holds
 
 	server      string       // with a second session: the server's identity
 	puzzled     bool         // somebody unknown holds a lock
@@ -45,7 +45,7 @@ type grant struct {
 	coversEarlier bool
 	tenure        Tenure // from the draw on
 	recorded      bool   // in the ledger
-	dormant       int    // how many in line were that when the token was drawn
+	dormant       int    // how many in line were dormant when the token was drawn
 }
 
 func noGrant() grant { return grant{coversEarlier: true} }
@@ -56,14 +56,18 @@ func (g *grant) drawn() bool { return g.tenure.Token != 0 }
 // undraw forgets the token, and what the ledger may have noted under it.
 func (g *grant) undraw() { g.tenure, g.recorded = Tenure{}, false }
 
-// NewBid is a bid on a session that others may use, too. With missedNews its next grant is
-// like one after a wait.
+// NewBid is a bid on a session that others may use, too. With missedNews others may have had
+// the locks unheard since the caller's last session or pass.
 func NewBid(s *session.Session, cfg Config, missedNews bool) *Bid {
-	return &Bid{s: s, cfg: cfg, missedNews: missedNews, grant: noGrant(), awaited: map[lockkey.ID]bool{}, histories: map[lockkey.ID]*history{}, news: make(chan struct{}, 1)}
+	b := &Bid{s: s, cfg: cfg, grant: noGrant(), othersHad: map[lockkey.ID]bool{}, heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
+	if missedNews {
+		b.noteOthers(cfg.Claim.Locks)
+	}
+	return b
 }
 
-// complete says whether the bid holds all that the claim asks for.
-func (b *Bid) complete() bool {
+// Complete says whether the bid holds all that the claim asks for.
+func (b *Bid) Complete() bool {
 	if b.cfg.Claim.Gate != nil {
 		return len(b.grant.locks) == 1
 	}
@@ -84,7 +88,7 @@ func (b *Bid) missing() []Lock {
 // or nothing.
 func (b *Bid) Try(ctx context.Context) (complete bool, err error) {
 	_, err = b.tryNext(ctx)
-	return err == nil && b.complete(), err
+	return err == nil && b.Complete(), err
 }
 
 // tryNext is Try, but says whether any lock was granted.
@@ -119,7 +123,7 @@ func (b *Bid) trySQL() string {
 	case b.cfg.Session.Transaction:
 		return claim.trySQLInTransaction()
 	case claim.Gate != nil && b.line == nil:
-		return passes(*claim.Gate, tryEach(claim.Locks, Lock.trySQL), "0")
+		return throughGate(*claim.Gate, tryEach(claim.Locks, Lock.trySQL), "0")
 	case claim.Gate != nil:
 		return tryEach(claim.Locks, Lock.trySQL)
 	case b.cfg.Wait == 0 && len(b.grant.locks) == 0:
@@ -169,7 +173,7 @@ func tryEach(locks []Lock, try func(Lock) string) string {
 }
 
 // noteResult notes the result n of a try: it has taken the first n locks or, with a gate,
-// the one at place n. Every grant comes through here. It asks each lock's history how long
+// the one at place n. Every grant comes through here. It asks what is known of each lock how long
 // the last holder's command may be alive.
 func (b *Bid) noteResult(n int) (some bool, err error) {
 	missing := b.missing()
@@ -183,22 +187,22 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 	for _, l := range won {
 		b.grant.locks = append(b.grant.locks, l)
 		v := b.verdict(l.ID)
-		b.grant.delay = max(b.grant.delay, v.delay)
-		b.grant.coversEarlier = b.grant.coversEarlier && v.coversEarlier
+		b.grant.delay = max(b.grant.delay, v.Delay)
+		b.grant.coversEarlier = b.grant.coversEarlier && v.CoversEarlier
 	}
-	if !b.complete() {
-		b.noteOthers()
+	if !b.Complete() {
+		b.noteOthers(b.barred())
 		b.noteRefusal()
 	}
 	return len(won) > 0, nil
 }
 
-// noteRefusal notes that somebody else has what is missing. If the histories know of
+// noteRefusal notes that somebody else has what is missing. If the evidence knows of
 // nobody, the bid is puzzled, and looks for the holder.
 func (b *Bid) noteRefusal() {
 	for _, l := range b.barred() {
-		if h := b.histories[l.ID]; h != nil {
-			b.puzzled = h.noteRefusal(time.Now()) || b.puzzled
+		if h := b.heard[l.ID]; h != nil {
+			b.puzzled = h.NoteRefusal(time.Now()) || b.puzzled
 		}
 	}
 }
@@ -210,22 +214,21 @@ func (b *Bid) noteRefusal() {
 // is too young to tell, or the bid has heard something of the lock. A bid that has
 // waited, in this session or in one that was lost, goes by what it has heard, which may
 // be nothing.
-func (b *Bid) verdict(id lockkey.ID) verdict {
-	h := b.histories[id]
+func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
+	h := b.heard[id]
 	switch {
-	case h != nil && (h.heard() || b.awaited[id]):
-		return h.verdict()
-	case b.awaited[id] || b.missedNews:
-		return newHistory(b.cfg.LockDelay, b.cfg.Session.Lease, false, nil).verdict()
+	case h != nil && (h.Any() || b.othersHad[id]):
+		return h.Verdict()
+	case b.othersHad[id]:
+		return evidence.None(b.cfg.LockDelay)
 	}
-	return verdict{delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
+	return evidence.Verdict{Delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
 }
 
-// noteOthers notes that others have, or may have had, the locks that a try was refused: the
-// next grant of these is no first try.
-func (b *Bid) noteOthers() {
-	for _, l := range b.barred() {
-		b.awaited[l.ID] = true
+// noteOthers notes that others have, or may have had, these locks.
+func (b *Bid) noteOthers(locks []Lock) {
+	for _, l := range locks {
+		b.othersHad[l.ID] = true
 	}
 }
 
@@ -255,7 +258,7 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 	var words []string
 	if b.grant.drawn() && b.grant.delay == 0 { // the start was announced
 		h.Tenure = b.grant.tenure
-		words, _ = h.releasing()
+		words, _ = h.releaseSQL()
 	}
 	_, err := b.s.Query(ctx, append(words, "SELECT "+h.unlockSQL())...)
 	b.dropGrant()
@@ -264,9 +267,7 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 
 // dropGrant notes that the locks are not held any more: others may have them now.
 func (b *Bid) dropGrant() {
-	for _, l := range b.grant.locks {
-		b.awaited[l.ID] = true
-	}
+	b.noteOthers(b.grant.locks)
 	b.grant = noGrant()
 }
 

@@ -23,9 +23,9 @@ type succession struct {
 type followers int
 
 const (
-	noneToCall followers = iota // all listen, or nobody is there, as far as is known
-	dormant                     // some in line didn't listen
-	absent                      // the server was full, so some may have given their connections back
+	noneToCall  followers = iota // all listen, or nobody is there, as far as is known
+	someDormant                  // some in line didn't listen
+	someAbsent                   // the server was full, so some may have given their connections back
 )
 
 // succession is that of a bid that has been granted. With a ledger nobody has to hear
@@ -35,9 +35,9 @@ func (a *acquisition) succession(b *Bid) succession {
 	switch {
 	case b.usesLedger() || b.shared() || len(b.grant.locks) != 1 || b.cfg.Session.Transaction:
 	case b.grant.dormant > 0:
-		s.who, s.calling = dormant, b.line != nil && b.line.calling
+		s.who, s.calling = someDormant, b.line != nil && b.line.calling
 	case a.crowded:
-		s.who = absent
+		s.who = someAbsent
 	}
 	return s
 }
@@ -47,9 +47,9 @@ func (a *acquisition) succession(b *Bid) succession {
 func (f followers) patience(lease time.Duration) time.Duration {
 	const beyond, most = 100 * time.Millisecond, 3 * time.Second
 	switch f {
-	case dormant:
+	case someDormant:
 		return WaiterBeat(lease) + beyond
-	case absent:
+	case someAbsent:
 		return min(WaiterBeat(lease), most)
 	}
 	return 0
@@ -74,7 +74,7 @@ func (h *Held) call(ctx context.Context) error {
 		if err != nil {
 			return h.error(err)
 		}
-		h.next.calling = h.next.calling || answers[1].Is("t") // else a heartbeat has it
+		h.next.calling = h.next.calling || answers[1].Is("t") // a waiter's heartbeat may have it for an instant
 		if answers[0].Is("t") || time.Since(began) >= patience {
 			return nil
 		}
@@ -100,11 +100,11 @@ func (s *succession) endCallSQL() (query []string) {
 // until it has seen its rank. The order is that of endSQL.
 func (s *succession) heardSQL() string {
 	enough := "bool_or(listens) IS TRUE"
-	if s.who == dormant { // they may have left
+	if s.who == someDormant { // they may have left
 		enough = "bool_or(listens) IS NOT FALSE"
 	}
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT bool_or(objsubid = 2) AS listens FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND granted AND classid = '%d' AND pid <> pg_catalog.pg_backend_pid()
-	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, lockkey.Ticket(s.line), Listens)
+	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, lockkey.Ticket(s.line), MostListeners)
 }

@@ -12,9 +12,9 @@ import (
 // source of its own. So the functions give bounds, and the caller draws between them.
 
 const (
-	// Listens is how many of the first in line listen. Each NOTIFY in the database wakes
+	// MostListeners is how many of the first in line listen. Each NOTIFY in the database wakes
 	// all of them.
-	Listens = 24
+	MostListeners = 24
 	// TryEvery is how often the first in line finds out whether the lock is free, if its
 	// holder shows nothing of itself.
 	TryEvery = time.Second
@@ -29,10 +29,10 @@ func NextLook(rank int, moved bool, last, lease time.Duration) time.Duration {
 	const most, each = 100 * time.Millisecond, 5 * time.Millisecond
 	seldom := max(session.BeatEvery(lease), time.Duration(rank)*time.Second/4)
 	switch {
-	case rank <= Listens:
+	case rank <= MostListeners:
 		return seldom
 	case moved:
-		return max(most, time.Duration(rank-Listens)*each)
+		return max(most, time.Duration(rank-MostListeners)*each)
 	}
 	return min(2*last, seldom)
 }
@@ -62,13 +62,13 @@ const (
 // frontBackoff is their backoff while the server says that it is not ready.
 func frontBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
 
-// Crowded is the backoff of a waiter that gave its connection back, or found none,
+// CrowdedBackoff is the backoff of a waiter that gave its connection back, or found none,
 // however often it finds room in between.
-func Crowded() *pace.Backoff { return pace.Doubling(8*time.Second, 30*time.Second) }
+func CrowdedBackoff() *pace.Backoff { return pace.Doubling(8*time.Second, 30*time.Second) }
 
-// Away are the bounds of the random time for which it is away. They are wide, or all
+// AwayBounds are the bounds of the random time for which it is away. They are wide, or all
 // would come again at once.
-func Away(crowded *pace.Backoff) (least, most time.Duration) {
+func AwayBounds(crowded *pace.Backoff) (least, most time.Duration) {
 	most = crowded.Next()
 	return most / 8, most
 }
@@ -79,17 +79,17 @@ func AwayFor(chosen, left time.Duration) time.Duration {
 	return min(chosen, max(left-time.Second, time.Second/2))
 }
 
-// Full is the backoff of a run that doesn't wait for the lock, on a server without
+// FullBackoff is the backoff of a run that doesn't wait for the lock, on a server without
 // room: one of its hundred sessions is done soon. But each refusal leaves a line in
 // its log.
-func Full() *pace.Backoff { return pace.Doubling(50*time.Millisecond, time.Second) }
+func FullBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, time.Second) }
 
-// Polls is the backoff of tries where there is no line.
-func Polls() *pace.Backoff { return pace.Doubling(250*time.Millisecond, time.Second) }
+// PollBackoff is the backoff of tries where there is no line.
+func PollBackoff() *pace.Backoff { return pace.Doubling(250*time.Millisecond, time.Second) }
 
-// Poll are the bounds of the random time until the next of them: at a second a
+// PollBounds are the bounds of the random time until the next of them: at a second a
 // thousand waiters come to five hundred tries a second.
-func Poll(polls *pace.Backoff) (least, most time.Duration) {
+func PollBounds(polls *pace.Backoff) (least, most time.Duration) {
 	least = polls.Next()
 	return least, 3 * least
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -25,26 +26,26 @@ func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	for _, h := range lost {
 		h.end = ledger.End{Outcome: ledger.Lost}
 	}
-	afterLoss(ctx, !lost[0].isUnheard(), lost...)
+	afterLoss(ctx, lost[0].isHeard(), lost...)
 }
 
-// EndLate is for a command whose session was lost after its end. It notes that end in the
+// NoteEndLate is for a command whose session was lost after its end. It notes that end in the
 // ledger, so that a success counts, and tells the waiters. Without a ledger it takes no
 // longer than lateMost: this process has nothing else to do.
-func (h *Held) EndLate(ctx context.Context) {
+func (h *Held) NoteEndLate(ctx context.Context) {
 	if !h.recorded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
 		defer cancel()
 	}
-	afterLoss(ctx, !h.isUnheard() && !h.cfg.Claim.Polled, h)
+	afterLoss(ctx, h.isHeard() && !h.cfg.Claim.Polled, h)
 }
 
 const lateMost = 2 * time.Second
 
-// isUnheard says whether nobody goes by a word of the command's death.
-func (h *Held) isUnheard() bool {
-	return h.cfg.LockDelay == 0 || h.cfg.Session.Transaction || h.Locks[0].Shared
+// isHeard says whether anybody goes by a word of the command's death.
+func (h *Held) isHeard() bool {
+	return h.cfg.LockDelay > 0 && !h.cfg.Session.Transaction && !h.Locks[0].Shared
 }
 
 // afterLoss notes the ends in the ledger, if the runs are recorded there, and may tell
@@ -68,9 +69,9 @@ func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	}
 }
 
-// roleLookupTime is how long the session that announced a death stays, so that the
+// stayAfterDeath is how long the session that announced a death stays, so that the
 // waiters can look up its role.
-const roleLookupTime = time.Second
+const stayAfterDeath = time.Second
 
 func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	cfg := lost[0].cfg.session()
@@ -85,7 +86,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	defer s.Close()
 	var queries []string
 	for _, h := range lost {
-		if noted, _ := h.cfg.Ledger.Found(s.LedgerAnswer()); noted {
+		if noted, _ := h.cfg.Ledger.Applies(s.LedgerAnswer()); noted {
 			queries = append(queries, h.finishSQL()...)
 		}
 	}
@@ -101,7 +102,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 		return lost[0].error(err)
 	}
 	if tellWaiters {
-		pace.Sleep(ctx, roleLookupTime)
+		pace.Sleep(ctx, stayAfterDeath)
 	}
 	return nil
 }
@@ -115,7 +116,7 @@ WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT u
 			h.Session.BackendPID(), tokenMark, h.Token))
 	}
 	for _, l := range h.Locks {
-		queries = append(queries, tell(channel(l.ID), h.endPayload(wordDead)))
+		queries = append(queries, notifySQL(evidence.Channel(l.ID), h.endPayload(evidence.Dead)))
 	}
 	return queries
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// End sets how the command ended, for the ledger. Without a call, the ledger has that the
+// NoteEnd sets how the command ended, for the ledger. Without a call, the ledger has that the
 // command was stopped.
-func (h *Held) End(end ledger.End) { h.end = end }
+func (h *Held) NoteEnd(end ledger.End) { h.end = end }
 
 // finishSQL are the queries that note the end in the ledger, when the command is dead and
 // before the locks are given back. A crash of the server may lose what they write, which

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -35,12 +36,12 @@ type Held struct {
 	stays         time.Time // until when its session stays after the release
 }
 
-// After a tenure shorter than briefly the session stays for roleLookupStay after the
+// After a tenure shorter than briefly the session stays for stayAfterBrief after the
 // release. Those in line look up its role meanwhile: without that its words don't count
-// (history.trusts), and just then many of them are busy with tries of their own. A longer
+// (Evidence.Trusts), and just then many of them are busy with tries of their own. A longer
 // tenure gave them the time.
 const (
-	roleLookupStay = 100 * time.Millisecond
+	stayAfterBrief = 100 * time.Millisecond
 	briefly        = time.Second
 )
 
@@ -71,7 +72,7 @@ func (h *Held) Release(ctx context.Context) error {
 	if err := h.call(ctx); err != nil {
 		return err
 	}
-	queries, unlock := h.releasing()
+	queries, unlock := h.releaseSQL()
 	if !h.cfg.Session.Quorum {
 		queries = append(h.finishSQL(), queries...)
 	}
@@ -82,7 +83,7 @@ func (h *Held) Release(ctx context.Context) error {
 		return h.error(err)
 	}
 	if staysForRole {
-		h.stays = time.Now().Add(roleLookupStay)
+		h.stays = time.Now().Add(stayAfterBrief)
 	}
 	if !answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))) {
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
@@ -103,9 +104,9 @@ func (h *Held) error(err error) error {
 	return session.Refused(err, "lock "+h.cfg.Claim.String())
 }
 
-// releasing are the queries that announce, for each lock, that its command is dead, and
+// releaseSQL are the queries that announce, for each lock, that its command is dead, and
 // the query that gives all locks back.
-func (h *Held) releasing() (words []string, unlock string) {
+func (h *Held) releaseSQL() (words []string, unlock string) {
 	if h.showsEnd && !h.Locks[0].Shared { // else hardly anybody begins to listen just now
 		words = append(words, h.showEndSQL())
 	}
@@ -128,12 +129,12 @@ func (h *Held) unlockSQL() string {
 // endSQL is the query that announces the end of a tenure to those in line. It names
 // the first of them, or one on the preferred host.
 func (h *Held) endSQL(l Lock) string {
-	word := wordClean
+	word := evidence.Clean
 	if l.Shared {
-		word = wordLeft
+		word = evidence.Left
 	}
 	if h.cfg.Claim.Polled && !l.Shared && h.prefers == "" {
-		return tell(channel(l.ID), h.endPayload(word))
+		return notifySQL(evidence.Channel(l.ID), h.endPayload(word))
 	}
 	// In a backend's first moments an order by places, as in a look, would take as long
 	// as all the rest. This order names the wrong session when the time of tickets has
@@ -146,8 +147,8 @@ func (h *Held) endSQL(l Lock) string {
 		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(h.prefers), order)
 	}
 	columns := fmt.Sprintf("pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', %s)",
-		channel(l.ID), h.endPayload(word, "' "+toField+"'", "pid"))
-	return fmt.Sprintf("SELECT %s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", columns, h.cfg.Claim.listeningTo(h.Locks), order)
+		evidence.Channel(l.ID), h.endPayload(word, "' "+evidence.ToField+"'", "pid"))
+	return fmt.Sprintf("SELECT %s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", columns, h.cfg.Claim.listenersSQL(h.Locks), order)
 }
 
 // EncodedRelease is what the guard, which shares the socket, sends in place of this
@@ -159,7 +160,7 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	if h.cfg.Session.Transaction || h.Locks[0].Shared {
 		return nil, false
 	}
-	words, unlock := h.releasing()
+	words, unlock := h.releaseSQL()
 	if h.recorded && !h.cfg.Session.Quorum {
 		killed := *h
 		killed.end = ledger.End{Outcome: ledger.Killed}

@@ -20,7 +20,7 @@ import (
 
 // usesLedger says whether the run goes by a ledger.
 func (b *Bid) usesLedger() bool {
-	use, err := b.cfg.Ledger.Found(b.s.LedgerAnswer())
+	use, err := b.cfg.Ledger.Applies(b.s.LedgerAnswer())
 	return use && err == nil
 }
 
@@ -80,8 +80,8 @@ func (b *Bid) undischarged(locks []Lock) (tokens []int64, blind bool) {
 		return nil, false
 	}
 	for _, l := range locks {
-		if h := b.histories[l.ID]; h != nil {
-			more, unknown := h.undischarged()
+		if h := b.heard[l.ID]; h != nil {
+			more, unknown := h.Undischarged()
 			tokens, blind = append(tokens, more...), blind || unknown
 		}
 	}
@@ -138,7 +138,7 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 			}
 			return nil
 		}
-		if err := b.obey(ctx, &w, answer); err != nil {
+		if err := b.follow(ctx, &w, answer); err != nil {
 			return err
 		}
 	}
@@ -152,12 +152,12 @@ func (b *Bid) noteCoverage(w *startAttempt) {
 		return
 	}
 	v := b.verdictOnAll(b.grant.locks)
-	b.grant.coversEarlier = v.delay == 0 && v.coversEarlier
+	b.grant.coversEarlier = v.Delay == 0 && v.CoversEarlier
 }
 
 // noteEvidence puts into the proof what was announced, and how long was waited, by now.
 func (b *Bid) noteEvidence(w *startAttempt) {
-	if !w.proof.Sure && (b.verdictOnAll(b.grant.locks).delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
+	if !w.proof.Sure && (b.verdictOnAll(b.grant.locks).Delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
 		w.proof.Sure = true
 	}
 	w.proof.Heard = nil
@@ -184,8 +184,8 @@ func (b *Bid) waitAsWithoutLedger(ctx context.Context, w *startAttempt) error {
 	return err
 }
 
-// obey does what an answer asks for. After that the start is asked for again.
-func (b *Bid) obey(ctx context.Context, w *startAttempt, answer ledger.Answer) error {
+// follow does what an answer asks for. After that the start is asked for again.
+func (b *Bid) follow(ctx context.Context, w *startAttempt, answer ledger.Answer) error {
 	switch answer.Kind {
 	case ledger.Unknown:
 		if w.proof.Sure {
@@ -210,9 +210,9 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 	var rest time.Duration
 	var host string
 	for _, l := range lost {
-		h := b.histories[b.grant.locks[l.Lock].ID]
+		h := b.heard[b.grant.locks[l.Lock].ID]
 		need := max(b.cfg.LockDelay, l.Need()) - time.Since(w.since)
-		if b.cfg.LockDelay == 0 || need <= 0 || h != nil && h.knowsDead(l.Token) {
+		if b.cfg.LockDelay == 0 || need <= 0 || h != nil && h.KnowsDead(l.Token) {
 			w.proof.Closes[l.Lock] = max(w.proof.Closes[l.Lock], l.Token)
 			continue
 		}
@@ -313,7 +313,7 @@ func (b *Bid) vanished(ctx context.Context, err error) bool {
 
 // withoutLedger goes on without a ledger, unless the run requires one.
 func (b *Bid) withoutLedger(ctx context.Context) error {
-	if _, err := b.cfg.Ledger.Found(b.s.LedgerAnswer()); err != nil {
+	if _, err := b.cfg.Ledger.Applies(b.s.LedgerAnswer()); err != nil {
 		return err
 	}
 	b.cfg.Log.Warn("the ledger is gone, or not granted any more; going on without", "event", "ledger")

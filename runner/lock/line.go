@@ -13,6 +13,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -40,10 +41,10 @@ const (
 type line struct {
 	b        *Bid
 	ticketed bool
-	ticket   uint32 // the lower half of the ticket's number
-	marked   bool   // as one that listens
-	of       lockkey.ID
-	gated    bool // holds the gate
+	ticket   uint32     // the lower half of the ticket's number
+	marked   bool       // as one that listens
+	of       lockkey.ID // the lock in whose line it stands
+	gated    bool       // holds the gate
 
 	rank     int
 	moved    bool          // forward, at the last look
@@ -52,14 +53,14 @@ type line struct {
 	free     int           // how many looks in a row have shown no holder
 	lookAt   time.Time
 	tryAt    time.Time
-	burst    bool   // the next try is of many
-	watched  watch  // what the heartbeat sees of the holder (watch.go)
-	unnamed  uint32 // a holder that showed no token
-	prepared string // the name of what it asks
-	room     room
-	warm     bool
-	calling  bool        // those who are dormant
-	called   atomic.Bool // somebody has called this one
+	burst    bool            // the next try is of many
+	watched  watch           // what the heartbeat sees of the holder (watch.go)
+	unnamed  uint32          // a holder that showed no token
+	prepared string          // the name of the prepared statement that watches the holder
+	limits   *inspect.Limits // the server's, once they are known
+	warm     bool            // a start without a token was made (warmUp)
+	calling  bool            // those who are dormant
+	called   atomic.Bool     // somebody has called this one
 }
 
 // lineOf is the lock in whose line the bid waits for what is missing.
@@ -82,9 +83,9 @@ func ticketTime() uint32 { return uint32(time.Now().UnixMilli() / 10) }
 // mostTickets is how many numbers are tried. No more waiters can come in 10 ms.
 const mostTickets = 4000
 
-// ticketQuery takes the first number from now on, by the server's clock, that nobody
+// ticketSQL takes the first number from now on, by the server's clock, that nobody
 // else has. Readers may share one.
-func (l *line) ticketQuery() string {
+func (l *line) ticketSQL() string {
 	from := "(extract(epoch FROM pg_catalog.clock_timestamp()) * 100)::bigint"
 	if l.ticket != 0 { // it has been there before
 		from = strconv.FormatUint(uint64(l.ticket), 10) + "::bigint"
@@ -151,7 +152,7 @@ func (b *Bid) join(ctx context.Context) error {
 	if l.ticketed {
 		return l.look(ctx)
 	}
-	found, err := b.look(ctx, append(b.beginListening(), l.ticketQuery())...)
+	found, err := b.look(ctx, append(b.beginListening(), l.ticketSQL())...)
 	if err != nil {
 		return err
 	}
@@ -173,14 +174,14 @@ func (l *line) leave(ctx context.Context) error {
 
 // takeLeave gives both back by queries, which the caller has to send.
 func (l *line) takeLeave() (queries []string) {
-	if columns := l.leaveColumns(); len(columns) > 0 {
+	if columns := l.leaveSQL(); len(columns) > 0 {
 		queries = []string{"SELECT " + strings.Join(columns, ", ")}
 		l.noteLeft()
 	}
 	return queries
 }
 
-func (l *line) leaveColumns() (columns []string) {
+func (l *line) leaveSQL() (columns []string) {
 	if l == nil {
 		return nil
 	}
@@ -224,9 +225,9 @@ func (l *line) look(ctx context.Context) error {
 // the holder.
 func (l *line) digest(ctx context.Context, found *look) (err error) {
 	switch {
-	case found.rank <= Listens && !l.b.Listens():
+	case found.rank <= MostListeners && !l.b.Listens():
 		err = l.wake(ctx)
-	case found.rank > Listens && l.b.Listens():
+	case found.rank > MostListeners && l.b.Listens():
 		err = l.goDormant(ctx)
 	}
 	if err != nil {
@@ -234,14 +235,14 @@ func (l *line) digest(ctx context.Context, found *look) (err error) {
 	}
 	own := l.b.s.BackendPID()
 	l.moved, l.rank, l.ahead = found.rank < l.rank || l.rank == 0, found.rank, nil
-	for _, s := range found.line {
-		if s.pid == own {
+	for _, s := range found.Line {
+		if s.PID == own {
 			break
 		}
-		l.ahead = append(l.ahead, s.pid)
+		l.ahead = append(l.ahead, s.PID)
 	}
 	l.free++
-	if len(found.holders) > 0 {
+	if len(found.Holders) > 0 {
 		l.free = 0
 	}
 	now := time.Now()
@@ -251,7 +252,7 @@ func (l *line) digest(ctx context.Context, found *look) (err error) {
 		l.tryAt = now
 	}
 	if l.rank > 1 {
-		if err := l.room.check(ctx, l, found); err != nil {
+		if err := l.makeRoom(ctx, found); err != nil {
 			return err
 		}
 	} else {
@@ -272,7 +273,7 @@ func (l *line) digest(ctx context.Context, found *look) (err error) {
 	if err := l.warmUp(ctx); err != nil {
 		return err
 	}
-	if err := l.endOrWatch(ctx, found); err != nil {
+	if err := l.followHolder(ctx, found); err != nil {
 		return err
 	}
 	l.tryLater()
@@ -289,7 +290,7 @@ func (l *line) tryLater() {
 // takeGate takes the gate for the first in line. It keeps newcomers from taking one of
 // several locks before it, and readers, of which there might always be another.
 func (l *line) takeGate(ctx context.Context, found *look) error {
-	readers := slices.ContainsFunc(found.holders, func(s seat) bool { return s.shared })
+	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
 	if l.gated || l.b.cfg.Claim.Gate == nil && (l.b.shared() || !readers) {
 		return nil
 	}
@@ -299,28 +300,28 @@ func (l *line) takeGate(ctx context.Context, found *look) error {
 }
 
 // decide acts on what was heard: it decides when to try next.
-func (l *line) decide(events []Announcement) {
+func (l *line) decide(events []evidence.Announcement) {
 	now := time.Now()
 	for _, e := range events {
 		switch e.Word {
-		case wordStarted:
+		case evidence.Started:
 			l.burst, l.free = false, 0
 			// A stranger's word doesn't cancel the try of those that look at once.
-			if l.rank > triesWhatsFree || l.b.credible(e.PID) {
+			if l.rank > triesWhatsFree || l.b.trusts(e.PID) {
 				l.tryAt = time.Time{}
 			}
 			if i := slices.Index(l.ahead, e.PID); i >= 0 {
 				l.ahead = slices.Delete(l.ahead, i, i+1)
 				l.rank = max(1, l.rank-1)
 			}
-			if l.rank <= triesWhatsFree && !l.b.credible(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
+			if l.rank <= triesWhatsFree && !l.b.trusts(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
 				l.lookAt = now.Add(rand.N(lookAtOnce))
 			}
-			if later := now.Add(session.BeatEvery(l.b.cfg.Session.Lease)); l.watched.state() != off && !l.watched.is(e.PID) && later.Before(l.lookAt) {
-				l.lookAt = later
+			if soon := now.Add(lookAtNew); l.watched.state() != off && !l.watched.is(e.PID) && soon.Before(l.lookAt) {
+				l.lookAt = soon
 			}
 			l.tryLater()
-		case wordClean, wordDead, wordLeft:
+		case evidence.Clean, evidence.Dead, evidence.Left:
 			// A repeated word must not put off a turn that is near.
 			if at := now.Add(l.turnDelay(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
 				l.tryAt = at
@@ -334,8 +335,12 @@ func (l *line) decide(events []Announcement) {
 // before. A stranger's word of a start makes them do no more than that.
 const lookAtOnce = 2 * time.Millisecond
 
+// lookAtNew is how soon those who watched the last holder look at the next one: just after its
+// first heartbeat. Its silence counts from then. Brief commands are over before.
+const lookAtNew = firstBeat + lookAfter
+
 // turnDelay is how long the lock is left to those before this session.
-func (l *line) turnDelay(e Announcement) time.Duration {
+func (l *line) turnDelay(e evidence.Announcement) time.Duration {
 	switch {
 	case e.To == l.b.s.BackendPID():
 		return 0
@@ -346,29 +351,29 @@ func (l *line) turnDelay(e Announcement) time.Duration {
 	return turnPatience * time.Duration(max(0, l.rank-1))
 }
 
-// credible says whether a session's words count.
-func (b *Bid) credible(pid uint32) bool {
-	for _, h := range b.histories {
-		if h.credible(pid) {
+// trusts says whether a session's words count.
+func (b *Bid) trusts(pid uint32) bool {
+	for _, h := range b.heard {
+		if h.Trusts(pid) {
 			return true
 		}
 	}
 	return false
 }
 
-// listeningTo is a condition for the sessions that listen to what is said of these locks:
+// listenersSQL is a condition for the sessions that listen to what is said of these locks:
 // a waiter for one of them may want another one next. They are the sessions with marks
 // and ears, and those of older versions, which stand in the server's own queue. A session
 // that waits for that number in another database is told in vain: to find out which
 // database this is would take as long as all the rest.
-func (c Claim) listeningTo(locks []Lock) string {
+func (c Claim) listenersSQL(locks []Lock) string {
 	classes, ids := c.classes(locks)
 	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (classid IN (%s) AND objsubid = 2 OR NOT granted AND %s)", classes, inspect.Among(ids))
 }
 
-// audienceQuery says whether anybody listens to what is said of these locks, and how many
+// audienceSQL says whether anybody listens to what is said of these locks, and how many
 // in line don't.
-func (c Claim) audienceQuery(locks []Lock) string {
+func (c Claim) audienceSQL(locks []Lock) string {
 	classes, ids := c.classes(locks)
 	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE objsubid = 2 OR NOT granted) > 0 AS listens,
 		count(*) FILTER (WHERE objsubid = 1 AND granted) - count(*) FILTER (WHERE objsubid = 2 AND objid <> '%d') AS dormant

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
 // Listen begins to collect the words about the locks, and then looks who has them. In the
@@ -18,19 +20,19 @@ func (b *Bid) Listen(ctx context.Context) error {
 	return err
 }
 
-// beginListening begins to listen by queries, which the caller has to send. They come before the
-// ticket or the ear by which holders know of it, so that it misses no clean end that is
-// meant for it. The caller has to send them.
+// beginListening begins to listen by queries, which the caller has to send. They come before
+// the ticket or the ear by which holders know of it, so that it misses no clean end that is
+// meant for it.
 func (b *Bid) beginListening() (queries []string) {
 	var listen, ears []string
 	for _, l := range b.cfg.Claim.Locks {
-		if b.histories[l.ID] != nil {
+		if b.heard[l.ID] != nil {
 			continue
 		}
-		h := newHistory(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared, b.news)
-		b.histories[l.ID] = h
-		b.s.OnNotify(channel(l.ID), h.hear)
-		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, channel(l.ID)))
+		h := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared, b.news)
+		b.heard[l.ID] = h
+		b.s.OnNotify(evidence.Channel(l.ID), h.Hear)
+		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, evidence.Channel(l.ID)))
 		if b.cfg.Claim.Gate == nil && (b.line == nil || len(b.cfg.Claim.Locks) > 1) { // it has no ticket for this one
 			ears = append(ears, earOf(l.ID).sql("try_advisory_lock"))
 			b.ears = append(b.ears, l.ID)
@@ -65,17 +67,17 @@ func (b *Bid) dropEars() (query []string) {
 }
 
 // Listens says whether the bid collects what happens to the locks.
-func (b *Bid) Listens() bool { return len(b.histories) > 0 }
+func (b *Bid) Listens() bool { return len(b.heard) > 0 }
 
 // Unlisten stops listening.
 func (b *Bid) Unlisten(ctx context.Context) error {
 	var queries []string
-	for id := range b.histories {
-		b.s.OnNotify(channel(id), nil)
-		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, channel(id)))
+	for id := range b.heard {
+		b.s.OnNotify(evidence.Channel(id), nil)
+		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
 	}
 	queries = append(queries, b.dropEars()...)
-	clear(b.histories)
+	clear(b.heard)
 	if len(queries) == 0 {
 		return nil
 	}
@@ -85,8 +87,8 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 
 // verify asks for the roles of sessions whose words may count.
 func (b *Bid) verify(ctx context.Context) error {
-	for _, h := range b.histories {
-		for _, pid := range h.unverified() {
+	for _, h := range b.heard {
+		for _, pid := range h.Unverified() {
 			rows, err := b.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
 			if err != nil {
 				return b.error(err)
@@ -95,7 +97,7 @@ func (b *Bid) verify(ctx context.Context) error {
 			if row, err := rows.Only(1); err == nil {
 				role, _ = strconv.ParseUint(row[0], 10, 32)
 			}
-			h.verified(pid, uint32(role), role != 0)
+			h.NoteRole(pid, uint32(role), role != 0)
 		}
 	}
 	return nil

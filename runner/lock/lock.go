@@ -5,7 +5,7 @@
 // and draws the fencing token: it returns a Held. Release gives it back. A lock
 // that was free at the first try is taken at once. After a wait there has to be
 // evidence that the command of the last holder is dead: its own word, or that of
-// its guard, or the lock-delay has to pass (history.go).
+// its guard, or the lock-delay has to pass (package evidence).
 //
 // The words of this package:
 //
@@ -23,10 +23,9 @@
 //	call      what makes the dormant listen: a lock that they can't have
 //	gate      a lock that the first in line holds against newcomers
 //	ear       a ticket that all share that listen without standing in line
-//	history   what a waiter has heard and seen of a lock's holders
-//	verdict   what the history means for a grant: start at once, or after a delay
+//	evidence  what a waiter has heard and seen of a lock's holders, and the verdict that
+//	          follows from it: start at once, or after a delay (package evidence)
 //	word      what is said on a lock's NOTIFY channel: started, clean, dead, left
-//	coverage  whether the end of a tenure implies the end of all earlier ones
 //	lock-delay  how long a grant is held without a command where there is no evidence
 //	settle    from the grant to the start: the delay, the token, the ledger
 //
@@ -64,15 +63,15 @@ func (l Lock) trySQL() string {
 	if !l.Shared {
 		return l.sql("try_advisory_lock")
 	}
-	return passes(lockkey.GateOf(l.ID), l.sql("try_advisory_lock"), "false")
+	return throughGate(lockkey.GateOf(l.ID), l.sql("try_advisory_lock"), "false")
 }
 
 // xactTrySQL is trySQL for a transaction that stays open: there nothing can be taken
 // for the length of a statement.
 func (l Lock) xactTrySQL() string { return l.sql("try_advisory_xact_lock") }
 
-// passes is an SQL expression. Its value is then if nobody holds the gate, and else refused.
-func passes(gate lockkey.ID, then, refused string) string {
+// throughGate is an SQL expression whose value is then if the gate is free, and otherwise refused.
+func throughGate(gate lockkey.ID, then, refused string) string {
 	// Shared, so that those that pass are not in each other's way.
 	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", Lock{ID: gate, Shared: true}.sql("try_advisory_xact_lock"), then, refused)
 }

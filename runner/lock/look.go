@@ -12,41 +12,19 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// look is what the server shows of a lock: its holders and its line.
+// look is what the server shows of a lock: its holders, and its line in order, up to
+// mostSeats.
 type look struct {
-	role     uint32 // of this session
-	holders  []seat
-	line     []seat // in order, up to mostSeats
-	rank     int    // of this session's ticket, from 1; 0 without one
-	waiting  int    // the number of all in line
-	marked   int    // of them, those who listen
-	ticket   uint32 // of this session, or 0
-	mark     bool   // it was taken for this ticket
-	asked    bool   // a session of an older version stands in the server's own queue
-	sent     boottime.Instant
-	received boottime.Instant
-}
-
-// seat is one session's part in a lock.
-type seat struct {
-	id     lockkey.ID // of the lock it holds
-	shared bool
-	pid    uint32
-	role   uint32
-	token  int64         // of a holder that shows it, or 0
-	ended  bool          // it shows that this tenure's command is dead
-	delay  time.Duration // how long its command may outlive the lock, if it says so
-
-	// About its last request, for roles that may see it:
-	visible bool
-	opened  string        // when the session was opened, by the server's clock
-	changed string        // when its state changed last, likewise
-	age     time.Duration // since its state changed
-	beat    uint64        // the number of the request, or 0
-	bound   bool          // a transaction holds its lock
+	evidence.Look
+	rank    int    // of this session's ticket, from 1; 0 without one
+	waiting int    // the number of all in line
+	marked  int    // of them, those who listen
+	ticket  uint32 // of this session, or 0
+	mark    bool   // it was taken for this ticket
 }
 
 // mostSeats is how many waiters a look lists. It is more than listen, since a session
@@ -54,26 +32,26 @@ type seat struct {
 const mostSeats = 72
 
 // look asks the server, behind other statements if there are any, and tells the
-// histories.
+// evidence.
 func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
-	l := &look{sent: boottime.Now()}
+	l := &look{Look: evidence.Look{Sent: boottime.Now()}}
 	b.puzzled = false
 	var parseErr error
 	asOf := map[lockkey.ID]int{}
-	for id, h := range b.histories {
-		asOf[id] = h.looking()
+	for id, h := range b.heard {
+		asOf[id] = h.Looking()
 	}
-	sql := b.lookQuery()
+	sql := b.lookSQL()
 	_, err := b.s.Ask(ctx, session.Request{SQL: append(before, sql), Then: func(answers []session.Rows) {
-		l.received = boottime.Now()
+		l.Received = boottime.Now()
 		if parseErr = l.parse(answers[len(answers)-1], b.s.BackendPID()); parseErr != nil {
 			return
 		}
 		if l.mark {
 			b.line.marked = true
 		}
-		for id, h := range b.histories {
-			h.saw(l, id, asOf[id])
+		for id, h := range b.heard {
+			h.Saw(&l.Look, id, asOf[id])
 		}
 	}})
 	if err != nil {
@@ -82,7 +60,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	return l, parseErr
 }
 
-// lookQuery asks for the holders of the claim's locks, and for those in line. It asks
+// lookSQL asks for the holders of the claim's locks, and for those in line. It asks
 // functions instead of the views that are made of them: the views are slower, and a
 // session's first query would have to read their definitions.
 //
@@ -91,16 +69,16 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 //
 // A ticket's place is its distance from now, as a signed number of 32 bits: the lower
 // half of its number is a time that begins anew every 497 days.
-func (b *Bid) lookQuery() string {
+func (b *Bid) lookSQL() string {
 	ids := b.cfg.Claim.Sought().Locks
 	mark := "NULL"
 	if b.line != nil && b.Listens() && !b.line.marked {
 		mark = fmt.Sprintf("CASE WHEN l.pid = own.pid AND l.place IS NOT NULL AND %s < %d THEN %s(%d, (l.objid::bigint << 32 >> 32)::int) END",
-			placesBefore, Listens, b.line.tryFunction(), int32(b.lineClass()))
+			placesBefore, MostListeners, b.line.tryFunction(), int32(b.lineClass()))
 	}
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
 	SELECT *, classid = '%[1]d' AND objsubid = 2 AS mark, CASE WHEN classid = '%[1]d' AND objsubid = 1 AND granted THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
-	WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+	WHERE locktype = 'advisory' AND `+inspect.InThisDatabase+`
 		AND (classid = '%[1]d' AND objid <> '%[3]d' OR %[4]s))
 SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, a.usesysid, a.application_name,
 	a.backend_start IS NOT NULL, a.backend_start, a.state_change, extract(epoch FROM pg_catalog.clock_timestamp() - a.state_change), pg_catalog.left(a.query, 1000),
@@ -137,15 +115,14 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 		if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 			return session.ErrNotPostgreSQL()
 		}
-		l.waiting, l.rank, l.marked, l.ticket, l.role = waiting, before+1, marked, uint32(own), uint32(role)
+		l.waiting, l.rank, l.marked, l.ticket, l.Role = waiting, before+1, marked, uint32(own), uint32(role)
 		switch {
 		case ticket:
-			l.line = append(l.line, s)
+			l.Line = append(l.Line, s)
 			l.mark = l.mark || row[19] == "t"
-		case !granted:
-			l.asked = true
-		case s.pid != pid:
-			l.holders = append(l.holders, s)
+		case !granted: // it stands in the server's own queue
+		case s.PID != pid:
+			l.Holders = append(l.Holders, s)
 		}
 	}
 	if l.mark {
@@ -155,7 +132,7 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 }
 
 // parseSeat reads a row. It bounds what other sessions say of themselves.
-func parseSeat(row []string) (s seat, err error) {
+func parseSeat(row []string) (s evidence.Seat, err error) {
 	class, err1 := strconv.ParseUint(row[1], 10, 32)
 	obj, err2 := strconv.ParseUint(row[2], 10, 32)
 	pid, err3 := strconv.ParseUint(row[6], 10, 32)
@@ -164,16 +141,16 @@ func parseSeat(row []string) (s seat, err error) {
 	}
 	role, _ := strconv.ParseUint(row[7], 10, 32)
 	age, _ := strconv.ParseFloat(row[12], 64)
-	s = seat{
-		id:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
-		shared: strings.HasPrefix(row[4], "Share"), pid: uint32(pid), role: uint32(role),
-		visible: row[9] == "t", opened: row[10], changed: row[11], age: time.Duration(age * float64(time.Second)),
+	s = evidence.Seat{
+		ID:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
+		Shared: strings.HasPrefix(row[4], "Share"), PID: uint32(pid), Role: uint32(role),
+		Visible: row[9] == "t", Opened: row[10], Changed: row[11], Age: time.Duration(age * float64(time.Second)),
 	}
-	s.token, s.ended = shownToken(row[8])
+	s.Token, s.Ended = shownToken(row[8])
 	if d, ok := inspect.ParseDescription(row[13]); ok && d.Beat > 0 {
-		s.beat, s.bound = d.Beat, d.Transaction
+		s.Beat, s.Bound = d.Beat, d.Transaction
 		// A holder in its own delay waits for other commands, which may live longer.
-		s.delay = min(max(session.DeadAfter(d.Lease, d.LostGrace), d.Delay), longestAnnounced)
+		s.Delay = min(max(session.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
 	}
 	return s, nil
 }
@@ -211,15 +188,15 @@ func (cfg *Config) showSQL(token, mark string) string {
 }
 
 // holderOf is the one session that holds a lock exclusively.
-func (l *look) holderOf(id lockkey.ID) (seat, bool) {
-	i := slices.IndexFunc(l.holders, func(s seat) bool { return s.id == id && !s.shared })
+func (l *look) holderOf(id lockkey.ID) (evidence.Seat, bool) {
+	i := slices.IndexFunc(l.Holders, func(s evidence.Seat) bool { return s.ID == id && !s.Shared })
 	if i < 0 {
-		return seat{}, false
+		return evidence.Seat{}, false
 	}
-	return l.holders[i], true
+	return l.Holders[i], true
 }
 
 // holds says whether anybody but this session holds a lock.
 func (l *look) holds(id lockkey.ID) bool {
-	return slices.ContainsFunc(l.holders, func(s seat) bool { return s.id == id })
+	return slices.ContainsFunc(l.Holders, func(s evidence.Seat) bool { return s.ID == id })
 }

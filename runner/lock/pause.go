@@ -2,19 +2,10 @@ package lock
 
 import (
 	"context"
-	"log/slog"
-	"math"
 	"time"
 
 	"github.com/pglead/pglead/runner/ledger"
 )
-
-// noEnd is how long a pause without an end lasts.
-const noEnd = time.Duration(math.MaxInt64)
-
-// LevelNotice is the level of what lead says without -v. It lies between info and
-// warning, like syslog's notice.
-const LevelNotice = slog.LevelInfo + 2
 
 // pausedLooks is the time between two looks whether a pause is over.
 const pausedLooks = 3 * time.Second
@@ -22,19 +13,18 @@ const pausedLooks = 3 * time.Second
 // resumed is called at the end of a pause, during which others may have had the locks. A
 // bid that waited for them before goes by what it has heard, which may be nothing. Any
 // other bid is like a new one, with a first try.
-func (b *Bid) resumed() {
-	if b.missedNews || b.Listens() {
-		b.missedNews = true
-		return
+func (b *Bid) resumed(waited bool) {
+	clear(b.othersHad)
+	if waited {
+		b.noteOthers(b.cfg.Claim.Locks)
 	}
-	clear(b.awaited)
 }
 
 // waitForResume waits, without a place in line, until no lock of the claim is paused.
 func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
 	b.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
 	b.s.StartHeartbeat()
-	until := noEnd
+	until := Forever
 	if !why.Until.IsZero() {
 		until = time.Until(why.Until)
 	}

@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -22,7 +23,10 @@ func (cfg *Config) answered() {
 // that restarts, has no room, or is a standby until it is promoted, or a session that is
 // lost meanwhile. A run that waits rides these out. When the time is up the last obstacle
 // is the error.
-func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Duration) error) error {
+//
+// rank is the place in line that an attempt has lost, or 0: the first in line come back
+// sooner.
+func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Duration) (rank int, err error)) error {
 	began := time.Now()
 	left := func() time.Duration {
 		if cfg.Wait == Forever {
@@ -30,10 +34,13 @@ func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Durati
 		}
 		return cfg.Wait - time.Since(began)
 	}
-	crowded, pauses, said := Crowded(), cfg.newPauses(), ""
+	crowded, pauses, said := CrowdedBackoff(), newPauses(), ""
+	if cfg.WasHolder {
+		pauses.rank = 1
+	}
 	for {
 		cfg.Observer.SayAlive(cfg.AttemptMost())
-		err := try(left)
+		rank, err := try(left)
 		if err == nil {
 			cfg.Observer.away(nil)
 			return nil
@@ -43,9 +50,9 @@ func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Durati
 		}
 		var rest time.Duration
 		if isFull(err) && cfg.Wait > 0 {
-			rest = AwayFor(pace.Between(Away(crowded)), left())
+			rest = AwayFor(pace.Between(AwayBounds(crowded)), left())
 		} else {
-			rest = pauses.next(err)
+			rest = pauses.next(rank, err)
 		}
 		persists := session.Passing(err) || cfg.Reached != nil && *cfg.Reached
 		if !persists || left() <= rest {
@@ -67,13 +74,13 @@ func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Durati
 // depends on, don't pause for longer than frontAgain while nobody answers, for frontFor. A
 // server that answers that it is not ready writes a line to its log each time.
 type pauses struct {
-	cfg            *Config
 	backoff, front *pace.Backoff
 	since          time.Time // when the session was lost
+	rank           int       // in line, when it was lost; 0: none
 }
 
-func (cfg *Config) newPauses() *pauses {
-	p := &pauses{cfg: cfg}
+func newPauses() *pauses {
+	p := &pauses{}
 	p.restart()
 	return p
 }
@@ -83,12 +90,14 @@ func (p *pauses) restart() {
 	p.front = frontBackoff()
 }
 
-// next is the pause after an error.
-func (p *pauses) next(err error) time.Duration {
+// next is the pause after an attempt that has failed, and has lost a place in line, if rank
+// isn't 0.
+func (p *pauses) next(rank int, err error) time.Duration {
+	p.rank = cmp.Or(rank, p.rank)
 	if errors.As(err, new(*session.LostError)) {
 		p.restart()
 	}
-	atFront := p.cfg.WasHolder || p.cfg.place != nil && *p.cfg.place > 0 && *p.cfg.place <= mostWatchers
+	atFront := p.rank > 0 && p.rank <= mostWatchers
 	var refused *session.Error
 	switch {
 	case atFront && errors.As(err, &refused) && refused.Answered:
@@ -128,7 +137,7 @@ func (cfg *Config) OpenSession(ctx context.Context, left time.Duration) (s *sess
 	if err != nil {
 		return nil, err
 	}
-	if _, err = cfg.Ledger.Found(s.LedgerAnswer()); err != nil {
+	if _, err = cfg.Ledger.Applies(s.LedgerAnswer()); err != nil {
 		closeAtOnce(ctx, s, of.Transaction)
 		return nil, err
 	}
@@ -139,7 +148,7 @@ func (cfg *Config) OpenSession(ctx context.Context, left time.Duration) (s *sess
 // at once, for as long as one attempt to connect may take. It does so for a run that
 // doesn't wait for the lock; one that waits comes back later.
 func (cfg *Config) askForRoom(ctx context.Context, open func() error) error {
-	began, backoff := time.Now(), Full()
+	began, backoff := time.Now(), FullBackoff()
 	for {
 		err := open()
 		if err == nil || cfg.Wait > 0 || !isFull(err) {

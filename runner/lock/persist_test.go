@@ -21,20 +21,20 @@ type outage struct {
 	attempts       int
 }
 
-func (o *outage) try(func() time.Duration) error {
+func (o *outage) try(func() time.Duration) (rank int, err error) {
 	o.attempts++
 	switch after := time.Since(o.began); {
 	case after == 0:
-		return &session.LostError{Cause: errors.New("the server ended the session")}
+		return 0, &session.LostError{Cause: errors.New("the server ended the session")}
 	case after < o.gone:
-		return session.Errorf(session.Unreachable, "", "connection refused")
+		return 0, session.Errorf(session.Unreachable, "", "connection refused")
 	case after < o.gone+o.starting:
 		o.refused++
 		err := session.Errorf(session.Unreachable, "", "the database system is starting up")
 		err.Answered = true
-		return err
+		return 0, err
 	}
-	return nil
+	return 0, nil
 }
 
 // TestComingBack: who had the lock, or was one of the first in line, is back soon after

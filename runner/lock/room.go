@@ -11,22 +11,19 @@ import (
 // with few free connections the waiters at the end of the line give theirs back, and come
 // again later. The first in line never does.
 
-// room is what is known of the server's free connections.
-type room struct{ limits *inspect.Limits }
-
 // errCrowded says that a connection was given back to a server with few left.
 var errCrowded = session.Crowded("few connections are free: giving this one back while others wait in line, and coming again")
 
-// check is errCrowded if this session's connection is one of too many.
-func (r *room) check(ctx context.Context, l *line, found *look) error {
-	if r.limits == nil {
+// makeRoom is errCrowded if this session's connection is one of too many.
+func (l *line) makeRoom(ctx context.Context, found *look) error {
+	if l.limits == nil {
 		limits, err := inspect.ReadLimits(ctx, l.b.s)
 		if err != nil {
 			return l.b.error(err)
 		}
-		r.limits = &limits
+		l.limits = &limits
 	}
-	left, err := r.limits.Room(ctx, l.b.s)
+	left, err := l.limits.Room(ctx, l.b.s)
 	if err != nil {
 		return l.b.error(err)
 	}

@@ -15,10 +15,10 @@ import (
 //
 // A command starts only if all of this holds, in this order:
 //
-//	the claim is complete             Bid.complete, after a try
+//	the claim is complete             Bid.Complete, after a try
 //	no earlier command is alive       waitOut; with a ledger drawAndStart, which also
 //	                                  obeys a pause and --once-per
-//	the locks are listed in pg_locks  drew, in the statement that draws the token
+//	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token
 //	the lease is not over             ExpireIfDue and Err, below
 //	no signal has come, and the       run.startSupervised (package runner), which waits
 //	session is still not lost         until signals are caught, and asks the guard
@@ -74,8 +74,8 @@ func (b *Bid) waitOut(ctx context.Context) error {
 	if err := b.verify(ctx); err != nil {
 		return err
 	}
-	if v := b.verdictOnAll(b.grant.locks); v.delay == 0 {
-		b.grant.delay, b.grant.coversEarlier = 0, v.coversEarlier
+	if v := b.verdictOnAll(b.grant.locks); v.Delay == 0 {
+		b.grant.delay, b.grant.coversEarlier = 0, v.CoversEarlier
 		return nil
 	}
 	b.grant.undraw() // the start after the wait needs a later token
@@ -87,14 +87,14 @@ func (b *Bid) waitOut(ctx context.Context) error {
 	}
 	early, err := b.hold(ctx, "lock granted without evidence that its last holder is dead; waiting", nil)
 	if early {
-		b.grant.coversEarlier = b.verdictOnAll(b.grant.locks).coversEarlier
+		b.grant.coversEarlier = b.verdictOnAll(b.grant.locks).CoversEarlier
 	}
 	return err
 }
 
 // hold holds the locks without a command for the grant's delay. It ends early if it hears
-// that no earlier command is alive. It also ends if look finds the same; look may be nil,
-// and else is called every ledgerLooks.
+// that no earlier command is alive, or if look, which is called every ledgerLooks unless it
+// is nil, finds the same.
 func (b *Bid) hold(ctx context.Context, message string, look func() (over bool, err error)) (early bool, err error) {
 	delay := b.grant.delay
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
@@ -119,7 +119,7 @@ func (b *Bid) hold(ctx context.Context, message string, look func() (over bool, 
 			if err := b.verify(ctx); err != nil {
 				return false, err
 			}
-			if b.verdictOnAll(b.grant.locks).delay == 0 {
+			if b.verdictOnAll(b.grant.locks).Delay == 0 {
 				return true, nil
 			}
 		case <-b.s.Lost():

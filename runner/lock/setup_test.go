@@ -23,15 +23,12 @@ import (
 
 // Where to look for a test:
 //
-//	who may start, by what was heard   history (the states), history_words, history_fuzz, refusals, announce
-//	the line, and its order            line, fairness, room, dormant, watch, turn, stepdown
+//	who may start, by what was heard   package evidence
+//	the line, and its order            line, fairness, room, dormant, watch, alarm, stepdown
 //	taking over, by kind of end        takeover, silence, relay, persist (a server's restart)
-//	the claim                          several, slots, shared, conflicts, answers, token
+//	the claim                          several, slots, shared, conflicts, answers, names, token
 //	other ways to hold                 transaction, transaction_trips, quorum, turnover (each)
 //	the ledger                         ledger, ledger_faults, ledger_disk_linux
-//
-// Those of package lock itself, in files without a server, run in an instant: go test -short
-// -run 'History|Refused|Announce'.
 
 var start, query, pooled, eventually = testserver.Start, testserver.Query, testserver.Pooled, testserver.Eventually
 

@@ -7,6 +7,8 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/evidence"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // A holder whose host is dead or cut off says nothing more. The first in line sees the
@@ -18,14 +20,14 @@ import (
 // that may be set. The next two in line do it a little later, in case the first is
 // frozen itself.
 
-// endOrWatch compares a look with those before it, and ends a silent holder's session. Until
+// followHolder compares a look with those before it, and ends a silent holder's session. Until
 // the next look the heartbeat watches (watch.go).
-func (l *line) endOrWatch(ctx context.Context, found *look) error {
+func (l *line) followHolder(ctx context.Context, found *look) error {
 	if l.b.cfg.Claim.Gate != nil || l.b.shared() {
 		return nil
 	}
 	s, held := found.holderOf(l.of)
-	if !held || !s.visible || s.beat == 0 || s.bound || s.opened == "" {
+	if !held || !s.Visible || s.Beat == 0 || s.Bound || s.Opened == "" {
 		l.watched.reset()
 		if l.rank == 1 && found.holds(l.of) {
 			l.watchLock()
@@ -46,21 +48,21 @@ func (l *line) endOrWatch(ctx context.Context, found *look) error {
 func (w *watch) reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.last, w.since = seat{}, 0
+	w.last, w.since = evidence.Seat{}, 0
 }
 
 // silence is for how long a holder has been silent, if its latest request was seen before.
-func (w *watch) silence(s seat, found *look) (silent time.Duration, again bool) {
+func (w *watch) silence(s evidence.Seat, found *look) (silent time.Duration, again bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	since, again := w.sees(s, found.received)
-	return found.sent.Sub(since), again
+	since, again := w.sees(s, found.Received)
+	return found.Sent.Sub(since), again
 }
 
 // sees notes a holder's latest request, and says since when that is seen and whether it
 // was seen before. The caller holds mu.
-func (w *watch) sees(s seat, received boottime.Instant) (since boottime.Instant, again bool) {
-	again = s.pid == w.last.pid && s.opened == w.last.opened && s.changed == w.last.changed && s.beat == w.last.beat
+func (w *watch) sees(s evidence.Seat, received boottime.Instant) (since boottime.Instant, again bool) {
+	again = s.PID == w.last.PID && s.Opened == w.last.Opened && s.Changed == w.last.Changed && s.Beat == w.last.Beat
 	if !again {
 		w.last, w.since = s, received
 	}
@@ -68,41 +70,43 @@ func (w *watch) sees(s seat, received boottime.Instant) (since boottime.Instant,
 }
 
 // need is how long a holder must have been silent: until its own command is dead, and
-// so are all that started before and may be alive. Each place in line adds to that, so
-// that those before this one have their turn.
-func (l *line) need(s seat, found *look) time.Duration {
-	delay := max(s.delay, l.b.cfg.LockDelay)
-	for _, h := range l.b.heldBy(s.pid, found) {
-		delay = max(delay, h.verdict().delay)
+// so are all that started before and may be alive. A busy machine may kill late: for that
+// there is as much again as the holder itself leaves for the kill, but no more than a second.
+// Each place in line adds to that, so that those before this one have their turn.
+func (l *line) need(s evidence.Seat, found *look) time.Duration {
+	delay := max(s.Delay, l.b.cfg.LockDelay)
+	for _, h := range l.b.heldBy(s.PID, found) {
+		delay = max(delay, h.Verdict().Delay)
 	}
-	perPlace := max(l.b.cfg.Session.Lease/10, turnPatience)
-	return delay + time.Duration(found.rank-1)*perPlace
+	lease := l.b.cfg.Session.Lease
+	forKill := min(session.DeadAfter(lease, 0)-session.HolderShare(lease), time.Second)
+	perPlace := max(lease/10, turnPatience)
+	return delay + forKill + time.Duration(found.rank-1)*perPlace
 }
 
-// heldBy are the histories of all locks that a session has. Its silence counts for all of
-// them.
-func (b *Bid) heldBy(pid uint32, found *look) (histories []*history) {
-	for _, s := range found.holders {
-		if h := b.histories[s.id]; h != nil && s.pid == pid {
-			histories = append(histories, h)
+// heldBy is the evidence of all locks that a session has. Its silence counts for all of them.
+func (b *Bid) heldBy(pid uint32, found *look) (heard []*evidence.Evidence) {
+	for _, s := range found.Holders {
+		if h := b.heard[s.ID]; h != nil && s.PID == pid {
+			heard = append(heard, h)
 		}
 	}
-	return histories
+	return heard
 }
 
 // endSilent ends the session if it is still silent and this role may do so. If it may not,
 // the server will, and the command is just as dead.
-func (l *line) endSilent(ctx context.Context, s seat, found *look) error {
-	histories := l.b.heldBy(s.pid, found)
+func (l *line) endSilent(ctx context.Context, s evidence.Seat, found *look) error {
+	heard := l.b.heldBy(s.PID, found)
 	var asOf []int
-	for _, h := range histories {
-		asOf = append(asOf, h.looking())
+	for _, h := range heard {
+		asOf = append(asOf, h.Looking())
 	}
 	n, err := l.b.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
 		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END)
 FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND pg_catalog.starts_with(query, '/*pglead beat=''%d'',')`,
-		s.pid, s.opened, s.changed, s.beat))
+		s.PID, s.Opened, s.Changed, s.Beat))
 	if err != nil {
 		return err
 	}
@@ -110,9 +114,9 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	if n == 0 { // the session has spoken after all, or is gone
 		return nil
 	}
-	l.b.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.pid)
-	for i, h := range histories {
-		h.bury(asOf[i], s)
+	l.b.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.PID)
+	for i, h := range heard {
+		h.NoteSilence(asOf[i], s)
 	}
 	if l.b.usesLedger() {
 		l.b.noteSilence(ctx, s, found)
@@ -123,14 +127,14 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 
 // noteSilence closes the ledger's run of a holder that was silent for as long as its
 // command can live, for waiters that have not seen the silence.
-func (b *Bid) noteSilence(ctx context.Context, of seat, found *look) {
-	if of.token == 0 {
+func (b *Bid) noteSilence(ctx context.Context, of evidence.Seat, found *look) {
+	if of.Token == 0 {
 		return
 	}
 	var queries []string
-	for _, s := range found.holders {
-		if s.pid == of.pid {
-			queries = append(queries, ledger.End{Outcome: ledger.Lost}.Finish(s.id, of.token, s.shared, "local")...)
+	for _, s := range found.Holders {
+		if s.PID == of.PID {
+			queries = append(queries, ledger.End{Outcome: ledger.Lost}.Finish(s.ID, of.Token, s.Shared, "local")...)
 		}
 	}
 	if _, err := b.s.Query(ctx, queries...); err != nil { // then they wait for their lock-delay

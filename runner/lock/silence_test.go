@@ -79,6 +79,32 @@ func TestSilenceBehindFrozen(t *testing.T) {
 	sawSilence(t, next, since, cfg.Session.Lease)
 }
 
+// TestSilentAtOnce: a holder that is cut off just after its start is taken over from as soon
+// as any other.
+func TestSilentAtOnce(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(1)), 30*time.Second)
+	cfg.LockDelay = 2 * time.Second
+	h := acquire(t, cfg)
+	r := newRelay(t, server)
+	relayed := cfg
+	relayed.Session.Database = config(t, r.dsn, cfg.Claim).Session.Database
+	brief := contend(t, relayed)
+	inLine(t, server, id(1), 1)
+	next := contend(t, cfg)
+	inLine(t, server, id(1), 2)
+	release(t, h)
+	brief.held(t)
+	since := time.Now()
+	r.silence()
+	next.held(t)
+	const bound, slack = 2 * time.Second, 2 * time.Second // see runner/README.md; of a busy machine
+	if took, most := next.ended.Sub(since), session.DeadAfter(cfg.Session.Lease, 0)+bound+slack; took > most {
+		t.Errorf("taken over %v after that, and not after %v at most", took, most)
+	}
+}
+
 // TestSilenceUnseen: a role that sees nothing of the holder waits for the server's
 // time-out, and then for the delay.
 func TestSilenceUnseen(t *testing.T) {

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -20,28 +22,28 @@ import (
 // the database more than all else that they do. The name of the asking session says for
 // whom it asks, and which host is to have the lock.
 
-// Request is a request to step down, which lasts until it is closed.
-type Request struct{ viewer *session.Viewer }
+// StepDownRequest is a request to step down, which lasts until it is closed.
+type StepDownRequest struct{ viewer *session.Viewer }
 
 // askAgain is how often the locks of a request are tried: a heartbeat holds them for an
 // instant, or somebody else asks too.
 const askAgain = 50 * time.Millisecond
 
-// Ask asks the holders of these locks to step down. If to isn't empty, their release names
+// AskToStepDown asks the holders of these locks to step down. If to isn't empty, their release names
 // a waiter on that host, if there is one. Holders look every fifth of their lease.
 //
 // A transaction holds the request's locks, so that a pooler can't leave them to another
 // client.
-func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to string) (*Request, error) {
+func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to string) (*StepDownRequest, error) {
 	cfg.ApplicationName = askerName(by, to)
 	viewer, err := session.OpenViewer(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	r := &Request{viewer}
+	r := &StepDownRequest{viewer}
 	var tries, old []string
 	for _, id := range locks {
-		old = append(old, oldRequests(id, by, to)...)
+		old = append(old, oldRequestsSQL(id, by, to)...)
 		tries = append(tries, Lock{ID: lockkey.StepDown(id)}.sql("try_advisory_xact_lock"))
 	}
 	if _, err := viewer.Query(ctx, append(old, "BEGIN")...); err != nil {
@@ -65,14 +67,14 @@ func Ask(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to str
 }
 
 // Close ends the request.
-func (r *Request) Close() { r.viewer.Close() }
+func (r *StepDownRequest) Close() { r.viewer.Close() }
 
-// oldRequests are the queries that ask a holder of an older version to step down, and
+// oldRequestsSQL are the queries that ask a holder of an older version to step down, and
 // waiters of that version to leave the lock to a host.
-func oldRequests(id lockkey.ID, by, to string) []string {
-	queries := []string{tell("pglead.1.stepdown."+id.String(), "'"+url.QueryEscape(by)+"'")}
+func oldRequestsSQL(id lockkey.ID, by, to string) []string {
+	queries := []string{notifySQL("pglead.1.stepdown."+id.String(), "'"+url.QueryEscape(by)+"'")}
 	if to != "" {
-		queries = append([]string{tell(channel(id), fmt.Sprintf("'prefer %s 60'", url.QueryEscape(to)))}, queries...)
+		queries = append([]string{notifySQL(evidence.Channel(id), fmt.Sprintf("'prefer %s 60'", url.QueryEscape(to)))}, queries...)
 	}
 	return queries
 }
@@ -87,20 +89,22 @@ func (h *Held) stepDownSQL() string {
 	return strings.Join(probes, " AND ")
 }
 
-// watchRequests makes the heartbeat look for requests to step down.
+// firstBeat is the time from a grant to the first heartbeat.
+const firstBeat = 500 * time.Millisecond
+
+// watchRequests makes the heartbeat look for requests to step down. The first one comes soon,
+// since its comment shows what the session holds, but not so soon that a brief command would
+// need one: it is over before anybody looks.
 func (h *Held) watchRequests() {
 	h.Session.SetHeartbeat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown}})
+	h.Session.BeatAt(boottime.Now().Add(min(firstBeat, session.BeatEvery(h.cfg.Session.Lease))))
 }
 
 // hearStepDown reads the value of stepDownSQL.
 func (h *Held) hearStepDown(answers []session.Rows) {
 	if answers[0].Is("f") {
-		h.request()
+		nudge(h.requests)
 	}
-}
-
-func (h *Held) request() {
-	nudge(h.requests)
 }
 
 // WatchRequests makes the heartbeat of a session that many share look for requests to
@@ -119,19 +123,12 @@ WHERE NOT CASE WHEN pg_catalog.pg_try_advisory_lock_shared(n) THEN pg_catalog.pg
 		beat.Then = func(answers []session.Rows) {
 			for _, row := range answers[0] {
 				if h := of[strings.Join(row, " ")]; h != nil {
-					h.request()
+					nudge(h.requests)
 				}
 			}
 		}
 	}
 	s.SetHeartbeat(beat)
-}
-
-// Introduce sends a request, with which the session's description comes to show what it
-// holds. Short commands need none: they are over before anybody looks.
-func (h *Held) Introduce(ctx context.Context) {
-	// Its failure is the session's, which others notice.
-	_, _ = h.Session.Ask(ctx, session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown})
 }
 
 // Requests delivers that somebody asks for the locks.

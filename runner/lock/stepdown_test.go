@@ -29,7 +29,7 @@ func TestStepDown(t *testing.T) {
 
 	ask := func(h *lock.Held, to string) {
 		t.Helper()
-		r, err := lock.Ask(t.Context(), asker.Session, []lockkey.ID{id(7)}, "cron on web1", to)
+		r, err := lock.AskToStepDown(t.Context(), asker.Session, []lockkey.ID{id(7)}, "cron on web1", to)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +87,7 @@ func TestStepDownWays(t *testing.T) {
 		if claim.Locks[0].Shared {
 			holders = append(holders, acquire(t, cfg))
 		}
-		r, err := lock.Ask(t.Context(), cfg.Session, []lockkey.ID{holders[0].Locks[len(holders[0].Locks)-1].ID}, "me", "")
+		r, err := lock.AskToStepDown(t.Context(), cfg.Session, []lockkey.ID{holders[0].Locks[len(holders[0].Locks)-1].ID}, "me", "")
 		if err != nil {
 			t.Fatal(err)
 		}

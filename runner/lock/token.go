@@ -10,6 +10,7 @@ import (
 
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -85,7 +86,7 @@ func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
 	if b.cfg.Claim.Polled {
 		sql.WriteString(",\n\t0" + ofOwnLocks)
 	} else {
-		sql.WriteString(",\n\taudience.dormant, classid, objid, objsubid" + amongOwnLocks + ", (" + b.cfg.Claim.audienceQuery(locks) + ") AS audience" + areOwn)
+		sql.WriteString(",\n\taudience.dormant, classid, objid, objsubid" + amongOwnLocks + ", (" + b.cfg.Claim.audienceSQL(locks) + ") AS audience" + areOwn)
 	}
 	if b.line != nil || b.cfg.Claim.Polled { // the session has other locks, as tickets
 		sql.WriteString(" AND " + inspect.Among(idsOf(locks)))
@@ -102,7 +103,7 @@ func (b *Bid) shows() bool {
 // startSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
 func (b *Bid) startSQL(l Lock) string {
-	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(l.ID), b.cfg.startPayload(l, tokenSQL))
+	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", evidence.Channel(l.ID), b.cfg.startPayload(l, tokenSQL))
 	if b.cfg.Claim.Polled {
 		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), notify) // only in this lock's row
 	}
@@ -202,7 +203,7 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 	var queries []string
 	if b.cfg.Session.Quorum && !b.cfg.Session.Transaction {
 		for _, l := range b.grant.locks {
-			queries = append(queries, tell(channel(l.ID), b.cfg.startPayload(l, drawn[0])))
+			queries = append(queries, notifySQL(evidence.Channel(l.ID), b.cfg.startPayload(l, drawn[0])))
 		}
 		if b.shows() {
 			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))

@@ -35,7 +35,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if !b.cfg.Claim.fulfils(n) {
-		b.noteOthers()
+		b.noteOthers(b.barred())
 		return false, nil
 	}
 	b.preparation.begin()
@@ -55,7 +55,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 		b.s.SetHolding(true)
 		return b.noteResult(n)
 	}
-	b.noteOthers()
+	b.noteOthers(b.barred())
 	_, err = b.s.Query(ctx, "ROLLBACK")
 	return false, b.error(err)
 }

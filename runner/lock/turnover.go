@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -35,7 +36,7 @@ func (h *Held) Joins() bool {
 // Joins says whether the bid's first try can be part of a Turnover: the start needs
 // nothing but the grant. That is so for one lock, of which the bid has heard nothing.
 func (b *Bid) Joins() bool {
-	return b.cfg.joins() && !b.usesLedger() && len(b.histories) == 0 && len(b.grant.locks) == 0 && b.verdict(b.cfg.Claim.Locks[0].ID).delay == 0
+	return b.cfg.joins() && !b.usesLedger() && len(b.heard) == 0 && len(b.grant.locks) == 0 && b.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
 }
 
 func (cfg *Config) joins() bool {
@@ -47,10 +48,10 @@ func (cfg *Config) joins() bool {
 // of the session frees them. Bids of Next that are Complete are ready to be settled.
 func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	var queries []string
-	if words := t.words(); words != "" {
+	if words := t.wordsSQL(); words != "" {
 		queries = append(queries, words)
 	}
-	queries = append(queries, t.exchange())
+	queries = append(queries, t.exchangeSQL())
 	if len(t.Next) > 0 {
 		queries = append(queries, t.drawSQL(s))
 	}
@@ -77,9 +78,9 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	return nil
 }
 
-// words is the query that announces how the commands ended. As with tell, its commit does
+// wordsSQL is the query that announces how the commands ended. As with tell, its commit does
 // not wait for the disk.
-func (t Turnover) words() string {
+func (t Turnover) wordsSQL() string {
 	if len(t.Ended) == 0 {
 		return ""
 	}
@@ -88,13 +89,13 @@ func (t Turnover) words() string {
 		columns = append(columns, fmt.Sprintf("pg_catalog.pg_notify('%s', '%s')", said.Channel, said.Payload))
 	}
 	for _, h := range t.Ended {
-		columns = append(columns, fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel(h.Locks[0].ID), h.endPayload(wordClean)))
+		columns = append(columns, fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", evidence.Channel(h.Locks[0].ID), h.endPayload(evidence.Clean)))
 	}
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// exchange is the query that frees and tries. Columns are evaluated in their order.
-func (t Turnover) exchange() string {
+// exchangeSQL is the query that frees and tries. Columns are evaluated in their order.
+func (t Turnover) exchangeSQL() string {
 	freed := []string{"0"}
 	for _, h := range t.Ended {
 		freed = append(freed, h.unlockSQL())
@@ -132,11 +133,8 @@ func (b *Bid) turned(number string, drawn session.Rows) error {
 	if err != nil {
 		return session.ErrNotPostgreSQL()
 	}
-	if _, err := b.noteResult(n); err != nil || !b.complete() {
+	if _, err := b.noteResult(n); err != nil || !b.Complete() {
 		return err
 	}
 	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !b.grant.locks[0].isListed(row) }))
 }
-
-// Complete says whether the bid holds all of its claim.
-func (b *Bid) Complete() bool { return b.complete() }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -31,7 +32,7 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool
 		}
 		b.line.decide(b.events())
 		b.line.heedAlarm()
-		if b.line.tryAt.IsZero() || time.Now().Before(b.line.tryAt) { // else the try verifies
+		if b.line.tryAt.IsZero() || time.Now().Before(b.line.tryAt) { // a try that is due verifies
 			if err := b.verify(ctx); err != nil {
 				return false, err
 			}
@@ -44,9 +45,9 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool
 
 // events are the announcements for the lock that the line is for or, with a gate, for all
 // locks.
-func (b *Bid) events() (events []Announcement) {
-	for id, h := range b.histories {
-		said := h.drainEvents()
+func (b *Bid) events() (events []evidence.Announcement) {
+	for id, h := range b.heard {
+		said := h.TakeEvents()
 		if b.cfg.Claim.Gate != nil || id == b.lineOf() {
 			events = append(events, said...)
 		}
@@ -136,9 +137,9 @@ func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, b.trySQL(), burstTries-1)
 	queries := []string{tries}
 	one := len(b.cfg.Claim.Locks) == 1 && b.cfg.Claim.Gate == nil && !b.cfg.Session.Quorum
-	certain := one && (b.verdictOnAll(b.cfg.Claim.Locks).delay == 0 || b.startsWithToken(b.cfg.Claim.Locks))
+	certain := one && (b.verdictOnAll(b.cfg.Claim.Locks).Delay == 0 || b.startsWithToken(b.cfg.Claim.Locks))
 	if certain {
-		queries = append(queries, b.drawSQL(b.cfg.Claim.Locks, b.line.leaveColumns()...))
+		queries = append(queries, b.drawSQL(b.cfg.Claim.Locks, b.line.leaveSQL()...))
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
 	if err != nil {
@@ -165,13 +166,13 @@ func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	return granted, err
 }
 
-// verdictOnAll is the verdict of the histories of these locks by now.
-func (b *Bid) verdictOnAll(locks []Lock) verdict {
-	all := verdict{coversEarlier: true}
+// verdictOnAll is the verdict on all of these locks by now.
+func (b *Bid) verdictOnAll(locks []Lock) evidence.Verdict {
+	all := evidence.Verdict{CoversEarlier: true}
 	for _, l := range locks {
 		v := b.verdict(l.ID)
-		all.delay = max(all.delay, v.delay)
-		all.coversEarlier = all.coversEarlier && v.coversEarlier
+		all.Delay = max(all.Delay, v.Delay)
+		all.CoversEarlier = all.CoversEarlier && v.CoversEarlier
 	}
 	return all
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -25,7 +26,7 @@ import (
 type watch struct {
 	mu    sync.Mutex
 	count int              // of watches; an earlier one's answer may still come
-	last  seat             // the holder by its latest request that was seen; pid 0: none was
+	last  evidence.Seat    // the holder by its latest request that was seen; pid 0: none was
 	since boottime.Instant // when the first look that shows it was received
 	need  time.Duration    // how long the silence has to be, by the last whole look
 	alarm alarm
@@ -49,7 +50,7 @@ const lookAfter = 150 * time.Millisecond
 type judge func(received boottime.Instant, row []string) (alarm, time.Duration)
 
 // watchSpeaker has the heartbeat watch a holder whose requests have numbers.
-func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) error {
+func (l *line) watchSpeaker(ctx context.Context, s evidence.Seat, need time.Duration) error {
 	name, err := l.prepareWatch(ctx)
 	if err != nil {
 		return err
@@ -68,7 +69,7 @@ func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) err
 		}
 		return every
 	}
-	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, s.pid, l.rank == 1)
+	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, s.PID, l.rank == 1)
 	w := &l.watched
 	l.startWatch(session.Heartbeat{Every: every, Request: session.Request{SQL: []string{sql}}}, need, func(received boottime.Instant, row []string) (alarm, time.Duration) {
 		alarm, age, left := w.compare(s, received, row)
@@ -84,9 +85,9 @@ func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) err
 		}
 		return calm, min(every, left)
 	})
-	l.b.s.BeatAt(min(boottime.Now().Add(next(s.age)), w.over()))
-	if s.token == 0 && s.pid != l.unnamed { // else it is of `each`, say, and never shows one
-		l.unnamed, l.lookAt = s.pid, time.Now().Add(namedAfter)
+	l.b.s.BeatAt(min(boottime.Now().Add(next(s.Age)), w.over()))
+	if s.Token == 0 && s.PID != l.unnamed { // else it is of `each`, say, and never shows one
+		l.unnamed, l.lookAt = s.PID, time.Now().Add(namedAfter)
 	}
 	return nil
 }
@@ -123,15 +124,15 @@ FROM pg_catalog.pg_stat_get_activity($1)`, name, l.probeSQL()))
 // compare compares an answer with those before it. Its results are, if there is no alarm,
 // the age of the holder's request or, if it is not the first that shows this one, the time
 // that is left until the holder was silent for long enough.
-func (w *watch) compare(of seat, received boottime.Instant, row []string) (alarm alarm, age, left time.Duration) {
-	if len(row) != 5 || row[0] != "f" || row[1] != of.opened {
+func (w *watch) compare(of evidence.Seat, received boottime.Instant, row []string) (alarm alarm, age, left time.Duration) {
+	if len(row) != 5 || row[0] != "f" || row[1] != of.Opened {
 		return toTry, 0, 0
 	}
 	d, _ := inspect.ParseDescription(row[4])
 	if d.Beat == 0 {
 		return toLook, 0, 0
 	}
-	of.beat, of.changed = d.Beat, row[2]
+	of.Beat, of.Changed = d.Beat, row[2]
 	since, again := w.sees(of, received)
 	if !again {
 		seconds, _ := strconv.ParseFloat(row[3], 64)
@@ -209,13 +210,13 @@ func (l *line) heedAlarm() {
 		return
 	}
 	l.unwatch()
-	l.obey(alarm, time.Now())
+	l.lookOrTry(alarm, time.Now())
 }
 
-// obey makes it time for a look, and for a try if the very first in line was to make one.
+// lookOrTry makes it time for a look, and for a try if the very first in line was to make one.
 // A turn that is near stays as it is: a holder may have named another session, which is to
 // take the free lock before.
-func (l *line) obey(a alarm, now time.Time) {
+func (l *line) lookOrTry(a alarm, now time.Time) {
 	l.lookAt = now
 	if a == toTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > turnPatience) {
 		l.tryAt = now
@@ -226,7 +227,7 @@ func (l *line) obey(a alarm, now time.Time) {
 func (w *watch) is(pid uint32) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.last.pid == pid
+	return w.last.PID == pid
 }
 
 func (w *watch) state() alarm {

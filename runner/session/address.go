@@ -9,13 +9,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// fallbacks are all of a configuration's hosts, its first included.
-func fallbacks(database *pgconn.Config) []*pgconn.FallbackConfig {
+// Hosts are all of a configuration's hosts, its first included.
+func Hosts(database *pgconn.Config) []*pgconn.FallbackConfig {
 	return append([]*pgconn.FallbackConfig{{Host: database.Host, Port: database.Port, TLSConfig: database.TLSConfig}}, database.Fallbacks...)
 }
 
-// withHosts is a configuration with these hosts for its own.
-func withHosts(database *pgconn.Config, hosts []*pgconn.FallbackConfig) *pgconn.Config {
+// WithHosts is a configuration with these hosts for its own.
+func WithHosts(database *pgconn.Config, hosts []*pgconn.FallbackConfig) *pgconn.Config {
 	c := database.Copy()
 	c.Host, c.Port, c.TLSConfig, c.Fallbacks = hosts[0].Host, hosts[0].Port, hosts[0].TLSConfig, hosts[1:]
 	return c
@@ -27,8 +27,8 @@ type route struct {
 	looked  map[string][]string // the addresses of each host
 }
 
-// over makes a configuration's next connection note its route.
-func (r *route) over(database *pgconn.Config) {
+// record makes a configuration's next connection note its route.
+func (r *route) record(database *pgconn.Config) {
 	dial, lookup := database.DialFunc, database.LookupFunc
 	r.looked = map[string][]string{}
 	database.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -45,11 +45,11 @@ func (r *route) over(database *pgconn.Config) {
 // pin is a configuration whose connections go to the same address only, with the TLS
 // settings of that host.
 func (r route) pin(database *pgconn.Config) *pgconn.Config {
-	hosts := slices.DeleteFunc(fallbacks(database), func(f *pgconn.FallbackConfig) bool { return !r.isTo(f) })
+	hosts := slices.DeleteFunc(Hosts(database), func(f *pgconn.FallbackConfig) bool { return !r.isTo(f) })
 	if len(hosts) == 0 {
 		return database
 	}
-	c := withHosts(database, hosts)
+	c := WithHosts(database, hosts)
 	c.LookupFunc = func(context.Context, string) ([]string, error) { return []string{r.address}, nil }
 	return c
 }

@@ -73,15 +73,7 @@ const ServerAge = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
 	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAge + `) END)`
 
-// ageFormats are the formats in which ageOf takes the values. The text of an instant
-// would depend on the server's settings, and arithmetic on the server would cost more
-// than all the rest.
-func ageFormats() []int16 {
-	const inText, inBinary = 0, 1 // of the protocol: libpq's resultFormat
-	return []int16{inText, inBinary, inBinary, inBinary}
-}
-
-// ageOf reads the values of serverAge.
+// ageOf reads the values of serverAge, of which the instants are in binary.
 func ageOf(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Duration, error) {
 	replayed := values[0]
 	var instants [3]int64 // in microseconds

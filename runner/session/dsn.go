@@ -268,8 +268,8 @@ func withHostAddr(dsn, addrs string, cfg *pgconn.Config) (*pgconn.Config, error)
 
 // configHosts lists the distinct hosts of cfg in their order.
 func configHosts(cfg *pgconn.Config) []string {
-	hosts := []string{cfg.Host}
-	for _, f := range cfg.Fallbacks {
+	var hosts []string
+	for _, f := range Hosts(cfg) {
 		if !slices.Contains(hosts, f.Host) {
 			hosts = append(hosts, f.Host)
 		}
@@ -285,12 +285,8 @@ func limitTLS(cfg *pgconn.Config, name, value string) error {
 	if !ok {
 		return fmt.Errorf("%s: the versions are TLSv1, TLSv1.1, TLSv1.2 and TLSv1.3", name)
 	}
-	configs := []*tls.Config{cfg.TLSConfig}
-	for _, f := range cfg.Fallbacks {
-		configs = append(configs, f.TLSConfig)
-	}
-	for _, c := range configs {
-		switch {
+	for _, f := range Hosts(cfg) {
+		switch c := f.TLSConfig; {
 		case c == nil:
 		case name == "ssl_min_protocol_version":
 			c.MinVersion = version
@@ -352,18 +348,14 @@ func parseFailure(err error) string {
 // Target names server and database for messages: db.example:5432/app.
 func Target(cfg *pgconn.Config) string {
 	var servers []string
-	add := func(host string, port uint16) {
-		server := net.JoinHostPort(host, strconv.Itoa(int(port)))
-		if filepath.IsAbs(host) {
-			server = fmt.Sprintf("%s:%d", host, port)
+	for _, f := range Hosts(cfg) {
+		server := net.JoinHostPort(f.Host, strconv.Itoa(int(f.Port)))
+		if filepath.IsAbs(f.Host) {
+			server = fmt.Sprintf("%s:%d", f.Host, f.Port)
 		}
 		if !slices.Contains(servers, server) {
 			servers = append(servers, server)
 		}
-	}
-	add(cfg.Host, cfg.Port)
-	for _, f := range cfg.Fallbacks {
-		add(f.Host, f.Port)
 	}
 	return strings.Join(servers, ",") + "/" + cmp.Or(cfg.Database, cfg.User)
 }

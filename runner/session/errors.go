@@ -21,18 +21,13 @@ import (
 // Kind sorts errors by what a caller can do about them.
 type Kind int
 
+// The kinds, and what each says.
 const (
-	// BadDSN means that the connection string is wrong; nothing was tried.
-	BadDSN Kind = iota + 1
-	// Unreachable means that no server answered, or none with room for us.
-	// Trying again later may help.
-	Unreachable
-	// Denied means that the server refused the login, the database or the lock.
-	Denied
-	// Unsafe means that the server can't keep the promise, and never will.
-	Unsafe
-	// Standby means that the server is not the primary, though it may become that.
-	Standby
+	BadDSN      Kind = iota + 1 // the connection string is wrong; nothing was tried
+	Unreachable                 // no server answered, or none with room for us; trying again later may help
+	Denied                      // the server refused the login, the database or the lock
+	Unsafe                      // the server can't keep the promise, and never will
+	Standby                     // the server is not the primary, though it may become that
 )
 
 // Error is an error of this package. Its text never contains a password.
@@ -113,7 +108,7 @@ func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
 		return database
 	}
 	there := configHosts(e.at)
-	hosts := fallbacks(database)
+	hosts := Hosts(database)
 	slices.SortStableFunc(hosts, func(a, b *pgconn.FallbackConfig) int {
 		last := func(f *pgconn.FallbackConfig) int {
 			if f.Port == e.at.Port && slices.Contains(there, f.Host) {
@@ -123,7 +118,7 @@ func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
 		}
 		return last(a) - last(b)
 	})
-	return withHosts(database, hosts)
+	return WithHosts(database, hosts)
 }
 
 // connectError makes one line of the tree of errors that pgconn returns for its

@@ -36,20 +36,22 @@ func (s *Session) currentHeartbeat() Heartbeat {
 
 // StartHeartbeat starts the heartbeat, once: without it the server ends the session
 // after the lease, and nothing notices a silent network. Only Close stops it.
-func (s *Session) StartHeartbeat() { s.heartbeatOnce.Do(s.startHeartbeat) }
-
-func (s *Session) startHeartbeat() {
-	timer, err := s.clock.newTimer()
-	if err != nil {
-		s.fail(fmt.Errorf("make a timer for the heartbeat: %w", err))
-		return
-	}
-	s.pulse.start(timer)
-	s.BeatAt(s.clock.now().Add(s.currentHeartbeat().Every))
-	s.beating.Go(func() { s.beat(timer) })
-	s.beating.Go(func() {
-		<-s.stop
-		timer.Stop()
+func (s *Session) StartHeartbeat() {
+	s.heartbeatOnce.Do(func() {
+		timer, err := s.clock.newTimer()
+		if err != nil {
+			s.fail(fmt.Errorf("make a timer for the heartbeat: %w", err))
+			return
+		}
+		s.pulse.mu.Lock()
+		s.pulse.timer = timer
+		s.pulse.mu.Unlock()
+		s.BeatAt(s.clock.now().Add(s.currentHeartbeat().Every))
+		s.beating.Go(func() { s.beat(timer) })
+		s.beating.Go(func() {
+			<-s.stop
+			timer.Stop()
+		})
 	})
 }
 
@@ -58,12 +60,6 @@ type pulse struct {
 	mu    sync.Mutex
 	timer timer // nil before the first one
 	next  boottime.Instant
-}
-
-func (p *pulse) start(t timer) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.timer = t
 }
 
 func (p *pulse) due() boottime.Instant {

@@ -70,16 +70,6 @@ func connectChecked(ctx context.Context, cfg Config, way *route) (pg *pgconn.PgC
 	return pg, answers, err
 }
 
-// openUnchecked logs in and asks nothing: the session's first statement tells what
-// there is to know.
-func openUnchecked(ctx context.Context, cfg Config) (*Session, error) {
-	pg, err := connectToHold(ctx, cfg, &route{}, nil)
-	if err != nil {
-		return nil, err
-	}
-	return takeWire(pg, cfg), nil
-}
-
 // takeWire makes a session of a connection that has logged in. The connection's own
 // methods must not be used from then on.
 func takeWire(pg *pgconn.PgConn, cfg Config) *Session {

@@ -137,7 +137,11 @@ func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	cfg := s.cfg
 	cfg.Quorum, cfg.FirstQuestion = false, ""
 	if !s.cfg.Quorum {
-		return openUnchecked(ctx, cfg)
+		pg, err := connectToHold(ctx, cfg, &route{}, nil)
+		if err != nil {
+			return nil, err
+		}
+		return takeWire(pg, cfg), nil
 	}
 	second, err := openChecked(ctx, cfg)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -108,14 +109,15 @@ type Session struct {
 	firstAnswer *string // to cfg.FirstQuestion, until it is taken
 	second      secondSession
 
+	pid     atomic.Uint32 // the backend's; behind a pooler the pooler's, until SetBackendPID
+	holding atomic.Bool   // a transaction holds the lock, and has to stay open
+
 	mu           sync.Mutex       // guards all fields below, and those elsewhere whose comments name it
-	pid          uint32           // the pooler's, until SetBackendPID
 	comment      string           // before every query
-	holding      bool             // a transaction holds the lock, and has to stay open
 	parting      bool             // the goodbye has gone with a request
 	current      *exchange        // the request that the reader's messages answer
 	provenAt     boottime.Instant // when the last answered request was sent
-	askedSince   boottime.Instant // when the first request after that one was sent, if it is later
+	askedSince   boottime.Instant // when the first request after that one was sent; not later than it if there was none
 	lostErr      error
 	heartbeat    Heartbeat
 	onAnswer     func()              // what the reader does after each answer
@@ -187,7 +189,6 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 		facts:     serverFacts{began: c.now()},
 		conn:      conn,
 		fe:        fe,
-		pid:       pid,
 		comment:   cfg.Comment,
 		onWire:    make(chan struct{}, 1),
 		stop:      make(chan struct{}),
@@ -197,6 +198,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 		heartbeat: Heartbeat{BeatEvery(cfg.Lease), Request{SQL: []string{PlainBeat}}},
 		heed:      map[string]heedFunc{},
 	}
+	s.pid.Store(pid)
 	s.onAnswer = s.renew
 	s.reading.Go(s.read)
 	return s
@@ -210,19 +212,11 @@ func (s *Session) SetComment(comment string) {
 }
 
 // BackendPID is the server's process number for this session.
-func (s *Session) BackendPID() uint32 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.pid
-}
+func (s *Session) BackendPID() uint32 { return s.pid.Load() }
 
 // SetBackendPID is for a session through a pooler, which keeps that number to
 // itself.
-func (s *Session) SetBackendPID(pid uint32) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.pid = pid
-}
+func (s *Session) SetBackendPID(pid uint32) { s.pid.Store(pid) }
 
 // Lost is closed when the session is gone, and its locks with it. Err then
 // says why.
@@ -252,19 +246,17 @@ func (s *Session) Renewed() <-chan boottime.Instant { return s.renewed }
 
 // Conn is the connection's network socket below any TLS. It is there to be
 // duplicated; reading or writing it breaks the session.
-func (s *Session) Conn() net.Conn {
-	if wrapped, ok := s.conn.(interface{ NetConn() net.Conn }); ok {
+func (s *Session) Conn() net.Conn { return belowTLS(s.conn) }
+
+func belowTLS(conn net.Conn) net.Conn {
+	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		return wrapped.NetConn()
 	}
-	return s.conn
+	return conn
 }
 
 // SetHolding says whether a transaction holds the lock from now on.
-func (s *Session) SetHolding(holding bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.holding = holding
-}
+func (s *Session) SetHolding(holding bool) { s.holding.Store(holding) }
 
 // fail records the first cause of a loss and tells everyone.
 func (s *Session) fail(cause error) {

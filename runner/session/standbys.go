@@ -2,6 +2,8 @@ package session
 
 import (
 	"errors"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -27,7 +29,7 @@ func ParseStandbys(setting string) (s Standbys, err error) {
 	is := func(i int, what string) bool {
 		return i < len(words) && !words[i].quoted && strings.EqualFold(words[i].text, what)
 	}
-	if start := openingOf(words); start > 0 {
+	if start := slices.Index(words, standbyWord{"(", false}); start > 0 {
 		if start > 2 || start == 2 && !is(0, "ANY") && !is(0, "FIRST") || !is(len(words)-1, ")") {
 			return s, errStandbyNames
 		}
@@ -57,44 +59,16 @@ type standbyWord struct {
 	quoted bool
 }
 
-func openingOf(words []standbyWord) int {
-	for i, w := range words {
-		if w.text == "(" && !w.quoted {
-			return i
-		}
-	}
-	return -1
-}
-
 func standbyWords(setting string) (words []standbyWord, err error) {
-	for rest := strings.TrimLeft(setting, " \t\n\r\f\v"); rest != ""; rest = strings.TrimLeft(rest, " \t\n\r\f\v") {
-		switch {
-		case rest[0] == '"':
-			var name strings.Builder
-			for rest = rest[1:]; ; {
-				part, after, closed := strings.Cut(rest, `"`)
-				if !closed {
-					return nil, errStandbyNames
-				}
-				name.WriteString(part)
-				if !strings.HasPrefix(after, `"`) {
-					rest = after
-					break
-				}
-				name.WriteByte('"')
-				rest = after[1:]
-			}
-			words = append(words, standbyWord{name.String(), true})
-		case strings.IndexByte(",()*", rest[0]) >= 0:
-			words = append(words, standbyWord{rest[:1], false})
-			rest = rest[1:]
+	word := regexp.MustCompile(`"((?:[^"]|"")*)"|[,()*"]|[^,()*" \t\n\r\f\v]+`)
+	for _, match := range word.FindAllStringSubmatch(setting, -1) {
+		switch text := match[0]; {
+		case text == `"`: // which nothing closes
+			return nil, errStandbyNames
+		case text[0] == '"':
+			words = append(words, standbyWord{strings.ReplaceAll(match[1], `""`, `"`), true})
 		default:
-			end := strings.IndexAny(rest, ",()*\" \t\n\r\f\v")
-			if end < 0 {
-				end = len(rest)
-			}
-			words = append(words, standbyWord{rest[:end], false})
-			rest = rest[end:]
+			words = append(words, standbyWord{text, false})
 		}
 	}
 	return words, nil

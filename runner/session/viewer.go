@@ -78,3 +78,6 @@ func (v *Viewer) BackendPID() uint32 { return v.pg.PID() }
 
 // Conn is the connection, TLS included. It is there to be looked at.
 func (v *Viewer) Conn() net.Conn { return v.pg.Conn() }
+
+// Socket is the connection's network socket, likewise.
+func (v *Viewer) Socket() net.Conn { return belowTLS(v.pg.Conn()) }

@@ -8,6 +8,7 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -152,10 +153,24 @@ func (s *Session) transmit(r Request) (*exchange, error) {
 		s.fe.Send(&pgproto3.Terminate{})
 	}
 	if err := s.fe.Flush(); err != nil {
+		s.awaitReason(err)
 		s.fail(s.broken(fmt.Errorf("send: %w", networkCause(err))))
 		return nil, s.Err()
 	}
 	return ex, nil
+}
+
+// awaitReason leaves it to the reader to say why the server closed the connection that a
+// request could not be written to: what it said before may not have been read yet.
+func (s *Session) awaitReason(err error) {
+	const most = 50 * time.Millisecond // a reader that has its turn needs none of it
+	if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+		return
+	}
+	select {
+	case <-s.lost:
+	case <-time.After(most):
+	}
 }
 
 // CommentOpens begins the comment before a session's statements.
@@ -219,9 +234,8 @@ func (s *Session) OnNotify(channel string, heed func(pid uint32, payload string)
 func (s *Session) hear(pid uint32, channel, payload string) {
 	s.mu.Lock()
 	heed := s.heed[channel]
-	own := pid == s.pid
 	s.mu.Unlock()
-	if heed != nil && !own {
+	if heed != nil && pid != s.BackendPID() {
 		heed(pid, payload)
 	}
 }
@@ -270,7 +284,7 @@ func (s *Session) disconnected(ex *exchange, err error) {
 	}
 	// Poolers end a session with a plain error.
 	if pgErr := ex.refusal(); pgErr != nil {
-		s.fail(serverEnded{pgErr})
+		s.fail(fmt.Errorf("the server ended the session: %w", serverRefused{pgErr}))
 	}
 	s.fail(s.broken(networkCause(err)))
 }
@@ -279,7 +293,7 @@ func (s *Session) disconnected(ex *exchange, err error) {
 // and closes the socket after, so no time is lost in waiting for the end of the stream.
 func (s *Session) refused(ex *exchange, pgErr *pgconn.PgError) {
 	if pgErr.SeverityUnlocalized == "FATAL" || pgErr.SeverityUnlocalized == "PANIC" {
-		s.fail(serverEnded{pgErr})
+		s.fail(fmt.Errorf("the server ended the session: %w", serverRefused{pgErr}))
 	} else if ex != nil && ex.err == nil {
 		ex.err = pgErr
 	}
@@ -287,16 +301,13 @@ func (s *Session) refused(ex *exchange, pgErr *pgconn.PgError) {
 
 // ready notes the end of one query's answer.
 func (s *Session) ready(ex *exchange, txStatus byte) {
-	s.mu.Lock()
-	holding := s.holding
-	s.mu.Unlock()
 	switch {
 	case ex == nil:
 		// The guard asks on this socket, too, once the lease of a stopped pglead is over.
 		if !s.ExpireIfDue() {
 			s.fail(errors.New("the server answered a question that nobody asked"))
 		}
-	case holding && txStatus != 'T': // an error ends a transaction and frees its locks, and the server goes on to answer
+	case s.holding.Load() && txStatus != 'T': // an error ends a transaction and frees its locks, and the server goes on to answer
 		s.fail(transactionOver{ex.refusal()})
 	case ex.left > 1:
 		ex.left--
@@ -345,12 +356,6 @@ func (s *Session) renew() {
 	default:
 	}
 }
-
-// serverEnded is the server's own reason for ending the session.
-type serverEnded struct{ pg *pgconn.PgError }
-
-func (e serverEnded) Error() string { return "the server ended the session: " + ServerSays(e.pg) }
-func (e serverEnded) Unwrap() error { return e.pg }
 
 // transactionOver says that the transaction that held the lock has ended.
 type transactionOver struct{ pg *pgconn.PgError }

@@ -35,7 +35,7 @@ type node struct {
 
 // start starts a node now.
 func (s *scene) start(l *theLock, wait, command time.Duration, ended func()) {
-	n := &node{s: s, l: l, wait: wait, command: command, ended: ended, began: s.now, full: lock.Full(), crowded: lock.Crowded(), polls: lock.Polls()}
+	n := &node{s: s, l: l, wait: wait, command: command, ended: ended, began: s.now, full: lock.FullBackoff(), crowded: lock.CrowdedBackoff(), polls: lock.PollBackoff()}
 	demand := s.costs.nodeStart
 	if s.beside {
 		demand = s.costs.nodeCrowded
@@ -80,7 +80,7 @@ func (n *node) noRoom() {
 
 // away has a waiter without a connection come again later.
 func (n *node) away() {
-	rest := lock.AwayFor(n.s.between(lock.Away(n.crowded)), n.left())
+	rest := lock.AwayFor(n.s.between(lock.AwayBounds(n.crowded)), n.left())
 	if n.left() <= rest {
 		n.end(&n.s.unreachable)
 		return
@@ -288,6 +288,6 @@ func (n *node) trial() {
 		}
 		s.leave()
 		n.returns = true
-		s.after(min(s.between(lock.Poll(n.polls)), n.left()), func() { s.pooled.work(s.costs.poolerTrip, n.trial) })
+		s.after(min(s.between(lock.PollBounds(n.polls)), n.left()), func() { s.pooled.work(s.costs.poolerTrip, n.trial) })
 	})
 }

@@ -152,7 +152,7 @@ func (l *theLock) say(clean bool) {
 	}
 	l.s.words++
 	l.s.wal += l.s.costs.wordWAL
-	first := l.line[:min(len(l.line), lock.Listens)]
+	first := l.line[:min(len(l.line), lock.MostListeners)]
 	l.s.server.work(time.Duration(len(first))*l.s.costs.wake, nil)
 	for _, n := range first {
 		n.evidence = clean

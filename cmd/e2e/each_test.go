@@ -1,0 +1,104 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// TestEachShares: eight nodes with one list. Once all of them are at work no
+// item is worked on twice.
+func TestEachShares(t *testing.T) {
+	const nodes, items = 8, 400
+	dir := t.TempDir()
+	var list strings.Builder
+	for i := range items {
+		fmt.Fprintf(&list, "%d\n", i)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "list"), []byte(list.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// The first command of each node waits until every node has one. While a
+	// command runs there is a directory that only one can make.
+	const job = `mkdir "run-$1" || exit 1; touch "at-$0"; until test -e go; do sleep 0.01; done; echo "$1" >> "done-$0"; rmdir "run-$1"`
+	var wg sync.WaitGroup
+	for node := range nodes {
+		cmd := command(t, "each", "--key", "shares/{}", "-a", filepath.Join(dir, "list"), "--", "sh", "-c", job, strconv.Itoa(node), "{}")
+		cmd.Dir = dir
+		wg.Go(func() {
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Errorf("node %d: %v: %s", node, err, out)
+			}
+		})
+	}
+	if !eventually(func() bool {
+		at, _ := filepath.Glob(filepath.Join(dir, "at-*"))
+		return len(at) == nodes
+	}) {
+		t.Error("not all nodes are at work")
+	}
+	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	times := map[string]int{}
+	for node := range nodes {
+		text, _ := os.ReadFile(filepath.Join(dir, "done-"+strconv.Itoa(node)))
+		worked := strings.Fields(string(text))
+		t.Logf("node %d: %d items", node, len(worked))
+		for _, item := range worked {
+			times[item]++
+		}
+	}
+	for i := range items {
+		if n := times[strconv.Itoa(i)]; n != 1 {
+			t.Errorf("item %d was worked on %d times", i, n)
+		}
+	}
+}
+
+// TestEachFreesAll: the end of each item is said, also where a command that takes about as
+// long as the next item's lock is held ahead of time follows a briefer one.
+func TestEachFreesAll(t *testing.T) {
+	const key, items = "frees/{}", 120
+	words := map[string]bool{}
+	cfg, err := pgconn.ParseConfig(testbed.server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { words[n.Payload] = true }
+	listener, err := pgconn.ConnectConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close(context.WithoutCancel(t.Context()))
+	ask := func(sql string) {
+		if _, err := listener.Exec(t.Context(), sql).ReadAll(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask(fmt.Sprintf(`LISTEN "pglead.1.each.%s"`, lockkey.SipHash24(key)))
+	args := []string{"each", "--key", key}
+	for i := range items {
+		args = append(args, fmt.Sprintf("0.0%02d-%d", 5+i%30, i))
+	}
+	each := command(t, append(args, "--", "sh", "-c", `sleep "${0%-*}"`, "{}")...)
+	each.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // with a terminal nothing is fetched ahead
+	if out, err := each.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	ask("SELECT") // all that was said comes before its end
+	if len(words) != items {
+		t.Errorf("of %d items, the ends of %d were said", items, len(words))
+	}
+}

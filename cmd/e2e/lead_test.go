@@ -1,0 +1,140 @@
+package e2e
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pglead/pglead/runner/localpg"
+)
+
+func lead(t *testing.T, dsn string, args ...string) candidate {
+	t.Helper()
+	return launch(t, append([]string{"lead", "--dsn", dsn, "--key", "lead", "--first-delay", "0", "--lease", "3s", "-v"}, args...)...)
+}
+
+// TestLead: of two nodes one leads, through a kill, an outage and a step-down.
+func TestLead(t *testing.T) {
+	server := throwaway(t, nil)
+	dsn, log := server.DSN("postgres"), filepath.Join(t.TempDir(), "log")
+	node := func(name string) candidate {
+		return lead(t, dsn, "--", "sh", "-c", alone(log)+"echo "+name+" >&9; exec sleep 98763")
+	}
+	last := func() string {
+		all := lines(t, log)
+		return all[len(all)-1]
+	}
+	leads := func(who string) {
+		t.Helper()
+		if !eventually(func() bool { return last() == who }) {
+			t.Fatalf("%s never leads: %v", who, lines(t, log))
+		}
+	}
+	stands := func() {
+		t.Helper()
+		if !eventually(func() bool {
+			return stage{server: server}.waiters("lead") == 1
+		}) {
+			t.Fatal("nobody stands by")
+		}
+	}
+	a := node("a")
+	leads("a")
+	b := node("b")
+	stands()
+	if err := a.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	leads("b")
+
+	c := node("c")
+	stands()
+	terms := len(lines(t, log))
+	if err := server.Stop(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range []candidate{b, c} {
+		// Both try again and again from now on, and say so once.
+		if !eventually(func() bool { return strings.Contains(node.said.String(), "waiting for the database") }) {
+			t.Fatalf("not ridden out: %s", node.said)
+		}
+	}
+	if err := server.StartLogged(); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { return len(lines(t, log)) > terms }) {
+		t.Fatal("after the outage nobody leads")
+	}
+	stands()
+	leader, successor, name := b, c, "c"
+	if last() == "c" {
+		leader, successor, name = c, b, "b"
+	}
+	if err := leader.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = leader.Wait()
+	if status := leader.ProcessState.Sys().(syscall.WaitStatus); !status.Signaled() || status.Signal() != syscall.SIGTERM {
+		t.Errorf("the leader that was told to step down: %v", leader.ProcessState)
+	}
+	leads(name)
+	if err := successor.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = successor.Wait()
+	if slices.Contains(lines(t, log), "overlap") {
+		t.Errorf("two led at once: %v", lines(t, log))
+	}
+}
+
+// TestLeadBeforeTheDatabase: a node that is up before its database waits for
+// it, and one that will never be let in doesn't.
+func TestLeadBeforeTheDatabase(t *testing.T) {
+	server := throwaway(t, nil)
+	if err := server.Stop(syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	early := lead(t, server.DSN("postgres"), "--restart", "never", "--", "sh", "-c", "exit 9")
+	denied := lead(t, strings.Replace(server.DSN("postgres"), localpg.Superuser, "nobody", 1), "--", "true")
+	for _, node := range []candidate{early, denied} {
+		if !eventually(func() bool { return strings.Count(node.said.String(), "waiting for the database") >= 2 }) {
+			t.Fatalf("not ridden out: %s", node.said)
+		}
+	}
+	if err := server.StartLogged(); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = early.Wait(), denied.Wait()
+	if status := early.ProcessState.ExitCode(); status != 9 {
+		t.Errorf("the command's status is 9, its leader's %d: %s", status, early.said)
+	}
+	if status := denied.ProcessState.ExitCode(); status != 77 {
+		t.Errorf("the status of a refused login is %d: %s", status, denied.said)
+	}
+
+	// Who has led before rides that out too.
+	execute := func(sql string) {
+		t.Helper()
+		if _, err := server.Query("postgres", sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	execute("CREATE ROLE node LOGIN")
+	known := lead(t, strings.Replace(server.DSN("postgres"), localpg.Superuser, "node", 1), "--", "sh", "-c", "echo led >&2; exec sleep 98762")
+	leads := func(times int) {
+		t.Helper()
+		if !eventually(func() bool { return strings.Count(known.said.String(), "led\n") == times }) {
+			t.Fatalf("does not lead %d times: %s", times, known.said)
+		}
+	}
+	leads(1)
+	execute("ALTER ROLE node NOLOGIN")
+	execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%'")
+	if !eventually(func() bool { return strings.Contains(known.said.String(), "is not permitted to log in") }) {
+		t.Fatalf("not refused: %s", known.said)
+	}
+	execute("ALTER ROLE node LOGIN")
+	leads(2)
+}

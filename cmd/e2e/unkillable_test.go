@@ -1,0 +1,108 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// becomesRoot puts a setuid program into dir, on a file system that has to heed that.
+func becomesRoot(t *testing.T, dir string) string {
+	t.Helper()
+	program, err := exec.LookPath("setpriv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	suid := filepath.Join(dir, "becomeroot")
+	if out, err := exec.Command("install", "-m", "4755", program, suid).CombinedOutput(); err != nil {
+		t.Fatalf("install: %s", out)
+	}
+	asNobody := []string{"--reuid", "nobody", "--regid", "nogroup", "--clear-groups"}
+	if out, err := exec.Command(program, append(asNobody, program, "--dump")...).CombinedOutput(); err != nil {
+		t.Fatalf("become nobody: %s", out)
+	}
+	if err := exec.Command(program, append(asNobody, suid, "--reuid", "0", "--clear-groups", "true")...).Run(); err != nil {
+		t.Skipf("NOT TESTED: a setuid program does not become root in %s, which may be mounted nosuid (%v): name another place by TMPDIR", filepath.Dir(dir), err)
+	}
+	return suid
+}
+
+// TestUnkillable: a descendant of another user is reported, and the lock stays
+// held while it lives.
+func TestUnkillable(t *testing.T) {
+	requireRoot(t, "a setuid program")
+	dsn, dir := openServer(t), openDir(t)
+	suid := becomesRoot(t, dir)
+	cmd := exec.Command("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
+		filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "suid", "--kill-after", "100ms", "--lock-delay", "0", "--", "sh", "-c",
+		suid+` --reuid 0 --regid 0 --clear-groups sh -c 'touch `+dir+`/started; exec sleep 3' & trap "" TERM; while :; do sleep 0.05; done`)
+	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { _, err := os.Stat(dir + "/started"); return err == nil }) {
+		t.Fatalf("never starts: %s", &said)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if exec.Command("pgrep", "-xf", "sleep 3").Run() == nil {
+		t.Error("pglead ended before the last of its command's processes")
+	}
+	if !strings.Contains(said.String(), "these processes can't be killed, and the lock stays held while they live: sleep (") {
+		t.Errorf("not reported: %s", &said)
+	}
+}
+
+// TestUnkillableAfterLoss: of a lock that is lost nobody says that it stays held.
+func TestUnkillableAfterLoss(t *testing.T) {
+	requireRoot(t, "a setuid program")
+	dsn, dir := openServer(t), openDir(t)
+	suid := becomesRoot(t, dir)
+	for name, early := range map[string]bool{"lost first": false, "unkillable first": true} {
+		t.Run(name, func(t *testing.T) {
+			var said lockedBuffer
+			cmd := exec.Command("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
+				filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "suid", "--kill-after", "100ms", "--lock-delay", "0", "--", "sh", "-c",
+				suid+` --reuid 0 --regid 0 --clear-groups sh -c 'echo '$PGLEAD_BACKEND_PID' $$; exec sleep 1000 >&-' & trap "" TERM; while :; do sleep 0.05; done`)
+			cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
+			cmd.Stderr = &said
+			line, _ := start(t, cmd)
+			var backend, sleeper int
+			if _, err := fmt.Sscan(line, &backend, &sleeper); err != nil {
+				t.Fatal(err)
+			}
+			const held, lost = "and the lock stays held while they live", "and the lock is lost: another node may run the command while they live"
+			complained := func(consequence string) bool {
+				return eventually(func() bool { return strings.Contains(said.String(), consequence) })
+			}
+			want := ""
+			if early {
+				_ = cmd.Process.Signal(syscall.SIGTERM)
+				if !complained(held) {
+					t.Error("not reported before the loss")
+				}
+				want = `pglead: suid: the command did not end after SIGTERM; killing it and all that it started\n` +
+					`pglead: suid: these processes can't be killed, ` + held + `: sleep \(\d+\)\n`
+			}
+			_ = syscall.Kill(backend, syscall.SIGTERM)
+			if !complained(lost) {
+				t.Error("not reported after the loss")
+			}
+			_ = syscall.Kill(sleeper, syscall.SIGKILL)
+			_ = cmd.Wait()
+			if code := cmd.ProcessState.ExitCode(); code != 76 {
+				t.Errorf("status %d, want 76", code)
+			}
+			says(t, said.String(), want+`pglead: suid: these processes can't be killed, `+lost+`: sleep \(\d+\)\npglead: suid: the lock in .* was lost .*\n`)
+		})
+	}
+}

@@ -1,0 +1,122 @@
+package cmd
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/visible"
+)
+
+// pastKeys are keys with their last runs, the newest first, and how to show them.
+type pastKeys struct {
+	keys   []*remembrance
+	facts  ledger.Facts
+	target string
+	none   string // what is said if there are none
+	width  int    // of the terminal, or 0
+}
+
+// list shows the last run of each key that matches, or of all.
+func (f *historyFlags) list(u *ui, cmd *cobra.Command, patterns []string, stdout io.Writer) error {
+	write := map[string]func(io.Writer, pastKeys) error{"table": writeKeys, "json": writeKeysJSON, "csv": writeKeysCSV}[f.output.value]
+	if write == nil {
+		return usagef("--output %s is of one key", f.output.value)
+	}
+	return f.aboutLedger(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
+		facts, err := factsMatching(ctx, ask, patterns...)
+		if err != nil {
+			return err
+		}
+		p := pastKeys{facts: facts, target: f.target(), width: foreground(os.Stdout), none: "no runs"}
+		if len(patterns) > 0 {
+			p.none += " of these keys"
+		}
+		p.none += " are remembered in " + visible.Text(p.target) + pastRuns{since: f.since}.ofLate()
+		p.keys = slices.DeleteFunc(remembrances(facts), func(r *remembrance) bool {
+			return f.since.value > 0 && facts.Now.Sub(r.newest.Started) > f.since.value
+		})
+		slices.SortStableFunc(p.keys, func(a, b *remembrance) int { return b.newest.Started.Compare(a.newest.Started) })
+		if f.last > 0 {
+			p.keys = p.keys[:min(len(p.keys), f.last)]
+		}
+		return write(stdout, p)
+	})
+}
+
+// writeKeys writes for people.
+func writeKeys(w io.Writer, p pastKeys) error {
+	rows := [][]string{{"KEY", "STARTED", "HOST", "TOOK", "RESULT", "LAST SUCCESS"}}
+	var pauses []*inspect.Pause
+	for _, r := range p.keys {
+		if pause := pauseOf(r.key, r.pause); pause != nil {
+			pauses = append(pauses, pause)
+		}
+		if !r.newest.Started.IsZero() {
+			rows = append(rows, p.row(r))
+		}
+	}
+	text := p.none + "\n"
+	if len(rows) > 1 {
+		text = strings.Join(columns(rows, p.width, yielding{0, squeeze}, yielding{2, shorten}), "\n") + "\n"
+	}
+	_, err := io.WriteString(w, text+pausesText(pauses, p.width))
+	return err
+}
+
+func (p pastKeys) row(r *remembrance) []string {
+	run, now := r.newest, p.facts.Now
+	result, _ := pastRuns{history: ledger.History{Runs: []ledger.Entry{run}}}.result(0)
+	row := []string{printable(r.key), whenExactly(run.Started, now), visible.Text(run.Host), "", visible.Text(result), "never"}
+	switch {
+	case run.Outcome == ledger.Running:
+		row[3] = roughly(now.Sub(run.Started)) + "…"
+		if r.running > 1 {
+			row[4] = fmt.Sprintf("%d running", r.running)
+		}
+	case !run.Ended.IsZero():
+		row[3] = took(run.Took())
+	}
+	if !r.success.Ended.IsZero() {
+		row[5] = roughly(now.Sub(r.success.Ended)) + " ago"
+	}
+	return row
+}
+
+// keyView is a key, as -o json has it.
+type keyView struct {
+	Key         string         `json:"key"`
+	LastRun     *runView       `json:"last_run"` // null if it was only paused
+	LastSuccess *successView   `json:"last_success"`
+	Running     int            `json:"running"`
+	Paused      *inspect.Pause `json:"paused"`
+}
+
+func writeKeysJSON(w io.Writer, p pastKeys) error {
+	views := []keyView{}
+	for _, r := range p.keys {
+		v := keyView{Key: r.key, LastSuccess: newSuccessView(r.success, p.facts.Now), Running: r.running, Paused: pauseOf(r.key, r.pause)}
+		if !r.newest.Started.IsZero() {
+			v.LastRun = new(newRunView(r.newest))
+		}
+		views = append(views, v)
+	}
+	return writeJSON(w, views)
+}
+
+func writeKeysCSV(w io.Writer, p pastKeys) error {
+	var runs []ledger.Entry
+	for _, r := range p.keys {
+		if !r.newest.Started.IsZero() {
+			runs = append(runs, r.newest)
+		}
+	}
+	return writeHistoryCSV(w, pastRuns{history: ledger.History{Runs: runs}})
+}

@@ -1,0 +1,91 @@
+package cmd
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock"
+)
+
+func (o *options) onceFlag(flags *pflag.FlagSet) {
+	flags.StringVar(&o.oncePer, "once-per", "", "do nothing if this `PERIOD`, such as 5m, hour or day (the local date, by TZ), has had its success; needs a ledger")
+}
+
+func (o *options) checkLedger() error {
+	if o.oncePer == "" {
+		return nil
+	}
+	switch {
+	case ledger.Mode(o.ledger.value) == ledger.Off:
+		return usagef("--once-per needs a ledger: --ledger off excludes it")
+	case o.shared:
+		return usagef("--once-per and --shared exclude each other")
+	case o.slots > 1:
+		return usagef("--once-per and --slots exclude each other")
+	}
+	if _, err := ledger.ParsePeriod(o.oncePer); err != nil {
+		return usagef("--once-per: %w", err)
+	}
+	return nil
+}
+
+// remembering is what the flags, which were checked, ask of a ledger. The tick is that
+// of this process's start, before it waits for anything.
+func (o *options) remembering() ledger.Use {
+	use := ledger.Use{Mode: ledger.Mode(o.ledger.value)}
+	if o.oncePer != "" {
+		per, _ := ledger.ParsePeriod(o.oncePer)
+		use.Tick = ledger.TickOf(per, time.Now)
+	}
+	return use
+}
+
+// missingPatience is how long a mistake in a crontab may take to be remembered.
+const missingPatience = 3 * time.Second
+
+// noteMissing has the ledger, if there is one, remember that a command was to run and
+// could not. It takes no lock for that: another node may have the command. Why it can't
+// be noted is not worth an error beside the one that there is.
+func (o *options) noteMissing(u *ui, cmd *cobra.Command, claim lock.Claim, missing *child.LookupError) {
+	if ledger.Mode(o.ledger.value) == ledger.Off {
+		return
+	}
+	status, _ := status(missing)
+	if err := o.tellMissing(cmd, claim, missing.Name, status); err != nil {
+		u.log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")
+	}
+}
+
+func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string, status int) error {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), missingPatience, errors.New("the database did not answer in time"))
+	defer cancel()
+	viewer, err := openAside(ctx, cmd, "pglead "+cmd.Name(), missingPatience)
+	if err != nil {
+		return err
+	}
+	defer viewer.Close()
+	ask, err := grantedLedger(ctx, viewer)
+	if ask == nil {
+		return err
+	}
+	d := o.description(filepath.Base(name))
+	locks := claim.Locks
+	if claim.Gate != nil {
+		locks = locks[:1] // any slot is the key's
+	}
+	use := ledger.Use{Keys: o.keys}
+	for i, l := range locks {
+		run := ledger.Run{Host: d.Host, User: d.User, Command: d.Command, PID: d.PID}
+		if _, err := ask(ctx, run.Missing(ledger.Lock{ID: l.ID, Key: use.Key(i, len(locks))}, status)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

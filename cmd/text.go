@@ -1,0 +1,133 @@
+package cmd
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// printable quotes what would not stand in a line as it is.
+func printable(s string) string {
+	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' }) {
+		return strconv.Quote(s)
+	}
+	return s
+}
+
+// shorten cuts a cell to so many characters.
+func shorten(s string, most int) string {
+	if utf8.RuneCountInString(s) <= most {
+		return s
+	}
+	return string([]rune(s)[:most-1]) + "…"
+}
+
+// squeeze takes from the middle of a cell what is too much: of a key the end, and
+// the slot, say more.
+func squeeze(s string, most int) string {
+	runes := []rune(s)
+	if len(runes) <= most {
+		return s
+	}
+	head := (most - 1) / 3
+	return string(runes[:head]) + "…" + string(runes[len(runes)-(most-1-head):])
+}
+
+// wrap breaks a text at its spaces. A word that is longer than a line stands
+// alone.
+func wrap(text string, width int) []string {
+	var lines []string
+	line := ""
+	for _, word := range strings.Fields(text) {
+		switch {
+		case line == "":
+			line = word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) <= width:
+			line += " " + word
+		default:
+			lines = append(lines, line)
+			line = word
+		}
+	}
+	return append(lines, line)
+}
+
+// plural is a number of things: 1 run, 2 runs.
+func plural[N int | int64](n N, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// few names the first of a list, and says how many more there are.
+func few(list []string, most int) string {
+	if len(list) <= most {
+		return strings.Join(list, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
+}
+
+// Instants and lengths of time are cut to the unit that is shown, never rounded: what
+// ended at 12:00:59.9 did not end at 12:01.
+
+// brief is a length of time in two units at most: 3d4h, 12m5s.
+func brief(d time.Duration) string {
+	d = d.Truncate(time.Second)
+	switch days := d / (24 * time.Hour); {
+	case days > 0:
+		return fmt.Sprintf("%dd%dh", days, d%(24*time.Hour)/time.Hour)
+	case d >= time.Hour:
+		return fmt.Sprintf("%dh%dm", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return d.String()
+}
+
+// took is how long a run lasted: 0.4s, 42s, 1m02s, 3h05m, 2d03h.
+func took(d time.Duration) string {
+	const day = 24 * time.Hour
+	whole := d.Truncate(time.Second)
+	switch {
+	case d < 10*time.Second:
+		return fmt.Sprintf("%.1fs", d.Truncate(100*time.Millisecond).Seconds())
+	case whole < time.Minute:
+		return fmt.Sprintf("%ds", whole/time.Second)
+	case whole < time.Hour:
+		return fmt.Sprintf("%dm%02ds", whole/time.Minute, whole%time.Minute/time.Second)
+	case whole < day:
+		return fmt.Sprintf("%dh%02dm", whole/time.Hour, whole%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%dd%02dh", whole/day, whole%day/time.Hour)
+}
+
+// roughly is a length of time in one unit: 40s, 12m, 26h, 3d.
+func roughly(d time.Duration) string {
+	switch d = max(0, d); {
+	case d < 100*time.Second:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < 100*time.Minute:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 49*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return fmt.Sprintf("%dd", d/(24*time.Hour))
+}
+
+// whenExactly is an instant as tables of runs have it, of which a minute may have several.
+func whenExactly(t, now time.Time) string {
+	if now.Sub(t) > 300*24*time.Hour {
+		return t.Local().Format("Jan _2 2006")
+	}
+	return t.Local().Format("Jan _2 15:04:05")
+}
+
+// when is an instant as sentences have it.
+func when(t, now time.Time) string {
+	if now.Sub(t) > 300*24*time.Hour {
+		return t.Local().Format("Jan _2  2006")
+	}
+	return t.Local().Format("Jan _2 15:04")
+}

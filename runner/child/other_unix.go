@@ -1,0 +1,119 @@
+//go:build unix && !linux
+
+package child
+
+import (
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// checkProc has nothing to check: these systems list processes without /proc.
+func checkProc() error { return nil }
+
+// children lists all descendants, not only the direct ones: where orphans become
+// init's children, a process that is not killed together with its parent is lost.
+func children() []int {
+	var pids []int
+	for _, p := range descendants(nil) {
+		pids = append(pids, p.pid)
+	}
+	return pids
+}
+
+// processes asks ps, which is POSIX, where each system has a kernel interface of its own.
+func processes() []process {
+	ps := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "comm=")
+	out, err := ps.Output()
+	if err != nil {
+		return nil
+	}
+	var all []process
+	for line := range strings.Lines(string(out)) {
+		fields := strings.Fields(line)
+		if len(fields) < 4 {
+			continue
+		}
+		pid, err1 := strconv.Atoi(fields[0])
+		parent, err2 := strconv.Atoi(fields[1])
+		if err1 == nil && err2 == nil && pid != ps.Process.Pid {
+			all = append(all, process{pid: pid, parent: parent, state: fields[2][0], name: strings.Join(fields[3:], " ")})
+		}
+	}
+	return all
+}
+
+func isStopped(pid int) bool {
+	for _, p := range processes() {
+		if p.pid == pid {
+			return p.state == 'T'
+		}
+	}
+	return false
+}
+
+func remains(skip []int) []process { return descendants(skip) }
+
+func tracer(int) int { return 0 }
+
+// signalDescendant may hit another process that has got the number meanwhile: there are
+// no pidfds here.
+func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }
+
+// There are no control groups here.
+
+func ownCgroup() string                        { return "" }
+func newCgroup(string) string                  { return "" }
+func makeCgroup(string) *os.File               { return nil }
+func setCgroup(*syscall.SysProcAttr, *os.File) {}
+func killCgroup(string)                        {}
+func removeCgroup(string)                      {}
+
+func selfExe() string {
+	path, _ := os.Executable()
+	return path
+}
+
+// setThreadName does nothing: argv[0] is all that a process can choose here.
+func setThreadName(string) {}
+
+func (g *guardProcess) firstInstants() (brief bool) { return false }
+
+// closed never tells: see hangup.
+func closed(int) bool { return false }
+
+// serverHungUp is nothing: see hangup.
+const serverHungUp = 0
+
+// hangup never tells: without POLLRDHUP only the process that reads from a connection
+// sees its end, and that is pglead.
+func hangup(int) <-chan struct{} { return nil }
+
+// defaultAction leaves it at signal.Reset, which was called before.
+func defaultAction(unix.Signal) error { return nil }
+
+// ignoreStop catches SIGTSTP and does nothing about it. A new process has the default
+// action for a signal that is caught here.
+func ignoreStop() (reset func()) {
+	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
+	return func() {}
+}
+
+// discardSignals catches the signals that would end this process and does nothing
+// about them. Those that are ignored (nohup) stay so.
+func discardSignals() {
+	for _, sig := range []os.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM} {
+		if !signal.Ignored(sig) {
+			signal.Notify(make(chan os.Signal, 1), sig)
+		}
+	}
+}
+
+func realTimeSignals() []os.Signal { return nil }
+
+func dumpNoCore() { _ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{}) }

@@ -1,0 +1,104 @@
+package runner
+
+import (
+	"context"
+
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// desk takes the workers' orders to the server. Orders that come while it waits for an
+// answer make the next round trip together, with one token.
+type desk struct {
+	each   *each
+	orders chan *order
+}
+
+// order is a lock to give back, one to try for, or both.
+type order struct {
+	last    *ended
+	next    *job
+	granted bool
+	err     error // of the trial
+	done    chan struct{}
+}
+
+// mostOrders is how many make one round trip: a statement can have 1,664 columns.
+const mostOrders = 256
+
+// serve takes orders until the channel is closed.
+func (d desk) serve(s *session.Session) {
+	for o := range d.orders {
+		batch := []*order{o}
+		for more := true; more && len(batch) < mostOrders; {
+			select {
+			case o, more = <-d.orders:
+				if more {
+					batch = append(batch, o)
+				}
+			default:
+				more = false
+			}
+		}
+		d.carryOut(s, batch)
+	}
+}
+
+func (d desk) carryOut(s *session.Session, batch []*order) {
+	var t lock.Turnover
+	for _, o := range batch {
+		if o.last != nil {
+			t.Ended = append(t.Ended, o.last.held)
+			t.Said = append(t.Said, d.each.said(o.last))
+		}
+		if o.next != nil {
+			t.Next = append(t.Next, o.next.bid)
+		}
+	}
+	err := t.Do(context.Background(), s) // the end of the session bounds it
+	for _, o := range batch {
+		if o.last != nil {
+			o.last.run.afterRelease(o.last.outcome, err)
+		}
+		if o.next != nil {
+			o.granted, o.err = err == nil && o.next.bid.Complete(), err
+		}
+		close(o.done)
+	}
+}
+
+// turnOver gives back the lock of the last command and tries for the lock of the next
+// job. Either may be nil. If possible, both are one round trip.
+func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted bool, err error) {
+	o := &order{done: make(chan struct{})}
+	if last != nil {
+		defer w.leave(ctx, last.job)
+		if last.held.Joins() {
+			o.last = last
+		} else {
+			w.release(ctx, last)
+		}
+	}
+	if next != nil && next.bid.Joins() {
+		o.next = next
+	}
+	if o.last != nil || o.next != nil {
+		w.desk.orders <- o
+		<-o.done
+	}
+	if next == nil || o.next != nil {
+		return o.granted, o.err
+	}
+	return next.bid.Try(ctx)
+}
+
+// release gives back the lock of a command that has ended.
+func (e *each) release(ctx context.Context, last *ended) {
+	if !e.cfg.Session.Transaction {
+		// If it can't be said, the session is lost, or at worst somebody else runs
+		// the item again.
+		said := e.said(last)
+		_ = lock.Tell(context.WithoutCancel(ctx), last.session, said.Channel, said.Payload)
+	}
+	last.run.release(last.outcome)
+}

@@ -1,0 +1,185 @@
+package runner
+
+import (
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// job is an item under way, with the channels to its command.
+type job struct {
+	Task
+	item    string
+	worker  *worker
+	session *session.Session
+	bid     *lock.Bid
+	held    *lock.Held // from the grant on
+	signals chan os.Signal
+	renewed chan boottime.Instant
+	heeds   bool // requests to step down; under the mutex of jobs
+}
+
+// jobs are the items under way in this process, by the number of the lock.
+type jobs struct {
+	lease time.Duration
+
+	mu     sync.Mutex
+	active map[lockkey.ID]*job
+}
+
+// enter adds a job. If another job here has the same lock, enter returns that one and adds
+// nothing: the server would grant the lock to both, since they share a session.
+func (js *jobs) enter(j *job) (other *job) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	if other := js.active[j.Lock.ID]; other != nil {
+		return other
+	}
+	js.active[j.Lock.ID] = j
+	return nil
+}
+
+func (js *jobs) leave(j *job) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	delete(js.active, j.Lock.ID)
+	if j.heeds {
+		js.watchRequests(j)
+	}
+}
+
+// heedAfter is how long a command has to run before anybody could ask it to step down: a
+// brief one is over before, and costs the heartbeat nothing.
+const heedAfter = time.Second
+
+// heed has a job's session look for requests to step down from it, until it leaves.
+func (js *jobs) heed(j *job) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	if js.active[j.Lock.ID] == j {
+		j.heeds = true
+		js.watchRequests(j)
+	}
+}
+
+// watchRequests has the heartbeat of a job's session look for requests for all jobs that
+// heed them. The caller holds mu.
+func (js *jobs) watchRequests(of *job) {
+	var held []*lock.Held
+	for _, j := range js.active {
+		if j.session == of.session && j.heeds {
+			held = append(held, j.held)
+		}
+	}
+	lock.WatchRequests(of.session, js.lease, held)
+}
+
+// renew passes a session's deadline on to the commands under it.
+func (js *jobs) renew(s *session.Session, deadline boottime.Instant) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for _, j := range js.active {
+		if j.session != s {
+			continue
+		}
+		select {
+		case <-j.renewed: // an older one
+		default:
+		}
+		j.renewed <- deadline
+	}
+}
+
+// signal passes a signal on to all commands.
+func (js *jobs) signal(sig os.Signal) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for _, j := range js.active {
+		select {
+		case j.signals <- sig:
+		default:
+		}
+	}
+}
+
+// keys are some of the keys under way in a session.
+func (js *jobs) keys(s *session.Session) (keys []string) {
+	const most = 8 // the server cuts off what is too long
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	for _, j := range js.active {
+		if j.session == s && len(keys) < most {
+			keys = append(keys, j.Key)
+		}
+	}
+	return keys
+}
+
+// relay passes signals on to all commands; one that asks this process to end
+// ends the list.
+func (e *each) relay(stopped <-chan struct{}) {
+	for {
+		select {
+		case sig := <-e.process.caught:
+			if child.Interrupts(sig.(unix.Signal)) {
+				e.cancel(&InterruptedError{Signal: sig.(unix.Signal)})
+				e.hurry()
+			}
+			e.jobs.signal(sig)
+		case <-stopped:
+			return
+		}
+	}
+}
+
+// connection is a session whose deadlines are passed on until it is closed.
+type connection struct {
+	*session.Session
+	closed chan struct{}
+}
+
+func (e *each) openConnection(ctx context.Context) (*connection, error) {
+	var s *session.Session
+	locking := e.process.lockConfig()
+	err := locking.Persist(ctx, func(left func() time.Duration) (rank int, err error) {
+		s, err = locking.OpenSession(ctx, left())
+		if err == nil && !e.cfg.Session.Transaction {
+			s.OnNotify(e.channel(), e.hear)
+			if _, err = s.Query(ctx, `LISTEN "`+e.channel()+`"`); err != nil {
+				s.Close()
+			}
+		}
+		return 0, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	locking.SayWithoutLedger(s)
+	s.StartHeartbeat()
+	c := &connection{s, make(chan struct{})}
+	go func() {
+		for {
+			select {
+			case deadline := <-s.Renewed():
+				e.jobs.renew(s, deadline)
+			case <-c.closed:
+				return
+			}
+		}
+	}()
+	return c, nil
+}
+
+func (c *connection) close() {
+	close(c.closed)
+	c.Close()
+}

@@ -1,0 +1,297 @@
+package runner
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// aheadMost is how long a lock is held at most before its command can start, since
+// others skip the item meanwhile. It is the time of a brief command: a lock is taken
+// ahead only beside a command that follows a brief one (see child.Child.Guard).
+const aheadMost = 20 * time.Millisecond
+
+// worker works on one item after the other. Beside each command, if the one before was
+// brief, there is an errand to the server:
+//
+//	command   1 ────────┤2 ────────┤3 ────────┤
+//	errand              │fetch 3   │free 2,   │free 3,
+//	                    │          │fetch 4   │fetch 5
+//
+// Else the next lock is taken between two commands.
+type worker struct {
+	*each
+	session *session.Session
+	queue   <-chan string
+	guard   *child.Guard // ready for a command, or nil
+	brief   bool         // the last command was brief, and has left its guard
+	early   []string     // an item to be taken up again: it was fetched too early, or is still at work here
+}
+
+// ended is an item whose command has ended, and whose lock is still held.
+type ended struct {
+	*job
+	run     *run
+	outcome Outcome
+	well    bool
+}
+
+// work works on what is in the queue until that is closed.
+func (w *worker) work(ctx context.Context) error {
+	defer func() {
+		if w.guard != nil {
+			w.guard.Close()
+		}
+	}()
+	next, err := w.fetch(ctx, nil, false)
+	for last := (*ended)(nil); next != nil; {
+		got := w.beside(ctx, last)
+		ran, failed := w.do(ctx, next)
+		if failed != nil {
+			w.cancel(failed) // which ends the errand, too
+		}
+		errand := <-got
+		last, next = ran, errand.next
+		if err = cmp.Or(failed, errand.err); err != nil {
+			w.free(ctx, last)
+			if next != nil {
+				w.abandon(next)
+			}
+			return err
+		}
+		if next == nil {
+			next, err = w.fetch(ctx, last, false)
+			last = nil
+		}
+	}
+	return err
+}
+
+// errand is the result of an errand: the next item, with its lock, or nil.
+type errand struct {
+	next *job
+	err  error
+}
+
+// beside runs an errand beside the command that is about to start. If the command before
+// was not brief, the errand only gives back that command's lock. A lock that it fetches ahead
+// is given back if the command doesn't end within aheadMost.
+func (w *worker) beside(ctx context.Context, last *ended) <-chan errand {
+	got := make(chan errand)
+	ahead := w.brief && !w.cfg.Session.Transaction // a transaction holds one lock after the other
+	go func() {
+		defer close(got)
+		if !ahead {
+			w.free(ctx, last)
+			return
+		}
+		next, err := w.fetch(ctx, last, true)
+		if next == nil {
+			got <- errand{err: err}
+			return
+		}
+		wanted := time.NewTimer(aheadMost)
+		defer wanted.Stop()
+		select {
+		case got <- errand{next: next}:
+			return
+		case <-wanted.C:
+		case <-ctx.Done():
+		}
+		w.early = []string{next.item}
+		w.abandon(next)
+	}()
+	return got
+}
+
+// fetch gives back the lock of the last command, if there is one, and takes the lock of
+// the next item that is free. It returns nil if there is none or, ahead of time, none
+// yet.
+func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, error) {
+	for {
+		j := w.pick(ctx, last == nil && !ahead)
+		if j == nil && last == nil {
+			return nil, nil
+		}
+		if j != nil && !ahead {
+			if err := w.readyGuard(); err != nil { // it gets ready while the server is asked
+				w.jobs.leave(j)
+				w.free(ctx, last)
+				return nil, err
+			}
+		}
+		granted, err := w.turnOver(ctx, last, j)
+		last = nil
+		if j == nil {
+			continue
+		}
+		ready := false
+		if err == nil {
+			ready, err = w.take(ctx, j, granted)
+		}
+		if ready {
+			return j, nil
+		}
+		w.jobs.leave(j)
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// pick returns the next item to try, or nil if there is none, or none yet. It skips the
+// items that are under way here, or are known to have been run.
+func (w *worker) pick(ctx context.Context, wait bool) *job {
+	locking := w.process.lockConfig()
+	for ctx.Err() == nil {
+		item, ok := w.item(wait)
+		if !ok {
+			return nil
+		}
+		w.cfg.Watch.SayAlive(locking.AttemptMost())
+		j := &job{
+			Task: w.cfg.Task(item), item: item, worker: w, session: w.session,
+			signals: make(chan os.Signal, 64), renewed: make(chan boottime.Instant, 1),
+		}
+		switch other := w.jobs.enter(j); {
+		case other != nil && other.worker == w: // it is twice in the list, and still at work
+			w.early = []string{item}
+			return nil
+		case other != nil:
+			w.skip(j, heldElsewhere)
+		case w.skipIfRun(j):
+			w.jobs.leave(j)
+		default:
+			j.bid = w.bid(j)
+			return j
+		}
+	}
+	return nil
+}
+
+// item is the next one in the queue. Without a wait, there may be none yet.
+func (w *worker) item(wait bool) (item string, ok bool) {
+	if len(w.early) > 0 {
+		item, w.early = w.early[0], nil
+		return item, true
+	}
+	if wait {
+		item, ok = <-w.queue
+		return item, ok
+	}
+	select {
+	case item, ok = <-w.queue:
+	default:
+	}
+	return item, ok
+}
+
+// take makes an item ready for its command, or skips it.
+func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, err error) {
+	switch {
+	case !granted:
+		return false, w.passOver(ctx, j)
+	case w.skipIfRun(j): // what ended between the first look and the grant has been heard by now
+		return false, j.bid.GiveBack(context.WithoutCancel(ctx))
+	}
+	return w.settle(ctx, j)
+}
+
+// abandon gives back a lock under which no command was started.
+func (w *worker) abandon(j *job) {
+	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(w.cfg.Session.Lease))
+	defer cancel()
+	if j.session.Err() != nil || j.held.Release(ctx) != nil {
+		w.noteLost(j)
+	}
+	w.leave(ctx, j)
+	w.describe(j.session)
+}
+
+// do runs an item's command. If the lock outlives it, the caller gives the lock back.
+func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
+	if err := w.readyGuard(); err != nil {
+		w.abandon(j)
+		return nil, err
+	}
+	cfg := w.cfg.Config
+	cfg.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
+	cfg.Log = cfg.Log.With("item", j.item)
+	log := cfg.Log
+	r := &run{process: w.process, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, keepGuard: true}
+	w.guard, w.brief = nil, false
+	w.count(func(t *Tally) { t.Running++ })
+	for len(j.signals) > 0 { // they came before there was a command
+		<-j.signals
+	}
+	heed := time.AfterFunc(heedAfter, func() { w.jobs.heed(j) })
+	outcome, holds, err := r.runCommand(ctx)
+	heed.Stop()
+	if r.child != nil {
+		w.guard = r.child.Guard()
+		w.brief = w.guard != nil
+	}
+	if errors.As(err, new(*LockLostError)) {
+		w.noteLost(j)
+	}
+	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout|ByStepDown) { // which has been said
+		log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
+	}
+	well := err == nil && !outcome.failed() && !outcome.Asked.Has(ByStepDown) // see endOf
+	w.count(func(t *Tally) {
+		t.Running--
+		if err == nil {
+			t.Ran++
+			if !well {
+				t.Failed++
+			}
+		}
+	})
+	if !holds {
+		w.leave(ctx, j)
+		return nil, err
+	}
+	w.ends.add(j.Lock.ID, well)
+	return &ended{job: j, run: r, outcome: outcome, well: well}, err
+}
+
+// readyGuard has a guard ready for a command. One that was killed between two items is
+// no reason to end the list: nothing ran below it.
+func (w *worker) readyGuard() (err error) {
+	if w.guard != nil && w.guard.Ended() {
+		w.guard.Close()
+		w.guard = nil
+		w.cfg.Log.Warn("the guard process died between two items; starting another", "event", "guard")
+	}
+	if w.guard == nil {
+		w.guard, err = w.process.newGuard(w.session)
+	}
+	return err
+}
+
+// free gives back the lock of a command that has ended, if there is one.
+func (w *worker) free(ctx context.Context, last *ended) {
+	if last != nil {
+		_, _ = w.turnOver(ctx, last, nil) // only a trial has an answer
+	}
+}
+
+// noteLost notes a lock that was lost. Its command is dead.
+func (w *worker) noteLost(j *job) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.lost = append(w.lost, j.held)
+}
+
+// leave is done with an item.
+func (w *worker) leave(ctx context.Context, j *job) {
+	w.bids.drop(context.WithoutCancel(ctx), j.Lock.ID)
+	w.jobs.leave(j)
+}

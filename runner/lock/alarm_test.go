@@ -1,0 +1,39 @@
+package lock
+
+import (
+	"testing"
+	"time"
+)
+
+// TestAlarm: what the first in line does when the holder that it watches is not what it
+// was. The lock may be free for one whom that holder has named.
+func TestAlarm(t *testing.T) {
+	now := time.Now()
+	for _, tt := range []struct {
+		what  string
+		alarm alarm
+		rank  int
+		turn  time.Duration // until it would try; 0: it wouldn't
+		want  time.Duration // likewise, after the alarm
+		tries bool
+	}{
+		{"the lock is free", toTry, 1, 0, 0, true},
+		{"it would try much later", toTry, 1, TryEvery, 0, true},
+		{"the holder has named another", toTry, 1, turnPatience, turnPatience, true},
+		{"the holder is silent", toLook, 1, 0, 0, false},
+		{"another is before it", toTry, 2, 0, 0, false},
+		{"another is before it, and may be dead", toTry, 2, turnPatience, turnPatience, true},
+	} {
+		l := &line{rank: tt.rank, lookAt: now.Add(time.Minute)}
+		if tt.turn != 0 {
+			l.tryAt = now.Add(tt.turn)
+		}
+		l.lookOrTry(tt.alarm, now)
+		if tries := !l.tryAt.IsZero(); tries != tt.tries || tries && !l.tryAt.Equal(now.Add(tt.want)) {
+			t.Errorf("%s: it tries (%v) in %v", tt.what, tries, l.tryAt.Sub(now))
+		}
+		if !l.lookAt.Equal(now) {
+			t.Errorf("%s: it looks in %v", tt.what, l.lookAt.Sub(now))
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package evidence
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// When PostgreSQL ends a session, or goes down, the session's lock is free at once,
+// and its holder may not know it yet. The next holder has to know which kind of end it
+// was. So holders announce, on a NOTIFY channel of the lock's own, when they start and
+// when they end.
+//
+// Channel: pglead.1.NUMBER, where 1 is the version of what follows and NUMBER that
+// of the lock. Payload: fields with a space between them,
+//
+//	started TOKEN LEASE GRACE [shared]
+//	clean   TOKEN LEASE GRACE [all] [to=PID]
+//	dead    TOKEN LEASE GRACE [all]
+//	left    TOKEN LEASE GRACE [to=PID]
+//
+// the fencing token in decimal, the lease and the lost-grace in milliseconds.
+// The numbers of the promise follow from LEASE and GRACE: a holder's command is dead
+// at most 2/3 LEASE + GRACE after the holder could last be sure of its lock. More fields
+// may be added at the end. A payload of another form is ignored.
+//
+//   - started is said if anyone waits, in the transaction that draws the token;
+//   - clean is said by the lock's session, in a transaction before the one that
+//     frees the lock: the command is dead. PID is the session that is first in line;
+//   - dead is said by another session, of the same role, when the lock's own is
+//     lost: the command is dead;
+//   - left is said by a reader: others may be alive.
+//
+// clean and dead mean that no command of TOKEN is alive. The field all extends that to
+// every earlier token. A holder adds it only if it made sure: it waited for the delay,
+// or heard a word with that field from the holder before. A holder that got the lock at
+// its first try did neither.
+
+// Word is the first field of an announcement. A new one is ignored until known lists it.
+// Evidence.Hear, Evidence.counts and line.decide (package lock) say what it does; the list
+// above and runner/README.md describe it.
+type Word string
+
+// The words, as they are described above.
+const (
+	Started Word = "started"
+	Clean   Word = "clean"
+	Dead    Word = "dead"
+	Left    Word = "left"
+)
+
+// known says whether a word is one of this version's.
+func (w Word) known() bool {
+	switch w {
+	case Started, Clean, Dead, Left:
+		return true
+	}
+	return false
+}
+
+// Announcement is an event of a lock's life.
+type Announcement struct {
+	Word          Word
+	Token         int64
+	Lease         time.Duration
+	LostGrace     time.Duration
+	Shared        bool   // the holder is one of many
+	CoversEarlier bool   // it speaks for all earlier tokens, too
+	To            uint32 // the session that is to have the lock next, or 0
+	PID           uint32 // the session that said it
+}
+
+const (
+	sharedField = "shared"
+	allField    = "all"
+	// ToField comes before the number of the session that is to have the lock next.
+	ToField = "to="
+)
+
+// Channel is the NOTIFY channel of a lock.
+func Channel(id lockkey.ID) string { return "pglead.1." + id.String() }
+
+// LongestAnnounced bounds how long a holder's announcement can make others wait.
+const LongestAnnounced = 24 * time.Hour
+
+// Parse reads what was said on a lock's channel. What is longer than is credible is shortened.
+func Parse(payload string) (a Announcement, ok bool) {
+	fields := strings.Split(payload, " ")
+	if len(fields) < 4 || !Word(fields[0]).known() {
+		return a, false
+	}
+	var numbers [3]int64
+	for i := range numbers {
+		n, err := strconv.ParseInt(fields[i+1], 10, 64)
+		if err != nil || n < 0 {
+			return a, false
+		}
+		numbers[i] = n
+	}
+	// A length that is too long is shortened. If the event were dropped, the one before
+	// it would count as the last.
+	most := LongestAnnounced.Milliseconds()
+	numbers[1], numbers[2] = min(numbers[1], most), min(numbers[2], most)
+	a = Announcement{
+		Word: Word(fields[0]), Token: numbers[0],
+		Lease: time.Duration(numbers[1]) * time.Millisecond, LostGrace: time.Duration(numbers[2]) * time.Millisecond,
+	}
+	for _, field := range fields[4:] {
+		to, named := strings.CutPrefix(field, ToField)
+		switch {
+		case field == sharedField:
+			a.Shared = true
+		case field == allField:
+			a.CoversEarlier = true
+		case named:
+			pid, _ := strconv.ParseUint(to, 10, 32)
+			a.To = uint32(pid)
+		}
+	}
+	return a, true
+}
+
+// SQL is an SQL expression for the announcement's text. The token is an SQL expression, too,
+// and so are more parts that are added to its end. In a backend's first moments, concat costs
+// half of what the operator || does.
+func (a Announcement) SQL(token string, more ...string) string {
+	own := fmt.Sprintf(" %d %d", a.Lease.Milliseconds(), a.LostGrace.Milliseconds())
+	if a.Shared {
+		own += " " + sharedField
+	}
+	if a.CoversEarlier {
+		own += " " + allField
+	}
+	parts := append([]string{"'" + string(a.Word) + " '", token, "'" + own + "'"}, more...)
+	return fmt.Sprintf("pg_catalog.concat(%s)", strings.Join(parts, ", "))
+}

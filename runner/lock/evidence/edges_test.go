@@ -1,0 +1,145 @@
+package evidence
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
+)
+
+// TestGone: of a session that a look catches as it goes, nothing is known but its
+// number. That makes no two of them of one role.
+func TestGone(t *testing.T) {
+	gone := holds(holder, 0, 0)
+	h := newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(stranger, Dead, 5)
+	h.Saw(&Look{Role: ours, Holders: []Seat{gone}, Line: []Seat{{PID: stranger}}, Sent: boottime.Now().Add(time.Second)}, lockkey.ID{Number: 7}, h.Looking())
+	h.wants("a stranger's dead, and both are caught", theirDelay, true)
+
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.looks(gone)
+	h.says(speaker, Dead, 5)
+	h.NoteRole(speaker, theirs, true)
+	h.wants("a dead of the role that the holder had", 0, true)
+}
+
+// TestNeed: a start counts with its own settings as soon as its session is known,
+// whether it was heard before or after that.
+func TestNeed(t *testing.T) {
+	const started = 6 // says a lease and a grace which call for 25 s
+	unseen := holds(second, theirs, started)
+	unseen.Delay = 0 // of another role, its statement isn't visible
+	for name, known := range map[string]struct{ before, after func(told) }{
+		"asked for its role":   {after: func(h told) { h.NoteRole(second, ours, true) }},
+		"seen with the lock":   {after: func(h told) { h.looks(unseen) }},
+		"the other way around": {before: func(h told) { h.looks(unseen) }},
+		"known from the line": {before: func(h told) {
+			h.Saw(&Look{Role: ours, Line: []Seat{{PID: second, Role: ours}}}, lockkey.ID{Number: 7}, 0)
+		}},
+	} {
+		h := newTold(t)
+		h.looks()
+		if known.before != nil {
+			known.before(h)
+		}
+		h.says(second, Started, started)
+		if known.after != nil {
+			h.NoteRole(stranger, nobody, true)
+			h.wants(name+", not yet", testDelay, true)
+			known.after(h)
+		}
+		h.wants(name, theirDelay, true)
+	}
+
+	h := newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	for i := range uint32(2 * mostStarts) {
+		h.says(1000+i, Started, int64(100+i))
+		h.wants("strangers say more starts than are remembered", theirDelay, true)
+	}
+}
+
+// TestBrief: a tenure that was over before its session was known to count costs
+// nobody a delay.
+func TestBrief(t *testing.T) {
+	begun := func(t *testing.T) told {
+		t.Helper()
+		h := newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(holder, Clean, 5)
+		h.says(second, Started, 7)
+		return h
+	}
+	for name, then := range map[string]func(told){
+		"it is gone":                      func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0, false) },
+		"it is of another role":           func(h told) { h.says(second, Clean, 7); h.NoteRole(second, nobody, true) },
+		"it ends after a try was refused": func(h told) { h.NoteRole(second, ours, true); h.NoteRefusal(longAfter()); h.says(second, Clean, 7) },
+		"it is gone as a try is refused":  func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0, false); h.NoteRefusal(time.Now()) },
+		"it was torn, and its role says that it is dead": func(h told) {
+			h.NoteRole(second, 0, false)
+			h.says(speaker, Dead, 7)
+			h.NoteRole(speaker, ours, true)
+		},
+	} {
+		h := begun(t)
+		then(h)
+		h.wants(name, 0, true)
+	}
+	h := begun(t)
+	h.NoteRole(second, 0, false)
+	h.says(speaker, Dead, 7)
+	h.NoteRole(speaker, nobody, true)
+	h.wants("a stranger says that it is dead", testDelay, true)
+	h = begun(t)
+	h.NoteRole(second, 0, false)
+	h.says(speaker, Dead, 8)
+	h.NoteRole(speaker, ours, true)
+	h.wants("another is dead", testDelay, true)
+}
+
+// longAfter is when the lock is free for certain after what was said just now.
+func longAfter() time.Time { return time.Now().Add(FreeAfterClean) }
+
+// TestLateUnlock: a holder's unlock comes long after its word, so that a try was
+// refused, and a look shows it once more.
+func TestLateUnlock(t *testing.T) {
+	refused := func(t *testing.T) told {
+		t.Helper()
+		h := newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(holder, Clean, 5)
+		h.NoteRefusal(longAfter())
+		h.wants("somebody refused a try", testDelay, true)
+		return h
+	}
+	h := refused(t)
+	h.looks(holds(holder, theirs, 5))
+	h.wants("that was the holder", 0, true)
+	h = refused(t)
+	h.looks(holds(holder, theirs, 6))
+	h.wants("which has it again", theirDelay, true)
+	h = refused(t)
+	h.looks(holds(second, theirs, 5))
+	h.wants("another, with that token", theirDelay, true)
+
+	// Nor does a word that doesn't count speak for one that gets its number.
+	h = newTold(t)
+	h.says(second, Clean, 6)
+	h.NoteRole(second, nobody, true)
+	h.looks(holds(second, theirs, 6))
+	h.wants("a stranger said it", theirDelay, true)
+}
+
+// TestCoverage: what was seen in a session's name is said in full later.
+func TestCoverage(t *testing.T) {
+	h := newTold(t)
+	h.looks(holds(holder, ours, 5))
+	s := holds(second, ours, 6)
+	s.Ended = true
+	h.looks(s)
+	h.says(second, Clean, 6)
+	h.wants("the mark in the name, and then the word for all", 0, true)
+}

@@ -1,0 +1,228 @@
+package evidence
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Of the world that these tests tell a history of: sessions and their roles.
+const (
+	ours   = 10 // the role of the waiter
+	theirs = 20 // that of the holders
+	nobody = 30 // a stranger's
+
+	holder   = 101
+	second   = 102
+	third    = 103
+	speaker  = 150 // a last word's session
+	stranger = 166
+)
+
+// testDelay is the waiter's own; that of holders is longer.
+const (
+	testDelay  = 10 * time.Second
+	theirDelay = 25 * time.Second
+	testLease  = 30 * time.Second // of all
+)
+
+// told is a history that is told what happens.
+type told struct {
+	t *testing.T
+	*Evidence
+}
+
+func newTold(t *testing.T) told {
+	t.Helper()
+	return told{t, New(testDelay, testLease, false, make(chan struct{}, 1))}
+}
+
+func (h told) says(pid uint32, e Word, token int64, change ...func(*Announcement)) {
+	a := Announcement{Word: e, Token: token, CoversEarlier: true, Lease: 30 * time.Second, LostGrace: 5 * time.Second}
+	for _, c := range change {
+		c(&a)
+	}
+	h.Hear(pid, payloadOf(a))
+}
+
+func alone(a *Announcement) { a.CoversEarlier = false }
+
+func read(a *Announcement) { a.Shared = true }
+
+func holds(pid uint32, role uint32, token int64) Seat {
+	return Seat{ID: lockkey.ID{Number: 7}, PID: pid, Role: role, Token: token, Delay: theirDelay}
+}
+
+// looks shows these holders. The look was sent long after all that was heard.
+func (h told) looks(holders ...Seat) { h.shows(h.Looking(), FreeAfterClean, holders...) }
+
+// shows shows these holders. The look was sent when Looking returned asOf, and later than
+// now by that much.
+func (h told) shows(asOf int, later time.Duration, holders ...Seat) {
+	h.Saw(&Look{Role: ours, Holders: holders, Sent: boottime.Now().Add(later)}, lockkey.ID{Number: 7}, asOf)
+}
+
+func (h told) wants(what string, delay time.Duration, covers bool) {
+	h.t.Helper()
+	if got := h.Verdict(); got != (Verdict{delay, covers}) {
+		h.t.Errorf("%s: waits %v, covers %v; want %v, %v", what, got.Delay, got.CoversEarlier, delay, covers)
+	}
+}
+
+// TestStates: every row of the table of transitions.
+func TestStates(t *testing.T) {
+	quiet := func(h told) { h.looks() }
+	running := func(h told) { h.looks(holds(holder, theirs, 5)) }
+	ended := func(h told) {
+		running(h)
+		h.says(holder, Clean, 5)
+	}
+	const isQuiet, isRunning, isEnded = "quiet", "running", "ended"
+	state := func(h told) string {
+		switch {
+		case len(h.starts) > 0:
+			return isRunning
+		case h.spoken:
+			return isEnded
+		}
+		return isQuiet
+	}
+	verify := func(h told, pid uint32) { h.NoteRole(pid, ours, true) }
+	for _, tt := range []struct {
+		name string
+		from func(told)
+		then func(told)
+		want string
+	}{
+		{"quiet, nothing", quiet, func(told) {}, isQuiet},
+		{"quiet, a start", quiet, func(h told) { h.says(second, Started, 6) }, isRunning},
+		{"quiet, a holder is seen", quiet, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
+		{"quiet, a foreign holder is seen", quiet, func(h told) { h.looks(holds(second, nobody, 0)) }, isRunning},
+		{"quiet, a late word", quiet, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, isQuiet},
+		{"quiet, a repeated word", quiet, func(h told) { h.says(speaker, Clean, 6); verify(h, speaker) }, isQuiet},
+		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, Dead, 6) }, isQuiet},
+		{"running, a start", running, func(h told) { h.says(second, Started, 6) }, isRunning},
+		{"running, another holder is seen", running, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
+		{"running, a word that discharges all", running, func(h told) { h.says(holder, Clean, 5) }, isEnded},
+		{"running, a word that discharges some", running, func(h told) {
+			h.looks(holds(second, theirs, 6))
+			h.says(second, Clean, 6, alone)
+		}, isRunning},
+		{"running, a word of the one before", running, func(h told) {
+			h.looks(holds(second, theirs, 6))
+			h.says(holder, Clean, 5)
+		}, isRunning},
+		{"running, refused", running, func(h told) { h.NoteRefusal(time.Now().Add(FreeAfterClean)) }, isRunning},
+		{"running, nobody is seen", running, func(h told) { h.looks() }, isRunning},
+		{"running, a reader leaves", running, func(h told) { h.says(holder, Left, 5) }, isRunning},
+		{"ended, a start", ended, func(h told) { h.says(second, Started, 6) }, isRunning},
+		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
+		{"ended, another word", ended, func(h told) { h.says(holder, Clean, 5) }, isEnded},
+		{"ended, refused before the lock can be free", ended, func(h told) { h.NoteRefusal(time.Now()) }, isEnded},
+		{"ended, refused", ended, func(h told) { h.NoteRefusal(time.Now().Add(FreeAfterClean)) }, isRunning},
+		{"ended, nobody is seen", ended, func(h told) { h.looks() }, isEnded},
+	} {
+		h := newTold(t)
+		tt.from(h)
+		tt.then(h)
+		if got := state(h); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+		if v := h.Verdict(); (v.Delay == 0) != (tt.want == isEnded) {
+			t.Errorf("%s: %s, and waits %v", tt.name, tt.want, v.Delay)
+		}
+		if h.Any() != (tt.want != isQuiet) {
+			t.Errorf("%s: %s, and heard %v", tt.name, tt.want, h.Any())
+		}
+	}
+}
+
+// TestDelays: who has to wait does so for the longest that anybody's command
+// may be alive for.
+func TestDelays(t *testing.T) {
+	h := newTold(t)
+	h.wants("nothing is known", testDelay, true)
+	h.looks(holds(holder, theirs, 5))
+	h.wants("a holder is seen that says its delay", theirDelay, true)
+	short := holds(second, theirs, 6)
+	short.Delay = 0
+	h.looks(short)
+	h.wants("another that says none", theirDelay, true)
+	h.says(holder, Clean, 5)
+	h.wants("the first has ended", testDelay, true)
+
+	h = newTold(t)
+	h.says(stranger, Started, 5, func(a *Announcement) { a.Lease = LongestAnnounced })
+	h.wants("one that was not seen to hold it says a long lease", testDelay, true)
+	h.looks(holds(holder, theirs, 0))
+	h.says(holder, Started, 5, func(a *Announcement) { a.LostGrace = 8 * time.Second })
+	h.wants("one that was seen has a lost-grace", session.DeadAfter(testLease, 0)+8*time.Second, true)
+	h.says(holder, Started, 5, func(a *Announcement) { a.Lease = LongestAnnounced })
+	h.wants("it says a long lease, which is no longer than the waiter's own", testLease, true)
+
+	none := told{t, New(0, testLease, false, nil)}
+	none.looks(holds(holder, theirs, 5))
+	none.wants("without a lock-delay", 0, false)
+}
+
+// TestOrders: a look, a word and a start may overtake each other.
+func TestOrders(t *testing.T) {
+	h := newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	asOf := h.Looking()
+	h.says(holder, Clean, 5)
+	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
+	h.wants("the word has overtaken the look", 0, true)
+
+	asOf = h.Looking()
+	h.says(holder, Started, 6)
+	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
+	h.wants("the look shows an older token than was heard of", theirDelay, true)
+	h.says(holder, Clean, 6)
+	h.wants("and then its end", 0, true)
+
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(holder, Clean, 5)
+	h.looks(holds(holder, theirs, 6)) // sent after the word
+	h.wants("the look is later than the word", theirDelay, true)
+
+	h = newTold(t)
+	asOf = h.Looking()
+	h.says(holder, Clean, 5) // nothing was known of it yet
+	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
+	h.wants("the word has overtaken the first look", 0, true)
+
+	h = newTold(t)
+	asOf = h.Looking()
+	h.says(holder, Clean, 5)
+	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 6))
+	h.wants("the look shows a later tenure", theirDelay, true)
+
+	// A look that was sent just after the word, which comes before the unlock.
+	gone := holds(holder, 0, 0) // in the list of locks, and not in that of sessions
+	for what, shown := range map[string]Seat{"the holder": holds(holder, theirs, 5), "a holder that is gone": gone} {
+		between := func(said func(told)) told {
+			h := newTold(t)
+			h.looks(holds(holder, theirs, 5))
+			said(h)
+			h.shows(h.Looking(), 0, shown)
+			return h
+		}
+		h = between(func(h told) { h.says(holder, Clean, 5) })
+		h.wants("between word and unlock "+what, 0, true)
+		h.looks(shown)
+		if shown.Token == 0 {
+			h.wants("long after the word "+what, theirDelay, true)
+		} else { // its unlock is late, and it shows the token that it has ended
+			h.wants("long after the word "+what, 0, true)
+		}
+		h = between(func(h told) { h.says(second, Clean, 5) })
+		h.wants("after another's word "+what, theirDelay, true)
+		h = between(func(h told) { h.says(holder, Clean, 5); h.says(holder, Started, 6) })
+		h.wants("which has started again "+what, theirDelay, true)
+	}
+}

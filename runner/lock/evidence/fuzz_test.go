@@ -1,0 +1,108 @@
+package evidence
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
+)
+
+// What the fuzzer's bytes stand for.
+const (
+	fuzzSessions  = 8 // of which the last two are of a role that nobody trusts
+	fuzzTrusted   = 6
+	fuzzMostSteps = 500
+)
+
+func fuzzRole(pid uint32) uint32 {
+	switch {
+	case pid <= 2:
+		return ours
+	case pid <= fuzzTrusted:
+		return theirs
+	}
+	return nobody
+}
+
+// fuzzStep lets something happen to a history: an announcement, a look, a look at a
+// speaker's role, or a try that is refused. Words of strangers can be left out. What
+// a look shows comes from the bytes, too, except that no stranger ever holds the lock.
+func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
+	op, who, what := step[0], step[1], step[2]
+	pid := uint32(who)%fuzzSessions + 1
+	trusted := pid <= fuzzTrusted
+	token := int64(what >> 3)
+	switch op % 8 {
+	case 0:
+		if !trusted && !withStrangers {
+			return
+		}
+		a := Announcement{Word: Started, Token: token, CoversEarlier: true, Lease: time.Duration(what) * time.Minute, Shared: what&1 != 0}
+		h.Hear(pid, payloadOf(a))
+	case 1, 2:
+		if !trusted && !withStrangers { // words that were heard before may have come to count
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.judge()
+			return
+		}
+		a := Announcement{Word: Clean, Token: token, CoversEarlier: what&1 == 0, To: uint32(what & 2)}
+		if op%8 == 2 {
+			a.Word = Dead
+		}
+		h.Hear(pid, payloadOf(a))
+	case 3:
+		h.Hear(pid, payloadOf(Announcement{Word: Left, Token: token, CoversEarlier: true}))
+	case 4, 5: // a look, of a state of some time ago; one is sent just after all words
+		l := &Look{Role: ours, Sent: boottime.Instant(math.MaxInt64 * int64(op%2)), Line: []Seat{{PID: uint32(what)%fuzzSessions + 1, Role: fuzzRole(uint32(what)%fuzzSessions + 1)}}}
+		if trusted && what&4 != 0 {
+			l.Holders = []Seat{{ID: lockkey.ID{Number: 7}, PID: pid, Role: fuzzRole(pid), Token: token, Delay: time.Duration(what) * time.Minute, Shared: what&1 != 0}}
+		}
+		h.Saw(l, lockkey.ID{Number: 7}, asOf)
+	case 6:
+		for _, pid := range h.Unverified() {
+			h.NoteRole(pid, fuzzRole(pid), what&1 != 0)
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.judge() // also if only a stranger's word had to be asked for
+	case 7:
+		h.NoteRefusal(time.Now().Add(FreeAfterClean))
+	}
+}
+
+// FuzzEvidence: whatever comes in whatever order, nothing panics, memory is bounded,
+// and nobody starts earlier for what a stranger says.
+func FuzzEvidence(f *testing.F) {
+	f.Add(false, []byte{4, 3, 0x2c, 1, 3, 0x28})          // seen, clean
+	f.Add(false, []byte{4, 3, 0x2c, 1, 7, 0xf8, 6, 0, 1}) // seen, a stranger's clean, verified
+	f.Add(false, []byte{1, 7, 0xf8, 6, 0, 1, 7, 0, 0, 4, 3, 0x2c, 0, 7, 0, 2, 3, 0x29})
+	f.Add(false, []byte{0, 3, 0x28, 1, 4, 0x31, 4, 3, 0x2c, 6, 0, 1, 1, 3, 0x28, 7, 0, 0, 1, 7, 0x28})
+	f.Add(true, []byte{4, 3, 0x2d, 0, 4, 0x29, 1, 3, 0x28, 3, 3, 0x28})
+	// Strangers say the start of what another's late word names.
+	f.Add(false, []byte("07\xfe10\xfa$00000"))
+	f.Add(true, []byte("1001000011&0001$10&011000&v10s"))
+	f.Fuzz(func(t *testing.T, shared bool, steps []byte) {
+		with := New(testDelay, testLease, shared, make(chan struct{}, 1))
+		without := New(testDelay, testLease, shared, make(chan struct{}, 1))
+		var sinces [2]int
+		for n := 0; len(steps) >= 3 && n < fuzzMostSteps; n, steps = n+1, steps[3:] {
+			if steps[0]&0x80 == 0 { // else the look to come was sent before this
+				sinces = [2]int{with.Looking(), without.Looking()}
+			}
+			fuzzStep(with, steps, sinces[0], true)
+			fuzzStep(without, steps, sinces[1], false)
+			if a, b := with.Verdict(), without.Verdict(); a.Delay < b.Delay {
+				t.Fatalf("step %d: what strangers say shortens %v to %v", n, b.Delay, a.Delay)
+			}
+			if len(with.starts) > mostStarts || len(with.ends) > mostWords || len(with.events) > mostEvents || len(with.seen) > fuzzSessions {
+				t.Fatalf("step %d: %d starts, %d words, %d events, %d sessions", n, len(with.starts), len(with.ends), len(with.events), len(with.seen))
+			}
+			if v := with.Verdict(); len(with.starts) > 0 && v.Delay < testDelay || v.Delay < 0 {
+				t.Fatalf("step %d: somebody has started, and the delay is %v", n, v.Delay)
+			}
+		}
+	})
+}

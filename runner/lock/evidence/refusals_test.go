@@ -1,0 +1,95 @@
+package evidence
+
+import (
+	"testing"
+	"time"
+)
+
+// TestRefused: many tries in vain after a word mean that there is somebody else.
+func TestRefused(t *testing.T) {
+	h := newTold(t)
+	if h.NoteRefusal(time.Now().Add(FreeAfterClean)) {
+		t.Error("with nothing known a refusal is news")
+	}
+	h.looks(holds(holder, theirs, 5))
+	if h.NoteRefusal(time.Now().Add(FreeAfterClean)) {
+		t.Error("with a holder known a refusal is news")
+	}
+	h.says(holder, Clean, 5)
+	if !h.NoteRefusal(time.Now().Add(FreeAfterClean)) {
+		t.Error("after a clean end a refusal is no news")
+	}
+	h.wants("refused after a clean end", testDelay, true)
+	h.looks(holds(second, nobody, 0)) // psql, say
+	h.looks()
+	h.wants("a foreign holder is gone", theirDelay, true)
+	h.says(holder, Clean, 5)
+	h.wants("the word from before is repeated", theirDelay, true)
+}
+
+// TestSilence: silence discharges what had started by then.
+func TestSilence(t *testing.T) {
+	h := newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.looks(holds(second, theirs, 6))
+	h.NoteSilence(h.Looking(), Seat{})
+	h.wants("the holder has been silent", 0, true)
+	h.says(third, Started, 7)
+	h.wants("and then somebody starts", testDelay, true)
+
+	// The session's end lets another have the lock before its answer is read.
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	since := h.Looking()
+	h.says(third, Started, 7)
+	h.NoteSilence(since, Seat{})
+	h.wants("somebody has started while the session was being ended", testDelay, true)
+}
+
+// TestReaders: readers don't care for each other, and a writer for each of them.
+func TestReaders(t *testing.T) {
+	reading := holds(holder, theirs, 5)
+	reading.Shared = true
+	h := told{t, New(testDelay, testLease, true, nil)}
+	h.looks(reading)
+	h.says(second, Started, 6, read)
+	h.wants("a reader after readers", testDelay, true)
+	if h.Any() {
+		t.Error("a reader has heard of readers")
+	}
+	h.looks(holds(third, theirs, 7))
+	h.says(third, Clean, 7)
+	h.says(second, Started, 8, read)
+	h.wants("a reader after a clean writer", 0, true)
+
+	h = newTold(t)
+	h.looks(reading)
+	h.says(holder, Left, 5)
+	h.wants("a writer after a reader that has left", theirDelay, true)
+}
+
+// TestIsBounded: so much is remembered and no more, and what is forgotten has
+// not ended.
+func TestIsBounded(t *testing.T) {
+	h := newTold(t)
+	for i := range uint32(3 * mostStarts) {
+		h.says(1000+i, Started, int64(i))
+	}
+	if len(h.starts) > mostStarts || len(h.TakeEvents()) > mostEvents {
+		t.Errorf("%d starts are remembered", len(h.starts))
+	}
+	h.says(speaker, Dead, 1<<62)
+	h.NoteRole(speaker, ours, true)
+	if v := h.Verdict(); v.Delay == 0 {
+		t.Error("what was forgotten is taken for ended")
+	}
+	for i := range uint32(3 * mostWords) {
+		h.says(5000+i, Dead, int64(i))
+	}
+	if len(h.ends) > mostWords || len(h.Unverified()) > mostWords {
+		t.Errorf("%d words are remembered", len(h.ends))
+	}
+	if len(h.TakeEvents()) == 0 || len(h.TakeEvents()) != 0 {
+		t.Error("what has happened is not told once")
+	}
+}

@@ -1,0 +1,275 @@
+package evidence
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// TestCounts: whose words count, and for whose tenures.
+func TestCounts(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		role  uint32 // of the speaker; 0: its session is gone
+		event Word
+		want  time.Duration
+	}{
+		{"one of the holder's role", theirs, Dead, 0},
+		{"one of the waiter's role", ours, Dead, 0},
+		{"a stranger", nobody, Dead, theirDelay},
+		{"a stranger who says clean", nobody, Clean, theirDelay},
+		{"one that is gone", 0, Dead, theirDelay},
+	} {
+		h := newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(speaker, tt.event, 5)
+		h.wants(tt.name+", before its role is known", theirDelay, true)
+		if got := h.Unverified(); len(got) != 1 || got[0] != speaker {
+			t.Errorf("%s: unverified %v", tt.name, got)
+		}
+		h.NoteRole(speaker, tt.role, tt.role != 0)
+		h.wants(tt.name, tt.want, true)
+		if h.Trusts(speaker) != (tt.want == 0) && len(h.starts) > 0 {
+			t.Errorf("%s: credible %v", tt.name, h.Trusts(speaker))
+		}
+		if got := h.Unverified(); len(got) != 0 {
+			t.Errorf("%s: still unverified %v", tt.name, got)
+		}
+	}
+
+	// Also one who stands in line, and is known by that.
+	h := newTold(t)
+	h.Saw(&Look{Role: ours, Holders: []Seat{holds(holder, theirs, 5)}, Line: []Seat{{PID: stranger, Role: nobody}, {PID: speaker, Role: theirs}}}, lockkey.ID{Number: 7}, 0)
+	h.says(stranger, Clean, 5)
+	h.wants("a stranger in line", theirDelay, true)
+	h.says(speaker, Dead, 5)
+	h.wants("another in line, of the holder's role", 0, true)
+
+	// A word that was said before anybody was seen counts from then on.
+	h = newTold(t)
+	h.says(speaker, Dead, 5)
+	h.NoteRole(speaker, theirs, true)
+	h.wants("nobody of that role has held it", testDelay, true)
+	h.looks(holds(second, theirs, 0))
+	h.wants("the word is older than what is seen", theirDelay, true)
+
+	// A role that has held the lock speaks for its own tenures alone.
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.looks(holds(stranger, nobody, 0))
+	h.says(stranger, Clean, 1<<62)
+	h.wants("a stranger has held it after", theirDelay, true)
+	h.says(holder, Clean, 5)
+	h.wants("and the other says its end, too", 0, true)
+
+	// The lock of another number, and that of somebody who isn't seen any more.
+	h = newTold(t)
+	other := holds(holder, theirs, 5)
+	other.ID.Number++
+	h.looks(other)
+	h.says(holder, Clean, 5)
+	h.wants("the holder of another lock", testDelay, true)
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(holder, Clean, 5)
+	h.looks()
+	h.says(holder, Clean, 5)
+	h.looks(holds(second, nobody, 6))
+	h.says(holder, Clean, 9)
+	h.wants("a session of that number that held it once", theirDelay, true)
+}
+
+// TestDischarges: which tenures a word that counts ends.
+func TestDischarges(t *testing.T) {
+	two := func(t *testing.T) told {
+		t.Helper()
+		h := newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.looks(holds(second, theirs, 6))
+		return h
+	}
+	for _, tt := range []struct {
+		name   string
+		say    func(told)
+		want   time.Duration
+		covers bool
+	}{
+		{"a covering word of the later", func(h told) { h.says(second, Clean, 6) }, 0, true},
+		{"a covering dead of the later", func(h told) { h.says(speaker, Dead, 6); h.NoteRole(speaker, theirs, true) }, 0, true},
+		{"a word of the later for itself", func(h told) { h.says(second, Clean, 6, alone) }, theirDelay, true},
+		{"a dead of the later for itself", func(h told) { h.says(speaker, Dead, 6, alone); h.NoteRole(speaker, theirs, true) }, theirDelay, true},
+		{"a word of the earlier", func(h told) { h.says(holder, Clean, 5) }, theirDelay, true},
+		{"each for itself", func(h told) { h.says(holder, Clean, 5, alone); h.says(second, Clean, 6, alone) }, 0, false},
+		{"the later for itself, then the earlier", func(h told) { h.says(second, Clean, 6, alone); h.says(holder, Clean, 5) }, 0, false},
+		{"a word of a token between", func(h told) { h.says(second, Clean, 5) }, theirDelay, true},
+		{"a word of one that was not known", func(h told) { h.says(speaker, Clean, 7); h.NoteRole(speaker, theirs, true) }, 0, true},
+		{"the same, for itself", func(h told) { h.says(speaker, Clean, 7, alone); h.NoteRole(speaker, theirs, true) }, theirDelay, true},
+		{"another's word of one that was not known", func(h told) { h.says(speaker, Dead, 7); h.NoteRole(speaker, theirs, true) }, theirDelay, true},
+		{"a word of one that has waited for less than the others need", func(h told) {
+			h.says(third, Started, 7)
+			h.looks(holds(third, theirs, 7))
+			h.says(third, Clean, 7, func(a *Announcement) { a.LostGrace = 0 })
+		}, theirDelay, true},
+		{"a late and repeated word", func(h told) {
+			h.says(second, Clean, 6)
+			h.says(second, Clean, 6)
+			h.says(holder, Clean, 5)
+		}, 0, true},
+	} {
+		h := two(t)
+		tt.say(h)
+		h.wants(tt.name, tt.want, tt.covers)
+	}
+
+	// A holder that shows no token: it is earlier than the word if it was known before.
+	h := newTold(t)
+	h.looks(holds(holder, theirs, 0))
+	h.says(speaker, Dead, 5, alone)
+	h.NoteRole(speaker, theirs, true)
+	h.wants("unknown token, another's word for itself", theirDelay, true)
+	h.says(holder, Clean, 6, alone)
+	h.wants("unknown token, its own word", 0, false)
+
+	// A word that may be late says nothing of a token that isn't known: it may be
+	// that of an earlier tenure.
+	for _, e := range []Word{Dead, Clean} {
+		h = newTold(t)
+		h.looks(holds(holder, theirs, 0))
+		h.says(speaker, e, 5)
+		h.NoteRole(speaker, ours, true)
+		h.wants("unknown token, a word that may be late", theirDelay, true)
+
+		h = newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(holder, Clean, 5)
+		h.NoteRefusal(time.Now().Add(FreeAfterClean))
+		h.says(speaker, e, 5)
+		h.NoteRole(speaker, ours, true)
+		h.wants("somebody has the lock, and nobody knows who", testDelay, true)
+	}
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(holder, Clean, 5, alone)
+	h.says(speaker, Dead, 3)
+	h.NoteRole(speaker, ours, true)
+	h.wants("one that speaks for itself, and then a late word", 0, false)
+
+	// A later start of the same session is another tenure.
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(holder, Clean, 5)
+	h.says(holder, Started, 6)
+	h.wants("it has started again", theirDelay, true)
+	h.says(holder, Clean, 5)
+	h.wants("its first end is said again", theirDelay, true)
+	h.says(holder, Clean, 6)
+	h.wants("it has ended again", 0, true)
+}
+
+// TestForeignBetween: words that were heard before somebody unknown had the lock say
+// nothing of him, however often they are said again.
+func TestForeignBetween(t *testing.T) {
+	again := func(h told) {
+		h.says(holder, Clean, 5)
+		h.says(speaker, Dead, 5)
+		h.NoteRole(speaker, ours, true)
+		h.says(second, Clean, 4)
+	}
+	for name, between := range map[string]func(told){
+		"a try is refused":         func(h told) { h.NoteRefusal(time.Now().Add(FreeAfterClean)) },
+		"a foreign holder is seen": func(h told) { h.looks(holds(third, nobody, 0)); h.looks() },
+	} {
+		h := newTold(t)
+		h.looks(holds(second, theirs, 4))
+		h.looks(holds(holder, theirs, 5))
+		h.says(holder, Clean, 5)
+		h.wants("a clean end", 0, true)
+		between(h)
+		delay := h.Verdict().Delay
+		if delay == 0 {
+			t.Errorf("%s: it starts at once", name)
+		}
+		again(h)
+		h.wants(name+", and all is said again", delay, true)
+	}
+}
+
+// TestPassingNewcomer: one that has started, and has gone when its end is heard, is
+// asked for its role while it is there.
+func TestPassingNewcomer(t *testing.T) {
+	h := newTold(t)
+	h.looks()
+	h.says(second, Started, 6)
+	if got := h.Unverified(); len(got) != 1 || got[0] != second {
+		t.Fatalf("unverified %v", got)
+	}
+	h.NoteRole(second, ours, true)
+	h.says(second, Clean, 6, alone)
+	h.wants("it has ended", 0, false)
+
+	h.says(third, Started, 7)
+	h.Unverified()
+	h.NoteRole(third, 0, false)
+	if got := h.Unverified(); len(got) != 0 {
+		t.Errorf("one that is gone is asked for again: %v", got)
+	}
+	h.wants("one that was gone at once", testDelay, true)
+	h.says(third, Clean, 7)
+	h.wants("and its end, before anybody has asked", testDelay, true)
+	h.NoteRole(third, 0, false)
+	h.wants("its end, which counts for its own start alone", 0, false)
+}
+
+// TestPassingStranger: one that has said a start and an end and is gone hides nobody.
+func TestPassingStranger(t *testing.T) {
+	for name, says := range map[string]func(told){
+		"its own end":                     func(h told) { h.says(stranger, Clean, 9) },
+		"another's end":                   func(h told) { h.says(stranger, Clean, 5) },
+		"its own end, by another session": func(h told) { h.says(stranger, Dead, 9) },
+	} {
+		h := newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(stranger, Started, 9)
+		says(h)
+		h.NoteRole(stranger, 0, false)
+		h.wants(name+", beside a holder", theirDelay, true)
+
+		h = newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(holder, Clean, 5)
+		h.says(stranger, Started, 9)
+		if !h.NoteRefusal(time.Now().Add(FreeAfterClean)) {
+			t.Errorf("%s: somebody has the lock, and only a stranger says who", name)
+		}
+		says(h)
+		h.NoteRole(stranger, 0, false)
+		h.wants(name+", while somebody unknown has the lock", testDelay, true)
+	}
+
+	// Its start lends no weight to a late word of somebody else.
+	h := newTold(t)
+	h.says(stranger, Started, 5)
+	h.says(speaker, Dead, 5)
+	h.NoteRole(speaker, ours, true)
+	h.wants("a late word, for a start that a stranger said", testDelay, true)
+}
+
+// TestNewcomerBetween: T1 is torn, a newcomer whose first try is granted starts T2 and
+// ends clean: who knows T1 still waits it out.
+func TestNewcomerBetween(t *testing.T) {
+	h := newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(second, Started, 6)
+	h.looks(holds(second, theirs, 6))
+	h.says(second, Clean, 6, alone)
+	h.wants("a newcomer has come and gone", theirDelay, true)
+
+	// Who waited T1 out before speaks for it.
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	h.says(second, Started, 6)
+	h.looks(holds(second, theirs, 6))
+	h.says(second, Clean, 6)
+	h.wants("one who has waited T1 out", 0, true)
+}

@@ -1,0 +1,79 @@
+package lock
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock/evidence"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// TestSeats: whatever a session says of itself is bounded, and what isn't known is 0.
+func TestSeats(t *testing.T) {
+	row := func(name, query string) []string {
+		return []string{
+			"f", "4294967295", "7", "2", "ExclusiveLock", "t", "4711", "10", name,
+			"t", "2026-01-01 00:00:00+00", "2026-01-01 00:00:01+00", "1.5", query, "3", "2", "11",
+		}
+	}
+	s, err := parseSeat(row("pglead:#281474976711380 key@host", "/*pglead beat='7',grace='5s',lease='30s'*/ SELECT 1"))
+	want := evidence.Seat{
+		ID: lockkey.ID{Number: -1<<32 | 7, Pair: true}, PID: 4711, Role: 10, Token: 281474976711380, Delay: 25 * time.Second,
+		Visible: true, Opened: "2026-01-01 00:00:00+00", Changed: "2026-01-01 00:00:01+00", Age: 1500 * time.Millisecond, Beat: 7,
+	}
+	if err != nil || s != want {
+		t.Errorf("a holder is %+v, %v, want %+v", s, err, want)
+	}
+	for _, name := range []string{"", "key@host", "pglead:key@host", "pglead:#", "pglead:#x key", "pglead:#7", "pglead:#-7 key", "psql pglead:#7 x", "pglead:#9223372036854775808 x"} {
+		if token, _ := shownToken(name); token != 0 {
+			t.Errorf("%q shows the token %d", name, token)
+		}
+	}
+	for query, want := range map[string]evidence.Seat{
+		"SELECT 1":                                   {},
+		"/*pglead lease='30s'*/ SELECT 1":            {}, // an older version's
+		"/*pglead beat='x',lease='30s'*/ ":           {},
+		"/*pglead beat='0',lease='30s'*/ ":           {},
+		"/*pglead beat='1',lease='3000h'*/":          {Beat: 1, Delay: evidence.LongestAnnounced},
+		"/*pglead beat='1',delay='3000h'*/":          {Beat: 1, Delay: evidence.LongestAnnounced},
+		"/*pglead beat='1',delay='-3h'*/":            {Beat: 1}, // or a silence would be long enough at once
+		"/*pglead beat='1',lease='30s',delay='1h'*/": {Beat: 1, Delay: time.Hour},
+		"/*pglead beat='1',mode='transaction'*/":     {Beat: 1, Bound: true},
+		"/*pglead beat='18446744073709551615'*/":     {Beat: 1<<64 - 1},
+	} {
+		s, err := parseSeat(row("psql", query))
+		if err != nil || s.Beat != want.Beat || s.Delay != want.Delay || s.Bound != want.Bound {
+			t.Errorf("%q is %+v, %v, want %+v", query, s, err, want)
+		}
+	}
+	for _, column := range []int{1, 2, 6} {
+		bad := row("", "")
+		bad[column] = "x"
+		if s, err := parseSeat(bad); err == nil {
+			t.Errorf("a row with a bad column %d is %+v", column, s)
+		}
+	}
+	var l look
+	if err := l.parse(session.Rows{{"short"}}, 1); err == nil {
+		t.Error("a short row is taken")
+	}
+}
+
+// TestAskerName: what stands in the name of one who asks is read again, as far as
+// the server lets it stand.
+func TestAskerName(t *testing.T) {
+	for _, tt := range []struct{ by, to string }{{"cron on web1", ""}, {"cron on web1", "web2"}, {"a by b", "web2"}} {
+		if by, to := parseAsker(askerName(tt.by, tt.to)); by != tt.by || to != tt.to {
+			t.Errorf("%q asks for %q: read as %q and %q", tt.by, tt.to, by, to)
+		}
+	}
+	if by, to := parseAsker("psql"); by != "" || to != "" {
+		t.Errorf("another program is %q and %q", by, to)
+	}
+	for host, want := range map[string]string{"web-1.example": "web-1.example", "a'b%c_d\\": "a_b_c_d_", "é": "_"} {
+		if got := likeable(host); got != want {
+			t.Errorf("%q is %q in a pattern", host, got)
+		}
+	}
+}
