@@ -317,7 +317,7 @@ func (l *line) decide(events []evidence.Announcement) {
 			if l.rank <= triesWhatsFree && !l.b.trusts(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
 				l.lookAt = now.Add(rand.N(lookAtOnce))
 			}
-			if soon := now.Add(lookAtNew); l.watched.state() != off && !l.watched.is(e.PID) && soon.Before(l.lookAt) {
+			if soon := now.Add(lookAtNew); l.rank <= mostWatchers && !l.watched.is(e.PID) && soon.Before(l.lookAt) {
 				l.lookAt = soon
 			}
 			l.tryLater()
@@ -335,8 +335,8 @@ func (l *line) decide(events []evidence.Announcement) {
 // before. A stranger's word of a start makes them do no more than that.
 const lookAtOnce = 2 * time.Millisecond
 
-// lookAtNew is how soon those who watched the last holder look at the next one: just after its
-// first heartbeat. Its silence counts from then. Brief commands are over before.
+// lookAtNew is how soon those who are to watch a new holder look at it: just after its first
+// heartbeat. Its silence counts from then. Brief commands are over before.
 const lookAtNew = firstBeat + lookAfter
 
 // turnDelay is how long the lock is left to those before this session.

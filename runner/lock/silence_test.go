@@ -80,28 +80,41 @@ func TestSilenceBehindFrozen(t *testing.T) {
 }
 
 // TestSilentAtOnce: a holder that is cut off just after its start is taken over from as soon
-// as any other.
+// as any other, also by one that was too far back in line to watch those before it.
 func TestSilentAtOnce(t *testing.T) {
 	t.Parallel()
-	server := start(t, nil)
-	cfg := leased(config(t, server.DSN("postgres"), exclusive(1)), 30*time.Second)
-	cfg.LockDelay = 2 * time.Second
-	h := acquire(t, cfg)
-	r := newRelay(t, server)
-	relayed := cfg
-	relayed.Session.Database = config(t, r.dsn, cfg.Claim).Session.Database
-	brief := contend(t, relayed)
-	inLine(t, server, id(1), 1)
-	next := contend(t, cfg)
-	inLine(t, server, id(1), 2)
-	release(t, h)
-	brief.held(t)
-	since := time.Now()
-	r.silence()
-	next.held(t)
-	const bound, slack = 2 * time.Second, 2 * time.Second // see runner/README.md; of a busy machine
-	if took, most := next.ended.Sub(since), session.DeadAfter(cfg.Session.Lease, 0)+bound+slack; took > most {
-		t.Errorf("taken over %v after that, and not after %v at most", took, most)
+	for name, before := range map[string]int{"first in line": 0, "moved up": 3} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := start(t, nil)
+			cfg := leased(config(t, server.DSN("postgres"), exclusive(1)), 30*time.Second)
+			cfg.LockDelay = 2 * time.Second
+			h := acquire(t, cfg)
+			r := newRelay(t, server)
+			relayed := cfg
+			relayed.Session.Database = config(t, r.dsn, cfg.Claim).Session.Database
+			var others []*contender
+			for i := range before {
+				others = append(others, contend(t, cfg))
+				inLine(t, server, id(1), i+1)
+			}
+			brief := contend(t, relayed)
+			inLine(t, server, id(1), before+1)
+			next := contend(t, cfg)
+			inLine(t, server, id(1), before+2)
+			release(t, h)
+			for _, o := range others {
+				release(t, o.held(t))
+			}
+			brief.held(t)
+			since := time.Now()
+			r.silence()
+			next.held(t)
+			const bound, slack = 2 * time.Second, 2 * time.Second // see runner/README.md; of a busy machine
+			if took, most := next.ended.Sub(since), session.DeadAfter(cfg.Session.Lease, 0)+bound+slack; took > most {
+				t.Errorf("taken over %v after that, and not after %v at most", took, most)
+			}
+		})
 	}
 }
 
