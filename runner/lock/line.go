@@ -317,7 +317,7 @@ func (l *line) decide(events []evidence.Announcement) {
 			if l.rank <= triesWhatsFree && !l.b.trusts(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
 				l.lookAt = now.Add(rand.N(lookAtOnce))
 			}
-			if soon := now.Add(lookAtNew); l.rank <= mostWatchers && !l.watched.is(e.PID) && soon.Before(l.lookAt) {
+			if soon := now.Add(lookAtNew); l.rank <= mostWatchers && soon.Before(l.lookAt) {
 				l.lookAt = soon
 			}
 			l.tryLater()

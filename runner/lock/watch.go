@@ -85,7 +85,11 @@ func (l *line) watchSpeaker(ctx context.Context, s evidence.Seat, need time.Dura
 		}
 		return calm, min(every, left)
 	})
-	l.b.s.BeatAt(min(boottime.Now().Add(next(s.Age)), w.over()))
+	first := next(s.Age)
+	if s.Age < firstBeat { // that may have been its start, of which this session has heard nothing
+		first = firstBeat - s.Age + lookAfter
+	}
+	l.b.s.BeatAt(min(boottime.Now().Add(first), w.over()))
 	if s.Token == 0 && s.PID != l.unnamed { // else it is of `each`, say, and never shows one
 		l.unnamed, l.lookAt = s.PID, time.Now().Add(namedAfter)
 	}
@@ -221,13 +225,6 @@ func (l *line) lookOrTry(a alarm, now time.Time) {
 	if a == toTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > turnPatience) {
 		l.tryAt = now
 	}
-}
-
-// is says whether a session is the one that is watched.
-func (w *watch) is(pid uint32) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.last.PID == pid
 }
 
 func (w *watch) state() alarm {
