@@ -217,6 +217,8 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 			"switch ssl on at the server; sslmode=disable gives up encryption"
 	case errors.Is(err, context.Canceled):
 		return "interrupted", Unreachable, ""
+	case errors.Is(err, syscall.EAGAIN): // which net.Error calls a time-out
+		return "too many connections wait at the server's socket", Unreachable, ""
 	case pgconn.Timeout(err), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Sprintf("no answer within %v", cfg.ConnectTimeout), Unreachable,
 			"is a firewall in between? --connect-timeout sets how long each attempt may take"
