@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"time"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/session"
@@ -18,8 +19,10 @@ import (
 // may call at once. Waiters call, too, while fewer than half of those who may listen do:
 // brief commands would use up the rest of them before a heartbeat comes.
 
-// goDormant makes the waiter dormant.
+// goDormant makes the waiter dormant. A turn that it had is over: if it took the lock now, it
+// would have heard nothing of the last holder.
 func (l *line) goDormant(ctx context.Context) error {
+	l.tryAt, l.burst = time.Time{}, false
 	l.b.s.SetHeartbeat(session.Heartbeat{
 		Every:   WaiterBeat(l.b.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + Lock{ID: lockkey.Call(l.of)}.sql("try_advisory_xact_lock")}, Then: l.hearCall},

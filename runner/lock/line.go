@@ -261,6 +261,9 @@ func (l *line) digest(ctx context.Context, found *look) (err error) {
 		}
 		if l.tryAt.IsZero() && l.b.cfg.Claim.Gate == nil && !found.holds(l.of) {
 			l.tryAt = now
+			if l.knowsLess(found) {
+				l.tryAt = now.Add(turnPatience)
+			}
 		}
 	}
 	if err := l.callIfFew(ctx, found); err != nil {
@@ -278,6 +281,18 @@ func (l *line) digest(ctx context.Context, found *look) (err error) {
 	}
 	l.tryLater()
 	return nil
+}
+
+// knowsLess says whether others in line know more of the last holder than this waiter, which
+// has come back to its place and heard nothing. It would have to hold the lock for the
+// lock-delay, and one of them, whom the holder may have named, can start at once.
+func (l *line) knowsLess(found *look) bool {
+	listening := found.marked
+	if l.marked {
+		listening--
+	}
+	h := l.b.heard[l.of]
+	return listening > 0 && (h == nil || !h.Any())
 }
 
 // tryLater has the first in line try in a while anyway, unless the heartbeat watches.

@@ -29,7 +29,7 @@ func (b *Bid) beginListening() (queries []string) {
 		if b.heard[l.ID] != nil {
 			continue
 		}
-		h := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared, b.news)
+		h := evidence.New(b.s.BackendPID(), b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared, b.news)
 		b.heard[l.ID] = h
 		b.s.OnNotify(evidence.Channel(l.ID), h.Hear)
 		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, evidence.Channel(l.ID)))

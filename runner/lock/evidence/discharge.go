@@ -27,7 +27,7 @@ func (e *Evidence) judge() {
 			continue
 		}
 		e.ends[i].counted = true
-		tells := e.isFresh(w) || slices.ContainsFunc(e.starts, func(s start) bool { return e.discharges(w, s) && !e.isHearsay(s) })
+		tells := e.isFresh(w) || e.namesThis(w) || slices.ContainsFunc(e.starts, func(s start) bool { return e.discharges(w, s) && !e.isHearsay(s) })
 		e.starts = slices.DeleteFunc(e.starts, func(s start) bool { return e.discharges(w, s) })
 		if !tells {
 			continue
@@ -78,6 +78,12 @@ func (e *Evidence) isOwn(s sighting) bool { return s.role != 0 && s.role == e.ow
 // is earlier. Any other word may be late, or repeated: it concerns the tokens up to its
 // own, and no tenure whose token isn't known.
 func (e *Evidence) isFresh(w endNotice) bool { return w.Word == Clean && e.seen[w.PID].held }
+
+// namesThis says whether a holder at its end named this waiter as the next. For that it has
+// seen that this waiter listens. So every later start was announced, and nothing is unknown
+// that might be alive, although the holder itself was never seen: it may have started between
+// the waiter's look and the mark by which holders know that it listens.
+func (e *Evidence) namesThis(w endNotice) bool { return w.Word == Clean && w.To == e.pid }
 
 // discharges says whether a word that counts discharges this tenure.
 func (e *Evidence) discharges(w endNotice, s start) bool {

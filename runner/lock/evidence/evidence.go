@@ -39,6 +39,7 @@ import (
 // word counts if its session was seen to hold the lock, or has that session's role or
 // the waiter's own.
 type Evidence struct {
+	pid       uint32        // of the waiter's session
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // likewise
 	shared    bool          // it is a reader, which other readers don't keep out
@@ -101,11 +102,11 @@ const (
 	mostEvents = 64
 )
 
-// New is the evidence of a waiter that begins to listen. lockDelay and lease are its own, shared
-// says that it is a reader, whom other readers don't keep out, and news is told of all that
-// it hears; it may be nil.
-func New(lockDelay, lease time.Duration, shared bool, news chan<- struct{}) *Evidence {
-	return &Evidence{lockDelay: lockDelay, lease: lease, shared: shared, news: news, seen: map[uint32]sighting{}}
+// New is the evidence of a waiter that begins to listen on the session with that pid. lockDelay
+// and lease are its own, shared says that it is a reader, whom other readers don't keep out,
+// and news is told of all that it hears; it may be nil.
+func New(pid uint32, lockDelay, lease time.Duration, shared bool, news chan<- struct{}) *Evidence {
+	return &Evidence{pid: pid, lockDelay: lockDelay, lease: lease, shared: shared, news: news, seen: map[uint32]sighting{}}
 }
 
 // Hear notes what another session said on the lock's channel. The session's reader

@@ -15,6 +15,7 @@ const (
 	theirs = 20 // that of the holders
 	nobody = 30 // a stranger's
 
+	testPID  = 100 // the waiter's session
 	holder   = 101
 	second   = 102
 	third    = 103
@@ -37,7 +38,7 @@ type told struct {
 
 func newTold(t *testing.T) told {
 	t.Helper()
-	return told{t, New(testDelay, testLease, false, make(chan struct{}, 1))}
+	return told{t, New(testPID, testDelay, testLease, false, make(chan struct{}, 1))}
 }
 
 func (h told) says(pid uint32, e Word, token int64, change ...func(*Announcement)) {
@@ -49,6 +50,8 @@ func (h told) says(pid uint32, e Word, token int64, change ...func(*Announcement
 }
 
 func alone(a *Announcement) { a.CoversEarlier = false }
+
+func named(a *Announcement) { a.To = testPID }
 
 func read(a *Announcement) { a.Shared = true }
 
@@ -103,9 +106,13 @@ func TestStates(t *testing.T) {
 		{"quiet, a foreign holder is seen", quiet, func(h told) { h.looks(holds(second, nobody, 0)) }, isRunning},
 		{"quiet, a late word", quiet, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, isQuiet},
 		{"quiet, a repeated word", quiet, func(h told) { h.says(speaker, Clean, 6); verify(h, speaker) }, isQuiet},
+		{"quiet, a holder that was not seen names this waiter", quiet, func(h told) { h.says(speaker, Clean, 6, named); verify(h, speaker) }, isEnded},
+		{"quiet, a stranger names this waiter", quiet, func(h told) { h.says(stranger, Clean, 6, named); h.NoteRole(stranger, nobody, true) }, isQuiet},
+		{"quiet, a last word names this waiter", quiet, func(h told) { h.says(speaker, Dead, 6, named); verify(h, speaker) }, isQuiet},
 		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, Dead, 6) }, isQuiet},
 		{"running, a start", running, func(h told) { h.says(second, Started, 6) }, isRunning},
 		{"running, another holder is seen", running, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
+		{"running, one that was not seen names this waiter", running, func(h told) { h.says(speaker, Clean, 4, named); verify(h, speaker) }, isRunning},
 		{"running, a word that discharges all", running, func(h told) { h.says(holder, Clean, 5) }, isEnded},
 		{"running, a word that discharges some", running, func(h told) {
 			h.looks(holds(second, theirs, 6))
@@ -163,7 +170,7 @@ func TestDelays(t *testing.T) {
 	h.says(holder, Started, 5, func(a *Announcement) { a.Lease = LongestAnnounced })
 	h.wants("it says a long lease, which is no longer than the waiter's own", testLease, true)
 
-	none := told{t, New(0, testLease, false, nil)}
+	none := told{t, New(testPID, 0, testLease, false, nil)}
 	none.looks(holds(holder, theirs, 5))
 	none.wants("without a lock-delay", 0, false)
 }

@@ -85,8 +85,9 @@ func FuzzEvidence(f *testing.F) {
 	f.Add(false, []byte("07\xfe10\xfa$00000"))
 	f.Add(true, []byte("1001000011&0001$10&011000&v10s"))
 	f.Fuzz(func(t *testing.T, shared bool, steps []byte) {
-		with := New(testDelay, testLease, shared, make(chan struct{}, 1))
-		without := New(testDelay, testLease, shared, make(chan struct{}, 1))
+		// Session 2 is the waiter: it may be named.
+		with := New(2, testDelay, testLease, shared, make(chan struct{}, 1))
+		without := New(2, testDelay, testLease, shared, make(chan struct{}, 1))
 		var sinces [2]int
 		for n := 0; len(steps) >= 3 && n < fuzzMostSteps; n, steps = n+1, steps[3:] {
 			if steps[0]&0x80 == 0 { // else the look to come was sent before this
