@@ -146,13 +146,12 @@ func (b *Bid) takeAndSettle(ctx context.Context, left func() time.Duration) (*He
 // take takes the lock: it tries first, and then waits for as long as it may.
 func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 	// One that comes back has a place in line, and must not pass those before it.
-	tries := len(b.othersHad) == 0 || b.cfg.Session.Transaction
+	tries := len(b.contested) == 0 || b.cfg.Session.Transaction
 	if tries {
 		if complete, err := b.Try(ctx); err != nil || complete {
 			return err
 		}
 	}
-	b.noteOthers(b.barred())
 	switch {
 	case left() > 0:
 	case tries:
@@ -221,15 +220,8 @@ func (b *Bid) poll(ctx context.Context, left func() time.Duration) (granted bool
 
 // refuse gives up. Its error names the holders of the locks that are missing.
 func (b *Bid) refuse(ctx context.Context) error {
-	// The end of the session would free the locks a moment too late for the next run of
-	// a script.
-	if err := b.GiveBack(ctx); err != nil {
+	if err := b.withdraw(ctx); err != nil {
 		return err
-	}
-	if queries := b.takeLeave(); len(queries) > 0 { // else the gate would keep others out
-		if _, err := b.s.Query(ctx, queries...); err != nil {
-			return b.error(err)
-		}
 	}
 	held := &ConflictError{Database: session.Target(b.cfg.Session.Database), Waited: b.cfg.Wait}
 	if !b.cfg.Explain {

@@ -23,16 +23,16 @@ type Bid struct {
 	ticket uint32 // the ticket that it had in an earlier session
 
 	grant     grant
-	othersHad map[lockkey.ID]bool               // the locks that others have, or may have had unheard: getting one of these is no first try
+	contested map[lockkey.ID]bool               // the locks that another session has, or may have had unheard: a start under one needs evidence
 	heard     map[lockkey.ID]*evidence.Evidence // of the locks, from the time at which it listens
 	news      chan struct{}                     // something was heard
 	line      *line                             // where it waits, or nil
 	ears      []lockkey.ID                      // the locks whose ears it holds
 
-	server      string       // with a second session: the server's identity
-	puzzled     bool         // somebody unknown holds a lock
-	preparation *preparation // Config.Prepare
-	told        time.Time    // when Observer.Waiting was last called
+	server        string       // with a second session: the server's identity
+	unknownHolder bool         // a try was refused, and the evidence knows of no holder: the next step looks
+	preparation   *preparation // Config.Prepare
+	told          time.Time    // when Observer.Waiting was last called
 }
 
 // grant is what a bid has been granted.
@@ -56,12 +56,12 @@ func (g *grant) drawn() bool { return g.tenure.Token != 0 }
 // undraw forgets the token, and what the ledger may have noted under it.
 func (g *grant) undraw() { g.tenure, g.recorded = Tenure{}, false }
 
-// NewBid is a bid on a session that others may use, too. With missedNews others may have had
-// the locks unheard since the caller's last session or pass.
-func NewBid(s *session.Session, cfg Config, missedNews bool) *Bid {
-	b := &Bid{s: s, cfg: cfg, grant: noGrant(), othersHad: map[lockkey.ID]bool{}, heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
-	if missedNews {
-		b.noteOthers(cfg.Claim.Locks)
+// NewBid is a bid on a session that others may use, too. It is contested if others may have had
+// the locks, unheard, since the caller's last session or pass.
+func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
+	b := &Bid{s: s, cfg: cfg, grant: noGrant(), contested: map[lockkey.ID]bool{}, heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
+	if contested {
+		b.contest(cfg.Claim.Locks)
 	}
 	return b
 }
@@ -191,18 +191,17 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 		b.grant.coversEarlier = b.grant.coversEarlier && v.CoversEarlier
 	}
 	if !b.Complete() {
-		b.noteOthers(b.barred())
+		b.contest(b.refused())
 		b.noteRefusal()
 	}
 	return len(won) > 0, nil
 }
 
-// noteRefusal notes that somebody else has what is missing. If the evidence knows of
-// nobody, the bid is puzzled, and looks for the holder.
+// noteRefusal notes that another session has what is missing.
 func (b *Bid) noteRefusal() {
-	for _, l := range b.barred() {
+	for _, l := range b.refused() {
 		if h := b.heard[l.ID]; h != nil {
-			b.puzzled = h.NoteRefusal(time.Now()) || b.puzzled
+			b.unknownHolder = h.NoteRefusal(time.Now()) || b.unknownHolder
 		}
 	}
 }
@@ -217,24 +216,24 @@ func (b *Bid) noteRefusal() {
 func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
 	h := b.heard[id]
 	switch {
-	case h != nil && (h.Any() || b.othersHad[id]):
+	case h != nil && (h.Any() || b.contested[id]):
 		return h.Verdict()
-	case b.othersHad[id]:
+	case b.contested[id]:
 		return evidence.None(b.cfg.LockDelay)
 	}
 	return evidence.Verdict{Delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
 }
 
-// noteOthers notes that others have, or may have had, these locks.
-func (b *Bid) noteOthers(locks []Lock) {
+// contest notes that others have, or may have had, these locks.
+func (b *Bid) contest(locks []Lock) {
 	for _, l := range locks {
-		b.othersHad[l.ID] = true
+		b.contested[l.ID] = true
 	}
 }
 
-// barred are the locks that a try was refused: the first that is missing, since it did
-// not try the next. In a transaction, or with a gate, all that are missing.
-func (b *Bid) barred() []Lock {
+// refused are the locks that the last try did not get: the first that is missing, since it did
+// not try the next. In a transaction, or with a gate, these are all that are missing.
+func (b *Bid) refused() []Lock {
 	refused := b.missing()
 	if b.cfg.Claim.Gate == nil && !b.cfg.Session.Transaction && len(refused) > 0 {
 		return refused[:1]
@@ -267,7 +266,7 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 
 // dropGrant notes that the locks are not held any more: others may have them now.
 func (b *Bid) dropGrant() {
-	b.noteOthers(b.grant.locks)
+	b.contest(b.grant.locks)
 	b.grant = noGrant()
 }
 

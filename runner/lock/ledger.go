@@ -195,7 +195,10 @@ func (b *Bid) follow(ctx context.Context, w *startAttempt, answer ledger.Answer)
 	case ledger.OpenRuns:
 		return b.waitForOpenRuns(ctx, w, answer.Lost)
 	}
-	return b.withdraw(ctx, answer.Refusal)
+	if err := b.withdraw(ctx); err != nil {
+		return err
+	}
+	return answer.Refusal
 }
 
 // waitForOpenRuns waits until the commands of the ledger's open runs are dead: for as
@@ -288,8 +291,9 @@ func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
 // fencePatience is more than a start waits for a transaction of the last run.
 const fencePatience = 5 * time.Second
 
-// withdraw gives the locks back, since the command must not start, and leaves the line.
-func (b *Bid) withdraw(ctx context.Context, why error) error {
+// withdraw gives the locks back, and leaves the line: the command must not start. The end of
+// the session would do that a moment too late for the next run of a script.
+func (b *Bid) withdraw(ctx context.Context) error {
 	if err := b.GiveBack(ctx); err != nil {
 		return err
 	}
@@ -298,7 +302,7 @@ func (b *Bid) withdraw(ctx context.Context, why error) error {
 			return b.error(err)
 		}
 	}
-	return why
+	return nil
 }
 
 // vanished says whether an error means that the ledger is gone, or not granted any more,

@@ -13,7 +13,7 @@ import (
 // other order a holder could begin unseen and unheard.
 func (b *Bid) Listen(ctx context.Context) error {
 	listen := b.beginListening()
-	if len(listen) == 0 && !b.puzzled {
+	if len(listen) == 0 && !b.unknownHolder {
 		return nil
 	}
 	_, err := b.look(ctx, listen...)

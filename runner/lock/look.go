@@ -35,7 +35,7 @@ const mostSeats = 72
 // evidence.
 func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	l := &look{Look: evidence.Look{Sent: boottime.Now()}}
-	b.puzzled = false
+	b.unknownHolder = false
 	var parseErr error
 	asOf := map[lockkey.ID]int{}
 	for id, h := range b.heard {

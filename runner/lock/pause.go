@@ -14,9 +14,9 @@ const pausedLooks = 3 * time.Second
 // bid that waited for them before goes by what it has heard, which may be nothing. Any
 // other bid is like a new one, with a first try.
 func (b *Bid) resumed(waited bool) {
-	clear(b.othersHad)
+	clear(b.contested)
 	if waited {
-		b.noteOthers(b.cfg.Claim.Locks)
+		b.contest(b.cfg.Claim.Locks)
 	}
 }
 

@@ -35,8 +35,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	if !b.cfg.Claim.fulfils(n) {
-		b.noteOthers(b.barred())
-		return false, nil
+		return b.noteResult(0)
 	}
 	b.preparation.begin()
 	// The session for the token is opened before the lock is held.
@@ -55,9 +54,10 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 		b.s.SetHolding(true)
 		return b.noteResult(n)
 	}
-	b.noteOthers(b.barred())
-	_, err = b.s.Query(ctx, "ROLLBACK")
-	return false, b.error(err)
+	if _, err = b.s.Query(ctx, "ROLLBACK"); err != nil {
+		return false, b.error(err)
+	}
+	return b.noteResult(0)
 }
 
 // beginTransaction makes the try in a transaction, and learns on which server that

@@ -114,7 +114,7 @@ func (l *line) try(ctx context.Context) (granted bool, err error) {
 		}
 		b.noteRefusal()
 	}
-	if b.puzzled || burst {
+	if b.unknownHolder || burst {
 		l.lookAt = time.Now()
 	}
 	return false, nil
