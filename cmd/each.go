@@ -99,7 +99,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	}
 	defer cfg.Stdin.Close()
 	progress := f.progress(u, items)
-	cfg.Watch = f.watch(u, cfg, "at an item")
+	f.watch(u, &cfg, "at an item")
 	tally, err := runner.Each(runner.EachConfig{
 		Config:   cfg,
 		Items:    list.items(),

@@ -91,7 +91,7 @@ func (n *notifier) status(text string) {
 
 // watch has systemd told what the runner tells. All times in it are instants: a
 // status stands until the next one.
-func (n *notifier) watch(s *waitReport, w *runner.Watch, work string) {
+func (n *notifier) watch(s *waitReport, cfg *runner.Config, work string) {
 	at := func(t time.Time) string { return t.Format(time.DateTime) }
 	name := func(v inspect.View) string {
 		since := v.Since
@@ -101,21 +101,22 @@ func (n *notifier) watch(s *waitReport, w *runner.Watch, work string) {
 		}
 		return v.String() + " since " + at(since.Local())
 	}
-	waiting, away, delayed := w.Waiting, w.Away, w.Delayed
-	w.Waiting = func(backend uint32, views []inspect.View) {
+	o, w := &cfg.Observer, &cfg.Watch
+	waiting, away, delayed := o.Waiting, o.Away, o.Delayed
+	o.Waiting = func(backend uint32, views []inspect.View) {
 		if waiting != nil {
 			waiting(backend, views)
 		}
 		n.status("standing by since " + at(s.since()) + s.position(backend, views, name))
 	}
-	w.Away = func(obstacle error) {
+	o.Away = func(obstacle error) {
 		away(obstacle)
 		if obstacle != nil {
 			been, since := s.out.state()
 			n.status("standing by; " + been + " since " + at(since) + ": " + obstacle.Error())
 		}
 	}
-	w.Delayed = func(until time.Time) {
+	o.Delayed = func(until time.Time) {
 		delayed(until)
 		if !until.IsZero() {
 			n.status("the lock is granted; its last holder may live on until " + at(until))
@@ -127,7 +128,7 @@ func (n *notifier) watch(s *waitReport, w *runner.Watch, work string) {
 		n.status(work + " since " + at(time.Now()))
 	}
 	w.Ending = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // which must not wait for systemd
-	w.Alive = n.alive
+	o.Alive = n.alive
 }
 
 func (n *notifier) send(message string) {

@@ -28,8 +28,8 @@ const leastLease = 3 * time.Second
 // options are the flags of the commands which run a command. A new one is a field here
 // and, for all of them, a line in one of the functions below which register flags; for
 // one command it is registered there (see newRunCmd). What can be wrong with it goes into
-// check, what it means for a run into config and runner.Config and, if package lock needs
-// it, into process.lockConfig, and its name into README.md, where a test looks for it.
+// check, what it means for a run into config and runner.Config (lock.Config, if package
+// lock needs it), and its name into README.md, where a test looks for it.
 type options struct {
 	keys                []string
 	keyScheme           string
@@ -199,7 +199,7 @@ func (o *options) claim() (lock.Claim, error) {
 		}
 	}
 	slices.SortFunc(o.keys, func(a, b string) int { return ids[a].Compare(ids[b]) })
-	var claim lock.Claim
+	claim := lock.Claim{Keys: o.keys}
 	if o.slots > 1 {
 		gate, err := scheme.Gate(o.keys[0])
 		if err != nil {
@@ -216,9 +216,9 @@ func (o *options) claim() (lock.Claim, error) {
 		return claim, nil
 	}
 	for _, key := range o.keys {
-		lock := lock.Lock{ID: ids[key], Shared: o.shared}
-		if !slices.Contains(claim.Locks, lock) { // two keys of one number are one
-			claim.Locks = append(claim.Locks, lock)
+		l := lock.Lock{ID: ids[key], Shared: o.shared}
+		if !slices.Contains(claim.Locks, l) { // two keys of one number are one
+			claim.Locks = append(claim.Locks, l)
 		}
 	}
 	return claim, nil
@@ -241,7 +241,7 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 		return runner.Config{}, err
 	}
 	cfg.Claim = claim
-	cfg.Watch = o.watch(u, cfg, "leading")
+	o.watch(u, &cfg, "leading")
 	return cfg, nil
 }
 
@@ -273,21 +273,24 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 		killAfterTimeout = o.killAfter.value
 	}
 	return runner.Config{
-		Keys:   o.keys,
-		Ledger: o.remembering(),
-		Session: session.Config{
-			Database:        db.config,
-			Lease:           o.lease.value,
-			ConnectTimeout:  o.connectTimeout.value,
-			ApplicationName: applicationName(strings.Join(o.keys, ", ")),
-			Transaction:     o.transaction,
-			Quorum:          o.quorum,
-			Private:         db.private,
+		Config: lock.Config{
+			Session: session.Config{
+				Database:        db.config,
+				Lease:           o.lease.value,
+				ConnectTimeout:  o.connectTimeout.value,
+				ApplicationName: applicationName(strings.Join(o.keys, ", ")),
+				Transaction:     o.transaction,
+				Quorum:          o.quorum,
+				Private:         db.private,
+			},
+			Description: o.description(args[0]),
+			Wait:        o.wait.value,
+			LostGrace:   o.lostGrace.value,
+			LockDelay:   o.lockDelay.value,
+			Ledger:      o.remembering(),
+			Explain:     !o.quiet,
+			Log:         u.log,
 		},
-		Description:      o.description(args[0]),
-		Wait:             o.wait.value,
-		LostGrace:        o.lostGrace.value,
-		LockDelay:        o.lockDelay.value,
 		Path:             path,
 		Command:          args,
 		Env:              env,
@@ -296,9 +299,7 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 		KillAfterSignal:  o.killAfter.value,
 		WaitForLeftovers: o.leftovers.value == "wait",
 		MinHold:          o.minHold.value,
-		Explain:          !o.quiet,
 		Hooks:            o.hooks,
-		Log:              u.log,
 	}, nil
 }
 

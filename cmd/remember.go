@@ -76,14 +76,12 @@ func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string,
 		return err
 	}
 	d := o.description(filepath.Base(name))
-	locks := claim.Locks
 	if claim.Gate != nil {
-		locks = locks[:1] // any slot is the key's
+		claim.Locks = claim.Locks[:1] // any slot is the key's
 	}
-	use := ledger.Use{Keys: o.keys}
-	for i, l := range locks {
+	for i, l := range claim.Locks {
 		run := ledger.Run{Host: d.Host, User: d.User, Command: d.Command, PID: d.PID}
-		if _, err := ask(ctx, run.Missing(ledger.Lock{ID: l.ID, Key: use.Key(i, len(locks))}, status)); err != nil {
+		if _, err := ask(ctx, run.Missing(ledger.Lock{ID: l.ID, Key: claim.Key(i)}, status)); err != nil {
 			return err
 		}
 	}

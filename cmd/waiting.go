@@ -189,21 +189,20 @@ func (s *waitReport) due() time.Duration {
 	return time.Duration(minutes[last]) * time.Minute << min(s.said-last, 10)
 }
 
-// watch is what the runner tells people and systemd. work says what this process
-// does while a command runs.
-func (o *options) watch(u *ui, cfg runner.Config, work string) runner.Watch {
+// watch has the runner tell people and systemd what it is at. work says what this
+// process does while a command runs.
+func (o *options) watch(u *ui, cfg *runner.Config, work string) {
 	s := &waitReport{u: u, cfg: cfg.Session, claim: cfg.Claim, out: outage{u: u}}
 	s.cfg.ApplicationName = "pglead"
 	_ = s.since()
 	hasStatus := u.hasStatus()
-	var w runner.Watch
 	switch {
 	case hasStatus:
-		w.Beside = s.keepStatus
+		cfg.Observer.Beside = s.keepStatus
 	case os.Getenv("CI") != "" && !o.quiet:
-		w.Waiting = s.logRarely
+		cfg.Observer.Waiting = s.logRarely
 	}
-	w.Away = func(obstacle error) {
+	cfg.Observer.Away = func(obstacle error) {
 		if obstacle == nil {
 			s.showObstacle(nil)
 			s.out.answers()
@@ -215,7 +214,7 @@ func (o *options) watch(u *ui, cfg runner.Config, work string) runner.Watch {
 			s.showObstacle(func() string { return "waiting for " + brief(time.Since(wait)) + ": " + obstacle.Error() })
 		}
 	}
-	w.Delayed = func(until time.Time) {
+	cfg.Observer.Delayed = func(until time.Time) {
 		switch {
 		case until.IsZero():
 			s.showObstacle(nil)
@@ -225,9 +224,8 @@ func (o *options) watch(u *ui, cfg runner.Config, work string) runner.Watch {
 			})
 		}
 	}
-	w.Leading = s.end
+	cfg.Watch.Leading = s.end
 	if n := newNotifier(); n != nil {
-		n.watch(s, &w, work)
+		n.watch(s, cfg, work)
 	}
-	return w
 }

@@ -1,38 +1,19 @@
 package runner
 
 import (
-	"log/slog"
 	"os"
 	"time"
 
-	"github.com/pglead/pglead/runner/inspect"
-	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // Config says what to run, and under which lock.
 type Config struct {
-	Keys  []string // of Claim, as the command is told them
-	Claim lock.Claim
-
-	Session session.Config
-	Wait    time.Duration // for the lock: 0 tries once, Forever has no end
-
-	// Description is what the session says of itself, to which a grant adds.
-	Description inspect.Description
+	lock.Config
 
 	// Splay is the most that Run waits, at random, before the first try. Without
 	// it the fastest node would do all the work.
 	Splay time.Duration
-
-	// LostGrace is what the command gets between SIGTERM and SIGKILL when the lock is lost.
-	LostGrace time.Duration
-
-	// LockDelay is how long a former holder may live on without knowing that it
-	// has lost the lock. Run waits that long, with the lock held, unless the former
-	// holder's end is known to be clean. See package lock.
-	LockDelay time.Duration
 
 	Path    string // of the command, from child.Lookup
 	Command []string
@@ -48,26 +29,17 @@ type Config struct {
 	// if the command ends before.
 	MinHold time.Duration
 
-	// Ledger says how the run is remembered, if the database has a ledger.
-	Ledger ledger.Use
-
-	// Explain has a refusal name the lock's holder, which costs one more question
-	// to the server.
-	Explain bool
-
 	Watch Watch
 	Hooks Hooks
-	Log   *slog.Logger
 }
 
 // LevelNotice is the level of taking and giving back the lock.
 const LevelNotice = lock.LevelNotice
 
-// Watch is told how a whole run goes on: to the wait it adds what comes before and after
-// it, of which package lock knows nothing. Each of its functions may be nil, and must not
-// block.
+// Watch reports what Config.Observer doesn't, since package lock doesn't see it: the
+// command's start, pauses between runs, the end. Each of its functions may be nil, and
+// must not block.
 type Watch struct {
-	lock.Observer
 	// Leading is told that the command has been started.
 	Leading func()
 	// Resting is told when this node, which doesn't lead, stands for election next.
@@ -76,8 +48,8 @@ type Watch struct {
 	Ending func()
 }
 
-func (w Watch) resting(d time.Duration) {
-	if w.Resting != nil && d > 0 {
-		w.Resting(time.Now().Add(d))
+func (w Watch) resting(until time.Time) {
+	if w.Resting != nil {
+		w.Resting(until)
 	}
 }

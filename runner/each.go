@@ -15,7 +15,7 @@ import (
 
 // EachConfig is a list of tasks, each with a lock of its own.
 type EachConfig struct {
-	// Config is what the tasks have in common: Keys, Claim and all of Command
+	// Config is what the tasks have in common: Claim and all of Command
 	// but its program are each task's own.
 	Config
 
@@ -57,7 +57,7 @@ type Tally struct {
 // One session holds the locks of all commands. With transactions each worker has a
 // session of its own. When a session is lost, its commands are killed, and Each ends.
 func Each(cfg EachConfig) (Tally, error) {
-	p, err := begin(cfg.Config)
+	n, err := begin(cfg.Config)
 	if err != nil {
 		return Tally{}, err
 	}
@@ -66,7 +66,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	patience, hurry := context.WithCancel(context.Background())
 	defer hurry()
 	e := &each{
-		process: p, cfg: cfg, cancel: cancel, hurry: hurry,
+		node: n, cfg: cfg, cancel: cancel, hurry: hurry,
 		jobs: jobs{lease: cfg.Session.Lease, active: map[lockkey.ID]*job{}}, ends: ends{well: map[lockkey.ID]bool{}}, bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
 	}
 	stopped := make(chan struct{})
@@ -93,7 +93,7 @@ func Each(cfg EachConfig) (Tally, error) {
 
 // each is a list at work.
 type each struct {
-	process   *process
+	node      *node
 	cfg       EachConfig
 	cancel    context.CancelCauseFunc
 	hurry     context.CancelFunc // is called when a signal asks this process to end
@@ -185,9 +185,8 @@ func (e *each) bid(j *job) *lock.Bid {
 	if b := e.bids.of(j.Lock.ID); b != nil {
 		return b
 	}
-	locking := e.process.lockConfig()
-	locking.Claim = lock.Claim{Locks: []lock.Lock{j.Lock}, Polled: true}
-	locking.Ledger.Keys = []string{j.Key}
+	locking := e.node.common.Config
+	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []lock.Lock{j.Lock}, Polled: true}
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass it has missed what was said since the one before
 }
 

@@ -129,7 +129,7 @@ func (js *jobs) keys(s *session.Session) (keys []string) {
 func (e *each) relay(stopped <-chan struct{}) {
 	for {
 		select {
-		case sig := <-e.process.caught:
+		case sig := <-e.node.caught:
 			if child.Interrupts(sig.(unix.Signal)) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal)})
 				e.hurry()
@@ -149,7 +149,7 @@ type connection struct {
 
 func (e *each) openConnection(ctx context.Context) (*connection, error) {
 	var s *session.Session
-	locking := e.process.lockConfig()
+	locking := e.node.common.Config
 	err := locking.Persist(ctx, func(left func() time.Duration) (rank int, err error) {
 		s, err = locking.OpenSession(ctx, left())
 		if err == nil && !e.cfg.Session.Transaction {

@@ -149,13 +149,12 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 // pick returns the next item to try, or nil if there is none, or none yet. It skips the
 // items that are under way here, or are known to have been run.
 func (w *worker) pick(ctx context.Context, wait bool) *job {
-	locking := w.process.lockConfig()
 	for ctx.Err() == nil {
 		item, ok := w.item(wait)
 		if !ok {
 			return nil
 		}
-		w.cfg.Watch.SayAlive(locking.AttemptMost())
+		w.cfg.Observer.SayAlive(w.cfg.AttemptMost())
 		j := &job{
 			Task: w.cfg.Task(item), item: item, worker: w, session: w.session,
 			signals: make(chan os.Signal, 64), renewed: make(chan boottime.Instant, 1),
@@ -222,10 +221,10 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 		return nil, err
 	}
 	cfg := w.cfg.Config
-	cfg.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
+	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
 	cfg.Log = cfg.Log.With("item", j.item)
 	log := cfg.Log
-	r := &run{process: w.process, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, keepGuard: true}
+	r := &run{node: w.node, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, keepGuard: true}
 	w.guard, w.brief = nil, false
 	w.count(func(t *Tally) { t.Running++ })
 	for len(j.signals) > 0 { // they came before there was a command
@@ -271,7 +270,7 @@ func (w *worker) readyGuard() (err error) {
 		w.cfg.Log.Warn("the guard process died between two items; starting another", "event", "guard")
 	}
 	if w.guard == nil {
-		w.guard, err = w.process.newGuard(w.session)
+		w.guard, err = w.node.newGuard(w.session)
 	}
 	return err
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -46,7 +47,7 @@ func newScene() *scene {
 		return a
 	}
 	s.supervision = supervision{
-		cfg:  &Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}},
+		cfg:  &Config{Config: lock.Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
 		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
 		renewed: s.deadlines, signals: s.sent, requests: s.asks,
 		asker:  func() request { return request{by: "root@elsewhere"} },

@@ -36,12 +36,12 @@ func (r *run) hook(event, command string, reason error) {
 }
 
 // runHook runs a hook to its end, which a guard of its own bounds.
-func (p *process) runHook(env []string, command string) error {
+func (n *node) runHook(env []string, command string) error {
 	shell, err := child.Lookup("sh")
 	if err != nil {
 		return err
 	}
-	g, err := p.guards.Start(nil)
+	g, err := n.guards.Start(nil)
 	if err != nil {
 		return err
 	}

@@ -35,21 +35,21 @@ import (
 //	*LockLostError       the lock was lost while the command ran
 //	*GuardDiedError      the guard was killed, and the command with it
 func Run(cfg Config) (Outcome, error) {
-	p, err := begin(cfg)
+	n, err := begin(cfg)
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer p.hooks.Wait()
-	if err := p.rest(pace.Between(0, cfg.Splay)); err != nil {
+	defer n.hooks.Wait()
+	if err := n.rest(pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
-	return p.once()
+	return n.once()
 }
 
 // run is one command under one lock.
 type run struct {
-	*process
-	cfg Config // hides that of the process: in each, keys, command, environment and log are one item's
+	*node
+	cfg Config // this run's settings; in each, one item's keys, command, environment and log
 
 	listener *listener               // has the signals until the command runs; nil: they stay in their channel
 	signals  <-chan os.Signal        // for the command
@@ -62,10 +62,10 @@ type run struct {
 }
 
 // once takes the lock, runs the command one time, and gives the lock back.
-func (p *process) once() (Outcome, error) {
-	ctx, listener := interruptible(p.caught)
+func (n *node) once() (Outcome, error) {
+	ctx, listener := interruptible(n.caught)
 	defer listener.handOver()
-	r := &run{process: p, cfg: p.common, listener: listener, signals: p.caught}
+	r := &run{node: n, cfg: n.common, listener: listener, signals: n.caught}
 	if err := r.acquire(ctx); err != nil {
 		return Outcome{}, err
 	}
@@ -82,7 +82,7 @@ func (p *process) once() (Outcome, error) {
 
 // acquire takes the lock. The guard starts meanwhile.
 func (r *run) acquire(ctx context.Context) error {
-	locking := r.lockConfig()
+	locking := r.common.Config
 	locking.Prepare = func(s *session.Session) (abandon func(), err error) {
 		if r.guard, err = r.newGuard(s); err != nil {
 			return func() {}, err
@@ -261,7 +261,7 @@ func (r *run) environment() []string {
 		ids = append(ids, l.String())
 	}
 	env := append(slices.Clone(r.cfg.Env),
-		"PGLEAD_LOCK_KEY="+strings.Join(r.cfg.Keys, "\n"),
+		"PGLEAD_LOCK_KEY="+strings.Join(r.cfg.Claim.Keys, "\n"),
 		"PGLEAD_LOCK_ID="+strings.Join(ids, "\n"),
 		fmt.Sprintf("PGLEAD_TOKEN=%d", r.held.Token),
 		"PGLEAD_SYSTEM_ID="+r.held.SystemID,

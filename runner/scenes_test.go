@@ -290,7 +290,7 @@ func TestAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene()
 		until, calls := s.began, 0
-		s.cfg.Watch.Alive = func(within time.Duration) {
+		s.cfg.Observer.Alive = func(within time.Duration) {
 			if time.Now().After(until) {
 				t.Errorf("after %v: %v too late", time.Since(s.began), time.Since(until))
 			}
@@ -324,7 +324,7 @@ func TestLinger(t *testing.T) {
 				s := newScene()
 				s.cfg.MinHold = test.minHold
 				var alive time.Duration
-				s.cfg.Watch.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
+				s.cfg.Observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
 				var over time.Duration
 				s.play(test.incidents, func() {
 					time.Sleep(4 * sec)

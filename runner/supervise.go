@@ -86,7 +86,7 @@ func (s *supervision) supervise() (Outcome, error) {
 	timeout := after(s.cfg.Timeout)
 	askedBy := make(chan request, 1)
 	var tick <-chan time.Time
-	if s.cfg.Watch.Alive != nil {
+	if s.cfg.Observer.Alive != nil {
 		ticker := time.NewTicker(session.BeatEvery(s.cfg.Session.Lease))
 		defer ticker.Stop()
 		tick = ticker.C
@@ -100,7 +100,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		s.signalled(sig.Signal)
 	}
 	for {
-		s.cfg.Watch.SayAlive(s.cfg.Session.Lease)
+		s.cfg.Observer.SayAlive(s.cfg.Session.Lease)
 		select {
 		case <-tick: // to call alive again
 		case <-s.command.Done():
@@ -294,7 +294,7 @@ func (s *supervision) holdOut() {
 		return
 	}
 	s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
-	s.cfg.Watch.SayAlive(rest + s.cfg.Session.Lease)
+	s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
 	over := time.After(rest)
 	for {
 		select {

@@ -24,19 +24,7 @@ const (
 // Use is what a run does with a ledger. The zero value does nothing.
 type Use struct {
 	Mode Mode
-	Keys []string // of the claim's locks, in their order, or one for all
-	Tick *Tick    // or nil
-}
-
-// Key is the name of lock i of a claim.
-func (u Use) Key(i, of int) string {
-	switch {
-	case len(u.Keys) == of:
-		return u.Keys[i]
-	case len(u.Keys) == 0:
-		return ""
-	}
-	return u.Keys[0]
+	Tick *Tick // or nil
 }
 
 func (u Use) wanted() bool { return u.Mode == Auto || u.Mode == Require }

@@ -37,7 +37,7 @@ func (cfg *Config) ledgerRun() ledger.Run {
 func (cfg *Config) ledgerLocks(locks []Lock) (as []ledger.Lock) {
 	for _, l := range locks {
 		i := slices.Index(cfg.Claim.Locks, l)
-		as = append(as, ledger.Lock{ID: l.ID, Key: cfg.Ledger.Key(i, len(cfg.Claim.Locks))})
+		as = append(as, ledger.Lock{ID: l.ID, Key: cfg.Claim.Key(i)})
 	}
 	return as
 }
