@@ -53,7 +53,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	if err := n.rest(pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
-	for pause := restartFirst; ; pause = min(2*pause, restartMost) {
+	for pause := restartFirst; ; {
 		outcome, err := n.once()
 		n.common.Session.Database = session.Elsewhere(n.common.Session.Database, err)
 		n.common.WasHolder = errors.As(err, new(*LockLostError))
@@ -63,8 +63,8 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		case n.common.WasHolder:
 			// Somebody else leads by now, or nobody can: no reason to pause.
 			cfg.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
-			pause = restartFirst / 2 // the loop doubles it
-			cfg.Watch.resting(time.Now().Add(pause))
+			cfg.Watch.resting(time.Now())
+			pause = restartFirst
 			continue
 		case err != nil:
 			cfg.Log.Warn(fmt.Sprintf("%v; standing for election again in %v", err, pause), "event", "standing")
@@ -80,6 +80,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		if err := n.rest(pause); err != nil {
 			return Outcome{}, err
 		}
+		pause = min(2*pause, restartMost)
 	}
 }
 
