@@ -8,7 +8,6 @@
 package runner
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,8 +152,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	r.child = c
 	s := &supervision{
 		cfg: &r.cfg, held: r.held, command: c, began: began, started: time.Now(),
-		renewed: r.renewed, signals: r.signals, missed: r.listener.handOver(), born: c.Born(),
-		requests: r.held.Requests(), asker: func() request { return r.asker(context.WithoutCancel(ctx)) }, prefer: r.held.Prefer,
+		renewed: r.renewed, signals: r.signals, missed: r.listener.handOver(),
 		onLoss: func(reason error) { r.hook("lost", r.cfg.Hooks.Lost, reason) },
 	}
 	r.cfg.Log.Info("command started", "event", "started", "pid", c.PID())
@@ -188,12 +186,6 @@ func (r *run) guardLinger() time.Duration {
 func guardPatience(lease time.Duration) time.Duration {
 	const most = 2 * time.Second
 	return min(most, (session.DeadAfter(lease, 0)-session.HolderShare(lease))/2)
-}
-
-// asker names whoever asks for the lock, and the host that is to have it next.
-func (r *run) asker(ctx context.Context) request {
-	by, to := r.held.Asker(ctx)
-	return request{cmp.Or(by, "somebody"), to}
 }
 
 // release gives the lock back before the process ends. The end of the session would

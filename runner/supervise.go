@@ -2,6 +2,7 @@ package runner
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -23,14 +24,10 @@ type supervision struct {
 	began   time.Time // when the guard was told to start the command
 	started time.Time // when it had
 
-	renewed  <-chan boottime.Instant // the session's latest deadline
-	signals  <-chan os.Signal
-	missed   []keptSignal       // those that came while the command was being started
-	born     boottime.Instant   // boot time just before there was a command
-	requests <-chan struct{}    // to step down
-	asker    func() request     // finds out whose request it is
-	prefer   func(host string)  // is to have the lock next
-	onLoss   func(reason error) // is called after the order to kill the command
+	renewed <-chan boottime.Instant // the session's latest deadline
+	signals <-chan os.Signal
+	missed  []keptSignal       // signals that came while the command was being started
+	onLoss  func(reason error) // is called after the order to kill the command
 
 	lost       <-chan struct{}  // the lock's; nil once that has been dealt with
 	asked      Asked            // the command, to end
@@ -42,11 +39,16 @@ type supervision struct {
 type heldLock interface {
 	Lost() <-chan struct{}
 	Err() error
+
+	Requests() <-chan struct{} // to step down
+	Asker(ctx context.Context) (by, to string)
+	Prefer(host string)
 }
 
 // command is what supervision needs of a command: a *child.Child has it.
 type command interface {
 	PID() int
+	Born() boottime.Instant
 	Events() <-chan child.Event
 	Done() <-chan struct{}
 	Result() child.Result
@@ -84,7 +86,7 @@ type command interface {
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.held.Lost()
 	timeout := after(s.cfg.Timeout)
-	askedBy := make(chan request, 1)
+	requests, askedBy := s.held.Requests(), make(chan request, 1)
 	var tick <-chan time.Time
 	if s.cfg.Observer.Alive != nil {
 		ticker := time.NewTicker(session.BeatEvery(s.cfg.Session.Lease))
@@ -92,7 +94,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		tick = ticker.C
 	}
 	for _, sig := range s.missed {
-		if sig.at < s.born.Add(execTakes) { // then the command may not have heard the terminal's either
+		if sig.at < s.command.Born().Add(execTakes) { // then the command may not have heard the terminal's either
 			s.command.Signal(sig.Signal)
 		} else {
 			s.command.Forward(sig.Signal)
@@ -112,8 +114,8 @@ func (s *supervision) supervise() (Outcome, error) {
 		case sig := <-s.signals:
 			s.command.Forward(sig.(unix.Signal))
 			s.signalled(sig.(unix.Signal))
-		case <-s.requests:
-			s.requests = nil // once is enough
+		case <-requests:
+			requests = nil // once is enough
 			go func() { askedBy <- s.asker() }()
 		case r := <-askedBy:
 			s.stepDown(r)
@@ -179,12 +181,17 @@ func (s *supervision) askToEnd(by Asked) {
 	s.command.Signal(unix.SIGCONT)
 }
 
-// request is one to step down.
+// request is one to step down: who asks, and the host that is to have the lock next.
 type request struct{ by, to string }
+
+func (s *supervision) asker() request {
+	by, to := s.held.Asker(context.Background()) // the end of the session bounds it
+	return request{cmp.Or(by, "somebody"), to}
+}
 
 func (s *supervision) stepDown(r request) {
 	s.askToEnd(ByStepDown)
-	s.prefer(r.to)
+	s.held.Prefer(r.to)
 	s.cfg.Log.Warn("asked to step down by "+r.by+"; sending SIGTERM", "event", "stepping_down", "by", r.by)
 	s.limit()
 }
