@@ -67,16 +67,16 @@ func (g *Guard) execute(socket syscall.Conn) error {
 			return err
 		}
 	}
-	lock, err := duplicate(socket)
+	socketCopy, err := duplicate(socket)
 	if err != nil {
 		return err
 	}
-	if lock >= 0 {
-		defer unix.Close(lock)
+	if socketCopy >= 0 {
+		defer unix.Close(socketCopy)
 	}
 	// ps shows the arguments to everybody, and pkill -f matches them. So they name
 	// neither the key, nor pglead, nor the control group, which is in the environment.
-	args := []string{guardName, "of process " + strconv.Itoa(os.Getpid()), strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(lock)}
+	args := []string{guardName, "of process " + strconv.Itoa(os.Getpid()), strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(socketCopy)}
 	g.pid, err = syscall.ForkExec(selfExe(), args, &syscall.ProcAttr{
 		// The guard's Go runtime needs no second processor, and no memory profile,
 		// of which it would take one sample at the start, at 30 page faults. The
