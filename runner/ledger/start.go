@@ -124,8 +124,8 @@ type End struct {
 	At      time.Time
 }
 
-// Finish are the queries that note the end for a lock. The session has to have the role
-// that started the run.
+// Finish returns the columns of the queries that note the end for a lock: each follows a
+// SELECT. The session has to have the role that started the run.
 func (e End) Finish(id lockkey.ID, token int64, shared bool, commit string) []string {
 	status, ago := "NULL", time.Duration(0)
 	if e.Status != nil {
@@ -134,13 +134,13 @@ func (e End) Finish(id lockkey.ID, token int64, shared bool, commit string) []st
 	if !e.At.IsZero() {
 		ago = time.Since(e.At)
 	}
-	queries := []string{fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', '%s', true), pglead.finish_1('%d', '%d', '%d', '%s', %s, %s)",
+	columns := []string{fmt.Sprintf("pg_catalog.set_config('synchronous_commit', '%s', true), pglead.finish_1('%d', '%d', '%d', '%s', %s, %s)",
 		commit, id.Number, id.ObjSubID(), token, e.Outcome, status, interval(ago))}
 	const seldom = 64
 	if shared || token%seldom == 0 {
-		queries = append(queries, fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pglead.tidy_1('%d', '%d')", id.Number, id.ObjSubID()))
+		columns = append(columns, fmt.Sprintf("pg_catalog.set_config('synchronous_commit', 'off', true), pglead.tidy_1('%d', '%d')", id.Number, id.ObjSubID()))
 	}
-	return queries
+	return columns
 }
 
 // interval is a length of time in SQL: a literal, since an operator that nothing

@@ -22,21 +22,26 @@ import (
 //
 // A transaction has a second session, too: for the token.
 
-// StandbysNow are the SQL expressions by which a commit shows whether it can have
-// waited for standbys. They are evaluated before the commit, in its transaction,
+// standbysNow are the SQL expressions by which a commit shows whether it can have
+// waited for standbys. The server evaluates them before the commit, in its transaction,
 // and after it, in a statement of their own. The server says nothing when somebody
 // empties the setting in between, which releases all commits that wait. Its backends
 // read the new setting before the process that releases them does.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/syncrep.c (SyncRepUpdateSyncStandbysDefined)
-const StandbysNow = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
+const standbysNow = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
 
 // afterCommit is the statement behind a commit. See Request.commit.
-const afterCommit = "SELECT " + StandbysNow
+const afterCommit = "SELECT " + standbysNow
 
-// commitHeartbeat writes a few bytes of WAL, so that there is something to
-// confirm, and waits for the standbys whatever the role's default is.
-const commitHeartbeat = "SELECT " + StandbysNow + `, pg_catalog.set_config('synchronous_commit', 'on', true),
+// heartbeatColumns, committed, write a few bytes of WAL, so that there is something to
+// confirm, and wait for the standbys whatever the role's default is.
+const heartbeatColumns = `pg_catalog.set_config('synchronous_commit', 'on', true),
 	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
+
+// commitRequest is a commit that evaluates these columns. judgeCommit judges its answer.
+func commitRequest(columns string) Request {
+	return Request{SQL: []string{"SELECT " + standbysNow + ", " + columns}, commit: true}
+}
 
 // judgeCommit says whether the rows of a commit, and those of afterCommit, show that standbys
 // have confirmed it. If the setting may have changed for a moment, the commit is not
@@ -55,11 +60,11 @@ func (s *Session) judgeCommit(rows Rows) (confirmed bool, err error) {
 	return before[0] != after[0] || before[1] == after[1], nil
 }
 
-// commit runs a commit's query on a second session until standbys have confirmed
-// it, and returns its row without the columns of StandbysNow.
-func (s *Session) commit(ctx context.Context, sql string) ([]string, error) {
+// commit runs a commit on a second session until standbys have confirmed it, and returns
+// the values of the columns.
+func (s *Session) commit(ctx context.Context, columns string) ([]string, error) {
 	for {
-		ex, err := s.askSurely(ctx, Request{SQL: []string{sql}, commit: true})
+		ex, err := s.askSurely(ctx, commitRequest(columns))
 		if err != nil {
 			return nil, err
 		}
@@ -88,14 +93,14 @@ func (s *Session) Witness(ctx context.Context) error {
 	if !s.cfg.Quorum {
 		return nil
 	}
-	_, err := s.Commit(ctx, commitHeartbeat)
+	_, err := s.Commit(ctx, heartbeatColumns)
 	return err
 }
 
-// Commit runs a query on the second session until the standbys have confirmed its
-// commit, and ties this session's fate to that one. The query has to begin with the
-// columns of StandbysNow; the row that Commit returns is without them.
-func (s *Session) Commit(ctx context.Context, sql string) ([]string, error) {
+// Commit evaluates columns, which are SQL expressions, on the second session until the
+// standbys have confirmed the commit, and returns their values. From then on this session
+// ends when that one does.
+func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) {
 	second, err := s.Second(ctx)
 	if err != nil {
 		return nil, err
@@ -103,7 +108,7 @@ func (s *Session) Commit(ctx context.Context, sql string) ([]string, error) {
 	s.join(second)
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
-	row, err := second.commit(bounded, sql)
+	row, err := second.commit(bounded, columns)
 	return row, s.SecondError(err)
 }
 
@@ -222,7 +227,7 @@ func (s *Session) join(second *Session) {
 	if joined {
 		return
 	}
-	second.SetHeartbeat(Heartbeat{BeatEvery(s.cfg.Lease), Request{SQL: []string{commitHeartbeat}, commit: true}})
+	second.SetHeartbeat(Heartbeat{BeatEvery(s.cfg.Lease), commitRequest(heartbeatColumns)})
 	second.mu.Lock()
 	second.onAnswer = s.renew
 	second.mu.Unlock()
