@@ -12,21 +12,21 @@ import (
 )
 
 // The second session. With a quorum, a primary that has lost its synchronous standbys
-// loses its leaders too, since a failover to those standbys may be under way. So a
+// loses its leaders too, since a failover to those standbys may be under way. So each
 // heartbeat is a commit that waits for the standbys.
 //
-// Such a commit hangs while they don't answer, and a session that hangs in a commit is
-// not idle: the server's idle_session_timeout could not free its lock. So the commits
-// have a second session. The session with the lock goes on with its plain heartbeat, and
-// its deadline is the earlier one of the two sessions.
+// Such a commit hangs while the standbys don't answer, and a session that hangs in a
+// commit is not idle: the server's idle_session_timeout could not free its lock. So the
+// commits run on a second session. The session with the lock keeps its plain heartbeat,
+// and its deadline is the earlier one of the two sessions' deadlines.
 //
-// A transaction has a second session, too: for the token.
+// A transaction has a second session, too, which draws the token.
 
 // standbysNow are the SQL expressions by which a commit shows whether it can have
 // waited for standbys. The server evaluates them before the commit, in its transaction,
-// and after it, in a statement of their own. The server says nothing when somebody
-// empties the setting in between, which releases all commits that wait. Its backends
-// read the new setting before the process that releases them does.
+// and after it, in a statement of their own. If somebody empties the setting in between,
+// the server releases all waiting commits without a word. But its backends read the new
+// setting before the process that releases them does.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/syncrep.c (SyncRepUpdateSyncStandbysDefined)
 const standbysNow = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
 
@@ -43,9 +43,9 @@ func commitRequest(columns string) Request {
 	return Request{SQL: []string{"SELECT " + standbysNow + ", " + columns}, commit: true}
 }
 
-// judgeCommit says whether the rows of a commit, and those of afterCommit, show that standbys
-// have confirmed it. If the setting may have changed for a moment, the commit is not
-// confirmed, and that is no error.
+// judgeCommit says whether the rows of a commit and of afterCommit show that standbys have
+// confirmed it. If the setting may have changed for a moment, the commit counts as not
+// confirmed, which is no error.
 func (s *Session) judgeCommit(rows Rows) (confirmed bool, err error) {
 	if len(rows) != 2 || len(rows[0]) < 3 || len(rows[1]) != 3 {
 		return false, ErrNotPostgreSQL()
@@ -74,7 +74,7 @@ func (s *Session) commit(ctx context.Context, columns string) ([]string, error) 
 	}
 }
 
-// ErrUnconfirmed means that the server is there, and the standbys are silent.
+// ErrUnconfirmed means that the server answers, and the standbys are silent.
 var ErrUnconfirmed = errors.New("the synchronous standbys do not confirm the commit")
 
 // noQuorum says that the standbys are silent. Another host may be the primary by now.
@@ -85,10 +85,10 @@ func (s *Session) noQuorum() *Error {
 	}
 }
 
-// Witness returns when the standbys have confirmed a commit on this server, if there is
-// a quorum. A standby that confirms here has left any other primary. So a primary that a
-// failover left behind lacks standbys for its holders' heartbeats: from then on those
-// holders live no longer than after any other loss.
+// Witness returns when the standbys have confirmed a commit on this server; without a
+// quorum at once. A standby that confirms here has left any other primary. So a primary
+// that a failover left behind lacks standbys for its holders' heartbeats: those holders
+// live no longer from then on than after any other loss.
 func (s *Session) Witness(ctx context.Context) error {
 	if !s.cfg.Quorum {
 		return nil
@@ -112,8 +112,8 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 	return row, s.SecondError(err)
 }
 
-// Second is the second session, at the address of this one. If it has ended while
-// nothing depended on it, Second opens another.
+// Second is the second session, at the address of this one. Second opens it at the first
+// call, and again if it ended while nothing depended on it.
 func (s *Session) Second(ctx context.Context) (*Session, error) {
 	s.second.opening.Lock()
 	defer s.second.opening.Unlock()
@@ -136,8 +136,8 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	return second, nil
 }
 
-// openSecond opens the second session. Without a quorum it only draws the token, and
-// that answer says which server it is from, so there are no checks at the login.
+// openSecond opens the second session. Without a quorum it only draws the token. The
+// answer to that names the server, so the login needs no checks.
 func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	cfg := s.cfg
 	cfg.Quorum, cfg.FirstQuestion = false, ""
@@ -175,8 +175,8 @@ func (s *Session) DropSecond() {
 	}
 }
 
-// SameServer says whether the second session of a quorum is on the server of that
-// identity.
+// SameServer says whether this session, the second one of a quorum, is on the server with
+// that identity.
 func (s *Session) SameServer(identity string) bool { return s.facts.identity == identity }
 
 // acquaint asks, on a new second session of a quorum, which server it is on, and about that
@@ -202,9 +202,9 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 	return nil
 }
 
-// followedFor is how long as many standbys as a commit asks for have followed this
-// server. The ages are those of their connections, in seconds, the oldest first. A role
-// that may not see them sees none.
+// followedFor is for how long enough standbys for a commit have followed this server. The
+// ages of the standbys' connections are in seconds, the oldest first. A role that may not
+// see them gets none.
 func followedFor(names string, ages []string) time.Duration {
 	list, err := ParseStandbys(names)
 	if err != nil || list.Least < 1 || list.Least > len(ages) {
@@ -217,8 +217,8 @@ func followedFor(names string, ages []string) time.Duration {
 	return sinceThen(age)
 }
 
-// join ties this session's fate to the second one's, and makes that one's heartbeats
-// commits from now on.
+// join makes this session end when the second one does, and makes the second one's
+// heartbeats commits from now on.
 func (s *Session) join(second *Session) {
 	s.mu.Lock()
 	joined := s.second.joined != nil
@@ -248,12 +248,12 @@ func (s *Session) join(second *Session) {
 	})
 }
 
-// ServerIdentity is an SQL expression that differs between two servers, also
-// of one cluster.
+// ServerIdentity is an SQL expression whose value differs between two servers, even of
+// one cluster.
 const ServerIdentity = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
 
 // SecondError turns an error of the second session into one for the user of this
-// session, which is not lost because of it.
+// session, which goes on.
 func (s *Session) SecondError(err error) error {
 	var pgErr *pgconn.PgError
 	var lost *LostError
