@@ -11,13 +11,13 @@ import (
 type Config struct {
 	lock.Config
 
-	// Splay is the most that Run waits, at random, before the first try. Without
-	// it the fastest node would do all the work.
+	// Splay bounds the random time that Run waits before the first try. Without it the
+	// fastest node would do all the work.
 	Splay time.Duration
 
 	Path    string // of the command, from child.Lookup
 	Command []string
-	Env     []string // the command's, to which the PGLEAD_LOCK_… are added
+	Env     []string // the command's, without the PGLEAD_… that tell it about its lock
 	Stdin   *os.File // the command's; nil is this process's own
 
 	Timeout          time.Duration // 0: none
@@ -25,8 +25,8 @@ type Config struct {
 	KillAfterSignal  time.Duration // from a forwarded signal to SIGKILL; 0: never
 	WaitForLeftovers bool
 
-	// MinHold is how long the lock is held from the command's start on, even
-	// if the command ends before.
+	// MinHold is how long the lock is held, from the command's start, even if the command
+	// ends before.
 	MinHold time.Duration
 
 	Watch Watch
@@ -40,11 +40,11 @@ const LevelNotice = lock.LevelNotice
 // command's start, pauses between runs, the end. Each of its functions may be nil, and
 // must not block.
 type Watch struct {
-	// Leading is told that the command has been started.
+	// Leading is called when the command has been started.
 	Leading func()
-	// Resting is told when this node, which doesn't lead, stands for election next.
+	// Resting is called, when this node doesn't lead, with the time of its next try.
 	Resting func(until time.Time)
-	// Ending is told that this process has been asked to end.
+	// Ending is called when a signal asks this process to end.
 	Ending func()
 }
 

@@ -30,19 +30,19 @@ type LeadConfig struct {
 	Restart    Restart
 }
 
-// Between two starts of the command lies a pause without the lock, so that a node on
-// which the command can run gets its chance. The pause doubles each time. A command
-// that has run for restartSettled is taken to have started well.
+// Between two starts of the command there is a pause without the lock, so that a node on
+// which the command can run gets its chance. The pause doubles each time. A command that
+// has run for restartSettled has started well, and the pause begins anew.
 const (
 	restartFirst   = time.Second
 	restartMost    = time.Minute
 	restartSettled = time.Minute
 )
 
-// Lead stands for election for ever, and runs the command whenever this node
-// leads. It returns when a signal asks this process to end, or with the outcome of a
-// command after which cfg.Restart doesn't have it stand again. Until the database has
-// been reached for the first time it also returns every error; it rides out later ones.
+// Lead stands for election for ever, and runs the command whenever this node leads. It
+// returns when a signal asks this process to end, or with the command's outcome if
+// cfg.Restart is against standing again. Until it has reached the database for the first
+// time, it also returns every error. It rides out later ones.
 func Lead(cfg LeadConfig) (Outcome, error) {
 	n, err := begin(cfg.Config)
 	if err != nil {
@@ -84,7 +84,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	}
 }
 
-// ends says whether the end of the command is that of the candidacy.
+// ends says whether the candidacy ends with the command.
 func (cfg LeadConfig) ends(o Outcome) bool {
 	switch cfg.Restart {
 	case RestartNever:

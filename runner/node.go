@@ -22,7 +22,7 @@ type node struct {
 	hooks    sync.WaitGroup   // the hooks that run
 }
 
-// begin makes this process ready for commands and for signals.
+// begin makes this process ready for commands and signals.
 func begin(cfg Config) (*node, error) {
 	guards, err := child.NewGuards()
 	if err != nil {
@@ -44,7 +44,7 @@ func (n *node) newGuard(s *session.Session) (*child.Guard, error) {
 	return n.guards.Start(socket)
 }
 
-// rest waits, with no lock held, unless a signal asks this process to end.
+// rest pauses without a lock, unless a signal asks this process to end.
 func (n *node) rest(d time.Duration) error {
 	n.common.Observer.SayAlive(d + n.common.AttemptMost())
 	ctx, listener := interruptible(n.caught)
@@ -52,6 +52,6 @@ func (n *node) rest(d time.Duration) error {
 		n.common.Watch.resting(time.Now().Add(d))
 		pace.Sleep(ctx, d)
 	}
-	listener.handOver() // until then it may still take a signal, and end ctx
+	listener.handOver() // only now, since a last signal may still end ctx
 	return context.Cause(ctx)
 }

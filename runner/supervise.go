@@ -15,27 +15,27 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// supervision is a command that runs under a lock, what can happen to the two,
-// and what has happened so far.
+// supervision is a command that runs under a lock: what can happen to the two, and what
+// has happened so far.
 type supervision struct {
 	cfg     *Config
 	held    heldLock
 	command command
 	began   time.Time // when the guard was told to start the command
-	started time.Time // when it had
+	started time.Time // when the guard had started it
 
 	renewed <-chan boottime.Instant // the session's latest deadline
 	signals <-chan os.Signal
 	missed  []keptSignal       // signals that came while the command was being started
 	onLoss  func(reason error) // is called after the order to kill the command
 
-	lost       <-chan struct{}  // the lock's; nil once that has been dealt with
-	asked      Asked            // the command, to end
-	killAfter  <-chan time.Time // fires when its time to end is up; nil: it has no limit
+	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
+	asked      Asked            // what has asked the command to end
+	killAfter  <-chan time.Time // fires when the command's time to end is up; nil: it has no limit
 	unkillable string           // processes that SIGKILL doesn't reach
 }
 
-// heldLock is what supervision needs of a lock: a *lock.Held has it.
+// heldLock is what supervision needs of a *lock.Held.
 type heldLock interface {
 	Lost() <-chan struct{}
 	Err() error
@@ -45,7 +45,7 @@ type heldLock interface {
 	Prefer(host string)
 }
 
-// command is what supervision needs of a command: a *child.Child has it.
+// command is what supervision needs of a *child.Child.
 type command interface {
 	PID() int
 	Born() boottime.Instant
@@ -76,13 +76,13 @@ type command interface {
 //	conclude                              makes that a LockLostError
 //	run.announceDeath, AnnounceDeaths     tells the waiters, on a new session
 //
-// The guard's own timer (checkTime) has the same deadline, should pglead be stopped. Meanwhile
-// the first in line sees the silence, and may end the session (package lock, followHolder);
-// the server does so a lease after the last request arrived.
+// The guard's own timer (checkTime) has the same deadline, in case pglead is stopped. Meanwhile
+// the first in line sees the silence, and may end the session (package lock, followHolder).
+// The server ends it a lease after the last request arrived.
 //
 // A question under way (Session.answer) waits no longer than 3/5 of a lease either. The
-// guard has a select of its own (guardProcess.watch), for when this process is stopped or
-// dead. Where it was faster, conclude finds out the reason.
+// guard has a select of its own (guardProcess.watch), in case this process is stopped or
+// dead. If the guard was faster, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.held.Lost()
 	timeout := after(s.cfg.Timeout)
@@ -94,7 +94,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		tick = ticker.C
 	}
 	for _, sig := range s.missed {
-		if sig.at < s.command.Born().Add(execTakes) { // then the command may not have heard the terminal's either
+		if sig.at < s.command.Born().Add(execTakes) { // too early for the command, even if the terminal sent it
 			s.command.Signal(sig.Signal)
 		} else {
 			s.command.Forward(sig.Signal)
@@ -104,7 +104,7 @@ func (s *supervision) supervise() (Outcome, error) {
 	for {
 		s.cfg.Observer.SayAlive(s.cfg.Session.Lease)
 		select {
-		case <-tick: // to call alive again
+		case <-tick: // to call SayAlive again
 		case <-s.command.Done():
 			return s.conclude()
 		case <-s.lost:
@@ -129,11 +129,11 @@ func (s *supervision) supervise() (Outcome, error) {
 	}
 }
 
-// execTakes is about how long a new process takes to become the command. Until then it can't
-// tell one SIGINT from two: it dies of the first.
+// execTakes is about how long a new process takes to become the command. Before, it dies of
+// the first SIGINT.
 const execTakes = time.Millisecond
 
-// after is a timer's channel; none at all for 0.
+// after is a timer's channel, or nil for 0.
 func after(d time.Duration) <-chan time.Time {
 	if d <= 0 {
 		return nil
@@ -141,8 +141,8 @@ func after(d time.Duration) <-chan time.Time {
 	return time.After(d)
 }
 
-// lockLost has the guard end the command. Nothing comes before that order: others may be
-// granted the lock before long.
+// lockLost has the guard end the command. It does that first, since others may get the
+// lock before long.
 func (s *supervision) lockLost() {
 	s.lost = nil
 	s.command.TellLost()
@@ -153,8 +153,7 @@ func (s *supervision) lockLost() {
 	}
 }
 
-// signalled notes a signal that the command has been sent. Most of them ask this
-// process to end.
+// signalled notes a signal that the command has got. Most signals ask this process to end.
 func (s *supervision) signalled(sig unix.Signal) {
 	if !child.Interrupts(sig) {
 		return
@@ -166,15 +165,15 @@ func (s *supervision) signalled(sig unix.Signal) {
 	s.limit()
 }
 
-// limit bounds the time that the command may take to end, unless it has a bound.
+// limit bounds the time that the command may take to end, unless it has a bound already.
 func (s *supervision) limit() {
 	if s.killAfter == nil {
 		s.killAfter = after(s.cfg.KillAfterSignal)
 	}
 }
 
-// askToEnd asks the command to end. SIGCONT is for a command that is stopped, which
-// would not notice the SIGTERM.
+// askToEnd asks the command to end. The SIGCONT is for a stopped command, which would not
+// notice the SIGTERM.
 func (s *supervision) askToEnd(by Asked) {
 	s.asked |= by
 	s.command.Signal(unix.SIGTERM)
@@ -208,7 +207,7 @@ func (s *supervision) kill() {
 	s.cfg.Log.Warn("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
 }
 
-// report says what has happened to the command's processes.
+// report deals with what has happened to the command's processes.
 func (s *supervision) report(event child.Event) {
 	switch {
 	case event.Stopped != 0:
@@ -252,7 +251,7 @@ func (s *supervision) conclude() (Outcome, error) {
 		return Outcome{Asked: s.asked}, &GuardDiedError{Killed: result.Killed}
 	}
 	if s.lost != nil { // the guard was faster
-		reason := cmp.Or(s.held.Err(), loss.Cause) // as lockLost has it
+		reason := cmp.Or(s.held.Err(), loss.Cause) // what lockLost would log
 		s.cfg.Log.Info("lock lost", "event", "lost", "reason", reason.Error())
 		s.onLoss(reason)
 	}
@@ -277,7 +276,7 @@ func (s *supervision) loss(result child.Result) *LockLostError {
 	return lost
 }
 
-// whatWasDone says what has become of the command by the loss of the lock.
+// whatWasDone says what the loss of the lock did to the command.
 func (s *supervision) whatWasDone(result child.Result) string {
 	command := fmt.Sprintf("the command (process %d)", s.command.PID())
 	killed := command + " was killed"
@@ -293,7 +292,7 @@ func (s *supervision) whatWasDone(result child.Result) string {
 	return killed
 }
 
-// holdOut keeps the lock of a command that has ended for the rest of --min-hold, or
+// holdOut keeps the lock, after the command has ended, for the rest of --min-hold, or
 // until a signal asks this process to end.
 func (s *supervision) holdOut() {
 	rest := s.cfg.MinHold - time.Since(s.started)
