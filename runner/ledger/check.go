@@ -8,7 +8,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// Verdict is whether a key had its success in time, and what speaks against it.
+// Verdict says whether a key had its success in time, and what went wrong since.
 type Verdict struct {
 	Known   bool    // it has ever started
 	Success Success // the last one
