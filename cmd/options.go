@@ -22,14 +22,14 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// leastLease leaves a heartbeat of 0.6 s some air.
+// leastLease leaves 0.6 s for a heartbeat.
 const leastLease = 3 * time.Second
 
-// options are the flags of the commands which run a command. A new one is a field here
-// and, for all of them, a line in one of the functions below which register flags; for
-// one command it is registered there (see newRunCmd). What can be wrong with it goes into
-// check, what it means for a run into config and runner.Config (lock.Config, if package
-// lock needs it), and its name into README.md, where a test looks for it.
+// options are the flags of the commands that run a command. A new flag is a field here. A
+// flag for all these commands has a line in one of the functions below that register
+// flags; a flag for one command is registered there (see newRunCmd). check finds what is
+// wrong with its value. config passes it on in runner.Config, or in lock.Config if package
+// lock needs it. Its name goes into README.md, where a test looks for it.
 type options struct {
 	keys                []string
 	keyScheme           string
@@ -67,7 +67,7 @@ func newOptions() options {
 	}
 }
 
-// The flags are registered in groups, in the order in which help shows them.
+// The flags are registered in groups, in the order of help.
 
 func (o *options) keyFlags(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&o.keys, "key", nil, "`KEY`: what to lock (required); repeat it to hold several")
@@ -136,11 +136,11 @@ func (o *options) connectTimeoutFlag(flags *pflag.FlagSet) {
 	flags.Var(&o.connectTimeout, "connect-timeout", "limit of each attempt to connect, and of asking a server that is full again")
 }
 
-// check finds what is wrong with the flags before anything is touched.
+// check finds what is wrong with the flags before anything happens.
 // example is a command line that would do.
 func (o *options) check(args []string, example string) error {
 	switch {
-	case len(o.keys) == 0 && slices.Contains(args, "--"): // behind a word that is no flag
+	case len(o.keys) == 0 && slices.Contains(args, "--"): // a word that is no flag ended the flags
 		return &usageError{err: errors.New("--key is missing"), hint: "did you mean --key " + printable(args[0]) + "?"}
 	case len(o.keys) == 0:
 		return &usageError{err: errors.New("--key is missing"), hint: example}
@@ -170,7 +170,7 @@ func (o *options) checkSession() error {
 	return nil
 }
 
-// scheme is that of --key-scheme.
+// scheme is the scheme of --key-scheme.
 func (o *options) scheme() (lockkey.Scheme, error) { return schemeByName(o.keyScheme) }
 
 func (o *options) checkSlots() error {
@@ -224,7 +224,7 @@ func (o *options) claim() (lock.Claim, error) {
 	return claim, nil
 }
 
-// prepare is what run and lead begin with. example is a command line that would do.
+// prepare is the beginning of run and lead. example is a command line that would do.
 func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example string) (runner.Config, error) {
 	if err := o.check(args, example); err != nil {
 		return runner.Config{}, err
@@ -245,8 +245,8 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 	return cfg, nil
 }
 
-// config turns flags that were checked into what the runner needs. The command
-// is looked up before the database is touched, since a typo needs no lock.
+// config turns flags, after check, into what the runner needs. It looks up the command
+// before anything touches the database, since a typo needs no lock.
 func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Config, error) {
 	flags := cmd.Flags()
 	if !flags.Changed("lock-delay") {
@@ -303,8 +303,8 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 	}, nil
 }
 
-// database is the one that the flags or the environment name. Its connection
-// string may set the time for an attempt to connect, which the flag overrides.
+// database is the one that the flags or the environment name. The connection string may
+// set the time for an attempt to connect; the flag overrides that.
 func (o *options) database(u *ui, cmd *cobra.Command) (database, error) {
 	warnOfVariables(u, cmd)
 	flags := cmd.Flags()
@@ -315,7 +315,7 @@ func (o *options) database(u *ui, cmd *cobra.Command) (database, error) {
 	return db, err
 }
 
-// description is what a session says of itself, beside what everyone sees.
+// description is what a session says about itself, beside what everyone sees.
 func (o *options) description(command string) inspect.Description {
 	d := inspect.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value, LostGrace: o.lostGrace.value, Transaction: o.transaction, Note: cmp.Or(o.note, jobAddress(os.Getenv))}
 	if o.slots > 1 {
@@ -341,8 +341,8 @@ func (o *options) description(command string) inspect.Description {
 // applicationNameMost is NAMEDATALEN-1: the server cuts off what is longer.
 const applicationNameMost = 63
 
-// applicationName is what everyone can see in pg_stat_activity: the key and
-// the host, as far as they fit.
+// applicationName is what everyone can see in pg_stat_activity: the key and the host, as
+// far as they fit.
 func applicationName(key string) string {
 	host, _ := os.Hostname()
 	suffix := "@" + host
@@ -353,8 +353,8 @@ func applicationName(key string) string {
 	if most := applicationNameMost - len(suffix); len(name) > most {
 		name = name[:most]
 	}
-	// The server shows other bytes as question marks, and a quote would end
-	// the literal that this becomes.
+	// The server shows other bytes as question marks, and a quote would end the literal
+	// with this name.
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || r == '\'' || r == '\\' {
 			return '?'
