@@ -244,7 +244,7 @@ func (p *page) text(s string) {
 	}
 }
 
-// variables are those of a command's options.
+// variables are the environment variables of a command's options.
 func variables(cmd *cobra.Command) (names []string) {
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Name != "help" && !f.Hidden {

@@ -16,7 +16,7 @@ type itemList struct {
 	*os.File
 	name  string
 	null  bool
-	given []string // in place of a file
+	given []string // on the command line, if there is no file
 }
 
 func (f *eachFlags) list(given []string) (*itemList, error) {

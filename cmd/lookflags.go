@@ -22,7 +22,7 @@ type lookFlags struct {
 	output choice
 	server session.Config // how to connect, after find
 
-	warnOnce func(err error) // likewise: says what is not worth an end
+	warnOnce func(err error) // after find; it reports an error that need not end the command
 }
 
 // newLookFlags takes the forms of output, the first being the default, or none.

@@ -94,7 +94,7 @@ func (n *notifier) watch(s *waitReport, cfg *runner.Config, work string) {
 	at := func(t time.Time) string { return t.Format(time.DateTime) }
 	name := func(v inspect.View) string {
 		since := v.Since
-		v.Since = time.Time{} // for which String has a length of time
+		v.Since = time.Time{} // String would show a length of time for it
 		if since.IsZero() {
 			return v.String()
 		}

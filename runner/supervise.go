@@ -129,8 +129,8 @@ func (s *supervision) supervise() (Outcome, error) {
 	}
 }
 
-// execTakes is about how long a new process takes to become the command. Before, it dies of
-// the first SIGINT.
+// execTakes is about how long a new process takes to become the command. Until then a second
+// SIGINT makes no difference: the process dies of the first.
 const execTakes = time.Millisecond
 
 // after is a timer's channel, or nil for 0.

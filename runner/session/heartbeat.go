@@ -153,8 +153,8 @@ func (s *Session) silence() error {
 	return ErrSilent
 }
 
-// unanswered says whether the server owes an answer for longer than the time between two
-// heartbeats.
+// unanswered says whether the server has owed an answer for longer than the time between
+// two heartbeats.
 func (s *Session) unanswered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
