@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// jobAddress is the address of the CI job that this process is part of, by the
-// documented variables, or empty.
+// jobAddress is the address of the CI job that runs this process, or empty. These pages
+// document the variables:
 //
 //	https://docs.github.com/en/actions/reference/workflows-and-actions/variables
 //	https://docs.gitlab.com/ci/variables/predefined_variables/
@@ -32,7 +32,7 @@ func jobAddress(getenv func(string) string) string {
 	}
 	u, err := url.Parse(address)
 	if err != nil || u.User != nil || u.Host == "" || !strings.HasPrefix(u.Scheme, "http") {
-		return "" // and no password is told
+		return "" // others see a note, and this may have a password
 	}
 	return address
 }

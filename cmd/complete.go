@@ -16,12 +16,11 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// completionTimeout is as long as somebody who has pressed Tab may have to
-// wait for a database that doesn't answer.
+// completionTimeout is how long somebody who pressed Tab waits for a database that
+// doesn't answer.
 const completionTimeout = time.Second
 
-// addCompletions tells the shell what may stand where on the command line. All
-// of it is here since it is the same for all commands.
+// addCompletions tells the shell what may stand where on the command line of each command.
 func addCompletions(root *cobra.Command) {
 	words := map[string][]string{
 		"wait": {"forever"},
@@ -36,7 +35,7 @@ func addCompletions(root *cobra.Command) {
 			switch {
 			case f.Name == "arg-file":
 				return
-			case f.Name == "key" && cmd.Name() != "each": // whose keys are templates
+			case f.Name == "key" && cmd.Name() != "each": // its keys are templates
 				complete = keysInUse
 			}
 			if c, ok := f.Value.(*choice); ok {
@@ -61,9 +60,9 @@ func addCompletions(root *cobra.Command) {
 	}
 }
 
-// keysInUse offers the keys that somebody holds or waits for, as keys of the
-// command's --key-scheme. What goes wrong is not said: it would be written into
-// the line that is being typed.
+// keysInUse offers the keys that somebody holds or waits for, as keys of the command's
+// --key-scheme. It says nothing about errors: the text would end up in the line that the
+// user types.
 func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cobra.ShellCompDirective) {
 	const nothing = cobra.ShellCompDirectiveNoFileComp
 	flags := cmd.Flags()
@@ -91,7 +90,7 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 	return keys, nothing
 }
 
-// keysRemembered are the keys that the ledger has, for commands that are about these.
+// keysRemembered are the ledger's keys, for commands that are about these.
 func keysRemembered(ctx context.Context, viewer *session.Viewer, command, prefix string) []string {
 	const most = 100
 	if !slices.Contains(strings.Fields(ledgers), command) {
@@ -108,8 +107,8 @@ func keysRemembered(ctx context.Context, viewer *session.Viewer, command, prefix
 	return slices.DeleteFunc(keys, func(key string) bool { return !plain(key) })
 }
 
-// plain says whether a key means itself in every shell. A key is another
-// session's text, and what is offered here becomes part of a command line.
+// plain says whether a key means itself in every shell. Another session wrote the key, and
+// what completion offers becomes part of a command line.
 func plain(key string) bool {
 	return !strings.HasPrefix(key, "-") && !strings.HasPrefix(key, "=") && !strings.HasPrefix(key, "%") &&
 		!strings.ContainsFunc(key, func(r rune) bool {

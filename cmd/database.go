@@ -15,20 +15,19 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// withheld stands in PGLEAD_DSN of the command where pglead had a connection
-// string that it doesn't pass on.
+// withheld is the command's PGLEAD_DSN if pglead doesn't pass on its connection string.
 const withheld = "withheld"
 
 // embedded is the connection string of the private server.
 const embedded = "embedded"
 
-// database is where the lock is, and what the command may know about it.
+// database is where the lock is, and what the command gets to know about it.
 type database struct {
 	config *pgconn.Config
 	// pass is the command's PGLEAD_DSN, or empty.
 	pass string
-	// private says that the database is on the private server, whose use lasts as long
-	// as this process.
+	// private says that the database is on the private server, which is in use for as long
+	// as this process lives.
 	private bool
 }
 
@@ -43,8 +42,7 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 			hint: "give this pglead its own --dsn, or the outer one --pass-dsn",
 		}
 	case dsn == "":
-		// Given by the user's environment, the database is the command's as
-		// much as pglead's, and the command finds it there.
+		// The user's environment names the database, and the command finds it there, too.
 		source = "the PG* variables"
 		url := os.Getenv("DATABASE_URL")
 		if url != "" {
@@ -63,7 +61,7 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 			return d, err
 		}
 		d.private = true
-		// An error, since it has to be said every time, even with -q.
+		// It is an error, so that it is said every time, even with -q.
 		u.log.Error(fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir), "event", "embedded")
 		dsn = server.DSN
 	}
@@ -72,8 +70,8 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 	return d, err
 }
 
-// openAside connects for a question that is worth little patience, no message, and no start
-// of the private server.
+// openAside connects for a question by the way: with little patience, without messages, and
+// without a start of the private server.
 func openAside(ctx context.Context, cmd *cobra.Command, name string, patience time.Duration) (*session.Viewer, error) {
 	flag := cmd.Flags().Lookup("dsn")
 	if flag.Value.String() == embedded {

@@ -12,9 +12,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Docs are the files that packages have beside the binary, by their names:
-// manual pages and completions. No command calls it, so that the linker leaves
-// it out.
+// Docs are the files that packages have beside the binary, by their names: manual pages
+// and completions. No command calls it, so the linker leaves it out.
 func Docs(version, date string) (map[string]string, error) {
 	root := newRootCmd("", newUI(nil), nil)
 	root.InitDefaultCompletionCmd()
@@ -40,7 +39,7 @@ func Docs(version, date string) (map[string]string, error) {
 
 func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
-// Which commands a part of a page is about.
+// These list the commands that a part of a page is about.
 const (
 	runners = "run lead each"
 	lookers = "ls who stepdown " + ledgers + " doctor"
@@ -51,7 +50,7 @@ func about(commands string, cmd *cobra.Command) bool {
 	return !cmd.HasParent() || slices.Contains(strings.Fields(commands), cmd.Name())
 }
 
-// exitMeaning is what an exit status means where these commands end with it.
+// exitMeaning is what an exit status of these commands means.
 type exitMeaning struct{ status, commands, meaning string }
 
 func exitMeanings() []exitMeaning {
@@ -109,8 +108,8 @@ func given() [][2]string {
 	}
 }
 
-// manPage writes a page in man(7)'s language. Whatever --help says too is taken
-// from where --help has it.
+// manPage writes a page in man(7)'s language. What --help says, too, comes from the same
+// source.
 func manPage(cmd *cobra.Command, version, date string) string {
 	cmd.InitDefaultHelpFlag()
 	p := &page{}
@@ -168,8 +167,8 @@ func (p *page) commands(cmd *cobra.Command) {
 
 func (p *page) options(cmd *cobra.Command) {
 	p.section("OPTIONS")
-	// What --help prints, line by line, is parsed: pflag has no other way to
-	// tell how it shows a default.
+	// This parses the lines of --help: pflag has no other way to tell how it shows a
+	// default.
 	flag := regexp.MustCompile(`^ +((?:-\w, )?--[\w-]+(?: \S+)?) {3,}(.*)$`)
 	for line := range strings.Lines(cmd.LocalFlags().FlagUsages()) {
 		if m := flag.FindStringSubmatch(strings.TrimRight(line, "\n")); m != nil {
@@ -221,7 +220,7 @@ func (p *page) entry(term, text string) {
 	p.line(".TP\n\\fB%s\\fR\n%s", escape(term), escape(text))
 }
 
-// text writes paragraphs; what is indented stays as it is.
+// text writes paragraphs. Indented lines stay as they are.
 func (p *page) text(s string) {
 	literal := false
 	for line := range strings.Lines(s) {
@@ -245,7 +244,7 @@ func (p *page) text(s string) {
 	}
 }
 
-// variables are those of a command's options.
+// variables are the environment variables of a command's options.
 func variables(cmd *cobra.Command) (names []string) {
 	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
 		if f.Name != "help" && !f.Hidden {
@@ -274,7 +273,7 @@ func (p *page) environment(cmd *cobra.Command, options []string) {
 	}
 }
 
-// escape makes text of what troff would take for its language.
+// escape keeps troff from taking text for its own language.
 func escape(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(s)
 	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {

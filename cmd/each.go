@@ -65,8 +65,8 @@ over before all items came free.`,
 	return cmd
 }
 
-// mostParallel is more than a machine has use for, and a server with its defaults has room
-// for so many locks of one session.
+// mostParallel is more than a machine needs, and a server with default settings has room
+// for that many locks of one session.
 const mostParallel = 1000
 
 func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
@@ -82,7 +82,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	defer list.Close() // which does nothing without a file
+	defer list.Close() // it does nothing without a file
 	items, err := list.check(func(item string) error {
 		_, err := scheme.ID(fill(f.keys[0], item))
 		return err
@@ -99,7 +99,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	}
 	defer cfg.Stdin.Close()
 	progress := f.progress(u, items)
-	cfg.Watch = f.watch(u, cfg, "at an item")
+	f.watch(u, &cfg, "at an item")
 	tally, err := runner.Each(runner.EachConfig{
 		Config:   cfg,
 		Items:    list.items(),
@@ -112,7 +112,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	return f.summary(u, items, tally, err)
 }
 
-// task is the work on an item, whose key was checked.
+// task is the work on an item. The item's key was checked before.
 func (f *eachFlags) task(scheme lockkey.Scheme, args []string, item string) runner.Task {
 	key := fill(f.keys[0], item)
 	id, _ := scheme.ID(key)
@@ -181,12 +181,12 @@ func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
 type progress struct {
 	u       *ui
 	items   int
-	returns bool // to what is held elsewhere or paused, until the end
+	returns bool // the list comes back to items that are held elsewhere or paused
 
 	mu      sync.Mutex
 	last    runner.Tally
 	shown   time.Time
-	pending bool // what came since then will be shown soon
+	pending bool // a timer will show the latest tally
 	on      bool
 }
 
@@ -229,7 +229,7 @@ func (p *progress) text() string {
 	return text
 }
 
-// close leaves the last word standing.
+// close leaves the last tally in the terminal.
 func (p *progress) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

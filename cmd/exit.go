@@ -17,8 +17,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// The exit statuses beside the command's own. Those from 64 are sysexits.h's
-// where it has one that fits, the last are xargs(1)'s, timeout(1)'s and the shell's.
+// The exit statuses beside the command's own. From 64 on they are those of sysexits.h if
+// it has one that fits; the last ones are those of xargs(1), timeout(1) and the shell.
 const (
 	exitFree          = 1 // of who, stepdown, check, pause and ledger, as diff(1) and grep(1) say no
 	exitUsage         = 64
@@ -35,7 +35,7 @@ const (
 	exitSignalBase    = 128
 )
 
-// ended carries the outcome of a command that ran, through cobra.
+// ended carries the outcome of a command that ran through cobra, as an error.
 type ended struct{ outcome runner.Outcome }
 
 func (e *ended) Error() string { return "the command ended" }
@@ -53,7 +53,7 @@ func usagef(format string, args ...any) error {
 	return &usageError{err: fmt.Errorf(format, args...)}
 }
 
-// silentExit is an end about which everything has been said.
+// silentExit is an end that needs no further message.
 type silentExit struct{ code int }
 
 func (e *silentExit) Error() string { return "all has been said" }
@@ -67,8 +67,8 @@ type refusedError struct {
 
 func (e *refusedError) Unwrap() error { return e.error }
 
-// exit turns the end of a command into pglead's: it says what there is to say
-// and returns the exit status, or dies of the signal that the command died of.
+// exit turns the end of a command into pglead's: it says why, and returns the exit status,
+// or dies of the signal that the command died of.
 func exit(u *ui, err error) int {
 	defer u.flush()
 	u.endStatus()
@@ -95,7 +95,7 @@ func exit(u *ui, err error) int {
 		return silent.code
 	case errors.As(err, &finished):
 		level := slog.LevelInfo
-		if u.hasStatus() { // somebody looks on, and wonders why nothing ran
+		if u.hasStatus() { // somebody watches, and would wonder why nothing ran
 			level = slog.LevelWarn
 		}
 		u.log.Log(context.Background(), level, err.Error(), "event", "done", "code", 0)

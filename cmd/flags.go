@@ -24,10 +24,10 @@ func envName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// readFlags is what every command begins with.
+// readFlags is the beginning of every command.
 func readFlags(cmd *cobra.Command, _ []string) error {
 	flags := cmd.Flags()
-	// The first mistake is said. To look for the others does no harm.
+	// Only the first mistake is reported. Looking for the others does no harm.
 	return cmp.Or(fromEnvironment(flags), checkValues(flags), checkChoices(flags))
 }
 
@@ -41,7 +41,7 @@ func fromEnvironment(flags *pflag.FlagSet) error {
 			return
 		}
 		if f.Name == "dsn" && value == withheld {
-			return // databaseFrom says so, if it comes to that
+			return // databaseFrom says so, if it gets that far
 		}
 		values := []string{value}
 		if f.Value.Type() == "bool" {
@@ -64,7 +64,7 @@ func fromEnvironment(flags *pflag.FlagSet) error {
 // ofVariable marks a flag that has its variable's value.
 const ofVariable = "variable"
 
-// sourceOf is where a flag has its value from, for messages.
+// sourceOf says, for messages, where a flag's value comes from.
 func sourceOf(f *pflag.Flag) string {
 	if f.Annotations[ofVariable] != nil {
 		return envName(f.Name)
@@ -72,20 +72,20 @@ func sourceOf(f *pflag.Flag) string {
 	return "--" + f.Name
 }
 
-// choice is a flag that takes one of some words. Its usage text, the check and the
-// completion all have them from here.
+// choice is a flag that takes one of several words. The usage text, the check and the
+// completion all take the words from here.
 type choice struct {
 	value string
 	words []string
 }
 
-// choose has the first word for the default.
+// choose makes a choice. The first word is the default.
 func choose(words ...string) choice { return choice{words[0], words} }
 
 func (c *choice) String() string { return c.value }
-func (c *choice) Type() string   { return "string" } // by which help quotes the default
+func (c *choice) Type() string   { return "string" } // so that help quotes the default
 
-// Set takes any word: what is wrong with it is said when all flags are read.
+// Set takes any word. The check comes when all flags are read.
 func (c *choice) Set(s string) error {
 	c.value = s
 	return nil
@@ -120,8 +120,8 @@ func truth(s string) string {
 	return s
 }
 
-// passedOn is the environment without what is meant for this pglead alone: the variables of
-// the flags of all commands, those that tell about the lock of an outer pglead, and systemd's.
+// passedOn is the environment without the variables that are for this pglead alone: those
+// of all commands' flags, those about the lock of an outer pglead, and systemd's.
 func passedOn(called *cobra.Command) []string {
 	withheld := slices.Concat(ownVariables(called), forSystemd())
 	return slices.DeleteFunc(os.Environ(), func(e string) bool {
@@ -130,9 +130,9 @@ func passedOn(called *cobra.Command) []string {
 	})
 }
 
-// ownVariables are the variables that tell about the lock of an outer pglead, and those of
-// the called command's flags. If the environment has another PGLEAD_ variable, all commands
-// are made, to add the variables of their flags.
+// ownVariables are the variables about the lock of an outer pglead, and those of the called
+// command's flags. If the environment has another PGLEAD_ variable, ownVariables makes all
+// commands, to add the variables of their flags.
 func ownVariables(called *cobra.Command) []string {
 	known := outerOnly()
 	add := func(f *pflag.Flag) { known = append(known, envName(f.Name)) }
@@ -170,7 +170,7 @@ func (d *duration) String() string {
 	case 0:
 		return "0"
 	}
-	// 10m0s is no way to say 10m
+	// nobody writes 10m0s for 10m
 	s := d.value.String()
 	if strings.HasSuffix(s, "m0s") {
 		s = strings.TrimSuffix(s, "0s")

@@ -86,7 +86,7 @@ func (f *historyFlags) history(u *ui, cmd *cobra.Command, key string, stdout io.
 	})
 }
 
-// tableRuns are as many runs of a key as a table shows.
+// tableRuns is how many runs of a key a table shows.
 const tableRuns = 20
 
 // pastRuns are the runs of a key, and how to show them.
@@ -99,13 +99,13 @@ type pastRuns struct {
 	width   int // of the terminal, or 0
 }
 
-// result says how a run ended, and what is to be said beside it.
+// result says how a run ended, with a remark.
 func (p pastRuns) result(i int) (result, remark string) {
 	r := p.history.Runs[i]
 	result = string(r.Outcome)
 	switch {
 	case r.Status == nil, *r.Status == 0:
-	case r.Outcome == ledger.Failed: // whatever the number looks like: ssh exits with 255
+	case r.Outcome == ledger.Failed: // with any number: ssh exits with 255
 		result += " " + strconv.Itoa(*r.Status)
 	case *r.Status > exitSignalBase && r.Outcome != ledger.OK && r.Outcome != ledger.Lost:
 		remark = "by signal " + strconv.Itoa(*r.Status-exitSignalBase)
@@ -176,9 +176,9 @@ func writeHistory(w io.Writer, p pastRuns) error {
 	return err
 }
 
-// missedTicks are the instants at which a run was due and there was none, on any host. Runs
-// come newest first. If every doesn't say how often one is due, the runs themselves show it,
-// provided that nearly all are equally far apart.
+// missedTicks are the instants at which a run was due and no host had one. Runs come
+// newest first. If every doesn't say how often a run is due, missedTicks infers it from the
+// runs, provided that nearly all are equally far apart.
 func missedTicks(runs []ledger.Entry, now time.Time, every time.Duration) (time.Duration, []time.Time) {
 	const (
 		mostGuessed = 10  // in a row: a longer gap may well be a weekend
@@ -201,7 +201,7 @@ func missedTicks(runs []ledger.Entry, now time.Time, every time.Duration) (time.
 		if i+1 < len(starts) {
 			due = int((starts[i+1].Sub(start)+every/2)/every) - 1
 		} else {
-			due = int((now.Sub(start) - every/4) / every) // a late one is not missed yet
+			due = int((now.Sub(start) - every/4) / every) // a run that is a little late is not missed yet
 		}
 		if guessed && due > mostGuessed {
 			continue
@@ -237,13 +237,13 @@ func regularGap(starts []time.Time) time.Duration {
 	return median
 }
 
-// runView is a run, as -o json has it.
+// runView is a run in the form of -o json.
 type runView struct {
 	Key       string     `json:"key"`
 	ID        int64      `json:"id"`
 	IDText    string     `json:"id_text"`
 	Started   time.Time  `json:"started"`
-	Ended     *time.Time `json:"ended"` // null while it runs, or where nobody knows
+	Ended     *time.Time `json:"ended"` // null while it runs, or if nobody knows
 	Seconds   *float64   `json:"seconds"`
 	Outcome   string     `json:"outcome"`
 	Status    *int       `json:"status"`
@@ -303,7 +303,7 @@ func writeHistoryCSV(w io.Writer, p pastRuns) error {
 	return t.Error()
 }
 
-// inSheet keeps a spreadsheet from taking what others wrote for a formula.
+// inSheet keeps a spreadsheet from reading others' text as a formula.
 // https://owasp.org/www-community/attacks/CSV_Injection
 func inSheet(cell string) string {
 	if cell != "" && strings.ContainsRune("=+-@", rune(cell[0])) {

@@ -20,7 +20,7 @@ type pastKeys struct {
 	keys   []*remembrance
 	facts  ledger.Facts
 	target string
-	none   string // what is said if there are none
+	none   string // the text if there are none
 	width  int    // of the terminal, or 0
 }
 
@@ -90,7 +90,7 @@ func (p pastKeys) row(r *remembrance) []string {
 	return row
 }
 
-// keyView is a key, as -o json has it.
+// keyView is a key in the form of -o json.
 type keyView struct {
 	Key         string         `json:"key"`
 	LastRun     *runView       `json:"last_run"` // null if it was only paused

@@ -16,7 +16,7 @@ type itemList struct {
 	*os.File
 	name  string
 	null  bool
-	given []string // in place of a file
+	given []string // on the command line, if there is no file
 }
 
 func (f *eachFlags) list(given []string) (*itemList, error) {
@@ -40,9 +40,8 @@ func (f *eachFlags) list(given []string) (*itemList, error) {
 	return l, l.spool()
 }
 
-// spool copies a list that can be read only once to a file without a name: it
-// is checked whole before the first command runs, and may be longer than what
-// fits in memory.
+// spool copies a list that can be read only once to a file without a name: check reads all
+// of it before the first command runs, and it may not fit in memory.
 func (l *itemList) spool() error {
 	file, err := os.CreateTemp("", "pglead-each")
 	if err != nil {
@@ -102,10 +101,10 @@ func scanNull(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	return 0, nil, nil
 }
 
-// mostShown is as much of an item as a message has.
+// mostShown is how much of an item a message shows.
 const mostShown = 60
 
-// check counts the items, all of which have to be good ones.
+// check counts the items, and fails if one is not good.
 func (l *itemList) check(good func(item string) error) (n int, err error) {
 	var bad error
 	if err := l.read(func(item string) bool {

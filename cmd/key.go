@@ -15,8 +15,8 @@ import (
 // allSchemes is --key-scheme's word for every scheme at once.
 const allSchemes = "all"
 
-// keyInfo is what `pglead key -o json` prints of a key. ID is the signed 64
-// bits of a pair too: two locks are the same if ID and ObjSubID are.
+// keyInfo is what `pglead key -o json` prints about a key. ID is the signed 64 bits, also
+// of a pair: two locks are the same if both ID and ObjSubID are.
 type keyInfo struct {
 	Key      string  `json:"key"`
 	Scheme   string  `json:"scheme"`
@@ -36,7 +36,7 @@ type keySQL struct {
 	Holder  string `json:"holder"`
 }
 
-// noKeyInfo takes keyInfo's place where the scheme does not take the key.
+// noKeyInfo is printed instead of keyInfo if the scheme does not take the key.
 type noKeyInfo struct {
 	Key    string `json:"key"`
 	Scheme string `json:"scheme"`
@@ -136,8 +136,8 @@ func printKeys(w io.Writer, scheme lockkey.Scheme, keys []string, asJSON bool) e
 	return err
 }
 
-// printSchemes is for those who find a number in pg_locks and wonder whose it
-// is: a scheme that does not take the key is no failure.
+// printSchemes is for people who find a number in pg_locks and wonder whose it is. A
+// scheme that does not take the key is no failure.
 func printSchemes(w io.Writer, keys []string, asJSON bool) error {
 	const columns = "  %-18s  %-23v  %-10v  %-10v  %-8v  %s\n"
 	var b strings.Builder // nothing is printed unless all is well

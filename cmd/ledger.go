@@ -18,7 +18,7 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// ledgerFlags are those of all that can be done with a ledger.
+// ledgerFlags are the flags of all actions on a ledger.
 type ledgerFlags struct {
 	lookFlags
 	keep  int
@@ -117,7 +117,7 @@ func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io
 	})
 }
 
-// ledgerAdmin does what is to be done with the ledger of a database, or where there is none.
+// ledgerAdmin carries out an action on a database's ledger, or where there is none yet.
 type ledgerAdmin struct {
 	*ledgerFlags
 	foundLedger
@@ -138,7 +138,7 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	return a.writeStatus(s, nil)
 }
 
-// notOwner adds to a refusal what would have helped.
+// notOwner adds a hint to a refusal.
 func notOwner(err error) error {
 	var refused *session.Error
 	if errors.As(err, &refused) && refused.Kind == session.Denied && refused.Hint == "" {
@@ -173,14 +173,14 @@ func (a *ledgerAdmin) status(ctx context.Context) error {
 
 func (a *ledgerAdmin) writeAbsent() error {
 	if a.output.value == "json" {
-		none := []string{} // which JSON has as [], not as null
+		none := []string{} // in JSON this is [], not null
 		return writeJSON(a.out, ledgerView{State: ledger.State{Granted: none, Former: none}, Faults: none})
 	}
 	_, err := fmt.Fprintf(a.out, "there is no ledger in %s\n", a.where)
 	return err
 }
 
-// ledgerView is a ledger, as status -o json has it. Its version is 0 where there is none.
+// ledgerView is a ledger in the form of status -o json. Version is 0 if there is none.
 type ledgerView struct {
 	Installed bool `json:"installed"`
 	ledger.State
@@ -252,14 +252,14 @@ func (a *ledgerAdmin) uninstall(ctx context.Context) error {
 	return err
 }
 
-// confirm has somebody at a terminal agree to what an uninstallation takes away. Without
-// a terminal only --yes does.
+// confirm asks somebody at a terminal to agree to what uninstalling removes. Without a
+// terminal only --yes will do.
 func (a *ledgerAdmin) confirm(ctx context.Context) error {
 	if a.yes {
 		return nil
 	}
 	what := "the ledger in " + a.where
-	if a.access == ledger.Granted { // in another's schema nothing is touched
+	if a.access == ledger.Granted { // it must touch nothing in somebody else's schema
 		s, err := ledger.ReadState(ctx, a.ask)
 		if err != nil {
 			return err
@@ -270,7 +270,7 @@ func (a *ledgerAdmin) confirm(ctx context.Context) error {
 		return &usageError{err: fmt.Errorf("this would remove %s", what), hint: "--yes says that this is meant"}
 	}
 	fmt.Fprintf(os.Stderr, "This removes %s. Go on? [y/N] ", what)
-	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n') // its end is a no
+	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input is a no
 	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
 		fmt.Fprintln(os.Stderr, "Nothing was removed.")
 		return &silentExit{exitFree}

@@ -13,8 +13,8 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// asking lets the ledger ask by a viewer's connection. A table that somebody has locked is
-// not waited for without a word.
+// asking lets the ledger ask over a viewer's connection. If somebody has locked a table, it
+// waits 3 s and returns an error that says so.
 func asking(viewer *session.Viewer) ledger.Ask {
 	return func(ctx context.Context, sql string) ([][]string, error) {
 		rows, err := viewer.Query(ctx, "SET LOCAL lock_timeout = '3s'", sql)
@@ -25,12 +25,12 @@ func asking(viewer *session.Viewer) ledger.Ask {
 	}
 }
 
-// foundLedger is what there is of a ledger, for this role.
+// foundLedger is what this role finds of a ledger.
 type foundLedger struct {
 	ask    ledger.Ask
 	access ledger.Access
 	role   string // as SQL writes it
-	where  string // the database, as a message has it
+	where  string // the database, for messages
 }
 
 func findLedger(ctx context.Context, viewer *session.Viewer, target string) (foundLedger, error) {
@@ -39,7 +39,7 @@ func findLedger(ctx context.Context, viewer *session.Viewer, target string) (fou
 	return foundLedger{ask, access, role, visible.Text(target)}, err
 }
 
-// refusal is nil where this role reads and writes the ledger.
+// refusal is nil if this role can read and write the ledger.
 func (f foundLedger) refusal() error {
 	switch f.access {
 	case ledger.Granted:
@@ -55,7 +55,7 @@ func (f foundLedger) refusal() error {
 		"there is no ledger in %s, so that nothing is remembered", f.where)
 }
 
-// grantedLedger asks by a viewer's connection, if this role has a ledger there; else it is nil.
+// grantedLedger asks over a viewer's connection. It is nil if this role has no ledger there.
 func grantedLedger(ctx context.Context, viewer *session.Viewer) (ledger.Ask, error) {
 	f, err := findLedger(ctx, viewer, "")
 	if err != nil || f.access != ledger.Granted {
@@ -64,8 +64,8 @@ func grantedLedger(ctx context.Context, viewer *session.Viewer) (ledger.Ask, err
 	return f.ask, nil
 }
 
-// remembered are the numbers under which the ledger may have a key: its own, and
-// those of its slots, which are all that there can be where --slots doesn't say.
+// remembered are the numbers under which the ledger may have a key: its own, and those of
+// its slots. Without --slots these are all slots that there can be.
 func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 	scheme, err := f.scheme()
 	if err != nil {
@@ -84,14 +84,14 @@ func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 		slots = inspect.MostSlots
 	}
 	for i := range slots {
-		if slot, err := scheme.Slot(key, i+1); err == nil { // some schemes have none
+		if slot, err := scheme.Slot(key, i+1); err == nil { // some schemes have no slots
 			ids = append(ids, slot)
 		}
 	}
 	return ids, nil
 }
 
-// aboutKey connects and looks at what is remembered of a key.
+// aboutKey connects, and looks at what the ledger has about a key.
 func (f *lookFlags) aboutKey(u *ui, cmd *cobra.Command, key string, look func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error) error {
 	ids, err := f.remembered(key)
 	if err != nil {
@@ -100,7 +100,7 @@ func (f *lookFlags) aboutKey(u *ui, cmd *cobra.Command, key string, look func(ct
 	return f.aboutLedger(u, cmd, func(ctx context.Context, ask ledger.Ask) error { return look(ctx, ask, ids) })
 }
 
-// aboutLedger connects to a database that has one.
+// aboutLedger connects to a database that has a ledger.
 func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context.Context, ask ledger.Ask) error) error {
 	if err := f.find(u, cmd); err != nil {
 		return err
@@ -120,7 +120,7 @@ func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context
 // isPattern says whether an argument stands for several keys, as for ls.
 func isPattern(key string) bool { return strings.ContainsAny(key, "*?") }
 
-// factsMatching are those of the locks that patterns stand for, all of them.
+// factsMatching are the facts of all locks that match the patterns.
 func factsMatching(ctx context.Context, ask ledger.Ask, patterns ...string) (ledger.Facts, error) {
 	facts, err := ledger.FactsMatching(ctx, ask, patterns, mostMatched+1)
 	if err == nil && len(facts.List) > mostMatched {
@@ -131,7 +131,7 @@ func factsMatching(ctx context.Context, ask ledger.Ask, patterns ...string) (led
 
 const mostMatched = 10_000
 
-// mostRemembered bounds the keys of which a list of locks has what is remembered.
+// mostRemembered bounds the keys whose past a list of locks shows.
 const mostRemembered = 1000
 
 // factsFor are the facts of the keys that match, or none without a ledger.

@@ -73,7 +73,7 @@ func (h *textHandler) Handle(_ context.Context, r slog.Record) error {
 	}
 	b.WriteString(visible.Text(r.Message))
 	write := func(a slog.Attr) bool {
-		// What these say is in the message.
+		// The message says these already.
 		if a.Key != "event" && a.Key != "code" && a.Key != "holder" {
 			fmt.Fprintf(&b, " %s=%s", a.Key, printable(rounded(a.Value).String()))
 		}
@@ -107,7 +107,7 @@ func (h *textHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 
 func (h *textHandler) WithGroup(string) slog.Handler { return h }
 
-// rounded leaves a length of time the digits that say something.
+// rounded keeps the digits of a length of time that matter.
 func rounded(value slog.Value) slog.Value {
 	if value.Kind() != slog.KindDuration {
 		return value

@@ -20,12 +20,12 @@ import (
 type lookFlags struct {
 	options
 	output choice
-	server session.Config // how to connect, once that is known
+	server session.Config // how to connect, after find
 
-	warnOnce func(err error) // likewise: says what is not worth an end
+	warnOnce func(err error) // after find; it reports an error that need not end the command
 }
 
-// newLookFlags has an output that is one of these, the first by default, or none at all.
+// newLookFlags takes the forms of output, the first being the default, or none.
 func newLookFlags(outputs ...string) lookFlags {
 	f := lookFlags{options: newOptions()}
 	if len(outputs) > 0 {
@@ -44,7 +44,7 @@ func (f *lookFlags) serverFlags(cmd *cobra.Command) {
 	flags.Var(&f.connectTimeout, "connect-timeout", "for each attempt to connect")
 }
 
-// lockFlags are those of a command about one key: where its locks are, and which they are.
+// lockFlags are the flags of a command about one key: they say which locks, and where.
 func (f *lookFlags) lockFlags(cmd *cobra.Command) {
 	f.serverFlags(cmd)
 	f.schemeFlag(cmd.Flags())
@@ -70,9 +70,9 @@ func (f *lookFlags) lookAt(u *ui, cmd *cobra.Command, key string, look func(ctx 
 	})
 }
 
-// seek asks the server for the locks of a key. Without --slots it infers the number of slots:
-// from what holders and waiters say, or else from the slots that are held. It returns the
-// claim with as many.
+// seek asks the server for the locks of a key. Without --slots it infers the number of slots
+// from what holders and waiters say, or otherwise from the slots that are held. It returns
+// the claim with that many slots.
 func (f *lookFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock.Claim) (lock.Claim, []*inspect.Lock, error) {
 	sought := claim.Sought()
 	slots := map[lockkey.ID]int{}
@@ -82,7 +82,7 @@ func (f *lookFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock
 			sought.Locks = append(slices.Clone(sought.Locks), gate)
 			slots[gate] = 0
 			for i := range inspect.MostSlots {
-				id, _ := scheme.Slot(f.keys[0], i+1) // which has a gate
+				id, _ := scheme.Slot(f.keys[0], i+1) // the scheme has a gate, so it has slots
 				sought.Locks = append(sought.Locks, id)
 				slots[id] = i + 1
 			}
@@ -99,7 +99,7 @@ func (f *lookFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock
 	most := 0
 	for _, l := range locks {
 		if slot, ok := slots[l.Number()]; ok {
-			l.Slot = slot // though its holder may not be seen to say so
+			l.Slot = slot // even if this role can't see the holder say so
 			most = max(most, slot, l.Slots)
 		}
 	}
@@ -118,7 +118,7 @@ func oneKey(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// find sets how to connect to where the locks are.
+// find finds out how to connect to where the locks are.
 func (f *lookFlags) find(u *ui, cmd *cobra.Command) error {
 	if f.connectTimeout.value <= 0 {
 		return usagef("--connect-timeout must be longer than 0")
@@ -135,7 +135,7 @@ func (f *lookFlags) find(u *ui, cmd *cobra.Command) error {
 
 func (f *lookFlags) target() string { return session.Target(f.server.Database) }
 
-// look connects, and looks until that is done or a signal ends it.
+// look connects, and looks until it is done or a signal ends it.
 func (f *lookFlags) look(look func(ctx context.Context, viewer *session.Viewer) error) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()

@@ -59,8 +59,8 @@ func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Wri
 	screen := f.watch && isTerminal(os.Stdout)
 	show := func(text string) error {
 		if screen {
-			// Over what was written before: home, each line up to its end, and what is left
-			// of the last time.
+			// It overwrites the last text: cursor home, clear each line to its end, then clear
+			// what is below.
 			text = "\x1b[H" + strings.ReplaceAll(text, "\n", eraseRest+"\n") + "\x1b[J"
 		}
 		_, err := io.WriteString(stdout, text)
@@ -69,7 +69,7 @@ func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Wri
 	for {
 		err := f.look(func(ctx context.Context, viewer *session.Viewer) error {
 			err := f.follow(ctx, viewer, patterns, show)
-			if err == nil && screen { // ^C stands there
+			if err == nil && screen { // the terminal shows ^C
 				_, err = io.WriteString(stdout, "\r"+eraseRest)
 			}
 			return err
@@ -77,7 +77,7 @@ func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Wri
 		if !screen || !session.Passing(err) {
 			return err
 		}
-		// Those who watch through an outage want to see its end.
+		// Somebody who watches through an outage wants to see its end.
 		if err := show(visible.Text(err.Error()) + "\n"); err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func (f *lsFlags) follow(ctx context.Context, viewer *session.Viewer, patterns [
 	}
 }
 
-// list looks once, and returns what there is to show.
+// list looks once, and returns the text to show.
 func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []string) (string, error) {
 	matches, err := matcher(patterns)
 	if err != nil {
@@ -145,7 +145,8 @@ func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []s
 	return text + pausesText(pausesOf(locks), t.width), nil
 }
 
-// matcher says of a key whether it matches one of the patterns, if there are any.
+// matcher returns a function that says whether a key matches one of the patterns, if there
+// are any.
 func matcher(patterns []string) (func(key string) bool, error) {
 	if len(patterns) == 0 {
 		return func(string) bool { return true }, nil

@@ -11,7 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// lockMetrics is the part of a metrics page that says what is so now. The page has the text
+// lockMetrics is the part of a metrics page about the present. The page has the text
 // format that node_exporter's textfile collector reads.
 // https://prometheus.io/docs/instrumenting/exposition_formats/
 func lockMetrics(locks []*inspect.Lock) string {
@@ -30,7 +30,7 @@ func lockMetrics(locks []*inspect.Lock) string {
 	}
 	metric := func(name, help string, each func(l *inspect.Lock, sample func(value any, more ...string))) {
 		b.WriteString(metricHead(name, help))
-		// A page with two equal series is refused.
+		// The collector refuses a page with two equal series.
 		written := map[string]bool{}
 		for _, l := range locks {
 			each(l, func(value any, more ...string) {
@@ -68,13 +68,13 @@ func metricsLabel(s string) string {
 	return `"` + strings.Join(lines, `\n`) + `"`
 }
 
-// remembrance is what a page or a list has of a key, whatever the number of its slots
+// remembrance is what a page or a list shows about a key, whatever the number of its slots
 // and readers is.
 type remembrance struct {
 	key     string
 	success ledger.Success
-	newest  ledger.Entry // which may be under way
-	last    ledger.Entry // that has ended
+	newest  ledger.Entry // it may be under way
+	last    ledger.Entry // the last one that has ended
 	running int
 	pause   ledger.Pause
 }
@@ -149,7 +149,7 @@ func rememberedMetrics(facts ledger.Facts) string {
 	return b.String()
 }
 
-// exitStatusOf is what pglead exited with after a run, or would have.
+// exitStatusOf is pglead's exit status after a run, or what it would have been.
 func exitStatusOf(r ledger.Entry) int {
 	switch {
 	case r.Outcome == ledger.OK:

@@ -25,7 +25,7 @@ func unknownCommand(root *cobra.Command, word string) error {
 	text := fmt.Sprintf("unknown command %q", word)
 	names := root.SuggestionsFor(word)
 	for _, cmd := range root.Commands() {
-		if slices.Contains(cmd.SuggestFor, word) { // rather than what is spelt like it
+		if slices.Contains(cmd.SuggestFor, word) { // before words of a similar spelling
 			names = []string{cmd.Name()}
 		}
 	}
@@ -35,8 +35,8 @@ func unknownCommand(root *cobra.Command, word string) error {
 	return &usageError{err: errors.New(text), hint: "see pglead --help"}
 }
 
-// refuseTopics has pglead help refuse words that are no commands, for which cobra would
-// show the first page.
+// refuseTopics makes pglead help refuse words that are no commands. cobra would show the
+// first page.
 func refuseTopics(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	for _, cmd := range root.Commands() {
@@ -61,7 +61,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return &usageError{err: fmt.Errorf("%s takes no argument: %s", cmd.CommandPath(), printable(args[0])), hint: "see " + cmd.CommandPath() + " --help"}
 }
 
-// flagMistake says of a flag that can't be read what may have been meant.
+// flagMistake says what may have been meant by a flag that can't be read.
 func flagMistake(cmd *cobra.Command, err error) error {
 	if args := cmd.Flags().Args(); !cmd.HasParent() && len(args) > 0 {
 		return unknownCommand(cmd, args[0])
@@ -113,7 +113,7 @@ func flagOfRun(name string) bool {
 	return flags.Lookup(name) != nil || len(name) == 1 && flags.ShorthandLookup(name) != nil
 }
 
-// badValue says what is wrong with the value of a flag, wherever that comes from.
+// badValue says what is wrong with the value of a flag, from whatever source.
 func badValue(name string, f *pflag.Flag, value string, cause error) error {
 	switch {
 	case value == "--":
@@ -126,10 +126,10 @@ func badValue(name string, f *pflag.Flag, value string, cause error) error {
 	return fmt.Errorf("%s: %w", name, cause)
 }
 
-// noValue is for a flag that has taken the -- behind it for its value.
+// noValue is for a flag that has taken the -- behind it as its value.
 func noValue(name string) error { return fmt.Errorf("%s: its value is missing before the --", name) }
 
-// checkValues finds flags that have swallowed a --, which some kinds of flag take for a value.
+// checkValues finds flags that have taken a -- as their value.
 func checkValues(flags *pflag.FlagSet) (err error) {
 	flags.Visit(func(f *pflag.Flag) {
 		values := []string{f.Value.String()}
@@ -143,7 +143,7 @@ func checkValues(flags *pflag.FlagSet) (err error) {
 	return err
 }
 
-// meantFlag is the flag whose name is nearly this one, or nothing.
+// meantFlag is the flag with nearly this name, or nothing.
 func meantFlag(flags *pflag.FlagSet, name string) (meant string) {
 	if name == "k" && flags.Lookup("key") != nil {
 		return "key"
@@ -157,8 +157,8 @@ func meantFlag(flags *pflag.FlagSet, name string) (meant string) {
 	return nearest(name, names)
 }
 
-// nearest is the name from which another differs least, by so few letters that it
-// may be meant, or nothing.
+// nearest is the name that differs least from the given one, or nothing if all differ by
+// too many letters.
 func nearest(name string, names []string) (best string) {
 	least := min(2, len(name)/3) + 1
 	for _, candidate := range names {
@@ -169,8 +169,8 @@ func nearest(name string, names []string) (best string) {
 	return best
 }
 
-// distance is how many letters have to be added, left away, replaced, or changed
-// over with their neighbours.
+// distance is how many letters have to be added, dropped, replaced, or swapped with their
+// neighbours.
 func distance(a, b string) int {
 	before, last := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range last {
@@ -194,7 +194,8 @@ func distance(a, b string) int {
 	return last[len(b)]
 }
 
-// warnOfVariables names variables that are nearly a flag's. Others may be anybody's.
+// warnOfVariables warns of variables with nearly a flag's name. Others may belong to
+// anybody.
 func warnOfVariables(u *ui, called *cobra.Command) {
 	var known []string
 	for _, name := range ownVariables(called) {
@@ -212,8 +213,8 @@ func warnOfVariables(u *ui, called *cobra.Command) {
 	}
 }
 
-// lookupHint helps where a command is not found: it may be written for a shell, or PATH may
-// be as short as cron's.
+// lookupHint helps if a command is not found: it may be written for a shell, or PATH may be
+// as short as cron's.
 func lookupHint(e *child.LookupError) string {
 	builtins := []string{"cd", "export", "source", ".", "set", "unset", "ulimit", "umask", "alias", "exec", "eval", "if", "for", "while", "until", "case", "trap", "wait", "{", "("}
 	path := os.Getenv("PATH")
@@ -230,13 +231,13 @@ func lookupHint(e *child.LookupError) string {
 	return ""
 }
 
-// notExecutable says whether a file is one that nobody may run.
+// notExecutable says whether nobody may execute a file.
 func notExecutable(name string) bool {
 	info, err := os.Stat(name)
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o111 == 0
 }
 
-// ownHolder says whether a lock is held by the pglead that this one runs under.
+// ownHolder says whether the pglead that this one runs under holds a lock.
 func ownHolder(held *lock.ConflictError) bool {
 	backend := os.Getenv("PGLEAD_BACKEND_PID")
 	ids := strings.Split(os.Getenv("PGLEAD_LOCK_ID"), "\n")
@@ -248,8 +249,8 @@ func ownHolder(held *lock.ConflictError) bool {
 	return false
 }
 
-// warnOfOuter says before a wait that it may be one for the pglead under which this
-// one runs. Only the server knows whether that has the lock in the same database.
+// warnOfOuter warns before a wait that this pglead may wait for the one that it runs under.
+// Only the server knows whether that one has the lock in the same database.
 func warnOfOuter(u *ui, claim lock.Claim) {
 	ids := strings.Split(os.Getenv("PGLEAD_LOCK_ID"), "\n")
 	if claim.Gate == nil && slices.ContainsFunc(claim.Locks, func(l lock.Lock) bool { return !l.Shared && slices.Contains(ids, l.String()) }) {
@@ -257,7 +258,7 @@ func warnOfOuter(u *ui, claim lock.Claim) {
 	}
 }
 
-// pageWidth is that of help where there is no terminal.
+// pageWidth is the width of help without a terminal.
 const pageWidth = 80
 
 // wrapHelp has the flags in --help fit into the terminal.

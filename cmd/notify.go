@@ -13,7 +13,7 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// notifier tells systemd what this process is at, if systemd wants to know.
+// notifier tells systemd what this process does, if systemd wants to know.
 // https://www.freedesktop.org/software/systemd/man/latest/sd_notify.html
 type notifier struct {
 	conn *net.UnixConn
@@ -21,10 +21,10 @@ type notifier struct {
 	mu    sync.Mutex
 	ready bool
 	said  string    // the last status
-	until time.Time // up to which this process is known not to be stuck
+	until time.Time // until then this process is not stuck for certain
 }
 
-// newNotifier is nil where nobody wants to know.
+// newNotifier is nil if nobody wants to know.
 func newNotifier() *notifier {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
@@ -41,8 +41,7 @@ func newNotifier() *notifier {
 	return n
 }
 
-// watchdogInterval is how often systemd's watchdog has to be fed: twice as
-// often as it asks for.
+// watchdogInterval is how often to feed systemd's watchdog: twice as often as it asks for.
 func watchdogInterval(getenv func(string) string, pid int) (time.Duration, bool) {
 	microseconds, err := strconv.ParseInt(getenv("WATCHDOG_USEC"), 10, 64)
 	if err != nil || microseconds <= 0 {
@@ -54,7 +53,7 @@ func watchdogInterval(getenv func(string) string, pid int) (time.Duration, bool)
 	return time.Duration(microseconds) * time.Microsecond / 2, true
 }
 
-// ping feeds the watchdog for as long as the work goes on.
+// ping feeds the watchdog while the work goes on.
 func (n *notifier) ping(every time.Duration) {
 	for range time.Tick(every) {
 		n.mu.Lock()
@@ -72,8 +71,8 @@ func (n *notifier) alive(within time.Duration) {
 	n.until = time.Now().Add(within)
 }
 
-// status says what this process is at. With the first one the unit counts as
-// started: a node that stands by is up.
+// status says what this process does. With the first status the unit counts as started: a
+// node that stands by is up.
 func (n *notifier) status(text string) {
 	n.mu.Lock()
 	ready, same := n.ready, n.said == text
@@ -89,33 +88,34 @@ func (n *notifier) status(text string) {
 	n.send(message)
 }
 
-// watch has systemd told what the runner tells. All times in it are instants: a
-// status stands until the next one.
-func (n *notifier) watch(s *waitReport, w *runner.Watch, work string) {
+// watch passes on to systemd what the runner reports. All times in it are instants: a
+// status stays until the next one.
+func (n *notifier) watch(s *waitReport, cfg *runner.Config, work string) {
 	at := func(t time.Time) string { return t.Format(time.DateTime) }
 	name := func(v inspect.View) string {
 		since := v.Since
-		v.Since = time.Time{} // for which String has a length of time
+		v.Since = time.Time{} // String would show a length of time for it
 		if since.IsZero() {
 			return v.String()
 		}
 		return v.String() + " since " + at(since.Local())
 	}
-	waiting, away, delayed := w.Waiting, w.Away, w.Delayed
-	w.Waiting = func(backend uint32, views []inspect.View) {
+	o, w := &cfg.Observer, &cfg.Watch
+	waiting, away, delayed := o.Waiting, o.Away, o.Delayed
+	o.Waiting = func(backend uint32, views []inspect.View) {
 		if waiting != nil {
 			waiting(backend, views)
 		}
 		n.status("standing by since " + at(s.since()) + s.position(backend, views, name))
 	}
-	w.Away = func(obstacle error) {
+	o.Away = func(obstacle error) {
 		away(obstacle)
 		if obstacle != nil {
 			been, since := s.out.state()
 			n.status("standing by; " + been + " since " + at(since) + ": " + obstacle.Error())
 		}
 	}
-	w.Delayed = func(until time.Time) {
+	o.Delayed = func(until time.Time) {
 		delayed(until)
 		if !until.IsZero() {
 			n.status("the lock is granted; its last holder may live on until " + at(until))
@@ -126,18 +126,18 @@ func (n *notifier) watch(s *waitReport, w *runner.Watch, work string) {
 		s.end()
 		n.status(work + " since " + at(time.Now()))
 	}
-	w.Ending = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // which must not wait for systemd
-	w.Alive = n.alive
+	w.Ending = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // the end must not wait for systemd
+	o.Alive = n.alive
 }
 
 func (n *notifier) send(message string) {
-	// A systemd that doesn't listen is not waited for.
+	// Nothing waits for a systemd that doesn't listen.
 	_ = n.conn.SetWriteDeadline(time.Now().Add(time.Second))
 	_, _ = fmt.Fprint(n.conn, message)
 }
 
-// forSystemd are the variables that are meant for the process which systemd started. A
-// command that heeded them would speak for pglead, or expect sockets that it hasn't got.
+// forSystemd are the variables for the process that systemd started. A command that heeds
+// them would speak for pglead, or expect sockets that it doesn't have.
 // https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#Environment%20Variables%20Set%20or%20Propagated%20by%20the%20Service%20Manager
 func forSystemd() []string {
 	return []string{"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID"}

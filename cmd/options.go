@@ -22,14 +22,14 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// leastLease leaves a heartbeat of 0.6 s some air.
+// leastLease leaves 0.6 s for a heartbeat.
 const leastLease = 3 * time.Second
 
-// options are the flags of the commands which run a command. A new one is a field here
-// and, for all of them, a line in one of the functions below which register flags; for
-// one command it is registered there (see newRunCmd). What can be wrong with it goes into
-// check, what it means for a run into config and runner.Config and, if package lock needs
-// it, into process.lockConfig, and its name into README.md, where a test looks for it.
+// options are the flags of the commands that run a command. A new flag is a field here. A
+// flag for all these commands has a line in one of the functions below that register
+// flags; a flag for one command is registered there (see newRunCmd). check finds what is
+// wrong with its value. config passes it on in runner.Config, or in lock.Config if package
+// lock needs it. Its name goes into README.md, where a test looks for it.
 type options struct {
 	keys                []string
 	keyScheme           string
@@ -67,7 +67,7 @@ func newOptions() options {
 	}
 }
 
-// The flags are registered in groups, in the order in which help shows them.
+// The flags are registered in groups, in the order of help.
 
 func (o *options) keyFlags(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&o.keys, "key", nil, "`KEY`: what to lock (required); repeat it to hold several")
@@ -136,11 +136,11 @@ func (o *options) connectTimeoutFlag(flags *pflag.FlagSet) {
 	flags.Var(&o.connectTimeout, "connect-timeout", "limit of each attempt to connect, and of asking a server that is full again")
 }
 
-// check finds what is wrong with the flags before anything is touched.
+// check finds what is wrong with the flags before anything happens.
 // example is a command line that would do.
 func (o *options) check(args []string, example string) error {
 	switch {
-	case len(o.keys) == 0 && slices.Contains(args, "--"): // behind a word that is no flag
+	case len(o.keys) == 0 && slices.Contains(args, "--"): // a word that is no flag ended the flags
 		return &usageError{err: errors.New("--key is missing"), hint: "did you mean --key " + printable(args[0]) + "?"}
 	case len(o.keys) == 0:
 		return &usageError{err: errors.New("--key is missing"), hint: example}
@@ -170,7 +170,7 @@ func (o *options) checkSession() error {
 	return nil
 }
 
-// scheme is that of --key-scheme.
+// scheme is the scheme of --key-scheme.
 func (o *options) scheme() (lockkey.Scheme, error) { return schemeByName(o.keyScheme) }
 
 func (o *options) checkSlots() error {
@@ -199,7 +199,7 @@ func (o *options) claim() (lock.Claim, error) {
 		}
 	}
 	slices.SortFunc(o.keys, func(a, b string) int { return ids[a].Compare(ids[b]) })
-	var claim lock.Claim
+	claim := lock.Claim{Keys: o.keys}
 	if o.slots > 1 {
 		gate, err := scheme.Gate(o.keys[0])
 		if err != nil {
@@ -216,15 +216,15 @@ func (o *options) claim() (lock.Claim, error) {
 		return claim, nil
 	}
 	for _, key := range o.keys {
-		lock := lock.Lock{ID: ids[key], Shared: o.shared}
-		if !slices.Contains(claim.Locks, lock) { // two keys of one number are one
-			claim.Locks = append(claim.Locks, lock)
+		l := lock.Lock{ID: ids[key], Shared: o.shared}
+		if !slices.Contains(claim.Locks, l) { // two keys of one number are one
+			claim.Locks = append(claim.Locks, l)
 		}
 	}
 	return claim, nil
 }
 
-// prepare is what run and lead begin with. example is a command line that would do.
+// prepare is the beginning of run and lead. example is a command line that would do.
 func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example string) (runner.Config, error) {
 	if err := o.check(args, example); err != nil {
 		return runner.Config{}, err
@@ -241,12 +241,12 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 		return runner.Config{}, err
 	}
 	cfg.Claim = claim
-	cfg.Watch = o.watch(u, cfg, "leading")
+	o.watch(u, &cfg, "leading")
 	return cfg, nil
 }
 
-// config turns flags that were checked into what the runner needs. The command
-// is looked up before the database is touched, since a typo needs no lock.
+// config turns flags, after check, into what the runner needs. It looks up the command
+// before anything touches the database, since a typo needs no lock.
 func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Config, error) {
 	flags := cmd.Flags()
 	if !flags.Changed("lock-delay") {
@@ -273,21 +273,24 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 		killAfterTimeout = o.killAfter.value
 	}
 	return runner.Config{
-		Keys:   o.keys,
-		Ledger: o.remembering(),
-		Session: session.Config{
-			Database:        db.config,
-			Lease:           o.lease.value,
-			ConnectTimeout:  o.connectTimeout.value,
-			ApplicationName: applicationName(strings.Join(o.keys, ", ")),
-			Transaction:     o.transaction,
-			Quorum:          o.quorum,
-			Private:         db.private,
+		Config: lock.Config{
+			Session: session.Config{
+				Database:        db.config,
+				Lease:           o.lease.value,
+				ConnectTimeout:  o.connectTimeout.value,
+				ApplicationName: applicationName(strings.Join(o.keys, ", ")),
+				Transaction:     o.transaction,
+				Quorum:          o.quorum,
+				Private:         db.private,
+			},
+			Description: o.description(args[0]),
+			Wait:        o.wait.value,
+			LostGrace:   o.lostGrace.value,
+			LockDelay:   o.lockDelay.value,
+			Ledger:      o.remembering(),
+			Explain:     !o.quiet,
+			Log:         u.log,
 		},
-		Description:      o.description(args[0]),
-		Wait:             o.wait.value,
-		LostGrace:        o.lostGrace.value,
-		LockDelay:        o.lockDelay.value,
 		Path:             path,
 		Command:          args,
 		Env:              env,
@@ -296,14 +299,12 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 		KillAfterSignal:  o.killAfter.value,
 		WaitForLeftovers: o.leftovers.value == "wait",
 		MinHold:          o.minHold.value,
-		Explain:          !o.quiet,
 		Hooks:            o.hooks,
-		Log:              u.log,
 	}, nil
 }
 
-// database is the one that the flags or the environment name. Its connection
-// string may set the time for an attempt to connect, which the flag overrides.
+// database is the one that the flags or the environment name. The connection string may
+// set the time for an attempt to connect; the flag overrides that.
 func (o *options) database(u *ui, cmd *cobra.Command) (database, error) {
 	warnOfVariables(u, cmd)
 	flags := cmd.Flags()
@@ -314,7 +315,7 @@ func (o *options) database(u *ui, cmd *cobra.Command) (database, error) {
 	return db, err
 }
 
-// description is what a session says of itself, beside what everyone sees.
+// description is what a session says about itself, beside what everyone sees.
 func (o *options) description(command string) inspect.Description {
 	d := inspect.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value, LostGrace: o.lostGrace.value, Transaction: o.transaction, Note: cmp.Or(o.note, jobAddress(os.Getenv))}
 	if o.slots > 1 {
@@ -340,8 +341,8 @@ func (o *options) description(command string) inspect.Description {
 // applicationNameMost is NAMEDATALEN-1: the server cuts off what is longer.
 const applicationNameMost = 63
 
-// applicationName is what everyone can see in pg_stat_activity: the key and
-// the host, as far as they fit.
+// applicationName is what everyone can see in pg_stat_activity: the key and the host, as
+// far as they fit.
 func applicationName(key string) string {
 	host, _ := os.Hostname()
 	suffix := "@" + host
@@ -352,8 +353,8 @@ func applicationName(key string) string {
 	if most := applicationNameMost - len(suffix); len(name) > most {
 		name = name[:most]
 	}
-	// The server shows other bytes as question marks, and a quote would end
-	// the literal that this becomes.
+	// The server shows other bytes as question marks, and a quote would end the literal
+	// with this name.
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r > '~' || r == '\'' || r == '\\' {
 			return '?'

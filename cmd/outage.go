@@ -12,33 +12,32 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// outage is a database that is away, as a log and cron's mail are told of it: a
-// line when that begins, when there is another reason, rarely while it lasts, and
-// at its end.
+// outage tells a log and cron's mail about a database that is away: a line at the
+// beginning, at each new reason, rarely while it lasts, and at the end.
 type outage struct {
 	u *ui
 
 	mu      sync.Mutex
 	began   time.Time
 	back    time.Time // when it answered last, or zero since it went away
-	vain    int       // attempts
-	said    []string  // the reasons that a log was told
+	vain    int       // how many attempts have failed
+	said    []string  // the reasons in the log so far
 	reminds int
-	spoken  bool   // since it answered last
-	been    string // what a message says of it for as long as it lasts
-	there   bool   // it answers, but its ledger or its standbys keep the command from starting
+	spoken  bool   // the log has a line since the database answered last
+	been    string // the words of a message about it while it lasts
+	there   bool   // the database answers, but its ledger or its standbys keep the command from starting
 }
 
 const (
-	// outageApart is how long a database that is back has to answer for the next
-	// outage to be another one: one that comes and goes is told of rarely, too.
+	// outageApart is how long a database has to answer before the next outage counts as a
+	// new one: a database that comes and goes shall not fill the log either.
 	outageApart = time.Minute
 	// mostReasons bounds the lines of reasons that alternate.
 	mostReasons = 4
 )
 
-// away is told of an attempt that was in vain. A session that ended and is
-// followed by another at once is not worth a line.
+// away is called after an attempt that failed. A session that ended gets no line if
+// another one follows at once.
 func (o *outage) away(obstacle error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -71,7 +70,7 @@ func (o *outage) away(obstacle error) {
 	hint := ""
 	if !known {
 		o.said = append(o.said, reason)
-		if e := (*session.Error)(nil); !errors.As(obstacle, &e) || !e.Full { // whose hint is to wait
+		if e := (*session.Error)(nil); !errors.As(obstacle, &e) || !e.Full { // the hint for Full is to wait
 			_, hint = status(obstacle)
 		}
 	}
@@ -97,7 +96,7 @@ func (o *outage) judge(obstacle error) (is, still string) {
 	return "the database is away", "the database is still away"
 }
 
-// due is how long an outage has lasted when a log is told of it again.
+// due is how long an outage lasts before the log's next line about it.
 func (o *outage) due() time.Duration {
 	minutes := [...]int{1, 5, 15}
 	if o.reminds < len(minutes) {
@@ -113,7 +112,7 @@ func (o *outage) state() (been string, since time.Time) {
 	return o.been, o.began
 }
 
-// answers is told that there is nothing in the way any more.
+// answers is called when nothing is in the way any more.
 func (o *outage) answers() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -123,7 +122,7 @@ func (o *outage) answers() {
 	o.back = time.Now()
 	if o.spoken {
 		o.spoken = false
-		if !o.there { // which the database's answer is no end of
+		if !o.there { // if it was, the database had answered all along
 			o.u.setAway(lament{})
 			o.u.log.Warn("the database is back after "+brief(o.back.Sub(o.began)), "event", "back")
 		}

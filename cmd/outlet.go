@@ -10,13 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outlet writes messages, one after the other, and never keeps anyone waiting:
-// what reads standard error may be slow, stopped or gone, while a lock is lost and
-// a command has to be killed. There is a goroutine as long as there is something to
-// write.
+// outlet writes messages, one after the other, and never keeps anyone waiting: the reader
+// of standard error may be slow, stopped or gone while a lock is lost and a command has to
+// be killed. outlet has a goroutine while there is something to write.
 type outlet struct {
 	w    io.Writer
-	note func(dropped int) []byte // what to say where messages were dropped
+	note func(dropped int) []byte // the message in place of those that were dropped
 
 	mu      sync.Mutex
 	queue   [][]byte
@@ -25,8 +24,8 @@ type outlet struct {
 }
 
 const (
-	// outletMost is how many messages wait to be written. Of more the oldest are
-	// dropped: the last ones say what ended pglead.
+	// outletMost is how many messages may wait. outlet drops the oldest: the last ones say
+	// what ended pglead.
 	outletMost = 256
 	// flushMost is how long the end of the process waits for the last ones.
 	flushMost = time.Second
@@ -90,9 +89,9 @@ func (o *outlet) flush() {
 	}
 }
 
-// descriptor writes past os.File, which would have this process die of SIGPIPE once the
-// reader of standard error is gone. What the command inherits is not affected. Another
-// process may have made the descriptor non-blocking.
+// descriptor writes past os.File, which would let this process die of SIGPIPE once the
+// reader of standard error is gone. The descriptor that the command inherits does not
+// change. Another process may have made it non-blocking.
 type descriptor int
 
 func (d descriptor) Write(p []byte) (written int, err error) {

@@ -80,8 +80,8 @@ type rememberedKey struct {
 	matched bool // by a pattern
 }
 
-// eachKey does something with the key that is meant, or with each that a pattern stands
-// for, and writes what comes of it.
+// eachKey does something with the given key, or with each key that matches a pattern, and
+// writes the result.
 func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, do func(ctx context.Context, k rememberedKey) (string, error)) error {
 	var ids []lockkey.ID
 	var err error
@@ -154,7 +154,7 @@ func (k rememberedKey) resume(ctx context.Context) (text string, err error) {
 		return "", err
 	case was && pause.Paused():
 		return printable(k.key) + ": may start again; was paused " + visible.Text(pause.String()), nil
-	case was: // and that was over
+	case was: // and the pause before was over
 		return printable(k.key) + ": may start again", nil
 	case k.matched:
 		return "", nil
@@ -162,8 +162,8 @@ func (k rememberedKey) resume(ctx context.Context) (text string, err error) {
 	return printable(k.key) + ": was not paused", nil
 }
 
-// pausedText says what holds from now on, what held before, and who is not touched by
-// it.
+// pausedText says what holds from now on, what held before, and which runs go on all the
+// same.
 func pausedText(key string, before ledger.Pause, facts ledger.Facts) string {
 	text := printable(key) + ": "
 	var runs []string
@@ -185,7 +185,7 @@ func pausedText(key string, before ledger.Pause, facts ledger.Facts) string {
 	return text
 }
 
-// pauseOf is a pause as -o json has it, or nil.
+// pauseOf is a pause in the form of -o json, or nil.
 func pauseOf(key string, p ledger.Pause) *inspect.Pause {
 	if !p.Paused() {
 		return nil
@@ -197,14 +197,14 @@ func pauseOf(key string, p ledger.Pause) *inspect.Pause {
 	return of
 }
 
-// withPauses adds their pauses to the locks, and the free locks that are paused.
+// withPauses adds the pauses to the locks, and adds free locks that are paused.
 func (f *lookFlags) withPauses(ctx context.Context, viewer *session.Viewer, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool) ([]*inspect.Lock, error) {
 	ask, err := grantedLedger(ctx, viewer)
 	if ask == nil {
 		return locks, err
 	}
 	paused, err := ledger.Pauses(ctx, ask, mostRemembered)
-	if errors.As(err, new(*ledger.LockedError)) { // no reason not to say who has the locks
+	if errors.As(err, new(*ledger.LockedError)) { // it can still say who has the locks
 		f.warnOnce(err)
 		return locks, nil
 	}
@@ -226,7 +226,7 @@ func (f *lookFlags) withPauses(ctx context.Context, viewer *session.Viewer, lock
 	return locks, nil
 }
 
-// pausesOf are those of the locks that have one.
+// pausesOf are the pauses of the locks.
 func pausesOf(locks []*inspect.Lock) (pauses []*inspect.Pause) {
 	for _, l := range locks {
 		if l.Paused != nil {
@@ -236,8 +236,8 @@ func pausesOf(locks []*inspect.Lock) (pauses []*inspect.Pause) {
 	return pauses
 }
 
-// pausedLines say which keys are paused, a line each, of at most so many columns; 0 is
-// as many as it takes.
+// pausedLines say which keys are paused, a line each, with at most this many columns; 0 is
+// no limit.
 func pausedLines(pauses []*inspect.Pause, width int) (lines []string) {
 	const leastKey = 16
 	for _, p := range pauses {
@@ -253,7 +253,7 @@ func pausedLines(pauses []*inspect.Pause, width int) (lines []string) {
 	return lines
 }
 
-// pausesText is what stands of pauses under a table.
+// pausesText is the text about pauses under a table.
 func pausesText(pauses []*inspect.Pause, width int) string {
 	lines := pausedLines(pauses, width)
 	if len(lines) == 0 {

@@ -36,8 +36,8 @@ func (o *options) checkLedger() error {
 	return nil
 }
 
-// remembering is what the flags, which were checked, ask of a ledger. The tick is that
-// of this process's start, before it waits for anything.
+// remembering is what the flags, after check, ask of a ledger. The tick is the one at this
+// process's start, before it waits for anything.
 func (o *options) remembering() ledger.Use {
 	use := ledger.Use{Mode: ledger.Mode(o.ledger.value)}
 	if o.oncePer != "" {
@@ -47,12 +47,12 @@ func (o *options) remembering() ledger.Use {
 	return use
 }
 
-// missingPatience is how long a mistake in a crontab may take to be remembered.
+// missingPatience is how long noteMissing may take.
 const missingPatience = 3 * time.Second
 
-// noteMissing has the ledger, if there is one, remember that a command was to run and
-// could not. It takes no lock for that: another node may have the command. Why it can't
-// be noted is not worth an error beside the one that there is.
+// noteMissing notes in the ledger, if there is one, that a command should have run and
+// could not be executed: there may be a mistake in a crontab. It takes no lock, since
+// another node may have the command. If it fails, that is not worth a second error.
 func (o *options) noteMissing(u *ui, cmd *cobra.Command, claim lock.Claim, missing *child.LookupError) {
 	if ledger.Mode(o.ledger.value) == ledger.Off {
 		return
@@ -76,14 +76,12 @@ func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string,
 		return err
 	}
 	d := o.description(filepath.Base(name))
-	locks := claim.Locks
 	if claim.Gate != nil {
-		locks = locks[:1] // any slot is the key's
+		claim.Locks = claim.Locks[:1] // any slot stands for the key
 	}
-	use := ledger.Use{Keys: o.keys}
-	for i, l := range locks {
+	for i, l := range claim.Locks {
 		run := ledger.Run{Host: d.Host, User: d.User, Command: d.Command, PID: d.PID}
-		if _, err := ask(ctx, run.Missing(ledger.Lock{ID: l.ID, Key: use.Key(i, len(locks))}, status)); err != nil {
+		if _, err := ask(ctx, run.Missing(ledger.Lock{ID: l.ID, Key: claim.Key(i)}, status)); err != nil {
 			return err
 		}
 	}

@@ -12,14 +12,14 @@ import (
 )
 
 const (
-	// mostDrawn is as many runs as have a place in a picture of the width of a phone.
+	// mostDrawn is how many runs fit into a picture of the width of a phone.
 	mostDrawn = 100
-	// mostReported is as many as a page has in its table.
+	// mostReported is how many runs a page has in its table.
 	mostReported = 1000
 )
 
-// report is what the page of a history shows. In texts that others wrote nothing is
-// invisible; page makes HTML of them.
+// report is what the page of a history shows. Texts that others wrote have no invisible
+// characters in it; page turns them into HTML.
 type report struct {
 	Key, Target, Made, Zone string
 	Summary                 string
@@ -44,23 +44,23 @@ type legend struct {
 	Count int
 }
 
-// lane is a host's.
+// lane is one host's row in the picture.
 type lane struct {
 	Host         string
 	TextY, BarY  int
 	Bars, Delays []bar
 }
 
-// bar is a run in a picture; lengths with a % are of the picture's width.
+// bar is a run in a picture. Lengths with a % are parts of the picture's width.
 type bar struct {
 	Class, X, Width, Y, Height, Title, Row string
 	Cut                                    bool
 }
 
-// mark is an instant.
+// mark is an instant in a picture.
 type mark struct {
 	X, Text, Title string
-	Minor          bool // left away where there is little room
+	Minor          bool // left out if there is little room
 }
 
 type reportRow struct {
@@ -119,7 +119,7 @@ func newReport(p pastRuns) report {
 	return r
 }
 
-// shortNames says whether hosts are told apart without their domains.
+// shortNames says whether the hosts' names differ without their domains.
 func shortNames(runs []ledger.Entry) bool {
 	of := map[string]string{}
 	for _, run := range runs {
@@ -132,12 +132,12 @@ func shortNames(runs []ledger.Entry) bool {
 	return true
 }
 
-// outcomes are those that the page knows, in the order of its legend.
+// outcomes are the outcomes that the page knows, in the order of its legend.
 func outcomes() []ledger.Outcome {
 	return []ledger.Outcome{ledger.OK, ledger.Failed, ledger.Timeout, ledger.Lost, ledger.Killed, ledger.Stopped, ledger.Running}
 }
 
-// outcomeClass is an outcome that the page knows; others look like failures.
+// outcomeClass is an outcome that the page knows. Others look like failures.
 func outcomeClass(r ledger.Entry) string {
 	if slices.Contains(outcomes(), r.Outcome) {
 		return string(r.Outcome)
@@ -145,7 +145,7 @@ func outcomeClass(r ledger.Entry) string {
 	return string(ledger.Failed)
 }
 
-// summary is the answer to what is asked first.
+// summary answers a reader's first questions.
 func (p pastRuns) summary(now time.Time) string {
 	if len(p.history.Runs) == 0 {
 		return "No run is remembered."
@@ -180,7 +180,7 @@ func (p pastRuns) row(i int) reportRow {
 		Result: visible.Text(result), Remark: remark,
 		User: visible.Text(run.User), Process: strconv.Itoa(run.PID), Command: visible.Text(run.Command),
 	}
-	if !run.Missing() { // which has drawn no token
+	if !run.Missing() { // such a run has no token
 		row.Token = strconv.FormatInt(run.Token, 10)
 	}
 	if exactly := whenExactly(run.Started, p.history.Now); strings.HasPrefix(exactly, row.Started) {
@@ -203,7 +203,7 @@ func rowOf(r ledger.Entry) string {
 	return "t" + strconv.FormatInt(r.Token, 10)
 }
 
-// title is what is shown of a run under the pointer.
+// title is the text about a run under the pointer.
 func (p pastRuns) title(i int) string {
 	row := p.row(i)
 	text := fmt.Sprintf("%s on %s\n%s", row.Instant, row.Host, row.Result)
@@ -260,7 +260,7 @@ func (s scale) at(t time.Time) float64 {
 
 func percent(f float64) string { return strconv.FormatFloat(f, 'f', 3, 64) + "%" }
 
-// draw makes a lane of each host, in the order of their names, and one of what was due.
+// draw makes a lane for each host, in the order of their names, and one for missed runs.
 func (r *report) draw(p pastRuns, runs []ledger.Entry, s scale) {
 	var hosts []string
 	for _, run := range runs {
@@ -315,7 +315,7 @@ func (r *report) draw(p pastRuns, runs []ledger.Entry, s scale) {
 	r.Axis = s.axis()
 }
 
-// drawColumns makes a column of each run, as high as it was long.
+// drawColumns makes a column for each run. Its height is the run's duration.
 func (r *report) drawColumns(p pastRuns, runs []ledger.Entry) {
 	length := func(run ledger.Entry) time.Duration {
 		if run.Outcome == ledger.Running {
@@ -376,7 +376,7 @@ func (s scale) axis() (marks []mark) {
 			}
 			marks = append(marks, mark{X: percent(at), Text: text, Minor: len(marks)%2 == 1})
 		}
-		if step >= day { // of which some have 23 hours
+		if step >= day { // some days have 23 hours
 			t = t.AddDate(0, 0, int(step/day))
 		} else {
 			t = t.Add(step)

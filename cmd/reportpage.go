@@ -12,12 +12,11 @@ import (
 //go:embed report.css
 var reportStyle string
 
-// markup is HTML in the making. html/template would do as well, and cost a program that
-// has no other page 2 MiB: what uses it keeps the linker from leaving out methods.
+// markup builds HTML. html/template would do as well, but would make the program 2 MiB
+// larger for this one page: it keeps the linker from leaving out methods.
 type markup struct{ strings.Builder }
 
-// add writes HTML in which each %s stands for a text, in an element or in an
-// attribute in quotes.
+// add writes HTML. Each %s in it stands for a text, in an element or in a quoted attribute.
 func (p *markup) add(format string, texts ...string) {
 	escaped := make([]any, len(texts))
 	for i, text := range texts {
@@ -43,7 +42,7 @@ func (r report) page() string {
 <title>%s: history</title>
 <style>
 `, r.Key)
-	_, _ = p.WriteString(reportStyle) // which never fails
+	_, _ = p.WriteString(reportStyle) // it never fails
 	p.add(`</style>
 </head>
 <body>
@@ -122,7 +121,7 @@ func (r report) addLanes(p *markup) {
 	p.add("</svg>\n</div>\n")
 }
 
-// add draws a run, which leads to its row.
+// add draws a run, with a link to its row.
 func (b bar) add(p *markup) {
 	p.add(`<a href="#%s"><rect class="run %s" x="%s" y="%s" width="%s" height="%s"><title>%s</title></rect>`, b.Row, b.Class, b.X, b.Y, b.Width, b.Height, b.Title)
 	if b.Cut {

@@ -1,6 +1,6 @@
-// Package cmd is pglead's command line. A command's file has its name; options.go has the
-// flags of those that run a command, flags.go reads them, exit.go has the exit status of
-// each end, and ui.go all that goes to standard error.
+// Package cmd is pglead's command line. Each command is in the file of its name. options.go
+// has the flags of the commands that run a command, flags.go reads flags, exit.go has the
+// exit status of each end, and ui.go all that goes to standard error.
 package cmd
 
 import (
@@ -34,21 +34,21 @@ func Main(args []string) int {
 	return exit(u, root.Execute())
 }
 
-// isNoCommand says whether a word stands where a command does, and is none.
+// isNoCommand says whether the word in the place of a command is no command.
 func isNoCommand(root *cobra.Command, word string) bool {
 	switch {
 	case word == "", strings.HasPrefix(word, "-"), strings.HasPrefix(word, cobra.ShellCompRequestCmd):
 		return false
-	case word == "help", word == "completion": // which cobra adds later
+	case word == "help", word == "completion": // cobra adds these later
 		return false
 	}
 	cmd, _, err := root.Find([]string{word})
 	return err != nil || cmd == root
 }
 
-// newRootCmd has the command that is called alone or, if there is none of that name, all
-// of them. To make them all takes a process 0.5 to 0.7 ms of processor time, a twentieth
-// of a run of true, and a tenth of a refusal.
+// newRootCmd makes only the command that is called or, if no command has that name, all
+// commands. Making all takes 0.5 to 0.7 ms of processor time, a twentieth of a run of true,
+// and a tenth of a refusal.
 func newRootCmd(called string, u *ui, stdout io.Writer) *cobra.Command {
 	var version bool
 	root := &cobra.Command{
@@ -75,7 +75,7 @@ kills the command and everything it started when the connection is lost.`,
 	}
 	root.Flags().BoolVar(&version, "version", false, "print the version")
 	root.SetOut(stdout)
-	root.SetErr(u.w) // where completion's remarks go, which shells don't read
+	root.SetErr(u.w) // for completion's remarks, which shells don't read
 	root.SetFlagErrorFunc(flagMistake)
 	wrapHelp(root)
 	makers := commands(u, stdout)
@@ -88,7 +88,7 @@ kills the command and everything it started when the connection is lost.`,
 	root.CompletionOptions.DisableDefaultCmd = alone
 	for _, cmd := range root.Commands() {
 		cmd.PreRunE = readFlags
-		cmd.Flags().SortFlags = false // help shows them in the order in which they are registered
+		cmd.Flags().SortFlags = false // help shows them in the order of registration
 	}
 	if called == "help" {
 		refuseTopics(root)
@@ -96,7 +96,7 @@ kills the command and everything it started when the connection is lost.`,
 	return root
 }
 
-// commands make each command, by its name.
+// commands has the function that makes each command, by its name.
 func commands(u *ui, stdout io.Writer) map[string]func() *cobra.Command {
 	return map[string]func() *cobra.Command{
 		"run":      func() *cobra.Command { return newRunCmd(u) },

@@ -51,7 +51,7 @@ lost the command and everything it started are killed.`,
 	return cmd
 }
 
-// end carries the end of a run to exit.
+// end is the end of a run in the form that exit takes.
 func (o *options) end(outcome runner.Outcome, err error) error {
 	var held *lock.ConflictError
 	var paused *ledger.PausedError

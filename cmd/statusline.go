@@ -8,17 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// statusLine is the state of the last line of a terminal, which is written again
-// and again, and gives way to messages.
+// statusLine is the state of the terminal's last line, which is overwritten again and
+// again, and gives way to messages.
 type statusLine int
 
 const (
 	statusHidden statusLine = iota
 	statusShown
-	statusOver // no other will be shown
+	statusOver // no other will follow
 )
 
-// eraseRest is a terminal's command: from the cursor to the line's end.
+// eraseRest has a terminal erase from the cursor to the line's end.
 const eraseRest = "\x1b[K"
 
 // hasStatus says whether there is a terminal for the status line.
@@ -38,7 +38,7 @@ func (u *ui) setStatus(text string) {
 	_, _ = io.WriteString(u.w, "\r"+shorten(text, width-1)+eraseRest)
 }
 
-// clearStatus takes the status line away.
+// clearStatus removes the status line.
 func (u *ui) clearStatus() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -47,7 +47,7 @@ func (u *ui) clearStatus() {
 	}
 }
 
-// endStatus takes the status line away for good: the end of the process is near.
+// endStatus removes the status line for good: the process is about to end.
 func (u *ui) endStatus() {
 	u.clearStatus()
 	u.mu.Lock()
@@ -64,14 +64,14 @@ func (u *ui) makeRoom() []byte {
 	return []byte("\r" + eraseRest)
 }
 
-// isTerminal says whether a file is a terminal's.
+// isTerminal says whether a file is a terminal.
 func isTerminal(f *os.File) bool {
 	_, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
 	return err == nil
 }
 
-// foreground is the width of the terminal that a file is, or 0 if it is none or
-// this process is in its background.
+// foreground is the width of a terminal, or 0 if the file is no terminal or this process
+// is in its background.
 func foreground(f *os.File) int {
 	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
 	if err != nil {
@@ -81,6 +81,6 @@ func foreground(f *os.File) int {
 	if err != nil || group != unix.Getpgrp() {
 		return 0
 	}
-	const narrowest = 20 // some say 0
+	const narrowest = 20 // some terminals give a width of 0
 	return max(int(size.Col), narrowest)
 }

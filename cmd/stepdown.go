@@ -58,7 +58,7 @@ holds the lock.`,
 	return cmd
 }
 
-// handover is one handover, for which somebody asks.
+// handover is one handover that the user asks for.
 type handover struct {
 	*stepdownFlags
 	out    io.Writer
@@ -67,7 +67,7 @@ type handover struct {
 	former []inspect.View // the holders that are to step down
 }
 
-// bring brings the handover about.
+// bring asks for the handover and waits for it.
 func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
 	var waiters []inspect.View
 	for _, l := range locks {
@@ -104,7 +104,7 @@ func (h *handover) terminate(ctx context.Context) error {
 	return nil
 }
 
-// noSuchWaiter names the hosts among which --to can choose.
+// noSuchWaiter names the hosts that --to can choose.
 func noSuchWaiter(key, to string, waiters []inspect.View) error {
 	const most = 5
 	var hosts []string
@@ -120,15 +120,15 @@ func noSuchWaiter(key, to string, waiters []inspect.View) error {
 	return &usageError{err: fmt.Errorf("--to %s: no pglead on that host waits for %s", printable(to), printable(key)), hint: hint}
 }
 
-// ask asks the holders, and says for how long that has to last: each looks every
-// fifth of its lease.
+// ask asks the holders, and says for how long the request has to last: each holder looks
+// every fifth of its lease.
 func (h *handover) ask(ctx context.Context) (request *lock.StepDownRequest, patience time.Duration, err error) {
 	var ids []lockkey.ID
 	for _, holder := range h.former {
 		if !holder.Pglead() {
 			return nil, 0, &usageError{err: errors.New("the lock is held by " + holder.String()), hint: "only --force ends it, which asks nothing"}
 		}
-		lease := cmp.Or(holder.Lease, h.lease.value) // its own, if it says so
+		lease := cmp.Or(holder.Lease, h.lease.value) // the holder's own, if it shows it
 		patience = max(patience, lease/3+askMargin)  // the first heartbeat after a wait may be so late
 		ids = append(ids, holder.ID)
 	}
@@ -143,14 +143,14 @@ func (h *handover) ask(ctx context.Context) (request *lock.StepDownRequest, pati
 	return request, patience, nil
 }
 
-// askMargin is for a heartbeat that is late.
+// askMargin is for a late heartbeat.
 const askMargin = 2 * time.Second
 
-// successorPoll is how often a successor is looked for.
+// successorPoll is how often awaitSuccessor looks.
 const successorPoll = 200 * time.Millisecond
 
-// awaitSuccessor waits until the former holders have gone. What comes of it is only
-// said if --wait asks for it.
+// awaitSuccessor waits until the former holders have gone. It reports the result only with
+// --wait.
 func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) error {
 	for began := time.Now(); ; {
 		now, still, err := h.holders(ctx)
@@ -176,8 +176,8 @@ func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) e
 	}
 }
 
-// holders names those that hold the lock now, and says whether any of the former
-// ones is still among them.
+// holders names the present holders of the lock, and says whether a former one is among
+// them.
 func (h *handover) holders(ctx context.Context) (now string, still bool, err error) {
 	views, err := inspect.Views(ctx, h.viewer, h.claim.Sought())
 	if err != nil {

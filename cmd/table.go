@@ -14,7 +14,7 @@ import (
 // table is what ls shows to people.
 type table struct {
 	all, wide bool
-	width     int // of the terminal; 0: as wide as it takes
+	width     int // of the terminal; 0: no limit
 }
 
 func (o table) text(locks []*inspect.Lock) string {
@@ -66,16 +66,15 @@ func (o table) text(locks []*inspect.Lock) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// yielding is a column that gives way where a terminal is narrow, and how its cells are
-// shortened.
+// yielding is a column that gives way in a narrow terminal, and how to shorten its cells.
 type yielding struct {
 	column  int
 	shorten func(cell string, most int) string
 }
 
-// columns makes lines of rows, whose cells it puts under each other. The last cell of a row
-// takes the rest of its line. Where lines would be longer than width (0: any length will do), the
-// widest of the columns that yield gives way first.
+// columns turns rows into lines, with their cells under each other. The last cell of a row
+// takes the rest of its line. If lines would be longer than width (0: no limit), the widest
+// of the columns that yield gives way first.
 func columns(rows [][]string, width int, yield ...yielding) (lines []string) {
 	const least = 8
 	widths := make([]int, len(rows[0]))
@@ -128,7 +127,7 @@ func holderCell(h inspect.View) string {
 	return text
 }
 
-// nameOf is what a table calls a lock.
+// nameOf is a lock's name in a table.
 func nameOf(l *inspect.Lock) string {
 	name := "number " + l.Number().String()
 	if l.Key != nil {

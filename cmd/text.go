@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// printable quotes what would not stand in a line as it is.
+// printable quotes a text that would not show as it is in a line.
 func printable(s string) string {
 	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' }) {
 		return strconv.Quote(s)
@@ -17,7 +17,7 @@ func printable(s string) string {
 	return s
 }
 
-// shorten cuts a cell to so many characters.
+// shorten cuts a cell to this many characters.
 func shorten(s string, most int) string {
 	if utf8.RuneCountInString(s) <= most {
 		return s
@@ -25,8 +25,7 @@ func shorten(s string, most int) string {
 	return string([]rune(s)[:most-1]) + "…"
 }
 
-// squeeze takes from the middle of a cell what is too much: of a key the end, and
-// the slot, say more.
+// squeeze shortens a cell in the middle, since the end of a key, and the slot, say more.
 func squeeze(s string, most int) string {
 	runes := []rune(s)
 	if len(runes) <= most {
@@ -36,8 +35,7 @@ func squeeze(s string, most int) string {
 	return string(runes[:head]) + "…" + string(runes[len(runes)-(most-1-head):])
 }
 
-// wrap breaks a text at its spaces. A word that is longer than a line stands
-// alone.
+// wrap breaks a text at its spaces. A word that is longer than a line gets its own line.
 func wrap(text string, width int) []string {
 	var lines []string
 	line := ""
@@ -71,8 +69,8 @@ func few(list []string, most int) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
 }
 
-// Instants and lengths of time are cut to the unit that is shown, never rounded: what
-// ended at 12:00:59.9 did not end at 12:01.
+// Instants and lengths of time are cut off, never rounded: what ended at 12:00:59.9 did
+// not end at 12:01.
 
 // brief is a length of time in two units at most: 3d4h, 12m5s.
 func brief(d time.Duration) string {
@@ -116,7 +114,7 @@ func roughly(d time.Duration) string {
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
-// whenExactly is an instant as tables of runs have it, of which a minute may have several.
+// whenExactly is an instant in a table of runs: one minute may have several.
 func whenExactly(t, now time.Time) string {
 	if now.Sub(t) > 300*24*time.Hour {
 		return t.Local().Format("Jan _2 2006")
@@ -124,7 +122,7 @@ func whenExactly(t, now time.Time) string {
 	return t.Local().Format("Jan _2 15:04:05")
 }
 
-// when is an instant as sentences have it.
+// when is an instant in a sentence.
 func when(t, now time.Time) string {
 	if now.Sub(t) > 300*24*time.Hour {
 		return t.Local().Format("Jan _2  2006")

@@ -17,7 +17,7 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// ui is all that pglead says on standard error. Standard output belongs to the
+// ui writes all that pglead says on standard error. Standard output belongs to the
 // command.
 //
 //	error    what ended pglead, and what its operator has to know
@@ -29,15 +29,15 @@ import (
 // hint has a line of its own. In JSON it is one object a line, with "event"
 // for programs and "msg" for people.
 //
-// On a terminal there may be a status line under all that: see statusline.go. In the
-// journal each message has its priority. No message keeps its speaker waiting: see
-// outlet. README lists the events.
+// On a terminal there may be a status line below the messages: see statusline.go. In the
+// journal each message has its priority. No message makes its caller wait: see outlet.
+// README lists the events.
 type ui struct {
 	log     *slog.Logger
 	w       io.Writer
-	out     *outlet    // that w is, or nil
-	width   func() int // of the terminal that w is, 0 in its background; nil: it is none
-	journal bool       // w is systemd's
+	out     *outlet    // w, if it is an outlet, or nil
+	width   func() int // of the terminal, 0 in its background; nil: w is no terminal
+	journal bool       // w is systemd's journal
 	json    bool
 	key     string // what messages begin with
 	level   slog.LevelVar
@@ -45,10 +45,10 @@ type ui struct {
 	mu     sync.Mutex // guards writing to w, and all fields below
 	status statusLine
 	hinted string // the last hint of a warning
-	away   lament // what was said last of an outage that is not over
+	away   lament // the last message about an outage that is not over
 }
 
-// newUI says everything to w.
+// newUI is a ui that writes to w.
 func newUI(w io.Writer) *ui {
 	u := &ui{w: w}
 	u.level.Set(slog.LevelWarn)
@@ -56,7 +56,7 @@ func newUI(w io.Writer) *ui {
 	return u
 }
 
-// newStderrUI is this process's.
+// newStderrUI is a ui that writes to standard error.
 func newStderrUI() *ui {
 	out := &outlet{w: descriptor(unix.Stderr)}
 	u := newUI(out)
@@ -69,7 +69,7 @@ func newStderrUI() *ui {
 	return u
 }
 
-// configure sets what -q, -v, --log-format and --key ask for.
+// configure carries out -q, -v, --log-format and --key.
 func (u *ui) configure(quiet, verbose, asJSON bool, keys []string) {
 	switch {
 	case quiet:
@@ -91,7 +91,7 @@ func (u *ui) configure(quiet, verbose, asJSON bool, keys []string) {
 	u.log = u.log.With("key", u.key)
 }
 
-// lament is what is said of an outage: a reason, and that it is still so.
+// lament is a message about an outage: a reason, and the words that it goes on.
 type lament struct{ reason, still string }
 
 func (u *ui) setAway(l lament) {
@@ -100,7 +100,7 @@ func (u *ui) setAway(l lament) {
 	u.away = l
 }
 
-// inVain says why a run has ended. A reason that stands in the line above is not said again.
+// inVain says why a run has ended. It does not repeat a reason from the line above.
 func (u *ui) inVain(reason string) string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -110,7 +110,7 @@ func (u *ui) inVain(reason string) string {
 	return "gave up: " + u.away.still
 }
 
-// say says what has happened and, if there is a hint, what can be done about it.
+// say says what has happened and, if there is a hint, what the user can do about it.
 func (u *ui) say(level slog.Level, message, hint string, attrs ...any) {
 	ctx := context.Background()
 	if u.json && hint != "" {
@@ -121,7 +121,7 @@ func (u *ui) say(level slog.Level, message, hint string, attrs ...any) {
 		return
 	}
 	u.mu.Lock()
-	repeated := level >= slog.LevelError && hint == u.hinted // the end, and a warning had it
+	repeated := level >= slog.LevelError && hint == u.hinted // a warning has given it before
 	u.hinted = hint
 	u.mu.Unlock()
 	if !repeated {
@@ -129,7 +129,7 @@ func (u *ui) say(level slog.Level, message, hint string, attrs ...any) {
 	}
 }
 
-// Write writes messages, in one piece each. It is for slog.
+// Write writes one message in one piece, for slog.
 func (u *ui) Write(message []byte) (int, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -157,7 +157,7 @@ func (u *ui) flush() {
 	}
 }
 
-// priority is what the journal wants to have before a line.
+// priority is the journal's prefix of a line.
 // https://www.freedesktop.org/software/systemd/man/latest/sd-daemon.html
 func (u *ui) priority(level slog.Level) string {
 	switch {

@@ -14,31 +14,31 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// A person who waits in front of a terminal sees a status line. A CI log gets a
-// line at the start and then rarely. Cron, which mails every line, gets none.
+// Somebody who waits at a terminal sees a status line. A CI log gets a line at the start,
+// and then rarely. Cron gets none, since it mails every line.
 
 const (
 	// redraw is how often the status line's clock moves.
 	redraw = time.Second
-	// lookAgain is how often the server is asked who holds the lock.
+	// lookAgain is how often the status line asks the server who holds the lock.
 	lookAgain = 2 * time.Second
 )
 
-// waitReport is what people are told of a wait.
+// waitReport tells people about a wait.
 type waitReport struct {
 	u     *ui
 	cfg   session.Config
 	claim lock.Claim
 	out   outage
-	said  int // lines, to a log
+	said  int // how many lines the log has
 
 	mu    sync.Mutex
 	began time.Time     // of the wait, or zero
-	shown chan struct{} // is closed to end the status line of what is in the way
-	gone  chan struct{} // is closed when that has ended
+	shown chan struct{} // closed to end the status line about an obstacle
+	gone  chan struct{} // closed when that line has ended
 }
 
-// since is when the wait began, which may be now.
+// since is when the wait began. The first call begins it.
 func (s *waitReport) since() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -55,7 +55,7 @@ func (s *waitReport) end() {
 	s.began, s.said = time.Time{}, 0
 }
 
-// line describes the wait from what the server shows.
+// line describes the wait by what the server shows.
 func (s *waitReport) line(backend uint32, views []inspect.View) string {
 	return s.waiting() + s.position(backend, views, inspect.View.String)
 }
@@ -67,7 +67,7 @@ func (s *waitReport) waiting() string {
 	return "waiting"
 }
 
-// position tells the place in line, and who has the locks.
+// position is the place in line, and who has the locks.
 func (s *waitReport) position(backend uint32, views []inspect.View, name func(inspect.View) string) (text string) {
 	holders, before, waiters := inspect.InLine(views, backend)
 	switch {
@@ -87,8 +87,8 @@ func (s *waitReport) position(backend uint32, views []inspect.View, name func(in
 	return text
 }
 
-// keepStatus shows the line until ctx ends. It looks by a connection of its own,
-// since that of the wait is busy waiting.
+// keepStatus shows the line until ctx ends. It has a connection of its own, since the other
+// one waits.
 func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
 	var viewer *session.Viewer
 	defer func() {
@@ -107,7 +107,7 @@ func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
 	})
 }
 
-// show has the status line say a text, which changes with time, until done.
+// show shows a text in the status line, and updates it until done.
 func (s *waitReport) show(done <-chan struct{}, text func() string) {
 	defer s.u.clearStatus()
 	tick := time.NewTicker(redraw)
@@ -128,9 +128,8 @@ func (s *waitReport) show(done <-chan struct{}, text func() string) {
 	}
 }
 
-// showObstacle has the status line say what is in the way, until the next such
-// thing; nil is none. It returns when what was shown before has gone. text must not
-// lock s.mu.
+// showObstacle shows an obstacle in the status line until the next call; nil shows nothing.
+// It returns when the text before has gone. text must not lock s.mu.
 func (s *waitReport) showObstacle(text func() string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,12 +149,12 @@ func (s *waitReport) showObstacle(text func() string) {
 	}()
 }
 
-// look asks the server, and closes a viewer with which that fails.
+// look asks the server. If that fails, it closes the viewer.
 func (s *waitReport) look(ctx context.Context, viewer *session.Viewer) ([]inspect.View, *session.Viewer) {
 	if viewer == nil {
 		var err error
 		if viewer, err = session.OpenViewer(ctx, s.cfg); err != nil {
-			return nil, nil // the line does without
+			return nil, nil // then the line says nothing about holders
 		}
 	}
 	views, err := inspect.Views(ctx, viewer, s.claim.Sought())
@@ -178,8 +177,8 @@ func (s *waitReport) logRarely(backend uint32, views []inspect.View) {
 	s.u.log.Warn(visible.Text(s.line(backend, views)), "event", "waiting")
 }
 
-// due is when, since the start, a log gets its next line: after the last of the
-// minutes, whenever as much time has passed again.
+// due is when the log gets its next line, counted from the start. After the last of the
+// minutes the time doubles each time.
 func (s *waitReport) due() time.Duration {
 	minutes := [...]int{0, 1, 2, 5, 10, 20, 30, 60}
 	last := len(minutes) - 1
@@ -189,21 +188,20 @@ func (s *waitReport) due() time.Duration {
 	return time.Duration(minutes[last]) * time.Minute << min(s.said-last, 10)
 }
 
-// watch is what the runner tells people and systemd. work says what this process
-// does while a command runs.
-func (o *options) watch(u *ui, cfg runner.Config, work string) runner.Watch {
+// watch has the runner tell people and systemd what it is at. work says what this
+// process does while a command runs.
+func (o *options) watch(u *ui, cfg *runner.Config, work string) {
 	s := &waitReport{u: u, cfg: cfg.Session, claim: cfg.Claim, out: outage{u: u}}
 	s.cfg.ApplicationName = "pglead"
 	_ = s.since()
 	hasStatus := u.hasStatus()
-	var w runner.Watch
 	switch {
 	case hasStatus:
-		w.Beside = s.keepStatus
+		cfg.Observer.Beside = s.keepStatus
 	case os.Getenv("CI") != "" && !o.quiet:
-		w.Waiting = s.logRarely
+		cfg.Observer.Waiting = s.logRarely
 	}
-	w.Away = func(obstacle error) {
+	cfg.Observer.Away = func(obstacle error) {
 		if obstacle == nil {
 			s.showObstacle(nil)
 			s.out.answers()
@@ -215,19 +213,18 @@ func (o *options) watch(u *ui, cfg runner.Config, work string) runner.Watch {
 			s.showObstacle(func() string { return "waiting for " + brief(time.Since(wait)) + ": " + obstacle.Error() })
 		}
 	}
-	w.Delayed = func(until time.Time) {
+	cfg.Observer.Delayed = func(until time.Time) {
 		switch {
 		case until.IsZero():
 			s.showObstacle(nil)
-		case hasStatus && len(cfg.Claim.Locks) > 0: // and not each, which has its own
+		case hasStatus && len(cfg.Claim.Locks) > 0: // each has none, and a status line of its own
 			s.showObstacle(func() string {
 				return "the lock is granted; its last holder may live on for another " + brief(max(0, time.Until(until))+time.Second-1)
 			})
 		}
 	}
-	w.Leading = s.end
+	cfg.Watch.Leading = s.end
 	if n := newNotifier(); n != nil {
-		n.watch(s, &w, work)
+		n.watch(s, cfg, work)
 	}
-	return w
 }

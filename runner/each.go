@@ -15,15 +15,15 @@ import (
 
 // EachConfig is a list of tasks, each with a lock of its own.
 type EachConfig struct {
-	// Config is what the tasks have in common: Keys, Claim and all of Command
-	// but its program are each task's own.
+	// Config is what the tasks have in common. Each task has its own Claim, and its own
+	// Command except for the program.
 	Config
 
 	Items    iter.Seq[string]
 	Task     func(item string) Task
 	Parallel int // how many commands run at once
 
-	// List is the number that all who work on one list have in common.
+	// List is a number that all workers on one list have in common.
 	List lockkey.ID
 
 	// Progress is called with every change, by one goroutine at a time.
@@ -42,22 +42,21 @@ type Task struct {
 type Tally struct {
 	Running int
 	Ran     int // Failed included
-	Failed  int // ended with another exit status than 0, by a signal or a timeout, or was asked to step down
-	Held    int // skipped, since someone else holds their lock
+	Failed  int // ended with an exit status other than 0, by a signal or a timeout, or was asked to step down
+	Held    int // skipped, since somebody else holds their lock
 	Paused  int // skipped, since the ledger says so
-	Done    int // skipped, since they have been run since this process began, here or elsewhere
+	Done    int // skipped, since they were run after this process began, here or elsewhere
 }
 
-// Each works on every item that nobody else works on: it takes the item's lock
-// and runs the item's command. It skips an item that is held elsewhere, or that
-// another worker of the list has run since this process began. With cfg.Wait it comes
-// back to items that were held, and to items that failed elsewhere, until none is left
-// or the time is up.
+// Each works on every item that nobody else works on: it takes the item's lock and runs
+// the item's command. It skips an item that is held elsewhere, or that another worker on
+// the list has run since this process began. With cfg.Wait it comes back to items that
+// were held, and to items that failed elsewhere, until none is left or the time is up.
 //
 // One session holds the locks of all commands. With transactions each worker has a
-// session of its own. When a session is lost, its commands are killed, and Each ends.
+// session of its own. When a session is lost, Each kills its commands and returns.
 func Each(cfg EachConfig) (Tally, error) {
-	p, err := begin(cfg.Config)
+	n, err := begin(cfg.Config)
 	if err != nil {
 		return Tally{}, err
 	}
@@ -66,7 +65,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	patience, hurry := context.WithCancel(context.Background())
 	defer hurry()
 	e := &each{
-		process: p, cfg: cfg, cancel: cancel, hurry: hurry,
+		node: n, cfg: cfg, cancel: cancel, hurry: hurry,
 		jobs: jobs{lease: cfg.Session.Lease, active: map[lockkey.ID]*job{}}, ends: ends{well: map[lockkey.ID]bool{}}, bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
 	}
 	stopped := make(chan struct{})
@@ -85,7 +84,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	}
 	e.passes(ctx, shared)
 	for _, lost := range e.lost {
-		lost.Session.Close() // or it would keep the locks for as long as that takes
+		lost.Session.Close() // otherwise it would keep the locks meanwhile
 	}
 	lock.AnnounceDeaths(patience, e.lost...)
 	return e.tally, context.Cause(ctx)
@@ -93,10 +92,10 @@ func Each(cfg EachConfig) (Tally, error) {
 
 // each is a list at work.
 type each struct {
-	process   *process
+	node      *node
 	cfg       EachConfig
 	cancel    context.CancelCauseFunc
-	hurry     context.CancelFunc // is called when a signal asks this process to end
+	hurry     context.CancelFunc // called when a signal asks this process to end
 	returning bool               // to items that were skipped before
 
 	jobs jobs
@@ -110,8 +109,7 @@ type each struct {
 	lost  []*lock.Held // locks that were lost; their commands are dead
 }
 
-// passes goes through the items, and comes back to some of them for as long as
-// cfg.Wait allows.
+// passes goes through the items, and comes back to some of them while cfg.Wait allows.
 func (e *each) passes(ctx context.Context, shared *connection) {
 	began := time.Now()
 	items := e.cfg.Items
@@ -127,7 +125,7 @@ func (e *each) passes(ctx context.Context, shared *connection) {
 	}
 }
 
-// pass goes through the items once and returns those to come back to.
+// pass goes through the items once. It returns the items to come back to.
 func (e *each) pass(ctx context.Context, shared *connection, items iter.Seq[string]) []string {
 	e.again = nil
 	queue := make(chan string)
@@ -152,7 +150,7 @@ func (e *each) pass(ctx context.Context, shared *connection, items iter.Seq[stri
 	return e.again
 }
 
-// workOn works on what is in the queue. With transactions it opens a session of its own.
+// workOn works on the items in the queue. With transactions it opens a session of its own.
 func (e *each) workOn(ctx context.Context, on *connection, queue <-chan string) error {
 	if e.cfg.Session.Transaction {
 		own, err := e.openConnection(ctx)
@@ -166,8 +164,7 @@ func (e *each) workOn(ctx context.Context, on *connection, queue <-chan string) 
 	return w.work(ctx)
 }
 
-// settle waits for the evidence that an item's last command is dead, and makes sure of
-// the grant.
+// settle waits until an item's last command is dead, and draws the token for the grant.
 func (e *each) settle(ctx context.Context, j *job) (settled bool, err error) {
 	if j.held, err = j.bid.Settle(ctx); err == nil {
 		e.describe(j.session)
@@ -179,27 +176,26 @@ func (e *each) settle(ctx context.Context, j *job) (settled bool, err error) {
 	return false, e.barred(j, err)
 }
 
-// bid returns the bid for an item. A bid that was refused before is used again, with
-// what it has heard since. Through a pooler nothing is heard, so each bid is a new one.
+// bid returns the bid for an item. If a bid was refused before, that one is used again: it
+// has listened since. Through a pooler nobody can listen, so each bid is a new one.
 func (e *each) bid(j *job) *lock.Bid {
 	if b := e.bids.of(j.Lock.ID); b != nil {
 		return b
 	}
-	locking := e.process.lockConfig()
-	locking.Claim = lock.Claim{Locks: []lock.Lock{j.Lock}, Polled: true}
-	locking.Ledger.Keys = []string{j.Key}
-	return lock.NewBid(j.session, locking, e.returning) // on a later pass it has missed what was said since the one before
+	locking := e.node.common.Config
+	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []lock.Lock{j.Lock}, Polled: true}
+	return lock.NewBid(j.session, locking, e.returning) // on a later pass nobody has listened since the pass before
 }
 
-// passOver skips an item that is held elsewhere. If this process is to come back to it,
-// the bid listens meanwhile, and then knows whether the lock's last holder is dead.
+// passOver skips an item that is held elsewhere. If this process may come back to it, the
+// bid listens meanwhile, and then knows whether the lock's last holder is dead.
 func (e *each) passOver(ctx context.Context, j *job) error {
 	e.skip(j, heldElsewhere)
 	if e.cfg.Wait == 0 || e.cfg.Session.Transaction {
 		return nil
 	}
 	if !e.bids.keep(j.Lock.ID, j.bid) {
-		return nil // coming back, it waits out the lock-delay
+		return nil // when it comes back, it waits out the lock-delay
 	}
 	return j.bid.Listen(ctx)
 }
@@ -227,8 +223,8 @@ const (
 	doneElsewhere // and not to be run again
 )
 
-// skip counts an item that is not run now. Unless it is done, this process may come
-// back to it.
+// skip counts an item that is not run now. This process may come back to it, unless the
+// item is done.
 func (e *each) skip(j *job, why reason) {
 	e.count(func(t *Tally) {
 		switch why {
@@ -246,8 +242,8 @@ func (e *each) skip(j *job, why reason) {
 	})
 }
 
-// skipIfRun skips an item that was run since this process began, and says whether it did. If
-// that run failed, this process comes back to it, if there is time.
+// skipIfRun skips an item that was run since this process began, and says whether it did.
+// If that run failed, this process comes back to the item, if there is time.
 func (e *each) skipIfRun(j *job) bool {
 	well, ended := e.ends.of(j.Lock.ID)
 	if !ended || !well && e.returning {

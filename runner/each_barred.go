@@ -10,10 +10,10 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// barred skips an item that the ledger keeps from starting, or returns the error.
+// barred skips an item if the ledger keeps it from starting; otherwise it returns the error.
 func (e *each) barred(j *job, err error) error {
 	log, level := e.cfg.Log.With("item", j.item), slog.LevelWarn
-	if e.returning { // it has been said
+	if e.returning { // an earlier pass has logged it
 		level = slog.LevelInfo
 	}
 	switch {
@@ -36,7 +36,7 @@ func (e *each) barred(j *job, err error) error {
 	return nil
 }
 
-// withHint is an error and what can be done about it, in one line.
+// withHint is an error and its hint in one line.
 func withHint(err error) string {
 	if e := (*session.Error)(nil); errors.As(err, &e) && e.Hint != "" {
 		return err.Error() + "; " + e.Hint

@@ -8,25 +8,25 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// mostHeard is the most items of others to whose ends this process listens: each
-// takes two of the server's locks, of which all of its sessions share some thousands.
+// mostHeard bounds the items for whose ends this process listens: each takes two of the
+// server's locks, and all sessions share some thousands of those.
 const mostHeard = 64
 
-// bids are those for items that others had, in a session that all commands share.
-// They are kept with what they have heard since.
+// bids are the bids for items that others held, in a session that all commands share.
+// They keep listening for this process's return.
 type bids struct {
 	mu   sync.Mutex
 	kept map[lockkey.ID]*lock.Bid
 }
 
-// of returns the bid that was kept, or nil.
+// of returns the bid for an item, or nil.
 func (bs *bids) of(id lockkey.ID) *lock.Bid {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
 	return bs.kept[id]
 }
 
-// keep says whether there is room for what a bid may hear.
+// keep keeps a bid if there is room for it, and says whether there is.
 func (bs *bids) keep(id lockkey.ID, b *lock.Bid) bool {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()
@@ -43,6 +43,6 @@ func (bs *bids) drop(ctx context.Context, id lockkey.ID) {
 	delete(bs.kept, id)
 	bs.mu.Unlock()
 	if b != nil {
-		_ = b.Unlisten(ctx) // if it can't be said, the session is lost
+		_ = b.Unlisten(ctx) // if it fails, the session is lost
 	}
 }

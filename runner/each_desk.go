@@ -8,7 +8,7 @@ import (
 )
 
 // desk takes the workers' orders to the server. Orders that come while it waits for an
-// answer make the next round trip together, with one token.
+// answer travel together in the next round trip, with one token.
 type desk struct {
 	each   *each
 	orders chan *order
@@ -23,7 +23,7 @@ type order struct {
 	done    chan struct{}
 }
 
-// mostOrders is how many make one round trip: a statement can have 1,664 columns.
+// mostOrders bounds the orders in one round trip: a statement can have 1,664 columns.
 const mostOrders = 256
 
 // serve takes orders until the channel is closed.
@@ -55,7 +55,7 @@ func (d desk) carryOut(s *session.Session, batch []*order) {
 			t.Next = append(t.Next, o.next.bid)
 		}
 	}
-	err := t.Do(context.Background(), s) // the end of the session bounds it
+	err := t.Do(context.Background(), s) // it returns at the latest when the session ends
 	for _, o := range batch {
 		if o.last != nil {
 			o.last.run.afterRelease(o.last.outcome, err)
@@ -67,8 +67,8 @@ func (d desk) carryOut(s *session.Session, batch []*order) {
 	}
 }
 
-// turnOver gives back the lock of the last command and tries for the lock of the next
-// job. Either may be nil. If possible, both are one round trip.
+// turnOver gives back the lock of the last command, and tries for the lock of the next
+// job. Either may be nil. If possible, one round trip does both.
 func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted bool, err error) {
 	o := &order{done: make(chan struct{})}
 	if last != nil {
@@ -95,8 +95,8 @@ func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted 
 // release gives back the lock of a command that has ended.
 func (e *each) release(ctx context.Context, last *ended) {
 	if !e.cfg.Session.Transaction {
-		// If it can't be said, the session is lost, or at worst somebody else runs
-		// the item again.
+		// If Tell fails, the session is lost, or at worst somebody else runs the item
+		// again.
 		said := e.said(last)
 		_ = lock.Tell(context.WithoutCancel(ctx), last.session, said.Channel, said.Payload)
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// job is an item under way, with the channels to its command.
+// job is an item under way, with the channels to its command's supervision.
 type job struct {
 	Task
 	item    string
@@ -25,7 +25,7 @@ type job struct {
 	held    *lock.Held // from the grant on
 	signals chan os.Signal
 	renewed chan boottime.Instant
-	heeds   bool // requests to step down; under the mutex of jobs
+	heeds   bool // the heartbeat looks for requests to step down; under jobs.mu
 }
 
 // jobs are the items under way in this process, by the number of the lock.
@@ -57,11 +57,11 @@ func (js *jobs) leave(j *job) {
 	}
 }
 
-// heedAfter is how long a command has to run before anybody could ask it to step down: a
-// brief one is over before, and costs the heartbeat nothing.
+// heedAfter is how long a command runs before it heeds requests to step down. A brief
+// command is over before, and so costs the heartbeat nothing.
 const heedAfter = time.Second
 
-// heed has a job's session look for requests to step down from it, until it leaves.
+// heed has a job's session look for requests that the job step down, until the job leaves.
 func (js *jobs) heed(j *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
@@ -71,8 +71,8 @@ func (js *jobs) heed(j *job) {
 	}
 }
 
-// watchRequests has the heartbeat of a job's session look for requests for all jobs that
-// heed them. The caller holds mu.
+// watchRequests has the heartbeat of a job's session look for requests to all of its jobs
+// that heed them. The caller holds mu.
 func (js *jobs) watchRequests(of *job) {
 	var held []*lock.Held
 	for _, j := range js.active {
@@ -111,7 +111,7 @@ func (js *jobs) signal(sig os.Signal) {
 	}
 }
 
-// keys are some of the keys under way in a session.
+// keys are the keys under way in a session, up to a maximum.
 func (js *jobs) keys(s *session.Session) (keys []string) {
 	const most = 8 // the server cuts off what is too long
 	js.mu.Lock()
@@ -124,12 +124,12 @@ func (js *jobs) keys(s *session.Session) (keys []string) {
 	return keys
 }
 
-// relay passes signals on to all commands; one that asks this process to end
+// relay passes signals on to all commands. A signal that asks this process to end also
 // ends the list.
 func (e *each) relay(stopped <-chan struct{}) {
 	for {
 		select {
-		case sig := <-e.process.caught:
+		case sig := <-e.node.caught:
 			if child.Interrupts(sig.(unix.Signal)) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal)})
 				e.hurry()
@@ -149,7 +149,7 @@ type connection struct {
 
 func (e *each) openConnection(ctx context.Context) (*connection, error) {
 	var s *session.Session
-	locking := e.process.lockConfig()
+	locking := e.node.common.Config
 	err := locking.Persist(ctx, func(left func() time.Duration) (rank int, err error) {
 		s, err = locking.OpenSession(ctx, left())
 		if err == nil && !e.cfg.Session.Transaction {

@@ -8,8 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// endsMost bounds the memory for what others have done: a list may have millions of
-// items, and all its workers are about equally far.
+// endsMost bounds the memory for what others have done. A list may have millions of items,
+// but all its workers are at about the same place.
 const endsMost = 1 << 17
 
 // ends remembers how the latest items ended, here and elsewhere.
@@ -42,12 +42,12 @@ func (e *ends) add(id lockkey.ID, well bool) {
 	e.well[id] = well
 }
 
-// Workers of one list tell each other which items they have run, before they free
-// the item's lock.
+// Workers on one list tell each other which items they have run, before they free the
+// item's lock.
 //
-// Channel: pglead.1.each.NUMBER, the number of the key as it was given, braces
-// and all. Payload: two fields with a space between them, the number of the
-// item's lock and "ok" or "failed". More fields may be added at the end.
+// Channel: pglead.1.each.NUMBER, the number of the key as it was given, including {}.
+// Payload: two fields with a space between them, the number of the item's lock and "ok"
+// or "failed". More fields may be added at the end.
 
 func (e *each) channel() string { return "pglead.1.each." + e.cfg.List.String() }
 

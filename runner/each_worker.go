@@ -13,26 +13,26 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// aheadMost is how long a lock is held at most before its command can start, since
-// others skip the item meanwhile. It is the time of a brief command: a lock is taken
+// aheadMost is the longest time that a lock is held before its command can start: others
+// skip the item meanwhile. It is the time of a brief command, since a worker takes a lock
 // ahead only beside a command that follows a brief one (see child.Child.Guard).
 const aheadMost = 20 * time.Millisecond
 
-// worker works on one item after the other. Beside each command, if the one before was
-// brief, there is an errand to the server:
+// worker works on one item after the other. If the command before was brief, an errand to
+// the server runs beside the next command:
 //
 //	command   1 ────────┤2 ────────┤3 ────────┤
 //	errand              │fetch 3   │free 2,   │free 3,
 //	                    │          │fetch 4   │fetch 5
 //
-// Else the next lock is taken between two commands.
+// Otherwise the worker takes the next lock between two commands.
 type worker struct {
 	*each
 	session *session.Session
 	queue   <-chan string
 	guard   *child.Guard // ready for a command, or nil
-	brief   bool         // the last command was brief, and has left its guard
-	early   []string     // an item to be taken up again: it was fetched too early, or is still at work here
+	brief   bool         // the last command was brief, so its guard can have another one
+	early   []string     // an item to try again: it was fetched too early, or is still at work here
 }
 
 // ended is an item whose command has ended, and whose lock is still held.
@@ -43,7 +43,7 @@ type ended struct {
 	well    bool
 }
 
-// work works on what is in the queue until that is closed.
+// work works on the items in the queue until the queue is closed.
 func (w *worker) work(ctx context.Context) error {
 	defer func() {
 		if w.guard != nil {
@@ -81,8 +81,8 @@ type errand struct {
 }
 
 // beside runs an errand beside the command that is about to start. If the command before
-// was not brief, the errand only gives back that command's lock. A lock that it fetches ahead
-// is given back if the command doesn't end within aheadMost.
+// was not brief, the errand only gives back that command's lock. Otherwise it also fetches
+// the next item's lock, and gives that back if the command doesn't end within aheadMost.
 func (w *worker) beside(ctx context.Context, last *ended) <-chan errand {
 	got := make(chan errand)
 	ahead := w.brief && !w.cfg.Session.Transaction // a transaction holds one lock after the other
@@ -112,8 +112,7 @@ func (w *worker) beside(ctx context.Context, last *ended) <-chan errand {
 }
 
 // fetch gives back the lock of the last command, if there is one, and takes the lock of
-// the next item that is free. It returns nil if there is none or, ahead of time, none
-// yet.
+// the next free item. It returns nil if there is no such item or, ahead of time, none yet.
 func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, error) {
 	for {
 		j := w.pick(ctx, last == nil && !ahead)
@@ -121,7 +120,7 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 			return nil, nil
 		}
 		if j != nil && !ahead {
-			if err := w.readyGuard(); err != nil { // it gets ready while the server is asked
+			if err := w.readyGuard(); err != nil { // the guard gets ready while the server answers
 				w.jobs.leave(j)
 				w.free(ctx, last)
 				return nil, err
@@ -146,22 +145,21 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 	}
 }
 
-// pick returns the next item to try, or nil if there is none, or none yet. It skips the
-// items that are under way here, or are known to have been run.
+// pick returns the next item to try, or nil if there is none, or none yet. It skips items
+// that are under way here, or that this process knows to have been run.
 func (w *worker) pick(ctx context.Context, wait bool) *job {
-	locking := w.process.lockConfig()
 	for ctx.Err() == nil {
 		item, ok := w.item(wait)
 		if !ok {
 			return nil
 		}
-		w.cfg.Watch.SayAlive(locking.AttemptMost())
+		w.cfg.Observer.SayAlive(w.cfg.AttemptMost())
 		j := &job{
 			Task: w.cfg.Task(item), item: item, worker: w, session: w.session,
 			signals: make(chan os.Signal, 64), renewed: make(chan boottime.Instant, 1),
 		}
 		switch other := w.jobs.enter(j); {
-		case other != nil && other.worker == w: // it is twice in the list, and still at work
+		case other != nil && other.worker == w: // the item is twice in the list, and still at work
 			w.early = []string{item}
 			return nil
 		case other != nil:
@@ -176,7 +174,7 @@ func (w *worker) pick(ctx context.Context, wait bool) *job {
 	return nil
 }
 
-// item is the next one in the queue. Without a wait, there may be none yet.
+// item is the next item in the queue. Without a wait there may be none yet.
 func (w *worker) item(wait bool) (item string, ok bool) {
 	if len(w.early) > 0 {
 		item, w.early = w.early[0], nil
@@ -198,7 +196,7 @@ func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, er
 	switch {
 	case !granted:
 		return false, w.passOver(ctx, j)
-	case w.skipIfRun(j): // what ended between the first look and the grant has been heard by now
+	case w.skipIfRun(j): // by now it has heard what ended between the first look and the grant
 		return false, j.bid.GiveBack(context.WithoutCancel(ctx))
 	}
 	return w.settle(ctx, j)
@@ -215,17 +213,17 @@ func (w *worker) abandon(j *job) {
 	w.describe(j.session)
 }
 
-// do runs an item's command. If the lock outlives it, the caller gives the lock back.
+// do runs an item's command. If the lock was not lost, the caller has to give it back.
 func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	if err := w.readyGuard(); err != nil {
 		w.abandon(j)
 		return nil, err
 	}
 	cfg := w.cfg.Config
-	cfg.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
+	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
 	cfg.Log = cfg.Log.With("item", j.item)
 	log := cfg.Log
-	r := &run{process: w.process, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, keepGuard: true}
+	r := &run{node: w.node, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, keepGuard: true}
 	w.guard, w.brief = nil, false
 	w.count(func(t *Tally) { t.Running++ })
 	for len(j.signals) > 0 { // they came before there was a command
@@ -241,7 +239,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	if errors.As(err, new(*LockLostError)) {
 		w.noteLost(j)
 	}
-	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout|ByStepDown) { // which has been said
+	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout|ByStepDown) { // for these there is a line already
 		log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
 	}
 	well := err == nil && !outcome.failed() && !outcome.Asked.Has(ByStepDown) // see endOf
@@ -262,8 +260,8 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	return &ended{job: j, run: r, outcome: outcome, well: well}, err
 }
 
-// readyGuard has a guard ready for a command. One that was killed between two items is
-// no reason to end the list: nothing ran below it.
+// readyGuard makes sure that there is a guard for the next command. If the last one was
+// killed between two items, the list goes on: nothing ran below it.
 func (w *worker) readyGuard() (err error) {
 	if w.guard != nil && w.guard.Ended() {
 		w.guard.Close()
@@ -271,7 +269,7 @@ func (w *worker) readyGuard() (err error) {
 		w.cfg.Log.Warn("the guard process died between two items; starting another", "event", "guard")
 	}
 	if w.guard == nil {
-		w.guard, err = w.process.newGuard(w.session)
+		w.guard, err = w.node.newGuard(w.session)
 	}
 	return err
 }
@@ -279,7 +277,7 @@ func (w *worker) readyGuard() (err error) {
 // free gives back the lock of a command that has ended, if there is one.
 func (w *worker) free(ctx context.Context, last *ended) {
 	if last != nil {
-		_, _ = w.turnOver(ctx, last, nil) // only a trial has an answer
+		_, _ = w.turnOver(ctx, last, nil) // its results are about the next item
 	}
 }
 
@@ -290,7 +288,7 @@ func (w *worker) noteLost(j *job) {
 	w.lost = append(w.lost, j.held)
 }
 
-// leave is done with an item.
+// leave forgets an item, whose work is over.
 func (w *worker) leave(ctx context.Context, j *job) {
 	w.bids.drop(context.WithoutCancel(ctx), j.Lock.ID)
 	w.jobs.leave(j)

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -25,7 +27,6 @@ type scene struct {
 	supervision
 	sent      chan os.Signal
 	deadlines chan boottime.Instant
-	asks      chan struct{}
 	fate      *playedLock
 	job       *playedCommand
 
@@ -35,8 +36,8 @@ type scene struct {
 // newScene is to be called in a bubble of virtual time.
 func newScene() *scene {
 	s := &scene{
-		sent: make(chan os.Signal, 64), deadlines: make(chan boottime.Instant, 1), asks: make(chan struct{}, 1),
-		fate: &playedLock{lost: make(chan struct{})},
+		sent: make(chan os.Signal, 64), deadlines: make(chan boottime.Instant, 1),
+		fate: &playedLock{lost: make(chan struct{}), requests: make(chan struct{}, 1)},
 	}
 	s.job = &playedCommand{told: s.say, events: make(chan child.Event, 16), done: make(chan struct{})}
 	withoutTime := func(_ []string, a slog.Attr) slog.Attr {
@@ -46,11 +47,9 @@ func newScene() *scene {
 		return a
 	}
 	s.supervision = supervision{
-		cfg:  &Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}},
+		cfg:  &Config{Config: lock.Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
 		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
-		renewed: s.deadlines, signals: s.sent, requests: s.asks,
-		asker:  func() request { return request{by: "root@elsewhere"} },
-		prefer: func(string) {},
+		renewed: s.deadlines, signals: s.sent,
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
 	s.cfg.Log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
@@ -105,16 +104,26 @@ func renews(deadline time.Duration) func(*scene) {
 	return func(s *scene) { s.deadlines <- boottime.Instant(deadline) }
 }
 
-func asksToStepDown(s *scene) { s.asks <- struct{}{} }
+func asksToStepDown(s *scene) { s.fate.requests <- struct{}{} }
 
 // playedLock is a lock that is lost when a test says so.
 type playedLock struct {
-	lost chan struct{}
-	mu   sync.Mutex
-	err  error
+	lost      chan struct{}
+	requests  chan struct{}
+	askerLate time.Duration
+
+	mu  sync.Mutex
+	err error
 }
 
-func (l *playedLock) Lost() <-chan struct{} { return l.lost }
+func (l *playedLock) Lost() <-chan struct{}     { return l.lost }
+func (l *playedLock) Requests() <-chan struct{} { return l.requests }
+func (l *playedLock) Prefer(string)             {}
+
+func (l *playedLock) Asker(context.Context) (by, to string) {
+	time.Sleep(l.askerLate)
+	return "root@elsewhere", ""
+}
 
 func (l *playedLock) Err() error {
 	l.mu.Lock()
@@ -131,6 +140,7 @@ func (l *playedLock) lose(err error) {
 
 // playedCommand notes what it is told, and does nothing of it.
 type playedCommand struct {
+	born   boottime.Instant
 	told   func(string)
 	events chan child.Event
 	done   chan struct{}
@@ -138,6 +148,7 @@ type playedCommand struct {
 }
 
 func (c *playedCommand) PID() int                   { return 4711 }
+func (c *playedCommand) Born() boottime.Instant     { return c.born }
 func (c *playedCommand) Events() <-chan child.Event { return c.events }
 func (c *playedCommand) Done() <-chan struct{}      { return c.done }
 func (c *playedCommand) Result() child.Result       { return c.result }

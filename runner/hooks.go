@@ -11,11 +11,11 @@ import (
 )
 
 // Hooks are shell commands for alarms. They run beside everything else. Only the end of
-// this process waits for them, and that comes after the lock is given back.
+// this process waits for them, after the lock is given back.
 type Hooks struct{ Acquired, Lost, Released string }
 
-// hookMost is how long a hook may take; then it is killed with all that it
-// started. systemd gives the whole of a stop 90 s.
+// hookMost is how long a hook may take. Then it is killed with all that it started.
+// systemd allows 90 s for a whole stop.
 const hookMost = 10 * time.Second
 
 // hook starts a hook. It has the command's environment, with the event in PGLEAD_EVENT
@@ -35,13 +35,13 @@ func (r *run) hook(event, command string, reason error) {
 	})
 }
 
-// runHook runs a hook to its end, which a guard of its own bounds.
-func (p *process) runHook(env []string, command string) error {
+// runHook runs a hook to its end, under a guard of its own that kills it at hookMost.
+func (n *node) runHook(env []string, command string) error {
 	shell, err := child.Lookup("sh")
 	if err != nil {
 		return err
 	}
-	g, err := p.guards.Start(nil)
+	g, err := n.guards.Start(nil)
 	if err != nil {
 		return err
 	}

@@ -30,41 +30,41 @@ type LeadConfig struct {
 	Restart    Restart
 }
 
-// Between two starts of the command lies a pause without the lock, so that a node on
-// which the command can run gets its chance. The pause doubles each time. A command
-// that has run for restartSettled is taken to have started well.
+// Between two starts of the command there is a pause without the lock, so that a node on
+// which the command can run gets its chance. The pause doubles each time. A command that
+// has run for restartSettled has started well, and the pause begins anew.
 const (
 	restartFirst   = time.Second
 	restartMost    = time.Minute
 	restartSettled = time.Minute
 )
 
-// Lead stands for election for ever, and runs the command whenever this node
-// leads. It returns when a signal asks this process to end, or with the outcome of a
-// command after which cfg.Restart doesn't have it stand again. Until the database has
-// been reached for the first time it also returns every error; it rides out later ones.
+// Lead stands for election for ever, and runs the command whenever this node leads. It
+// returns when a signal asks this process to end, or with the command's outcome if
+// cfg.Restart is against standing again. Until it has reached the database for the first
+// time, it also returns every error. It rides out later ones.
 func Lead(cfg LeadConfig) (Outcome, error) {
-	p, err := begin(cfg.Config)
+	n, err := begin(cfg.Config)
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer p.hooks.Wait()
-	p.common.Wait, p.reached = lock.Forever, new(bool)
-	if err := p.rest(pace.Between(0, cfg.FirstDelay)); err != nil {
+	defer n.hooks.Wait()
+	n.common.Wait, n.common.Reached = lock.Forever, new(bool)
+	if err := n.rest(pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
-	for pause := restartFirst; ; pause = min(2*pause, restartMost) {
-		outcome, err := p.once()
-		p.common.Session.Database = session.Elsewhere(p.common.Session.Database, err)
-		p.lost = errors.As(err, new(*LockLostError))
+	for pause := restartFirst; ; {
+		outcome, err := n.once()
+		n.common.Session.Database = session.Elsewhere(n.common.Session.Database, err)
+		n.common.WasHolder = errors.As(err, new(*LockLostError))
 		switch {
-		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !*p.reached:
+		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !*n.common.Reached:
 			return outcome, err
-		case p.lost:
+		case n.common.WasHolder:
 			// Somebody else leads by now, or nobody can: no reason to pause.
 			cfg.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
-			pause = restartFirst / 2 // the loop doubles it
-			cfg.Watch.resting(pause)
+			cfg.Watch.resting(time.Now())
+			pause = restartFirst
 			continue
 		case err != nil:
 			cfg.Log.Warn(fmt.Sprintf("%v; standing for election again in %v", err, pause), "event", "standing")
@@ -77,13 +77,14 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 			cfg.Log.Warn(fmt.Sprintf("the command ended after %v (%s); standing for election again in %v",
 				outcome.Ran.Round(time.Millisecond), describeStatus(outcome.Status), pause), "event", "restarting")
 		}
-		if err := p.rest(pause); err != nil {
+		if err := n.rest(pause); err != nil {
 			return Outcome{}, err
 		}
+		pause = min(2*pause, restartMost)
 	}
 }
 
-// ends says whether the end of the command is that of the candidacy.
+// ends says whether the candidacy ends with the command.
 func (cfg LeadConfig) ends(o Outcome) bool {
 	switch cfg.Restart {
 	case RestartNever:

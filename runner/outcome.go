@@ -22,7 +22,7 @@ func (o Outcome) failed() bool {
 	return o.Asked.Has(ByTimeout) || o.Status.Signaled() || o.Status.ExitStatus() != 0
 }
 
-// endOf is the end of a command, as the ledger has it. One that was asked to end may
+// endOf is the end of a command in the ledger's terms. A command that was asked to end may
 // have left its work undone, whatever its exit status is.
 func endOf(o Outcome, err error) ledger.End {
 	end := ledger.End{At: time.Now()}
@@ -51,8 +51,8 @@ func endOf(o Outcome, err error) ledger.End {
 	return end
 }
 
-// Asked is what has asked a command to end. It is a set: while the command ends
-// for one reason, another one may come.
+// Asked is what has asked a command to end. It is a set, since a second reason may come
+// before the command has ended.
 type Asked uint8
 
 // The members of Asked.

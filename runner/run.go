@@ -1,14 +1,12 @@
-// Package runner is where lock and command meet: Run takes the lock, starts
-// the command, and sees to it that the command is dead before the lock is
-// anybody else's.
+// Package runner is where lock and command meet: Run takes the lock, starts the command,
+// and makes sure that the command is dead before anybody else gets the lock.
 //
 // To read it: Run, once, acquire (lock.Acquire opens the session and takes the lock),
 // runCommand, startSupervised (child.Guard starts the command), supervise (the
-// one select where the two meet), release. The files each*.go are of pglead each alone.
+// one select where the two meet), release. The files each*.go are for pglead each alone.
 package runner
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,48 +22,47 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Run takes the lock, runs the command, and returns when every process of it
-// is dead and the lock is given back. The command is started only while the
-// server grants the lock. Beside those of lock.Acquire and of
-// starting the guard, errors are
+// Run takes the lock, runs the command, and returns when every process of the command is
+// dead and the lock is given back. It starts the command only while the server grants the
+// lock. Errors are those of lock.Acquire and of starting the guard, and
 //
 //	*InterruptedError    a signal came before the command was started
-//	child.ErrTooLate     the lease was over before that
+//	child.ErrTooLate     the lease was over before the command was started
 //	*child.LookupError   the command can't be executed
 //	*LockLostError       the lock was lost while the command ran
 //	*GuardDiedError      the guard was killed, and the command with it
 func Run(cfg Config) (Outcome, error) {
-	p, err := begin(cfg)
+	n, err := begin(cfg)
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer p.hooks.Wait()
-	if err := p.rest(pace.Between(0, cfg.Splay)); err != nil {
+	defer n.hooks.Wait()
+	if err := n.rest(pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
-	return p.once()
+	return n.once()
 }
 
 // run is one command under one lock.
 type run struct {
-	*process
-	cfg Config // hides that of the process: in each, keys, command, environment and log are one item's
+	*node
+	cfg Config // this run's settings; in each, one item's keys, command, environment and log
 
-	listener *listener               // has the signals until the command runs; nil: they stay in their channel
+	listener *listener               // takes the signals until the command runs; nil: they stay in their channel
 	signals  <-chan os.Signal        // for the command
 	renewed  <-chan boottime.Instant // the session's latest deadline
 
 	held      *lock.Held
 	guard     *child.Guard
 	keepGuard bool         // for another command after this one
-	child     *child.Child // from the start on
+	child     *child.Child // once it is started
 }
 
 // once takes the lock, runs the command one time, and gives the lock back.
-func (p *process) once() (Outcome, error) {
-	ctx, listener := interruptible(p.caught)
+func (n *node) once() (Outcome, error) {
+	ctx, listener := interruptible(n.caught)
 	defer listener.handOver()
-	r := &run{process: p, cfg: p.common, listener: listener, signals: p.caught}
+	r := &run{node: n, cfg: n.common, listener: listener, signals: n.caught}
 	if err := r.acquire(ctx); err != nil {
 		return Outcome{}, err
 	}
@@ -82,7 +79,7 @@ func (p *process) once() (Outcome, error) {
 
 // acquire takes the lock. The guard starts meanwhile.
 func (r *run) acquire(ctx context.Context) error {
-	locking := r.lockConfig()
+	locking := r.common.Config
 	locking.Prepare = func(s *session.Session) (abandon func(), err error) {
 		if r.guard, err = r.newGuard(s); err != nil {
 			return func() {}, err
@@ -98,8 +95,8 @@ func (r *run) acquire(ctx context.Context) error {
 }
 
 // runCommand runs the command under the lock, and returns when all that it started is dead.
-// With toRelease the caller has to give the lock back. Otherwise it is lost, or no command
-// was started and it has been given back here.
+// If toRelease is true, the caller has to give the lock back. Otherwise the lock is lost, or
+// no command was started and runCommand has given it back.
 func (r *run) runCommand(ctx context.Context) (outcome Outcome, toRelease bool, err error) {
 	r.cfg.Log = r.cfg.Log.With("token", r.held.Token)
 	r.cfg.Log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)...)
@@ -153,8 +150,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	r.child = c
 	s := &supervision{
 		cfg: &r.cfg, held: r.held, command: c, began: began, started: time.Now(),
-		renewed: r.renewed, signals: r.signals, missed: r.listener.handOver(), born: c.Born(),
-		requests: r.held.Requests(), asker: func() request { return r.asker(context.WithoutCancel(ctx)) }, prefer: r.held.Prefer,
+		renewed: r.renewed, signals: r.signals, missed: r.listener.handOver(),
 		onLoss: func(reason error) { r.hook("lost", r.cfg.Hooks.Lost, reason) },
 	}
 	r.cfg.Log.Info("command started", "event", "started", "pid", c.PID())
@@ -164,15 +160,15 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	return s, nil
 }
 
-// leaseGrace is the longest grace after the holder's share of the lease. It leaves a
-// tenth of the lease, so that the command is dead before the server, which hears
-// nothing either, frees the lock and a newcomer's first try gets it.
+// leaseGrace is the longest grace after the holder's share of the lease. It leaves a tenth
+// of the lease. So the command is dead before a server that hears nothing frees the lock,
+// and a newcomer's first try gets it.
 func leaseGrace(lease time.Duration) time.Duration {
 	return lease*9/10 - session.HolderShare(lease)
 }
 
-// guardLinger is how long the guard of a pglead that is stopped leaves the lock with it, so
-// that those in line see its silence for long enough. Behind a pooler nobody sees that.
+// guardLinger is how long the guard of a stopped pglead leaves the lock with it, so that
+// the waiters in line see the silence for long enough. Behind a pooler nobody sees that.
 func (r *run) guardLinger() time.Duration {
 	if r.cfg.Session.Transaction {
 		return 0
@@ -181,24 +177,17 @@ func (r *run) guardLinger() time.Duration {
 	return session.DeadAfter(r.cfg.Session.Lease, 0) - session.HolderShare(r.cfg.Session.Lease) + look
 }
 
-// guardPatience is how long the guard may take to kill once the lock is lost: half of
-// the time between the holder's share of the lease and the instant at which the
-// command has to be dead. In the other half this process kills the guard and what is
-// left.
+// guardPatience is how long the guard may take to kill once the lock is lost: half of the
+// time between the holder's share of the lease and the instant at which the command has
+// to be dead. In the other half this process kills the guard and what is left.
 func guardPatience(lease time.Duration) time.Duration {
 	const most = 2 * time.Second
 	return min(most, (session.DeadAfter(lease, 0)-session.HolderShare(lease))/2)
 }
 
-// asker names whoever asks for the lock, and the host that is to have it next.
-func (r *run) asker(ctx context.Context) request {
-	by, to := r.held.Asker(ctx)
-	return request{cmp.Or(by, "somebody"), to}
-}
-
-// release gives the lock back before the process ends. The end of the session would
-// free it too, but a moment later, and the next run in the same script would find it
-// held. The command is dead, or was never started.
+// release gives the lock back. The command is dead, or was never started. The end of the
+// session would free the lock too, but a moment after this process has ended, and the next
+// run in the same script would find it held.
 func (r *run) release(outcome Outcome) {
 	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(r.cfg.Session.Lease))
 	defer cancel()
@@ -220,8 +209,8 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 	r.hook("released", r.cfg.Hooks.Released, nil)
 }
 
-// noteEndLate notes the end of a command whose session was lost after it, unless a signal asks
-// this process to end.
+// noteEndLate notes the end of a command in the ledger if the session was lost after that
+// end, unless a signal asks this process to end.
 func (r *run) noteEndLate() {
 	ctx, listener := interruptible(r.signals)
 	defer listener.handOver()
@@ -233,7 +222,7 @@ func (r *run) noteEndLate() {
 func (r *run) announceDeath() {
 	ctx, listener := interruptible(r.signals)
 	defer listener.handOver()
-	r.held.Close() // or it would keep the lock for as long as that takes
+	r.held.Close() // otherwise the session would keep the lock meanwhile
 	lock.AnnounceDeaths(ctx, r.held)
 }
 
@@ -253,15 +242,15 @@ func (r *run) attributes() []any {
 	return attrs
 }
 
-// environment is the command's, and tells it about its lock. Several keys, or numbers,
-// have a line each.
+// environment is the command's environment, which tells it about its lock. Several keys,
+// or numbers, have a line each.
 func (r *run) environment() []string {
 	var ids []string
 	for _, l := range r.held.Locks {
 		ids = append(ids, l.String())
 	}
 	env := append(slices.Clone(r.cfg.Env),
-		"PGLEAD_LOCK_KEY="+strings.Join(r.cfg.Keys, "\n"),
+		"PGLEAD_LOCK_KEY="+strings.Join(r.cfg.Claim.Keys, "\n"),
 		"PGLEAD_LOCK_ID="+strings.Join(ids, "\n"),
 		fmt.Sprintf("PGLEAD_TOKEN=%d", r.held.Token),
 		"PGLEAD_SYSTEM_ID="+r.held.SystemID,

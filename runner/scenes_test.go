@@ -72,7 +72,7 @@ func TestTimeToEnd(t *testing.T) {
 	sceneTests{
 		"what the terminal sent before the start has not reached the command": {
 			prepare: func(s *scene) {
-				s.missed, s.born = []keptSignal{{unix.SIGUSR1, boottime.Instant(1 * sec)}, {unix.SIGTERM, boottime.Instant(2 * sec)}, {unix.SIGINT, boottime.Instant(4 * sec)}}, boottime.Instant(3*sec)
+				s.missed, s.job.born = []keptSignal{{unix.SIGUSR1, boottime.Instant(1 * sec)}, {unix.SIGTERM, boottime.Instant(2 * sec)}, {unix.SIGINT, boottime.Instant(4 * sec)}}, boottime.Instant(3*sec)
 				s.cfg.KillAfterSignal = 3 * sec
 			},
 			incidents: []incident{{60 * sec, done()}},
@@ -157,9 +157,7 @@ func TestRequests(t *testing.T) {
 1s level=WARN msg="asked to step down by root@elsewhere; sending SIGTERM" event=stepping_down by=root@elsewhere` + doneAt60},
 		},
 		"nothing waits for who asks to step down": {
-			prepare: func(s *scene) {
-				s.asker = func() request { time.Sleep(10 * sec); return request{by: "somebody"} }
-			},
+			prepare:   func(s *scene) { s.fate.askerLate = 10 * sec },
 			incidents: []incident{{1 * sec, asksToStepDown}, {2 * sec, loses(errCut)}, {3 * sec, exits(child.Result{Ending: child.Killed, Killed: 1})}},
 			want: expectation{err: isLost + lost(silence, "was killed"), transcript: `
 2s told of the loss
@@ -290,7 +288,7 @@ func TestAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene()
 		until, calls := s.began, 0
-		s.cfg.Watch.Alive = func(within time.Duration) {
+		s.cfg.Observer.Alive = func(within time.Duration) {
 			if time.Now().After(until) {
 				t.Errorf("after %v: %v too late", time.Since(s.began), time.Since(until))
 			}
@@ -324,7 +322,7 @@ func TestLinger(t *testing.T) {
 				s := newScene()
 				s.cfg.MinHold = test.minHold
 				var alive time.Duration
-				s.cfg.Watch.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
+				s.cfg.Observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
 				var over time.Duration
 				s.play(test.incidents, func() {
 					time.Sleep(4 * sec)

@@ -12,7 +12,7 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
-// listener hears the signals while no command runs.
+// listener takes the signals while no command runs.
 type listener struct {
 	keeping atomic.Bool
 	kept    []keptSignal
@@ -20,10 +20,10 @@ type listener struct {
 	closed  chan struct{}
 }
 
-// keptSignal is one that came before supervise could take it.
+// keptSignal is a signal that came before supervise could take it.
 type keptSignal struct {
 	unix.Signal
-	at boottime.Instant // when it was taken, a little after it came
+	at boottime.Instant // when the listener took it, a little after it came
 }
 
 // interruptible returns a context that ends when a signal asks this process to end,
@@ -53,16 +53,16 @@ func (l *listener) listen(signals <-chan os.Signal, stop <-chan struct{}, cancel
 	}
 }
 
-// keep keeps what comes from now on: it is for the command as well, which is
-// about to start.
+// keep keeps the signals from now on: they are for the command as well, which is about to
+// start.
 func (l *listener) keep() {
 	if l != nil {
 		l.keeping.Store(true)
 	}
 }
 
-// handOver leaves the signals to somebody else from now on, and returns those
-// that were kept for the command.
+// handOver ends the listener, so that others can take the signals, and returns those that
+// it kept for the command.
 func (l *listener) handOver() (kept []keptSignal) {
 	if l == nil {
 		return nil

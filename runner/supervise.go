@@ -2,6 +2,7 @@ package runner
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -14,39 +15,40 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// supervision is a command that runs under a lock, what can happen to the two,
-// and what has happened so far.
+// supervision is a command that runs under a lock: what can happen to the two, and what
+// has happened so far.
 type supervision struct {
 	cfg     *Config
 	held    heldLock
 	command command
 	began   time.Time // when the guard was told to start the command
-	started time.Time // when it had
+	started time.Time // when the guard had started it
 
-	renewed  <-chan boottime.Instant // the session's latest deadline
-	signals  <-chan os.Signal
-	missed   []keptSignal       // those that came while the command was being started
-	born     boottime.Instant   // boot time just before there was a command
-	requests <-chan struct{}    // to step down
-	asker    func() request     // finds out whose request it is
-	prefer   func(host string)  // is to have the lock next
-	onLoss   func(reason error) // is called after the order to kill the command
+	renewed <-chan boottime.Instant // the session's latest deadline
+	signals <-chan os.Signal
+	missed  []keptSignal       // signals that came while the command was being started
+	onLoss  func(reason error) // is called after the order to kill the command
 
-	lost       <-chan struct{}  // the lock's; nil once that has been dealt with
-	asked      Asked            // the command, to end
-	killAfter  <-chan time.Time // fires when its time to end is up; nil: it has no limit
+	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
+	asked      Asked            // what has asked the command to end
+	killAfter  <-chan time.Time // fires when the command's time to end is up; nil: it has no limit
 	unkillable string           // processes that SIGKILL doesn't reach
 }
 
-// heldLock is what supervision needs of a lock: a *lock.Held has it.
+// heldLock is what supervision needs of a *lock.Held.
 type heldLock interface {
 	Lost() <-chan struct{}
 	Err() error
+
+	Requests() <-chan struct{} // to step down
+	Asker(ctx context.Context) (by, to string)
+	Prefer(host string)
 }
 
-// command is what supervision needs of a command: a *child.Child has it.
+// command is what supervision needs of a *child.Child.
 type command interface {
 	PID() int
+	Born() boottime.Instant
 	Events() <-chan child.Event
 	Done() <-chan struct{}
 	Result() child.Result
@@ -74,25 +76,25 @@ type command interface {
 //	conclude                              makes that a LockLostError
 //	run.announceDeath, AnnounceDeaths     tells the waiters, on a new session
 //
-// The guard's own timer (checkTime) has the same deadline, should pglead be stopped. Meanwhile
-// the first in line sees the silence, and may end the session (package lock, followHolder);
-// the server does so a lease after the last request arrived.
+// The guard's own timer (checkTime) has the same deadline, in case pglead is stopped. Meanwhile
+// the first in line sees the silence, and may end the session (package lock, followHolder).
+// The server ends it a lease after the last request arrived.
 //
 // A question under way (Session.answer) waits no longer than 3/5 of a lease either. The
-// guard has a select of its own (guardProcess.watch), for when this process is stopped or
-// dead. Where it was faster, conclude finds out the reason.
+// guard has a select of its own (guardProcess.watch), in case this process is stopped or
+// dead. If the guard was faster, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.held.Lost()
 	timeout := after(s.cfg.Timeout)
-	askedBy := make(chan request, 1)
+	requests, askedBy := s.held.Requests(), make(chan request, 1)
 	var tick <-chan time.Time
-	if s.cfg.Watch.Alive != nil {
+	if s.cfg.Observer.Alive != nil {
 		ticker := time.NewTicker(session.BeatEvery(s.cfg.Session.Lease))
 		defer ticker.Stop()
 		tick = ticker.C
 	}
 	for _, sig := range s.missed {
-		if sig.at < s.born.Add(execTakes) { // then the command may not have heard the terminal's either
+		if sig.at < s.command.Born().Add(execTakes) { // too early for the command, even if the terminal sent it
 			s.command.Signal(sig.Signal)
 		} else {
 			s.command.Forward(sig.Signal)
@@ -100,9 +102,9 @@ func (s *supervision) supervise() (Outcome, error) {
 		s.signalled(sig.Signal)
 	}
 	for {
-		s.cfg.Watch.SayAlive(s.cfg.Session.Lease)
+		s.cfg.Observer.SayAlive(s.cfg.Session.Lease)
 		select {
-		case <-tick: // to call alive again
+		case <-tick: // to call SayAlive again
 		case <-s.command.Done():
 			return s.conclude()
 		case <-s.lost:
@@ -112,8 +114,8 @@ func (s *supervision) supervise() (Outcome, error) {
 		case sig := <-s.signals:
 			s.command.Forward(sig.(unix.Signal))
 			s.signalled(sig.(unix.Signal))
-		case <-s.requests:
-			s.requests = nil // once is enough
+		case <-requests:
+			requests = nil // once is enough
 			go func() { askedBy <- s.asker() }()
 		case r := <-askedBy:
 			s.stepDown(r)
@@ -127,11 +129,11 @@ func (s *supervision) supervise() (Outcome, error) {
 	}
 }
 
-// execTakes is about how long a new process takes to become the command. Until then it can't
-// tell one SIGINT from two: it dies of the first.
+// execTakes is about how long a new process takes to become the command. Until then a second
+// SIGINT makes no difference: the process dies of the first.
 const execTakes = time.Millisecond
 
-// after is a timer's channel; none at all for 0.
+// after is a timer's channel, or nil for 0.
 func after(d time.Duration) <-chan time.Time {
 	if d <= 0 {
 		return nil
@@ -139,8 +141,8 @@ func after(d time.Duration) <-chan time.Time {
 	return time.After(d)
 }
 
-// lockLost has the guard end the command. Nothing comes before that order: others may be
-// granted the lock before long.
+// lockLost has the guard end the command. It does that first, since others may get the
+// lock before long.
 func (s *supervision) lockLost() {
 	s.lost = nil
 	s.command.TellLost()
@@ -151,8 +153,7 @@ func (s *supervision) lockLost() {
 	}
 }
 
-// signalled notes a signal that the command has been sent. Most of them ask this
-// process to end.
+// signalled notes a signal that the command has got. Most signals ask this process to end.
 func (s *supervision) signalled(sig unix.Signal) {
 	if !child.Interrupts(sig) {
 		return
@@ -164,27 +165,32 @@ func (s *supervision) signalled(sig unix.Signal) {
 	s.limit()
 }
 
-// limit bounds the time that the command may take to end, unless it has a bound.
+// limit bounds the time that the command may take to end, unless it has a bound already.
 func (s *supervision) limit() {
 	if s.killAfter == nil {
 		s.killAfter = after(s.cfg.KillAfterSignal)
 	}
 }
 
-// askToEnd asks the command to end. SIGCONT is for a command that is stopped, which
-// would not notice the SIGTERM.
+// askToEnd asks the command to end. The SIGCONT is for a stopped command, which would not
+// notice the SIGTERM.
 func (s *supervision) askToEnd(by Asked) {
 	s.asked |= by
 	s.command.Signal(unix.SIGTERM)
 	s.command.Signal(unix.SIGCONT)
 }
 
-// request is one to step down.
+// request is one to step down: who asks, and the host that is to have the lock next.
 type request struct{ by, to string }
+
+func (s *supervision) asker() request {
+	by, to := s.held.Asker(context.Background()) // the end of the session bounds it
+	return request{cmp.Or(by, "somebody"), to}
+}
 
 func (s *supervision) stepDown(r request) {
 	s.askToEnd(ByStepDown)
-	s.prefer(r.to)
+	s.held.Prefer(r.to)
 	s.cfg.Log.Warn("asked to step down by "+r.by+"; sending SIGTERM", "event", "stepping_down", "by", r.by)
 	s.limit()
 }
@@ -201,7 +207,7 @@ func (s *supervision) kill() {
 	s.cfg.Log.Warn("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
 }
 
-// report says what has happened to the command's processes.
+// report deals with what has happened to the command's processes.
 func (s *supervision) report(event child.Event) {
 	switch {
 	case event.Stopped != 0:
@@ -245,7 +251,7 @@ func (s *supervision) conclude() (Outcome, error) {
 		return Outcome{Asked: s.asked}, &GuardDiedError{Killed: result.Killed}
 	}
 	if s.lost != nil { // the guard was faster
-		reason := cmp.Or(s.held.Err(), loss.Cause) // as lockLost has it
+		reason := cmp.Or(s.held.Err(), loss.Cause) // what lockLost would log
 		s.cfg.Log.Info("lock lost", "event", "lost", "reason", reason.Error())
 		s.onLoss(reason)
 	}
@@ -270,7 +276,7 @@ func (s *supervision) loss(result child.Result) *LockLostError {
 	return lost
 }
 
-// whatWasDone says what has become of the command by the loss of the lock.
+// whatWasDone says what the loss of the lock did to the command.
 func (s *supervision) whatWasDone(result child.Result) string {
 	command := fmt.Sprintf("the command (process %d)", s.command.PID())
 	killed := command + " was killed"
@@ -286,7 +292,7 @@ func (s *supervision) whatWasDone(result child.Result) string {
 	return killed
 }
 
-// holdOut keeps the lock of a command that has ended for the rest of --min-hold, or
+// holdOut keeps the lock, after the command has ended, for the rest of --min-hold, or
 // until a signal asks this process to end.
 func (s *supervision) holdOut() {
 	rest := s.cfg.MinHold - time.Since(s.started)
@@ -294,7 +300,7 @@ func (s *supervision) holdOut() {
 		return
 	}
 	s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
-	s.cfg.Watch.SayAlive(rest + s.cfg.Session.Lease)
+	s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
 	over := time.After(rest)
 	for {
 		select {

@@ -9,15 +9,15 @@ import (
 	"syscall"
 )
 
-// Where this process may make a control group (as root, or in a subtree that
-// has been delegated to the user), the command gets one of its own below
-// pglead's. Its cgroup.kill kills everything in it at one stroke: faster than
-// rounds, faster than a fork bomb, and without regard to setuid. What the
-// command moves elsewhere is still a descendant, and killed in the rounds.
+// If this process may make a control group (as root, or in a subtree that was delegated
+// to the user), the command gets one of its own below pglead's. Its cgroup.kill kills
+// everything in it at one stroke: faster than rounds, faster than a fork bomb, and
+// setuid programs too. If the command moves a process elsewhere, that is still a
+// descendant, and the rounds kill it.
 // https://docs.kernel.org/admin-guide/cgroup-v2.html#core-interface-files
 
-// ownCgroup is the directory of this process's group, or empty where version 2
-// is not mounted.
+// ownCgroup is the directory of this process's group, or empty if version 2 is not
+// mounted.
 func ownCgroup() string {
 	own := ""
 	groups, _ := os.ReadFile("/proc/self/cgroup")
@@ -43,9 +43,10 @@ func ownCgroup() string {
 	return ""
 }
 
-// newCgroup names a group that a guard may make below pglead's own. The name is drawn
-// at random, so that no other guard's command is killed by it: a process number could
-// be another guard's, too, in another PID namespace that shares pglead's group.
+// newCgroup names a group that a guard may make below pglead's own. The name is random, so
+// that it is never another guard's group, whose command would be killed. A process number
+// would not do: in another PID namespace that shares pglead's group, another guard may
+// have the same.
 func newCgroup(own string) string {
 	if own == "" {
 		return ""
@@ -53,8 +54,8 @@ func newCgroup(own string) string {
 	return fmt.Sprintf("%s/pglead-%016x%016x", own, rand.Uint64(), rand.Uint64())
 }
 
-// makeCgroup makes a group and opens its directory. It returns nil where that is not
-// permitted, or the group couldn't be killed.
+// makeCgroup makes a group and opens its directory. It returns nil if that is not
+// permitted, or if the kernel can't kill a group.
 func makeCgroup(group string) *os.File {
 	if group == "" || os.Mkdir(group, 0o755) != nil {
 		return nil

@@ -3,14 +3,14 @@
 //
 // There are three processes: pglead, the guard, and the command. The guard is
 // pglead's own program, executed once more. It kills the tree at the deadline that
-// pglead keeps renewing, and outlives pglead, if it must, until the tree is dead and
-// reaped, so it makes no difference how pglead ends or is stopped. If the guard is
+// pglead keeps renewing. If pglead ends first, the guard goes on until the tree is dead
+// and reaped, so it makes no difference how pglead ends or is stopped. If the guard is
 // killed, the kernel kills the command (PR_SET_PDEATHSIG), and pglead inherits the
 // rest of the tree and kills it.
 //
-// On pglead's side there are Guards (all of this process), Guard (one of them) and Child (a
-// command under a guard). The other side is guardProcess. What the two sides say to each
-// other is in wire.go.
+// On pglead's side there are Guards (all guards of this process), Guard (one of them) and
+// Child (a command under a guard). On the other side is guardProcess. wire.go has the
+// messages between the two.
 package child
 
 import (
@@ -29,37 +29,36 @@ type Config struct {
 	Args []string
 	Env  []string
 
-	// Deadline is when the tree is killed, unless Renew has moved it.
+	// Deadline is when the guard kills the tree, unless Renew has moved it.
 	Deadline boottime.Instant
 
-	// LostGrace is the time that the command has between SIGTERM and SIGKILL when
-	// the lock is lost. It ends LeaseGrace after the deadline at the latest.
+	// LostGrace is the time between SIGTERM and SIGKILL when the lock is lost. It ends
+	// LeaseGrace after the deadline at the latest.
 	LostGrace, LeaseGrace time.Duration
 
-	// GuardPatience is the time that the guard has to end the tree when the lock is
-	// lost. After that this process kills the guard, and with it the command, and
-	// ends the rest of the tree itself. 0 stands for killPatience.
+	// GuardPatience is how long the guard may take to end the tree when the lock is lost.
+	// After that this process kills the guard, and with it the command, and ends the rest
+	// of the tree itself. 0 stands for killPatience.
 	GuardPatience time.Duration
 
-	// WaitForLeftovers lets processes that outlive the command go on, and
-	// the child with them, instead of ending them.
+	// WaitForLeftovers lets processes that outlive the command go on. The child ends
+	// with the last of them.
 	WaitForLeftovers bool
 
 	// Release is what the guard writes to the socket when the tree is dead, if this
-	// process is gone by then. With ReleaseEndsSession the connection
-	// ends with it, and the guard also writes it after the deadline has passed.
+	// process is gone by then. With ReleaseEndsSession it ends the connection, and the
+	// guard also writes it after the deadline has passed.
 	Release            []byte
 	ReleaseEndsSession bool
 
-	// Linger is how long the guard leaves the connection to the server when the deadline
-	// has passed and the tree is dead. Then it ends the connection, which this process
-	// may keep open while it is stopped.
+	// Linger is how long the guard leaves the connection open when the deadline has passed
+	// and the tree is dead. Then the guard ends the connection: a stopped pglead would keep
+	// it open.
 	Linger time.Duration
 
-	// KeepGuard keeps the guard for another command, if it can take one (see
-	// Child.Guard). Such commands run in the guard's session, each in a group of its
-	// own. With a terminal, which sends signals to sessions and groups, KeepGuard has no
-	// effect.
+	// KeepGuard keeps the guard for another command, if it can take one (see Child.Guard).
+	// Such commands run in the guard's session, each in a group of its own. KeepGuard has
+	// no effect with a terminal, since that sends signals to sessions and groups.
 	KeepGuard bool
 }
 
@@ -73,14 +72,14 @@ type Child struct {
 	done   chan struct{}
 	result Result
 
-	excused atomic.Bool // from being killed: the guard has said what it can't kill
+	excused atomic.Bool // the guard has said what it can't kill, so it must not be killed for being late
 
 	mu      sync.Mutex
 	orders  orderState
 	renewed boottime.Instant // the last deadline that the guard was sent
 }
 
-// orderState says whether a command's orders may reach its guard:
+// orderState says whether orders for a command may go to its guard:
 //
 //	noOrders → ordersGiven      the guard ends with this command
 //	noOrders → guardHandedOn    the command has ended, and the guard may have another
@@ -96,13 +95,13 @@ const (
 type Result struct {
 	Ending Ending
 	Status unix.WaitStatus // the command's
-	Killed int             // processes that had to be killed
-	// GuardDied says that the guard was killed. Then so was the tree, and the
-	// command's own status is unknown.
+	Killed int             // how many processes had to be killed
+	// GuardDied says that the guard was killed, and then the tree. The command's own
+	// status is unknown.
 	GuardDied bool
 }
 
-// Event is what happens to a child that goes on. One field is set.
+// Event is something that happens to a child before its end. One field is set.
 type Event struct {
 	// Stopped is the signal that stopped the command.
 	Stopped unix.Signal
@@ -116,8 +115,8 @@ type Event struct {
 // PID is the command's process number.
 func (c *Child) PID() int { return c.pid }
 
-// Born is the instant of the boot time clock just before the command's process was made.
-// What the terminal sent to its group before that has not reached the command.
+// Born is the instant just before the command's process was made. Signals that the
+// terminal sent to the group before that did not reach the command.
 func (c *Child) Born() boottime.Instant { return c.born }
 
 // Events delivers what happens before the end.
@@ -130,10 +129,10 @@ func (c *Child) Done() <-chan struct{} { return c.done }
 // Result says how it ended. It may be called after Done.
 func (c *Child) Result() Result { return c.result }
 
-// Guard is the guard, ready for another command, or nil. It is ready if that was
-// asked for (Config.KeepGuard), the command ended by itself within an instant and left
-// nothing behind, and no order was given. Guard may be called after Done, and the
-// caller has to use or close what it returns.
+// Guard is the guard if it is ready for another command, or nil. It is ready with
+// Config.KeepGuard, if the command ended by itself within an instant and left nothing
+// behind, and nobody gave an order. Guard may be called after Done. The caller has to use
+// or close what it returns.
 func (c *Child) Guard() *Guard {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -189,8 +188,8 @@ func (c *Child) handOn() bool {
 	return true
 }
 
-// tell drops an event that nobody reads: the end of the tree must not wait for a
-// reader.
+// tell delivers an event. It drops the event if nobody reads: the end of the tree must
+// not wait for a reader.
 func (c *Child) tell(e Event) {
 	select {
 	case c.events <- e:
@@ -201,8 +200,8 @@ func (c *Child) tell(e Event) {
 // Signal sends a signal to the command itself.
 func (c *Child) Signal(sig unix.Signal) { c.order(msgSignal, int64(sig)) }
 
-// killPatience is the time that the guard has, after an order to kill, to do it
-// or to say why it can't, which it says after unkillableAfter.
+// killPatience is how long the guard may take after an order to kill. It says after
+// unkillableAfter if it can't.
 const killPatience = 2 * unkillableAfter
 
 // Kill kills the tree.
@@ -229,8 +228,8 @@ func (c *Child) TellLost() {
 	time.AfterFunc(grace+patience, c.killGuard)
 }
 
-// order gives the guard an order. It says false if the command is dead and the guard
-// another command's.
+// order gives the guard an order. It returns false if the command is dead and the guard
+// may have another one.
 func (c *Child) order(k kind, n int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -242,17 +241,17 @@ func (c *Child) order(k kind, n int64) bool {
 	return true
 }
 
-// killGuard kills a guard that doesn't do what it is told, and has not said why.
+// killGuard kills a guard that has not carried out an order, and has not said why.
 func (c *Child) killGuard() {
 	if !c.excused.Load() {
 		c.guard.kill()
 	}
 }
 
-// renewalStep is the least by which a deadline has to move to be sent. Every answer
-// of the server moves it, thousands in a second if a session works on many items,
-// and the pipe, which the guard reads once in a deadline, must not fill up: it has
-// room for 8,192, or for 512 where the user has many pipes (pipe(7)).
+// renewalStep is how far a deadline has to move before it is sent. Every answer of the
+// server moves it, thousands of times a second if a session works on many items. The
+// guard reads the pipe once in a deadline, and the pipe must not fill up before: it has
+// room for 8,192 deadlines, or for 512 if the user has many pipes (pipe(7)).
 const renewalStep = 250 * time.Millisecond
 
 // Renew moves the deadline.

@@ -26,7 +26,7 @@ func Examine() []checkup.Check {
 	} else {
 		proc := examineProc()
 		add("/proc", proc)
-		if proc.Status != checkup.Fail { // else the trial would wait for processes that it can't find
+		if proc.Status != checkup.Fail { // otherwise the trial would wait for processes that it can't find
 			add("guard", tryGuard())
 		}
 		add("cgroup", examineCgroup())
@@ -40,8 +40,8 @@ func Examine() []checkup.Check {
 // guardTrial is how long the trial's processes may take on a busy machine.
 const guardTrial = 10 * time.Second
 
-// tryGuard has a guard run a command that leaves a daemon behind, which the guard has
-// to find and to end. For that it needs the subreaper, and for its start the death
+// tryGuard has a guard run a command that leaves a daemon behind. The guard has to find
+// and end the daemon, for which it needs the subreaper. To start, it needs the death
 // signal, the timer of the boot time clock and a second process.
 func tryGuard() checkup.Check {
 	const advice = "pglead starts no command without its guard: does a sandbox (seccomp, a container's policy) or a limit on processes forbid it?"
@@ -71,7 +71,7 @@ func tryGuard() checkup.Check {
 	for drained := false; !drained; {
 		select {
 		case e := <-c.Events():
-			found = found || e.Leftovers != "" // on a busy machine it is no sleep yet, but still the shell
+			found = found || e.Leftovers != "" // on a busy machine it may still be the shell, and not sleep yet
 		default:
 			drained = true
 		}

@@ -19,31 +19,31 @@ import (
 
 // Guard is a guard process as pglead sees it: its number, the socket pair for orders
 // and answers, and the pipe for new deadlines. It has no command, or one (a Child), or
-// several that follow each other (Config.KeepGuard). Started ahead of time it saves a
-// program's start between the grant of the lock and the command.
+// several, one after the other (Config.KeepGuard). It is started ahead of time, so that
+// nobody waits for it between the grant of the lock and the command.
 type Guard struct {
 	guards  *Guards
 	pid     int
 	control *os.File // this end of the socket pair
-	cgroup  string   // the group that the guard makes for the command if it may, or empty
+	cgroup  string   // the control group that the guard makes for the command if it may, or empty
 	used    bool     // it has had a command
 
 	mu       sync.Mutex
 	renewals int     // this end of the pipe, or -1
-	unsent   []order // the socket has had no room for them yet
-	sending  bool    // sendRest is at work
-	gone     bool    // pid may be another process's
+	unsent   []order // orders that the socket had no room for
+	sending  bool    // sendRest runs
+	gone     bool    // the guard is reaped: pid may be another process's
 }
 
-// order is something that the guard is told to do.
+// order tells the guard what to do.
 type order struct {
 	kind kind
 	n    int64
 }
 
 // execute executes this program as the guard. Besides the standard descriptors the
-// guard gets three, at whatever numbers are free, so that those that the user passes
-// on (3<file) reach the command.
+// guard gets three, at numbers that are free: descriptors that the user passes on
+// (3<file) reach the command.
 func (g *Guard) execute(socket syscall.Conn) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
@@ -67,28 +67,28 @@ func (g *Guard) execute(socket syscall.Conn) error {
 			return err
 		}
 	}
-	lock, err := duplicate(socket)
+	socketCopy, err := duplicate(socket)
 	if err != nil {
 		return err
 	}
-	if lock >= 0 {
-		defer unix.Close(lock)
+	if socketCopy >= 0 {
+		defer unix.Close(socketCopy)
 	}
-	// ps shows the arguments to everybody, and pkill -f matches them. So they name
-	// neither the key, nor pglead, nor the control group, which is in the environment.
-	args := []string{guardName, "of process " + strconv.Itoa(os.Getpid()), strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(lock)}
+	// ps shows the arguments to everybody, and pkill -f matches them. So they contain
+	// neither the key nor the word pglead. The control group is in the environment.
+	args := []string{guardName, "of process " + strconv.Itoa(os.Getpid()), strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(socketCopy)}
 	g.pid, err = syscall.ForkExec(selfExe(), args, &syscall.ProcAttr{
-		// The guard's Go runtime needs no second processor, and no memory profile,
-		// of which it would take one sample at the start, at 30 page faults. The
-		// command's environment is in the start request.
+		// The guard's Go runtime needs no second processor, and no memory profile: the
+		// first sample alone costs 30 page faults at the start. The command's environment
+		// is in the start request.
 		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + g.cgroup},
 		Files: []uintptr{g.guards.stdin(), 1, 2},
 	})
 	return err
 }
 
-// Close ends a guard that has no command. Hanging up ends any guard but one that is
-// stopped; killing ends that one, too.
+// Close ends a guard that has no command. It hangs up, and kills, since a guard that is
+// stopped doesn't notice the first.
 func (g *Guard) Close() {
 	g.hangUp()
 	g.kill()
@@ -96,8 +96,8 @@ func (g *Guard) Close() {
 	removeCgroup(g.cgroup)
 }
 
-// Ended says of a guard that waits for a command whether it has ended. Until it has a
-// command it says nothing, so all that there can be to read is the end.
+// Ended says whether a guard that waits for a command has ended. Such a guard sends
+// nothing, so if there is something to read, it is the end.
 func (g *Guard) Ended() (ended bool) {
 	raw, err := g.control.SyscallConn()
 	if err != nil {
@@ -111,10 +111,9 @@ func (g *Guard) Ended() (ended bool) {
 }
 
 // send gives the guard an order. It never blocks: the guard may be stopped, and this
-// process has to go on, to notice that the lock is lost. An order that the socket has
-// no room for is sent later and, like a signal that is pending, only once. If
-// writing fails for another reason, the guard is dead or done, and Child.listen is
-// about to find out.
+// process has to go on, to notice that the lock is lost. If the socket has no room, the
+// order is sent later and, like a pending signal, only once. If writing fails for another
+// reason, the guard is dead or done, and Child.listen is about to find out.
 func (g *Guard) send(o order) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -129,8 +128,8 @@ func (g *Guard) send(o order) {
 	}
 }
 
-// trySend sends an order if there is room for it. An order is too short to be
-// written in part.
+// trySend sends an order if there is room for it. An order is so short that it is written
+// as a whole or not at all.
 func (g *Guard) trySend(o order) error {
 	raw, err := g.control.SyscallConn()
 	if err != nil {
@@ -167,8 +166,7 @@ func (g *Guard) renew(deadline boottime.Instant) bool {
 	return err == nil
 }
 
-// hangUp closes this side's ends of the socket pair and the pipe, as far as there
-// are any yet.
+// hangUp closes this side's ends of the socket pair and of the pipe, if that exists yet.
 func (g *Guard) hangUp() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -179,8 +177,8 @@ func (g *Guard) hangUp() {
 	}
 }
 
-// kill kills the guard itself. The kernel kills its command then, and the rest of
-// its work falls to finishFor.
+// kill kills the guard itself. Then the kernel kills the command, and finishFor does the
+// rest.
 func (g *Guard) kill() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -189,8 +187,8 @@ func (g *Guard) kill() {
 	}
 }
 
-// reap waits for the guard's end. It polls, and holds mu only for the instant of each
-// poll, so that kill can't hit a number that has just become free.
+// reap waits for the guard's end. It polls, and holds mu during each poll, so that kill
+// can't hit a process number that has just become free.
 func (g *Guard) reap() {
 	for pause := 100 * time.Microsecond; ; pause = min(2*pause, retryMost) {
 		g.mu.Lock()

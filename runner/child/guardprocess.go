@@ -16,24 +16,24 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// guardName is the guard's argv[0] and process name. It has no part of "pglead" in
-// it, so that pkill pglead hits one of the two and the other can clean up.
+// guardName is the guard's argv[0] and process name. It does not contain "pglead", so
+// that pkill pglead leaves the guard alive to clean up.
 const guardName = "lease-guard"
 
 // cgroupVariable names the command's control group in the guard's environment.
 const cgroupVariable = "CGROUP"
 
-// init is the guard's main function. Go initialises packages in the order of
-// their paths as far as their imports allow, so neither net nor regexp nor most
-// of what pglead alone needs has been set up yet, or will be. That saves a fifth of
-// the guard's memory, and of its start, for which the command waits. So this package
-// must not import them (TestGuardStartsEarly).
+// init is the guard's main function. Go initialises packages in the order of their paths,
+// as far as their imports allow. So net, regexp and most of what pglead alone needs are
+// not set up yet, and never will be. That saves a fifth of the guard's memory and of its
+// start, for which the command waits. So this package must not import them
+// (TestGuardStartsEarly).
 //
-// An init runs on the process's first thread (runtime.LockOSThread), and that
-// is the one that starts the command: PR_SET_PDEATHSIG means the death of the
-// *thread* that forked, which has to be there for as long as the guard.
+// An init runs on the process's first thread (runtime.LockOSThread), and this thread
+// starts the command: PR_SET_PDEATHSIG means the death of the *thread* that forked, which
+// has to live as long as the guard.
 //
-// Any program of which this package is a part can be the guard, tests too.
+// Any program that contains this package can be the guard, tests too.
 func init() { //nolint:gochecknoinits // see above
 	if len(os.Args) != 5 || os.Args[0] != guardName {
 		return
@@ -52,13 +52,13 @@ func init() { //nolint:gochecknoinits // see above
 	syscall.Exit(0) // os.Exit sleeps for a second under the race detector
 }
 
-// guardProcess is the process between pglead and the command. It is the parent of
-// all that the command leaves behind, and holds the lock's socket open until all of
-// it is dead: so the lock, too, outlives pglead until then.
+// guardProcess is the process between pglead and the command. It is the parent of all
+// that the command leaves behind. It holds the lock's socket open until all of that is
+// dead, so the lock outlives pglead until then.
 type guardProcess struct {
 	fd       int       // this end of the socket pair
 	control  io.Writer // writes to fd
-	renewals int       // the pipe from which new deadlines are read
+	renewals int       // the pipe with new deadlines
 	socket   int       // a duplicate of the lock's, or -1
 
 	// What watch waits for, from listen on:
@@ -68,15 +68,15 @@ type guardProcess struct {
 	timeUp   <-chan struct{} // the timer has fired
 	hungUp   <-chan struct{} // the server has closed the socket
 
-	resetStop func() // gives SIGTSTP back the action that it is to have in the command
-	apart     bool   // from pglead's session
+	resetStop func() // gives SIGTSTP the action that the command is to inherit
+	apart     bool   // it has left pglead's session
 	orphaned  bool   // pglead is gone
 
 	turn
 }
 
-// turn is what a guard knows of one command and its tree. Each command begins with a
-// new one, and so gets nothing from the command before.
+// turn is what a guard knows of one command and its tree. Each command has a new turn, so
+// nothing of the command before is left.
 type turn struct {
 	req    startRequest
 	report doneReport
@@ -87,14 +87,14 @@ type turn struct {
 	cgroup    string // or empty
 	cgroupDir *os.File
 	stage     stage
-	leftovers <-chan time.Time // the end of a stage
+	leftovers <-chan time.Time // fires at the end of the stage
 
 	// The tree:
 	phase    phase
-	deadline boottime.Instant // the latest that pglead has sent
+	deadline boottime.Instant // the last one that was read
 	killAt   boottime.Instant // the end of the phase terminating
 
-	// Its kill, in rounds:
+	// Its kill, in rounds (killRound):
 	killedAt           time.Time // when the phase began
 	retry              <-chan time.Time
 	rounds             int
@@ -106,8 +106,8 @@ type message struct {
 	body []byte
 }
 
-// newGuardProcess makes this process a guard. Cgroup names the control group of its
-// first command, or is empty.
+// newGuardProcess makes this process a guard. cgroup is the control group of its first
+// command, or empty.
 func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProcess, error) {
 	unix.CloseOnExec(control)
 	unix.CloseOnExec(renewals)
@@ -117,8 +117,8 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	// pglead acts on signals that are sent to the whole group, session or control
-	// group. In the command their actions are those that pglead was started with.
+	// A signal may go to the whole group, session or control group: pglead acts on it.
+	// In the command its action is the one that pglead was started with.
 	discardSignals()
 	g := &guardProcess{
 		fd:       control,
@@ -138,7 +138,7 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 	return g, nil
 }
 
-// newTurn begins a turn, and makes the control group for its command if it may.
+// newTurn begins a turn, and makes the control group for its command if this process may.
 func newTurn(cgroup string) turn {
 	t := turn{pidfd: -1, report: doneReport{Ending: Exited}}
 	if t.cgroupDir = makeCgroup(cgroup); t.cgroupDir != nil {
@@ -147,16 +147,16 @@ func newTurn(cgroup string) turn {
 	return t
 }
 
-// watch returns when the command and all that it started are dead and reaped, and
-// says whether the guard can have another command. For that it has to be as it was
-// before: it can't be once it had to listen, or if a signal ended the command.
+// watch returns when the command and all that it started are dead and reaped. It says
+// whether the guard can have another command. It can't if it had to listen, or if a signal
+// ended the command.
 func (g *guardProcess) watch() (again bool) {
 	brief := g.firstInstants()
 	if !g.reap() {
 		brief = false
 		g.listen()
 	}
-	for !g.reap() { // once more: no signal has told of a child that died before listen
+	for !g.reap() { // also for a child that died before listen, which no signal tells
 		if g.phase == killing {
 			g.killRound()
 		}
@@ -192,7 +192,7 @@ func (g *guardProcess) watch() (again bool) {
 	return err == nil && g.report.Ready != 0
 }
 
-// listen starts the delivery of all that watch waits for.
+// listen starts the goroutines that deliver what watch waits for.
 func (g *guardProcess) listen() {
 	signal.Notify(g.children, unix.SIGCHLD)
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
@@ -238,7 +238,7 @@ func (g *guardProcess) obey(m message) {
 	}
 }
 
-// readRenewals empties the pipe of renewals. The last of them is the deadline now.
+// readRenewals empties the pipe of renewals. The last one becomes the deadline.
 func (g *guardProcess) readRenewals() {
 	var deadlines [512]byte
 	for {
@@ -253,9 +253,10 @@ func (g *guardProcess) readRenewals() {
 	}
 }
 
-// tell says what pglead can do without. If pglead is stopped and its socket full, the
-// message is dropped: the guard has to go on, to notice that the deadline has passed. A
-// deadline of Go's would not do, which may have passed on a busy machine before the write.
+// tell sends pglead a message that it can do without. If pglead is stopped and its socket
+// full, tell drops the message: the guard has to go on, to notice that the deadline has
+// passed. A write deadline of Go's would not do: on a busy machine it may pass before
+// the write begins.
 func (g *guardProcess) tell(k kind, body []byte) {
-	_ = writeMessage(blocking{g.fd}, k, body) // since listen it doesn't block
+	_ = writeMessage(blocking{g.fd}, k, body) // listen has made the descriptor non-blocking
 }

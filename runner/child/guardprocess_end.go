@@ -11,23 +11,23 @@ import (
 )
 
 const (
-	// leftoverPatience is how long processes may outlive the command before
-	// they count as left over: a `tee` at the end of a pipe needs an instant
-	// to see that its writer is gone.
+	// leftoverPatience is how long processes may outlive the command before they count
+	// as left over: a `tee` at the end of a pipe needs an instant to see that its writer
+	// is gone.
 	leftoverPatience = 200 * time.Millisecond
 	// leftoverTerm is the time that leftovers have between SIGTERM and SIGKILL.
 	leftoverTerm = 5 * time.Second
 )
 
-// phase is how far the end of the tree has come. There is no way back, and the first
-// step says in the report why the tree ended.
+// phase is how far the end of the tree has come. There is no way back. The first step
+// writes into the report why the tree ended.
 //
 //	running      → terminating   the lock is lost, or may be, and there is a grace
 //	running      → killing       the same without a grace; pglead is gone, or asks for it;
 //	                             leftovers have had their time
 //	terminating  → killing       the grace is over; pglead is gone, or asks for it;
 //	                             leftovers have had their time
-//	killing                      in rounds, until the whole tree is reaped
+//	killing                      goes on in rounds, until the whole tree is reaped
 type phase int
 
 const (
@@ -57,8 +57,8 @@ func (g *guardProcess) enter(next phase, why Ending) {
 	g.phase = next
 }
 
-// checkTime is called when the timer has fired. The time that it was set for may have
-// been moved since.
+// checkTime is called when the timer has fired. The deadline may have moved since the
+// timer was set.
 func (g *guardProcess) checkTime() {
 	due := g.killAt
 	if g.phase == running {
@@ -75,10 +75,9 @@ func (g *guardProcess) checkTime() {
 	}
 }
 
-// terminate ends the tree because the lock is lost, or may be: the command gets SIGTERM
-// if there is a grace, and all get SIGKILL when it is over. However long the grace
-// is, it ends before the lease that the server counts, at whose end somebody else may
-// be given the lock.
+// terminate ends the tree because the lock is lost, or may be. With a grace the command
+// gets SIGTERM first, and all get SIGKILL when the grace is over. However long the grace
+// is, it ends before the server's lease does: then somebody else may get the lock.
 func (g *guardProcess) terminate(why Ending) {
 	if g.phase != running {
 		return
@@ -103,8 +102,8 @@ func (g *guardProcess) kill(why Ending) {
 	}
 }
 
-// killRound kills the direct children. By that their children become direct ones,
-// which the next round kills.
+// killRound kills the direct children. Their children become direct ones, which the next
+// round kills.
 func (g *guardProcess) killRound() {
 	if g.rounds%stubbornRounds == 0 {
 		killCgroup(g.cgroup)
@@ -121,7 +120,7 @@ func (g *guardProcess) killRound() {
 	}
 }
 
-// signal signals the command or, when that has ended, all that it left running.
+// signal signals the command or, if that has ended, all that it left running.
 func (g *guardProcess) signal(sig unix.Signal) {
 	if g.stage == commandAlive {
 		_ = unix.Kill(g.pid, sig)
@@ -132,7 +131,7 @@ func (g *guardProcess) signal(sig unix.Signal) {
 	}
 }
 
-// reap collects dead children and says whether none is left, dead or alive.
+// reap collects dead children. It says whether no child is left, dead or alive.
 func (g *guardProcess) reap() bool {
 	for {
 		var status unix.WaitStatus
@@ -161,9 +160,9 @@ func (g *guardProcess) reap() bool {
 	}
 }
 
-// endStage deals with what outlives the command. It asks the kernel whether there is
-// anything (reap): the process table can't be read in an instant, and so does not show
-// what forks and exits all the time.
+// endStage deals with processes that outlive the command. It asks the kernel whether there
+// are any (reap): reading the process table takes a while, so it misses processes that
+// fork and exit all the time.
 func (g *guardProcess) endStage() {
 	g.leftovers = nil
 	switch {
@@ -182,8 +181,8 @@ func (g *guardProcess) endStage() {
 	}
 }
 
-// leaveSocket does on the lock's socket, when the tree is dead, what pglead may not be
-// there to do.
+// leaveSocket gives back the lock, or ends the connection, if pglead may not be there to
+// do that. It is called when the tree is dead.
 func (g *guardProcess) leaveSocket() {
 	may := len(g.req.Release) > 0
 	switch {
@@ -194,21 +193,21 @@ func (g *guardProcess) leaveSocket() {
 			g.drainSocket()
 		}
 	case g.report.Ending == LeaseOver:
-		// pglead is stopped, or the server is silent. It is for linger to end the
-		// connection: an end without a word would come too early for those in line, who
-		// see only later that the holder has been silent for long enough.
+		// pglead is stopped, or the server is silent. linger ends the connection: an end
+		// now, without a word, would come too early for the waiters in line. They see only
+		// later that the holder was silent for long enough.
 		if g.req.ReleaseEndsSession && may {
 			g.sendRelease()
 		}
 	case g.report.Ending != Exited && g.report.Ending != Killed:
-		// pglead is dead, or stopped with a descriptor of its own that would
-		// keep the connection, and the lock, alive for nothing.
+		// pglead is dead, or it is stopped and its own descriptor would keep the
+		// connection, and the lock, alive for nothing.
 		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
 }
 
 // linger ends the connection of a pglead that may be stopped, unless the server or
-// pglead does so before. The report has been written by then.
+// pglead ends it before. The report to pglead is written by then.
 func (g *guardProcess) linger() {
 	if g.socket < 0 || g.report.Ending != LeaseOver {
 		return

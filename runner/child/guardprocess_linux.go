@@ -29,13 +29,13 @@ func setThreadName(name string) {
 	}
 }
 
-// serverHungUp is what poll(2) says when the other end has ended a connection.
+// serverHungUp is poll(2)'s event when the other end has ended a connection.
 const serverHungUp = unix.POLLRDHUP
 
 // firstInstants waits, for 20 ms at most, until the command is dead or the guard has
-// anything else to do. It says whether the command is dead and there is nothing else.
-// Many commands end before the goroutines for all that (listen) could be started, and
-// a longer one loses nothing.
+// something else to do. It says whether the command is dead and there is nothing else.
+// Many commands end before listen could have started its goroutines, and a longer command
+// loses nothing.
 func (g *guardProcess) firstInstants() (brief bool) {
 	const most = 20 * time.Millisecond
 	if g.pidfd < 0 {
@@ -58,7 +58,7 @@ func closed(socket int) bool {
 }
 
 // hangup closes the channel that it returns when the other end has closed the
-// connection. It asks the kernel, and reads nothing from the socket: pglead does.
+// connection. It asks the kernel, and leaves reading from the socket to pglead.
 func hangup(socket int) <-chan struct{} {
 	closed := make(chan struct{})
 	if socket < 0 {

@@ -9,9 +9,9 @@ import (
 // releaseMost is how long the guard tries to send the release.
 const releaseMost = time.Second
 
-// sendRelease gives the lock back in place of a pglead that is gone, or stopped: it says
-// that the tree is dead, so that waiters need not wait until it must be. If the connection
-// ends with that, it ends this direction.
+// sendRelease gives the lock back for a pglead that is gone or stopped. It tells the
+// waiters that the tree is dead, so that they don't wait until it must be. If the session
+// ends with the release, sendRelease ends this direction of the connection.
 func (g *guardProcess) sendRelease() {
 	deadline := time.Now().Add(releaseMost)
 	for left := g.req.Release; len(left) > 0; {
@@ -30,8 +30,8 @@ func (g *guardProcess) sendRelease() {
 	}
 }
 
-// drainSocket waits for the server to end the connection: one that is reset could lose
-// bytes that the server has not read yet.
+// drainSocket waits for the server to end the connection. Closing it with unread input
+// would reset it, and bytes that the server has not read yet could be lost.
 func (g *guardProcess) drainSocket() {
 	deadline := time.Now().Add(releaseMost)
 	rest := make([]byte, 4096)
@@ -46,7 +46,7 @@ func (g *guardProcess) drainSocket() {
 	}
 }
 
-// await waits for a socket to be ready, and says false once the deadline has passed.
+// await waits until a socket is ready. It returns false if the deadline has passed.
 func await(socket int, events int16, deadline time.Time) bool {
 	fds := []unix.PollFd{{Fd: int32(socket), Events: events}}
 	left := time.Until(deadline)

@@ -13,18 +13,17 @@ import (
 
 // start receives the request and starts the command.
 //
-// Up to the start the guard is in pglead's process group, and there the command starts,
-// too: in a group of its own it could neither read from the terminal nor be stopped by
-// Ctrl-Z. A guard that is to have several commands leaves before, and gives each of them
-// a group of its own: so what one does to its group reaches no other.
+// Until the start the guard is in pglead's process group. The command starts there, too:
+// in a group of its own it could not read from the terminal, and Ctrl-Z would not stop
+// it. A guard that is to have several commands leaves the group before, and gives each
+// command a group of its own, so that a signal to one's group reaches no other.
 func (g *guardProcess) start() (err error) {
 	if err := g.receive(); err != nil {
 		removeCgroup(g.cgroup)
 		return err
 	}
 	if boottime.Now() >= g.deadline || closed(g.socket) {
-		// pglead was stopped before it wrote this, or this process before it read it, or
-		// either was slow: somebody else may have the lock.
+		// pglead or this process was stopped or slow, and somebody else may have the lock.
 		return g.refuse(tooLate, 0, ErrTooLate)
 	}
 	if g.req.KeepGuard {
@@ -63,24 +62,23 @@ func (g *guardProcess) receive() error {
 	}
 	if g.pid != 0 {
 		g.turn = newTurn(req.cgroup)
-		g.readRenewals() // those are for a command that is dead
+		g.readRenewals() // they are for a command that is dead
 	}
 	g.req, g.deadline = req, req.Deadline
 	return g.timer.Set(g.deadline)
 }
 
-// refuse tells pglead why the command does not start, which was to be made at born.
+// refuse tells pglead why the command does not start.
 func (g *guardProcess) refuse(why int64, born boottime.Instant, err error) error {
 	removeCgroup(g.cgroup)
 	_ = writeStartAnswer(g.control, msgFailed, why, born)
 	return err
 }
 
-// leave gives the guard a session of its own, in which no signal for pglead's group
-// reaches it. A group of its own would not do: as a parent in another group of the
-// same session it would keep pglead's group from being orphaned (setpgid(2)), and when
-// the guard is gone, and pglead is stopped, the kernel would send that group, cron's
-// shell and all, SIGHUP.
+// leave gives the guard a session of its own, where no signal for pglead's group reaches
+// it. A group of its own would not do: a parent in another group of the same session
+// keeps pglead's group from being orphaned (setpgid(2)). When the guard ends while pglead
+// is stopped, the kernel would send SIGHUP to that whole group, cron's shell included.
 func (g *guardProcess) leave() error {
 	if g.apart {
 		return nil
@@ -92,7 +90,7 @@ func (g *guardProcess) leave() error {
 	return nil
 }
 
-// attributes are those with which the command starts.
+// attributes are the command's, for its start.
 func (g *guardProcess) attributes() *syscall.SysProcAttr {
 	attr := commandAttributes(&g.pidfd)
 	attr.Setpgid = g.req.KeepGuard
@@ -108,23 +106,23 @@ func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 		if err == nil {
 			return pid, nil
 		}
-		// The kernel may have refused the group, and may not refuse the command.
+		// The kernel may have refused only the group: try without it.
 		attr.Sys = g.attributes()
 		removeCgroup(g.cgroup)
 		g.cgroup = ""
 	}
 	pid, err = syscall.ForkExec(g.req.Path, g.req.Args, attr)
 	if errors.Is(err, syscall.ENOEXEC) {
-		// A script without #! is the shell's, as for execvp(3).
+		// The shell runs a script without #!, as with execvp(3).
 		args := append([]string{"sh", g.req.Path}, g.req.Args[1:]...)
 		pid, err = syscall.ForkExec("/bin/sh", args, attr)
 	}
 	return pid, err
 }
 
-// blocking reads and writes a descriptor on the calling thread. An init has a thread
-// to itself, so each goroutine that waits for another, or for Go's poller, takes one
-// more thread, and until the command starts the guard has nothing else to do.
+// blocking reads and writes a descriptor on the calling thread. An init keeps its thread
+// to itself, so a goroutine that waits for another one, or for Go's poller, would cost one
+// more thread. Until the command starts the guard has nothing else to do.
 type blocking struct{ fd int }
 
 func (b blocking) Read(p []byte) (int, error) {

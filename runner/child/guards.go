@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Guards starts guards, and inherits what they leave behind when they are killed: the
-// processes below a guard become this process's children then.
+// Guards starts guards. When a guard is killed, the processes below it become this
+// process's children, and Guards ends them.
 type Guards struct {
 	// Stdin is the commands' standard input; nil stands for this process's own.
 	Stdin *os.File
@@ -20,20 +20,20 @@ type Guards struct {
 	cgroup   func() string // this process's control group
 	reusable func() bool   // guards may have several commands
 
-	// mu is held while a guard starts and is put on the list, and while orphans are looked
-	// for: else a new guard would be taken for one.
+	// mu is held from a guard's start until it is on the list, and during a search for
+	// orphans: otherwise a new guard would look like one.
 	mu     sync.Mutex
-	before []int // the children that were there before the first guard
-	pids   []int // the guards'
+	before []int // children from before the first guard
+	pids   []int // of the guards
 }
 
 // NoProcError says that the guard could not find the processes that it has to
-// kill: /proc is not mounted, or it is another PID namespace's.
+// kill: /proc is not mounted, or belongs to another PID namespace.
 type NoProcError struct{ seen string }
 
 func (e *NoProcError) Error() string { return "start the guard process: " + e.seen }
 
-// NewGuards makes this process the one that inherits what a guard leaves behind.
+// NewGuards makes this process the parent of whatever a guard leaves behind.
 func NewGuards() (*Guards, error) {
 	if err := checkProc(); err != nil {
 		return nil, err
@@ -48,8 +48,8 @@ func NewGuards() (*Guards, error) {
 
 // Start starts a guard process.
 //
-// Socket is the connection that the lock depends on. The guard holds it open until
-// the tree is dead, even if this process is gone. It may be nil.
+// socket is the connection that the lock depends on, or nil. The guard holds it open until
+// the tree is dead, even if this process is gone.
 func (gs *Guards) Start(socket syscall.Conn) (*Guard, error) {
 	g := &Guard{guards: gs, cgroup: newCgroup(gs.cgroup()), renewals: -1}
 	gs.mu.Lock()
@@ -70,7 +70,7 @@ func (gs *Guards) stdin() uintptr {
 	return gs.Stdin.Fd()
 }
 
-// ownChildren are the children that no dead guard has left behind. The caller
+// ownChildren are this process's children except for orphans of dead guards. The caller
 // holds mu.
 func (gs *Guards) ownChildren() []int { return slices.Concat(gs.before, gs.pids) }
 
@@ -81,9 +81,9 @@ func (gs *Guards) forget(guard int) {
 	gs.pids = slices.DeleteFunc(gs.pids, func(pid int) bool { return pid == guard })
 }
 
-// duplicate returns a descriptor of the socket that survives an exec, or -1.
-// It goes by SyscallConn because a net.Conn's own File would make the shared
-// socket blocking, after which deadlines have no effect.
+// duplicate returns a descriptor of the socket that survives an exec, or -1. It uses
+// SyscallConn because a net.Conn's own File would make the shared socket blocking, so that
+// deadlines would have no effect.
 func duplicate(socket syscall.Conn) (int, error) {
 	if socket == nil {
 		return -1, nil
@@ -99,9 +99,9 @@ func duplicate(socket syscall.Conn) (int, error) {
 	return fd, dupErr
 }
 
-// finishFor does the rest of a dead guard's work: the kernel has killed the command,
-// and this process has inherited what was below it. It returns how many processes it
-// reaped, and names those that SIGKILL doesn't reach to unkillable.
+// finishFor does the rest of a dead guard's work: the kernel has killed the command, and
+// this process has inherited what was below it. It returns how many processes it reaped.
+// It calls unkillable with the names of those that SIGKILL doesn't reach.
 func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int) {
 	g.hangUp()
 	g.reap()
@@ -129,8 +129,8 @@ func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int
 	}
 }
 
-// killOrphans sends SIGKILL to what dead guards have left behind, and returns what
-// is not reaped yet. A stubborn tree is stopped first.
+// killOrphans sends SIGKILL to all that dead guards have left behind, and returns what
+// is not reaped yet. It stops a stubborn tree first.
 func (gs *Guards) killOrphans(stubborn bool) (left []int) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
@@ -140,8 +140,8 @@ func (gs *Guards) killOrphans(stubborn bool) (left []int) {
 	}
 	left = killChildren(own)
 	if len(left) == 0 && len(own) > 0 {
-		// The kernel says for certain only that there are no children at all. The
-		// list that was read here may lack a child while another is reaped (proc(5)).
+		// The list may lack a child while another is reaped (proc(5)); the kernel is only
+		// certain when there are no children at all. So this looks twice.
 		left = killChildren(own)
 	}
 	return left

@@ -15,8 +15,8 @@ import (
 // LookupError says why a command can't be run.
 type LookupError struct {
 	Name string
-	// NotFound says that there is no such command (status 127) rather than one that
-	// can't be executed (126).
+	// NotFound says that there is no such command (status 127); otherwise there is one,
+	// and it can't be executed (126).
 	NotFound bool
 	err      error
 }
@@ -30,8 +30,8 @@ func (e *LookupError) Error() string {
 }
 func (e *LookupError) Unwrap() error { return e.err }
 
-// defaultPath is what execvp searches where PATH is not set, as under some init
-// systems (exec(3)).
+// defaultPath is what execvp searches if PATH is not set, as under some init systems
+// (exec(3)).
 const defaultPath = "/bin:/usr/bin"
 
 // Lookup finds the file that execvp would run. Errors are of type
@@ -60,8 +60,8 @@ func Lookup(name string) (string, error) {
 		if err == nil {
 			return file, interpreted(file)
 		}
-		// A directory that can't be searched says nothing about the command:
-		// only a file that is there counts as one that can't be executed.
+		// A directory that can't be searched says nothing about the command. Only a file
+		// that exists counts as one that can't be executed.
 		if there && failed.NotFound {
 			failed = &LookupError{Name: file, err: cause(err)}
 		}
@@ -80,8 +80,8 @@ func executable(file string) (there bool, err error) {
 	return true, unix.Faccessat(unix.AT_FDCWD, file, unix.X_OK, unix.AT_EACCESS)
 }
 
-// interpreted returns an error for a script whose interpreter is missing. exec would
-// say that the script is missing, which is hard to believe.
+// interpreted returns an error for a script whose interpreter is missing. exec would say
+// that the script is missing, which misleads.
 func interpreted(file string) error {
 	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil { // a file that can be executed need not be readable

@@ -16,8 +16,8 @@ import (
 // checkProc has nothing to check: these systems list processes without /proc.
 func checkProc() error { return nil }
 
-// children lists all descendants, not only the direct ones: where orphans become
-// init's children, a process that is not killed together with its parent is lost.
+// children lists all descendants, not only the direct ones: here orphans may become
+// init's children, so a process that is not killed together with its parent is lost.
 func children() []int {
 	var pids []int
 	for _, p := range descendants(nil) {
@@ -26,7 +26,7 @@ func children() []int {
 	return pids
 }
 
-// processes asks ps, which is POSIX, where each system has a kernel interface of its own.
+// processes asks ps, which is POSIX. Each system's kernel interface is different.
 func processes() []process {
 	ps := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "comm=")
 	out, err := ps.Output()
@@ -61,8 +61,8 @@ func remains(skip []int) []process { return descendants(skip) }
 
 func tracer(int) int { return 0 }
 
-// signalDescendant may hit another process that has got the number meanwhile: there are
-// no pidfds here.
+// signalDescendant may hit another process that got the number meanwhile: there are no
+// pidfds here.
 func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }
 
 // There are no control groups here.
@@ -84,17 +84,17 @@ func setThreadName(string) {}
 
 func (g *guardProcess) firstInstants() (brief bool) { return false }
 
-// closed never tells: see hangup.
+// closed is always false: see hangup.
 func closed(int) bool { return false }
 
 // serverHungUp is nothing: see hangup.
 const serverHungUp = 0
 
-// hangup never tells: without POLLRDHUP only the process that reads from a connection
-// sees its end, and that is pglead.
+// hangup never closes its channel: without POLLRDHUP only the process that reads from a
+// connection sees its end, and that is pglead.
 func hangup(int) <-chan struct{} { return nil }
 
-// defaultAction leaves it at signal.Reset, which was called before.
+// defaultAction does nothing: signal.Reset, which was called before, is enough here.
 func defaultAction(unix.Signal) error { return nil }
 
 // ignoreStop catches SIGTSTP and does nothing about it. A new process has the default

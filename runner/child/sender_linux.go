@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The terminal sends SIGINT, SIGQUIT and SIGWINCH to its whole foreground group,
-// kill(1) sends them to one process. os/signal doesn't say which it was, so a handler
-// of a few instructions notes the si_code and then jumps to that of Go's runtime. It
-// calls nothing and touches no stack.
+// The terminal sends SIGINT, SIGQUIT and SIGWINCH to its whole foreground group;
+// kill(1) sends them to one process. os/signal doesn't tell the two apart. So a handler
+// of a few instructions notes the si_code, and then jumps to the handler of Go's runtime.
+// It calls nothing and touches no stack.
 
-// senders has, for each signal, the si_code of the last one that came. goHandler is
-// what noteSender jumps to. A signal handler can reach nothing but globals.
+// senders has the si_code of the last signal of each kind. noteSender jumps to goHandler.
+// A signal handler can reach only globals.
 //
 //nolint:gochecknoglobals // see above
 var (
@@ -28,8 +28,7 @@ var (
 // noteSenderAddress is where noteSender begins (sender_linux_*.s).
 var noteSenderAddress uintptr //nolint:gochecknoglobals // set by the linker
 
-// noteSenders puts the handler before the runtime's, for those of the signals that
-// are caught.
+// noteSenders puts the handler before the runtime's, for the signals that are caught.
 func noteSenders(signals ...unix.Signal) {
 	for _, sig := range signals {
 		if notesSender(sig) != nil {
@@ -58,8 +57,8 @@ func notesSender(sig unix.Signal) error {
 	return sigaction(sig, &action, nil)
 }
 
-// byTerminal says whether a signal that has been caught was sent by the kernel to the
-// terminal's foreground group (SI_KERNEL), and not by a process.
+// byTerminal says whether the kernel sent a caught signal to the terminal's foreground
+// group (SI_KERNEL), and no process did.
 func byTerminal(sig unix.Signal) bool {
 	if !noted.Load() {
 		return inForeground()

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarded are the signals that are passed on to the command, beside the real-time
+// forwarded are the signals that pglead passes on to the command, beside the real-time
 // signals. Other signals do to pglead what they do to any process. Without a list
 // signal.Notify would also catch SIGURG, which Go's runtime sends to itself.
 func forwarded() []os.Signal {
@@ -18,18 +18,17 @@ func forwarded() []os.Signal {
 	}
 }
 
-// realTimeAfter is when the real-time signals are caught. There are 31, and a short
-// command needn't pay for them. Until then Go's runtime ignores them.
+// realTimeAfter is how much later this process catches the real-time signals. There are
+// 31, and a short command need not pay for them. Until then Go's runtime ignores them.
 const realTimeAfter = time.Second
 
-// Signals catches what is to be forwarded, from the closing of ready to the end
-// of this process, and the real-time signals from realTimeAfter later on. Signals
-// that were ignored when this process started (nohup) stay ignored, here and in the
-// command.
+// Signals catches the signals that pglead forwards: from the closing of ready to the end
+// of this process, and the real-time signals from realTimeAfter later. Signals that were
+// ignored when this process started (nohup) stay ignored, here and in the command.
 //
-// For each signal Go's runtime goes to a thread of its own and back, which takes
-// some 50 µs of processor time. So they are caught while the connection is made. A
-// signal that comes before does what it does to any process.
+// For each signal Go's runtime switches to a thread of its own and back, at some 50 µs of
+// processor time. So Signals works while the connection is made. A signal that comes
+// before does what it does to any process.
 func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 	c, all := make(chan os.Signal, 64), make(chan struct{})
 	catch := func(list []os.Signal) {
@@ -57,8 +56,8 @@ func Interrupts(sig unix.Signal) bool {
 	return true
 }
 
-// ReapOrphans has the first process of a container reap the container's orphans,
-// which become its children, when they die. In other processes it does nothing.
+// ReapOrphans has the first process of a container reap the container's orphans, which
+// become its children. In other processes it does nothing.
 func ReapOrphans() {
 	if os.Getpid() != 1 {
 		return
@@ -75,7 +74,7 @@ func ReapOrphans() {
 }
 
 // DieOf ends this process by the signal that the command died of, so that the parent
-// sees that death: only then does Ctrl-C end a shell's loop. It returns where that is
+// sees that death: only then does Ctrl-C end a shell's loop. It returns if that is
 // impossible, as for the first process of a container.
 func DieOf(sig unix.Signal) {
 	dumpNoCore() // the command's core file is the one that matters

@@ -11,8 +11,8 @@ import (
 // ignore is SIG_IGN.
 const ignore = 1
 
-// setAction sets a signal's action, for the whole process and past Go's runtime, and
-// returns the one before.
+// setAction sets a signal's action for the whole process, behind the back of Go's runtime,
+// and returns the action before.
 func setAction(sig unix.Signal, handler uintptr) (old uintptr, err error) {
 	var action, before [64]byte
 	*(*uintptr)(unsafe.Pointer(&action)) = handler
@@ -29,17 +29,17 @@ func sigaction(sig unix.Signal, action, before *[64]byte) error {
 	return nil
 }
 
-// defaultAction gives a signal back its default action, which signal.Reset doesn't do
-// for signals that Go's runtime treats specially, such as SIGPIPE and SIGQUIT. All
-// zeros is SIG_DFL with no flags and an empty mask on every Linux (rt_sigaction(2)).
+// defaultAction gives a signal its default action again. signal.Reset doesn't do that for
+// signals that Go's runtime treats specially, such as SIGPIPE and SIGQUIT. All zeros is
+// SIG_DFL with no flags and an empty mask on every Linux (rt_sigaction(2)).
 func defaultAction(sig unix.Signal) error {
 	_, err := setAction(sig, 0)
 	return err
 }
 
-// ignoreStop keeps the terminal, or anyone else, from stopping this process with
-// its group until reset is called, before the command starts: Go's runtime has no
-// handler for SIGTSTP, and so would not restore the default action in a new process.
+// ignoreStop keeps the terminal, or anyone else, from stopping this process with its
+// group. reset ends that. It has to be called before the command starts: Go's runtime has
+// no handler for SIGTSTP, and so would not restore the default action in a new process.
 func ignoreStop() (reset func()) {
 	old, err := setAction(unix.SIGTSTP, ignore)
 	if err != nil {
@@ -48,13 +48,13 @@ func ignoreStop() (reset func()) {
 	return func() { _, _ = setAction(unix.SIGTSTP, old) }
 }
 
-// discardSignals has this process, but not the command, ignore the signals that would
-// end it. Go's runtime has a handler for all of them but a SIGHUP or SIGINT that was
-// ignored at the start, and where it has one it restores the default action in a new
-// process (runtime.clearSignalHandlers; TestDispositions watches it). For SIGUSR1,
+// discardSignals has this process ignore the signals that would end it, but not the
+// command. Go's runtime has a handler for all of them, except for a SIGHUP or SIGINT that
+// was ignored at the start. Where it has a handler, it restores the default action in a
+// new process (runtime.clearSignalHandlers; TestDispositions checks that). For SIGUSR1,
 // SIGALRM and the like its handler does nothing.
 //
-// os/signal could do it, too, but goes to a thread of its own and back for each
+// os/signal could do this, too, but switches to a thread of its own and back for each
 // signal, which would delay the guard's start by half a millisecond.
 func discardSignals() {
 	for _, sig := range []unix.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM} {

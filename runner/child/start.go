@@ -18,13 +18,13 @@ var ErrTooLate = errors.New("the lease ran out before the command could start")
 // errGuardSilent says that the guard was stopped, or had no time to run.
 var errGuardSilent = errors.New("the guard process did not start the command in time")
 
-// StartCommand has the guard start the command, and returns when it runs. The error
-// is a *LookupError if the command itself could not be executed, and ctx's if
-// that ended and the guard did not answer. In any case the caller has no further use
-// for the guard; Child.Guard may return it for another command.
+// StartCommand has the guard start the command, and returns when the command runs. The
+// error is a *LookupError if the command could not be executed, and ctx's if ctx ended and
+// the guard did not answer. The caller must not use the guard any more, with or without an
+// error; Child.Guard may return it for another command.
 //
 // A guard that is stopped, or hangs, doesn't keep the lock from others: StartCommand
-// ends by the deadline, and soon after ctx.
+// returns by the deadline, and soon after the end of ctx.
 func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 	if boottime.Now() >= cfg.Deadline {
 		g.Close()
@@ -53,11 +53,10 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 	return c, nil
 }
 
-// interruptedPatience is how long requestStart waits for an answer after ctx has
-// ended.
+// interruptedPatience is how long requestStart waits for an answer after ctx has ended.
 const interruptedPatience = time.Second
 
-// requestStart sends the guard its request, and returns what it answers.
+// requestStart sends the guard a request to start, and returns its answer.
 func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boottime.Instant, err error) {
 	timeOut := func(after time.Duration) { _ = g.control.SetDeadline(time.Now().Add(after)) }
 	timeOut(boottime.Until(cfg.Deadline))
@@ -75,7 +74,7 @@ func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boo
 		<-interrupted
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		// If it was this process that was stopped, the answer is there by now.
+		// If this process was stopped, the answer has arrived by now.
 		timeOut(10 * time.Millisecond)
 		pid, born, err = g.awaitStart(&answer, cfg)
 	}
@@ -83,8 +82,8 @@ func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boo
 	return pid, born, err
 }
 
-// request is what the guard is told. Its first command's control group it has made by
-// then; that of each further one is in the request.
+// request is the request to start. The guard made the control group for its first command
+// when it started. For each further command the request names one.
 func (g *Guard) request(cfg Config) []byte {
 	r := startRequest{Config: cfg}
 	r.KeepGuard = cfg.KeepGuard && g.guards.reusable()

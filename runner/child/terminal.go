@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Forward passes a caught signal on, unless the terminal has done so already:
-// it sends SIGINT, SIGQUIT and SIGWINCH to its whole foreground group, to which the
-// command belongs, and a second SIGINT means something else to many commands.
+// Forward passes a caught signal on, unless the terminal has done so already: it sends
+// SIGINT, SIGQUIT and SIGWINCH to its whole foreground group, and the command belongs to
+// that. To many commands a second SIGINT means something else.
 func (c *Child) Forward(sig unix.Signal) {
 	switch sig {
 	case unix.SIGINT, unix.SIGQUIT, unix.SIGWINCH:
@@ -20,18 +20,17 @@ func (c *Child) Forward(sig unix.Signal) {
 	c.Signal(sig)
 }
 
-// StopWith stops this process as the command has been stopped, so that the
-// shell gets its terminal back. Where the terminal has stopped both together,
-// and both have been continued, it does nothing. Without a terminal it does nothing
-// either: nobody here knows why the command was stopped.
+// StopWith stops this process after the command was stopped, so that the shell gets its
+// terminal back. It does nothing if the terminal stopped both together and both go on
+// already. Without a terminal it does nothing either: the command may have been stopped
+// for any reason.
 func (c *Child) StopWith() {
 	if inForeground() && isStopped(c.pid) {
 		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
 	}
 }
 
-// inForeground says whether this process's group is the one that the terminal
-// sends its signals to.
+// inForeground says whether the terminal sends its signals to this process's group.
 func inForeground() bool {
 	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
 	if err != nil {

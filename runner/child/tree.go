@@ -17,8 +17,8 @@ const (
 	// then at twice the interval, up to retryMost.
 	retryFirst = time.Millisecond
 	retryMost  = 100 * time.Millisecond
-	// After stubbornRounds rounds the tree is taken to fork faster than it is
-	// killed; after unkillableAfter what is left is reported.
+	// A tree that is alive after stubbornRounds rounds may fork faster than it is
+	// killed. What is left after unkillableAfter is reported.
 	stubbornRounds  = 30
 	unkillableAfter = time.Second
 	// stopMost bounds one attempt to stop a tree that forks and exits all the time,
@@ -34,8 +34,8 @@ type process struct {
 	name        string
 }
 
-// alive counts a process whose first thread has ended as long as others go on,
-// though it looks like a zombie.
+// alive is true, too, if the first thread has ended and others go on, although such a
+// process looks like a zombie.
 func (p process) alive() bool { return p.state != 'Z' && p.state != 'X' || p.threads > 1 }
 
 // descendants lists the living processes below this one, without those in skip and
@@ -62,8 +62,8 @@ func descendants(skip []int) []process {
 	return found
 }
 
-// stopDescendants stops everything below this process until nothing new shows up:
-// after that even a tree that forks faster than it is killed holds still.
+// stopDescendants stops everything below this process until nothing new shows up. Then
+// even a tree that forks faster than it is killed holds still.
 func stopDescendants(skip []int) {
 	stopped := map[int]bool{}
 	for began, progress := time.Now(), true; progress && time.Since(began) < stopMost; {
@@ -77,9 +77,9 @@ func stopDescendants(skip []int) {
 	}
 }
 
-// killChildren kills the direct children and, for as long as new ones show up,
-// those too: the children of the first, and whatever forks and exits faster than
-// rounds follow each other. It returns those that are not reaped yet.
+// killChildren kills the direct children, and new ones as long as they show up: the
+// children of the first, and processes that fork and exit faster than rounds follow each
+// other. It returns those that are not reaped yet.
 func killChildren(skip []int) (left []int) {
 	killed := map[int]bool{}
 	for began, progress := time.Now(), true; progress && time.Since(began) < killMost; {
@@ -98,8 +98,8 @@ func killChildren(skip []int) (left []int) {
 	return left
 }
 
-// describe names processes for a message: sleep (123), sh (124) and 3 more. It says
-// which of them is dead and can't be reaped, and which process traces it.
+// describe names processes for a message: sleep (123), sh (124) and 3 more. It says if one
+// is dead and can't be reaped, and which process traces it.
 func describe(list []process) string {
 	const most = 5
 	var names []string

@@ -114,9 +114,9 @@ func isStopped(pid int) bool {
 }
 
 // remains lists the processes below this one that are alive. If it sees none, it lists
-// the direct children that the kernel knows of. A process that forks and exits all the
-// time can escape a reading of the whole process table, but one of its descendants is
-// a direct child at each moment.
+// the direct children that the kernel knows. Reading the whole process table can miss a
+// process that forks and exits all the time, but at each moment one of its descendants
+// is a direct child.
 func remains(skip []int) []process {
 	found := descendants(skip)
 	const most = 20 // looks for one that is alive
@@ -153,9 +153,9 @@ func statusNumber(pid int, name string) int {
 	return n
 }
 
-// signalDescendant signals a process that need not be a direct child, so its number may
-// be another's by now. Therefore it pins the process by a pidfd, and signals it only if
-// its parent is the one that it had, or this process.
+// signalDescendant signals a process that may not be a direct child, so its number may be
+// another process's by now. Therefore it opens a pidfd, and signals the process only if
+// its parent is still the same, or is this process.
 func signalDescendant(p process, sig unix.Signal) {
 	fd, err := unix.PidfdOpen(p.pid, 0)
 	if err != nil {
@@ -167,15 +167,15 @@ func signalDescendant(p process, sig unix.Signal) {
 	}
 }
 
-// becomeSubreaper makes this process the parent of every descendant whose own
-// parent dies, daemons that forked twice included (PR_SET_CHILD_SUBREAPER(2)).
-// That is why a tree can be killed whole: each process of it ends up as a child here.
+// becomeSubreaper makes this process the parent of every descendant whose own parent dies,
+// even of daemons that forked twice (PR_SET_CHILD_SUBREAPER(2)). So the whole tree can be
+// killed: each process of it ends up as a child here.
 func becomeSubreaper() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
-// commandAttributes has the kernel kill the command when the guard dies. An
-// exec of a setuid program takes that back (PR_SET_PDEATHSIG(2const)).
+// commandAttributes has the kernel kill the command when the guard dies. An exec of a
+// setuid program undoes that (PR_SET_PDEATHSIG(2const)).
 func commandAttributes(pidfd *int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, PidFD: pidfd}
 }

@@ -10,13 +10,13 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// kind begins each message between pglead and the guard. Its length (32 bits) and the
-// body follow. The messages go over a socket pair of the two alone, so the end of the
+// kind begins each message between pglead and the guard. The length (32 bits) and the
+// body follow. The messages go over a socket pair that nobody else has, so the end of the
 // stream says that the other process is dead.
 //
-// New deadlines (int64s, in nanoseconds of boot time) go over a pipe, which the guard
-// reads only when the deadline that it knows has passed: else each heartbeat would
-// wake it up, for months.
+// New deadlines (int64s, in nanoseconds of boot time) go over a pipe. The guard reads it
+// only when the deadline that it knows has passed: otherwise each heartbeat would wake
+// the guard up, for months.
 type kind byte
 
 const (
@@ -28,14 +28,14 @@ const (
 
 	// from the guard
 	msgStarted    kind = 's' // int64: the command's process number; int64: boot time just before it was made
-	msgFailed     kind = 'f' // int64: errno of the exec, or tooLate; int64: the same
+	msgFailed     kind = 'f' // int64: errno of the exec, or tooLate; int64: boot time just before the exec, or 0
 	msgStopped    kind = 'p' // int64: the command was stopped by this signal
 	msgLeftovers  kind = 'l' // text: processes that outlive the command
 	msgUnkillable kind = 'u' // text: processes that SIGKILL doesn't reach
 	msgDone       kind = 'd' // doneReport
 )
 
-// tooLate stands in place of an errno if the deadline had passed.
+// tooLate is sent instead of an errno if the deadline had passed.
 const tooLate = -1
 
 // maxBody is more than the 6 MiB that Linux permits for argv and environment
@@ -75,8 +75,8 @@ func readMessage(r io.Reader) (kind, []byte, error) {
 	return kind(head[0]), body, err
 }
 
-// startAnswer is the message with two numbers that answers a request to start. What has
-// been read of it stays, since a deadline may come between two pieces.
+// startAnswer is the message that answers a request to start: two numbers. It keeps what
+// was read, since the deadline for reading may come between two pieces.
 type startAnswer struct {
 	message [headSize + 16]byte
 	n       int
@@ -107,12 +107,12 @@ func number(body []byte) int64 {
 	return int64(binary.BigEndian.Uint64(body))
 }
 
-// startRequest is what the guard has to know. The command's argv and environment
-// are here and not in the guard's own, which ps shows, and which hold the settings of
-// its Go runtime. GuardPatience is pglead's own affair, and does not go over the wire.
+// startRequest is what the guard has to know. It has the command's argv and environment:
+// ps shows the guard's own arguments, and the guard's own environment is for its Go
+// runtime. GuardPatience does not go over the wire, since only pglead needs it.
 type startRequest struct {
 	Config
-	cgroup string // to be made for the command, unless the guard has one from its start
+	cgroup string // which the guard makes for the command, unless it has one from its start
 }
 
 func (r *startRequest) encode() []byte {

@@ -1,5 +1,5 @@
-// Package doctor finds out whether a server, the path to it and this machine can
-// keep the promise.
+// Package doctor finds out whether a server, the path to it and this machine can keep the
+// promise.
 package doctor
 
 import (
@@ -17,21 +17,20 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Config is what a session would be opened with.
+// Config says how a session would be opened.
 type Config struct {
 	Session     session.Config
 	Description inspect.Description
 	LockDelay   time.Duration
-	Idle        bool // silence is tried, too
+	Idle        bool // try silence, too
 }
 
 // Findings are about the server, with the path to it, and about this machine.
 type Findings struct{ Database, Machine []checkup.Check }
 
-// Examine connects as session.Open does, looks at everything on which the lock of
-// such a session depends, and takes a lock for a trial. A server that Open refuses
-// is looked at all the same. The error is the one that Open or the lock ended with,
-// and is among the findings too.
+// Examine connects as session.Open does, examines everything that the lock of such a
+// session depends on, and takes a lock for a trial. It also examines a server that Open
+// refuses. The error is that of Open or of the lock, and is among the findings, too.
 func Examine(ctx context.Context, cfg Config) (Findings, error) {
 	x := &examination{cfg: cfg.Session, lockDelay: cfg.LockDelay}
 	x.cfg.Database = x.cfg.Database.Copy()
@@ -63,8 +62,8 @@ type examination struct {
 	checks    []checkup.Check
 
 	viewer  *session.Viewer
-	age     time.Duration // of the server's memory of locks
-	refused error         // by Open: the session's settings are not made
+	age     time.Duration // of the server's lock table
+	refused error         // Open's error; then the session's settings are not made
 	heard   string        // the channel of the last notification
 }
 
@@ -73,7 +72,7 @@ func (x *examination) add(name string, c checkup.Check) {
 	x.checks = append(x.checks, c)
 }
 
-// failed is a check that failed with an error.
+// failed is a check that failed because of an error.
 func failed(err error) checkup.Check {
 	var e *session.Error
 	if errors.As(err, &e) {
@@ -84,8 +83,8 @@ func failed(err error) checkup.Check {
 
 func unknown(err error) checkup.Check { return checkup.Notef("", "not known: %s", err) }
 
-// connect opens the connection to look at. A server that session.Open refuses is
-// connected to again, without its checks.
+// connect opens the connection to examine. If session.Open refuses the server, connect
+// tries again without the checks.
 func (x *examination) connect(ctx context.Context) (err error) {
 	began := time.Now()
 	x.viewer, x.age, err = session.OpenCheckedViewer(ctx, x.cfg)
@@ -103,8 +102,8 @@ func (x *examination) connect(ctx context.Context) (err error) {
 	return err
 }
 
-// look examines the server over the connection, for as long as that lasts: if
-// it doesn't, the trial of a lock says what that means.
+// look examines the server over the connection, while that lasts. If it breaks, the trial
+// of a lock says what that means.
 func (x *examination) look(ctx context.Context) {
 	before := len(x.checks)
 	for _, part := range []struct {
@@ -129,7 +128,7 @@ func (x *examination) look(ctx context.Context) {
 		if x.viewer.Ended() {
 			break
 		}
-		// A session that was refused has none of the settings that these try.
+		// These try settings that a refused session doesn't have.
 		if x.refused == nil || part.name != "settings" && part.name != "notify" {
 			x.add(part.name, part.look(ctx))
 		}
@@ -146,7 +145,7 @@ func (x *examination) Query(ctx context.Context, queries ...string) (session.Row
 	return x.viewer.Query(ctx, queries...)
 }
 
-// row asks for one row of so many columns: that of the last query, if there are several.
+// row asks for one row with this many columns: that of the last query, if there are several.
 func (x *examination) row(ctx context.Context, columns int, sql string) ([]string, error) {
 	rows, err := x.Query(ctx, sql)
 	if err != nil {
@@ -155,8 +154,7 @@ func (x *examination) row(ctx context.Context, columns int, sql string) ([]strin
 	return rows[max(0, len(rows)-1):].Only(columns)
 }
 
-// trial takes a lock that nobody else has, and sees whether a second session is
-// refused it.
+// trial takes a lock that nobody else has, and checks that a second session can't have it.
 func (x *examination) trial(ctx context.Context, says inspect.Description) error {
 	began := time.Now()
 	check, err := selfTest(ctx, x.cfg, says)
@@ -168,7 +166,7 @@ func (x *examination) trial(ctx context.Context, says inspect.Description) error
 	return err
 }
 
-// coarse rounds to what a reader cares about.
+// coarse rounds to the digits that a reader cares about.
 func coarse(d time.Duration) time.Duration {
 	switch {
 	case d < time.Millisecond:

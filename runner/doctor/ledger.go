@@ -8,7 +8,7 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// ledger is what the database remembers of runs, if it does.
+// ledger examines the database's ledger, if there is one.
 func (x *examination) ledger(ctx context.Context) checkup.Check {
 	ask := func(ctx context.Context, sql string) ([][]string, error) { return x.Query(ctx, sql) }
 	access, role, err := ledger.Look(ctx, ask)

@@ -15,7 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// path is about what stands between here and the server.
+// path examines what stands between here and the server.
 func (x *examination) path(ctx context.Context) checkup.Check {
 	row, err := x.row(ctx, 3, `SELECT pg_catalog.pg_backend_pid(), coalesce(pg_catalog.host(pg_catalog.inet_client_addr()), ''), coalesce(pg_catalog.inet_client_port(), -1)`)
 	if err != nil {
@@ -72,7 +72,7 @@ func (x *examination) tls(context.Context) checkup.Check {
 	return checkup.Warningf("sslmode=require or, better, verify-full", "none: whoever is on the path can read and change everything, the lock included")
 }
 
-// hosts looks at each of several hosts: at a failover another of them counts.
+// hosts examines each of several hosts: after a failover another one counts.
 func (x *examination) hosts(ctx context.Context) {
 	list := splitHosts(x.cfg.Database)
 	if len(list) < 2 {
@@ -102,7 +102,7 @@ func (x *examination) hosts(ctx context.Context) {
 	}
 }
 
-// roleOf asks a server whether it is "primary" or "standby", and which server it is.
+// roleOf asks a server whether it is "primary" or "standby", and for its identity.
 func (x *examination) roleOf(ctx context.Context, database *pgconn.Config) (role, identity string, err error) {
 	cfg := x.cfg
 	cfg.Database = database

@@ -12,8 +12,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// selfTest takes a lock that nobody else has, and sees whether a second session is
-// refused it.
+// selfTest takes a lock that nobody else has, and checks that a second session can't have
+// it.
 func selfTest(ctx context.Context, of session.Config, says inspect.Description) (checkup.Check, error) {
 	key := "pglead doctor " + strconv.FormatUint(rand.Uint64(), 36)
 	says.Keys, says.Scheme = []string{key}, inspect.DefaultScheme
@@ -43,7 +43,7 @@ func selfTest(ctx context.Context, of session.Config, says inspect.Description) 
 	return checkup.Okf("granted, listed in pg_locks, token %d, refused to a second session", held.Token), held.Release(ctx)
 }
 
-// bidInOwnSession is a bid in a session of its own, which the caller closes.
+// bidInOwnSession makes a bid in a session of its own. The caller closes the session.
 func bidInOwnSession(ctx context.Context, cfg lock.Config) (s *session.Session, b *lock.Bid, granted bool, err error) {
 	if s, err = session.Open(ctx, cfg.Session); err != nil {
 		return nil, nil, false, err

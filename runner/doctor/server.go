@@ -21,7 +21,7 @@ func (x *examination) server(ctx context.Context) checkup.Check {
 	if err != nil {
 		return failed(err)
 	}
-	version, _, _ := strings.Cut(row[0], " on ") // and for what machine, by which compiler
+	version, _, _ := strings.Cut(row[0], " on ") // machine and compiler follow
 	switch number, _ := strconv.Atoi(row[1]); {
 	case number/1_00_00 < session.OldestMajor:
 		return failed(session.ErrTooOld(row[0]))
@@ -62,8 +62,8 @@ func (x *examination) primary(ctx context.Context) checkup.Check {
 	return checkup.Okf("%s", seen)
 }
 
-// timeouts are those that a role, a database or the server has for every
-// session. Unseen they would end a holder's or a waiter's session.
+// timeouts finds timeouts that a role, a database or the server sets for every session,
+// and that would end a holder's or a waiter's session.
 func (x *examination) timeouts(ctx context.Context) checkup.Check {
 	rows, err := x.Query(ctx, `SELECT s.name, s.reset_val, coalesce((
 	SELECT CASE WHEN r.rolname IS NOT NULL AND d.datname IS NOT NULL THEN 'role ' || r.rolname || ' in database ' || d.datname
@@ -95,7 +95,7 @@ ORDER BY s.name`)
 	return checkup.Okf("%s; overridden for the lock's session, not for the command's own", strings.Join(list, ", "))
 }
 
-// settings sees whether the server has taken the settings by which it ends a dead session.
+// settings checks that the server has accepted the settings that make it end a dead session.
 func (x *examination) settings(ctx context.Context) checkup.Check {
 	ms := strconv.FormatInt(x.cfg.Lease.Milliseconds(), 10)
 	if x.cfg.Transaction {
@@ -138,7 +138,7 @@ func (x *examination) settings(ctx context.Context) checkup.Check {
 
 const staleAdvice = "without it a lock whose holder's host has vanished stays held: does something in between make settings of its own?"
 
-// lease holds the round trip against the lease.
+// lease compares the round trip with the lease.
 func (x *examination) lease(ctx context.Context) checkup.Check {
 	const trips = 10
 	var took []time.Duration
@@ -173,8 +173,7 @@ func (x *examination) delay(context.Context) checkup.Check {
 	return checkup.Okf("%v: as long as a former holder may live on without knowing of its loss, or longer", x.lockDelay)
 }
 
-// fewSlots is when the server's slots are few: each holder and each waiter
-// takes one.
+// fewSlots is how many connections are few: each holder and each waiter takes one.
 const fewSlots = 10
 
 func (x *examination) slots(ctx context.Context) checkup.Check {
@@ -197,16 +196,16 @@ func (x *examination) slots(ctx context.Context) checkup.Check {
 	return checkup.Okf("%s", seen)
 }
 
-// notify tries the notifications by which waiters and holders tell each other.
+// notify tries the notifications between waiters and holders.
 func (x *examination) notify(ctx context.Context) checkup.Check {
 	if x.cfg.Transaction {
 		return checkup.Notef("", "not heard with --transaction: a takeover after a wait always waits out the lock-delay")
 	}
 	const name = "pglead.1.doctor"
-	// A commit that waits for a standby would keep everybody's notifications waiting.
+	// While a commit with a NOTIFY waits for a standby, everybody's notifications wait.
 	_, err := x.Query(ctx, `LISTEN "`+name+`"; SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('`+name+`', '')`)
 	if err == nil {
-		_, err = x.Query(ctx, session.PlainBeat) // by its answer, a notification has arrived
+		_, err = x.Query(ctx, session.PlainBeat) // a notification arrives before the answer
 	}
 	if err != nil {
 		return failed(err)
@@ -235,8 +234,8 @@ func (x *examination) privilege(role, does string) func(context.Context) checkup
 	}
 }
 
-// product is a service, or an addition to PostgreSQL, of which a user of locks
-// should know something.
+// product is a service, or an addition to PostgreSQL, with something that a user of locks
+// should know.
 type product struct {
 	sign          string // a row of signsQuery
 	name          string
@@ -244,8 +243,8 @@ type product struct {
 	manyPrimaries bool
 }
 
-// products are in the order in which they are looked for: Aurora has RDS's
-// roles too.
+// products are in the order of the search: Aurora comes before RDS, whose roles it has,
+// too.
 func products() []product {
 	const nodes = "locks are each node's own: give all pgleads the same one node, and fail over by hand"
 	return []product{
@@ -269,7 +268,7 @@ UNION ALL SELECT 'role ' || rolname FROM pg_catalog.pg_roles
 	WHERE rolname IN ('rds_superuser', 'alloydbsuperuser', 'cloudsqlsuperuser', 'azure_pg_admin', 'supabase_admin', 'neon_superuser')
 UNION ALL SELECT 'application ' || pg_catalog.split_part(application_name, ' ', 1) FROM pg_catalog.pg_stat_activity WHERE application_name LIKE 'Patroni%'`
 
-// directHost says how to go round a pooler that is known by its address.
+// directHost says how to get past a pooler that is known by its address.
 func directHost(cfg *pgconn.Config) string {
 	switch host, name, port := cfg.Host, strings.ToLower(cfg.Host), cfg.Port; {
 	case strings.HasSuffix(name, ".neon.tech") && strings.Contains(name, "-pooler."):

@@ -9,15 +9,14 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// What stands in between may end a connection that is silent for a while, as
-// HAProxy does after its `timeout client`. A holder whose host is cut off from it
-// is silent, and the server frees the lock as soon as its side is ended. So that
-// must not come before the holder's command is dead. Nobody tells of such an end:
-// the server doesn't know why its client went, and the holder has no way to hear
-// it. It can only be tried beforehand.
+// A proxy may end a connection that is silent for a while, as HAProxy does after its
+// `timeout client`. A holder whose host is cut off is silent, and the server frees the lock
+// as soon as the proxy ends the server's side. That must not happen before the holder's
+// command is dead. Nobody announces such an end: the server doesn't know why its client
+// went, and the holder can't hear of it. So it has to be tried beforehand.
 
-// silence keeps a connection silent for as long as a cut off holder's may be. A
-// waiter's is silent for a third of that at most.
+// silence keeps a connection silent for as long as the connection of a holder that is cut
+// off may be. A waiter's is silent for a third of that at most.
 func (x *examination) silence(ctx context.Context) checkup.Check {
 	viewer, err := session.OpenViewer(ctx, x.cfg)
 	if err != nil {
@@ -45,13 +44,13 @@ func (x *examination) silence(ctx context.Context) checkup.Check {
 	return checkup.Okf("a connection that was silent for %v still answers", x.cfg.Lease)
 }
 
-// answersAfter returns no error if the connection can be used when it has been
-// silent for that long, else when it could no longer be, and why.
+// answersAfter returns no error if the connection still works after that long a silence.
+// Otherwise it returns when it had ended, and why.
 func (x *examination) answersAfter(ctx context.Context, silent time.Duration) (time.Duration, error) {
 	began := time.Now()
 	quiet, cancel := context.WithTimeout(ctx, silent)
 	defer cancel()
-	// It listens to nothing: there will be no notification.
+	// It listens to no channel, so no notification will come.
 	if err := x.viewer.Wait(quiet); err != nil {
 		return time.Since(began), err
 	}

@@ -38,10 +38,10 @@ func (x *examination) standbys(ctx context.Context) checkup.Check {
 	return checkup.Notef("with --quorum a primary that is cut off from them loses its holders", "synchronous_standby_names is %q, %s", names, connected)
 }
 
-// countStandbys holds the number of standbys that confirm a commit against how many
-// there are: of n, one is promoted, and of the others the former primary and the new
-// one must not both find enough, k and k', which is k + k' >= n. A list that is the
-// same on all servers may name this one, too.
+// countStandbys compares the number of standbys that confirm a commit with the number of
+// standbys, n. After one is promoted, the former primary, which asks for k, and the new
+// one, which asks for k', must not both find enough among the others: k + k' >= n. A list
+// that is the same on all servers may name this one, too.
 func countStandbys(setting, self string, connected int) checkup.Check {
 	list, err := session.ParseStandbys(setting)
 	if err != nil {
@@ -66,7 +66,7 @@ func countStandbys(setting, self string, connected int) checkup.Check {
 	return checkup.Okf("%s; --quorum waits for them", seen)
 }
 
-// asking is what to set for so many of a list.
+// asking is the setting that asks for this many of a list.
 func asking(s session.Standbys, least int) string {
 	method := "FIRST"
 	if s.Any {

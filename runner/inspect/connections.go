@@ -2,17 +2,17 @@ package inspect
 
 import "context"
 
-// Limits are the numbers of connections that a server allows ordinary roles, and this role
-// and this database of them.
+// Limits are how many connections a server allows: to ordinary roles, to this role, and to
+// this database.
 type Limits struct{ server, role, database int } // -1: none
 
-// Room is what is left of the limit that leaves the least.
+// Room is what is left of the tightest limit.
 type Room struct {
 	Free, Of int
 	Whose    string // server, role or database
 }
 
-// ReadLimits asks for the limits. Connections that are reserved for superusers don't count.
+// ReadLimits asks for the limits, without the connections that are reserved for superusers.
 func ReadLimits(ctx context.Context, on Connection) (Limits, error) {
 	n, err := numbers(ctx, on, `SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
 		- coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0),
@@ -41,7 +41,7 @@ func (l Limits) Room(ctx context.Context, on Connection) (Room, error) {
 	return room, err
 }
 
-// numbers are the answer to a question for three whole numbers.
+// numbers asks a question whose answer is three whole numbers.
 func numbers(ctx context.Context, on Connection, sql string) (n [3]int, err error) {
 	rows, err := on.Query(ctx, sql)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 
 // Description is what a session says of itself in pg_stat_activity: in the comment before
 // its statements, in the style of sqlcommenter
-// (https://google.github.io/sqlcommenter/spec/). The same role and pg_read_all_stats see
-// the comment. It has no arguments of the command, and no secrets.
+// (https://google.github.io/sqlcommenter/spec/). Sessions of the same role, or with
+// pg_read_all_stats, see the comment. It has no arguments of the command, and no secrets.
 type Description struct {
 	Keys    []string
 	Scheme  string // of lockkey
@@ -22,12 +22,12 @@ type Description struct {
 	Host    string
 	PID     int // of the process on Host
 	User    string
-	Command string // its name alone
-	Note    string // by its user
+	Command string // its name, without arguments
+	Note    string // by the user
 	Lease   time.Duration
 	// LostGrace is how long the command may outlive the lease.
 	LostGrace time.Duration
-	// Transaction says that a transaction holds the lock, whose session hears nothing.
+	// Transaction says that a transaction holds the lock: the session hears nothing.
 	Transaction bool
 
 	// From the grant on.
@@ -36,8 +36,8 @@ type Description struct {
 	Token int64
 	Since time.Time
 
-	// Beat is the number of the session's last request: ParseDescription reads it, and the
-	// session itself writes it.
+	// Beat is the number of the session's last request. ParseDescription reads it. Comment
+	// doesn't write it: package session does.
 	Beat uint64
 }
 
@@ -52,8 +52,8 @@ const (
 	MostKeys  = 100
 )
 
-// Bounds of a description, since others write some of them: their numbers are the bounds
-// of loops, and their texts are kept in memory.
+// Bounds of a description. Others write some descriptions, loops run up to their numbers,
+// and their texts are kept in memory.
 const (
 	// mostDescribed is how much of a statement is read.
 	mostDescribed = 16 << 10
@@ -68,9 +68,9 @@ const (
 	mostShown = 950 // of those 1024, without the number of the request
 )
 
-// Comment is the description as a session's comment. It encodes / too, so that nothing
-// in it ends the comment or begins another. The keys are last: if they are so long that
-// the server cuts them off, all the rest is there.
+// Comment is the description as a session's comment. It also encodes /, so that nothing
+// in it ends the comment or begins another. The keys are last: if the server cuts off
+// keys that are too long, all the rest is there.
 func (d Description) Comment() string {
 	var fields []string
 	add := func(name, value string) {
@@ -124,8 +124,8 @@ func escapeShort(s string, most int) string {
 }
 
 // ParseDescription reads the comment of a statement. A stranger's comment, or one that the
-// server cut off, gives at worst a wrong description. Fields that can't be right are left
-// away.
+// server cut off, gives at worst a wrong description. It leaves out fields that can't be
+// right.
 func ParseDescription(statement string) (d Description, ok bool) {
 	text, found := strings.CutPrefix(statement, session.CommentOpens)
 	if !found {
@@ -156,7 +156,7 @@ func (d *Description) set(name, encoded string) {
 	if err != nil {
 		return
 	}
-	// number is one from 0 to most.
+	// number reads a number from 0 to most.
 	number := func(most int64) int64 {
 		n, err := strconv.ParseInt(value, 10, 64)
 		if err != nil || n < 0 || n > most {

@@ -63,8 +63,8 @@ func newLock(v View) *Lock {
 	return l
 }
 
-// Locks makes locks of the single views. The first in line for slots holds their gate,
-// but counts as a waiter. A session that has a lock in both modes is one holder, an
+// Locks puts the views of each lock together. The first in line for slots holds their
+// gate, but counts as a waiter. A session that has a lock in both modes is one holder, an
 // exclusive one.
 func Locks(views []View) []*Lock {
 	type number struct {
@@ -106,8 +106,8 @@ func (l *Lock) add(v View) {
 	}
 }
 
-// InLine returns the holders of the locks, the number of waiters, and how many of them
-// have waited longer in the same line than a backend: -1 if that doesn't wait.
+// InLine returns the holders of the locks, how many waiters stand before this backend in
+// its line (-1 if it doesn't wait), and the number of all waiters.
 func InLine(views []View, backend uint32) (holders []View, before, waiters int) {
 	var own *View
 	var others []View
@@ -137,8 +137,8 @@ func InLine(views []View, backend uint32) (holders []View, before, waiters int) 
 	return holders, before, waiters
 }
 
-// Sort puts the locks of one key together, its slots in their order. Locks whose keys no
-// session says come last.
+// Sort puts the locks of one key together, with its slots in their order. Locks whose key
+// no session tells come last.
 func Sort(locks []*Lock) { slices.SortStableFunc(locks, compare) }
 
 func compare(a, b *Lock) int {

@@ -7,10 +7,10 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// naming finds out to which keys the locks of one list of views belong. A session that
-// has thousands of locks may say that each of its hundred keys has a thousand slots, and
-// so may the next one. So what many sessions say is hashed once, and all hashes together
-// are limited. Locks beyond the limit have their numbers, and no names.
+// naming finds out to which keys the locks in a list of views belong. A session with
+// thousands of locks may say that each of its hundred keys has a thousand slots, and so
+// may the next one. So naming hashes what several sessions say only once, and there is a
+// limit to all hashes together. Locks beyond the limit have numbers, and no names.
 type naming struct {
 	left  int // bytes that may still be hashed
 	meant map[meaning]map[lockkey.ID]int
@@ -34,10 +34,10 @@ func newNaming(asked []lockkey.ID) *naming {
 	return n
 }
 
-// spend pays for so many hashes of texts of this length, and says whether they were still
+// spend pays for this many hashes of texts of this length, and says whether they were
 // within the limit.
 func (n *naming) spend(hashes, length int) bool {
-	const each = 64 // the cost of a hash whatever its length is
+	const each = 64 // what every hash costs, beside its length
 	n.left -= hashes * (length + each)
 	return n.left >= 0
 }
@@ -94,7 +94,7 @@ func (n *naming) addLine(of lockkey.ID) {
 	}
 }
 
-// line returns the lock for which this one is a ticket, or a ticket's mark, if it is one.
+// line returns the lock in whose line this one is a ticket, or a ticket's mark, if it is.
 func (n *naming) line(id lockkey.ID) (of lockkey.ID, known bool) {
 	of, known = n.lines[id.ClassID()]
 	return of, known

@@ -18,15 +18,15 @@ type Connection interface {
 	Query(ctx context.Context, queries ...string) (session.Rows, error)
 }
 
-// Sought are the locks to look at: Locks or, if there are none, all of this database, or
-// of all databases.
+// Sought are the locks to look at: Locks or, if there are none, all locks of this
+// database, or of all databases.
 type Sought struct {
 	Locks        []lockkey.ID
 	Lines        []lockkey.ID // the locks in whose lines waiters for Locks stand
 	AllDatabases bool
 }
 
-// Views lists the sessions that have the locks, and those that wait for them.
+// Views lists the sessions that have the locks or wait for them.
 func Views(ctx context.Context, on Connection, of Sought) ([]View, error) {
 	rows, err := on.Query(ctx, viewQuery(of))
 	if err != nil {
@@ -37,8 +37,8 @@ func Views(ctx context.Context, on Connection, of Sought) ([]View, error) {
 
 // Holders lists the sessions that have these locks. It asks the functions that
 // viewQuery's views are made of. Most sessions ask this in their first moments, when a
-// backend takes 2 ms for the functions and 5 ms for the views, whose definitions it has to
-// read first.
+// backend takes 2 ms for the functions, and 5 ms for the views: it has to read their
+// definitions first.
 func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, error) {
 	rows, err := on.Query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, 0,
 	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
@@ -75,8 +75,8 @@ func Terminate(ctx context.Context, on Connection, pid uint32) error {
 // has objsubid 2. Numbers in quotes need no conversion to the columns' types.
 // https://www.postgresql.org/docs/current/view-pg-locks.html
 //
-// For very many numbers the condition compares the halves separately, which the server
-// hashes. Then other locks may be among the answers.
+// For very many numbers the condition compares the halves separately, since the server can
+// hash those. Then other locks may be among the answers.
 func Among(ids []lockkey.ID) string {
 	const many = 100
 	var list, classes, objs []string
@@ -91,7 +91,7 @@ func Among(ids []lockkey.ID) string {
 	return "(classid, objid, objsubid) IN (" + strings.Join(list, ", ") + ")"
 }
 
-// InThisDatabase is a condition, too: each database has advisory locks of its own.
+// InThisDatabase is a condition like Among: each database has its own advisory locks.
 const InThisDatabase = "database = (SELECT datid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
 
 // viewQuery reads two views. They show every role which session has which lock. Only the
@@ -118,8 +118,9 @@ WHERE l.locktype = 'advisory'` + where + `
 ORDER BY d.datname, l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart, l.pid`
 }
 
-// parseViews reads rows. A session that has a ticket counts as a waiter for the lock. The
-// mark by which its owner shows that it listens, the same number as a pair, is left out.
+// parseViews reads rows. A session that has a ticket counts as a waiter for the lock.
+// parseViews leaves out the mark, the same number as a pair: it only says that the owner
+// of the ticket listens.
 func parseViews(rows session.Rows, asked []lockkey.ID) ([]View, error) {
 	names := newNaming(asked)
 	var views []View
@@ -133,7 +134,7 @@ func parseViews(rows session.Rows, asked []lockkey.ID) ([]View, error) {
 			if v.ID.Pair {
 				continue
 			}
-			// The lower half of a ticket's number is when it was drawn, in 10 ms.
+			// The lower half of a ticket's number is the time when it was taken, in 10 ms.
 			v.Waiting = max(0, time.Duration(int32(uint32(v.Now.UnixMilli()/10)-v.ID.ObjID()))*10*time.Millisecond)
 			v.ID, v.Granted = of, false
 			key, slot, known = names.of(v)
@@ -171,8 +172,8 @@ func parseView(row []string) (View, error) {
 	return v, nil
 }
 
-// parseSeconds reads a length of time, or an instant since 1970. A step of the
-// server's clock may have made it negative.
+// parseSeconds reads a length of time, or an instant since 1970. It may be negative after
+// a step of the server's clock.
 func parseSeconds(s string) (time.Duration, error) {
 	seconds, err := strconv.ParseFloat(s, 64)
 	if err != nil || math.IsNaN(seconds) || math.Abs(seconds) >= math.MaxInt64/float64(time.Second) {

@@ -1,5 +1,5 @@
 // Package inspect shows the holders and the waiters of a server's advisory locks: what
-// the server knows of its sessions, and what pgleads say of themselves.
+// the server knows about its sessions, and what pgleads say about themselves.
 package inspect
 
 import (
@@ -19,14 +19,14 @@ type View struct {
 	Database string
 	ID       lockkey.ID
 	Shared   bool
-	Granted  bool          // else the session waits
+	Granted  bool          // otherwise the session waits
 	Waiting  time.Duration // how long it has waited
 	Backend  uint32        // its process number at the server
 	Role     string
 	Client   string // address, or empty for a unix socket
 	// Application is the session's name, which everyone may see.
 	Application string
-	// Hidden says that this role may not see what the session says of itself.
+	// Hidden says that this role may not see what the session says about itself.
 	Hidden bool
 	// Described says that the session is a pglead's.
 	Described bool
@@ -34,7 +34,7 @@ type View struct {
 	Now  time.Time     // of the server
 	Idle time.Duration // since its last request was answered, if that is known
 
-	named *named // what Key says, if it is known already
+	named *named // what Key returns, if it was computed before
 }
 
 type named struct {
@@ -43,7 +43,7 @@ type named struct {
 	known bool
 }
 
-// MarshalJSON gives a session's part the form that programs read.
+// MarshalJSON writes the form that programs read.
 func (v View) MarshalJSON() ([]byte, error) {
 	seconds, since := v.Waiting, (*time.Time)(nil)
 	if v.Granted {
@@ -83,8 +83,8 @@ func (v View) HeldFor() time.Duration {
 	return max(0, v.Now.Sub(v.Since))
 }
 
-// SilentFor is for how long a pglead that has the lock has not been heard, if that is so
-// long that a heartbeat is missing.
+// SilentFor is for how long the server has not heard a pglead that has the lock, or 0 if
+// no heartbeat is missing.
 func (v View) SilentFor() time.Duration {
 	if !v.Granted || v.Lease <= 0 || v.Idle < 2*session.BeatEvery(v.Lease) {
 		return 0
@@ -92,9 +92,9 @@ func (v View) SilentFor() time.Duration {
 	return v.Idle
 }
 
-// Key is the name of the lock, and the number of its slot, if its session says a key
-// that has this lock's number. Two keys may have one number, and other programs have
-// locks of their own.
+// Key is the name of the lock, and the number of its slot, if the session gives a key with
+// this lock's number. Two keys may have one number, and other programs have locks of
+// their own.
 func (v View) Key() (key string, slot int, known bool) {
 	if v.named != nil {
 		return v.named.key, v.named.slot, v.named.known
@@ -114,7 +114,7 @@ func (v View) applied() []string {
 	return nil
 }
 
-// Pglead says whether the session is, or says it is, a pglead's.
+// Pglead says whether the session is a pglead's, or says so.
 func (v View) Pglead() bool { return v.Described || strings.HasPrefix(v.Application, "pglead:") }
 
 // Where is the session's host, as far as it is known.
@@ -157,7 +157,7 @@ func (v View) String() string {
 	return visible.Text(text)
 }
 
-// sinceFormat leaves the date away if that was less than half a day ago.
+// sinceFormat leaves out the date if the instant was less than half a day ago.
 func sinceFormat(ago time.Duration) string {
 	if ago < 12*time.Hour {
 		return time.TimeOnly

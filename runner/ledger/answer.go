@@ -10,11 +10,11 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// Answer is what a start is told: how it goes on, or why it must not.
+// Answer is the ledger's answer to a start: how the start goes on, or why it must not.
 type Answer struct {
 	Kind    Kind
-	Lost    []OpenRun // of OpenRuns
-	Refusal error     // of Refusal
+	Lost    []OpenRun // with OpenRuns
+	Refusal error     // with Refusal
 }
 
 // Kind is what an answer asks of a start.
@@ -23,12 +23,12 @@ type Kind int
 // What an answer asks.
 const (
 	Begun    Kind = iota // the run is in the ledger, and its command may start
-	Unknown              // the ledger doesn't know the last run: wait as without one
+	Unknown              // the ledger doesn't know the last run: wait as without a ledger
 	OpenRuns             // wait until these runs are over for certain
 	Refusal              // don't start
 )
 
-// Started is the first word of an answer by which the command may start.
+// Started begins an answer that lets the command start.
 const Started = "started"
 
 // OpenRun is a run whose command may be alive.
@@ -40,16 +40,16 @@ type OpenRun struct {
 	Host  string
 }
 
-// Need is how long after the lock was lost its command is dead for certain. No
-// command lives on for longer than the lease, whatever its grace is.
+// Need is how long after the loss of the lock the command is certainly dead. No command
+// lives on for longer than the lease, whatever its grace is.
 func (e OpenRun) Need() time.Duration {
 	return min(session.DeadAfter(e.Lease, e.Grace), e.Lease)
 }
 
 const mostLease = 24 * time.Hour
 
-// ParseAnswer reads an answer to so many locks, of a run for that tick, if it is for
-// one. A refusal is a *PausedError, a *DoneError, a *FencedError or a *session.Error.
+// ParseAnswer reads the answer to a run with this many locks, and with that tick or nil. A
+// refusal is a *PausedError, a *DoneError, a *FencedError or a *session.Error.
 func ParseAnswer(text string, locks int, tick *Tick) (Answer, error) {
 	lines := strings.Split(text, "\n")
 	fields := strings.Split(lines[0], " ")
@@ -82,7 +82,7 @@ func ParseAnswer(text string, locks int, tick *Tick) (Answer, error) {
 	return Answer{}, errAnswer
 }
 
-// parseDone reads when and where a tick had its success, as far as that is told.
+// parseDone reads when and where a tick had its success, as far as the answer says.
 func parseDone(fields []string, tick *Tick) error {
 	var at time.Time
 	done := &DoneError{}
@@ -110,8 +110,8 @@ func clockError(secondsAhead int64) error {
 		"this machine's clock is %v %s the server's", ahead.Abs(), side)
 }
 
-// parseFenced reads whose transaction is in the way: that of a session and its role,
-// or one that is prepared, which has neither.
+// parseFenced reads whose transaction is in the way: a session's, with its role, or a
+// prepared one, which has neither.
 func parseFenced(fields []string) error {
 	whose, hint := "a prepared transaction", "COMMIT PREPARED or ROLLBACK PREPARED ends it; pg_prepared_xacts has its name"
 	if len(fields) == 2 {
@@ -178,8 +178,8 @@ func (e *PausedError) Error() string {
 	return text
 }
 
-// FencedError says that a transaction of the last run is still under way, which nobody
-// here may end. The session is well.
+// FencedError says that a transaction of the last run is still under way, and that this
+// role may not end it. The session is well.
 type FencedError struct{ err error }
 
 func (e *FencedError) Error() string { return e.err.Error() }

@@ -8,7 +8,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// Verdict is whether a key had its success in time, and what speaks against it.
+// Verdict says whether a key had its success in time, and what went wrong since.
 type Verdict struct {
 	Known   bool    // it has ever started
 	Success Success // the last one
@@ -47,7 +47,7 @@ WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY 
 	n := int(r.number())
 	id, key := r.id(), r.text()
 	failure := r.entry(id, key)
-	if v.Failed == 0 { // else a run that nobody has closed yet is later
+	if v.Failed == 0 { // otherwise judge has a later one, which nobody has closed yet
 		v.Failure = failure
 	}
 	v.Failed += n

@@ -11,7 +11,7 @@ import (
 
 // Fact is what is known of one lock: its last run, its last success, its pause.
 type Fact struct {
-	Last    Entry // Key and ID are always known
+	Last    Entry // it always has Key and ID
 	Before  Entry // the run before, while Last has not ended
 	Success Success
 	Pause   Pause
@@ -33,7 +33,7 @@ type Pause struct {
 // Paused says whether there is a pause.
 func (p Pause) Paused() bool { return !p.Until.IsZero() }
 
-// String says until when and by whom. It has the texts of others as they wrote them.
+// String says until when and by whom. It does not escape what others wrote.
 func (p Pause) String() string {
 	text := "until it is resumed"
 	if p.Until.Before(Endless()) {
@@ -49,8 +49,8 @@ func (p Pause) String() string {
 	return text
 }
 
-// Clock is an instant as a text, without the date if that is today's, and with seconds
-// if it is near.
+// Clock is an instant as a text: without the date if it is today, and with seconds if it
+// is near.
 func Clock(t, now time.Time) string {
 	t, now = t.Local(), now.Local()
 	format := "15:04"
@@ -74,7 +74,7 @@ type Facts struct {
 	Now      time.Time // of the server
 }
 
-// Pause is the one that ends last, or the zero Pause.
+// Pause is the pause that ends last, or the zero Pause.
 func (f Facts) Pause() (last Pause) {
 	for _, fact := range f.List {
 		if fact.Pause.Until.After(last.Until) {
@@ -89,8 +89,8 @@ func FactsOf(ctx context.Context, ask Ask, key string, ids []lockkey.ID) (Facts,
 	return readFacts(ctx, ask, among(key, ids), 2*len(ids)+1000)
 }
 
-// FactsMatching are the facts of the locks whose key matches a pattern, in which * stands
-// for any characters and ? for one. Without patterns every key matches.
+// FactsMatching are the facts of the locks whose key matches a pattern: * stands for any
+// characters and ? for one. Without patterns every key matches.
 func FactsMatching(ctx context.Context, ask Ask, patterns []string, most int) (Facts, error) {
 	return readFacts(ctx, ask, "key IS NOT NULL AND "+like(patterns), most)
 }

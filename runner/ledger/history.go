@@ -24,7 +24,7 @@ type Entry struct {
 	Command string
 	Role    string
 	Started time.Time
-	Ended   time.Time // zero while it runs, and if that isn't known
+	Ended   time.Time // zero while it runs, or if it isn't known
 	Outcome Outcome
 	Status  *int          // the command's exit status, if it had one
 	Waited  time.Duration // the lock-delay before the start
@@ -42,13 +42,13 @@ func (r Entry) Took() time.Duration {
 	return max(0, r.Ended.Sub(r.Started))
 }
 
-// History is what is remembered of a key, the newest run first.
+// History is what a ledger remembers of a key, the newest run first.
 type History struct {
 	Runs []Entry
 	Now  time.Time // of the server
 }
 
-// Past says which runs of a key are wanted.
+// Past says which runs of a key to read.
 type Past struct {
 	Key   string
 	IDs   []lockkey.ID  // the numbers that the ledger may have for it
@@ -60,8 +60,8 @@ type Past struct {
 func ReadHistory(ctx context.Context, ask Ask, past Past) (History, error) {
 	h, vanished, err := readHistory(ctx, ask, past)
 	if err == nil && vanished {
-		// The run may have ended between the look at the tables and the one at the locks. A
-		// run is closed before its lock is free, so a second look decides.
+		// The run may have ended after the look at the tables, and before the look at the
+		// locks. A run is closed before its lock is free, so a second look decides.
 		h, _, err = readHistory(ctx, ask, past)
 	}
 	return h, err
@@ -118,7 +118,7 @@ func (h History) Usually() time.Duration {
 	return (took[(len(took)-1)/2] + took[len(took)/2]) / 2
 }
 
-// Next is the run of the same lock that was started after one of Runs, or nil.
+// Next is the next run of the same lock after one of Runs, or nil.
 func (h History) Next(of int) *Entry {
 	for i := of - 1; i >= 0; i-- {
 		if h.Runs[i].ID == h.Runs[of].ID && !h.Runs[i].Missing() {

@@ -1,9 +1,9 @@
 // Package ledger is what a database remembers of its runs, once somebody has
 // installed it there: for each lock how its last run ended, and a history.
 //
-// With it a row says whether the last run's command can be alive, which else a waiter has
-// to hear. The database decides everything, in functions of schema.sql, under the lock
-// that the run has taken.
+// With a ledger a row says whether the last run's command can be alive. Without one a
+// waiter has to hear that. The database decides everything, in functions of schema.sql,
+// under the lock that the run has taken.
 package ledger
 
 import (
@@ -20,7 +20,7 @@ var files embed.FS
 func schema() string {
 	var all []string
 	for _, name := range []string{"schema.sql", "start.sql", "fence.sql", "keep.sql"} {
-		text, _ := files.ReadFile(name) // it is part of the program
+		text, _ := files.ReadFile(name) // the file is part of the program
 		all = append(all, string(text))
 	}
 	return strings.Join(all, "\n")
@@ -29,10 +29,10 @@ func schema() string {
 // Version is the schema's version. Functions carry it in their names.
 const Version = 1
 
-// Keep is how many runs of a key are kept by default.
+// Keep is how many runs of a key a ledger keeps by default.
 const Keep = 1000
 
-// installing is the SQL of Install. With keep 0 an existing setting stays as it is.
+// installing is the SQL of Install. keep 0 leaves an existing setting as it is.
 func installing(keep int) string {
 	kept := "excluded.keep"
 	if keep == 0 {
@@ -45,8 +45,8 @@ func installing(keep int) string {
 // SQL is what Install does, for users who want to read it first.
 func SQL(keep int) string { return "BEGIN;\n\n" + installing(keep) + "\nCOMMIT;\n" }
 
-// Install makes the ledger, or the missing parts of one. It keeps so many runs of each
-// key. The role needs CREATE on the database, and nothing else.
+// Install makes the ledger, or the missing parts of one. keep is how many runs of each key
+// it keeps. The role needs CREATE on the database, and nothing else.
 func Install(ctx context.Context, ask Ask, keep int) error {
 	_, err := ask(ctx, installing(keep)) // one transaction
 	return err

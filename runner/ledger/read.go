@@ -12,13 +12,12 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Ask sends SQL to the server and returns the rows of its answer, in which NULL is
-// an empty text.
+// Ask sends SQL to the server and returns the rows of its answer. NULL is an empty text.
 type Ask func(ctx context.Context, sql string) ([][]string, error)
 
-// Look finds out whether there is a ledger for this role. It returns the role's name as
-// SQL writes it. Its query names nothing in the schema, since even planning it could run
-// functions there.
+// Look finds out whether there is a ledger for this role. It also returns the role's name
+// as SQL writes it. Its query names nothing in the schema: even the planning of such a
+// query could run functions there.
 func Look(ctx context.Context, ask Ask) (access Access, role string, err error) {
 	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.Question(true)+", pg_catalog.quote_ident(current_user)")
 	if err != nil {
@@ -128,8 +127,7 @@ func (r *reader) id() lockkey.ID {
 	return lockkey.ID{Number: r.number(), Pair: r.number() == 2}
 }
 
-// entry is a list of SQL expressions for reader.entry, over a table with the columns of a
-// run.
+// entry is a list of SQL expressions for reader.entry. The table has the columns of a run.
 func entry(of string) string {
 	columns := []string{"system", "token", "host", "os_user", "pid", "command", "role", "", "", "outcome", "status", ""}
 	for i, column := range columns {
@@ -146,5 +144,5 @@ func (r *reader) entry(id lockkey.ID, key string) Entry {
 	}
 }
 
-// Endless stands for the end of a pause that has none.
+// Endless is the end of a pause without an end.
 func Endless() time.Time { return time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) }

@@ -29,16 +29,16 @@ type Proof struct {
 	Backend uint32
 	// Sure says that no command is alive if the ledger knows nothing of a lock.
 	Sure bool
-	// Closes are tokens, one for each lock. No command of that token, or of an earlier
-	// one, is alive.
+	// Closes has a token for each lock. No command of that token, or of an earlier one, is
+	// alive.
 	Closes []int64
-	// Heard are tokens whose start was announced, and whose end was not.
+	// Heard are the tokens with an announced start and no announced end.
 	Heard  []int64
 	Waited time.Duration
 }
 
-// First is an SQL expression that starts a run of one lock if nothing is in its way. Else
-// it is NULL, and Rest tells the reason. Token and system are SQL.
+// First is an SQL expression that starts a run of one lock if nothing is in its way.
+// Otherwise its value is NULL, and Rest tells the reason. token and system are SQL.
 func (r Run) First(l Lock, token, system string) string {
 	return fmt.Sprintf("pglead.start_1('%d', '%d', %s, %s, %s, %s, NULL, %s)",
 		l.Number, l.ObjSubID(), quote(l.Key), token, system, r.words(), r.ticks())
@@ -76,7 +76,7 @@ func (r Run) ticks() string {
 	return fmt.Sprintf("%s, %s, %s", instant(r.Tick.At), interval(r.Tick.Per), instant(r.Tick.now()))
 }
 
-// Open is a query that counts the locks' runs whose commands may be alive.
+// Open is a query that counts those runs of the locks whose commands may be alive.
 func Open(locks []Lock, shared bool) string {
 	var rows []string
 	for _, l := range locks {
@@ -98,7 +98,7 @@ func Paused(locks []Lock) string {
 	return "SELECT true FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (" + strings.Join(rows, " OR ") + ") LIMIT 1"
 }
 
-// Missing is a query that notes, for a lock, that there was nothing to run.
+// Missing is a query that notes for a lock that its command could not be executed.
 func (r Run) Missing(l Lock, status int) string {
 	return fmt.Sprintf("SELECT pglead.missing_1('%d', '%d', %s, %s, %s, %d, %s, %d)",
 		l.Number, l.ObjSubID(), quote(l.Key), quote(r.Host), quote(r.User), r.PID, quote(r.Command), status)
@@ -124,8 +124,8 @@ type End struct {
 	At      time.Time
 }
 
-// Finish are the queries that note the end for a lock. The session has to have the role
-// that started the run.
+// Finish returns the columns of the queries that note the end for a lock: each follows a
+// SELECT. The session has to have the role that started the run.
 func (e End) Finish(id lockkey.ID, token int64, shared bool, commit string) []string {
 	status, ago := "NULL", time.Duration(0)
 	if e.Status != nil {
@@ -134,18 +134,18 @@ func (e End) Finish(id lockkey.ID, token int64, shared bool, commit string) []st
 	if !e.At.IsZero() {
 		ago = time.Since(e.At)
 	}
-	queries := []string{fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', '%s', true), pglead.finish_1('%d', '%d', '%d', '%s', %s, %s)",
+	columns := []string{fmt.Sprintf("pg_catalog.set_config('synchronous_commit', '%s', true), pglead.finish_1('%d', '%d', '%d', '%s', %s, %s)",
 		commit, id.Number, id.ObjSubID(), token, e.Outcome, status, interval(ago))}
 	const seldom = 64
 	if shared || token%seldom == 0 {
-		queries = append(queries, fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pglead.tidy_1('%d', '%d')", id.Number, id.ObjSubID()))
+		columns = append(columns, fmt.Sprintf("pg_catalog.set_config('synchronous_commit', 'off', true), pglead.tidy_1('%d', '%d')", id.Number, id.ObjSubID()))
 	}
-	return queries
+	return columns
 }
 
-// interval is a length of time in SQL: a literal, since an operator that nothing
-// else needs would cost a new session 0.1 ms. PostgreSQL 14 takes no more than 31 bits
-// of a unit in one, which hours don't come to.
+// interval is a length of time in SQL. It is a literal, since an operator that nothing
+// else needs would cost a new session 0.1 ms. PostgreSQL 14 accepts at most 31 bits for a
+// unit in it; the hours never need so many.
 func interval(d time.Duration) string {
 	sign := ""
 	if d < 0 {
@@ -159,8 +159,9 @@ func instant(at time.Time) string {
 	return "'" + at.UTC().Format("2006-01-02 15:04:05.999999") + "+00'"
 }
 
-// quote makes an SQL literal of a text, whatever the server's settings for literals are. It
-// replaces what no text of the server can contain by question marks.
+// quote turns a text into an SQL literal that every server reads alike, whatever its
+// settings for literals are. Bytes that no text of the server can contain become question
+// marks.
 func quote(text string) string {
 	text = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", "?"), "?")
 	quoted := "'" + strings.ReplaceAll(text, "'", "''") + "'"

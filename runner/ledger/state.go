@@ -21,7 +21,7 @@ type State struct {
 	Owner   string     `json:"owner"`
 	Trusted bool       `json:"trusted"`              // by all roles, since the owner is the database's, or a superuser
 	Granted []string   `json:"granted"`              // roles with USAGE, without the owner
-	Former  []string   `json:"not_granted_any_more"` // roles that have run something, and have no USAGE any more
+	Former  []string   `json:"not_granted_any_more"` // roles that have run something, and lack USAGE now
 }
 
 // ReadState asks for the state of the ledger.
@@ -51,8 +51,9 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 	return s, r.err
 }
 
-// Faults lists the privileges that this role lacks, and the ledger's owner, with whose
-// rights its functions write. Without them no run that goes by the ledger starts.
+// Faults lists the privileges that this role lacks, or that the ledger's owner lacks:
+// the functions write with the owner's rights. Without these privileges no run that goes by
+// the ledger starts.
 func Faults(ctx context.Context, ask Ask) ([]string, error) {
 	rows, err := ask(ctx, `WITH functions AS (SELECT oid, proname, proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
 SELECT DISTINCT pg_catalog.format('%s has no %s on pglead.%s', pg_catalog.pg_get_userbyid(f.proowner), p.privilege, t.name)
@@ -68,7 +69,7 @@ ORDER BY 1`)
 	return faults, err
 }
 
-// Prune forgets keys whose last run is so long ago, and returns how many rows that were.
+// Prune forgets keys whose last run is older, and returns how many rows it removed.
 func Prune(ctx context.Context, ask Ask, older time.Duration) (gone int64, err error) {
 	for _, walk := range []struct{ function, from string }{
 		{"prune_locks_1", "'-9223372036854775808', '0', '0'"},
@@ -93,7 +94,7 @@ func Prune(ctx context.Context, ask Ask, older time.Duration) (gone int64, err e
 	return gone, nil
 }
 
-// place is where a prune goes on, or empty if it came to the end.
+// place is where Prune goes on, or empty at the end.
 func place(columns []string) string {
 	var quoted []string
 	for _, c := range columns {

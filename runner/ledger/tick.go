@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Tick is one point of a schedule: the time of a node's wall clock, rounded down. Nodes
-// whose cron fires at the same time by their own clocks agree on its name, however far
-// those clocks differ.
+// Tick is one point of a schedule: the time of a node's wall clock, rounded down. If cron
+// fires on several nodes at the same time by their own clocks, they agree on the tick's
+// name, however far those clocks differ.
 type Tick struct {
 	At  time.Time
 	Per time.Duration
@@ -39,7 +39,7 @@ func ParsePeriod(text string) (time.Duration, error) {
 }
 
 // TickOf is the tick of a process that started just now. A day's tick is the local date,
-// named by UTC's midnight. Shorter ticks are counted in UTC, where no hour comes twice.
+// at midnight UTC. Shorter ticks are counted in UTC, where no hour comes twice.
 func TickOf(per time.Duration, clock func() time.Time) *Tick {
 	now := clock()
 	at := now.UTC().Truncate(per)

@@ -2,21 +2,27 @@ package lock
 
 import (
 	"context"
-	"strings"
 
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // NoteEnd sets how the command ended, for the ledger. Without a call, the ledger has that the
 // command was stopped.
 func (h *Held) NoteEnd(end ledger.End) { h.end = end }
 
-// finishSQL are the queries that note the end in the ledger, when the command is dead and
-// before the locks are given back. A crash of the server may lose what they write, which
-// costs the next start its lock-delay. With a tick it would repeat a success, so there the
-// commit waits for the disk.
+// finishSQL are the queries that note the end in the ledger.
 func (h *Held) finishSQL() (queries []string) {
+	for _, columns := range h.finishColumns() {
+		queries = append(queries, "SELECT "+columns)
+	}
+	return queries
+}
+
+// finishColumns are those queries without their SELECT. They are sent when the command is
+// dead, before the locks are given back. A crash of the server may lose what they write,
+// which costs the next start its lock-delay. With a tick it would repeat a success, so there
+// the commit waits for the disk.
+func (h *Held) finishColumns() (list []string) {
 	if !h.recorded {
 		return nil
 	}
@@ -28,16 +34,15 @@ func (h *Held) finishSQL() (queries []string) {
 		commit = "local"
 	}
 	for _, l := range h.Locks {
-		queries = append(queries, h.end.Finish(l.ID, h.Token, l.Shared, commit)...)
+		list = append(list, h.end.Finish(l.ID, h.Token, l.Shared, commit)...)
 	}
-	return queries
+	return list
 }
 
 // finishBeside notes the end in a commit that the standbys confirm.
 func (h *Held) finishBeside(ctx context.Context) {
-	for _, query := range h.finishSQL() {
-		_, err := h.Session.Commit(ctx, "SELECT "+session.StandbysNow+", "+strings.TrimPrefix(query, "SELECT "))
-		if err != nil {
+	for _, columns := range h.finishColumns() {
+		if _, err := h.Session.Commit(ctx, columns); err != nil {
 			h.unnoted(err)
 			return
 		}

@@ -37,7 +37,7 @@ func (cfg *Config) ledgerRun() ledger.Run {
 func (cfg *Config) ledgerLocks(locks []Lock) (as []ledger.Lock) {
 	for _, l := range locks {
 		i := slices.Index(cfg.Claim.Locks, l)
-		as = append(as, ledger.Lock{ID: l.ID, Key: cfg.Ledger.Key(i, len(cfg.Claim.Locks))})
+		as = append(as, ledger.Lock{ID: l.ID, Key: cfg.Claim.Key(i)})
 	}
 	return as
 }
@@ -261,7 +261,7 @@ func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
 	}
 	start := b.cfg.ledgerRun().Rest(b.cfg.ledgerLocks(b.grant.locks), b.shared(), b.grant.tenure.Token, b.grant.tenure.SystemID, proof)
 	if b.cfg.Session.Quorum {
-		row, err := b.s.Commit(ctx, "SELECT "+session.StandbysNow+", "+start+", pg_catalog.set_config('synchronous_commit', 'on', true)")
+		row, err := b.s.Commit(ctx, start+", pg_catalog.set_config('synchronous_commit', 'on', true)")
 		if err != nil || len(row) == 0 {
 			return "", err
 		}

@@ -30,7 +30,7 @@ func remembering(t *testing.T, settings map[string]string) (server *localpg.Serv
 }
 
 func ledgered(cfg lock.Config) lock.Config {
-	cfg.Ledger = ledger.Use{Mode: ledger.Auto, Keys: []string{"nightly"}}
+	cfg.Ledger, cfg.Claim.Keys = ledger.Use{Mode: ledger.Auto}, []string{"nightly"}
 	return cfg
 }
 

@@ -78,6 +78,8 @@ func throughGate(gate lockkey.ID, then, refused string) string {
 
 // Claim is what a run has to hold: all of Locks or, with a Gate, any one.
 type Claim struct {
+	// Keys are the names of Locks, in their order, or one for all of them.
+	Keys []string
 	// Locks are in the order of lockkey.ID's Compare, none of them twice, so
 	// that no two sessions ever wait for each other.
 	Locks []Lock
@@ -101,6 +103,17 @@ func (c Claim) Sought() inspect.Sought {
 		sought.Locks = append(slices.Clone(sought.Locks), *c.Gate)
 	}
 	return sought
+}
+
+// Key is the name of lock i.
+func (c Claim) Key(i int) string {
+	switch {
+	case len(c.Keys) == len(c.Locks):
+		return c.Keys[i]
+	case len(c.Keys) == 0:
+		return ""
+	}
+	return c.Keys[0]
 }
 
 // String names the claim's locks for a message.

@@ -134,7 +134,9 @@ func (b *Bid) noteSilence(ctx context.Context, of evidence.Seat, found *look) {
 	var queries []string
 	for _, s := range found.Holders {
 		if s.PID == of.PID {
-			queries = append(queries, ledger.End{Outcome: ledger.Lost}.Finish(s.ID, of.Token, s.Shared, "local")...)
+			for _, columns := range (ledger.End{Outcome: ledger.Lost}).Finish(s.ID, of.Token, s.Shared, "local") {
+				queries = append(queries, "SELECT "+columns)
+			}
 		}
 	}
 	if _, err := b.s.Query(ctx, queries...); err != nil { // then they wait for their lock-delay

@@ -254,12 +254,12 @@ func (b *Bid) noteIdentity(row []string) error {
 // on the server waits, too.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
 func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, error) {
-	const query = `SELECT %s%s, (pg_catalog.pg_control_system()).system_identifier,
+	const columns = `%s, (pg_catalog.pg_control_system()).system_identifier,
 	pg_catalog.set_config('synchronous_commit', '%s', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
 	if b.cfg.Session.Quorum {
-		return b.s.Commit(ctx, fmt.Sprintf(query, session.StandbysNow+", ", tokenSQL, "on"))
+		return b.s.Commit(ctx, fmt.Sprintf(columns, tokenSQL, "on"))
 	}
-	drawn, err := second.Row(ctx, 5, fmt.Sprintf(query, "", tokenSQL, "local")+", "+session.ServerIdentity)
+	drawn, err := second.Row(ctx, 5, "SELECT "+fmt.Sprintf(columns, tokenSQL, "local")+", "+session.ServerIdentity)
 	if err != nil {
 		return nil, b.s.SecondError(err)
 	}

@@ -9,12 +9,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// Hosts are all of a configuration's hosts, its first included.
+// Hosts are all of a configuration's hosts, the first included.
 func Hosts(database *pgconn.Config) []*pgconn.FallbackConfig {
 	return append([]*pgconn.FallbackConfig{{Host: database.Host, Port: database.Port, TLSConfig: database.TLSConfig}}, database.Fallbacks...)
 }
 
-// WithHosts is a configuration with these hosts for its own.
+// WithHosts is a copy of the configuration with these hosts.
 func WithHosts(database *pgconn.Config, hosts []*pgconn.FallbackConfig) *pgconn.Config {
 	c := database.Copy()
 	c.Host, c.Port, c.TLSConfig, c.Fallbacks = hosts[0].Host, hosts[0].Port, hosts[0].TLSConfig, hosts[1:]
@@ -27,7 +27,7 @@ type route struct {
 	looked  map[string][]string // the addresses of each host
 }
 
-// record makes a configuration's next connection note its route.
+// record makes the configuration's next connection note its route.
 func (r *route) record(database *pgconn.Config) {
 	dial, lookup := database.DialFunc, database.LookupFunc
 	r.looked = map[string][]string{}
@@ -42,8 +42,8 @@ func (r *route) record(database *pgconn.Config) {
 	}
 }
 
-// pin is a configuration whose connections go to the same address only, with the TLS
-// settings of that host.
+// pin is a configuration that connects only to the noted address, with the TLS settings of
+// that host.
 func (r route) pin(database *pgconn.Config) *pgconn.Config {
 	hosts := slices.DeleteFunc(Hosts(database), func(f *pgconn.FallbackConfig) bool { return !r.isTo(f) })
 	if len(hosts) == 0 {

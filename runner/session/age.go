@@ -11,14 +11,14 @@ import (
 )
 
 // FirstTryDelay is how long a run that got the lock at its first try has to wait
-// before the start. On a server that came up, or was promoted, less than lockDelay ago
-// that is the rest of lockDelay, since the lock may have had a holder before. A server
-// without TCP is no exception: a pooler, ssh or a proxy may have brought the holder to
-// its socket.
+// before the start. If the server came up, or was promoted, less than lockDelay ago, the
+// run waits for the rest of lockDelay, since the lock may have had a holder before. That
+// goes for a server without TCP, too: a pooler, ssh or a proxy may have connected the
+// holder to its socket.
 //
-// With a quorum, on a server that was promoted, the former primary may still have
-// holders for as long as standbys follow it. A standby that has followed this one for
-// lockDelay left the former one before that.
+// With a quorum, after a promotion, the former primary may have holders for as long as
+// standbys follow it. A standby that has followed this server for lockDelay left the
+// former primary before that.
 func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -32,9 +32,8 @@ func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 	return max(0, lockDelay-now.Sub(s.facts.began))
 }
 
-// SetServerAge takes the value of ServerAge that was asked where a lock was granted:
-// behind a pooler that may be another server than at the login, or one that has been
-// restarted since.
+// SetServerAge takes the value of ServerAge from the server that granted the lock. Behind
+// a pooler that may be another server than at the login, or it was restarted since.
 func (s *Session) SetServerAge(seconds string) error {
 	age, err := parseAge(seconds)
 	if err != nil {
@@ -46,21 +45,21 @@ func (s *Session) SetServerAge(seconds string) error {
 	return nil
 }
 
-// serverAge are SQL expressions, of which ageOf makes the age of the server's memory of
-// locks: for that long, a lock was lost only by the end of its session. It counts from
-// the latest of
+// serverAge are SQL expressions. ageOf computes from these how long the server has kept
+// its lock table. Within that time a lock was freed only if its session gave it back or
+// ended. That time begins with the latest of
 //   - the postmaster's start,
 //   - the reset of the statistics: it shows a restart after the crash of a backend,
 //     which leaves the postmaster's start as it is,
-//   - for a server that was a standby, its last checkpoint: if the timeline is the
-//     present one, that is not older than the promotion.
+//   - for a server that was a standby, its last checkpoint: if it is of the present
+//     timeline, it is not older than the promotion.
 //
 // All of these go by the server's wall clock, since an ordinary role can see no other:
 // see sinceThen.
 //
-// A backend in its first moments has to read from the catalogs whatever a statement
-// names. So the expressions name no more than most servers need. The view
-// pg_stat_bgwriter, in place of the function in it, would cost as much as all the rest.
+// In its first moments a backend has to read everything that a statement names from the
+// catalogs. So the expressions name only what most servers need. The view
+// pg_stat_bgwriter, instead of the function in it, would cost as much as all the rest.
 const serverAge = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
 	pg_catalog.clock_timestamp(), pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()`
 
@@ -73,7 +72,7 @@ const ServerAge = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
 	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAge + `) END)`
 
-// ageOf reads the values of serverAge, of which the instants are in binary.
+// ageOf reads the values of serverAge. The instants are in binary.
 func ageOf(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Duration, error) {
 	replayed := values[0]
 	var instants [3]int64 // in microseconds
@@ -112,10 +111,10 @@ func parseAge(seconds string) (time.Duration, error) {
 	return sinceThen(age), nil
 }
 
-// sinceThen is a length of time by the server's clock, which may have been set
+// sinceThen is a length of time by the server's clock, which somebody may have set
 // since. An instant in the future counts as just now, which costs a first try the whole
-// lock-delay. A young server whose clock was stepped forward in its first moments can't
-// be told from an old one.
+// lock-delay. If the clock was stepped forward in a server's first moments, nothing tells
+// that server from an old one.
 func sinceThen(seconds float64) time.Duration {
 	const oldEnough = 1e9
 	if !(seconds > 0) { // NaN, too

@@ -20,15 +20,15 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// ParseDSN reads a connection string as psql -d does: a URI, keywords and
-// values, or the bare name of a database; what it leaves open comes from the
-// PG* variables, the service file and the password file. source says where
-// the string comes from, for messages.
+// ParseDSN reads a connection string as psql -d does: a URI, keywords and values, or the
+// bare name of a database. What the string leaves open comes from the PG* variables, the
+// service file and the password file. source says where the string comes from, for
+// messages.
 //
-// Parameters that libpq knows are honoured or, where they make no difference
-// to the promise, dropped; those that would weaken the connection if they
-// were dropped are refused, and so is everything that libpq doesn't know:
-// pgconn would hand it to the server as a setting.
+// ParseDSN honours the parameters that libpq knows, or drops them if they make no
+// difference to the promise. It refuses those that would weaken the connection if it
+// dropped them, and everything that libpq doesn't know: pgconn would hand that to the
+// server as a setting.
 func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 	bad := func(hint, format string, args ...any) error {
 		return &Error{Kind: BadDSN, Hint: hint, err: fmt.Errorf("%s: "+format, append([]any{source}, args...)...)}
@@ -92,19 +92,19 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 			}
 		}
 	}
-	// Server messages and keys are read as UTF-8 whatever the database's
-	// encoding; unlike other settings every pooler knows this one.
+	// Server messages and keys are UTF-8, whatever the database's encoding is. Every
+	// pooler knows this setting, unlike others.
 	cfg.RuntimeParams["client_encoding"] = "UTF8"
 	return cfg, nil
 }
 
-// howToWrite is a hint. Nothing of what was written is in it.
+// howToWrite is a hint. It repeats nothing of the string, which may contain a password.
 const howToWrite = "write postgresql://USER@HOST:PORT/DATABASE, or host=HOST port=PORT dbname=DATABASE user=USER; " +
 	"a name with odd characters is dbname='NAME'"
 
-// mangled says whether a connection string begins neither as a URI, nor with a
-// keyword, nor is the name of a database. Taken for one, a URI with a slip in it
-// would be sent to some server, and said in every message, with its password.
+// mangled says whether a connection string is no URI, has no keyword at its beginning, and
+// is no name of a database. If a URI with a slip in it were taken for a name, pglead would
+// send it to some server and show it in every message, with its password.
 func mangled(dsn string) bool {
 	if isURI(dsn) || uriScheme(dsn) != "" {
 		return false
@@ -118,8 +118,8 @@ func mangled(dsn string) bool {
 }
 
 // suspect looks for a value that is part of another connection string by mistake, among
-// all that was read from the string, the variables and the service file. It returns
-// which part that is, and the variable that it is from, if any.
+// those from the string, the variables and the service file. It returns which part that
+// is, and the variable that it comes from, if any.
 func suspect(cfg *pgconn.Config) (part, variable string) {
 	isFrom := func(variable, value string) string {
 		if !strings.Contains(os.Getenv(variable), value) {
@@ -151,7 +151,7 @@ func credentials(value string) bool {
 
 const lowerCase = "abcdefghijklmnopqrstuvwxyz"
 
-// uriScheme is what a URI begins with, jdbc:postgresql:// for one, or nothing.
+// uriScheme is the beginning of a URI, as jdbc:postgresql://, or nothing.
 func uriScheme(dsn string) string {
 	scheme, _, found := strings.Cut(dsn, "://")
 	rest := strings.TrimLeft(strings.TrimPrefix(strings.ToLower(scheme), "jdbc:"), lowerCase)
@@ -161,8 +161,8 @@ func uriScheme(dsn string) string {
 	return scheme + "://"
 }
 
-// dropped says which of libpq's parameters mean nothing here. Those of the first row the
-// session sets by itself, from the lease.
+// dropped says which of libpq's parameters mean nothing here. The session itself sets
+// those of the first row, from the lease.
 func dropped(name string) bool {
 	switch name {
 	case "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout", "application_name",
@@ -195,8 +195,8 @@ func libpqEnv() map[string]string {
 	return params
 }
 
-// parseWithService parses dsn and, where the user's own service file doesn't
-// have the service, looks it up in the system-wide one, as libpq does.
+// parseWithService parses dsn. If the user's own service file doesn't have the service, it
+// looks in the system-wide one, as libpq does.
 func parseWithService(dsn string) (*pgconn.Config, error) {
 	cfg, err := pgconn.ParseConfig(dsn)
 	if err == nil || !strings.Contains(err.Error(), "failed to read service") {
@@ -229,8 +229,8 @@ func parseWithService(dsn string) (*pgconn.Config, error) {
 	return nil, fmt.Errorf("no service %s: looked in %s", name, strings.Join(slices.DeleteFunc(looked, func(f string) bool { return f == "" }), ", "))
 }
 
-// withHostAddr makes connections go to the addresses in addrs, while the host
-// names serve only to verify certificates and to find passwords.
+// withHostAddr makes connections go to the addresses in addrs. The host names only serve
+// to verify certificates and to find passwords.
 func withHostAddr(dsn, addrs string, cfg *pgconn.Config) (*pgconn.Config, error) {
 	if filepath.IsAbs(cfg.Host) {
 		// No host was given, only the default socket's directory is there.
@@ -317,8 +317,8 @@ func quoteValue(s string) string {
 	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
 }
 
-// parseFailure is pgconn's reason without the connection string, which it
-// quotes with the password masked only as well as it can.
+// parseFailure is pgconn's reason without the connection string: pgconn quotes it, and
+// doesn't find every password in it.
 func parseFailure(err error) string {
 	var parse *pgconn.ParseConfigError
 	if !errors.As(err, &parse) {
@@ -328,7 +328,7 @@ func parseFailure(err error) string {
 	if i := strings.LastIndex(text, "`: "); i >= 0 {
 		text = text[i+len("`: "):]
 	}
-	// A URI's own parser quotes what it can't read, be it a password.
+	// The URI parser quotes what it can't read, which may be a password.
 	if strings.Contains(text, "failed to parse as URL") || isURI(parse.ConnString) && strings.Contains(text, "port") {
 		return "the connection URI is malformed (a port is a number from 1 to 65535; in a password, characters such as / @ : # % are written %2F %40 %3A %23 %25)"
 	}
@@ -338,7 +338,7 @@ func parseFailure(err error) string {
 	if strings.Contains(text, "invalid port") {
 		return "bad port: it is a number from 1 to 65535"
 	}
-	// pgconn quotes values, and what is behind a ; or an @ may be the next parameter.
+	// pgconn quotes values, and behind a ; or an @ may be the next parameter.
 	if strings.ContainsAny(text, ";@") || credentials(text) {
 		return "the connection string is malformed: parameters have spaces between them"
 	}

@@ -24,24 +24,24 @@ type Kind int
 // The kinds, and what each says.
 const (
 	BadDSN      Kind = iota + 1 // the connection string is wrong; nothing was tried
-	Unreachable                 // no server answered, or none with room for us; trying again later may help
+	Unreachable                 // no server with room for us answered; trying again later may help
 	Denied                      // the server refused the login, the database or the lock
 	Unsafe                      // the server can't keep the promise, and never will
-	Standby                     // the server is not the primary, though it may become that
+	Standby                     // the server is not the primary, but may become it
 )
 
 // Error is an error of this package. Its text never contains a password.
 type Error struct {
 	Kind Kind
 	Hint string // what the user can do about it, or empty
-	// Full says that the server is there and has no room just now.
+	// Full says that a server answered and has no room now.
 	Full bool
-	// Answered says that a server answered, but let nobody in.
+	// Answered says that a server answered, but did not let us in.
 	Answered bool
 	err      error
 
-	passing bool           // it may pass by itself, although its kind says otherwise
-	at      *pgconn.Config // the host with this error, if another host may not have it
+	passing bool           // the obstacle may pass by itself, although the kind says otherwise
+	at      *pgconn.Config // the host that gave the error, if another host may not
 }
 
 func (e *Error) Error() string { return e.err.Error() }
@@ -54,7 +54,7 @@ func Errorf(kind Kind, hint, format string, args ...any) *Error {
 
 func unsafe(hint, format string, args ...any) *Error { return Errorf(Unsafe, hint, format, args...) }
 
-// ErrNotPostgreSQL is for answers of a form that PostgreSQL doesn't give.
+// ErrNotPostgreSQL is for answers that PostgreSQL doesn't give.
 func ErrNotPostgreSQL() *Error {
 	return unsafe("", "the server does not answer as PostgreSQL does")
 }
@@ -64,7 +64,7 @@ func Crowded(text string) *Error {
 	return &Error{Kind: Unreachable, Full: true, err: errors.New(text)}
 }
 
-// Refused turns a server's refusal into an error that names what was asked for.
+// Refused turns a server's refusal into an error that names what it refused.
 func Refused(err error, what string) error {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || errors.As(err, new(*LostError)) {
@@ -75,7 +75,7 @@ func Refused(err error, what string) error {
 	return e
 }
 
-// refusal makes an error of a server's refusal of a statement.
+// refusal turns a server's refusal of a statement into an error.
 func refusal(pgErr *pgconn.PgError) *Error {
 	kind := Denied
 	if passes(pgErr) { // a pooler without a free connection, for one
@@ -100,8 +100,8 @@ func Passing(err error) bool {
 	return errors.As(err, &lost)
 }
 
-// Elsewhere is the database with another host first, if there is one. It is for an error
-// that another host may not have: a primary that a failover left behind has no standbys.
+// Elsewhere is the database with another host first, if there is one, after an error that
+// another host may not give: a primary that a failover left behind has no standbys.
 func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
 	var e *Error
 	if !errors.As(err, &e) || e.at == nil {
@@ -121,8 +121,8 @@ func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
 	return WithHosts(database, hosts)
 }
 
-// connectError makes one line of the tree of errors that pgconn returns for its
-// attempts: one for each address, two with sslmode=prefer.
+// connectError makes one line of the errors that pgconn returns for its attempts: one for
+// each address, two with sslmode=prefer.
 func connectError(target string, cfg *pgconn.Config, err error) error {
 	var attempts []attempt
 	var connect *pgconn.ConnectError
@@ -147,9 +147,8 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 		if !slices.Contains(causes, text) {
 			causes = append(causes, text)
 		}
-		// Of several obstacles one that may pass decides, since it may hide the
-		// server that matters. A refused login is final: pgconn tries no other host
-		// after it.
+		// Of several obstacles, one that may pass decides, since it may hide the server
+		// that matters. But a refused login is final: pgconn tries no other host after it.
 		if e.Kind == 0 || kind == Denied || kind == Unreachable && e.Kind != Denied {
 			e.Kind, e.Hint = kind, hint
 		}
@@ -170,8 +169,8 @@ type attempt struct {
 	cause error
 }
 
-// collectAttempts finds the leaves of pgconn's error tree. pgconn joins the attempts,
-// and only the text of each tells its host.
+// collectAttempts finds the leaves of pgconn's error tree. pgconn joins the attempts, and
+// only the text of each names its host.
 func collectAttempts(err error, out *[]attempt) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -246,14 +245,14 @@ func refusedTLS(err error) bool {
 
 const noServerHint = "is PostgreSQL running there? --dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where it is"
 
-// describePgError sorts what a server says instead of completing a login.
+// describePgError sorts the errors that a server gives instead of completing a login.
 // SQLSTATE classes: https://www.postgresql.org/docs/current/errcodes-appendix.html
 func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind Kind, hint string) {
 	text = ServerSays(e)
 	switch {
 	case e.Code == "28P01" && cfg.Password == "":
 		return text, Denied, "no password was given: PGPASSWORD or the password file ~/.pgpass (mode 0600) may hold it"
-	case e.Code == "28P01": // which PostgreSQL also says of a role that it hasn't got
+	case e.Code == "28P01": // PostgreSQL gives it also for a role that doesn't exist
 		return text, Denied, "wrong password, or no such role: PostgreSQL does not tell which"
 	case e.Code == "28000" && strings.Contains(e.Message, "does not exist"):
 		return text, Denied, "CREATE ROLE " + identifier(cfg.User) + " LOGIN; or is another role meant?"

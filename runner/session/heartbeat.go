@@ -17,8 +17,8 @@ type Heartbeat struct {
 	Request
 }
 
-// BeatEvery is how often the holder of a lock asks: it leaves room for two lost
-// heartbeats in a holder's share.
+// BeatEvery is how often the holder of a lock asks. Two heartbeats may be lost in a
+// holder's share.
 func BeatEvery(lease time.Duration) time.Duration { return lease / heartbeatsPerLease }
 
 // SetHeartbeat replaces the session's heartbeat, from the next one on.
@@ -34,8 +34,9 @@ func (s *Session) currentHeartbeat() Heartbeat {
 	return s.heartbeat
 }
 
-// StartHeartbeat starts the heartbeat, once: without it the server ends the session
-// after the lease, and nothing notices a silent network. Only Close stops it.
+// StartHeartbeat starts the heartbeat. Without it the server ends the session after the
+// lease, and nothing notices a silent network. A second call does nothing. Only Close
+// stops the heartbeat.
 func (s *Session) StartHeartbeat() {
 	s.heartbeatOnce.Do(func() {
 		timer, err := s.clock.newTimer()
@@ -68,8 +69,8 @@ func (p *pulse) due() boottime.Instant {
 	return p.next
 }
 
-// BeatAt sets the boot time of the next heartbeat, if there are any yet. It lasts for that
-// one, also if an earlier one is under way.
+// BeatAt sets the boot time of the next heartbeat, and of no later one. If a heartbeat is
+// under way, the next is the one after it.
 func (s *Session) BeatAt(at boottime.Instant) {
 	deadline := s.Deadline()
 	p := &s.pulse
@@ -84,7 +85,7 @@ func (s *Session) BeatAt(at boottime.Instant) {
 	}
 }
 
-// failTimer ends the session whose timer has failed, unless it is closed.
+// failTimer ends the session because its timer has failed, unless the session is closed.
 func (s *Session) failTimer(err error) {
 	select {
 	case <-s.stop: // as it should be
@@ -105,20 +106,20 @@ func (s *Session) beat(timer timer) {
 			return
 		}
 		now, next, beat := s.clock.now(), s.pulse.due(), s.currentHeartbeat()
-		if beat.Then == nil && !beat.commit { // any answer is as good
+		if beat.Then == nil && !beat.commit { // the answer to any request will do
 			next = max(next, s.lastHeard().Add(beat.Every))
 		}
 		if now < next {
 			s.BeatAt(next)
 			continue
 		}
-		s.BeatAt(now.Add(beat.Every)) // first, since what hears the answer may set another time
+		s.BeatAt(now.Add(beat.Every)) // before the request, since Then may set another time
 		select {
 		case s.onWire <- struct{}{}:
 			if _, err := s.transmit(beat.Request); err != nil {
 				return
 			}
-		default: // a request is under way, which is as good
+		default: // a request is under way, and its answer will do
 		}
 	}
 }
@@ -152,8 +153,8 @@ func (s *Session) silence() error {
 	return ErrSilent
 }
 
-// unanswered says whether the server has had longer than the time between two
-// heartbeats for an answer that counts.
+// unanswered says whether the server has owed an answer for longer than the time between
+// two heartbeats.
 func (s *Session) unanswered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -161,8 +162,8 @@ func (s *Session) unanswered() bool {
 }
 
 // broken is the cause of the loss when the connection broke. At the deadline the guard
-// shuts the connection down, possibly before this process does anything. Then the cause
-// is the silence before that.
+// may shut the connection down before this process does anything. Then the cause is the
+// silence before that.
 func (s *Session) broken(cause error) error {
 	if s.clock.now() >= s.Deadline().Add(-s.cfg.Lease/10) {
 		return s.silence()

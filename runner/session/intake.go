@@ -7,10 +7,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// The server's answer is kept until it is complete, and before the login anybody may
-// pose as the server. So everything it sends is limited. The longest message is a row
-// with a statement of 1 MB, the most that a server shows. The longest answer is a list
-// of locks: a large server has many, and each takes a row of about 1 kB.
+// This process keeps the server's answer until it is complete, and before the login
+// anybody may pose as the server. So there is a limit to everything that it sends. The
+// longest message is a row with a statement of 1 MB, the most that a server shows. The
+// longest answer is a list of locks: a large server has many, and each takes about 1 kB.
 const (
 	longestMessage = 16 << 20
 	mostLogin      = 16 << 20
@@ -24,7 +24,7 @@ func (e tooMuchError) Error() string {
 	return fmt.Sprintf("the server sends more than the %d MiB that its answer may have", e.most>>20)
 }
 
-// intake is a connection's reader that gives out so many bytes and no more.
+// intake is a connection's reader with a limit of bytes.
 type intake struct {
 	r          io.Reader
 	left, most int
@@ -42,17 +42,17 @@ func (in *intake) Read(p []byte) (int, error) {
 // intakeName is where a connection has its intake: connect puts it there, allow finds it.
 const intakeName = "pglead intake"
 
-// allow lets the server send so many bytes until the next call.
+// allow lets the server send this many bytes until the next call.
 func allow(pg *pgconn.PgConn, most int) {
 	if in, ok := pg.CustomData()[intakeName].(*intake); ok {
 		in.left, in.most = most, most
 	}
 }
 
-// keepRow adds a row to the answer. An answer that is too long becomes an error, and
-// nothing of it is kept.
+// keepRow adds a row to the answer. If the answer gets too long, it becomes an error, and
+// keepRow drops all of it.
 func (ex *exchange) keepRow(values [][]byte) {
-	const each = 64 // bytes that a row, and a value, take beside their text
+	const each = 64 // bytes that each row and each value take beside their text
 	ex.size += each
 	for _, v := range values {
 		ex.size += len(v) + each

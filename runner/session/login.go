@@ -34,8 +34,8 @@ func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, erro
 	return pg, nil
 }
 
-// connectToHold is connect for a connection that is to hold a lock: the kernel, too,
-// looks after it. The check sees each server that lets us in, and way notes its address.
+// connectToHold is connect for a connection that is to hold a lock: the kernel watches it,
+// too. The check sees each server that lets us in, and way notes its address.
 func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.ValidateConnectFunc) (*pgconn.PgConn, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
@@ -52,27 +52,27 @@ func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.Val
 	return connect(ctx, database)
 }
 
-// keepaliveCount is the number of probes in a lease: the first after a third of it,
-// each next one a sixth later. macOS and FreeBSD have no TCP_USER_TIMEOUT, which
-// elsewhere takes precedence over the count (tcp(7)). There, fewer probes would end the
-// session before the lease is over, and --lost-grace counts on nine tenths of it.
+// keepaliveCount is the number of probes in a lease: the first comes after a third of the
+// lease, each further one a sixth later. On Linux TCP_USER_TIMEOUT takes precedence over
+// the count (tcp(7)). macOS and FreeBSD don't have it: there, fewer probes would end the
+// session before the lease is over, and --lost-grace counts on nine tenths of the lease.
 const keepaliveCount = 4
 
 // loginAnswers are the answers to the login checks of a connection that passed them.
 type loginAnswers struct {
-	age    time.Duration // of the server's memory of locks
-	first  *string       // to Config.FirstQuestion, or nil if that was not asked
+	age    time.Duration // of the server's lock table
+	first  *string       // to Config.FirstQuestion, or nil if there was none
 	ledger string        // to Config.LedgerQuestion
 }
 
 // checkLogin asks, in one statement, what kind of server this is. The same statement
 // makes the settings and answers cfg.FirstQuestion and cfg.LedgerQuestion, but only if
-// the server is fit. Nothing may stand in between: settings made through a pooler would
-// stay on a connection that others use. A pooler is recognised by a process number that
-// is not the backend's.
+// the server is fit and no pooler stands in between: settings made through a pooler would
+// stay on a connection that others use. Behind a pooler the login's process number is not
+// the backend's.
 //
-// With Transaction a pooler is expected: no settings are made, and both questions are
-// asked all the same.
+// With Transaction a pooler is expected: the statement makes no settings, and asks both
+// questions all the same.
 func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswers, error) {
 	major := majorVersion(pg)
 	if major < OldestMajor {
@@ -85,7 +85,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	var pgErr *pgconn.PgError
 	switch {
 	case !errors.As(err, &pgErr):
-	case pgErr.Code == "42501" && asked: // asked again later, the refusal names the lock
+	case pgErr.Code == "42501" && asked: // the same question later gets a refusal that names the lock
 		cfg.FirstQuestion = ""
 		return checkLogin(ctx, pg, cfg)
 	case strings.HasPrefix(pgErr.Code, "42"):
@@ -148,8 +148,8 @@ func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats [
 	return sql, formats
 }
 
-// ErrPooled says that the server's number for the session is not the one that came
-// with the login.
+// ErrPooled says that the server's process number for the session is not the one that the
+// login gave.
 func ErrPooled(ours uint32, servers string) *Error {
 	return unsafe("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
 		"there is a connection pooler in between (it calls the session %d, the server calls it %s)", ours, servers)
@@ -174,8 +174,8 @@ func ErrTooOld(version string) *Error {
 	return unsafe(needsPostgreSQL, "the server is too old: %s", version)
 }
 
-// majorVersion is the server's major version, as it says at the login. libpq's
-// PQserverVersion goes by that too. A server that doesn't say counts as new enough.
+// majorVersion is the major version that the server gives at the login, as for libpq's
+// PQserverVersion. A server that gives none counts as new enough.
 func majorVersion(pg *pgconn.PgConn) int {
 	version := pg.ParameterStatus("server_version")
 	if digits := strings.IndexFunc(version, func(r rune) bool { return r < '0' || r > '9' }); digits >= 0 {
@@ -196,11 +196,11 @@ func ErrStandby() *Error {
 	}
 }
 
-// OldestMajor is the first with idle_session_timeout and
+// OldestMajor is the first version with idle_session_timeout and
 // client_connection_check_interval.
 const OldestMajor = 14
 
-// settings are those that the session needs in either mode.
+// settings are what a session needs, directly or through a pooler.
 func (cfg Config) settings() [][2]string {
 	return [][2]string{
 		{"application_name", cfg.ApplicationName},
@@ -210,8 +210,8 @@ func (cfg Config) settings() [][2]string {
 	}
 }
 
-// sessionSettings is an SQL expression. It makes the settings of a session that only
-// this process uses.
+// sessionSettings is an SQL expression that makes the settings of a session without a
+// pooler.
 func (cfg Config) sessionSettings(major int) string {
 	settings := cfg.settings()
 	if major >= 17 {
@@ -220,8 +220,8 @@ func (cfg Config) sessionSettings(major int) string {
 	return set(false, append(settings,
 		[2]string{"idle_in_transaction_session_timeout", "0"},
 		[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
-		// While a request of ours waits for a lock only these tell the server
-		// that we are gone. They are without effect on a unix socket.
+		// While a request of ours waits for a lock, only these tell the server that
+		// we are gone. They have no effect on a unix socket.
 		[2]string{"tcp_keepalives_idle", seconds(cfg.Lease / 3)},
 		[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
 		[2]string{"tcp_keepalives_count", strconv.Itoa(keepaliveCount)},
@@ -239,9 +239,9 @@ func set(local bool, settings [][2]string) string {
 	return strings.Join(calls, " || ")
 }
 
-// Begin are the queries that begin the transaction which holds the lock. The isolation
-// level is read committed: it keeps no snapshot between two heartbeats, which would
-// hold back vacuum.
+// Begin are the queries that begin the transaction which holds the lock. Its isolation
+// level, read committed, keeps no snapshot between two heartbeats: a snapshot would hold
+// back vacuum.
 func (cfg Config) Begin() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED",
@@ -250,9 +250,9 @@ func (cfg Config) Begin() []string {
 	}
 }
 
-// transactionTimeout is a setting that PostgreSQL has from 17 on. It would end the
-// transaction that holds a lock, and a wait in the server's queue. The version that a
-// pooler names at the login need not be the server's.
+// transactionTimeout is a setting of PostgreSQL 17 and later. It would end the transaction
+// that holds a lock, and a wait in the server's queue. The version that a pooler gives at
+// the login need not be the server's.
 const transactionTimeout = "transaction_timeout"
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }

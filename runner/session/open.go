@@ -20,10 +20,10 @@ import (
 //	               statement; their answers wait in the session
 //	wire           taken over from pgconn: from then on only the session reads it
 //
-// With Quorum a grant needs a second session, and both are opened here or neither.
-// Else those in line could fill a server, and the first of them would find no room
-// for its second session. With Transaction alone there is no line, and the second
-// session is opened when the lock is free, or waited for.
+// With Quorum a grant needs a second session, and Open opens both or neither. Otherwise
+// the waiters in line could fill a server, and the first of them would find no room for
+// its second session. With Transaction alone there is no line, and the second session
+// is opened when the lock is free, or when the run waits for it.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
 	if !cfg.Quorum {
 		return openChecked(ctx, cfg)
@@ -54,10 +54,9 @@ func openChecked(ctx context.Context, cfg Config) (*Session, error) {
 	return s, nil
 }
 
-// connectChecked connects to the first host that passes the login checks. If such a check
-// returns an error, pgconn goes on to the next host. So a DSN with all nodes of a cluster
-// finds the primary, with or without target_session_attrs: a standby grants locks that
-// mean nothing.
+// connectChecked connects to the first host that passes the login checks. After a failed
+// check pgconn goes on to the next host. So a DSN with all nodes of a cluster finds the
+// primary, with or without target_session_attrs. A standby's locks mean nothing.
 func connectChecked(ctx context.Context, cfg Config, way *route) (pg *pgconn.PgConn, answers loginAnswers, err error) {
 	pg, err = connectToHold(ctx, cfg, way, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
 		answers, err = checkLogin(ctx, pg, cfg)
@@ -70,8 +69,8 @@ func connectChecked(ctx context.Context, cfg Config, way *route) (pg *pgconn.PgC
 	return pg, answers, err
 }
 
-// takeWire makes a session of a connection that has logged in. The connection's own
-// methods must not be used from then on.
+// takeWire makes a session from a connection that has logged in. From then on nobody may
+// call the connection's own methods.
 func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
 	allow(pg, math.MaxInt) // its exchanges count what they keep: see keepRow
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg, bootClock())
@@ -82,7 +81,7 @@ func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
 // TakeFirstAnswer returns the answer to Config.FirstQuestion, once.
 func (s *Session) TakeFirstAnswer() (value string, known bool) {
 	first := s.firstAnswer
-	if first == nil { // a session that several use has none, and must not be written to
+	if first == nil { // in each, several goroutines use the session: this must not write to it
 		return "", false
 	}
 	s.firstAnswer = nil

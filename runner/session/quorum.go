@@ -12,35 +12,40 @@ import (
 )
 
 // The second session. With a quorum, a primary that has lost its synchronous standbys
-// loses its leaders too, since a failover to those standbys may be under way. So a
+// loses its leaders too, since a failover to those standbys may be under way. So each
 // heartbeat is a commit that waits for the standbys.
 //
-// Such a commit hangs while they don't answer, and a session that hangs in a commit is
-// not idle: the server's idle_session_timeout could not free its lock. So the commits
-// have a second session. The session with the lock goes on with its plain heartbeat, and
-// its deadline is the earlier one of the two sessions.
+// Such a commit hangs while the standbys don't answer, and a session that hangs in a
+// commit is not idle: the server's idle_session_timeout could not free its lock. So the
+// commits run on a second session. The session with the lock keeps its plain heartbeat,
+// and its deadline is the earlier one of the two sessions' deadlines.
 //
-// A transaction has a second session, too: for the token.
+// A transaction has a second session, too, which draws the token.
 
-// StandbysNow are the SQL expressions by which a commit shows whether it can have
-// waited for standbys. They are evaluated before the commit, in its transaction,
-// and after it, in a statement of their own. The server says nothing when somebody
-// empties the setting in between, which releases all commits that wait. Its backends
-// read the new setting before the process that releases them does.
+// standbysNow are the SQL expressions by which a commit shows whether it can have
+// waited for standbys. The server evaluates them before the commit, in its transaction,
+// and after it, in a statement of their own. If somebody empties the setting in between,
+// the server releases all waiting commits without a word. But its backends read the new
+// setting before the process that releases them does.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/syncrep.c (SyncRepUpdateSyncStandbysDefined)
-const StandbysNow = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
+const standbysNow = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
 
 // afterCommit is the statement behind a commit. See Request.commit.
-const afterCommit = "SELECT " + StandbysNow
+const afterCommit = "SELECT " + standbysNow
 
-// commitHeartbeat writes a few bytes of WAL, so that there is something to
-// confirm, and waits for the standbys whatever the role's default is.
-const commitHeartbeat = "SELECT " + StandbysNow + `, pg_catalog.set_config('synchronous_commit', 'on', true),
+// heartbeatColumns, committed, write a few bytes of WAL, so that there is something to
+// confirm, and wait for the standbys whatever the role's default is.
+const heartbeatColumns = `pg_catalog.set_config('synchronous_commit', 'on', true),
 	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
 
-// judgeCommit says whether the rows of a commit, and those of afterCommit, show that standbys
-// have confirmed it. If the setting may have changed for a moment, the commit is not
-// confirmed, and that is no error.
+// commitRequest is a commit that evaluates these columns. judgeCommit judges its answer.
+func commitRequest(columns string) Request {
+	return Request{SQL: []string{"SELECT " + standbysNow + ", " + columns}, commit: true}
+}
+
+// judgeCommit says whether the rows of a commit and of afterCommit show that standbys have
+// confirmed it. If the setting may have changed for a moment, the commit counts as not
+// confirmed, which is no error.
 func (s *Session) judgeCommit(rows Rows) (confirmed bool, err error) {
 	if len(rows) != 2 || len(rows[0]) < 3 || len(rows[1]) != 3 {
 		return false, ErrNotPostgreSQL()
@@ -55,11 +60,11 @@ func (s *Session) judgeCommit(rows Rows) (confirmed bool, err error) {
 	return before[0] != after[0] || before[1] == after[1], nil
 }
 
-// commit runs a commit's query on a second session until standbys have confirmed
-// it, and returns its row without the columns of StandbysNow.
-func (s *Session) commit(ctx context.Context, sql string) ([]string, error) {
+// commit runs a commit on a second session until standbys have confirmed it, and returns
+// the values of the columns.
+func (s *Session) commit(ctx context.Context, columns string) ([]string, error) {
 	for {
-		ex, err := s.askSurely(ctx, Request{SQL: []string{sql}, commit: true})
+		ex, err := s.askSurely(ctx, commitRequest(columns))
 		if err != nil {
 			return nil, err
 		}
@@ -69,7 +74,7 @@ func (s *Session) commit(ctx context.Context, sql string) ([]string, error) {
 	}
 }
 
-// ErrUnconfirmed means that the server is there, and the standbys are silent.
+// ErrUnconfirmed means that the server answers, and the standbys are silent.
 var ErrUnconfirmed = errors.New("the synchronous standbys do not confirm the commit")
 
 // noQuorum says that the standbys are silent. Another host may be the primary by now.
@@ -80,22 +85,22 @@ func (s *Session) noQuorum() *Error {
 	}
 }
 
-// Witness returns when the standbys have confirmed a commit on this server, if there is
-// a quorum. A standby that confirms here has left any other primary. So a primary that a
-// failover left behind lacks standbys for its holders' heartbeats: from then on those
-// holders live no longer than after any other loss.
+// Witness returns when the standbys have confirmed a commit on this server; without a
+// quorum at once. A standby that confirms here has left any other primary. So a primary
+// that a failover left behind lacks standbys for its holders' heartbeats: those holders
+// live no longer from then on than after any other loss.
 func (s *Session) Witness(ctx context.Context) error {
 	if !s.cfg.Quorum {
 		return nil
 	}
-	_, err := s.Commit(ctx, commitHeartbeat)
+	_, err := s.Commit(ctx, heartbeatColumns)
 	return err
 }
 
-// Commit runs a query on the second session until the standbys have confirmed its
-// commit, and ties this session's fate to that one. The query has to begin with the
-// columns of StandbysNow; the row that Commit returns is without them.
-func (s *Session) Commit(ctx context.Context, sql string) ([]string, error) {
+// Commit evaluates columns, which are SQL expressions, on the second session until the
+// standbys have confirmed the commit, and returns their values. From then on this session
+// ends when that one does.
+func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) {
 	second, err := s.Second(ctx)
 	if err != nil {
 		return nil, err
@@ -103,12 +108,12 @@ func (s *Session) Commit(ctx context.Context, sql string) ([]string, error) {
 	s.join(second)
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
-	row, err := second.commit(bounded, sql)
+	row, err := second.commit(bounded, columns)
 	return row, s.SecondError(err)
 }
 
-// Second is the second session, at the address of this one. If it has ended while
-// nothing depended on it, Second opens another.
+// Second is the second session, at the address of this one. Second opens it at the first
+// call, and again if it ended while nothing depended on it.
 func (s *Session) Second(ctx context.Context) (*Session, error) {
 	s.second.opening.Lock()
 	defer s.second.opening.Unlock()
@@ -131,8 +136,8 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	return second, nil
 }
 
-// openSecond opens the second session. Without a quorum it only draws the token, and
-// that answer says which server it is from, so there are no checks at the login.
+// openSecond opens the second session. Without a quorum it only draws the token. The
+// answer to that names the server, so the login needs no checks.
 func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	cfg := s.cfg
 	cfg.Quorum, cfg.FirstQuestion = false, ""
@@ -170,8 +175,8 @@ func (s *Session) DropSecond() {
 	}
 }
 
-// SameServer says whether the second session of a quorum is on the server of that
-// identity.
+// SameServer says whether this session, the second one of a quorum, is on the server with
+// that identity.
 func (s *Session) SameServer(identity string) bool { return s.facts.identity == identity }
 
 // acquaint asks, on a new second session of a quorum, which server it is on, and about that
@@ -197,9 +202,9 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 	return nil
 }
 
-// followedFor is how long as many standbys as a commit asks for have followed this
-// server. The ages are those of their connections, in seconds, the oldest first. A role
-// that may not see them sees none.
+// followedFor is for how long enough standbys for a commit have followed this server. The
+// ages of the standbys' connections are in seconds, the oldest first. A role that may not
+// see them gets none.
 func followedFor(names string, ages []string) time.Duration {
 	list, err := ParseStandbys(names)
 	if err != nil || list.Least < 1 || list.Least > len(ages) {
@@ -212,8 +217,8 @@ func followedFor(names string, ages []string) time.Duration {
 	return sinceThen(age)
 }
 
-// join ties this session's fate to the second one's, and makes that one's heartbeats
-// commits from now on.
+// join makes this session end when the second one does, and makes the second one's
+// heartbeats commits from now on.
 func (s *Session) join(second *Session) {
 	s.mu.Lock()
 	joined := s.second.joined != nil
@@ -222,7 +227,7 @@ func (s *Session) join(second *Session) {
 	if joined {
 		return
 	}
-	second.SetHeartbeat(Heartbeat{BeatEvery(s.cfg.Lease), Request{SQL: []string{commitHeartbeat}, commit: true}})
+	second.SetHeartbeat(Heartbeat{BeatEvery(s.cfg.Lease), commitRequest(heartbeatColumns)})
 	second.mu.Lock()
 	second.onAnswer = s.renew
 	second.mu.Unlock()
@@ -243,12 +248,12 @@ func (s *Session) join(second *Session) {
 	})
 }
 
-// ServerIdentity is an SQL expression that differs between two servers, also
-// of one cluster.
+// ServerIdentity is an SQL expression whose value differs between two servers, even of
+// one cluster.
 const ServerIdentity = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
 
 // SecondError turns an error of the second session into one for the user of this
-// session, which is not lost because of it.
+// session, which goes on.
 func (s *Session) SecondError(err error) error {
 	var pgErr *pgconn.PgError
 	var lost *LostError

@@ -10,8 +10,8 @@ import (
 // Rows are what a query returned. NULL reads as empty.
 type Rows [][]string
 
-// Only is the one row of an answer that has one row of so many columns. For 0 any
-// number of columns will do, but none.
+// Only returns the answer's single row. It fails unless there is one row with this many
+// columns; 0 allows any number but zero.
 func (r Rows) Only(columns int) ([]string, error) {
 	if len(r) != 1 || len(r[0]) == 0 || columns > 0 && len(r[0]) != columns {
 		return nil, ErrNotPostgreSQL()
@@ -25,7 +25,7 @@ func (r Rows) Is(value string) bool {
 	return err == nil && row[0] == value
 }
 
-// Ints is an answer of one row with so many whole numbers.
+// Ints returns the answer's single row, which has this many columns, all whole numbers.
 func (r Rows) Ints(columns int) ([]int, error) {
 	row, err := r.Only(columns)
 	if err != nil {
@@ -40,7 +40,7 @@ func (r Rows) Ints(columns int) ([]int, error) {
 	return list, nil
 }
 
-// copyRow copies what the reader will overwrite.
+// copyRow copies values, which the reader will overwrite.
 func copyRow(values [][]byte) []string {
 	row := make([]string, len(values))
 	for i, v := range values {

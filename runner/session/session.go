@@ -37,27 +37,26 @@ type Config struct {
 	// ApplicationName is what pg_stat_activity shows to all roles.
 	ApplicationName string
 
-	// Comment stands before the session's statements, which pg_stat_activity
-	// shows to some roles. Nothing in it may end or begin a comment.
+	// Comment is put before the session's statements, which pg_stat_activity shows to
+	// some roles. It must not contain the end or the beginning of a comment.
 	Comment string
 
-	// Transaction makes the session fit for a pooler that gives the connection
-	// to others between transactions: a transaction that stays open takes the locks,
-	// and no setting outlives it.
+	// Transaction is for a pooler that gives the connection to others between
+	// transactions: a transaction that stays open takes the locks, and no setting
+	// outlives it.
 	Transaction bool
 
-	// FirstQuestion and LedgerQuestion are SQL expressions that the login checks
-	// evaluate on the way, which saves a round trip, if the server passes: the first try
-	// of a lock, and whether the database has a ledger. The session keeps the answers for
-	// TakeFirstAnswer and LedgerAnswer. Either may be empty. With Transaction nothing
-	// that FirstQuestion takes may outlive the statement.
+	// FirstQuestion and LedgerQuestion are SQL expressions: the first try of a lock, and
+	// whether the database has a ledger. The login checks evaluate them if the server
+	// passes, which saves a round trip. The session keeps the answers for TakeFirstAnswer
+	// and LedgerAnswer. Either may be empty. With Transaction nothing that FirstQuestion
+	// takes may outlive the statement.
 	FirstQuestion, LedgerQuestion string
 
 	// Private says that only this user on this machine can reach the server.
 	Private bool
 
-	// Quorum makes every sign of life depend on the synchronous standbys too:
-	// see quorum.go.
+	// Quorum makes every heartbeat wait for the synchronous standbys: see quorum.go.
 	Quorum bool
 }
 
@@ -68,15 +67,14 @@ func (cfg Config) UsesSecondSession() bool { return cfg.Quorum || cfg.Transactio
 // heartbeatsPerLease leaves room for two lost heartbeats in a holder's share.
 const heartbeatsPerLease = 5
 
-// HolderShare is how long a holder may go on after it sent the last request
-// that was answered: three fifths of the lease. The server counts from the
-// request's arrival, so the holder's share ends first, however long requests
-// travel.
+// HolderShare is how long a holder may go on: three fifths of the lease, counted from
+// when it sent the last request that was answered. The server counts from the request's
+// arrival, so the holder's share ends first, however long requests travel.
 func HolderShare(lease time.Duration) time.Duration { return lease * 3 / 5 }
 
-// DeadAfter is when the holder's command is dead for certain, counted from the same
-// instant: after two thirds of the lease, and its lost-grace. The margin over HolderShare,
-// a second for the default lease, is for the kill, on a machine that may be busy.
+// DeadAfter is when the holder's command is certainly dead: two thirds of the lease and
+// its lost-grace, counted from the same instant. The margin over HolderShare, a second for
+// the default lease, leaves a busy machine time for the kill.
 func DeadAfter(lease, lostGrace time.Duration) time.Duration { return lease*2/3 + lostGrace }
 
 // Session is a connection that is fit to hold locks. Several goroutines may use
@@ -92,8 +90,8 @@ type Session struct {
 	onWire   chan struct{} // held by the exchange that is on the wire
 	requests uint64        // sent up to now; under writing
 
-	// writing is held from the first byte to the end of the call that writes:
-	// the answer, and with it the next request's turn, may come before that.
+	// writing is held during a write. The answer can arrive before the write call returns,
+	// so onWire alone would let the next request start too early.
 	writing sync.Mutex
 
 	stop          chan struct{} // closed by Close
@@ -117,7 +115,7 @@ type Session struct {
 	parting      bool             // the goodbye has gone with a request
 	current      *exchange        // the request that the reader's messages answer
 	provenAt     boottime.Instant // when the last answered request was sent
-	askedSince   boottime.Instant // when the first request after that one was sent; not later than it if there was none
+	askedSince   boottime.Instant // when the first unanswered request was sent; if askedSince <= provenAt, no request is open
 	lostErr      error
 	heartbeat    Heartbeat
 	onAnswer     func()              // what the reader does after each answer
@@ -129,7 +127,7 @@ type Session struct {
 // server.
 type serverFacts struct {
 	identity string           // of the server, if this is the second session of a quorum
-	began    boottime.Instant // since when the server remembers locks; under the session's mu
+	began    boottime.Instant // of the server's lock table; under the session's mu
 
 	// With a quorum, under the session's mu:
 	promoted bool             // the server was once a standby
@@ -139,15 +137,16 @@ type serverFacts struct {
 // secondSession is the session that commits beside another one: see quorum.go.
 type secondSession struct {
 	opening sync.Mutex // held while a session is opened or dropped
-	session *Session   // or nil; under mu of the other one
-	joined  *Session   // the one that the other one's deadline depends on, or nil; likewise
+	// Under the mu of the session beside it:
+	session *Session // or nil
+	joined  *Session // the one that the other's deadline depends on, or nil
 }
 
-// heedFunc is told what a session said on a channel. The session's number comes from
-// the server, so it can't be forged.
+// heedFunc gets what a session said on a channel. The session's number comes from the
+// server, so nobody can forge it.
 type heedFunc func(pid uint32, payload string)
 
-// LostError says that the session, and with it every lock it held, is gone.
+// LostError says that the session is gone, and with it every lock it held.
 type LostError struct {
 	// Cause is the server's last word, the network's error, or its silence.
 	Cause error
@@ -159,13 +158,13 @@ type LostError struct {
 func (e *LostError) Error() string { return e.Cause.Error() }
 func (e *LostError) Unwrap() error { return e.Cause }
 
-// ErrSilent is the cause of a loss where the server didn't answer in time.
+// ErrSilent is the cause of a loss if the server didn't answer in time.
 var ErrSilent = errors.New("the server does not answer")
 
-// ErrStopped is the cause of a loss where the server was not asked in time.
+// ErrStopped is the cause of a loss if this process didn't ask the server in time.
 var ErrStopped = errors.New("the lease ran out, since this process was stopped or had no time to run")
 
-// clock is what leases are measured with.
+// clock measures leases.
 type clock struct {
 	now      func() boottime.Instant
 	newTimer func() (timer, error)
@@ -214,8 +213,7 @@ func (s *Session) SetComment(comment string) {
 // BackendPID is the server's process number for this session.
 func (s *Session) BackendPID() uint32 { return s.pid.Load() }
 
-// SetBackendPID is for a session through a pooler, which keeps that number to
-// itself.
+// SetBackendPID is for a session through a pooler, which doesn't tell that number.
 func (s *Session) SetBackendPID(pid uint32) { s.pid.Store(pid) }
 
 // Lost is closed when the session is gone, and its locks with it. Err then
@@ -244,8 +242,8 @@ func (s *Session) Deadline() boottime.Instant {
 // Renewed delivers the latest Deadline after each answer of the server.
 func (s *Session) Renewed() <-chan boottime.Instant { return s.renewed }
 
-// Conn is the connection's network socket below any TLS. It is there to be
-// duplicated; reading or writing it breaks the session.
+// Conn is the connection's network socket below any TLS, for the caller to duplicate.
+// Reading or writing it breaks the session.
 func (s *Session) Conn() net.Conn { return belowTLS(s.conn) }
 
 func belowTLS(conn net.Conn) net.Conn {
@@ -289,8 +287,8 @@ func (s *Session) Close() {
 	})
 }
 
-// sayGoodbye cancels a request that is still under way, so that no backend goes on
-// waiting for a lock that is not wanted any more, and ends the session at the server.
+// sayGoodbye ends the session at the server. Before, it cancels a request that is still
+// under way, so that no backend goes on waiting for a lock that nobody wants any more.
 func (s *Session) sayGoodbye() {
 	_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
 	s.beating.Wait() // from here on nobody else writes

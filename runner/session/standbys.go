@@ -10,9 +10,9 @@ import (
 
 // Standbys are what synchronous_standby_names asks for.
 type Standbys struct {
-	Least int      // so many have to confirm a commit
+	Least int      // how many have to confirm a commit
 	Names []string // of these; "*" is any
-	Any   bool     // whichever of them; else the first that are there
+	Any   bool     // any of Names will do; otherwise the first that are there
 }
 
 var errStandbyNames = errors.New("synchronous_standby_names is not of a form that is known here")
@@ -53,7 +53,7 @@ func ParseStandbys(setting string) (s Standbys, err error) {
 	return s, nil
 }
 
-// standbyWord is a name, a number, or one of the characters in between.
+// standbyWord is a name, a number or a sign.
 type standbyWord struct {
 	text   string
 	quoted bool
@@ -63,7 +63,7 @@ func standbyWords(setting string) (words []standbyWord, err error) {
 	word := regexp.MustCompile(`"((?:[^"]|"")*)"|[,()*"]|[^,()*" \t\n\r\f\v]+`)
 	for _, match := range word.FindAllStringSubmatch(setting, -1) {
 		switch text := match[0]; {
-		case text == `"`: // which nothing closes
+		case text == `"`: // it is never closed
 			return nil, errStandbyNames
 		case text[0] == '"':
 			words = append(words, standbyWord{strings.ReplaceAll(match[1], `""`, `"`), true})

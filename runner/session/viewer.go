@@ -11,7 +11,7 @@ import (
 )
 
 // Viewer is a connection for questions, with no lease and no heartbeat. It works
-// through a pooler, and on a standby, too.
+// through a pooler and on a standby, too.
 type Viewer struct{ pg *pgconn.PgConn }
 
 // OpenViewer connects. Errors are of type *Error, or ctx's.
@@ -26,8 +26,8 @@ func OpenViewer(ctx context.Context, cfg Config) (*Viewer, error) {
 	return &Viewer{pg}, nil
 }
 
-// OpenCheckedViewer connects as Open does, with the same checks and the same settings.
-// It also returns the age of the server's memory of locks.
+// OpenCheckedViewer connects as Open does, with the same checks and the same settings. It
+// also returns how long the server has kept its lock table.
 func OpenCheckedViewer(ctx context.Context, cfg Config) (*Viewer, time.Duration, error) {
 	pg, answers, err := connectChecked(ctx, cfg, &route{})
 	if err != nil {
@@ -43,8 +43,8 @@ func (v *Viewer) Close() {
 	_ = v.pg.Close(ctx)
 }
 
-// Query asks for the rows of all queries, one after the other. They are one
-// transaction, unless they say otherwise.
+// Query returns the rows of all queries in one list. The queries are one transaction,
+// unless they say otherwise.
 func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	allow(v.pg, mostAnswer)
 	results, err := v.pg.Exec(ctx, strings.Join(queries, "; ")).ReadAll()
@@ -60,7 +60,7 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	return rowsOf(results), nil
 }
 
-// Wait returns when the connection ends, with the reason, or when ctx does.
+// Wait returns when the connection ends, with the reason, or when ctx ends.
 func (v *Viewer) Wait(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := v.pg.WaitForNotification(ctx); err != nil && ctx.Err() == nil {
@@ -70,14 +70,14 @@ func (v *Viewer) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Ended says whether the connection has.
+// Ended says whether the connection has ended.
 func (v *Viewer) Ended() bool { return v.pg.IsClosed() }
 
 // BackendPID is the server's process number for the connection, or a pooler's.
 func (v *Viewer) BackendPID() uint32 { return v.pg.PID() }
 
-// Conn is the connection, TLS included. It is there to be looked at.
+// Conn is the connection, TLS included. The caller must not read or write it.
 func (v *Viewer) Conn() net.Conn { return v.pg.Conn() }
 
-// Socket is the connection's network socket, likewise.
+// Socket is the connection's network socket, below any TLS.
 func (v *Viewer) Socket() net.Conn { return belowTLS(v.pg.Conn()) }

@@ -17,8 +17,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// Request is one or more queries that travel together. Each is a transaction of
-// its own, and an error in one does not keep the server from the next.
+// Request is one or more queries that travel together. Each is a transaction of its own.
+// After an error in one the server goes on to the next.
 type Request struct {
 	SQL []string
 	// Longer is how long the server may take beyond a holder's share of the
@@ -27,17 +27,17 @@ type Request struct {
 	// Then, if there is one, gets the rows of each query before the session hears
 	// anything that the server says later. It must not block.
 	Then func([]Rows)
-	// Last ends the session with the request: the goodbye goes with it. A goodbye of its
-	// own, just before a process ends, would put the server's backend to work for a
-	// millisecond, on the processor that this process wants for its end.
+	// Last sends the goodbye with the request, which ends the session. A separate goodbye,
+	// just before this process ends, would wake the server's backend for a millisecond, on
+	// the processor that this process wants for its end.
 	//
-	// Last has no effect with a quorum, where a second session has to be closed, nor with a
-	// pooler: if the goodbye arrives before the answer, a pooler takes the client for lost
-	// and closes its connection to the server.
+	// Last has no effect with a quorum, where a second session has to be closed first, or
+	// with a pooler: a goodbye that arrives before the answer makes a pooler think that the
+	// client is lost, and it closes its connection to the server.
 	Last bool
 
-	// commit says that standbys have to confirm the queries: afterCommit is asked
-	// behind them, and judgeCommit decides.
+	// commit says that standbys have to confirm the queries. afterCommit follows them, and
+	// judgeCommit decides.
 	commit bool
 }
 
@@ -55,8 +55,8 @@ type exchange struct {
 }
 
 // Ask sends a request and waits for the answer. An error of the server is a
-// *pgconn.PgError, the loss of the session a *LostError. If ctx ends first the
-// answer is still outstanding, and nothing is left to do but Close.
+// *pgconn.PgError, the loss of the session a *LostError. If ctx ends first, the answer is
+// still outstanding, and the caller can only Close the session.
 func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
 	ex, err := s.send(ctx, r)
 	if err != nil {
@@ -65,13 +65,13 @@ func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
 	return s.answer(ctx, ex)
 }
 
-// Query is Ask for the rows of all queries, one after the other.
+// Query is Ask, and returns the rows of all queries in one list.
 func (s *Session) Query(ctx context.Context, queries ...string) (Rows, error) {
 	answers, err := s.Ask(ctx, Request{SQL: queries})
 	return slices.Concat(answers...), err
 }
 
-// Row asks a question whose answer is one row: see Rows.Only.
+// Row asks a question that has one row for an answer: see Rows.Only.
 func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, error) {
 	ex, err := s.askSurely(ctx, Request{SQL: []string{sql}})
 	if err != nil {
@@ -80,13 +80,14 @@ func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, e
 	return ex.answers[0].Only(columns)
 }
 
-// Ping asks the server for a sign of life, which the Deadline counts from.
+// Ping asks the server for a sign of life. The Deadline counts from it.
 func (s *Session) Ping(ctx context.Context) error {
 	_, err := s.Query(ctx, PlainBeat)
 	return err
 }
 
-// askSurely is Ask, but the server's warning that a commit was not confirmed is an error.
+// askSurely is Ask, but turns the server's warning that a commit was not confirmed into an
+// error.
 func (s *Session) askSurely(ctx context.Context, r Request) (*exchange, error) {
 	ex, err := s.send(ctx, r)
 	if err == nil {
@@ -98,9 +99,9 @@ func (s *Session) askSurely(ctx context.Context, r Request) (*exchange, error) {
 	return ex, err
 }
 
-// answer waits for an answer for a holder's share of the lease, and for as much
-// longer as the server itself may have to wait. Then it is silence, which ends the
-// session.
+// answer waits for an answer for a holder's share of the lease, and longer if the server
+// itself may have to wait (Request.Longer). After that the server counts as silent, and
+// the session ends.
 func (s *Session) answer(ctx context.Context, ex *exchange) ([]Rows, error) {
 	silence := time.NewTimer(HolderShare(s.cfg.Lease) + ex.Longer)
 	defer silence.Stop()
@@ -128,8 +129,8 @@ func (s *Session) send(ctx context.Context, r Request) (*exchange, error) {
 	}
 }
 
-// transmit writes a request. The caller has the turn. The reader gives it back with the
-// last answer.
+// transmit writes a request. The caller has put itself into onWire. The reader takes it
+// out with the last answer.
 func (s *Session) transmit(r Request) (*exchange, error) {
 	r.Last = r.Last && !s.cfg.UsesSecondSession()
 	if r.commit {
@@ -160,10 +161,10 @@ func (s *Session) transmit(r Request) (*exchange, error) {
 	return ex, nil
 }
 
-// awaitReason leaves it to the reader to say why the server closed the connection that a
-// request could not be written to: what it said before may not have been read yet.
+// awaitReason is for a request that could not be written, since the server had closed the
+// connection. It gives the reader time to read the reason that the server sent before.
 func (s *Session) awaitReason(err error) {
-	const most = 50 * time.Millisecond // a reader that has its turn needs none of it
+	const most = 50 * time.Millisecond // a reader that gets a processor needs none of it
 	if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 		return
 	}
@@ -176,11 +177,10 @@ func (s *Session) awaitReason(err error) {
 // CommentOpens begins the comment before a session's statements.
 const CommentOpens = "/*pglead "
 
-// commented puts the session's comment before a query, with a number that differs from
-// request to request: it shows other sessions that this one is alive. The comment comes
-// first since the server cuts off long statements at the end. Statements other than
-// SELECT, WITH and EXECUTE get none, since to pg_stat_statements each would be a new
-// statement.
+// commented puts the session's comment before a query, with the number of the request,
+// which shows other sessions that this one is alive. The comment comes first since the
+// server cuts off long statements at the end. Statements other than SELECT, WITH and
+// EXECUTE get no comment: pg_stat_statements would take each for a new statement.
 func commented(comment string, request uint64, sql string) string {
 	first, _, _ := strings.Cut(sql, " ")
 	if comment == "" || first != "SELECT" && first != "WITH" && first != "EXECUTE" {
@@ -189,8 +189,8 @@ func commented(comment string, request uint64, sql string) string {
 	return fmt.Sprintf("%sbeat='%d',%s*/ %s", CommentOpens, request, comment, sql)
 }
 
-// Encoded is a request in the bytes of the protocol. It is for a process that has the
-// socket when this one is gone, and impossible where the connection is encrypted.
+// Encoded is a request in the bytes of the protocol, for the guard, which has the socket
+// when this process is gone. That is impossible if the connection is encrypted.
 func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 	if s.Encrypted() {
 		return nil, false
@@ -218,8 +218,8 @@ func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 func (s *Session) Encrypted() bool { return s.Conn() != s.conn }
 
 // OnNotify sets the function that the session's reader calls with what other sessions
-// say on a channel. It must not block. The caller sends the LISTEN. Words that were
-// said before a lock was freed arrive before the grant of that lock.
+// say on a channel. The function must not block. The caller sends the LISTEN. What was
+// said before a lock was freed arrives before the grant of that lock.
 func (s *Session) OnNotify(channel string, heed func(pid uint32, payload string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -240,8 +240,7 @@ func (s *Session) hear(pid uint32, channel, payload string) {
 	}
 }
 
-// read is the goroutine with the pending read. It ends when the connection
-// does.
+// read is the goroutine that reads all that the server sends. It ends with the connection.
 func (s *Session) read() {
 	for {
 		msg, err := s.fe.Receive()
@@ -262,8 +261,8 @@ func (s *Session) read() {
 		case *pgproto3.NotificationResponse:
 			s.hear(msg.PID, msg.Channel, msg.Payload)
 		case *pgproto3.NoticeResponse:
-			// The warning that a commit was not confirmed has no code of its own,
-			// but the name of the function that gives it is never translated.
+			// The warning that a commit was not confirmed has no code of its own, but
+			// the server never translates the name of the function that gives it.
 			if ex != nil && msg.Routine == "SyncRepWaitForLSN" {
 				ex.warning = msg.Message
 			}
@@ -273,8 +272,8 @@ func (s *Session) read() {
 	}
 }
 
-// disconnected notes the end of the connection, which is a loss unless the session had
-// said goodbye.
+// disconnected notes the end of the connection. It is a loss unless the session said
+// goodbye before.
 func (s *Session) disconnected(ex *exchange, err error) {
 	s.mu.Lock()
 	parted := s.parting && ex == nil
@@ -289,8 +288,8 @@ func (s *Session) disconnected(ex *exchange, err error) {
 	s.fail(s.broken(networkCause(err)))
 }
 
-// refused notes an error. The server says FATAL before it gives the session's locks back
-// and closes the socket after, so no time is lost in waiting for the end of the stream.
+// refused notes an error. The server says FATAL before it frees the session's locks, and
+// closes the socket after that. So a FATAL is the loss, before the stream ends.
 func (s *Session) refused(ex *exchange, pgErr *pgconn.PgError) {
 	if pgErr.SeverityUnlocalized == "FATAL" || pgErr.SeverityUnlocalized == "PANIC" {
 		s.fail(fmt.Errorf("the server ended the session: %w", serverRefused{pgErr}))
@@ -303,7 +302,7 @@ func (s *Session) refused(ex *exchange, pgErr *pgconn.PgError) {
 func (s *Session) ready(ex *exchange, txStatus byte) {
 	switch {
 	case ex == nil:
-		// The guard asks on this socket, too, once the lease of a stopped pglead is over.
+		// Once the lease of a stopped pglead is over, the guard writes to this socket, too.
 		if !s.ExpireIfDue() {
 			s.fail(errors.New("the server answered a question that nobody asked"))
 		}
@@ -318,9 +317,9 @@ func (s *Session) ready(ex *exchange, txStatus byte) {
 }
 
 func (s *Session) answered(ex *exchange) {
-	// If an administrator releases a commit from waiting for its standbys, it ends
-	// with a warning; if it fails, with an error. Neither is a sign of life of the
-	// standbys, nor is a commit that has not waited.
+	// A commit that an administrator releases from waiting for its standbys ends with a
+	// warning; one that fails ends with an error. Neither is a sign of life of the
+	// standbys, and neither is a commit that did not wait.
 	alive := ex.warning == "" && ex.err == nil
 	var hollow error
 	if ex.commit && alive {
@@ -345,7 +344,7 @@ func (s *Session) answered(ex *exchange) {
 	}
 }
 
-// renew puts the deadline into the channel, in place of an older one.
+// renew puts the deadline into the channel, and takes out an older one.
 func (s *Session) renew() {
 	select {
 	case <-s.renewed:
@@ -367,7 +366,7 @@ func (e transactionOver) Error() string {
 	return "the transaction that held the lock failed: " + ServerSays(e.pg)
 }
 
-// refusal is the error that the server has answered with up to now, or nil.
+// refusal is the server's error in answer to this request, or nil.
 func (ex *exchange) refusal() *pgconn.PgError {
 	var pgErr *pgconn.PgError
 	if ex != nil {

@@ -1,0 +1,57 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/pace"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// node is this pglead on its host: what all of its runs share.
+type node struct {
+	common   Config
+	guards   *child.Guards
+	caught   <-chan os.Signal // for the command, or for this process to end
+	catching <-chan struct{}  // is closed once signals are caught
+	hooks    sync.WaitGroup   // the hooks that run
+}
+
+// begin makes this process ready for commands and signals.
+func begin(cfg Config) (*node, error) {
+	guards, err := child.NewGuards()
+	if err != nil {
+		return nil, err
+	}
+	guards.Stdin = cfg.Stdin
+	child.ReapOrphans()
+	n := &node{common: cfg, guards: guards}
+	n.caught, n.catching = child.Signals()
+	return n, nil
+}
+
+// newGuard starts a guard that holds the session's socket.
+func (n *node) newGuard(s *session.Session) (*child.Guard, error) {
+	socket, ok := s.Conn().(syscall.Conn)
+	if !ok {
+		return nil, fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", s.Conn())
+	}
+	return n.guards.Start(socket)
+}
+
+// rest pauses without a lock, unless a signal asks this process to end.
+func (n *node) rest(d time.Duration) error {
+	n.common.Observer.SayAlive(d + n.common.AttemptMost())
+	ctx, listener := interruptible(n.caught)
+	if d > 0 {
+		n.common.Watch.resting(time.Now().Add(d))
+		pace.Sleep(ctx, d)
+	}
+	listener.handOver() // only now, since a last signal may still end ctx
+	return context.Cause(ctx)
+}
