@@ -185,7 +185,7 @@ func (e *Evidence) begin(s start) {
 		for _, known := range e.starts {
 			s.delay = max(s.delay, known.delay)
 		}
-		s = start{pid: overflow, token: math.MaxInt64, delay: s.delay, need: math.MaxInt64}
+		s = start{pid: overflow, token: math.MaxInt64, delay: s.delay, need: math.MaxInt64, noted: e.seq}
 		e.starts = slices.DeleteFunc(e.starts[1:], func(known start) bool { return known.pid == overflow })
 	}
 	e.starts = append(e.starts, s)
@@ -288,10 +288,11 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 	defer e.mu.Unlock()
 	e.buried = s
 	e.starts = slices.DeleteFunc(e.starts, func(s start) bool {
-		if s.noted <= asOf {
+		over := s.noted <= asOf
+		if over && s.pid != overflow {
 			e.latest = max(e.latest, s.token)
 		}
-		return s.noted <= asOf
+		return over
 	})
 	e.spoken, e.coversEarlier = true, true
 }

@@ -44,6 +44,22 @@ func TestSilence(t *testing.T) {
 	h.says(third, Started, 7)
 	h.NoteSilence(since, Seat{})
 	h.wants("somebody has started while the session was being ended", testDelay, true)
+
+	// The same where more have started than are remembered.
+	h = newTold(t)
+	h.looks(holds(holder, theirs, 5))
+	for i := range uint32(mostStarts) {
+		h.says(1000+i, Started, int64(10+i))
+	}
+	since = h.Looking()
+	h.says(third, Started, 100)
+	h.NoteSilence(since, Seat{})
+	h.wants("one of many has started while the session was being ended", theirDelay, true)
+	h.NoteSilence(h.Looking(), Seat{})
+	h.wants("all of many had started before", 0, true)
+	if h.KnowsDead(101) {
+		t.Error("a later tenure is taken for dead")
+	}
 }
 
 // TestReaders: readers don't care for each other, and a writer for each of them.
