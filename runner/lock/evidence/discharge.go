@@ -81,6 +81,9 @@ func (e *Evidence) isFresh(w endNotice) bool { return w.Word == Clean && e.seen[
 
 // discharges says whether a word that counts discharges this tenure.
 func (e *Evidence) discharges(w endNotice, s start) bool {
+	if s.pid == overflow {
+		return false
+	}
 	speaker := e.seen[w.PID]
 	holder, known := e.seen[s.pid]
 	switch {

@@ -60,6 +60,14 @@ func TestNeed(t *testing.T) {
 		h.says(1000+i, Started, int64(100+i))
 		h.wants("strangers say more starts than are remembered", theirDelay, true)
 	}
+
+	// What strangers say of themselves isn't waited for, however many they are.
+	h = newTold(t)
+	h.looks()
+	for i := range uint32(2 * mostStarts) {
+		h.says(1000+i, Started, int64(100+i), func(a *Announcement) { a.Lease = LongestAnnounced })
+		h.wants("strangers say a long lease", testDelay, true)
+	}
 }
 
 // TestBrief: a tenure that was over before its session was known to count costs

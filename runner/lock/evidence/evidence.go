@@ -83,8 +83,7 @@ type start struct {
 	pid   uint32        // of the session; 0: not known
 	token int64         // 0: not known
 	after int64         // a token that isn't known is later than this one
-	delay time.Duration // how long its command may outlive the lock
-	need  time.Duration // the same by the holder's own settings alone
+	need  time.Duration // how long its command may outlive the lock, by the holder's own settings
 	noted int           // seq at that time
 }
 
@@ -121,7 +120,7 @@ func (e *Evidence) Hear(pid uint32, payload string) {
 	e.seq++
 	switch a.Word {
 	case Started:
-		e.begin(start{pid: pid, token: a.Token, delay: e.bounded(a), need: deadAfter(a)})
+		e.begin(start{pid: pid, token: a.Token, need: deadAfter(a)})
 	case Clean, Dead:
 		e.note(a)
 		e.judge()
@@ -144,15 +143,15 @@ func (e *Evidence) note(a Announcement) {
 	e.ends = append(e.ends, endNotice{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.seen[a.PID].role})
 }
 
-// bounded is how long a command may outlive its lock, by its holder's announcement, but
-// no longer than is credible. For a session that was never seen to hold the lock that is
-// the waiter's own delay. For a holder it is the lease, which is the same on all nodes: no
-// command outlives nine tenths of it, whatever its lost-grace is.
-func (e *Evidence) bounded(a Announcement) time.Duration {
-	if !e.seen[a.PID].held {
-		return e.lockDelay
+// owed is how long the lock has to be held because of a start: as long as the holder's settings
+// call for, but no longer than the lease, which is the same on all nodes. No command outlives
+// nine tenths of it, whatever its lost-grace is. What a stranger says of itself calls for
+// nothing: that start makes a waiter wait for its own delay, as any start does.
+func (e *Evidence) owed(s start) time.Duration {
+	if s.pid == overflow || e.trusts(s.pid) {
+		return min(s.need, e.lease)
 	}
-	return max(e.lockDelay, min(deadAfter(a), e.lease))
+	return 0
 }
 
 // deadAfter is when a holder's command is dead at the latest, by its own settings.
@@ -172,7 +171,7 @@ func (e *Evidence) begin(s start) {
 		if known.pid != s.pid && (known.pid != 0 || hearsay) {
 			return false
 		}
-		s.token, s.delay, s.need = max(s.token, known.token), max(s.delay, known.delay), max(s.need, known.need)
+		s.token, s.need = max(s.token, known.token), max(s.need, known.need)
 		return true
 	})
 	if s.token == 0 {
@@ -182,10 +181,11 @@ func (e *Evidence) begin(s start) {
 		}
 	}
 	if len(e.starts) >= mostStarts {
+		most := e.owed(s)
 		for _, known := range e.starts {
-			s.delay = max(s.delay, known.delay)
+			most = max(most, e.owed(known))
 		}
-		s = start{pid: overflow, token: math.MaxInt64, delay: s.delay, need: math.MaxInt64, noted: e.seq}
+		s = start{pid: overflow, token: math.MaxInt64, need: most, noted: e.seq}
 		e.starts = slices.DeleteFunc(e.starts[1:], func(known start) bool { return known.pid == overflow })
 	}
 	e.starts = append(e.starts, s)
@@ -211,7 +211,7 @@ func (e *Evidence) NoteRefusal(at time.Time) bool {
 		return false
 	}
 	e.seq++
-	e.begin(start{delay: e.lockDelay})
+	e.begin(start{})
 	return true
 }
 
@@ -273,7 +273,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 			e.note(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
 			continue
 		}
-		e.begin(start{pid: s.PID, token: s.Token, delay: max(e.lockDelay, min(s.Delay, e.lease)), need: s.Delay})
+		e.begin(start{pid: s.PID, token: s.Token, need: s.Delay})
 	}
 	e.judge()
 }
@@ -332,11 +332,7 @@ func (e *Evidence) Verdict() Verdict {
 	}
 	v := None(e.lockDelay)
 	for _, s := range e.starts {
-		v.Delay = max(v.Delay, s.delay)
-		// Its session may have become known only after it said its settings (bounded).
-		if s.pid != 0 && s.pid != overflow && e.trusts(s.pid) {
-			v.Delay = max(v.Delay, min(s.need, e.lease))
-		}
+		v.Delay = max(v.Delay, e.owed(s))
 	}
 	return v
 }

@@ -1,6 +1,7 @@
 package evidence
 
 import (
+	"math"
 	"testing"
 	"time"
 )
@@ -96,6 +97,7 @@ func TestIsBounded(t *testing.T) {
 	}
 	h.says(speaker, Dead, 1<<62)
 	h.NoteRole(speaker, ours, true)
+	h.says(speaker, Clean, math.MaxInt64)
 	if v := h.Verdict(); v.Delay == 0 {
 		t.Error("what was forgotten is taken for ended")
 	}
