@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -202,7 +203,7 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 func (b *Bid) noteRefusal() {
 	for _, l := range b.barred() {
 		if h := b.heard[l.ID]; h != nil {
-			b.puzzled = h.NoteRefusal(time.Now()) || b.puzzled
+			b.puzzled = h.NoteRefusal(boottime.Now()) || b.puzzled
 		}
 	}
 }

@@ -3,7 +3,6 @@ package evidence
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/pglead/pglead/runner/boottime"
 )
@@ -32,13 +31,13 @@ func (e *Evidence) judge() {
 		if !tells {
 			continue
 		}
-		e.heardAt = time.Now()
 		switch { // else the word was said again, or is late
-		case !e.spoken || w.Token > e.latest:
-			e.spoken, e.latest, e.coversEarlier = true, w.Token, w.CoversEarlier
-		case w.Token == e.latest && w.CoversEarlier: // before, it was seen in the session's name
-			e.coversEarlier = true
+		case e.last == nil || w.Token > e.last.token:
+			e.last = &lastWord{token: w.Token, coversEarlier: w.CoversEarlier}
+		case w.Token == e.last.token && w.CoversEarlier: // before, it was seen in the session's name
+			e.last.coversEarlier = true
 		}
+		e.last.at = boottime.Now()
 	}
 }
 
@@ -162,8 +161,8 @@ func (e *Evidence) takeBack(w endNotice) {
 	e.starts = slices.DeleteFunc(e.starts, func(s start) bool {
 		return s.pid == w.PID && s.token == w.Token && s.noted < w.noted
 	})
-	if len(e.starts) < known {
-		e.heardAt = time.Now()
+	if len(e.starts) < known && e.last != nil {
+		e.last.at = boottime.Now()
 	}
 }
 

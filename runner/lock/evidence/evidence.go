@@ -44,19 +44,16 @@ type Evidence struct {
 	shared    bool          // it is a reader, which other readers don't keep out
 	news      chan<- struct{}
 
-	mu            sync.Mutex
-	seq           int                 // counts what was noted: a clock for the order of things
-	starts        []start             // not discharged
-	ends          []endNotice         // the latest ones
-	seen          map[uint32]sighting // sessions that hold the lock or wait for it
-	own           uint32              // the role of this session; 0 until it is known
-	spoken        bool                // a word has counted
-	latest        int64               // the highest token of a word that counted
-	coversEarlier bool                // that word speaks for all earlier tokens, too
-	heardAt       time.Time           // when the last such word was heard
-	buried        Seat                // a silent holder, for as long as its session has the lock
-	rolesAsked    int                 // seq at the last unverified: the roles behind starts noted by then were asked for
-	events        []Announcement      // not taken by the waiter yet
+	mu         sync.Mutex
+	seq        int                 // counts what was noted: a clock for the order of things
+	starts     []start             // not discharged
+	ends       []endNotice         // the latest ones
+	seen       map[uint32]sighting // sessions that hold the lock or wait for it
+	own        uint32              // the role of this session; 0 until it is known
+	last       *lastWord           // nil: none has counted
+	buried     Seat                // a silent holder, for as long as its session has the lock
+	rolesAsked int                 // seq at the last unverified: the roles behind starts noted by then were asked for
+	events     []Announcement      // not taken by the waiter yet
 }
 
 // state is one of the three states.
@@ -72,7 +69,7 @@ func (e *Evidence) state() state {
 	switch {
 	case len(e.starts) > 0:
 		return stateRunning
-	case e.spoken:
+	case e.last != nil:
 		return stateEnded
 	}
 	return stateQuiet
@@ -85,6 +82,13 @@ type start struct {
 	after int64         // a token that isn't known is later than this one
 	need  time.Duration // how long its command may outlive the lock, by the holder's own settings
 	noted int           // seq at that time
+}
+
+// lastWord is the last that was said or seen of the end of a tenure.
+type lastWord struct {
+	token         int64            // the highest one that has ended
+	coversEarlier bool             // all earlier ones have ended, too
+	at            boottime.Instant // when the last word that was news was heard
 }
 
 // sighting is what is known of another session.
@@ -175,7 +179,9 @@ func (e *Evidence) begin(s start) {
 		return true
 	})
 	if s.token == 0 {
-		s.after = e.latest
+		if e.last != nil {
+			s.after = e.last.token
+		}
 		for _, known := range e.starts {
 			s.after = max(s.after, known.token)
 		}
@@ -203,11 +209,11 @@ const FreeAfterClean = 150 * time.Millisecond
 
 // NoteRefusal notes that a try was refused. If all known holders are dead, there has to be
 // another one, unless a stranger told the truth. It says whether that is news.
-func (e *Evidence) NoteRefusal(at time.Time) bool {
+func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	known := func(s start) bool { return !e.isHearsay(s) }
-	if !e.spoken || slices.ContainsFunc(e.starts, known) || at.Sub(e.heardAt) < FreeAfterClean || e.buried.PID != 0 {
+	if e.last == nil || slices.ContainsFunc(e.starts, known) || at.Sub(e.last.at) < FreeAfterClean || e.buried.PID != 0 {
 		return false
 	}
 	e.seq++
@@ -287,14 +293,17 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.buried = s
+	if e.last == nil {
+		e.last = &lastWord{}
+	}
+	e.last.coversEarlier = true
 	e.starts = slices.DeleteFunc(e.starts, func(s start) bool {
 		over := s.noted <= asOf
 		if over && s.pid != overflow {
-			e.latest = max(e.latest, s.token)
+			e.last.token = max(e.last.token, s.token)
 		}
 		return over
 	})
-	e.spoken, e.coversEarlier = true, true
 }
 
 // TakeEvents returns the events since its last call.
@@ -326,7 +335,7 @@ func (e *Evidence) Verdict() Verdict {
 	defer e.mu.Unlock()
 	switch {
 	case e.state() == stateEnded:
-		return Verdict{CoversEarlier: e.coversEarlier}
+		return Verdict{CoversEarlier: e.last.coversEarlier}
 	case e.lockDelay == 0:
 		return None(0)
 	}
@@ -356,7 +365,7 @@ func (e *Evidence) Undischarged() (tokens []int64, blind bool) {
 func (e *Evidence) KnowsDead(token int64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.starts) == 0 && e.spoken && (token == e.latest || token < e.latest && e.coversEarlier)
+	return e.state() == stateEnded && (token == e.last.token || token < e.last.token && e.last.coversEarlier)
 }
 
 // Any says whether anything is known at all.

@@ -85,7 +85,7 @@ func TestStates(t *testing.T) {
 		switch {
 		case len(h.starts) > 0:
 			return isRunning
-		case h.spoken:
+		case h.last != nil:
 			return isEnded
 		}
 		return isQuiet
@@ -115,14 +115,14 @@ func TestStates(t *testing.T) {
 			h.looks(holds(second, theirs, 6))
 			h.says(holder, Clean, 5)
 		}, isRunning},
-		{"running, refused", running, func(h told) { h.NoteRefusal(time.Now().Add(FreeAfterClean)) }, isRunning},
+		{"running, refused", running, func(h told) { h.NoteRefusal(boottime.Now().Add(FreeAfterClean)) }, isRunning},
 		{"running, nobody is seen", running, func(h told) { h.looks() }, isRunning},
 		{"running, a reader leaves", running, func(h told) { h.says(holder, Left, 5) }, isRunning},
 		{"ended, a start", ended, func(h told) { h.says(second, Started, 6) }, isRunning},
 		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
 		{"ended, another word", ended, func(h told) { h.says(holder, Clean, 5) }, isEnded},
-		{"ended, refused before the lock can be free", ended, func(h told) { h.NoteRefusal(time.Now()) }, isEnded},
-		{"ended, refused", ended, func(h told) { h.NoteRefusal(time.Now().Add(FreeAfterClean)) }, isRunning},
+		{"ended, refused before the lock can be free", ended, func(h told) { h.NoteRefusal(boottime.Now()) }, isEnded},
+		{"ended, refused", ended, func(h told) { h.NoteRefusal(boottime.Now().Add(FreeAfterClean)) }, isRunning},
 		{"ended, nobody is seen", ended, func(h told) { h.looks() }, isEnded},
 	} {
 		h := newTold(t)
