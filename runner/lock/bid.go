@@ -26,6 +26,7 @@ type Bid struct {
 	grant     grant
 	othersHad map[lockkey.ID]bool               // the locks that others have, or may have had unheard: getting one of these is no first try
 	heard     map[lockkey.ID]*evidence.Evidence // of the locks, from the time at which it listens
+	mailbox   mailbox                           // what was heard, for the line
 	news      chan struct{}                     // something was heard
 	line      *line                             // where it waits, or nil
 	ears      []lockkey.ID                      // the locks whose ears it holds

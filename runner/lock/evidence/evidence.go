@@ -42,7 +42,6 @@ type Evidence struct {
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // likewise
 	shared    bool          // it is a reader, which other readers don't keep out
-	news      chan<- struct{}
 
 	mu         sync.Mutex
 	seq        int                 // counts what was noted: a clock for the order of things
@@ -53,7 +52,6 @@ type Evidence struct {
 	last       *lastWord           // nil: none has counted
 	buried     Seat                // a silent holder, for as long as its session has the lock
 	rolesAsked int                 // seq at the last unverified: the roles behind starts noted by then were asked for
-	events     []Announcement      // not taken by the waiter yet
 }
 
 // state is one of the three states.
@@ -101,22 +99,20 @@ type sighting struct {
 const (
 	mostStarts = 64
 	mostWords  = 32
-	mostEvents = 64
 )
 
-// New is the evidence of a waiter that begins to listen. lockDelay and lease are its own, shared
-// says that it is a reader, whom other readers don't keep out, and news is told of all that
-// it hears; it may be nil.
-func New(lockDelay, lease time.Duration, shared bool, news chan<- struct{}) *Evidence {
-	return &Evidence{lockDelay: lockDelay, lease: lease, shared: shared, news: news, seen: map[uint32]sighting{}}
+// New is the evidence of a waiter that begins to listen. lockDelay and lease are its own, and
+// shared says that it is a reader, whom other readers don't keep out.
+func New(lockDelay, lease time.Duration, shared bool) *Evidence {
+	return &Evidence{lockDelay: lockDelay, lease: lease, shared: shared, seen: map[uint32]sighting{}}
 }
 
-// Hear notes what another session said on the lock's channel. The session's reader
-// calls it.
-func (e *Evidence) Hear(pid uint32, payload string) {
-	a, ok := Parse(payload)
+// Hear notes what another session said on the lock's channel, and returns it if it is an
+// announcement that concerns this waiter. The session's reader calls it.
+func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
+	a, ok = Parse(payload)
 	if !ok || e.shared && a.Shared && a.Word == Started {
-		return
+		return a, false
 	}
 	a.PID = pid
 	e.mu.Lock()
@@ -130,13 +126,7 @@ func (e *Evidence) Hear(pid uint32, payload string) {
 		e.judge()
 	case Left:
 	}
-	if len(e.events) < mostEvents {
-		e.events = append(e.events, a)
-	}
-	select {
-	case e.news <- struct{}{}:
-	default: // it is told already
-	}
+	return a, true
 }
 
 // note notes the end of a tenure, which judge then goes by.
@@ -304,15 +294,6 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 		}
 		return over
 	})
-}
-
-// TakeEvents returns the events since its last call.
-func (e *Evidence) TakeEvents() []Announcement {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	events := e.events
-	e.events = nil
-	return events
 }
 
 // Verdict is what the evidence means for a waiter that is granted the lock.

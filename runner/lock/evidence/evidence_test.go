@@ -37,7 +37,7 @@ type told struct {
 
 func newTold(t *testing.T) told {
 	t.Helper()
-	return told{t, New(testDelay, testLease, false, make(chan struct{}, 1))}
+	return told{t, New(testDelay, testLease, false)}
 }
 
 func (h told) says(pid uint32, e Word, token int64, change ...func(*Announcement)) {
@@ -163,7 +163,7 @@ func TestDelays(t *testing.T) {
 	h.says(holder, Started, 5, func(a *Announcement) { a.Lease = LongestAnnounced })
 	h.wants("it says a long lease, which is no longer than the waiter's own", testLease, true)
 
-	none := told{t, New(0, testLease, false, nil)}
+	none := told{t, New(0, testLease, false)}
 	none.looks(holds(holder, theirs, 5))
 	none.wants("without a lock-delay", 0, false)
 }

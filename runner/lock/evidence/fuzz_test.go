@@ -85,8 +85,8 @@ func FuzzEvidence(f *testing.F) {
 	f.Add(false, []byte("07\xfe10\xfa$00000"))
 	f.Add(true, []byte("1001000011&0001$10&011000&v10s"))
 	f.Fuzz(func(t *testing.T, shared bool, steps []byte) {
-		with := New(testDelay, testLease, shared, make(chan struct{}, 1))
-		without := New(testDelay, testLease, shared, make(chan struct{}, 1))
+		with := New(testDelay, testLease, shared)
+		without := New(testDelay, testLease, shared)
 		var sinces [2]int
 		for n := 0; len(steps) >= 3 && n < fuzzMostSteps; n, steps = n+1, steps[3:] {
 			if steps[0]&0x80 == 0 { // else the look to come was sent before this
@@ -97,8 +97,8 @@ func FuzzEvidence(f *testing.F) {
 			if a, b := with.Verdict(), without.Verdict(); a.Delay < b.Delay {
 				t.Fatalf("step %d: what strangers say shortens %v to %v", n, b.Delay, a.Delay)
 			}
-			if len(with.starts) > mostStarts || len(with.ends) > mostWords || len(with.events) > mostEvents || len(with.seen) > fuzzSessions {
-				t.Fatalf("step %d: %d starts, %d words, %d events, %d sessions", n, len(with.starts), len(with.ends), len(with.events), len(with.seen))
+			if len(with.starts) > mostStarts || len(with.ends) > mostWords || len(with.seen) > fuzzSessions {
+				t.Fatalf("step %d: %d starts, %d words, %d sessions", n, len(with.starts), len(with.ends), len(with.seen))
 			}
 			if v := with.Verdict(); len(with.starts) > 0 && v.Delay < testDelay || v.Delay < 0 {
 				t.Fatalf("step %d: somebody has started, and the delay is %v", n, v.Delay)
