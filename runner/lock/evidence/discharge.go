@@ -105,9 +105,9 @@ func (e *Evidence) discharges(w endNotice, s start) bool {
 	return s.token == w.Token
 }
 
-// Unverified are the sessions whose roles have to be asked for. The words of some count
-// for nothing until then. Others have announced a start: when their end is heard they
-// may be gone, and have no role any more.
+// Unverified are the sessions whose roles have to be asked for, which NoteRole notes. The words
+// of some count for nothing until then. Others have announced a start: when their end is
+// heard they may be gone, and have no role any more.
 func (e *Evidence) Unverified() (pids []uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -120,11 +120,10 @@ func (e *Evidence) Unverified() (pids []uint32) {
 		note(w.PID)
 	}
 	for _, s := range e.starts {
-		if s.pid != 0 && s.pid != overflow && s.noted > e.rolesAsked {
+		if s.pid != 0 && s.pid != overflow {
 			note(s.pid)
 		}
 	}
-	e.rolesAsked = e.seq
 	return pids
 }
 
@@ -134,6 +133,9 @@ func (e *Evidence) Unverified() (pids []uint32) {
 func (e *Evidence) NoteRole(pid, role uint32, found bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if _, known := e.seen[pid]; !found && !known {
+		e.seen[pid] = sighting{} // so that it isn't asked for again before it says more
+	}
 	if found {
 		e.seen[pid] = sighting{role: role}
 		for i, w := range e.ends {

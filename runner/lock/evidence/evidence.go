@@ -43,15 +43,14 @@ type Evidence struct {
 	lease     time.Duration // likewise
 	shared    bool          // it is a reader, which other readers don't keep out
 
-	mu         sync.Mutex
-	seq        int                 // counts what was noted: a clock for the order of things
-	starts     []start             // not discharged
-	ends       []endNotice         // the latest ones
-	seen       map[uint32]sighting // sessions that hold the lock or wait for it
-	own        uint32              // the role of this session; 0 until it is known
-	last       *lastWord           // nil: none has counted
-	buried     Seat                // a silent holder, for as long as its session has the lock
-	rolesAsked int                 // seq at the last unverified: the roles behind starts noted by then were asked for
+	mu     sync.Mutex
+	seq    int                 // counts what was noted: a clock for the order of things
+	starts []start             // not discharged
+	ends   []endNotice         // the latest ones
+	seen   map[uint32]sighting // sessions that hold the lock or wait for it
+	own    uint32              // the role of this session; 0 until it is known
+	last   *lastWord           // nil: none has counted
+	buried Seat                // a silent holder, for as long as its session has the lock
 }
 
 // state is one of the three states.
@@ -91,8 +90,8 @@ type lastWord struct {
 
 // sighting is what is known of another session.
 type sighting struct {
-	role uint32
-	held bool // the lock
+	role uint32 // 0: not known
+	held bool   // it was seen to hold the lock
 }
 
 // Bounds of the memory for what others say.
@@ -118,6 +117,9 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
+	if e.seen[pid] == (sighting{}) { // if it was gone when it was asked for, its number has a new owner, or it said this before
+		delete(e.seen, pid)
+	}
 	switch a.Word {
 	case Started:
 		e.begin(start{pid: pid, token: a.Token, need: deadAfter(a)})

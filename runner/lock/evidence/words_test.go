@@ -210,7 +210,11 @@ func TestPassingNewcomer(t *testing.T) {
 	h.wants("it has ended", 0, false)
 
 	h.says(third, Started, 7)
-	h.Unverified()
+	for range 2 { // until NoteRole, to ask changes nothing
+		if got := h.Unverified(); len(got) != 1 || got[0] != third {
+			t.Fatalf("unverified %v", got)
+		}
+	}
 	h.NoteRole(third, 0, false)
 	if got := h.Unverified(); len(got) != 0 {
 		t.Errorf("one that is gone is asked for again: %v", got)
@@ -218,6 +222,9 @@ func TestPassingNewcomer(t *testing.T) {
 	h.wants("one that was gone at once", testDelay, true)
 	h.says(third, Clean, 7)
 	h.wants("and its end, before anybody has asked", testDelay, true)
+	if got := h.Unverified(); len(got) != 1 || got[0] != third {
+		t.Errorf("it has said more, and unverified are %v", got)
+	}
 	h.NoteRole(third, 0, false)
 	h.wants("its end, which counts for its own start alone", 0, false)
 }
