@@ -23,20 +23,24 @@ import (
 // states:
 //
 //	quiet    nobody is known to have held the lock
-//	running  somebody is, and has not been discharged: its command may be alive
-//	ended    all of them have been discharged by a word that counts
+//	running  a start is known that has not been discharged: its command may be alive
+//	ended    all starts that were known have been discharged
 //
-//	         started T, or      a word that         a word that      many tries
-//	         seen to hold it    discharges all      discharges some  refused
-//	quiet    running            –                   –                running
-//	running  running            ended               running          running
-//	ended    running            ended               –                running
+//	         started, or      a word that     a word that       many tries  silent for
+//	         seen to hold it  discharges all  discharges some   refused     long enough
+//	quiet    running          ended           –                 quiet       ended
+//	running  running          ended           running           running     ended
+//	ended    running          ended           –                 running     ended
+//
+// In quiet nothing is there to be discharged: only the clean of a session that was seen to hold
+// the lock, which has overtaken the look, makes it ended. A start that is heard while a silent
+// session is being ended leaves it running.
 //
 // A waiter that is granted the lock starts at once in the state ended. In the other two it
 // holds the lock for the delay before it starts.
 //
 // A stranger's words can only make it wait, and no longer than its own settings do. A
-// word counts if its session was seen to hold the lock, or has that session's role or
+// word is credible if its session was seen to hold the lock, or has that session's role or
 // the waiter's own.
 type Evidence struct {
 	lockDelay time.Duration // the waiter's own
@@ -51,25 +55,6 @@ type Evidence struct {
 	own    uint32              // the role of this session; 0 until it is known
 	last   *lastWord           // nil: none has counted
 	buried Seat                // a silent holder, for as long as its session has the lock
-}
-
-// state is one of the three states.
-type state int
-
-const (
-	stateQuiet state = iota
-	stateRunning
-	stateEnded
-)
-
-func (e *Evidence) state() state {
-	switch {
-	case len(e.starts) > 0:
-		return stateRunning
-	case e.last != nil:
-		return stateEnded
-	}
-	return stateQuiet
 }
 
 // start is a tenure whose command may be alive.
@@ -312,12 +297,15 @@ func None(lockDelay time.Duration) Verdict {
 	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay > 0}
 }
 
+// ended says whether that is the state. The caller holds mu.
+func (e *Evidence) ended() bool { return e.last != nil && len(e.starts) == 0 }
+
 // Verdict is the verdict by now.
 func (e *Evidence) Verdict() Verdict {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
-	case e.state() == stateEnded:
+	case e.ended():
 		return Verdict{CoversEarlier: e.last.coversEarlier}
 	case e.lockDelay == 0:
 		return None(0)
@@ -348,12 +336,12 @@ func (e *Evidence) Undischarged() (tokens []int64, blind bool) {
 func (e *Evidence) KnowsDead(token int64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.state() == stateEnded && (token == e.last.token || token < e.last.token && e.last.coversEarlier)
+	return e.ended() && (token == e.last.token || token < e.last.token && e.last.coversEarlier)
 }
 
 // Any says whether anything is known at all.
 func (e *Evidence) Any() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.state() != stateQuiet
+	return len(e.starts) > 0 || e.last != nil
 }
