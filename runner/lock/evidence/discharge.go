@@ -13,48 +13,43 @@ type endNotice struct {
 	noted   int
 	at      boottime.Instant
 	role    uint32 // of the session that said it; 0 until that is known
-	counted bool
+	applied bool
 }
 
-// judge lets the words that count discharge tenures.
-func (e *Evidence) judge() {
+// applyWords applies each credible word that has not been applied yet: it ends the tenures that
+// the word speaks for.
+func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
 		if w.Word == Dead && e.isOwn(e.seen[w.PID]) {
-			e.forgetHearsay(w)
+			e.forget(w, e.isUnconfirmed)
 		}
-		if w.counted || !e.counts(w) {
+		if w.applied || !e.isCredible(w) {
 			continue
 		}
-		e.ends[i].counted = true
-		tells := e.isFresh(w) || slices.ContainsFunc(e.starts, func(s start) bool { return e.discharges(w, s) && !e.isHearsay(s) })
+		e.ends[i].applied = true
+		isNews := e.fromHolder(w) || slices.ContainsFunc(e.starts, func(s start) bool { return e.discharges(w, s) && !e.isUnconfirmed(s) })
 		e.starts = slices.DeleteFunc(e.starts, func(s start) bool { return e.discharges(w, s) })
-		if !tells {
+		if !isNews { // it was said again, or is late
 			continue
 		}
-		switch { // else the word was said again, or is late
+		switch {
 		case e.last == nil || w.Token > e.last.token:
 			e.last = &lastWord{token: w.Token, coversEarlier: w.CoversEarlier}
-		case w.Token == e.last.token && w.CoversEarlier: // before, it was seen in the session's name
+		case w.Token == e.last.token && w.CoversEarlier: // before, the end was seen in the session's name
 			e.last.coversEarlier = true
 		}
 		e.last.at = boottime.Now()
 	}
 }
 
-// forgetHearsay forgets a start that only its own session has said, which was gone before
-// it was asked for its role. A session of the waiter's role says that its command is dead.
-func (e *Evidence) forgetHearsay(w endNotice) {
-	e.starts = slices.DeleteFunc(e.starts, func(s start) bool { return s.token == w.Token && s.noted < w.noted && e.isHearsay(s) })
-}
-
-// counts says whether a word may discharge anything. A word that another session's command
-// is dead has to name a tenure that is known by more than hearsay. A session of another role
-// has the number of one that is gone.
-func (e *Evidence) counts(w endNotice) bool {
+// isCredible says whether a word may discharge anything. If the session's number now belongs to
+// a session of another role, the server has reused it, and the word does not count. A word
+// that another session's command is dead has to name a tenure that is confirmed.
+func (e *Evidence) isCredible(w endNotice) bool {
 	if w.role != 0 && w.role != e.seen[w.PID].role {
 		return false
 	}
-	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s start) bool { return s.token == w.Token && !e.isHearsay(s) }) {
+	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s start) bool { return s.token == w.Token && !e.isUnconfirmed(s) }) {
 		return false
 	}
 	return e.trusts(w.PID)
@@ -65,44 +60,56 @@ func (e *Evidence) counts(w endNotice) bool {
 func (e *Evidence) trusts(pid uint32) bool {
 	speaker, known := e.seen[pid]
 	return known && (speaker.held || e.isOwn(speaker) || slices.ContainsFunc(e.starts, func(s start) bool {
-		holder := e.seen[s.pid]
-		return holder.held && holder.role != 0 && holder.role == speaker.role
+		return e.seen[s.pid].held && sameRole(e.seen[s.pid], speaker)
 	}))
 }
 
-// isOwn says whether a session is of this one's role.
-func (e *Evidence) isOwn(s sighting) bool { return s.role != 0 && s.role == e.own }
+// isOwn says whether a session has the waiter's role.
+func (e *Evidence) isOwn(s sighting) bool { return sameRole(s, sighting{role: e.own}) }
 
-// isFresh says whether the lock's holder said a word, so that all that was known before
+// sameRole says whether two sessions are known to have the same role.
+func sameRole(a, b sighting) bool { return a.role != 0 && a.role == b.role }
+
+// fromHolder says whether the lock's holder said a word, so that all that was known before
 // is earlier. Any other word may be late, or repeated: it concerns the tokens up to its
 // own, and no tenure whose token isn't known.
-func (e *Evidence) isFresh(w endNotice) bool { return w.Word == Clean && e.seen[w.PID].held }
+func (e *Evidence) fromHolder(w endNotice) bool { return w.Word == Clean && e.seen[w.PID].held }
 
-// discharges says whether a word that counts discharges this tenure.
+// discharges says whether a credible word discharges this tenure. Nothing that is said discharges
+// overflow.
 func (e *Evidence) discharges(w endNotice, s start) bool {
-	if s.pid == overflow {
-		return false
-	}
-	speaker := e.seen[w.PID]
-	holder, known := e.seen[s.pid]
-	switch {
-	case s.pid == w.PID:
-	case e.isOwn(speaker):
-	case known && holder.role != 0 && holder.role == speaker.role:
-	case s.pid == 0 && speaker.held:
-	default: // of another role
-		return false
-	}
-	// A holder that speaks for all earlier tenures has waited for them, as long as its own
-	// settings call for.
+	return s.pid != overflow && e.maySpeakFor(w.PID, s) && e.reaches(w, s)
+}
+
+// maySpeakFor says whether a session may say the end of this tenure: it is its own, or that of a
+// session of the same role, or the speaker has the waiter's role. Who was seen to hold the lock
+// also speaks for a tenure whose session isn't known.
+func (e *Evidence) maySpeakFor(pid uint32, s start) bool {
+	speaker := e.seen[pid]
+	return s.pid == pid || e.isOwn(speaker) || sameRole(e.seen[s.pid], speaker) || s.pid == 0 && speaker.held
+}
+
+// reaches says whether a word speaks of this tenure. A word for all earlier tenures reaches those
+// that its holder has waited for, by its own settings, for long enough.
+func (e *Evidence) reaches(w endNotice, s start) bool {
 	all := w.CoversEarlier && s.need <= deadAfter(w.Announcement)
 	switch {
 	case s.token == 0:
-		return e.isFresh(w) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
+		return e.fromHolder(w) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
 	case s.pid == w.PID || all:
 		return s.token <= w.Token
 	}
 	return s.token == w.Token
+}
+
+// forget removes the starts that have a word's token, were noted before the word, and for which
+// also is true. It says whether there were any. Two kinds of words do this and discharge nothing:
+// a dead from the waiter's role, for a start whose session was gone before its role could be
+// asked for; and the clean of a session that is not trusted, for that session's own start.
+func (e *Evidence) forget(w endNotice, also func(start) bool) bool {
+	known := len(e.starts)
+	e.starts = slices.DeleteFunc(e.starts, func(s start) bool { return s.token == w.Token && s.noted < w.noted && also(s) })
+	return len(e.starts) < known
 }
 
 // Unverified are the sessions whose roles have to be asked for, which NoteRole notes. The words
@@ -143,28 +150,16 @@ func (e *Evidence) NoteRole(pid, role uint32, found bool) {
 				e.ends[i].role = cmp.Or(w.role, role)
 			}
 		}
-		e.judge()
+		e.applyWords()
 	}
-	if !e.trusts(pid) {
-		for _, w := range e.ends {
-			if w.PID == pid && w.Word == Clean {
-				e.takeBack(w)
-			}
+	for _, w := range e.ends {
+		ended := w.PID == pid && w.Word == Clean && !e.trusts(pid)
+		if ended && e.forget(w, func(s start) bool { return s.pid == pid }) && e.last != nil {
+			e.last.at = boottime.Now()
 		}
 	}
 	if !found {
 		e.ends = slices.DeleteFunc(e.ends, func(w endNotice) bool { return w.PID == pid })
-	}
-}
-
-// takeBack forgets the start that a session said, since it has said the end of it, too.
-func (e *Evidence) takeBack(w endNotice) {
-	known := len(e.starts)
-	e.starts = slices.DeleteFunc(e.starts, func(s start) bool {
-		return s.pid == w.PID && s.token == w.Token && s.noted < w.noted
-	})
-	if len(e.starts) < known && e.last != nil {
-		e.last.at = boottime.Now()
 	}
 }
 

@@ -34,7 +34,8 @@ import (
 //
 // In quiet nothing is there to be discharged: only the clean of a session that was seen to hold
 // the lock, which has overtaken the look, makes it ended. A start that is heard while a silent
-// session is being ended leaves it running.
+// session is being ended leaves it running. A start that is forgotten (forget) counts as never
+// heard.
 //
 // A waiter that is granted the lock starts at once in the state ended. In the other two it
 // holds the lock for the delay before it starts.
@@ -47,14 +48,14 @@ type Evidence struct {
 	lease     time.Duration // likewise
 	shared    bool          // it is a reader, which other readers don't keep out
 
-	mu     sync.Mutex
-	seq    int                 // counts what was noted: a clock for the order of things
-	starts []start             // not discharged
-	ends   []endNotice         // the latest ones
-	seen   map[uint32]sighting // sessions that hold the lock or wait for it
-	own    uint32              // the role of this session; 0 until it is known
-	last   *lastWord           // nil: none has counted
-	buried Seat                // a silent holder, for as long as its session has the lock
+	mu       sync.Mutex
+	seq      int                 // counts what was noted: a clock for the order of things
+	starts   []start             // not discharged
+	ends     []endNotice         // the latest ones
+	seen     map[uint32]sighting // sessions that hold the lock or wait for it
+	own      uint32              // the role of this session; 0 until it is known
+	last     *lastWord           // nil: none has counted
+	silenced Seat                // a silent holder, for as long as its session has the lock
 }
 
 // start is a tenure whose command may be alive.
@@ -110,13 +111,13 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 		e.begin(start{pid: pid, token: a.Token, need: deadAfter(a)})
 	case Clean, Dead:
 		e.note(a)
-		e.judge()
+		e.applyWords()
 	case Left:
 	}
 	return a, true
 }
 
-// note notes the end of a tenure, which judge then goes by.
+// note notes the end of a tenure, which applyWords then goes by.
 func (e *Evidence) note(a Announcement) {
 	if len(e.ends) == mostWords {
 		e.ends = slices.Delete(e.ends, 0, 1)
@@ -147,9 +148,9 @@ const overflow = math.MaxUint32
 // the first session that becomes known, but a stranger could say anything.
 func (e *Evidence) begin(s start) {
 	s.noted = e.seq
-	hearsay := e.isHearsay(s)
+	unconfirmed := e.isUnconfirmed(s)
 	e.starts = slices.DeleteFunc(e.starts, func(known start) bool {
-		if known.pid != s.pid && (known.pid != 0 || hearsay) {
+		if known.pid != s.pid && (known.pid != 0 || unconfirmed) {
 			return false
 		}
 		s.token, s.need = max(s.token, known.token), max(s.need, known.need)
@@ -174,9 +175,9 @@ func (e *Evidence) begin(s start) {
 	e.starts = append(e.starts, s)
 }
 
-// isHearsay says whether nothing is known of a tenure but what its own session said, which
+// isUnconfirmed says whether nothing is known of a tenure but what its own session said, which
 // may be a stranger.
-func (e *Evidence) isHearsay(s start) bool {
+func (e *Evidence) isUnconfirmed(s start) bool {
 	return s.pid != 0 && s.pid != overflow && !e.trusts(s.pid)
 }
 
@@ -189,8 +190,8 @@ const FreeAfterClean = 150 * time.Millisecond
 func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	known := func(s start) bool { return !e.isHearsay(s) }
-	if e.last == nil || slices.ContainsFunc(e.starts, known) || at.Sub(e.last.at) < FreeAfterClean || e.buried.PID != 0 {
+	known := func(s start) bool { return !e.isUnconfirmed(s) }
+	if e.last == nil || slices.ContainsFunc(e.starts, known) || at.Sub(e.last.at) < FreeAfterClean || e.silenced.PID != 0 {
 		return false
 	}
 	e.seq++
@@ -227,14 +228,14 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 	for _, w := range l.Line {
 		e.seen[w.PID] = sighting{role: cmp.Or(w.Role, e.seen[w.PID].role), held: e.seen[w.PID].held}
 	}
-	buried := e.buried
-	e.buried = Seat{}
+	silenced := e.silenced
+	e.silenced = Seat{}
 	for _, s := range l.Holders {
 		if s.ID != id {
 			continue
 		}
-		if s.PID == buried.PID && s.Opened == buried.Opened {
-			e.buried = buried
+		if s.PID == silenced.PID && s.Opened == silenced.Opened {
+			e.silenced = silenced
 			continue
 		}
 		e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: true} // it may be going just now
@@ -242,7 +243,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 			return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || l.Sent.Sub(w.at) < FreeAfterClean)
 		}
 		lateUnlock := func(w endNotice) bool {
-			return w.Word == Clean && w.PID == s.PID && w.counted && s.Token != 0 && s.Token == w.Token
+			return w.Word == Clean && w.PID == s.PID && w.applied && s.Token != 0 && s.Token == w.Token
 		}
 		if i := slices.IndexFunc(e.ends, lateUnlock); i >= 0 {
 			said := e.ends[i].noted
@@ -258,7 +259,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 		}
 		e.begin(start{pid: s.PID, token: s.Token, need: s.Delay})
 	}
-	e.judge()
+	e.applyWords()
 }
 
 // NoteSilence notes that a holder was silent for as long as its command can live: no command
@@ -269,7 +270,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 func (e *Evidence) NoteSilence(asOf int, s Seat) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.buried = s
+	e.silenced = s
 	if e.last == nil {
 		e.last = &lastWord{}
 	}

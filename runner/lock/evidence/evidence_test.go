@@ -133,6 +133,11 @@ func TestStates(t *testing.T) {
 		}, isRunning},
 		{"running, nobody is seen", running, func(h told) { h.looks() }, isRunning},
 		{"running, a reader leaves", running, func(h told) { h.says(holder, Left, 5) }, isRunning},
+		{"running, but only by a stranger that ends, too", quiet, func(h told) {
+			h.says(stranger, Started, 9)
+			h.says(stranger, Clean, 9)
+			h.NoteRole(stranger, nobody, true)
+		}, isQuiet},
 		{"ended, a start", ended, func(h told) { h.says(second, Started, 6) }, isRunning},
 		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
 		{"ended, another word", ended, func(h told) { h.says(holder, Clean, 5) }, isEnded},

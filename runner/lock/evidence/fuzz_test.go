@@ -45,7 +45,7 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		if !trusted && !withStrangers { // words that were heard before may have come to count
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.judge()
+			h.applyWords()
 			return
 		}
 		a := Announcement{Word: Clean, Token: token, CoversEarlier: what&1 == 0, To: uint32(what & 2)}
@@ -67,7 +67,7 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		}
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		h.judge() // also if only a stranger's word had to be asked for
+		h.applyWords() // also if only a stranger's word had to be asked for
 	case 7:
 		h.NoteRefusal(boottime.Now().Add(FreeAfterClean))
 	}
