@@ -10,9 +10,9 @@ import (
 // endNotice is a word of a tenure's end that was heard.
 type endNotice struct {
 	Announcement
-	noted   int
-	at      boottime.Instant
-	role    uint32 // of the session that said it; 0 until that is known
+	noted   int              // seq when it was heard
+	at      boottime.Instant // when it was heard
+	role    uint32           // of the session that said it; 0 until that is known
 	applied bool
 }
 
@@ -42,9 +42,9 @@ func (e *Evidence) applyWords() {
 	}
 }
 
-// isCredible says whether a word may discharge anything. If the session's number now belongs to
-// a session of another role, the server has reused it, and the word does not count. A word
-// that another session's command is dead has to name a tenure that is confirmed.
+// isCredible says whether a word may discharge anything. If the number now belongs to a session
+// of another role, the server has reused it, and the word does not count. A word that another
+// session's command is dead has to name the token of a confirmed start.
 func (e *Evidence) isCredible(w endNotice) bool {
 	if w.role != 0 && w.role != e.seen[w.PID].role {
 		return false
@@ -70,9 +70,9 @@ func (e *Evidence) isOwn(s sighting) bool { return sameRole(s, sighting{role: e.
 // sameRole says whether two sessions are known to have the same role.
 func sameRole(a, b sighting) bool { return a.role != 0 && a.role == b.role }
 
-// fromHolder says whether the lock's holder said a word, so that all that was known before
-// is earlier. Any other word may be late, or repeated: it concerns the tokens up to its
-// own, and no tenure whose token isn't known.
+// fromHolder says whether the lock's holder said a word, so that every tenure that was known
+// before is an earlier one. Any other word may be late, or repeated: it concerns the tokens up
+// to its own, and no tenure whose token isn't known.
 func (e *Evidence) fromHolder(w endNotice) bool { return w.Word == Clean && e.seen[w.PID].held }
 
 // discharges says whether a credible word discharges this tenure. Nothing that is said discharges
@@ -81,9 +81,9 @@ func (e *Evidence) discharges(w endNotice, s start) bool {
 	return s.pid != overflow && e.maySpeakFor(w.PID, s) && e.reaches(w, s)
 }
 
-// maySpeakFor says whether a session may say the end of this tenure: it is its own, or that of a
-// session of the same role, or the speaker has the waiter's role. Who was seen to hold the lock
-// also speaks for a tenure whose session isn't known.
+// maySpeakFor says whether a session may say the end of this tenure: its own one, or one of a
+// session of the same role. A session of the waiter's role may say the end of any tenure, and a
+// session that was seen to hold the lock that of a tenure whose session isn't known.
 func (e *Evidence) maySpeakFor(pid uint32, s start) bool {
 	speaker := e.seen[pid]
 	return s.pid == pid || e.isOwn(speaker) || sameRole(e.seen[s.pid], speaker) || s.pid == 0 && speaker.held
@@ -112,9 +112,9 @@ func (e *Evidence) forget(w endNotice, also func(start) bool) bool {
 	return len(e.starts) < known
 }
 
-// Unverified are the sessions whose roles have to be asked for, which NoteRole notes. The words
-// of some count for nothing until then. Others have announced a start: when their end is
-// heard they may be gone, and have no role any more.
+// Unverified are the sessions whose roles have to be asked for; NoteRole takes the answers. Some
+// have said the end of a tenure, which counts for nothing until the role is known. Others have
+// announced a start: when their end is heard they may be gone, and have no role any more.
 func (e *Evidence) Unverified() (pids []uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -134,14 +134,14 @@ func (e *Evidence) Unverified() (pids []uint32) {
 	return pids
 }
 
-// NoteRole notes the role of a session that has spoken, or that the session is gone. The
-// clean of one that is gone, or of a role that doesn't count, cancels its own start, and
-// does nothing else: if it was a stranger's, there was no start to wait for.
+// NoteRole notes the role of a session that has spoken, or, if it was not found, that the session
+// is gone. The clean of a session that is gone, or that is not trusted, cancels the start that
+// the same session announced, and does nothing else: a stranger's start is none to wait for.
 func (e *Evidence) NoteRole(pid, role uint32, found bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if _, known := e.seen[pid]; !found && !known {
-		e.seen[pid] = sighting{} // so that it isn't asked for again before it says more
+		e.seen[pid] = sighting{} // it isn't asked for again before it says more
 	}
 	if found {
 		e.seen[pid] = sighting{role: role}
@@ -163,7 +163,7 @@ func (e *Evidence) NoteRole(pid, role uint32, found bool) {
 	}
 }
 
-// Trusts says whether a session's words would count.
+// Trusts says whether a session's words are credible.
 func (e *Evidence) Trusts(pid uint32) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -1,7 +1,7 @@
 // Package evidence is what a waiter has heard and seen of a lock's holders: whose commands may
-// be alive when the lock is granted. The promise rests on it. It asks nobody: others tell it
-// what was announced (Hear) and what a look at the server has shown (Saw), and ask for a
-// Verdict.
+// be alive when the lock is granted. The promise rests on it. The package asks nobody: others
+// tell it what was announced (Hear) and what a look at the server has shown (Saw), and ask it
+// for a Verdict.
 //
 // To read it: announcement.go (what holders say), the table of states below, discharge.go
 // (whose word ends what).
@@ -32,46 +32,45 @@ import (
 //	running  running          ended           running           running     ended
 //	ended    running          ended           –                 running     ended
 //
-// In quiet nothing is there to be discharged: only the clean of a session that was seen to hold
-// the lock, which has overtaken the look, makes it ended. A start that is heard while a silent
-// session is being ended leaves it running. A start that is forgotten (forget) counts as never
-// heard.
+// In quiet there is no start to discharge. Only the clean of a session that was seen to hold the
+// lock ends it: that word has overtaken the look. If a start is heard while a silent session is
+// being ended, the state stays running. A start that is forgotten (forget) counts as never heard.
 //
 // A waiter that is granted the lock starts at once in the state ended. In the other two it
 // holds the lock for the delay before it starts.
 //
-// A stranger's words can only make it wait, and no longer than its own settings do. A
-// word is credible if its session was seen to hold the lock, or has that session's role or
-// the waiter's own.
+// A stranger's words can only make the waiter wait, and no longer than the waiter's own settings
+// do. A word is credible if its session was seen to hold the lock, or has that session's role
+// or the waiter's own.
 type Evidence struct {
 	lockDelay time.Duration // the waiter's own
-	lease     time.Duration // likewise
-	shared    bool          // it is a reader, which other readers don't keep out
+	lease     time.Duration // the waiter's own
+	shared    bool          // the waiter is a reader, which other readers don't keep out
 
 	mu       sync.Mutex
-	seq      int                 // counts what was noted: a clock for the order of things
+	seq      int                 // counts what was noted, to tell what came first
 	starts   []start             // not discharged
 	ends     []endNotice         // the latest ones
-	seen     map[uint32]sighting // sessions that hold the lock or wait for it
+	seen     map[uint32]sighting // sessions that hold the lock, wait for it or have spoken
 	own      uint32              // the role of this session; 0 until it is known
-	last     *lastWord           // nil: none has counted
-	silenced Seat                // a silent holder, for as long as its session has the lock
+	last     *lastWord           // nil: none was applied
+	silenced Seat                // the last silent holder, for as long as its session has the lock
 }
 
 // start is a tenure whose command may be alive.
 type start struct {
 	pid   uint32        // of the session; 0: not known
 	token int64         // 0: not known
-	after int64         // a token that isn't known is later than this one
+	after int64         // if the token isn't known: it is later than this one
 	need  time.Duration // how long its command may outlive the lock, by the holder's own settings
-	noted int           // seq at that time
+	noted int           // seq when it was noted
 }
 
-// lastWord is the last that was said or seen of the end of a tenure.
+// lastWord is the end of the latest tenure that is known to have ended, by a word or by silence.
 type lastWord struct {
-	token         int64            // the highest one that has ended
-	coversEarlier bool             // all earlier ones have ended, too
-	at            boottime.Instant // when the last word that was news was heard
+	token         int64
+	coversEarlier bool             // all earlier tenures have ended, too
+	at            boottime.Instant // when the last word that was news was applied
 }
 
 // sighting is what is known of another session.
@@ -80,7 +79,7 @@ type sighting struct {
 	held bool   // it was seen to hold the lock
 }
 
-// Bounds of the memory for what others say.
+// Others can't make the evidence remember more than this.
 const (
 	mostStarts = 64
 	mostWords  = 32
@@ -103,7 +102,9 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
-	if e.seen[pid] == (sighting{}) { // if it was gone when it was asked for, its number has a new owner, or it said this before
+	// A session that was gone when its role was asked for said this before it went, or another
+	// session has its number now. The role has to be asked for again.
+	if e.seen[pid] == (sighting{}) {
 		delete(e.seen, pid)
 	}
 	switch a.Word {
@@ -117,7 +118,7 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	return a, true
 }
 
-// note notes the end of a tenure, which applyWords then goes by.
+// note adds a word of a tenure's end. applyWords applies it.
 func (e *Evidence) note(a Announcement) {
 	if len(e.ends) == mostWords {
 		e.ends = slices.Delete(e.ends, 0, 1)
@@ -125,10 +126,10 @@ func (e *Evidence) note(a Announcement) {
 	e.ends = append(e.ends, endNotice{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.seen[a.PID].role})
 }
 
-// owed is how long the lock has to be held because of a start: as long as the holder's settings
-// call for, but no longer than the lease, which is the same on all nodes. No command outlives
-// nine tenths of it, whatever its lost-grace is. What a stranger says of itself calls for
-// nothing: that start makes a waiter wait for its own delay, as any start does.
+// owed is how long the waiter has to hold the lock because of a start: as long as the holder's
+// settings call for, but no longer than the lease, which is the same on all nodes. No command
+// outlives nine tenths of the lease, whatever its lost-grace is. An unconfirmed start owes
+// nothing: because of it the waiter waits for its own delay, as it does because of any start.
 func (e *Evidence) owed(s start) time.Duration {
 	if s.pid == overflow || e.trusts(s.pid) {
 		return min(s.need, e.lease)
@@ -136,16 +137,17 @@ func (e *Evidence) owed(s start) time.Duration {
 	return 0
 }
 
-// deadAfter is when a holder's command is dead at the latest, by its own settings.
+// deadAfter is how long a command can outlive its lock, by its holder's own settings.
 func deadAfter(a Announcement) time.Duration { return session.DeadAfter(a.Lease, a.LostGrace) }
 
-// overflow is the pid of a start that stands for all tenures that are too many to
-// remember. No word discharges it.
+// overflow is the pid of a start that stands for all those that are too many to remember. It
+// needs as long as the longest of them owed. No word discharges it.
 const overflow = math.MaxUint32
 
-// begin notes a tenure. A session holds a lock at most once, so a later start of the
-// same session replaces the earlier one. A start of an unknown session counts as that of
-// the first session that becomes known, but a stranger could say anything.
+// begin notes a start. A session holds a lock at most once, so a later start of the same
+// session replaces the earlier one. A start without a session is taken over by the next start
+// whose session can be trusted. A start that only an untrusted session announced does not take
+// it over.
 func (e *Evidence) begin(s start) {
 	s.noted = e.seq
 	unconfirmed := e.isUnconfirmed(s)
@@ -175,8 +177,8 @@ func (e *Evidence) begin(s start) {
 	e.starts = append(e.starts, s)
 }
 
-// isUnconfirmed says whether nothing is known of a tenure but what its own session said, which
-// may be a stranger.
+// isUnconfirmed says whether a start is known only from its own session, which may be a
+// stranger's.
 func (e *Evidence) isUnconfirmed(s start) bool {
 	return s.pid != 0 && s.pid != overflow && !e.trusts(s.pid)
 }
@@ -185,13 +187,13 @@ func (e *Evidence) isUnconfirmed(s start) bool {
 // unlock, the lock is free for certain.
 const FreeAfterClean = 150 * time.Millisecond
 
-// NoteRefusal notes that a try was refused. If all known holders are dead, there has to be
-// another one, unless a stranger told the truth. It says whether that is news.
+// NoteRefusal notes that a try was refused. If every holder we trust is dead, there must be one
+// we don't know: it is added. The result says whether it was added.
 func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	known := func(s start) bool { return !e.isUnconfirmed(s) }
-	if e.last == nil || slices.ContainsFunc(e.starts, known) || at.Sub(e.last.at) < FreeAfterClean || e.silenced.PID != 0 {
+	confirmed := func(s start) bool { return !e.isUnconfirmed(s) }
+	if e.last == nil || slices.ContainsFunc(e.starts, confirmed) || at.Sub(e.last.at) < FreeAfterClean || e.silenced.PID != 0 {
 		return false
 	}
 	e.seq++
@@ -207,20 +209,20 @@ func (e *Evidence) Looking() (asOf int) {
 	return e.seq
 }
 
-// Saw notes what a look has shown; asOf is what Looking returned before it was sent.
+// Saw notes what a look has shown; asOf is what Looking returned before the look was sent.
 // The session's reader calls it, in the order of all that the server says.
 //
-// A word may have overtaken the look, or the look may have come between a holder's word
-// and its unlock, when that session may be gone from all but the list of locks. The tenure
-// that the word ended doesn't begin again. That of a later one is noted by its own start.
-// If the holder shows the token that it has ended, however late its unlock is, it has had
-// the lock ever since, and is who refused the tries.
+// A word may have overtaken the look, or the look may have come between a holder's word and the
+// holder's unlock, when its session may be gone from all but the list of locks. The tenure that
+// the word ended doesn't begin again. A later tenure of that session is noted by its own start.
+// If the holder still shows the token that it has ended, it has had the lock ever since,
+// however late its unlock is: it is the holder that refused the tries.
 func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
 	e.own = cmp.Or(l.Role, e.own)
-	for pid := range e.seen { // numbers of processes come back
+	for pid := range e.seen { // the server reuses the numbers of sessions
 		if !slices.ContainsFunc(e.starts, func(s start) bool { return s.pid == pid }) {
 			delete(e.seen, pid)
 		}
@@ -238,7 +240,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 			e.silenced = silenced
 			continue
 		}
-		e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: true} // it may be going just now
+		e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: true} // a session that is going has no role any more
 		isOver := func(w endNotice) bool {
 			return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || l.Sent.Sub(w.at) < FreeAfterClean)
 		}
@@ -265,8 +267,8 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 // NoteSilence notes that a holder was silent for as long as its command can live: no command
 // is alive that had started when Looking returned asOf.
 //
-// The holder's session may have the lock for a while longer: if this role may not end
-// it, the server will.
+// The holder's session may have the lock for a while longer: if this role may not end that
+// session, the server will.
 func (e *Evidence) NoteSilence(asOf int, s Seat) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -298,7 +300,7 @@ func None(lockDelay time.Duration) Verdict {
 	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay > 0}
 }
 
-// ended says whether that is the state. The caller holds mu.
+// ended says whether the state is ended. The caller holds mu.
 func (e *Evidence) ended() bool { return e.last != nil && len(e.starts) == 0 }
 
 // Verdict is the verdict by now.
@@ -333,7 +335,7 @@ func (e *Evidence) Undischarged() (tokens []int64, blind bool) {
 	return tokens, blind
 }
 
-// KnowsDead says whether a word has said that nothing of a token is alive.
+// KnowsDead says whether the command of a token is known to be dead.
 func (e *Evidence) KnowsDead(token int64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

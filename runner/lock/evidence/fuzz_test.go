@@ -11,7 +11,7 @@ import (
 
 // What the fuzzer's bytes stand for.
 const (
-	fuzzSessions  = 8 // of which the last two are of a role that nobody trusts
+	fuzzSessions  = 8 // the last two have a role that nobody trusts
 	fuzzTrusted   = 6
 	fuzzMostSteps = 500
 )
