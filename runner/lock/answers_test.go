@@ -42,7 +42,7 @@ func FuzzRows(f *testing.F) {
 			}
 			_ = b.drew(rows)
 			if l := (&look{}); l.parse(rows, 1) == nil {
-				h := evidence.New(0, testDelay, testLease, false, nil)
+				h := evidence.New(0, testDelay, testLease, false)
 				h.Saw(&l.Look, lockkey.ID{Number: 1}, h.Looking())
 				if d := h.Verdict().Delay; d < 0 || d > testLease {
 					t.Errorf("a takeover waits %v", d)

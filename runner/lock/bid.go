@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -25,6 +26,7 @@ type Bid struct {
 	grant     grant
 	contested map[lockkey.ID]bool               // the locks that another session has, or may have had unheard: a start under one needs evidence
 	heard     map[lockkey.ID]*evidence.Evidence // of the locks, from the time at which it listens
+	mailbox   mailbox                           // what was heard, for the line
 	news      chan struct{}                     // something was heard
 	line      *line                             // where it waits, or nil
 	ears      []lockkey.ID                      // the locks whose ears it holds
@@ -201,7 +203,7 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 func (b *Bid) noteRefusal() {
 	for _, l := range b.refused() {
 		if h := b.heard[l.ID]; h != nil {
-			b.unknownHolder = h.NoteRefusal(time.Now()) || b.unknownHolder
+			b.unknownHolder = h.NoteRefusal(boottime.Now()) || b.unknownHolder
 		}
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
@@ -29,9 +31,14 @@ func (b *Bid) beginListening() (queries []string) {
 		if b.heard[l.ID] != nil {
 			continue
 		}
-		h := evidence.New(b.s.BackendPID(), b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared, b.news)
+		h := evidence.New(b.s.BackendPID(), b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
 		b.heard[l.ID] = h
-		b.s.OnNotify(evidence.Channel(l.ID), h.Hear)
+		b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
+			if a, ok := h.Hear(pid, payload); ok {
+				b.mailbox.put(l.ID, a)
+				nudge(b.news)
+			}
+		})
 		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, evidence.Channel(l.ID)))
 		if b.cfg.Claim.Gate == nil && (b.line == nil || len(b.cfg.Claim.Locks) > 1) { // it has no ticket for this one
 			ears = append(ears, earOf(l.ID).sql("try_advisory_lock"))
@@ -82,7 +89,39 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 		return nil
 	}
 	_, err := b.s.Query(ctx, queries...)
+	b.mailbox.empty() // now that nothing more is heard
 	return b.error(err)
+}
+
+// mailbox is the announcements of each lock that the line has not decided on yet. The
+// session's reader puts them there.
+type mailbox struct {
+	mu   sync.Mutex
+	mail map[lockkey.ID][]evidence.Announcement
+}
+
+// mostMail bounds the announcements of one lock.
+const mostMail = 64
+
+// put adds an announcement, or drops it if there are too many.
+func (m *mailbox) put(of lockkey.ID, a evidence.Announcement) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.mail == nil {
+		m.mail = map[lockkey.ID][]evidence.Announcement{}
+	}
+	if len(m.mail[of]) < mostMail {
+		m.mail[of] = append(m.mail[of], a)
+	}
+}
+
+// empty takes out what is there.
+func (m *mailbox) empty() map[lockkey.ID][]evidence.Announcement {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	mail := m.mail
+	m.mail = nil
+	return mail
 }
 
 // verify asks for the roles of sessions whose words may count.

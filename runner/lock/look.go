@@ -20,11 +20,23 @@ import (
 // mostSeats.
 type look struct {
 	evidence.Look
-	rank    int    // of this session's ticket, from 1; 0 without one
-	waiting int    // the number of all in line
-	marked  int    // of them, those who listen
-	ticket  uint32 // of this session, or 0
-	mark    bool   // it was taken for this ticket
+	received boottime.Instant // when the answer was
+	holders  []seat           // those of Holders, with their last requests
+	rank     int              // of this session's ticket, from 1; 0 without one
+	waiting  int              // the number of all in line
+	marked   int              // of them, those who listen
+	ticket   uint32           // of this session, or 0
+	mark     bool             // it was taken for this ticket
+}
+
+// seat is a session's part in a lock and, for roles that may see it, the session's last request.
+type seat struct {
+	evidence.Seat
+	Visible bool
+	Changed string        // when the session's state changed last, by the server's clock
+	Age     time.Duration // since then
+	Beat    uint64        // the number of the request, or 0
+	Bound   bool          // a transaction holds the lock
 }
 
 // mostSeats is how many waiters a look lists. It is more than listen, since a session
@@ -43,7 +55,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	}
 	sql := b.lookSQL()
 	_, err := b.s.Ask(ctx, session.Request{SQL: append(before, sql), Then: func(answers []session.Rows) {
-		l.Received = boottime.Now()
+		l.received = boottime.Now()
 		if parseErr = l.parse(answers[len(answers)-1], b.s.BackendPID()); parseErr != nil {
 			return
 		}
@@ -118,11 +130,11 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 		l.waiting, l.rank, l.marked, l.ticket, l.Role = waiting, before+1, marked, uint32(own), uint32(role)
 		switch {
 		case ticket:
-			l.Line = append(l.Line, s)
+			l.Line = append(l.Line, s.Seat)
 			l.mark = l.mark || row[19] == "t"
 		case !granted: // it stands in the server's own queue
 		case s.PID != pid:
-			l.Holders = append(l.Holders, s)
+			l.Holders, l.holders = append(l.Holders, s.Seat), append(l.holders, s)
 		}
 	}
 	if l.mark {
@@ -132,7 +144,7 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 }
 
 // parseSeat reads a row. It bounds what other sessions say of themselves.
-func parseSeat(row []string) (s evidence.Seat, err error) {
+func parseSeat(row []string) (s seat, err error) {
 	class, err1 := strconv.ParseUint(row[1], 10, 32)
 	obj, err2 := strconv.ParseUint(row[2], 10, 32)
 	pid, err3 := strconv.ParseUint(row[6], 10, 32)
@@ -141,11 +153,11 @@ func parseSeat(row []string) (s evidence.Seat, err error) {
 	}
 	role, _ := strconv.ParseUint(row[7], 10, 32)
 	age, _ := strconv.ParseFloat(row[12], 64)
-	s = evidence.Seat{
+	s.Seat = evidence.Seat{
 		ID:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
-		Shared: strings.HasPrefix(row[4], "Share"), PID: uint32(pid), Role: uint32(role),
-		Visible: row[9] == "t", Opened: row[10], Changed: row[11], Age: time.Duration(age * float64(time.Second)),
+		Shared: strings.HasPrefix(row[4], "Share"), PID: uint32(pid), Role: uint32(role), Opened: row[10],
 	}
+	s.Visible, s.Changed, s.Age = row[9] == "t", row[11], time.Duration(age*float64(time.Second))
 	s.Token, s.Ended = shownToken(row[8])
 	if d, ok := inspect.ParseDescription(row[13]); ok && d.Beat > 0 {
 		s.Beat, s.Bound = d.Beat, d.Transaction
@@ -188,12 +200,12 @@ func (cfg *Config) showSQL(token, mark string) string {
 }
 
 // holderOf is the one session that holds a lock exclusively.
-func (l *look) holderOf(id lockkey.ID) (evidence.Seat, bool) {
-	i := slices.IndexFunc(l.Holders, func(s evidence.Seat) bool { return s.ID == id && !s.Shared })
+func (l *look) holderOf(id lockkey.ID) (seat, bool) {
+	i := slices.IndexFunc(l.holders, func(s seat) bool { return s.ID == id && !s.Shared })
 	if i < 0 {
-		return evidence.Seat{}, false
+		return seat{}, false
 	}
-	return l.Holders[i], true
+	return l.holders[i], true
 }
 
 // holds says whether anybody but this session holds a lock.

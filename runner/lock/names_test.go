@@ -18,9 +18,12 @@ func TestSeats(t *testing.T) {
 		}
 	}
 	s, err := parseSeat(row("pglead:#281474976711380 key@host", "/*pglead beat='7',grace='5s',lease='30s'*/ SELECT 1"))
-	want := evidence.Seat{
-		ID: lockkey.ID{Number: -1<<32 | 7, Pair: true}, PID: 4711, Role: 10, Token: 281474976711380, Delay: 25 * time.Second,
-		Visible: true, Opened: "2026-01-01 00:00:00+00", Changed: "2026-01-01 00:00:01+00", Age: 1500 * time.Millisecond, Beat: 7,
+	want := seat{
+		Seat: evidence.Seat{
+			ID: lockkey.ID{Number: -1<<32 | 7, Pair: true}, PID: 4711, Role: 10, Token: 281474976711380, Delay: 25 * time.Second,
+			Opened: "2026-01-01 00:00:00+00",
+		},
+		Visible: true, Changed: "2026-01-01 00:00:01+00", Age: 1500 * time.Millisecond, Beat: 7,
 	}
 	if err != nil || s != want {
 		t.Errorf("a holder is %+v, %v, want %+v", s, err, want)
@@ -30,15 +33,15 @@ func TestSeats(t *testing.T) {
 			t.Errorf("%q shows the token %d", name, token)
 		}
 	}
-	for query, want := range map[string]evidence.Seat{
+	for query, want := range map[string]seat{
 		"SELECT 1":                                   {},
 		"/*pglead lease='30s'*/ SELECT 1":            {}, // an older version's
 		"/*pglead beat='x',lease='30s'*/ ":           {},
 		"/*pglead beat='0',lease='30s'*/ ":           {},
-		"/*pglead beat='1',lease='3000h'*/":          {Beat: 1, Delay: evidence.LongestAnnounced},
-		"/*pglead beat='1',delay='3000h'*/":          {Beat: 1, Delay: evidence.LongestAnnounced},
+		"/*pglead beat='1',lease='3000h'*/":          {Seat: evidence.Seat{Delay: evidence.LongestAnnounced}, Beat: 1},
+		"/*pglead beat='1',delay='3000h'*/":          {Seat: evidence.Seat{Delay: evidence.LongestAnnounced}, Beat: 1},
 		"/*pglead beat='1',delay='-3h'*/":            {Beat: 1}, // or a silence would be long enough at once
-		"/*pglead beat='1',lease='30s',delay='1h'*/": {Beat: 1, Delay: time.Hour},
+		"/*pglead beat='1',lease='30s',delay='1h'*/": {Seat: evidence.Seat{Delay: time.Hour}, Beat: 1},
 		"/*pglead beat='1',mode='transaction'*/":     {Beat: 1, Bound: true},
 		"/*pglead beat='18446744073709551615'*/":     {Beat: 1<<64 - 1},
 	} {

@@ -48,20 +48,20 @@ func (l *line) followHolder(ctx context.Context, found *look) error {
 func (w *watch) reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.last, w.since = evidence.Seat{}, 0
+	w.last, w.since = seat{}, 0
 }
 
 // silence is for how long a holder has been silent, if its latest request was seen before.
-func (w *watch) silence(s evidence.Seat, found *look) (silent time.Duration, again bool) {
+func (w *watch) silence(s seat, found *look) (silent time.Duration, again bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	since, again := w.sees(s, found.Received)
+	since, again := w.sees(s, found.received)
 	return found.Sent.Sub(since), again
 }
 
 // sees notes a holder's latest request, and says since when that is seen and whether it
 // was seen before. The caller holds mu.
-func (w *watch) sees(s evidence.Seat, received boottime.Instant) (since boottime.Instant, again bool) {
+func (w *watch) sees(s seat, received boottime.Instant) (since boottime.Instant, again bool) {
 	again = s.PID == w.last.PID && s.Opened == w.last.Opened && s.Changed == w.last.Changed && s.Beat == w.last.Beat
 	if !again {
 		w.last, w.since = s, received
@@ -73,7 +73,7 @@ func (w *watch) sees(s evidence.Seat, received boottime.Instant) (since boottime
 // so are all that started before and may be alive. A busy machine may kill late: for that
 // there is as much again as the holder itself leaves for the kill, but no more than a second.
 // Each place in line adds to that, so that those before this one have their turn.
-func (l *line) need(s evidence.Seat, found *look) time.Duration {
+func (l *line) need(s seat, found *look) time.Duration {
 	delay := max(s.Delay, l.b.cfg.LockDelay)
 	for _, h := range l.b.heldBy(s.PID, found) {
 		delay = max(delay, h.Verdict().Delay)
@@ -96,7 +96,7 @@ func (b *Bid) heldBy(pid uint32, found *look) (heard []*evidence.Evidence) {
 
 // endSilent ends the session if it is still silent and this role may do so. If it may not,
 // the server will, and the command is just as dead.
-func (l *line) endSilent(ctx context.Context, s evidence.Seat, found *look) error {
+func (l *line) endSilent(ctx context.Context, s seat, found *look) error {
 	heard := l.b.heldBy(s.PID, found)
 	var asOf []int
 	for _, h := range heard {
@@ -116,7 +116,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	}
 	l.b.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.PID)
 	for i, h := range heard {
-		h.NoteSilence(asOf[i], s)
+		h.NoteSilence(asOf[i], s.Seat)
 	}
 	if l.b.usesLedger() {
 		l.b.noteSilence(ctx, s, found)
@@ -127,7 +127,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 
 // noteSilence closes the ledger's run of a holder that was silent for as long as its
 // command can live, for waiters that have not seen the silence.
-func (b *Bid) noteSilence(ctx context.Context, of evidence.Seat, found *look) {
+func (b *Bid) noteSilence(ctx context.Context, of seat, found *look) {
 	if of.Token == 0 {
 		return
 	}

@@ -46,8 +46,7 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool
 // events are the announcements for the lock that the line is for or, with a gate, for all
 // locks.
 func (b *Bid) events() (events []evidence.Announcement) {
-	for id, h := range b.heard {
-		said := h.TakeEvents()
+	for id, said := range b.mailbox.empty() {
 		if b.cfg.Claim.Gate != nil || id == b.lineOf() {
 			events = append(events, said...)
 		}

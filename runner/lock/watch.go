@@ -10,7 +10,6 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/inspect"
-	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -26,7 +25,7 @@ import (
 type watch struct {
 	mu    sync.Mutex
 	count int              // of watches; an earlier one's answer may still come
-	last  evidence.Seat    // the holder by its latest request that was seen; pid 0: none was
+	last  seat             // the holder by its latest request that was seen; pid 0: none was
 	since boottime.Instant // when the first look that shows it was received
 	need  time.Duration    // how long the silence has to be, by the last whole look
 	alarm alarm
@@ -50,7 +49,7 @@ const lookAfter = 150 * time.Millisecond
 type judge func(received boottime.Instant, row []string) (alarm, time.Duration)
 
 // watchSpeaker has the heartbeat watch a holder whose requests have numbers.
-func (l *line) watchSpeaker(ctx context.Context, s evidence.Seat, need time.Duration) error {
+func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) error {
 	name, err := l.prepareWatch(ctx)
 	if err != nil {
 		return err
@@ -128,7 +127,7 @@ FROM pg_catalog.pg_stat_get_activity($1)`, name, l.probeSQL()))
 // compare compares an answer with those before it. Its results are, if there is no alarm,
 // the age of the holder's request or, if it is not the first that shows this one, the time
 // that is left until the holder was silent for long enough.
-func (w *watch) compare(of evidence.Seat, received boottime.Instant, row []string) (alarm alarm, age, left time.Duration) {
+func (w *watch) compare(of seat, received boottime.Instant, row []string) (alarm alarm, age, left time.Duration) {
 	if len(row) != 5 || row[0] != "f" || row[1] != of.Opened {
 		return toTry, 0, 0
 	}

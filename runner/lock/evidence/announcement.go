@@ -30,17 +30,17 @@ import (
 //   - started is said if anyone waits, in the transaction that draws the token;
 //   - clean is said by the lock's session, in a transaction before the one that
 //     frees the lock: the command is dead. PID is the session that is first in line;
-//   - dead is said by another session, of the same role, when the lock's own is
-//     lost: the command is dead;
+//   - dead is said by another session, of the same role, when the session that had the
+//     lock is lost: the command is dead;
 //   - left is said by a reader: others may be alive.
 //
 // clean and dead mean that no command of TOKEN is alive. The field all extends that to
-// every earlier token. A holder adds it only if it made sure: it waited for the delay,
-// or heard a word with that field from the holder before. A holder that got the lock at
-// its first try did neither.
+// every earlier token. A holder adds that field only if it made sure: it waited for the
+// delay, or heard a word with that field from the holder before. A holder that got the lock
+// at its first try did neither.
 
 // Word is the first field of an announcement. A new one is ignored until known lists it.
-// Evidence.Hear, Evidence.counts and line.decide (package lock) say what it does; the list
+// Evidence.Hear, Evidence.isCredible and line.decide (package lock) say what it does; the list
 // above and runner/README.md describe it.
 type Word string
 
@@ -67,7 +67,7 @@ type Announcement struct {
 	Token         int64
 	Lease         time.Duration
 	LostGrace     time.Duration
-	Shared        bool   // the holder is one of many
+	Shared        bool   // the holder is a reader
 	CoversEarlier bool   // it speaks for all earlier tokens, too
 	To            uint32 // the session that is to have the lock next, or 0
 	PID           uint32 // the session that said it
@@ -86,7 +86,7 @@ func Channel(id lockkey.ID) string { return "pglead.1." + id.String() }
 // LongestAnnounced bounds how long a holder's announcement can make others wait.
 const LongestAnnounced = 24 * time.Hour
 
-// Parse reads what was said on a lock's channel. What is longer than is credible is shortened.
+// Parse reads what was said on a lock's channel.
 func Parse(payload string) (a Announcement, ok bool) {
 	fields := strings.Split(payload, " ")
 	if len(fields) < 4 || !Word(fields[0]).known() {
@@ -100,8 +100,8 @@ func Parse(payload string) (a Announcement, ok bool) {
 		}
 		numbers[i] = n
 	}
-	// A length that is too long is shortened. If the event were dropped, the one before
-	// it would count as the last.
+	// A length that is too long is shortened. If the announcement were dropped, the one
+	// before it would count as the last.
 	most := LongestAnnounced.Milliseconds()
 	numbers[1], numbers[2] = min(numbers[1], most), min(numbers[2], most)
 	a = Announcement{
@@ -124,8 +124,8 @@ func Parse(payload string) (a Announcement, ok bool) {
 }
 
 // SQL is an SQL expression for the announcement's text. The token is an SQL expression, too,
-// and so are more parts that are added to its end. In a backend's first moments, concat costs
-// half of what the operator || does.
+// and so is each of the parts that are added to the end of the text. In a backend's first
+// moments, concat costs half of what the operator || does.
 func (a Announcement) SQL(token string, more ...string) string {
 	own := fmt.Sprintf(" %d %d", a.Lease.Milliseconds(), a.LostGrace.Milliseconds())
 	if a.Shared {

@@ -3,7 +3,6 @@ package evidence
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/pglead/pglead/runner/boottime"
 )
@@ -11,51 +10,46 @@ import (
 // endNotice is a word of a tenure's end that was heard.
 type endNotice struct {
 	Announcement
-	noted   int
-	at      boottime.Instant
-	role    uint32 // of the session that said it; 0 until that is known
-	counted bool
+	noted   int              // seq when it was heard
+	at      boottime.Instant // when it was heard
+	role    uint32           // of the session that said it; 0 until that is known
+	applied bool
 }
 
-// judge lets the words that count discharge tenures.
-func (e *Evidence) judge() {
+// applyWords applies each credible word that has not been applied yet: it ends the tenures that
+// the word speaks for.
+func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
 		if w.Word == Dead && e.isOwn(e.seen[w.PID]) {
-			e.forgetHearsay(w)
+			e.forget(w, e.isUnconfirmed)
 		}
-		if w.counted || !e.counts(w) {
+		if w.applied || !e.isCredible(w) {
 			continue
 		}
-		e.ends[i].counted = true
-		tells := e.isFresh(w) || e.namesThis(w) || slices.ContainsFunc(e.starts, func(s start) bool { return e.discharges(w, s) && !e.isHearsay(s) })
+		e.ends[i].applied = true
+		isNews := e.fromHolder(w) || e.namesThis(w) || slices.ContainsFunc(e.starts, func(s start) bool { return e.discharges(w, s) && !e.isUnconfirmed(s) })
 		e.starts = slices.DeleteFunc(e.starts, func(s start) bool { return e.discharges(w, s) })
-		if !tells {
+		if !isNews { // it was said again, or is late
 			continue
 		}
-		e.heardAt = time.Now()
-		switch { // else the word was said again, or is late
-		case !e.spoken || w.Token > e.latest:
-			e.spoken, e.latest, e.coversEarlier = true, w.Token, w.CoversEarlier
-		case w.Token == e.latest && w.CoversEarlier: // before, it was seen in the session's name
-			e.coversEarlier = true
+		switch {
+		case e.last == nil || w.Token > e.last.token:
+			e.last = &lastWord{token: w.Token, coversEarlier: w.CoversEarlier}
+		case w.Token == e.last.token && w.CoversEarlier: // before, the end was seen in the session's name
+			e.last.coversEarlier = true
 		}
+		e.last.at = boottime.Now()
 	}
 }
 
-// forgetHearsay forgets a start that only its own session has said, which was gone before
-// it was asked for its role. A session of the waiter's role says that its command is dead.
-func (e *Evidence) forgetHearsay(w endNotice) {
-	e.starts = slices.DeleteFunc(e.starts, func(s start) bool { return s.token == w.Token && s.noted < w.noted && e.isHearsay(s) })
-}
-
-// counts says whether a word may discharge anything. A word that another session's command
-// is dead has to name a tenure that is known by more than hearsay. A session of another role
-// has the number of one that is gone.
-func (e *Evidence) counts(w endNotice) bool {
+// isCredible says whether a word may discharge anything. If the number now belongs to a session
+// of another role, the server has reused it, and the word does not count. A word that another
+// session's command is dead has to name the token of a confirmed start.
+func (e *Evidence) isCredible(w endNotice) bool {
 	if w.role != 0 && w.role != e.seen[w.PID].role {
 		return false
 	}
-	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s start) bool { return s.token == w.Token && !e.isHearsay(s) }) {
+	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s start) bool { return s.token == w.Token && !e.isUnconfirmed(s) }) {
 		return false
 	}
 	return e.trusts(w.PID)
@@ -66,52 +60,70 @@ func (e *Evidence) counts(w endNotice) bool {
 func (e *Evidence) trusts(pid uint32) bool {
 	speaker, known := e.seen[pid]
 	return known && (speaker.held || e.isOwn(speaker) || slices.ContainsFunc(e.starts, func(s start) bool {
-		holder := e.seen[s.pid]
-		return holder.held && holder.role != 0 && holder.role == speaker.role
+		return e.seen[s.pid].held && sameRole(e.seen[s.pid], speaker)
 	}))
 }
 
-// isOwn says whether a session is of this one's role.
-func (e *Evidence) isOwn(s sighting) bool { return s.role != 0 && s.role == e.own }
+// isOwn says whether a session has the waiter's role.
+func (e *Evidence) isOwn(s sighting) bool { return sameRole(s, sighting{role: e.own}) }
 
-// isFresh says whether the lock's holder said a word, so that all that was known before
-// is earlier. Any other word may be late, or repeated: it concerns the tokens up to its
-// own, and no tenure whose token isn't known.
-func (e *Evidence) isFresh(w endNotice) bool { return w.Word == Clean && e.seen[w.PID].held }
+// sameRole says whether two sessions are known to have the same role.
+func sameRole(a, b sighting) bool { return a.role != 0 && a.role == b.role }
 
-// namesThis says whether a holder at its end named this waiter as the next. For that it has
-// seen that this waiter listens. So every later start was announced, and nothing is unknown
-// that might be alive, although the holder itself was never seen: it may have started between
-// the waiter's look and the mark by which holders know that it listens.
-func (e *Evidence) namesThis(w endNotice) bool { return w.Word == Clean && w.To == e.pid }
+// fromHolder says whether the lock's holder said a word, so that every tenure that was known
+// before is an earlier one. Any other word may be late, or repeated: it concerns the tokens up
+// to its own, and no tenure whose token isn't known.
+func (e *Evidence) fromHolder(w endNotice) bool { return w.Word == Clean && e.seen[w.PID].held }
 
-// discharges says whether a word that counts discharges this tenure.
+// namesThis says whether a holder, at its end, named this waiter as the next, and spoke for all
+// holders before it. To name this waiter it had to see that this waiter listens, so every later
+// start has been announced to this waiter. Nobody else can be alive. The waiter may never have
+// seen that holder: a holder can start between the waiter's look and the mark that says that the
+// waiter listens.
+func (e *Evidence) namesThis(w endNotice) bool {
+	return w.Word == Clean && w.To == e.pid && w.CoversEarlier
+}
+
+// discharges says whether a credible word discharges this tenure. Nothing that is said discharges
+// overflow.
 func (e *Evidence) discharges(w endNotice, s start) bool {
-	speaker := e.seen[w.PID]
-	holder, known := e.seen[s.pid]
-	switch {
-	case s.pid == w.PID:
-	case e.isOwn(speaker):
-	case known && holder.role != 0 && holder.role == speaker.role:
-	case s.pid == 0 && speaker.held:
-	default: // of another role
-		return false
-	}
-	// A holder that speaks for all earlier tenures has waited for them, as long as its own
-	// settings call for.
+	return s.pid != overflow && e.maySpeakFor(w.PID, s) && e.reaches(w, s)
+}
+
+// maySpeakFor says whether a session may say the end of this tenure: its own one, or one of a
+// session of the same role. A session of the waiter's role may say the end of any tenure, and a
+// session that was seen to hold the lock that of a tenure whose session isn't known.
+func (e *Evidence) maySpeakFor(pid uint32, s start) bool {
+	speaker := e.seen[pid]
+	return s.pid == pid || e.isOwn(speaker) || sameRole(e.seen[s.pid], speaker) || s.pid == 0 && speaker.held
+}
+
+// reaches says whether a word speaks of this tenure. A word for all earlier tenures reaches those
+// that its holder has waited for, by its own settings, for long enough.
+func (e *Evidence) reaches(w endNotice, s start) bool {
 	all := w.CoversEarlier && s.need <= deadAfter(w.Announcement)
 	switch {
 	case s.token == 0:
-		return e.isFresh(w) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
+		return e.fromHolder(w) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
 	case s.pid == w.PID || all:
 		return s.token <= w.Token
 	}
 	return s.token == w.Token
 }
 
-// Unverified are the sessions whose roles have to be asked for. The words of some count
-// for nothing until then. Others have announced a start: when their end is heard they
-// may be gone, and have no role any more.
+// forget removes the starts that have a word's token, were noted before the word, and for which
+// also is true. It says whether there were any. Two kinds of words do this and discharge nothing:
+// a dead from the waiter's role, for a start whose session was gone before its role could be
+// asked for; and the clean of a session that is not trusted, for that session's own start.
+func (e *Evidence) forget(w endNotice, also func(start) bool) bool {
+	known := len(e.starts)
+	e.starts = slices.DeleteFunc(e.starts, func(s start) bool { return s.token == w.Token && s.noted < w.noted && also(s) })
+	return len(e.starts) < known
+}
+
+// Unverified are the sessions whose roles have to be asked for; NoteRole takes the answers. Some
+// have said the end of a tenure, which counts for nothing until the role is known. Others have
+// announced a start: when their end is heard they may be gone, and have no role any more.
 func (e *Evidence) Unverified() (pids []uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -124,20 +136,22 @@ func (e *Evidence) Unverified() (pids []uint32) {
 		note(w.PID)
 	}
 	for _, s := range e.starts {
-		if s.pid != 0 && s.pid != overflow && s.noted > e.rolesAsked {
+		if s.pid != 0 && s.pid != overflow {
 			note(s.pid)
 		}
 	}
-	e.rolesAsked = e.seq
 	return pids
 }
 
-// NoteRole notes the role of a session that has spoken, or that the session is gone. The
-// clean of one that is gone, or of a role that doesn't count, cancels its own start, and
-// does nothing else: if it was a stranger's, there was no start to wait for.
+// NoteRole notes the role of a session that has spoken, or, if it was not found, that the session
+// is gone. The clean of a session that is gone, or that is not trusted, cancels the start that
+// the same session announced, and does nothing else: a stranger's start is none to wait for.
 func (e *Evidence) NoteRole(pid, role uint32, found bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if _, known := e.seen[pid]; !found && !known {
+		e.seen[pid] = sighting{} // it isn't asked for again before it says more
+	}
 	if found {
 		e.seen[pid] = sighting{role: role}
 		for i, w := range e.ends {
@@ -145,13 +159,12 @@ func (e *Evidence) NoteRole(pid, role uint32, found bool) {
 				e.ends[i].role = cmp.Or(w.role, role)
 			}
 		}
-		e.judge()
+		e.applyWords()
 	}
-	if !e.trusts(pid) {
-		for _, w := range e.ends {
-			if w.PID == pid && w.Word == Clean {
-				e.takeBack(w)
-			}
+	for _, w := range e.ends {
+		ended := w.PID == pid && w.Word == Clean && !e.trusts(pid)
+		if ended && e.forget(w, func(s start) bool { return s.pid == pid }) && e.last != nil {
+			e.last.at = boottime.Now()
 		}
 	}
 	if !found {
@@ -159,18 +172,7 @@ func (e *Evidence) NoteRole(pid, role uint32, found bool) {
 	}
 }
 
-// takeBack forgets the start that a session said, since it has said the end of it, too.
-func (e *Evidence) takeBack(w endNotice) {
-	known := len(e.starts)
-	e.starts = slices.DeleteFunc(e.starts, func(s start) bool {
-		return s.pid == w.PID && s.token == w.Token && s.noted < w.noted
-	})
-	if len(e.starts) < known {
-		e.heardAt = time.Now()
-	}
-}
-
-// Trusts says whether a session's words would count.
+// Trusts says whether a session's words are credible.
 func (e *Evidence) Trusts(pid uint32) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

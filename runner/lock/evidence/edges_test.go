@@ -60,6 +60,14 @@ func TestNeed(t *testing.T) {
 		h.says(1000+i, Started, int64(100+i))
 		h.wants("strangers say more starts than are remembered", theirDelay, true)
 	}
+
+	// What strangers say of themselves isn't waited for, however many they are.
+	h = newTold(t)
+	h.looks()
+	for i := range uint32(2 * mostStarts) {
+		h.says(1000+i, Started, int64(100+i), func(a *Announcement) { a.Lease = LongestAnnounced })
+		h.wants("strangers say a long lease", testDelay, true)
+	}
 }
 
 // TestBrief: a tenure that was over before its session was known to count costs
@@ -77,7 +85,7 @@ func TestBrief(t *testing.T) {
 		"it is gone":                      func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0, false) },
 		"it is of another role":           func(h told) { h.says(second, Clean, 7); h.NoteRole(second, nobody, true) },
 		"it ends after a try was refused": func(h told) { h.NoteRole(second, ours, true); h.NoteRefusal(longAfter()); h.says(second, Clean, 7) },
-		"it is gone as a try is refused":  func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0, false); h.NoteRefusal(time.Now()) },
+		"it is gone as a try is refused":  func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0, false); h.NoteRefusal(boottime.Now()) },
 		"it was torn, and its role says that it is dead": func(h told) {
 			h.NoteRole(second, 0, false)
 			h.says(speaker, Dead, 7)
@@ -101,7 +109,7 @@ func TestBrief(t *testing.T) {
 }
 
 // longAfter is when the lock is free for certain after what was said just now.
-func longAfter() time.Time { return time.Now().Add(FreeAfterClean) }
+func longAfter() boottime.Instant { return boottime.Now().Add(FreeAfterClean) }
 
 // TestLateUnlock: a holder's unlock comes long after its word, so that a try was
 // refused, and a look shows it once more.

@@ -1,7 +1,7 @@
 // Package evidence is what a waiter has heard and seen of a lock's holders: whose commands may
-// be alive when the lock is granted. The promise rests on it. It asks nobody: others tell it
-// what was announced (Hear) and what a look at the server has shown (Saw), and ask for a
-// Verdict.
+// be alive when the lock is granted. The promise rests on it. The package asks nobody: others
+// tell it what was announced (Hear) and what a look at the server has shown (Saw), and ask it
+// for a Verdict.
 //
 // To read it: announcement.go (what holders say), the table of states below, discharge.go
 // (whose word ends what).
@@ -23,121 +23,103 @@ import (
 // states:
 //
 //	quiet    nobody is known to have held the lock
-//	running  somebody is, and has not been discharged: its command may be alive
-//	ended    all of them have been discharged by a word that counts
+//	running  a start is known that has not been discharged: its command may be alive
+//	ended    all starts that were known have been discharged
 //
-//	         started T, or      a word that         a word that      many tries
-//	         seen to hold it    discharges all      discharges some  refused
-//	quiet    running            –                   –                running
-//	running  running            ended               running          running
-//	ended    running            ended               –                running
+//	         started, or      a word that     a word that       many tries  silent for
+//	         seen to hold it  discharges all  discharges some   refused     long enough
+//	quiet    running          ended           –                 quiet       ended
+//	running  running          ended           running           running     ended
+//	ended    running          ended           –                 running     ended
+//
+// In quiet there is no start to discharge. Only two kinds of clean end it: that of a session that
+// was seen to hold the lock, which has overtaken the look, and one that names this waiter. If a start is heard while a silent session is
+// being ended, the state stays running. A start that is forgotten (forget) counts as never heard.
 //
 // A waiter that is granted the lock starts at once in the state ended. In the other two it
 // holds the lock for the delay before it starts.
 //
-// A stranger's words can only make it wait, and no longer than its own settings do. A
-// word counts if its session was seen to hold the lock, or has that session's role or
-// the waiter's own.
+// A stranger's words can only make the waiter wait, and no longer than the waiter's own settings
+// do. A word is credible if its session was seen to hold the lock, or has that session's role
+// or the waiter's own.
 type Evidence struct {
 	pid       uint32        // of the waiter's session
 	lockDelay time.Duration // the waiter's own
-	lease     time.Duration // likewise
-	shared    bool          // it is a reader, which other readers don't keep out
-	news      chan<- struct{}
+	lease     time.Duration // the waiter's own
+	shared    bool          // the waiter is a reader, which other readers don't keep out
 
-	mu            sync.Mutex
-	seq           int                 // counts what was noted: a clock for the order of things
-	starts        []start             // not discharged
-	ends          []endNotice         // the latest ones
-	seen          map[uint32]sighting // sessions that hold the lock or wait for it
-	own           uint32              // the role of this session; 0 until it is known
-	spoken        bool                // a word has counted
-	latest        int64               // the highest token of a word that counted
-	coversEarlier bool                // that word speaks for all earlier tokens, too
-	heardAt       time.Time           // when the last such word was heard
-	buried        Seat                // a silent holder, for as long as its session has the lock
-	rolesAsked    int                 // seq at the last unverified: the roles behind starts noted by then were asked for
-	events        []Announcement      // not taken by the waiter yet
-}
-
-// state is one of the three states.
-type state int
-
-const (
-	stateQuiet state = iota
-	stateRunning
-	stateEnded
-)
-
-func (e *Evidence) state() state {
-	switch {
-	case len(e.starts) > 0:
-		return stateRunning
-	case e.spoken:
-		return stateEnded
-	}
-	return stateQuiet
+	mu       sync.Mutex
+	seq      int                 // counts what was noted, to tell what came first
+	starts   []start             // not discharged
+	ends     []endNotice         // the latest ones
+	seen     map[uint32]sighting // sessions that hold the lock, wait for it or have spoken
+	own      uint32              // the role of this session; 0 until it is known
+	last     *lastWord           // nil: none was applied
+	silenced Seat                // the last silent holder, for as long as its session has the lock
 }
 
 // start is a tenure whose command may be alive.
 type start struct {
 	pid   uint32        // of the session; 0: not known
 	token int64         // 0: not known
-	after int64         // a token that isn't known is later than this one
-	delay time.Duration // how long its command may outlive the lock
-	need  time.Duration // the same by the holder's own settings alone
-	noted int           // seq at that time
+	after int64         // if the token isn't known: it is later than this one
+	need  time.Duration // how long its command may outlive the lock, by the holder's own settings
+	noted int           // seq when it was noted
+}
+
+// lastWord is the end of the latest tenure that is known to have ended, by a word or by silence.
+type lastWord struct {
+	token         int64
+	coversEarlier bool             // all earlier tenures have ended, too
+	at            boottime.Instant // when the last word that was news was applied
 }
 
 // sighting is what is known of another session.
 type sighting struct {
-	role uint32
-	held bool // the lock
+	role uint32 // 0: not known
+	held bool   // it was seen to hold the lock
 }
 
-// Bounds of the memory for what others say.
+// Others can't make the evidence remember more than this.
 const (
 	mostStarts = 64
 	mostWords  = 32
-	mostEvents = 64
 )
 
 // New is the evidence of a waiter that begins to listen on the session with that pid. lockDelay
-// and lease are its own, shared says that it is a reader, whom other readers don't keep out,
-// and news is told of all that it hears; it may be nil.
-func New(pid uint32, lockDelay, lease time.Duration, shared bool, news chan<- struct{}) *Evidence {
-	return &Evidence{pid: pid, lockDelay: lockDelay, lease: lease, shared: shared, news: news, seen: map[uint32]sighting{}}
+// and lease are its own, and shared says that it is a reader, whom other readers don't keep out.
+func New(pid uint32, lockDelay, lease time.Duration, shared bool) *Evidence {
+	return &Evidence{pid: pid, lockDelay: lockDelay, lease: lease, shared: shared, seen: map[uint32]sighting{}}
 }
 
-// Hear notes what another session said on the lock's channel. The session's reader
-// calls it.
-func (e *Evidence) Hear(pid uint32, payload string) {
-	a, ok := Parse(payload)
+// Hear notes what another session said on the lock's channel, and returns it if it is an
+// announcement that concerns this waiter. The session's reader calls it.
+func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
+	a, ok = Parse(payload)
 	if !ok || e.shared && a.Shared && a.Word == Started {
-		return
+		return a, false
 	}
 	a.PID = pid
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
+	// A session that was gone when its role was asked for said this before it went, or another
+	// session has its number now. The role has to be asked for again.
+	if e.seen[pid] == (sighting{}) {
+		delete(e.seen, pid)
+	}
 	switch a.Word {
 	case Started:
-		e.begin(start{pid: pid, token: a.Token, delay: e.bounded(a), need: deadAfter(a)})
+		e.begin(start{pid: pid, token: a.Token, need: deadAfter(a)})
 	case Clean, Dead:
 		e.note(a)
-		e.judge()
+		e.applyWords()
 	case Left:
 	}
-	if len(e.events) < mostEvents {
-		e.events = append(e.events, a)
-	}
-	select {
-	case e.news <- struct{}{}:
-	default: // it is told already
-	}
+	return a, true
 }
 
-// note notes the end of a tenure, which judge then goes by.
+// note adds a word of a tenure's end. applyWords applies it.
 func (e *Evidence) note(a Announcement) {
 	if len(e.ends) == mostWords {
 		e.ends = slices.Delete(e.ends, 0, 1)
@@ -145,56 +127,60 @@ func (e *Evidence) note(a Announcement) {
 	e.ends = append(e.ends, endNotice{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.seen[a.PID].role})
 }
 
-// bounded is how long a command may outlive its lock, by its holder's announcement, but
-// no longer than is credible. For a session that was never seen to hold the lock that is
-// the waiter's own delay. For a holder it is the lease, which is the same on all nodes: no
-// command outlives nine tenths of it, whatever its lost-grace is.
-func (e *Evidence) bounded(a Announcement) time.Duration {
-	if !e.seen[a.PID].held {
-		return e.lockDelay
+// owed is how long the waiter has to hold the lock because of a start: as long as the holder's
+// settings call for, but no longer than the lease, which is the same on all nodes. No command
+// outlives nine tenths of the lease, whatever its lost-grace is. An unconfirmed start owes
+// nothing: because of it the waiter waits for its own delay, as it does because of any start.
+func (e *Evidence) owed(s start) time.Duration {
+	if s.pid == overflow || e.trusts(s.pid) {
+		return min(s.need, e.lease)
 	}
-	return max(e.lockDelay, min(deadAfter(a), e.lease))
+	return 0
 }
 
-// deadAfter is when a holder's command is dead at the latest, by its own settings.
+// deadAfter is how long a command can outlive its lock, by its holder's own settings.
 func deadAfter(a Announcement) time.Duration { return session.DeadAfter(a.Lease, a.LostGrace) }
 
-// overflow is the pid of a start that stands for all tenures that are too many to
-// remember. No word discharges it.
+// overflow is the pid of a start that stands for all those that are too many to remember. It
+// needs as long as the longest of them owed. No word discharges it.
 const overflow = math.MaxUint32
 
-// begin notes a tenure. A session holds a lock at most once, so a later start of the
-// same session replaces the earlier one. A start of an unknown session counts as that of
-// the first session that becomes known, but a stranger could say anything.
+// begin notes a start. A session holds a lock at most once, so a later start of the same
+// session replaces the earlier one. A start without a session is taken over by the next start
+// whose session can be trusted. A start that only an untrusted session announced does not take
+// it over.
 func (e *Evidence) begin(s start) {
 	s.noted = e.seq
-	hearsay := e.isHearsay(s)
+	unconfirmed := e.isUnconfirmed(s)
 	e.starts = slices.DeleteFunc(e.starts, func(known start) bool {
-		if known.pid != s.pid && (known.pid != 0 || hearsay) {
+		if known.pid != s.pid && (known.pid != 0 || unconfirmed) {
 			return false
 		}
-		s.token, s.delay, s.need = max(s.token, known.token), max(s.delay, known.delay), max(s.need, known.need)
+		s.token, s.need = max(s.token, known.token), max(s.need, known.need)
 		return true
 	})
 	if s.token == 0 {
-		s.after = e.latest
+		if e.last != nil {
+			s.after = e.last.token
+		}
 		for _, known := range e.starts {
 			s.after = max(s.after, known.token)
 		}
 	}
 	if len(e.starts) >= mostStarts {
+		most := e.owed(s)
 		for _, known := range e.starts {
-			s.delay = max(s.delay, known.delay)
+			most = max(most, e.owed(known))
 		}
-		s = start{pid: overflow, token: math.MaxInt64, delay: s.delay, need: math.MaxInt64}
+		s = start{pid: overflow, token: math.MaxInt64, need: most, noted: e.seq}
 		e.starts = slices.DeleteFunc(e.starts[1:], func(known start) bool { return known.pid == overflow })
 	}
 	e.starts = append(e.starts, s)
 }
 
-// isHearsay says whether nothing is known of a tenure but what its own session said, which
-// may be a stranger.
-func (e *Evidence) isHearsay(s start) bool {
+// isUnconfirmed says whether a start is known only from its own session, which may be a
+// stranger's.
+func (e *Evidence) isUnconfirmed(s start) bool {
 	return s.pid != 0 && s.pid != overflow && !e.trusts(s.pid)
 }
 
@@ -202,17 +188,17 @@ func (e *Evidence) isHearsay(s start) bool {
 // unlock, the lock is free for certain.
 const FreeAfterClean = 150 * time.Millisecond
 
-// NoteRefusal notes that a try was refused. If all known holders are dead, there has to be
-// another one, unless a stranger told the truth. It says whether that is news.
-func (e *Evidence) NoteRefusal(at time.Time) bool {
+// NoteRefusal notes that a try was refused. If every holder we trust is dead, there must be one
+// we don't know: it is added. The result says whether it was added.
+func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	known := func(s start) bool { return !e.isHearsay(s) }
-	if !e.spoken || slices.ContainsFunc(e.starts, known) || at.Sub(e.heardAt) < FreeAfterClean || e.buried.PID != 0 {
+	confirmed := func(s start) bool { return !e.isUnconfirmed(s) }
+	if e.last == nil || slices.ContainsFunc(e.starts, confirmed) || at.Sub(e.last.at) < FreeAfterClean || e.silenced.PID != 0 {
 		return false
 	}
 	e.seq++
-	e.begin(start{delay: e.lockDelay})
+	e.begin(start{})
 	return true
 }
 
@@ -224,20 +210,20 @@ func (e *Evidence) Looking() (asOf int) {
 	return e.seq
 }
 
-// Saw notes what a look has shown; asOf is what Looking returned before it was sent.
+// Saw notes what a look has shown; asOf is what Looking returned before the look was sent.
 // The session's reader calls it, in the order of all that the server says.
 //
-// A word may have overtaken the look, or the look may have come between a holder's word
-// and its unlock, when that session may be gone from all but the list of locks. The tenure
-// that the word ended doesn't begin again. That of a later one is noted by its own start.
-// If the holder shows the token that it has ended, however late its unlock is, it has had
-// the lock ever since, and is who refused the tries.
+// A word may have overtaken the look, or the look may have come between a holder's word and the
+// holder's unlock, when its session may be gone from all but the list of locks. The tenure that
+// the word ended doesn't begin again. A later tenure of that session is noted by its own start.
+// If the holder still shows the token that it has ended, it has had the lock ever since,
+// however late its unlock is: it is the holder that refused the tries.
 func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
 	e.own = cmp.Or(l.Role, e.own)
-	for pid := range e.seen { // numbers of processes come back
+	for pid := range e.seen { // the server reuses the numbers of sessions
 		if !slices.ContainsFunc(e.starts, func(s start) bool { return s.pid == pid }) {
 			delete(e.seen, pid)
 		}
@@ -245,22 +231,22 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 	for _, w := range l.Line {
 		e.seen[w.PID] = sighting{role: cmp.Or(w.Role, e.seen[w.PID].role), held: e.seen[w.PID].held}
 	}
-	buried := e.buried
-	e.buried = Seat{}
+	silenced := e.silenced
+	e.silenced = Seat{}
 	for _, s := range l.Holders {
 		if s.ID != id {
 			continue
 		}
-		if s.PID == buried.PID && s.Opened == buried.Opened {
-			e.buried = buried
+		if s.PID == silenced.PID && s.Opened == silenced.Opened {
+			e.silenced = silenced
 			continue
 		}
-		e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: true} // it may be going just now
+		e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: true} // a session that is going has no role any more
 		isOver := func(w endNotice) bool {
 			return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || l.Sent.Sub(w.at) < FreeAfterClean)
 		}
 		lateUnlock := func(w endNotice) bool {
-			return w.Word == Clean && w.PID == s.PID && w.counted && s.Token != 0 && s.Token == w.Token
+			return w.Word == Clean && w.PID == s.PID && w.applied && s.Token != 0 && s.Token == w.Token
 		}
 		if i := slices.IndexFunc(e.ends, lateUnlock); i >= 0 {
 			said := e.ends[i].noted
@@ -274,36 +260,31 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 			e.note(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
 			continue
 		}
-		e.begin(start{pid: s.PID, token: s.Token, delay: max(e.lockDelay, min(s.Delay, e.lease)), need: s.Delay})
+		e.begin(start{pid: s.PID, token: s.Token, need: s.Delay})
 	}
-	e.judge()
+	e.applyWords()
 }
 
 // NoteSilence notes that a holder was silent for as long as its command can live: no command
 // is alive that had started when Looking returned asOf.
 //
-// The holder's session may have the lock for a while longer: if this role may not end
-// it, the server will.
+// The holder's session may have the lock for a while longer: if this role may not end that
+// session, the server will.
 func (e *Evidence) NoteSilence(asOf int, s Seat) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.buried = s
+	e.silenced = s
+	if e.last == nil {
+		e.last = &lastWord{}
+	}
+	e.last.coversEarlier = true
 	e.starts = slices.DeleteFunc(e.starts, func(s start) bool {
-		if s.noted <= asOf {
-			e.latest = max(e.latest, s.token)
+		over := s.noted <= asOf
+		if over && s.pid != overflow {
+			e.last.token = max(e.last.token, s.token)
 		}
-		return s.noted <= asOf
+		return over
 	})
-	e.spoken, e.coversEarlier = true, true
-}
-
-// TakeEvents returns the events since its last call.
-func (e *Evidence) TakeEvents() []Announcement {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	events := e.events
-	e.events = nil
-	return events
 }
 
 // Verdict is what the evidence means for a waiter that is granted the lock.
@@ -320,23 +301,22 @@ func None(lockDelay time.Duration) Verdict {
 	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay > 0}
 }
 
+// ended says whether the state is ended. The caller holds mu.
+func (e *Evidence) ended() bool { return e.last != nil && len(e.starts) == 0 }
+
 // Verdict is the verdict by now.
 func (e *Evidence) Verdict() Verdict {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
-	case e.state() == stateEnded:
-		return Verdict{CoversEarlier: e.coversEarlier}
+	case e.ended():
+		return Verdict{CoversEarlier: e.last.coversEarlier}
 	case e.lockDelay == 0:
 		return None(0)
 	}
 	v := None(e.lockDelay)
 	for _, s := range e.starts {
-		v.Delay = max(v.Delay, s.delay)
-		// Its session may have become known only after it said its settings (bounded).
-		if s.pid != 0 && s.pid != overflow && e.trusts(s.pid) {
-			v.Delay = max(v.Delay, min(s.need, e.lease))
-		}
+		v.Delay = max(v.Delay, e.owed(s))
 	}
 	return v
 }
@@ -356,16 +336,16 @@ func (e *Evidence) Undischarged() (tokens []int64, blind bool) {
 	return tokens, blind
 }
 
-// KnowsDead says whether a word has said that nothing of a token is alive.
+// KnowsDead says whether the command of a token is known to be dead.
 func (e *Evidence) KnowsDead(token int64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.starts) == 0 && e.spoken && (token == e.latest || token < e.latest && e.coversEarlier)
+	return e.ended() && (token == e.last.token || token < e.last.token && e.last.coversEarlier)
 }
 
 // Any says whether anything is known at all.
 func (e *Evidence) Any() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.state() != stateQuiet
+	return len(e.starts) > 0 || e.last != nil
 }

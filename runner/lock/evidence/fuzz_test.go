@@ -11,7 +11,7 @@ import (
 
 // What the fuzzer's bytes stand for.
 const (
-	fuzzSessions  = 8 // of which the last two are of a role that nobody trusts
+	fuzzSessions  = 8 // the last two have a role that nobody trusts
 	fuzzTrusted   = 6
 	fuzzMostSteps = 500
 )
@@ -45,7 +45,7 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		if !trusted && !withStrangers { // words that were heard before may have come to count
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			h.judge()
+			h.applyWords()
 			return
 		}
 		a := Announcement{Word: Clean, Token: token, CoversEarlier: what&1 == 0, To: uint32(what & 2)}
@@ -67,9 +67,9 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		}
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		h.judge() // also if only a stranger's word had to be asked for
+		h.applyWords() // also if only a stranger's word had to be asked for
 	case 7:
-		h.NoteRefusal(time.Now().Add(FreeAfterClean))
+		h.NoteRefusal(boottime.Now().Add(FreeAfterClean))
 	}
 }
 
@@ -86,8 +86,8 @@ func FuzzEvidence(f *testing.F) {
 	f.Add(true, []byte("1001000011&0001$10&011000&v10s"))
 	f.Fuzz(func(t *testing.T, shared bool, steps []byte) {
 		// Session 2 is the waiter: it may be named.
-		with := New(2, testDelay, testLease, shared, make(chan struct{}, 1))
-		without := New(2, testDelay, testLease, shared, make(chan struct{}, 1))
+		with := New(2, testDelay, testLease, shared)
+		without := New(2, testDelay, testLease, shared)
 		var sinces [2]int
 		for n := 0; len(steps) >= 3 && n < fuzzMostSteps; n, steps = n+1, steps[3:] {
 			if steps[0]&0x80 == 0 { // else the look to come was sent before this
@@ -98,8 +98,8 @@ func FuzzEvidence(f *testing.F) {
 			if a, b := with.Verdict(), without.Verdict(); a.Delay < b.Delay {
 				t.Fatalf("step %d: what strangers say shortens %v to %v", n, b.Delay, a.Delay)
 			}
-			if len(with.starts) > mostStarts || len(with.ends) > mostWords || len(with.events) > mostEvents || len(with.seen) > fuzzSessions {
-				t.Fatalf("step %d: %d starts, %d words, %d events, %d sessions", n, len(with.starts), len(with.ends), len(with.events), len(with.seen))
+			if len(with.starts) > mostStarts || len(with.ends) > mostWords || len(with.seen) > fuzzSessions {
+				t.Fatalf("step %d: %d starts, %d words, %d sessions", n, len(with.starts), len(with.ends), len(with.seen))
 			}
 			if v := with.Verdict(); len(with.starts) > 0 && v.Delay < testDelay || v.Delay < 0 {
 				t.Fatalf("step %d: somebody has started, and the delay is %v", n, v.Delay)

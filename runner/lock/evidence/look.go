@@ -9,15 +9,14 @@ import (
 
 // Look is what the server showed of a lock: its holders and its line.
 type Look struct {
-	Role     uint32 // of this session
-	Holders  []Seat
-	Line     []Seat
-	Sent     boottime.Instant // when the server was asked
-	Received boottime.Instant
+	Role    uint32 // of this session
+	Holders []Seat
+	Line    []Seat
+	Sent    boottime.Instant // when the server was asked
 }
 
-// Seat is as much of a session's part in a lock as evidence needs. inspect.View is what people
-// are shown.
+// Seat is as much of a session's part in a lock as the evidence needs. What people are shown is
+// inspect.View.
 type Seat struct {
 	ID     lockkey.ID // of the lock it holds
 	Shared bool
@@ -26,12 +25,5 @@ type Seat struct {
 	Token  int64         // of a holder that shows it, or 0
 	Ended  bool          // it shows that this tenure's command is dead
 	Delay  time.Duration // how long its command may outlive the lock, if it says so
-
-	// About its last request, for roles that may see it:
-	Visible bool
-	Opened  string        // when the session was opened, by the server's clock
-	Changed string        // when its state changed last, likewise
-	Age     time.Duration // since its state changed
-	Beat    uint64        // the number of the request, or 0
-	Bound   bool          // a transaction holds its lock
+	Opened string        // when the session was opened, by the server's clock, if this role may see it
 }

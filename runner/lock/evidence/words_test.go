@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/boottime"
 )
 
 // TestCounts: whose words count, and for whose tenures.
@@ -143,7 +144,7 @@ func TestDischarges(t *testing.T) {
 		h = newTold(t)
 		h.looks(holds(holder, theirs, 5))
 		h.says(holder, Clean, 5)
-		h.NoteRefusal(time.Now().Add(FreeAfterClean))
+		h.NoteRefusal(boottime.Now().Add(FreeAfterClean))
 		h.says(speaker, e, 5)
 		h.NoteRole(speaker, ours, true)
 		h.wants("somebody has the lock, and nobody knows who", testDelay, true)
@@ -177,7 +178,7 @@ func TestForeignBetween(t *testing.T) {
 		h.says(second, Clean, 4)
 	}
 	for name, between := range map[string]func(told){
-		"a try is refused":         func(h told) { h.NoteRefusal(time.Now().Add(FreeAfterClean)) },
+		"a try is refused":         func(h told) { h.NoteRefusal(boottime.Now().Add(FreeAfterClean)) },
 		"a foreign holder is seen": func(h told) { h.looks(holds(third, nobody, 0)); h.looks() },
 	} {
 		h := newTold(t)
@@ -209,7 +210,11 @@ func TestPassingNewcomer(t *testing.T) {
 	h.wants("it has ended", 0, false)
 
 	h.says(third, Started, 7)
-	h.Unverified()
+	for range 2 { // until NoteRole, to ask changes nothing
+		if got := h.Unverified(); len(got) != 1 || got[0] != third {
+			t.Fatalf("unverified %v", got)
+		}
+	}
 	h.NoteRole(third, 0, false)
 	if got := h.Unverified(); len(got) != 0 {
 		t.Errorf("one that is gone is asked for again: %v", got)
@@ -217,6 +222,9 @@ func TestPassingNewcomer(t *testing.T) {
 	h.wants("one that was gone at once", testDelay, true)
 	h.says(third, Clean, 7)
 	h.wants("and its end, before anybody has asked", testDelay, true)
+	if got := h.Unverified(); len(got) != 1 || got[0] != third {
+		t.Errorf("it has said more, and unverified are %v", got)
+	}
 	h.NoteRole(third, 0, false)
 	h.wants("its end, which counts for its own start alone", 0, false)
 }
@@ -239,7 +247,7 @@ func TestPassingStranger(t *testing.T) {
 		h.looks(holds(holder, theirs, 5))
 		h.says(holder, Clean, 5)
 		h.says(stranger, Started, 9)
-		if !h.NoteRefusal(time.Now().Add(FreeAfterClean)) {
+		if !h.NoteRefusal(boottime.Now().Add(FreeAfterClean)) {
 			t.Errorf("%s: somebody has the lock, and only a stranger says who", name)
 		}
 		says(h)
