@@ -20,6 +20,12 @@ type Config struct {
 	Session session.Config
 	Wait    time.Duration // 0 tries once, Forever has no end
 
+	// SharedSession says that other commands of a list use the session, too, at the same time
+	// or later. So its name shows no token, and no release ends it. Other workers on the list
+	// come back for a lock without standing in line: starts and clean ends are announced even
+	// if nobody stands there.
+	SharedSession bool
+
 	// Description is what sessions say of themselves, to which a grant adds.
 	Description inspect.Description
 
@@ -129,7 +135,7 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 		s.Close()
 		return nil, err
 	}
-	held.ownsSession, held.next = true, a.succession(b)
+	held.next = a.succession(b)
 	held.watchRequests()
 	cfg.answered()
 	return held, nil
@@ -148,7 +154,7 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 	// One that comes back has a place in line, and must not pass those before it.
 	tries := len(b.contested) == 0 || b.cfg.Session.Transaction
 	if tries {
-		if complete, err := b.Try(ctx); err != nil || complete {
+		if _, err := b.Try(ctx); err != nil || b.Complete() {
 			return err
 		}
 	}
@@ -183,7 +189,7 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 
 // lastTry tries once more when the time is up, then gives up.
 func (b *Bid) lastTry(ctx context.Context) error {
-	if complete, err := b.Try(ctx); err != nil || complete {
+	if _, err := b.Try(ctx); err != nil || b.Complete() {
 		return err
 	}
 	return b.refuse(ctx)

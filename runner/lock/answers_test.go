@@ -36,8 +36,8 @@ func FuzzRows(f *testing.F) {
 			b := NewBid(nil, Config{Claim: claim, Wait: time.Minute, LockDelay: testDelay, Session: session.Config{Lease: testLease}}, true)
 			if n, err := lastNumber(rows); err == nil {
 				_, err := b.noteResult(n)
-				if held := len(b.grant.locks); err == nil && held != min(n, 1) && (gated || held != n) || err != nil && held > 0 {
-					t.Errorf("%d of two locks are %v, %v", n, b.grant.locks, err)
+				if held := len(b.grant.Locks); err == nil && held != min(n, 1) && (gated || held != n) || err != nil && held > 0 {
+					t.Errorf("%d of two locks are %v, %v", n, b.grant.Locks, err)
 				}
 			}
 			_ = b.drew(rows)

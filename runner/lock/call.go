@@ -33,7 +33,7 @@ const (
 func (a *acquisition) succession(b *Bid) succession {
 	s := succession{line: b.lineOf()}
 	switch {
-	case b.usesLedger() || b.shared() || len(b.grant.locks) != 1 || b.cfg.Session.Transaction:
+	case b.usesLedger() || b.shared() || len(b.grant.Locks) != 1 || b.cfg.Session.Transaction:
 	case b.grant.dormant > 0:
 		s.who, s.calling = someDormant, b.line != nil && b.line.calling
 	case a.crowded:

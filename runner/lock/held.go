@@ -16,24 +16,18 @@ import (
 // Held are locks under which a command may be started, and the session that they
 // depend on.
 type Held struct {
-	Tenure
+	grant
 	Session *session.Session
-	Locks   []Lock
-	Slot    int           // with a gate: the place of the lock in the claim, from 1
 	Took    time.Duration // all of Acquire; 0 in each
 
 	cfg      Config
-	recorded bool // in the ledger
-	// coversEarlier: when its command is dead, those of all earlier holders are, too.
-	coversEarlier bool
-	end           ledger.End    // of the command
-	ownsSession   bool          // nobody else uses the session
-	prefers       string        // the host that is to have the lock next
-	requests      chan struct{} // requests to step down
-	next          succession
-	showsEnd      bool      // it was in line, and its session's name shows the token
-	since         time.Time // when it was granted
-	stays         time.Time // until when its session stays after the release
+	end      ledger.End    // of the command
+	prefers  string        // the host that is to have the lock next
+	requests chan struct{} // requests to step down
+	next     succession
+	showsEnd bool      // it was in line, and its session's name shows the token
+	since    time.Time // when it was granted
+	stays    time.Time // until when its session stays after the release
 }
 
 // After a tenure shorter than briefly the session stays for stayAfterBrief after the
@@ -78,7 +72,7 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	queries = append(queries, h.next.endCallSQL()...)
 	staysForRole := h.showsEnd && (h.next.who != noneToCall || time.Since(h.since) < briefly)
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: h.ownsSession && !staysForRole})
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.SharedSession && !staysForRole})
 	if err != nil && !h.excused(err) {
 		return h.error(err)
 	}
@@ -94,7 +88,7 @@ func (h *Held) Release(ctx context.Context) error {
 // Close ends the session, and frees with it what is still held. After a brief tenure it
 // first waits out that stay.
 func (h *Held) Close() {
-	if h.ownsSession {
+	if !h.cfg.SharedSession {
 		time.Sleep(time.Until(h.stays))
 		h.Session.Close()
 	}
@@ -133,7 +127,7 @@ func (h *Held) endSQL(l Lock) string {
 	if l.Shared {
 		word = evidence.Left
 	}
-	if h.cfg.Claim.Polled && !l.Shared && h.prefers == "" {
+	if h.cfg.SharedSession && !l.Shared && h.prefers == "" { // others may come back for the item without standing in line
 		return notifySQL(evidence.Channel(l.ID), h.endPayload(word))
 	}
 	// In a backend's first moments an order by places, as in a look, would take as long
@@ -166,11 +160,12 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 		killed.end = ledger.End{Outcome: ledger.Killed}
 		words = append(killed.finishSQL(), words...)
 	}
-	request, possible := h.Session.Encoded(session.Request{SQL: append(words, unlock), Last: h.ownsSession})
+	ends := !h.cfg.SharedSession
+	request, possible := h.Session.Encoded(session.Request{SQL: append(words, unlock), Last: ends})
 	if !possible {
 		return nil, false
 	}
-	return request, h.ownsSession
+	return request, ends
 }
 
 // likeable makes a host's name safe in a quoted pattern for LIKE.

@@ -86,9 +86,6 @@ type Claim struct {
 	// Gate is the lock in whose line the waiters for any of Locks stand. The first
 	// in line holds it and tries them all; newcomers that can't pass it try none.
 	Gate *lockkey.ID
-	// Polled says that others may come back for the locks without standing in line. So
-	// a clean end is announced even if nobody stands there.
-	Polled bool
 }
 
 // Sought are the locks to look at for a claim, and the locks whose lines lead to them.

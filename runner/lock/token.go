@@ -74,7 +74,7 @@ func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		fmt.Fprintf(&sql, ",\n\t(SELECT %s)", b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text"))
 	}
-	if b.shows() {
+	if b.cfg.showsToken() {
 		sql.WriteString(",\n\t" + b.cfg.showSQL(tokenSQL, ""))
 	}
 	for _, l := range locks {
@@ -83,28 +83,28 @@ func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
 	for _, column := range columns {
 		sql.WriteString(",\n\t" + column)
 	}
-	if b.cfg.Claim.Polled {
+	if b.cfg.SharedSession {
 		sql.WriteString(",\n\t0" + ofOwnLocks)
 	} else {
 		sql.WriteString(",\n\taudience.dormant, classid, objid, objsubid" + amongOwnLocks + ", (" + b.cfg.Claim.audienceSQL(locks) + ") AS audience" + areOwn)
 	}
-	if b.line != nil || b.cfg.Claim.Polled { // the session has other locks, as tickets
+	if b.line != nil || b.cfg.SharedSession { // the session has other locks, as tickets
 		sql.WriteString(" AND " + inspect.Among(idsOf(locks)))
 	}
 	return sql.String()
 }
 
-// shows says whether the session's name shows the token. A session that several use
-// shows none.
-func (b *Bid) shows() bool {
-	return !b.cfg.Claim.Polled && strings.HasPrefix(b.cfg.Session.ApplicationName, "pglead:")
+// showsToken says whether the session's name shows the token. A session with several tokens
+// shows none, nor does doctor's, whose name is no holder's.
+func (cfg *Config) showsToken() bool {
+	return !cfg.SharedSession && strings.HasPrefix(cfg.Session.ApplicationName, "pglead:")
 }
 
 // startSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
 func (b *Bid) startSQL(l Lock) string {
 	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", evidence.Channel(l.ID), b.cfg.startPayload(l, tokenSQL))
-	if b.cfg.Claim.Polled {
+	if b.cfg.SharedSession {
 		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), notify) // only in this lock's row
 	}
 	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", notify)
@@ -127,7 +127,7 @@ func (b *Bid) drew(rows session.Rows) error {
 
 // areListed makes sure that all of what is held is among the rows of ofOwnLocks.
 func (b *Bid) areListed(rows session.Rows) error {
-	for _, l := range b.grant.locks {
+	for _, l := range b.grant.Locks {
 		if !slices.ContainsFunc(rows, l.isListed) {
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
 				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
@@ -142,7 +142,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.grant.tenure = Tenure{Token: number, SystemID: systemID}
+	b.grant.Tenure = Tenure{Token: number, SystemID: systemID}
 	return nil
 }
 
@@ -155,7 +155,7 @@ func (b *Bid) draw(ctx context.Context) error {
 	if b.cfg.Session.UsesSecondSession() {
 		return b.drawBeside(ctx)
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawSQL(b.grant.locks)}, b.takeLeave()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawSQL(b.grant.Locks)}, b.takeLeave()...)})
 	if err != nil {
 		return b.error(err)
 	}
@@ -165,9 +165,9 @@ func (b *Bid) draw(ctx context.Context) error {
 // describe makes the session's comment say what it holds.
 func (b *Bid) describe() {
 	d := b.cfg.Description
-	d.Token, d.Since = b.grant.tenure.Token, time.Now()
+	d.Token, d.Since = b.grant.Token, time.Now()
 	if b.cfg.Claim.Gate != nil {
-		d.Slot = b.grant.slot
+		d.Slot = b.grant.Slot
 	}
 	b.s.SetComment(d.Comment())
 }
@@ -202,10 +202,10 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 	}
 	var queries []string
 	if b.cfg.Session.Quorum && !b.cfg.Session.Transaction {
-		for _, l := range b.grant.locks {
+		for _, l := range b.grant.Locks {
 			queries = append(queries, notifySQL(evidence.Channel(l.ID), b.cfg.startPayload(l, drawn[0])))
 		}
-		if b.shows() {
+		if b.cfg.showsToken() {
 			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))
 		}
 		queries = append(queries, b.takeLeave()...)
@@ -266,7 +266,7 @@ func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, er
 	if drawn[4] != b.server {
 		return nil, errElsewhere()
 	}
-	if !b.cfg.Claim.Polled && !b.usesLedger() { // with these the second session is needed again
+	if !b.cfg.SharedSession && !b.usesLedger() { // with these the second session is needed again
 		b.s.DropSecond()
 	}
 	return drawn, nil

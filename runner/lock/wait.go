@@ -102,7 +102,7 @@ func (l *line) try(ctx context.Context) (granted bool, err error) {
 	if burst {
 		granted, err = b.tryOften(ctx)
 	} else {
-		granted, err = b.tryNext(ctx)
+		granted, err = b.Try(ctx)
 	}
 	if err != nil || granted {
 		return granted, err
