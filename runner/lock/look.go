@@ -101,6 +101,32 @@ WHERE NOT l.mark ORDER BY l.place NULLS FIRST, l.pid LIMIT %[5]d`,
 		b.lineClass(), placeAt(ticketTime()), uint32(earNumber), inspect.Among(ids), len(ids)+mostSeats, placesBefore, mark)
 }
 
+// The columns of a row of lookSQL: those of a seat, and those that are the same in all rows
+// but for the last.
+const (
+	seatPlaced = iota // it is a ticket
+	seatClass
+	seatObj
+	seatSub
+	seatMode
+	seatGranted
+	seatPID
+	seatRole
+	seatName
+	seatVisible
+	seatOpened
+	seatChanged
+	seatAge
+	seatQuery
+	lookWaiting
+	lookBefore // how many are before this session
+	lookMarked
+	lookTicket
+	lookOwnRole
+	lookMark // in the row of this session's ticket: the mark was taken
+	lookColumns
+)
+
 // placesBefore is an SQL expression for the number of those in line before this session.
 const placesBefore = "count(l.place) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) OVER ()"
 
@@ -111,19 +137,19 @@ func placeAt(now uint32) string {
 
 func (l *look) parse(rows session.Rows, pid uint32) error {
 	for _, row := range rows {
-		if len(row) != 20 {
+		if len(row) != lookColumns {
 			return session.ErrNotPostgreSQL()
 		}
 		s, err := parseSeat(row)
 		if err != nil {
 			return err
 		}
-		ticket, granted := row[0] == "t", row[5] == "t"
-		waiting, err1 := strconv.Atoi(row[14])
-		before, err2 := strconv.Atoi(row[15])
-		marked, err3 := strconv.Atoi(row[16])
-		own, err4 := strconv.ParseUint(row[17], 10, 32)
-		role, err5 := strconv.ParseUint(row[18], 10, 32)
+		ticket, granted := row[seatPlaced] == "t", row[seatGranted] == "t"
+		waiting, err1 := strconv.Atoi(row[lookWaiting])
+		before, err2 := strconv.Atoi(row[lookBefore])
+		marked, err3 := strconv.Atoi(row[lookMarked])
+		own, err4 := strconv.ParseUint(row[lookTicket], 10, 32)
+		role, err5 := strconv.ParseUint(row[lookOwnRole], 10, 32)
 		if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 			return session.ErrNotPostgreSQL()
 		}
@@ -131,7 +157,7 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 		switch {
 		case ticket:
 			l.Line = append(l.Line, s.Seat)
-			l.mark = l.mark || row[19] == "t"
+			l.mark = l.mark || row[lookMark] == "t"
 		case !granted: // it stands in the server's own queue
 		case s.PID != pid:
 			l.Holders, l.holders = append(l.Holders, s.Seat), append(l.holders, s)
@@ -145,21 +171,21 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 
 // parseSeat reads a row. It bounds what other sessions say of themselves.
 func parseSeat(row []string) (s seat, err error) {
-	class, err1 := strconv.ParseUint(row[1], 10, 32)
-	obj, err2 := strconv.ParseUint(row[2], 10, 32)
-	pid, err3 := strconv.ParseUint(row[6], 10, 32)
+	class, err1 := strconv.ParseUint(row[seatClass], 10, 32)
+	obj, err2 := strconv.ParseUint(row[seatObj], 10, 32)
+	pid, err3 := strconv.ParseUint(row[seatPID], 10, 32)
 	if err1 != nil || err2 != nil || err3 != nil {
 		return s, session.ErrNotPostgreSQL()
 	}
-	role, _ := strconv.ParseUint(row[7], 10, 32)
-	age, _ := strconv.ParseFloat(row[12], 64)
+	role, _ := strconv.ParseUint(row[seatRole], 10, 32)
+	age, _ := strconv.ParseFloat(row[seatAge], 64)
 	s.Seat = evidence.Seat{
-		ID:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
-		Shared: strings.HasPrefix(row[4], "Share"), PID: uint32(pid), Role: uint32(role), Opened: row[10],
+		ID:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[seatSub] == "2"},
+		Shared: strings.HasPrefix(row[seatMode], "Share"), PID: uint32(pid), Role: uint32(role), Opened: row[seatOpened],
 	}
-	s.Visible, s.Changed, s.Age = row[9] == "t", row[11], time.Duration(age*float64(time.Second))
-	s.Token, s.Ended = shownToken(row[8])
-	if d, ok := inspect.ParseDescription(row[13]); ok && d.Beat > 0 {
+	s.Visible, s.Changed, s.Age = row[seatVisible] == "t", row[seatChanged], time.Duration(age*float64(time.Second))
+	s.Token, s.Ended = shownToken(row[seatName])
+	if d, ok := inspect.ParseDescription(row[seatQuery]); ok && d.Beat > 0 {
 		s.Beat, s.Bound = d.Beat, d.Transaction
 		// A holder in its own delay waits for other commands, which may live longer.
 		s.Delay = min(max(session.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
