@@ -37,8 +37,8 @@ func NextLook(rank int, moved bool, last, lease time.Duration) time.Duration {
 	return min(2*last, seldom)
 }
 
-// MayStay says whether a waiter keeps its connection, on a server with so many free
-// connections of so many. There is room for waiters while more than a fifth of all, and
+// MayStay says whether a waiter keeps its connection, given the server's free connections
+// and its total. There is room for waiters while more than a fifth of all, and
 // more than five, are free. The last in line are the first to go.
 func MayStay(rank, waiting, free, of int) bool {
 	const share, least = 5, 5
@@ -73,8 +73,7 @@ func AwayBounds(crowded *pace.Backoff) (least, most time.Duration) {
 	return most / 8, most
 }
 
-// AwayFor is that time where so much is left of the wait: the last moment is as good
-// as any for the last try.
+// AwayFor shortens that time so that the last try still fits into the wait.
 func AwayFor(chosen, left time.Duration) time.Duration {
 	return min(chosen, max(left-time.Second, time.Second/2))
 }

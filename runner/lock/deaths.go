@@ -29,9 +29,10 @@ func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	afterLoss(ctx, lost[0].isHeard(), lost...)
 }
 
-// NoteEndLate is for a command whose session was lost after its end. It notes that end in the
-// ledger, so that a success counts, and tells the waiters. Without a ledger it takes no
-// longer than lateMost: this process has nothing else to do.
+// NoteEndLate is for a command whose session was lost after the command's end. On a new
+// session it notes that end in the ledger, so that a success counts, and tells the waiters
+// that the command is dead. Without a ledger it takes no longer than lateMost: this process
+// has nothing else to do.
 func (h *Held) NoteEndLate(ctx context.Context) {
 	if !h.recorded {
 		var cancel context.CancelFunc

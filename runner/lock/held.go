@@ -101,7 +101,9 @@ func (h *Held) error(err error) error {
 // releaseSQL are the queries that announce, for each lock, that its command is dead, and
 // the query that gives all locks back.
 func (h *Held) releaseSQL() (words []string, unlock string) {
-	if h.showsEnd && !h.Locks[0].Shared { // else hardly anybody begins to listen just now
+	// A holder that did not wait was not followed by a line, so nobody is likely to start
+	// listening now.
+	if h.showsEnd && !h.Locks[0].Shared {
 		words = append(words, h.showEndSQL())
 	}
 	for _, l := range h.Locks {
@@ -131,8 +133,8 @@ func (h *Held) endSQL(l Lock) string {
 		return notifySQL(evidence.Channel(l.ID), h.endPayload(word))
 	}
 	// In a backend's first moments an order by places, as in a look, would take as long
-	// as all the rest. This order names the wrong session when the time of tickets has
-	// begun anew; then the right one tries a little later.
+	// as all the rest. This order names the wrong session when the tickets' time has
+	// wrapped; then the right one tries a little later.
 	order := "objid"
 	if len(h.Locks) > 1 { // waiters for this lock come before those for another
 		order = fmt.Sprintf("classid <> '%d', objid", lockkey.Ticket(l.ID))

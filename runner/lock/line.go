@@ -76,8 +76,7 @@ func (b *Bid) lineOf() lockkey.ID {
 
 func (b *Bid) lineClass() uint32 { return lockkey.Ticket(b.lineOf()) }
 
-// ticketTime is now in the time of tickets, 10 ms each. It begins anew every 497
-// days.
+// ticketTime is the current time in units of 10 ms, modulo 2³²; it wraps every 497 days.
 func ticketTime() uint32 { return uint32(time.Now().UnixMilli() / 10) }
 
 // mostTickets is how many numbers are tried. No more waiters can come in 10 ms.

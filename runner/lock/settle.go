@@ -15,7 +15,11 @@ import (
 //
 // A command starts only if all of this holds, in this order:
 //
+//	the server is fit for it          the login (package session, login.go)
 //	the claim is complete             Bid.Complete, after a try
+//	the delay is known                Bid.verdict, with each lock that is granted: by what was heard
+//	                                  (Evidence.Verdict) or, after a first try, by the server's
+//	                                  age (Session.FirstTryDelay)
 //	no earlier command is alive       waitOut; with a ledger drawAndStart, which also
 //	                                  obeys a pause and --once-per
 //	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token

@@ -78,8 +78,8 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	return nil
 }
 
-// wordsSQL is the query that announces how the commands ended. As with tell, its commit does
-// not wait for the disk.
+// wordsSQL is the query that announces how the commands ended. As in notifySQL, the commit
+// does not wait for the disk.
 func (t Turnover) wordsSQL() string {
 	if len(t.Ended) == 0 {
 		return ""

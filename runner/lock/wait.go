@@ -32,7 +32,7 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool
 		}
 		b.line.decide(b.events())
 		b.line.heedAlarm()
-		if b.line.tryAt.IsZero() || time.Now().Before(b.line.tryAt) { // a try that is due verifies
+		if b.line.tryAt.IsZero() || time.Now().Before(b.line.tryAt) { // l.try verifies by itself
 			if err := b.verify(ctx); err != nil {
 				return false, err
 			}
