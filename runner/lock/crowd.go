@@ -38,8 +38,8 @@ func NextLook(rank int, moved bool, last, lease time.Duration) time.Duration {
 }
 
 // MayStay says whether a waiter keeps its connection, given the server's free connections
-// and its total. There is room for waiters while more than a fifth of all, and
-// more than five, are free. The last in line are the first to go.
+// and its total. There is room for waiters while more than a fifth of all, and more than
+// five, are free. The last in line are the first to go.
 func MayStay(rank, waiting, free, of int) bool {
 	const share, least = 5, 5
 	lacking := max(of/share, least) + 1 - free

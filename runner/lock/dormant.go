@@ -39,7 +39,8 @@ func (l *line) goDormant(ctx context.Context) error {
 // wake makes a dormant waiter listen, and look again, which marks it.
 func (l *line) wake(ctx context.Context) error {
 	l.b.beatPlainly()
-	return l.b.Listen(ctx)
+	_, err := l.ask(ctx, l.b.beginListening()...)
+	return err
 }
 
 // callIfFew calls while few listen and others are dormant. In the lines of several locks

@@ -47,7 +47,6 @@ type line struct {
 	gated    bool       // holds the gate
 
 	rank     int
-	moved    bool          // forward, at the last look
 	looks    time.Duration // how far apart they are
 	ahead    []uint32      // the sessions before this one, the next first
 	free     int           // how many looks in a row have shown no holder
@@ -135,23 +134,18 @@ func ticketID(of lockkey.ID, ticket uint32) lockkey.ID {
 }
 
 // join takes a ticket, and then listens if it is one of the first.
-func (b *Bid) join(ctx context.Context) error {
-	l := b.line
-	if l == nil {
-		l = &line{b: b, ticket: b.ticket}
-		b.line = l
-	}
-	if l.ticketed && l.of != b.lineOf() { // the next of several locks
+func (l *line) join(ctx context.Context) error {
+	if l.ticketed && l.of != l.b.lineOf() { // the next of several locks
 		if err := l.leave(ctx); err != nil {
 			return err
 		}
 		l.ticket = 0
 	}
-	l.of = b.lineOf()
+	l.of = l.b.lineOf()
 	if l.ticketed {
 		return l.look(ctx)
 	}
-	found, err := b.look(ctx, append(b.beginListening(), l.ticketSQL())...)
+	found, err := l.ask(ctx, append(l.b.beginListening(), l.ticketSQL())...)
 	if err != nil {
 		return err
 	}
@@ -211,11 +205,18 @@ func (l *line) gate() lockkey.ID {
 
 // look finds out the place in line, and acts on it.
 func (l *line) look(ctx context.Context) error {
-	found, err := l.b.look(ctx)
+	found, err := l.ask(ctx)
 	if err != nil {
 		return err
 	}
 	return l.digest(ctx, found)
+}
+
+// ask is Bid.look, and notes whether that took the mark.
+func (l *line) ask(ctx context.Context, before ...string) (*look, error) {
+	found, err := l.b.look(ctx, before...)
+	l.marked = l.marked || err == nil && found.mark
+	return found, err
 }
 
 // digest draws the conclusions from a look, in this order: whether to listen; the place in
@@ -233,7 +234,8 @@ func (l *line) digest(ctx context.Context, found *look) (err error) {
 		return err
 	}
 	own := l.b.s.BackendPID()
-	l.moved, l.rank, l.ahead = found.rank < l.rank || l.rank == 0, found.rank, nil
+	moved := found.rank < l.rank || l.rank == 0
+	l.rank, l.ahead = found.rank, nil
 	for _, s := range found.Line {
 		if s.PID == own {
 			break
@@ -245,7 +247,7 @@ func (l *line) digest(ctx context.Context, found *look) (err error) {
 		l.free = 0
 	}
 	now := time.Now()
-	l.looks = NextLook(found.rank, l.moved, l.looks, l.b.cfg.Session.Lease)
+	l.looks = NextLook(found.rank, moved, l.looks, l.b.cfg.Session.Lease)
 	l.lookAt = now.Add(l.looks)
 	if l.rank <= triesWhatsFree && l.free >= 2 {
 		l.tryAt = now

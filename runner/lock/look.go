@@ -59,9 +59,6 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 		if parseErr = l.parse(answers[len(answers)-1], b.s.BackendPID()); parseErr != nil {
 			return
 		}
-		if l.mark {
-			b.line.marked = true
-		}
 		for id, h := range b.heard {
 			h.Saw(&l.Look, id, asOf[id])
 		}
