@@ -29,7 +29,7 @@ type Bid struct {
 	mailbox   mailbox                           // what was heard, for the line
 	news      chan struct{}                     // something was heard
 	line      *line                             // where it waits, or nil
-	ears      []lockkey.ID                      // the locks whose ears it holds
+	marks     []lockkey.ID                      // the locks whose common marks it holds
 
 	server        string       // with a second session: the server's identity
 	unknownHolder bool         // a try was refused, and the evidence knows of no holder: the next step looks

@@ -19,10 +19,11 @@
 //	look      a question for all that the server shows of a lock; each row is a seat
 //	watch     what the first in line ask of the holder alone, by their heartbeat
 //	burst     many tries in one statement, when the lock is about to be freed
-//	dormant   a waiter so far behind that it doesn't listen; a mark shows who does
+//	mark      a lock that shows that its owner listens: each ticket has one, and all that
+//	          listen without standing in line share one
+//	dormant   a waiter so far behind that it doesn't listen, and has no mark
 //	call      what makes the dormant listen: a lock that they can't have
 //	gate      a lock that the first in line holds against newcomers
-//	ear       a ticket that all share that listen without standing in line
 //	evidence  what a waiter has heard and seen of a lock's holders, and the verdict that
 //	          follows from it: start at once, or after a delay (package evidence)
 //	word      what is said on a lock's NOTIFY channel: started, clean, dead, left

@@ -95,7 +95,7 @@ SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l
 	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())), %[7]s
 FROM l LEFT JOIN l AS own ON own.pid = pg_catalog.pg_backend_pid() AND own.place IS NOT NULL LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
 WHERE NOT l.mark ORDER BY l.place NULLS FIRST, l.pid LIMIT %[5]d`,
-		b.lineClass(), placeAt(ticketTime()), uint32(earNumber), inspect.Among(ids), len(ids)+mostSeats, placesBefore, mark)
+		b.lineClass(), placeAt(ticketTime()), uint32(commonTicket), inspect.Among(ids), len(ids)+mostSeats, placesBefore, mark)
 }
 
 // The columns of a row of lookSQL: those of a seat, and those that are the same in all rows
@@ -126,11 +126,6 @@ const (
 
 // placesBefore is an SQL expression for the number of those in line before this session.
 const placesBefore = "count(l.place) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) OVER ()"
-
-// placeAt is an SQL expression for a ticket's place in line, at that time of tickets.
-func placeAt(now uint32) string {
-	return fmt.Sprintf("((objid::bigint - %d + 2147483648) & 4294967295)", now)
-}
 
 func (l *look) parse(rows session.Rows, pid uint32) error {
 	for _, row := range rows {

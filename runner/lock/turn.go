@@ -1,0 +1,143 @@
+package lock
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/pglead/pglead/runner/lock/evidence"
+)
+
+// When a waiter in line tries, and when it looks. line.act does so at tryAt and lookAt, which
+// these events move:
+//
+//	event                        tries                               looks                   in
+//	a look                       –                                   after NextLook          plan
+//	  shows no holder            the first: at once, or turnPatience
+//	                             later if others know more           –                       plan
+//	  as did the one before      up to triesWhatsFree: at once       –                       plan
+//	  shows no token             –                                   after namedAfter        watchSpeaker
+//	  after which a watch begins –                                   after two leases        startWatch
+//	  or none                    the first: after TryEvery           –                       tryLater
+//	started is heard             no more                             the first few: once the
+//	                                                                 holder can be watched   decide
+//	  from a stranger            as before, up to triesWhatsFree     these: within lookAtOnce  decide
+//	clean, dead, left is heard   after turnDelay; the first, and one
+//	                             that is named, many times           –                       decide
+//	the waiter is called         –                                   at once                 wait
+//	the watch: silent, or other  –                                   at once                 lookOrTry
+//	the watch: free, or gone     the first: at once, unless its turn
+//	                             is near                             at once                 lookOrTry
+//	a silent holder is ended     at once, many times                 –                       endSilent
+//	a try is refused             the first without a watch: after
+//	                             TryEvery                            at once, if no known
+//	                                                                 holder explains it, or
+//	                                                                 after many tries        try
+//	the waiter becomes dormant   no more                             –                       goDormant
+const (
+	// turnPatience is how long the lock is left to each of those who are before.
+	turnPatience = 300 * time.Millisecond
+	// triesWhatsFree is the last rank that tries what two looks have shown to be free.
+	triesWhatsFree = 3
+)
+
+// lookAtOnce is how soon the first in line look at a holder that they have not seen
+// before. A stranger's word of a start makes them do no more than that.
+const lookAtOnce = 2 * time.Millisecond
+
+// lookAtNew is how soon those who are to watch a new holder look at it: just after its first
+// heartbeat. Its silence counts from then. Brief commands are over before.
+const lookAtNew = firstBeat + lookAfter
+
+// namedAfter is how soon a holder that shows no token is looked at again. It may be about to
+// draw one, and the word of its death names that.
+const namedAfter = 20 * time.Millisecond
+
+// plan decides by a look when to look again, and whether to try.
+func (l *line) plan(found *look, moved bool) {
+	now := time.Now()
+	l.looks = NextLook(found.rank, moved, l.looks, l.b.cfg.Session.Lease)
+	l.lookAt = now.Add(l.looks)
+	if l.rank <= triesWhatsFree && l.free >= 2 {
+		l.tryAt = now
+	}
+	if l.rank <= 1 && l.tryAt.IsZero() && l.b.cfg.Claim.Gate == nil && !found.holds(l.of) {
+		l.tryAt = now
+		if l.knowsLess(found) {
+			l.tryAt = now.Add(turnPatience)
+		}
+	}
+}
+
+// knowsLess says whether others in line know more of the last holder than this waiter, which
+// has come back to its place and heard nothing. It would have to hold the lock for the
+// lock-delay, and one of them, whom the holder may have named, can start at once.
+func (l *line) knowsLess(found *look) bool {
+	listening := found.marked
+	if l.marked {
+		listening--
+	}
+	h := l.b.heard[l.of]
+	return listening > 0 && (h == nil || !h.Any())
+}
+
+// tryLater has the first in line try in a while anyway, unless the heartbeat watches.
+func (l *line) tryLater() {
+	if l.rank == 1 && l.tryAt.IsZero() && l.watched.state() == off {
+		l.tryAt = time.Now().Add(TryEvery)
+	}
+}
+
+// decide decides by what was heard when to try, and when to look.
+func (l *line) decide(events []evidence.Announcement) {
+	now := time.Now()
+	for _, e := range events {
+		switch e.Word {
+		case evidence.Started:
+			l.burst, l.free = false, 0
+			// A stranger's word doesn't cancel the try of those that look at once.
+			if l.rank > triesWhatsFree || l.b.trusts(e.PID) {
+				l.tryAt = time.Time{}
+			}
+			if i := slices.Index(l.ahead, e.PID); i >= 0 {
+				l.ahead = slices.Delete(l.ahead, i, i+1)
+				l.rank = max(1, l.rank-1)
+			}
+			if l.rank <= triesWhatsFree && !l.b.trusts(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
+				l.lookAt = now.Add(rand.N(lookAtOnce))
+			}
+			if soon := now.Add(lookAtNew); l.rank <= mostWatchers && soon.Before(l.lookAt) {
+				l.lookAt = soon
+			}
+			l.tryLater()
+		case evidence.Clean, evidence.Dead, evidence.Left:
+			// A repeated word must not put off a turn that is near.
+			if at := now.Add(l.turnDelay(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
+				l.tryAt = at
+			}
+			l.burst = l.burst || l.rank == 1 || e.To == l.b.s.BackendPID()
+		}
+	}
+}
+
+// turnDelay is how long the lock is left to those before this session, after a word of an end.
+func (l *line) turnDelay(e evidence.Announcement) time.Duration {
+	switch {
+	case e.To == l.b.s.BackendPID():
+		return 0
+	case e.To == 0 || len(l.ahead) > 0:
+	case l.rank == 1: // the holder has named another session
+		return turnPatience
+	}
+	return turnPatience * time.Duration(max(0, l.rank-1))
+}
+
+// lookOrTry makes it time for a look, and for a try if the very first in line was to make one.
+// A turn that is near stays as it is: a holder may have named another session, which is to
+// take the free lock before.
+func (l *line) lookOrTry(a alarm, now time.Time) {
+	l.lookAt = now
+	if a == toTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > turnPatience) {
+		l.tryAt = now
+	}
+}
