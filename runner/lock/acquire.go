@@ -70,8 +70,8 @@ type Config struct {
 const Forever = time.Duration(math.MaxInt64)
 
 // Acquire opens a session, takes the lock on it, and returns when a command may be
-// started under it. It waits for obstacles to pass that do so by themselves, for as
-// long as Wait allows. Errors are
+// started under it. It waits while an obstacle stands that passes by itself, for as long
+// as Wait allows. Errors are
 //
 //	*ConflictError                            somebody else has it
 //	*ledger.PausedError, *ledger.DoneError    the ledger says that nobody should start
@@ -154,7 +154,7 @@ func (b *Bid) takeAndSettle(ctx context.Context) (*Held, error) {
 
 // take takes the lock: it tries first, and then waits for as long as it may.
 func (b *Bid) take(ctx context.Context) error {
-	// One that comes back has a place in line, and must not pass those before it.
+	// A bid that comes back has a place in line, and must not pass those before it.
 	tries := len(b.contested) == 0 || b.cfg.Session.Transaction
 	if tries {
 		if _, err := b.Try(ctx); err != nil || b.Complete() {

@@ -55,8 +55,8 @@ func noGrant() grant { return grant{coversEarlier: true} }
 // drawn says whether the token has been drawn.
 func (g *grant) drawn() bool { return g.Token != 0 }
 
-// startsAtOnce says whether the grant came without a delay, or evidence has ended that before
-// it began: no earlier command can be alive.
+// startsAtOnce says whether the command may start without a delay: by the evidence no earlier
+// command is alive.
 func (g *grant) startsAtOnce() bool { return g.delay == 0 }
 
 // undraw forgets the token, and what the ledger may have noted under it.
@@ -173,8 +173,8 @@ func tryEach(locks []Lock, try func(Lock) string) string {
 }
 
 // noteResult notes the result n of a try: it has taken the first n locks or, with a gate,
-// the one at place n. Every grant comes through here. It asks what is known of each lock how long
-// the last holder's command may be alive.
+// the one at place n. Every grant comes through here. The verdict on each lock says how long the
+// last holder's command may be alive.
 func (b *Bid) noteResult(n int) (some bool, err error) {
 	missing := b.missing()
 	if n < 0 || n > len(missing) {
@@ -242,7 +242,7 @@ func (b *Bid) refused() []Lock {
 }
 
 // GiveBack frees locks under which no command was started. It announces a clean end of a
-// token that was drawn only if no earlier command can be alive: those who hear it start.
+// token that was drawn only if no earlier command can be alive: a waiter that hears it starts at once.
 func (b *Bid) GiveBack(ctx context.Context) error {
 	if len(b.grant.Locks) == 0 {
 		return nil

@@ -55,7 +55,7 @@ func (f followers) patience(lease time.Duration) time.Duration {
 	return 0
 }
 
-// callEvery is how often a calling holder looks who listens.
+// callEvery is how often a calling holder looks whether anybody listens.
 const callEvery = 20 * time.Millisecond
 
 // call calls those who may be next, and returns when one of them listens or nobody is

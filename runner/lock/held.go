@@ -86,7 +86,7 @@ func (h *Held) Release(ctx context.Context) error {
 }
 
 // Close ends the session, and frees with it what is still held. After a brief tenure it
-// first waits out that stay.
+// first waits for the rest of stayAfterBrief.
 func (h *Held) Close() {
 	if !h.cfg.SharedSession {
 		time.Sleep(time.Until(h.stays))

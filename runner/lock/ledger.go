@@ -52,10 +52,9 @@ func (b *Bid) startsWithToken(locks []Lock) bool {
 	return len(tokens) == 0 && !blind
 }
 
-// warmUp has the session of one of the first in line read what it needs for a start, as
-// each does the first time: between two commands that would take 0.7 ms. It is a start
-// without a token, which starts nothing. What keeps the ledger from answering is for
-// the start itself to say.
+// warmUp makes a start without a token, which starts nothing, for one of the first in line.
+// The session then has read what the first start of each session reads: between two commands
+// that would take 0.7 ms. If the ledger can't answer, the start itself will say why.
 func (l *line) warmUp(ctx context.Context) error {
 	b := l.b
 	locks := b.cfg.Claim.Locks
@@ -166,7 +165,8 @@ func (b *Bid) noteCoverage(w *startAttempt) {
 	b.grant.coversEarlier = v.Delay == 0 && v.CoversEarlier
 }
 
-// noteEvidence puts into the proof what was announced, and how long was waited, by now.
+// noteEvidence puts into the proof what has been announced by now, and whether the locks have
+// been held for long enough.
 func (b *Bid) noteEvidence(w *startAttempt) {
 	if !w.proof.Sure && (b.verdictOnAll(b.grant.Locks).Delay == 0 || w.held() >= w.demands) {
 		w.proof.Sure = true

@@ -13,9 +13,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// The line is a number of sessions that block nowhere. Each has a ticket, an advisory
-// lock of its own whose number says when it came, and is idle between two looks. The
-// order is only for fairness; the lock itself keeps the promise.
+// The line is the sessions that wait. None of them blocks in the server: each is idle between
+// two looks. Each has a ticket, an advisory lock of its own whose number says when it came.
+// The order is only for fairness; the lock itself keeps the promise.
 //
 //	rank 1    named by the clean end of the holder, it tries many times in one
 //	          statement, the first at once. It watches the holder (silence.go),
@@ -50,7 +50,7 @@ type line struct {
 	prepared string          // the name of the prepared statement that watches the holder
 	limits   *inspect.Limits // the server's, once they are known
 	warm     bool            // a start without a token was made (warmUp)
-	calling  bool            // those who are dormant
+	calling  bool            // the dormant waiters
 	called   atomic.Bool     // somebody has called this one
 }
 
@@ -193,7 +193,7 @@ func (l *line) place(found *look) (moved bool) {
 }
 
 // duties does what this place in line is there for: the first keeps newcomers out, the others
-// make room; all call those who are dormant, and the first few watch the holder.
+// make room; all call the dormant waiters if few listen, and the first few watch the holder.
 func (l *line) duties(ctx context.Context, found *look) error {
 	keepOrder := l.takeGate
 	if l.rank > 1 {
@@ -216,7 +216,7 @@ func (l *line) duties(ctx context.Context, found *look) error {
 }
 
 // takeGate takes the gate for the first in line. It keeps newcomers from taking one of
-// several locks before it, and readers, of which there might always be another.
+// several locks before it, and readers, which might come for ever.
 func (l *line) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
 	if l.gated || l.b.cfg.Claim.Gate == nil && (l.b.shared() || !readers) {

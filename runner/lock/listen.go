@@ -11,8 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
-// Listen begins to collect the words about the locks, and then looks who has them. In the
-// other order a holder could begin unseen and unheard.
+// Listen begins to collect the words about the locks, and then looks for their holders. In
+// the other order a holder could begin unseen and unheard.
 func (b *Bid) Listen(ctx context.Context) error {
 	listen := b.beginListening()
 	if len(listen) == 0 && !b.unknownHolder {

@@ -24,7 +24,7 @@ type look struct {
 	holders  []seat           // those of Holders, with their last requests
 	rank     int              // of this session's ticket, from 1; 0 without one
 	waiting  int              // the number of all in line
-	marked   int              // of them, those who listen
+	marked   int              // the number of those in line that listen
 	ticket   uint32           // of this session, or 0
 	mark     bool             // it was taken for this ticket
 }
@@ -77,7 +77,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 // last that is done, so that a holder which goes by the mark has been seen by then.
 //
 // A ticket's place is its distance from now, as a signed number of 32 bits: the lower
-// half of its number is a time that begins anew every 497 days.
+// half of its number is a time that wraps every 497 days.
 func (b *Bid) lookSQL() string {
 	ids := b.cfg.Claim.Sought().Locks
 	mark := "NULL"

@@ -68,8 +68,8 @@ func (cfg *Config) left() time.Duration {
 }
 
 // pauses are those between attempts to connect. They double, so that the waiters don't
-// overrun a server that comes up again. But the first in line, whom the next command
-// depends on, don't pause for longer than frontAgain while nobody answers, for frontFor. A
+// overrun a server that comes up again. But the first in line, on which the next command
+// depends, don't pause for longer than frontAgain while nobody answers, for frontFor. A
 // server that answers that it is not ready writes a line to its log each time.
 type pauses struct {
 	backoff, front *pace.Backoff

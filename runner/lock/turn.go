@@ -35,7 +35,7 @@ import (
 //	                                                                 after many tries        try
 //	the waiter becomes dormant   no more                             –                       goDormant
 const (
-	// turnPatience is how long the lock is left to each of those who are before.
+	// turnPatience is how long a waiter leaves a free lock to each one before it.
 	turnPatience = 300 * time.Millisecond
 	// triesWhatsFree is the last rank that tries what two looks have shown to be free.
 	triesWhatsFree = 3
@@ -45,8 +45,8 @@ const (
 // before. A stranger's word of a start makes them do no more than that.
 const lookAtOnce = 2 * time.Millisecond
 
-// lookAtNew is how soon those who are to watch a new holder look at it: just after its first
-// heartbeat. Its silence counts from then. Brief commands are over before.
+// lookAtNew is how soon the waiters that are to watch a new holder look at it: just after its
+// first heartbeat, since its silence counts from then. Brief commands are over before.
 const lookAtNew = firstBeat + lookAfter
 
 // namedAfter is how soon a holder that shows no token is looked at again. It may be about to

@@ -9,7 +9,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// wait is Bid.wait in line.
+// wait stands in line: see Bid.wait.
 func (l *line) wait(ctx context.Context) (granted bool, err error) {
 	b := l.b
 	if err := l.join(ctx); err != nil {
@@ -108,7 +108,7 @@ func (l *line) try(ctx context.Context) (granted bool, err error) {
 		return granted, err
 	}
 	if burst {
-		if err := b.verify(ctx); err != nil { // one who had the lock meanwhile may have said so
+		if err := b.verify(ctx); err != nil { // a session that had the lock meanwhile may have said so
 			return false, err
 		}
 		b.noteRefusal()

@@ -57,7 +57,8 @@ func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) err
 	beat := session.BeatEvery(l.b.cfg.Session.Lease)
 	every := beat
 	if l.rank == 1 && l.b.s.Encrypted() {
-		// So may be the holder's connection, on which its guard can't say that it was killed.
+		// The holder's connection may be encrypted, too. Then the holder's guard can't say
+		// that its pglead was killed.
 		every /= 2
 	}
 	next := func(age time.Duration) time.Duration {
@@ -85,7 +86,7 @@ func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) err
 		return calm, min(every, left)
 	})
 	first := next(s.Age)
-	if s.Age < firstBeat { // that may have been its start, of which this session has heard nothing
+	if s.Age < firstBeat { // that may have been its start, which this session has not heard
 		first = firstBeat - s.Age + lookAfter
 	}
 	l.b.s.BeatAt(min(boottime.Now().Add(first), w.over()))
