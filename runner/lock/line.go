@@ -27,6 +27,10 @@ import (
 //	up to 24  listens, and is marked as one that does.
 //	others    are dormant (dormant.go), and look: often while the line moves, and more
 //	          and more seldom, the further behind they are, while it stands.
+//
+// turn.go has when each tries and looks.
+
+// mostWatchers is how many of the first in line watch the holder.
 const mostWatchers = 3
 
 // line is a bid's place among the waiters.

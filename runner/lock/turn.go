@@ -11,29 +11,27 @@ import (
 // When a waiter in line tries, and when it looks. line.act does so at tryAt and lookAt, which
 // these events move:
 //
-//	event                        tries                               looks                   in
-//	a look                       –                                   after NextLook          plan
-//	  shows no holder            the first: at once, or turnPatience
-//	                             later if others know more           –                       plan
-//	  as did the one before      up to triesWhatsFree: at once       –                       plan
-//	  shows no token             –                                   after namedAfter        watchSpeaker
-//	  after which a watch begins –                                   after two leases        startWatch
-//	  or none                    the first: after TryEvery           –                       tryLater
-//	started is heard             no more                             the first few: once the
-//	                                                                 holder can be watched   decide
-//	  from a stranger            as before, up to triesWhatsFree     these: within lookAtOnce  decide
-//	clean, dead, left is heard   after turnDelay; the first, and one
-//	                             that is named, many times           –                       decide
-//	the waiter is called         –                                   at once                 wait
-//	the watch: silent, or other  –                                   at once                 lookOrTry
-//	the watch: free, or gone     the first: at once, unless its turn
-//	                             is near                             at once                 lookOrTry
-//	a silent holder is ended     at once, many times                 –                       endSilent
-//	a try is refused             the first without a watch: after
-//	                             TryEvery                            at once, if no known
-//	                                                                 holder explains it, or
-//	                                                                 after many tries        try
-//	the waiter becomes dormant   no more                             –                       goDormant
+//	event                           what follows                                        in
+//	a look                          the next look after NextLook                        plan
+//	  that shows no holder          the first tries at once, or turnPatience later if
+//	                                others know more of the last holder                 plan
+//	  as did the look before        up to triesWhatsFree all try at once                plan
+//	  after which a watch begins    the next look after two leases                      startWatch
+//	    of a holder without token   the next look after namedAfter                      watchSpeaker
+//	  without a watch, or a try     the first tries after TryEvery                      tryLater
+//	started is heard                no try; the first few look after lookAtNew          decide
+//	  from a stranger               up to triesWhatsFree all look within lookAtOnce,
+//	                                and try as before                                   decide
+//	clean, dead or left is heard    a try after turnDelay: a burst, if this waiter is
+//	                                the first, or is named                              decide
+//	a call                          a look at once                                      wait
+//	the watch: silent, or changed   a look at once                                      lookOrTry
+//	the watch: the lock is free     a look at once; the first tries at once, unless its
+//	                                turn is near                                        lookOrTry
+//	a silent session is ended       a burst at once                                     endSilent
+//	a try is refused                a look at once after a burst, or if no known holder
+//	                                explains it                                         try
+//	the waiter becomes dormant      no try                                              goDormant
 const (
 	// turnPatience is how long a waiter leaves a free lock to each one before it.
 	turnPatience = 300 * time.Millisecond
