@@ -183,7 +183,8 @@ func (e *each) bid(j *job) *lock.Bid {
 		return b
 	}
 	locking := e.node.common.Config
-	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []lock.Lock{j.Lock}, Polled: true}
+	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []lock.Lock{j.Lock}}
+	locking.SharedSession = true
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass nobody has listened since the pass before
 }
 

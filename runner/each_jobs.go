@@ -150,15 +150,15 @@ type connection struct {
 func (e *each) openConnection(ctx context.Context) (*connection, error) {
 	var s *session.Session
 	locking := e.node.common.Config
-	err := locking.Persist(ctx, func(left func() time.Duration) (rank int, err error) {
-		s, err = locking.OpenSession(ctx, left())
+	err := locking.Persist(ctx, func() (err error) {
+		s, err = locking.OpenSession(ctx)
 		if err == nil && !e.cfg.Session.Transaction {
 			s.OnNotify(e.channel(), e.hear)
 			if _, err = s.Query(ctx, `LISTEN "`+e.channel()+`"`); err != nil {
 				s.Close()
 			}
 		}
-		return 0, err
+		return err
 	})
 	if err != nil {
 		return nil, err

@@ -56,11 +56,15 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	for pause := restartFirst; ; {
 		outcome, err := n.once()
 		n.common.Session.Database = session.Elsewhere(n.common.Session.Database, err)
-		n.common.WasHolder = errors.As(err, new(*LockLostError))
+		lost := errors.As(err, new(*LockLostError))
+		n.common.Rank = 0
+		if lost {
+			n.common.Rank = 1
+		}
 		switch {
 		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !*n.common.Reached:
 			return outcome, err
-		case n.common.WasHolder:
+		case lost:
 			// Somebody else leads by now, or nobody can: no reason to pause.
 			cfg.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
 			cfg.Watch.resting(time.Now())

@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -19,6 +20,12 @@ type Config struct {
 	Claim   Claim
 	Session session.Config
 	Wait    time.Duration // 0 tries once, Forever has no end
+
+	// SharedSession says that other commands of a list use the session, too, at the same time
+	// or later. So its name shows no token, and no release ends it. Other workers on the list
+	// come back for a lock without standing in line: starts and clean ends are announced even
+	// if nobody stands there.
+	SharedSession bool
 
 	// Description is what sessions say of themselves, to which a grant adds.
 	Description inspect.Description
@@ -40,8 +47,9 @@ type Config struct {
 	// rides out every error. If it is nil, the run rides out passing errors only.
 	Reached *bool
 
-	// WasHolder says that the run had the lock until a moment ago.
-	WasHolder bool
+	// Rank is the place in line that the run had in its last session: 1 if it had the lock,
+	// 0 if it had no place. The first in line come back sooner after an outage.
+	Rank int
 
 	// Prepare (of package runner: the start of the guard) is called once for each
 	// session, beside the questions to the server or the wait: there the caller makes
@@ -54,14 +62,16 @@ type Config struct {
 
 	Observer Observer
 	Log      *slog.Logger
+
+	until time.Time // when the wait is over, from Persist on; zero: never
 }
 
 // Forever is a wait without end.
 const Forever = time.Duration(math.MaxInt64)
 
 // Acquire opens a session, takes the lock on it, and returns when a command may be
-// started under it. It waits for obstacles to pass that do so by themselves, for as
-// long as Wait allows. Errors are
+// started under it. It waits while an obstacle stands that passes by itself, for as long
+// as Wait allows. Errors are
 //
 //	*ConflictError                            somebody else has it
 //	*ledger.PausedError, *ledger.DoneError    the ledger says that nobody should start
@@ -72,11 +82,11 @@ const Forever = time.Duration(math.MaxInt64)
 func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
 	began := time.Now()
 	a := acquisition{cfg: cfg}
-	err = cfg.Persist(ctx, func(left func() time.Duration) (rank int, err error) {
-		held, err = a.attempt(ctx, left)
+	err = a.cfg.Persist(ctx, func() (err error) {
+		held, err = a.attempt(ctx)
 		a.cfg.Session.Database = session.Elsewhere(a.cfg.Session.Database, err)
 		a.crowded = a.crowded || isFull(err)
-		return a.rank, err
+		return err
 	})
 	if err == nil {
 		held.Took = time.Since(began)
@@ -89,19 +99,18 @@ type acquisition struct {
 	cfg      Config
 	reopened bool   // this is not its first session
 	ticket   uint32 // the ticket that it had in an earlier one, or 0
-	rank     int    // and its place in line then
 	said     bool   // the log says that a ledger is not used
 	crowded  bool   // the server had no room for it at some time
 }
 
 // attempt is what Acquire does with one session.
-func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*Held, error) {
+func (a *acquisition) attempt(ctx context.Context) (*Held, error) {
 	cfg := a.cfg
 	returning := a.reopened
 	if !returning { // else it has a place in line, and must not pass those before it
 		cfg.Session.FirstQuestion = cfg.FirstTrySQL()
 	}
-	s, err := cfg.OpenSession(ctx, left())
+	s, err := cfg.OpenSession(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -111,16 +120,16 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 	b := NewBid(s, a.cfg, returning)
 	b.ticket, a.reopened = a.ticket, true
 	b.preparation = newPreparation(s, cfg.Prepare)
-	held, err := b.takeAndSettle(ctx, left)
-	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && left() > 0; {
-		if err = b.waitForResume(ctx, paused, left); err == nil {
+	held, err := b.takeAndSettle(ctx)
+	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && cfg.left() > 0; {
+		if err = b.waitForResume(ctx, paused); err == nil {
 			b.resumed(returning || b.Listens())
-			held, err = b.takeAndSettle(ctx, left)
+			held, err = b.takeAndSettle(ctx)
 		}
 	}
 	if err != nil {
 		if b.line != nil && b.line.ticket != 0 {
-			a.ticket, a.rank = b.line.ticket, b.line.rank
+			a.ticket, a.cfg.Rank = b.line.ticket, cmp.Or(b.line.rank, a.cfg.Rank)
 		}
 		b.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
@@ -129,14 +138,14 @@ func (a *acquisition) attempt(ctx context.Context, left func() time.Duration) (*
 		s.Close()
 		return nil, err
 	}
-	held.ownsSession, held.next = true, a.succession(b)
+	held.next = a.succession(b)
 	held.watchRequests()
 	cfg.answered()
 	return held, nil
 }
 
-func (b *Bid) takeAndSettle(ctx context.Context, left func() time.Duration) (*Held, error) {
-	if err := b.take(ctx, left); err != nil {
+func (b *Bid) takeAndSettle(ctx context.Context) (*Held, error) {
+	if err := b.take(ctx); err != nil {
 		return nil, err
 	}
 	b.cfg.Observer.away(nil)
@@ -144,16 +153,16 @@ func (b *Bid) takeAndSettle(ctx context.Context, left func() time.Duration) (*He
 }
 
 // take takes the lock: it tries first, and then waits for as long as it may.
-func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
-	// One that comes back has a place in line, and must not pass those before it.
+func (b *Bid) take(ctx context.Context) error {
+	// A bid that comes back has a place in line, and must not pass those before it.
 	tries := len(b.contested) == 0 || b.cfg.Session.Transaction
 	if tries {
-		if complete, err := b.Try(ctx); err != nil || complete {
+		if _, err := b.Try(ctx); err != nil || b.Complete() {
 			return err
 		}
 	}
 	switch {
-	case left() > 0:
+	case b.cfg.left() > 0:
 	case tries:
 		return b.refuse(ctx)
 	default:
@@ -164,12 +173,8 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 		return err
 	}
 	defer b.cfg.Observer.beside(ctx, b.s)()
-	wait := b.wait
-	if b.cfg.Session.Transaction {
-		wait = b.poll
-	}
-	for left() > 0 {
-		granted, err := wait(ctx, left)
+	for b.cfg.left() > 0 {
+		granted, err := b.wait(ctx)
 		if err == nil && granted && !b.Complete() {
 			_, err = b.Try(ctx) // the rest of several locks
 		}
@@ -183,7 +188,7 @@ func (b *Bid) take(ctx context.Context, left func() time.Duration) error {
 
 // lastTry tries once more when the time is up, then gives up.
 func (b *Bid) lastTry(ctx context.Context) error {
-	if complete, err := b.Try(ctx); err != nil || complete {
+	if _, err := b.Try(ctx); err != nil || b.Complete() {
 		return err
 	}
 	return b.refuse(ctx)
@@ -199,16 +204,28 @@ func (b *Bid) beginWait() error {
 	return b.preparation.done()
 }
 
+// wait waits until something is granted or the time is up. Of several locks that is the next
+// one: Try takes the rest.
+func (b *Bid) wait(ctx context.Context) (granted bool, err error) {
+	if b.cfg.Session.Transaction {
+		return b.poll(ctx)
+	}
+	if b.line == nil {
+		b.line = &line{b: b, ticket: b.ticket}
+	}
+	return b.line.wait(ctx)
+}
+
 // poll is wait for a transaction, which has no line.
-func (b *Bid) poll(ctx context.Context, left func() time.Duration) (granted bool, err error) {
+func (b *Bid) poll(ctx context.Context) (granted bool, err error) {
 	if _, err := b.s.Second(ctx); err != nil { // see session.Open
 		return false, err
 	}
-	for polls := PollBackoff(); left() > 0; {
+	for polls := PollBackoff(); b.cfg.left() > 0; {
 		if err := b.cfg.Observer.reportWait(ctx, b); err != nil {
 			return false, err
 		}
-		if !pace.Sleep(ctx, min(pace.Between(PollBounds(polls)), left())) {
+		if !pace.Sleep(ctx, min(pace.Between(PollBounds(polls)), b.cfg.left())) {
 			return false, context.Cause(ctx)
 		}
 		if granted, err := b.Try(ctx); err != nil || granted {

@@ -14,7 +14,7 @@ func TestAlarm(t *testing.T) {
 		alarm alarm
 		rank  int
 		turn  time.Duration // until it would try; 0: it wouldn't
-		want  time.Duration // likewise, after the alarm
+		want  time.Duration // the same after the alarm
 		tries bool
 	}{
 		{"the lock is free", toTry, 1, 0, 0, true},

@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -40,4 +43,40 @@ func notifySQL(channel, payload string) string {
 func Tell(ctx context.Context, s *session.Session, channel, payload string) error {
 	_, err := s.Query(ctx, notifySQL(channel, "'"+payload+"'"))
 	return err
+}
+
+// listenersSQL is a condition for the sessions that listen to what is said of these locks:
+// a waiter for one of them may want another one next. They are the sessions with marks,
+// and those of older versions, which stand in the server's own queue. A session
+// that waits for that number in another database is told in vain: to find out which
+// database this is would take as long as all the rest.
+func (c Claim) listenersSQL(locks []Lock) string {
+	classes, ids := c.classes(locks)
+	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (classid IN (%s) AND objsubid = 2 OR NOT granted AND %s)", classes, inspect.Among(ids))
+}
+
+// audienceSQL says whether anybody listens to what is said of these locks, and how many
+// in line don't.
+func (c Claim) audienceSQL(locks []Lock) string {
+	classes, ids := c.classes(locks)
+	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE objsubid = 2 OR NOT granted) > 0 AS listens,
+		count(*) FILTER (WHERE objsubid = 1 AND granted) - count(*) FILTER (WHERE objsubid = 2 AND objid <> '%d') AS dormant
+	FROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (classid IN (%s) OR NOT granted AND %s)`,
+		uint32(commonTicket), classes, inspect.Among(ids))
+}
+
+// classes are the upper halves of the tickets for these locks, and the numbers of the
+// locks for which older versions wait.
+func (c Claim) classes(locks []Lock) (list string, ids []lockkey.ID) {
+	ids = idsOf(locks)
+	lines := ids
+	if c.Gate != nil {
+		lines = []lockkey.ID{*c.Gate}
+		ids = append(ids, *c.Gate)
+	}
+	var classes []string
+	for _, line := range lines {
+		classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(line)))
+	}
+	return strings.Join(classes, ", "), ids
 }

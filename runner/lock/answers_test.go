@@ -15,9 +15,9 @@ import (
 func FuzzRows(f *testing.F) {
 	f.Add([]byte("2"))
 	f.Add([]byte("-9;1000000"))
-	f.Add([]byte("7,8,,,0,1,1;7,8,,,0,2,1"))
-	f.Add([]byte("f,0,1,1,ExclusiveLock,t,7,10,pglead:#5 k@h,t,a,b,1.5,/*pglead beat='3'lease='1h'*/,0,0,10"))
-	f.Add([]byte("t,0,1,1,ShareLock,t,7,10,x,f,,,NaN,,9,9,10"))
+	f.Add([]byte("7,8,,,,0,0,1,1;7,8,,,,0,0,2,1"))
+	f.Add([]byte("f,0,1,1,ExclusiveLock,t,7,10,pglead:#5 k@h,t,a,b,1.5,/*pglead beat='3'lease='1h'*/,0,0,0,0,10,"))
+	f.Add([]byte("t,0,1,1,ShareLock,t,7,10,x,f,,,NaN,,9,9,1,9,10,t"))
 	const testDelay, testLease = 10 * time.Second, 30 * time.Second
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var rows session.Rows
@@ -36,8 +36,8 @@ func FuzzRows(f *testing.F) {
 			b := NewBid(nil, Config{Claim: claim, Wait: time.Minute, LockDelay: testDelay, Session: session.Config{Lease: testLease}}, true)
 			if n, err := lastNumber(rows); err == nil {
 				_, err := b.noteResult(n)
-				if held := len(b.grant.locks); err == nil && held != min(n, 1) && (gated || held != n) || err != nil && held > 0 {
-					t.Errorf("%d of two locks are %v, %v", n, b.grant.locks, err)
+				if held := len(b.grant.Locks); err == nil && held != min(n, 1) && (gated || held != n) || err != nil && held > 0 {
+					t.Errorf("%d of two locks are %v, %v", n, b.grant.Locks, err)
 				}
 			}
 			_ = b.drew(rows)

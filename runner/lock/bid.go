@@ -29,7 +29,7 @@ type Bid struct {
 	mailbox   mailbox                           // what was heard, for the line
 	news      chan struct{}                     // something was heard
 	line      *line                             // where it waits, or nil
-	ears      []lockkey.ID                      // the locks whose ears it holds
+	marks     []lockkey.ID                      // the locks whose common marks it holds
 
 	server        string       // with a second session: the server's identity
 	unknownHolder bool         // a try was refused, and the evidence knows of no holder: the next step looks
@@ -39,26 +39,30 @@ type Bid struct {
 
 // grant is what a bid has been granted.
 type grant struct {
-	locks []Lock
-	slot  int           // with a gate: the place of the lock in the claim, from 1
-	delay time.Duration // how long the locks are held before the command may start
+	Tenure // from the draw on
+	Locks  []Lock
+	Slot   int           // with a gate: the place of the lock in the claim, from 1
+	delay  time.Duration // how long the locks are held before the command may start
 	// coversEarlier: a clean end of this run says that the commands of all earlier
 	// holders are dead, too (see verdict).
 	coversEarlier bool
-	tenure        Tenure // from the draw on
-	recorded      bool   // in the ledger
-	dormant       int    // how many in line were dormant when the token was drawn
+	recorded      bool // in the ledger
+	dormant       int  // how many in line were dormant when the token was drawn
 }
 
 func noGrant() grant { return grant{coversEarlier: true} }
 
 // drawn says whether the token has been drawn.
-func (g *grant) drawn() bool { return g.tenure.Token != 0 }
+func (g *grant) drawn() bool { return g.Token != 0 }
+
+// startsAtOnce says whether the command may start without a delay: by the evidence no earlier
+// command is alive.
+func (g *grant) startsAtOnce() bool { return g.delay == 0 }
 
 // undraw forgets the token, and what the ledger may have noted under it.
-func (g *grant) undraw() { g.tenure, g.recorded = Tenure{}, false }
+func (g *grant) undraw() { g.Tenure, g.recorded = Tenure{}, false }
 
-// NewBid is a bid on a session that others may use, too. It is contested if others may have had
+// NewBid is a bid on a session, which it does not close. It is contested if others may have had
 // the locks, unheard, since the caller's last session or pass.
 func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 	b := &Bid{s: s, cfg: cfg, grant: noGrant(), contested: map[lockkey.ID]bool{}, heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
@@ -71,9 +75,9 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 // Complete says whether the bid holds all that the claim asks for.
 func (b *Bid) Complete() bool {
 	if b.cfg.Claim.Gate != nil {
-		return len(b.grant.locks) == 1
+		return len(b.grant.Locks) == 1
 	}
-	return len(b.grant.locks) == len(b.cfg.Claim.Locks)
+	return len(b.grant.Locks) == len(b.cfg.Claim.Locks)
 }
 
 // missing are the locks that the claim still asks for.
@@ -81,20 +85,14 @@ func (b *Bid) missing() []Lock {
 	if b.cfg.Claim.Gate != nil {
 		return b.cfg.Claim.Locks
 	}
-	return b.cfg.Claim.Locks[len(b.grant.locks):]
+	return b.cfg.Claim.Locks[len(b.grant.Locks):]
 }
 
 // Try takes what is missing, one lock after the other, up to the first that somebody else
-// has, says whether the claim is complete, and returns at once. What it got stays with the
-// bid while the bid waits for the rest. In a transaction, or with Config.Wait 0, it is all
-// or nothing.
-func (b *Bid) Try(ctx context.Context) (complete bool, err error) {
-	_, err = b.tryNext(ctx)
-	return err == nil && b.Complete(), err
-}
-
-// tryNext is Try, but says whether any lock was granted.
-func (b *Bid) tryNext(ctx context.Context) (granted bool, err error) {
+// has, says whether it got anything, and returns at once. What it got stays with the bid
+// while the bid waits for the rest. In a transaction, or with Config.Wait 0, it is all or
+// nothing.
+func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 	if b.cfg.Session.Transaction {
 		return b.tryInTransaction(ctx)
 	}
@@ -128,7 +126,7 @@ func (b *Bid) trySQL() string {
 		return throughGate(*claim.Gate, tryEach(claim.Locks, Lock.trySQL), "0")
 	case claim.Gate != nil:
 		return tryEach(claim.Locks, Lock.trySQL)
-	case b.cfg.Wait == 0 && len(b.grant.locks) == 0:
+	case b.cfg.Wait == 0 && len(b.grant.Locks) == 0:
 		return tryAllOrNone(claim.Locks)
 	}
 	return tryAll(b.missing(), Lock.trySQL)
@@ -175,8 +173,8 @@ func tryEach(locks []Lock, try func(Lock) string) string {
 }
 
 // noteResult notes the result n of a try: it has taken the first n locks or, with a gate,
-// the one at place n. Every grant comes through here. It asks what is known of each lock how long
-// the last holder's command may be alive.
+// the one at place n. Every grant comes through here. The verdict on each lock says how long the
+// last holder's command may be alive.
 func (b *Bid) noteResult(n int) (some bool, err error) {
 	missing := b.missing()
 	if n < 0 || n > len(missing) {
@@ -184,10 +182,10 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 	}
 	won := missing[:n]
 	if b.cfg.Claim.Gate != nil && n > 0 {
-		won, b.grant.slot = missing[n-1:n], n
+		won, b.grant.Slot = missing[n-1:n], n
 	}
 	for _, l := range won {
-		b.grant.locks = append(b.grant.locks, l)
+		b.grant.Locks = append(b.grant.Locks, l)
 		v := b.verdict(l.ID)
 		b.grant.delay = max(b.grant.delay, v.Delay)
 		b.grant.coversEarlier = b.grant.coversEarlier && v.CoversEarlier
@@ -244,9 +242,9 @@ func (b *Bid) refused() []Lock {
 }
 
 // GiveBack frees locks under which no command was started. It announces a clean end of a
-// token that was drawn only if no earlier command can be alive: those who hear it start.
+// token that was drawn only if no earlier command can be alive: a waiter that hears it starts at once.
 func (b *Bid) GiveBack(ctx context.Context) error {
-	if len(b.grant.locks) == 0 {
+	if len(b.grant.Locks) == 0 {
 		return nil
 	}
 	if b.cfg.Session.Transaction {
@@ -255,20 +253,20 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 		b.dropGrant()
 		return b.error(err)
 	}
-	h := Held{Locks: b.grant.locks, cfg: b.cfg}
-	var words []string
-	if b.grant.drawn() && b.grant.delay == 0 { // the start was announced
-		h.Tenure = b.grant.tenure
-		words, _ = h.releaseSQL()
+	h := Held{grant: b.grant, cfg: b.cfg} // for its SQL only
+	h.coversEarlier = false               // without a command of its own it speaks for no other
+	words, unlock := h.releaseSQL()
+	if !b.grant.drawn() || !b.grant.startsAtOnce() { // no start was announced, or earlier commands may be alive
+		words = nil
 	}
-	_, err := b.s.Query(ctx, append(words, "SELECT "+h.unlockSQL())...)
+	_, err := b.s.Query(ctx, append(words, unlock)...)
 	b.dropGrant()
 	return b.error(err)
 }
 
 // dropGrant notes that the locks are not held any more: others may have them now.
 func (b *Bid) dropGrant() {
-	b.contest(b.grant.locks)
+	b.contest(b.grant.Locks)
 	b.grant = noGrant()
 }
 

@@ -33,7 +33,7 @@ const (
 func (a *acquisition) succession(b *Bid) succession {
 	s := succession{line: b.lineOf()}
 	switch {
-	case b.usesLedger() || b.shared() || len(b.grant.locks) != 1 || b.cfg.Session.Transaction:
+	case b.usesLedger() || b.shared() || len(b.grant.Locks) != 1 || b.cfg.Session.Transaction:
 	case b.grant.dormant > 0:
 		s.who, s.calling = someDormant, b.line != nil && b.line.calling
 	case a.crowded:
@@ -55,7 +55,7 @@ func (f followers) patience(lease time.Duration) time.Duration {
 	return 0
 }
 
-// callEvery is how often a calling holder looks who listens.
+// callEvery is how often a calling holder looks whether anybody listens.
 const callEvery = 20 * time.Millisecond
 
 // call calls those who may be next, and returns when one of them listens or nobody is
@@ -96,8 +96,8 @@ func (s *succession) endCallSQL() (query []string) {
 }
 
 // heardSQL is a query that says whether one of those who may be next listens. Only the first
-// Listens places are looked at: a newcomer at the end of a long line listens, too, but only
-// until it has seen its rank. The order is that of endSQL.
+// MostListeners places are looked at: a newcomer at the end of a long line listens, too, but
+// only until it has seen its rank. The order is that of endSQL.
 func (s *succession) heardSQL() string {
 	enough := "bool_or(listens) IS TRUE"
 	if s.who == someDormant { // they may have left

@@ -37,9 +37,9 @@ func NextLook(rank int, moved bool, last, lease time.Duration) time.Duration {
 	return min(2*last, seldom)
 }
 
-// MayStay says whether a waiter keeps its connection, on a server with so many free
-// connections of so many. There is room for waiters while more than a fifth of all, and
-// more than five, are free. The last in line are the first to go.
+// MayStay says whether a waiter keeps its connection, given the server's free connections
+// and its total. There is room for waiters while more than a fifth of all, and more than
+// five, are free. The last in line are the first to go.
 func MayStay(rank, waiting, free, of int) bool {
 	const share, least = 5, 5
 	lacking := max(of/share, least) + 1 - free
@@ -66,29 +66,28 @@ func frontBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, ba
 // however often it finds room in between.
 func CrowdedBackoff() *pace.Backoff { return pace.Doubling(8*time.Second, 30*time.Second) }
 
-// AwayBounds are the bounds of the random time for which it is away. They are wide, or all
-// would come again at once.
+// AwayBounds are the bounds of the random time for which such a waiter stays away. They are
+// wide, so that the waiters do not all come again at once.
 func AwayBounds(crowded *pace.Backoff) (least, most time.Duration) {
 	most = crowded.Next()
 	return most / 8, most
 }
 
-// AwayFor is that time where so much is left of the wait: the last moment is as good
-// as any for the last try.
+// AwayFor shortens that time so that the last try still fits into the wait.
 func AwayFor(chosen, left time.Duration) time.Duration {
 	return min(chosen, max(left-time.Second, time.Second/2))
 }
 
 // FullBackoff is the backoff of a run that doesn't wait for the lock, on a server without
-// room: one of its hundred sessions is done soon. But each refusal leaves a line in
-// its log.
+// room. One of the server's sessions will be done soon, but each refusal leaves a line in
+// the server's log.
 func FullBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, time.Second) }
 
 // PollBackoff is the backoff of tries where there is no line.
 func PollBackoff() *pace.Backoff { return pace.Doubling(250*time.Millisecond, time.Second) }
 
-// PollBounds are the bounds of the random time until the next of them: at a second a
-// thousand waiters come to five hundred tries a second.
+// PollBounds are the bounds of the random time until the next try. When the backoff has come
+// to a second, a thousand waiters make five hundred tries a second.
 func PollBounds(polls *pace.Backoff) (least, most time.Duration) {
 	least = polls.Next()
 	return least, 3 * least

@@ -29,16 +29,17 @@ func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	afterLoss(ctx, lost[0].isHeard(), lost...)
 }
 
-// NoteEndLate is for a command whose session was lost after its end. It notes that end in the
-// ledger, so that a success counts, and tells the waiters. Without a ledger it takes no
-// longer than lateMost: this process has nothing else to do.
+// NoteEndLate is for a command whose session was lost after the command's end. On a new
+// session it notes that end in the ledger, so that a success counts, and tells the waiters
+// that the command is dead. Without a ledger it takes no longer than lateMost: this process
+// has nothing else to do.
 func (h *Held) NoteEndLate(ctx context.Context) {
 	if !h.recorded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
 		defer cancel()
 	}
-	afterLoss(ctx, h.isHeard() && !h.cfg.Claim.Polled, h)
+	afterLoss(ctx, h.isHeard() && !h.cfg.SharedSession, h)
 }
 
 const lateMost = 2 * time.Second
@@ -110,7 +111,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 // deathSQL are the queries that end the lost session and announce, for each lock,
 // that its command is dead.
 func (h *Held) deathSQL() (queries []string) {
-	if h.ownsSession {
+	if !h.cfg.SharedSession {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
 			h.Session.BackendPID(), tokenMark, h.Token))

@@ -9,9 +9,9 @@ import (
 )
 
 // Each NOTIFY wakes all sessions of a database that listen, so in a long line only the
-// first do. The others are dormant: a holder's clean end does not reach them. If they
-// came to a free lock of whose last holder they had heard nothing, they would have to
-// hold it for the lock-delay. So a holder that is done, and behind which all are dormant,
+// first do. The others are dormant: a holder's clean end does not reach them. If a dormant
+// waiter took a free lock, it would have heard nothing of the last holder, and would have to
+// hold the lock for the lock-delay. So a holder that is done, and behind which all are dormant,
 // calls, and keeps the lock until one of them listens. This is for speed: the promise does
 // not depend on it.
 //
@@ -39,7 +39,8 @@ func (l *line) goDormant(ctx context.Context) error {
 // wake makes a dormant waiter listen, and look again, which marks it.
 func (l *line) wake(ctx context.Context) error {
 	l.b.beatPlainly()
-	return l.b.Listen(ctx)
+	_, err := l.ask(ctx, l.b.beginListening()...)
+	return err
 }
 
 // callIfFew calls while few listen and others are dormant. In the lines of several locks

@@ -10,7 +10,7 @@ import (
 )
 
 // turnPatience is how long the second in line leaves a lock that has come free to the
-// first (line.go). On a busy machine the first may not act within it, and is overtaken.
+// first (turn.go). On a busy machine the first may not act within it, and is overtaken.
 const turnPatience = 300 * time.Millisecond
 
 // serve waits until one of a line is served, alone and without a delay, and returns

@@ -16,24 +16,18 @@ import (
 // Held are locks under which a command may be started, and the session that they
 // depend on.
 type Held struct {
-	Tenure
+	grant
 	Session *session.Session
-	Locks   []Lock
-	Slot    int           // with a gate: the place of the lock in the claim, from 1
 	Took    time.Duration // all of Acquire; 0 in each
 
 	cfg      Config
-	recorded bool // in the ledger
-	// coversEarlier: when its command is dead, those of all earlier holders are, too.
-	coversEarlier bool
-	end           ledger.End    // of the command
-	ownsSession   bool          // nobody else uses the session
-	prefers       string        // the host that is to have the lock next
-	requests      chan struct{} // requests to step down
-	next          succession
-	showsEnd      bool      // it was in line, and its session's name shows the token
-	since         time.Time // when it was granted
-	stays         time.Time // until when its session stays after the release
+	end      ledger.End    // of the command
+	prefers  string        // the host that is to have the lock next
+	requests chan struct{} // requests to step down
+	next     succession
+	showsEnd bool      // it was in line, and its session's name shows the token
+	since    time.Time // when it was granted
+	stays    time.Time // until when its session stays after the release
 }
 
 // After a tenure shorter than briefly the session stays for stayAfterBrief after the
@@ -78,7 +72,7 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	queries = append(queries, h.next.endCallSQL()...)
 	staysForRole := h.showsEnd && (h.next.who != noneToCall || time.Since(h.since) < briefly)
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: h.ownsSession && !staysForRole})
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.SharedSession && !staysForRole})
 	if err != nil && !h.excused(err) {
 		return h.error(err)
 	}
@@ -92,9 +86,9 @@ func (h *Held) Release(ctx context.Context) error {
 }
 
 // Close ends the session, and frees with it what is still held. After a brief tenure it
-// first waits out that stay.
+// first waits for the rest of stayAfterBrief.
 func (h *Held) Close() {
-	if h.ownsSession {
+	if !h.cfg.SharedSession {
 		time.Sleep(time.Until(h.stays))
 		h.Session.Close()
 	}
@@ -107,7 +101,9 @@ func (h *Held) error(err error) error {
 // releaseSQL are the queries that announce, for each lock, that its command is dead, and
 // the query that gives all locks back.
 func (h *Held) releaseSQL() (words []string, unlock string) {
-	if h.showsEnd && !h.Locks[0].Shared { // else hardly anybody begins to listen just now
+	// A holder that did not wait was not followed by a line, so nobody is likely to start
+	// listening now.
+	if h.showsEnd && !h.Locks[0].Shared {
 		words = append(words, h.showEndSQL())
 	}
 	for _, l := range h.Locks {
@@ -133,12 +129,12 @@ func (h *Held) endSQL(l Lock) string {
 	if l.Shared {
 		word = evidence.Left
 	}
-	if h.cfg.Claim.Polled && !l.Shared && h.prefers == "" {
+	if h.cfg.SharedSession && !l.Shared && h.prefers == "" { // others may come back for the item without standing in line
 		return notifySQL(evidence.Channel(l.ID), h.endPayload(word))
 	}
 	// In a backend's first moments an order by places, as in a look, would take as long
-	// as all the rest. This order names the wrong session when the time of tickets has
-	// begun anew; then the right one tries a little later.
+	// as all the rest. This order names the wrong session when the tickets' time has
+	// wrapped; then the right one tries a little later.
 	order := "objid"
 	if len(h.Locks) > 1 { // waiters for this lock come before those for another
 		order = fmt.Sprintf("classid <> '%d', objid", lockkey.Ticket(l.ID))
@@ -166,11 +162,12 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 		killed.end = ledger.End{Outcome: ledger.Killed}
 		words = append(killed.finishSQL(), words...)
 	}
-	request, possible := h.Session.Encoded(session.Request{SQL: append(words, unlock), Last: h.ownsSession})
+	ends := !h.cfg.SharedSession
+	request, possible := h.Session.Encoded(session.Request{SQL: append(words, unlock), Last: ends})
 	if !possible {
 		return nil, false
 	}
-	return request, h.ownsSession
+	return request, ends
 }
 
 // likeable makes a host's name safe in a quoted pattern for LIKE.

@@ -52,10 +52,9 @@ func (b *Bid) startsWithToken(locks []Lock) bool {
 	return len(tokens) == 0 && !blind
 }
 
-// warmUp has the session of one of the first in line read what it needs for a start, as
-// each does the first time: between two commands that would take 0.7 ms. It is a start
-// without a token, which starts nothing. What keeps the ledger from answering is for
-// the start itself to say.
+// warmUp makes a start without a token, which starts nothing, for one of the first in line.
+// The session then has read what the first start of each session reads: between two commands
+// that would take 0.7 ms. If the ledger can't answer, the start itself will say why.
 func (l *line) warmUp(ctx context.Context) error {
 	b := l.b
 	locks := b.cfg.Claim.Locks
@@ -90,18 +89,30 @@ func (b *Bid) undischarged(locks []Lock) (tokens []int64, blind bool) {
 
 // startAttempt is a start that may have to wait.
 type startAttempt struct {
-	proof     ledger.Proof
-	demands   time.Duration // the delay that the announcements call for
-	since     time.Time     // nobody else has had the locks from then on
-	witnessed bool          // always, but with a quorum only once its standbys have confirmed that
+	proof   ledger.Proof
+	demands time.Duration // the delay that the announcements call for
+	// since is the time from which nobody else has had the locks. With a quorum it is zero
+	// until the standbys have confirmed that.
+	since time.Time
+}
+
+// held is how long nobody else has had the locks for certain.
+func (w *startAttempt) held() time.Duration {
+	if w.since.IsZero() {
+		return 0
+	}
+	return time.Since(w.since)
 }
 
 // drawAndStart draws the token and starts the run in the ledger, once no command of an
 // earlier run is alive.
 func (b *Bid) drawAndStart(ctx context.Context) error {
-	w := startAttempt{since: time.Now(), witnessed: !b.cfg.Session.Quorum, demands: b.grant.delay}
-	w.proof = ledger.Proof{Sure: b.grant.delay == 0, Closes: make([]int64, len(b.grant.locks))}
-	if _, blind := b.undischarged(b.grant.locks); blind && !w.proof.Sure {
+	w := startAttempt{demands: b.grant.delay}
+	if !b.cfg.Session.Quorum {
+		w.since = time.Now()
+	}
+	w.proof = ledger.Proof{Sure: b.grant.startsAtOnce(), Closes: make([]int64, len(b.grant.Locks))}
+	if _, blind := b.undischarged(b.grant.Locks); blind && !w.proof.Sure {
 		if err := b.waitAsWithoutLedger(ctx, &w); err != nil {
 			return err
 		}
@@ -116,7 +127,7 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 			}
 			// The many tries were one request with this start, and meanwhile another
 			// start was heard. The ledger has to say whether it knows of that one.
-			w.proof.Closes[0] = max(w.proof.Closes[0], b.grant.tenure.Token)
+			w.proof.Closes[0] = max(w.proof.Closes[0], b.grant.Token)
 			b.grant.undraw()
 			continue
 		}
@@ -126,14 +137,13 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 		}
 		switch {
 		case err != nil && b.vanished(ctx, err):
-			b.grant.delay = max(b.grant.delay, w.demands)
-			return b.withoutLedger(ctx)
+			return b.withoutLedger(ctx, max(b.grant.delay, w.demands))
 		case err != nil:
 			return b.ledgerError(err)
 		case answer.Kind == ledger.Begun:
 			b.grant.recorded = true
 			b.noteCoverage(&w)
-			if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.Claim.Polled {
+			if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.SharedSession {
 				b.s.DropSecond()
 			}
 			return nil
@@ -148,23 +158,24 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 // alive either. The ledger alone is no evidence for that: roles that are not granted it
 // leave no rows in it.
 func (b *Bid) noteCoverage(w *startAttempt) {
-	if w.demands == 0 || w.witnessed && time.Since(w.since) >= w.demands {
+	if w.held() >= w.demands {
 		return
 	}
-	v := b.verdictOnAll(b.grant.locks)
+	v := b.verdictOnAll(b.grant.Locks)
 	b.grant.coversEarlier = v.Delay == 0 && v.CoversEarlier
 }
 
-// noteEvidence puts into the proof what was announced, and how long was waited, by now.
+// noteEvidence puts into the proof what has been announced by now, and whether the locks have
+// been held for long enough.
 func (b *Bid) noteEvidence(w *startAttempt) {
-	if !w.proof.Sure && (b.verdictOnAll(b.grant.locks).Delay == 0 || w.witnessed && time.Since(w.since) >= w.demands) {
+	if !w.proof.Sure && (b.verdictOnAll(b.grant.Locks).Delay == 0 || w.held() >= w.demands) {
 		w.proof.Sure = true
 	}
 	w.proof.Heard = nil
 	if w.proof.Sure {
 		return
 	}
-	heard, _ := b.undischarged(b.grant.locks)
+	heard, _ := b.undischarged(b.grant.Locks)
 	for _, token := range heard {
 		if !slices.Contains(w.proof.Closes, token) {
 			w.proof.Heard = append(w.proof.Heard, token)
@@ -174,13 +185,11 @@ func (b *Bid) noteEvidence(w *startAttempt) {
 
 // waitAsWithoutLedger waits as without a ledger.
 func (b *Bid) waitAsWithoutLedger(ctx context.Context, w *startAttempt) error {
-	b.grant.delay = w.demands
-	if w.witnessed {
-		b.grant.delay -= time.Since(w.since)
-	}
-	err := b.waitOut(ctx)
+	err := b.waitOut(ctx, w.demands-w.held())
 	w.proof.Sure = true
-	w.witnessed = !b.cfg.Session.Quorum // with a quorum, since is older than the commit that waitOut witnessed
+	if b.cfg.Session.Quorum {
+		w.since = time.Time{} // it is older than the commit that waitOut witnessed
+	}
 	return err
 }
 
@@ -204,17 +213,17 @@ func (b *Bid) follow(ctx context.Context, w *startAttempt, answer ledger.Answer)
 // waitForOpenRuns waits until the commands of the ledger's open runs are dead: for as
 // long as their settings call for, or until there is word of their ends.
 func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledger.OpenRun) error {
-	if !w.witnessed {
+	if w.since.IsZero() {
 		if err := b.s.Witness(ctx); err != nil {
 			return err
 		}
-		w.since, w.witnessed = time.Now(), true
+		w.since = time.Now()
 	}
 	var rest time.Duration
 	var host string
 	for _, l := range lost {
-		h := b.heard[b.grant.locks[l.Lock].ID]
-		need := max(b.cfg.LockDelay, l.Need()) - time.Since(w.since)
+		h := b.heard[b.grant.Locks[l.Lock].ID]
+		need := max(b.cfg.LockDelay, l.Need()) - w.held()
 		if b.cfg.LockDelay == 0 || need <= 0 || h != nil && h.KnowsDead(l.Token) {
 			w.proof.Closes[l.Lock] = max(w.proof.Closes[l.Lock], l.Token)
 			continue
@@ -224,17 +233,15 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 		}
 	}
 	if rest == 0 {
-		w.proof.Waited = time.Since(w.since)
+		w.proof.Waited = w.held()
 		return nil
 	}
-	b.grant.undraw() // the start after the wait needs a later token
 	b.s.StartHeartbeat()
-	b.grant.delay = rest
-	if err := b.showDelay(ctx); err != nil {
+	if err := b.beginDelay(ctx, rest); err != nil {
 		return err
 	}
-	_, err := b.hold(ctx, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host)+"; waiting", func() (bool, error) {
-		open, err := b.number(ctx, ledger.Open(b.cfg.ledgerLocks(b.grant.locks), b.shared()))
+	_, err := b.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host)+"; waiting", func() (bool, error) {
+		open, err := b.number(ctx, ledger.Open(b.cfg.ledgerLocks(b.grant.Locks), b.shared()))
 		return open == 0, err
 	})
 	return err
@@ -251,7 +258,7 @@ func (b *Bid) ask(ctx context.Context, proof ledger.Proof) (ledger.Answer, error
 	if err != nil {
 		return ledger.Answer{}, err
 	}
-	return ledger.ParseAnswer(text, len(b.grant.locks), b.cfg.Ledger.Tick)
+	return ledger.ParseAnswer(text, len(b.grant.Locks), b.cfg.Ledger.Tick)
 }
 
 func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
@@ -259,7 +266,7 @@ func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
-	start := b.cfg.ledgerRun().Rest(b.cfg.ledgerLocks(b.grant.locks), b.shared(), b.grant.tenure.Token, b.grant.tenure.SystemID, proof)
+	start := b.cfg.ledgerRun().Rest(b.cfg.ledgerLocks(b.grant.Locks), b.shared(), b.grant.Token, b.grant.SystemID, proof)
 	if b.cfg.Session.Quorum {
 		row, err := b.s.Commit(ctx, start+", pg_catalog.set_config('synchronous_commit', 'on', true)")
 		if err != nil || len(row) == 0 {
@@ -316,12 +323,12 @@ func (b *Bid) vanished(ctx context.Context, err error) bool {
 }
 
 // withoutLedger goes on without a ledger, unless the run requires one.
-func (b *Bid) withoutLedger(ctx context.Context) error {
+func (b *Bid) withoutLedger(ctx context.Context, delay time.Duration) error {
 	if _, err := b.cfg.Ledger.Applies(b.s.LedgerAnswer()); err != nil {
 		return err
 	}
 	b.cfg.Log.Warn("the ledger is gone, or not granted any more; going on without", "event", "ledger")
-	if err := b.waitOut(ctx); err != nil {
+	if err := b.waitOut(ctx, delay); err != nil {
 		return err
 	}
 	return b.draw(ctx)

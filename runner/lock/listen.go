@@ -11,8 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
-// Listen begins to collect the words about the locks, and then looks who has them. In the
-// other order a holder could begin unseen and unheard.
+// Listen begins to collect the words about the locks, and then looks for their holders. In
+// the other order a holder could begin unseen and unheard.
 func (b *Bid) Listen(ctx context.Context) error {
 	listen := b.beginListening()
 	if len(listen) == 0 && !b.unknownHolder {
@@ -22,11 +22,11 @@ func (b *Bid) Listen(ctx context.Context) error {
 	return err
 }
 
-// beginListening begins to listen by queries, which the caller has to send. They come before
-// the ticket or the ear by which holders know of it, so that it misses no clean end that is
-// meant for it.
+// beginListening begins to listen by queries, which the caller has to send. LISTEN comes
+// before the mark by which holders know of it, so that it misses no clean end that is meant
+// for it.
 func (b *Bid) beginListening() (queries []string) {
-	var listen, ears []string
+	var listen, marks []string
 	for _, l := range b.cfg.Claim.Locks {
 		if b.heard[l.ID] != nil {
 			continue
@@ -41,34 +41,35 @@ func (b *Bid) beginListening() (queries []string) {
 		})
 		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, evidence.Channel(l.ID)))
 		if b.cfg.Claim.Gate == nil && (b.line == nil || len(b.cfg.Claim.Locks) > 1) { // it has no ticket for this one
-			ears = append(ears, earOf(l.ID).sql("try_advisory_lock"))
-			b.ears = append(b.ears, l.ID)
+			marks = append(marks, commonMark(l.ID).sql("try_advisory_lock"))
+			b.marks = append(b.marks, l.ID)
 		}
 	}
 	if len(listen) > 0 {
 		queries = append(queries, strings.Join(listen, ";"))
 	}
-	if len(ears) > 0 {
-		queries = append(queries, "SELECT "+strings.Join(ears, ", "))
+	if len(marks) > 0 {
+		queries = append(queries, "SELECT "+strings.Join(marks, ", "))
 	}
 	return queries
 }
 
-// takeLeave gives back the ticket, the gate and the ears by queries, which the caller has
+// takeLeave gives back the ticket, the gate and the marks by queries, which the caller has
 // to send.
 func (b *Bid) takeLeave() []string {
-	return append(b.line.takeLeave(), b.dropEars()...)
+	return append(b.line.takeLeave(), b.dropMarks()...)
 }
 
-// dropEars gives the ears back by a query, if the bid has any. The caller has to send it.
-func (b *Bid) dropEars() (query []string) {
-	var ears []string
-	for _, id := range b.ears {
-		ears = append(ears, earOf(id).sql("advisory_unlock"))
+// dropMarks gives the common marks back by a query, if the bid has any. The caller has to
+// send it.
+func (b *Bid) dropMarks() (query []string) {
+	var marks []string
+	for _, id := range b.marks {
+		marks = append(marks, commonMark(id).sql("advisory_unlock"))
 	}
-	b.ears = nil
-	if len(ears) > 0 {
-		query = []string{"SELECT " + strings.Join(ears, ", ")}
+	b.marks = nil
+	if len(marks) > 0 {
+		query = []string{"SELECT " + strings.Join(marks, ", ")}
 	}
 	return query
 }
@@ -83,7 +84,7 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 		b.s.OnNotify(evidence.Channel(id), nil)
 		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
 	}
-	queries = append(queries, b.dropEars()...)
+	queries = append(queries, b.dropMarks()...)
 	clear(b.heard)
 	if len(queries) == 0 {
 		return nil

@@ -19,10 +19,11 @@
 //	look      a question for all that the server shows of a lock; each row is a seat
 //	watch     what the first in line ask of the holder alone, by their heartbeat
 //	burst     many tries in one statement, when the lock is about to be freed
-//	dormant   a waiter so far behind that it doesn't listen; a mark shows who does
+//	mark      a lock that shows that its owner listens: each ticket has one, and all that
+//	          listen without standing in line share one
+//	dormant   a waiter so far behind that it doesn't listen, and has no mark
 //	call      what makes the dormant listen: a lock that they can't have
 //	gate      a lock that the first in line holds against newcomers
-//	ear       a ticket that all share that listen without standing in line
 //	evidence  what a waiter has heard and seen of a lock's holders, and the verdict that
 //	          follows from it: start at once, or after a delay (package evidence)
 //	word      what is said on a lock's NOTIFY channel: started, clean, dead, left
@@ -86,9 +87,6 @@ type Claim struct {
 	// Gate is the lock in whose line the waiters for any of Locks stand. The first
 	// in line holds it and tries them all; newcomers that can't pass it try none.
 	Gate *lockkey.ID
-	// Polled says that others may come back for the locks without standing in line. So
-	// a clean end is announced even if nobody stands there.
-	Polled bool
 }
 
 // Sought are the locks to look at for a claim, and the locks whose lines lead to them.

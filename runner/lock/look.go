@@ -24,7 +24,7 @@ type look struct {
 	holders  []seat           // those of Holders, with their last requests
 	rank     int              // of this session's ticket, from 1; 0 without one
 	waiting  int              // the number of all in line
-	marked   int              // of them, those who listen
+	marked   int              // the number of those in line that listen
 	ticket   uint32           // of this session, or 0
 	mark     bool             // it was taken for this ticket
 }
@@ -59,9 +59,6 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 		if parseErr = l.parse(answers[len(answers)-1], b.s.BackendPID()); parseErr != nil {
 			return
 		}
-		if l.mark {
-			b.line.marked = true
-		}
 		for id, h := range b.heard {
 			h.Saw(&l.Look, id, asOf[id])
 		}
@@ -80,7 +77,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 // last that is done, so that a holder which goes by the mark has been seen by then.
 //
 // A ticket's place is its distance from now, as a signed number of 32 bits: the lower
-// half of its number is a time that begins anew every 497 days.
+// half of its number is a time that wraps every 497 days.
 func (b *Bid) lookSQL() string {
 	ids := b.cfg.Claim.Sought().Locks
 	mark := "NULL"
@@ -98,32 +95,53 @@ SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l
 	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())), %[7]s
 FROM l LEFT JOIN l AS own ON own.pid = pg_catalog.pg_backend_pid() AND own.place IS NOT NULL LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
 WHERE NOT l.mark ORDER BY l.place NULLS FIRST, l.pid LIMIT %[5]d`,
-		b.lineClass(), placeAt(ticketTime()), uint32(earNumber), inspect.Among(ids), len(ids)+mostSeats, placesBefore, mark)
+		b.lineClass(), placeAt(ticketTime()), uint32(commonTicket), inspect.Among(ids), len(ids)+mostSeats, placesBefore, mark)
 }
+
+// The columns of a row of lookSQL: those of a seat, and those that are the same in all rows
+// but for the last.
+const (
+	seatPlaced = iota // it is a ticket
+	seatClass
+	seatObj
+	seatSub
+	seatMode
+	seatGranted
+	seatPID
+	seatRole
+	seatName
+	seatVisible
+	seatOpened
+	seatChanged
+	seatAge
+	seatQuery
+	lookWaiting
+	lookBefore // how many are before this session
+	lookMarked
+	lookTicket
+	lookOwnRole
+	lookMark // in the row of this session's ticket: the mark was taken
+	lookColumns
+)
 
 // placesBefore is an SQL expression for the number of those in line before this session.
 const placesBefore = "count(l.place) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) OVER ()"
 
-// placeAt is an SQL expression for a ticket's place in line, at that time of tickets.
-func placeAt(now uint32) string {
-	return fmt.Sprintf("((objid::bigint - %d + 2147483648) & 4294967295)", now)
-}
-
 func (l *look) parse(rows session.Rows, pid uint32) error {
 	for _, row := range rows {
-		if len(row) != 20 {
+		if len(row) != lookColumns {
 			return session.ErrNotPostgreSQL()
 		}
 		s, err := parseSeat(row)
 		if err != nil {
 			return err
 		}
-		ticket, granted := row[0] == "t", row[5] == "t"
-		waiting, err1 := strconv.Atoi(row[14])
-		before, err2 := strconv.Atoi(row[15])
-		marked, err3 := strconv.Atoi(row[16])
-		own, err4 := strconv.ParseUint(row[17], 10, 32)
-		role, err5 := strconv.ParseUint(row[18], 10, 32)
+		ticket, granted := row[seatPlaced] == "t", row[seatGranted] == "t"
+		waiting, err1 := strconv.Atoi(row[lookWaiting])
+		before, err2 := strconv.Atoi(row[lookBefore])
+		marked, err3 := strconv.Atoi(row[lookMarked])
+		own, err4 := strconv.ParseUint(row[lookTicket], 10, 32)
+		role, err5 := strconv.ParseUint(row[lookOwnRole], 10, 32)
 		if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 			return session.ErrNotPostgreSQL()
 		}
@@ -131,7 +149,7 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 		switch {
 		case ticket:
 			l.Line = append(l.Line, s.Seat)
-			l.mark = l.mark || row[19] == "t"
+			l.mark = l.mark || row[lookMark] == "t"
 		case !granted: // it stands in the server's own queue
 		case s.PID != pid:
 			l.Holders, l.holders = append(l.Holders, s.Seat), append(l.holders, s)
@@ -145,21 +163,21 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 
 // parseSeat reads a row. It bounds what other sessions say of themselves.
 func parseSeat(row []string) (s seat, err error) {
-	class, err1 := strconv.ParseUint(row[1], 10, 32)
-	obj, err2 := strconv.ParseUint(row[2], 10, 32)
-	pid, err3 := strconv.ParseUint(row[6], 10, 32)
+	class, err1 := strconv.ParseUint(row[seatClass], 10, 32)
+	obj, err2 := strconv.ParseUint(row[seatObj], 10, 32)
+	pid, err3 := strconv.ParseUint(row[seatPID], 10, 32)
 	if err1 != nil || err2 != nil || err3 != nil {
 		return s, session.ErrNotPostgreSQL()
 	}
-	role, _ := strconv.ParseUint(row[7], 10, 32)
-	age, _ := strconv.ParseFloat(row[12], 64)
+	role, _ := strconv.ParseUint(row[seatRole], 10, 32)
+	age, _ := strconv.ParseFloat(row[seatAge], 64)
 	s.Seat = evidence.Seat{
-		ID:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
-		Shared: strings.HasPrefix(row[4], "Share"), PID: uint32(pid), Role: uint32(role), Opened: row[10],
+		ID:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[seatSub] == "2"},
+		Shared: strings.HasPrefix(row[seatMode], "Share"), PID: uint32(pid), Role: uint32(role), Opened: row[seatOpened],
 	}
-	s.Visible, s.Changed, s.Age = row[9] == "t", row[11], time.Duration(age*float64(time.Second))
-	s.Token, s.Ended = shownToken(row[8])
-	if d, ok := inspect.ParseDescription(row[13]); ok && d.Beat > 0 {
+	s.Visible, s.Changed, s.Age = row[seatVisible] == "t", row[seatChanged], time.Duration(age*float64(time.Second))
+	s.Token, s.Ended = shownToken(row[seatName])
+	if d, ok := inspect.ParseDescription(row[seatQuery]); ok && d.Beat > 0 {
 		s.Beat, s.Bound = d.Beat, d.Transaction
 		// A holder in its own delay waits for other commands, which may live longer.
 		s.Delay = min(max(session.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)

@@ -7,7 +7,7 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
-// TestMailbox: so many announcements of a lock are kept and no more, and each is taken once.
+// TestMailbox: mostMail announcements of a lock are kept and no more, and each is taken once.
 func TestMailbox(t *testing.T) {
 	var m mailbox
 	busy, other := lockkey.ID{Number: 1}, lockkey.ID{Number: 2}

@@ -13,15 +13,15 @@ import (
 // warning, like syslog's notice.
 const LevelNotice = slog.LevelInfo + 2
 
-// Observer is told about a wait, of which only this package knows, for people and for a
-// supervisor of this process. Each of its functions may be nil, and must not block.
+// Observer is told about a wait, for people and for a supervisor of this process: nobody
+// outside this package sees it otherwise. Each of its functions may be nil, and must not block.
 type Observer struct {
 	// Waiting is called when a wait begins, and about once a minute from then on, with
 	// the holders of the locks and their waiters. Each call takes one more question to
 	// the server.
 	Waiting func(backend uint32, views []inspect.View)
-	// Away is called at each vain attempt, with the reason why the database can't be
-	// had, and with nil when it answers.
+	// Away is called after each failed attempt, with the reason why the database can't be
+	// reached or used, and with nil when it answers.
 	Away func(obstacle error)
 	// Delayed is called when a lock-delay begins, with the time of its end, and when it
 	// is over, with the zero time.

@@ -21,7 +21,7 @@ func (b *Bid) resumed(waited bool) {
 }
 
 // waitForResume waits, without a place in line, until no lock of the claim is paused.
-func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError, left func() time.Duration) error {
+func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError) error {
 	b.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
 	b.s.StartHeartbeat()
 	until := Forever
@@ -29,9 +29,9 @@ func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError, left f
 		until = time.Until(why.Until)
 	}
 	began := time.Now()
-	for left() > 0 {
+	for b.cfg.left() > 0 {
 		b.cfg.Observer.SayAlive(b.cfg.AttemptMost())
-		timer := time.NewTimer(max(pausedLooks/30, min(pausedLooks, left(), until-time.Since(began))))
+		timer := time.NewTimer(max(pausedLooks/30, min(pausedLooks, b.cfg.left(), until-time.Since(began))))
 		select {
 		case <-timer.C:
 		case <-b.s.Lost():

@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -22,25 +21,16 @@ func (cfg *Config) answered() {
 // Persist calls try again while it fails for reasons that pass by themselves: a server
 // that restarts, has no room, or is a standby until it is promoted, or a session that is
 // lost meanwhile. A run that waits rides these out. When the time is up the last obstacle
-// is the error.
-//
-// rank is the place in line that an attempt has lost, or 0: the first in line come back
-// sooner.
-func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Duration) (rank int, err error)) error {
-	began := time.Now()
-	left := func() time.Duration {
-		if cfg.Wait == Forever {
-			return Forever
-		}
-		return cfg.Wait - time.Since(began)
+// is the error. The time of Config.Wait begins now.
+func (cfg *Config) Persist(ctx context.Context, try func() error) error {
+	cfg.until = time.Time{}
+	if cfg.Wait != Forever {
+		cfg.until = time.Now().Add(cfg.Wait)
 	}
 	crowded, pauses, said := CrowdedBackoff(), newPauses(), ""
-	if cfg.WasHolder {
-		pauses.rank = 1
-	}
 	for {
 		cfg.Observer.SayAlive(cfg.AttemptMost())
-		rank, err := try(left)
+		err := try()
 		if err == nil {
 			cfg.Observer.away(nil)
 			return nil
@@ -50,12 +40,12 @@ func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Durati
 		}
 		var rest time.Duration
 		if isFull(err) && cfg.Wait > 0 {
-			rest = AwayFor(pace.Between(AwayBounds(crowded)), left())
+			rest = AwayFor(pace.Between(AwayBounds(crowded)), cfg.left())
 		} else {
-			rest = pauses.next(rank, err)
+			rest = pauses.next(cfg.Rank, err)
 		}
 		persists := session.Passing(err) || cfg.Reached != nil && *cfg.Reached
-		if !persists || left() <= rest {
+		if !persists || cfg.left() <= rest {
 			return err
 		}
 		cfg.Observer.away(err)
@@ -69,14 +59,21 @@ func (cfg *Config) Persist(ctx context.Context, try func(left func() time.Durati
 	}
 }
 
+// left is what is left of the wait.
+func (cfg *Config) left() time.Duration {
+	if cfg.until.IsZero() {
+		return Forever
+	}
+	return time.Until(cfg.until)
+}
+
 // pauses are those between attempts to connect. They double, so that the waiters don't
-// overrun a server that comes up again. But the first in line, whom the next command
-// depends on, don't pause for longer than frontAgain while nobody answers, for frontFor. A
+// overrun a server that comes up again. But the first in line, on which the next command
+// depends, don't pause for longer than frontAgain while nobody answers, for frontFor. A
 // server that answers that it is not ready writes a line to its log each time.
 type pauses struct {
 	backoff, front *pace.Backoff
 	since          time.Time // when the session was lost
-	rank           int       // in line, when it was lost; 0: none
 }
 
 func newPauses() *pauses {
@@ -90,14 +87,12 @@ func (p *pauses) restart() {
 	p.front = frontBackoff()
 }
 
-// next is the pause after an attempt that has failed, and has lost a place in line, if rank
-// isn't 0.
+// next is the pause after an attempt that has failed. rank is Config.Rank.
 func (p *pauses) next(rank int, err error) time.Duration {
-	p.rank = cmp.Or(rank, p.rank)
 	if errors.As(err, new(*session.LostError)) {
 		p.restart()
 	}
-	atFront := p.rank > 0 && p.rank <= mostWatchers
+	atFront := rank > 0 && rank <= mostWatchers
 	var refused *session.Error
 	switch {
 	case atFront && errors.As(err, &refused) && refused.Answered:
@@ -123,12 +118,12 @@ func (cfg *Config) session() session.Config {
 	return of
 }
 
-// OpenSession opens a session for a run that may wait for that long.
-func (cfg *Config) OpenSession(ctx context.Context, left time.Duration) (s *session.Session, err error) {
+// OpenSession opens a session for a run.
+func (cfg *Config) OpenSession(ctx context.Context) (s *session.Session, err error) {
 	of := cfg.session()
 	of.LedgerQuestion = cfg.Ledger.Question(of.Transaction)
 	if cfg.Wait > 0 {
-		of.ConnectTimeout = min(of.ConnectTimeout, max(left, time.Second))
+		of.ConnectTimeout = min(of.ConnectTimeout, max(cfg.left(), time.Second))
 	}
 	err = cfg.askForRoom(ctx, func() error {
 		s, err = session.Open(ctx, of)

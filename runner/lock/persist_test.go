@@ -21,20 +21,20 @@ type outage struct {
 	attempts       int
 }
 
-func (o *outage) try(func() time.Duration) (rank int, err error) {
+func (o *outage) try() error {
 	o.attempts++
 	switch after := time.Since(o.began); {
 	case after == 0:
-		return 0, &session.LostError{Cause: errors.New("the server ended the session")}
+		return &session.LostError{Cause: errors.New("the server ended the session")}
 	case after < o.gone:
-		return 0, session.Errorf(session.Unreachable, "", "connection refused")
+		return session.Errorf(session.Unreachable, "", "connection refused")
 	case after < o.gone+o.starting:
 		o.refused++
 		err := session.Errorf(session.Unreachable, "", "the database system is starting up")
 		err.Answered = true
-		return 0, err
+		return err
 	}
-	return 0, nil
+	return nil
 }
 
 // TestComingBack: who had the lock, or was one of the first in line, is back soon after
@@ -42,23 +42,23 @@ func (o *outage) try(func() time.Duration) (rank int, err error) {
 func TestComingBack(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		lost           bool
+		rank           int
 		gone, starting time.Duration
 		late           time.Duration
 		refused        int
 		attempts       int
 	}{
-		{true, time.Second, 0, 250 * time.Millisecond, 0, 10},
-		{true, 30 * time.Second, 0, 250 * time.Millisecond, 0, 250},
-		{true, 5 * time.Second, 200 * time.Millisecond, 250 * time.Millisecond, 4, 60},
-		{true, 5 * time.Second, 2 * time.Second, 3200 * time.Millisecond, 8, 60},
-		{true, 5 * time.Second, time.Minute, 5 * time.Second, 25, 75},
-		{true, 20 * time.Minute, 0, 5 * time.Second, 0, 900},
-		{false, 30 * time.Second, 0, 5 * time.Second, 0, 20},
+		{1, time.Second, 0, 250 * time.Millisecond, 0, 10},
+		{1, 30 * time.Second, 0, 250 * time.Millisecond, 0, 250},
+		{1, 5 * time.Second, 200 * time.Millisecond, 250 * time.Millisecond, 4, 60},
+		{1, 5 * time.Second, 2 * time.Second, 3200 * time.Millisecond, 8, 60},
+		{1, 5 * time.Second, time.Minute, 5 * time.Second, 25, 75},
+		{1, 20 * time.Minute, 0, 5 * time.Second, 0, 900},
+		{0, 30 * time.Second, 0, 5 * time.Second, 0, 20},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			o := &outage{began: time.Now(), gone: c.gone, starting: c.starting}
-			cfg := lock.Config{Wait: lock.Forever, WasHolder: c.lost, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}}
+			cfg := lock.Config{Wait: lock.Forever, Rank: c.rank, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}}
 			if err := cfg.Persist(t.Context(), o.try); err != nil {
 				t.Fatal(err)
 			}

@@ -15,7 +15,11 @@ import (
 //
 // A command starts only if all of this holds, in this order:
 //
+//	the server is fit for it          the login (package session, login.go)
 //	the claim is complete             Bid.Complete, after a try
+//	the delay is known                Bid.verdict, with each lock that is granted: by what was heard
+//	                                  (Evidence.Verdict) or, after a first try, by the server's
+//	                                  age (Session.FirstTryDelay)
 //	no earlier command is alive       waitOut; with a ledger drawAndStart, which also
 //	                                  obeys a pause and --once-per
 //	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token
@@ -29,7 +33,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// For a transaction it is: the grant was the answer to a question of its own.
 	if b.cfg.Session.Transaction {
 		b.s.StartHeartbeat()
-	} else if b.grant.delay > 0 || b.cfg.Session.Quorum {
+	} else if !b.grant.startsAtOnce() || b.cfg.Session.Quorum {
 		if err := b.s.Ping(ctx); err != nil {
 			return nil, err
 		}
@@ -38,7 +42,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	draw := b.drawAndStart
 	if !b.usesLedger() {
 		draw = b.draw
-		if err := b.waitOut(ctx); err != nil {
+		if err := b.waitOut(ctx, b.grant.delay); err != nil {
 			return nil, err
 		}
 	}
@@ -58,45 +62,43 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 	return &Held{
-		Tenure: b.grant.tenure, Session: b.s, Locks: b.grant.locks, Slot: b.grant.slot, cfg: b.cfg, coversEarlier: b.grant.coversEarlier,
-		recorded: b.grant.recorded, showsEnd: b.line != nil && b.shows(), since: time.Now(), end: ledger.End{Outcome: ledger.Stopped}, requests: make(chan struct{}, 1),
+		grant: b.grant, Session: b.s, cfg: b.cfg, showsEnd: b.line != nil && b.cfg.showsToken(), since: time.Now(),
+		end: ledger.End{Outcome: ledger.Stopped}, requests: make(chan struct{}, 1),
 	}, nil
 }
 
-// waitOut holds the lock for as long as a former holder's command may be alive, or until
-// there is evidence that it is dead. With a quorum the wait counts from a commit which
-// this server's standbys confirm.
-func (b *Bid) waitOut(ctx context.Context) error {
-	if b.grant.delay <= 0 {
+// waitOut holds the locks for the delay, for as long as a former holder's command may be
+// alive, or until there is evidence that it is dead. With a quorum the delay counts from a
+// commit which this server's standbys confirm.
+func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
+	if delay <= 0 {
 		return nil
 	}
 	// A word may have come with the grant, of one whose role has not been asked for.
 	if err := b.verify(ctx); err != nil {
 		return err
 	}
-	if v := b.verdictOnAll(b.grant.locks); v.Delay == 0 {
+	if v := b.verdictOnAll(b.grant.Locks); v.Delay == 0 {
 		b.grant.delay, b.grant.coversEarlier = 0, v.CoversEarlier
 		return nil
 	}
-	b.grant.undraw() // the start after the wait needs a later token
-	if err := b.showDelay(ctx); err != nil {
+	if err := b.beginDelay(ctx, delay); err != nil {
 		return err
 	}
 	if err := b.s.Witness(ctx); err != nil {
 		return err
 	}
-	early, err := b.hold(ctx, "lock granted without evidence that its last holder is dead; waiting", nil)
+	early, err := b.hold(ctx, delay, "lock granted without evidence that its last holder is dead; waiting", nil)
 	if early {
-		b.grant.coversEarlier = b.verdictOnAll(b.grant.locks).CoversEarlier
+		b.grant.coversEarlier = b.verdictOnAll(b.grant.Locks).CoversEarlier
 	}
 	return err
 }
 
-// hold holds the locks without a command for the grant's delay. It ends early if it hears
-// that no earlier command is alive, or if look, which is called every ledgerLooks unless it
-// is nil, finds the same.
-func (b *Bid) hold(ctx context.Context, message string, look func() (over bool, err error)) (early bool, err error) {
-	delay := b.grant.delay
+// hold holds the locks without a command for the delay. It ends early if it hears that no
+// earlier command is alive, or if look, which is called every ledgerLooks unless it is nil,
+// finds the same.
+func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, look func() (over bool, err error)) (early bool, err error) {
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
 	defer b.cfg.Observer.delayed(delay)()
 	over := time.NewTimer(delay)
@@ -119,7 +121,7 @@ func (b *Bid) hold(ctx context.Context, message string, look func() (over bool, 
 			if err := b.verify(ctx); err != nil {
 				return false, err
 			}
-			if b.verdictOnAll(b.grant.locks).Delay == 0 {
+			if b.verdictOnAll(b.grant.Locks).Delay == 0 {
 				return true, nil
 			}
 		case <-b.s.Lost():
@@ -130,11 +132,13 @@ func (b *Bid) hold(ctx context.Context, message string, look func() (over bool, 
 	}
 }
 
-// showDelay shows the sessions that watch the holder that its command has not
-// started, and makes room in line.
-func (b *Bid) showDelay(ctx context.Context) error {
+// beginDelay shows the sessions that watch the holder that its command has not started, and
+// makes room in line. The start after the delay needs a later token.
+func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
+	b.grant.undraw()
+	b.grant.delay = delay
 	d := b.cfg.Description
-	d.Delay = b.grant.delay
+	d.Delay = delay
 	b.s.SetComment(d.Comment())
 	_, err := b.s.Query(ctx, append(b.line.takeLeave(), session.PlainBeat)...)
 	return b.error(err)

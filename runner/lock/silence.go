@@ -22,6 +22,17 @@ import (
 
 // followHolder compares a look with those before it, and ends a silent holder's session. Until
 // the next look the heartbeat watches (watch.go).
+//
+// When a holder falls silent, this happens, in this order:
+//
+//	line.watchSpeaker        a look has shown the holder: the heartbeat asks for its latest request from now on
+//	watch.compare            the heartbeat's answers show one request for as long as need says: toLook
+//	line.heedAlarm           ends the watch, and makes it time for a look
+//	line.look, followHolder  the look shows the same request: the holder has been silent for need
+//	line.endSilent           ends the session in a statement that finds the same request once more
+//	Evidence.NoteSilence     no command is alive that had started by then; noteSilence tells the ledger
+//	line.try, tryOften       takes the lock as soon as the server has freed it
+//	Bid.Settle               starts without a delay
 func (l *line) followHolder(ctx context.Context, found *look) error {
 	if l.b.cfg.Claim.Gate != nil || l.b.shared() {
 		return nil

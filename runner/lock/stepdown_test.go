@@ -18,8 +18,9 @@ func TestStepDown(t *testing.T) {
 	asker := config(t, as(t, server, "askers"), exclusive(7))
 	cfg := config(t, dsn, exclusive(7))
 	listed := cfg // as of pglead each, which else names nobody
-	listed.Claim.Polled = true
+	listed.SharedSession = true
 	h := acquire(t, listed)
+	t.Cleanup(h.Session.Close)
 	first := contend(t, cfg)
 	inLine(t, server, id(7), 1)
 	there := cfg

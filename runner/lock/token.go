@@ -30,26 +30,27 @@ const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_i
 // systemSQL is the cluster that the token belongs to.
 const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 
-// startedColumn is the index of the ledger's word in a row of drawSQL. Without a ledger
-// another column stands there, which never has that text.
-const startedColumn = 4
-
-// dormantFromEnd is the index of the number of dormant waiters in such a row, counted from
-// its end.
-const dormantFromEnd = 4
-
-// ofOwnLocks goes behind the columns of a query. It looks the session's own locks up in
-// the function that the view pg_locks is made of. A backend in its first moments takes
-// three times as long for the view as for the whole of this. A session has locks in its
-// own database only.
-const ofOwnLocks = `, classid, objid, objsubid` + amongOwnLocks + areOwn
-
+// The columns of a row of drawSQL that drew reads. Others follow, and lockColumns are the last.
 const (
+	drawnToken   = iota
+	drawnSystem  // the cluster that the token belongs to
+	_            // set_config
+	_            // pg_logical_emit_message
+	drawnStarted // the ledger's word, or NULL
+	drawnDormant // the number of dormant waiters, or NULL
+)
+
+// These go behind the columns of a query: the last three name a lock, and the rows are the
+// session's own locks, from the function that the view pg_locks is made of. A backend in its
+// first moments takes three times as long for the view as for the whole of this. A session
+// has locks in its own database only.
+const (
+	lockColumns   = "classid, objid, objsubid"
 	amongOwnLocks = "\nFROM pg_catalog.pg_lock_status()"
 	areOwn        = "\nWHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
 )
 
-// isListed says whether a row of ofOwnLocks is this lock's.
+// isListed says whether a row that ends with lockColumns is this lock's.
 func (l Lock) isListed(row []string) bool {
 	columns := fmt.Sprint(l.ClassID(), l.ObjID(), l.ObjSubID())
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
@@ -65,46 +66,44 @@ func (l Lock) isListed(row []string) bool {
 // The session's name shows the token, too, for later looks. Further columns are evaluated
 // once for each lock.
 func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
-	var sql strings.Builder
-	fmt.Fprintf(&sql, `SELECT %s,
-	%s,
-	pg_catalog.set_config('synchronous_commit', 'local', true),
-	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`, tokenSQL, systemSQL)
+	started, dormant, from := "NULL", "NULL", amongOwnLocks
 	if b.startsWithToken(locks) {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
-		fmt.Fprintf(&sql, ",\n\t(SELECT %s)", b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text"))
+		started = "(SELECT " + b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
-	if b.shows() {
-		sql.WriteString(",\n\t" + b.cfg.showSQL(tokenSQL, ""))
+	if !b.cfg.SharedSession {
+		dormant = "audience.dormant"
+		from += ", (" + b.cfg.Claim.audienceSQL(locks) + ") AS audience"
 	}
+	all := []string{
+		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
+		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started, dormant,
+	}
+	if b.cfg.showsToken() {
+		all = append(all, b.cfg.showSQL(tokenSQL, ""))
+	}
+	all = append(all, columns...)
 	for _, l := range locks {
-		columns = append(columns, b.startSQL(l))
+		all = append(all, b.startSQL(l))
 	}
-	for _, column := range columns {
-		sql.WriteString(",\n\t" + column)
+	sql := "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areOwn
+	if b.line != nil || b.cfg.SharedSession { // the session has other locks, as tickets
+		sql += " AND " + inspect.Among(idsOf(locks))
 	}
-	if b.cfg.Claim.Polled {
-		sql.WriteString(",\n\t0" + ofOwnLocks)
-	} else {
-		sql.WriteString(",\n\taudience.dormant, classid, objid, objsubid" + amongOwnLocks + ", (" + b.cfg.Claim.audienceSQL(locks) + ") AS audience" + areOwn)
-	}
-	if b.line != nil || b.cfg.Claim.Polled { // the session has other locks, as tickets
-		sql.WriteString(" AND " + inspect.Among(idsOf(locks)))
-	}
-	return sql.String()
+	return sql
 }
 
-// shows says whether the session's name shows the token. A session that several use
-// shows none.
-func (b *Bid) shows() bool {
-	return !b.cfg.Claim.Polled && strings.HasPrefix(b.cfg.Session.ApplicationName, "pglead:")
+// showsToken says whether the session's name shows the token. A session with several tokens
+// shows none, nor does doctor's, whose name is no holder's.
+func (cfg *Config) showsToken() bool {
+	return !cfg.SharedSession && strings.HasPrefix(cfg.Session.ApplicationName, "pglead:")
 }
 
 // startSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
 func (b *Bid) startSQL(l Lock) string {
 	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", evidence.Channel(l.ID), b.cfg.startPayload(l, tokenSQL))
-	if b.cfg.Claim.Polled {
+	if b.cfg.SharedSession {
 		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), notify) // only in this lock's row
 	}
 	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", notify)
@@ -115,19 +114,18 @@ func (b *Bid) drew(rows session.Rows) error {
 	if err := b.areListed(rows); err != nil {
 		return err
 	}
-	if len(rows) == 0 || len(rows[0]) < 2 {
+	if len(rows) == 0 || len(rows[0]) <= drawnDormant {
 		return session.ErrNotPostgreSQL()
 	}
-	b.grant.recorded = len(rows[0]) > startedColumn && rows[0][startedColumn] == ledger.Started
-	if at := len(rows[0]) - dormantFromEnd; at >= 0 {
-		b.grant.dormant, _ = strconv.Atoi(rows[0][at])
-	}
-	return b.keepToken(rows[0][0], rows[0][1])
+	row := rows[0]
+	b.grant.recorded = row[drawnStarted] == ledger.Started
+	b.grant.dormant, _ = strconv.Atoi(row[drawnDormant])
+	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 
-// areListed makes sure that all of what is held is among the rows of ofOwnLocks.
+// areListed makes sure that all of what is held is among rows that end with lockColumns.
 func (b *Bid) areListed(rows session.Rows) error {
-	for _, l := range b.grant.locks {
+	for _, l := range b.grant.Locks {
 		if !slices.ContainsFunc(rows, l.isListed) {
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
 				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
@@ -142,7 +140,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.grant.tenure = Tenure{Token: number, SystemID: systemID}
+	b.grant.Tenure = Tenure{Token: number, SystemID: systemID}
 	return nil
 }
 
@@ -155,7 +153,7 @@ func (b *Bid) draw(ctx context.Context) error {
 	if b.cfg.Session.UsesSecondSession() {
 		return b.drawBeside(ctx)
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawSQL(b.grant.locks)}, b.takeLeave()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawSQL(b.grant.Locks)}, b.takeLeave()...)})
 	if err != nil {
 		return b.error(err)
 	}
@@ -165,9 +163,9 @@ func (b *Bid) draw(ctx context.Context) error {
 // describe makes the session's comment say what it holds.
 func (b *Bid) describe() {
 	d := b.cfg.Description
-	d.Token, d.Since = b.grant.tenure.Token, time.Now()
+	d.Token, d.Since = b.grant.Token, time.Now()
 	if b.cfg.Claim.Gate != nil {
-		d.Slot = b.grant.slot
+		d.Slot = b.grant.Slot
 	}
 	b.s.SetComment(d.Comment())
 }
@@ -202,15 +200,15 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 	}
 	var queries []string
 	if b.cfg.Session.Quorum && !b.cfg.Session.Transaction {
-		for _, l := range b.grant.locks {
+		for _, l := range b.grant.Locks {
 			queries = append(queries, notifySQL(evidence.Channel(l.ID), b.cfg.startPayload(l, drawn[0])))
 		}
-		if b.shows() {
+		if b.cfg.showsToken() {
 			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))
 		}
 		queries = append(queries, b.takeLeave()...)
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT 1"+ofOwnLocks)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+amongOwnLocks+areOwn)})
 	if err != nil {
 		return b.error(err)
 	}
@@ -266,7 +264,7 @@ func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, er
 	if drawn[4] != b.server {
 		return nil, errElsewhere()
 	}
-	if !b.cfg.Claim.Polled && !b.usesLedger() { // with these the second session is needed again
+	if !b.cfg.SharedSession && !b.usesLedger() { // with these the second session is needed again
 		b.s.DropSecond()
 	}
 	return drawn, nil

@@ -34,14 +34,14 @@ func (h *Held) Joins() bool {
 }
 
 // Joins says whether the bid's first try can be part of a Turnover: the start needs
-// nothing but the grant. That is so for one lock, of which the bid has heard nothing.
+// nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
 func (b *Bid) Joins() bool {
-	return b.cfg.joins() && !b.usesLedger() && len(b.heard) == 0 && len(b.grant.locks) == 0 && b.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
+	return b.cfg.joins() && !b.usesLedger() && len(b.heard) == 0 && len(b.grant.Locks) == 0 && b.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
 }
 
 func (cfg *Config) joins() bool {
 	c := cfg.Claim
-	return c.Polled && len(c.Locks) == 1 && !c.Locks[0].Shared && !cfg.Session.UsesSecondSession()
+	return cfg.SharedSession && len(c.Locks) == 1 && !c.Locks[0].Shared && !cfg.Session.UsesSecondSession()
 }
 
 // Do carries the turnover out. After an error these locks may be held or not, and the end
@@ -78,8 +78,8 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	return nil
 }
 
-// wordsSQL is the query that announces how the commands ended. As with tell, its commit does
-// not wait for the disk.
+// wordsSQL is the query that announces how the commands ended. As in notifySQL, the commit
+// does not wait for the disk.
 func (t Turnover) wordsSQL() string {
 	if len(t.Ended) == 0 {
 		return ""
@@ -136,5 +136,5 @@ func (b *Bid) turned(number string, drawn session.Rows) error {
 	if _, err := b.noteResult(n); err != nil || !b.Complete() {
 		return err
 	}
-	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !b.grant.locks[0].isListed(row) }))
+	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !b.grant.Locks[0].isListed(row) }))
 }

@@ -23,7 +23,7 @@ func TestTurnover(t *testing.T) {
 	bid := func(number int64) *lock.Bid {
 		of := cfg
 		of.Claim = exclusive(number)
-		of.Claim.Polled = true
+		of.SharedSession = true
 		b := lock.NewBid(s, of, false)
 		if !b.Joins() {
 			t.Fatalf("the bid for %d does not join", number)
@@ -104,14 +104,14 @@ func TestJoins(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(11))
-	cfg.Claim.Polled = true
+	cfg.SharedSession = true
 	s, err := session.Open(t.Context(), cfg.Session)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
 	for name, change := range map[string]func(*lock.Config){
-		"not polled":  func(c *lock.Config) { c.Claim.Polled = false },
+		"alone":       func(c *lock.Config) { c.SharedSession = false },
 		"shared":      func(c *lock.Config) { c.Claim.Locks = []lock.Lock{{ID: id(11), Shared: true}} },
 		"several":     func(c *lock.Config) { c.Claim.Locks = exclusive(11, 12).Locks },
 		"transaction": func(c *lock.Config) { c.Session.Transaction = true },

@@ -9,35 +9,35 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// wait stands in line until something is granted or the time is up. Of several locks
-// that is the next one: Try takes the rest.
-func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool, err error) {
-	if err := b.join(ctx); err != nil {
+// wait stands in line: see Bid.wait.
+func (l *line) wait(ctx context.Context) (granted bool, err error) {
+	b := l.b
+	if err := l.join(ctx); err != nil {
 		return false, err
 	}
-	defer b.line.unwatch()
+	defer l.unwatch()
 	if err := b.cfg.Observer.reportWait(ctx, b); err != nil {
 		return false, err
 	}
 	for {
-		rest := left()
+		rest := b.cfg.left()
 		if rest <= 0 {
 			return false, nil
 		}
-		if err := b.line.awaitNews(ctx, rest); err != nil {
+		if err := l.awaitNews(ctx, rest); err != nil {
 			return false, err
 		}
-		if b.line.called.Swap(false) {
-			b.line.lookAt = time.Now()
+		if l.called.Swap(false) {
+			l.lookAt = time.Now()
 		}
-		b.line.decide(b.events())
-		b.line.heedAlarm()
-		if b.line.tryAt.IsZero() || time.Now().Before(b.line.tryAt) { // a try that is due verifies
+		l.decide(l.events())
+		l.heedAlarm()
+		if l.tryAt.IsZero() || time.Now().Before(l.tryAt) { // l.try verifies by itself
 			if err := b.verify(ctx); err != nil {
 				return false, err
 			}
 		}
-		if granted, err := b.line.act(ctx); err != nil || granted {
+		if granted, err := l.act(ctx); err != nil || granted {
 			return granted, err
 		}
 	}
@@ -45,9 +45,9 @@ func (b *Bid) wait(ctx context.Context, left func() time.Duration) (granted bool
 
 // events are the announcements for the lock that the line is for or, with a gate, for all
 // locks.
-func (b *Bid) events() (events []evidence.Announcement) {
-	for id, said := range b.mailbox.empty() {
-		if b.cfg.Claim.Gate != nil || id == b.lineOf() {
+func (l *line) events() (events []evidence.Announcement) {
+	for id, said := range l.b.mailbox.empty() {
+		if l.b.cfg.Claim.Gate != nil || id == l.of {
 			events = append(events, said...)
 		}
 	}
@@ -100,15 +100,15 @@ func (l *line) try(ctx context.Context) (granted bool, err error) {
 		return false, err
 	}
 	if burst {
-		granted, err = b.tryOften(ctx)
+		granted, err = l.tryOften(ctx)
 	} else {
-		granted, err = b.tryNext(ctx)
+		granted, err = b.Try(ctx)
 	}
 	if err != nil || granted {
 		return granted, err
 	}
 	if burst {
-		if err := b.verify(ctx); err != nil { // one who had the lock meanwhile may have said so
+		if err := b.verify(ctx); err != nil { // a session that had the lock meanwhile may have said so
 			return false, err
 		}
 		b.noteRefusal()
@@ -130,7 +130,8 @@ const (
 // tryOften tries many times in one statement. If a grant means that the command may
 // start, the query for the token travels with it: that draws nothing unless the session
 // has the lock.
-func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
+func (l *line) tryOften(ctx context.Context) (granted bool, err error) {
+	b := l.b
 	tries := fmt.Sprintf(`SELECT won FROM (
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
 	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, b.trySQL(), burstTries-1)
@@ -138,7 +139,7 @@ func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 	one := len(b.cfg.Claim.Locks) == 1 && b.cfg.Claim.Gate == nil && !b.cfg.Session.Quorum
 	certain := one && (b.verdictOnAll(b.cfg.Claim.Locks).Delay == 0 || b.startsWithToken(b.cfg.Claim.Locks))
 	if certain {
-		queries = append(queries, b.drawSQL(b.cfg.Claim.Locks, b.line.leaveSQL()...))
+		queries = append(queries, b.drawSQL(b.cfg.Claim.Locks, l.leaveSQL()...))
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
 	if err != nil {
@@ -159,7 +160,7 @@ func (b *Bid) tryOften(ctx context.Context) (granted bool, err error) {
 		return false, err
 	}
 	if certain {
-		b.line.noteLeft()
+		l.noteLeft()
 		err = b.drew(answers[1])
 	}
 	return granted, err

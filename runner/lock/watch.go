@@ -57,7 +57,8 @@ func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) err
 	beat := session.BeatEvery(l.b.cfg.Session.Lease)
 	every := beat
 	if l.rank == 1 && l.b.s.Encrypted() {
-		// So may be the holder's connection, on which its guard can't say that it was killed.
+		// The holder's connection may be encrypted, too. Then the holder's guard can't say
+		// that its pglead was killed.
 		every /= 2
 	}
 	next := func(age time.Duration) time.Duration {
@@ -85,7 +86,7 @@ func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) err
 		return calm, min(every, left)
 	})
 	first := next(s.Age)
-	if s.Age < firstBeat { // that may have been its start, of which this session has heard nothing
+	if s.Age < firstBeat { // that may have been its start, which this session has not heard
 		first = firstBeat - s.Age + lookAfter
 	}
 	l.b.s.BeatAt(min(boottime.Now().Add(first), w.over()))
@@ -94,10 +95,6 @@ func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) err
 	}
 	return nil
 }
-
-// namedAfter is how soon a holder that shows no token is looked at again. It may be about to
-// draw one, and the word of its death names that.
-const namedAfter = 20 * time.Millisecond
 
 // over is the boot time at which the holder will have been silent for long enough.
 func (w *watch) over() boottime.Instant {
@@ -214,16 +211,6 @@ func (l *line) heedAlarm() {
 	}
 	l.unwatch()
 	l.lookOrTry(alarm, time.Now())
-}
-
-// lookOrTry makes it time for a look, and for a try if the very first in line was to make one.
-// A turn that is near stays as it is: a holder may have named another session, which is to
-// take the free lock before.
-func (l *line) lookOrTry(a alarm, now time.Time) {
-	l.lookAt = now
-	if a == toTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > turnPatience) {
-		l.tryAt = now
-	}
 }
 
 func (w *watch) state() alarm {

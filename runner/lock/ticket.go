@@ -1,0 +1,74 @@
+package lock
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// A ticket is an advisory lock whose number says when its owner came to a lock's line. The
+// mark of a ticket is the same number as a pair: it shows holders that the ticket's owner
+// listens. Sessions that listen without a ticket in the line share the mark of commonTicket.
+
+// ticketTime is the current time in units of 10 ms, modulo 2³²; it wraps every 497 days.
+func ticketTime() uint32 { return uint32(time.Now().UnixMilli() / 10) }
+
+// placeAt is an SQL expression for a ticket's place in line. now is a ticketTime.
+func placeAt(now uint32) string {
+	return fmt.Sprintf("((objid::bigint - %d + 2147483648) & 4294967295)", now)
+}
+
+// ticketID is the number of a ticket in a lock's line.
+func ticketID(of lockkey.ID, ticket uint32) lockkey.ID {
+	return lockkey.ID{Number: int64(lockkey.Ticket(of))<<32 | int64(ticket)}
+}
+
+func (b *Bid) lineClass() uint32 { return lockkey.Ticket(b.lineOf()) }
+
+// ticketLock is the ticket as a lock.
+func (l *line) ticketLock() Lock {
+	return Lock{ID: ticketID(l.of, l.ticket), Shared: l.b.shared()}
+}
+
+// mark is the mark of the ticket.
+func (l *line) mark() Lock {
+	m := l.ticketLock()
+	m.Pair = true
+	return m
+}
+
+// commonTicket is the ticket that nobody draws.
+const commonTicket = math.MaxUint32
+
+// commonMark is the mark in a lock's line that many can hold together.
+func commonMark(of lockkey.ID) Lock {
+	mark := ticketID(of, commonTicket)
+	mark.Pair = true
+	return Lock{ID: mark, Shared: true}
+}
+
+// mostTickets is how many numbers are tried. No more waiters can come in 10 ms.
+const mostTickets = 4000
+
+// ticketSQL takes the first number from now on, by the server's clock, that nobody
+// else has. Readers may share one.
+func (l *line) ticketSQL() string {
+	from := "(extract(epoch FROM pg_catalog.clock_timestamp()) * 100)::bigint"
+	if l.ticket != 0 { // it has been there before
+		from = strconv.FormatUint(uint64(l.ticket), 10) + "::bigint"
+	}
+	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
+WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s((%[5]d)::bigint << 32 | (t & 4294967295)) END LIMIT 1`,
+		from, mostTickets, uint32(commonTicket), l.tryFunction(), int32(lockkey.Ticket(l.of)))
+}
+
+// tryFunction takes a ticket, or its mark.
+func (l *line) tryFunction() string {
+	if l.b.shared() {
+		return "pg_catalog.pg_try_advisory_lock_shared"
+	}
+	return "pg_catalog.pg_try_advisory_lock"
+}

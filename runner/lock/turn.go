@@ -1,0 +1,141 @@
+package lock
+
+import (
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/pglead/pglead/runner/lock/evidence"
+)
+
+// When a waiter in line tries, and when it looks. line.act does so at tryAt and lookAt, which
+// these events move:
+//
+//	event                           what follows                                        in
+//	a look                          the next look after NextLook                        plan
+//	  that shows no holder          the first tries at once, or turnPatience later if
+//	                                others know more of the last holder                 plan
+//	  as did the look before        up to triesWhatsFree all try at once                plan
+//	  after which a watch begins    the next look after two leases                      startWatch
+//	    of a holder without token   the next look after namedAfter                      watchSpeaker
+//	  without a watch, or a try     the first tries after TryEvery                      tryLater
+//	started is heard                no try; the first few look after lookAtNew          decide
+//	  from a stranger               up to triesWhatsFree all look within lookAtOnce,
+//	                                and try as before                                   decide
+//	clean, dead or left is heard    a try after turnDelay: a burst, if this waiter is
+//	                                the first, or is named                              decide
+//	a call                          a look at once                                      wait
+//	the watch: silent, or changed   a look at once                                      lookOrTry
+//	the watch: the lock is free     a look at once; the first tries at once, unless its
+//	                                turn is near                                        lookOrTry
+//	a silent session is ended       a burst at once                                     endSilent
+//	a try is refused                a look at once after a burst, or if no known holder
+//	                                explains it                                         try
+//	the waiter becomes dormant      no try                                              goDormant
+const (
+	// turnPatience is how long a waiter leaves a free lock to each one before it.
+	turnPatience = 300 * time.Millisecond
+	// triesWhatsFree is the last rank that tries what two looks have shown to be free.
+	triesWhatsFree = 3
+)
+
+// lookAtOnce is how soon the first in line look at a holder that they have not seen
+// before. A stranger's word of a start makes them do no more than that.
+const lookAtOnce = 2 * time.Millisecond
+
+// lookAtNew is how soon the waiters that are to watch a new holder look at it: just after its
+// first heartbeat, since its silence counts from then. Brief commands are over before.
+const lookAtNew = firstBeat + lookAfter
+
+// namedAfter is how soon a holder that shows no token is looked at again. It may be about to
+// draw one, and the word of its death names that.
+const namedAfter = 20 * time.Millisecond
+
+// plan decides by a look when to look again, and whether to try.
+func (l *line) plan(found *look, moved bool) {
+	now := time.Now()
+	l.looks = NextLook(found.rank, moved, l.looks, l.b.cfg.Session.Lease)
+	l.lookAt = now.Add(l.looks)
+	if l.rank <= triesWhatsFree && l.free >= 2 {
+		l.tryAt = now
+	}
+	if l.rank <= 1 && l.tryAt.IsZero() && l.b.cfg.Claim.Gate == nil && !found.holds(l.of) {
+		l.tryAt = now
+		if l.knowsLess(found) {
+			l.tryAt = now.Add(turnPatience)
+		}
+	}
+}
+
+// knowsLess says whether others in line know more of the last holder than this waiter, which
+// has come back to its place and heard nothing. It would have to hold the lock for the
+// lock-delay, and one of them, whom the holder may have named, can start at once.
+func (l *line) knowsLess(found *look) bool {
+	listening := found.marked
+	if l.marked {
+		listening--
+	}
+	h := l.b.heard[l.of]
+	return listening > 0 && (h == nil || !h.Any())
+}
+
+// tryLater has the first in line try in a while anyway, unless the heartbeat watches.
+func (l *line) tryLater() {
+	if l.rank == 1 && l.tryAt.IsZero() && l.watched.state() == off {
+		l.tryAt = time.Now().Add(TryEvery)
+	}
+}
+
+// decide decides by what was heard when to try, and when to look.
+func (l *line) decide(events []evidence.Announcement) {
+	now := time.Now()
+	for _, e := range events {
+		switch e.Word {
+		case evidence.Started:
+			l.burst, l.free = false, 0
+			// A stranger's word doesn't cancel the try of those that look at once.
+			if l.rank > triesWhatsFree || l.b.trusts(e.PID) {
+				l.tryAt = time.Time{}
+			}
+			if i := slices.Index(l.ahead, e.PID); i >= 0 {
+				l.ahead = slices.Delete(l.ahead, i, i+1)
+				l.rank = max(1, l.rank-1)
+			}
+			if l.rank <= triesWhatsFree && !l.b.trusts(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
+				l.lookAt = now.Add(rand.N(lookAtOnce))
+			}
+			if soon := now.Add(lookAtNew); l.rank <= mostWatchers && soon.Before(l.lookAt) {
+				l.lookAt = soon
+			}
+			l.tryLater()
+		case evidence.Clean, evidence.Dead, evidence.Left:
+			// A repeated word must not put off a turn that is near.
+			if at := now.Add(l.turnDelay(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
+				l.tryAt = at
+			}
+			l.burst = l.burst || l.rank == 1 || e.To == l.b.s.BackendPID()
+		}
+	}
+}
+
+// turnDelay is how long the lock is left to those before this session, after a word of an end.
+func (l *line) turnDelay(e evidence.Announcement) time.Duration {
+	switch {
+	case e.To == l.b.s.BackendPID():
+		return 0
+	case e.To == 0 || len(l.ahead) > 0:
+	case l.rank == 1: // the holder has named another session
+		return turnPatience
+	}
+	return turnPatience * time.Duration(max(0, l.rank-1))
+}
+
+// lookOrTry makes it time for a look, and for a try if the very first in line was to make one.
+// A turn that is near stays as it is: a holder may have named another session, which is to
+// take the free lock before.
+func (l *line) lookOrTry(a alarm, now time.Time) {
+	l.lookAt = now
+	if a == toTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > turnPatience) {
+		l.tryAt = now
+	}
+}
