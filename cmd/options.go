@@ -299,6 +299,7 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 		KillAfterSignal:  o.killAfter.value,
 		WaitForLeftovers: o.leftovers.value == "wait",
 		MinHold:          o.minHold.value,
+		Splay:            o.splay.value,
 		Hooks:            o.hooks,
 	}, nil
 }

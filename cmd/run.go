@@ -31,7 +31,6 @@ lost the command and everything it started are killed.`,
 			if o.wait.value > 0 {
 				warnOfOuter(u, cfg.Claim)
 			}
-			cfg.Splay = o.splay.value
 			outcome, err := runner.Run(cfg)
 			return o.end(outcome, err)
 		},

@@ -33,7 +33,7 @@ type Config struct {
 	Hooks Hooks
 }
 
-// LevelNotice is the level of taking and giving back the lock.
+// LevelNotice is lock.LevelNotice, for commands.
 const LevelNotice = lock.LevelNotice
 
 // Watch reports what Config.Observer doesn't, since package lock doesn't see it: the

@@ -149,7 +149,7 @@ type connection struct {
 
 func (e *each) openConnection(ctx context.Context) (*connection, error) {
 	var s *session.Session
-	locking := e.node.common.Config
+	locking := e.cfg.Config.Config
 	err := locking.Persist(ctx, func() (err error) {
 		s, err = locking.OpenSession(ctx)
 		if err == nil && !e.cfg.Session.Transaction {

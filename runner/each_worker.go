@@ -32,7 +32,7 @@ type worker struct {
 	queue   <-chan string
 	guard   *child.Guard // ready for a command, or nil
 	brief   bool         // the last command was brief, so its guard can have another one
-	early   []string     // an item to try again: it was fetched too early, or is still at work here
+	again   *string      // an item to try again: it was fetched too early, or is still at work here
 }
 
 // ended is an item whose command has ended, and whose lock is still held.
@@ -105,7 +105,7 @@ func (w *worker) beside(ctx context.Context, last *ended) <-chan errand {
 		case <-wanted.C:
 		case <-ctx.Done():
 		}
-		w.early = []string{next.item}
+		w.again = &next.item
 		w.abandon(next)
 	}()
 	return got
@@ -160,7 +160,7 @@ func (w *worker) pick(ctx context.Context, wait bool) *job {
 		}
 		switch other := w.jobs.enter(j); {
 		case other != nil && other.worker == w: // the item is twice in the list, and still at work
-			w.early = []string{item}
+			w.again = &item
 			return nil
 		case other != nil:
 			w.skip(j, heldElsewhere)
@@ -176,8 +176,8 @@ func (w *worker) pick(ctx context.Context, wait bool) *job {
 
 // item is the next item in the queue. Without a wait there may be none yet.
 func (w *worker) item(wait bool) (item string, ok bool) {
-	if len(w.early) > 0 {
-		item, w.early = w.early[0], nil
+	if w.again != nil {
+		item, w.again = *w.again, nil
 		return item, true
 	}
 	if wait {

@@ -49,20 +49,20 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer n.hooks.Wait()
-	n.common.Wait, n.common.Reached = lock.Forever, new(bool)
-	if err := n.rest(pace.Between(0, cfg.FirstDelay)); err != nil {
+	cfg.Wait, cfg.Reached = lock.Forever, new(bool)
+	if err := n.rest(cfg.Config, pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; {
-		outcome, err := n.once()
-		n.common.Session.Database = session.Elsewhere(n.common.Session.Database, err)
+		outcome, err := n.once(cfg.Config)
+		cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
 		lost := errors.As(err, new(*LockLostError))
-		n.common.Rank = 0
+		cfg.Rank = 0
 		if lost {
-			n.common.Rank = 1
+			cfg.Rank = 1
 		}
 		switch {
-		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !*n.common.Reached:
+		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !*cfg.Reached:
 			return outcome, err
 		case lost:
 			// Somebody else leads by now, or nobody can: no reason to pause.
@@ -81,7 +81,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 			cfg.Log.Warn(fmt.Sprintf("the command ended after %v (%s); standing for election again in %v",
 				outcome.Ran.Round(time.Millisecond), describeStatus(outcome.Status), pause), "event", "restarting")
 		}
-		if err := n.rest(pause); err != nil {
+		if err := n.rest(cfg.Config, pause); err != nil {
 			return Outcome{}, err
 		}
 		pause = min(2*pause, restartMost)

@@ -15,7 +15,6 @@ import (
 
 // node is this pglead on its host: what all of its runs share.
 type node struct {
-	common   Config
 	guards   *child.Guards
 	caught   <-chan os.Signal // for the command, or for this process to end
 	catching <-chan struct{}  // is closed once signals are caught
@@ -30,7 +29,7 @@ func begin(cfg Config) (*node, error) {
 	}
 	guards.Stdin = cfg.Stdin
 	child.ReapOrphans()
-	n := &node{common: cfg, guards: guards}
+	n := &node{guards: guards}
 	n.caught, n.catching = child.Signals()
 	return n, nil
 }
@@ -45,11 +44,11 @@ func (n *node) newGuard(s *session.Session) (*child.Guard, error) {
 }
 
 // rest pauses without a lock, unless a signal asks this process to end.
-func (n *node) rest(d time.Duration) error {
-	n.common.Observer.SayAlive(d + n.common.AttemptMost())
+func (n *node) rest(cfg Config, d time.Duration) error {
+	cfg.Observer.SayAlive(d + cfg.AttemptMost())
 	ctx, listener := interruptible(n.caught)
 	if d > 0 {
-		n.common.Watch.resting(time.Now().Add(d))
+		cfg.Watch.resting(time.Now().Add(d))
 		pace.Sleep(ctx, d)
 	}
 	listener.handOver() // only now, since a last signal may still end ctx

@@ -37,10 +37,10 @@ func Run(cfg Config) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer n.hooks.Wait()
-	if err := n.rest(pace.Between(0, cfg.Splay)); err != nil {
+	if err := n.rest(cfg, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
-	return n.once()
+	return n.once(cfg)
 }
 
 // run is one command under one lock.
@@ -59,10 +59,10 @@ type run struct {
 }
 
 // once takes the lock, runs the command one time, and gives the lock back.
-func (n *node) once() (Outcome, error) {
+func (n *node) once(cfg Config) (Outcome, error) {
 	ctx, listener := interruptible(n.caught)
 	defer listener.handOver()
-	r := &run{node: n, cfg: n.common, listener: listener, signals: n.caught}
+	r := &run{node: n, cfg: cfg, listener: listener, signals: n.caught}
 	if err := r.acquire(ctx); err != nil {
 		return Outcome{}, err
 	}
@@ -79,7 +79,7 @@ func (n *node) once() (Outcome, error) {
 
 // acquire takes the lock. The guard starts meanwhile.
 func (r *run) acquire(ctx context.Context) error {
-	locking := r.common.Config
+	locking := r.cfg.Config
 	locking.Prepare = func(s *session.Session) (abandon func(), err error) {
 		if r.guard, err = r.newGuard(s); err != nil {
 			return func() {}, err

@@ -62,8 +62,8 @@ func (g *grant) startsAtOnce() bool { return g.delay == 0 }
 // undraw forgets the token, and what the ledger may have noted under it.
 func (g *grant) undraw() { g.Tenure, g.recorded = Tenure{}, false }
 
-// NewBid is a bid on a session, which it does not close. It is contested if others may have had
-// the locks, unheard, since the caller's last session or pass.
+// NewBid is a bid on a session, which it does not close. contested says that others may have had
+// the locks since the caller's last session or pass, while the caller did not listen.
 func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 	b := &Bid{s: s, cfg: cfg, grant: noGrant(), contested: map[lockkey.ID]bool{}, heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
 	if contested {
@@ -262,6 +262,20 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 	_, err := b.s.Query(ctx, append(words, unlock)...)
 	b.dropGrant()
 	return b.error(err)
+}
+
+// withdraw gives the locks back, and leaves the line: the command must not start. The end of
+// the session would do that a moment too late for the next run of a script.
+func (b *Bid) withdraw(ctx context.Context) error {
+	if err := b.GiveBack(ctx); err != nil {
+		return err
+	}
+	if queries := b.takeLeave(); len(queries) > 0 {
+		if _, err := b.s.Query(ctx, queries...); err != nil {
+			return b.error(err)
+		}
+	}
+	return nil
 }
 
 // dropGrant notes that the locks are not held any more: others may have them now.

@@ -49,8 +49,9 @@ func (h *Held) Err() error { return h.Session.Err() }
 // Release gives the locks back: when it returns nil another session can have them. The
 // command is dead, or was never started. If anybody waits, Release announces that in a
 // transaction before the one that frees the locks, so that the next holder has heard it.
-// If nobody waits it says nothing, since a NOTIFY costs the whole server. A
-// session that nobody else uses ends with the release.
+// If nobody waits it says nothing, since a NOTIFY costs the whole server; only a session
+// that works on a list announces each end. A session that nobody else uses ends with the
+// release, unless the waiters in line may still have to look up its role (Close).
 func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
 		h.Session.SetHolding(false)

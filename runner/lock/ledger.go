@@ -247,9 +247,9 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 	return err
 }
 
-// ledgerLooks is the time between two looks whether the ledger has the end of the last
+// askLedgerEvery is the time between two questions whether the ledger has the end of the last
 // run. After a loss its process needs a new session to note that.
-const ledgerLooks = 250 * time.Millisecond
+const askLedgerEvery = 250 * time.Millisecond
 
 // ask asks the ledger whether the run may start, on the session that has drawn the
 // token.
@@ -297,20 +297,6 @@ func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
 
 // fencePatience is more than a start waits for a transaction of the last run.
 const fencePatience = 5 * time.Second
-
-// withdraw gives the locks back, and leaves the line: the command must not start. The end of
-// the session would do that a moment too late for the next run of a script.
-func (b *Bid) withdraw(ctx context.Context) error {
-	if err := b.GiveBack(ctx); err != nil {
-		return err
-	}
-	if queries := b.takeLeave(); len(queries) > 0 {
-		if _, err := b.s.Query(ctx, queries...); err != nil {
-			return b.error(err)
-		}
-	}
-	return nil
-}
 
 // vanished says whether an error means that the ledger is gone, or not granted any more,
 // so that the run may go on without.

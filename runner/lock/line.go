@@ -95,17 +95,17 @@ func (l *line) join(ctx context.Context) error {
 	return l.digest(ctx, found)
 }
 
-// leave gives the ticket back, and the gate.
+// leave gives back the ticket, its mark and the gate.
 func (l *line) leave(ctx context.Context) error {
-	if queries := l.takeLeave(); len(queries) > 0 {
+	if queries := l.leaveQueries(); len(queries) > 0 {
 		_, err := l.b.s.Query(ctx, queries...)
 		return l.b.error(err)
 	}
 	return nil
 }
 
-// takeLeave gives both back by queries, which the caller has to send.
-func (l *line) takeLeave() (queries []string) {
+// leaveQueries gives all three back by queries, which the caller has to send.
+func (l *line) leaveQueries() (queries []string) {
 	if columns := l.leaveSQL(); len(columns) > 0 {
 		queries = []string{"SELECT " + strings.Join(columns, ", ")}
 		l.noteLeft()
@@ -130,7 +130,7 @@ func (l *line) leaveSQL() (columns []string) {
 	return columns
 }
 
-// noteLeft notes that the ticket and the gate are given back.
+// noteLeft notes that all three are given back.
 func (l *line) noteLeft() { l.ticketed, l.marked, l.gated = false, false, false }
 
 // gate is the lock that the first in line holds against newcomers: the claim's gate or,

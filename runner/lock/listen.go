@@ -57,7 +57,7 @@ func (b *Bid) beginListening() (queries []string) {
 // takeLeave gives back the ticket, the gate and the marks by queries, which the caller has
 // to send.
 func (b *Bid) takeLeave() []string {
-	return append(b.line.takeLeave(), b.dropMarks()...)
+	return append(b.line.leaveQueries(), b.dropMarks()...)
 }
 
 // dropMarks gives the common marks back by a query, if the bid has any. The caller has to

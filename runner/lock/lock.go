@@ -2,10 +2,10 @@
 // under it.
 //
 // Acquire opens a session, tries, waits in line without blocking in the server,
-// and draws the fencing token: it returns a Held. Release gives it back. A lock
-// that was free at the first try is taken at once. After a wait there has to be
-// evidence that the command of the last holder is dead: its own word, or that of
-// its guard, or the lock-delay has to pass (package evidence).
+// and draws the fencing token: it returns a Held. Release gives it back. If the lock
+// was free at the first try, the command may start at once, unless the server is young.
+// After a wait there has to be evidence that the command of the last holder is dead: its
+// own word, or that of its guard, or the lock-delay has to pass (package evidence).
 //
 // The words of this package:
 //
@@ -19,8 +19,8 @@
 //	look      a question for all that the server shows of a lock; each row is a seat
 //	watch     what the first in line ask of the holder alone, by their heartbeat
 //	burst     many tries in one statement, when the lock is about to be freed
-//	mark      a lock that shows that its owner listens: each ticket has one, and all that
-//	          listen without standing in line share one
+//	mark      a lock that shows that its owner listens: each ticket whose owner listens has
+//	          one, and all that listen without standing in line share one
 //	dormant   a waiter so far behind that it doesn't listen, and has no mark
 //	call      what makes the dormant listen: a lock that they can't have
 //	gate      a lock that the first in line holds against newcomers

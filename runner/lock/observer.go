@@ -55,13 +55,13 @@ func (o Observer) delayed(d time.Duration) (over func()) {
 	return func() { o.Delayed(time.Time{}) }
 }
 
-// lookInterval is how often Waiting is called.
-const lookInterval = time.Minute
+// reportEvery is how often Waiting is called.
+const reportEvery = time.Minute
 
 // reportWait calls Waiting when it is time for that.
 func (o Observer) reportWait(ctx context.Context, b *Bid) error {
 	o.SayAlive(b.cfg.AttemptMost())
-	if o.Waiting == nil || !b.told.IsZero() && time.Since(b.told) < lookInterval {
+	if o.Waiting == nil || !b.told.IsZero() && time.Since(b.told) < reportEvery {
 		return nil
 	}
 	b.told = time.Now()

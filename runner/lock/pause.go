@@ -7,8 +7,8 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// pausedLooks is the time between two looks whether a pause is over.
-const pausedLooks = 3 * time.Second
+// askPauseEvery is the time between two questions whether a pause is over.
+const askPauseEvery = 3 * time.Second
 
 // resumed is called at the end of a pause, during which others may have had the locks. A
 // bid that waited for them before goes by what it has heard, which may be nothing. Any
@@ -31,7 +31,7 @@ func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError) error 
 	began := time.Now()
 	for b.cfg.left() > 0 {
 		b.cfg.Observer.SayAlive(b.cfg.AttemptMost())
-		timer := time.NewTimer(max(pausedLooks/30, min(pausedLooks, b.cfg.left(), until-time.Since(began))))
+		timer := time.NewTimer(max(askPauseEvery/30, min(askPauseEvery, b.cfg.left(), until-time.Since(began))))
 		select {
 		case <-timer.C:
 		case <-b.s.Lost():

@@ -96,7 +96,7 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 }
 
 // hold holds the locks without a command for the delay. It ends early if it hears that no
-// earlier command is alive, or if look, which is called every ledgerLooks unless it is nil,
+// earlier command is alive, or if look, which is called every askLedgerEvery unless it is nil,
 // finds the same.
 func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, look func() (over bool, err error)) (early bool, err error) {
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
@@ -105,7 +105,7 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, loo
 	defer over.Stop()
 	var looks <-chan time.Time
 	if look != nil {
-		ticker := time.NewTicker(ledgerLooks)
+		ticker := time.NewTicker(askLedgerEvery)
 		defer ticker.Stop()
 		looks = ticker.C
 	}
@@ -140,6 +140,6 @@ func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	d := b.cfg.Description
 	d.Delay = delay
 	b.s.SetComment(d.Comment())
-	_, err := b.s.Query(ctx, append(b.line.takeLeave(), session.PlainBeat)...)
+	_, err := b.s.Query(ctx, append(b.line.leaveQueries(), session.PlainBeat)...)
 	return b.error(err)
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
@@ -26,8 +25,8 @@ import (
 // When a holder falls silent, this happens, in this order:
 //
 //	line.watchSpeaker        a look has shown the holder: the heartbeat asks for its latest request from now on
-//	watch.compare            the heartbeat's answers show one request for as long as need says: toLook
-//	line.heedAlarm           ends the watch, and makes it time for a look
+//	watch.compare            the heartbeat's answers show one request for as long as need says: shouldLook
+//	line.heedWatch           ends the watch, and makes it time for a look
 //	line.look, followHolder  the look shows the same request: the holder has been silent for need
 //	line.endSilent           ends the session in a statement that finds the same request once more
 //	Evidence.NoteSilence     no command is alive that had started by then; noteSilence tells the ledger
@@ -53,31 +52,6 @@ func (l *line) followHolder(ctx context.Context, found *look) error {
 		return l.endSilent(ctx, s, found)
 	}
 	return l.watchSpeaker(ctx, s, need)
-}
-
-// reset forgets the holder.
-func (w *watch) reset() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.last, w.since = seat{}, 0
-}
-
-// silence is for how long a holder has been silent, if its latest request was seen before.
-func (w *watch) silence(s seat, found *look) (silent time.Duration, again bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	since, again := w.sees(s, found.received)
-	return found.Sent.Sub(since), again
-}
-
-// sees notes a holder's latest request, and says since when that is seen and whether it
-// was seen before. The caller holds mu.
-func (w *watch) sees(s seat, received boottime.Instant) (since boottime.Instant, again bool) {
-	again = s.PID == w.last.PID && s.Opened == w.last.Opened && s.Changed == w.last.Changed && s.Beat == w.last.Beat
-	if !again {
-		w.last, w.since = s, received
-	}
-	return w.since, again
 }
 
 // need is how long a holder must have been silent: until its own command is dead, and

@@ -64,7 +64,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 // is and how old that server is: behind a pooler it may have come up since the login.
 // All of it is one message, since the pooler passes each message on by itself.
 func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
-	trial := "SELECT " + identity + ", " + session.ServerAge + ", " + b.trySQL()
+	trial := "SELECT " + identity + ", " + session.ServerAgeSeconds + ", " + b.trySQL()
 	rows, err := b.s.Query(ctx, strings.Join(append(b.cfg.Session.Begin(), trial), "; "))
 	var pgErr *pgconn.PgError
 	switch {

@@ -14,7 +14,8 @@ import (
 //	event                           what follows                                        in
 //	a look                          the next look after NextLook                        plan
 //	  that shows no holder          the first tries at once, or turnPatience later if
-//	                                others know more of the last holder                 plan
+//	                                others know more of the last holder; not with a
+//	                                gate                                                plan
 //	  as did the look before        up to triesWhatsFree all try at once                plan
 //	  after which a watch begins    the next look after two leases                      startWatch
 //	    of a holder without token   the next look after namedAfter                      watchSpeaker
@@ -25,7 +26,8 @@ import (
 //	clean, dead or left is heard    a try after turnDelay: a burst, if this waiter is
 //	                                the first, or is named                              decide
 //	a call                          a look at once                                      wait
-//	the watch: silent, or changed   a look at once                                      lookOrTry
+//	the watch: the holder is silent
+//	or does something else          a look at once                                      lookOrTry
 //	the watch: the lock is free     a look at once; the first tries at once, unless its
 //	                                turn is near                                        lookOrTry
 //	a silent session is ended       a burst at once                                     endSilent
@@ -133,9 +135,9 @@ func (l *line) turnDelay(e evidence.Announcement) time.Duration {
 // lookOrTry makes it time for a look, and for a try if the very first in line was to make one.
 // A turn that is near stays as it is: a holder may have named another session, which is to
 // take the free lock before.
-func (l *line) lookOrTry(a alarm, now time.Time) {
+func (l *line) lookOrTry(state watchState, now time.Time) {
 	l.lookAt = now
-	if a == toTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > turnPatience) {
+	if state == shouldTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > turnPatience) {
 		l.tryAt = now
 	}
 }

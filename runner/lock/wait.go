@@ -31,7 +31,7 @@ func (l *line) wait(ctx context.Context) (granted bool, err error) {
 			l.lookAt = time.Now()
 		}
 		l.decide(l.events())
-		l.heedAlarm()
+		l.heedWatch()
 		if l.tryAt.IsZero() || time.Now().Before(l.tryAt) { // l.try verifies by itself
 			if err := b.verify(ctx); err != nil {
 				return false, err

@@ -28,17 +28,17 @@ type watch struct {
 	last  seat             // the holder by its latest request that was seen; pid 0: none was
 	since boottime.Instant // when the first look that shows it was received
 	need  time.Duration    // how long the silence has to be, by the last whole look
-	alarm alarm
+	is    watchState
 }
 
-// alarm is what the latest watch has come to.
-type alarm int
+// watchState is what the latest watch has come to.
+type watchState int
 
 const (
-	off    alarm = iota // there is none
-	calm                // it goes on
-	toLook              // the holder is silent, or does something else
-	toTry               // the lock is free, or its holder's session is over
+	off        watchState = iota // there is none
+	watching                     // it goes on
+	shouldLook                   // the holder is silent, or does something else
+	shouldTry                    // the lock is free, or its holder's session is over
 )
 
 // lookAfter is the time from the moment that a holder's heartbeat is due to the look for
@@ -46,7 +46,7 @@ const (
 const lookAfter = 150 * time.Millisecond
 
 // judge says what is to be done about an answer, or else when the next question is due.
-type judge func(received boottime.Instant, row []string) (alarm, time.Duration)
+type judge func(received boottime.Instant, row []string) (watchState, time.Duration)
 
 // watchSpeaker has the heartbeat watch a holder whose requests have numbers.
 func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) error {
@@ -71,19 +71,19 @@ func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) err
 	}
 	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, s.PID, l.rank == 1)
 	w := &l.watched
-	l.startWatch(session.Heartbeat{Every: every, Request: session.Request{SQL: []string{sql}}}, need, func(received boottime.Instant, row []string) (alarm, time.Duration) {
-		alarm, age, left := w.compare(s, received, row)
+	l.startWatch(session.Heartbeat{Every: every, Request: session.Request{SQL: []string{sql}}}, need, func(received boottime.Instant, row []string) (watchState, time.Duration) {
+		state, age, left := w.compare(s, received, row)
 		switch silent := need - left; {
-		case alarm != calm:
-			return alarm, 0
+		case state != watching:
+			return state, 0
 		case left == 0:
-			return calm, next(age)
+			return watching, next(age)
 		case silent < beat-lookAfter:
-			return calm, min(every, beat-silent, left)
+			return watching, min(every, beat-silent, left)
 		case silent < 2*beat: // its request is late, and may be about to come
-			return calm, min(beat/4, left)
+			return watching, min(beat/4, left)
 		}
-		return calm, min(every, left)
+		return watching, min(every, left)
 	})
 	first := next(s.Age)
 	if s.Age < firstBeat { // that may have been its start, which this session has not heard
@@ -121,36 +121,61 @@ FROM pg_catalog.pg_stat_get_activity($1)`, name, l.probeSQL()))
 	return name, nil
 }
 
-// compare compares an answer with those before it. Its results are, if there is no alarm,
+// reset forgets the holder.
+func (w *watch) reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.last, w.since = seat{}, 0
+}
+
+// silence is for how long a holder has been silent, if its latest request was seen before.
+func (w *watch) silence(s seat, found *look) (silent time.Duration, again bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	since, again := w.sees(s, found.received)
+	return found.Sent.Sub(since), again
+}
+
+// sees notes a holder's latest request, and says since when that is seen and whether it
+// was seen before. The caller holds mu.
+func (w *watch) sees(s seat, received boottime.Instant) (since boottime.Instant, again bool) {
+	again = s.PID == w.last.PID && s.Opened == w.last.Opened && s.Changed == w.last.Changed && s.Beat == w.last.Beat
+	if !again {
+		w.last, w.since = s, received
+	}
+	return w.since, again
+}
+
+// compare compares an answer with those before it. Its results are, while the watch goes on,
 // the age of the holder's request or, if it is not the first that shows this one, the time
 // that is left until the holder was silent for long enough.
-func (w *watch) compare(of seat, received boottime.Instant, row []string) (alarm alarm, age, left time.Duration) {
+func (w *watch) compare(of seat, received boottime.Instant, row []string) (state watchState, age, left time.Duration) {
 	if len(row) != 5 || row[0] != "f" || row[1] != of.Opened {
-		return toTry, 0, 0
+		return shouldTry, 0, 0
 	}
 	d, _ := inspect.ParseDescription(row[4])
 	if d.Beat == 0 {
-		return toLook, 0, 0
+		return shouldLook, 0, 0
 	}
 	of.Beat, of.Changed = d.Beat, row[2]
 	since, again := w.sees(of, received)
 	if !again {
 		seconds, _ := strconv.ParseFloat(row[3], 64)
-		return calm, time.Duration(seconds * float64(time.Second)), 0
+		return watching, time.Duration(seconds * float64(time.Second)), 0
 	}
 	if left = since.Add(w.need).Sub(received); left <= 0 {
-		return toLook, 0, 0
+		return shouldLook, 0, 0
 	}
-	return calm, 0, left
+	return watching, 0, left
 }
 
 // watchLock has the heartbeat probe a lock whose holder shows nothing of itself.
 func (l *line) watchLock() {
-	l.startWatch(session.Heartbeat{Every: TryEvery, Request: session.Request{SQL: []string{"SELECT " + l.probeSQL()}}}, 0, func(_ boottime.Instant, row []string) (alarm, time.Duration) {
+	l.startWatch(session.Heartbeat{Every: TryEvery, Request: session.Request{SQL: []string{"SELECT " + l.probeSQL()}}}, 0, func(_ boottime.Instant, row []string) (watchState, time.Duration) {
 		if len(row) == 1 && row[0] == "f" {
-			return calm, TryEvery
+			return watching, TryEvery
 		}
-		return toTry, 0
+		return shouldTry, 0
 	})
 	l.b.s.BeatAt(boottime.Now().Add(TryEvery))
 }
@@ -161,12 +186,12 @@ func (l *line) probeSQL() string {
 	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", of.trySQL(), of.sql("advisory_unlock"))
 }
 
-// startWatch makes a question the heartbeat, until there is an alarm.
+// startWatch makes a question the heartbeat, until the answer calls for something else.
 func (l *line) startWatch(h session.Heartbeat, need time.Duration, judge judge) {
 	w, b := &l.watched, l.b
 	w.mu.Lock()
 	w.count++
-	w.need, w.alarm = need, calm
+	w.need, w.is = need, watching
 	count := w.count
 	w.mu.Unlock()
 	h.Then = func(answers []session.Rows) {
@@ -177,11 +202,11 @@ func (l *line) startWatch(h session.Heartbeat, need time.Duration, judge judge) 
 		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if w.alarm != calm || w.count != count {
+		if w.is != watching || w.count != count {
 			return
 		}
 		var next time.Duration
-		if w.alarm, next = judge(received, row); w.alarm == calm {
+		if w.is, next = judge(received, row); w.is == watching {
 			b.s.BeatAt(received.Add(next))
 			return
 		}
@@ -195,28 +220,28 @@ func (l *line) startWatch(h session.Heartbeat, need time.Duration, judge judge) 
 func (l *line) unwatch() {
 	w := &l.watched
 	w.mu.Lock()
-	was := w.alarm
-	w.alarm = off
+	was := w.is
+	w.is = off
 	w.mu.Unlock()
 	if was != off {
 		l.b.beatPlainly()
 	}
 }
 
-// heedAlarm does what the watch asks for.
-func (l *line) heedAlarm() {
-	alarm := l.watched.state()
-	if alarm == off || alarm == calm {
+// heedWatch does what the watch asks for.
+func (l *line) heedWatch() {
+	state := l.watched.state()
+	if state == off || state == watching {
 		return
 	}
 	l.unwatch()
-	l.lookOrTry(alarm, time.Now())
+	l.lookOrTry(state, time.Now())
 }
 
-func (w *watch) state() alarm {
+func (w *watch) state() watchState {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.alarm
+	return w.is
 }
 
 // beatPlainly makes the heartbeat one that sees nothing.

@@ -32,7 +32,7 @@ func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 	return max(0, lockDelay-now.Sub(s.facts.began))
 }
 
-// SetServerAge takes the value of ServerAge from the server that granted the lock. Behind
+// SetServerAge takes the value of ServerAgeSeconds from the server that granted the lock. Behind
 // a pooler that may be another server than at the login, or it was restarted since.
 func (s *Session) SetServerAge(seconds string) error {
 	age, err := parseAge(seconds)
@@ -45,7 +45,7 @@ func (s *Session) SetServerAge(seconds string) error {
 	return nil
 }
 
-// serverAge are SQL expressions. ageOf computes from these how long the server has kept
+// ageInstants are SQL expressions. ageOf computes from these how long the server has kept
 // its lock table. Within that time a lock was freed only if its session gave it back or
 // ended. That time begins with the latest of
 //   - the postmaster's start,
@@ -60,19 +60,19 @@ func (s *Session) SetServerAge(seconds string) error {
 // In its first moments a backend has to read everything that a statement names from the
 // catalogs. So the expressions name only what most servers need. The view
 // pg_stat_bgwriter, instead of the function in it, would cost as much as all the rest.
-const serverAge = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
+const ageInstants = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
 	pg_catalog.clock_timestamp(), pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()`
 
 // promotedAge is for a server that was a standby.
 const promotedAge = `SELECT CASE WHEN timeline_id <> ` + Timeline + ` THEN 0
 	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) END FROM pg_catalog.pg_control_checkpoint()`
 
-// ServerAge is an SQL expression for the same age, in seconds.
-const ServerAge = `least(extract(epoch FROM pg_catalog.clock_timestamp()
+// ServerAgeSeconds is an SQL expression for the same age, in seconds.
+const ServerAgeSeconds = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
 	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAge + `) END)`
 
-// ageOf reads the values of serverAge. The instants are in binary.
+// ageOf reads the values of ageInstants. The instants are in binary.
 func ageOf(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Duration, error) {
 	replayed := values[0]
 	var instants [3]int64 // in microseconds

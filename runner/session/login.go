@@ -120,12 +120,12 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 // The columns of loginQuery from here on.
 const (
 	firstColumn = 3 // the answer to Config.FirstQuestion
-	ageColumns  = 4 // serverAge
+	ageColumns  = 4 // ageInstants
 )
 
 // loginQuery is checkLogin's statement, and the formats of its columns: the backend's
 // process number, whether the server is a standby, the settings, the answer to
-// FirstQuestion, serverAge, and the answer to LedgerQuestion if there is that question.
+// FirstQuestion, ageInstants, and the answer to LedgerQuestion if there is that question.
 func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats []int16) {
 	settings, first := "''", "NULL"
 	if cfg.FirstQuestion != "" {
@@ -137,8 +137,8 @@ func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats [
 		fit += fmt.Sprintf(" AND pg_catalog.pg_backend_pid() = %d", pg.PID())
 	}
 	sql = fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
-	CASE WHEN %[1]s THEN %[2]s END, CASE WHEN %[1]s THEN %[3]s END, %[4]s`, fit, settings, first, serverAge)
-	// serverAge's instants are in binary: their text would depend on the server's settings,
+	CASE WHEN %[1]s THEN %[2]s END, CASE WHEN %[1]s THEN %[3]s END, %[4]s`, fit, settings, first, ageInstants)
+	// ageInstants's instants are in binary: their text would depend on the server's settings,
 	// and arithmetic on the server would cost more than all the rest.
 	const inText, inBinary = 0, 1 // of the protocol: libpq's resultFormat
 	formats = append(make([]int16, ageColumns), inText, inBinary, inBinary, inBinary)

@@ -56,12 +56,13 @@ type Config struct {
 	// Private says that only this user on this machine can reach the server.
 	Private bool
 
-	// Quorum makes every heartbeat wait for the synchronous standbys: see quorum.go.
+	// Quorum adds a second session, whose heartbeats wait for the synchronous standbys: see
+	// second.go.
 	Quorum bool
 }
 
 // UsesSecondSession says whether a grant takes a second session beside the one that
-// holds the lock: see quorum.go.
+// holds the lock: see second.go.
 func (cfg Config) UsesSecondSession() bool { return cfg.Quorum || cfg.Transaction }
 
 // heartbeatsPerLease leaves room for two lost heartbeats in a holder's share.
@@ -134,7 +135,7 @@ type serverFacts struct {
 	followed boottime.Instant // since when its standbys have followed it
 }
 
-// secondSession is the session that commits beside another one: see quorum.go.
+// secondSession is the session that commits beside another one: see second.go.
 type secondSession struct {
 	opening sync.Mutex // held while a session is opened or dropped
 	// Under the mu of the session beside it:

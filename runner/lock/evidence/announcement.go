@@ -27,9 +27,12 @@ import (
 // at most 2/3 LEASE + GRACE after the holder could last be sure of its lock. More fields
 // may be added at the end. A payload of another form is ignored.
 //
-//   - started is said if anyone waits, in the transaction that draws the token;
+//   - started is said if anyone listens, in the transaction that draws the token. A
+//     session that works on a list says it in any case, and so does a session with a
+//     quorum, after that transaction;
 //   - clean is said by the lock's session, in a transaction before the one that
-//     frees the lock: the command is dead. PID is the session that is first in line;
+//     frees the lock: the command is dead. PID is the session that is to be next: the
+//     first in line, or one on the preferred host;
 //   - dead is said by another session, of the same role, when the session that had the
 //     lock is lost: the command is dead;
 //   - left is said by a reader: others may be alive.

@@ -26,13 +26,14 @@ import (
 //	running  a start is known that has not been discharged: its command may be alive
 //	ended    all starts that were known have been discharged
 //
-//	         started, or      a word that     a word that       many tries  silent for
-//	         seen to hold it  discharges all  discharges some   refused     long enough
+//	         started, or      a word that     a word that       a refused   silent for
+//	         seen to hold it  discharges all  discharges some   try         long enough
 //	quiet    running          ended           –                 quiet       ended
 //	running  running          ended           running           running     ended
 //	ended    running          ended           –                 running     ended
 //
-// In quiet there is no start to discharge. Only two kinds of clean end it: that of a session that
+// A try counts as refused if it comes FreeAfterClean after the last word, or later: before that
+// the holder may not have freed the lock yet. In quiet there is no start to discharge. Only two kinds of clean end it: that of a session that
 // was seen to hold the lock, which has overtaken the look, and one that names this waiter. If a start is heard while a silent session is
 // being ended, the state stays running. A start that is forgotten (forget) counts as never heard.
 //

@@ -17,8 +17,8 @@ import (
 //
 // Such a commit hangs while the standbys don't answer, and a session that hangs in a
 // commit is not idle: the server's idle_session_timeout could not free its lock. So the
-// commits run on a second session. The session with the lock keeps its plain heartbeat,
-// and its deadline is the earlier one of the two sessions' deadlines.
+// commits run on a second session. The heartbeat of the session with the lock commits
+// nothing, and its deadline is the earlier one of the two sessions' deadlines.
 //
 // A transaction has a second session, too, which draws the token.
 

@@ -5,30 +5,30 @@ import (
 	"time"
 )
 
-// TestAlarm: what the first in line does when the holder that it watches is not what it
+// TestWatchEnds: what the first in line does when the holder that it watches is not what it
 // was. The lock may be free for one whom that holder has named.
-func TestAlarm(t *testing.T) {
+func TestWatchEnds(t *testing.T) {
 	now := time.Now()
 	for _, tt := range []struct {
 		what  string
-		alarm alarm
+		state watchState
 		rank  int
 		turn  time.Duration // until it would try; 0: it wouldn't
-		want  time.Duration // the same after the alarm
+		want  time.Duration // the same afterwards
 		tries bool
 	}{
-		{"the lock is free", toTry, 1, 0, 0, true},
-		{"it would try much later", toTry, 1, TryEvery, 0, true},
-		{"the holder has named another", toTry, 1, turnPatience, turnPatience, true},
-		{"the holder is silent", toLook, 1, 0, 0, false},
-		{"another is before it", toTry, 2, 0, 0, false},
-		{"another is before it, and may be dead", toTry, 2, turnPatience, turnPatience, true},
+		{"the lock is free", shouldTry, 1, 0, 0, true},
+		{"it would try much later", shouldTry, 1, TryEvery, 0, true},
+		{"the holder has named another", shouldTry, 1, turnPatience, turnPatience, true},
+		{"the holder is silent", shouldLook, 1, 0, 0, false},
+		{"another is before it", shouldTry, 2, 0, 0, false},
+		{"another is before it, and may be dead", shouldTry, 2, turnPatience, turnPatience, true},
 	} {
 		l := &line{rank: tt.rank, lookAt: now.Add(time.Minute)}
 		if tt.turn != 0 {
 			l.tryAt = now.Add(tt.turn)
 		}
-		l.lookOrTry(tt.alarm, now)
+		l.lookOrTry(tt.state, now)
 		if tries := !l.tryAt.IsZero(); tries != tt.tries || tries && !l.tryAt.Equal(now.Add(tt.want)) {
 			t.Errorf("%s: it tries (%v) in %v", tt.what, tries, l.tryAt.Sub(now))
 		}
