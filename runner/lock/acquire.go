@@ -63,7 +63,7 @@ type Config struct {
 	Observer Observer
 	Log      *slog.Logger
 
-	until time.Time // when the wait is over, from Persist on; zero: never
+	until time.Time // when the wait is over, unless Wait is Forever; Persist sets it
 }
 
 // Forever is a wait without end.

@@ -23,10 +23,7 @@ func (cfg *Config) answered() {
 // lost meanwhile. A run that waits rides these out. When the time is up the last obstacle
 // is the error. The time of Config.Wait begins now.
 func (cfg *Config) Persist(ctx context.Context, try func() error) error {
-	cfg.until = time.Time{}
-	if cfg.Wait != Forever {
-		cfg.until = time.Now().Add(cfg.Wait)
-	}
+	cfg.until = time.Now().Add(cfg.Wait)
 	crowded, pauses, said := CrowdedBackoff(), newPauses(), ""
 	for {
 		cfg.Observer.SayAlive(cfg.AttemptMost())
@@ -61,7 +58,7 @@ func (cfg *Config) Persist(ctx context.Context, try func() error) error {
 
 // left is what is left of the wait.
 func (cfg *Config) left() time.Duration {
-	if cfg.until.IsZero() {
+	if cfg.Wait == Forever {
 		return Forever
 	}
 	return time.Until(cfg.until)
