@@ -392,15 +392,3 @@ func delayed(t *testing.T, said string) (delays []float64) {
 	}
 	return delays
 }
-
-// requireRoot skips, and fails in CI, where everything has to be tested.
-func requireRoot(t *testing.T, what string) {
-	t.Helper()
-	if os.Geteuid() == 0 {
-		return
-	}
-	if os.Getenv("CI") != "" {
-		t.Fatal("CI has to run as root")
-	}
-	t.Skip("NOT TESTED:", what, "needs root")
-}

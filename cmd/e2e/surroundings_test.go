@@ -261,3 +261,15 @@ func TestForeignProc(t *testing.T) {
 		t.Error("the command was started")
 	}
 }
+
+// requireRoot skips, and fails in CI, where everything has to be tested.
+func requireRoot(t *testing.T, what string) {
+	t.Helper()
+	if os.Geteuid() == 0 {
+		return
+	}
+	if os.Getenv("CI") != "" {
+		t.Fatal("CI has to run as root")
+	}
+	t.Skip("NOT TESTED:", what, "needs root")
+}
