@@ -31,7 +31,7 @@ func (l *line) goDormant(ctx context.Context) error {
 		if _, err := l.b.s.Query(ctx, "SELECT "+l.mark().sql("advisory_unlock")); err != nil {
 			return l.b.error(err)
 		}
-		l.marked = false
+		l.marked, l.b.unmarked = false, true
 	}
 	return l.b.Unlisten(ctx)
 }

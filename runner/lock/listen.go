@@ -27,11 +27,15 @@ func (b *Bid) Listen(ctx context.Context) error {
 // for it.
 func (b *Bid) beginListening() (queries []string) {
 	var listen, marks []string
+	pid := b.s.BackendPID()
+	if b.unmarked {
+		pid = 0
+	}
 	for _, l := range b.cfg.Claim.Locks {
 		if b.heard[l.ID] != nil {
 			continue
 		}
-		h := evidence.New(b.s.BackendPID(), b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
+		h := evidence.New(pid, b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
 		b.heard[l.ID] = h
 		b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
 			if a, ok := h.Hear(pid, payload); ok {

@@ -81,7 +81,7 @@ func (e *Evidence) fromHolder(w endNotice) bool { return w.Word == Clean && e.se
 // seen that holder: a holder can start between the waiter's look and the mark that says that the
 // waiter listens.
 func (e *Evidence) namesThis(w endNotice) bool {
-	return w.Word == Clean && w.To == e.pid && w.CoversEarlier
+	return w.Word == Clean && w.To == e.pid && e.pid != 0 && w.CoversEarlier
 }
 
 // discharges says whether a credible word discharges this tenure. Nothing that is said discharges

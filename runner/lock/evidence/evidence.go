@@ -44,7 +44,7 @@ import (
 // do. A word is credible if its session was seen to hold the lock, or has that session's role
 // or the waiter's own.
 type Evidence struct {
-	pid       uint32        // of the waiter's session
+	pid       uint32        // of the waiter's session; 0: nobody can name it
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // the waiter's own
 	shared    bool          // the waiter is a reader, which other readers don't keep out
@@ -87,8 +87,9 @@ const (
 	mostWords  = 32
 )
 
-// New is the evidence of a waiter that begins to listen on the session with that pid. lockDelay
-// and lease are its own, and shared says that it is a reader, whom other readers don't keep out.
+// New is the evidence of a waiter that begins to listen on the session with that pid, or 0 if a
+// word that names that session may be of an earlier time. lockDelay and lease are its own, and
+// shared says that it is a reader, whom other readers don't keep out.
 func New(pid uint32, lockDelay, lease time.Duration, shared bool) *Evidence {
 	return &Evidence{pid: pid, lockDelay: lockDelay, lease: lease, shared: shared, seen: map[uint32]sighting{}}
 }

@@ -166,6 +166,15 @@ func TestStates(t *testing.T) {
 	}
 }
 
+// TestUnnamed: a word that names nobody doesn't name a waiter whose session has no number.
+func TestUnnamed(t *testing.T) {
+	h := told{t, New(0, testDelay, testLease, false)}
+	h.looks()
+	h.says(speaker, Clean, 6)
+	h.NoteRole(speaker, ours, true)
+	h.wants("a clean end of a session that was not seen", testDelay, true)
+}
+
 // TestDelays: who has to wait does so for the longest that anybody's command
 // may be alive for.
 func TestDelays(t *testing.T) {
