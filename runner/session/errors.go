@@ -217,7 +217,7 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 	case errors.Is(err, context.Canceled):
 		return "interrupted", Unreachable, ""
 	case errors.Is(err, syscall.EAGAIN): // which net.Error calls a time-out
-		return "too many connections wait at the server's socket", Unreachable, ""
+		return "too many connections wait at the server's socket", Unreachable, fullHint
 	case pgconn.Timeout(err), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Sprintf("no answer within %v", cfg.ConnectTimeout), Unreachable,
 			"is a firewall in between? --connect-timeout sets how long each attempt may take"
@@ -243,7 +243,10 @@ func refusedTLS(err error) bool {
 	return strings.Contains(err.Error(), "server refused TLS connection")
 }
 
-const noServerHint = "is PostgreSQL running there? --dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where it is"
+const (
+	noServerHint = "is PostgreSQL running there? --dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where it is"
+	fullHint     = "--wait tries again until a connection is free"
+)
 
 // describePgError sorts the errors that a server gives instead of completing a login.
 // SQLSTATE classes: https://www.postgresql.org/docs/current/errcodes-appendix.html
@@ -263,7 +266,7 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 	case e.Code == "3D000":
 		return text, Denied, "-d names the database; psql -l lists them"
 	case e.Code == "53300":
-		return text, Unreachable, "--wait tries again until a connection is free"
+		return text, Unreachable, fullHint
 	case passes(e):
 		return text, Unreachable, ""
 	}
