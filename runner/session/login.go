@@ -200,9 +200,16 @@ func ErrStandby() *Error {
 // client_connection_check_interval.
 const OldestMajor = 14
 
+// safeSearchPath has no schema in which others can create anything. Otherwise an operator that
+// somebody has created there would be called in place of PostgreSQL's own if its types fit
+// better, with the rights of this role.
+// https://www.postgresql.org/docs/current/typeconv-oper.html
+const safeSearchPath = "pg_catalog, pg_temp"
+
 // settings are what a session needs, directly or through a pooler.
 func (cfg Config) settings() [][2]string {
 	return [][2]string{
+		{"search_path", safeSearchPath},
 		{"application_name", cfg.ApplicationName},
 		{"client_min_messages", "warning"},
 		{"statement_timeout", "0"},

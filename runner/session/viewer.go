@@ -44,10 +44,13 @@ func (v *Viewer) Close() {
 }
 
 // Query returns the rows of all queries in one list. The queries are one transaction,
-// unless they say otherwise.
+// unless they say otherwise. They find nothing but PostgreSQL's own operators and functions
+// and what they name with its schema. That is set for each transaction anew, since a pooler
+// may give each one another connection.
 func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	allow(v.pg, mostAnswer)
-	results, err := v.pg.Exec(ctx, strings.Join(queries, "; ")).ReadAll()
+	safely := "SELECT " + set(true, [][2]string{{"search_path", safeSearchPath}}) + "; "
+	results, err := v.pg.Exec(ctx, safely+strings.Join(queries, "; ")).ReadAll()
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr):
@@ -56,8 +59,10 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 		return nil, context.Cause(ctx)
 	case err != nil:
 		return nil, &Error{Kind: Unreachable, err: networkCause(err)}
+	case len(results) == 0:
+		return nil, ErrNotPostgreSQL()
 	}
-	return rowsOf(results), nil
+	return rowsOf(results[1:]), nil
 }
 
 // Wait returns when the connection ends, with the reason, or when ctx ends.
