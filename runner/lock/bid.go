@@ -18,10 +18,9 @@ import (
 
 // Bid is a claim on a session, as far as it has been granted.
 type Bid struct {
-	s   *session.Session
-	cfg Config
-
-	ticket uint32 // the ticket that it had in an earlier session
+	s         *session.Session
+	cfg       Config
+	candidate *Candidate // that makes the bid; nil if its session is the caller's
 
 	grant     grant
 	contested map[lockkey.ID]bool               // the locks that another session has, or may have had unheard: a start under one needs evidence
@@ -34,7 +33,7 @@ type Bid struct {
 
 	server        string       // with a second session: the server's identity
 	unknownHolder bool         // a try was refused, and the evidence knows of no holder: the next step looks
-	preparation   *preparation // Config.Prepare
+	preparation   *preparation // what Acquire was told to prepare, or nil
 	told          time.Time    // when Observer.Waiting was last called
 }
 
@@ -133,9 +132,9 @@ func (b *Bid) trySQL() string {
 	return tryAll(b.missing(), Lock.trySQL)
 }
 
-// FirstTrySQL is the SQL expression of the first try. It travels with the login as
+// firstTrySQL is the SQL expression of the first try. It travels with the login as
 // session.Config.FirstQuestion, and Try takes the answer from the session.
-func (cfg Config) FirstTrySQL() string {
+func (cfg Config) firstTrySQL() string {
 	if len(cfg.Claim.Locks) == 0 {
 		return ""
 	}

@@ -30,13 +30,13 @@ const (
 
 // succession is that of a bid that has been granted. With a ledger nobody has to hear
 // how a holder ended.
-func (a *acquisition) succession(b *Bid) succession {
+func (b *Bid) succession() succession {
 	s := succession{line: b.lineOf()}
 	switch {
 	case b.usesLedger() || b.shared() || len(b.grant.Locks) != 1 || b.cfg.Session.Transaction:
 	case b.grant.dormant > 0:
 		s.who, s.calling = someDormant, b.line != nil && b.line.calling
-	case a.crowded:
+	case b.candidate.past.has(crowded):
 		s.who = someAbsent
 	}
 	return s

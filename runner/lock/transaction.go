@@ -39,7 +39,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	}
 	b.preparation.begin()
 	// The session for the token is opened before the lock is held.
-	err = b.cfg.askForRoom(ctx, func() error {
+	err = askForRoom(ctx, &b.cfg, func() error {
 		_, err := b.s.Second(ctx)
 		return err
 	})
