@@ -97,7 +97,7 @@ func (s *succession) endCallSQL() (query []string) {
 
 // heardSQL is a query that says whether one of those who may be next listens. Only the first
 // MostListeners places are looked at: a newcomer at the end of a long line listens, too, but
-// only until it has seen its rank. The order is that of endSQL.
+// only until it has seen its rank. The order is that of wordSQL.
 func (s *succession) heardSQL() string {
 	enough := "bool_or(listens) IS TRUE"
 	if s.who == someDormant { // they may have left

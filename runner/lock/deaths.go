@@ -88,7 +88,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	var queries []string
 	for _, h := range lost {
 		if noted, _ := h.cfg.Ledger.Applies(s.LedgerAnswer()); noted {
-			queries = append(queries, h.finishSQL()...)
+			queries = append(queries, h.finishSQL(h.end)...)
 		}
 	}
 	if tellWaiters {

@@ -58,10 +58,10 @@ func (b *Bid) beginListening() (queries []string) {
 	return queries
 }
 
-// takeLeave gives back the ticket, the gate and the marks by queries, which the caller has
-// to send.
-func (b *Bid) takeLeave() []string {
-	return append(b.line.leaveQueries(), b.dropMarks()...)
+// leave gives back the ticket, the gate and the marks by queries, which the caller has to
+// send.
+func (b *Bid) leave() []string {
+	return append(b.line.leave(), b.dropMarks()...)
 }
 
 // dropMarks gives the common marks back by a query, if the bid has any. The caller has to

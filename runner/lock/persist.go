@@ -142,7 +142,10 @@ func (c *Candidate) open(ctx context.Context, firstTry string) (s *session.Sessi
 		return nil, err
 	}
 	if _, err = c.cfg.Ledger.Applies(s.LedgerAnswer()); err != nil {
-		closeAtOnce(ctx, s, of.Transaction)
+		if !of.Transaction { // behind a pooler the end of the login's statement has freed what the first try got
+			_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()") // or the next run of a script would find it held
+		}
+		s.Close()
 		return nil, err
 	}
 	c.warnOfLedger(s)
@@ -167,16 +170,6 @@ func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
 			return context.Cause(ctx)
 		}
 	}
-}
-
-// closeAtOnce closes a session whose login may have taken locks, and frees them first, or
-// the next run of a script would find them held. Behind a pooler the end of the login's
-// statement has freed them.
-func closeAtOnce(ctx context.Context, s *session.Session, pooled bool) {
-	if !pooled {
-		_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
-	}
-	s.Close()
 }
 
 // warnOfLedger logs, once in a wait, that the database has a ledger which is not used, since
