@@ -63,11 +63,11 @@ type Candidate struct {
 	cfg   Config // its database has the host first that is to be tried next
 	past  past
 	last  *Held     // what it was granted last, or nil
-	until time.Time // when the wait is over, unless Config.Wait is Forever
+	began time.Time // when the current wait did
 
-	// Of its last session:
-	rank   int    // the place in line: 1 if it had the lock, 0 if it had no place
-	ticket uint32 // or 0
+	// In its last session:
+	rank   int    // its place in line: 1 if it had the lock, 0 if it had no place. The first come back sooner after an outage.
+	ticket uint32 // of the current wait, or 0
 }
 
 // past is what has happened to a candidate. It is a set.
@@ -87,9 +87,10 @@ func (p past) has(events past) bool { return p&events != 0 }
 // NewCandidate is a candidate that has done nothing yet.
 func NewCandidate(cfg Config) *Candidate { return &Candidate{cfg: cfg} }
 
-// begin begins a wait.
+// begin begins a wait. What is left of an earlier one is where the database was, and the rank
+// of who has lost the lock.
 func (c *Candidate) begin() {
-	*c = Candidate{cfg: c.cfg, past: c.past & reached, last: c.last, until: time.Now().Add(c.cfg.Wait)}
+	*c = Candidate{cfg: c.cfg, past: c.past & reached, last: c.last, began: time.Now()}
 	if c.last == nil {
 		return
 	}
@@ -122,14 +123,13 @@ func (c *Candidate) answered() {
 //
 // and otherwise ctx's cause, or an error of prepare.
 func (c *Candidate) Acquire(ctx context.Context, prepare func(*session.Session) (abandon func(), err error)) (held *Held, err error) {
-	began := time.Now()
 	c.begin()
 	err = c.persist(ctx, func() (err error) {
 		held, err = c.attempt(ctx, prepare)
 		return err
 	})
 	if err == nil {
-		held.Took = time.Since(began)
+		held.Took = time.Since(c.began)
 	}
 	c.last = held
 	return held, err

@@ -52,7 +52,12 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(len(b.grant.Locks)) }
 
 // missing are the locks that the claim still asks for.
-func (b *Bid) missing() []Lock { return b.cfg.Claim.beyond(len(b.grant.Locks)) }
+func (b *Bid) missing() []Lock {
+	if b.cfg.Claim.Gate != nil {
+		return b.cfg.Claim.Locks
+	}
+	return b.cfg.Claim.Locks[len(b.grant.Locks):]
+}
 
 // Try takes what is missing, one lock after the other, up to the first that somebody else
 // has, says whether it got anything, and returns at once. What it got stays with the bid
@@ -204,12 +209,12 @@ func (b *Bid) contest(locks []Lock) {
 }
 
 // GiveBack frees locks under which no command was started.
-func (b *Bid) GiveBack(ctx context.Context) error { return b.send(ctx, b.giveBack()) }
+func (b *Bid) GiveBack(ctx context.Context) error { return b.send(ctx, b.giveBack()...) }
 
 // withdraw gives the locks back, and leaves the line: the command must not start. The end of
 // the session would do that a moment too late for the next run of a script.
 func (b *Bid) withdraw(ctx context.Context) error {
-	return b.send(ctx, append(b.giveBack(), b.leave()...))
+	return b.send(ctx, append(b.giveBack(), b.leave()...)...)
 }
 
 // giveBack gives the locks back by queries, which the caller has to send: others may have them
@@ -235,7 +240,7 @@ func (b *Bid) giveBack() (queries []string) {
 }
 
 // send sends queries, if there are any.
-func (b *Bid) send(ctx context.Context, queries []string) error {
+func (b *Bid) send(ctx context.Context, queries ...string) error {
 	if len(queries) == 0 {
 		return nil
 	}

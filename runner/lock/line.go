@@ -75,8 +75,8 @@ func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 // join takes a ticket, and then listens if it is one of the first.
 func (l *line) join(ctx context.Context) error {
 	if l.ticketed && l.of != l.b.lineOf() { // the next of several locks
-		if _, err := l.b.s.Query(ctx, l.leave()...); err != nil {
-			return l.b.error(err)
+		if err := l.b.send(ctx, l.leave()...); err != nil {
+			return err
 		}
 		l.ticket = 0
 	}

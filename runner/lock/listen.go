@@ -90,12 +90,9 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 	}
 	queries = append(queries, b.dropMarks()...)
 	clear(b.heard)
-	if len(queries) == 0 {
-		return nil
-	}
-	_, err := b.s.Query(ctx, queries...)
+	err := b.send(ctx, queries...)
 	b.mailbox.empty() // now that nothing more is heard
-	return b.error(err)
+	return err
 }
 
 // mailbox is the announcements of each lock that the line has not decided on yet. The

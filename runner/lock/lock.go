@@ -93,15 +93,6 @@ type Claim struct {
 // fulfilledBy says whether the result n of a try, or n locks, are all that the claim asks for.
 func (c Claim) fulfilledBy(n int) bool { return n == len(c.Locks) || c.Gate != nil && n > 0 }
 
-// beyond are the locks that the claim still asks for beyond its first n or, with a gate,
-// all of them.
-func (c Claim) beyond(n int) []Lock {
-	if c.Gate != nil {
-		return c.Locks
-	}
-	return c.Locks[n:]
-}
-
 // Sought are the locks to look at for a claim, and the locks whose lines lead to them.
 func (c Claim) Sought() inspect.Sought {
 	var sought inspect.Sought

@@ -53,12 +53,7 @@ func (c *Candidate) persist(ctx context.Context, try func() error) error {
 }
 
 // left is what is left of the wait.
-func (c *Candidate) left() time.Duration {
-	if c.cfg.Wait == Forever {
-		return Forever
-	}
-	return time.Until(c.until)
-}
+func (c *Candidate) left() time.Duration { return c.cfg.Wait - time.Since(c.began) }
 
 // pauses are those between attempts to connect. They double, so that the waiters don't
 // overrun a server that comes up again. But the first in line, on which the next command

@@ -58,6 +58,7 @@ func TestComingBack(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			o := &outage{began: time.Now(), gone: c.gone, starting: c.starting}
 			candidate := NewCandidate(Config{Wait: Forever, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}})
+			candidate.begin()
 			candidate.rank = c.rank
 			if err := candidate.persist(t.Context(), o.try); err != nil {
 				t.Fatal(err)

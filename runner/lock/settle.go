@@ -141,6 +141,5 @@ func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	d := b.cfg.Description
 	d.Delay = delay
 	b.s.SetComment(d.Comment())
-	_, err := b.s.Query(ctx, append(b.line.leave(), session.PlainBeat)...)
-	return b.error(err)
+	return b.send(ctx, append(b.line.leave(), session.PlainBeat)...)
 }

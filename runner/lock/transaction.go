@@ -51,8 +51,8 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 		b.s.SetHolding(true)
 		return b.noteResult(n)
 	}
-	if _, err = b.s.Query(ctx, "ROLLBACK"); err != nil {
-		return false, b.error(err)
+	if err = b.send(ctx, "ROLLBACK"); err != nil {
+		return false, err
 	}
 	return b.noteResult(0)
 }
