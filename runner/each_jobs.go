@@ -148,22 +148,17 @@ type connection struct {
 }
 
 func (e *each) openConnection(ctx context.Context) (*connection, error) {
-	var s *session.Session
-	locking := e.cfg.Config.Config
-	err := locking.Persist(ctx, func() (err error) {
-		s, err = locking.OpenSession(ctx)
-		if err == nil && !e.cfg.Session.Transaction {
-			s.OnNotify(e.channel(), e.hear)
-			if _, err = s.Query(ctx, `LISTEN "`+e.channel()+`"`); err != nil {
-				s.Close()
-			}
+	s, err := lock.NewCandidate(e.cfg.Config.Config).Open(ctx, func(s *session.Session) error {
+		if e.cfg.Session.Transaction {
+			return nil
 		}
+		s.OnNotify(e.channel(), e.hear)
+		_, err := s.Query(ctx, `LISTEN "`+e.channel()+`"`)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	locking.SayWithoutLedger(s)
 	s.StartHeartbeat()
 	c := &connection{s, make(chan struct{})}
 	go func() {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pace"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // Restart says after which ends of its command a leader stands for election again.
@@ -49,22 +48,17 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer n.hooks.Wait()
-	cfg.Wait, cfg.Reached = lock.Forever, new(bool)
+	cfg.Wait, cfg.Endures = lock.Forever, true
+	candidate := lock.NewCandidate(cfg.Config.Config)
 	if err := n.rest(cfg.Config, pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; {
-		outcome, err := n.once(cfg.Config)
-		cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
-		lost := errors.As(err, new(*LockLostError))
-		cfg.Rank = 0
-		if lost {
-			cfg.Rank = 1
-		}
+		outcome, err := n.once(cfg.Config, candidate)
 		switch {
-		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !*cfg.Reached:
+		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !candidate.Reached():
 			return outcome, err
-		case lost:
+		case errors.As(err, new(*LockLostError)):
 			// Somebody else leads by now, or nobody can: no reason to pause.
 			cfg.Log.Warn(err.Error()+"; standing for election again", "event", "standing")
 			cfg.Watch.resting(time.Now())

@@ -1,7 +1,7 @@
 // Package runner is where lock and command meet: Run takes the lock, starts the command,
 // and makes sure that the command is dead before anybody else gets the lock.
 //
-// To read it: Run, once, acquire (lock.Acquire opens the session and takes the lock),
+// To read it: Run, once, acquire (lock.Candidate opens the session and takes the lock),
 // runCommand, startSupervised (child.Guard starts the command), supervise (the
 // one select where the two meet), release. The files each*.go are for pglead each alone.
 package runner
@@ -24,7 +24,7 @@ import (
 
 // Run takes the lock, runs the command, and returns when every process of the command is
 // dead and the lock is given back. It starts the command only while the server grants the
-// lock. Errors are those of lock.Acquire and of starting the guard, and
+// lock. Errors are those of Candidate.Acquire and of starting the guard, and
 //
 //	*InterruptedError    a signal came before the command was started
 //	child.ErrTooLate     the lease was over before the command was started
@@ -40,7 +40,7 @@ func Run(cfg Config) (Outcome, error) {
 	if err := n.rest(cfg, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
-	return n.once(cfg)
+	return n.once(cfg, lock.NewCandidate(cfg.Config))
 }
 
 // run is one command under one lock.
@@ -59,11 +59,11 @@ type run struct {
 }
 
 // once takes the lock, runs the command one time, and gives the lock back.
-func (n *node) once(cfg Config) (Outcome, error) {
+func (n *node) once(cfg Config, candidate *lock.Candidate) (Outcome, error) {
 	ctx, listener := interruptible(n.caught)
 	defer listener.handOver()
 	r := &run{node: n, cfg: cfg, listener: listener, signals: n.caught}
-	if err := r.acquire(ctx); err != nil {
+	if err := r.acquire(ctx, candidate); err != nil {
 		return Outcome{}, err
 	}
 	defer r.held.Close()
@@ -78,15 +78,13 @@ func (n *node) once(cfg Config) (Outcome, error) {
 }
 
 // acquire takes the lock. The guard starts meanwhile.
-func (r *run) acquire(ctx context.Context) error {
-	locking := r.cfg.Config
-	locking.Prepare = func(s *session.Session) (abandon func(), err error) {
+func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
+	held, err := candidate.Acquire(ctx, func(s *session.Session) (abandon func(), err error) {
 		if r.guard, err = r.newGuard(s); err != nil {
 			return func() {}, err
 		}
 		return r.guard.Close, nil
-	}
-	held, err := lock.Acquire(ctx, locking)
+	})
 	if err != nil {
 		return err
 	}

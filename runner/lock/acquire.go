@@ -43,85 +43,113 @@ type Config struct {
 	// question to the server.
 	Explain bool
 
-	// Reached is set once the server has answered for the lock. From then on the run
-	// rides out every error. If it is nil, the run rides out passing errors only.
-	Reached *bool
-
-	// Rank is the place in line that the run had in its last session: 1 if it had the lock,
-	// 0 if it had no place. The first in line come back sooner after an outage.
-	Rank int
-
-	// Prepare (of package runner: the start of the guard) is called once for each
-	// session, beside the questions to the server or the wait: there the caller makes
-	// ready what the command will need. The function that it returns undoes that, if the
-	// session is given up.
-	Prepare func(*session.Session) (abandon func(), err error)
+	// Endures makes a wait ride out every error once the database has answered for the lock.
+	// Otherwise it rides out those that pass by themselves.
+	Endures bool
 
 	// Ledger is what remembers the run, if the database has one.
 	Ledger ledger.Use
 
 	Observer Observer
 	Log      *slog.Logger
-
-	until time.Time // when the wait is over, unless Wait is Forever; Persist sets it
 }
 
 // Forever is a wait without end.
 const Forever = time.Duration(math.MaxInt64)
 
+// Candidate is one that wants a claim, with what outlasts each of its sessions. When a
+// tenure is over, it may stand for the next one.
+type Candidate struct {
+	cfg   Config // its database has the host first that is to be tried next
+	past  past
+	last  *Held     // what it was granted last, or nil
+	began time.Time // when the current wait did
+
+	// In its last session:
+	rank   int    // its place in line: 1 if it had the lock, 0 if it had no place. The first come back sooner after an outage.
+	ticket uint32 // of the current wait, or 0
+}
+
+// past is what has happened to a candidate. It is a set.
+type past uint8
+
+const (
+	reached past = 1 << iota // the database has answered for the lock
+
+	// In the current wait:
+	returned // it had a session before
+	crowded  // the server had no room for it
+	warned   // the log says that a ledger is not used
+)
+
+func (p past) has(events past) bool { return p&events != 0 }
+
+// NewCandidate is a candidate that has done nothing yet.
+func NewCandidate(cfg Config) *Candidate { return &Candidate{cfg: cfg} }
+
+// begin begins a wait. What is left of an earlier one is where the database was, and the rank
+// of who has lost the lock.
+func (c *Candidate) begin() {
+	*c = Candidate{cfg: c.cfg, past: c.past & reached, last: c.last, began: time.Now()}
+	if c.last == nil {
+		return
+	}
+	c.cfg.Session.Database = session.Elsewhere(c.cfg.Session.Database, c.last.Err())
+	if c.last.end.Outcome == ledger.Lost {
+		c.rank = 1
+	}
+}
+
+// Reached says whether the database has ever answered for the lock.
+func (c *Candidate) Reached() bool { return c.past.has(reached) }
+
+// answered notes that the database has answered: it is one to wait for.
+func (c *Candidate) answered() {
+	c.cfg.Observer.away(nil)
+	c.past |= reached
+}
+
 // Acquire opens a session, takes the lock on it, and returns when a command may be
 // started under it. It waits while an obstacle stands that passes by itself, for as long
-// as Wait allows. Errors are
+// as Config.Wait allows. It calls prepare, unless that is nil, once for each session, beside
+// the questions to the server or the wait: there the caller makes ready what the command
+// will need. The function that prepare returns undoes that, if the session is given up.
+// Errors are
 //
 //	*ConflictError                            somebody else has it
 //	*ledger.PausedError, *ledger.DoneError    the ledger says that nobody should start
 //	*LedgerError                              the ledger can't be written
 //	*session.Error, *session.LostError        the server can't be reached, or used, or is gone
 //
-// and otherwise ctx's cause, or an error of Config.Prepare.
-func Acquire(ctx context.Context, cfg Config) (held *Held, err error) {
-	began := time.Now()
-	a := acquisition{cfg: cfg}
-	err = a.cfg.Persist(ctx, func() (err error) {
-		held, err = a.attempt(ctx)
-		a.cfg.Session.Database = session.Elsewhere(a.cfg.Session.Database, err)
-		a.crowded = a.crowded || isFull(err)
+// and otherwise ctx's cause, or an error of prepare.
+func (c *Candidate) Acquire(ctx context.Context, prepare func(*session.Session) (abandon func(), err error)) (held *Held, err error) {
+	c.begin()
+	err = c.persist(ctx, func() (err error) {
+		held, err = c.attempt(ctx, prepare)
 		return err
 	})
 	if err == nil {
-		held.Took = time.Since(began)
+		held.Took = time.Since(c.began)
 	}
+	c.last = held
 	return held, err
 }
 
-// acquisition is one call of Acquire, which may take several sessions.
-type acquisition struct {
-	cfg      Config
-	reopened bool   // this is not its first session
-	ticket   uint32 // the ticket that it had in an earlier one, or 0
-	said     bool   // the log says that a ledger is not used
-	crowded  bool   // the server had no room for it at some time
-}
-
 // attempt is what Acquire does with one session.
-func (a *acquisition) attempt(ctx context.Context) (*Held, error) {
-	cfg := a.cfg
-	returning := a.reopened
+func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) (func(), error)) (*Held, error) {
+	returning, firstTry := c.past.has(returned), ""
 	if !returning { // else it has a place in line, and must not pass those before it
-		cfg.Session.FirstQuestion = cfg.FirstTrySQL()
+		firstTry = c.cfg.firstTrySQL()
 	}
-	s, err := cfg.OpenSession(ctx)
+	s, err := c.open(ctx, firstTry)
 	if err != nil {
 		return nil, err
 	}
-	if !a.said {
-		a.said = cfg.SayWithoutLedger(s)
-	}
-	b := NewBid(s, a.cfg, returning)
-	b.ticket, a.reopened = a.ticket, true
-	b.preparation = newPreparation(s, cfg.Prepare)
+	c.past |= returned
+	b := NewBid(s, c.cfg, returning)
+	b.candidate, b.preparation = c, newPreparation(s, prepare)
 	held, err := b.takeAndSettle(ctx)
-	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && cfg.left() > 0; {
+	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && c.left() > 0; {
 		if err = b.waitForResume(ctx, paused); err == nil {
 			b.resumed(returning || b.Listens())
 			held, err = b.takeAndSettle(ctx)
@@ -129,7 +157,7 @@ func (a *acquisition) attempt(ctx context.Context) (*Held, error) {
 	}
 	if err != nil {
 		if b.line != nil && b.line.ticket != 0 {
-			a.ticket, a.cfg.Rank = b.line.ticket, cmp.Or(b.line.rank, a.cfg.Rank)
+			c.ticket, c.rank = b.line.ticket, cmp.Or(b.line.rank, c.rank)
 		}
 		b.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
@@ -138,9 +166,9 @@ func (a *acquisition) attempt(ctx context.Context) (*Held, error) {
 		s.Close()
 		return nil, err
 	}
-	held.next = a.succession(b)
+	held.next = b.succession()
 	held.watchRequests()
-	cfg.answered()
+	c.answered()
 	return held, nil
 }
 
@@ -162,18 +190,18 @@ func (b *Bid) take(ctx context.Context) error {
 		}
 	}
 	switch {
-	case b.cfg.left() > 0:
+	case b.candidate.left() > 0:
 	case tries:
 		return b.refuse(ctx)
 	default:
 		return b.lastTry(ctx)
 	}
-	b.cfg.answered()
+	b.candidate.answered()
 	if err := b.beginWait(); err != nil {
 		return err
 	}
 	defer b.cfg.Observer.beside(ctx, b.s)()
-	for b.cfg.left() > 0 {
+	for b.candidate.left() > 0 {
 		granted, err := b.wait(ctx)
 		if err == nil && granted && !b.Complete() {
 			_, err = b.Try(ctx) // the rest of several locks
@@ -181,7 +209,7 @@ func (b *Bid) take(ctx context.Context) error {
 		if err != nil || b.Complete() {
 			return err
 		}
-		b.cfg.answered()
+		b.candidate.answered()
 	}
 	return b.lastTry(ctx)
 }
@@ -211,7 +239,7 @@ func (b *Bid) wait(ctx context.Context) (granted bool, err error) {
 		return b.poll(ctx)
 	}
 	if b.line == nil {
-		b.line = &line{b: b, ticket: b.ticket}
+		b.line = &line{b: b, ticket: b.candidate.ticket}
 	}
 	return b.line.wait(ctx)
 }
@@ -221,11 +249,11 @@ func (b *Bid) poll(ctx context.Context) (granted bool, err error) {
 	if _, err := b.s.Second(ctx); err != nil { // see session.Open
 		return false, err
 	}
-	for polls := PollBackoff(); b.cfg.left() > 0; {
+	for polls := PollBackoff(); b.candidate.left() > 0; {
 		if err := b.cfg.Observer.reportWait(ctx, b); err != nil {
 			return false, err
 		}
-		if !pace.Sleep(ctx, min(pace.Between(PollBounds(polls)), b.cfg.left())) {
+		if !pace.Sleep(ctx, min(pace.Between(PollBounds(polls)), b.candidate.left())) {
 			return false, context.Cause(ctx)
 		}
 		if granted, err := b.Try(ctx); err != nil || granted {

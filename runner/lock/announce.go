@@ -3,7 +3,6 @@ package lock
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/pglead/pglead/lockkey"
@@ -25,18 +24,18 @@ func (cfg *Config) startPayload(l Lock, token string) string {
 	return a.SQL(token)
 }
 
-// endPayload is an SQL expression that announces the end of a tenure by one of the
-// other words. More SQL expressions are added to its text.
-func (h *Held) endPayload(word evidence.Word, more ...string) string {
-	a := h.cfg.announcement(word)
-	a.CoversEarlier = h.coversEarlier
-	return a.SQL(strconv.FormatInt(h.Token, 10), more...)
+// notify is an SQL expression that says something on a channel.
+func notify(channel, payload string) string {
+	return fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel, payload)
 }
 
-// notifySQL is a query that says something on a channel. Its commit does not wait for the
-// disk: after a crash nobody listens.
+// notWaitingForDisk is an SQL expression for a commit of words alone: after a crash nobody
+// listens.
+const notWaitingForDisk = "pg_catalog.set_config('synchronous_commit', 'off', true)"
+
+// notifySQL is a query that says something on a channel.
 func notifySQL(channel, payload string) string {
-	return fmt.Sprintf("SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', %s)", channel, payload)
+	return "SELECT " + notWaitingForDisk + ", " + notify(channel, payload)
 }
 
 // Tell says something on a channel. Neither argument may contain quotes.

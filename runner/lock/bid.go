@@ -18,10 +18,9 @@ import (
 
 // Bid is a claim on a session, as far as it has been granted.
 type Bid struct {
-	s   *session.Session
-	cfg Config
-
-	ticket uint32 // the ticket that it had in an earlier session
+	s         *session.Session
+	cfg       Config
+	candidate *Candidate // that makes the bid; nil if its session is the caller's
 
 	grant     grant
 	contested map[lockkey.ID]bool               // the locks that another session has, or may have had unheard: a start under one needs evidence
@@ -34,39 +33,15 @@ type Bid struct {
 
 	server        string       // with a second session: the server's identity
 	unknownHolder bool         // a try was refused, and the evidence knows of no holder: the next step looks
-	preparation   *preparation // Config.Prepare
+	preparation   *preparation // what Acquire was told to prepare, or nil
 	told          time.Time    // when Observer.Waiting was last called
 }
-
-// grant is what a bid has been granted.
-type grant struct {
-	Tenure // from the draw on
-	Locks  []Lock
-	Slot   int           // with a gate: the place of the lock in the claim, from 1
-	delay  time.Duration // how long the locks are held before the command may start
-	// coversEarlier: a clean end of this run says that the commands of all earlier
-	// holders are dead, too (see verdict).
-	coversEarlier bool
-	recorded      bool // in the ledger
-	dormant       int  // how many in line were dormant when the token was drawn
-}
-
-func noGrant() grant { return grant{coversEarlier: true} }
-
-// drawn says whether the token has been drawn.
-func (g *grant) drawn() bool { return g.Token != 0 }
-
-// startsAtOnce says whether the command may start without a delay: by the evidence no earlier
-// command is alive.
-func (g *grant) startsAtOnce() bool { return g.delay == 0 }
-
-// undraw forgets the token, and what the ledger may have noted under it.
-func (g *grant) undraw() { g.Tenure, g.recorded = Tenure{}, false }
 
 // NewBid is a bid on a session, which it does not close. contested says that others may have had
 // the locks since the caller's last session or pass, while the caller did not listen.
 func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
-	b := &Bid{s: s, cfg: cfg, grant: noGrant(), contested: map[lockkey.ID]bool{}, heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
+	b := &Bid{s: s, cfg: cfg, contested: map[lockkey.ID]bool{}, heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
+	b.grant = noGrant(&b.cfg)
 	if contested {
 		b.contest(cfg.Claim.Locks)
 	}
@@ -74,12 +49,7 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 }
 
 // Complete says whether the bid holds all that the claim asks for.
-func (b *Bid) Complete() bool {
-	if b.cfg.Claim.Gate != nil {
-		return len(b.grant.Locks) == 1
-	}
-	return len(b.grant.Locks) == len(b.cfg.Claim.Locks)
-}
+func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(len(b.grant.Locks)) }
 
 // missing are the locks that the claim still asks for.
 func (b *Bid) missing() []Lock {
@@ -133,9 +103,9 @@ func (b *Bid) trySQL() string {
 	return tryAll(b.missing(), Lock.trySQL)
 }
 
-// FirstTrySQL is the SQL expression of the first try. It travels with the login as
+// firstTrySQL is the SQL expression of the first try. It travels with the login as
 // session.Config.FirstQuestion, and Try takes the answer from the session.
-func (cfg Config) FirstTrySQL() string {
+func (cfg Config) firstTrySQL() string {
 	if len(cfg.Claim.Locks) == 0 {
 		return ""
 	}
@@ -192,15 +162,21 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 		b.grant.coversEarlier = b.grant.coversEarlier && v.CoversEarlier
 	}
 	if !b.Complete() {
-		b.contest(b.refused())
 		b.noteRefusal()
 	}
 	return len(won) > 0, nil
 }
 
-// noteRefusal notes that another session has what is missing.
+// noteRefusal notes that another session has what the last try did not get: the first lock that
+// is missing, since it did not try the next. In a transaction, or with a gate, these are all
+// that are missing.
 func (b *Bid) noteRefusal() {
-	for _, l := range b.refused() {
+	refused := b.missing()
+	if b.cfg.Claim.Gate == nil && !b.cfg.Session.Transaction && len(refused) > 0 {
+		refused = refused[:1]
+	}
+	b.contest(refused)
+	for _, l := range refused {
 		if h := b.heard[l.ID]; h != nil {
 			b.unknownHolder = h.NoteRefusal(boottime.Now()) || b.unknownHolder
 		}
@@ -232,57 +208,44 @@ func (b *Bid) contest(locks []Lock) {
 	}
 }
 
-// refused are the locks that the last try did not get: the first that is missing, since it did
-// not try the next. In a transaction, or with a gate, these are all that are missing.
-func (b *Bid) refused() []Lock {
-	refused := b.missing()
-	if b.cfg.Claim.Gate == nil && !b.cfg.Session.Transaction && len(refused) > 0 {
-		return refused[:1]
-	}
-	return refused
-}
-
-// GiveBack frees locks under which no command was started. It announces a clean end of a
-// token that was drawn only if no earlier command can be alive: a waiter that hears it starts at once.
-func (b *Bid) GiveBack(ctx context.Context) error {
-	if len(b.grant.Locks) == 0 {
-		return nil
-	}
-	if b.cfg.Session.Transaction {
-		b.s.SetHolding(false)
-		_, err := b.s.Query(ctx, "ROLLBACK")
-		b.dropGrant()
-		return b.error(err)
-	}
-	h := Held{grant: b.grant, cfg: b.cfg} // for its SQL only
-	h.coversEarlier = false               // without a command of its own it speaks for no other
-	words, unlock := h.releaseSQL()
-	if !b.grant.drawn() || !b.grant.startsAtOnce() { // no start was announced, or earlier commands may be alive
-		words = nil
-	}
-	_, err := b.s.Query(ctx, append(words, unlock)...)
-	b.dropGrant()
-	return b.error(err)
-}
+// GiveBack frees locks under which no command was started.
+func (b *Bid) GiveBack(ctx context.Context) error { return b.send(ctx, b.giveBack()...) }
 
 // withdraw gives the locks back, and leaves the line: the command must not start. The end of
 // the session would do that a moment too late for the next run of a script.
 func (b *Bid) withdraw(ctx context.Context) error {
-	if err := b.GiveBack(ctx); err != nil {
-		return err
-	}
-	if queries := b.takeLeave(); len(queries) > 0 {
-		if _, err := b.s.Query(ctx, queries...); err != nil {
-			return b.error(err)
-		}
-	}
-	return nil
+	return b.send(ctx, append(b.giveBack(), b.leave()...)...)
 }
 
-// dropGrant notes that the locks are not held any more: others may have them now.
-func (b *Bid) dropGrant() {
-	b.contest(b.grant.Locks)
-	b.grant = noGrant()
+// giveBack gives the locks back by queries, which the caller has to send: others may have them
+// from then on. It announces a clean end of a token that was drawn only if no earlier command
+// can be alive: a waiter that hears it starts at once.
+func (b *Bid) giveBack() (queries []string) {
+	g := b.grant
+	b.grant = noGrant(&b.cfg)
+	b.contest(g.Locks)
+	switch {
+	case len(g.Locks) == 0:
+		return nil
+	case b.cfg.Session.Transaction:
+		b.s.SetHolding(false)
+		return []string{"ROLLBACK"}
+	}
+	g.coversEarlier = false // without a command of its own it speaks for no other
+	words, unlock := g.endSQL()
+	if !g.drawn() || !g.startsAtOnce() { // no start was announced, or earlier commands may be alive
+		words = nil
+	}
+	return append(words, unlock)
+}
+
+// send sends queries, if there are any.
+func (b *Bid) send(ctx context.Context, queries ...string) error {
+	if len(queries) == 0 {
+		return nil
+	}
+	_, err := b.s.Query(ctx, queries...)
+	return b.error(err)
 }
 
 // number sends queries. The answer to the last one is a number.

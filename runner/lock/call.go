@@ -30,13 +30,13 @@ const (
 
 // succession is that of a bid that has been granted. With a ledger nobody has to hear
 // how a holder ended.
-func (a *acquisition) succession(b *Bid) succession {
+func (b *Bid) succession() succession {
 	s := succession{line: b.lineOf()}
 	switch {
 	case b.usesLedger() || b.shared() || len(b.grant.Locks) != 1 || b.cfg.Session.Transaction:
 	case b.grant.dormant > 0:
 		s.who, s.calling = someDormant, b.line != nil && b.line.calling
-	case a.crowded:
+	case b.candidate.past.has(crowded):
 		s.who = someAbsent
 	}
 	return s
@@ -97,7 +97,7 @@ func (s *succession) endCallSQL() (query []string) {
 
 // heardSQL is a query that says whether one of those who may be next listens. Only the first
 // MostListeners places are looked at: a newcomer at the end of a long line listens, too, but
-// only until it has seen its rank. The order is that of endSQL.
+// only until it has seen its rank. The order is that of wordSQL.
 func (s *succession) heardSQL() string {
 	enough := "bool_or(listens) IS TRUE"
 	if s.who == someDormant { // they may have left

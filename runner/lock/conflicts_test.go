@@ -17,7 +17,7 @@ func bid(t *testing.T, cfg lock.Config) *lock.Bid {
 
 func open(t *testing.T, cfg lock.Config) *session.Session {
 	t.Helper()
-	s, err := cfg.OpenSession(t.Context())
+	s, err := lock.NewCandidate(cfg).Open(t.Context(), func(*session.Session) error { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}

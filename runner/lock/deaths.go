@@ -76,7 +76,7 @@ const stayAfterDeath = time.Second
 
 func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	cfg := lost[0].cfg.session()
-	cfg.FirstQuestion, cfg.Quorum = "", false
+	cfg.Quorum = false
 	if lost[0].recorded {
 		cfg.LedgerQuestion = lost[0].cfg.Ledger.Question(cfg.Transaction)
 	}
@@ -88,7 +88,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	var queries []string
 	for _, h := range lost {
 		if noted, _ := h.cfg.Ledger.Applies(s.LedgerAnswer()); noted {
-			queries = append(queries, h.finishSQL()...)
+			queries = append(queries, h.finishSQL(h.end)...)
 		}
 	}
 	if tellWaiters {

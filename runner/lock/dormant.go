@@ -28,8 +28,8 @@ func (l *line) goDormant(ctx context.Context) error {
 		Request: session.Request{SQL: []string{"SELECT " + Lock{ID: lockkey.Call(l.of)}.sql("try_advisory_xact_lock")}, Then: l.hearCall},
 	})
 	if l.marked { // before it is deaf, so that nobody relies on it
-		if _, err := l.b.s.Query(ctx, "SELECT "+l.mark().sql("advisory_unlock")); err != nil {
-			return l.b.error(err)
+		if err := l.b.send(ctx, "SELECT "+l.mark().sql("advisory_unlock")); err != nil {
+			return err
 		}
 		l.marked, l.b.unmarked = false, true
 	}

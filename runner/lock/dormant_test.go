@@ -74,7 +74,7 @@ func passersBy(t *testing.T, cfg lock.Config) (stop func()) {
 				return
 			default:
 			}
-			if h, err := lock.Acquire(t.Context(), cfg); err == nil { // it tried between two holders
+			if h, err := lock.NewCandidate(cfg).Acquire(t.Context(), nil); err == nil { // it tried between two holders
 				if err := h.Release(t.Context()); err != nil {
 					t.Error(err)
 				}

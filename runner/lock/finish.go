@@ -10,9 +10,9 @@ import (
 // command was stopped.
 func (h *Held) NoteEnd(end ledger.End) { h.end = end }
 
-// finishSQL are the queries that note the end in the ledger.
-func (h *Held) finishSQL() (queries []string) {
-	for _, columns := range h.finishColumns() {
+// finishSQL are the queries that note an end in the ledger.
+func (h *Held) finishSQL(end ledger.End) (queries []string) {
+	for _, columns := range h.finishColumns(end) {
 		queries = append(queries, "SELECT "+columns)
 	}
 	return queries
@@ -22,7 +22,7 @@ func (h *Held) finishSQL() (queries []string) {
 // dead, before the locks are given back. A crash of the server may lose what they write,
 // which costs the next start its lock-delay. With a tick it would repeat a success, so there
 // the commit waits for the disk.
-func (h *Held) finishColumns() (list []string) {
+func (h *Held) finishColumns(end ledger.End) (list []string) {
 	if !h.recorded {
 		return nil
 	}
@@ -34,14 +34,14 @@ func (h *Held) finishColumns() (list []string) {
 		commit = "local"
 	}
 	for _, l := range h.Locks {
-		list = append(list, h.end.Finish(l.ID, h.Token, l.Shared, commit)...)
+		list = append(list, end.Finish(l.ID, h.Token, l.Shared, commit)...)
 	}
 	return list
 }
 
 // finishBeside notes the end in a commit that the standbys confirm.
 func (h *Held) finishBeside(ctx context.Context) {
-	for _, columns := range h.finishColumns() {
+	for _, columns := range h.finishColumns(h.end) {
 		if _, err := h.Session.Commit(ctx, columns); err != nil {
 			h.unnoted(err)
 			return

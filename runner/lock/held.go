@@ -2,14 +2,10 @@ package lock
 
 import (
 	"context"
-	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -20,12 +16,9 @@ type Held struct {
 	Session *session.Session
 	Took    time.Duration // all of Acquire; 0 in each
 
-	cfg      Config
 	end      ledger.End    // of the command
-	prefers  string        // the host that is to have the lock next
 	requests chan struct{} // requests to step down
 	next     succession
-	showsEnd bool      // it was in line, and its session's name shows the token
 	since    time.Time // when it was granted
 	stays    time.Time // until when its session stays after the release
 }
@@ -55,7 +48,7 @@ func (h *Held) Err() error { return h.Session.Err() }
 func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
 		h.Session.SetHolding(false)
-		_, err := h.Session.Query(ctx, append(h.finishSQL(), "COMMIT")...)
+		_, err := h.Session.Query(ctx, append(h.finishSQL(h.end), "COMMIT")...)
 		if h.excused(err) {
 			return nil // the transaction is over in any case
 		}
@@ -67,10 +60,7 @@ func (h *Held) Release(ctx context.Context) error {
 	if err := h.call(ctx); err != nil {
 		return err
 	}
-	queries, unlock := h.releaseSQL()
-	if !h.cfg.Session.Quorum {
-		queries = append(h.finishSQL(), queries...)
-	}
+	queries, unlock := h.releaseSQL(h.end)
 	queries = append(queries, h.next.endCallSQL()...)
 	staysForRole := h.showsEnd && (h.next.who != noneToCall || time.Since(h.since) < briefly)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.SharedSession && !staysForRole})
@@ -99,53 +89,14 @@ func (h *Held) error(err error) error {
 	return session.Refused(err, "lock "+h.cfg.Claim.String())
 }
 
-// releaseSQL are the queries that announce, for each lock, that its command is dead, and
-// the query that gives all locks back.
-func (h *Held) releaseSQL() (words []string, unlock string) {
-	// A holder that did not wait was not followed by a line, so nobody is likely to start
-	// listening now.
-	if h.showsEnd && !h.Locks[0].Shared {
-		words = append(words, h.showEndSQL())
+// releaseSQL is endSQL with queries before that note this end in the ledger. With a quorum a
+// commit of its own does that (finishBeside).
+func (h *Held) releaseSQL(end ledger.End) (queries []string, unlock string) {
+	words, unlock := h.endSQL()
+	if h.cfg.Session.Quorum {
+		return words, unlock
 	}
-	for _, l := range h.Locks {
-		words = append(words, h.endSQL(l))
-	}
-	return words, "SELECT " + h.unlockSQL()
-}
-
-// unlockSQL is an SQL expression that gives all locks back and counts them. It is a sum,
-// so that the server evaluates every call.
-func (h *Held) unlockSQL() string {
-	var unlocks []string
-	for _, l := range h.Locks {
-		unlocks = append(unlocks, l.sql("advisory_unlock")+"::int")
-	}
-	return strings.Join(unlocks, " + ")
-}
-
-// endSQL is the query that announces the end of a tenure to those in line. It names
-// the first of them, or one on the preferred host.
-func (h *Held) endSQL(l Lock) string {
-	word := evidence.Clean
-	if l.Shared {
-		word = evidence.Left
-	}
-	if h.cfg.SharedSession && !l.Shared && h.prefers == "" { // others may come back for the item without standing in line
-		return notifySQL(evidence.Channel(l.ID), h.endPayload(word))
-	}
-	// In a backend's first moments an order by places, as in a look, would take as long
-	// as all the rest. This order names the wrong session when the tickets' time has
-	// wrapped; then the right one tries a little later.
-	order := "objid"
-	if len(h.Locks) > 1 { // waiters for this lock come before those for another
-		order = fmt.Sprintf("classid <> '%d', objid", lockkey.Ticket(l.ID))
-	}
-	if h.prefers != "" {
-		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(h.prefers), order)
-	}
-	columns := fmt.Sprintf("pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('%s', %s)",
-		evidence.Channel(l.ID), h.endPayload(word, "' "+evidence.ToField+"'", "pid"))
-	return fmt.Sprintf("SELECT %s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", columns, h.cfg.Claim.listenersSQL(h.Locks), order)
+	return append(h.finishSQL(end), words...), unlock
 }
 
 // EncodedRelease is what the guard, which shares the socket, sends in place of this
@@ -157,27 +108,11 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	if h.cfg.Session.Transaction || h.Locks[0].Shared {
 		return nil, false
 	}
-	words, unlock := h.releaseSQL()
-	if h.recorded && !h.cfg.Session.Quorum {
-		killed := *h
-		killed.end = ledger.End{Outcome: ledger.Killed}
-		words = append(killed.finishSQL(), words...)
-	}
+	queries, unlock := h.releaseSQL(ledger.End{Outcome: ledger.Killed})
 	ends := !h.cfg.SharedSession
-	request, possible := h.Session.Encoded(session.Request{SQL: append(words, unlock), Last: ends})
+	request, possible := h.Session.Encoded(session.Request{SQL: append(queries, unlock), Last: ends})
 	if !possible {
 		return nil, false
 	}
 	return request, ends
-}
-
-// likeable makes a host's name safe in a quoted pattern for LIKE.
-func likeable(host string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '.':
-			return r
-		}
-		return '_'
-	}, host)
 }

@@ -58,7 +58,7 @@ func TestLedgerDiskFull(t *testing.T) {
 	}
 	other := cfg
 	other.Claim = exclusive(8)
-	if _, err := lock.Acquire(t.Context(), other); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "53100") {
+	if _, err := lock.NewCandidate(other).Acquire(t.Context(), nil); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "53100") {
 		t.Errorf("with a full disk: %v", err)
 	}
 	if got := advisoryLocks(t, server); got != "1" {

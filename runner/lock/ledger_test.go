@@ -231,7 +231,7 @@ func TestLedgerPause(t *testing.T) {
 	query(t, server, "SELECT pglead.pause_1(7, 1::smallint, 'nightly', 'infinity', 'ann', 'disk swap')")
 	once := cfg
 	once.Wait = 0
-	_, err := lock.Acquire(t.Context(), once)
+	_, err := lock.NewCandidate(once).Acquire(t.Context(), nil)
 	var paused *ledger.PausedError
 	if !errors.As(err, &paused) || paused.Error() != "paused (ann: disk swap)" {
 		t.Errorf("a first try: %v", err)
@@ -294,17 +294,17 @@ func TestLedgerTick(t *testing.T) {
 	if !errors.As(waiter.err, new(*ledger.DoneError)) {
 		t.Errorf("who waited for one that succeeds: %v", waiter.err)
 	}
-	_, err := lock.Acquire(t.Context(), at(0))
+	_, err := lock.NewCandidate(at(0)).Acquire(t.Context(), nil)
 	if !errors.As(err, new(*ledger.DoneError)) {
 		t.Errorf("after a success: %v", err)
 	}
-	_, err = lock.Acquire(t.Context(), at(1))
+	_, err = lock.NewCandidate(at(1)).Acquire(t.Context(), nil)
 	if kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "ahead of") {
 		t.Errorf("with a clock that is an hour ahead: %v", err)
 	}
 	none := at(0)
 	none.Session.Database = config(t, server.DSN("template1"), exclusive(7)).Session.Database
-	if _, err := lock.Acquire(t.Context(), none); kindOf(err) != session.Denied {
+	if _, err := lock.NewCandidate(none).Acquire(t.Context(), nil); kindOf(err) != session.Denied {
 		t.Errorf("without a ledger: %v", err)
 	}
 }
@@ -322,7 +322,7 @@ func TestLedgerFails(t *testing.T) {
 	t.Run("locked", func(t *testing.T) {
 		patient := leased(cfg, 4*lease) // a request that waits for 3 s leaves a slow machine little of a short one
 		owner := plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
-		if _, err := lock.Acquire(t.Context(), once); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "55P03") {
+		if _, err := lock.NewCandidate(once).Acquire(t.Context(), nil); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "55P03") {
 			t.Errorf("while its table is locked: %v", err)
 		}
 		waiter := contend(t, patient)
@@ -352,7 +352,7 @@ func TestLedgerFails(t *testing.T) {
 		release(t, held)
 		release(t, reviewed.held(t))
 		release(t, acquire(t, cfg))
-		if _, err := lock.Acquire(context.WithoutCancel(t.Context()), require); kindOf(err) != session.Denied {
+		if _, err := lock.NewCandidate(require).Acquire(context.WithoutCancel(t.Context()), nil); kindOf(err) != session.Denied {
 			t.Errorf("what has to be remembered: %v", err)
 		}
 		query(t, server, "GRANT USAGE ON SCHEMA pglead TO cron")
@@ -363,7 +363,7 @@ func TestLedgerFails(t *testing.T) {
 		query(t, server, "DROP SCHEMA pglead CASCADE")
 		release(t, held)
 		release(t, acquire(t, cfg))
-		if _, err := lock.Acquire(t.Context(), require); kindOf(err) != session.Denied {
+		if _, err := lock.NewCandidate(require).Acquire(t.Context(), nil); kindOf(err) != session.Denied {
 			t.Errorf("what has to be remembered: %v", err)
 		}
 	})
@@ -374,16 +374,16 @@ func TestLedgerFails(t *testing.T) {
 		if !slices.Contains(untrusted.said(), "ledger") {
 			t.Error("a schema that any role may have made is not warned of")
 		}
-		if _, err := lock.Acquire(t.Context(), require); kindOf(err) != session.Denied || !strings.Contains(err.Error(), "trusted") {
+		if _, err := lock.NewCandidate(require).Acquire(t.Context(), nil); kindOf(err) != session.Denied || !strings.Contains(err.Error(), "trusted") {
 			t.Errorf("where a ledger is required: %v", err)
 		}
 		super := require
 		super.Session.Database = config(t, server.DSN("postgres"), exclusive(7)).Session.Database
-		if _, err := lock.Acquire(t.Context(), super); kindOf(err) != session.Denied || !strings.Contains(err.Error(), "trusted") {
+		if _, err := lock.NewCandidate(super).Acquire(t.Context(), nil); kindOf(err) != session.Denied || !strings.Contains(err.Error(), "trusted") {
 			t.Errorf("where a ledger is required, to a superuser: %v", err)
 		}
 		query(t, server, "ALTER SCHEMA pglead OWNER TO boss")
-		if _, err := lock.Acquire(t.Context(), once); kindOf(err) != session.Denied {
+		if _, err := lock.NewCandidate(once).Acquire(t.Context(), nil); kindOf(err) != session.Denied {
 			t.Errorf("of another's schema: %v", err)
 		}
 		off := cfg

@@ -75,7 +75,7 @@ func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 // join takes a ticket, and then listens if it is one of the first.
 func (l *line) join(ctx context.Context) error {
 	if l.ticketed && l.of != l.b.lineOf() { // the next of several locks
-		if err := l.leave(ctx); err != nil {
+		if err := l.b.send(ctx, l.leave()...); err != nil {
 			return err
 		}
 		l.ticket = 0
@@ -95,22 +95,14 @@ func (l *line) join(ctx context.Context) error {
 	return l.digest(ctx, found)
 }
 
-// leave gives back the ticket, its mark and the gate.
-func (l *line) leave(ctx context.Context) error {
-	if queries := l.leaveQueries(); len(queries) > 0 {
-		_, err := l.b.s.Query(ctx, queries...)
-		return l.b.error(err)
-	}
-	return nil
-}
-
-// leaveQueries gives all three back by queries, which the caller has to send.
-func (l *line) leaveQueries() (queries []string) {
+// leave gives back the ticket, its mark and the gate by a query, if it has any. The caller
+// has to send it.
+func (l *line) leave() (query []string) {
 	if columns := l.leaveSQL(); len(columns) > 0 {
-		queries = []string{"SELECT " + strings.Join(columns, ", ")}
+		query = []string{"SELECT " + strings.Join(columns, ", ")}
 		l.noteLeft()
 	}
-	return queries
+	return query
 }
 
 func (l *line) leaveSQL() (columns []string) {

@@ -58,10 +58,10 @@ func (b *Bid) beginListening() (queries []string) {
 	return queries
 }
 
-// takeLeave gives back the ticket, the gate and the marks by queries, which the caller has
-// to send.
-func (b *Bid) takeLeave() []string {
-	return append(b.line.leaveQueries(), b.dropMarks()...)
+// leave gives back the ticket, the gate and the marks by queries, which the caller has to
+// send.
+func (b *Bid) leave() []string {
+	return append(b.line.leave(), b.dropMarks()...)
 }
 
 // dropMarks gives the common marks back by a query, if the bid has any. The caller has to
@@ -90,12 +90,9 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 	}
 	queries = append(queries, b.dropMarks()...)
 	clear(b.heard)
-	if len(queries) == 0 {
-		return nil
-	}
-	_, err := b.s.Query(ctx, queries...)
+	err := b.send(ctx, queries...)
 	b.mailbox.empty() // now that nothing more is heard
-	return b.error(err)
+	return err
 }
 
 // mailbox is the announcements of each lock that the line has not decided on yet. The

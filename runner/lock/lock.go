@@ -1,7 +1,7 @@
 // Package lock takes an advisory lock, and knows when its taker may start work
 // under it.
 //
-// Acquire opens a session, tries, waits in line without blocking in the server,
+// Candidate.Acquire opens a session, tries, waits in line without blocking in the server,
 // and draws the fencing token: it returns a Held. Release gives it back. If the lock
 // was free at the first try, the command may start at once, unless the server is young.
 // After a wait there has to be evidence that the command of the last holder is dead: its
@@ -10,9 +10,10 @@
 // The words of this package:
 //
 //	claim     the locks that a run wants: all of them or, behind a gate, any one
+//	candidate one that wants a claim, and comes back with a new session when it lost one
 //	bid       a claim on one session, as far as it is granted
 //	try       asking for what is missing. The first one travels with the login, in
-//	          the same round trip (FirstTrySQL), and Bid.Try takes its answer
+//	          the same round trip (firstTrySQL), and Bid.Try takes its answer
 //	grant     what a bid has got so far: locks, and later the token
 //	tenure    one holding of a lock, from its token to its end
 //	line      the waiters, each with a ticket: an advisory lock of its own
@@ -88,6 +89,9 @@ type Claim struct {
 	// in line holds it and tries them all; newcomers that can't pass it try none.
 	Gate *lockkey.ID
 }
+
+// fulfilledBy says whether the result n of a try, or n locks, are all that the claim asks for.
+func (c Claim) fulfilledBy(n int) bool { return n == len(c.Locks) || c.Gate != nil && n > 0 }
 
 // Sought are the locks to look at for a claim, and the locks whose lines lead to them.
 func (c Claim) Sought() inspect.Sought {

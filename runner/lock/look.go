@@ -204,13 +204,6 @@ func shownToken(name string) (token int64, ended bool) {
 	return token, ended
 }
 
-// showEndSQL is the query by which a session's name shows that its command is dead. A
-// waiter that begins to listen after the announcement of that, and looks before the
-// unlock, sees it there.
-func (h *Held) showEndSQL() string {
-	return "SELECT " + h.cfg.showSQL(strconv.FormatInt(h.Token, 10), endedMark)
-}
-
 // showSQL is an SQL expression that puts a token, with a mark behind it, into the session's
 // name. The token is an SQL expression, too.
 func (cfg *Config) showSQL(token, mark string) string {

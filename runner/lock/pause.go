@@ -29,9 +29,9 @@ func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError) error 
 		until = time.Until(why.Until)
 	}
 	began := time.Now()
-	for b.cfg.left() > 0 {
+	for b.candidate.left() > 0 {
 		b.cfg.Observer.SayAlive(b.cfg.AttemptMost())
-		timer := time.NewTimer(max(askPauseEvery/30, min(askPauseEvery, b.cfg.left(), until-time.Since(began))))
+		timer := time.NewTimer(max(askPauseEvery/30, min(askPauseEvery, b.candidate.left(), until-time.Since(began))))
 		select {
 		case <-timer.C:
 		case <-b.s.Lost():

@@ -10,21 +10,13 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// answered notes that the database has answered: it is one to wait for.
-func (cfg *Config) answered() {
-	cfg.Observer.away(nil)
-	if cfg.Reached != nil {
-		*cfg.Reached = true
-	}
-}
-
-// Persist calls try again while it fails for reasons that pass by themselves: a server
+// persist calls try again while it fails for reasons that pass by themselves: a server
 // that restarts, has no room, or is a standby until it is promoted, or a session that is
 // lost meanwhile. A run that waits rides these out. When the time is up the last obstacle
-// is the error. The time of Config.Wait begins now.
-func (cfg *Config) Persist(ctx context.Context, try func() error) error {
-	cfg.until = time.Now().Add(cfg.Wait)
-	crowded, pauses, said := CrowdedBackoff(), newPauses(), ""
+// is the error.
+func (c *Candidate) persist(ctx context.Context, try func() error) error {
+	cfg := &c.cfg
+	full, pauses, said := CrowdedBackoff(), newPauses(), ""
 	for {
 		cfg.Observer.SayAlive(cfg.AttemptMost())
 		err := try()
@@ -35,14 +27,18 @@ func (cfg *Config) Persist(ctx context.Context, try func() error) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
+		if isFull(err) {
+			c.past |= crowded
+		}
 		var rest time.Duration
 		if isFull(err) && cfg.Wait > 0 {
-			rest = AwayFor(pace.Between(AwayBounds(crowded)), cfg.left())
+			rest = AwayFor(pace.Between(AwayBounds(full)), c.left())
 		} else {
-			rest = pauses.next(cfg.Rank, err)
+			rest = pauses.next(c.rank, err)
 		}
-		persists := session.Passing(err) || cfg.Reached != nil && *cfg.Reached
-		if !persists || cfg.left() <= rest {
+		persists := session.Passing(err) || cfg.Endures && c.Reached()
+		if !persists || c.left() <= rest {
 			return err
 		}
 		cfg.Observer.away(err)
@@ -57,12 +53,7 @@ func (cfg *Config) Persist(ctx context.Context, try func() error) error {
 }
 
 // left is what is left of the wait.
-func (cfg *Config) left() time.Duration {
-	if cfg.Wait == Forever {
-		return Forever
-	}
-	return time.Until(cfg.until)
-}
+func (c *Candidate) left() time.Duration { return c.cfg.Wait - time.Since(c.began) }
 
 // pauses are those between attempts to connect. They double, so that the waiters don't
 // overrun a server that comes up again. But the first in line, on which the next command
@@ -84,7 +75,7 @@ func (p *pauses) restart() {
 	p.front = frontBackoff()
 }
 
-// next is the pause after an attempt that has failed. rank is Config.Rank.
+// next is the pause after an attempt that has failed. rank is Candidate.rank.
 func (p *pauses) next(rank int, err error) time.Duration {
 	if errors.As(err, new(*session.LostError)) {
 		p.restart()
@@ -115,31 +106,51 @@ func (cfg *Config) session() session.Config {
 	return of
 }
 
-// OpenSession opens a session for a run.
-func (cfg *Config) OpenSession(ctx context.Context) (s *session.Session, err error) {
-	of := cfg.session()
-	of.LedgerQuestion = cfg.Ledger.Question(of.Transaction)
-	if cfg.Wait > 0 {
-		of.ConnectTimeout = min(of.ConnectTimeout, max(cfg.left(), time.Second))
+// Open opens a session for bids of the caller's own, and calls ready with it. It persists
+// as Acquire does.
+func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error) (s *session.Session, err error) {
+	c.begin()
+	err = c.persist(ctx, func() (err error) {
+		if s, err = c.open(ctx, ""); err != nil {
+			return err
+		}
+		if err = ready(s); err != nil {
+			s.Close()
+		}
+		return err
+	})
+	return s, err
+}
+
+// open opens a session whose login carries an SQL expression, or none.
+func (c *Candidate) open(ctx context.Context, firstTry string) (s *session.Session, err error) {
+	of := c.cfg.session()
+	of.FirstQuestion, of.LedgerQuestion = firstTry, c.cfg.Ledger.Question(of.Transaction)
+	if c.cfg.Wait > 0 {
+		of.ConnectTimeout = min(of.ConnectTimeout, max(c.left(), time.Second))
 	}
-	err = cfg.askForRoom(ctx, func() error {
+	err = askForRoom(ctx, &c.cfg, func() error {
 		s, err = session.Open(ctx, of)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if _, err = cfg.Ledger.Applies(s.LedgerAnswer()); err != nil {
-		closeAtOnce(ctx, s, of.Transaction)
+	if _, err = c.cfg.Ledger.Applies(s.LedgerAnswer()); err != nil {
+		if !of.Transaction { // behind a pooler the end of the login's statement has freed what the first try got
+			_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()") // or the next run of a script would find it held
+		}
+		s.Close()
 		return nil, err
 	}
+	c.warnOfLedger(s)
 	return s, nil
 }
 
 // askForRoom calls open again if the server has no room, as when a thousand nodes fire
 // at once, for as long as one attempt to connect may take. It does so for a run that
 // doesn't wait for the lock; one that waits comes back later.
-func (cfg *Config) askForRoom(ctx context.Context, open func() error) error {
+func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
 	began, backoff := time.Now(), FullBackoff()
 	for {
 		err := open()
@@ -156,28 +167,20 @@ func (cfg *Config) askForRoom(ctx context.Context, open func() error) error {
 	}
 }
 
-// closeAtOnce closes a session whose login may have taken locks, and frees them first, or
-// the next run of a script would find them held. Behind a pooler the end of the login's
-// statement has freed them.
-func closeAtOnce(ctx context.Context, s *session.Session, pooled bool) {
-	if !pooled {
-		_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
-	}
-	s.Close()
-}
-
-// SayWithoutLedger logs that the database has a ledger which is not used, since it can't
-// be trusted, or is not granted to the role. It returns whether it logged anything.
-func (cfg *Config) SayWithoutLedger(s *session.Session) (said bool) {
+// warnOfLedger logs, once in a wait, that the database has a ledger which is not used, since
+// it can't be trusted, or is not granted to the role.
+func (c *Candidate) warnOfLedger(s *session.Session) {
 	switch {
-	case cfg.Ledger.Foreign(s.LedgerAnswer()):
-		cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
-	case cfg.Ledger.Denied(s.LedgerAnswer()):
-		cfg.Log.Info("the ledger is not granted to role "+cfg.Session.Database.User+"; going on without", "event", "ledger")
+	case c.past.has(warned):
+		return
+	case c.cfg.Ledger.Foreign(s.LedgerAnswer()):
+		c.cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
+	case c.cfg.Ledger.Denied(s.LedgerAnswer()):
+		c.cfg.Log.Info("the ledger is not granted to role "+c.cfg.Session.Database.User+"; going on without", "event", "ledger")
 	default:
-		return false
+		return
 	}
-	return true
+	c.past |= warned
 }
 
 func isFull(err error) bool {

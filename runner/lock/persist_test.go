@@ -1,4 +1,4 @@
-package lock_test
+package lock
 
 import (
 	"errors"
@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -58,8 +57,10 @@ func TestComingBack(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			o := &outage{began: time.Now(), gone: c.gone, starting: c.starting}
-			cfg := lock.Config{Wait: lock.Forever, Rank: c.rank, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}}
-			if err := cfg.Persist(t.Context(), o.try); err != nil {
+			candidate := NewCandidate(Config{Wait: Forever, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}})
+			candidate.begin()
+			candidate.rank = c.rank
+			if err := candidate.persist(t.Context(), o.try); err != nil {
 				t.Fatal(err)
 			}
 			if late := time.Since(o.began) - c.gone - c.starting; late > c.late {

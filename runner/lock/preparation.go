@@ -4,8 +4,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// preparation is the one call of Config.Prepare for a session. It is nil for a bid
-// without Prepare.
+// preparation is the one call of Acquire's prepare for a session. It is nil if there is
+// nothing to prepare.
 type preparation struct {
 	begun bool
 	ready chan struct{}

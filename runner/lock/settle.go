@@ -61,8 +61,9 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	if err := b.s.Err(); err != nil {
 		return nil, err
 	}
+	b.grant.showsEnd = b.line != nil && b.cfg.showsToken()
 	return &Held{
-		grant: b.grant, Session: b.s, cfg: b.cfg, showsEnd: b.line != nil && b.cfg.showsToken(), since: time.Now(),
+		grant: b.grant, Session: b.s, since: time.Now(),
 		end: ledger.End{Outcome: ledger.Stopped}, requests: make(chan struct{}, 1),
 	}, nil
 }
@@ -140,6 +141,5 @@ func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	d := b.cfg.Description
 	d.Delay = delay
 	b.s.SetComment(d.Comment())
-	_, err := b.s.Query(ctx, append(b.line.leaveQueries(), session.PlainBeat)...)
-	return b.error(err)
+	return b.send(ctx, append(b.line.leave(), session.PlainBeat)...)
 }

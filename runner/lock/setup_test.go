@@ -122,12 +122,18 @@ type contender struct {
 
 func contend(t *testing.T, cfg lock.Config) *contender {
 	t.Helper()
+	return contendPrepared(t, cfg, nil)
+}
+
+// contendPrepared sends a contender who makes something ready for the command.
+func contendPrepared(t *testing.T, cfg lock.Config, prepare func(*session.Session) (func(), error)) *contender {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	c := &contender{stop: cancel, done: make(chan struct{})}
 	cfg.Log = slog.New(c)
 	go func() {
 		defer close(c.done)
-		c.got, c.err = lock.Acquire(ctx, cfg)
+		c.got, c.err = lock.NewCandidate(cfg).Acquire(ctx, prepare)
 		c.ended = time.Now()
 	}()
 	t.Cleanup(func() {

@@ -68,7 +68,7 @@ func TestWritersAreServed(t *testing.T) {
 			h := first[i]
 			for n := i; ; n++ {
 				pace.Sleep(ctx, time.Duration(200+100*i)*time.Millisecond)
-				next, err := lock.Acquire(ctx, once) // before the last one goes
+				next, err := lock.NewCandidate(once).Acquire(ctx, nil) // before the last one goes
 				_ = h.Release(context.WithoutCancel(ctx))
 				h.Close()
 				of := cfg
@@ -77,7 +77,7 @@ func TestWritersAreServed(t *testing.T) {
 				}
 				for err != nil && ctx.Err() == nil {
 					pace.Sleep(ctx, 20*time.Millisecond)
-					next, err = lock.Acquire(ctx, of)
+					next, err = lock.NewCandidate(of).Acquire(ctx, nil)
 				}
 				if err != nil {
 					return

@@ -102,11 +102,11 @@ func (cfg *Config) showsToken() bool {
 // startSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
 func (b *Bid) startSQL(l Lock) string {
-	notify := fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", evidence.Channel(l.ID), b.cfg.startPayload(l, tokenSQL))
+	say := notify(evidence.Channel(l.ID), b.cfg.startPayload(l, tokenSQL))
 	if b.cfg.SharedSession {
-		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), notify) // only in this lock's row
+		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), say) // only in this lock's row
 	}
-	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", notify)
+	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", say)
 }
 
 // drew notes what drawSQL returned.
@@ -153,7 +153,7 @@ func (b *Bid) draw(ctx context.Context) error {
 	if b.cfg.Session.UsesSecondSession() {
 		return b.drawBeside(ctx)
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawSQL(b.grant.Locks)}, b.takeLeave()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawSQL(b.grant.Locks)}, b.leave()...)})
 	if err != nil {
 		return b.error(err)
 	}
@@ -206,7 +206,7 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 		if b.cfg.showsToken() {
 			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))
 		}
-		queries = append(queries, b.takeLeave()...)
+		queries = append(queries, b.leave()...)
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+amongOwnLocks+areOwn)})
 	if err != nil {

@@ -20,9 +20,6 @@ func (c Claim) trySQLInTransaction() string {
 	return tryAll(c.Locks, Lock.xactTrySQL)
 }
 
-// fulfils says whether the result of a try is all that the claim asks for.
-func (c Claim) fulfils(n int) bool { return n == len(c.Locks) || c.Gate != nil && n > 0 }
-
 // tryInTransaction begins the transaction that holds the locks.
 //
 // First it makes the same try in a statement by itself, whose end frees what it got.
@@ -34,12 +31,12 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if !b.cfg.Claim.fulfils(n) {
+	if !b.cfg.Claim.fulfilledBy(n) {
 		return b.noteResult(0)
 	}
 	b.preparation.begin()
 	// The session for the token is opened before the lock is held.
-	err = b.cfg.askForRoom(ctx, func() error {
+	err = askForRoom(ctx, &b.cfg, func() error {
 		_, err := b.s.Second(ctx)
 		return err
 	})
@@ -50,12 +47,12 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if b.cfg.Claim.fulfils(n) {
+	if b.cfg.Claim.fulfilledBy(n) {
 		b.s.SetHolding(true)
 		return b.noteResult(n)
 	}
-	if _, err = b.s.Query(ctx, "ROLLBACK"); err != nil {
-		return false, b.error(err)
+	if err = b.send(ctx, "ROLLBACK"); err != nil {
+		return false, err
 	}
 	return b.noteResult(0)
 }

@@ -142,11 +142,11 @@ func TestTakenMeanwhile(t *testing.T) {
 	var prepared, undone int
 	cfg := inTransaction(config(t, c.dsn, exclusive(7)))
 	cfg.Wait = 0
-	cfg.Prepare = func(*session.Session) (func(), error) {
+	prepare := func(*session.Session) (func(), error) {
 		prepared++
 		return func() { undone++ }, nil
 	}
-	refused := contend(t, cfg)
+	refused := contendPrepared(t, cfg, prepare)
 	<-refused.done
 	if _, ok := refused.err.(*lock.ConflictError); !ok || prepared != 1 || undone != 1 { //nolint:errorlint // as it is
 		t.Errorf("%v; prepared %d times, undone %d times", refused.err, prepared, undone)
@@ -158,7 +158,7 @@ func TestTakenMeanwhile(t *testing.T) {
 
 	// Free again, it is had with the same settings, and prepared for once.
 	run(t, thief, "SELECT pg_advisory_unlock_all()")
-	release(t, acquire(t, cfg))
+	release(t, contendPrepared(t, cfg, prepare).held(t))
 	if prepared != 2 || undone != 1 {
 		t.Errorf("prepared %d times, undone %d times", prepared, undone)
 	}

@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -78,18 +77,17 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	return nil
 }
 
-// wordsSQL is the query that announces how the commands ended. As in notifySQL, the commit
-// does not wait for the disk.
+// wordsSQL is the query that announces how the commands ended.
 func (t Turnover) wordsSQL() string {
 	if len(t.Ended) == 0 {
 		return ""
 	}
-	columns := []string{"pg_catalog.set_config('synchronous_commit', 'off', true)"}
+	columns := []string{notWaitingForDisk}
 	for _, said := range t.Said {
-		columns = append(columns, fmt.Sprintf("pg_catalog.pg_notify('%s', '%s')", said.Channel, said.Payload))
+		columns = append(columns, notify(said.Channel, "'"+said.Payload+"'"))
 	}
 	for _, h := range t.Ended {
-		columns = append(columns, fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", evidence.Channel(h.Locks[0].ID), h.endPayload(evidence.Clean)))
+		columns = append(columns, notify(evidence.Channel(h.Locks[0].ID), h.endPayload(evidence.Clean)))
 	}
 	return "SELECT " + strings.Join(columns, ", ")
 }

@@ -20,7 +20,7 @@ func (l *line) wait(ctx context.Context) (granted bool, err error) {
 		return false, err
 	}
 	for {
-		rest := b.cfg.left()
+		rest := b.candidate.left()
 		if rest <= 0 {
 			return false, nil
 		}

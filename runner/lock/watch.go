@@ -111,11 +111,11 @@ func (l *line) prepareWatch(ctx context.Context) (name string, err error) {
 	if name == l.prepared {
 		return name, nil
 	}
-	_, err = l.b.s.Query(ctx, fmt.Sprintf(`PREPARE %s(int, boolean) AS SELECT CASE WHEN $2 THEN %s ELSE false END,
+	err = l.b.send(ctx, fmt.Sprintf(`PREPARE %s(int, boolean) AS SELECT CASE WHEN $2 THEN %s ELSE false END,
 	backend_start, state_change, extract(epoch FROM pg_catalog.clock_timestamp() - state_change), pg_catalog.left(query, 60)
 FROM pg_catalog.pg_stat_get_activity($1)`, name, l.probeSQL()))
 	if err != nil {
-		return "", l.b.error(err)
+		return "", err
 	}
 	l.prepared = name
 	return name, nil

@@ -1,0 +1,113 @@
+package lock
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock/evidence"
+)
+
+// grant is what a bid has been granted.
+type grant struct {
+	cfg    *Config // the bid's
+	Tenure         // from the draw on
+	Locks  []Lock
+	Slot   int           // with a gate: the place of the lock in the claim, from 1
+	delay  time.Duration // how long the locks are held before the command may start
+	// coversEarlier: a clean end of this run says that the commands of all earlier
+	// holders are dead, too (see verdict).
+	coversEarlier bool
+	recorded      bool   // in the ledger
+	dormant       int    // how many in line were dormant when the token was drawn
+	showsEnd      bool   // its end is shown in the session's name, since the bid was in line
+	prefers       string // the host that is to have the lock next
+}
+
+func noGrant(cfg *Config) grant { return grant{cfg: cfg, coversEarlier: true} }
+
+// drawn says whether the token has been drawn.
+func (g *grant) drawn() bool { return g.Token != 0 }
+
+// startsAtOnce says whether the command may start without a delay: by the evidence no earlier
+// command is alive.
+func (g *grant) startsAtOnce() bool { return g.delay == 0 }
+
+// undraw forgets the token, and what the ledger may have noted under it.
+func (g *grant) undraw() { g.Tenure, g.recorded = Tenure{}, false }
+
+// endSQL are the queries that announce, for each lock, that its command is dead, and the
+// query that gives all locks back.
+func (g *grant) endSQL() (words []string, unlock string) {
+	// A holder that did not wait was not followed by a line, so nobody is likely to start
+	// listening now.
+	if g.showsEnd && !g.Locks[0].Shared {
+		words = append(words, g.showEndSQL())
+	}
+	for _, l := range g.Locks {
+		words = append(words, g.wordSQL(l))
+	}
+	return words, "SELECT " + g.unlockSQL()
+}
+
+// unlockSQL is an SQL expression that gives all locks back and counts them. It is a sum,
+// so that the server evaluates every call.
+func (g *grant) unlockSQL() string {
+	var unlocks []string
+	for _, l := range g.Locks {
+		unlocks = append(unlocks, l.sql("advisory_unlock")+"::int")
+	}
+	return strings.Join(unlocks, " + ")
+}
+
+// wordSQL is the query that announces the end of a tenure to those in line. It names
+// the first of them, or one on the preferred host.
+func (g *grant) wordSQL(l Lock) string {
+	word := evidence.Clean
+	if l.Shared {
+		word = evidence.Left
+	}
+	if g.cfg.SharedSession && !l.Shared && g.prefers == "" { // others may come back for the item without standing in line
+		return notifySQL(evidence.Channel(l.ID), g.endPayload(word))
+	}
+	// In a backend's first moments an order by places, as in a look, would take as long
+	// as all the rest. This order names the wrong session when the tickets' time has
+	// wrapped; then the right one tries a little later.
+	order := "objid"
+	if len(g.Locks) > 1 { // waiters for this lock come before those for another
+		order = fmt.Sprintf("classid <> '%d', objid", lockkey.Ticket(l.ID))
+	}
+	if g.prefers != "" {
+		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(g.prefers), order)
+	}
+	say := notifySQL(evidence.Channel(l.ID), g.endPayload(word, "' "+evidence.ToField+"'", "pid"))
+	return fmt.Sprintf("%s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", say, g.cfg.Claim.listenersSQL(g.Locks), order)
+}
+
+// endPayload is an SQL expression that announces the end of a tenure by one of the
+// other words. More SQL expressions are added to its text.
+func (g *grant) endPayload(word evidence.Word, more ...string) string {
+	a := g.cfg.announcement(word)
+	a.CoversEarlier = g.coversEarlier
+	return a.SQL(strconv.FormatInt(g.Token, 10), more...)
+}
+
+// showEndSQL is the query by which a session's name shows that its command is dead. A
+// waiter that begins to listen after the announcement of that, and looks before the
+// unlock, sees it there.
+func (g *grant) showEndSQL() string {
+	return "SELECT " + g.cfg.showSQL(strconv.FormatInt(g.Token, 10), endedMark)
+}
+
+// likeable makes a host's name safe in a quoted pattern for LIKE.
+func likeable(host string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= 'A' && r <= 'Z', r >= '0' && r <= '9', r == '-', r == '.':
+			return r
+		}
+		return '_'
+	}, host)
+}
