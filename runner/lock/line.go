@@ -151,11 +151,15 @@ func (l *line) look(ctx context.Context) error {
 	return l.digest(ctx, found)
 }
 
-// ask is Bid.look, and notes whether that took the mark.
+// ask is Bid.look, and notes whether that took the mark. If so it looks again: who starts from
+// then on is heard, but who started between the first look and the mark is neither seen nor heard.
 func (l *line) ask(ctx context.Context, before ...string) (*look, error) {
 	found, err := l.b.look(ctx, before...)
-	l.marked = l.marked || err == nil && found.mark
-	return found, err
+	if err != nil || !found.mark {
+		return found, err
+	}
+	l.marked = true
+	return l.b.look(ctx)
 }
 
 // digest draws the conclusions from a look.

@@ -115,3 +115,30 @@ func TestNamedByOldMark(t *testing.T) {
 	goOn()
 	waitsBeside(t, waiter)
 }
+
+// TestStartBeforeMark: a waiter is marked as one that listens when its look is over. Meanwhile
+// the holder that it saw ends, and the next one, which finds no mark, starts without a word.
+// That one's session is gone before the waiter's next try, and its command may be alive.
+func TestStartBeforeMark(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	h := acquire(t, cfg)
+	next := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+
+	const mark = " THEN pg_catalog.pg_try_advisory_lock("
+	slow := config(t, newSlowRelay(t, server, func(sql string) string {
+		if !strings.Contains(sql, "WITH l AS MATERIALIZED") {
+			return sql
+		}
+		return strings.Replace(sql, mark, " AND pg_catalog.pg_sleep(1) IS NOT NULL"+mark, 1)
+	}), exclusive(7))
+	waiter := contend(t, slow)
+	eventually(t, "the waiter has looked, and is to be marked", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")[0] == "1"
+	})
+	release(t, h)
+	tear(t, server, next.held(t))
+	waitsBeside(t, waiter)
+}
