@@ -2,7 +2,9 @@ package lock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // inLineSQL is a condition for the locks by which sessions stand in a lock's line: tickets
@@ -70,6 +73,33 @@ func holdSecondListen(t *testing.T, server *localpg.Server) (dsn string, listene
 	return dsn, held, goOn
 }
 
+// staying is a holder's configuration with which its session stays open after the release, so
+// that its role can be looked up, as after a brief tenure on a machine that is not busy.
+func staying(cfg lock.Config) lock.Config {
+	cfg.SharedSession = true
+	return cfg
+}
+
+// releaseLate has a holder name at its end one that is marked, and say so when sayNow is called.
+func releaseLate(t *testing.T, server *localpg.Server, holder *contender) (sayNow func()) {
+	t.Helper()
+	h := holder.held(t)
+	t.Cleanup(h.Session.Close)
+	h.Prefer("anywhere") // or a session that works on a list would name nobody
+	letGo := holdBack(t, server)
+	said := make(chan error)
+	go func() { said <- h.Release(t.Context()) }()
+	eventually(t, "the holder has seen the mark", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE pid = %d AND NOT granted", h.Session.BackendPID()))[0] == "1"
+	})
+	return func() {
+		letGo()
+		if err := <-said; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestNamedByOldMark: a holder that ends sees the mark of a waiter, and names that waiter, but the
 // commit takes long. By then the waiter has given the mark back, since others came before it, and
 // listens again. Before it is marked again, another holder starts, which finds no mark and so
@@ -80,22 +110,15 @@ func TestNamedByOldMark(t *testing.T) {
 	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), time.Minute)
 	cfg.LockDelay = 100 * time.Millisecond // after which it speaks for all before it
 	before := plain(t, server.DSN("postgres"), "SELECT pg_advisory_lock(7)")
-	holder := contend(t, cfg)
+	holder := contend(t, staying(cfg))
 	inLine(t, server, id(7), 1)
 	dsn, listensAgain, goOn := holdSecondListen(t, server)
 	waiter := contend(t, leased(config(t, dsn, exclusive(7)), 3*time.Second)) // looks often
 	inLine(t, server, id(7), 2)
 	strangers := plain(t, server.DSN("postgres"), "SELECT 1")
 
-	// A tenure of less than a second leaves the session open, and its role can be looked up.
 	run(t, before, "SELECT pg_advisory_unlock(7)")
-	h := holder.held(t)
-	letGo := holdBack(t, server)
-	said := make(chan error)
-	go func() { said <- h.Release(t.Context()) }()
-	eventually(t, "the holder has seen the mark", func() bool {
-		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE pid = %d AND NOT granted", h.Session.BackendPID()))[0] == "1"
-	})
+	sayNow := releaseLate(t, server, holder)
 
 	first := query(t, server, "SELECT min(objid::bigint) "+inLineSQL(id(7), 1))[0]
 	tickets := fmt.Sprintf("(%d::bigint << 32 | %s - n)) FROM generate_series(1, %d) AS n", int32(lockkey.Ticket(id(7))), first, lock.MostListeners)
@@ -107,10 +130,7 @@ func TestNamedByOldMark(t *testing.T) {
 	case <-time.After(longest):
 		t.Fatal("the waiter does not listen again")
 	}
-	letGo()
-	if err := <-said; err != nil {
-		t.Fatal(err)
-	}
+	sayNow()
 	tear(t, server, acquire(t, cfg))
 	goOn()
 	waitsBeside(t, waiter)
@@ -141,4 +161,55 @@ func TestStartBeforeMark(t *testing.T) {
 	release(t, h)
 	tear(t, server, next.held(t))
 	waitsBeside(t, waiter)
+}
+
+// TestListNamedByOldMark: the same where a session that works on a list gives up listening for an
+// item, and comes back to it.
+func TestListNamedByOldMark(t *testing.T) {
+	t.Parallel()
+	server := start(t, map[string]string{"synchronous_standby_names": "nobody"})
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), time.Minute)
+	cfg.LockDelay = 100 * time.Millisecond
+	before := plain(t, server.DSN("postgres"), "SELECT pg_advisory_lock(7)")
+	holder := contend(t, staying(cfg))
+	inLine(t, server, id(7), 1)
+
+	dsn, listensAgain, goOn := holdSecondListen(t, server)
+	listing := leased(config(t, dsn, exclusive(7)), time.Minute)
+	listing.SharedSession = true
+	log := &contender{}
+	listing.Log = slog.New(log)
+	s, err := session.Open(t.Context(), listing.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	first := lock.NewBid(s, listing, false)
+	if err := first.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// With somebody else in line, a look shows the list's own role, too.
+	run(t, before, fmt.Sprintf("SELECT pg_advisory_unlock(7), pg_advisory_lock(%d::bigint << 32)", int32(lockkey.Ticket(id(7)))))
+	sayNow := releaseLate(t, server, holder)
+	if err := first.Unlisten(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	bid := lock.NewBid(s, listing, true)
+	listening := make(chan error)
+	go func() { listening <- bid.Listen(t.Context()) }()
+	<-listensAgain
+	sayNow()
+	tear(t, server, acquire(t, cfg))
+	goOn()
+	if err := <-listening; err != nil {
+		t.Fatal(err)
+	}
+	if granted, err := bid.Try(t.Context()); err != nil || !granted {
+		t.Fatal(granted, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if _, err := bid.Settle(ctx); !errors.Is(err, context.DeadlineExceeded) || !delayed(log) {
+		t.Errorf("it has started beside a command that may be alive: %v, %v", err, log.said())
+	}
 }
