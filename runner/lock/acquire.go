@@ -122,8 +122,9 @@ func (a *acquisition) attempt(ctx context.Context) (*Held, error) {
 	b.preparation = newPreparation(s, cfg.Prepare)
 	held, err := b.takeAndSettle(ctx)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && cfg.left() > 0; {
+		returning = returning || b.Listens()
 		if err = b.waitForResume(ctx, paused); err == nil {
-			b.resumed(returning || b.Listens())
+			b.resumed(returning)
 			held, err = b.takeAndSettle(ctx)
 		}
 	}

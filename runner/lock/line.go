@@ -131,7 +131,10 @@ func (l *line) leaveSQL() (columns []string) {
 }
 
 // noteLeft notes that all three are given back.
-func (l *line) noteLeft() { l.ticketed, l.marked, l.gated = false, false, false }
+func (l *line) noteLeft() {
+	l.b.unmarked = l.b.unmarked || l.marked
+	l.ticketed, l.marked, l.gated = false, false, false
+}
 
 // gate is the lock that the first in line holds against newcomers: the claim's gate or,
 // against readers, the gate of the lock itself.
