@@ -171,7 +171,9 @@ func (e *each) settle(ctx context.Context, j *job) (settled bool, err error) {
 		return true, nil
 	}
 	if j.session.Err() == nil { // others still work in this session
-		_ = j.bid.GiveBack(context.WithoutCancel(ctx))
+		ctx := context.WithoutCancel(ctx)
+		_ = j.bid.GiveBack(ctx)
+		e.bids.drop(ctx, j.Lock.ID) // it may have given its mark back, and then hears no start
 	}
 	return false, e.barred(j, err)
 }

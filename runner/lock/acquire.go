@@ -150,8 +150,9 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 	b.candidate, b.preparation = c, newPreparation(s, prepare)
 	held, err := b.takeAndSettle(ctx)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && c.left() > 0; {
+		returning = returning || b.Listens()
 		if err = b.waitForResume(ctx, paused); err == nil {
-			b.resumed(returning || b.Listens())
+			b.resumed(returning)
 			held, err = b.takeAndSettle(ctx)
 		}
 	}

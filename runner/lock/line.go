@@ -123,7 +123,10 @@ func (l *line) leaveSQL() (columns []string) {
 }
 
 // noteLeft notes that all three are given back.
-func (l *line) noteLeft() { l.ticketed, l.marked, l.gated = false, false, false }
+func (l *line) noteLeft() {
+	l.b.unmarked = l.b.unmarked || l.marked
+	l.ticketed, l.marked, l.gated = false, false, false
+}
 
 // gate is the lock that the first in line holds against newcomers: the claim's gate or,
 // against readers, the gate of the lock itself.
@@ -143,11 +146,15 @@ func (l *line) look(ctx context.Context) error {
 	return l.digest(ctx, found)
 }
 
-// ask is Bid.look, and notes whether that took the mark.
+// ask is Bid.look, and notes whether that took the mark. If so it looks again: who starts from
+// then on is heard, but who started between the first look and the mark is neither seen nor heard.
 func (l *line) ask(ctx context.Context, before ...string) (*look, error) {
 	found, err := l.b.look(ctx, before...)
-	l.marked = l.marked || err == nil && found.mark
-	return found, err
+	if err != nil || !found.mark {
+		return found, err
+	}
+	l.marked = true
+	return l.b.look(ctx)
 }
 
 // digest draws the conclusions from a look.

@@ -25,10 +25,15 @@ func (b *Bid) Listen(ctx context.Context) error {
 // beginListening begins to listen by queries, which the caller has to send. LISTEN comes
 // before the mark by which holders know of it, so that it misses no clean end that is meant
 // for it.
+//
+// That a holder names the session is evidence only if it can have seen no mark but the one that
+// is taken now, for this lock. A session with common marks may have those of several locks, and of
+// earlier bids. It takes them before it looks, and so can do without.
 func (b *Bid) beginListening() (queries []string) {
 	var listen, marks []string
+	common := b.cfg.Claim.Gate == nil && (b.line == nil || len(b.cfg.Claim.Locks) > 1) // it has no ticket for some of the locks
 	pid := b.s.BackendPID()
-	if b.unmarked {
+	if b.unmarked || common {
 		pid = 0
 	}
 	for _, l := range b.cfg.Claim.Locks {
@@ -44,7 +49,7 @@ func (b *Bid) beginListening() (queries []string) {
 			}
 		})
 		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, evidence.Channel(l.ID)))
-		if b.cfg.Claim.Gate == nil && (b.line == nil || len(b.cfg.Claim.Locks) > 1) { // it has no ticket for this one
+		if common {
 			marks = append(marks, commonMark(l.ID).sql("try_advisory_lock"))
 			b.marks = append(b.marks, l.ID)
 		}

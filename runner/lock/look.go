@@ -60,7 +60,13 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 			return
 		}
 		for id, h := range b.heard {
+			if slices.Contains(b.marks, id) { // the common mark was taken before the look
+				h.NoteMark()
+			}
 			h.Saw(&l.Look, id, asOf[id])
+			if l.mark {
+				h.NoteMark()
+			}
 		}
 	}})
 	if err != nil {
@@ -74,7 +80,8 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 // session's first query would have to read their definitions.
 //
 // If the session listens and is one of the first, it takes the mark of its ticket: as the
-// last that is done, so that a holder which goes by the mark has been seen by then.
+// last that is done, so that a holder which goes by the mark has been seen by then. Who starts
+// in between is neither seen nor heard: line.ask looks again, and Evidence.NoteMark heeds it.
 //
 // A ticket's place is its distance from now, as a signed number of 32 bits: the lower
 // half of its number is a time that wraps every 497 days.

@@ -11,7 +11,7 @@ import (
 const askPauseEvery = 3 * time.Second
 
 // resumed is called at the end of a pause, during which others may have had the locks. A
-// bid that waited for them before goes by what it has heard, which may be nothing. Any
+// bid that waited for them before goes by the ledger, or by what it hears from now on. Any
 // other bid is like a new one, with a first try.
 func (b *Bid) resumed(waited bool) {
 	clear(b.contested)
@@ -20,10 +20,14 @@ func (b *Bid) resumed(waited bool) {
 	}
 }
 
-// waitForResume waits, without a place in line, until no lock of the claim is paused.
+// waitForResume waits, without a place in line, until no lock of the claim is paused. Nobody
+// announces a start to it meanwhile, so it forgets what it has heard.
 func (b *Bid) waitForResume(ctx context.Context, why *ledger.PausedError) error {
 	b.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
 	b.s.StartHeartbeat()
+	if err := b.Unlisten(ctx); err != nil {
+		return err
+	}
 	until := Forever
 	if !why.Until.IsZero() {
 		until = time.Until(why.Until)

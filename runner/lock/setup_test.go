@@ -24,7 +24,7 @@ import (
 // Where to look for a test:
 //
 //	who may start, by what was heard   package evidence
-//	the line, and its order            line, fairness, room, dormant, watch, watchends, stepdown
+//	the line, and its order            line, marks, fairness, room, dormant, watch, watchends, stepdown
 //	taking over, by kind of end        takeover, silence, relay, persist (a server's restart)
 //	the claim                          several, slots, shared, conflicts, answers, names, token
 //	other ways to hold                 transaction, transaction_trips, quorum, turnover (each)

@@ -38,7 +38,7 @@ func (e *Evidence) applyWords() {
 		case w.Token == e.last.token && w.CoversEarlier: // before, the end was seen in the session's name
 			e.last.coversEarlier = true
 		}
-		e.last.at = boottime.Now()
+		e.last.at, e.last.named = boottime.Now(), e.namesThis(w)
 	}
 }
 
@@ -104,7 +104,7 @@ func (e *Evidence) reaches(w endNotice, s start) bool {
 	all := w.CoversEarlier && s.need <= deadAfter(w.Announcement)
 	switch {
 	case s.token == 0:
-		return e.fromHolder(w) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
+		return (e.fromHolder(w) || e.namesThis(w)) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
 	case s.pid == w.PID || all:
 		return s.token <= w.Token
 	}

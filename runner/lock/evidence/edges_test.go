@@ -151,3 +151,41 @@ func TestCoverage(t *testing.T) {
 	h.says(second, Clean, 6)
 	h.wants("the mark in the name, and then the word for all", 0, true)
 }
+
+// TestBeforeMark: what was known before the mark was taken may not be all, since a start after the
+// look and before the mark is not announced to a waiter without a mark.
+func TestBeforeMark(t *testing.T) {
+	dead := func(h told) {
+		h.says(speaker, Dead, 5)
+		h.NoteRole(speaker, ours, true)
+	}
+	clean := func(h told) { h.says(holder, Clean, 5) }
+	namedByAnother := func(h told) {
+		h.says(second, Clean, 6, named)
+		h.NoteRole(second, ours, true)
+	}
+	seen := func(h told) { h.looks(holds(holder, theirs, 5)) }
+	mark := func(h told) { h.NoteMark() }
+	for _, tt := range []struct {
+		name string
+		then []func(told)
+		want time.Duration
+	}{
+		{"no mark", []func(told){seen, clean}, testDelay},
+		{"an end before the mark", []func(told){seen, clean, mark}, testDelay},
+		{"an end after it, said by the holder", []func(told){seen, mark, clean}, 0},
+		{"an end after it, said for the holder", []func(told){seen, mark, dead}, testDelay},
+		{"the same, and the holder had been seen again", []func(told){seen, mark, seen, dead}, 0},
+		{"another end names the waiter", []func(told){seen, mark, namedByAnother}, 0},
+		{"it does so before the answer shows the mark", []func(told){namedByAnother, mark}, 0},
+	} {
+		h := told{t, New(testPID, testDelay, testLease, false)}
+		h.looks()
+		for _, f := range tt.then {
+			f(h)
+		}
+		if d := h.Verdict().Delay; d != tt.want {
+			t.Errorf("%s: waits %v, want %v", tt.name, d, tt.want)
+		}
+	}
+}

@@ -38,7 +38,8 @@ import (
 // being ended, the state stays running. A start that is forgotten (forget) counts as never heard.
 //
 // A waiter that is granted the lock starts at once in the state ended. In the other two it
-// holds the lock for the delay before it starts.
+// holds the lock for the delay before it starts. Before the waiter's mark is taken, the state is
+// never ended (NoteMark).
 //
 // A stranger's words can only make the waiter wait, and no longer than the waiter's own settings
 // do. A word is credible if its session was seen to hold the lock, or has that session's role
@@ -50,6 +51,7 @@ type Evidence struct {
 	shared    bool          // the waiter is a reader, which other readers don't keep out
 
 	mu       sync.Mutex
+	marked   bool                // holders see that the waiter listens, and announce their starts
 	seq      int                 // counts what was noted, to tell what came first
 	starts   []start             // not discharged
 	ends     []endNotice         // the latest ones
@@ -72,6 +74,7 @@ type start struct {
 type lastWord struct {
 	token         int64
 	coversEarlier bool             // all earlier tenures have ended, too
+	named         bool             // it named this waiter, whose mark was taken by then
 	at            boottime.Instant // when the last word that was news was applied
 }
 
@@ -178,6 +181,27 @@ func (e *Evidence) begin(s start) {
 		e.starts = slices.DeleteFunc(e.starts[1:], func(known start) bool { return known.pid == overflow })
 	}
 	e.starts = append(e.starts, s)
+}
+
+// NoteMark notes that holders see by now that the waiter listens. Before, a holder that found no
+// other mark announced nothing: it may have started since the waiter's look, and its session may
+// be gone. So a tenure that is known may not be the last one, unless its holder says itself that
+// it ends. The session's reader calls NoteMark, after all that was said before the mark.
+func (e *Evidence) NoteMark() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.marked {
+		return
+	}
+	e.marked = true
+	if e.last != nil && !e.last.named {
+		e.last = nil
+	}
+	if len(e.starts) > 0 {
+		e.seq++
+		e.begin(start{})
+		e.starts[len(e.starts)-1].after = 0
+	}
 }
 
 // isUnconfirmed says whether a start is known only from its own session, which may be a
@@ -304,7 +328,7 @@ func None(lockDelay time.Duration) Verdict {
 }
 
 // ended says whether the state is ended. The caller holds mu.
-func (e *Evidence) ended() bool { return e.last != nil && len(e.starts) == 0 }
+func (e *Evidence) ended() bool { return e.marked && e.last != nil && len(e.starts) == 0 }
 
 // Verdict is the verdict by now.
 func (e *Evidence) Verdict() Verdict {

@@ -38,7 +38,13 @@ type told struct {
 
 func newTold(t *testing.T) told {
 	t.Helper()
-	return told{t, New(testPID, testDelay, testLease, false)}
+	return marked(t, New(testPID, testDelay, testLease, false))
+}
+
+func marked(t *testing.T, e *Evidence) told {
+	t.Helper()
+	e.NoteMark()
+	return told{t, e}
 }
 
 func (h told) says(pid uint32, e Word, token int64, change ...func(*Announcement)) {
@@ -168,7 +174,7 @@ func TestStates(t *testing.T) {
 
 // TestUnnamed: a word that names nobody doesn't name a waiter whose session has no number.
 func TestUnnamed(t *testing.T) {
-	h := told{t, New(0, testDelay, testLease, false)}
+	h := marked(t, New(0, testDelay, testLease, false))
 	h.looks()
 	h.says(speaker, Clean, 6)
 	h.NoteRole(speaker, ours, true)
@@ -198,7 +204,7 @@ func TestDelays(t *testing.T) {
 	h.says(holder, Started, 5, func(a *Announcement) { a.Lease = LongestAnnounced })
 	h.wants("it says a long lease, which is no longer than the waiter's own", testLease, true)
 
-	none := told{t, New(testPID, 0, testLease, false)}
+	none := marked(t, New(testPID, 0, testLease, false))
 	none.looks(holds(holder, theirs, 5))
 	none.wants("without a lock-delay", 0, false)
 }

@@ -27,7 +27,7 @@ func fuzzRole(pid uint32) uint32 {
 }
 
 // fuzzStep lets something happen to a history: an announcement, a look, a look at a
-// speaker's role, or a try that is refused. Words of strangers can be left out. What
+// speaker's role, a mark, or a try that is refused. Words of strangers can be left out. What
 // a look shows comes from the bytes, too, except that no stranger ever holds the lock.
 func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 	op, who, what := step[0], step[1], step[2]
@@ -55,6 +55,7 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		h.Hear(pid, payloadOf(a))
 	case 3:
 		h.Hear(pid, payloadOf(Announcement{Word: Left, Token: token, CoversEarlier: true}))
+		h.NoteMark()
 	case 4, 5: // a look, of a state of some time ago; one is sent just after all words
 		l := &Look{Role: ours, Sent: boottime.Instant(math.MaxInt64 * int64(op%2)), Line: []Seat{{PID: uint32(what)%fuzzSessions + 1, Role: fuzzRole(uint32(what)%fuzzSessions + 1)}}}
 		if trusted && what&4 != 0 {
@@ -76,18 +77,23 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 // FuzzEvidence: whatever comes in whatever order, nothing panics, memory is bounded,
 // and nobody starts earlier for what a stranger says.
 func FuzzEvidence(f *testing.F) {
-	f.Add(false, []byte{4, 3, 0x2c, 1, 3, 0x28})          // seen, clean
-	f.Add(false, []byte{4, 3, 0x2c, 1, 7, 0xf8, 6, 0, 1}) // seen, a stranger's clean, verified
-	f.Add(false, []byte{1, 7, 0xf8, 6, 0, 1, 7, 0, 0, 4, 3, 0x2c, 0, 7, 0, 2, 3, 0x29})
-	f.Add(false, []byte{0, 3, 0x28, 1, 4, 0x31, 4, 3, 0x2c, 6, 0, 1, 1, 3, 0x28, 7, 0, 0, 1, 7, 0x28})
-	f.Add(true, []byte{4, 3, 0x2d, 0, 4, 0x29, 1, 3, 0x28, 3, 3, 0x28})
+	f.Add(false, true, []byte{4, 3, 0x2c, 1, 3, 0x28})          // seen, clean
+	f.Add(false, true, []byte{4, 3, 0x2c, 1, 7, 0xf8, 6, 0, 1}) // seen, a stranger's clean, verified
+	f.Add(false, true, []byte{1, 7, 0xf8, 6, 0, 1, 7, 0, 0, 4, 3, 0x2c, 0, 7, 0, 2, 3, 0x29})
+	f.Add(false, true, []byte{0, 3, 0x28, 1, 4, 0x31, 4, 3, 0x2c, 6, 0, 1, 1, 3, 0x28, 7, 0, 0, 1, 7, 0x28})
+	f.Add(true, true, []byte{4, 3, 0x2d, 0, 4, 0x29, 1, 3, 0x28, 3, 3, 0x28})
+	f.Add(false, false, []byte{4, 3, 0x2c, 1, 3, 0x28, 3, 0, 0, 1, 3, 0x30})
 	// Strangers say the start of what another's late word names.
-	f.Add(false, []byte("07\xfe10\xfa$00000"))
-	f.Add(true, []byte("1001000011&0001$10&011000&v10s"))
-	f.Fuzz(func(t *testing.T, shared bool, steps []byte) {
+	f.Add(false, true, []byte("07\xfe10\xfa$00000"))
+	f.Add(true, true, []byte("1001000011&0001$10&011000&v10s"))
+	f.Fuzz(func(t *testing.T, shared, marked bool, steps []byte) {
 		// Session 2 is the waiter: it may be named.
 		with := New(2, testDelay, testLease, shared)
 		without := New(2, testDelay, testLease, shared)
+		if marked { // else it is marked later, or never
+			with.NoteMark()
+			without.NoteMark()
+		}
 		var sinces [2]int
 		for n := 0; len(steps) >= 3 && n < fuzzMostSteps; n, steps = n+1, steps[3:] {
 			if steps[0]&0x80 == 0 { // else the look to come was sent before this
@@ -100,6 +106,9 @@ func FuzzEvidence(f *testing.F) {
 			}
 			if len(with.starts) > mostStarts || len(with.ends) > mostWords || len(with.seen) > fuzzSessions {
 				t.Fatalf("step %d: %d starts, %d words, %d sessions", n, len(with.starts), len(with.ends), len(with.seen))
+			}
+			if v := with.Verdict(); !with.marked && v.Delay < testDelay {
+				t.Fatalf("step %d: it isn't marked, and the delay is %v", n, v.Delay)
 			}
 			if v := with.Verdict(); len(with.starts) > 0 && v.Delay < testDelay || v.Delay < 0 {
 				t.Fatalf("step %d: somebody has started, and the delay is %v", n, v.Delay)

@@ -1,0 +1,215 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// inLineSQL is a condition for the locks by which sessions stand in a lock's line: tickets
+// have 1 for sub, marks 2.
+func inLineSQL(line lockkey.ID, sub int) string {
+	return fmt.Sprintf("FROM pg_locks WHERE classid = %d AND objsubid = %d", lockkey.Ticket(line), sub)
+}
+
+// waitsBeside makes sure that a waiter, when it is granted the lock, waits for a command that may
+// be alive.
+func waitsBeside(t *testing.T, waiter *contender) {
+	t.Helper()
+	eventually(t, "it has the lock", func() bool { return delayed(waiter) || !waiter.waits() })
+	if !delayed(waiter) {
+		t.Errorf("it has started beside a command that may be alive: %v, %v", waiter.err, waiter.said())
+	}
+}
+
+// holdBack lets nobody's NOTIFY be committed, on a server that waits for a standby which is not
+// there. PostgreSQL commits one at a time.
+func holdBack(t *testing.T, server *localpg.Server) (letGo func()) {
+	t.Helper()
+	conn := plain(t, server.DSN("postgres"), "SET synchronous_commit = 'on'")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = localpg.Ask(context.WithoutCancel(t.Context()), conn, "SELECT pg_notify('any', ''), pg_logical_emit_message(true, '', '')")
+	}()
+	eventually(t, "a NOTIFY waits", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")[0] == "1"
+	})
+	return func() {
+		query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d)", conn.PID()))
+		<-done
+	}
+}
+
+// holdSecondListen is the DSN of a relay that holds back what follows the second LISTEN until goOn
+// is called. listened is closed when the server has the LISTEN.
+func holdSecondListen(t *testing.T, server *localpg.Server) (dsn string, listened <-chan struct{}, goOn func()) {
+	t.Helper()
+	listens, isNext, held, over := 0, false, make(chan struct{}), make(chan struct{})
+	dsn = newSlowRelay(t, server, func(sql string) string {
+		if isNext {
+			isNext = false
+			close(held)
+			<-over
+		}
+		if strings.HasPrefix(sql, "LISTEN") {
+			listens++
+			isNext = listens == 2
+		}
+		return sql
+	})
+	goOn = sync.OnceFunc(func() { close(over) })
+	t.Cleanup(goOn)
+	return dsn, held, goOn
+}
+
+// staying is a holder's configuration with which its session stays open after the release, so
+// that its role can be looked up, as after a brief tenure on a machine that is not busy.
+func staying(cfg lock.Config) lock.Config {
+	cfg.SharedSession = true
+	return cfg
+}
+
+// releaseLate has a holder name at its end one that is marked, and say so when sayNow is called.
+func releaseLate(t *testing.T, server *localpg.Server, holder *contender) (sayNow func()) {
+	t.Helper()
+	h := holder.held(t)
+	t.Cleanup(h.Session.Close)
+	h.Prefer("anywhere") // or a session that works on a list would name nobody
+	letGo := holdBack(t, server)
+	said := make(chan error)
+	go func() { said <- h.Release(t.Context()) }()
+	eventually(t, "the holder has seen the mark", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE pid = %d AND NOT granted", h.Session.BackendPID()))[0] == "1"
+	})
+	return func() {
+		letGo()
+		if err := <-said; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestNamedByOldMark: a holder that ends sees the mark of a waiter, and names that waiter, but the
+// commit takes long. By then the waiter has given the mark back, since others came before it, and
+// listens again. Before it is marked again, another holder starts, which finds no mark and so
+// announces nothing, and whose command may be alive when its session is gone.
+func TestNamedByOldMark(t *testing.T) {
+	t.Parallel()
+	server := start(t, map[string]string{"synchronous_standby_names": "nobody"})
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), time.Minute)
+	cfg.LockDelay = 100 * time.Millisecond // after which it speaks for all before it
+	before := plain(t, server.DSN("postgres"), "SELECT pg_advisory_lock(7)")
+	holder := contend(t, staying(cfg))
+	inLine(t, server, id(7), 1)
+	dsn, listensAgain, goOn := holdSecondListen(t, server)
+	waiter := contend(t, leased(config(t, dsn, exclusive(7)), 3*time.Second)) // looks often
+	inLine(t, server, id(7), 2)
+	strangers := plain(t, server.DSN("postgres"), "SELECT 1")
+
+	run(t, before, "SELECT pg_advisory_unlock(7)")
+	sayNow := releaseLate(t, server, holder)
+
+	first := query(t, server, "SELECT min(objid::bigint) "+inLineSQL(id(7), 1))[0]
+	tickets := fmt.Sprintf("(%d::bigint << 32 | %s - n)) FROM generate_series(1, %d) AS n", int32(lockkey.Ticket(id(7))), first, lock.MostListeners)
+	run(t, strangers, "SELECT pg_advisory_lock("+tickets)
+	eventually(t, "the waiter is dormant", func() bool { return query(t, server, "SELECT count(*) "+inLineSQL(id(7), 2))[0] == "0" })
+	run(t, strangers, "SELECT pg_advisory_unlock("+tickets)
+	select {
+	case <-listensAgain:
+	case <-time.After(longest):
+		t.Fatal("the waiter does not listen again")
+	}
+	sayNow()
+	tear(t, server, acquire(t, cfg))
+	goOn()
+	waitsBeside(t, waiter)
+}
+
+// TestStartBeforeMark: a waiter is marked as one that listens when its look is over. Meanwhile
+// the holder that it saw ends, and the next one, which finds no mark, starts without a word.
+// That one's session is gone before the waiter's next try, and its command may be alive.
+func TestStartBeforeMark(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	h := acquire(t, cfg)
+	next := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+
+	const mark = " THEN pg_catalog.pg_try_advisory_lock("
+	slow := config(t, newSlowRelay(t, server, func(sql string) string {
+		if !strings.Contains(sql, "WITH l AS MATERIALIZED") {
+			return sql
+		}
+		return strings.Replace(sql, mark, " AND pg_catalog.pg_sleep(1) IS NOT NULL"+mark, 1)
+	}), exclusive(7))
+	waiter := contend(t, slow)
+	eventually(t, "the waiter has looked, and is to be marked", func() bool {
+		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")[0] == "1"
+	})
+	release(t, h)
+	tear(t, server, next.held(t))
+	waitsBeside(t, waiter)
+}
+
+// TestListNamedByOldMark: the same where a session that works on a list gives up listening for an
+// item, and comes back to it.
+func TestListNamedByOldMark(t *testing.T) {
+	t.Parallel()
+	server := start(t, map[string]string{"synchronous_standby_names": "nobody"})
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), time.Minute)
+	cfg.LockDelay = 100 * time.Millisecond
+	before := plain(t, server.DSN("postgres"), "SELECT pg_advisory_lock(7)")
+	holder := contend(t, staying(cfg))
+	inLine(t, server, id(7), 1)
+
+	dsn, listensAgain, goOn := holdSecondListen(t, server)
+	listing := leased(config(t, dsn, exclusive(7)), time.Minute)
+	listing.SharedSession = true
+	log := &contender{}
+	listing.Log = slog.New(log)
+	s, err := session.Open(t.Context(), listing.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	first := lock.NewBid(s, listing, false)
+	if err := first.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// With somebody else in line, a look shows the list's own role, too.
+	run(t, before, fmt.Sprintf("SELECT pg_advisory_unlock(7), pg_advisory_lock(%d::bigint << 32)", int32(lockkey.Ticket(id(7)))))
+	sayNow := releaseLate(t, server, holder)
+	if err := first.Unlisten(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	bid := lock.NewBid(s, listing, true)
+	listening := make(chan error)
+	go func() { listening <- bid.Listen(t.Context()) }()
+	<-listensAgain
+	sayNow()
+	tear(t, server, acquire(t, cfg))
+	goOn()
+	if err := <-listening; err != nil {
+		t.Fatal(err)
+	}
+	if granted, err := bid.Try(t.Context()); err != nil || !granted {
+		t.Fatal(granted, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if _, err := bid.Settle(ctx); !errors.Is(err, context.DeadlineExceeded) || !delayed(log) {
+		t.Errorf("it has started beside a command that may be alive: %v, %v", err, log.said())
+	}
+}

@@ -1,0 +1,76 @@
+package lock_test
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/pglead/pglead/runner/localpg"
+)
+
+// newSlowRelay is the DSN of a relay between one session and its server. It passes each query
+// on as change returns it. While change does not return, the server gets nothing more, as if
+// the network or the server's processor were busy.
+func newSlowRelay(t *testing.T, server *localpg.Server, change func(sql string) string) (dsn string) {
+	t.Helper()
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, ".s.PGSQL.5432"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		near, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer near.Close()
+		far, err := net.Dial("unix", filepath.Join(server.Socket, ".s.PGSQL.5432"))
+		if err != nil {
+			return
+		}
+		answers := make(chan struct{})
+		go func() {
+			defer close(answers)
+			_, _ = io.Copy(near, far)
+		}()
+		passQueries(far, near, change)
+		_ = far.Close()
+		<-answers
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
+	return strings.Replace(server.DSN("postgres"), "host="+server.Socket, "host="+dir, 1)
+}
+
+// passQueries passes the messages of a session on to its server. The first has no type.
+func passQueries(far io.Writer, near io.Reader, change func(sql string) string) {
+	for typed := 0; ; typed = 1 {
+		head := make([]byte, typed+4)
+		if _, err := io.ReadFull(near, head); err != nil {
+			return
+		}
+		body := make([]byte, binary.BigEndian.Uint32(head[typed:])-4)
+		if _, err := io.ReadFull(near, body); err != nil {
+			return
+		}
+		message := slices.Concat(head, body)
+		var query pgproto3.Query
+		if typed == 1 && head[0] == 'Q' && query.Decode(body) == nil {
+			query.String = change(query.String)
+			message, _ = query.Encode(nil)
+		}
+		if _, err := far.Write(message); err != nil {
+			return
+		}
+	}
+}
