@@ -18,7 +18,7 @@ import (
 //	                                gate                                                plan
 //	  as did the look before        up to triesWhatsFree all try at once                plan
 //	  after which a watch begins    the next look after two leases                      startWatch
-//	    of a holder without token   the next look after namedAfter                      watchSpeaker
+//	    of a holder without token   the next look after namedAfter                      followHolder
 //	  without a watch, or a try     the first tries after TryEvery                      tryLater
 //	started is heard                no try; the first few look after lookAtNew          decide
 //	  from a stranger               up to triesWhatsFree all look within lookAtOnce,
