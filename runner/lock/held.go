@@ -96,7 +96,7 @@ func (h *Held) Close() {
 }
 
 func (h *Held) error(err error) error {
-	return session.Refused(err, "lock "+h.cfg.Claim.String())
+	return session.Rejected(err, "lock "+h.cfg.Claim.String())
 }
 
 // releaseSQL are the queries that announce, for each lock, that its command is dead, and
