@@ -184,7 +184,7 @@ const (
 	LeaseOver                  // pglead had not renewed the deadline: the lock may be lost
 	SocketClosed               // the server closed the lock's connection
 	PgleadGone                 // pglead is dead
-	GuardDied                  // the guard was killed, and then the tree: this no guard reports
+	GuardDied                  // the guard was killed, and then the tree: pglead finds that by itself
 )
 
 type doneReport struct {

@@ -191,19 +191,19 @@ func parseSeat(row []string) (s evidence.Seat, last request, err error) {
 }
 
 // The token stands in the name that every role sees of every session, before
-// the key, which may be cut off. The mark of its end follows it.
+// the key, which may be cut off. The sign of its end follows it.
 const (
-	tokenMark = "pglead:#"
-	endedMark = "-"
+	tokenPrefix = "pglead:#"
+	endedSuffix = "-"
 )
 
 // shownToken is the token in a session's name, or 0, and whether its command is dead.
 func shownToken(name string) (token int64, ended bool) {
-	rest, marked := strings.CutPrefix(name, tokenMark)
+	rest, shown := strings.CutPrefix(name, tokenPrefix)
 	digits, _, whole := strings.Cut(rest, " ")
-	digits, ended = strings.CutSuffix(digits, endedMark)
+	digits, ended = strings.CutSuffix(digits, endedSuffix)
 	token, err := strconv.ParseInt(digits, 10, 64)
-	if !marked || !whole || err != nil || token < 0 {
+	if !shown || !whole || err != nil || token < 0 {
 		return 0, false
 	}
 	return token, ended
@@ -213,13 +213,13 @@ func shownToken(name string) (token int64, ended bool) {
 // waiter that begins to listen after the announcement of that, and looks before the
 // unlock, sees it there.
 func (h *Held) showEndSQL() string {
-	return "SELECT " + h.cfg.showSQL(strconv.FormatInt(h.Token, 10), endedMark)
+	return "SELECT " + h.cfg.showSQL(strconv.FormatInt(h.Token, 10), endedSuffix)
 }
 
-// showSQL is an SQL expression that puts a token, with a mark behind it, into the session's
+// showSQL is an SQL expression that puts a token, with a suffix, into the session's
 // name. The token is an SQL expression, too.
-func (cfg *Config) showSQL(token, mark string) string {
-	return fmt.Sprintf("pg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, '%s %s'), false)", tokenMark, token, mark, strings.TrimPrefix(cfg.Session.ApplicationName, "pglead:"))
+func (cfg *Config) showSQL(token, suffix string) string {
+	return fmt.Sprintf("pg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, '%s %s'), false)", tokenPrefix, token, suffix, strings.TrimPrefix(cfg.Session.ApplicationName, "pglead:"))
 }
 
 // holderOf is the one session that holds a lock exclusively.

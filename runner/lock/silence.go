@@ -29,7 +29,7 @@ import (
 //	line.heedWatch           ends the watch, and makes it time for a look
 //	line.look, followHolder  the look shows the same request: the holder has been silent for need
 //	line.endSilent           ends the session in a statement that finds the same request once more
-//	Evidence.NoteSilence     no command is alive that had started by then; noteSilence tells the ledger
+//	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger
 //	line.try, tryOften       takes the lock as soon as the server has freed it
 //	Bid.Settle               starts without a delay
 func (l *line) followHolder(ctx context.Context, found *look) error {
@@ -111,15 +111,15 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 		h.NoteSilence(asOf[i], s)
 	}
 	if l.b.usesLedger() {
-		l.b.noteSilence(ctx, s, found)
+		l.b.recordSilence(ctx, s, found)
 	}
 	l.tryAt, l.burst = time.Now(), true
 	return nil
 }
 
-// noteSilence closes the ledger's run of a holder that was silent for as long as its
+// recordSilence closes the ledger's run of a holder that was silent for as long as its
 // command can live, for waiters that have not seen the silence.
-func (b *Bid) noteSilence(ctx context.Context, of evidence.Seat, found *look) {
+func (b *Bid) recordSilence(ctx context.Context, of evidence.Seat, found *look) {
 	if of.Token == 0 {
 		return
 	}

@@ -54,8 +54,8 @@ func (l *line) watchSpeaker(ctx context.Context, of request, need time.Duration)
 	if err != nil {
 		return err
 	}
-	beat := session.BeatEvery(l.b.cfg.Session.Lease)
-	every := beat
+	beatEvery := session.BeatEvery(l.b.cfg.Session.Lease)
+	every := beatEvery
 	if l.rank == 1 && l.b.s.Encrypted() {
 		// The holder's connection may be encrypted, too. Then the holder's guard can't say
 		// that its pglead was killed.
@@ -64,7 +64,7 @@ func (l *line) watchSpeaker(ctx context.Context, of request, need time.Duration)
 	next := func(age time.Duration) time.Duration {
 		// The holder's next request is due a fifth of its lease after the last. A look
 		// just after that counts the silence from its beginning.
-		if due := beat - age + lookAfter; due > 0 && due < beat+lookAfter {
+		if due := beatEvery - age + lookAfter; due > 0 && due < beatEvery+lookAfter {
 			return min(due, every)
 		}
 		return every
@@ -78,10 +78,10 @@ func (l *line) watchSpeaker(ctx context.Context, of request, need time.Duration)
 			return state, 0
 		case left == 0:
 			return watching, next(age)
-		case silent < beat-lookAfter:
-			return watching, min(every, beat-silent, left)
-		case silent < 2*beat: // its request is late, and may be about to come
-			return watching, min(beat/4, left)
+		case silent < beatEvery-lookAfter:
+			return watching, min(every, beatEvery-silent, left)
+		case silent < 2*beatEvery: // its request is late, and may be about to come
+			return watching, min(beatEvery/4, left)
 		}
 		return watching, min(every, left)
 	})
