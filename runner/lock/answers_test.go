@@ -48,7 +48,7 @@ func FuzzRows(f *testing.F) {
 					}
 				}
 				h := evidence.New(0, testDelay, testLease, false)
-				h.Saw(&l.Look, lockkey.ID{Number: 1}, h.Looking())
+				h.Saw(&l.Look, lockkey.ID{Number: 1}, h.AsOf())
 				if d := h.Verdict().Delay; d < 0 || d > testLease {
 					t.Errorf("a takeover waits %v", d)
 				}

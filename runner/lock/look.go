@@ -51,7 +51,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	var parseErr error
 	asOf := map[lockkey.ID]int{}
 	for id, h := range b.heard {
-		asOf[id] = h.Looking()
+		asOf[id] = h.AsOf()
 	}
 	sql := b.lookSQL()
 	_, err := b.s.Ask(ctx, session.Request{SQL: append(before, sql), Then: func(answers []session.Rows) {

@@ -92,7 +92,7 @@ func (l *line) endSilent(ctx context.Context, s evidence.Seat, last request, fou
 	heard := l.b.heldBy(s.PID, found)
 	var asOf []int
 	for _, h := range heard {
-		asOf = append(asOf, h.Looking())
+		asOf = append(asOf, h.AsOf())
 	}
 	n, err := l.b.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)

@@ -15,7 +15,7 @@ func TestGone(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	h.says(stranger, Dead, 5)
-	h.Saw(&Look{Role: ours, Holders: []Seat{gone}, Line: []Seat{{PID: stranger}}, Sent: boottime.Now().Add(time.Second)}, lockkey.ID{Number: 7}, h.Looking())
+	h.Saw(&Look{Role: ours, Holders: []Seat{gone}, Line: []Seat{{PID: stranger}}, Sent: boottime.Now().Add(time.Second)}, lockkey.ID{Number: 7}, h.AsOf())
 	h.wants("a stranger's dead, and both are caught", theirDelay, true)
 
 	h = newTold(t)

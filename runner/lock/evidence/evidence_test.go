@@ -60,9 +60,9 @@ func holds(pid uint32, role uint32, token int64) Seat {
 }
 
 // looks shows these holders. The look was sent long after all that was heard.
-func (h told) looks(holders ...Seat) { h.shows(h.Looking(), FreeAfterClean, holders...) }
+func (h told) looks(holders ...Seat) { h.shows(h.AsOf(), FreeAfterClean, holders...) }
 
-// shows shows these holders. The look was sent when Looking returned asOf, and later than
+// shows shows these holders. The look was sent when AsOf was asOf, and later than
 // now by that much.
 func (h told) shows(asOf int, later time.Duration, holders ...Seat) {
 	h.Saw(&Look{Role: ours, Holders: holders, Sent: boottime.Now().Add(later)}, lockkey.ID{Number: 7}, asOf)
@@ -94,7 +94,7 @@ func TestStates(t *testing.T) {
 		return isQuiet
 	}
 	refused := func(h told) { h.NoteRefusal(longAfter()) }
-	silent := func(h told) { h.NoteSilence(h.Looking(), Seat{}) }
+	silent := func(h told) { h.NoteSilence(h.AsOf(), Seat{}) }
 	verify := func(h told, pid uint32) { h.NoteRole(pid, ours, true) }
 	for _, tt := range []struct {
 		name string
@@ -114,7 +114,7 @@ func TestStates(t *testing.T) {
 		{"quiet, a last word names this waiter", quiet, func(h told) { h.says(speaker, Dead, 6, named); verify(h, speaker) }, isQuiet},
 		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, Dead, 6) }, isQuiet},
 		{"quiet, a holder's word overtakes the look", quiet, func(h told) {
-			asOf := h.Looking()
+			asOf := h.AsOf()
 			h.says(holder, Clean, 5)
 			h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
 		}, isEnded},
@@ -135,7 +135,7 @@ func TestStates(t *testing.T) {
 		{"running, refused", running, refused, isRunning},
 		{"running, silent", running, silent, isEnded},
 		{"running, silent, and meanwhile somebody starts", running, func(h told) {
-			asOf := h.Looking()
+			asOf := h.AsOf()
 			h.says(second, Started, 6)
 			h.NoteSilence(asOf, Seat{})
 		}, isRunning},
@@ -207,12 +207,12 @@ func TestDelays(t *testing.T) {
 func TestOrders(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	asOf := h.Looking()
+	asOf := h.AsOf()
 	h.says(holder, Clean, 5)
 	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the look", 0, true)
 
-	asOf = h.Looking()
+	asOf = h.AsOf()
 	h.says(holder, Started, 6)
 	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
 	h.wants("the look shows an older token than was heard of", theirDelay, true)
@@ -226,13 +226,13 @@ func TestOrders(t *testing.T) {
 	h.wants("the look is later than the word", theirDelay, true)
 
 	h = newTold(t)
-	asOf = h.Looking()
+	asOf = h.AsOf()
 	h.says(holder, Clean, 5) // nothing was known of it yet
 	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the first look", 0, true)
 
 	h = newTold(t)
-	asOf = h.Looking()
+	asOf = h.AsOf()
 	h.says(holder, Clean, 5)
 	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 6))
 	h.wants("the look shows a later tenure", theirDelay, true)
@@ -244,7 +244,7 @@ func TestOrders(t *testing.T) {
 			h := newTold(t)
 			h.looks(holds(holder, theirs, 5))
 			said(h)
-			h.shows(h.Looking(), 0, shown)
+			h.shows(h.AsOf(), 0, shown)
 			return h
 		}
 		h = between(func(h told) { h.says(holder, Clean, 5) })

@@ -91,7 +91,7 @@ func FuzzEvidence(f *testing.F) {
 		var sinces [2]int
 		for n := 0; len(steps) >= 3 && n < fuzzMostSteps; n, steps = n+1, steps[3:] {
 			if steps[0]&0x80 == 0 { // else the look to come was sent before this
-				sinces = [2]int{with.Looking(), without.Looking()}
+				sinces = [2]int{with.AsOf(), without.AsOf()}
 			}
 			fuzzStep(with, steps, sinces[0], true)
 			fuzzStep(without, steps, sinces[1], false)
