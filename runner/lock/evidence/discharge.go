@@ -143,16 +143,17 @@ func (e *Evidence) Unverified() (pids []uint32) {
 	return pids
 }
 
-// NoteRole notes the role of a session that has spoken, or, if it was not found, that the session
-// is gone. The clean of a session that is gone, or that is not trusted, cancels the start that
-// the same session announced, and does nothing else: a stranger's start is none to wait for.
-func (e *Evidence) NoteRole(pid, role uint32, found bool) {
+// NoteRole notes the role of a session that has spoken; with 0 that it is gone. The clean of a
+// session that is gone, or that is not trusted, cancels the start that the same session announced,
+// and does nothing else: a stranger's start is none to wait for.
+func (e *Evidence) NoteRole(pid, role uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if _, known := e.seen[pid]; !found && !known {
+	gone := role == 0
+	if _, known := e.seen[pid]; gone && !known {
 		e.seen[pid] = sighting{} // it isn't asked for again before it says more
 	}
-	if found {
+	if !gone {
 		e.seen[pid] = sighting{role: role}
 		for i, w := range e.ends {
 			if w.PID == pid {
@@ -167,7 +168,7 @@ func (e *Evidence) NoteRole(pid, role uint32, found bool) {
 			e.last.at = boottime.Now()
 		}
 	}
-	if !found {
+	if gone {
 		e.ends = slices.DeleteFunc(e.ends, func(w endNotice) bool { return w.PID == pid })
 	}
 }

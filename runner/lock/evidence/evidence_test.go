@@ -95,7 +95,7 @@ func TestStates(t *testing.T) {
 	}
 	refused := func(h told) { h.NoteRefusal(longAfter()) }
 	silent := func(h told) { h.NoteSilence(h.AsOf(), Seat{}) }
-	verify := func(h told, pid uint32) { h.NoteRole(pid, ours, true) }
+	verify := func(h told, pid uint32) { h.NoteRole(pid, ours) }
 	for _, tt := range []struct {
 		name string
 		from func(told)
@@ -110,7 +110,7 @@ func TestStates(t *testing.T) {
 		{"quiet, a repeated word", quiet, func(h told) { h.says(speaker, Clean, 6); verify(h, speaker) }, isQuiet},
 		{"quiet, a holder that was not seen names this waiter", quiet, func(h told) { h.says(speaker, Clean, 6, named); verify(h, speaker) }, isEnded},
 		{"quiet, the same for itself alone", quiet, func(h told) { h.says(speaker, Clean, 6, named, alone); verify(h, speaker) }, isQuiet},
-		{"quiet, a stranger names this waiter", quiet, func(h told) { h.says(stranger, Clean, 6, named); h.NoteRole(stranger, nobody, true) }, isQuiet},
+		{"quiet, a stranger names this waiter", quiet, func(h told) { h.says(stranger, Clean, 6, named); h.NoteRole(stranger, nobody) }, isQuiet},
 		{"quiet, a last word names this waiter", quiet, func(h told) { h.says(speaker, Dead, 6, named); verify(h, speaker) }, isQuiet},
 		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, Dead, 6) }, isQuiet},
 		{"quiet, a holder's word overtakes the look", quiet, func(h told) {
@@ -144,7 +144,7 @@ func TestStates(t *testing.T) {
 		{"running, but only by a stranger that ends, too", quiet, func(h told) {
 			h.says(stranger, Started, 9)
 			h.says(stranger, Clean, 9)
-			h.NoteRole(stranger, nobody, true)
+			h.NoteRole(stranger, nobody)
 		}, isQuiet},
 		{"ended, a start", ended, func(h told) { h.says(second, Started, 6) }, isRunning},
 		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
@@ -171,7 +171,7 @@ func TestUnnamed(t *testing.T) {
 	h := told{t, New(0, testDelay, testLease, false)}
 	h.looks()
 	h.says(speaker, Clean, 6)
-	h.NoteRole(speaker, ours, true)
+	h.NoteRole(speaker, ours)
 	h.wants("a clean end of a session that was not seen", testDelay, true)
 }
 

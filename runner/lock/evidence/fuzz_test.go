@@ -63,7 +63,11 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		h.Saw(l, lockkey.ID{Number: 7}, asOf)
 	case 6:
 		for _, pid := range h.Unverified() {
-			h.NoteRole(pid, fuzzRole(pid), what&1 != 0)
+			role := uint32(0) // the session is gone
+			if what&1 != 0 {
+				role = fuzzRole(pid)
+			}
+			h.NoteRole(pid, role)
 		}
 		h.mu.Lock()
 		defer h.mu.Unlock()

@@ -97,7 +97,7 @@ func TestIsBounded(t *testing.T) {
 		t.Errorf("%d starts are remembered", len(h.starts))
 	}
 	h.says(speaker, Dead, 1<<62)
-	h.NoteRole(speaker, ours, true)
+	h.NoteRole(speaker, ours)
 	h.says(speaker, Clean, math.MaxInt64)
 	if v := h.Verdict(); v.Delay == 0 {
 		t.Error("what was forgotten is taken for ended")
