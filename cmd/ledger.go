@@ -126,7 +126,7 @@ type ledgerAdmin struct {
 
 func (a *ledgerAdmin) install(ctx context.Context) error {
 	if a.access == ledger.Foreign {
-		return a.refusal()
+		return a.denial()
 	}
 	if err := ledger.Install(ctx, a.ask, a.keep); err != nil {
 		return notOwner(err)
@@ -138,10 +138,10 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	return a.writeStatus(s, nil)
 }
 
-// notOwner adds a hint to a refusal.
+// notOwner adds a hint to an error of the kind Denied.
 func notOwner(err error) error {
-	var refused *session.Error
-	if errors.As(err, &refused) && refused.Kind == session.Denied && refused.Hint == "" {
+	var denied *session.Error
+	if errors.As(err, &denied) && denied.Kind == session.Denied && denied.Hint == "" {
 		return session.Errorf(session.Denied, "it takes the owner of the database, or a superuser", "%w", err)
 	}
 	return err
@@ -154,7 +154,7 @@ func (a *ledgerAdmin) status(ctx context.Context) error {
 		}
 		return &silentExit{exitFree}
 	}
-	if err := a.refusal(); err != nil {
+	if err := a.denial(); err != nil {
 		return err
 	}
 	s, err := ledger.ReadState(ctx, a.ask)
@@ -227,7 +227,7 @@ func size(bytes int64) string {
 }
 
 func (a *ledgerAdmin) prune(ctx context.Context) error {
-	if err := a.refusal(); err != nil {
+	if err := a.denial(); err != nil {
 		return err
 	}
 	n, err := ledger.Prune(ctx, a.ask, a.older.value)

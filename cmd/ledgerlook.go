@@ -39,8 +39,8 @@ func findLedger(ctx context.Context, viewer *session.Viewer, target string) (fou
 	return foundLedger{ask, access, role, visible.Text(target)}, err
 }
 
-// refusal is nil if this role can read and write the ledger.
-func (f foundLedger) refusal() error {
+// denial is nil if this role can read and write the ledger.
+func (f foundLedger) denial() error {
 	switch f.access {
 	case ledger.Granted:
 		return nil
@@ -108,7 +108,7 @@ func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context
 	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
 		found, err := findLedger(ctx, viewer, f.target())
 		if err == nil {
-			err = found.refusal()
+			err = found.denial()
 		}
 		if err != nil {
 			return err

@@ -56,7 +56,7 @@ func (n *node) runHook(env []string, command string) error {
 	defer time.AfterFunc(hookMost, c.Kill).Stop() // a guard that is stopped does nothing
 	<-c.Done()
 	switch result := c.Result(); {
-	case result.Ending == child.LeaseOver, result.Ending == child.Killed && !result.GuardDied:
+	case result.Ending == child.LeaseOver, result.Ending == child.Killed:
 		return fmt.Errorf("killed, since it took longer than %v", hookMost)
 	case result.Ending != child.Exited:
 		return errors.New("killed")

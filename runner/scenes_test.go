@@ -236,7 +236,7 @@ func TestGuardAndLoss(t *testing.T) {
 1s hook: the server does not answer` + killedAt60 + "0"},
 		},
 		"the guard is killed": {
-			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {60 * sec, exits(child.Result{Ending: child.Killed, GuardDied: true, Killed: 3})}},
+			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {60 * sec, exits(child.Result{Ending: child.GuardDied, Killed: 3})}},
 			want: expectation{
 				outcome:    Outcome{Asked: BySignal},
 				err:        "*runner.GuardDiedError: the guard process died; the command and what it had started were killed",
@@ -244,7 +244,7 @@ func TestGuardAndLoss(t *testing.T) {
 			},
 		},
 		"the guard does not do in time what the loss asks of it": {
-			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.Killed, GuardDied: true})}},
+			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.GuardDied})}},
 			want: expectation{
 				err: isLost + lost(silence, "was killed with all that it had started, 0 processes; for that its guard process, which did not do so in time, was killed, too"),
 				transcript: `

@@ -242,7 +242,7 @@ func (s *supervision) conclude() (Outcome, error) {
 		}
 	}
 	loss := s.loss(result)
-	if loss == nil && !result.GuardDied {
+	if loss == nil && result.Ending != child.GuardDied {
 		s.cfg.Log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
 		return Outcome{Status: result.Status, Ran: ran, Asked: s.asked}, nil
 	}
@@ -284,7 +284,7 @@ func (s *supervision) whatWasDone(result child.Result) string {
 		killed += fmt.Sprintf(" with all that it had started, %d processes", result.Killed)
 	}
 	switch {
-	case result.GuardDied:
+	case result.Ending == child.GuardDied:
 		return killed + "; for that its guard process, which did not do so in time, was killed, too"
 	case result.Killed == 0:
 		return command + " had just ended: " + describeStatus(result.Status)

@@ -94,11 +94,8 @@ const (
 // Result is how a child ended.
 type Result struct {
 	Ending Ending
-	Status unix.WaitStatus // the command's
+	Status unix.WaitStatus // the command's, unless the guard died
 	Killed int             // how many processes had to be killed
-	// GuardDied says that the guard was killed, and then the tree. The command's own
-	// status is unknown.
-	GuardDied bool
 }
 
 // Event is something that happens to a child before its end. One field is set.
@@ -147,7 +144,7 @@ func (c *Child) listen() {
 	for {
 		k, body, err := readMessage(c.guard.control)
 		if err != nil {
-			c.result = Result{Ending: Killed, GuardDied: true}
+			c.result.Ending = GuardDied
 			c.result.Killed = c.guard.guards.finishFor(c.guard, func(names string) { c.tell(Event{Unkillable: names}) })
 			close(c.done)
 			return

@@ -83,7 +83,7 @@ func TestGuardKilled(t *testing.T) {
 	}
 	r := await(t, c)
 	assertDead(t, pids)
-	if !r.GuardDied {
+	if r.Ending != child.GuardDied {
 		t.Errorf("%+v, want GuardDied", r)
 	}
 	if err := unix.Kill(bystander.Process.Pid, 0); err != nil {
@@ -100,7 +100,7 @@ func TestStoppedGuard(t *testing.T) {
 	c.TellLost()
 	r := await(t, c)
 	assertDead(t, pids)
-	if !r.GuardDied {
+	if r.Ending != child.GuardDied {
 		t.Errorf("%+v, want GuardDied", r)
 	}
 }

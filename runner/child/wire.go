@@ -174,7 +174,7 @@ func (r *startRequest) decode(b []byte) error {
 	return nil
 }
 
-// Ending is why the guard ended the tree.
+// Ending is why the tree ended.
 type Ending int64
 
 // The endings, and what each says.
@@ -184,6 +184,7 @@ const (
 	LeaseOver                  // pglead had not renewed the deadline: the lock may be lost
 	SocketClosed               // the server closed the lock's connection
 	PgleadGone                 // pglead is dead
+	GuardDied                  // the guard was killed, and then the tree: pglead finds that by itself
 )
 
 type doneReport struct {

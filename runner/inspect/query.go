@@ -55,8 +55,8 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+InThisDa
 // backend's own role, or a member of pg_signal_backend.
 func Terminate(ctx context.Context, on Connection, pid uint32) error {
 	rows, err := on.Query(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", pid))
-	var refused *session.Error
-	if errors.As(err, &refused) && refused.Kind == session.Denied {
+	var denied *session.Error
+	if errors.As(err, &denied) && denied.Kind == session.Denied {
 		return session.Errorf(session.Denied, "GRANT pg_signal_backend TO this role; a superuser's session takes a superuser",
 			"end the session of backend %d: %w", pid, err)
 	}

@@ -116,12 +116,12 @@ func (u Use) Foreign(answer string) bool { return accessBy(answer) == Foreign }
 // Denied says whether the answer to Question is that the role lacks USAGE.
 func (u Use) Denied(answer string) bool { return accessBy(answer) == Denied }
 
-// Refused turns a refusal of the server into an error that names the ledger, not the lock.
-func Refused(err error) error {
+// Rejected turns the server's error into one that names the ledger, not the lock.
+func Rejected(err error) error {
 	if locked := Locked(err); locked != nil {
 		return locked
 	}
-	return session.Refused(err, "the ledger")
+	return session.Rejected(err, "the ledger")
 }
 
 // Locked returns a *LockedError if a statement's error means that, and otherwise nil.

@@ -16,8 +16,8 @@ func FuzzRows(f *testing.F) {
 	f.Add([]byte("2"))
 	f.Add([]byte("-9;1000000"))
 	f.Add([]byte("7,8,,,,0,0,1,1;7,8,,,,0,0,2,1"))
-	f.Add([]byte("f,0,1,1,ExclusiveLock,t,7,10,pglead:#5 k@h,t,a,b,1.5,/*pglead beat='3'lease='1h'*/,0,0,0,0,10,"))
-	f.Add([]byte("t,0,1,1,ShareLock,t,7,10,x,f,,,NaN,,9,9,1,9,10,t"))
+	f.Add([]byte("f,0,1,1,ExclusiveLock,t,7,10,pglead:#5 k@h,a,b,1.5,/*pglead beat='3'lease='1h'*/,0,0,0,0,10,"))
+	f.Add([]byte("t,0,1,1,ShareLock,t,7,10,x,,,NaN,,9,9,1,9,10,t"))
 	const testDelay, testLease = 10 * time.Second, 30 * time.Second
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var rows session.Rows
@@ -42,8 +42,13 @@ func FuzzRows(f *testing.F) {
 			}
 			_ = b.drew(rows)
 			if l := (&look{}); l.parse(rows, 1) == nil {
+				for pid, last := range l.requests {
+					if last.pid != pid || last.beat == 0 || last.opened == "" {
+						t.Errorf("the request of session %d is %+v", pid, last)
+					}
+				}
 				h := evidence.New(0, testDelay, testLease, false)
-				h.Saw(&l.Look, lockkey.ID{Number: 1}, h.Looking())
+				h.Saw(&l.Look, lockkey.ID{Number: 1}, h.AsOf())
 				if d := h.Verdict().Delay; d < 0 || d > testLease {
 					t.Errorf("a takeover waits %v", d)
 				}

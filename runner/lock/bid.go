@@ -266,18 +266,18 @@ func lastNumber(rows session.Rows) (int, error) {
 	return 0, session.ErrNotPostgreSQL()
 }
 
-// error makes a refusal of the server name the bid's locks.
+// error makes an error of the server name the bid's locks.
 func (b *Bid) error(err error) error {
-	return session.Refused(err, "lock "+b.cfg.Claim.String())
+	return session.Rejected(err, "lock "+b.cfg.Claim.String())
 }
 
-// refusal is the server's error if the session has outlived it, or nil: the loss of a
+// rejection is the server's error if the session has outlived it, or nil: the loss of a
 // session may wrap one, too.
-func refusal(err error) (refused *pgconn.PgError) {
-	if errors.As(err, new(*session.LostError)) || !errors.As(err, &refused) {
+func rejection(err error) (pgErr *pgconn.PgError) {
+	if errors.As(err, new(*session.LostError)) || !errors.As(err, &pgErr) {
 		return nil
 	}
-	return refused
+	return pgErr
 }
 
 // nudge tells a goroutine that there is something for it, if it is not told already.

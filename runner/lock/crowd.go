@@ -79,7 +79,7 @@ func AwayFor(chosen, left time.Duration) time.Duration {
 }
 
 // FullBackoff is the backoff of a run that doesn't wait for the lock, on a server without
-// room. One of the server's sessions will be done soon, but each refusal leaves a line in
+// room. One of the server's sessions will be done soon, but each login that it rejects leaves a line in
 // the server's log.
 func FullBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, time.Second) }
 

@@ -114,7 +114,7 @@ func (h *Held) deathSQL() (queries []string) {
 	if !h.cfg.SharedSession {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
-			h.Session.BackendPID(), tokenMark, h.Token))
+			h.Session.BackendPID(), tokenPrefix, h.Token))
 	}
 	for _, l := range h.Locks {
 		queries = append(queries, notifySQL(evidence.Channel(l.ID), h.endPayload(evidence.Dead)))

@@ -52,10 +52,10 @@ func (h *Held) finishBeside(ctx context.Context) {
 // excused reports whether an error concerns the ledger alone, and warns of it. The locks
 // are given back in any case, and the next start waits for its lock-delay.
 func (h *Held) excused(err error) bool {
-	if !h.recorded || refusal(err) == nil {
+	if !h.recorded || rejection(err) == nil {
 		return false
 	}
-	h.unnoted(ledger.Refused(err))
+	h.unnoted(ledger.Rejected(err))
 	return true
 }
 

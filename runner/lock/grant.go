@@ -98,7 +98,7 @@ func (g *grant) endPayload(word evidence.Word, more ...string) string {
 // waiter that begins to listen after the announcement of that, and looks before the
 // unlock, sees it there.
 func (g *grant) showEndSQL() string {
-	return "SELECT " + g.cfg.showSQL(strconv.FormatInt(g.Token, 10), endedMark)
+	return "SELECT " + g.cfg.showSQL(strconv.FormatInt(g.Token, 10), endedSuffix)
 }
 
 // likeable makes a host's name safe in a quoted pattern for LIKE.

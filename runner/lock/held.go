@@ -86,7 +86,7 @@ func (h *Held) Close() {
 }
 
 func (h *Held) error(err error) error {
-	return session.Refused(err, "lock "+h.cfg.Claim.String())
+	return session.Rejected(err, "lock "+h.cfg.Claim.String())
 }
 
 // releaseSQL is endSQL with queries before that note this end in the ledger. With a quorum a

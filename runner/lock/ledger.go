@@ -66,7 +66,7 @@ func (l *line) warmUp(ctx context.Context) error {
 		SQL:    []string{"SELECT " + b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], "NULL", "NULL")},
 		Longer: fencePatience,
 	})
-	if refusal(err) == nil {
+	if rejection(err) == nil {
 		return b.error(err)
 	}
 	return nil
@@ -323,7 +323,7 @@ func (b *Bid) withoutLedger(ctx context.Context, delay time.Duration) error {
 // ledgerError makes an error of the ledger one of this package. A run that waits rides
 // out those that pass by themselves.
 func (b *Bid) ledgerError(err error) error {
-	pgErr := refusal(err)
+	pgErr := rejection(err)
 	if pgErr == nil {
 		return err
 	}
@@ -331,7 +331,7 @@ func (b *Bid) ledgerError(err error) error {
 	case "40001", "40P01", "25006": // others are in the way, or the server is read-only
 		return &LedgerError{session.Errorf(session.Unreachable, "", "the ledger: %s", session.ServerSays(pgErr))}
 	}
-	return &LedgerError{ledger.Refused(err)}
+	return &LedgerError{ledger.Rejected(err)}
 }
 
 // LedgerError says that the ledger can't be written. The session is well.

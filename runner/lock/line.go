@@ -42,20 +42,20 @@ type line struct {
 	of       lockkey.ID // the lock in whose line it stands
 	gated    bool       // holds the gate
 
-	rank     int
-	looks    time.Duration // how far apart they are
-	ahead    []uint32      // the sessions before this one, the next first
-	free     int           // how many looks in a row have shown no holder
-	lookAt   time.Time
-	tryAt    time.Time
-	burst    bool            // the next try is of many
-	watched  watch           // what the heartbeat sees of the holder (watch.go)
-	unnamed  uint32          // a holder that showed no token
-	prepared string          // the name of the prepared statement that watches the holder
-	limits   *inspect.Limits // the server's, once they are known
-	warm     bool            // a start without a token was made (warmUp)
-	calling  bool            // the dormant waiters
-	called   atomic.Bool     // somebody has called this one
+	rank      int
+	lookEvery time.Duration // how far apart the looks are
+	ahead     []uint32      // the sessions before this one, the next first
+	unheld    int           // how many looks in a row have shown no holder
+	lookAt    time.Time
+	tryAt     time.Time
+	burst     bool            // the next try is of many
+	watched   watch           // what the heartbeat sees of the holder (watch.go)
+	unnamed   uint32          // a holder that showed no token
+	prepared  string          // the name of the prepared statement that watches the holder
+	limits    *inspect.Limits // the server's, once they are known
+	warm      bool            // a start without a token was made (warmUp)
+	calling   bool            // the dormant waiters
+	called    atomic.Bool     // somebody has called this one
 }
 
 // lineOf is the lock in whose line the bid waits for what is missing.
@@ -188,9 +188,9 @@ func (l *line) place(found *look) (moved bool) {
 		}
 		l.ahead = append(l.ahead, s.PID)
 	}
-	l.free++
+	l.unheld++
 	if len(found.Holders) > 0 {
-		l.free = 0
+		l.unheld = 0
 	}
 	return moved
 }

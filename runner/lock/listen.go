@@ -143,7 +143,7 @@ func (b *Bid) verify(ctx context.Context) error {
 			if row, err := rows.Only(1); err == nil {
 				role, _ = strconv.ParseUint(row[0], 10, 32)
 			}
-			h.NoteRole(pid, uint32(role), role != 0)
+			h.NoteRole(pid, uint32(role))
 		}
 	}
 	return nil

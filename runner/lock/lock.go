@@ -14,6 +14,8 @@
 //	bid       a claim on one session, as far as it is granted
 //	try       asking for what is missing. The first one travels with the login, in
 //	          the same round trip (firstTrySQL), and Bid.Try takes its answer
+//	refused   a try that got nothing, and a run that gives up for that. What the server
+//	          answers with an error is rejected
 //	grant     what a bid has got so far: locks, and later the token
 //	tenure    one holding of a lock, from its token to its end
 //	line      the waiters, each with a ticket: an advisory lock of its own
@@ -72,10 +74,10 @@ func (l Lock) trySQL() string {
 // for the length of a statement.
 func (l Lock) xactTrySQL() string { return l.sql("try_advisory_xact_lock") }
 
-// throughGate is an SQL expression whose value is then if the gate is free, and otherwise refused.
-func throughGate(gate lockkey.ID, then, refused string) string {
+// throughGate is an SQL expression whose value is passed if the gate is free, and otherwise stopped.
+func throughGate(gate lockkey.ID, passed, stopped string) string {
 	// Shared, so that those that pass are not in each other's way.
-	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", Lock{ID: gate, Shared: true}.sql("try_advisory_xact_lock"), then, refused)
+	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", Lock{ID: gate, Shared: true}.sql("try_advisory_xact_lock"), passed, stopped)
 }
 
 // Claim is what a run has to hold: all of Locks or, with a Gate, any one.

@@ -20,23 +20,23 @@ import (
 // mostSeats.
 type look struct {
 	evidence.Look
-	received boottime.Instant // when the answer was
-	holders  []seat           // those of Holders, with their last requests
-	rank     int              // of this session's ticket, from 1; 0 without one
-	waiting  int              // the number of all in line
-	marked   int              // the number of those in line that listen
-	ticket   uint32           // of this session, or 0
-	mark     bool             // it was taken for this ticket
+	received boottime.Instant   // when the answer was
+	requests map[uint32]request // of the holders that number theirs, by pid
+	rank     int                // of this session's ticket, from 1; 0 without one
+	waiting  int                // the number of all in line
+	marked   int                // the number of those in line that listen
+	ticket   uint32             // of this session, or 0
+	mark     bool               // it was taken for this ticket
 }
 
-// seat is a session's part in a lock and, for roles that may see it, the session's last request.
-type seat struct {
-	evidence.Seat
-	Visible bool
-	Changed string        // when the session's state changed last, by the server's clock
-	Age     time.Duration // since then
-	Beat    uint64        // the number of the request, or 0
-	Bound   bool          // a transaction holds the lock
+// request is the latest request of a session, if this role may see it and it has a number. A
+// session whose transaction holds the lock has none here: nobody watches it.
+type request struct {
+	pid     uint32
+	opened  string        // when the session was, by the server's clock
+	changed string        // when its state did last, by the same clock
+	age     time.Duration // since then
+	beat    uint64        // the request's number, from 1
 }
 
 // mostSeats is how many waiters a look lists. It is more than listen, since a session
@@ -51,7 +51,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	var parseErr error
 	asOf := map[lockkey.ID]int{}
 	for id, h := range b.heard {
-		asOf[id] = h.Looking()
+		asOf[id] = h.AsOf()
 	}
 	sql := b.lookSQL()
 	_, err := b.s.Ask(ctx, session.Request{SQL: append(before, sql), Then: func(answers []session.Rows) {
@@ -97,7 +97,7 @@ func (b *Bid) lookSQL() string {
 	WHERE locktype = 'advisory' AND `+inspect.InThisDatabase+`
 		AND (classid = '%[1]d' AND objid <> '%[3]d' OR %[4]s))
 SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, a.usesysid, a.application_name,
-	a.backend_start IS NOT NULL, a.backend_start, a.state_change, extract(epoch FROM pg_catalog.clock_timestamp() - a.state_change), pg_catalog.left(a.query, 1000),
+	a.backend_start, a.state_change, extract(epoch FROM pg_catalog.clock_timestamp() - a.state_change), pg_catalog.left(a.query, 1000),
 	count(l.place) OVER (), %[6]s, (SELECT count(*) FROM l WHERE mark),
 	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())), %[7]s
 FROM l LEFT JOIN l AS own ON own.pid = pg_catalog.pg_backend_pid() AND own.place IS NOT NULL LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
@@ -117,7 +117,6 @@ const (
 	seatPID
 	seatRole
 	seatName
-	seatVisible
 	seatOpened
 	seatChanged
 	seatAge
@@ -135,11 +134,12 @@ const (
 const placesBefore = "count(l.place) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) OVER ()"
 
 func (l *look) parse(rows session.Rows, pid uint32) error {
+	l.requests = map[uint32]request{}
 	for _, row := range rows {
 		if len(row) != lookColumns {
 			return session.ErrNotPostgreSQL()
 		}
-		s, err := parseSeat(row)
+		s, last, err := parseSeat(row)
 		if err != nil {
 			return err
 		}
@@ -155,11 +155,14 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 		l.waiting, l.rank, l.marked, l.ticket, l.Role = waiting, before+1, marked, uint32(own), uint32(role)
 		switch {
 		case ticket:
-			l.Line = append(l.Line, s.Seat)
+			l.Line = append(l.Line, s)
 			l.mark = l.mark || row[lookMark] == "t"
 		case !granted: // it stands in the server's own queue
 		case s.PID != pid:
-			l.Holders, l.holders = append(l.Holders, s.Seat), append(l.holders, s)
+			l.Holders = append(l.Holders, s)
+			if last.beat > 0 {
+				l.requests[s.PID] = last
+			}
 		}
 	}
 	if l.mark {
@@ -168,62 +171,64 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 	return nil
 }
 
-// parseSeat reads a row. It bounds what other sessions say of themselves.
-func parseSeat(row []string) (s seat, err error) {
+// parseSeat reads a row: a seat, and its session's latest request. It bounds what other sessions
+// say of themselves.
+func parseSeat(row []string) (s evidence.Seat, last request, err error) {
 	class, err1 := strconv.ParseUint(row[seatClass], 10, 32)
 	obj, err2 := strconv.ParseUint(row[seatObj], 10, 32)
 	pid, err3 := strconv.ParseUint(row[seatPID], 10, 32)
 	if err1 != nil || err2 != nil || err3 != nil {
-		return s, session.ErrNotPostgreSQL()
+		return s, last, session.ErrNotPostgreSQL()
 	}
 	role, _ := strconv.ParseUint(row[seatRole], 10, 32)
 	age, _ := strconv.ParseFloat(row[seatAge], 64)
-	s.Seat = evidence.Seat{
+	s = evidence.Seat{
 		ID:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[seatSub] == "2"},
 		Shared: strings.HasPrefix(row[seatMode], "Share"), PID: uint32(pid), Role: uint32(role), Opened: row[seatOpened],
 	}
-	s.Visible, s.Changed, s.Age = row[seatVisible] == "t", row[seatChanged], time.Duration(age*float64(time.Second))
 	s.Token, s.Ended = shownToken(row[seatName])
 	if d, ok := inspect.ParseDescription(row[seatQuery]); ok && d.Beat > 0 {
-		s.Beat, s.Bound = d.Beat, d.Transaction
 		// A holder in its own delay waits for other commands, which may live longer.
 		s.Delay = min(max(session.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
+		if s.Opened != "" && !d.Transaction {
+			last = request{s.PID, s.Opened, row[seatChanged], time.Duration(age * float64(time.Second)), d.Beat}
+		}
 	}
-	return s, nil
+	return s, last, nil
 }
 
 // The token stands in the name that every role sees of every session, before
-// the key, which may be cut off. The mark of its end follows it.
+// the key, which may be cut off. The sign of its end follows it.
 const (
-	tokenMark = "pglead:#"
-	endedMark = "-"
+	tokenPrefix = "pglead:#"
+	endedSuffix = "-"
 )
 
 // shownToken is the token in a session's name, or 0, and whether its command is dead.
 func shownToken(name string) (token int64, ended bool) {
-	rest, marked := strings.CutPrefix(name, tokenMark)
+	rest, shown := strings.CutPrefix(name, tokenPrefix)
 	digits, _, whole := strings.Cut(rest, " ")
-	digits, ended = strings.CutSuffix(digits, endedMark)
+	digits, ended = strings.CutSuffix(digits, endedSuffix)
 	token, err := strconv.ParseInt(digits, 10, 64)
-	if !marked || !whole || err != nil || token < 0 {
+	if !shown || !whole || err != nil || token < 0 {
 		return 0, false
 	}
 	return token, ended
 }
 
-// showSQL is an SQL expression that puts a token, with a mark behind it, into the session's
+// showSQL is an SQL expression that puts a token, with a suffix, into the session's
 // name. The token is an SQL expression, too.
-func (cfg *Config) showSQL(token, mark string) string {
-	return fmt.Sprintf("pg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, '%s %s'), false)", tokenMark, token, mark, strings.TrimPrefix(cfg.Session.ApplicationName, "pglead:"))
+func (cfg *Config) showSQL(token, suffix string) string {
+	return fmt.Sprintf("pg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, '%s %s'), false)", tokenPrefix, token, suffix, strings.TrimPrefix(cfg.Session.ApplicationName, "pglead:"))
 }
 
 // holderOf is the one session that holds a lock exclusively.
-func (l *look) holderOf(id lockkey.ID) (seat, bool) {
-	i := slices.IndexFunc(l.holders, func(s seat) bool { return s.ID == id && !s.Shared })
+func (l *look) holderOf(id lockkey.ID) (s evidence.Seat, held bool) {
+	i := slices.IndexFunc(l.Holders, func(s evidence.Seat) bool { return s.ID == id && !s.Shared })
 	if i < 0 {
-		return seat{}, false
+		return s, false
 	}
-	return l.holders[i], true
+	return l.Holders[i], true
 }
 
 // holds says whether anybody but this session holds a lock.

@@ -14,46 +14,52 @@ func TestSeats(t *testing.T) {
 	row := func(name, query string) []string {
 		return []string{
 			"f", "4294967295", "7", "2", "ExclusiveLock", "t", "4711", "10", name,
-			"t", "2026-01-01 00:00:00+00", "2026-01-01 00:00:01+00", "1.5", query, "3", "2", "11",
+			"2026-01-01 00:00:00+00", "2026-01-01 00:00:01+00", "1.5", query, "3", "2", "11",
 		}
 	}
-	s, err := parseSeat(row("pglead:#281474976711380 key@host", "/*pglead beat='7',grace='5s',lease='30s'*/ SELECT 1"))
-	want := seat{
-		Seat: evidence.Seat{
-			ID: lockkey.ID{Number: -1<<32 | 7, Pair: true}, PID: 4711, Role: 10, Token: 281474976711380, Delay: 25 * time.Second,
-			Opened: "2026-01-01 00:00:00+00",
-		},
-		Visible: true, Changed: "2026-01-01 00:00:01+00", Age: 1500 * time.Millisecond, Beat: 7,
+	s, last, err := parseSeat(row("pglead:#281474976711380 key@host", "/*pglead beat='7',grace='5s',lease='30s'*/ SELECT 1"))
+	want := evidence.Seat{
+		ID: lockkey.ID{Number: -1<<32 | 7, Pair: true}, PID: 4711, Role: 10, Token: 281474976711380, Delay: 25 * time.Second,
+		Opened: "2026-01-01 00:00:00+00",
 	}
-	if err != nil || s != want {
-		t.Errorf("a holder is %+v, %v, want %+v", s, err, want)
+	wantLast := request{pid: 4711, opened: want.Opened, changed: "2026-01-01 00:00:01+00", age: 1500 * time.Millisecond, beat: 7}
+	if err != nil || s != want || last != wantLast {
+		t.Errorf("a holder is %+v, and its request %+v, %v, want %+v and %+v", s, last, err, want, wantLast)
 	}
 	for _, name := range []string{"", "key@host", "pglead:key@host", "pglead:#", "pglead:#x key", "pglead:#7", "pglead:#-7 key", "psql pglead:#7 x", "pglead:#9223372036854775808 x"} {
 		if token, _ := shownToken(name); token != 0 {
 			t.Errorf("%q shows the token %d", name, token)
 		}
 	}
-	for query, want := range map[string]seat{
-		"SELECT 1":                                   {},
-		"/*pglead lease='30s'*/ SELECT 1":            {}, // an older version's
-		"/*pglead beat='x',lease='30s'*/ ":           {},
-		"/*pglead beat='0',lease='30s'*/ ":           {},
-		"/*pglead beat='1',lease='3000h'*/":          {Seat: evidence.Seat{Delay: evidence.LongestAnnounced}, Beat: 1},
-		"/*pglead beat='1',delay='3000h'*/":          {Seat: evidence.Seat{Delay: evidence.LongestAnnounced}, Beat: 1},
-		"/*pglead beat='1',delay='-3h'*/":            {Beat: 1}, // or a silence would be long enough at once
-		"/*pglead beat='1',lease='30s',delay='1h'*/": {Seat: evidence.Seat{Delay: time.Hour}, Beat: 1},
-		"/*pglead beat='1',mode='transaction'*/":     {Beat: 1, Bound: true},
-		"/*pglead beat='18446744073709551615'*/":     {Beat: 1<<64 - 1},
+	for query, want := range map[string]struct {
+		delay time.Duration
+		beat  uint64
+	}{
+		"SELECT 1":                                           {},
+		"/*pglead lease='30s'*/ SELECT 1":                    {}, // an older version's
+		"/*pglead beat='x',lease='30s'*/ ":                   {},
+		"/*pglead beat='0',lease='30s'*/ ":                   {},
+		"/*pglead beat='1',lease='3000h'*/":                  {evidence.LongestAnnounced, 1},
+		"/*pglead beat='1',delay='3000h'*/":                  {evidence.LongestAnnounced, 1},
+		"/*pglead beat='1',delay='-3h'*/":                    {0, 1}, // or a silence would be long enough at once
+		"/*pglead beat='1',lease='30s',delay='1h'*/":         {time.Hour, 1},
+		"/*pglead beat='1',lease='30s',mode='transaction'*/": {20 * time.Second, 0}, // nobody watches it
+		"/*pglead beat='18446744073709551615'*/":             {0, 1<<64 - 1},
 	} {
-		s, err := parseSeat(row("psql", query))
-		if err != nil || s.Beat != want.Beat || s.Delay != want.Delay || s.Bound != want.Bound {
-			t.Errorf("%q is %+v, %v, want %+v", query, s, err, want)
+		s, last, err := parseSeat(row("psql", query))
+		if err != nil || last.beat != want.beat || last.beat == 0 && last != (request{}) || s.Delay != want.delay {
+			t.Errorf("%q is %+v, %+v, %v, want %+v", query, s, last, err, want)
 		}
+	}
+	hidden := row("psql", "/*pglead beat='1'*/")
+	hidden[seatOpened] = ""
+	if _, last, err := parseSeat(hidden); err != nil || last != (request{}) {
+		t.Errorf("a session that this role may not see has sent %+v, %v", last, err)
 	}
 	for _, column := range []int{1, 2, 6} {
 		bad := row("", "")
 		bad[column] = "x"
-		if s, err := parseSeat(bad); err == nil {
+		if s, _, err := parseSeat(bad); err == nil {
 			t.Errorf("a row with a bad column %d is %+v", column, s)
 		}
 	}

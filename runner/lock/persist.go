@@ -81,9 +81,9 @@ func (p *pauses) next(rank int, err error) time.Duration {
 		p.restart()
 	}
 	atFront := rank > 0 && rank <= mostWatchers
-	var refused *session.Error
+	var e *session.Error
 	switch {
-	case atFront && errors.As(err, &refused) && refused.Answered:
+	case atFront && errors.As(err, &e) && e.Rejected:
 		return p.front.Half()
 	case !atFront || time.Since(p.since) > frontFor:
 		return p.backoff.Half()
@@ -184,6 +184,6 @@ func (c *Candidate) warnOfLedger(s *session.Session) {
 }
 
 func isFull(err error) bool {
-	var refused *session.Error
-	return errors.As(err, &refused) && refused.Full
+	var e *session.Error
+	return errors.As(err, &e) && e.Full
 }

@@ -16,7 +16,7 @@ import (
 type outage struct {
 	began          time.Time
 	gone, starting time.Duration
-	refused        int // attempts while it started, each of which is a line in its log
+	rejected       int // attempts while it started, each of which is a line in its log
 	attempts       int
 }
 
@@ -28,9 +28,9 @@ func (o *outage) try() error {
 	case after < o.gone:
 		return session.Errorf(session.Unreachable, "", "connection refused")
 	case after < o.gone+o.starting:
-		o.refused++
+		o.rejected++
 		err := session.Errorf(session.Unreachable, "", "the database system is starting up")
-		err.Answered = true
+		err.Rejected = true
 		return err
 	}
 	return nil
@@ -44,7 +44,7 @@ func TestComingBack(t *testing.T) {
 		rank           int
 		gone, starting time.Duration
 		late           time.Duration
-		refused        int
+		rejected       int
 		attempts       int
 	}{
 		{1, time.Second, 0, 250 * time.Millisecond, 0, 10},
@@ -66,8 +66,8 @@ func TestComingBack(t *testing.T) {
 			if late := time.Since(o.began) - c.gone - c.starting; late > c.late {
 				t.Errorf("%+v: back %v after the server", c, late)
 			}
-			if o.refused > c.refused || o.attempts > c.attempts {
-				t.Errorf("%+v: %d attempts, %d while it started", c, o.attempts, o.refused)
+			if o.rejected > c.rejected || o.attempts > c.attempts {
+				t.Errorf("%+v: %d attempts, %d while it started", c, o.attempts, o.rejected)
 			}
 		})
 	}

@@ -29,7 +29,7 @@ import (
 //	line.heedWatch           ends the watch, and makes it time for a look
 //	line.look, followHolder  the look shows the same request: the holder has been silent for need
 //	line.endSilent           ends the session in a statement that finds the same request once more
-//	Evidence.NoteSilence     no command is alive that had started by then; noteSilence tells the ledger
+//	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger
 //	line.try, tryOften       takes the lock as soon as the server has freed it
 //	Bid.Settle               starts without a delay
 func (l *line) followHolder(ctx context.Context, found *look) error {
@@ -37,7 +37,8 @@ func (l *line) followHolder(ctx context.Context, found *look) error {
 		return nil
 	}
 	s, held := found.holderOf(l.of)
-	if !held || !s.Visible || s.Beat == 0 || s.Bound || s.Opened == "" {
+	last, speaks := found.requests[s.PID]
+	if !held || !speaks {
 		l.watched.reset()
 		if l.rank == 1 && found.holds(l.of) {
 			l.watchLock()
@@ -47,18 +48,24 @@ func (l *line) followHolder(ctx context.Context, found *look) error {
 		return nil
 	}
 	need := l.need(s, found)
-	if silent, again := l.watched.silence(s, found); again && silent >= need {
+	if silent, again := l.watched.silence(last, found); again && silent >= need {
 		l.unwatch()
-		return l.endSilent(ctx, s, found)
+		return l.endSilent(ctx, s, last, found)
 	}
-	return l.watchSpeaker(ctx, s, need)
+	if err := l.watchSpeaker(ctx, last, need); err != nil {
+		return err
+	}
+	if s.Token == 0 && s.PID != l.unnamed { // else it is of `each`, say, and never shows one
+		l.unnamed, l.lookAt = s.PID, time.Now().Add(namedAfter)
+	}
+	return nil
 }
 
 // need is how long a holder must have been silent: until its own command is dead, and
 // so are all that started before and may be alive. A busy machine may kill late: for that
 // there is as much again as the holder itself leaves for the kill, but no more than a second.
 // Each place in line adds to that, so that those before this one have their turn.
-func (l *line) need(s seat, found *look) time.Duration {
+func (l *line) need(s evidence.Seat, found *look) time.Duration {
 	delay := max(s.Delay, l.b.cfg.LockDelay)
 	for _, h := range l.b.heldBy(s.PID, found) {
 		delay = max(delay, h.Verdict().Delay)
@@ -81,17 +88,17 @@ func (b *Bid) heldBy(pid uint32, found *look) (heard []*evidence.Evidence) {
 
 // endSilent ends the session if it is still silent and this role may do so. If it may not,
 // the server will, and the command is just as dead.
-func (l *line) endSilent(ctx context.Context, s seat, found *look) error {
+func (l *line) endSilent(ctx context.Context, s evidence.Seat, last request, found *look) error {
 	heard := l.b.heldBy(s.PID, found)
 	var asOf []int
 	for _, h := range heard {
-		asOf = append(asOf, h.Looking())
+		asOf = append(asOf, h.AsOf())
 	}
 	n, err := l.b.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
 		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END)
 FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND pg_catalog.starts_with(query, '/*pglead beat=''%d'',')`,
-		s.PID, s.Opened, s.Changed, s.Beat))
+		last.pid, last.opened, last.changed, last.beat))
 	if err != nil {
 		return err
 	}
@@ -101,18 +108,18 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	}
 	l.b.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.PID)
 	for i, h := range heard {
-		h.NoteSilence(asOf[i], s.Seat)
+		h.NoteSilence(asOf[i], s)
 	}
 	if l.b.usesLedger() {
-		l.b.noteSilence(ctx, s, found)
+		l.b.recordSilence(ctx, s, found)
 	}
 	l.tryAt, l.burst = time.Now(), true
 	return nil
 }
 
-// noteSilence closes the ledger's run of a holder that was silent for as long as its
+// recordSilence closes the ledger's run of a holder that was silent for as long as its
 // command can live, for waiters that have not seen the silence.
-func (b *Bid) noteSilence(ctx context.Context, of seat, found *look) {
+func (b *Bid) recordSilence(ctx context.Context, of evidence.Seat, found *look) {
 	if of.Token == 0 {
 		return
 	}

@@ -18,7 +18,7 @@ import (
 //	                                gate                                                plan
 //	  as did the look before        up to triesWhatsFree all try at once                plan
 //	  after which a watch begins    the next look after two leases                      startWatch
-//	    of a holder without token   the next look after namedAfter                      watchSpeaker
+//	    of a holder without token   the next look after namedAfter                      followHolder
 //	  without a watch, or a try     the first tries after TryEvery                      tryLater
 //	started is heard                no try; the first few look after lookAtNew          decide
 //	  from a stranger               up to triesWhatsFree all look within lookAtOnce,
@@ -56,9 +56,9 @@ const namedAfter = 20 * time.Millisecond
 // plan decides by a look when to look again, and whether to try.
 func (l *line) plan(found *look, moved bool) {
 	now := time.Now()
-	l.looks = NextLook(found.rank, moved, l.looks, l.b.cfg.Session.Lease)
-	l.lookAt = now.Add(l.looks)
-	if l.rank <= triesWhatsFree && l.free >= 2 {
+	l.lookEvery = NextLook(found.rank, moved, l.lookEvery, l.b.cfg.Session.Lease)
+	l.lookAt = now.Add(l.lookEvery)
+	if l.rank <= triesWhatsFree && l.unheld >= 2 {
 		l.tryAt = now
 	}
 	if l.rank <= 1 && l.tryAt.IsZero() && l.b.cfg.Claim.Gate == nil && !found.holds(l.of) {
@@ -94,7 +94,7 @@ func (l *line) decide(events []evidence.Announcement) {
 	for _, e := range events {
 		switch e.Word {
 		case evidence.Started:
-			l.burst, l.free = false, 0
+			l.burst, l.unheld = false, 0
 			// A stranger's word doesn't cancel the try of those that look at once.
 			if l.rank > triesWhatsFree || l.b.trusts(e.PID) {
 				l.tryAt = time.Time{}

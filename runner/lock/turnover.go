@@ -56,7 +56,7 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	}
 	answers, err := s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
-		return session.Refused(err, "locks "+t.claim().String())
+		return session.Rejected(err, "locks "+t.claim().String())
 	}
 	var drawn session.Rows
 	if len(t.Next) > 0 {

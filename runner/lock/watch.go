@@ -25,7 +25,7 @@ import (
 type watch struct {
 	mu    sync.Mutex
 	count int              // of watches; an earlier one's answer may still come
-	last  seat             // the holder by its latest request that was seen; pid 0: none was
+	last  request          // the holder's latest that was seen; pid 0: none was
 	since boottime.Instant // when the first look that shows it was received
 	need  time.Duration    // how long the silence has to be, by the last whole look
 	is    watchState
@@ -49,13 +49,13 @@ const lookAfter = 150 * time.Millisecond
 type judge func(received boottime.Instant, row []string) (watchState, time.Duration)
 
 // watchSpeaker has the heartbeat watch a holder whose requests have numbers.
-func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) error {
+func (l *line) watchSpeaker(ctx context.Context, of request, need time.Duration) error {
 	name, err := l.prepareWatch(ctx)
 	if err != nil {
 		return err
 	}
-	beat := session.BeatEvery(l.b.cfg.Session.Lease)
-	every := beat
+	beatEvery := session.BeatEvery(l.b.cfg.Session.Lease)
+	every := beatEvery
 	if l.rank == 1 && l.b.s.Encrypted() {
 		// The holder's connection may be encrypted, too. Then the holder's guard can't say
 		// that its pglead was killed.
@@ -64,35 +64,32 @@ func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) err
 	next := func(age time.Duration) time.Duration {
 		// The holder's next request is due a fifth of its lease after the last. A look
 		// just after that counts the silence from its beginning.
-		if due := beat - age + lookAfter; due > 0 && due < beat+lookAfter {
+		if due := beatEvery - age + lookAfter; due > 0 && due < beatEvery+lookAfter {
 			return min(due, every)
 		}
 		return every
 	}
-	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, s.PID, l.rank == 1)
+	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, l.rank == 1)
 	w := &l.watched
 	l.startWatch(session.Heartbeat{Every: every, Request: session.Request{SQL: []string{sql}}}, need, func(received boottime.Instant, row []string) (watchState, time.Duration) {
-		state, age, left := w.compare(s, received, row)
+		state, age, left := w.compare(of, received, row)
 		switch silent := need - left; {
 		case state != watching:
 			return state, 0
 		case left == 0:
 			return watching, next(age)
-		case silent < beat-lookAfter:
-			return watching, min(every, beat-silent, left)
-		case silent < 2*beat: // its request is late, and may be about to come
-			return watching, min(beat/4, left)
+		case silent < beatEvery-lookAfter:
+			return watching, min(every, beatEvery-silent, left)
+		case silent < 2*beatEvery: // its request is late, and may be about to come
+			return watching, min(beatEvery/4, left)
 		}
 		return watching, min(every, left)
 	})
-	first := next(s.Age)
-	if s.Age < firstBeat { // that may have been its start, which this session has not heard
-		first = firstBeat - s.Age + lookAfter
+	first := next(of.age)
+	if of.age < firstBeat { // that may have been its start, which this session has not heard
+		first = firstBeat - of.age + lookAfter
 	}
 	l.b.s.BeatAt(min(boottime.Now().Add(first), w.over()))
-	if s.Token == 0 && s.PID != l.unnamed { // else it is of `each`, say, and never shows one
-		l.unnamed, l.lookAt = s.PID, time.Now().Add(namedAfter)
-	}
 	return nil
 }
 
@@ -125,23 +122,24 @@ FROM pg_catalog.pg_stat_get_activity($1)`, name, l.probeSQL()))
 func (w *watch) reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.last, w.since = seat{}, 0
+	w.last, w.since = request{}, 0
 }
 
 // silence is for how long a holder has been silent, if its latest request was seen before.
-func (w *watch) silence(s seat, found *look) (silent time.Duration, again bool) {
+func (w *watch) silence(last request, found *look) (silent time.Duration, again bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	since, again := w.sees(s, found.received)
+	since, again := w.sees(last, found.received)
 	return found.Sent.Sub(since), again
 }
 
 // sees notes a holder's latest request, and says since when that is seen and whether it
 // was seen before. The caller holds mu.
-func (w *watch) sees(s seat, received boottime.Instant) (since boottime.Instant, again bool) {
-	again = s.PID == w.last.PID && s.Opened == w.last.Opened && s.Changed == w.last.Changed && s.Beat == w.last.Beat
+func (w *watch) sees(last request, received boottime.Instant) (since boottime.Instant, again bool) {
+	last.age = 0 // it is another in each look
+	again = last == w.last
 	if !again {
-		w.last, w.since = s, received
+		w.last, w.since = last, received
 	}
 	return w.since, again
 }
@@ -149,15 +147,15 @@ func (w *watch) sees(s seat, received boottime.Instant) (since boottime.Instant,
 // compare compares an answer with those before it. Its results are, while the watch goes on,
 // the age of the holder's request or, if it is not the first that shows this one, the time
 // that is left until the holder was silent for long enough.
-func (w *watch) compare(of seat, received boottime.Instant, row []string) (state watchState, age, left time.Duration) {
-	if len(row) != 5 || row[0] != "f" || row[1] != of.Opened {
+func (w *watch) compare(of request, received boottime.Instant, row []string) (state watchState, age, left time.Duration) {
+	if len(row) != 5 || row[0] != "f" || row[1] != of.opened {
 		return shouldTry, 0, 0
 	}
 	d, _ := inspect.ParseDescription(row[4])
 	if d.Beat == 0 {
 		return shouldLook, 0, 0
 	}
-	of.Beat, of.Changed = d.Beat, row[2]
+	of.beat, of.changed = d.Beat, row[2]
 	since, again := w.sees(of, received)
 	if !again {
 		seconds, _ := strconv.ParseFloat(row[3], 64)

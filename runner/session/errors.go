@@ -25,7 +25,7 @@ type Kind int
 const (
 	BadDSN      Kind = iota + 1 // the connection string is wrong; nothing was tried
 	Unreachable                 // no server with room for us answered; trying again later may help
-	Denied                      // the server refused the login, the database or the lock
+	Denied                      // the server rejected the login, or a statement about the database or the lock
 	Unsafe                      // the server can't keep the promise, and never will
 	Standby                     // the server is not the primary, but may become it
 )
@@ -36,8 +36,8 @@ type Error struct {
 	Hint string // what the user can do about it, or empty
 	// Full says that a server answered and has no room now.
 	Full bool
-	// Answered says that a server answered, but did not let us in.
-	Answered bool
+	// Rejected says that a server answered, and rejected the login.
+	Rejected bool
 	err      error
 
 	passing bool           // the obstacle may pass by itself, although the kind says otherwise
@@ -64,30 +64,30 @@ func Crowded(text string) *Error {
 	return &Error{Kind: Unreachable, Full: true, err: errors.New(text)}
 }
 
-// Refused turns a server's refusal into an error that names what it refused.
-func Refused(err error, what string) error {
+// Rejected turns a server's error into one that names what the server rejected.
+func Rejected(err error, what string) error {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || errors.As(err, new(*LostError)) {
 		return err
 	}
-	e := refusal(pgErr)
+	e := rejection(pgErr)
 	e.err = fmt.Errorf("%s: %w", what, e.err)
 	return e
 }
 
-// refusal turns a server's refusal of a statement into an error.
-func refusal(pgErr *pgconn.PgError) *Error {
+// rejection is the error of a statement that the server has rejected.
+func rejection(pgErr *pgconn.PgError) *Error {
 	kind := Denied
 	if passes(pgErr) { // a pooler without a free connection, for one
 		kind = Unreachable
 	}
-	return &Error{Kind: kind, err: serverRefused{pgErr}}
+	return &Error{Kind: kind, err: serverError{pgErr}}
 }
 
-type serverRefused struct{ pg *pgconn.PgError }
+type serverError struct{ pg *pgconn.PgError }
 
-func (e serverRefused) Error() string { return ServerSays(e.pg) }
-func (e serverRefused) Unwrap() error { return e.pg }
+func (e serverError) Error() string { return ServerSays(e.pg) }
+func (e serverError) Unwrap() error { return e.pg }
 
 // Passing says whether the obstacle may go away by itself, so that a run that waits
 // should try again.
@@ -135,11 +135,11 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 	for i, a := range attempts {
 		// With sslmode=prefer the next attempt is without TLS, and that one's error
 		// counts.
-		if refusedTLS(a.cause) && i+1 < len(attempts) && attempts[i+1].host == a.host {
+		if offersNoTLS(a.cause) && i+1 < len(attempts) && attempts[i+1].host == a.host {
 			continue
 		}
 		e.Full = e.Full || full(a.cause)
-		e.Answered = e.Answered || errors.As(a.cause, new(*pgconn.PgError))
+		e.Rejected = e.Rejected || errors.As(a.cause, new(*pgconn.PgError))
 		text, kind, hint := describeAttempt(a.cause, cfg)
 		if len(configHosts(cfg)) > 1 && a.host != "" {
 			text = a.host + ": " + text
@@ -148,7 +148,7 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 			causes = append(causes, text)
 		}
 		// Of several obstacles, one that may pass decides, since it may hide the server
-		// that matters. But a refused login is final: pgconn tries no other host after it.
+		// that matters. But a rejected login is final: pgconn tries no other host after it.
 		if e.Kind == 0 || kind == Denied || kind == Unreachable && e.Kind != Denied {
 			e.Kind, e.Hint = kind, hint
 		}
@@ -211,7 +211,7 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 			"check sslrootcert, and that the host name is the one in the certificate"
 	case errors.As(err, &alert), errors.As(err, &recordErr):
 		return "TLS: " + innermost(err).Error(), Unreachable, ""
-	case refusedTLS(err):
+	case offersNoTLS(err):
 		return "the server does not offer TLS, which sslmode asks for", Unreachable,
 			"switch ssl on at the server; sslmode=disable gives up encryption"
 	case errors.Is(err, context.Canceled):
@@ -239,7 +239,7 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 	return innermost(err).Error(), Unreachable, ""
 }
 
-func refusedTLS(err error) bool {
+func offersNoTLS(err error) bool {
 	return strings.Contains(err.Error(), "server refused TLS connection")
 }
 

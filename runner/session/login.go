@@ -85,7 +85,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	var pgErr *pgconn.PgError
 	switch {
 	case !errors.As(err, &pgErr):
-	case pgErr.Code == "42501" && asked: // the same question later gets a refusal that names the lock
+	case pgErr.Code == "42501" && asked: // the same question later is rejected by an error that names the lock
 		cfg.FirstQuestion = ""
 		return checkLogin(ctx, pg, cfg)
 	case strings.HasPrefix(pgErr.Code, "42"):

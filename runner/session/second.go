@@ -263,7 +263,7 @@ func (s *Session) SecondError(err error) error {
 		return e
 	case e != nil:
 	case errors.As(err, &pgErr):
-		e = refusal(pgErr)
+		e = rejection(pgErr)
 	case errors.As(err, &lost):
 		e = &Error{Kind: Unreachable, err: errors.New(lost.Error())}
 	default:

@@ -54,7 +54,7 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr):
-		return nil, refusal(pgErr)
+		return nil, rejection(pgErr)
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case err != nil:

@@ -257,7 +257,7 @@ func (s *Session) read() {
 				ex.keepRow(msg.Values)
 			}
 		case *pgproto3.ErrorResponse:
-			s.refused(ex, pgconn.ErrorResponseToPgError(msg))
+			s.noteError(ex, pgconn.ErrorResponseToPgError(msg))
 		case *pgproto3.NotificationResponse:
 			s.hear(msg.PID, msg.Channel, msg.Payload)
 		case *pgproto3.NoticeResponse:
@@ -282,17 +282,17 @@ func (s *Session) disconnected(ex *exchange, err error) {
 		return
 	}
 	// Poolers end a session with a plain error.
-	if pgErr := ex.refusal(); pgErr != nil {
-		s.fail(fmt.Errorf("the server ended the session: %w", serverRefused{pgErr}))
+	if pgErr := ex.pgError(); pgErr != nil {
+		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
 	}
 	s.fail(s.broken(networkCause(err)))
 }
 
-// refused notes an error. The server says FATAL before it frees the session's locks, and
+// noteError notes what the server says is wrong. The server says FATAL before it frees the session's locks, and
 // closes the socket after that. So a FATAL is the loss, before the stream ends.
-func (s *Session) refused(ex *exchange, pgErr *pgconn.PgError) {
+func (s *Session) noteError(ex *exchange, pgErr *pgconn.PgError) {
 	if pgErr.SeverityUnlocalized == "FATAL" || pgErr.SeverityUnlocalized == "PANIC" {
-		s.fail(fmt.Errorf("the server ended the session: %w", serverRefused{pgErr}))
+		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
 	} else if ex != nil && ex.err == nil {
 		ex.err = pgErr
 	}
@@ -307,7 +307,7 @@ func (s *Session) ready(ex *exchange, txStatus byte) {
 			s.fail(errors.New("the server answered a question that nobody asked"))
 		}
 	case s.holding.Load() && txStatus != 'T': // an error ends a transaction and frees its locks, and the server goes on to answer
-		s.fail(transactionOver{ex.refusal()})
+		s.fail(transactionOver{ex.pgError()})
 	case ex.left > 1:
 		ex.left--
 		ex.answers = append(ex.answers, nil)
@@ -366,8 +366,8 @@ func (e transactionOver) Error() string {
 	return "the transaction that held the lock failed: " + ServerSays(e.pg)
 }
 
-// refusal is the server's error in answer to this request, or nil.
-func (ex *exchange) refusal() *pgconn.PgError {
+// pgError is the server's error in answer to this request, or nil.
+func (ex *exchange) pgError() *pgconn.PgError {
 	var pgErr *pgconn.PgError
 	if ex != nil {
 		errors.As(ex.err, &pgErr)

@@ -20,21 +20,21 @@ type endNotice struct {
 // the word speaks for.
 func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
-		if w.Word == Dead && e.isOwn(e.seen[w.PID]) {
-			e.forget(w, e.isUnconfirmed)
+		if w.Word == Dead && e.isOwn(w.PID) {
+			e.forget(w, func(s start) bool { return !e.isConfirmed(s) })
 		}
 		if w.applied || !e.isCredible(w) {
 			continue
 		}
 		e.ends[i].applied = true
-		isNews := e.fromHolder(w) || e.namesThis(w) || slices.ContainsFunc(e.starts, func(s start) bool { return e.discharges(w, s) && !e.isUnconfirmed(s) })
+		isNews := e.fromHolder(w) || e.namesThis(w) || slices.ContainsFunc(e.starts, func(s start) bool { return e.discharges(w, s) && e.isConfirmed(s) })
 		e.starts = slices.DeleteFunc(e.starts, func(s start) bool { return e.discharges(w, s) })
 		if !isNews { // it was said again, or is late
 			continue
 		}
 		switch {
 		case e.last == nil || w.Token > e.last.token:
-			e.last = &lastWord{token: w.Token, coversEarlier: w.CoversEarlier}
+			e.last = &lastEnd{token: w.Token, coversEarlier: w.CoversEarlier}
 		case w.Token == e.last.token && w.CoversEarlier: // before, the end was seen in the session's name
 			e.last.coversEarlier = true
 		}
@@ -49,7 +49,7 @@ func (e *Evidence) isCredible(w endNotice) bool {
 	if w.role != 0 && w.role != e.seen[w.PID].role {
 		return false
 	}
-	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s start) bool { return s.token == w.Token && !e.isUnconfirmed(s) }) {
+	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s start) bool { return s.token == w.Token && e.isConfirmed(s) }) {
 		return false
 	}
 	return e.trusts(w.PID)
@@ -58,17 +58,18 @@ func (e *Evidence) isCredible(w endNotice) bool {
 // trusts says whether a session was seen to hold the lock, or has the waiter's role, or
 // that of a holder whose command may be alive. All others may be strangers.
 func (e *Evidence) trusts(pid uint32) bool {
-	speaker, known := e.seen[pid]
-	return known && (speaker.held || e.isOwn(speaker) || slices.ContainsFunc(e.starts, func(s start) bool {
-		return e.seen[s.pid].held && sameRole(e.seen[s.pid], speaker)
-	}))
+	return e.seen[pid].held || e.isOwn(pid) || slices.ContainsFunc(e.starts, func(s start) bool {
+		return e.seen[s.pid].held && e.sameRole(s.pid, pid)
+	})
 }
 
-// isOwn says whether a session has the waiter's role.
-func (e *Evidence) isOwn(s sighting) bool { return sameRole(s, sighting{role: e.own}) }
+// isOwn says whether a session is known to have the waiter's role.
+func (e *Evidence) isOwn(pid uint32) bool { return e.own != 0 && e.seen[pid].role == e.own }
 
 // sameRole says whether two sessions are known to have the same role.
-func sameRole(a, b sighting) bool { return a.role != 0 && a.role == b.role }
+func (e *Evidence) sameRole(a, b uint32) bool {
+	return e.seen[a].role != 0 && e.seen[a].role == e.seen[b].role
+}
 
 // fromHolder says whether the lock's holder said a word, so that every tenure that was known
 // before is an earlier one. Any other word may be late, or repeated: it concerns the tokens up
@@ -94,8 +95,7 @@ func (e *Evidence) discharges(w endNotice, s start) bool {
 // session of the same role. A session of the waiter's role may say the end of any tenure, and a
 // session that was seen to hold the lock that of a tenure whose session isn't known.
 func (e *Evidence) maySpeakFor(pid uint32, s start) bool {
-	speaker := e.seen[pid]
-	return s.pid == pid || e.isOwn(speaker) || sameRole(e.seen[s.pid], speaker) || s.pid == 0 && speaker.held
+	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.pid == 0 && e.seen[pid].held
 }
 
 // reaches says whether a word speaks of this tenure. A word for all earlier tenures reaches those
@@ -143,16 +143,17 @@ func (e *Evidence) Unverified() (pids []uint32) {
 	return pids
 }
 
-// NoteRole notes the role of a session that has spoken, or, if it was not found, that the session
-// is gone. The clean of a session that is gone, or that is not trusted, cancels the start that
-// the same session announced, and does nothing else: a stranger's start is none to wait for.
-func (e *Evidence) NoteRole(pid, role uint32, found bool) {
+// NoteRole notes the role of a session that has spoken; with 0 that it is gone. The clean of a
+// session that is gone, or that is not trusted, cancels the start that the same session announced,
+// and does nothing else: a stranger's start is none to wait for.
+func (e *Evidence) NoteRole(pid, role uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if _, known := e.seen[pid]; !found && !known {
+	gone := role == 0
+	if _, known := e.seen[pid]; gone && !known {
 		e.seen[pid] = sighting{} // it isn't asked for again before it says more
 	}
-	if found {
+	if !gone {
 		e.seen[pid] = sighting{role: role}
 		for i, w := range e.ends {
 			if w.PID == pid {
@@ -167,7 +168,7 @@ func (e *Evidence) NoteRole(pid, role uint32, found bool) {
 			e.last.at = boottime.Now()
 		}
 	}
-	if !found {
+	if gone {
 		e.ends = slices.DeleteFunc(e.ends, func(w endNotice) bool { return w.PID == pid })
 	}
 }

@@ -15,14 +15,14 @@ func TestGone(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	h.says(stranger, Dead, 5)
-	h.Saw(&Look{Role: ours, Holders: []Seat{gone}, Line: []Seat{{PID: stranger}}, Sent: boottime.Now().Add(time.Second)}, lockkey.ID{Number: 7}, h.Looking())
+	h.Saw(&Look{Role: ours, Holders: []Seat{gone}, Line: []Seat{{PID: stranger}}, Sent: boottime.Now().Add(time.Second)}, lockkey.ID{Number: 7}, h.AsOf())
 	h.wants("a stranger's dead, and both are caught", theirDelay, true)
 
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	h.looks(gone)
 	h.says(speaker, Dead, 5)
-	h.NoteRole(speaker, theirs, true)
+	h.NoteRole(speaker, theirs)
 	h.wants("a dead of the role that the holder had", 0, true)
 }
 
@@ -33,7 +33,7 @@ func TestNeed(t *testing.T) {
 	unseen := holds(second, theirs, started)
 	unseen.Delay = 0 // of another role, its statement isn't visible
 	for name, known := range map[string]struct{ before, after func(told) }{
-		"asked for its role":   {after: func(h told) { h.NoteRole(second, ours, true) }},
+		"asked for its role":   {after: func(h told) { h.NoteRole(second, ours) }},
 		"seen with the lock":   {after: func(h told) { h.looks(unseen) }},
 		"the other way around": {before: func(h told) { h.looks(unseen) }},
 		"known from the line": {before: func(h told) {
@@ -47,7 +47,7 @@ func TestNeed(t *testing.T) {
 		}
 		h.says(second, Started, started)
 		if known.after != nil {
-			h.NoteRole(stranger, nobody, true)
+			h.NoteRole(stranger, nobody)
 			h.wants(name+", not yet", testDelay, true)
 			known.after(h)
 		}
@@ -82,14 +82,14 @@ func TestBrief(t *testing.T) {
 		return h
 	}
 	for name, then := range map[string]func(told){
-		"it is gone":                      func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0, false) },
-		"it is of another role":           func(h told) { h.says(second, Clean, 7); h.NoteRole(second, nobody, true) },
-		"it ends after a try was refused": func(h told) { h.NoteRole(second, ours, true); h.NoteRefusal(longAfter()); h.says(second, Clean, 7) },
-		"it is gone as a try is refused":  func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0, false); h.NoteRefusal(boottime.Now()) },
+		"it is gone":                      func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0) },
+		"it is of another role":           func(h told) { h.says(second, Clean, 7); h.NoteRole(second, nobody) },
+		"it ends after a try was refused": func(h told) { h.NoteRole(second, ours); h.NoteRefusal(longAfter()); h.says(second, Clean, 7) },
+		"it is gone as a try is refused":  func(h told) { h.says(second, Clean, 7); h.NoteRole(second, 0); h.NoteRefusal(boottime.Now()) },
 		"it was torn, and its role says that it is dead": func(h told) {
-			h.NoteRole(second, 0, false)
+			h.NoteRole(second, 0)
 			h.says(speaker, Dead, 7)
-			h.NoteRole(speaker, ours, true)
+			h.NoteRole(speaker, ours)
 		},
 	} {
 		h := begun(t)
@@ -97,14 +97,14 @@ func TestBrief(t *testing.T) {
 		h.wants(name, 0, true)
 	}
 	h := begun(t)
-	h.NoteRole(second, 0, false)
+	h.NoteRole(second, 0)
 	h.says(speaker, Dead, 7)
-	h.NoteRole(speaker, nobody, true)
+	h.NoteRole(speaker, nobody)
 	h.wants("a stranger says that it is dead", testDelay, true)
 	h = begun(t)
-	h.NoteRole(second, 0, false)
+	h.NoteRole(second, 0)
 	h.says(speaker, Dead, 8)
-	h.NoteRole(speaker, ours, true)
+	h.NoteRole(speaker, ours)
 	h.wants("another is dead", testDelay, true)
 }
 
@@ -136,7 +136,7 @@ func TestLateUnlock(t *testing.T) {
 	// Nor does a word that doesn't count speak for one that gets its number.
 	h = newTold(t)
 	h.says(second, Clean, 6)
-	h.NoteRole(second, nobody, true)
+	h.NoteRole(second, nobody)
 	h.looks(holds(second, theirs, 6))
 	h.wants("a stranger said it", theirDelay, true)
 }
@@ -157,12 +157,12 @@ func TestCoverage(t *testing.T) {
 func TestBeforeMark(t *testing.T) {
 	dead := func(h told) {
 		h.says(speaker, Dead, 5)
-		h.NoteRole(speaker, ours, true)
+		h.NoteRole(speaker, ours)
 	}
 	clean := func(h told) { h.says(holder, Clean, 5) }
 	namedByAnother := func(h told) {
 		h.says(second, Clean, 6, named)
-		h.NoteRole(second, ours, true)
+		h.NoteRole(second, ours)
 	}
 	seen := func(h told) { h.looks(holds(holder, theirs, 5)) }
 	mark := func(h told) { h.NoteMark() }

@@ -33,9 +33,10 @@ import (
 //	ended    running          ended           –                 running     ended
 //
 // A try counts as refused if it comes FreeAfterClean after the last word, or later: before that
-// the holder may not have freed the lock yet. In quiet there is no start to discharge. Only two kinds of clean end it: that of a session that
-// was seen to hold the lock, which has overtaken the look, and one that names this waiter. If a start is heard while a silent session is
-// being ended, the state stays running. A start that is forgotten (forget) counts as never heard.
+// the holder may not have freed the lock yet. In quiet there is no start to discharge. Only two
+// kinds of clean end it: that of a session that was seen to hold the lock, which has overtaken the
+// look, and one that names this waiter. If a start is heard while a silent session is being ended,
+// the state stays running. A start that is forgotten (forget) counts as never heard.
 //
 // A waiter that is granted the lock starts at once in the state ended. In the other two it
 // holds the lock for the delay before it starts. Before the waiter's mark is taken, the state is
@@ -57,7 +58,7 @@ type Evidence struct {
 	ends     []endNotice         // the latest ones
 	seen     map[uint32]sighting // sessions that hold the lock, wait for it or have spoken
 	own      uint32              // the role of this session; 0 until it is known
-	last     *lastWord           // nil: none was applied
+	last     *lastEnd            // nil: none is known
 	silenced Seat                // the last silent holder, for as long as its session has the lock
 }
 
@@ -70,8 +71,8 @@ type start struct {
 	noted int           // seq when it was noted
 }
 
-// lastWord is the end of the latest tenure that is known to have ended, by a word or by silence.
-type lastWord struct {
+// lastEnd is the end of the latest tenure that is known to have ended, by a word or by silence.
+type lastEnd struct {
 	token         int64
 	coversEarlier bool             // all earlier tenures have ended, too
 	named         bool             // it named this waiter, whose mark was taken by then
@@ -137,7 +138,7 @@ func (e *Evidence) note(a Announcement) {
 // outlives nine tenths of the lease, whatever its lost-grace is. An unconfirmed start owes
 // nothing: because of it the waiter waits for its own delay, as it does because of any start.
 func (e *Evidence) owed(s start) time.Duration {
-	if s.pid == overflow || e.trusts(s.pid) {
+	if e.isConfirmed(s) {
 		return min(s.need, e.lease)
 	}
 	return 0
@@ -156,9 +157,9 @@ const overflow = math.MaxUint32
 // it over.
 func (e *Evidence) begin(s start) {
 	s.noted = e.seq
-	unconfirmed := e.isUnconfirmed(s)
+	confirmed := e.isConfirmed(s)
 	e.starts = slices.DeleteFunc(e.starts, func(known start) bool {
-		if known.pid != s.pid && (known.pid != 0 || unconfirmed) {
+		if known.pid != s.pid && (known.pid != 0 || !confirmed) {
 			return false
 		}
 		s.token, s.need = max(s.token, known.token), max(s.need, known.need)
@@ -204,10 +205,10 @@ func (e *Evidence) NoteMark() {
 	}
 }
 
-// isUnconfirmed says whether a start is known only from its own session, which may be a
+// isConfirmed says whether a start is known from more than its own session, which may be a
 // stranger's.
-func (e *Evidence) isUnconfirmed(s start) bool {
-	return s.pid != 0 && s.pid != overflow && !e.trusts(s.pid)
+func (e *Evidence) isConfirmed(s start) bool {
+	return s.pid == 0 || s.pid == overflow || e.trusts(s.pid)
 }
 
 // FreeAfterClean is how long after the announcement of a clean end, which precedes the
@@ -219,8 +220,7 @@ const FreeAfterClean = 150 * time.Millisecond
 func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	confirmed := func(s start) bool { return !e.isUnconfirmed(s) }
-	if e.last == nil || slices.ContainsFunc(e.starts, confirmed) || at.Sub(e.last.at) < FreeAfterClean || e.silenced.PID != 0 {
+	if e.last == nil || slices.ContainsFunc(e.starts, e.isConfirmed) || at.Sub(e.last.at) < FreeAfterClean || e.silenced.PID != 0 {
 		return false
 	}
 	e.seq++
@@ -228,22 +228,16 @@ func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	return true
 }
 
-// Looking is called before a look is sent, or a silent session is ended. Its result is the
-// asOf of Saw or NoteSilence.
-func (e *Evidence) Looking() (asOf int) {
+// AsOf is the asOf of Saw, asked for before the look is sent, and of NoteSilence, before the
+// silent session is ended.
+func (e *Evidence) AsOf() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.seq
 }
 
-// Saw notes what a look has shown; asOf is what Looking returned before the look was sent.
+// Saw notes what a look has shown; asOf is what AsOf was before the look was sent.
 // The session's reader calls it, in the order of all that the server says.
-//
-// A word may have overtaken the look, or the look may have come between a holder's word and the
-// holder's unlock, when its session may be gone from all but the list of locks. The tenure that
-// the word ended doesn't begin again. A later tenure of that session is noted by its own start.
-// If the holder still shows the token that it has ended, it has had the lock ever since,
-// however late its unlock is: it is the holder that refused the tries.
 func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -260,39 +254,47 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 	silenced := e.silenced
 	e.silenced = Seat{}
 	for _, s := range l.Holders {
-		if s.ID != id {
-			continue
-		}
-		if s.PID == silenced.PID && s.Opened == silenced.Opened {
+		switch {
+		case s.ID != id:
+		case s.PID == silenced.PID && s.Opened == silenced.Opened:
 			e.silenced = silenced
-			continue
+		default:
+			e.sawHolder(s, asOf, l.Sent)
 		}
-		e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: true} // a session that is going has no role any more
-		isOver := func(w endNotice) bool {
-			return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || l.Sent.Sub(w.at) < FreeAfterClean)
-		}
-		lateUnlock := func(w endNotice) bool {
-			return w.Word == Clean && w.PID == s.PID && w.applied && s.Token != 0 && s.Token == w.Token
-		}
-		if i := slices.IndexFunc(e.ends, lateUnlock); i >= 0 {
-			said := e.ends[i].noted
-			e.starts = slices.DeleteFunc(e.starts, func(known start) bool { return known.pid == 0 && known.noted > said })
-			continue
-		}
-		if e.shared && s.Shared || slices.ContainsFunc(e.ends, isOver) {
-			continue
-		}
-		if s.Ended && s.Token != 0 {
-			e.note(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
-			continue
-		}
-		e.begin(start{pid: s.PID, token: s.Token, need: s.Delay})
 	}
 	e.applyWords()
 }
 
+// sawHolder notes a holder that a look has shown.
+//
+// A word may have overtaken the look, or the look may have come between the holder's word and
+// its unlock, when its session may be gone from all but the list of locks. The tenure that
+// the word ended doesn't begin again. A later tenure of that session is noted by its own start.
+// If the holder still shows the token that it has ended, it has had the lock ever since,
+// however late its unlock is: it is the holder that refused the tries.
+func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
+	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: true} // a session that is going has no role any more
+	isOver := func(w endNotice) bool {
+		return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || sent.Sub(w.at) < FreeAfterClean)
+	}
+	unlocksLate := func(w endNotice) bool {
+		return w.Word == Clean && w.PID == s.PID && w.applied && s.Token != 0 && s.Token == w.Token
+	}
+	late := slices.IndexFunc(e.ends, unlocksLate)
+	switch {
+	case late >= 0:
+		said := e.ends[late].noted
+		e.starts = slices.DeleteFunc(e.starts, func(known start) bool { return known.pid == 0 && known.noted > said })
+	case e.shared && s.Shared, slices.ContainsFunc(e.ends, isOver):
+	case s.Ended && s.Token != 0:
+		e.note(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
+	default:
+		e.begin(start{pid: s.PID, token: s.Token, need: s.Delay})
+	}
+}
+
 // NoteSilence notes that a holder was silent for as long as its command can live: no command
-// is alive that had started when Looking returned asOf.
+// is alive that had started by asOf.
 //
 // The holder's session may have the lock for a while longer: if this role may not end that
 // session, the server will.
@@ -301,13 +303,13 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 	defer e.mu.Unlock()
 	e.silenced = s
 	if e.last == nil {
-		e.last = &lastWord{}
+		e.last = &lastEnd{}
 	}
 	e.last.coversEarlier = true
-	e.starts = slices.DeleteFunc(e.starts, func(s start) bool {
-		over := s.noted <= asOf
-		if over && s.pid != overflow {
-			e.last.token = max(e.last.token, s.token)
+	e.starts = slices.DeleteFunc(e.starts, func(known start) bool {
+		over := known.noted <= asOf
+		if over && known.pid != overflow {
+			e.last.token = max(e.last.token, known.token)
 		}
 		return over
 	})

@@ -66,9 +66,9 @@ func holds(pid uint32, role uint32, token int64) Seat {
 }
 
 // looks shows these holders. The look was sent long after all that was heard.
-func (h told) looks(holders ...Seat) { h.shows(h.Looking(), FreeAfterClean, holders...) }
+func (h told) looks(holders ...Seat) { h.shows(h.AsOf(), FreeAfterClean, holders...) }
 
-// shows shows these holders. The look was sent when Looking returned asOf, and later than
+// shows shows these holders. The look was sent when AsOf was asOf, and later than
 // now by that much.
 func (h told) shows(asOf int, later time.Duration, holders ...Seat) {
 	h.Saw(&Look{Role: ours, Holders: holders, Sent: boottime.Now().Add(later)}, lockkey.ID{Number: 7}, asOf)
@@ -100,8 +100,8 @@ func TestStates(t *testing.T) {
 		return isQuiet
 	}
 	refused := func(h told) { h.NoteRefusal(longAfter()) }
-	silent := func(h told) { h.NoteSilence(h.Looking(), Seat{}) }
-	verify := func(h told, pid uint32) { h.NoteRole(pid, ours, true) }
+	silent := func(h told) { h.NoteSilence(h.AsOf(), Seat{}) }
+	verify := func(h told, pid uint32) { h.NoteRole(pid, ours) }
 	for _, tt := range []struct {
 		name string
 		from func(told)
@@ -116,11 +116,11 @@ func TestStates(t *testing.T) {
 		{"quiet, a repeated word", quiet, func(h told) { h.says(speaker, Clean, 6); verify(h, speaker) }, isQuiet},
 		{"quiet, a holder that was not seen names this waiter", quiet, func(h told) { h.says(speaker, Clean, 6, named); verify(h, speaker) }, isEnded},
 		{"quiet, the same for itself alone", quiet, func(h told) { h.says(speaker, Clean, 6, named, alone); verify(h, speaker) }, isQuiet},
-		{"quiet, a stranger names this waiter", quiet, func(h told) { h.says(stranger, Clean, 6, named); h.NoteRole(stranger, nobody, true) }, isQuiet},
+		{"quiet, a stranger names this waiter", quiet, func(h told) { h.says(stranger, Clean, 6, named); h.NoteRole(stranger, nobody) }, isQuiet},
 		{"quiet, a last word names this waiter", quiet, func(h told) { h.says(speaker, Dead, 6, named); verify(h, speaker) }, isQuiet},
 		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, Dead, 6) }, isQuiet},
 		{"quiet, a holder's word overtakes the look", quiet, func(h told) {
-			asOf := h.Looking()
+			asOf := h.AsOf()
 			h.says(holder, Clean, 5)
 			h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
 		}, isEnded},
@@ -141,7 +141,7 @@ func TestStates(t *testing.T) {
 		{"running, refused", running, refused, isRunning},
 		{"running, silent", running, silent, isEnded},
 		{"running, silent, and meanwhile somebody starts", running, func(h told) {
-			asOf := h.Looking()
+			asOf := h.AsOf()
 			h.says(second, Started, 6)
 			h.NoteSilence(asOf, Seat{})
 		}, isRunning},
@@ -150,7 +150,7 @@ func TestStates(t *testing.T) {
 		{"running, but only by a stranger that ends, too", quiet, func(h told) {
 			h.says(stranger, Started, 9)
 			h.says(stranger, Clean, 9)
-			h.NoteRole(stranger, nobody, true)
+			h.NoteRole(stranger, nobody)
 		}, isQuiet},
 		{"ended, a start", ended, func(h told) { h.says(second, Started, 6) }, isRunning},
 		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
@@ -177,7 +177,7 @@ func TestUnnamed(t *testing.T) {
 	h := marked(t, New(0, testDelay, testLease, false))
 	h.looks()
 	h.says(speaker, Clean, 6)
-	h.NoteRole(speaker, ours, true)
+	h.NoteRole(speaker, ours)
 	h.wants("a clean end of a session that was not seen", testDelay, true)
 }
 
@@ -213,12 +213,12 @@ func TestDelays(t *testing.T) {
 func TestOrders(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	asOf := h.Looking()
+	asOf := h.AsOf()
 	h.says(holder, Clean, 5)
 	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the look", 0, true)
 
-	asOf = h.Looking()
+	asOf = h.AsOf()
 	h.says(holder, Started, 6)
 	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
 	h.wants("the look shows an older token than was heard of", theirDelay, true)
@@ -232,13 +232,13 @@ func TestOrders(t *testing.T) {
 	h.wants("the look is later than the word", theirDelay, true)
 
 	h = newTold(t)
-	asOf = h.Looking()
+	asOf = h.AsOf()
 	h.says(holder, Clean, 5) // nothing was known of it yet
 	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the first look", 0, true)
 
 	h = newTold(t)
-	asOf = h.Looking()
+	asOf = h.AsOf()
 	h.says(holder, Clean, 5)
 	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 6))
 	h.wants("the look shows a later tenure", theirDelay, true)
@@ -250,7 +250,7 @@ func TestOrders(t *testing.T) {
 			h := newTold(t)
 			h.looks(holds(holder, theirs, 5))
 			said(h)
-			h.shows(h.Looking(), 0, shown)
+			h.shows(h.AsOf(), 0, shown)
 			return h
 		}
 		h = between(func(h told) { h.says(holder, Clean, 5) })

@@ -64,7 +64,11 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		h.Saw(l, lockkey.ID{Number: 7}, asOf)
 	case 6:
 		for _, pid := range h.Unverified() {
-			h.NoteRole(pid, fuzzRole(pid), what&1 != 0)
+			role := uint32(0) // the session is gone
+			if what&1 != 0 {
+				role = fuzzRole(pid)
+			}
+			h.NoteRole(pid, role)
 		}
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -97,7 +101,7 @@ func FuzzEvidence(f *testing.F) {
 		var sinces [2]int
 		for n := 0; len(steps) >= 3 && n < fuzzMostSteps; n, steps = n+1, steps[3:] {
 			if steps[0]&0x80 == 0 { // else the look to come was sent before this
-				sinces = [2]int{with.Looking(), without.Looking()}
+				sinces = [2]int{with.AsOf(), without.AsOf()}
 			}
 			fuzzStep(with, steps, sinces[0], true)
 			fuzzStep(without, steps, sinces[1], false)

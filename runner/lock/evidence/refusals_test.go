@@ -34,7 +34,7 @@ func TestSilence(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	h.looks(holds(second, theirs, 6))
-	h.NoteSilence(h.Looking(), Seat{})
+	h.NoteSilence(h.AsOf(), Seat{})
 	h.wants("the holder has been silent", 0, true)
 	h.says(third, Started, 7)
 	h.wants("and then somebody starts", testDelay, true)
@@ -42,7 +42,7 @@ func TestSilence(t *testing.T) {
 	// The session's end lets another have the lock before its answer is read.
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
-	since := h.Looking()
+	since := h.AsOf()
 	h.says(third, Started, 7)
 	h.NoteSilence(since, Seat{})
 	h.wants("somebody has started while the session was being ended", testDelay, true)
@@ -53,11 +53,11 @@ func TestSilence(t *testing.T) {
 	for i := range uint32(mostStarts) {
 		h.says(1000+i, Started, int64(10+i))
 	}
-	since = h.Looking()
+	since = h.AsOf()
 	h.says(third, Started, 100)
 	h.NoteSilence(since, Seat{})
 	h.wants("one of many has started while the session was being ended", theirDelay, true)
-	h.NoteSilence(h.Looking(), Seat{})
+	h.NoteSilence(h.AsOf(), Seat{})
 	h.wants("all of many had started before", 0, true)
 	if h.KnowsDead(101) {
 		t.Error("a later tenure is taken for dead")
@@ -97,7 +97,7 @@ func TestIsBounded(t *testing.T) {
 		t.Errorf("%d starts are remembered", len(h.starts))
 	}
 	h.says(speaker, Dead, 1<<62)
-	h.NoteRole(speaker, ours, true)
+	h.NoteRole(speaker, ours)
 	h.says(speaker, Clean, math.MaxInt64)
 	if v := h.Verdict(); v.Delay == 0 {
 		t.Error("what was forgotten is taken for ended")

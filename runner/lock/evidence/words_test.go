@@ -29,7 +29,7 @@ func TestCounts(t *testing.T) {
 		if got := h.Unverified(); len(got) != 1 || got[0] != speaker {
 			t.Errorf("%s: unverified %v", tt.name, got)
 		}
-		h.NoteRole(speaker, tt.role, tt.role != 0)
+		h.NoteRole(speaker, tt.role)
 		h.wants(tt.name, tt.want, true)
 		if h.Trusts(speaker) != (tt.want == 0) && len(h.starts) > 0 {
 			t.Errorf("%s: credible %v", tt.name, h.Trusts(speaker))
@@ -50,7 +50,7 @@ func TestCounts(t *testing.T) {
 	// A word that was said before anybody was seen counts from then on.
 	h = newTold(t)
 	h.says(speaker, Dead, 5)
-	h.NoteRole(speaker, theirs, true)
+	h.NoteRole(speaker, theirs)
 	h.wants("nobody of that role has held it", testDelay, true)
 	h.looks(holds(second, theirs, 0))
 	h.wants("the word is older than what is seen", theirDelay, true)
@@ -97,16 +97,16 @@ func TestDischarges(t *testing.T) {
 		covers bool
 	}{
 		{"a covering word of the later", func(h told) { h.says(second, Clean, 6) }, 0, true},
-		{"a covering dead of the later", func(h told) { h.says(speaker, Dead, 6); h.NoteRole(speaker, theirs, true) }, 0, true},
+		{"a covering dead of the later", func(h told) { h.says(speaker, Dead, 6); h.NoteRole(speaker, theirs) }, 0, true},
 		{"a word of the later for itself", func(h told) { h.says(second, Clean, 6, alone) }, theirDelay, true},
-		{"a dead of the later for itself", func(h told) { h.says(speaker, Dead, 6, alone); h.NoteRole(speaker, theirs, true) }, theirDelay, true},
+		{"a dead of the later for itself", func(h told) { h.says(speaker, Dead, 6, alone); h.NoteRole(speaker, theirs) }, theirDelay, true},
 		{"a word of the earlier", func(h told) { h.says(holder, Clean, 5) }, theirDelay, true},
 		{"each for itself", func(h told) { h.says(holder, Clean, 5, alone); h.says(second, Clean, 6, alone) }, 0, false},
 		{"the later for itself, then the earlier", func(h told) { h.says(second, Clean, 6, alone); h.says(holder, Clean, 5) }, 0, false},
 		{"a word of a token between", func(h told) { h.says(second, Clean, 5) }, theirDelay, true},
-		{"a word of one that was not known", func(h told) { h.says(speaker, Clean, 7); h.NoteRole(speaker, theirs, true) }, 0, true},
-		{"the same, for itself", func(h told) { h.says(speaker, Clean, 7, alone); h.NoteRole(speaker, theirs, true) }, theirDelay, true},
-		{"another's word of one that was not known", func(h told) { h.says(speaker, Dead, 7); h.NoteRole(speaker, theirs, true) }, theirDelay, true},
+		{"a word of one that was not known", func(h told) { h.says(speaker, Clean, 7); h.NoteRole(speaker, theirs) }, 0, true},
+		{"the same, for itself", func(h told) { h.says(speaker, Clean, 7, alone); h.NoteRole(speaker, theirs) }, theirDelay, true},
+		{"another's word of one that was not known", func(h told) { h.says(speaker, Dead, 7); h.NoteRole(speaker, theirs) }, theirDelay, true},
 		{"a word of one that has waited for less than the others need", func(h told) {
 			h.says(third, Started, 7)
 			h.looks(holds(third, theirs, 7))
@@ -127,7 +127,7 @@ func TestDischarges(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 0))
 	h.says(speaker, Dead, 5, alone)
-	h.NoteRole(speaker, theirs, true)
+	h.NoteRole(speaker, theirs)
 	h.wants("unknown token, another's word for itself", theirDelay, true)
 	h.says(holder, Clean, 6, alone)
 	h.wants("unknown token, its own word", 0, false)
@@ -138,7 +138,7 @@ func TestDischarges(t *testing.T) {
 		h = newTold(t)
 		h.looks(holds(holder, theirs, 0))
 		h.says(speaker, e, 5)
-		h.NoteRole(speaker, ours, true)
+		h.NoteRole(speaker, ours)
 		h.wants("unknown token, a word that may be late", theirDelay, true)
 
 		h = newTold(t)
@@ -146,14 +146,14 @@ func TestDischarges(t *testing.T) {
 		h.says(holder, Clean, 5)
 		h.NoteRefusal(boottime.Now().Add(FreeAfterClean))
 		h.says(speaker, e, 5)
-		h.NoteRole(speaker, ours, true)
+		h.NoteRole(speaker, ours)
 		h.wants("somebody has the lock, and nobody knows who", testDelay, true)
 	}
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	h.says(holder, Clean, 5, alone)
 	h.says(speaker, Dead, 3)
-	h.NoteRole(speaker, ours, true)
+	h.NoteRole(speaker, ours)
 	h.wants("one that speaks for itself, and then a late word", 0, false)
 
 	// A later start of the same session is another tenure.
@@ -174,7 +174,7 @@ func TestForeignBetween(t *testing.T) {
 	again := func(h told) {
 		h.says(holder, Clean, 5)
 		h.says(speaker, Dead, 5)
-		h.NoteRole(speaker, ours, true)
+		h.NoteRole(speaker, ours)
 		h.says(second, Clean, 4)
 	}
 	for name, between := range map[string]func(told){
@@ -205,7 +205,7 @@ func TestPassingNewcomer(t *testing.T) {
 	if got := h.Unverified(); len(got) != 1 || got[0] != second {
 		t.Fatalf("unverified %v", got)
 	}
-	h.NoteRole(second, ours, true)
+	h.NoteRole(second, ours)
 	h.says(second, Clean, 6, alone)
 	h.wants("it has ended", 0, false)
 
@@ -215,7 +215,7 @@ func TestPassingNewcomer(t *testing.T) {
 			t.Fatalf("unverified %v", got)
 		}
 	}
-	h.NoteRole(third, 0, false)
+	h.NoteRole(third, 0)
 	if got := h.Unverified(); len(got) != 0 {
 		t.Errorf("one that is gone is asked for again: %v", got)
 	}
@@ -225,7 +225,7 @@ func TestPassingNewcomer(t *testing.T) {
 	if got := h.Unverified(); len(got) != 1 || got[0] != third {
 		t.Errorf("it has said more, and unverified are %v", got)
 	}
-	h.NoteRole(third, 0, false)
+	h.NoteRole(third, 0)
 	h.wants("its end, which counts for its own start alone", 0, false)
 }
 
@@ -240,7 +240,7 @@ func TestPassingStranger(t *testing.T) {
 		h.looks(holds(holder, theirs, 5))
 		h.says(stranger, Started, 9)
 		says(h)
-		h.NoteRole(stranger, 0, false)
+		h.NoteRole(stranger, 0)
 		h.wants(name+", beside a holder", theirDelay, true)
 
 		h = newTold(t)
@@ -251,7 +251,7 @@ func TestPassingStranger(t *testing.T) {
 			t.Errorf("%s: somebody has the lock, and only a stranger says who", name)
 		}
 		says(h)
-		h.NoteRole(stranger, 0, false)
+		h.NoteRole(stranger, 0)
 		h.wants(name+", while somebody unknown has the lock", testDelay, true)
 	}
 
@@ -259,7 +259,7 @@ func TestPassingStranger(t *testing.T) {
 	h := newTold(t)
 	h.says(stranger, Started, 5)
 	h.says(speaker, Dead, 5)
-	h.NoteRole(speaker, ours, true)
+	h.NoteRole(speaker, ours)
 	h.wants("a late word, for a start that a stranger said", testDelay, true)
 }
 
