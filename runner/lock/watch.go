@@ -86,8 +86,8 @@ func (l *line) watchSpeaker(ctx context.Context, s seat, need time.Duration) err
 		return watching, min(every, left)
 	})
 	first := next(s.Age)
-	if s.Age < firstBeat { // that may have been its start, which this session has not heard
-		first = firstBeat - s.Age + lookAfter
+	if s.Age < FirstBeat { // that may have been its start, which this session has not heard
+		first = FirstBeat - s.Age + lookAfter
 	}
 	l.b.s.BeatAt(min(boottime.Now().Add(first), w.over()))
 	if s.Token == 0 && s.PID != l.unnamed { // else it is of `each`, say, and never shows one
@@ -213,7 +213,7 @@ func (l *line) startWatch(h session.Heartbeat, need time.Duration, judge judge) 
 		nudge(b.news)
 	}
 	b.s.SetHeartbeat(h)
-	l.lookAt = time.Now().Add(2 * b.cfg.Session.Lease)
+	l.lookAt = time.Now().Add(LookBesideWatch(b.cfg.Session.Lease))
 }
 
 // unwatch ends the watch, if there is one.
