@@ -15,18 +15,10 @@ func callOf(line lockkey.ID) Lock { return Lock{ID: lockkey.Call(line), Shared: 
 
 // succession is what a holder knows, from its own wait, of those who may be next.
 type succession struct {
-	who     followers
+	who     Followers
 	line    lockkey.ID // where they stand
 	calling bool       // the session calls them already
 }
-
-type followers int
-
-const (
-	noneToCall  followers = iota // all listen, or nobody is there, as far as is known
-	someDormant                  // some in line didn't listen
-	someAbsent                   // the server was full, so some may have given their connections back
-)
 
 // succession is that of a bid that has been granted. With a ledger nobody has to hear
 // how a holder ended.
@@ -35,33 +27,17 @@ func (b *Bid) succession() succession {
 	switch {
 	case b.usesLedger() || b.shared() || len(b.grant.Locks) != 1 || b.cfg.Session.Transaction:
 	case b.grant.dormant > 0:
-		s.who, s.calling = someDormant, b.line != nil && b.line.calling
+		s.who, s.calling = SomeDormant, b.line != nil && b.line.calling
 	case b.candidate.past.has(crowded):
-		s.who = someAbsent
+		s.who = SomeAbsent
 	}
 	return s
 }
 
-// patience is how long a holder that is done keeps the lock for those who may be next. A
-// dormant waiter hears the call at its next heartbeat.
-func (f followers) patience(lease time.Duration) time.Duration {
-	const beyond, most = 100 * time.Millisecond, 3 * time.Second
-	switch f {
-	case someDormant:
-		return WaiterBeat(lease) + beyond
-	case someAbsent:
-		return min(WaiterBeat(lease), most)
-	}
-	return 0
-}
-
-// callEvery is how often a calling holder looks whether anybody listens.
-const callEvery = 20 * time.Millisecond
-
 // call calls those who may be next, and returns when one of them listens or nobody is
 // there, or when it has been patient.
 func (h *Held) call(ctx context.Context) error {
-	patience := h.next.who.patience(h.cfg.Session.Lease)
+	patience := h.next.who.Patience(h.cfg.Session.Lease)
 	if patience == 0 {
 		return nil
 	}
@@ -81,7 +57,7 @@ func (h *Held) call(ctx context.Context) error {
 		if !said {
 			h.cfg.Log.Info("holding the lock until somebody in line listens", "event", "lingering", "token", h.Token, "rest", patience)
 		}
-		if !pace.Sleep(ctx, callEvery) {
+		if !pace.Sleep(ctx, CallEvery) {
 			return nil
 		}
 	}
@@ -100,7 +76,7 @@ func (s *succession) endCallSQL() (query []string) {
 // only until it has seen its rank. The order is that of wordSQL.
 func (s *succession) heardSQL() string {
 	enough := "bool_or(listens) IS TRUE"
-	if s.who == someDormant { // they may have left
+	if s.who == SomeDormant { // they may have left
 		enough = "bool_or(listens) IS NOT FALSE"
 	}
 	return fmt.Sprintf(`SELECT %s FROM (

@@ -15,9 +15,23 @@ const (
 	// MostListeners is how many of the first in line listen. Each NOTIFY in the database wakes
 	// all of them.
 	MostListeners = 24
+	// MostWatchers is how many of the first in line watch the holder.
+	MostWatchers = 3
+	// TriesWhatsFree is the last rank that tries what two looks have shown to be free.
+	TriesWhatsFree = 3
+
 	// TryEvery is how often the first in line finds out whether the lock is free, if its
 	// holder shows nothing of itself.
 	TryEvery = time.Second
+	// TurnPatience is how long a waiter leaves a free lock to each one before it.
+	TurnPatience = 300 * time.Millisecond
+	// FirstBeat is the time from a grant to the holder's first heartbeat.
+	FirstBeat = 500 * time.Millisecond
+	// LookAtNew is how soon the waiters that are to watch a new holder look at it: just after its
+	// first heartbeat, since its silence counts from then. Brief commands are over before.
+	LookAtNew = FirstBeat + lookAfter
+	// CallEvery is how often a calling holder looks whether anybody listens.
+	CallEvery = 20 * time.Millisecond
 )
 
 // WaiterBeat is how often a waiter in line asks the server for a sign of life.
@@ -35,6 +49,46 @@ func NextLook(rank int, moved bool, last, lease time.Duration) time.Duration {
 		return max(most, time.Duration(rank-MostListeners)*each)
 	}
 	return min(2*last, seldom)
+}
+
+// LookBesideWatch is the time from a look to the next one while the heartbeat watches the holder.
+func LookBesideWatch(lease time.Duration) time.Duration { return 2 * lease }
+
+// TurnDelay is how long a waiter leaves the lock to those before it, after a word of an end that
+// does not name this waiter. passed says that the word names another one, although nobody is
+// known to be before this one.
+func TurnDelay(rank int, passed bool) time.Duration {
+	if passed && rank == 1 {
+		return TurnPatience
+	}
+	return TurnPatience * time.Duration(max(0, rank-1))
+}
+
+// FewListen says whether those in line call the dormant waiters: fewer than half of those who
+// may listen do.
+func FewListen(marked, waiting int) bool { return marked < min(waiting, MostListeners/2) }
+
+// Followers are those who may have the lock after a holder, as far as it knows from its own wait.
+type Followers int
+
+// The holder may have to call them.
+const (
+	NoneToCall  Followers = iota // all listen, or nobody is there, as far as is known
+	SomeDormant                  // some in line didn't listen
+	SomeAbsent                   // the server was full, so some may have given their connections back
+)
+
+// Patience is how long a holder that is done keeps the lock for those who may be next. A
+// dormant waiter hears the call at its next heartbeat.
+func (f Followers) Patience(lease time.Duration) time.Duration {
+	const beyond, most = 100 * time.Millisecond, 3 * time.Second
+	switch f {
+	case SomeDormant:
+		return WaiterBeat(lease) + beyond
+	case SomeAbsent:
+		return min(WaiterBeat(lease), most)
+	}
+	return 0
 }
 
 // MayStay says whether a waiter keeps its connection, given the server's free connections

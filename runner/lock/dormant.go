@@ -47,7 +47,7 @@ func (l *line) wake(ctx context.Context) error {
 // nobody calls.
 func (l *line) callIfFew(ctx context.Context, found *look) error {
 	claim := l.b.cfg.Claim
-	few := found.marked < min(found.waiting, MostListeners/2) && (claim.Gate != nil || len(claim.Locks) == 1)
+	few := FewListen(found.marked, found.waiting) && (claim.Gate != nil || len(claim.Locks) == 1)
 	if few == l.calling {
 		return nil
 	}

@@ -62,7 +62,7 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	queries, unlock := h.releaseSQL(h.end)
 	queries = append(queries, h.next.endCallSQL()...)
-	staysForRole := h.showsEnd && (h.next.who != noneToCall || time.Since(h.since) < briefly)
+	staysForRole := h.showsEnd && (h.next.who != NoneToCall || time.Since(h.since) < briefly)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.SharedSession && !staysForRole})
 	if err != nil && !h.excused(err) {
 		return h.error(err)

@@ -21,7 +21,7 @@ import (
 //	          statement, the first at once. It watches the holder (silence.go),
 //	          and finds out by itself if the lock is free (watch.go).
 //	up to 3   also watch it, in case those before them are frozen.
-//	rank r    tries when the lock has come free, r-1 times turnPatience later, since
+//	rank r    tries when the lock has come free, r-1 times TurnPatience later, since
 //	          those before it may be dead. It doesn't if it hears of a start.
 //	up to 3   also tries if two looks in a row have shown the lock to be free.
 //	up to 24  listens, and is marked as one that does.
@@ -29,9 +29,6 @@ import (
 //	          and more seldom, the further behind they are, while it stands.
 //
 // turn.go has when each tries and looks.
-
-// mostWatchers is how many of the first in line watch the holder.
-const mostWatchers = 3
 
 // line is a bid's place among the waiters.
 type line struct {
@@ -208,7 +205,7 @@ func (l *line) duties(ctx context.Context, found *look) error {
 	if err := l.callIfFew(ctx, found); err != nil {
 		return err
 	}
-	if l.rank > mostWatchers {
+	if l.rank > MostWatchers {
 		l.unwatch()
 		return nil
 	}

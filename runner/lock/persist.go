@@ -80,7 +80,7 @@ func (p *pauses) next(rank int, err error) time.Duration {
 	if errors.As(err, new(*session.LostError)) {
 		p.restart()
 	}
-	atFront := rank > 0 && rank <= mostWatchers
+	atFront := rank > 0 && rank <= MostWatchers
 	var e *session.Error
 	switch {
 	case atFront && errors.As(err, &e) && e.Rejected:

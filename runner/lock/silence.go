@@ -72,7 +72,7 @@ func (l *line) need(s evidence.Seat, found *look) time.Duration {
 	}
 	lease := l.b.cfg.Session.Lease
 	forKill := min(session.DeadAfter(lease, 0)-session.HolderShare(lease), time.Second)
-	perPlace := max(lease/10, turnPatience)
+	perPlace := max(lease/10, TurnPatience)
 	return delay + forKill + time.Duration(found.rank-1)*perPlace
 }
 

@@ -89,15 +89,12 @@ func (h *Held) stepDownSQL() string {
 	return strings.Join(probes, " AND ")
 }
 
-// firstBeat is the time from a grant to the first heartbeat.
-const firstBeat = 500 * time.Millisecond
-
 // watchRequests makes the heartbeat look for requests to step down. The first one comes soon,
 // since its comment shows what the session holds, but not so soon that a brief command would
 // need one: it is over before anybody looks.
 func (h *Held) watchRequests() {
 	h.Session.SetHeartbeat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown}})
-	h.Session.BeatAt(boottime.Now().Add(min(firstBeat, session.BeatEvery(h.cfg.Session.Lease))))
+	h.Session.BeatAt(boottime.Now().Add(min(FirstBeat, session.BeatEvery(h.cfg.Session.Lease))))
 }
 
 // hearStepDown reads the value of stepDownSQL.

@@ -13,15 +13,15 @@ import (
 //
 //	event                           what follows                                        in
 //	a look                          the next look after NextLook                        plan
-//	  that shows no holder          the first tries at once, or turnPatience later if
+//	  that shows no holder          the first tries at once, or TurnPatience later if
 //	                                others know more of the last holder; not with a
 //	                                gate                                                plan
-//	  as did the look before        up to triesWhatsFree all try at once                plan
+//	  as did the look before        up to TriesWhatsFree all try at once                plan
 //	  after which a watch begins    the next look after two leases                      startWatch
 //	    of a holder without token   the next look after namedAfter                      followHolder
 //	  without a watch, or a try     the first tries after TryEvery                      tryLater
-//	started is heard                no try; the first few look after lookAtNew          decide
-//	  from a stranger               up to triesWhatsFree all look within lookAtOnce,
+//	started is heard                no try; the first few look after LookAtNew          decide
+//	  from a stranger               up to TriesWhatsFree all look within lookAtOnce,
 //	                                and try as before                                   decide
 //	clean, dead or left is heard    a try after turnDelay: a burst, if this waiter is
 //	                                the first, or is named                              decide
@@ -34,20 +34,10 @@ import (
 //	a try is refused                a look at once after a burst, or if no known holder
 //	                                explains it                                         try
 //	the waiter becomes dormant      no try                                              goDormant
-const (
-	// turnPatience is how long a waiter leaves a free lock to each one before it.
-	turnPatience = 300 * time.Millisecond
-	// triesWhatsFree is the last rank that tries what two looks have shown to be free.
-	triesWhatsFree = 3
-)
 
 // lookAtOnce is how soon the first in line look at a holder that they have not seen
 // before. A stranger's word of a start makes them do no more than that.
 const lookAtOnce = 2 * time.Millisecond
-
-// lookAtNew is how soon the waiters that are to watch a new holder look at it: just after its
-// first heartbeat, since its silence counts from then. Brief commands are over before.
-const lookAtNew = firstBeat + lookAfter
 
 // namedAfter is how soon a holder that shows no token is looked at again. It may be about to
 // draw one, and the word of its death names that.
@@ -58,13 +48,13 @@ func (l *line) plan(found *look, moved bool) {
 	now := time.Now()
 	l.lookEvery = NextLook(found.rank, moved, l.lookEvery, l.b.cfg.Session.Lease)
 	l.lookAt = now.Add(l.lookEvery)
-	if l.rank <= triesWhatsFree && l.unheld >= 2 {
+	if l.rank <= TriesWhatsFree && l.unheld >= 2 {
 		l.tryAt = now
 	}
 	if l.rank <= 1 && l.tryAt.IsZero() && l.b.cfg.Claim.Gate == nil && !found.holds(l.of) {
 		l.tryAt = now
 		if l.knowsLess(found) {
-			l.tryAt = now.Add(turnPatience)
+			l.tryAt = now.Add(TurnPatience)
 		}
 	}
 }
@@ -96,17 +86,17 @@ func (l *line) decide(events []evidence.Announcement) {
 		case evidence.Started:
 			l.burst, l.unheld = false, 0
 			// A stranger's word doesn't cancel the try of those that look at once.
-			if l.rank > triesWhatsFree || l.b.trusts(e.PID) {
+			if l.rank > TriesWhatsFree || l.b.trusts(e.PID) {
 				l.tryAt = time.Time{}
 			}
 			if i := slices.Index(l.ahead, e.PID); i >= 0 {
 				l.ahead = slices.Delete(l.ahead, i, i+1)
 				l.rank = max(1, l.rank-1)
 			}
-			if l.rank <= triesWhatsFree && !l.b.trusts(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
+			if l.rank <= TriesWhatsFree && !l.b.trusts(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
 				l.lookAt = now.Add(rand.N(lookAtOnce))
 			}
-			if soon := now.Add(lookAtNew); l.rank <= mostWatchers && soon.Before(l.lookAt) {
+			if soon := now.Add(LookAtNew); l.rank <= MostWatchers && soon.Before(l.lookAt) {
 				l.lookAt = soon
 			}
 			l.tryLater()
@@ -122,14 +112,10 @@ func (l *line) decide(events []evidence.Announcement) {
 
 // turnDelay is how long the lock is left to those before this session, after a word of an end.
 func (l *line) turnDelay(e evidence.Announcement) time.Duration {
-	switch {
-	case e.To == l.b.s.BackendPID():
+	if e.To == l.b.s.BackendPID() {
 		return 0
-	case e.To == 0 || len(l.ahead) > 0:
-	case l.rank == 1: // the holder has named another session
-		return turnPatience
 	}
-	return turnPatience * time.Duration(max(0, l.rank-1))
+	return TurnDelay(l.rank, e.To != 0 && len(l.ahead) == 0)
 }
 
 // lookOrTry makes it time for a look, and for a try if the very first in line was to make one.
@@ -137,7 +123,7 @@ func (l *line) turnDelay(e evidence.Announcement) time.Duration {
 // take the free lock before.
 func (l *line) lookOrTry(state watchState, now time.Time) {
 	l.lookAt = now
-	if state == shouldTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > turnPatience) {
+	if state == shouldTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > TurnPatience) {
 		l.tryAt = now
 	}
 }

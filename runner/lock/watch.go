@@ -86,8 +86,8 @@ func (l *line) watchSpeaker(ctx context.Context, of request, need time.Duration)
 		return watching, min(every, left)
 	})
 	first := next(of.age)
-	if of.age < firstBeat { // that may have been its start, which this session has not heard
-		first = firstBeat - of.age + lookAfter
+	if of.age < FirstBeat { // that may have been its start, which this session has not heard
+		first = FirstBeat - of.age + lookAfter
 	}
 	l.b.s.BeatAt(min(boottime.Now().Add(first), w.over()))
 	return nil
@@ -211,7 +211,7 @@ func (l *line) startWatch(h session.Heartbeat, need time.Duration, judge judge) 
 		nudge(b.news)
 	}
 	b.s.SetHeartbeat(h)
-	l.lookAt = time.Now().Add(2 * b.cfg.Session.Lease)
+	l.lookAt = time.Now().Add(LookBesideWatch(b.cfg.Session.Lease))
 }
 
 // unwatch ends the watch, if there is one.

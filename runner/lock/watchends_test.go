@@ -19,10 +19,10 @@ func TestWatchEnds(t *testing.T) {
 	}{
 		{"the lock is free", shouldTry, 1, 0, 0, true},
 		{"it would try much later", shouldTry, 1, TryEvery, 0, true},
-		{"the holder has named another", shouldTry, 1, turnPatience, turnPatience, true},
+		{"the holder has named another", shouldTry, 1, TurnPatience, TurnPatience, true},
 		{"the holder is silent", shouldLook, 1, 0, 0, false},
 		{"another is before it", shouldTry, 2, 0, 0, false},
-		{"another is before it, and may be dead", shouldTry, 2, turnPatience, turnPatience, true},
+		{"another is before it, and may be dead", shouldTry, 2, TurnPatience, TurnPatience, true},
 	} {
 		l := &line{rank: tt.rank, lookAt: now.Add(time.Minute)}
 		if tt.turn != 0 {

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// chart has lines over the number of nodes, both scales logarithmic.
+// chart shows lines over the number of nodes. Both scales are logarithmic.
 type chart struct {
 	title     string
 	low, high float64
-	bound     float64 // a line across
+	bound     float64 // a horizontal line
 	boundName string
 	lines     []line
 }
@@ -26,7 +26,7 @@ const (
 	left, right, top, bottom = 70, 230, 34, 46
 )
 
-// draw is the chart as SVG. Its colours are those that the reader's machine prefers.
+// draw returns the charts as SVG, in light or dark colours as the reader's machine prefers.
 func (p page) draw() string {
 	charts := []chart{
 		{title: "processors of the server that are busy", low: .0001, high: 100, bound: plain(0).processors, boundName: "it has 8"},
@@ -65,7 +65,7 @@ func (p page) draw() string {
 	return b.String() + "</svg>\n"
 }
 
-// add adds a load's processors.
+// add adds a line for the processors that a load keeps busy.
 func (c *chart) add(s series, class string, dashed bool) {
 	l := line{name: strings.ReplaceAll(s.name, "`", ""), class: class, dashed: dashed}
 	for _, f := range s.figures {
@@ -74,7 +74,7 @@ func (c *chart) add(s series, class string, dashed bool) {
 	c.lines = append(c.lines, l)
 }
 
-// last adds when its last node has its answer.
+// last adds a line for the time at which the last node has its answer.
 func (c *chart) last(s series, class string, dashed bool) {
 	l := line{name: strings.ReplaceAll(s.name, "`", ""), class: class, dashed: dashed}
 	for _, f := range s.figures {
@@ -117,7 +117,8 @@ func (c chart) draw(b *strings.Builder, nodes []int) {
 	}
 }
 
-// labels are where the lines' names stand: beside their ends, apart from each other.
+// labels are the heights of the lines' names: at the ends of the lines, but so far apart that
+// they don't overlap.
 func (c chart) labels(y func(float64) float64) []float64 {
 	const apart = 15
 	places := make([]float64, len(c.lines))

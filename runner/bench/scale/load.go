@@ -4,27 +4,27 @@ import (
 	"time"
 )
 
-// figures are what came of a load: those of a tally a day.
+// figures are the results of a load. Those of its tally are a day's.
 type figures struct {
 	nodes      int
 	day        tally
-	processors float64 // that were busy, on average
-	pooler     float64 // likewise, of its one
+	processors float64 // how many of the server's were busy, on average
+	pooler     float64 // the same for the pooler, which has one
 	last       time.Duration
 	noAnswer   float64 // the share of nodes that ended with 69
 	peak       int
-	queued     int // for a connection of the pool, at the end
+	queued     int // how many waited for a connection of the pool at the end
 }
 
 const day = 24 * time.Hour
 
-// times is a tally of so many of it.
+// times is a tally multiplied by a factor.
 func (t tally) times(f float64) tally {
 	n := func(of int) int { return int(float64(of)*f + .5) }
 	return tally{
 		attempts: n(t.attempts), refused: n(t.refused), logins: n(t.logins), ran: n(t.ran), held: n(t.held),
 		unreachable: n(t.unreachable), xids: n(t.xids), words: n(t.words), delays: n(t.delays), looks: n(t.looks),
-		wal: t.wal * f, beats: t.beats * f,
+		wal: t.wal * f, beats: n(t.beats),
 	}
 }
 
@@ -36,21 +36,26 @@ func (t tally) minus(o tally) tally {
 	}
 }
 
+// lasting is a command that takes so long.
+func lasting(d time.Duration) func() time.Duration { return func() time.Duration { return d } }
+
 // cronEvery is how often cron fires.
 const cronEvery = 5 * time.Minute
 
-// cron has all nodes start the same job, under one key and without a wait, within a
-// second and the splay. The job holds the lock until all have asked.
+// cron starts the same job on all nodes, under one key and without a wait, within a second and
+// the splay. The job holds the lock until all nodes have their answer.
 func cron(splay time.Duration) func(*scene, int) figures {
 	return func(s *scene, nodes int) figures {
 		l := &theLock{s: s}
 		left := nodes
-		command := forever
-		if nodes == 1 { // there is nobody to wait for
-			command = 0
+		command := func() time.Duration {
+			if left == 1 { // there is nobody to wait for
+				return 0
+			}
+			return forever
 		}
 		ended := func() {
-			if left--; left == 1 && l.holder != nil {
+			if left--; left == 1 && l.holder != nil && l.holder.runs {
 				l.holder.release()
 			}
 		}
@@ -65,9 +70,9 @@ func cron(splay time.Duration) func(*scene, int) figures {
 	}
 }
 
-// Of CI each runner begins a job every ten minutes, on average and at any time; half of
-// them come in bursts of five, for which a push has started as many. Ten runners have
-// a key together, which each job holds for 10 to 30 s and waits for up to half an hour.
+// In CI each runner begins a job every ten minutes on average, at a random time. Half of the jobs
+// come in bursts of five, since one push starts as many. Ten runners share a key. Each job holds
+// it for 10 to 30 s, and waits for it for up to half an hour.
 const (
 	ciEvery   = 10 * time.Minute
 	ciBurst   = 5
@@ -89,7 +94,7 @@ func ci(s *scene, nodes int) figures {
 		next = func() {
 			l := locks[s.chance.IntN(len(locks))]
 			for range size {
-				s.after(s.between(0, time.Second), func() { s.start(l, ciWait, s.between(10*time.Second, 30*time.Second), nil) })
+				s.after(s.between(0, time.Second), func() { s.start(l, ciWait, lasting(s.between(10*time.Second, 30*time.Second)), nil) })
 			}
 			s.after(pause(), next)
 		}
@@ -100,10 +105,10 @@ func ci(s *scene, nodes int) figures {
 	return s.during(nodes)
 }
 
-// standbyOf is how many daemons stand by for one key, the one that leads included.
+// standbyOf is how many daemons share one key: the one that leads, and those that stand by.
 const standbyOf = 3
 
-// standby has daemons (`pglead lead`) stand by for ever. Nothing befalls their leaders.
+// standby starts daemons (`pglead lead`) that stand by for ever, since no leader ends.
 func standby(s *scene, nodes int) figures {
 	var l *theLock
 	for i := range nodes {
@@ -111,26 +116,24 @@ func standby(s *scene, nodes int) figures {
 			l = &theLock{s: s}
 		}
 		of := l
-		s.after(s.between(0, time.Minute), func() { s.start(of, forever, forever, nil) })
+		s.after(s.between(0, time.Minute), func() { s.start(of, forever, lasting(forever), nil) })
 	}
 	return s.during(nodes)
 }
 
-// during is what comes to pass within some minutes, after some in which all settles.
+// during is what happens in some minutes, after the first minutes are over, in which the load
+// settles. An overloaded server never settles, so most nodes get less time.
 func (s *scene) during(nodes int) figures {
 	settling, window := 5*time.Minute, 10*time.Minute
-	if nodes > 1000 { // chance evens out sooner
+	if nodes > 10000 {
 		settling, window = 2*time.Minute, 2*time.Minute
 	}
 	s.run(settling)
 	s.now = settling
-	s.change(0, 0)
 	before, busy, pooled := s.tally, s.server.busy, s.pooled.busy
 	s.run(settling + window)
 	s.now = settling + window
-	s.change(0, 0)
 	t := s.minus(before)
-	standing := t.beats * s.costs.beat.Seconds()
 	return figures{nodes: nodes, day: t.times(float64(day) / float64(window)), peak: s.peak, queued: len(s.queue), noAnswer: float64(t.unreachable) / float64(nodes),
-		processors: ((s.server.busy - busy).Seconds() + standing) / window.Seconds(), pooler: (s.pooled.busy - pooled).Seconds() / window.Seconds()}
+		processors: (s.server.busy - busy).Seconds() / window.Seconds(), pooler: (s.pooled.busy - pooled).Seconds() / window.Seconds()}
 }

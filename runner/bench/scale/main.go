@@ -1,7 +1,7 @@
-// Command scale plays, in virtual time, what many nodes make of a server: cron, CI and
-// daemons that stand by. It goes by pglead's own rules (runner/lock, runner/pace,
-// runner/session) and by costs that were measured (costs.go), and prints the tables of
-// testdata/bench/SCALE.md, which says what is in them:
+// Command scale simulates, in virtual time, the load of many nodes on one server: cron, CI and
+// daemons that stand by. It uses pglead's own rules (runner/lock, runner/pace, runner/session)
+// and measured costs (costs.go), and prints the tables of testdata/bench/SCALE.md, which says
+// what is in them:
 //
 //	go run ./runner/bench/scale
 package main
@@ -13,8 +13,8 @@ import (
 )
 
 func main() {
-	seed := flag.Uint64("seed", 1, "of the chance")
-	most := flag.Int("nodes", 100000, "as many at most")
+	seed := flag.Uint64("seed", 1, "of the random source")
+	most := flag.Int("nodes", 100000, "the most nodes to simulate")
 	svg := flag.String("svg", "", "draw the chart into this `file`")
 	flag.Parse()
 	p := play(*seed, *most)

@@ -17,30 +17,25 @@ type node struct {
 	s       *scene
 	l       *theLock
 	wait    time.Duration
-	command time.Duration
-	ended   func() // may be nil
+	command func() time.Duration // how long it takes, when it starts
+	ended   func()               // may be nil
 
 	began, opening, asked time.Duration
-	full, crowded         *pace.Backoff
-	polls                 *pace.Backoff
+	full, crowded, polls  *pace.Backoff
+	refused               bool // the server had no room for it at some time
 	returns               bool // it has waited before
-	evidence              bool // that all earlier commands are dead
-	trying                bool
-	inLine                bool
-	visit                 int // to the line: what was planned in an earlier one is void
-	ticket                int
-	rank, free            int
-	looks                 time.Duration
+	role                  int  // counts its roles: what was planned in an earlier one is void
+	beating               int  // counts the times that its next heartbeat was set
+	heardAt               time.Duration
+	ticket                int // 0: none yet
+	waiter                    // while it is in line
+	tenure                    // while it holds the lock
 }
 
 // start starts a node now.
-func (s *scene) start(l *theLock, wait, command time.Duration, ended func()) {
+func (s *scene) start(l *theLock, wait time.Duration, command func() time.Duration, ended func()) {
 	n := &node{s: s, l: l, wait: wait, command: command, ended: ended, began: s.now, full: lock.FullBackoff(), crowded: lock.CrowdedBackoff(), polls: lock.PollBackoff()}
-	demand := s.costs.nodeStart
-	if s.beside {
-		demand = s.costs.nodeCrowded
-	}
-	s.node(demand, func() {
+	s.startNode(func() {
 		n.opening = s.now
 		n.connect()
 	})
@@ -64,8 +59,9 @@ func (n *node) connect() {
 	s.server.work(s.costs.login, n.loggedIn)
 }
 
-// noRoom is what one does whom a full server has refused.
+// noRoom is called when a full server has refused the node.
 func (n *node) noRoom() {
+	n.refused = true
 	if n.wait > 0 {
 		n.away()
 		return
@@ -78,7 +74,7 @@ func (n *node) noRoom() {
 	n.s.after(rest, n.connect)
 }
 
-// away has a waiter without a connection come again later.
+// away lets a waiter without a connection come again later.
 func (n *node) away() {
 	rest := lock.AwayFor(n.s.between(lock.AwayBounds(n.crowded)), n.left())
 	if n.left() <= rest {
@@ -111,151 +107,65 @@ func (n *node) loggedIn() {
 	}
 }
 
-// join takes a ticket, or the old one, and looks twice: before it listens, and after.
-func (n *node) join() {
-	s := n.s
-	n.visit++
-	visit := n.visit
-	n.returns, n.evidence, n.trying, n.rank, n.free = true, false, false, 0, 0
-	if n.ticket == 0 {
-		s.made++
-		n.ticket = s.made
-	}
-	s.server.work(s.costs.beat+2*s.look(), func() {
-		n.l.enter(n)
-		n.inLine = true
-		s.change(1, 0)
-		n.looked()
-	})
-	if n.wait < forever {
-		s.after(n.left(), func() {
-			if n.inLine && visit == n.visit {
-				n.leaveLine()
-				s.leave()
-				n.end(&s.held)
-			}
-		})
-	}
+// newRole voids what was planned in the role before.
+func (n *node) newRole() {
+	n.role++
+	n.busy = false
 }
 
-func (n *node) leaveLine() {
-	n.l.leave(n)
-	n.inLine = false
-	n.s.change(-1, 0)
+// later does something after a while, if the node still has its role then.
+func (n *node) later(d time.Duration, do func()) {
+	n.s.after(d, n.unlessVoid(do))
 }
 
-// looked draws the conclusions from a look.
-func (n *node) looked() {
-	if !n.inLine {
-		return
-	}
-	s := n.s
-	rank := n.l.before(n) + 1
-	moved := rank < n.rank || n.rank == 0
-	n.rank = rank
-	n.free++
-	if n.l.holder != nil {
-		n.free, n.evidence = 0, false
-	}
-	if rank > 1 && !lock.MayStay(rank, len(n.l.line), s.connections-s.open, s.connections) {
-		n.leaveLine()
-		s.leave()
-		n.away()
-		return
-	}
-	if rank == 1 && !n.trying {
-		n.tryIn(lock.TryEvery)
-	}
-	n.looks = lock.NextLook(rank, moved, n.looks, s.lease)
-	n.during(n.looks, func() { s.server.work(s.look(), n.looked) })
-}
-
-// during does something later, if the node is in line then, and has been meanwhile.
-func (n *node) during(d time.Duration, do func()) {
-	visit := n.visit
-	n.s.after(d, func() {
-		if n.inLine && visit == n.visit {
+func (n *node) unlessVoid(do func()) func() {
+	role := n.role
+	return func() {
+		if role == n.role {
 			do()
 		}
+	}
+}
+
+// waits says whether the node is in line, and not the holder.
+func (n *node) waits() bool { return n.inLine && n.l.holder != n }
+
+// beatIn sets when the next heartbeat comes.
+func (n *node) beatIn(d time.Duration) {
+	n.beating++
+	count := n.beating
+	n.later(d, func() {
+		if count == n.beating {
+			n.beat()
+		}
 	})
 }
 
-// tryIn tries later, as the first in line does again and again.
-func (n *node) tryIn(d time.Duration) {
-	n.trying = true
-	n.during(d, func() {
-		n.s.server.work(n.s.costs.beat, func() {
-			n.trying = false
-			if n.try() || !n.inLine || n.l.line[0] != n {
-				return
-			}
-			n.tryIn(lock.TryEvery)
-		})
-	})
-}
-
-// try takes the lock if it is free.
-func (n *node) try() bool {
-	if !n.inLine || n.l.holder != nil {
-		return false
+// beat is a heartbeat. One that asks nothing is put off by the answer to any request, and every
+// one is left out while a request is under way.
+func (n *node) beat() {
+	every := session.BeatEvery(n.s.lease)
+	if n.waits() {
+		every = n.beats
 	}
-	delay := session.DeadAfter(n.s.lease, 0)
-	if n.evidence {
-		delay = 0
-	}
-	n.granted(delay)
-	return true
-}
-
-// granted holds the lock, for a while without a command if there has to be a delay.
-// Then there is room in line.
-func (n *node) granted(delay time.Duration) {
-	s := n.s
-	n.l.holder = n
-	if delay == 0 {
-		n.draw()
+	if rest := n.heardAt + every - n.s.now; n.waits() && n.hears && n.watched == nil && rest > 0 {
+		n.beatIn(rest)
 		return
 	}
-	s.delays++
-	if n.inLine {
-		n.leaveLine()
+	n.beatIn(every)
+	if n.waits() && n.busy {
+		return
 	}
-	s.after(delay, n.draw)
-}
-
-// draw draws the token, and starts the command.
-func (n *node) draw() {
-	s := n.s
-	s.server.work(s.costs.draw, func() {
-		if n.inLine {
-			n.leaveLine()
+	n.s.beats++
+	n.s.server.work(n.s.costs.beat, n.unlessVoid(func() {
+		n.heardAt = n.s.now
+		if n.waits() {
+			n.beaten()
 		}
-		s.xids++
-		s.wal += s.costs.tokenWAL
-		n.l.say(false)
-		s.change(0, 1)
-		s.node(s.costs.nodeRun, func() { s.after(n.command, n.release) })
-	})
+	}))
 }
 
-// release says so to the line, whose first then tries, and gives the lock back.
-func (n *node) release() {
-	s := n.s
-	s.server.work(s.costs.release, func() {
-		if len(n.l.line) > 0 {
-			s.xids++ // a transaction that says something has a number
-			n.l.say(true)
-			first := n.l.line[0]
-			s.server.work(s.costs.beat, func() { first.try() })
-		}
-		n.l.holder = nil
-		s.change(0, -1)
-		s.leave()
-		n.end(&s.ran)
-	})
-}
-
-// end is the node's: it has its answer, and what it has left to do.
+// end notes how the node has ended.
 func (n *node) end(with *int) {
 	*with++
 	n.s.last = max(n.s.last, n.s.now)
@@ -264,8 +174,8 @@ func (n *node) end(with *int) {
 	}
 }
 
-// trial is one through a pooler: a connection of the pool is had for it, if it is
-// granted for as long as the command runs.
+// trial is a try through a pooler. It takes a connection of the pool, and keeps it for the
+// command if the lock is granted.
 func (n *node) trial() {
 	s := n.s
 	if !s.enter() {

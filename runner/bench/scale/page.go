@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// plain is the server of the page: what many have for an application, with more
-// connections than PostgreSQL's default.
+// plain is the server of the page: one such as many applications have, with more connections than
+// PostgreSQL allows by default.
 func plain(seed uint64) setup {
 	return setup{processors: 8, connections: 500, lease: 15 * time.Second, seed: seed}
 }
 
-// page is what is printed and drawn.
+// page has the results that are printed and drawn.
 type page struct {
 	seed  uint64
 	nodes []int
@@ -30,7 +30,7 @@ type series struct {
 	figures []figures
 }
 
-// splay is that of the page: nearly all of the time between two firings.
+// splay takes up most of the time between two firings of cron.
 const splay = 4 * time.Minute
 
 func play(seed uint64, most int) page {
@@ -95,7 +95,7 @@ func (p page) print(w io.Writer) {
 	}
 }
 
-// verdict is how many processors are busy, and what goes wrong.
+// verdict says how many processors are busy, and what goes wrong.
 func (f figures) verdict(of setup) string {
 	text := short(f.processors)
 	if f.noAnswer > 0 {
@@ -117,7 +117,7 @@ func (f figures) verdict(of setup) string {
 	return text
 }
 
-// number is a whole number with its thousands apart.
+// number writes a whole number with commas between its thousands.
 func number(n int) string {
 	if n < 1000 {
 		return strconv.Itoa(n)
@@ -125,7 +125,7 @@ func number(n int) string {
 	return fmt.Sprintf("%s,%03d", number(n/1000), n%1000)
 }
 
-// short is a number with two digits that count.
+// short writes a number with two significant digits.
 func short(v float64) string {
 	switch {
 	case v == 0:

@@ -9,13 +9,14 @@ import (
 	"time"
 )
 
-// small is the machine on which a thousand real nodes were measured: two processors for
-// them and the server, which has 100 connections, 3 of them for superusers.
+// small is the machine on which a thousand real nodes were measured: two processors for them and
+// the server, which has 100 connections. Of these 3 are for superusers, and the measuring program
+// has one.
 func small(seed uint64) setup {
 	return setup{processors: 2, connections: 96, lease: 15 * time.Second, beside: true, seed: seed}
 }
 
-// within fails unless a figure is one of these.
+// within fails unless a figure lies between least and most.
 func within[N int | float64](t *testing.T, what string, got, least, most N) {
 	t.Helper()
 	if got < least || got > most {
@@ -23,12 +24,12 @@ func within[N int | float64](t *testing.T, what string, got, least, most N) {
 	}
 }
 
-// herd has all nodes start at the same instant, and each wait for its turn.
+// herd starts all nodes at the same instant. Each waits for its turn.
 func herd(wait time.Duration) func(*scene, int) figures {
 	return func(s *scene, nodes int) figures {
 		l := &theLock{s: s}
 		for range nodes {
-			s.start(l, wait, 0, nil)
+			s.start(l, wait, lasting(0), nil)
 		}
 		s.run(forever / 2)
 		return figures{nodes: nodes, day: s.tally, processors: s.server.busy.Seconds() / s.last.Seconds(), last: s.last,
@@ -38,7 +39,7 @@ func herd(wait time.Duration) func(*scene, int) figures {
 
 func TestWorkIsShared(t *testing.T) {
 	w := newWorld(1)
-	p := &processors{w: w, number: 2, taken: func() float64 { return 0 }}
+	p := &processors{w: w, number: 2}
 	var ends []time.Duration
 	done := func() { ends = append(ends, w.now.Round(time.Millisecond)) }
 	for _, seconds := range []time.Duration{1, 1, 2} { // three share two, and then the last has one
@@ -48,16 +49,6 @@ func TestWorkIsShared(t *testing.T) {
 	want := []time.Duration{1500 * time.Millisecond, 1500 * time.Millisecond, 2500 * time.Millisecond}
 	if !slices.Equal(ends, want) || p.busy != 4*time.Second {
 		t.Errorf("done at %v after %v of work, want %v after 4s", ends, p.busy, want)
-	}
-}
-
-func TestHeartbeatsTakeTheirPart(t *testing.T) {
-	w := newWorld(1)
-	p := &processors{w: w, number: 2, taken: func() float64 { return 1.5 }}
-	p.work(time.Second, nil)
-	w.run(time.Minute)
-	if got := w.now.Round(time.Millisecond); got != 2*time.Second {
-		t.Errorf("a second of work was done after %v on half a processor", got)
 	}
 }
 
@@ -73,8 +64,7 @@ func TestTheSameSeedIsTheSameDay(t *testing.T) {
 	}
 }
 
-// Whatever comes at once, each node has one answer, one runs at a time and no session
-// is left behind.
+// However many nodes come at once, each has one answer, and no session is left behind.
 func TestEachHasOneAnswer(t *testing.T) {
 	for _, pooler := range []bool{false, true} {
 		for _, nodes := range []int{1, 50, 300} {
@@ -82,12 +72,13 @@ func TestEachHasOneAnswer(t *testing.T) {
 				of := small(seed)
 				of.pooler = pooler
 				of.connections = 20
+				of.beside = seed%2 == 0 // else all log in at the same instant
 				s := newScene(of)
 				f := herd(5*time.Minute)(s, nodes)
 				if answers := s.ran + s.held + s.unreachable; answers != nodes {
 					t.Fatalf("%d answers of %d nodes: %+v", answers, nodes, f)
 				}
-				if s.open != 0 || s.waiters != 0 || s.holders != 0 || len(s.queue) != 0 || len(s.server.pending) != 0 {
+				if s.open != 0 || s.waiters != 0 || s.holders != 0 || len(s.queue) != 0 || len(s.server.pending) != 0 || len(s.due) != 0 {
 					t.Fatalf("left behind: %d sessions, %d in line, %d holders", s.open, s.waiters, s.holders)
 				}
 				if s.peak > of.connections || s.logins > s.attempts || s.refused > s.attempts {
@@ -120,30 +111,37 @@ func TestMoreOfEverythingForMore(t *testing.T) {
 	}
 }
 
-// A thousand real nodes at once, of which SCALE.md says how they were measured, had
-// their last answer after 15.9 s, and 982 of them had been let in; the server wrote one token.
+// A thousand real nodes at once, on a quiet machine. SCALE.md says how they were measured. With
+// --wait 0 the last had its answer after 8.7 s, to which nodeCrowded is fitted; no login was
+// refused, and the server wrote one token. With --wait 5m the last had run after 62.8 s.
 func TestTheRealThousand(t *testing.T) {
-	const nodes, took, letIn = 1000, 15.9, 982
+	const nodes = 1000
 	for seed := range uint64(5) {
 		s := newScene(small(seed))
 		cron(0)(s, nodes)
-		within(t, "seconds to the last answer", s.last.Seconds(), took/1.5, took*1.5)
-		within(t, "logins", float64(s.logins), letIn*.85, nodes)
-		within(t, "ended without an answer", s.unreachable, 0, nodes*15/100)
+		t.Logf("--wait 0: %.1f s, %d logins, %d refused", s.last.Seconds(), s.logins, s.refused)
+		within(t, "seconds to the last answer", s.last.Seconds(), 8.7*.9, 8.7*1.1)
+		within(t, "logins", s.logins, nodes, nodes)
+		within(t, "refused logins", s.refused, 0, 10)
 		within(t, "transaction numbers", s.xids, 1, 1)
 		within(t, "NOTIFYs", s.words, 0, 0)
 	}
 	for seed := range uint64(5) {
 		s := newScene(small(seed))
 		herd(5*time.Minute)(s, nodes)
+		t.Logf("--wait 5m: %.1f s, %d logins, %d refused, %d xids, %d NOTIFYs, %d lock-delays", s.last.Seconds(), s.logins, s.refused, s.xids, s.words, s.delays)
 		within(t, "ran in their turn", s.ran, nodes, nodes)
-		within(t, "transaction numbers", s.xids, nodes, 2*nodes)
-		within(t, "seconds to the last answer", s.last.Seconds(), 10, 90) // the benchmark's goal, which a busy machine missed
+		within(t, "logins", float64(s.logins), 2314*.65, 2314*1.35)
+		within(t, "refused logins", s.refused, 0, 137)
+		within(t, "transaction numbers", s.xids, 1990, 1999)
+		within(t, "NOTIFYs", float64(s.words), 1579*.75, 1579*1.25)
+		within(t, "lock-delays", s.delays, 0, 2)
+		within(t, "seconds to the last answer", s.last.Seconds(), 62.8/2, 62.8*1.5)
 	}
 }
 
-// What the program prints of the smaller numbers is what the page says. That of all
-// takes a minute.
+// The page says what the program prints. This compares the smaller numbers of nodes, since all of
+// them take a minute.
 func TestThePageIsTheProgram(t *testing.T) {
 	text, err := os.ReadFile("../../../testdata/bench/SCALE.md")
 	if err != nil {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// world is a time that passes only from one event to the next, and a chance that is
-// the same for the same seed.
+// world has a clock that jumps from one event to the next, and a random source that repeats
+// itself for the same seed.
 type world struct {
 	now    time.Duration
 	due    events
@@ -19,15 +19,15 @@ func newWorld(seed uint64) *world {
 	return &world{chance: rand.New(rand.NewPCG(seed, 0))}
 }
 
-// event is what is to be done at a time. Of two at the same time the one that was
-// made first comes first.
+// event is something that happens at a time. Of two at the same time the one that was planned
+// first happens first.
 type event struct {
 	at   time.Duration
 	made int
 	do   func()
 }
 
-// events are a heap of them.
+// events are a heap, with the next one on top.
 type events []event
 
 func (e events) Len() int { return len(e) }
@@ -43,13 +43,13 @@ func (e *events) Pop() any {
 	return last
 }
 
-// after has something done when a time has passed.
+// after calls do when the time d has passed.
 func (w *world) after(d time.Duration, do func()) {
 	w.made++
 	heap.Push(&w.due, event{w.now + max(0, d), w.made, do})
 }
 
-// run lets the time pass, until a time or until nothing is to be done any more.
+// run lets the time pass, until the given time or until no event is left.
 func (w *world) run(until time.Duration) {
 	for len(w.due) > 0 && w.due[0].at <= until {
 		next := heap.Pop(&w.due).(event)
@@ -63,21 +63,20 @@ func (w *world) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(w.chance.Int64N(int64(most-least)+1))
 }
 
-// processors are shared in equal parts by all that there is to do at a moment, as an
-// operating system does; nothing gets more than one of them.
+// processors do jobs. All jobs of a moment share them in equal parts, as with an operating system,
+// and no job gets more than one processor.
 type processors struct {
 	w       *world
 	number  float64
-	taken   func() float64 // of them, by what goes on all the time
-	busy    time.Duration  // how long they worked, all together
+	busy    time.Duration // how long they worked, all together
 	pending jobs
-	done    float64 // what one that was always there would have got, in seconds
+	done    float64 // the seconds of work that a job would have got that was there from the begin
 	since   time.Duration
-	wakes   time.Duration // when it is looked next what is done,
-	round   int           // by the event of this number; 0: there is none
+	wakes   time.Duration // the time of the event that calls finish next,
+	round   int           // and its number; 0: there is none
 }
 
-// job is done when processors.done has come to due.
+// job is over when processors.done has reached due.
 type job struct {
 	due  float64
 	made int
@@ -99,21 +98,18 @@ func (j *jobs) Pop() any {
 	return last
 }
 
-// rate is how fast each job is done.
+// rate is the part of a processor that each job gets.
 func (p *processors) rate() float64 {
-	// Where what goes on all the time would leave nothing, it is that which comes late.
-	const least = .05
-	free := max(p.number-p.taken(), least*p.number)
-	return min(1, free/float64(max(1, len(p.pending))))
+	return min(1, p.number/float64(max(1, len(p.pending))))
 }
 
-// pass brings done up to now.
+// pass adds to done the time up to now.
 func (p *processors) pass() {
 	p.done += p.rate() * (p.w.now - p.since).Seconds()
 	p.since = p.w.now
 }
 
-// work does something when so much time of a processor has been spent on it.
+// work begins a job that takes so much processor time. At its end then is called, if it is not nil.
 func (p *processors) work(demand time.Duration, then func()) {
 	p.pass()
 	p.busy += demand
@@ -122,8 +118,8 @@ func (p *processors) work(demand time.Duration, then func()) {
 	p.next()
 }
 
-// next waits for the job that is done first. What comes in between makes that later,
-// so that one event is enough, which looks again.
+// next plans a call of finish for when the first job is over. Jobs that begin meanwhile can only
+// delay that, so one event is enough: when it comes too early, finish plans the next.
 func (p *processors) next() {
 	if len(p.pending) == 0 {
 		return
@@ -143,7 +139,7 @@ func (p *processors) next() {
 	})
 }
 
-// finish does what comes after the jobs that are done by now.
+// finish ends the jobs that are over by now, and calls what follows them.
 func (p *processors) finish() {
 	p.pass()
 	const slack = 1e-9

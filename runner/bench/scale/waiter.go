@@ -1,0 +1,330 @@
+package main
+
+import (
+	"time"
+
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// A waiter goes by the rules of package lock, where their reasons stand: turn.go has when it
+// tries and looks, dormant.go who listens, and watch.go what the heartbeat of the first few is
+// for. Here all holders show themselves, all sessions have one role, and nobody dies.
+
+// knowledge is what a waiter knows of the holders since it listens.
+type knowledge int
+
+const (
+	nothing knowledge = iota
+	running           // somebody has started, or holds the lock
+	over              // all that it knows of have ended
+)
+
+// waiter is a node's state while it is in line.
+type waiter struct {
+	inLine   bool
+	hears    bool // it listens
+	marked   bool // others know that
+	unmarked bool // it gave a mark back: that it is named does not count
+	knows    knowledge
+	covers   bool   // the last word of an end was for all earlier holders, too
+	mail     []word // to decide on
+
+	busy          bool // a request of its own is under way
+	rank, free    int
+	looks         time.Duration // how far apart they are
+	lookAt, tryAt time.Duration // tryAt forever: it doesn't try
+	burst         bool
+	alarms        int   // counts how often the next step was planned
+	watched       *node // the holder that its heartbeat watches
+	beats         time.Duration
+	calling       bool
+}
+
+// join takes a ticket, or the old one again. The look comes with it.
+func (n *node) join() {
+	s := n.s
+	n.newRole()
+	n.returns = true
+	if n.ticket == 0 {
+		s.made++
+		n.ticket = s.made
+	}
+	n.waiter = waiter{inLine: true, hears: true, tryAt: forever, beats: lock.WaiterBeat(s.lease)}
+	n.l.enter(n)
+	n.beatIn(n.beats)
+	if n.wait < forever {
+		n.later(n.left(), func() {
+			n.leaveLine()
+			s.leave()
+			n.end(&s.held)
+		})
+	}
+	n.look(s.costs.beat)
+}
+
+// leaveLine gives up the place in line. A call stays: a waiter that calls goes on as a holder.
+func (n *node) leaveLine() {
+	n.l.leave(n)
+	n.inLine = false
+	if n.l.holder != n {
+		n.call(false)
+		n.newRole()
+	}
+}
+
+// call begins or ends a call to the dormant waiters.
+func (n *node) call(on bool) {
+	switch {
+	case on == n.calling:
+		return
+	case on:
+		n.l.calls++
+	default:
+		n.l.calls--
+	}
+	n.calling = on
+}
+
+// request sends the server one request of this session.
+func (n *node) request(cost time.Duration, then func()) {
+	n.busy = true
+	n.s.server.work(cost, n.unlessVoid(func() {
+		n.busy, n.heardAt = false, n.s.now
+		then()
+	}))
+}
+
+// proceed does what is due, or waits for what is due next.
+func (n *node) proceed() {
+	if n.busy {
+		return
+	}
+	for _, w := range n.mail {
+		n.decide(w)
+	}
+	n.mail = nil
+	switch now := n.s.now; {
+	case n.tryAt <= now:
+		n.try()
+	case n.lookAt <= now:
+		n.look(0)
+	default:
+		n.alarms++
+		alarm := n.alarms
+		n.later(min(n.tryAt, n.lookAt)-now, func() {
+			if alarm == n.alarms {
+				n.proceed()
+			}
+		})
+	}
+}
+
+// look shows the lock as it is at its begin. The mark comes at its end, so that a start in
+// between is neither seen nor heard, as with real ones.
+func (n *node) look(besides time.Duration) {
+	holder := n.l.holder
+	n.request(besides+n.s.look(), func() { n.looked(holder) })
+}
+
+// looked makes the waiter listen, or dormant, by its rank.
+func (n *node) looked(holder *node) {
+	rank := n.l.before(n) + 1
+	switch {
+	case rank > lock.MostListeners:
+		n.beDormant(func() { n.placed(rank, holder) })
+	case !n.hears: // it wakes up: it begins to listen, and looks again
+		n.hears = true
+		second := n.l.holder
+		n.request(n.s.look(), func() {
+			n.saw(second)
+			n.marked = true
+			n.placed(rank, holder)
+		})
+	default:
+		n.saw(holder)
+		n.marked = true
+		n.placed(rank, holder)
+	}
+}
+
+// beDormant stops listening. A turn that the waiter had is over.
+func (n *node) beDormant(then func()) {
+	if !n.hears {
+		then()
+		return
+	}
+	n.unmarked = n.unmarked || n.marked
+	n.hears, n.marked, n.knows, n.mail = false, false, nothing, nil
+	n.tryAt, n.burst = forever, false
+	n.unwatch()
+	n.request(n.s.costs.beat, then)
+}
+
+// placed draws the conclusions from a look: when to try and to look again, and whether there is
+// room for the waiter.
+func (n *node) placed(rank int, holder *node) {
+	s := n.s
+	moved := rank < n.rank || n.rank == 0
+	n.rank = rank
+	n.free++
+	if holder != nil {
+		n.free = 0
+	}
+	n.looks = lock.NextLook(rank, moved, n.looks, s.lease)
+	n.lookAt = s.now + n.looks
+	if rank <= lock.TriesWhatsFree && n.free >= 2 {
+		n.tryAt = s.now
+	}
+	listening := n.l.marked(n)
+	if rank == 1 && n.tryAt == forever && holder == nil {
+		n.tryAt = s.now
+		if listening > 0 && n.knows == nothing { // others know more of the last holder
+			n.tryAt += lock.TurnPatience
+		}
+	}
+	if rank == 1 {
+		n.duties(holder)
+		return
+	}
+	n.request(s.costs.beat, func() { // the question for room
+		if lock.MayStay(rank, len(n.l.line), s.connections-s.open, s.connections) {
+			n.duties(holder)
+			return
+		}
+		n.refused = true
+		n.leaveLine()
+		s.leave()
+		n.away()
+	})
+}
+
+// duties calls the dormant waiters if few listen, and has the first few watch the holder.
+func (n *node) duties(holder *node) {
+	if few := lock.FewListen(n.l.marked(nil), len(n.l.line)); few != n.calling {
+		n.call(few)
+		n.request(n.s.costs.beat, func() { n.watch(holder) })
+		return
+	}
+	n.watch(holder)
+}
+
+// watch begins or ends the watch. A holder shows its requests from its first heartbeat on. Until
+// then the first in line finds out again and again whether the lock is free.
+func (n *node) watch(holder *node) {
+	n.unwatch()
+	shows := holder != nil && n.s.now-holder.since >= lock.FirstBeat
+	if holder != nil && (n.rank == 1 || shows && n.rank <= lock.MostWatchers) {
+		n.watched, n.beats = holder, session.BeatEvery(n.s.lease)
+		if !shows {
+			n.beats = lock.TryEvery
+		}
+		n.beatIn(n.beats)
+		n.lookAt = n.s.now + lock.LookBesideWatch(n.s.lease)
+	}
+	n.tryLater()
+	n.proceed()
+}
+
+// unwatch lets the heartbeat see nothing.
+func (n *node) unwatch() { n.watched, n.beats = nil, lock.WaiterBeat(n.s.lease) }
+
+// beaten reads the answer to a heartbeat: a watch sees that its holder is gone, and a dormant
+// waiter that somebody calls.
+func (n *node) beaten() {
+	switch {
+	case n.watched != nil && n.watched != n.l.holder:
+		n.unwatch()
+		if n.rank == 1 && n.tryAt > n.s.now+lock.TurnPatience {
+			n.tryAt = n.s.now
+		}
+	case !n.hears && n.l.calls > 0:
+	default:
+		return
+	}
+	n.lookAt = n.s.now
+	n.proceed()
+}
+
+// tryLater has the first in line try in a while anyway, unless the heartbeat watches.
+func (n *node) tryLater() {
+	if n.rank == 1 && n.tryAt == forever && n.watched == nil {
+		n.tryAt = n.s.now + lock.TryEvery
+	}
+}
+
+// try takes the lock if it is free.
+func (n *node) try() {
+	burst := n.burst
+	n.tryAt, n.burst = forever, false
+	n.tryLater()
+	n.request(n.s.costs.beat, func() {
+		if n.l.holder == nil {
+			delay := session.DeadAfter(n.s.lease, 0)
+			if n.knows == over {
+				delay = 0
+			}
+			n.granted(delay)
+			return
+		}
+		if n.knows == over { // there must be a holder that it does not know
+			n.knows, burst = running, true
+		}
+		if burst {
+			n.lookAt = n.s.now
+		}
+		n.proceed()
+	})
+}
+
+// saw adds to what the waiter knows the holder that a look has shown. That one's clean end may
+// have overtaken the look.
+func (n *node) saw(holder *node) {
+	if holder == nil {
+		return
+	}
+	for _, w := range n.mail {
+		if w.clean && w.from == holder {
+			if n.knows == nothing {
+				n.knows, n.covers = over, w.coversEarlier
+			}
+			return
+		}
+	}
+	n.knows = running
+}
+
+// hear adds to what the waiter knows a word. A clean end that names the waiter, and is for all
+// earlier holders, tells it enough even if it has known nothing.
+func (n *node) hear(w word) {
+	switch {
+	case !w.clean:
+		n.knows = running
+	case n.knows != nothing || w.to == n && w.coversEarlier && !n.unmarked:
+		n.knows, n.covers = over, w.coversEarlier
+	}
+	n.mail = append(n.mail, w)
+	n.proceed()
+}
+
+// decide decides by a word when to try and to look.
+func (n *node) decide(w word) {
+	now := n.s.now
+	if w.clean {
+		delay := time.Duration(0)
+		if w.to != n {
+			delay = lock.TurnDelay(n.rank, n.rank == 1)
+		}
+		n.tryAt = min(n.tryAt, now+delay)
+		n.burst = n.burst || n.rank == 1 || w.to == n
+		return
+	}
+	n.burst, n.free, n.tryAt = false, 0, forever
+	if n.rank > n.l.before(n)+1 { // it was one before this one
+		n.rank--
+	}
+	if n.rank <= lock.MostWatchers {
+		n.lookAt = min(n.lookAt, now+lock.LookAtNew)
+	}
+	n.tryLater()
+}
