@@ -181,7 +181,6 @@ func parseSeat(row []string) (s evidence.Seat, last request, err error) {
 		return s, last, session.ErrNotPostgreSQL()
 	}
 	role, _ := strconv.ParseUint(row[seatRole], 10, 32)
-	age, _ := strconv.ParseFloat(row[seatAge], 64)
 	s = evidence.Seat{
 		ID:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[seatSub] == "2"},
 		Shared: strings.HasPrefix(row[seatMode], "Share"), PID: uint32(pid), Role: uint32(role), Opened: row[seatOpened],
@@ -191,10 +190,17 @@ func parseSeat(row []string) (s evidence.Seat, last request, err error) {
 		// A holder in its own delay waits for other commands, which may live longer.
 		s.Delay = min(max(session.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
 		if s.Opened != "" && !d.Transaction {
-			last = request{s.PID, s.Opened, row[seatChanged], time.Duration(age * float64(time.Second)), d.Beat}
+			last = request{s.PID, s.Opened, row[seatChanged], ageOf(row[seatAge]), d.Beat}
 		}
 	}
 	return s, last, nil
+}
+
+// ageOf reads how old a request is, in seconds by the server's clock. If that clock has been set
+// back since, the request seems to come from the future: it counts as new.
+func ageOf(seconds string) time.Duration {
+	age, _ := strconv.ParseFloat(seconds, 64)
+	return time.Duration(max(0, age) * float64(time.Second))
 }
 
 // The token stands in the name that every role sees of every session, before

@@ -3,7 +3,6 @@ package lock
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"sync"
 	"time"
 
@@ -158,8 +157,7 @@ func (w *watch) compare(of request, received boottime.Instant, row []string) (st
 	of.beat, of.changed = d.Beat, row[2]
 	since, again := w.sees(of, received)
 	if !again {
-		seconds, _ := strconv.ParseFloat(row[3], 64)
-		return watching, time.Duration(seconds * float64(time.Second)), 0
+		return watching, ageOf(row[3]), 0
 	}
 	if left = since.Add(w.need).Sub(received); left <= 0 {
 		return shouldLook, 0, 0
