@@ -114,6 +114,8 @@ func padded(row []string, widths []int) string {
 func holderCell(h inspect.View) string {
 	text := fmt.Sprintf("backend %d %s", h.Backend, h.Application)
 	switch {
+	case h.Backend == 0 && h.Granted:
+		return "(a prepared transaction)"
 	case h.Backend == 0:
 		return "-"
 	case h.PID != 0:

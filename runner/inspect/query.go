@@ -43,12 +43,25 @@ func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, err
 	rows, err := on.Query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, 0,
 	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
 	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp()), a.state, extract(epoch FROM a.state_change)
-FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
-WHERE l.locktype = 'advisory' AND l.granted AND l.pid IS NOT NULL AND `+InThisDatabase+" AND "+Among(ids))
+FROM pg_catalog.pg_lock_status() AS l LEFT JOIN LATERAL `+ActivityOfLock+` AS a ON true
+WHERE l.locktype = 'advisory' AND l.granted AND `+InThisDatabase+" AND "+Among(ids))
 	if err != nil {
 		return nil, err
 	}
 	return parseViews(rows, nil)
+}
+
+// ActivityOfLock is what the server shows of the session that has a lock l. A prepared
+// transaction has no session, and for NULL the function would return all sessions.
+const ActivityOfLock = "pg_catalog.pg_stat_get_activity(coalesce(l.pid, 0))"
+
+// ParseBackend reads the column pid of a lock. It is 0 for the lock of a prepared transaction.
+func ParseBackend(text string) (pid uint32, err error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	return uint32(n), err
 }
 
 // Terminate ends a backend, and with it its locks. The role has to be a superuser, the
@@ -152,7 +165,7 @@ func parseView(row []string) (View, error) {
 	}
 	class, err1 := strconv.ParseUint(row[1], 10, 32)
 	obj, err2 := strconv.ParseUint(row[2], 10, 32)
-	pid, err3 := strconv.ParseUint(row[6], 10, 32)
+	pid, err3 := ParseBackend(row[6])
 	waiting, err4 := parseSeconds(row[7])
 	now, err5 := parseSeconds(row[13])
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
@@ -161,7 +174,7 @@ func parseView(row []string) (View, error) {
 	v := View{
 		Database: row[0], ID: lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
 		Shared: strings.HasPrefix(row[4], "Share"), Granted: row[5] == "t",
-		Waiting: waiting, Backend: uint32(pid),
+		Waiting: waiting, Backend: pid,
 		Role: row[8], Client: row[9], Application: row[10], Hidden: row[12] == "t",
 		Now: time.Unix(0, int64(now)),
 	}

@@ -21,7 +21,7 @@ type View struct {
 	Shared   bool
 	Granted  bool          // otherwise the session waits
 	Waiting  time.Duration // how long it has waited
-	Backend  uint32        // its process number at the server
+	Backend  uint32        // its process number at the server; 0 for a prepared transaction
 	Role     string
 	Client   string // address, or empty for a unix socket
 	// Application is the session's name, which everyone may see.
@@ -136,6 +136,8 @@ func (v View) String() string {
 		text = fmt.Sprintf("%s (%s, process %d of %s)", v.Where(), v.Command, v.PID, v.User)
 	case v.Pglead():
 		text = fmt.Sprintf("pglead on %s (role %s)", v.Where(), v.Role)
+	case v.Backend == 0:
+		text = "a prepared transaction; pg_prepared_xacts lists them, and COMMIT PREPARED or ROLLBACK PREPARED ends one"
 	default:
 		text = fmt.Sprintf("a program that is not pglead (role %s, application %q, backend %d)", v.Role, v.Application, v.Backend)
 	}

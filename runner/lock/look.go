@@ -100,7 +100,7 @@ SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l
 	a.backend_start, a.state_change, extract(epoch FROM pg_catalog.clock_timestamp() - a.state_change), pg_catalog.left(a.query, 1000),
 	count(l.place) OVER (), %[6]s, (SELECT count(*) FROM l WHERE mark),
 	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())), %[7]s
-FROM l LEFT JOIN l AS own ON own.pid = pg_catalog.pg_backend_pid() AND own.place IS NOT NULL LEFT JOIN LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a ON true
+FROM l LEFT JOIN l AS own ON own.pid = pg_catalog.pg_backend_pid() AND own.place IS NOT NULL LEFT JOIN LATERAL `+inspect.ActivityOfLock+` AS a ON true
 WHERE NOT l.mark ORDER BY l.place NULLS FIRST, l.pid LIMIT %[5]d`,
 		b.lineClass(), placeAt(ticketTime()), uint32(commonTicket), inspect.Among(ids), len(ids)+mostSeats, placesBefore, mark)
 }
@@ -176,14 +176,14 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 func parseSeat(row []string) (s evidence.Seat, last request, err error) {
 	class, err1 := strconv.ParseUint(row[seatClass], 10, 32)
 	obj, err2 := strconv.ParseUint(row[seatObj], 10, 32)
-	pid, err3 := strconv.ParseUint(row[seatPID], 10, 32)
+	pid, err3 := inspect.ParseBackend(row[seatPID])
 	if err1 != nil || err2 != nil || err3 != nil {
 		return s, last, session.ErrNotPostgreSQL()
 	}
 	role, _ := strconv.ParseUint(row[seatRole], 10, 32)
 	s = evidence.Seat{
 		ID:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[seatSub] == "2"},
-		Shared: strings.HasPrefix(row[seatMode], "Share"), PID: uint32(pid), Role: uint32(role), Opened: row[seatOpened],
+		Shared: strings.HasPrefix(row[seatMode], "Share"), PID: pid, Role: uint32(role), Opened: row[seatOpened],
 	}
 	s.Token, s.Ended = shownToken(row[seatName])
 	if d, ok := inspect.ParseDescription(row[seatQuery]); ok && d.Beat > 0 {

@@ -138,7 +138,7 @@ func (h *Held) Asker(ctx context.Context) (by, to string) {
 	for _, l := range h.Locks {
 		requests = append(requests, lockkey.StepDown(l.ID))
 	}
-	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL pg_catalog.pg_stat_get_activity(l.pid) AS a
+	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL `+inspect.ActivityOfLock+` AS a
 WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+inspect.Among(requests)+" LIMIT 1")
 	if err != nil {
 		return "", ""

@@ -1,0 +1,34 @@
+package lock_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/lock"
+)
+
+// TestPreparedTransaction: the lock of a prepared transaction has no session. Whoever wants it
+// waits for it as for any other holder, and is told what has it.
+func TestPreparedTransaction(t *testing.T) {
+	t.Parallel()
+	server := start(t, map[string]string{"max_prepared_transactions": "2"})
+	plain(t, server.DSN("postgres"), "BEGIN; SELECT pg_advisory_xact_lock(7); PREPARE TRANSACTION 'away'")
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	cfg.LockDelay = time.Second
+	waiter := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	at := cfg
+	at.Wait, at.Explain = 0, true
+	_, err := lock.NewCandidate(at).Acquire(t.Context(), nil)
+	var held *lock.ConflictError
+	if !errors.As(err, &held) || len(held.Holders) != 1 || !strings.Contains(held.Holders[0].String(), "a prepared transaction") {
+		t.Errorf("it is refused by %v, %+v", err, held)
+	}
+	if said := waiter.said(); len(said) != 1 || said[0] != "waiting" {
+		t.Errorf("the waiter said %v", said)
+	}
+	query(t, server, "ROLLBACK PREPARED 'away'")
+	waiter.held(t)
+}
