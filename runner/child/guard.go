@@ -25,8 +25,7 @@ type Guard struct {
 	guards  *Guards
 	pid     int
 	control *os.File // this end of the socket pair
-	cgroup  string   // the control group that the guard makes for the command if it may, or empty
-	used    bool     // it has had a command
+	cgroup  string   // the control group that the guard makes for its commands if it may, or empty
 
 	mu       sync.Mutex
 	renewals int     // this end of the pipe, or -1

@@ -68,6 +68,11 @@ type guardProcess struct {
 	timeUp   <-chan struct{} // the timer has fired
 	hungUp   <-chan struct{} // the server has closed the socket
 
+	// The control group of its commands. A command that ends leaves it empty, or else the
+	// guard ends, too. To make it and to remove it would take as long as a quarter of a fork.
+	cgroup    string   // or empty
+	cgroupDir *os.File // or nil
+
 	resetStop func() // gives SIGTSTP the action that the command is to inherit
 	apart     bool   // it has left pglead's session
 	orphaned  bool   // pglead is gone
@@ -83,9 +88,7 @@ type turn struct {
 
 	// The command:
 	pid       int
-	pidfd     int    // or -1
-	cgroup    string // or empty
-	cgroupDir *os.File
+	pidfd     int // or -1
 	stage     stage
 	leftovers <-chan time.Time // fires at the end of the stage
 
@@ -106,8 +109,8 @@ type message struct {
 	body []byte
 }
 
-// newGuardProcess makes this process a guard. cgroup is the control group of its first
-// command, or empty.
+// newGuardProcess makes this process a guard. cgroup is the control group that it makes
+// for its commands if it may, or empty. It is ready before there is a request.
 func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProcess, error) {
 	unix.CloseOnExec(control)
 	unix.CloseOnExec(renewals)
@@ -129,7 +132,10 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 		resetStop: ignoreStop(),
 		messages:  make(chan message),
 		children:  make(chan os.Signal, 1),
-		turn:      newTurn(cgroup),
+		turn:      newTurn(),
+	}
+	if g.cgroupDir = makeCgroup(cgroup); g.cgroupDir != nil {
+		g.cgroup = cgroup
 	}
 	var err error
 	if g.timer, err = boottime.NewTimer(); err != nil {
@@ -138,14 +144,7 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 	return g, nil
 }
 
-// newTurn begins a turn, and makes the control group for its command if this process may.
-func newTurn(cgroup string) turn {
-	t := turn{pidfd: -1, report: doneReport{Ending: Exited}}
-	if t.cgroupDir = makeCgroup(cgroup); t.cgroupDir != nil {
-		t.cgroup = t.cgroupDir.Name()
-	}
-	return t
-}
+func newTurn() turn { return turn{pidfd: -1, report: doneReport{Ending: Exited}} }
 
 // watch returns when the command and all that it started are dead and reaped. It says
 // whether the guard can have another command. It can't if it had to listen, or if a signal
@@ -184,7 +183,9 @@ func (g *guardProcess) watch() (again bool) {
 		g.report.Ready = 1
 	}
 	err := writeMessage(blocking{g.fd}, msgDone, g.report.encode())
-	removeCgroup(g.cgroup)
+	if g.report.Ready == 0 || err != nil {
+		removeCgroup(g.cgroup)
+	}
 	g.linger()
 	if errors.Is(err, unix.EAGAIN) { // pglead is stopped, and its socket full
 		err = writeMessage(g.control, msgDone, g.report.encode())
