@@ -76,11 +76,13 @@ func (g *Guard) execute(socket syscall.Conn) error {
 	// ps shows the arguments to everybody, and pkill -f matches them. So they contain
 	// neither the key nor the word pglead. The control group is in the environment.
 	args := []string{guardName, "of process " + strconv.Itoa(os.Getpid()), strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(socketCopy)}
+	slack, restore := loosenTimers()
+	defer restore()
 	g.pid, err = syscall.ForkExec(selfExe(), args, &syscall.ProcAttr{
 		// The guard's Go runtime needs no second processor, and no memory profile: the
 		// first sample alone costs 30 page faults at the start. The command's environment
 		// is in the start request.
-		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + g.cgroup},
+		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + g.cgroup, slackVariable + "=" + slack},
 		Files: []uintptr{g.guards.stdin(), 1, 2},
 	})
 	return err

@@ -23,6 +23,9 @@ const guardName = "lease-guard"
 // cgroupVariable names the command's control group in the guard's environment.
 const cgroupVariable = "CGROUP"
 
+// slackVariable has the timer slack of the command's first thread.
+const slackVariable = "SLACK"
+
 // init is the guard's main function. Go initialises packages in the order of their paths,
 // as far as their imports allow. So net, regexp and most of what pglead alone needs are
 // not set up yet, and never will be. That saves a fifth of the guard's memory and of its
@@ -44,7 +47,8 @@ func init() { //nolint:gochecknoinits // see above
 	if err1 != nil || err2 != nil || err3 != nil {
 		syscall.Exit(70)
 	}
-	setThreadName(guardName) // which is the process's, too
+	setThreadName(guardName)           // which is the process's, too
+	setSlack(os.Getenv(slackVariable)) // of this thread, and so the command's
 	g, err := newGuardProcess(control, renewals, socket, os.Getenv(cgroupVariable))
 	for again := err == nil; again; {
 		again = g.start() == nil && g.watch()
