@@ -97,20 +97,6 @@ func (g *Guard) Close() {
 	removeCgroup(g.cgroup)
 }
 
-// Ended says whether a guard that waits for a command has ended. Such a guard sends
-// nothing, so if there is something to read, it is the end.
-func (g *Guard) Ended() (ended bool) {
-	raw, err := g.control.SyscallConn()
-	if err != nil {
-		return true
-	}
-	err = raw.Control(func(fd uintptr) {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		ended = err == nil && n > 0
-	})
-	return ended || err != nil
-}
-
 // send gives the guard an order. It never blocks: the guard may be stopped, and this
 // process has to go on, to notice that the lock is lost. If the socket has no room, the
 // order is sent later and, like a pending signal, only once. If writing fails for another

@@ -183,9 +183,7 @@ func (g *guardProcess) watch() (again bool) {
 		}
 	}
 	g.leaveSocket()
-	if brief && g.req.KeepGuard && unix.WaitStatus(g.report.Status).Exited() {
-		g.report.Ready = 1
-	}
+	g.report.Ready = flag(brief && g.req.KeepGuard && unix.WaitStatus(g.report.Status).Exited()) // see reuse.go
 	err := writeMessage(blocking{g.fd}, msgDone, g.report.encode())
 	if g.report.Ready == 0 || err != nil {
 		removeCgroup(g.cgroup)
