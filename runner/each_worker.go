@@ -13,19 +13,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// aheadMost is the longest time that a lock is held before its command can start: others
-// skip the item meanwhile. It is the time of a brief command, since a worker takes a lock
-// ahead only beside a command that follows a brief one (see child.Child.Guard).
-const aheadMost = 20 * time.Millisecond
-
-// worker works on one item after the other. If the command before was brief, an errand to
-// the server runs beside the next command:
-//
-//	command   1 ────────┤2 ────────┤3 ────────┤
-//	errand              │fetch 3   │free 2,   │free 3,
-//	                    │          │fetch 4   │fetch 5
-//
-// Otherwise the worker takes the next lock between two commands.
+// worker works on one item after the other: it takes a lock, runs the command, and gives
+// the lock back together with the next try. After a brief command it does both beside the
+// next one (each_ahead.go).
 type worker struct {
 	*each
 	session *session.Session
@@ -52,63 +42,26 @@ func (w *worker) work(ctx context.Context) error {
 	}()
 	next, err := w.fetch(ctx, nil, false)
 	for last := (*ended)(nil); next != nil; {
-		got := w.beside(ctx, last)
+		got := w.beside(ctx, last) // which gives back the last one's lock
 		ran, failed := w.do(ctx, next)
 		if failed != nil {
 			w.cancel(failed) // which ends the errand, too
 		}
-		errand := <-got
-		last, next = ran, errand.next
-		if err = cmp.Or(failed, errand.err); err != nil {
+		fetched := <-got
+		last, next = ran, fetched.next
+		if err = cmp.Or(failed, fetched.err); err != nil {
 			w.free(ctx, last)
 			if next != nil {
 				w.abandon(next)
 			}
 			return err
 		}
-		if next == nil {
+		if next == nil { // nothing was fetched ahead
 			next, err = w.fetch(ctx, last, false)
 			last = nil
 		}
 	}
 	return err
-}
-
-// errand is the result of an errand: the next item, with its lock, or nil.
-type errand struct {
-	next *job
-	err  error
-}
-
-// beside runs an errand beside the command that is about to start. If the command before
-// was not brief, the errand only gives back that command's lock. Otherwise it also fetches
-// the next item's lock, and gives that back if the command doesn't end within aheadMost.
-func (w *worker) beside(ctx context.Context, last *ended) <-chan errand {
-	got := make(chan errand)
-	ahead := w.brief && !w.cfg.Session.Transaction // a transaction holds one lock after the other
-	go func() {
-		defer close(got)
-		if !ahead {
-			w.free(ctx, last)
-			return
-		}
-		next, err := w.fetch(ctx, last, true)
-		if next == nil {
-			got <- errand{err: err}
-			return
-		}
-		wanted := time.NewTimer(aheadMost)
-		defer wanted.Stop()
-		select {
-		case got <- errand{next: next}:
-			return
-		case <-wanted.C:
-		case <-ctx.Done():
-		}
-		w.again = &next.item
-		w.abandon(next)
-	}()
-	return got
 }
 
 // fetch gives back the lock of the last command, if there is one, and takes the lock of

@@ -6,44 +6,54 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
-// listing is a program that has gone through all items.
+// listing is a program that goes through all items, several times.
 type listing struct {
-	took, cpu time.Duration
-	peak      float64 // of its memory, in bytes
+	name string
+	args []string
+
+	took, cpu, server []time.Duration
+	peak              float64 // of its memory, in bytes
 }
 
 // each is many items, one lock and one command after the other.
 func (b *bench) each() error {
+	const turns = 10
+	n := max(1, b.items/turns)
 	list := filepath.Join(b.dir, "items")
-	if err := writeItems(list, b.items); err != nil {
+	if err := writeItems(list, n); err != nil {
 		return err
 	}
-	section(fmt.Sprintf("%d items", b.items), "`true` for each.", "| | s | ms an item | processor ms an item | peak MiB | |\n|---|---|---|---|---|---|")
-	each := []string{b.pglead, "each", "--key", "bench/{}", "-a", list}
+	section(fmt.Sprintf("%d items", b.items), fmt.Sprintf("`true` for each, in %d turns. The processor time is that of all processes but the server's.", turns),
+		"| | ms an item | processor ms | server ms | peak MiB | |\n|---|---|---|---|---|---|")
 	for _, of := range []struct {
-		flags  string
-		theirs []string
-		ours   []string
-		most   float64
-	}{
-		{"", []string{"xargs", "-a", list, "-n", "1", "true"}, append(each[:len(each):len(each)], "--", "true"), 2},
-		{" -P 4", []string{"xargs", "-a", list, "-n", "1", "-P", "4", "true"}, append(each[:len(each):len(each)], "-P", "4", "--", "true"), 1.2},
-	} {
-		theirs, err := b.goThrough(of.theirs)
-		if err != nil {
-			return err
+		flags string
+		add   []string
+		most  float64
+	}{{"", nil, 2}, {" -P 4", []string{"-P", "4"}, 1.2}} {
+		pglead := func(program string) []string {
+			return slices.Concat([]string{program, "each", "--key", "bench/{}", "-a", list}, of.add, []string{"--", "true"})
 		}
-		ours, err := b.goThrough(of.ours)
-		if err != nil {
-			return err
+		theirs := &listing{name: "`xargs -n 1" + of.flags + "`", args: slices.Concat([]string{"xargs", "-a", list, "-n", "1"}, of.add, []string{"true"})}
+		ours := &listing{name: "**pglead each**" + of.flags, args: pglead(b.pglead)}
+		all := []*listing{theirs, ours}
+		if b.also != "" {
+			all = append(all, &listing{name: "(the other build)" + of.flags, args: pglead(b.also)})
 		}
-		multiple := float64(ours.took) / float64(theirs.took)
-		b.printListing("`xargs -n 1"+of.flags+"`", theirs, "")
-		b.printListing("**pglead each**"+of.flags, ours, fmt.Sprintf("%.2f × xargs", multiple))
-		b.goal("each"+of.flags+" against xargs -n 1"+of.flags, multiple, of.most, " ×")
+		for turn := range turns {
+			for _, l := range toAndFro(all, turn) {
+				if err := b.goThrough(l); err != nil {
+					return err
+				}
+			}
+		}
+		for _, l := range all {
+			l.print(theirs, time.Duration(n))
+		}
+		b.goal("each"+of.flags+" against xargs -n 1"+of.flags, ratio(ours.took, theirs.took), of.most, " ×")
 	}
 	return nil
 }
@@ -59,22 +69,25 @@ func writeItems(file string, n int) error {
 	return out.Close()
 }
 
-func (b *bench) printListing(name string, l listing, multiple string) {
-	n := time.Duration(b.items)
-	fmt.Printf("| %s | %.1f | %s | %s | %.1f | %s |\n", name, l.took.Seconds(), ms(l.took/n), ms(l.cpu/n), l.peak/(1<<20), multiple)
+func (l *listing) print(against *listing, n time.Duration) {
+	multiple := ""
+	if l != against {
+		multiple = fmt.Sprintf("%.2f × xargs", ratio(l.took, against.took))
+	}
+	fmt.Printf("| %s | %s | %s | %s | %.1f | %s |\n", l.name, ms(quantile(l.took, .5)/n), ms(quantile(l.cpu, .5)/n), ms(quantile(l.server, .5)/n), l.peak/(1<<20), multiple)
 }
 
 // goThrough runs a program and looks at its memory all the while.
-func (b *bench) goThrough(args []string) (l listing, err error) {
+func (b *bench) goThrough(l *listing) error {
 	// As from cron: with a terminal each command of ours has a guard of its own.
-	p, err := b.program(b.unix, append([]string{"setsid"}, args...)...)
+	p, err := b.program(b.unix, append([]string{"setsid"}, l.args...)...)
 	if err != nil {
-		return l, err
+		return err
 	}
-	began := time.Now()
+	atServer, began := b.atServer(), time.Now()
 	started, err := p.start(nil, nil)
 	if err != nil {
-		return l, err
+		return err
 	}
 	peak, done := make(chan float64), make(chan struct{})
 	go func() {
@@ -92,10 +105,12 @@ func (b *bench) goThrough(args []string) (l listing, err error) {
 	}()
 	state, err := succeed(started)
 	close(done)
-	l = listing{took: time.Since(began), peak: <-peak}
+	took := time.Since(began)
+	l.peak = max(l.peak, <-peak)
 	if err != nil {
-		return l, fmt.Errorf("%s: %w", args[0], err)
+		return fmt.Errorf("%s: %w", l.args[0], err)
 	}
-	l.cpu = state.UserTime() + state.SystemTime()
-	return l, nil
+	server, err := atServer()
+	l.took, l.cpu, l.server = append(l.took, took), append(l.cpu, state.UserTime()+state.SystemTime()), append(l.server, server)
+	return err
 }

@@ -109,8 +109,7 @@ func (p process) output() (string, error) {
 // the server too, is gone.
 func (b *bench) time(p process) (sample, error) {
 	var s sample
-	before, base := children(os.Getpid()), children(b.server.PID())
-	server := ticks(b.server.PID())
+	before, atServer := children(os.Getpid()), b.atServer()
 	began := time.Now()
 	started, err := p.start(nil, nil)
 	if err != nil {
@@ -128,14 +127,23 @@ func (b *bench) time(p process) (sample, error) {
 			s.cpu += reap(pid)
 		}
 	}
-	for range 10000 {
-		if len(children(b.server.PID())) <= len(base) {
-			s.server = ticks(b.server.PID()) - server
-			return s, nil
+	s.server, err = atServer()
+	return s, err
+}
+
+// atServer begins to measure what the server takes for sessions that begin and end from
+// now on. What it returns waits for their end.
+func (b *bench) atServer() func() (time.Duration, error) {
+	base, before := len(children(b.server.PID())), ticks(b.server.PID())
+	return func() (time.Duration, error) {
+		for range 10000 {
+			if len(children(b.server.PID())) <= base {
+				return ticks(b.server.PID()) - before, nil
+			}
+			time.Sleep(100 * time.Microsecond)
 		}
-		time.Sleep(100 * time.Microsecond)
+		return 0, errors.New("the session does not end")
 	}
-	return s, errors.New("the session does not end")
 }
 
 // reap waits for an orphan and says what time it took.

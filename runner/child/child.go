@@ -79,18 +79,6 @@ type Child struct {
 	renewed boottime.Instant // the last deadline that the guard was sent
 }
 
-// orderState says whether orders for a command may go to its guard:
-//
-//	noOrders → ordersGiven      the guard ends with this command
-//	noOrders → guardHandedOn    the command has ended, and the guard may have another
-type orderState int
-
-const (
-	noOrders orderState = iota
-	ordersGiven
-	guardHandedOn
-)
-
 // Result is how a child ended.
 type Result struct {
 	Ending Ending
@@ -126,19 +114,6 @@ func (c *Child) Done() <-chan struct{} { return c.done }
 // Result says how it ended. It may be called after Done.
 func (c *Child) Result() Result { return c.result }
 
-// Guard is the guard if it is ready for another command, or nil. It is ready with
-// Config.KeepGuard, if the command ended by itself within an instant and left nothing
-// behind, and nobody gave an order. Guard may be called after Done. The caller has to use
-// or close what it returns.
-func (c *Child) Guard() *Guard {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.orders != guardHandedOn {
-		return nil
-	}
-	return c.guard
-}
-
 // listen turns what the guard says into events, and its end into Done.
 func (c *Child) listen() {
 	for {
@@ -172,17 +147,6 @@ func (c *Child) listen() {
 			return
 		}
 	}
-}
-
-// handOn leaves the guard to another command, unless an order may be on its way to it.
-func (c *Child) handOn() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.orders == ordersGiven {
-		return false
-	}
-	c.orders = guardHandedOn
-	return true
 }
 
 // tell delivers an event. It drops the event if nobody reads: the end of the tree must

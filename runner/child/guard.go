@@ -25,8 +25,7 @@ type Guard struct {
 	guards  *Guards
 	pid     int
 	control *os.File // this end of the socket pair
-	cgroup  string   // the control group that the guard makes for the command if it may, or empty
-	used    bool     // it has had a command
+	cgroup  string   // the control group that the guard makes for its commands if it may, or empty
 
 	mu       sync.Mutex
 	renewals int     // this end of the pipe, or -1
@@ -77,11 +76,13 @@ func (g *Guard) execute(socket syscall.Conn) error {
 	// ps shows the arguments to everybody, and pkill -f matches them. So they contain
 	// neither the key nor the word pglead. The control group is in the environment.
 	args := []string{guardName, "of process " + strconv.Itoa(os.Getpid()), strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(socketCopy)}
+	slack, restore := loosenTimers()
+	defer restore()
 	g.pid, err = syscall.ForkExec(selfExe(), args, &syscall.ProcAttr{
 		// The guard's Go runtime needs no second processor, and no memory profile: the
 		// first sample alone costs 30 page faults at the start. The command's environment
 		// is in the start request.
-		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + g.cgroup},
+		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + g.cgroup, slackVariable + "=" + slack},
 		Files: []uintptr{g.guards.stdin(), 1, 2},
 	})
 	return err
@@ -94,20 +95,6 @@ func (g *Guard) Close() {
 	g.kill()
 	g.reap()
 	removeCgroup(g.cgroup)
-}
-
-// Ended says whether a guard that waits for a command has ended. Such a guard sends
-// nothing, so if there is something to read, it is the end.
-func (g *Guard) Ended() (ended bool) {
-	raw, err := g.control.SyscallConn()
-	if err != nil {
-		return true
-	}
-	err = raw.Control(func(fd uintptr) {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		ended = err == nil && n > 0
-	})
-	return ended || err != nil
 }
 
 // send gives the guard an order. It never blocks: the guard may be stopped, and this

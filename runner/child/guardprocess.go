@@ -23,6 +23,9 @@ const guardName = "lease-guard"
 // cgroupVariable names the command's control group in the guard's environment.
 const cgroupVariable = "CGROUP"
 
+// slackVariable has the timer slack of the command's first thread.
+const slackVariable = "SLACK"
+
 // init is the guard's main function. Go initialises packages in the order of their paths,
 // as far as their imports allow. So net, regexp and most of what pglead alone needs are
 // not set up yet, and never will be. That saves a fifth of the guard's memory and of its
@@ -44,7 +47,8 @@ func init() { //nolint:gochecknoinits // see above
 	if err1 != nil || err2 != nil || err3 != nil {
 		syscall.Exit(70)
 	}
-	setThreadName(guardName) // which is the process's, too
+	setThreadName(guardName)           // which is the process's, too
+	setSlack(os.Getenv(slackVariable)) // of this thread, and so the command's
 	g, err := newGuardProcess(control, renewals, socket, os.Getenv(cgroupVariable))
 	for again := err == nil; again; {
 		again = g.start() == nil && g.watch()
@@ -68,6 +72,11 @@ type guardProcess struct {
 	timeUp   <-chan struct{} // the timer has fired
 	hungUp   <-chan struct{} // the server has closed the socket
 
+	// The control group of its commands. A command that ends leaves it empty, or else the
+	// guard ends, too. To make it and to remove it would take as long as a quarter of a fork.
+	cgroup    string   // or empty
+	cgroupDir *os.File // or nil
+
 	resetStop func() // gives SIGTSTP the action that the command is to inherit
 	apart     bool   // it has left pglead's session
 	orphaned  bool   // pglead is gone
@@ -83,9 +92,7 @@ type turn struct {
 
 	// The command:
 	pid       int
-	pidfd     int    // or -1
-	cgroup    string // or empty
-	cgroupDir *os.File
+	pidfd     int // or -1
 	stage     stage
 	leftovers <-chan time.Time // fires at the end of the stage
 
@@ -106,8 +113,8 @@ type message struct {
 	body []byte
 }
 
-// newGuardProcess makes this process a guard. cgroup is the control group of its first
-// command, or empty.
+// newGuardProcess makes this process a guard. cgroup is the control group that it makes
+// for its commands if it may, or empty. It is ready before there is a request.
 func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProcess, error) {
 	unix.CloseOnExec(control)
 	unix.CloseOnExec(renewals)
@@ -129,7 +136,10 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 		resetStop: ignoreStop(),
 		messages:  make(chan message),
 		children:  make(chan os.Signal, 1),
-		turn:      newTurn(cgroup),
+		turn:      newTurn(),
+	}
+	if g.cgroupDir = makeCgroup(cgroup); g.cgroupDir != nil {
+		g.cgroup = cgroup
 	}
 	var err error
 	if g.timer, err = boottime.NewTimer(); err != nil {
@@ -138,14 +148,7 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 	return g, nil
 }
 
-// newTurn begins a turn, and makes the control group for its command if this process may.
-func newTurn(cgroup string) turn {
-	t := turn{pidfd: -1, report: doneReport{Ending: Exited}}
-	if t.cgroupDir = makeCgroup(cgroup); t.cgroupDir != nil {
-		t.cgroup = t.cgroupDir.Name()
-	}
-	return t
-}
+func newTurn() turn { return turn{pidfd: -1, report: doneReport{Ending: Exited}} }
 
 // watch returns when the command and all that it started are dead and reaped. It says
 // whether the guard can have another command. It can't if it had to listen, or if a signal
@@ -180,11 +183,11 @@ func (g *guardProcess) watch() (again bool) {
 		}
 	}
 	g.leaveSocket()
-	if brief && g.req.KeepGuard && unix.WaitStatus(g.report.Status).Exited() {
-		g.report.Ready = 1
-	}
+	g.report.Ready = flag(brief && g.req.KeepGuard && unix.WaitStatus(g.report.Status).Exited()) // see reuse.go
 	err := writeMessage(blocking{g.fd}, msgDone, g.report.encode())
-	removeCgroup(g.cgroup)
+	if g.report.Ready == 0 || err != nil {
+		removeCgroup(g.cgroup)
+	}
 	g.linger()
 	if errors.Is(err, unix.EAGAIN) { // pglead is stopped, and its socket full
 		err = writeMessage(g.control, msgDone, g.report.encode())

@@ -61,7 +61,7 @@ func (g *guardProcess) receive() error {
 		return err
 	}
 	if g.pid != 0 {
-		g.turn = newTurn(req.cgroup)
+		g.turn = newTurn()
 		g.readRenewals() // they are for a command that is dead
 	}
 	g.req, g.deadline = req, req.Deadline
@@ -100,7 +100,6 @@ func (g *guardProcess) attributes() *syscall.SysProcAttr {
 // execute starts the command, if possible in its control group.
 func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 	if g.cgroupDir != nil {
-		defer g.cgroupDir.Close()
 		setCgroup(attr.Sys, g.cgroupDir)
 		pid, err := syscall.ForkExec(g.req.Path, g.req.Args, attr)
 		if err == nil {
@@ -109,7 +108,7 @@ func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 		// The kernel may have refused only the group: try without it.
 		attr.Sys = g.attributes()
 		removeCgroup(g.cgroup)
-		g.cgroup = ""
+		g.cgroup, g.cgroupDir = "", nil
 	}
 	pid, err = syscall.ForkExec(g.req.Path, g.req.Args, attr)
 	if errors.Is(err, syscall.ENOEXEC) {

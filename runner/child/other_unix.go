@@ -82,6 +82,9 @@ func selfExe() string {
 // setThreadName does nothing: argv[0] is all that a process can choose here.
 func setThreadName(string) {}
 
+func loosenTimers() (before string, restore func()) { return "", func() {} }
+func setSlack(string)                               {}
+
 func (g *guardProcess) firstInstants() (brief bool) { return false }
 
 // closed is always false: see hangup.

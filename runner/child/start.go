@@ -82,17 +82,10 @@ func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boo
 	return pid, born, err
 }
 
-// request is the request to start. The guard made the control group for its first command
-// when it started. For each further command the request names one.
+// request is the request to start.
 func (g *Guard) request(cfg Config) []byte {
-	r := startRequest{Config: cfg}
-	r.KeepGuard = cfg.KeepGuard && g.guards.reusable()
-	if g.used {
-		g.cgroup = newCgroup(g.guards.cgroup())
-		r.cgroup = g.cgroup
-	}
-	g.used = true
-	return r.encode()
+	cfg.KeepGuard = cfg.KeepGuard && g.guards.reusable()
+	return (&startRequest{cfg}).encode()
 }
 
 // awaitStart reads the answer to a start request, or the rest of it.

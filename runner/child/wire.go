@@ -110,17 +110,14 @@ func number(body []byte) int64 {
 // startRequest is what the guard has to know. It has the command's argv and environment:
 // ps shows the guard's own arguments, and the guard's own environment is for its Go
 // runtime. GuardPatience does not go over the wire, since only pglead needs it.
-type startRequest struct {
-	Config
-	cgroup string // which the guard makes for the command, unless it has one from its start
-}
+type startRequest struct{ Config }
 
 func (r *startRequest) encode() []byte {
 	var b []byte
 	for _, n := range []int64{int64(r.Deadline), int64(r.LostGrace), int64(r.LeaseGrace), flag(r.WaitForLeftovers), flag(r.ReleaseEndsSession), flag(r.KeepGuard), int64(r.Linger)} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
-	for _, list := range [][]string{{r.Path, string(r.Release), r.cgroup}, r.Args, r.Env} {
+	for _, list := range [][]string{{r.Path, string(r.Release)}, r.Args, r.Env} {
 		b = binary.AppendUvarint(b, uint64(len(list)))
 		for _, s := range list {
 			b = binary.AppendUvarint(b, uint64(len(s)))
@@ -164,13 +161,13 @@ func (r *startRequest) decode(b []byte) error {
 			b = b[used+int(size):]
 		}
 	}
-	if len(single) != 3 || len(b) != 0 {
+	if len(single) != 2 || len(b) != 0 {
 		return errMalformed
 	}
 	r.Deadline, r.LostGrace, r.LeaseGrace = boottime.Instant(numbers[0]), time.Duration(numbers[1]), time.Duration(numbers[2])
 	r.WaitForLeftovers, r.ReleaseEndsSession, r.KeepGuard = numbers[3] != 0, numbers[4] != 0, numbers[5] != 0
 	r.Linger = time.Duration(numbers[6])
-	r.Path, r.Release, r.cgroup = single[0], []byte(single[1]), single[2]
+	r.Path, r.Release = single[0], []byte(single[1])
 	return nil
 }
 

@@ -16,7 +16,7 @@ func TestStartRequestSurvivesTheWire(t *testing.T) {
 		{Config: Config{
 			Path: "/bin/echo", Args: []string{"echo", "", "a\nb", "日本"}, Env: []string{"A=1", "B="}, Deadline: 1 << 60, LostGrace: 5, LeaseGrace: 4,
 			WaitForLeftovers: true, ReleaseEndsSession: true, KeepGuard: true, Release: []byte("bye\x00"),
-		}, cgroup: "/group"},
+		}},
 	} {
 		var wire bytes.Buffer
 		if err := writeMessage(&wire, msgStart, want.encode()); err != nil {

@@ -1,0 +1,62 @@
+package runner
+
+import (
+	"context"
+	"time"
+)
+
+// If the command before was brief, an errand to the server runs beside the next command:
+//
+//	command   1 ────────┤2 ────────┤3 ────────┤
+//	errand              │fetch 3   │free 2,   │free 3,
+//	                    │          │fetch 4   │fetch 5
+//
+// Otherwise the worker takes the next lock between two commands. An errand saves 16 % of
+// the time for each `true`, and with -P 4 still 9 %.
+
+// aheadMost is the longest time that a lock is held before its command can start: others
+// skip the item meanwhile. It is the time of a brief command, since a worker takes a lock
+// ahead only beside a command that follows a brief one (see child.Child.Guard).
+const aheadMost = 20 * time.Millisecond
+
+// fetched is the result of an errand: the next item, with its lock, or nil.
+type fetched struct {
+	next *job
+	err  error
+}
+
+// beside runs an errand beside the command that is about to start. It gives back the lock
+// of the last command and, if that was brief, fetches the next item's.
+func (w *worker) beside(ctx context.Context, last *ended) <-chan fetched {
+	got := make(chan fetched)
+	ahead := w.brief && !w.cfg.Session.Transaction // a transaction holds one lock after the other
+	go func() {
+		defer close(got)
+		if ahead {
+			w.fetchAhead(ctx, last, got)
+		} else {
+			w.free(ctx, last)
+		}
+	}()
+	return got
+}
+
+// fetchAhead fetches the next item's lock, and gives it back if the command doesn't end
+// within aheadMost.
+func (w *worker) fetchAhead(ctx context.Context, last *ended, got chan<- fetched) {
+	next, err := w.fetch(ctx, last, true)
+	if next == nil {
+		got <- fetched{err: err}
+		return
+	}
+	wanted := time.NewTimer(aheadMost)
+	defer wanted.Stop()
+	select {
+	case got <- fetched{next: next}:
+		return
+	case <-wanted.C:
+	case <-ctx.Done():
+	}
+	w.again = &next.item
+	w.abandon(next)
+}
