@@ -97,15 +97,28 @@ func (f *lookFlags) aboutKey(u *ui, cmd *cobra.Command, key string, look func(ct
 	if err != nil {
 		return err
 	}
-	return f.aboutLedger(u, cmd, func(ctx context.Context, ask ledger.Ask) error { return look(ctx, ask, ids) })
+	return f.aboutPast(u, cmd, func(ctx context.Context, ask ledger.Ask) error { return look(ctx, ask, ids) })
 }
 
-// aboutLedger connects to a database that has a ledger.
+// aboutPast connects to a database that has a ledger, to read it.
+func (f *lookFlags) aboutPast(u *ui, cmd *cobra.Command, look func(ctx context.Context, ask ledger.Ask) error) error {
+	if err := f.find(u, cmd); err != nil {
+		return err
+	}
+	return f.read(u, f.withLedger(look))
+}
+
+// aboutLedger connects to a database that has a ledger, to write it.
 func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context.Context, ask ledger.Ask) error) error {
 	if err := f.find(u, cmd); err != nil {
 		return err
 	}
-	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
+	return f.look(f.withLedger(look))
+}
+
+// withLedger is a look at the ledger, if this role has one.
+func (f *lookFlags) withLedger(look func(ctx context.Context, ask ledger.Ask) error) func(context.Context, *session.Viewer) error {
+	return func(ctx context.Context, viewer *session.Viewer) error {
 		found, err := findLedger(ctx, viewer, f.target())
 		if err == nil {
 			err = found.refusal()
@@ -114,7 +127,7 @@ func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context
 			return err
 		}
 		return look(ctx, found.ask)
-	})
+	}
 }
 
 // isPattern says whether an argument stands for several keys, as for ls.
