@@ -129,6 +129,13 @@ func (u *ui) say(level slog.Level, message, hint string, attrs ...any) {
 	}
 }
 
+// remark says what is odd in the surroundings. Without a ui nobody wants to know.
+func (u *ui) remark(message, hint string) {
+	if u != nil {
+		u.say(slog.LevelWarn, message, hint, "event", "environment")
+	}
+}
+
 // Write writes one message in one piece, for slog.
 func (u *ui) Write(message []byte) (int, error) {
 	u.mu.Lock()
