@@ -53,6 +53,23 @@ func usagef(format string, args ...any) error {
 	return &usageError{err: fmt.Errorf(format, args...)}
 }
 
+// hintedError is an error with what the user of this very command can do about it.
+type hintedError struct {
+	error
+	hint string
+}
+
+func (e *hintedError) Unwrap() error { return e.error }
+
+// withWait adds to a full server's refusal that the command has --wait, unless it was given.
+func (o *options) withWait(err error) error {
+	var refused *session.Error
+	if o.wait.value == 0 && errors.As(err, &refused) && refused.Full {
+		return &hintedError{err, "--wait tries again until a connection is free"}
+	}
+	return err
+}
+
 // silentExit is an end that needs no further message.
 type silentExit struct{ code int }
 
@@ -139,6 +156,7 @@ func dieOf(u *ui, sig unix.Signal) int {
 // status maps an error to its exit status and to what the user can do.
 func status(err error) (code int, hint string) {
 	var (
+		hinted *hintedError
 		usage  *usageError
 		sess   *session.Error
 		lost   *runner.LockLostError
@@ -148,6 +166,9 @@ func status(err error) (code int, hint string) {
 		proc   *child.NoProcError
 	)
 	switch {
+	case errors.As(err, &hinted):
+		code, _ = status(hinted.error)
+		return code, hinted.hint
 	case errors.As(err, &usage):
 		return exitUsage, usage.hint
 	case errors.As(err, &lookup):

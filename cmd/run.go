@@ -32,7 +32,7 @@ lost the command and everything it started are killed.`,
 				warnOfOuter(u, cfg.Claim)
 			}
 			outcome, err := runner.Run(cfg)
-			return o.end(outcome, err)
+			return o.end(outcome, o.withWait(err))
 		},
 	}
 	flags := cmd.Flags()

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -217,7 +218,7 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 	case errors.Is(err, context.Canceled):
 		return "interrupted", Unreachable, ""
 	case errors.Is(err, syscall.EAGAIN): // which net.Error calls a time-out
-		return "too many connections wait at the server's socket", Unreachable, fullHint
+		return "too many connections wait at the server's socket", Unreachable, ""
 	case pgconn.Timeout(err), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Sprintf("no answer within %v", cfg.ConnectTimeout), Unreachable,
 			"is a firewall in between? --connect-timeout sets how long each attempt may take"
@@ -243,10 +244,19 @@ func refusedTLS(err error) bool {
 	return strings.Contains(err.Error(), "server refused TLS connection")
 }
 
-const (
-	noServerHint = "is PostgreSQL running there? --dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where it is"
-	fullHint     = "--wait tries again until a connection is free"
-)
+const noServerHint = "is PostgreSQL running there? --dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where it is"
+
+// fullHint says what bounds the connections that are all taken. That --wait tries again is for
+// a command to say that has it.
+func fullHint(e *pgconn.PgError, cfg *pgconn.Config) string {
+	switch {
+	case strings.Contains(e.Message, "for role"):
+		return "ALTER ROLE " + identifier(cfg.User) + " CONNECTION LIMIT sets how many it may have"
+	case strings.Contains(e.Message, "for database"):
+		return "ALTER DATABASE " + identifier(cmp.Or(cfg.Database, cfg.User)) + " CONNECTION LIMIT sets how many it may have"
+	}
+	return "max_connections is the server's limit, and pg_stat_activity shows who has them"
+}
 
 // describePgError sorts the errors that a server gives instead of completing a login.
 // SQLSTATE classes: https://www.postgresql.org/docs/current/errcodes-appendix.html
@@ -266,7 +276,7 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 	case e.Code == "3D000":
 		return text, Denied, "-d names the database; psql -l lists them"
 	case e.Code == "53300":
-		return text, Unreachable, fullHint
+		return text, Unreachable, fullHint(e, cfg)
 	case passes(e):
 		return text, Unreachable, ""
 	}

@@ -19,3 +19,22 @@ func TestPasswordRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestRefusalHints: where one statement is all that it takes, the hint has it, with names as
+// SQL writes them.
+func TestRefusalHints(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		code, message, hint string
+		kind                Kind
+	}{
+		{"53300", "sorry, too many clients already", "max_connections is the server's limit, and pg_stat_activity shows who has them", Unreachable},
+		{"53300", `too many connections for role "Cron"`, `ALTER ROLE "Cron" CONNECTION LIMIT sets how many it may have`, Unreachable},
+		{"53300", `too many connections for database "my app"`, `ALTER DATABASE "my app" CONNECTION LIMIT sets how many it may have`, Unreachable},
+	} {
+		_, kind, hint := describePgError(&pgconn.PgError{Code: tt.code, Message: tt.message}, &pgconn.Config{User: "Cron", Database: "my app"})
+		if kind != tt.kind || hint != tt.hint {
+			t.Errorf("%s: kind %d, hint %q", tt.message, kind, hint)
+		}
+	}
+}
