@@ -109,7 +109,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 		Progress: progress.show,
 	})
 	progress.close()
-	return f.summary(u, items, tally, f.withWait(err))
+	return f.summary(u, items, tally, unstarted(f.withWait(err), "a command", cfg.Session.Database))
 }
 
 // task is the work on an item. The item's key was checked before.

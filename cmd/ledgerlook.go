@@ -34,9 +34,10 @@ type foundLedger struct {
 }
 
 func findLedger(ctx context.Context, viewer *session.Viewer, target string) (foundLedger, error) {
-	ask := asking(viewer)
+	where := visible.Text(target)
+	ask := named(asking(viewer), where)
 	access, role, err := ledger.Look(ctx, ask)
-	return foundLedger{ask, access, role, visible.Text(target)}, err
+	return foundLedger{ask, access, role, where}, err
 }
 
 // refusal is nil if this role can read and write the ledger.
@@ -127,6 +128,18 @@ func (f *lookFlags) withLedger(look func(ctx context.Context, ask ledger.Ask) er
 			return err
 		}
 		return look(ctx, found.ask)
+	}
+}
+
+// named has the refusals of a ledger say whose they are.
+func named(ask ledger.Ask, where string) ledger.Ask {
+	return func(ctx context.Context, sql string) ([][]string, error) {
+		rows, err := ask(ctx, sql)
+		what := "the ledger"
+		if where != "" {
+			what += " in " + where
+		}
+		return rows, session.Refused(err, what)
 	}
 }
 

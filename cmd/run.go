@@ -32,7 +32,7 @@ lost the command and everything it started are killed.`,
 				warnOfOuter(u, cfg.Claim)
 			}
 			outcome, err := runner.Run(cfg)
-			return o.end(outcome, o.withWait(err))
+			return o.end(outcome, unstarted(o.withWait(err), "the command", cfg.Session.Database))
 		},
 	}
 	flags := cmd.Flags()

@@ -3,6 +3,7 @@ package cmd
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -101,11 +102,15 @@ func (u *ui) setAway(l lament) {
 }
 
 // inVain says why a run has ended. It does not repeat a reason from the line above.
-func (u *ui) inVain(reason string) string {
+func (u *ui) inVain(err error) string {
+	text, reason := err.Error(), err.Error()
+	if e := (*unstartedError)(nil); errors.As(err, &e) {
+		reason = e.error.Error()
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.json || u.away.reason != reason || !u.log.Enabled(context.Background(), slog.LevelWarn) {
-		return reason
+		return text
 	}
 	return "gave up: " + u.away.still
 }

@@ -82,7 +82,11 @@ func refusal(pgErr *pgconn.PgError) *Error {
 	if passes(pgErr) { // a pooler without a free connection, for one
 		kind = Unreachable
 	}
-	return &Error{Kind: kind, err: serverRefused{pgErr}}
+	hint := ""
+	if pgErr.Code == "53100" { // disk_full
+		hint = "free space on the server"
+	}
+	return &Error{Kind: kind, Hint: hint, err: serverRefused{pgErr}}
 }
 
 type serverRefused struct{ pg *pgconn.PgError }
