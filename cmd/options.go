@@ -123,7 +123,7 @@ func (o *options) commonFlags(flags *pflag.FlagSet) {
 	o.dsnFlag(flags)
 	flags.BoolVar(&o.passDSN, "pass-dsn", false, "pass the connection string on to the command, in PGLEAD_DSN")
 	o.connectTimeoutFlag(flags)
-	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say nothing but errors")
+	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say nothing but errors, of which a command that is killed is one")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "say every step")
 	flags.Var(&o.logFormat, "log-format", o.logFormat.usage()+", on standard error")
 }

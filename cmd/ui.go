@@ -21,7 +21,8 @@ import (
 // ui writes all that pglead says on standard error. Standard output belongs to the
 // command.
 //
-//	error    what ended pglead, and what its operator has to know
+//	error    what ended pglead, what it has killed for a limit, and what else its operator
+//	         has to know
 //	warning  what happened to the command, or that it didn't run; not with -q
 //	notice   that the lock was taken or given back; only with -v, but for lead
 //	info     every step; only with -v
