@@ -113,6 +113,7 @@ func (e *silentExit) Error() string { return "all has been said" }
 type refusedError struct {
 	error
 	code int
+	hint string
 }
 
 func (e *refusedError) Unwrap() error { return e.error }
@@ -166,7 +167,7 @@ func exit(u *ui, err error) int {
 func (u *ui) refuse(e *refusedError) {
 	var held *lock.ConflictError
 	if !errors.As(e, &held) {
-		u.log.Warn(e.Error(), "event", "paused", "code", e.code)
+		u.say(slog.LevelWarn, e.Error(), e.hint, "event", "paused", "code", e.code)
 		return
 	}
 	attrs := []any{"event", "conflict", "code", e.code}

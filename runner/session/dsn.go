@@ -100,7 +100,7 @@ func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.C
 	cfg.RuntimeParams["client_encoding"] = "UTF8"
 	if from.ignored != "" {
 		for _, w := range warn {
-			w(fmt.Sprintf("the password file %q is ignored: it has group or world access", from.ignored), "chmod 600 "+shellWord(from.ignored))
+			w(fmt.Sprintf("the password file %q is ignored: it has group or world access", from.ignored), "chmod 600 "+visible.ShellWord(from.ignored))
 		}
 	}
 	return cfg, nil

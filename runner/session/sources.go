@@ -136,11 +136,3 @@ func given(dsn, name string) (value string, found bool) {
 }
 
 var unescaped = regexp.MustCompile(`(?s)\\(.)`)
-
-// shellWord is a text as a shell reads it as one word.
-func shellWord(s string) string {
-	if strings.Trim(strings.ToLower(s), lowerCase+"0123456789/._-") == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-}
