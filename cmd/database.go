@@ -48,7 +48,7 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 		if url != "" {
 			source = "DATABASE_URL"
 		}
-		config, err := session.ParseDSN(url, source)
+		config, err := session.ParseDSN(url, source, u.remark)
 		return database{config: config}, err
 	}
 	d := database{pass: withheld}
@@ -66,7 +66,7 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 		dsn = server.DSN
 	}
 	var err error
-	d.config, err = session.ParseDSN(dsn, source)
+	d.config, err = session.ParseDSN(dsn, source, u.remark)
 	return d, err
 }
 

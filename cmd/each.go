@@ -39,8 +39,8 @@ which is in PGLEAD_ITEM too. An item that is held elsewhere is skipped, and so
 is one that another pglead with the same list's key has been at since this one
 began: started on several machines, they share the list among them.
 
-The exit status is 0 if no command failed, 123 if one did, and 75 if --wait was
-over before all items came free.`,
+The exit status is 0 if no command failed, or there are no items, 123 if one
+did, and 75 if --wait was over before all items came free.`,
 		Example: `  pglead each --key 'import/{}' -a tenants.txt -P 4 -- ./import --tenant {}
   find inbox -type f -print0 | pglead each --key 'inbox/{}' -0 -- ./process {}`,
 		DisableFlagsInUseLine: true,
@@ -91,6 +91,11 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+	if items == 0 { // often there is nothing to do: cron shall not mail that
+		u.configure(f.quiet, f.verbose, f.logFormat.value == "json", f.keys)
+		u.log.Info("there are no items", "event", "summary")
+		return nil
+	}
 	cfg, err := f.config(u, cmd, args)
 	if err != nil {
 		return err
@@ -115,7 +120,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 		Progress: progress.show,
 	})
 	progress.close()
-	return f.summary(u, items, tally, err)
+	return f.summary(u, items, tally, unstarted(f.withWait(err), "a command", cfg.Session.Database))
 }
 
 // task is the work on an item. The item's key was checked before.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/runner"
@@ -15,6 +16,7 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // The exit statuses beside the command's own. From 64 on they are those of sysexits.h if
@@ -53,6 +55,54 @@ func usagef(format string, args ...any) error {
 	return &usageError{err: fmt.Errorf(format, args...)}
 }
 
+// hintedError is an error with what the user of this very command can do about it.
+type hintedError struct {
+	error
+	hint string
+}
+
+func (e *hintedError) Unwrap() error { return e.error }
+
+// withWait adds to a full server's refusal that the command has --wait, unless it was given.
+func (o *options) withWait(err error) error {
+	var refused *session.Error
+	if o.wait.value == 0 && errors.As(err, &refused) && refused.Full {
+		return &hintedError{err, "--wait tries again until a connection is free"}
+	}
+	return err
+}
+
+// unstartedError is an obstacle after the login that kept the command from starting.
+type unstartedError struct {
+	error
+	what  string // that was not started
+	where string // the database
+}
+
+func (e *unstartedError) Unwrap() error { return e.error }
+
+func (e *unstartedError) Error() string {
+	text := e.error.Error()
+	if ofLedger, found := strings.CutPrefix(text, "the ledger: "); found {
+		text = "the ledger in " + e.where + ": " + ofLedger
+	} else {
+		text = "the session in " + e.where + " was lost: " + text
+	}
+	return e.what + " was not started: " + text
+}
+
+// unstarted says of some errors what they mean: those of a login explain themselves.
+func unstarted(err error, what string, database *pgconn.Config) error {
+	var ledgers *lock.LedgerError
+	switch {
+	case errors.As(err, new(*runner.LockLostError)):
+		return err
+	case errors.As(err, new(*session.LostError)), errors.As(err, &ledgers) && strings.HasPrefix(err.Error(), "the ledger: "):
+		return &unstartedError{err, what, visible.Text(session.Target(database))}
+	}
+	return err
+}
+
 // silentExit is an end that needs no further message.
 type silentExit struct{ code int }
 
@@ -63,6 +113,7 @@ func (e *silentExit) Error() string { return "all has been said" }
 type refusedError struct {
 	error
 	code int
+	hint string
 }
 
 func (e *refusedError) Unwrap() error { return e.error }
@@ -108,7 +159,7 @@ func exit(u *ui, err error) int {
 		return refused.code
 	}
 	code, hint := status(err)
-	u.say(slog.LevelError, u.inVain(err.Error()), hint, "event", "failed", "code", code)
+	u.say(slog.LevelError, u.inVain(err), hint, "event", "failed", "code", code)
 	return code
 }
 
@@ -116,7 +167,7 @@ func exit(u *ui, err error) int {
 func (u *ui) refuse(e *refusedError) {
 	var held *lock.ConflictError
 	if !errors.As(e, &held) {
-		u.log.Warn(e.Error(), "event", "paused", "code", e.code)
+		u.say(slog.LevelWarn, e.Error(), e.hint, "event", "paused", "code", e.code)
 		return
 	}
 	attrs := []any{"event", "conflict", "code", e.code}
@@ -136,9 +187,13 @@ func dieOf(u *ui, sig unix.Signal) int {
 	return exitSignalBase + int(sig)
 }
 
+// diskFull is the code of a server that has no space left.
+const diskFull = "53100"
+
 // status maps an error to its exit status and to what the user can do.
 func status(err error) (code int, hint string) {
 	var (
+		hinted *hintedError
 		usage  *usageError
 		sess   *session.Error
 		lost   *runner.LockLostError
@@ -146,8 +201,13 @@ func status(err error) (code int, hint string) {
 		lookup *child.LookupError
 		guard  *runner.GuardDiedError
 		proc   *child.NoProcError
+
+		refusal *pgconn.PgError
 	)
 	switch {
+	case errors.As(err, &hinted):
+		code, _ = status(hinted.error)
+		return code, hinted.hint
 	case errors.As(err, &usage):
 		return exitUsage, usage.hint
 	case errors.As(err, &lookup):
@@ -165,6 +225,8 @@ func status(err error) (code int, hint string) {
 		return exitUnreachable, "to install them: " + localpg.InstallHint()
 	case errors.As(err, &guard):
 		return exitInternal, "was it killed by hand, or by the kernel for want of memory (dmesg)?"
+	case errors.As(err, new(*lock.LedgerError)) && errors.As(err, &refusal) && refusal.Code == diskFull:
+		return exitUnreachable, "free space on the server; --ledger off starts the command without the ledger"
 	case errors.As(err, new(*ledger.FencedError)) && errors.As(err, &sess):
 		return exitHeld, sess.Hint
 	case errors.As(err, &sess):

@@ -30,7 +30,7 @@ func (f *historyFlags) list(u *ui, cmd *cobra.Command, patterns []string, stdout
 	if write == nil {
 		return usagef("--output %s is of one key", f.output.value)
 	}
-	return f.aboutLedger(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
+	return f.aboutPast(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
 		facts, err := factsMatching(ctx, ask, patterns...)
 		if err != nil {
 			return err

@@ -123,8 +123,8 @@ func (l *itemList) check(good func(item string) error) (n int, err error) {
 	switch {
 	case bad != nil:
 		return n, bad
-	case n == 0:
-		return n, usagef("the list of items is empty")
+	case n == 0 && l.File == nil:
+		return n, usagef("the items on the command line are all empty")
 	}
 	return n, nil
 }

@@ -40,7 +40,7 @@ SIGTERM steps down: the command is stopped and the lock released.`,
 			}
 			warnOfOuter(u, cfg.Claim)
 			outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, FirstDelay: f.firstDelay.value, Restart: runner.Restart(f.restart.value)})
-			return f.end(outcome, err)
+			return f.end(outcome, unstarted(err, "the command", cfg.Session.Database))
 		},
 	}
 	flags := cmd.Flags()

@@ -106,7 +106,11 @@ func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io
 	if err := f.find(u, cmd); err != nil {
 		return err
 	}
-	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
+	look := f.look
+	if action == "status" {
+		look = func(do func(context.Context, *session.Viewer) error) error { return f.read(u, do) }
+	}
+	return look(func(ctx context.Context, viewer *session.Viewer) error {
 		found, err := findLedger(ctx, viewer, f.target())
 		if err != nil {
 			return err

@@ -34,9 +34,10 @@ type foundLedger struct {
 }
 
 func findLedger(ctx context.Context, viewer *session.Viewer, target string) (foundLedger, error) {
-	ask := asking(viewer)
+	where := visible.Text(target)
+	ask := named(asking(viewer), where)
 	access, role, err := ledger.Look(ctx, ask)
-	return foundLedger{ask, access, role, visible.Text(target)}, err
+	return foundLedger{ask, access, role, where}, err
 }
 
 // denial is nil if this role can read and write the ledger.
@@ -97,15 +98,28 @@ func (f *lookFlags) aboutKey(u *ui, cmd *cobra.Command, key string, look func(ct
 	if err != nil {
 		return err
 	}
-	return f.aboutLedger(u, cmd, func(ctx context.Context, ask ledger.Ask) error { return look(ctx, ask, ids) })
+	return f.aboutPast(u, cmd, func(ctx context.Context, ask ledger.Ask) error { return look(ctx, ask, ids) })
 }
 
-// aboutLedger connects to a database that has a ledger.
+// aboutPast connects to a database that has a ledger, to read it.
+func (f *lookFlags) aboutPast(u *ui, cmd *cobra.Command, look func(ctx context.Context, ask ledger.Ask) error) error {
+	if err := f.find(u, cmd); err != nil {
+		return err
+	}
+	return f.read(u, f.withLedger(look))
+}
+
+// aboutLedger connects to a database that has a ledger, to write it.
 func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context.Context, ask ledger.Ask) error) error {
 	if err := f.find(u, cmd); err != nil {
 		return err
 	}
-	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
+	return f.look(f.withLedger(look))
+}
+
+// withLedger is a look at the ledger, if this role has one.
+func (f *lookFlags) withLedger(look func(ctx context.Context, ask ledger.Ask) error) func(context.Context, *session.Viewer) error {
+	return func(ctx context.Context, viewer *session.Viewer) error {
 		found, err := findLedger(ctx, viewer, f.target())
 		if err == nil {
 			err = found.denial()
@@ -114,7 +128,19 @@ func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context
 			return err
 		}
 		return look(ctx, found.ask)
-	})
+	}
+}
+
+// named has the refusals of a ledger say whose they are.
+func named(ask ledger.Ask, where string) ledger.Ask {
+	return func(ctx context.Context, sql string) ([][]string, error) {
+		rows, err := ask(ctx, sql)
+		what := "the ledger"
+		if where != "" {
+			what += " in " + where
+		}
+		return rows, session.Rejected(err, what)
+	}
 }
 
 // isPattern says whether an argument stands for several keys, as for ls.

@@ -135,11 +135,29 @@ func (f *lookFlags) find(u *ui, cmd *cobra.Command) error {
 
 func (f *lookFlags) target() string { return session.Target(f.server.Database) }
 
-// look connects, and looks until it is done or a signal ends it.
+// look connects to the primary, and looks until it is done or a signal ends it.
 func (f *lookFlags) look(look func(ctx context.Context, viewer *session.Viewer) error) error {
+	return over(func(ctx context.Context) (*session.Viewer, error) { return session.OpenViewer(ctx, f.server) }, look)
+}
+
+// read is look for what the ledger remembers. A standby may answer, too, since it has a copy
+// of the ledger; it can't tell from the locks which runs are lost by now.
+func (f *lookFlags) read(u *ui, look func(ctx context.Context, viewer *session.Viewer) error) error {
+	return over(func(ctx context.Context) (*session.Viewer, error) {
+		viewer, standby, err := session.OpenReader(ctx, f.server)
+		if err == nil && standby {
+			u.say(slog.LevelWarn, "a standby answers in "+f.target()+": it may lag behind the primary, and can't know whether what it shows as running still runs",
+				session.ErrStandby().Hint, "event", "ledger")
+		}
+		return viewer, err
+	}, look)
+}
+
+// over looks over a connection until it is done or a signal ends it.
+func over(open func(ctx context.Context) (*session.Viewer, error), look func(ctx context.Context, viewer *session.Viewer) error) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
-	viewer, err := session.OpenViewer(ctx, f.server)
+	viewer, err := open(ctx)
 	if err != nil {
 		return err
 	}

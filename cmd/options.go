@@ -3,6 +3,7 @@ package cmd
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -123,7 +124,7 @@ func (o *options) commonFlags(flags *pflag.FlagSet) {
 	o.dsnFlag(flags)
 	flags.BoolVar(&o.passDSN, "pass-dsn", false, "pass the connection string on to the command, in PGLEAD_DSN")
 	o.connectTimeoutFlag(flags)
-	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say nothing but errors")
+	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say nothing but errors, of which a command that is killed is one")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "say every step")
 	flags.Var(&o.logFormat, "log-format", o.logFormat.usage()+", on standard error")
 }
@@ -158,6 +159,25 @@ func (o *options) check(args []string, example string) error {
 		return usagef("--quiet and --verbose exclude each other")
 	}
 	return cmp.Or(o.checkLedger(), o.checkSession())
+}
+
+// checkPlace finds a --key behind the word that has ended the flags.
+func (o *options) checkPlace(args []string, example string) error {
+	if len(o.keys) > 0 || !givenLate(args) {
+		return nil
+	}
+	return &usageError{
+		err:  fmt.Errorf("--key comes too late: %s before it is no flag, and ends pglead's flags", printable(args[0])),
+		hint: "flags come before the command, and a value is one word (--wait 10m), as in: " + example,
+	}
+}
+
+// givenLate says whether there is a --key behind the word that has ended the flags.
+func givenLate(args []string) bool {
+	if end := slices.Index(args, "--"); end >= 0 {
+		args = args[:end]
+	}
+	return slices.ContainsFunc(args, func(arg string) bool { return arg == "--key" || strings.HasPrefix(arg, "--key=") })
 }
 
 func (o *options) checkSession() error {
@@ -226,7 +246,7 @@ func (o *options) claim() (lock.Claim, error) {
 
 // prepare is the beginning of run and lead. example is a command line that would do.
 func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example string) (runner.Config, error) {
-	if err := o.check(args, example); err != nil {
+	if err := cmp.Or(o.checkPlace(args, example), o.check(args, example)); err != nil {
 		return runner.Config{}, err
 	}
 	claim, err := o.claim()

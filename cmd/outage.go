@@ -70,7 +70,7 @@ func (o *outage) away(obstacle error) {
 	hint := ""
 	if !known {
 		o.said = append(o.said, reason)
-		if e := (*session.Error)(nil); !errors.As(obstacle, &e) || !e.Full { // the hint for Full is to wait
+		if e := (*session.Error)(nil); !errors.As(obstacle, &e) || !e.Full { // there is nothing to do but to wait
 			_, hint = status(obstacle)
 		}
 	}

@@ -5,9 +5,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 func newRunCmd(u *ui) *cobra.Command {
@@ -32,7 +34,7 @@ lost the command and everything it started are killed.`,
 				warnOfOuter(u, cfg.Claim)
 			}
 			outcome, err := runner.Run(cfg)
-			return o.end(outcome, err)
+			return o.end(outcome, unstarted(o.withWait(err), "the command", cfg.Session.Database))
 		},
 	}
 	flags := cmd.Flags()
@@ -50,15 +52,27 @@ lost the command and everything it started are killed.`,
 	return cmd
 }
 
+// resumption is the command that ends a pause.
+func (o *options) resumption() string {
+	key := "KEY" // whichever it is
+	if len(o.keys) == 1 {
+		key = visible.ShellWord(o.keys[0])
+	}
+	if o.keyScheme != lockkey.Schemes()[0].Name {
+		key += " --key-scheme " + o.keyScheme
+	}
+	return "pglead resume " + key + " ends the pause"
+}
+
 // end is the end of a run in the form that exit takes.
 func (o *options) end(outcome runner.Outcome, err error) error {
 	var held *lock.ConflictError
 	var paused *ledger.PausedError
 	switch {
 	case errors.As(err, &held):
-		return &refusedError{held, o.conflictCode}
+		return &refusedError{held, o.conflictCode, ""}
 	case errors.As(err, &paused):
-		return &refusedError{paused, o.conflictCode}
+		return &refusedError{paused, o.conflictCode, o.resumption()}
 	case err != nil:
 		return err
 	}

@@ -3,6 +3,7 @@ package cmd
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -20,7 +21,8 @@ import (
 // ui writes all that pglead says on standard error. Standard output belongs to the
 // command.
 //
-//	error    what ended pglead, and what its operator has to know
+//	error    what ended pglead, what it has killed for a limit, and what else its operator
+//	         has to know
 //	warning  what happened to the command, or that it didn't run; not with -q
 //	notice   that the lock was taken or given back; only with -v, but for lead
 //	info     every step; only with -v
@@ -101,11 +103,15 @@ func (u *ui) setAway(l lament) {
 }
 
 // inVain says why a run has ended. It does not repeat a reason from the line above.
-func (u *ui) inVain(reason string) string {
+func (u *ui) inVain(err error) string {
+	text, reason := err.Error(), err.Error()
+	if e := (*unstartedError)(nil); errors.As(err, &e) {
+		reason = e.error.Error()
+	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.json || u.away.reason != reason || !u.log.Enabled(context.Background(), slog.LevelWarn) {
-		return reason
+		return text
 	}
 	return "gave up: " + u.away.still
 }
@@ -126,6 +132,13 @@ func (u *ui) say(level slog.Level, message, hint string, attrs ...any) {
 	u.mu.Unlock()
 	if !repeated {
 		fmt.Fprintf(u, "%spglead: hint: %s\n", u.priority(level), visible.Text(hint))
+	}
+}
+
+// remark says what is odd in the surroundings. Without a ui nobody wants to know.
+func (u *ui) remark(message, hint string) {
+	if u != nil {
+		u.say(slog.LevelWarn, message, hint, "event", "environment")
 	}
 }
 

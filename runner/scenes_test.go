@@ -23,7 +23,7 @@ func done() func(*scene) { return exits(child.Result{}) }
 const (
 	doneAt60   = "\n1m0s level=INFO msg=\"command ended\" event=exited ran=1m0s status=\"exit status 0\""
 	killedAt60 = "\n1m0s level=INFO msg=\"command killed\" event=killed ran=1m0s processes="
-	killLine   = ` level=WARN msg="the command did not end after SIGTERM; killing it and all that it started" event=killed`
+	killLine   = ` level=ERROR msg="the command did not end after SIGTERM; killing it and all that it started" event=killed`
 	lossLine   = ` level=INFO msg="lock lost, killing the command" event=lost reason="the server does not answer"`
 )
 
@@ -109,7 +109,7 @@ func TestTimeToEnd(t *testing.T) {
 1s observer: ending
 5s signal SIGTERM
 5s signal SIGCONT
-5s level=WARN msg="the command ran for all of the 5s that --timeout allows; sending SIGTERM" event=timeout
+5s level=ERROR msg="the command ran for all of the 5s that --timeout allows; sending SIGTERM" event=timeout
 15s kill
 15s` + killLine + doneAt60},
 		},
@@ -121,7 +121,7 @@ func TestTimeToEnd(t *testing.T) {
 1s observer: ending
 5s signal SIGTERM
 5s signal SIGCONT
-5s level=WARN msg="the command ran for all of the 5s that --timeout allows; sending SIGTERM" event=timeout
+5s level=ERROR msg="the command ran for all of the 5s that --timeout allows; sending SIGTERM" event=timeout
 277h46m40s level=INFO msg="command ended" event=exited ran=277h46m40s status="exit status 0"`},
 		},
 		"a command that outlives its kill is killed again when it is asked again": {
@@ -182,7 +182,7 @@ func TestReports(t *testing.T) {
 		"leftovers are ended": {
 			incidents: []incident{{3 * sec, reports(child.Event{Leftovers: "sleep (12)"})}, {60 * sec, done()}},
 			want: expectation{outcome: Outcome{Ran: 60 * sec}, transcript: `
-3s level=WARN msg="the command has ended; ending what it left running: sleep (12)" event=leftovers` + doneAt60},
+3s level=ERROR msg="the command has ended; ending what it left running: sleep (12)" event=leftovers` + doneAt60},
 		},
 		"leftovers are waited for": {
 			prepare:   func(s *scene) { s.cfg.WaitForLeftovers = true },

@@ -197,14 +197,14 @@ func (s *supervision) stepDown(r request) {
 
 func (s *supervision) timeOut() {
 	s.askToEnd(ByTimeout)
-	s.cfg.Log.Warn(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
+	s.cfg.Log.Error(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
 	s.killAfter = after(s.cfg.KillAfterTimeout)
 }
 
 func (s *supervision) kill() {
 	s.killAfter = nil
 	s.command.Kill()
-	s.cfg.Log.Warn("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
+	s.cfg.Log.Error("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
 }
 
 // report deals with what has happened to the command's processes.
@@ -218,7 +218,7 @@ func (s *supervision) report(event child.Event) {
 	case event.Leftovers != "" && s.cfg.WaitForLeftovers:
 		s.cfg.Log.Info("the command has ended; waiting for what it left running: "+event.Leftovers, "event", "leftovers")
 	case event.Leftovers != "":
-		s.cfg.Log.Warn("the command has ended; ending what it left running: "+event.Leftovers, "event", "leftovers")
+		s.cfg.Log.Error("the command has ended; ending what it left running: "+event.Leftovers, "event", "leftovers")
 	}
 }
 

@@ -32,7 +32,7 @@ func steps() []step {
 		{"signal", sends(unix.SIGTERM), []string{"forward SIGTERM", "observer: ending"}, BySignal},
 		{"timeout", nil, []string{
 			"signal SIGTERM", "signal SIGCONT",
-			`level=WARN msg="the command ran for all of the TIMEOUT that --timeout allows; sending SIGTERM" event=timeout`,
+			`level=ERROR msg="the command ran for all of the TIMEOUT that --timeout allows; sending SIGTERM" event=timeout`,
 		}, ByTimeout},
 		{"step-down", asksToStepDown, []string{
 			"signal SIGTERM", "signal SIGCONT",
@@ -40,7 +40,7 @@ func steps() []step {
 		}, ByStepDown},
 		{"kill-after", nil, []string{
 			"kill",
-			`level=WARN msg="the command did not end after SIGTERM; killing it and all that it started" event=killed`,
+			`level=ERROR msg="the command did not end after SIGTERM; killing it and all that it started" event=killed`,
 		}, 0},
 	}
 }

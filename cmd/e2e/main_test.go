@@ -33,7 +33,8 @@ import (
 //
 //	acquire, queue, handover    the lock: first tries, the line, who has it next
 //	crowd                       many at once, and a full server
-//	outage, proxy, quorum       the server restarts, is silent, is a standby, is left behind
+//	outage, proxy, quorum       the server restarts, is silent, is left behind
+//	standby                     what a standby is asked
 //	lead, each, each_guard      the other modes
 //	fence, java                 what README promises to other programs
 //	ledger                      what a terminal is told of it, and pg_upgrade

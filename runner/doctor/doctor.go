@@ -92,7 +92,7 @@ func (x *examination) connect(ctx context.Context) (err error) {
 	var e *session.Error
 	if errors.As(err, &e) && (e.Kind == session.Unsafe || e.Kind == session.Standby) {
 		x.refused = err
-		x.viewer, _ = session.OpenViewer(ctx, x.cfg)
+		x.viewer, _ = session.OpenAnyViewer(ctx, x.cfg)
 	}
 	if x.viewer == nil {
 		x.add("connection", failed(err))

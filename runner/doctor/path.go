@@ -106,7 +106,7 @@ func (x *examination) hosts(ctx context.Context) {
 func (x *examination) roleOf(ctx context.Context, database *pgconn.Config) (role, identity string, err error) {
 	cfg := x.cfg
 	cfg.Database = database
-	viewer, err := session.OpenViewer(ctx, cfg)
+	viewer, err := session.OpenAnyViewer(ctx, cfg)
 	if err != nil {
 		return "", "", err
 	}

@@ -18,7 +18,7 @@ import (
 // silence keeps a connection silent for as long as the connection of a holder that is cut
 // off may be. A waiter's is silent for a third of that at most.
 func (x *examination) silence(ctx context.Context) checkup.Check {
-	viewer, err := session.OpenViewer(ctx, x.cfg)
+	viewer, err := session.OpenAnyViewer(ctx, x.cfg)
 	if err != nil {
 		return failed(err)
 	}

@@ -29,7 +29,9 @@ import (
 // difference to the promise. It refuses those that would weaken the connection if it
 // dropped them, and everything that libpq doesn't know: pgconn would hand that to the
 // server as a setting.
-func ParseDSN(dsn, source string) (*pgconn.Config, error) {
+//
+// Each warn is told of what is ignored, and what the user can do about it.
+func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.Config, error) {
 	bad := func(hint, format string, args ...any) error {
 		return &Error{Kind: BadDSN, Hint: hint, err: fmt.Errorf("%s: "+format, append([]any{source}, args...)...)}
 	}
@@ -47,7 +49,8 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 		dsn = "dbname=" + quoteValue(dsn)
 	}
 
-	cfg, err := parseWithService(dsn)
+	var from sources
+	cfg, err := from.parse(dsn)
 	if err != nil {
 		return nil, bad("", "%s", parseFailure(err))
 	}
@@ -60,7 +63,7 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 	clear(cfg.RuntimeParams)
 
 	if addrs := params["hostaddr"]; addrs != "" {
-		if cfg, err = withHostAddr(dsn, addrs, cfg); err != nil {
+		if cfg, err = withHostAddr(&from, dsn, addrs, cfg); err != nil {
 			return nil, bad("", "%s", parseFailure(err))
 		}
 	}
@@ -95,6 +98,11 @@ func ParseDSN(dsn, source string) (*pgconn.Config, error) {
 	// Server messages and keys are UTF-8, whatever the database's encoding is. Every
 	// pooler knows this setting, unlike others.
 	cfg.RuntimeParams["client_encoding"] = "UTF8"
+	if from.ignored != "" {
+		for _, w := range warn {
+			w(fmt.Sprintf("the password file %q is ignored: it has group or world access", from.ignored), "chmod 600 "+visible.ShellWord(from.ignored))
+		}
+	}
 	return cfg, nil
 }
 
@@ -195,46 +203,12 @@ func libpqEnv() map[string]string {
 	return params
 }
 
-// parseWithService parses dsn. If the user's own service file doesn't have the service, it
-// looks in the system-wide one, as libpq does.
-func parseWithService(dsn string) (*pgconn.Config, error) {
-	cfg, err := pgconn.ParseConfig(dsn)
-	if err == nil || !strings.Contains(err.Error(), "failed to read service") {
-		return cfg, err
-	}
-	looked := []string{os.Getenv("PGSERVICEFILE")}
-	if home, homeErr := os.UserHomeDir(); looked[0] == "" && homeErr == nil {
-		looked[0] = filepath.Join(home, ".pg_service.conf")
-	}
-	for _, dir := range []string{os.Getenv("PGSYSCONFDIR"), "/etc/postgresql-common", "/etc"} {
-		file := filepath.Join(dir, "pg_service.conf")
-		if dir == "" {
-			continue
-		}
-		looked = append(looked, file)
-		if _, statErr := os.Stat(file); statErr != nil {
-			continue
-		}
-		if cfg, err := pgconn.ParseConfig(withParam(dsn, "servicefile", file)); err == nil {
-			return cfg, nil
-		}
-	}
-	name := "of that name"
-	if _, noErr := pgconn.ParseConfig(withParam(dsn, "servicefile", os.DevNull)); noErr != nil {
-		_, service, _ := strings.Cut(noErr.Error(), "unable to find service: ")
-		if service = strings.TrimSuffix(service, ")"); strings.Trim(strings.ToLower(service), lowerCase+"0123456789_-.") == "" {
-			name = strconv.Quote(service)
-		}
-	}
-	return nil, fmt.Errorf("no service %s: looked in %s", name, strings.Join(slices.DeleteFunc(looked, func(f string) bool { return f == "" }), ", "))
-}
-
 // withHostAddr makes connections go to the addresses in addrs. The host names only serve
 // to verify certificates and to find passwords.
-func withHostAddr(dsn, addrs string, cfg *pgconn.Config) (*pgconn.Config, error) {
+func withHostAddr(from *sources, dsn, addrs string, cfg *pgconn.Config) (*pgconn.Config, error) {
 	if filepath.IsAbs(cfg.Host) {
 		// No host was given, only the default socket's directory is there.
-		named, err := parseWithService(withParam(dsn, "host", addrs))
+		named, err := from.parse(withParam(dsn, "host", addrs))
 		if err != nil {
 			return nil, err
 		}

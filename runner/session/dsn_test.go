@@ -3,8 +3,10 @@ package session
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -238,6 +240,68 @@ func TestServiceAndPasswordFile(t *testing.T) {
 	}
 	if cfg.Host != "sys.example" {
 		t.Errorf("service everyones of PGSYSCONFDIR is on %q", cfg.Host)
+	}
+}
+
+// TestPasswordFileOfOthers: a password file that others may read is ignored, and that is said,
+// wherever it is named. One that isn't needed, or is no plain file, is nobody's business.
+func TestPasswordFileOfOthers(t *testing.T) {
+	isolate(t)
+	home := os.Getenv("HOME")
+	write := func(name, text string, mode os.FileMode) string {
+		t.Helper()
+		file := filepath.Join(home, name)
+		if err := errors.Join(os.WriteFile(file, []byte(text), mode), os.Chmod(file, mode)); err != nil {
+			t.Fatal(err)
+		}
+		return file
+	}
+	const line = "*:*:*:*:secret\n"
+	own, open := write(".pgpass", line, 0o600), write("op en", line, 0o640)
+	world := write("world", line, 0o604)
+	write(".pg_service.conf", "[s]\nhost=h\npassfile="+open+"\n[t]\nhost=h\npassword=p\n", 0o644)
+	type of struct{ dsn, variable, password, ignored string }
+	for _, tt := range []of{
+		{"host=h", "", "secret", ""},
+		{"host=h", open, "", open},
+		{"host=h", world, "", world},
+		{"postgresql://u@h/db", open, "", open},
+		{"postgresql://u:p@h/db", open, "p", ""},
+		{"host=h password=p", open, "p", ""},
+		{"service=t", open, "p", ""},
+		{"host=h passfile='" + open + "'", "", "", open},
+		{`host=h passfile=` + strings.ReplaceAll(open, " ", `\ `), "", "", open},
+		{"host=h user='passfile=" + open + "'", own, "secret", ""},
+		{"host=h passfile=" + own, open, "secret", ""},
+		{"postgresql://h/db?sslmode=disable&passfile=" + strings.ReplaceAll(open, " ", "%20"), "", "", open},
+		{"service=s", "", "", open},
+		{"service=s passfile=" + own, "", "secret", ""},
+		{"host=h", os.DevNull, "", ""},
+		{"host=h", filepath.Join(home, "nosuch"), "", ""},
+		{"hostaddr=127.0.0.1", open, "", open},
+	} {
+		t.Setenv("PGPASSFILE", tt.variable)
+		var said []string
+		cfg, err := ParseDSN(tt.dsn, "--dsn", func(message, hint string) { said = append(said, message+"; "+hint) })
+		if err != nil {
+			t.Errorf("%+v: %v", tt, err)
+			continue
+		}
+		var want []string
+		if tt.ignored != "" {
+			want = []string{fmt.Sprintf("the password file %q is ignored: it has group or world access; chmod 600 %s", tt.ignored, strings.Replace(tt.ignored, open, "'"+open+"'", 1))}
+		}
+		if cfg.Password != tt.password || !slices.Equal(said, want) {
+			t.Errorf("%+v: password %q, said %q", tt, cfg.Password, said)
+		}
+	}
+	if err := os.Chmod(own, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PGPASSFILE", "")
+	cfg, err := ParseDSN("host=h", "--dsn")
+	if err != nil || cfg.Password != "" {
+		t.Errorf("~/.pgpass, mode 0644: password %q, %v", cfg.Password, err)
 	}
 }
 

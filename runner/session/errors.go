@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -9,6 +10,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -81,7 +83,11 @@ func rejection(pgErr *pgconn.PgError) *Error {
 	if passes(pgErr) { // a pooler without a free connection, for one
 		kind = Unreachable
 	}
-	return &Error{Kind: kind, err: serverError{pgErr}}
+	hint := ""
+	if pgErr.Code == "53100" { // disk_full
+		hint = "free space on the server"
+	}
+	return &Error{Kind: kind, Hint: hint, err: serverError{pgErr}}
 }
 
 type serverError struct{ pg *pgconn.PgError }
@@ -203,7 +209,7 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 		return describePgError(pgErr, cfg)
 	case errors.As(err, &dnsErr):
 		if dnsErr.IsNotFound {
-			return fmt.Sprintf("no such host %q", dnsErr.Name), Unreachable, "--dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where the database is"
+			return fmt.Sprintf("no such host %q", dnsErr.Name), Unreachable, noHostHint(dnsErr.Name)
 		}
 		return fmt.Sprintf("resolve %q: %s", dnsErr.Name, dnsErr.Err), Unreachable, ""
 	case errors.As(err, &hostErr), errors.As(err, &certErr):
@@ -217,21 +223,24 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 	case errors.Is(err, context.Canceled):
 		return "interrupted", Unreachable, ""
 	case errors.Is(err, syscall.EAGAIN): // which net.Error calls a time-out
-		return "too many connections wait at the server's socket", Unreachable, fullHint
+		return "too many connections wait at the server's socket", Unreachable, ""
 	case pgconn.Timeout(err), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Sprintf("no answer within %v", cfg.ConnectTimeout), Unreachable,
 			"is a firewall in between? --connect-timeout sets how long each attempt may take"
 	case errors.Is(err, syscall.ENOENT):
 		return "no server socket there", Unreachable, noServerHint
 	case errors.As(err, &errno):
-		if errno == syscall.ECONNREFUSED {
+		switch {
+		case errno == syscall.ECONNREFUSED:
 			hint = noServerHint
+		case errno == syscall.EACCES && slices.ContainsFunc(configHosts(cfg), filepath.IsAbs):
+			hint = "this user may not enter the socket's directory, or not use the socket (unix_socket_permissions); host=localhost goes round it"
 		}
 		return errno.Error(), Unreachable, hint
 	case strings.Contains(err.Error(), "invalid body length"), strings.Contains(err.Error(), "invalid message length"), strings.Contains(err.Error(), "unknown message type"):
 		return "what answers there is not PostgreSQL", Unreachable, "check host and port"
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
-		return "the server closed the connection during the login", Unreachable, ""
+		return "the server closed the connection during the login", Unreachable, "is it PostgreSQL's port, and, behind a proxy, is a server up?"
 	case strings.Contains(err.Error(), "require_auth"), strings.Contains(err.Error(), "channel binding"),
 		strings.Contains(err.Error(), "SASL"):
 		return innermost(err).Error(), Denied, ""
@@ -243,10 +252,27 @@ func offersNoTLS(err error) bool {
 	return strings.Contains(err.Error(), "server refused TLS connection")
 }
 
-const (
-	noServerHint = "is PostgreSQL running there? --dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where it is"
-	fullHint     = "--wait tries again until a connection is free"
-)
+const noServerHint = "is PostgreSQL running there? --dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where it is"
+
+// noHostHint is for a host that has no address, which may have a port behind it.
+func noHostHint(name string) string {
+	if host, port, err := net.SplitHostPort(name); err == nil && host != "" && port != "" && strings.Trim(port, "0123456789") == "" {
+		return fmt.Sprintf("the port is a parameter of its own: host=%s port=%s", host, port)
+	}
+	return "--dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where the database is"
+}
+
+// fullHint says what bounds the connections that are all taken. That --wait tries again is for
+// a command to say that has it.
+func fullHint(e *pgconn.PgError, cfg *pgconn.Config) string {
+	switch {
+	case strings.Contains(e.Message, "for role"):
+		return "ALTER ROLE " + identifier(cfg.User) + " CONNECTION LIMIT sets how many it may have"
+	case strings.Contains(e.Message, "for database"):
+		return "ALTER DATABASE " + databaseOf(cfg) + " CONNECTION LIMIT sets how many it may have"
+	}
+	return "max_connections is the server's limit, and pg_stat_activity shows who has them"
+}
 
 // describePgError sorts the errors that a server gives instead of completing a login.
 // SQLSTATE classes: https://www.postgresql.org/docs/current/errcodes-appendix.html
@@ -265,13 +291,20 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 		return text, Denied, "pg_hba.conf on the server says who may log in from where"
 	case e.Code == "3D000":
 		return text, Denied, "-d names the database; psql -l lists them"
+	case e.Code == "42501" && strings.Contains(e.Message, "permission denied for database"):
+		return text, Denied, "GRANT CONNECT ON DATABASE " + databaseOf(cfg) + " TO " + identifier(cfg.User)
+	case e.Code == "55000" && strings.Contains(e.Message, "not currently accepting connections"):
+		return text, Denied, "ALTER DATABASE " + databaseOf(cfg) + " ALLOW_CONNECTIONS true"
 	case e.Code == "53300":
-		return text, Unreachable, fullHint
+		return text, Unreachable, fullHint(e, cfg)
 	case passes(e):
 		return text, Unreachable, ""
 	}
 	return text, Denied, ""
 }
+
+// databaseOf is the database's name as SQL writes it. Without a name it is the user's.
+func databaseOf(cfg *pgconn.Config) string { return identifier(cmp.Or(cfg.Database, cfg.User)) }
 
 // identifier is a name as SQL writes it.
 func identifier(name string) string {

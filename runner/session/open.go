@@ -60,13 +60,18 @@ func openChecked(ctx context.Context, cfg Config) (*Session, error) {
 func connectChecked(ctx context.Context, cfg Config, way *route) (pg *pgconn.PgConn, answers loginAnswers, err error) {
 	pg, err = connectToHold(ctx, cfg, way, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
 		answers, err = checkLogin(ctx, pg, cfg)
-		if err != nil { // pgconn only closes the socket
-			pg.Frontend().Send(&pgproto3.Terminate{})
-			_ = pg.Frontend().Flush()
+		if err != nil {
+			sayGoodbye(pg)
 		}
 		return err
 	})
 	return pg, answers, err
+}
+
+// sayGoodbye is for a server that fails a check of ours: pgconn only closes the socket.
+func sayGoodbye(pg *pgconn.PgConn) {
+	pg.Frontend().Send(&pgproto3.Terminate{})
+	_ = pg.Frontend().Flush()
 }
 
 // takeWire makes a session from a connection that has logged in. From then on nobody may

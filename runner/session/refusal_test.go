@@ -1,7 +1,11 @@
 package session
 
 import (
+	"io"
+	"net"
+	"os"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -16,6 +20,52 @@ func TestPasswordRefused(t *testing.T) {
 		text, kind, hint := describePgError(refused, &pgconn.Config{User: "cron", Password: password})
 		if kind != Denied || !strings.Contains(hint, want) || strings.Contains(text+hint, "hunter2") {
 			t.Errorf("with the password %q: %q, kind %d, hint %q", password, text, kind, hint)
+		}
+	}
+}
+
+// TestRefusalHints: where one statement is all that it takes, the hint has it, with names as
+// SQL writes them.
+func TestRefusalHints(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		code, message, hint string
+		kind                Kind
+	}{
+		{"53300", "sorry, too many clients already", "max_connections is the server's limit, and pg_stat_activity shows who has them", Unreachable},
+		{"53300", `too many connections for role "Cron"`, `ALTER ROLE "Cron" CONNECTION LIMIT sets how many it may have`, Unreachable},
+		{"53300", `too many connections for database "my app"`, `ALTER DATABASE "my app" CONNECTION LIMIT sets how many it may have`, Unreachable},
+		{"42501", `permission denied for database "my app"`, `GRANT CONNECT ON DATABASE "my app" TO "Cron"`, Denied},
+		{"55000", `database "my app" is not currently accepting connections`, `ALTER DATABASE "my app" ALLOW_CONNECTIONS true`, Denied},
+	} {
+		_, kind, hint := describePgError(&pgconn.PgError{Code: tt.code, Message: tt.message}, &pgconn.Config{User: "Cron", Database: "my app"})
+		if kind != tt.kind || hint != tt.hint {
+			t.Errorf("%s: kind %d, hint %q", tt.message, kind, hint)
+		}
+	}
+}
+
+// TestAttemptHints: what may be the matter where nobody answers as a server does.
+func TestAttemptHints(t *testing.T) {
+	t.Parallel()
+	connect := func(errno syscall.Errno) error {
+		return &net.OpError{Op: "dial", Err: os.NewSyscallError("connect", errno)}
+	}
+	unknown := func(name string) error { return &net.DNSError{Name: name, IsNotFound: true} }
+	for _, tt := range []struct {
+		err              error
+		host, text, hint string
+	}{
+		{connect(syscall.EACCES), "/run/pg", "permission denied", "this user may not enter the socket's directory, or not use the socket (unix_socket_permissions); host=localhost goes round it"},
+		{connect(syscall.EACCES), "db", "permission denied", ""},
+		{io.ErrUnexpectedEOF, "db", "the server closed the connection during the login", "is it PostgreSQL's port, and, behind a proxy, is a server up?"},
+		{unknown("127.0.0.1:5599"), "127.0.0.1:5599", `no such host "127.0.0.1:5599"`, "the port is a parameter of its own: host=127.0.0.1 port=5599"},
+		{unknown("[::1]:5599"), "[::1]:5599", `no such host "[::1]:5599"`, "the port is a parameter of its own: host=::1 port=5599"},
+		{unknown("db"), "db", `no such host "db"`, "--dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where the database is"},
+	} {
+		text, kind, hint := describeAttempt(tt.err, &pgconn.Config{Host: tt.host})
+		if text != tt.text || kind != Unreachable || hint != tt.hint {
+			t.Errorf("%v: %q, kind %d, hint %q", tt.err, text, kind, hint)
 		}
 	}
 }

@@ -11,19 +11,65 @@ import (
 )
 
 // Viewer is a connection for questions, with no lease and no heartbeat. It works
-// through a pooler and on a standby, too.
+// through a pooler, too.
 type Viewer struct{ pg *pgconn.PgConn }
 
-// OpenViewer connects. Errors are of type *Error, or ctx's.
+// OpenViewer connects to a primary: of several hosts, the first that is one. A standby has
+// none of the primary's advisory locks, so there every lock would look free. Errors are of
+// type *Error, or ctx's.
 func OpenViewer(ctx context.Context, cfg Config) (*Viewer, error) {
+	return openViewer(ctx, cfg, refuseStandby)
+}
+
+// OpenReader connects as OpenViewer does or, where no primary lets it in and a standby
+// does, to that: for questions about tables, which are replicated.
+func OpenReader(ctx context.Context, cfg Config) (viewer *Viewer, standby bool, err error) {
+	viewer, err = openViewer(ctx, cfg, func(ctx context.Context, pg *pgconn.PgConn) error {
+		err := refuseStandby(ctx, pg)
+		standby = standby || isStandby(err)
+		return err
+	})
+	if err == nil || !standby {
+		return viewer, false, err
+	}
+	viewer, err = openViewer(ctx, cfg, nil)
+	return viewer, true, err
+}
+
+// OpenAnyViewer connects to the first host that answers, whatever it is.
+func OpenAnyViewer(ctx context.Context, cfg Config) (*Viewer, error) {
+	return openViewer(ctx, cfg, cfg.Database.ValidateConnect)
+}
+
+func openViewer(ctx context.Context, cfg Config, check pgconn.ValidateConnectFunc) (*Viewer, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
 	database.RuntimeParams["application_name"] = cfg.ApplicationName
+	database.ValidateConnect = check
 	pg, err := connect(ctx, database)
 	if err != nil {
 		return nil, err
 	}
 	return &Viewer{pg}, nil
+}
+
+// refuseStandby is a pgconn.ValidateConnectFunc. The parameter in_hot_standby, which the
+// server gives at the login, would save the question, but a pooler's may be of yesterday.
+func refuseStandby(ctx context.Context, pg *pgconn.PgConn) error {
+	results, err := pg.Exec(ctx, "SELECT pg_catalog.pg_is_in_recovery()").ReadAll()
+	if err != nil {
+		return err
+	}
+	if rowsOf(results).Is("t") {
+		sayGoodbye(pg)
+		return ErrStandby()
+	}
+	return nil
+}
+
+func isStandby(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.Kind == Standby
 }
 
 // OpenCheckedViewer connects as Open does, with the same checks and the same settings. It

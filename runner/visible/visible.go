@@ -45,3 +45,14 @@ func Text(s string) string {
 // Rune says whether a character can be seen, or is a space. French messages have
 // spaces that don't break.
 func Rune(r rune) bool { return unicode.IsPrint(r) || unicode.Is(unicode.Zs, r) }
+
+// ShellWord is a text as a shell reads it as one word, for a command line in a hint.
+func ShellWord(s string) string {
+	special := func(r rune) bool {
+		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-_./:@%+,", r)
+	}
+	if s != "" && !strings.ContainsFunc(s, special) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

@@ -24,3 +24,13 @@ func FuzzText(f *testing.F) {
 		}
 	})
 }
+
+func TestShellWord(t *testing.T) {
+	for s, want := range map[string]string{
+		"": "''", "import/a": "import/a", "/home/ä/.pgpass": "/home/ä/.pgpass", "a b": "'a b'", "it's": `'it'\''s'`, "$HOME": "'$HOME'", "~/x": "'~/x'",
+	} {
+		if got := ShellWord(s); got != want {
+			t.Errorf("%q is %s, want %s", s, got, want)
+		}
+	}
+}

@@ -1,0 +1,138 @@
+package session
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgservicefile"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// sources reads connection strings, with all that the service file and the password file add
+// to them.
+type sources struct {
+	ignored string // the password file, if others may read it
+}
+
+// parse parses dsn. If the user's own service file doesn't have the service, it looks in the
+// system-wide one, as libpq does.
+func (s *sources) parse(dsn string) (*pgconn.Config, error) {
+	cfg, err := s.config(dsn)
+	if err == nil || !strings.Contains(err.Error(), "failed to read service") {
+		return cfg, err
+	}
+	looked := []string{serviceFile("")}
+	for _, dir := range []string{os.Getenv("PGSYSCONFDIR"), "/etc/postgresql-common", "/etc"} {
+		file := filepath.Join(dir, "pg_service.conf")
+		if dir == "" {
+			continue
+		}
+		looked = append(looked, file)
+		if _, statErr := os.Stat(file); statErr != nil {
+			continue
+		}
+		if cfg, err := s.config(withParam(dsn, "servicefile", file)); err == nil {
+			return cfg, nil
+		}
+	}
+	name := "of that name"
+	if _, noErr := pgconn.ParseConfig(withParam(dsn, "servicefile", os.DevNull)); noErr != nil {
+		_, service, _ := strings.Cut(noErr.Error(), "unable to find service: ")
+		if service = strings.TrimSuffix(service, ")"); strings.Trim(strings.ToLower(service), lowerCase+"0123456789_-.") == "" {
+			name = strconv.Quote(service)
+		}
+	}
+	return nil, fmt.Errorf("no service %s: looked in %s", name, strings.Join(slices.DeleteFunc(looked, func(f string) bool { return f == "" }), ", "))
+}
+
+// config is pgconn's, but for a password from a file that others may read. libpq ignores such
+// a file (passwordFromFile in fe-connect.c), and pgconn doesn't.
+func (s *sources) config(dsn string) (*pgconn.Config, error) {
+	cfg, err := pgconn.ParseConfig(dsn)
+	if err != nil {
+		return nil, err
+	}
+	file := passwordFile(dsn)
+	info, err := os.Stat(file)
+	if err != nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o077 == 0 {
+		return cfg, nil
+	}
+	without, err := pgconn.ParseConfig(withParam(dsn, "passfile", os.DevNull))
+	if err != nil || without.Password != "" { // it is given elsewhere
+		return cfg, err
+	}
+	s.ignored = file
+	return without, nil
+}
+
+// passwordFile is the one that pgconn reads for a connection string.
+func passwordFile(dsn string) string {
+	if file, found := given(dsn, "passfile"); found {
+		return file
+	}
+	service, found := given(dsn, "service")
+	if !found {
+		service = os.Getenv("PGSERVICE")
+	}
+	if service != "" {
+		if services, err := pgservicefile.ReadServicefile(serviceFile(dsn)); err == nil {
+			if of, err := services.GetService(service); err == nil && of.Settings["passfile"] != "" {
+				return of.Settings["passfile"]
+			}
+		}
+	}
+	return fromHome("PGPASSFILE", ".pgpass")
+}
+
+// serviceFile is the one that pgconn reads for a connection string.
+func serviceFile(dsn string) string {
+	if file, found := given(dsn, "servicefile"); found {
+		return file
+	}
+	return fromHome("PGSERVICEFILE", ".pg_service.conf")
+}
+
+// fromHome is the file that a variable names, or else the one of that name in the home
+// directory, or nothing.
+func fromHome(variable, name string) string {
+	if file := os.Getenv(variable); file != "" {
+		return file
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(home, name)
+}
+
+// keywordValue is a parameter of a connection string that pgconn has accepted.
+var keywordValue = regexp.MustCompile(`(?s)([^\s=]+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s\\]|\\.)*))`)
+
+// given is a parameter's value in a connection string that pgconn has accepted. Of several
+// the last one counts.
+func given(dsn, name string) (value string, found bool) {
+	if isURI(dsn) {
+		_, query, _ := strings.Cut(dsn, "?")
+		for pair := range strings.SplitSeq(query, "&") {
+			if key, text, _ := strings.Cut(pair, "="); key == name {
+				value, _ = url.PathUnescape(text) // pgconn has done it before
+				found = true
+			}
+		}
+		return value, found
+	}
+	for _, pair := range keywordValue.FindAllStringSubmatch(dsn, -1) {
+		if pair[1] == name {
+			value, found = unescaped.ReplaceAllString(pair[2]+pair[3], "$1"), true
+		}
+	}
+	return value, found
+}
+
+var unescaped = regexp.MustCompile(`(?s)\\(.)`)
