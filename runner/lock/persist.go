@@ -31,12 +31,11 @@ func (c *Candidate) persist(ctx context.Context, try func() error) error {
 		if isFull(err) {
 			c.past |= crowded
 		}
-		var rest time.Duration
+		rest := pauses.next(c.rank, err)
 		if isFull(err) && cfg.Wait > 0 {
-			rest = AwayFor(pace.Between(AwayBounds(full)), c.left())
-		} else {
-			rest = pauses.next(c.rank, err)
+			rest = pace.Between(AwayBounds(full))
 		}
+		rest = AwayFor(rest, c.left())
 		persists := session.Passing(err) || cfg.Endures && c.Reached()
 		if !persists || c.left() <= rest {
 			return err

@@ -72,3 +72,26 @@ func TestComingBack(t *testing.T) {
 		})
 	}
 }
+
+// TestWholeWait: whoever waits for some time finds a server that is back before the end of it, and
+// does not give up earlier.
+func TestWholeWait(t *testing.T) {
+	t.Parallel()
+	const last = 600 * time.Millisecond
+	for _, wait := range []time.Duration{2 * time.Second, 4 * time.Second, 5 * time.Second, 30 * time.Second, time.Minute} {
+		for _, back := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				o := &outage{began: time.Now().Add(-time.Nanosecond), gone: wait - last} // it never had a session
+				if !back {
+					o.gone = time.Hour
+				}
+				candidate := NewCandidate(Config{Wait: wait, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}})
+				candidate.begin()
+				err := candidate.persist(t.Context(), o.try)
+				if took := time.Since(o.began); (err == nil) != back || took > wait || took < wait-last {
+					t.Errorf("of %v: %v after %v", wait, err, took)
+				}
+			})
+		}
+	}
+}
