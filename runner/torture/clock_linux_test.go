@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"time"
 )
 
 // prepareClock makes the server's clock one that can be set, where there is a C
@@ -45,6 +46,12 @@ func clockFaults(a *arena) []fault {
 		return nil
 	}
 	const set = 100
+	// A clock that goes forward to the true time again may end, within a lease, a session that is
+	// cut off in that time, as a clock that is set forward does: a fault that tears.
+	restore := func(a *arena, _ leader) {
+		a.setClock(0)
+		time.Sleep(a.lease)
+	}
 	back := func(a *arena, _ leader) { a.setClock(0) }
 	return []fault{
 		{name: "server's clock set back, partition", unseats: true, end: silent, strike: func(a *arena, l leader) {
@@ -52,7 +59,7 @@ func clockFaults(a *arena) []fault {
 			a.net.cut(l.host, true, true)
 		}, mend: func(a *arena, l leader) {
 			a.net.heal(l.host)
-			a.setClock(0)
+			restore(a, l)
 		}},
 		// The server's time-outs may come early, those of the ones in line, too.
 		{name: "server's clock set forward, partition", unseats: true, tears: true, strike: func(a *arena, l leader) {
@@ -66,7 +73,7 @@ func clockFaults(a *arena) []fault {
 		{name: "server's clock set back, clean end", unseats: true, pauses: true, within: slack + a.lockDelay, strike: func(a *arena, l leader) {
 			a.setClock(-set)
 			faults()[0].strike(a, l)
-		}, mend: back},
+		}, mend: restore},
 		{name: "server's clock set forward, terminate", unseats: true, end: said, strike: func(a *arena, _ leader) {
 			a.setClock(set)
 			a.terminate()
