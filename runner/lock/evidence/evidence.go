@@ -228,8 +228,8 @@ func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	return true
 }
 
-// Looking is called before a look is sent, or a silent session is ended. Its result is the
-// asOf of Saw or NoteSilence.
+// Looking is called before a look is sent. Its result is the asOf of Saw, and of NoteSilence if that
+// look has shown that a holder is still silent.
 func (e *Evidence) Looking() (asOf int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -291,8 +291,8 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 	e.applyWords()
 }
 
-// NoteSilence notes that a holder was silent for as long as its command can live: no command
-// is alive that had started when Looking returned asOf.
+// NoteSilence notes that a holder was silent for as long as its command can live: neither its
+// command is alive nor any that had started when Looking returned asOf.
 //
 // The holder's session may have the lock for a while longer: if this role may not end that
 // session, the server will.
@@ -305,7 +305,7 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 	}
 	e.last.coversEarlier = true
 	e.starts = slices.DeleteFunc(e.starts, func(s start) bool {
-		over := s.noted <= asOf
+		over := s.noted <= asOf || s.pid == e.silenced.PID && s.pid != 0
 		if over && s.pid != overflow {
 			e.last.token = max(e.last.token, s.token)
 		}
