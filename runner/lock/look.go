@@ -20,6 +20,7 @@ import (
 // mostSeats.
 type look struct {
 	evidence.Look
+	asOf     map[lockkey.ID]int // of each lock's evidence, when the server was asked
 	received boottime.Instant   // when the answer was
 	requests map[uint32]request // of the holders that number theirs, by pid
 	rank     int                // of this session's ticket, from 1; 0 without one
@@ -46,12 +47,11 @@ const mostSeats = 72
 // look asks the server, behind other statements if there are any, and tells the
 // evidence.
 func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
-	l := &look{Look: evidence.Look{Sent: boottime.Now()}}
+	l := &look{Look: evidence.Look{Sent: boottime.Now()}, asOf: map[lockkey.ID]int{}}
 	b.unknownHolder = false
 	var parseErr error
-	asOf := map[lockkey.ID]int{}
 	for id, h := range b.heard {
-		asOf[id] = h.AsOf()
+		l.asOf[id] = h.AsOf()
 	}
 	sql := b.lookSQL()
 	_, err := b.s.Ask(ctx, session.Request{SQL: append(before, sql), Then: func(answers []session.Rows) {
@@ -63,7 +63,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 			if slices.Contains(b.marks, id) { // the common mark was taken before the look
 				h.NoteMark()
 			}
-			h.Saw(&l.Look, id, asOf[id])
+			h.Saw(&l.Look, id, l.asOf[id])
 			if l.mark {
 				h.NoteMark()
 			}

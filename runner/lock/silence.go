@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
@@ -67,8 +68,8 @@ func (l *line) followHolder(ctx context.Context, found *look) error {
 // Each place in line adds to that, so that those before this one have their turn.
 func (l *line) need(s evidence.Seat, found *look) time.Duration {
 	delay := max(s.Delay, l.b.cfg.LockDelay)
-	for _, h := range l.b.heldBy(s.PID, found) {
-		delay = max(delay, h.Verdict().Delay)
+	for _, id := range l.b.heldBy(s.PID, found) {
+		delay = max(delay, l.b.heard[id].Verdict().Delay)
 	}
 	lease := l.b.cfg.Session.Lease
 	forKill := min(session.DeadAfter(lease, 0)-session.HolderShare(lease), time.Second)
@@ -76,24 +77,24 @@ func (l *line) need(s evidence.Seat, found *look) time.Duration {
 	return delay + forKill + time.Duration(found.rank-1)*perPlace
 }
 
-// heldBy is the evidence of all locks that a session has. Its silence counts for all of them.
-func (b *Bid) heldBy(pid uint32, found *look) (heard []*evidence.Evidence) {
+// heldBy are the locks that a session has, as far as there is evidence of them. Its silence counts
+// for all of them.
+func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 	for _, s := range found.Holders {
-		if h := b.heard[s.ID]; h != nil && s.PID == pid {
-			heard = append(heard, h)
+		if b.heard[s.ID] != nil && s.PID == pid {
+			ids = append(ids, s.ID)
 		}
 	}
-	return heard
+	return ids
 }
 
 // endSilent ends the session if it is still silent and this role may do so. If it may not,
 // the server will, and the command is just as dead.
+//
+// The server may be ending the session already: then it has freed the lock, and shows the session
+// for a moment longer. So the silence says nothing of a start that was heard since the look was
+// sent, which showed that the session had the lock.
 func (l *line) endSilent(ctx context.Context, s evidence.Seat, last request, found *look) error {
-	heard := l.b.heldBy(s.PID, found)
-	var asOf []int
-	for _, h := range heard {
-		asOf = append(asOf, h.AsOf())
-	}
 	n, err := l.b.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
 		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END)
@@ -107,8 +108,8 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 		return nil
 	}
 	l.b.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.PID)
-	for i, h := range heard {
-		h.NoteSilence(asOf[i], s)
+	for _, id := range l.b.heldBy(s.PID, found) {
+		l.b.heard[id].NoteSilence(found.asOf[id], s)
 	}
 	if l.b.usesLedger() {
 		l.b.recordSilence(ctx, s, found)

@@ -119,6 +119,32 @@
 #define GROWS 0                         /* not built: who has held or listened for DELAY is entitled */
 #endif
 
+/*
+ * Marks: a start or a clean end is announced only if a waiter is marked as
+ * listening, one beside the run itself. A waiter listens, looks, is marked with
+ * the end of the look, and looks again. It may give the mark back, listen no
+ * more, and come back in the same session. A run finds out who is marked, and
+ * whom it names, some time before the commit that announces its clean end.
+ */
+#ifndef MARKS
+#define MARKS 0
+#endif
+#ifndef NEEDSMARK
+#define NEEDSMARK 1                     /* without a mark nothing is evidence, */
+#endif
+#ifndef AFTERMARK
+#define AFTERMARK 1                     /* nor is an end that was heard before it, */
+#endif
+#ifndef GAP
+#define GAP 1                           /* nor an end said for a run that was seen before it: another may have followed, */
+#endif
+#ifndef OLDMARK
+#define OLDMARK 1                       /* nor being named, for who ever gave a mark back */
+#endif
+#ifndef NAMED
+#define NAMED 1                         /* a clean of an unknown run counts for the waiter that it names; 0: for all that are marked */
+#endif
+
 #define FREE 0
 #define OTHER 15
 
@@ -165,13 +191,54 @@ bool saw[2], met[2];                    /* for the property: a foreign holder wa
 bool ftree; byte fage;                  /* what a foreign holder ran, and how long the lock is gone */
 byte t;
 
+#if MARKS
+bool mark[2];                           /* it shows that it listens */
+bool marked[2];                         /* it did so when it last listened */
+bool gave[2];                           /* its session gave a mark back */
+bool unknown[2];                        /* a run may have started before the mark */
+bool named[2];                          /* the word that counts named it; until it is marked */
+byte holder[2];                         /* whom its last look has shown; as long as that matters */
+bool seen[2];                           /* it has looked since it listens; until it is marked */
+byte to[G + 1];                         /* whom a run names at its end: a waiter + 1, NOBODY or GONE */
+#define NOBODY 3                        /* nobody is marked, so it says nothing */
+#define GONE 4
+#define AUDIENCE (mark[0] || mark[1])
+#define NAMES(w, i, all, isclean) (isclean && all && (NAMED -> to[i] == w + 1 && !(gave[w] && OLDMARK) : marked[w]))
+#define COUNTS(w, i, all, isclean) ((isclean -> (know[w] & BIT(i)) || (all && (open[w] & UPTO(i))) : (open[w] & BIT(i))) || NAMES(w, i, all, isclean))
+#define CERTAIN(w) (!unknown[w] && (marked[w] || !NEEDSMARK))
+#else
+#define AUDIENCE true
+#define COUNTS(w, i, all, isclean) (isclean || (know[w] & BIT(i)) || !KNOWN)
+#define CERTAIN(w) true
+#endif
+
 #define BIT(i) (1 << ((i) - 1))
 #define UPTO(i) ((1 << (i)) - 1)
 #define MAX(a, b) ((a) > (b) -> (a) : (b))
 #define NEED(w) ((open[w] & longs) -> LONG : DELAY)
-#define EVIDENCE(w) ((word[w] && open[w] == 0 && (alien[w] == 0 || !STRANGER)) || SILENT(w))
+#define EVIDENCE(w) (CERTAIN(w) && (word[w] && open[w] == 0 && (alien[w] == 0 || !STRANGER)) || SILENT(w))
 
+#if MARKS
+inline unmark(w) {
+	mark[w] = false; marked[w] = false; unknown[w] = false; named[w] = false; holder[w] = 0; seen[w] = false
+}
+inline parts(w) {
+	unmark(w); gave[w] = false;
+	if :: to[1] == w + 1 -> to[1] = GONE :: else fi;
+	if :: to[2] == w + 1 -> to[2] = GONE :: else fi;
+	if :: to[3] == w + 1 -> to[3] = GONE :: else fi
+#if G >= 4
+	; if :: to[4] == w + 1 -> to[4] = GONE :: else fi
+#endif
+}
+#else
+#define unmark(w) skip
+#define parts(w) skip
+#endif
 inline forget(w) {
+	parts(w); deaf(w)
+}
+inline deaf(w) {
 	ph[w] = OFF; mine[w] = 0; waited[w] = 0; looks[w] = 0; saw[w] = false; met[w] = false; heard[w] = 0; looked[w] = false;
 	know[w] = 0; open[w] = 0; word[w] = false; based[w] = false; basedfar[w] = false; alien[w] = 0;
 #if !SILENCEVOIDS
@@ -189,7 +256,11 @@ inline hears_started(w, i) {
 }
 inline hears(w, i, all, isclean) {
 	if
-	:: ph[w] == LISTENS && mine[w] != i && (isclean || (know[w] & BIT(i)) || !KNOWN) ->
+	:: ph[w] == LISTENS && mine[w] != i && COUNTS(w, i, all, isclean) ->
+#if MARKS
+		if :: isclean && (holder[w] == i || NAMES(w, i, all, isclean)) -> unknown[w] = false :: else fi;
+		named[w] = !marked[w] && NAMES(w, i, all, isclean);
+#endif
 		if :: ((know[w] >> i) == 0 || !HIGHEST) && ((open[w] & BIT(i)) || !(know[w] & BIT(i)) || !ONCE) -> word[w] = true :: else fi;
 		if :: (know[w] >> i) == 0 && ((open[w] & BIT(i)) || !(know[w] & BIT(i))) -> met[w] = false :: else fi;
 		know[w] = know[w] | BIT(i);
@@ -201,7 +272,7 @@ inline hears(w, i, all, isclean) {
 inline says(i, isclean) { hears(0, i, entitled[i], isclean); hears(1, i, entitled[i], isclean) }
 inline draws() {
 	last++; lock = last; held = 0; sess[last] = true; looks[0] = 0; looks[1] = 0;
-	hears_started(0, last); hears_started(1, last)
+	if :: AUDIENCE -> hears_started(0, last); hears_started(1, last) :: else fi
 }
 inline ends(i) {
 	sess[i] = false; left[i] = 0;
@@ -236,10 +307,23 @@ inline ages(w) {
 	if :: looks[w] && looks[w] <= 2 * LONG -> looks[w]++ :: else fi
 }
 
+#if MARKS
+/* whom it names is found before the commit that says so */
+#define CLEAN(i) \
+	:: d_step { !done && st[i] == RUNS && lock == i && !mute[i] && mark[0] -> printf("T%d is about to name W0\n", i); st[i] = OVER; to[i] = 1 } \
+	:: d_step { !done && st[i] == RUNS && lock == i && !mute[i] && mark[1] -> printf("T%d is about to name W1\n", i); st[i] = OVER; to[i] = 2 } \
+	:: d_step { !done && st[i] == RUNS && lock == i && !mute[i] && !AUDIENCE -> printf("T%d finds nobody\n", i); st[i] = OVER; to[i] = NOBODY } \
+	:: d_step { !done && to[i] && lock == i && !mute[i] -> printf("T%d ends, clean (entitled %d)\n", i, entitled[i]); \
+		if :: to[i] != NOBODY -> says(i, true) :: else fi; to[i] = 0; ends(i) }
+#else
+#define CLEAN(i) \
+	:: d_step { !done && st[i] == RUNS && lock == i && !mute[i] -> printf("T%d ends, clean (entitled %d)\n", i, entitled[i]); \
+		st[i] = OVER; says(i, true); ends(i) }
+#endif
+
 #define RUN(i) \
 	/* a clean end: the tree, the word, the unlock; by pglead, or its guard once that is gone */ \
-	:: d_step { !done && st[i] == RUNS && lock == i && !mute[i] -> printf("T%d ends, clean (entitled %d)\n", i, entitled[i]); \
-		st[i] = OVER; says(i, true); ends(i) } \
+	CLEAN(i) \
 	/* cut off, stopped or dead: from its last request on */ \
 	:: d_step { !done && sess[i] && !mute[i] -> printf("T%d falls silent\n", i); mute[i] = true; age[i] = 0; \
 		if :: LONG > DELAY && mine[0] == i -> left[i] = MAX(NEED(0), waited[0]) - waited[0] \
@@ -251,17 +335,39 @@ inline ages(w) {
 	:: d_step { !done && mute[i] && (st[i] == OVER || (st[i] == NEVER && !(QUIET && ENTITLED)) || (st[i] == RUNS && !REAPED)) -> printf("T%d: dead (entitled %d)\n", i, entitled[i]); \
 		if :: sess[i] -> ends(i) :: else fi; says(i, false) }
 
+#if MARKS
+#define SEES(w) seen[w] = !marked[w]; holder[w] = (marked[w] -> 0 : lock); if :: lock != FREE -> unknown[w] = false :: else fi;
+#define SILENCED(w) unknown[w] = false;
+#define LEAVES(w) mark[w] = false;
+#define MAYWATCH(w) marked[w]
+/* the first look takes the mark; who gives it back, to listen no more, may come back to it */
+#define MARK(w) \
+	:: d_step { !done && ph[w] == LISTENS && !mine[w] && seen[w] && !marked[w] -> printf("W%d is marked\n", w); mark[w] = true; marked[w] = true; \
+		if :: AFTERMARK && !named[w] -> word[w] = false; based[w] = false; basedfar[w] = false :: else fi; \
+		seen[w] = false; named[w] = false; \
+		if :: GAP && open[w] -> unknown[w] = true :: else -> holder[w] = 0 fi } \
+	:: d_step { !done && ph[w] == LISTENS && !mine[w] && mark[w] -> printf("W%d gives its mark back\n", w); unmark(w); deaf(w); gave[w] = true }
+#else
+#define SEES(w)
+#define SILENCED(w)
+#define LEAVES(w)
+#define MAYWATCH(w) true
+#define MARK(w)
+#endif
+
 #define WAITER(w) \
+	MARK(w) \
 	:: d_step { !done && ph[w] == OFF && LISTENFIRST -> printf("W%d listens\n", w); ph[w] = LISTENS } \
 	:: d_step { !done && ph[w] == LOOKEDFIRST -> printf("W%d listens\n", w); ph[w] = LISTENS } \
 	:: d_step { !done && !mine[w] && ph[w] == (LISTENFIRST -> LISTENS : OFF) -> printf("W%d looks: %d\n", w, lock); \
 		if :: !LISTENFIRST -> ph[w] = LOOKEDFIRST :: else fi; \
+		SEES(w) \
 		if :: GROWS -> looked[w] = true :: else fi; \
 		if :: lock == OTHER -> alien[w] = 1; saw[w] = true; if :: STRANGER -> word[w] = false :: else fi \
 		:: lock != OTHER && alien[w] == 1 -> alien[w] = 2 \
 		:: else fi; \
 		if :: lock != FREE && lock != OTHER && !(know[w] & BIT(lock)) -> know[w] = know[w] | BIT(lock); open[w] = open[w] | BIT(lock) :: else fi; \
-		if :: lock != FREE && lock != OTHER && SILENCE && mute[lock] && looks[w] == 0 -> looks[w] = 1 :: else fi } \
+		if :: lock != FREE && lock != OTHER && SILENCE && MAYWATCH(w) && mute[lock] && looks[w] == 0 -> looks[w] = 1 :: else fi } \
 	/* a try: refused, or granted */ \
 	:: d_step { !done && ph[w] == LISTENS && !mine[w] && lock != FREE && word[w] -> printf("W%d is refused, by %d\n", w, lock); \
 		met[w] = (lock == OTHER); \
@@ -269,7 +375,7 @@ inline ages(w) {
 	:: d_step { !done && ph[w] == LISTENS && !mine[w] && lock == FREE && last < G -> printf("W%d is granted T%d\n", w, last + 1); \
 		mine[w] = last + 1; waited[w] = 0; st[last + 1] = WAITS; entitled[last + 1] = !ENTITLED; \
 		if :: LONG > DELAY && (know[w] & warned) -> warned = warned | BIT(last + 1) :: else fi; \
-		if :: INHERITS && NEED(w) > DELAY -> longs = longs | BIT(last + 1) :: else fi; draws() } \
+		if :: INHERITS && NEED(w) > DELAY -> longs = longs | BIT(last + 1) :: else fi; LEAVES(w) draws() } \
 	:: d_step { !done && mine[w] && !mute[mine[w]] && EVIDENCE(w) -> printf("W%d starts T%d by evidence\n", w, mine[w]); t = mine[w]; starts(w, t, true); t = 0 } \
 	:: d_step { !done && mine[w] && !mute[mine[w]] && waited[w] >= NEED(w) -> printf("W%d starts T%d after its delay\n", w, mine[w]); t = mine[w]; starts(w, t, false); t = 0 } \
 	:: d_step { !done && mine[w] && !mute[mine[w]] -> printf("W%d gives T%d up\n", w, mine[w]); t = mine[w]; if :: !(QUIET && ENTITLED) -> says(t, true) :: else fi; ends(t); t = 0 } \
@@ -277,7 +383,7 @@ inline ages(w) {
 	/* the second look */ \
 	:: d_step { !done && !mine[w] && looks[w] && mute[lock] && \
 		looks[w] - 1 >= (ADDS -> NEED(w) - DELAY + LOOKS + (LEFT -> left[lock] : 0) : MAX(NEED(w) - DELAY + LOOKS, left[lock])) -> printf("W%d saw T%d silent\n", w, lock); basedfar[w] = LONG > DELAY && looks[w] - 1 >= LONG; t = lock; ends(t); t = 0; \
-		open[w] = 0; word[w] = true; based[w] = true; alien[w] = 0; met[w] = false; \
+		open[w] = 0; word[w] = true; based[w] = true; alien[w] = 0; met[w] = false; SILENCED(w) \
 		SETSILENT(w) }
 #if !SILENCEVOIDS
 #define SETSILENT(w) silent[w] = true

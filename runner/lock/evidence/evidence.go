@@ -228,8 +228,8 @@ func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	return true
 }
 
-// AsOf is the asOf of Saw, asked for before the look is sent, and of NoteSilence, before the
-// silent session is ended.
+// AsOf is the asOf of Saw, asked for before the look is sent, and of NoteSilence if that look has
+// shown that a holder is still silent.
 func (e *Evidence) AsOf() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -293,8 +293,8 @@ func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
 	}
 }
 
-// NoteSilence notes that a holder was silent for as long as its command can live: no command
-// is alive that had started by asOf.
+// NoteSilence notes that a holder was silent for as long as its command can live: neither its
+// command is alive nor any that had started by asOf.
 //
 // The holder's session may have the lock for a while longer: if this role may not end that
 // session, the server will.
@@ -307,7 +307,7 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 	}
 	e.last.coversEarlier = true
 	e.starts = slices.DeleteFunc(e.starts, func(known start) bool {
-		over := known.noted <= asOf
+		over := known.noted <= asOf || known.pid == e.silenced.PID && known.pid != 0
 		if over && known.pid != overflow {
 			e.last.token = max(e.last.token, known.token)
 		}

@@ -47,6 +47,19 @@ func TestSilence(t *testing.T) {
 	h.NoteSilence(since, Seat{})
 	h.wants("somebody has started while the session was being ended", testDelay, true)
 
+	// The look that shows the holder notes it anew, later than the look was sent.
+	h = newTold(t)
+	asOf := h.AsOf()
+	h.looks(holds(holder, theirs, 5))
+	h.NoteSilence(asOf, holds(holder, theirs, 5))
+	h.wants("the holder that the look has shown was silent", 0, true)
+	h = newTold(t)
+	asOf = h.AsOf()
+	h.looks(holds(holder, theirs, 5))
+	h.says(third, Started, 7)
+	h.NoteSilence(asOf, holds(holder, theirs, 5))
+	h.wants("somebody has started since the look was sent, before the session was ended", testDelay, true)
+
 	// The same where more have started than are remembered.
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
