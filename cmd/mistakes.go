@@ -258,7 +258,7 @@ func warnOfOuter(u *ui, claim lock.Claim) {
 	}
 }
 
-// pageWidth is the width of help without a terminal.
+// pageWidth is the width of help without a terminal, and of a terminal that gives none.
 const pageWidth = 80
 
 // wrapHelp has the flags in --help fit into the terminal.
