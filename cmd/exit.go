@@ -146,7 +146,7 @@ func exit(u *ui, err error) int {
 		return silent.code
 	case errors.As(err, &finished):
 		level := slog.LevelInfo
-		if u.hasStatus() { // somebody watches, and would wonder why nothing ran
+		if u.watched() { // or somebody would wonder why nothing ran
 			level = slog.LevelWarn
 		}
 		u.log.Log(context.Background(), level, err.Error(), "event", "done", "code", 0)

@@ -56,7 +56,7 @@ func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Wri
 	if err := f.find(u, cmd); err != nil {
 		return err
 	}
-	screen := f.watch && isTerminal(os.Stdout)
+	screen := f.watch && isTerminal(os.Stdout) && overwrites()
 	show := func(text string) error {
 		if screen {
 			// It overwrites the last text: cursor home, clear each line to its end, then clear

@@ -51,6 +51,34 @@ func refuseTopics(root *cobra.Command) {
 	}
 }
 
+// refuseShells makes pglead completion refuse words that are no shells. cobra would show its
+// page, and succeed.
+func refuseShells(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	for _, cmd := range root.Commands() {
+		if cmd.Name() != "completion" {
+			continue
+		}
+		var shells []string
+		for _, shell := range cmd.Commands() {
+			shells = append(shells, shell.Name())
+			shell.Args = noArguments
+		}
+		cmd.RunE = func(_ *cobra.Command, words []string) error {
+			hint := "one of " + strings.Join(shells, ", ") + "; see pglead completion --help"
+			if len(words) == 0 {
+				return &usageError{err: errors.New("the shell to complete for is missing"), hint: hint}
+			}
+			text := fmt.Sprintf("unknown shell %q", words[0])
+			if meant := nearest(words[0], shells); meant != "" {
+				text += ": did you mean " + meant + "?"
+			}
+			return &usageError{err: errors.New(text), hint: hint}
+		}
+		cmd.Args = cobra.ArbitraryArgs
+	}
+}
+
 func noArguments(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) == 0:
@@ -258,7 +286,7 @@ func warnOfOuter(u *ui, claim lock.Claim) {
 	}
 }
 
-// pageWidth is the width of help without a terminal.
+// pageWidth is the width of help without a terminal, and of a terminal that gives none.
 const pageWidth = 80
 
 // wrapHelp has the flags in --help fit into the terminal.

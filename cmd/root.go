@@ -90,8 +90,11 @@ kills the command and everything it started when the connection is lost.`,
 		cmd.PreRunE = readFlags
 		cmd.Flags().SortFlags = false // help shows them in the order of registration
 	}
-	if called == "help" {
+	switch called {
+	case "help":
 		refuseTopics(root)
+	case "completion":
+		refuseShells(root)
 	}
 	return root
 }

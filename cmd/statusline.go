@@ -21,10 +21,16 @@ const (
 // eraseRest has a terminal erase from the cursor to the line's end.
 const eraseRest = "\x1b[K"
 
-// hasStatus says whether there is a terminal for the status line.
-func (u *ui) hasStatus() bool {
+// watched says whether somebody at a terminal reads the messages.
+func (u *ui) watched() bool {
 	return u.width != nil && !u.json && u.level.Level() <= slog.LevelWarn
 }
+
+// hasStatus says whether there is a terminal for the status line.
+func (u *ui) hasStatus() bool { return u.watched() && overwrites() }
+
+// overwrites says whether the user's terminal obeys escape sequences.
+func overwrites() bool { return os.Getenv("TERM") != "dumb" }
 
 // setStatus writes the status line, unless this process is in the background.
 func (u *ui) setStatus(text string) {
@@ -81,6 +87,9 @@ func foreground(f *os.File) int {
 	if err != nil || group != unix.Getpgrp() {
 		return 0
 	}
-	const narrowest = 20 // some terminals give a width of 0
+	if size.Col == 0 { // script(1) without a terminal, or a serial line: nobody has told the kernel
+		return pageWidth
+	}
+	const narrowest = 20
 	return max(int(size.Col), narrowest)
 }

@@ -198,7 +198,7 @@ func (o *options) watch(u *ui, cfg *runner.Config, work string) {
 	switch {
 	case hasStatus:
 		cfg.Observer.Beside = s.keepStatus
-	case os.Getenv("CI") != "" && !o.quiet:
+	case (os.Getenv("CI") != "" || u.watched()) && !o.quiet: // or it is a terminal without a status line
 		cfg.Observer.Waiting = s.logRarely
 	}
 	cfg.Observer.Away = func(obstacle error) {

@@ -43,7 +43,8 @@ import (
 //	hiders                      processes that get away from the process table
 //	liar, untrusted             servers, roles and sessions that say anything at all
 //	embedded, setup, recipes    --dsn embedded, testdata/setup, cmd/README.md
-//	screen, terminal, streams   what a person sees, and a reader that doesn't read
+//	screen, terminal,           what a person sees at a terminal,
+//	plain_terminal, streams     or at one that can do little, and a reader that doesn't read
 //	surroundings, systemd       cron, ordinary users, PID 1, other namespaces
 
 func TestMain(m *testing.M) {
