@@ -59,8 +59,7 @@ func (s *sources) config(dsn string) (*pgconn.Config, error) {
 		return nil, err
 	}
 	file := passwordFile(dsn)
-	info, err := os.Stat(file)
-	if err != nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o077 == 0 {
+	if info, _ := os.Stat(file); info == nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o077 == 0 {
 		return cfg, nil
 	}
 	without, err := pgconn.ParseConfig(withParam(dsn, "passfile", os.DevNull))
