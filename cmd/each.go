@@ -37,7 +37,8 @@ Items are arguments before --, the lines of a file, or those of standard input,
 as for xargs. {} in the key and in the command's arguments stands for the item,
 which is in PGLEAD_ITEM too. An item that is held elsewhere is skipped, and so
 is one that another pglead with the same list's key has been at since this one
-began: started on several machines, they share the list among them.
+began: started on several machines, they share the list among them. An item that
+is in the list twice is run once.
 
 The exit status is 0 if no command failed, or there are no items, 123 if one
 did, and 75 if --wait was over before all items came free.`,
@@ -165,7 +166,7 @@ const itemVariable = "PGLEAD_ITEM"
 // summary says how many items ran, failed and were skipped: to a terminal, or
 // if there is something to know.
 func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
-	text := fmt.Sprintf("%s: %d ran, %d of them failed; %d skipped: %d held elsewhere, %d done elsewhere",
+	text := fmt.Sprintf("%s: %d ran, %d of them failed; %d skipped: %d held elsewhere, %d already done",
 		plural(items, "item"), t.Ran, t.Failed, t.Held+t.Done+t.Paused, t.Held, t.Done)
 	if t.Paused > 0 {
 		text += fmt.Sprintf(", %d paused", t.Paused)

@@ -223,7 +223,7 @@ type reason int
 const (
 	heldElsewhere reason = iota
 	paused
-	doneElsewhere // and not to be run again
+	alreadyDone // and not to be run again
 )
 
 // skip counts an item that is not run now. This process may come back to it, unless the
@@ -235,7 +235,7 @@ func (e *each) skip(j *job, why reason) {
 			t.Held++
 		case paused:
 			t.Paused++
-		case doneElsewhere:
+		case alreadyDone:
 			t.Done++
 			return
 		}
@@ -254,7 +254,7 @@ func (e *each) skipIfRun(j *job) bool {
 	}
 	why := heldElsewhere
 	if well || e.cfg.Wait == 0 {
-		why = doneElsewhere
+		why = alreadyDone
 	}
 	e.skip(j, why)
 	return true

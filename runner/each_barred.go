@@ -19,7 +19,7 @@ func (e *each) barred(j *job, err error) error {
 	switch {
 	case errors.As(err, new(*ledger.DoneError)):
 		log.Info(err.Error(), "event", "done")
-		e.skip(j, doneElsewhere)
+		e.skip(j, alreadyDone)
 		return nil
 	case errors.As(err, new(*ledger.PausedError)):
 		log.Log(context.Background(), level, err.Error(), "event", "paused")

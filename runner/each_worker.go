@@ -115,8 +115,8 @@ func (w *worker) pick(ctx context.Context, wait bool) *job {
 		case other != nil && other.worker == w: // the item is twice in the list, and still at work
 			w.again = &item
 			return nil
-		case other != nil:
-			w.skip(j, heldElsewhere)
+		case other != nil: // another worker of this process has it
+			w.skip(j, alreadyDone)
 		case w.skipIfRun(j):
 			w.jobs.leave(j)
 		default:
@@ -189,8 +189,10 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 		w.guard = r.child.Guard()
 		w.brief = w.guard != nil
 	}
-	if errors.As(err, new(*LockLostError)) {
+	if lost := (*LockLostError)(nil); errors.As(err, &lost) {
 		w.noteLost(j)
+		// The list ends with the error of one command, and others may have been killed, too.
+		log.Error("the lock was lost: "+lost.What, "event", "failed")
 	}
 	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout|ByStepDown) { // for these there is a line already
 		log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
@@ -198,7 +200,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	well := err == nil && !outcome.failed() && !outcome.Asked.Has(ByStepDown) // see endOf
 	w.count(func(t *Tally) {
 		t.Running--
-		if err == nil {
+		if r.child != nil {
 			t.Ran++
 			if !well {
 				t.Failed++
