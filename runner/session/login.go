@@ -248,10 +248,11 @@ func set(local bool, settings [][2]string) string {
 
 // Begin are the queries that begin the transaction which holds the lock. Its isolation
 // level, read committed, keeps no snapshot between two heartbeats: a snapshot would hold
-// back vacuum.
+// back vacuum. It may write, whatever the role's default is: at its end the ledger notes how
+// the command ended.
 func (cfg Config) Begin() []string {
 	return []string{
-		"BEGIN ISOLATION LEVEL READ COMMITTED",
+		"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
 		"SELECT " + set(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
 			" || CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN '' ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END",
 	}
