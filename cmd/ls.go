@@ -135,7 +135,7 @@ func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []s
 		text = "no locks of these keys in "
 	}
 	text += visible.Text(f.target()) + "\n"
-	t := table{all: f.all, wide: f.output.value == "wide"}
+	t := table{all: f.all, wide: f.output.value == "wide", role: func() string { return inspect.Role(ctx, viewer) }}
 	if !t.wide {
 		t.width = foreground(os.Stdout)
 	}
