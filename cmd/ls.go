@@ -36,7 +36,8 @@ Locks that programs other than pglead hold are shown by their number; pglead key
 marked, with the grant that would show it.`,
 		Example: `  pglead ls --watch
   pglead ls 'import/*'
-  pglead ls --output prometheus >/var/lib/prometheus/node-exporter/pglead.prom`,
+  cd /var/lib/prometheus/node-exporter &&
+    pglead ls -o prometheus >pglead.new && mv pglead.new pglead.prom`,
 		RunE: func(cmd *cobra.Command, patterns []string) error {
 			return f.ls(u, cmd, patterns, stdout)
 		},
