@@ -36,7 +36,8 @@ Locks that programs other than pglead hold are shown by their number; pglead key
 marked, with the grant that would show it.`,
 		Example: `  pglead ls --watch
   pglead ls 'import/*'
-  pglead ls --output prometheus >/var/lib/prometheus/node-exporter/pglead.prom`,
+  cd /var/lib/prometheus/node-exporter &&
+    pglead ls -o prometheus >pglead.new && mv pglead.new pglead.prom`,
 		RunE: func(cmd *cobra.Command, patterns []string) error {
 			return f.ls(u, cmd, patterns, stdout)
 		},
@@ -135,7 +136,7 @@ func (f *lsFlags) list(ctx context.Context, viewer *session.Viewer, patterns []s
 		text = "no locks of these keys in "
 	}
 	text += visible.Text(f.target()) + "\n"
-	t := table{all: f.all, wide: f.output.value == "wide"}
+	t := table{all: f.all, wide: f.output.value == "wide", role: func() string { return inspect.Role(ctx, viewer) }}
 	if !t.wide {
 		t.width = foreground(os.Stdout)
 	}

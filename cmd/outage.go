@@ -23,9 +23,32 @@ type outage struct {
 	vain    int       // how many attempts have failed
 	said    []string  // the reasons in the log so far
 	reminds int
-	spoken  bool   // the log has a line since the database answered last
-	been    string // the words of a message about it while it lasts
-	there   bool   // the database answers, but its ledger or its standbys keep the command from starting
+	spoken  bool // the log has a line since the database answered last
+	is      obstacle
+}
+
+// obstacle is what is in the way, in words that are true of it.
+type obstacle struct {
+	is, still, been string // at the beginning, in a later line, and while it lasts
+	over            string // the words that it is over; none if the database has answered all along
+}
+
+// obstacleOf says what is in the way: a database that is away, is full, lets this role not in,
+// or is no primary, or what it remembers or replicates to.
+func obstacleOf(err error) obstacle {
+	e := (*session.Error)(nil)
+	known := errors.As(err, &e)
+	switch {
+	case errors.As(err, new(*lock.LedgerError)), errors.As(err, new(*ledger.FencedError)), errors.Is(err, session.ErrUnconfirmed):
+		return obstacle{"the command can't start yet", "the command still can't start", "the command could not start", ""}
+	case known && e.Kind == session.Denied:
+		return obstacle{"the database refuses the login", "the database still refuses the login", "the database has refused the login", "the database accepts the login"}
+	case known && e.Kind == session.Standby:
+		return obstacle{"no primary answers", "still no primary answers", "no primary has answered", "a primary answers"}
+	case known && e.Full:
+		return obstacle{"no connection to the database is free", "still no connection to the database is free", "no connection to the database has been free", "a connection to the database is free"}
+	}
+	return obstacle{"the database is away", "the database is still away", "the database has been away", "the database is back"}
 }
 
 const (
@@ -38,7 +61,7 @@ const (
 
 // away is called after an attempt that failed. A session that ended gets no line if
 // another one follows at once.
-func (o *outage) away(obstacle error) {
+func (o *outage) away(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := time.Now()
@@ -47,22 +70,23 @@ func (o *outage) away(obstacle error) {
 	}
 	o.back = time.Time{}
 	o.vain++
-	is, still := o.judge(obstacle)
-	if o.vain == 1 && errors.As(obstacle, new(*session.LostError)) {
+	before := o.is
+	o.is = obstacleOf(err)
+	if o.vain == 1 && errors.As(err, new(*session.LostError)) {
 		return
 	}
-	reason, lasts := obstacle.Error(), now.Sub(o.began)
+	reason, lasts := err.Error(), now.Sub(o.began)
 	known := slices.Contains(o.said, reason)
 	var text string
 	switch {
 	case lasts >= o.due():
-		text = o.been + " for " + brief(lasts) + ": " + reason
+		text = o.is.been + " for " + brief(lasts) + ": " + reason
 	case known || len(o.said) >= mostReasons:
 		return
-	case len(o.said) == 0:
-		text = is + ": " + reason
+	case len(o.said) == 0, o.is != before:
+		text = o.is.is + ": " + reason
 	default:
-		text = still + ": " + reason
+		text = o.is.still + ": " + reason
 	}
 	for o.due() <= lasts {
 		o.reminds++
@@ -70,30 +94,13 @@ func (o *outage) away(obstacle error) {
 	hint := ""
 	if !known {
 		o.said = append(o.said, reason)
-		if e := (*session.Error)(nil); !errors.As(obstacle, &e) || !e.Full { // there is nothing to do but to wait
-			_, hint = status(obstacle)
+		if e := (*session.Error)(nil); !errors.As(err, &e) || !e.Full { // there is nothing to do but to wait
+			_, hint = status(err)
 		}
 	}
 	o.spoken = true
 	o.u.say(slog.LevelWarn, text, hint, "event", "away", "reason", reason)
-	o.u.setAway(lament{reason, still})
-}
-
-// judge says what is in the way: a database that is away, one that lets nobody in, or what
-// it remembers or replicates to.
-func (o *outage) judge(obstacle error) (is, still string) {
-	e := (*session.Error)(nil)
-	o.there = errors.As(obstacle, new(*lock.LedgerError)) || errors.As(obstacle, new(*ledger.FencedError)) || errors.Is(obstacle, session.ErrUnconfirmed)
-	switch {
-	case o.there:
-		o.been = "the command could not start"
-		return "the command can't start yet", "the command still can't start"
-	case errors.As(obstacle, &e) && e.Kind == session.Denied:
-		o.been = "the database has refused the login"
-		return "the database refuses the login", "the database still refuses the login"
-	}
-	o.been = "the database has been away"
-	return "the database is away", "the database is still away"
+	o.u.setAway(lament{reason, o.is.still})
 }
 
 // due is how long an outage lasts before the log's next line about it.
@@ -109,7 +116,7 @@ func (o *outage) due() time.Duration {
 func (o *outage) state() (been string, since time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.been, o.began
+	return o.is.been, o.began
 }
 
 // answers is called when nothing is in the way any more.
@@ -122,9 +129,9 @@ func (o *outage) answers() {
 	o.back = time.Now()
 	if o.spoken {
 		o.spoken = false
-		if !o.there { // if it was, the database had answered all along
+		if o.is.over != "" {
 			o.u.setAway(lament{})
-			o.u.log.Warn("the database is back after "+brief(o.back.Sub(o.began)), "event", "back")
+			o.u.log.Warn(o.is.over+" after "+brief(o.back.Sub(o.began)), "event", "back")
 		}
 	}
 }

@@ -14,7 +14,8 @@ import (
 // table is what ls shows to people.
 type table struct {
 	all, wide bool
-	width     int // of the terminal; 0: no limit
+	width     int           // of the terminal; 0: no limit
+	role      func() string // the asker's, as SQL writes it
 }
 
 func (o table) text(locks []*inspect.Lock) string {
@@ -61,7 +62,7 @@ func (o table) text(locks []*inspect.Lock) string {
 	}
 	lines := columns(rows, o.width, yielding{0, squeeze}, yielding{2, shorten})
 	if hidden {
-		lines = append(lines, "", "* of another role: to see more, GRANT pg_read_all_stats TO this role")
+		lines = append(lines, "", "* of another role: to see more, GRANT pg_read_all_stats TO "+o.role())
 	}
 	return strings.Join(lines, "\n") + "\n"
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // Connection is a *session.Session or a *session.Viewer.
@@ -64,13 +65,26 @@ func ParseBackend(text string) (pid uint32, err error) {
 	return uint32(n), err
 }
 
+// Role is the role of the connection, as SQL writes it, for a hint.
+func Role(ctx context.Context, on Connection) string {
+	rows, err := on.Query(ctx, "SELECT pg_catalog.quote_ident(current_user)")
+	if err != nil {
+		return "this role"
+	}
+	row, err := rows.Only(1)
+	if err != nil {
+		return "this role"
+	}
+	return visible.Text(row[0])
+}
+
 // Terminate ends a backend, and with it its locks. The role has to be a superuser, the
 // backend's own role, or a member of pg_signal_backend.
 func Terminate(ctx context.Context, on Connection, pid uint32) error {
 	rows, err := on.Query(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", pid))
 	var denied *session.Error
 	if errors.As(err, &denied) && denied.Kind == session.Denied {
-		return session.Errorf(session.Denied, "GRANT pg_signal_backend TO this role; a superuser's session takes a superuser",
+		return session.Errorf(session.Denied, "GRANT pg_signal_backend TO "+Role(ctx, on)+"; a superuser's session takes a superuser",
 			"end the session of backend %d: %w", pid, err)
 	}
 	if err != nil {

@@ -59,7 +59,7 @@ func (s *sources) config(dsn string) (*pgconn.Config, error) {
 		return nil, err
 	}
 	file := passwordFile(dsn)
-	if info, _ := os.Stat(file); info == nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o077 == 0 {
+	if !readByOthers(file) {
 		return cfg, nil
 	}
 	without, err := pgconn.ParseConfig(withParam(dsn, "passfile", os.DevNull))
@@ -68,6 +68,12 @@ func (s *sources) config(dsn string) (*pgconn.Config, error) {
 	}
 	s.ignored = file
 	return without, nil
+}
+
+// readByOthers says whether the group or the world has access to a plain file.
+func readByOthers(file string) bool {
+	info, err := os.Stat(file)
+	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o077 != 0
 }
 
 // passwordFile is the one that pgconn reads for a connection string.
