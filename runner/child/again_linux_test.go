@@ -120,6 +120,26 @@ func TestAgainIsAsBefore(t *testing.T) {
 	}
 }
 
+// TestCommandHasItsSlack: the guard's timer slack is not the command's.
+func TestCommandHasItsSlack(t *testing.T) {
+	want, err := os.ReadFile("/proc/self/timerslack_ns")
+	if err != nil {
+		t.Skip(err) // Linux 4.6
+	}
+	file := filepath.Join(t.TempDir(), "slack")
+	g := newGuard(t, nil)
+	c, err := g.StartCommand(t.Context(), child.Config{
+		Path: "/bin/sh", Args: []string{"sh", "-c", `cat /proc/self/timerslack_ns >"$0"`, file}, Env: []string{"PATH=" + os.Getenv("PATH")}, Deadline: far(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(t, c)
+	if got, err := os.ReadFile(file); err != nil || string(got) != string(want) {
+		t.Errorf("the command's is %q, this process's %q, %v", got, want, err)
+	}
+}
+
 // TestNotAgain: after what is unusual a guard ends.
 func TestNotAgain(t *testing.T) {
 	for name, script := range map[string]string{
