@@ -9,6 +9,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock/evidence"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // Listen begins to collect the words about the locks, and then looks for their holders. In
@@ -51,7 +52,7 @@ func (b *Bid) beginListening() (queries []string) {
 		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, evidence.Channel(l.ID)))
 		if common {
 			marks = append(marks, commonMark(l.ID).sql("try_advisory_lock"))
-			b.marks = append(b.marks, l.ID)
+			b.marking = append(b.marking, l.ID)
 		}
 	}
 	if len(listen) > 0 {
@@ -61,6 +62,22 @@ func (b *Bid) beginListening() (queries []string) {
 		queries = append(queries, "SELECT "+strings.Join(marks, ", "))
 	}
 	return queries
+}
+
+// tookMarks notes which of the common marks the session got, by the answers to beginListening's
+// queries. Nobody who listens keeps another from a mark, but a stranger can.
+func (b *Bid) tookMarks(answers []session.Rows) {
+	const listened = 1 // by one query, before that for the marks
+	if len(b.marking) == 0 || len(answers) <= listened {
+		return
+	}
+	row, err := answers[listened].Only(len(b.marking))
+	for i, id := range b.marking {
+		if err == nil && row[i] == "t" {
+			b.marks = append(b.marks, id)
+		}
+	}
+	b.marking = nil
 }
 
 // leave gives back the ticket, the gate and the marks by queries, which the caller has to

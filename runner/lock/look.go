@@ -59,6 +59,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 		if parseErr = l.parse(answers[len(answers)-1], b.s.BackendPID()); parseErr != nil {
 			return
 		}
+		b.tookMarks(answers)
 		for id, h := range b.heard {
 			if slices.Contains(b.marks, id) { // the common mark was taken before the look
 				h.NoteMark()

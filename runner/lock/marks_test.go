@@ -213,3 +213,40 @@ func TestListNamedByOldMark(t *testing.T) {
 		t.Errorf("it has started beside a command that may be alive: %v, %v", err, log.said())
 	}
 }
+
+// TestMarkDenied: a stranger can keep a session that works on a list from its mark, so that holders
+// announce nothing to it. Then what it hears is no evidence.
+func TestMarkDenied(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	stranger := plain(t, as(t, server, "stranger"), fmt.Sprintf("SELECT pg_advisory_lock(%d, -1)", int32(lockkey.Ticket(id(7)))))
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), time.Minute)
+	cfg.LockDelay = 100 * time.Millisecond
+	listing := staying(cfg)
+	log := &contender{}
+	listing.Log = slog.New(log)
+	s, err := session.Open(t.Context(), listing.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	h := acquire(t, staying(cfg)) // it announces its end whoever listens
+	bid := lock.NewBid(s, listing, false)
+	if err := bid.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	run(t, stranger, "SELECT pg_advisory_unlock_all()") // or it would look like somebody's mark
+	if err := h.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.Session.Close()
+	tear(t, server, acquire(t, cfg))
+	if granted, err := bid.Try(t.Context()); err != nil || !granted {
+		t.Fatal(granted, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if _, err := bid.Settle(ctx); err != nil || !delayed(log) {
+		t.Errorf("it has started beside a command that may be alive: %v, %v", err, log.said())
+	}
+}
