@@ -50,25 +50,22 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	if words := t.wordsSQL(); words != "" {
 		queries = append(queries, words)
 	}
-	// Both go in one message, as one transaction: the server evaluates the first before it
-	// draws, and sends one answer, for which this process wakes up once.
-	exchange := t.exchangeSQL()
+	queries = append(queries, t.exchangeSQL())
 	if len(t.Next) > 0 {
-		exchange += ";\n" + t.drawSQL(s)
+		queries = append(queries, t.drawSQL(s))
 	}
-	answers, err := s.Ask(ctx, session.Request{SQL: append(queries, exchange)})
+	answers, err := s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
 		return session.Rejected(err, "locks "+t.claim().String())
 	}
-	rows := answers[len(answers)-1]
-	if len(rows) == 0 {
-		return session.ErrNotPostgreSQL()
+	var drawn session.Rows
+	if len(t.Next) > 0 {
+		drawn, answers = answers[len(answers)-1], answers[:len(answers)-1]
 	}
-	row, err := rows[:1].Only(1 + len(t.Next))
+	row, err := answers[len(answers)-1].Only(1 + len(t.Next))
 	if err != nil {
 		return err
 	}
-	drawn := rows[1:]
 	if row[0] != strconv.Itoa(len(t.Ended)) {
 		return session.Errorf(session.Unsafe, "", "release locks: the server says that the session did not hold all of them")
 	}
