@@ -57,7 +57,8 @@ func TestLostBeforeStart(t *testing.T) {
 				t.Error("the command was started under a lock that somebody else has")
 			}
 			if status != 69 || strings.Count(first.said.String(), "\n") != 1 ||
-				!strings.HasPrefix(first.said.String(), "pglead: 7: the server ended the session: terminating connection due to administrator command (57P01)") {
+				!strings.HasPrefix(first.said.String(), "pglead: 7: the command was not started: the session in ") ||
+				!strings.HasSuffix(first.said.String(), " was lost: the server ended the session: terminating connection due to administrator command (57P01)\n") {
 				t.Errorf("status %d, want 69; it says %q", status, first.said)
 			}
 			_ = newcomer.Close(t.Context())
@@ -189,7 +190,7 @@ func TestAllOrNothing(t *testing.T) {
 	}()
 	run := launch(t, "run", "--dsn", "host="+dir+" user=pglead dbname=postgres", "--key-scheme", "int", "--key", "3", "--key", "10", "--key", "12", "--lock-delay", "0", "--", "true")
 	if !eventually(func() bool {
-		return ask(t, server, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%' AND state = 'idle' AND query LIKE '%try_advisory%'")[0] == "1"
+		return ask(t, server, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%' AND state = 'idle' AND query LIKE '%pg_is_in_recovery%'")[0] == "1"
 	}) {
 		t.Fatalf("it never tries: %s", run.said)
 	}

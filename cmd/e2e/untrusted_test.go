@@ -260,7 +260,7 @@ func TestHostileTexts(t *testing.T) {
 		{status: 1, stdout: 1, args: "stepdown free", environ: "PGDATABASE=" + evil},
 		{status: 0, stdout: -1, args: "doctor", environ: "PGDATABASE=" + evil},
 		{status: 0, stdout: 1, args: "doctor -o json", environ: "PGDATABASE=" + evil},
-		{status: 77, stderr: 1, args: "ls", environ: "PGDATABASE=" + evil + "\x00PGUSER=" + evil},
+		{status: 77, stderr: 2, args: "ls", environ: "PGDATABASE=" + evil + "\x00PGUSER=" + evil},
 		{status: 77, stderr: 2, args: "run --key k -- true", environ: "PGDATABASE=" + evil + "x"},
 		{status: 77, stderr: 1, args: "run --log-format json --key k -- true", environ: "PGDATABASE=" + evil + "x"},
 	} {
