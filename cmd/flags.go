@@ -159,8 +159,8 @@ func outerOnly() (names []string) {
 
 // duration is a flag that takes Go's durations or a bare number of seconds.
 type duration struct {
-	value   time.Duration
-	forever bool // "forever" is allowed
+	value        time.Duration
+	mayBeForever bool // "forever" is allowed
 }
 
 func (d *duration) String() string {
@@ -184,7 +184,7 @@ func (d *duration) String() string {
 func (d *duration) Type() string { return "duration" }
 
 func (d *duration) Set(s string) error {
-	if d.forever && s == "forever" {
+	if d.mayBeForever && s == "forever" {
 		d.value = lock.Forever
 		return nil
 	}

@@ -18,13 +18,13 @@ func TestDuration(t *testing.T) {
 		{"1d", 24 * time.Hour, "24h"}, {"2d3h", 51 * time.Hour, "51h"}, {"1d1m30s", 24*time.Hour + 90*time.Second, "24h1m30s"},
 		{"90s", 90 * time.Second, "1m30s"}, {"forever", lock.Forever, "forever"},
 	} {
-		d := duration{forever: true}
+		d := duration{mayBeForever: true}
 		if err := d.Set(tt.in); err != nil || d.value != tt.want || d.String() != tt.out {
 			t.Errorf("%q is %v (%q), %v; want %v (%q)", tt.in, d.value, d.String(), err, tt.want, tt.out)
 		}
 	}
 	for _, in := range []string{"", "-1", "-5s", "soon", "NaN", "inf", "1e300", "5 m", "10x", "1m30", "d", "-1d", "1d-1h", "1h1d", "1d1d", "106752d", "99999d23h999999h"} {
-		d := duration{forever: true}
+		d := duration{mayBeForever: true}
 		if err := d.Set(in); err == nil {
 			t.Errorf("%q is taken for %v", in, d.value)
 		}

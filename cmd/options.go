@@ -58,7 +58,7 @@ type options struct {
 func newOptions() options {
 	return options{
 		slots:          1,
-		wait:           duration{forever: true},
+		wait:           duration{mayBeForever: true},
 		lease:          duration{value: 15 * time.Second},
 		connectTimeout: duration{value: 10 * time.Second},
 		conflictCode:   exitHeld,

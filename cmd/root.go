@@ -1,6 +1,7 @@
-// Package cmd is pglead's command line. Each command is in the file of its name. options.go
-// has the flags of the commands that run a command, flags.go reads flags, exit.go has the
-// exit status of each end, and ui.go all that goes to standard error.
+// Package cmd is pglead's command line. Each command is in the file of its name (resume is in
+// pause.go). options.go and remember.go have the flags of the commands that run a command,
+// flags.go reads flags, exit.go has the exit status of each end. ui.go says what goes to
+// standard error; log.go, statusline.go and outlet.go write it.
 package cmd
 
 import (

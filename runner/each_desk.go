@@ -19,7 +19,7 @@ type order struct {
 	last    *ended
 	next    *job
 	granted bool
-	err     error // of the trial
+	err     error // of the turnover
 	done    chan struct{}
 }
 

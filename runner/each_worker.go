@@ -183,7 +183,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 		<-j.signals
 	}
 	heed := time.AfterFunc(heedAfter, func() { w.jobs.heed(j) })
-	outcome, holds, err := r.runCommand(ctx)
+	outcome, fate, err := r.runCommand(ctx)
 	heed.Stop()
 	if r.child != nil {
 		w.guard = r.child.Guard()
@@ -207,7 +207,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 			}
 		}
 	})
-	if !holds {
+	if fate != stillHeld {
 		w.leave(ctx, j)
 		return nil, err
 	}

@@ -67,11 +67,11 @@ func (n *node) once(cfg Config, candidate *lock.Candidate) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer r.held.Close()
-	outcome, toRelease, err := r.runCommand(ctx)
-	if toRelease {
+	outcome, fate, err := r.runCommand(ctx)
+	switch fate {
+	case stillHeld:
 		r.release(outcome)
-	}
-	if errors.As(err, new(*LockLostError)) {
+	case lostMeanwhile:
 		r.announceDeath()
 	}
 	return outcome, err
@@ -92,10 +92,17 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 	return nil
 }
 
+// lockFate is what has become of the lock when runCommand returns.
+type lockFate int
+
+const (
+	stillHeld     lockFate = iota // the caller has to give it back
+	lostMeanwhile                 // while the command ran: the caller has to say that the command is dead
+	doneWith                      // it was given back, as no command was started, or lost before or after the command
+)
+
 // runCommand runs the command under the lock, and returns when all that it started is dead.
-// If toRelease is true, the caller has to give the lock back. Otherwise the lock is lost, or
-// no command was started and runCommand has given it back.
-func (r *run) runCommand(ctx context.Context) (outcome Outcome, toRelease bool, err error) {
+func (r *run) runCommand(ctx context.Context) (outcome Outcome, fate lockFate, err error) {
 	r.cfg.Log = r.cfg.Log.With("token", r.held.Token)
 	r.cfg.Log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)...)
 	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
@@ -105,18 +112,22 @@ func (r *run) runCommand(ctx context.Context) (outcome Outcome, toRelease bool, 
 		if r.held.Err() == nil {
 			r.release(Outcome{})
 		}
-		return Outcome{}, false, err
+		return Outcome{}, doneWith, err
 	}
 	outcome, err = s.supervise()
-	r.held.NoteEnd(endOf(outcome, err))
+	r.held.SetEnd(endOf(outcome, err))
 	if err == nil && !outcome.Asked.Has(BySignal) {
 		s.holdOut()
 	}
-	toRelease = r.held.Err() == nil && !errors.As(err, new(*LockLostError))
-	if err == nil && !toRelease {
-		r.noteEndLate()
+	switch {
+	case errors.As(err, new(*LockLostError)):
+		return outcome, lostMeanwhile, err
+	case r.held.Err() == nil:
+		return outcome, stillHeld, err
+	case err == nil:
+		r.tellEndLate()
 	}
-	return outcome, toRelease, err
+	return outcome, doneWith, err
 }
 
 // startSupervised starts the command, and returns its supervision.
@@ -195,8 +206,8 @@ func (r *run) release(outcome Outcome) {
 // afterRelease logs how giving the lock back went.
 func (r *run) afterRelease(outcome Outcome, err error) {
 	if err != nil {
-		r.cfg.Log.Warn("the session was lost after the command had ended", "event", "lost", "reason", err.Error())
-		r.noteEndLate()
+		r.cfg.Log.Warn("the lock could not be given back, and is free when its session ends", "event", "lost", "reason", err.Error())
+		r.tellEndLate()
 		return
 	}
 	event, message := "released", "lock released"
@@ -207,12 +218,12 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 	r.hook("released", r.cfg.Hooks.Released, nil)
 }
 
-// noteEndLate notes the end of a command in the ledger if the session was lost after that
-// end, unless a signal asks this process to end.
-func (r *run) noteEndLate() {
+// tellEndLate notes the end of a command in the ledger, and tells the waiters, if the session
+// was lost after that end, unless a signal asks this process to end.
+func (r *run) tellEndLate() {
 	ctx, listener := interruptible(r.signals)
 	defer listener.handOver()
-	r.held.NoteEndLate(ctx)
+	r.held.TellEndLate(ctx)
 }
 
 // announceDeath tells the waiters for the lost lock that the command is dead, unless a

@@ -27,7 +27,7 @@ type supervision struct {
 	renewed <-chan boottime.Instant // the session's latest deadline
 	signals <-chan os.Signal
 	missed  []keptSignal       // signals that came while the command was being started
-	onLoss  func(reason error) // is called after the order to kill the command
+	onLoss  func(reason error) // is called once, when the lock is lost
 
 	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
 	asked      Asked            // what has asked the command to end

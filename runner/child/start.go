@@ -13,7 +13,7 @@ import (
 
 // ErrTooLate says that the deadline had passed, or the server had closed the connection,
 // before the command could start.
-var ErrTooLate = errors.New("the lease ran out before the command could start")
+var ErrTooLate = errors.New("the lease ran out, or the server closed the connection, before the command could start")
 
 // errGuardSilent says that the guard was stopped, or had no time to run.
 var errGuardSilent = errors.New("the guard process did not start the command in time")

@@ -35,7 +35,8 @@ const (
 	msgDone       kind = 'd' // doneReport
 )
 
-// tooLate is sent instead of an errno if the deadline had passed.
+// tooLate is sent instead of an errno if the deadline had passed, or the server had closed the
+// connection.
 const tooLate = -1
 
 // maxBody is more than the 6 MiB that Linux permits for argv and environment

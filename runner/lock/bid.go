@@ -272,9 +272,9 @@ func (b *Bid) error(err error) error {
 	return session.Rejected(err, "lock "+b.cfg.Claim.String())
 }
 
-// rejection is the server's error if the session has outlived it, or nil: the loss of a
+// serverError is the server's error if the session has outlived it, or nil: the loss of a
 // session may wrap one, too.
-func rejection(err error) (pgErr *pgconn.PgError) {
+func serverError(err error) (pgErr *pgconn.PgError) {
 	if errors.As(err, new(*session.LostError)) || !errors.As(err, &pgErr) {
 		return nil
 	}

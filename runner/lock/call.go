@@ -13,7 +13,8 @@ import (
 // callOf is the lock of a call to those in a lock's line.
 func callOf(line lockkey.ID) Lock { return Lock{ID: lockkey.Call(line), Shared: true} }
 
-// succession is what a holder knows, from its own wait, of those who may be next.
+// succession is what a holder knows of those who may be next: whether some were dormant when
+// its token was drawn, and whether it ever found the server full.
 type succession struct {
 	who     Followers
 	line    lockkey.ID // where they stand

@@ -64,11 +64,11 @@ func TurnDelay(rank int, passed bool) time.Duration {
 	return TurnPatience * time.Duration(max(0, rank-1))
 }
 
-// FewListen says whether those in line call the dormant waiters: fewer than half of those who
-// may listen do.
+// FewListen says whether those in line call the dormant waiters: not all in line listen, and
+// fewer than half of MostListeners do.
 func FewListen(marked, waiting int) bool { return marked < min(waiting, MostListeners/2) }
 
-// Followers are those who may have the lock after a holder, as far as it knows from its own wait.
+// Followers are those who may have the lock after a holder, as far as it knows.
 type Followers int
 
 // The holder may have to call them.

@@ -29,11 +29,11 @@ func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	afterLoss(ctx, lost[0].isHeard(), lost...)
 }
 
-// NoteEndLate is for a command whose session was lost after the command's end. On a new
+// TellEndLate is for a command whose session was lost after the command's end. On a new
 // session it notes that end in the ledger, so that a success counts, and tells the waiters
 // that the command is dead. Without a ledger it takes no longer than lateMost: this process
 // has nothing else to do.
-func (h *Held) NoteEndLate(ctx context.Context) {
+func (h *Held) TellEndLate(ctx context.Context) {
 	if !h.recorded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
@@ -64,7 +64,11 @@ func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 			return
 		}
 		if !session.Passing(err) || !pace.Sleep(ctx, backoff.Half()) {
-			cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
+			if tellWaiters {
+				cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
+			} else {
+				lost[0].unnoted(err)
+			}
 			return
 		}
 	}

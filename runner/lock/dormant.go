@@ -16,8 +16,8 @@ import (
 // not depend on it.
 //
 // To call is to take a lock, which the heartbeat of a dormant waiter then can't have. Many
-// may call at once. Waiters call, too, while fewer than half of those who may listen do:
-// brief commands would use up the rest of them before a heartbeat comes.
+// may call at once. Waiters call, too, while few listen (FewListen): brief commands would use
+// up the rest of them before a heartbeat comes.
 
 // goDormant makes the waiter dormant. A turn that it had is over: if it took the lock now, it
 // would have heard nothing of the last holder.
@@ -39,7 +39,7 @@ func (l *line) goDormant(ctx context.Context) error {
 // wake makes a dormant waiter listen, and look again, which marks it.
 func (l *line) wake(ctx context.Context) error {
 	l.b.beatPlainly()
-	_, err := l.ask(ctx, l.b.beginListening()...)
+	_, err := l.lookTwice(ctx, l.b.beginListening()...)
 	return err
 }
 

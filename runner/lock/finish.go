@@ -6,9 +6,9 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// NoteEnd sets how the command ended, for the ledger. Without a call, the ledger has that the
+// SetEnd sets how the command ended, for the ledger. Without a call, the ledger has that the
 // command was stopped.
-func (h *Held) NoteEnd(end ledger.End) { h.end = end }
+func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
 // finishSQL are the queries that note an end in the ledger.
 func (h *Held) finishSQL(end ledger.End) (queries []string) {
@@ -52,7 +52,7 @@ func (h *Held) finishBeside(ctx context.Context) {
 // excused reports whether an error concerns the ledger alone, and warns of it. The locks
 // are given back in any case, and the next start waits for its lock-delay.
 func (h *Held) excused(err error) bool {
-	if !h.recorded || rejection(err) == nil {
+	if !h.recorded || serverError(err) == nil {
 		return false
 	}
 	h.unnoted(ledger.Rejected(err))

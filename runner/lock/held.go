@@ -23,13 +23,13 @@ type Held struct {
 	stays    time.Time // until when its session stays after the release
 }
 
-// After a tenure shorter than briefly the session stays for stayAfterBrief after the
-// release. Those in line look up its role meanwhile: without that its words don't count
-// (Evidence.Trusts), and just then many of them are busy with tries of their own. A longer
-// tenure gave them the time.
+// After a brief tenure, or if the holder had to call those in line, the session stays for
+// stayForRole after the release. Those in line look up its role meanwhile: without that its
+// words don't count (Evidence.Trusts), and just then many of them are busy with tries of their
+// own. A longer tenure gave them the time.
 const (
-	stayAfterBrief = 100 * time.Millisecond
-	briefly        = time.Second
+	stayForRole = 100 * time.Millisecond
+	briefTenure = time.Second
 )
 
 // Lost is closed when the session is gone, and its locks with it. Err then says
@@ -62,13 +62,13 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	queries, unlock := h.releaseSQL(h.end)
 	queries = append(queries, h.next.endCallSQL()...)
-	staysForRole := h.showsEnd && (h.next.who != NoneToCall || time.Since(h.since) < briefly)
+	staysForRole := h.showsEnd && (h.next.who != NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.SharedSession && !staysForRole})
 	if err != nil && !h.excused(err) {
 		return h.error(err)
 	}
 	if staysForRole {
-		h.stays = time.Now().Add(stayAfterBrief)
+		h.stays = time.Now().Add(stayForRole)
 	}
 	if !answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))) {
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
@@ -76,8 +76,8 @@ func (h *Held) Release(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the session, and frees with it what is still held. After a brief tenure it
-// first waits for the rest of stayAfterBrief.
+// Close ends the session, and frees with it what is still held. If the session has to stay for
+// a while (stayForRole), Close first waits for the rest of that.
 func (h *Held) Close() {
 	if !h.cfg.SharedSession {
 		time.Sleep(time.Until(h.stays))

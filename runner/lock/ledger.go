@@ -66,7 +66,7 @@ func (l *line) warmUp(ctx context.Context) error {
 		SQL:    []string{"SELECT " + b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], "NULL", "NULL")},
 		Longer: fencePatience,
 	})
-	if rejection(err) == nil {
+	if serverError(err) == nil {
 		return b.error(err)
 	}
 	return nil
@@ -133,7 +133,7 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 		}
 		var answer ledger.Answer
 		if err == nil {
-			answer, err = b.ask(ctx, w.proof)
+			answer, err = b.askToStart(ctx, w.proof)
 		}
 		switch {
 		case err != nil && b.vanished(ctx, err):
@@ -148,7 +148,7 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 			}
 			return nil
 		}
-		if err := b.follow(ctx, &w, answer); err != nil {
+		if err := b.heedAnswer(ctx, &w, answer); err != nil {
 			return err
 		}
 	}
@@ -193,8 +193,8 @@ func (b *Bid) waitAsWithoutLedger(ctx context.Context, w *startAttempt) error {
 	return err
 }
 
-// follow does what an answer asks for. After that the start is asked for again.
-func (b *Bid) follow(ctx context.Context, w *startAttempt, answer ledger.Answer) error {
+// heedAnswer does what an answer asks for. After that the start is asked for again.
+func (b *Bid) heedAnswer(ctx context.Context, w *startAttempt, answer ledger.Answer) error {
 	switch answer.Kind {
 	case ledger.Unknown:
 		if w.proof.Sure {
@@ -251,17 +251,18 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 // run. After a loss its process needs a new session to note that.
 const askLedgerEvery = 250 * time.Millisecond
 
-// ask asks the ledger whether the run may start, on the session that has drawn the
+// askToStart asks the ledger whether the run may start, on the session that has drawn the
 // token.
-func (b *Bid) ask(ctx context.Context, proof ledger.Proof) (ledger.Answer, error) {
-	text, err := b.answer(ctx, proof)
+func (b *Bid) askToStart(ctx context.Context, proof ledger.Proof) (ledger.Answer, error) {
+	text, err := b.sendStart(ctx, proof)
 	if err != nil {
 		return ledger.Answer{}, err
 	}
 	return ledger.ParseAnswer(text, len(b.grant.Locks), b.cfg.Ledger.Tick)
 }
 
-func (b *Bid) answer(ctx context.Context, proof ledger.Proof) (string, error) {
+// sendStart returns the text of the ledger's answer.
+func (b *Bid) sendStart(ctx context.Context, proof ledger.Proof) (string, error) {
 	beside := b.cfg.Session.UsesSecondSession()
 	if beside {
 		proof.Backend = b.s.BackendPID()
@@ -323,7 +324,7 @@ func (b *Bid) withoutLedger(ctx context.Context, delay time.Duration) error {
 // ledgerError makes an error of the ledger one of this package. A run that waits rides
 // out those that pass by themselves.
 func (b *Bid) ledgerError(err error) error {
-	pgErr := rejection(err)
+	pgErr := serverError(err)
 	if pgErr == nil {
 		return err
 	}

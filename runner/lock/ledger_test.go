@@ -35,7 +35,7 @@ func ledgered(cfg lock.Config) lock.Config {
 }
 
 func ended(h *lock.Held, outcome ledger.Outcome) *lock.Held {
-	h.NoteEnd(ledger.End{Outcome: outcome, At: time.Now()})
+	h.SetEnd(ledger.End{Outcome: outcome, At: time.Now()})
 	return h
 }
 
@@ -76,7 +76,7 @@ func TestLedgerFirstTry(t *testing.T) {
 	if err := unlucky.Release(t.Context()); err == nil {
 		t.Error("a lock that was torn away is released")
 	}
-	unlucky.NoteEndLate(t.Context())
+	unlucky.TellEndLate(t.Context())
 	if got := rows(t, server); got != "nightly ok f t f" {
 		t.Errorf("the row of a run whose session was lost after its command: %s", got)
 	}

@@ -81,7 +81,7 @@ func (l *line) join(ctx context.Context) error {
 	if l.ticketed {
 		return l.look(ctx)
 	}
-	found, err := l.ask(ctx, append(l.b.beginListening(), l.ticketSQL())...)
+	found, err := l.lookTwice(ctx, append(l.b.beginListening(), l.ticketSQL())...)
 	if err != nil {
 		return err
 	}
@@ -136,16 +136,16 @@ func (l *line) gate() lockkey.ID {
 
 // look finds out the place in line, and acts on it.
 func (l *line) look(ctx context.Context) error {
-	found, err := l.ask(ctx)
+	found, err := l.lookTwice(ctx)
 	if err != nil {
 		return err
 	}
 	return l.digest(ctx, found)
 }
 
-// ask is Bid.look, and notes whether that took the mark. If so it looks again: who starts from
+// lookTwice is Bid.look, and notes whether that took the mark. If so it looks again: who starts from
 // then on is heard, but who started between the first look and the mark is neither seen nor heard.
-func (l *line) ask(ctx context.Context, before ...string) (*look, error) {
+func (l *line) lookTwice(ctx context.Context, before ...string) (*look, error) {
 	found, err := l.b.look(ctx, before...)
 	if err != nil || !found.mark {
 		return found, err

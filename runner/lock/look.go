@@ -82,7 +82,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 //
 // If the session listens and is one of the first, it takes the mark of its ticket: as the
 // last that is done, so that a holder which goes by the mark has been seen by then. Who starts
-// in between is neither seen nor heard: line.ask looks again, and Evidence.NoteMark heeds it.
+// in between is neither seen nor heard: line.lookTwice looks again, and Evidence.NoteMark heeds it.
 //
 // A ticket's place is its distance from now, as a signed number of 32 bits: the lower
 // half of its number is a time that wraps every 497 days.

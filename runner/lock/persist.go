@@ -82,7 +82,7 @@ func (p *pauses) next(rank int, err error) time.Duration {
 	atFront := rank > 0 && rank <= MostWatchers
 	var e *session.Error
 	switch {
-	case atFront && errors.As(err, &e) && e.Rejected:
+	case atFront && errors.As(err, &e) && e.LoginRejected:
 		return p.front.Half()
 	case !atFront || time.Since(p.since) > frontFor:
 		return p.backoff.Half()

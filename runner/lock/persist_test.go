@@ -30,7 +30,7 @@ func (o *outage) try() error {
 	case after < o.gone+o.starting:
 		o.rejected++
 		err := session.Errorf(session.Unreachable, "", "the database system is starting up")
-		err.Rejected = true
+		err.LoginRejected = true
 		return err
 	}
 	return nil

@@ -22,7 +22,8 @@ import (
 //	                                  age (Session.FirstTryDelay)
 //	no earlier command is alive       waitOut; with a ledger drawAndStart, which also
 //	                                  obeys a pause and --once-per
-//	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token
+//	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token or,
+//	                                  with a second session, of one after it
 //	the lease is not over             ExpireIfDue and Err, below
 //	no signal has come, and the       run.startSupervised (package runner), which waits
 //	session is still not lost         until signals are caught, and asks the guard

@@ -252,7 +252,7 @@ func (b *Bid) noteIdentity(row []string) error {
 // on the server waits, too.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
 func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, error) {
-	const columns = `%s, (pg_catalog.pg_control_system()).system_identifier,
+	const columns = `%s, ` + systemSQL + `,
 	pg_catalog.set_config('synchronous_commit', '%s', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
 	if b.cfg.Session.Quorum {
 		return b.s.Commit(ctx, fmt.Sprintf(columns, tokenSQL, "on"))

@@ -144,7 +144,7 @@ func (l *line) tryOften(ctx context.Context) (granted bool, err error) {
 	answers, err := b.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
 	if err != nil {
 		// If the ledger failed, Settle finds out more.
-		if !certain || !b.startsWithToken(b.cfg.Claim.Locks) || rejection(err) == nil || len(answers[0]) == 0 {
+		if !certain || !b.startsWithToken(b.cfg.Claim.Locks) || serverError(err) == nil || len(answers[0]) == 0 {
 			return false, b.error(err)
 		}
 		certain = false

@@ -38,9 +38,9 @@ type Error struct {
 	Hint string // what the user can do about it, or empty
 	// Full says that a server answered and has no room now.
 	Full bool
-	// Rejected says that a server answered, and rejected the login.
-	Rejected bool
-	err      error
+	// LoginRejected says that a server answered, and rejected the login.
+	LoginRejected bool
+	err           error
 
 	passing bool           // the obstacle may pass by itself, although the kind says otherwise
 	at      *pgconn.Config // the host that gave the error, if another host may not
@@ -145,7 +145,7 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 			continue
 		}
 		e.Full = e.Full || full(a.cause)
-		e.Rejected = e.Rejected || errors.As(a.cause, new(*pgconn.PgError))
+		e.LoginRejected = e.LoginRejected || errors.As(a.cause, new(*pgconn.PgError))
 		text, kind, hint := describeAttempt(a.cause, cfg)
 		if len(configHosts(cfg)) > 1 && a.host != "" {
 			text = a.host + ": " + text
