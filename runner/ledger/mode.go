@@ -76,8 +76,8 @@ func (u Use) Question(pooled bool) string {
 	return "CASE WHEN pg_catalog.to_regnamespace('pglead') IS NOT NULL THEN pg_catalog.query_to_xml(" + quote(word) + ", false, true, '') END"
 }
 
-// accessBy reads an answer to Question.
-func accessBy(answer string) Access {
+// AccessBy reads an answer to Question.
+func AccessBy(answer string) Access {
 	_, rest, _ := strings.Cut(answer, "<word>")
 	word, _, _ := strings.Cut(rest, "</word>")
 	return Access(word)
@@ -87,7 +87,7 @@ func accessBy(answer string) Access {
 // an error if the run has to and can't.
 func (u Use) Applies(answer string) (bool, error) {
 	switch {
-	case u.wanted() && accessBy(answer) == Granted:
+	case u.wanted() && AccessBy(answer) == Granted:
 		return true, nil
 	case !u.required():
 		return false, nil
@@ -96,7 +96,7 @@ func (u Use) Applies(answer string) (bool, error) {
 	if u.Tick != nil {
 		why = "--once-per"
 	}
-	switch accessBy(answer) {
+	switch AccessBy(answer) {
 	case Foreign:
 		return false, session.Errorf(session.Denied, "the owner of the database is to make the ledger: pglead ledger install", "%s needs a ledger that can be trusted: %s", why, Untrusted)
 	case Denied:
@@ -109,12 +109,6 @@ func (u Use) Applies(answer string) (bool, error) {
 
 // Untrusted says why pglead does not use a ledger.
 const Untrusted = "the schema pglead belongs neither to the database's owner nor to a superuser"
-
-// Foreign says whether the answer to Question is that the ledger can't be trusted.
-func (u Use) Foreign(answer string) bool { return accessBy(answer) == Foreign }
-
-// Denied says whether the answer to Question is that the role lacks USAGE.
-func (u Use) Denied(answer string) bool { return accessBy(answer) == Denied }
 
 // Rejected turns the server's error into one that names the ledger, not the lock.
 func Rejected(err error) error {

@@ -27,7 +27,7 @@ func Look(ctx context.Context, ask Ask) (access Access, role string, err error) 
 	if err != nil {
 		return Absent, "", errAnswer
 	}
-	return accessBy(row[0]), row[1], nil
+	return AccessBy(row[0]), row[1], nil
 }
 
 var errAnswer error = session.Errorf(session.Unsafe, "is the schema pglead another program's?", "the ledger does not answer as this version's does")

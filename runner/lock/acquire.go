@@ -95,7 +95,7 @@ func (c *Candidate) begin() {
 		return
 	}
 	c.cfg.Session.Database = session.Elsewhere(c.cfg.Session.Database, c.last.Err())
-	if c.last.end.Outcome == ledger.Lost {
+	if c.last.wasLost() {
 		c.rank = 1
 	}
 }
@@ -183,8 +183,7 @@ func (b *Bid) takeAndSettle(ctx context.Context) (*Held, error) {
 
 // take takes the lock: it tries first, and then waits for as long as it may.
 func (b *Bid) take(ctx context.Context) error {
-	// A bid that comes back has a place in line, and must not pass those before it.
-	tries := len(b.contested) == 0 || b.cfg.Session.Transaction
+	tries := b.mayTryFirst()
 	if tries {
 		if _, err := b.Try(ctx); err != nil || b.Complete() {
 			return err
@@ -214,6 +213,10 @@ func (b *Bid) take(ctx context.Context) error {
 	}
 	return b.lastTry(ctx)
 }
+
+// mayTryFirst says whether the bid may try before it stands in line. One that comes back has a place
+// there, and must not pass those before it. A transaction has no line.
+func (b *Bid) mayTryFirst() bool { return len(b.contested) == 0 || b.cfg.Session.Transaction }
 
 // lastTry tries once more when the time is up, then gives up.
 func (b *Bid) lastTry(ctx context.Context) error {

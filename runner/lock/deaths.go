@@ -29,6 +29,10 @@ func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	afterLoss(ctx, lost[0].isHeard(), lost...)
 }
 
+// wasLost says whether AnnounceDeaths was called for these locks. Err would not do: it also says
+// why a session ended that was closed.
+func (h *Held) wasLost() bool { return h.end.Outcome == ledger.Lost }
+
 // TellEndLate is for a command whose session was lost after the command's end. On a new
 // session it notes that end in the ledger, so that a success counts, and tells the waiters
 // that the command is dead. Without a ledger it takes no longer than lateMost: this process

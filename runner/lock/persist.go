@@ -169,12 +169,13 @@ func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
 // warnOfLedger logs, once in a wait, that the database has a ledger which is not used, since
 // it can't be trusted, or is not granted to the role.
 func (c *Candidate) warnOfLedger(s *session.Session) {
-	switch {
-	case c.past.has(warned):
+	if c.past.has(warned) {
 		return
-	case c.cfg.Ledger.Foreign(s.LedgerAnswer()):
+	}
+	switch ledger.AccessBy(s.LedgerAnswer()) {
+	case ledger.Foreign:
 		c.cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
-	case c.cfg.Ledger.Denied(s.LedgerAnswer()):
+	case ledger.Denied:
 		c.cfg.Log.Info("the ledger is not granted to role "+c.cfg.Session.Database.User+"; going on without", "event", "ledger")
 	default:
 		return
