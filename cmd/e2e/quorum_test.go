@@ -264,8 +264,8 @@ func TestFullOfCandidates(t *testing.T) {
 			for range candidates {
 				ended.Go(func() {
 					status, said := outcome(t, "run", mode, "--dsn", dsn, "--key-scheme", "int", "--key", "7", "--wait", "1m", "--lease", "6s", "--lock-delay", "2s", "--", "true")
-					// A server that is full is said to be away, once, and to be back.
-					if status != 0 || !regexp.MustCompile(`^(pglead: 7: the database is ((still )?away: .*|back after .*)\n(pglead: hint: .*\n)?)*$`).MatchString(said) {
+					// It is said once that the server is full, and that it has room again.
+					if status != 0 || !regexp.MustCompile(`^(pglead: 7: ((still )?no connection to the database is free: .*|a connection to the database is free after .*)\n(pglead: hint: .*\n)?)*$`).MatchString(said) {
 						t.Errorf("status %d: %s", status, said)
 					}
 				})
