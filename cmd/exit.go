@@ -236,6 +236,7 @@ func status(err error) (code int, hint string) {
 			session.Denied:      exitDenied,
 			session.Unsafe:      exitUnsafe,
 			session.Standby:     exitUnsafe,
+			session.NoStandbys:  exitUnsafe,
 		}[sess.Kind], sess.Hint
 	// cobra has no types for these.
 	case strings.HasPrefix(err.Error(), "unknown command"), strings.HasPrefix(err.Error(), "invalid argument"):

@@ -90,7 +90,7 @@ func (x *examination) connect(ctx context.Context) (err error) {
 	x.viewer, x.age, err = session.OpenCheckedViewer(ctx, x.cfg)
 	took := time.Since(began)
 	var e *session.Error
-	if errors.As(err, &e) && (e.Kind == session.Unsafe || e.Kind == session.Standby) {
+	if errors.As(err, &e) && (e.Kind == session.Unsafe || e.Kind == session.Standby || e.Kind == session.NoStandbys) {
 		x.refused = err
 		x.viewer, _ = session.OpenAnyViewer(ctx, x.cfg)
 	}

@@ -30,6 +30,7 @@ const (
 	Denied                      // the server rejected the login, or a statement about the database or the lock
 	Unsafe                      // the server can't keep the promise, and never will
 	Standby                     // the server is not the primary, but may become it
+	NoStandbys                  // the primary waits for no standbys, which a quorum needs; during a failover that passes
 )
 
 // Error is an error of this package. Its text never contains a password.
@@ -42,8 +43,7 @@ type Error struct {
 	LoginRejected bool
 	err           error
 
-	passing bool           // the obstacle may pass by itself, although the kind says otherwise
-	at      *pgconn.Config // the host that gave the error, if another host may not
+	at *pgconn.Config // the host that gave the error, if another host may not
 }
 
 func (e *Error) Error() string { return e.err.Error() }
@@ -100,7 +100,7 @@ func (e serverError) Unwrap() error { return e.pg }
 func Passing(err error) bool {
 	var e *Error
 	if errors.As(err, &e) {
-		return e.Kind == Unreachable || e.Kind == Standby || e.passing
+		return e.Kind == Unreachable || e.Kind == Standby || e.Kind == NoStandbys
 	}
 	var lost *LostError
 	return errors.As(err, &lost)

@@ -52,8 +52,8 @@ func (s *Session) judgeCommit(rows Rows) (confirmed bool, err error) {
 	}
 	before, after := rows[0], rows[1]
 	if before[2] == "" || after[2] == "" {
-		e := unsafe("", "synchronous_standby_names is empty by now, so that a commit waits for no standby")
-		e.passing, e.at = true, s.cfg.Database
+		e := Errorf(NoStandbys, "", "synchronous_standby_names is empty by now, so that a commit waits for no standby")
+		e.at = s.cfg.Database
 		return false, e
 	}
 	// Through a pooler two backends may have answered, whose times differ.
@@ -189,9 +189,9 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 		return err
 	}
 	if row[1] == "" {
-		e := unsafe("set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave --quorum away",
+		e := Errorf(NoStandbys, "set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave --quorum away",
 			"--quorum needs synchronous standbys, but synchronous_standby_names is empty")
-		e.passing, e.at = true, s.cfg.Database // during a failover it is
+		e.at = s.cfg.Database
 		return e
 	}
 	second.facts.identity = row[0]
