@@ -92,7 +92,7 @@ func TestQuorumNeedsStandbys(t *testing.T) {
 	cfg.Wait = 0 // one who waits rides it out
 	c := contend(t, cfg)
 	<-c.done
-	if kindOf(c.err) != session.Unsafe || !strings.Contains(c.err.Error(), "synchronous_standby_names is empty") {
+	if kindOf(c.err) != session.NoStandbys || !strings.Contains(c.err.Error(), "synchronous_standby_names is empty") {
 		t.Errorf("Acquire: %v", c.err)
 	}
 }
