@@ -162,7 +162,7 @@ func TestExamineCluster(t *testing.T) {
 	cfg := config(t, hosts(primary, standby))
 	cfg.Quorum = true
 	e = examine(t, cfg)
-	e.wantError(session.Unsafe)
+	e.wantError(session.NoStandbys)
 	e.want("standbys", checkup.Fail, "synchronous_standby_names is empty")
 
 	query(t, primary, "ALTER SYSTEM SET synchronous_standby_names = '*'")

@@ -59,16 +59,16 @@ func (l *line) plan(found *look, moved bool) {
 	}
 }
 
-// knowsLess says whether others in line know more of the last holder than this waiter, which
-// has come back to its place and heard nothing. It would have to hold the lock for the
-// lock-delay, and one of them, whom the holder may have named, can start at once.
+// knowsLess says whether others in line may know more of the last holder than this waiter, which
+// has come back to its place, say, and heard nothing. It would have to hold the lock for a
+// delay, and one of them, whom the holder may have named, can start at once.
 func (l *line) knowsLess(found *look) bool {
 	listening := found.marked
 	if l.marked {
 		listening--
 	}
 	h := l.b.heard[l.of]
-	return listening > 0 && (h == nil || !h.Any())
+	return listening > 0 && (h == nil || h.Verdict().Delay > 0)
 }
 
 // tryLater has the first in line try in a while anyway, unless the heartbeat watches.

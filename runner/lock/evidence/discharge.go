@@ -28,7 +28,13 @@ func (e *Evidence) applyWords() {
 		}
 		e.ends[i].applied = true
 		isNews := e.fromHolder(w) || e.namesThis(w) || slices.ContainsFunc(e.starts, func(s start) bool { return e.discharges(w, s) && e.isConfirmed(s) })
-		e.starts = slices.DeleteFunc(e.starts, func(s start) bool { return e.discharges(w, s) })
+		var left []start // not in place: whether one is discharged depends on the others
+		for _, s := range e.starts {
+			if !e.discharges(w, s) {
+				left = append(left, s)
+			}
+		}
+		e.starts = left
 		if !isNews { // it was said again, or is late
 			continue
 		}
@@ -104,11 +110,18 @@ func (e *Evidence) reaches(w endNotice, s start) bool {
 	all := w.CoversEarlier && s.need <= deadAfter(w.Announcement)
 	switch {
 	case s.token == 0:
-		return (e.fromHolder(w) || e.namesThis(w)) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
+		return (e.fromHolder(w) || e.namesThis(w)) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all || e.heldBefore(w, s))
 	case s.pid == w.PID || all:
 		return s.token <= w.Token
 	}
 	return s.token == w.Token
+}
+
+// heldBefore says whether the holder that says its end had the lock, with the same token, before a
+// tenure that isn't known is supposed to have begun. It has had it ever since: there is no such
+// tenure.
+func (e *Evidence) heldBefore(w endNotice, unknown start) bool {
+	return slices.ContainsFunc(e.starts, func(s start) bool { return s.pid == w.PID && s.token == w.Token && s.noted < unknown.noted })
 }
 
 // forget removes the starts that have a word's token, were noted before the word, and for which

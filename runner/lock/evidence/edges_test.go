@@ -174,6 +174,8 @@ func TestBeforeMark(t *testing.T) {
 		{"no mark", []func(told){seen, clean}, testDelay},
 		{"an end before the mark", []func(told){seen, clean, mark}, testDelay},
 		{"an end after it, said by the holder", []func(told){seen, mark, clean}, 0},
+		{"the same, for itself alone: it had the lock all the while", []func(told){seen, mark, func(h told) { h.says(holder, Clean, 5, alone) }}, 0},
+		{"a later tenure of the holder's session, for itself alone", []func(told){seen, mark, func(h told) { h.says(holder, Clean, 6, alone) }}, testDelay},
 		{"an end after it, said for the holder", []func(told){seen, mark, dead}, testDelay},
 		{"the same, and the holder had been seen again", []func(told){seen, mark, seen, dead}, 0},
 		{"another end names the waiter", []func(told){seen, mark, namedByAnother}, 0},
