@@ -187,9 +187,6 @@ func dieOf(u *ui, sig unix.Signal) int {
 	return exitSignalBase + int(sig)
 }
 
-// diskFull is the code of a server that has no space left.
-const diskFull = "53100"
-
 // status maps an error to its exit status and to what the user can do.
 func status(err error) (code int, hint string) {
 	var (
@@ -225,7 +222,7 @@ func status(err error) (code int, hint string) {
 		return exitUnreachable, "to install them: " + localpg.InstallHint()
 	case errors.As(err, &guard):
 		return exitInternal, "was it killed by hand, or by the kernel for want of memory (dmesg)?"
-	case errors.As(err, new(*lock.LedgerError)) && errors.As(err, &refusal) && refusal.Code == diskFull:
+	case errors.As(err, new(*lock.LedgerError)) && errors.As(err, &refusal) && refusal.Code == session.DiskFull:
 		return exitUnreachable, "free space on the server; --ledger off starts the command without the ledger"
 	case errors.As(err, new(*ledger.FencedError)) && errors.As(err, &sess):
 		return exitHeld, sess.Hint

@@ -6,7 +6,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -26,11 +25,7 @@ RETURNS pg_lsn LANGUAGE sql VOLATILE AS $$ SELECT (pg_catalog.left(pg_catalog.pg
 // connection starts nothing, since somebody else may have it by then.
 func TestLostBeforeStart(t *testing.T) {
 	server := throwaway(t, nil)
-	pooler, stop, err := server.Pooler(localpg.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4"})
-	if err != nil {
-		t.Skip("NOT TESTED: ", err)
-	}
-	t.Cleanup(stop)
+	pooler := testserver.Pooled(t, server, localpg.Superuser, "transaction", 4)
 	ask(t, server, slowToken)
 	for name, dsn := range map[string]string{"direct": server.DSN("postgres"), "pooler": pooler} {
 		t.Run(name, func(t *testing.T) {
@@ -107,32 +102,21 @@ func TestServerClock(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(remove)
-	shim, offset := filepath.Join(server.Socket, "clockshim.so"), filepath.Join(server.Socket, "clock")
-	if out, err := exec.Command("cc", "-shared", "-fPIC", "-O2", "-o", shim, "testdata/clockshim/clockshim.c").CombinedOutput(); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatalf("%v: %s", err, out)
-		}
-		t.Skip("NOT TESTED: a server's clock that is set, since there is no C compiler: ", err)
+	set := testserver.Clock(t, server)
+	if set == nil {
+		t.Skip("NOT TESTED: see above")
 	}
-	set := func(seconds string) {
-		t.Helper()
-		if err := os.WriteFile(offset, []byte(seconds), 0o644); err != nil { // the server reads it
-			t.Fatal(err)
-		}
-	}
-	set("0")
-	server.Env = []string{"LD_PRELOAD=" + shim, "CLOCKSHIM=" + offset}
 	if err := errors.Join(server.Init(), server.StartLogged()); err != nil {
 		t.Fatal(err)
 	}
 	for _, crash := range []bool{false, true} {
 		if crash { // then the last checkpoint counts, too
-			set("0")
+			set(0)
 			if err := errors.Join(server.Stop(syscall.SIGQUIT), server.StartLogged()); err != nil {
 				t.Fatal(err)
 			}
 		}
-		set("-3600")
+		set(-3600)
 		if ahead := ask(t, server, "SELECT pg_postmaster_start_time() > clock_timestamp() + interval '50 min'")[0]; ahead != "t" {
 			t.Fatal("the server's clock is not set back")
 		}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // planting creates, in a schema that every session's search_path begins with, operators and
@@ -45,11 +46,7 @@ ALTER DATABASE postgres SET search_path = public, pg_catalog`
 // its role (CVE-2018-1058 is about that). All commands that ask a server do so here.
 func TestPlanted(t *testing.T) {
 	server := throwaway(t, nil)
-	pooler, stop, err := server.Pooler(localpg.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "6"})
-	if err != nil {
-		t.Skip("NOT TESTED: ", err)
-	}
-	t.Cleanup(stop)
+	pooler := testserver.Pooled(t, server, localpg.Superuser, "transaction", 6)
 	ask(t, server, planting)
 	for _, path := range []struct{ name, dsn, mode string }{
 		{"direct", server.DSN("postgres"), "--transaction=false"}, {"pooler", pooler, "--transaction"},

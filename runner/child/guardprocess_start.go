@@ -107,6 +107,7 @@ func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 		}
 		// The kernel may have refused only the group: try without it.
 		attr.Sys = g.attributes()
+		_ = g.cgroupDir.Close()
 		removeCgroup(g.cgroup)
 		g.cgroup, g.cgroupDir = "", nil
 	}

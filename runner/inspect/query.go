@@ -68,11 +68,8 @@ func ParseBackend(text string) (pid uint32, err error) {
 // Role is the role of the connection, as SQL writes it, for a hint.
 func Role(ctx context.Context, on Connection) string {
 	rows, err := on.Query(ctx, "SELECT pg_catalog.quote_ident(current_user)")
-	if err != nil {
-		return "this role"
-	}
-	row, err := rows.Only(1)
-	if err != nil {
+	row, err2 := rows.Only(1)
+	if err != nil || err2 != nil {
 		return "this role"
 	}
 	return visible.Text(row[0])

@@ -163,6 +163,40 @@ func TestStartBeforeMark(t *testing.T) {
 	waitsBeside(t, waiter)
 }
 
+// listens has a session that works on a list listen for an item. bidAgain is another bid of that
+// session, and log has what its bids say.
+func listens(t *testing.T, cfg lock.Config) (bid *lock.Bid, bidAgain func() *lock.Bid, log *contender) {
+	t.Helper()
+	log = &contender{}
+	cfg.Log = slog.New(log)
+	s, err := session.Open(t.Context(), cfg.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	bid = lock.NewBid(s, cfg, false)
+	if err := bid.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return bid, func() *lock.Bid { return lock.NewBid(s, cfg, true) }, log
+}
+
+// settles has a bid take the free lock, and settle within some seconds. It fails the test if the
+// bid does not hold the lock for a delay, and returns Settle's error.
+func settles(t *testing.T, bid *lock.Bid, log *contender) error {
+	t.Helper()
+	if granted, err := bid.Try(t.Context()); err != nil || !granted {
+		t.Fatal(granted, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	_, err := bid.Settle(ctx)
+	if !delayed(log) {
+		t.Errorf("it has started beside a command that may be alive: %v, %v", err, log.said())
+	}
+	return err
+}
+
 // TestListNamedByOldMark: the same where a session that works on a list gives up listening for an
 // item, and comes back to it.
 func TestListNamedByOldMark(t *testing.T) {
@@ -176,25 +210,14 @@ func TestListNamedByOldMark(t *testing.T) {
 
 	dsn, listensAgain, goOn := holdSecondListen(t, server)
 	listing := leased(config(t, dsn, exclusive(7)), time.Minute)
-	listing.SharedSession = true
-	log := &contender{}
-	listing.Log = slog.New(log)
-	s, err := session.Open(t.Context(), listing.Session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	first := lock.NewBid(s, listing, false)
-	if err := first.Listen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	first, bidAgain, log := listens(t, staying(listing))
 	// With somebody else in line, a look shows the list's own role, too.
 	run(t, before, fmt.Sprintf("SELECT pg_advisory_unlock(7), pg_advisory_lock(%d::bigint << 32)", int32(lockkey.Ticket(id(7)))))
 	sayNow := releaseLate(t, server, holder)
 	if err := first.Unlisten(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	bid := lock.NewBid(s, listing, true)
+	bid := bidAgain()
 	listening := make(chan error)
 	go func() { listening <- bid.Listen(t.Context()) }()
 	<-listensAgain
@@ -204,13 +227,8 @@ func TestListNamedByOldMark(t *testing.T) {
 	if err := <-listening; err != nil {
 		t.Fatal(err)
 	}
-	if granted, err := bid.Try(t.Context()); err != nil || !granted {
-		t.Fatal(granted, err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	if _, err := bid.Settle(ctx); !errors.Is(err, context.DeadlineExceeded) || !delayed(log) {
-		t.Errorf("it has started beside a command that may be alive: %v, %v", err, log.said())
+	if err := settles(t, bid, log); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
 	}
 }
 
@@ -222,31 +240,15 @@ func TestMarkDenied(t *testing.T) {
 	stranger := plain(t, as(t, server, "stranger"), fmt.Sprintf("SELECT pg_advisory_lock(%d, -1)", int32(lockkey.Ticket(id(7)))))
 	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), time.Minute)
 	cfg.LockDelay = 100 * time.Millisecond
-	listing := staying(cfg)
-	log := &contender{}
-	listing.Log = slog.New(log)
-	s, err := session.Open(t.Context(), listing.Session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
 	h := acquire(t, staying(cfg)) // it announces its end whoever listens
-	bid := lock.NewBid(s, listing, false)
-	if err := bid.Listen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	bid, _, log := listens(t, staying(cfg))
 	run(t, stranger, "SELECT pg_advisory_unlock_all()") // or it would look like somebody's mark
 	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	h.Session.Close()
 	tear(t, server, acquire(t, cfg))
-	if granted, err := bid.Try(t.Context()); err != nil || !granted {
-		t.Fatal(granted, err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	if _, err := bid.Settle(ctx); err != nil || !delayed(log) {
-		t.Errorf("it has started beside a command that may be alive: %v, %v", err, log.said())
+	if err := settles(t, bid, log); err != nil {
+		t.Error(err)
 	}
 }

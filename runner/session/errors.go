@@ -77,6 +77,9 @@ func Rejected(err error, what string) error {
 	return e
 }
 
+// DiskFull is the code of a server that has no space left.
+const DiskFull = "53100"
+
 // rejection is the error of a statement that the server has rejected.
 func rejection(pgErr *pgconn.PgError) *Error {
 	kind := Denied
@@ -84,7 +87,7 @@ func rejection(pgErr *pgconn.PgError) *Error {
 		kind = Unreachable
 	}
 	hint := ""
-	if pgErr.Code == "53100" { // disk_full
+	if pgErr.Code == DiskFull {
 		hint = "free space on the server"
 	}
 	return &Error{Kind: kind, Hint: hint, err: serverError{pgErr}}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // arena is a network with a server and contenders.
@@ -32,9 +33,9 @@ type arena struct {
 	stalls stalls
 	rand   *rand.Rand
 
-	pooler *exec.Cmd
-	relay  *exec.Cmd
-	clock  string // the file that sets the server's, if it can be set
+	pooler   *exec.Cmd
+	relay    *exec.Cmd
+	setClock func(seconds int) // sets the server's clock; nil if that can't be set
 
 	dsn   string   // of the contenders that have no relay in between
 	flags []string // of their pglead, beside the usual ones
@@ -118,7 +119,7 @@ func newArena(t *testing.T, o options) *arena {
 	check(err)
 	t.Cleanup(remove)
 	a.server = server
-	a.prepareClock()
+	a.setClock = testserver.Clock(t, a.server)
 	check(server.Init())
 	hba, err := os.OpenFile(filepath.Join(server.Data, "pg_hba.conf"), os.O_APPEND|os.O_WRONLY, 0)
 	check(err)

@@ -1,48 +1,12 @@
 package torture
 
-import (
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strconv"
-	"time"
-)
-
-// prepareClock makes the server's clock one that can be set, where there is a C
-// compiler.
-func (a *arena) prepareClock() {
-	a.t.Helper()
-	shim, clock := filepath.Join(a.server.Socket, "clockshim.so"), filepath.Join(a.server.Socket, "clock")
-	out, err := exec.Command("cc", "-shared", "-fPIC", "-O2", "-o", shim, "../../testdata/clockshim/clockshim.c").CombinedOutput()
-	if err != nil {
-		if os.Getenv("CI") != "" {
-			a.t.Fatalf("%v: %s", err, out)
-		}
-		a.t.Log("NOT TESTED: a server's clock that is set, since there is no C compiler: ", err)
-		return
-	}
-	a.clock = clock
-	a.setClock(0)
-	a.server.Env = []string{"LD_PRELOAD=" + shim, "CLOCKSHIM=" + clock}
-}
-
-// setClock sets the server's clock, by so many seconds from the true time.
-func (a *arena) setClock(seconds int) {
-	// Renamed, so that nobody reads half of it.
-	err := os.WriteFile(a.clock+".new", []byte(strconv.Itoa(seconds)), 0o644)
-	if err == nil {
-		err = os.Rename(a.clock+".new", a.clock)
-	}
-	if err != nil {
-		a.t.Error(err)
-	}
-}
+import "time"
 
 // clockFaults set the server's clock by more than any lease, and back. A server
 // whose clock is set back is late with its time-outs by that much: then only the
 // first in line, by its own clock, can end the session of a holder that is cut off.
 func clockFaults(a *arena) []fault {
-	if a.clock == "" || !a.mode.heeds {
+	if a.setClock == nil || !a.mode.heeds {
 		return nil
 	}
 	const set = 100
