@@ -93,7 +93,7 @@ func (g *Guard) awaitStart(answer *startAnswer, cfg Config) (pid int, born boott
 	k, n, born, err := answer.read(g.control)
 	switch {
 	case err != nil:
-		return 0, 0, fmt.Errorf("the guard process ended before the command could start: %w", err)
+		return 0, 0, fmt.Errorf("the guard process died before it said that the command runs: %w", err)
 	case k == msgFailed:
 		if n == tooLate {
 			return 0, 0, ErrTooLate

@@ -30,7 +30,6 @@ type Bid struct {
 	line      *line                             // where it waits, or nil
 	marks     []lockkey.ID                      // the locks whose common marks it holds
 	marking   []lockkey.ID                      // those whose common marks it is about to try for
-	unmarked  bool                              // it gave a mark back: a holder that saw the mark may still name it
 
 	server        string       // with a second session: the server's identity
 	unknownHolder bool         // a try was refused, and the evidence knows of no holder: the next step looks

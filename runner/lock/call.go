@@ -42,7 +42,6 @@ func (h *Held) call(ctx context.Context) error {
 	if patience == 0 {
 		return nil
 	}
-	listened := false // at the question before
 	for began, said := time.Now(), false; ; said = true {
 		queries := []string{h.next.heardSQL()}
 		if !h.next.calling {
@@ -53,13 +52,9 @@ func (h *Held) call(ctx context.Context) error {
 			return h.error(err)
 		}
 		h.next.calling = h.next.calling || answers[1].Is("t") // a waiter's heartbeat may have it for an instant
-		// Whoever has begun to listen since the question before looks once more, and may not know
-		// yet who has the lock (line.lookTwice).
-		listens := answers[0].Is("t")
-		if listens && (listened || !said) || time.Since(began) >= patience {
+		if answers[0].Is("t") || time.Since(began) >= patience {
 			return nil
 		}
-		listened = listens
 		if !said {
 			h.cfg.Log.Info("holding the lock until somebody in line listens", "event", "lingering", "token", h.Token, "rest", patience)
 		}

@@ -31,16 +31,15 @@ func (l *line) goDormant(ctx context.Context) error {
 		if err := l.b.send(ctx, "SELECT "+l.mark().sql("advisory_unlock")); err != nil {
 			return err
 		}
-		l.marked, l.b.unmarked = false, true
+		l.marked = false
 	}
 	return l.b.Unlisten(ctx)
 }
 
 // wake makes a dormant waiter listen, and look again, which marks it.
-func (l *line) wake(ctx context.Context) error {
+func (l *line) wake(ctx context.Context) (found *look, err error) {
 	l.b.beatPlainly()
-	_, err := l.lookTwice(ctx, l.b.beginListening()...)
-	return err
+	return l.b.look(ctx, l.b.beginListening()...)
 }
 
 // callIfFew calls while few listen and others are dormant. In the lines of several locks

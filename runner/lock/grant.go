@@ -70,7 +70,7 @@ func (g *grant) wordSQL(l Lock) string {
 		word = evidence.Left
 	}
 	if g.cfg.SharedSession && !l.Shared && g.prefers == "" { // others may come back for the item without standing in line
-		return notifySQL(evidence.Channel(l.ID), g.endPayload(word))
+		return notifySQL(evidence.Channel(l.ID), g.endPayload(word, endLSN))
 	}
 	// In a backend's first moments an order by places, as in a look, would take as long
 	// as all the rest. This order names the wrong session when the tickets' time has
@@ -82,9 +82,13 @@ func (g *grant) wordSQL(l Lock) string {
 	if g.prefers != "" {
 		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(g.prefers), order)
 	}
-	say := notifySQL(evidence.Channel(l.ID), g.endPayload(word, "' "+evidence.ToField+"'", "pid"))
+	say := notifySQL(evidence.Channel(l.ID), g.endPayload(word, endLSN, "' "+evidence.ToField+"'", "pid"))
 	return fmt.Sprintf("%s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", say, g.cfg.Claim.listenersSQL(g.Locks), order)
 }
+
+// endLSN are SQL expressions by which a clean end shows where the write-ahead log is. They write to
+// it, so that this is a place of its own.
+const endLSN = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit_message(false, 'pglead', '')"
 
 // endPayload is an SQL expression that announces the end of a tenure by one of the
 // other words. More SQL expressions are added to its text.

@@ -81,7 +81,7 @@ func (l *line) join(ctx context.Context) error {
 	if l.ticketed {
 		return l.look(ctx)
 	}
-	found, err := l.lookTwice(ctx, append(l.b.beginListening(), l.ticketSQL())...)
+	found, err := l.b.look(ctx, append(l.b.beginListening(), l.ticketSQL())...)
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,6 @@ func (l *line) leaveSQL() (columns []string) {
 
 // noteLeft notes that all three are given back.
 func (l *line) noteLeft() {
-	l.b.unmarked = l.b.unmarked || l.marked
 	l.ticketed, l.marked, l.gated = false, false, false
 }
 
@@ -136,29 +135,18 @@ func (l *line) gate() lockkey.ID {
 
 // look finds out the place in line, and acts on it.
 func (l *line) look(ctx context.Context) error {
-	found, err := l.lookTwice(ctx)
+	found, err := l.b.look(ctx)
 	if err != nil {
 		return err
 	}
 	return l.digest(ctx, found)
 }
 
-// lookTwice is Bid.look, and notes whether that took the mark. If so it looks again: who starts from
-// then on is heard, but who started between the first look and the mark is neither seen nor heard.
-func (l *line) lookTwice(ctx context.Context, before ...string) (*look, error) {
-	found, err := l.b.look(ctx, before...)
-	if err != nil || !found.mark {
-		return found, err
-	}
-	l.marked = true
-	return l.b.look(ctx)
-}
-
 // digest draws the conclusions from a look.
 func (l *line) digest(ctx context.Context, found *look) (err error) {
 	switch {
 	case found.rank <= MostListeners && !l.b.Listens():
-		err = l.wake(ctx)
+		found, err = l.wake(ctx)
 	case found.rank > MostListeners && l.b.Listens():
 		err = l.goDormant(ctx)
 	}

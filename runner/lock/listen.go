@@ -9,7 +9,6 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock/evidence"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // Listen begins to collect the words about the locks, and then looks for their holders. In
@@ -23,25 +22,15 @@ func (b *Bid) Listen(ctx context.Context) error {
 	return err
 }
 
-// beginListening begins to listen by queries, which the caller has to send. LISTEN comes
-// before the mark by which holders know of it, so that it misses no clean end that is meant
-// for it.
-//
-// That a holder names the session is evidence only if it can have seen no mark but the one that
-// is taken now, for this lock. A session with common marks may have those of several locks, and of
-// earlier bids. It takes them before it looks, and so can do without.
-func (b *Bid) beginListening() (queries []string) {
-	var listen, marks []string
-	common := b.cfg.Claim.Gate == nil && (b.line == nil || len(b.cfg.Claim.Locks) > 1) // it has no ticket for some of the locks
-	pid := b.s.BackendPID()
-	if b.unmarked || common {
-		pid = 0
-	}
+// beginListening begins to listen by a query, which the caller has to send with a look. The look
+// takes the marks.
+func (b *Bid) beginListening() (query []string) {
+	var listen []string
 	for _, l := range b.cfg.Claim.Locks {
 		if b.heard[l.ID] != nil {
 			continue
 		}
-		h := evidence.New(pid, b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
+		h := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
 		b.heard[l.ID] = h
 		b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
 			if a, ok := h.Hear(pid, payload); ok {
@@ -50,54 +39,20 @@ func (b *Bid) beginListening() (queries []string) {
 			}
 		})
 		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, evidence.Channel(l.ID)))
-		if common {
-			marks = append(marks, commonMark(l.ID).sql("try_advisory_lock"))
+		if b.cfg.Claim.Gate == nil && (b.line == nil || len(b.cfg.Claim.Locks) > 1) { // it has no ticket for some of the locks
 			b.marking = append(b.marking, l.ID)
 		}
 	}
 	if len(listen) > 0 {
-		queries = append(queries, strings.Join(listen, ";"))
+		query = []string{strings.Join(listen, ";")}
 	}
-	if len(marks) > 0 {
-		queries = append(queries, "SELECT "+strings.Join(marks, ", "))
-	}
-	return queries
-}
-
-// tookMarks notes which of the common marks the session got, by the answers to beginListening's
-// queries. Nobody who listens keeps another from a mark, but a stranger can.
-func (b *Bid) tookMarks(answers []session.Rows) {
-	const listened = 1 // by one query, before that for the marks
-	if len(b.marking) == 0 || len(answers) <= listened {
-		return
-	}
-	row, err := answers[listened].Only(len(b.marking))
-	for i, id := range b.marking {
-		if err == nil && row[i] == "t" {
-			b.marks = append(b.marks, id)
-		}
-	}
-	b.marking = nil
+	return query
 }
 
 // leave gives back the ticket, the gate and the marks by queries, which the caller has to
 // send.
 func (b *Bid) leave() []string {
 	return append(b.line.leave(), b.dropMarks()...)
-}
-
-// dropMarks gives the common marks back by a query, if the bid has any. The caller has to
-// send it.
-func (b *Bid) dropMarks() (query []string) {
-	var marks []string
-	for _, id := range b.marks {
-		marks = append(marks, commonMark(id).sql("advisory_unlock"))
-	}
-	b.marks = nil
-	if len(marks) > 0 {
-		query = []string{"SELECT " + strings.Join(marks, ", ")}
-	}
-	return query
 }
 
 // Listens says whether the bid collects what happens to the locks.

@@ -27,7 +27,6 @@ type look struct {
 	waiting  int                // the number of all in line
 	marked   int                // the number of those in line that listen
 	ticket   uint32             // of this session, or 0
-	mark     bool               // it was taken for this ticket
 }
 
 // request is the latest request of a session, if this role may see it and it has a number. A
@@ -53,21 +52,15 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	for id, h := range b.heard {
 		l.asOf[id] = h.AsOf()
 	}
-	sql := b.lookSQL()
-	_, err := b.s.Ask(ctx, session.Request{SQL: append(before, sql), Then: func(answers []session.Rows) {
+	marks, noteMarks := b.takeMarks()
+	_, err := b.s.Ask(ctx, session.Request{SQL: slices.Concat(before, marks, []string{b.lookSQL()}), Then: func(answers []session.Rows) {
 		l.received = boottime.Now()
 		if parseErr = l.parse(answers[len(answers)-1], b.s.BackendPID()); parseErr != nil {
 			return
 		}
-		b.tookMarks(answers)
+		noteMarks(answers[len(before):])
 		for id, h := range b.heard {
-			if slices.Contains(b.marks, id) { // the common mark was taken before the look
-				h.NoteMark()
-			}
 			h.Saw(&l.Look, id, l.asOf[id])
-			if l.mark {
-				h.NoteMark()
-			}
 		}
 	}})
 	if err != nil {
@@ -80,30 +73,21 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 // functions instead of the views that are made of them: the views are slower, and a
 // session's first query would have to read their definitions.
 //
-// If the session listens and is one of the first, it takes the mark of its ticket: as the
-// last that is done, so that a holder which goes by the mark has been seen by then. Who starts
-// in between is neither seen nor heard: line.lookTwice looks again, and Evidence.NoteMark heeds it.
-//
 // A ticket's place is its distance from now, as a signed number of 32 bits: the lower
 // half of its number is a time that wraps every 497 days.
 func (b *Bid) lookSQL() string {
 	ids := b.cfg.Claim.Sought().Locks
-	mark := "NULL"
-	if b.line != nil && b.Listens() && !b.line.marked {
-		mark = fmt.Sprintf("CASE WHEN l.pid = own.pid AND l.place IS NOT NULL AND %s < %d THEN %s(%d, (l.objid::bigint << 32 >> 32)::int) END",
-			placesBefore, MostListeners, b.line.tryFunction(), int32(b.lineClass()))
-	}
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
 	SELECT *, classid = '%[1]d' AND objsubid = 2 AS mark, CASE WHEN classid = '%[1]d' AND objsubid = 1 AND granted THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND `+inspect.InThisDatabase+`
 		AND (classid = '%[1]d' AND objid <> '%[3]d' OR %[4]s))
 SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, a.usesysid, a.application_name,
 	a.backend_start, a.state_change, extract(epoch FROM pg_catalog.clock_timestamp() - a.state_change), pg_catalog.left(a.query, 1000),
-	count(l.place) OVER (), %[6]s, (SELECT count(*) FROM l WHERE mark),
-	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())), %[7]s
+	count(l.place) OVER (), count(l.place) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) OVER (), (SELECT count(*) FROM l WHERE mark),
+	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))
 FROM l LEFT JOIN l AS own ON own.pid = pg_catalog.pg_backend_pid() AND own.place IS NOT NULL LEFT JOIN LATERAL `+inspect.ActivityOfLock+` AS a ON true
 WHERE NOT l.mark ORDER BY l.place NULLS FIRST, l.pid LIMIT %[5]d`,
-		b.lineClass(), placeAt(ticketTime()), uint32(commonTicket), inspect.Among(ids), len(ids)+mostSeats, placesBefore, mark)
+		b.lineClass(), placeAt(ticketTime()), uint32(commonTicket), inspect.Among(ids), len(ids)+mostSeats)
 }
 
 // The columns of a row of lookSQL: those of a seat, and those that are the same in all rows
@@ -127,12 +111,8 @@ const (
 	lookMarked
 	lookTicket
 	lookOwnRole
-	lookMark // in the row of this session's ticket: the mark was taken
 	lookColumns
 )
-
-// placesBefore is an SQL expression for the number of those in line before this session.
-const placesBefore = "count(l.place) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) OVER ()"
 
 func (l *look) parse(rows session.Rows, pid uint32) error {
 	l.requests = map[uint32]request{}
@@ -157,7 +137,6 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 		switch {
 		case ticket:
 			l.Line = append(l.Line, s)
-			l.mark = l.mark || row[lookMark] == "t"
 		case !granted: // it stands in the server's own queue
 		case s.PID != pid:
 			l.Holders = append(l.Holders, s)
@@ -165,9 +144,6 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 				l.requests[s.PID] = last
 			}
 		}
-	}
-	if l.mark {
-		l.marked++
 	}
 	return nil
 }

@@ -136,31 +136,53 @@ func TestNamedByOldMark(t *testing.T) {
 	waitsBeside(t, waiter)
 }
 
-// TestStartBeforeMark: a waiter is marked as one that listens when its look is over. Meanwhile
-// the holder that it saw ends, and the next one, which finds no mark, starts without a word.
-// That one's session is gone before the waiter's next try, and its command may be alive.
+// TestStartBeforeMark: a holder finds no mark, and so starts without a word, before a waiter takes
+// its mark. Its session is gone before the waiter looks, and its command may be alive.
 func TestStartBeforeMark(t *testing.T) {
-	t.Parallel()
-	server := start(t, nil)
-	cfg := config(t, server.DSN("postgres"), exclusive(7))
-	h := acquire(t, cfg)
-	next := contend(t, cfg)
-	inLine(t, server, id(7), 1)
+	const mark, look = "row_number()", "WITH l AS MATERIALIZED"
+	for name, tornBefore := range map[string]string{"torn before the mark": mark, "torn between the mark and the look": look} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := start(t, nil)
+			cfg := config(t, server.DSN("postgres"), exclusive(7))
+			h := acquire(t, cfg)
+			next := contend(t, cfg)
+			inLine(t, server, id(7), 1)
 
-	const mark = " THEN pg_catalog.pg_try_advisory_lock("
-	slow := config(t, newSlowRelay(t, server, func(sql string) string {
-		if !strings.Contains(sql, "WITH l AS MATERIALIZED") {
-			return sql
-		}
-		return strings.Replace(sql, mark, " AND pg_catalog.pg_sleep(1) IS NOT NULL"+mark, 1)
-	}), exclusive(7))
-	waiter := contend(t, slow)
-	eventually(t, "the waiter has looked, and is to be marked", func() bool {
-		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")[0] == "1"
-	})
-	release(t, h)
-	tear(t, server, next.held(t))
-	waitsBeside(t, waiter)
+			held, goOn, over := make(chan string), make(chan struct{}), make(chan struct{})
+			finish := sync.OnceFunc(func() { close(over) })
+			t.Cleanup(finish)
+			waiter := contend(t, config(t, newSlowRelay(t, server, func(sql string) string {
+				for _, query := range []string{mark, look} {
+					if !strings.Contains(sql, query) {
+						continue
+					}
+					select {
+					case held <- query:
+						<-goOn
+					case <-over:
+					}
+				}
+				return sql
+			}), exclusive(7)))
+			for query := ""; query != look; goOn <- struct{}{} {
+				select {
+				case query = <-held:
+				case <-time.After(longest):
+					t.Fatalf("the waiter sends no query after %q", query)
+				}
+				if query == mark {
+					release(t, h)
+					h = next.held(t)
+				}
+				if query == tornBefore {
+					tear(t, server, h)
+				}
+			}
+			finish()
+			waitsBeside(t, waiter)
+		})
+	}
 }
 
 // listens has a session that works on a list listen for an item. bidAgain is another bid of that

@@ -87,7 +87,7 @@ func (t Turnover) wordsSQL() string {
 		columns = append(columns, notify(said.Channel, "'"+said.Payload+"'"))
 	}
 	for _, h := range t.Ended {
-		columns = append(columns, notify(evidence.Channel(h.Locks[0].ID), h.endPayload(evidence.Clean)))
+		columns = append(columns, notify(evidence.Channel(h.Locks[0].ID), h.endPayload(evidence.Clean, endLSN)))
 	}
 	return "SELECT " + strings.Join(columns, ", ")
 }

@@ -3,9 +3,11 @@ package lock_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -85,6 +87,11 @@ func TestTurnover(t *testing.T) {
 		"list: 11 ok", fmt.Sprintf("pglead.1.11: clean %d 6000 0", first.Token),
 	}
 	slices.Sort(said[:min(2, len(said))]) // of one statement's rows
+	var lsn string
+	said[len(said)-1], lsn, _ = strings.Cut(said[len(said)-1], " lsn=")
+	if evidence.ParseLSN(lsn) == 0 {
+		t.Errorf("the clean end does not show where the log is: %q", lsn)
+	}
 	if !slices.Equal(said, want) {
 		t.Errorf("heard %q, want %q", said, want)
 	}

@@ -121,10 +121,10 @@
 
 /*
  * Marks: a start or a clean end is announced only if a waiter is marked as
- * listening, one beside the run itself. A waiter listens, looks, is marked with
- * the end of the look, and looks again. It may give the mark back, listen no
- * more, and come back in the same session. A run finds out who is marked, and
- * whom it names, some time before the commit that announces its clean end.
+ * listening, one beside the run itself. A waiter listens, is marked, and looks,
+ * or looks before, too. It may give the mark back, listen no more, and come back
+ * in the same session. A run finds out who is marked some time before the commit
+ * that announces its clean end, which shows where the log was at that time.
  */
 #ifndef MARKS
 #define MARKS 0
@@ -135,14 +135,11 @@
 #ifndef AFTERMARK
 #define AFTERMARK 1                     /* nor is an end that was heard before it, */
 #endif
-#ifndef GAP
-#define GAP 1                           /* nor an end said for a run that was seen before it: another may have followed, */
+#ifndef EARLY
+#define EARLY 1                         /* nor an end said for a run that is known from before it: another may have followed, */
 #endif
-#ifndef OLDMARK
-#define OLDMARK 1                       /* nor being named, for who ever gave a mark back */
-#endif
-#ifndef NAMED
-#define NAMED 1                         /* a clean of an unknown run counts for the waiter that it names; 0: for all that are marked */
+#ifndef PLACE
+#define PLACE 1                         /* nor the clean end of one that no look has shown since, by a log of before it */
 #endif
 
 #define FREE 0
@@ -194,22 +191,23 @@ byte t;
 #if MARKS
 bool mark[2];                           /* it shows that it listens */
 bool marked[2];                         /* it did so when it last listened */
-bool gave[2];                           /* its session gave a mark back */
-bool unknown[2];                        /* a run may have started before the mark */
-bool named[2];                          /* the word that counts named it; until it is marked */
-byte holder[2];                         /* whom its last look has shown; as long as that matters */
-bool seen[2];                           /* it has looked since it listens; until it is marked */
-byte to[G + 1];                         /* whom a run names at its end: a waiter + 1, NOBODY or GONE */
-#define NOBODY 3                        /* nobody is marked, so it says nothing */
-#define GONE 4
+byte early[2];                          /* of the open tokens: known from before the mark */
+byte shown[2];                          /* whom its last look since the mark has shown */
+byte to[G + 1];                         /* what a run has found out at its end: NOBODY is marked, or it SAYS so, and who is */
+#define NOBODY 4
+#define SAYS 8
 #define AUDIENCE (mark[0] || mark[1])
-#define NAMES(w, i, all, isclean) (isclean && all && (NAMED -> to[i] == w + 1 && !(gave[w] && OLDMARK) : marked[w]))
-#define COUNTS(w, i, all, isclean) ((isclean -> (know[w] & BIT(i)) || (all && (open[w] & UPTO(i))) : (open[w] & BIT(i))) || NAMES(w, i, all, isclean))
-#define CERTAIN(w) (!unknown[w] && (marked[w] || !NEEDSMARK))
+#define HEEDS(w, i, isclean) (isclean || (open[w] & BIT(i)) || !KNOWN)
+#define COUNTS(w, i, all, isclean) ((isclean && (shown[w] == i || (PLACE -> (to[i] & (1 << w)) : marked[w]))) || \
+	(open[w] & (all -> UPTO(i) : BIT(i)) & (EARLY -> 255 - early[w] : 255)))
+#define CERTAIN(w) (marked[w] || !NEEDSMARK)
+#define KNOWNSINCE(w, i) early[w] = early[w] & (255 - BIT(i));
 #else
 #define AUDIENCE true
-#define COUNTS(w, i, all, isclean) (isclean || (know[w] & BIT(i)) || !KNOWN)
+#define HEEDS(w, i, isclean) (isclean || (know[w] & BIT(i)) || !KNOWN)
+#define COUNTS(w, i, all, isclean) true
 #define CERTAIN(w) true
+#define KNOWNSINCE(w, i)
 #endif
 
 #define BIT(i) (1 << ((i) - 1))
@@ -220,23 +218,17 @@ byte to[G + 1];                         /* whom a run names at its end: a waiter
 
 #if MARKS
 inline unmark(w) {
-	mark[w] = false; marked[w] = false; unknown[w] = false; named[w] = false; holder[w] = 0; seen[w] = false
-}
-inline parts(w) {
-	unmark(w); gave[w] = false;
-	if :: to[1] == w + 1 -> to[1] = GONE :: else fi;
-	if :: to[2] == w + 1 -> to[2] = GONE :: else fi;
-	if :: to[3] == w + 1 -> to[3] = GONE :: else fi
+	mark[w] = false; marked[w] = false; early[w] = 0; shown[w] = 0;
+	to[1] = to[1] & (255 - (1 << w)); to[2] = to[2] & (255 - (1 << w)); to[3] = to[3] & (255 - (1 << w))
 #if G >= 4
-	; if :: to[4] == w + 1 -> to[4] = GONE :: else fi
+	; to[4] = to[4] & (255 - (1 << w))
 #endif
 }
 #else
 #define unmark(w) skip
-#define parts(w) skip
 #endif
 inline forget(w) {
-	parts(w); deaf(w)
+	unmark(w); deaf(w)
 }
 inline deaf(w) {
 	ph[w] = OFF; mine[w] = 0; waited[w] = 0; looks[w] = 0; saw[w] = false; met[w] = false; heard[w] = 0; looked[w] = false;
@@ -250,22 +242,20 @@ inline loses(w) {
 	:: !DIES -> ph[w] = OFF; mine[w] = 0; waited[w] = 0; looks[w] = 0 fi
 }
 inline hears_started(w, i) {
-	if :: ph[w] == LISTENS && mine[w] != i -> know[w] = know[w] | BIT(i); open[w] = open[w] | BIT(i);
+	if :: ph[w] == LISTENS && mine[w] != i -> know[w] = know[w] | BIT(i); open[w] = open[w] | BIT(i); KNOWNSINCE(w, i)
 		if :: alien[w] == 1 -> alien[w] = 2 :: else fi
 	:: else fi
 }
 inline hears(w, i, all, isclean) {
 	if
-	:: ph[w] == LISTENS && mine[w] != i && COUNTS(w, i, all, isclean) ->
-#if MARKS
-		if :: isclean && (holder[w] == i || NAMES(w, i, all, isclean)) -> unknown[w] = false :: else fi;
-		named[w] = !marked[w] && NAMES(w, i, all, isclean);
-#endif
-		if :: ((know[w] >> i) == 0 || !HIGHEST) && ((open[w] & BIT(i)) || !(know[w] & BIT(i)) || !ONCE) -> word[w] = true :: else fi;
+	:: ph[w] == LISTENS && mine[w] != i && HEEDS(w, i, isclean) ->
+		if :: COUNTS(w, i, all, isclean) ->
+			if :: ((know[w] >> i) == 0 || !HIGHEST) && ((open[w] & BIT(i)) || !(know[w] & BIT(i)) || !ONCE) -> word[w] = true :: else fi;
+			if :: all -> based[w] = true; basedfar[w] = basedfar[w] || (far & BIT(i)) != 0 :: else fi
+		:: else fi;
 		if :: (know[w] >> i) == 0 && ((open[w] & BIT(i)) || !(know[w] & BIT(i))) -> met[w] = false :: else fi;
 		know[w] = know[w] | BIT(i);
-		if :: all -> open[w] = open[w] & (255 - BIT(i)) & (255 - (UPTO(i) & (REACHES && !(far & BIT(i)) -> 255 - longs : 255)));
-			based[w] = true; basedfar[w] = basedfar[w] || (far & BIT(i)) != 0
+		if :: all -> open[w] = open[w] & (255 - BIT(i)) & (255 - (UPTO(i) & (REACHES && !(far & BIT(i)) -> 255 - longs : 255)))
 		:: else -> open[w] = open[w] & (255 - BIT(i)) fi
 	:: else fi
 }
@@ -308,13 +298,12 @@ inline ages(w) {
 }
 
 #if MARKS
-/* whom it names is found before the commit that says so */
+/* who is marked is found out before the commit that says so */
 #define CLEAN(i) \
-	:: d_step { !done && st[i] == RUNS && lock == i && !mute[i] && mark[0] -> printf("T%d is about to name W0\n", i); st[i] = OVER; to[i] = 1 } \
-	:: d_step { !done && st[i] == RUNS && lock == i && !mute[i] && mark[1] -> printf("T%d is about to name W1\n", i); st[i] = OVER; to[i] = 2 } \
-	:: d_step { !done && st[i] == RUNS && lock == i && !mute[i] && !AUDIENCE -> printf("T%d finds nobody\n", i); st[i] = OVER; to[i] = NOBODY } \
+	:: d_step { !done && st[i] == RUNS && lock == i && !mute[i] -> printf("T%d is about to end; marked are %d %d\n", i, mark[0], mark[1]); st[i] = OVER; \
+		to[i] = (AUDIENCE -> SAYS : NOBODY) | (mark[0] -> 1 : 0) | (mark[1] -> 2 : 0) } \
 	:: d_step { !done && to[i] && lock == i && !mute[i] -> printf("T%d ends, clean (entitled %d)\n", i, entitled[i]); \
-		if :: to[i] != NOBODY -> says(i, true) :: else fi; to[i] = 0; ends(i) }
+		if :: to[i] & SAYS -> says(i, true) :: else fi; to[i] = 0; ends(i) }
 #else
 #define CLEAN(i) \
 	:: d_step { !done && st[i] == RUNS && lock == i && !mute[i] -> printf("T%d ends, clean (entitled %d)\n", i, entitled[i]); \
@@ -336,17 +325,15 @@ inline ages(w) {
 		if :: sess[i] -> ends(i) :: else fi; says(i, false) }
 
 #if MARKS
-#define SEES(w) seen[w] = !marked[w]; holder[w] = (marked[w] -> 0 : lock); if :: lock != FREE -> unknown[w] = false :: else fi;
-#define SILENCED(w) unknown[w] = false;
+#define SEES(w) shown[w] = (marked[w] -> lock : 0); if :: lock != FREE && lock != OTHER -> early[w] = early[w] & (255 - BIT(lock)) :: else fi;
+#define SILENCED(w) early[w] = 0;
 #define LEAVES(w) mark[w] = false;
 #define MAYWATCH(w) marked[w]
-/* the first look takes the mark; who gives it back, to listen no more, may come back to it */
 #define MARK(w) \
-	:: d_step { !done && ph[w] == LISTENS && !mine[w] && seen[w] && !marked[w] -> printf("W%d is marked\n", w); mark[w] = true; marked[w] = true; \
-		if :: AFTERMARK && !named[w] -> word[w] = false; based[w] = false; basedfar[w] = false :: else fi; \
-		seen[w] = false; named[w] = false; \
-		if :: GAP && open[w] -> unknown[w] = true :: else -> holder[w] = 0 fi } \
-	:: d_step { !done && ph[w] == LISTENS && !mine[w] && mark[w] -> printf("W%d gives its mark back\n", w); unmark(w); deaf(w); gave[w] = true }
+	:: d_step { !done && ph[w] == LISTENS && !mine[w] && !marked[w] -> printf("W%d is marked\n", w); mark[w] = true; marked[w] = true; \
+		if :: AFTERMARK -> word[w] = false; based[w] = false; basedfar[w] = false :: else fi; \
+		early[w] = open[w] } \
+	:: d_step { !done && ph[w] == LISTENS && !mine[w] && mark[w] -> printf("W%d gives its mark back\n", w); unmark(w); deaf(w) }
 #else
 #define SEES(w)
 #define SILENCED(w)

@@ -18,7 +18,7 @@ import (
 // of the lock. Payload: fields with a space between them,
 //
 //	started TOKEN LEASE GRACE [shared]
-//	clean   TOKEN LEASE GRACE [all] [to=PID]
+//	clean   TOKEN LEASE GRACE [all] [lsn=LSN] [to=PID]
 //	dead    TOKEN LEASE GRACE [all]
 //	left    TOKEN LEASE GRACE [to=PID]
 //
@@ -31,8 +31,9 @@ import (
 //     session that works on a list says it in any case, and so does a session with a
 //     quorum, after that transaction;
 //   - clean is said by the lock's session, in a transaction before the one that
-//     frees the lock: the command is dead. PID is the session that is to be next: the
-//     first in line, or one on the preferred host;
+//     frees the lock: the command is dead. LSN is where the write-ahead log was then, as
+//     PostgreSQL shows it. PID is the session that is to be next: the first in line, or one on the
+//     preferred host;
 //   - dead is said by another session, of the same role, when the session that had the
 //     lock is lost: the command is dead;
 //   - left is said by a reader: others may be alive.
@@ -72,6 +73,7 @@ type Announcement struct {
 	LostGrace     time.Duration
 	Shared        bool   // the holder is a reader
 	CoversEarlier bool   // it speaks for all earlier tokens, too
+	LSN           LSN    // of a clean end: where the write-ahead log was while it still had the lock, or 0
 	To            uint32 // the session that is to have the lock next, or 0
 	PID           uint32 // the session that said it
 }
@@ -81,6 +83,8 @@ const (
 	allField    = "all"
 	// ToField comes before the number of the session that is to have the lock next.
 	ToField = "to="
+	// LSNField comes before the LSN of a clean end.
+	LSNField = "lsn="
 )
 
 // Channel is the NOTIFY channel of a lock.
@@ -113,17 +117,38 @@ func Parse(payload string) (a Announcement, ok bool) {
 	}
 	for _, field := range fields[4:] {
 		to, named := strings.CutPrefix(field, ToField)
+		lsn, located := strings.CutPrefix(field, LSNField)
 		switch {
 		case field == sharedField:
 			a.Shared = true
 		case field == allField:
 			a.CoversEarlier = true
 		case named:
-			pid, _ := strconv.ParseUint(to, 10, 32)
-			a.To = uint32(pid)
+			a.To = uint32(parseNumber(to, 10))
+		case located:
+			a.LSN = ParseLSN(lsn)
 		}
 	}
 	return a, true
+}
+
+// LSN is a place in the server's write-ahead log. It tells what came first: the place moves on
+// with everything that is written.
+type LSN uint64
+
+// ParseLSN reads an LSN as PostgreSQL shows it, two hexadecimal numbers. It returns 0 if it is none.
+func ParseLSN(text string) LSN {
+	high, low, _ := strings.Cut(text, "/")
+	return LSN(parseNumber(high, 16)<<32 | parseNumber(low, 16))
+}
+
+// parseNumber reads a number of 32 bits. It returns 0 if it is none.
+func parseNumber(digits string, base int) uint64 {
+	n, err := strconv.ParseUint(digits, base, 32)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // SQL is an SQL expression for the announcement's text. The token is an SQL expression, too,

@@ -16,19 +16,23 @@ func TestParse(t *testing.T) {
 	}
 	const text = "clean 281474976711380 15000 0"
 	for payload, want := range map[string]Announcement{
-		text:                        plain,
-		text + " more of version 2": plain,
-		text + " ":                  plain,
-		text + " all":               with(func(a *Announcement) { a.CoversEarlier = true }),
-		text + " shared":            with(func(a *Announcement) { a.Shared = true }),
-		text + " to=4711":           with(func(a *Announcement) { a.To = 4711 }),
-		text + " all to=4711":       with(func(a *Announcement) { a.CoversEarlier, a.To = true, 4711 }),
-		text + " new all x to=1":    with(func(a *Announcement) { a.CoversEarlier, a.To = true, 1 }),
-		text + " to=x":              plain,
-		text + " to=-1":             plain,
-		"started" + text[5:]:        with(func(a *Announcement) { a.Word = Started }),
-		"dead" + text[5:]:           with(func(a *Announcement) { a.Word = Dead }),
-		"left" + text[5:] + " to=7": with(func(a *Announcement) { a.Word, a.To = Left, 7 }),
+		text:                         plain,
+		text + " more of version 2":  plain,
+		text + " ":                   plain,
+		text + " all":                with(func(a *Announcement) { a.CoversEarlier = true }),
+		text + " shared":             with(func(a *Announcement) { a.Shared = true }),
+		text + " to=4711":            with(func(a *Announcement) { a.To = 4711 }),
+		text + " all to=4711":        with(func(a *Announcement) { a.CoversEarlier, a.To = true, 4711 }),
+		text + " new all x to=1":     with(func(a *Announcement) { a.CoversEarlier, a.To = true, 1 }),
+		text + " to=x":               plain,
+		text + " to=4294967296":      plain,
+		text + " lsn=1/16B3748 to=1": with(func(a *Announcement) { a.LSN, a.To = 1<<32|0x16B3748, 1 }),
+		text + " lsn=-1/0":           plain,
+		text + " lsn=0/100000000":    plain,
+		text + " to=-1":              plain,
+		"started" + text[5:]:         with(func(a *Announcement) { a.Word = Started }),
+		"dead" + text[5:]:            with(func(a *Announcement) { a.Word = Dead }),
+		"left" + text[5:] + " to=7":  with(func(a *Announcement) { a.Word, a.To = Left, 7 }),
 		"clean 281474976711380 15000 9223372036854775807": with(func(a *Announcement) { a.LostGrace = LongestAnnounced }),
 	} {
 		if got, ok := Parse(payload); !ok || got != want {
@@ -56,6 +60,9 @@ func payloadOf(a Announcement) string {
 	}
 	if a.To != 0 {
 		fields = append(fields, ToField+fmt.Sprint(a.To))
+	}
+	if a.LSN != 0 {
+		fields = append(fields, fmt.Sprintf("%s%X/%X", LSNField, uint32(a.LSN>>32), uint32(a.LSN)))
 	}
 	return strings.Join(fields, " ")
 }

@@ -27,7 +27,9 @@ func (e *Evidence) applyWords() {
 			continue
 		}
 		e.ends[i].applied = true
-		isNews := e.fromHolder(w) || e.namesThis(w) || slices.ContainsFunc(e.starts, func(s start) bool { return e.discharges(w, s) && e.isConfirmed(s) })
+		isNews := e.fromHolder(w) || slices.ContainsFunc(e.starts, func(s start) bool {
+			return e.discharges(w, s) && e.isConfirmed(s) && s.noted > e.mark.noted
+		})
 		var left []start // not in place: whether one is discharged depends on the others
 		for _, s := range e.starts {
 			if !e.discharges(w, s) {
@@ -44,7 +46,7 @@ func (e *Evidence) applyWords() {
 		case w.Token == e.last.token && w.CoversEarlier: // before, the end was seen in the session's name
 			e.last.coversEarlier = true
 		}
-		e.last.at, e.last.named = boottime.Now(), e.namesThis(w)
+		e.last.at = boottime.Now()
 	}
 }
 
@@ -64,8 +66,8 @@ func (e *Evidence) isCredible(w endNotice) bool {
 // trusts says whether a session was seen to hold the lock, or has the waiter's role, or
 // that of a holder whose command may be alive. All others may be strangers.
 func (e *Evidence) trusts(pid uint32) bool {
-	return e.seen[pid].held || e.isOwn(pid) || slices.ContainsFunc(e.starts, func(s start) bool {
-		return e.seen[s.pid].held && e.sameRole(s.pid, pid)
+	return e.seen[pid].held > 0 || e.isOwn(pid) || slices.ContainsFunc(e.starts, func(s start) bool {
+		return e.seen[s.pid].held > 0 && e.sameRole(s.pid, pid)
 	})
 }
 
@@ -80,15 +82,13 @@ func (e *Evidence) sameRole(a, b uint32) bool {
 // fromHolder says whether the lock's holder said a word, so that every tenure that was known
 // before is an earlier one. Any other word may be late, or repeated: it concerns the tokens up
 // to its own, and no tenure whose token isn't known.
-func (e *Evidence) fromHolder(w endNotice) bool { return w.Word == Clean && e.seen[w.PID].held }
-
-// namesThis says whether a holder, at its end, named this waiter as the next, and spoke for all
-// holders before it. To name this waiter it had to see that this waiter listens, so every later
-// start has been announced to this waiter. Nobody else can be alive. The waiter may never have
-// seen that holder: a holder can start between the waiter's look and the mark that says that the
-// waiter listens.
-func (e *Evidence) namesThis(w endNotice) bool {
-	return w.Word == Clean && w.To == e.pid && e.pid != 0 && w.CoversEarlier
+//
+// A word counts as the holder's if a look since the mark has shown its session, or if the word
+// itself shows that it was said after the mark was taken: until then its session had the lock, and
+// every later start has been announced to this waiter. It may have started before the mark, and
+// ended before the look.
+func (e *Evidence) fromHolder(w endNotice) bool {
+	return w.Word == Clean && (e.seen[w.PID].held > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }
 
 // discharges says whether a credible word discharges this tenure. Nothing that is said discharges
@@ -101,7 +101,7 @@ func (e *Evidence) discharges(w endNotice, s start) bool {
 // session of the same role. A session of the waiter's role may say the end of any tenure, and a
 // session that was seen to hold the lock that of a tenure whose session isn't known.
 func (e *Evidence) maySpeakFor(pid uint32, s start) bool {
-	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.pid == 0 && e.seen[pid].held
+	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.pid == 0 && e.seen[pid].held > 0
 }
 
 // reaches says whether a word speaks of this tenure. A word for all earlier tenures reaches those
@@ -110,18 +110,11 @@ func (e *Evidence) reaches(w endNotice, s start) bool {
 	all := w.CoversEarlier && s.need <= deadAfter(w.Announcement)
 	switch {
 	case s.token == 0:
-		return (e.fromHolder(w) || e.namesThis(w)) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all || e.heldBefore(w, s))
+		return e.fromHolder(w) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
 	case s.pid == w.PID || all:
 		return s.token <= w.Token
 	}
 	return s.token == w.Token
-}
-
-// heldBefore says whether the holder that says its end had the lock, with the same token, before a
-// tenure that isn't known is supposed to have begun. It has had it ever since: there is no such
-// tenure.
-func (e *Evidence) heldBefore(w endNotice, unknown start) bool {
-	return slices.ContainsFunc(e.starts, func(s start) bool { return s.pid == w.PID && s.token == w.Token && s.noted < unknown.noted })
 }
 
 // forget removes the starts that have a word's token, were noted before the word, and for which

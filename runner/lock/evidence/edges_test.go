@@ -152,36 +152,48 @@ func TestCoverage(t *testing.T) {
 	h.wants("the mark in the name, and then the word for all", 0, true)
 }
 
-// TestBeforeMark: what was known before the mark was taken may not be all, since a start after the
-// look and before the mark is not announced to a waiter without a mark.
+// TestBeforeMark: what was known before the mark was taken may not be all, since a start before it
+// is not announced to a waiter without a mark.
 func TestBeforeMark(t *testing.T) {
 	dead := func(h told) {
 		h.says(speaker, Dead, 5)
 		h.NoteRole(speaker, ours)
 	}
-	clean := func(h told) { h.says(holder, Clean, 5) }
-	namedByAnother := func(h told) {
-		h.says(second, Clean, 6, named)
+	clean := func(change ...func(*Announcement)) func(told) {
+		return func(h told) { h.says(holder, Clean, 5, change...) }
+	}
+	another := func(h told) {
+		h.says(second, Clean, 6, sinceMark)
 		h.NoteRole(second, ours)
 	}
 	seen := func(h told) { h.looks(holds(holder, theirs, 5)) }
-	mark := func(h told) { h.NoteMark() }
+	mark := func(h told) { h.NoteMark(testLSN) }
 	for _, tt := range []struct {
 		name string
 		then []func(told)
 		want time.Duration
 	}{
-		{"no mark", []func(told){seen, clean}, testDelay},
-		{"an end before the mark", []func(told){seen, clean, mark}, testDelay},
-		{"an end after it, said by the holder", []func(told){seen, mark, clean}, 0},
-		{"the same, for itself alone: it had the lock all the while", []func(told){seen, mark, func(h told) { h.says(holder, Clean, 5, alone) }}, 0},
-		{"a later tenure of the holder's session, for itself alone", []func(told){seen, mark, func(h told) { h.says(holder, Clean, 6, alone) }}, testDelay},
-		{"an end after it, said for the holder", []func(told){seen, mark, dead}, testDelay},
+		{"no mark", []func(told){seen, clean()}, testDelay},
+		{"no mark, and another that has ended later", []func(told){seen, another}, testDelay},
+		{"an end before the mark", []func(told){seen, clean(), mark}, testDelay},
+		{"one that is heard after it, and was said before", []func(told){seen, mark, clean(beforeMark)}, testDelay},
+		{"the same by an older version", []func(told){seen, mark, clean()}, testDelay},
+		{"an end after the mark", []func(told){seen, mark, clean(sinceMark)}, 0},
+		{"one that is heard before the mark's answer, and was said after the mark", []func(told){seen, clean(sinceMark), mark}, 0},
+		{"an end after the mark, for itself alone", []func(told){seen, mark, clean(sinceMark, alone)}, 0},
+		{"another end after the mark, for itself alone", []func(told){seen, mark, func(h told) { h.says(second, Clean, 6, sinceMark, alone); h.NoteRole(second, ours) }}, theirDelay},
+		{"another look, and an end of unknown time", []func(told){seen, mark, seen, clean()}, 0},
+		{"an end after the mark, said for the holder", []func(told){seen, mark, dead}, testDelay},
 		{"the same, and the holder had been seen again", []func(told){seen, mark, seen, dead}, 0},
-		{"another end names the waiter", []func(told){seen, mark, namedByAnother}, 0},
-		{"it does so before the answer shows the mark", []func(told){namedByAnother, mark}, 0},
+		{"another has ended later", []func(told){seen, mark, another}, 0},
+		{"that is heard before the mark's answer", []func(told){seen, another, mark}, 0},
+		{"another has started since the mark, and ended for itself alone", []func(told){mark, func(h told) {
+			h.says(second, Started, 6)
+			h.NoteRole(second, ours)
+			h.says(second, Clean, 6, alone)
+		}}, 0},
 	} {
-		h := told{t, New(testPID, testDelay, testLease, false)}
+		h := told{t, New(testDelay, testLease, false)}
 		h.looks()
 		for _, f := range tt.then {
 			f(h)

@@ -35,8 +35,9 @@ import (
 // A try counts as refused if it comes FreeAfterClean after the last word, or later: before that
 // the holder may not have freed the lock yet. In quiet there is no start to discharge. Only two
 // kinds of clean end it: that of a session that was seen to hold the lock, which has overtaken the
-// look, and one that names this waiter. If a start is heard while a silent session is being ended,
-// the state stays running. A start that is forgotten (forget) counts as never heard.
+// look, and that of one that had the lock after the waiter's mark was taken (fromHolder). If a start
+// is heard while a silent session is being ended, the state stays running. A start that is forgotten
+// (forget) counts as never heard.
 //
 // A waiter that is granted the lock starts at once in the state ended. In the other two it
 // holds the lock for the delay before it starts. Before the waiter's mark is taken, the state is
@@ -46,13 +47,12 @@ import (
 // do. A word is credible if its session was seen to hold the lock, or has that session's role
 // or the waiter's own.
 type Evidence struct {
-	pid       uint32        // of the waiter's session; 0: nobody can name it
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // the waiter's own
 	shared    bool          // the waiter is a reader, which other readers don't keep out
 
 	mu       sync.Mutex
-	marked   bool                // holders see that the waiter listens, and announce their starts
+	mark     mark                // by which holders see that the waiter listens
 	seq      int                 // counts what was noted, to tell what came first
 	starts   []start             // not discharged
 	ends     []endNotice         // the latest ones
@@ -60,6 +60,13 @@ type Evidence struct {
 	own      uint32              // the role of this session; 0 until it is known
 	last     *lastEnd            // nil: none is known
 	silenced Seat                // the last silent holder, for as long as its session has the lock
+}
+
+// mark is the waiter's. Holders that see it announce their starts and clean ends.
+type mark struct {
+	taken bool
+	at    LSN // where the write-ahead log was when it had just been taken
+	noted int // seq when it was noted
 }
 
 // start is a tenure whose command may be alive.
@@ -75,14 +82,13 @@ type start struct {
 type lastEnd struct {
 	token         int64
 	coversEarlier bool             // all earlier tenures have ended, too
-	named         bool             // it named this waiter, whose mark was taken by then
 	at            boottime.Instant // when the last word that was news was applied
 }
 
 // sighting is what is known of another session.
 type sighting struct {
 	role uint32 // 0: not known
-	held bool   // it was seen to hold the lock
+	held int    // seq when a look last showed that it holds the lock; 0: none did
 }
 
 // Others can't make the evidence remember more than this.
@@ -91,11 +97,10 @@ const (
 	mostWords  = 32
 )
 
-// New is the evidence of a waiter that begins to listen on the session with that pid, or 0 if a
-// word that names that session may be of an earlier time. lockDelay and lease are its own, and
+// New is the evidence of a waiter that begins to listen. lockDelay and lease are its own, and
 // shared says that it is a reader, whom other readers don't keep out.
-func New(pid uint32, lockDelay, lease time.Duration, shared bool) *Evidence {
-	return &Evidence{pid: pid, lockDelay: lockDelay, lease: lease, shared: shared, seen: map[uint32]sighting{}}
+func New(lockDelay, lease time.Duration, shared bool) *Evidence {
+	return &Evidence{lockDelay: lockDelay, lease: lease, shared: shared, seen: map[uint32]sighting{}}
 }
 
 // Hear notes what another session said on the lock's channel, and returns it if it is an
@@ -184,25 +189,22 @@ func (e *Evidence) begin(s start) {
 	e.starts = append(e.starts, s)
 }
 
-// NoteMark notes that holders see by now that the waiter listens. Before, a holder that found no
-// other mark announced nothing: it may have started since the waiter's look, and its session may
-// be gone. So a tenure that is known may not be the last one, unless its holder says itself that
-// it ends. The session's reader calls NoteMark, after all that was said before the mark.
-func (e *Evidence) NoteMark() {
+// NoteMark notes that the waiter's mark was taken, after it had begun to listen and before the
+// look that Saw notes next, and where the write-ahead log was then. The session's reader calls NoteMark.
+//
+// Before, a holder that found no other mark announced nothing: others may have come and gone since
+// what was heard and seen. So that is no evidence of an end any more. The starts still count.
+func (e *Evidence) NoteMark(at LSN) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.marked {
+	if e.mark.taken {
 		return
 	}
-	e.marked = true
-	if e.last != nil && !e.last.named {
-		e.last = nil
+	e.mark, e.last = mark{taken: true, at: at, noted: e.seq}, nil
+	for i, w := range e.ends { // a word that was said after the mark may have come before the answer
+		e.ends[i].applied = w.applied && w.LSN <= at
 	}
-	if len(e.starts) > 0 {
-		e.seq++
-		e.begin(start{})
-		e.starts[len(e.starts)-1].after = 0
-	}
+	e.applyWords()
 }
 
 // isConfirmed says whether a start is known from more than its own session, which may be a
@@ -273,7 +275,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 // If the holder still shows the token that it has ended, it has had the lock ever since,
 // however late its unlock is: it is the holder that refused the tries.
 func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
-	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: true} // a session that is going has no role any more
+	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: e.seq} // a session that is going has no role any more
 	isOver := func(w endNotice) bool {
 		return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || sent.Sub(w.at) < FreeAfterClean)
 	}
@@ -330,7 +332,7 @@ func None(lockDelay time.Duration) Verdict {
 }
 
 // ended says whether the state is ended. The caller holds mu.
-func (e *Evidence) ended() bool { return e.marked && e.last != nil && len(e.starts) == 0 }
+func (e *Evidence) ended() bool { return e.mark.taken && e.last != nil && len(e.starts) == 0 }
 
 // Verdict is the verdict by now.
 func (e *Evidence) Verdict() Verdict {

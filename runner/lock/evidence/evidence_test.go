@@ -15,7 +15,6 @@ const (
 	theirs = 20 // that of the holders
 	nobody = 30 // a stranger's
 
-	testPID  = 100 // the waiter's session
 	holder   = 101
 	second   = 102
 	third    = 103
@@ -30,6 +29,9 @@ const (
 	testLease  = 30 * time.Second // of all
 )
 
+// testLSN is where the write-ahead log was when the waiter was marked.
+const testLSN = 1000
+
 // told is a history that is told what happens.
 type told struct {
 	t *testing.T
@@ -38,12 +40,12 @@ type told struct {
 
 func newTold(t *testing.T) told {
 	t.Helper()
-	return marked(t, New(testPID, testDelay, testLease, false))
+	return marked(t, New(testDelay, testLease, false))
 }
 
 func marked(t *testing.T, e *Evidence) told {
 	t.Helper()
-	e.NoteMark()
+	e.NoteMark(testLSN)
 	return told{t, e}
 }
 
@@ -57,7 +59,10 @@ func (h told) says(pid uint32, e Word, token int64, change ...func(*Announcement
 
 func alone(a *Announcement) { a.CoversEarlier = false }
 
-func named(a *Announcement) { a.To = testPID }
+// sinceMark is said by one that had the lock when the waiter's mark had been taken.
+func sinceMark(a *Announcement) { a.LSN = testLSN + 1 }
+
+func beforeMark(a *Announcement) { a.LSN = testLSN }
 
 func read(a *Announcement) { a.Shared = true }
 
@@ -114,10 +119,11 @@ func TestStates(t *testing.T) {
 		{"quiet, a foreign holder is seen", quiet, func(h told) { h.looks(holds(second, nobody, 0)) }, isRunning},
 		{"quiet, a late word", quiet, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, isQuiet},
 		{"quiet, a repeated word", quiet, func(h told) { h.says(speaker, Clean, 6); verify(h, speaker) }, isQuiet},
-		{"quiet, a holder that was not seen names this waiter", quiet, func(h told) { h.says(speaker, Clean, 6, named); verify(h, speaker) }, isEnded},
-		{"quiet, the same for itself alone", quiet, func(h told) { h.says(speaker, Clean, 6, named, alone); verify(h, speaker) }, isQuiet},
-		{"quiet, a stranger names this waiter", quiet, func(h told) { h.says(stranger, Clean, 6, named); h.NoteRole(stranger, nobody) }, isQuiet},
-		{"quiet, a last word names this waiter", quiet, func(h told) { h.says(speaker, Dead, 6, named); verify(h, speaker) }, isQuiet},
+		{"quiet, one that was not seen had the lock since the mark", quiet, func(h told) { h.says(speaker, Clean, 6, sinceMark); verify(h, speaker) }, isEnded},
+		{"quiet, the same, before the mark", quiet, func(h told) { h.says(speaker, Clean, 6, beforeMark); verify(h, speaker) }, isQuiet},
+		{"quiet, the same for itself alone", quiet, func(h told) { h.says(speaker, Clean, 6, sinceMark, alone); verify(h, speaker) }, isEnded},
+		{"quiet, the same by a stranger", quiet, func(h told) { h.says(stranger, Clean, 6, sinceMark); h.NoteRole(stranger, nobody) }, isQuiet},
+		{"quiet, the same as a last word", quiet, func(h told) { h.says(speaker, Dead, 6, sinceMark); verify(h, speaker) }, isQuiet},
 		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, Dead, 6) }, isQuiet},
 		{"quiet, a holder's word overtakes the look", quiet, func(h told) {
 			asOf := h.AsOf()
@@ -128,7 +134,7 @@ func TestStates(t *testing.T) {
 		{"quiet, silent", quiet, silent, isEnded},
 		{"running, a start", running, func(h told) { h.says(second, Started, 6) }, isRunning},
 		{"running, another holder is seen", running, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
-		{"running, one that was not seen names this waiter", running, func(h told) { h.says(speaker, Clean, 4, named); verify(h, speaker) }, isRunning},
+		{"running, one before it had the lock since the mark", running, func(h told) { h.says(speaker, Clean, 4, sinceMark); verify(h, speaker) }, isRunning},
 		{"running, a word that discharges all", running, func(h told) { h.says(holder, Clean, 5) }, isEnded},
 		{"running, a word that discharges some", running, func(h told) {
 			h.looks(holds(second, theirs, 6))
@@ -172,15 +178,6 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestUnnamed: a word that names nobody doesn't name a waiter whose session has no number.
-func TestUnnamed(t *testing.T) {
-	h := marked(t, New(0, testDelay, testLease, false))
-	h.looks()
-	h.says(speaker, Clean, 6)
-	h.NoteRole(speaker, ours)
-	h.wants("a clean end of a session that was not seen", testDelay, true)
-}
-
 // TestDelays: who has to wait does so for the longest that anybody's command
 // may be alive for.
 func TestDelays(t *testing.T) {
@@ -204,7 +201,7 @@ func TestDelays(t *testing.T) {
 	h.says(holder, Started, 5, func(a *Announcement) { a.Lease = LongestAnnounced })
 	h.wants("it says a long lease, which is no longer than the waiter's own", testLease, true)
 
-	none := marked(t, New(testPID, 0, testLease, false))
+	none := marked(t, New(0, testLease, false))
 	none.looks(holds(holder, theirs, 5))
 	none.wants("without a lock-delay", 0, false)
 }

@@ -14,6 +14,7 @@ const (
 	fuzzSessions  = 8 // the last two have a role that nobody trusts
 	fuzzTrusted   = 6
 	fuzzMostSteps = 500
+	fuzzLSN       = 2 // of the mark
 )
 
 func fuzzRole(pid uint32) uint32 {
@@ -48,14 +49,14 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 			h.applyWords()
 			return
 		}
-		a := Announcement{Word: Clean, Token: token, CoversEarlier: what&1 == 0, To: uint32(what & 2)}
+		a := Announcement{Word: Clean, Token: token, CoversEarlier: what&1 == 0, LSN: LSN(what & 2)}
 		if op%8 == 2 {
 			a.Word = Dead
 		}
 		h.Hear(pid, payloadOf(a))
 	case 3:
 		h.Hear(pid, payloadOf(Announcement{Word: Left, Token: token, CoversEarlier: true}))
-		h.NoteMark()
+		h.NoteMark(fuzzLSN)
 	case 4, 5: // a look, of a state of some time ago; one is sent just after all words
 		l := &Look{Role: ours, Sent: boottime.Instant(math.MaxInt64 * int64(op%2)), Line: []Seat{{PID: uint32(what)%fuzzSessions + 1, Role: fuzzRole(uint32(what)%fuzzSessions + 1)}}}
 		if trusted && what&4 != 0 {
@@ -91,12 +92,11 @@ func FuzzEvidence(f *testing.F) {
 	f.Add(false, true, []byte("07\xfe10\xfa$00000"))
 	f.Add(true, true, []byte("1001000011&0001$10&011000&v10s"))
 	f.Fuzz(func(t *testing.T, shared, marked bool, steps []byte) {
-		// Session 2 is the waiter: it may be named.
-		with := New(2, testDelay, testLease, shared)
-		without := New(2, testDelay, testLease, shared)
+		with := New(testDelay, testLease, shared)
+		without := New(testDelay, testLease, shared)
 		if marked { // else it is marked later, or never
-			with.NoteMark()
-			without.NoteMark()
+			with.NoteMark(fuzzLSN)
+			without.NoteMark(fuzzLSN)
 		}
 		var sinces [2]int
 		for n := 0; len(steps) >= 3 && n < fuzzMostSteps; n, steps = n+1, steps[3:] {
@@ -111,7 +111,7 @@ func FuzzEvidence(f *testing.F) {
 			if len(with.starts) > mostStarts || len(with.ends) > mostWords || len(with.seen) > fuzzSessions {
 				t.Fatalf("step %d: %d starts, %d words, %d sessions", n, len(with.starts), len(with.ends), len(with.seen))
 			}
-			if v := with.Verdict(); !with.marked && v.Delay < testDelay {
+			if v := with.Verdict(); !with.mark.taken && v.Delay < testDelay {
 				t.Fatalf("step %d: it isn't marked, and the delay is %v", n, v.Delay)
 			}
 			if v := with.Verdict(); len(with.starts) > 0 && v.Delay < testDelay || v.Delay < 0 {

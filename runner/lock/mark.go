@@ -1,0 +1,105 @@
+package lock
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/evidence"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// A session that listens takes marks, by which holders see that somebody does: they announce
+// their starts and clean ends only then. It does so in this order:
+//
+//	LISTEN       so that it misses nothing that is said to it
+//	the marks    who starts from now on is heard; who has started before may be unheard
+//	a look       shows who has the lock now
+//
+// With a mark it learns where the write-ahead log is. A clean end that shows a later place is that
+// of a holder which had the lock after the mark was taken (Evidence.NoteMark), even if the look came
+// too late for it.
+
+// takeMarks are the queries that take the marks which a session that listens lacks, and note is for
+// their answers. Nobody who listens keeps another from a mark, but a stranger can.
+func (b *Bid) takeMarks() (queries []string, note func(answers []session.Rows)) {
+	common := b.marking
+	b.marking = nil
+	if len(common) > 0 {
+		var marks []string
+		for _, id := range common {
+			marks = append(marks, taken(commonMark(id).sql("try_advisory_lock")))
+		}
+		queries = append(queries, "SELECT "+strings.Join(marks, ", "))
+	}
+	ofTicket := b.line != nil && b.Listens() && !b.line.marked
+	if ofTicket {
+		queries = append(queries, b.line.markSQL())
+	}
+	return queries, func(answers []session.Rows) {
+		if len(common) > 0 {
+			b.tookCommon(common, answers[0])
+			answers = answers[1:]
+		}
+		if ofTicket {
+			b.line.tookMark(answers[0])
+		}
+	}
+}
+
+// taken is an SQL expression that tries for a mark. Its value is where the write-ahead log is just
+// after that, or NULL.
+func taken(try string) string {
+	return fmt.Sprintf("CASE WHEN %s THEN pg_catalog.pg_current_wal_insert_lsn() END", try)
+}
+
+// markSQL is the query that takes the mark of this session's ticket, if that is one of the first.
+func (l *line) markSQL() string {
+	mark := fmt.Sprintf("%s(%d, (objid::bigint << 32 >> 32)::int)", l.tryFunction(), int32(l.b.lineClass()))
+	return fmt.Sprintf(`SELECT %s FROM (
+	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()
+	WHERE locktype = 'advisory' AND `+inspect.InThisDatabase+` AND classid = '%d' AND objid <> '%d' AND objsubid = 1 AND granted) AS waiting
+WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d`,
+		taken(mark), placeAt(ticketTime()), l.b.lineClass(), uint32(commonTicket), MostListeners)
+}
+
+func (b *Bid) tookCommon(ids []lockkey.ID, marks session.Rows) {
+	row, err := marks.Only(len(ids))
+	for i, id := range ids {
+		if err != nil || row[i] == "" {
+			continue
+		}
+		b.marks = append(b.marks, id)
+		b.heard[id].NoteMark(evidence.ParseLSN(row[i]))
+	}
+}
+
+// tookMark notes whether the waiter got the mark of its ticket. With a gate it is one for all
+// locks.
+func (l *line) tookMark(mark session.Rows) {
+	row, err := mark.Only(1)
+	if err != nil || row[0] == "" {
+		return
+	}
+	l.marked = true
+	for id, h := range l.b.heard {
+		if l.b.cfg.Claim.Gate != nil || id == l.of {
+			h.NoteMark(evidence.ParseLSN(row[0]))
+		}
+	}
+}
+
+// dropMarks gives the common marks back by a query, if the bid has any. The caller has to
+// send it.
+func (b *Bid) dropMarks() (query []string) {
+	var marks []string
+	for _, id := range b.marks {
+		marks = append(marks, commonMark(id).sql("advisory_unlock"))
+	}
+	b.marks, b.marking = nil, nil
+	if len(marks) > 0 {
+		query = []string{"SELECT " + strings.Join(marks, ", ")}
+	}
+	return query
+}
