@@ -14,6 +14,7 @@ import (
 
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/doctor"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -89,7 +90,7 @@ func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (
 		return nil, err
 	}
 	if !cmd.Flags().Changed("lock-delay") {
-		f.lockDelay.value = session.DeadAfter(f.lease.value, 0)
+		f.lockDelay.value = leasetime.DeadAfter(f.lease.value, 0)
 	}
 	db, err := f.database(u, cmd)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -270,7 +271,7 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Config, error) {
 	flags := cmd.Flags()
 	if !flags.Changed("lock-delay") {
-		o.lockDelay.value = session.DeadAfter(o.lease.value, o.lostGrace.value)
+		o.lockDelay.value = leasetime.DeadAfter(o.lease.value, o.lostGrace.value)
 	}
 	u.configure(o.quiet, o.verbose, o.logFormat.value == "json", o.keys)
 	path, err := child.Lookup(args[0])

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -157,7 +158,7 @@ func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, er
 
 // abandon gives back a lock under which no command was started.
 func (w *worker) abandon(j *job) {
-	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(w.cfg.Session.Lease))
+	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(w.cfg.Session.Lease))
 	defer cancel()
 	if j.session.Err() != nil || j.held.Release(ctx) != nil {
 		w.noteLost(j)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
@@ -146,7 +147,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	c, err := r.guard.StartCommand(ctx, child.Config{
 		Path: r.cfg.Path, Args: r.cfg.Command, Env: r.environment(),
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
-		LostGrace: r.cfg.LostGrace, LeaseGrace: leaseGrace(r.cfg.Session.Lease),
+		LostGrace: r.cfg.LostGrace, LeaseGrace: leasetime.MostGrace(r.cfg.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
 		Release:       release, ReleaseEndsSession: endsSession, Linger: r.guardLinger(), KeepGuard: r.keepGuard,
 	})
@@ -169,13 +170,6 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	return s, nil
 }
 
-// leaseGrace is the longest grace after the holder's share of the lease. It leaves a tenth
-// of the lease. So the command is dead before a server that hears nothing frees the lock,
-// and a newcomer's first try gets it.
-func leaseGrace(lease time.Duration) time.Duration {
-	return lease*9/10 - session.HolderShare(lease)
-}
-
 // guardLinger is how long the guard of a stopped pglead leaves the lock with it, so that
 // the waiters in line see the silence for long enough. Behind a pooler nobody sees that.
 func (r *run) guardLinger() time.Duration {
@@ -183,7 +177,7 @@ func (r *run) guardLinger() time.Duration {
 		return 0
 	}
 	const look = 4 * time.Second // two for the bound of a takeover, and two to be on the safe side
-	return session.DeadAfter(r.cfg.Session.Lease, 0) - session.HolderShare(r.cfg.Session.Lease) + look
+	return leasetime.ForKill(r.cfg.Session.Lease) + look
 }
 
 // guardPatience is how long the guard may take to kill once the lock is lost: half of the
@@ -191,14 +185,14 @@ func (r *run) guardLinger() time.Duration {
 // to be dead. In the other half this process kills the guard and what is left.
 func guardPatience(lease time.Duration) time.Duration {
 	const most = 2 * time.Second
-	return min(most, (session.DeadAfter(lease, 0)-session.HolderShare(lease))/2)
+	return min(most, leasetime.ForKill(lease)/2)
 }
 
 // release gives the lock back. The command is dead, or was never started. The end of the
 // session would free the lock too, but a moment after this process has ended, and the next
 // run in the same script would find it held.
 func (r *run) release(outcome Outcome) {
-	ctx, cancel := context.WithTimeout(context.Background(), session.HolderShare(r.cfg.Session.Lease))
+	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(r.cfg.Session.Lease))
 	defer cancel()
 	r.afterRelease(outcome, r.held.Release(ctx))
 }

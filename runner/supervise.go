@@ -12,6 +12,7 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -89,7 +90,7 @@ func (s *supervision) supervise() (Outcome, error) {
 	requests, askedBy := s.held.Requests(), make(chan request, 1)
 	var tick <-chan time.Time
 	if s.cfg.Observer.Alive != nil {
-		ticker := time.NewTicker(session.BeatEvery(s.cfg.Session.Lease))
+		ticker := time.NewTicker(leasetime.BeatEvery(s.cfg.Session.Lease))
 		defer ticker.Stop()
 		tick = ticker.C
 	}

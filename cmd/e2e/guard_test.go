@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // guardOf waits for the guard of a pglead.
@@ -105,7 +105,7 @@ func TestStoppedGuardHoldsNothingUp(t *testing.T) {
 				t.Fatal("the command lives on")
 			}
 			// The last heartbeat was at most a fifth of the lease before.
-			if took, most := time.Since(terminated), session.DeadAfter(lease, 0)-lease/5; took > most {
+			if took, most := time.Since(terminated), leasetime.DeadAfter(lease, 0)-lease/5; took > most {
 				t.Errorf("the command was dead %v after the loss, more than %v", took, most)
 			}
 			_ = holder.Wait()
@@ -222,7 +222,7 @@ func TestStoppedPgleadHoldsNothingUp(t *testing.T) {
 	if !eventually(func() bool { return dead(job) }) {
 		t.Fatal("the command lives on")
 	}
-	if took, most := time.Since(stopped), session.DeadAfter(lease, 0); took > most {
+	if took, most := time.Since(stopped), leasetime.DeadAfter(lease, 0); took > most {
 		t.Errorf("the command was dead %v after its pglead was stopped, more than %v", took, most)
 	}
 }
@@ -265,7 +265,7 @@ func TestStoppedPgleadLosesTheLock(t *testing.T) {
 			if silent := strings.Contains(heard.String(), "the holder has been silent for as long as its command can live"); silent != at.silent {
 				t.Errorf("by silence: %v, want %v: %s", silent, at.silent, heard.String())
 			}
-			if took, most := time.Since(stopped), session.DeadAfter(lease, 0)+2*time.Second; took > most {
+			if took, most := time.Since(stopped), leasetime.DeadAfter(lease, 0)+2*time.Second; took > most {
 				t.Errorf("the next command came after %v, and not after %v at most", took, most)
 			}
 			t.Logf("the next command had the lock after %v", time.Since(stopped))

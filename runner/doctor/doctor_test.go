@@ -9,6 +9,7 @@ import (
 
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/doctor"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/session"
@@ -28,7 +29,7 @@ func examine(t *testing.T, cfg session.Config) examined {
 
 func examineSilence(t *testing.T, cfg session.Config, idle bool) examined {
 	t.Helper()
-	found, err := doctor.Examine(t.Context(), doctor.Config{Session: cfg, LockDelay: session.DeadAfter(cfg.Lease, 0), Idle: idle})
+	found, err := doctor.Examine(t.Context(), doctor.Config{Session: cfg, LockDelay: leasetime.DeadAfter(cfg.Lease, 0), Idle: idle})
 	for _, c := range found.Database {
 		t.Logf("%-4s  %-10s  %s -> %s", c.Status, c.Name, c.Seen, c.Advice)
 	}

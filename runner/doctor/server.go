@@ -13,6 +13,7 @@ import (
 
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -150,8 +151,8 @@ func (x *examination) lease(ctx context.Context) checkup.Check {
 		took = append(took, time.Since(began))
 	}
 	slices.Sort(took)
-	every := session.BeatEvery(x.cfg.Lease)
-	margin := session.HolderShare(x.cfg.Lease) - every
+	every := leasetime.BeatEvery(x.cfg.Lease)
+	margin := leasetime.HolderShare(x.cfg.Lease) - every
 	seen := fmt.Sprintf("%v: a heartbeat every %v, answered after %v (the slowest of %d after %v), may take up to %v",
 		x.cfg.Lease, every, coarse(took[trips/2]), trips, coarse(took[trips-1]), margin)
 	const advice = "a longer --lease, the same on all nodes, rides out slower answers"
@@ -165,7 +166,7 @@ func (x *examination) lease(ctx context.Context) checkup.Check {
 }
 
 func (x *examination) delay(context.Context) checkup.Check {
-	dead := session.DeadAfter(x.cfg.Lease, 0)
+	dead := leasetime.DeadAfter(x.cfg.Lease, 0)
 	if x.lockDelay < dead {
 		return checkup.Warningf(fmt.Sprintf("a former holder that knows nothing of its loss is dead after 2/3 of the lease: --lock-delay %v", dead),
 			"%v: a takeover may overlap with the command of the former holder", x.lockDelay)

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -86,7 +86,7 @@ func (v View) HeldFor() time.Duration {
 // SilentFor is for how long the server has not heard a pglead that has the lock, or 0 if
 // no heartbeat is missing.
 func (v View) SilentFor() time.Duration {
-	if !v.Granted || v.Lease <= 0 || v.Idle < 2*session.BeatEvery(v.Lease) {
+	if !v.Granted || v.Lease <= 0 || v.Idle < 2*leasetime.BeatEvery(v.Lease) {
 		return 0
 	}
 	return v.Idle

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -43,7 +44,7 @@ type OpenRun struct {
 // Need is how long after the loss of the lock the command is certainly dead. No command
 // lives on for longer than the lease, whatever its grace is.
 func (e OpenRun) Need() time.Duration {
-	return min(session.DeadAfter(e.Lease, e.Grace), e.Lease)
+	return min(leasetime.DeadAfter(e.Lease, e.Grace), e.Lease)
 }
 
 const mostLease = 24 * time.Hour

@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // TestClockSetBack: where the server's clock is set back, all requests before that seem to come
@@ -33,7 +33,7 @@ func TestClockSetBack(t *testing.T) {
 	set(-100) // before the first look at its latest request
 	next := contend(t, cfg)
 	inLine(t, server, id(1), 1)
-	time.Sleep(2 * session.HolderShare(cfg.Session.Lease)) // in which a session without a heartbeat would expire twice
+	time.Sleep(2 * leasetime.HolderShare(cfg.Session.Lease)) // in which a session without a heartbeat would expire twice
 	if said := next.said(); !slices.Equal(said, []string{"waiting"}) {
 		t.Errorf("it said %v", said)
 	}

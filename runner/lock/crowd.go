@@ -3,8 +3,8 @@ package lock
 import (
 	"time"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/pace"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // The rules for a waiter among many, as far as they follow from numbers alone. The
@@ -34,14 +34,11 @@ const (
 	CallEvery = 20 * time.Millisecond
 )
 
-// WaiterBeat is how often a waiter in line asks the server for a sign of life.
-func WaiterBeat(lease time.Duration) time.Duration { return lease / 3 }
-
 // NextLook is the time from a look to the next one; last is the time between the two
 // before. A look takes the server 0.3 ms with 200 sessions.
 func NextLook(rank int, moved bool, last, lease time.Duration) time.Duration {
 	const most, each = 100 * time.Millisecond, 5 * time.Millisecond
-	seldom := max(session.BeatEvery(lease), time.Duration(rank)*time.Second/4)
+	seldom := max(leasetime.BeatEvery(lease), time.Duration(rank)*time.Second/4)
 	switch {
 	case rank <= MostListeners:
 		return seldom
@@ -84,9 +81,9 @@ func (f Followers) Patience(lease time.Duration) time.Duration {
 	const beyond, most = 100 * time.Millisecond, 3 * time.Second
 	switch f {
 	case SomeDormant:
-		return WaiterBeat(lease) + beyond
+		return leasetime.WaiterBeat(lease) + beyond
 	case SomeAbsent:
-		return min(WaiterBeat(lease), most)
+		return min(leasetime.WaiterBeat(lease), most)
 	}
 	return 0
 }

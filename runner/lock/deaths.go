@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/pace"
@@ -60,7 +61,7 @@ func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 		return
 	}
 	cfg := lost[0].cfg
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, session.DeadAfter(cfg.Session.Lease, 0)))
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0)))
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
 		err := afterLossOnce(ctx, tellWaiters, lost)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -24,7 +25,7 @@ import (
 func (l *line) goDormant(ctx context.Context) error {
 	l.tryAt, l.burst = time.Time{}, false
 	l.b.s.SetHeartbeat(session.Heartbeat{
-		Every:   WaiterBeat(l.b.cfg.Session.Lease),
+		Every:   leasetime.WaiterBeat(l.b.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + Lock{ID: lockkey.Call(l.of)}.sql("try_advisory_xact_lock")}, Then: l.hearCall},
 	})
 	if l.marked { // before it is deaf, so that nobody relies on it

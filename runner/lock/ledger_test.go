@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
@@ -87,7 +88,7 @@ func TestLedgerFirstTry(t *testing.T) {
 	began := time.Now()
 	last := acquire(t, short)
 	// The lost run's own settings ask for more: two thirds of its lease.
-	if took := time.Since(began); took < session.DeadAfter(lease, 0) {
+	if took := time.Since(began); took < leasetime.DeadAfter(lease, 0) {
 		t.Errorf("started %v after an end that nobody saw", took)
 	}
 	release(t, last)

@@ -12,6 +12,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -165,7 +166,7 @@ func parseSeat(row []string) (s evidence.Seat, last request, err error) {
 	s.Token, s.Ended = shownToken(row[seatName])
 	if d, ok := inspect.ParseDescription(row[seatQuery]); ok && d.Beat > 0 {
 		// A holder in its own delay waits for other commands, which may live longer.
-		s.Delay = min(max(session.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
+		s.Delay = min(max(leasetime.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
 		if s.Opened != "" && !d.Transaction {
 			last = request{s.PID, s.Opened, row[seatChanged], ageOf(row[seatAge]), d.Beat}
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -39,7 +40,7 @@ func TestQuorum(t *testing.T) {
 	t.Cleanup(remove)
 	h := acquire(t, cfg)
 	s := h.Session
-	keeps(t, s, 2*session.BeatEvery(lease))
+	keeps(t, s, 2*leasetime.BeatEvery(lease))
 
 	// The standby is stopped: the lock is lost, also if an administrator lets
 	// the hanging commits go.

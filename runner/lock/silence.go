@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // A holder whose host is dead or cut off says nothing more. The first in line sees the
@@ -72,7 +72,7 @@ func (l *line) need(s evidence.Seat, found *look) time.Duration {
 		delay = max(delay, l.b.heard[id].Verdict().Delay)
 	}
 	lease := l.b.cfg.Session.Lease
-	forKill := min(session.DeadAfter(lease, 0)-session.HolderShare(lease), time.Second)
+	forKill := min(leasetime.ForKill(lease), time.Second)
 	perPlace := max(lease/10, TurnPatience)
 	return delay + forKill + time.Duration(found.rank-1)*perPlace
 }

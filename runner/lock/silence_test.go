@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // silenced is a holder, by way of a relay that has gone silent since, and the one who
@@ -39,7 +39,7 @@ func sawSilence(t *testing.T, next *contender, since time.Time, lease time.Durat
 	t.Helper()
 	next.held(t)
 	took := next.ended.Sub(since)
-	if took < session.DeadAfter(lease, 0)-session.BeatEvery(lease) {
+	if took < leasetime.DeadAfter(lease, 0)-leasetime.BeatEvery(lease) {
 		t.Errorf("taken over %v after the last heartbeat: its command may be alive", took)
 	}
 	if took >= lease {
@@ -111,7 +111,7 @@ func TestSilentAtOnce(t *testing.T) {
 			r.silence()
 			next.held(t)
 			const bound, slack = 2 * time.Second, 2 * time.Second // see runner/README.md; of a busy machine
-			if took, most := next.ended.Sub(since), session.DeadAfter(cfg.Session.Lease, 0)+bound+slack; took > most {
+			if took, most := next.ended.Sub(since), leasetime.DeadAfter(cfg.Session.Lease, 0)+bound+slack; took > most {
 				t.Errorf("taken over %v after that, and not after %v at most", took, most)
 			}
 		})
@@ -128,7 +128,7 @@ func TestSilenceUnseen(t *testing.T) {
 	holding.LockDelay, waiting.LockDelay = 4*time.Second, 4*time.Second
 	_, next, since := silenced(t, server, holding, waiting)
 	next.held(t)
-	if took := next.ended.Sub(since); took < lease-session.BeatEvery(lease)+waiting.LockDelay {
+	if took := next.ended.Sub(since); took < lease-leasetime.BeatEvery(lease)+waiting.LockDelay {
 		t.Errorf("taken over %v after the last heartbeat", took)
 	}
 	if !slices.Equal(next.said(), []string{"waiting", "delayed"}) {
@@ -149,7 +149,7 @@ func TestSilenceWithoutTheRight(t *testing.T) {
 		holding.LockDelay, waiting.LockDelay = time.Second, time.Second
 		_, next, since := silenced(t, server, holding, waiting)
 		next.held(t)
-		if took := next.ended.Sub(since); took < session.DeadAfter(lease, 0)-session.BeatEvery(lease) {
+		if took := next.ended.Sub(since); took < leasetime.DeadAfter(lease, 0)-leasetime.BeatEvery(lease) {
 			t.Errorf("%s: taken over %v after the last heartbeat", grant, took)
 		}
 	}

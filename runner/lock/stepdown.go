@@ -12,6 +12,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
@@ -93,8 +94,8 @@ func (h *Held) stepDownSQL() string {
 // since its comment shows what the session holds, but not so soon that a brief command would
 // need one: it is over before anybody looks.
 func (h *Held) watchRequests() {
-	h.Session.SetHeartbeat(session.Heartbeat{Every: session.BeatEvery(h.cfg.Session.Lease), Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown}})
-	h.Session.BeatAt(boottime.Now().Add(min(FirstBeat, session.BeatEvery(h.cfg.Session.Lease))))
+	h.Session.SetHeartbeat(session.Heartbeat{Every: leasetime.BeatEvery(h.cfg.Session.Lease), Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown}})
+	h.Session.BeatAt(boottime.Now().Add(min(FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
 }
 
 // hearStepDown reads the value of stepDownSQL.
@@ -108,7 +109,7 @@ func (h *Held) hearStepDown(answers []session.Rows) {
 // step down from any of these, one lock each. However many they are, it is one statement
 // to pg_stat_statements.
 func WatchRequests(s *session.Session, lease time.Duration, held []*Held) {
-	beat := session.Heartbeat{Every: session.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeat}}}
+	beat := session.Heartbeat{Every: leasetime.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeat}}}
 	if len(held) > 0 {
 		of := map[string]*Held{}
 		for _, h := range held {

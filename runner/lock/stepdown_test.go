@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // TestStepDown: a request reaches the holder by its next heartbeat, with who asks and
@@ -67,7 +67,7 @@ func TestStepDown(t *testing.T) {
 	if delayed(next) {
 		t.Errorf("the next one, where another host was preferred: %v", next.said())
 	}
-	for end := time.Now().Add(2 * session.BeatEvery(lease)); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(2 * leasetime.BeatEvery(lease)); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		select {
 		case <-h.Requests():
 			t.Fatal("it is asked by nobody")

@@ -9,6 +9,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -53,7 +54,7 @@ func (l *line) watchSpeaker(ctx context.Context, of request, need time.Duration)
 	if err != nil {
 		return err
 	}
-	beatEvery := session.BeatEvery(l.b.cfg.Session.Lease)
+	beatEvery := leasetime.BeatEvery(l.b.cfg.Session.Lease)
 	every := beatEvery
 	if l.rank == 1 && l.b.s.Encrypted() {
 		// The holder's connection may be encrypted, too. Then the holder's guard can't say
@@ -242,5 +243,5 @@ func (w *watch) state() watchState {
 
 // beatPlainly makes the heartbeat one that sees nothing.
 func (b *Bid) beatPlainly() {
-	b.s.SetHeartbeat(session.Heartbeat{Every: WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeat}}})
+	b.s.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeat}}})
 }

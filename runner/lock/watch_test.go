@@ -7,8 +7,8 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // requests is how many requests the only waiter in a line has made.
@@ -34,8 +34,8 @@ func TestFewRequests(t *testing.T) {
 	const beats = 15
 	first, began := requests(t, server, id(7)), time.Now()
 	eventually(t, "it asks", func() bool { return requests(t, server, id(7)) >= first+beats })
-	if took, least := time.Since(began), 10*session.BeatEvery(lease); took < least {
-		t.Errorf("%d requests in %v, with a heartbeat each %v", beats, took, session.BeatEvery(lease))
+	if took, least := time.Since(began), 10*leasetime.BeatEvery(lease); took < least {
+		t.Errorf("%d requests in %v, with a heartbeat each %v", beats, took, leasetime.BeatEvery(lease))
 	}
 }
 
@@ -54,8 +54,8 @@ func TestSilentEnds(t *testing.T) {
 	ended := time.Now()
 	tear(t, server, h)
 	next.held(t)
-	dead := session.DeadAfter(cfg.Session.Lease, 0)
-	if took, most := next.ended.Sub(ended), dead+session.BeatEvery(cfg.Session.Lease)+slack; took < dead || took > most {
+	dead := leasetime.DeadAfter(cfg.Session.Lease, 0)
+	if took, most := next.ended.Sub(ended), dead+leasetime.BeatEvery(cfg.Session.Lease)+slack; took < dead || took > most {
 		t.Errorf("taken over from another pglead after %v", took)
 	}
 

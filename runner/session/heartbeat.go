@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/leasetime"
 )
 
 // PlainBeat is the cheapest question there is.
@@ -16,10 +17,6 @@ type Heartbeat struct {
 	Every time.Duration
 	Request
 }
-
-// BeatEvery is how often the holder of a lock asks. Two heartbeats may be lost in a
-// holder's share.
-func BeatEvery(lease time.Duration) time.Duration { return lease / heartbeatsPerLease }
 
 // SetHeartbeat replaces the session's heartbeat, from the next one on.
 func (s *Session) SetHeartbeat(h Heartbeat) {
@@ -145,7 +142,7 @@ func (s *Session) silence() error {
 	second, heard := s.second.joined, s.provenAt
 	s.mu.Unlock()
 	switch {
-	case second != nil && second.Deadline() < heard.Add(HolderShare(s.cfg.Lease)) && second.unanswered():
+	case second != nil && second.Deadline() < heard.Add(leasetime.HolderShare(s.cfg.Lease)) && second.unanswered():
 		return fmt.Errorf("%w: %w", s.noQuorum(), ErrSilent)
 	case !s.unanswered():
 		return ErrStopped
@@ -158,7 +155,7 @@ func (s *Session) silence() error {
 func (s *Session) unanswered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.askedSince > s.provenAt && s.clock.now().Sub(s.askedSince) > BeatEvery(s.cfg.Lease)
+	return s.askedSince > s.provenAt && s.clock.now().Sub(s.askedSince) > leasetime.BeatEvery(s.cfg.Lease)
 }
 
 // broken is the cause of the loss when the connection broke. At the deadline the guard

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/leasetime"
 )
 
 // These tests run in virtual time: the server is a goroutine at the other end
@@ -93,7 +94,7 @@ func TestSilenceEndsTheSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
 		s.StartHeartbeat()
-		const beat = testLease / heartbeatsPerLease
+		beat := leasetime.BeatEvery(testLease)
 		for range 3 {
 			s.answer(t, 0)
 		}
@@ -101,11 +102,11 @@ func TestSilenceEndsTheSession(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-s.Lost()
-		if want := 3*beat + HolderShare(testLease); s.at() != want {
+		if want := 3*beat + leasetime.HolderShare(testLease); s.at() != want {
 			t.Errorf("lost at %v, want %v: the holder's share after the last answered heartbeat was sent", s.at(), want)
 		}
 		var lost *LostError
-		if !errors.As(s.Err(), &lost) || !errors.Is(lost, ErrSilent) || lost.Heard != HolderShare(testLease) {
+		if !errors.As(s.Err(), &lost) || !errors.Is(lost, ErrSilent) || lost.Heard != leasetime.HolderShare(testLease) {
 			t.Errorf("lost: %#v", s.Err())
 		}
 	})
@@ -117,10 +118,10 @@ func TestSlowAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
 		s.StartHeartbeat()
-		const beat = testLease / heartbeatsPerLease
+		beat := leasetime.BeatEvery(testLease)
 		s.answer(t, 5*time.Second)
 		synctest.Wait()
-		if want := boottime.Instant(beat + HolderShare(testLease)); s.Deadline() != want {
+		if want := boottime.Instant(beat + leasetime.HolderShare(testLease)); s.Deadline() != want {
 			t.Errorf("deadline %v after an answer that took 5s, want %v", s.Deadline(), want)
 		}
 		select {
@@ -141,7 +142,7 @@ func TestSlowNetworkKeepsIt(t *testing.T) {
 		s := newSilent(t)
 		s.StartHeartbeat()
 		for range 1000 {
-			s.answer(t, testLease/heartbeatsPerLease-time.Millisecond)
+			s.answer(t, leasetime.BeatEvery(testLease)-time.Millisecond)
 			synctest.Wait()
 			if s.Err() != nil {
 				t.Fatalf("lost at %v: %v", s.at(), s.Err())
@@ -154,7 +155,7 @@ func TestAnswerTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
 		s.StartHeartbeat()
-		s.answer(t, HolderShare(testLease)+time.Millisecond)
+		s.answer(t, leasetime.HolderShare(testLease)+time.Millisecond)
 		synctest.Wait()
 		if !errors.Is(s.Err(), ErrSilent) {
 			t.Errorf("lost: %v, want ErrSilent", s.Err())
@@ -199,7 +200,7 @@ func TestSuspend(t *testing.T) {
 		asleep = 8 * time.Hour
 		s.StartHeartbeat()
 		<-s.Lost()
-		if time.Since(started) > testLease/heartbeatsPerLease || !errors.Is(s.Err(), ErrStopped) {
+		if time.Since(started) > leasetime.BeatEvery(testLease) || !errors.Is(s.Err(), ErrStopped) {
 			t.Errorf("lost after %v of running: %v", time.Since(started), s.Err())
 		}
 	})
@@ -208,14 +209,14 @@ func TestSuspend(t *testing.T) {
 // TestShares: what the promise rests on, for every lease that is allowed.
 func TestShares(t *testing.T) {
 	for _, lease := range []time.Duration{3 * time.Second, 15 * time.Second, time.Minute, time.Hour} {
-		beat := lease / heartbeatsPerLease
-		if HolderShare(lease) < 2*beat {
+		beat := leasetime.BeatEvery(lease)
+		if leasetime.HolderShare(lease) < 2*beat {
 			t.Errorf("lease %v: one lost heartbeat is the end", lease)
 		}
-		if margin := DeadAfter(lease, 0) - HolderShare(lease); margin < 200*time.Millisecond {
+		if margin := leasetime.DeadAfter(lease, 0) - leasetime.HolderShare(lease); margin < 200*time.Millisecond {
 			t.Errorf("lease %v: only %v to kill in", lease, margin)
 		}
-		if DeadAfter(lease, 0) >= lease {
+		if leasetime.DeadAfter(lease, 0) >= lease {
 			t.Errorf("lease %v: the holder may outlive it", lease)
 		}
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/pglead/pglead/runner/leasetime"
 )
 
 // connect dials the hosts of a configuration and logs in to the first that answers
@@ -233,7 +235,7 @@ func (cfg Config) sessionSettings(major int) string {
 		[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
 		[2]string{"tcp_keepalives_count", strconv.Itoa(keepaliveCount)},
 		[2]string{"tcp_user_timeout", milliseconds(cfg.Lease)},
-		[2]string{"client_connection_check_interval", milliseconds(cfg.Lease / heartbeatsPerLease)}))
+		[2]string{"client_connection_check_interval", milliseconds(leasetime.BeatEvery(cfg.Lease))}))
 }
 
 // set is an SQL expression that makes settings, for the session or only for

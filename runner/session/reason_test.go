@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/pglead/pglead/runner/leasetime"
 )
 
 // closedAhead is a connection that the server has closed, with words that nobody has
@@ -60,7 +62,7 @@ func TestReasonAfterBrokenPipe(t *testing.T) {
 			if !errors.As(err, &lost) || !strings.Contains(lost.Cause.Error(), want) {
 				t.Errorf("lost: %v, want %q", err, want)
 			}
-			if took := time.Since(began); took > testLease/heartbeatsPerLease {
+			if took := time.Since(began); took > leasetime.BeatEvery(testLease) {
 				t.Errorf("that took %v", took)
 			}
 		})

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/leasetime"
 )
 
 // The second session. With a quorum, a primary that has lost its synchronous standbys
@@ -106,7 +108,7 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 		return nil, err
 	}
 	s.join(second)
-	bounded, cancel := context.WithTimeoutCause(ctx, 2*BeatEvery(s.cfg.Lease), s.noQuorum())
+	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
 	row, err := second.commit(bounded, columns)
 	return row, s.SecondError(err)
@@ -227,7 +229,7 @@ func (s *Session) join(second *Session) {
 	if joined {
 		return
 	}
-	second.SetHeartbeat(Heartbeat{BeatEvery(s.cfg.Lease), commitRequest(heartbeatColumns)})
+	second.SetHeartbeat(Heartbeat{leasetime.BeatEvery(s.cfg.Lease), commitRequest(heartbeatColumns)})
 	second.mu.Lock()
 	second.onAnswer = s.renew
 	second.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/session"
@@ -186,7 +187,7 @@ func TestSilentServer(t *testing.T) {
 	if err := s.Err(); !errors.Is(err, session.ErrSilent) {
 		t.Errorf("lost: %v, want ErrSilent", err)
 	}
-	if least := session.HolderShare(6*time.Second) - 6*time.Second/5; time.Since(began) < least/2 {
+	if least := leasetime.HolderShare(6*time.Second) - 6*time.Second/5; time.Since(began) < least/2 {
 		t.Errorf("lost after %v: one late heartbeat is no silence", time.Since(began))
 	}
 }

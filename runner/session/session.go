@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/leasetime"
 )
 
 // Config says how a session is opened and kept.
@@ -64,19 +65,6 @@ type Config struct {
 // UsesSecondSession says whether a grant takes a second session beside the one that
 // holds the lock: see second.go.
 func (cfg Config) UsesSecondSession() bool { return cfg.Quorum || cfg.Transaction }
-
-// heartbeatsPerLease leaves room for two lost heartbeats in a holder's share.
-const heartbeatsPerLease = 5
-
-// HolderShare is how long a holder may go on: three fifths of the lease, counted from
-// when it sent the last request that was answered. The server counts from the request's
-// arrival, so the holder's share ends first, however long requests travel.
-func HolderShare(lease time.Duration) time.Duration { return lease * 3 / 5 }
-
-// DeadAfter is when the holder's command is certainly dead: two thirds of the lease and
-// its lost-grace, counted from the same instant. The margin over HolderShare, a second for
-// the default lease, leaves a busy machine time for the kill.
-func DeadAfter(lease, lostGrace time.Duration) time.Duration { return lease*2/3 + lostGrace }
 
 // Session is a connection that is fit to hold locks. Several goroutines may use
 // it, each with holds of its own; one request is on the wire at a time.
@@ -195,7 +183,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 		lost:      make(chan struct{}),
 		renewed:   make(chan boottime.Instant, 1),
 		provenAt:  c.now(), // the login was sent before, but no command starts before another answer
-		heartbeat: Heartbeat{BeatEvery(cfg.Lease), Request{SQL: []string{PlainBeat}}},
+		heartbeat: Heartbeat{leasetime.BeatEvery(cfg.Lease), Request{SQL: []string{PlainBeat}}},
 		heed:      map[string]heedFunc{},
 	}
 	s.pid.Store(pid)
@@ -233,7 +221,7 @@ func (s *Session) Err() error {
 func (s *Session) Deadline() boottime.Instant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	deadline := s.provenAt.Add(HolderShare(s.cfg.Lease))
+	deadline := s.provenAt.Add(leasetime.HolderShare(s.cfg.Lease))
 	if s.second.joined != nil {
 		deadline = min(deadline, s.second.joined.Deadline())
 	}

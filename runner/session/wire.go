@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/leasetime"
 )
 
 // Request is one or more queries that travel together. Each is a transaction of its own.
@@ -103,7 +104,7 @@ func (s *Session) askSurely(ctx context.Context, r Request) (*exchange, error) {
 // itself may have to wait (Request.Longer). After that the server counts as silent, and
 // the session ends.
 func (s *Session) answer(ctx context.Context, ex *exchange) ([]Rows, error) {
-	silence := time.NewTimer(HolderShare(s.cfg.Lease) + ex.Longer)
+	silence := time.NewTimer(leasetime.HolderShare(s.cfg.Lease) + ex.Longer)
 	defer silence.Stop()
 	select {
 	case <-silence.C:

@@ -4,9 +4,9 @@ import (
 	"math"
 	"time"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pace"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // forever is a wait, or a command, without end.
@@ -144,7 +144,7 @@ func (n *node) beatIn(d time.Duration) {
 // beat is a heartbeat. One that asks nothing is put off by the answer to any request, and every
 // one is left out while a request is under way.
 func (n *node) beat() {
-	every := session.BeatEvery(n.s.lease)
+	every := leasetime.BeatEvery(n.s.lease)
 	if n.waits() {
 		every = n.beats
 	}
@@ -187,7 +187,7 @@ func (n *node) trial() {
 		case n.l.holder == nil:
 			delay := time.Duration(0)
 			if n.returns {
-				delay = session.DeadAfter(s.lease, 0)
+				delay = leasetime.DeadAfter(s.lease, 0)
 			}
 			n.granted(delay)
 			return

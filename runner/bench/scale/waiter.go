@@ -3,8 +3,8 @@ package main
 import (
 	"time"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // A waiter goes by the rules of package lock, where their reasons stand: turn.go has when it
@@ -50,7 +50,7 @@ func (n *node) join() {
 		s.made++
 		n.ticket = s.made
 	}
-	n.waiter = waiter{inLine: true, hears: true, tryAt: forever, beats: lock.WaiterBeat(s.lease)}
+	n.waiter = waiter{inLine: true, hears: true, tryAt: forever, beats: leasetime.WaiterBeat(s.lease)}
 	n.l.enter(n)
 	n.beatIn(n.beats)
 	if n.wait < forever {
@@ -215,7 +215,7 @@ func (n *node) watch(holder *node) {
 	n.unwatch()
 	shows := holder != nil && n.s.now-holder.since >= lock.FirstBeat
 	if holder != nil && (n.rank == 1 || shows && n.rank <= lock.MostWatchers) {
-		n.watched, n.beats = holder, session.BeatEvery(n.s.lease)
+		n.watched, n.beats = holder, leasetime.BeatEvery(n.s.lease)
 		if !shows {
 			n.beats = lock.TryEvery
 		}
@@ -227,7 +227,7 @@ func (n *node) watch(holder *node) {
 }
 
 // unwatch lets the heartbeat see nothing.
-func (n *node) unwatch() { n.watched, n.beats = nil, lock.WaiterBeat(n.s.lease) }
+func (n *node) unwatch() { n.watched, n.beats = nil, leasetime.WaiterBeat(n.s.lease) }
 
 // beaten reads the answer to a heartbeat: a watch sees that its holder is gone, and a dormant
 // waiter that somebody calls.
@@ -260,7 +260,7 @@ func (n *node) try() {
 	n.tryLater()
 	n.request(n.s.costs.beat, func() {
 		if n.l.holder == nil {
-			delay := session.DeadAfter(n.s.lease, 0)
+			delay := leasetime.DeadAfter(n.s.lease, 0)
 			if n.knows == over {
 				delay = 0
 			}

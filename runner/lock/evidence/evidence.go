@@ -16,7 +16,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
-	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/leasetime"
 )
 
 // Evidence is what a waiter knows of a lock since it began to listen. It is in one of three
@@ -150,7 +150,7 @@ func (e *Evidence) owed(s start) time.Duration {
 }
 
 // deadAfter is how long a command can outlive its lock, by its holder's own settings.
-func deadAfter(a Announcement) time.Duration { return session.DeadAfter(a.Lease, a.LostGrace) }
+func deadAfter(a Announcement) time.Duration { return leasetime.DeadAfter(a.Lease, a.LostGrace) }
 
 // overflow is the pid of a start that stands for all those that are too many to remember. It
 // needs as long as the longest of them owed. No word discharges it.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
-	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/leasetime"
 )
 
 // Of the world that these tests tell a history of: sessions and their roles.
@@ -197,7 +197,7 @@ func TestDelays(t *testing.T) {
 	h.wants("one that was not seen to hold it says a long lease", testDelay, true)
 	h.looks(holds(holder, theirs, 0))
 	h.says(holder, Started, 5, func(a *Announcement) { a.LostGrace = 8 * time.Second })
-	h.wants("one that was seen has a lost-grace", session.DeadAfter(testLease, 0)+8*time.Second, true)
+	h.wants("one that was seen has a lost-grace", leasetime.DeadAfter(testLease, 0)+8*time.Second, true)
 	h.says(holder, Started, 5, func(a *Announcement) { a.Lease = LongestAnnounced })
 	h.wants("it says a long lease, which is no longer than the waiter's own", testLease, true)
 

@@ -1,0 +1,39 @@
+// Package leasetime is what follows from the length of a lease. All of it counts from the moment at
+// which a holder sent its last request that the server answered:
+//
+//	0        1/5       1/3               3/5   2/3           9/10   1
+//	├─────────┼─────────┼─────────────────┼─────┼──────────────┼─────┤
+//	│         │         │                 │     │              │     the server frees the lock
+//	│         │         │                 │     │              no command is alive, whatever its lost-grace
+//	│         │         │                 │     the command is dead, without a lost-grace
+//	│         │         │                 the holder ends its command
+//	│         │         a waiter's heartbeat
+//	a holder's heartbeat
+//
+// The server counts from the request's arrival, which is later, so that the holder's command is dead
+// first, however long requests travel.
+package leasetime
+
+import "time"
+
+// BeatEvery is how often the holder of a lock asks the server for a sign of life. Two heartbeats
+// may be lost in a holder's share.
+func BeatEvery(lease time.Duration) time.Duration { return lease / 5 }
+
+// WaiterBeat is how often a waiter in line asks.
+func WaiterBeat(lease time.Duration) time.Duration { return lease / 3 }
+
+// HolderShare is how long a holder may go on without an answer.
+func HolderShare(lease time.Duration) time.Duration { return lease * 3 / 5 }
+
+// DeadAfter is when the holder's command is certainly dead. The time that this leaves for the kill
+// is a second of the default lease, for a busy machine.
+func DeadAfter(lease, lostGrace time.Duration) time.Duration { return lease*2/3 + lostGrace }
+
+// ForKill is the time for the kill, which ends with DeadAfter of no lost-grace.
+func ForKill(lease time.Duration) time.Duration { return DeadAfter(lease, 0) - HolderShare(lease) }
+
+// MostGrace is the longest grace after the holder's share. It leaves a tenth of the lease. So the
+// command is dead before a server that hears nothing frees the lock, and a newcomer's first try
+// gets it.
+func MostGrace(lease time.Duration) time.Duration { return lease*9/10 - HolderShare(lease) }

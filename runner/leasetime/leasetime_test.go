@@ -1,0 +1,24 @@
+package leasetime
+
+import (
+	"testing"
+	"time"
+)
+
+// TestOrder: what the promise rests on, for leases of every length.
+func TestOrder(t *testing.T) {
+	for lease := 3 * time.Second; lease <= 24*time.Hour; lease += lease/7 + 1 {
+		if two := HolderShare(lease) - 3*BeatEvery(lease); two < -3 {
+			t.Errorf("lease %v: the holder's share ends %v before the third heartbeat", lease, -two)
+		}
+		if ForKill(lease) <= 0 || DeadAfter(lease, 0) >= HolderShare(lease)+MostGrace(lease) {
+			t.Errorf("lease %v: no time for the kill, or none for a grace", lease)
+		}
+		if grace := 7 * time.Second; DeadAfter(lease, grace) != DeadAfter(lease, 0)+grace {
+			t.Errorf("lease %v: the lost-grace does not count", lease)
+		}
+		if HolderShare(lease)+MostGrace(lease) >= lease {
+			t.Errorf("lease %v: a command outlives it", lease)
+		}
+	}
+}
