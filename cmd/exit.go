@@ -75,30 +75,26 @@ func (o *options) withWait(err error) error {
 // unstartedError is an obstacle after the login that kept the command from starting.
 type unstartedError struct {
 	error
-	what  string // that was not started
-	where string // the database
+	text string
 }
 
 func (e *unstartedError) Unwrap() error { return e.error }
-
-func (e *unstartedError) Error() string {
-	text := e.error.Error()
-	if ofLedger, found := strings.CutPrefix(text, "the ledger: "); found {
-		text = "the ledger in " + e.where + ": " + ofLedger
-	} else {
-		text = "the session in " + e.where + " was lost: " + text
-	}
-	return e.what + " was not started: " + text
-}
+func (e *unstartedError) Error() string { return e.text }
 
 // unstarted says of some errors what they mean: those of a login explain themselves.
 func unstarted(err error, what string, database *pgconn.Config) error {
+	if err == nil {
+		return nil
+	}
 	var ledgers *lock.LedgerError
+	where := visible.Text(session.Target(database))
 	switch {
 	case errors.As(err, new(*runner.LockLostError)):
 		return err
-	case errors.As(err, new(*session.LostError)), errors.As(err, &ledgers) && strings.HasPrefix(err.Error(), "the ledger: "):
-		return &unstartedError{err, what, visible.Text(session.Target(database))}
+	case errors.As(err, &ledgers) && ledgers.Says != "":
+		return &unstartedError{err, what + " was not started: the ledger in " + where + ": " + ledgers.Says}
+	case errors.As(err, new(*session.LostError)):
+		return &unstartedError{err, what + " was not started: the session in " + where + " was lost: " + err.Error()}
 	}
 	return err
 }

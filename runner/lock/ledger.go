@@ -328,15 +328,22 @@ func (b *Bid) ledgerError(err error) error {
 	if pgErr == nil {
 		return err
 	}
+	if locked := ledger.Locked(err); locked != nil {
+		return &LedgerError{err: locked}
+	}
+	says := session.ServerSays(pgErr)
 	switch pgErr.Code {
 	case "40001", "40P01", "25006": // others are in the way, or the server is read-only
-		return &LedgerError{session.Errorf(session.Unreachable, "", "the ledger: %s", session.ServerSays(pgErr))}
+		return &LedgerError{Says: says, err: session.Errorf(session.Unreachable, "", "the ledger: %s", says)}
 	}
-	return &LedgerError{ledger.Rejected(err)}
+	return &LedgerError{Says: says, err: ledger.Rejected(err)}
 }
 
 // LedgerError says that the ledger can't be written. The session is well.
-type LedgerError struct{ err error }
+type LedgerError struct {
+	Says string // what the server says, or nothing if the error explains itself
+	err  error
+}
 
 func (e *LedgerError) Error() string { return e.err.Error() }
 func (e *LedgerError) Unwrap() error { return e.err }
