@@ -74,10 +74,13 @@ func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
 		h.former = append(h.former, l.Holders...)
 		waiters = append(waiters, l.Waiters...)
 	}
+	prepared := slices.IndexFunc(h.former, inspect.View.Prepared)
 	switch {
 	case len(h.former) == 0:
 		fmt.Fprintln(h.out, h.freeText())
 		return &silentExit{exitFree}
+	case prepared >= 0:
+		return &usageError{err: errors.New("there is no session to ask or to end: the lock is held by " + h.former[prepared].String())}
 	case h.to != "" && !slices.ContainsFunc(waiters, func(w inspect.View) bool { return w.Where() == h.to }):
 		return noSuchWaiter(h.keys[0], h.to, waiters)
 	case h.force:

@@ -115,7 +115,7 @@ func padded(row []string, widths []int) string {
 func holderCell(h inspect.View) string {
 	text := fmt.Sprintf("backend %d %s", h.Backend, h.Application)
 	switch {
-	case h.Backend == 0 && h.Granted:
+	case h.Prepared():
 		return "(a prepared transaction)"
 	case h.Backend == 0:
 		return "-"

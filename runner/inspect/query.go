@@ -186,7 +186,7 @@ func parseView(row []string) (View, error) {
 		Database: row[0], ID: lockkey.ID{Number: int64(class<<32 | obj), Pair: row[3] == "2"},
 		Shared: strings.HasPrefix(row[4], "Share"), Granted: row[5] == "t",
 		Waiting: waiting, Backend: pid,
-		Role: row[8], Client: row[9], Application: row[10], Hidden: row[12] == "t",
+		Role: row[8], Client: row[9], Application: row[10], Hidden: row[12] == "t" && pid != 0,
 		Now: time.Unix(0, int64(now)),
 	}
 	v.Description, v.Described = ParseDescription(row[11])

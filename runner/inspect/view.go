@@ -128,6 +128,9 @@ func (v View) Where() string {
 	return cmp.Or(v.Client, "this server's host")
 }
 
+// Prepared says whether the lock is that of a prepared transaction, which has no session.
+func (v View) Prepared() bool { return v.Granted && v.Backend == 0 }
+
 // String names the holder or the waiter in one line. It escapes what others wrote.
 func (v View) String() string {
 	var text string
@@ -136,7 +139,7 @@ func (v View) String() string {
 		text = fmt.Sprintf("%s (%s, process %d of %s)", v.Where(), v.Command, v.PID, v.User)
 	case v.Pglead():
 		text = fmt.Sprintf("pglead on %s (role %s)", v.Where(), v.Role)
-	case v.Backend == 0:
+	case v.Prepared():
 		text = "a prepared transaction; pg_prepared_xacts lists them, and COMMIT PREPARED or ROLLBACK PREPARED ends one"
 	default:
 		text = fmt.Sprintf("a program that is not pglead (role %s, application %q, backend %d)", v.Role, v.Application, v.Backend)
