@@ -23,13 +23,9 @@ type Bid struct {
 	candidate *Candidate // that makes the bid; nil if its session is the caller's
 
 	grant     grant
-	contested map[lockkey.ID]bool               // the locks that another session has, or may have had unheard: a start under one needs evidence
-	heard     map[lockkey.ID]*evidence.Evidence // of the locks, from the time at which it listens
-	mailbox   mailbox                           // what was heard, for the line
-	news      chan struct{}                     // something was heard
-	line      *line                             // where it waits, or nil
-	marks     []lockkey.ID                      // the locks whose common marks it holds
-	marking   []lockkey.ID                      // those whose common marks it is about to try for
+	contested map[lockkey.ID]bool // the locks that another session has, or may have had unheard: a start under one needs evidence
+	ears                          // what it hears of the locks
+	line      *line               // where it waits, or nil
 
 	server        string       // with a second session: the server's identity
 	unknownHolder bool         // a try was refused, and the evidence knows of no holder: the next step looks
@@ -40,7 +36,7 @@ type Bid struct {
 // NewBid is a bid on a session, which it does not close. contested says that others may have had
 // the locks since the caller's last session or pass, while the caller did not listen.
 func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
-	b := &Bid{s: s, cfg: cfg, contested: map[lockkey.ID]bool{}, heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
+	b := &Bid{s: s, cfg: cfg, contested: map[lockkey.ID]bool{}, ears: newEars()}
 	b.grant = noGrant(&b.cfg)
 	if contested {
 		b.contest(cfg.Claim.Locks)
@@ -88,28 +84,30 @@ func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 
 // trySQL is an SQL expression that takes what is missing, as Try describes it. Its
 // value is for noteResult.
-func (b *Bid) trySQL() string {
-	claim := b.cfg.Claim
+func (b *Bid) trySQL() string { return b.cfg.trySQL(b.missing(), b.line != nil) }
+
+func (cfg *Config) trySQL(missing []Lock, inLine bool) string {
+	claim := cfg.Claim
 	switch {
-	case b.cfg.Session.Transaction:
+	case cfg.Session.Transaction:
 		return claim.trySQLInTransaction()
-	case claim.Gate != nil && b.line == nil:
+	case claim.Gate != nil && !inLine:
 		return throughGate(*claim.Gate, tryEach(claim.Locks, Lock.trySQL), "0")
 	case claim.Gate != nil:
 		return tryEach(claim.Locks, Lock.trySQL)
-	case b.cfg.Wait == 0 && len(b.grant.Locks) == 0:
+	case cfg.Wait == 0 && len(missing) == len(claim.Locks):
 		return tryAllOrNone(claim.Locks)
 	}
-	return tryAll(b.missing(), Lock.trySQL)
+	return tryAll(missing, Lock.trySQL)
 }
 
 // firstTrySQL is the SQL expression of the first try. It travels with the login as
 // session.Config.FirstQuestion, and Try takes the answer from the session.
-func (cfg Config) firstTrySQL() string {
+func (cfg *Config) firstTrySQL() string {
 	if len(cfg.Claim.Locks) == 0 {
 		return ""
 	}
-	return NewBid(nil, cfg, false).trySQL()
+	return cfg.trySQL(cfg.Claim.Locks, false)
 }
 
 // tryAll is an SQL expression that takes the locks up to the first that is not

@@ -214,13 +214,3 @@ func (l *line) takeGate(ctx context.Context, found *look) error {
 	l.gated = err == nil && n == 1
 	return err
 }
-
-// trusts says whether a session's words count.
-func (b *Bid) trusts(pid uint32) bool {
-	for _, h := range b.heard {
-		if h.Trusts(pid) {
-			return true
-		}
-	}
-	return false
-}

@@ -11,6 +11,20 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
+// ears are what a bid hears of its locks. The session's reader writes to heard, to the mailbox and
+// to news.
+type ears struct {
+	heard   map[lockkey.ID]*evidence.Evidence // from the time at which it listens
+	mailbox mailbox                           // for the line
+	news    chan struct{}                     // there is something in it
+	marks   []lockkey.ID                      // the locks whose common marks it holds
+	marking []lockkey.ID                      // those whose common marks it is about to try for
+}
+
+func newEars() ears {
+	return ears{heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
+}
+
 // Listen begins to collect the words about the locks, and then looks for their holders. In
 // the other order a holder could begin unseen and unheard.
 func (b *Bid) Listen(ctx context.Context) error {
@@ -56,7 +70,17 @@ func (b *Bid) leave() []string {
 }
 
 // Listens says whether the bid collects what happens to the locks.
-func (b *Bid) Listens() bool { return len(b.heard) > 0 }
+func (e *ears) Listens() bool { return len(e.heard) > 0 }
+
+// trusts says whether a session's words count.
+func (e *ears) trusts(pid uint32) bool {
+	for _, h := range e.heard {
+		if h.Trusts(pid) {
+			return true
+		}
+	}
+	return false
+}
 
 // Unlisten stops listening.
 func (b *Bid) Unlisten(ctx context.Context) error {

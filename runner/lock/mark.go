@@ -64,14 +64,14 @@ WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d`,
 		taken(mark), placeAt(ticketTime()), l.b.lineClass(), uint32(commonTicket), MostListeners)
 }
 
-func (b *Bid) tookCommon(ids []lockkey.ID, marks session.Rows) {
+func (e *ears) tookCommon(ids []lockkey.ID, marks session.Rows) {
 	row, err := marks.Only(len(ids))
 	for i, id := range ids {
 		if err != nil || row[i] == "" {
 			continue
 		}
-		b.marks = append(b.marks, id)
-		b.heard[id].NoteMark(evidence.ParseLSN(row[i]))
+		e.marks = append(e.marks, id)
+		e.heard[id].NoteMark(evidence.ParseLSN(row[i]))
 	}
 }
 
@@ -92,12 +92,12 @@ func (l *line) tookMark(mark session.Rows) {
 
 // dropMarks gives the common marks back by a query, if the bid has any. The caller has to
 // send it.
-func (b *Bid) dropMarks() (query []string) {
+func (e *ears) dropMarks() (query []string) {
 	var marks []string
-	for _, id := range b.marks {
+	for _, id := range e.marks {
 		marks = append(marks, commonMark(id).sql("advisory_unlock"))
 	}
-	b.marks, b.marking = nil, nil
+	e.marks, e.marking = nil, nil
 	if len(marks) > 0 {
 		query = []string{"SELECT " + strings.Join(marks, ", ")}
 	}

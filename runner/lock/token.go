@@ -66,28 +66,33 @@ func (l Lock) isListed(row []string) bool {
 // The session's name shows the token, too, for later looks. Further columns are evaluated
 // once for each lock.
 func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
-	started, dormant, from := "NULL", "NULL", amongOwnLocks
+	started := "NULL"
 	if b.startsWithToken(locks) {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		started = "(SELECT " + b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
-	if !b.cfg.SharedSession {
+	return b.cfg.drawSQL(locks, started, b.line != nil, columns...)
+}
+
+func (cfg *Config) drawSQL(locks []Lock, started string, inLine bool, columns ...string) string {
+	dormant, from := "NULL", amongOwnLocks
+	if !cfg.SharedSession {
 		dormant = "audience.dormant"
-		from += ", (" + b.cfg.Claim.audienceSQL(locks) + ") AS audience"
+		from += ", (" + cfg.Claim.audienceSQL(locks) + ") AS audience"
 	}
 	all := []string{
 		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
 		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started, dormant,
 	}
-	if b.cfg.showsToken() {
-		all = append(all, b.cfg.showSQL(tokenSQL, ""))
+	if cfg.showsToken() {
+		all = append(all, cfg.showSQL(tokenSQL, ""))
 	}
 	all = append(all, columns...)
 	for _, l := range locks {
-		all = append(all, b.startSQL(l))
+		all = append(all, cfg.startSQL(l))
 	}
 	sql := "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areOwn
-	if b.line != nil || b.cfg.SharedSession { // the session has other locks, as tickets
+	if inLine || cfg.SharedSession { // the session has other locks, as tickets
 		sql += " AND " + inspect.Among(idsOf(locks))
 	}
 	return sql
@@ -101,9 +106,9 @@ func (cfg *Config) showsToken() bool {
 
 // startSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
-func (b *Bid) startSQL(l Lock) string {
-	say := notify(evidence.Channel(l.ID), b.cfg.startPayload(l, tokenSQL))
-	if b.cfg.SharedSession {
+func (cfg *Config) startSQL(l Lock) string {
+	say := notify(evidence.Channel(l.ID), cfg.startPayload(l, tokenSQL))
+	if cfg.SharedSession {
 		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), say) // only in this lock's row
 	}
 	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", say)

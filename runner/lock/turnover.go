@@ -52,7 +52,7 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	}
 	queries = append(queries, t.exchangeSQL())
 	if len(t.Next) > 0 {
-		queries = append(queries, t.drawSQL(s))
+		queries = append(queries, t.drawSQL())
 	}
 	answers, err := s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
@@ -105,14 +105,13 @@ func (t Turnover) exchangeSQL() string {
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// drawSQL is the query that draws the token for all bids, as if they were one.
-func (t Turnover) drawSQL(s *session.Session) string {
-	joint := NewBid(s, t.Next[0].cfg, false)
-	joint.cfg.Claim.Locks = nil
+// drawSQL is the query that draws one token for all bids. Joins says that none uses a ledger.
+func (t Turnover) drawSQL() string {
+	var locks []Lock
 	for _, b := range t.Next {
-		joint.cfg.Claim.Locks = append(joint.cfg.Claim.Locks, b.cfg.Claim.Locks...)
+		locks = append(locks, b.cfg.Claim.Locks...)
 	}
-	return joint.drawSQL(joint.cfg.Claim.Locks)
+	return t.Next[0].cfg.drawSQL(locks, "NULL", false)
 }
 
 func (t Turnover) claim() (all Claim) {
