@@ -20,6 +20,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // TestSoak is the load under which a team's own lock hung: taken on one
@@ -71,17 +72,10 @@ func TestHerd(t *testing.T) {
 	if n, err := strconv.Atoi(os.Getenv("HERD")); err == nil {
 		processes, connections, clients = n, 20, 3000
 	}
-	dsn, stop, err := testbed.server.Pooler(localpg.Superuser, map[string]string{
+	dsn, _ := testserver.Pooler(t, testbed.server, localpg.Superuser, map[string]string{
 		"pool_mode": "transaction", "default_pool_size": strconv.Itoa(connections),
 		"max_client_conn": strconv.Itoa(clients), "query_wait_timeout": "5",
 	})
-	if err != nil {
-		if os.Getenv("CI") == "" {
-			t.Skip("NOT TESTED: poolers:", err)
-		}
-		t.Fatal(err)
-	}
-	t.Cleanup(stop)
 	log := filepath.Join(t.TempDir(), "log")
 	began := time.Now()
 	var ended sync.WaitGroup

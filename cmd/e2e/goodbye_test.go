@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // TestGoodbye: no end of a run looks to the server like a client that was lost.
@@ -57,11 +58,7 @@ func TestGoodbyeToPooler(t *testing.T) {
 	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	server := throwaway(t, nil)
-	dsn, stop, err := server.Pooler(localpg.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4"})
-	if err != nil {
-		t.Skip("NOT TESTED: ", err)
-	}
-	t.Cleanup(stop)
+	dsn, stop := testserver.Pooler(t, server, localpg.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4"})
 	const held = `^pglead: goodbye: the lock in .* is held elsewhere: by .*$`
 	run := func(want int, said string, args ...string) {
 		t.Helper()

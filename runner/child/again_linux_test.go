@@ -25,7 +25,7 @@ func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(
 	t.Helper()
 	if tty, err := os.Open("/dev/tty"); err == nil {
 		_ = tty.Close()
-		t.Skip("with a terminal each command has a guard of its own")
+		t.Skip("NOT TESTED: the reuse of a guard: with a terminal each command has a guard of its own")
 	}
 	if cfg.Path == "" {
 		cfg.Path, cfg.Args = "/bin/true", []string{"true"}
@@ -124,7 +124,7 @@ func TestAgainIsAsBefore(t *testing.T) {
 func TestCommandHasItsSlack(t *testing.T) {
 	want, err := os.ReadFile("/proc/self/timerslack_ns")
 	if err != nil {
-		t.Skip(err) // Linux 4.6
+		t.Skip("NOT TESTED: the slack, which takes Linux 4.6: ", err)
 	}
 	file := filepath.Join(t.TempDir(), "slack")
 	g := newGuard(t, nil)

@@ -200,13 +200,9 @@ func TestExamineCluster(t *testing.T) {
 func TestExaminePooler(t *testing.T) {
 	server := start(t, nil)
 	pooler := func(size, idle string) string {
-		dsn, stop, err := server.Pooler(localpg.Superuser, map[string]string{
+		dsn, _ := testserver.Pooler(t, server, localpg.Superuser, map[string]string{
 			"pool_mode": "transaction", "default_pool_size": size, "query_wait_timeout": "1", "idle_transaction_timeout": idle,
 		})
-		if err != nil {
-			t.Skip("NOT TESTED: ", err)
-		}
-		t.Cleanup(stop)
 		return dsn
 	}
 	wide := pooler("2", "0")

@@ -50,9 +50,17 @@ func Query(t *testing.T, server *localpg.Server, sql string) []string {
 // Pooled starts a pooler with connections for role, and returns its DSN.
 func Pooled(t *testing.T, server *localpg.Server, role, mode string, connections int) (dsn string) {
 	t.Helper()
-	dsn, stop, err := server.Pooler(role, map[string]string{
+	dsn, _ = Pooler(t, server, role, map[string]string{
 		"pool_mode": mode, "default_pool_size": strconv.Itoa(connections), "query_wait_timeout": "2",
 	})
+	return dsn
+}
+
+// Pooler starts a pooler for role, and ends it with the test, if stop did not before. Where there is no
+// such program the test is skipped, but not in CI.
+func Pooler(t *testing.T, server *localpg.Server, role string, settings map[string]string) (dsn string, stop func()) {
+	t.Helper()
+	dsn, stop, err := server.Pooler(role, settings)
 	if errors.Is(err, localpg.ErrNoPooler) && os.Getenv("CI") == "" {
 		t.Skip("NOT TESTED: poolers, since there is", err)
 	}
@@ -60,7 +68,7 @@ func Pooled(t *testing.T, server *localpg.Server, role, mode string, connections
 		t.Fatal(err)
 	}
 	t.Cleanup(stop)
-	return dsn
+	return dsn, stop
 }
 
 // Eventually waits until the condition holds; a test that waits in vain fails.
