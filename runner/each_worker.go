@@ -208,6 +208,9 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 			}
 		}
 	})
+	if fate == lostAfterwards {
+		r.tellEndLate()
+	}
 	if fate != stillHeld {
 		w.leave(ctx, j)
 		return nil, err

@@ -74,6 +74,8 @@ func (n *node) once(cfg Config, candidate *lock.Candidate) (Outcome, error) {
 		r.release(outcome)
 	case lostMeanwhile:
 		r.announceDeath()
+	case lostAfterwards:
+		r.tellEndLate()
 	}
 	return outcome, err
 }
@@ -97,9 +99,10 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 type lockFate int
 
 const (
-	stillHeld     lockFate = iota // the caller has to give it back
-	lostMeanwhile                 // while the command ran: the caller has to say that the command is dead
-	doneWith                      // it was given back, as no command was started, or lost before or after the command
+	stillHeld      lockFate = iota // the caller has to give it back
+	lostMeanwhile                  // while the command ran: the caller has to say that the command is dead
+	lostAfterwards                 // after the command's end, which the caller has to tell
+	settled                        // nothing is left to do: no command was started, and the lock was given back or lost
 )
 
 // runCommand runs the command under the lock, and returns when all that it started is dead.
@@ -113,7 +116,7 @@ func (r *run) runCommand(ctx context.Context) (outcome Outcome, fate lockFate, e
 		if r.held.Err() == nil {
 			r.release(Outcome{})
 		}
-		return Outcome{}, doneWith, err
+		return Outcome{}, settled, err
 	}
 	outcome, err = s.supervise()
 	r.held.SetEnd(endOf(outcome, err))
@@ -126,9 +129,9 @@ func (r *run) runCommand(ctx context.Context) (outcome Outcome, fate lockFate, e
 	case r.held.Err() == nil:
 		return outcome, stillHeld, err
 	case err == nil:
-		r.tellEndLate()
+		return outcome, lostAfterwards, nil
 	}
-	return outcome, doneWith, err
+	return outcome, settled, err
 }
 
 // startSupervised starts the command, and returns its supervision.

@@ -87,7 +87,7 @@ type command interface {
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.held.Lost()
 	timeout := after(s.cfg.Timeout)
-	requests, askedBy := s.held.Requests(), make(chan request, 1)
+	requests, askedBy := s.held.Requests(), make(chan stepDownRequest, 1)
 	var tick <-chan time.Time
 	if s.cfg.Observer.Alive != nil {
 		ticker := time.NewTicker(leasetime.BeatEvery(s.cfg.Session.Lease))
@@ -181,15 +181,15 @@ func (s *supervision) askToEnd(by Asked) {
 	s.command.Signal(unix.SIGCONT)
 }
 
-// request is one to step down: who asks, and the host that is to have the lock next.
-type request struct{ by, to string }
+// stepDownRequest says who asks, and the host that is to have the lock next.
+type stepDownRequest struct{ by, to string }
 
-func (s *supervision) asker() request {
+func (s *supervision) asker() stepDownRequest {
 	by, to := s.held.Asker(context.Background()) // the end of the session bounds it
-	return request{cmp.Or(by, "somebody"), to}
+	return stepDownRequest{cmp.Or(by, "somebody"), to}
 }
 
-func (s *supervision) stepDown(r request) {
+func (s *supervision) stepDown(r stepDownRequest) {
 	s.askToEnd(ByStepDown)
 	s.held.Prefer(r.to)
 	s.cfg.Log.Warn("asked to step down by "+r.by+"; sending SIGTERM", "event", "stepping_down", "by", r.by)

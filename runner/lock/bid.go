@@ -23,7 +23,7 @@ type Bid struct {
 	candidate *Candidate // that makes the bid; nil if its session is the caller's
 
 	grant     grant
-	contested map[lockkey.ID]bool // the locks that another session has, or may have had unheard: a start under one needs evidence
+	contested map[lockkey.ID]bool // the locks that another session has, or may have had while this bid did not listen: a start under one needs evidence
 	ears                          // what it hears of the locks
 	line      *line               // where it waits, or nil
 
@@ -207,18 +207,18 @@ func (b *Bid) contest(locks []Lock) {
 }
 
 // GiveBack frees locks under which no command was started.
-func (b *Bid) GiveBack(ctx context.Context) error { return b.send(ctx, b.giveBack()...) }
+func (b *Bid) GiveBack(ctx context.Context) error { return b.send(ctx, b.giveBackQueries()...) }
 
 // withdraw gives the locks back, and leaves the line: the command must not start. The end of
 // the session would do that a moment too late for the next run of a script.
 func (b *Bid) withdraw(ctx context.Context) error {
-	return b.send(ctx, append(b.giveBack(), b.leave()...)...)
+	return b.send(ctx, append(b.giveBackQueries(), b.leaveQueries()...)...)
 }
 
-// giveBack gives the locks back by queries, which the caller has to send: others may have them
+// giveBackQueries gives the locks back by queries, which the caller has to send: others may have them
 // from then on. It announces a clean end of a token that was drawn only if no earlier command
 // can be alive: a waiter that hears it starts at once.
-func (b *Bid) giveBack() (queries []string) {
+func (b *Bid) giveBackQueries() (queries []string) {
 	g := b.grant
 	b.grant = noGrant(&b.cfg)
 	b.contest(g.Locks)

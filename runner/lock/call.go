@@ -35,8 +35,8 @@ func (b *Bid) succession() succession {
 	return s
 }
 
-// call calls those who may be next, and returns when one of them listens or nobody is
-// there, or when it has been patient.
+// call calls those who may be next. It returns when one of them listens, when nobody is there, or
+// when its patience is over.
 func (h *Held) call(ctx context.Context) error {
 	patience := h.next.who.Patience(h.cfg.Session.Lease)
 	if patience == 0 {
@@ -73,8 +73,8 @@ func (s *succession) endCallSQL() (query []string) {
 }
 
 // heardSQL is a query that says whether one of those who may be next listens. Only the first
-// MostListeners places are looked at: a newcomer at the end of a long line listens, too, but
-// only until it has seen its rank. The order is that of wordSQL.
+// MostListeners places are looked at: a waiter that others have come before keeps its mark until
+// its next look. The order is that of wordSQL.
 func (s *succession) heardSQL() string {
 	enough := "bool_or(listens) IS TRUE"
 	if s.who == SomeDormant { // they may have left

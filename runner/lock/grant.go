@@ -41,8 +41,7 @@ func (g *grant) undraw() { g.Tenure, g.recorded = Tenure{}, false }
 // endSQL are the queries that announce, for each lock, that its command is dead, and the
 // query that gives all locks back.
 func (g *grant) endSQL() (words []string, unlock string) {
-	// A holder that did not wait was not followed by a line, so nobody is likely to start
-	// listening now.
+	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if g.showsEnd && !g.Locks[0].Shared {
 		words = append(words, g.showEndSQL())
 	}

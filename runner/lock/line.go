@@ -72,7 +72,7 @@ func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 // join takes a ticket, and then listens if it is one of the first.
 func (l *line) join(ctx context.Context) error {
 	if l.ticketed && l.of != l.b.lineOf() { // the next of several locks
-		if err := l.b.send(ctx, l.leave()...); err != nil {
+		if err := l.b.send(ctx, l.leaveQueries()...); err != nil {
 			return err
 		}
 		l.ticket = 0
@@ -92,9 +92,9 @@ func (l *line) join(ctx context.Context) error {
 	return l.digest(ctx, found)
 }
 
-// leave gives back the ticket, its mark and the gate by a query, if it has any. The caller
-// has to send it.
-func (l *line) leave() (query []string) {
+// leaveQueries gives back the ticket, its mark and the gate by a query, if it has any. The
+// caller has to send it.
+func (l *line) leaveQueries() (query []string) {
 	if columns := l.leaveSQL(); len(columns) > 0 {
 		query = []string{"SELECT " + strings.Join(columns, ", ")}
 		l.noteLeft()

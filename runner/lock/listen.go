@@ -63,10 +63,10 @@ func (b *Bid) beginListening() (query []string) {
 	return query
 }
 
-// leave gives back the ticket, the gate and the marks by queries, which the caller has to
-// send.
-func (b *Bid) leave() []string {
-	return append(b.line.leave(), b.dropMarks()...)
+// leaveQueries gives back the ticket, the gate and the marks by queries, which the caller
+// has to send.
+func (b *Bid) leaveQueries() []string {
+	return append(b.line.leaveQueries(), b.dropMarks()...)
 }
 
 // Listens says whether the bid collects what happens to the locks.

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/pglead/pglead/lockkey"
@@ -20,6 +21,28 @@ import (
 // With a mark it learns where the write-ahead log is. A clean end that shows a later place is that
 // of a holder which had the lock after the mark was taken (Evidence.NoteMark), even if the look came
 // too late for it.
+
+// A bid that stands in line for one lock, or for slots, takes the mark of its ticket. One without a
+// line takes the common mark of each lock, and so does one that wants several locks, which also takes
+// that of its ticket. Without a mark no end counts (Evidence.ended). Holders also count the marks, to
+// find out whether those in line have to be called.
+
+// mark is the mark of the ticket.
+func (l *line) mark() Lock {
+	m := l.ticketLock()
+	m.Pair = true
+	return m
+}
+
+// commonTicket is the ticket that nobody draws.
+const commonTicket = math.MaxUint32
+
+// commonMark is the mark in a lock's line that many can hold together.
+func commonMark(of lockkey.ID) Lock {
+	mark := ticketID(of, commonTicket)
+	mark.Pair = true
+	return Lock{ID: mark, Shared: true}
+}
 
 // takeMarks are the queries that take the marks which a session that listens lacks, and note is for
 // their answers. Nobody who listens keeps another from a mark, but a stranger can.

@@ -10,6 +10,16 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
+// When the session of a waiter is lost, this happens, in this order:
+//
+//	line.awaitNews     sees the loss, which is also an answer that has not come by the deadline
+//	Candidate.attempt  keeps the ticket and the rank, undoes the preparation, and closes the session
+//	Candidate.persist  pauses: the first in line briefly, the others longer and longer
+//	Candidate.attempt  opens a session without a first try, which might pass those in line
+//	line.join          listens, takes its old ticket and its mark, and looks
+//	Bid.verdict        what the waiter had heard is gone: if it hears nothing more, and there is no
+//	                   ledger, a grant is held for the lock-delay
+
 // persist calls try again while it fails for reasons that pass by themselves: a server
 // that restarts, has no room, or is a standby until it is promoted, or a session that is
 // lost meanwhile. A run that waits rides these out. When the time is up the last obstacle

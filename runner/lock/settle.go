@@ -13,7 +13,8 @@ import (
 // of a former holder, which may not know of its loss, is dead, draws the token, and keeps
 // the session alive from then on.
 //
-// A command starts only if all of this holds, in this order:
+// A command starts only if all of this holds, in this order. But a burst (line.tryOften) and a
+// Turnover draw the token with the try; if a delay follows, it is drawn anew (beginDelay).
 //
 //	the server is fit for it          the login (package session, login.go)
 //	the claim is complete             Bid.Complete, after a try
@@ -29,6 +30,9 @@ import (
 //	session is still not lost         until signals are caught, and asks the guard
 //	the lease is not over, and the    guardProcess.start (package child), just before it
 //	socket is open                    forks
+//
+// Acquire has its holder look for requests to step down, and call those in line. For a bid of
+// its own the caller does the one, and nobody the other.
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A delay takes its time, and so may a second login, so the Deadline has to be fresh.
 	// For a transaction it is: the grant was the answer to a question of its own.
@@ -142,5 +146,5 @@ func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	d := b.cfg.Description
 	d.Delay = delay
 	b.s.SetComment(d.Comment())
-	return b.send(ctx, append(b.line.leave(), session.PlainBeat)...)
+	return b.send(ctx, append(b.line.leaveQueries(), session.PlainBeat)...)
 }

@@ -93,7 +93,7 @@ func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 //
 // The server may be ending the session already: then it has freed the lock, and shows the session
 // for a moment longer. So the silence says nothing of a start that was heard since the look was
-// sent, which showed that the session had the lock.
+// sent: only then is it certain that the session had the lock.
 func (l *line) endSilent(ctx context.Context, s evidence.Seat, last request, found *look) error {
 	n, err := l.b.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)

@@ -154,19 +154,19 @@ WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+inspect
 // Prefer makes the release name a waiter on this host, if there is one.
 func (h *Held) Prefer(host string) { h.prefers = host }
 
-// askerMark begins the name of a session that asks. The host comes before the person,
+// askerPrefix begins the name of a session that asks. The host comes before the person,
 // since the server cuts a name off at its end.
-const askerMark = "pglead stepdown"
+const askerPrefix = "pglead stepdown"
 
 func askerName(by, to string) string {
 	if to != "" {
 		to = " to " + to
 	}
-	return askerMark + to + " by " + by
+	return askerPrefix + to + " by " + by
 }
 
 func parseAsker(name string) (by, to string) {
-	rest, ok := strings.CutPrefix(name, askerMark)
+	rest, ok := strings.CutPrefix(name, askerPrefix)
 	if !ok {
 		return "", ""
 	}

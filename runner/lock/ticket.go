@@ -2,7 +2,6 @@ package lock
 
 import (
 	"fmt"
-	"math"
 	"strconv"
 	"time"
 
@@ -31,23 +30,6 @@ func (b *Bid) lineClass() uint32 { return lockkey.Ticket(b.lineOf()) }
 // ticketLock is the ticket as a lock.
 func (l *line) ticketLock() Lock {
 	return Lock{ID: ticketID(l.of, l.ticket), Shared: l.b.shared()}
-}
-
-// mark is the mark of the ticket.
-func (l *line) mark() Lock {
-	m := l.ticketLock()
-	m.Pair = true
-	return m
-}
-
-// commonTicket is the ticket that nobody draws.
-const commonTicket = math.MaxUint32
-
-// commonMark is the mark in a lock's line that many can hold together.
-func commonMark(of lockkey.ID) Lock {
-	mark := ticketID(of, commonTicket)
-	mark.Pair = true
-	return Lock{ID: mark, Shared: true}
 }
 
 // mostTickets is how many numbers are tried. No more waiters can come in 10 ms.

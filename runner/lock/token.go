@@ -158,7 +158,7 @@ func (b *Bid) draw(ctx context.Context) error {
 	if b.cfg.Session.UsesSecondSession() {
 		return b.drawBeside(ctx)
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawSQL(b.grant.Locks)}, b.leave()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawSQL(b.grant.Locks)}, b.leaveQueries()...)})
 	if err != nil {
 		return b.error(err)
 	}
@@ -211,7 +211,7 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 		if b.cfg.showsToken() {
 			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))
 		}
-		queries = append(queries, b.leave()...)
+		queries = append(queries, b.leaveQueries()...)
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+amongOwnLocks+areOwn)})
 	if err != nil {

@@ -11,29 +11,29 @@ import (
 // When a waiter in line tries, and when it looks. line.act does so at tryAt and lookAt, which
 // these events move:
 //
-//	event                           what follows                                        in
-//	a look                          the next look after NextLook                        plan
-//	  that shows no holder          the first tries at once, or TurnPatience later if
-//	                                others know more of the last holder; not with a
-//	                                gate                                                plan
-//	  as did the look before        up to TriesWhatsFree all try at once                plan
-//	  after which a watch begins    the next look after two leases                      startWatch
-//	    of a holder without token   the next look after namedAfter                      followHolder
-//	  without a watch, or a try     the first tries after TryEvery                      tryLater
-//	started is heard                no try; the first few look after LookAtNew          decide
-//	  from a stranger               up to TriesWhatsFree all look within lookAtOnce,
-//	                                and try as before                                   decide
-//	clean, dead or left is heard    a try after turnDelay: a burst, if this waiter is
-//	                                the first, or is named                              decide
-//	a call                          a look at once                                      wait
-//	the watch: the holder is silent
-//	or does something else          a look at once                                      lookOrTry
-//	the watch: the lock is free     a look at once; the first tries at once, unless its
-//	                                turn is near                                        lookOrTry
-//	a silent session is ended       a burst at once                                     endSilent
-//	a try is refused                a look at once after a burst, or if no known holder
-//	                                explains it                                         try
-//	the waiter becomes dormant      no try                                              goDormant
+//	event                                     what follows                                     in
+//	a look                                    the next look after NextLook                     plan
+//	a look shows no holder                    the first tries at once; if others know more of  plan
+//	                                          the last holder, after TurnPatience; not with a
+//	                                          gate
+//	a second look in a row shows none         ranks 1 to TriesWhatsFree try at once            plan
+//	a watch begins                            the next look after two leases                   startWatch
+//	the watched holder shows no token         the next look after namedAfter                   followHolder
+//	nobody watches, nor is about to try       the first tries after TryEvery                   tryLater
+//	started is heard                          no try; the first few look after LookAtNew       decide
+//	started is heard from a stranger          ranks 1 to TriesWhatsFree look within            decide
+//	                                          lookAtOnce, and try as before
+//	clean, dead or left is heard              a try after turnDelay: a burst, if this waiter   decide
+//	                                          is the first, or is named
+//	a call                                    a look at once                                   wait
+//	the watch: the holder is silent, or       a look at once                                   lookOrTry
+//	does something else
+//	the watch: the lock is free               a look at once; the first tries at once, unless  lookOrTry
+//	                                          its turn is near
+//	a silent session is ended                 a burst at once                                  endSilent
+//	a try is refused                          a look at once after a burst, or if no known     try
+//	                                          holder explains it
+//	the waiter becomes dormant                no try                                           goDormant
 
 // lookAtOnce is how soon the first in line look at a holder that they have not seen
 // before. A stranger's word of a start makes them do no more than that.

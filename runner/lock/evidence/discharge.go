@@ -16,6 +16,20 @@ type endNotice struct {
 	applied bool
 }
 
+// Whose word counts for what:
+//
+//	said by                       started        clean                     dead
+//	the waiter's own role         counts         any tenure it names       any tenure it names
+//	one seen to hold the lock     counts         its own, those of its     its own, those of its
+//	                                             role, and unknown ones    role
+//	the role of one seen to hold  counts         those of its role         those of its role
+//	it that has not ended
+//	a stranger                    for a delay:   its own start never was   nothing
+//	                              see owed
+//
+// A word names the tenure of its token and, with all, those before it (reaches). dead counts only
+// if it names the token of a confirmed start.
+
 // applyWords applies each credible word that has not been applied yet: it ends the tenures that
 // the word speaks for.
 func (e *Evidence) applyWords() {
@@ -97,9 +111,9 @@ func (e *Evidence) discharges(w endNotice, s start) bool {
 	return s.pid != overflow && e.maySpeakFor(w.PID, s) && e.reaches(w, s)
 }
 
-// maySpeakFor says whether a session may say the end of this tenure: its own one, or one of a
-// session of the same role. A session of the waiter's role may say the end of any tenure, and a
-// session that was seen to hold the lock that of a tenure whose session isn't known.
+// maySpeakFor says whether a session may end this tenure: its own one, or one of a session of the
+// same role. A session of the waiter's own role may end any tenure. A session that was seen to hold
+// the lock may also end a tenure whose session is unknown.
 func (e *Evidence) maySpeakFor(pid uint32, s start) bool {
 	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.pid == 0 && e.seen[pid].held > 0
 }

@@ -140,8 +140,8 @@ func (e *Evidence) note(a Announcement) {
 
 // owed is how long the waiter has to hold the lock because of a start: as long as the holder's
 // settings call for, but no longer than the lease, which is the same on all nodes. No command
-// outlives nine tenths of the lease, whatever its lost-grace is. An unconfirmed start owes
-// nothing: because of it the waiter waits for its own delay, as it does because of any start.
+// outlives nine tenths of the lease, whatever its lost-grace is. An unconfirmed start adds
+// nothing to the waiter's own delay.
 func (e *Evidence) owed(s start) time.Duration {
 	if e.isConfirmed(s) {
 		return min(s.need, e.lease)
@@ -152,8 +152,8 @@ func (e *Evidence) owed(s start) time.Duration {
 // deadAfter is how long a command can outlive its lock, by its holder's own settings.
 func deadAfter(a Announcement) time.Duration { return leasetime.DeadAfter(a.Lease, a.LostGrace) }
 
-// overflow is the pid of a start that stands for all those that are too many to remember. It
-// needs as long as the longest of them owed. No word discharges it.
+// overflow is the pid of a start that stands for all those that are too many to remember. Its
+// need is that of the longest of them. No word discharges it.
 const overflow = math.MaxUint32
 
 // begin notes a start. A session holds a lock at most once, so a later start of the same
