@@ -68,6 +68,7 @@ type Candidate struct {
 	// In its last session:
 	rank   int    // its place in line: 1 if it had the lock, 0 if it had no place. The first come back sooner after an outage.
 	ticket uint32 // of the current wait, or 0
+	ghost  uint32 // the session that had that ticket, which the server may still have; or 0
 }
 
 // past is what has happened to a candidate. It is a set.
@@ -158,7 +159,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 	}
 	if err != nil {
 		if b.line != nil && b.line.ticket != 0 {
-			c.ticket, c.rank = b.line.ticket, cmp.Or(b.line.rank, c.rank)
+			c.ticket, c.ghost, c.rank = b.line.ticket, s.BackendPID(), cmp.Or(b.line.rank, c.rank)
 		}
 		b.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held

@@ -81,7 +81,7 @@ func (l *line) join(ctx context.Context) error {
 	if l.ticketed {
 		return l.look(ctx)
 	}
-	found, err := l.b.look(ctx, append(l.b.beginListening(), l.ticketSQL())...)
+	found, err := l.b.look(ctx, slices.Concat(l.endGhostSQL(), l.b.beginListening(), []string{l.ticketSQL()})...)
 	if err != nil {
 		return err
 	}

@@ -202,6 +202,42 @@ func TestReturns(t *testing.T) {
 	second.held(t)
 }
 
+// TestGhost: a waiter loses its session, which the server still has. It ends that when it comes back,
+// and so has its place again.
+func TestGhost(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 10*longest) // or the server would end it by itself
+	h := acquire(t, cfg)
+	r := newRelay(t, server)
+	cut := cfg
+	cut.Session = leased(config(t, r.dsn, exclusive(7)), 10*longest).Session
+	first := contend(t, cut)
+	inLine(t, server, id(7), 1)
+	second := contend(t, cfg)
+	inLine(t, server, id(7), 2)
+	line := func() []string {
+		return query(t, server, fmt.Sprintf("SELECT objid || ' ' || pid FROM pg_locks WHERE classid = %d AND objsubid = 1 AND granted ORDER BY objid", lockkey.Ticket(id(7))))
+	}
+	ticket := func(of string) string { return strings.Fields(of)[0] }
+	before := line()
+	r.strand()
+	eventually(t, "the first has another session in its place", func() bool {
+		after := line()
+		return len(after) == 2 && ticket(after[0]) == ticket(before[0]) && after[0] != before[0] && after[1] == before[1]
+	})
+	eventually(t, "it listens", func() bool {
+		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 2", lockkey.Ticket(id(7))))[0] == "2"
+	})
+	release(t, h)
+	h = first.held(t)
+	if !second.waits() || delayed(first) {
+		t.Errorf("after a clean end: %v", first.said())
+	}
+	release(t, h)
+	second.held(t)
+}
+
 // TestServerRestarts: who waits rides it out, and who comes after knows nothing.
 func TestServerRestarts(t *testing.T) {
 	t.Parallel()

@@ -17,6 +17,7 @@ type relay struct {
 	dsn  string
 	mu   sync.Mutex // held while it is silent
 	held []net.Conn
+	kept map[net.Conn]bool // ends of connections that stay open whatever becomes of the others
 	over bool
 }
 
@@ -73,7 +74,7 @@ func (r *relay) pass(to, from net.Conn) {
 		if n > 0 {
 			_, _ = to.Write(buffer[:n])
 		}
-		if err != nil {
+		if err != nil && !r.kept[to] {
 			_ = to.Close()
 		}
 		r.mu.Unlock()
@@ -83,6 +84,17 @@ func (r *relay) pass(to, from net.Conn) {
 			}
 			return
 		}
+	}
+}
+
+// strand ends the connections of now for the clients alone: the server keeps their sessions.
+func (r *relay) strand() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.kept = map[net.Conn]bool{}
+	for i := 0; i < len(r.held); i += 2 {
+		r.kept[r.held[i+1]] = true
+		_ = r.held[i].Close()
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/inspect"
 )
 
 // A ticket is an advisory lock whose number says when its owner came to a lock's line. The
@@ -46,6 +47,23 @@ func (l *line) ticketSQL() string {
 WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s((%[5]d)::bigint << 32 | (t & 4294967295)) END LIMIT 1`,
 		from, mostTickets, uint32(commonTicket), l.tryFunction(), int32(lockkey.Ticket(l.of)))
 }
+
+// endGhostSQL is the query that ends the candidate's session before this one, if the server still
+// has it, as after a partition: it would keep its place in line, and the lock, if that was granted to
+// it last. It is known by its number and its ticket.
+func (l *line) endGhostSQL() (query []string) {
+	c := l.b.candidate
+	if c.ghost == 0 || l.b.shared() { // readers may share a ticket
+		return nil
+	}
+	lines, _ := l.b.cfg.Claim.classes(l.b.cfg.Claim.Locks)
+	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
+WHERE locktype = 'advisory' AND %s AND classid IN (%s) AND objid = '%d' AND objsubid = 1 AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
+		ghostMost.Milliseconds(), inspect.InThisDatabase, lines, c.ticket, c.ghost)}
+}
+
+// ghostMost is how long the server waits for the end of a session that it is told to end.
+const ghostMost = time.Second
 
 // tryFunction takes a ticket, or its mark.
 func (l *line) tryFunction() string {
