@@ -250,6 +250,11 @@ func (b *bench) contend(p *pair) (c *contest, err error) {
 		}
 		return w.count(1, of)
 	}
+	if !p.elsewhere { // the session of the contest before may outlive its program, and refuse the holder
+		if err := w.count(0, holders); err != nil {
+			return nil, err
+		}
+	}
 	if c.holder, err = p.holder.start(in, out[0]); err != nil {
 		return nil, err
 	}
