@@ -173,6 +173,19 @@ func TestNamedDies(t *testing.T) {
 	release(t, h)
 }
 
+// inOrder has a holder end, whom both have seen: the first is next, without a delay, and then the
+// second.
+func inOrder(t *testing.T, h *lock.Held, first, second *contender) {
+	t.Helper()
+	release(t, h)
+	h = first.held(t)
+	if !second.waits() || delayed(first) {
+		t.Errorf("after a clean end of one whom it has seen: %v", first.said())
+	}
+	release(t, h)
+	second.held(t)
+}
+
 // TestReturns: a waiter whose session is lost comes back to its place in line, and
 // waits the delay out where it has heard nothing.
 func TestReturns(t *testing.T) {
@@ -193,13 +206,7 @@ func TestReturns(t *testing.T) {
 	if after := tickets(); !slices.Equal(after, before) {
 		t.Errorf("tickets %v before and %v after", before, after)
 	}
-	release(t, h)
-	h = first.held(t)
-	if !second.waits() || delayed(first) {
-		t.Errorf("after a clean end of one whom it has seen: %v", first.said())
-	}
-	release(t, h)
-	second.held(t)
+	inOrder(t, h, first, second)
 }
 
 // TestGhost: a waiter loses its session, which the server still has. It ends that when it comes back,
@@ -217,7 +224,7 @@ func TestGhost(t *testing.T) {
 	second := contend(t, cfg)
 	inLine(t, server, id(7), 2)
 	line := func() []string {
-		return query(t, server, fmt.Sprintf("SELECT objid || ' ' || pid FROM pg_locks WHERE classid = %d AND objsubid = 1 AND granted ORDER BY objid", lockkey.Ticket(id(7))))
+		return query(t, server, "SELECT objid || ' ' || pid "+inLineSQL(id(7), 1)+" AND granted ORDER BY objid")
 	}
 	ticket := func(of string) string { return strings.Fields(of)[0] }
 	before := line()
@@ -227,15 +234,9 @@ func TestGhost(t *testing.T) {
 		return len(after) == 2 && ticket(after[0]) == ticket(before[0]) && after[0] != before[0] && after[1] == before[1]
 	})
 	eventually(t, "it listens", func() bool {
-		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 2", lockkey.Ticket(id(7))))[0] == "2"
+		return query(t, server, "SELECT count(*) "+inLineSQL(id(7), 2))[0] == "2"
 	})
-	release(t, h)
-	h = first.held(t)
-	if !second.waits() || delayed(first) {
-		t.Errorf("after a clean end: %v", first.said())
-	}
-	release(t, h)
-	second.held(t)
+	inOrder(t, h, first, second)
 }
 
 // TestServerRestarts: who waits rides it out, and who comes after knows nothing.
