@@ -97,6 +97,9 @@ func StepDown(of ID) ID { return derived("step down", of) }
 // Call is taken by a holder that is done, and calls those in line who don't listen.
 func Call(of ID) ID { return derived("call", of) }
 
+// Arrival is shared by waiters that were refused, and are about to stand in line.
+func Arrival(of ID) ID { return derived("arrival", of) }
+
 func derived(what string, of ID) ID { return SipHash24(what + "\x00" + of.String()) }
 
 // pair is the lock of pg_advisory_lock(first, second).

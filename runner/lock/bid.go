@@ -23,6 +23,7 @@ type Bid struct {
 	candidate *Candidate // that makes the bid; nil if its session is the caller's
 
 	grant     grant
+	arriving  bool                // it has the arrival
 	contested map[lockkey.ID]bool // the locks that another session has, or may have had while this bid did not listen: a start under one needs evidence
 	ears                          // what it hears of the locks
 	line      *line               // where it waits, or nil
@@ -79,6 +80,9 @@ func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 	if n, err = strconv.Atoi(value); err != nil {
 		return 0, session.ErrNotPostgreSQL()
 	}
+	if n == refusedArriving {
+		b.arriving, n = true, 0
+	}
 	return n, nil
 }
 
@@ -104,8 +108,11 @@ func (cfg *Config) trySQL(missing []Lock, inLine bool) string {
 // firstTrySQL is the SQL expression of the first try. It travels with the login as
 // session.Config.FirstQuestion, and Try takes the answer from the session.
 func (cfg *Config) firstTrySQL() string {
-	if len(cfg.Claim.Locks) == 0 {
+	switch claim := cfg.Claim; {
+	case len(claim.Locks) == 0:
 		return ""
+	case len(claim.Locks) == 1 && claim.Gate == nil && cfg.Wait > 0 && !cfg.Session.Transaction:
+		return tryOrArrive(claim.Locks[0])
 	}
 	return cfg.trySQL(cfg.Claim.Locks, false)
 }

@@ -22,6 +22,7 @@ type grant struct {
 	coversEarlier bool
 	recorded      bool   // in the ledger
 	dormant       int    // how many in line were dormant when the token was drawn
+	listened      bool   // somebody did when the token was drawn
 	showsEnd      bool   // its end is shown in the session's name, since the bid was in line
 	prefers       string // the host that is to have the lock next
 }

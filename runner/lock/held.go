@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -64,7 +65,7 @@ func (h *Held) Release(ctx context.Context) error {
 	queries = append(queries, h.next.endCallSQL()...)
 	staysForRole := h.showsEnd && (h.next.who != NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.SharedSession && !staysForRole})
-	if err != nil && !h.excused(err) {
+	if err != nil && !h.excused(err) && !h.waitedInVain(err) {
 		return h.error(err)
 	}
 	if staysForRole {
@@ -96,7 +97,7 @@ func (h *Held) releaseSQL(end ledger.End) (queries []string, unlock string) {
 	if h.cfg.Session.Quorum {
 		return words, unlock
 	}
-	return append(h.finishSQL(end), words...), unlock
+	return slices.Concat(h.finishSQL(end), h.awaitArrivals(), words), unlock
 }
 
 // EncodedRelease is what the guard, which shares the socket, sends in place of this

@@ -46,6 +46,7 @@ type line struct {
 	lookAt    time.Time
 	tryAt     time.Time
 	burst     bool            // the next try is of many
+	watchRank int             // the best rank since the holder's latest request was first seen
 	watched   watch           // what the heartbeat sees of the holder (watch.go)
 	unnamed   uint32          // a holder that showed no token
 	prepared  string          // the name of the prepared statement that watches the holder

@@ -54,9 +54,10 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 		l.asOf[id] = h.AsOf()
 	}
 	marks, noteMarks := b.takeMarks()
-	_, err := b.s.Ask(ctx, session.Request{SQL: slices.Concat(before, marks, []string{b.lookSQL()}), Then: func(answers []session.Rows) {
+	queries := slices.Concat(before, marks, []string{b.lookSQL()}, b.arrivedQuery())
+	_, err := b.s.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
 		l.received = boottime.Now()
-		if parseErr = l.parse(answers[len(answers)-1], b.s.BackendPID()); parseErr != nil {
+		if parseErr = l.parse(answers[len(before)+len(marks)], b.s.BackendPID()); parseErr != nil {
 			return
 		}
 		noteMarks(answers[len(before):])

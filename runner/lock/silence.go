@@ -48,8 +48,12 @@ func (l *line) followHolder(ctx context.Context, found *look) error {
 		l.unwatch()
 		return nil
 	}
+	silent, again := l.watched.silence(last, found)
+	if !again || found.rank < l.watchRank { // one that came before this waiter since, by the server's clock, has seen less of the silence
+		l.watchRank = found.rank
+	}
 	need := l.need(s, found)
-	if silent, again := l.watched.silence(last, found); again && silent >= need {
+	if again && silent >= need {
 		l.unwatch()
 		return l.endSilent(ctx, s, last, found)
 	}
@@ -74,7 +78,7 @@ func (l *line) need(s evidence.Seat, found *look) time.Duration {
 	lease := l.b.cfg.Session.Lease
 	forKill := min(leasetime.ForKill(lease), time.Second)
 	perPlace := max(lease/10, TurnPatience)
-	return delay + forKill + time.Duration(found.rank-1)*perPlace
+	return delay + forKill + time.Duration(l.watchRank-1)*perPlace
 }
 
 // heldBy are the locks that a session has, as far as there is evidence of them. Its silence counts

@@ -3,9 +3,11 @@ package lock_test
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
@@ -83,7 +85,7 @@ func TestSilenceBehindFrozen(t *testing.T) {
 // as any other, also by one that was too far back in line to watch those before it.
 func TestSilentAtOnce(t *testing.T) {
 	t.Parallel()
-	for name, before := range map[string]int{"first in line": 0, "moved up": 3} {
+	for name, before := range map[string]int{"first in line": 0, "moved up": 3, "one with an earlier ticket comes": 0} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := start(t, nil)
@@ -106,9 +108,18 @@ func TestSilentAtOnce(t *testing.T) {
 			for _, o := range others {
 				release(t, o.held(t))
 			}
-			brief.held(t)
+			silent := brief.held(t)
 			since := time.Now()
 			r.silence()
+			if strings.Contains(name, "earlier") { // as when the server's clock is set back
+				watching := fmt.Sprintf("SELECT 1 FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE '%%EXECUTE pglead%%(%d, %%'", silent.Session.BackendPID())
+				eventually(t, "the first in line watches", func() bool { return len(query(t, server, watching)) > 0 })
+				earlier := uint32(time.Now().Add(-time.Minute).UnixMilli() / 10)
+				number := int64(lockkey.Ticket(id(1)))<<32 | int64(earlier)
+				if _, err := open(t, cfg).Query(t.Context(), fmt.Sprintf("SELECT pg_advisory_lock(%d)", number)); err != nil {
+					t.Fatal(err)
+				}
+			}
 			next.held(t)
 			const bound, slack = 2 * time.Second, 2 * time.Second // see runner/README.md; of a busy machine
 			if took, most := next.ended.Sub(since), leasetime.DeadAfter(cfg.Session.Lease, 0)+bound+slack; took > most {

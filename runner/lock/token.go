@@ -38,6 +38,7 @@ const (
 	_            // pg_logical_emit_message
 	drawnStarted // the ledger's word, or NULL
 	drawnDormant // the number of dormant waiters, or NULL
+	drawnHeard   // somebody listens, or NULL
 )
 
 // These go behind the columns of a query: the last three name a lock, and the rows are the
@@ -75,14 +76,14 @@ func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
 }
 
 func (cfg *Config) drawSQL(locks []Lock, started string, inLine bool, columns ...string) string {
-	dormant, from := "NULL", amongOwnLocks
+	dormant, listens, from := "NULL", "NULL", amongOwnLocks
 	if !cfg.SharedSession {
-		dormant = "audience.dormant"
+		dormant, listens = "audience.dormant", "audience.listens"
 		from += ", (" + cfg.Claim.audienceSQL(locks) + ") AS audience"
 	}
 	all := []string{
 		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
-		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started, dormant,
+		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started, dormant, listens,
 	}
 	if cfg.showsToken() {
 		all = append(all, cfg.showSQL(tokenSQL, ""))
@@ -119,12 +120,13 @@ func (b *Bid) drew(rows session.Rows) error {
 	if err := b.areListed(rows); err != nil {
 		return err
 	}
-	if len(rows) == 0 || len(rows[0]) <= drawnDormant {
+	if len(rows) == 0 || len(rows[0]) <= drawnHeard {
 		return session.ErrNotPostgreSQL()
 	}
 	row := rows[0]
 	b.grant.recorded = row[drawnStarted] == ledger.Started
 	b.grant.dormant, _ = strconv.Atoi(row[drawnDormant])
+	b.grant.listened = row[drawnHeard] == "t"
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 

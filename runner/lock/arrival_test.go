@@ -1,0 +1,81 @@
+package lock_test
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/localpg"
+)
+
+// arriving is a waiter that has been refused, and whose LISTEN is held back until goOn is called.
+func arriving(t *testing.T, server *localpg.Server) (waiter *contender, goOn func()) {
+	t.Helper()
+	held, over := make(chan struct{}), make(chan struct{})
+	goOn = sync.OnceFunc(func() { close(over) })
+	waiter = contend(t, config(t, newSlowRelay(t, server, func(sql string) string {
+		if strings.HasPrefix(sql, "LISTEN") {
+			close(held)
+			<-over
+		}
+		return sql
+	}), exclusive(7)))
+	t.Cleanup(goOn)
+	select {
+	case <-held:
+	case <-time.After(longest):
+		t.Fatal("the waiter does not begin to listen")
+	}
+	return waiter, goOn
+}
+
+// TestArrival: a holder is done before a waiter that it has refused listens. It keeps the lock until
+// then, and the waiter starts at once. Here it would wait for very long.
+func TestArrival(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	const patience = "'200ms'"
+	awaits := make(chan struct{})
+	h := acquire(t, config(t, newSlowRelay(t, server, func(sql string) string {
+		if strings.Contains(sql, patience) {
+			close(awaits)
+		}
+		return strings.Replace(sql, patience, "'1h'", 1)
+	}), exclusive(7)))
+	waiter, goOn := arriving(t, server)
+	released := make(chan error)
+	go func() { released <- h.Release(t.Context()) }()
+	select {
+	case <-awaits:
+	case err := <-released:
+		t.Fatal("it is released before the waiter listens", err)
+	}
+	goOn()
+	if err := <-released; err != nil {
+		t.Fatal(err)
+	}
+	release(t, waiter.held(t))
+	if said := waiter.said(); !slices.Equal(said, []string{"waiting"}) {
+		t.Errorf("it said %v", said)
+	}
+}
+
+// TestArrivalFrozen: a waiter that does not go on costs its holder a moment, and no more: the next
+// starts at once.
+func TestArrivalFrozen(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	h := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
+	waiter, goOn := arriving(t, server)
+	release(t, h)
+	next := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
+	goOn()
+	inLine(t, server, id(7), 1)
+	release(t, next)
+	release(t, waiter.held(t))
+	if said := waiter.said(); !slices.Equal(said, []string{"waiting"}) {
+		t.Errorf("it said %v", said)
+	}
+}
