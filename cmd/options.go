@@ -294,7 +294,7 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 		killAfterTimeout = o.killAfter.value
 	}
 	return runner.Config{
-		Config: lock.Config{
+		Locking: lock.Config{
 			Session: session.Config{
 				Database:        db.config,
 				Lease:           o.lease.value,

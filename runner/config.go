@@ -7,9 +7,12 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
+// Locking says under which lock, and how to get it.
+type Locking = lock.Config
+
 // Config says what to run, and under which lock.
 type Config struct {
-	lock.Config
+	Locking
 
 	// Splay bounds the random time that Run waits before the first try. Without it the
 	// fastest node would do all the work.

@@ -184,7 +184,7 @@ func (e *each) bid(j *job) *lock.Bid {
 	if b := e.bids.of(j.Lock.ID); b != nil {
 		return b
 	}
-	locking := e.cfg.Config.Config
+	locking := e.cfg.Locking
 	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []lock.Lock{j.Lock}}
 	locking.SharedSession = true
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass nobody has listened since the pass before

@@ -53,7 +53,7 @@ func (js *jobs) leave(j *job) {
 	defer js.mu.Unlock()
 	delete(js.active, j.Lock.ID)
 	if j.heeds {
-		js.watchRequests(j)
+		js.heedStepDown(j)
 	}
 }
 
@@ -67,20 +67,20 @@ func (js *jobs) heed(j *job) {
 	defer js.mu.Unlock()
 	if js.active[j.Lock.ID] == j {
 		j.heeds = true
-		js.watchRequests(j)
+		js.heedStepDown(j)
 	}
 }
 
-// watchRequests has the heartbeat of a job's session look for requests to all of its jobs
+// heedStepDown has the heartbeat of a job's session look for requests to all of its jobs
 // that heed them. The caller holds mu.
-func (js *jobs) watchRequests(of *job) {
+func (js *jobs) heedStepDown(of *job) {
 	var held []*lock.Held
 	for _, j := range js.active {
 		if j.session == of.session && j.heeds {
 			held = append(held, j.held)
 		}
 	}
-	lock.WatchRequests(of.session, js.lease, held)
+	lock.HeedStepDown(of.session, js.lease, held)
 }
 
 // renew passes a session's deadline on to the commands under it.
@@ -148,7 +148,7 @@ type connection struct {
 }
 
 func (e *each) openConnection(ctx context.Context) (*connection, error) {
-	s, err := lock.NewCandidate(e.cfg.Config.Config).Open(ctx, func(s *session.Session) error {
+	s, err := lock.NewCandidate(e.cfg.Locking).Open(ctx, func(s *session.Session) error {
 		if e.cfg.Session.Transaction {
 			return nil
 		}

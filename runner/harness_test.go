@@ -16,7 +16,6 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
-	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -47,7 +46,7 @@ func newScene() *scene {
 		return a
 	}
 	s.supervision = supervision{
-		cfg:  &Config{Config: lock.Config{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
+		cfg:  &Config{Locking: Locking{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
 		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
 		renewed: s.deadlines, signals: s.sent,
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },

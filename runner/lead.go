@@ -49,7 +49,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	}
 	defer n.hooks.Wait()
 	cfg.Wait, cfg.Endures = lock.Forever, true
-	candidate := lock.NewCandidate(cfg.Config.Config)
+	candidate := lock.NewCandidate(cfg.Locking)
 	if err := n.rest(cfg.Config, pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}

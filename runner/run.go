@@ -41,7 +41,7 @@ func Run(cfg Config) (Outcome, error) {
 	if err := n.rest(cfg, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
-	return n.once(cfg, lock.NewCandidate(cfg.Config))
+	return n.once(cfg, lock.NewCandidate(cfg.Locking))
 }
 
 // run is one command under one lock.

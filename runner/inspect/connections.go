@@ -4,7 +4,10 @@ import "context"
 
 // Limits are how many connections a server allows: to ordinary roles, to this role, and to
 // this database.
-type Limits struct{ server, role, database int } // -1: none
+type Limits struct {
+	Server         int
+	role, database int // -1: none
+}
 
 // Room is what is left of the tightest limit.
 type Room struct {
@@ -18,7 +21,7 @@ func ReadLimits(ctx context.Context, on Connection) (Limits, error) {
 		- coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0),
 	(SELECT rolconnlimit FROM pg_catalog.pg_roles WHERE rolname = session_user),
 	(SELECT datconnlimit FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())`)
-	return Limits{n[0], n[1], n[2]}, err
+	return Limits{Server: n[0], role: n[1], database: n[2]}, err
 }
 
 // Room counts the connections. Like Holders it asks the functions behind the views.
@@ -31,7 +34,7 @@ func (l Limits) Room(ctx context.Context, on Connection) (Room, error) {
 		ofDatabase = "(SELECT pg_catalog.pg_stat_get_db_numbackends(oid) FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"
 	}
 	n, err := numbers(ctx, on, "SELECT (SELECT sum(pg_catalog.pg_stat_get_db_numbackends(oid)) FROM pg_catalog.pg_database), "+ofRole+", "+ofDatabase)
-	room := Room{l.server - n[0], l.server, "server"}
+	room := Room{l.Server - n[0], l.Server, "server"}
 	if l.database >= 0 && l.database-n[2] < room.Free {
 		room = Room{l.database - n[2], l.database, "database"}
 	}

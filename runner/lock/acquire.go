@@ -149,12 +149,12 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 	c.past |= returned
 	b := NewBid(s, c.cfg, returning)
 	b.candidate, b.preparation = c, newPreparation(s, prepare)
-	held, err := b.takeAndSettle(ctx)
+	held, err := b.takeAndSettle(ctx, returning)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && c.left() > 0; {
 		returning = returning || b.Listens()
 		if err = b.waitForResume(ctx, paused); err == nil {
 			b.resumed(returning)
-			held, err = b.takeAndSettle(ctx)
+			held, err = b.takeAndSettle(ctx, returning)
 		}
 	}
 	if err != nil {
@@ -168,31 +168,30 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 		s.Close()
 		return nil, err
 	}
-	held.next = b.succession()
-	held.watchRequests()
 	c.answered()
 	return held, nil
 }
 
-func (b *Bid) takeAndSettle(ctx context.Context) (*Held, error) {
-	if err := b.take(ctx); err != nil {
+func (b *Bid) takeAndSettle(ctx context.Context, returning bool) (*Held, error) {
+	if err := b.take(ctx, returning); err != nil {
 		return nil, err
 	}
 	b.cfg.Observer.away(nil)
 	return b.Settle(ctx)
 }
 
-// take takes the lock: it tries first, and then waits for as long as it may.
-func (b *Bid) take(ctx context.Context) error {
-	tries := b.mayTryFirst()
-	if tries {
+// take takes the lock: it tries first, and then waits for as long as it may. A bid that returns
+// has a place in line, and must not pass those before it. A transaction has no line.
+func (b *Bid) take(ctx context.Context, returning bool) error {
+	triesFirst := !returning || b.cfg.Session.Transaction
+	if triesFirst {
 		if _, err := b.Try(ctx); err != nil || b.Complete() {
 			return err
 		}
 	}
 	switch {
 	case b.candidate.left() > 0:
-	case tries:
+	case triesFirst:
 		return b.refuse(ctx)
 	default:
 		return b.lastTry(ctx)
@@ -214,10 +213,6 @@ func (b *Bid) take(ctx context.Context) error {
 	}
 	return b.lastTry(ctx)
 }
-
-// mayTryFirst says whether the bid may try before it stands in line. One that comes back has a place
-// there, and must not pass those before it. A transaction has no line.
-func (b *Bid) mayTryFirst() bool { return len(b.contested) == 0 || b.cfg.Session.Transaction }
 
 // lastTry tries once more when the time is up, then gives up.
 func (b *Bid) lastTry(ctx context.Context) error {

@@ -33,14 +33,14 @@ func notify(channel, payload string) string {
 // listens.
 const notWaitingForDisk = "pg_catalog.set_config('synchronous_commit', 'off', true)"
 
-// notifySQL is a query that says something on a channel.
-func notifySQL(channel, payload string) string {
+// notifyQuery is a query that says something on a channel.
+func notifyQuery(channel, payload string) string {
 	return "SELECT " + notWaitingForDisk + ", " + notify(channel, payload)
 }
 
 // Tell says something on a channel. Neither argument may contain quotes.
 func Tell(ctx context.Context, s *session.Session, channel, payload string) error {
-	_, err := s.Query(ctx, notifySQL(channel, "'"+payload+"'"))
+	_, err := s.Query(ctx, notifyQuery(channel, "'"+payload+"'"))
 	return err
 }
 
@@ -54,9 +54,9 @@ func (c Claim) listenersSQL(locks []Lock) string {
 	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (classid IN (%s) AND objsubid = 2 OR NOT granted AND %s)", classes, inspect.Among(ids))
 }
 
-// audienceSQL says whether anybody listens to what is said of these locks, and how many
+// audienceQuery says whether anybody listens to what is said of these locks, and how many
 // in line don't.
-func (c Claim) audienceSQL(locks []Lock) string {
+func (c Claim) audienceQuery(locks []Lock) string {
 	classes, ids := c.classes(locks)
 	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE objsubid = 2 OR NOT granted) > 0 AS listens,
 		count(*) FILTER (WHERE objsubid = 1 AND granted) - count(*) FILTER (WHERE objsubid = 2 AND objid <> '%d') AS dormant

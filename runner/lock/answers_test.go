@@ -42,7 +42,7 @@ func FuzzRows(f *testing.F) {
 			}
 			_ = b.drew(rows)
 			if l := (&look{}); l.parse(rows, 1) == nil {
-				for pid, last := range l.requests {
+				for pid, last := range l.beats {
 					if last.pid != pid || last.beat == 0 || last.opened == "" {
 						t.Errorf("the request of session %d is %+v", pid, last)
 					}

@@ -52,6 +52,6 @@ func (g *grant) awaitArrivals() (queries []string) {
 // waitedInVain says whether an error is that of awaitArrivals.
 func (g *grant) waitedInVain(err error) bool {
 	const lockNotAvailable = "55P03"
-	e := serverError(err)
+	e := answeredError(err)
 	return e != nil && e.Code == lockNotAvailable && len(g.awaitArrivals()) > 0
 }

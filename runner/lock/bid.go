@@ -198,7 +198,7 @@ func (b *Bid) noteRefusal() {
 func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
 	h := b.heard[id]
 	switch {
-	case h != nil && (h.Any() || b.contested[id]):
+	case h != nil && (h.State() != evidence.Quiet || b.contested[id]):
 		return h.Verdict()
 	case b.contested[id]:
 		return evidence.None(b.cfg.LockDelay)
@@ -237,7 +237,7 @@ func (b *Bid) giveBackQueries() (queries []string) {
 		return []string{"ROLLBACK"}
 	}
 	g.coversEarlier = false // without a command of its own it speaks for no other
-	words, unlock := g.endSQL()
+	words, unlock := g.endQueries()
 	if !g.drawn() || !g.startsAtOnce() { // no start was announced, or earlier commands may be alive
 		words = nil
 	}
@@ -276,9 +276,9 @@ func (b *Bid) error(err error) error {
 	return session.Rejected(err, "lock "+b.cfg.Claim.String())
 }
 
-// serverError is the server's error if the session has outlived it, or nil: the loss of a
+// answeredError is the server's error if the session has outlived it, or nil: the loss of a
 // session may wrap one, too.
-func serverError(err error) (pgErr *pgconn.PgError) {
+func answeredError(err error) (pgErr *pgconn.PgError) {
 	if errors.As(err, new(*session.LostError)) || !errors.As(err, &pgErr) {
 		return nil
 	}

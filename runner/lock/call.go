@@ -43,7 +43,7 @@ func (h *Held) call(ctx context.Context) error {
 		return nil
 	}
 	for began, said := time.Now(), false; ; said = true {
-		queries := []string{h.next.heardSQL()}
+		queries := []string{h.next.heardQuery()}
 		if !h.next.calling {
 			queries = append(queries, "SELECT "+callOf(h.next.line).sql("try_advisory_lock"))
 		}
@@ -64,18 +64,18 @@ func (h *Held) call(ctx context.Context) error {
 	}
 }
 
-// endCallSQL is the query that ends the call, if there is one.
-func (s *succession) endCallSQL() (query []string) {
+// endCallQuery is the query that ends the call, if there is one.
+func (s *succession) endCallQuery() (query []string) {
 	if !s.calling {
 		return nil
 	}
 	return []string{"SELECT " + callOf(s.line).sql("advisory_unlock")}
 }
 
-// heardSQL is a query that says whether one of those who may be next listens. Only the first
+// heardQuery is a query that says whether one of those who may be next listens. Only the first
 // MostListeners places are looked at: a waiter that others have come before keeps its mark until
-// its next look. The order is that of wordSQL.
-func (s *succession) heardSQL() string {
+// its next look. The order is that of wordQuery.
+func (s *succession) heardQuery() string {
 	enough := "bool_or(listens) IS TRUE"
 	if s.who == SomeDormant { // they may have left
 		enough = "bool_or(listens) IS NOT FALSE"

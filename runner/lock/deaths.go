@@ -97,12 +97,12 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	var queries []string
 	for _, h := range lost {
 		if noted, _ := h.cfg.Ledger.Applies(s.LedgerAnswer()); noted {
-			queries = append(queries, h.finishSQL(h.end)...)
+			queries = append(queries, h.finishQueries(h.end)...)
 		}
 	}
 	if tellWaiters {
 		for _, h := range lost {
-			queries = append(queries, h.deathSQL()...)
+			queries = append(queries, h.deathQueries()...)
 		}
 	}
 	if len(queries) == 0 {
@@ -117,16 +117,16 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	return nil
 }
 
-// deathSQL are the queries that end the lost session and announce, for each lock,
+// deathQueries are the queries that end the lost session and announce, for each lock,
 // that its command is dead.
-func (h *Held) deathSQL() (queries []string) {
+func (h *Held) deathQueries() (queries []string) {
 	if !h.cfg.SharedSession {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
 			h.Session.BackendPID(), tokenPrefix, h.Token))
 	}
 	for _, l := range h.Locks {
-		queries = append(queries, notifySQL(evidence.Channel(l.ID), h.endPayload(evidence.Dead)))
+		queries = append(queries, notifyQuery(evidence.Channel(l.ID), h.endPayload(evidence.Dead)))
 	}
 	return queries
 }

@@ -10,8 +10,8 @@ import (
 // command was stopped.
 func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
-// finishSQL are the queries that note an end in the ledger.
-func (h *Held) finishSQL(end ledger.End) (queries []string) {
+// finishQueries are the queries that note an end in the ledger.
+func (h *Held) finishQueries(end ledger.End) (queries []string) {
 	for _, columns := range h.finishColumns(end) {
 		queries = append(queries, "SELECT "+columns)
 	}
@@ -52,7 +52,7 @@ func (h *Held) finishBeside(ctx context.Context) {
 // excused reports whether an error concerns the ledger alone, and warns of it. The locks
 // are given back in any case, and the next start waits for its lock-delay.
 func (h *Held) excused(err error) bool {
-	if !h.recorded || serverError(err) == nil {
+	if !h.recorded || answeredError(err) == nil {
 		return false
 	}
 	h.unnoted(ledger.Rejected(err))

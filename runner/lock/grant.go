@@ -39,15 +39,15 @@ func (g *grant) startsAtOnce() bool { return g.delay == 0 }
 // undraw forgets the token, and what the ledger may have noted under it.
 func (g *grant) undraw() { g.Tenure, g.recorded = Tenure{}, false }
 
-// endSQL are the queries that announce, for each lock, that its command is dead, and the
+// endQueries are the queries that announce, for each lock, that its command is dead, and the
 // query that gives all locks back.
-func (g *grant) endSQL() (words []string, unlock string) {
+func (g *grant) endQueries() (words []string, unlock string) {
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if g.showsEnd && !g.Locks[0].Shared {
-		words = append(words, g.showEndSQL())
+		words = append(words, g.showEndQuery())
 	}
 	for _, l := range g.Locks {
-		words = append(words, g.wordSQL(l))
+		words = append(words, g.wordQuery(l))
 	}
 	return words, "SELECT " + g.unlockSQL()
 }
@@ -62,15 +62,15 @@ func (g *grant) unlockSQL() string {
 	return strings.Join(unlocks, " + ")
 }
 
-// wordSQL is the query that announces the end of a tenure to those in line. It names
+// wordQuery is the query that announces the end of a tenure to those in line. It names
 // the first of them, or one on the preferred host.
-func (g *grant) wordSQL(l Lock) string {
+func (g *grant) wordQuery(l Lock) string {
 	word := evidence.Clean
 	if l.Shared {
 		word = evidence.Left
 	}
 	if g.cfg.SharedSession && !l.Shared && g.prefers == "" { // others may come back for the item without standing in line
-		return notifySQL(evidence.Channel(l.ID), g.endPayload(word, endLSN))
+		return notifyQuery(evidence.Channel(l.ID), g.endPayload(word, endLSN))
 	}
 	// In a backend's first moments an order by places, as in a look, would take as long
 	// as all the rest. This order names the wrong session when the tickets' time has
@@ -82,7 +82,7 @@ func (g *grant) wordSQL(l Lock) string {
 	if g.prefers != "" {
 		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(g.prefers), order)
 	}
-	say := notifySQL(evidence.Channel(l.ID), g.endPayload(word, endLSN, "' "+evidence.ToField+"'", "pid"))
+	say := notifyQuery(evidence.Channel(l.ID), g.endPayload(word, endLSN, "' "+evidence.ToField+"'", "pid"))
 	return fmt.Sprintf("%s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", say, g.cfg.Claim.listenersSQL(g.Locks), order)
 }
 
@@ -98,10 +98,10 @@ func (g *grant) endPayload(word evidence.Word, more ...string) string {
 	return a.SQL(strconv.FormatInt(g.Token, 10), more...)
 }
 
-// showEndSQL is the query by which a session's name shows that its command is dead. A
+// showEndQuery is the query by which a session's name shows that its command is dead. A
 // waiter that begins to listen after the announcement of that, and looks before the
 // unlock, sees it there.
-func (g *grant) showEndSQL() string {
+func (g *grant) showEndQuery() string {
 	return "SELECT " + g.cfg.showSQL(strconv.FormatInt(g.Token, 10), endedSuffix)
 }
 

@@ -49,7 +49,7 @@ func (h *Held) Err() error { return h.Session.Err() }
 func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
 		h.Session.SetHolding(false)
-		_, err := h.Session.Query(ctx, append(h.finishSQL(h.end), "COMMIT")...)
+		_, err := h.Session.Query(ctx, append(h.finishQueries(h.end), "COMMIT")...)
 		if h.excused(err) {
 			return nil // the transaction is over in any case
 		}
@@ -61,8 +61,8 @@ func (h *Held) Release(ctx context.Context) error {
 	if err := h.call(ctx); err != nil {
 		return err
 	}
-	queries, unlock := h.releaseSQL(h.end)
-	queries = append(queries, h.next.endCallSQL()...)
+	queries, unlock := h.releaseQueries(h.end)
+	queries = append(queries, h.next.endCallQuery()...)
 	staysForRole := h.showsEnd && (h.next.who != NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.SharedSession && !staysForRole})
 	if err != nil && !h.excused(err) && !h.waitedInVain(err) {
@@ -90,14 +90,14 @@ func (h *Held) error(err error) error {
 	return session.Rejected(err, "lock "+h.cfg.Claim.String())
 }
 
-// releaseSQL is endSQL with queries before that note this end in the ledger. With a quorum a
+// releaseQueries is endQueries with queries before that note this end in the ledger. With a quorum a
 // commit of its own does that (finishBeside).
-func (h *Held) releaseSQL(end ledger.End) (queries []string, unlock string) {
-	words, unlock := h.endSQL()
+func (h *Held) releaseQueries(end ledger.End) (queries []string, unlock string) {
+	words, unlock := h.endQueries()
 	if h.cfg.Session.Quorum {
 		return words, unlock
 	}
-	return slices.Concat(h.finishSQL(end), h.awaitArrivals(), words), unlock
+	return slices.Concat(h.finishQueries(end), h.awaitArrivals(), words), unlock
 }
 
 // EncodedRelease is what the guard, which shares the socket, sends in place of this
@@ -109,7 +109,7 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	if h.cfg.Session.Transaction || h.Locks[0].Shared {
 		return nil, false
 	}
-	queries, unlock := h.releaseSQL(ledger.End{Outcome: ledger.Killed})
+	queries, unlock := h.releaseQueries(ledger.End{Outcome: ledger.Killed})
 	ends := !h.cfg.SharedSession
 	request, possible := h.Session.Encoded(session.Request{SQL: append(queries, unlock), Last: ends})
 	if !possible {

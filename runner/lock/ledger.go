@@ -66,7 +66,7 @@ func (l *line) warmUp(ctx context.Context) error {
 		SQL:    []string{"SELECT " + b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], "NULL", "NULL")},
 		Longer: fencePatience,
 	})
-	if serverError(err) == nil {
+	if answeredError(err) == nil {
 		return b.error(err)
 	}
 	return nil
@@ -324,7 +324,7 @@ func (b *Bid) withoutLedger(ctx context.Context, delay time.Duration) error {
 // ledgerError makes an error of the ledger one of this package. A run that waits rides
 // out those that pass by themselves.
 func (b *Bid) ledgerError(err error) error {
-	pgErr := serverError(err)
+	pgErr := answeredError(err)
 	if pgErr == nil {
 		return err
 	}

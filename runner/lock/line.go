@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
@@ -32,28 +31,24 @@ import (
 
 // line is a bid's place among the waiters.
 type line struct {
-	b        *Bid
-	ticketed bool
-	ticket   uint32     // the lower half of the ticket's number
-	marked   bool       // as one that listens
-	of       lockkey.ID // the lock in whose line it stands
-	gated    bool       // holds the gate
+	b     *Bid
+	of    lockkey.ID // the lock in whose line it stands
+	rank  int
+	ahead []uint32 // the sessions before this one, the next first
 
-	rank      int
-	lookEvery time.Duration // how far apart the looks are
-	ahead     []uint32      // the sessions before this one, the next first
-	unheld    int           // how many looks in a row have shown no holder
-	lookAt    time.Time
-	tryAt     time.Time
-	burst     bool            // the next try is of many
-	watchRank int             // the best rank since the holder's latest request was first seen
-	watched   watch           // what the heartbeat sees of the holder (watch.go)
-	unnamed   uint32          // a holder that showed no token
-	prepared  string          // the name of the prepared statement that watches the holder
-	limits    *inspect.Limits // the server's, once they are known
-	warm      bool            // a start without a token was made (warmUp)
-	calling   bool            // the dormant waiters
-	called    atomic.Bool     // somebody has called this one
+	schedule
+	following
+
+	// What it has of the server's locks:
+	ticketed bool
+	ticket   uint32 // the lower half of the ticket's number
+	marked   bool   // as one that listens
+	gated    bool   // it holds the gate
+	calling  bool   // it calls the dormant waiters
+
+	called atomic.Bool     // somebody has called this one
+	limits *inspect.Limits // the server's, once they are known
+	warm   bool            // a start without a token was made (warmUp)
 }
 
 // lineOf is the lock in whose line the bid waits for what is missing.
@@ -82,7 +77,7 @@ func (l *line) join(ctx context.Context) error {
 	if l.ticketed {
 		return l.look(ctx)
 	}
-	found, err := l.b.look(ctx, slices.Concat(l.endGhostSQL(), l.b.beginListening(), []string{l.ticketSQL()})...)
+	found, err := l.b.look(ctx, slices.Concat(l.endGhostQuery(), l.b.beginListening(), []string{l.ticketQuery()})...)
 	if err != nil {
 		return err
 	}
@@ -163,10 +158,10 @@ func (l *line) digest(ctx context.Context, found *look) (err error) {
 	return nil
 }
 
-// place notes the place in line, and says whether that has moved forward.
-func (l *line) place(found *look) (moved bool) {
+// place notes the place in line, and by how many places that has moved forward.
+func (l *line) place(found *look) (moved int) {
 	own := l.b.s.BackendPID()
-	moved = found.rank < l.rank || l.rank == 0
+	moved = l.rank - found.rank
 	l.rank, l.ahead = found.rank, nil
 	for _, s := range found.Line {
 		if s.PID == own {

@@ -33,8 +33,8 @@
 //	lock-delay  how long a grant is held without a command where there is no evidence
 //	settle    from the grant to the start: the delay, the token, the ledger
 //
-// A function whose name ends in SQL changes nothing. Others that return queries also note
-// what those will do: the caller has to send them.
+// A function whose name ends in SQL returns an SQL expression, and one whose name ends in Query or
+// Queries whole queries, which the caller has to send.
 package lock
 
 import (

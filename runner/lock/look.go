@@ -21,18 +21,18 @@ import (
 // mostSeats.
 type look struct {
 	evidence.Look
-	asOf     map[lockkey.ID]int // of each lock's evidence, when the server was asked
-	received boottime.Instant   // when the answer was
-	requests map[uint32]request // of the holders that number theirs, by pid
-	rank     int                // of this session's ticket, from 1; 0 without one
-	waiting  int                // the number of all in line
-	marked   int                // the number of those in line that listen
-	ticket   uint32             // of this session, or 0
+	asOf     map[lockkey.ID]int  // of each lock's evidence, when the server was asked
+	received boottime.Instant    // when the answer was
+	beats    map[uint32]lastBeat // of the holders that number theirs, by pid
+	rank     int                 // of this session's ticket, from 1; 0 without one
+	waiting  int                 // the number of all in line
+	marked   int                 // the number of those in line that listen
+	ticket   uint32              // of this session, or 0
 }
 
-// request is the latest request of a session, if this role may see it and it has a number. A
+// lastBeat is the latest request of a session, if this role may see it and it has a number. A
 // session whose transaction holds the lock has none here: nobody watches it.
-type request struct {
+type lastBeat struct {
 	pid     uint32
 	opened  string        // when the session was, by the server's clock
 	changed string        // when its state did last, by the same clock
@@ -54,7 +54,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 		l.asOf[id] = h.AsOf()
 	}
 	marks, noteMarks := b.takeMarks()
-	queries := slices.Concat(before, marks, []string{b.lookSQL()}, b.arrivedQuery())
+	queries := slices.Concat(before, marks, []string{b.lookQuery()}, b.arrivedQuery())
 	_, err := b.s.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
 		l.received = boottime.Now()
 		if parseErr = l.parse(answers[len(before)+len(marks)], b.s.BackendPID()); parseErr != nil {
@@ -71,13 +71,13 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	return l, parseErr
 }
 
-// lookSQL asks for the holders of the claim's locks, and for those in line. It asks
+// lookQuery asks for the holders of the claim's locks, and for those in line. It asks
 // functions instead of the views that are made of them: the views are slower, and a
 // session's first query would have to read their definitions.
 //
 // A ticket's place is its distance from now, as a signed number of 32 bits: the lower
 // half of its number is a time that wraps every 497 days.
-func (b *Bid) lookSQL() string {
+func (b *Bid) lookQuery() string {
 	ids := b.cfg.Claim.Sought().Locks
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
 	SELECT *, classid = '%[1]d' AND objsubid = 2 AS mark, CASE WHEN classid = '%[1]d' AND objsubid = 1 AND granted THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
@@ -92,7 +92,7 @@ WHERE NOT l.mark ORDER BY l.place NULLS FIRST, l.pid LIMIT %[5]d`,
 		b.lineClass(), placeAt(ticketTime()), uint32(commonTicket), inspect.Among(ids), len(ids)+mostSeats)
 }
 
-// The columns of a row of lookSQL: those of a seat, and those that are the same in all rows
+// The columns of a row of lookQuery: those of a seat, and those that are the same in all rows
 // but for the last.
 const (
 	seatPlaced = iota // it is a ticket
@@ -117,7 +117,7 @@ const (
 )
 
 func (l *look) parse(rows session.Rows, pid uint32) error {
-	l.requests = map[uint32]request{}
+	l.beats = map[uint32]lastBeat{}
 	for _, row := range rows {
 		if len(row) != lookColumns {
 			return session.ErrNotPostgreSQL()
@@ -143,7 +143,7 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 		case s.PID != pid:
 			l.Holders = append(l.Holders, s)
 			if last.beat > 0 {
-				l.requests[s.PID] = last
+				l.beats[s.PID] = last
 			}
 		}
 	}
@@ -152,7 +152,7 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 
 // parseSeat reads a row: a seat, and its session's latest request. It bounds what other sessions
 // say of themselves.
-func parseSeat(row []string) (s evidence.Seat, last request, err error) {
+func parseSeat(row []string) (s evidence.Seat, last lastBeat, err error) {
 	class, err1 := strconv.ParseUint(row[seatClass], 10, 32)
 	obj, err2 := strconv.ParseUint(row[seatObj], 10, 32)
 	pid, err3 := inspect.ParseBackend(row[seatPID])
@@ -169,15 +169,15 @@ func parseSeat(row []string) (s evidence.Seat, last request, err error) {
 		// A holder in its own delay waits for other commands, which may live longer.
 		s.Delay = min(max(leasetime.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
 		if s.Opened != "" && !d.Transaction {
-			last = request{s.PID, s.Opened, row[seatChanged], ageOf(row[seatAge]), d.Beat}
+			last = lastBeat{s.PID, s.Opened, row[seatChanged], requestAge(row[seatAge]), d.Beat}
 		}
 	}
 	return s, last, nil
 }
 
-// ageOf reads how old a request is, in seconds by the server's clock. If that clock has been set
+// requestAge reads how old a request is, in seconds by the server's clock. If that clock has been set
 // back since, the request seems to come from the future: it counts as new.
-func ageOf(seconds string) time.Duration {
+func requestAge(seconds string) time.Duration {
 	age, _ := strconv.ParseFloat(seconds, 64)
 	return time.Duration(max(0, age) * float64(time.Second))
 }

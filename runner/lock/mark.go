@@ -58,7 +58,7 @@ func (b *Bid) takeMarks() (queries []string, note func(answers []session.Rows)) 
 	}
 	ofTicket := b.line != nil && b.Listens() && !b.line.marked
 	if ofTicket {
-		queries = append(queries, b.line.markSQL())
+		queries = append(queries, b.line.markQuery())
 	}
 	return queries, func(answers []session.Rows) {
 		if len(common) > 0 {
@@ -77,8 +77,8 @@ func taken(try string) string {
 	return fmt.Sprintf("CASE WHEN %s THEN pg_catalog.pg_current_wal_insert_lsn() END", try)
 }
 
-// markSQL is the query that takes the mark of this session's ticket, if that is one of the first.
-func (l *line) markSQL() string {
+// markQuery is the query that takes the mark of this session's ticket, if that is one of the first.
+func (l *line) markQuery() string {
 	mark := fmt.Sprintf("%s(%d, (objid::bigint << 32 >> 32)::int)", l.tryFunction(), int32(l.b.lineClass()))
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()

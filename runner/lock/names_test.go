@@ -22,7 +22,7 @@ func TestSeats(t *testing.T) {
 		ID: lockkey.ID{Number: -1<<32 | 7, Pair: true}, PID: 4711, Role: 10, Token: 281474976711380, Delay: 25 * time.Second,
 		Opened: "2026-01-01 00:00:00+00",
 	}
-	wantLast := request{pid: 4711, opened: want.Opened, changed: "2026-01-01 00:00:01+00", age: 1500 * time.Millisecond, beat: 7}
+	wantLast := lastBeat{pid: 4711, opened: want.Opened, changed: "2026-01-01 00:00:01+00", age: 1500 * time.Millisecond, beat: 7}
 	if err != nil || s != want || last != wantLast {
 		t.Errorf("a holder is %+v, and its request %+v, %v, want %+v and %+v", s, last, err, want, wantLast)
 	}
@@ -47,13 +47,13 @@ func TestSeats(t *testing.T) {
 		"/*pglead beat='18446744073709551615'*/":             {0, 1<<64 - 1},
 	} {
 		s, last, err := parseSeat(row("psql", query))
-		if err != nil || last.beat != want.beat || last.beat == 0 && last != (request{}) || s.Delay != want.delay {
+		if err != nil || last.beat != want.beat || last.beat == 0 && last != (lastBeat{}) || s.Delay != want.delay {
 			t.Errorf("%q is %+v, %+v, %v, want %+v", query, s, last, err, want)
 		}
 	}
 	hidden := row("psql", "/*pglead beat='1'*/")
 	hidden[seatOpened] = ""
-	if _, last, err := parseSeat(hidden); err != nil || last != (request{}) {
+	if _, last, err := parseSeat(hidden); err != nil || last != (lastBeat{}) {
 		t.Errorf("a session that this role may not see has sent %+v, %v", last, err)
 	}
 	for _, column := range []int{1, 2, 6} {

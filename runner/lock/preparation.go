@@ -1,6 +1,8 @@
 package lock
 
 import (
+	"sync"
+
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -8,29 +10,23 @@ import (
 // nothing to prepare.
 type preparation struct {
 	begun bool
-	ready chan struct{}
-	call  func() (func(), error)
-	undo  func()
-	err   error
+	call  func() (undo func(), err error) // only once, however often it is called
 }
 
 func newPreparation(s *session.Session, prepare func(*session.Session) (func(), error)) *preparation {
 	if prepare == nil {
 		return nil
 	}
-	return &preparation{call: func() (func(), error) { return prepare(s) }, ready: make(chan struct{})}
+	return &preparation{call: sync.OnceValues(func() (func(), error) { return prepare(s) })}
 }
 
 // begin starts the call in a goroutine of its own.
 func (p *preparation) begin() {
-	if p == nil || p.begun {
+	if p == nil {
 		return
 	}
 	p.begun = true
-	go func() {
-		defer close(p.ready)
-		p.undo, p.err = p.call()
-	}()
+	go func() { _, _ = p.call() }() // done has its error
 }
 
 // done begins the call, if that is still to do, and returns when it is over.
@@ -38,9 +34,9 @@ func (p *preparation) done() error {
 	if p == nil {
 		return nil
 	}
-	p.begin()
-	<-p.ready
-	return p.err
+	p.begun = true
+	_, err := p.call()
+	return err
 }
 
 // abandon undoes what the call has made ready.
@@ -48,6 +44,6 @@ func (p *preparation) abandon() {
 	if p == nil || !p.begun {
 		return
 	}
-	<-p.ready
-	p.undo()
+	undo, _ := p.call()
+	undo()
 }

@@ -23,6 +23,9 @@ func (l *line) makeRoom(ctx context.Context, found *look) error {
 		}
 		l.limits = &limits
 	}
+	if StaysAnyway(l.rank, found.waiting, l.limits.Server) {
+		return nil
+	}
 	left, err := l.limits.Room(ctx, l.b.s)
 	if err != nil {
 		return l.b.error(err)

@@ -31,8 +31,8 @@ import (
 //	the lease is not over, and the    guardProcess.start (package child), just before it
 //	socket is open                    forks
 //
-// Acquire has its holder look for requests to step down, and call those in line. For a bid of
-// its own the caller does the one, and nobody the other.
+// The holder looks for requests to step down, and calls those in line when it is done. On the
+// caller's own session the caller does the one, and nobody the other.
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A delay takes its time, and so may a second login, so the Deadline has to be fresh.
 	// For a transaction it is: the grant was the answer to a question of its own.
@@ -67,10 +67,15 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 	b.grant.showsEnd = b.line != nil && b.cfg.showsToken()
-	return &Held{
+	held := &Held{
 		grant: b.grant, Session: b.s, since: time.Now(),
 		end: ledger.End{Outcome: ledger.Stopped}, requests: make(chan struct{}, 1),
-	}, nil
+	}
+	if b.candidate != nil {
+		held.next = b.succession()
+		held.heedStepDown()
+	}
+	return held, nil
 }
 
 // waitOut holds the locks for the delay, for as long as a former holder's command may be

@@ -14,11 +14,19 @@ import (
 // A holder whose host is dead or cut off says nothing more. The first in line sees the
 // number of the holder's last request. If two looks show the same number, no request has
 // arrived between the receipt of the first look and the sending of the second. If that
-// is longer than a command may live after the last request, by the waiter's boot time
+// is longer than a command may live after the last lastBeat, by the waiter's boot time
 // clock, then the holder's command is dead by its own clock. So the first in line ends
 // the session. The server would do that too, a third of the lease later and by a clock
 // that may be set. The next two in line do it a little later, in case the first is
 // frozen itself.
+
+// following is what a waiter that is to see a silence remembers of the holder.
+type following struct {
+	watched   watch  // what the heartbeat sees of the holder (watch.go)
+	prepared  string // the name of the prepared statement for that
+	watchRank int    // the best rank since the holder's latest request was first seen
+	unnamed   uint32 // a holder that showed no token
+}
 
 // followHolder compares a look with those before it, and ends a silent holder's session. Until
 // the next look the heartbeat watches (watch.go).
@@ -38,7 +46,7 @@ func (l *line) followHolder(ctx context.Context, found *look) error {
 		return nil
 	}
 	s, held := found.holderOf(l.of)
-	last, speaks := found.requests[s.PID]
+	last, speaks := found.beats[s.PID]
 	if !held || !speaks {
 		l.watched.reset()
 		if l.rank == 1 && found.holds(l.of) {
@@ -98,7 +106,7 @@ func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 // The server may be ending the session already: then it has freed the lock, and shows the session
 // for a moment longer. So the silence says nothing of a start that was heard since the look was
 // sent: only then is it certain that the session had the lock.
-func (l *line) endSilent(ctx context.Context, s evidence.Seat, last request, found *look) error {
+func (l *line) endSilent(ctx context.Context, s evidence.Seat, last lastBeat, found *look) error {
 	n, err := l.b.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
 		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END)

@@ -44,7 +44,7 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 	r := &StepDownRequest{viewer}
 	var tries, old []string
 	for _, id := range locks {
-		old = append(old, oldRequestsSQL(id, by, to)...)
+		old = append(old, oldRequestQueries(id, by, to)...)
 		tries = append(tries, Lock{ID: lockkey.StepDown(id)}.sql("try_advisory_xact_lock"))
 	}
 	if _, err := viewer.Query(ctx, append(old, "BEGIN")...); err != nil {
@@ -70,12 +70,12 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 // Close ends the request.
 func (r *StepDownRequest) Close() { r.viewer.Close() }
 
-// oldRequestsSQL are the queries that ask a holder of an older version to step down, and
+// oldRequestQueries are the queries that ask a holder of an older version to step down, and
 // waiters of that version to leave the lock to a host.
-func oldRequestsSQL(id lockkey.ID, by, to string) []string {
-	queries := []string{notifySQL("pglead.1.stepdown."+id.String(), "'"+url.QueryEscape(by)+"'")}
+func oldRequestQueries(id lockkey.ID, by, to string) []string {
+	queries := []string{notifyQuery("pglead.1.stepdown."+id.String(), "'"+url.QueryEscape(by)+"'")}
 	if to != "" {
-		queries = append([]string{notifySQL(evidence.Channel(id), fmt.Sprintf("'prefer %s 60'", url.QueryEscape(to)))}, queries...)
+		queries = append([]string{notifyQuery(evidence.Channel(id), fmt.Sprintf("'prefer %s 60'", url.QueryEscape(to)))}, queries...)
 	}
 	return queries
 }
@@ -90,10 +90,10 @@ func (h *Held) stepDownSQL() string {
 	return strings.Join(probes, " AND ")
 }
 
-// watchRequests makes the heartbeat look for requests to step down. The first one comes soon,
+// heedStepDown makes the heartbeat look for requests to step down. The first one comes soon,
 // since its comment shows what the session holds, but not so soon that a brief command would
 // need one: it is over before anybody looks.
-func (h *Held) watchRequests() {
+func (h *Held) heedStepDown() {
 	h.Session.SetHeartbeat(session.Heartbeat{Every: leasetime.BeatEvery(h.cfg.Session.Lease), Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown}})
 	h.Session.BeatAt(boottime.Now().Add(min(FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
 }
@@ -105,10 +105,10 @@ func (h *Held) hearStepDown(answers []session.Rows) {
 	}
 }
 
-// WatchRequests makes the heartbeat of a session that many share look for requests to
+// HeedStepDown makes the heartbeat of a session that many share look for requests to
 // step down from any of these, one lock each. However many they are, it is one statement
 // to pg_stat_statements.
-func WatchRequests(s *session.Session, lease time.Duration, held []*Held) {
+func HeedStepDown(s *session.Session, lease time.Duration, held []*Held) {
 	beat := session.Heartbeat{Every: leasetime.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeat}}}
 	if len(held) > 0 {
 		of := map[string]*Held{}

@@ -36,9 +36,9 @@ func (l *line) ticketLock() Lock {
 // mostTickets is how many numbers are tried. No more waiters can come in 10 ms.
 const mostTickets = 4000
 
-// ticketSQL takes the first number from now on, by the server's clock, that nobody
+// ticketQuery takes the first number from now on, by the server's clock, that nobody
 // else has. Readers may share one.
-func (l *line) ticketSQL() string {
+func (l *line) ticketQuery() string {
 	from := "(extract(epoch FROM pg_catalog.clock_timestamp()) * 100)::bigint"
 	if l.ticket != 0 { // it has been there before
 		from = strconv.FormatUint(uint64(l.ticket), 10) + "::bigint"
@@ -48,10 +48,10 @@ WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s((%[5]d)::bigint << 32 | (t & 
 		from, mostTickets, uint32(commonTicket), l.tryFunction(), int32(lockkey.Ticket(l.of)))
 }
 
-// endGhostSQL is the query that ends the candidate's session before this one, if the server still
+// endGhostQuery is the query that ends the candidate's session before this one, if the server still
 // has it, as after a partition: it would keep its place in line, and the lock, if that was granted to
 // it last. It is known by its number and its ticket.
-func (l *line) endGhostSQL() (query []string) {
+func (l *line) endGhostQuery() (query []string) {
 	c := l.b.candidate
 	if c.ghost == 0 || l.b.shared() { // readers may share a ticket
 		return nil

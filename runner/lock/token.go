@@ -30,7 +30,7 @@ const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_i
 // systemSQL is the cluster that the token belongs to.
 const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 
-// The columns of a row of drawSQL that drew reads. Others follow, and lockColumns are the last.
+// The columns of a row of drawQuery that drew reads. Others follow, and lockColumns are the last.
 const (
 	drawnToken   = iota
 	drawnSystem  // the cluster that the token belongs to
@@ -57,7 +57,7 @@ func (l Lock) isListed(row []string) bool {
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
-// drawSQL is the query that draws the token and announces the start, for each of
+// drawQuery is the query that draws the token and announces the start, for each of
 // the locks that the session has. It does nothing if the session has none of them.
 //
 // A transaction number is used up for good once its WAL is on disk. That takes something
@@ -66,20 +66,20 @@ func (l Lock) isListed(row []string) bool {
 //
 // The session's name shows the token, too, for later looks. Further columns are evaluated
 // once for each lock.
-func (b *Bid) drawSQL(locks []Lock, columns ...string) string {
+func (b *Bid) drawQuery(locks []Lock, columns ...string) string {
 	started := "NULL"
 	if b.startsWithToken(locks) {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		started = "(SELECT " + b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
-	return b.cfg.drawSQL(locks, started, b.line != nil, columns...)
+	return b.cfg.drawQuery(locks, started, b.line != nil, columns...)
 }
 
-func (cfg *Config) drawSQL(locks []Lock, started string, inLine bool, columns ...string) string {
+func (cfg *Config) drawQuery(locks []Lock, started string, inLine bool, columns ...string) string {
 	dormant, listens, from := "NULL", "NULL", amongOwnLocks
 	if !cfg.SharedSession {
 		dormant, listens = "audience.dormant", "audience.listens"
-		from += ", (" + cfg.Claim.audienceSQL(locks) + ") AS audience"
+		from += ", (" + cfg.Claim.audienceQuery(locks) + ") AS audience"
 	}
 	all := []string{
 		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
@@ -115,7 +115,7 @@ func (cfg *Config) startSQL(l Lock) string {
 	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", say)
 }
 
-// drew notes what drawSQL returned.
+// drew notes what drawQuery returned.
 func (b *Bid) drew(rows session.Rows) error {
 	if err := b.areListed(rows); err != nil {
 		return err
@@ -160,7 +160,7 @@ func (b *Bid) draw(ctx context.Context) error {
 	if b.cfg.Session.UsesSecondSession() {
 		return b.drawBeside(ctx)
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawSQL(b.grant.Locks)}, b.leaveQueries()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.grant.Locks)}, b.leaveQueries()...)})
 	if err != nil {
 		return b.error(err)
 	}
@@ -208,7 +208,7 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 	var queries []string
 	if b.cfg.Session.Quorum && !b.cfg.Session.Transaction {
 		for _, l := range b.grant.Locks {
-			queries = append(queries, notifySQL(evidence.Channel(l.ID), b.cfg.startPayload(l, drawn[0])))
+			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayload(l, drawn[0])))
 		}
 		if b.cfg.showsToken() {
 			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))

@@ -35,6 +35,25 @@ import (
 //	                                          holder explains it
 //	the waiter becomes dormant                no try                                           goDormant
 
+// schedule is when a waiter looks and tries next.
+type schedule struct {
+	lookedAt, lookAt time.Time
+	tryAt            time.Time // zero: it doesn't try
+	burst            bool      // that try is of many
+	unheld           int       // how many looks in a row have shown no holder
+}
+
+// next is when there is something to do.
+func (s *schedule) next() time.Time {
+	if s.triesBy(s.lookAt) {
+		return s.tryAt
+	}
+	return s.lookAt
+}
+
+// triesBy says whether it tries at that time or before.
+func (s *schedule) triesBy(t time.Time) bool { return !s.tryAt.IsZero() && !t.Before(s.tryAt) }
+
 // lookAtOnce is how soon the first in line look at a holder that they have not seen
 // before. A stranger's word of a start makes them do no more than that.
 const lookAtOnce = 2 * time.Millisecond
@@ -44,10 +63,13 @@ const lookAtOnce = 2 * time.Millisecond
 const namedAfter = 20 * time.Millisecond
 
 // plan decides by a look when to look again, and whether to try.
-func (l *line) plan(found *look, moved bool) {
-	now := time.Now()
-	l.lookEvery = NextLook(found.rank, moved, l.lookEvery, l.b.cfg.Session.Lease)
-	l.lookAt = now.Add(l.lookEvery)
+func (l *line) plan(found *look, moved int) {
+	now, last := time.Now(), time.Duration(0)
+	if !l.lookedAt.IsZero() {
+		last = now.Sub(l.lookedAt)
+	}
+	l.lookedAt = now
+	l.lookAt = now.Add(NextLook(found.rank, moved, last, l.b.cfg.Session.Lease))
 	if l.rank <= TriesWhatsFree && l.unheld >= 2 {
 		l.tryAt = now
 	}

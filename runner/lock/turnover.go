@@ -47,12 +47,12 @@ func (cfg *Config) joins() bool {
 // of the session frees them. Bids of Next that are Complete are ready to be settled.
 func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	var queries []string
-	if words := t.wordsSQL(); words != "" {
+	if words := t.wordsQuery(); words != "" {
 		queries = append(queries, words)
 	}
-	queries = append(queries, t.exchangeSQL())
+	queries = append(queries, t.exchangeQuery())
 	if len(t.Next) > 0 {
-		queries = append(queries, t.drawSQL())
+		queries = append(queries, t.drawQuery())
 	}
 	answers, err := s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
@@ -77,8 +77,8 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	return nil
 }
 
-// wordsSQL is the query that announces how the commands ended.
-func (t Turnover) wordsSQL() string {
+// wordsQuery is the query that announces how the commands ended.
+func (t Turnover) wordsQuery() string {
 	if len(t.Ended) == 0 {
 		return ""
 	}
@@ -92,8 +92,8 @@ func (t Turnover) wordsSQL() string {
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// exchangeSQL is the query that frees and tries. Columns are evaluated in their order.
-func (t Turnover) exchangeSQL() string {
+// exchangeQuery is the query that frees and tries. Columns are evaluated in their order.
+func (t Turnover) exchangeQuery() string {
 	freed := []string{"0"}
 	for _, h := range t.Ended {
 		freed = append(freed, h.unlockSQL())
@@ -105,13 +105,13 @@ func (t Turnover) exchangeSQL() string {
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// drawSQL is the query that draws one token for all bids. Joins says that none uses a ledger.
-func (t Turnover) drawSQL() string {
+// drawQuery is the query that draws one token for all bids. Joins says that none uses a ledger.
+func (t Turnover) drawQuery() string {
 	var locks []Lock
 	for _, b := range t.Next {
 		locks = append(locks, b.cfg.Claim.Locks...)
 	}
-	return t.Next[0].cfg.drawSQL(locks, "NULL", false)
+	return t.Next[0].cfg.drawQuery(locks, "NULL", false)
 }
 
 func (t Turnover) claim() (all Claim) {

@@ -32,7 +32,7 @@ func (l *line) wait(ctx context.Context) (granted bool, err error) {
 		}
 		l.decide(l.events())
 		l.heedWatch()
-		if l.tryAt.IsZero() || time.Now().Before(l.tryAt) { // l.try verifies by itself
+		if !l.triesBy(time.Now()) { // l.try verifies by itself
 			if err := b.verify(ctx); err != nil {
 				return false, err
 			}
@@ -56,11 +56,7 @@ func (l *line) events() (events []evidence.Announcement) {
 
 // awaitNews waits until there is something to do.
 func (l *line) awaitNews(ctx context.Context, most time.Duration) error {
-	next := l.lookAt
-	if !l.tryAt.IsZero() && l.tryAt.Before(next) {
-		next = l.tryAt
-	}
-	timer := time.NewTimer(max(0, min(most, time.Until(next))))
+	timer := time.NewTimer(max(0, min(most, time.Until(l.next()))))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -76,7 +72,7 @@ func (l *line) awaitNews(ctx context.Context, most time.Duration) error {
 // act tries and looks, if it is time for that.
 func (l *line) act(ctx context.Context) (granted bool, err error) {
 	now := time.Now()
-	if !l.tryAt.IsZero() && !now.Before(l.tryAt) {
+	if l.triesBy(now) {
 		if granted, err := l.try(ctx); err != nil || granted {
 			return granted, err
 		}
@@ -139,12 +135,12 @@ func (l *line) tryOften(ctx context.Context) (granted bool, err error) {
 	one := len(b.cfg.Claim.Locks) == 1 && b.cfg.Claim.Gate == nil && !b.cfg.Session.Quorum
 	certain := one && (b.verdictOnAll(b.cfg.Claim.Locks).Delay == 0 || b.startsWithToken(b.cfg.Claim.Locks))
 	if certain {
-		queries = append(queries, b.drawSQL(b.cfg.Claim.Locks, l.leaveSQL()...))
+		queries = append(queries, b.drawQuery(b.cfg.Claim.Locks, l.leaveSQL()...))
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
 	if err != nil {
 		// If the ledger failed, Settle finds out more.
-		if !certain || !b.startsWithToken(b.cfg.Claim.Locks) || serverError(err) == nil || len(answers[0]) == 0 {
+		if !certain || !b.startsWithToken(b.cfg.Claim.Locks) || answeredError(err) == nil || len(answers[0]) == 0 {
 			return false, b.error(err)
 		}
 		certain = false

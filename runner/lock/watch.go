@@ -25,7 +25,7 @@ import (
 type watch struct {
 	mu    sync.Mutex
 	count int              // of watches; an earlier one's answer may still come
-	last  request          // the holder's latest that was seen; pid 0: none was
+	last  lastBeat         // the holder's latest that was seen; pid 0: none was
 	since boottime.Instant // when the first look that shows it was received
 	need  time.Duration    // how long the silence has to be, by the last whole look
 	is    watchState
@@ -49,7 +49,7 @@ const lookAfter = 150 * time.Millisecond
 type judge func(received boottime.Instant, row []string) (watchState, time.Duration)
 
 // watchSpeaker has the heartbeat watch a holder whose requests have numbers.
-func (l *line) watchSpeaker(ctx context.Context, of request, need time.Duration) error {
+func (l *line) watchSpeaker(ctx context.Context, of lastBeat, need time.Duration) error {
 	name, err := l.prepareWatch(ctx)
 	if err != nil {
 		return err
@@ -122,11 +122,11 @@ FROM pg_catalog.pg_stat_get_activity($1)`, name, l.probeSQL()))
 func (w *watch) reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.last, w.since = request{}, 0
+	w.last, w.since = lastBeat{}, 0
 }
 
 // silence is for how long a holder has been silent, if its latest request was seen before.
-func (w *watch) silence(last request, found *look) (silent time.Duration, again bool) {
+func (w *watch) silence(last lastBeat, found *look) (silent time.Duration, again bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	since, again := w.sees(last, found.received)
@@ -135,7 +135,7 @@ func (w *watch) silence(last request, found *look) (silent time.Duration, again 
 
 // sees notes a holder's latest request, and says since when that is seen and whether it
 // was seen before. The caller holds mu.
-func (w *watch) sees(last request, received boottime.Instant) (since boottime.Instant, again bool) {
+func (w *watch) sees(last lastBeat, received boottime.Instant) (since boottime.Instant, again bool) {
 	last.age = 0 // it is another in each look
 	again = last == w.last
 	if !again {
@@ -147,7 +147,7 @@ func (w *watch) sees(last request, received boottime.Instant) (since boottime.In
 // compare compares an answer with those before it. Its results are, while the watch goes on,
 // the age of the holder's request or, if it is not the first that shows this one, the time
 // that is left until the holder was silent for long enough.
-func (w *watch) compare(of request, received boottime.Instant, row []string) (state watchState, age, left time.Duration) {
+func (w *watch) compare(of lastBeat, received boottime.Instant, row []string) (state watchState, age, left time.Duration) {
 	if len(row) != 5 || row[0] != "f" || row[1] != of.opened {
 		return shouldTry, 0, 0
 	}
@@ -158,7 +158,7 @@ func (w *watch) compare(of request, received boottime.Instant, row []string) (st
 	of.beat, of.changed = d.Beat, row[2]
 	since, again := w.sees(of, received)
 	if !again {
-		return watching, ageOf(row[3]), 0
+		return watching, requestAge(row[3]), 0
 	}
 	if left = since.Add(w.need).Sub(received); left <= 0 {
 		return shouldLook, 0, 0
@@ -247,7 +247,7 @@ func (w *watch) state() watchState {
 //	rank 1 to 3       what the holder's latest request is (watchSpeaker) or, if the holder shows
 //	                  none, the first whether the lock is free (watchLock)
 //	dormant           whether somebody calls (goDormant)
-//	holder            whether somebody asks it to step down (watchRequests)
+//	holder            whether somebody asks it to step down (heedStepDown)
 //
 // The second session of a quorum commits (package session).
 

@@ -24,7 +24,7 @@ func TestWatchEnds(t *testing.T) {
 		{"another is before it", shouldTry, 2, 0, 0, false},
 		{"another is before it, and may be dead", shouldTry, 2, TurnPatience, TurnPatience, true},
 	} {
-		l := &line{rank: tt.rank, lookAt: now.Add(time.Minute)}
+		l := &line{rank: tt.rank, schedule: schedule{lookAt: now.Add(time.Minute)}}
 		if tt.turn != 0 {
 			l.tryAt = now.Add(tt.turn)
 		}

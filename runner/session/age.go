@@ -45,7 +45,7 @@ func (s *Session) SetServerAge(seconds string) error {
 	return nil
 }
 
-// ageInstants are SQL expressions. ageOf computes from these how long the server has kept
+// ageInstants are SQL expressions. readServerAge computes from these how long the server has kept
 // its lock table. Within that time a lock was freed only if its session gave it back or
 // ended. That time begins with the latest of
 //   - the postmaster's start,
@@ -72,8 +72,8 @@ const ServerAgeSeconds = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
 	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAge + `) END)`
 
-// ageOf reads the values of ageInstants. The instants are in binary.
-func ageOf(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Duration, error) {
+// readServerAge reads the values of ageInstants. The instants are in binary.
+func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Duration, error) {
 	replayed := values[0]
 	var instants [3]int64 // in microseconds
 	for i, value := range values[1:] {

@@ -115,7 +115,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 		value := string(row[firstColumn])
 		answers.first = &value
 	}
-	answers.age, err = ageOf(ctx, pg, row[ageColumns:])
+	answers.age, err = readServerAge(ctx, pg, row[ageColumns:])
 	return answers, err
 }
 

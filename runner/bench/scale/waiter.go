@@ -32,7 +32,7 @@ type waiter struct {
 
 	busy          bool // a request of its own is under way
 	rank, free    int
-	looks         time.Duration // how far apart they are
+	lookedAt      time.Duration // 0: not yet
 	lookAt, tryAt time.Duration // tryAt forever: it doesn't try
 	burst         bool
 	alarms        int   // counts how often the next step was planned
@@ -165,14 +165,16 @@ func (n *node) beDormant(then func()) {
 // room for the waiter.
 func (n *node) placed(rank int, holder *node) {
 	s := n.s
-	moved := rank < n.rank || n.rank == 0
-	n.rank = rank
+	moved, last := 0, time.Duration(0)
+	if n.lookedAt > 0 {
+		moved, last = n.rank-rank, s.now-n.lookedAt
+	}
+	n.rank, n.lookedAt = rank, s.now
 	n.free++
 	if holder != nil {
 		n.free = 0
 	}
-	n.looks = lock.NextLook(rank, moved, n.looks, s.lease)
-	n.lookAt = s.now + n.looks
+	n.lookAt = s.now + lock.NextLook(rank, moved, last, s.lease)
 	if rank <= lock.TriesWhatsFree && n.free >= 2 {
 		n.tryAt = s.now
 	}
@@ -183,7 +185,7 @@ func (n *node) placed(rank int, holder *node) {
 			n.tryAt += lock.TurnPatience
 		}
 	}
-	if rank == 1 {
+	if rank == 1 || lock.StaysAnyway(rank, len(n.l.line), s.connections) {
 		n.duties(holder)
 		return
 	}

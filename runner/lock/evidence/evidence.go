@@ -19,12 +19,18 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// Evidence is what a waiter knows of a lock since it began to listen. It is in one of three
-// states:
-//
-//	quiet    nobody is known to have held the lock
-//	running  a start is known that has not been discharged: its command may be alive
-//	ended    all starts that were known have been discharged
+// State is what the evidence comes to.
+type State int
+
+// A waiter that is granted the lock starts at once if the state is Ended. In the other two it
+// holds the lock for the delay before it starts.
+const (
+	Quiet   State = iota // nobody is known to have held the lock
+	Running              // a start is known that has not been discharged: its command may be alive
+	Ended                // all starts that were known have been discharged
+)
+
+// Evidence is what a waiter knows of a lock since it began to listen. Its states:
 //
 //	         started, or      a word that     a word that       a refused   silent for
 //	         seen to hold it  discharges all  discharges some   try         long enough
@@ -39,9 +45,7 @@ import (
 // is heard while a silent session is being ended, the state stays running. A start that is forgotten
 // (forget) counts as never heard.
 //
-// A waiter that is granted the lock starts at once in the state ended. In the other two it
-// holds the lock for the delay before it starts. Before the waiter's mark is taken, the state is
-// never ended (NoteMark).
+// Before the waiter's mark is taken, what would be ended is running (NoteMark).
 //
 // A stranger's words can only make the waiter wait, and no longer than the waiter's own settings
 // do. A word is credible if its session was seen to hold the lock, or has that session's role
@@ -331,15 +335,29 @@ func None(lockDelay time.Duration) Verdict {
 	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay > 0}
 }
 
-// ended says whether the state is ended. The caller holds mu.
-func (e *Evidence) ended() bool { return e.mark.taken && e.last != nil && len(e.starts) == 0 }
+// State is the state by now.
+func (e *Evidence) State() State {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.state()
+}
+
+func (e *Evidence) state() State {
+	switch {
+	case len(e.starts) == 0 && e.last == nil:
+		return Quiet
+	case len(e.starts) == 0 && e.mark.taken:
+		return Ended
+	}
+	return Running
+}
 
 // Verdict is the verdict by now.
 func (e *Evidence) Verdict() Verdict {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
-	case e.ended():
+	case e.state() == Ended:
 		return Verdict{CoversEarlier: e.last.coversEarlier}
 	case e.lockDelay == 0:
 		return None(0)
@@ -370,12 +388,5 @@ func (e *Evidence) Undischarged() (tokens []int64, blind bool) {
 func (e *Evidence) KnowsDead(token int64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.ended() && (token == e.last.token || token < e.last.token && e.last.coversEarlier)
-}
-
-// Any says whether anything is known at all.
-func (e *Evidence) Any() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return len(e.starts) > 0 || e.last != nil
+	return e.state() == Ended && (token == e.last.token || token < e.last.token && e.last.coversEarlier)
 }

@@ -94,16 +94,6 @@ func TestStates(t *testing.T) {
 		running(h)
 		h.says(holder, Clean, 5)
 	}
-	const isQuiet, isRunning, isEnded = "quiet", "running", "ended"
-	state := func(h told) string {
-		switch {
-		case h.ended():
-			return isEnded
-		case h.Any():
-			return isRunning
-		}
-		return isQuiet
-	}
 	refused := func(h told) { h.NoteRefusal(longAfter()) }
 	silent := func(h told) { h.NoteSilence(h.AsOf(), Seat{}) }
 	verify := func(h told, pid uint32) { h.NoteRole(pid, ours) }
@@ -111,69 +101,69 @@ func TestStates(t *testing.T) {
 		name string
 		from func(told)
 		then func(told)
-		want string
+		want State
 	}{
-		{"quiet, nothing", quiet, func(told) {}, isQuiet},
-		{"quiet, a start", quiet, func(h told) { h.says(second, Started, 6) }, isRunning},
-		{"quiet, a holder is seen", quiet, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
-		{"quiet, a foreign holder is seen", quiet, func(h told) { h.looks(holds(second, nobody, 0)) }, isRunning},
-		{"quiet, a late word", quiet, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, isQuiet},
-		{"quiet, a repeated word", quiet, func(h told) { h.says(speaker, Clean, 6); verify(h, speaker) }, isQuiet},
-		{"quiet, one that was not seen had the lock since the mark", quiet, func(h told) { h.says(speaker, Clean, 6, sinceMark); verify(h, speaker) }, isEnded},
-		{"quiet, the same, before the mark", quiet, func(h told) { h.says(speaker, Clean, 6, beforeMark); verify(h, speaker) }, isQuiet},
-		{"quiet, the same for itself alone", quiet, func(h told) { h.says(speaker, Clean, 6, sinceMark, alone); verify(h, speaker) }, isEnded},
-		{"quiet, the same by a stranger", quiet, func(h told) { h.says(stranger, Clean, 6, sinceMark); h.NoteRole(stranger, nobody) }, isQuiet},
-		{"quiet, the same as a last word", quiet, func(h told) { h.says(speaker, Dead, 6, sinceMark); verify(h, speaker) }, isQuiet},
-		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, Dead, 6) }, isQuiet},
+		{"quiet, nothing", quiet, func(told) {}, Quiet},
+		{"quiet, a start", quiet, func(h told) { h.says(second, Started, 6) }, Running},
+		{"quiet, a holder is seen", quiet, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
+		{"quiet, a foreign holder is seen", quiet, func(h told) { h.looks(holds(second, nobody, 0)) }, Running},
+		{"quiet, a late word", quiet, func(h told) { h.says(speaker, Dead, 6); verify(h, speaker) }, Quiet},
+		{"quiet, a repeated word", quiet, func(h told) { h.says(speaker, Clean, 6); verify(h, speaker) }, Quiet},
+		{"quiet, one that was not seen had the lock since the mark", quiet, func(h told) { h.says(speaker, Clean, 6, sinceMark); verify(h, speaker) }, Ended},
+		{"quiet, the same, before the mark", quiet, func(h told) { h.says(speaker, Clean, 6, beforeMark); verify(h, speaker) }, Quiet},
+		{"quiet, the same for itself alone", quiet, func(h told) { h.says(speaker, Clean, 6, sinceMark, alone); verify(h, speaker) }, Ended},
+		{"quiet, the same by a stranger", quiet, func(h told) { h.says(stranger, Clean, 6, sinceMark); h.NoteRole(stranger, nobody) }, Quiet},
+		{"quiet, the same as a last word", quiet, func(h told) { h.says(speaker, Dead, 6, sinceMark); verify(h, speaker) }, Quiet},
+		{"quiet, a word that counts for nothing", quiet, func(h told) { h.says(stranger, Dead, 6) }, Quiet},
 		{"quiet, a holder's word overtakes the look", quiet, func(h told) {
 			asOf := h.AsOf()
 			h.says(holder, Clean, 5)
 			h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
-		}, isEnded},
-		{"quiet, refused", quiet, refused, isQuiet},
-		{"quiet, silent", quiet, silent, isEnded},
-		{"running, a start", running, func(h told) { h.says(second, Started, 6) }, isRunning},
-		{"running, another holder is seen", running, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
-		{"running, one before it had the lock since the mark", running, func(h told) { h.says(speaker, Clean, 4, sinceMark); verify(h, speaker) }, isRunning},
-		{"running, a word that discharges all", running, func(h told) { h.says(holder, Clean, 5) }, isEnded},
+		}, Ended},
+		{"quiet, refused", quiet, refused, Quiet},
+		{"quiet, silent", quiet, silent, Ended},
+		{"running, a start", running, func(h told) { h.says(second, Started, 6) }, Running},
+		{"running, another holder is seen", running, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
+		{"running, one before it had the lock since the mark", running, func(h told) { h.says(speaker, Clean, 4, sinceMark); verify(h, speaker) }, Running},
+		{"running, a word that discharges all", running, func(h told) { h.says(holder, Clean, 5) }, Ended},
 		{"running, a word that discharges some", running, func(h told) {
 			h.looks(holds(second, theirs, 6))
 			h.says(second, Clean, 6, alone)
-		}, isRunning},
+		}, Running},
 		{"running, a word of the one before", running, func(h told) {
 			h.looks(holds(second, theirs, 6))
 			h.says(holder, Clean, 5)
-		}, isRunning},
-		{"running, refused", running, refused, isRunning},
-		{"running, silent", running, silent, isEnded},
+		}, Running},
+		{"running, refused", running, refused, Running},
+		{"running, silent", running, silent, Ended},
 		{"running, silent, and meanwhile somebody starts", running, func(h told) {
 			asOf := h.AsOf()
 			h.says(second, Started, 6)
 			h.NoteSilence(asOf, Seat{})
-		}, isRunning},
-		{"running, nobody is seen", running, func(h told) { h.looks() }, isRunning},
-		{"running, a reader leaves", running, func(h told) { h.says(holder, Left, 5) }, isRunning},
+		}, Running},
+		{"running, nobody is seen", running, func(h told) { h.looks() }, Running},
+		{"running, a reader leaves", running, func(h told) { h.says(holder, Left, 5) }, Running},
 		{"running, but only by a stranger that ends, too", quiet, func(h told) {
 			h.says(stranger, Started, 9)
 			h.says(stranger, Clean, 9)
 			h.NoteRole(stranger, nobody)
-		}, isQuiet},
-		{"ended, a start", ended, func(h told) { h.says(second, Started, 6) }, isRunning},
-		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, isRunning},
-		{"ended, another word", ended, func(h told) { h.says(holder, Clean, 5) }, isEnded},
-		{"ended, refused before the lock can be free", ended, func(h told) { h.NoteRefusal(boottime.Now()) }, isEnded},
-		{"ended, refused", ended, refused, isRunning},
-		{"ended, silent", ended, silent, isEnded},
-		{"ended, nobody is seen", ended, func(h told) { h.looks() }, isEnded},
+		}, Quiet},
+		{"ended, a start", ended, func(h told) { h.says(second, Started, 6) }, Running},
+		{"ended, a holder is seen", ended, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
+		{"ended, another word", ended, func(h told) { h.says(holder, Clean, 5) }, Ended},
+		{"ended, refused before the lock can be free", ended, func(h told) { h.NoteRefusal(boottime.Now()) }, Ended},
+		{"ended, refused", ended, refused, Running},
+		{"ended, silent", ended, silent, Ended},
+		{"ended, nobody is seen", ended, func(h told) { h.looks() }, Ended},
 	} {
 		h := newTold(t)
 		tt.from(h)
 		tt.then(h)
-		if got := state(h); got != tt.want {
-			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		if got := h.State(); got != tt.want {
+			t.Errorf("%s: the state is %d, want %d", tt.name, got, tt.want)
 		}
-		if v := h.Verdict(); (v.Delay == 0) != (tt.want == isEnded) {
-			t.Errorf("%s: %s, and waits %v", tt.name, tt.want, v.Delay)
+		if v := h.Verdict(); (v.Delay == 0) != (tt.want == Ended) {
+			t.Errorf("%s: the state is %d, and it waits %v", tt.name, tt.want, v.Delay)
 		}
 	}
 }
