@@ -24,8 +24,8 @@ import (
 //	          those before it may be dead. It doesn't if it hears of a start.
 //	up to 3   also tries if two looks in a row have shown the lock to be free.
 //	up to 24  listens, and is marked as one that does.
-//	others    are dormant (dormant.go), and look: often while the line moves, and more
-//	          and more seldom, the further behind they are, while it stands.
+//	others    are dormant (dormant.go), and look: by the line's pace while it moves, and
+//	          more and more seldom, the further behind they are, while it stands.
 //
 // turn.go has when each tries and looks.
 
