@@ -36,9 +36,9 @@ func (b *Bid) arrivedQuery() (query []string) {
 // arrivalMost is how long a holder waits for those who are arriving.
 const arrivalMost = "200ms"
 
-// awaitArrivals is a query for each lock that waits until nobody is arriving, or fails after
+// awaitArrivalsQueries is a query for each lock that waits until nobody is arriving, or fails after
 // arrivalMost. With a ledger nobody has to hear how a holder ended.
-func (g *grant) awaitArrivals() (queries []string) {
+func (g *grant) awaitArrivalsQueries() (queries []string) {
 	if g.listened || g.recorded || g.cfg.SharedSession || g.cfg.Claim.Gate != nil {
 		return nil
 	}
@@ -49,9 +49,9 @@ func (g *grant) awaitArrivals() (queries []string) {
 	return queries
 }
 
-// waitedInVain says whether an error is that of awaitArrivals.
+// waitedInVain says whether an error is that of awaitArrivalsQueries.
 func (g *grant) waitedInVain(err error) bool {
 	const lockNotAvailable = "55P03"
 	e := answeredError(err)
-	return e != nil && e.Code == lockNotAvailable && len(g.awaitArrivals()) > 0
+	return e != nil && e.Code == lockNotAvailable && len(g.awaitArrivalsQueries()) > 0
 }

@@ -34,23 +34,29 @@ const (
 	CallEvery = 20 * time.Millisecond
 )
 
-// NextLook is the time from a look to the next one; last is the time since the look before it, in
-// which the waiter moved forward by moved places, or 0 if it has just come. A look takes the server
-// 0.3 ms with 200 sessions. So a dormant waiter goes half of the way to the listeners, at the line's
-// latest pace, before it looks again.
-func NextLook(rank, moved int, last, lease time.Duration) time.Duration {
+// Progress is what two looks show of a dormant waiter's way to the listeners.
+type Progress struct {
+	Moved  int           // places from the one to the other
+	In     time.Duration // from the one to the other; 0: there was no other
+	Moving bool          // the look before these two showed that the line moved, too
+}
+
+// NextLook is the time from a look to the next one. A look takes the server 0.3 ms with 200 sessions.
+// So a dormant waiter goes half of the way to the listeners, at the line's pace, before it looks
+// again. The pace is not known if the line stood before: it may have begun to move just now.
+func NextLook(rank int, p Progress, lease time.Duration) time.Duration {
 	const least, each = 100 * time.Millisecond, 5 * time.Millisecond
 	seldom := max(leasetime.BeatEvery(lease), time.Duration(rank)*time.Second/4)
 	behind := time.Duration(rank - MostListeners)
 	switch {
 	case behind <= 0:
 		return seldom
-	case last == 0:
+	case p.Moved > 0 && p.Moving: // a call would be heard in a heartbeat's time
+		return min(max(least, behind*p.In/time.Duration(p.Moved)/2), leasetime.WaiterBeat(lease))
+	case p.Moved > 0, p.In == 0:
 		return max(least, behind*each)
-	case moved > 0:
-		return min(max(least, behind*last/time.Duration(moved)/2), seldom)
 	}
-	return min(max(least, 2*last), seldom)
+	return min(max(least, 2*p.In), seldom)
 }
 
 // LookBesideWatch is the time from a look to the next one while the heartbeat watches the holder.

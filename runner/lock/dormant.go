@@ -40,7 +40,7 @@ func (l *line) goDormant(ctx context.Context) error {
 // wake makes a dormant waiter listen, and look again, which marks it.
 func (l *line) wake(ctx context.Context) (found *look, err error) {
 	l.b.beatPlainly()
-	return l.b.look(ctx, l.b.beginListening()...)
+	return l.b.look(ctx, l.b.listenQuery()...)
 }
 
 // callIfFew calls while few listen and others are dormant. In the lines of several locks

@@ -97,7 +97,7 @@ func (h *Held) releaseQueries(end ledger.End) (queries []string, unlock string) 
 	if h.cfg.Session.Quorum {
 		return words, unlock
 	}
-	return slices.Concat(h.finishQueries(end), h.awaitArrivals(), words), unlock
+	return slices.Concat(h.finishQueries(end), h.awaitArrivalsQueries(), words), unlock
 }
 
 // EncodedRelease is what the guard, which shares the socket, sends in place of this

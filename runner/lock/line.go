@@ -77,7 +77,7 @@ func (l *line) join(ctx context.Context) error {
 	if l.ticketed {
 		return l.look(ctx)
 	}
-	found, err := l.b.look(ctx, slices.Concat(l.endGhostQuery(), l.b.beginListening(), []string{l.ticketQuery()})...)
+	found, err := l.b.look(ctx, slices.Concat(l.endGhostQuery(), l.b.listenQuery(), []string{l.ticketQuery()})...)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func (l *line) digest(ctx context.Context, found *look) (err error) {
 // place notes the place in line, and by how many places that has moved forward.
 func (l *line) place(found *look) (moved int) {
 	own := l.b.s.BackendPID()
-	moved = l.rank - found.rank
+	moved = max(0, l.rank-found.rank)
 	l.rank, l.ahead = found.rank, nil
 	for _, s := range found.Line {
 		if s.PID == own {

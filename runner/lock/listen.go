@@ -28,7 +28,7 @@ func newEars() ears {
 // Listen begins to collect the words about the locks, and then looks for their holders. In
 // the other order a holder could begin unseen and unheard.
 func (b *Bid) Listen(ctx context.Context) error {
-	listen := b.beginListening()
+	listen := b.listenQuery()
 	if len(listen) == 0 && !b.unknownHolder {
 		return nil
 	}
@@ -36,9 +36,9 @@ func (b *Bid) Listen(ctx context.Context) error {
 	return err
 }
 
-// beginListening begins to listen by a query, which the caller has to send with a look. The look
+// listenQuery begins to listen by a query, which the caller has to send with a look. The look
 // takes the marks.
-func (b *Bid) beginListening() (query []string) {
+func (b *Bid) listenQuery() (query []string) {
 	var listen []string
 	for _, l := range b.cfg.Claim.Locks {
 		if b.heard[l.ID] != nil {
@@ -66,7 +66,7 @@ func (b *Bid) beginListening() (query []string) {
 // leaveQueries gives back the ticket, the gate and the marks by queries, which the caller
 // has to send.
 func (b *Bid) leaveQueries() []string {
-	return append(b.line.leaveQueries(), b.dropMarks()...)
+	return append(b.line.leaveQueries(), b.dropMarksQuery()...)
 }
 
 // Listens says whether the bid collects what happens to the locks.
@@ -89,7 +89,7 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 		b.s.OnNotify(evidence.Channel(id), nil)
 		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
 	}
-	queries = append(queries, b.dropMarks()...)
+	queries = append(queries, b.dropMarksQuery()...)
 	clear(b.heard)
 	err := b.send(ctx, queries...)
 	b.mailbox.empty() // now that nothing more is heard

@@ -7,31 +7,38 @@
 // After a wait there has to be evidence that the command of the last holder is dead: its
 // own word, or that of its guard, or the lock-delay has to pass (package evidence).
 //
-// The words of this package:
+// The words of this package. To get a lock:
 //
-//	claim     the locks that a run wants: all of them or, behind a gate, any one
-//	candidate one that wants a claim, and comes back with a new session when it lost one
-//	bid       a claim on one session, as far as it is granted
-//	try       asking for what is missing. The first one travels with the login, in
-//	          the same round trip (firstTrySQL), and Bid.Try takes its answer
-//	refused   a try that got nothing, and a run that gives up for that. What the server
-//	          answers with an error is rejected
-//	grant     what a bid has got so far: locks, and later the token
-//	tenure    one holding of a lock, from its token to its end
-//	line      the waiters, each with a ticket: an advisory lock of its own
-//	look      a question for all that the server shows of a lock; each row is a seat
-//	watch     what the first in line ask of the holder alone, by their heartbeat
-//	burst     many tries in one statement, when the lock is about to be freed
-//	mark      a lock that shows that its owner listens: each ticket whose owner listens has
-//	          one, and all that listen without standing in line share one
-//	dormant   a waiter so far behind that it doesn't listen, and has no mark
-//	call      what makes the dormant listen: a lock that they can't have
-//	gate      a lock that the first in line holds against newcomers
-//	evidence  what a waiter has heard and seen of a lock's holders, and the verdict that
-//	          follows from it: start at once, or after a delay (package evidence)
-//	word      what is said on a lock's NOTIFY channel: started, clean, dead, left
-//	lock-delay  how long a grant is held without a command where there is no evidence
-//	settle    from the grant to the start: the delay, the token, the ledger
+//	claim      the locks that a run wants: all of them or, behind a gate, any one
+//	candidate  one that wants a claim, and comes back with a new session when it lost one
+//	bid        a claim on one session, as far as it is granted
+//	try        asking for what is missing. The first one travels with the login, in
+//	           the same round trip (firstTrySQL), and Bid.Try takes its answer
+//	refused    a try that got nothing, and a run that gives up for that. What the server
+//	           answers with an error is rejected
+//	grant      what a bid has got so far: locks, and later the token
+//	settle     from the grant to the start: the lock-delay, the token, the ledger
+//	tenure     one holding of a lock, from its token to its end
+//
+// What a waiter knows (package evidence):
+//
+//	word       what is said on a lock's NOTIFY channel: started, clean, dead, left
+//	look       a question for all that the server shows of a lock; each row is a seat
+//	mark       a lock that shows that its owner listens: each ticket whose owner listens has
+//	           one, and all that listen without standing in line share one
+//	watch      what the first in line ask of the holder alone, by their heartbeat
+//	evidence   what a waiter has heard and seen of a lock's holders, and the verdict that
+//	           follows from it: start at once, or after a delay
+//	lock-delay how long a grant is held without a command where there is no evidence
+//
+// In line, for speed and fairness alone:
+//
+//	line       the waiters, each with a ticket: an advisory lock of its own
+//	arrival    a lock that shows that its owner is about to listen
+//	burst      many tries in one statement, when the lock is about to be freed
+//	dormant    a waiter so far behind that it doesn't listen, and has no mark
+//	call       what makes the dormant listen: a lock that they can't have
+//	gate       a lock that the first in line holds against newcomers
 //
 // A function whose name ends in SQL returns an SQL expression, and one whose name ends in Query or
 // Queries whole queries, which the caller has to send.

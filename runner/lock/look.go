@@ -53,7 +53,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	for id, h := range b.heard {
 		l.asOf[id] = h.AsOf()
 	}
-	marks, noteMarks := b.takeMarks()
+	marks, noteMarks := b.takeMarksQueries()
 	queries := slices.Concat(before, marks, []string{b.lookQuery()}, b.arrivedQuery())
 	_, err := b.s.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
 		l.received = boottime.Now()

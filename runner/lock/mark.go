@@ -24,7 +24,7 @@ import (
 
 // A bid that stands in line for one lock, or for slots, takes the mark of its ticket. One without a
 // line takes the common mark of each lock, and so does one that wants several locks, which also takes
-// that of its ticket. Without a mark no end counts (Evidence.ended). Holders also count the marks, to
+// that of its ticket. Without a mark no end counts (Evidence.State). Holders also count the marks, to
 // find out whether those in line have to be called.
 
 // mark is the mark of the ticket.
@@ -44,9 +44,9 @@ func commonMark(of lockkey.ID) Lock {
 	return Lock{ID: mark, Shared: true}
 }
 
-// takeMarks are the queries that take the marks which a session that listens lacks, and note is for
+// takeMarksQueries are the queries that take the marks which a session that listens lacks, and note is for
 // their answers. Nobody who listens keeps another from a mark, but a stranger can.
-func (b *Bid) takeMarks() (queries []string, note func(answers []session.Rows)) {
+func (b *Bid) takeMarksQueries() (queries []string, note func(answers []session.Rows)) {
 	common := b.marking
 	b.marking = nil
 	if len(common) > 0 {
@@ -113,9 +113,9 @@ func (l *line) tookMark(mark session.Rows) {
 	}
 }
 
-// dropMarks gives the common marks back by a query, if the bid has any. The caller has to
+// dropMarksQuery gives the common marks back by a query, if the bid has any. The caller has to
 // send it.
-func (e *ears) dropMarks() (query []string) {
+func (e *ears) dropMarksQuery() (query []string) {
 	var marks []string
 	for _, id := range e.marks {
 		marks = append(marks, commonMark(id).sql("advisory_unlock"))

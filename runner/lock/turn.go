@@ -38,6 +38,7 @@ import (
 // schedule is when a waiter looks and tries next.
 type schedule struct {
 	lookedAt, lookAt time.Time
+	moving           bool      // the latest look showed that the line moves
 	tryAt            time.Time // zero: it doesn't try
 	burst            bool      // that try is of many
 	unheld           int       // how many looks in a row have shown no holder
@@ -64,12 +65,13 @@ const namedAfter = 20 * time.Millisecond
 
 // plan decides by a look when to look again, and whether to try.
 func (l *line) plan(found *look, moved int) {
-	now, last := time.Now(), time.Duration(0)
+	now := time.Now()
+	progress := Progress{Moved: moved, Moving: l.moving}
 	if !l.lookedAt.IsZero() {
-		last = now.Sub(l.lookedAt)
+		progress.In = now.Sub(l.lookedAt)
 	}
-	l.lookedAt = now
-	l.lookAt = now.Add(NextLook(found.rank, moved, last, l.b.cfg.Session.Lease))
+	l.lookedAt, l.moving = now, moved > 0
+	l.lookAt = now.Add(NextLook(found.rank, progress, l.b.cfg.Session.Lease))
 	if l.rank <= TriesWhatsFree && l.unheld >= 2 {
 		l.tryAt = now
 	}

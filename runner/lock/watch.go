@@ -54,43 +54,62 @@ func (l *line) watchSpeaker(ctx context.Context, of lastBeat, need time.Duration
 	if err != nil {
 		return err
 	}
-	beatEvery := leasetime.BeatEvery(l.b.cfg.Session.Lease)
-	every := beatEvery
-	if l.rank == 1 && l.b.s.Encrypted() {
-		// The holder's connection may be encrypted, too. Then the holder's guard can't say
-		// that its pglead was killed.
-		every /= 2
-	}
-	next := func(age time.Duration) time.Duration {
-		// The holder's next request is due a fifth of its lease after the last. A look
-		// just after that counts the silence from its beginning.
-		if due := beatEvery - age + lookAfter; due > 0 && due < beatEvery+lookAfter {
-			return min(due, every)
-		}
-		return every
-	}
 	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, l.rank == 1)
-	w := &l.watched
-	l.startWatch(session.Heartbeat{Every: every, Request: session.Request{SQL: []string{sql}}}, need, func(received boottime.Instant, row []string) (watchState, time.Duration) {
+	w, ask := &l.watched, l.askPace()
+	l.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, need, func(received boottime.Instant, row []string) (watchState, time.Duration) {
 		state, age, left := w.compare(of, received, row)
-		switch silent := need - left; {
+		switch {
 		case state != watching:
 			return state, 0
 		case left == 0:
-			return watching, next(age)
-		case silent < beatEvery-lookAfter:
-			return watching, min(every, beatEvery-silent, left)
-		case silent < 2*beatEvery: // its request is late, and may be about to come
-			return watching, min(beatEvery/4, left)
+			return watching, ask.whenDue(age)
 		}
-		return watching, min(every, left)
+		return watching, ask.whileSilent(need-left, left)
 	})
-	first := next(of.age)
+	first := ask.whenDue(of.age)
 	if of.age < FirstBeat { // that may have been its start, which this session has not heard
 		first = FirstBeat - of.age + lookAfter
 	}
 	l.b.s.BeatAt(min(boottime.Now().Add(first), w.over()))
 	return nil
+}
+
+// askPace says when the heartbeat that watches a holder asks again.
+type askPace struct {
+	beat time.Duration // between two requests of the holder
+	most time.Duration // between two questions
+}
+
+// askPace is that of this place in line.
+func (l *line) askPace() askPace {
+	beat := leasetime.BeatEvery(l.b.cfg.Session.Lease)
+	if l.rank == 1 && l.b.s.Encrypted() {
+		// The holder's connection may be encrypted, too. Then the holder's guard can't say
+		// that its pglead was killed.
+		return askPace{beat, beat / 2}
+	}
+	return askPace{beat, beat}
+}
+
+// whenDue is the time until the next request of the holder is due, whose latest has this age. A
+// question just after that counts the silence from its beginning.
+func (p askPace) whenDue(age time.Duration) time.Duration {
+	if due := p.beat - age + lookAfter; due > 0 && due < p.beat+lookAfter {
+		return min(due, p.most)
+	}
+	return p.most
+}
+
+// whileSilent is the time until the next question about a holder that has been silent, and is
+// dead if it is so for as long as is left.
+func (p askPace) whileSilent(silent, left time.Duration) time.Duration {
+	switch {
+	case silent < p.beat-lookAfter:
+		return min(p.most, p.beat-silent, left)
+	case silent < 2*p.beat: // its request is late, and may be about to come
+		return min(p.beat/4, left)
+	}
+	return min(p.most, left)
 }
 
 // over is the boot time at which the holder will have been silent for long enough.

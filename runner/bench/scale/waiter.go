@@ -33,6 +33,7 @@ type waiter struct {
 	busy          bool // a request of its own is under way
 	rank, free    int
 	lookedAt      time.Duration // 0: not yet
+	moving        bool          // the latest look showed that the line moves
 	lookAt, tryAt time.Duration // tryAt forever: it doesn't try
 	burst         bool
 	alarms        int   // counts how often the next step was planned
@@ -165,16 +166,16 @@ func (n *node) beDormant(then func()) {
 // room for the waiter.
 func (n *node) placed(rank int, holder *node) {
 	s := n.s
-	moved, last := 0, time.Duration(0)
+	progress := lock.Progress{Moving: n.moving}
 	if n.lookedAt > 0 {
-		moved, last = n.rank-rank, s.now-n.lookedAt
+		progress.Moved, progress.In = max(0, n.rank-rank), s.now-n.lookedAt
 	}
-	n.rank, n.lookedAt = rank, s.now
+	n.rank, n.lookedAt, n.moving = rank, s.now, progress.Moved > 0
 	n.free++
 	if holder != nil {
 		n.free = 0
 	}
-	n.lookAt = s.now + lock.NextLook(rank, moved, last, s.lease)
+	n.lookAt = s.now + lock.NextLook(rank, progress, s.lease)
 	if rank <= lock.TriesWhatsFree && n.free >= 2 {
 		n.tryAt = s.now
 	}
