@@ -14,11 +14,12 @@ import (
 // relay stands between a holder and its server, and can go silent: nothing passes any
 // more in either direction, and no end of a connection is passed on.
 type relay struct {
-	dsn  string
-	mu   sync.Mutex // held while it is silent
-	held []net.Conn
-	kept map[net.Conn]bool // ends of connections that stay open whatever becomes of the others
-	over bool
+	dsn    string
+	mu     sync.Mutex // held while it is silent
+	silent bool       // for the test's own goroutine
+	held   []net.Conn
+	kept   map[net.Conn]bool // ends of connections that stay open whatever becomes of the others
+	over   bool
 }
 
 func newRelay(t *testing.T, server *localpg.Server) *relay {
@@ -55,7 +56,9 @@ func newRelay(t *testing.T, server *localpg.Server) *relay {
 	})
 	t.Cleanup(func() {
 		_ = l.Close()
-		r.mu.TryLock() // also if it is silent
+		if !r.silent {
+			r.mu.Lock()
+		}
 		r.over = true
 		for _, conn := range r.held {
 			_ = conn.Close()
@@ -99,4 +102,7 @@ func (r *relay) strand() {
 }
 
 // silence stops all that passes, until the test is over.
-func (r *relay) silence() { r.mu.Lock() }
+func (r *relay) silence() {
+	r.mu.Lock()
+	r.silent = true
+}
