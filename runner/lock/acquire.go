@@ -168,7 +168,6 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 		s.Close()
 		return nil, err
 	}
-	c.answered()
 	return held, nil
 }
 
@@ -176,7 +175,7 @@ func (b *Bid) takeAndSettle(ctx context.Context, returning bool) (*Held, error) 
 	if err := b.take(ctx, returning); err != nil {
 		return nil, err
 	}
-	b.cfg.Observer.away(nil)
+	b.candidate.answered()
 	return b.Settle(ctx)
 }
 
