@@ -17,6 +17,7 @@ import (
 
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // unknownCommand is a word that is no command of pglead's.
@@ -281,7 +282,7 @@ func ownHolder(held *lock.ConflictError) bool {
 // Only the server knows whether that one has the lock in the same database.
 func warnOfOuter(u *ui, claim lock.Claim) {
 	ids := strings.Split(os.Getenv("PGLEAD_LOCK_ID"), "\n")
-	if claim.Gate == nil && slices.ContainsFunc(claim.Locks, func(l lock.Lock) bool { return !l.Shared && slices.Contains(ids, l.String()) }) {
+	if claim.Gate == nil && slices.ContainsFunc(claim.Locks, func(l advisory.Lock) bool { return !l.Shared && slices.Contains(ids, l.String()) }) {
 		u.log.Warn("the pglead under which this one runs has a lock of the same number: in the same database this waits for that, and that for this", "event", "environment")
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -232,12 +233,12 @@ func (o *options) claim() (lock.Claim, error) {
 			if err != nil {
 				return claim, usagef("--slots: %w", err)
 			}
-			claim.Locks = append(claim.Locks, lock.Lock{ID: id})
+			claim.Locks = append(claim.Locks, advisory.Lock{ID: id})
 		}
 		return claim, nil
 	}
 	for _, key := range o.keys {
-		l := lock.Lock{ID: ids[key], Shared: o.shared}
+		l := advisory.Lock{ID: ids[key], Shared: o.shared}
 		if !slices.Contains(claim.Locks, l) { // two keys of one number are one
 			claim.Locks = append(claim.Locks, l)
 		}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -33,7 +35,7 @@ type EachConfig struct {
 // Task is the lock and the command of one item.
 type Task struct {
 	Key     string
-	Lock    lock.Lock
+	Lock    advisory.Lock
 	Command []string
 	Env     []string // in addition to Config.Env
 }
@@ -113,10 +115,10 @@ type each struct {
 func (e *each) passes(ctx context.Context, shared *connection) {
 	began := time.Now()
 	items := e.cfg.Items
-	for polls := lock.PollBackoff(); ; {
+	for polls := crowd.PollBackoff(); ; {
 		again := e.pass(ctx, shared, items)
 		left := e.cfg.Wait - time.Since(began)
-		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(lock.PollBounds(polls)), left)) {
+		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), left)) {
 			return
 		}
 		items = slices.Values(again)
@@ -185,7 +187,7 @@ func (e *each) bid(j *job) *lock.Bid {
 		return b
 	}
 	locking := e.cfg.Locking
-	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []lock.Lock{j.Lock}}
+	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []advisory.Lock{j.Lock}}
 	locking.SharedSession = true
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass nobody has listened since the pass before
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -18,7 +19,7 @@ func selfTest(ctx context.Context, of session.Config, says inspect.Description) 
 	key := "pglead doctor " + strconv.FormatUint(rand.Uint64(), 36)
 	says.Keys, says.Scheme = []string{key}, inspect.DefaultScheme
 	of.Comment = says.Comment()
-	cfg := lock.Config{Claim: lock.Claim{Locks: []lock.Lock{{ID: lockkey.SipHash24(key)}}}, Session: of, Description: says}
+	cfg := lock.Config{Claim: lock.Claim{Locks: []advisory.Lock{{ID: lockkey.SipHash24(key)}}}, Session: of, Description: says}
 	s, b, granted, err := bidInOwnSession(ctx, cfg)
 	if err != nil {
 		return checkup.Check{}, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -248,11 +249,11 @@ func (b *Bid) poll(ctx context.Context) (granted bool, err error) {
 	if _, err := b.s.Second(ctx); err != nil { // see session.Open
 		return false, err
 	}
-	for polls := PollBackoff(); b.candidate.left() > 0; {
+	for polls := crowd.PollBackoff(); b.candidate.left() > 0; {
 		if err := b.cfg.Observer.reportWait(ctx, b); err != nil {
 			return false, err
 		}
-		if !pace.Sleep(ctx, min(pace.Between(PollBounds(polls)), b.candidate.left())) {
+		if !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), b.candidate.left())) {
 			return false, context.Cause(ctx)
 		}
 		if granted, err := b.Try(ctx); err != nil || granted {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -18,7 +19,7 @@ func (cfg *Config) announcement(word evidence.Word) evidence.Announcement {
 
 // startPayload is an SQL expression that announces the start under a lock. The token
 // is an SQL expression, too.
-func (cfg *Config) startPayload(l Lock, token string) string {
+func (cfg *Config) startPayload(l advisory.Lock, token string) string {
 	a := cfg.announcement(evidence.Started)
 	a.Shared = l.Shared
 	return a.SQL(token)
@@ -49,24 +50,24 @@ func Tell(ctx context.Context, s *session.Session, channel, payload string) erro
 // and those of older versions, which stand in the server's own queue. A session
 // that waits for that number in another database is told in vain: to find out which
 // database this is would take as long as all the rest.
-func (c Claim) listenersSQL(locks []Lock) string {
+func (c Claim) listenersSQL(locks []advisory.Lock) string {
 	classes, ids := c.classes(locks)
 	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (classid IN (%s) AND objsubid = 2 OR NOT granted AND %s)", classes, inspect.Among(ids))
 }
 
 // audienceQuery says whether anybody listens to what is said of these locks, and how many
 // in line don't.
-func (c Claim) audienceQuery(locks []Lock) string {
+func (c Claim) audienceQuery(locks []advisory.Lock) string {
 	classes, ids := c.classes(locks)
 	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE objsubid = 2 OR NOT granted) > 0 AS listens,
 		count(*) FILTER (WHERE objsubid = 1 AND granted) - count(*) FILTER (WHERE objsubid = 2 AND objid <> '%d') AS dormant
 	FROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (classid IN (%s) OR NOT granted AND %s)`,
-		uint32(commonTicket), classes, inspect.Among(ids))
+		advisory.CommonTicket, classes, inspect.Among(ids))
 }
 
 // classes are the upper halves of the tickets for these locks, and the numbers of the
 // locks for which older versions wait.
-func (c Claim) classes(locks []Lock) (list string, ids []lockkey.ID) {
+func (c Claim) classes(locks []advisory.Lock) (list string, ids []lockkey.ID) {
 	ids = idsOf(locks)
 	lines := ids
 	if c.Gate != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -29,7 +30,7 @@ func FuzzRows(f *testing.F) {
 			rows = append(rows, row)
 		}
 		for _, gated := range []bool{false, true} {
-			claim := Claim{Locks: []Lock{{ID: lockkey.ID{Number: 1}}, {ID: lockkey.ID{Number: 2}}}}
+			claim := Claim{Locks: []advisory.Lock{{ID: lockkey.ID{Number: 1}}, {ID: lockkey.ID{Number: 2}}}}
 			if gated {
 				claim.Gate = &lockkey.ID{Number: 3}
 			}

@@ -3,15 +3,14 @@ package lock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -49,7 +48,7 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(len(b.grant.Locks)) }
 
 // missing are the locks that the claim still asks for.
-func (b *Bid) missing() []Lock {
+func (b *Bid) missing() []advisory.Lock {
 	if b.cfg.Claim.Gate != nil {
 		return b.cfg.Claim.Locks
 	}
@@ -80,7 +79,7 @@ func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 	if n, err = strconv.Atoi(value); err != nil {
 		return 0, session.ErrNotPostgreSQL()
 	}
-	if n == refusedArriving {
+	if n == advisory.Arrived {
 		b.arriving, n = true, 0
 	}
 	return n, nil
@@ -90,19 +89,19 @@ func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 // value is for noteResult.
 func (b *Bid) trySQL() string { return b.cfg.trySQL(b.missing(), b.line != nil) }
 
-func (cfg *Config) trySQL(missing []Lock, inLine bool) string {
+func (cfg *Config) trySQL(missing []advisory.Lock, inLine bool) string {
 	claim := cfg.Claim
 	switch {
 	case cfg.Session.Transaction:
 		return claim.trySQLInTransaction()
 	case claim.Gate != nil && !inLine:
-		return throughGate(*claim.Gate, tryEach(claim.Locks, Lock.trySQL), "0")
+		return advisory.ThroughSQL(advisory.Exclusive(*claim.Gate), advisory.TryEachSQL(claim.Locks, advisory.Lock.TryInTurnSQL), "0")
 	case claim.Gate != nil:
-		return tryEach(claim.Locks, Lock.trySQL)
+		return advisory.TryEachSQL(claim.Locks, advisory.Lock.TryInTurnSQL)
 	case cfg.Wait == 0 && len(missing) == len(claim.Locks):
-		return tryAllOrNone(claim.Locks)
+		return advisory.TryAllOrNoneSQL(claim.Locks)
 	}
-	return tryAll(missing, Lock.trySQL)
+	return advisory.TryAllSQL(missing, advisory.Lock.TryInTurnSQL)
 }
 
 // firstTrySQL is the SQL expression of the first try. It travels with the login as
@@ -112,40 +111,9 @@ func (cfg *Config) firstTrySQL() string {
 	case len(claim.Locks) == 0:
 		return ""
 	case len(claim.Locks) == 1 && claim.Gate == nil && cfg.Wait > 0 && !cfg.Session.Transaction:
-		return tryOrArrive(claim.Locks[0])
+		return claim.Locks[0].TryOrArriveSQL()
 	}
 	return cfg.trySQL(cfg.Claim.Locks, false)
-}
-
-// tryAll is an SQL expression that takes the locks up to the first that is not
-// free, and counts them.
-func tryAll(locks []Lock, try func(Lock) string) string {
-	var cases strings.Builder
-	for i, l := range locks {
-		fmt.Fprintf(&cases, " WHEN NOT %s THEN %d", try(l), i)
-	}
-	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
-}
-
-// tryAllOrNone is a tryAll that gives back the locks it got if they are not all. Else
-// two runs that don't wait would refuse each other, and neither would start.
-func tryAllOrNone(locks []Lock) string {
-	var cases, back strings.Builder
-	for _, l := range locks {
-		fmt.Fprintf(&cases, " WHEN NOT %s THEN 0%s", l.trySQL(), back.String())
-		fmt.Fprintf(&back, " * %s::int", l.sql("advisory_unlock"))
-	}
-	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
-}
-
-// tryEach is an SQL expression that takes one of the locks. Its value is the lock's
-// place in the list, from 1, or 0.
-func tryEach(locks []Lock, try func(Lock) string) string {
-	var cases strings.Builder
-	for i, l := range locks {
-		fmt.Fprintf(&cases, " WHEN %s THEN %d", try(l), i+1)
-	}
-	return "CASE" + cases.String() + " ELSE 0 END"
 }
 
 // noteResult notes the result n of a try: it has taken the first n locks or, with a gate,
@@ -207,7 +175,7 @@ func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
 }
 
 // contest notes that others have, or may have had, these locks.
-func (b *Bid) contest(locks []Lock) {
+func (b *Bid) contest(locks []advisory.Lock) {
 	for _, l := range locks {
 		b.contested[l.ID] = true
 	}

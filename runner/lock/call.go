@@ -6,17 +6,16 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// callOf is the lock of a call to those in a lock's line.
-func callOf(line lockkey.ID) Lock { return Lock{ID: lockkey.Call(line), Shared: true} }
-
 // succession is what a holder knows of those who may be next: whether some were dormant when
 // its token was drawn, and whether it ever found the server full.
 type succession struct {
-	who     Followers
+	who     crowd.Followers
 	line    lockkey.ID // where they stand
 	calling bool       // the session calls them already
 }
@@ -28,9 +27,9 @@ func (b *Bid) succession() succession {
 	switch {
 	case b.usesLedger() || b.shared() || len(b.grant.Locks) != 1 || b.cfg.Session.Transaction:
 	case b.grant.dormant > 0:
-		s.who, s.calling = SomeDormant, b.line != nil && b.line.calling
+		s.who, s.calling = crowd.SomeDormant, b.line != nil && b.line.calling
 	case b.candidate.past.has(crowded):
-		s.who = SomeAbsent
+		s.who = crowd.SomeAbsent
 	}
 	return s
 }
@@ -45,7 +44,7 @@ func (h *Held) call(ctx context.Context) error {
 	for began, said := time.Now(), false; ; said = true {
 		queries := []string{h.next.heardQuery()}
 		if !h.next.calling {
-			queries = append(queries, "SELECT "+callOf(h.next.line).sql("try_advisory_lock"))
+			queries = append(queries, "SELECT "+advisory.CallOf(h.next.line).TrySQL())
 		}
 		answers, err := h.Session.Ask(ctx, session.Request{SQL: queries})
 		if err != nil {
@@ -58,7 +57,7 @@ func (h *Held) call(ctx context.Context) error {
 		if !said {
 			h.cfg.Log.Info("holding the lock until somebody in line listens", "event", "lingering", "token", h.Token, "rest", patience)
 		}
-		if !pace.Sleep(ctx, CallEvery) {
+		if !pace.Sleep(ctx, crowd.CallEvery) {
 			return nil
 		}
 	}
@@ -69,7 +68,7 @@ func (s *succession) endCallQuery() (query []string) {
 	if !s.calling {
 		return nil
 	}
-	return []string{"SELECT " + callOf(s.line).sql("advisory_unlock")}
+	return []string{"SELECT " + advisory.CallOf(s.line).UnlockSQL()}
 }
 
 // heardQuery is a query that says whether one of those who may be next listens. Only the first
@@ -77,11 +76,11 @@ func (s *succession) endCallQuery() (query []string) {
 // its next look. The order is that of wordQuery.
 func (s *succession) heardQuery() string {
 	enough := "bool_or(listens) IS TRUE"
-	if s.who == SomeDormant { // they may have left
+	if s.who == crowd.SomeDormant { // they may have left
 		enough = "bool_or(listens) IS NOT FALSE"
 	}
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT bool_or(objsubid = 2) AS listens FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND granted AND classid = '%d' AND pid <> pg_catalog.pg_backend_pid()
-	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, lockkey.Ticket(s.line), MostListeners)
+	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, lockkey.Ticket(s.line), crowd.MostListeners)
 }

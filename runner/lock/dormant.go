@@ -4,8 +4,9 @@ import (
 	"context"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -26,10 +27,10 @@ func (l *line) goDormant(ctx context.Context) error {
 	l.tryAt, l.burst = time.Time{}, false
 	l.b.s.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.WaiterBeat(l.b.cfg.Session.Lease),
-		Request: session.Request{SQL: []string{"SELECT " + Lock{ID: lockkey.Call(l.of)}.sql("try_advisory_xact_lock")}, Then: l.hearCall},
+		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(l.of).ID).TryXactSQL()}, Then: l.hearCall},
 	})
 	if l.marked { // before it is deaf, so that nobody relies on it
-		if err := l.b.send(ctx, "SELECT "+l.mark().sql("advisory_unlock")); err != nil {
+		if err := l.b.send(ctx, "SELECT "+advisory.MarkOf(l.ticketLock()).UnlockSQL()); err != nil {
 			return err
 		}
 		l.marked = false
@@ -47,15 +48,16 @@ func (l *line) wake(ctx context.Context) (found *look, err error) {
 // nobody calls.
 func (l *line) callIfFew(ctx context.Context, found *look) error {
 	claim := l.b.cfg.Claim
-	few := FewListen(found.marked, found.waiting) && (claim.Gate != nil || len(claim.Locks) == 1)
+	few := crowd.FewListen(found.marked, found.waiting) && (claim.Gate != nil || len(claim.Locks) == 1)
 	if few == l.calling {
 		return nil
 	}
-	function := "advisory_unlock"
+	call := advisory.CallOf(l.of)
+	sql := call.UnlockSQL()
 	if few {
-		function = "try_advisory_lock"
+		sql = call.TrySQL()
 	}
-	n, err := l.b.number(ctx, "SELECT "+callOf(l.of).sql(function)+"::int")
+	n, err := l.b.number(ctx, "SELECT "+sql+"::int")
 	if n == 1 { // else a heartbeat has it, and the next look comes soon
 		l.calling = few
 	}

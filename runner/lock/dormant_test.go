@@ -9,6 +9,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/crowd"
 )
 
 // TestDormant: in a line that is longer than those who listen, each is served without a
@@ -20,12 +21,12 @@ func TestDormant(t *testing.T) {
 	h := acquire(t, cfg)
 	const behind, command = 10, 20 * time.Millisecond
 	var line []*contender
-	for range lock.MostListeners + behind {
+	for range crowd.MostListeners + behind {
 		line = append(line, contend(t, cfg))
 	}
 	inLine(t, server, id(7), len(line))
 	eventually(t, "the first listen, and no others", func() bool {
-		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 2", lockkey.Ticket(id(7))))[0] == fmt.Sprint(lock.MostListeners)
+		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 2", lockkey.Ticket(id(7))))[0] == fmt.Sprint(crowd.MostListeners)
 	})
 	passing := passersBy(t, cfg)
 	began := time.Now()

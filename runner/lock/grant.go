@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
@@ -14,7 +15,7 @@ import (
 type grant struct {
 	cfg    *Config // the bid's
 	Tenure         // from the draw on
-	Locks  []Lock
+	Locks  []advisory.Lock
 	Slot   int           // with a gate: the place of the lock in the claim, from 1
 	delay  time.Duration // how long the locks are held before the command may start
 	// coversEarlier: a clean end of this run says that the commands of all earlier
@@ -49,22 +50,12 @@ func (g *grant) endQueries() (words []string, unlock string) {
 	for _, l := range g.Locks {
 		words = append(words, g.wordQuery(l))
 	}
-	return words, "SELECT " + g.unlockSQL()
-}
-
-// unlockSQL is an SQL expression that gives all locks back and counts them. It is a sum,
-// so that the server evaluates every call.
-func (g *grant) unlockSQL() string {
-	var unlocks []string
-	for _, l := range g.Locks {
-		unlocks = append(unlocks, l.sql("advisory_unlock")+"::int")
-	}
-	return strings.Join(unlocks, " + ")
+	return words, "SELECT " + advisory.UnlockAllSQL(g.Locks)
 }
 
 // wordQuery is the query that announces the end of a tenure to those in line. It names
 // the first of them, or one on the preferred host.
-func (g *grant) wordQuery(l Lock) string {
+func (g *grant) wordQuery(l advisory.Lock) string {
 	word := evidence.Clean
 	if l.Shared {
 		word = evidence.Left

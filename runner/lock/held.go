@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -63,7 +64,7 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	queries, unlock := h.releaseQueries(h.end)
 	queries = append(queries, h.next.endCallQuery()...)
-	staysForRole := h.showsEnd && (h.next.who != NoneToCall || time.Since(h.since) < briefTenure)
+	staysForRole := h.showsEnd && (h.next.who != crowd.NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.SharedSession && !staysForRole})
 	if err != nil && !h.excused(err) && !h.waitedInVain(err) {
 		return h.error(err)

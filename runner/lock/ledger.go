@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -34,7 +35,7 @@ func (cfg *Config) ledgerRun() ledger.Run {
 }
 
 // ledgerLocks are locks of the claim in the ledger's form.
-func (cfg *Config) ledgerLocks(locks []Lock) (as []ledger.Lock) {
+func (cfg *Config) ledgerLocks(locks []advisory.Lock) (as []ledger.Lock) {
 	for _, l := range locks {
 		i := slices.Index(cfg.Claim.Locks, l)
 		as = append(as, ledger.Lock{ID: l.ID, Key: cfg.Claim.Key(i)})
@@ -44,7 +45,7 @@ func (cfg *Config) ledgerLocks(locks []Lock) (as []ledger.Lock) {
 
 // startsWithToken says whether the start of these locks' run can be part of the
 // statement that draws the token.
-func (b *Bid) startsWithToken(locks []Lock) bool {
+func (b *Bid) startsWithToken(locks []advisory.Lock) bool {
 	if len(locks) != 1 || locks[0].Shared || b.cfg.Session.UsesSecondSession() || !b.usesLedger() {
 		return false
 	}
@@ -74,7 +75,7 @@ func (l *line) warmUp(ctx context.Context) error {
 
 // undischarged are the tokens of starts that were heard without their ends; blind says
 // that some of the tokens aren't known.
-func (b *Bid) undischarged(locks []Lock) (tokens []int64, blind bool) {
+func (b *Bid) undischarged(locks []advisory.Lock) (tokens []int64, blind bool) {
 	if b.cfg.LockDelay == 0 {
 		return nil, false
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -103,14 +105,14 @@ func (l *line) leaveSQL() (columns []string) {
 		return nil
 	}
 	if l.ticketed {
-		columns = append(columns, l.ticketLock().sql("advisory_unlock"))
+		columns = append(columns, l.ticketLock().UnlockSQL())
 	}
 	if l.marked {
-		columns = append(columns, l.mark().sql("advisory_unlock"))
+		columns = append(columns, advisory.MarkOf(l.ticketLock()).UnlockSQL())
 	}
 	// The lock of a call is not among them: a waiter that calls goes on as a holder.
 	if l.gated {
-		columns = append(columns, Lock{ID: l.gate()}.sql("advisory_unlock"))
+		columns = append(columns, l.gate().UnlockSQL())
 	}
 	return columns
 }
@@ -122,11 +124,11 @@ func (l *line) noteLeft() {
 
 // gate is the lock that the first in line holds against newcomers: the claim's gate or,
 // against readers, the gate of the lock itself.
-func (l *line) gate() lockkey.ID {
-	if l.b.cfg.Claim.Gate != nil {
-		return *l.b.cfg.Claim.Gate
+func (l *line) gate() advisory.Lock {
+	if gate := l.b.cfg.Claim.Gate; gate != nil {
+		return advisory.Exclusive(*gate)
 	}
-	return lockkey.GateOf(l.of)
+	return advisory.GateOf(l.of)
 }
 
 // look finds out the place in line, and acts on it.
@@ -141,9 +143,9 @@ func (l *line) look(ctx context.Context) error {
 // digest draws the conclusions from a look.
 func (l *line) digest(ctx context.Context, found *look) (err error) {
 	switch {
-	case found.rank <= MostListeners && !l.b.Listens():
+	case found.rank <= crowd.MostListeners && !l.b.Listens():
 		found, err = l.wake(ctx)
-	case found.rank > MostListeners && l.b.Listens():
+	case found.rank > crowd.MostListeners && l.b.Listens():
 		err = l.goDormant(ctx)
 	}
 	if err != nil {
@@ -189,7 +191,7 @@ func (l *line) duties(ctx context.Context, found *look) error {
 	if err := l.callIfFew(ctx, found); err != nil {
 		return err
 	}
-	if l.rank > MostWatchers {
+	if l.rank > crowd.MostWatchers {
 		l.unwatch()
 		return nil
 	}
@@ -206,7 +208,7 @@ func (l *line) takeGate(ctx context.Context, found *look) error {
 	if l.gated || l.b.cfg.Claim.Gate == nil && (l.b.shared() || !readers) {
 		return nil
 	}
-	n, err := l.b.number(ctx, "SELECT "+Lock{ID: l.gate()}.sql("try_advisory_lock")+"::int")
+	n, err := l.b.number(ctx, "SELECT "+l.gate().TrySQL()+"::int")
 	l.gated = err == nil && n == 1
 	return err
 }

@@ -24,8 +24,6 @@
 //
 //	word       what is said on a lock's NOTIFY channel: started, clean, dead, left
 //	look       a question for all that the server shows of a lock; each row is a seat
-//	mark       a lock that shows that its owner listens: each ticket whose owner listens has
-//	           one, and all that listen without standing in line share one
 //	watch      what the first in line ask of the holder alone, by their heartbeat
 //	evidence   what a waiter has heard and seen of a lock's holders, and the verdict that
 //	           follows from it: start at once, or after a delay
@@ -33,12 +31,13 @@
 //
 // In line, for speed and fairness alone:
 //
-//	line       the waiters, each with a ticket: an advisory lock of its own
-//	arrival    a lock that shows that its owner is about to listen
+//	line       the waiters, each with a ticket
 //	burst      many tries in one statement, when the lock is about to be freed
-//	dormant    a waiter so far behind that it doesn't listen, and has no mark
-//	call       what makes the dormant listen: a lock that they can't have
-//	gate       a lock that the first in line holds against newcomers
+//	dormant    a waiter so far behind that it doesn't listen
+//
+// Three rooms below know no session. Package advisory has all locks that pglead takes (ticket, mark,
+// arrival, call, gate) and their SQL. Package evidence has what may be concluded from what a waiter has
+// heard and seen. Package crowd has who of many listens, looks and tries, and when.
 //
 // A function whose name ends in SQL returns an SQL expression, and one whose name ends in Query or
 // Queries whole queries, which the caller has to send.
@@ -51,41 +50,8 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
-
-// Lock is an advisory lock in one of its two modes.
-type Lock struct {
-	lockkey.ID
-	Shared bool // many may have it so at once; exclusively, one alone
-}
-
-// sql is SQL that calls one of the lock functions for this lock.
-func (l Lock) sql(function string) string {
-	if l.Shared {
-		function += "_shared"
-	}
-	return fmt.Sprintf("pg_catalog.pg_%s(%s)", function, l.ID)
-}
-
-// trySQL is an SQL expression that takes the lock if that is free. Readers also try
-// the gate, for the length of the statement: a writer whose turn is next holds
-// that.
-func (l Lock) trySQL() string {
-	if !l.Shared {
-		return l.sql("try_advisory_lock")
-	}
-	return throughGate(lockkey.GateOf(l.ID), l.sql("try_advisory_lock"), "false")
-}
-
-// xactTrySQL is trySQL for a transaction that stays open: there nothing can be taken
-// for the length of a statement.
-func (l Lock) xactTrySQL() string { return l.sql("try_advisory_xact_lock") }
-
-// throughGate is an SQL expression whose value is passed if the gate is free, and otherwise stopped.
-func throughGate(gate lockkey.ID, passed, stopped string) string {
-	// Shared, so that those that pass are not in each other's way.
-	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", Lock{ID: gate, Shared: true}.sql("try_advisory_xact_lock"), passed, stopped)
-}
 
 // Claim is what a run has to hold: all of Locks or, with a Gate, any one.
 type Claim struct {
@@ -93,7 +59,7 @@ type Claim struct {
 	Keys []string
 	// Locks are in the order of lockkey.ID's Compare, none of them twice, so
 	// that no two sessions ever wait for each other.
-	Locks []Lock
+	Locks []advisory.Lock
 	// Gate is the lock in whose line the waiters for any of Locks stand. The first
 	// in line holds it and tries them all; newcomers that can't pass it try none.
 	Gate *lockkey.ID
@@ -140,7 +106,7 @@ func (c Claim) String() string {
 	return strings.Join(list, ", ")
 }
 
-func idsOf(locks []Lock) []lockkey.ID {
+func idsOf(locks []advisory.Lock) []lockkey.ID {
 	var ids []lockkey.ID
 	for _, l := range locks {
 		ids = append(ids, l.ID)

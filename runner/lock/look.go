@@ -13,6 +13,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -89,7 +90,7 @@ SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l
 	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))
 FROM l LEFT JOIN l AS own ON own.pid = pg_catalog.pg_backend_pid() AND own.place IS NOT NULL LEFT JOIN LATERAL `+inspect.ActivityOfLock+` AS a ON true
 WHERE NOT l.mark ORDER BY l.place NULLS FIRST, l.pid LIMIT %[5]d`,
-		b.lineClass(), placeAt(ticketTime()), uint32(commonTicket), inspect.Among(ids), len(ids)+mostSeats)
+		b.lineClass(), placeAt(ticketTime()), advisory.CommonTicket, inspect.Among(ids), len(ids)+mostSeats)
 }
 
 // The columns of a row of lookQuery: those of a seat, and those that are the same in all rows

@@ -2,11 +2,12 @@ package lock
 
 import (
 	"fmt"
-	"math"
 	"strings"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -21,28 +22,11 @@ import (
 // With a mark it learns where the write-ahead log is. A clean end that shows a later place is that
 // of a holder which had the lock after the mark was taken (Evidence.NoteMark), even if the look came
 // too late for it.
-
+//
 // A bid that stands in line for one lock, or for slots, takes the mark of its ticket. One without a
 // line takes the common mark of each lock, and so does one that wants several locks, which also takes
 // that of its ticket. Without a mark no end counts (Evidence.State). Holders also count the marks, to
 // find out whether those in line have to be called.
-
-// mark is the mark of the ticket.
-func (l *line) mark() Lock {
-	m := l.ticketLock()
-	m.Pair = true
-	return m
-}
-
-// commonTicket is the ticket that nobody draws.
-const commonTicket = math.MaxUint32
-
-// commonMark is the mark in a lock's line that many can hold together.
-func commonMark(of lockkey.ID) Lock {
-	mark := ticketID(of, commonTicket)
-	mark.Pair = true
-	return Lock{ID: mark, Shared: true}
-}
 
 // takeMarksQueries are the queries that take the marks which a session that listens lacks, and note is for
 // their answers. Nobody who listens keeps another from a mark, but a stranger can.
@@ -52,7 +36,7 @@ func (b *Bid) takeMarksQueries() (queries []string, note func(answers []session.
 	if len(common) > 0 {
 		var marks []string
 		for _, id := range common {
-			marks = append(marks, taken(commonMark(id).sql("try_advisory_lock")))
+			marks = append(marks, taken(advisory.CommonMarkOf(id).TrySQL()))
 		}
 		queries = append(queries, "SELECT "+strings.Join(marks, ", "))
 	}
@@ -79,12 +63,12 @@ func taken(try string) string {
 
 // markQuery is the query that takes the mark of this session's ticket, if that is one of the first.
 func (l *line) markQuery() string {
-	mark := fmt.Sprintf("%s(%d, (objid::bigint << 32 >> 32)::int)", l.tryFunction(), int32(l.b.lineClass()))
+	mark := advisory.TryNumberSQL(l.b.shared(), fmt.Sprintf("%d, (objid::bigint << 32 >> 32)::int", int32(l.b.lineClass())))
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND `+inspect.InThisDatabase+` AND classid = '%d' AND objid <> '%d' AND objsubid = 1 AND granted) AS waiting
 WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d`,
-		taken(mark), placeAt(ticketTime()), l.b.lineClass(), uint32(commonTicket), MostListeners)
+		taken(mark), placeAt(ticketTime()), l.b.lineClass(), advisory.CommonTicket, crowd.MostListeners)
 }
 
 func (e *ears) tookCommon(ids []lockkey.ID, marks session.Rows) {
@@ -118,7 +102,7 @@ func (l *line) tookMark(mark session.Rows) {
 func (e *ears) dropMarksQuery() (query []string) {
 	var marks []string
 	for _, id := range e.marks {
-		marks = append(marks, commonMark(id).sql("advisory_unlock"))
+		marks = append(marks, advisory.CommonMarkOf(id).UnlockSQL())
 	}
 	e.marks, e.marking = nil, nil
 	if len(marks) > 0 {

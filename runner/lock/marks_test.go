@@ -13,6 +13,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -121,7 +122,7 @@ func TestNamedByOldMark(t *testing.T) {
 	sayNow := releaseLate(t, server, holder)
 
 	first := query(t, server, "SELECT min(objid::bigint) "+inLineSQL(id(7), 1))[0]
-	tickets := fmt.Sprintf("(%d::bigint << 32 | %s - n)) FROM generate_series(1, %d) AS n", int32(lockkey.Ticket(id(7))), first, lock.MostListeners)
+	tickets := fmt.Sprintf("(%d::bigint << 32 | %s - n)) FROM generate_series(1, %d) AS n", int32(lockkey.Ticket(id(7))), first, crowd.MostListeners)
 	run(t, strangers, "SELECT pg_advisory_lock("+tickets)
 	eventually(t, "the waiter is dormant", func() bool { return query(t, server, "SELECT count(*) "+inLineSQL(id(7), 2))[0] == "0" })
 	run(t, strangers, "SELECT pg_advisory_unlock("+tickets)

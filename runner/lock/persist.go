@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -27,7 +28,7 @@ import (
 // is the error.
 func (c *Candidate) persist(ctx context.Context, try func() error) error {
 	cfg := &c.cfg
-	full, pauses, said := CrowdedBackoff(), newPauses(), ""
+	full, pauses, said := crowd.CrowdedBackoff(), newPauses(), ""
 	for {
 		cfg.Observer.SayAlive(cfg.AttemptMost())
 		err := try()
@@ -44,9 +45,9 @@ func (c *Candidate) persist(ctx context.Context, try func() error) error {
 		}
 		rest := pauses.next(c.rank, err)
 		if isFull(err) && cfg.Wait > 0 {
-			rest = pace.Between(AwayBounds(full))
+			rest = pace.Between(crowd.AwayBounds(full))
 		}
-		rest = AwayFor(rest, c.left())
+		rest = crowd.AwayFor(rest, c.left())
 		persists := session.Passing(err) || cfg.Endures && c.Reached()
 		if !persists || c.left() <= rest {
 			return err
@@ -65,14 +66,24 @@ func (c *Candidate) persist(ctx context.Context, try func() error) error {
 // left is what is left of the wait.
 func (c *Candidate) left() time.Duration { return c.cfg.Wait - time.Since(c.began) }
 
-// pauses are those between attempts to connect. They double, so that the waiters don't
-// overrun a server that comes up again. But the first in line, on which the next command
-// depends, don't pause for longer than frontAgain while nobody answers, for frontFor. A
-// server that answers that it is not ready writes a line to its log each time.
+// pauses are those between attempts to connect. Each is a random part of a backoff that doubles,
+// so that the waiters don't overrun a server that comes up again. But the first in line, on
+// which the next command depends, don't pause for longer than frontAgain while nobody answers,
+// for frontFor. A server that answers that it is not ready writes a line to its log each time:
+// then they go by front.
 type pauses struct {
 	backoff, front *pace.Backoff
 	since          time.Time // when the session was lost
 }
+
+const (
+	backoffFirst = 200 * time.Millisecond
+	backoffMost  = 5 * time.Second
+	frontAgain   = 250 * time.Millisecond
+	frontFor     = time.Minute
+)
+
+func frontBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
 
 func newPauses() *pauses {
 	p := &pauses{}
@@ -90,7 +101,7 @@ func (p *pauses) next(rank int, err error) time.Duration {
 	if errors.As(err, new(*session.LostError)) {
 		p.restart()
 	}
-	atFront := rank > 0 && rank <= MostWatchers
+	atFront := rank > 0 && rank <= crowd.MostWatchers
 	var e *session.Error
 	switch {
 	case atFront && errors.As(err, &e) && e.LoginRejected:
@@ -161,7 +172,7 @@ func (c *Candidate) open(ctx context.Context, firstTry string) (s *session.Sessi
 // at once, for as long as one attempt to connect may take. It does so for a run that
 // doesn't wait for the lock; one that waits comes back later.
 func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
-	began, backoff := time.Now(), FullBackoff()
+	began, backoff := time.Now(), crowd.FullBackoff()
 	for {
 		err := open()
 		if err == nil || cfg.Wait > 0 || !isFull(err) {

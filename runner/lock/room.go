@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -23,14 +24,14 @@ func (l *line) makeRoom(ctx context.Context, found *look) error {
 		}
 		l.limits = &limits
 	}
-	if StaysAnyway(l.rank, found.waiting, l.limits.Server) {
+	if crowd.StaysAnyway(l.rank, found.waiting, l.limits.Server) {
 		return nil
 	}
 	left, err := l.limits.Room(ctx, l.b.s)
 	if err != nil {
 		return l.b.error(err)
 	}
-	if MayStay(l.rank, found.waiting, left.Free, left.Of) {
+	if crowd.MayStay(l.rank, found.waiting, left.Free, left.Of) {
 		return nil
 	}
 	return errCrowded

@@ -18,6 +18,7 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -81,13 +82,13 @@ func pairID(first, second int32) lockkey.ID {
 func exclusive(numbers ...int64) lock.Claim {
 	var c lock.Claim
 	for _, n := range numbers {
-		c.Locks = append(c.Locks, lock.Lock{ID: id(n)})
+		c.Locks = append(c.Locks, advisory.Lock{ID: id(n)})
 	}
 	return c
 }
 
 func shared(number int64) lock.Claim {
-	return lock.Claim{Locks: []lock.Lock{{ID: id(number), Shared: true}}}
+	return lock.Claim{Locks: []advisory.Lock{{ID: id(number), Shared: true}}}
 }
 
 // slots is a claim to one of n locks from number on; the one before is the gate.
@@ -95,7 +96,7 @@ func slots(number int64, n int) lock.Claim {
 	gate := id(number - 1)
 	c := lock.Claim{Gate: &gate}
 	for i := range n {
-		c.Locks = append(c.Locks, lock.Lock{ID: id(number + int64(i))})
+		c.Locks = append(c.Locks, advisory.Lock{ID: id(number + int64(i))})
 	}
 	return c
 }

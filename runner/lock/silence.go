@@ -8,6 +8,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
@@ -85,7 +86,7 @@ func (l *line) need(s evidence.Seat, found *look) time.Duration {
 	}
 	lease := l.b.cfg.Session.Lease
 	forKill := min(leasetime.ForKill(lease), time.Second)
-	perPlace := max(lease/10, TurnPatience)
+	perPlace := max(lease/10, crowd.TurnPatience)
 	return delay + forKill + time.Duration(l.watchRank-1)*perPlace
 }
 

@@ -13,6 +13,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
@@ -45,7 +47,7 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 	var tries, old []string
 	for _, id := range locks {
 		old = append(old, oldRequestQueries(id, by, to)...)
-		tries = append(tries, Lock{ID: lockkey.StepDown(id)}.sql("try_advisory_xact_lock"))
+		tries = append(tries, advisory.StepDownOf(id).TryXactSQL())
 	}
 	if _, err := viewer.Query(ctx, append(old, "BEGIN")...); err != nil {
 		r.Close()
@@ -84,8 +86,7 @@ func oldRequestQueries(id lockkey.ID, by, to string) []string {
 func (h *Held) stepDownSQL() string {
 	var probes []string
 	for _, l := range h.Locks {
-		request := Lock{ID: lockkey.StepDown(l.ID), Shared: true}
-		probes = append(probes, fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", request.sql("try_advisory_lock"), request.sql("advisory_unlock")))
+		probes = append(probes, advisory.AsShared(advisory.StepDownOf(l.ID).ID).ProbeSQL())
 	}
 	return strings.Join(probes, " AND ")
 }
@@ -95,7 +96,7 @@ func (h *Held) stepDownSQL() string {
 // need one: it is over before anybody looks.
 func (h *Held) heedStepDown() {
 	h.Session.SetHeartbeat(session.Heartbeat{Every: leasetime.BeatEvery(h.cfg.Session.Lease), Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown}})
-	h.Session.BeatAt(boottime.Now().Add(min(FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
+	h.Session.BeatAt(boottime.Now().Add(min(crowd.FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
 }
 
 // hearStepDown reads the value of stepDownSQL.
@@ -116,8 +117,8 @@ func HeedStepDown(s *session.Session, lease time.Duration, held []*Held) {
 			of[lockkey.StepDown(h.Locks[0].ID).String()] = h
 		}
 		beat.SQL = []string{fmt.Sprintf(`SELECT n FROM pg_catalog.unnest('{%s}'::bigint[]) AS n
-WHERE NOT CASE WHEN pg_catalog.pg_try_advisory_lock_shared(n) THEN pg_catalog.pg_advisory_unlock_shared(n) ELSE false END`,
-			strings.Join(slices.Sorted(maps.Keys(of)), ","))}
+WHERE NOT %s`,
+			strings.Join(slices.Sorted(maps.Keys(of)), ","), advisory.ProbeNumberSQL(true, "n"))}
 		beat.Then = func(answers []session.Rows) {
 			for _, row := range answers[0] {
 				if h := of[strings.Join(row, " ")]; h != nil {

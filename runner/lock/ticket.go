@@ -7,11 +7,10 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
-// A ticket is an advisory lock whose number says when its owner came to a lock's line. The
-// mark of a ticket is the same number as a pair: it shows holders that the ticket's owner
-// listens. Sessions that listen without a ticket in the line share the mark of commonTicket.
+// The lower half of a ticket's number says when its owner came to the lock's line.
 
 // ticketTime is the current time in units of 10 ms, modulo 2³²; it wraps every 497 days.
 func ticketTime() uint32 { return uint32(time.Now().UnixMilli() / 10) }
@@ -21,16 +20,11 @@ func placeAt(now uint32) string {
 	return fmt.Sprintf("((objid::bigint - %d + 2147483648) & 4294967295)", now)
 }
 
-// ticketID is the number of a ticket in a lock's line.
-func ticketID(of lockkey.ID, ticket uint32) lockkey.ID {
-	return lockkey.ID{Number: int64(lockkey.Ticket(of))<<32 | int64(ticket)}
-}
-
 func (b *Bid) lineClass() uint32 { return lockkey.Ticket(b.lineOf()) }
 
 // ticketLock is the ticket as a lock.
-func (l *line) ticketLock() Lock {
-	return Lock{ID: ticketID(l.of, l.ticket), Shared: l.b.shared()}
+func (l *line) ticketLock() advisory.Lock {
+	return advisory.TicketOf(l.of, l.ticket, l.b.shared())
 }
 
 // mostTickets is how many numbers are tried. No more waiters can come in 10 ms.
@@ -43,9 +37,10 @@ func (l *line) ticketQuery() string {
 	if l.ticket != 0 { // it has been there before
 		from = strconv.FormatUint(uint64(l.ticket), 10) + "::bigint"
 	}
+	number := fmt.Sprintf("(%d)::bigint << 32 | (t & 4294967295)", int32(lockkey.Ticket(l.of)))
 	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
-WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s((%[5]d)::bigint << 32 | (t & 4294967295)) END LIMIT 1`,
-		from, mostTickets, uint32(commonTicket), l.tryFunction(), int32(lockkey.Ticket(l.of)))
+WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s END LIMIT 1`,
+		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(l.b.shared(), number))
 }
 
 // endGhostQuery is the query that ends the candidate's session before this one, if the server still
@@ -64,11 +59,3 @@ WHERE locktype = 'advisory' AND %s AND classid IN (%s) AND objid = '%d' AND objs
 
 // ghostMost is how long the server waits for the end of a session that it is told to end.
 const ghostMost = time.Second
-
-// tryFunction takes a ticket, or its mark.
-func (l *line) tryFunction() string {
-	if l.b.shared() {
-		return "pg_catalog.pg_try_advisory_lock_shared"
-	}
-	return "pg_catalog.pg_try_advisory_lock"
-}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -52,7 +53,7 @@ const (
 )
 
 // isListed says whether a row that ends with lockColumns is this lock's.
-func (l Lock) isListed(row []string) bool {
+func isListed(l advisory.Lock, row []string) bool {
 	columns := fmt.Sprint(l.ClassID(), l.ObjID(), l.ObjSubID())
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
@@ -66,7 +67,7 @@ func (l Lock) isListed(row []string) bool {
 //
 // The session's name shows the token, too, for later looks. Further columns are evaluated
 // once for each lock.
-func (b *Bid) drawQuery(locks []Lock, columns ...string) string {
+func (b *Bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 	started := "NULL"
 	if b.startsWithToken(locks) {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
@@ -75,7 +76,7 @@ func (b *Bid) drawQuery(locks []Lock, columns ...string) string {
 	return b.cfg.drawQuery(locks, started, b.line != nil, columns...)
 }
 
-func (cfg *Config) drawQuery(locks []Lock, started string, inLine bool, columns ...string) string {
+func (cfg *Config) drawQuery(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
 	dormant, listens, from := "NULL", "NULL", amongOwnLocks
 	if !cfg.SharedSession {
 		dormant, listens = "audience.dormant", "audience.listens"
@@ -107,10 +108,10 @@ func (cfg *Config) showsToken() bool {
 
 // startSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
-func (cfg *Config) startSQL(l Lock) string {
+func (cfg *Config) startSQL(l advisory.Lock) string {
 	say := notify(evidence.Channel(l.ID), cfg.startPayload(l, tokenSQL))
 	if cfg.SharedSession {
-		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]Lock{l})), say) // only in this lock's row
+		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]advisory.Lock{l})), say) // only in this lock's row
 	}
 	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", say)
 }
@@ -133,7 +134,7 @@ func (b *Bid) drew(rows session.Rows) error {
 // areListed makes sure that all of what is held is among rows that end with lockColumns.
 func (b *Bid) areListed(rows session.Rows) error {
 	for _, l := range b.grant.Locks {
-		if !slices.ContainsFunc(rows, l.isListed) {
+		if !slices.ContainsFunc(rows, func(row []string) bool { return isListed(l, row) }) {
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
 				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
 		}

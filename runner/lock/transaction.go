@@ -7,6 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -15,9 +16,9 @@ import (
 // them, without the gate: through a pooler there is no line.
 func (c Claim) trySQLInTransaction() string {
 	if c.Gate != nil {
-		return tryEach(c.Locks, Lock.xactTrySQL)
+		return advisory.TryEachSQL(c.Locks, advisory.Lock.TryXactSQL)
 	}
-	return tryAll(c.Locks, Lock.xactTrySQL)
+	return advisory.TryAllSQL(c.Locks, advisory.Lock.TryXactSQL)
 }
 
 // tryInTransaction begins the transaction that holds the locks.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
@@ -66,19 +67,19 @@ const namedAfter = 20 * time.Millisecond
 // plan decides by a look when to look again, and whether to try.
 func (l *line) plan(found *look, moved int) {
 	now := time.Now()
-	progress := Progress{Moved: moved, Moving: l.moving}
+	progress := crowd.Progress{Moved: moved, Moving: l.moving}
 	if !l.lookedAt.IsZero() {
 		progress.In = now.Sub(l.lookedAt)
 	}
 	l.lookedAt, l.moving = now, moved > 0
-	l.lookAt = now.Add(NextLook(found.rank, progress, l.b.cfg.Session.Lease))
-	if l.rank <= TriesWhatsFree && l.unheld >= 2 {
+	l.lookAt = now.Add(crowd.NextLook(found.rank, progress, l.b.cfg.Session.Lease))
+	if l.rank <= crowd.TriesWhatsFree && l.unheld >= 2 {
 		l.tryAt = now
 	}
 	if l.rank <= 1 && l.tryAt.IsZero() && l.b.cfg.Claim.Gate == nil && !found.holds(l.of) {
 		l.tryAt = now
 		if l.knowsLess(found) {
-			l.tryAt = now.Add(TurnPatience)
+			l.tryAt = now.Add(crowd.TurnPatience)
 		}
 	}
 }
@@ -98,7 +99,7 @@ func (l *line) knowsLess(found *look) bool {
 // tryLater has the first in line try in a while anyway, unless the heartbeat watches.
 func (l *line) tryLater() {
 	if l.rank == 1 && l.tryAt.IsZero() && l.watched.state() == off {
-		l.tryAt = time.Now().Add(TryEvery)
+		l.tryAt = time.Now().Add(crowd.TryEvery)
 	}
 }
 
@@ -110,17 +111,17 @@ func (l *line) decide(events []evidence.Announcement) {
 		case evidence.Started:
 			l.burst, l.unheld = false, 0
 			// A stranger's word doesn't cancel the try of those that look at once.
-			if l.rank > TriesWhatsFree || l.b.trusts(e.PID) {
+			if l.rank > crowd.TriesWhatsFree || l.b.trusts(e.PID) {
 				l.tryAt = time.Time{}
 			}
 			if i := slices.Index(l.ahead, e.PID); i >= 0 {
 				l.ahead = slices.Delete(l.ahead, i, i+1)
 				l.rank = max(1, l.rank-1)
 			}
-			if l.rank <= TriesWhatsFree && !l.b.trusts(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
+			if l.rank <= crowd.TriesWhatsFree && !l.b.trusts(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
 				l.lookAt = now.Add(rand.N(lookAtOnce))
 			}
-			if soon := now.Add(LookAtNew); l.rank <= MostWatchers && soon.Before(l.lookAt) {
+			if soon := now.Add(crowd.LookAtNew); l.rank <= crowd.MostWatchers && soon.Before(l.lookAt) {
 				l.lookAt = soon
 			}
 			l.tryLater()
@@ -139,7 +140,7 @@ func (l *line) turnDelay(e evidence.Announcement) time.Duration {
 	if e.To == l.b.s.BackendPID() {
 		return 0
 	}
-	return TurnDelay(l.rank, e.To != 0 && len(l.ahead) == 0)
+	return crowd.TurnDelay(l.rank, e.To != 0 && len(l.ahead) == 0)
 }
 
 // lookOrTry makes it time for a look, and for a try if the very first in line was to make one.
@@ -147,7 +148,7 @@ func (l *line) turnDelay(e evidence.Announcement) time.Duration {
 // take the free lock before.
 func (l *line) lookOrTry(state watchState, now time.Time) {
 	l.lookAt = now
-	if state == shouldTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > TurnPatience) {
+	if state == shouldTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > crowd.TurnPatience) {
 		l.tryAt = now
 	}
 }

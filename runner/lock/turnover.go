@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -96,7 +97,7 @@ func (t Turnover) wordsQuery() string {
 func (t Turnover) exchangeQuery() string {
 	freed := []string{"0"}
 	for _, h := range t.Ended {
-		freed = append(freed, h.unlockSQL())
+		freed = append(freed, advisory.UnlockAllSQL(h.Locks))
 	}
 	columns := []string{strings.Join(freed, " + ")}
 	for _, b := range t.Next {
@@ -107,7 +108,7 @@ func (t Turnover) exchangeQuery() string {
 
 // drawQuery is the query that draws one token for all bids. Joins says that none uses a ledger.
 func (t Turnover) drawQuery() string {
-	var locks []Lock
+	var locks []advisory.Lock
 	for _, b := range t.Next {
 		locks = append(locks, b.cfg.Claim.Locks...)
 	}
@@ -133,5 +134,5 @@ func (b *Bid) turned(number string, drawn session.Rows) error {
 	if _, err := b.noteResult(n); err != nil || !b.Complete() {
 		return err
 	}
-	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !b.grant.Locks[0].isListed(row) }))
+	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.grant.Locks[0], row) }))
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -119,7 +120,7 @@ func TestJoins(t *testing.T) {
 	defer s.Close()
 	for name, change := range map[string]func(*lock.Config){
 		"alone":       func(c *lock.Config) { c.SharedSession = false },
-		"shared":      func(c *lock.Config) { c.Claim.Locks = []lock.Lock{{ID: id(11), Shared: true}} },
+		"shared":      func(c *lock.Config) { c.Claim.Locks = []advisory.Lock{{ID: id(11), Shared: true}} },
 		"several":     func(c *lock.Config) { c.Claim.Locks = exclusive(11, 12).Locks },
 		"transaction": func(c *lock.Config) { c.Session.Transaction = true },
 		"quorum":      func(c *lock.Config) { c.Session.Quorum = true },

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -163,7 +164,7 @@ func (l *line) tryOften(ctx context.Context) (granted bool, err error) {
 }
 
 // verdictOnAll is the verdict on all of these locks by now.
-func (b *Bid) verdictOnAll(locks []Lock) evidence.Verdict {
+func (b *Bid) verdictOnAll(locks []advisory.Lock) evidence.Verdict {
 	all := evidence.Verdict{CoversEarlier: true}
 	for _, l := range locks {
 		v := b.verdict(l.ID)

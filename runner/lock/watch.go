@@ -10,6 +10,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -41,10 +43,6 @@ const (
 	shouldTry                    // the lock is free, or its holder's session is over
 )
 
-// lookAfter is the time from the moment that a holder's heartbeat is due to the look for
-// it.
-const lookAfter = 150 * time.Millisecond
-
 // judge says what is to be done about an answer, or else when the next question is due.
 type judge func(received boottime.Instant, row []string) (watchState, time.Duration)
 
@@ -67,8 +65,8 @@ func (l *line) watchSpeaker(ctx context.Context, of lastBeat, need time.Duration
 		return watching, ask.whileSilent(need-left, left)
 	})
 	first := ask.whenDue(of.age)
-	if of.age < FirstBeat { // that may have been its start, which this session has not heard
-		first = FirstBeat - of.age + lookAfter
+	if of.age < crowd.FirstBeat { // that may have been its start, which this session has not heard
+		first = crowd.FirstBeat - of.age + crowd.LookAfter
 	}
 	l.b.s.BeatAt(min(boottime.Now().Add(first), w.over()))
 	return nil
@@ -94,7 +92,7 @@ func (l *line) askPace() askPace {
 // whenDue is the time until the next request of the holder is due, whose latest has this age. A
 // question just after that counts the silence from its beginning.
 func (p askPace) whenDue(age time.Duration) time.Duration {
-	if due := p.beat - age + lookAfter; due > 0 && due < p.beat+lookAfter {
+	if due := p.beat - age + crowd.LookAfter; due > 0 && due < p.beat+crowd.LookAfter {
 		return min(due, p.most)
 	}
 	return p.most
@@ -104,7 +102,7 @@ func (p askPace) whenDue(age time.Duration) time.Duration {
 // dead if it is so for as long as is left.
 func (p askPace) whileSilent(silent, left time.Duration) time.Duration {
 	switch {
-	case silent < p.beat-lookAfter:
+	case silent < p.beat-crowd.LookAfter:
 		return min(p.most, p.beat-silent, left)
 	case silent < 2*p.beat: // its request is late, and may be about to come
 		return min(p.beat/4, left)
@@ -129,7 +127,7 @@ func (l *line) prepareWatch(ctx context.Context) (name string, err error) {
 	}
 	err = l.b.send(ctx, fmt.Sprintf(`PREPARE %s(int, boolean) AS SELECT CASE WHEN $2 THEN %s ELSE false END,
 	backend_start, state_change, extract(epoch FROM pg_catalog.clock_timestamp() - state_change), pg_catalog.left(query, 60)
-FROM pg_catalog.pg_stat_get_activity($1)`, name, l.probeSQL()))
+FROM pg_catalog.pg_stat_get_activity($1)`, name, advisory.Exclusive(l.of).ProbeSQL()))
 	if err != nil {
 		return "", err
 	}
@@ -187,19 +185,13 @@ func (w *watch) compare(of lastBeat, received boottime.Instant, row []string) (s
 
 // watchLock has the heartbeat probe a lock whose holder shows nothing of itself.
 func (l *line) watchLock() {
-	l.startWatch(session.Heartbeat{Every: TryEvery, Request: session.Request{SQL: []string{"SELECT " + l.probeSQL()}}}, 0, func(_ boottime.Instant, row []string) (watchState, time.Duration) {
+	l.startWatch(session.Heartbeat{Every: crowd.TryEvery, Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(l.of).ProbeSQL()}}}, 0, func(_ boottime.Instant, row []string) (watchState, time.Duration) {
 		if len(row) == 1 && row[0] == "f" {
-			return watching, TryEvery
+			return watching, crowd.TryEvery
 		}
 		return shouldTry, 0
 	})
-	l.b.s.BeatAt(boottime.Now().Add(TryEvery))
-}
-
-// probeSQL is an SQL expression that says whether the lock is free.
-func (l *line) probeSQL() string {
-	of := Lock{ID: l.of}
-	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", of.trySQL(), of.sql("advisory_unlock"))
+	l.b.s.BeatAt(boottime.Now().Add(crowd.TryEvery))
 }
 
 // startWatch makes a question the heartbeat, until the answer calls for something else.
@@ -229,7 +221,7 @@ func (l *line) startWatch(h session.Heartbeat, need time.Duration, judge judge) 
 		nudge(b.news)
 	}
 	b.s.SetHeartbeat(h)
-	l.lookAt = time.Now().Add(LookBesideWatch(b.cfg.Session.Lease))
+	l.lookAt = time.Now().Add(crowd.LookBesideWatch(b.cfg.Session.Lease))
 }
 
 // unwatch ends the watch, if there is one.

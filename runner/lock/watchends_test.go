@@ -3,6 +3,8 @@ package lock
 import (
 	"testing"
 	"time"
+
+	"github.com/pglead/pglead/runner/lock/crowd"
 )
 
 // TestWatchEnds: what the first in line does when the holder that it watches is not what it
@@ -18,11 +20,11 @@ func TestWatchEnds(t *testing.T) {
 		tries bool
 	}{
 		{"the lock is free", shouldTry, 1, 0, 0, true},
-		{"it would try much later", shouldTry, 1, TryEvery, 0, true},
-		{"the holder has named another", shouldTry, 1, TurnPatience, TurnPatience, true},
+		{"it would try much later", shouldTry, 1, crowd.TryEvery, 0, true},
+		{"the holder has named another", shouldTry, 1, crowd.TurnPatience, crowd.TurnPatience, true},
 		{"the holder is silent", shouldLook, 1, 0, 0, false},
 		{"another is before it", shouldTry, 2, 0, 0, false},
-		{"another is before it, and may be dead", shouldTry, 2, TurnPatience, TurnPatience, true},
+		{"another is before it, and may be dead", shouldTry, 2, crowd.TurnPatience, crowd.TurnPatience, true},
 	} {
 		l := &line{rank: tt.rank, schedule: schedule{lookAt: now.Add(time.Minute)}}
 		if tt.turn != 0 {

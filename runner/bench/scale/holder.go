@@ -3,14 +3,14 @@ package main
 import (
 	"time"
 
-	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/crowd"
 )
 
 // tenure is a node's state while it holds the lock.
 type tenure struct {
 	since         time.Duration
 	coversEarlier bool // its clean end is for all earlier holders, too
-	next          lock.Followers
+	next          crowd.Followers
 	runs          bool // its command
 }
 
@@ -21,7 +21,7 @@ func (n *node) granted(delay time.Duration) {
 	n.l.holder = n
 	n.tenure = tenure{since: s.now, coversEarlier: delay > 0 || n.inLine && n.covers}
 	s.holders++
-	n.beatIn(lock.FirstBeat)
+	n.beatIn(crowd.FirstBeat)
 	if delay == 0 {
 		n.draw()
 		return
@@ -44,9 +44,9 @@ func (n *node) draw() {
 		s.wal += s.costs.tokenWAL
 		switch {
 		case len(n.l.line) > n.l.marked(nil):
-			n.next = lock.SomeDormant
+			n.next = crowd.SomeDormant
 		case n.refused:
-			n.next = lock.SomeAbsent
+			n.next = crowd.SomeAbsent
 		}
 		n.l.say(word{from: n})
 		s.node(s.costs.nodeRun, func() {
@@ -72,11 +72,11 @@ func (n *node) linger(until time.Duration) {
 	n.call(true)
 	s.server.work(s.look(), func() {
 		listens, anybody := n.l.someoneListens()
-		if listens || !anybody && n.next == lock.SomeDormant || s.now >= until {
+		if listens || !anybody && n.next == crowd.SomeDormant || s.now >= until {
 			n.giveBack()
 			return
 		}
-		s.after(lock.CallEvery, func() { n.linger(until) })
+		s.after(crowd.CallEvery, func() { n.linger(until) })
 	})
 }
 

@@ -1,6 +1,6 @@
 package main
 
-import "github.com/pglead/pglead/runner/lock"
+import "github.com/pglead/pglead/runner/lock/crowd"
 
 // theLock is a lock with its line, which is in the order of tickets.
 type theLock struct {
@@ -51,7 +51,7 @@ func (l *theLock) marked(besides *node) (number int) {
 // someoneListens says what a holder that calls wants to know: whether one of the first in line
 // is marked, and whether anybody is there.
 func (l *theLock) someoneListens() (listens, anybody bool) {
-	for _, n := range l.line[:min(len(l.line), lock.MostListeners)] {
+	for _, n := range l.line[:min(len(l.line), crowd.MostListeners)] {
 		listens = listens || n.marked
 	}
 	return listens, len(l.line) > 0

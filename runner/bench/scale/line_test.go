@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/crowd"
 )
 
 // inLine is a scene in which the first of so many nodes holds the lock, and the others are in line.
@@ -35,7 +35,7 @@ func TestHeartbeatOfTheFirst(t *testing.T) {
 		return s.server.busy - before, s.minus(so)
 	}
 	alone, _ := busy(1)
-	for i := range lock.MostWatchers {
+	for i := range crowd.MostWatchers {
 		nodes := i + 2
 		with, did := busy(nodes)
 		within(t, "seconds an hour of one in line", ((with - alone) / time.Duration(nodes-1)).Seconds(), .4, .55)
@@ -47,12 +47,12 @@ func TestHeartbeatOfTheFirst(t *testing.T) {
 // one of the others listens, so that nobody waits out a lock-delay.
 func TestTheDormantAreCalled(t *testing.T) {
 	const nodes = 60
-	for _, gone := range []int{0, lock.MostListeners} {
+	for _, gone := range []int{0, crowd.MostListeners} {
 		s, l := inLine(nodes, 10*time.Second, time.Minute)
 		s.run(30 * time.Second)
 		second := l.holder
 		s.run(second.since + time.Minute)
-		if marked := l.marked(nil); len(l.line) != nodes-2 || marked != lock.MostListeners {
+		if marked := l.marked(nil); len(l.line) != nodes-2 || marked != crowd.MostListeners {
 			t.Fatalf("%d in line, %d listen", len(l.line), marked)
 		}
 		for _, n := range slices.Clone(l.line[:gone]) {
@@ -64,7 +64,7 @@ func TestTheDormantAreCalled(t *testing.T) {
 			s.after(time.Millisecond, func() {})
 		}
 		const atOnce = 50 * time.Millisecond // without a call, which a dormant waiter hears by its next heartbeat
-		if took := s.now - began; (took < atOnce) != (gone == 0) || took > atOnce+lock.SomeDormant.Patience(s.lease) {
+		if took := s.now - began; (took < atOnce) != (gone == 0) || took > atOnce+crowd.SomeDormant.Patience(s.lease) {
 			t.Errorf("with %d gone, the holder ends after %v", gone, took)
 		}
 		s.run(time.Hour)
@@ -89,11 +89,11 @@ func TestTheHeadKnowsLess(t *testing.T) {
 		l.holder = nil
 		first.join()
 		began := s.now
-		s.run(began + lock.TurnPatience/2)
+		s.run(began + crowd.TurnPatience/2)
 		if tried := l.holder == first; tried == others {
 			t.Errorf("others %v, and the head has taken the lock: %v", others, tried)
 		}
-		s.run(began + 2*lock.TurnPatience)
+		s.run(began + 2*crowd.TurnPatience)
 		if l.holder != first || s.delays != 1 {
 			t.Errorf("others %v: after its turn the head has the lock: %v, %d lock-delays", others, l.holder == first, s.delays)
 		}

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/leasetime"
-	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/pace"
 )
 
@@ -34,7 +34,7 @@ type node struct {
 
 // start starts a node now.
 func (s *scene) start(l *theLock, wait time.Duration, command func() time.Duration, ended func()) {
-	n := &node{s: s, l: l, wait: wait, command: command, ended: ended, began: s.now, full: lock.FullBackoff(), crowded: lock.CrowdedBackoff(), polls: lock.PollBackoff()}
+	n := &node{s: s, l: l, wait: wait, command: command, ended: ended, began: s.now, full: crowd.FullBackoff(), crowded: crowd.CrowdedBackoff(), polls: crowd.PollBackoff()}
 	s.startNode(func() {
 		n.opening = s.now
 		n.connect()
@@ -76,7 +76,7 @@ func (n *node) noRoom() {
 
 // away lets a waiter without a connection come again later.
 func (n *node) away() {
-	rest := lock.AwayFor(n.s.between(lock.AwayBounds(n.crowded)), n.left())
+	rest := crowd.AwayFor(n.s.between(crowd.AwayBounds(n.crowded)), n.left())
 	if n.left() <= rest {
 		n.end(&n.s.unreachable)
 		return
@@ -198,6 +198,6 @@ func (n *node) trial() {
 		}
 		s.leave()
 		n.returns = true
-		s.after(min(s.between(lock.PollBounds(n.polls)), n.left()), func() { s.pooled.work(s.costs.poolerTrip, n.trial) })
+		s.after(min(s.between(crowd.PollBounds(n.polls)), n.left()), func() { s.pooled.work(s.costs.poolerTrip, n.trial) })
 	})
 }

@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/leasetime"
-	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/crowd"
 )
 
 // A waiter goes by the rules of package lock, where their reasons stand: turn.go has when it
@@ -132,7 +132,7 @@ func (n *node) look(besides time.Duration) {
 func (n *node) looked(holder *node) {
 	rank := n.l.before(n) + 1
 	switch {
-	case rank > lock.MostListeners:
+	case rank > crowd.MostListeners:
 		n.beDormant(func() { n.placed(rank, holder) })
 	case !n.hears: // it wakes up: it begins to listen, and looks again
 		n.hears = true
@@ -166,7 +166,7 @@ func (n *node) beDormant(then func()) {
 // room for the waiter.
 func (n *node) placed(rank int, holder *node) {
 	s := n.s
-	progress := lock.Progress{Moving: n.moving}
+	progress := crowd.Progress{Moving: n.moving}
 	if n.lookedAt > 0 {
 		progress.Moved, progress.In = max(0, n.rank-rank), s.now-n.lookedAt
 	}
@@ -175,23 +175,23 @@ func (n *node) placed(rank int, holder *node) {
 	if holder != nil {
 		n.free = 0
 	}
-	n.lookAt = s.now + lock.NextLook(rank, progress, s.lease)
-	if rank <= lock.TriesWhatsFree && n.free >= 2 {
+	n.lookAt = s.now + crowd.NextLook(rank, progress, s.lease)
+	if rank <= crowd.TriesWhatsFree && n.free >= 2 {
 		n.tryAt = s.now
 	}
 	listening := n.l.marked(n)
 	if rank == 1 && n.tryAt == forever && holder == nil {
 		n.tryAt = s.now
 		if listening > 0 && n.knows == nothing { // others know more of the last holder
-			n.tryAt += lock.TurnPatience
+			n.tryAt += crowd.TurnPatience
 		}
 	}
-	if rank == 1 || lock.StaysAnyway(rank, len(n.l.line), s.connections) {
+	if rank == 1 || crowd.StaysAnyway(rank, len(n.l.line), s.connections) {
 		n.duties(holder)
 		return
 	}
 	n.request(s.costs.beat, func() { // the question for room
-		if lock.MayStay(rank, len(n.l.line), s.connections-s.open, s.connections) {
+		if crowd.MayStay(rank, len(n.l.line), s.connections-s.open, s.connections) {
 			n.duties(holder)
 			return
 		}
@@ -204,7 +204,7 @@ func (n *node) placed(rank int, holder *node) {
 
 // duties calls the dormant waiters if few listen, and has the first few watch the holder.
 func (n *node) duties(holder *node) {
-	if few := lock.FewListen(n.l.marked(nil), len(n.l.line)); few != n.calling {
+	if few := crowd.FewListen(n.l.marked(nil), len(n.l.line)); few != n.calling {
 		n.call(few)
 		n.request(n.s.costs.beat, func() { n.watch(holder) })
 		return
@@ -216,14 +216,14 @@ func (n *node) duties(holder *node) {
 // then the first in line finds out again and again whether the lock is free.
 func (n *node) watch(holder *node) {
 	n.unwatch()
-	shows := holder != nil && n.s.now-holder.since >= lock.FirstBeat
-	if holder != nil && (n.rank == 1 || shows && n.rank <= lock.MostWatchers) {
+	shows := holder != nil && n.s.now-holder.since >= crowd.FirstBeat
+	if holder != nil && (n.rank == 1 || shows && n.rank <= crowd.MostWatchers) {
 		n.watched, n.beats = holder, leasetime.BeatEvery(n.s.lease)
 		if !shows {
-			n.beats = lock.TryEvery
+			n.beats = crowd.TryEvery
 		}
 		n.beatIn(n.beats)
-		n.lookAt = n.s.now + lock.LookBesideWatch(n.s.lease)
+		n.lookAt = n.s.now + crowd.LookBesideWatch(n.s.lease)
 	}
 	n.tryLater()
 	n.proceed()
@@ -238,7 +238,7 @@ func (n *node) beaten() {
 	switch {
 	case n.watched != nil && n.watched != n.l.holder:
 		n.unwatch()
-		if n.rank == 1 && n.tryAt > n.s.now+lock.TurnPatience {
+		if n.rank == 1 && n.tryAt > n.s.now+crowd.TurnPatience {
 			n.tryAt = n.s.now
 		}
 	case !n.hears && n.l.calls > 0:
@@ -252,7 +252,7 @@ func (n *node) beaten() {
 // tryLater has the first in line try in a while anyway, unless the heartbeat watches.
 func (n *node) tryLater() {
 	if n.rank == 1 && n.tryAt == forever && n.watched == nil {
-		n.tryAt = n.s.now + lock.TryEvery
+		n.tryAt = n.s.now + crowd.TryEvery
 	}
 }
 
@@ -316,7 +316,7 @@ func (n *node) decide(w word) {
 	if w.clean {
 		delay := time.Duration(0)
 		if w.to != n {
-			delay = lock.TurnDelay(n.rank, n.rank == 1)
+			delay = crowd.TurnDelay(n.rank, n.rank == 1)
 		}
 		n.tryAt = min(n.tryAt, now+delay)
 		n.burst = n.burst || n.rank == 1 || w.to == n
@@ -326,8 +326,8 @@ func (n *node) decide(w word) {
 	if n.rank > n.l.before(n)+1 { // it was one before this one
 		n.rank--
 	}
-	if n.rank <= lock.MostWatchers {
-		n.lookAt = min(n.lookAt, now+lock.LookAtNew)
+	if n.rank <= crowd.MostWatchers {
+		n.lookAt = min(n.lookAt, now+crowd.LookAtNew)
 	}
 	n.tryLater()
 }

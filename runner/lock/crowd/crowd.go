@@ -1,4 +1,9 @@
-package lock
+// Package crowd has the rules for a waiter among many, as far as they follow from numbers alone:
+// who listens, who watches, when each looks, tries and stays away. Package lock goes by them on a
+// server. The simulation of crowds (runner/bench/scale) does so in virtual time, with a random source
+// of its own. So the functions give bounds, and the caller draws between them. They are for
+// speed, fairness and the database's peace: the promise does not depend on them.
+package crowd
 
 import (
 	"time"
@@ -6,10 +11,6 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/pace"
 )
-
-// The rules for a waiter among many, as far as they follow from numbers alone. The
-// simulation of crowds (runner/bench/scale) uses them too, with a clock and a random
-// source of its own. So the functions give bounds, and the caller draws between them.
 
 const (
 	// MostListeners is how many of the first in line listen. Each NOTIFY in the database wakes
@@ -29,7 +30,9 @@ const (
 	FirstBeat = 500 * time.Millisecond
 	// LookAtNew is how soon the waiters that are to watch a new holder look at it: just after its
 	// first heartbeat, since its silence counts from then. Brief commands are over before.
-	LookAtNew = FirstBeat + lookAfter
+	LookAtNew = FirstBeat + LookAfter
+	// LookAfter is the time from the moment that a holder's heartbeat is due to the look for it.
+	LookAfter = 150 * time.Millisecond
 	// CallEvery is how often a calling holder looks whether anybody listens.
 	CallEvery = 20 * time.Millisecond
 )
@@ -110,22 +113,6 @@ func MayStay(rank, waiting, free, of int) bool {
 
 // StaysAnyway says that a waiter keeps its connection even if none is free.
 func StaysAnyway(rank, waiting, of int) bool { return MayStay(rank, waiting, 0, of) }
-
-// Between attempts to connect a waiter pauses for a random part of a backoff that
-// doubles, so that the waiters don't overrun a server that comes up again.
-const (
-	backoffFirst = 200 * time.Millisecond
-	backoffMost  = 5 * time.Second
-)
-
-// The first in line come back sooner: see pauses.
-const (
-	frontAgain = 250 * time.Millisecond
-	frontFor   = time.Minute
-)
-
-// frontBackoff is their backoff while the server says that it is not ready.
-func frontBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
 
 // CrowdedBackoff is the backoff of a waiter that gave its connection back, or found none,
 // however often it finds room in between.

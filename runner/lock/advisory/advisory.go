@@ -1,0 +1,163 @@
+// Package advisory knows every advisory lock that pglead takes, and writes the SQL that tries for,
+// waits for, probes and gives back such locks. It sends nothing: each function whose name ends in
+// SQL returns an SQL expression.
+//
+// These locks belong to the lock L of a key. Their numbers come from that of L (package lockkey),
+// and but for L itself none of them keeps the promise: they are for order and speed.
+//
+//	lock        who has it                                      what it does
+//	L           the holder; readers share it                    keeps the promise
+//	ticket      a waiter in the line of L, one each             says since when its owner waits
+//	mark        one who listens, under its ticket's number      makes holders announce what happens
+//	common      all who listen without a place in the line      the same: they share one mark
+//	arrival     those who were refused and don't listen yet     a holder that is done waits for them
+//	call        a holder that is done, or those who listen      makes the dormant waiters listen
+//	gate        the first in line                               keeps newcomers and readers out
+//	step down   one who asks the holder to step down            the holder's heartbeat can't have it
+package advisory
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/pglead/pglead/lockkey"
+)
+
+// Lock is an advisory lock in one of its two modes.
+type Lock struct {
+	lockkey.ID
+	Shared bool // many may have it so at once; exclusively, one alone
+}
+
+// Exclusive is a lock that one session has alone.
+func Exclusive(id lockkey.ID) Lock { return Lock{ID: id} }
+
+// AsShared is a lock that many may have at once.
+func AsShared(id lockkey.ID) Lock { return Lock{ID: id, Shared: true} }
+
+// CommonTicket is the lower half of the number of the ticket that nobody draws.
+const CommonTicket uint32 = math.MaxUint32
+
+// TicketOf is a ticket in a lock's line. Readers may share one.
+func TicketOf(line lockkey.ID, ticket uint32, shared bool) Lock {
+	return Lock{ID: lockkey.ID{Number: int64(lockkey.Ticket(line))<<32 | int64(ticket)}, Shared: shared}
+}
+
+// MarkOf is the mark of a ticket: the same number as a pair.
+func MarkOf(ticket Lock) Lock {
+	ticket.Pair = true
+	return ticket
+}
+
+// CommonMarkOf is the mark in a lock's line that many can have together.
+func CommonMarkOf(line lockkey.ID) Lock { return MarkOf(TicketOf(line, CommonTicket, true)) }
+
+// ArrivalOf is the lock of those who come to a lock's line and don't listen yet.
+func ArrivalOf(line lockkey.ID) Lock { return AsShared(lockkey.Arrival(line)) }
+
+// CallOf is the lock of a call to those in a lock's line. Many may call at once.
+func CallOf(line lockkey.ID) Lock { return AsShared(lockkey.Call(line)) }
+
+// GateOf is the gate that keeps readers away from a lock.
+func GateOf(id lockkey.ID) Lock { return Exclusive(lockkey.GateOf(id)) }
+
+// StepDownOf is the lock of a request to a lock's holder.
+func StepDownOf(id lockkey.ID) Lock { return Exclusive(lockkey.StepDown(id)) }
+
+// call is SQL that calls one of the server's lock functions. arguments are SQL, too.
+func call(function string, shared bool, arguments string) string {
+	if shared {
+		function += "_shared"
+	}
+	return fmt.Sprintf("pg_catalog.pg_%s(%s)", function, arguments)
+}
+
+// TrySQL takes the lock for the session, and says whether it could.
+func (l Lock) TrySQL() string { return TryNumberSQL(l.Shared, l.String()) }
+
+// TryNumberSQL is TrySQL for a lock whose number, or pair of numbers, the server computes.
+func TryNumberSQL(shared bool, number string) string {
+	return call("try_advisory_lock", shared, number)
+}
+
+// TryXactSQL takes the lock until the end of the transaction, and says whether it could.
+func (l Lock) TryXactSQL() string { return call("try_advisory_xact_lock", l.Shared, l.String()) }
+
+// AwaitXactSQL waits for the lock, which the transaction's end frees. lock_timeout bounds it.
+func (l Lock) AwaitXactSQL() string { return call("advisory_xact_lock", l.Shared, l.String()) }
+
+// UnlockSQL gives the lock back once, and says whether the session had it.
+func (l Lock) UnlockSQL() string { return call("advisory_unlock", l.Shared, l.String()) }
+
+// ProbeSQL says whether the lock could be had. It gives the lock back at once.
+func (l Lock) ProbeSQL() string { return ProbeNumberSQL(l.Shared, l.String()) }
+
+// ProbeNumberSQL is ProbeSQL for a lock whose number the server computes.
+func ProbeNumberSQL(shared bool, number string) string {
+	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", TryNumberSQL(shared, number), call("advisory_unlock", shared, number))
+}
+
+// TryInTurnSQL is TrySQL, for which readers also try the gate, for the length of the statement: a
+// writer whose turn is next holds that.
+func (l Lock) TryInTurnSQL() string {
+	if !l.Shared {
+		return l.TrySQL()
+	}
+	return ThroughSQL(GateOf(l.ID), l.TrySQL(), "false")
+}
+
+// ThroughSQL is passed if the gate is free, and otherwise stopped.
+func ThroughSQL(gate Lock, passed, stopped string) string {
+	gate.Shared = true // so that those that pass are not in each other's way
+	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", gate.TryXactSQL(), passed, stopped)
+}
+
+// TryAllSQL takes the locks up to the first that is not free, and counts them. try is how it takes
+// each one.
+func TryAllSQL(locks []Lock, try func(Lock) string) string {
+	var cases strings.Builder
+	for i, l := range locks {
+		fmt.Fprintf(&cases, " WHEN NOT %s THEN %d", try(l), i)
+	}
+	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
+}
+
+// TryAllOrNoneSQL is a TryAllSQL that gives back the locks it got if they are not all. Else
+// two runs that don't wait would refuse each other, and neither would start.
+func TryAllOrNoneSQL(locks []Lock) string {
+	var cases, back strings.Builder
+	for _, l := range locks {
+		fmt.Fprintf(&cases, " WHEN NOT %s THEN 0%s", l.TryInTurnSQL(), back.String())
+		fmt.Fprintf(&back, " * %s::int", l.UnlockSQL())
+	}
+	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
+}
+
+// TryEachSQL takes one of the locks. Its value is the lock's place in the list, from 1, or 0.
+func TryEachSQL(locks []Lock, try func(Lock) string) string {
+	var cases strings.Builder
+	for i, l := range locks {
+		fmt.Fprintf(&cases, " WHEN %s THEN %d", try(l), i+1)
+	}
+	return "CASE" + cases.String() + " ELSE 0 END"
+}
+
+// Arrived is the value of TryOrArriveSQL when the lock was refused, and the arrival taken.
+const Arrived = -1
+
+// TryOrArriveSQL is a first try that may be followed by a wait: it takes the lock (1), or the
+// arrival (Arrived), or neither (0).
+func (l Lock) TryOrArriveSQL() string {
+	return fmt.Sprintf("CASE WHEN %s THEN 1 WHEN %s THEN %d ELSE 0 END", l.TryInTurnSQL(), ArrivalOf(l.ID).TrySQL(), Arrived)
+}
+
+// UnlockAllSQL gives all the locks back, and counts those that the session had. It is a sum, so that the
+// server evaluates every call.
+func UnlockAllSQL(locks []Lock) string {
+	var unlocks []string
+	for _, l := range locks {
+		unlocks = append(unlocks, l.UnlockSQL()+"::int")
+	}
+	return strings.Join(unlocks, " + ")
+}
