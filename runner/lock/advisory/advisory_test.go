@@ -1,0 +1,132 @@
+package advisory_test
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/localpg/testserver"
+	. "github.com/pglead/pglead/runner/lock/advisory"
+)
+
+func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
+
+// TestNumbers: other programs and older versions know these numbers from runner/README.
+func TestNumbers(t *testing.T) {
+	of := id(-7)
+	ticket := lockkey.SipHash24("ticket\x00-7").Number>>32<<32 | 5
+	for name, tt := range map[string]struct {
+		got    Lock
+		number int64
+		pair   bool
+		shared bool
+	}{
+		"ticket":      {TicketOf(of, 5, false), ticket, false, false},
+		"reader's":    {TicketOf(of, 5, true), ticket, false, true},
+		"mark":        {MarkOf(TicketOf(of, 5, false)), ticket, true, false},
+		"common mark": {CommonMarkOf(of), ticket | (1<<32 - 1), true, true},
+		"arrival":     {ArrivalOf(of), lockkey.SipHash24("arrival\x00-7").Number, false, true},
+		"call":        {CallOf(of), lockkey.SipHash24("call\x00-7").Number, false, true},
+		"gate":        {GateOf(of), lockkey.SipHash24("gate\x00-7").Number, false, false},
+		"step down":   {StepDownOf(of), lockkey.SipHash24("step down\x00-7").Number, false, false},
+	} {
+		if want := (Lock{ID: lockkey.ID{Number: tt.number, Pair: tt.pair}, Shared: tt.shared}); tt.got != want {
+			t.Errorf("%s: %+v, want %+v", name, tt.got, want)
+		}
+	}
+}
+
+// TestSQL: what each expression answers, and what its session has afterwards, while another has
+// some locks.
+func TestSQL(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, nil)
+	connect := func() (ask func(sql string) string) {
+		c, err := pgconn.Connect(t.Context(), server.DSN("postgres"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close(t.Context()) })
+		return func(sql string) string {
+			r := c.ExecParams(t.Context(), sql, nil, nil, nil, nil).Read()
+			if r.Err != nil || len(r.Rows) != 1 {
+				t.Fatalf("%s: %v, %v", sql, r.Rows, r.Err)
+			}
+			return string(r.Rows[0][0])
+		}
+	}
+	own, other := connect(), connect()
+	one, two, three := Exclusive(id(1)), Exclusive(id(2)), Exclusive(id(-3))
+	all, readers := []Lock{one, two, three}, AsShared(id(1))
+	for _, tt := range []struct {
+		sql    string
+		others []Lock
+		value  string
+		has    []Lock // of the session's own
+	}{
+		{one.TrySQL(), nil, "t", []Lock{one}},
+		{one.TrySQL(), []Lock{one}, "f", nil},
+		{TryNumberSQL(true, "-6 / 2"), []Lock{AsShared(id(-3))}, "t", []Lock{AsShared(id(-3))}},
+		{MarkOf(TicketOf(id(1), 5, false)).TrySQL(), []Lock{TicketOf(id(1), 5, false)}, "t", []Lock{MarkOf(TicketOf(id(1), 5, false))}},
+		{one.TryXactSQL(), nil, "t", nil},
+		{one.AwaitXactSQL(), nil, "", nil},
+		{one.UnlockSQL(), nil, "f", nil},
+		{one.ProbeSQL(), nil, "t", nil},
+		{one.ProbeSQL(), []Lock{readers}, "f", nil},
+		{ProbeNumberSQL(true, "2 - 1"), []Lock{readers}, "t", nil},
+		{ProbeNumberSQL(true, "2 - 1"), []Lock{one}, "f", nil},
+		{one.TryInTurnSQL(), []Lock{GateOf(id(1))}, "t", []Lock{one}},
+		{readers.TryInTurnSQL(), []Lock{readers}, "t", []Lock{readers}},
+		{readers.TryInTurnSQL(), []Lock{GateOf(id(1))}, "f", nil},
+		{ThroughSQL(two, one.TrySQL()+"::int", "7"), []Lock{AsShared(id(2))}, "1", []Lock{one}},
+		{ThroughSQL(two, one.TrySQL()+"::int", "7"), []Lock{two}, "7", nil},
+		{TryAllSQL(all, Lock.TrySQL), nil, "3", all},
+		{TryAllSQL(all, Lock.TrySQL), []Lock{three}, "2", []Lock{one, two}},
+		{TryAllSQL(all, Lock.TrySQL), []Lock{one}, "0", nil},
+		{TryAllOrNoneSQL(all), nil, "3", all},
+		{TryAllOrNoneSQL(all), []Lock{three}, "0", nil},
+		{TryEachSQL(all, Lock.TrySQL), []Lock{one, two}, "3", []Lock{three}},
+		{TryEachSQL(all, Lock.TrySQL), all, "0", nil},
+		{one.TryOrArriveSQL(), nil, "1", []Lock{one}},
+		{one.TryOrArriveSQL(), []Lock{one, ArrivalOf(id(1))}, strconv.Itoa(Arrived), []Lock{ArrivalOf(id(1))}},
+		{one.TryOrArriveSQL(), []Lock{one, Exclusive(ArrivalOf(id(1)).ID)}, "0", nil},
+		{UnlockAllSQL(all), nil, "0", nil},
+		{TryAllSQL(all, Lock.TrySQL) + " * 10 + " + UnlockAllSQL(all), nil, "33", nil},
+	} {
+		for _, l := range tt.others {
+			if other("SELECT "+l.TrySQL()) != "t" {
+				t.Fatalf("the other session did not get %+v", l)
+			}
+		}
+		if got := own("SELECT " + tt.sql); got != tt.value {
+			t.Errorf("%s while another has %v is %q, want %q", tt.sql, tt.others, got, tt.value)
+		}
+		has := own(`SELECT coalesce(string_agg(mode || ' ' || classid || ' ' || objid || ' ' || objsubid, E'\n'), '')
+FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()`)
+		if got, want := lines(has), listed(tt.has); !slices.Equal(got, want) {
+			t.Errorf("after %s while another has %v the session has %q, want %q", tt.sql, tt.others, got, want)
+		}
+		for _, ask := range []func(string) string{own, other} {
+			ask("SELECT pg_advisory_unlock_all()")
+		}
+	}
+}
+
+func lines(text string) []string {
+	return slices.Sorted(strings.FieldsFuncSeq(text, func(r rune) bool { return r == '\n' }))
+}
+
+func listed(locks []Lock) []string {
+	var text []string
+	for _, l := range locks {
+		mode := map[bool]string{false: "ExclusiveLock", true: "ShareLock"}[l.Shared]
+		text = append(text, fmt.Sprintf("%s %d %d %d", mode, l.ClassID(), l.ObjID(), l.ObjSubID()))
+	}
+	slices.Sort(text)
+	return text
+}
