@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -107,11 +106,6 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	defer cfg.Stdin.Close()
 	progress := f.progress(u, items)
 	f.watch(u, &cfg, "at an item")
-	if os.Getenv("GOMAXPROCS") == "" {
-		// The goroutines of an item wait for each other, and each hand-over would wake another
-		// thread. With one processor an item takes 5 % less of them, all processes together.
-		runtime.GOMAXPROCS(1)
-	}
 	tally, err := runner.Each(runner.EachConfig{
 		Config:   cfg,
 		Items:    list.items(),

@@ -14,12 +14,13 @@ import (
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// look is what the server shows of a lock: its holders, and its line in order, up to
-// mostSeats.
+// look is what the server shows of a lock: its holders and, up to mostSeats, those in line before
+// this session, in order.
 type look struct {
 	evidence.Look
 	asOf     map[lockkey.ID]int  // of each lock's evidence, when the server was asked
@@ -41,8 +42,8 @@ type lastBeat struct {
 	beat    uint64        // the request's number, from 1
 }
 
-// mostSeats is how many waiters a look lists. It is more than listen, since a session
-// that listens has to know those before it.
+// mostSeats is how many sessions a look lists beside the holder of each lock: those before this one
+// in line, and readers.
 const mostSeats = 72
 
 // look asks the server, behind other statements if there are any, and tells the
@@ -72,9 +73,11 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	return l, parseErr
 }
 
-// lookQuery asks for the holders of the claim's locks, and for those in line. It asks
-// functions instead of the views that are made of them: the views are slower, and a
-// session's first query would have to read their definitions.
+// lookQuery asks for the holders of the claim's locks. It also asks for those in line before this
+// session if that is one of the first, and for all in line if it has no ticket. It asks functions
+// instead of the views that are made of them: the views are slower, and a session's first query would
+// have to read their definitions. What a session shows of itself is asked for last, and of few
+// sessions: for each of a hundred in line that took three quarters of the time.
 //
 // A ticket's place is its distance from now, as a signed number of 32 bits: the lower
 // half of its number is a time that wraps every 497 days.
@@ -83,14 +86,20 @@ func (b *Bid) lookQuery() string {
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
 	SELECT *, classid = '%[1]d' AND objsubid = 2 AS mark, CASE WHEN classid = '%[1]d' AND objsubid = 1 AND granted THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND `+inspect.InThisDatabase+`
-		AND (classid = '%[1]d' AND objid <> '%[3]d' OR %[4]s))
+		AND (classid = '%[1]d' AND objid <> '%[3]d' OR %[4]s)),
+own AS MATERIALIZED (SELECT place, pid, objid FROM l WHERE pid = pg_catalog.pg_backend_pid() AND place IS NOT NULL),
+line AS MATERIALIZED (
+	SELECT count(l.place) AS waiting, count(*) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) AS before, count(*) FILTER (WHERE l.mark) AS marked
+	FROM l LEFT JOIN own ON true)
 SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, a.usesysid, a.application_name,
 	a.backend_start, a.state_change, extract(epoch FROM pg_catalog.clock_timestamp() - a.state_change), pg_catalog.left(a.query, 1000),
-	count(l.place) OVER (), count(l.place) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) OVER (), (SELECT count(*) FROM l WHERE mark),
+	line.waiting, line.before, line.marked,
 	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))
-FROM l LEFT JOIN l AS own ON own.pid = pg_catalog.pg_backend_pid() AND own.place IS NOT NULL LEFT JOIN LATERAL `+inspect.ActivityOfLock+` AS a ON true
-WHERE NOT l.mark ORDER BY l.place NULLS FIRST, l.pid LIMIT %[5]d`,
-		b.lineClass(), placeAt(ticketTime()), advisory.CommonTicket, inspect.Among(ids), len(ids)+mostSeats)
+FROM line LEFT JOIN own ON true
+	JOIN l ON NOT l.mark AND (l.place IS NULL OR own.place IS NULL OR l.pid = own.pid OR line.before < %[5]d AND (l.place, l.pid) < (own.place, own.pid))
+	LEFT JOIN LATERAL `+inspect.ActivityOfLock+` AS a ON true
+ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
+		b.lineClass(), placeAt(ticketTime()), advisory.CommonTicket, inspect.Among(ids), crowd.MostListeners, len(ids)+mostSeats)
 }
 
 // The columns of a row of lookQuery: those of a seat, and those that are the same in all rows
