@@ -93,15 +93,19 @@ func (h *Held) stepDownSQL() string {
 
 // heedStepDown makes the heartbeat look for requests to step down. The first one comes soon,
 // since its comment shows what the session holds, but not so soon that a brief command would
-// need one: it is over before anybody looks.
+// need one: it is over before anybody looks. With it the session rehearses its announcement.
 func (h *Held) heedStepDown() {
-	h.Session.SetHeartbeat(session.Heartbeat{Every: leasetime.BeatEvery(h.cfg.Session.Lease), Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown}})
+	h.Session.SetHeartbeat(session.Heartbeat{
+		Every:   leasetime.BeatEvery(h.cfg.Session.Lease),
+		Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown},
+		Once:    h.rehearsalQueries(),
+	})
 	h.Session.BeatAt(boottime.Now().Add(min(crowd.FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
 }
 
-// hearStepDown reads the value of stepDownSQL.
+// hearStepDown reads the value of stepDownSQL, which is the last answer.
 func (h *Held) hearStepDown(answers []session.Rows) {
-	if answers[0].Is("f") {
+	if answers[len(answers)-1].Is("f") {
 		nudge(h.requests)
 	}
 }

@@ -18,7 +18,7 @@ import (
 //	                                          the last holder, after TurnPatience; not with a
 //	                                          gate
 //	a second look in a row shows none         ranks 1 to TriesWhatsFree try at once            plan
-//	a watch begins                            the next look after two leases                   startWatch
+//	a watch begins                            the next look after LookBesideWatch              startWatch
 //	the watched holder shows no token         the next look after namedAfter                   followHolder
 //	nobody watches, nor is about to try       the first tries after TryEvery                   tryLater
 //	started is heard                          no try; the first few look after LookAtNew       decide

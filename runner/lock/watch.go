@@ -17,8 +17,8 @@ import (
 
 // While one session holds the lock, a look at all that the server shows of it tells
 // nothing new. So the heartbeat of the first in line looks at that session alone. A whole
-// look follows when it shows anything but the holder's next request, and every two leases.
-// A heartbeat wakes fewer threads than a goroutine that asks and waits.
+// look follows when it shows anything but the holder's next request, and every few leases
+// (crowd.LookBesideWatch). A heartbeat wakes fewer threads than a goroutine that asks and waits.
 //
 // That of the very first also probes the lock, since some ends are silent. It gives the
 // lock back at once: a try may be under way, which must not take it a second time.
@@ -221,7 +221,7 @@ func (l *line) startWatch(h session.Heartbeat, need time.Duration, judge judge) 
 		nudge(b.news)
 	}
 	b.s.SetHeartbeat(h)
-	l.lookAt = time.Now().Add(crowd.LookBesideWatch(b.cfg.Session.Lease))
+	l.lookAt = time.Now().Add(crowd.LookBesideWatch(l.rank, b.cfg.Session.Lease))
 }
 
 // unwatch ends the watch, if there is one.

@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,6 +17,9 @@ const PlainBeat = "SELECT pg_catalog.pg_backend_pid()"
 type Heartbeat struct {
 	Every time.Duration
 	Request
+	// Once are queries before those of the first heartbeat. An error in one of them costs no more
+	// than that heartbeat.
+	Once []string
 }
 
 // SetHeartbeat replaces the session's heartbeat, from the next one on.
@@ -29,6 +33,16 @@ func (s *Session) currentHeartbeat() Heartbeat {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.heartbeat
+}
+
+// takeRequest is the next heartbeat's request.
+func (s *Session) takeRequest() Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.heartbeat.Request
+	r.SQL = slices.Concat(s.heartbeat.Once, r.SQL)
+	s.heartbeat.Once = nil
+	return r
 }
 
 // StartHeartbeat starts the heartbeat. Without it the server ends the session after the
@@ -113,7 +127,7 @@ func (s *Session) beat(timer timer) {
 		s.BeatAt(now.Add(beat.Every)) // before the request, since Then may set another time
 		select {
 		case s.onWire <- struct{}{}:
-			if _, err := s.transmit(beat.Request); err != nil {
+			if _, err := s.transmit(s.takeRequest()); err != nil {
 				return
 			}
 		default: // a request is under way, and its answer will do

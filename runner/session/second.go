@@ -229,7 +229,7 @@ func (s *Session) join(second *Session) {
 	if joined {
 		return
 	}
-	second.SetHeartbeat(Heartbeat{leasetime.BeatEvery(s.cfg.Lease), commitRequest(heartbeatColumns)})
+	second.SetHeartbeat(Heartbeat{Every: leasetime.BeatEvery(s.cfg.Lease), Request: commitRequest(heartbeatColumns)})
 	second.mu.Lock()
 	second.onAnswer = s.renew
 	second.mu.Unlock()

@@ -223,7 +223,7 @@ func (n *node) watch(holder *node) {
 			n.beats = crowd.TryEvery
 		}
 		n.beatIn(n.beats)
-		n.lookAt = n.s.now + crowd.LookBesideWatch(n.s.lease)
+		n.lookAt = n.s.now + crowd.LookBesideWatch(n.rank, n.s.lease)
 	}
 	n.tryLater()
 	n.proceed()

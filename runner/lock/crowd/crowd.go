@@ -27,7 +27,7 @@ const (
 	// TurnPatience is how long a waiter leaves a free lock to each one before it.
 	TurnPatience = 300 * time.Millisecond
 	// FirstBeat is the time from a grant to the holder's first heartbeat.
-	FirstBeat = 500 * time.Millisecond
+	FirstBeat = 100 * time.Millisecond
 	// LookAtNew is how soon the waiters that are to watch a new holder look at it: just after its
 	// first heartbeat, since its silence counts from then. Brief commands are over before.
 	LookAtNew = FirstBeat + LookAfter
@@ -62,8 +62,14 @@ func NextLook(rank int, p Progress, lease time.Duration) time.Duration {
 	return min(max(least, 2*p.In), seldom)
 }
 
-// LookBesideWatch is the time from a look to the next one while the heartbeat watches the holder.
-func LookBesideWatch(lease time.Duration) time.Duration { return 2 * lease }
+// LookBesideWatch is the time from a look to the next one while the heartbeat watches the holder. The
+// first in line never gives its connection back, so it need not look for that.
+func LookBesideWatch(rank int, lease time.Duration) time.Duration {
+	if rank == 1 {
+		return 4 * lease
+	}
+	return 2 * lease
+}
 
 // TurnDelay is how long a waiter leaves the lock to those before it, after a word of an end that
 // does not name this waiter. passed says that the word names another one, although nobody is
