@@ -22,7 +22,7 @@ import (
 // The exit statuses beside the command's own. From 64 on they are those of sysexits.h if
 // it has one that fits; the last ones are those of xargs(1), timeout(1) and the shell.
 const (
-	exitFree          = 1 // of who, stepdown, check, pause and ledger, as diff(1) and grep(1) say no
+	exitFree          = 1 // the answer of who, stepdown, check, pause or ledger is no, as of diff(1) and grep(1)
 	exitUsage         = 64
 	exitUnreachable   = 69
 	exitInternal      = 70

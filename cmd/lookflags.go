@@ -153,7 +153,7 @@ func (f *lookFlags) read(u *ui, look func(ctx context.Context, viewer *session.V
 	}, look)
 }
 
-// over looks over a connection until it is done or a signal ends it.
+// over opens a connection, calls look with it, and closes it. A signal ends that.
 func over(open func(ctx context.Context) (*session.Viewer, error), look func(ctx context.Context, viewer *session.Viewer) error) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()

@@ -53,7 +53,7 @@ func obstacleOf(err error) obstacle {
 
 const (
 	// outageApart is how long a database has to answer before the next outage counts as a
-	// new one: a database that comes and goes shall not fill the log either.
+	// new one, so that a database that comes and goes does not fill the log.
 	outageApart = time.Minute
 	// mostReasons bounds the lines of reasons that alternate.
 	mostReasons = 4

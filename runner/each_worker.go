@@ -184,7 +184,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 		<-j.signals
 	}
 	heed := time.AfterFunc(heedAfter, func() { w.jobs.heed(j) })
-	outcome, fate, err := r.runCommand(ctx)
+	outcome, stillHeld, err := r.runCommand(ctx)
 	heed.Stop()
 	if r.child != nil {
 		w.guard = r.child.Guard()
@@ -208,10 +208,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 			}
 		}
 	})
-	if fate == lostAfterwards {
-		r.tellEndLate()
-	}
-	if fate != stillHeld {
+	if !stillHeld {
 		w.leave(ctx, j)
 		return nil, err
 	}

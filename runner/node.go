@@ -36,9 +36,9 @@ func begin(cfg Config) (*node, error) {
 
 // newGuard starts a guard that holds the session's socket.
 func (n *node) newGuard(s *session.Session) (*child.Guard, error) {
-	socket, ok := s.Conn().(syscall.Conn)
+	socket, ok := s.Socket().(syscall.Conn)
 	if !ok {
-		return nil, fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", s.Conn())
+		return nil, fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", s.Socket())
 	}
 	return n.guards.Start(socket)
 }

@@ -93,7 +93,7 @@ func (e *LockLostError) Unwrap() error { return e.Cause }
 
 // GuardDiedError says that the guard process was killed, and that the command
 // was killed for that.
-type GuardDiedError struct{ Killed int }
+type GuardDiedError struct{}
 
 func (e *GuardDiedError) Error() string {
 	return "the guard process died; the command and what it had started were killed"

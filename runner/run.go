@@ -68,14 +68,12 @@ func (n *node) once(cfg Config, candidate *lock.Candidate) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer r.held.Close()
-	outcome, fate, err := r.runCommand(ctx)
-	switch fate {
+	outcome, stillHeld, err := r.runCommand(ctx)
+	switch {
 	case stillHeld:
 		r.release(outcome)
-	case lostMeanwhile:
+	case errors.As(err, new(*LockLostError)):
 		r.announceDeath()
-	case lostAfterwards:
-		r.tellEndLate()
 	}
 	return outcome, err
 }
@@ -95,18 +93,10 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 	return nil
 }
 
-// lockFate is what has become of the lock when runCommand returns.
-type lockFate int
-
-const (
-	stillHeld      lockFate = iota // the caller has to give it back
-	lostMeanwhile                  // while the command ran: the caller has to say that the command is dead
-	lostAfterwards                 // after the command's end, which the caller has to tell
-	settled                        // nothing is left to do: no command was started, and the lock was given back or lost
-)
-
-// runCommand runs the command under the lock, and returns when all that it started is dead.
-func (r *run) runCommand(ctx context.Context) (outcome Outcome, fate lockFate, err error) {
+// runCommand runs the command under the lock, and returns when all that it started is dead. A lock that
+// is still held the caller has to give back. After a *LockLostError the caller has to say that the
+// command is dead.
+func (r *run) runCommand(ctx context.Context) (outcome Outcome, stillHeld bool, err error) {
 	r.cfg.Log = r.cfg.Log.With("token", r.held.Token)
 	r.cfg.Log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)...)
 	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
@@ -116,22 +106,18 @@ func (r *run) runCommand(ctx context.Context) (outcome Outcome, fate lockFate, e
 		if r.held.Err() == nil {
 			r.release(Outcome{})
 		}
-		return Outcome{}, settled, err
+		return Outcome{}, false, err
 	}
 	outcome, err = s.supervise()
 	r.held.SetEnd(endOf(outcome, err))
 	if err == nil && !outcome.Asked.Has(BySignal) {
 		s.holdOut()
 	}
-	switch {
-	case errors.As(err, new(*LockLostError)):
-		return outcome, lostMeanwhile, err
-	case r.held.Err() == nil:
-		return outcome, stillHeld, err
-	case err == nil:
-		return outcome, lostAfterwards, nil
+	stillHeld = r.held.Err() == nil && !errors.As(err, new(*LockLostError))
+	if !stillHeld && err == nil { // it was lost after the command's end
+		r.tellEndLate()
 	}
-	return outcome, settled, err
+	return outcome, stillHeld, err
 }
 
 // startSupervised starts the command, and returns its supervision.

@@ -62,8 +62,8 @@ type command interface {
 	Kill()
 }
 
-// supervise is where the lock's fate and the command's meet. It returns when
-// the whole tree is dead.
+// supervise is where the lock's fate and the command's meet. It returns when the whole tree is
+// dead. (After the command's end holdOut waits for the lock alone.)
 //
 // When the server falls silent, this happens, in this order:
 //
@@ -249,7 +249,7 @@ func (s *supervision) conclude() (Outcome, error) {
 	}
 	s.cfg.Log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
 	if loss == nil {
-		return Outcome{Asked: s.asked}, &GuardDiedError{Killed: result.Killed}
+		return Outcome{Asked: s.asked}, &GuardDiedError{}
 	}
 	if s.lost != nil { // the guard was faster
 		reason := cmp.Or(s.held.Err(), loss.Cause) // what lockLost would log

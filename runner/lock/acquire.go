@@ -89,8 +89,8 @@ func (p past) has(events past) bool { return p&events != 0 }
 // NewCandidate is a candidate that has done nothing yet.
 func NewCandidate(cfg Config) *Candidate { return &Candidate{cfg: cfg} }
 
-// begin begins a wait. What is left of an earlier one is where the database was, and the rank
-// of who has lost the lock.
+// begin begins a wait. Of an earlier one the candidate keeps where the database was and, if the lock
+// was lost, rank 1, with which it comes back sooner.
 func (c *Candidate) begin() {
 	*c = Candidate{cfg: c.cfg, past: c.past & reached, last: c.last, began: time.Now()}
 	if c.last == nil {
@@ -105,7 +105,7 @@ func (c *Candidate) begin() {
 // Reached says whether the database has ever answered for the lock.
 func (c *Candidate) Reached() bool { return c.past.has(reached) }
 
-// answered notes that the database has answered: it is one to wait for.
+// answered notes that the database has answered for the lock. From then on an outage is waited out.
 func (c *Candidate) answered() {
 	c.cfg.Observer.away(nil)
 	c.past |= reached
@@ -152,7 +152,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 	b.candidate, b.preparation = c, newPreparation(s, prepare)
 	held, err := b.takeAndSettle(ctx, returning)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && c.left() > 0; {
-		returning = returning || b.Listens()
+		returning = returning || b.listens()
 		if err = b.waitForResume(ctx, paused); err == nil {
 			b.resumed(returning)
 			held, err = b.takeAndSettle(ctx, returning)

@@ -128,12 +128,10 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 	if b.cfg.Claim.Gate != nil && n > 0 {
 		won, b.grant.Slot = missing[n-1:n], n
 	}
-	for _, l := range won {
-		b.grant.Locks = append(b.grant.Locks, l)
-		v := b.verdict(l.ID)
-		b.grant.delay = max(b.grant.delay, v.Delay)
-		b.grant.coversEarlier = b.grant.coversEarlier && v.CoversEarlier
-	}
+	b.grant.Locks = append(b.grant.Locks, won...)
+	v := b.verdictOnAll(won)
+	b.grant.delay = max(b.grant.delay, v.Delay)
+	b.grant.coversEarlier = b.grant.coversEarlier && v.CoversEarlier
 	if !b.Complete() {
 		b.noteRefusal()
 	}

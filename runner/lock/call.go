@@ -34,8 +34,8 @@ func (b *Bid) succession() succession {
 	return s
 }
 
-// call calls those who may be next. It returns when one of them listens, when nobody is there, or
-// when its patience is over.
+// call calls those who may be next. It returns when one of them listens, when all those that it knew
+// of have left, or when its patience is over.
 func (h *Held) call(ctx context.Context) error {
 	patience := h.next.who.Patience(h.cfg.Session.Lease)
 	if patience == 0 {

@@ -21,7 +21,7 @@ type Held struct {
 	end      ledger.End    // of the command
 	requests chan struct{} // requests to step down
 	next     succession
-	since    time.Time // when it was granted
+	since    time.Time // when Settle was done, and the command could start
 	stays    time.Time // until when its session stays after the release
 }
 
@@ -78,7 +78,7 @@ func (h *Held) Release(ctx context.Context) error {
 	return nil
 }
 
-// Close ends the session, and frees with it what is still held. If the session has to stay for
+// Close ends the session, unless others on a list use it, and frees with it what is still held. If the session has to stay for
 // a while (stayForRole), Close first waits for the rest of that.
 func (h *Held) Close() {
 	if !h.cfg.SharedSession {

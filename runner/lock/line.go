@@ -18,9 +18,9 @@ import (
 // two looks. Each has a ticket, an advisory lock of its own whose number says when it came.
 // The order is only for fairness; the lock itself keeps the promise.
 //
-//	rank 1    named by the clean end of the holder, it tries many times in one
-//	          statement, the first at once. It watches the holder (silence.go),
-//	          and finds out by itself if the lock is free (watch.go).
+//	rank 1    sends a burst when the holder's clean end names it: one statement with many
+//	          tries, the first at once. It watches the holder (silence.go), and finds
+//	          out by itself if the lock is free (watch.go).
 //	up to 3   also watch it, in case those before them are frozen.
 //	rank r    tries when the lock has come free, r-1 times TurnPatience later, since
 //	          those before it may be dead. It doesn't if it hears of a start.
@@ -67,7 +67,8 @@ func (b *Bid) lineOf() lockkey.ID {
 // shared says whether the bid is a reader's.
 func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 
-// join takes a ticket, and then listens if it is one of the first.
+// join listens, takes a ticket and looks, in one message. digest makes the waiter dormant if it is not
+// one of the first.
 func (l *line) join(ctx context.Context) error {
 	if l.ticketed && l.of != l.b.lineOf() { // the next of several locks
 		if err := l.b.send(ctx, l.leaveQueries()...); err != nil {
@@ -143,9 +144,9 @@ func (l *line) look(ctx context.Context) error {
 // digest draws the conclusions from a look.
 func (l *line) digest(ctx context.Context, found *look) (err error) {
 	switch {
-	case found.rank <= crowd.MostListeners && !l.b.Listens():
+	case found.rank <= crowd.MostListeners && !l.b.listens():
 		found, err = l.wake(ctx)
-	case found.rank > crowd.MostListeners && l.b.Listens():
+	case found.rank > crowd.MostListeners && l.b.listens():
 		err = l.goDormant(ctx)
 	}
 	if err != nil {

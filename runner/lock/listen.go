@@ -69,8 +69,8 @@ func (b *Bid) leaveQueries() []string {
 	return append(b.line.leaveQueries(), b.dropMarksQuery()...)
 }
 
-// Listens says whether the bid collects what happens to the locks.
-func (e *ears) Listens() bool { return len(e.heard) > 0 }
+// listens says whether the bid collects what happens to the locks.
+func (e *ears) listens() bool { return len(e.heard) > 0 }
 
 // trusts says whether a session's words count.
 func (e *ears) trusts(pid uint32) bool {

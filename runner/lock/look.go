@@ -78,9 +78,6 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 // instead of the views that are made of them: the views are slower, and a session's first query would
 // have to read their definitions. What a session shows of itself is asked for last, and of few
 // sessions: for each of a hundred in line that took three quarters of the time.
-//
-// A ticket's place is its distance from now, as a signed number of 32 bits: the lower
-// half of its number is a time that wraps every 497 days.
 func (b *Bid) lookQuery() string {
 	ids := b.cfg.Claim.Sought().Locks
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
@@ -99,7 +96,7 @@ FROM line LEFT JOIN own ON true
 	JOIN l ON NOT l.mark AND (l.place IS NULL OR own.place IS NULL OR l.pid = own.pid OR line.before < %[5]d AND (l.place, l.pid) < (own.place, own.pid))
 	LEFT JOIN LATERAL `+inspect.ActivityOfLock+` AS a ON true
 ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
-		b.lineClass(), placeAt(ticketTime()), advisory.CommonTicket, inspect.Among(ids), crowd.MostListeners, len(ids)+mostSeats)
+		b.lineClass(), placeSQL(), advisory.CommonTicket, inspect.Among(ids), crowd.MostListeners, len(ids)+mostSeats)
 }
 
 // The columns of a row of lookQuery: those of a seat, and those that are the same in all rows

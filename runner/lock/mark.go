@@ -40,7 +40,7 @@ func (b *Bid) takeMarksQueries() (queries []string, note func(answers []session.
 		}
 		queries = append(queries, "SELECT "+strings.Join(marks, ", "))
 	}
-	ofTicket := b.line != nil && b.Listens() && !b.line.marked
+	ofTicket := b.line != nil && b.listens() && !b.line.marked
 	if ofTicket {
 		queries = append(queries, b.line.markQuery())
 	}
@@ -68,7 +68,7 @@ func (l *line) markQuery() string {
 	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND `+inspect.InThisDatabase+` AND classid = '%d' AND objid <> '%d' AND objsubid = 1 AND granted) AS waiting
 WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d`,
-		taken(mark), placeAt(ticketTime()), l.b.lineClass(), advisory.CommonTicket, crowd.MostListeners)
+		taken(mark), placeSQL(), l.b.lineClass(), advisory.CommonTicket, crowd.MostListeners)
 }
 
 func (e *ears) tookCommon(ids []lockkey.ID, marks session.Rows) {

@@ -13,8 +13,8 @@ import (
 // warning, like syslog's notice.
 const LevelNotice = slog.LevelInfo + 2
 
-// Observer is told about a wait, for people and for a supervisor of this process: nobody
-// outside this package sees it otherwise. Each of its functions may be nil, and must not block.
+// Observer is told what a run waits for, for people and for a supervisor of this process. Package
+// runner calls Alive, too, while the command runs. Each of its functions may be nil, and must not block.
 type Observer struct {
 	// Waiting is called when a wait begins, and about once a minute from then on, with
 	// the holders of the locks and their waiters. Each call takes one more question to

@@ -67,10 +67,9 @@ func (c *Candidate) persist(ctx context.Context, try func() error) error {
 func (c *Candidate) left() time.Duration { return c.cfg.Wait - time.Since(c.began) }
 
 // pauses are those between attempts to connect. Each is a random part of a backoff that doubles,
-// so that the waiters don't overrun a server that comes up again. But the first in line, on
-// which the next command depends, don't pause for longer than frontAgain while nobody answers,
-// for frontFor. A server that answers that it is not ready writes a line to its log each time:
-// then they go by front.
+// so that the waiters don't overrun a server that comes up again. The first in line, on which the
+// next command depends, pause for frontAgain at most, for as long as frontFor. If a server answers that
+// it is not ready, they go by front, which doubles, too: each attempt is a line in that server's log.
 type pauses struct {
 	backoff, front *pace.Backoff
 	since          time.Time // when the session was lost

@@ -15,7 +15,7 @@ import (
 // errCrowded says that a connection was given back to a server with few left.
 var errCrowded = session.Crowded("few connections are free: giving this one back while others wait in line, and coming again")
 
-// makeRoom is errCrowded if this session's connection is one of too many.
+// makeRoom returns errCrowded if too few connections are free for this waiter to keep its own.
 func (l *line) makeRoom(ctx context.Context, found *look) error {
 	if l.limits == nil {
 		limits, err := inspect.ReadLimits(ctx, l.b.s)

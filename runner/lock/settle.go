@@ -13,8 +13,9 @@ import (
 // of a former holder, which may not know of its loss, is dead, draws the token, and keeps
 // the session alive from then on.
 //
-// A command starts only if all of this holds, in this order. But a burst (line.tryOften) and a
-// Turnover draw the token with the try; if a delay follows, it is drawn anew (beginDelay).
+// A command starts only if all of this holds. Without a ledger it is in this order. With one, the
+// token is drawn first, and the ledger is asked with it (drawAndStart). A burst (line.tryOften) and a
+// Turnover draw the token with the try. Whatever waits after a draw draws anew (beginDelay).
 //
 //	the server is fit for it          the login (package session, login.go)
 //	the claim is complete             Bid.Complete, after a try
@@ -31,8 +32,8 @@ import (
 //	the lease is not over, and the    guardProcess.start (package child), just before it
 //	socket is open                    forks
 //
-// The holder looks for requests to step down, and calls those in line when it is done. On the
-// caller's own session the caller does the one, and nobody the other.
+// The holder looks for requests to step down, and calls those in line when it is done. If the session
+// is the caller's, the caller looks for the requests (HeedStepDown), and nobody calls.
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A delay takes its time, and so may a second login, so the Deadline has to be fresh.
 	// For a transaction it is: the grant was the answer to a question of its own.
@@ -106,26 +107,26 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 	return err
 }
 
-// hold holds the locks without a command for the delay. It ends early if it hears that no
-// earlier command is alive, or if look, which is called every askLedgerEvery unless it is nil,
-// finds the same.
-func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, look func() (over bool, err error)) (early bool, err error) {
+// hold holds the locks without a command for the delay. It says early if words have told meanwhile
+// that no earlier command is alive. ask, unless it is nil, is called every askLedgerEvery; if it says
+// that all is over, hold returns, too.
+func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, ask func() (over bool, err error)) (early bool, err error) {
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
 	defer b.cfg.Observer.delayed(delay)()
 	over := time.NewTimer(delay)
 	defer over.Stop()
-	var looks <-chan time.Time
-	if look != nil {
+	var asks <-chan time.Time
+	if ask != nil {
 		ticker := time.NewTicker(askLedgerEvery)
 		defer ticker.Stop()
-		looks = ticker.C
+		asks = ticker.C
 	}
 	for {
 		select {
 		case <-over.C:
 			return false, nil
-		case <-looks:
-			if over, err := look(); err != nil || over {
+		case <-asks:
+			if over, err := ask(); err != nil || over {
 				return false, err
 			}
 		case <-b.news:

@@ -15,8 +15,8 @@ import (
 // A holder whose host is dead or cut off says nothing more. The first in line sees the
 // number of the holder's last request. If two looks show the same number, no request has
 // arrived between the receipt of the first look and the sending of the second. If that
-// is longer than a command may live after the last lastBeat, by the waiter's boot time
-// clock, then the holder's command is dead by its own clock. So the first in line ends
+// is longer than a command may live after its holder's last answered request, by the waiter's boot
+// time clock, then the holder's command is dead by its own clock. So the first in line ends
 // the session. The server would do that too, a third of the lease later and by a clock
 // that may be set. The next two in line do it a little later, in case the first is
 // frozen itself.

@@ -12,11 +12,10 @@ import (
 
 // The lower half of a ticket's number says when its owner came to the lock's line.
 
-// ticketTime is the current time in units of 10 ms, modulo 2³²; it wraps every 497 days.
-func ticketTime() uint32 { return uint32(time.Now().UnixMilli() / 10) }
-
-// placeAt is an SQL expression for a ticket's place in line. now is a ticketTime.
-func placeAt(now uint32) string {
+// placeSQL is an SQL expression for a ticket's place in line: its distance from now, as a signed number
+// of 32 bits. The lower half of its number is a time in units of 10 ms, which wraps every 497 days.
+func placeSQL() string {
+	now := uint32(time.Now().UnixMilli() / 10)
 	return fmt.Sprintf("((objid::bigint - %d + 2147483648) & 4294967295)", now)
 }
 

@@ -152,8 +152,8 @@ func (b *Bid) keepToken(token, systemID string) error {
 	return nil
 }
 
-// draw draws the token, once it is certain that the command may start. The first Deadline
-// counts from its last round trip on the session's own connection.
+// draw draws the token, once it is certain that the command may start. The command's first deadline
+// counts from the last round trip of draw on the lock's own session.
 func (b *Bid) draw(ctx context.Context) error {
 	if b.grant.drawn() {
 		return nil

@@ -10,7 +10,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// wait stands in line: see Bid.wait.
+// wait is a waiter's loop: it awaits news or the next time, decides, and acts. See Bid.wait.
 func (l *line) wait(ctx context.Context) (granted bool, err error) {
 	b := l.b
 	if err := l.join(ctx); err != nil {

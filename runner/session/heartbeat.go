@@ -46,8 +46,8 @@ func (s *Session) takeRequest() Request {
 }
 
 // StartHeartbeat starts the heartbeat. Without it the server ends the session after the
-// lease, and nothing notices a silent network. A second call does nothing. Only Close
-// stops the heartbeat.
+// lease, and nothing notices a silent network. A second call does nothing. It goes
+// on until the session is lost or closed.
 func (s *Session) StartHeartbeat() {
 	s.heartbeatOnce.Do(func() {
 		timer, err := s.clock.newTimer()
@@ -80,8 +80,8 @@ func (p *pulse) due() boottime.Instant {
 	return p.next
 }
 
-// BeatAt sets the boot time of the next heartbeat, and of no later one. If a heartbeat is
-// under way, the next is the one after it.
+// BeatAt sets the boot time at which the next heartbeat is sent. Those after it follow at
+// Heartbeat.Every. A heartbeat that is on the wire does not count.
 func (s *Session) BeatAt(at boottime.Instant) {
 	deadline := s.Deadline()
 	p := &s.pulse

@@ -87,7 +87,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	var pgErr *pgconn.PgError
 	switch {
 	case !errors.As(err, &pgErr):
-	case pgErr.Code == "42501" && asked: // the same question later is rejected by an error that names the lock
+	case pgErr.Code == "42501" && asked: // not granted: the try after the login gets the same error, and names the lock
 		cfg.FirstQuestion = ""
 		return checkLogin(ctx, pg, cfg)
 	case strings.HasPrefix(pgErr.Code, "42"):

@@ -66,8 +66,8 @@ type Config struct {
 // holds the lock: see second.go.
 func (cfg Config) UsesSecondSession() bool { return cfg.Quorum || cfg.Transaction }
 
-// Session is a connection that is fit to hold locks. Several goroutines may use
-// it, each with holds of its own; one request is on the wire at a time.
+// Session is a connection that is fit to hold locks. Several goroutines may use it, each for locks
+// of its own; one request is on the wire at a time.
 type Session struct {
 	cfg   Config
 	clock clock
@@ -231,9 +231,9 @@ func (s *Session) Deadline() boottime.Instant {
 // Renewed delivers the latest Deadline after each answer of the server.
 func (s *Session) Renewed() <-chan boottime.Instant { return s.renewed }
 
-// Conn is the connection's network socket below any TLS, for the caller to duplicate.
+// Socket is the connection's network socket below any TLS, for the caller to duplicate.
 // Reading or writing it breaks the session.
-func (s *Session) Conn() net.Conn { return belowTLS(s.conn) }
+func (s *Session) Socket() net.Conn { return belowTLS(s.conn) }
 
 func belowTLS(conn net.Conn) net.Conn {
 	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok {

@@ -216,7 +216,7 @@ func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 }
 
 // Encrypted says whether the connection is encrypted.
-func (s *Session) Encrypted() bool { return s.Conn() != s.conn }
+func (s *Session) Encrypted() bool { return s.Socket() != s.conn }
 
 // OnNotify sets the function that the session's reader calls with what other sessions
 // say on a channel. The function must not block. The caller sends the LISTEN. What was

@@ -93,8 +93,8 @@ func (e *Evidence) sameRole(a, b uint32) bool {
 	return e.seen[a].role != 0 && e.seen[a].role == e.seen[b].role
 }
 
-// fromHolder says whether the lock's holder said a word, so that every tenure that was known
-// before is an earlier one. Any other word may be late, or repeated: it concerns the tokens up
+// fromHolder says whether a word came from the session that had the lock. Then all tenures that were
+// known before are earlier ones. Any other word may be late, or repeated: it concerns the tokens up
 // to its own, and no tenure whose token isn't known.
 //
 // A word counts as the holder's if a look since the mark has shown its session, or if the word

@@ -109,7 +109,7 @@ func TestBrief(t *testing.T) {
 }
 
 // longAfter is when the lock is free for certain after what was said just now.
-func longAfter() boottime.Instant { return boottime.Now().Add(FreeAfterClean) }
+func longAfter() boottime.Instant { return boottime.Now().Add(freeAfterClean) }
 
 // TestLateUnlock: a holder's unlock comes long after its word, so that a try was
 // refused, and a look shows it once more.

@@ -22,8 +22,8 @@ import (
 // State is what the evidence comes to.
 type State int
 
-// A waiter that is granted the lock starts at once if the state is Ended. In the other two it
-// holds the lock for the delay before it starts.
+// A waiter that is granted the lock starts at once if the state is Ended. If it is Running, the waiter
+// holds the lock for the delay first. Quiet says nothing: the waiter goes by what else it knows.
 const (
 	Quiet   State = iota // nobody is known to have held the lock
 	Running              // a start is known that has not been discharged: its command may be alive
@@ -38,7 +38,7 @@ const (
 //	running  running          ended           running           running     ended
 //	ended    running          ended           –                 running     ended
 //
-// A try counts as refused if it comes FreeAfterClean after the last word, or later: before that
+// A try counts as refused if it comes freeAfterClean after the last word, or later: before that
 // the holder may not have freed the lock yet. In quiet there is no start to discharge. Only two
 // kinds of clean end it: that of a session that was seen to hold the lock, which has overtaken the
 // look, and that of one that had the lock after the waiter's mark was taken (fromHolder). If a start
@@ -86,7 +86,7 @@ type start struct {
 type lastEnd struct {
 	token         int64
 	coversEarlier bool             // all earlier tenures have ended, too
-	at            boottime.Instant // when the last word that was news was applied
+	at            boottime.Instant // when the last word that changed anything was applied
 }
 
 // sighting is what is known of another session.
@@ -193,8 +193,8 @@ func (e *Evidence) begin(s start) {
 	e.starts = append(e.starts, s)
 }
 
-// NoteMark notes that the waiter's mark was taken, after it had begun to listen and before the
-// look that Saw notes next, and where the write-ahead log was then. The session's reader calls NoteMark.
+// NoteMark notes that the waiter's mark was taken, and where the write-ahead log was then. The
+// session's reader calls it, after the LISTEN and before Saw.
 //
 // Before, a holder that found no other mark announced nothing: others may have come and gone since
 // what was heard and seen. So that is no evidence of an end any more. The starts still count.
@@ -217,16 +217,16 @@ func (e *Evidence) isConfirmed(s start) bool {
 	return s.pid == 0 || s.pid == overflow || e.trusts(s.pid)
 }
 
-// FreeAfterClean is how long after the announcement of a clean end, which precedes the
+// freeAfterClean is how long after the announcement of a clean end, which precedes the
 // unlock, the lock is free for certain.
-const FreeAfterClean = 150 * time.Millisecond
+const freeAfterClean = 150 * time.Millisecond
 
 // NoteRefusal notes that a try was refused. If every holder we trust is dead, there must be one
 // we don't know: it is added. The result says whether it was added.
 func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.last == nil || slices.ContainsFunc(e.starts, e.isConfirmed) || at.Sub(e.last.at) < FreeAfterClean || e.silenced.PID != 0 {
+	if e.last == nil || slices.ContainsFunc(e.starts, e.isConfirmed) || at.Sub(e.last.at) < freeAfterClean || e.silenced.PID != 0 {
 		return false
 	}
 	e.seq++
@@ -281,7 +281,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
 	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: e.seq} // a session that is going has no role any more
 	isOver := func(w endNotice) bool {
-		return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || sent.Sub(w.at) < FreeAfterClean)
+		return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || sent.Sub(w.at) < freeAfterClean)
 	}
 	unlocksLate := func(w endNotice) bool {
 		return w.Word == Clean && w.PID == s.PID && w.applied && s.Token != 0 && s.Token == w.Token

@@ -71,7 +71,7 @@ func holds(pid uint32, role uint32, token int64) Seat {
 }
 
 // looks shows these holders. The look was sent long after all that was heard.
-func (h told) looks(holders ...Seat) { h.shows(h.AsOf(), FreeAfterClean, holders...) }
+func (h told) looks(holders ...Seat) { h.shows(h.AsOf(), freeAfterClean, holders...) }
 
 // shows shows these holders. The look was sent when AsOf was asOf, and later than
 // now by that much.
@@ -118,7 +118,7 @@ func TestStates(t *testing.T) {
 		{"quiet, a holder's word overtakes the look", quiet, func(h told) {
 			asOf := h.AsOf()
 			h.says(holder, Clean, 5)
-			h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
+			h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
 		}, Ended},
 		{"quiet, refused", quiet, refused, Quiet},
 		{"quiet, silent", quiet, silent, Ended},
@@ -202,12 +202,12 @@ func TestOrders(t *testing.T) {
 	h.looks(holds(holder, theirs, 5))
 	asOf := h.AsOf()
 	h.says(holder, Clean, 5)
-	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
+	h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the look", 0, true)
 
 	asOf = h.AsOf()
 	h.says(holder, Started, 6)
-	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
+	h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the look shows an older token than was heard of", theirDelay, true)
 	h.says(holder, Clean, 6)
 	h.wants("and then its end", 0, true)
@@ -221,13 +221,13 @@ func TestOrders(t *testing.T) {
 	h = newTold(t)
 	asOf = h.AsOf()
 	h.says(holder, Clean, 5) // nothing was known of it yet
-	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 5))
+	h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the first look", 0, true)
 
 	h = newTold(t)
 	asOf = h.AsOf()
 	h.says(holder, Clean, 5)
-	h.shows(asOf, FreeAfterClean, holds(holder, theirs, 6))
+	h.shows(asOf, freeAfterClean, holds(holder, theirs, 6))
 	h.wants("the look shows a later tenure", theirDelay, true)
 
 	// A look that was sent just after the word, which comes before the unlock.

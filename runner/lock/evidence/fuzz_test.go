@@ -75,7 +75,7 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		defer h.mu.Unlock()
 		h.applyWords() // also if only a stranger's word had to be asked for
 	case 7:
-		h.NoteRefusal(boottime.Now().Add(FreeAfterClean))
+		h.NoteRefusal(boottime.Now().Add(freeAfterClean))
 	}
 }
 

@@ -10,15 +10,15 @@ import (
 // TestRefused: many tries in vain after a word mean that there is somebody else.
 func TestRefused(t *testing.T) {
 	h := newTold(t)
-	if h.NoteRefusal(boottime.Now().Add(FreeAfterClean)) {
+	if h.NoteRefusal(boottime.Now().Add(freeAfterClean)) {
 		t.Error("with nothing known a refusal is news")
 	}
 	h.looks(holds(holder, theirs, 5))
-	if h.NoteRefusal(boottime.Now().Add(FreeAfterClean)) {
+	if h.NoteRefusal(boottime.Now().Add(freeAfterClean)) {
 		t.Error("with a holder known a refusal is news")
 	}
 	h.says(holder, Clean, 5)
-	if !h.NoteRefusal(boottime.Now().Add(FreeAfterClean)) {
+	if !h.NoteRefusal(boottime.Now().Add(freeAfterClean)) {
 		t.Error("after a clean end a refusal is no news")
 	}
 	h.wants("refused after a clean end", testDelay, true)

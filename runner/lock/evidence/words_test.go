@@ -144,7 +144,7 @@ func TestDischarges(t *testing.T) {
 		h = newTold(t)
 		h.looks(holds(holder, theirs, 5))
 		h.says(holder, Clean, 5)
-		h.NoteRefusal(boottime.Now().Add(FreeAfterClean))
+		h.NoteRefusal(boottime.Now().Add(freeAfterClean))
 		h.says(speaker, e, 5)
 		h.NoteRole(speaker, ours)
 		h.wants("somebody has the lock, and nobody knows who", testDelay, true)
@@ -178,7 +178,7 @@ func TestForeignBetween(t *testing.T) {
 		h.says(second, Clean, 4)
 	}
 	for name, between := range map[string]func(told){
-		"a try is refused":         func(h told) { h.NoteRefusal(boottime.Now().Add(FreeAfterClean)) },
+		"a try is refused":         func(h told) { h.NoteRefusal(boottime.Now().Add(freeAfterClean)) },
 		"a foreign holder is seen": func(h told) { h.looks(holds(third, nobody, 0)); h.looks() },
 	} {
 		h := newTold(t)
@@ -247,7 +247,7 @@ func TestPassingStranger(t *testing.T) {
 		h.looks(holds(holder, theirs, 5))
 		h.says(holder, Clean, 5)
 		h.says(stranger, Started, 9)
-		if !h.NoteRefusal(boottime.Now().Add(FreeAfterClean)) {
+		if !h.NoteRefusal(boottime.Now().Add(freeAfterClean)) {
 			t.Errorf("%s: somebody has the lock, and only a stranger says who", name)
 		}
 		says(h)
