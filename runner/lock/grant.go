@@ -53,17 +53,14 @@ func (g *grant) endQueries() (words []string, unlock string) {
 	return words, "SELECT " + advisory.UnlockAllSQL(g.Locks)
 }
 
-// rehearsalQueries are the queries that announce the end of a tenure, but find no listener. A session
-// reads the server's catalogs for its first announcement, which takes half a millisecond: this way it
-// has done so before its command ends.
-func (g *grant) rehearsalQueries() (words []string) {
+// rehearsalQuery is a query that announces the end of a tenure, but finds no listener. A session reads
+// the server's catalogs for its first announcement, which takes half a millisecond: this way it has done
+// so before its command ends.
+func (g *grant) rehearsalQuery() (query []string) {
 	if g.cfg.Session.Transaction || g.cfg.SharedSession {
 		return nil
 	}
-	for _, l := range g.Locks {
-		words = append(words, g.wordQuery(l, g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL"))
-	}
-	return words
+	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL")}
 }
 
 // wordQuery is the query that announces the end of a tenure to those in line, if there are

@@ -98,7 +98,7 @@ func (h *Held) heedStepDown() {
 	h.Session.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.BeatEvery(h.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown},
-		Once:    h.rehearsalQueries(),
+		Once:    h.rehearsalQuery(),
 	})
 	h.Session.BeatAt(boottime.Now().Add(min(crowd.FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
 }
