@@ -224,6 +224,9 @@ type contest struct {
 	said, stamped  *os.File // by the holder's command, and the waiter's
 }
 
+// firstBeat is longer than a holder's first heartbeat takes to come, with which it gets ready for its end.
+const firstBeat = 600 * time.Millisecond
+
 func (b *bench) contend(p *pair) (c *contest, err error) {
 	in, proceed, err := os.Pipe()
 	if err != nil {
@@ -267,7 +270,7 @@ func (b *bench) contend(p *pair) (c *contest, err error) {
 	if err := stands(waiting); err != nil {
 		return nil, err
 	}
-	time.Sleep(100 * time.Millisecond) // a standby has been one for longer than its own start takes
+	time.Sleep(firstBeat) // the holder has held for a while, and the standby has been one for longer than its own start takes
 	return c, nil
 }
 

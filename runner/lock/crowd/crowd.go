@@ -27,7 +27,7 @@ const (
 	// TurnPatience is how long a waiter leaves a free lock to each one before it.
 	TurnPatience = 300 * time.Millisecond
 	// FirstBeat is the time from a grant to the holder's first heartbeat.
-	FirstBeat = 100 * time.Millisecond
+	FirstBeat = 500 * time.Millisecond
 	// LookAtNew is how soon the waiters that are to watch a new holder look at it: just after its
 	// first heartbeat, since its silence counts from then. Brief commands are over before.
 	LookAtNew = FirstBeat + LookAfter
