@@ -17,7 +17,7 @@ import (
 func main() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		// pglead's goroutines wait for each other and for the server, and with more processors each
-		// hand-over wakes another thread. With one a run takes 3 % less time, and a handover 7.
+		// hand-over wakes another thread. With one a run takes 3 % less time.
 		runtime.GOMAXPROCS(1)
 	}
 	os.Exit(cmd.Main(os.Args[1:]))
