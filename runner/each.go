@@ -188,7 +188,7 @@ func (e *each) bid(j *job) *lock.Bid {
 	}
 	locking := e.cfg.Locking
 	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []advisory.Lock{j.Lock}}
-	locking.SharedSession = true
+	locking.OfList = true
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass nobody has listened since the pass before
 }
 

@@ -22,11 +22,11 @@ type Config struct {
 	Session session.Config
 	Wait    time.Duration // 0 tries once, Forever has no end
 
-	// SharedSession says that other commands of a list use the session, too, at the same time
-	// or later. So its name shows no token, and no release ends it. Other workers on the list
-	// come back for a lock without standing in line: starts and clean ends are announced even
+	// OfList says that the lock is one of a list's. The session goes on after the release, for other
+	// locks of the list, and may have several at once: its name shows no token. Other workers on the
+	// list come back for a lock without standing in line: starts and clean ends are announced even
 	// if nobody stands there.
-	SharedSession bool
+	OfList bool
 
 	// Description is what sessions say of themselves, to which a grant adds.
 	Description inspect.Description
@@ -148,23 +148,23 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 		return nil, err
 	}
 	c.past |= returned
-	b := NewBid(s, c.cfg, returning)
-	b.candidate, b.preparation = c, newPreparation(s, prepare)
-	held, err := b.takeAndSettle(ctx, returning)
+	w := &waiter{Bid: NewBid(s, c.cfg, returning), candidate: c, returning: returning}
+	w.preparation, w.ticket = newPreparation(s, prepare), c.ticket
+	held, err := w.takeAndSettle(ctx)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && c.left() > 0; {
-		returning = returning || b.listens()
-		if err = b.waitForResume(ctx, paused); err == nil {
-			b.resumed(returning)
-			held, err = b.takeAndSettle(ctx, returning)
+		w.returning = w.returning || w.listens()
+		if err = w.waitForResume(ctx, paused); err == nil {
+			w.resumed()
+			held, err = w.takeAndSettle(ctx)
 		}
 	}
 	if err != nil {
-		if b.line != nil && b.line.ticket != 0 {
-			c.ticket, c.ghost, c.rank = b.line.ticket, s.BackendPID(), cmp.Or(b.line.rank, c.rank)
+		if w.inLine() && w.ticket != 0 {
+			c.ticket, c.ghost, c.rank = w.ticket, s.BackendPID(), cmp.Or(w.rank, c.rank)
 		}
-		b.preparation.abandon()
+		w.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
-			_ = b.GiveBack(ctx)
+			_ = w.GiveBack(ctx)
 		}
 		s.Close()
 		return nil, err
@@ -172,91 +172,90 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 	return held, nil
 }
 
-func (b *Bid) takeAndSettle(ctx context.Context, returning bool) (*Held, error) {
-	if err := b.take(ctx, returning); err != nil {
+// takeAndSettle takes the lock and prepares for the start. The holder looks for requests to step down,
+// and calls those in line when it is done.
+func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
+	if err := w.take(ctx); err != nil {
 		return nil, err
 	}
-	b.candidate.answered()
-	return b.Settle(ctx)
+	w.candidate.answered()
+	held, err := w.Settle(ctx)
+	if err != nil {
+		return nil, err
+	}
+	held.next = w.succession()
+	held.heedStepDown()
+	return held, nil
 }
 
-// take takes the lock: it tries first, and then waits for as long as it may. A bid that returns
-// has a place in line, and must not pass those before it. A transaction has no line.
-func (b *Bid) take(ctx context.Context, returning bool) error {
-	triesFirst := !returning || b.cfg.Session.Transaction
+// take takes the lock: it tries first, and then waits for as long as it may. A waiter that returns has
+// a place in line, and tries only when it is its turn. A transaction has no line.
+func (w *waiter) take(ctx context.Context) error {
+	triesFirst, wait := !w.returning, w.wait
+	if w.cfg.Session.Transaction {
+		triesFirst, wait = true, w.poll
+	}
 	if triesFirst {
-		if _, err := b.Try(ctx); err != nil || b.Complete() {
+		if _, err := w.Try(ctx); err != nil || w.Complete() {
 			return err
 		}
 	}
 	switch {
-	case b.candidate.left() > 0:
+	case w.candidate.left() > 0:
 	case triesFirst:
-		return b.refuse(ctx)
+		return w.refuse(ctx)
 	default:
-		return b.lastTry(ctx)
+		return w.lastTry(ctx)
 	}
-	b.candidate.answered()
-	if err := b.beginWait(); err != nil {
+	w.candidate.answered()
+	if err := w.beginWait(); err != nil {
 		return err
 	}
-	defer b.cfg.Observer.beside(ctx, b.s)()
-	for b.candidate.left() > 0 {
-		granted, err := b.wait(ctx)
-		if err == nil && granted && !b.Complete() {
-			_, err = b.Try(ctx) // the rest of several locks
+	defer w.cfg.Observer.beside(ctx, w.s)()
+	for w.candidate.left() > 0 {
+		granted, err := wait(ctx)
+		if err == nil && granted && !w.Complete() {
+			_, err = w.Try(ctx) // the rest of several locks
 		}
-		if err != nil || b.Complete() {
+		if err != nil || w.Complete() {
 			return err
 		}
-		b.candidate.answered()
+		w.candidate.answered()
 	}
-	return b.lastTry(ctx)
+	return w.lastTry(ctx)
 }
 
 // lastTry tries once more when the time is up, then gives up.
-func (b *Bid) lastTry(ctx context.Context) error {
-	if _, err := b.Try(ctx); err != nil || b.Complete() {
+func (w *waiter) lastTry(ctx context.Context) error {
+	if _, err := w.Try(ctx); err != nil || w.Complete() {
 		return err
 	}
-	return b.refuse(ctx)
+	return w.refuse(ctx)
 }
 
 // beginWait prepares for a wait.
-func (b *Bid) beginWait() error {
-	b.cfg.Log.Info("waiting for the lock", "event", "waiting")
-	if !b.cfg.Session.Transaction {
-		b.beatPlainly()
-		b.s.StartHeartbeat()
+func (w *waiter) beginWait() error {
+	w.cfg.Log.Info("waiting for the lock", "event", "waiting")
+	if !w.cfg.Session.Transaction {
+		w.beatPlainly()
+		w.s.StartHeartbeat()
 	}
-	return b.preparation.done()
-}
-
-// wait waits until something is granted or the time is up. Of several locks that is the next
-// one: Try takes the rest.
-func (b *Bid) wait(ctx context.Context) (granted bool, err error) {
-	if b.cfg.Session.Transaction {
-		return b.poll(ctx)
-	}
-	if b.line == nil {
-		b.line = &line{b: b, ticket: b.candidate.ticket}
-	}
-	return b.line.wait(ctx)
+	return w.preparation.done()
 }
 
 // poll is wait for a transaction, which has no line.
-func (b *Bid) poll(ctx context.Context) (granted bool, err error) {
-	if _, err := b.s.Second(ctx); err != nil { // see session.Open
+func (w *waiter) poll(ctx context.Context) (granted bool, err error) {
+	if _, err := w.s.Second(ctx); err != nil { // see session.Open
 		return false, err
 	}
-	for polls := crowd.PollBackoff(); b.candidate.left() > 0; {
-		if err := b.cfg.Observer.reportWait(ctx, b); err != nil {
+	for polls := crowd.PollBackoff(); w.candidate.left() > 0; {
+		if err := w.report(ctx); err != nil {
 			return false, err
 		}
-		if !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), b.candidate.left())) {
+		if !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), w.candidate.left())) {
 			return false, context.Cause(ctx)
 		}
-		if granted, err := b.Try(ctx); err != nil || granted {
+		if granted, err := w.Try(ctx); err != nil || granted {
 			return granted, err
 		}
 	}
@@ -264,21 +263,21 @@ func (b *Bid) poll(ctx context.Context) (granted bool, err error) {
 }
 
 // refuse gives up. Its error names the holders of the locks that are missing.
-func (b *Bid) refuse(ctx context.Context) error {
-	if err := b.withdraw(ctx); err != nil {
+func (w *waiter) refuse(ctx context.Context) error {
+	if err := w.withdraw(ctx); err != nil {
 		return err
 	}
-	held := &ConflictError{Database: session.Target(b.cfg.Session.Database), Waited: b.cfg.Wait}
-	if !b.cfg.Explain {
+	held := &ConflictError{Database: session.Target(w.cfg.Session.Database), Waited: w.cfg.Wait}
+	if !w.cfg.Explain {
 		return held
 	}
-	sought := b.cfg.Claim.Sought()
-	views, err := inspect.Holders(ctx, lastQuery{b.s}, sought.Locks...)
+	sought := w.cfg.Claim.Sought()
+	views, err := inspect.Holders(ctx, lastQuery{w.s}, sought.Locks...)
 	if err != nil {
 		return held // without their names
 	}
 	for _, view := range views {
-		if view.Backend != b.s.BackendPID() && (b.cfg.Claim.Gate == nil || view.ID != *b.cfg.Claim.Gate) {
+		if view.Backend != w.s.BackendPID() && (w.cfg.Claim.Gate == nil || view.ID != *w.cfg.Claim.Gate) {
 			held.Holders = append(held.Holders, view)
 		}
 	}

@@ -13,10 +13,9 @@ import (
 // that is done waits for that, if nobody listened when its token was drawn. This is for speed: the
 // promise does not depend on it.
 
-// arrivedQuery gives the arrival back by a query, if the bid has it. The caller has to send it.
+// arrivedQuery is the query that gives the arrival back, if the bid has it.
 func (b *Bid) arrivedQuery() (query []string) {
 	if b.arriving {
-		b.arriving = false
 		query = []string{"SELECT " + advisory.ArrivalOf(b.cfg.Claim.Locks[0].ID).UnlockSQL()}
 	}
 	return query
@@ -28,7 +27,7 @@ const arrivalMost = "200ms"
 // awaitArrivalsQueries is a query for each lock that waits until nobody is arriving, or fails after
 // arrivalMost. With a ledger nobody has to hear how a holder ended.
 func (g *grant) awaitArrivalsQueries() (queries []string) {
-	if g.listened || g.recorded || g.cfg.SharedSession || g.cfg.Claim.Gate != nil {
+	if g.listened || g.recorded || g.cfg.OfList || g.cfg.Claim.Gate != nil {
 		return nil
 	}
 	for _, l := range g.Locks {

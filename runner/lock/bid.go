@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"strconv"
-	"time"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -17,26 +17,25 @@ import (
 
 // Bid is a claim on a session, as far as it has been granted.
 type Bid struct {
-	s         *session.Session
-	cfg       Config
-	candidate *Candidate // that makes the bid; nil if its session is the caller's
+	s     *session.Session
+	cfg   Config
+	grant grant
+	ears  // what it hears of the locks
+	place // its place in line, if it is a waiter's
 
-	grant     grant
-	arriving  bool                // it has the arrival
-	contested map[lockkey.ID]bool // the locks that another session has, or may have had while this bid did not listen: a start under one needs evidence
-	ears                          // what it hears of the locks
-	line      *line               // where it waits, or nil
-
-	server        string       // with a second session: the server's identity
+	// contested are the locks that another session has, or may have had while this bid did not listen.
+	// To start under one takes evidence.
+	contested     map[lockkey.ID]bool
+	arriving      bool         // it has the arrival
 	unknownHolder bool         // a try was refused, and the evidence knows of no holder: the next step looks
-	preparation   *preparation // what Acquire was told to prepare, or nil
-	told          time.Time    // when Observer.Waiting was last called
+	server        string       // with a second session: the server's identity
+	preparation   *preparation // of what the command needs
 }
 
 // NewBid is a bid on a session, which it does not close. contested says that others may have had
 // the locks since the caller's last session or pass, while the caller did not listen.
 func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
-	b := &Bid{s: s, cfg: cfg, contested: map[lockkey.ID]bool{}, ears: newEars()}
+	b := &Bid{s: s, cfg: cfg, ears: newEars(), contested: map[lockkey.ID]bool{}, preparation: newPreparation(s, nil)}
 	b.grant = noGrant(&b.cfg)
 	if contested {
 		b.contest(cfg.Claim.Locks)
@@ -87,7 +86,7 @@ func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 
 // trySQL is an SQL expression that takes what is missing, as Try describes it. Its
 // value is for noteResult.
-func (b *Bid) trySQL() string { return b.cfg.trySQL(b.missing(), b.line != nil) }
+func (b *Bid) trySQL() string { return b.cfg.trySQL(b.missing(), b.inLine()) }
 
 func (cfg *Config) trySQL(missing []advisory.Lock, inLine bool) string {
 	claim := cfg.Claim
@@ -180,34 +179,50 @@ func (b *Bid) contest(locks []advisory.Lock) {
 }
 
 // GiveBack frees locks under which no command was started.
-func (b *Bid) GiveBack(ctx context.Context) error { return b.send(ctx, b.giveBackQueries()...) }
+func (b *Bid) GiveBack(ctx context.Context) error { return b.giveBack(ctx) }
+
+func (b *Bid) giveBack(ctx context.Context, also ...string) error {
+	queries := append(b.giveBackQueries(), also...)
+	if b.cfg.Session.Transaction {
+		b.s.SetHolding(false)
+	}
+	b.contest(b.grant.Locks) // others may have them from now on
+	b.grant = noGrant(&b.cfg)
+	return b.send(ctx, queries...)
+}
 
 // withdraw gives the locks back, and leaves the line: the command must not start. The end of
 // the session would do that a moment too late for the next run of a script.
 func (b *Bid) withdraw(ctx context.Context) error {
-	return b.send(ctx, append(b.giveBackQueries(), b.leaveQueries()...)...)
+	err := b.giveBack(ctx, b.leaveQuery()...)
+	b.noteLeft()
+	return err
 }
 
-// giveBackQueries gives the locks back by queries, which the caller has to send: others may have them
-// from then on. It announces a clean end of a token that was drawn only if no earlier command
-// can be alive: a waiter that hears it starts at once.
-func (b *Bid) giveBackQueries() (queries []string) {
+// giveBackQueries are the queries that give the locks back. They announce a clean end of a token that
+// was drawn only if no earlier command can be alive: a waiter that hears it starts at once.
+func (b *Bid) giveBackQueries() []string {
 	g := b.grant
-	b.grant = noGrant(&b.cfg)
-	b.contest(g.Locks)
 	switch {
 	case len(g.Locks) == 0:
 		return nil
 	case b.cfg.Session.Transaction:
-		b.s.SetHolding(false)
 		return []string{"ROLLBACK"}
 	}
 	g.coversEarlier = false // without a command of its own it speaks for no other
-	words, unlock := g.endQueries()
+	words, unlock := g.endQueries("")
 	if !g.drawn() || !g.startsAtOnce() { // no start was announced, or earlier commands may be alive
 		words = nil
 	}
 	return append(words, unlock)
+}
+
+// selectQuery is the query for these columns, if there are any.
+func selectQuery(columns []string) (query []string) {
+	if len(columns) > 0 {
+		query = []string{"SELECT " + strings.Join(columns, ", ")}
+	}
+	return query
 }
 
 // send sends queries, if there are any.

@@ -20,15 +20,15 @@ type succession struct {
 	calling bool       // the session calls them already
 }
 
-// succession is that of a bid that has been granted. With a ledger nobody has to hear
+// succession is that of a waiter that has been granted its claim. With a ledger nobody has to hear
 // how a holder ended.
-func (b *Bid) succession() succession {
-	s := succession{line: b.lineOf()}
+func (w *waiter) succession() succession {
+	s := succession{line: w.nextLine()}
 	switch {
-	case b.usesLedger() || b.shared() || len(b.grant.Locks) != 1 || b.cfg.Session.Transaction:
-	case b.grant.dormant > 0:
-		s.who, s.calling = crowd.SomeDormant, b.line != nil && b.line.calling
-	case b.candidate.past.has(crowded):
+	case w.usesLedger() || w.shared() || len(w.grant.Locks) != 1:
+	case w.grant.dormant > 0:
+		s.who, s.calling = crowd.SomeDormant, w.calling
+	case w.candidate.past.has(crowded):
 		s.who = crowd.SomeAbsent
 	}
 	return s

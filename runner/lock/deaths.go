@@ -44,7 +44,7 @@ func (h *Held) TellEndLate(ctx context.Context) {
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
 		defer cancel()
 	}
-	afterLoss(ctx, h.isHeard() && !h.cfg.SharedSession, h)
+	afterLoss(ctx, h.isHeard() && !h.cfg.OfList, h)
 }
 
 const lateMost = 2 * time.Second
@@ -120,7 +120,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 // deathQueries are the queries that end the lost session and announce, for each lock,
 // that its command is dead.
 func (h *Held) deathQueries() (queries []string) {
-	if !h.cfg.SharedSession {
+	if !h.cfg.OfList {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
 WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
 			h.Session.BackendPID(), tokenPrefix, h.Token))

@@ -23,52 +23,52 @@ import (
 
 // goDormant makes the waiter dormant. A turn that it had is over: if it took the lock now, it
 // would have heard nothing of the last holder.
-func (l *line) goDormant(ctx context.Context) error {
-	l.tryAt, l.burst = time.Time{}, false
-	l.b.s.SetHeartbeat(session.Heartbeat{
-		Every:   leasetime.WaiterBeat(l.b.cfg.Session.Lease),
-		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(l.of).ID).TryXactSQL()}, Then: l.hearCall},
+func (w *waiter) goDormant(ctx context.Context) error {
+	w.tryAt, w.burst = time.Time{}, false
+	w.s.SetHeartbeat(session.Heartbeat{
+		Every:   leasetime.WaiterBeat(w.cfg.Session.Lease),
+		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.line).ID).TryXactSQL()}, Then: w.hearCall},
 	})
-	if l.marked { // before it is deaf, so that nobody relies on it
-		if err := l.b.send(ctx, "SELECT "+advisory.MarkOf(l.ticketLock()).UnlockSQL()); err != nil {
+	if w.marked { // before it is deaf, so that nobody relies on it
+		if err := w.send(ctx, "SELECT "+advisory.MarkOf(w.ticketLock()).UnlockSQL()); err != nil {
 			return err
 		}
-		l.marked = false
+		w.marked = false
 	}
-	return l.b.Unlisten(ctx)
+	return w.Unlisten(ctx)
 }
 
 // wake makes a dormant waiter listen, and look again, which marks it.
-func (l *line) wake(ctx context.Context) (found *look, err error) {
-	l.b.beatPlainly()
-	return l.b.look(ctx, l.b.listenQuery()...)
+func (w *waiter) wake(ctx context.Context) (found *look, err error) {
+	w.beatPlainly()
+	return w.listenAndLook(ctx)
 }
 
 // callIfFew calls while few listen and others are dormant. In the lines of several locks
 // nobody calls.
-func (l *line) callIfFew(ctx context.Context, found *look) error {
-	claim := l.b.cfg.Claim
+func (w *waiter) callIfFew(ctx context.Context, found *look) error {
+	claim := w.cfg.Claim
 	few := crowd.FewListen(found.marked, found.waiting) && (claim.Gate != nil || len(claim.Locks) == 1)
-	if few == l.calling {
+	if few == w.calling {
 		return nil
 	}
-	call := advisory.CallOf(l.of)
+	call := advisory.CallOf(w.line)
 	sql := call.UnlockSQL()
 	if few {
 		sql = call.TrySQL()
 	}
-	n, err := l.b.number(ctx, "SELECT "+sql+"::int")
+	n, err := w.number(ctx, "SELECT "+sql+"::int")
 	if n == 1 { // else a heartbeat has it, and the next look comes soon
-		l.calling = few
+		w.calling = few
 	}
 	return err
 }
 
 // hearCall reads the answer to a dormant waiter's heartbeat.
-func (l *line) hearCall(answers []session.Rows) {
+func (w *waiter) hearCall(answers []session.Rows) {
 	if !answers[0].Is("f") {
 		return
 	}
-	l.called.Store(true)
-	nudge(l.b.news)
+	w.called.Store(true)
+	nudge(w.news)
 }

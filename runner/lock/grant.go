@@ -13,19 +13,24 @@ import (
 
 // grant is what a bid has been granted.
 type grant struct {
-	cfg    *Config // the bid's
-	Tenure         // from the draw on
-	Locks  []advisory.Lock
-	Slot   int           // with a gate: the place of the lock in the claim, from 1
-	delay  time.Duration // how long the locks are held before the command may start
+	cfg   *Config // the bid's
+	Locks []advisory.Lock
+	Slot  int           // with a gate: the place of the lock in the claim, from 1
+	delay time.Duration // how long the locks are held before the command may start
 	// coversEarlier: a clean end of this run says that the commands of all earlier
 	// holders are dead, too (see verdict).
 	coversEarlier bool
-	recorded      bool   // in the ledger
-	dormant       int    // how many in line were dormant when the token was drawn
-	listened      bool   // somebody did when the token was drawn
-	showsEnd      bool   // its end is shown in the session's name, since the bid was in line
-	prefers       string // the host that is to have the lock next
+
+	// From the draw on:
+
+	// Token grows with every grant in this cluster: the timeline in the upper
+	// 16 bits, the transaction number that this grant used up in the lower 48.
+	Token int64
+	// SystemID names the cluster that the token belongs to.
+	SystemID string
+	recorded bool // in the ledger
+	dormant  int  // how many in line were dormant
+	listened bool // somebody did
 }
 
 func noGrant(cfg *Config) grant { return grant{cfg: cfg, coversEarlier: true} }
@@ -38,17 +43,13 @@ func (g *grant) drawn() bool { return g.Token != 0 }
 func (g *grant) startsAtOnce() bool { return g.delay == 0 }
 
 // undraw forgets the token, and what the ledger may have noted under it.
-func (g *grant) undraw() { g.Tenure, g.recorded = Tenure{}, false }
+func (g *grant) undraw() { g.Token, g.SystemID, g.recorded = 0, "", false }
 
 // endQueries are the queries that announce, for each lock, that its command is dead, and the
-// query that gives all locks back.
-func (g *grant) endQueries() (words []string, unlock string) {
-	// Only a holder that has waited shows its end: it is likely to have a line behind it.
-	if g.showsEnd && !g.Locks[0].Shared {
-		words = append(words, g.showEndQuery())
-	}
+// query that gives all locks back. The next holder is to be on the host that it prefers, if any.
+func (g *grant) endQueries(prefers string) (words []string, unlock string) {
 	for _, l := range g.Locks {
-		words = append(words, g.wordQuery(l, g.cfg.Claim.listenersSQL(g.Locks)))
+		words = append(words, g.wordQuery(l, g.cfg.Claim.listenersSQL(g.Locks), prefers))
 	}
 	return words, "SELECT " + advisory.UnlockAllSQL(g.Locks)
 }
@@ -57,20 +58,20 @@ func (g *grant) endQueries() (words []string, unlock string) {
 // the server's catalogs for its first announcement, which takes half a millisecond: this way it has done
 // so before its command ends.
 func (g *grant) rehearsalQuery() (query []string) {
-	if g.cfg.Session.Transaction || g.cfg.SharedSession {
+	if g.cfg.Session.Transaction || g.cfg.OfList {
 		return nil
 	}
-	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL")}
+	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL", "")}
 }
 
 // wordQuery is the query that announces the end of a tenure to those in line, if there are
 // listeners, by an SQL condition. It names the first of them, or one on the preferred host.
-func (g *grant) wordQuery(l advisory.Lock, listeners string) string {
+func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	word := evidence.Clean
 	if l.Shared {
 		word = evidence.Left
 	}
-	if g.cfg.SharedSession && !l.Shared && g.prefers == "" { // others may come back for the item without standing in line
+	if g.cfg.OfList && !l.Shared && prefers == "" { // others may come back for the item without standing in line
 		return notifyQuery(evidence.Channel(l.ID), g.endPayload(word, endLSN))
 	}
 	// In a backend's first moments an order by places, as in a look, would take as long
@@ -80,8 +81,8 @@ func (g *grant) wordQuery(l advisory.Lock, listeners string) string {
 	if len(g.Locks) > 1 { // waiters for this lock come before those for another
 		order = fmt.Sprintf("classid <> '%d', objid", lockkey.Ticket(l.ID))
 	}
-	if g.prefers != "" {
-		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(g.prefers), order)
+	if prefers != "" {
+		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(prefers), order)
 	}
 	say := notifyQuery(evidence.Channel(l.ID), g.endPayload(word, endLSN, "' "+evidence.ToField+"'", "pid"))
 	return fmt.Sprintf("%s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", say, listeners, order)

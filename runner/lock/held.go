@@ -19,7 +19,9 @@ type Held struct {
 	Took    time.Duration // all of Acquire; 0 in each
 
 	end      ledger.End    // of the command
+	showsEnd bool          // in the session's name
 	requests chan struct{} // requests to step down
+	prefers  string        // the host that is to have the lock next
 	next     succession
 	since    time.Time // when Settle was done, and the command could start
 	stays    time.Time // until when its session stays after the release
@@ -65,7 +67,7 @@ func (h *Held) Release(ctx context.Context) error {
 	queries, unlock := h.releaseQueries(h.end)
 	queries = append(queries, h.next.endCallQuery()...)
 	staysForRole := h.showsEnd && (h.next.who != crowd.NoneToCall || time.Since(h.since) < briefTenure)
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.SharedSession && !staysForRole})
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.OfList && !staysForRole})
 	if err != nil && !h.excused(err) && !h.waitedInVain(err) {
 		return h.error(err)
 	}
@@ -81,7 +83,7 @@ func (h *Held) Release(ctx context.Context) error {
 // Close ends the session, unless others on a list use it, and frees with it what is still held. If the session has to stay for
 // a while (stayForRole), Close first waits for the rest of that.
 func (h *Held) Close() {
-	if !h.cfg.SharedSession {
+	if !h.cfg.OfList {
 		time.Sleep(time.Until(h.stays))
 		h.Session.Close()
 	}
@@ -94,7 +96,11 @@ func (h *Held) error(err error) error {
 // releaseQueries is endQueries with queries before that note this end in the ledger. With a quorum a
 // commit of its own does that (finishBeside).
 func (h *Held) releaseQueries(end ledger.End) (queries []string, unlock string) {
-	words, unlock := h.endQueries()
+	words, unlock := h.endQueries(h.prefers)
+	// Only a holder that has waited shows its end: it is likely to have a line behind it.
+	if h.showsEnd && !h.Locks[0].Shared {
+		words = append([]string{h.showEndQuery()}, words...)
+	}
 	if h.cfg.Session.Quorum {
 		return words, unlock
 	}
@@ -111,7 +117,7 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 		return nil, false
 	}
 	queries, unlock := h.releaseQueries(ledger.End{Outcome: ledger.Killed})
-	ends := !h.cfg.SharedSession
+	ends := !h.cfg.OfList
 	request, possible := h.Session.Encoded(session.Request{SQL: append(queries, unlock), Last: ends})
 	if !possible {
 		return nil, false

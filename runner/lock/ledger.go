@@ -56,19 +56,18 @@ func (b *Bid) startsWithToken(locks []advisory.Lock) bool {
 // warmUp makes a start without a token, which starts nothing, for one of the first in line.
 // The session then has read what the first start of each session reads: between two commands
 // that would take 0.7 ms. If the ledger can't answer, the start itself will say why.
-func (l *line) warmUp(ctx context.Context) error {
-	b := l.b
-	locks := b.cfg.Claim.Locks
-	if l.warm || locks[0].Shared || b.cfg.Session.Quorum || b.cfg.Session.Transaction || !b.usesLedger() {
+func (w *waiter) warmUp(ctx context.Context) error {
+	locks := w.cfg.Claim.Locks
+	if w.warm || locks[0].Shared || w.cfg.Session.Quorum || !w.usesLedger() {
 		return nil
 	}
-	l.warm = true
-	_, err := b.s.Ask(ctx, session.Request{
-		SQL:    []string{"SELECT " + b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], "NULL", "NULL")},
+	w.warm = true
+	_, err := w.s.Ask(ctx, session.Request{
+		SQL:    []string{"SELECT " + w.cfg.ledgerRun().First(w.cfg.ledgerLocks(locks)[0], "NULL", "NULL")},
 		Longer: fencePatience,
 	})
 	if answeredError(err) == nil {
-		return b.error(err)
+		return w.error(err)
 	}
 	return nil
 }
@@ -88,122 +87,124 @@ func (b *Bid) undischarged(locks []advisory.Lock) (tokens []int64, blind bool) {
 	return tokens, blind
 }
 
-// startAttempt is a start that may have to wait.
-type startAttempt struct {
+// attempt is a start that may have to wait.
+type attempt struct {
 	proof   ledger.Proof
 	demands time.Duration // the delay that the announcements call for
-	// since is the time from which nobody else has had the locks. With a quorum it is zero
-	// until the standbys have confirmed that.
+	// since is the time from which nobody else has had the locks for certain. With a quorum it is
+	// zero until the standbys have confirmed that.
 	since time.Time
 }
 
-// held is how long nobody else has had the locks for certain.
-func (w *startAttempt) held() time.Duration {
-	if w.since.IsZero() {
+// waited is how long nobody else has had the locks for certain.
+func (a *attempt) waited() time.Duration {
+	if a.since.IsZero() {
 		return 0
 	}
-	return time.Since(w.since)
+	return time.Since(a.since)
 }
 
 // drawAndStart draws the token and starts the run in the ledger, once no command of an
-// earlier run is alive.
+// earlier run is alive. It asks the ledger, does what the answer asks for, and asks again.
 func (b *Bid) drawAndStart(ctx context.Context) error {
-	w := startAttempt{demands: b.grant.delay}
+	a := attempt{demands: b.grant.delay}
 	if !b.cfg.Session.Quorum {
-		w.since = time.Now()
+		a.since = time.Now()
 	}
-	w.proof = ledger.Proof{Sure: b.grant.startsAtOnce(), Closes: make([]int64, len(b.grant.Locks))}
-	if _, blind := b.undischarged(b.grant.Locks); blind && !w.proof.Sure {
-		if err := b.waitAsWithoutLedger(ctx, &w); err != nil {
+	a.proof = ledger.Proof{Sure: b.grant.startsAtOnce(), Closes: make([]int64, len(b.grant.Locks))}
+	if _, blind := b.undischarged(b.grant.Locks); blind && !a.proof.Sure {
+		if err := b.waitAsWithoutLedger(ctx, &a); err != nil {
 			return err
 		}
 	}
 	for {
-		b.noteEvidence(&w)
-		err := b.draw(ctx)
-		if err == nil && b.grant.recorded {
-			if len(w.proof.Heard) == 0 {
-				b.noteCoverage(&w)
-				return nil
-			}
-			// The many tries were one request with this start, and meanwhile another
-			// start was heard. The ledger has to say whether it knows of that one.
-			w.proof.Closes[0] = max(w.proof.Closes[0], b.grant.Token)
-			b.grant.undraw()
-			continue
-		}
-		var answer ledger.Answer
-		if err == nil {
-			answer, err = b.askToStart(ctx, w.proof)
-		}
+		answer, err := b.askToStart(ctx, &a)
 		switch {
 		case err != nil && b.vanished(ctx, err):
-			return b.withoutLedger(ctx, max(b.grant.delay, w.demands))
+			return b.withoutLedger(ctx, max(b.grant.delay, a.demands))
 		case err != nil:
 			return b.ledgerError(err)
 		case answer.Kind == ledger.Begun:
-			b.grant.recorded = true
-			b.noteCoverage(&w)
-			if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.SharedSession {
-				b.s.DropSecond()
-			}
+			b.noteStart(&a)
 			return nil
 		}
-		if err := b.heedAnswer(ctx, &w, answer); err != nil {
+		if err := b.heedAnswer(ctx, &a, answer); err != nil {
 			return err
 		}
 	}
 }
 
-// noteCoverage finds out whether this run may say at its end that no earlier command is
-// alive either. The ledger alone is no evidence for that: roles that are not granted it
-// leave no rows in it.
-func (b *Bid) noteCoverage(w *startAttempt) {
-	if w.held() >= w.demands {
-		return
+// askToStart draws the token, and asks the ledger with it whether the run may start. It does not wait.
+func (b *Bid) askToStart(ctx context.Context, a *attempt) (ledger.Answer, error) {
+	b.noteEvidence(a)
+	if err := b.draw(ctx); err != nil {
+		return ledger.Answer{}, err
 	}
-	v := b.verdictOnAll(b.grant.Locks)
-	b.grant.coversEarlier = v.Delay == 0 && v.CoversEarlier
+	switch {
+	case !b.grant.recorded:
+		return b.sendStart(ctx, a.proof)
+	case len(a.proof.Heard) > 0:
+		// The many tries were one request with this start, and meanwhile another
+		// start was heard. The ledger has to say whether it knows of that one.
+		a.proof.Closes[0] = max(a.proof.Closes[0], b.grant.Token)
+		b.grant.undraw()
+		return b.askToStart(ctx, a)
+	}
+	return ledger.Answer{Kind: ledger.Begun}, nil
+}
+
+// noteStart notes that the run has started in the ledger. It finds out whether the run may say at its
+// end that no earlier command is alive either. The ledger alone is no evidence for that: roles that are
+// not granted it leave no rows in it.
+func (b *Bid) noteStart(a *attempt) {
+	b.grant.recorded = true
+	if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.OfList {
+		b.s.DropSecond()
+	}
+	if a.waited() < a.demands {
+		v := b.verdictOnAll(b.grant.Locks)
+		b.grant.coversEarlier = v.Delay == 0 && v.CoversEarlier
+	}
 }
 
 // noteEvidence puts into the proof what has been announced by now, and whether the locks have
 // been held for long enough.
-func (b *Bid) noteEvidence(w *startAttempt) {
-	if !w.proof.Sure && (b.verdictOnAll(b.grant.Locks).Delay == 0 || w.held() >= w.demands) {
-		w.proof.Sure = true
+func (b *Bid) noteEvidence(a *attempt) {
+	if !a.proof.Sure && (b.verdictOnAll(b.grant.Locks).Delay == 0 || a.waited() >= a.demands) {
+		a.proof.Sure = true
 	}
-	w.proof.Heard = nil
-	if w.proof.Sure {
+	a.proof.Heard = nil
+	if a.proof.Sure {
 		return
 	}
 	heard, _ := b.undischarged(b.grant.Locks)
 	for _, token := range heard {
-		if !slices.Contains(w.proof.Closes, token) {
-			w.proof.Heard = append(w.proof.Heard, token)
+		if !slices.Contains(a.proof.Closes, token) {
+			a.proof.Heard = append(a.proof.Heard, token)
 		}
 	}
 }
 
 // waitAsWithoutLedger waits as without a ledger.
-func (b *Bid) waitAsWithoutLedger(ctx context.Context, w *startAttempt) error {
-	err := b.waitOut(ctx, w.demands-w.held())
-	w.proof.Sure = true
+func (b *Bid) waitAsWithoutLedger(ctx context.Context, a *attempt) error {
+	err := b.waitOut(ctx, a.demands-a.waited())
+	a.proof.Sure = true
 	if b.cfg.Session.Quorum {
-		w.since = time.Time{} // it is older than the commit that waitOut witnessed
+		a.since = time.Time{} // it is older than the commit that waitOut witnessed
 	}
 	return err
 }
 
 // heedAnswer does what an answer asks for. After that the start is asked for again.
-func (b *Bid) heedAnswer(ctx context.Context, w *startAttempt, answer ledger.Answer) error {
+func (b *Bid) heedAnswer(ctx context.Context, a *attempt, answer ledger.Answer) error {
 	switch answer.Kind {
 	case ledger.Unknown:
-		if w.proof.Sure {
+		if a.proof.Sure {
 			return session.ErrNotPostgreSQL()
 		}
-		return b.waitAsWithoutLedger(ctx, w)
+		return b.waitAsWithoutLedger(ctx, a)
 	case ledger.OpenRuns:
-		return b.waitForOpenRuns(ctx, w, answer.Lost)
+		return b.waitForOpenRuns(ctx, a, answer.Lost)
 	}
 	if err := b.withdraw(ctx); err != nil {
 		return err
@@ -213,20 +214,20 @@ func (b *Bid) heedAnswer(ctx context.Context, w *startAttempt, answer ledger.Ans
 
 // waitForOpenRuns waits until the commands of the ledger's open runs are dead: for as
 // long as their settings call for, or until there is word of their ends.
-func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledger.OpenRun) error {
-	if w.since.IsZero() {
+func (b *Bid) waitForOpenRuns(ctx context.Context, a *attempt, lost []ledger.OpenRun) error {
+	if a.since.IsZero() {
 		if err := b.s.Witness(ctx); err != nil {
 			return err
 		}
-		w.since = time.Now()
+		a.since = time.Now()
 	}
 	var rest time.Duration
 	var host string
 	for _, l := range lost {
 		h := b.heard[b.grant.Locks[l.Lock].ID]
-		need := max(b.cfg.LockDelay, l.Need()) - w.held()
+		need := max(b.cfg.LockDelay, l.Need()) - a.waited()
 		if b.cfg.LockDelay == 0 || need <= 0 || h != nil && h.KnowsDead(l.Token) {
-			w.proof.Closes[l.Lock] = max(w.proof.Closes[l.Lock], l.Token)
+			a.proof.Closes[l.Lock] = max(a.proof.Closes[l.Lock], l.Token)
 			continue
 		}
 		if need > rest {
@@ -234,10 +235,9 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 		}
 	}
 	if rest == 0 {
-		w.proof.Waited = w.held()
+		a.proof.Waited = a.waited()
 		return nil
 	}
-	b.s.StartHeartbeat()
 	if err := b.beginDelay(ctx, rest); err != nil {
 		return err
 	}
@@ -252,18 +252,17 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, w *startAttempt, lost []ledge
 // run. After a loss its process needs a new session to note that.
 const askLedgerEvery = 250 * time.Millisecond
 
-// askToStart asks the ledger whether the run may start, on the session that has drawn the
-// token.
-func (b *Bid) askToStart(ctx context.Context, proof ledger.Proof) (ledger.Answer, error) {
-	text, err := b.sendStart(ctx, proof)
+// sendStart asks the ledger whether the run may start, once the token is drawn.
+func (b *Bid) sendStart(ctx context.Context, proof ledger.Proof) (ledger.Answer, error) {
+	text, err := b.askLedger(ctx, proof)
 	if err != nil {
 		return ledger.Answer{}, err
 	}
 	return ledger.ParseAnswer(text, len(b.grant.Locks), b.cfg.Ledger.Tick)
 }
 
-// sendStart returns the text of the ledger's answer.
-func (b *Bid) sendStart(ctx context.Context, proof ledger.Proof) (string, error) {
+// askLedger returns the text of the ledger's answer.
+func (b *Bid) askLedger(ctx context.Context, proof ledger.Proof) (string, error) {
 	beside := b.cfg.Session.UsesSecondSession()
 	if beside {
 		proof.Backend = b.s.BackendPID()

@@ -3,8 +3,8 @@ package lock
 import (
 	"context"
 	"slices"
-	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
@@ -31,30 +31,38 @@ import (
 //
 // turn.go has when each tries and looks.
 
-// line is a bid's place among the waiters.
-type line struct {
-	b     *Bid
-	of    lockkey.ID // the lock in whose line it stands
-	rank  int
-	ahead []uint32 // the sessions before this one, the next first
-
-	schedule
-	following
-
-	// What it has of the server's locks:
+// place is what a bid has of the server's locks because it stands in line.
+type place struct {
+	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
 	ticketed bool
 	ticket   uint32 // the lower half of the ticket's number
 	marked   bool   // as one that listens
 	gated    bool   // it holds the gate
 	calling  bool   // it calls the dormant waiters
+}
+
+// inLine says whether the bid stands in line, or has stood there.
+func (p *place) inLine() bool { return p.line != lockkey.ID{} }
+
+// waiter is a candidate's bid, which waits in line for what the first try did not get.
+type waiter struct {
+	*Bid
+	candidate *Candidate
+	returning bool      // others may have had the locks since its last session or try: it must not pass those in line
+	told      time.Time // when Observer.Waiting was last called
+
+	rank  int
+	ahead []uint32 // the sessions before this one, the next first
+	schedule
+	watched watch // of the holder
 
 	called atomic.Bool     // somebody has called this one
 	limits *inspect.Limits // the server's, once they are known
 	warm   bool            // a start without a token was made (warmUp)
 }
 
-// lineOf is the lock in whose line the bid waits for what is missing.
-func (b *Bid) lineOf() lockkey.ID {
+// nextLine is the lock in whose line the bid waits for what is missing.
+func (b *Bid) nextLine() lockkey.ID {
 	if b.cfg.Claim.Gate != nil {
 		return *b.cfg.Claim.Gate
 	}
@@ -69,147 +77,152 @@ func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 
 // join listens, takes a ticket and looks, in one message. digest makes the waiter dormant if it is not
 // one of the first.
-func (l *line) join(ctx context.Context) error {
-	if l.ticketed && l.of != l.b.lineOf() { // the next of several locks
-		if err := l.b.send(ctx, l.leaveQueries()...); err != nil {
+func (w *waiter) join(ctx context.Context) error {
+	if w.ticketed && w.line != w.nextLine() { // the next of several locks
+		if err := w.leaveLine(ctx); err != nil {
 			return err
 		}
-		l.ticket = 0
+		w.ticket = 0
 	}
-	l.of = l.b.lineOf()
-	if l.ticketed {
-		return l.look(ctx)
+	w.line = w.nextLine()
+	if w.ticketed {
+		return w.lookAgain(ctx)
 	}
-	found, err := l.b.look(ctx, slices.Concat(l.endGhostQuery(), l.b.listenQuery(), []string{l.ticketQuery()})...)
+	found, err := w.listenAndLook(ctx, append(w.endGhostQuery(), w.ticketQuery())...)
 	if err != nil {
 		return err
 	}
 	if found.ticket == 0 {
 		return session.ErrNotPostgreSQL()
 	}
-	l.ticket, l.ticketed = found.ticket, true
-	return l.digest(ctx, found)
+	w.ticket, w.ticketed = found.ticket, true
+	return w.digest(ctx, found)
 }
 
-// leaveQueries gives back the ticket, its mark and the gate by a query, if it has any. The
-// caller has to send it.
-func (l *line) leaveQueries() (query []string) {
-	if columns := l.leaveSQL(); len(columns) > 0 {
-		query = []string{"SELECT " + strings.Join(columns, ", ")}
-		l.noteLeft()
+// leaveSQL are SQL expressions that give back the ticket, its mark and the gate, as far as the bid has them.
+func (b *Bid) leaveSQL() (columns []string) {
+	if b.ticketed {
+		columns = append(columns, b.ticketLock().UnlockSQL())
 	}
-	return query
-}
-
-func (l *line) leaveSQL() (columns []string) {
-	if l == nil {
-		return nil
-	}
-	if l.ticketed {
-		columns = append(columns, l.ticketLock().UnlockSQL())
-	}
-	if l.marked {
-		columns = append(columns, advisory.MarkOf(l.ticketLock()).UnlockSQL())
+	if b.marked {
+		columns = append(columns, advisory.MarkOf(b.ticketLock()).UnlockSQL())
 	}
 	// The lock of a call is not among them: a waiter that calls goes on as a holder.
-	if l.gated {
-		columns = append(columns, l.gate().UnlockSQL())
+	if b.gated {
+		columns = append(columns, b.gate().UnlockSQL())
 	}
 	return columns
 }
 
-// noteLeft notes that all three are given back.
-func (l *line) noteLeft() {
-	l.ticketed, l.marked, l.gated = false, false, false
+// noteLeftLine notes that all three were given back.
+func (p *place) noteLeftLine() { p.ticketed, p.marked, p.gated = false, false, false }
+
+// leaveLine gives them back. Other queries follow.
+func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
+	err := b.send(ctx, append(selectQuery(b.leaveSQL()), also...)...)
+	b.noteLeftLine()
+	return err
+}
+
+// leaveQuery is the query that leaves the line and gives the common marks back, as far as the bid has them.
+func (b *Bid) leaveQuery() []string {
+	return selectQuery(slices.Concat(b.leaveSQL(), b.unmarkSQL()))
+}
+
+// noteLeft notes that leaveQuery was sent. An error of the server's to another query of that message
+// does not keep it from being carried out.
+func (b *Bid) noteLeft() {
+	b.noteLeftLine()
+	b.marks = nil
 }
 
 // gate is the lock that the first in line holds against newcomers: the claim's gate or,
 // against readers, the gate of the lock itself.
-func (l *line) gate() advisory.Lock {
-	if gate := l.b.cfg.Claim.Gate; gate != nil {
+func (b *Bid) gate() advisory.Lock {
+	if gate := b.cfg.Claim.Gate; gate != nil {
 		return advisory.Exclusive(*gate)
 	}
-	return advisory.GateOf(l.of)
+	return advisory.GateOf(b.line)
 }
 
-// look finds out the place in line, and acts on it.
-func (l *line) look(ctx context.Context) error {
-	found, err := l.b.look(ctx)
+// lookAgain finds out the place in line, and acts on it.
+func (w *waiter) lookAgain(ctx context.Context) error {
+	found, err := w.look(ctx)
 	if err != nil {
 		return err
 	}
-	return l.digest(ctx, found)
+	return w.digest(ctx, found)
 }
 
 // digest draws the conclusions from a look.
-func (l *line) digest(ctx context.Context, found *look) (err error) {
+func (w *waiter) digest(ctx context.Context, found *look) (err error) {
 	switch {
-	case found.rank <= crowd.MostListeners && !l.b.listens():
-		found, err = l.wake(ctx)
-	case found.rank > crowd.MostListeners && l.b.listens():
-		err = l.goDormant(ctx)
+	case found.rank <= crowd.MostListeners && !w.listens():
+		found, err = w.wake(ctx)
+	case found.rank > crowd.MostListeners && w.listens():
+		err = w.goDormant(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	moved := l.place(found)
-	l.plan(found, moved)
-	if err := l.duties(ctx, found); err != nil {
+	moved := w.place(found)
+	w.plan(found, moved)
+	if err := w.duties(ctx, found); err != nil {
 		return err
 	}
-	l.tryLater()
+	w.tryLater()
 	return nil
 }
 
 // place notes the place in line, and by how many places that has moved forward.
-func (l *line) place(found *look) (moved int) {
-	own := l.b.s.BackendPID()
-	moved = max(0, l.rank-found.rank)
-	l.rank, l.ahead = found.rank, nil
+func (w *waiter) place(found *look) (moved int) {
+	own := w.s.BackendPID()
+	moved = max(0, w.rank-found.rank)
+	w.rank, w.ahead = found.rank, nil
 	for _, s := range found.Line {
 		if s.PID == own {
 			break
 		}
-		l.ahead = append(l.ahead, s.PID)
+		w.ahead = append(w.ahead, s.PID)
 	}
-	l.unheld++
+	w.unheld++
 	if len(found.Holders) > 0 {
-		l.unheld = 0
+		w.unheld = 0
 	}
 	return moved
 }
 
 // duties does what this place in line is there for: the first keeps newcomers out, the others
 // make room; all call the dormant waiters if few listen, and the first few watch the holder.
-func (l *line) duties(ctx context.Context, found *look) error {
-	keepOrder := l.takeGate
-	if l.rank > 1 {
-		keepOrder = l.makeRoom
+func (w *waiter) duties(ctx context.Context, found *look) error {
+	keepOrder := w.takeGate
+	if w.rank > 1 {
+		keepOrder = w.makeRoom
 	}
 	if err := keepOrder(ctx, found); err != nil {
 		return err
 	}
-	if err := l.callIfFew(ctx, found); err != nil {
+	if err := w.callIfFew(ctx, found); err != nil {
 		return err
 	}
-	if l.rank > crowd.MostWatchers {
-		l.unwatch()
+	if w.rank > crowd.MostWatchers {
+		w.unwatch()
 		return nil
 	}
-	if err := l.warmUp(ctx); err != nil {
+	if err := w.warmUp(ctx); err != nil {
 		return err
 	}
-	return l.followHolder(ctx, found)
+	return w.followHolder(ctx, found)
 }
 
 // takeGate takes the gate for the first in line. It keeps newcomers from taking one of
 // several locks before it, and readers, which might come for ever.
-func (l *line) takeGate(ctx context.Context, found *look) error {
+func (w *waiter) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
-	if l.gated || l.b.cfg.Claim.Gate == nil && (l.b.shared() || !readers) {
+	if w.gated || w.cfg.Claim.Gate == nil && (w.shared() || !readers) {
 		return nil
 	}
-	n, err := l.b.number(ctx, "SELECT "+l.gate().TrySQL()+"::int")
-	l.gated = err == nil && n == 1
+	n, err := w.number(ctx, "SELECT "+w.gate().TrySQL()+"::int")
+	w.gated = err == nil && n == 1
 	return err
 }

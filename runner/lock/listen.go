@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
@@ -17,33 +18,43 @@ type ears struct {
 	heard   map[lockkey.ID]*evidence.Evidence // from the time at which it listens
 	mailbox mailbox                           // for the line
 	news    chan struct{}                     // there is something in it
-	marks   []lockkey.ID                      // the locks whose common marks it holds
-	marking []lockkey.ID                      // those whose common marks it is about to try for
+	marks   []lockkey.ID                      // the locks whose common marks it has
 }
 
 func newEars() ears {
 	return ears{heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
 }
 
-// Listen begins to collect the words about the locks, and then looks for their holders. In
-// the other order a holder could begin unseen and unheard.
+// Listen begins to collect the words about the locks.
 func (b *Bid) Listen(ctx context.Context) error {
-	listen := b.listenQuery()
-	if len(listen) == 0 && !b.unknownHolder {
+	if len(b.deafTo()) == 0 && !b.unknownHolder {
 		return nil
 	}
-	_, err := b.look(ctx, listen...)
+	_, err := b.listenAndLook(ctx)
 	return err
 }
 
-// listenQuery begins to listen by a query, which the caller has to send with a look. The look
-// takes the marks.
-func (b *Bid) listenQuery() (query []string) {
-	var listen []string
+// listenAndLook begins to collect the words about the locks, and then looks for their holders. In
+// the other order a holder could begin unseen and unheard. Other queries are sent in between.
+func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*look, error) {
+	deaf := b.deafTo()
+	b.hear(deaf)
+	return b.look(ctx, append(listenQuery(deaf), between...)...)
+}
+
+// deafTo are the locks of which it hears nothing.
+func (b *Bid) deafTo() (locks []advisory.Lock) {
 	for _, l := range b.cfg.Claim.Locks {
-		if b.heard[l.ID] != nil {
-			continue
+		if b.heard[l.ID] == nil {
+			locks = append(locks, l)
 		}
+	}
+	return locks
+}
+
+// hear makes the session collect what is said of these locks from now on.
+func (b *Bid) hear(locks []advisory.Lock) {
+	for _, l := range locks {
 		h := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
 		b.heard[l.ID] = h
 		b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
@@ -52,21 +63,19 @@ func (b *Bid) listenQuery() (query []string) {
 				nudge(b.news)
 			}
 		})
+	}
+}
+
+// listenQuery is a query by which the server sends what is said of these locks, if there are any.
+func listenQuery(locks []advisory.Lock) (query []string) {
+	var listen []string
+	for _, l := range locks {
 		listen = append(listen, fmt.Sprintf(`LISTEN "%s"`, evidence.Channel(l.ID)))
-		if b.cfg.Claim.Gate == nil && (b.line == nil || len(b.cfg.Claim.Locks) > 1) { // it has no ticket for some of the locks
-			b.marking = append(b.marking, l.ID)
-		}
 	}
 	if len(listen) > 0 {
 		query = []string{strings.Join(listen, ";")}
 	}
 	return query
-}
-
-// leaveQueries gives back the ticket, the gate and the marks by queries, which the caller
-// has to send.
-func (b *Bid) leaveQueries() []string {
-	return append(b.line.leaveQueries(), b.dropMarksQuery()...)
 }
 
 // listens says whether the bid collects what happens to the locks.
@@ -89,9 +98,9 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 		b.s.OnNotify(evidence.Channel(id), nil)
 		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
 	}
-	queries = append(queries, b.dropMarksQuery()...)
+	err := b.send(ctx, append(queries, selectQuery(b.unmarkSQL())...)...)
 	clear(b.heard)
-	err := b.send(ctx, queries...)
+	b.marks = nil
 	b.mailbox.empty() // now that nothing more is heard
 	return err
 }

@@ -55,7 +55,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	for id, h := range b.heard {
 		l.asOf[id] = h.AsOf()
 	}
-	marks, noteMarks := b.takeMarksQueries()
+	marks, noteMarks := b.markQueries()
 	queries := slices.Concat(before, marks, []string{b.lookQuery()}, b.arrivedQuery())
 	_, err := b.s.Ask(ctx, session.Request{SQL: queries, Then: func(answers []session.Rows) {
 		l.received = boottime.Now()
@@ -70,6 +70,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	if err != nil {
 		return nil, b.error(err)
 	}
+	b.arriving = false
 	return l, parseErr
 }
 

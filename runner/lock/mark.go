@@ -2,7 +2,7 @@ package lock
 
 import (
 	"fmt"
-	"strings"
+	"slices"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
@@ -28,21 +28,18 @@ import (
 // that of its ticket. Without a mark no end counts (Evidence.State). Holders also count the marks, to
 // find out whether those in line have to be called.
 
-// takeMarksQueries are the queries that take the marks which a session that listens lacks, and note is for
+// markQueries are the queries that take the marks which a session that listens lacks, and note is for
 // their answers. Nobody who listens keeps another from a mark, but a stranger can.
-func (b *Bid) takeMarksQueries() (queries []string, note func(answers []session.Rows)) {
-	common := b.marking
-	b.marking = nil
-	if len(common) > 0 {
-		var marks []string
-		for _, id := range common {
-			marks = append(marks, taken(advisory.CommonMarkOf(id).TrySQL()))
-		}
-		queries = append(queries, "SELECT "+strings.Join(marks, ", "))
+func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)) {
+	common := b.lacksCommon()
+	var marks []string
+	for _, id := range common {
+		marks = append(marks, taken(advisory.CommonMarkOf(id).TrySQL()))
 	}
-	ofTicket := b.line != nil && b.listens() && !b.line.marked
+	queries = selectQuery(marks)
+	ofTicket := b.inLine() && b.listens() && !b.marked
 	if ofTicket {
-		queries = append(queries, b.line.markQuery())
+		queries = append(queries, b.markQuery())
 	}
 	return queries, func(answers []session.Rows) {
 		if len(common) > 0 {
@@ -50,9 +47,23 @@ func (b *Bid) takeMarksQueries() (queries []string, note func(answers []session.
 			answers = answers[1:]
 		}
 		if ofTicket {
-			b.line.tookMark(answers[0])
+			b.tookMark(answers[0])
 		}
 	}
+}
+
+// lacksCommon are the locks whose common marks the bid lacks: it listens to what is said of them, and
+// has no ticket for some of the claim's locks.
+func (b *Bid) lacksCommon() (ids []lockkey.ID) {
+	if b.cfg.Claim.Gate != nil || b.inLine() && len(b.cfg.Claim.Locks) == 1 {
+		return nil
+	}
+	for _, l := range b.cfg.Claim.Locks {
+		if b.heard[l.ID] != nil && !slices.Contains(b.marks, l.ID) {
+			ids = append(ids, l.ID)
+		}
+	}
+	return ids
 }
 
 // taken is an SQL expression that tries for a mark. Its value is where the write-ahead log is just
@@ -62,13 +73,13 @@ func taken(try string) string {
 }
 
 // markQuery is the query that takes the mark of this session's ticket, if that is one of the first.
-func (l *line) markQuery() string {
-	mark := advisory.TryNumberSQL(l.b.shared(), fmt.Sprintf("%d, (objid::bigint << 32 >> 32)::int", int32(l.b.lineClass())))
+func (b *Bid) markQuery() string {
+	mark := advisory.TryNumberSQL(b.shared(), fmt.Sprintf("%d, (objid::bigint << 32 >> 32)::int", int32(b.lineClass())))
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND `+inspect.InThisDatabase+` AND classid = '%d' AND objid <> '%d' AND objsubid = 1 AND granted) AS waiting
 WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d`,
-		taken(mark), placeSQL(), l.b.lineClass(), advisory.CommonTicket, crowd.MostListeners)
+		taken(mark), placeSQL(), b.lineClass(), advisory.CommonTicket, crowd.MostListeners)
 }
 
 func (e *ears) tookCommon(ids []lockkey.ID, marks session.Rows) {
@@ -84,29 +95,23 @@ func (e *ears) tookCommon(ids []lockkey.ID, marks session.Rows) {
 
 // tookMark notes whether the waiter got the mark of its ticket. With a gate it is one for all
 // locks.
-func (l *line) tookMark(mark session.Rows) {
+func (b *Bid) tookMark(mark session.Rows) {
 	row, err := mark.Only(1)
 	if err != nil || row[0] == "" {
 		return
 	}
-	l.marked = true
-	for id, h := range l.b.heard {
-		if l.b.cfg.Claim.Gate != nil || id == l.of {
+	b.marked = true
+	for id, h := range b.heard {
+		if b.cfg.Claim.Gate != nil || id == b.line {
 			h.NoteMark(evidence.ParseLSN(row[0]))
 		}
 	}
 }
 
-// dropMarksQuery gives the common marks back by a query, if the bid has any. The caller has to
-// send it.
-func (e *ears) dropMarksQuery() (query []string) {
-	var marks []string
+// unmarkSQL are SQL expressions that give the common marks back.
+func (e *ears) unmarkSQL() (columns []string) {
 	for _, id := range e.marks {
-		marks = append(marks, advisory.CommonMarkOf(id).UnlockSQL())
+		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())
 	}
-	e.marks, e.marking = nil, nil
-	if len(marks) > 0 {
-		query = []string{"SELECT " + strings.Join(marks, ", ")}
-	}
-	return query
+	return columns
 }

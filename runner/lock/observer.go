@@ -58,18 +58,19 @@ func (o Observer) delayed(d time.Duration) (over func()) {
 // reportEvery is how often Waiting is called.
 const reportEvery = time.Minute
 
-// reportWait calls Waiting when it is time for that.
-func (o Observer) reportWait(ctx context.Context, b *Bid) error {
-	o.SayAlive(b.cfg.AttemptMost())
-	if o.Waiting == nil || !b.told.IsZero() && time.Since(b.told) < reportEvery {
+// report calls Alive, and Waiting when it is time for that.
+func (w *waiter) report(ctx context.Context) error {
+	o := w.cfg.Observer
+	o.SayAlive(w.cfg.AttemptMost())
+	if o.Waiting == nil || !w.told.IsZero() && time.Since(w.told) < reportEvery {
 		return nil
 	}
-	b.told = time.Now()
-	views, err := inspect.Views(ctx, b.s, b.cfg.Claim.Sought())
+	w.told = time.Now()
+	views, err := inspect.Views(ctx, w.s, w.cfg.Claim.Sought())
 	if err != nil {
 		return err
 	}
-	o.Waiting(b.s.BackendPID(), views)
+	o.Waiting(w.s.BackendPID(), views)
 	return nil
 }
 

@@ -13,11 +13,11 @@ import (
 
 // When the session of a waiter is lost, this happens, in this order:
 //
-//	line.awaitNews     sees the loss, which is also an answer that has not come by the deadline
+//	waiter.awaitNews   sees the loss, which is also an answer that has not come by the deadline
 //	Candidate.attempt  keeps the ticket and the rank, undoes the preparation, and closes the session
 //	Candidate.persist  pauses: the first in line briefly, the others longer and longer
 //	Candidate.attempt  opens a session without a first try, which might pass those in line
-//	line.join          ends the session that it had, if the server still has it; listens, takes its
+//	waiter.join        ends the session that it had, if the server still has it; listens, takes its
 //	                   old ticket and its mark, and looks
 //	Bid.verdict        what the waiter had heard is gone: if it hears nothing more, and there is no
 //	                   ledger, a grant is held for the lock-delay

@@ -83,7 +83,7 @@ func TestQuorum(t *testing.T) {
 		t.Fatal(err)
 	}
 	if after := acquire(t, config(t, standby.DSN("postgres"), exclusive(7))); after.Token <= h.Token || after.SystemID != h.SystemID {
-		t.Errorf("grant %+v after the promotion, %+v before", after.Tenure, h.Tenure)
+		t.Errorf("token %d after the promotion, %d before", after.Token, h.Token)
 	}
 }
 

@@ -16,22 +16,22 @@ import (
 var errCrowded = session.Crowded("few connections are free: giving this one back while others wait in line, and coming again")
 
 // makeRoom returns errCrowded if too few connections are free for this waiter to keep its own.
-func (l *line) makeRoom(ctx context.Context, found *look) error {
-	if l.limits == nil {
-		limits, err := inspect.ReadLimits(ctx, l.b.s)
+func (w *waiter) makeRoom(ctx context.Context, found *look) error {
+	if w.limits == nil {
+		limits, err := inspect.ReadLimits(ctx, w.s)
 		if err != nil {
-			return l.b.error(err)
+			return w.error(err)
 		}
-		l.limits = &limits
+		w.limits = &limits
 	}
-	if crowd.StaysAnyway(l.rank, found.waiting, l.limits.Server) {
+	if crowd.StaysAnyway(w.rank, found.waiting, w.limits.Server) {
 		return nil
 	}
-	left, err := l.limits.Room(ctx, l.b.s)
+	left, err := w.limits.Room(ctx, w.s)
 	if err != nil {
-		return l.b.error(err)
+		return w.error(err)
 	}
-	if crowd.MayStay(l.rank, found.waiting, left.Free, left.Of) {
+	if crowd.MayStay(w.rank, found.waiting, left.Free, left.Of) {
 		return nil
 	}
 	return errCrowded

@@ -14,7 +14,7 @@ import (
 // the session alive from then on.
 //
 // A command starts only if all of this holds. Without a ledger it is in this order. With one, the
-// token is drawn first, and the ledger is asked with it (drawAndStart). A burst (line.tryOften) and a
+// token is drawn first, and the ledger is asked with it (drawAndStart). A burst (waiter.tryOften) and a
 // Turnover draw the token with the try. Whatever waits after a draw draws anew (beginDelay).
 //
 //	the server is fit for it          the login (package session, login.go)
@@ -32,19 +32,16 @@ import (
 //	the lease is not over, and the    guardProcess.start (package child), just before it
 //	socket is open                    forks
 //
-// The holder looks for requests to step down, and calls those in line when it is done. If the session
-// is the caller's, the caller looks for the requests (HeedStepDown), and nobody calls.
+// The caller looks for requests to step down (HeedStepDown).
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A delay takes its time, and so may a second login, so the Deadline has to be fresh.
 	// For a transaction it is: the grant was the answer to a question of its own.
-	if b.cfg.Session.Transaction {
-		b.s.StartHeartbeat()
-	} else if !b.grant.startsAtOnce() || b.cfg.Session.Quorum {
+	if (!b.grant.startsAtOnce() || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
 		if err := b.s.Ping(ctx); err != nil {
 			return nil, err
 		}
-		b.s.StartHeartbeat()
 	}
+	b.s.StartHeartbeat()
 	draw := b.drawAndStart
 	if !b.usesLedger() {
 		draw = b.draw
@@ -63,20 +60,13 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 	b.describe()
-	b.s.StartHeartbeat()
 	if err := b.s.Err(); err != nil {
 		return nil, err
 	}
-	b.grant.showsEnd = b.line != nil && b.cfg.showsToken()
-	held := &Held{
-		grant: b.grant, Session: b.s, since: time.Now(),
-		end: ledger.End{Outcome: ledger.Stopped}, requests: make(chan struct{}, 1),
-	}
-	if b.candidate != nil {
-		held.next = b.succession()
-		held.heedStepDown()
-	}
-	return held, nil
+	return &Held{
+		grant: b.grant, Session: b.s, since: time.Now(), end: ledger.End{Outcome: ledger.Stopped},
+		showsEnd: b.inLine() && b.cfg.showsToken(), requests: make(chan struct{}, 1),
+	}, nil
 }
 
 // waitOut holds the locks for the delay, for as long as a former holder's command may be
@@ -152,5 +142,5 @@ func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	d := b.cfg.Description
 	d.Delay = delay
 	b.s.SetComment(d.Comment())
-	return b.send(ctx, append(b.line.leaveQueries(), session.PlainBeat)...)
+	return b.leaveLine(ctx, session.PlainBeat)
 }

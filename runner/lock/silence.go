@@ -21,56 +21,50 @@ import (
 // that may be set. The next two in line do it a little later, in case the first is
 // frozen itself.
 
-// following is what a waiter that is to see a silence remembers of the holder.
-type following struct {
-	watched   watch  // what the heartbeat sees of the holder (watch.go)
-	prepared  string // the name of the prepared statement for that
-	watchRank int    // the best rank since the holder's latest request was first seen
-	unnamed   uint32 // a holder that showed no token
-}
-
 // followHolder compares a look with those before it, and ends a silent holder's session. Until
 // the next look the heartbeat watches (watch.go).
 //
 // When a holder falls silent, this happens, in this order:
 //
-//	line.watchSpeaker        a look has shown the holder: the heartbeat asks for its latest request from now on
+//	waiter.watchSpeaker      a look has shown the holder: the heartbeat asks for its latest request from now on
 //	watch.compare            the heartbeat's answers show one request for as long as need says: shouldLook
-//	line.heedWatch           ends the watch, and makes it time for a look
-//	line.look, followHolder  the look shows the same request: the holder has been silent for need
-//	line.endSilent           ends the session in a statement that finds the same request once more
+//	waiter.heedWatch         ends the watch, and makes it time for a look
+//	Bid.look, followHolder   the look shows the same request: the holder has been silent for need
+//	waiter.endSilent         ends the session in a statement that finds the same request once more
 //	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger
-//	line.try, tryOften       takes the lock as soon as the server has freed it
+//	waiter.try, tryOften     takes the lock as soon as the server has freed it
 //	Bid.Settle               starts without a delay
-func (l *line) followHolder(ctx context.Context, found *look) error {
-	if l.b.cfg.Claim.Gate != nil || l.b.shared() {
+func (w *waiter) followHolder(ctx context.Context, found *look) error {
+	if w.cfg.Claim.Gate != nil || w.shared() {
 		return nil
 	}
-	s, held := found.holderOf(l.of)
+	s, held := found.holderOf(w.line)
 	last, speaks := found.beats[s.PID]
 	if !held || !speaks {
-		l.watched.reset()
-		if l.rank == 1 && found.holds(l.of) {
-			l.watchLock()
+		w.watched.reset()
+		if w.rank == 1 && found.holds(w.line) {
+			w.watchLock()
 			return nil
 		}
-		l.unwatch()
+		w.unwatch()
 		return nil
 	}
-	silent, again := l.watched.silence(last, found)
-	if !again || found.rank < l.watchRank { // one that came before this waiter since, by the server's clock, has seen less of the silence
-		l.watchRank = found.rank
+	silent, again := w.watched.silence(last, found)
+	// A waiter that came before this one since then, by the server's clock, has seen less of the
+	// silence: it puts nobody off.
+	if !again || found.rank < w.watched.rank {
+		w.watched.rank = found.rank
 	}
-	need := l.need(s, found)
+	need := w.need(s, found)
 	if again && silent >= need {
-		l.unwatch()
-		return l.endSilent(ctx, s, last, found)
+		w.unwatch()
+		return w.endSilent(ctx, s, last, found)
 	}
-	if err := l.watchSpeaker(ctx, last, need); err != nil {
+	if err := w.watchSpeaker(ctx, last, need); err != nil {
 		return err
 	}
-	if s.Token == 0 && s.PID != l.unnamed { // else it is of `each`, say, and never shows one
-		l.unnamed, l.lookAt = s.PID, time.Now().Add(namedAfter)
+	if s.Token == 0 && s.PID != w.watched.unnamed { // else it is of `each`, say, and never shows one
+		w.watched.unnamed, w.lookAt = s.PID, time.Now().Add(namedAfter)
 	}
 	return nil
 }
@@ -79,15 +73,15 @@ func (l *line) followHolder(ctx context.Context, found *look) error {
 // so are all that started before and may be alive. A busy machine may kill late: for that
 // there is as much again as the holder itself leaves for the kill, but no more than a second.
 // Each place in line adds to that, so that those before this one have their turn.
-func (l *line) need(s evidence.Seat, found *look) time.Duration {
-	delay := max(s.Delay, l.b.cfg.LockDelay)
-	for _, id := range l.b.heldBy(s.PID, found) {
-		delay = max(delay, l.b.heard[id].Verdict().Delay)
+func (w *waiter) need(s evidence.Seat, found *look) time.Duration {
+	delay := max(s.Delay, w.cfg.LockDelay)
+	for _, id := range w.heldBy(s.PID, found) {
+		delay = max(delay, w.heard[id].Verdict().Delay)
 	}
-	lease := l.b.cfg.Session.Lease
+	lease := w.cfg.Session.Lease
 	forKill := min(leasetime.ForKill(lease), time.Second)
 	perPlace := max(lease/10, crowd.TurnPatience)
-	return delay + forKill + time.Duration(l.watchRank-1)*perPlace
+	return delay + forKill + time.Duration(w.watched.rank-1)*perPlace
 }
 
 // heldBy are the locks that a session has, as far as there is evidence of them. Its silence counts
@@ -107,8 +101,8 @@ func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 // The server may be ending the session already: then it has freed the lock, and shows the session
 // for a moment longer. So the silence says nothing of a start that was heard since the look was
 // sent: only then is it certain that the session had the lock.
-func (l *line) endSilent(ctx context.Context, s evidence.Seat, last lastBeat, found *look) error {
-	n, err := l.b.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
+func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, last lastBeat, found *look) error {
+	n, err := w.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
 		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END)
 FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND pg_catalog.starts_with(query, '/*pglead beat=''%d'',')`,
@@ -116,18 +110,18 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	if err != nil {
 		return err
 	}
-	l.watched.reset()
+	w.watched.reset()
 	if n == 0 { // the session has spoken after all, or is gone
 		return nil
 	}
-	l.b.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.PID)
-	for _, id := range l.b.heldBy(s.PID, found) {
-		l.b.heard[id].NoteSilence(found.asOf[id], s)
+	w.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.PID)
+	for _, id := range w.heldBy(s.PID, found) {
+		w.heard[id].NoteSilence(found.asOf[id], s)
 	}
-	if l.b.usesLedger() {
-		l.b.recordSilence(ctx, s, found)
+	if w.usesLedger() {
+		w.recordSilence(ctx, s, found)
 	}
-	l.tryAt, l.burst = time.Now(), true
+	w.tryAt, w.burst = time.Now(), true
 	return nil
 }
 

@@ -18,7 +18,7 @@ func TestStepDown(t *testing.T) {
 	asker := config(t, as(t, server, "askers"), exclusive(7))
 	cfg := config(t, dsn, exclusive(7))
 	listed := cfg // as of pglead each, which else names nobody
-	listed.SharedSession = true
+	listed.OfList = true
 	h := acquire(t, listed)
 	t.Cleanup(h.Session.Close)
 	first := contend(t, cfg)

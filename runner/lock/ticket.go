@@ -19,11 +19,11 @@ func placeSQL() string {
 	return fmt.Sprintf("((objid::bigint - %d + 2147483648) & 4294967295)", now)
 }
 
-func (b *Bid) lineClass() uint32 { return lockkey.Ticket(b.lineOf()) }
+func (b *Bid) lineClass() uint32 { return lockkey.Ticket(b.nextLine()) }
 
 // ticketLock is the ticket as a lock.
-func (l *line) ticketLock() advisory.Lock {
-	return advisory.TicketOf(l.of, l.ticket, l.b.shared())
+func (b *Bid) ticketLock() advisory.Lock {
+	return advisory.TicketOf(b.line, b.ticket, b.shared())
 }
 
 // mostTickets is how many numbers are tried. No more waiters can come in 10 ms.
@@ -31,26 +31,26 @@ const mostTickets = 4000
 
 // ticketQuery takes the first number from now on, by the server's clock, that nobody
 // else has. Readers may share one.
-func (l *line) ticketQuery() string {
+func (w *waiter) ticketQuery() string {
 	from := "(extract(epoch FROM pg_catalog.clock_timestamp()) * 100)::bigint"
-	if l.ticket != 0 { // it has been there before
-		from = strconv.FormatUint(uint64(l.ticket), 10) + "::bigint"
+	if w.ticket != 0 { // it has been there before
+		from = strconv.FormatUint(uint64(w.ticket), 10) + "::bigint"
 	}
-	number := fmt.Sprintf("(%d)::bigint << 32 | (t & 4294967295)", int32(lockkey.Ticket(l.of)))
+	number := fmt.Sprintf("(%d)::bigint << 32 | (t & 4294967295)", int32(lockkey.Ticket(w.line)))
 	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
 WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s END LIMIT 1`,
-		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(l.b.shared(), number))
+		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.shared(), number))
 }
 
 // endGhostQuery is the query that ends the candidate's session before this one, if the server still
 // has it, as after a partition: it would keep its place in line, and the lock, if that was granted to
 // it last. It is known by its number and its ticket.
-func (l *line) endGhostQuery() (query []string) {
-	c := l.b.candidate
-	if c.ghost == 0 || l.b.shared() { // readers may share a ticket
+func (w *waiter) endGhostQuery() (query []string) {
+	c := w.candidate
+	if c.ghost == 0 || w.shared() { // readers may share a ticket
 		return nil
 	}
-	lines, _ := l.b.cfg.Claim.classes(l.b.cfg.Claim.Locks)
+	lines, _ := w.cfg.Claim.classes(w.cfg.Claim.Locks)
 	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
 WHERE locktype = 'advisory' AND %s AND classid IN (%s) AND objid = '%d' AND objsubid = 1 AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
 		ghostMost.Milliseconds(), inspect.InThisDatabase, lines, c.ticket, c.ghost)}

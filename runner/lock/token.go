@@ -15,15 +15,6 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Tenure tells one holding of a lock from every other.
-type Tenure struct {
-	// Token grows with every grant in this cluster: the timeline in the upper
-	// 16 bits, the transaction number that this grant used up in the lower 48.
-	Token int64
-	// SystemID names the cluster that the token belongs to.
-	SystemID string
-}
-
 // tokenSQL is an SQL expression. It is the same number wherever it stands in a
 // transaction.
 const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
@@ -73,12 +64,12 @@ func (b *Bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		started = "(SELECT " + b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
-	return b.cfg.drawQuery(locks, started, b.line != nil, columns...)
+	return b.cfg.drawQuery(locks, started, b.inLine(), columns...)
 }
 
 func (cfg *Config) drawQuery(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
 	dormant, listens, from := "NULL", "NULL", amongOwnLocks
-	if !cfg.SharedSession {
+	if !cfg.OfList {
 		dormant, listens = "audience.dormant", "audience.listens"
 		from += ", (" + cfg.Claim.audienceQuery(locks) + ") AS audience"
 	}
@@ -94,7 +85,7 @@ func (cfg *Config) drawQuery(locks []advisory.Lock, started string, inLine bool,
 		all = append(all, cfg.startSQL(l))
 	}
 	sql := "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areOwn
-	if inLine || cfg.SharedSession { // the session has other locks, as tickets
+	if inLine || cfg.OfList { // the session has other locks, as tickets
 		sql += " AND " + inspect.Among(idsOf(locks))
 	}
 	return sql
@@ -103,14 +94,14 @@ func (cfg *Config) drawQuery(locks []advisory.Lock, started string, inLine bool,
 // showsToken says whether the session's name shows the token. A session with several tokens
 // shows none, nor does doctor's, whose name is no holder's.
 func (cfg *Config) showsToken() bool {
-	return !cfg.SharedSession && strings.HasPrefix(cfg.Session.ApplicationName, "pglead:")
+	return !cfg.OfList && strings.HasPrefix(cfg.Session.ApplicationName, "pglead:")
 }
 
 // startSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
 func (cfg *Config) startSQL(l advisory.Lock) string {
 	say := notify(evidence.Channel(l.ID), cfg.startPayload(l, tokenSQL))
-	if cfg.SharedSession {
+	if cfg.OfList {
 		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]advisory.Lock{l})), say) // only in this lock's row
 	}
 	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", say)
@@ -148,7 +139,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.grant.Tenure = Tenure{Token: number, SystemID: systemID}
+	b.grant.Token, b.grant.SystemID = number, systemID
 	return nil
 }
 
@@ -161,7 +152,8 @@ func (b *Bid) draw(ctx context.Context) error {
 	if b.cfg.Session.UsesSecondSession() {
 		return b.drawBeside(ctx)
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.grant.Locks)}, b.leaveQueries()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.grant.Locks)}, b.leaveQuery()...)})
+	b.noteLeft()
 	if err != nil {
 		return b.error(err)
 	}
@@ -214,7 +206,8 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 		if b.cfg.showsToken() {
 			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))
 		}
-		queries = append(queries, b.leaveQueries()...)
+		queries = append(queries, b.leaveQuery()...)
+		b.noteLeft()
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+amongOwnLocks+areOwn)})
 	if err != nil {
@@ -272,7 +265,7 @@ func (b *Bid) drawOn(ctx context.Context, second *session.Session) ([]string, er
 	if drawn[4] != b.server {
 		return nil, errElsewhere()
 	}
-	if !b.cfg.SharedSession && !b.usesLedger() { // with these the second session is needed again
+	if !b.cfg.OfList && !b.usesLedger() { // with these the second session is needed again
 		b.s.DropSecond()
 	}
 	return drawn, nil

@@ -26,7 +26,7 @@ func TestLockExcludesAndTokensGrow(t *testing.T) {
 		t.Fatal("the lock is granted twice")
 	}
 	if first.Token>>48 != 1 || first.SystemID != query(t, server, "SELECT system_identifier FROM pg_control_system()")[0] {
-		t.Errorf("grant %+v is not of timeline 1 of this cluster", first.Tenure)
+		t.Errorf("grant %+v is not of timeline 1 of this cluster", first)
 	}
 	// Everybody sees the token in the session's name for as long as that holds it.
 	name := func() string {

@@ -9,7 +9,7 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
-// When a waiter in line tries, and when it looks. line.act does so at tryAt and lookAt, which
+// When a waiter in line tries, and when it looks. waiter.act does so at tryAt and lookAt, which
 // these events move:
 //
 //	event                                     what follows                                     in
@@ -65,21 +65,21 @@ const lookAtOnce = 2 * time.Millisecond
 const namedAfter = 20 * time.Millisecond
 
 // plan decides by a look when to look again, and whether to try.
-func (l *line) plan(found *look, moved int) {
+func (w *waiter) plan(found *look, moved int) {
 	now := time.Now()
-	progress := crowd.Progress{Moved: moved, Moving: l.moving}
-	if !l.lookedAt.IsZero() {
-		progress.In = now.Sub(l.lookedAt)
+	progress := crowd.Progress{Moved: moved, Moving: w.moving}
+	if !w.lookedAt.IsZero() {
+		progress.In = now.Sub(w.lookedAt)
 	}
-	l.lookedAt, l.moving = now, moved > 0
-	l.lookAt = now.Add(crowd.NextLook(found.rank, progress, l.b.cfg.Session.Lease))
-	if l.rank <= crowd.TriesWhatsFree && l.unheld >= 2 {
-		l.tryAt = now
+	w.lookedAt, w.moving = now, moved > 0
+	w.lookAt = now.Add(crowd.NextLook(found.rank, progress, w.cfg.Session.Lease))
+	if w.rank <= crowd.TriesWhatsFree && w.unheld >= 2 {
+		w.tryAt = now
 	}
-	if l.rank <= 1 && l.tryAt.IsZero() && l.b.cfg.Claim.Gate == nil && !found.holds(l.of) {
-		l.tryAt = now
-		if l.knowsLess(found) {
-			l.tryAt = now.Add(crowd.TurnPatience)
+	if w.rank <= 1 && w.tryAt.IsZero() && w.cfg.Claim.Gate == nil && !found.holds(w.line) {
+		w.tryAt = now
+		if w.knowsLess(found) {
+			w.tryAt = now.Add(crowd.TurnPatience)
 		}
 	}
 }
@@ -87,68 +87,68 @@ func (l *line) plan(found *look, moved int) {
 // knowsLess says whether others in line may know more of the last holder than this waiter, which
 // has come back to its place, say, and heard nothing. It would have to hold the lock for a
 // delay, and one of them, whom the holder may have named, can start at once.
-func (l *line) knowsLess(found *look) bool {
+func (w *waiter) knowsLess(found *look) bool {
 	listening := found.marked
-	if l.marked {
+	if w.marked {
 		listening--
 	}
-	h := l.b.heard[l.of]
+	h := w.heard[w.line]
 	return listening > 0 && (h == nil || h.Verdict().Delay > 0)
 }
 
 // tryLater has the first in line try in a while anyway, unless the heartbeat watches.
-func (l *line) tryLater() {
-	if l.rank == 1 && l.tryAt.IsZero() && l.watched.state() == off {
-		l.tryAt = time.Now().Add(crowd.TryEvery)
+func (w *waiter) tryLater() {
+	if w.rank == 1 && w.tryAt.IsZero() && w.watched.state() == off {
+		w.tryAt = time.Now().Add(crowd.TryEvery)
 	}
 }
 
 // decide decides by what was heard when to try, and when to look.
-func (l *line) decide(events []evidence.Announcement) {
+func (w *waiter) decide(events []evidence.Announcement) {
 	now := time.Now()
 	for _, e := range events {
 		switch e.Word {
 		case evidence.Started:
-			l.burst, l.unheld = false, 0
+			w.burst, w.unheld = false, 0
 			// A stranger's word doesn't cancel the try of those that look at once.
-			if l.rank > crowd.TriesWhatsFree || l.b.trusts(e.PID) {
-				l.tryAt = time.Time{}
+			if w.rank > crowd.TriesWhatsFree || w.trusts(e.PID) {
+				w.tryAt = time.Time{}
 			}
-			if i := slices.Index(l.ahead, e.PID); i >= 0 {
-				l.ahead = slices.Delete(l.ahead, i, i+1)
-				l.rank = max(1, l.rank-1)
+			if i := slices.Index(w.ahead, e.PID); i >= 0 {
+				w.ahead = slices.Delete(w.ahead, i, i+1)
+				w.rank = max(1, w.rank-1)
 			}
-			if l.rank <= crowd.TriesWhatsFree && !l.b.trusts(e.PID) && now.Add(lookAtOnce).Before(l.lookAt) {
-				l.lookAt = now.Add(rand.N(lookAtOnce))
+			if w.rank <= crowd.TriesWhatsFree && !w.trusts(e.PID) && now.Add(lookAtOnce).Before(w.lookAt) {
+				w.lookAt = now.Add(rand.N(lookAtOnce))
 			}
-			if soon := now.Add(crowd.LookAtNew); l.rank <= crowd.MostWatchers && soon.Before(l.lookAt) {
-				l.lookAt = soon
+			if soon := now.Add(crowd.LookAtNew); w.rank <= crowd.MostWatchers && soon.Before(w.lookAt) {
+				w.lookAt = soon
 			}
-			l.tryLater()
+			w.tryLater()
 		case evidence.Clean, evidence.Dead, evidence.Left:
 			// A repeated word must not put off a turn that is near.
-			if at := now.Add(l.turnDelay(e)); l.tryAt.IsZero() || at.Before(l.tryAt) {
-				l.tryAt = at
+			if at := now.Add(w.turnDelay(e)); w.tryAt.IsZero() || at.Before(w.tryAt) {
+				w.tryAt = at
 			}
-			l.burst = l.burst || l.rank == 1 || e.To == l.b.s.BackendPID()
+			w.burst = w.burst || w.rank == 1 || e.To == w.s.BackendPID()
 		}
 	}
 }
 
 // turnDelay is how long the lock is left to those before this session, after a word of an end.
-func (l *line) turnDelay(e evidence.Announcement) time.Duration {
-	if e.To == l.b.s.BackendPID() {
+func (w *waiter) turnDelay(e evidence.Announcement) time.Duration {
+	if e.To == w.s.BackendPID() {
 		return 0
 	}
-	return crowd.TurnDelay(l.rank, e.To != 0 && len(l.ahead) == 0)
+	return crowd.TurnDelay(w.rank, e.To != 0 && len(w.ahead) == 0)
 }
 
 // lookOrTry makes it time for a look, and for a try if the very first in line was to make one.
 // A turn that is near stays as it is: a holder may have named another session, which is to
 // take the free lock before.
-func (l *line) lookOrTry(state watchState, now time.Time) {
-	l.lookAt = now
-	if state == shouldTry && l.rank == 1 && (l.tryAt.IsZero() || l.tryAt.Sub(now) > crowd.TurnPatience) {
-		l.tryAt = now
+func (w *waiter) lookOrTry(state watchState, now time.Time) {
+	w.lookAt = now
+	if state == shouldTry && w.rank == 1 && (w.tryAt.IsZero() || w.tryAt.Sub(now) > crowd.TurnPatience) {
+		w.tryAt = now
 	}
 }

@@ -41,7 +41,7 @@ func (b *Bid) Joins() bool {
 
 func (cfg *Config) joins() bool {
 	c := cfg.Claim
-	return cfg.SharedSession && len(c.Locks) == 1 && !c.Locks[0].Shared && !cfg.Session.UsesSecondSession()
+	return cfg.OfList && len(c.Locks) == 1 && !c.Locks[0].Shared && !cfg.Session.UsesSecondSession()
 }
 
 // Do carries the turnover out. After an error these locks may be held or not, and the end

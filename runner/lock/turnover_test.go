@@ -26,7 +26,7 @@ func TestTurnover(t *testing.T) {
 	bid := func(number int64) *lock.Bid {
 		of := cfg
 		of.Claim = exclusive(number)
-		of.SharedSession = true
+		of.OfList = true
 		b := lock.NewBid(s, of, false)
 		if !b.Joins() {
 			t.Fatalf("the bid for %d does not join", number)
@@ -112,14 +112,14 @@ func TestJoins(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(11))
-	cfg.SharedSession = true
+	cfg.OfList = true
 	s, err := session.Open(t.Context(), cfg.Session)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
 	for name, change := range map[string]func(*lock.Config){
-		"alone":       func(c *lock.Config) { c.SharedSession = false },
+		"alone":       func(c *lock.Config) { c.OfList = false },
 		"shared":      func(c *lock.Config) { c.Claim.Locks = []advisory.Lock{{ID: id(11), Shared: true}} },
 		"several":     func(c *lock.Config) { c.Claim.Locks = exclusive(11, 12).Locks },
 		"transaction": func(c *lock.Config) { c.Session.Transaction = true },

@@ -10,35 +10,35 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// wait is a waiter's loop: it awaits news or the next time, decides, and acts. See Bid.wait.
-func (l *line) wait(ctx context.Context) (granted bool, err error) {
-	b := l.b
-	if err := l.join(ctx); err != nil {
+// wait is the loop in line: it awaits news or the next time, decides, and acts, until something is
+// granted or the time is up. Of several locks that is the next one: Try takes the rest.
+func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
+	if err := w.join(ctx); err != nil {
 		return false, err
 	}
-	defer l.unwatch()
-	if err := b.cfg.Observer.reportWait(ctx, b); err != nil {
+	defer w.unwatch()
+	if err := w.report(ctx); err != nil {
 		return false, err
 	}
 	for {
-		rest := b.candidate.left()
+		rest := w.candidate.left()
 		if rest <= 0 {
 			return false, nil
 		}
-		if err := l.awaitNews(ctx, rest); err != nil {
+		if err := w.awaitNews(ctx, rest); err != nil {
 			return false, err
 		}
-		if l.called.Swap(false) {
-			l.lookAt = time.Now()
+		if w.called.Swap(false) {
+			w.lookAt = time.Now()
 		}
-		l.decide(l.events())
-		l.heedWatch()
-		if !l.triesBy(time.Now()) { // l.try verifies by itself
-			if err := b.verify(ctx); err != nil {
+		w.decide(w.events())
+		w.heedWatch()
+		if !w.triesBy(time.Now()) { // w.try verifies by itself
+			if err := w.verify(ctx); err != nil {
 				return false, err
 			}
 		}
-		if granted, err := l.act(ctx); err != nil || granted {
+		if granted, err := w.act(ctx); err != nil || granted {
 			return granted, err
 		}
 	}
@@ -46,9 +46,9 @@ func (l *line) wait(ctx context.Context) (granted bool, err error) {
 
 // events are the announcements for the lock that the line is for or, with a gate, for all
 // locks.
-func (l *line) events() (events []evidence.Announcement) {
-	for id, said := range l.b.mailbox.empty() {
-		if l.b.cfg.Claim.Gate != nil || id == l.of {
+func (w *waiter) events() (events []evidence.Announcement) {
+	for id, said := range w.mailbox.empty() {
+		if w.cfg.Claim.Gate != nil || id == w.line {
 			events = append(events, said...)
 		}
 	}
@@ -56,14 +56,14 @@ func (l *line) events() (events []evidence.Announcement) {
 }
 
 // awaitNews waits until there is something to do.
-func (l *line) awaitNews(ctx context.Context, most time.Duration) error {
-	timer := time.NewTimer(max(0, min(most, time.Until(l.next()))))
+func (w *waiter) awaitNews(ctx context.Context, most time.Duration) error {
+	timer := time.NewTimer(max(0, min(most, time.Until(w.next()))))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-l.b.news:
-	case <-l.b.s.Lost():
-		return l.b.s.Err()
+	case <-w.news:
+	case <-w.s.Lost():
+		return w.s.Err()
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
@@ -71,47 +71,46 @@ func (l *line) awaitNews(ctx context.Context, most time.Duration) error {
 }
 
 // act tries and looks, if it is time for that.
-func (l *line) act(ctx context.Context) (granted bool, err error) {
+func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 	now := time.Now()
-	if l.triesBy(now) {
-		if granted, err := l.try(ctx); err != nil || granted {
+	if w.triesBy(now) {
+		if granted, err := w.try(ctx); err != nil || granted {
 			return granted, err
 		}
 	}
-	if now.Before(l.lookAt) {
+	if now.Before(w.lookAt) {
 		return false, nil
 	}
-	if err := l.look(ctx); err != nil {
+	if err := w.lookAgain(ctx); err != nil {
 		return false, err
 	}
-	return false, l.b.cfg.Observer.reportWait(ctx, l.b)
+	return false, w.report(ctx)
 }
 
 // try tries once, or many times if the lock is about to be freed.
-func (l *line) try(ctx context.Context) (granted bool, err error) {
-	b := l.b
-	burst := l.burst
-	l.tryAt, l.burst = time.Time{}, false
-	l.tryLater()
-	if err := b.verify(ctx); err != nil {
+func (w *waiter) try(ctx context.Context) (granted bool, err error) {
+	burst := w.burst
+	w.tryAt, w.burst = time.Time{}, false
+	w.tryLater()
+	if err := w.verify(ctx); err != nil {
 		return false, err
 	}
 	if burst {
-		granted, err = l.tryOften(ctx)
+		granted, err = w.tryOften(ctx)
 	} else {
-		granted, err = b.Try(ctx)
+		granted, err = w.Try(ctx)
 	}
 	if err != nil || granted {
 		return granted, err
 	}
 	if burst {
-		if err := b.verify(ctx); err != nil { // a session that had the lock meanwhile may have said so
+		if err := w.verify(ctx); err != nil { // a session that had the lock meanwhile may have said so
 			return false, err
 		}
-		b.noteRefusal()
+		w.noteRefusal()
 	}
-	if b.unknownHolder || burst {
-		l.lookAt = time.Now()
+	if w.unknownHolder || burst {
+		w.lookAt = time.Now()
 	}
 	return false, nil
 }
@@ -127,22 +126,21 @@ const (
 // tryOften tries many times in one statement. If a grant means that the command may
 // start, the query for the token travels with it: that draws nothing unless the session
 // has the lock.
-func (l *line) tryOften(ctx context.Context) (granted bool, err error) {
-	b := l.b
+func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	tries := fmt.Sprintf(`SELECT won FROM (
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
-	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, b.trySQL(), burstTries-1)
+	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, w.trySQL(), burstTries-1)
 	queries := []string{tries}
-	one := len(b.cfg.Claim.Locks) == 1 && b.cfg.Claim.Gate == nil && !b.cfg.Session.Quorum
-	certain := one && (b.verdictOnAll(b.cfg.Claim.Locks).Delay == 0 || b.startsWithToken(b.cfg.Claim.Locks))
+	one := len(w.cfg.Claim.Locks) == 1 && w.cfg.Claim.Gate == nil && !w.cfg.Session.Quorum
+	certain := one && (w.verdictOnAll(w.cfg.Claim.Locks).Delay == 0 || w.startsWithToken(w.cfg.Claim.Locks))
 	if certain {
-		queries = append(queries, b.drawQuery(b.cfg.Claim.Locks, l.leaveSQL()...))
+		queries = append(queries, w.drawQuery(w.cfg.Claim.Locks, w.leaveSQL()...))
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
+	answers, err := w.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
 	if err != nil {
 		// If the ledger failed, Settle finds out more.
-		if !certain || !b.startsWithToken(b.cfg.Claim.Locks) || answeredError(err) == nil || len(answers[0]) == 0 {
-			return false, b.error(err)
+		if !certain || !w.startsWithToken(w.cfg.Claim.Locks) || answeredError(err) == nil || len(answers[0]) == 0 {
+			return false, w.error(err)
 		}
 		certain = false
 	}
@@ -153,12 +151,12 @@ func (l *line) tryOften(ctx context.Context) (granted bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if granted, err = b.noteResult(n); err != nil {
+	if granted, err = w.noteResult(n); err != nil {
 		return false, err
 	}
 	if certain {
-		l.noteLeft()
-		err = b.drew(answers[1])
+		w.noteLeftLine()
+		err = w.drew(answers[1])
 	}
 	return granted, err
 }

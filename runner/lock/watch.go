@@ -23,7 +23,7 @@ import (
 // That of the very first also probes the lock, since some ends are silent. It gives the
 // lock back at once: a try may be under way, which must not take it a second time.
 
-// watch is what the heartbeat sees of the holder. The session's reader writes it, too.
+// watch is what the first few in line see of the holder. The session's reader writes it, too.
 type watch struct {
 	mu    sync.Mutex
 	count int              // of watches; an earlier one's answer may still come
@@ -31,6 +31,11 @@ type watch struct {
 	since boottime.Instant // when the first look that shows it was received
 	need  time.Duration    // how long the silence has to be, by the last whole look
 	is    watchState
+
+	// Of these the reader knows nothing:
+	prepared string // the name of the prepared statement for the question
+	rank     int    // the best rank since the holder's latest request was first seen
+	unnamed  uint32 // a holder that showed no token
 }
 
 // watchState is what the latest watch has come to.
@@ -47,15 +52,15 @@ const (
 type judge func(received boottime.Instant, row []string) (watchState, time.Duration)
 
 // watchSpeaker has the heartbeat watch a holder whose requests have numbers.
-func (l *line) watchSpeaker(ctx context.Context, of lastBeat, need time.Duration) error {
-	name, err := l.prepareWatch(ctx)
+func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, need time.Duration) error {
+	name, err := w.prepareWatch(ctx)
 	if err != nil {
 		return err
 	}
-	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, l.rank == 1)
-	w, ask := &l.watched, l.askPace()
-	l.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, need, func(received boottime.Instant, row []string) (watchState, time.Duration) {
-		state, age, left := w.compare(of, received, row)
+	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, w.rank == 1)
+	on, ask := &w.watched, w.askPace()
+	w.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, need, func(received boottime.Instant, row []string) (watchState, time.Duration) {
+		state, age, left := on.compare(of, received, row)
 		switch {
 		case state != watching:
 			return state, 0
@@ -68,7 +73,7 @@ func (l *line) watchSpeaker(ctx context.Context, of lastBeat, need time.Duration
 	if of.age < crowd.FirstBeat { // that may have been its start, which this session has not heard
 		first = crowd.FirstBeat - of.age + crowd.LookAfter
 	}
-	l.b.s.BeatAt(min(boottime.Now().Add(first), w.over()))
+	w.s.BeatAt(min(boottime.Now().Add(first), on.over()))
 	return nil
 }
 
@@ -79,9 +84,9 @@ type askPace struct {
 }
 
 // askPace is that of this place in line.
-func (l *line) askPace() askPace {
-	beat := leasetime.BeatEvery(l.b.cfg.Session.Lease)
-	if l.rank == 1 && l.b.s.Encrypted() {
+func (w *waiter) askPace() askPace {
+	beat := leasetime.BeatEvery(w.cfg.Session.Lease)
+	if w.rank == 1 && w.s.Encrypted() {
 		// The holder's connection may be encrypted, too. Then the holder's guard can't say
 		// that its pglead was killed.
 		return askPace{beat, beat / 2}
@@ -120,18 +125,18 @@ func (w *watch) over() boottime.Instant {
 // prepareWatch prepares the statement that looks at a session and, if it is told to, probes
 // the lock. Prepared it takes the server two thirds of the time. Behind a pooler another
 // waiter may have left a name on the connection, so each has its own.
-func (l *line) prepareWatch(ctx context.Context) (name string, err error) {
-	name = fmt.Sprintf("pglead_%d_%d", lockkey.Ticket(l.of), l.ticket)
-	if name == l.prepared {
+func (w *waiter) prepareWatch(ctx context.Context) (name string, err error) {
+	name = fmt.Sprintf("pglead_%d_%d", lockkey.Ticket(w.line), w.ticket)
+	if name == w.watched.prepared {
 		return name, nil
 	}
-	err = l.b.send(ctx, fmt.Sprintf(`PREPARE %s(int, boolean) AS SELECT CASE WHEN $2 THEN %s ELSE false END,
+	err = w.send(ctx, fmt.Sprintf(`PREPARE %s(int, boolean) AS SELECT CASE WHEN $2 THEN %s ELSE false END,
 	backend_start, state_change, extract(epoch FROM pg_catalog.clock_timestamp() - state_change), pg_catalog.left(query, 60)
-FROM pg_catalog.pg_stat_get_activity($1)`, name, advisory.Exclusive(l.of).ProbeSQL()))
+FROM pg_catalog.pg_stat_get_activity($1)`, name, advisory.Exclusive(w.line).ProbeSQL()))
 	if err != nil {
 		return "", err
 	}
-	l.prepared = name
+	w.watched.prepared = name
 	return name, nil
 }
 
@@ -184,66 +189,66 @@ func (w *watch) compare(of lastBeat, received boottime.Instant, row []string) (s
 }
 
 // watchLock has the heartbeat probe a lock whose holder shows nothing of itself.
-func (l *line) watchLock() {
-	l.startWatch(session.Heartbeat{Every: crowd.TryEvery, Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(l.of).ProbeSQL()}}}, 0, func(_ boottime.Instant, row []string) (watchState, time.Duration) {
+func (w *waiter) watchLock() {
+	w.startWatch(session.Heartbeat{Every: crowd.TryEvery, Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(w.line).ProbeSQL()}}}, 0, func(_ boottime.Instant, row []string) (watchState, time.Duration) {
 		if len(row) == 1 && row[0] == "f" {
 			return watching, crowd.TryEvery
 		}
 		return shouldTry, 0
 	})
-	l.b.s.BeatAt(boottime.Now().Add(crowd.TryEvery))
+	w.s.BeatAt(boottime.Now().Add(crowd.TryEvery))
 }
 
 // startWatch makes a question the heartbeat, until the answer calls for something else.
-func (l *line) startWatch(h session.Heartbeat, need time.Duration, judge judge) {
-	w, b := &l.watched, l.b
-	w.mu.Lock()
-	w.count++
-	w.need, w.is = need, watching
-	count := w.count
-	w.mu.Unlock()
+func (w *waiter) startWatch(h session.Heartbeat, need time.Duration, judge judge) {
+	on := &w.watched
+	on.mu.Lock()
+	on.count++
+	on.need, on.is = need, watching
+	count := on.count
+	on.mu.Unlock()
 	h.Then = func(answers []session.Rows) {
 		received := boottime.Now()
 		var row []string
 		if len(answers[0]) == 1 {
 			row = answers[0][0]
 		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if w.is != watching || w.count != count {
+		on.mu.Lock()
+		defer on.mu.Unlock()
+		if on.is != watching || on.count != count {
 			return
 		}
 		var next time.Duration
-		if w.is, next = judge(received, row); w.is == watching {
-			b.s.BeatAt(received.Add(next))
+		if on.is, next = judge(received, row); on.is == watching {
+			w.s.BeatAt(received.Add(next))
 			return
 		}
-		nudge(b.news)
+		nudge(w.news)
 	}
-	b.s.SetHeartbeat(h)
-	l.lookAt = time.Now().Add(crowd.LookBesideWatch(l.rank, b.cfg.Session.Lease))
+	w.s.SetHeartbeat(h)
+	w.lookAt = time.Now().Add(crowd.LookBesideWatch(w.rank, w.cfg.Session.Lease))
 }
 
 // unwatch ends the watch, if there is one.
-func (l *line) unwatch() {
-	w := &l.watched
-	w.mu.Lock()
-	was := w.is
-	w.is = off
-	w.mu.Unlock()
+func (w *waiter) unwatch() {
+	on := &w.watched
+	on.mu.Lock()
+	was := on.is
+	on.is = off
+	on.mu.Unlock()
 	if was != off {
-		l.b.beatPlainly()
+		w.beatPlainly()
 	}
 }
 
 // heedWatch does what the watch asks for.
-func (l *line) heedWatch() {
-	state := l.watched.state()
+func (w *waiter) heedWatch() {
+	state := w.watched.state()
 	if state == off || state == watching {
 		return
 	}
-	l.unwatch()
-	l.lookOrTry(state, time.Now())
+	w.unwatch()
+	w.lookOrTry(state, time.Now())
 }
 
 func (w *watch) state() watchState {

@@ -26,16 +26,16 @@ func TestWatchEnds(t *testing.T) {
 		{"another is before it", shouldTry, 2, 0, 0, false},
 		{"another is before it, and may be dead", shouldTry, 2, crowd.TurnPatience, crowd.TurnPatience, true},
 	} {
-		l := &line{rank: tt.rank, schedule: schedule{lookAt: now.Add(time.Minute)}}
+		w := &waiter{rank: tt.rank, schedule: schedule{lookAt: now.Add(time.Minute)}}
 		if tt.turn != 0 {
-			l.tryAt = now.Add(tt.turn)
+			w.tryAt = now.Add(tt.turn)
 		}
-		l.lookOrTry(tt.state, now)
-		if tries := !l.tryAt.IsZero(); tries != tt.tries || tries && !l.tryAt.Equal(now.Add(tt.want)) {
-			t.Errorf("%s: it tries (%v) in %v", tt.what, tries, l.tryAt.Sub(now))
+		w.lookOrTry(tt.state, now)
+		if tries := !w.tryAt.IsZero(); tries != tt.tries || tries && !w.tryAt.Equal(now.Add(tt.want)) {
+			t.Errorf("%s: it tries (%v) in %v", tt.what, tries, w.tryAt.Sub(now))
 		}
-		if !l.lookAt.Equal(now) {
-			t.Errorf("%s: it looks in %v", tt.what, l.lookAt.Sub(now))
+		if !w.lookAt.Equal(now) {
+			t.Errorf("%s: it looks in %v", tt.what, w.lookAt.Sub(now))
 		}
 	}
 }
