@@ -105,7 +105,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	}
 	defer cfg.Stdin.Close()
 	progress := f.progress(u, items)
-	f.watch(u, &cfg, "at an item")
+	f.observe(u, &cfg, "at an item")
 	tally, err := runner.Each(runner.EachConfig{
 		Config:   cfg,
 		Items:    list.items(),

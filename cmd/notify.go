@@ -88,9 +88,9 @@ func (n *notifier) status(text string) {
 	n.send(message)
 }
 
-// watch passes on to systemd what the runner reports. All times in it are instants: a
+// observe passes on to systemd what the runner reports. All times in it are instants: a
 // status stays until the next one.
-func (n *notifier) watch(s *waitReport, cfg *runner.Config, work string) {
+func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 	at := func(t time.Time) string { return t.Format(time.DateTime) }
 	name := func(v inspect.View) string {
 		since := v.Since
@@ -100,7 +100,7 @@ func (n *notifier) watch(s *waitReport, cfg *runner.Config, work string) {
 		}
 		return v.String() + " since " + at(since.Local())
 	}
-	o, w := &cfg.Observer, &cfg.Watch
+	o := &cfg.Observer
 	waiting, away, delayed := o.Waiting, o.Away, o.Delayed
 	o.Waiting = func(backend uint32, views []inspect.View) {
 		if waiting != nil {
@@ -121,12 +121,12 @@ func (n *notifier) watch(s *waitReport, cfg *runner.Config, work string) {
 			n.status("the lock is granted; its last holder may live on until " + at(until))
 		}
 	}
-	w.Resting = func(until time.Time) { n.status("tries next at " + at(until)) }
-	w.Leading = func() {
+	o.Resting = func(until time.Time) { n.status("tries next at " + at(until)) }
+	o.Leading = func() {
 		s.end()
 		n.status(work + " since " + at(time.Now()))
 	}
-	w.Ending = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // the end must not wait for systemd
+	o.Ending = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // the end must not wait for systemd
 	o.Alive = n.alive
 }
 

@@ -263,7 +263,7 @@ func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example stri
 		return runner.Config{}, err
 	}
 	cfg.Claim = claim
-	o.watch(u, &cfg, "leading")
+	o.observe(u, &cfg, "leading")
 	return cfg, nil
 }
 

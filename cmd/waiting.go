@@ -188,9 +188,9 @@ func (s *waitReport) due() time.Duration {
 	return time.Duration(minutes[last]) * time.Minute << min(s.said-last, 10)
 }
 
-// watch has the runner tell people and systemd what it is at. work says what this
+// observe has the runner tell people and systemd what it is at. work says what this
 // process does while a command runs.
-func (o *options) watch(u *ui, cfg *runner.Config, work string) {
+func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 	s := &waitReport{u: u, cfg: cfg.Session, claim: cfg.Claim, out: outage{u: u}}
 	s.cfg.ApplicationName = "pglead"
 	_ = s.since()
@@ -223,8 +223,8 @@ func (o *options) watch(u *ui, cfg *runner.Config, work string) {
 			})
 		}
 	}
-	cfg.Watch.Leading = s.end
+	cfg.Observer.Leading = s.end
 	if n := newNotifier(); n != nil {
-		n.watch(s, cfg, work)
+		n.observe(s, cfg, work)
 	}
 }

@@ -32,27 +32,8 @@ type Config struct {
 	// ends before.
 	MinHold time.Duration
 
-	Watch Watch
 	Hooks Hooks
 }
 
 // LevelNotice is lock.LevelNotice, for commands.
 const LevelNotice = lock.LevelNotice
-
-// Watch reports what Config.Observer doesn't, since package lock doesn't see it: the
-// command's start, pauses between runs, the end. Each of its functions may be nil, and
-// must not block.
-type Watch struct {
-	// Leading is called when the command has been started.
-	Leading func()
-	// Resting is called, when this node doesn't lead, with the time of its next try.
-	Resting func(until time.Time)
-	// Ending is called when a signal asks this process to end.
-	Ending func()
-}
-
-func (w Watch) resting(until time.Time) {
-	if w.Resting != nil {
-		w.Resting(until)
-	}
-}

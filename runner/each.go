@@ -80,7 +80,7 @@ func Each(cfg EachConfig) (Tally, error) {
 			return e.tally, err
 		}
 		defer shared.close()
-		e.desk = desk{e, make(chan *order)}
+		e.desk = desk{make(chan *order)}
 		defer close(e.desk.orders)
 		go e.desk.serve(shared.Session)
 	}

@@ -9,14 +9,12 @@ import (
 
 // desk takes the workers' orders to the server. Orders that come while it waits for an
 // answer travel together in the next round trip, with one token.
-type desk struct {
-	each   *each
-	orders chan *order
-}
+type desk struct{ orders chan *order }
 
 // order is a lock to give back, one to try for, or both.
 type order struct {
 	last    *ended
+	said    lock.Said // of the last one's end, to the other workers on the list
 	next    *job
 	granted bool
 	err     error // of the turnover
@@ -49,7 +47,7 @@ func (d desk) carryOut(s *session.Session, batch []*order) {
 	for _, o := range batch {
 		if o.last != nil {
 			t.Ended = append(t.Ended, o.last.held)
-			t.Said = append(t.Said, d.each.said(o.last))
+			t.Said = append(t.Said, o.said)
 		}
 		if o.next != nil {
 			t.Next = append(t.Next, o.next.bid)
@@ -74,7 +72,7 @@ func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted 
 	if last != nil {
 		defer w.leave(ctx, last.job)
 		if last.held.Joins() {
-			o.last = last
+			o.last, o.said = last, w.said(last)
 		} else {
 			w.release(ctx, last)
 		}
@@ -97,8 +95,7 @@ func (e *each) release(ctx context.Context, last *ended) {
 	if !e.cfg.Session.Transaction {
 		// If Tell fails, the session is lost, or at worst somebody else runs the item
 		// again.
-		said := e.said(last)
-		_ = lock.Tell(context.WithoutCancel(ctx), last.session, said.Channel, said.Payload)
+		_ = lock.Tell(context.WithoutCancel(ctx), last.session, e.said(last))
 	}
 	last.run.release(last.outcome)
 }

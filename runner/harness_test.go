@@ -52,7 +52,7 @@ func newScene() *scene {
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
 	s.cfg.Log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
-	s.cfg.Watch.Ending = func() { s.say("observer: ending") }
+	s.cfg.Observer.Ending = func() { s.say("observer: ending") }
 	return s
 }
 

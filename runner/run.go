@@ -153,9 +153,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		onLoss: func(reason error) { r.hook("lost", r.cfg.Hooks.Lost, reason) },
 	}
 	r.cfg.Log.Info("command started", "event", "started", "pid", c.PID())
-	if r.cfg.Watch.Leading != nil {
-		r.cfg.Watch.Leading()
-	}
+	r.cfg.Observer.SayLeading()
 	return s, nil
 }
 

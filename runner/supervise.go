@@ -160,9 +160,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 		return
 	}
 	s.asked |= BySignal
-	if s.cfg.Watch.Ending != nil {
-		s.cfg.Watch.Ending()
-	}
+	s.cfg.Observer.SayEnding()
 	s.limit()
 }
 

@@ -124,17 +124,20 @@ func (c *Candidate) answered() {
 //	*session.Error, *session.LostError        the server can't be reached, or used, or is gone
 //
 // and otherwise ctx's cause, or an error of prepare.
-func (c *Candidate) Acquire(ctx context.Context, prepare func(*session.Session) (abandon func(), err error)) (held *Held, err error) {
+func (c *Candidate) Acquire(ctx context.Context, prepare func(*session.Session) (abandon func(), err error)) (*Held, error) {
 	c.begin()
-	err = c.persist(ctx, func() (err error) {
-		held, err = c.attempt(ctx, prepare)
-		return err
-	})
-	if err == nil {
-		held.Took = time.Since(c.began)
+	for p := newPauses(); ; {
+		held, err := c.attempt(ctx, prepare)
+		if err == nil {
+			held.Took = time.Since(c.began)
+			c.last = held
+			return held, nil
+		}
+		if err = c.outlast(ctx, p, err); err != nil {
+			c.last = nil
+			return nil, err
+		}
 	}
-	c.last = held
-	return held, err
 }
 
 // attempt is what Acquire does with one session.

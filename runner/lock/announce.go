@@ -39,9 +39,9 @@ func notifyQuery(channel, payload string) string {
 	return "SELECT " + notWaitingForDisk + ", " + notify(channel, payload)
 }
 
-// Tell says something on a channel. Neither argument may contain quotes.
-func Tell(ctx context.Context, s *session.Session, channel, payload string) error {
-	_, err := s.Query(ctx, notifyQuery(channel, "'"+payload+"'"))
+// Tell says something on a channel.
+func Tell(ctx context.Context, s *session.Session, what Said) error {
+	_, err := s.Query(ctx, notifyQuery(what.Channel, "'"+what.Payload+"'"))
 	return err
 }
 

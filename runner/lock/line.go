@@ -6,9 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
-	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
@@ -31,19 +29,6 @@ import (
 //
 // turn.go has when each tries and looks.
 
-// place is what a bid has of the server's locks because it stands in line.
-type place struct {
-	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
-	ticketed bool
-	ticket   uint32 // the lower half of the ticket's number
-	marked   bool   // as one that listens
-	gated    bool   // it holds the gate
-	calling  bool   // it calls the dormant waiters
-}
-
-// inLine says whether the bid stands in line, or has stood there.
-func (p *place) inLine() bool { return p.line != lockkey.ID{} }
-
 // waiter is a candidate's bid, which waits in line for what the first try did not get.
 type waiter struct {
 	*Bid
@@ -60,20 +45,6 @@ type waiter struct {
 	limits *inspect.Limits // the server's, once they are known
 	warm   bool            // a start without a token was made (warmUp)
 }
-
-// nextLine is the lock in whose line the bid waits for what is missing.
-func (b *Bid) nextLine() lockkey.ID {
-	if b.cfg.Claim.Gate != nil {
-		return *b.cfg.Claim.Gate
-	}
-	if missing := b.missing(); len(missing) > 0 {
-		return missing[0].ID
-	}
-	return b.cfg.Claim.Locks[len(b.cfg.Claim.Locks)-1].ID
-}
-
-// shared says whether the bid is a reader's.
-func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 
 // join listens, takes a ticket and looks, in one message. digest makes the waiter dormant if it is not
 // one of the first.
@@ -97,52 +68,6 @@ func (w *waiter) join(ctx context.Context) error {
 	}
 	w.ticket, w.ticketed = found.ticket, true
 	return w.digest(ctx, found)
-}
-
-// leaveSQL are SQL expressions that give back the ticket, its mark and the gate, as far as the bid has them.
-func (b *Bid) leaveSQL() (columns []string) {
-	if b.ticketed {
-		columns = append(columns, b.ticketLock().UnlockSQL())
-	}
-	if b.marked {
-		columns = append(columns, advisory.MarkOf(b.ticketLock()).UnlockSQL())
-	}
-	// The lock of a call is not among them: a waiter that calls goes on as a holder.
-	if b.gated {
-		columns = append(columns, b.gate().UnlockSQL())
-	}
-	return columns
-}
-
-// noteLeftLine notes that all three were given back.
-func (p *place) noteLeftLine() { p.ticketed, p.marked, p.gated = false, false, false }
-
-// leaveLine gives them back. Other queries follow.
-func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
-	err := b.send(ctx, append(selectQuery(b.leaveSQL()), also...)...)
-	b.noteLeftLine()
-	return err
-}
-
-// leaveQuery is the query that leaves the line and gives the common marks back, as far as the bid has them.
-func (b *Bid) leaveQuery() []string {
-	return selectQuery(slices.Concat(b.leaveSQL(), b.unmarkSQL()))
-}
-
-// noteLeft notes that leaveQuery was sent. An error of the server's to another query of that message
-// does not keep it from being carried out.
-func (b *Bid) noteLeft() {
-	b.noteLeftLine()
-	b.marks = nil
-}
-
-// gate is the lock that the first in line holds against newcomers: the claim's gate or,
-// against readers, the gate of the lock itself.
-func (b *Bid) gate() advisory.Lock {
-	if gate := b.cfg.Claim.Gate; gate != nil {
-		return advisory.Exclusive(*gate)
-	}
-	return advisory.GateOf(b.line)
 }
 
 // lookAgain finds out the place in line, and acts on it.

@@ -12,6 +12,7 @@
 //	claim      the locks that a run wants: all of them or, behind a gate, any one
 //	candidate  one that wants a claim, and comes back with a new session when it lost one
 //	bid        a claim on one session, as far as it is granted
+//	waiter     a candidate's bid, and what it knows of its line while it waits
 //	try        asking for what is missing. The first one travels with the login, in
 //	           the same round trip (firstTrySQL), and Bid.Try takes its answer
 //	refused    a try that got nothing, and a run that gives up for that. What the server
@@ -32,6 +33,7 @@
 // In line, for speed and fairness alone:
 //
 //	line       the waiters, each with a ticket
+//	place      what a bid has of the server's locks because it stands in line
 //	burst      many tries in one statement, when the lock is about to be freed
 //	dormant    a waiter so far behind that it doesn't listen
 //
@@ -39,8 +41,8 @@
 // arrival, call, gate) and their SQL. Package evidence has what may be concluded from what a waiter has
 // heard and seen. Package crowd has who of many listens, looks and tries, and when.
 //
-// A function whose name ends in SQL returns an SQL expression, and one whose name ends in Query or
-// Queries whole queries, which the caller has to send.
+// A function whose name ends in SQL returns SQL expressions, and one whose name ends in Query or
+// Queries whole queries. It changes nothing: the caller sends them, and notes the answer.
 package lock
 
 import (

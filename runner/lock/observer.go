@@ -13,8 +13,9 @@ import (
 // warning, like syslog's notice.
 const LevelNotice = slog.LevelInfo + 2
 
-// Observer is told what a run waits for, for people and for a supervisor of this process. Package
-// runner calls Alive, too, while the command runs. Each of its functions may be nil, and must not block.
+// Observer is told what a run is at, for people and for a supervisor of this process. Package lock
+// tells it of the wait, and package runner of the rest. Each of its functions may be nil, and must not
+// block.
 type Observer struct {
 	// Waiting is called when a wait begins, and about once a minute from then on, with
 	// the holders of the locks and their waiters. Each call takes one more question to
@@ -31,12 +32,40 @@ type Observer struct {
 	// Alive is called with the time within which its next call comes, unless the work is
 	// stuck.
 	Alive func(within time.Duration)
+
+	// Leading is called when the command has been started.
+	Leading func()
+	// Resting is called, when this node doesn't lead, with the time of its next try.
+	Resting func(until time.Time)
+	// Ending is called when a signal asks this process to end.
+	Ending func()
 }
 
 // SayAlive calls Alive, if there is one.
 func (o Observer) SayAlive(within time.Duration) {
 	if o.Alive != nil {
 		o.Alive(within)
+	}
+}
+
+// SayLeading calls Leading, if there is one.
+func (o Observer) SayLeading() {
+	if o.Leading != nil {
+		o.Leading()
+	}
+}
+
+// SayResting calls Resting, if there is one.
+func (o Observer) SayResting(until time.Time) {
+	if o.Resting != nil {
+		o.Resting(until)
+	}
+}
+
+// SayEnding calls Ending, if there is one.
+func (o Observer) SayEnding() {
+	if o.Ending != nil {
+		o.Ending()
 	}
 }
 

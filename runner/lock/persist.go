@@ -15,52 +15,43 @@ import (
 //
 //	waiter.awaitNews   sees the loss, which is also an answer that has not come by the deadline
 //	Candidate.attempt  keeps the ticket and the rank, undoes the preparation, and closes the session
-//	Candidate.persist  pauses: the first in line briefly, the others longer and longer
+//	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
 //	Candidate.attempt  opens a session without a first try, which might pass those in line
 //	waiter.join        ends the session that it had, if the server still has it; listens, takes its
 //	                   old ticket and its mark, and looks
 //	Bid.verdict        what the waiter had heard is gone: if it hears nothing more, and there is no
 //	                   ledger, a grant is held for the lock-delay
 
-// persist calls try again while it fails for reasons that pass by themselves: a server
-// that restarts, has no room, or is a standby until it is promoted, or a session that is
-// lost meanwhile. A run that waits rides these out. When the time is up the last obstacle
-// is the error.
-func (c *Candidate) persist(ctx context.Context, try func() error) error {
+// outlast pauses after an attempt that failed for a reason that passes by itself: a server that
+// restarts, has no room, or is a standby until it is promoted, or a session that was lost. A run that
+// waits rides these out. Otherwise, or when the time is up, it returns the error.
+func (c *Candidate) outlast(ctx context.Context, p *pauses, err error) error {
 	cfg := &c.cfg
-	full, pauses, said := crowd.CrowdedBackoff(), newPauses(), ""
-	for {
-		cfg.Observer.SayAlive(cfg.AttemptMost())
-		err := try()
-		if err == nil {
-			cfg.Observer.away(nil)
-			return nil
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
-		if isFull(err) {
-			c.past |= crowded
-		}
-		rest := pauses.next(c.rank, err)
-		if isFull(err) && cfg.Wait > 0 {
-			rest = pace.Between(crowd.AwayBounds(full))
-		}
-		rest = crowd.AwayFor(rest, c.left())
-		persists := session.Passing(err) || cfg.Endures && c.Reached()
-		if !persists || c.left() <= rest {
-			return err
-		}
-		cfg.Observer.away(err)
-		if reason := err.Error(); reason != said || rest > frontAgain {
-			said = reason
-			cfg.Log.Info("waiting for the database", "event", "waiting", "reason", reason, "retry_in", rest)
-		}
-		if !pace.Sleep(ctx, rest) {
-			return context.Cause(ctx)
-		}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
+	cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
+	if isFull(err) {
+		c.past |= crowded
+	}
+	rest := p.next(c.rank, err)
+	if isFull(err) && cfg.Wait > 0 {
+		rest = pace.Between(crowd.AwayBounds(p.full))
+	}
+	rest = crowd.AwayFor(rest, c.left())
+	persists := session.Passing(err) || cfg.Endures && c.Reached()
+	if !persists || c.left() <= rest {
+		return err
+	}
+	cfg.Observer.away(err)
+	if reason := err.Error(); reason != p.said || rest > frontAgain {
+		p.said = reason
+		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", reason, "retry_in", rest)
+	}
+	if !pace.Sleep(ctx, rest) {
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
 // left is what is left of the wait.
@@ -72,7 +63,9 @@ func (c *Candidate) left() time.Duration { return c.cfg.Wait - time.Since(c.bega
 // it is not ready, they go by front, which doubles, too: each attempt is a line in that server's log.
 type pauses struct {
 	backoff, front *pace.Backoff
-	since          time.Time // when the session was lost
+	since          time.Time     // when the session was lost
+	full           *pace.Backoff // for a server that has no room
+	said           string        // the reason that the log has
 }
 
 const (
@@ -85,7 +78,7 @@ const (
 func frontBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
 
 func newPauses() *pauses {
-	p := &pauses{}
+	p := &pauses{full: crowd.CrowdedBackoff()}
 	p.restart()
 	return p
 }
@@ -126,24 +119,27 @@ func (cfg *Config) session() session.Config {
 	return of
 }
 
-// Open opens a session for bids of the caller's own, and calls ready with it. It persists
-// as Acquire does.
-func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error) (s *session.Session, err error) {
+// Open opens a session for bids of the caller's own, and calls ready with it. It waits as Acquire does.
+func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error) (*session.Session, error) {
 	c.begin()
-	err = c.persist(ctx, func() (err error) {
-		if s, err = c.open(ctx, ""); err != nil {
-			return err
-		}
-		if err = ready(s); err != nil {
+	for p := newPauses(); ; {
+		s, err := c.open(ctx, "")
+		if err == nil {
+			if err = ready(s); err == nil {
+				c.cfg.Observer.away(nil)
+				return s, nil
+			}
 			s.Close()
 		}
-		return err
-	})
-	return s, err
+		if err = c.outlast(ctx, p, err); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // open opens a session whose login carries an SQL expression, or none.
 func (c *Candidate) open(ctx context.Context, firstTry string) (s *session.Session, err error) {
+	c.cfg.Observer.SayAlive(c.cfg.AttemptMost())
 	of := c.cfg.session()
 	of.FirstQuestion, of.LedgerQuestion = firstTry, c.cfg.Ledger.Question(of.Transaction)
 	if c.cfg.Wait > 0 {

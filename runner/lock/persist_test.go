@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"testing"
@@ -36,6 +37,19 @@ func (o *outage) try() error {
 	return nil
 }
 
+// ended returns when the server answers, or when the candidate gives up.
+func (o *outage) ended(ctx context.Context, c *Candidate) error {
+	for p := newPauses(); ; {
+		err := o.try()
+		if err == nil {
+			return nil
+		}
+		if err = c.outlast(ctx, p, err); err != nil {
+			return err
+		}
+	}
+}
+
 // TestComingBack: who had the lock, or was one of the first in line, is back soon after
 // the server is up, and writes few lines to its log. Others take their time.
 func TestComingBack(t *testing.T) {
@@ -60,7 +74,7 @@ func TestComingBack(t *testing.T) {
 			candidate := NewCandidate(Config{Wait: Forever, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}})
 			candidate.begin()
 			candidate.rank = c.rank
-			if err := candidate.persist(t.Context(), o.try); err != nil {
+			if err := o.ended(t.Context(), candidate); err != nil {
 				t.Fatal(err)
 			}
 			if late := time.Since(o.began) - c.gone - c.starting; late > c.late {
@@ -87,7 +101,7 @@ func TestWholeWait(t *testing.T) {
 				}
 				candidate := NewCandidate(Config{Wait: wait, Log: slog.New(slog.DiscardHandler), Session: session.Config{Database: &pgconn.Config{}}})
 				candidate.begin()
-				err := candidate.persist(t.Context(), o.try)
+				err := o.ended(t.Context(), candidate)
 				if took := time.Since(o.began); (err == nil) != back || took > wait || took < wait-last {
 					t.Errorf("of %v: %v after %v", wait, err, took)
 				}

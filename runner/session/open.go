@@ -40,10 +40,13 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	return s, nil
 }
 
-// openChecked opens one session, on a server that passes the login checks.
+// openChecked opens one session, on the first host that passes the login checks.
 func openChecked(ctx context.Context, cfg Config) (*Session, error) {
-	var way route
-	pg, answers, err := connectChecked(ctx, cfg, &way)
+	var (
+		way     route
+		answers loginAnswers
+	)
+	pg, err := connectToHold(ctx, cfg, &way, answers.check(cfg))
 	if err != nil {
 		return nil, err
 	}
@@ -54,18 +57,17 @@ func openChecked(ctx context.Context, cfg Config) (*Session, error) {
 	return s, nil
 }
 
-// connectChecked connects to the first host that passes the login checks. After a failed
-// check pgconn goes on to the next host. So a DSN with all nodes of a cluster finds the
-// primary, with or without target_session_attrs. A standby's locks mean nothing.
-func connectChecked(ctx context.Context, cfg Config, way *route) (pg *pgconn.PgConn, answers loginAnswers, err error) {
-	pg, err = connectToHold(ctx, cfg, way, func(ctx context.Context, pg *pgconn.PgConn) (err error) {
-		answers, err = checkLogin(ctx, pg, cfg)
+// check returns the login checks as pgconn calls them for each host. After a failed check pgconn goes
+// on to the next host. So a DSN with all nodes of a cluster finds the primary, with or without
+// target_session_attrs. A standby's locks mean nothing.
+func (a *loginAnswers) check(cfg Config) pgconn.ValidateConnectFunc {
+	return func(ctx context.Context, pg *pgconn.PgConn) (err error) {
+		*a, err = checkLogin(ctx, pg, cfg)
 		if err != nil {
 			sayGoodbye(pg)
 		}
 		return err
-	})
-	return pg, answers, err
+	}
 }
 
 // sayGoodbye is for a server that fails a check of ours: pgconn only closes the socket.

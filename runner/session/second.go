@@ -62,20 +62,6 @@ func (s *Session) judgeCommit(rows Rows) (confirmed bool, err error) {
 	return before[0] != after[0] || before[1] == after[1], nil
 }
 
-// commit runs a commit on a second session until standbys have confirmed it, and returns
-// the values of the columns.
-func (s *Session) commit(ctx context.Context, columns string) ([]string, error) {
-	for {
-		ex, err := s.askSurely(ctx, commitRequest(columns))
-		if err != nil {
-			return nil, err
-		}
-		if ex.confirmed {
-			return ex.answers[0][0][3:], nil
-		}
-	}
-}
-
 // ErrUnconfirmed means that the server answers, and the standbys are silent.
 var ErrUnconfirmed = errors.New("the synchronous standbys do not confirm the commit")
 
@@ -110,8 +96,15 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 	s.join(second)
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
-	row, err := second.commit(bounded, columns)
-	return row, s.SecondError(err)
+	for {
+		ex, err := second.askSurely(bounded, commitRequest(columns))
+		switch {
+		case err != nil:
+			return nil, s.SecondError(err)
+		case ex.confirmed:
+			return ex.answers[0][0][3:], nil
+		}
+	}
 }
 
 // Second is the second session, at the address of this one. Second opens it at the first
@@ -177,30 +170,24 @@ func (s *Session) DropSecond() {
 	}
 }
 
-// SameServer says whether this session, the second one of a quorum, is on the server with
-// that identity.
-func (s *Session) SameServer(identity string) bool { return s.facts.identity == identity }
-
-// acquaint asks, on a new second session of a quorum, which server it is on, and about that
-// server's standbys.
+// acquaint asks, on a new second session of a quorum, about the server's standbys.
 func (s *Session) acquaint(ctx context.Context, second *Session) error {
-	row, err := second.Row(ctx, 4, "SELECT "+ServerIdentity+", pg_catalog.current_setting('synchronous_standby_names'), "+Timeline+` > 1,
+	row, err := second.Row(ctx, 3, "SELECT pg_catalog.current_setting('synchronous_standby_names'), "+Timeline+` > 1,
 	(SELECT coalesce(pg_catalog.string_agg(extract(epoch FROM pg_catalog.clock_timestamp() - backend_start)::text, ' ' ORDER BY backend_start), '')
 	FROM pg_catalog.pg_stat_replication WHERE state = 'streaming' AND sync_state <> 'async')`)
 	if err != nil {
 		return err
 	}
-	if row[1] == "" {
+	if row[0] == "" {
 		e := Errorf(NoStandbys, "set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave --quorum away",
 			"--quorum needs synchronous standbys, but synchronous_standby_names is empty")
 		e.at = s.cfg.Database
 		return e
 	}
-	second.facts.identity = row[0]
-	settled := followedFor(row[1], strings.Fields(row[3]))
+	settled := followedFor(row[0], strings.Fields(row[2]))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.facts.promoted, s.facts.followed = row[2] == "t", s.clock.now().Add(-settled)
+	s.facts.promoted, s.facts.followed = row[1] == "t", s.clock.now().Add(-settled)
 	return nil
 }
 

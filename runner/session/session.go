@@ -115,8 +115,7 @@ type Session struct {
 // serverFacts are what the login and the second session have found out about the
 // server.
 type serverFacts struct {
-	identity string           // of the server, if this is the second session of a quorum
-	began    boottime.Instant // of the server's lock table; under the session's mu
+	began boottime.Instant // of the server's lock table; under the session's mu
 
 	// With a quorum, under the session's mu:
 	promoted bool             // the server was once a standby

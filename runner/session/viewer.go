@@ -75,7 +75,8 @@ func isStandby(err error) bool {
 // OpenCheckedViewer connects as Open does, with the same checks and the same settings. It
 // also returns how long the server has kept its lock table.
 func OpenCheckedViewer(ctx context.Context, cfg Config) (*Viewer, time.Duration, error) {
-	pg, answers, err := connectChecked(ctx, cfg, &route{})
+	var answers loginAnswers
+	pg, err := connectToHold(ctx, cfg, &route{}, answers.check(cfg))
 	if err != nil {
 		return nil, 0, err
 	}

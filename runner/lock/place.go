@@ -1,7 +1,9 @@
 package lock
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -9,6 +11,33 @@ import (
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock/advisory"
 )
+
+// place is what a bid has of the server's locks because it stands in line.
+type place struct {
+	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
+	ticketed bool
+	ticket   uint32 // the lower half of the ticket's number
+	marked   bool   // as one that listens
+	gated    bool   // it holds the gate
+	calling  bool   // it calls the dormant waiters
+}
+
+// inLine says whether the bid stands in line, or has stood there.
+func (p *place) inLine() bool { return p.line != lockkey.ID{} }
+
+// nextLine is the lock in whose line the bid waits for what is missing.
+func (b *Bid) nextLine() lockkey.ID {
+	if b.cfg.Claim.Gate != nil {
+		return *b.cfg.Claim.Gate
+	}
+	if missing := b.missing(); len(missing) > 0 {
+		return missing[0].ID
+	}
+	return b.cfg.Claim.Locks[len(b.cfg.Claim.Locks)-1].ID
+}
+
+// shared says whether the bid is a reader's.
+func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
 
 // The lower half of a ticket's number says when its owner came to the lock's line.
 
@@ -40,6 +69,52 @@ func (w *waiter) ticketQuery() string {
 	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
 WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s END LIMIT 1`,
 		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.shared(), number))
+}
+
+// gate is the lock that the first in line holds against newcomers: the claim's gate or,
+// against readers, the gate of the lock itself.
+func (b *Bid) gate() advisory.Lock {
+	if gate := b.cfg.Claim.Gate; gate != nil {
+		return advisory.Exclusive(*gate)
+	}
+	return advisory.GateOf(b.line)
+}
+
+// leaveSQL are SQL expressions that give back the ticket, its mark and the gate, as far as the bid has them.
+func (b *Bid) leaveSQL() (columns []string) {
+	if b.ticketed {
+		columns = append(columns, b.ticketLock().UnlockSQL())
+	}
+	if b.marked {
+		columns = append(columns, advisory.MarkOf(b.ticketLock()).UnlockSQL())
+	}
+	// The lock of a call is not among them: a waiter that calls goes on as a holder.
+	if b.gated {
+		columns = append(columns, b.gate().UnlockSQL())
+	}
+	return columns
+}
+
+// noteLeftLine notes that all three were given back.
+func (p *place) noteLeftLine() { p.ticketed, p.marked, p.gated = false, false, false }
+
+// leaveLine gives them back. Other queries follow.
+func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
+	err := b.send(ctx, append(selectQuery(b.leaveSQL()), also...)...)
+	b.noteLeftLine()
+	return err
+}
+
+// leaveQuery is the query that leaves the line and gives the common marks back, as far as the bid has them.
+func (b *Bid) leaveQuery() []string {
+	return selectQuery(slices.Concat(b.leaveSQL(), b.unmarkSQL()))
+}
+
+// noteLeft notes that leaveQuery was sent. An error of the server's to another query of that message
+// does not keep it from being carried out.
+func (b *Bid) noteLeft() {
+	b.noteLeftLine()
+	b.marks = nil
 }
 
 // endGhostQuery is the query that ends the candidate's session before this one, if the server still

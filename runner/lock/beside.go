@@ -1,0 +1,113 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/pglead/pglead/runner/lock/evidence"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// With a quorum, and in a transaction, the token is drawn beside the lock: on a second session.
+
+// drawBeside draws the token on a second connection. With a quorum the lock's own session
+// must never hang in a commit. In a transaction that holds the lock a number would hold
+// back vacuum for as long as the command runs. Afterwards it asks the lock's own session
+// whether it still has the lock: the second one takes its time, which may be more than
+// the first one has left.
+func (b *Bid) drawBeside(ctx context.Context) error {
+	if !b.cfg.Session.Transaction { // there the try has told the server's identity
+		if err := b.identify(ctx); err != nil {
+			return err
+		}
+	}
+	drawn, err := b.drawOnSecond(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := strconv.ParseInt(drawn[0], 10, 64); err != nil {
+		return session.ErrNotPostgreSQL()
+	}
+	var queries []string
+	if !b.cfg.Session.Transaction { // which says nothing before its end
+		for _, l := range b.grant.Locks {
+			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayload(l, drawn[0])))
+		}
+		if b.cfg.showsToken() {
+			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))
+		}
+		queries = append(queries, b.leaveQuery()...)
+	}
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+amongOwnLocks+areOwn)})
+	b.noteLeft()
+	if err != nil {
+		return b.error(err)
+	}
+	if err := b.areListed(answers[len(answers)-1]); err != nil {
+		return err
+	}
+	return b.keepToken(drawn[0], drawn[1])
+}
+
+// identity are the columns for noteIdentity: the backend's number, which a pooler does not
+// tell, and the server's identity.
+const identity = "pg_catalog.pg_backend_pid(), " + session.ServerIdentity
+
+// identify learns on which server the session is.
+func (b *Bid) identify(ctx context.Context) error {
+	row, err := b.s.Row(ctx, 2, "SELECT "+identity)
+	if err != nil {
+		return b.error(err)
+	}
+	return b.noteIdentity(row)
+}
+
+func (b *Bid) noteIdentity(row []string) error {
+	pid, err := strconv.ParseUint(row[0], 10, 32)
+	if err != nil {
+		return session.ErrNotPostgreSQL()
+	}
+	b.s.SetBackendPID(uint32(pid))
+	b.server = row[1]
+	return nil
+}
+
+// drawOnSecond draws the token on the second connection. With a quorum its commit waits for the
+// standbys. It announces nothing: while a commit with a NOTIFY waits, every other NOTIFY
+// on the server waits, too.
+// https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
+func (b *Bid) drawOnSecond(ctx context.Context) ([]string, error) {
+	commit := "local"
+	if b.cfg.Session.Quorum {
+		commit = "on"
+	}
+	columns := tokenSQL + ", " + systemSQL + ", " + session.ServerIdentity + ", " +
+		fmt.Sprintf("pg_catalog.set_config('synchronous_commit', '%s', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", commit)
+	drawn, err := b.evaluateOnSecond(ctx, columns)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(drawn) != 5:
+		return nil, session.ErrNotPostgreSQL()
+	case drawn[2] != b.server: // the name of the first server has become that of another
+		return nil, session.Errorf(session.Unreachable, "", "the second connection reached another server than the first")
+	}
+	if !b.cfg.Session.Quorum && !b.cfg.OfList && !b.usesLedger() { // else the second session is needed again
+		b.s.DropSecond()
+	}
+	return drawn, nil
+}
+
+// evaluateOnSecond returns the values of columns on the second connection.
+func (b *Bid) evaluateOnSecond(ctx context.Context, columns string) ([]string, error) {
+	if b.cfg.Session.Quorum {
+		return b.s.Commit(ctx, columns)
+	}
+	second, err := b.s.Second(ctx)
+	if err != nil {
+		return nil, err
+	}
+	drawn, err := second.Row(ctx, 5, "SELECT "+columns)
+	return drawn, b.s.SecondError(err)
+}
