@@ -74,17 +74,16 @@ func Each(cfg EachConfig) (Tally, error) {
 	defer close(stopped)
 	go e.relay(stopped)
 
-	var shared *connection
 	if !cfg.Session.Transaction {
-		if shared, err = e.openConnection(ctx); err != nil {
+		if e.shared, err = e.openSession(ctx); err != nil {
 			return e.tally, err
 		}
-		defer shared.close()
+		defer e.shared.Close()
 		e.desk = desk{make(chan *order)}
 		defer close(e.desk.orders)
-		go e.desk.serve(shared.Session)
+		go e.desk.serve(e.shared)
 	}
-	e.passes(ctx, shared)
+	e.passes(ctx)
 	for _, lost := range e.lost {
 		lost.Session.Close() // otherwise it would keep the locks meanwhile
 	}
@@ -103,7 +102,9 @@ type each struct {
 	jobs jobs
 	ends ends
 	bids bids
-	desk desk // of the session that all commands share
+
+	shared *session.Session // that of all commands; nil with transactions
+	desk   desk             // of that session
 
 	mu    sync.Mutex
 	tally Tally
@@ -112,11 +113,11 @@ type each struct {
 }
 
 // passes goes through the items, and comes back to some of them while cfg.Wait allows.
-func (e *each) passes(ctx context.Context, shared *connection) {
+func (e *each) passes(ctx context.Context) {
 	began := time.Now()
 	items := e.cfg.Items
 	for polls := crowd.PollBackoff(); ; {
-		again := e.pass(ctx, shared, items)
+		again := e.pass(ctx, items)
 		left := e.cfg.Wait - time.Since(began)
 		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), left)) {
 			return
@@ -128,13 +129,13 @@ func (e *each) passes(ctx context.Context, shared *connection) {
 }
 
 // pass goes through the items once. It returns the items to come back to.
-func (e *each) pass(ctx context.Context, shared *connection, items iter.Seq[string]) []string {
+func (e *each) pass(ctx context.Context, items iter.Seq[string]) []string {
 	e.again = nil
 	queue := make(chan string)
 	var workers sync.WaitGroup
 	for range e.cfg.Parallel {
 		workers.Go(func() {
-			if err := e.workOn(ctx, shared, queue); err != nil {
+			if err := e.workOn(ctx, queue); err != nil {
 				e.cancel(err)
 			}
 		})
@@ -153,16 +154,17 @@ func (e *each) pass(ctx context.Context, shared *connection, items iter.Seq[stri
 }
 
 // workOn works on the items in the queue. With transactions it opens a session of its own.
-func (e *each) workOn(ctx context.Context, on *connection, queue <-chan string) error {
-	if e.cfg.Session.Transaction {
-		own, err := e.openConnection(ctx)
+func (e *each) workOn(ctx context.Context, queue <-chan string) error {
+	s := e.shared
+	if s == nil {
+		own, err := e.openSession(ctx)
 		if err != nil {
 			return err
 		}
-		defer own.close()
-		on = own
+		defer own.Close()
+		s = own
 	}
-	w := &worker{each: e, session: on.Session, queue: queue}
+	w := &worker{each: e, session: s, queue: queue}
 	return w.work(ctx)
 }
 

@@ -141,13 +141,8 @@ func (e *each) relay(stopped <-chan struct{}) {
 	}
 }
 
-// connection is a session whose deadlines are passed on until it is closed.
-type connection struct {
-	*session.Session
-	closed chan struct{}
-}
-
-func (e *each) openConnection(ctx context.Context) (*connection, error) {
+// openSession opens a session, and passes its deadlines on to the commands under it until it ends.
+func (e *each) openSession(ctx context.Context) (*session.Session, error) {
 	s, err := lock.NewCandidate(e.cfg.Locking).Open(ctx, func(s *session.Session) error {
 		if e.cfg.Session.Transaction {
 			return nil
@@ -160,21 +155,15 @@ func (e *each) openConnection(ctx context.Context) (*connection, error) {
 		return nil, err
 	}
 	s.StartHeartbeat()
-	c := &connection{s, make(chan struct{})}
 	go func() {
 		for {
 			select {
 			case deadline := <-s.Renewed():
 				e.jobs.renew(s, deadline)
-			case <-c.closed:
+			case <-s.Lost():
 				return
 			}
 		}
 	}()
-	return c, nil
-}
-
-func (c *connection) close() {
-	close(c.closed)
-	c.Close()
+	return s, nil
 }

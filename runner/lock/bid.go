@@ -8,34 +8,26 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/lock/advisory"
-	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // Bid is a claim on a session, as far as it has been granted.
 type Bid struct {
-	s     *session.Session
-	cfg   Config
-	grant grant
-	ears  // what it hears of the locks
-	place // its place in line, if it is a waiter's
+	s         *session.Session
+	cfg       Config
+	grant     grant
+	knowledge // of others that have the locks, or had them
+	place     // in line, if it is a waiter's
 
-	// contested are the locks that another session has, or may have had while this bid did not listen.
-	// To start under one takes evidence.
-	contested     map[lockkey.ID]bool
-	arriving      bool         // it has the arrival
-	unknownHolder bool         // a try was refused, and the evidence knows of no holder: the next step looks
-	server        string       // with a second session: the server's identity
-	preparation   *preparation // of what the command needs
+	server      string       // with a second session: the server's identity
+	preparation *preparation // of what the command needs
 }
 
 // NewBid is a bid on a session, which it does not close. contested says that others may have had
 // the locks since the caller's last session or pass, while the caller did not listen.
 func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
-	b := &Bid{s: s, cfg: cfg, ears: newEars(), contested: map[lockkey.ID]bool{}, preparation: newPreparation(s, nil)}
+	b := &Bid{s: s, cfg: cfg, knowledge: newKnowledge(), preparation: newPreparation(s, nil)}
 	b.grant = noGrant(&b.cfg)
 	if contested {
 		b.contest(cfg.Claim.Locks)
@@ -135,47 +127,6 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 		b.noteRefusal()
 	}
 	return len(won) > 0, nil
-}
-
-// noteRefusal notes that another session has what the last try did not get: the first lock that
-// is missing, since it did not try the next. In a transaction, or with a gate, these are all
-// that are missing.
-func (b *Bid) noteRefusal() {
-	refused := b.missing()
-	if b.cfg.Claim.Gate == nil && !b.cfg.Session.Transaction && len(refused) > 0 {
-		refused = refused[:1]
-	}
-	b.contest(refused)
-	for _, l := range refused {
-		if h := b.heard[l.ID]; h != nil {
-			b.unknownHolder = h.NoteRefusal(boottime.Now()) || b.unknownHolder
-		}
-	}
-}
-
-// verdict is how long a granted lock has to be held before the command may
-// start.
-//
-// A bid that finds the lock free at the first try starts at once, unless the server
-// is too young to tell, or the bid has heard something of the lock. A bid that has
-// waited, in this session or in one that was lost, goes by what it has heard, which may
-// be nothing.
-func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
-	h := b.heard[id]
-	switch {
-	case h != nil && (h.State() != evidence.Quiet || b.contested[id]):
-		return h.Verdict()
-	case b.contested[id]:
-		return evidence.None(b.cfg.LockDelay)
-	}
-	return evidence.Verdict{Delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
-}
-
-// contest notes that others have, or may have had, these locks.
-func (b *Bid) contest(locks []advisory.Lock) {
-	for _, l := range locks {
-		b.contested[l.ID] = true
-	}
 }
 
 // GiveBack frees locks under which no command was started.

@@ -87,8 +87,8 @@ func (b *Bid) undischarged(locks []advisory.Lock) (tokens []int64, blind bool) {
 	return tokens, blind
 }
 
-// attempt is a start that may have to wait.
-type attempt struct {
+// ledgerStart is a start that asks the ledger, and may have to wait.
+type ledgerStart struct {
 	proof   ledger.Proof
 	demands time.Duration // the delay that the announcements call for
 	// since is the time from which nobody else has had the locks for certain. With a quorum it is
@@ -97,7 +97,7 @@ type attempt struct {
 }
 
 // waited is how long nobody else has had the locks for certain.
-func (a *attempt) waited() time.Duration {
+func (a *ledgerStart) waited() time.Duration {
 	if a.since.IsZero() {
 		return 0
 	}
@@ -107,7 +107,7 @@ func (a *attempt) waited() time.Duration {
 // drawAndStart draws the token and starts the run in the ledger, once no command of an
 // earlier run is alive. It asks the ledger, does what the answer asks for, and asks again.
 func (b *Bid) drawAndStart(ctx context.Context) error {
-	a := attempt{demands: b.grant.delay}
+	a := ledgerStart{demands: b.grant.delay}
 	if !b.cfg.Session.Quorum {
 		a.since = time.Now()
 	}
@@ -135,7 +135,7 @@ func (b *Bid) drawAndStart(ctx context.Context) error {
 }
 
 // askToStart draws the token, and asks the ledger with it whether the run may start. It does not wait.
-func (b *Bid) askToStart(ctx context.Context, a *attempt) (ledger.Answer, error) {
+func (b *Bid) askToStart(ctx context.Context, a *ledgerStart) (ledger.Answer, error) {
 	b.noteEvidence(a)
 	if err := b.draw(ctx); err != nil {
 		return ledger.Answer{}, err
@@ -156,7 +156,7 @@ func (b *Bid) askToStart(ctx context.Context, a *attempt) (ledger.Answer, error)
 // noteStart notes that the run has started in the ledger. It finds out whether the run may say at its
 // end that no earlier command is alive either. The ledger alone is no evidence for that: roles that are
 // not granted it leave no rows in it.
-func (b *Bid) noteStart(a *attempt) {
+func (b *Bid) noteStart(a *ledgerStart) {
 	b.grant.recorded = true
 	if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.OfList {
 		b.s.DropSecond()
@@ -169,7 +169,7 @@ func (b *Bid) noteStart(a *attempt) {
 
 // noteEvidence puts into the proof what has been announced by now, and whether the locks have
 // been held for long enough.
-func (b *Bid) noteEvidence(a *attempt) {
+func (b *Bid) noteEvidence(a *ledgerStart) {
 	if !a.proof.Sure && (b.verdictOnAll(b.grant.Locks).Delay == 0 || a.waited() >= a.demands) {
 		a.proof.Sure = true
 	}
@@ -186,7 +186,7 @@ func (b *Bid) noteEvidence(a *attempt) {
 }
 
 // waitAsWithoutLedger waits as without a ledger.
-func (b *Bid) waitAsWithoutLedger(ctx context.Context, a *attempt) error {
+func (b *Bid) waitAsWithoutLedger(ctx context.Context, a *ledgerStart) error {
 	err := b.waitOut(ctx, a.demands-a.waited())
 	a.proof.Sure = true
 	if b.cfg.Session.Quorum {
@@ -196,7 +196,7 @@ func (b *Bid) waitAsWithoutLedger(ctx context.Context, a *attempt) error {
 }
 
 // heedAnswer does what an answer asks for. After that the start is asked for again.
-func (b *Bid) heedAnswer(ctx context.Context, a *attempt, answer ledger.Answer) error {
+func (b *Bid) heedAnswer(ctx context.Context, a *ledgerStart, answer ledger.Answer) error {
 	switch answer.Kind {
 	case ledger.Unknown:
 		if a.proof.Sure {
@@ -214,7 +214,7 @@ func (b *Bid) heedAnswer(ctx context.Context, a *attempt, answer ledger.Answer) 
 
 // waitForOpenRuns waits until the commands of the ledger's open runs are dead: for as
 // long as their settings call for, or until there is word of their ends.
-func (b *Bid) waitForOpenRuns(ctx context.Context, a *attempt, lost []ledger.OpenRun) error {
+func (b *Bid) waitForOpenRuns(ctx context.Context, a *ledgerStart, lost []ledger.OpenRun) error {
 	if a.since.IsZero() {
 		if err := b.s.Witness(ctx); err != nil {
 			return err

@@ -90,7 +90,7 @@ func (w *waiter) digest(ctx context.Context, found *look) (err error) {
 	if err != nil {
 		return err
 	}
-	moved := w.place(found)
+	moved := w.noteRank(found)
 	w.plan(found, moved)
 	if err := w.duties(ctx, found); err != nil {
 		return err
@@ -99,8 +99,8 @@ func (w *waiter) digest(ctx context.Context, found *look) (err error) {
 	return nil
 }
 
-// place notes the place in line, and by how many places that has moved forward.
-func (w *waiter) place(found *look) (moved int) {
+// noteRank notes the rank. It returns by how many places the waiter has moved forward.
+func (w *waiter) noteRank(found *look) (moved int) {
 	own := w.s.BackendPID()
 	moved = max(0, w.rank-found.rank)
 	w.rank, w.ahead = found.rank, nil

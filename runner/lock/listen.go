@@ -3,7 +3,6 @@ package lock
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -11,19 +10,6 @@ import (
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
-
-// ears are what a bid hears of its locks. The session's reader writes to heard, to the mailbox and
-// to news.
-type ears struct {
-	heard   map[lockkey.ID]*evidence.Evidence // from the time at which it listens
-	mailbox mailbox                           // for the line
-	news    chan struct{}                     // there is something in it
-	marks   []lockkey.ID                      // the locks whose common marks it has
-}
-
-func newEars() ears {
-	return ears{heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
-}
 
 // Listen begins to collect the words about the locks.
 func (b *Bid) Listen(ctx context.Context) error {
@@ -78,19 +64,6 @@ func listenQuery(locks []advisory.Lock) (query []string) {
 	return query
 }
 
-// listens says whether the bid collects what happens to the locks.
-func (e *ears) listens() bool { return len(e.heard) > 0 }
-
-// trusts says whether a session's words count.
-func (e *ears) trusts(pid uint32) bool {
-	for _, h := range e.heard {
-		if h.Trusts(pid) {
-			return true
-		}
-	}
-	return false
-}
-
 // Unlisten stops listening.
 func (b *Bid) Unlisten(ctx context.Context) error {
 	var queries []string
@@ -134,22 +107,4 @@ func (m *mailbox) empty() map[lockkey.ID][]evidence.Announcement {
 	mail := m.mail
 	m.mail = nil
 	return mail
-}
-
-// verify asks for the roles of sessions whose words may count.
-func (b *Bid) verify(ctx context.Context) error {
-	for _, h := range b.heard {
-		for _, pid := range h.Unverified() {
-			rows, err := b.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
-			if err != nil {
-				return b.error(err)
-			}
-			role := uint64(0)
-			if row, err := rows.Only(1); err == nil {
-				role, _ = strconv.ParseUint(row[0], 10, 32)
-			}
-			h.NoteRole(pid, uint32(role))
-		}
-	}
-	return nil
 }

@@ -78,7 +78,8 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 // session if that is one of the first, and for all in line if it has no ticket. It asks functions
 // instead of the views that are made of them: the views are slower, and a session's first query would
 // have to read their definitions. What a session shows of itself is asked for last, and of few
-// sessions: for each of a hundred in line that took three quarters of the time.
+// sessions: for each of a hundred in line that took three quarters of the time. If nobody has a lock or
+// a ticket there is one row, without a seat, since a bid without a line has to know its own role, too.
 func (b *Bid) lookQuery() string {
 	ids := b.cfg.Claim.Sought().Locks
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
@@ -94,7 +95,7 @@ SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l
 	line.waiting, line.before, line.marked,
 	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))
 FROM line LEFT JOIN own ON true
-	JOIN l ON NOT l.mark AND (l.place IS NULL OR own.place IS NULL OR l.pid = own.pid OR line.before < %[5]d AND (l.place, l.pid) < (own.place, own.pid))
+	LEFT JOIN l ON NOT l.mark AND (l.place IS NULL OR own.place IS NULL OR l.pid = own.pid OR line.before < %[5]d AND (l.place, l.pid) < (own.place, own.pid))
 	LEFT JOIN LATERAL `+inspect.ActivityOfLock+` AS a ON true
 ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
 		b.lineClass(), placeSQL(), advisory.CommonTicket, inspect.Among(ids), crowd.MostListeners, len(ids)+mostSeats)
@@ -130,11 +131,6 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 		if len(row) != lookColumns {
 			return session.ErrNotPostgreSQL()
 		}
-		s, last, err := parseSeat(row)
-		if err != nil {
-			return err
-		}
-		ticket, granted := row[seatPlaced] == "t", row[seatGranted] == "t"
 		waiting, err1 := strconv.Atoi(row[lookWaiting])
 		before, err2 := strconv.Atoi(row[lookBefore])
 		marked, err3 := strconv.Atoi(row[lookMarked])
@@ -144,18 +140,30 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 			return session.ErrNotPostgreSQL()
 		}
 		l.waiting, l.rank, l.marked, l.ticket, l.Role = waiting, before+1, marked, uint32(own), uint32(role)
-		switch {
-		case ticket:
-			l.Line = append(l.Line, s)
-		case !granted: // it stands in the server's own queue
-		case s.PID != pid:
-			l.Holders = append(l.Holders, s)
-			if last.beat > 0 {
-				l.beats[s.PID] = last
-			}
+		if row[seatClass] == "" {
+			continue // there is none
 		}
+		s, last, err := parseSeat(row)
+		if err != nil {
+			return err
+		}
+		l.add(s, last, row[seatPlaced] == "t", row[seatGranted] == "t", pid)
 	}
 	return nil
+}
+
+// add adds a seat to the line or to the holders, of which pid, this session, is none.
+func (l *look) add(s evidence.Seat, last lastBeat, placed, granted bool, pid uint32) {
+	switch {
+	case placed:
+		l.Line = append(l.Line, s)
+	case !granted: // it stands in the server's own queue
+	case s.PID != pid:
+		l.Holders = append(l.Holders, s)
+		if last.beat > 0 {
+			l.beats[s.PID] = last
+		}
+	}
 }
 
 // parseSeat reads a row: a seat, and its session's latest request. It bounds what other sessions

@@ -82,14 +82,14 @@ WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d`,
 		taken(mark), placeSQL(), b.lineClass(), advisory.CommonTicket, crowd.MostListeners)
 }
 
-func (e *ears) tookCommon(ids []lockkey.ID, marks session.Rows) {
+func (k *knowledge) tookCommon(ids []lockkey.ID, marks session.Rows) {
 	row, err := marks.Only(len(ids))
 	for i, id := range ids {
 		if err != nil || row[i] == "" {
 			continue
 		}
-		e.marks = append(e.marks, id)
-		e.heard[id].NoteMark(evidence.ParseLSN(row[i]))
+		k.marks = append(k.marks, id)
+		k.heard[id].NoteMark(evidence.ParseLSN(row[i]))
 	}
 }
 
@@ -109,8 +109,8 @@ func (b *Bid) tookMark(mark session.Rows) {
 }
 
 // unmarkSQL are SQL expressions that give the common marks back.
-func (e *ears) unmarkSQL() (columns []string) {
-	for _, id := range e.marks {
+func (k *knowledge) unmarkSQL() (columns []string) {
+	for _, id := range k.marks {
 		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())
 	}
 	return columns

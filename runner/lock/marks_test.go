@@ -101,6 +101,37 @@ func releaseLate(t *testing.T, server *localpg.Server, holder *contender) (sayNo
 	}
 }
 
+// TestLooksAtNobody: a bid of a list listens while nobody has the lock, so that its look shows no other
+// session. It still knows its own role, and believes another session of that role.
+func TestLooksAtNobody(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	cfg.OfList = true
+	s, err := session.Open(t.Context(), cfg.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	bid := lock.NewBid(s, cfg, true) // another session may have had the lock
+	if err := bid.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	another := acquire(t, cfg)
+	t.Cleanup(another.Session.Close)
+	if err := another.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if granted, err := bid.Try(t.Context()); err != nil || !granted {
+		t.Fatalf("granted: %t, %v", granted, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), longest)
+	defer cancel()
+	if _, err := bid.Settle(ctx); err != nil {
+		t.Errorf("it waits out the lock-delay: %v", err)
+	}
+}
+
 // TestNamedByOldMark: a holder that ends sees the mark of a waiter, and names that waiter, but the
 // commit takes long. By then the waiter has given the mark back, since others came before it, and
 // listens again. Before it is marked again, another holder starts, which finds no mark and so

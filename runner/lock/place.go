@@ -12,7 +12,7 @@ import (
 	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
-// place is what a bid has of the server's locks because it stands in line.
+// place is what a bid has of the server's locks because it stands in line, or is about to.
 type place struct {
 	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
 	ticketed bool
@@ -20,6 +20,7 @@ type place struct {
 	marked   bool   // as one that listens
 	gated    bool   // it holds the gate
 	calling  bool   // it calls the dormant waiters
+	arriving bool   // it has the arrival: it is about to join the line
 }
 
 // inLine says whether the bid stands in line, or has stood there.

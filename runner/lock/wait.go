@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -159,15 +158,4 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 		err = w.drew(answers[1])
 	}
 	return granted, err
-}
-
-// verdictOnAll is the verdict on all of these locks by now.
-func (b *Bid) verdictOnAll(locks []advisory.Lock) evidence.Verdict {
-	all := evidence.Verdict{CoversEarlier: true}
-	for _, l := range locks {
-		v := b.verdict(l.ID)
-		all.Delay = max(all.Delay, v.Delay)
-		all.CoversEarlier = all.CoversEarlier && v.CoversEarlier
-	}
-	return all
 }
