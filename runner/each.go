@@ -190,12 +190,12 @@ func (e *each) bid(j *job) *lock.Bid {
 	}
 	locking := e.cfg.Locking
 	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []advisory.Lock{j.Lock}}
-	locking.OfList = true
+	locking.OfList, locking.Log = true, e.cfg.Log.With("item", j.item)
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass nobody has listened since the pass before
 }
 
-// passOver skips an item that is held elsewhere. If this process may come back to it, the
-// bid listens meanwhile, and then knows whether the lock's last holder is dead.
+// passOver skips an item that is held elsewhere, or has failed there. If this process may come back
+// to it, the bid listens meanwhile, and then knows whether the lock's last holder is dead.
 func (e *each) passOver(ctx context.Context, j *job) error {
 	e.skip(j, heldElsewhere)
 	if e.cfg.Wait == 0 || e.cfg.Session.Transaction {
@@ -251,15 +251,15 @@ func (e *each) skip(j *job, why reason) {
 
 // skipIfRun skips an item that was run since this process began, and says whether it did.
 // If that run failed, this process comes back to the item, if there is time.
-func (e *each) skipIfRun(j *job) bool {
+func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) {
 	well, ended := e.ends.of(j.Lock.ID)
-	if !ended || !well && e.returning {
-		return false
+	switch {
+	case !ended || !well && e.returning:
+		return false, nil
+	case !well && e.cfg.Wait > 0:
+		return true, e.passOver(ctx, j)
 	}
-	why := heldElsewhere
-	if well || e.cfg.Wait == 0 {
-		why = alreadyDone
-	}
-	e.skip(j, why)
-	return true
+	e.skip(j, alreadyDone)
+	e.bids.drop(ctx, j.Lock.ID)
+	return true, nil
 }

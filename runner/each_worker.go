@@ -69,7 +69,11 @@ func (w *worker) work(ctx context.Context) error {
 // the next free item. It returns nil if there is no such item or, ahead of time, none yet.
 func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, error) {
 	for {
-		j := w.pick(ctx, last == nil && !ahead)
+		j, err := w.pick(ctx, last == nil && !ahead)
+		if err != nil {
+			w.free(ctx, last)
+			return nil, err
+		}
 		if j == nil && last == nil {
 			return nil, nil
 		}
@@ -101,11 +105,11 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 
 // pick returns the next item to try, or nil if there is none, or none yet. It skips items
 // that are under way here, or that this process knows to have been run.
-func (w *worker) pick(ctx context.Context, wait bool) *job {
+func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 	for ctx.Err() == nil {
 		item, ok := w.item(wait)
 		if !ok {
-			return nil
+			return nil, nil
 		}
 		w.cfg.Observer.SayAlive(w.cfg.AttemptMost())
 		j := &job{
@@ -115,17 +119,22 @@ func (w *worker) pick(ctx context.Context, wait bool) *job {
 		switch other := w.jobs.enter(j); {
 		case other != nil && other.worker == w: // the item is twice in the list, and still at work
 			w.again = &item
-			return nil
+			return nil, nil
 		case other != nil: // another worker of this process has it
 			w.skip(j, alreadyDone)
-		case w.skipIfRun(j):
-			w.jobs.leave(j)
-		default:
-			j.bid = w.bid(j)
-			return j
+			continue
+		}
+		j.bid = w.bid(j)
+		skipped, err := w.skipIfRun(ctx, j)
+		if !skipped {
+			return j, nil
+		}
+		w.jobs.leave(j)
+		if err != nil {
+			return nil, err
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // item is the next item in the queue. Without a wait there may be none yet.
@@ -147,11 +156,13 @@ func (w *worker) item(wait bool) (item string, ok bool) {
 
 // take makes an item ready for its command, or skips it.
 func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, err error) {
-	switch {
-	case !granted:
+	if !granted {
 		return false, w.passOver(ctx, j)
-	case w.skipIfRun(j): // by now it has heard what ended between the first look and the grant
-		return false, j.bid.GiveBack(context.WithoutCancel(ctx))
+	}
+	// By now it has heard what ended between the first look and the grant.
+	skipped, err := w.skipIfRun(ctx, j)
+	if skipped {
+		return false, cmp.Or(err, j.bid.GiveBack(context.WithoutCancel(ctx)))
 	}
 	return w.settle(ctx, j)
 }

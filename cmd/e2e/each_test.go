@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -100,5 +101,48 @@ func TestEachFreesAll(t *testing.T) {
 	ask("SELECT") // all that was said comes before its end
 	if len(words) != items {
 		t.Errorf("of %d items, the ends of %d were said", items, len(words))
+	}
+}
+
+// TestEachReturns: a worker comes back to the items that failed elsewhere before it got to them. Nobody
+// has had their locks in between, so it starts at once.
+func TestEachReturns(t *testing.T) {
+	dir := t.TempDir()
+	start := func(name, first string, wait string) (say *bytes.Buffer, done func()) {
+		cmd := command(t, "each", "-v", "--key", "returns/{}", "--wait", wait, "1", "2", "3", "4", "--", "sh", "-c", first+`; echo "$0" >> `+name+`; exit 1`, "{}")
+		cmd.Dir, say = dir, &bytes.Buffer{}
+		cmd.Stdout, cmd.Stderr = say, say
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return say, func() {
+			t.Helper()
+			if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 123 {
+				t.Errorf("%s: %v, not exit status 123: %s", name, err, say)
+			}
+		}
+	}
+	text := func(name string) string {
+		text, _ := os.ReadFile(filepath.Join(dir, name))
+		return string(text)
+	}
+	first, firstDone := start("first", `touch at; until test -e go; do sleep 0.01; done`, "1m")
+	if !eventually(func() bool { _, err := os.Stat(filepath.Join(dir, "at")); return err == nil }) {
+		t.Error("the first one is not at work")
+	}
+	_, secondDone := start("second", "true", "1s")
+	if !eventually(func() bool { return strings.HasPrefix(text("second"), "2\n3\n4\n") }) {
+		t.Errorf("the second one has worked on %q", text("second"))
+	}
+	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	firstDone()
+	secondDone()
+	if got := text("first"); got != "1\n2\n3\n4\n" {
+		t.Errorf("the first one worked on %q", got)
+	}
+	if strings.Contains(first.String(), "without evidence") {
+		t.Errorf("it waited out a lock-delay: %s", first)
 	}
 }

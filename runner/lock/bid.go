@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -129,25 +130,30 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 	return len(won) > 0, nil
 }
 
-// GiveBack frees locks under which no command was started.
-func (b *Bid) GiveBack(ctx context.Context) error { return b.giveBack(ctx) }
-
-func (b *Bid) giveBack(ctx context.Context, also ...string) error {
-	queries := append(b.giveBackQueries(), also...)
-	if b.cfg.Session.Transaction {
-		b.s.SetHolding(false)
-	}
-	b.contest(b.grant.Locks) // others may have them from now on
-	b.grant = noGrant(&b.cfg)
-	return b.send(ctx, queries...)
+// GiveBack frees locks under which no command was started. From then on others may have those of
+// whose starts the bid does not hear: it lacks their common marks.
+func (b *Bid) GiveBack(ctx context.Context) error {
+	b.contest(slices.DeleteFunc(slices.Clone(b.grant.Locks), func(l advisory.Lock) bool { return slices.Contains(b.marks, l.ID) }))
+	return b.free(ctx)
 }
 
 // withdraw gives the locks back, and leaves the line: the command must not start. The end of
 // the session would do that a moment too late for the next run of a script.
 func (b *Bid) withdraw(ctx context.Context) error {
-	err := b.giveBack(ctx, b.leaveQuery()...)
+	b.contest(b.grant.Locks)
+	err := b.free(ctx, b.leaveQuery()...)
 	b.noteLeft()
 	return err
+}
+
+// free frees what was granted. Other queries follow.
+func (b *Bid) free(ctx context.Context, also ...string) error {
+	queries := append(b.giveBackQueries(), also...)
+	if b.cfg.Session.Transaction {
+		b.s.SetHolding(false)
+	}
+	b.grant = noGrant(&b.cfg)
+	return b.send(ctx, queries...)
 }
 
 // giveBackQueries are the queries that give the locks back. They announce a clean end of a token that

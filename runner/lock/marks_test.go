@@ -132,6 +132,69 @@ func TestLooksAtNobody(t *testing.T) {
 	}
 }
 
+// TestGivenBack: a bid gives back what it was granted, and comes for it again. If it listens meanwhile,
+// it knows of others who have had the lock. If it doesn't, their commands may be alive.
+func TestGivenBack(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	another := config(t, server.DSN("postgres"), exclusive(7))
+	cfg := another
+	cfg.OfList = true
+	s, err := session.Open(t.Context(), cfg.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	hold := func(end func(*lock.Held)) { end(acquire(t, another)) }
+	clean := func(h *lock.Held) {
+		if err := h.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+		h.Close()
+	}
+	lost := func(h *lock.Held) {
+		query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d, 10000)", h.Session.BackendPID()))
+	}
+	for _, tt := range []struct {
+		name    string
+		listens bool
+		then    func()
+		starts  bool
+	}{
+		{"nobody had it", true, func() {}, true},
+		{"another had it, and said so", true, func() { hold(clean) }, true},
+		{"another lost it", true, func() { hold(lost) }, false},
+		{"another lost it, and the bid heard nothing", false, func() { hold(lost) }, false},
+	} {
+		bid := lock.NewBid(s, cfg, false)
+		try := func() {
+			if granted, err := bid.Try(t.Context()); err != nil || !granted {
+				t.Fatalf("%s: granted: %t, %v", tt.name, granted, err)
+			}
+		}
+		try()
+		if tt.listens {
+			err = bid.Listen(t.Context())
+		}
+		if err = errors.Join(err, bid.GiveBack(t.Context())); err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+		tt.then()
+		try()
+		ctx, cancel := context.WithTimeout(t.Context(), longest)
+		if !tt.starts {
+			ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+		}
+		if _, err := bid.Settle(ctx); (err == nil) != tt.starts || err != nil && !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+		cancel()
+		if err := errors.Join(bid.GiveBack(t.Context()), bid.Unlisten(t.Context())); err != nil {
+			t.Fatalf("%s: %v", tt.name, err)
+		}
+	}
+}
+
 // TestNamedByOldMark: a holder that ends sees the mark of a waiter, and names that waiter, but the
 // commit takes long. By then the waiter has given the mark back, since others came before it, and
 // listens again. Before it is marked again, another holder starts, which finds no mark and so
