@@ -16,7 +16,7 @@ import (
 // arrivedQuery is the query that gives the arrival back, if the bid has it.
 func (b *Bid) arrivedQuery() (query []string) {
 	if b.arriving {
-		query = []string{"SELECT " + advisory.ArrivalOf(b.cfg.Claim.Locks[0].ID).UnlockSQL()}
+		query = []string{"SELECT " + advisory.ArrivalOf(b.nextLine()).UnlockSQL()}
 	}
 	return query
 }
@@ -27,11 +27,11 @@ const arrivalMost = "200ms"
 // awaitArrivalsQueries is a query for each lock that waits until nobody is arriving, or fails after
 // arrivalMost. With a ledger nobody has to hear how a holder ended.
 func (g *grant) awaitArrivalsQueries() (queries []string) {
-	if g.listened || g.recorded || g.cfg.OfList || g.cfg.Claim.Gate != nil {
+	if g.listened || g.recorded || g.cfg.OfList {
 		return nil
 	}
 	for _, l := range g.Locks {
-		alone := advisory.Exclusive(advisory.ArrivalOf(l.ID).ID) // free if nobody is arriving
+		alone := advisory.Exclusive(advisory.ArrivalOf(g.cfg.Claim.lineFor(l.ID)).ID) // free if nobody is arriving
 		queries = append(queries, fmt.Sprintf("SELECT pg_catalog.set_config('lock_timeout', '%s', true), %s", arrivalMost, alone.AwaitXactSQL()))
 	}
 	return queries

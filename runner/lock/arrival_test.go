@@ -8,10 +8,11 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 // arriving is a waiter that has been refused, and whose LISTEN is held back until goOn is called.
-func arriving(t *testing.T, server *localpg.Server) (waiter *contender, goOn func()) {
+func arriving(t *testing.T, server *localpg.Server, claim lock.Claim) (waiter *contender, goOn func()) {
 	t.Helper()
 	held, over := make(chan struct{}), make(chan struct{})
 	goOn = sync.OnceFunc(func() { close(over) })
@@ -21,7 +22,7 @@ func arriving(t *testing.T, server *localpg.Server) (waiter *contender, goOn fun
 			<-over
 		}
 		return sql
-	}), exclusive(7)))
+	}), claim))
 	t.Cleanup(goOn)
 	select {
 	case <-held:
@@ -35,6 +36,15 @@ func arriving(t *testing.T, server *localpg.Server) (waiter *contender, goOn fun
 // then, and the waiter starts at once. Here it would wait for very long.
 func TestArrival(t *testing.T) {
 	t.Parallel()
+	for name, claim := range map[string]lock.Claim{"one lock": exclusive(7), "the only slot": slots(7, 1)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testArrival(t, claim)
+		})
+	}
+}
+
+func testArrival(t *testing.T, claim lock.Claim) {
 	server := start(t, nil)
 	const patience = "'200ms'"
 	awaits := make(chan struct{})
@@ -43,8 +53,8 @@ func TestArrival(t *testing.T) {
 			close(awaits)
 		}
 		return strings.Replace(sql, patience, "'1h'", 1)
-	}), exclusive(7)))
-	waiter, goOn := arriving(t, server)
+	}), claim))
+	waiter, goOn := arriving(t, server, claim)
 	released := make(chan error)
 	go func() { released <- h.Release(t.Context()) }()
 	select {
@@ -68,7 +78,7 @@ func TestArrivalFrozen(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	h := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
-	waiter, goOn := arriving(t, server)
+	waiter, goOn := arriving(t, server, exclusive(7))
 	release(t, h)
 	next := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
 	goOn()

@@ -102,8 +102,8 @@ func (cfg *Config) firstTrySQL() string {
 	switch claim := cfg.Claim; {
 	case len(claim.Locks) == 0:
 		return ""
-	case len(claim.Locks) == 1 && claim.Gate == nil && cfg.Wait > 0 && !cfg.Session.Transaction:
-		return claim.Locks[0].TryOrArriveSQL()
+	case claim.oneOf() && cfg.Wait > 0 && !cfg.Session.Transaction:
+		return advisory.TryOrArriveSQL(claim.Locks, claim.Gate)
 	}
 	return cfg.trySQL(cfg.Claim.Locks, false)
 }

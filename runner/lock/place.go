@@ -28,13 +28,11 @@ func (p *place) inLine() bool { return p.line != lockkey.ID{} }
 
 // nextLine is the lock in whose line the bid waits for what is missing.
 func (b *Bid) nextLine() lockkey.ID {
-	if b.cfg.Claim.Gate != nil {
-		return *b.cfg.Claim.Gate
-	}
+	next := b.cfg.Claim.Locks[len(b.cfg.Claim.Locks)-1]
 	if missing := b.missing(); len(missing) > 0 {
-		return missing[0].ID
+		next = missing[0]
 	}
-	return b.cfg.Claim.Locks[len(b.cfg.Claim.Locks)-1].ID
+	return b.cfg.Claim.lineFor(next.ID)
 }
 
 // shared says whether the bid is a reader's.

@@ -135,21 +135,34 @@ func TryAllOrNoneSQL(locks []Lock) string {
 }
 
 // TryEachSQL takes one of the locks. Its value is the lock's place in the list, from 1, or 0.
-func TryEachSQL(locks []Lock, try func(Lock) string) string {
+func TryEachSQL(locks []Lock, try func(Lock) string) string { return tryEachOrSQL(locks, try, "0") }
+
+// tryEachOrSQL is TryEachSQL whose value is another expression if it takes none.
+func tryEachOrSQL(locks []Lock, try func(Lock) string, none string) string {
 	var cases strings.Builder
 	for i, l := range locks {
 		fmt.Fprintf(&cases, " WHEN %s THEN %d", try(l), i+1)
 	}
-	return "CASE" + cases.String() + " ELSE 0 END"
+	return fmt.Sprintf("CASE%s ELSE %s END", cases.String(), none)
 }
 
-// Arrived is the value of TryOrArriveSQL when the lock was refused, and the arrival taken.
+// Arrived is the value of a first try that was refused, and took the arrival.
 const Arrived = -1
 
-// TryOrArriveSQL is a first try that may be followed by a wait: it takes the lock (1), or the
-// arrival (Arrived), or neither (0).
-func (l Lock) TryOrArriveSQL() string {
-	return fmt.Sprintf("CASE WHEN %s THEN 1 WHEN %s THEN %d ELSE 0 END", l.TryInTurnSQL(), ArrivalOf(l.ID).TrySQL(), Arrived)
+// TryOrArriveSQL is a first try for one of the locks that may be followed by a wait: its value is that
+// of TryEachSQL or, if it took the arrival of their line instead, Arrived. A gate, if there is one, is
+// their line, and stops all tries.
+func TryOrArriveSQL(locks []Lock, gate *lockkey.ID) string {
+	line := locks[0].ID
+	if gate != nil {
+		line = *gate
+	}
+	arrive := fmt.Sprintf("CASE WHEN %s THEN %d ELSE 0 END", ArrivalOf(line).TrySQL(), Arrived)
+	try := tryEachOrSQL(locks, Lock.TryInTurnSQL, arrive)
+	if gate != nil {
+		return ThroughSQL(Exclusive(*gate), try, arrive)
+	}
+	return try
 }
 
 // UnlockAllSQL gives all the locks back, and counts those that the session had. It is a sum, so that the

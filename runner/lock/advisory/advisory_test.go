@@ -62,7 +62,7 @@ func TestSQL(t *testing.T) {
 	}
 	own, other := connect(), connect()
 	one, two, three := Exclusive(id(1)), Exclusive(id(2)), Exclusive(id(-3))
-	all, readers := []Lock{one, two, three}, AsShared(id(1))
+	all, readers, gate := []Lock{one, two, three}, AsShared(id(1)), id(9)
 	for _, tt := range []struct {
 		sql    string
 		others []Lock
@@ -92,9 +92,13 @@ func TestSQL(t *testing.T) {
 		{TryAllOrNoneSQL(all), []Lock{three}, "0", nil},
 		{TryEachSQL(all, Lock.TrySQL), []Lock{one, two}, "3", []Lock{three}},
 		{TryEachSQL(all, Lock.TrySQL), all, "0", nil},
-		{one.TryOrArriveSQL(), nil, "1", []Lock{one}},
-		{one.TryOrArriveSQL(), []Lock{one, ArrivalOf(id(1))}, strconv.Itoa(Arrived), []Lock{ArrivalOf(id(1))}},
-		{one.TryOrArriveSQL(), []Lock{one, Exclusive(ArrivalOf(id(1)).ID)}, "0", nil},
+		{TryOrArriveSQL(all[:1], nil), nil, "1", []Lock{one}},
+		{TryOrArriveSQL(all[:1], nil), []Lock{one, ArrivalOf(id(1))}, strconv.Itoa(Arrived), []Lock{ArrivalOf(id(1))}},
+		{TryOrArriveSQL(all[:1], nil), []Lock{one, Exclusive(ArrivalOf(id(1)).ID)}, "0", nil},
+		{TryOrArriveSQL(all, &gate), []Lock{one}, "2", []Lock{two}},
+		{TryOrArriveSQL(all, &gate), all, strconv.Itoa(Arrived), []Lock{ArrivalOf(gate)}},
+		{TryOrArriveSQL(all, &gate), []Lock{Exclusive(gate)}, strconv.Itoa(Arrived), []Lock{ArrivalOf(gate)}},
+		{TryOrArriveSQL(all, &gate), []Lock{Exclusive(gate), Exclusive(ArrivalOf(gate).ID)}, "0", nil},
 		{UnlockAllSQL(all), nil, "0", nil},
 		{TryAllSQL(all, Lock.TrySQL) + " * 10 + " + UnlockAllSQL(all), nil, "33", nil},
 	} {
