@@ -36,25 +36,31 @@ func arriving(t *testing.T, server *localpg.Server, claim lock.Claim) (waiter *c
 // then, and the waiter starts at once. Here it would wait for very long.
 func TestArrival(t *testing.T) {
 	t.Parallel()
-	for name, claim := range map[string]lock.Claim{"one lock": exclusive(7), "the only slot": slots(7, 1)} {
+	for name, claims := range map[string]struct{ holder, waiter lock.Claim }{
+		"one lock":           {exclusive(7), exclusive(7)},
+		"several":            {exclusive(7, 8), exclusive(7, 8)},
+		"the second of them": {exclusive(7), exclusive(6, 7)},
+		"the only slot":      {slots(7, 1), slots(7, 1)},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			testArrival(t, claim)
+			testArrival(t, claims.holder, claims.waiter)
 		})
 	}
 }
 
-func testArrival(t *testing.T, claim lock.Claim) {
+func testArrival(t *testing.T, of, next lock.Claim) {
 	server := start(t, nil)
 	const patience = "'200ms'"
 	awaits := make(chan struct{})
+	begin := sync.OnceFunc(func() { close(awaits) })
 	h := acquire(t, config(t, newSlowRelay(t, server, func(sql string) string {
 		if strings.Contains(sql, patience) {
-			close(awaits)
+			begin()
 		}
 		return strings.Replace(sql, patience, "'1h'", 1)
-	}), claim))
-	waiter, goOn := arriving(t, server, claim)
+	}), of))
+	waiter, goOn := arriving(t, server, next)
 	released := make(chan error)
 	go func() { released <- h.Release(t.Context()) }()
 	select {

@@ -71,9 +71,7 @@ func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 	if n, err = strconv.Atoi(value); err != nil {
 		return 0, session.ErrNotPostgreSQL()
 	}
-	if n == advisory.Arrived {
-		b.arriving, n = true, 0
-	}
+	n, b.arriving = advisory.SplitArrival(n)
 	return n, nil
 }
 
@@ -102,7 +100,7 @@ func (cfg *Config) firstTrySQL() string {
 	switch claim := cfg.Claim; {
 	case len(claim.Locks) == 0:
 		return ""
-	case claim.oneOf() && cfg.Wait > 0 && !cfg.Session.Transaction:
+	case cfg.Wait > 0 && !cfg.Session.Transaction:
 		return advisory.TryOrArriveSQL(claim.Locks, claim.Gate)
 	}
 	return cfg.trySQL(cfg.Claim.Locks, false)

@@ -47,7 +47,8 @@ func (w *waiter) wake(ctx context.Context) (found *look, err error) {
 // callIfFew calls while few listen and others are dormant. In the lines of several locks
 // nobody calls.
 func (w *waiter) callIfFew(ctx context.Context, found *look) error {
-	few := crowd.FewListen(found.marked, found.waiting) && w.cfg.Claim.oneOf()
+	claim := w.cfg.Claim
+	few := crowd.FewListen(found.marked, found.waiting) && (claim.Gate != nil || len(claim.Locks) == 1)
 	if few == w.calling {
 		return nil
 	}

@@ -70,9 +70,6 @@ type Claim struct {
 // fulfilledBy says whether the result n of a try, or n locks, are all that the claim asks for.
 func (c Claim) fulfilledBy(n int) bool { return n == len(c.Locks) || c.Gate != nil && n > 0 }
 
-// oneOf says whether one lock is enough, so that there is one line.
-func (c Claim) oneOf() bool { return len(c.Locks) == 1 || c.Gate != nil }
-
 // lineFor is the lock in whose line the waiters for one of the claim's locks stand.
 func (c Claim) lineFor(id lockkey.ID) lockkey.ID {
 	if c.Gate != nil {

@@ -146,23 +146,33 @@ func tryEachOrSQL(locks []Lock, try func(Lock) string, none string) string {
 	return fmt.Sprintf("CASE%s ELSE %s END", cases.String(), none)
 }
 
-// Arrived is the value of a first try that was refused, and took the arrival.
-const Arrived = -1
-
-// TryOrArriveSQL is a first try for one of the locks that may be followed by a wait: its value is that
-// of TryEachSQL or, if it took the arrival of their line instead, Arrived. A gate, if there is one, is
-// their line, and stops all tries.
+// TryOrArriveSQL is a first try that may be followed by a wait. It takes all of the locks or, if there is
+// a gate, one of them. If it is refused it takes the arrival of the line in which the wait will be.
+// SplitArrival reads its value.
 func TryOrArriveSQL(locks []Lock, gate *lockkey.ID) string {
-	line := locks[0].ID
 	if gate != nil {
-		line = *gate
+		arrive := arriveSQL(*gate, 0)
+		return ThroughSQL(Exclusive(*gate), tryEachOrSQL(locks, Lock.TryInTurnSQL, arrive), arrive)
 	}
-	arrive := fmt.Sprintf("CASE WHEN %s THEN %d ELSE 0 END", ArrivalOf(line).TrySQL(), Arrived)
-	try := tryEachOrSQL(locks, Lock.TryInTurnSQL, arrive)
-	if gate != nil {
-		return ThroughSQL(Exclusive(*gate), try, arrive)
+	var cases strings.Builder
+	for i, l := range locks {
+		fmt.Fprintf(&cases, " WHEN NOT %s THEN %s", l.TryInTurnSQL(), arriveSQL(l.ID, i))
 	}
-	return try
+	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
+}
+
+// arriveSQL takes the arrival of a line. n is the try's result without it.
+func arriveSQL(line lockkey.ID, n int) string {
+	return fmt.Sprintf("CASE WHEN %s THEN %d ELSE %d END", ArrivalOf(line).TrySQL(), -n-1, n)
+}
+
+// SplitArrival returns the result n of a try, as TryAllSQL or TryEachSQL has it, and whether the arrival
+// was taken.
+func SplitArrival(value int) (n int, arrived bool) {
+	if value < 0 {
+		return -value - 1, true
+	}
+	return value, false
 }
 
 // UnlockAllSQL gives all the locks back, and counts those that the session had. It is a sum, so that the

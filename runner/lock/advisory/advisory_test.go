@@ -3,7 +3,6 @@ package advisory_test
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -93,11 +92,14 @@ func TestSQL(t *testing.T) {
 		{TryEachSQL(all, Lock.TrySQL), []Lock{one, two}, "3", []Lock{three}},
 		{TryEachSQL(all, Lock.TrySQL), all, "0", nil},
 		{TryOrArriveSQL(all[:1], nil), nil, "1", []Lock{one}},
-		{TryOrArriveSQL(all[:1], nil), []Lock{one, ArrivalOf(id(1))}, strconv.Itoa(Arrived), []Lock{ArrivalOf(id(1))}},
+		{TryOrArriveSQL(all[:1], nil), []Lock{one, ArrivalOf(id(1))}, "-1", []Lock{ArrivalOf(id(1))}},
 		{TryOrArriveSQL(all[:1], nil), []Lock{one, Exclusive(ArrivalOf(id(1)).ID)}, "0", nil},
+		{TryOrArriveSQL(all, nil), nil, "3", all},
+		{TryOrArriveSQL(all, nil), []Lock{three}, "-3", []Lock{one, two, ArrivalOf(id(-3))}},
+		{TryOrArriveSQL(all, nil), []Lock{three, Exclusive(ArrivalOf(id(-3)).ID)}, "2", []Lock{one, two}},
 		{TryOrArriveSQL(all, &gate), []Lock{one}, "2", []Lock{two}},
-		{TryOrArriveSQL(all, &gate), all, strconv.Itoa(Arrived), []Lock{ArrivalOf(gate)}},
-		{TryOrArriveSQL(all, &gate), []Lock{Exclusive(gate)}, strconv.Itoa(Arrived), []Lock{ArrivalOf(gate)}},
+		{TryOrArriveSQL(all, &gate), all, "-1", []Lock{ArrivalOf(gate)}},
+		{TryOrArriveSQL(all, &gate), []Lock{Exclusive(gate)}, "-1", []Lock{ArrivalOf(gate)}},
 		{TryOrArriveSQL(all, &gate), []Lock{Exclusive(gate), Exclusive(ArrivalOf(gate).ID)}, "0", nil},
 		{UnlockAllSQL(all), nil, "0", nil},
 		{TryAllSQL(all, Lock.TrySQL) + " * 10 + " + UnlockAllSQL(all), nil, "33", nil},
@@ -117,6 +119,14 @@ FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()`)
 		}
 		for _, ask := range []func(string) string{own, other} {
 			ask("SELECT pg_advisory_unlock_all()")
+		}
+	}
+}
+
+func TestSplitArrival(t *testing.T) {
+	for value, want := range map[int][2]any{0: {0, false}, 3: {3, false}, -1: {0, true}, -3: {2, true}} {
+		if n, arrived := SplitArrival(value); n != want[0] || arrived != want[1] {
+			t.Errorf("%d: %d, %t", value, n, arrived)
 		}
 	}
 }
