@@ -202,7 +202,7 @@ func (e *each) passOver(ctx context.Context, j *job) error {
 		return nil
 	}
 	if !e.bids.keep(j.Lock.ID, j.bid) {
-		return nil // when it comes back, it waits out the lock-delay
+		return j.bid.EndArrival(ctx) // when it comes back, it waits out the lock-delay
 	}
 	return j.bid.Listen(ctx)
 }

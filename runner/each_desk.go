@@ -71,9 +71,9 @@ func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted 
 	o := &order{done: make(chan struct{})}
 	if last != nil {
 		defer w.leave(ctx, last.job)
-		if last.held.Joins() {
+		if last.well && last.held.Joins() {
 			o.last, o.said = last, w.said(last)
-		} else {
+		} else { // others come back to what failed, and Release waits for those that it has just refused
 			w.release(ctx, last)
 		}
 	}

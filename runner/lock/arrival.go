@@ -1,6 +1,7 @@
 package lock
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/pglead/pglead/runner/lock/advisory"
@@ -21,13 +22,20 @@ func (b *Bid) arrivedQuery() (query []string) {
 	return query
 }
 
+// EndArrival gives the arrival back, if the bid has it, for one that will not listen.
+func (b *Bid) EndArrival(ctx context.Context) error {
+	err := b.send(ctx, b.arrivedQuery()...)
+	b.arriving = false
+	return err
+}
+
 // arrivalMost is how long a holder waits for those who are arriving.
 const arrivalMost = "200ms"
 
 // awaitArrivalsQueries is a query for each lock that waits until nobody is arriving, or fails after
 // arrivalMost. With a ledger nobody has to hear how a holder ended.
 func (g *grant) awaitArrivalsQueries() (queries []string) {
-	if g.listened || g.recorded || g.cfg.OfList {
+	if g.listened || g.recorded {
 		return nil
 	}
 	for _, l := range g.Locks {

@@ -1,6 +1,8 @@
 package lock_test
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -9,6 +11,7 @@ import (
 
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // arriving is a waiter that has been refused, and whose LISTEN is held back until goOn is called.
@@ -75,6 +78,63 @@ func testArrival(t *testing.T, of, next lock.Claim) {
 	release(t, waiter.held(t))
 	if said := waiter.said(); !slices.Equal(said, []string{"waiting"}) {
 		t.Errorf("it said %v", said)
+	}
+}
+
+// TestArrivalOfList: a bid of a list that is refused arrives, too, and is waited for until it listens, or
+// gives up listening.
+func TestArrivalOfList(t *testing.T) {
+	t.Parallel()
+	for name, listens := range map[string]bool{"it listens": true, "it does not": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := start(t, nil)
+			const patience = "'200ms'"
+			awaits := make(chan struct{})
+			cfg := config(t, newSlowRelay(t, server, func(sql string) string {
+				if strings.Contains(sql, patience) {
+					close(awaits)
+				}
+				return strings.Replace(sql, patience, "'1h'", 1)
+			}), exclusive(7))
+			cfg.OfList = true
+			h := acquire(t, cfg)
+			t.Cleanup(h.Session.Close)
+			s, err := session.Open(t.Context(), config(t, server.DSN("postgres"), exclusive(7)).Session)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			next := lock.NewBid(s, cfg, false)
+			if try(t, next) {
+				t.Fatal("two have the lock")
+			}
+			released := make(chan error)
+			go func() { released <- h.Release(t.Context()) }()
+			select {
+			case <-awaits:
+			case err := <-released:
+				t.Fatal("it is released before the bid listens", err)
+			}
+			arrived := next.EndArrival
+			if listens {
+				arrived = next.Listen
+			}
+			if err := errors.Join(arrived(t.Context()), <-released); err != nil {
+				t.Fatal(err)
+			}
+			if !try(t, next) {
+				t.Fatal("the lock is free, and was refused")
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), longest)
+			if !listens {
+				ctx, cancel = context.WithTimeout(t.Context(), time.Second)
+			}
+			defer cancel()
+			if _, err := next.Settle(ctx); (err == nil) != listens {
+				t.Errorf("to start without a delay: %v", err)
+			}
+		})
 	}
 }
 

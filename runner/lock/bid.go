@@ -66,18 +66,30 @@ func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 	value, known := b.s.TakeFirstAnswer()
 	if !known {
-		return b.number(ctx, "SELECT "+b.trySQL())
+		n, err = b.number(ctx, "SELECT "+b.trySQL())
+		return b.noteArrival(n), err
 	}
 	if n, err = strconv.Atoi(value); err != nil {
 		return 0, session.ErrNotPostgreSQL()
 	}
-	n, b.arriving = advisory.SplitArrival(n)
-	return n, nil
+	return b.noteArrival(n), nil
 }
 
-// trySQL is an SQL expression that takes what is missing, as Try describes it. Its
-// value is for noteResult.
-func (b *Bid) trySQL() string { return b.cfg.trySQL(b.missing(), b.inLine()) }
+// noteArrival notes whether a try took the arrival, and returns the result without that.
+func (b *Bid) noteArrival(value int) (n int) {
+	n, arrived := advisory.SplitArrival(value)
+	b.arriving = b.arriving || arrived
+	return n
+}
+
+// trySQL is an SQL expression that takes what is missing, as Try describes it. Its value is for
+// noteArrival. A list's bid that may listen from now on takes the arrival, as a first try does.
+func (b *Bid) trySQL() string {
+	if b.cfg.OfList && b.cfg.Wait > 0 && !b.cfg.Session.Transaction && !b.listens() {
+		return advisory.TryOrArriveSQL(b.missing(), b.cfg.Claim.Gate)
+	}
+	return b.cfg.trySQL(b.missing(), b.inLine())
+}
 
 func (cfg *Config) trySQL(missing []advisory.Lock, inLine bool) string {
 	claim := cfg.Claim

@@ -131,7 +131,7 @@ func (b *Bid) turned(number string, drawn session.Rows) error {
 	if err != nil {
 		return session.ErrNotPostgreSQL()
 	}
-	if _, err := b.noteResult(n); err != nil || !b.Complete() {
+	if _, err := b.noteResult(b.noteArrival(n)); err != nil || !b.Complete() {
 		return err
 	}
 	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.grant.Locks[0], row) }))
