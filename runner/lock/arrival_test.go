@@ -53,6 +53,7 @@ func TestArrival(t *testing.T) {
 }
 
 func testArrival(t *testing.T, of, next lock.Claim) {
+	t.Helper()
 	server := start(t, nil)
 	const patience = "'200ms'"
 	awaits := make(chan struct{})
