@@ -9,5 +9,6 @@
 // keys, transaction, each or lead. TORTURE may also hold -lease 15s -lock-delay 10s -seed 42 -only partition
 // -hostile=false -svg run.svg -logs directory, -lost-grace 1s and -ledger: then the database has a ledger, and one contender
 // makes one first try after the other through all faults. Runs that share a file -results FILE add up: the table
-// is of all of them. Several may run side by side, and ^C ends one after the fault at hand, with its verdict.
+// is of all of them. Several may run side by side, and ^C ends one after the fault at hand, with its verdict. In
+// mode mixed there are no strangers: the old version believes them.
 package torture
