@@ -164,7 +164,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 	s.limit()
 }
 
-// limit bounds the time that the command may take to end, unless it has a bound already.
+// limit starts the clock of --kill-after, unless one runs already.
 func (s *supervision) limit() {
 	if s.killAfter == nil {
 		s.killAfter = after(s.cfg.KillAfterSignal)

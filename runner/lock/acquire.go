@@ -246,7 +246,7 @@ func (w *waiter) beginWait() error {
 	return w.preparation.done()
 }
 
-// poll is wait for a transaction, which has no line.
+// poll waits where there is no line: in a transaction.
 func (w *waiter) poll(ctx context.Context) (granted bool, err error) {
 	if _, err := w.s.Second(ctx); err != nil { // see session.Open
 		return false, err

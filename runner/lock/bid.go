@@ -119,7 +119,9 @@ func (cfg *Config) firstTrySQL() string {
 }
 
 // noteResult notes the result n of a try: it has taken the first n locks or, with a gate,
-// the one at place n. Every grant comes through here. The verdict on each lock says how long the
+// the one at place n. Every grant comes through here, from Try, tryOften, tryInTransaction and
+// Turnover. Then Complete says whether it is all of the claim, areListed whether pg_locks agrees, and
+// Settle when a command may start. The verdict on each lock says how long the
 // last holder's command may be alive.
 func (b *Bid) noteResult(n int) (some bool, err error) {
 	missing := b.missing()

@@ -20,7 +20,7 @@ type succession struct {
 	calling bool       // the session calls them already
 }
 
-// succession is that of a waiter that has been granted its claim. With a ledger nobody has to hear
+// succession is what this waiter, now a holder, knows of those behind it. With a ledger nobody has to hear
 // how a holder ended.
 func (w *waiter) succession() succession {
 	s := succession{line: w.nextLine()}

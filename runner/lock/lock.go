@@ -67,7 +67,7 @@ type Claim struct {
 	Gate *lockkey.ID
 }
 
-// fulfilledBy says whether the result n of a try, or n locks, are all that the claim asks for.
+// fulfilledBy says whether n is enough: all locks or, with a gate, any one.
 func (c Claim) fulfilledBy(n int) bool { return n == len(c.Locks) || c.Gate != nil && n > 0 }
 
 // lineFor is the lock in whose line the waiters for one of the claim's locks stand.

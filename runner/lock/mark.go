@@ -72,7 +72,7 @@ func taken(try string) string {
 	return fmt.Sprintf("CASE WHEN %s THEN pg_catalog.pg_current_wal_insert_lsn() END", try)
 }
 
-// markQuery is the query that takes the mark of this session's ticket, if that is one of the first.
+// markQuery takes this session's mark, if its ticket is one of the first.
 func (b *Bid) markQuery() string {
 	mark := advisory.TryNumberSQL(b.shared(), fmt.Sprintf("%d, (objid::bigint << 32 >> 32)::int", int32(b.lineClass())))
 	return fmt.Sprintf(`SELECT %s FROM (

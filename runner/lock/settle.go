@@ -32,9 +32,9 @@ import (
 //	the lease is not over, and the    guardProcess.start (package child), just before it
 //	socket is open                    forks
 //
-// The caller looks for requests to step down (HeedStepDown).
+// The caller has the heartbeat look for requests to step down (Held.heedStepDown, HeedStepDown).
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
-	// A delay takes its time, and so may a second login, so the Deadline has to be fresh.
+	// A delay or a second login takes time, so this asks once more: the Deadline has to be fresh.
 	// For a transaction it is: the grant was the answer to a question of its own.
 	if (!b.grant.startsAtOnce() || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
 		if err := b.s.Ping(ctx); err != nil {

@@ -44,7 +44,7 @@ import (
 // at its first try did neither.
 
 // Word is the first field of an announcement. A new one is ignored until known lists it.
-// Evidence.Hear, Evidence.isCredible and line.decide (package lock) say what it does; the list
+// Evidence.Hear, Evidence.isCredible and waiter.decide (package lock) say what it does; the list
 // above and runner/README.md describe it.
 type Word string
 
