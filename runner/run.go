@@ -1,9 +1,8 @@
 // Package runner is where lock and command meet: Run takes the lock, starts the command,
 // and makes sure that the command is dead before anybody else gets the lock.
 //
-// To read it: Run, once, acquire (lock.Candidate opens the session, which package session dials in
-// login.go, and takes the lock),
-// runCommand, startSupervised (child.Guard starts the command), supervise (the
+// To read it: Run, once, acquire (lock.Candidate opens the session, in its open.go, and takes
+// the lock), runCommand, startSupervised (child.Guard starts the command), supervise (the
 // one select where the two meet), release. The files each*.go are for pglead each alone.
 package runner
 

@@ -32,7 +32,7 @@ import (
 //	Bid.look, followHolder   the look shows the same request: the holder has been silent for need
 //	waiter.endSilent         ends the session in a statement that finds the same request once more
 //	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger
-//	waiter.try, tryOften     takes the lock as soon as the server has freed it
+//	waiter.takeTurn          takes the lock, by many tries, as soon as the server has freed it
 //	Bid.Settle               starts without a delay
 func (w *waiter) followHolder(ctx context.Context, found *look) error {
 	if w.cfg.Claim.Gate != nil || w.shared() {

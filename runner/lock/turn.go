@@ -32,7 +32,7 @@ import (
 //	the watch: the lock is free               a look at once; the first tries at once, unless  lookOrTry
 //	                                          its turn is near
 //	a silent session is ended                 a burst at once                                  endSilent
-//	a try is refused                          a look at once after a burst, or if no known     try
+//	a try is refused                          a look at once after a burst, or if no known     takeTurn
 //	                                          holder explains it
 //	the waiter becomes dormant                no try                                           goDormant
 

@@ -32,7 +32,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 		}
 		w.decide(w.events())
 		w.heedWatch()
-		if !w.triesBy(time.Now()) { // w.try verifies by itself
+		if !w.triesBy(time.Now()) { // w.takeTurn verifies by itself
 			if err := w.verify(ctx); err != nil {
 				return false, err
 			}
@@ -73,7 +73,7 @@ func (w *waiter) awaitNews(ctx context.Context, most time.Duration) error {
 func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 	now := time.Now()
 	if w.triesBy(now) {
-		if granted, err := w.try(ctx); err != nil || granted {
+		if granted, err := w.takeTurn(ctx); err != nil || granted {
 			return granted, err
 		}
 	}
@@ -86,8 +86,8 @@ func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 	return false, w.report(ctx)
 }
 
-// try tries once, or many times if the lock is about to be freed.
-func (w *waiter) try(ctx context.Context) (granted bool, err error) {
+// takeTurn tries once, or many times if the lock is about to be freed.
+func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
 	burst := w.burst
 	w.tryAt, w.burst = time.Time{}, false
 	w.tryLater()
