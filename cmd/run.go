@@ -66,11 +66,11 @@ func (o *options) resumption() string {
 
 // end is the end of a run in the form that exit takes.
 func (o *options) end(outcome runner.Outcome, err error) error {
-	var held *lock.ConflictError
+	var conflict *lock.ConflictError
 	var paused *ledger.PausedError
 	switch {
-	case errors.As(err, &held):
-		return &refusedError{held, o.conflictCode, ""}
+	case errors.As(err, &conflict):
+		return &refusedError{conflict, o.conflictCode, ""}
 	case errors.As(err, &paused):
 		return &refusedError{paused, o.conflictCode, o.resumption()}
 	case err != nil:

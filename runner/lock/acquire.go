@@ -270,21 +270,21 @@ func (w *waiter) refuse(ctx context.Context) error {
 	if err := w.withdraw(ctx); err != nil {
 		return err
 	}
-	held := &ConflictError{Database: session.Target(w.cfg.Session.Database), Waited: w.cfg.Wait}
+	conflict := &ConflictError{Database: session.Target(w.cfg.Session.Database), Waited: w.cfg.Wait}
 	if !w.cfg.Explain {
-		return held
+		return conflict
 	}
 	sought := w.cfg.Claim.Sought()
 	views, err := inspect.Holders(ctx, lastQuery{w.s}, sought.Locks...)
 	if err != nil {
-		return held // without their names
+		return conflict // without their names
 	}
 	for _, view := range views {
 		if view.Backend != w.s.BackendPID() && (w.cfg.Claim.Gate == nil || view.ID != *w.cfg.Claim.Gate) {
-			held.Holders = append(held.Holders, view)
+			conflict.Holders = append(conflict.Holders, view)
 		}
 	}
-	return held
+	return conflict
 }
 
 // lastQuery is a session that ends with the answer to one more query.
