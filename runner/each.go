@@ -190,7 +190,7 @@ func (e *each) bid(j *job) *lock.Bid {
 	}
 	locking := e.cfg.Locking
 	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []advisory.Lock{j.Lock}}
-	locking.OfList, locking.Log = true, e.cfg.Log.With("item", j.item)
+	locking.OfList, locking.Log = true, j.log
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass nobody has listened since the pass before
 }
 

@@ -12,7 +12,7 @@ import (
 
 // barred skips an item if the ledger keeps it from starting; otherwise it returns the error.
 func (e *each) barred(j *job, err error) error {
-	log, level := e.cfg.Log.With("item", j.item), slog.LevelWarn
+	log, level := j.log, slog.LevelWarn
 	if e.returning { // an earlier pass has logged it
 		level = slog.LevelInfo
 	}

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"log/slog"
 	"os"
 	"sync"
 	"time"
@@ -19,6 +20,7 @@ import (
 type job struct {
 	Task
 	item    string
+	log     *slog.Logger // names the item
 	worker  *worker
 	session *session.Session
 	bid     *lock.Bid

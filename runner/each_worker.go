@@ -113,7 +113,7 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 		}
 		w.cfg.Observer.SayAlive(w.cfg.AttemptMost())
 		j := &job{
-			Task: w.cfg.Task(item), item: item, worker: w, session: w.session,
+			Task: w.cfg.Task(item), item: item, log: w.cfg.Log.With("item", item), worker: w, session: w.session,
 			signals: make(chan os.Signal, 64), renewed: make(chan boottime.Instant, 1),
 		}
 		switch other := w.jobs.enter(j); {
@@ -186,7 +186,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	}
 	cfg := w.cfg.Config
 	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
-	cfg.Log = cfg.Log.With("item", j.item)
+	cfg.Log = j.log
 	log := cfg.Log
 	r := &run{node: w.node, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, keepGuard: true}
 	w.guard, w.brief = nil, false

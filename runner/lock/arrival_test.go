@@ -11,7 +11,6 @@ import (
 
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // arriving is a waiter that has been refused, and whose LISTEN is held back until goOn is called.
@@ -35,6 +34,34 @@ func arriving(t *testing.T, server *localpg.Server, claim lock.Claim) (waiter *c
 	return waiter, goOn
 }
 
+// patientRelay is the DSN of a relay through which a holder waits for those who arrive for very long.
+// awaits is closed when it begins to.
+func patientRelay(t *testing.T, server *localpg.Server) (dsn string, awaits <-chan struct{}) {
+	t.Helper()
+	const patience = "'200ms'"
+	begun := make(chan struct{})
+	begin := sync.OnceFunc(func() { close(begun) })
+	return newSlowRelay(t, server, func(sql string) string {
+		if strings.Contains(sql, patience) {
+			begin()
+		}
+		return strings.Replace(sql, patience, "'1h'", 1)
+	}), begun
+}
+
+// releaseAwaiting begins a release, which waits for those who arrive, and delivers its end.
+func releaseAwaiting(t *testing.T, h *lock.Held, awaits <-chan struct{}) (released <-chan error) {
+	t.Helper()
+	end := make(chan error)
+	go func() { end <- h.Release(t.Context()) }()
+	select {
+	case <-awaits:
+	case err := <-end:
+		t.Fatal("it is released before the other one listens", err)
+	}
+	return end
+}
+
 // TestArrival: a holder is done before a waiter that it has refused listens. It keeps the lock until
 // then, and the waiter starts at once. Here it would wait for very long.
 func TestArrival(t *testing.T) {
@@ -55,23 +82,10 @@ func TestArrival(t *testing.T) {
 func testArrival(t *testing.T, of, next lock.Claim) {
 	t.Helper()
 	server := start(t, nil)
-	const patience = "'200ms'"
-	awaits := make(chan struct{})
-	begin := sync.OnceFunc(func() { close(awaits) })
-	h := acquire(t, config(t, newSlowRelay(t, server, func(sql string) string {
-		if strings.Contains(sql, patience) {
-			begin()
-		}
-		return strings.Replace(sql, patience, "'1h'", 1)
-	}), of))
+	dsn, awaits := patientRelay(t, server)
+	h := acquire(t, config(t, dsn, of))
 	waiter, goOn := arriving(t, server, next)
-	released := make(chan error)
-	go func() { released <- h.Release(t.Context()) }()
-	select {
-	case <-awaits:
-	case err := <-released:
-		t.Fatal("it is released before the waiter listens", err)
-	}
+	released := releaseAwaiting(t, h, awaits)
 	goOn()
 	if err := <-released; err != nil {
 		t.Fatal(err)
@@ -90,33 +104,14 @@ func TestArrivalOfList(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := start(t, nil)
-			const patience = "'200ms'"
-			awaits := make(chan struct{})
-			cfg := config(t, newSlowRelay(t, server, func(sql string) string {
-				if strings.Contains(sql, patience) {
-					close(awaits)
-				}
-				return strings.Replace(sql, patience, "'1h'", 1)
-			}), exclusive(7))
-			cfg.OfList = true
-			h := acquire(t, cfg)
+			dsn, awaits := patientRelay(t, server)
+			h := acquire(t, staying(config(t, dsn, exclusive(7))))
 			t.Cleanup(h.Session.Close)
-			s, err := session.Open(t.Context(), config(t, server.DSN("postgres"), exclusive(7)).Session)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer s.Close()
-			next := lock.NewBid(s, cfg, false)
+			next := bid(t, staying(config(t, server.DSN("postgres"), exclusive(7))))
 			if try(t, next) {
 				t.Fatal("two have the lock")
 			}
-			released := make(chan error)
-			go func() { released <- h.Release(t.Context()) }()
-			select {
-			case <-awaits:
-			case err := <-released:
-				t.Fatal("it is released before the bid listens", err)
-			}
+			released := releaseAwaiting(t, h, awaits)
 			arrived := next.EndArrival
 			if listens {
 				arrived = next.Listen

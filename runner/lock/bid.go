@@ -83,10 +83,10 @@ func (b *Bid) noteArrival(value int) (n int) {
 }
 
 // trySQL is an SQL expression that takes what is missing, as Try describes it. Its value is for
-// noteArrival. A list's bid that may listen from now on takes the arrival, as a first try does.
+// noteArrival. A list's bid makes its first try here, since no login is its own.
 func (b *Bid) trySQL() string {
-	if b.cfg.OfList && b.cfg.Wait > 0 && !b.cfg.Session.Transaction && !b.listens() {
-		return advisory.TryOrArriveSQL(b.missing(), b.cfg.Claim.Gate)
+	if b.cfg.OfList && !b.listens() {
+		return b.cfg.firstTrySQL()
 	}
 	return b.cfg.trySQL(b.missing(), b.inLine())
 }
@@ -106,8 +106,8 @@ func (cfg *Config) trySQL(missing []advisory.Lock, inLine bool) string {
 	return advisory.TryAllSQL(missing, advisory.Lock.TryInTurnSQL)
 }
 
-// firstTrySQL is the SQL expression of the first try. It travels with the login as
-// session.Config.FirstQuestion, and Try takes the answer from the session.
+// firstTrySQL is the SQL expression of the first try. Unless it is a list's, it travels with the login
+// as session.Config.FirstQuestion, and Try takes the answer from the session.
 func (cfg *Config) firstTrySQL() string {
 	switch claim := cfg.Claim; {
 	case len(claim.Locks) == 0:
@@ -121,8 +121,8 @@ func (cfg *Config) firstTrySQL() string {
 // noteResult notes the result n of a try: it has taken the first n locks or, with a gate,
 // the one at place n. Every grant comes through here, from Try, tryOften, tryInTransaction and
 // Turnover. Then Complete says whether it is all of the claim, areListed whether pg_locks agrees, and
-// Settle when a command may start. The verdict on each lock says how long the
-// last holder's command may be alive.
+// Settle when a command may start. The verdict on each lock says how long the last holder's command
+// may be alive.
 func (b *Bid) noteResult(n int) (some bool, err error) {
 	missing := b.missing()
 	if n < 0 || n > len(missing) {

@@ -26,6 +26,7 @@
 //	word       what is said on a lock's NOTIFY channel: started, clean, dead, left
 //	look       a question for all that the server shows of a lock; each row is a seat
 //	watch      what the first in line ask of the holder alone, by their heartbeat
+//	knowledge  what a bid knows of others that have its locks, or had them
 //	evidence   what a waiter has heard and seen of a lock's holders, and the verdict that
 //	           follows from it: start at once, or after a delay
 //	lock-delay how long a grant is held without a command where there is no evidence

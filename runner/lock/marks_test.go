@@ -106,14 +106,8 @@ func releaseLate(t *testing.T, server *localpg.Server, holder *contender) (sayNo
 func TestLooksAtNobody(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
-	cfg := config(t, server.DSN("postgres"), exclusive(7))
-	cfg.OfList = true
-	s, err := session.Open(t.Context(), cfg.Session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	bid := lock.NewBid(s, cfg, true) // another session may have had the lock
+	cfg := staying(config(t, server.DSN("postgres"), exclusive(7)))
+	bid := lock.NewBid(open(t, cfg), cfg, true) // another session may have had the lock
 	if err := bid.Listen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -122,8 +116,8 @@ func TestLooksAtNobody(t *testing.T) {
 	if err := another.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if granted, err := bid.Try(t.Context()); err != nil || !granted {
-		t.Fatalf("granted: %t, %v", granted, err)
+	if !try(t, bid) {
+		t.Fatal("the lock is free, and was refused")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), longest)
 	defer cancel()
@@ -138,13 +132,8 @@ func TestGivenBack(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	another := config(t, server.DSN("postgres"), exclusive(7))
-	cfg := another
-	cfg.OfList = true
-	s, err := session.Open(t.Context(), cfg.Session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	cfg := staying(another)
+	s := open(t, cfg)
 	hold := func(end func(*lock.Held)) { end(acquire(t, another)) }
 	clean := func(h *lock.Held) {
 		if err := h.Release(t.Context()); err != nil {
@@ -167,12 +156,13 @@ func TestGivenBack(t *testing.T) {
 		{"another lost it, and the bid heard nothing", false, func() { hold(lost) }, false},
 	} {
 		bid := lock.NewBid(s, cfg, false)
-		try := func() {
-			if granted, err := bid.Try(t.Context()); err != nil || !granted {
-				t.Fatalf("%s: granted: %t, %v", tt.name, granted, err)
+		take := func() {
+			if !try(t, bid) {
+				t.Fatalf("%s: the lock is free, and was refused", tt.name)
 			}
 		}
-		try()
+		take()
+		var err error
 		if tt.listens {
 			err = bid.Listen(t.Context())
 		}
@@ -180,7 +170,7 @@ func TestGivenBack(t *testing.T) {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
 		tt.then()
-		try()
+		take()
 		ctx, cancel := context.WithTimeout(t.Context(), longest)
 		if !tt.starts {
 			ctx, cancel = context.WithTimeout(t.Context(), time.Second)

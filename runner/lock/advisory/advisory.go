@@ -19,6 +19,7 @@ package advisory
 import (
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 
 	"github.com/pglead/pglead/lockkey"
@@ -116,9 +117,14 @@ func ThroughSQL(gate Lock, passed, stopped string) string {
 // TryAllSQL takes the locks up to the first that is not free, and counts them. try is how it takes
 // each one.
 func TryAllSQL(locks []Lock, try func(Lock) string) string {
+	return tryAllOrSQL(locks, try, func(i int) string { return strconv.Itoa(i) })
+}
+
+// tryAllOrSQL is TryAllSQL whose value is another expression if lock i is not free.
+func tryAllOrSQL(locks []Lock, try func(Lock) string, refused func(i int) string) string {
 	var cases strings.Builder
 	for i, l := range locks {
-		fmt.Fprintf(&cases, " WHEN NOT %s THEN %d", try(l), i)
+		fmt.Fprintf(&cases, " WHEN NOT %s THEN %s", try(l), refused(i))
 	}
 	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
 }
@@ -154,11 +160,7 @@ func TryOrArriveSQL(locks []Lock, gate *lockkey.ID) string {
 		arrive := arriveSQL(*gate, 0)
 		return ThroughSQL(Exclusive(*gate), tryEachOrSQL(locks, Lock.TryInTurnSQL, arrive), arrive)
 	}
-	var cases strings.Builder
-	for i, l := range locks {
-		fmt.Fprintf(&cases, " WHEN NOT %s THEN %s", l.TryInTurnSQL(), arriveSQL(l.ID, i))
-	}
-	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
+	return tryAllOrSQL(locks, Lock.TryInTurnSQL, func(i int) string { return arriveSQL(locks[i].ID, i) })
 }
 
 // arriveSQL takes the arrival of a line. n is the try's result without it.
