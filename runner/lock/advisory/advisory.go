@@ -117,7 +117,7 @@ func ThroughSQL(gate Lock, passed, stopped string) string {
 // TryAllSQL takes the locks up to the first that is not free, and counts them. try is how it takes
 // each one.
 func TryAllSQL(locks []Lock, try func(Lock) string) string {
-	return tryAllOrSQL(locks, try, func(i int) string { return strconv.Itoa(i) })
+	return tryAllOrSQL(locks, try, strconv.Itoa)
 }
 
 // tryAllOrSQL is TryAllSQL whose value is another expression if lock i is not free.
