@@ -32,22 +32,24 @@ func (b *Bid) EndArrival(ctx context.Context) error {
 // arrivalMost is how long a holder waits for those who are arriving.
 const arrivalMost = "200ms"
 
-// awaitArrivalsQueries is a query for each lock that waits until nobody is arriving, or fails after
-// arrivalMost. With a ledger nobody has to hear how a holder ended.
-func (g *grant) awaitArrivalsQueries() (queries []string) {
+// awaitArrivalsQuery is a query that waits until nobody is arriving for any of the locks, or fails at the
+// first for which that takes longer than arrivalMost: another program may have the arrivals of all of them.
+// With a ledger nobody has to hear how a holder ended.
+func (g *grant) awaitArrivalsQuery() (query []string) {
 	if g.listened || g.recorded {
 		return nil
 	}
+	columns := []string{fmt.Sprintf("pg_catalog.set_config('lock_timeout', '%s', true)", arrivalMost)}
 	for _, l := range g.Locks {
 		alone := advisory.Exclusive(advisory.ArrivalOf(g.cfg.Claim.lineFor(l.ID)).ID) // free if nobody is arriving
-		queries = append(queries, fmt.Sprintf("SELECT pg_catalog.set_config('lock_timeout', '%s', true), %s", arrivalMost, alone.AwaitXactSQL()))
+		columns = append(columns, alone.AwaitXactSQL())
 	}
-	return queries
+	return selectQuery(columns)
 }
 
-// waitedInVain says whether an error is that of awaitArrivalsQueries.
+// waitedInVain says whether an error is that of awaitArrivalsQuery.
 func (g *grant) waitedInVain(err error) bool {
 	const lockNotAvailable = "55P03"
 	e := answeredError(err)
-	return e != nil && e.Code == lockNotAvailable && len(g.awaitArrivalsQueries()) > 0
+	return e != nil && e.Code == lockNotAvailable && len(g.awaitArrivalsQuery()) > 0
 }

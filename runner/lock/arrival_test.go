@@ -11,6 +11,7 @@ import (
 
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // arriving is a waiter that has been refused, and whose LISTEN is held back until goOn is called.
@@ -132,6 +133,22 @@ func TestArrivalOfList(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestArrivalsOfStrangers: one who has the arrivals of many locks delays their release a moment, and no
+// more: it does not fail for want of time.
+func TestArrivalsOfStrangers(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	numbers := make([]int64, 60)
+	var arrivals []string
+	for i := range numbers {
+		numbers[i] = int64(i + 1)
+		arrivals = append(arrivals, advisory.Exclusive(advisory.ArrivalOf(id(numbers[i])).ID).TrySQL())
+	}
+	h := acquire(t, config(t, server.DSN("postgres"), exclusive(numbers...)))
+	plain(t, server.DSN("postgres"), "SELECT "+strings.Join(arrivals, ", "))
+	release(t, h)
 }
 
 // TestArrivalFrozen: a waiter that does not go on costs its holder a moment, and no more: the next

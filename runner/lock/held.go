@@ -104,7 +104,7 @@ func (h *Held) releaseQueries(end ledger.End) (queries []string, unlock string) 
 	if h.cfg.Session.Quorum {
 		return words, unlock
 	}
-	return slices.Concat(h.finishQueries(end), h.awaitArrivalsQueries(), words), unlock
+	return slices.Concat(h.finishQueries(end), h.awaitArrivalsQuery(), words), unlock
 }
 
 // EncodedRelease is what the guard, which shares the socket, sends in place of this
