@@ -84,8 +84,8 @@ func TestIdleProxy(t *testing.T) {
 		alive       bool
 	}{
 		// Which doctor finds: see below. It lasts from the proxy's time to the holder's share of the
-		// lease: ten seconds, of which a busy machine may take most for the look at the locks.
-		{1500 * time.Millisecond, 20 * time.Second, true},
+		// lease: seven seconds, of which a busy machine may take most for the look at the locks.
+		{5 * time.Second, 20 * time.Second, true},
 		{6 * time.Second, 6 * time.Second, false},
 	} {
 		t.Run(tt.idle.String(), func(t *testing.T) {
