@@ -195,14 +195,14 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 		<-j.signals
 	}
 	heed := time.AfterFunc(heedAfter, func() { w.jobs.heed(j) })
-	outcome, stillHeld, err := r.runCommand(ctx)
+	outcome, err := r.runCommand(ctx)
 	heed.Stop()
 	if r.child != nil {
 		w.guard = r.child.Guard()
 		w.brief = w.guard != nil
 	}
-	if lost := (*LockLostError)(nil); errors.As(err, &lost) {
-		w.noteLost(j)
+	lost := (*LockLostError)(nil)
+	if errors.As(err, &lost) {
 		// The list ends with the error of one command, and others may have been killed, too.
 		log.Error("the lock was lost: "+lost.What, "event", "failed")
 	}
@@ -219,12 +219,19 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 			}
 		}
 	})
-	if !stillHeld {
-		w.leave(ctx, j)
-		return nil, err
+	switch {
+	case lost != nil, err != nil && r.held.Err() != nil:
+		w.noteLost(j)
+	case r.held.Err() != nil: // it was lost after the command's end
+		r.tellEndLate()
+	case r.child == nil:
+		r.release(outcome)
+	default:
+		w.ends.add(j.Lock.ID, well)
+		return &ended{job: j, run: r, outcome: outcome, well: well}, err
 	}
-	w.ends.add(j.Lock.ID, well)
-	return &ended{job: j, run: r, outcome: outcome, well: well}, err
+	w.leave(ctx, j)
+	return nil, err
 }
 
 // readyGuard makes sure that there is a guard for the next command. If the last one was

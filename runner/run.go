@@ -68,12 +68,14 @@ func (n *node) once(cfg Config, candidate *lock.Candidate) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer r.held.Close()
-	outcome, stillHeld, err := r.runCommand(ctx)
+	outcome, err := r.runCommand(ctx)
 	switch {
-	case stillHeld:
-		r.release(outcome)
 	case errors.As(err, new(*LockLostError)):
 		r.announceDeath()
+	case r.held.Err() != nil: // it was lost after the command's end, or before its start
+		r.tellEndLate()
+	default:
+		r.release(outcome)
 	}
 	return outcome, err
 }
@@ -93,31 +95,23 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 	return nil
 }
 
-// runCommand runs the command under the lock, and returns when all that it started is dead. A lock that
-// is still held the caller has to give back. After a *LockLostError the caller has to say that the
-// command is dead.
-func (r *run) runCommand(ctx context.Context) (outcome Outcome, stillHeld bool, err error) {
+// runCommand runs the command under the lock, and returns when all that it started is dead. The caller
+// gives the lock back or, if it was lost, tells others that no command runs under it any more.
+func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	r.cfg.Log = r.cfg.Log.With("token", r.held.Token)
 	r.cfg.Log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)...)
 	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
 	r.listener.keep()
 	s, err := r.startSupervised(ctx)
 	if err != nil {
-		if r.held.Err() == nil {
-			r.release(Outcome{})
-		}
-		return Outcome{}, false, err
+		return Outcome{}, err
 	}
-	outcome, err = s.supervise()
+	outcome, err := s.supervise()
 	r.held.SetEnd(endOf(outcome, err))
 	if err == nil && !outcome.Asked.Has(BySignal) {
 		s.holdOut()
 	}
-	stillHeld = r.held.Err() == nil && !errors.As(err, new(*LockLostError))
-	if !stillHeld && err == nil { // it was lost after the command's end
-		r.tellEndLate()
-	}
-	return outcome, stillHeld, err
+	return outcome, err
 }
 
 // startSupervised starts the command, and returns its supervision.
@@ -200,7 +194,7 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 }
 
 // tellEndLate notes the end of a command in the ledger, and tells the waiters, if the session
-// was lost after that end, unless a signal asks this process to end.
+// was lost after that end or before the command's start, unless a signal asks this process to end.
 func (r *run) tellEndLate() {
 	ctx, listener := interruptible(r.signals)
 	defer listener.handOver()

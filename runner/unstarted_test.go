@@ -1,0 +1,98 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/localpg/testserver"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// atEvent calls happens when the log has an event.
+type atEvent struct {
+	slog.Handler
+	event   string
+	happens func()
+}
+
+func (h atEvent) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h atEvent) WithAttrs([]slog.Attr) slog.Handler { return h }
+
+func (h atEvent) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "event" && a.Value.String() == h.event {
+			h.happens()
+		}
+		return true
+	})
+	return nil
+}
+
+// TestLostBeforeStart: the session of a run ends after its start was announced, and before its command
+// starts. The next in line need not wait until such a command would be dead.
+func TestLostBeforeStart(t *testing.T) {
+	server := testserver.Start(t, nil)
+	database, err := session.ParseDSN(server.DSN("postgres"), "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	locking := Locking{
+		Claim: lock.Claim{Locks: []advisory.Lock{{ID: lockkey.ID{Number: 1}}}}, Wait: lock.Forever, LockDelay: time.Hour,
+		Session: session.Config{
+			Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second,
+			ApplicationName: "pglead:test@here", Private: true,
+		},
+		Log: slog.New(slog.DiscardHandler),
+	}
+	locking.Description.Lease = locking.Session.Lease
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	inLine := func(n string) func() bool {
+		return func() bool {
+			return testserver.Query(t, server, "SELECT count(DISTINCT pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2")[0] == n
+		}
+	}
+	first, err := lock.NewCandidate(locking).Acquire(ctx, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer first.Close()
+
+	unlucky := Config{Locking: locking, Path: "/bin/true", Command: []string{"true"}}
+	unlucky.Log = slog.New(atEvent{slog.DiscardHandler, "acquired", func() {
+		testserver.Query(t, server, "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = 1 AND objsubid = 1")
+	}})
+	unlucky.Wait = time.Minute
+	ended := make(chan error, 1)
+	go func() {
+		_, err := Run(unlucky)
+		ended <- err
+	}()
+	testserver.Eventually(t, "the second stands in line", inLine("1"))
+	next := make(chan error, 1)
+	go func() {
+		held, err := lock.NewCandidate(locking).Acquire(ctx, nil)
+		if err == nil {
+			held.Close()
+		}
+		next <- err
+	}()
+	testserver.Eventually(t, "the third stands in line", inLine("2"))
+	if err := first.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "terminating connection") || errors.As(err, new(*LockLostError)) {
+		t.Errorf("the second: %v", err)
+	}
+	if err := <-next; err != nil {
+		t.Errorf("the third: %v", err)
+	}
+}
