@@ -14,6 +14,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -123,8 +124,8 @@ func noSuchWaiter(key, to string, waiters []inspect.View) error {
 	return &usageError{err: fmt.Errorf("--to %s: no pglead on that host waits for %s", printable(to), printable(key)), hint: hint}
 }
 
-// ask asks the holders, and says for how long the request has to last: each holder looks
-// every fifth of its lease.
+// ask asks the holders, and says for how long the request has to last: each holder looks with each
+// heartbeat, once its lock-delay is over.
 func (h *handover) ask(ctx context.Context) (request *lock.StepDownRequest, patience time.Duration, err error) {
 	var ids []lockkey.ID
 	for _, holder := range h.former {
@@ -132,7 +133,7 @@ func (h *handover) ask(ctx context.Context) (request *lock.StepDownRequest, pati
 			return nil, 0, &usageError{err: errors.New("the lock is held by " + holder.String()), hint: "only --force ends it, which asks nothing"}
 		}
 		lease := cmp.Or(holder.Lease, h.lease.value) // the holder's own, if it shows it
-		patience = max(patience, lease/3+askMargin)  // the first heartbeat after a wait may be so late
+		patience = max(patience, holder.Delay+leasetime.BeatEvery(lease)+askMargin)
 		ids = append(ids, holder.ID)
 	}
 	says := h.description("")
@@ -143,11 +144,15 @@ func (h *handover) ask(ctx context.Context) (request *lock.StepDownRequest, pati
 	for _, holder := range h.former {
 		fmt.Fprintf(h.out, "asked %s\n", holder)
 	}
-	return request, patience, nil
+	return request, min(patience, askMost), nil
 }
 
-// askMargin is for a late heartbeat.
-const askMargin = 2 * time.Second
+const (
+	askMargin = 2 * time.Second // for a late heartbeat
+	// askMost is the longest that a request lasts for what holders show, who may show anything. For a
+	// lease of more than a minute and a half the user has to say how long, with --wait.
+	askMost = 20 * time.Second
+)
 
 // successorPoll is how often awaitSuccessor looks.
 const successorPoll = 200 * time.Millisecond

@@ -78,7 +78,7 @@ func (s strange) session(role string, waits bool, statements ...string) *pgconn.
 }
 
 // soon is more than any command of these tests takes, on a machine that is busy.
-const soon = 20 * time.Second
+const soon = 40 * time.Second
 
 // pglead runs to its end, which has to come soon.
 func (s strange) pglead(environ []string, args ...string) (status int, stdout, stderr string) {
@@ -120,6 +120,7 @@ func TestHostileNumbers(t *testing.T) {
 	s := newStrange(t)
 	const most = "'1000000000000'"
 	s.session("", false, locking("command='c',host='h',key='x',lease='99999999h',pid="+most+",scheme='siphash24',since='9999-12-31T23:59:59-23:59',slot="+most+",slots="+most+",token='-7',user='u'", "numbers"))
+	s.session("", false, locking("host='h',key='x',pid='1',lease='2000000h',delay='2000000h'", "patience"))
 	s.session("", false, locking("host='h',key='x',pid='-1',lease='-3s',slots='-9223372036854775808',slot='-1',since='0000-01-01T00:00:00%2B24:00'", "numbers/2"))
 	var keys []string
 	for i := range 200 {
@@ -138,6 +139,7 @@ func TestHostileNumbers(t *testing.T) {
 		{75, []string{"run", "--key", "numbers", "--", "true"}},
 		{75, []string{"run", "--key", "numbers", "--wait", "0.5", "--", "true"}},
 		{75, []string{"stepdown", "numbers", "--wait", "0.5"}},
+		{75, []string{"stepdown", "patience", "--wait", "0.5"}},
 		{0, []string{"run", "--key", "other", "--", "true"}},
 	} {
 		if status, stdout, stderr := s.pglead(nil, tt.args...); status != tt.status {

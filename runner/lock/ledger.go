@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -62,12 +63,9 @@ func (w *waiter) warmUp(ctx context.Context) error {
 		return nil
 	}
 	w.warm = true
-	_, err := w.s.Ask(ctx, session.Request{
-		SQL:    []string{"SELECT " + w.cfg.ledgerRun().First(w.cfg.ledgerLocks(locks)[0], "NULL", "NULL")},
-		Longer: fencePatience,
-	})
+	err := w.send(ctx, "SELECT "+w.cfg.ledgerRun().First(w.cfg.ledgerLocks(locks)[0], "NULL", "NULL"))
 	if answeredError(err) == nil {
-		return w.error(err)
+		return err
 	}
 	return nil
 }
@@ -285,19 +283,16 @@ func (b *Bid) askLedger(ctx context.Context, proof ledger.Proof) (string, error)
 		// What a pooler gives may have any defaults.
 		queries = []string{"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", queries[0], "COMMIT"}
 	}
-	answers, err := s.Ask(ctx, session.Request{SQL: queries, Longer: fencePatience})
+	rows, err := s.Query(ctx, queries...)
 	if err != nil {
 		return "", err
 	}
-	row, err := slices.Concat(answers...).Only(2)
+	row, err := rows.Only(2)
 	if err != nil {
 		return "", err
 	}
 	return row[0], nil
 }
-
-// fencePatience is more than a start waits for a transaction of the last run.
-const fencePatience = 5 * time.Second
 
 // vanished says whether an error means that the ledger is gone, or not granted any more,
 // so that the run may go on without.
@@ -324,6 +319,9 @@ func (b *Bid) withoutLedger(ctx context.Context, delay time.Duration) error {
 // ledgerError makes an error of the ledger one of this package. A run that waits rides
 // out those that pass by themselves.
 func (b *Bid) ledgerError(err error) error {
+	if errors.Is(err, session.ErrSilent) { // the ledger waits 3 s for a lock, which a short lease has not
+		return fmt.Errorf("%w while the ledger is to note the start (has another session locked its tables?)", err)
+	}
 	pgErr := answeredError(err)
 	if pgErr == nil {
 		return err

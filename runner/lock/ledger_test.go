@@ -327,6 +327,10 @@ func TestLedgerFails(t *testing.T) {
 		if _, err := lock.NewCandidate(once).Acquire(t.Context(), nil); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "55P03") {
 			t.Errorf("while its table is locked: %v", err)
 		}
+		if _, err := lock.NewCandidate(leased(once, 3*time.Second)).Acquire(t.Context(), nil); !errors.Is(err, session.ErrSilent) ||
+			err.Error() != "the server does not answer while the ledger is to note the start (has another session locked its tables?)" {
+			t.Errorf("while its table is locked, with a short lease: %v", err)
+		}
 		waiter := contend(t, patient)
 		eventually(t, "one who waits tries again", func() bool {
 			return strings.Count(strings.Join(waiter.said(), " "), "waiting") > 0

@@ -135,7 +135,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	if certain {
 		queries = append(queries, w.drawQuery(w.cfg.Claim.Locks, w.leaveSQL()...))
 	}
-	answers, err := w.s.Ask(ctx, session.Request{SQL: queries, Longer: time.Second})
+	answers, err := w.s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
 		// If the ledger failed, Settle finds out more.
 		if !certain || !w.startsWithToken(w.cfg.Claim.Locks) || answeredError(err) == nil || len(answers[0]) == 0 {

@@ -35,7 +35,7 @@ func TestRoleDefaults(t *testing.T) {
 	s.StartHeartbeat()
 	waited := make(chan error, 1)
 	go func() {
-		_, err := s.Ask(t.Context(), session.Request{SQL: []string{"SELECT pg_advisory_lock(1)"}, Longer: time.Minute})
+		_, err := s.Ask(t.Context(), session.Request{SQL: []string{"SELECT pg_advisory_lock(1)"}})
 		waited <- err
 	}()
 	eventually(t, "the statement has waited for longer than the role's time-outs", func() bool {
@@ -69,7 +69,7 @@ func TestCloseCancels(t *testing.T) {
 		}
 		cancel(stop)
 	}()
-	if _, err := s.Ask(ctx, session.Request{SQL: []string{"SELECT pg_sleep(3600)"}, Longer: time.Hour}); !errors.Is(err, stop) {
+	if _, err := s.Ask(ctx, session.Request{SQL: []string{"SELECT pg_sleep(3600)"}}); !errors.Is(err, stop) {
 		t.Fatalf("Ask: %v, want the context's cause", err)
 	}
 	s.Close()

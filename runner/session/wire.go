@@ -22,9 +22,6 @@ import (
 // After an error in one the server goes on to the next.
 type Request struct {
 	SQL []string
-	// Longer is how long the server may take beyond a holder's share of the
-	// lease before it counts as silent.
-	Longer time.Duration
 	// Then, if there is one, gets the rows of each query before the session hears
 	// anything that the server says later. It must not block.
 	Then func([]Rows)
@@ -100,11 +97,10 @@ func (s *Session) askSurely(ctx context.Context, r Request) (*exchange, error) {
 	return ex, err
 }
 
-// answer waits for an answer for a holder's share of the lease, and longer if the server
-// itself may have to wait (Request.Longer). After that the server counts as silent, and
-// the session ends.
+// answer waits for an answer for a holder's share of the lease. After that the server counts as
+// silent, even if it is waiting for a lock, and the session ends.
 func (s *Session) answer(ctx context.Context, ex *exchange) ([]Rows, error) {
-	silence := time.NewTimer(leasetime.HolderShare(s.cfg.Lease) + ex.Longer)
+	silence := time.NewTimer(leasetime.HolderShare(s.cfg.Lease))
 	defer silence.Stop()
 	select {
 	case <-silence.C:
