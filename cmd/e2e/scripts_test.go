@@ -29,7 +29,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			env.Vars = append(env.Vars, testbed.environ(env.WorkDir)...)
 			env.Vars = append(env.Vars, "DSN="+testbed.server.DSN("postgres"), "SERVER="+testbed.server.Socket,
-				"POOLER="+pooler, "STATEMENT_POOLER="+statementPooler, "LEDGER_SQL="+ledgerSQL)
+				"POOLER="+pooler, "STATEMENT_POOLER="+statementPooler, "LEDGER_SQL="+ledgerSQL, "LOGNAME=root") // whoever runs the tests
 			return nil
 		},
 		Condition: func(what string) (bool, error) {
