@@ -152,18 +152,18 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 	}
 	c.past |= returned
 	w := &waiter{Bid: NewBid(s, c.cfg, returning), candidate: c, returning: returning}
-	w.preparation, w.ticket = newPreparation(s, prepare), c.ticket
+	w.preparation, w.place.ticket = newPreparation(s, prepare), c.ticket
 	held, err := w.takeAndSettle(ctx)
 	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && c.left() > 0; {
-		w.returning = w.returning || w.listens()
+		w.returning = w.returning || w.knowledge.listens()
 		if err = w.waitForResume(ctx, paused); err == nil {
 			w.resumed()
 			held, err = w.takeAndSettle(ctx)
 		}
 	}
 	if err != nil {
-		if w.inLine() && w.ticket != 0 {
-			c.ticket, c.ghost, c.rank = w.ticket, s.BackendPID(), cmp.Or(w.rank, c.rank)
+		if w.place.inLine() && w.place.ticket != 0 {
+			c.ticket, c.ghost, c.rank = w.place.ticket, s.BackendPID(), cmp.Or(w.rank, c.rank)
 		}
 		w.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held

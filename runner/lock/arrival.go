@@ -16,7 +16,7 @@ import (
 
 // arrivedQuery is the query that gives the arrival back, if the bid has it.
 func (b *Bid) arrivedQuery() (query []string) {
-	if b.arriving {
+	if b.place.arriving {
 		query = []string{"SELECT " + advisory.ArrivalOf(b.nextLine()).UnlockSQL()}
 	}
 	return query
@@ -25,7 +25,7 @@ func (b *Bid) arrivedQuery() (query []string) {
 // EndArrival gives the arrival back, if the bid has it, for one that will not listen.
 func (b *Bid) EndArrival(ctx context.Context) error {
 	err := b.send(ctx, b.arrivedQuery()...)
-	b.arriving = false
+	b.place.arriving = false
 	return err
 }
 

@@ -18,8 +18,8 @@ type Bid struct {
 	s         *session.Session
 	cfg       Config
 	grant     grant
-	knowledge // of others that have the locks, or had them
-	place     // in line, if it is a waiter's
+	knowledge knowledge // of others that have the locks, or had them
+	place     place     // in line, if it is a waiter's
 
 	server      string       // with a second session: the server's identity
 	preparation *preparation // of what the command needs
@@ -31,7 +31,7 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 	b := &Bid{s: s, cfg: cfg, knowledge: newKnowledge(), preparation: newPreparation(s, nil)}
 	b.grant = noGrant(&b.cfg)
 	if contested {
-		b.contest(cfg.Claim.Locks)
+		b.knowledge.contest(cfg.Claim.Locks)
 	}
 	return b
 }
@@ -78,17 +78,17 @@ func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 // noteArrival notes whether a try took the arrival, and returns the result without that.
 func (b *Bid) noteArrival(value int) (n int) {
 	n, arrived := advisory.SplitArrival(value)
-	b.arriving = b.arriving || arrived
+	b.place.arriving = b.place.arriving || arrived
 	return n
 }
 
 // trySQL is an SQL expression that takes what is missing, as Try describes it. Its value is for
 // noteArrival. A list's bid makes its first try here, since no login is its own.
 func (b *Bid) trySQL() string {
-	if b.cfg.OfList && !b.listens() {
+	if b.cfg.OfList && !b.knowledge.listens() {
 		return b.cfg.firstTrySQL()
 	}
-	return b.cfg.trySQL(b.missing(), b.inLine())
+	return b.cfg.trySQL(b.missing(), b.place.inLine())
 }
 
 func (cfg *Config) trySQL(missing []advisory.Lock, inLine bool) string {
@@ -145,14 +145,14 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 // GiveBack frees locks under which no command was started. From then on others may have those of
 // whose starts the bid does not hear: it lacks their common marks.
 func (b *Bid) GiveBack(ctx context.Context) error {
-	b.contest(slices.DeleteFunc(slices.Clone(b.grant.Locks), func(l advisory.Lock) bool { return slices.Contains(b.marks, l.ID) }))
+	b.knowledge.contest(slices.DeleteFunc(slices.Clone(b.grant.Locks), func(l advisory.Lock) bool { return slices.Contains(b.knowledge.marks, l.ID) }))
 	return b.free(ctx)
 }
 
 // withdraw gives the locks back, and leaves the line: the command must not start. The end of
 // the session would do that a moment too late for the next run of a script.
 func (b *Bid) withdraw(ctx context.Context) error {
-	b.contest(b.grant.Locks)
+	b.knowledge.contest(b.grant.Locks)
 	err := b.free(ctx, b.leaveQuery()...)
 	b.noteLeft()
 	return err

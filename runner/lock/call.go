@@ -27,7 +27,7 @@ func (w *waiter) succession() succession {
 	switch {
 	case w.usesLedger() || w.shared() || len(w.grant.Locks) != 1:
 	case w.grant.dormant > 0:
-		s.who, s.calling = crowd.SomeDormant, w.calling
+		s.who, s.calling = crowd.SomeDormant, w.place.calling
 	case w.candidate.past.has(crowded):
 		s.who = crowd.SomeAbsent
 	}

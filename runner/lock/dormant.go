@@ -24,16 +24,16 @@ import (
 // goDormant makes the waiter dormant. A turn that it had is over: if it took the lock now, it
 // would have heard nothing of the last holder.
 func (w *waiter) goDormant(ctx context.Context) error {
-	w.tryAt, w.burst = time.Time{}, false
+	w.schedule.tryAt, w.schedule.burst = time.Time{}, false
 	w.s.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.WaiterBeat(w.cfg.Session.Lease),
-		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.line).ID).TryXactSQL()}, Then: w.hearCall},
+		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.place.line).ID).TryXactSQL()}, Then: w.hearCall},
 	})
-	if w.marked { // before it is deaf, so that nobody relies on it
+	if w.place.marked { // before it is deaf, so that nobody relies on it
 		if err := w.send(ctx, "SELECT "+advisory.MarkOf(w.ticketLock()).UnlockSQL()); err != nil {
 			return err
 		}
-		w.marked = false
+		w.place.marked = false
 	}
 	return w.Unlisten(ctx)
 }
@@ -49,17 +49,17 @@ func (w *waiter) wake(ctx context.Context) (found *look, err error) {
 func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 	claim := w.cfg.Claim
 	few := crowd.FewListen(found.marked, found.waiting) && (claim.Gate != nil || len(claim.Locks) == 1)
-	if few == w.calling {
+	if few == w.place.calling {
 		return nil
 	}
-	call := advisory.CallOf(w.line)
+	call := advisory.CallOf(w.place.line)
 	sql := call.UnlockSQL()
 	if few {
 		sql = call.TrySQL()
 	}
 	n, err := w.number(ctx, "SELECT "+sql+"::int")
 	if n == 1 { // else a heartbeat has it, and the next look comes soon
-		w.calling = few
+		w.place.calling = few
 	}
 	return err
 }
@@ -70,5 +70,5 @@ func (w *waiter) hearCall(answers []session.Rows) {
 		return
 	}
 	w.called.Store(true)
-	nudge(w.news)
+	nudge(w.knowledge.news)
 }

@@ -45,10 +45,10 @@ func (b *Bid) noteRefusal() {
 	if b.cfg.Claim.Gate == nil && !b.cfg.Session.Transaction && len(refused) > 0 {
 		refused = refused[:1]
 	}
-	b.contest(refused)
+	b.knowledge.contest(refused)
 	for _, l := range refused {
-		if h := b.heard[l.ID]; h != nil {
-			b.unknownHolder = h.NoteRefusal(boottime.Now()) || b.unknownHolder
+		if h := b.knowledge.heard[l.ID]; h != nil {
+			b.knowledge.unknownHolder = h.NoteRefusal(boottime.Now()) || b.knowledge.unknownHolder
 		}
 	}
 }
@@ -68,7 +68,7 @@ func (k *knowledge) trusts(pid uint32) bool {
 
 // verify asks for the roles of sessions whose words may count.
 func (b *Bid) verify(ctx context.Context) error {
-	for _, h := range b.heard {
+	for _, h := range b.knowledge.heard {
 		for _, pid := range h.Unverified() {
 			rows, err := b.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
 			if err != nil {
@@ -92,11 +92,11 @@ func (b *Bid) verify(ctx context.Context) error {
 // waited, in this session or in one that was lost, goes by what it has heard, which may
 // be nothing.
 func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
-	h := b.heard[id]
+	h := b.knowledge.heard[id]
 	switch {
-	case h != nil && (h.State() != evidence.Quiet || b.contested[id]):
+	case h != nil && (h.State() != evidence.Quiet || b.knowledge.contested[id]):
 		return h.Verdict()
-	case b.contested[id]:
+	case b.knowledge.contested[id]:
 		return evidence.None(b.cfg.LockDelay)
 	}
 	return evidence.Verdict{Delay: b.s.FirstTryDelay(b.cfg.LockDelay)}

@@ -77,7 +77,7 @@ func (b *Bid) undischarged(locks []advisory.Lock) (tokens []int64, blind bool) {
 		return nil, false
 	}
 	for _, l := range locks {
-		if h := b.heard[l.ID]; h != nil {
+		if h := b.knowledge.heard[l.ID]; h != nil {
 			more, unknown := h.Undischarged()
 			tokens, blind = append(tokens, more...), blind || unknown
 		}
@@ -222,7 +222,7 @@ func (b *Bid) waitForOpenRuns(ctx context.Context, a *ledgerStart, lost []ledger
 	var rest time.Duration
 	var host string
 	for _, l := range lost {
-		h := b.heard[b.grant.Locks[l.Lock].ID]
+		h := b.knowledge.heard[b.grant.Locks[l.Lock].ID]
 		need := max(b.cfg.LockDelay, l.Need()) - a.waited()
 		if b.cfg.LockDelay == 0 || need <= 0 || h != nil && h.KnowsDead(l.Token) {
 			a.proof.Closes[l.Lock] = max(a.proof.Closes[l.Lock], l.Token)

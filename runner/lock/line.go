@@ -36,10 +36,10 @@ type waiter struct {
 	returning bool      // others may have had the locks since its last session or try: it must not pass those in line
 	told      time.Time // when Observer.Waiting was last called
 
-	rank  int
-	ahead []uint32 // the sessions before this one, the next first
-	schedule
-	watched watch // of the holder
+	rank     int
+	ahead    []uint32 // the sessions before this one, the next first
+	schedule schedule
+	watched  watch // of the holder
 
 	called atomic.Bool     // somebody has called this one
 	limits *inspect.Limits // the server's, once they are known
@@ -49,14 +49,14 @@ type waiter struct {
 // join listens, takes a ticket and looks, in one message. digest makes the waiter dormant if it is not
 // one of the first.
 func (w *waiter) join(ctx context.Context) error {
-	if w.ticketed && w.line != w.nextLine() { // the next of several locks
+	if w.place.ticketed && w.place.line != w.nextLine() { // the next of several locks
 		if err := w.leaveLine(ctx); err != nil {
 			return err
 		}
-		w.ticket = 0
+		w.place.ticket = 0
 	}
-	w.line = w.nextLine()
-	if w.ticketed {
+	w.place.line = w.nextLine()
+	if w.place.ticketed {
 		return w.lookAgain(ctx)
 	}
 	found, err := w.listenAndLook(ctx, append(w.endGhostQuery(), w.ticketQuery())...)
@@ -66,7 +66,7 @@ func (w *waiter) join(ctx context.Context) error {
 	if found.ticket == 0 {
 		return session.ErrNotPostgreSQL()
 	}
-	w.ticket, w.ticketed = found.ticket, true
+	w.place.ticket, w.place.ticketed = found.ticket, true
 	return w.digest(ctx, found)
 }
 
@@ -82,9 +82,9 @@ func (w *waiter) lookAgain(ctx context.Context) error {
 // digest draws the conclusions from a look.
 func (w *waiter) digest(ctx context.Context, found *look) (err error) {
 	switch {
-	case found.rank <= crowd.MostListeners && !w.listens():
+	case found.rank <= crowd.MostListeners && !w.knowledge.listens():
 		found, err = w.wake(ctx)
-	case found.rank > crowd.MostListeners && w.listens():
+	case found.rank > crowd.MostListeners && w.knowledge.listens():
 		err = w.goDormant(ctx)
 	}
 	if err != nil {
@@ -110,9 +110,9 @@ func (w *waiter) noteRank(found *look) (moved int) {
 		}
 		w.ahead = append(w.ahead, s.PID)
 	}
-	w.unheld++
+	w.schedule.unheld++
 	if len(found.Holders) > 0 {
-		w.unheld = 0
+		w.schedule.unheld = 0
 	}
 	return moved
 }
@@ -144,10 +144,10 @@ func (w *waiter) duties(ctx context.Context, found *look) error {
 // several locks before it, and readers, which might come for ever.
 func (w *waiter) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
-	if w.gated || w.cfg.Claim.Gate == nil && (w.shared() || !readers) {
+	if w.place.gated || w.cfg.Claim.Gate == nil && (w.shared() || !readers) {
 		return nil
 	}
 	n, err := w.number(ctx, "SELECT "+w.gate().TrySQL()+"::int")
-	w.gated = err == nil && n == 1
+	w.place.gated = err == nil && n == 1
 	return err
 }

@@ -13,7 +13,7 @@ import (
 
 // Listen begins to collect the words about the locks.
 func (b *Bid) Listen(ctx context.Context) error {
-	if len(b.deafTo()) == 0 && !b.unknownHolder {
+	if len(b.deafTo()) == 0 && !b.knowledge.unknownHolder {
 		return nil
 	}
 	_, err := b.listenAndLook(ctx)
@@ -31,7 +31,7 @@ func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*look, erro
 // deafTo are the locks of which it hears nothing.
 func (b *Bid) deafTo() (locks []advisory.Lock) {
 	for _, l := range b.cfg.Claim.Locks {
-		if b.heard[l.ID] == nil {
+		if b.knowledge.heard[l.ID] == nil {
 			locks = append(locks, l)
 		}
 	}
@@ -42,11 +42,11 @@ func (b *Bid) deafTo() (locks []advisory.Lock) {
 func (b *Bid) hear(locks []advisory.Lock) {
 	for _, l := range locks {
 		h := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
-		b.heard[l.ID] = h
+		b.knowledge.heard[l.ID] = h
 		b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
 			if a, ok := h.Hear(pid, payload); ok {
-				b.mailbox.put(l.ID, a)
-				nudge(b.news)
+				b.knowledge.mailbox.put(l.ID, a)
+				nudge(b.knowledge.news)
 			}
 		})
 	}
@@ -67,14 +67,14 @@ func listenQuery(locks []advisory.Lock) (query []string) {
 // Unlisten stops listening.
 func (b *Bid) Unlisten(ctx context.Context) error {
 	var queries []string
-	for id := range b.heard {
+	for id := range b.knowledge.heard {
 		b.s.OnNotify(evidence.Channel(id), nil)
 		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
 	}
-	err := b.send(ctx, append(queries, selectQuery(b.unmarkSQL())...)...)
-	clear(b.heard)
-	b.marks = nil
-	b.mailbox.empty() // now that nothing more is heard
+	err := b.send(ctx, append(queries, selectQuery(b.knowledge.unmarkSQL())...)...)
+	clear(b.knowledge.heard)
+	b.knowledge.marks = nil
+	b.knowledge.mailbox.empty() // now that nothing more is heard
 	return err
 }
 

@@ -50,9 +50,9 @@ const mostSeats = 72
 // evidence.
 func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	l := &look{Look: evidence.Look{Sent: boottime.Now()}, asOf: map[lockkey.ID]int{}}
-	b.unknownHolder = false
+	b.knowledge.unknownHolder = false
 	var parseErr error
-	for id, h := range b.heard {
+	for id, h := range b.knowledge.heard {
 		l.asOf[id] = h.AsOf()
 	}
 	marks, noteMarks := b.markQueries()
@@ -63,14 +63,14 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 			return
 		}
 		noteMarks(answers[len(before):])
-		for id, h := range b.heard {
+		for id, h := range b.knowledge.heard {
 			h.Saw(&l.Look, id, l.asOf[id])
 		}
 	}})
 	if err != nil {
 		return nil, b.error(err)
 	}
-	b.arriving = false
+	b.place.arriving = false
 	return l, parseErr
 }
 

@@ -37,13 +37,13 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 		marks = append(marks, taken(advisory.CommonMarkOf(id).TrySQL()))
 	}
 	queries = selectQuery(marks)
-	ofTicket := b.inLine() && b.listens() && !b.marked
+	ofTicket := b.place.inLine() && b.knowledge.listens() && !b.place.marked
 	if ofTicket {
 		queries = append(queries, b.markQuery())
 	}
 	return queries, func(answers []session.Rows) {
 		if len(common) > 0 {
-			b.tookCommon(common, answers[0])
+			b.knowledge.tookCommon(common, answers[0])
 			answers = answers[1:]
 		}
 		if ofTicket {
@@ -55,11 +55,11 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 // lacksCommon are the locks whose common marks the bid lacks: it listens to what is said of them, and
 // has no ticket for some of the claim's locks.
 func (b *Bid) lacksCommon() (ids []lockkey.ID) {
-	if b.cfg.Claim.Gate != nil || b.inLine() && len(b.cfg.Claim.Locks) == 1 {
+	if b.cfg.Claim.Gate != nil || b.place.inLine() && len(b.cfg.Claim.Locks) == 1 {
 		return nil
 	}
 	for _, l := range b.cfg.Claim.Locks {
-		if b.heard[l.ID] != nil && !slices.Contains(b.marks, l.ID) {
+		if b.knowledge.heard[l.ID] != nil && !slices.Contains(b.knowledge.marks, l.ID) {
 			ids = append(ids, l.ID)
 		}
 	}
@@ -100,9 +100,9 @@ func (b *Bid) tookMark(mark session.Rows) {
 	if err != nil || row[0] == "" {
 		return
 	}
-	b.marked = true
-	for id, h := range b.heard {
-		if b.cfg.Claim.Gate != nil || id == b.line {
+	b.place.marked = true
+	for id, h := range b.knowledge.heard {
+		if b.cfg.Claim.Gate != nil || id == b.place.line {
 			h.NoteMark(evidence.ParseLSN(row[0]))
 		}
 	}

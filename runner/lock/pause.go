@@ -14,9 +14,9 @@ const askPauseEvery = 3 * time.Second
 // bid that waited for them before goes by the ledger, or by what it hears from now on. Any
 // other bid is like a new one, with a first try.
 func (w *waiter) resumed() {
-	clear(w.contested)
+	clear(w.knowledge.contested)
 	if w.returning {
-		w.contest(w.cfg.Claim.Locks)
+		w.knowledge.contest(w.cfg.Claim.Locks)
 	}
 }
 

@@ -51,7 +51,7 @@ func (b *Bid) lineClass() uint32 { return lockkey.Ticket(b.nextLine()) }
 
 // ticketLock is the ticket as a lock.
 func (b *Bid) ticketLock() advisory.Lock {
-	return advisory.TicketOf(b.line, b.ticket, b.shared())
+	return advisory.TicketOf(b.place.line, b.place.ticket, b.shared())
 }
 
 // mostTickets is how many numbers are tried. No more waiters can come in 10 ms.
@@ -61,10 +61,10 @@ const mostTickets = 4000
 // else has. Readers may share one.
 func (w *waiter) ticketQuery() string {
 	from := "(extract(epoch FROM pg_catalog.clock_timestamp()) * 100)::bigint"
-	if w.ticket != 0 { // it has been there before
-		from = strconv.FormatUint(uint64(w.ticket), 10) + "::bigint"
+	if w.place.ticket != 0 { // it has been there before
+		from = strconv.FormatUint(uint64(w.place.ticket), 10) + "::bigint"
 	}
-	number := fmt.Sprintf("(%d)::bigint << 32 | (t & 4294967295)", int32(lockkey.Ticket(w.line)))
+	number := fmt.Sprintf("(%d)::bigint << 32 | (t & 4294967295)", int32(lockkey.Ticket(w.place.line)))
 	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
 WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s END LIMIT 1`,
 		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.shared(), number))
@@ -76,19 +76,19 @@ func (b *Bid) gate() advisory.Lock {
 	if gate := b.cfg.Claim.Gate; gate != nil {
 		return advisory.Exclusive(*gate)
 	}
-	return advisory.GateOf(b.line)
+	return advisory.GateOf(b.place.line)
 }
 
 // leaveSQL are SQL expressions that give back the ticket, its mark and the gate, as far as the bid has them.
 func (b *Bid) leaveSQL() (columns []string) {
-	if b.ticketed {
+	if b.place.ticketed {
 		columns = append(columns, b.ticketLock().UnlockSQL())
 	}
-	if b.marked {
+	if b.place.marked {
 		columns = append(columns, advisory.MarkOf(b.ticketLock()).UnlockSQL())
 	}
 	// The lock of a call is not among them: a waiter that calls goes on as a holder.
-	if b.gated {
+	if b.place.gated {
 		columns = append(columns, b.gate().UnlockSQL())
 	}
 	return columns
@@ -100,20 +100,20 @@ func (p *place) noteLeftLine() { p.ticketed, p.marked, p.gated = false, false, f
 // leaveLine gives them back. Other queries follow.
 func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
 	err := b.send(ctx, append(selectQuery(b.leaveSQL()), also...)...)
-	b.noteLeftLine()
+	b.place.noteLeftLine()
 	return err
 }
 
 // leaveQuery is the query that leaves the line and gives the common marks back, as far as the bid has them.
 func (b *Bid) leaveQuery() []string {
-	return selectQuery(slices.Concat(b.leaveSQL(), b.unmarkSQL()))
+	return selectQuery(slices.Concat(b.leaveSQL(), b.knowledge.unmarkSQL()))
 }
 
 // noteLeft notes that leaveQuery was sent. An error of the server's to another query of that message
 // does not keep it from being carried out.
 func (b *Bid) noteLeft() {
-	b.noteLeftLine()
-	b.marks = nil
+	b.place.noteLeftLine()
+	b.knowledge.marks = nil
 }
 
 // endGhostQuery is the query that ends the candidate's session before this one, if the server still

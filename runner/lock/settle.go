@@ -65,7 +65,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	}
 	return &Held{
 		grant: b.grant, Session: b.s, since: time.Now(), end: ledger.End{Outcome: ledger.Stopped},
-		showsEnd: b.inLine() && b.cfg.showsToken(), requests: make(chan struct{}, 1),
+		showsEnd: b.place.inLine() && b.cfg.showsToken(), requests: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -119,7 +119,7 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, ask
 			if over, err := ask(); err != nil || over {
 				return false, err
 			}
-		case <-b.news:
+		case <-b.knowledge.news:
 			if err := b.verify(ctx); err != nil {
 				return false, err
 			}

@@ -38,11 +38,11 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 	if w.cfg.Claim.Gate != nil || w.shared() {
 		return nil
 	}
-	s, held := found.holderOf(w.line)
+	s, held := found.holderOf(w.place.line)
 	last, speaks := found.beats[s.PID]
 	if !held || !speaks {
 		w.watched.reset()
-		if w.rank == 1 && found.holds(w.line) {
+		if w.rank == 1 && found.holds(w.place.line) {
 			w.watchLock()
 			return nil
 		}
@@ -64,7 +64,7 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 		return err
 	}
 	if s.Token == 0 && s.PID != w.watched.unnamed { // else it is of `each`, say, and never shows one
-		w.watched.unnamed, w.lookAt = s.PID, time.Now().Add(namedAfter)
+		w.watched.unnamed, w.schedule.lookAt = s.PID, time.Now().Add(namedAfter)
 	}
 	return nil
 }
@@ -76,7 +76,7 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 func (w *waiter) need(s evidence.Seat, found *look) time.Duration {
 	delay := max(s.Delay, w.cfg.LockDelay)
 	for _, id := range w.heldBy(s.PID, found) {
-		delay = max(delay, w.heard[id].Verdict().Delay)
+		delay = max(delay, w.knowledge.heard[id].Verdict().Delay)
 	}
 	lease := w.cfg.Session.Lease
 	forKill := min(leasetime.ForKill(lease), time.Second)
@@ -88,7 +88,7 @@ func (w *waiter) need(s evidence.Seat, found *look) time.Duration {
 // for all of them.
 func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 	for _, s := range found.Holders {
-		if b.heard[s.ID] != nil && s.PID == pid {
+		if b.knowledge.heard[s.ID] != nil && s.PID == pid {
 			ids = append(ids, s.ID)
 		}
 	}
@@ -116,12 +116,12 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	}
 	w.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.PID)
 	for _, id := range w.heldBy(s.PID, found) {
-		w.heard[id].NoteSilence(found.asOf[id], s)
+		w.knowledge.heard[id].NoteSilence(found.asOf[id], s)
 	}
 	if w.usesLedger() {
 		w.recordSilence(ctx, s, found)
 	}
-	w.tryAt, w.burst = time.Now(), true
+	w.schedule.tryAt, w.schedule.burst = time.Now(), true
 	return nil
 }
 

@@ -64,7 +64,7 @@ func (b *Bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		started = "(SELECT " + b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
-	return b.cfg.drawQuery(locks, started, b.inLine(), columns...)
+	return b.cfg.drawQuery(locks, started, b.place.inLine(), columns...)
 }
 
 func (cfg *Config) drawQuery(locks []advisory.Lock, started string, inLine bool, columns ...string) string {

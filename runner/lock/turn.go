@@ -67,19 +67,19 @@ const namedAfter = 20 * time.Millisecond
 // plan decides by a look when to look again, and whether to try.
 func (w *waiter) plan(found *look, moved int) {
 	now := time.Now()
-	progress := crowd.Progress{Moved: moved, Moving: w.moving}
-	if !w.lookedAt.IsZero() {
-		progress.In = now.Sub(w.lookedAt)
+	progress := crowd.Progress{Moved: moved, Moving: w.schedule.moving}
+	if !w.schedule.lookedAt.IsZero() {
+		progress.In = now.Sub(w.schedule.lookedAt)
 	}
-	w.lookedAt, w.moving = now, moved > 0
-	w.lookAt = now.Add(crowd.NextLook(found.rank, progress, w.cfg.Session.Lease))
-	if w.rank <= crowd.TriesWhatsFree && w.unheld >= 2 {
-		w.tryAt = now
+	w.schedule.lookedAt, w.schedule.moving = now, moved > 0
+	w.schedule.lookAt = now.Add(crowd.NextLook(found.rank, progress, w.cfg.Session.Lease))
+	if w.rank <= crowd.TriesWhatsFree && w.schedule.unheld >= 2 {
+		w.schedule.tryAt = now
 	}
-	if w.rank <= 1 && w.tryAt.IsZero() && w.cfg.Claim.Gate == nil && !found.holds(w.line) {
-		w.tryAt = now
+	if w.rank <= 1 && w.schedule.tryAt.IsZero() && w.cfg.Claim.Gate == nil && !found.holds(w.place.line) {
+		w.schedule.tryAt = now
 		if w.knowsLess(found) {
-			w.tryAt = now.Add(crowd.TurnPatience)
+			w.schedule.tryAt = now.Add(crowd.TurnPatience)
 		}
 	}
 }
@@ -89,17 +89,17 @@ func (w *waiter) plan(found *look, moved int) {
 // delay, and one of them, whom the holder may have named, can start at once.
 func (w *waiter) knowsLess(found *look) bool {
 	listening := found.marked
-	if w.marked {
+	if w.place.marked {
 		listening--
 	}
-	h := w.heard[w.line]
+	h := w.knowledge.heard[w.place.line]
 	return listening > 0 && (h == nil || h.Verdict().Delay > 0)
 }
 
 // tryLater has the first in line try in a while anyway, unless the heartbeat watches.
 func (w *waiter) tryLater() {
-	if w.rank == 1 && w.tryAt.IsZero() && w.watched.state() == off {
-		w.tryAt = time.Now().Add(crowd.TryEvery)
+	if w.rank == 1 && w.schedule.tryAt.IsZero() && w.watched.state() == off {
+		w.schedule.tryAt = time.Now().Add(crowd.TryEvery)
 	}
 }
 
@@ -109,28 +109,28 @@ func (w *waiter) decide(events []evidence.Announcement) {
 	for _, e := range events {
 		switch e.Word {
 		case evidence.Started:
-			w.burst, w.unheld = false, 0
+			w.schedule.burst, w.schedule.unheld = false, 0
 			// A stranger's word doesn't cancel the try of those that look at once.
-			if w.rank > crowd.TriesWhatsFree || w.trusts(e.PID) {
-				w.tryAt = time.Time{}
+			if w.rank > crowd.TriesWhatsFree || w.knowledge.trusts(e.PID) {
+				w.schedule.tryAt = time.Time{}
 			}
 			if i := slices.Index(w.ahead, e.PID); i >= 0 {
 				w.ahead = slices.Delete(w.ahead, i, i+1)
 				w.rank = max(1, w.rank-1)
 			}
-			if w.rank <= crowd.TriesWhatsFree && !w.trusts(e.PID) && now.Add(lookAtOnce).Before(w.lookAt) {
-				w.lookAt = now.Add(rand.N(lookAtOnce))
+			if w.rank <= crowd.TriesWhatsFree && !w.knowledge.trusts(e.PID) && now.Add(lookAtOnce).Before(w.schedule.lookAt) {
+				w.schedule.lookAt = now.Add(rand.N(lookAtOnce))
 			}
-			if soon := now.Add(crowd.LookAtNew); w.rank <= crowd.MostWatchers && soon.Before(w.lookAt) {
-				w.lookAt = soon
+			if soon := now.Add(crowd.LookAtNew); w.rank <= crowd.MostWatchers && soon.Before(w.schedule.lookAt) {
+				w.schedule.lookAt = soon
 			}
 			w.tryLater()
 		case evidence.Clean, evidence.Dead, evidence.Left:
 			// A repeated word must not put off a turn that is near.
-			if at := now.Add(w.turnDelay(e)); w.tryAt.IsZero() || at.Before(w.tryAt) {
-				w.tryAt = at
+			if at := now.Add(w.turnDelay(e)); w.schedule.tryAt.IsZero() || at.Before(w.schedule.tryAt) {
+				w.schedule.tryAt = at
 			}
-			w.burst = w.burst || w.rank == 1 || e.To == w.s.BackendPID()
+			w.schedule.burst = w.schedule.burst || w.rank == 1 || e.To == w.s.BackendPID()
 		}
 	}
 }
@@ -147,8 +147,8 @@ func (w *waiter) turnDelay(e evidence.Announcement) time.Duration {
 // A turn that is near stays as it is: a holder may have named another session, which is to
 // take the free lock before.
 func (w *waiter) lookOrTry(state watchState, now time.Time) {
-	w.lookAt = now
-	if state == shouldTry && w.rank == 1 && (w.tryAt.IsZero() || w.tryAt.Sub(now) > crowd.TurnPatience) {
-		w.tryAt = now
+	w.schedule.lookAt = now
+	if state == shouldTry && w.rank == 1 && (w.schedule.tryAt.IsZero() || w.schedule.tryAt.Sub(now) > crowd.TurnPatience) {
+		w.schedule.tryAt = now
 	}
 }

@@ -28,11 +28,11 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 			return false, err
 		}
 		if w.called.Swap(false) {
-			w.lookAt = time.Now()
+			w.schedule.lookAt = time.Now()
 		}
 		w.decide(w.events())
 		w.heedWatch()
-		if !w.triesBy(time.Now()) { // w.takeTurn verifies by itself
+		if !w.schedule.triesBy(time.Now()) { // w.takeTurn verifies by itself
 			if err := w.verify(ctx); err != nil {
 				return false, err
 			}
@@ -46,8 +46,8 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 // events are the announcements for the lock that the line is for or, with a gate, for all
 // locks.
 func (w *waiter) events() (events []evidence.Announcement) {
-	for id, said := range w.mailbox.empty() {
-		if w.cfg.Claim.Gate != nil || id == w.line {
+	for id, said := range w.knowledge.mailbox.empty() {
+		if w.cfg.Claim.Gate != nil || id == w.place.line {
 			events = append(events, said...)
 		}
 	}
@@ -56,11 +56,11 @@ func (w *waiter) events() (events []evidence.Announcement) {
 
 // awaitNews waits until there is something to do.
 func (w *waiter) awaitNews(ctx context.Context, most time.Duration) error {
-	timer := time.NewTimer(max(0, min(most, time.Until(w.next()))))
+	timer := time.NewTimer(max(0, min(most, time.Until(w.schedule.next()))))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-w.news:
+	case <-w.knowledge.news:
 	case <-w.s.Lost():
 		return w.s.Err()
 	case <-ctx.Done():
@@ -72,12 +72,12 @@ func (w *waiter) awaitNews(ctx context.Context, most time.Duration) error {
 // act tries and looks, if it is time for that.
 func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 	now := time.Now()
-	if w.triesBy(now) {
+	if w.schedule.triesBy(now) {
 		if granted, err := w.takeTurn(ctx); err != nil || granted {
 			return granted, err
 		}
 	}
-	if now.Before(w.lookAt) {
+	if now.Before(w.schedule.lookAt) {
 		return false, nil
 	}
 	if err := w.lookAgain(ctx); err != nil {
@@ -88,8 +88,8 @@ func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 
 // takeTurn tries once, or many times if the lock is about to be freed.
 func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
-	burst := w.burst
-	w.tryAt, w.burst = time.Time{}, false
+	burst := w.schedule.burst
+	w.schedule.tryAt, w.schedule.burst = time.Time{}, false
 	w.tryLater()
 	if err := w.verify(ctx); err != nil {
 		return false, err
@@ -108,8 +108,8 @@ func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
 		}
 		w.noteRefusal()
 	}
-	if w.unknownHolder || burst {
-		w.lookAt = time.Now()
+	if w.knowledge.unknownHolder || burst {
+		w.schedule.lookAt = time.Now()
 	}
 	return false, nil
 }
@@ -154,7 +154,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 		return false, err
 	}
 	if certain {
-		w.noteLeftLine()
+		w.place.noteLeftLine()
 		err = w.drew(answers[1])
 	}
 	return granted, err

@@ -126,13 +126,13 @@ func (w *watch) over() boottime.Instant {
 // the lock. Prepared it takes the server two thirds of the time. Behind a pooler another
 // waiter may have left a name on the connection, so each has its own.
 func (w *waiter) prepareWatch(ctx context.Context) (name string, err error) {
-	name = fmt.Sprintf("pglead_%d_%d", lockkey.Ticket(w.line), w.ticket)
+	name = fmt.Sprintf("pglead_%d_%d", lockkey.Ticket(w.place.line), w.place.ticket)
 	if name == w.watched.prepared {
 		return name, nil
 	}
 	err = w.send(ctx, fmt.Sprintf(`PREPARE %s(int, boolean) AS SELECT CASE WHEN $2 THEN %s ELSE false END,
 	backend_start, state_change, extract(epoch FROM pg_catalog.clock_timestamp() - state_change), pg_catalog.left(query, 60)
-FROM pg_catalog.pg_stat_get_activity($1)`, name, advisory.Exclusive(w.line).ProbeSQL()))
+FROM pg_catalog.pg_stat_get_activity($1)`, name, advisory.Exclusive(w.place.line).ProbeSQL()))
 	if err != nil {
 		return "", err
 	}
@@ -190,7 +190,7 @@ func (w *watch) compare(of lastBeat, received boottime.Instant, row []string) (s
 
 // watchLock has the heartbeat probe a lock whose holder shows nothing of itself.
 func (w *waiter) watchLock() {
-	w.startWatch(session.Heartbeat{Every: crowd.TryEvery, Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(w.line).ProbeSQL()}}}, 0, func(_ boottime.Instant, row []string) (watchState, time.Duration) {
+	w.startWatch(session.Heartbeat{Every: crowd.TryEvery, Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(w.place.line).ProbeSQL()}}}, 0, func(_ boottime.Instant, row []string) (watchState, time.Duration) {
 		if len(row) == 1 && row[0] == "f" {
 			return watching, crowd.TryEvery
 		}
@@ -223,10 +223,10 @@ func (w *waiter) startWatch(h session.Heartbeat, need time.Duration, judge judge
 			w.s.BeatAt(received.Add(next))
 			return
 		}
-		nudge(w.news)
+		nudge(w.knowledge.news)
 	}
 	w.s.SetHeartbeat(h)
-	w.lookAt = time.Now().Add(crowd.LookBesideWatch(w.rank, w.cfg.Session.Lease))
+	w.schedule.lookAt = time.Now().Add(crowd.LookBesideWatch(w.rank, w.cfg.Session.Lease))
 }
 
 // unwatch ends the watch, if there is one.

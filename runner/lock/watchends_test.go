@@ -28,14 +28,14 @@ func TestWatchEnds(t *testing.T) {
 	} {
 		w := &waiter{rank: tt.rank, schedule: schedule{lookAt: now.Add(time.Minute)}}
 		if tt.turn != 0 {
-			w.tryAt = now.Add(tt.turn)
+			w.schedule.tryAt = now.Add(tt.turn)
 		}
 		w.lookOrTry(tt.state, now)
-		if tries := !w.tryAt.IsZero(); tries != tt.tries || tries && !w.tryAt.Equal(now.Add(tt.want)) {
-			t.Errorf("%s: it tries (%v) in %v", tt.what, tries, w.tryAt.Sub(now))
+		if tries := !w.schedule.tryAt.IsZero(); tries != tt.tries || tries && !w.schedule.tryAt.Equal(now.Add(tt.want)) {
+			t.Errorf("%s: it tries (%v) in %v", tt.what, tries, w.schedule.tryAt.Sub(now))
 		}
-		if !w.lookAt.Equal(now) {
-			t.Errorf("%s: it looks in %v", tt.what, w.lookAt.Sub(now))
+		if !w.schedule.lookAt.Equal(now) {
+			t.Errorf("%s: it looks in %v", tt.what, w.schedule.lookAt.Sub(now))
 		}
 	}
 }
