@@ -35,7 +35,7 @@ func (w *worker) beside(ctx context.Context, last *ended) <-chan fetched {
 		if ahead {
 			w.fetchAhead(ctx, last, got)
 		} else {
-			w.free(ctx, last)
+			w.giveBack(ctx, last)
 		}
 	}()
 	return got
@@ -58,5 +58,5 @@ func (w *worker) fetchAhead(ctx context.Context, last *ended, got chan<- fetched
 	case <-ctx.Done():
 	}
 	w.again = &next.item
-	w.abandon(next)
+	w.giveBackUnused(next)
 }

@@ -51,9 +51,9 @@ func (w *worker) work(ctx context.Context) error {
 		fetched := <-got
 		last, next = ran, fetched.next
 		if err = cmp.Or(failed, fetched.err); err != nil {
-			w.free(ctx, last)
+			w.giveBack(ctx, last)
 			if next != nil {
-				w.abandon(next)
+				w.giveBackUnused(next)
 			}
 			return err
 		}
@@ -71,7 +71,7 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 	for {
 		j, err := w.pick(ctx, last == nil && !ahead)
 		if err != nil {
-			w.free(ctx, last)
+			w.giveBack(ctx, last)
 			return nil, err
 		}
 		if j == nil && last == nil {
@@ -80,7 +80,7 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 		if j != nil && !ahead {
 			if err := w.readyGuard(); err != nil { // the guard gets ready while the server answers
 				w.jobs.leave(j)
-				w.free(ctx, last)
+				w.giveBack(ctx, last)
 				return nil, err
 			}
 		}
@@ -167,8 +167,8 @@ func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, er
 	return w.settle(ctx, j)
 }
 
-// abandon gives back a lock under which no command was started.
-func (w *worker) abandon(j *job) {
+// giveBackUnused gives back a lock under which no command was started.
+func (w *worker) giveBackUnused(j *job) {
 	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(w.cfg.Session.Lease))
 	defer cancel()
 	if j.session.Err() != nil || j.held.Release(ctx) != nil {
@@ -181,7 +181,7 @@ func (w *worker) abandon(j *job) {
 // do runs an item's command. If the lock was not lost, the caller has to give it back.
 func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	if err := w.readyGuard(); err != nil {
-		w.abandon(j)
+		w.giveBackUnused(j)
 		return nil, err
 	}
 	cfg := w.cfg.Config
@@ -248,8 +248,8 @@ func (w *worker) readyGuard() (err error) {
 	return err
 }
 
-// free gives back the lock of a command that has ended, if there is one.
-func (w *worker) free(ctx context.Context, last *ended) {
+// giveBack gives back the lock of a command that has ended, if there is one.
+func (w *worker) giveBack(ctx context.Context, last *ended) {
 	if last != nil {
 		_, _ = w.turnOver(ctx, last, nil) // its results are about the next item
 	}

@@ -41,9 +41,9 @@ type OpenRun struct {
 	Host  string
 }
 
-// Need is how long after the loss of the lock the command is certainly dead. No command
+// Outlives is how long after the loss of the lock the command is certainly dead. No command
 // lives on for longer than the lease, whatever its grace is.
-func (e OpenRun) Need() time.Duration {
+func (e OpenRun) Outlives() time.Duration {
 	return min(leasetime.DeadAfter(e.Lease, e.Grace), e.Lease)
 }
 

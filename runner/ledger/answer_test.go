@@ -13,13 +13,13 @@ func TestParseAnswer(t *testing.T) {
 	if err != nil || len(a.Lost) != 2 || a.Lost[0] != (ledger.OpenRun{Token: 7, Lease: 15 * time.Second, Grace: 2 * time.Second, Host: "web1"}) || a.Lost[1].Lock != 1 {
 		t.Errorf("lost: %+v, %v", a, err)
 	}
-	if need := a.Lost[0].Need(); need != 12*time.Second {
+	if need := a.Lost[0].Outlives(); need != 12*time.Second {
 		t.Errorf("two thirds of the lease and the grace: %v", need)
 	}
-	if need := a.Lost[1].Need(); need != 16*time.Hour {
+	if need := a.Lost[1].Outlives(); need != 16*time.Hour {
 		t.Errorf("what a stranger says of his lease: %v", need)
 	}
-	if need := (ledger.OpenRun{Lease: 15 * time.Second, Grace: time.Hour}).Need(); need != 15*time.Second {
+	if need := (ledger.OpenRun{Lease: 15 * time.Second, Grace: time.Hour}).Outlives(); need != 15*time.Second {
 		t.Errorf("no command outlives its lease: %v", need)
 	}
 	for _, text := range []string{

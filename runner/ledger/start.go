@@ -37,15 +37,15 @@ type Proof struct {
 	Waited time.Duration
 }
 
-// First is an SQL expression that starts a run of one lock if nothing is in its way.
-// Otherwise its value is NULL, and Rest tells the reason. token and system are SQL.
-func (r Run) First(l Lock, token, system string) string {
+// StartSQL is an SQL expression that starts a run of one lock if nothing is in its way.
+// Otherwise its value is NULL, and that of StartWithProofSQL tells the reason. token and system are SQL.
+func (r Run) StartSQL(l Lock, token, system string) string {
 	return fmt.Sprintf("pglead.start_1('%d', '%d', %s, %s, %s, %s, NULL, %s)",
 		l.Number, l.ObjSubID(), quote(l.Key), token, system, r.words(), r.ticks())
 }
 
-// Rest is an SQL expression that starts a run. ParseAnswer reads its value.
-func (r Run) Rest(locks []Lock, shared bool, token int64, system string, p Proof) string {
+// StartWithProofSQL is an SQL expression that starts a run, or tells what is in its way. ParseAnswer reads its value.
+func (r Run) StartWithProofSQL(locks []Lock, shared bool, token int64, system string, p Proof) string {
 	var numbers, subs, keys, closes, heard []string
 	for i, l := range locks {
 		numbers = append(numbers, strconv.FormatInt(l.Number, 10))

@@ -146,7 +146,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 	if !returning { // else it has a place in line, and must not pass those before it
 		firstTry = c.cfg.firstTrySQL()
 	}
-	s, err := c.open(ctx, firstTry)
+	s, err := c.openSession(ctx, firstTry)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 	held.next = w.succession()
-	held.heedStepDown()
+	held.heedRequests()
 	return held, nil
 }
 
@@ -195,7 +195,7 @@ func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
 // a place in line, and tries only when it is its turn. A transaction has no line.
 func (w *waiter) take(ctx context.Context) error {
 	triesFirst, wait := !w.returning, w.wait
-	if w.cfg.Session.Transaction {
+	if !w.cfg.hasLine() {
 		triesFirst, wait = true, w.poll
 	}
 	if triesFirst {
@@ -239,7 +239,7 @@ func (w *waiter) lastTry(ctx context.Context) error {
 // beginWait prepares for a wait.
 func (w *waiter) beginWait() error {
 	w.cfg.Log.Info("waiting for the lock", "event", "waiting")
-	if !w.cfg.Session.Transaction {
+	if w.cfg.hasLine() {
 		w.beatPlainly()
 		w.s.StartHeartbeat()
 	}
@@ -280,7 +280,7 @@ func (w *waiter) refuse(ctx context.Context) error {
 		return conflict // without their names
 	}
 	for _, view := range views {
-		if view.Backend != w.s.BackendPID() && (w.cfg.Claim.Gate == nil || view.ID != *w.cfg.Claim.Gate) {
+		if view.Backend != w.s.BackendPID() && (!w.cfg.Claim.takesAny() || view.ID != *w.cfg.Claim.Gate) {
 			conflict.Holders = append(conflict.Holders, view)
 		}
 	}

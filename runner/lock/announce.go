@@ -70,7 +70,7 @@ func (c Claim) audienceQuery(locks []advisory.Lock) string {
 func (c Claim) classes(locks []advisory.Lock) (list string, ids []lockkey.ID) {
 	ids = idsOf(locks)
 	lines := ids
-	if c.Gate != nil {
+	if c.takesAny() {
 		lines = []lockkey.ID{*c.Gate}
 		ids = append(ids, *c.Gate)
 	}

@@ -41,7 +41,7 @@ func FuzzRows(f *testing.F) {
 					t.Errorf("%d of two locks are %v, %v", n, b.grant.Locks, err)
 				}
 			}
-			_ = b.drew(rows)
+			_ = b.noteDrawn(rows)
 			if l := (&look{}); l.parse(rows, 1) == nil {
 				for pid, last := range l.beats {
 					if last.pid != pid || last.beat == 0 || last.opened == "" {

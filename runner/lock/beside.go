@@ -30,17 +30,17 @@ func (b *Bid) drawBeside(ctx context.Context) error {
 		return session.ErrNotPostgreSQL()
 	}
 	var queries []string
-	if !b.cfg.Session.Transaction { // which says nothing before its end
+	if b.cfg.announces() {
 		for _, l := range b.grant.Locks {
 			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayload(l, drawn[0])))
 		}
 		if b.cfg.showsToken() {
 			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))
 		}
-		queries = append(queries, b.leaveQuery()...)
+		queries = append(queries, b.leaveAndUnmarkQuery()...)
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+amongOwnLocks+areOwn)})
-	b.noteLeft()
+	b.noteLeftAndUnmarked()
 	if err != nil {
 		return b.error(err)
 	}

@@ -41,7 +41,7 @@ func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(len(b.grant.Locks
 
 // missing are the locks that the claim still asks for.
 func (b *Bid) missing() []advisory.Lock {
-	if b.cfg.Claim.Gate != nil {
+	if b.cfg.Claim.takesAny() {
 		return b.cfg.Claim.Locks
 	}
 	return b.cfg.Claim.Locks[len(b.grant.Locks):]
@@ -96,9 +96,9 @@ func (cfg *Config) trySQL(missing []advisory.Lock, inLine bool) string {
 	switch {
 	case cfg.Session.Transaction:
 		return claim.trySQLInTransaction()
-	case claim.Gate != nil && !inLine:
+	case claim.takesAny() && !inLine:
 		return advisory.ThroughSQL(advisory.Exclusive(*claim.Gate), advisory.TryEachSQL(claim.Locks, advisory.Lock.TryInTurnSQL), "0")
-	case claim.Gate != nil:
+	case claim.takesAny():
 		return advisory.TryEachSQL(claim.Locks, advisory.Lock.TryInTurnSQL)
 	case cfg.Wait == 0 && len(missing) == len(claim.Locks):
 		return advisory.TryAllOrNoneSQL(claim.Locks)
@@ -112,7 +112,7 @@ func (cfg *Config) firstTrySQL() string {
 	switch claim := cfg.Claim; {
 	case len(claim.Locks) == 0:
 		return ""
-	case cfg.Wait > 0 && !cfg.Session.Transaction:
+	case cfg.Wait > 0 && cfg.hasLine():
 		return advisory.TryOrArriveSQL(claim.Locks, claim.Gate)
 	}
 	return cfg.trySQL(cfg.Claim.Locks, false)
@@ -129,7 +129,7 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 		return false, session.ErrNotPostgreSQL()
 	}
 	won := missing[:n]
-	if b.cfg.Claim.Gate != nil && n > 0 {
+	if b.cfg.Claim.takesAny() && n > 0 {
 		won, b.grant.Slot = missing[n-1:n], n
 	}
 	b.grant.Locks = append(b.grant.Locks, won...)
@@ -146,20 +146,20 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 // whose starts the bid does not hear: it lacks their common marks.
 func (b *Bid) GiveBack(ctx context.Context) error {
 	b.knowledge.contest(slices.DeleteFunc(slices.Clone(b.grant.Locks), func(l advisory.Lock) bool { return slices.Contains(b.knowledge.marks, l.ID) }))
-	return b.free(ctx)
+	return b.unlock(ctx)
 }
 
 // withdraw gives the locks back, and leaves the line: the command must not start. The end of
 // the session would do that a moment too late for the next run of a script.
 func (b *Bid) withdraw(ctx context.Context) error {
 	b.knowledge.contest(b.grant.Locks)
-	err := b.free(ctx, b.leaveQuery()...)
-	b.noteLeft()
+	err := b.unlock(ctx, b.leaveAndUnmarkQuery()...)
+	b.noteLeftAndUnmarked()
 	return err
 }
 
-// free frees what was granted. Other queries follow.
-func (b *Bid) free(ctx context.Context, also ...string) error {
+// unlock frees what was granted. Other queries follow.
+func (b *Bid) unlock(ctx context.Context, also ...string) error {
 	queries := append(b.giveBackQueries(), also...)
 	if b.cfg.Session.Transaction {
 		b.s.SetHolding(false)

@@ -25,7 +25,7 @@ type succession struct {
 func (w *waiter) succession() succession {
 	s := succession{line: w.nextLine()}
 	switch {
-	case w.usesLedger() || w.shared() || len(w.grant.Locks) != 1:
+	case w.usesLedger() || w.cfg.Claim.shared() || len(w.grant.Locks) != 1:
 	case w.grant.dormant > 0:
 		s.who, s.calling = crowd.SomeDormant, w.place.calling
 	case w.candidate.past.has(crowded):

@@ -51,7 +51,7 @@ const lateMost = 2 * time.Second
 
 // isHeard says whether anybody goes by a word of the command's death.
 func (h *Held) isHeard() bool {
-	return h.cfg.LockDelay > 0 && !h.cfg.Session.Transaction && !h.Locks[0].Shared
+	return h.cfg.LockDelay > 0 && h.cfg.announces() && !h.cfg.Claim.shared()
 }
 
 // afterLoss notes the ends in the ledger, if the runs are recorded there, and may tell

@@ -48,7 +48,7 @@ func (w *waiter) wake(ctx context.Context) (found *look, err error) {
 // nobody calls.
 func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 	claim := w.cfg.Claim
-	few := crowd.FewListen(found.marked, found.waiting) && (claim.Gate != nil || len(claim.Locks) == 1)
+	few := crowd.FewListen(found.marked, found.waiting) && (claim.takesAny() || claim.takesOne())
 	if few == w.place.calling {
 		return nil
 	}

@@ -58,7 +58,7 @@ func (g *grant) endQueries(prefers string) (words []string, unlock string) {
 // the server's catalogs for its first announcement, which takes half a millisecond: this way it has done
 // so before its command ends.
 func (g *grant) rehearsalQuery() (query []string) {
-	if g.cfg.Session.Transaction || g.cfg.OfList {
+	if !g.cfg.announces() || g.cfg.OfList {
 		return nil
 	}
 	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL", "")}

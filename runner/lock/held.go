@@ -51,12 +51,7 @@ func (h *Held) Err() error { return h.Session.Err() }
 // release, unless the waiters in line may still have to look up its role (Close).
 func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
-		h.Session.SetHolding(false)
-		_, err := h.Session.Query(ctx, append(h.finishQueries(h.end), "COMMIT")...)
-		if h.excused(err) {
-			return nil // the transaction is over in any case
-		}
-		return h.error(err)
+		return h.endTransaction(ctx)
 	}
 	if h.cfg.Session.Quorum {
 		h.finishBeside(ctx)
@@ -98,7 +93,7 @@ func (h *Held) error(err error) error {
 func (h *Held) releaseQueries(end ledger.End) (queries []string, unlock string) {
 	words, unlock := h.endQueries(h.prefers)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
-	if h.showsEnd && !h.Locks[0].Shared {
+	if h.showsEnd && !h.cfg.Claim.shared() {
 		words = append([]string{h.showEndQuery()}, words...)
 	}
 	if h.cfg.Session.Quorum {
@@ -113,7 +108,7 @@ func (h *Held) releaseQueries(end ledger.End) (queries []string, unlock string) 
 // nothing before its end, and nobody else can write to an encrypted connection. The
 // session ends with the request, unless it has other locks.
 func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
-	if h.cfg.Session.Transaction || h.Locks[0].Shared {
+	if !h.cfg.announces() || h.cfg.Claim.shared() {
 		return nil, false
 	}
 	queries, unlock := h.releaseQueries(ledger.End{Outcome: ledger.Killed})

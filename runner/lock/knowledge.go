@@ -42,7 +42,7 @@ func (k *knowledge) contest(locks []advisory.Lock) {
 // that are missing.
 func (b *Bid) noteRefusal() {
 	refused := b.missing()
-	if b.cfg.Claim.Gate == nil && !b.cfg.Session.Transaction && len(refused) > 0 {
+	if !b.cfg.Claim.takesAny() && !b.cfg.Session.Transaction && len(refused) > 0 {
 		refused = refused[:1]
 	}
 	b.knowledge.contest(refused)

@@ -144,7 +144,7 @@ func (w *waiter) duties(ctx context.Context, found *look) error {
 // several locks before it, and readers, which might come for ever.
 func (w *waiter) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
-	if w.place.gated || w.cfg.Claim.Gate == nil && (w.shared() || !readers) {
+	if w.place.gated || !w.cfg.Claim.takesAny() && (w.cfg.Claim.shared() || !readers) {
 		return nil
 	}
 	n, err := w.number(ctx, "SELECT "+w.gate().TrySQL()+"::int")

@@ -69,11 +69,11 @@ type Claim struct {
 }
 
 // fulfilledBy says whether n is enough: all locks or, with a gate, any one.
-func (c Claim) fulfilledBy(n int) bool { return n == len(c.Locks) || c.Gate != nil && n > 0 }
+func (c Claim) fulfilledBy(n int) bool { return n == len(c.Locks) || c.takesAny() && n > 0 }
 
 // lineFor is the lock in whose line the waiters for one of the claim's locks stand.
 func (c Claim) lineFor(id lockkey.ID) lockkey.ID {
-	if c.Gate != nil {
+	if c.takesAny() {
 		return *c.Gate
 	}
 	return id
@@ -86,7 +86,7 @@ func (c Claim) Sought() inspect.Sought {
 		sought.Locks = append(sought.Locks, l.ID)
 	}
 	sought.Lines = sought.Locks
-	if c.Gate != nil {
+	if c.takesAny() {
 		sought.Lines = []lockkey.ID{*c.Gate}
 		sought.Locks = append(slices.Clone(sought.Locks), *c.Gate)
 	}

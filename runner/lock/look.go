@@ -183,7 +183,7 @@ func parseSeat(row []string) (s evidence.Seat, last lastBeat, err error) {
 	s.Token, s.Ended = shownToken(row[seatName])
 	if d, ok := inspect.ParseDescription(row[seatQuery]); ok && d.Beat > 0 {
 		// A holder in its own delay waits for other commands, which may live longer.
-		s.Delay = min(max(leasetime.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
+		s.Outlives = min(max(leasetime.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
 		if s.Opened != "" && !d.Transaction {
 			last = lastBeat{s.PID, s.Opened, row[seatChanged], requestAge(row[seatAge]), d.Beat}
 		}

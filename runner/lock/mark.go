@@ -55,7 +55,7 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 // lacksCommon are the locks whose common marks the bid lacks: it listens to what is said of them, and
 // has no ticket for some of the claim's locks.
 func (b *Bid) lacksCommon() (ids []lockkey.ID) {
-	if b.cfg.Claim.Gate != nil || b.place.inLine() && len(b.cfg.Claim.Locks) == 1 {
+	if b.cfg.Claim.takesAny() || b.place.inLine() && b.cfg.Claim.takesOne() {
 		return nil
 	}
 	for _, l := range b.cfg.Claim.Locks {
@@ -74,7 +74,7 @@ func taken(try string) string {
 
 // markQuery takes this session's mark, if its ticket is one of the first.
 func (b *Bid) markQuery() string {
-	mark := advisory.TryNumberSQL(b.shared(), fmt.Sprintf("%d, (objid::bigint << 32 >> 32)::int", int32(b.lineClass())))
+	mark := advisory.TryNumberSQL(b.cfg.Claim.shared(), fmt.Sprintf("%d, (objid::bigint << 32 >> 32)::int", int32(b.lineClass())))
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND `+inspect.InThisDatabase+` AND classid = '%d' AND objid <> '%d' AND objsubid = 1 AND granted) AS waiting
@@ -102,7 +102,7 @@ func (b *Bid) tookMark(mark session.Rows) {
 	}
 	b.place.marked = true
 	for id, h := range b.knowledge.heard {
-		if b.cfg.Claim.Gate != nil || id == b.place.line {
+		if b.cfg.Claim.takesAny() || id == b.place.line {
 			h.NoteMark(evidence.ParseLSN(row[0]))
 		}
 	}

@@ -19,7 +19,7 @@ func TestSeats(t *testing.T) {
 	}
 	s, last, err := parseSeat(row("pglead:#281474976711380 key@host", "/*pglead beat='7',grace='5s',lease='30s'*/ SELECT 1"))
 	want := evidence.Seat{
-		ID: lockkey.ID{Number: -1<<32 | 7, Pair: true}, PID: 4711, Role: 10, Token: 281474976711380, Delay: 25 * time.Second,
+		ID: lockkey.ID{Number: -1<<32 | 7, Pair: true}, PID: 4711, Role: 10, Token: 281474976711380, Outlives: 25 * time.Second,
 		Opened: "2026-01-01 00:00:00+00",
 	}
 	wantLast := lastBeat{pid: 4711, opened: want.Opened, changed: "2026-01-01 00:00:01+00", age: 1500 * time.Millisecond, beat: 7}
@@ -47,7 +47,7 @@ func TestSeats(t *testing.T) {
 		"/*pglead beat='18446744073709551615'*/":             {0, 1<<64 - 1},
 	} {
 		s, last, err := parseSeat(row("psql", query))
-		if err != nil || last.beat != want.beat || last.beat == 0 && last != (lastBeat{}) || s.Delay != want.delay {
+		if err != nil || last.beat != want.beat || last.beat == 0 && last != (lastBeat{}) || s.Outlives != want.delay {
 			t.Errorf("%q is %+v, %+v, %v, want %+v", query, s, last, err, want)
 		}
 	}

@@ -29,7 +29,7 @@ func (cfg *Config) session() session.Config {
 func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error) (*session.Session, error) {
 	c.begin()
 	for p := newPauses(); ; {
-		s, err := c.open(ctx, "")
+		s, err := c.openSession(ctx, "")
 		if err == nil {
 			if err = ready(s); err == nil {
 				c.cfg.Observer.away(nil)
@@ -43,8 +43,8 @@ func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error
 	}
 }
 
-// open opens a session whose login carries an SQL expression, or none.
-func (c *Candidate) open(ctx context.Context, firstTry string) (s *session.Session, err error) {
+// openSession opens a session whose login carries an SQL expression, or none.
+func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
 	c.cfg.Observer.SayAlive(c.cfg.AttemptMost())
 	of := c.cfg.session()
 	of.FirstQuestion, of.LedgerQuestion = firstTry, c.cfg.Ledger.Question(of.Transaction)

@@ -47,7 +47,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 		}
 		rows, err := w.s.Query(ctx, ledger.Paused(w.cfg.ledgerLocks(w.cfg.Claim.Locks)))
 		if err != nil {
-			return w.ledgerError(err)
+			return ledgerError(err)
 		}
 		if len(rows) == 0 {
 			return nil

@@ -35,9 +35,6 @@ func (b *Bid) nextLine() lockkey.ID {
 	return b.cfg.Claim.lineFor(next.ID)
 }
 
-// shared says whether the bid is a reader's.
-func (b *Bid) shared() bool { return b.cfg.Claim.Locks[0].Shared }
-
 // The lower half of a ticket's number says when its owner came to the lock's line.
 
 // placeSQL is an SQL expression for a ticket's place in line: its distance from now, as a signed number
@@ -51,7 +48,7 @@ func (b *Bid) lineClass() uint32 { return lockkey.Ticket(b.nextLine()) }
 
 // ticketLock is the ticket as a lock.
 func (b *Bid) ticketLock() advisory.Lock {
-	return advisory.TicketOf(b.place.line, b.place.ticket, b.shared())
+	return advisory.TicketOf(b.place.line, b.place.ticket, b.cfg.Claim.shared())
 }
 
 // mostTickets is how many numbers are tried. No more waiters can come in 10 ms.
@@ -67,7 +64,7 @@ func (w *waiter) ticketQuery() string {
 	number := fmt.Sprintf("(%d)::bigint << 32 | (t & 4294967295)", int32(lockkey.Ticket(w.place.line)))
 	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
 WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s END LIMIT 1`,
-		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.shared(), number))
+		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.cfg.Claim.shared(), number))
 }
 
 // gate is the lock that the first in line holds against newcomers: the claim's gate or,
@@ -79,8 +76,8 @@ func (b *Bid) gate() advisory.Lock {
 	return advisory.GateOf(b.place.line)
 }
 
-// leaveSQL are SQL expressions that give back the ticket, its mark and the gate, as far as the bid has them.
-func (b *Bid) leaveSQL() (columns []string) {
+// leaveLineSQL are SQL expressions that give back the ticket, its mark and the gate, as far as the bid has them.
+func (b *Bid) leaveLineSQL() (columns []string) {
 	if b.place.ticketed {
 		columns = append(columns, b.ticketLock().UnlockSQL())
 	}
@@ -99,19 +96,19 @@ func (p *place) noteLeftLine() { p.ticketed, p.marked, p.gated = false, false, f
 
 // leaveLine gives them back. Other queries follow.
 func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
-	err := b.send(ctx, append(selectQuery(b.leaveSQL()), also...)...)
+	err := b.send(ctx, append(selectQuery(b.leaveLineSQL()), also...)...)
 	b.place.noteLeftLine()
 	return err
 }
 
-// leaveQuery is the query that leaves the line and gives the common marks back, as far as the bid has them.
-func (b *Bid) leaveQuery() []string {
-	return selectQuery(slices.Concat(b.leaveSQL(), b.knowledge.unmarkSQL()))
+// leaveAndUnmarkQuery is the query that leaves the line and gives the common marks back, as far as the bid has them.
+func (b *Bid) leaveAndUnmarkQuery() []string {
+	return selectQuery(slices.Concat(b.leaveLineSQL(), b.knowledge.unmarkSQL()))
 }
 
-// noteLeft notes that leaveQuery was sent. An error of the server's to another query of that message
+// noteLeftAndUnmarked notes that leaveAndUnmarkQuery was sent. An error of the server's to another query of that message
 // does not keep it from being carried out.
-func (b *Bid) noteLeft() {
+func (b *Bid) noteLeftAndUnmarked() {
 	b.place.noteLeftLine()
 	b.knowledge.marks = nil
 }
@@ -121,7 +118,7 @@ func (b *Bid) noteLeft() {
 // it last. It is known by its number and its ticket.
 func (w *waiter) endGhostQuery() (query []string) {
 	c := w.candidate
-	if c.ghost == 0 || w.shared() { // readers may share a ticket
+	if c.ghost == 0 || w.cfg.Claim.shared() { // readers may share a ticket
 		return nil
 	}
 	lines, _ := w.cfg.Claim.classes(w.cfg.Claim.Locks)

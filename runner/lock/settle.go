@@ -13,26 +13,28 @@ import (
 // of a former holder, which may not know of its loss, is dead, draws the token, and keeps
 // the session alive from then on.
 //
-// A command starts only if all of this holds. Without a ledger it is in this order. With one, the
-// token is drawn first, and the ledger is asked with it (drawAndStart). A burst (waiter.tryOften) and a
-// Turnover draw the token with the try. Whatever waits after a draw draws anew (beginDelay).
+// A command starts only if all of this holds:
 //
+//	                                  who finds out, in this order
 //	the server is fit for it          the login (package session, login.go)
 //	the claim is complete             Bid.Complete, after a try
 //	the delay is known                Bid.verdict, with each lock that is granted: by what was heard
 //	                                  (Evidence.Verdict) or, after a first try, by the server's
 //	                                  age (Session.FirstTryDelay)
-//	no earlier command is alive       waitOut; with a ledger drawAndStart, which also
-//	                                  obeys a pause and --once-per
-//	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token or,
-//	                                  with a second session, of one after it
+//	no earlier command is alive       waitOut
+//	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token
 //	the lease is not over             ExpireIfDue and Err, below
 //	no signal has come, and the       run.startSupervised (package runner), which waits
 //	session is still not lost         until signals are caught, and asks the guard
 //	the lease is not over, and the    guardProcess.start (package child), just before it
 //	socket is open                    forks
 //
-// The caller has the heartbeat look for requests to step down (Held.heedStepDown, HeedStepDown).
+// With a ledger the token is drawn before it is certain that no earlier command is alive: the ledger is
+// asked with it, and also obeys a pause and --once-per (startInLedger). A burst (waiter.tryOften) and
+// a Turnover draw it with the try. Whatever waits after a draw draws anew (beginDelay). With a second
+// session the locks are listed by a statement of their own (drawBeside).
+//
+// The caller has the heartbeat look for requests to step down (Held.heedRequests, HeedStepDown).
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A delay or a second login takes time, so this asks once more: the Deadline has to be fresh.
 	// For a transaction it is: the grant was the answer to a question of its own.
@@ -42,9 +44,9 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		}
 	}
 	b.s.StartHeartbeat()
-	draw := b.drawAndStart
+	draw := b.startInLedger
 	if !b.usesLedger() {
-		draw = b.draw
+		draw = b.drawAndAnnounce
 		if err := b.waitOut(ctx, b.grant.delay); err != nil {
 			return nil, err
 		}

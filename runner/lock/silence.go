@@ -27,15 +27,15 @@ import (
 // When a holder falls silent, this happens, in this order:
 //
 //	waiter.watchSpeaker      a look has shown the holder: the heartbeat asks for its latest request from now on
-//	watch.compare            the heartbeat's answers show one request for as long as need says: shouldLook
+//	watch.compare            the heartbeat's answers show one request for as long as enoughSilence says: shouldLook
 //	waiter.heedWatch         ends the watch, and makes it time for a look
-//	Bid.look, followHolder   the look shows the same request: the holder has been silent for need
+//	Bid.look, followHolder   the look shows the same request: the holder has been silent for long enough
 //	waiter.endSilent         ends the session in a statement that finds the same request once more
 //	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger
 //	waiter.takeTurn          takes the lock, by many tries, as soon as the server has freed it
 //	Bid.Settle               starts without a delay
 func (w *waiter) followHolder(ctx context.Context, found *look) error {
-	if w.cfg.Claim.Gate != nil || w.shared() {
+	if w.cfg.Claim.takesAny() || w.cfg.Claim.shared() {
 		return nil
 	}
 	s, held := found.holderOf(w.place.line)
@@ -55,12 +55,12 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 	if !again || found.rank < w.watched.rank {
 		w.watched.rank = found.rank
 	}
-	need := w.need(s, found)
-	if again && silent >= need {
+	enough := w.enoughSilence(s, found)
+	if again && silent >= enough {
 		w.unwatch()
 		return w.endSilent(ctx, s, last, found)
 	}
-	if err := w.watchSpeaker(ctx, last, need); err != nil {
+	if err := w.watchSpeaker(ctx, last, enough); err != nil {
 		return err
 	}
 	if s.Token == 0 && s.PID != w.watched.unnamed { // else it is of `each`, say, and never shows one
@@ -69,12 +69,12 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 	return nil
 }
 
-// need is how long a holder must have been silent: until its own command is dead, and
+// enoughSilence is how long a holder must have been silent: until its own command is dead, and
 // so are all that started before and may be alive. A busy machine may kill late: for that
 // there is as much again as the holder itself leaves for the kill, but no more than a second.
 // Each place in line adds to that, so that those before this one have their turn.
-func (w *waiter) need(s evidence.Seat, found *look) time.Duration {
-	delay := max(s.Delay, w.cfg.LockDelay)
+func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
+	delay := max(s.Outlives, w.cfg.LockDelay)
 	for _, id := range w.heldBy(s.PID, found) {
 		delay = max(delay, w.knowledge.heard[id].Verdict().Delay)
 	}

@@ -91,10 +91,10 @@ func (h *Held) stepDownSQL() string {
 	return strings.Join(probes, " AND ")
 }
 
-// heedStepDown makes the heartbeat look for requests to step down. The first one comes soon,
+// heedRequests makes the heartbeat look for requests to step down. The first one comes soon,
 // since its comment shows what the session holds, but not so soon that a brief command would
 // need one: it is over before anybody looks. With it the session rehearses its announcement.
-func (h *Held) heedStepDown() {
+func (h *Held) heedRequests() {
 	h.Session.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.BeatEvery(h.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown},

@@ -22,7 +22,7 @@ const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_i
 // systemSQL is the cluster that the token belongs to.
 const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 
-// The columns of a row of drawQuery that drew reads. Others follow, and lockColumns are the last.
+// The columns of a row of startQuery that noteDrawn reads. Others follow, and lockColumns are the last.
 const (
 	drawnToken   = iota
 	drawnSystem  // the cluster that the token belongs to
@@ -49,7 +49,7 @@ func isListed(l advisory.Lock, row []string) bool {
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
-// drawQuery is the query that draws the token and announces the start, for each of
+// startQuery is the query that draws the token and announces the start, for each of
 // the locks that the session has. It does nothing if the session has none of them.
 //
 // A transaction number is used up for good once its WAL is on disk. That takes something
@@ -58,16 +58,16 @@ func isListed(l advisory.Lock, row []string) bool {
 //
 // The session's name shows the token, too, for later looks. Further columns are evaluated
 // once for each lock.
-func (b *Bid) drawQuery(locks []advisory.Lock, columns ...string) string {
+func (b *Bid) startQuery(locks []advisory.Lock, columns ...string) string {
 	started := "NULL"
 	if b.startsWithToken(locks) {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
-		started = "(SELECT " + b.cfg.ledgerRun().First(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
+		started = "(SELECT " + b.cfg.ledgerRun().StartSQL(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
-	return b.cfg.drawQuery(locks, started, b.place.inLine(), columns...)
+	return b.cfg.startQueryOf(locks, started, b.place.inLine(), columns...)
 }
 
-func (cfg *Config) drawQuery(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
+func (cfg *Config) startQueryOf(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
 	dormant, listens, from := "NULL", "NULL", amongOwnLocks
 	if !cfg.OfList {
 		dormant, listens = "audience.dormant", "audience.listens"
@@ -82,7 +82,7 @@ func (cfg *Config) drawQuery(locks []advisory.Lock, started string, inLine bool,
 	}
 	all = append(all, columns...)
 	for _, l := range locks {
-		all = append(all, cfg.startSQL(l))
+		all = append(all, cfg.announceStartSQL(l))
 	}
 	sql := "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areOwn
 	if inLine || cfg.OfList { // the session has other locks, as tickets
@@ -99,7 +99,7 @@ func (cfg *Config) showsToken() bool {
 
 // startSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
-func (cfg *Config) startSQL(l advisory.Lock) string {
+func (cfg *Config) announceStartSQL(l advisory.Lock) string {
 	say := notify(evidence.Channel(l.ID), cfg.startPayload(l, tokenSQL))
 	if cfg.OfList {
 		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]advisory.Lock{l})), say) // only in this lock's row
@@ -107,8 +107,8 @@ func (cfg *Config) startSQL(l advisory.Lock) string {
 	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", say)
 }
 
-// drew notes what drawQuery returned.
-func (b *Bid) drew(rows session.Rows) error {
+// noteDrawn notes what startQuery returned.
+func (b *Bid) noteDrawn(rows session.Rows) error {
 	if err := b.areListed(rows); err != nil {
 		return err
 	}
@@ -145,26 +145,26 @@ func (b *Bid) keepToken(token, systemID string) error {
 
 // draw draws the token, once it is certain that the command may start. The command's first deadline
 // counts from the last round trip of draw on the lock's own session.
-func (b *Bid) draw(ctx context.Context) error {
+func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 	if b.grant.drawn() {
 		return nil
 	}
 	if b.cfg.Session.UsesSecondSession() {
 		return b.drawBeside(ctx)
 	}
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.grant.Locks)}, b.leaveQuery()...)})
-	b.noteLeft()
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.startQuery(b.grant.Locks)}, b.leaveAndUnmarkQuery()...)})
+	b.noteLeftAndUnmarked()
 	if err != nil {
 		return b.error(err)
 	}
-	return b.drew(answers[0])
+	return b.noteDrawn(answers[0])
 }
 
 // describe makes the session's comment say what it holds.
 func (b *Bid) describe() {
 	d := b.cfg.Description
 	d.Token, d.Since = b.grant.Token, time.Now()
-	if b.cfg.Claim.Gate != nil {
+	if b.cfg.Claim.takesAny() {
 		d.Slot = b.grant.Slot
 	}
 	b.s.SetComment(d.Comment())

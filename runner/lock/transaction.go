@@ -15,7 +15,7 @@ import (
 // ends, and counts them up to the first that is not free. With a gate it takes one of
 // them, without the gate: through a pooler there is no line.
 func (c Claim) trySQLInTransaction() string {
-	if c.Gate != nil {
+	if c.takesAny() {
 		return advisory.TryEachSQL(c.Locks, advisory.Lock.TryXactSQL)
 	}
 	return advisory.TryAllSQL(c.Locks, advisory.Lock.TryXactSQL)
@@ -56,6 +56,16 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	return b.noteResult(0)
+}
+
+// endTransaction gives the locks back: nobody is told.
+func (h *Held) endTransaction(ctx context.Context) error {
+	h.Session.SetHolding(false)
+	_, err := h.Session.Query(ctx, append(h.finishQueries(h.end), "COMMIT")...)
+	if h.excused(err) {
+		return nil // the transaction is over in any case
+	}
+	return h.error(err)
 }
 
 // beginTransaction makes the try in a transaction, and learns on which server that

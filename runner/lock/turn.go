@@ -76,7 +76,7 @@ func (w *waiter) plan(found *look, moved int) {
 	if w.rank <= crowd.TriesWhatsFree && w.schedule.unheld >= 2 {
 		w.schedule.tryAt = now
 	}
-	if w.rank <= 1 && w.schedule.tryAt.IsZero() && w.cfg.Claim.Gate == nil && !found.holds(w.place.line) {
+	if w.rank <= 1 && w.schedule.tryAt.IsZero() && !w.cfg.Claim.takesAny() && !found.holds(w.place.line) {
 		w.schedule.tryAt = now
 		if w.knowsLess(found) {
 			w.schedule.tryAt = now.Add(crowd.TurnPatience)

@@ -30,18 +30,18 @@ type Said struct{ Channel, Payload string }
 // Joins says whether the locks can be given back in a Turnover: the ledger has nothing to
 // note, and the announcement is for all listeners, none of whom is preferred.
 func (h *Held) Joins() bool {
-	return h.cfg.joins() && !h.recorded && h.prefers == ""
+	return h.cfg.mayTurnOver() && !h.recorded && h.prefers == ""
 }
 
 // Joins says whether the bid's first try can be part of a Turnover: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
 func (b *Bid) Joins() bool {
-	return b.cfg.joins() && !b.usesLedger() && len(b.knowledge.heard) == 0 && len(b.grant.Locks) == 0 && b.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
+	return b.cfg.mayTurnOver() && !b.usesLedger() && len(b.knowledge.heard) == 0 && len(b.grant.Locks) == 0 && b.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
 }
 
-func (cfg *Config) joins() bool {
+func (cfg *Config) mayTurnOver() bool {
 	c := cfg.Claim
-	return cfg.OfList && len(c.Locks) == 1 && !c.Locks[0].Shared && !cfg.Session.UsesSecondSession()
+	return cfg.OfList && c.takesOne() && !c.shared() && !cfg.Session.UsesSecondSession()
 }
 
 // Do carries the turnover out. After an error these locks may be held or not, and the end
@@ -53,7 +53,7 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	}
 	queries = append(queries, t.exchangeQuery())
 	if len(t.Next) > 0 {
-		queries = append(queries, t.drawQuery())
+		queries = append(queries, t.startQuery())
 	}
 	answers, err := s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
@@ -106,13 +106,13 @@ func (t Turnover) exchangeQuery() string {
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// drawQuery is the query that draws one token for all bids. Joins says that none uses a ledger.
-func (t Turnover) drawQuery() string {
+// startQuery is the query that draws one token for all bids. Joins says that none uses a ledger.
+func (t Turnover) startQuery() string {
 	var locks []advisory.Lock
 	for _, b := range t.Next {
 		locks = append(locks, b.cfg.Claim.Locks...)
 	}
-	return t.Next[0].cfg.drawQuery(locks, "NULL", false)
+	return t.Next[0].cfg.startQueryOf(locks, "NULL", false)
 }
 
 func (t Turnover) claim() (all Claim) {
@@ -134,5 +134,5 @@ func (b *Bid) turned(number string, drawn session.Rows) error {
 	if _, err := b.noteResult(b.noteArrival(n)); err != nil || !b.Complete() {
 		return err
 	}
-	return b.drew(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.grant.Locks[0], row) }))
+	return b.noteDrawn(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.grant.Locks[0], row) }))
 }

@@ -47,7 +47,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 // locks.
 func (w *waiter) events() (events []evidence.Announcement) {
 	for id, said := range w.knowledge.mailbox.empty() {
-		if w.cfg.Claim.Gate != nil || id == w.place.line {
+		if w.cfg.Claim.takesAny() || id == w.place.line {
 			events = append(events, said...)
 		}
 	}
@@ -130,10 +130,10 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
 	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, w.trySQL(), burstTries-1)
 	queries := []string{tries}
-	one := len(w.cfg.Claim.Locks) == 1 && w.cfg.Claim.Gate == nil && !w.cfg.Session.Quorum
+	one := w.cfg.Claim.takesOne() && !w.cfg.Session.Quorum
 	certain := one && (w.verdictOnAll(w.cfg.Claim.Locks).Delay == 0 || w.startsWithToken(w.cfg.Claim.Locks))
 	if certain {
-		queries = append(queries, w.drawQuery(w.cfg.Claim.Locks, w.leaveSQL()...))
+		queries = append(queries, w.startQuery(w.cfg.Claim.Locks, w.leaveLineSQL()...))
 	}
 	answers, err := w.s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
@@ -155,7 +155,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	}
 	if certain {
 		w.place.noteLeftLine()
-		err = w.drew(answers[1])
+		err = w.noteDrawn(answers[1])
 	}
 	return granted, err
 }

@@ -25,12 +25,12 @@ import (
 
 // watch is what the first few in line see of the holder. The session's reader writes it, too.
 type watch struct {
-	mu    sync.Mutex
-	count int              // of watches; an earlier one's answer may still come
-	last  lastBeat         // the holder's latest that was seen; pid 0: none was
-	since boottime.Instant // when the first look that shows it was received
-	need  time.Duration    // how long the silence has to be, by the last whole look
-	is    watchState
+	mu     sync.Mutex
+	count  int              // of watches; an earlier one's answer may still come
+	last   lastBeat         // the holder's latest that was seen; pid 0: none was
+	since  boottime.Instant // when the first look that shows it was received
+	enough time.Duration    // how long the silence has to be, by the last whole look
+	is     watchState
 
 	// Of these the reader knows nothing:
 	prepared string // the name of the prepared statement for the question
@@ -52,14 +52,14 @@ const (
 type judge func(received boottime.Instant, row []string) (watchState, time.Duration)
 
 // watchSpeaker has the heartbeat watch a holder whose requests have numbers.
-func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, need time.Duration) error {
+func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, enough time.Duration) error {
 	name, err := w.prepareWatch(ctx)
 	if err != nil {
 		return err
 	}
 	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, w.rank == 1)
 	on, ask := &w.watched, w.askPace()
-	w.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, need, func(received boottime.Instant, row []string) (watchState, time.Duration) {
+	w.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, enough, func(received boottime.Instant, row []string) (watchState, time.Duration) {
 		state, age, left := on.compare(of, received, row)
 		switch {
 		case state != watching:
@@ -67,7 +67,7 @@ func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, need time.Durati
 		case left == 0:
 			return watching, ask.whenDue(age)
 		}
-		return watching, ask.whileSilent(need-left, left)
+		return watching, ask.whileSilent(enough-left, left)
 	})
 	first := ask.whenDue(of.age)
 	if of.age < crowd.FirstBeat { // that may have been its start, which this session has not heard
@@ -119,7 +119,7 @@ func (p askPace) whileSilent(silent, left time.Duration) time.Duration {
 func (w *watch) over() boottime.Instant {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.since.Add(w.need)
+	return w.since.Add(w.enough)
 }
 
 // prepareWatch prepares the statement that looks at a session and, if it is told to, probes
@@ -182,7 +182,7 @@ func (w *watch) compare(of lastBeat, received boottime.Instant, row []string) (s
 	if !again {
 		return watching, requestAge(row[3]), 0
 	}
-	if left = since.Add(w.need).Sub(received); left <= 0 {
+	if left = since.Add(w.enough).Sub(received); left <= 0 {
 		return shouldLook, 0, 0
 	}
 	return watching, 0, left
@@ -200,11 +200,11 @@ func (w *waiter) watchLock() {
 }
 
 // startWatch makes a question the heartbeat, until the answer calls for something else.
-func (w *waiter) startWatch(h session.Heartbeat, need time.Duration, judge judge) {
+func (w *waiter) startWatch(h session.Heartbeat, enough time.Duration, judge judge) {
 	on := &w.watched
 	on.mu.Lock()
 	on.count++
-	on.need, on.is = need, watching
+	on.enough, on.is = enough, watching
 	count := on.count
 	on.mu.Unlock()
 	h.Then = func(answers []session.Rows) {
@@ -263,7 +263,7 @@ func (w *watch) state() watchState {
 //	rank 1 to 3       what the holder's latest request is (watchSpeaker) or, if the holder shows
 //	                  none, the first whether the lock is free (watchLock)
 //	dormant           whether somebody calls (goDormant)
-//	holder            whether somebody asks it to step down (heedStepDown)
+//	holder            whether somebody asks it to step down (heedRequests)
 //
 // The second session of a quorum commits (package session).
 

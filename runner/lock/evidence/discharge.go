@@ -25,9 +25,9 @@ type endNotice struct {
 //	the role of one seen to hold  counts         those of its role         those of its role
 //	it that has not ended
 //	a stranger                    for a delay:   its own start never was   nothing
-//	                              see owed
+//	                              see delayFor
 //
-// A word names the tenure of its token and, with all, those before it (reaches). dead counts only
+// A word names the tenure of its token and, with all, those before it (speaksOf). dead counts only
 // if it names the token of a confirmed start.
 
 // applyWords applies each credible word that has not been applied yet: it ends the tenures that
@@ -105,23 +105,22 @@ func (e *Evidence) fromHolder(w endNotice) bool {
 	return w.Word == Clean && (e.seen[w.PID].held > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }
 
-// discharges says whether a credible word discharges this tenure. Nothing that is said discharges
-// overflow.
+// discharges says whether a credible word discharges this tenure.
 func (e *Evidence) discharges(w endNotice, s start) bool {
-	return s.pid != overflow && e.maySpeakFor(w.PID, s) && e.reaches(w, s)
+	return s.of != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
 }
 
 // maySpeakFor says whether a session may end this tenure: its own one, or one of a session of the
 // same role. A session of the waiter's own role may end any tenure. A session that was seen to hold
 // the lock may also end a tenure whose session is unknown.
 func (e *Evidence) maySpeakFor(pid uint32, s start) bool {
-	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.pid == 0 && e.seen[pid].held > 0
+	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.of == ofUnknown && e.seen[pid].held > 0
 }
 
-// reaches says whether a word speaks of this tenure. A word for all earlier tenures reaches those
+// speaksOf says whether a word speaks of this tenure. A word for all earlier tenures reaches those
 // that its holder has waited for, by its own settings, for long enough.
-func (e *Evidence) reaches(w endNotice, s start) bool {
-	all := w.CoversEarlier && s.need <= deadAfter(w.Announcement)
+func (e *Evidence) speaksOf(w endNotice, s start) bool {
+	all := w.CoversEarlier && s.outlives <= deadAfter(w.Announcement)
 	switch {
 	case s.token == 0:
 		return e.fromHolder(w) && s.noted < w.noted && s.after < w.Token && (s.pid == w.PID || all)
@@ -156,7 +155,7 @@ func (e *Evidence) Unverified() (pids []uint32) {
 		note(w.PID)
 	}
 	for _, s := range e.starts {
-		if s.pid != 0 && s.pid != overflow {
+		if s.of == ofSession {
 			note(s.pid)
 		}
 	}

@@ -31,7 +31,7 @@ func TestGone(t *testing.T) {
 func TestNeed(t *testing.T) {
 	const started = 6 // says a lease and a grace which call for 25 s
 	unseen := holds(second, theirs, started)
-	unseen.Delay = 0 // of another role, its statement isn't visible
+	unseen.Outlives = 0 // of another role, its statement isn't visible
 	for name, known := range map[string]struct{ before, after func(told) }{
 		"asked for its role":   {after: func(h told) { h.NoteRole(second, ours) }},
 		"seen with the lock":   {after: func(h told) { h.looks(unseen) }},

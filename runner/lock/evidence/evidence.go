@@ -3,20 +3,18 @@
 // tell it what was announced (Hear) and what a look at the server has shown (Saw), and ask it
 // for a Verdict.
 //
-// To read it: announcement.go (what holders say), the table of states below, discharge.go
-// (whose word ends what).
+// To read it: announcement.go (what holders say), the table of states below, starts.go (whose commands
+// may be alive), discharge.go (whose word ends what).
 package evidence
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
-	"github.com/pglead/pglead/runner/leasetime"
 )
 
 // State is what the evidence comes to.
@@ -73,15 +71,6 @@ type mark struct {
 	noted int // seq when it was noted
 }
 
-// start is a tenure whose command may be alive.
-type start struct {
-	pid   uint32        // of the session; 0: not known
-	token int64         // 0: not known
-	after int64         // if the token isn't known: it is later than this one
-	need  time.Duration // how long its command may outlive the lock, by the holder's own settings
-	noted int           // seq when it was noted
-}
-
 // lastEnd is the end of the latest tenure that is known to have ended, by a word or by silence.
 type lastEnd struct {
 	token         int64
@@ -125,7 +114,7 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	}
 	switch a.Word {
 	case Started:
-		e.begin(start{pid: pid, token: a.Token, need: deadAfter(a)})
+		e.noteStart(start{pid: pid, token: a.Token, outlives: deadAfter(a)})
 	case Clean, Dead:
 		e.note(a)
 		e.applyWords()
@@ -140,57 +129,6 @@ func (e *Evidence) note(a Announcement) {
 		e.ends = slices.Delete(e.ends, 0, 1)
 	}
 	e.ends = append(e.ends, endNotice{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.seen[a.PID].role})
-}
-
-// owed is how long the waiter has to hold the lock because of a start: as long as the holder's
-// settings call for, but no longer than the lease, which is the same on all nodes. No command
-// outlives nine tenths of the lease, whatever its lost-grace is. An unconfirmed start adds
-// nothing to the waiter's own delay.
-func (e *Evidence) owed(s start) time.Duration {
-	if e.isConfirmed(s) {
-		return min(s.need, e.lease)
-	}
-	return 0
-}
-
-// deadAfter is how long a command can outlive its lock, by its holder's own settings.
-func deadAfter(a Announcement) time.Duration { return leasetime.DeadAfter(a.Lease, a.LostGrace) }
-
-// overflow is the pid of a start that stands for all those that are too many to remember. Its
-// need is that of the longest of them. No word discharges it.
-const overflow = math.MaxUint32
-
-// begin notes a start. A session holds a lock at most once, so a later start of the same
-// session replaces the earlier one. A start without a session is taken over by the next start
-// whose session can be trusted. A start that only an untrusted session announced does not take
-// it over.
-func (e *Evidence) begin(s start) {
-	s.noted = e.seq
-	confirmed := e.isConfirmed(s)
-	e.starts = slices.DeleteFunc(e.starts, func(known start) bool {
-		if known.pid != s.pid && (known.pid != 0 || !confirmed) {
-			return false
-		}
-		s.token, s.need = max(s.token, known.token), max(s.need, known.need)
-		return true
-	})
-	if s.token == 0 {
-		if e.last != nil {
-			s.after = e.last.token
-		}
-		for _, known := range e.starts {
-			s.after = max(s.after, known.token)
-		}
-	}
-	if len(e.starts) >= mostStarts {
-		most := e.owed(s)
-		for _, known := range e.starts {
-			most = max(most, e.owed(known))
-		}
-		s = start{pid: overflow, token: math.MaxInt64, need: most, noted: e.seq}
-		e.starts = slices.DeleteFunc(e.starts[1:], func(known start) bool { return known.pid == overflow })
-	}
-	e.starts = append(e.starts, s)
 }
 
 // NoteMark notes that the waiter's mark was taken, and where the write-ahead log was then. The
@@ -211,12 +149,6 @@ func (e *Evidence) NoteMark(at LSN) {
 	e.applyWords()
 }
 
-// isConfirmed says whether a start is known from more than its own session, which may be a
-// stranger's.
-func (e *Evidence) isConfirmed(s start) bool {
-	return s.pid == 0 || s.pid == overflow || e.trusts(s.pid)
-}
-
 // freeAfterClean is how long after the announcement of a clean end, which precedes the
 // unlock, the lock is free for certain.
 const freeAfterClean = 150 * time.Millisecond
@@ -230,7 +162,7 @@ func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 		return false
 	}
 	e.seq++
-	e.begin(start{})
+	e.noteStart(start{of: ofUnknown})
 	return true
 }
 
@@ -290,12 +222,16 @@ func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
 	switch {
 	case late >= 0:
 		said := e.ends[late].noted
-		e.starts = slices.DeleteFunc(e.starts, func(known start) bool { return known.pid == 0 && known.noted > said })
+		e.starts = slices.DeleteFunc(e.starts, func(known start) bool { return known.of == ofUnknown && known.noted > said })
 	case e.shared && s.Shared, slices.ContainsFunc(e.ends, isOver):
 	case s.Ended && s.Token != 0:
 		e.note(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
 	default:
-		e.begin(start{pid: s.PID, token: s.Token, need: s.Delay})
+		seen := start{pid: s.PID, token: s.Token, outlives: s.Outlives}
+		if s.PID == 0 { // of a prepared transaction
+			seen.of = ofUnknown
+		}
+		e.noteStart(seen)
 	}
 }
 
@@ -313,8 +249,8 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 	}
 	e.last.coversEarlier = true
 	e.starts = slices.DeleteFunc(e.starts, func(known start) bool {
-		over := known.noted <= asOf || known.pid == e.silenced.PID && known.pid != 0
-		if over && known.pid != overflow {
+		over := known.noted <= asOf || known.of == ofSession && known.pid == e.silenced.PID
+		if over && known.of != ofTooMany {
 			e.last.token = max(e.last.token, known.token)
 		}
 		return over
@@ -364,7 +300,7 @@ func (e *Evidence) Verdict() Verdict {
 	}
 	v := None(e.lockDelay)
 	for _, s := range e.starts {
-		v.Delay = max(v.Delay, e.owed(s))
+		v.Delay = max(v.Delay, e.delayFor(s))
 	}
 	return v
 }
@@ -375,7 +311,7 @@ func (e *Evidence) Undischarged() (tokens []int64, blind bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, s := range e.starts {
-		if s.token == 0 || s.pid == overflow {
+		if s.token == 0 || s.of == ofTooMany {
 			blind = true
 			continue
 		}

@@ -67,7 +67,7 @@ func beforeMark(a *Announcement) { a.LSN = testLSN }
 func read(a *Announcement) { a.Shared = true }
 
 func holds(pid uint32, role uint32, token int64) Seat {
-	return Seat{ID: lockkey.ID{Number: 7}, PID: pid, Role: role, Token: token, Delay: theirDelay}
+	return Seat{ID: lockkey.ID{Number: 7}, PID: pid, Role: role, Token: token, Outlives: theirDelay}
 }
 
 // looks shows these holders. The look was sent long after all that was heard.
@@ -176,7 +176,7 @@ func TestDelays(t *testing.T) {
 	h.looks(holds(holder, theirs, 5))
 	h.wants("a holder is seen that says its delay", theirDelay, true)
 	short := holds(second, theirs, 6)
-	short.Delay = 0
+	short.Outlives = 0
 	h.looks(short)
 	h.wants("another that says none", theirDelay, true)
 	h.says(holder, Clean, 5)

@@ -60,7 +60,7 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 	case 4, 5: // a look, of a state of some time ago; one is sent just after all words
 		l := &Look{Role: ours, Sent: boottime.Instant(math.MaxInt64 * int64(op%2)), Line: []Seat{{PID: uint32(what)%fuzzSessions + 1, Role: fuzzRole(uint32(what)%fuzzSessions + 1)}}}
 		if trusted && what&4 != 0 {
-			l.Holders = []Seat{{ID: lockkey.ID{Number: 7}, PID: pid, Role: fuzzRole(pid), Token: token, Delay: time.Duration(what) * time.Minute, Shared: what&1 != 0}}
+			l.Holders = []Seat{{ID: lockkey.ID{Number: 7}, PID: pid, Role: fuzzRole(pid), Token: token, Outlives: time.Duration(what) * time.Minute, Shared: what&1 != 0}}
 		}
 		h.Saw(l, lockkey.ID{Number: 7}, asOf)
 	case 6:

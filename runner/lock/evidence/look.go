@@ -18,12 +18,12 @@ type Look struct {
 // Seat is as much of a session's part in a lock as the evidence needs. What people are shown is
 // inspect.View.
 type Seat struct {
-	ID     lockkey.ID // of the lock it holds
-	Shared bool
-	PID    uint32
-	Role   uint32
-	Token  int64         // of a holder that shows it, or 0
-	Ended  bool          // it shows that this tenure's command is dead
-	Delay  time.Duration // how long its command may outlive the lock, if it says so
-	Opened string        // when the session was opened, by the server's clock, if this role may see it
+	ID       lockkey.ID // of the lock it holds
+	Shared   bool
+	PID      uint32
+	Role     uint32
+	Token    int64         // of a holder that shows it, or 0
+	Ended    bool          // it shows that this tenure's command is dead
+	Outlives time.Duration // how long its command may outlive the lock, if it says so
+	Opened   string        // when the session was opened, by the server's clock, if this role may see it
 }

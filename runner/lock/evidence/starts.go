@@ -1,0 +1,87 @@
+package evidence
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/pglead/pglead/runner/leasetime"
+)
+
+// start is a tenure whose command may be alive.
+type start struct {
+	of       startOf
+	pid      uint32        // of the session; 0 unless it is known
+	token    int64         // 0: not known
+	after    int64         // if the token isn't known: it is later than this one
+	outlives time.Duration // how long its command may outlive the lock, by the holder's own settings
+	noted    int           // seq when it was noted
+}
+
+// startOf says whose start it is.
+type startOf int
+
+const (
+	ofSession startOf = iota
+	// ofUnknown is the start of a holder that was neither seen nor heard, but refused a try, or of a
+	// prepared transaction, which has no session.
+	ofUnknown
+	// ofTooMany stands for all starts that are too many to remember. It outlives the lock for as long
+	// as the longest of them, and no word discharges it.
+	ofTooMany
+)
+
+// delayFor is how long the waiter has to hold the lock because of a start: as long as the holder's
+// settings call for, but no longer than the lease, which is the same on all nodes. No command
+// outlives nine tenths of the lease, whatever its lost-grace is. An unconfirmed start adds
+// nothing to the waiter's own delay.
+func (e *Evidence) delayFor(s start) time.Duration {
+	if e.isConfirmed(s) {
+		return min(s.outlives, e.lease)
+	}
+	return 0
+}
+
+// deadAfter is how long a command can outlive its lock, by its holder's own settings.
+func deadAfter(a Announcement) time.Duration { return leasetime.DeadAfter(a.Lease, a.LostGrace) }
+
+// noteStart notes a start. A session holds a lock at most once, so a later start of the same
+// session replaces the earlier one. A start without a session is taken over by the next start
+// whose session can be trusted. A start that only an untrusted session announced does not take
+// it over.
+func (e *Evidence) noteStart(s start) {
+	s.noted = e.seq
+	confirmed := e.isConfirmed(s)
+	e.starts = slices.DeleteFunc(e.starts, func(known start) bool {
+		again := s.of == ofSession && known.of == ofSession && known.pid == s.pid
+		takenOver := known.of == ofUnknown && confirmed
+		if !again && !takenOver {
+			return false
+		}
+		s.token, s.outlives = max(s.token, known.token), max(s.outlives, known.outlives)
+		return true
+	})
+	if s.token == 0 {
+		if e.last != nil {
+			s.after = e.last.token
+		}
+		for _, known := range e.starts {
+			s.after = max(s.after, known.token)
+		}
+	}
+	if len(e.starts) >= mostStarts {
+		most := e.delayFor(s)
+		for _, known := range e.starts {
+			most = max(most, e.delayFor(known))
+		}
+		s = start{of: ofTooMany, token: math.MaxInt64, outlives: most, noted: e.seq}
+		e.starts = slices.DeleteFunc(e.starts[1:], func(known start) bool { return known.of == ofTooMany })
+	}
+	e.starts = append(e.starts, s)
+}
+
+// isConfirmed says whether a start is known from more than its own session, which may be a
+// stranger's.
+func (e *Evidence) isConfirmed(s start) bool {
+	return s.of != ofSession || e.trusts(s.pid)
+}

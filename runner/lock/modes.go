@@ -1,0 +1,40 @@
+package lock
+
+// There are several ways to hold a lock, and a claim may combine them. All else is the same for all:
+//
+//	way                      what is different                               where
+//	several locks            they are taken one after the other, with a      Bid.Try, waiter.join
+//	                         place in the line of the next one
+//	                         all marks of their lines count                  lacksCommon
+//	                         nobody calls the dormant waiters                waiter.callIfFew, succession
+//	slots (Claim.Gate)       any one lock will do                            Bid.noteResult
+//	                         there is one line for all of them, the gate's   Claim.lineFor, takeGate
+//	                         nobody watches the holders                      followHolder
+//	shared (readers)         readers may share a ticket                      ticketQuery
+//	                         nobody watches the holders                      followHolder
+//	                         an end says nothing of other readers            grant.wordQuery
+//	                         the guard can't give the lock back              Held.EncodedRelease
+//	in a transaction         waiters poll: there is no line                  waiter.poll
+//	(Session.Transaction)    nothing is said before the end, nor of it       drawBeside, endTransaction
+//	                         the token comes from a second session           tryInTransaction, drawBeside
+//	quorum (Session.Quorum)  what counts is what the standbys have           drawBeside, finishBeside,
+//	                         confirmed, on a second session                  Session.Witness
+//	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Turnover
+//	                         ends are said to all, in line or not            grant.wordQuery
+//	                         nobody stands in line: the list comes back      package runner, each_*.go
+//	with a ledger            it says how the last run ended, to all          startInLedger
+
+// hasLine says whether waiters stand in line. In a transaction they poll.
+func (cfg *Config) hasLine() bool { return !cfg.Session.Transaction }
+
+// announces says whether starts and ends are said: a transaction says nothing before its own end.
+func (cfg *Config) announces() bool { return !cfg.Session.Transaction }
+
+// takesOne says whether the claim is to one lock, and no other will do.
+func (c Claim) takesOne() bool { return c.Gate == nil && len(c.Locks) == 1 }
+
+// takesAny says whether any one of the locks will do.
+func (c Claim) takesAny() bool { return c.Gate != nil }
+
+// shared says whether the claim is a reader's.
+func (c Claim) shared() bool { return c.Locks[0].Shared }
