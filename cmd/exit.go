@@ -26,7 +26,7 @@ const (
 	exitUsage         = 64
 	exitUnreachable   = 69
 	exitInternal      = 70
-	exitHeld          = 75
+	exitConflict      = 75
 	exitLost          = 76
 	exitDenied        = 77
 	exitUnsafe        = 78
@@ -221,7 +221,7 @@ func status(err error) (code int, hint string) {
 	case errors.As(err, new(*lock.LedgerError)) && errors.As(err, &refusal) && refusal.Code == session.DiskFull:
 		return exitUnreachable, "free space on the server; --ledger off starts the command without the ledger"
 	case errors.As(err, new(*ledger.FencedError)) && errors.As(err, &sess):
-		return exitHeld, sess.Hint
+		return exitConflict, sess.Hint
 	case errors.As(err, &sess):
 		return map[session.Kind]int{
 			session.BadDSN:      exitUsage,

@@ -28,11 +28,13 @@ import (
 // leastLease leaves 0.6 s for a heartbeat.
 const leastLease = 3 * time.Second
 
-// options are the flags of the commands that run a command. A new flag is a field here. A
-// flag for all these commands has a line in one of the functions below that register
-// flags; a flag for one command is registered there (see newRunCmd). check finds what is
-// wrong with its value. config passes it on in runner.Config, or in lock.Config if package
-// lock needs it. Its name goes into README.md, where a test looks for it.
+// options are the flags of the commands that run a command. To add one:
+//
+//	its field          here
+//	its registration   below, for all of these commands, or in the one command's file (see newRunCmd)
+//	its check          check, which says what is wrong with a value
+//	its use            config, which passes it on in runner.Config, or in lock.Config for package lock
+//	its text           README.md, where a test looks for its name
 type options struct {
 	keys                []string
 	keyScheme           string
@@ -63,7 +65,7 @@ func newOptions() options {
 		wait:           duration{mayBeForever: true},
 		lease:          duration{value: 15 * time.Second},
 		connectTimeout: duration{value: 10 * time.Second},
-		conflictCode:   exitHeld,
+		conflictCode:   exitConflict,
 		ledger:         choose(string(ledger.Auto), string(ledger.Require), string(ledger.Off)),
 		leftovers:      choose("kill", "wait"),
 		logFormat:      choose("text", "json"),

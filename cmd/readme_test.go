@@ -87,7 +87,7 @@ func TestReadmeFlags(t *testing.T) {
 
 func exitStatuses() []int {
 	return []int{
-		exitFree, exitUsage, exitUnreachable, exitInternal, exitHeld, exitLost, exitDenied, exitUnsafe,
+		exitFree, exitUsage, exitUnreachable, exitInternal, exitConflict, exitLost, exitDenied, exitUnsafe,
 		exitSomeFailed, exitTimeout, exitNotExecutable, exitNotFound,
 	}
 }

@@ -174,7 +174,7 @@ func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) e
 			return nil
 		case over:
 			fmt.Fprintf(h.out, "still: %s\n", now)
-			return &silentExit{exitHeld}
+			return &silentExit{exitConflict}
 		}
 		select {
 		case <-time.After(successorPoll):

@@ -28,24 +28,30 @@ import (
 	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
-// The tests of this package know pglead from the outside only: they build it, start it, and
-// read what it says. They run in the repository's root. Scripts are in testdata/script.
+// index says where to look for a test, by the beginnings of the files' names.
 //
-//	acquire, queue, handover    the lock: first tries, the line, who has it next
-//	crowd                       many at once, and a full server
-//	outage, proxy, quorum       the server restarts, is silent, is left behind
-//	standby                     what a standby is asked
-//	lead, each, each_guard      the other modes
-//	fence, java                 what README promises to other programs
-//	ledger                      what a terminal is told of it, and pg_upgrade
-//	goodbye, events             what a run leaves in the server, and in the log
-//	guard, signals, unkillable  the command's processes, and what ends them
-//	hiders                      processes that get away from the process table
-//	liar, untrusted             servers, roles and sessions that say anything at all
-//	embedded, setup, recipes    --dsn embedded, testdata/setup, cmd/README.md
-//	screen, terminal,           what a person sees at a terminal,
-//	plain_terminal, streams     or at one that can do little, and a reader that doesn't read
-//	surroundings, systemd       cron, ordinary users, PID 1, other namespaces
+// The tests of this package know pglead from the outside only: they build it, start it, and
+// read what it says. They run in the repository's root. The scripts are in testdata/script.
+const index = `
+scripts                                           what each command says, and its exit status
+acquire, queue, handover                          the lock: first tries, the line, who has it next
+crowd                                             many at once, and a full server
+outage, proxy, quorum                             the server restarts, is silent, is left behind
+standby                                           what a standby is asked
+lead, each, each_guard_linux                      the other modes
+fence, java, prepared                             other programs, and prepared transactions
+ledger_terminal, ledger_upgrade                   what a terminal is told of it, and pg_upgrade
+goodbye, events                                   what a run leaves in the server, and in the log
+guard, signals, unkillable                        the command's processes, and what ends them
+hiders_linux                                      processes that get away from the process table
+liar, untrusted, planted                          servers, roles and sessions that say, or make, anything at all
+embedded, setup, recipes                          --dsn embedded, testdata/setup, cmd/README.md
+screen, terminal, plain_terminal, streams         a terminal, or one that can do little, and a reader that doesn't read
+surroundings, systemd                             cron, ordinary users, PID 1, other namespaces
+main                                              for all tests
+`
+
+func TestIndex(t *testing.T) { testserver.Index(t, index, "cmd/e2e") }
 
 func TestMain(m *testing.M) {
 	// go test takes an old result for this one's unless the test program has changed, and the

@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-	"unicode"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -27,27 +25,16 @@ import (
 // index says where to look for a test, by the beginnings of the files' names. Who may start, by what
 // was heard, is tested in package evidence.
 const index = `
-the line, and its order        line, marks, arrival, fairness, room, dormant, watch, watchends, stepdown, mailbox
-taking over, by kind of end    takeover, silence, relay, slowrelay, clock_linux, persist (a server's restart)
-the claim                      several, slots, shared, conflicts, answers, names, prepared
-the start and the end          token, rehearsal
-other ways to hold             transaction, transaction_trips, quorum, turnover (each)
-the ledger                     ledger, ledger_faults, ledger_disk_linux, pause
-for all tests                  setup, leak
+line, marks, arrival, fairness, room, dormant, watch, watchends, stepdown, mailbox   the line, and its order
+takeover, silence, relay, slowrelay, clock_linux, persist                            taking over, by kind of end
+several, slots, shared, conflicts, answers, names, prepared                          the claim
+token, rehearsal                                                                     the start and the end
+transaction, transaction_trips, quorum, turnover                                     other ways to hold
+ledger, ledger_faults, ledger_disk_linux, pause                                      the ledger
+setup, leak                                                                          for all tests
 `
 
-func TestIndex(t *testing.T) {
-	files, err := filepath.Glob("*_test.go")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%d files of tests, %v", len(files), err)
-	}
-	words := strings.FieldsFunc(index, func(r rune) bool { return unicode.IsSpace(r) || r == ',' })
-	for _, f := range files {
-		if name := strings.TrimSuffix(f, "_test.go"); !slices.Contains(words, name) {
-			t.Errorf("the index lacks %s", name)
-		}
-	}
-}
+func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }
 
 var start, query, pooled, eventually = testserver.Start, testserver.Query, testserver.Pooled, testserver.Eventually
 

@@ -133,12 +133,12 @@ func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
 // connectError makes one line of the errors that pgconn returns for its attempts: one for
 // each address, two with sslmode=prefer.
 func connectError(target string, cfg *pgconn.Config, err error) error {
-	var attempts []attempt
+	var attempts []hostError
 	var connect *pgconn.ConnectError
 	if errors.As(err, &connect) {
 		err = connect.Unwrap()
 	}
-	collectAttempts(err, &attempts)
+	collectHostErrors(err, &attempts)
 	e := &Error{}
 	var causes []string
 	for i, a := range attempts {
@@ -173,17 +173,18 @@ func full(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == "53300" || errors.Is(err, syscall.EAGAIN)
 }
 
-type attempt struct {
+// hostError is why the attempt to connect to a host failed.
+type hostError struct {
 	host  string
 	cause error
 }
 
-// collectAttempts finds the leaves of pgconn's error tree. pgconn joins the attempts, and
+// collectHostErrors finds the leaves of pgconn's error tree. pgconn joins the attempts, and
 // only the text of each names its host.
-func collectAttempts(err error, out *[]attempt) {
+func collectHostErrors(err error, out *[]hostError) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
-			collectAttempts(e, out)
+			collectHostErrors(e, out)
 		}
 		return
 	}
@@ -191,7 +192,7 @@ func collectAttempts(err error, out *[]attempt) {
 	if !found || strings.ContainsAny(host, " `") {
 		host = ""
 	}
-	*out = append(*out, attempt{host: host, cause: err})
+	*out = append(*out, hostError{host: host, cause: err})
 }
 
 func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hint string) {

@@ -26,10 +26,10 @@ import (
 // is opened when the lock is free, or when the run waits for it.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
 	if !cfg.Quorum {
-		return openChecked(ctx, cfg)
+		return openOne(ctx, cfg)
 	}
 	cfg.FirstQuestion = ""
-	s, err := openChecked(ctx, cfg)
+	s, err := openOne(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -40,8 +40,8 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	return s, nil
 }
 
-// openChecked opens one session, on the first host that passes the login checks.
-func openChecked(ctx context.Context, cfg Config) (*Session, error) {
+// openOne opens one session, on the first host that passes the login checks.
+func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	var (
 		way     route
 		answers loginAnswers

@@ -143,7 +143,7 @@ func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 		}
 		return takeWire(pg, cfg), nil
 	}
-	second, err := openChecked(ctx, cfg)
+	second, err := openOne(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
