@@ -28,10 +28,8 @@ import (
 	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
-// index says where to look for a test, by the beginnings of the files' names.
-//
-// The tests of this package know pglead from the outside only: they build it, start it, and
-// read what it says. They run in the repository's root. The scripts are in testdata/script.
+// index says where to look for a test, by the beginnings of the files' names. These tests know pglead from
+// the outside only. They run in the repository's root. The scripts are in testdata/script.
 const index = `
 scripts                                           what each command says, and its exit status
 acquire, queue, handover                          the lock: first tries, the line, who has it next

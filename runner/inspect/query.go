@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -45,7 +46,7 @@ func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, err
 	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
 	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp()), a.state, extract(epoch FROM a.state_change)
 FROM pg_catalog.pg_lock_status() AS l LEFT JOIN LATERAL `+ActivityOfLock+` AS a ON true
-WHERE l.locktype = 'advisory' AND l.granted AND `+InThisDatabase+" AND "+Among(ids))
+WHERE l.locktype = 'advisory' AND l.granted AND `+advisory.InThisDatabase+" AND "+advisory.Among(ids))
 	if err != nil {
 		return nil, err
 	}
@@ -94,41 +95,13 @@ func Terminate(ctx context.Context, on Connection, pid uint32) error {
 	return err
 }
 
-// Among is a condition on pg_locks, or on the rows of pg_lock_status(): the lock has one
-// of these numbers. A bigint has its halves in classid and objid, and objsubid 1; a pair
-// has objsubid 2. Numbers in quotes need no conversion to the columns' types.
-// https://www.postgresql.org/docs/current/view-pg-locks.html
-//
-// For very many numbers the condition compares the halves separately, since the server can
-// hash those. Then other locks may be among the answers.
-func Among(ids []lockkey.ID) string {
-	const many = 100
-	var list, classes, objs []string
-	for _, id := range ids {
-		list = append(list, fmt.Sprintf("('%d', '%d', '%d')", id.ClassID(), id.ObjID(), id.ObjSubID()))
-		classes = append(classes, fmt.Sprintf("'%d'", id.ClassID()))
-		objs = append(objs, fmt.Sprintf("'%d'", id.ObjID()))
-	}
-	if len(ids) > many {
-		return "classid IN (" + strings.Join(classes, ", ") + ") AND objid IN (" + strings.Join(objs, ", ") + ")"
-	}
-	return "(classid, objid, objsubid) IN (" + strings.Join(list, ", ") + ")"
-}
-
-// InThisDatabase is a condition like Among: each database has its own advisory locks.
-const InThisDatabase = "database = (SELECT datid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
-
 // viewQuery reads two views. They show every role which session has which lock. Only the
 // session's own role and pg_read_all_stats see its details.
 func viewQuery(of Sought) string {
 	where := ""
 	switch {
 	case len(of.Locks) > 0:
-		var classes []string
-		for _, id := range of.Lines {
-			classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(id)))
-		}
-		where = " AND " + InThisDatabase + " AND (" + Among(of.Locks) + " OR objsubid = 1 AND classid IN (" + strings.Join(classes, ", ") + "))"
+		where = " AND " + advisory.InThisDatabase + " AND (" + advisory.Among(of.Locks) + " OR " + advisory.IsTicket + " AND " + advisory.InLinesOf(of.Lines...) + ")"
 	case !of.AllDatabases:
 		where = " AND d.datname = pg_catalog.current_database()"
 	}
@@ -158,8 +131,7 @@ func parseViews(rows session.Rows, asked []lockkey.ID) ([]View, error) {
 			if v.ID.Pair {
 				continue
 			}
-			// The lower half of a ticket's number is the time when it was taken, in 10 ms.
-			v.Waiting = max(0, time.Duration(int32(uint32(v.Now.UnixMilli()/10)-v.ID.ObjID()))*10*time.Millisecond)
+			v.Waiting = advisory.TicketAge(v.ID.ObjID(), v.Now)
 			v.ID, v.Granted = of, false
 			key, slot, known = names.of(v)
 		}

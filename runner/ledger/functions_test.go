@@ -11,7 +11,6 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// holder is a session that has the lock 7.
 func TestStart(t *testing.T) {
 	server := remembering(t, nil)
 	a, b := connect(t, server, "cron"), connect(t, server, "cron")

@@ -3,10 +3,8 @@ package lock
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
@@ -51,32 +49,26 @@ func Tell(ctx context.Context, s *session.Session, what Said) error {
 // that waits for that number in another database is told in vain: to find out which
 // database this is would take as long as all the rest.
 func (c Claim) listenersSQL(locks []advisory.Lock) string {
-	classes, ids := c.classes(locks)
-	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (classid IN (%s) AND objsubid = 2 OR NOT granted AND %s)", classes, inspect.Among(ids))
+	lines, ids := c.audience(locks)
+	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (%s AND %s OR NOT granted AND %s)", advisory.InLinesOf(lines...), advisory.IsMark, advisory.Among(ids))
 }
 
 // audienceQuery says whether anybody listens to what is said of these locks, and how many
 // in line don't.
 func (c Claim) audienceQuery(locks []advisory.Lock) string {
-	classes, ids := c.classes(locks)
-	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE objsubid = 2 OR NOT granted) > 0 AS listens,
-		count(*) FILTER (WHERE objsubid = 1 AND granted) - count(*) FILTER (WHERE objsubid = 2 AND objid <> '%d') AS dormant
-	FROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (classid IN (%s) OR NOT granted AND %s)`,
-		advisory.CommonTicket, classes, inspect.Among(ids))
+	lines, ids := c.audience(locks)
+	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE %[1]s OR NOT granted) > 0 AS listens,
+		count(*) FILTER (WHERE %[2]s AND granted) - count(*) FILTER (WHERE %[1]s AND objid <> '%[3]d') AS dormant
+	FROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (%[4]s OR NOT granted AND %[5]s)`,
+		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, advisory.InLinesOf(lines...), advisory.Among(ids))
 }
 
-// classes are the upper halves of the tickets for these locks, and the numbers of the
-// locks for which older versions wait.
-func (c Claim) classes(locks []advisory.Lock) (list string, ids []lockkey.ID) {
-	ids = idsOf(locks)
-	lines := ids
+// audience are the locks in whose lines those stand who want to hear of these locks, and the locks for
+// which older versions wait in the server's own queue.
+func (c Claim) audience(locks []advisory.Lock) (lines, queues []lockkey.ID) {
+	queues = idsOf(locks)
 	if c.takesAny() {
-		lines = []lockkey.ID{*c.Gate}
-		ids = append(ids, *c.Gate)
+		return []lockkey.ID{*c.Gate}, append(queues, *c.Gate)
 	}
-	var classes []string
-	for _, line := range lines {
-		classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(line)))
-	}
-	return strings.Join(classes, ", "), ids
+	return queues, queues
 }

@@ -80,7 +80,7 @@ func (s *succession) heardQuery() string {
 		enough = "bool_or(listens) IS NOT FALSE"
 	}
 	return fmt.Sprintf(`SELECT %s FROM (
-	SELECT bool_or(objsubid = 2) AS listens FROM pg_catalog.pg_lock_status()
-	WHERE locktype = 'advisory' AND granted AND classid = '%d' AND pid <> pg_catalog.pg_backend_pid()
-	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, lockkey.Ticket(s.line), crowd.MostListeners)
+	SELECT bool_or(%s) AS listens FROM pg_catalog.pg_lock_status()
+	WHERE locktype = 'advisory' AND granted AND %s AND pid <> pg_catalog.pg_backend_pid()
+	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, advisory.IsMark, advisory.InLinesOf(s.line), crowd.MostListeners)
 }

@@ -83,9 +83,9 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 func (b *Bid) lookQuery() string {
 	ids := b.cfg.Claim.Sought().Locks
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
-	SELECT *, classid = '%[1]d' AND objsubid = 2 AS mark, CASE WHEN classid = '%[1]d' AND objsubid = 1 AND granted THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
-	WHERE locktype = 'advisory' AND `+inspect.InThisDatabase+`
-		AND (classid = '%[1]d' AND objid <> '%[3]d' OR %[4]s)),
+	SELECT *, %[1]s AND %[7]s AS mark, CASE WHEN %[1]s AND %[8]s AND granted THEN %[2]s END AS place FROM pg_catalog.pg_lock_status()
+	WHERE locktype = 'advisory' AND `+advisory.InThisDatabase+`
+		AND (%[1]s AND objid <> '%[3]d' OR %[4]s)),
 own AS MATERIALIZED (SELECT place, pid, objid FROM l WHERE pid = pg_catalog.pg_backend_pid() AND place IS NOT NULL),
 line AS MATERIALIZED (
 	SELECT count(l.place) AS waiting, count(*) FILTER (WHERE (l.place, l.pid) < (own.place, own.pid)) AS before, count(*) FILTER (WHERE l.mark) AS marked
@@ -98,7 +98,8 @@ FROM line LEFT JOIN own ON true
 	LEFT JOIN l ON NOT l.mark AND (l.place IS NULL OR own.place IS NULL OR l.pid = own.pid OR line.before < %[5]d AND (l.place, l.pid) < (own.place, own.pid))
 	LEFT JOIN LATERAL `+inspect.ActivityOfLock+` AS a ON true
 ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
-		b.lineClass(), placeSQL(), advisory.CommonTicket, inspect.Among(ids), crowd.MostListeners, len(ids)+mostSeats)
+		advisory.InLinesOf(b.nextLine()), advisory.PlaceSQL(), advisory.CommonTicket, advisory.Among(ids), crowd.MostListeners, len(ids)+mostSeats,
+		advisory.IsMark, advisory.IsTicket)
 }
 
 // The columns of a row of lookQuery: those of a seat, and those that are the same in all rows

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
@@ -74,12 +73,12 @@ func taken(try string) string {
 
 // markQuery takes this session's mark, if its ticket is one of the first.
 func (b *Bid) markQuery() string {
-	mark := advisory.TryNumberSQL(b.cfg.Claim.shared(), fmt.Sprintf("%d, (objid::bigint << 32 >> 32)::int", int32(b.lineClass())))
+	mark := advisory.TryNumberSQL(b.cfg.Claim.shared(), advisory.MarkNumberSQL(b.place.line))
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()
-	WHERE locktype = 'advisory' AND `+inspect.InThisDatabase+` AND classid = '%d' AND objid <> '%d' AND objsubid = 1 AND granted) AS waiting
+	WHERE locktype = 'advisory' AND `+advisory.InThisDatabase+` AND %s AND objid <> '%d' AND %s AND granted) AS waiting
 WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d`,
-		taken(mark), placeSQL(), b.lineClass(), advisory.CommonTicket, crowd.MostListeners)
+		taken(mark), advisory.PlaceSQL(), advisory.InLinesOf(b.place.line), advisory.CommonTicket, advisory.IsTicket, crowd.MostListeners)
 }
 
 func (k *knowledge) tookCommon(ids []lockkey.ID, marks session.Rows) {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
@@ -35,17 +34,6 @@ func (b *Bid) nextLine() lockkey.ID {
 	return b.cfg.Claim.lineFor(next.ID)
 }
 
-// The lower half of a ticket's number says when its owner came to the lock's line.
-
-// placeSQL is an SQL expression for a ticket's place in line: its distance from now, as a signed number
-// of 32 bits. The lower half of its number is a time in units of 10 ms, which wraps every 497 days.
-func placeSQL() string {
-	now := uint32(time.Now().UnixMilli() / 10)
-	return fmt.Sprintf("((objid::bigint - %d + 2147483648) & 4294967295)", now)
-}
-
-func (b *Bid) lineClass() uint32 { return lockkey.Ticket(b.nextLine()) }
-
 // ticketLock is the ticket as a lock.
 func (b *Bid) ticketLock() advisory.Lock {
 	return advisory.TicketOf(b.place.line, b.place.ticket, b.cfg.Claim.shared())
@@ -57,14 +45,13 @@ const mostTickets = 4000
 // ticketQuery takes the first number from now on, by the server's clock, that nobody
 // else has. Readers may share one.
 func (w *waiter) ticketQuery() string {
-	from := "(extract(epoch FROM pg_catalog.clock_timestamp()) * 100)::bigint"
+	from := advisory.TicketNowSQL
 	if w.place.ticket != 0 { // it has been there before
 		from = strconv.FormatUint(uint64(w.place.ticket), 10) + "::bigint"
 	}
-	number := fmt.Sprintf("(%d)::bigint << 32 | (t & 4294967295)", int32(lockkey.Ticket(w.place.line)))
 	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
 WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s END LIMIT 1`,
-		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.cfg.Claim.shared(), number))
+		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.cfg.Claim.shared(), advisory.TicketNumberSQL(w.place.line, "t")))
 }
 
 // gate is the lock that the first in line holds against newcomers: the claim's gate or,
@@ -121,10 +108,10 @@ func (w *waiter) endGhostQuery() (query []string) {
 	if c.ghost == 0 || w.cfg.Claim.shared() { // readers may share a ticket
 		return nil
 	}
-	lines, _ := w.cfg.Claim.classes(w.cfg.Claim.Locks)
+	lines, _ := w.cfg.Claim.audience(w.cfg.Claim.Locks)
 	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
-WHERE locktype = 'advisory' AND %s AND classid IN (%s) AND objid = '%d' AND objsubid = 1 AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
-		ghostMost.Milliseconds(), inspect.InThisDatabase, lines, c.ticket, c.ghost)}
+WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
+		ghostMost.Milliseconds(), advisory.InThisDatabase, advisory.InLinesOf(lines...), c.ticket, advisory.IsTicket, c.ghost)}
 }
 
 // ghostMost is how long the server waits for the end of a session that it is told to end.

@@ -145,7 +145,7 @@ func (h *Held) Asker(ctx context.Context) (by, to string) {
 		requests = append(requests, lockkey.StepDown(l.ID))
 	}
 	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL `+inspect.ActivityOfLock+` AS a
-WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+inspect.Among(requests)+" LIMIT 1")
+WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+advisory.Among(requests)+" LIMIT 1")
 	if err != nil {
 		return "", ""
 	}

@@ -14,7 +14,7 @@ import (
 // delayed says whether a contender has held the lock for a time without a start.
 func delayed(c *contender) bool { return slices.Contains(c.said(), "delayed") }
 
-// holds waits until a contender has been granted a lock, and may wait its delay out.
+// holdsAndWaits waits until a contender has been granted a lock, and may wait its delay out.
 func holdsAndWaits(t *testing.T, c *contender) {
 	t.Helper()
 	eventually(t, "it is granted the lock, and waits for what is left of the command before", func() bool { return delayed(c) })

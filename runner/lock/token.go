@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
@@ -49,15 +48,21 @@ func isListed(l advisory.Lock, row []string) bool {
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
-// startQuery is the query that draws the token and announces the start, for each of
-// the locks that the session has. It does nothing if the session has none of them.
+// startQuery is the query that starts a tenure. It does nothing if the session has none of the locks.
+// It does all of this in one commit, so that the others see all of it or nothing:
+//
+//	draws the token                   once
+//	starts the run in the ledger      once, if nothing that was heard can be in its way
+//	asks who listens, who is dormant  once; not for a list
+//	shows the token in the session's  for later looks
+//	name
+//	further columns                   which leave the line, say; once for each lock
+//	announces the start               on each lock's channel, if somebody listens
+//	lists the locks                   a row for each that the session has, for areListed
 //
 // A transaction number is used up for good once its WAL is on disk. That takes something
 // to log, which is the message, and a commit that waits for the disk, but for no standby,
 // whatever the role's default is: 'local'.
-//
-// The session's name shows the token, too, for later looks. Further columns are evaluated
-// once for each lock.
 func (b *Bid) startQuery(locks []advisory.Lock, columns ...string) string {
 	started := "NULL"
 	if b.startsWithToken(locks) {
@@ -67,6 +72,7 @@ func (b *Bid) startQuery(locks []advisory.Lock, columns ...string) string {
 	return b.cfg.startQueryOf(locks, started, b.place.inLine(), columns...)
 }
 
+// startQueryOf is startQuery for a bid that starts in the ledger by the SQL expression started, or NULL.
 func (cfg *Config) startQueryOf(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
 	dormant, listens, from := "NULL", "NULL", amongOwnLocks
 	if !cfg.OfList {
@@ -86,7 +92,7 @@ func (cfg *Config) startQueryOf(locks []advisory.Lock, started string, inLine bo
 	}
 	sql := "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areOwn
 	if inLine || cfg.OfList { // the session has other locks, as tickets
-		sql += " AND " + inspect.Among(idsOf(locks))
+		sql += " AND " + advisory.Among(idsOf(locks))
 	}
 	return sql
 }
@@ -97,12 +103,12 @@ func (cfg *Config) showsToken() bool {
 	return !cfg.OfList && strings.HasPrefix(cfg.Session.ApplicationName, "pglead:")
 }
 
-// startSQL is an SQL expression that announces the start, if anyone waits to hear
+// announceStartSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
 func (cfg *Config) announceStartSQL(l advisory.Lock) string {
 	say := notify(evidence.Channel(l.ID), cfg.startPayload(l, tokenSQL))
 	if cfg.OfList {
-		return fmt.Sprintf("CASE WHEN %s THEN %s END", inspect.Among(idsOf([]advisory.Lock{l})), say) // only in this lock's row
+		return fmt.Sprintf("CASE WHEN %s THEN %s END", advisory.Among(idsOf([]advisory.Lock{l})), say) // only in this lock's row
 	}
 	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", say)
 }
@@ -143,7 +149,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 	return nil
 }
 
-// draw draws the token, once it is certain that the command may start. The command's first deadline
+// drawAndAnnounce draws the token and announces the start, once it is certain that the command may start. The command's first deadline
 // counts from the last round trip of draw on the lock's own session.
 func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 	if b.grant.drawn() {
