@@ -42,6 +42,8 @@
 // arrival, call, gate) and their SQL. Package evidence has what may be concluded from what a waiter has
 // heard and seen. Package crowd has who of many listens, looks and tries, and when.
 //
+// The ways to hold a lock (slots, readers, a quorum, ...) and what differs in each are in modes.go.
+//
 // A function whose name ends in SQL returns SQL expressions, and one whose name ends in Query or
 // Queries whole queries. It changes nothing: the caller sends them, and notes the answer.
 package lock
