@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -82,7 +82,7 @@ func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 	ids := []lockkey.ID{id}
 	slots := f.slots
 	if slots == 1 {
-		slots = inspect.MostSlots
+		slots = describe.MostSlots
 	}
 	for i := range slots {
 		if slot, err := scheme.Slot(key, i+1); err == nil { // some schemes have no slots

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -81,7 +82,7 @@ func (f *lookFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock
 			sought.Lines = append(slices.Clone(sought.Lines), gate)
 			sought.Locks = append(slices.Clone(sought.Locks), gate)
 			slots[gate] = 0
-			for i := range inspect.MostSlots {
+			for i := range describe.MostSlots {
 				id, _ := scheme.Slot(f.keys[0], i+1) // the scheme has a gate, so it has slots
 				sought.Locks = append(sought.Locks, id)
 				slots[id] = i + 1

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
 )
@@ -23,7 +24,7 @@ func TestLockMetrics(t *testing.T) {
 	for i, key := range keys {
 		v := inspect.View{
 			Database: "app", ID: lockkey.SipHash24(key), Granted: true, Backend: uint32(i + 1), Described: true, Now: now,
-			Description: inspect.Description{Keys: []string{key}, Scheme: "siphash24", Host: "web1", PID: 1, Since: now.Add(-time.Minute)},
+			Description: describe.Description{Keys: []string{key}, Scheme: "siphash24", Host: "web1", PID: 1, Since: now.Add(-time.Minute)},
 		}
 		views = append(views, v)
 		v.Granted, v.Backend = false, uint32(i+100)

@@ -17,7 +17,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
-	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
@@ -149,8 +149,8 @@ func (o *options) check(args []string, example string) error {
 		return &usageError{err: errors.New("--key is missing"), hint: "did you mean --key " + printable(args[0]) + "?"}
 	case len(o.keys) == 0:
 		return &usageError{err: errors.New("--key is missing"), hint: example}
-	case len(o.keys) > inspect.MostKeys:
-		return usagef("--key is given %d times: at most %d", len(o.keys), inspect.MostKeys)
+	case len(o.keys) > describe.MostKeys:
+		return usagef("--key is given %d times: at most %d", len(o.keys), describe.MostKeys)
 	case len(args) == 0:
 		return &usageError{err: errors.New("the command to run is missing"), hint: "it follows after --, as in: " + example}
 	case o.slots > 1 && o.shared:
@@ -198,8 +198,8 @@ func (o *options) checkSession() error {
 func (o *options) scheme() (lockkey.Scheme, error) { return schemeByName(o.keyScheme) }
 
 func (o *options) checkSlots() error {
-	if o.slots < 1 || o.slots > inspect.MostSlots {
-		return usagef("--slots %d: from 1 to %d", o.slots, inspect.MostSlots)
+	if o.slots < 1 || o.slots > describe.MostSlots {
+		return usagef("--slots %d: from 1 to %d", o.slots, describe.MostSlots)
 	}
 	return nil
 }
@@ -341,8 +341,8 @@ func (o *options) database(u *ui, cmd *cobra.Command) (database, error) {
 }
 
 // description is what a session says about itself, beside what everyone sees.
-func (o *options) description(command string) inspect.Description {
-	d := inspect.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value, LostGrace: o.lostGrace.value, Transaction: o.transaction, Note: cmp.Or(o.note, jobAddress(os.Getenv))}
+func (o *options) description(command string) describe.Description {
+	d := describe.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value, LostGrace: o.lostGrace.value, Transaction: o.transaction, Note: cmp.Or(o.note, jobAddress(os.Getenv))}
 	if o.slots > 1 {
 		d.Slots = o.slots
 	}

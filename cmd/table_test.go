@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/inspect"
 )
 
@@ -15,7 +16,7 @@ func TestTableWidth(t *testing.T) {
 	long := strings.Repeat("long/", 30)
 	v := inspect.View{
 		Database: "app", ID: lockkey.SipHash24(long), Granted: true, Described: true, Now: now, Backend: 4194303,
-		Description: inspect.Description{
+		Description: describe.Description{
 			Keys: []string{long}, Host: strings.Repeat("host", 20), PID: 4194303, Command: long, Since: now.Add(-400 * 24 * time.Hour), Token: 1<<48 + 1<<40,
 		},
 	}

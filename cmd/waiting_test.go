@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -161,7 +162,7 @@ func TestWaitingLine(t *testing.T) {
 	now := time.Now()
 	holder := inspect.View{
 		ID: id, Granted: true, Backend: 1, Described: true, Now: now,
-		Description: inspect.Description{Keys: []string{"k"}, Host: "web1", Command: "job", PID: 7, User: "cron"},
+		Description: describe.Description{Keys: []string{"k"}, Host: "web1", Command: "job", PID: 7, User: "cron"},
 	}
 	shared := holder
 	shared.Backend, shared.Shared = 4, true

@@ -13,14 +13,14 @@ import (
 
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/child"
-	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // Config says how a session would be opened.
 type Config struct {
 	Session     session.Config
-	Description inspect.Description
+	Description describe.Description
 	LockDelay   time.Duration
 	Idle        bool // try silence, too
 }
@@ -155,7 +155,7 @@ func (x *examination) row(ctx context.Context, columns int, sql string) ([]strin
 }
 
 // trial takes a lock that nobody else has, and checks that a second session can't have it.
-func (x *examination) trial(ctx context.Context, says inspect.Description) error {
+func (x *examination) trial(ctx context.Context, says describe.Description) error {
 	began := time.Now()
 	check, err := selfTest(ctx, x.cfg, says)
 	if err != nil {

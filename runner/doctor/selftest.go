@@ -7,7 +7,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/checkup"
-	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
@@ -15,9 +15,9 @@ import (
 
 // selfTest takes a lock that nobody else has, and checks that a second session can't have
 // it.
-func selfTest(ctx context.Context, of session.Config, says inspect.Description) (checkup.Check, error) {
+func selfTest(ctx context.Context, of session.Config, says describe.Description) (checkup.Check, error) {
 	key := "pglead doctor " + strconv.FormatUint(rand.Uint64(), 36)
-	says.Keys, says.Scheme = []string{key}, inspect.DefaultScheme
+	says.Keys, says.Scheme = []string{key}, describe.DefaultScheme
 	of.Comment = says.Comment()
 	cfg := lock.Config{Claim: lock.Claim{Locks: []advisory.Lock{{ID: lockkey.SipHash24(key)}}}, Session: of, Description: says}
 	s, b, granted, err := bidInOwnSession(ctx, cfg)

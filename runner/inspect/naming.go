@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
 )
 
 // naming finds out to which keys the locks in a list of views belong. A session with
@@ -44,7 +45,7 @@ func (n *naming) spend(hashes, length int) bool {
 
 // of returns the key and the slot that this lock is to its session.
 func (n *naming) of(v View) (key string, slot int, known bool) {
-	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, DefaultScheme))
+	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, describe.DefaultScheme))
 	if !ok {
 		return "", 0, false
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -45,25 +46,12 @@ func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, err
 	rows, err := on.Query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, 0,
 	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
 	a.backend_start IS NULL, extract(epoch FROM pg_catalog.clock_timestamp()), a.state, extract(epoch FROM a.state_change)
-FROM pg_catalog.pg_lock_status() AS l LEFT JOIN LATERAL `+ActivityOfLock+` AS a ON true
+FROM pg_catalog.pg_lock_status() AS l LEFT JOIN LATERAL `+advisory.ActivityOfLock+` AS a ON true
 WHERE l.locktype = 'advisory' AND l.granted AND `+advisory.InThisDatabase+" AND "+advisory.Among(ids))
 	if err != nil {
 		return nil, err
 	}
 	return parseViews(rows, nil)
-}
-
-// ActivityOfLock is what the server shows of the session that has a lock l. A prepared
-// transaction has no session, and for NULL the function would return all sessions.
-const ActivityOfLock = "pg_catalog.pg_stat_get_activity(coalesce(l.pid, 0))"
-
-// ParseBackend reads the column pid of a lock. It is 0 for the lock of a prepared transaction.
-func ParseBackend(text string) (pid uint32, err error) {
-	if text == "" {
-		return 0, nil
-	}
-	n, err := strconv.ParseUint(text, 10, 32)
-	return uint32(n), err
 }
 
 // Role is the role of the connection, as SQL writes it, for a hint.
@@ -148,7 +136,7 @@ func parseView(row []string) (View, error) {
 	}
 	class, err1 := strconv.ParseUint(row[1], 10, 32)
 	obj, err2 := strconv.ParseUint(row[2], 10, 32)
-	pid, err3 := ParseBackend(row[6])
+	pid, err3 := advisory.ParseBackend(row[6])
 	waiting, err4 := parseSeconds(row[7])
 	now, err5 := parseSeconds(row[13])
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
@@ -161,7 +149,7 @@ func parseView(row []string) (View, error) {
 		Role: row[8], Client: row[9], Application: row[10], Hidden: row[12] == "t" && pid != 0,
 		Now: time.Unix(0, int64(now)),
 	}
-	v.Description, v.Described = ParseDescription(row[11])
+	v.Description, v.Described = describe.Parse(row[11])
 	if answered, err := parseSeconds(row[15]); err == nil && strings.HasPrefix(row[14], "idle") {
 		v.Idle = now - answered
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -30,7 +31,7 @@ type View struct {
 	Hidden bool
 	// Described says that the session is a pglead's.
 	Described bool
-	Description
+	describe.Description
 	Now  time.Time     // of the server
 	Idle time.Duration // since its last request was answered, if that is known
 

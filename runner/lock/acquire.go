@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/crowd"
@@ -29,7 +30,7 @@ type Config struct {
 	OfList bool
 
 	// Description is what sessions say of themselves, to which a grant adds.
-	Description inspect.Description
+	Description describe.Description
 
 	// LostGrace is what the command gets between SIGTERM and SIGKILL when the lock is lost.
 	// Holders announce it.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
-	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/crowd"
@@ -96,7 +96,7 @@ SELECT l.place IS NOT NULL, l.classid, l.objid, l.objsubid, l.mode, l.granted, l
 	coalesce(own.objid, '0'), (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))
 FROM line LEFT JOIN own ON true
 	LEFT JOIN l ON NOT l.mark AND (l.place IS NULL OR own.place IS NULL OR l.pid = own.pid OR line.before < %[5]d AND (l.place, l.pid) < (own.place, own.pid))
-	LEFT JOIN LATERAL `+inspect.ActivityOfLock+` AS a ON true
+	LEFT JOIN LATERAL `+advisory.ActivityOfLock+` AS a ON true
 ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
 		advisory.InLinesOf(b.nextLine()), advisory.PlaceSQL(), advisory.CommonTicket, advisory.Among(ids), crowd.MostListeners, len(ids)+mostSeats,
 		advisory.IsMark, advisory.IsTicket)
@@ -172,7 +172,7 @@ func (l *look) add(s evidence.Seat, last lastBeat, placed, granted bool, pid uin
 func parseSeat(row []string) (s evidence.Seat, last lastBeat, err error) {
 	class, err1 := strconv.ParseUint(row[seatClass], 10, 32)
 	obj, err2 := strconv.ParseUint(row[seatObj], 10, 32)
-	pid, err3 := inspect.ParseBackend(row[seatPID])
+	pid, err3 := advisory.ParseBackend(row[seatPID])
 	if err1 != nil || err2 != nil || err3 != nil {
 		return s, last, session.ErrNotPostgreSQL()
 	}
@@ -182,7 +182,7 @@ func parseSeat(row []string) (s evidence.Seat, last lastBeat, err error) {
 		Shared: strings.HasPrefix(row[seatMode], "Share"), PID: pid, Role: uint32(role), Opened: row[seatOpened],
 	}
 	s.Token, s.Ended = shownToken(row[seatName])
-	if d, ok := inspect.ParseDescription(row[seatQuery]); ok && d.Beat > 0 {
+	if d, ok := describe.Parse(row[seatQuery]); ok && d.Beat > 0 {
 		// A holder in its own delay waits for other commands, which may live longer.
 		s.Outlives = min(max(leasetime.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
 		if s.Opened != "" && !d.Transaction {

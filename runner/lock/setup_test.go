@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
@@ -66,7 +66,7 @@ func config(t *testing.T, dsn string, claim lock.Claim) lock.Config {
 			Database: database, Lease: lease, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test@here",
 			Private: true, // new servers would be waited for, and nothing else looks at it
 		},
-		Description: inspect.Description{Host: "here", Lease: lease},
+		Description: describe.Description{Host: "here", Lease: lease},
 	}
 }
 
@@ -222,7 +222,7 @@ func inLine(t *testing.T, server *localpg.Server, line lockkey.ID, n int) {
 		for _, text := range query(t, server, fmt.Sprintf(`SELECT a.query FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
 WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 4294967295 AND granted AND a.state = 'idle'`, lockkey.Ticket(line))) {
 			// Its requests are a try, and LISTEN with a ticket and a look.
-			if d, ok := inspect.ParseDescription(text); ok && d.Beat >= 2 {
+			if d, ok := describe.Parse(text); ok && d.Beat >= 2 {
 				settled++
 			}
 		}

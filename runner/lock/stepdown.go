@@ -11,7 +11,6 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
-	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/crowd"
@@ -144,7 +143,7 @@ func (h *Held) Asker(ctx context.Context) (by, to string) {
 	for _, l := range h.Locks {
 		requests = append(requests, lockkey.StepDown(l.ID))
 	}
-	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL `+inspect.ActivityOfLock+` AS a
+	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL `+advisory.ActivityOfLock+` AS a
 WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+advisory.Among(requests)+" LIMIT 1")
 	if err != nil {
 		return "", ""

@@ -8,7 +8,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
-	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/crowd"
@@ -173,7 +173,7 @@ func (w *watch) compare(of lastBeat, received boottime.Instant, row []string) (s
 	if len(row) != 5 || row[0] != "f" || row[1] != of.opened {
 		return shouldTry, 0, 0
 	}
-	d, _ := inspect.ParseDescription(row[4])
+	d, _ := describe.Parse(row[4])
 	if d.Beat == 0 {
 		return shouldLook, 0, 0
 	}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 )
@@ -18,7 +18,7 @@ func requests(t *testing.T, server *localpg.Server, line lockkey.ID) uint64 {
 	if len(text) != 1 {
 		t.Fatalf("in line: %q", text)
 	}
-	d, _ := inspect.ParseDescription(text[0])
+	d, _ := describe.Parse(text[0])
 	return d.Beat
 }
 

@@ -1,6 +1,6 @@
 // Package advisory knows every advisory lock that pglead takes, and writes the SQL that tries for,
-// waits for, probes and gives back such locks. It sends nothing: each function whose name ends in
-// SQL returns an SQL expression.
+// waits for, probes and gives back such locks, or finds them in pg_locks (rows.go). It sends nothing:
+// each function whose name ends in SQL returns an SQL expression.
 //
 // These locks belong to the lock L of a key. Their numbers come from that of L (package lockkey),
 // and but for L itself none of them keeps the promise: they are for order and speed.

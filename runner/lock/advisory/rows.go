@@ -3,14 +3,15 @@ package advisory
 import (
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
 )
 
-// What follows are conditions on the rows of pg_locks, or on those of pg_lock_status(), of which that
-// view is made.
+// This file is about the rows of pg_locks, or of pg_lock_status(), of which that view is made. A
+// condition is SQL for a WHERE.
 
 // Among is a condition: the lock has one of these numbers. A bigint has its halves in classid and objid,
 // and objsubid 1; a pair has objsubid 2. Numbers in quotes need no conversion to the columns' types.
@@ -50,6 +51,19 @@ const (
 	IsTicket = "objsubid = 1"
 	IsMark   = "objsubid = 2"
 )
+
+// ActivityOfLock is SQL for what the server shows of the session of a row l. A prepared
+// transaction has no session, and for NULL the function would return all sessions.
+const ActivityOfLock = "pg_catalog.pg_stat_get_activity(coalesce(l.pid, 0))"
+
+// ParseBackend reads the column pid of a row. It is 0 for the lock of a prepared transaction.
+func ParseBackend(text string) (pid uint32, err error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 32)
+	return uint32(n), err
+}
 
 // The lower half of a ticket's number is the time when its owner came, in units of 10 ms. It wraps every
 // 497 days.

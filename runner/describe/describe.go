@@ -1,4 +1,6 @@
-package inspect
+// Package describe is what a pglead session says of itself, in a comment before its statements, and the
+// reading of what other sessions say, who may say anything.
+package describe
 
 import (
 	"math"
@@ -36,7 +38,7 @@ type Description struct {
 	Token int64
 	Since time.Time
 
-	// Beat is the number of the session's last request. ParseDescription reads it. Comment
+	// Beat is the number of the session's last request. Parse reads it. Comment
 	// doesn't write it: package session does.
 	Beat uint64
 }
@@ -123,10 +125,10 @@ func escapeShort(s string, most int) string {
 	return b.String()
 }
 
-// ParseDescription reads the comment of a statement. A stranger's comment, or one that the
+// Parse reads the comment of a statement. A stranger's comment, or one that the
 // server cut off, gives at worst a wrong description. It leaves out fields that can't be
 // right.
-func ParseDescription(statement string) (d Description, ok bool) {
+func Parse(statement string) (d Description, ok bool) {
 	text, found := strings.CutPrefix(statement, session.CommentOpens)
 	if !found {
 		return d, false
