@@ -16,7 +16,7 @@ import (
 // back vacuum for as long as the command runs. Afterwards it asks the lock's own session
 // whether it still has the lock: the second one takes its time, which may be more than
 // the first one has left.
-func (b *Bid) drawBeside(ctx context.Context) error {
+func (b start) drawBeside(ctx context.Context) error {
 	if !b.cfg.Session.Transaction { // there the try has told the server's identity
 		if err := b.identify(ctx); err != nil {
 			return err
@@ -77,7 +77,7 @@ func (b *Bid) noteIdentity(row []string) error {
 // standbys. It announces nothing: while a commit with a NOTIFY waits, every other NOTIFY
 // on the server waits, too.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
-func (b *Bid) drawOnSecond(ctx context.Context) ([]string, error) {
+func (b start) drawOnSecond(ctx context.Context) ([]string, error) {
 	commit := "local"
 	if b.cfg.Session.Quorum {
 		commit = "on"
@@ -100,7 +100,7 @@ func (b *Bid) drawOnSecond(ctx context.Context) ([]string, error) {
 }
 
 // evaluateOnSecond returns the values of columns on the second connection.
-func (b *Bid) evaluateOnSecond(ctx context.Context, columns string) ([]string, error) {
+func (b start) evaluateOnSecond(ctx context.Context, columns string) ([]string, error) {
 	if b.cfg.Session.Quorum {
 		return b.s.Commit(ctx, columns)
 	}

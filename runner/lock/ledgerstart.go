@@ -16,7 +16,7 @@ import (
 // ledgerStart is a start that asks the ledger, and may have to wait. It asks, does what the answer
 // asks for, and asks again.
 type ledgerStart struct {
-	bid   *Bid
+	start
 	proof ledger.Proof
 	delay time.Duration // which the announcements call for
 	// since is the time from which nobody else has had the locks for certain. With a quorum it is
@@ -26,8 +26,8 @@ type ledgerStart struct {
 
 // startInLedger draws the token and starts the run in the ledger, once no command of an earlier run is
 // alive.
-func (b *Bid) startInLedger(ctx context.Context) error {
-	a := ledgerStart{bid: b, delay: b.grant.delay}
+func (b start) startInLedger(ctx context.Context) error {
+	a := ledgerStart{start: b, delay: b.grant.delay}
 	if !b.cfg.Session.Quorum {
 		a.since = time.Now()
 	}
@@ -65,8 +65,8 @@ func (a *ledgerStart) waited() time.Duration {
 // ask draws the token, and asks the ledger with it whether the run may start. It does not wait.
 func (a *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	a.noteEvidence()
-	grant := &a.bid.grant
-	if err := a.bid.drawAndAnnounce(ctx); err != nil {
+	grant := &a.grant
+	if err := a.drawAndAnnounce(ctx); err != nil {
 		return ledger.Answer{}, err
 	}
 	switch {
@@ -75,7 +75,7 @@ func (a *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 		if err != nil {
 			return ledger.Answer{}, err
 		}
-		return ledger.ParseAnswer(text, len(grant.Locks), a.bid.cfg.Ledger.Tick)
+		return ledger.ParseAnswer(text, len(grant.Locks), a.cfg.Ledger.Tick)
 	case len(a.proof.Heard) > 0:
 		// The many tries were one request with this start, and meanwhile another
 		// start was heard. The ledger has to say whether it knows of that one.
@@ -89,15 +89,15 @@ func (a *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 // noteEvidence puts into the proof what has been announced by now, and whether the locks have
 // been held for long enough.
 func (a *ledgerStart) noteEvidence() {
-	locks := a.bid.grant.Locks
-	if !a.proof.Sure && (a.bid.verdictOnAll(locks).Delay == 0 || a.waited() >= a.delay) {
+	locks := a.grant.Locks
+	if !a.proof.Sure && (a.verdictOnAll(locks).Delay == 0 || a.waited() >= a.delay) {
 		a.proof.Sure = true
 	}
 	a.proof.Heard = nil
 	if a.proof.Sure {
 		return
 	}
-	heard, _ := a.bid.undischarged(locks)
+	heard, _ := a.undischarged(locks)
 	for _, token := range heard {
 		if !slices.Contains(a.proof.Closes, token) {
 			a.proof.Heard = append(a.proof.Heard, token)
@@ -109,7 +109,7 @@ func (a *ledgerStart) noteEvidence() {
 // end that no earlier command is alive either. The ledger alone is no evidence for that: roles that are
 // not granted it leave no rows in it.
 func (a *ledgerStart) noteBegun() {
-	b := a.bid
+	b := a.start
 	b.grant.recorded = true
 	if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.OfList {
 		b.s.DropSecond()
@@ -131,7 +131,7 @@ func (a *ledgerStart) heed(ctx context.Context, answer ledger.Answer) error {
 	case ledger.OpenRuns:
 		return a.waitForOpenRuns(ctx, answer.Lost)
 	}
-	if err := a.bid.withdraw(ctx); err != nil {
+	if err := a.withdraw(ctx); err != nil {
 		return err
 	}
 	return answer.Refusal
@@ -139,9 +139,9 @@ func (a *ledgerStart) heed(ctx context.Context, answer ledger.Answer) error {
 
 // waitAsWithout waits as without a ledger.
 func (a *ledgerStart) waitAsWithout(ctx context.Context) error {
-	err := a.bid.waitOut(ctx, a.delay-a.waited())
+	err := a.waitOut(ctx, a.delay-a.waited())
 	a.proof.Sure = true
-	if a.bid.cfg.Session.Quorum {
+	if a.cfg.Session.Quorum {
 		a.since = time.Time{} // it is older than the commit that waitOut witnessed
 	}
 	return err
@@ -150,7 +150,7 @@ func (a *ledgerStart) waitAsWithout(ctx context.Context) error {
 // waitForOpenRuns waits until the commands of the ledger's open runs are dead: for as
 // long as their settings call for, or until there is word of their ends.
 func (a *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun) error {
-	b := a.bid
+	b := a.start
 	if a.since.IsZero() {
 		if err := b.s.Witness(ctx); err != nil {
 			return err
@@ -190,7 +190,7 @@ const askLedgerEvery = 250 * time.Millisecond
 
 // send asks the ledger, and returns the text of its answer.
 func (a *ledgerStart) send(ctx context.Context) (string, error) {
-	b, proof := a.bid, a.proof
+	b, proof := a.start, a.proof
 	beside := b.cfg.Session.UsesSecondSession()
 	if beside {
 		proof.Backend = b.s.BackendPID()
@@ -231,11 +231,11 @@ func (a *ledgerStart) vanished(ctx context.Context, err error) bool {
 	if !errors.As(err, &pgErr) || !slices.Contains([]string{"42501", "42883", "42P01", "3F000"}, pgErr.Code) {
 		return false
 	}
-	return a.bid.s.AskLedgerQuestion(ctx) == nil && !a.bid.usesLedger()
+	return a.s.AskLedgerQuestion(ctx) == nil && !a.usesLedger()
 }
 
 // startWithoutLedger goes on without a ledger that was there, unless the run requires one.
-func (b *Bid) startWithoutLedger(ctx context.Context, delay time.Duration) error {
+func (b start) startWithoutLedger(ctx context.Context, delay time.Duration) error {
 	if _, err := b.cfg.Ledger.Applies(b.s.LedgerAnswer()); err != nil {
 		return err
 	}

@@ -35,7 +35,12 @@ import (
 // session the locks are listed by a statement of their own (drawBeside).
 //
 // The caller has the heartbeat look for requests to step down (Held.heedRequests, HeedStepDown).
-func (b *Bid) Settle(ctx context.Context) (*Held, error) {
+func (b *Bid) Settle(ctx context.Context) (*Held, error) { return start{b}.settle(ctx) }
+
+// start is a bid that has all of its claim, from then to the start of its command.
+type start struct{ *Bid }
+
+func (b start) settle(ctx context.Context) (*Held, error) {
 	// A delay or a second login takes time, so this asks once more: the Deadline has to be fresh.
 	// For a transaction it is: the grant was the answer to a question of its own.
 	if (!b.grant.startsAtOnce() || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
@@ -74,7 +79,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 // waitOut holds the locks for the delay, for as long as a former holder's command may be
 // alive, or until there is evidence that it is dead. With a quorum the delay counts from a
 // commit which this server's standbys confirm.
-func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
+func (b start) waitOut(ctx context.Context, delay time.Duration) error {
 	if delay <= 0 {
 		return nil
 	}
@@ -102,7 +107,7 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 // hold holds the locks without a command for the delay. It says early if words have told meanwhile
 // that no earlier command is alive. ask, unless it is nil, is called every askLedgerEvery; if it says
 // that all is over, hold returns, too.
-func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, ask func() (over bool, err error)) (early bool, err error) {
+func (b start) hold(ctx context.Context, delay time.Duration, message string, ask func() (over bool, err error)) (early bool, err error) {
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
 	defer b.cfg.Observer.delayed(delay)()
 	over := time.NewTimer(delay)
@@ -138,7 +143,7 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, ask
 
 // beginDelay shows the sessions that watch the holder that its command has not started, and
 // makes room in line. The start after the delay needs a later token.
-func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
+func (b start) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.grant.undraw()
 	b.grant.delay = delay
 	d := b.cfg.Description
