@@ -47,9 +47,10 @@ func (g *grant) awaitArrivalsQuery() (query []string) {
 	return selectQuery(columns)
 }
 
-// waitedInVain says whether an error is that of awaitArrivalsQuery.
+// waitedInVain says whether an error is that of awaitArrivalsQuery: it took too long, or the server has no
+// memory for one more lock.
 func (g *grant) waitedInVain(err error) bool {
-	const lockNotAvailable = "55P03"
+	const lockNotAvailable, outOfMemory = "55P03", "53200"
 	e := answeredError(err)
-	return e != nil && e.Code == lockNotAvailable && len(g.awaitArrivalsQuery()) > 0
+	return e != nil && (e.Code == lockNotAvailable || e.Code == outOfMemory) && len(g.awaitArrivalsQuery()) > 0
 }

@@ -105,6 +105,9 @@ func (s *Session) failTimer(err error) {
 	}
 }
 
+// askWhenFree is how long a heartbeat that has to ask something waits for another request.
+const askWhenFree = 10 * time.Millisecond
+
 // beat is the goroutine that sends heartbeats, until the timer is stopped or the
 // session is lost.
 func (s *Session) beat(timer timer) {
@@ -130,7 +133,10 @@ func (s *Session) beat(timer timer) {
 			if _, err := s.transmit(s.takeRequest()); err != nil {
 				return
 			}
-		default: // a request is under way, and its answer will do
+		default: // a request is under way, and its answer will do, unless something has to be asked
+			if beat.Then != nil {
+				s.BeatAt(now.Add(askWhenFree))
+			}
 		}
 	}
 }

@@ -275,3 +275,22 @@ func TestFirstTryOnYoungServer(t *testing.T) {
 		t.Errorf("after the crash of a backend the first try waits %v of an hour", delay)
 	}
 }
+
+// TestErrorsAreSignsOfLife: the server answers each heartbeat, and always with an error, as when its lock
+// table is full and the heartbeat asks for a lock. The session lives on.
+func TestErrorsAreSignsOfLife(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"))
+	cfg.Lease = 3 * time.Second
+	s := openWith(t, cfg)
+	s.SetHeartbeat(session.Heartbeat{Every: leasetime.BeatEvery(cfg.Lease), Request: session.Request{
+		SQL: []string{"SELECT 1 / 0"}, Then: func([]session.Rows) { t.Error("an error is no answer") },
+	}})
+	s.StartHeartbeat()
+	select {
+	case <-s.Lost():
+		t.Errorf("lost: %v", s.Err())
+	case <-time.After(2 * cfg.Lease):
+	}
+}

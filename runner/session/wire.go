@@ -314,10 +314,10 @@ func (s *Session) ready(ex *exchange, txStatus byte) {
 }
 
 func (s *Session) answered(ex *exchange) {
-	// A commit that an administrator releases from waiting for its standbys ends with a
-	// warning; one that fails ends with an error. Neither is a sign of life of the
-	// standbys, and neither is a commit that did not wait.
-	alive := ex.warning == "" && ex.err == nil
+	// The server's answer is a sign of life of the session, even if it is an error. Of the standbys it
+	// is none: a commit that an administrator releases from waiting for them ends with a warning, one
+	// that fails with an error, and one that did not wait says nothing of them.
+	alive := !ex.commit || ex.warning == "" && ex.err == nil
 	var hollow error
 	if ex.commit && alive {
 		ex.confirmed, hollow = s.judgeCommit(slices.Concat(ex.answers...))
