@@ -154,6 +154,27 @@ func parseLost(line string, locks int) (e OpenRun, ok bool) {
 	return e, n[0] >= 1 && n[0] <= int64(locks)
 }
 
+// ParsePaused reads the rows of Paused: nil if nothing is paused. left is the time to the pause's end by the
+// server's clock, rounded up to a second, or at most a day.
+func ParsePaused(rows session.Rows) (paused *PausedError, left time.Duration, err error) {
+	if len(rows) == 0 {
+		return nil, 0, nil
+	}
+	row, err := rows.Only(4)
+	if err != nil {
+		return nil, 0, err
+	}
+	const day = 24 * 60 * 60
+	paused, left = &PausedError{By: row[2], Note: row[3]}, day*time.Second
+	if until, err := strconv.ParseInt(row[0], 10, 64); err == nil {
+		paused.Until = time.Unix(until, 0)
+	}
+	if seconds, err := strconv.ParseInt(row[1], 10, 64); err == nil {
+		left = time.Duration(min(max(seconds, 0), day)) * time.Second
+	}
+	return paused, left, nil
+}
+
 // PausedError says that a key may not start now.
 type PausedError struct {
 	Until    time.Time // or zero: until somebody ends it

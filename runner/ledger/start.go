@@ -89,13 +89,15 @@ func Open(locks []Lock, shared bool) string {
 	return "SELECT pg_catalog.count(*) FROM pglead.lock WHERE started IS NOT NULL AND ended IS NULL AND (number, sub) IN (" + strings.Join(rows, ", ") + ")" + readers
 }
 
-// Paused is a query that returns rows if any of the locks is paused.
+// Paused is a query for the pause of the locks that ends last. ParsePaused reads its rows.
 func Paused(locks []Lock) string {
 	var rows []string
 	for _, l := range locks {
 		rows = append(rows, fmt.Sprintf("number = %d AND sub = %d", l.Number, l.ObjSubID()), "key = "+quote(l.Key))
 	}
-	return "SELECT true FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (" + strings.Join(rows, " OR ") + ") LIMIT 1"
+	return `SELECT CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until)) END,
+	CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until - pg_catalog.clock_timestamp())) END, paused_by, note
+FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + strings.Join(rows, " OR ") + ") ORDER BY paused_until DESC LIMIT 1"
 }
 
 // Missing is a query that notes for a lock that its command could not be executed.

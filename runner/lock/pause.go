@@ -28,14 +28,13 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 	if err := w.Unlisten(ctx); err != nil {
 		return err
 	}
-	until := Forever
+	rest := askPauseEvery
 	if !why.Until.IsZero() {
-		until = time.Until(why.Until)
+		rest = time.Until(why.Until) // by this host's clock, until the server has told
 	}
-	began := time.Now()
 	for w.candidate.left() > 0 {
 		w.cfg.Observer.SayAlive(w.cfg.AttemptMost())
-		timer := time.NewTimer(max(askPauseEvery/30, min(askPauseEvery, w.candidate.left(), until-time.Since(began))))
+		timer := time.NewTimer(min(max(rest, askPauseEvery/30), askPauseEvery, w.candidate.left()))
 		select {
 		case <-timer.C:
 		case <-w.s.Lost():
@@ -49,9 +48,11 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 		if err != nil {
 			return ledgerError(err)
 		}
-		if len(rows) == 0 {
-			return nil
+		paused, left, err := ledger.ParsePaused(rows)
+		if paused == nil || err != nil {
+			return err
 		}
+		why, rest = paused, left // another pause may have taken its place
 	}
 	return why
 }

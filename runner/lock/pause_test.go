@@ -3,6 +3,7 @@ package lock_test
 import (
 	"slices"
 	"testing"
+	"time"
 )
 
 // TestPauseForgets: who sits a pause out stands in no line, so that starts aren't announced to it.
@@ -21,4 +22,28 @@ func TestPauseForgets(t *testing.T) {
 	tear(t, server, acquire(t, without))
 	query(t, server, "SELECT pglead.resume_1(7, 1::smallint)")
 	waitsBeside(t, waiter)
+}
+
+// TestPauseExtended: a pause that takes the place of a shorter one is asked for no more often, and named.
+func TestPauseExtended(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	query(t, server, "SELECT pglead.pause_1(7, 1::smallint, 'nightly', now() + interval '4 s', 'ann', 'short')")
+	waiter := contend(t, ledgered(config(t, dsn, exclusive(7))))
+	eventually(t, "it sits the pause out", func() bool { return slices.Contains(waiter.said(), "paused") })
+	query(t, server, "SELECT pglead.pause_1(7, 1::smallint, 'nightly', now() + interval '1 h', 'bob', 'long')")
+	asked := func() string {
+		return query(t, server, "SELECT coalesce(max(state_change)::text, '') FROM pg_stat_activity WHERE query LIKE '%FROM pglead.lock WHERE paused_until >%' AND pid <> pg_backend_pid()")[0]
+	}
+	times := map[string]bool{}
+	const most = 4 // one every three seconds
+	for began := time.Now(); time.Since(began) < 10*time.Second; time.Sleep(20 * time.Millisecond) {
+		times[asked()] = true
+	}
+	delete(times, "")
+	if len(times) == 0 || len(times) > most+2 { // the short pause's end is asked for, too
+		t.Errorf("%d questions in ten seconds", len(times))
+	}
+	waiter.stop()
+	<-waiter.done
 }
