@@ -171,6 +171,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 			_ = w.GiveBack(ctx)
 		}
 		s.Close()
+		w.tellUnstarted(ctx)
 		return nil, err
 	}
 	return held, nil

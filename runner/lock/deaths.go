@@ -49,6 +49,18 @@ func (h *Held) TellEndLate(ctx context.Context) {
 
 const lateMost = 2 * time.Second
 
+// tellUnstarted is TellEndLate for a session that was given up after it had drawn a token, before a
+// command could start. It does so even if a signal was the reason.
+func (w *waiter) tellUnstarted(ctx context.Context) {
+	if !w.grant.drawn() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateMost)
+	defer cancel()
+	h := Held{grant: w.grant, Session: w.s, end: ledger.End{Outcome: ledger.Stopped}}
+	h.TellEndLate(ctx)
+}
+
 // isHeard says whether anybody goes by a word of the command's death.
 func (h *Held) isHeard() bool {
 	return h.cfg.LockDelay > 0 && h.cfg.announces() && !h.cfg.Claim.shared()

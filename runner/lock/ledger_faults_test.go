@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +13,8 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // TestLedgerQuorum has a ledger's rows be confirmed by a standby, which is promoted.
@@ -204,4 +207,23 @@ END $$`, token, lease.Milliseconds()))
 		t.Logf("the waiter was faster, %d of %d", n+1, most)
 	}
 	t.Error("nobody came between, or it did not count")
+}
+
+// TestLedgerUnstarted: what the command needs can't be made ready, when the run is in the ledger already.
+// The next one need not wait until a command would be dead.
+func TestLedgerUnstarted(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	unready := errors.New("there is no guard")
+	_, err := lock.NewCandidate(cfg).Acquire(t.Context(), func(*session.Session) (func(), error) {
+		eventually(t, "the start is noted", func() bool {
+			return query(t, server, "SELECT count(*) FROM pglead.lock WHERE started IS NOT NULL")[0] == "1"
+		})
+		return nil, unready
+	})
+	if !errors.Is(err, unready) {
+		t.Errorf("Acquire: %v", err)
+	}
+	release(t, ended(acquire(t, cfg), ledger.OK))
 }
