@@ -149,8 +149,9 @@ func (h *handover) ask(ctx context.Context) (request *lock.StepDownRequest, pati
 
 const (
 	askMargin = 2 * time.Second // for a late heartbeat
-	// askMost is the longest that a request lasts for what holders show, who may show anything. For a
-	// lease of more than a minute and a half the user has to say how long, with --wait.
+	// askMost is the longest that a request lasts for what holders show, who may show anything. One with a
+	// lease of more than 20 s, which waits out its lock-delay, may not have looked by then: for that the
+	// user says how long, with --wait.
 	askMost = 20 * time.Second
 )
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 )
@@ -148,6 +149,10 @@ func TestFenceLeftovers(t *testing.T) {
 	job, next = leftover(localpg.Superuser) // whose sessions a granted role must not end
 	pid := run(t, job, "SELECT pg_backend_pid()")
 	expect(t, "beside a superuser", run(t, a, next.rest()), "fenced "+pid+" "+localpg.Superuser)
+	brief := next
+	brief.lease = "3 s"
+	answered := fmt.Sprintf("SET statement_timeout = '%d ms'; %s; RESET statement_timeout", leasetime.HolderShare(3*time.Second).Milliseconds(), brief.rest())
+	expect(t, "the same within the share of a short lease", run(t, a, answered), "fenced "+pid+" "+localpg.Superuser)
 	run(t, job, "COMMIT")
 	expect(t, "when that is done", run(t, a, next.rest()), "started")
 	run(t, a, finish(7, next.token, "ok"))

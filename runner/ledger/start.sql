@@ -213,7 +213,7 @@ BEGIN
 				END;
 				PERFORM set_config('lock_timeout', '3s', true);
 				tries := tries + 1;
-				IF tries > 10 THEN
+				IF tries > 10 OR tries * interval '200 ms' > p_lease / 4 THEN -- a silent session has three fifths
 					RETURN concat_ws(' ', 'fenced', p.pid, regexp_replace(p.rolname, '[[:space:]]', '?', 'g'));
 				END IF;
 			END LOOP;
