@@ -180,7 +180,7 @@ func (b *Bid) giveBackQueries() []string {
 	}
 	g.coversEarlier = false // without a command of its own it speaks for no other
 	words, unlock := g.endQueries("")
-	if !g.drawn() || !g.startsAtOnce() { // no start was announced, or earlier commands may be alive
+	if !g.endsAlone() {
 		words = nil
 	}
 	return append(words, unlock)

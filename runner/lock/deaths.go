@@ -49,15 +49,17 @@ func (h *Held) TellEndLate(ctx context.Context) {
 
 const lateMost = 2 * time.Second
 
-// tellUnstarted is TellEndLate for a session that was given up after it had drawn a token, before a
-// command could start. It does so even if a signal was the reason.
+// tellUnstarted is TellEndLate for a session that was given up after it had announced a start, before its
+// command could start. It does so even if a signal was the reason. It says no more than giveBackQueries.
 func (w *waiter) tellUnstarted(ctx context.Context) {
-	if !w.grant.drawn() {
+	g := w.grant
+	if !g.endsAlone() {
 		return
 	}
+	g.coversEarlier = false
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateMost)
 	defer cancel()
-	h := Held{grant: w.grant, Session: w.s, end: ledger.End{Outcome: ledger.Stopped}}
+	h := Held{grant: g, Session: w.s, end: ledger.End{Outcome: ledger.Stopped}}
 	h.TellEndLate(ctx)
 }
 

@@ -42,6 +42,10 @@ func (g *grant) drawn() bool { return g.Token != 0 }
 // command is alive.
 func (g *grant) startsAtOnce() bool { return g.delay == 0 }
 
+// endsAlone says whether a grant under which no command was started may say that this tenure is over: its
+// start was announced, and no earlier command is alive, for which those who hear of the end would start at once.
+func (g *grant) endsAlone() bool { return g.drawn() && g.startsAtOnce() }
+
 // undraw forgets the token, and what the ledger may have noted under it.
 func (g *grant) undraw() { g.Token, g.SystemID, g.recorded = 0, "", false }
 

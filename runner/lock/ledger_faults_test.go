@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
@@ -226,4 +227,23 @@ func TestLedgerUnstarted(t *testing.T) {
 		t.Errorf("Acquire: %v", err)
 	}
 	release(t, ended(acquire(t, cfg), ledger.OK))
+}
+
+// TestLedgerLostUnsure: with a ledger the token is drawn, and the start announced, before it is certain
+// that no earlier command is alive. A run that is lost by then must not say that all are dead.
+func TestLedgerLostUnsure(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	without := leased(config(t, dsn, exclusive(7)), 3*time.Second) // all have a lease that is shorter than the ledger's wait
+	mayLive := acquire(t, without)
+	unsure := contend(t, ledgered(without))
+	inLine(t, server, id(7), 1)
+	next := contend(t, without)
+	inLine(t, server, id(7), 2)
+	plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock") // until the end, which is more than a holder's share
+	tear(t, server, mayLive)
+	eventually(t, "the first in line is lost while the ledger is asked", func() bool { return strings.Count(strings.Join(unsure.said(), " "), "waiting") > 1 })
+	unsure.stop()
+	<-unsure.done
+	waitsBeside(t, next)
 }
