@@ -105,9 +105,6 @@ func (s *Session) failTimer(err error) {
 	}
 }
 
-// askWhenFree is how long a heartbeat that has to ask something waits for another request.
-const askWhenFree = 10 * time.Millisecond
-
 // beat is the goroutine that sends heartbeats, until the timer is stopped or the
 // session is lost.
 func (s *Session) beat(timer timer) {
@@ -134,10 +131,21 @@ func (s *Session) beat(timer timer) {
 				return
 			}
 		default: // a request is under way, and its answer will do, unless something has to be asked
-			if beat.Then != nil {
-				s.BeatAt(now.Add(askWhenFree))
+			if beat.Then != nil && s.beatsInTurn.CompareAndSwap(false, true) {
+				s.beating.Go(s.beatInTurn)
 			}
 		}
+	}
+}
+
+// beatInTurn sends a heartbeat behind the requests that wait for the connection already.
+func (s *Session) beatInTurn() {
+	defer s.beatsInTurn.Store(false)
+	select {
+	case s.onWire <- struct{}{}:
+		_, _ = s.transmit(s.takeRequest()) // an error has ended the session
+	case <-s.lost:
+	case <-s.stop:
 	}
 }
 

@@ -89,6 +89,7 @@ type Session struct {
 	pulse         pulse
 	reading       sync.WaitGroup
 	beating       sync.WaitGroup
+	beatsInTurn   atomic.Bool // a heartbeat waits for the connection
 
 	lost    chan struct{}
 	renewed chan boottime.Instant
