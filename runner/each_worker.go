@@ -234,14 +234,8 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	return nil, err
 }
 
-// readyGuard makes sure that there is a guard for the next command. If the last one was
-// killed between two items, the list goes on: nothing ran below it.
+// readyGuard makes sure that there is a guard for the next command.
 func (w *worker) readyGuard() (err error) {
-	if w.guard != nil && w.guard.Ended() {
-		w.guard.Close()
-		w.guard = nil
-		w.cfg.Log.Warn("the guard process died between two items; starting another", "event", "guard")
-	}
 	if w.guard == nil {
 		w.guard, err = w.node.newGuard(w.session)
 	}

@@ -126,14 +126,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		return nil, err
 	}
 	began := time.Now()
-	release, endsSession := r.held.EncodedRelease()
-	c, err := r.guard.StartCommand(ctx, child.Config{
-		Path: r.cfg.Path, Args: r.cfg.Command, Env: r.environment(),
-		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
-		LostGrace: r.cfg.LostGrace, LeaseGrace: leasetime.MostGrace(r.cfg.Session.Lease),
-		GuardPatience: guardPatience(r.cfg.Session.Lease),
-		Release:       release, ReleaseEndsSession: endsSession, Linger: r.guardLinger(), KeepGuard: r.keepGuard,
-	})
+	c, err := r.startCommand(ctx)
 	if lost := r.held.Err(); lost != nil && errors.Is(err, child.ErrTooLate) {
 		return nil, lost
 	}
@@ -149,6 +142,28 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	r.cfg.Log.Info("command started", "event", "started", "pid", c.PID())
 	r.cfg.Observer.SayLeading()
 	return s, nil
+}
+
+// startCommand has the guard start the command. If the guard was killed before, perhaps because
+// memory is short, another one does.
+func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
+	release, endsSession := r.held.EncodedRelease()
+	cfg := child.Config{
+		Path: r.cfg.Path, Args: r.cfg.Command, Env: r.environment(),
+		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
+		LostGrace: r.cfg.LostGrace, LeaseGrace: leasetime.MostGrace(r.cfg.Session.Lease),
+		GuardPatience: guardPatience(r.cfg.Session.Lease),
+		Release:       release, ReleaseEndsSession: endsSession, Linger: r.guardLinger(), KeepGuard: r.keepGuard,
+	}
+	c, err := r.guard.StartCommand(ctx, cfg)
+	if !errors.Is(err, child.ErrGuardGone) {
+		return c, err
+	}
+	r.cfg.Log.Warn(err.Error()+"; starting another", "event", "guard")
+	if r.guard, err = r.newGuard(r.held.Session); err != nil {
+		return nil, err
+	}
+	return r.guard.StartCommand(ctx, cfg)
 }
 
 // guardLinger is how long the guard of a stopped pglead leaves the lock with it, so that

@@ -180,7 +180,7 @@ func TestEachGuardDies(t *testing.T) {
 		if !ended || !died || err != nil || !exists(filepath.Join(each.Dir, "ran-second")) || !exists(filepath.Join(each.Dir, "ran-third")) {
 			t.Fatalf("ended %v, died %v, %v: %s", ended, died, err, said.String())
 		}
-		if n := strings.Count(said.String(), "the guard process died between two items; starting another"); n == 1 {
+		if n := strings.Count(said.String(), "the guard process died before the command was started; starting another"); n == 1 {
 			return
 		} else if n > 1 {
 			t.Fatalf("it is said %d times: %s", n, said.String())

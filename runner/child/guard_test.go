@@ -6,7 +6,9 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -116,6 +118,36 @@ func TestUnusedGuard(t *testing.T) {
 	}
 	if _, err := there.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("read after the guard's end: %v, want the end of the stream", err)
+	}
+}
+
+// TestGuardGone: a guard that dies before it has read its request says so for certain: then
+// nothing has run. The request is large, so that the death can come while it is read.
+func TestGuardGone(t *testing.T) {
+	gone := 0
+	for try := range 40 {
+		g, mark := newGuard(t, nil), filepath.Join(t.TempDir(), "ran")
+		pid := child.UnusedPID(g)
+		killer := time.AfterFunc(time.Duration(try/2)*500*time.Microsecond, func() { _ = unix.Kill(pid, unix.SIGKILL) })
+		c, err := g.StartCommand(t.Context(), child.Config{
+			Path: "/bin/touch", Args: []string{"touch", mark}, Deadline: far(),
+			Env: slices.Repeat([]string{strings.Repeat("x", 100_000)}, 10),
+		})
+		if err == nil {
+			<-c.Done()
+		}
+		killer.Stop()
+		if !errors.Is(err, child.ErrGuardGone) {
+			continue
+		}
+		gone++
+		if _, err := os.Stat(mark); err == nil {
+			t.Fatal("the guard was gone before the start, and the command ran")
+		}
+	}
+	t.Logf("%d of 40 were gone before", gone)
+	if gone == 0 {
+		t.Error("no guard was gone before it had its request")
 	}
 }
 

@@ -1,7 +1,5 @@
 package child
 
-import "golang.org/x/sys/unix"
-
 // A guard can have several commands, one after the other, since its own start takes longer
 // than a brief command: pglead each would need 2.3 times the time for each `true`, and 3.6
 // times with -P 4, where all wait for the processors.
@@ -13,7 +11,6 @@ import "golang.org/x/sys/unix"
 //	guardProcess.watch           it exited, and nothing of it is left; the report says Ready
 //	Child.handOn                 pglead has sent no order that would reach the next command
 //	Child.Guard                  whoever ran the command may have its guard
-//	Guard.Ended                  nobody has killed it since
 //	guardProcess.receive         the next command is a new turn, with a deadline of its own
 //
 // Such commands run in the guard's session, each in a group of its own (guardProcess.start).
@@ -53,18 +50,4 @@ func (c *Child) Guard() *Guard {
 		return nil
 	}
 	return c.guard
-}
-
-// Ended says whether a guard that waits for a command has ended. Such a guard sends
-// nothing, so if there is something to read, it is the end.
-func (g *Guard) Ended() (ended bool) {
-	raw, err := g.control.SyscallConn()
-	if err != nil {
-		return true
-	}
-	err = raw.Control(func(fd uintptr) {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		ended = err == nil && n > 0
-	})
-	return ended || err != nil
 }

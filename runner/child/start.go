@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pglead/pglead/runner/boottime"
 )
 
@@ -18,9 +20,13 @@ var ErrTooLate = errors.New("the lease ran out, or the server closed the connect
 // errGuardSilent says that the guard was stopped, or had no time to run.
 var errGuardSilent = errors.New("the guard process did not start the command in time")
 
+// ErrGuardGone says that the guard had died before it could read what to start, so that
+// nothing has run. Another guard may be asked.
+var ErrGuardGone = errors.New("the guard process died before the command was started")
+
 // StartCommand has the guard start the command, and returns when the command runs. The
-// error is a *LookupError if the command could not be executed, and ctx's if ctx ended and
-// the guard did not answer. The caller must not use the guard any more, with or without an
+// error is a *LookupError if the command could not be executed, ErrTooLate, ErrGuardGone, and
+// ctx's if ctx ended and the guard did not answer. The caller must not use the guard any more, with or without an
 // error; Child.Guard may return it for another command.
 //
 // A guard that is stopped, or hangs, doesn't keep the lock from others: StartCommand
@@ -69,6 +75,11 @@ func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boo
 	var answer startAnswer
 	if err == nil {
 		pid, born, err = g.awaitStart(&answer, cfg)
+	}
+	// EPIPE: the guard's end was closed before the request was whole. ECONNRESET: it was closed
+	// while a part of the request was unread, as Linux says of such a socket (unix_release_sock).
+	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		err = ErrGuardGone
 	}
 	if !stop() {
 		<-interrupted
