@@ -209,7 +209,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout|ByStepDown) { // for these there is a line already
 		log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
 	}
-	well := err == nil && !outcome.failed() && !outcome.Asked.Has(ByStepDown) // see endOf
+	well := err == nil && !outcome.failed()
 	w.count(func(t *Tally) {
 		t.Running--
 		if r.child != nil {

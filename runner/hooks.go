@@ -10,7 +10,8 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
-// Hooks are shell commands for alarms. They run beside everything else. Only the end of
+// Hooks are shell commands for alarms. After Acquired comes either Lost or Released, unless this
+// process is killed. They run beside everything else. Only the end of
 // this process waits for them, after the lock is given back.
 type Hooks struct{ Acquired, Lost, Released string }
 

@@ -17,9 +17,10 @@ type Outcome struct {
 	Asked  Asked // to end
 }
 
-// failed says that a command did not do its work.
+// failed says that a command did not do its work, as far as that is known: one that was asked to
+// step down may have left it undone, whatever its exit status is.
 func (o Outcome) failed() bool {
-	return o.Asked.Has(ByTimeout) || o.Status.Signaled() || o.Status.ExitStatus() != 0
+	return o.Asked.Has(ByTimeout|ByStepDown) || o.Status.Signaled() || o.Status.ExitStatus() != 0
 }
 
 // endOf is the end of a command in the ledger's terms. A command that was asked to end may

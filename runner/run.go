@@ -73,6 +73,7 @@ func (n *node) once(cfg Config, candidate *lock.Candidate) (Outcome, error) {
 	case errors.As(err, new(*LockLostError)):
 		r.announceDeath()
 	case r.held.Err() != nil: // it was lost after the command's end, or before its start
+		r.hook("lost", r.cfg.Hooks.Lost, r.held.Err())
 		r.tellEndLate()
 	default:
 		r.release(outcome)
@@ -197,6 +198,7 @@ func (r *run) release(outcome Outcome) {
 func (r *run) afterRelease(outcome Outcome, err error) {
 	if err != nil {
 		r.cfg.Log.Warn("the lock could not be given back, and is free when its session ends", "event", "lost", "reason", err.Error())
+		r.hook("lost", r.cfg.Hooks.Lost, err)
 		r.tellEndLate()
 		return
 	}

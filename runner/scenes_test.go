@@ -99,7 +99,7 @@ func TestTimeToEnd(t *testing.T) {
 11s kill
 11s` + killLine + doneAt60},
 		},
-		"a timeout begins the time anew": {
+		"a timeout leaves the time as it is": {
 			prepare: func(s *scene) {
 				s.cfg.Timeout, s.cfg.KillAfterTimeout, s.cfg.KillAfterSignal = 5*sec, 10*sec, 10*sec
 			},
@@ -110,8 +110,8 @@ func TestTimeToEnd(t *testing.T) {
 5s signal SIGTERM
 5s signal SIGCONT
 5s level=ERROR msg="the command ran for all of the 5s that --timeout allows; sending SIGTERM" event=timeout
-15s kill
-15s` + killLine + doneAt60},
+11s kill
+11s` + killLine + doneAt60},
 		},
 		"without kill-after a command has all the time": {
 			prepare:   func(s *scene) { s.cfg.Timeout = 5 * sec },

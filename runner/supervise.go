@@ -161,13 +161,14 @@ func (s *supervision) signalled(sig unix.Signal) {
 	}
 	s.asked |= BySignal
 	s.cfg.Observer.SayEnding()
-	s.limit()
+	s.limit(s.cfg.KillAfterSignal)
 }
 
-// limit starts the clock of --kill-after, unless one runs already.
-func (s *supervision) limit() {
+// limit starts the clock of --kill-after. One that runs already runs on: whoever asked first, such as
+// systemd, counts on its end.
+func (s *supervision) limit(d time.Duration) {
 	if s.killAfter == nil {
-		s.killAfter = after(s.cfg.KillAfterSignal)
+		s.killAfter = after(d)
 	}
 }
 
@@ -191,13 +192,13 @@ func (s *supervision) stepDown(r stepDownRequest) {
 	s.askToEnd(ByStepDown)
 	s.held.Prefer(r.to)
 	s.cfg.Log.Warn("asked to step down by "+r.by+"; sending SIGTERM", "event", "stepping_down", "by", r.by)
-	s.limit()
+	s.limit(s.cfg.KillAfterSignal)
 }
 
 func (s *supervision) timeOut() {
 	s.askToEnd(ByTimeout)
 	s.cfg.Log.Error(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
-	s.killAfter = after(s.cfg.KillAfterTimeout)
+	s.limit(s.cfg.KillAfterTimeout)
 }
 
 func (s *supervision) kill() {

@@ -117,7 +117,9 @@ func inOrder(t *testing.T, order []step) {
 				"the command (process 4711) was killed with all that it had started, 2 processes"
 		case "timeout":
 			s.cfg.Timeout = at[i]
-			limit, limited = &s.cfg.KillAfterTimeout, at[i]
+			if limit == nil {
+				limit, limited = &s.cfg.KillAfterTimeout, at[i]
+			}
 		case "signal", "step-down":
 			if limit == nil {
 				limit, limited = &s.cfg.KillAfterSignal, at[i]
