@@ -63,16 +63,28 @@ func (h *Held) Release(ctx context.Context) error {
 	queries = append(queries, h.next.endCallQuery()...)
 	staysForRole := h.showsEnd && (h.next.who != crowd.NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.OfList && !staysForRole})
-	if err != nil && !h.excused(err) && !h.waitedInVain(err) {
-		return h.error(err)
+	if err != nil && answeredError(err) == nil {
+		return err
 	}
 	if staysForRole {
 		h.stays = time.Now().Add(stayForRole)
 	}
-	if !answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))) {
+	// Each query is a transaction of its own, so the unlock is carried out whatever became of the others.
+	switch released := answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))); {
+	case !released && err != nil:
+		return h.error(err)
+	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
+	case err != nil && !h.excused(err) && !h.waitedInVain(err):
+		h.unheard(err)
 	}
 	return nil
+}
+
+// unheard warns that the server rejected the announcement of an end.
+func (g *grant) unheard(err error) {
+	err = session.Rejected(err, "announce that the command has ended")
+	g.cfg.Log.Warn("those who wait could not be told that the command has ended, and may wait for the lock-delay: "+err.Error(), "event", "unheard")
 }
 
 // Close ends the session, unless others on a list use it, and frees with it what is still held. If the session has to stay for

@@ -44,7 +44,7 @@ func (cfg *Config) mayTurnOver() bool {
 	return cfg.OfList && c.takesOne() && !c.shared() && !cfg.Session.UsesSecondSession()
 }
 
-// Do carries the turnover out. After an error these locks may be held or not, and the end
+// Do carries the turnover out. If only the announcements fail, it warns of that. After an error these locks may be held or not, and the end
 // of the session frees them. Bids of Next that are Complete are ready to be settled.
 func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	var queries []string
@@ -56,9 +56,23 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 		queries = append(queries, t.startQuery())
 	}
 	answers, err := s.Ask(ctx, session.Request{SQL: queries})
-	if err != nil {
-		return session.Rejected(err, "locks "+t.claim().String())
+	if err != nil && answeredError(err) == nil {
+		return err
 	}
+	if unread := t.read(answers); unread != nil {
+		if err != nil {
+			return session.Rejected(err, "locks "+t.claim().String())
+		}
+		return unread
+	}
+	if err != nil && len(t.Ended) > 0 {
+		t.Ended[0].unheard(err)
+	}
+	return nil
+}
+
+// read notes the answers of the exchange and of the draw.
+func (t Turnover) read(answers []session.Rows) error {
 	var drawn session.Rows
 	if len(t.Next) > 0 {
 		drawn, answers = answers[len(answers)-1], answers[:len(answers)-1]

@@ -2,6 +2,7 @@ package lock_test
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -141,4 +142,54 @@ func TestJoins(t *testing.T) {
 	if heard.Joins() {
 		t.Error("a bid that has listened joins")
 	}
+}
+
+// TestUnheardEnd: a lock is given back although the server rejects the announcement of that. A server
+// does so when its queue of notifications is full; since that takes 8 GB, a missing right does it here.
+func TestUnheardEnd(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	dsn := as(t, server, "cron")
+	free := func() bool {
+		return run(t, plain(t, server.DSN("postgres")), "SELECT pg_try_advisory_xact_lock(11)::text")[0] == "true"
+	}
+	forbid := func(t *testing.T) {
+		query(t, server, "REVOKE EXECUTE ON FUNCTION pg_notify FROM PUBLIC")
+		t.Cleanup(func() { query(t, server, "GRANT EXECUTE ON FUNCTION pg_notify TO PUBLIC") })
+	}
+	t.Run("run", func(t *testing.T) {
+		c := contend(t, config(t, dsn, exclusive(11)))
+		h := c.held(t)
+		forbid(t)
+		if err := h.Release(t.Context()); err != nil || !free() {
+			t.Errorf("%v; the lock is free: %t", err, free())
+		}
+		if said := c.said(); !slices.Equal(said, []string{"unheard"}) {
+			t.Errorf("said %v", said)
+		}
+	})
+	t.Run("list", func(t *testing.T) {
+		cfg, c := config(t, dsn, exclusive(11)), &contender{}
+		cfg.OfList, cfg.Log = true, slog.New(c)
+		s, err := session.Open(t.Context(), cfg.Session)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		b := lock.NewBid(s, cfg, false)
+		if err := (lock.Turnover{Next: []*lock.Bid{b}}).Do(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		h, err := b.Settle(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		forbid(t)
+		if err := (lock.Turnover{Ended: []*lock.Held{h}}).Do(t.Context(), s); err != nil || !free() {
+			t.Errorf("%v; the lock is free: %t", err, free())
+		}
+		if said := c.said(); !slices.Equal(said, []string{"unheard"}) {
+			t.Errorf("said %v", said)
+		}
+	})
 }
