@@ -17,7 +17,7 @@ import (
 type succession struct {
 	who     crowd.Followers
 	line    lockkey.ID // where they stand
-	calling bool       // the session calls them already
+	calling bool       // the session calls them
 }
 
 // succession is what this waiter, now a holder, knows of those behind it. With a ledger nobody has to hear
@@ -27,7 +27,7 @@ func (w *waiter) succession() succession {
 	switch {
 	case w.usesLedger() || w.cfg.Claim.shared() || len(w.grant.Locks) != 1:
 	case w.grant.dormant > 0:
-		s.who, s.calling = crowd.SomeDormant, w.place.calling
+		s.who = crowd.SomeDormant
 	case w.candidate.past.has(crowded):
 		s.who = crowd.SomeAbsent
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/crowd"
 )
 
@@ -29,6 +30,12 @@ func TestDormant(t *testing.T) {
 		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 2", lockkey.Ticket(id(7))))[0] == fmt.Sprint(crowd.MostListeners)
 	})
 	passing := passersBy(t, cfg)
+	call := advisory.CallOf(id(7)).ID.Number
+	calls := func(of int) string { // how many sessions with a lock call
+		return query(t, server, fmt.Sprintf(`SELECT count(*) FROM pg_locks AS call JOIN pg_locks AS held USING (pid)
+WHERE call.classid = %d AND call.objid = %d AND call.objsubid = 1 AND held.classid = %d AND held.granted`, uint32(call>>32), uint32(call), of))[0]
+	}
+	called := false
 	began := time.Now()
 	release(t, h)
 	h.Close()
@@ -45,8 +52,12 @@ func TestDormant(t *testing.T) {
 			}
 			return len(served) > 0
 		})
+		called = called || calls(int(lockkey.Ticket(id(7)))) != "0"
 		for _, c := range served {
 			time.Sleep(command)
+			if n := calls(0); n != "0" {
+				t.Errorf("%s of those who hold the lock, and run their command, call", n)
+			}
 			release(t, c.held(t))
 			c.got.Close()
 		}
@@ -54,6 +65,9 @@ func TestDormant(t *testing.T) {
 		if len(line) < behind/2 {
 			passing() // or one of them would be served
 		}
+	}
+	if !called {
+		t.Error("nobody in line has called")
 	}
 	// Each dormant one hears within the time between two heartbeats that it is called.
 	if took, most := time.Since(began), 30*time.Second; took > most {

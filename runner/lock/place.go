@@ -63,7 +63,9 @@ func (b *Bid) gate() advisory.Lock {
 	return advisory.GateOf(b.place.line)
 }
 
-// leaveLineSQL are SQL expressions that give back the ticket, its mark and the gate, as far as the bid has them.
+// leaveLineSQL are SQL expressions that give back the ticket, its mark, the gate and the call, as far as the
+// bid has them. A holder that calls takes the call anew (Held.call): those who are dormant look at each call
+// that they hear, which may not last as long as the command.
 func (b *Bid) leaveLineSQL() (columns []string) {
 	if b.place.ticketed {
 		columns = append(columns, b.ticketLock().UnlockSQL())
@@ -71,15 +73,19 @@ func (b *Bid) leaveLineSQL() (columns []string) {
 	if b.place.marked {
 		columns = append(columns, advisory.MarkOf(b.ticketLock()).UnlockSQL())
 	}
-	// The lock of a call is not among them: a waiter that calls goes on as a holder.
 	if b.place.gated {
 		columns = append(columns, b.gate().UnlockSQL())
+	}
+	if b.place.calling {
+		columns = append(columns, advisory.CallOf(b.place.line).UnlockSQL())
 	}
 	return columns
 }
 
-// noteLeftLine notes that all three were given back.
-func (p *place) noteLeftLine() { p.ticketed, p.marked, p.gated = false, false, false }
+// noteLeftLine notes that all four were given back.
+func (p *place) noteLeftLine() {
+	p.ticketed, p.marked, p.gated, p.calling = false, false, false, false
+}
 
 // leaveLine gives them back. Other queries follow.
 func (b *Bid) leaveLine(ctx context.Context, also ...string) error {

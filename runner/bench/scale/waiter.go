@@ -64,12 +64,12 @@ func (n *node) join() {
 	n.look(s.costs.beat)
 }
 
-// leaveLine gives up the place in line. A call stays: a waiter that calls goes on as a holder.
+// leaveLine gives up the place in line, and a call with it.
 func (n *node) leaveLine() {
 	n.l.leave(n)
 	n.inLine = false
+	n.call(false)
 	if n.l.holder != n {
-		n.call(false)
 		n.newRole()
 	}
 }
