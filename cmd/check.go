@@ -47,7 +47,7 @@ if it is late or one has failed. A success makes the failures before it good.`,
 	return cmd
 }
 
-// checkView is a verdict in the form of -o json.
+// checkView is the -o json form of a verdict.
 type checkView struct {
 	Key         string         `json:"key"`
 	State       string         `json:"state"` // ok, late or failed
@@ -96,7 +96,7 @@ func (f *lookFlags) pronounce(w io.Writer, key string, within time.Duration, v l
 	return err
 }
 
-// verdictText is one line for a pager, with its parts kept short.
+// verdictText is one line for a pager, with short parts.
 func verdictText(key string, v ledger.Verdict) (state, text string) {
 	const mostKey, mostHost, mostPause = 40, 30, 60
 	host := func(s string) string { return shorten(visible.Text(s), mostHost) }
@@ -138,7 +138,7 @@ func verdictText(key string, v ledger.Verdict) (state, text string) {
 	return state, text
 }
 
-// ago counts from a run's end, and says so if that makes a difference.
+// ago counts from a run's end, and says so if the start would give another result.
 func ago(v ledger.Verdict) string {
 	if sinceEnd := roughly(v.Ago()); sinceEnd != roughly(v.Now.Sub(v.Success.Started)) {
 		return "ended " + sinceEnd

@@ -32,7 +32,7 @@ func jobAddress(getenv func(string) string) string {
 	}
 	u, err := url.Parse(address)
 	if err != nil || u.User != nil || u.Host == "" || !strings.HasPrefix(u.Scheme, "http") {
-		return "" // others see a note, and this may have a password
+		return "" // others see a note, and this address may contain a password
 	}
 	return address
 }

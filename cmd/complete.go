@@ -20,7 +20,7 @@ import (
 // doesn't answer.
 const completionTimeout = time.Second
 
-// addCompletions tells the shell what may stand where on the command line of each command.
+// addCompletions tells the shell what each command accepts where on its command line.
 func addCompletions(root *cobra.Command) {
 	words := map[string][]string{
 		"wait": {"forever"},
@@ -90,7 +90,7 @@ func keysInUse(cmd *cobra.Command, _ []string, toComplete string) ([]string, cob
 	return keys, nothing
 }
 
-// keysRemembered are the ledger's keys, for commands that are about these.
+// keysRemembered are the ledger's keys, for commands that work on these.
 func keysRemembered(ctx context.Context, viewer *session.Viewer, command, prefix string) []string {
 	const most = 100
 	if !slices.Contains(strings.Fields(ledgers), command) {
@@ -107,7 +107,7 @@ func keysRemembered(ctx context.Context, viewer *session.Viewer, command, prefix
 	return slices.DeleteFunc(keys, func(key string) bool { return !plain(key) })
 }
 
-// plain says whether a key means itself in every shell. Another session wrote the key, and
+// plain says whether no shell treats a key specially. Another session wrote the key, and
 // what completion offers becomes part of a command line.
 func plain(key string) bool {
 	return !strings.HasPrefix(key, "-") && !strings.HasPrefix(key, "=") && !strings.HasPrefix(key, "%") &&

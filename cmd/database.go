@@ -15,24 +15,24 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// withheld is the command's PGLEAD_DSN if pglead doesn't pass on its connection string.
+// withheld is the command's PGLEAD_DSN if pglead withholds its connection string.
 const withheld = "withheld"
 
 // embedded is the connection string of the private server.
 const embedded = "embedded"
 
-// database is where the lock is, and what the command gets to know about it.
+// database is where the lock is, and what the command is told about it.
 type database struct {
 	config *pgconn.Config
 	// pass is the command's PGLEAD_DSN, or empty.
 	pass string
-	// private says that the database is on the private server, which is in use for as long
+	// private says that the database is on the private server, which stays in use as long
 	// as this process lives.
 	private bool
 }
 
-// databaseFrom chooses the database: the flag or its variable, DATABASE_URL,
-// and what libpq reads by itself.
+// databaseFrom chooses the database: from the flag or its variable, DATABASE_URL,
+// or what libpq reads by itself.
 func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 	dsn, source := flag.Value.String(), sourceOf(flag)
 	switch {
@@ -61,7 +61,7 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 			return d, err
 		}
 		d.private = true
-		// It is an error, so that it is said every time, even with -q.
+		// It is logged as an error, so that it is shown every time, even with -q.
 		u.log.Error(fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir), "event", "embedded")
 		dsn = server.DSN
 	}
@@ -70,8 +70,8 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 	return d, err
 }
 
-// openAside connects for a question by the way: with little patience, without messages, and
-// without a start of the private server.
+// openAside connects for a side question: with little patience, without messages, and
+// without starting the private server.
 func openAside(ctx context.Context, cmd *cobra.Command, name string, patience time.Duration) (*session.Viewer, error) {
 	flag := cmd.Flags().Lookup("dsn")
 	if flag.Value.String() == embedded {

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Docs are the files that packages have beside the binary, by their names: manual pages
+// Docs are the files that packages ship beside the binary, by their names: manual pages
 // and completions. No command calls it, so the linker leaves it out.
 func Docs(version, date string) (map[string]string, error) {
 	root := newRootCmd("", newUI(nil), nil)
@@ -39,7 +39,7 @@ func Docs(version, date string) (map[string]string, error) {
 
 func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
-// These list the commands that a part of a page is about.
+// These list the commands that a part of a page covers.
 const (
 	runners = "run lead each"
 	lookers = "ls who stepdown " + ledgers + " doctor"
@@ -109,7 +109,7 @@ func given() [][2]string {
 	}
 }
 
-// manPage writes a page in man(7)'s language. What --help says, too, comes from the same
+// manPage writes a page in man(7)'s language. What it shares with --help comes from the same
 // source.
 func manPage(cmd *cobra.Command, version, date string) string {
 	cmd.InitDefaultHelpFlag()
@@ -210,7 +210,7 @@ func subcommands(cmd *cobra.Command) []*cobra.Command {
 	})
 }
 
-// page is a page in the making.
+// page is a page being written.
 type page struct{ strings.Builder }
 
 func (p *page) line(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
@@ -274,7 +274,7 @@ func (p *page) environment(cmd *cobra.Command, options []string) {
 	}
 }
 
-// escape keeps troff from taking text for its own language.
+// escape keeps troff from reading text as its own language.
 func escape(s string) string {
 	s = strings.NewReplacer(`\`, `\e`, "-", `\-`).Replace(s)
 	if strings.HasPrefix(s, ".") || strings.HasPrefix(s, "'") {

@@ -131,7 +131,7 @@ func (d *diagnosis) failed() (names []string) {
 	return names
 }
 
-// keyChecks are the keys' numbers. claim has checked the keys.
+// keyChecks show the keys' numbers. claim has checked the keys.
 func (o *options) keyChecks() (list []checkup.Check) {
 	scheme, _ := o.scheme()
 	for _, key := range o.keys {
@@ -158,7 +158,7 @@ func (d *diagnosis) write(w io.Writer) error {
 	return err
 }
 
-// The columns of a terminal of the usual width.
+// The columns on a terminal of the usual width.
 const (
 	checkIndent = 20
 	textWidth   = 80 - checkIndent

@@ -91,7 +91,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	if items == 0 { // often there is nothing to do: cron shall not mail that
+	if items == 0 { // often there is nothing to do, and cron should not mail that
 		u.configure(f.quiet, f.verbose, f.logFormat.value == "json", f.keys)
 		u.log.Info("there are no items", "event", "summary")
 		return nil
@@ -157,8 +157,8 @@ func (f *eachFlags) split(cmd *cobra.Command, args []string) (items, command []s
 
 const itemVariable = "PGLEAD_ITEM"
 
-// summary says how many items ran, failed and were skipped: to a terminal, or
-// if there is something to know.
+// summary says how many items ran, failed and were skipped: on a terminal, or
+// if there is something to report.
 func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
 	text := fmt.Sprintf("%s: %d ran, %d of them failed; %d skipped: %d held elsewhere, %d already done",
 		plural(items, "item"), t.Ran, t.Failed, t.Held+t.Done+t.Paused, t.Held, t.Done)
@@ -200,7 +200,7 @@ func (f *eachFlags) progress(u *ui, items int) *progress {
 	return &progress{u: u, items: items, returns: f.wait.value > 0, on: u.hasStatus() && !f.quiet}
 }
 
-// progressInterval is as often as an eye can follow.
+// progressInterval is as fast as an eye can follow.
 const progressInterval = 100 * time.Millisecond
 
 func (p *progress) show(t runner.Tally) {

@@ -19,10 +19,10 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// The exit statuses beside the command's own. From 64 on they are those of sysexits.h if
-// it has one that fits; the last ones are those of xargs(1), timeout(1) and the shell.
+// The exit statuses besides the command's own. From 64 on they are those of sysexits.h if
+// it has a suitable one; the last ones are those of xargs(1), timeout(1) and the shell.
 const (
-	exitFree          = 1 // the answer of who, stepdown, check, pause or ledger is no, as of diff(1) and grep(1)
+	exitFree          = 1 // the answer of who, stepdown, check, pause or ledger is no, as with diff(1) and grep(1)
 	exitUsage         = 64
 	exitUnreachable   = 69
 	exitInternal      = 70
@@ -30,7 +30,7 @@ const (
 	exitLost          = 76
 	exitDenied        = 77
 	exitUnsafe        = 78
-	exitSomeFailed    = 123 // as of xargs
+	exitSomeFailed    = 123 // as with xargs
 	exitTimeout       = 124
 	exitNotExecutable = 126
 	exitNotFound      = 127
@@ -55,7 +55,7 @@ func usagef(format string, args ...any) error {
 	return &usageError{err: fmt.Errorf(format, args...)}
 }
 
-// hintedError is an error with what the user of this very command can do about it.
+// hintedError is an error with a hint for the user of this very command.
 type hintedError struct {
 	error
 	hint string
@@ -63,7 +63,7 @@ type hintedError struct {
 
 func (e *hintedError) Unwrap() error { return e.error }
 
-// withWait adds to a full server's refusal that the command has --wait, unless it was given.
+// withWait adds to a full server's refusal a hint to --wait, unless it was given.
 func (o *options) withWait(err error) error {
 	var refused *session.Error
 	if o.wait.value == 0 && errors.As(err, &refused) && refused.Full {
@@ -81,7 +81,7 @@ type unstartedError struct {
 func (e *unstartedError) Unwrap() error { return e.error }
 func (e *unstartedError) Error() string { return e.text }
 
-// unstarted says of some errors what they mean: those of a login explain themselves.
+// unstarted explains some errors; those of a login explain themselves.
 func unstarted(err error, what string, database *pgconn.Config) error {
 	if err == nil {
 		return nil
@@ -99,12 +99,12 @@ func unstarted(err error, what string, database *pgconn.Config) error {
 	return err
 }
 
-// silentExit is an end that needs no further message.
+// silentExit is an exit that needs no further message.
 type silentExit struct{ code int }
 
 func (e *silentExit) Error() string { return "all has been said" }
 
-// refusedError is a lock that is held elsewhere, or a pause. It has the exit status that -E
+// refusedError is a lock that is held elsewhere, or a pause. Its exit status is the one that -E
 // asks for.
 type refusedError struct {
 	error
@@ -115,7 +115,7 @@ type refusedError struct {
 func (e *refusedError) Unwrap() error { return e.error }
 
 // exit turns the end of a command into pglead's: it says why, and returns the exit status,
-// or dies of the signal that the command died of.
+// or dies of the same signal as the command.
 func exit(u *ui, err error) int {
 	defer u.flush()
 	u.endStatus()

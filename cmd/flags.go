@@ -24,15 +24,15 @@ func envName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// readFlags is the beginning of every command.
+// readFlags is the first step of every command.
 func readFlags(cmd *cobra.Command, _ []string) error {
 	flags := cmd.Flags()
-	// Only the first mistake is reported. Looking for the others does no harm.
+	// Only the first mistake is reported; looking for the others does no harm.
 	return cmp.Or(fromEnvironment(flags), checkValues(flags), checkChoices(flags))
 }
 
 // fromEnvironment gives flags that are not on the command line the values of
-// their variables. An empty variable is none, as in a crontab's KEY= line.
+// their variables. An empty variable counts as unset, as in a crontab's KEY= line.
 func fromEnvironment(flags *pflag.FlagSet) error {
 	var failed error
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -85,7 +85,7 @@ func choose(words ...string) choice { return choice{words[0], words} }
 func (c *choice) String() string { return c.value }
 func (c *choice) Type() string   { return "string" } // so that help quotes the default
 
-// Set takes any word. The check comes when all flags are read.
+// Set takes any word. They are checked when all flags are read.
 func (c *choice) Set(s string) error {
 	c.value = s
 	return nil
@@ -120,7 +120,7 @@ func truth(s string) string {
 	return s
 }
 
-// passedOn is the environment without the variables that are for this pglead alone: those
+// passedOn is the environment without the variables that are only for this pglead: those
 // of all commands' flags, those about the lock of an outer pglead, and systemd's.
 func passedOn(called *cobra.Command) []string {
 	withheld := slices.Concat(ownVariables(called), forSystemd())
@@ -131,7 +131,7 @@ func passedOn(called *cobra.Command) []string {
 }
 
 // ownVariables are the variables about the lock of an outer pglead, and those of the called
-// command's flags. If the environment has another PGLEAD_ variable, ownVariables makes all
+// command's flags. If the environment has any other PGLEAD_ variable, ownVariables makes all
 // commands, to add the variables of their flags.
 func ownVariables(called *cobra.Command) []string {
 	known := outerOnly()

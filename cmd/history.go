@@ -128,7 +128,7 @@ func (p pastRuns) result(i int) (result, remark string) {
 	return result, remark
 }
 
-// running says for how long a run has been under way, and how long runs usually take.
+// running says how long a run has lasted so far, and how long runs usually take.
 func (p pastRuns) running(r ledger.Entry) string {
 	text := "running " + roughly(p.history.Now.Sub(r.Started))
 	if usually := p.history.Usually(); usually > 0 {
@@ -151,7 +151,7 @@ func writeHistory(w io.Writer, p pastRuns) error {
 		_, err := fmt.Fprintf(w, "no runs of %s are remembered in %s%s\n", printable(p.key), visible.Text(p.target), p.ofLate())
 		return err
 	}
-	rows := [][]string{{"STARTED", "HOST", "TOOK  ", "RESULT", ""}} // TOOK is as wide as it gets
+	rows := [][]string{{"STARTED", "HOST", "TOOK  ", "RESULT", ""}} // TOOK is as wide as its longest value
 	for i, r := range p.history.Runs {
 		row := []string{whenExactly(r.Started, p.history.Now), visible.Text(r.Host)}
 		if r.Outcome == ledger.Running {
@@ -176,12 +176,12 @@ func writeHistory(w io.Writer, p pastRuns) error {
 	return err
 }
 
-// missedTicks are the instants at which a run was due and no host had one. Runs come
+// missedTicks are the instants at which a run was due but no host had one. Runs are ordered
 // newest first. If every doesn't say how often a run is due, missedTicks infers it from the
 // runs, provided that nearly all are equally far apart.
 func missedTicks(runs []ledger.Entry, now time.Time, every time.Duration) (time.Duration, []time.Time) {
 	const (
-		mostGuessed = 10  // in a row: a longer gap may well be a weekend
+		mostGuessed = 10  // in a row: a longer gap may be a weekend
 		most        = 500 // marks in a picture
 	)
 	var starts []time.Time
@@ -237,7 +237,7 @@ func regularGap(starts []time.Time) time.Duration {
 	return median
 }
 
-// runView is a run in the form of -o json.
+// runView is the -o json form of a run.
 type runView struct {
 	Key       string     `json:"key"`
 	ID        int64      `json:"id"`

@@ -90,7 +90,7 @@ func (p pastKeys) row(r *remembrance) []string {
 	return row
 }
 
-// keyView is a key in the form of -o json.
+// keyView is the -o json form of a key.
 type keyView struct {
 	Key         string         `json:"key"`
 	LastRun     *runView       `json:"last_run"` // null if it was only paused

@@ -40,7 +40,7 @@ func (f *eachFlags) list(given []string) (*itemList, error) {
 	return l, l.spool()
 }
 
-// spool copies a list that can be read only once to a file without a name: check reads all
+// spool copies a list that can be read only once to a file without a name, since check reads all
 // of it before the first command runs, and it may not fit in memory.
 func (l *itemList) spool() error {
 	file, err := os.CreateTemp("", "pglead-each")
@@ -60,7 +60,7 @@ func (l *itemList) spool() error {
 // KiB on Linux).
 const longestItem = 128 << 10
 
-// items reads the list from its start. Empty lines are no items.
+// items reads the list from its start. Empty lines don't count.
 func (l *itemList) items() iter.Seq[string] {
 	return func(yield func(string) bool) { _ = l.read(func(item string) bool { return yield(item) }) }
 }

@@ -22,9 +22,9 @@ func writeJSON(w io.Writer, value any) error {
 	return err
 }
 
-// escapeJSON escapes characters with an effect on a terminal that encoding/json doesn't
+// escapeJSON escapes characters that affect a terminal and that encoding/json doesn't
 // escape: DEL, the control characters beyond ASCII, bidi overrides. In JSON they can only
-// be in strings.
+// occur in strings.
 func escapeJSON(encoded []byte) []byte {
 	var b []byte
 	for _, r := range string(encoded) {

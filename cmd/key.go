@@ -15,13 +15,13 @@ import (
 // allSchemes is --key-scheme's word for every scheme at once.
 const allSchemes = "all"
 
-// keyInfo is what `pglead key -o json` prints about a key. ID is the signed 64 bits, also
-// of a pair: two locks are the same if both ID and ObjSubID are.
+// keyInfo is what `pglead key -o json` prints about a key. ID is the signed 64 bits, even
+// for a pair: two locks are the same if both ID and ObjSubID are.
 type keyInfo struct {
 	Key      string  `json:"key"`
 	Scheme   string  `json:"scheme"`
 	ID       int64   `json:"id"`
-	IDText   string  `json:"id_text"` // for programs to which a number is a float64
+	IDText   string  `json:"id_text"` // for programs whose numbers are float64
 	Pair     []int32 `json:"pair,omitempty"`
 	ClassID  uint32  `json:"classid"`
 	ObjID    uint32  `json:"objid"`
@@ -137,7 +137,7 @@ func printKeys(w io.Writer, scheme lockkey.Scheme, keys []string, asJSON bool) e
 }
 
 // printSchemes is for people who find a number in pg_locks and wonder whose it is. A
-// scheme that does not take the key is no failure.
+// scheme that does not accept the key is no failure.
 func printSchemes(w io.Writer, keys []string, asJSON bool) error {
 	const columns = "  %-18s  %-23v  %-10v  %-10v  %-8v  %s\n"
 	var b strings.Builder // nothing is printed unless all is well

@@ -86,7 +86,7 @@ func ofAction(cmd *cobra.Command, action string) error {
 	return nil
 }
 
-// mostKept is what the ledger itself takes.
+// mostKept is the ledger's own limit.
 const mostKept = 1_000_000
 
 func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io.Writer) error {
@@ -97,7 +97,7 @@ func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io
 		return usagef("--keep %d: from 1 to %d", f.keep, mostKept)
 	}
 	if !cmd.Flags().Changed("keep") {
-		f.keep = 0 // what it is already, or the default
+		f.keep = 0 // keep the present setting, or else the default
 	}
 	if f.sql {
 		_, err := io.WriteString(stdout, ledger.SQL(f.keep))
@@ -121,7 +121,7 @@ func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io
 	})
 }
 
-// ledgerAdmin carries out an action on a database's ledger, or where there is none yet.
+// ledgerAdmin carries out an action on a database's ledger, even if there is none yet.
 type ledgerAdmin struct {
 	*ledgerFlags
 	foundLedger
@@ -184,7 +184,7 @@ func (a *ledgerAdmin) writeAbsent() error {
 	return err
 }
 
-// ledgerView is a ledger in the form of status -o json. Version is 0 if there is none.
+// ledgerView is the form of a ledger in status -o json. Version is 0 if there is none.
 type ledgerView struct {
 	Installed bool `json:"installed"`
 	ledger.State
@@ -257,13 +257,13 @@ func (a *ledgerAdmin) uninstall(ctx context.Context) error {
 }
 
 // confirm asks somebody at a terminal to agree to what uninstalling removes. Without a
-// terminal only --yes will do.
+// terminal --yes is required.
 func (a *ledgerAdmin) confirm(ctx context.Context) error {
 	if a.yes {
 		return nil
 	}
 	what := "the ledger in " + a.where
-	if a.access == ledger.Granted { // it must touch nothing in somebody else's schema
+	if a.access == ledger.Granted { // pglead must touch nothing in somebody else's schema
 		s, err := ledger.ReadState(ctx, a.ask)
 		if err != nil {
 			return err
@@ -274,7 +274,7 @@ func (a *ledgerAdmin) confirm(ctx context.Context) error {
 		return &usageError{err: fmt.Errorf("this would remove %s", what), hint: "--yes says that this is meant"}
 	}
 	fmt.Fprintf(os.Stderr, "This removes %s. Go on? [y/N] ", what)
-	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input is a no
+	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input means no
 	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
 		fmt.Fprintln(os.Stderr, "Nothing was removed.")
 		return &silentExit{exitFree}

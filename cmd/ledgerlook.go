@@ -25,7 +25,7 @@ func asking(viewer *session.Viewer) ledger.Ask {
 	}
 }
 
-// foundLedger is what this role finds of a ledger.
+// foundLedger is what this role can see of a ledger.
 type foundLedger struct {
 	ask    ledger.Ask
 	access ledger.Access
@@ -66,7 +66,7 @@ func grantedLedger(ctx context.Context, viewer *session.Viewer) (ledger.Ask, err
 }
 
 // remembered are the numbers under which the ledger may have a key: its own, and those of
-// its slots. Without --slots these are all slots that there can be.
+// its slots. Without --slots that means all possible slots.
 func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 	scheme, err := f.scheme()
 	if err != nil {
@@ -92,7 +92,7 @@ func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 	return ids, nil
 }
 
-// aboutKey connects, and looks at what the ledger has about a key.
+// aboutKey connects, and reads what the ledger has about a key.
 func (f *lookFlags) aboutKey(u *ui, cmd *cobra.Command, key string, look func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error) error {
 	ids, err := f.remembered(key)
 	if err != nil {
@@ -101,7 +101,7 @@ func (f *lookFlags) aboutKey(u *ui, cmd *cobra.Command, key string, look func(ct
 	return f.aboutPast(u, cmd, func(ctx context.Context, ask ledger.Ask) error { return look(ctx, ask, ids) })
 }
 
-// aboutPast connects to a database that has a ledger, to read it.
+// aboutPast connects to a database with a ledger, to read it.
 func (f *lookFlags) aboutPast(u *ui, cmd *cobra.Command, look func(ctx context.Context, ask ledger.Ask) error) error {
 	if err := f.find(u, cmd); err != nil {
 		return err
@@ -109,7 +109,7 @@ func (f *lookFlags) aboutPast(u *ui, cmd *cobra.Command, look func(ctx context.C
 	return f.read(u, f.withLedger(look))
 }
 
-// aboutLedger connects to a database that has a ledger, to write it.
+// aboutLedger connects to a database with a ledger, to write it.
 func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context.Context, ask ledger.Ask) error) error {
 	if err := f.find(u, cmd); err != nil {
 		return err
@@ -131,7 +131,7 @@ func (f *lookFlags) withLedger(look func(ctx context.Context, ask ledger.Ask) er
 	}
 }
 
-// named has the refusals of a ledger say whose they are.
+// named makes the ledger's refusals say which ledger it is.
 func named(ask ledger.Ask, where string) ledger.Ask {
 	return func(ctx context.Context, sql string) ([][]string, error) {
 		rows, err := ask(ctx, sql)
@@ -143,7 +143,7 @@ func named(ask ledger.Ask, where string) ledger.Ask {
 	}
 }
 
-// isPattern says whether an argument stands for several keys, as for ls.
+// isPattern says whether an argument stands for several keys, as in ls.
 func isPattern(key string) bool { return strings.ContainsAny(key, "*?") }
 
 // factsMatching are the facts of all locks that match the patterns.
@@ -157,7 +157,7 @@ func factsMatching(ctx context.Context, ask ledger.Ask, patterns ...string) (led
 
 const mostMatched = 10_000
 
-// mostRemembered bounds the keys whose past a list of locks shows.
+// mostRemembered limits the keys whose past a list of locks shows.
 const mostRemembered = 1000
 
 // factsFor are the facts of the keys that match, or none without a ledger.

@@ -107,7 +107,7 @@ func (h *textHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
 
 func (h *textHandler) WithGroup(string) slog.Handler { return h }
 
-// rounded keeps the digits of a length of time that matter.
+// rounded keeps the significant digits of a duration.
 func rounded(value slog.Value) slog.Value {
 	if value.Kind() != slog.KindDuration {
 		return value

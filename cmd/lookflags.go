@@ -26,7 +26,7 @@ type lookFlags struct {
 	warnOnce func(err error) // after find; it reports an error that need not end the command
 }
 
-// newLookFlags takes the forms of output, the first being the default, or none.
+// newLookFlags takes the output forms, the default one first, or none.
 func newLookFlags(outputs ...string) lookFlags {
 	f := lookFlags{options: newOptions()}
 	if len(outputs) > 0 {
@@ -142,7 +142,7 @@ func (f *lookFlags) look(look func(ctx context.Context, viewer *session.Viewer) 
 }
 
 // read is look for what the ledger remembers. A standby may answer, too, since it has a copy
-// of the ledger; it can't tell from the locks which runs are lost by now.
+// of the ledger; but it can't tell from the locks which runs are lost by now.
 func (f *lookFlags) read(u *ui, look func(ctx context.Context, viewer *session.Viewer) error) error {
 	return over(func(ctx context.Context) (*session.Viewer, error) {
 		viewer, standby, err := session.OpenReader(ctx, f.server)

@@ -60,7 +60,7 @@ func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Wri
 	screen := f.watch && isTerminal(os.Stdout) && overwrites()
 	show := func(text string) error {
 		if screen {
-			// It overwrites the last text: cursor home, clear each line to its end, then clear
+			// It overwrites the previous text: cursor home, clear each line to its end, then clear
 			// what is below.
 			text = "\x1b[H" + strings.ReplaceAll(text, "\n", eraseRest+"\n") + "\x1b[J"
 		}

@@ -111,7 +111,7 @@ func remembrances(facts ledger.Facts) []*remembrance {
 }
 
 // rememberedMetrics is the part of a metrics page that comes from the ledger. It has
-// the key as its only label, so that a series goes on wherever the next run is.
+// the key as its only label, so that a series continues wherever the next run is.
 func rememberedMetrics(facts ledger.Facts) string {
 	if len(facts.List) == 0 {
 		return ""

@@ -20,7 +20,7 @@ import (
 	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
-// unknownCommand is a word that is no command of pglead's.
+// unknownCommand is the error for a word that is no command.
 func unknownCommand(root *cobra.Command, word string) error {
 	root.SuggestionsMinimumDistance = 2
 	text := fmt.Sprintf("unknown command %q", word)
@@ -90,7 +90,7 @@ func noArguments(cmd *cobra.Command, args []string) error {
 	return &usageError{err: fmt.Errorf("%s takes no argument: %s", cmd.CommandPath(), printable(args[0])), hint: "see " + cmd.CommandPath() + " --help"}
 }
 
-// flagMistake says what may have been meant by a flag that can't be read.
+// flagMistake suggests what was meant by a flag that can't be read.
 func flagMistake(cmd *cobra.Command, err error) error {
 	if args := cmd.Flags().Args(); !cmd.HasParent() && len(args) > 0 {
 		return unknownCommand(cmd, args[0])
@@ -142,7 +142,7 @@ func flagOfRun(name string) bool {
 	return flags.Lookup(name) != nil || len(name) == 1 && flags.ShorthandLookup(name) != nil
 }
 
-// badValue says what is wrong with the value of a flag, from whatever source.
+// badValue says what is wrong with a flag's value, whatever its source is.
 func badValue(name string, f *pflag.Flag, value string, cause error) error {
 	switch {
 	case value == "--":
@@ -155,7 +155,7 @@ func badValue(name string, f *pflag.Flag, value string, cause error) error {
 	return fmt.Errorf("%s: %w", name, cause)
 }
 
-// noValue is for a flag that has taken the -- behind it as its value.
+// noValue is for a flag that has taken the following -- as its value.
 func noValue(name string) error { return fmt.Errorf("%s: its value is missing before the --", name) }
 
 // checkValues finds flags that have taken a -- as their value.
@@ -186,8 +186,8 @@ func meantFlag(flags *pflag.FlagSet, name string) (meant string) {
 	return nearest(name, names)
 }
 
-// nearest is the name that differs least from the given one, or nothing if all differ by
-// too many letters.
+// nearest is the name that differs least from the given one, or nothing if all names differ
+// by too many letters.
 func nearest(name string, names []string) (best string) {
 	least := min(2, len(name)/3) + 1
 	for _, candidate := range names {
@@ -223,7 +223,7 @@ func distance(a, b string) int {
 	return last[len(b)]
 }
 
-// warnOfVariables warns of variables with nearly a flag's name. Others may belong to
+// warnOfVariables warns of variables whose name is nearly a flag's. Others may belong to
 // anybody.
 func warnOfVariables(u *ui, called *cobra.Command) {
 	var known []string
@@ -287,10 +287,10 @@ func warnOfOuter(u *ui, claim lock.Claim) {
 	}
 }
 
-// pageWidth is the width of help without a terminal, and of a terminal that gives none.
+// pageWidth is the width of help without a terminal, and on a terminal that gives none.
 const pageWidth = 80
 
-// wrapHelp has the flags in --help fit into the terminal.
+// wrapHelp makes the flags in --help fit into the terminal.
 func wrapHelp(root *cobra.Command) {
 	plain := root.UsageFunc()
 	root.SetUsageFunc(func(cmd *cobra.Command) error {

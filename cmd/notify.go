@@ -21,7 +21,7 @@ type notifier struct {
 	mu    sync.Mutex
 	ready bool
 	said  string    // the last status
-	until time.Time // until then this process is not stuck for certain
+	until time.Time // until then this process is certainly not stuck
 }
 
 // newNotifier is nil if nobody wants to know.
@@ -71,7 +71,7 @@ func (n *notifier) alive(within time.Duration) {
 	n.until = time.Now().Add(within)
 }
 
-// status says what this process does. With the first status the unit counts as started: a
+// status says what this process is doing. With the first status the unit counts as started: a
 // node that stands by is up.
 func (n *notifier) status(text string) {
 	n.mu.Lock()
@@ -88,13 +88,13 @@ func (n *notifier) status(text string) {
 	n.send(message)
 }
 
-// observe passes on to systemd what the runner reports. All times in it are instants: a
-// status stays until the next one.
+// observe passes on to systemd what the runner reports. It gives all times as instants, since
+// a status stays until the next one.
 func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 	at := func(t time.Time) string { return t.Format(time.DateTime) }
 	name := func(v inspect.View) string {
 		since := v.Since
-		v.Since = time.Time{} // String would show a length of time for it
+		v.Since = time.Time{} // String would show a duration for it
 		if since.IsZero() {
 			return v.String()
 		}
@@ -126,7 +126,7 @@ func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 		s.end()
 		n.status(work + " since " + at(time.Now()))
 	}
-	o.Ending = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // the end must not wait for systemd
+	o.Ending = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // the command's end must not wait for systemd
 	o.Alive = n.alive
 }
 
@@ -136,7 +136,7 @@ func (n *notifier) send(message string) {
 	_, _ = fmt.Fprint(n.conn, message)
 }
 
-// forSystemd are the variables for the process that systemd started. A command that heeds
+// forSystemd are the variables for the process that systemd started. A command that obeys
 // them would speak for pglead, or expect sockets that it doesn't have.
 // https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html#Environment%20Variables%20Set%20or%20Propagated%20by%20the%20Service%20Manager
 func forSystemd() []string {

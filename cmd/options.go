@@ -122,7 +122,7 @@ func (o *options) hookFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.hooks.Released, "on-released", "", "shell `COMMAND` to run, for at most 10s, after the lock is given back")
 }
 
-// commonFlags are the last in help.
+// commonFlags come last in help.
 func (o *options) commonFlags(flags *pflag.FlagSet) {
 	flags.Var(&o.ledger, "ledger", o.ledger.usage()+": go by the database's ledger if it has one, always, or never")
 	o.dsnFlag(flags)
@@ -142,10 +142,10 @@ func (o *options) connectTimeoutFlag(flags *pflag.FlagSet) {
 }
 
 // check finds what is wrong with the flags before anything happens.
-// example is a command line that would do.
+// example is a correct command line.
 func (o *options) check(args []string, example string) error {
 	switch {
-	case len(o.keys) == 0 && slices.Contains(args, "--"): // a word that is no flag ended the flags
+	case len(o.keys) == 0 && slices.Contains(args, "--"): // a word that isn't a flag has ended the flags
 		return &usageError{err: errors.New("--key is missing"), hint: "did you mean --key " + printable(args[0]) + "?"}
 	case len(o.keys) == 0:
 		return &usageError{err: errors.New("--key is missing"), hint: example}
@@ -165,7 +165,7 @@ func (o *options) check(args []string, example string) error {
 	return cmp.Or(o.checkLedger(), o.checkSession())
 }
 
-// checkPlace finds a --key behind the word that has ended the flags.
+// checkPlace finds a --key after the word that has ended the flags.
 func (o *options) checkPlace(args []string, example string) error {
 	if len(o.keys) > 0 || !givenLate(args) {
 		return nil
@@ -176,7 +176,7 @@ func (o *options) checkPlace(args []string, example string) error {
 	}
 }
 
-// givenLate says whether there is a --key behind the word that has ended the flags.
+// givenLate says whether there is a --key after the word that has ended the flags.
 func givenLate(args []string) bool {
 	if end := slices.Index(args, "--"); end >= 0 {
 		args = args[:end]
@@ -204,7 +204,7 @@ func (o *options) checkSlots() error {
 	return nil
 }
 
-// claim makes the locks of the keys. It puts the keys into the order of their locks.
+// claim makes the locks from the keys. It puts the keys into the order of their locks.
 func (o *options) claim() (lock.Claim, error) {
 	if err := o.checkSlots(); err != nil {
 		return lock.Claim{}, err
@@ -241,14 +241,14 @@ func (o *options) claim() (lock.Claim, error) {
 	}
 	for _, key := range o.keys {
 		l := advisory.Lock{ID: ids[key], Shared: o.shared}
-		if !slices.Contains(claim.Locks, l) { // two keys of one number are one
+		if !slices.Contains(claim.Locks, l) { // two keys with one number are one lock
 			claim.Locks = append(claim.Locks, l)
 		}
 	}
 	return claim, nil
 }
 
-// prepare is the beginning of run and lead. example is a command line that would do.
+// prepare is the first step of run and lead. example is a correct command line.
 func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example string) (runner.Config, error) {
 	if err := cmp.Or(o.checkPlace(args, example), o.check(args, example)); err != nil {
 		return runner.Config{}, err
@@ -328,7 +328,7 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 	}, nil
 }
 
-// database is the one that the flags or the environment name. The connection string may
+// database is the database that the flags or the environment name. The connection string may
 // set the time for an attempt to connect; the flag overrides that.
 func (o *options) database(u *ui, cmd *cobra.Command) (database, error) {
 	warnOfVariables(u, cmd)
@@ -340,7 +340,7 @@ func (o *options) database(u *ui, cmd *cobra.Command) (database, error) {
 	return db, err
 }
 
-// description is what a session says about itself, beside what everyone sees.
+// description is what a session says about itself, besides what everyone sees.
 func (o *options) description(command string) describe.Description {
 	d := describe.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value, LostGrace: o.lostGrace.value, Transaction: o.transaction, Note: cmp.Or(o.note, jobAddress(os.Getenv))}
 	if o.slots > 1 {
@@ -363,7 +363,7 @@ func (o *options) description(command string) describe.Description {
 	return d
 }
 
-// applicationNameMost is NAMEDATALEN-1: the server cuts off what is longer.
+// applicationNameMost is NAMEDATALEN-1: the server cuts off the rest.
 const applicationNameMost = 63
 
 // applicationName is what everyone can see in pg_stat_activity: the key and the host, as

@@ -27,14 +27,14 @@ type outage struct {
 	is      obstacle
 }
 
-// obstacle is what is in the way, in words that are true of it.
+// obstacle is what is in the way, in words that fit it.
 type obstacle struct {
 	is, still, been string // at the beginning, in a later line, and while it lasts
-	over            string // the words that it is over; none if the database has answered all along
+	over            string // says that it is over; empty if the database has answered all along
 }
 
-// obstacleOf says what is in the way: a database that is away, is full, lets this role not in,
-// or is no primary, or what it remembers or replicates to.
+// obstacleOf says what is in the way: a database that is away, is full, rejects this role
+// or is no primary, or its ledger or its standbys.
 func obstacleOf(err error) obstacle {
 	e := (*session.Error)(nil)
 	known := errors.As(err, &e)
@@ -94,7 +94,7 @@ func (o *outage) away(err error) {
 	hint := ""
 	if !known {
 		o.said = append(o.said, reason)
-		if e := (*session.Error)(nil); !errors.As(err, &e) || !e.Full { // there is nothing to do but to wait
+		if e := (*session.Error)(nil); !errors.As(err, &e) || !e.Full { // there is nothing to do but wait
 			_, hint = status(err)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outlet writes messages, one after the other, and never keeps anyone waiting: the reader
+// outlet writes messages, one after the other, and never makes anyone wait: the reader
 // of standard error may be slow, stopped or gone while a lock is lost and a command has to
 // be killed. outlet has a goroutine while there is something to write.
 type outlet struct {
@@ -20,7 +20,7 @@ type outlet struct {
 	mu      sync.Mutex
 	queue   [][]byte
 	dropped int           // before the first in the queue
-	done    chan struct{} // is closed when all is written; nil if it is
+	done    chan struct{} // closed when all is written; nil if all is
 }
 
 const (
@@ -89,9 +89,9 @@ func (o *outlet) flush() {
 	}
 }
 
-// descriptor writes past os.File, which would let this process die of SIGPIPE once the
-// reader of standard error is gone. The descriptor that the command inherits does not
-// change. Another process may have made it non-blocking.
+// descriptor writes without os.File, which would let this process die of SIGPIPE once the
+// reader of standard error is gone. It does not change the descriptor that the command
+// inherits. Another process may have made it non-blocking.
 type descriptor int
 
 func (d descriptor) Write(p []byte) (written int, err error) {

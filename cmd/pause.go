@@ -154,7 +154,7 @@ func (k rememberedKey) resume(ctx context.Context) (text string, err error) {
 		return "", err
 	case was && pause.Paused():
 		return printable(k.key) + ": may start again; was paused " + visible.Text(pause.String()), nil
-	case was: // and the pause before was over
+	case was: // but its time was already over
 		return printable(k.key) + ": may start again", nil
 	case k.matched:
 		return "", nil
@@ -162,8 +162,8 @@ func (k rememberedKey) resume(ctx context.Context) (text string, err error) {
 	return printable(k.key) + ": was not paused", nil
 }
 
-// pausedText says what holds from now on, what held before, and which runs go on all the
-// same.
+// pausedText says what applies from now on, what applied before, and which runs continue
+// anyway.
 func pausedText(key string, before ledger.Pause, facts ledger.Facts) string {
 	text := printable(key) + ": "
 	var runs []string
@@ -185,7 +185,7 @@ func pausedText(key string, before ledger.Pause, facts ledger.Facts) string {
 	return text
 }
 
-// pauseOf is a pause in the form of -o json, or nil.
+// pauseOf is the -o json form of a pause, or nil.
 func pauseOf(key string, p ledger.Pause) *inspect.Pause {
 	if !p.Paused() {
 		return nil
@@ -204,7 +204,7 @@ func (f *lookFlags) withPauses(ctx context.Context, viewer *session.Viewer, lock
 		return locks, err
 	}
 	paused, err := ledger.Pauses(ctx, ask, mostRemembered)
-	if errors.As(err, new(*ledger.LockedError)) { // it can still say who has the locks
+	if errors.As(err, new(*ledger.LockedError)) { // the command can still say who has the locks
 		f.warnOnce(err)
 		return locks, nil
 	}
@@ -236,7 +236,7 @@ func pausesOf(locks []*inspect.Lock) (pauses []*inspect.Pause) {
 	return pauses
 }
 
-// pausedLines say which keys are paused, a line each, with at most this many columns; 0 is
+// pausedLines say which keys are paused, one a line, with at most this many columns; 0 means
 // no limit.
 func pausedLines(pauses []*inspect.Pause, width int) (lines []string) {
 	const leastKey = 16
@@ -253,7 +253,7 @@ func pausedLines(pauses []*inspect.Pause, width int) (lines []string) {
 	return lines
 }
 
-// pausesText is the text about pauses under a table.
+// pausesText is the text below a table about pauses.
 func pausesText(pauses []*inspect.Pause, width int) string {
 	lines := pausedLines(pauses, width)
 	if len(lines) == 0 {

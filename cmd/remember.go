@@ -36,7 +36,7 @@ func (o *options) checkLedger() error {
 	return nil
 }
 
-// remembering is what the flags, after check, ask of a ledger. The tick is the one at this
+// remembering is what the flags, after check, ask of a ledger. The tick is that of this
 // process's start, before it waits for anything.
 func (o *options) remembering() ledger.Use {
 	use := ledger.Use{Mode: ledger.Mode(o.ledger.value)}
@@ -50,7 +50,7 @@ func (o *options) remembering() ledger.Use {
 // missingPatience is how long noteMissing may take.
 const missingPatience = 3 * time.Second
 
-// noteMissing notes in the ledger, if there is one, that a command should have run and
+// noteMissing notes in the ledger, if there is one, that a command should have run but
 // could not be executed: there may be a mistake in a crontab. It takes no lock, since
 // another node may have the command. If it fails, that is not worth a second error.
 func (o *options) noteMissing(u *ui, cmd *cobra.Command, claim lock.Claim, missing *child.LookupError) {

@@ -18,8 +18,8 @@ const (
 	mostReported = 1000
 )
 
-// report is what the page of a history shows. Texts that others wrote have no invisible
-// characters in it; page turns them into HTML.
+// report is what the page of a history shows. In it, texts that others wrote have no invisible
+// characters; page turns them into HTML.
 type report struct {
 	Key, Target, Made, Zone string
 	Summary                 string
@@ -51,7 +51,7 @@ type lane struct {
 	Bars, Delays []bar
 }
 
-// bar is a run in a picture. Lengths with a % are parts of the picture's width.
+// bar is a run in a picture. Lengths with a % are fractions of the picture's width.
 type bar struct {
 	Class, X, Width, Y, Height, Title, Row string
 	Cut                                    bool
@@ -65,7 +65,7 @@ type mark struct {
 
 type reportRow struct {
 	ID, Class                              string
-	Started, Seconds, Host, Domain         string // the second and the fourth give way on a phone
+	Started, Seconds, Host, Domain         string // the second and the fourth are hidden on a phone
 	Took, Result, Remark                   string
 	User, Process, Command, Token, Instant string
 }
@@ -73,7 +73,7 @@ type reportRow struct {
 const (
 	laneHeight = 46
 	barHeight  = 20
-	leastWidth = 0.02 // in percent: what has none is not drawn at all
+	leastWidth = 0.02 // in percent: without a width a bar is not drawn at all
 	columnsTop = 96   // the height of the longest column, in pixels
 )
 
@@ -223,10 +223,10 @@ func (p pastRuns) title(i int) string {
 	return text
 }
 
-// scale maps instants to parts of the picture's width.
+// scale maps instants to positions in the picture's width.
 type scale struct{ from, to time.Time }
 
-// newScale covers the runs, and the time since if that isn't longer than all of them.
+// newScale covers the runs, and the time since then if that isn't longer than all of them.
 func newScale(runs []ledger.Entry, now time.Time) scale {
 	s := scale{runs[0].Started, runs[0].Started}
 	for _, r := range runs {
@@ -296,7 +296,7 @@ func (r *report) draw(p pastRuns, runs []ledger.Entry, s scale) {
 				})
 			}
 		}
-		slices.Reverse(l.Bars) // the newest above
+		slices.Reverse(l.Bars) // the newest on top
 		r.Lanes = append(r.Lanes, l)
 	}
 	bottom := len(hosts) * laneHeight

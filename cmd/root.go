@@ -1,6 +1,6 @@
 // Package cmd is pglead's command line. Each command is in the file of its name (resume is in
 // pause.go). options.go and remember.go have the flags of the commands that run a command,
-// flags.go reads flags, exit.go has the exit status of each end. ui.go says what goes to
+// flags.go reads flags, exit.go has the exit status for each end. ui.go decides what goes to
 // standard error; log.go, statusline.go and outlet.go write it.
 package cmd
 
@@ -29,13 +29,13 @@ func Main(args []string) int {
 		addCompletions(root)
 	}
 	if isNoCommand(root, called) {
-		args = args[:1] // --help would show all commands, and succeed
+		args = args[:1] // --help would show all commands and succeed
 	}
 	root.SetArgs(args)
 	return exit(u, root.Execute())
 }
 
-// isNoCommand says whether the word in the place of a command is no command.
+// isNoCommand says whether the word in a command's place is no command.
 func isNoCommand(root *cobra.Command, word string) bool {
 	switch {
 	case word == "", strings.HasPrefix(word, "-"), strings.HasPrefix(word, cobra.ShellCompRequestCmd):
@@ -76,7 +76,7 @@ kills the command and everything it started when the connection is lost.`,
 	}
 	root.Flags().BoolVar(&version, "version", false, "print the version")
 	root.SetOut(stdout)
-	root.SetErr(u.w) // for completion's remarks, which shells don't read
+	root.SetErr(u.w) // for completion's messages, which shells don't read
 	root.SetFlagErrorFunc(flagMistake)
 	wrapHelp(root)
 	makers := commands(u, stdout)

@@ -38,7 +38,7 @@ lost the command and everything it started are killed.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.SetInterspersed(false) // what follows the command is the command's
+	flags.SetInterspersed(false) // what follows the command belongs to the command
 	o.keyFlags(flags)
 	o.waitFlags(flags)
 	flags.Var(&o.splay, "splay", "a random part of this passes before the first try")
@@ -54,7 +54,7 @@ lost the command and everything it started are killed.`,
 
 // resumption is the command that ends a pause.
 func (o *options) resumption() string {
-	key := "KEY" // whichever it is
+	key := "KEY" // any key
 	if len(o.keys) == 1 {
 		key = visible.ShellWord(o.keys[0])
 	}
@@ -64,7 +64,7 @@ func (o *options) resumption() string {
 	return "pglead resume " + key + " ends the pause"
 }
 
-// end is the end of a run in the form that exit takes.
+// end is the end of a run in the form that exit needs.
 func (o *options) end(outcome runner.Outcome, err error) error {
 	var conflict *lock.ConflictError
 	var paused *ledger.PausedError

@@ -9,7 +9,7 @@ import (
 )
 
 // statusLine is the state of the terminal's last line, which is overwritten again and
-// again, and gives way to messages.
+// again, and makes room for messages.
 type statusLine int
 
 const (
@@ -18,7 +18,7 @@ const (
 	statusOver // no other will follow
 )
 
-// eraseRest has a terminal erase from the cursor to the line's end.
+// eraseRest makes a terminal erase from the cursor to the line's end.
 const eraseRest = "\x1b[K"
 
 // watched says whether somebody at a terminal reads the messages.
@@ -38,7 +38,7 @@ func (u *ui) setStatus(text string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if width == 0 || u.status == statusOver || u.out != nil && u.out.busy() {
-		return // the next one will do
+		return // the next status will do
 	}
 	u.status = statusShown
 	_, _ = io.WriteString(u.w, "\r"+shorten(text, width-1)+eraseRest)

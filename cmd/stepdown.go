@@ -59,16 +59,16 @@ holds the lock.`,
 	return cmd
 }
 
-// handover is one handover that the user asks for.
+// handover is a handover that the user asks for.
 type handover struct {
 	*stepdownFlags
 	out    io.Writer
 	viewer *session.Viewer
 	claim  lock.Claim
-	former []inspect.View // the holders that are to step down
+	former []inspect.View // the holders that should step down
 }
 
-// bring asks for the handover and waits for it.
+// bring requests the handover and waits for it.
 func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
 	var waiters []inspect.View
 	for _, l := range locks {
@@ -124,7 +124,7 @@ func noSuchWaiter(key, to string, waiters []inspect.View) error {
 	return &usageError{err: fmt.Errorf("--to %s: no pglead on that host waits for %s", printable(to), printable(key)), hint: hint}
 }
 
-// ask asks the holders, and says for how long the request has to last: each holder looks with each
+// ask asks the holders, and says how long the request has to last: each holder looks with each
 // heartbeat, once its lock-delay is over.
 func (h *handover) ask(ctx context.Context) (request *lock.StepDownRequest, patience time.Duration, err error) {
 	var ids []lockkey.ID
@@ -149,9 +149,9 @@ func (h *handover) ask(ctx context.Context) (request *lock.StepDownRequest, pati
 
 const (
 	askMargin = 2 * time.Second // for a late heartbeat
-	// askMost is the longest that a request lasts for what holders show, who may show anything. One with a
-	// lease of more than 20 s, which waits out its lock-delay, may not have looked by then: for that the
-	// user says how long, with --wait.
+	// askMost limits how long a request lasts because of what holders show, who may show anything. A
+	// holder with a lease of more than 20 s that is in its lock-delay may not have looked by then: for
+	// that the user sets the time, with --wait.
 	askMost = 20 * time.Second
 )
 
@@ -185,7 +185,7 @@ func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) e
 	}
 }
 
-// holders names the present holders of the lock, and says whether a former one is among
+// holders names the present holders of the lock, and says whether a former holder is among
 // them.
 func (h *handover) holders(ctx context.Context) (now string, still bool, err error) {
 	views, err := inspect.Views(ctx, h.viewer, h.claim.Sought())

@@ -15,7 +15,7 @@ import (
 type table struct {
 	all, wide bool
 	width     int           // of the terminal; 0: no limit
-	role      func() string // the asker's, as SQL writes it
+	role      func() string // the connection's, as SQL writes it
 }
 
 func (o table) text(locks []*inspect.Lock) string {
@@ -67,15 +67,15 @@ func (o table) text(locks []*inspect.Lock) string {
 	return strings.Join(lines, "\n") + "\n"
 }
 
-// yielding is a column that gives way in a narrow terminal, and how to shorten its cells.
+// yielding is a column that shrinks on a narrow terminal, and how to shorten its cells.
 type yielding struct {
 	column  int
 	shorten func(cell string, most int) string
 }
 
-// columns turns rows into lines, with their cells under each other. The last cell of a row
+// columns turns rows into lines, with their cells aligned. The last cell of a row
 // takes the rest of its line. If lines would be longer than width (0: no limit), the widest
-// of the columns that yield gives way first.
+// of the columns that yield shrinks first.
 func columns(rows [][]string, width int, yield ...yielding) (lines []string) {
 	const least = 8
 	widths := make([]int, len(rows[0]))

@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// printable quotes a text that would not show as it is in a line.
+// printable quotes a text that a line would not show as it is.
 func printable(s string) string {
 	if s == "" || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == ' ' }) {
 		return strconv.Quote(s)
@@ -25,7 +25,7 @@ func shorten(s string, most int) string {
 	return string([]rune(s)[:most-1]) + "…"
 }
 
-// squeeze shortens a cell in the middle, since the end of a key, and the slot, say more.
+// squeeze shortens a cell in the middle, since the end of a key, with the slot, tells more.
 func squeeze(s string, most int) string {
 	runes := []rune(s)
 	if len(runes) <= most {
@@ -53,7 +53,7 @@ func wrap(text string, width int) []string {
 	return append(lines, line)
 }
 
-// plural is a number of things: 1 run, 2 runs.
+// plural is a count of things: 1 run, 2 runs.
 func plural[N int | int64](n N, what string) string {
 	if n == 1 {
 		return "1 " + what
@@ -69,10 +69,10 @@ func few(list []string, most int) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(list[:most], ", "), len(list)-most)
 }
 
-// Instants and lengths of time are cut off, never rounded: what ended at 12:00:59.9 did
+// Instants and durations are cut off, never rounded: what ended at 12:00:59.9 did
 // not end at 12:01.
 
-// brief is a length of time in two units at most: 3d4h, 12m5s.
+// brief is a duration in at most two units: 3d4h, 12m5s.
 func brief(d time.Duration) string {
 	d = d.Truncate(time.Second)
 	switch days := d / (24 * time.Hour); {
@@ -101,7 +101,7 @@ func took(d time.Duration) string {
 	return fmt.Sprintf("%dd%02dh", whole/day, whole%day/time.Hour)
 }
 
-// roughly is a length of time in one unit: 40s, 12m, 26h, 3d.
+// roughly is a duration in one unit: 40s, 12m, 26h, 3d.
 func roughly(d time.Duration) string {
 	switch d = max(0, d); {
 	case d < 100*time.Second:

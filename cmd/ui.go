@@ -24,11 +24,11 @@ import (
 //	error    what ended pglead, what it has killed for a limit, and what else its operator
 //	         has to know
 //	warning  what happened to the command, or that it didn't run; not with -q
-//	notice   that the lock was taken or given back; only with -v, or of lead
+//	notice   that the lock was taken or given back; only with -v, or in lead
 //	info     every step; only with -v
 //
 // In text a message is one line that starts with "pglead: " and the key; a
-// hint has a line of its own. In JSON it is one object a line, with "event"
+// hint has its own line. In JSON it is one object a line, with "event"
 // for programs and "msg" for people.
 //
 // On a terminal there may be a status line below the messages: see statusline.go. In the
@@ -38,10 +38,10 @@ type ui struct {
 	log     *slog.Logger
 	w       io.Writer
 	out     *outlet    // w, if it is an outlet, or nil
-	width   func() int // of the terminal, 0 in its background; nil: w is no terminal
+	width   func() int // of the terminal, 0 in its background; nil if w is no terminal
 	journal bool       // w is systemd's journal
 	json    bool
-	key     string // what messages begin with
+	key     string // what messages start with
 	level   slog.LevelVar
 
 	mu     sync.Mutex // guards writing to w, and all fields below
@@ -71,7 +71,7 @@ func newStderrUI() *ui {
 	return u
 }
 
-// configure carries out -q, -v, --log-format and --key.
+// configure applies -q, -v, --log-format and --key.
 func (u *ui) configure(quiet, verbose, asJSON bool, keys []string) {
 	switch {
 	case quiet:
@@ -93,7 +93,7 @@ func (u *ui) configure(quiet, verbose, asJSON bool, keys []string) {
 	u.log = u.log.With("key", u.key)
 }
 
-// lament is a message about an outage: a reason, and the words that it goes on.
+// lament is a message about an outage: a reason, and the words for its continuing.
 type lament struct{ reason, still string }
 
 func (u *ui) setAway(l lament) {
@@ -102,7 +102,7 @@ func (u *ui) setAway(l lament) {
 	u.away = l
 }
 
-// inVain says why a run has ended. It does not repeat a reason from the line above.
+// inVain says why a run has ended. It does not repeat a reason from the previous line.
 func (u *ui) inVain(err error) string {
 	text, reason := err.Error(), err.Error()
 	if e := (*unstartedError)(nil); errors.As(err, &e) {
@@ -135,7 +135,7 @@ func (u *ui) say(level slog.Level, message, hint string, attrs ...any) {
 	}
 }
 
-// remark says what is odd in the surroundings. Without a ui nobody wants to know.
+// remark reports what is odd in the environment. Without a ui it reports to nobody.
 func (u *ui) remark(message, hint string) {
 	if u != nil {
 		u.say(slog.LevelWarn, message, hint, "event", "environment")

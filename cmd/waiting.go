@@ -15,10 +15,10 @@ import (
 )
 
 // Somebody who waits at a terminal sees a status line. A CI log gets a line at the start,
-// and then rarely. Cron gets none, since it mails every line.
+// and then a few. Cron gets none, since it mails every line.
 
 const (
-	// redraw is how often the status line's clock moves.
+	// redraw is how often the status line's clock is updated.
 	redraw = time.Second
 	// lookAgain is how often the status line asks the server who holds the lock.
 	lookAgain = 2 * time.Second
@@ -55,7 +55,7 @@ func (s *waitReport) end() {
 	s.began, s.said = time.Time{}, 0
 }
 
-// line describes the wait by what the server shows.
+// line describes the wait from what the server shows.
 func (s *waitReport) line(backend uint32, views []inspect.View) string {
 	return s.waiting() + s.position(backend, views, inspect.View.String)
 }
@@ -87,7 +87,7 @@ func (s *waitReport) position(backend uint32, views []inspect.View, name func(in
 	return text
 }
 
-// keepStatus shows the line until ctx ends. It has a connection of its own, since the other
+// keepStatus shows the line until ctx ends. It has its own connection, since the other
 // one waits.
 func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
 	var viewer *session.Viewer
@@ -129,7 +129,7 @@ func (s *waitReport) show(done <-chan struct{}, text func() string) {
 }
 
 // showObstacle shows an obstacle in the status line until the next call; nil shows nothing.
-// It returns when the text before has gone. text must not lock s.mu.
+// It returns when the previous text is gone. text must not lock s.mu.
 func (s *waitReport) showObstacle(text func() string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -165,7 +165,7 @@ func (s *waitReport) look(ctx context.Context, viewer *session.Viewer) ([]inspec
 	return views, viewer
 }
 
-// logRarely writes a line to a log when it is time for one.
+// logRarely writes a line to a log when one is due.
 func (s *waitReport) logRarely(backend uint32, views []inspect.View) {
 	waited := time.Since(s.since())
 	if waited < s.due() {
@@ -178,7 +178,7 @@ func (s *waitReport) logRarely(backend uint32, views []inspect.View) {
 }
 
 // due is when the log gets its next line, counted from the start. After the last of the
-// minutes the time doubles each time.
+// minutes the interval doubles each time.
 func (s *waitReport) due() time.Duration {
 	minutes := [...]int{0, 1, 2, 5, 10, 20, 30, 60}
 	last := len(minutes) - 1
@@ -188,7 +188,7 @@ func (s *waitReport) due() time.Duration {
 	return time.Duration(minutes[last]) * time.Minute << min(s.said-last, 10)
 }
 
-// observe has the runner tell people and systemd what it is at. work says what this
+// observe makes the runner tell people and systemd what it is doing. work says what this
 // process does while a command runs.
 func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 	s := &waitReport{u: u, cfg: cfg.Session, claim: cfg.Claim, out: outage{u: u}}
@@ -217,7 +217,7 @@ func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 		switch {
 		case until.IsZero():
 			s.showObstacle(nil)
-		case hasStatus && len(cfg.Claim.Locks) > 0: // each has none, and a status line of its own
+		case hasStatus && len(cfg.Claim.Locks) > 0: // each has no locks here, and has its own status line
 			s.showObstacle(func() string {
 				return "the lock is granted; its last holder may live on for another " + brief(max(0, time.Until(until))+time.Second-1)
 			})

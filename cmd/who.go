@@ -64,7 +64,7 @@ func (f *lookFlags) writeHolders(w io.Writer, locks []*inspect.Lock) (err error)
 	return err
 }
 
-// freeText says of the one key that nobody holds it.
+// freeText says that nobody holds the one key.
 func (f *lookFlags) freeText() string {
 	return printable(f.keys[0]) + " is free in " + visible.Text(f.target())
 }

@@ -1,7 +1,7 @@
-// Package lockkey turns the name of a lock into the 64-bit number that
-// PostgreSQL's advisory locks go by.
+// Package lockkey turns the name of a lock into the 64-bit number by which
+// PostgreSQL identifies an advisory lock.
 //
-// Two programs exclude each other only if they come to the same number, so
+// Two programs exclude each other only if they compute the same number, so
 // every scheme here is defined bit for bit and never changes.
 package lockkey
 
@@ -18,9 +18,9 @@ import (
 
 // ID is the number of an advisory lock: the argument of
 // pg_advisory_lock(bigint) or, for a Pair, the arguments of
-// pg_advisory_lock(int, int). The two kinds are two spaces of locks.
+// pg_advisory_lock(int, int). A bigint and a Pair never name the same lock.
 type ID struct {
-	// Number is the bigint. Of a Pair it is the first int in the upper half and
+	// Number is the bigint. For a Pair it has the first int in the upper half and
 	// the second in the lower.
 	Number int64
 	Pair   bool
@@ -56,7 +56,7 @@ func Parse(s string) (ID, error) {
 	return parseInt(s)
 }
 
-// Compare orders locks. Whoever takes several takes them in this order, so
+// Compare orders locks. Whoever takes several locks takes them in this order, so
 // that two never wait for each other.
 func (id ID) Compare(other ID) int {
 	return cmp.Or(cmp.Compare(id.ObjSubID(), other.ObjSubID()), cmp.Compare(id.Number, other.Number))

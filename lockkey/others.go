@@ -14,8 +14,8 @@ import (
 // withAdvisoryLock is the rule of the gem with_advisory_lock for PostgreSQL
 // and a lock name that is a string: a pair of the CRC-32 without its highest
 // bit, and 0 (lib/with_advisory_lock/postgresql_advisory.rb and
-// core_advisory.rb, 7.5.0). The second is another number only where
-// WITH_ADVISORY_LOCK_PREFIX is set to one: int-pair is for those.
+// core_advisory.rb, 7.5.0). The second number differs only where
+// WITH_ADVISORY_LOCK_PREFIX is set to one: then use int-pair.
 func withAdvisoryLock(key string) ID {
 	const positive = 1<<31 - 1
 	return pair(int32(crc32.ChecksumIEEE([]byte(key))&positive), 0)
@@ -25,7 +25,7 @@ func withAdvisoryLock(key string) ID {
 // DistributedLock for .NET
 // (src/DistributedLock.Postgres/PostgresAdvisoryLockKey.cs): a short ASCII key
 // is packed into a pair, 16 hexadecimal digits are the number, two times 8
-// with a comma are the pair, and of all else it is the SHA-1.
+// with a comma are the pair, and any other key is hashed with SHA-1.
 func distributedLock(key string) ID {
 	if id, ok := packASCII(key); ok {
 		return id
@@ -37,7 +37,7 @@ func distributedLock(key string) ID {
 	return ID{Number: int64(binary.LittleEndian.Uint64(sum[:]))}
 }
 
-// packASCII has 7 bits a character from the top, then a 0, then ones.
+// packASCII packs 7 bits a character from the top, then a 0, then ones.
 func packASCII(key string) (ID, bool) {
 	const most = 9
 	if len(key) > most {
@@ -60,7 +60,7 @@ func unhex(key string) (ID, bool) {
 	if isPair {
 		key = key[:half] + key[half+1:]
 	}
-	// ParseUint takes no sign, no prefix and no underscore in a base given.
+	// ParseUint accepts no sign, prefix or underscore if the base is given.
 	n, err := strconv.ParseUint(key, 16, 64)
 	if err != nil || len(key) != 2*half {
 		return ID{}, false
@@ -78,9 +78,9 @@ func djangoPglock(key string) ID {
 // golangMigrate is GenerateAdvisoryLockId of golang-migrate
 // (database/util.go, v4.19.1), whose decimal digits its drivers pass as a
 // bigint: never negative, and never above 32 bits. The drivers postgres and
-// pgx give it the database, the schema and the table of the migrations; others
-// and older ones leave out names from the right, and so may the key. A name
-// with a slash can't be said: the scheme int takes the number.
+// pgx give it the database, the schema and the table of the migrations; other
+// and older drivers omit names from the right, and so may the key. A name
+// with a slash can't be written here: the scheme int takes its number.
 func golangMigrate(key string) (ID, error) {
 	const salt = 1486364155
 	names := strings.Split(key, "/")

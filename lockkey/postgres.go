@@ -7,7 +7,7 @@ import (
 
 // PostgreSQL's hashtext and hashtextextended are the functions hash_bytes and
 // hash_bytes_extended of its src/common/hashfn.c: Bob Jenkins' lookup3 of 2006
-// with a start value of its own. The results are those of a server on a
+// with its own start value. The results are those of a server on a
 // little-endian machine whose database is in UTF-8: others read other words,
 // or other bytes.
 

@@ -6,21 +6,21 @@ import (
 	"strings"
 )
 
-// Scheme is a way in which a key becomes a number. The zero Scheme takes no
+// Scheme is a way to turn a key into a number. The zero Scheme accepts no
 // key: see Schemes and SchemeByName.
 type Scheme struct {
 	Name  string
 	About string // one line
 
-	// One of the two is set. What parse takes names a lock that has its number
-	// already, and nothing can be derived from it.
+	// One of the two is set. A key for parse names a lock that already has a number,
+	// and nothing can be derived from it.
 	hash  func(key string) ID
 	parse func(key string) (ID, error)
 }
 
 // Schemes are all schemes, the default one first. A new one needs vectors in
-// scheme_test.go, its lines in testdata/script/key.txtar, and its name in README.md; with
-// parse in place of hash, also a place in that test's list of those without slots.
+// scheme_test.go, its lines in testdata/script/key.txtar, and its name in README.md; if it
+// has parse in place of hash, also a place in that test's list of those without slots.
 func Schemes() []Scheme {
 	return []Scheme{
 		{Name: "siphash24", About: "SipHash-2-4, Guava's sipHash24().hashString(KEY, UTF_8)", hash: SipHash24},
@@ -46,7 +46,7 @@ func SchemeByName(name string) (Scheme, bool) {
 	return Scheme{}, false
 }
 
-// ID is the number of key. No scheme takes a key that Check refuses.
+// ID is the number of key. No scheme accepts a key that Check refuses.
 func (s Scheme) ID(key string) (ID, error) {
 	if err := Check(key); err != nil {
 		return ID{}, err
@@ -61,7 +61,7 @@ func (s Scheme) ID(key string) (ID, error) {
 }
 
 // Slot is the number of slot i of key: that of the key, a NUL byte and i in
-// decimal. It fails in schemes whose keys say what their numbers are, or name
+// decimal. It fails in schemes whose keys are the numbers themselves, or name
 // the one lock of another program.
 func (s Scheme) Slot(key string, i int) (ID, error) {
 	if _, err := s.ID(key); err != nil {
@@ -76,25 +76,25 @@ func (s Scheme) Slot(key string, i int) (ID, error) {
 	return s.hash(key + "\x00" + strconv.Itoa(i)), nil
 }
 
-// Gate is slot 0, which nobody works in: it is the line in which those who
-// wait for a slot stand.
+// Gate is slot 0, in which nobody works: those who wait for a slot stand in
+// its line.
 func (s Scheme) Gate(key string) (ID, error) { return s.Slot(key, 0) }
 
-// The numbers that follow are of locks that belong to another lock, whatever
-// scheme that has its number from. The NUL byte keeps them apart from any key's.
+// The following numbers are for locks that belong to another lock, whichever
+// scheme its number comes from. The NUL byte keeps them apart from any key's.
 
 // Ticket is the upper half of the numbers of a lock's tickets: each waiter has
-// one of its own, and the lower half says who came first.
+// its own ticket, and the lower half says who came first.
 func Ticket(of ID) uint32 { return derived("ticket", of).ClassID() }
 
 // GateOf is held by the writer whose turn is next, and tried by each reader:
-// else there could always be another reader before the last one is done.
+// else new readers could keep the lock for ever.
 func GateOf(of ID) ID { return derived("gate", of) }
 
 // StepDown is taken by whoever asks the lock's holder to step down.
 func StepDown(of ID) ID { return derived("step down", of) }
 
-// Call is taken by a holder that is done, and calls those in line who don't listen.
+// Call is taken by a holder that is done, to call those in line who don't listen.
 func Call(of ID) ID { return derived("call", of) }
 
 // Arrival is shared by waiters that were refused, and are about to stand in line.
@@ -119,7 +119,7 @@ func parseInt(key string) (ID, error) {
 }
 
 func parseIntPair(key string) (ID, error) {
-	// Without a comma the second is empty, which is no number either.
+	// Without a comma the second is empty, and so not a number either.
 	a, b, _ := strings.Cut(key, ",")
 	first, err := strconv.ParseInt(a, 10, 32)
 	second, err2 := strconv.ParseInt(b, 10, 32)

@@ -7,20 +7,20 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// Locking says under which lock, and how to get it.
+// Locking says which lock to take, and how to get it.
 type Locking = lock.Config
 
 // Config says what to run, and under which lock.
 type Config struct {
 	Locking
 
-	// Splay bounds the random time that Run waits before the first try. Without it the
+	// Splay limits the random time that Run waits before the first try. Without it the
 	// fastest node would do all the work.
 	Splay time.Duration
 
 	Path    string // of the command, from child.Lookup
 	Command []string
-	Env     []string // the command's, without the PGLEAD_… that tell it about its lock
+	Env     []string // the command's, without the PGLEAD_… variables that describe its lock
 	Stdin   *os.File // the command's; nil is this process's own
 
 	Timeout          time.Duration // 0: none
@@ -28,8 +28,8 @@ type Config struct {
 	KillAfterSignal  time.Duration // from a forwarded signal to SIGKILL; 0: never
 	WaitForLeftovers bool
 
-	// MinHold is how long the lock is held, from the command's start, even if the command
-	// ends before.
+	// MinHold is how long the lock is held, counted from the command's start, even if the
+	// command ends earlier.
 	MinHold time.Duration
 
 	Hooks Hooks

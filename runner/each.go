@@ -15,7 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// EachConfig is a list of tasks, each with a lock of its own.
+// EachConfig is a list of tasks, each with its own lock.
 type EachConfig struct {
 	// Config is what the tasks have in common. Each task has its own Claim, and its own
 	// Command except for the program.
@@ -44,7 +44,7 @@ type Task struct {
 type Tally struct {
 	Running int
 	Ran     int // Failed included
-	Failed  int // ended with an exit status other than 0, by a signal or a timeout, or was asked to step down
+	Failed  int // ended with a non-zero exit status, by a signal or a timeout, or was asked to step down
 	Held    int // skipped, since somebody else holds their lock
 	Paused  int // skipped, since the ledger says so
 	Done    int // skipped, since they were run after this process began, here or elsewhere
@@ -55,8 +55,8 @@ type Tally struct {
 // the list has run since this process began. With cfg.Wait it comes back to items that
 // were held, and to items that failed elsewhere, until none is left or the time is up.
 //
-// One session holds the locks of all commands. With transactions each worker has a
-// session of its own. When a session is lost, Each kills its commands and returns.
+// One session holds the locks of all commands. With transactions each worker has its
+// own session. When a session is lost, Each kills its commands and returns.
 func Each(cfg EachConfig) (Tally, error) {
 	n, err := begin(cfg.Config)
 	if err != nil {
@@ -85,25 +85,25 @@ func Each(cfg EachConfig) (Tally, error) {
 	}
 	e.passes(ctx)
 	for _, lost := range e.lost {
-		lost.Session.Close() // otherwise it would keep the locks meanwhile
+		lost.Session.Close() // otherwise it would keep the locks until then
 	}
 	lock.AnnounceDeaths(patience, e.lost...)
 	return e.tally, context.Cause(ctx)
 }
 
-// each is a list at work.
+// each is the work on one list.
 type each struct {
 	node      *node
 	cfg       EachConfig
 	cancel    context.CancelCauseFunc
 	hurry     context.CancelFunc // called when a signal asks this process to end
-	returning bool               // to items that were skipped before
+	returning bool               // it comes back to items that it skipped before
 
 	jobs jobs
 	ends ends
 	bids bids
 
-	shared *session.Session // that of all commands; nil with transactions
+	shared *session.Session // the session of all commands; nil with transactions
 	desk   desk             // of that session
 
 	mu    sync.Mutex
@@ -112,7 +112,7 @@ type each struct {
 	lost  []*lock.Held // locks that were lost; their commands are dead
 }
 
-// passes goes through the items, and comes back to some of them while cfg.Wait allows.
+// passes goes through the items, and comes back to some of them while cfg.Wait allows it.
 func (e *each) passes(ctx context.Context) {
 	began := time.Now()
 	items := e.cfg.Items
@@ -153,7 +153,7 @@ func (e *each) pass(ctx context.Context, items iter.Seq[string]) []string {
 	return e.again
 }
 
-// workOn works on the items in the queue. With transactions it opens a session of its own.
+// workOn works on the items in the queue. With transactions it opens its own session.
 func (e *each) workOn(ctx context.Context, queue <-chan string) error {
 	s := e.shared
 	if s == nil {
@@ -168,7 +168,7 @@ func (e *each) workOn(ctx context.Context, queue <-chan string) error {
 	return w.work(ctx)
 }
 
-// settle waits until an item's last command is dead, and draws the token for the grant.
+// settle waits until an item's previous command is dead, and draws the token for the grant.
 func (e *each) settle(ctx context.Context, j *job) (settled bool, err error) {
 	if j.held, err = j.bid.Settle(ctx); err == nil {
 		e.describe(j.session)
@@ -177,12 +177,12 @@ func (e *each) settle(ctx context.Context, j *job) (settled bool, err error) {
 	if j.session.Err() == nil { // others still work in this session
 		ctx := context.WithoutCancel(ctx)
 		_ = j.bid.GiveBack(ctx)
-		e.bids.drop(ctx, j.Lock.ID) // it may have given its mark back, and then hears no start
+		e.bids.drop(ctx, j.Lock.ID) // it may have given its mark back, and then would miss starts
 	}
 	return false, e.barred(j, err)
 }
 
-// bid returns the bid for an item. If a bid was refused before, that one is used again: it
+// bid returns the bid for an item. A bid that was refused before is used again, since it
 // has listened since. Through a pooler nobody can listen, so each bid is a new one.
 func (e *each) bid(j *job) *lock.Bid {
 	if b := e.bids.of(j.Lock.ID); b != nil {
@@ -191,7 +191,7 @@ func (e *each) bid(j *job) *lock.Bid {
 	locking := e.cfg.Locking
 	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []advisory.Lock{j.Lock}}
 	locking.OfList, locking.Log = true, j.log
-	return lock.NewBid(j.session, locking, e.returning) // on a later pass nobody has listened since the pass before
+	return lock.NewBid(j.session, locking, e.returning) // on a later pass nobody has listened since the previous pass
 }
 
 // passOver skips an item that is held elsewhere, or has failed there. If this process may come back
@@ -202,12 +202,12 @@ func (e *each) passOver(ctx context.Context, j *job) error {
 		return nil
 	}
 	if !e.bids.keep(j.Lock.ID, j.bid) {
-		return j.bid.EndArrival(ctx) // when it comes back, it waits out the lock-delay
+		return j.bid.EndArrival(ctx) // if it comes back, it waits for the lock-delay
 	}
 	return j.bid.Listen(ctx)
 }
 
-// describe puts the keys under way into a session's description.
+// describe puts the current keys into a session's description.
 func (e *each) describe(s *session.Session) {
 	d := e.cfg.Description
 	d.Keys, d.Since = e.jobs.keys(s), time.Now()

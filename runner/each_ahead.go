@@ -5,18 +5,18 @@ import (
 	"time"
 )
 
-// If the command before was brief, an errand to the server runs beside the next command:
+// If the previous command was brief, an errand to the server runs in parallel with the next one:
 //
 //	command   1 ────────┤2 ────────┤3 ────────┤
 //	errand              │fetch 3   │free 2,   │free 3,
 //	                    │          │fetch 4   │fetch 5
 //
 // Otherwise the worker takes the next lock between two commands. An errand saves 16 % of
-// the time for each `true`, and with -P 4 still 9 %.
+// the time for each `true`, and still 9 % with -P 4.
 
 // aheadMost is the longest time that a lock is held before its command can start: others
 // skip the item meanwhile. It is the time of a brief command, since a worker takes a lock
-// ahead only beside a command that follows a brief one (see child.Child.Guard).
+// ahead only while a command runs that follows a brief one (see child.Child.Guard).
 const aheadMost = 20 * time.Millisecond
 
 // fetched is the result of an errand: the next item, with its lock, or nil.
@@ -25,8 +25,8 @@ type fetched struct {
 	err  error
 }
 
-// beside runs an errand beside the command that is about to start. It gives back the lock
-// of the last command and, if that was brief, fetches the next item's.
+// beside runs an errand in parallel with the command that will now start. It gives back the
+// last command's lock and, if that command was brief, fetches the next item's lock.
 func (w *worker) beside(ctx context.Context, last *ended) <-chan fetched {
 	got := make(chan fetched)
 	ahead := w.brief && !w.cfg.Session.Transaction // a transaction holds one lock after the other

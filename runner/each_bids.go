@@ -8,12 +8,12 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// mostHeard bounds the items for whose ends this process listens: each takes two of the
+// mostHeard limits the items whose ends this process listens for: each takes two of the
 // server's locks, and all sessions share some thousands of those.
 const mostHeard = 64
 
 // bids are the bids for items that others held, in a session that all commands share.
-// They keep listening for this process's return.
+// They keep listening until this process comes back.
 type bids struct {
 	mu   sync.Mutex
 	kept map[lockkey.ID]*lock.Bid
@@ -26,7 +26,7 @@ func (bs *bids) of(id lockkey.ID) *lock.Bid {
 	return bs.kept[id]
 }
 
-// keep keeps a bid if there is room for it, and says whether there is.
+// keep keeps a bid if there is room for it, and says whether it did.
 func (bs *bids) keep(id lockkey.ID, b *lock.Bid) bool {
 	bs.mu.Lock()
 	defer bs.mu.Unlock()

@@ -7,21 +7,21 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// desk takes the workers' orders to the server. Orders that come while it waits for an
+// desk takes the workers' orders to the server. Orders that arrive while it waits for an
 // answer travel together in the next round trip, with one token.
 type desk struct{ orders chan *order }
 
 // order is a lock to give back, one to try for, or both.
 type order struct {
 	last    *ended
-	said    lock.Said // of the last one's end, to the other workers on the list
+	said    lock.Said // to the other workers on the list, about last's end
 	next    *job
 	granted bool
 	err     error // of the turnover
 	done    chan struct{}
 }
 
-// mostOrders bounds the orders in one round trip: a statement can have 1,664 columns.
+// mostOrders limits the orders in one round trip: a statement can have 1,664 columns.
 const mostOrders = 256
 
 // serve takes orders until the channel is closed.
@@ -53,7 +53,7 @@ func (d desk) carryOut(s *session.Session, batch []*order) {
 			t.Next = append(t.Next, o.next.bid)
 		}
 	}
-	err := t.Do(context.Background(), s) // it returns at the latest when the session ends
+	err := t.Do(context.Background(), s) // it returns when the session ends, if not before
 	for _, o := range batch {
 		if o.last != nil {
 			o.last.run.afterRelease(o.last.outcome, err)
@@ -73,7 +73,7 @@ func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted 
 		defer w.leave(ctx, last.job)
 		if last.well && last.held.Joins() {
 			o.last, o.said = last, w.said(last)
-		} else { // others come back to what failed, and Release waits for those that it has just refused
+		} else { // others come back to what failed, and Release waits for those that were just refused
 			w.release(ctx, last)
 		}
 	}

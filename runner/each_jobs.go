@@ -16,7 +16,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// job is an item under way, with the channels to its command's supervision.
+// job is a current item, with the channels to its command's supervision.
 type job struct {
 	Task
 	item    string
@@ -30,7 +30,7 @@ type job struct {
 	heeds   bool // the heartbeat looks for requests to step down; under jobs.mu
 }
 
-// jobs are the items under way in this process, by the number of the lock.
+// jobs are the current items of this process, by the number of the lock.
 type jobs struct {
 	lease time.Duration
 
@@ -38,7 +38,7 @@ type jobs struct {
 	active map[lockkey.ID]*job
 }
 
-// enter adds a job. If another job here has the same lock, enter returns that one and adds
+// enter adds a job. If another job here has the same lock, enter returns that job and adds
 // nothing: the server would grant the lock to both, since they share a session.
 func (js *jobs) enter(j *job) (other *job) {
 	js.mu.Lock()
@@ -60,10 +60,10 @@ func (js *jobs) leave(j *job) {
 }
 
 // heedAfter is how long a command runs before it heeds requests to step down. A brief
-// command is over before, and so costs the heartbeat nothing.
+// command is over sooner, and so costs the heartbeat nothing.
 const heedAfter = time.Second
 
-// heed has a job's session look for requests that the job step down, until the job leaves.
+// heed makes a job's session look for requests that the job step down, until the job leaves.
 func (js *jobs) heed(j *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
@@ -73,7 +73,7 @@ func (js *jobs) heed(j *job) {
 	}
 }
 
-// heedStepDown has the heartbeat of a job's session look for requests to all of its jobs
+// heedStepDown makes the heartbeat of a job's session look for requests to all of its jobs
 // that heed them. The caller holds mu.
 func (js *jobs) heedStepDown(of *job) {
 	var held []*lock.Held
@@ -113,7 +113,7 @@ func (js *jobs) signal(sig os.Signal) {
 	}
 }
 
-// keys are the keys under way in a session, up to a maximum.
+// keys are the current keys in a session, up to a maximum.
 func (js *jobs) keys(s *session.Session) (keys []string) {
 	const most = 8 // the server cuts off what is too long
 	js.mu.Lock()
@@ -143,7 +143,7 @@ func (e *each) relay(stopped <-chan struct{}) {
 	}
 }
 
-// openSession opens a session, and passes its deadlines on to the commands under it until it ends.
+// openSession opens a session, and passes its deadlines on to its commands until it ends.
 func (e *each) openSession(ctx context.Context) (*session.Session, error) {
 	s, err := lock.NewCandidate(e.cfg.Locking).Open(ctx, func(s *session.Session) error {
 		if e.cfg.Session.Transaction {

@@ -8,7 +8,7 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// endsMost bounds the memory for what others have done. A list may have millions of items,
+// endsMost limits the memory for what others have done. A list may have millions of items,
 // but all its workers are at about the same place.
 const endsMost = 1 << 17
 
@@ -46,7 +46,7 @@ func (e *ends) add(id lockkey.ID, well bool) {
 // item's lock.
 //
 // Channel: pglead.1.each.NUMBER, the number of the key as it was given, including {}.
-// Payload: two fields with a space between them, the number of the item's lock and "ok"
+// Payload: two fields separated by a space, the number of the item's lock and "ok"
 // or "failed". More fields may be added at the end.
 
 func (e *each) channel() string { return "pglead.1.each." + e.cfg.List.String() }

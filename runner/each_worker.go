@@ -15,15 +15,15 @@ import (
 )
 
 // worker works on one item after the other: it takes a lock, runs the command, and gives
-// the lock back together with the next try. After a brief command it does both beside the
-// next one (each_ahead.go).
+// the lock back together with the next try. After a brief command it does both in parallel
+// with the next one (each_ahead.go).
 type worker struct {
 	*each
 	session *session.Session
 	queue   <-chan string
 	guard   *child.Guard // ready for a command, or nil
 	brief   bool         // the last command was brief, so its guard can have another one
-	again   *string      // an item to try again: it was fetched too early, or is still at work here
+	again   *string      // an item to try again: it was fetched too early, or its command still runs here
 }
 
 // ended is an item whose command has ended, and whose lock is still held.
@@ -43,10 +43,10 @@ func (w *worker) work(ctx context.Context) error {
 	}()
 	next, err := w.fetch(ctx, nil, false)
 	for last := (*ended)(nil); next != nil; {
-		got := w.beside(ctx, last) // which gives back the last one's lock
+		got := w.beside(ctx, last) // gives back the last one's lock
 		ran, failed := w.do(ctx, next)
 		if failed != nil {
-			w.cancel(failed) // which ends the errand, too
+			w.cancel(failed) // also ends the errand
 		}
 		fetched := <-got
 		last, next = ran, fetched.next
@@ -66,7 +66,7 @@ func (w *worker) work(ctx context.Context) error {
 }
 
 // fetch gives back the lock of the last command, if there is one, and takes the lock of
-// the next free item. It returns nil if there is no such item or, ahead of time, none yet.
+// the next free item. It returns nil if there is no such item or, if ahead, none yet.
 func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, error) {
 	for {
 		j, err := w.pick(ctx, last == nil && !ahead)
@@ -104,7 +104,7 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 }
 
 // pick returns the next item to try, or nil if there is none, or none yet. It skips items
-// that are under way here, or that this process knows to have been run.
+// that this process works on, or that it knows to have been run.
 func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 	for ctx.Err() == nil {
 		item, ok := w.item(wait)
@@ -117,7 +117,7 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 			signals: make(chan os.Signal, 64), renewed: make(chan boottime.Instant, 1),
 		}
 		switch other := w.jobs.enter(j); {
-		case other != nil && other.worker == w: // the item is twice in the list, and still at work
+		case other != nil && other.worker == w: // the item is twice in the list, and its command still runs
 			w.again = &item
 			return nil, nil
 		case other != nil: // another worker of this process has it
@@ -137,7 +137,7 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 	return nil, nil
 }
 
-// item is the next item in the queue. Without a wait there may be none yet.
+// item is the next item in the queue. Without waiting there may be none yet.
 func (w *worker) item(wait bool) (item string, ok bool) {
 	if w.again != nil {
 		item, w.again = *w.again, nil
@@ -154,12 +154,12 @@ func (w *worker) item(wait bool) (item string, ok bool) {
 	return item, ok
 }
 
-// take makes an item ready for its command, or skips it.
+// take prepares an item for its command, or skips it.
 func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, err error) {
 	if !granted {
 		return false, w.passOver(ctx, j)
 	}
-	// By now it has heard what ended between the first look and the grant.
+	// By now it has heard of ends between the first look and the grant.
 	skipped, err := w.skipIfRun(ctx, j)
 	if skipped {
 		return false, cmp.Or(err, j.bid.GiveBack(context.WithoutCancel(ctx)))
@@ -178,7 +178,7 @@ func (w *worker) giveBackUnused(j *job) {
 	w.describe(j.session)
 }
 
-// do runs an item's command. If the lock was not lost, the caller has to give it back.
+// do runs an item's command. Unless the lock was lost, the caller has to give it back.
 func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	if err := w.readyGuard(); err != nil {
 		w.giveBackUnused(j)
@@ -203,10 +203,10 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	}
 	lost := (*LockLostError)(nil)
 	if errors.As(err, &lost) {
-		// The list ends with the error of one command, and others may have been killed, too.
+		// The list ends with one command's error, but others may have been killed, too.
 		log.Error("the lock was lost: "+lost.What, "event", "failed")
 	}
-	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout|ByStepDown) { // for these there is a line already
+	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout|ByStepDown) { // these have already been logged
 		log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
 	}
 	well := err == nil && !outcome.failed()
@@ -245,7 +245,7 @@ func (w *worker) readyGuard() (err error) {
 // giveBack gives back the lock of a command that has ended, if there is one.
 func (w *worker) giveBack(ctx context.Context, last *ended) {
 	if last != nil {
-		_, _ = w.turnOver(ctx, last, nil) // its results are about the next item
+		_, _ = w.turnOver(ctx, last, nil) // its results concern the next item, and there is none
 	}
 }
 

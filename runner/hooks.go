@@ -15,12 +15,12 @@ import (
 // this process waits for them, after the lock is given back.
 type Hooks struct{ Acquired, Lost, Released string }
 
-// hookMost is how long a hook may take. Then it is killed with all that it started.
+// hookMost is how long a hook may take before it is killed with all that it started.
 // systemd allows 90 s for a whole stop.
 const hookMost = 10 * time.Second
 
 // hook starts a hook. It has the command's environment, with the event in PGLEAD_EVENT
-// and the reason of a loss in PGLEAD_REASON. Its output goes to standard error.
+// and the reason for a loss in PGLEAD_REASON. Its output goes to standard error.
 func (r *run) hook(event, command string, reason error) {
 	if command == "" {
 		return
@@ -36,7 +36,7 @@ func (r *run) hook(event, command string, reason error) {
 	})
 }
 
-// runHook runs a hook to its end, under a guard of its own that kills it at hookMost.
+// runHook runs a hook to its end, under its own guard, which kills it at hookMost.
 func (n *node) runHook(env []string, command string) error {
 	shell, err := child.Lookup("sh")
 	if err != nil {
@@ -47,14 +47,14 @@ func (n *node) runHook(env []string, command string) error {
 		return err
 	}
 	c, err := g.StartCommand(context.Background(), child.Config{
-		// The command's standard input and output are not the hook's.
+		// The hook doesn't share the command's standard input and output.
 		Path: shell, Args: []string{"sh", "-c", "exec </dev/null >&2\n" + command},
 		Env: env, Deadline: boottime.Now().Add(hookMost),
 	})
 	if err != nil {
 		return err
 	}
-	defer time.AfterFunc(hookMost, c.Kill).Stop() // a guard that is stopped does nothing
+	defer time.AfterFunc(hookMost, c.Kill).Stop() // a stopped guard does nothing
 	<-c.Done()
 	switch result := c.Result(); {
 	case result.Ending == child.LeaseOver, result.Ending == child.Killed:

@@ -9,7 +9,7 @@ import (
 	"github.com/pglead/pglead/runner/pace"
 )
 
-// Restart says after which ends of its command a leader stands for election again.
+// Restart says after which ends of the command its node stands for election again.
 type Restart string
 
 // The values of Restart.
@@ -30,8 +30,8 @@ type LeadConfig struct {
 }
 
 // Between two starts of the command there is a pause without the lock, so that a node on
-// which the command can run gets its chance. The pause doubles each time. A command that
-// has run for restartSettled has started well, and the pause begins anew.
+// which the command can run gets its chance. The pause doubles each time. After a command
+// that has run for restartSettled, which counts as a good start, it begins anew.
 const (
 	restartFirst   = time.Second
 	restartMost    = time.Minute
@@ -41,7 +41,7 @@ const (
 // Lead stands for election for ever, and runs the command whenever this node leads. It
 // returns when a signal asks this process to end, or with the command's outcome if
 // cfg.Restart is against standing again. Until it has reached the database for the first
-// time, it also returns every error. It rides out later ones.
+// time, it also returns every error. It survives later ones.
 func Lead(cfg LeadConfig) (Outcome, error) {
 	n, err := begin(cfg.Config)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// node is this pglead on its host: what all of its runs share.
+// node is this pglead on its host: it has what all of its runs share.
 type node struct {
 	guards   *child.Guards
 	caught   <-chan os.Signal // for the command, or for this process to end
@@ -21,7 +21,7 @@ type node struct {
 	hooks    sync.WaitGroup   // the hooks that run
 }
 
-// begin makes this process ready for commands and signals.
+// begin prepares this process for commands and signals.
 func begin(cfg Config) (*node, error) {
 	guards, err := child.NewGuards()
 	if err != nil {

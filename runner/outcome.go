@@ -24,7 +24,7 @@ func (o Outcome) failed() bool {
 }
 
 // endOf is the end of a command in the ledger's terms. A command that was asked to end may
-// have left its work undone, whatever its exit status is.
+// not have done its work, whatever its exit status is.
 func endOf(o Outcome, err error) ledger.End {
 	end := ledger.End{At: time.Now()}
 	if err != nil {
@@ -78,7 +78,7 @@ func (e *InterruptedError) Error() string {
 type LockLostError struct {
 	Database string
 	Cause    error
-	Heard    time.Duration // how long before the loss the lock was last known held
+	Heard    time.Duration // how long before the loss the lock was last certainly held
 	What     string        // what was done about it
 }
 
@@ -92,8 +92,8 @@ func (e *LockLostError) Error() string {
 
 func (e *LockLostError) Unwrap() error { return e.Cause }
 
-// GuardDiedError says that the guard process was killed, and that the command
-// was killed for that.
+// GuardDiedError says that the guard process was killed, and that therefore the
+// command was killed, too.
 type GuardDiedError struct{}
 
 func (e *GuardDiedError) Error() string {

@@ -1,9 +1,9 @@
 // Package runner is where lock and command meet: Run takes the lock, starts the command,
 // and makes sure that the command is dead before anybody else gets the lock.
 //
-// To read it: Run, once, acquire (lock.Candidate opens the session, in its open.go, and takes
-// the lock), runCommand, startSupervised (child.Guard starts the command), supervise (the
-// one select where the two meet), release. The files each*.go are for pglead each alone.
+// Read it in this order: Run, once, acquire (lock.Candidate opens the session, in its open.go, and
+// takes the lock), runCommand, startSupervised (child.Guard starts the command), supervise (the
+// one select where the two meet), release. The files each*.go are only for pglead each.
 package runner
 
 import (
@@ -49,7 +49,7 @@ type run struct {
 	*node
 	cfg Config // this run's settings; in each, one item's keys, command, environment and log
 
-	listener *listener               // takes the signals until the command runs; nil: they stay in their channel
+	listener *listener               // takes the signals until the command runs; if nil, they stay in their channel
 	signals  <-chan os.Signal        // for the command
 	renewed  <-chan boottime.Instant // the session's latest deadline
 
@@ -59,7 +59,7 @@ type run struct {
 	child     *child.Child // once it is started
 }
 
-// once takes the lock, runs the command one time, and gives the lock back.
+// once takes the lock, runs the command once, and gives the lock back.
 func (n *node) once(cfg Config, candidate *lock.Candidate) (Outcome, error) {
 	ctx, listener := interruptible(n.caught)
 	defer listener.handOver()
@@ -173,7 +173,7 @@ func (r *run) guardLinger() time.Duration {
 	if r.cfg.Session.Transaction {
 		return 0
 	}
-	const look = 4 * time.Second // two for the bound of a takeover, and two to be on the safe side
+	const look = 4 * time.Second // two for the limit of a takeover, and two to be on the safe side
 	return leasetime.ForKill(r.cfg.Session.Lease) + look
 }
 
@@ -194,7 +194,7 @@ func (r *run) release(outcome Outcome) {
 	r.afterRelease(outcome, r.held.Release(ctx))
 }
 
-// afterRelease logs how giving the lock back went.
+// afterRelease logs whether the lock was given back.
 func (r *run) afterRelease(outcome Outcome, err error) {
 	if err != nil {
 		r.cfg.Log.Warn("the lock could not be given back, and is free when its session ends", "event", "lost", "reason", err.Error())
@@ -210,8 +210,8 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 	r.hook("released", r.cfg.Hooks.Released, nil)
 }
 
-// tellEndLate notes the end of a command in the ledger, and tells the waiters, if the session
-// was lost after that end or before the command's start, unless a signal asks this process to end.
+// tellEndLate is for a session that was lost after the command's end or before its start. It notes the
+// end in the ledger, and tells the waiters, unless a signal asks this process to end.
 func (r *run) tellEndLate() {
 	ctx, listener := interruptible(r.signals)
 	defer listener.handOver()
@@ -223,11 +223,11 @@ func (r *run) tellEndLate() {
 func (r *run) announceDeath() {
 	ctx, listener := interruptible(r.signals)
 	defer listener.handOver()
-	r.held.Close() // otherwise the session would keep the lock meanwhile
+	r.held.Close() // otherwise the session would keep the lock until then
 	lock.AnnounceDeaths(ctx, r.held)
 }
 
-// attributes are what the log says of a lock beside its keys and its token.
+// attributes are what the log says of a lock besides its keys and its token.
 func (r *run) attributes() []any {
 	var numbers []int64
 	for _, l := range r.held.Locks {
@@ -244,7 +244,7 @@ func (r *run) attributes() []any {
 }
 
 // environment is the command's environment, which tells it about its lock. Several keys,
-// or numbers, have a line each.
+// or numbers, are one to a line.
 func (r *run) environment() []string {
 	var ids []string
 	for _, l := range r.held.Locks {

@@ -23,7 +23,7 @@ type listener struct {
 // keptSignal is a signal that came before supervise could take it.
 type keptSignal struct {
 	unix.Signal
-	at boottime.Instant // when the listener took it, a little after it came
+	at boottime.Instant // when the listener took it, a little after it had come
 }
 
 // interruptible returns a context that ends when a signal asks this process to end,
@@ -53,7 +53,7 @@ func (l *listener) listen(signals <-chan os.Signal, stop <-chan struct{}, cancel
 	}
 }
 
-// keep keeps the signals from now on: they are for the command as well, which is about to
+// keep keeps the signals from now on: they are also for the command, which is about to
 // start.
 func (l *listener) keep() {
 	if l != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// supervision is a command that runs under a lock: what can happen to the two, and what
-// has happened so far.
+// supervision is a command that runs under a lock: it has what can happen to the two, and
+// what has happened so far.
 type supervision struct {
 	cfg     *Config
 	held    heldLock
@@ -28,7 +28,7 @@ type supervision struct {
 	renewed <-chan boottime.Instant // the session's latest deadline
 	signals <-chan os.Signal
 	missed  []keptSignal       // signals that came while the command was being started
-	onLoss  func(reason error) // is called once, when the lock is lost
+	onLoss  func(reason error) // called once, when the lock is lost
 
 	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
 	asked      Asked            // what has asked the command to end
@@ -62,8 +62,8 @@ type command interface {
 	Kill()
 }
 
-// supervise is where the lock's fate and the command's meet. It returns when the whole tree is
-// dead. (After the command's end holdOut waits for the lock alone.)
+// supervise watches over the lock and the command. It returns when the whole tree is dead. (After
+// the command's end holdOut waits for the lock alone.)
 //
 // When the server falls silent, this happens, in this order:
 //
@@ -72,17 +72,17 @@ type command interface {
 //	Session.beat, ExpireIfDue             the deadline passes: the session fails, and Lost is closed
 //	lockLost, Child.TellLost              tells the guard to end the tree
 //	guardProcess.terminate, kill          SIGTERM, if there is a grace, and then SIGKILL, in rounds (killRound)
-//	Child.killGuard, Guards.finishFor     pglead does it, if the guard has not in time
+//	Child.killGuard, Guards.finishFor     pglead does it, if the guard is too slow
 //	guardProcess.watch, Child.listen      the guard reports that all are dead and reaped, which closes Done
-//	conclude                              makes that a LockLostError
+//	conclude                              turns that into a LockLostError
 //	run.announceDeath, AnnounceDeaths     tells the waiters, on a new session
 //
 // The guard's own timer (checkTime) has the same deadline, in case pglead is stopped. Meanwhile
 // the first in line sees the silence, and may end the session (package lock, followHolder).
 // The server ends it a lease after the last request arrived.
 //
-// A question under way (Session.answer) waits no longer than 3/5 of a lease either. The
-// guard has a select of its own (guardProcess.watch), in case this process is stopped or
+// A request that waits for its answer (Session.answer) waits no longer than 3/5 of a lease either.
+// The guard has its own select (guardProcess.watch), in case this process is stopped or
 // dead. If the guard was faster, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.held.Lost()
@@ -95,7 +95,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		tick = ticker.C
 	}
 	for _, sig := range s.missed {
-		if sig.at < s.command.Born().Add(execTakes) { // too early for the command, even if the terminal sent it
+		if sig.at < s.command.Born().Add(execTakes) { // the command was not there yet, even if the terminal sent the signal to all
 			s.command.Signal(sig.Signal)
 		} else {
 			s.command.Forward(sig.Signal)
@@ -116,7 +116,7 @@ func (s *supervision) supervise() (Outcome, error) {
 			s.command.Forward(sig.(unix.Signal))
 			s.signalled(sig.(unix.Signal))
 		case <-requests:
-			requests = nil // once is enough
+			requests = nil // one request is enough
 			go func() { askedBy <- s.asker() }()
 		case r := <-askedBy:
 			s.stepDown(r)
@@ -134,7 +134,7 @@ func (s *supervision) supervise() (Outcome, error) {
 // SIGINT makes no difference: the process dies of the first.
 const execTakes = time.Millisecond
 
-// after is a timer's channel, or nil for 0.
+// after is the channel of a timer, or nil for 0.
 func after(d time.Duration) <-chan time.Time {
 	if d <= 0 {
 		return nil
@@ -142,8 +142,8 @@ func after(d time.Duration) <-chan time.Time {
 	return time.After(d)
 }
 
-// lockLost has the guard end the command. It does that first, since others may get the
-// lock before long.
+// lockLost makes the guard end the command. It does that first, since others may get the
+// lock soon.
 func (s *supervision) lockLost() {
 	s.lost = nil
 	s.command.TellLost()
@@ -154,7 +154,7 @@ func (s *supervision) lockLost() {
 	}
 }
 
-// signalled notes a signal that the command has got. Most signals ask this process to end.
+// signalled notes a signal that the command has received. Most signals ask this process to end.
 func (s *supervision) signalled(sig unix.Signal) {
 	if !child.Interrupts(sig) {
 		return
@@ -180,11 +180,11 @@ func (s *supervision) askToEnd(by Asked) {
 	s.command.Signal(unix.SIGCONT)
 }
 
-// stepDownRequest says who asks, and the host that is to have the lock next.
+// stepDownRequest says who asks, and which host should have the lock next.
 type stepDownRequest struct{ by, to string }
 
 func (s *supervision) asker() stepDownRequest {
-	by, to := s.held.Asker(context.Background()) // the end of the session bounds it
+	by, to := s.held.Asker(context.Background()) // the end of the session limits it
 	return stepDownRequest{cmp.Or(by, "somebody"), to}
 }
 
@@ -235,7 +235,7 @@ func (s *supervision) nameUnkillable() {
 func (s *supervision) conclude() (Outcome, error) {
 	result, ran := s.command.Result(), time.Since(s.began)
 	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
-		// The guard was faster than the session, which will have the reason.
+		// The guard was faster than the session, which will soon have the reason.
 		select {
 		case <-s.held.Lost():
 		case <-time.After(time.Second):

@@ -18,8 +18,8 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// writeCertificate makes the server's key, and a certificate that it signs for
-// itself and that clients find at root.
+// writeCertificate makes the server's key, and a self-signed certificate that
+// clients find at root.
 func writeCertificate(dir, root string) error {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

@@ -32,7 +32,7 @@ func (b *bench) company(at site) (*company, error) {
 	return &company{b: b, w: w, at: at}, err
 }
 
-// start starts one more, which says nothing.
+// start starts one more pglead, which logs nothing.
 func (c *company) start(stdin, stdout *os.File, args ...string) error {
 	p, err := c.b.program(slices.Concat(c.at.unix, numbered()), append([]string{c.b.pglead}, args...)...)
 	if err != nil {
@@ -46,7 +46,7 @@ func (c *company) start(stdin, stdout *os.File, args ...string) error {
 	return err
 }
 
-// hold has one hold the lock, and so many wait for it.
+// hold makes one pglead hold the lock, and so many wait for it.
 func (c *company) hold(waiters int) error {
 	if err := c.start(nil, nil, "run", "--key", key, "--", "sleep", "100000"); err != nil {
 		return err
@@ -54,7 +54,7 @@ func (c *company) hold(waiters int) error {
 	return c.wait(waiters)
 }
 
-// wait has so many stand in line, once somebody has the lock. They come a few at a time: a
+// wait makes so many stand in line, once somebody has the lock. They come a few at a time, since a
 // server would refuse a rush.
 func (c *company) wait(waiters int) error {
 	if err := c.w.count(1, holding); err != nil {
@@ -73,7 +73,7 @@ func (c *company) wait(waiters int) error {
 	return nil
 }
 
-// leave has all go, the waiters first, and returns when they and their sessions are gone.
+// leave ends all, the waiters first, and returns when they and their sessions are gone.
 func (c *company) leave() {
 	defer c.w.close()
 	slices.Reverse(c.list)
@@ -87,8 +87,8 @@ func (c *company) leave() {
 	c.b.reapOthers()
 }
 
-// beside starts a holder and so many waiters, none at all for a negative number,
-// and measures beside them.
+// beside starts a holder and so many waiters, or nothing if the number is negative,
+// and measures in their presence.
 func (b *bench) beside(at site, waiters int, measure func(w watcher) error) error {
 	c, err := b.company(at)
 	if err != nil {
@@ -103,7 +103,7 @@ func (b *bench) beside(at site, waiters int, measure func(w watcher) error) erro
 	return measure(c.w)
 }
 
-// turns counts up to n, and begins no turn after a time.
+// turns counts up to n, but begins no turn after a time.
 func turns(n int, within time.Duration) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		began := time.Now()
@@ -115,7 +115,7 @@ func turns(n int, within time.Duration) iter.Seq[int] {
 	}
 }
 
-// toAndFro turns the order round every other time, so that nothing is always
+// toAndFro reverses the order every other time, so that nothing always comes
 // first.
 func toAndFro[T any](list []T, turn int) []T {
 	list = slices.Clone(list)
@@ -125,7 +125,7 @@ func toAndFro[T any](list []T, turn int) []T {
 	return list
 }
 
-// either is a choice between what is measured with -short and without.
+// either chooses between what is measured with -short and without.
 func either[T any](b *bench, short, long T) T {
 	if b.short {
 		return short
@@ -133,15 +133,14 @@ func either[T any](b *bench, short, long T) T {
 	return long
 }
 
-// guestServer is one without TCP, where first tries need no delay, and on which
-// nothing but the guests writes to the log.
+// guestServer is a server that is reached by its socket, and to whose log only the guests write.
 func (b *bench) guestServer(settings map[string]string) (at site, remove func(), err error) {
 	all := map[string]string{"listen_addresses": "", "ssl": "off", "log_checkpoints": "off", "log_lock_waits": "on"}
 	maps.Copy(all, settings)
 	return b.startServer(all)
 }
 
-// guestSite is such a server that several parts share.
+// guestSite is such a server, shared by several parts.
 func (b *bench) guestSite() (site, error) {
 	if b.guests == nil {
 		at, remove, err := b.guestServer(nil)
@@ -153,7 +152,7 @@ func (b *bench) guestSite() (site, error) {
 	return *b.guests, nil
 }
 
-// median of what was measured in turns, if anything was.
+// median is that of what was measured in turns, if anything was.
 func median(list []float64) float64 {
 	if len(list) == 0 {
 		return math.NaN()
@@ -163,13 +162,13 @@ func median(list []float64) float64 {
 }
 
 // pace is how often an application gets something done, and the processor time
-// that this takes its sessions at the server each time.
+// that its sessions at the server take each time.
 type pace struct {
 	perSecond float64
 	cost      time.Duration
 }
 
-// atPace has so many sessions act at once, without rest, for a time.
+// atPace makes so many sessions act at once, without rest, for some time.
 func atPace(s *localpg.Server, sessions int, during time.Duration, prepare string, act func(*pgconn.PgConn) error) (pace, error) {
 	ctx := context.Background()
 	type outcome struct {

@@ -18,7 +18,7 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// crowdCosts are those of one of each, beside so many in line.
+// crowdCosts are the costs of one of each thing, with so many in line.
 type crowdCosts struct {
 	line                         int
 	run, refused, handover, idle spent
@@ -27,7 +27,7 @@ type crowdCosts struct {
 	threads                      int           // of a waiter and its guard
 }
 
-// costs is what one of each thing takes from a server, beside ever more waiters.
+// costs measures what one of each thing takes from a server, with ever more waiters.
 func (b *bench) costs() error {
 	var rows []crowdCosts
 	fmt.Print("\n**What one takes of the server**, beside so many in line on the other key\n\n" +
@@ -111,7 +111,7 @@ func (r *crowdCosts) measureMemory(c *company) {
 	r.backend = shares(last) / float64(len(last))
 }
 
-// costOfLook is the processor time of a look such as those in line take.
+// costOfLook is the processor time of a look as those in line make it.
 func (w watcher) costOfLook() (time.Duration, error) {
 	own, err := w.ask("SELECT pg_backend_pid()")
 	if err != nil {
@@ -138,7 +138,7 @@ func (w watcher) costOfLook() (time.Duration, error) {
 	return 0, errors.New("nobody looks")
 }
 
-// again runs `true` so many times, one after the other, each of which has to end so.
+// again runs `true` so many times, one after the other. Each run has to end with status.
 func (b *bench) again(env []string, times, status int, flags ...string) error {
 	p, err := b.program(slices.Concat(env, numbered()), slices.Concat([]string{b.pglead, "run", "-q"}, flags, []string{"--", "true"})...)
 	if err != nil {
@@ -171,7 +171,7 @@ func (c *company) through() error {
 	return nil
 }
 
-// costsOfRoom is what refusals cost where a server is full, and through a pooler.
+// costsOfRoom measures what refusals cost on a full server, and through a pooler.
 func (b *bench) costsOfRoom() error {
 	const places = 12
 	m, end, err := b.guestMeter(map[string]string{"max_connections": strconv.Itoa(places)})
@@ -213,7 +213,7 @@ func (b *bench) costsOfRoom() error {
 	return nil
 }
 
-// pooledRefusals are runs through a pooler, which somebody else's run refuses.
+// pooledRefusals are runs through a pooler that are refused because of another run.
 func (b *bench) pooledRefusals(m *meter, rounds int) (each spent, pooler time.Duration, err error) {
 	before := children(os.Getpid())
 	dsn, stop, err := m.at.server.Pooler(localpg.Superuser, map[string]string{"pool_mode": "transaction", "default_pool_size": "4", "max_client_conn": "500"})
@@ -245,8 +245,8 @@ func (b *bench) pooledRefusals(m *meter, rounds int) (each spent, pooler time.Du
 	return each.each(rounds), pooler / time.Duration(rounds), err
 }
 
-// costsOfHerd is what many nodes at the same instant come to, on a server that has room
-// for few of them: the simulation in runner/bench/scale has to come to the same.
+// costsOfHerd is what many nodes cost that start at once, on a server that has room for few of
+// them: the simulation in runner/bench/scale has to give the same result.
 func (b *bench) costsOfHerd() error {
 	m, end, err := b.guestMeter(map[string]string{"max_connections": "100"})
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// roomFor is the max_connections of a server for so many waiters: on one that is nearly
-// full they would give theirs back.
+// roomFor is the max_connections of a server for n waiters: on a server that is nearly
+// full they would give their connections back.
 func roomFor(n int) string { return strconv.Itoa(n*3/2 + 20) }
 
 // steps are the numbers that are less than -waiters, and -waiters.
@@ -21,7 +21,7 @@ func (b *bench) steps(numbers ...int) []int {
 	return append(slices.DeleteFunc(numbers, func(n int) bool { return n >= b.waiters }), b.waiters)
 }
 
-// crowd is a handover with ever more waiters for the same lock.
+// crowd measures a handover with ever more waiters for the same lock.
 func (b *bench) crowd() error {
 	at, remove, err := b.startServer(map[string]string{"max_connections": roomFor(b.waiters), "listen_addresses": "", "ssl": "off"})
 	if err != nil {
@@ -98,15 +98,15 @@ func shares(pids []int) (sum float64) {
 // family is a process with its children.
 func family(p *os.Process) []int { return append(children(p.Pid), p.Pid) }
 
-// point is of the crowd's growth.
+// point is one of the crowd's growth.
 type point struct {
 	waiters       int
 	pglead, floor []time.Duration
 	pss           float64
 }
 
-// queue has n wait for a lock, ends its holder's command, and returns the times
-// from there to the start of the next command, and between the starts of all, and
+// queue makes n wait for a lock, ends its holder's command, and returns the times
+// from there to the start of the next command, and between all starts, and
 // the memory of one waiter.
 func (b *bench) queue(at site, n int, env, with []string) (times []time.Duration, pss float64, err error) {
 	file := filepath.Join(b.dir, "stamps")
@@ -150,7 +150,7 @@ func (b *bench) queue(at site, n int, env, with []string) (times []time.Duration
 	return times, pss, err
 }
 
-// lineUp starts n behind a holder, and returns when all of them have stood for a while.
+// lineUp starts n waiters behind a holder, and returns when all of them have stood for a while.
 func (p process) lineUp(at site, n int, out *os.File) (line []*os.Process, err error) {
 	w, err := watch(at.server)
 	if err != nil {
@@ -176,7 +176,7 @@ func (p process) lineUp(at site, n int, out *os.File) (line []*os.Process, err e
 	return line, nil
 }
 
-// between are the n times between the stamps in a file.
+// between are the n intervals between the stamps in a file.
 func between(file string, n int) (times []time.Duration, err error) {
 	text, err := os.ReadFile(file)
 	if err != nil {

@@ -19,7 +19,7 @@ type listing struct {
 	peak              float64 // of its memory, in bytes
 }
 
-// each is many items, one lock and one command after the other.
+// each measures many items, one lock and command after the other.
 func (b *bench) each() error {
 	const turns = 10
 	n := max(1, b.items/turns)
@@ -77,9 +77,9 @@ func (l *listing) print(against *listing, n time.Duration) {
 	fmt.Printf("| %s | %s | %s | %s | %.1f | %s |\n", l.name, ms(quantile(l.took, .5)/n), ms(quantile(l.cpu, .5)/n), ms(quantile(l.server, .5)/n), l.peak/(1<<20), multiple)
 }
 
-// goThrough runs a program and looks at its memory all the while.
+// goThrough runs a program and watches its memory meanwhile.
 func (b *bench) goThrough(l *listing) error {
-	// As from cron: with a terminal each command of ours has a guard of its own.
+	// As from cron: with a terminal each of our commands has its own guard.
 	p, err := b.program(b.unix, append([]string{"setsid"}, l.args...)...)
 	if err != nil {
 		return err

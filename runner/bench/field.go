@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// contender is one who takes part in a comparison, and what it came to.
+// contender takes part in a comparison. It has what was measured.
 type contender struct {
 	name    string
 	of      process
-	against string // whose multiple it is
-	status  int    // that it has to end with
+	against string // the one that it is compared with
+	status  int    // with which it has to end
 	walls   []time.Duration
 	cpus    []time.Duration
 	servers []time.Duration
@@ -24,7 +24,7 @@ type contender struct {
 // field collects contenders, and leaves out those that aren't installed.
 type field struct {
 	b      *bench
-	rounds int // or as many as were asked for
+	rounds int // or as many as the user asked for
 	list   []*contender
 }
 
@@ -49,7 +49,7 @@ func (f *field) addPglead(name, against string, env []string, args ...string) []
 	return list
 }
 
-// addRefused adds pglead, whose lock is held elsewhere.
+// addRefused adds a pglead whose lock is held elsewhere.
 func (f *field) addRefused(name, against string, env []string, flags ...string) {
 	for _, c := range f.addPglead(name, against, env, slices.Concat(flags, []string{"--wait", "0", "--", "true"})...) {
 		c.status, c.of.quiet = 75, true
@@ -65,7 +65,7 @@ func (f *field) named(name string) *contender {
 	return &contender{}
 }
 
-// race has all run in turns, to and fro, so that nobody always comes after the same
+// race makes all contenders run in turns, to and fro, so that none always follows the same
 // one. The first rounds are not counted.
 func (f *field) race() error {
 	const warmUp = 3
@@ -89,12 +89,12 @@ func (f *field) race() error {
 	return nil
 }
 
-// against is the multiple of one's time to another's, by name.
+// against is the ratio of one's time to another's, by name.
 func (f *field) against(name, other string) float64 {
 	return ratio(f.named(name).walls, f.named(other).walls)
 }
 
-// more is the median of what one takes longer than another in the same turn, and the
+// more is the median of how much longer one takes than another in the same turn, and the
 // standard error of that, in milliseconds.
 func (f *field) more(name, other string) (extra, uncertain float64) {
 	a, b := f.named(name).walls, f.named(other).walls
@@ -106,14 +106,14 @@ func (f *field) more(name, other string) (extra, uncertain float64) {
 		return math.NaN(), math.NaN()
 	}
 	slices.Sort(list)
-	// A median's is 1.25 times a mean's, and a quarter of a normal distribution is
-	// beyond 0.674 of its deviation on either side.
+	// A median's standard error is 1.25 times a mean's, and a quarter of a normal distribution
+	// is beyond 0.674 of its deviation on either side.
 	deviation := (list[len(list)*3/4] - list[len(list)/4]) / 2 / 0.674
 	return median(list), 1.25 * deviation / math.Sqrt(float64(len(list)))
 }
 
-// print makes the table. The time at the server is a mean, since its clock
-// counts hundredths of a second.
+// print prints the table. The time at the server is a mean, since its clock
+// counts in hundredths of a second.
 func (f *field) print(title, note string) {
 	section(title, fmt.Sprintf("%d runs each in turns.%s", f.rounds, note), "| | p50 ms | p99 ms | processor ms | server ms | |\n|---|---|---|---|---|---|")
 	for _, c := range f.list {

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// goal is a bound that a figure has to keep.
+// goal is a limit that a figure has to keep.
 type goal struct {
 	what     string
 	measured float64 // not a number if there is none
-	sign     string  // of the bound: ≤ or ≥
+	sign     string  // of the limit: ≤ or ≥
 	bound    float64
 	unit     string
 }
@@ -37,8 +37,8 @@ func (g goal) kept() bool {
 	return g.measured <= g.bound
 }
 
-// part measures one part and tells at its end what became of its goals, so that
-// somebody who breaks off later has them.
+// part measures one part and prints at its end which goals were met, so that
+// somebody who stops the benchmark later has them.
 func (b *bench) part(p part) error {
 	began, before := time.Now(), len(b.goals)
 	err := p.run(b)
@@ -91,7 +91,7 @@ func printGoals(goals []goal) {
 	}
 }
 
-// section begins a table as testdata/bench/README.md has it.
+// section begins a table in the format of testdata/bench/README.md.
 func section(title, note, table string) {
 	fmt.Printf("\n## %s\n", title)
 	for _, text := range []string{note, table} {

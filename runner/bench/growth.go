@@ -13,8 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// lifetime is a ledger's: runs of so many keys, an hour apart, the newest just ended.
-// As many of each are kept by default.
+// lifetime fills a ledger: runs of so many keys, an hour apart, the newest just ended.
+// keptRuns of each are kept by default.
 const (
 	keptRuns = 1000
 	lifetime = `INSERT INTO pglead.run (number, sub, started, token, system, key, host, os_user, pid, command, role, ended, outcome, status, waited)
@@ -27,7 +27,7 @@ const (
 		FROM pglead.run ORDER BY number, started DESC ON CONFLICT DO NOTHING`
 )
 
-// ledgerGrowth is what changes where very many runs are remembered.
+// ledgerGrowth measures what changes where very many runs are remembered.
 func (b *bench) ledgerGrowth() error {
 	at, remove, err := b.guestServer(nil)
 	if err != nil {
@@ -90,13 +90,13 @@ func (b *bench) growthRace(at site, few, many []string, rows int) error {
 	return nil
 }
 
-// growthPrunings are the one at the end of one run in 64, of its own key, and that
-// of a tenth of all rows.
+// growthPrunings are two: one at the end of one run in 64, of its own key, and one of a
+// tenth of all rows.
 func (b *bench) growthPrunings(at site, many []string) error {
 	ctx := context.Background()
 	var times []time.Duration
 	for i := range either(b, 3, 20) {
-		conn, err := pgconn.Connect(ctx, at.server.DSN("many")) // a new one, as a run has
+		conn, err := pgconn.Connect(ctx, at.server.DSN("many")) // a new connection, as a run has
 		if err != nil {
 			return err
 		}

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// index is how long CREATE INDEX CONCURRENTLY by the holder takes. It waits for
-// every transaction and snapshot that is older, and so for waiters that have one.
+// index measures how long CREATE INDEX CONCURRENTLY by the holder takes. It waits for
+// every older transaction and snapshot, and so for waiters that have one.
 func (b *bench) index() error {
 	at, err := b.guestSite()
 	if err != nil {
@@ -50,7 +50,7 @@ func (b *bench) index() error {
 	return nil
 }
 
-// createIndex has the holder's command, a psql, build an index.
+// createIndex makes the holder's command, a psql, build an index.
 func (b *bench) createIndex(at site, waiters int, limit time.Duration) (time.Duration, error) {
 	c, err := b.company(at)
 	if err != nil {
@@ -66,7 +66,7 @@ func (b *bench) createIndex(at site, waiters int, limit time.Duration) (time.Dur
 		return 0, err
 	}
 	defer hear.Close()
-	defer say.Close() // the command's end, before all leave
+	defer say.Close() // ends the command, before all leave
 	err = c.start(in, out, "run", "--key", key, "--", "psql", "-X", "-q", "-t")
 	_, _ = in.Close(), out.Close()
 	if err != nil {
@@ -95,12 +95,12 @@ func (b *bench) createIndex(at site, waiters int, limit time.Duration) (time.Dur
 	err = ask("CREATE INDEX CONCURRENTLY big_text ON big (text);")
 	took := time.Since(began)
 	if err == nil {
-		err = ask("DROP INDEX IF EXISTS big_text;") // an invalid one too
+		err = ask("DROP INDEX IF EXISTS big_text;") // even an invalid one
 	}
 	return took, err
 }
 
-// hotRow is what an application gets done that updates one row again and again:
+// hotRow measures how fast an application updates one row again and again:
 // a snapshot that stays open keeps the row's old versions.
 func (b *bench) hotRow() error {
 	at, err := b.guestSite()
@@ -137,7 +137,7 @@ func (b *bench) hotRow() error {
 	return nil
 }
 
-// hit updates the row, which is new, beside so many waiters.
+// hit updates the new row, in the presence of so many waiters.
 func (b *bench) hit(at site, waiters, sessions int, during time.Duration) (hit pace, err error) {
 	const prepare = "SET synchronous_commit = off; PREPARE hit AS UPDATE hot SET n = n + 1 WHERE id = 1"
 	if _, err := at.server.Query("postgres", "DROP TABLE IF EXISTS hot; CREATE TABLE hot (id int PRIMARY KEY, n bigint); INSERT INTO hot VALUES (1, 0)"); err != nil {
@@ -161,8 +161,8 @@ func execute(name string) func(*pgconn.PgConn) error {
 	}
 }
 
-// notify is how many notifications an application gets through that has pglead
-// hold locks in its database.
+// notify measures how many notifications an application gets through while pglead
+// holds locks in its database.
 func (b *bench) notify() error {
 	at, err := b.guestSite()
 	if err != nil {
@@ -189,7 +189,7 @@ func (b *bench) notify() error {
 	return nil
 }
 
-// notifications counts those that arrive at one session, a second, from another
+// notifications counts those per second that arrive at one session from another
 // that waits for nothing but its own commits.
 func (b *bench) notifications(at site, n int, during time.Duration) (float64, error) {
 	c, err := b.company(at)
@@ -205,7 +205,7 @@ func (b *bench) notifications(at site, n int, during time.Duration) (float64, er
 	if err := c.w.count(n, holders); err != nil {
 		return 0, err
 	}
-	time.Sleep(500 * time.Millisecond) // for all to have started
+	time.Sleep(500 * time.Millisecond) // until all have started
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	heard := 0

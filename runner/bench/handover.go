@@ -21,7 +21,7 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// watcher looks at the lock from a session of its own.
+// watcher looks at the lock from its own session.
 type watcher struct{ conn *pgconn.PgConn }
 
 func watch(s *localpg.Server) (watcher, error) {
@@ -29,7 +29,7 @@ func watch(s *localpg.Server) (watcher, error) {
 	return watcher{conn}, err
 }
 
-// holdKey takes the lock for a session that is no pglead's.
+// holdKey takes the lock for a session that is not a pglead's.
 func (b *bench) holdKey() (release func(), err error) {
 	w, err := watch(b.server)
 	if err != nil {
@@ -49,8 +49,8 @@ func (w watcher) ask(sql string) ([]string, error) {
 	return localpg.Ask(context.Background(), w.conn, sql)
 }
 
-// The sessions that hold the lock, and those that wait for it, whatever program's they
-// are: each has an advisory lock, or waits for one.
+// The sessions that hold the lock, and those that wait for it, whichever program they belong
+// to: each has an advisory lock, or waits for one.
 const (
 	holding = "(SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = 0 AND objid = " + key + " AND granted) AS holding"
 	holders = "(SELECT DISTINCT pid FROM pg_locks WHERE locktype = 'advisory' AND granted) AS holders" // of any lock, where nobody waits
@@ -59,7 +59,7 @@ const (
 
 func (w watcher) awaitWaiters(n int) error { return w.count(n, waiting) }
 
-// backend is the server's process of one such session.
+// backend is the server's process number of such a session.
 func (w watcher) backend(of string) (int, error) {
 	values, err := w.ask("SELECT pid FROM " + of)
 	if err != nil {
@@ -71,12 +71,12 @@ func (w watcher) backend(of string) (int, error) {
 	return strconv.Atoi(values[0])
 }
 
-// awaitSessions waits until there are so many beside this one.
+// awaitSessions waits until there are n sessions besides this one.
 func (w watcher) awaitSessions(n int) error {
 	return w.count(n, "pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()")
 }
 
-// count waits until there are so many. A few of many are always about to come or
+// count waits until there are n. If there are many, a few are always about to come or
 // to go.
 func (w watcher) count(n int, of string) error {
 	have := 0
@@ -100,7 +100,7 @@ type pair struct {
 	times          []time.Duration
 }
 
-// pair looks the programs of a pair up.
+// pair looks up the programs of a pair.
 func (b *bench) pair(name, against string, env, holder, waiter []string) (*pair, error) {
 	first, err1 := b.program(env, holder...)
 	second, err2 := b.program(env, waiter...)
@@ -127,7 +127,7 @@ func monotonic() int64 {
 }
 
 // handover is from the last act of a command that ends well to the first
-// instruction of the next one's, which has been waiting.
+// instruction of the next one's, whose pglead has waited.
 func (b *bench) handover() error {
 	pairs, stop, err := b.pairs()
 	if err != nil {
@@ -143,7 +143,7 @@ func (b *bench) handover() error {
 	return nil
 }
 
-// handOverInTurns has each pair hand over, to and fro. The first round is not counted.
+// handOverInTurns makes each pair hand over, to and fro. The first round is not counted.
 func (b *bench) handOverInTurns(pairs []*pair, rounds int) error {
 	for round := -1; round < rounds; round++ {
 		for _, p := range toAndFro(pairs, round) {
@@ -220,11 +220,11 @@ func (b *bench) pairs() (pairs []*pair, stop func(), err error) {
 // contest is a holder, and a waiter that stands in line.
 type contest struct {
 	holder, waiter *os.Process
-	proceed        *os.File // its end is that of the holder's command
-	said, stamped  *os.File // by the holder's command, and the waiter's
+	proceed        *os.File // its end makes the holder's command end
+	said, stamped  *os.File // written by the holder's command, and by the waiter's
 }
 
-// firstBeat is longer than a holder's first heartbeat takes to come, with which it gets ready for its end.
+// firstBeat is longer than the time to a holder's first heartbeat, with which it prepares for its end.
 const firstBeat = 600 * time.Millisecond
 
 func (b *bench) contend(p *pair) (c *contest, err error) {
@@ -253,7 +253,7 @@ func (b *bench) contend(p *pair) (c *contest, err error) {
 		}
 		return w.count(1, of)
 	}
-	if !p.elsewhere { // the session of the contest before may outlive its program, and refuse the holder
+	if !p.elsewhere { // the previous contest's session may outlive its program, and refuse the holder
 		if err := w.count(0, holders); err != nil {
 			return nil, err
 		}
@@ -270,7 +270,7 @@ func (b *bench) contend(p *pair) (c *contest, err error) {
 	if err := stands(waiting); err != nil {
 		return nil, err
 	}
-	time.Sleep(firstBeat) // the holder has held for a while, and the standby has been one for longer than its own start takes
+	time.Sleep(firstBeat) // the holder has held for a while, and the standby has waited for longer than its own start takes
 	return c, nil
 }
 
@@ -300,7 +300,7 @@ func (b *bench) handOver(p *pair) (time.Duration, error) {
 	return time.Duration(list[1] - list[0]), nil
 }
 
-// killed is from SIGKILL of the holder to the first instruction of the next
+// killed is the time from SIGKILL of the holder to the first instruction of the next
 // command. The C program's command lives on meanwhile.
 func (b *bench) killed() error {
 	number := slices.Concat(b.unix, numbered())

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// herd has many nodes fire at the same instant at a server that has room for
+// herd makes many nodes start at the same instant on a server that has room for
 // few of them.
 func (b *bench) herd() error {
 	bare := as(b.unix, "app")
@@ -58,7 +58,7 @@ func (b *bench) herd() error {
 	return nil
 }
 
-// fire has all nodes stand at a gate, opens it, and counts how they end. Unless
+// fire makes all nodes wait at a gate, opens it, and counts how they end. Unless
 // all are to run, the winner's command ends when all others have.
 func (b *bench) fire(env, args []string, all bool) (statuses map[int]int, times []time.Duration, err error) {
 	gate, open, err := os.Pipe()

@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// holderStep is what so many holders cost, each.
+// holderStep is what each of n holders costs.
 type holderStep struct {
 	n        int
 	rate     float64    // at which they started, a second
 	pss, cpu [2]float64 // of pglead and guard, and of the server's process: MiB, seconds an hour
 }
 
-// holders is what ever more of them cost, each with a key of its own and a command
+// holders measures what ever more of them cost, each with its own key and a command
 // that sleeps.
 func (b *bench) holders() error {
 	at, remove, err := b.startServer(map[string]string{"max_connections": roomFor(b.waiters), "listen_addresses": "", "max_locks_per_transaction": "128"})
@@ -55,7 +55,7 @@ func (b *bench) holders() error {
 	return nil
 }
 
-// startHolders starts more of them, until there are n.
+// startHolders starts more holders, until there are n.
 func (b *bench) startHolders(at site, w watcher, started []*os.Process, n int) (all []*os.Process, rate float64, err error) {
 	began, before := time.Now(), len(started)
 	for i := before; i < n; i++ {
@@ -80,7 +80,7 @@ func (b *bench) startHolders(at site, w watcher, started []*os.Process, n int) (
 	return started, float64(n-before) / time.Since(began).Seconds(), nil
 }
 
-// measure looks at all of them for a while.
+// measure measures all of them for a while.
 func (s *holderStep) measure(w watcher, started []*os.Process, idle time.Duration) error {
 	var ours, servers []int
 	for _, process := range started {

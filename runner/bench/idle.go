@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// settling is how long a process may do what it does once, before it is idle.
+// settling is how long a process may do its one-time work before it is idle.
 const settling = 5 * time.Second
 
-// loafer is one process that has nothing to do, and what that costs.
+// loafer is a process that has nothing to do, and what it costs.
 type loafer struct {
 	name        string
 	pid         int
-	isBackend   bool // whose memory is shared in ways of its own
+	isBackend   bool // backends share memory in their own way
 	before, cpu time.Duration
 	rss, pss    float64
 }
@@ -30,7 +30,7 @@ type loafers struct {
 	started []*os.Process
 }
 
-// idle is what a holder and a waiter cost that have nothing to do.
+// idle measures what a holder and a waiter cost that have nothing to do.
 func (b *bench) idle() error {
 	w, err := watch(b.server)
 	if err != nil {
@@ -60,7 +60,7 @@ func (b *bench) idle() error {
 	return nil
 }
 
-// addPglead starts one that holds or waits, and finds its three processes.
+// addPglead starts a pglead that holds or waits, and finds its three processes.
 func (l *loafers) addPglead(name, from string, args ...string) error {
 	p, err := l.b.program(slices.Concat(l.b.unix, numbered()), append([]string{l.b.pglead, "run", "--key", key}, args...)...)
 	if err != nil {
@@ -99,7 +99,7 @@ func (l *loafers) addOther(name string, args ...string) {
 	}
 }
 
-// end has all go, waiters first.
+// end ends all, the waiters first.
 func (l *loafers) end() {
 	slices.Reverse(l.started)
 	kill(l.started)

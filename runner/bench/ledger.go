@@ -9,7 +9,7 @@ import (
 )
 
 // installLedger makes a database that remembers runs, and returns its environment.
-// There has been one run, so that no later one is the first of all.
+// It has had one run, so that no later run is the very first.
 func (b *bench) installLedger(at site, database string) (env []string, err error) {
 	if _, err := at.server.Query("postgres", "CREATE DATABASE "+database); err != nil {
 		return nil, err
@@ -27,8 +27,8 @@ func (b *bench) installLedger(at site, database string) (env []string, err error
 	return env, nil
 }
 
-// remembering is the environment of a database of the first server that has a ledger.
-// In the others there is none.
+// remembering is the environment of a database on the first server that has a ledger.
+// The other databases have none.
 func (b *bench) remembering() (env []string, err error) {
 	if b.memorial == nil {
 		b.memorial, err = b.installLedger(b.site, "memorial")
@@ -36,8 +36,8 @@ func (b *bench) remembering() (env []string, err error) {
 	return b.memorial, err
 }
 
-// ledger is what a run and a handover cost more where they are remembered, and a run
-// where it only looks whether they are.
+// ledger measures how much more a run and a handover cost where they are remembered, and a run
+// that only looks whether they are.
 func (b *bench) ledger() error {
 	with, err := b.remembering()
 	if err != nil {
@@ -55,8 +55,8 @@ func (b *bench) ledger() error {
 	return errors.Join(b.ledgerProbe(), b.ledgerHandover(with))
 }
 
-// ledgerProbe is what it takes to find no ledger. A refusal does that too and little
-// else, so that its time varies least.
+// ledgerProbe measures what it takes to find no ledger. A refusal does that and little
+// else, so its time varies least.
 func (b *bench) ledgerProbe() error {
 	release, err := b.holdKey()
 	if err != nil {

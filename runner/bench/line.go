@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// line is a handover in a long line against one between two, in turns.
+// line compares a handover in a long line with one between two, in turns.
 func (b *bench) line() error {
 	long := min(100, b.waiters)
 	at, remove, err := b.guestServer(map[string]string{"max_connections": roomFor(long)})

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Command bench measures pglead beside the least that a C program can do and
-// beside what people use instead, in turns, on one PostgreSQL, and prints a
+// Command bench compares pglead with the least that a C program can do and
+// with what people use instead, in turns, on one PostgreSQL, and prints a
 // table:
 //
 //	go run ./runner/bench
@@ -68,7 +68,7 @@ func main() {
 	}
 }
 
-// parts are what can be measured, in this order.
+// parts are all that can be measured, in this order.
 func parts() []part {
 	return []part{
 		{"pglead", "run", (*bench).uncontended},
@@ -106,7 +106,7 @@ type part struct {
 	run         func(*bench) error
 }
 
-// choose finds the parts that are named, by their own names or their groups'.
+// choose finds the named parts, by their own names or those of their groups.
 func choose(wanted string) ([]part, error) {
 	chosen := map[string]bool{}
 	for name := range strings.SplitSeq(wanted, ",") {
@@ -123,7 +123,7 @@ func choose(wanted string) ([]part, error) {
 	return slices.DeleteFunc(parts(), func(p part) bool { return !chosen[p.name] }), nil
 }
 
-// listed is all that can be chosen.
+// listed names all that can be chosen.
 func listed() string {
 	var groups []string
 	members := map[string][]string{}
@@ -149,7 +149,7 @@ type bench struct {
 
 	charts []chart
 
-	guests    *site    // a server for the guests, once there is one
+	guests    *site    // the guests' server, once there is one
 	memorial  []string // the environment of a database that has a ledger, once there is one
 	takeovers bool     // have their table
 	ends      []func()
@@ -172,7 +172,7 @@ func measure(o options) error {
 	}
 	defer os.RemoveAll(dir)
 	b := &bench{options: o, dir: dir, path: dir + string(os.PathListSeparator) + os.Getenv("PATH")}
-	// What a run leaves behind falls to this process, which counts its time too.
+	// This process inherits what a run leaves behind, and counts its time, too.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become subreaper: %w", err)
 	}
@@ -210,7 +210,7 @@ func (b *bench) build() error {
 	pglead := filepath.Join(b.dir, "pglead")
 	if b.pglead == "" {
 		b.pglead = pglead
-		// Without C's library each of its processes takes 1.5 ms of processor time less.
+		// Without the C library each of its processes takes 1.5 ms less processor time.
 		if err := command("env", "CGO_ENABLED=0", "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", pglead, "."); err != nil {
 			return err
 		}
@@ -248,7 +248,7 @@ func (b *bench) heading() {
 		b.server.Programs.Major, runtime.Version(), strings.Join(strings.Fields(string(load))[:3], " "))
 }
 
-// size is that of the program as it is shipped.
+// size is the size of the program as it is shipped.
 func (b *bench) size() error {
 	info, err := os.Stat(b.pglead)
 	if err != nil {
@@ -258,10 +258,10 @@ func (b *bench) size() error {
 	return nil
 }
 
-// startServer starts a server that a PostgreSQL user would: its settings are
+// startServer starts a server as a PostgreSQL user would: its settings are
 // the defaults, except that no autovacuum comes between two runs. It can be
-// reached in three ways. For a while a first try over TCP waits out the lock-delay,
-// and everywhere unless it has none.
+// reached in three ways. While it is young, a first try waits out the lock-delay,
+// unless that is 0.
 func (b *bench) startServer(settings map[string]string) (at site, remove func(), err error) {
 	port, err := localpg.FreePort()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// spent is what a server and the nodes have been through.
+// spent is what a server and the nodes have spent.
 type spent struct {
 	logins, xids, wal, words, requests float64
 	server, nodes                      time.Duration
@@ -23,24 +23,24 @@ func (s spent) minus(o spent) spent {
 		s.requests - o.requests, s.server - o.server, s.nodes - o.nodes}
 }
 
-// each is one's part of it.
+// each is one n-th of it.
 func (s spent) each(n int) spent {
 	f := float64(n)
 	return spent{s.logins / f, s.xids / f, s.wal / f, s.words / f, s.requests / f,
 		s.server / time.Duration(n), s.nodes / time.Duration(n)}
 }
 
-// meter reads that of one server. It listens on the locks of two keys.
+// meter reads what one server has spent. It listens on the locks of two keys.
 type meter struct {
 	w     watcher
 	at    site
 	words float64
 }
 
-// freeKey is one that nobody holds while it is measured.
+// freeKey is a key that nobody holds while it is measured.
 const freeKey = "8"
 
-// guestMeter is the meter of a server of its own.
+// guestMeter is the meter of a separate server.
 func (b *bench) guestMeter(settings map[string]string) (m *meter, end func(), err error) {
 	at, remove, err := b.guestServer(settings)
 	if err != nil {
@@ -95,7 +95,7 @@ func (m *meter) read() (spent, error) {
 	}, nil
 }
 
-// during is what something takes.
+// during is what do takes.
 func (m *meter) during(do func() error) (spent, error) {
 	before, err := m.read()
 	if err != nil {
@@ -108,7 +108,7 @@ func (m *meter) during(do func() error) (spent, error) {
 	return after.minus(before), err
 }
 
-// hourly is one waiter's part in an hour.
+// hourly is one waiter's share in an hour.
 func (s spent) hourly(n int, of time.Duration) spent {
 	f := float64(time.Hour) / float64(of)
 	s = s.each(n)

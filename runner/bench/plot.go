@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// chart is how something grows with a number, both on logarithmic scales.
+// chart shows how something grows with a number, both on logarithmic scales.
 type chart struct {
 	of, unit  string
 	low, high float64 // of the scale: powers of ten

@@ -13,8 +13,8 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// pooler is a run and a refusal through PgBouncer, in the only way that there is,
-// against those without it.
+// pooler compares a run and a refusal through PgBouncer, in the only way that works,
+// with those without it.
 func (b *bench) pooler() error {
 	dsn, stop, err := b.server.Pooler(localpg.Superuser, map[string]string{
 		"pool_mode": "transaction", "default_pool_size": "30", "idle_transaction_timeout": "0", "query_timeout": "0", // as cmd/README.md has them
@@ -57,7 +57,7 @@ func (b *bench) pooler() error {
 	return nil
 }
 
-// warm has a pooler log in to the server, so often as it will need to: from then on
+// warm makes a pooler log in to the server as often as it will need to: from then on
 // no run does.
 func warm(dsn string, sessions int) error {
 	ctx := context.Background()
@@ -67,7 +67,7 @@ func warm(dsn string, sessions int) error {
 			return err
 		}
 		defer conn.Close(ctx)
-		defer func() { _, _ = conn.Exec(ctx, "COMMIT").ReadAll() }() // a connection in a transaction would not be used again
+		defer func() { _, _ = conn.Exec(ctx, "COMMIT").ReadAll() }() // a connection in a transaction would not be reused
 		if _, err := conn.Exec(ctx, "BEGIN; SELECT 1").ReadAll(); err != nil {
 			return err
 		}

@@ -11,8 +11,8 @@ import (
 	"sync/atomic"
 )
 
-// relay stands before the server and counts what passes, until it is silent: then
-// nothing does, and neither side is told.
+// relay stands in front of the server and counts what passes, until it is silent: then
+// nothing passes, and neither side is told.
 type relay struct {
 	net.Listener
 	server string
@@ -23,22 +23,22 @@ type relay struct {
 	over   chan struct{}
 }
 
-// end lets go of what a silent relay holds.
+// end releases what a silent relay holds.
 func (r *relay) end() {
 	_ = r.Close()
 	close(r.over)
 }
 
-// pass returns when a message may go on: from a silent relay not before its end.
+// pass returns when a message may go on: with a silent relay not before its end.
 func (r *relay) pass() {
 	if r.silent.Load() {
 		<-r.over
 	}
 }
 
-// counts are of one connection, from the end of its login to its goodbye.
+// counts are those of one connection, from the end of its login to its goodbye.
 type counts struct {
-	trips                 int // requests, of however many messages, that were answered
+	trips                 int // requests, each of any number of messages, that were answered
 	there, back           int // messages
 	bytesThere, bytesBack int
 
@@ -55,7 +55,7 @@ func listen(socket, server string) (*relay, error) {
 	return r, nil
 }
 
-// next are the counts of a connection that has ended, one after the other.
+// next returns the counts of a connection that has ended, one after the other.
 func (r *relay) next() counts { return <-r.ended }
 
 func (r *relay) accept() {
@@ -115,8 +115,8 @@ func (r *relay) back(kind byte, size int) {
 	c.open = c.open || kind == ready
 }
 
-// relayMessages passes messages on, as many at a time as have come together.
-// The first of a client has no kind.
+// relayMessages passes messages on, as many at a time as have arrived together.
+// A client's first message has no kind.
 func relayMessages(to io.Writer, from io.Reader, first bool, count func(kind byte, size int)) error {
 	in := bufio.NewReaderSize(from, 1<<16)
 	out := bufio.NewWriterSize(to, 1<<16)

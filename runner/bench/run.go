@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// key is the lock that everything here is about: a number, for programs that don't know
+// key is the lock that everything here uses: a number, for programs that don't know
 // names.
 const key = "7"
 
-// numbered has pglead take the key for a number too.
+// numbered makes pglead take the key for a number, too.
 func numbered() []string { return []string{"PGLEAD_KEY_SCHEME=int"} }
 
-// uncontended is a free lock, and a command that does nothing.
+// uncontended measures a free lock, and a command that does nothing.
 func (b *bench) uncontended() error {
 	f := &field{b: b}
 	for _, way := range []struct {
@@ -53,7 +53,7 @@ func (b *bench) uncontended() error {
 	return nil
 }
 
-// refused is a lock that somebody else holds.
+// refused measures a lock that somebody else holds.
 func (b *bench) refused() error {
 	release, err := b.holdKey()
 	if err != nil {

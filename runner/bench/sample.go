@@ -23,15 +23,15 @@ type sample struct {
 	status int
 }
 
-// process is a program to run: its file, not looked up any more.
+// process is a program to run, with the path of its file.
 type process struct {
 	path  string
 	args  []string
 	env   []string
-	quiet bool // what it says on standard error is no concern
+	quiet bool // its standard error does not matter
 }
 
-// program looks a program up.
+// program looks up a program.
 func (b *bench) program(env []string, args ...string) (process, error) {
 	path := args[0]
 	if !strings.Contains(path, "/") {
@@ -57,7 +57,7 @@ func (b *bench) installed(name string) bool {
 	return err == nil
 }
 
-// start starts a program. Nil is /dev/null.
+// start starts a program. A nil file is /dev/null.
 func (p process) start(stdin, stdout *os.File, more ...*os.File) (*os.Process, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -95,7 +95,7 @@ func succeed(p *os.Process) (*os.ProcessState, error) {
 	return state, err
 }
 
-// output is what a program says that has to succeed.
+// output is the output of a program that has to succeed.
 func (p process) output() (string, error) {
 	cmd := exec.Cmd{Path: p.path, Args: p.args, Env: p.env}
 	out, err := cmd.CombinedOutput()
@@ -105,8 +105,8 @@ func (p process) output() (string, error) {
 	return string(out), err
 }
 
-// time runs a program to its end and beyond, until what it has left behind, at
-// the server too, is gone.
+// time runs a program to its end and beyond, until all that it has left behind, even
+// at the server, is gone.
 func (b *bench) time(p process) (sample, error) {
 	var s sample
 	before, atServer := children(os.Getpid()), b.atServer()
@@ -131,8 +131,8 @@ func (b *bench) time(p process) (sample, error) {
 	return s, err
 }
 
-// atServer begins to measure what the server takes for sessions that begin and end from
-// now on. What it returns waits for their end.
+// atServer starts to measure what the server spends on sessions that begin and end from
+// now on. The function that it returns waits for their end.
 func (b *bench) atServer() func() (time.Duration, error) {
 	base, before := len(children(b.server.PID())), ticks(b.server.PID())
 	return func() (time.Duration, error) {
@@ -146,7 +146,7 @@ func (b *bench) atServer() func() (time.Duration, error) {
 	}
 }
 
-// reap waits for an orphan and says what time it took.
+// reap waits for an orphan and returns the time that it took.
 func reap(pid int) time.Duration {
 	var usage unix.Rusage
 	if _, err := unix.Wait4(pid, nil, 0, &usage); err != nil {
@@ -183,7 +183,7 @@ func ticks(pid int) time.Duration {
 	return time.Duration(user+system) * tick
 }
 
-// processorTime is what a living process has used up to now, to the nanosecond.
+// processorTime is what a living process has used so far, to the nanosecond.
 func processorTime(pid int) time.Duration {
 	var sum time.Duration
 	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
@@ -196,7 +196,7 @@ func processorTime(pid int) time.Duration {
 	return sum
 }
 
-// memory is a process's resident set, and its share of it, in bytes.
+// memory is a process's resident set, and its share of that, in bytes.
 func memory(pid int) (rss, pss float64) {
 	rollup, _ := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
 	for line := range strings.Lines(string(rollup)) {
@@ -233,8 +233,8 @@ func mean(list []time.Duration) time.Duration {
 
 func ms(d time.Duration) string { return fmt.Sprintf("%.2f", float64(d.Microseconds())/1000) }
 
-// ratio is the median of the ratios of what was measured in turns, so that a
-// machine that gets slower makes no difference.
+// ratio is the median of the ratios of what was measured in turns, so that it
+// makes no difference if the machine gets slower.
 func ratio(a, b []time.Duration) float64 {
 	var ratios []float64
 	for i := range min(len(a), len(b)) {

@@ -26,19 +26,19 @@ func withVariable(env []string, name, value string) []string {
 	return append(env, name+"="+value)
 }
 
-// asApp is how the application, no superuser, finds the server.
+// asApp is how the application, not a superuser, finds the server.
 func asApp(s *localpg.Server) string {
 	return strings.Replace(s.DSN("postgres"), "user="+localpg.Superuser, "user=app", 1)
 }
 
-// logins are an application's.
+// logins are those of an application.
 type logins struct {
 	tried, done int
 	times       []time.Duration // of those that were let in
 }
 
-// logIn logs in and out at a steady pace, at most so often, whether or not the logins
-// before are done.
+// logIn logs in and out at a steady pace, at most most times, whether or not the previous
+// logins are done.
 func logIn(ctx context.Context, dsn string, every time.Duration, most int) logins {
 	var l logins
 	var mu sync.Mutex
@@ -73,8 +73,8 @@ func logIn(ctx context.Context, dsn string, every time.Duration, most int) login
 	return l
 }
 
-// connectionSlots is what is left for an application on a small server that many
-// candidates stand by on.
+// connectionSlots measures what is left for an application on a small server on which many
+// candidates stand by.
 func (b *bench) connectionSlots() error {
 	const candidates, places, tries = 40, 12, 30
 	at, remove, err := b.guestServer(map[string]string{"max_connections": strconv.Itoa(places)})

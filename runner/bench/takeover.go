@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// candidate is a pglead that holds a lock or waits for it, and whose command says
-// when it starts and stays until it is killed.
+// candidate is a pglead that holds a lock or waits for it. Its command reports its
+// start and stays until it is killed.
 type candidate struct {
 	process *os.Process
 	out     *os.File
@@ -35,7 +35,7 @@ func (c *candidate) started() (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(line), 10, 64)
 }
 
-// end waits for a pglead that has lost its lock, or sees to that.
+// end waits for the end of a pglead that has lost its lock, or kills it.
 func (c *candidate) end(patience time.Duration) {
 	late := time.AfterFunc(patience, func() { _ = c.process.Kill() })
 	_, _ = c.process.Wait()
@@ -46,7 +46,7 @@ func (c *candidate) end(patience time.Duration) {
 	}
 }
 
-// succession is of candidates, each of which takes over from the one before, so
+// succession is a row of candidates, each of which takes over from the previous one, so
 // that none of them has the luck or the delay of a first try.
 type succession struct {
 	b       *bench
@@ -87,20 +87,20 @@ func (s *succession) stand() (*candidate, error) {
 	return c, err
 }
 
-// through is an environment in which the server is found at another socket.
+// through is an environment in which the server is at another socket.
 func through(env []string, dir string) []string { return withVariable(env, "PGHOST", dir) }
 
-// shorter are flags that let a takeover that waits take seconds.
+// shorter are flags with which a takeover that waits takes only seconds.
 func (b *bench) shorter() []string { return either(b, []string{"--lease", "3s"}, nil) }
 
-// delay is that of a takeover without evidence.
+// delay is the delay of a takeover without evidence.
 func (b *bench) delay() time.Duration { return either(b, 2*time.Second, 10*time.Second) }
 
-// fault strikes the holder and says when.
+// fault strikes the holder and returns the time.
 type fault func(holder *candidate, w watcher) (at int64, err error)
 
-// measure has the fault strike one holder after the other, and returns how long
-// it takes from there to the first instruction of the next one's command.
+// measure makes the fault strike one holder after the other, and returns how long
+// it takes from then to the first instruction of the next holder's command.
 func (s *succession) measure(rounds int, within time.Duration, strike fault) (times []time.Duration, err error) {
 	holder, err := s.stand()
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *succession) measure(rounds int, within time.Duration, strike fault) (ti
 }
 
 func (s *succession) round(holder *candidate, strike fault) (next *candidate, took time.Duration, err error) {
-	w, err := watch(s.b.server) // a new one, since servers end here
+	w, err := watch(s.b.server) // a new connection, since servers end here
 	if err != nil {
 		return nil, 0, err
 	}
@@ -139,7 +139,7 @@ func (s *succession) round(holder *candidate, strike fault) (next *candidate, to
 	if err := w.awaitWaiters(1); err != nil {
 		return next, 0, err
 	}
-	time.Sleep(200 * time.Millisecond) // a standby has been one for longer than its own start takes
+	time.Sleep(200 * time.Millisecond) // the standby has waited for longer than its own start takes
 	struck, err := strike(holder, w)
 	if err != nil {
 		return next, 0, err
@@ -181,7 +181,7 @@ func (b *bench) printTakeover(what string, times []time.Duration, most time.Dura
 	b.goal(what+" → next command, p50", quantile(times, .5).Seconds(), most.Seconds(), " s")
 }
 
-// terminated is the end of a session by its administrator.
+// terminated measures the end of a session by an administrator.
 func (b *bench) terminated() error {
 	strike := func(_ *candidate, w watcher) (int64, error) {
 		backend, err := w.backend(holding)
@@ -198,8 +198,8 @@ func (b *bench) terminated() error {
 	return b.takeover(&succession{b: b, env: b.unix}, ending{"`pg_terminate_backend` of the holder", 100, time.Minute, 100 * time.Millisecond, strike})
 }
 
-// sigkill is the death of pglead, whose guard lives on. With TLS the guard can say
-// nothing on the connection.
+// sigkill measures the death of pglead, whose guard lives on. With TLS the guard can't
+// send anything on the connection.
 func (b *bench) sigkill() error {
 	strike := func(holder *candidate, _ watcher) (int64, error) {
 		guards := children(holder.process.Pid)
@@ -229,8 +229,8 @@ func (b *bench) sigkill() error {
 	return nil
 }
 
-// restart is a fast shutdown of the server, and its start at once. After it first
-// tries on this server wait out the lock-delay, so it comes last.
+// restart measures a fast shutdown of the server, and its immediate start. After it first
+// tries on this server wait for the lock-delay, so it comes last.
 func (b *bench) restart() error {
 	with, err := b.remembering()
 	if err != nil {
@@ -250,8 +250,8 @@ func (b *bench) restart() error {
 	return nil
 }
 
-// restartBeside restarts the server beside a holder and a waiter, and returns the times
-// from there and from when it is up again.
+// restartBeside restarts the server while there is a holder and a waiter. It returns the times
+// from then and from when it is up again.
 func (b *bench) restartBeside(env []string) (times, since []time.Duration, err error) {
 	s := &succession{b: b, env: env}
 	times, err = s.measure(either(b, 1, 7), either(b, time.Second, 90*time.Second), func(*candidate, watcher) (int64, error) {
@@ -269,7 +269,7 @@ func (b *bench) restartBeside(env []string) (times, since []time.Duration, err e
 	return times, since, nil
 }
 
-// cutOff is a network that has gone silent in both directions for the holder alone.
+// cutOff measures a network that goes silent in both directions for the holder alone.
 // Server and holder each find out by themselves.
 func (b *bench) cutOff() error {
 	lease := either(b, 3*time.Second, 15*time.Second)

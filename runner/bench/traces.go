@@ -22,11 +22,11 @@ import (
 // seen is what pg_stat_activity shows of one kind of session.
 type seen struct {
 	samples, busy, xmin int
-	longest             float64 // that a statement or transaction has been going on, in seconds
+	longest             float64 // that a statement or transaction has lasted, in seconds
 	events              map[string]int
 }
 
-// activity is what an administrator sees of holders and waiters.
+// activity measures what an administrator sees of holders and waiters.
 func (b *bench) activity() error {
 	at, err := b.guestSite()
 	if err != nil {
@@ -93,14 +93,14 @@ func (w watcher) look(holder int, kinds map[string]*seen) error {
 	return nil
 }
 
-// logged is what the server has written to its log since it was this long.
+// logged is what the server has written to its log since that had the length since.
 func (at site) logged(since int) ([]byte, error) {
 	text, err := os.ReadFile(at.server.LogPath())
 	return text[min(since, len(text)):], err
 }
 
-// serverLog is what the server writes of waiters, while an application
-// listens and notifies on a channel of its own.
+// serverLog measures what the server writes about waiters, while an application
+// listens and notifies on its own channel.
 func (b *bench) serverLog() error {
 	at, err := b.guestSite()
 	if err != nil {
@@ -138,7 +138,7 @@ func (b *bench) serverLog() error {
 	return nil
 }
 
-// statements is how many texts pg_stat_statements has of many runs. Each place
+// statements counts the texts that pg_stat_statements has of many runs. Each place
 // there that pglead takes pushes out one of the application's.
 func (b *bench) statements() error {
 	at, err := b.guestSite()
@@ -180,14 +180,14 @@ func (b *bench) statements() error {
 	return nil
 }
 
-// runMany runs commands, four at a time, of which each four have one of so many
-// keys, as far as it comes in three minutes.
+// runMany runs commands, four at a time. Each four have one of so many keys. It stops
+// after three minutes.
 func (b *bench) runMany(at site, runs, keys int) (done int, slowest time.Duration, err error) {
 	next := make(chan int)
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	run := func(i int) {
-		// What a waiter asks is the same however long it holds a lock that came free unheard.
+		// A waiter asks the same however long it holds a lock that came free unheard.
 		args := slices.Concat([]string{b.pglead, "run", "--wait", "5m", "--lock-delay", "0.1", "--key", strconv.Itoa(i/4%keys + 1)}, b.shorter(), []string{"--", "true"})
 		began := time.Now()
 		p, failed := b.program(slices.Concat(at.unix, numbered()), args...)

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// roundTrips are counted on the wire, by a relay before the server.
+// roundTrips counts them on the wire, by a relay in front of the server.
 func (b *bench) roundTrips() error {
 	dir, err := os.MkdirTemp(b.dir, "relay")
 	if err != nil {

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package boottime reads the clock that leases are measured with: one that
-// goes on while the machine is suspended and that nobody can set.
+// Package boottime reads the clock that leases are measured with, which goes on
+// while the machine is suspended and which nobody can set.
 package boottime
 
 import (
@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Instant is a moment on that clock, in nanoseconds since the machine was started. It is
-// a type of its own, so that a moment and a length of time can't be taken for each other.
+// Instant is a moment on that clock, in nanoseconds since the machine was started. It has
+// its own type, so that a moment and a duration can't be taken for each other.
 type Instant int64
 
 // Now is the present moment.

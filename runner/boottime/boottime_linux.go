@@ -12,11 +12,11 @@ import (
 // (clock_gettime(2)).
 const clock = unix.CLOCK_BOOTTIME
 
-// Timer waits for an instant of the clock, asleep or not: if that passes while the
-// machine is suspended, until it isn't any more.
+// Timer waits for an instant of the clock, awake or asleep. If that instant passes while the
+// machine is suspended, it fires on resume.
 //
-// It is a file to Go's runtime, and none of its timers: before each of those it
-// wakes a thread of its own (sysmon), which then looks every 20 µs whether there
+// To Go's runtime it is a file, not a timer: before each of its own timers the runtime
+// wakes a thread (sysmon), which then checks every 20 µs whether there
 // is anything to do. For a process that does a little every few seconds that was half
 // of the processor time.
 type Timer struct{ file *os.File }
@@ -30,8 +30,8 @@ func NewTimer() (Timer, error) {
 	return Timer{os.NewFile(uintptr(fd), "timer")}, nil
 }
 
-// Set has the timer fire when the clock shows at, and no more at what was set
-// before.
+// Set makes the timer fire when the clock shows at, and no longer at the time that was
+// set before.
 func (t Timer) Set(at Instant) error {
 	raw, err := t.file.SyscallConn()
 	if err != nil {

@@ -25,8 +25,8 @@ func NewTimer() (Timer, error) {
 	return Timer{timer, make(chan struct{})}, nil
 }
 
-// Set has the timer fire when the clock shows at, and no more at what was set
-// before.
+// Set makes the timer fire when the clock shows at, and no longer at the time that was
+// set before.
 func (t Timer) Set(at Instant) error {
 	t.timer.Reset(max(0, Until(at)))
 	return nil

@@ -1,18 +1,18 @@
-// Package checkup is the form of what pglead doctor finds. Package doctor examines
-// the server and package child the machine, and child doesn't know doctor.
+// Package checkup defines what pglead doctor reports. Package doctor examines
+// the server and package child the machine, and child doesn't import doctor.
 package checkup
 
 import "fmt"
 
-// Status is how bad a finding is.
+// Status says how bad a finding is.
 type Status string
 
 // The statuses, from good to bad.
 const (
 	OK      Status = "ok"   // as it should be
 	Note    Status = "note" // something to know that needs no action
-	Warning Status = "warn" // it may be in the way of a lock, but not of the promise
-	Fail    Status = "fail" // the promise can't be kept with it, or no lock taken
+	Warning Status = "warn" // it may hinder locking, but not break the promise
+	Fail    Status = "fail" // with it the promise can't be kept, or no lock taken
 )
 
 // Check is a line of the checklist.
@@ -33,12 +33,12 @@ func Notef(advice, format string, args ...any) Check {
 	return Check{Status: Note, Advice: advice, Seen: fmt.Sprintf(format, args...)}
 }
 
-// Warningf is a finding with what to do about it.
+// Warningf is a finding with advice what to do about it.
 func Warningf(advice, format string, args ...any) Check {
 	return Check{Status: Warning, Advice: advice, Seen: fmt.Sprintf(format, args...)}
 }
 
-// Failf is a finding with what has to be done about it.
+// Failf is a finding with advice what has to be done about it.
 func Failf(advice, format string, args ...any) Check {
 	return Check{Status: Fail, Advice: advice, Seen: fmt.Sprintf(format, args...)}
 }

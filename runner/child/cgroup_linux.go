@@ -10,8 +10,8 @@ import (
 )
 
 // If this process may make a control group (as root, or in a subtree that was delegated
-// to the user), the command gets one of its own below pglead's. Its cgroup.kill kills
-// everything in it at one stroke: faster than rounds, faster than a fork bomb, and
+// to the user), the command gets its own group below pglead's. Its cgroup.kill kills
+// everything in it at once: faster than rounds, faster than a fork bomb, and
 // setuid programs too. If the command moves a process elsewhere, that is still a
 // descendant, and the rounds kill it.
 // https://docs.kernel.org/admin-guide/cgroup-v2.html#core-interface-files
@@ -46,7 +46,7 @@ func ownCgroup() string {
 // newCgroup names a group that a guard may make below pglead's own. The name is random, so
 // that it is never another guard's group, whose command would be killed. A process number
 // would not do: in another PID namespace that shares pglead's group, another guard may
-// have the same.
+// have the same number.
 func newCgroup(own string) string {
 	if own == "" {
 		return ""
@@ -71,7 +71,7 @@ func makeCgroup(group string) *os.File {
 	return dir
 }
 
-// setCgroup has the kernel start the command in a control group.
+// setCgroup makes the kernel start the command in a control group.
 func setCgroup(attr *syscall.SysProcAttr, dir *os.File) {
 	attr.UseCgroupFD, attr.CgroupFD = true, int(dir.Fd())
 }

@@ -2,7 +2,7 @@
 // kills it together with everything that it started.
 //
 // There are three processes: pglead, the guard, and the command. The guard is
-// pglead's own program, executed once more. It kills the tree at the deadline that
+// pglead's own program, executed once more. It kills the tree at the deadline, which
 // pglead keeps renewing. If pglead ends first, the guard goes on until the tree is dead
 // and reaped, so it makes no difference how pglead ends or is stopped. If the guard is
 // killed, the kernel kills the command (PR_SET_PDEATHSIG), and pglead inherits the
@@ -38,15 +38,15 @@ type Config struct {
 
 	// GuardPatience is how long the guard may take to end the tree when the lock is lost.
 	// After that this process kills the guard, and with it the command, and ends the rest
-	// of the tree itself. 0 stands for killPatience.
+	// of the tree itself. 0 means killPatience.
 	GuardPatience time.Duration
 
 	// WaitForLeftovers lets processes that outlive the command go on. The child ends
 	// with the last of them.
 	WaitForLeftovers bool
 
-	// Release is what the guard writes to the socket when the tree is dead, if this
-	// process is gone by then. With ReleaseEndsSession it ends the connection, and the
+	// Release is what the guard writes to the socket when the tree is dead and this
+	// process is gone. With ReleaseEndsSession it ends the connection, and the
 	// guard also writes it after the deadline has passed.
 	Release            []byte
 	ReleaseEndsSession bool
@@ -72,11 +72,11 @@ type Child struct {
 	done   chan struct{}
 	result Result
 
-	excused atomic.Bool // the guard has said what it can't kill, so it must not be killed for being late
+	excused atomic.Bool // the guard has said what it can't kill, so pglead must not kill it for being late
 
 	mu      sync.Mutex
 	orders  orderState
-	renewed boottime.Instant // the last deadline that the guard was sent
+	renewed boottime.Instant // the last deadline that was sent to the guard
 }
 
 // Result is how a child ended.
@@ -114,7 +114,7 @@ func (c *Child) Done() <-chan struct{} { return c.done }
 // Result says how it ended. It may be called after Done.
 func (c *Child) Result() Result { return c.result }
 
-// listen turns what the guard says into events, and its end into Done.
+// listen turns the guard's messages into events, and its end into Done.
 func (c *Child) listen() {
 	for {
 		k, body, err := readMessage(c.guard.control)
@@ -161,8 +161,8 @@ func (c *Child) tell(e Event) {
 // Signal sends a signal to the command itself.
 func (c *Child) Signal(sig unix.Signal) { c.order(msgSignal, int64(sig)) }
 
-// killPatience is how long the guard may take after an order to kill. It says after
-// unkillableAfter if it can't.
+// killPatience is how long the guard may take after an order to kill. If it can't kill,
+// it says so after unkillableAfter.
 const killPatience = 2 * unkillableAfter
 
 // Kill kills the tree.
@@ -190,7 +190,7 @@ func (c *Child) TellLost() {
 }
 
 // order gives the guard an order. It returns false if the command is dead and the guard
-// may have another one.
+// may have another command.
 func (c *Child) order(k kind, n int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,7 +211,7 @@ func (c *Child) killGuard() {
 
 // renewalStep is how far a deadline has to move before it is sent. Every answer of the
 // server moves it, thousands of times a second if a session works on many items. The
-// guard reads the pipe once in a deadline, and the pipe must not fill up before: it has
+// guard empties the pipe once in a deadline, and it must not fill up before: it has
 // room for 8,192 deadlines, or for 512 if the user has many pipes (pipe(7)).
 const renewalStep = 250 * time.Millisecond
 

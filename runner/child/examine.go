@@ -14,7 +14,7 @@ import (
 	"github.com/pglead/pglead/runner/checkup"
 )
 
-// Examine checks what a guard needs of this machine, and tries one.
+// Examine checks what a guard needs from this machine, and tries one.
 func Examine() []checkup.Check {
 	var list []checkup.Check
 	add := func(name string, check checkup.Check) {
@@ -40,9 +40,9 @@ func Examine() []checkup.Check {
 // guardTrial is how long the trial's processes may take on a busy machine.
 const guardTrial = 10 * time.Second
 
-// tryGuard has a guard run a command that leaves a daemon behind. The guard has to find
+// tryGuard makes a guard run a command that leaves a daemon behind. The guard has to find
 // and end the daemon, for which it needs the subreaper. To start, it needs the death
-// signal, the timer of the boot time clock and a second process.
+// signal, the boot time clock's timer and a second process.
 func tryGuard() checkup.Check {
 	const advice = "pglead starts no command without its guard: does a sandbox (seccomp, a container's policy) or a limit on processes forbid it?"
 	shell, err := Lookup("sh")
@@ -71,7 +71,7 @@ func tryGuard() checkup.Check {
 	for drained := false; !drained; {
 		select {
 		case e := <-c.Events():
-			found = found || e.Leftovers != "" // on a busy machine it may still be the shell, and not sleep yet
+			found = found || e.Leftovers != "" // on a busy machine it may still be the shell, not yet sleep
 		default:
 			drained = true
 		}

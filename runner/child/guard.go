@@ -20,7 +20,7 @@ import (
 // Guard is a guard process as pglead sees it: its number, the socket pair for orders
 // and answers, and the pipe for new deadlines. It has no command, or one (a Child), or
 // several, one after the other (Config.KeepGuard). It is started ahead of time, so that
-// nobody waits for it between the grant of the lock and the command.
+// the command need not wait for it once the lock is granted.
 type Guard struct {
 	guards  *Guards
 	pid     int
@@ -31,7 +31,7 @@ type Guard struct {
 	renewals int     // this end of the pipe, or -1
 	unsent   []order // orders that the socket had no room for
 	sending  bool    // sendRest runs
-	gone     bool    // the guard is reaped: pid may be another process's
+	gone     bool    // the guard is reaped: another process may have its pid
 }
 
 // order tells the guard what to do.
@@ -41,7 +41,7 @@ type order struct {
 }
 
 // execute executes this program as the guard. Besides the standard descriptors the
-// guard gets three, at numbers that are free: descriptors that the user passes on
+// guard gets three, at free numbers: descriptors that the user passes on
 // (3<file) reach the command.
 func (g *Guard) execute(socket syscall.Conn) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
@@ -88,8 +88,8 @@ func (g *Guard) execute(socket syscall.Conn) error {
 	return err
 }
 
-// Close ends a guard that has no command. It hangs up, and kills, since a guard that is
-// stopped doesn't notice the first.
+// Close ends a guard that has no command. It hangs up, and also kills, since a stopped
+// guard doesn't notice a hang-up.
 func (g *Guard) Close() {
 	g.hangUp()
 	g.kill()
@@ -100,7 +100,7 @@ func (g *Guard) Close() {
 // send gives the guard an order. It never blocks: the guard may be stopped, and this
 // process has to go on, to notice that the lock is lost. If the socket has no room, the
 // order is sent later and, like a pending signal, only once. If writing fails for another
-// reason, the guard is dead or done, and Child.listen is about to find out.
+// reason, the guard is dead or done, and Child.listen will soon find out.
 func (g *Guard) send(o order) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -142,7 +142,7 @@ func (g *Guard) sendRest() {
 	}
 }
 
-// renew puts a new deadline into the pipe, and says whether it could.
+// renew puts a new deadline into the pipe, and says whether it did.
 func (g *Guard) renew(deadline boottime.Instant) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -23,11 +23,11 @@ const guardName = "lease-guard"
 // cgroupVariable names the command's control group in the guard's environment.
 const cgroupVariable = "CGROUP"
 
-// slackVariable has the timer slack of the command's first thread.
+// slackVariable names the timer slack of the command's first thread.
 const slackVariable = "SLACK"
 
 // init is the guard's main function. Go initialises packages in the order of their paths,
-// as far as their imports allow. So net, regexp and most of what pglead alone needs are
+// as far as their imports allow. So net, regexp and most of what only pglead needs are
 // not set up yet, and never will be. That saves a fifth of the guard's memory and of its
 // start, for which the command waits. So this package must not import them
 // (TestGuardStartsEarly).
@@ -47,8 +47,8 @@ func init() { //nolint:gochecknoinits // see above
 	if err1 != nil || err2 != nil || err3 != nil {
 		syscall.Exit(70)
 	}
-	setThreadName(guardName)           // which is the process's, too
-	setSlack(os.Getenv(slackVariable)) // of this thread, and so the command's
+	setThreadName(guardName)           // also the process's name
+	setSlack(os.Getenv(slackVariable)) // this thread's slack, and so the command's
 	g, err := newGuardProcess(control, renewals, socket, os.Getenv(cgroupVariable))
 	for again := err == nil; again; {
 		again = g.start() == nil && g.watch()
@@ -63,9 +63,9 @@ type guardProcess struct {
 	fd       int       // this end of the socket pair
 	control  io.Writer // writes to fd
 	renewals int       // the pipe with new deadlines
-	socket   int       // a duplicate of the lock's, or -1
+	socket   int       // a duplicate of the lock's socket, or -1
 
-	// What watch waits for, from listen on:
+	// What watch waits for, once listen has started:
 	messages chan message
 	children chan os.Signal
 	timer    boottime.Timer  // for turn.deadline, and then for turn.killAt
@@ -73,11 +73,11 @@ type guardProcess struct {
 	hungUp   <-chan struct{} // the server has closed the socket
 
 	// The control group of its commands. A command that ends leaves it empty, or else the
-	// guard ends, too. To make it and to remove it would take as long as a quarter of a fork.
+	// guard ends, too. To make and remove it for each would take as long as a quarter of a fork.
 	cgroup    string   // or empty
 	cgroupDir *os.File // or nil
 
-	resetStop func() // gives SIGTSTP the action that the command is to inherit
+	resetStop func() // gives SIGTSTP the action that the command should inherit
 	apart     bool   // it has left pglead's session
 	orphaned  bool   // pglead is gone
 
@@ -85,7 +85,7 @@ type guardProcess struct {
 }
 
 // turn is what a guard knows of one command and its tree. Each command has a new turn, so
-// nothing of the command before is left.
+// nothing of the previous command is left.
 type turn struct {
 	req    startRequest
 	report doneReport
@@ -101,7 +101,7 @@ type turn struct {
 	deadline boottime.Instant // the last one that was read
 	killAt   boottime.Instant // the end of the phase terminating
 
-	// Its kill, in rounds (killRound):
+	// Its kill, round by round (killRound):
 	killedAt           time.Time // when the phase began
 	retry              <-chan time.Time
 	rounds             int
@@ -114,7 +114,7 @@ type message struct {
 }
 
 // newGuardProcess makes this process a guard. cgroup is the control group that it makes
-// for its commands if it may, or empty. It is ready before there is a request.
+// for its commands if it may, or empty. That is done before there is a request.
 func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProcess, error) {
 	unix.CloseOnExec(control)
 	unix.CloseOnExec(renewals)
@@ -125,7 +125,7 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
 	// A signal may go to the whole group, session or control group: pglead acts on it.
-	// In the command its action is the one that pglead was started with.
+	// The command gets the action that pglead was started with.
 	discardSignals()
 	g := &guardProcess{
 		fd:       control,
@@ -151,7 +151,7 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 func newTurn() turn { return turn{pidfd: -1, report: doneReport{Ending: Exited}} }
 
 // watch returns when the command and all that it started are dead and reaped. It says
-// whether the guard can have another command. It can't if it had to listen, or if a signal
+// whether the guard can have another command: it can't if it had to listen, or if a signal
 // ended the command.
 func (g *guardProcess) watch() (again bool) {
 	brief := g.firstInstants()
@@ -159,7 +159,7 @@ func (g *guardProcess) watch() (again bool) {
 		brief = false
 		g.listen()
 	}
-	for !g.reap() { // also for a child that died before listen, which no signal tells
+	for !g.reap() { // also for a child that died before listen, so that no signal came
 		if g.phase == killing {
 			g.killRound()
 		}
@@ -241,7 +241,7 @@ func (g *guardProcess) obey(m message) {
 	}
 }
 
-// readRenewals empties the pipe of renewals. The last one becomes the deadline.
+// readRenewals empties the pipe of renewals. The last renewal becomes the deadline.
 func (g *guardProcess) readRenewals() {
 	var deadlines [512]byte
 	for {
@@ -258,7 +258,7 @@ func (g *guardProcess) readRenewals() {
 
 // tell sends pglead a message that it can do without. If pglead is stopped and its socket
 // full, tell drops the message: the guard has to go on, to notice that the deadline has
-// passed. A write deadline of Go's would not do: on a busy machine it may pass before
+// passed. Go's write deadlines would not do: on a busy machine a deadline may pass before
 // the write begins.
 func (g *guardProcess) tell(k kind, body []byte) {
 	_ = writeMessage(blocking{g.fd}, k, body) // listen has made the descriptor non-blocking

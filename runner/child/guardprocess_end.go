@@ -36,7 +36,7 @@ const (
 	killing
 )
 
-// stage is what has become of the command itself, in any phase of the tree.
+// stage is what has become of the command itself, in any phase of its tree.
 //
 //	commandAlive   → commandDead     it is reaped
 //	commandDead    → leftoversTold   leftoverPatience later: what is left gets SIGTERM
@@ -76,8 +76,8 @@ func (g *guardProcess) checkTime() {
 }
 
 // terminate ends the tree because the lock is lost, or may be. With a grace the command
-// gets SIGTERM first, and all get SIGKILL when the grace is over. However long the grace
-// is, it ends before the server's lease does: then somebody else may get the lock.
+// gets SIGTERM first, and the whole tree gets SIGKILL when the grace is over. However long the
+// grace is, it ends before the server's lease, after which somebody else may get the lock.
 func (g *guardProcess) terminate(why Ending) {
 	if g.phase != running {
 		return
@@ -131,7 +131,7 @@ func (g *guardProcess) signal(sig unix.Signal) {
 	}
 }
 
-// reap collects dead children. It says whether no child is left, dead or alive.
+// reap collects dead children. It returns true if no child is left, dead or alive.
 func (g *guardProcess) reap() bool {
 	for {
 		var status unix.WaitStatus
@@ -161,8 +161,8 @@ func (g *guardProcess) reap() bool {
 }
 
 // endStage deals with processes that outlive the command. It asks the kernel whether there
-// are any (reap): reading the process table takes a while, so it misses processes that
-// fork and exit all the time.
+// are any (reap): reading the process table takes a while, and so would miss processes
+// that fork and exit all the time.
 func (g *guardProcess) endStage() {
 	g.leftovers = nil
 	switch {
@@ -181,7 +181,7 @@ func (g *guardProcess) endStage() {
 	}
 }
 
-// leaveSocket gives back the lock, or ends the connection, if pglead may not be there to
+// leaveSocket gives back the lock, or ends the connection, in case pglead is not there to
 // do that. It is called when the tree is dead.
 func (g *guardProcess) leaveSocket() {
 	may := len(g.req.Release) > 0
@@ -193,21 +193,21 @@ func (g *guardProcess) leaveSocket() {
 			g.drainSocket()
 		}
 	case g.report.Ending == LeaseOver:
-		// pglead is stopped, or the server is silent. linger ends the connection: an end
-		// now, without a word, would come too early for the waiters in line. They see only
-		// later that the holder was silent for long enough.
+		// pglead is stopped, or the server is silent. linger ends the connection: ending it
+		// now, without a message, would be too early for the waiters in line. Only later do they
+		// see that the holder was silent for long enough.
 		if g.req.ReleaseEndsSession && may {
 			g.sendRelease()
 		}
 	case g.report.Ending != Exited && g.report.Ending != Killed:
 		// pglead is dead, or it is stopped and its own descriptor would keep the
-		// connection, and the lock, alive for nothing.
+		// connection, and the lock, alive without need.
 		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
 }
 
 // linger ends the connection of a pglead that may be stopped, unless the server or
-// pglead ends it before. The report to pglead is written by then.
+// pglead ends it earlier. By then the report to pglead is written.
 func (g *guardProcess) linger() {
 	if g.socket < 0 || g.report.Ending != LeaseOver {
 		return

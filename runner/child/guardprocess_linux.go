@@ -23,22 +23,22 @@ func selfExe() string {
 	return path
 }
 
-// setThreadName changes what pkill and killall match, if the calling thread is
-// the process's first (PR_SET_NAME(2const)).
+// setThreadName changes what pkill and killall match, if the calling thread is the
+// first of the process (PR_SET_NAME(2const)).
 func setThreadName(name string) {
 	if terminated, err := unix.BytePtrFromString(name); err == nil {
 		_, _, _ = unix.RawSyscall(unix.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(terminated)), 0)
 	}
 }
 
-// guardSlack is by how much a timer of the guard's other threads may be late. Go's runtime
-// has a thread (sysmon) that looks after a busy process every 20 µs, and with Linux's own
+// guardSlack is how late a timer of the guard's other threads may be. Go's runtime
+// has a thread (sysmon) that checks a busy process every 20 µs, and with Linux's own
 // slack every 75. Here that took 90 µs of processor time for each brief command. No other
-// timer of the guard's needs more: its deadlines have timers of their own (boottime.Timer).
+// timer of the guard needs more precision: its deadlines have their own (boottime.Timer).
 const guardSlack = time.Millisecond
 
 // loosenTimers sets the calling thread's slack to guardSlack, for a process that it starts,
-// whose threads all inherit it (PR_SET_TIMERSLACK(2const)). It returns the slack before.
+// whose threads all inherit it (PR_SET_TIMERSLACK(2const)). It returns the previous slack.
 func loosenTimers() (before string, restore func()) {
 	runtime.LockOSThread()
 	slack, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
@@ -63,7 +63,7 @@ func setSlack(slack string) {
 const serverHungUp = unix.POLLRDHUP
 
 // firstInstants waits, for 20 ms at most, until the command is dead or the guard has
-// something else to do. It says whether the command is dead and there is nothing else.
+// something else to do. brief says that the command is dead and nothing else happened.
 // Many commands end before listen could have started its goroutines, and a longer command
 // loses nothing.
 func (g *guardProcess) firstInstants() (brief bool) {
@@ -75,7 +75,7 @@ func (g *guardProcess) firstInstants() (brief bool) {
 	fds := []unix.PollFd{
 		{Fd: int32(g.pidfd), Events: unix.POLLIN},
 		{Fd: int32(g.fd), Events: unix.POLLIN},
-		{Fd: int32(g.socket), Events: serverHungUp}, // poll(2) leaves a -1 out
+		{Fd: int32(g.socket), Events: serverHungUp}, // poll(2) skips a -1
 	}
 	n, err := unix.Poll(fds, int(max(0, min(most, boottime.Until(g.deadline))).Milliseconds()))
 	return err == nil && n == 1 && fds[0].Revents != 0
@@ -84,7 +84,7 @@ func (g *guardProcess) firstInstants() (brief bool) {
 // closed says whether the other end has closed the connection.
 func closed(socket int) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(socket), Events: serverHungUp}}, 0)
-	return err == nil && n > 0 // a -1 is left out
+	return err == nil && n > 0 // a -1 is skipped
 }
 
 // hangup closes the channel that it returns when the other end has closed the

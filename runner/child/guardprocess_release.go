@@ -10,8 +10,8 @@ import (
 const releaseMost = time.Second
 
 // sendRelease gives the lock back for a pglead that is gone or stopped. It tells the
-// waiters that the tree is dead, so that they don't wait until it must be. If the session
-// ends with the release, sendRelease ends this direction of the connection.
+// waiters that the tree is dead, so that they need not wait until it is certain to be. If the
+// session ends with the release, sendRelease ends this direction of the connection.
 func (g *guardProcess) sendRelease() {
 	deadline := time.Now().Add(releaseMost)
 	for left := g.req.Release; len(left) > 0; {

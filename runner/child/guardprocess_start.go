@@ -15,7 +15,7 @@ import (
 //
 // Until the start the guard is in pglead's process group. The command starts there, too:
 // in a group of its own it could not read from the terminal, and Ctrl-Z would not stop
-// it. A guard that is to have several commands leaves the group before, and gives each
+// it. A guard for several commands leaves the group first, and gives each
 // command a group of its own, so that a signal to one's group reaches no other.
 func (g *guardProcess) start() (err error) {
 	if err := g.receive(); err != nil {
@@ -23,7 +23,7 @@ func (g *guardProcess) start() (err error) {
 		return err
 	}
 	if boottime.Now() >= g.deadline || closed(g.socket) {
-		// pglead or this process was stopped or slow, and somebody else may have the lock.
+		// pglead or this process was stopped or slow, and another process may have the lock.
 		return g.refuse(tooLate, 0, ErrTooLate)
 	}
 	if g.req.KeepGuard {
@@ -50,7 +50,7 @@ func (g *guardProcess) start() (err error) {
 	return nil
 }
 
-// receive takes a request, and begins a new turn if it is not the first one.
+// receive takes a request, and begins a new turn unless it is the first one.
 func (g *guardProcess) receive() error {
 	k, body, err := readMessage(blocking{g.fd})
 	if err != nil || k != msgStart {
@@ -62,7 +62,7 @@ func (g *guardProcess) receive() error {
 	}
 	if g.pid != 0 {
 		g.turn = newTurn()
-		g.readRenewals() // they are for a command that is dead
+		g.readRenewals() // they are for a dead command
 	}
 	g.req, g.deadline = req, req.Deadline
 	return g.timer.Set(g.deadline)
@@ -90,7 +90,7 @@ func (g *guardProcess) leave() error {
 	return nil
 }
 
-// attributes are the command's, for its start.
+// attributes are those for the start of the command.
 func (g *guardProcess) attributes() *syscall.SysProcAttr {
 	attr := commandAttributes(&g.pidfd)
 	attr.Setpgid = g.req.KeepGuard

@@ -14,7 +14,7 @@ import (
 // Guards starts guards. When a guard is killed, the processes below it become this
 // process's children, and Guards ends them.
 type Guards struct {
-	// Stdin is the commands' standard input; nil stands for this process's own.
+	// Stdin is the commands' standard input; nil means this process's own.
 	Stdin *os.File
 
 	cgroup   func() string // this process's control group
@@ -23,7 +23,7 @@ type Guards struct {
 	// mu is held from a guard's start until it is on the list, and during a search for
 	// orphans: otherwise a new guard would look like one.
 	mu     sync.Mutex
-	before []int // children from before the first guard
+	before []int // children that are older than the first guard
 	pids   []int // of the guards
 }
 
@@ -42,7 +42,7 @@ func NewGuards() (*Guards, error) {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
 	gs := &Guards{before: children(), cgroup: sync.OnceValue(ownCgroup), reusable: sync.OnceValue(noTerminal)}
-	go gs.cgroup() // while the connection is made
+	go gs.cgroup() // in parallel with the connection
 	return gs, nil
 }
 
@@ -62,7 +62,7 @@ func (gs *Guards) Start(socket syscall.Conn) (*Guard, error) {
 	return g, nil
 }
 
-// stdin is the descriptor of the commands' standard input.
+// stdin is the descriptor for the commands' standard input.
 func (gs *Guards) stdin() uintptr {
 	if gs.Stdin == nil {
 		return 0
@@ -74,7 +74,7 @@ func (gs *Guards) stdin() uintptr {
 // holds mu.
 func (gs *Guards) ownChildren() []int { return slices.Concat(gs.before, gs.pids) }
 
-// forget takes a guard that is dead and reaped off the list.
+// forget removes a dead and reaped guard from the list.
 func (gs *Guards) forget(guard int) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
@@ -130,7 +130,7 @@ func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int
 }
 
 // killOrphans sends SIGKILL to all that dead guards have left behind, and returns what
-// is not reaped yet. It stops a stubborn tree first.
+// is not reaped yet. It first stops a tree that is stubborn.
 func (gs *Guards) killOrphans(stubborn bool) (left []int) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()

@@ -80,8 +80,8 @@ func executable(file string) (there bool, err error) {
 	return true, unix.Faccessat(unix.AT_FDCWD, file, unix.X_OK, unix.AT_EACCESS)
 }
 
-// interpreted returns an error for a script whose interpreter is missing. exec would say
-// that the script is missing, which misleads.
+// interpreted returns an error for a script whose interpreter is missing. exec's error
+// would say that the script is missing, which misleads.
 func interpreted(file string) error {
 	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil { // a file that can be executed need not be readable

@@ -26,7 +26,7 @@ func children() []int {
 	return pids
 }
 
-// processes asks ps, which is POSIX. Each system's kernel interface is different.
+// processes asks ps, which is POSIX: the kernel interfaces differ between systems.
 func processes() []process {
 	ps := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "comm=")
 	out, err := ps.Output()
@@ -61,7 +61,7 @@ func remains(skip []int) []process { return descendants(skip) }
 
 func tracer(int) int { return 0 }
 
-// signalDescendant may hit another process that got the number meanwhile: there are no
+// signalDescendant may hit another process that got the number in the meantime: there are no
 // pidfds here.
 func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }
 

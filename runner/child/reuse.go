@@ -1,11 +1,11 @@
 package child
 
 // A guard can have several commands, one after the other, since its own start takes longer
-// than a brief command: pglead each would need 2.3 times the time for each `true`, and 3.6
-// times with -P 4, where all wait for the processors.
+// than a brief command: without that, pglead each would need 2.3 times the time for each
+// `true`, and 3.6 times with -P 4, where all wait for the processors.
 //
-// It is the command before that decides. Only a guard that has done nothing but to start a
-// command and to reap it goes on, so that nothing is left that could touch the next one:
+// The previous command decides. A guard goes on only if it has done nothing but start a
+// command and reap it, so that nothing is left that could touch the next one:
 //
 //	guardProcess.firstInstants   the command was dead within 20 ms, and nothing else happened
 //	guardProcess.watch           it exited, and nothing of it is left; the report says Ready
@@ -42,7 +42,7 @@ func (c *Child) handOn() bool {
 // Guard is the guard if it is ready for another command, or nil. It is ready with
 // Config.KeepGuard, if the command ended by itself within an instant and left nothing
 // behind, and nobody gave an order. Guard may be called after Done. The caller has to use
-// or close what it returns.
+// or close the guard.
 func (c *Child) Guard() *Guard {
 	c.mu.Lock()
 	defer c.mu.Unlock()

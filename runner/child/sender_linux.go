@@ -48,7 +48,7 @@ func notesSender(sig unix.Signal) error {
 	handler := (*uintptr)(unsafe.Pointer(&action))
 	switch {
 	case *handler <= ignore || *handler == noteSenderAddress:
-		return nil // not caught (nohup), or done already
+		return nil // not caught (nohup), or already done
 	case goHandler != 0 && goHandler != *handler:
 		return errOtherHandler
 	}
@@ -58,7 +58,7 @@ func notesSender(sig unix.Signal) error {
 }
 
 // byTerminal says whether the kernel sent a caught signal to the terminal's foreground
-// group (SI_KERNEL), and no process did.
+// group (SI_KERNEL), rather than a process.
 func byTerminal(sig unix.Signal) bool {
 	if !noted.Load() {
 		return inForeground()

@@ -6,6 +6,6 @@ import "golang.org/x/sys/unix"
 
 func noteSenders(...unix.Signal) {}
 
-// byTerminal takes each signal for the terminal's while this process is in the
+// byTerminal assumes that a signal comes from the terminal while this process is in the
 // terminal's foreground group.
 func byTerminal(unix.Signal) bool { return inForeground() }

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwarded are the signals that pglead passes on to the command, beside the real-time
-// signals. Other signals do to pglead what they do to any process. Without a list
+// forwarded are the signals that pglead passes on to the command, besides the real-time
+// signals. Other signals do to pglead what they do to any process. Without a list,
 // signal.Notify would also catch SIGURG, which Go's runtime sends to itself.
 func forwarded() []os.Signal {
 	return []os.Signal{
@@ -22,13 +22,13 @@ func forwarded() []os.Signal {
 // 31, and a short command need not pay for them. Until then Go's runtime ignores them.
 const realTimeAfter = time.Second
 
-// Signals catches the signals that pglead forwards: from the closing of ready to the end
+// Signals catches the signals that pglead forwards, from the closing of ready to the end
 // of this process, and the real-time signals from realTimeAfter later. Signals that were
 // ignored when this process started (nohup) stay ignored, here and in the command.
 //
 // For each signal Go's runtime switches to a thread of its own and back, at some 50 µs of
-// processor time. So Signals works while the connection is made. A signal that comes
-// before does what it does to any process.
+// processor time. So Signals works while the connection is made. An earlier signal
+// does what it does to any process.
 func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 	c, all := make(chan os.Signal, 64), make(chan struct{})
 	catch := func(list []os.Signal) {
@@ -56,7 +56,7 @@ func Interrupts(sig unix.Signal) bool {
 	return true
 }
 
-// ReapOrphans has the first process of a container reap the container's orphans, which
+// ReapOrphans makes the first process of a container reap the container's orphans, which
 // become its children. In other processes it does nothing.
 func ReapOrphans() {
 	if os.Getpid() != 1 {
@@ -74,8 +74,8 @@ func ReapOrphans() {
 }
 
 // DieOf ends this process by the signal that the command died of, so that the parent
-// sees that death: only then does Ctrl-C end a shell's loop. It returns if that is
-// impossible, as for the first process of a container.
+// sees that: only then does Ctrl-C end a shell's loop. DieOf returns if that is
+// impossible, as in the first process of a container.
 func DieOf(sig unix.Signal) {
 	dumpNoCore() // the command's core file is the one that matters
 	if sig != unix.SIGKILL {
@@ -86,7 +86,7 @@ func DieOf(sig unix.Signal) {
 	}
 	if unix.Kill(os.Getpid(), sig) == nil && os.Getpid() != 1 {
 		// A signal to this process may arrive on another thread, after kill(2)
-		// has returned. One that is blocked never arrives.
+		// has returned. A blocked signal never arrives.
 		time.Sleep(time.Second)
 	}
 }

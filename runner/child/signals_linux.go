@@ -11,8 +11,8 @@ import (
 // ignore is SIG_IGN.
 const ignore = 1
 
-// setAction sets a signal's action for the whole process, behind the back of Go's runtime,
-// and returns the action before.
+// setAction sets a signal's action for the whole process, unknown to Go's runtime,
+// and returns the previous action.
 func setAction(sig unix.Signal, handler uintptr) (old uintptr, err error) {
 	var action, before [64]byte
 	*(*uintptr)(unsafe.Pointer(&action)) = handler
@@ -38,7 +38,7 @@ func defaultAction(sig unix.Signal) error {
 }
 
 // ignoreStop keeps the terminal, or anyone else, from stopping this process with its
-// group. reset ends that. It has to be called before the command starts: Go's runtime has
+// group. reset undoes that. Call it before the command starts: Go's runtime has
 // no handler for SIGTSTP, and so would not restore the default action in a new process.
 func ignoreStop() (reset func()) {
 	old, err := setAction(unix.SIGTSTP, ignore)
@@ -48,7 +48,7 @@ func ignoreStop() (reset func()) {
 	return func() { _, _ = setAction(unix.SIGTSTP, old) }
 }
 
-// discardSignals has this process ignore the signals that would end it, but not the
+// discardSignals makes this process ignore the signals that would end it, but not the
 // command. Go's runtime has a handler for all of them, except for a SIGHUP or SIGINT that
 // was ignored at the start. Where it has a handler, it restores the default action in a
 // new process (runtime.clearSignalHandlers; TestDispositions checks that). For SIGUSR1,

@@ -24,12 +24,12 @@ var errGuardSilent = errors.New("the guard process did not start the command in 
 // nothing has run. Another guard may be asked.
 var ErrGuardGone = errors.New("the guard process died before the command was started")
 
-// StartCommand has the guard start the command, and returns when the command runs. The
-// error is a *LookupError if the command could not be executed, ErrTooLate, ErrGuardGone, and
-// ctx's if ctx ended and the guard did not answer. The caller must not use the guard any more, with or without an
-// error; Child.Guard may return it for another command.
+// StartCommand makes the guard start the command, and returns when the command runs. The error
+// is a *LookupError if the command could not be executed, ErrTooLate, ErrGuardGone, and ctx's if
+// ctx ended and the guard did not answer. The caller must not use the guard any more, with or
+// without an error; Child.Guard may return it for another command.
 //
-// A guard that is stopped, or hangs, doesn't keep the lock from others: StartCommand
+// A guard that is stopped, or hangs, can't make this process keep the lock: StartCommand
 // returns by the deadline, and soon after the end of ctx.
 func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 	if boottime.Now() >= cfg.Deadline {

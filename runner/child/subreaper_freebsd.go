@@ -14,13 +14,13 @@ func becomeSubreaper() error {
 		reapAcquire = 2 // PROC_REAP_ACQUIRE
 	)
 	_, _, errno := unix.Syscall6(unix.SYS_PROCCTL, processID, 0, reapAcquire, 0, 0, 0)
-	if errno != 0 && errno != unix.EBUSY { // EBUSY: it is one already
+	if errno != 0 && errno != unix.EBUSY { // EBUSY: it is already a reaper
 		return errno
 	}
 	return nil
 }
 
-// commandAttributes has the kernel kill the command when the guard dies
+// commandAttributes makes the kernel kill the command when the guard dies
 // (procctl(2), PROC_PDEATHSIG_CTL).
 func commandAttributes(*int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

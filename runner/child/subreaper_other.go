@@ -4,11 +4,11 @@ package child
 
 import "syscall"
 
-// becomeSubreaper does nothing: a daemon whose parent has died is launchd's child on
-// macOS, and out of reach.
+// becomeSubreaper does nothing: on macOS a daemon whose parent has died becomes launchd's
+// child, out of reach.
 func becomeSubreaper() error { return nil }
 
-// commandAttributes are none: nothing kills the command when the guard dies.
+// commandAttributes has none: nothing kills the command when the guard dies.
 func commandAttributes(*int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{}
 }

@@ -8,8 +8,8 @@ import (
 )
 
 // Forward passes a caught signal on, unless the terminal has done so already: it sends
-// SIGINT, SIGQUIT and SIGWINCH to its whole foreground group, and the command belongs to
-// that. To many commands a second SIGINT means something else.
+// SIGINT, SIGQUIT and SIGWINCH to its whole foreground group, to which the command
+// belongs. To many commands a second SIGINT means something else.
 func (c *Child) Forward(sig unix.Signal) {
 	switch sig {
 	case unix.SIGINT, unix.SIGQUIT, unix.SIGWINCH:
@@ -21,8 +21,8 @@ func (c *Child) Forward(sig unix.Signal) {
 }
 
 // StopWith stops this process after the command was stopped, so that the shell gets its
-// terminal back. It does nothing if the terminal stopped both together and both go on
-// already. Without a terminal it does nothing either: the command may have been stopped
+// terminal back. It does nothing if the terminal stopped both and both already go on.
+// Without a terminal it does nothing either: the command may have been stopped
 // for any reason.
 func (c *Child) StopWith() {
 	if inForeground() && isStopped(c.pid) {

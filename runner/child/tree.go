@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How a tree is killed, by a guard or in its place.
+// How to kill a tree, by a guard or in its place.
 const (
 	// A kill that has not emptied the tree is repeated after retryFirst,
 	// then at twice the interval, up to retryMost.
@@ -21,7 +21,7 @@ const (
 	// killed. What is left after unkillableAfter is reported.
 	stubbornRounds  = 30
 	unkillableAfter = time.Second
-	// stopMost bounds one attempt to stop a tree that forks and exits all the time,
+	// stopMost limits one attempt to stop a tree that forks and exits all the time,
 	// and killMost one round of kills.
 	stopMost = 500 * time.Millisecond
 	killMost = 20 * time.Millisecond
@@ -34,11 +34,11 @@ type process struct {
 	name        string
 }
 
-// alive is true, too, if the first thread has ended and others go on, although such a
+// alive is also true if the first thread has ended and others go on, although such a
 // process looks like a zombie.
 func (p process) alive() bool { return p.state != 'Z' && p.state != 'X' || p.threads > 1 }
 
-// descendants lists the living processes below this one, without those in skip and
+// descendants lists the living processes below this one, except those in skip and
 // what is below them.
 func descendants(skip []int) []process {
 	byParent := map[int][]process{}
@@ -78,8 +78,8 @@ func stopDescendants(skip []int) {
 }
 
 // killChildren kills the direct children, and new ones as long as they show up: the
-// children of the first, and processes that fork and exit faster than rounds follow each
-// other. It returns those that are not reaped yet.
+// children of the first, and processes that fork and exit faster than the rounds follow
+// each other. It returns those that are not reaped yet.
 func killChildren(skip []int) (left []int) {
 	killed := map[int]bool{}
 	for began, progress := time.Now(), true; progress && time.Since(began) < killMost; {
@@ -99,7 +99,7 @@ func killChildren(skip []int) (left []int) {
 }
 
 // describe names processes for a message: sleep (123), sh (124) and 3 more. It says if one
-// is dead and can't be reaped, and which process traces it.
+// is dead but can't be reaped, and which process traces it.
 func describe(list []process) string {
 	const most = 5
 	var names []string

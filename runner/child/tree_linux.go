@@ -28,7 +28,7 @@ func checkProc() error {
 // children lists this process's direct children. It is safe to signal them by
 // number: until this process reaps them, no other process gets that number.
 func children() []int {
-	// Most processes have none, and this says so without a look at each thread.
+	// Most processes have none, and this says so without looking at each thread.
 	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil); errors.Is(err, unix.ECHILD) {
 		return nil
 	}
@@ -119,7 +119,7 @@ func isStopped(pid int) bool {
 // is a direct child.
 func remains(skip []int) []process {
 	found := descendants(skip)
-	const most = 20 // looks for one that is alive
+	const most = 20 // how often to look for one that is alive
 	for range most {
 		if slices.ContainsFunc(found, process.alive) {
 			break
@@ -153,8 +153,8 @@ func statusNumber(pid int, name string) int {
 	return n
 }
 
-// signalDescendant signals a process that may not be a direct child, so its number may be
-// another process's by now. Therefore it opens a pidfd, and signals the process only if
+// signalDescendant signals a process that may not be a direct child, so its number may by
+// now belong to another process. Therefore it opens a pidfd, and signals the process only if
 // its parent is still the same, or is this process.
 func signalDescendant(p process, sig unix.Signal) {
 	fd, err := unix.PidfdOpen(p.pid, 0)
@@ -169,12 +169,12 @@ func signalDescendant(p process, sig unix.Signal) {
 
 // becomeSubreaper makes this process the parent of every descendant whose own parent dies,
 // even of daemons that forked twice (PR_SET_CHILD_SUBREAPER(2)). So the whole tree can be
-// killed: each process of it ends up as a child here.
+// killed: each of its processes ends up as a child here.
 func becomeSubreaper() error {
 	return unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 }
 
-// commandAttributes has the kernel kill the command when the guard dies. An exec of a
+// commandAttributes makes the kernel kill the command when the guard dies. An exec of a
 // setuid program undoes that (PR_SET_PDEATHSIG(2const)).
 func commandAttributes(pidfd *int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, PidFD: pidfd}

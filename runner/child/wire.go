@@ -11,12 +11,12 @@ import (
 )
 
 // kind begins each message between pglead and the guard. The length (32 bits) and the
-// body follow. The messages go over a socket pair that nobody else has, so the end of the
-// stream says that the other process is dead.
+// body follow. The messages go over a socket pair that no other process has, so the end
+// of the stream means that the other process is dead.
 //
 // New deadlines (int64s, in nanoseconds of boot time) go over a pipe. The guard reads it
 // only when the deadline that it knows has passed: otherwise each heartbeat would wake
-// the guard up, for months.
+// the guard, for months.
 type kind byte
 
 const (
@@ -77,7 +77,7 @@ func readMessage(r io.Reader) (kind, []byte, error) {
 }
 
 // startAnswer is the message that answers a request to start: two numbers. It keeps what
-// was read, since the deadline for reading may come between two pieces.
+// was read so far, since the read deadline may come between two pieces.
 type startAnswer struct {
 	message [headSize + 16]byte
 	n       int
@@ -108,9 +108,9 @@ func number(body []byte) int64 {
 	return int64(binary.BigEndian.Uint64(body))
 }
 
-// startRequest is what the guard has to know. It has the command's argv and environment:
-// ps shows the guard's own arguments, and the guard's own environment is for its Go
-// runtime. GuardPatience does not go over the wire, since only pglead needs it.
+// startRequest is what the guard has to know. It has the command's argv and environment,
+// since ps shows the guard's own arguments, and the guard's own environment is for its Go
+// runtime. GuardPatience does not go over the wire: only pglead needs it.
 type startRequest struct{ Config }
 
 func (r *startRequest) encode() []byte {
@@ -175,7 +175,7 @@ func (r *startRequest) decode(b []byte) error {
 // Ending is why the tree ended.
 type Ending int64
 
-// The endings, and what each says.
+// The endings, and what each means.
 const (
 	Exited       Ending = iota // the command ended by itself, or by a signal that was meant for it
 	Killed                     // pglead asked for it

@@ -1,5 +1,5 @@
-// Package describe is what a pglead session says of itself, in a comment before its statements, and the
-// reading of what other sessions say, who may say anything.
+// Package describe writes what a pglead session says of itself, in a comment in front of its
+// statements, and reads what other sessions say, which may be anything.
 package describe
 
 import (
@@ -13,8 +13,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Description is what a session says of itself in pg_stat_activity: in the comment before
-// its statements, in the style of sqlcommenter
+// Description is what a session says of itself in pg_stat_activity: in the comment in front
+// of its statements, in the style of sqlcommenter
 // (https://google.github.io/sqlcommenter/spec/). Sessions of the same role, or with
 // pg_read_all_stats, see the comment. It has no arguments of the command, and no secrets.
 type Description struct {
@@ -33,7 +33,7 @@ type Description struct {
 	Transaction bool
 
 	// From the grant on.
-	Delay time.Duration // how long the lock is held at first without a command
+	Delay time.Duration // how long the lock is at first held without a command
 	Slot  int
 	Token int64
 	Since time.Time
@@ -54,13 +54,13 @@ const (
 	MostKeys  = 100
 )
 
-// Bounds of a description. Others write some descriptions, loops run up to their numbers,
+// Limits of a description. Others write some of the descriptions, loops run up to their numbers,
 // and their texts are kept in memory.
 const (
 	// mostDescribed is how much of a statement is read.
 	mostDescribed = 16 << 10
-	// mostNamed is the greatest length of host, user and command, encoded. With all
-	// three of that length the rest still fits into the 1024 bytes of a statement that
+	// mostNamed is the greatest length of host, user and command, encoded. If all
+	// three have that length, the rest still fits into the 1024 bytes of a statement that
 	// the server shows by default (track_activity_query_size).
 	mostNamed = 200
 	// mostNoted is the greatest length of a note, encoded. A note is cut shorter if it
@@ -71,7 +71,7 @@ const (
 )
 
 // Comment is the description as a session's comment. It also encodes /, so that nothing
-// in it ends the comment or begins another. The keys are last: if the server cuts off
+// in it ends the comment or begins another. The keys come last: if the server cuts off
 // keys that are too long, all the rest is there.
 func (d Description) Comment() string {
 	var fields []string
@@ -126,7 +126,7 @@ func escapeShort(s string, most int) string {
 }
 
 // Parse reads the comment of a statement. A stranger's comment, or one that the
-// server cut off, gives at worst a wrong description. It leaves out fields that can't be
+// server cut off, gives a wrong description at worst. Parse omits fields that can't be
 // right.
 func Parse(statement string) (d Description, ok bool) {
 	text, found := strings.CutPrefix(statement, session.CommentOpens)
@@ -138,7 +138,7 @@ func Parse(statement string) (d Description, ok bool) {
 		name, quoted, _ := strings.Cut(field, "=")
 		quoted, begun := strings.CutPrefix(quoted, "'")
 		value, ended := strings.CutSuffix(quoted, "'")
-		if begun && !ended && name == "key" { // cut off, but the first keys may be whole
+		if begun && !ended && name == "key" { // cut off, but the first keys may be complete
 			value = value[:max(0, strings.LastIndex(value, "%0A"))]
 			ended = true
 		}
@@ -196,7 +196,7 @@ func (d *Description) set(name, encoded string) {
 	case "scheme":
 		d.Scheme = text()
 	case "since":
-		// JSON has no instants of other years.
+		// JSON can't write instants in other years.
 		if since, err := time.Parse(time.RFC3339, value); err == nil && since.UTC().Year() >= 1970 && since.UTC().Year() <= 9999 {
 			d.Since = since.UTC()
 		}

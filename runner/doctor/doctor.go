@@ -22,15 +22,15 @@ type Config struct {
 	Session     session.Config
 	Description describe.Description
 	LockDelay   time.Duration
-	Idle        bool // try silence, too
+	Idle        bool // test silence, too
 }
 
 // Findings are about the server, with the path to it, and about this machine.
 type Findings struct{ Database, Machine []checkup.Check }
 
 // Examine connects as session.Open does, examines everything that the lock of such a
-// session depends on, and takes a lock for a trial. It also examines a server that Open
-// refuses. The error is that of Open or of the lock, and is among the findings, too.
+// session depends on, and takes a trial lock. It also examines a server that Open
+// refuses. The error is that of Open or of the lock, and is also among the findings.
 func Examine(ctx context.Context, cfg Config) (Findings, error) {
 	x := &examination{cfg: cfg.Session, lockDelay: cfg.LockDelay}
 	x.cfg.Database = x.cfg.Database.Copy()
@@ -102,8 +102,8 @@ func (x *examination) connect(ctx context.Context) (err error) {
 	return err
 }
 
-// look examines the server over the connection, while that lasts. If it breaks, the trial
-// of a lock says what that means.
+// look examines the server over the connection, as long as that lasts. If it breaks, the
+// trial lock shows what that means.
 func (x *examination) look(ctx context.Context) {
 	before := len(x.checks)
 	for _, part := range []struct {
@@ -128,7 +128,7 @@ func (x *examination) look(ctx context.Context) {
 		if x.viewer.Ended() {
 			break
 		}
-		// These try settings that a refused session doesn't have.
+		// These test settings that a refused session doesn't have.
 		if x.refused == nil || part.name != "settings" && part.name != "notify" {
 			x.add(part.name, part.look(ctx))
 		}

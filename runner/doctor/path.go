@@ -125,7 +125,7 @@ func (x *examination) roleOf(ctx context.Context, database *pgconn.Config) (role
 	return "primary", row[1], nil
 }
 
-// splitHosts makes a configuration of each of cfg's hosts.
+// splitHosts makes a configuration for each of cfg's hosts.
 func splitHosts(cfg *pgconn.Config) []*pgconn.Config {
 	var list []*pgconn.Config
 	for _, f := range session.Hosts(cfg) {

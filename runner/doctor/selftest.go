@@ -44,7 +44,7 @@ func selfTest(ctx context.Context, of session.Config, says describe.Description)
 	return checkup.Okf("granted, listed in pg_locks, token %d, refused to a second session", held.Token), held.Release(ctx)
 }
 
-// bidInOwnSession makes a bid in a session of its own. The caller closes the session.
+// bidInOwnSession makes a bid in its own session. The caller closes the session.
 func bidInOwnSession(ctx context.Context, cfg lock.Config) (s *session.Session, b *lock.Bid, granted bool, err error) {
 	if s, err = session.Open(ctx, cfg.Session); err != nil {
 		return nil, nil, false, err

@@ -197,13 +197,13 @@ func (x *examination) slots(ctx context.Context) checkup.Check {
 	return checkup.Okf("%s", seen)
 }
 
-// notify tries the notifications between waiters and holders.
+// notify tests the notifications between waiters and holders.
 func (x *examination) notify(ctx context.Context) checkup.Check {
 	if x.cfg.Transaction {
 		return checkup.Notef("", "not heard with --transaction: a takeover after a wait always waits out the lock-delay")
 	}
 	const name = "pglead.1.doctor"
-	// While a commit with a NOTIFY waits for a standby, everybody's notifications wait.
+	// While a commit with a NOTIFY waits for a standby, all notifications wait.
 	_, err := x.Query(ctx, `LISTEN "`+name+`"; SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('`+name+`', '')`)
 	if err == nil {
 		_, err = x.Query(ctx, session.PlainBeat) // a notification arrives before the answer
@@ -235,8 +235,8 @@ func (x *examination) privilege(role, does string) func(context.Context) checkup
 	}
 }
 
-// product is a service, or an addition to PostgreSQL, with something that a user of locks
-// should know.
+// product is a service, or an extension of PostgreSQL, about which a user of locks should
+// know something.
 type product struct {
 	sign          string // a row of signsQuery
 	name          string
@@ -244,7 +244,7 @@ type product struct {
 	manyPrimaries bool
 }
 
-// products are in the order of the search: Aurora comes before RDS, whose roles it has,
+// products are in search order: Aurora comes before RDS, whose roles it has,
 // too.
 func products() []product {
 	const nodes = "locks are each node's own: give all pgleads the same one node, and fail over by hand"

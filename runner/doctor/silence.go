@@ -13,10 +13,10 @@ import (
 // `timeout client`. A holder whose host is cut off is silent, and the server frees the lock
 // as soon as the proxy ends the server's side. That must not happen before the holder's
 // command is dead. Nobody announces such an end: the server doesn't know why its client
-// went, and the holder can't hear of it. So it has to be tried beforehand.
+// has gone, and the holder can't hear of it. So it has to be tested beforehand.
 
-// silence keeps a connection silent for as long as the connection of a holder that is cut
-// off may be. A waiter's is silent for a third of that at most.
+// silence keeps a connection silent for as long as a cut-off holder's connection
+// may be. A waiter's is silent for a third of that at most.
 func (x *examination) silence(ctx context.Context) checkup.Check {
 	viewer, err := session.OpenAnyViewer(ctx, x.cfg)
 	if err != nil {
@@ -44,8 +44,8 @@ func (x *examination) silence(ctx context.Context) checkup.Check {
 	return checkup.Okf("a connection that was silent for %v still answers", x.cfg.Lease)
 }
 
-// answersAfter returns no error if the connection still works after that long a silence.
-// Otherwise it returns when it had ended, and why.
+// answersAfter returns no error if the connection still works after a silence of that length.
+// Otherwise it returns when it ended, and why.
 func (x *examination) answersAfter(ctx context.Context, silent time.Duration) (time.Duration, error) {
 	began := time.Now()
 	quiet, cancel := context.WithTimeout(ctx, silent)

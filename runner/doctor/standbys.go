@@ -41,7 +41,7 @@ func (x *examination) standbys(ctx context.Context) checkup.Check {
 // countStandbys compares the number of standbys that confirm a commit with the number of
 // standbys, n. After one is promoted, the former primary, which asks for k, and the new
 // one, which asks for k', must not both find enough among the others: k + k' >= n. A list
-// that is the same on all servers may name this one, too.
+// that is the same on all servers may name this server, too.
 func countStandbys(setting, self string, connected int) checkup.Check {
 	list, err := session.ParseStandbys(setting)
 	if err != nil {

@@ -2,14 +2,14 @@ package inspect
 
 import "context"
 
-// Limits are how many connections a server allows: to ordinary roles, to this role, and to
+// Limits are how many connections a server allows to ordinary roles, to this role, and to
 // this database.
 type Limits struct {
 	Server         int
 	role, database int // -1: none
 }
 
-// Room is what is left of the tightest limit.
+// Room is what the tightest limit leaves.
 type Room struct {
 	Free, Of int
 	Whose    string // server, role or database

@@ -10,8 +10,8 @@ import (
 	"github.com/pglead/pglead/runner/describe"
 )
 
-// Lock is a lock with all its holders and waiters. Slots of one key are locks of their
-// own, and a waiter for any of them waits for the gate.
+// Lock is a lock with all its holders and waiters. Slots of one key are separate locks,
+// and a waiter for any of them waits for the gate.
 type Lock struct {
 	Database string  `json:"database"`
 	Key      *string `json:"key"` // null if no session says it
@@ -42,7 +42,7 @@ type Pause struct {
 	Note  string     `json:"note"`
 }
 
-// Number is the lock's.
+// Number is its number.
 func (l *Lock) Number() lockkey.ID { return l.number }
 
 // Free is a lock that nobody holds or waits for.
@@ -64,7 +64,7 @@ func newLock(v View) *Lock {
 	return l
 }
 
-// Locks puts the views of each lock together. The first in line for slots holds their
+// Locks groups the views by lock. The first in line for slots holds their
 // gate, but counts as a waiter. A session that has a lock in both modes is one holder, an
 // exclusive one.
 func Locks(views []View) []*Lock {
@@ -90,7 +90,7 @@ func Locks(views []View) []*Lock {
 	return locks
 }
 
-// add counts a session's part.
+// add counts a session's part in the lock.
 func (l *Lock) add(v View) {
 	gate := l.Slots > 0 && l.Slot == 0
 	switch {
@@ -138,8 +138,8 @@ func InLine(views []View, backend uint32) (holders []View, before, waiters int) 
 	return holders, before, waiters
 }
 
-// Sort puts the locks of one key together, with its slots in their order. Locks whose key
-// no session tells come last.
+// Sort puts the locks of one key together, with its slots in order. Locks whose key
+// no session names come last.
 func Sort(locks []*Lock) { slices.SortStableFunc(locks, compare) }
 
 func compare(a, b *Lock) int {

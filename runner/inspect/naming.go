@@ -10,8 +10,8 @@ import (
 
 // naming finds out to which keys the locks in a list of views belong. A session with
 // thousands of locks may say that each of its hundred keys has a thousand slots, and so
-// may the next one. So naming hashes what several sessions say only once, and there is a
-// limit to all hashes together. Locks beyond the limit have numbers, and no names.
+// may the next one. So naming hashes what several sessions say only once, and limits
+// all hashes together. Locks beyond the limit have numbers, but no names.
 type naming struct {
 	left  int // bytes that may still be hashed
 	meant map[meaning]map[lockkey.ID]int
@@ -38,12 +38,12 @@ func newNaming(asked []lockkey.ID) *naming {
 // spend pays for this many hashes of texts of this length, and says whether they were
 // within the limit.
 func (n *naming) spend(hashes, length int) bool {
-	const each = 64 // what every hash costs, beside its length
+	const each = 64 // what every hash costs besides its length
 	n.left -= hashes * (length + each)
 	return n.left >= 0
 }
 
-// of returns the key and the slot that this lock is to its session.
+// of returns the key and the slot that its session means by this lock.
 func (n *naming) of(v View) (key string, slot int, known bool) {
 	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, describe.DefaultScheme))
 	if !ok {
@@ -95,7 +95,7 @@ func (n *naming) addLine(of lockkey.ID) {
 	}
 }
 
-// line returns the lock in whose line this one is a ticket, or a ticket's mark, if it is.
+// line returns the lock in whose line this one is a ticket, or a ticket's mark, if it is one.
 func (n *naming) line(id lockkey.ID) (of lockkey.ID, known bool) {
 	of, known = n.lines[id.ClassID()]
 	return of, known

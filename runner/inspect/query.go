@@ -38,8 +38,8 @@ func Views(ctx context.Context, on Connection, of Sought) ([]View, error) {
 	return parseViews(rows, of.Lines)
 }
 
-// Holders lists the sessions that have these locks. It asks the functions that
-// viewQuery's views are made of. Most sessions ask this in their first moments, when a
+// Holders lists the sessions that have these locks. It asks the functions behind
+// viewQuery's views. Most sessions ask this when they are new, and a new
 // backend takes 2 ms for the functions, and 5 ms for the views: it has to read their
 // definitions first.
 func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, error) {
@@ -156,7 +156,7 @@ func parseView(row []string) (View, error) {
 	return v, nil
 }
 
-// parseSeconds reads a length of time, or an instant since 1970. It may be negative after
+// parseSeconds reads a duration, or an instant since 1970. It may be negative after
 // a step of the server's clock.
 func parseSeconds(s string) (time.Duration, error) {
 	seconds, err := strconv.ParseFloat(s, 64)

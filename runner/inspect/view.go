@@ -1,5 +1,5 @@
 // Package inspect shows the holders and the waiters of a server's advisory locks: what
-// the server knows about its sessions, and what pgleads say about themselves.
+// the server knows about its sessions, and what pglead sessions say about themselves.
 package inspect
 
 import (
@@ -84,7 +84,7 @@ func (v View) HeldFor() time.Duration {
 	return max(0, v.Now.Sub(v.Since))
 }
 
-// SilentFor is for how long the server has not heard a pglead that has the lock, or 0 if
+// SilentFor is how long the server has not heard from a pglead that has the lock, or 0 if
 // no heartbeat is missing.
 func (v View) SilentFor() time.Duration {
 	if !v.Granted || v.Lease <= 0 || v.Idle < 2*leasetime.BeatEvery(v.Lease) {
@@ -93,9 +93,9 @@ func (v View) SilentFor() time.Duration {
 	return v.Idle
 }
 
-// Key is the name of the lock, and the number of its slot, if the session gives a key with
-// this lock's number. Two keys may have one number, and other programs have locks of
-// their own.
+// Key is the name of the lock, and the number of its slot, if the session names a key with
+// this lock's number. Two keys may have the same number, and other programs have their
+// own locks.
 func (v View) Key() (key string, slot int, known bool) {
 	if v.named != nil {
 		return v.named.key, v.named.slot, v.named.known
@@ -129,7 +129,7 @@ func (v View) Where() string {
 	return cmp.Or(v.Client, "this server's host")
 }
 
-// Prepared says whether the lock is that of a prepared transaction, which has no session.
+// Prepared says whether a prepared transaction, which has no session, holds the lock.
 func (v View) Prepared() bool { return v.Granted && v.Backend == 0 }
 
 // String names the holder or the waiter in one line. It escapes what others wrote.
@@ -163,7 +163,7 @@ func (v View) String() string {
 	return visible.Text(text)
 }
 
-// sinceFormat leaves out the date if the instant was less than half a day ago.
+// sinceFormat omits the date if the instant was less than half a day ago.
 func sinceFormat(ago time.Duration) string {
 	if ago < 12*time.Hour {
 		return time.TimeOnly

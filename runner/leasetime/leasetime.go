@@ -1,5 +1,5 @@
-// Package leasetime is what follows from the length of a lease. All of it counts from the moment at
-// which a holder sent its last request that the server answered:
+// Package leasetime has the times that follow from the length of a lease. All of them count from the
+// moment at which a holder sent its last request that the server answered:
 //
 //	0        1/5       1/3               3/5   2/3           9/10   1
 //	├─────────┼─────────┼─────────────────┼─────┼──────────────┼─────┤
@@ -10,14 +10,14 @@
 //	│         │         a waiter's heartbeat
 //	a holder's heartbeat
 //
-// The server counts from the request's arrival, which is later, so that the holder's command is dead
+// The server counts from the request's arrival, which is later, so the holder's command is dead
 // first, however long requests travel.
 package leasetime
 
 import "time"
 
 // BeatEvery is how often the holder of a lock asks the server for a sign of life. Two heartbeats
-// may be lost in a holder's share.
+// may be lost within a holder's share.
 func BeatEvery(lease time.Duration) time.Duration { return lease / 5 }
 
 // WaiterBeat is how often a waiter in line asks.
@@ -26,14 +26,14 @@ func WaiterBeat(lease time.Duration) time.Duration { return lease / 3 }
 // HolderShare is how long a holder may go on without an answer.
 func HolderShare(lease time.Duration) time.Duration { return lease * 3 / 5 }
 
-// DeadAfter is when the holder's command is certainly dead. The time that this leaves for the kill
-// is a second of the default lease, for a busy machine.
+// DeadAfter is when the holder's command is certainly dead. With the default lease that leaves one
+// second for the kill, for a busy machine.
 func DeadAfter(lease, lostGrace time.Duration) time.Duration { return lease*2/3 + lostGrace }
 
-// ForKill is the time for the kill, which ends with DeadAfter of no lost-grace.
+// ForKill is the time for the kill, which ends at DeadAfter without a lost-grace.
 func ForKill(lease time.Duration) time.Duration { return DeadAfter(lease, 0) - HolderShare(lease) }
 
-// MostGrace is the longest grace after the holder's share. It leaves a tenth of the lease. So the
-// command is dead before a server that hears nothing frees the lock, and a newcomer's first try
+// MostGrace is the longest grace after the holder's share. It leaves a tenth of the lease, so the
+// command is dead before a server that hears nothing frees the lock and a newcomer's first try
 // gets it.
 func MostGrace(lease time.Duration) time.Duration { return lease*9/10 - HolderShare(lease) }

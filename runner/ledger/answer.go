@@ -11,21 +11,21 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// Answer is the ledger's answer to a start: how the start goes on, or why it must not.
+// Answer is the ledger's answer to a start: how the start continues, or why it must not.
 type Answer struct {
 	Kind    Kind
 	Lost    []OpenRun // with OpenRuns
 	Refusal error     // with Refusal
 }
 
-// Kind is what an answer asks of a start.
+// Kind is what an answer asks a start to do.
 type Kind int
 
 // What an answer asks.
 const (
 	Begun    Kind = iota // the run is in the ledger, and its command may start
 	Unknown              // the ledger doesn't know the last run: wait as without a ledger
-	OpenRuns             // wait until these runs are over for certain
+	OpenRuns             // wait until these runs are certainly over
 	Refusal              // don't start
 )
 
@@ -41,8 +41,8 @@ type OpenRun struct {
 	Host  string
 }
 
-// Outlives is how long after the loss of the lock the command is certainly dead. No command
-// lives on for longer than the lease, whatever its grace is.
+// Outlives is how long after the loss of the lock the command may still be alive. No command
+// outlives the lease, whatever its grace is.
 func (e OpenRun) Outlives() time.Duration {
 	return min(leasetime.DeadAfter(e.Lease, e.Grace), e.Lease)
 }
@@ -83,7 +83,7 @@ func ParseAnswer(text string, locks int, tick *Tick) (Answer, error) {
 	return Answer{}, errAnswer
 }
 
-// parseDone reads when and where a tick had its success, as far as the answer says.
+// parseDone reads when and where a tick had its success, as far as the answer tells.
 func parseDone(fields []string, tick *Tick) error {
 	var at time.Time
 	done := &DoneError{}
@@ -112,7 +112,7 @@ func clockError(secondsAhead int64) error {
 }
 
 // parseFenced reads whose transaction is in the way: a session's, with its role, or a
-// prepared one, which has neither.
+// prepared transaction, which has neither.
 func parseFenced(fields []string) error {
 	whose, hint := "a prepared transaction", "COMMIT PREPARED or ROLLBACK PREPARED ends it; pg_prepared_xacts has its name"
 	if len(fields) == 2 {
@@ -154,8 +154,8 @@ func parseLost(line string, locks int) (e OpenRun, ok bool) {
 	return e, n[0] >= 1 && n[0] <= int64(locks)
 }
 
-// ParsePaused reads the rows of Paused: nil if nothing is paused. left is the time to the pause's end by the
-// server's clock, rounded up to a second, or at most a day.
+// ParsePaused reads the rows of Paused. It returns nil if nothing is paused. left is the time to the
+// pause's end by the server's clock, rounded up to a second, at most a day.
 func ParsePaused(rows session.Rows) (paused *PausedError, left time.Duration, err error) {
 	if len(rows) == 0 {
 		return nil, 0, nil
@@ -200,8 +200,8 @@ func (e *PausedError) Error() string {
 	return text
 }
 
-// FencedError says that a transaction of the last run is still under way, and that this
-// role may not end it. The session is well.
+// FencedError says that a transaction of the last run is still open, and that this
+// role may not end it. The session itself is fine.
 type FencedError struct{ err error }
 
 func (e *FencedError) Error() string { return e.err.Error() }

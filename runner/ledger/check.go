@@ -8,19 +8,19 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// Verdict says whether a key had its success in time, and what went wrong since.
+// Verdict says whether a key had a success in time, and what has gone wrong since.
 type Verdict struct {
 	Known   bool    // it has ever started
 	Success Success // the last one
 	Late    bool    // no success ended within the time asked for
-	Failed  int     // runs that failed or were lost since
+	Failed  int     // runs since then that failed or were lost
 	Failure Entry   // the last of them
 	Running []Entry
 	Pause   Pause
 	Now     time.Time
 }
 
-// Fine says whether nobody needs to look.
+// Fine says that nobody needs to look into it.
 func (v Verdict) Fine() bool { return !v.Late && v.Failed == 0 }
 
 // Ago is how long ago the last success ended.
@@ -47,7 +47,7 @@ WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY 
 	n := int(r.number())
 	id, key := r.id(), r.text()
 	failure := r.entry(id, key)
-	if v.Failed == 0 { // otherwise judge has a later one, which nobody has closed yet
+	if v.Failed == 0 { // otherwise judge has found a later one, which nobody has closed yet
 		v.Failure = failure
 	}
 	v.Failed += n

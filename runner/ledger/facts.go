@@ -12,12 +12,12 @@ import (
 // Fact is what is known of one lock: its last run, its last success, its pause.
 type Fact struct {
 	Last    Entry // it always has Key and ID
-	Before  Entry // the run before, while Last has not ended
+	Before  Entry // the previous run, while Last has not ended
 	Success Success
 	Pause   Pause
 }
 
-// Success is the last run that ended well.
+// Success is the last run that succeeded.
 type Success struct {
 	Started, Ended time.Time // zero: never
 	Host           string
@@ -49,7 +49,7 @@ func (p Pause) String() string {
 	return text
 }
 
-// Clock is an instant as a text: without the date if it is today, and with seconds if it
+// Clock is an instant as text: without the date if it is today, and with seconds if it
 // is near.
 func Clock(t, now time.Time) string {
 	t, now = t.Local(), now.Local()
@@ -141,7 +141,7 @@ ORDER BY l.started DESC NULLS LAST`,
 		case "f":
 			fact.Last.Outcome, fact.Last.Ended, vanished = Lost, time.Time{}, true
 		default:
-			if !fact.Before.Started.IsZero() { // a command that was missing is later
+			if !fact.Before.Started.IsZero() { // Before is a later run, whose command was missing
 				fact.Last, fact.Before = fact.Before, Entry{ID: id, Key: key}
 			}
 		}

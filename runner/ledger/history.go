@@ -9,10 +9,10 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// Running is the outcome of a run that has none yet.
+// Running is the outcome of a run that has not ended.
 const Running Outcome = "running"
 
-// Entry is a run that has ended, or one that has started and not ended yet.
+// Entry is a run that has ended, or has started but not ended yet.
 type Entry struct {
 	ID      lockkey.ID
 	Key     string
@@ -52,7 +52,7 @@ type History struct {
 type Past struct {
 	Key   string
 	IDs   []lockkey.ID  // the numbers that the ledger may have for it
-	Since time.Duration // how long ago a run started at most; 0: any time
+	Since time.Duration // the longest time since a run's start; 0: any
 	Most  int           // the newest ones
 }
 
@@ -60,8 +60,8 @@ type Past struct {
 func ReadHistory(ctx context.Context, ask Ask, past Past) (History, error) {
 	h, vanished, err := readHistory(ctx, ask, past)
 	if err == nil && vanished {
-		// The run may have ended after the look at the tables, and before the look at the
-		// locks. A run is closed before its lock is free, so a second look decides.
+		// The run may have ended between the look at the tables and the look at the locks.
+		// A run is closed before its lock is free, so a second look decides.
 		h, _, err = readHistory(ctx, ask, past)
 	}
 	return h, err
@@ -118,7 +118,7 @@ func (h History) Usually() time.Duration {
 	return (took[(len(took)-1)/2] + took[len(took)/2]) / 2
 }
 
-// Next is the next run of the same lock after one of Runs, or nil.
+// Next is the run of the same lock that follows Runs[of], or nil.
 func (h History) Next(of int) *Entry {
 	for i := of - 1; i >= 0; i-- {
 		if h.Runs[i].ID == h.Runs[of].ID && !h.Runs[i].Missing() {

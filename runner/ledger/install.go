@@ -1,8 +1,8 @@
 // Package ledger is what a database remembers of its runs, once somebody has
 // installed it there: for each lock how its last run ended, and a history.
 //
-// With a ledger a row says whether the last run's command can be alive. Without one a
-// waiter has to hear that. The database decides everything, in functions of schema.sql,
+// With a ledger a row says whether the last run's command may be alive. Without one a
+// waiter has to hear that. The database decides everything, in the functions of schema.sql,
 // under the lock that the run has taken.
 package ledger
 
@@ -16,7 +16,7 @@ import (
 //go:embed schema.sql start.sql fence.sql keep.sql
 var files embed.FS
 
-// schema is all SQL to install, tables first.
+// schema is all the SQL to install, tables first.
 func schema() string {
 	var all []string
 	for _, name := range []string{"schema.sql", "start.sql", "fence.sql", "keep.sql"} {
@@ -42,10 +42,10 @@ func installing(keep int) string {
 		schema(), Version, keep, kept)
 }
 
-// SQL is what Install does, for users who want to read it first.
+// SQL is what Install sends, for users who want to read it first.
 func SQL(keep int) string { return "BEGIN;\n\n" + installing(keep) + "\nCOMMIT;\n" }
 
-// Install makes the ledger, or the missing parts of one. keep is how many runs of each key
+// Install makes the ledger, or its missing parts. keep is how many runs of each key
 // it keeps. The role needs CREATE on the database, and nothing else.
 func Install(ctx context.Context, ask Ask, keep int) error {
 	_, err := ask(ctx, installing(keep)) // one transaction

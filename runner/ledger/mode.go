@@ -11,7 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// Mode says whether a run goes by a ledger.
+// Mode says whether a run uses a ledger.
 type Mode string
 
 // The modes.
@@ -31,13 +31,13 @@ func (u Use) wanted() bool { return u.Mode == Auto || u.Mode == Require }
 
 func (u Use) required() bool { return u.Mode == Require || u.wanted() && u.Tick != nil }
 
-// Access is what a role may do with a ledger: the answer to Question.
+// Access is what a role may do with a ledger: it is the answer to Question.
 type Access string
 
 const (
 	// Absent means that there is none in this database.
 	Absent Access = "" // NULL
-	// Denied means that there is one, and the role has no USAGE of its schema.
+	// Denied means that there is one, but the role has no USAGE of its schema.
 	Denied Access = "denied"
 	// Foreign means that another role made it, perhaps as a trap: nothing in it must be
 	// called.
@@ -56,7 +56,7 @@ const (
 // every role.)
 //
 // If there is a ledger, the expression also makes the session's settings, whatever the
-// role's defaults are: a start needs a snapshot of its own, younger than the lock's
+// role's defaults are: a start needs its own snapshot, younger than the lock's
 // grant. A session through a pooler gets no settings.
 func (u Use) Question(pooled bool) string {
 	if !u.wanted() {
@@ -71,8 +71,8 @@ func (u Use) Question(pooled bool) string {
 		OR pg_catalog.current_setting('is_superuser') = 'off' AND pg_catalog.pg_has_role(nspowner, 'MEMBER'))) THEN %s'%s' ELSE '%s' END AS word`,
 		Denied, settings, Granted, Foreign)
 	// It is a text, so that the server reads it only if there is a ledger. Without a ledger,
-	// these functions would take a backend in its first moments 0.2 ms, and the catalogs of
-	// schemas and roles 0.8 ms; this takes 0.07 ms (medians of 120 logins in turns).
+	// these functions would cost a new backend 0.2 ms, and the catalogs of
+	// schemas and roles 0.8 ms; this costs 0.07 ms (medians of 120 logins in turns).
 	return "CASE WHEN pg_catalog.to_regnamespace('pglead') IS NOT NULL THEN pg_catalog.query_to_xml(" + quote(word) + ", false, true, '') END"
 }
 
@@ -83,8 +83,8 @@ func AccessBy(answer string) Access {
 	return Access(word)
 }
 
-// Applies says, by the answer to Question, whether the run goes by the ledger. It returns
-// an error if the run has to and can't.
+// Applies says, from the answer to Question, whether the run uses the ledger. It returns
+// an error if the run must use it but can't.
 func (u Use) Applies(answer string) (bool, error) {
 	switch {
 	case u.wanted() && AccessBy(answer) == Granted:
@@ -118,7 +118,7 @@ func Rejected(err error) error {
 	return session.Rejected(err, "the ledger")
 }
 
-// Locked returns a *LockedError if a statement's error means that, and otherwise nil.
+// Locked returns a *LockedError if a statement's error means that, otherwise nil.
 func Locked(err error) error {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || pgErr.Code != "55P03" || errors.As(err, new(*session.LostError)) {
@@ -136,7 +136,7 @@ type LockedError struct{ err error }
 func (e *LockedError) Error() string { return e.err.Error() }
 func (e *LockedError) Unwrap() error { return e.err }
 
-// DoneError says that a tick has had its success.
+// DoneError says that a tick has already had its success.
 type DoneError struct {
 	Tick Tick
 	Host string // where the success was

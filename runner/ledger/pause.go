@@ -9,13 +9,13 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Wish is a pause that somebody wants.
+// Wish is a pause that somebody asks for.
 type Wish struct {
 	For      time.Duration // by the server's clock; 0: until ResumeKey
 	By, Note string
 }
 
-// PauseKey keeps the runs of a key from starting, in all its slots. It ends none.
+// PauseKey keeps the runs of a key from starting, in all its slots. It ends no run.
 func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, w Wish) error {
 	until := "'infinity'::timestamptz"
 	if w.For > 0 {

@@ -16,7 +16,7 @@ import (
 type Ask func(ctx context.Context, sql string) ([][]string, error)
 
 // Look finds out whether there is a ledger for this role. It also returns the role's name
-// as SQL writes it. Its query names nothing in the schema: even the planning of such a
+// as SQL writes it. Its query names nothing in the schema: even planning such a
 // query could run functions there.
 func Look(ctx context.Context, ask Ask) (access Access, role string, err error) {
 	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.Question(true)+", pg_catalog.quote_ident(current_user)")
@@ -32,7 +32,7 @@ func Look(ctx context.Context, ask Ask) (access Access, role string, err error) 
 
 var errAnswer error = session.Errorf(session.Unsafe, "is the schema pglead another program's?", "the ledger does not answer as this version's does")
 
-// held is an SQL expression over a row of pglead.lock: somebody has the lock. A standby
+// held is an SQL expression over a row of pglead.lock that is true if somebody has the lock. A standby
 // can't show the primary's locks, so there every lock counts as held.
 const held = `((number, sub) IN (SELECT p.classid::bigint << 32 | p.objid::bigint, p.objsubid FROM pg_catalog.pg_locks AS p
 	WHERE p.locktype = 'advisory' AND p.granted AND p.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))
@@ -43,7 +43,7 @@ func epoch(column string) string {
 	return "CASE WHEN pg_catalog.isfinite(" + column + ") THEN (extract(epoch FROM " + column + ") * 1000000)::bigint::text ELSE " + column + "::text END"
 }
 
-// length is an SQL expression for microseconds.
+// length is an SQL expression for an interval in microseconds.
 func length(column string) string { return "(extract(epoch FROM " + column + ") * 1000000)::bigint" }
 
 // mostKey is how many characters of a key a ledger keeps.
@@ -112,7 +112,7 @@ func (r *reader) time() time.Time {
 	return time.UnixMicro(r.number())
 }
 
-// lines are the lines of a text. Of an empty text there are none: in JSON that is [].
+// lines are the lines of a text. An empty text has none: in JSON that is [].
 func (r *reader) lines() []string {
 	text := r.text()
 	if text == "" {

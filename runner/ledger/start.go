@@ -27,9 +27,9 @@ type Lock struct {
 type Proof struct {
 	// Backend is the session that has the locks, if another session asks.
 	Backend uint32
-	// Sure says that no command is alive if the ledger knows nothing of a lock.
+	// Sure says that no command is alive under a lock of which the ledger knows nothing.
 	Sure bool
-	// Closes has a token for each lock. No command of that token, or of an earlier one, is
+	// Closes has a token for each lock: no command of that token or of an earlier one is
 	// alive.
 	Closes []int64
 	// Heard are the tokens with an announced start and no announced end.
@@ -38,7 +38,7 @@ type Proof struct {
 }
 
 // StartSQL is an SQL expression that starts a run of one lock if nothing is in its way.
-// Otherwise its value is NULL, and that of StartWithProofSQL tells the reason. token and system are SQL.
+// Otherwise its value is NULL, and StartWithProofSQL tells the reason. token and system are SQL.
 func (r Run) StartSQL(l Lock, token, system string) string {
 	return fmt.Sprintf("pglead.start_1('%d', '%d', %s, %s, %s, %s, NULL, %s)",
 		l.Number, l.ObjSubID(), quote(l.Key), token, system, r.words(), r.ticks())
@@ -76,7 +76,7 @@ func (r Run) ticks() string {
 	return fmt.Sprintf("%s, %s, %s", instant(r.Tick.At), interval(r.Tick.Per), instant(r.Tick.now()))
 }
 
-// Open is a query that counts those runs of the locks whose commands may be alive.
+// Open is a query that counts the locks' runs whose commands may be alive.
 func Open(locks []Lock, shared bool) string {
 	var rows []string
 	for _, l := range locks {
@@ -89,7 +89,7 @@ func Open(locks []Lock, shared bool) string {
 	return "SELECT pg_catalog.count(*) FROM pglead.lock WHERE started IS NOT NULL AND ended IS NULL AND (number, sub) IN (" + strings.Join(rows, ", ") + ")" + readers
 }
 
-// Paused is a query for the pause of the locks that ends last. ParsePaused reads its rows.
+// Paused is a query for the locks' pause that ends last. ParsePaused reads its rows.
 func Paused(locks []Lock) string {
 	var rows []string
 	for _, l := range locks {
@@ -100,7 +100,7 @@ func Paused(locks []Lock) string {
 FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + strings.Join(rows, " OR ") + ") ORDER BY paused_until DESC LIMIT 1"
 }
 
-// Missing is a query that notes for a lock that its command could not be executed.
+// Missing is a query that notes that a lock's command could not be executed.
 func (r Run) Missing(l Lock, status int) string {
 	return fmt.Sprintf("SELECT pglead.missing_1('%d', '%d', %s, %s, %s, %d, %s, %d)",
 		l.Number, l.ObjSubID(), quote(l.Key), quote(r.Host), quote(r.User), r.PID, quote(r.Command), status)
@@ -126,7 +126,7 @@ type End struct {
 	At      time.Time
 }
 
-// Finish returns the columns of the queries that note the end for a lock: each follows a
+// Finish returns the columns of the queries that note the end for a lock: each goes after a
 // SELECT. The session has to have the role that started the run.
 func (e End) Finish(id lockkey.ID, token int64, shared bool, commit string) []string {
 	status, ago := "NULL", time.Duration(0)
@@ -145,7 +145,7 @@ func (e End) Finish(id lockkey.ID, token int64, shared bool, commit string) []st
 	return columns
 }
 
-// interval is a length of time in SQL. It is a literal, since an operator that nothing
+// interval is a duration in SQL. It is a literal, since an operator that nothing
 // else needs would cost a new session 0.1 ms. PostgreSQL 14 accepts at most 31 bits for a
 // unit in it; the hours never need so many.
 func interval(d time.Duration) string {
@@ -162,7 +162,7 @@ func instant(at time.Time) string {
 }
 
 // quote turns a text into an SQL literal that every server reads alike, whatever its
-// settings for literals are. Bytes that no text of the server can contain become question
+// settings for literals are. Bytes that a text on the server can't contain become question
 // marks.
 func quote(text string) string {
 	text = strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", "?"), "?")

@@ -9,7 +9,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// State describes an installed ledger, also in the JSON of pglead ledger status.
+// State describes an installed ledger, also as the JSON of pglead ledger status.
 type State struct {
 	Version int        `json:"version"`
 	Keep    int        `json:"keep"` // runs of each key
@@ -51,8 +51,8 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 	return s, r.err
 }
 
-// Faults lists the privileges that this role lacks, or that the ledger's owner lacks:
-// the functions write with the owner's rights. Without these privileges no run that goes by
+// Faults lists the privileges that this role lacks, or that the ledger's owner lacks, since
+// the functions write with the owner's rights. Without these privileges no run that uses
 // the ledger starts.
 func Faults(ctx context.Context, ask Ask) ([]string, error) {
 	rows, err := ask(ctx, `WITH functions AS (SELECT oid, proname, proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
@@ -94,7 +94,7 @@ func Prune(ctx context.Context, ask Ask, older time.Duration) (gone int64, err e
 	return gone, nil
 }
 
-// place is where Prune goes on, or empty at the end.
+// place is where Prune continues, or empty at the end.
 func place(columns []string) string {
 	var quoted []string
 	for _, c := range columns {

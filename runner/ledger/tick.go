@@ -17,7 +17,7 @@ type Tick struct {
 
 const day = 24 * time.Hour
 
-// ParsePeriod reads the time between ticks: a length of time, or minute, hour, day. Ticks
+// ParsePeriod reads the time between ticks: a duration, or minute, hour, day. Ticks
 // begin anew with each day, so a day has to be a whole number of them.
 func ParsePeriod(text string) (time.Duration, error) {
 	switch text {

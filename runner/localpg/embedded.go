@@ -16,16 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The embedded server belongs to a user on a machine and is shared by all of
-// his pglead. Two lock files order its life:
+// The embedded server belongs to a user on a machine, and all of that user's pgleads share
+// it. Two lock files order its life:
 //
 //	start  held exclusively by whoever starts or stops the server
 //	users  held shared by every pglead that uses it, for as long as it lives
 //
 // The server is the child of a keeper, which is this program again. When the
-// keeper can lock users exclusively, nobody is left; after a while of that it
-// stops the server, still holding both locks, and ends. A newcomer therefore
-// either counts before the server stops or finds none and starts one.
+// keeper can lock users exclusively, nobody is left; after some time without users it
+// stops the server, still holding both locks, and ends. So a newcomer
+// either counts before the server stops, or finds none and starts one.
 
 // Embedded is a use of the embedded server. The server outlives its users by
 // keepIdle.
@@ -36,15 +36,15 @@ type Embedded struct {
 	users fileLock
 }
 
-// keepIdle is how long the server goes on without a user: longer than a
+// keepIdle is how long the server goes on without a user: more than a
 // minute, so that a crontab finds it running.
 const keepIdle = 90 * time.Second
 
-// keeperName is the keeper's argv[0]. It keeps pkill from taking it for a run.
+// keeperName is the keeper's argv[0]. With it pkill doesn't take the keeper for a run.
 const keeperName = "embedded-postgres-keeper"
 
 // UseEmbedded joins the embedded server, and starts it if nobody has. The use ends
-// with Close or the process.
+// with Close or with the process.
 func UseEmbedded() (*Embedded, error) {
 	programs, err := FindPrograms()
 	if err != nil {
@@ -115,13 +115,13 @@ func stateDir(major int) (string, error) {
 	if foreign := new(foreignError); err == nil || errors.As(err, &foreign) {
 		return dir, err
 	}
-	// No home, or not a writable one: service accounts often have none.
+	// No home, or none that is writable: service accounts often have none.
 	dir = filepath.Join(os.TempDir(), fmt.Sprintf("pglead-%d-%s", os.Getuid(), name))
 	return dir, makePlace(dir)
 }
 
 // maxSocketDir leaves room for /.s.PGSQL.5432 in the 104 bytes that the
-// smallest of our systems allows a socket's path (macOS; Linux 108).
+// strictest of our systems allows for a socket's path (macOS; Linux 108).
 const maxSocketDir = 88
 
 func embeddedServer(programs Programs, dir string) (*Server, error) {
@@ -136,7 +136,7 @@ func embeddedServer(programs Programs, dir string) (*Server, error) {
 // keeper, and returns when the server is ready.
 func startKeeper(server *Server, dir string) error {
 	if _, err := os.Lstat(filepath.Join(server.Data, "PG_VERSION")); err != nil {
-		// A first start that was killed midway may have left half of one.
+		// A first start that was killed midway may have left half a directory.
 		if err := os.RemoveAll(server.Data); err != nil {
 			return err
 		}
@@ -196,8 +196,8 @@ func RunKeeper(args []string) (status int, isKeeper bool) {
 	}
 	if len(args) == 6 {
 		// The keeper lives long and must not hold on to what it inherited,
-		// such as a lock's descriptor of the script that called pglead.
-		// A second exec closes it all.
+		// such as the lock descriptor of the script that called pglead.
+		// A second exec closes all of that.
 		closeOnExecFrom(3)
 		self, err := os.Executable()
 		if err == nil {
@@ -233,8 +233,8 @@ func closeOnExecFrom(first int) {
 
 // keep runs the server until it has had no user for the given time.
 func keep(server *Server, dir string, idle time.Duration, ready func()) error {
-	// The server ends with the thread that starts it, should the keeper be
-	// killed: nobody would be left to count its users.
+	// The server ends with the thread that started it, in case the keeper is
+	// killed: then nobody would be left to count its users.
 	runtime.LockOSThread()
 	server.endWithParent = true
 	end := make(chan os.Signal, 1)
@@ -264,7 +264,7 @@ func keep(server *Server, dir string, idle time.Duration, ready func()) error {
 			continue
 		}
 		// The directory may have been removed in the meantime; then these are
-		// other files than a newcomer's, and its server is another, too.
+		// not the files that a newcomer locks, and its server is another one, too.
 		start, err := lockFile(dir, "start", unix.LOCK_EX|unix.LOCK_NB)
 		if err != nil {
 			continue

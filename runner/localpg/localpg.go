@@ -1,8 +1,8 @@
-// Package localpg runs PostgreSQL servers of one's own: the one behind
+// Package localpg runs private PostgreSQL servers: the one behind
 // `pglead run --dsn embedded`, and throwaway ones for the tests and the benchmark.
 //
 // Each server listens on a unix socket in a directory that only its account can enter.
-// It never runs as root, and keeps no state outside of its directory.
+// It never runs as root, and keeps no state outside its directory.
 package localpg
 
 import (
@@ -32,9 +32,9 @@ type Programs struct {
 var ErrNoPrograms = errors.New("no PostgreSQL server programs (initdb, postgres) on this machine")
 
 // FindPrograms looks in the directory that PG_BINDIR names, and nowhere else.
-// Without PG_BINDIR it looks in PATH, asks pg_config, and knows where Debian,
+// Without PG_BINDIR it looks in PATH, asks pg_config, and tries the places where Debian,
 // Red Hat, Homebrew, Postgres.app and FreeBSD keep server programs. The newest
-// wins.
+// version wins.
 func FindPrograms() (Programs, error) {
 	if dir := os.Getenv("PG_BINDIR"); dir != "" {
 		named := newestPrograms([]string{dir})
@@ -94,7 +94,7 @@ func majorVersion(s string) int {
 }
 
 // InstallHint is the command that installs a server on this system, as far as
-// its kind can be told.
+// the system can be identified.
 func InstallHint() string {
 	switch runtime.GOOS {
 	case "darwin":
@@ -127,7 +127,7 @@ type Server struct {
 	Socket   string // the directory of its unix socket
 	// Settings go onto the command line, and so before postgresql.conf.
 	Settings map[string]string
-	Env      []string // of its programs, beside a few
+	Env      []string // of its programs, besides a few
 
 	endWithParent bool // shut down fast when the thread that started it ends
 	cmd           *exec.Cmd
@@ -137,8 +137,8 @@ type Server struct {
 // Superuser is the role that initdb makes.
 const Superuser = "pglead"
 
-// Account is the account that a server runs as. It is nil for the user's own; root, as whom
-// PostgreSQL refuses to run, has postgres or else nobody.
+// Account is the account that a server runs as. It is nil for the user's own; for root, as whom
+// PostgreSQL refuses to run, it is postgres or else nobody.
 func Account() (*syscall.Credential, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -185,8 +185,8 @@ func giveAway(path string) error {
 	return os.Chown(path, int(account.Uid), int(account.Gid))
 }
 
-// Init makes the data directory, in one that the account need not be able to write
-// to.
+// Init makes the data directory, in a directory to which the account need not be able
+// to write.
 func (s *Server) Init() error {
 	if err := accountsDir(s.Data); err != nil {
 		return err
@@ -243,7 +243,7 @@ func (s *Server) Start(log *os.File) error {
 		return err
 	}
 	cmd.Stdout, cmd.Stderr = log, log
-	// No signal for our terminal's or our service's group reaches it.
+	// No signal for the group of our terminal or our service reaches it.
 	cmd.SysProcAttr.Setsid = true
 	if s.endWithParent {
 		endWithParent(cmd.SysProcAttr)
@@ -294,7 +294,7 @@ func (s *Server) Exited() <-chan struct{} { return s.exited }
 // smart, fast and immediate shutdown.
 func (s *Server) Signal(sig syscall.Signal) error { return s.cmd.Process.Signal(sig) }
 
-// Stop shuts the server down by the given signal and waits for its end.
+// Stop shuts the server down with the given signal and waits for its end.
 func (s *Server) Stop(sig syscall.Signal) error {
 	err := s.Signal(sig)
 	if errors.Is(err, os.ErrProcessDone) {
@@ -316,7 +316,7 @@ func (s *Server) port() string {
 	return "5432"
 }
 
-// listening says whether somebody answers at the server's socket.
+// listening says whether anything answers at the server's socket.
 func (s *Server) listening() bool {
 	return listening(filepath.Join(s.Socket, ".s.PGSQL."+s.port()))
 }

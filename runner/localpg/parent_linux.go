@@ -2,5 +2,5 @@ package localpg
 
 import "syscall"
 
-// endWithParent has the kernel ask for a fast shutdown when the parent dies.
+// endWithParent makes the kernel request a fast shutdown when the parent dies.
 func endWithParent(attr *syscall.SysProcAttr) { attr.Pdeathsig = syscall.SIGINT }

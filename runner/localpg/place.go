@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where root starts a server, it runs as another account, and whatever that
-// account may write to, it may also make a link to root's own files. So root
-// opens nothing in a directory of the account's, and by no name that may be a
+// Where root starts a server, it runs as another account. Whatever that
+// account may write to, it may also replace by a link to root's own files. So root
+// opens nothing in a directory of the account, and no name that may be a
 // link:
 //
 //	.        of the user: lock files and log
@@ -26,7 +26,7 @@ const (
 	socketName = "socket"
 	logName    = "log"
 
-	unfinished = ".new" // behind the name of what is being made
+	unfinished = ".new" // appended to the name of what is being made
 )
 
 // makePlace makes or checks the directory that holds the others, and returns once
@@ -60,7 +60,7 @@ func makePlace(dir string) error {
 	return d.Chmod(mode)
 }
 
-// foreignError is about a directory that nothing of the user's is put into.
+// foreignError is about a directory into which nothing of the user's is put.
 type foreignError struct {
 	dir   string
 	owner int
@@ -71,7 +71,7 @@ func (e *foreignError) Error() string {
 	return fmt.Sprintf("%s (of user %d) can't hold the embedded server, since %s: remove it, or name another place by XDG_STATE_HOME", e.dir, e.owner, e.why)
 }
 
-// openDir opens a directory, and no link to one.
+// openDir opens a directory, but not a link to one.
 func openDir(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 }
@@ -85,7 +85,7 @@ func accessTo(dir *os.File) (owner int, open bool, err error) {
 	return int(stat.Uid), stat.Mode&0o022 != 0, nil
 }
 
-// accountsDir makes or checks a directory of the account's in one that is the
+// accountsDir makes or checks a directory of the account in one that is the
 // user's own.
 func accountsDir(path string) error {
 	account, err := Account()
@@ -113,19 +113,19 @@ func accountsDir(path string) error {
 		if err != nil || owner == want && !open {
 			return err
 		}
-		// Whoever made it may have been killed before it was the account's.
+		// Its maker may have been killed before it was given to the account.
 		if os.Remove(path) != nil {
 			return &foreignError{path, owner, fmt.Sprintf("it should be the user %d's alone", want)}
 		}
 	}
 }
 
-// fileLock is the descriptor of a locked file. It is no os.File, which the garbage
-// collector closes when it thinks that nobody needs it any more.
+// fileLock is the descriptor of a locked file. It is no os.File, since the garbage
+// collector closes an os.File that nobody refers to any more.
 type fileLock int
 
-// lockFile locks a file in a directory of the user's, waiting for it if how doesn't
-// say otherwise. The lock goes with the descriptor, which no child inherits.
+// lockFile locks a file in a directory of the user, and waits for it unless how says
+// otherwise. The lock ends with the descriptor, which no child inherits.
 func lockFile(dir, name string, how int) (fileLock, error) {
 	path := filepath.Join(dir, name+".lock")
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CREAT|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0o600)
@@ -152,7 +152,7 @@ func createLog(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o600)
 }
 
-// longestPIDFile is more than postmaster.pid ever has.
+// longestPIDFile is more than postmaster.pid ever contains.
 const longestPIDFile = 4096
 
 // readPIDFile reads a file in the account's directory: it may be a link, endless,
@@ -169,7 +169,7 @@ func readPIDFile(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, longestPIDFile))
 }
 
-// rootsOwn makes a directory, all of whose parents are such that nobody but root
+// rootsOwn makes a directory, whose parents are all such that only root
 // can put another one in its place, and returns its path without links.
 func rootsOwn(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)

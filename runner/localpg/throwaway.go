@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Throwaway starts a server in a directory of its own, which remove deletes
+// Throwaway starts a server in its own directory, which remove deletes
 // together with the server. On request it also listens on the loopback
 // interface: see Settings and FreePort.
 func Throwaway(settings map[string]string) (s *Server, remove func(), err error) {
@@ -29,7 +29,7 @@ func Throwaway(settings map[string]string) (s *Server, remove func(), err error)
 	return s, remove, nil
 }
 
-// Prepare makes a throwaway server's directory and nothing in it.
+// Prepare makes a throwaway server's directory, but nothing in it.
 func Prepare(settings map[string]string) (s *Server, remove func(), err error) {
 	programs, err := FindPrograms()
 	if err != nil {
@@ -43,7 +43,7 @@ func Prepare(settings map[string]string) (s *Server, remove func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// The socket's directory is part of messages, whose lines tests know.
+	// The socket's directory is part of messages, whose exact lines tests know.
 	s = &Server{Programs: programs, Data: filepath.Join(dir, dataName), Socket: filepath.Join(dir, "s"), Settings: settings}
 	if err := makePlace(dir); err != nil {
 		return nil, nil, err
@@ -70,7 +70,7 @@ func (s *Server) StartLogged() error {
 	return s.Start(log)
 }
 
-// FreePort is a TCP port of the loopback interface that was free just now.
+// FreePort is a TCP port of the loopback interface that was free a moment ago.
 func FreePort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -81,7 +81,7 @@ func FreePort() (string, error) {
 	return port, err
 }
 
-// Query runs SQL on a connection of its own and returns the text of all values.
+// Query runs SQL on its own connection and returns the text of all values.
 func (s *Server) Query(database, sql string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()

@@ -17,19 +17,19 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Config says what is to be held, and how it is waited for.
+// Config says what to hold, and how to wait for it.
 type Config struct {
 	Claim   Claim
 	Session session.Config
 	Wait    time.Duration // 0 tries once, Forever has no end
 
-	// OfList says that the lock is one of a list's. The session goes on after the release, for other
-	// locks of the list, and may have several at once: its name shows no token. Other workers on the
-	// list come back for a lock without standing in line: starts and clean ends are announced even
-	// if nobody stands there.
+	// OfList says that the lock is one of a list's. The session goes on after the release, for
+	// other locks of the list, and may hold several at once, so its name shows no token. Other
+	// workers on the list come back for a lock without standing in line, so starts and clean ends
+	// are announced even if nobody stands there.
 	OfList bool
 
-	// Description is what sessions say of themselves, to which a grant adds.
+	// Description is what sessions say of themselves. A grant adds to it.
 	Description describe.Description
 
 	// LostGrace is what the command gets between SIGTERM and SIGKILL when the lock is lost.
@@ -37,7 +37,7 @@ type Config struct {
 	LostGrace time.Duration
 
 	// LockDelay is how long a former holder's command may live on after the loss of its
-	// lock. Without evidence that the command is dead, a grant is held for that long
+	// lock. Without evidence that it is dead, a new holder waits for that long
 	// before the start. 0 means never.
 	LockDelay time.Duration
 
@@ -45,8 +45,8 @@ type Config struct {
 	// question to the server.
 	Explain bool
 
-	// Endures makes a wait ride out every error once the database has answered for the lock.
-	// Otherwise it rides out those that pass by themselves.
+	// Endures makes a wait survive every error once the database has answered for the lock.
+	// Otherwise it survives only errors that pass by themselves.
 	Endures bool
 
 	// Ledger is what remembers the run, if the database has one.
@@ -59,16 +59,16 @@ type Config struct {
 // Forever is a wait without end.
 const Forever = time.Duration(math.MaxInt64)
 
-// Candidate is one that wants a claim, with what outlasts each of its sessions. When a
+// Candidate wants a claim, and keeps what outlasts each of its sessions. When a
 // tenure is over, it may stand for the next one.
 type Candidate struct {
-	cfg   Config // its database has the host first that is to be tried next
+	cfg   Config // the host to try next is the first of its database
 	past  past
 	last  *Held     // what it was granted last, or nil
 	began time.Time // when the current wait did
 
 	// In its last session:
-	rank   int    // its place in line: 1 if it had the lock, 0 if it had no place. The first come back sooner after an outage.
+	rank   int    // its place in line: 1 if it had the lock, 0 if it had no place. The first in line come back sooner after an outage.
 	ticket uint32 // of the current wait, or 0
 	ghost  uint32 // the session that had that ticket, which the server may still have; or 0
 }
@@ -87,11 +87,11 @@ const (
 
 func (p past) has(events past) bool { return p&events != 0 }
 
-// NewCandidate is a candidate that has done nothing yet.
+// NewCandidate returns a candidate that has done nothing yet.
 func NewCandidate(cfg Config) *Candidate { return &Candidate{cfg: cfg} }
 
-// begin begins a wait. Of an earlier one the candidate keeps where the database was and, if the lock
-// was lost, rank 1, with which it comes back sooner.
+// begin begins a wait. The candidate remembers from an earlier wait where the database was and, if
+// the lock was lost, gets rank 1, with which it comes back sooner.
 func (c *Candidate) begin() {
 	*c = Candidate{cfg: c.cfg, past: c.past & reached, last: c.last, began: time.Now()}
 	if c.last == nil {
@@ -113,10 +113,10 @@ func (c *Candidate) answered() {
 }
 
 // Acquire opens a session, takes the lock on it, and returns when a command may be
-// started under it. It waits while an obstacle stands that passes by itself, for as long
-// as Config.Wait allows. It calls prepare, unless that is nil, once for each session, beside
-// the questions to the server or the wait: there the caller makes ready what the command
-// will need. The function that prepare returns undoes that, if the session is given up.
+// started under it. It waits out any obstacle that passes by itself, for as long
+// as Config.Wait allows. It calls prepare, unless that is nil, once for each session, in parallel
+// with the questions to the server or the wait: there the caller prepares what the command
+// needs. If the session is given up, the function that prepare returned undoes that.
 // Errors are
 //
 //	*ConflictError                            somebody else has it
@@ -177,8 +177,8 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 	return held, nil
 }
 
-// takeAndSettle takes the lock and prepares for the start. The holder looks for requests to step down,
-// and calls those in line when it is done.
+// takeAndSettle takes the lock and prepares the start. The holder then looks for requests to step
+// down, and calls those in line when it is done.
 func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
 	if err := w.take(ctx); err != nil {
 		return nil, err
@@ -193,8 +193,8 @@ func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
 	return held, nil
 }
 
-// take takes the lock: it tries first, and then waits for as long as it may. A waiter that returns has
-// a place in line, and tries only when it is its turn. A transaction has no line.
+// take takes the lock: it tries first, and then waits for as long as it may. A returning waiter has
+// a place in line, and tries only when it is its turn. In a transaction there is no line.
 func (w *waiter) take(ctx context.Context) error {
 	triesFirst, wait := !w.returning, w.wait
 	if !w.cfg.hasLine() {
@@ -289,7 +289,7 @@ func (w *waiter) refuse(ctx context.Context) error {
 	return conflict
 }
 
-// lastQuery is a session that ends with the answer to one more query.
+// lastQuery is a session that ends with the answer to its next query.
 type lastQuery struct{ *session.Session }
 
 func (l lastQuery) Query(ctx context.Context, queries ...string) (session.Rows, error) {

@@ -10,7 +10,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// announcement is one of this run's.
+// announcement is an announcement of this run.
 func (cfg *Config) announcement(word evidence.Word) evidence.Announcement {
 	return evidence.Announcement{Word: word, Lease: cfg.Session.Lease, LostGrace: cfg.LostGrace}
 }
@@ -28,8 +28,8 @@ func notify(channel, payload string) string {
 	return fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel, payload)
 }
 
-// notWaitingForDisk is an SQL expression for a commit of words alone: after a crash nobody
-// listens.
+// notWaitingForDisk is an SQL expression for a commit that only announces: after a crash
+// nobody listens.
 const notWaitingForDisk = "pg_catalog.set_config('synchronous_commit', 'off', true)"
 
 // notifyQuery is a query that says something on a channel.
@@ -43,17 +43,17 @@ func Tell(ctx context.Context, s *session.Session, what Said) error {
 	return err
 }
 
-// listenersSQL is a condition for the sessions that listen to what is said of these locks:
+// listenersSQL is a condition for the sessions that listen to announcements about these locks:
 // a waiter for one of them may want another one next. They are the sessions with marks,
 // and those of older versions, which stand in the server's own queue. A session
-// that waits for that number in another database is told in vain: to find out which
+// that waits for that number in another database is told in vain: finding out which
 // database this is would take as long as all the rest.
 func (c Claim) listenersSQL(locks []advisory.Lock) string {
 	lines, ids := c.audience(locks)
 	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (%s AND %s OR NOT granted AND %s)", advisory.InLinesOf(lines...), advisory.IsMark, advisory.Among(ids))
 }
 
-// audienceQuery says whether anybody listens to what is said of these locks, and how many
+// audienceQuery says whether anybody listens to announcements about these locks, and how many
 // in line don't.
 func (c Claim) audienceQuery(locks []advisory.Lock) string {
 	lines, ids := c.audience(locks)

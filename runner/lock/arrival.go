@@ -7,14 +7,14 @@ import (
 	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
-// A waiter that was refused can't hear yet: its LISTEN is its next message. A brief command may end
-// in between, and its holder would find nobody to tell. Then the waiter would get the lock without
-// evidence, and hold it for the lock-delay. So a try that is refused takes the arrival
-// in the same expression. The waiter gives it back once it listens. A holder
-// that is done waits for that, if nobody listened when its token was drawn. This is for speed: the
-// promise does not depend on it.
+// A waiter that was just refused does not listen yet: its LISTEN is its next message. A brief
+// command may end in between, and its holder would find nobody to tell. Then the waiter would get
+// the lock without evidence, and hold it for the lock-delay. So a refused try takes the arrival
+// lock in the same expression, and the waiter gives it back once it listens. A holder that is done
+// waits for that, if nobody listened when its token was drawn. This is for speed: the promise does
+// not depend on it.
 
-// arrivedQuery is the query that gives the arrival back, if the bid has it.
+// arrivedQuery is the query that gives the arrival lock back, if the bid has it.
 func (b *Bid) arrivedQuery() (query []string) {
 	if b.place.arriving {
 		query = []string{"SELECT " + advisory.ArrivalOf(b.nextLine()).UnlockSQL()}
@@ -22,7 +22,7 @@ func (b *Bid) arrivedQuery() (query []string) {
 	return query
 }
 
-// EndArrival gives the arrival back, if the bid has it, for one that will not listen.
+// EndArrival gives the arrival lock back, if the bid has it and will not listen.
 func (b *Bid) EndArrival(ctx context.Context) error {
 	err := b.send(ctx, b.arrivedQuery()...)
 	b.place.arriving = false
@@ -32,9 +32,9 @@ func (b *Bid) EndArrival(ctx context.Context) error {
 // arrivalMost is how long a holder waits for those who are arriving.
 const arrivalMost = "200ms"
 
-// awaitArrivalsQuery is a query that waits until nobody is arriving for any of the locks, or fails at the
-// first for which that takes longer than arrivalMost: another program may have the arrivals of all of them.
-// With a ledger nobody has to hear how a holder ended.
+// awaitArrivalsQuery is a query that waits until nobody is arriving for any of the locks. It fails
+// at the first lock for which that takes longer than arrivalMost, since another program may hold
+// all the arrivals. With a ledger it isn't needed: the ledger says how a holder ended.
 func (g *grant) awaitArrivalsQuery() (query []string) {
 	if g.listened || g.recorded {
 		return nil

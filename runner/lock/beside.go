@@ -9,15 +9,15 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// With a quorum, and in a transaction, the token is drawn beside the lock: on a second session.
+// With a quorum, and in a transaction, a second session draws the token, beside the lock's own.
 
 // drawBeside draws the token on a second connection. With a quorum the lock's own session
-// must never hang in a commit. In a transaction that holds the lock a number would hold
-// back vacuum for as long as the command runs. Afterwards it asks the lock's own session
-// whether it still has the lock: the second one takes its time, which may be more than
-// the first one has left.
+// must never hang in a commit. In the transaction that holds the lock, a transaction number would
+// hold back vacuum for as long as the command runs. Afterwards it asks the lock's own session
+// whether it still has the lock: the draw may take more time than the lock's session
+// has left.
 func (b start) drawBeside(ctx context.Context) error {
-	if !b.cfg.Session.Transaction { // there the try has told the server's identity
+	if !b.cfg.Session.Transaction { // in a transaction the try has told the server's identity
 		if err := b.identify(ctx); err != nil {
 			return err
 		}
@@ -51,7 +51,7 @@ func (b start) drawBeside(ctx context.Context) error {
 }
 
 // identity are the columns for noteIdentity: the backend's number, which a pooler does not
-// tell, and the server's identity.
+// reveal, and the server's identity.
 const identity = "pg_catalog.pg_backend_pid(), " + session.ServerIdentity
 
 // identify learns on which server the session is.
@@ -90,7 +90,7 @@ func (b start) drawOnSecond(ctx context.Context) ([]string, error) {
 		return nil, err
 	case len(drawn) != 5:
 		return nil, session.ErrNotPostgreSQL()
-	case drawn[2] != b.server: // the name of the first server has become that of another
+	case drawn[2] != b.server: // the first server's name now leads to another server
 		return nil, session.Errorf(session.Unreachable, "", "the second connection reached another server than the first")
 	}
 	if !b.cfg.Session.Quorum && !b.cfg.OfList && !b.usesLedger() { // else the second session is needed again

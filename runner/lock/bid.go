@@ -25,8 +25,8 @@ type Bid struct {
 	preparation *preparation // of what the command needs
 }
 
-// NewBid is a bid on a session, which it does not close. contested says that others may have had
-// the locks since the caller's last session or pass, while the caller did not listen.
+// NewBid returns a bid on a session, which it does not close. contested says that others may have
+// had the locks since the caller's last session or pass, while the caller did not listen.
 func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 	b := &Bid{s: s, cfg: cfg, knowledge: newKnowledge(), preparation: newPreparation(s, nil)}
 	b.grant = noGrant(&b.cfg)
@@ -47,10 +47,10 @@ func (b *Bid) missing() []advisory.Lock {
 	return b.cfg.Claim.Locks[len(b.grant.Locks):]
 }
 
-// Try takes what is missing, one lock after the other, up to the first that somebody else
-// has, says whether it got anything, and returns at once. What it got stays with the bid
-// while the bid waits for the rest. In a transaction, or with Config.Wait 0, it is all or
-// nothing.
+// Try takes the missing locks, one after the other, up to the first that somebody else
+// has. It says whether it got any, and returns at once. The bid keeps what it got
+// while it waits for the rest. In a transaction, or with Config.Wait 0, Try takes all
+// or nothing.
 func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 	if b.cfg.Session.Transaction {
 		return b.tryInTransaction(ctx)
@@ -75,7 +75,7 @@ func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 	return b.noteArrival(n), nil
 }
 
-// noteArrival notes whether a try took the arrival, and returns the result without that.
+// noteArrival notes whether a try took the arrival lock, and returns the result without that.
 func (b *Bid) noteArrival(value int) (n int) {
 	n, arrived := advisory.SplitArrival(value)
 	b.place.arriving = b.place.arriving || arrived
@@ -83,7 +83,7 @@ func (b *Bid) noteArrival(value int) (n int) {
 }
 
 // trySQL is an SQL expression that takes what is missing, as Try describes it. Its value is for
-// noteArrival. A list's bid makes its first try here, since no login is its own.
+// noteArrival. A list's bid makes its first try here: it has no login of its own to carry it.
 func (b *Bid) trySQL() string {
 	if b.cfg.OfList && !b.knowledge.listens() {
 		return b.cfg.firstTrySQL()
@@ -118,11 +118,11 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.trySQL(cfg.Claim.Locks, false)
 }
 
-// noteResult notes the result n of a try: it has taken the first n locks or, with a gate,
-// the one at place n. Every grant comes through here, from Try, tryOften, tryInTransaction and
-// Turnover. Then Complete says whether it is all of the claim, areListed whether pg_locks agrees, and
-// Settle when a command may start. The verdict on each lock says how long the last holder's command
-// may be alive.
+// noteResult notes the result n of a try: it has taken the first n locks or, with a gate, the lock
+// at place n. Every grant comes through here, from Try, tryOften, tryInTransaction and Turnover.
+// Then Complete says whether it is the whole claim, areListed whether pg_locks agrees, and Settle
+// when a command may start. The verdict on each lock says how long the last holder's command may be
+// alive.
 func (b *Bid) noteResult(n int) (some bool, err error) {
 	missing := b.missing()
 	if n < 0 || n > len(missing) {
@@ -142,15 +142,15 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 	return len(won) > 0, nil
 }
 
-// GiveBack frees locks under which no command was started. From then on others may have those of
-// whose starts the bid does not hear: it lacks their common marks.
+// GiveBack frees locks under which no command was started. Those whose common marks the bid lacks
+// count as contested from then on: others may start under them unheard.
 func (b *Bid) GiveBack(ctx context.Context) error {
 	b.knowledge.contest(slices.DeleteFunc(slices.Clone(b.grant.Locks), func(l advisory.Lock) bool { return slices.Contains(b.knowledge.marks, l.ID) }))
 	return b.unlock(ctx)
 }
 
-// withdraw gives the locks back, and leaves the line: the command must not start. The end of
-// the session would do that a moment too late for the next run of a script.
+// withdraw gives the locks back and leaves the line, since the command must not start. The
+// session's end would do that, but a moment too late for the next run of a script.
 func (b *Bid) withdraw(ctx context.Context) error {
 	b.knowledge.contest(b.grant.Locks)
 	err := b.unlock(ctx, b.leaveAndUnmarkQuery()...)
@@ -168,8 +168,8 @@ func (b *Bid) unlock(ctx context.Context, also ...string) error {
 	return b.send(ctx, queries...)
 }
 
-// giveBackQueries are the queries that give the locks back. They announce a clean end of a token that
-// was drawn only if no earlier command can be alive: a waiter that hears it starts at once.
+// giveBackQueries are the queries that give the locks back. If a token was drawn they announce a
+// clean end, but only if no earlier command can be alive: a waiter that hears it starts at once.
 func (b *Bid) giveBackQueries() []string {
 	g := b.grant
 	switch {
@@ -178,7 +178,7 @@ func (b *Bid) giveBackQueries() []string {
 	case b.cfg.Session.Transaction:
 		return []string{"ROLLBACK"}
 	}
-	g.coversEarlier = false // without a command of its own it speaks for no other
+	g.coversEarlier = false // it had no command of its own, so it vouches for no other
 	words, unlock := g.endQueries("")
 	if !g.endsAlone() {
 		words = nil
@@ -203,7 +203,7 @@ func (b *Bid) send(ctx context.Context, queries ...string) error {
 	return b.error(err)
 }
 
-// number sends queries. The answer to the last one is a number.
+// number sends queries, the last of which is answered by a number.
 func (b *Bid) number(ctx context.Context, queries ...string) (int, error) {
 	rows, err := b.s.Query(ctx, queries...)
 	if err != nil {
@@ -221,13 +221,13 @@ func lastNumber(rows session.Rows) (int, error) {
 	return 0, session.ErrNotPostgreSQL()
 }
 
-// error makes an error of the server name the bid's locks.
+// error adds the names of the bid's locks to a server error.
 func (b *Bid) error(err error) error {
 	return session.Rejected(err, "lock "+b.cfg.Claim.String())
 }
 
-// answeredError is the server's error if the session has outlived it, or nil: the loss of a
-// session may wrap one, too.
+// answeredError is the server's error if the session has survived it, or nil. A LostError
+// may wrap one, too.
 func answeredError(err error) (pgErr *pgconn.PgError) {
 	if errors.As(err, new(*session.LostError)) || !errors.As(err, &pgErr) {
 		return nil
@@ -235,7 +235,7 @@ func answeredError(err error) (pgErr *pgconn.PgError) {
 	return pgErr
 }
 
-// nudge tells a goroutine that there is something for it, if it is not told already.
+// nudge tells a goroutine that there is something to do, unless it has been told already.
 func nudge(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -20,8 +20,8 @@ type succession struct {
 	calling bool       // the session calls them
 }
 
-// succession is what this waiter, now a holder, knows of those behind it. With a ledger nobody has to hear
-// how a holder ended.
+// succession is what this waiter, now a holder, knows of those behind it. With a ledger nobody
+// needs a call to hear how a holder ended.
 func (w *waiter) succession() succession {
 	s := succession{line: w.nextLine()}
 	switch {
@@ -34,8 +34,8 @@ func (w *waiter) succession() succession {
 	return s
 }
 
-// call calls those who may be next. It returns when one of them listens, when all those that it knew
-// of have left, or when its patience is over.
+// call calls those who may be next. It returns when one of them listens, when all of them that it
+// knew have left, or when its patience is over.
 func (h *Held) call(ctx context.Context) error {
 	patience := h.next.who.Patience(h.cfg.Session.Lease)
 	if patience == 0 {
@@ -50,7 +50,7 @@ func (h *Held) call(ctx context.Context) error {
 		if err != nil {
 			return h.error(err)
 		}
-		h.next.calling = h.next.calling || answers[1].Is("t") // a waiter's heartbeat may have it for an instant
+		h.next.calling = h.next.calling || answers[1].Is("t") // a waiter's heartbeat may hold the lock for an instant
 		if answers[0].Is("t") || time.Since(began) >= patience {
 			return nil
 		}
@@ -71,8 +71,8 @@ func (s *succession) endCallQuery() (query []string) {
 	return []string{"SELECT " + advisory.CallOf(s.line).UnlockSQL()}
 }
 
-// heardQuery is a query that says whether one of those who may be next listens. Only the first
-// MostListeners places are looked at: a waiter that others have come before keeps its mark until
+// heardQuery is a query that says whether one of those who may be next listens. It looks only at
+// the first MostListeners places: a waiter that was pushed back behind them keeps its mark until
 // its next look. The order is that of wordQuery.
 func (s *succession) heardQuery() string {
 	enough := "bool_or(listens) IS TRUE"

@@ -17,9 +17,9 @@ import (
 // commands are dead, so that the waiters need not wait for the lock-delay. Call it when
 // the commands and all that they started are dead.
 //
-// The locks' own session is gone, or of no use, so another one is opened. It first ends
-// the old one, if the server still has it: after a healed partition that one still has
-// the locks. Failures are tried again for one lock-delay; after that nobody waits.
+// The locks' own session is gone or useless, so this opens another one. It first ends
+// the old one, if the server still has it: after a healed partition the old session still has
+// the locks. It retries failures for one lock-delay; after that nobody waits.
 func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	if len(lost) == 0 {
 		return
@@ -30,8 +30,8 @@ func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	afterLoss(ctx, lost[0].isHeard(), lost...)
 }
 
-// wasLost says whether AnnounceDeaths was called for these locks. Err would not do: it also says
-// why a session ended that was closed.
+// wasLost says whether AnnounceDeaths was called for these locks. Err would not do: it also
+// gives the reason why a closed session ended.
 func (h *Held) wasLost() bool { return h.end.Outcome == ledger.Lost }
 
 // TellEndLate is for a command whose session was lost after the command's end. On a new
@@ -50,7 +50,7 @@ func (h *Held) TellEndLate(ctx context.Context) {
 const lateMost = 2 * time.Second
 
 // tellUnstarted is TellEndLate for a session that was given up after it had announced a start, before its
-// command could start. It does so even if a signal was the reason. It says no more than giveBackQueries.
+// command could start. It does so even after a signal. It announces no more than giveBackQueries.
 func (w *waiter) tellUnstarted(ctx context.Context) {
 	g := w.grant
 	if !g.endsAlone() {
@@ -63,13 +63,13 @@ func (w *waiter) tellUnstarted(ctx context.Context) {
 	h.TellEndLate(ctx)
 }
 
-// isHeard says whether anybody goes by a word of the command's death.
+// isHeard says whether anybody acts on news of the command's death.
 func (h *Held) isHeard() bool {
 	return h.cfg.LockDelay > 0 && h.cfg.announces() && !h.cfg.Claim.shared()
 }
 
-// afterLoss notes the ends in the ledger, if the runs are recorded there, and may tell
-// the waiters, on a new session.
+// afterLoss opens a new session, notes the ends in the ledger, if it has the runs, and may
+// tell the waiters.
 func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	if !tellWaiters && !lost[0].recorded {
 		return

@@ -10,18 +10,18 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Each NOTIFY wakes all sessions of a database that listen, so in a long line only the
-// first do. The others are dormant: a holder's clean end does not reach them. If a dormant
-// waiter took a free lock, it would have heard nothing of the last holder, and would have to
-// hold the lock for the lock-delay. So a holder that is done, and behind which all are dormant,
-// calls, and keeps the lock until one of them listens. This is for speed: the promise does
+// Each NOTIFY wakes all listening sessions of a database, so in a long line only the
+// first few listen. The others are dormant: a holder's clean end does not reach them. A dormant
+// waiter that took a free lock would have heard nothing of the last holder, and would have to
+// hold the lock for the lock-delay. So a holder that is done, and has only dormant waiters behind
+// it, calls them, and keeps the lock until one of them listens. This is for speed: the promise does
 // not depend on it.
 //
-// To call is to take a lock, which the heartbeat of a dormant waiter then can't have. Many
-// may call at once. Waiters call, too, while few listen (FewListen): brief commands would use
-// up the rest of them before a heartbeat comes.
+// To call is to take a lock, which the heartbeat of a dormant waiter then can't take. Many
+// may call at once. Waiters call, too, while few listen (FewListen): else brief commands would use
+// up the remaining listeners before a heartbeat comes.
 
-// goDormant makes the waiter dormant. A turn that it had is over: if it took the lock now, it
+// goDormant makes the waiter dormant, and cancels its turn: if it took the lock now, it
 // would have heard nothing of the last holder.
 func (w *waiter) goDormant(ctx context.Context) error {
 	w.schedule.tryAt, w.schedule.burst = time.Time{}, false
@@ -29,7 +29,7 @@ func (w *waiter) goDormant(ctx context.Context) error {
 		Every:   leasetime.WaiterBeat(w.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.place.line).ID).TryXactSQL()}, Then: w.hearCall},
 	})
-	if w.place.marked { // before it is deaf, so that nobody relies on it
+	if w.place.marked { // before it stops listening, so that nobody relies on it
 		if err := w.send(ctx, "SELECT "+advisory.MarkOf(w.ticketLock()).UnlockSQL()); err != nil {
 			return err
 		}
@@ -38,14 +38,14 @@ func (w *waiter) goDormant(ctx context.Context) error {
 	return w.Unlisten(ctx)
 }
 
-// wake makes a dormant waiter listen, and look again, which marks it.
+// wake makes a dormant waiter listen and look again, which gives it a mark.
 func (w *waiter) wake(ctx context.Context) (found *look, err error) {
 	w.beatPlainly()
 	return w.listenAndLook(ctx)
 }
 
-// callIfFew calls while few listen and others are dormant. In the lines of several locks
-// nobody calls.
+// callIfFew calls while few listen and others are dormant. With several locks nobody
+// calls.
 func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 	claim := w.cfg.Claim
 	few := crowd.FewListen(found.marked, found.waiting) && (claim.takesAny() || claim.takesOne())
@@ -58,7 +58,7 @@ func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 		sql = call.TrySQL()
 	}
 	n, err := w.number(ctx, "SELECT "+sql+"::int")
-	if n == 1 { // else a heartbeat has it, and the next look comes soon
+	if n == 1 { // else a heartbeat has the lock, and the next look comes soon
 		w.place.calling = few
 	}
 	return err

@@ -6,7 +6,7 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// SetEnd sets how the command ended, for the ledger. Without a call, the ledger has that the
+// SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
 // command was stopped.
 func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
@@ -19,9 +19,9 @@ func (h *Held) finishQueries(end ledger.End) (queries []string) {
 }
 
 // finishColumns are those queries without their SELECT. They are sent when the command is
-// dead, before the locks are given back. A crash of the server may lose what they write,
-// which costs the next start its lock-delay. With a tick it would repeat a success, so there
-// the commit waits for the disk.
+// dead, before the locks are given back. If a crash of the server loses what they write, the
+// next start waits for its lock-delay. With a tick it would repeat a success, so then the
+// commit waits for the disk.
 func (h *Held) finishColumns(end ledger.End) (list []string) {
 	if !h.recorded {
 		return nil

@@ -17,7 +17,7 @@ type grant struct {
 	Locks []advisory.Lock
 	Slot  int           // with a gate: the place of the lock in the claim, from 1
 	delay time.Duration // how long the locks are held before the command may start
-	// coversEarlier: a clean end of this run says that the commands of all earlier
+	// coversEarlier says that a clean end of this run means that the commands of all earlier
 	// holders are dead, too (see verdict).
 	coversEarlier bool
 
@@ -38,19 +38,20 @@ func noGrant(cfg *Config) grant { return grant{cfg: cfg, coversEarlier: true} }
 // drawn says whether the token has been drawn.
 func (g *grant) drawn() bool { return g.Token != 0 }
 
-// startsAtOnce says whether the command may start without a delay: by the evidence no earlier
-// command is alive.
+// startsAtOnce says whether the command may start without a delay: the evidence says that no
+// earlier command is alive.
 func (g *grant) startsAtOnce() bool { return g.delay == 0 }
 
-// endsAlone says whether a grant under which no command was started may say that this tenure is over: its
-// start was announced, and no earlier command is alive, for which those who hear of the end would start at once.
+// endsAlone says whether a grant under which no command was started may announce that its tenure is
+// over: its start was announced, and no earlier command is alive, since those who hear of the end
+// would start at once.
 func (g *grant) endsAlone() bool { return g.drawn() && g.startsAtOnce() }
 
 // undraw forgets the token, and what the ledger may have noted under it.
 func (g *grant) undraw() { g.Token, g.SystemID, g.recorded = 0, "", false }
 
 // endQueries are the queries that announce, for each lock, that its command is dead, and the
-// query that gives all locks back. The next holder is to be on the host that it prefers, if any.
+// query that gives all locks back. prefers is the host that should hold them next, or empty.
 func (g *grant) endQueries(prefers string) (words []string, unlock string) {
 	for _, l := range g.Locks {
 		words = append(words, g.wordQuery(l, g.cfg.Claim.listenersSQL(g.Locks), prefers))
@@ -58,9 +59,9 @@ func (g *grant) endQueries(prefers string) (words []string, unlock string) {
 	return words, "SELECT " + advisory.UnlockAllSQL(g.Locks)
 }
 
-// rehearsalQuery is a query that announces the end of a tenure, but finds no listener. A session reads
-// the server's catalogs for its first announcement, which takes half a millisecond: this way it has done
-// so before its command ends.
+// rehearsalQuery is a query that announces the end of a tenure, but finds no listener. For its
+// first announcement a session reads the server's catalogs, which takes half a millisecond: this
+// way it has done so before its command ends.
 func (g *grant) rehearsalQuery() (query []string) {
 	if !g.cfg.announces() || g.cfg.OfList {
 		return nil
@@ -68,8 +69,8 @@ func (g *grant) rehearsalQuery() (query []string) {
 	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL", "")}
 }
 
-// wordQuery is the query that announces the end of a tenure to those in line, if there are
-// listeners, by an SQL condition. It names the first of them, or one on the preferred host.
+// wordQuery is the query that announces the end of a tenure to those in line, if there are any
+// listeners, an SQL condition. It names the first of them, or one on the preferred host.
 func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	word := evidence.Clean
 	if l.Shared {
@@ -78,9 +79,9 @@ func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	if g.cfg.OfList && !l.Shared && prefers == "" { // others may come back for the item without standing in line
 		return notifyQuery(evidence.Channel(l.ID), g.endPayload(word, endLSN))
 	}
-	// In a backend's first moments an order by places, as in a look, would take as long
+	// In a new backend, sorting by places, as a look does, would take as long
 	// as all the rest. This order names the wrong session when the tickets' time has
-	// wrapped; then the right one tries a little later.
+	// wrapped around; then the right one tries a little later.
 	order := "objid"
 	if len(g.Locks) > 1 { // waiters for this lock come before those for another
 		order = fmt.Sprintf("classid <> '%d', objid", lockkey.Ticket(l.ID))
@@ -93,19 +94,19 @@ func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 }
 
 // endLSN are SQL expressions by which a clean end shows where the write-ahead log is. They write to
-// it, so that this is a place of its own.
+// the log, so that this place is distinct.
 const endLSN = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit_message(false, 'pglead', '')"
 
 // endPayload is an SQL expression that announces the end of a tenure by one of the
-// other words. More SQL expressions are added to its text.
+// other words. The SQL expressions more are appended to its text.
 func (g *grant) endPayload(word evidence.Word, more ...string) string {
 	a := g.cfg.announcement(word)
 	a.CoversEarlier = g.coversEarlier
 	return a.SQL(strconv.FormatInt(g.Token, 10), more...)
 }
 
-// showEndQuery is the query by which a session's name shows that its command is dead. A
-// waiter that begins to listen after the announcement of that, and looks before the
+// showEndQuery is the query that makes a session's name show that its command is dead. A
+// waiter that starts to listen after the announcement of that, and looks before the
 // unlock, sees it there.
 func (g *grant) showEndQuery() string {
 	return "SELECT " + g.cfg.showSQL(strconv.FormatInt(g.Token, 10), endedSuffix)

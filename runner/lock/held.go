@@ -16,7 +16,7 @@ import (
 type Held struct {
 	grant
 	Session *session.Session
-	Took    time.Duration // all of Acquire; 0 in each
+	Took    time.Duration // all of Acquire; 0 for an item of a list
 
 	end      ledger.End    // of the command
 	showsEnd bool          // in the session's name
@@ -29,8 +29,8 @@ type Held struct {
 
 // After a brief tenure, or if the holder had to call those in line, the session stays for
 // stayForRole after the release. Those in line look up its role meanwhile: without that its
-// words don't count (Evidence.Trusts), and just then many of them are busy with tries of their
-// own. A longer tenure gave them the time.
+// announcements don't count (Evidence.Trusts), and just then many waiters are busy with their
+// own tries. A longer tenure gave them the time.
 const (
 	stayForRole = 100 * time.Millisecond
 	briefTenure = time.Second
@@ -46,7 +46,7 @@ func (h *Held) Err() error { return h.Session.Err() }
 // Release gives the locks back: when it returns nil another session can have them. The
 // command is dead, or was never started. If anybody waits, Release announces that in a
 // transaction before the one that frees the locks, so that the next holder has heard it.
-// If nobody waits it says nothing, since a NOTIFY costs the whole server; only a session
+// If nobody waits it announces nothing, since a NOTIFY costs the whole server; only a session
 // that works on a list announces each end. A session that nobody else uses ends with the
 // release, unless the waiters in line may still have to look up its role (Close).
 func (h *Held) Release(ctx context.Context) error {
@@ -100,8 +100,8 @@ func (h *Held) error(err error) error {
 	return session.Rejected(err, "lock "+h.cfg.Claim.String())
 }
 
-// releaseQueries is endQueries with queries before that note this end in the ledger. With a quorum a
-// commit of its own does that (finishBeside).
+// releaseQueries is endQueries, preceded by queries that note this end in the ledger. With a quorum
+// a separate commit notes it (finishBeside).
 func (h *Held) releaseQueries(end ledger.End) (queries []string, unlock string) {
 	words, unlock := h.endQueries(h.prefers)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.

@@ -12,12 +12,12 @@ import (
 )
 
 // knowledge is what a bid knows of others that have its locks, or had them. The verdict on a grant
-// follows from it. The session's reader writes to heard, to the mailbox and to news.
+// follows from it. The session's reader writes to heard, mailbox and news.
 type knowledge struct {
 	// contested are the locks that another session has, or may have had while this bid did not listen.
-	// To start under one takes evidence.
+	// A start under one of them needs evidence.
 	contested map[lockkey.ID]bool
-	// unknownHolder: a try was refused, and the evidence knows of no holder. The next step looks.
+	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
 
 	heard   map[lockkey.ID]*evidence.Evidence // from the time at which it listens
@@ -37,9 +37,9 @@ func (k *knowledge) contest(locks []advisory.Lock) {
 	}
 }
 
-// noteRefusal notes that another session has what the last try did not get: the first lock that
-// is missing, since it did not try the next. In a transaction, or with a gate, these are all
-// that are missing.
+// noteRefusal notes that another session has what the last try did not get: the first missing
+// lock, since the try stopped there. In a transaction, or with a gate, it notes all the missing
+// locks.
 func (b *Bid) noteRefusal() {
 	refused := b.missing()
 	if !b.cfg.Claim.takesAny() && !b.cfg.Session.Transaction && len(refused) > 0 {
@@ -87,7 +87,7 @@ func (b *Bid) verify(ctx context.Context) error {
 // verdict is how long a granted lock has to be held before the command may
 // start.
 //
-// A bid that finds the lock free at the first try starts at once, unless the server
+// A bid that gets the lock at the first try starts at once, unless the server
 // is too young to tell, or the bid has heard something of the lock. A bid that has
 // waited, in this session or in one that was lost, goes by what it has heard, which may
 // be nothing.
@@ -102,7 +102,7 @@ func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
 	return evidence.Verdict{Delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
 }
 
-// verdictOnAll is the verdict on all of these locks by now.
+// verdictOnAll is the current verdict on all of these locks.
 func (b *Bid) verdictOnAll(locks []advisory.Lock) evidence.Verdict {
 	all := evidence.Verdict{CoversEarlier: true}
 	for _, l := range locks {

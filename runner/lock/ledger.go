@@ -11,10 +11,10 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// A ledger in the database says how the last run ended, also to a first try and to a
-// waiter that has heard nothing. Announcements still count, since other pgleads may not
-// be granted the ledger. After a start that was announced, and that the ledger lacks, a
-// run waits as without a ledger.
+// A ledger in the database says how the last run ended, even to a first try and to a
+// waiter that has heard nothing. Announcements still count, since other pgleads may not have
+// access to the ledger. If a start was announced that the ledger does not know, a
+// run waits as it would without a ledger.
 
 // usesLedger says whether the run goes by a ledger.
 func (b *Bid) usesLedger() bool {
@@ -51,8 +51,8 @@ func (b *Bid) startsWithToken(locks []advisory.Lock) bool {
 }
 
 // warmUp makes a start without a token, which starts nothing, for one of the first in line.
-// The session then has read what the first start of each session reads: between two commands
-// that would take 0.7 ms. If the ledger can't answer, the start itself will say why.
+// It makes the session read what its first start has to read: between two commands
+// that would take 0.7 ms. If the ledger can't answer, the real start will say why.
 func (w *waiter) warmUp(ctx context.Context) error {
 	locks := w.cfg.Claim.Locks
 	if w.warm || w.cfg.Claim.shared() || w.cfg.Session.Quorum || !w.usesLedger() {
@@ -67,7 +67,7 @@ func (w *waiter) warmUp(ctx context.Context) error {
 }
 
 // undischarged are the tokens of starts that were heard without their ends; blind says
-// that some of the tokens aren't known.
+// that some tokens aren't known.
 func (b *Bid) undischarged(locks []advisory.Lock) (tokens []int64, blind bool) {
 	if b.cfg.LockDelay == 0 {
 		return nil, false
@@ -81,10 +81,10 @@ func (b *Bid) undischarged(locks []advisory.Lock) (tokens []int64, blind bool) {
 	return tokens, blind
 }
 
-// ledgerError makes an error of the ledger one of this package. A run that waits rides
-// out those that pass by themselves.
+// ledgerError makes an error of the ledger one of this package. A waiting run survives those
+// that pass by themselves.
 func ledgerError(err error) error {
-	if errors.Is(err, session.ErrSilent) { // the ledger waits 3 s for a lock, which a short lease has not
+	if errors.Is(err, session.ErrSilent) { // the ledger waits 3 s for a lock, and a short lease is over before
 		return fmt.Errorf("%w while the ledger is to note the start (has another session locked its tables?)", err)
 	}
 	pgErr := answeredError(err)
@@ -102,7 +102,7 @@ func ledgerError(err error) error {
 	return &LedgerError{Says: says, err: ledger.Rejected(err)}
 }
 
-// LedgerError says that the ledger can't be written. The session is well.
+// LedgerError says that the ledger can't be written. The session itself is fine.
 type LedgerError struct {
 	Says string // what the server says, or nothing if the error explains itself
 	err  error

@@ -13,13 +13,13 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// ledgerStart is a start that asks the ledger, and may have to wait. It asks, does what the answer
-// asks for, and asks again.
+// ledgerStart is a start that asks the ledger, and may have to wait. It asks, acts on the answer,
+// and asks again.
 type ledgerStart struct {
 	start
 	proof ledger.Proof
 	delay time.Duration // which the announcements call for
-	// since is the time from which nobody else has had the locks for certain. With a quorum it is
+	// since is the time from which certainly nobody else has had the locks. With a quorum it is
 	// zero until the standbys have confirmed that.
 	since time.Time
 }
@@ -54,7 +54,7 @@ func (b start) startInLedger(ctx context.Context) error {
 	}
 }
 
-// waited is how long nobody else has had the locks for certain.
+// waited is how long certainly nobody else has had the locks.
 func (a *ledgerStart) waited() time.Duration {
 	if a.since.IsZero() {
 		return 0
@@ -77,7 +77,7 @@ func (a *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 		}
 		return ledger.ParseAnswer(text, len(grant.Locks), a.cfg.Ledger.Tick)
 	case len(a.proof.Heard) > 0:
-		// The many tries were one request with this start, and meanwhile another
+		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
 		a.proof.Closes[0] = max(a.proof.Closes[0], grant.Token)
 		grant.undraw()
@@ -86,7 +86,7 @@ func (a *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	return ledger.Answer{Kind: ledger.Begun}, nil
 }
 
-// noteEvidence puts into the proof what has been announced by now, and whether the locks have
+// noteEvidence puts into the proof what has been announced so far, and whether the locks have
 // been held for long enough.
 func (a *ledgerStart) noteEvidence() {
 	locks := a.grant.Locks
@@ -105,9 +105,9 @@ func (a *ledgerStart) noteEvidence() {
 	}
 }
 
-// noteBegun notes that the run has started in the ledger. It finds out whether the run may say at its
-// end that no earlier command is alive either. The ledger alone is no evidence for that: roles that are
-// not granted it leave no rows in it.
+// noteBegun notes that the run has started in the ledger. It decides whether the run may say at its
+// end that no earlier command is alive either. The ledger alone is no evidence for that: roles
+// without access to it leave no rows in it.
 func (a *ledgerStart) noteBegun() {
 	b := a.start
 	b.grant.recorded = true
@@ -120,7 +120,7 @@ func (a *ledgerStart) noteBegun() {
 	}
 }
 
-// heed does what an answer asks for. After that the start is asked for again.
+// heed does what an answer asks for. After that the ledger is asked again.
 func (a *ledgerStart) heed(ctx context.Context, answer ledger.Answer) error {
 	switch answer.Kind {
 	case ledger.Unknown:
@@ -137,7 +137,7 @@ func (a *ledgerStart) heed(ctx context.Context, answer ledger.Answer) error {
 	return answer.Refusal
 }
 
-// waitAsWithout waits as without a ledger.
+// waitAsWithout waits as if there were no ledger.
 func (a *ledgerStart) waitAsWithout(ctx context.Context) error {
 	err := a.waitOut(ctx, a.delay-a.waited())
 	a.proof.Sure = true
@@ -148,7 +148,7 @@ func (a *ledgerStart) waitAsWithout(ctx context.Context) error {
 }
 
 // waitForOpenRuns waits until the commands of the ledger's open runs are dead: for as
-// long as their settings call for, or until there is word of their ends.
+// long as their settings require, or until their ends are announced.
 func (a *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun) error {
 	b := a.start
 	if a.since.IsZero() {
@@ -184,8 +184,8 @@ func (a *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 	return err
 }
 
-// askLedgerEvery is the time between two questions whether the ledger has the end of the last
-// run. After a loss its process needs a new session to note that.
+// askLedgerEvery is how often the ledger is asked whether it has the end of the last
+// run. After a loss that run's process needs a new session to note its end.
 const askLedgerEvery = 250 * time.Millisecond
 
 // send asks the ledger, and returns the text of its answer.
@@ -210,7 +210,7 @@ func (a *ledgerStart) send(ctx context.Context) (string, error) {
 		if s, err = b.s.Second(ctx); err != nil {
 			return "", err
 		}
-		// What a pooler gives may have any defaults.
+		// A connection from a pooler may have any defaults.
 		queries = []string{"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", queries[0], "COMMIT"}
 	}
 	rows, err := s.Query(ctx, queries...)
@@ -224,8 +224,8 @@ func (a *ledgerStart) send(ctx context.Context) (string, error) {
 	return row[0], nil
 }
 
-// vanished says whether an error means that the ledger is gone, or not granted any more,
-// so that the run may go on without.
+// vanished says whether an error means that the ledger is gone, or that access was revoked,
+// so that the run may go on without it.
 func (a *ledgerStart) vanished(ctx context.Context, err error) bool {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || !slices.Contains([]string{"42501", "42883", "42P01", "3F000"}, pgErr.Code) {

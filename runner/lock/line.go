@@ -14,26 +14,26 @@ import (
 
 // The line is the sessions that wait. None of them blocks in the server: each is idle between
 // two looks. Each has a ticket, an advisory lock of its own whose number says when it came.
-// The order is only for fairness; the lock itself keeps the promise.
+// The order is only for fairness: the promise rests on the lock itself.
 //
 //	rank 1    sends a burst when the holder's clean end names it: one statement with many
 //	          tries, the first at once. It watches the holder (silence.go), and finds
 //	          out by itself if the lock is free (watch.go).
-//	up to 3   also watch it, in case those before them are frozen.
-//	rank r    tries when the lock has come free, r-1 times TurnPatience later, since
-//	          those before it may be dead. It doesn't if it hears of a start.
-//	up to 3   also tries if two looks in a row have shown the lock to be free.
-//	up to 24  listens, and is marked as one that does.
-//	others    are dormant (dormant.go), and look: by the line's pace while it moves, and
+//	up to 3   also watch the holder, in case those before them are frozen.
+//	rank r    tries (r-1) * TurnPatience after the lock has come free, since those
+//	          before it may be dead. It doesn't if it hears of a start.
+//	up to 3   also try if two looks in a row have shown the lock to be free.
+//	up to 24  listen, and have a mark that says so.
+//	others    are dormant (dormant.go), and look: at the line's pace while it moves, and
 //	          more and more seldom, the further behind they are, while it stands.
 //
-// turn.go has when each tries and looks.
+// turn.go lists when each of them tries and looks.
 
 // waiter is a candidate's bid, which waits in line for what the first try did not get.
 type waiter struct {
 	*Bid
 	candidate *Candidate
-	returning bool      // others may have had the locks since its last session or try: it must not pass those in line
+	returning bool      // others may have had the locks since its last session or try, so it must not pass those in line
 	told      time.Time // when Observer.Waiting was last called
 
 	rank     int
@@ -43,11 +43,11 @@ type waiter struct {
 
 	called atomic.Bool     // somebody has called this one
 	limits *inspect.Limits // the server's, once they are known
-	warm   bool            // a start without a token was made (warmUp)
+	warm   bool            // a warm-up start without a token was made (warmUp)
 }
 
-// join listens, takes a ticket and looks, in one message. digest makes the waiter dormant if it is not
-// one of the first.
+// join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
+// digest then makes it dormant.
 func (w *waiter) join(ctx context.Context) error {
 	if w.place.ticketed && w.place.line != w.nextLine() { // the next of several locks
 		if err := w.leaveLine(ctx); err != nil {
@@ -99,7 +99,7 @@ func (w *waiter) digest(ctx context.Context, found *look) (err error) {
 	return nil
 }
 
-// noteRank notes the rank. It returns by how many places the waiter has moved forward.
+// noteRank notes the rank. It returns how many places the waiter has moved forward.
 func (w *waiter) noteRank(found *look) (moved int) {
 	own := w.s.BackendPID()
 	moved = max(0, w.rank-found.rank)
@@ -117,8 +117,8 @@ func (w *waiter) noteRank(found *look) (moved int) {
 	return moved
 }
 
-// duties does what this place in line is there for: the first keeps newcomers out, the others
-// make room; all call the dormant waiters if few listen, and the first few watch the holder.
+// duties does the duties of this place in line: the first keeps newcomers out, and the others
+// make room. All call the dormant waiters if few listen, and the first few watch the holder.
 func (w *waiter) duties(ctx context.Context, found *look) error {
 	keepOrder := w.takeGate
 	if w.rank > 1 {
@@ -140,8 +140,8 @@ func (w *waiter) duties(ctx context.Context, found *look) error {
 	return w.followHolder(ctx, found)
 }
 
-// takeGate takes the gate for the first in line. It keeps newcomers from taking one of
-// several locks before it, and readers, which might come for ever.
+// takeGate takes the gate for the first in line. It keeps out newcomers, which could take one of
+// several locks first, and readers, which might come for ever.
 func (w *waiter) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
 	if w.place.gated || !w.cfg.Claim.takesAny() && (w.cfg.Claim.shared() || !readers) {

@@ -11,7 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
-// Listen begins to collect the words about the locks.
+// Listen starts to collect the announcements about the locks.
 func (b *Bid) Listen(ctx context.Context) error {
 	if len(b.deafTo()) == 0 && !b.knowledge.unknownHolder {
 		return nil
@@ -20,15 +20,16 @@ func (b *Bid) Listen(ctx context.Context) error {
 	return err
 }
 
-// listenAndLook begins to collect the words about the locks, and then looks for their holders. In
-// the other order a holder could begin unseen and unheard. Other queries are sent in between.
+// listenAndLook starts to collect the announcements about the locks, and then looks for their
+// holders. In the other order a holder could begin unseen and unheard. Other queries are sent in
+// between.
 func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*look, error) {
 	deaf := b.deafTo()
 	b.hear(deaf)
 	return b.look(ctx, append(listenQuery(deaf), between...)...)
 }
 
-// deafTo are the locks of which it hears nothing.
+// deafTo are the locks that the bid does not listen to.
 func (b *Bid) deafTo() (locks []advisory.Lock) {
 	for _, l := range b.cfg.Claim.Locks {
 		if b.knowledge.heard[l.ID] == nil {
@@ -38,7 +39,7 @@ func (b *Bid) deafTo() (locks []advisory.Lock) {
 	return locks
 }
 
-// hear makes the session collect what is said of these locks from now on.
+// hear makes the session collect announcements about these locks from now on.
 func (b *Bid) hear(locks []advisory.Lock) {
 	for _, l := range locks {
 		h := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
@@ -52,7 +53,8 @@ func (b *Bid) hear(locks []advisory.Lock) {
 	}
 }
 
-// listenQuery is a query by which the server sends what is said of these locks, if there are any.
+// listenQuery is a query that makes the server send announcements about these locks, if there are
+// any.
 func listenQuery(locks []advisory.Lock) (query []string) {
 	var listen []string
 	for _, l := range locks {
@@ -78,7 +80,7 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 	return err
 }
 
-// mailbox is the announcements of each lock that the line has not decided on yet. The
+// mailbox has the announcements of each lock that the line has not yet acted on. The
 // session's reader puts them there.
 type mailbox struct {
 	mu   sync.Mutex

@@ -1,31 +1,31 @@
-// Package lock takes an advisory lock, and knows when its taker may start work
+// Package lock takes an advisory lock, and decides when its holder may start work
 // under it.
 //
 // Candidate.Acquire opens a session, tries, waits in line without blocking in the server,
-// and draws the fencing token: it returns a Held. Release gives it back. If the lock
+// and draws the fencing token: it returns a Held. Held.Release gives the lock back. If the lock
 // was free at the first try, the command may start at once, unless the server is young.
-// After a wait there has to be evidence that the command of the last holder is dead: its
-// own word, or that of its guard, or the lock-delay has to pass (package evidence).
+// After a wait there has to be evidence that the last holder's command is dead: the word
+// of that holder or of its guard. Else the lock-delay has to pass (package evidence).
 //
 // The words of this package. To get a lock:
 //
 //	claim      the locks that a run wants: all of them or, behind a gate, any one
-//	candidate  one that wants a claim, and comes back with a new session when it lost one
+//	candidate  a process that wants a claim, and opens a new session when it lost one
 //	bid        a claim on one session, as far as it is granted
 //	waiter     a candidate's bid, and what it knows of its line while it waits
-//	try        asking for what is missing. The first one travels with the login, in
+//	try        asking for what is missing. The first try travels with the login, in
 //	           the same round trip (firstTrySQL), and Bid.Try takes its answer
-//	refused    a try that got nothing, and a run that gives up for that. What the server
-//	           answers with an error is rejected
+//	refused    said of a try that got nothing, and of a run that gives up for that. A try
+//	           that the server answers with an error is rejected
 //	grant      what a bid has got so far: locks, and later the token
-//	settle     from the grant to the start: the lock-delay, the token, the ledger
+//	settle     the steps from the grant to the start: the lock-delay, the token, the ledger
 //	tenure     one holding of a lock, from its token to its end
 //
 // What a waiter knows (package evidence):
 //
 //	word       what is said on a lock's NOTIFY channel: started, clean, dead, left
 //	look       a question for all that the server shows of a lock; each row is a seat
-//	watch      what the first in line ask of the holder alone, by their heartbeat
+//	watch      what the first in line ask about the holder alone, with their heartbeats
 //	knowledge  what a bid knows of others that have its locks, or had them
 //	evidence   what a waiter has heard and seen of a lock's holders, and the verdict that
 //	           follows from it: start at once, or after a delay
@@ -34,18 +34,18 @@
 // In line, for speed and fairness alone:
 //
 //	line       the waiters, each with a ticket
-//	place      what a bid has of the server's locks because it stands in line
+//	place      the server's locks that a bid has because it stands in line
 //	burst      many tries in one statement, when the lock is about to be freed
 //	dormant    a waiter so far behind that it doesn't listen
 //
-// Three rooms below know no session. Package advisory has all locks that pglead takes (ticket, mark,
-// arrival, call, gate) and their SQL. Package evidence has what may be concluded from what a waiter has
-// heard and seen. Package crowd has who of many listens, looks and tries, and when.
+// Three packages below know no session. Package advisory has all locks that pglead takes (ticket,
+// mark, arrival, call, gate) and their SQL. Package evidence decides what follows from what a
+// waiter has heard and seen. Package crowd decides who of many listens, looks and tries, and when.
 //
 // The ways to hold a lock (slots, readers, a quorum, ...) and what differs in each are in modes.go.
 //
 // A function whose name ends in SQL returns SQL expressions, and one whose name ends in Query or
-// Queries whole queries. It changes nothing: the caller sends them, and notes the answer.
+// Queries returns whole queries. It has no effect: the caller sends them, and notes the answer.
 package lock
 
 import (

@@ -33,7 +33,7 @@ type look struct {
 }
 
 // lastBeat is the latest request of a session, if this role may see it and it has a number. A
-// session whose transaction holds the lock has none here: nobody watches it.
+// session whose transaction holds the lock has no lastBeat: nobody watches it.
 type lastBeat struct {
 	pid     uint32
 	opened  string        // when the session was, by the server's clock
@@ -42,11 +42,11 @@ type lastBeat struct {
 	beat    uint64        // the request's number, from 1
 }
 
-// mostSeats is how many sessions a look lists beside the holder of each lock: those before this one
-// in line, and readers.
+// mostSeats is how many sessions a look lists besides the holder of each lock: those before this
+// one in line, and readers.
 const mostSeats = 72
 
-// look asks the server, behind other statements if there are any, and tells the
+// look asks the server, after other statements if there are any, and passes the answer to the
 // evidence.
 func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	l := &look{Look: evidence.Look{Sent: boottime.Now()}, asOf: map[lockkey.ID]int{}}
@@ -75,11 +75,12 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 }
 
 // lookQuery asks for the holders of the claim's locks. It also asks for those in line before this
-// session if that is one of the first, and for all in line if it has no ticket. It asks functions
-// instead of the views that are made of them: the views are slower, and a session's first query would
-// have to read their definitions. What a session shows of itself is asked for last, and of few
-// sessions: for each of a hundred in line that took three quarters of the time. If nobody has a lock or
-// a ticket there is one row, without a seat, since a bid without a line has to know its own role, too.
+// session if that is one of the first, and for all in line if it has no ticket. It calls functions
+// instead of the views that are made of them: the views are slower, and a session's first query
+// would have to read their definitions. It asks last, and of few sessions, for what a session shows
+// of itself: with a hundred in line, asking all of them took three quarters of the time. If nobody
+// has a lock or a ticket there is one row without a seat, since a bid without a line has to know
+// its own role, too.
 func (b *Bid) lookQuery() string {
 	ids := b.cfg.Claim.Sought().Locks
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
@@ -102,8 +103,8 @@ ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
 		advisory.IsMark, advisory.IsTicket)
 }
 
-// The columns of a row of lookQuery: those of a seat, and those that are the same in all rows
-// but for the last.
+// The columns of a row of lookQuery: those of a seat, and then those that are the same in every row.
+// lookColumns is their number.
 const (
 	seatPlaced = iota // it is a ticket
 	seatClass
@@ -153,7 +154,7 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 	return nil
 }
 
-// add adds a seat to the line or to the holders, of which pid, this session, is none.
+// add adds a seat to the line or to the holders, but not that of pid, which is this session.
 func (l *look) add(s evidence.Seat, last lastBeat, placed, granted bool, pid uint32) {
 	switch {
 	case placed:
@@ -192,21 +193,21 @@ func parseSeat(row []string) (s evidence.Seat, last lastBeat, err error) {
 	return s, last, nil
 }
 
-// requestAge reads how old a request is, in seconds by the server's clock. If that clock has been set
-// back since, the request seems to come from the future: it counts as new.
+// requestAge reads how old a request is, in seconds by the server's clock. If that clock was set
+// back since, the request seems to come from the future, and counts as new.
 func requestAge(seconds string) time.Duration {
 	age, _ := strconv.ParseFloat(seconds, 64)
 	return time.Duration(max(0, age) * float64(time.Second))
 }
 
-// The token stands in the name that every role sees of every session, before
-// the key, which may be cut off. The sign of its end follows it.
+// A session's name, which every role sees, has the token before the key, which may be
+// cut off. The suffix for an ended command follows the token.
 const (
 	tokenPrefix = "pglead:#"
 	endedSuffix = "-"
 )
 
-// shownToken is the token in a session's name, or 0, and whether its command is dead.
+// shownToken is the token in a session's name, or 0, and whether it shows a dead command.
 func shownToken(name string) (token int64, ended bool) {
 	rest, shown := strings.CutPrefix(name, tokenPrefix)
 	digits, _, whole := strings.Cut(rest, " ")

@@ -11,24 +11,24 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// A session that listens takes marks, by which holders see that somebody does: they announce
-// their starts and clean ends only then. It does so in this order:
+// A session that listens takes marks, which show holders that somebody listens: only then do they
+// announce their starts and clean ends. It does so in this order:
 //
 //	LISTEN       so that it misses nothing that is said to it
 //	the marks    who starts from now on is heard; who has started before may be unheard
 //	a look       shows who has the lock now
 //
-// With a mark it learns where the write-ahead log is. A clean end that shows a later place is that
-// of a holder which had the lock after the mark was taken (Evidence.NoteMark), even if the look came
-// too late for it.
+// With a mark the session learns where the write-ahead log is. If a clean end shows a later place,
+// its holder still had the lock after the mark was taken (Evidence.NoteMark), even if the look came
+// too late to see it.
 //
-// A bid that stands in line for one lock, or for slots, takes the mark of its ticket. One without a
-// line takes the common mark of each lock, and so does one that wants several locks, which also takes
-// that of its ticket. Without a mark no end counts (Evidence.State). Holders also count the marks, to
-// find out whether those in line have to be called.
+// A bid that stands in line for one lock, or for slots, takes the mark of its ticket. A bid without
+// a line takes the common mark of each lock. A bid in line for several locks takes both. Without a
+// mark no end counts (Evidence.State). Holders also count the marks, to find out whether those in
+// line have to be called.
 
-// markQueries are the queries that take the marks which a session that listens lacks, and note is for
-// their answers. Nobody who listens keeps another from a mark, but a stranger can.
+// markQueries are the queries that take the marks which a listening session lacks, and note takes
+// their answers. No listener keeps another from a mark, but a stranger can.
 func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)) {
 	common := b.lacksCommon()
 	var marks []string
@@ -51,8 +51,8 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 	}
 }
 
-// lacksCommon are the locks whose common marks the bid lacks: it listens to what is said of them, and
-// has no ticket for some of the claim's locks.
+// lacksCommon are the locks whose common marks the bid lacks: it listens to announcements about
+// them, and has no ticket for some of the claim's locks.
 func (b *Bid) lacksCommon() (ids []lockkey.ID) {
 	if b.cfg.Claim.takesAny() || b.place.inLine() && b.cfg.Claim.takesOne() {
 		return nil
@@ -65,7 +65,7 @@ func (b *Bid) lacksCommon() (ids []lockkey.ID) {
 	return ids
 }
 
-// taken is an SQL expression that tries for a mark. Its value is where the write-ahead log is just
+// taken is an SQL expression that tries for a mark. Its value is the write-ahead log's place just
 // after that, or NULL.
 func taken(try string) string {
 	return fmt.Sprintf("CASE WHEN %s THEN pg_catalog.pg_current_wal_insert_lsn() END", try)
@@ -92,7 +92,7 @@ func (k *knowledge) tookCommon(ids []lockkey.ID, marks session.Rows) {
 	}
 }
 
-// tookMark notes whether the waiter got the mark of its ticket. With a gate it is one for all
+// tookMark notes whether the waiter got the mark of its ticket. With a gate that mark is for all
 // locks.
 func (b *Bid) tookMark(mark session.Rows) {
 	row, err := mark.Only(1)

@@ -1,6 +1,7 @@
 package lock
 
-// There are several ways to hold a lock, and a claim may combine them. All else is the same for all:
+// There are several ways to hold a lock, and a claim may combine them. All else is the same in all
+// ways:
 //
 //	way                      what is different                               where
 //	several locks            they are taken one after the other, with a      Bid.Try, waiter.join
@@ -12,22 +13,22 @@ package lock
 //	                         nobody watches the holders                      followHolder
 //	shared (readers)         readers may share a ticket                      ticketQuery
 //	                         nobody watches the holders                      followHolder
-//	                         an end says nothing of other readers            grant.wordQuery
+//	                         a reader's end says nothing of other readers    grant.wordQuery
 //	                         the guard can't give the lock back              Held.EncodedRelease
 //	in a transaction         waiters poll: there is no line                  waiter.poll
-//	(Session.Transaction)    nothing is said before the end, nor of it       drawBeside, endTransaction
+//	(Session.Transaction)    neither the start nor the end is announced      drawBeside, endTransaction
 //	                         the token comes from a second session           tryInTransaction, drawBeside
 //	quorum (Session.Quorum)  what counts is what the standbys have           drawBeside, finishBeside,
 //	                         confirmed, on a second session                  Session.Witness
 //	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Turnover
-//	                         ends are said to all, in line or not            grant.wordQuery
+//	                         ends are announced to all, in line or not       grant.wordQuery
 //	                         nobody stands in line: the list comes back      package runner, each_*.go
 //	with a ledger            it says how the last run ended, to all          startInLedger
 
 // hasLine says whether waiters stand in line. In a transaction they poll.
 func (cfg *Config) hasLine() bool { return !cfg.Session.Transaction }
 
-// announces says whether starts and ends are said: a transaction says nothing before its own end.
+// announces says whether starts and ends are announced: a transaction sends nothing before its end.
 func (cfg *Config) announces() bool { return !cfg.Session.Transaction }
 
 // takesOne says whether the claim is to one lock, and no other will do.

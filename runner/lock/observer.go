@@ -13,9 +13,9 @@ import (
 // warning, like syslog's notice.
 const LevelNotice = slog.LevelInfo + 2
 
-// Observer is told what a run is at, for people and for a supervisor of this process. Package lock
-// tells it of the wait, and package runner of the rest. Each of its functions may be nil, and must not
-// block.
+// Observer is told what a run is doing, for people and for a supervisor of this process. Package
+// lock tells it about the wait, and package runner about the rest. Each of its functions may be
+// nil, and must not block.
 type Observer struct {
 	// Waiting is called when a wait begins, and about once a minute from then on, with
 	// the holders of the locks and their waiters. Each call takes one more question to
@@ -24,13 +24,13 @@ type Observer struct {
 	// Away is called after each failed attempt, with the reason why the database can't be
 	// reached or used, and with nil when it answers.
 	Away func(obstacle error)
-	// Delayed is called when a lock-delay begins, with the time of its end, and when it
-	// is over, with the zero time.
+	// Delayed is called when a lock-delay begins, with the time when it will end, and with
+	// the zero time when it is over.
 	Delayed func(until time.Time)
 	// Beside runs in a goroutine of its own for as long as a backend waits.
 	Beside func(ctx context.Context, backend uint32)
-	// Alive is called with the time within which its next call comes, unless the work is
-	// stuck.
+	// Alive is called with the time within which it will be called again, unless the work
+	// is stuck.
 	Alive func(within time.Duration)
 
 	// Leading is called when the command has been started.
@@ -87,7 +87,7 @@ func (o Observer) delayed(d time.Duration) (over func()) {
 // reportEvery is how often Waiting is called.
 const reportEvery = time.Minute
 
-// report calls Alive, and Waiting when it is time for that.
+// report calls Alive, and Waiting when it is due.
 func (w *waiter) report(ctx context.Context) error {
 	o := w.cfg.Observer
 	o.SayAlive(w.cfg.AttemptMost())
@@ -116,6 +116,6 @@ func (o Observer) beside(ctx context.Context, s *session.Session) (stop func()) 
 	}()
 	return func() {
 		cancel()
-		<-done // it writes to where the command may be about to
+		<-done // it writes to where the command may soon write
 	}
 }

@@ -43,7 +43,7 @@ func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error
 	}
 }
 
-// openSession opens a session whose login carries an SQL expression, or none.
+// openSession opens a session whose login carries the SQL expression firstTry, or none.
 func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
 	c.cfg.Observer.SayAlive(c.cfg.AttemptMost())
 	of := c.cfg.session()
@@ -69,9 +69,9 @@ func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *sessio
 	return s, nil
 }
 
-// askForRoom calls open again if the server has no room, as when a thousand nodes fire
-// at once, for as long as one attempt to connect may take. It does so for a run that
-// doesn't wait for the lock; one that waits comes back later.
+// askForRoom calls open again while the server has no room, as when a thousand nodes start
+// at once, for as long as one attempt to connect may take. It does so only for a run that
+// doesn't wait for the lock; a waiting run comes back later.
 func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
 	began, backoff := time.Now(), crowd.FullBackoff()
 	for {
@@ -89,8 +89,8 @@ func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
 	}
 }
 
-// warnOfLedger logs, once in a wait, that the database has a ledger which is not used, since
-// it can't be trusted, or is not granted to the role.
+// warnOfLedger logs, once in a wait, that the database has a ledger which is not used because
+// it can't be trusted, or because the role has no access.
 func (c *Candidate) warnOfLedger(s *session.Session) {
 	if c.past.has(warned) {
 		return

@@ -7,11 +7,11 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// askPauseEvery is the time between two questions whether a pause is over.
+// askPauseEvery is how often the ledger is asked whether a pause is over.
 const askPauseEvery = 3 * time.Second
 
 // resumed is called at the end of a pause, during which others may have had the locks. A
-// bid that waited for them before goes by the ledger, or by what it hears from now on. Any
+// bid that waited before the pause goes by the ledger, or by what it hears from now on. Any
 // other bid is like a new one, with a first try.
 func (w *waiter) resumed() {
 	clear(w.knowledge.contested)
@@ -20,8 +20,8 @@ func (w *waiter) resumed() {
 	}
 }
 
-// waitForResume waits, without a place in line, until no lock of the claim is paused. Nobody
-// announces a start to it meanwhile, so it forgets what it has heard.
+// waitForResume waits, without a place in line, until no lock of the claim is paused. Meanwhile
+// nobody announces a start to it, so it forgets what it has heard.
 func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) error {
 	w.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
 	w.s.StartHeartbeat()

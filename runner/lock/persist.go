@@ -12,18 +12,18 @@ import (
 
 // When the session of a waiter is lost, this happens, in this order:
 //
-//	waiter.awaitNews   sees the loss, which is also an answer that has not come by the deadline
+//	waiter.awaitNews   notices the loss; an answer that misses its deadline is one, too
 //	Candidate.attempt  keeps the ticket and the rank, undoes the preparation, and closes the session
 //	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
 //	Candidate.attempt  opens a session without a first try, which might pass those in line
-//	waiter.join        ends the session that it had, if the server still has it; listens, takes its
+//	waiter.join        ends the old session, if the server still has it; listens, takes its
 //	                   old ticket and its mark, and looks
-//	Bid.verdict        what the waiter had heard is gone: if it hears nothing more, and there is no
-//	                   ledger, a grant is held for the lock-delay
+//	Bid.verdict        the waiter has lost what it had heard: if it hears nothing more, and there
+//	                   is no ledger, a grant is held for the lock-delay
 
-// outlast pauses after an attempt that failed for a reason that passes by itself: a server that
-// restarts, has no room, or is a standby until it is promoted, or a session that was lost. A run that
-// waits rides these out. Otherwise, or when the time is up, it returns the error.
+// outlast pauses after an attempt that failed for a reason that passes by itself: a session that
+// was lost, or a server that restarts, has no room, or is a standby that may be promoted. A run
+// that waits survives these. Otherwise, or when the time is up, outlast returns the error.
 func (c *Candidate) outlast(ctx context.Context, p *pauses, err error) error {
 	cfg := &c.cfg
 	if ctx.Err() != nil {
@@ -56,10 +56,11 @@ func (c *Candidate) outlast(ctx context.Context, p *pauses, err error) error {
 // left is what is left of the wait.
 func (c *Candidate) left() time.Duration { return c.cfg.Wait - time.Since(c.began) }
 
-// pauses are those between attempts to connect. Each is a random part of a backoff that doubles,
-// so that the waiters don't overrun a server that comes up again. The first in line, on which the
-// next command depends, pause for frontAgain at most, for as long as frontFor. If a server answers that
-// it is not ready, they go by front, which doubles, too: each attempt is a line in that server's log.
+// pauses are the pauses between attempts to connect. Each is a random part of a backoff that
+// doubles, so that the waiters don't overrun a server that comes up again. The first in line, on
+// which the next command depends, pause for frontAgain at most, for as long as frontFor. If a
+// server answers that it isn't ready, they use front, which doubles, too: each attempt is a line in
+// that server's log.
 type pauses struct {
 	backoff, front *pace.Backoff
 	since          time.Time     // when the session was lost

@@ -11,7 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
-// place is what a bid has of the server's locks because it stands in line, or is about to.
+// place is the server's locks that a bid has because it stands in line, or is about to.
 type place struct {
 	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
 	ticketed bool
@@ -19,7 +19,7 @@ type place struct {
 	marked   bool   // as one that listens
 	gated    bool   // it holds the gate
 	calling  bool   // it calls the dormant waiters
-	arriving bool   // it has the arrival: it is about to join the line
+	arriving bool   // it has the arrival lock: it is about to join the line
 }
 
 // inLine says whether the bid stands in line, or has stood there.
@@ -39,7 +39,7 @@ func (b *Bid) ticketLock() advisory.Lock {
 	return advisory.TicketOf(b.place.line, b.place.ticket, b.cfg.Claim.shared())
 }
 
-// mostTickets is how many numbers are tried. No more waiters can come in 10 ms.
+// mostTickets is how many numbers are tried. No more waiters than that can come in 10 ms.
 const mostTickets = 4000
 
 // ticketQuery takes the first number from now on, by the server's clock, that nobody
@@ -54,7 +54,7 @@ WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s END LIMIT 1`,
 		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.cfg.Claim.shared(), advisory.TicketNumberSQL(w.place.line, "t")))
 }
 
-// gate is the lock that the first in line holds against newcomers: the claim's gate or,
+// gate is the lock by which the first in line keeps newcomers out: the claim's gate or,
 // against readers, the gate of the lock itself.
 func (b *Bid) gate() advisory.Lock {
 	if gate := b.cfg.Claim.Gate; gate != nil {
@@ -87,28 +87,29 @@ func (p *place) noteLeftLine() {
 	p.ticketed, p.marked, p.gated, p.calling = false, false, false, false
 }
 
-// leaveLine gives them back. Other queries follow.
+// leaveLine gives all of them back. Other queries follow.
 func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
 	err := b.send(ctx, append(selectQuery(b.leaveLineSQL()), also...)...)
 	b.place.noteLeftLine()
 	return err
 }
 
-// leaveAndUnmarkQuery is the query that leaves the line and gives the common marks back, as far as the bid has them.
+// leaveAndUnmarkQuery is the query that leaves the line and gives the common marks back, if the bid
+// has them.
 func (b *Bid) leaveAndUnmarkQuery() []string {
 	return selectQuery(slices.Concat(b.leaveLineSQL(), b.knowledge.unmarkSQL()))
 }
 
-// noteLeftAndUnmarked notes that leaveAndUnmarkQuery was sent. An error of the server's to another query of that message
-// does not keep it from being carried out.
+// noteLeftAndUnmarked notes that leaveAndUnmarkQuery was sent. If the server rejects another query
+// of that message, this one is carried out all the same.
 func (b *Bid) noteLeftAndUnmarked() {
 	b.place.noteLeftLine()
 	b.knowledge.marks = nil
 }
 
-// endGhostQuery is the query that ends the candidate's session before this one, if the server still
-// has it, as after a partition: it would keep its place in line, and the lock, if that was granted to
-// it last. It is known by its number and its ticket.
+// endGhostQuery is the query that ends the candidate's previous session, if the server still
+// has it, as after a partition: that session would keep its place in line, and the lock, if that was
+// granted to it last. It is identified by its number and its ticket.
 func (w *waiter) endGhostQuery() (query []string) {
 	c := w.candidate
 	if c.ghost == 0 || w.cfg.Claim.shared() { // readers may share a ticket
@@ -120,5 +121,5 @@ WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AN
 		ghostMost.Milliseconds(), advisory.InThisDatabase, advisory.InLinesOf(lines...), c.ticket, advisory.IsTicket, c.ghost)}
 }
 
-// ghostMost is how long the server waits for the end of a session that it is told to end.
+// ghostMost is how long the server waits for a session that it was told to end.
 const ghostMost = time.Second

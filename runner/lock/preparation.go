@@ -12,7 +12,7 @@ type preparation struct {
 	call  func() (undo func(), err error) // only once, however often it is called
 }
 
-// newPreparation is one that has not begun. prepare is nil if there is nothing to prepare.
+// newPreparation returns one that has not begun. prepare is nil if there is nothing to prepare.
 func newPreparation(s *session.Session, prepare func(*session.Session) (undo func(), err error)) *preparation {
 	return &preparation{call: sync.OnceValues(func() (undo func(), err error) {
 		if prepare != nil {
@@ -28,14 +28,14 @@ func (p *preparation) begin() {
 	go func() { _, _ = p.call() }() // done has its error
 }
 
-// done begins the call, if that is still to do, and returns when it is over.
+// done begins the call, unless it has begun, and returns when it is over.
 func (p *preparation) done() error {
 	p.begun = true
 	_, err := p.call()
 	return err
 }
 
-// abandon undoes what the call has made ready.
+// abandon undoes what the call has prepared.
 func (p *preparation) abandon() {
 	if !p.begun {
 		return

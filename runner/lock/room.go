@@ -8,9 +8,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// A waiter is a guest in somebody's database, whose own logins come first. On a server
+// A waiter is a guest in a database whose own logins come first. On a server
 // with few free connections the waiters at the end of the line give theirs back, and come
-// again later. The first in line never does.
+// again later. The first in line never gives its own back.
 
 // errCrowded says that a connection was given back to a server with few left.
 var errCrowded = session.Crowded("few connections are free: giving this one back while others wait in line, and coming again")

@@ -9,8 +9,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Settle prepares a granted claim for the start of a command: it waits until the command
-// of a former holder, which may not know of its loss, is dead, draws the token, and keeps
+// Settle prepares a granted claim for the start of a command: it waits until a former holder's
+// command is dead, since that holder may not know of its loss. It draws the token, and keeps
 // the session alive from then on.
 //
 // A command starts only if all of this holds:
@@ -29,20 +29,20 @@ import (
 //	the lease is not over, and the    guardProcess.start (package child), just before it
 //	socket is open                    forks
 //
-// With a ledger the token is drawn before it is certain that no earlier command is alive: the ledger is
-// asked with it, and also obeys a pause and --once-per (startInLedger). A burst (waiter.tryOften) and
-// a Turnover draw it with the try. Whatever waits after a draw draws anew (beginDelay). With a second
-// session the locks are listed by a statement of their own (drawBeside).
+// With a ledger the token is drawn before it is certain that no earlier command is alive: the
+// ledger is asked with it, and also obeys a pause and --once-per (startInLedger). A burst
+// (waiter.tryOften) and a Turnover draw it with the try. If a wait follows the draw, the token is
+// drawn anew (beginDelay). With a second session a separate statement lists the locks (drawBeside).
 //
 // The caller has the heartbeat look for requests to step down (Held.heedRequests, HeedStepDown).
 func (b *Bid) Settle(ctx context.Context) (*Held, error) { return start{b}.settle(ctx) }
 
-// start is a bid that has all of its claim, from then to the start of its command.
+// start is a bid whose claim is complete, until its command starts.
 type start struct{ *Bid }
 
 func (b start) settle(ctx context.Context) (*Held, error) {
-	// A delay or a second login takes time, so this asks once more: the Deadline has to be fresh.
-	// For a transaction it is: the grant was the answer to a question of its own.
+	// A delay or a second login takes time, so this asks again: the Deadline has to be fresh.
+	// In a transaction it is fresh: the grant was the answer to a question of its own.
 	if (!b.grant.startsAtOnce() || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
 		if err := b.s.Ping(ctx); err != nil {
 			return nil, err
@@ -58,7 +58,7 @@ func (b start) settle(ctx context.Context) (*Held, error) {
 	}
 	b.preparation.begin()
 	err := draw(ctx)
-	prepared := b.preparation.done() // also after an error: what it has made is undone
+	prepared := b.preparation.done() // also after an error, so that what it made is undone
 	err = cmp.Or(err, prepared)
 	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the rest of the lease
 		err = b.s.Err()
@@ -76,14 +76,14 @@ func (b start) settle(ctx context.Context) (*Held, error) {
 	}, nil
 }
 
-// waitOut holds the locks for the delay, for as long as a former holder's command may be
-// alive, or until there is evidence that it is dead. With a quorum the delay counts from a
-// commit which this server's standbys confirm.
+// waitOut holds the locks without a command for the delay, in which a former holder's command may
+// be alive, or until there is evidence that it is dead. With a quorum the delay counts from a
+// commit that this server's standbys confirm.
 func (b start) waitOut(ctx context.Context, delay time.Duration) error {
 	if delay <= 0 {
 		return nil
 	}
-	// A word may have come with the grant, of one whose role has not been asked for.
+	// The grant may have come with a word of a session whose role was not looked up yet.
 	if err := b.verify(ctx); err != nil {
 		return err
 	}
@@ -104,9 +104,9 @@ func (b start) waitOut(ctx context.Context, delay time.Duration) error {
 	return err
 }
 
-// hold holds the locks without a command for the delay. It says early if words have told meanwhile
-// that no earlier command is alive. ask, unless it is nil, is called every askLedgerEvery; if it says
-// that all is over, hold returns, too.
+// hold holds the locks without a command for the delay. early says that announcements meanwhile
+// showed that no earlier command is alive. ask, unless it is nil, is called every askLedgerEvery;
+// hold also returns if it says that all is over.
 func (b start) hold(ctx context.Context, delay time.Duration, message string, ask func() (over bool, err error)) (early bool, err error) {
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
 	defer b.cfg.Observer.delayed(delay)()
@@ -141,8 +141,8 @@ func (b start) hold(ctx context.Context, delay time.Duration, message string, as
 	}
 }
 
-// beginDelay shows the sessions that watch the holder that its command has not started, and
-// makes room in line. The start after the delay needs a later token.
+// beginDelay shows the sessions that watch this holder that its command has not started, and
+// leaves the line. The start after the delay needs a later token.
 func (b start) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.grant.undraw()
 	b.grant.delay = delay

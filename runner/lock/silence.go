@@ -12,17 +12,17 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
-// A holder whose host is dead or cut off says nothing more. The first in line sees the
+// A holder whose host is dead or cut off sends no more requests. The first in line sees the
 // number of the holder's last request. If two looks show the same number, no request has
-// arrived between the receipt of the first look and the sending of the second. If that
-// is longer than a command may live after its holder's last answered request, by the waiter's boot
-// time clock, then the holder's command is dead by its own clock. So the first in line ends
-// the session. The server would do that too, a third of the lease later and by a clock
+// arrived between the receipt of the first look and the sending of the second. If by the
+// waiter's boot time clock that is longer than a command may live after its holder's last
+// answered request, then the command is dead by the holder's own clock. So the first in line
+// ends the session. The server would do that too, a third of the lease later and by a clock
 // that may be set. The next two in line do it a little later, in case the first is
 // frozen itself.
 
-// followHolder compares a look with those before it, and ends a silent holder's session. Until
-// the next look the heartbeat watches (watch.go).
+// followHolder compares a look with earlier ones, and ends a silent holder's session. Until
+// the next look the heartbeat watches the holder (watch.go).
 //
 // When a holder falls silent, this happens, in this order:
 //
@@ -50,8 +50,8 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 		return nil
 	}
 	silent, again := w.watched.silence(last, found)
-	// A waiter that came before this one since then, by the server's clock, has seen less of the
-	// silence: it puts nobody off.
+	// A waiter that has since come in before this one, by the server's clock, has seen less of
+	// the silence: it delays nobody.
 	if !again || found.rank < w.watched.rank {
 		w.watched.rank = found.rank
 	}
@@ -63,16 +63,16 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 	if err := w.watchSpeaker(ctx, last, enough); err != nil {
 		return err
 	}
-	if s.Token == 0 && s.PID != w.watched.unnamed { // else it is of `each`, say, and never shows one
+	if s.Token == 0 && s.PID != w.watched.unnamed { // else the holder is one of `each`, say, and never shows one
 		w.watched.unnamed, w.schedule.lookAt = s.PID, time.Now().Add(namedAfter)
 	}
 	return nil
 }
 
-// enoughSilence is how long a holder must have been silent: until its own command is dead, and
-// so are all that started before and may be alive. A busy machine may kill late: for that
-// there is as much again as the holder itself leaves for the kill, but no more than a second.
-// Each place in line adds to that, so that those before this one have their turn.
+// enoughSilence is how long a holder must have been silent, so that its own command is dead, and
+// all earlier ones that may have been alive. A busy machine may kill late: for that
+// it adds as much again as the holder itself leaves for the kill, but at most a second.
+// Each place in line adds to it, so that those before this waiter get their turn.
 func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
 	delay := max(s.Outlives, w.cfg.LockDelay)
 	for _, id := range w.heldBy(s.PID, found) {
@@ -84,7 +84,7 @@ func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
 	return delay + forKill + time.Duration(w.watched.rank-1)*perPlace
 }
 
-// heldBy are the locks that a session has, as far as there is evidence of them. Its silence counts
+// heldBy are the locks that a session has, as far as the evidence shows. Its silence counts
 // for all of them.
 func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 	for _, s := range found.Holders {
@@ -95,12 +95,12 @@ func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 	return ids
 }
 
-// endSilent ends the session if it is still silent and this role may do so. If it may not,
-// the server will, and the command is just as dead.
+// endSilent ends the session if it is still silent and this role may end it. If the role may
+// not, the server will end it later, and the command is just as dead.
 //
 // The server may be ending the session already: then it has freed the lock, and shows the session
-// for a moment longer. So the silence says nothing of a start that was heard since the look was
-// sent: only then is it certain that the session had the lock.
+// for a moment longer. So the silence says nothing of a start that was heard after the look was
+// sent: only up to then did the session have the lock for certain.
 func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, last lastBeat, found *look) error {
 	n, err := w.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
@@ -126,7 +126,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 }
 
 // recordSilence closes the ledger's run of a holder that was silent for as long as its
-// command can live, for waiters that have not seen the silence.
+// command can live. This is for waiters that have not seen the silence.
 func (b *Bid) recordSilence(ctx context.Context, of evidence.Seat, found *look) {
 	if of.Token == 0 {
 		return
@@ -139,7 +139,7 @@ func (b *Bid) recordSilence(ctx context.Context, of evidence.Seat, found *look) 
 			}
 		}
 	}
-	if _, err := b.s.Query(ctx, queries...); err != nil { // then they wait for their lock-delay
+	if _, err := b.s.Query(ctx, queries...); err != nil { // then those waiters wait for their lock-delay
 		b.cfg.Log.Info("the ledger was not told of it: "+err.Error(), "event", "ledger")
 	}
 }

@@ -20,21 +20,21 @@ import (
 )
 
 // A request to step down is a lock that the asking session takes: the holder's heartbeat
-// finds that it can't have that lock shared. So holders need not listen, which would cost
-// the database more than all else that they do. The name of the asking session says for
-// whom it asks, and which host is to have the lock.
+// finds that it can't take that lock shared. So holders need not listen, which would cost
+// the database more than everything else that they do. The asking session's name says who
+// asks, and which host should get the lock.
 
 // StepDownRequest is a request to step down, which lasts until it is closed.
 type StepDownRequest struct{ viewer *session.Viewer }
 
-// askAgain is how often the locks of a request are tried: a heartbeat holds them for an
-// instant, or somebody else asks too.
+// askAgain is how often a request tries its locks: a heartbeat may hold them for an
+// instant, or somebody else may ask, too.
 const askAgain = 50 * time.Millisecond
 
 // AskToStepDown asks the holders of these locks to step down. If to isn't empty, their release names
 // a waiter on that host, if there is one. Holders look every fifth of their lease.
 //
-// A transaction holds the request's locks, so that a pooler can't leave them to another
+// A transaction holds the request's locks, so that a pooler can't leave them with another
 // client.
 func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, by, to string) (*StepDownRequest, error) {
 	cfg.ApplicationName = askerName(by, to)
@@ -81,7 +81,7 @@ func oldRequestQueries(id lockkey.ID, by, to string) []string {
 	return queries
 }
 
-// stepDownSQL is an SQL expression that is false if somebody asks for the locks.
+// stepDownSQL is an SQL expression that is false if somebody asks for a step-down.
 func (h *Held) stepDownSQL() string {
 	var probes []string
 	for _, l := range h.Locks {
@@ -90,9 +90,9 @@ func (h *Held) stepDownSQL() string {
 	return strings.Join(probes, " AND ")
 }
 
-// heedRequests makes the heartbeat look for requests to step down. The first one comes soon,
+// heedRequests makes the heartbeat look for requests to step down. The first heartbeat comes soon,
 // since its comment shows what the session holds, but not so soon that a brief command would
-// need one: it is over before anybody looks. With it the session rehearses its announcement.
+// need one: that is over before anybody looks. With it the session rehearses its announcement.
 func (h *Held) heedRequests() {
 	h.Session.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.BeatEvery(h.cfg.Session.Lease),
@@ -109,9 +109,9 @@ func (h *Held) hearStepDown(answers []session.Rows) {
 	}
 }
 
-// HeedStepDown makes the heartbeat of a session that many share look for requests to
-// step down from any of these, one lock each. However many they are, it is one statement
-// to pg_stat_statements.
+// HeedStepDown makes the heartbeat of a session that many share look for requests to step
+// down from any of held, each of which is one lock. However many they are, pg_stat_statements
+// sees one statement.
 func HeedStepDown(s *session.Session, lease time.Duration, held []*Held) {
 	beat := session.Heartbeat{Every: leasetime.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeat}}}
 	if len(held) > 0 {
@@ -133,10 +133,10 @@ WHERE NOT %s`,
 	s.SetHeartbeat(beat)
 }
 
-// Requests delivers that somebody asks for the locks.
+// Requests delivers requests to step down.
 func (h *Held) Requests() <-chan struct{} { return h.requests }
 
-// Asker is the name of the person that asks, and the host that is to have the lock next,
+// Asker is the name of the person who asks, and the host that should have the lock next,
 // as far as the asking session's name tells.
 func (h *Held) Asker(ctx context.Context) (by, to string) {
 	var requests []lockkey.ID
@@ -158,8 +158,8 @@ WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+advisor
 // Prefer makes the release name a waiter on this host, if there is one.
 func (h *Held) Prefer(host string) { h.prefers = host }
 
-// askerPrefix begins the name of a session that asks. The host comes before the person,
-// since the server cuts a name off at its end.
+// askerPrefix begins the name of an asking session. The host comes before the person,
+// since the server cuts a long name off at its end.
 const askerPrefix = "pglead stepdown"
 
 func askerName(by, to string) string {

@@ -14,7 +14,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// tokenSQL is an SQL expression. It is the same number wherever it stands in a
+// tokenSQL is an SQL expression for the token, the same number wherever it stands in a
 // transaction.
 const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
 
@@ -32,9 +32,9 @@ const (
 	drawnHeard   // somebody listens, or NULL
 )
 
-// These go behind the columns of a query: the last three name a lock, and the rows are the
-// session's own locks, from the function that the view pg_locks is made of. A backend in its
-// first moments takes three times as long for the view as for the whole of this. A session
+// These follow a query's own columns. The last three columns name a lock, and the rows are the
+// session's own locks, from the function behind the view pg_locks. A new backend takes
+// three times as long for the view as for the whole of this query. A session
 // has locks in its own database only.
 const (
 	lockColumns   = "classid, objid, objsubid"
@@ -42,27 +42,27 @@ const (
 	areOwn        = "\nWHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
 )
 
-// isListed says whether a row that ends with lockColumns is this lock's.
+// isListed says whether a row that ends with lockColumns shows this lock.
 func isListed(l advisory.Lock, row []string) bool {
 	columns := fmt.Sprint(l.ClassID(), l.ObjID(), l.ObjSubID())
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
 // startQuery is the query that starts a tenure. It does nothing if the session has none of the locks.
-// It does all of this in one commit, so that the others see all of it or nothing:
+// It does all of this in one commit, so that others see all of it or nothing:
 //
 //	draws the token                   once
-//	starts the run in the ledger      once, if nothing that was heard can be in its way
+//	starts the run in the ledger      once, if no start that was heard can be in its way
 //	asks who listens, who is dormant  once; not for a list
 //	shows the token in the session's  for later looks
 //	name
-//	further columns                   which leave the line, say; once for each lock
+//	evaluates further columns         for example to leave the line; once for each lock
 //	announces the start               on each lock's channel, if somebody listens
 //	lists the locks                   a row for each that the session has, for areListed
 //
 // A transaction number is used up for good once its WAL is on disk. That takes something
-// to log, which is the message, and a commit that waits for the disk, but for no standby,
-// whatever the role's default is: 'local'.
+// to log, which is the message, and a commit that waits for the disk but for no standby,
+// whatever the role's default is: hence 'local'.
 func (b *Bid) startQuery(locks []advisory.Lock, columns ...string) string {
 	started := "NULL"
 	if b.startsWithToken(locks) {
@@ -72,7 +72,8 @@ func (b *Bid) startQuery(locks []advisory.Lock, columns ...string) string {
 	return b.cfg.startQueryOf(locks, started, b.place.inLine(), columns...)
 }
 
-// startQueryOf is startQuery for a bid that starts in the ledger by the SQL expression started, or NULL.
+// startQueryOf is startQuery for a bid whose start in the ledger is the SQL expression started, or
+// NULL.
 func (cfg *Config) startQueryOf(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
 	dormant, listens, from := "NULL", "NULL", amongOwnLocks
 	if !cfg.OfList {
@@ -128,7 +129,7 @@ func (b *Bid) noteDrawn(rows session.Rows) error {
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 
-// areListed makes sure that all of what is held is among rows that end with lockColumns.
+// areListed makes sure that the rows, which end with lockColumns, show all locks that are held.
 func (b *Bid) areListed(rows session.Rows) error {
 	for _, l := range b.grant.Locks {
 		if !slices.ContainsFunc(rows, func(row []string) bool { return isListed(l, row) }) {
@@ -150,7 +151,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 }
 
 // drawAndAnnounce draws the token and announces the start, once it is certain that the command may start. The command's first deadline
-// counts from the last round trip of draw on the lock's own session.
+// counts from the last round trip of the draw on the lock's own session.
 func (b start) drawAndAnnounce(ctx context.Context) error {
 	if b.grant.drawn() {
 		return nil

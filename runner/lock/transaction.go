@@ -13,7 +13,7 @@ import (
 
 // trySQLInTransaction is an SQL expression that takes the locks until the transaction
 // ends, and counts them up to the first that is not free. With a gate it takes one of
-// them, without the gate: through a pooler there is no line.
+// them, but not the gate, since there is no line through a pooler.
 func (c Claim) trySQLInTransaction() string {
 	if c.takesAny() {
 		return advisory.TryEachSQL(c.Locks, advisory.Lock.TryXactSQL)
@@ -23,10 +23,10 @@ func (c Claim) trySQLInTransaction() string {
 
 // tryInTransaction begins the transaction that holds the locks.
 //
-// First it makes the same try in a statement by itself, whose end frees what it got.
-// Nearly all tries of many waiters are refused. So a refusal costs the pooler no
+// It first makes the same try in a statement of its own, whose end frees what it got.
+// With many waiters nearly all tries are refused. This way a refusal costs the pooler no
 // connection while this process sends ROLLBACK, and no second login. After a success the
-// command is made ready beside the questions that follow.
+// command is prepared in parallel with the questions that follow.
 func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	n, err := b.tryResult(ctx)
 	if err != nil {
@@ -58,7 +58,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	return b.noteResult(0)
 }
 
-// endTransaction gives the locks back: nobody is told.
+// endTransaction gives the locks back, and announces nothing.
 func (h *Held) endTransaction(ctx context.Context) error {
 	h.Session.SetHolding(false)
 	_, err := h.Session.Query(ctx, append(h.finishQueries(h.end), "COMMIT")...)
@@ -68,8 +68,8 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	return h.error(err)
 }
 
-// beginTransaction makes the try in a transaction, and learns on which server that
-// is and how old that server is: behind a pooler it may have come up since the login.
+// beginTransaction makes the try in a transaction, and learns which server it is on and
+// how old that server is: behind a pooler the server may have started since the login.
 // All of it is one message, since the pooler passes each message on by itself.
 func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
 	trial := "SELECT " + identity + ", " + session.ServerAgeSeconds + ", " + b.trySQL()

@@ -9,8 +9,8 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
-// When a waiter in line tries, and when it looks. waiter.act does so at tryAt and lookAt, which
-// these events move:
+// This table says when a waiter in line tries, and when it looks. waiter.act does so at tryAt and
+// lookAt, which these events set:
 //
 //	event                                     what follows                                     in
 //	a look                                    the next look after NextLook                     plan
@@ -57,14 +57,14 @@ func (s *schedule) next() time.Time {
 func (s *schedule) triesBy(t time.Time) bool { return !s.tryAt.IsZero() && !t.Before(s.tryAt) }
 
 // lookAtOnce is how soon the first in line look at a holder that they have not seen
-// before. A stranger's word of a start makes them do no more than that.
+// before. A stranger's announcement of a start makes them do only that.
 const lookAtOnce = 2 * time.Millisecond
 
 // namedAfter is how soon a holder that shows no token is looked at again. It may be about to
-// draw one, and the word of its death names that.
+// draw a token, and the announcement of its death names that token.
 const namedAfter = 20 * time.Millisecond
 
-// plan decides by a look when to look again, and whether to try.
+// plan decides after a look when to look again, and whether to try.
 func (w *waiter) plan(found *look, moved int) {
 	now := time.Now()
 	progress := crowd.Progress{Moved: moved, Moving: w.schedule.moving}
@@ -85,8 +85,8 @@ func (w *waiter) plan(found *look, moved int) {
 }
 
 // knowsLess says whether others in line may know more of the last holder than this waiter, which
-// has come back to its place, say, and heard nothing. It would have to hold the lock for a
-// delay, and one of them, whom the holder may have named, can start at once.
+// may have just come back to its place and heard nothing. It would have to hold the lock for a
+// delay, while one of them, whom the holder may have named, can start at once.
 func (w *waiter) knowsLess(found *look) bool {
 	listening := found.marked
 	if w.place.marked {
@@ -96,14 +96,14 @@ func (w *waiter) knowsLess(found *look) bool {
 	return listening > 0 && (h == nil || h.Verdict().Delay > 0)
 }
 
-// tryLater has the first in line try in a while anyway, unless the heartbeat watches.
+// tryLater makes the first in line try in a while anyway, unless the heartbeat watches.
 func (w *waiter) tryLater() {
 	if w.rank == 1 && w.schedule.tryAt.IsZero() && w.watched.state() == off {
 		w.schedule.tryAt = time.Now().Add(crowd.TryEvery)
 	}
 }
 
-// decide decides by what was heard when to try, and when to look.
+// decide decides from what was heard when to try, and when to look.
 func (w *waiter) decide(events []evidence.Announcement) {
 	now := time.Now()
 	for _, e := range events {
@@ -126,7 +126,7 @@ func (w *waiter) decide(events []evidence.Announcement) {
 			}
 			w.tryLater()
 		case evidence.Clean, evidence.Dead, evidence.Left:
-			// A repeated word must not put off a turn that is near.
+			// A repeated announcement must not delay a turn that is near.
 			if at := now.Add(w.turnDelay(e)); w.schedule.tryAt.IsZero() || at.Before(w.schedule.tryAt) {
 				w.schedule.tryAt = at
 			}
@@ -135,7 +135,7 @@ func (w *waiter) decide(events []evidence.Announcement) {
 	}
 }
 
-// turnDelay is how long the lock is left to those before this session, after a word of an end.
+// turnDelay is how long the lock is left to those before this session after an announced end.
 func (w *waiter) turnDelay(e evidence.Announcement) time.Duration {
 	if e.To == w.s.BackendPID() {
 		return 0
@@ -143,9 +143,9 @@ func (w *waiter) turnDelay(e evidence.Announcement) time.Duration {
 	return crowd.TurnDelay(w.rank, e.To != 0 && len(w.ahead) == 0)
 }
 
-// lookOrTry makes it time for a look, and for a try if the very first in line was to make one.
-// A turn that is near stays as it is: a holder may have named another session, which is to
-// take the free lock before.
+// lookOrTry makes it time for a look and, if the very first in line was to make a try, for that.
+// A turn that is near stays as it is: a holder may have named another session, which should
+// take the free lock first.
 func (w *waiter) lookOrTry(state watchState, now time.Time) {
 	w.schedule.lookAt = now
 	if state == shouldTry && w.rank == 1 && (w.schedule.tryAt.IsZero() || w.schedule.tryAt.Sub(now) > crowd.TurnPatience) {

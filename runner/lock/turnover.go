@@ -12,11 +12,11 @@ import (
 )
 
 // Turnover is what one session that works on a list does in one round trip: it gives
-// back the locks of commands that have ended, tries for those of the next ones, and
+// back the locks of commands that have ended, tries for the locks of the next ones, and
 // draws one token for these, since it is one commit.
 //
-// It announces as much as Release, Try and Settle do: the ends in a transaction before
-// the one that frees the locks, and starts, with their token, only of locks that the
+// It announces as much as Release, Try and Settle do. Ends are announced in a transaction before
+// the one that frees the locks, and starts, with their token, only for locks that the
 // session has by then.
 type Turnover struct {
 	Ended []*Held // each of them Joins
@@ -28,7 +28,7 @@ type Turnover struct {
 type Said struct{ Channel, Payload string }
 
 // Joins says whether the locks can be given back in a Turnover: the ledger has nothing to
-// note, and the announcement is for all listeners, none of whom is preferred.
+// note, and the announcement is for all listeners and prefers none of them.
 func (h *Held) Joins() bool {
 	return h.cfg.mayTurnOver() && !h.recorded && h.prefers == ""
 }
@@ -44,8 +44,9 @@ func (cfg *Config) mayTurnOver() bool {
 	return cfg.OfList && c.takesOne() && !c.shared() && !cfg.Session.UsesSecondSession()
 }
 
-// Do carries the turnover out. If only the announcements fail, it warns of that. After an error these locks may be held or not, and the end
-// of the session frees them. Bids of Next that are Complete are ready to be settled.
+// Do carries out the turnover. If only the announcements fail, it warns of that. After an error the
+// session may or may not hold these locks, and its end frees them. Bids of Next that are Complete
+// are ready to be settled.
 func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	var queries []string
 	if words := t.wordsQuery(); words != "" {
@@ -107,7 +108,7 @@ func (t Turnover) wordsQuery() string {
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// exchangeQuery is the query that frees and tries. Columns are evaluated in their order.
+// exchangeQuery is the query that frees and tries, in that order: columns are evaluated in order.
 func (t Turnover) exchangeQuery() string {
 	freed := []string{"0"}
 	for _, h := range t.Ended {

@@ -9,8 +9,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// wait is the loop in line: it awaits news or the next time, decides, and acts, until something is
-// granted or the time is up. Of several locks that is the next one: Try takes the rest.
+// wait is the loop in line: it waits for news or the next due time, decides, and acts, until
+// something is granted or the time is up. Of several locks it gets the next one: Try takes the
+// rest.
 func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 	if err := w.join(ctx); err != nil {
 		return false, err
@@ -43,7 +44,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 	}
 }
 
-// events are the announcements for the lock that the line is for or, with a gate, for all
+// events are the announcements for the lock whose line this is or, with a gate, for all
 // locks.
 func (w *waiter) events() (events []evidence.Announcement) {
 	for id, said := range w.knowledge.mailbox.empty() {
@@ -114,17 +115,17 @@ func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
 	return false, nil
 }
 
-// burstTries is how many tries one statement makes: the first at once, the next each
+// burstTries is how many tries one statement makes: the first at once, the next one each
 // millisecond, the rest more rarely. A holder announces its clean end before it frees the
-// lock, so one try would come too early.
+// lock, so a single try would come too early.
 const (
 	burstTries = 50
 	burstFast  = 20
 )
 
 // tryOften tries many times in one statement. If a grant means that the command may
-// start, the query for the token travels with it: that draws nothing unless the session
-// has the lock.
+// start, the query for the token travels with it. That query draws nothing unless the
+// session has the lock.
 func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	tries := fmt.Sprintf(`SELECT won FROM (
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won

@@ -15,30 +15,30 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// While one session holds the lock, a look at all that the server shows of it tells
-// nothing new. So the heartbeat of the first in line looks at that session alone. A whole
-// look follows when it shows anything but the holder's next request, and every few leases
+// While one session holds the lock, a look at all that the server shows of the lock tells
+// nothing new. So the heartbeats of the first in line look at that session alone. A whole
+// look follows when they see anything but the holder's next request, and every few leases
 // (crowd.LookBesideWatch). A heartbeat wakes fewer threads than a goroutine that asks and waits.
 //
-// That of the very first also probes the lock, since some ends are silent. It gives the
-// lock back at once: a try may be under way, which must not take it a second time.
+// The heartbeat of the very first also probes the lock, since some ends are silent. It gives the
+// lock back at once, so that a try that is under way does not take it a second time.
 
 // watch is what the first few in line see of the holder. The session's reader writes it, too.
 type watch struct {
 	mu     sync.Mutex
-	count  int              // of watches; an earlier one's answer may still come
+	count  int              // the number of watches; an earlier one's answer may still come
 	last   lastBeat         // the holder's latest that was seen; pid 0: none was
 	since  boottime.Instant // when the first look that shows it was received
-	enough time.Duration    // how long the silence has to be, by the last whole look
+	enough time.Duration    // how long the silence has to be, by the last full look
 	is     watchState
 
-	// Of these the reader knows nothing:
+	// The session's reader does not use these:
 	prepared string // the name of the prepared statement for the question
 	rank     int    // the best rank since the holder's latest request was first seen
 	unnamed  uint32 // a holder that showed no token
 }
 
-// watchState is what the latest watch has come to.
+// watchState is what the latest watch has found.
 type watchState int
 
 const (
@@ -48,10 +48,10 @@ const (
 	shouldTry                    // the lock is free, or its holder's session is over
 )
 
-// judge says what is to be done about an answer, or else when the next question is due.
+// judge says what to do about an answer, or else when the next question is due.
 type judge func(received boottime.Instant, row []string) (watchState, time.Duration)
 
-// watchSpeaker has the heartbeat watch a holder whose requests have numbers.
+// watchSpeaker makes the heartbeat watch a holder whose requests have numbers.
 func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, enough time.Duration) error {
 	name, err := w.prepareWatch(ctx)
 	if err != nil {
@@ -77,24 +77,24 @@ func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, enough time.Dura
 	return nil
 }
 
-// askPace says when the heartbeat that watches a holder asks again.
+// askPace decides when the heartbeat that watches a holder asks again.
 type askPace struct {
 	beat time.Duration // between two requests of the holder
 	most time.Duration // between two questions
 }
 
-// askPace is that of this place in line.
+// askPace is the pace for this place in line.
 func (w *waiter) askPace() askPace {
 	beat := leasetime.BeatEvery(w.cfg.Session.Lease)
 	if w.rank == 1 && w.s.Encrypted() {
-		// The holder's connection may be encrypted, too. Then the holder's guard can't say
+		// The holder's connection may be encrypted, too. Then the holder's guard can't announce
 		// that its pglead was killed.
 		return askPace{beat, beat / 2}
 	}
 	return askPace{beat, beat}
 }
 
-// whenDue is the time until the next request of the holder is due, whose latest has this age. A
+// whenDue is the time until the holder's next request is due, if its latest has this age. A
 // question just after that counts the silence from its beginning.
 func (p askPace) whenDue(age time.Duration) time.Duration {
 	if due := p.beat - age + crowd.LookAfter; due > 0 && due < p.beat+crowd.LookAfter {
@@ -104,7 +104,7 @@ func (p askPace) whenDue(age time.Duration) time.Duration {
 }
 
 // whileSilent is the time until the next question about a holder that has been silent, and is
-// dead if it is so for as long as is left.
+// dead if it stays silent for the time left.
 func (p askPace) whileSilent(silent, left time.Duration) time.Duration {
 	switch {
 	case silent < p.beat-crowd.LookAfter:
@@ -123,8 +123,8 @@ func (w *watch) over() boottime.Instant {
 }
 
 // prepareWatch prepares the statement that looks at a session and, if it is told to, probes
-// the lock. Prepared it takes the server two thirds of the time. Behind a pooler another
-// waiter may have left a name on the connection, so each has its own.
+// the lock. A prepared statement takes the server two thirds of the time. Behind a pooler another
+// waiter may have left its name on the connection, so each waiter uses its own.
 func (w *waiter) prepareWatch(ctx context.Context) (name string, err error) {
 	name = fmt.Sprintf("pglead_%d_%d", lockkey.Ticket(w.place.line), w.place.ticket)
 	if name == w.watched.prepared {
@@ -147,7 +147,7 @@ func (w *watch) reset() {
 	w.last, w.since = lastBeat{}, 0
 }
 
-// silence is for how long a holder has been silent, if its latest request was seen before.
+// silence is how long a holder has been silent, if its latest request was seen before.
 func (w *watch) silence(last lastBeat, found *look) (silent time.Duration, again bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -155,10 +155,10 @@ func (w *watch) silence(last lastBeat, found *look) (silent time.Duration, again
 	return found.Sent.Sub(since), again
 }
 
-// sees notes a holder's latest request, and says since when that is seen and whether it
+// sees notes a holder's latest request, and says since when it has been seen and whether it
 // was seen before. The caller holds mu.
 func (w *watch) sees(last lastBeat, received boottime.Instant) (since boottime.Instant, again bool) {
-	last.age = 0 // it is another in each look
+	last.age = 0 // it differs in each look
 	again = last == w.last
 	if !again {
 		w.last, w.since = last, received
@@ -166,9 +166,9 @@ func (w *watch) sees(last lastBeat, received boottime.Instant) (since boottime.I
 	return w.since, again
 }
 
-// compare compares an answer with those before it. Its results are, while the watch goes on,
-// the age of the holder's request or, if it is not the first that shows this one, the time
-// that is left until the holder was silent for long enough.
+// compare compares an answer with earlier ones. While the watch goes on, it returns the age
+// of the holder's request or, if an earlier answer showed this request, the time
+// left until the holder has been silent for long enough.
 func (w *watch) compare(of lastBeat, received boottime.Instant, row []string) (state watchState, age, left time.Duration) {
 	if len(row) != 5 || row[0] != "f" || row[1] != of.opened {
 		return shouldTry, 0, 0
@@ -188,7 +188,7 @@ func (w *watch) compare(of lastBeat, received boottime.Instant, row []string) (s
 	return watching, 0, left
 }
 
-// watchLock has the heartbeat probe a lock whose holder shows nothing of itself.
+// watchLock makes the heartbeat probe a lock whose holder shows nothing of itself.
 func (w *waiter) watchLock() {
 	w.startWatch(session.Heartbeat{Every: crowd.TryEvery, Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(w.place.line).ProbeSQL()}}}, 0, func(_ boottime.Instant, row []string) (watchState, time.Duration) {
 		if len(row) == 1 && row[0] == "f" {
@@ -199,7 +199,7 @@ func (w *waiter) watchLock() {
 	w.s.BeatAt(boottime.Now().Add(crowd.TryEvery))
 }
 
-// startWatch makes a question the heartbeat, until the answer calls for something else.
+// startWatch makes the heartbeat ask a question until its answer calls for something else.
 func (w *waiter) startWatch(h session.Heartbeat, enough time.Duration, judge judge) {
 	on := &w.watched
 	on.mu.Lock()
@@ -241,7 +241,7 @@ func (w *waiter) unwatch() {
 	}
 }
 
-// heedWatch does what the watch asks for.
+// heedWatch acts on what the watch has found.
 func (w *waiter) heedWatch() {
 	state := w.watched.state()
 	if state == off || state == watching {
@@ -267,7 +267,7 @@ func (w *watch) state() watchState {
 //
 // The second session of a quorum commits (package session).
 
-// beatPlainly makes the heartbeat one that sees nothing.
+// beatPlainly makes the heartbeat ask about nothing.
 func (b *Bid) beatPlainly() {
 	b.s.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeat}}})
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // Backoff is a time that doubles with each attempt, so that a server that comes
-// up again isn't run over.
+// up again isn't overrun.
 type Backoff struct{ next, most time.Duration }
 
 // Doubling is a backoff from first to most.

@@ -21,7 +21,7 @@ func WithHosts(database *pgconn.Config, hosts []*pgconn.FallbackConfig) *pgconn.
 	return c
 }
 
-// route notes the address that a connection went to, and the names that led to it.
+// route notes the address that a connection went to, and the names that resolved to it.
 type route struct {
 	address string
 	looked  map[string][]string // the addresses of each host

@@ -11,9 +11,9 @@ import (
 )
 
 // FirstTryDelay is how long a run that got the lock at its first try has to wait
-// before the start. If the server came up, or was promoted, less than lockDelay ago, the
+// before the start. If the server started, or was promoted, less than lockDelay ago, the
 // run waits for the rest of lockDelay, since the lock may have had a holder before. That
-// goes for a server without TCP, too: a pooler, ssh or a proxy may have connected the
+// applies to a server without TCP, too: a pooler, ssh or a proxy may have connected the
 // holder to its socket.
 //
 // With a quorum, after a promotion, the former primary may have holders for as long as
@@ -33,7 +33,7 @@ func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 }
 
 // SetServerAge takes the value of ServerAgeSeconds from the server that granted the lock. Behind
-// a pooler that may be another server than at the login, or it was restarted since.
+// a pooler that may be another server than at the login, or it may have restarted since.
 func (s *Session) SetServerAge(seconds string) error {
 	age, err := parseAge(seconds)
 	if err != nil {
@@ -45,19 +45,19 @@ func (s *Session) SetServerAge(seconds string) error {
 	return nil
 }
 
-// ageInstants are SQL expressions. readServerAge computes from these how long the server has kept
+// ageInstants are SQL expressions from which readServerAge computes how long the server has kept
 // its lock table. Within that time a lock was freed only if its session gave it back or
 // ended. That time begins with the latest of
 //   - the postmaster's start,
 //   - the reset of the statistics: it shows a restart after the crash of a backend,
 //     which leaves the postmaster's start as it is,
-//   - for a server that was a standby, its last checkpoint: if it is of the present
+//   - for a server that was a standby, its last checkpoint: if that belongs to the current
 //     timeline, it is not older than the promotion.
 //
-// All of these go by the server's wall clock, since an ordinary role can see no other:
+// All of these use the server's wall clock, since an ordinary role can see no other:
 // see sinceThen.
 //
-// In its first moments a backend has to read everything that a statement names from the
+// A new backend has to read everything that a statement names from the
 // catalogs. So the expressions name only what most servers need. The view
 // pg_stat_bgwriter, instead of the function in it, would cost as much as all the rest.
 const ageInstants = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
@@ -67,7 +67,7 @@ const ageInstants = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
 const promotedAge = `SELECT CASE WHEN timeline_id <> ` + Timeline + ` THEN 0
 	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) END FROM pg_catalog.pg_control_checkpoint()`
 
-// ServerAgeSeconds is an SQL expression for the same age, in seconds.
+// ServerAgeSeconds is an SQL expression for that age, in seconds.
 const ServerAgeSeconds = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
 	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAge + `) END)`
@@ -111,10 +111,10 @@ func parseAge(seconds string) (time.Duration, error) {
 	return sinceThen(age), nil
 }
 
-// sinceThen is a length of time by the server's clock, which somebody may have set
+// sinceThen is a duration by the server's clock, which somebody may have set
 // since. An instant in the future counts as just now, which costs a first try the whole
-// lock-delay. If the clock was stepped forward in a server's first moments, nothing tells
-// that server from an old one.
+// lock-delay. If the clock is stepped forward just after a server's start, that server
+// can't be told from an old one.
 func sinceThen(seconds float64) time.Duration {
 	const oldEnough = 1e9
 	if !(seconds > 0) { // NaN, too

@@ -21,16 +21,16 @@ import (
 )
 
 // ParseDSN reads a connection string as psql -d does: a URI, keywords and values, or the
-// bare name of a database. What the string leaves open comes from the PG* variables, the
+// bare name of a database. What the string omits comes from the PG* variables, the
 // service file and the password file. source says where the string comes from, for
 // messages.
 //
 // ParseDSN honours the parameters that libpq knows, or drops them if they make no
-// difference to the promise. It refuses those that would weaken the connection if it
-// dropped them, and everything that libpq doesn't know: pgconn would hand that to the
+// difference to the promise. It refuses those whose omission would weaken the
+// connection, and everything that libpq doesn't know: pgconn would hand that to the
 // server as a setting.
 //
-// Each warn is told of what is ignored, and what the user can do about it.
+// Each warn is told what is ignored, and what the user can do about it.
 func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.Config, error) {
 	bad := func(hint, format string, args ...any) error {
 		return &Error{Kind: BadDSN, Hint: hint, err: fmt.Errorf("%s: "+format, append([]any{source}, args...)...)}
@@ -106,12 +106,12 @@ func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.C
 	return cfg, nil
 }
 
-// howToWrite is a hint. It repeats nothing of the string, which may contain a password.
+// howToWrite is a hint. It quotes nothing from the string, which may contain a password.
 const howToWrite = "write postgresql://USER@HOST:PORT/DATABASE, or host=HOST port=PORT dbname=DATABASE user=USER; " +
 	"a name with odd characters is dbname='NAME'"
 
-// mangled says whether a connection string is no URI, has no keyword at its beginning, and
-// is no name of a database. If a URI with a slip in it were taken for a name, pglead would
+// mangled says whether a connection string is no URI, does not begin with a keyword, and
+// is not the name of a database. If a mistyped URI were taken for a name, pglead would
 // send it to some server and show it in every message, with its password.
 func mangled(dsn string) bool {
 	if isURI(dsn) || uriScheme(dsn) != "" {
@@ -126,7 +126,7 @@ func mangled(dsn string) bool {
 }
 
 // suspect looks for a value that is part of another connection string by mistake, among
-// those from the string, the variables and the service file. It returns which part that
+// those from the string, the variables and the service file. It returns which part it
 // is, and the variable that it comes from, if any.
 func suspect(cfg *pgconn.Config) (part, variable string) {
 	isFrom := func(variable, value string) string {
@@ -151,7 +151,7 @@ func suspect(cfg *pgconn.Config) (part, variable string) {
 }
 
 // credentials says whether a value looks like a URI or like keywords, which may
-// have a password.
+// contain a password.
 func credentials(value string) bool {
 	_, behind, found := strings.Cut(value, ":")
 	return found && strings.Contains(behind, "@") || strings.Contains(value, "://") || strings.Contains(strings.ToLower(value), "password=")
@@ -159,7 +159,7 @@ func credentials(value string) bool {
 
 const lowerCase = "abcdefghijklmnopqrstuvwxyz"
 
-// uriScheme is the beginning of a URI, as jdbc:postgresql://, or nothing.
+// uriScheme is the beginning of a URI, such as jdbc:postgresql://, or nothing.
 func uriScheme(dsn string) string {
 	scheme, _, found := strings.Cut(dsn, "://")
 	rest := strings.TrimLeft(strings.TrimPrefix(strings.ToLower(scheme), "jdbc:"), lowerCase)
@@ -169,7 +169,7 @@ func uriScheme(dsn string) string {
 	return scheme + "://"
 }
 
-// dropped says which of libpq's parameters mean nothing here. The session itself sets
+// dropped says which of libpq's parameters have no effect here. The session itself sets
 // those of the first row, from the lease.
 func dropped(name string) bool {
 	switch name {
@@ -207,7 +207,7 @@ func libpqEnv() map[string]string {
 // to verify certificates and to find passwords.
 func withHostAddr(from *sources, dsn, addrs string, cfg *pgconn.Config) (*pgconn.Config, error) {
 	if filepath.IsAbs(cfg.Host) {
-		// No host was given, only the default socket's directory is there.
+		// No host was given: there is only the default socket's directory.
 		named, err := from.parse(withParam(dsn, "host", addrs))
 		if err != nil {
 			return nil, err
@@ -291,8 +291,8 @@ func quoteValue(s string) string {
 	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
 }
 
-// parseFailure is pgconn's reason without the connection string: pgconn quotes it, and
-// doesn't find every password in it.
+// parseFailure is pgconn's reason without the connection string: pgconn quotes the string,
+// and doesn't recognize every password in it.
 func parseFailure(err error) string {
 	var parse *pgconn.ParseConfigError
 	if !errors.As(err, &parse) {
@@ -312,7 +312,7 @@ func parseFailure(err error) string {
 	if strings.Contains(text, "invalid port") {
 		return "bad port: it is a number from 1 to 65535"
 	}
-	// pgconn quotes values, and behind a ; or an @ may be the next parameter.
+	// pgconn quotes values, and after a ; or an @ may come the next parameter.
 	if strings.ContainsAny(text, ";@") || credentials(text) {
 		return "the connection string is malformed: parameters have spaces between them"
 	}

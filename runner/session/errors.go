@@ -49,7 +49,7 @@ type Error struct {
 func (e *Error) Error() string { return e.err.Error() }
 func (e *Error) Unwrap() error { return e.err }
 
-// Errorf makes an error of a kind, with what the user can do about it.
+// Errorf makes an error of a kind, with a hint what the user can do about it.
 func Errorf(kind Kind, hint, format string, args ...any) *Error {
 	return &Error{Kind: kind, Hint: hint, err: fmt.Errorf(format, args...)}
 }
@@ -83,7 +83,7 @@ const DiskFull = "53100"
 // rejection is the error of a statement that the server has rejected.
 func rejection(pgErr *pgconn.PgError) *Error {
 	kind := Denied
-	if passes(pgErr) { // a pooler without a free connection, for one
+	if passes(pgErr) { // such as a pooler without a free connection
 		kind = Unreachable
 	}
 	hint := ""
@@ -156,7 +156,7 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 		if !slices.Contains(causes, text) {
 			causes = append(causes, text)
 		}
-		// Of several obstacles, one that may pass decides, since it may hide the server
+		// If there are several obstacles, one that may pass decides, since it may hide the server
 		// that matters. But a rejected login is final: pgconn tries no other host after it.
 		if e.Kind == 0 || kind == Denied || kind == Unreachable && e.Kind != Denied {
 			e.Kind, e.Hint = kind, hint
@@ -180,7 +180,7 @@ type hostError struct {
 }
 
 // collectHostErrors finds the leaves of pgconn's error tree. pgconn joins the attempts, and
-// only the text of each names its host.
+// only the text of each attempt names its host.
 func collectHostErrors(err error, out *[]hostError) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -226,7 +226,7 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 			"switch ssl on at the server; sslmode=disable gives up encryption"
 	case errors.Is(err, context.Canceled):
 		return "interrupted", Unreachable, ""
-	case errors.Is(err, syscall.EAGAIN): // which net.Error calls a time-out
+	case errors.Is(err, syscall.EAGAIN): // net.Error calls it a time-out
 		return "too many connections wait at the server's socket", Unreachable, ""
 	case pgconn.Timeout(err), errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
 		return fmt.Sprintf("no answer within %v", cfg.ConnectTimeout), Unreachable,
@@ -258,7 +258,7 @@ func offersNoTLS(err error) bool {
 
 const noServerHint = "is PostgreSQL running there? --dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where it is"
 
-// noHostHint is for a host that has no address, which may have a port behind it.
+// noHostHint is for a host without an address, whose name may end with a port.
 func noHostHint(name string) string {
 	if host, port, err := net.SplitHostPort(name); err == nil && host != "" && port != "" && strings.Trim(port, "0123456789") == "" {
 		return fmt.Sprintf("the port is a parameter of its own: host=%s port=%s", host, port)
@@ -266,8 +266,8 @@ func noHostHint(name string) string {
 	return "--dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where the database is"
 }
 
-// fullHint says what bounds the connections that are all taken. That --wait tries again is for
-// a command to say that has it.
+// fullHint says what limits the connections that are all taken. A command that has --wait says
+// itself that --wait tries again.
 func fullHint(e *pgconn.PgError, cfg *pgconn.Config) string {
 	switch {
 	case strings.Contains(e.Message, "for role"):
@@ -285,7 +285,7 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 	switch {
 	case e.Code == "28P01" && cfg.Password == "":
 		return text, Denied, "no password was given: PGPASSWORD or the password file ~/.pgpass (mode 0600) may hold it"
-	case e.Code == "28P01": // PostgreSQL gives it also for a role that doesn't exist
+	case e.Code == "28P01": // PostgreSQL also gives it for a role that doesn't exist
 		return text, Denied, "wrong password, or no such role: PostgreSQL does not tell which"
 	case e.Code == "28000" && strings.Contains(e.Message, "does not exist"):
 		return text, Denied, "CREATE ROLE " + identifier(cfg.User) + " LOGIN; or is another role meant?"
@@ -307,7 +307,7 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 	return text, Denied, ""
 }
 
-// databaseOf is the database's name as SQL writes it. Without a name it is the user's.
+// databaseOf is the database's name as SQL writes it; if it is not given, the user's name.
 func databaseOf(cfg *pgconn.Config) string { return identifier(cmp.Or(cfg.Database, cfg.User)) }
 
 // identifier is a name as SQL writes it.

@@ -17,8 +17,8 @@ const PlainBeat = "SELECT pg_catalog.pg_backend_pid()"
 type Heartbeat struct {
 	Every time.Duration
 	Request
-	// Once are queries before those of the first heartbeat. An error in one of them costs no more
-	// than that heartbeat.
+	// Once are queries that precede those of the first heartbeat. An error in one of them costs no
+	// more than that heartbeat.
 	Once []string
 }
 
@@ -35,7 +35,7 @@ func (s *Session) currentHeartbeat() Heartbeat {
 	return s.heartbeat
 }
 
-// takeRequest is the next heartbeat's request.
+// takeRequest takes the next heartbeat's request.
 func (s *Session) takeRequest() Request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,8 +46,8 @@ func (s *Session) takeRequest() Request {
 }
 
 // StartHeartbeat starts the heartbeat. Without it the server ends the session after the
-// lease, and nothing notices a silent network. A second call does nothing. It goes
-// on until the session is lost or closed.
+// lease, and nothing notices a silent network. A second call does nothing. The heartbeat
+// goes on until the session is lost or closed.
 func (s *Session) StartHeartbeat() {
 	s.heartbeatOnce.Do(func() {
 		timer, err := s.clock.newTimer()
@@ -80,8 +80,8 @@ func (p *pulse) due() boottime.Instant {
 	return p.next
 }
 
-// BeatAt sets the boot time at which the next heartbeat is sent. Those after it follow at
-// Heartbeat.Every. A heartbeat that is on the wire does not count.
+// BeatAt sets the boot time at which the next heartbeat is sent. Later ones follow at intervals of
+// Heartbeat.Every. A heartbeat that is already on the wire does not count.
 func (s *Session) BeatAt(at boottime.Instant) {
 	deadline := s.Deadline()
 	p := &s.pulse
@@ -130,7 +130,7 @@ func (s *Session) beat(timer timer) {
 			if _, err := s.transmit(s.takeRequest()); err != nil {
 				return
 			}
-		default: // a request is under way, and its answer will do, unless something has to be asked
+		default: // a request is under way, and its answer will do, unless the heartbeat has to ask something
 			if beat.Then != nil && s.beatsInTurn.CompareAndSwap(false, true) {
 				s.beating.Go(s.beatInTurn)
 			}
@@ -138,7 +138,7 @@ func (s *Session) beat(timer timer) {
 	}
 }
 
-// beatInTurn sends a heartbeat behind the requests that wait for the connection already.
+// beatInTurn sends a heartbeat after the requests that already wait for the connection.
 func (s *Session) beatInTurn() {
 	defer s.beatsInTurn.Store(false)
 	select {
@@ -178,8 +178,8 @@ func (s *Session) silence() error {
 	return ErrSilent
 }
 
-// unanswered says whether the server has owed an answer for longer than the time between
-// two heartbeats.
+// unanswered says whether the server has owed an answer for longer than one heartbeat
+// interval.
 func (s *Session) unanswered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,7 +188,7 @@ func (s *Session) unanswered() bool {
 
 // broken is the cause of the loss when the connection broke. At the deadline the guard
 // may shut the connection down before this process does anything. Then the cause is the
-// silence before that.
+// silence that preceded it.
 func (s *Session) broken(cause error) error {
 	if s.clock.now() >= s.Deadline().Add(-s.cfg.Lease/10) {
 		return s.silence()

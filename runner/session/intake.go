@@ -8,7 +8,7 @@ import (
 )
 
 // This process keeps the server's answer until it is complete, and before the login
-// anybody may pose as the server. So there is a limit to everything that it sends. The
+// anybody may pose as the server. So everything that the server sends has a limit. The
 // longest message is a row with a statement of 1 MB, the most that a server shows. The
 // longest answer is a list of locks: a large server has many, and each takes about 1 kB.
 const (
@@ -17,14 +17,14 @@ const (
 	mostAnswer     = 64 << 20
 )
 
-// tooMuchError says that a server has sent more than it may.
+// tooMuchError says that a server has sent more than its limit.
 type tooMuchError struct{ most int }
 
 func (e tooMuchError) Error() string {
 	return fmt.Sprintf("the server sends more than the %d MiB that its answer may have", e.most>>20)
 }
 
-// intake is a connection's reader with a limit of bytes.
+// intake is a connection's reader with a limit in bytes.
 type intake struct {
 	r          io.Reader
 	left, most int
@@ -39,7 +39,7 @@ func (in *intake) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// intakeName is where a connection has its intake: connect puts it there, allow finds it.
+// intakeName is the key of a connection's intake: connect sets it, allow reads it.
 const intakeName = "pglead intake"
 
 // allow lets the server send this many bytes until the next call.
@@ -49,10 +49,10 @@ func allow(pg *pgconn.PgConn, most int) {
 	}
 }
 
-// keepRow adds a row to the answer. If the answer gets too long, it becomes an error, and
-// keepRow drops all of it.
+// keepRow adds a row to the answer. If the answer gets too long, keepRow drops all of it
+// and makes it an error.
 func (ex *exchange) keepRow(values [][]byte) {
-	const each = 64 // bytes that each row and each value take beside their text
+	const each = 64 // bytes that each row and each value take besides their text
 	ex.size += each
 	for _, v := range values {
 		ex.size += len(v) + each

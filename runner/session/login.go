@@ -57,7 +57,7 @@ func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.Val
 // keepaliveCount is the number of probes in a lease: the first comes after a third of the
 // lease, each further one a sixth later. On Linux TCP_USER_TIMEOUT takes precedence over
 // the count (tcp(7)). macOS and FreeBSD don't have it: there, fewer probes would end the
-// session before the lease is over, and --lost-grace counts on nine tenths of the lease.
+// session before the lease is over, but --lost-grace relies on nine tenths of the lease.
 const keepaliveCount = 4
 
 // loginAnswers are the answers to the login checks of a connection that passed them.
@@ -73,7 +73,7 @@ type loginAnswers struct {
 // stay on a connection that others use. Behind a pooler the login's process number is not
 // the backend's.
 //
-// With Transaction a pooler is expected: the statement makes no settings, and asks both
+// With Transaction a pooler is expected: the statement makes no settings, but asks both
 // questions all the same.
 func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswers, error) {
 	major := majorVersion(pg)
@@ -87,7 +87,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	var pgErr *pgconn.PgError
 	switch {
 	case !errors.As(err, &pgErr):
-	case pgErr.Code == "42501" && asked: // not granted: the try after the login gets the same error, and names the lock
+	case pgErr.Code == "42501" && asked: // no permission: the try after the login gets the same error, and names the lock
 		cfg.FirstQuestion = ""
 		return checkLogin(ctx, pg, cfg)
 	case strings.HasPrefix(pgErr.Code, "42"):
@@ -119,7 +119,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	return answers, err
 }
 
-// The columns of loginQuery from here on.
+// The columns of loginQuery, from the fourth on.
 const (
 	firstColumn = 3 // the answer to Config.FirstQuestion
 	ageColumns  = 4 // ageInstants
@@ -127,7 +127,7 @@ const (
 
 // loginQuery is checkLogin's statement, and the formats of its columns: the backend's
 // process number, whether the server is a standby, the settings, the answer to
-// FirstQuestion, ageInstants, and the answer to LedgerQuestion if there is that question.
+// FirstQuestion, ageInstants, and the answer to LedgerQuestion if that is asked.
 func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats []int16) {
 	settings, first := "''", "NULL"
 	if cfg.FirstQuestion != "" {
@@ -140,7 +140,7 @@ func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats [
 	}
 	sql = fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
 	CASE WHEN %[1]s THEN %[2]s END, CASE WHEN %[1]s THEN %[3]s END, %[4]s`, fit, settings, first, ageInstants)
-	// ageInstants's instants are in binary: their text would depend on the server's settings,
+	// The instants in ageInstants are in binary: their text would depend on the server's settings,
 	// and arithmetic on the server would cost more than all the rest.
 	const inText, inBinary = 0, 1 // of the protocol: libpq's resultFormat
 	formats = append(make([]int16, ageColumns), inText, inBinary, inBinary, inBinary)
@@ -159,7 +159,7 @@ func ErrPooled(ours uint32, servers string) *Error {
 
 const needsPostgreSQL = "a server of PostgreSQL 14 or newer is needed"
 
-// tooOld is an ErrTooOld that names the product, which need not be PostgreSQL.
+// tooOld is an ErrTooOld that names the product, which may not be PostgreSQL.
 func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 	version := pg.ParameterStatus("server_version")
 	results, err := pg.Exec(ctx, "SELECT version()").ReadAll()
@@ -171,7 +171,7 @@ func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 	return ErrTooOld(version)
 }
 
-// ErrTooOld is for a server before OldestMajor.
+// ErrTooOld is for a server older than OldestMajor.
 func ErrTooOld(version string) *Error {
 	return unsafe(needsPostgreSQL, "the server is too old: %s", version)
 }
@@ -208,7 +208,7 @@ const OldestMajor = 14
 // https://www.postgresql.org/docs/current/typeconv-oper.html
 const safeSearchPath = "pg_catalog, pg_temp"
 
-// settings are what a session needs, directly or through a pooler.
+// settings are the settings that a session needs, directly or through a pooler.
 func (cfg Config) settings() [][2]string {
 	return [][2]string{
 		{"search_path", safeSearchPath},
@@ -262,7 +262,7 @@ func (cfg Config) Begin() []string {
 
 // transactionTimeout is a setting of PostgreSQL 17 and later. It would end the transaction
 // that holds a lock, and a wait in the server's queue. The version that a pooler gives at
-// the login need not be the server's.
+// the login may not be the server's.
 const transactionTimeout = "transaction_timeout"
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }

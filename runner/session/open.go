@@ -10,9 +10,9 @@ import (
 
 // Open opens a session on a server that can keep the promise: a primary of
 // PostgreSQL 14 or newer, with nothing in between that hands its connections to
-// others. Errors are of type *Error, or ctx's. The order of things is
+// others. Errors are of type *Error, or ctx's. The steps are, in this order:
 //
-//	hosts          the first of several that passes the checks is taken
+//	hosts          of several hosts, the first that passes the checks is taken
 //	dial, login    connect, in login.go
 //	login checks   one statement, in which checkLogin asks what server this is and
 //	               makes the session's settings
@@ -22,7 +22,7 @@ import (
 //
 // With Quorum a grant needs a second session, and Open opens both or neither. Otherwise
 // the waiters in line could fill a server, and the first of them would find no room for
-// its second session. With Transaction alone there is no line, and the second session
+// its second session. With only Transaction there is no line, and the second session
 // is opened when the lock is free, or when the run waits for it.
 func Open(ctx context.Context, cfg Config) (*Session, error) {
 	if !cfg.Quorum {
@@ -57,8 +57,8 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	return s, nil
 }
 
-// check returns the login checks as pgconn calls them for each host. After a failed check pgconn goes
-// on to the next host. So a DSN with all nodes of a cluster finds the primary, with or without
+// check returns the login checks as pgconn calls them for each host. After a failed check pgconn tries
+// the next host, so a DSN with all nodes of a cluster finds the primary, with or without
 // target_session_attrs. A standby's locks mean nothing.
 func (a *loginAnswers) check(cfg Config) pgconn.ValidateConnectFunc {
 	return func(ctx context.Context, pg *pgconn.PgConn) (err error) {
@@ -70,7 +70,7 @@ func (a *loginAnswers) check(cfg Config) pgconn.ValidateConnectFunc {
 	}
 }
 
-// sayGoodbye is for a server that fails a check of ours: pgconn only closes the socket.
+// sayGoodbye is for a server that fails our checks: pgconn would only close the socket.
 func sayGoodbye(pg *pgconn.PgConn) {
 	pg.Frontend().Send(&pgproto3.Terminate{})
 	_ = pg.Frontend().Flush()

@@ -40,7 +40,7 @@ func (r Rows) Ints(columns int) ([]int, error) {
 	return list, nil
 }
 
-// copyRow copies values, which the reader will overwrite.
+// copyRow copies values, since the reader will overwrite them.
 func copyRow(values [][]byte) []string {
 	row := make([]string, len(values))
 	for i, v := range values {

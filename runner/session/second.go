@@ -14,7 +14,7 @@ import (
 )
 
 // The second session. With a quorum, a primary that has lost its synchronous standbys
-// loses its leaders too, since a failover to those standbys may be under way. So each
+// loses its holders too, since a failover to those standbys may be under way. So each
 // heartbeat is a commit that waits for the standbys.
 //
 // Such a commit hangs while the standbys don't answer, and a session that hangs in a
@@ -26,16 +26,16 @@ import (
 
 // standbysNow are the SQL expressions by which a commit shows whether it can have
 // waited for standbys. The server evaluates them before the commit, in its transaction,
-// and after it, in a statement of their own. If somebody empties the setting in between,
-// the server releases all waiting commits without a word. But its backends read the new
+// and after it, in a separate statement. If somebody empties the setting in between,
+// the server releases all waiting commits without a warning. But its backends read the new
 // setting before the process that releases them does.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/syncrep.c (SyncRepUpdateSyncStandbysDefined)
 const standbysNow = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
 
-// afterCommit is the statement behind a commit. See Request.commit.
+// afterCommit is the statement after a commit. See Request.commit.
 const afterCommit = "SELECT " + standbysNow
 
-// heartbeatColumns, committed, write a few bytes of WAL, so that there is something to
+// heartbeatColumns, when committed, write a few bytes of WAL, so that there is something to
 // confirm, and wait for the standbys whatever the role's default is.
 const heartbeatColumns = `pg_catalog.set_config('synchronous_commit', 'on', true),
 	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
@@ -62,7 +62,7 @@ func (s *Session) judgeCommit(rows Rows) (confirmed bool, err error) {
 	return before[0] != after[0] || before[1] == after[1], nil
 }
 
-// ErrUnconfirmed means that the server answers, and the standbys are silent.
+// ErrUnconfirmed means that the server answers, but the standbys are silent.
 var ErrUnconfirmed = errors.New("the synchronous standbys do not confirm the commit")
 
 // noQuorum says that the standbys are silent. Another host may be the primary by now.
@@ -75,8 +75,8 @@ func (s *Session) noQuorum() *Error {
 
 // Witness returns when the standbys have confirmed a commit on this server; without a
 // quorum at once. A standby that confirms here has left any other primary. So a primary
-// that a failover left behind lacks standbys for its holders' heartbeats: those holders
-// live no longer from then on than after any other loss.
+// that a failover left behind has no standbys for its holders' heartbeats: from then on
+// those holders live no longer than after any other loss.
 func (s *Session) Witness(ctx context.Context) error {
 	if !s.cfg.Quorum {
 		return nil
@@ -85,9 +85,9 @@ func (s *Session) Witness(ctx context.Context) error {
 	return err
 }
 
-// Commit evaluates columns, which are SQL expressions, on the second session until the
-// standbys have confirmed the commit, and returns their values. From then on this session
-// ends when that one does.
+// Commit evaluates columns, which are SQL expressions, on the second session, waits until
+// the standbys have confirmed the commit, and returns their values. From then on this
+// session ends when that one does.
 func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) {
 	second, err := s.Second(ctx)
 	if err != nil {
@@ -170,7 +170,7 @@ func (s *Session) DropSecond() {
 	}
 }
 
-// acquaint asks, on a new second session of a quorum, about the server's standbys.
+// acquaint asks a quorum's new second session about the server's standbys.
 func (s *Session) acquaint(ctx context.Context, second *Session) error {
 	row, err := second.Row(ctx, 3, "SELECT pg_catalog.current_setting('synchronous_standby_names'), "+Timeline+` > 1,
 	(SELECT coalesce(pg_catalog.string_agg(extract(epoch FROM pg_catalog.clock_timestamp() - backend_start)::text, ' ' ORDER BY backend_start), '')
@@ -191,7 +191,7 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 	return nil
 }
 
-// followedFor is for how long enough standbys for a commit have followed this server. The
+// followedFor is how long enough standbys for a commit have followed this server. The
 // ages of the standbys' connections are in seconds, the oldest first. A role that may not
 // see them gets none.
 func followedFor(names string, ages []string) time.Duration {

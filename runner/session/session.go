@@ -4,8 +4,8 @@
 // A session-level advisory lock belongs to a connection and to nothing else.
 // So there is no pool here and no context that might close the connection
 // behind its holder's back: after the login the package owns the wire. One
-// goroutine keeps a read pending, which hears the server's last word within
-// milliseconds. Another sends heartbeats, which notice its silence.
+// goroutine keeps a read pending, so it sees the server's last message within
+// milliseconds. Another sends heartbeats, which notice the server's silence.
 package session
 
 import (
@@ -27,7 +27,7 @@ import (
 type Config struct {
 	Database *pgconn.Config // from ParseDSN
 
-	// Lease is how long the server lets the session live without hearing it
+	// Lease is how long the server lets the session live without hearing from it
 	// (its idle_session_timeout). The session gives itself up earlier: see
 	// HolderShare.
 	Lease time.Duration
@@ -62,12 +62,12 @@ type Config struct {
 	Quorum bool
 }
 
-// UsesSecondSession says whether a grant takes a second session beside the one that
+// UsesSecondSession says whether a grant takes a second session besides the one that
 // holds the lock: see second.go.
 func (cfg Config) UsesSecondSession() bool { return cfg.Quorum || cfg.Transaction }
 
-// Session is a connection that is fit to hold locks. Several goroutines may use it, each for locks
-// of its own; one request is on the wire at a time.
+// Session is a connection that is fit to hold locks. Several goroutines may use it, each for its own
+// locks; one request is on the wire at a time.
 type Session struct {
 	cfg   Config
 	clock clock
@@ -77,7 +77,7 @@ type Session struct {
 	fe       *pgproto3.Frontend
 	cancel   func(context.Context) error
 	onWire   chan struct{} // held by the exchange that is on the wire
-	requests uint64        // sent up to now; under writing
+	requests uint64        // sent so far; under writing
 
 	// writing is held during a write. The answer can arrive before the write call returns,
 	// so onWire alone would let the next request start too early.
@@ -108,12 +108,12 @@ type Session struct {
 	askedSince   boottime.Instant // when the first unanswered request was sent; if askedSince <= provenAt, no request is open
 	lostErr      error
 	heartbeat    Heartbeat
-	onAnswer     func()              // what the reader does after each answer
+	onAnswer     func()              // called by the reader after each answer
 	ledgerAnswer string              // to cfg.LedgerQuestion
 	heed         map[string]heedFunc // by channel
 }
 
-// serverFacts are what the login and the second session have found out about the
+// serverFacts are what the login and the second session have learned about the
 // server.
 type serverFacts struct {
 	began boottime.Instant // of the server's lock table; under the session's mu
@@ -123,21 +123,21 @@ type serverFacts struct {
 	followed boottime.Instant // since when its standbys have followed it
 }
 
-// secondSession is the session that commits beside another one: see second.go.
+// secondSession is the session that commits for another one: see second.go.
 type secondSession struct {
 	opening sync.Mutex // held while a session is opened or dropped
-	// Under the mu of the session beside it:
+	// Under the mu of that other session:
 	session *Session // or nil
 	joined  *Session // the one that the other's deadline depends on, or nil
 }
 
-// heedFunc gets what a session said on a channel. The session's number comes from the
-// server, so nobody can forge it.
+// heedFunc gets an announcement of a session on a channel. The session's number comes from
+// the server, so nobody can forge it.
 type heedFunc func(pid uint32, payload string)
 
 // LostError says that the session is gone, and with it every lock it held.
 type LostError struct {
-	// Cause is the server's last word, the network's error, or its silence.
+	// Cause is the server's last message or its silence, or the network's error.
 	Cause error
 	// Heard is how long before the loss the last answered request was sent:
 	// the lock was certainly held then.
@@ -159,7 +159,7 @@ type clock struct {
 	newTimer func() (timer, error)
 }
 
-// timer is one of a clock: boottime.Timer, or a test's.
+// timer is a clock's timer: boottime.Timer, or a test's.
 type timer interface {
 	Set(at boottime.Instant) error
 	Wait() error
@@ -182,7 +182,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 		stop:      make(chan struct{}),
 		lost:      make(chan struct{}),
 		renewed:   make(chan boottime.Instant, 1),
-		provenAt:  c.now(), // the login was sent before, but no command starts before another answer
+		provenAt:  c.now(), // the login was sent earlier, but no command starts before another answer
 		heartbeat: Heartbeat{Every: leasetime.BeatEvery(cfg.Lease), Request: Request{SQL: []string{PlainBeat}}},
 		heed:      map[string]heedFunc{},
 	}
@@ -202,7 +202,7 @@ func (s *Session) SetComment(comment string) {
 // BackendPID is the server's process number for this session.
 func (s *Session) BackendPID() uint32 { return s.pid.Load() }
 
-// SetBackendPID is for a session through a pooler, which doesn't tell that number.
+// SetBackendPID is for a session through a pooler, which doesn't reveal that number.
 func (s *Session) SetBackendPID(pid uint32) { s.pid.Store(pid) }
 
 // Lost is closed when the session is gone, and its locks with it. Err then
@@ -217,7 +217,7 @@ func (s *Session) Err() error {
 }
 
 // Deadline is the instant until which the session's locks are safe without any further
-// word from the server.
+// answer from the server.
 func (s *Session) Deadline() boottime.Instant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,7 +245,7 @@ func belowTLS(conn net.Conn) net.Conn {
 // SetHolding says whether a transaction holds the lock from now on.
 func (s *Session) SetHolding(holding bool) { s.holding.Store(holding) }
 
-// fail records the first cause of a loss and tells everyone.
+// fail records the first cause of a loss and signals it.
 func (s *Session) fail(cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -276,7 +276,7 @@ func (s *Session) Close() {
 	})
 }
 
-// sayGoodbye ends the session at the server. Before, it cancels a request that is still
+// sayGoodbye ends the session at the server. First it cancels a request that is still
 // under way, so that no backend goes on waiting for a lock that nobody wants any more.
 func (s *Session) sayGoodbye() {
 	_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
@@ -295,7 +295,7 @@ func (s *Session) sayGoodbye() {
 		defer cancel()
 		_ = s.cancel(ctx) // at worst the server finds the socket closed later
 
-		// See Request.Last: the turn comes with the answer.
+		// See Request.Last: first wait for the answer.
 		if s.cfg.Transaction {
 			select {
 			case s.onWire <- struct{}{}:

@@ -51,8 +51,8 @@ func (s *sources) parse(dsn string) (*pgconn.Config, error) {
 	return nil, fmt.Errorf("no service %s: looked in %s", name, strings.Join(slices.DeleteFunc(looked, func(f string) bool { return f == "" }), ", "))
 }
 
-// config is pgconn's, but for a password from a file that others may read. libpq ignores such
-// a file (passwordFromFile in fe-connect.c), and pgconn doesn't.
+// config is pgconn's config, but without a password from a file that others may read. libpq ignores
+// such a file (passwordFromFile in fe-connect.c), and pgconn doesn't.
 func (s *sources) config(dsn string) (*pgconn.Config, error) {
 	cfg, err := pgconn.ParseConfig(dsn)
 	if err != nil {
@@ -76,7 +76,7 @@ func readByOthers(file string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o077 != 0
 }
 
-// passwordFile is the one that pgconn reads for a connection string.
+// passwordFile is the file that pgconn reads for a connection string.
 func passwordFile(dsn string) string {
 	if file, found := given(dsn, "passfile"); found {
 		return file
@@ -95,7 +95,7 @@ func passwordFile(dsn string) string {
 	return fromHome("PGPASSFILE", ".pgpass")
 }
 
-// serviceFile is the one that pgconn reads for a connection string.
+// serviceFile is the file that pgconn reads for a connection string.
 func serviceFile(dsn string) string {
 	if file, found := given(dsn, "servicefile"); found {
 		return file
@@ -103,7 +103,7 @@ func serviceFile(dsn string) string {
 	return fromHome("PGSERVICEFILE", ".pg_service.conf")
 }
 
-// fromHome is the file that a variable names, or else the one of that name in the home
+// fromHome is the file that a variable names, or else the file name in the home
 // directory, or nothing.
 func fromHome(variable, name string) string {
 	if file := os.Getenv(variable); file != "" {
@@ -119,14 +119,14 @@ func fromHome(variable, name string) string {
 // keywordValue is a parameter of a connection string that pgconn has accepted.
 var keywordValue = regexp.MustCompile(`(?s)([^\s=]+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s\\]|\\.)*))`)
 
-// given is a parameter's value in a connection string that pgconn has accepted. Of several
-// the last one counts.
+// given is a parameter's value in a connection string that pgconn has accepted. If it occurs
+// more than once, the last one counts.
 func given(dsn, name string) (value string, found bool) {
 	if isURI(dsn) {
 		_, query, _ := strings.Cut(dsn, "?")
 		for pair := range strings.SplitSeq(query, "&") {
 			if key, text, _ := strings.Cut(pair, "="); key == name {
-				value, _ = url.PathUnescape(text) // pgconn has done it before
+				value, _ = url.PathUnescape(text) // pgconn has done it without an error
 				found = true
 			}
 		}

@@ -11,8 +11,8 @@ import (
 // Standbys are what synchronous_standby_names asks for.
 type Standbys struct {
 	Least int      // how many have to confirm a commit
-	Names []string // of these; "*" is any
-	Any   bool     // any of Names will do; otherwise the first that are there
+	Names []string // of these; "*" is any standby
+	Any   bool     // any of Names will do; otherwise the first that are connected
 }
 
 var errStandbyNames = errors.New("synchronous_standby_names is not of a form that is known here")
@@ -63,7 +63,7 @@ func standbyWords(setting string) (words []standbyWord, err error) {
 	word := regexp.MustCompile(`"((?:[^"]|"")*)"|[,()*"]|[^,()*" \t\n\r\f\v]+`)
 	for _, match := range word.FindAllStringSubmatch(setting, -1) {
 		switch text := match[0]; {
-		case text == `"`: // it is never closed
+		case text == `"`: // it has no closing quote
 			return nil, errStandbyNames
 		case text[0] == '"':
 			words = append(words, standbyWord{strings.ReplaceAll(match[1], `""`, `"`), true})

@@ -14,15 +14,15 @@ import (
 // through a pooler, too.
 type Viewer struct{ pg *pgconn.PgConn }
 
-// OpenViewer connects to a primary: of several hosts, the first that is one. A standby has
+// OpenViewer connects to a primary: the first of several hosts that is one. A standby has
 // none of the primary's advisory locks, so there every lock would look free. Errors are of
 // type *Error, or ctx's.
 func OpenViewer(ctx context.Context, cfg Config) (*Viewer, error) {
 	return openViewer(ctx, cfg, refuseStandby)
 }
 
-// OpenReader connects as OpenViewer does or, where no primary lets it in and a standby
-// does, to that: for questions about tables, which are replicated.
+// OpenReader connects as OpenViewer does. If no primary lets it in but a standby does, it
+// connects to that: for questions about tables, which are replicated.
 func OpenReader(ctx context.Context, cfg Config) (viewer *Viewer, standby bool, err error) {
 	viewer, err = openViewer(ctx, cfg, func(ctx context.Context, pg *pgconn.PgConn) error {
 		err := refuseStandby(ctx, pg)
@@ -54,7 +54,7 @@ func openViewer(ctx context.Context, cfg Config, check pgconn.ValidateConnectFun
 }
 
 // refuseStandby is a pgconn.ValidateConnectFunc. The parameter in_hot_standby, which the
-// server gives at the login, would save the question, but a pooler's may be of yesterday.
+// server gives at the login, would save the query, but a pooler's may be outdated.
 func refuseStandby(ctx context.Context, pg *pgconn.PgConn) error {
 	results, err := pg.Exec(ctx, "SELECT pg_catalog.pg_is_in_recovery()").ReadAll()
 	if err != nil {
@@ -91,8 +91,8 @@ func (v *Viewer) Close() {
 }
 
 // Query returns the rows of all queries in one list. The queries are one transaction,
-// unless they say otherwise. They find nothing but PostgreSQL's own operators and functions
-// and what they name with its schema. That is set for each transaction anew, since a pooler
+// unless they say otherwise. Unqualified names in them find only PostgreSQL's own operators
+// and functions. That is set in each transaction anew, since a pooler
 // may give each one another connection.
 func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	allow(v.pg, mostAnswer)

@@ -22,20 +22,20 @@ import (
 // After an error in one the server goes on to the next.
 type Request struct {
 	SQL []string
-	// Then, if there is one, gets the rows of each query before the session hears
-	// anything that the server says later. It must not block.
+	// Then, if there is one, gets the rows of each query before the session reads
+	// anything that the server sends later. It must not block.
 	Then func([]Rows)
 	// Last sends the goodbye with the request, which ends the session. A separate goodbye,
 	// just before this process ends, would wake the server's backend for a millisecond, on
-	// the processor that this process wants for its end.
+	// the processor that this process needs for its own end.
 	//
 	// Last has no effect with a quorum, where a second session has to be closed first, or
-	// with a pooler: a goodbye that arrives before the answer makes a pooler think that the
-	// client is lost, and it closes its connection to the server.
+	// with a pooler: if a goodbye arrives before the answer, the pooler thinks that the
+	// client is lost, and closes its connection to the server.
 	Last bool
 
-	// commit says that standbys have to confirm the queries. afterCommit follows them, and
-	// judgeCommit decides.
+	// commit says that standbys have to confirm the queries. afterCommit is sent after them,
+	// and judgeCommit decides.
 	commit bool
 }
 
@@ -47,14 +47,14 @@ type exchange struct {
 	answers   []Rows
 	size      int    // of all rows
 	err       error  // the first
-	warning   string // the server's, that a commit was not confirmed
+	warning   string // the server's warning that a commit was not confirmed
 	confirmed bool   // by the standbys
 	result    chan struct{}
 }
 
 // Ask sends a request and waits for the answer. An error of the server is a
 // *pgconn.PgError, the loss of the session a *LostError. If ctx ends first, the answer is
-// still outstanding, and the caller can only Close the session.
+// still outstanding, and all that the caller can do is Close the session.
 func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
 	ex, err := s.send(ctx, r)
 	if err != nil {
@@ -63,13 +63,13 @@ func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
 	return s.answer(ctx, ex)
 }
 
-// Query is Ask, and returns the rows of all queries in one list.
+// Query is Ask, but returns the rows of all queries in one list.
 func (s *Session) Query(ctx context.Context, queries ...string) (Rows, error) {
 	answers, err := s.Ask(ctx, Request{SQL: queries})
 	return slices.Concat(answers...), err
 }
 
-// Row asks a question that has one row for an answer: see Rows.Only.
+// Row asks a question whose answer is a single row: see Rows.Only.
 func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, error) {
 	ex, err := s.askSurely(ctx, Request{SQL: []string{sql}})
 	if err != nil {
@@ -98,7 +98,7 @@ func (s *Session) askSurely(ctx context.Context, r Request) (*exchange, error) {
 }
 
 // answer waits for an answer for a holder's share of the lease. After that the server counts as
-// silent, even if it is waiting for a lock, and the session ends.
+// silent, even if it waits for a lock, and the session ends.
 func (s *Session) answer(ctx context.Context, ex *exchange) ([]Rows, error) {
 	silence := time.NewTimer(leasetime.HolderShare(s.cfg.Lease))
 	defer silence.Stop()
@@ -126,8 +126,8 @@ func (s *Session) send(ctx context.Context, r Request) (*exchange, error) {
 	}
 }
 
-// transmit writes a request. The caller has put itself into onWire. The reader takes it
-// out with the last answer.
+// transmit writes a request. The caller has put the exchange into onWire, and the reader
+// takes it out with the last answer.
 func (s *Session) transmit(r Request) (*exchange, error) {
 	r.Last = r.Last && !s.cfg.UsesSecondSession()
 	if r.commit {
@@ -158,8 +158,8 @@ func (s *Session) transmit(r Request) (*exchange, error) {
 	return ex, nil
 }
 
-// awaitReason is for a request that could not be written, since the server had closed the
-// connection. It gives the reader time to read the reason that the server sent before.
+// awaitReason is for a request that could not be written because the server had closed the
+// connection. It gives the reader time to read the reason, which the server sent before.
 func (s *Session) awaitReason(err error) {
 	const most = 50 * time.Millisecond // a reader that gets a processor needs none of it
 	if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
@@ -171,13 +171,13 @@ func (s *Session) awaitReason(err error) {
 	}
 }
 
-// CommentOpens begins the comment before a session's statements.
+// CommentOpens begins the comment in front of a session's statements.
 const CommentOpens = "/*pglead "
 
-// commented puts the session's comment before a query, with the number of the request,
-// which shows other sessions that this one is alive. The comment comes first since the
-// server cuts off long statements at the end. Statements other than SELECT, WITH and
-// EXECUTE get no comment: pg_stat_statements would take each for a new statement.
+// commented puts the session's comment in front of a query, with the number of the request,
+// which shows other sessions that this one is alive. The comment comes first because the
+// server cuts off the end of long statements. Only SELECT, WITH and EXECUTE get a comment:
+// pg_stat_statements would take any other statement for a new one each time.
 func commented(comment string, request uint64, sql string) string {
 	first, _, _ := strings.Cut(sql, " ")
 	if comment == "" || first != "SELECT" && first != "WITH" && first != "EXECUTE" {
@@ -186,7 +186,7 @@ func commented(comment string, request uint64, sql string) string {
 	return fmt.Sprintf("%sbeat='%d',%s*/ %s", CommentOpens, request, comment, sql)
 }
 
-// Encoded is a request in the bytes of the protocol, for the guard, which has the socket
+// Encoded is a request as bytes of the protocol, for the guard, which has the socket
 // when this process is gone. That is impossible if the connection is encrypted.
 func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 	if s.Encrypted() {
@@ -214,9 +214,9 @@ func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 // Encrypted says whether the connection is encrypted.
 func (s *Session) Encrypted() bool { return s.Socket() != s.conn }
 
-// OnNotify sets the function that the session's reader calls with what other sessions
-// say on a channel. The function must not block. The caller sends the LISTEN. What was
-// said before a lock was freed arrives before the grant of that lock.
+// OnNotify sets the function that the session's reader calls with announcements of other
+// sessions on a channel. The function must not block. The caller sends the LISTEN. What was
+// announced before a lock was freed arrives before the grant of that lock.
 func (s *Session) OnNotify(channel string, heed func(pid uint32, payload string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -227,7 +227,7 @@ func (s *Session) OnNotify(channel string, heed func(pid uint32, payload string)
 	s.heed[channel] = heed
 }
 
-// hear passes on what another session said.
+// hear passes on another session's announcement.
 func (s *Session) hear(pid uint32, channel, payload string) {
 	s.mu.Lock()
 	heed := s.heed[channel]
@@ -285,8 +285,9 @@ func (s *Session) disconnected(ex *exchange, err error) {
 	s.fail(s.broken(networkCause(err)))
 }
 
-// noteError notes what the server says is wrong. The server says FATAL before it frees the session's locks, and
-// closes the socket after that. So a FATAL is the loss, before the stream ends.
+// noteError notes an error that the server reports. The server sends FATAL before it frees the
+// session's locks, and closes the socket after that. So a FATAL counts as the loss, before the
+// stream ends.
 func (s *Session) noteError(ex *exchange, pgErr *pgconn.PgError) {
 	if pgErr.SeverityUnlocalized == "FATAL" || pgErr.SeverityUnlocalized == "PANIC" {
 		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
@@ -299,11 +300,11 @@ func (s *Session) noteError(ex *exchange, pgErr *pgconn.PgError) {
 func (s *Session) ready(ex *exchange, txStatus byte) {
 	switch {
 	case ex == nil:
-		// Once the lease of a stopped pglead is over, the guard writes to this socket, too.
+		// Once the lease of a stopped pglead is over, its guard writes to this socket, too.
 		if !s.ExpireIfDue() {
 			s.fail(errors.New("the server answered a question that nobody asked"))
 		}
-	case s.holding.Load() && txStatus != 'T': // an error ends a transaction and frees its locks, and the server goes on to answer
+	case s.holding.Load() && txStatus != 'T': // an error ends a transaction and frees its locks, and the server goes on answering
 		s.fail(transactionOver{ex.pgError()})
 	case ex.left > 1:
 		ex.left--
@@ -315,8 +316,8 @@ func (s *Session) ready(ex *exchange, txStatus byte) {
 
 func (s *Session) answered(ex *exchange) {
 	// The server's answer is a sign of life of the session, even if it is an error. Of the standbys it
-	// is none: a commit that an administrator releases from waiting for them ends with a warning, one
-	// that fails with an error, and one that did not wait says nothing of them.
+	// is no sign if the commit failed, did not wait for them, or ended with a warning, as when an
+	// administrator releases it from waiting.
 	alive := !ex.commit || ex.warning == "" && ex.err == nil
 	var hollow error
 	if ex.commit && alive {
@@ -341,7 +342,7 @@ func (s *Session) answered(ex *exchange) {
 	}
 }
 
-// renew puts the deadline into the channel, and takes out an older one.
+// renew puts the deadline into the channel, in place of an older one.
 func (s *Session) renew() {
 	select {
 	case <-s.renewed:
@@ -363,7 +364,7 @@ func (e transactionOver) Error() string {
 	return "the transaction that held the lock failed: " + ServerSays(e.pg)
 }
 
-// pgError is the server's error in answer to this request, or nil.
+// pgError is the server's error that answers this request, or nil.
 func (ex *exchange) pgError() *pgconn.PgError {
 	var pgErr *pgconn.PgError
 	if ex != nil {

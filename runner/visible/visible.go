@@ -12,11 +12,11 @@ import (
 // most is as much of a text as anybody reads, in characters.
 const most = 1000
 
-// Text returns a text that somebody else wrote as it may stand in one of our
-// lines. A terminal obeys control characters and turns lines round at bidi
-// overrides, and whoever reads a log by the line takes each line for ours. So
-// what ends a line or a column becomes a space, other characters that can't be
-// seen are written as in Go's strings, and the whole has a limited length.
+// Text returns a text that somebody else wrote in a form that is safe in our own
+// lines. A terminal obeys control characters and reverses lines at bidi
+// overrides, and whoever reads a log line by line takes each line for ours. So
+// what ends a line or a column becomes a space, other invisible characters
+// are written as in Go's strings, and the length of the whole is limited.
 func Text(s string) string {
 	var b strings.Builder
 	for n := 0; len(s) > 0; {
@@ -43,10 +43,10 @@ func Text(s string) string {
 }
 
 // Rune says whether a character can be seen, or is a space. French messages have
-// spaces that don't break.
+// non-breaking spaces.
 func Rune(r rune) bool { return unicode.IsPrint(r) || unicode.Is(unicode.Zs, r) }
 
-// ShellWord is a text as a shell reads it as one word, for a command line in a hint.
+// ShellWord is a text quoted as one shell word, for a command line in a hint.
 func ShellWord(s string) string {
 	special := func(r rune) bool {
 		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("-_./:@%+,", r)

@@ -117,7 +117,7 @@ func (c chart) draw(b *strings.Builder, nodes []int) {
 	}
 }
 
-// labels are the heights of the lines' names: at the ends of the lines, but so far apart that
+// labels are the heights of the lines' names: at the ends of the lines, but far enough apart that
 // they don't overlap.
 func (c chart) labels(y func(float64) float64) []float64 {
 	const apart = 15

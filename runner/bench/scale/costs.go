@@ -2,7 +2,7 @@ package main
 
 import "time"
 
-// costs are what one of each thing takes. They were measured by go run ./runner/bench -only costs;
+// costs are what one of each thing takes. go run ./runner/bench -only costs has measured them;
 // testdata/bench/SCALE.md says when, and on which machine.
 type costs struct {
 	// Processor time of the server.
@@ -19,7 +19,7 @@ type costs struct {
 	pooler, poolerTrip time.Duration
 	// Processor time of a node: until it logs in, and for the command.
 	nodeStart, nodeRun time.Duration
-	// Until it logs in, where 1,000 start on one machine. This one is no measurement: it is fitted
+	// Until it logs in, where 1,000 start on one machine. This one is not measured but fitted
 	// to the 8.7 s that 1,000 real nodes took with --wait 0 on a quiet machine.
 	nodeCrowded time.Duration
 	// Bytes.

@@ -9,12 +9,12 @@ import (
 // tenure is a node's state while it holds the lock.
 type tenure struct {
 	since         time.Duration
-	coversEarlier bool // its clean end is for all earlier holders, too
+	coversEarlier bool // its clean end covers all earlier holders, too
 	next          crowd.Followers
 	runs          bool // its command
 }
 
-// granted holds the lock. If there has to be a delay, the node makes room in line for so long.
+// granted holds the lock. If there has to be a delay, the node leaves the line for that time.
 func (n *node) granted(delay time.Duration) {
 	s := n.s
 	n.newRole()
@@ -66,7 +66,7 @@ func (n *node) release() {
 	n.linger(n.s.now + patience)
 }
 
-// linger calls those in line, and looks again and again whether one of them listens.
+// linger calls those in line, and looks repeatedly whether one of them listens.
 func (n *node) linger(until time.Duration) {
 	s := n.s
 	n.call(true)
@@ -85,7 +85,7 @@ func (n *node) giveBack() {
 	s := n.s
 	s.server.work(s.costs.release, func() {
 		if n.l.say(word{from: n, clean: true, coversEarlier: n.coversEarlier}) {
-			s.xids++ // a transaction that says something has a number
+			s.xids++ // a transaction that announces something has a number
 		}
 		n.call(false)
 		n.newRole()

@@ -48,7 +48,7 @@ func (l *theLock) marked(besides *node) (number int) {
 	return number
 }
 
-// someoneListens says what a holder that calls wants to know: whether one of the first in line
+// someoneListens tells a calling holder what it wants to know: whether one of the first in line
 // is marked, and whether anybody is there.
 func (l *theLock) someoneListens() (listens, anybody bool) {
 	for _, n := range l.line[:min(len(l.line), crowd.MostListeners)] {
@@ -62,11 +62,11 @@ type word struct {
 	from          *node
 	clean         bool
 	coversEarlier bool
-	to            *node // the waiter that is to be next
+	to            *node // the waiter that should be next
 }
 
 // say announces something if a waiter is marked, and returns whether it did. A clean end names
-// the first that is marked. Each session that listens is woken.
+// the first marked waiter. Each listening session is woken.
 func (l *theLock) say(w word) bool {
 	var hearers []*node
 	for _, n := range l.line {

@@ -4,7 +4,7 @@ import (
 	"time"
 )
 
-// figures are the results of a load. Those of its tally are a day's.
+// figures are the results of a load. Those in its tally are for one day.
 type figures struct {
 	nodes      int
 	day        tally
@@ -36,13 +36,13 @@ func (t tally) minus(o tally) tally {
 	}
 }
 
-// lasting is a command that takes so long.
+// lasting is a command that takes that long.
 func lasting(d time.Duration) func() time.Duration { return func() time.Duration { return d } }
 
 // cronEvery is how often cron fires.
 const cronEvery = 5 * time.Minute
 
-// cron starts the same job on all nodes, under one key and without a wait, within a second and
+// cron starts the same job on all nodes, under one key and without waiting, within a second plus
 // the splay. The job holds the lock until all nodes have their answer.
 func cron(splay time.Duration) func(*scene, int) figures {
 	return func(s *scene, nodes int) figures {
@@ -71,7 +71,7 @@ func cron(splay time.Duration) func(*scene, int) figures {
 }
 
 // In CI each runner begins a job every ten minutes on average, at a random time. Half of the jobs
-// come in bursts of five, since one push starts as many. Ten runners share a key. Each job holds
+// come in bursts of five, since one push starts that many. Ten runners share a key. Each job holds
 // it for 10 to 30 s, and waits for it for up to half an hour.
 const (
 	ciEvery   = 10 * time.Minute
@@ -121,7 +121,7 @@ func standby(s *scene, nodes int) figures {
 	return s.during(nodes)
 }
 
-// during is what happens in some minutes, after the first minutes are over, in which the load
+// during measures a window of some minutes, after some minutes in which the load
 // settles. An overloaded server never settles, so most nodes get less time.
 func (s *scene) during(nodes int) figures {
 	settling, window := 5*time.Minute, 10*time.Minute

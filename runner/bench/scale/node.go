@@ -22,9 +22,9 @@ type node struct {
 
 	began, opening, asked time.Duration
 	full, crowded, polls  *pace.Backoff
-	refused               bool // the server had no room for it at some time
+	refused               bool // the server once had no room for it
 	returns               bool // it has waited before
-	role                  int  // counts its roles: what was planned in an earlier one is void
+	role                  int  // counts its roles: what it planned in an earlier role is void
 	beating               int  // counts the times that its next heartbeat was set
 	heardAt               time.Duration
 	ticket                int // 0: none yet
@@ -74,7 +74,7 @@ func (n *node) noRoom() {
 	n.s.after(rest, n.connect)
 }
 
-// away lets a waiter without a connection come again later.
+// away makes a waiter without a connection come again later.
 func (n *node) away() {
 	rest := crowd.AwayFor(n.s.between(crowd.AwayBounds(n.crowded)), n.left())
 	if n.left() <= rest {
@@ -107,13 +107,13 @@ func (n *node) loggedIn() {
 	}
 }
 
-// newRole voids what was planned in the role before.
+// newRole voids what was planned in the previous role.
 func (n *node) newRole() {
 	n.role++
 	n.busy = false
 }
 
-// later does something after a while, if the node still has its role then.
+// later does something after a while, if the node then still has its role.
 func (n *node) later(d time.Duration, do func()) {
 	n.s.after(d, n.unlessVoid(do))
 }
@@ -141,8 +141,8 @@ func (n *node) beatIn(d time.Duration) {
 	})
 }
 
-// beat is a heartbeat. One that asks nothing is put off by the answer to any request, and every
-// one is left out while a request is under way.
+// beat is a heartbeat. One that asks nothing is put off by the answer to any request, and none
+// is sent while a request is under way.
 func (n *node) beat() {
 	every := leasetime.BeatEvery(n.s.lease)
 	if n.waits() {

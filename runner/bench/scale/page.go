@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// plain is the server of the page: one such as many applications have, with more connections than
+// plain is the page's server: one such as many applications have, with more connections than
 // PostgreSQL allows by default.
 func plain(seed uint64) setup {
 	return setup{processors: 8, connections: 500, lease: 15 * time.Second, seed: seed}

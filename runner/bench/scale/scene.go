@@ -20,13 +20,13 @@ const connectTimeout = 10 * time.Second
 // tally counts what has happened.
 type tally struct {
 	attempts    int // logins that were tried
-	refused     int // of them, since the server was full
+	refused     int // those of them that were refused, since the server was full
 	logins      int // at the server
 	ran         int
 	held        int // ended with 75
 	unreachable int // ended with 69
 	xids, words int
-	delays      int // lock-delays, for want of evidence
+	delays      int // lock-delays, for lack of evidence
 	looks       int
 	wal         float64
 	beats       int
@@ -58,7 +58,7 @@ func newScene(s setup) *scene {
 	return sc
 }
 
-// node does a node's own work. On a machine of its own the node has a processor to itself. Where
+// node does a node's own work. A node on its own machine has a processor to itself. Where
 // many share one machine, the work of each takes a random time.
 func (s *scene) node(demand time.Duration, then func()) {
 	if s.beside {
@@ -69,8 +69,8 @@ func (s *scene) node(demand time.Duration, then func()) {
 }
 
 // startNode does the work of a node's start. Where many start on one machine, its system prefers
-// processes that wake up, as those that have logged in do, to those that have not begun. So only as
-// many start at a time as there are processors: the nodes' own starts hold up the rush.
+// processes that wake up, such as those that have logged in, to those that have not begun. So only as
+// many start at a time as there are processors: the nodes' own starts slow down the rush.
 func (s *scene) startNode(then func()) {
 	if !s.beside {
 		s.node(s.costs.nodeStart, then)
@@ -102,7 +102,7 @@ func (s *scene) enter() bool {
 	return true
 }
 
-// leave ends it. With a pooler the next in its queue gets the connection.
+// leave ends a session. With a pooler the next in its queue gets the connection.
 func (s *scene) leave() {
 	s.open--
 	if len(s.queue) > 0 {
@@ -112,7 +112,7 @@ func (s *scene) leave() {
 	}
 }
 
-// look counts a look, and is its cost: it goes through the locks of all sessions.
+// look counts a look, and returns its cost: it goes through the locks of all sessions.
 func (s *scene) look() time.Duration {
 	s.looks++
 	return s.costs.look + time.Duration(s.open)*s.costs.lookEach

@@ -7,7 +7,7 @@ import (
 	"github.com/pglead/pglead/runner/lock/crowd"
 )
 
-// A waiter goes by the rules of package lock, where their reasons stand: turn.go has when it
+// A waiter follows the rules of package lock, where their reasons are: turn.go has when it
 // tries and looks, dormant.go who listens, and watch.go what the heartbeat of the first few is
 // for. Here all holders show themselves, all sessions have one role, and nobody dies.
 
@@ -25,10 +25,10 @@ type waiter struct {
 	inLine   bool
 	hears    bool // it listens
 	marked   bool // others know that
-	unmarked bool // it gave a mark back: that it is named does not count
+	unmarked bool // it gave a mark back: being named does not count
 	knows    knowledge
-	covers   bool   // the last word of an end was for all earlier holders, too
-	mail     []word // to decide on
+	covers   bool   // the last announced end covered all earlier holders, too
+	mail     []word // not yet acted on
 
 	busy          bool // a request of its own is under way
 	rank, free    int
@@ -42,7 +42,7 @@ type waiter struct {
 	calling       bool
 }
 
-// join takes a ticket, or the old one again. The look comes with it.
+// join takes a ticket, or its old one again. The look comes with it.
 func (n *node) join() {
 	s := n.s
 	n.newRole()
@@ -121,8 +121,8 @@ func (n *node) proceed() {
 	}
 }
 
-// look shows the lock as it is at its begin. The mark comes at its end, so that a start in
-// between is neither seen nor heard, as with real ones.
+// look shows the lock as it is at the look's start. The mark comes at its end, so that a start in
+// between is neither seen nor heard, as in reality.
 func (n *node) look(besides time.Duration) {
 	holder := n.l.holder
 	n.request(besides+n.s.look(), func() { n.looked(holder) })
@@ -134,7 +134,7 @@ func (n *node) looked(holder *node) {
 	switch {
 	case rank > crowd.MostListeners:
 		n.beDormant(func() { n.placed(rank, holder) })
-	case !n.hears: // it wakes up: it begins to listen, and looks again
+	case !n.hears: // it wakes up: it starts to listen, and looks again
 		n.hears = true
 		second := n.l.holder
 		n.request(n.s.look(), func() {
@@ -149,7 +149,7 @@ func (n *node) looked(holder *node) {
 	}
 }
 
-// beDormant stops listening. A turn that the waiter had is over.
+// beDormant stops listening, and cancels the waiter's turn.
 func (n *node) beDormant(then func()) {
 	if !n.hears {
 		then()
@@ -162,7 +162,7 @@ func (n *node) beDormant(then func()) {
 	n.request(n.s.costs.beat, then)
 }
 
-// placed draws the conclusions from a look: when to try and to look again, and whether there is
+// placed acts on a look: it decides when to try and to look again, and whether there is
 // room for the waiter.
 func (n *node) placed(rank int, holder *node) {
 	s := n.s
@@ -190,7 +190,7 @@ func (n *node) placed(rank int, holder *node) {
 		n.duties(holder)
 		return
 	}
-	n.request(s.costs.beat, func() { // the question for room
+	n.request(s.costs.beat, func() { // the query for room
 		if crowd.MayStay(rank, len(n.l.line), s.connections-s.open, s.connections) {
 			n.duties(holder)
 			return
@@ -202,7 +202,7 @@ func (n *node) placed(rank int, holder *node) {
 	})
 }
 
-// duties calls the dormant waiters if few listen, and has the first few watch the holder.
+// duties calls the dormant waiters if few listen, and makes the first few watch the holder.
 func (n *node) duties(holder *node) {
 	if few := crowd.FewListen(n.l.marked(nil), len(n.l.line)); few != n.calling {
 		n.call(few)
@@ -213,7 +213,7 @@ func (n *node) duties(holder *node) {
 }
 
 // watch begins or ends the watch. A holder shows its requests from its first heartbeat on. Until
-// then the first in line finds out again and again whether the lock is free.
+// then the first in line checks again and again whether the lock is free.
 func (n *node) watch(holder *node) {
 	n.unwatch()
 	shows := holder != nil && n.s.now-holder.since >= crowd.FirstBeat
@@ -229,11 +229,11 @@ func (n *node) watch(holder *node) {
 	n.proceed()
 }
 
-// unwatch lets the heartbeat see nothing.
+// unwatch makes the heartbeat look at nothing.
 func (n *node) unwatch() { n.watched, n.beats = nil, leasetime.WaiterBeat(n.s.lease) }
 
 // beaten reads the answer to a heartbeat: a watch sees that its holder is gone, and a dormant
-// waiter that somebody calls.
+// waiter sees that somebody calls.
 func (n *node) beaten() {
 	switch {
 	case n.watched != nil && n.watched != n.l.holder:
@@ -249,7 +249,7 @@ func (n *node) beaten() {
 	n.proceed()
 }
 
-// tryLater has the first in line try in a while anyway, unless the heartbeat watches.
+// tryLater makes the first in line try in a while anyway, unless the heartbeat watches.
 func (n *node) tryLater() {
 	if n.rank == 1 && n.tryAt == forever && n.watched == nil {
 		n.tryAt = n.s.now + crowd.TryEvery
@@ -280,8 +280,8 @@ func (n *node) try() {
 	})
 }
 
-// saw adds to what the waiter knows the holder that a look has shown. That one's clean end may
-// have overtaken the look.
+// saw adds the holder that a look has shown to what the waiter knows. Its clean end may
+// have arrived before the look.
 func (n *node) saw(holder *node) {
 	if holder == nil {
 		return
@@ -297,8 +297,8 @@ func (n *node) saw(holder *node) {
 	n.knows = running
 }
 
-// hear adds to what the waiter knows a word. A clean end that names the waiter, and is for all
-// earlier holders, tells it enough even if it has known nothing.
+// hear adds an announcement to what the waiter knows. A clean end that names the waiter, and covers
+// all earlier holders, tells it enough even if it has known nothing.
 func (n *node) hear(w word) {
 	switch {
 	case !w.clean:
@@ -310,7 +310,7 @@ func (n *node) hear(w word) {
 	n.proceed()
 }
 
-// decide decides by a word when to try and to look.
+// decide decides after a word when to try and to look.
 func (n *node) decide(w word) {
 	now := n.s.now
 	if w.clean {
@@ -323,7 +323,7 @@ func (n *node) decide(w word) {
 		return
 	}
 	n.burst, n.free, n.tryAt = false, 0, forever
-	if n.rank > n.l.before(n)+1 { // it was one before this one
+	if n.rank > n.l.before(n)+1 { // the word came from one before this one
 		n.rank--
 	}
 	if n.rank <= crowd.MostWatchers {

@@ -19,8 +19,8 @@ func newWorld(seed uint64) *world {
 	return &world{chance: rand.New(rand.NewPCG(seed, 0))}
 }
 
-// event is something that happens at a time. Of two at the same time the one that was planned
-// first happens first.
+// event is something that happens at a time. Of two events at the same time the one that was
+// planned first happens first.
 type event struct {
 	at   time.Duration
 	made int
@@ -38,7 +38,7 @@ func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
 func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
 func (e *events) Pop() any {
 	last := (*e)[len(*e)-1]
-	(*e)[len(*e)-1] = event{} // or what it refers to would stay
+	(*e)[len(*e)-1] = event{} // else what it refers to would stay in memory
 	*e = (*e)[:len(*e)-1]
 	return last
 }
@@ -49,7 +49,7 @@ func (w *world) after(d time.Duration, do func()) {
 	heap.Push(&w.due, event{w.now + max(0, d), w.made, do})
 }
 
-// run lets the time pass, until the given time or until no event is left.
+// run lets time pass, until the given time or until no event is left.
 func (w *world) run(until time.Duration) {
 	for len(w.due) > 0 && w.due[0].at <= until {
 		next := heap.Pop(&w.due).(event)
@@ -63,14 +63,14 @@ func (w *world) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(w.chance.Int64N(int64(most-least)+1))
 }
 
-// processors do jobs. All jobs of a moment share them in equal parts, as with an operating system,
+// processors do jobs. All current jobs share them equally, as with an operating system,
 // and no job gets more than one processor.
 type processors struct {
 	w       *world
 	number  float64
-	busy    time.Duration // how long they worked, all together
+	busy    time.Duration // how long they have worked, all together
 	pending jobs
-	done    float64 // the seconds of work that a job would have got that was there from the begin
+	done    float64 // the seconds of work that a job would have got that was there from the start
 	since   time.Duration
 	wakes   time.Duration // the time of the event that calls finish next,
 	round   int           // and its number; 0: there is none
@@ -103,13 +103,13 @@ func (p *processors) rate() float64 {
 	return min(1, p.number/float64(max(1, len(p.pending))))
 }
 
-// pass adds to done the time up to now.
+// pass adds to done the work up to now.
 func (p *processors) pass() {
 	p.done += p.rate() * (p.w.now - p.since).Seconds()
 	p.since = p.w.now
 }
 
-// work begins a job that takes so much processor time. At its end then is called, if it is not nil.
+// work begins a job that takes so much processor time. At its end it calls then, unless that is nil.
 func (p *processors) work(demand time.Duration, then func()) {
 	p.pass()
 	p.busy += demand
@@ -119,7 +119,7 @@ func (p *processors) work(demand time.Duration, then func()) {
 }
 
 // next plans a call of finish for when the first job is over. Jobs that begin meanwhile can only
-// delay that, so one event is enough: when it comes too early, finish plans the next.
+// delay that, so one event is enough: if it comes too early, finish plans the next.
 func (p *processors) next() {
 	if len(p.pending) == 0 {
 		return
@@ -139,7 +139,7 @@ func (p *processors) next() {
 	})
 }
 
-// finish ends the jobs that are over by now, and calls what follows them.
+// finish ends the jobs that are over by now, and calls what follows each.
 func (p *processors) finish() {
 	p.pass()
 	const slack = 1e-9

@@ -11,7 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// Clock makes the clock of a server that is not started yet one that can be set: to so many
+// Clock gives a server that is not started yet a clock that can be set to so many
 // seconds from the true time. It returns nil where there is no C compiler, except in CI.
 func Clock(t *testing.T, server *localpg.Server) (set func(seconds int)) {
 	t.Helper()
@@ -28,7 +28,7 @@ func Clock(t *testing.T, server *localpg.Server) (set func(seconds int)) {
 	server.Env = []string{"LD_PRELOAD=" + shim, "CLOCKSHIM=" + clock}
 	set = func(seconds int) {
 		t.Helper()
-		// Renamed, so that nobody reads half of it.
+		// Renamed, so that nobody reads half a file.
 		err := os.WriteFile(clock+".new", []byte(strconv.Itoa(seconds)), 0o644) //nolint:gosec // the server, of another account, reads it
 		if err == nil {
 			err = os.Rename(clock+".new", clock)

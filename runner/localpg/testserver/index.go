@@ -8,8 +8,8 @@ import (
 	"unicode"
 )
 
-// Index makes sure that an index of tests names each file with tests in a folder, without the end of
-// its name, and none that isn't there. A line has the names first, and after two spaces what they test.
+// Index makes sure that an index of tests names each test file in a folder, without its suffix,
+// and no file that isn't there. A line has the names first, and after two spaces what they test.
 func Index(t *testing.T, index, folder string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(folder, "*_test.go"))

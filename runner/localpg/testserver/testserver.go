@@ -27,7 +27,7 @@ func Start(t *testing.T, settings map[string]string) *localpg.Server {
 	return server
 }
 
-// Port is a TCP port of this machine that nobody listens on.
+// Port is a TCP port of this machine on which nobody listens.
 func Port(t *testing.T) string {
 	t.Helper()
 	port, err := localpg.FreePort()
@@ -56,8 +56,8 @@ func Pooled(t *testing.T, server *localpg.Server, role, mode string, connections
 	return dsn
 }
 
-// Pooler starts a pooler for role, and ends it with the test, if stop did not before. Where there is no
-// such program the test is skipped, but not in CI.
+// Pooler starts a pooler for role, and ends it with the test, unless stop was called before. Where
+// there is no such program the test is skipped, except in CI.
 func Pooler(t *testing.T, server *localpg.Server, role string, settings map[string]string) (dsn string, stop func()) {
 	t.Helper()
 	dsn, stop, err := server.Pooler(role, settings)
@@ -81,8 +81,8 @@ func Eventually(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-// Parallel lets several of the parallel tests run at once, unless -parallel says how many:
-// tests with servers of their own wait more than they compute. TestMain calls it.
+// Parallel lets several of the parallel tests run at once, unless -parallel gives a number:
+// tests with their own servers wait more than they compute. TestMain calls it.
 func Parallel() {
 	const several = "4"
 	given := false
@@ -92,6 +92,6 @@ func Parallel() {
 		return
 	}
 	if err := flag.Set("test.parallel", several); err != nil {
-		panic(err) // the name is go test's
+		panic(err) // it is a flag of go test
 	}
 }

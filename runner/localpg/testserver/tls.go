@@ -15,7 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// StartTLS starts a throwaway server that speaks TLS at a port of 127.0.0.1, and that is
+// StartTLS starts a throwaway server that speaks TLS on a port of 127.0.0.1, and is
 // its own authority. The certificate is for this host name.
 func StartTLS(t *testing.T, host string) (server *localpg.Server, port, certificate string) {
 	t.Helper()

@@ -1,19 +1,19 @@
-// Package advisory knows every advisory lock that pglead takes, and writes the SQL that tries for,
+// Package advisory defines every advisory lock that pglead takes, and writes the SQL that tries for,
 // waits for, probes and gives back such locks, or finds them in pg_locks (rows.go). It sends nothing:
 // each function whose name ends in SQL returns an SQL expression.
 //
-// These locks belong to the lock L of a key. Their numbers come from that of L (package lockkey),
-// and but for L itself none of them keeps the promise: they are for order and speed.
+// These locks belong to the lock L of a key. Their numbers are derived from that of L (package
+// lockkey). Only L itself keeps the promise; the others are for order and speed.
 //
 //	lock        who has it                                      what it does
 //	L           the holder; readers share it                    keeps the promise
-//	ticket      a waiter in the line of L, one each             says since when its owner waits
-//	mark        one who listens, under its ticket's number      makes holders announce what happens
-//	common      all who listen without a place in the line      the same: they share one mark
+//	ticket      a waiter in the line of L, one each             shows since when its owner waits
+//	mark        a listener, under its ticket's number           makes holders announce what happens
+//	common      all listeners without a place in the line       the same: they share one mark
 //	arrival     those who were refused and don't listen yet     a holder that is done waits for them
 //	call        a holder that is done, or those who listen      makes the dormant waiters listen
 //	gate        the first in line                               keeps newcomers and readers out
-//	step down   one who asks the holder to step down            the holder's heartbeat can't have it
+//	step down   one who asks the holder to step down            the holder's heartbeat can't take it
 package advisory
 
 import (
@@ -28,7 +28,7 @@ import (
 // Lock is an advisory lock in one of its two modes.
 type Lock struct {
 	lockkey.ID
-	Shared bool // many may have it so at once; exclusively, one alone
+	Shared bool // many may have it at once; else only one
 }
 
 // Exclusive is a lock that one session has alone.
@@ -37,7 +37,7 @@ func Exclusive(id lockkey.ID) Lock { return Lock{ID: id} }
 // AsShared is a lock that many may have at once.
 func AsShared(id lockkey.ID) Lock { return Lock{ID: id, Shared: true} }
 
-// CommonTicket is the lower half of the number of the ticket that nobody draws.
+// CommonTicket is the lower half of the number of the ticket that nobody takes.
 const CommonTicket uint32 = math.MaxUint32
 
 // TicketOf is a ticket in a lock's line. Readers may share one.
@@ -51,10 +51,10 @@ func MarkOf(ticket Lock) Lock {
 	return ticket
 }
 
-// CommonMarkOf is the mark in a lock's line that many can have together.
+// CommonMarkOf is the mark in a lock's line that many can share.
 func CommonMarkOf(line lockkey.ID) Lock { return MarkOf(TicketOf(line, CommonTicket, true)) }
 
-// ArrivalOf is the lock of those who come to a lock's line and don't listen yet.
+// ArrivalOf is the lock of those who join a lock's line and don't listen yet.
 func ArrivalOf(line lockkey.ID) Lock { return AsShared(lockkey.Arrival(line)) }
 
 // CallOf is the lock of a call to those in a lock's line. Many may call at once.
@@ -74,7 +74,7 @@ func call(function string, shared bool, arguments string) string {
 	return fmt.Sprintf("pg_catalog.pg_%s(%s)", function, arguments)
 }
 
-// TrySQL takes the lock for the session, and says whether it could.
+// TrySQL takes the lock for the session, and says whether it did.
 func (l Lock) TrySQL() string { return TryNumberSQL(l.Shared, l.String()) }
 
 // TryNumberSQL is TrySQL for a lock whose number, or pair of numbers, the server computes.
@@ -82,16 +82,16 @@ func TryNumberSQL(shared bool, number string) string {
 	return call("try_advisory_lock", shared, number)
 }
 
-// TryXactSQL takes the lock until the end of the transaction, and says whether it could.
+// TryXactSQL takes the lock until the end of the transaction, and says whether it did.
 func (l Lock) TryXactSQL() string { return call("try_advisory_xact_lock", l.Shared, l.String()) }
 
-// AwaitXactSQL waits for the lock, which the transaction's end frees. lock_timeout bounds it.
+// AwaitXactSQL waits for the lock, which the transaction's end frees. lock_timeout limits the wait.
 func (l Lock) AwaitXactSQL() string { return call("advisory_xact_lock", l.Shared, l.String()) }
 
 // UnlockSQL gives the lock back once, and says whether the session had it.
 func (l Lock) UnlockSQL() string { return call("advisory_unlock", l.Shared, l.String()) }
 
-// ProbeSQL says whether the lock could be had. It gives the lock back at once.
+// ProbeSQL says whether the lock is free. It gives the lock back at once.
 func (l Lock) ProbeSQL() string { return ProbeNumberSQL(l.Shared, l.String()) }
 
 // ProbeNumberSQL is ProbeSQL for a lock whose number the server computes.
@@ -99,8 +99,8 @@ func ProbeNumberSQL(shared bool, number string) string {
 	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", TryNumberSQL(shared, number), call("advisory_unlock", shared, number))
 }
 
-// TryInTurnSQL is TrySQL, for which readers also try the gate, for the length of the statement: a
-// writer whose turn is next holds that.
+// TryInTurnSQL is TrySQL, except that readers also try the gate, for the length of the statement: a
+// writer whose turn is next holds it.
 func (l Lock) TryInTurnSQL() string {
 	if !l.Shared {
 		return l.TrySQL()
@@ -108,19 +108,19 @@ func (l Lock) TryInTurnSQL() string {
 	return ThroughSQL(GateOf(l.ID), l.TrySQL(), "false")
 }
 
-// ThroughSQL is passed if the gate is free, and otherwise stopped.
+// ThroughSQL evaluates passed if the gate is free, otherwise stopped.
 func ThroughSQL(gate Lock, passed, stopped string) string {
-	gate.Shared = true // so that those that pass are not in each other's way
+	gate.Shared = true // so that those that pass don't block each other
 	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE %s END", gate.TryXactSQL(), passed, stopped)
 }
 
-// TryAllSQL takes the locks up to the first that is not free, and counts them. try is how it takes
-// each one.
+// TryAllSQL takes the locks up to the first that is not free, and counts them. try takes
+// one lock.
 func TryAllSQL(locks []Lock, try func(Lock) string) string {
 	return tryAllOrSQL(locks, try, strconv.Itoa)
 }
 
-// tryAllOrSQL is TryAllSQL whose value is another expression if lock i is not free.
+// tryAllOrSQL is TryAllSQL, except that its value is refused(i) if lock i is not free.
 func tryAllOrSQL(locks []Lock, try func(Lock) string, refused func(i int) string) string {
 	var cases strings.Builder
 	for i, l := range locks {
@@ -129,8 +129,8 @@ func tryAllOrSQL(locks []Lock, try func(Lock) string, refused func(i int) string
 	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
 }
 
-// TryAllOrNoneSQL is a TryAllSQL that gives back the locks it got if they are not all. Else
-// two runs that don't wait would refuse each other, and neither would start.
+// TryAllOrNoneSQL is a TryAllSQL that gives back the locks it got if it did not get all. Else
+// two runs that don't wait could refuse each other, and neither would start.
 func TryAllOrNoneSQL(locks []Lock) string {
 	var cases, back strings.Builder
 	for _, l := range locks {
@@ -143,7 +143,7 @@ func TryAllOrNoneSQL(locks []Lock) string {
 // TryEachSQL takes one of the locks. Its value is the lock's place in the list, from 1, or 0.
 func TryEachSQL(locks []Lock, try func(Lock) string) string { return tryEachOrSQL(locks, try, "0") }
 
-// tryEachOrSQL is TryEachSQL whose value is another expression if it takes none.
+// tryEachOrSQL is TryEachSQL, except that its value is none if it takes none.
 func tryEachOrSQL(locks []Lock, try func(Lock) string, none string) string {
 	var cases strings.Builder
 	for i, l := range locks {
@@ -153,7 +153,7 @@ func tryEachOrSQL(locks []Lock, try func(Lock) string, none string) string {
 }
 
 // TryOrArriveSQL is a first try that may be followed by a wait. It takes all of the locks or, if there is
-// a gate, one of them. If it is refused it takes the arrival of the line in which the wait will be.
+// a gate, one of them. If it is refused it takes the arrival lock of the line for that wait.
 // SplitArrival reads its value.
 func TryOrArriveSQL(locks []Lock, gate *lockkey.ID) string {
 	if gate != nil {
@@ -163,13 +163,13 @@ func TryOrArriveSQL(locks []Lock, gate *lockkey.ID) string {
 	return tryAllOrSQL(locks, Lock.TryInTurnSQL, func(i int) string { return arriveSQL(locks[i].ID, i) })
 }
 
-// arriveSQL takes the arrival of a line. n is the try's result without it.
+// arriveSQL takes the arrival lock of a line. n is the try's result without it.
 func arriveSQL(line lockkey.ID, n int) string {
 	return fmt.Sprintf("CASE WHEN %s THEN %d ELSE %d END", ArrivalOf(line).TrySQL(), -n-1, n)
 }
 
-// SplitArrival returns the result n of a try, as TryAllSQL or TryEachSQL has it, and whether the arrival
-// was taken.
+// SplitArrival returns the result n of a try, as TryAllSQL or TryEachSQL gives it, and whether the
+// arrival lock was taken.
 func SplitArrival(value int) (n int, arrived bool) {
 	if value < 0 {
 		return -value - 1, true

@@ -10,15 +10,16 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// This file is about the rows of pg_locks, or of pg_lock_status(), of which that view is made. A
+// This file is about the rows of pg_locks, or of pg_lock_status(), the function behind that view. A
 // condition is SQL for a WHERE.
 
-// Among is a condition: the lock has one of these numbers. A bigint has its halves in classid and objid,
-// and objsubid 1; a pair has objsubid 2. Numbers in quotes need no conversion to the columns' types.
+// Among is the condition that the lock has one of these numbers. A bigint has its halves in classid
+// and objid, and objsubid 1; a pair has objsubid 2. Numbers in quotes need no conversion to the
+// columns' types.
 // https://www.postgresql.org/docs/current/view-pg-locks.html
 //
 // For very many numbers the condition compares the halves separately, since the server can
-// hash those. Then other locks may be among the answers.
+// hash those. Then the answers may include other locks.
 func Among(ids []lockkey.ID) string {
 	const many = 100
 	var list, classes, objs []string
@@ -36,8 +37,8 @@ func Among(ids []lockkey.ID) string {
 // InThisDatabase is a condition: each database has its own advisory locks.
 const InThisDatabase = "database = (SELECT datid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
 
-// InLinesOf is a condition: the lock is a ticket, or a mark, in the line of one of these locks. IsTicket
-// and IsMark tell them apart.
+// InLinesOf is the condition that the lock is a ticket, or a mark, in the line of one of these locks.
+// IsTicket and IsMark tell the two apart.
 func InLinesOf(lines ...lockkey.ID) string {
 	var classes []string
 	for _, line := range lines {
@@ -65,16 +66,17 @@ func ParseBackend(text string) (pid uint32, err error) {
 	return uint32(n), err
 }
 
-// The lower half of a ticket's number is the time when its owner came, in units of 10 ms. It wraps every
-// 497 days.
+// The lower half of a ticket's number is the time of its owner's arrival, in units of 10 ms. It wraps
+// around every 497 days.
 
-// TicketNowSQL is an SQL expression for that time by now, before it wraps, by the server's clock.
+// TicketNowSQL is an SQL expression for the current time of that kind, unwrapped, by the server's
+// clock.
 const TicketNowSQL = "(extract(epoch FROM pg_catalog.clock_timestamp()) * 100)::bigint"
 
 func ticketTime(at time.Time) uint32 { return uint32(at.UnixMilli() / 10) }
 
-// PlaceSQL is an SQL expression for a ticket's place in line: its distance from now, as a signed number
-// of 32 bits.
+// PlaceSQL is an SQL expression for a ticket's place in line: its distance from now, as a signed
+// 32-bit number.
 func PlaceSQL() string {
 	return fmt.Sprintf("((objid::bigint - %d + 2147483648) & 4294967295)", ticketTime(time.Now()))
 }
@@ -89,7 +91,7 @@ func MarkNumberSQL(line lockkey.ID) string {
 	return fmt.Sprintf("%d, (objid::bigint << 32 >> 32)::int", int32(lockkey.Ticket(line)))
 }
 
-// TicketAge is for how long the owner of a ticket has waited.
+// TicketAge is how long the owner of a ticket has waited.
 func TicketAge(objID uint32, now time.Time) time.Duration {
 	return max(0, time.Duration(int32(ticketTime(now)-objID))*10*time.Millisecond)
 }

@@ -1,8 +1,9 @@
 // Package crowd has the rules for a waiter among many, as far as they follow from numbers alone:
-// who listens, who watches, when each looks, tries and stays away. Package lock goes by them on a
-// server. The simulation of crowds (runner/bench/scale) does so in virtual time, with a random source
-// of its own. So the functions give bounds, and the caller draws between them. They are for
-// speed, fairness and the database's peace: the promise does not depend on them.
+// who listens, who watches, and when each waiter looks, tries and stays away. Package lock applies
+// them on a server. The simulation of crowds (runner/bench/scale) applies them in virtual time,
+// with its own random source. So the functions return bounds, and the caller draws between them.
+// They are for speed, fairness and little load on the database: the promise does not depend on
+// them.
 package crowd
 
 import (
@@ -18,20 +19,20 @@ const (
 	MostListeners = 24
 	// MostWatchers is how many of the first in line watch the holder.
 	MostWatchers = 3
-	// TriesWhatsFree is the last rank that tries what two looks have shown to be free.
+	// TriesWhatsFree is the last rank that tries a lock which two looks have shown to be free.
 	TriesWhatsFree = 3
 
 	// TryEvery is how often the first in line finds out whether the lock is free, if its
 	// holder shows nothing of itself.
 	TryEvery = time.Second
-	// TurnPatience is how long a waiter leaves a free lock to each one before it.
+	// TurnPatience is how long a waiter leaves a free lock to each waiter before it.
 	TurnPatience = 300 * time.Millisecond
 	// FirstBeat is the time from a grant to the holder's first heartbeat.
 	FirstBeat = 500 * time.Millisecond
 	// LookAtNew is how soon the waiters that are to watch a new holder look at it: just after its
 	// first heartbeat, since its silence counts from then. Brief commands are over before.
 	LookAtNew = FirstBeat + LookAfter
-	// LookAfter is the time from the moment that a holder's heartbeat is due to the look for it.
+	// LookAfter is the time from when a holder's heartbeat is due to the look for it.
 	LookAfter = 150 * time.Millisecond
 	// CallEvery is how often a calling holder looks whether anybody listens.
 	CallEvery = 20 * time.Millisecond
@@ -39,14 +40,14 @@ const (
 
 // Progress is what two looks show of a dormant waiter's way to the listeners.
 type Progress struct {
-	Moved  int           // places from the one to the other
-	In     time.Duration // from the one to the other; 0: there was no other
+	Moved  int           // places, from one look to the other
+	In     time.Duration // time from one look to the other; 0: there was only one
 	Moving bool          // the look before these two showed that the line moved, too
 }
 
 // NextLook is the time from a look to the next one. A look takes the server 0.3 ms with 200 sessions.
 // So a dormant waiter goes half of the way to the listeners, at the line's pace, before it looks
-// again. The pace is not known if the line stood before: it may have begun to move just now.
+// again. The pace is unknown if the line stood before: it may have begun to move just now.
 func NextLook(rank int, p Progress, lease time.Duration) time.Duration {
 	const least, each = 100 * time.Millisecond, 5 * time.Millisecond
 	seldom := max(leasetime.BeatEvery(lease), time.Duration(rank)*time.Second/4)
@@ -62,8 +63,9 @@ func NextLook(rank int, p Progress, lease time.Duration) time.Duration {
 	return min(max(least, 2*p.In), seldom)
 }
 
-// LookBesideWatch is the time from a look to the next one while the heartbeat watches the holder. The
-// first in line never gives its connection back, so it need not look for that.
+// LookBesideWatch is the time from a look to the next one while the heartbeat watches the holder.
+// The first in line looks less often: it never gives its connection back, so it need not check for
+// that.
 func LookBesideWatch(rank int, lease time.Duration) time.Duration {
 	if rank == 1 {
 		return 4 * lease
@@ -71,8 +73,8 @@ func LookBesideWatch(rank int, lease time.Duration) time.Duration {
 	return 2 * lease
 }
 
-// TurnDelay is how long a waiter leaves the lock to those before it, after a word of an end that
-// does not name this waiter. passed says that the word names another one, although nobody is
+// TurnDelay is how long a waiter leaves the lock to those before it after an announced end that
+// does not name this waiter. passed says that it names another waiter, although none is
 // known to be before this one.
 func TurnDelay(rank int, passed bool) time.Duration {
 	if passed && rank == 1 {
@@ -81,7 +83,7 @@ func TurnDelay(rank int, passed bool) time.Duration {
 	return TurnPatience * time.Duration(max(0, rank-1))
 }
 
-// FewListen says whether those in line call the dormant waiters: not all in line listen, and
+// FewListen says whether those in line call the dormant waiters: if not all in line listen, and
 // fewer than half of MostListeners do.
 func FewListen(marked, waiting int) bool { return marked < min(waiting, MostListeners/2) }
 
@@ -108,8 +110,8 @@ func (f Followers) Patience(lease time.Duration) time.Duration {
 	return 0
 }
 
-// MayStay says whether a waiter keeps its connection, given the server's free connections
-// and its total. There is room for waiters while more than a fifth of all, and more than
+// MayStay says whether a waiter keeps its connection, given the server's free connections and
+// its total. Waiters have room while more than a fifth of all connections, and more than
 // five, are free. The last in line are the first to go.
 func MayStay(rank, waiting, free, of int) bool {
 	const share, least = 5, 5
@@ -117,15 +119,15 @@ func MayStay(rank, waiting, free, of int) bool {
 	return lacking <= 0 || rank == 1 || rank <= waiting-lacking
 }
 
-// StaysAnyway says that a waiter keeps its connection even if none is free.
+// StaysAnyway says whether a waiter keeps its connection even if none is free.
 func StaysAnyway(rank, waiting, of int) bool { return MayStay(rank, waiting, 0, of) }
 
-// CrowdedBackoff is the backoff of a waiter that gave its connection back, or found none,
-// however often it finds room in between.
+// CrowdedBackoff is the backoff of a waiter that gave its connection back, or found none. Finding
+// room in between does not reset it.
 func CrowdedBackoff() *pace.Backoff { return pace.Doubling(8*time.Second, 30*time.Second) }
 
 // AwayBounds are the bounds of the random time for which such a waiter stays away. They are
-// wide, so that the waiters do not all come again at once.
+// wide, so that the waiters do not all come back at once.
 func AwayBounds(crowded *pace.Backoff) (least, most time.Duration) {
 	most = crowded.Next()
 	return most / 8, most
@@ -137,7 +139,7 @@ func AwayFor(chosen, left time.Duration) time.Duration {
 }
 
 // FullBackoff is the backoff of a run that doesn't wait for the lock, on a server without
-// room. One of the server's sessions will be done soon, but each login that it rejects leaves a line in
+// room. One of the server's sessions will soon be done, but each rejected login leaves a line in
 // the server's log.
 func FullBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, time.Second) }
 

@@ -11,11 +11,11 @@ import (
 
 // When PostgreSQL ends a session, or goes down, the session's lock is free at once,
 // and its holder may not know it yet. The next holder has to know which kind of end it
-// was. So holders announce, on a NOTIFY channel of the lock's own, when they start and
-// when they end.
+// was. So holders announce their starts and ends on a NOTIFY channel, one for each
+// lock.
 //
-// Channel: pglead.1.NUMBER, where 1 is the version of what follows and NUMBER that
-// of the lock. Payload: fields with a space between them,
+// Channel: pglead.1.NUMBER, where 1 is the version of this protocol and NUMBER is that
+// of the lock. Payload: fields separated by a space,
 //
 //	started TOKEN LEASE GRACE [shared]
 //	clean   TOKEN LEASE GRACE [all] [lsn=LSN] [to=PID]
@@ -23,16 +23,16 @@ import (
 //	left    TOKEN LEASE GRACE [to=PID]
 //
 // the fencing token in decimal, the lease and the lost-grace in milliseconds.
-// The numbers of the promise follow from LEASE and GRACE: a holder's command is dead
+// LEASE and GRACE give the numbers of the promise: a holder's command is dead
 // at most 2/3 LEASE + GRACE after the holder could last be sure of its lock. More fields
-// may be added at the end. A payload of another form is ignored.
+// may be added at the end. A payload of any other form is ignored.
 //
 //   - started is said if anyone listens, in the transaction that draws the token. A
-//     session that works on a list says it in any case, and so does a session with a
+//     session that works on a list always says it, and so does a session with a
 //     quorum, after that transaction;
 //   - clean is said by the lock's session, in a transaction before the one that
 //     frees the lock: the command is dead. LSN is where the write-ahead log was then, as
-//     PostgreSQL shows it. PID is the session that is to be next: the first in line, or one on the
+//     PostgreSQL shows it. PID is the session that should be next: the first in line, or one on the
 //     preferred host;
 //   - dead is said by another session, of the same role, when the session that had the
 //     lock is lost: the command is dead;
@@ -40,15 +40,15 @@ import (
 //
 // clean and dead mean that no command of TOKEN is alive. The field all extends that to
 // every earlier token. A holder adds that field only if it made sure: it waited for the
-// delay, or heard a word with that field from the holder before. A holder that got the lock
+// delay, or heard a word with that field from the previous holder. A holder that got the lock
 // at its first try did neither.
 
-// Word is the first field of an announcement. A new one is ignored until known lists it.
-// Evidence.Hear, Evidence.isCredible and waiter.decide (package lock) say what it does; the list
+// Word is the first field of an announcement. A new word is ignored until known lists it.
+// Evidence.Hear, Evidence.isCredible and waiter.decide (package lock) define its effect; the list
 // above and runner/README.md describe it.
 type Word string
 
-// The words, as they are described above.
+// The words, as described above.
 const (
 	Started Word = "started"
 	Clean   Word = "clean"
@@ -56,7 +56,7 @@ const (
 	Left    Word = "left"
 )
 
-// known says whether a word is one of this version's.
+// known says whether this version knows a word.
 func (w Word) known() bool {
 	switch w {
 	case Started, Clean, Dead, Left:
@@ -74,14 +74,14 @@ type Announcement struct {
 	Shared        bool   // the holder is a reader
 	CoversEarlier bool   // it speaks for all earlier tokens, too
 	LSN           LSN    // of a clean end: where the write-ahead log was while it still had the lock, or 0
-	To            uint32 // the session that is to have the lock next, or 0
+	To            uint32 // the session that should have the lock next, or 0
 	PID           uint32 // the session that said it
 }
 
 const (
 	sharedField = "shared"
 	allField    = "all"
-	// ToField comes before the number of the session that is to have the lock next.
+	// ToField comes before the number of the session that should have the lock next.
 	ToField = "to="
 	// LSNField comes before the LSN of a clean end.
 	LSNField = "lsn="
@@ -90,10 +90,10 @@ const (
 // Channel is the NOTIFY channel of a lock.
 func Channel(id lockkey.ID) string { return "pglead.1." + id.String() }
 
-// LongestAnnounced bounds how long a holder's announcement can make others wait.
+// LongestAnnounced limits how long a holder's announcement can make others wait.
 const LongestAnnounced = 24 * time.Hour
 
-// Parse reads what was said on a lock's channel.
+// Parse reads a payload from a lock's channel.
 func Parse(payload string) (a Announcement, ok bool) {
 	fields := strings.Split(payload, " ")
 	if len(fields) < 4 || !Word(fields[0]).known() {
@@ -107,7 +107,7 @@ func Parse(payload string) (a Announcement, ok bool) {
 		}
 		numbers[i] = n
 	}
-	// A length that is too long is shortened. If the announcement were dropped, the one
+	// A duration that is too long is shortened. If the announcement were dropped, the one
 	// before it would count as the last.
 	most := LongestAnnounced.Milliseconds()
 	numbers[1], numbers[2] = min(numbers[1], most), min(numbers[2], most)
@@ -132,7 +132,7 @@ func Parse(payload string) (a Announcement, ok bool) {
 	return a, true
 }
 
-// LSN is a place in the server's write-ahead log. It tells what came first: the place moves on
+// LSN is a place in the server's write-ahead log. It shows what came first: the place advances
 // with everything that is written.
 type LSN uint64
 
@@ -152,8 +152,8 @@ func parseNumber(digits string, base int) uint64 {
 }
 
 // SQL is an SQL expression for the announcement's text. The token is an SQL expression, too,
-// and so is each of the parts that are added to the end of the text. In a backend's first
-// moments, concat costs half of what the operator || does.
+// and so is each part in more, which is added to the end of the text. In a new backend,
+// concat costs half of what the operator || does.
 func (a Announcement) SQL(token string, more ...string) string {
 	own := fmt.Sprintf(" %d %d", a.Lease.Milliseconds(), a.LostGrace.Milliseconds())
 	if a.Shared {

@@ -7,7 +7,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// endNotice is a word of a tenure's end that was heard.
+// endNotice is a word of a tenure's end, as it was heard.
 type endNotice struct {
 	Announcement
 	noted   int              // seq when it was heard
@@ -27,11 +27,11 @@ type endNotice struct {
 //	a stranger                    for a delay:   its own start never was   nothing
 //	                              see delayFor
 //
-// A word names the tenure of its token and, with all, those before it (speaksOf). dead counts only
-// if it names the token of a confirmed start.
+// A word names the tenure of its token and, with the field all, those before it (speaksOf). dead counts
+// only if it names the token of a confirmed start.
 
-// applyWords applies each credible word that has not been applied yet: it ends the tenures that
-// the word speaks for.
+// applyWords applies each credible word that has not been applied yet: it ends the tenures of
+// which the word speaks.
 func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
 		if w.Word == Dead && e.isOwn(w.PID) {
@@ -51,13 +51,13 @@ func (e *Evidence) applyWords() {
 			}
 		}
 		e.starts = left
-		if !isNews { // it was said again, or is late
+		if !isNews { // the word is a repetition, or late
 			continue
 		}
 		switch {
 		case e.last == nil || w.Token > e.last.token:
 			e.last = &lastEnd{token: w.Token, coversEarlier: w.CoversEarlier}
-		case w.Token == e.last.token && w.CoversEarlier: // before, the end was seen in the session's name
+		case w.Token == e.last.token && w.CoversEarlier: // until now the end was only seen in the session's name
 			e.last.coversEarlier = true
 		}
 		e.last.at = boottime.Now()
@@ -65,7 +65,7 @@ func (e *Evidence) applyWords() {
 }
 
 // isCredible says whether a word may discharge anything. If the number now belongs to a session
-// of another role, the server has reused it, and the word does not count. A word that another
+// of another role, the server has reused it, and the word does not count. A word saying that another
 // session's command is dead has to name the token of a confirmed start.
 func (e *Evidence) isCredible(w endNotice) bool {
 	if w.role != 0 && w.role != e.seen[w.PID].role {
@@ -77,8 +77,8 @@ func (e *Evidence) isCredible(w endNotice) bool {
 	return e.trusts(w.PID)
 }
 
-// trusts says whether a session was seen to hold the lock, or has the waiter's role, or
-// that of a holder whose command may be alive. All others may be strangers.
+// trusts says whether a session was seen to hold the lock, or has the role of the waiter or
+// of a holder whose command may be alive. All others may be strangers.
 func (e *Evidence) trusts(pid uint32) bool {
 	return e.seen[pid].held > 0 || e.isOwn(pid) || slices.ContainsFunc(e.starts, func(s start) bool {
 		return e.seen[s.pid].held > 0 && e.sameRole(s.pid, pid)
@@ -98,8 +98,8 @@ func (e *Evidence) sameRole(a, b uint32) bool {
 // to its own, and no tenure whose token isn't known.
 //
 // A word counts as the holder's if a look since the mark has shown its session, or if the word
-// itself shows that it was said after the mark was taken: until then its session had the lock, and
-// every later start has been announced to this waiter. It may have started before the mark, and
+// itself shows that it was said after the mark was taken: its session had the lock until then, and
+// every later start has been announced to this waiter. The holder may have started before the mark, and
 // ended before the look.
 func (e *Evidence) fromHolder(w endNotice) bool {
 	return w.Word == Clean && (e.seen[w.PID].held > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
@@ -110,15 +110,15 @@ func (e *Evidence) discharges(w endNotice, s start) bool {
 	return s.of != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
 }
 
-// maySpeakFor says whether a session may end this tenure: its own one, or one of a session of the
+// maySpeakFor says whether a session may end this tenure: its own, or one of a session of the
 // same role. A session of the waiter's own role may end any tenure. A session that was seen to hold
 // the lock may also end a tenure whose session is unknown.
 func (e *Evidence) maySpeakFor(pid uint32, s start) bool {
 	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.of == ofUnknown && e.seen[pid].held > 0
 }
 
-// speaksOf says whether a word speaks of this tenure. A word for all earlier tenures reaches those
-// that its holder has waited for, by its own settings, for long enough.
+// speaksOf says whether a word speaks of this tenure. A word for all earlier tenures covers those
+// for which its holder has waited long enough, by its own settings.
 func (e *Evidence) speaksOf(w endNotice, s start) bool {
 	all := w.CoversEarlier && s.outlives <= deadAfter(w.Announcement)
 	switch {
@@ -130,8 +130,8 @@ func (e *Evidence) speaksOf(w endNotice, s start) bool {
 	return s.token == w.Token
 }
 
-// forget removes the starts that have a word's token, were noted before the word, and for which
-// also is true. It says whether there were any. Two kinds of words do this and discharge nothing:
+// forget removes the starts that have a word's token, were noted before the word, and satisfy
+// also. It says whether there were any. Two kinds of words do this and discharge nothing:
 // a dead from the waiter's role, for a start whose session was gone before its role could be
 // asked for; and the clean of a session that is not trusted, for that session's own start.
 func (e *Evidence) forget(w endNotice, also func(start) bool) bool {
@@ -141,8 +141,8 @@ func (e *Evidence) forget(w endNotice, also func(start) bool) bool {
 }
 
 // Unverified are the sessions whose roles have to be asked for; NoteRole takes the answers. Some
-// have said the end of a tenure, which counts for nothing until the role is known. Others have
-// announced a start: when their end is heard they may be gone, and have no role any more.
+// have announced the end of a tenure, which counts for nothing until the role is known. Others have
+// announced a start: they may be gone when their end is heard, and then have no role any more.
 func (e *Evidence) Unverified() (pids []uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -162,15 +162,15 @@ func (e *Evidence) Unverified() (pids []uint32) {
 	return pids
 }
 
-// NoteRole notes the role of a session that has spoken; with 0 that it is gone. The clean of a
+// NoteRole notes the role of a session that has spoken; role 0 says that it is gone. The clean of a
 // session that is gone, or that is not trusted, cancels the start that the same session announced,
-// and does nothing else: a stranger's start is none to wait for.
+// and does nothing else: a stranger's start is not worth waiting for.
 func (e *Evidence) NoteRole(pid, role uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	gone := role == 0
 	if _, known := e.seen[pid]; gone && !known {
-		e.seen[pid] = sighting{} // it isn't asked for again before it says more
+		e.seen[pid] = sighting{} // its role isn't asked for again until it says more
 	}
 	if !gone {
 		e.seen[pid] = sighting{role: role}

@@ -1,10 +1,10 @@
 // Package evidence is what a waiter has heard and seen of a lock's holders: whose commands may
-// be alive when the lock is granted. The promise rests on it. The package asks nobody: others
+// still be alive when the lock is granted. The promise rests on it. The package sends nothing: others
 // tell it what was announced (Hear) and what a look at the server has shown (Saw), and ask it
 // for a Verdict.
 //
-// To read it: announcement.go (what holders say), the table of states below, starts.go (whose commands
-// may be alive), discharge.go (whose word ends what).
+// Read it in this order: announcement.go (what holders say), the table of states below, starts.go
+// (whose commands may be alive), discharge.go (whose word ends what).
 package evidence
 
 import (
@@ -17,18 +17,18 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// State is what the evidence comes to.
+// State is what the evidence amounts to.
 type State int
 
 // A waiter that is granted the lock starts at once if the state is Ended. If it is Running, the waiter
-// holds the lock for the delay first. Quiet says nothing: the waiter goes by what else it knows.
+// first holds the lock for the delay. Quiet says nothing: the waiter goes by what else it knows.
 const (
 	Quiet   State = iota // nobody is known to have held the lock
-	Running              // a start is known that has not been discharged: its command may be alive
+	Running              // a start is known that was not discharged: its command may be alive
 	Ended                // all starts that were known have been discharged
 )
 
-// Evidence is what a waiter knows of a lock since it began to listen. Its states:
+// Evidence is what a waiter knows of a lock since it began to listen. It has these states:
 //
 //	         started, or      a word that     a word that       a refused   silent for
 //	         seen to hold it  discharges all  discharges some   try         long enough
@@ -36,26 +36,26 @@ const (
 //	running  running          ended           running           running     ended
 //	ended    running          ended           –                 running     ended
 //
-// A try counts as refused if it comes freeAfterClean after the last word, or later: before that
+// A try counts as refused if it comes freeAfterClean or more after the last word: before that
 // the holder may not have freed the lock yet. In quiet there is no start to discharge. Only two
-// kinds of clean end it: that of a session that was seen to hold the lock, which has overtaken the
-// look, and that of one that had the lock after the waiter's mark was taken (fromHolder). If a start
-// is heard while a silent session is being ended, the state stays running. A start that is forgotten
-// (forget) counts as never heard.
+// kinds of clean end it: that of a session that was seen to hold the lock (it arrived before the
+// look), and that of a session that had the lock after the waiter's mark was taken (fromHolder). If a
+// start is heard while a silent session is being ended, the state stays running. A start that is
+// forgotten (forget) counts as never heard.
 //
-// Before the waiter's mark is taken, what would be ended is running (NoteMark).
+// Before the waiter's mark is taken, running takes the place of ended (NoteMark).
 //
 // A stranger's words can only make the waiter wait, and no longer than the waiter's own settings
-// do. A word is credible if its session was seen to hold the lock, or has that session's role
-// or the waiter's own.
+// do. A word is credible if its session was seen to hold the lock, or has the same role as such a
+// session or as the waiter.
 type Evidence struct {
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // the waiter's own
-	shared    bool          // the waiter is a reader, which other readers don't keep out
+	shared    bool          // the waiter is a reader, and other readers don't keep it out
 
 	mu       sync.Mutex
-	mark     mark                // by which holders see that the waiter listens
-	seq      int                 // counts what was noted, to tell what came first
+	mark     mark                // shows holders that the waiter listens
+	seq      int                 // counts what was noted, to show the order
 	starts   []start             // not discharged
 	ends     []endNotice         // the latest ones
 	seen     map[uint32]sighting // sessions that hold the lock, wait for it or have spoken
@@ -64,10 +64,10 @@ type Evidence struct {
 	silenced Seat                // the last silent holder, for as long as its session has the lock
 }
 
-// mark is the waiter's. Holders that see it announce their starts and clean ends.
+// mark is the waiter's mark. Holders that see it announce their starts and clean ends.
 type mark struct {
 	taken bool
-	at    LSN // where the write-ahead log was when it had just been taken
+	at    LSN // where the write-ahead log was just after it was taken
 	noted int // seq when it was noted
 }
 
@@ -84,14 +84,14 @@ type sighting struct {
 	held int    // seq when a look last showed that it holds the lock; 0: none did
 }
 
-// Others can't make the evidence remember more than this.
+// Other sessions can't make the evidence remember more than this.
 const (
 	mostStarts = 64
 	mostWords  = 32
 )
 
 // New is the evidence of a waiter that begins to listen. lockDelay and lease are its own, and
-// shared says that it is a reader, whom other readers don't keep out.
+// shared says that it is a reader, so that other readers don't keep it out.
 func New(lockDelay, lease time.Duration, shared bool) *Evidence {
 	return &Evidence{lockDelay: lockDelay, lease: lease, shared: shared, seen: map[uint32]sighting{}}
 }
@@ -107,7 +107,7 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
-	// A session that was gone when its role was asked for said this before it went, or another
+	// When its role was asked for, the session was gone. Either it said this before, or another
 	// session has its number now. The role has to be asked for again.
 	if e.seen[pid] == (sighting{}) {
 		delete(e.seen, pid)
@@ -134,8 +134,8 @@ func (e *Evidence) note(a Announcement) {
 // NoteMark notes that the waiter's mark was taken, and where the write-ahead log was then. The
 // session's reader calls it, after the LISTEN and before Saw.
 //
-// Before, a holder that found no other mark announced nothing: others may have come and gone since
-// what was heard and seen. So that is no evidence of an end any more. The starts still count.
+// Before the mark, a holder that found no other mark announced nothing: others may have come and gone
+// after what was heard and seen. So that is no longer evidence of an end. The starts still count.
 func (e *Evidence) NoteMark(at LSN) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -143,18 +143,18 @@ func (e *Evidence) NoteMark(at LSN) {
 		return
 	}
 	e.mark, e.last = mark{taken: true, at: at, noted: e.seq}, nil
-	for i, w := range e.ends { // a word that was said after the mark may have come before the answer
+	for i, w := range e.ends { // a word that was said after the mark may have arrived before the answer
 		e.ends[i].applied = w.applied && w.LSN <= at
 	}
 	e.applyWords()
 }
 
 // freeAfterClean is how long after the announcement of a clean end, which precedes the
-// unlock, the lock is free for certain.
+// unlock, the lock is certainly free.
 const freeAfterClean = 150 * time.Millisecond
 
-// NoteRefusal notes that a try was refused. If every holder we trust is dead, there must be one
-// we don't know: it is added. The result says whether it was added.
+// NoteRefusal notes that a try was refused. If every trusted holder is dead, there must be one
+// that we don't know: NoteRefusal adds it, and returns true if it did.
 func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -166,16 +166,16 @@ func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	return true
 }
 
-// AsOf is the asOf of Saw, asked for before the look is sent, and of NoteSilence if that look has
-// shown that a holder is still silent.
+// AsOf is the asOf for Saw, taken before the look is sent, and for NoteSilence if that look
+// has shown that a holder is still silent.
 func (e *Evidence) AsOf() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.seq
 }
 
-// Saw notes what a look has shown; asOf is what AsOf was before the look was sent.
-// The session's reader calls it, in the order of all that the server says.
+// Saw notes what a look has shown; asOf is what AsOf returned before the look was sent.
+// The session's reader calls it, in the order of the server's messages.
 func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -205,13 +205,13 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 
 // sawHolder notes a holder that a look has shown.
 //
-// A word may have overtaken the look, or the look may have come between the holder's word and
-// its unlock, when its session may be gone from all but the list of locks. The tenure that
+// A word may have arrived before the look's answer, or the look may have come between the holder's word
+// and its unlock, when its session may be gone from all but the list of locks. The tenure that
 // the word ended doesn't begin again. A later tenure of that session is noted by its own start.
 // If the holder still shows the token that it has ended, it has had the lock ever since,
-// however late its unlock is: it is the holder that refused the tries.
+// however late it unlocks: it is the holder that refused the tries.
 func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
-	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: e.seq} // a session that is going has no role any more
+	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: e.seq} // a session that is ending has no role any more
 	isOver := func(w endNotice) bool {
 		return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || sent.Sub(w.at) < freeAfterClean)
 	}
@@ -228,15 +228,15 @@ func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
 		e.note(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
 	default:
 		seen := start{pid: s.PID, token: s.Token, outlives: s.Outlives}
-		if s.PID == 0 { // of a prepared transaction
+		if s.PID == 0 { // it holds the lock by a prepared transaction
 			seen.of = ofUnknown
 		}
 		e.noteStart(seen)
 	}
 }
 
-// NoteSilence notes that a holder was silent for as long as its command can live: neither its
-// command is alive nor any that had started by asOf.
+// NoteSilence notes that a holder was silent for as long as its command can live: its command
+// is dead, and so is every command that had started by asOf.
 //
 // The holder's session may have the lock for a while longer: if this role may not end that
 // session, the server will.
@@ -262,7 +262,7 @@ type Verdict struct {
 	// Delay is how long the lock is to be held before the command may start.
 	Delay time.Duration
 	// CoversEarlier: when its own command is dead, the holder may say that those of all
-	// holders before it are, too.
+	// earlier holders are, too.
 	CoversEarlier bool
 }
 
@@ -271,7 +271,7 @@ func None(lockDelay time.Duration) Verdict {
 	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay > 0}
 }
 
-// State is the state by now.
+// State is the current state.
 func (e *Evidence) State() State {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -288,7 +288,7 @@ func (e *Evidence) state() State {
 	return Running
 }
 
-// Verdict is the verdict by now.
+// Verdict is the current verdict.
 func (e *Evidence) Verdict() Verdict {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -306,7 +306,7 @@ func (e *Evidence) Verdict() Verdict {
 }
 
 // Undischarged are the tokens of the tenures whose commands may be alive; blind says
-// that some of the tokens aren't known.
+// that some tokens aren't known.
 func (e *Evidence) Undischarged() (tokens []int64, blind bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -15,8 +15,8 @@ type Look struct {
 	Sent    boottime.Instant // when the server was asked
 }
 
-// Seat is as much of a session's part in a lock as the evidence needs. What people are shown is
-// inspect.View.
+// Seat is as much of a session's part in a lock as the evidence needs. inspect.View is what
+// people are shown.
 type Seat struct {
 	ID       lockkey.ID // of the lock it holds
 	Shared   bool

@@ -18,7 +18,7 @@ type start struct {
 	noted    int           // seq when it was noted
 }
 
-// startOf says whose start it is.
+// startOf says whose start this is.
 type startOf int
 
 const (
@@ -26,13 +26,13 @@ const (
 	// ofUnknown is the start of a holder that was neither seen nor heard, but refused a try, or of a
 	// prepared transaction, which has no session.
 	ofUnknown
-	// ofTooMany stands for all starts that are too many to remember. It outlives the lock for as long
-	// as the longest of them, and no word discharges it.
+	// ofTooMany stands for all starts beyond those that can be remembered. It outlives the lock for
+	// as long as the longest of them, and no word discharges it.
 	ofTooMany
 )
 
 // delayFor is how long the waiter has to hold the lock because of a start: as long as the holder's
-// settings call for, but no longer than the lease, which is the same on all nodes. No command
+// settings require, but no longer than the lease, which is the same on all nodes. No command
 // outlives nine tenths of the lease, whatever its lost-grace is. An unconfirmed start adds
 // nothing to the waiter's own delay.
 func (e *Evidence) delayFor(s start) time.Duration {
@@ -46,9 +46,9 @@ func (e *Evidence) delayFor(s start) time.Duration {
 func deadAfter(a Announcement) time.Duration { return leasetime.DeadAfter(a.Lease, a.LostGrace) }
 
 // noteStart notes a start. A session holds a lock at most once, so a later start of the same
-// session replaces the earlier one. A start without a session is taken over by the next start
-// whose session can be trusted. A start that only an untrusted session announced does not take
-// it over.
+// session replaces the earlier one. A start without a session is merged into the next start
+// whose session can be trusted, but not into a start that only an untrusted session
+// announced.
 func (e *Evidence) noteStart(s start) {
 	s.noted = e.seq
 	confirmed := e.isConfirmed(s)
@@ -81,7 +81,7 @@ func (e *Evidence) noteStart(s start) {
 }
 
 // isConfirmed says whether a start is known from more than its own session, which may be a
-// stranger's.
+// stranger.
 func (e *Evidence) isConfirmed(s start) bool {
 	return s.of != ofSession || e.trusts(s.pid)
 }
