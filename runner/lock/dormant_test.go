@@ -30,7 +30,7 @@ func TestDormant(t *testing.T) {
 		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 2", lockkey.Ticket(id(7))))[0] == fmt.Sprint(crowd.MostListeners)
 	})
 	passing := passersBy(t, cfg)
-	call := advisory.CallOf(id(7)).ID.Number
+	call := advisory.CallOf(id(7)).Number
 	calls := func(of int) string { // how many sessions with a lock call
 		return query(t, server, fmt.Sprintf(`SELECT count(*) FROM pg_locks AS call JOIN pg_locks AS held USING (pid)
 WHERE call.classid = %d AND call.objid = %d AND call.objsubid = 1 AND held.classid = %d AND held.granted`, uint32(call>>32), uint32(call), of))[0]

@@ -154,6 +154,7 @@ func TestUnheardEnd(t *testing.T) {
 		return run(t, plain(t, server.DSN("postgres")), "SELECT pg_try_advisory_xact_lock(11)::text")[0] == "true"
 	}
 	forbid := func(t *testing.T) {
+		t.Helper()
 		query(t, server, "REVOKE EXECUTE ON FUNCTION pg_notify FROM PUBLIC")
 		t.Cleanup(func() { query(t, server, "GRANT EXECUTE ON FUNCTION pg_notify TO PUBLIC") })
 	}
