@@ -342,7 +342,10 @@ func (o *options) database(u *ui, cmd *cobra.Command) (database, error) {
 
 // description is what a session says about itself, besides what everyone sees.
 func (o *options) description(command string) describe.Description {
-	d := describe.Description{Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command), Lease: o.lease.value, LostGrace: o.lostGrace.value, Transaction: o.transaction, Note: cmp.Or(o.note, jobAddress(os.Getenv))}
+	d := describe.Description{
+		Keys: o.keys, Scheme: o.keyScheme, PID: os.Getpid(), Command: filepath.Base(command),
+		Note: cmp.Or(o.note, jobAddress(os.Getenv)),
+	}
 	if o.slots > 1 {
 		d.Slots = o.slots
 	}

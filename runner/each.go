@@ -209,7 +209,7 @@ func (e *each) passOver(ctx context.Context, j *job) error {
 
 // describe puts the current keys into a session's description.
 func (e *each) describe(s *session.Session) {
-	d := e.cfg.Description
+	d := e.cfg.Describe()
 	d.Keys, d.Since = e.jobs.keys(s), time.Now()
 	s.SetComment(d.Comment())
 }

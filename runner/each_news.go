@@ -53,7 +53,11 @@ func (e *each) channel() string { return "pglead.1.each." + e.cfg.List.String() 
 
 // said is the announcement of an item's end.
 func (e *each) said(last *ended) lock.Said {
-	return lock.Said{Channel: e.channel(), Payload: last.Lock.String() + " " + map[bool]string{true: "ok", false: "failed"}[last.well]}
+	end := "failed"
+	if last.well {
+		end = "ok"
+	}
+	return lock.Said{Channel: e.channel(), Payload: last.Lock.String() + " " + end}
 }
 
 func (e *each) hear(_ uint32, payload string) {

@@ -52,7 +52,6 @@ func TestLostBeforeStart(t *testing.T) {
 		},
 		Log: slog.New(slog.DiscardHandler),
 	}
-	locking.Description.Lease = locking.Session.Lease
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	inLine := func(n string) func() bool {

@@ -29,7 +29,8 @@ type Config struct {
 	// are announced even if nobody stands there.
 	OfList bool
 
-	// Description is what sessions say of themselves. A grant adds to it.
+	// Description is what sessions say of the run and its host. Describe adds the settings, and a grant
+	// adds the token.
 	Description describe.Description
 
 	// LostGrace is what the command gets between SIGTERM and SIGKILL when the lock is lost.
@@ -154,16 +155,9 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 	c.past |= returned
 	w := &waiter{Bid: NewBid(s, c.cfg, returning), candidate: c, returning: returning}
 	w.preparation, w.place.ticket = newPreparation(s, prepare), c.ticket
-	held, err := w.takeAndSettle(ctx)
-	for paused := (*ledger.PausedError)(nil); errors.As(err, &paused) && c.left() > 0; {
-		w.returning = w.returning || w.knowledge.listens()
-		if err = w.waitForResume(ctx, paused); err == nil {
-			w.resumed()
-			held, err = w.takeAndSettle(ctx)
-		}
-	}
+	held, err := w.takeAfterPauses(ctx)
 	if err != nil {
-		if w.place.inLine() && w.place.ticket != 0 {
+		if w.place.joined() && w.place.ticket != 0 {
 			c.ticket, c.ghost, c.rank = w.place.ticket, s.BackendPID(), cmp.Or(w.rank, c.rank)
 		}
 		w.preparation.abandon()
@@ -175,6 +169,23 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 		return nil, err
 	}
 	return held, nil
+}
+
+// takeAfterPauses is takeAndSettle, but waits until the ledger has no pause, for as long as the wait
+// allows.
+func (w *waiter) takeAfterPauses(ctx context.Context) (*Held, error) {
+	for {
+		held, err := w.takeAndSettle(ctx)
+		paused := (*ledger.PausedError)(nil)
+		if !errors.As(err, &paused) || w.candidate.left() <= 0 {
+			return held, err
+		}
+		w.returning = w.returning || w.knowledge.listens()
+		if err := w.waitForResume(ctx, paused); err != nil {
+			return nil, err
+		}
+		w.resumed()
+	}
 }
 
 // takeAndSettle takes the lock and prepares the start. The holder then looks for requests to step

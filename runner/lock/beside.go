@@ -42,7 +42,7 @@ func (b start) drawBeside(ctx context.Context) error {
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+amongOwnLocks+areOwn)})
 	b.noteLeftAndUnmarked()
 	if err != nil {
-		return b.error(err)
+		return b.cfg.rejected(err)
 	}
 	if err := b.areListed(answers[len(answers)-1]); err != nil {
 		return err
@@ -58,7 +58,7 @@ const identity = "pg_catalog.pg_backend_pid(), " + session.ServerIdentity
 func (b *Bid) identify(ctx context.Context) error {
 	row, err := b.s.Row(ctx, 2, "SELECT "+identity)
 	if err != nil {
-		return b.error(err)
+		return b.cfg.rejected(err)
 	}
 	return b.noteIdentity(row)
 }

@@ -28,8 +28,8 @@ type Bid struct {
 // NewBid returns a bid on a session, which it does not close. contested says that others may have
 // had the locks since the caller's last session or pass, while the caller did not listen.
 func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
-	b := &Bid{s: s, cfg: cfg, knowledge: newKnowledge(), preparation: newPreparation(s, nil)}
-	b.grant = noGrant(&b.cfg)
+	b := &Bid{s: s, cfg: cfg, preparation: newPreparation(s, nil)}
+	b.grant, b.knowledge, b.place = noGrant(&b.cfg), newKnowledge(s, &b.cfg), place{claim: &b.cfg.Claim}
 	if contested {
 		b.knowledge.contest(cfg.Claim.Locks)
 	}
@@ -45,6 +45,17 @@ func (b *Bid) missing() []advisory.Lock {
 		return b.cfg.Claim.Locks
 	}
 	return b.cfg.Claim.Locks[len(b.grant.Locks):]
+}
+
+// refused are the locks that the last try did not get because another session has them: the first
+// missing one, since the try stopped there. In a transaction, or with a gate, it tried all that
+// are missing.
+func (b *Bid) refused() []advisory.Lock {
+	missing := b.missing()
+	if !b.cfg.Claim.takesAny() && !b.cfg.Session.Transaction && len(missing) > 0 {
+		return missing[:1]
+	}
+	return missing
 }
 
 // Try takes the missing locks, one after the other, up to the first that somebody else
@@ -88,7 +99,7 @@ func (b *Bid) trySQL() string {
 	if b.cfg.OfList && !b.knowledge.listens() {
 		return b.cfg.firstTrySQL()
 	}
-	return b.cfg.trySQL(b.missing(), b.place.inLine())
+	return b.cfg.trySQL(b.missing(), b.place.joined())
 }
 
 func (cfg *Config) trySQL(missing []advisory.Lock, inLine bool) string {
@@ -133,11 +144,11 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 		won, b.grant.Slot = missing[n-1:n], n
 	}
 	b.grant.Locks = append(b.grant.Locks, won...)
-	v := b.verdictOnAll(won)
+	v := b.knowledge.verdictOnAll(won)
 	b.grant.delay = max(b.grant.delay, v.Delay)
 	b.grant.coversEarlier = b.grant.coversEarlier && v.CoversEarlier
 	if !b.Complete() {
-		b.noteRefusal()
+		b.knowledge.noteRefusal(b.refused())
 	}
 	return len(won) > 0, nil
 }
@@ -200,14 +211,14 @@ func (b *Bid) send(ctx context.Context, queries ...string) error {
 		return nil
 	}
 	_, err := b.s.Query(ctx, queries...)
-	return b.error(err)
+	return b.cfg.rejected(err)
 }
 
 // number sends queries, the last of which is answered by a number.
 func (b *Bid) number(ctx context.Context, queries ...string) (int, error) {
 	rows, err := b.s.Query(ctx, queries...)
 	if err != nil {
-		return 0, b.error(err)
+		return 0, b.cfg.rejected(err)
 	}
 	return lastNumber(rows)
 }
@@ -221,9 +232,9 @@ func lastNumber(rows session.Rows) (int, error) {
 	return 0, session.ErrNotPostgreSQL()
 }
 
-// error adds the names of the bid's locks to a server error.
-func (b *Bid) error(err error) error {
-	return session.Rejected(err, "lock "+b.cfg.Claim.String())
+// rejected adds the names of the claim's locks to an error of the server's.
+func (cfg *Config) rejected(err error) error {
+	return session.Rejected(err, "lock "+cfg.Claim.String())
 }
 
 // answeredError is the server's error if the session has survived it, or nil. A LostError

@@ -48,7 +48,7 @@ func (h *Held) call(ctx context.Context) error {
 		}
 		answers, err := h.Session.Ask(ctx, session.Request{SQL: queries})
 		if err != nil {
-			return h.error(err)
+			return h.cfg.rejected(err)
 		}
 		h.next.calling = h.next.calling || answers[1].Is("t") // a waiter's heartbeat may hold the lock for an instant
 		if answers[0].Is("t") || time.Since(began) >= patience {

@@ -24,7 +24,12 @@ func (e *ConflictError) Error() string {
 		if i == most {
 			return fmt.Sprintf("%s, and %d more", text, len(e.Holders)-most)
 		}
-		text += map[bool]string{true: ": by ", false: "; by "}[i == 0] + holder.String()
+		if i == 0 {
+			text += ": by "
+		} else {
+			text += "; by "
+		}
+		text += holder.String()
 	}
 	return text
 }

@@ -53,7 +53,7 @@ func settle(t *testing.T, b *lock.Bid) *lock.Held {
 }
 
 func inTransaction(cfg lock.Config) lock.Config {
-	cfg.Session.Transaction, cfg.Description.Transaction = true, true
+	cfg.Session.Transaction = true
 	return cfg
 }
 

@@ -123,7 +123,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 		return nil
 	}
 	if _, err := s.Query(ctx, queries...); err != nil && !lost[0].excused(err) {
-		return lost[0].error(err)
+		return lost[0].cfg.rejected(err)
 	}
 	if tellWaiters {
 		pace.Sleep(ctx, stayAfterDeath)

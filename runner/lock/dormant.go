@@ -29,11 +29,11 @@ func (w *waiter) goDormant(ctx context.Context) error {
 		Every:   leasetime.WaiterBeat(w.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.place.line).ID).TryXactSQL()}, Then: w.hearCall},
 	})
-	if w.place.marked { // before it stops listening, so that nobody relies on it
-		if err := w.send(ctx, "SELECT "+advisory.MarkOf(w.ticketLock()).UnlockSQL()); err != nil {
+	if w.place.held[markLock] { // before it stops listening, so that nobody relies on it
+		if err := w.send(ctx, "SELECT "+w.place.lock(markLock).UnlockSQL()); err != nil {
 			return err
 		}
-		w.place.marked = false
+		w.place.held[markLock] = false
 	}
 	return w.Unlisten(ctx)
 }
@@ -49,17 +49,17 @@ func (w *waiter) wake(ctx context.Context) (found *look, err error) {
 func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 	claim := w.cfg.Claim
 	few := crowd.FewListen(found.marked, found.waiting) && (claim.takesAny() || claim.takesOne())
-	if few == w.place.calling {
+	if few == w.place.held[callLock] {
 		return nil
 	}
-	call := advisory.CallOf(w.place.line)
+	call := w.place.lock(callLock)
 	sql := call.UnlockSQL()
 	if few {
 		sql = call.TrySQL()
 	}
 	n, err := w.number(ctx, "SELECT "+sql+"::int")
 	if n == 1 { // else a heartbeat has the lock, and the next look comes soon
-		w.place.calling = few
+		w.place.held[callLock] = few
 	}
 	return err
 }

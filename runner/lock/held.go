@@ -72,7 +72,7 @@ func (h *Held) Release(ctx context.Context) error {
 	// Each query is a transaction of its own, so the unlock is carried out whatever became of the others.
 	switch released := answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))); {
 	case !released && err != nil:
-		return h.error(err)
+		return h.cfg.rejected(err)
 	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
 	case err != nil && !h.excused(err) && !h.waitedInVain(err):
@@ -94,10 +94,6 @@ func (h *Held) Close() {
 		time.Sleep(time.Until(h.stays))
 		h.Session.Close()
 	}
-}
-
-func (h *Held) error(err error) error {
-	return session.Rejected(err, "lock "+h.cfg.Claim.String())
 }
 
 // releaseQueries is endQueries, preceded by queries that note this end in the ledger. With a quorum

@@ -9,11 +9,15 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // knowledge is what a bid knows of others that have its locks, or had them. The verdict on a grant
 // follows from it. The session's reader writes to heard, mailbox and news.
 type knowledge struct {
+	s   *session.Session
+	cfg *Config // the bid's
+
 	// contested are the locks that another session has, or may have had while this bid did not listen.
 	// A start under one of them needs evidence.
 	contested map[lockkey.ID]bool
@@ -26,8 +30,8 @@ type knowledge struct {
 	marks   []lockkey.ID                      // the locks whose common marks it has
 }
 
-func newKnowledge() knowledge {
-	return knowledge{contested: map[lockkey.ID]bool{}, heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
+func newKnowledge(s *session.Session, cfg *Config) knowledge {
+	return knowledge{s: s, cfg: cfg, contested: map[lockkey.ID]bool{}, heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
 }
 
 // contest notes that others have, or may have had, these locks.
@@ -37,18 +41,12 @@ func (k *knowledge) contest(locks []advisory.Lock) {
 	}
 }
 
-// noteRefusal notes that another session has what the last try did not get: the first missing
-// lock, since the try stopped there. In a transaction, or with a gate, it notes all the missing
-// locks.
-func (b *Bid) noteRefusal() {
-	refused := b.missing()
-	if !b.cfg.Claim.takesAny() && !b.cfg.Session.Transaction && len(refused) > 0 {
-		refused = refused[:1]
-	}
-	b.knowledge.contest(refused)
+// noteRefusal notes that another session has these locks, since a try was refused.
+func (k *knowledge) noteRefusal(refused []advisory.Lock) {
+	k.contest(refused)
 	for _, l := range refused {
-		if h := b.knowledge.heard[l.ID]; h != nil {
-			b.knowledge.unknownHolder = h.NoteRefusal(boottime.Now()) || b.knowledge.unknownHolder
+		if h := k.heard[l.ID]; h != nil {
+			k.unknownHolder = h.NoteRefusal(boottime.Now()) || k.unknownHolder
 		}
 	}
 }
@@ -67,12 +65,12 @@ func (k *knowledge) trusts(pid uint32) bool {
 }
 
 // verify asks for the roles of sessions whose words may count.
-func (b *Bid) verify(ctx context.Context) error {
-	for _, h := range b.knowledge.heard {
+func (k *knowledge) verify(ctx context.Context) error {
+	for _, h := range k.heard {
 		for _, pid := range h.Unverified() {
-			rows, err := b.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
+			rows, err := k.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
 			if err != nil {
-				return b.error(err)
+				return k.cfg.rejected(err)
 			}
 			role := uint64(0)
 			if row, err := rows.Only(1); err == nil {
@@ -91,22 +89,22 @@ func (b *Bid) verify(ctx context.Context) error {
 // is too young to tell, or the bid has heard something of the lock. A bid that has
 // waited, in this session or in one that was lost, goes by what it has heard, which may
 // be nothing.
-func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
-	h := b.knowledge.heard[id]
+func (k *knowledge) verdict(id lockkey.ID) evidence.Verdict {
+	h := k.heard[id]
 	switch {
-	case h != nil && (h.State() != evidence.Quiet || b.knowledge.contested[id]):
+	case h != nil && (h.State() != evidence.Quiet || k.contested[id]):
 		return h.Verdict()
-	case b.knowledge.contested[id]:
-		return evidence.None(b.cfg.LockDelay)
+	case k.contested[id]:
+		return evidence.None(k.cfg.LockDelay)
 	}
-	return evidence.Verdict{Delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
+	return evidence.Verdict{Delay: k.s.FirstTryDelay(k.cfg.LockDelay)}
 }
 
 // verdictOnAll is the current verdict on all of these locks.
-func (b *Bid) verdictOnAll(locks []advisory.Lock) evidence.Verdict {
+func (k *knowledge) verdictOnAll(locks []advisory.Lock) evidence.Verdict {
 	all := evidence.Verdict{CoversEarlier: true}
 	for _, l := range locks {
-		v := b.verdict(l.ID)
+		v := k.verdict(l.ID)
 		all.Delay = max(all.Delay, v.Delay)
 		all.CoversEarlier = all.CoversEarlier && v.CoversEarlier
 	}

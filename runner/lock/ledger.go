@@ -46,7 +46,7 @@ func (b *Bid) startsWithToken(locks []advisory.Lock) bool {
 	if len(locks) != 1 || b.cfg.Claim.shared() || b.cfg.Session.UsesSecondSession() || !b.usesLedger() {
 		return false
 	}
-	tokens, blind := b.undischarged(locks)
+	tokens, blind := b.knowledge.undischarged(locks)
 	return len(tokens) == 0 && !blind
 }
 
@@ -68,12 +68,12 @@ func (w *waiter) warmUp(ctx context.Context) error {
 
 // undischarged are the tokens of starts that were heard without their ends; blind says
 // that some tokens aren't known.
-func (b *Bid) undischarged(locks []advisory.Lock) (tokens []int64, blind bool) {
-	if b.cfg.LockDelay == 0 {
+func (k *knowledge) undischarged(locks []advisory.Lock) (tokens []int64, blind bool) {
+	if k.cfg.LockDelay == 0 {
 		return nil, false
 	}
 	for _, l := range locks {
-		if h := b.knowledge.heard[l.ID]; h != nil {
+		if h := k.heard[l.ID]; h != nil {
 			more, unknown := h.Undischarged()
 			tokens, blind = append(tokens, more...), blind || unknown
 		}

@@ -32,7 +32,7 @@ func (b start) startInLedger(ctx context.Context) error {
 		a.since = time.Now()
 	}
 	a.proof = ledger.Proof{Sure: b.grant.startsAtOnce(), Closes: make([]int64, len(b.grant.Locks))}
-	if _, blind := b.undischarged(b.grant.Locks); blind && !a.proof.Sure {
+	if _, blind := b.knowledge.undischarged(b.grant.Locks); blind && !a.proof.Sure {
 		if err := a.waitAsWithout(ctx); err != nil {
 			return err
 		}
@@ -90,14 +90,14 @@ func (a *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 // been held for long enough.
 func (a *ledgerStart) noteEvidence() {
 	locks := a.grant.Locks
-	if !a.proof.Sure && (a.verdictOnAll(locks).Delay == 0 || a.waited() >= a.delay) {
+	if !a.proof.Sure && (a.knowledge.verdictOnAll(locks).Delay == 0 || a.waited() >= a.delay) {
 		a.proof.Sure = true
 	}
 	a.proof.Heard = nil
 	if a.proof.Sure {
 		return
 	}
-	heard, _ := a.undischarged(locks)
+	heard, _ := a.knowledge.undischarged(locks)
 	for _, token := range heard {
 		if !slices.Contains(a.proof.Closes, token) {
 			a.proof.Heard = append(a.proof.Heard, token)
@@ -115,7 +115,7 @@ func (a *ledgerStart) noteBegun() {
 		b.s.DropSecond()
 	}
 	if a.waited() < a.delay {
-		v := b.verdictOnAll(b.grant.Locks)
+		v := b.knowledge.verdictOnAll(b.grant.Locks)
 		b.grant.coversEarlier = v.Delay == 0 && v.CoversEarlier
 	}
 }

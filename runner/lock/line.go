@@ -49,14 +49,14 @@ type waiter struct {
 // join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
 // digest then makes it dormant.
 func (w *waiter) join(ctx context.Context) error {
-	if w.place.ticketed && w.place.line != w.nextLine() { // the next of several locks
+	if w.place.held[ticketLock] && w.place.line != w.nextLine() { // the next of several locks
 		if err := w.leaveLine(ctx); err != nil {
 			return err
 		}
 		w.place.ticket = 0
 	}
 	w.place.line = w.nextLine()
-	if w.place.ticketed {
+	if w.place.held[ticketLock] {
 		return w.lookAgain(ctx)
 	}
 	found, err := w.listenAndLook(ctx, append(w.endGhostQuery(), w.ticketQuery())...)
@@ -66,7 +66,8 @@ func (w *waiter) join(ctx context.Context) error {
 	if found.ticket == 0 {
 		return session.ErrNotPostgreSQL()
 	}
-	w.place.ticket, w.place.ticketed = found.ticket, true
+	w.place.ticket = found.ticket
+	w.place.held[ticketLock] = true
 	return w.digest(ctx, found)
 }
 
@@ -144,10 +145,12 @@ func (w *waiter) duties(ctx context.Context, found *look) error {
 // several locks first, and readers, which might come for ever.
 func (w *waiter) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
-	if w.place.gated || !w.cfg.Claim.takesAny() && (w.cfg.Claim.shared() || !readers) {
+	if w.place.held[gateLock] || !w.cfg.Claim.takesAny() && (w.cfg.Claim.shared() || !readers) {
 		return nil
 	}
-	n, err := w.number(ctx, "SELECT "+w.gate().TrySQL()+"::int")
-	w.place.gated = err == nil && n == 1
+	n, err := w.number(ctx, "SELECT "+w.place.lock(gateLock).TrySQL()+"::int")
+	if err == nil && n == 1 {
+		w.place.held[gateLock] = true
+	}
 	return err
 }

@@ -13,7 +13,7 @@ import (
 
 // Listen starts to collect the announcements about the locks.
 func (b *Bid) Listen(ctx context.Context) error {
-	if len(b.deafTo()) == 0 && !b.knowledge.unknownHolder {
+	if len(b.knowledge.deafTo()) == 0 && !b.knowledge.unknownHolder {
 		return nil
 	}
 	_, err := b.listenAndLook(ctx)
@@ -24,15 +24,15 @@ func (b *Bid) Listen(ctx context.Context) error {
 // holders. In the other order a holder could begin unseen and unheard. Other queries are sent in
 // between.
 func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*look, error) {
-	deaf := b.deafTo()
-	b.hear(deaf)
+	deaf := b.knowledge.deafTo()
+	b.knowledge.hear(deaf)
 	return b.look(ctx, append(listenQuery(deaf), between...)...)
 }
 
-// deafTo are the locks that the bid does not listen to.
-func (b *Bid) deafTo() (locks []advisory.Lock) {
-	for _, l := range b.cfg.Claim.Locks {
-		if b.knowledge.heard[l.ID] == nil {
+// deafTo are the locks that the session does not listen to.
+func (k *knowledge) deafTo() (locks []advisory.Lock) {
+	for _, l := range k.cfg.Claim.Locks {
+		if k.heard[l.ID] == nil {
 			locks = append(locks, l)
 		}
 	}
@@ -40,14 +40,14 @@ func (b *Bid) deafTo() (locks []advisory.Lock) {
 }
 
 // hear makes the session collect announcements about these locks from now on.
-func (b *Bid) hear(locks []advisory.Lock) {
+func (k *knowledge) hear(locks []advisory.Lock) {
 	for _, l := range locks {
-		h := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
-		b.knowledge.heard[l.ID] = h
-		b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
+		h := evidence.New(k.cfg.LockDelay, k.cfg.Session.Lease, l.Shared)
+		k.heard[l.ID] = h
+		k.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
 			if a, ok := h.Hear(pid, payload); ok {
-				b.knowledge.mailbox.put(l.ID, a)
-				nudge(b.knowledge.news)
+				k.mailbox.put(l.ID, a)
+				nudge(k.news)
 			}
 		})
 	}

@@ -68,7 +68,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 		}
 	}})
 	if err != nil {
-		return nil, b.error(err)
+		return nil, b.cfg.rejected(err)
 	}
 	b.place.arriving = false
 	return l, parseErr

@@ -36,7 +36,7 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 		marks = append(marks, taken(advisory.CommonMarkOf(id).TrySQL()))
 	}
 	queries = selectQuery(marks)
-	ofTicket := b.place.inLine() && b.knowledge.listens() && !b.place.marked
+	ofTicket := b.place.joined() && b.knowledge.listens() && !b.place.held[markLock]
 	if ofTicket {
 		queries = append(queries, b.markQuery())
 	}
@@ -54,7 +54,7 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 // lacksCommon are the locks whose common marks the bid lacks: it listens to announcements about
 // them, and has no ticket for some of the claim's locks.
 func (b *Bid) lacksCommon() (ids []lockkey.ID) {
-	if b.cfg.Claim.takesAny() || b.place.inLine() && b.cfg.Claim.takesOne() {
+	if b.cfg.Claim.takesAny() || b.place.joined() && b.cfg.Claim.takesOne() {
 		return nil
 	}
 	for _, l := range b.cfg.Claim.Locks {
@@ -99,7 +99,7 @@ func (b *Bid) tookMark(mark session.Rows) {
 	if err != nil || row[0] == "" {
 		return
 	}
-	b.place.marked = true
+	b.place.held[markLock] = true
 	for id, h := range b.knowledge.heard {
 		if b.cfg.Claim.takesAny() || id == b.place.line {
 			h.NoteMark(evidence.ParseLSN(row[0]))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/pace"
@@ -21,8 +22,16 @@ func (cfg *Config) AttemptMost() time.Duration {
 // session is the configuration of a session.
 func (cfg *Config) session() session.Config {
 	of := cfg.Session
-	of.Comment = cfg.Description.Comment()
+	of.Comment = cfg.Describe().Comment()
 	return of
+}
+
+// Describe is what the sessions say of themselves before a grant: Description, and the settings by which
+// others judge how long a command may be alive.
+func (cfg *Config) Describe() describe.Description {
+	d := cfg.Description
+	d.Lease, d.LostGrace, d.Transaction = cfg.Session.Lease, cfg.LostGrace, cfg.Session.Transaction
+	return d
 }
 
 // Open opens a session for bids of the caller's own, and calls ready with it. It waits as Acquire does.

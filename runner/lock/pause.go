@@ -28,31 +28,24 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 	if err := w.Unlisten(ctx); err != nil {
 		return err
 	}
-	rest := askPauseEvery
+	left := askPauseEvery
 	if !why.Until.IsZero() {
-		rest = time.Until(why.Until) // by this host's clock, until the server has told
+		left = time.Until(why.Until) // by this host's clock, until the server has told
 	}
 	for w.candidate.left() > 0 {
 		w.cfg.Observer.SayAlive(w.cfg.AttemptMost())
-		timer := time.NewTimer(min(max(rest, askPauseEvery/30), askPauseEvery, w.candidate.left()))
-		select {
-		case <-timer.C:
-		case <-w.s.Lost():
-			timer.Stop()
-			return w.s.Err()
-		case <-ctx.Done():
-			timer.Stop()
-			return context.Cause(ctx)
+		if err := w.rest(ctx, min(max(left, askPauseEvery/30), askPauseEvery, w.candidate.left()), nil); err != nil {
+			return err
 		}
 		rows, err := w.s.Query(ctx, ledger.Paused(w.cfg.ledgerLocks(w.cfg.Claim.Locks)))
 		if err != nil {
 			return ledgerError(err)
 		}
-		paused, left, err := ledger.ParsePaused(rows)
-		if paused == nil || err != nil {
+		var paused *ledger.PausedError
+		if paused, left, err = ledger.ParsePaused(rows); paused == nil || err != nil {
 			return err
 		}
-		why, rest = paused, left // another pause may have taken its place
+		why = paused // another pause may have taken its place
 	}
 	return why
 }

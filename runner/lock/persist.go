@@ -38,8 +38,8 @@ func (c *Candidate) outlast(ctx context.Context, p *pauses, err error) error {
 		rest = pace.Between(crowd.AwayBounds(p.full))
 	}
 	rest = crowd.AwayFor(rest, c.left())
-	persists := session.Passing(err) || cfg.Endures && c.Reached()
-	if !persists || c.left() <= rest {
+	waitsOut := session.Passing(err) || cfg.Endures && c.Reached()
+	if !waitsOut || c.left() <= rest {
 		return err
 	}
 	cfg.Observer.away(err)

@@ -11,19 +11,45 @@ import (
 	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
-// place is the server's locks that a bid has because it stands in line, or is about to.
+// place is a bid's place in line, and the server's locks that it has for that.
 type place struct {
+	claim    *Claim     // the bid's
 	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
-	ticketed bool
-	ticket   uint32 // the lower half of the ticket's number
-	marked   bool   // as one that listens
-	gated    bool   // it holds the gate
-	calling  bool   // it calls the dormant waiters
-	arriving bool   // it has the arrival lock: it is about to join the line
+	ticket   uint32     // the lower half of the ticket's number
+	held     [placeLocks]bool
+	arriving bool // it has the arrival lock: it is about to join the line
 }
 
-// inLine says whether the bid stands in line, or has stood there.
-func (p *place) inLine() bool { return p.line != lockkey.ID{} }
+// placeLock is one of the locks that go with a place in line.
+type placeLock int
+
+const (
+	ticketLock placeLock = iota
+	markLock             // of one that listens
+	gateLock             // of the first in line, against newcomers
+	callLock             // of one that calls the dormant waiters
+	placeLocks
+)
+
+// lock is one of those locks.
+func (p *place) lock(which placeLock) advisory.Lock {
+	ticket := advisory.TicketOf(p.line, p.ticket, p.claim.shared())
+	switch which {
+	case markLock:
+		return advisory.MarkOf(ticket)
+	case gateLock:
+		if p.claim.Gate != nil {
+			return advisory.Exclusive(*p.claim.Gate)
+		}
+		return advisory.GateOf(p.line) // against readers
+	case callLock:
+		return advisory.CallOf(p.line)
+	}
+	return ticket
+}
+
+// joined says whether the bid stands in line, or has stood there.
+func (p *place) joined() bool { return p.line != lockkey.ID{} }
 
 // nextLine is the lock in whose line the bid waits for what is missing.
 func (b *Bid) nextLine() lockkey.ID {
@@ -32,11 +58,6 @@ func (b *Bid) nextLine() lockkey.ID {
 		next = missing[0]
 	}
 	return b.cfg.Claim.lineFor(next.ID)
-}
-
-// ticketLock is the ticket as a lock.
-func (b *Bid) ticketLock() advisory.Lock {
-	return advisory.TicketOf(b.place.line, b.place.ticket, b.cfg.Claim.shared())
 }
 
 // mostTickets is how many numbers are tried. No more waiters than that can come in 10 ms.
@@ -54,56 +75,38 @@ WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s END LIMIT 1`,
 		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.cfg.Claim.shared(), advisory.TicketNumberSQL(w.place.line, "t")))
 }
 
-// gate is the lock by which the first in line keeps newcomers out: the claim's gate or,
-// against readers, the gate of the lock itself.
-func (b *Bid) gate() advisory.Lock {
-	if gate := b.cfg.Claim.Gate; gate != nil {
-		return advisory.Exclusive(*gate)
-	}
-	return advisory.GateOf(b.place.line)
-}
-
-// leaveLineSQL are SQL expressions that give back the ticket, its mark, the gate and the call, as far as the
-// bid has them. A holder that calls takes the call anew (Held.call): those who are dormant look at each call
-// that they hear, which may not last as long as the command.
-func (b *Bid) leaveLineSQL() (columns []string) {
-	if b.place.ticketed {
-		columns = append(columns, b.ticketLock().UnlockSQL())
-	}
-	if b.place.marked {
-		columns = append(columns, advisory.MarkOf(b.ticketLock()).UnlockSQL())
-	}
-	if b.place.gated {
-		columns = append(columns, b.gate().UnlockSQL())
-	}
-	if b.place.calling {
-		columns = append(columns, advisory.CallOf(b.place.line).UnlockSQL())
+// leaveSQL are SQL expressions that give back the locks that the bid has for its place. A holder that
+// calls takes the call anew (Held.call): those who are dormant look at each call that they hear, which
+// may not last as long as the command.
+func (p *place) leaveSQL() (columns []string) {
+	for which, held := range p.held {
+		if held {
+			columns = append(columns, p.lock(placeLock(which)).UnlockSQL())
+		}
 	}
 	return columns
 }
 
-// noteLeftLine notes that all four were given back.
-func (p *place) noteLeftLine() {
-	p.ticketed, p.marked, p.gated, p.calling = false, false, false, false
-}
+// noteLeft notes that they were given back.
+func (p *place) noteLeft() { p.held = [placeLocks]bool{} }
 
-// leaveLine gives all of them back. Other queries follow.
+// leaveLine gives up the place in line. Other queries follow.
 func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
-	err := b.send(ctx, append(selectQuery(b.leaveLineSQL()), also...)...)
-	b.place.noteLeftLine()
+	err := b.send(ctx, append(selectQuery(b.place.leaveSQL()), also...)...)
+	b.place.noteLeft()
 	return err
 }
 
 // leaveAndUnmarkQuery is the query that leaves the line and gives the common marks back, if the bid
 // has them.
 func (b *Bid) leaveAndUnmarkQuery() []string {
-	return selectQuery(slices.Concat(b.leaveLineSQL(), b.knowledge.unmarkSQL()))
+	return selectQuery(slices.Concat(b.place.leaveSQL(), b.knowledge.unmarkSQL()))
 }
 
 // noteLeftAndUnmarked notes that leaveAndUnmarkQuery was sent. If the server rejects another query
 // of that message, this one is carried out all the same.
 func (b *Bid) noteLeftAndUnmarked() {
-	b.place.noteLeftLine()
+	b.place.noteLeft()
 	b.knowledge.marks = nil
 }
 

@@ -20,7 +20,7 @@ func (w *waiter) makeRoom(ctx context.Context, found *look) error {
 	if w.limits == nil {
 		limits, err := inspect.ReadLimits(ctx, w.s)
 		if err != nil {
-			return w.error(err)
+			return w.cfg.rejected(err)
 		}
 		w.limits = &limits
 	}
@@ -29,7 +29,7 @@ func (w *waiter) makeRoom(ctx context.Context, found *look) error {
 	}
 	left, err := w.limits.Room(ctx, w.s)
 	if err != nil {
-		return w.error(err)
+		return w.cfg.rejected(err)
 	}
 	if crowd.MayStay(w.rank, found.waiting, left.Free, left.Of) {
 		return nil

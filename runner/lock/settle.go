@@ -72,7 +72,7 @@ func (b start) settle(ctx context.Context) (*Held, error) {
 	}
 	return &Held{
 		grant: b.grant, Session: b.s, since: time.Now(), end: ledger.End{Outcome: ledger.Stopped},
-		showsEnd: b.place.inLine() && b.cfg.showsToken(), requests: make(chan struct{}, 1),
+		showsEnd: b.place.joined() && b.cfg.showsToken(), requests: make(chan struct{}, 1),
 	}, nil
 }
 
@@ -84,10 +84,10 @@ func (b start) waitOut(ctx context.Context, delay time.Duration) error {
 		return nil
 	}
 	// The grant may have come with a word of a session whose role was not looked up yet.
-	if err := b.verify(ctx); err != nil {
+	if err := b.knowledge.verify(ctx); err != nil {
 		return err
 	}
-	if v := b.verdictOnAll(b.grant.Locks); v.Delay == 0 {
+	if v := b.knowledge.verdictOnAll(b.grant.Locks); v.Delay == 0 {
 		b.grant.delay, b.grant.coversEarlier = 0, v.CoversEarlier
 		return nil
 	}
@@ -99,7 +99,7 @@ func (b start) waitOut(ctx context.Context, delay time.Duration) error {
 	}
 	early, err := b.hold(ctx, delay, "lock granted without evidence that its last holder is dead; waiting", nil)
 	if early {
-		b.grant.coversEarlier = b.verdictOnAll(b.grant.Locks).CoversEarlier
+		b.grant.coversEarlier = b.knowledge.verdictOnAll(b.grant.Locks).CoversEarlier
 	}
 	return err
 }
@@ -127,10 +127,10 @@ func (b start) hold(ctx context.Context, delay time.Duration, message string, as
 				return false, err
 			}
 		case <-b.knowledge.news:
-			if err := b.verify(ctx); err != nil {
+			if err := b.knowledge.verify(ctx); err != nil {
 				return false, err
 			}
-			if b.verdictOnAll(b.grant.Locks).Delay == 0 {
+			if b.knowledge.verdictOnAll(b.grant.Locks).Delay == 0 {
 				return true, nil
 			}
 		case <-b.s.Lost():
@@ -146,7 +146,7 @@ func (b start) hold(ctx context.Context, delay time.Duration, message string, as
 func (b start) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.grant.undraw()
 	b.grant.delay = delay
-	d := b.cfg.Description
+	d := b.cfg.Describe()
 	d.Delay = delay
 	b.s.SetComment(d.Comment())
 	return b.leaveLine(ctx, session.PlainBeat)

@@ -66,13 +66,13 @@ func config(t *testing.T, dsn string, claim lock.Claim) lock.Config {
 			Database: database, Lease: lease, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test@here",
 			Private: true, // new servers would be waited for, and nothing else looks at it
 		},
-		Description: describe.Description{Host: "here", Lease: lease},
+		Description: describe.Description{Host: "here"},
 	}
 }
 
 // leased sets the lease.
 func leased(cfg lock.Config, d time.Duration) lock.Config {
-	cfg.Session.Lease, cfg.Description.Lease = d, d
+	cfg.Session.Lease = d
 	return cfg
 }
 

@@ -75,7 +75,7 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 // Each place in line adds to it, so that those before this waiter get their turn.
 func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
 	delay := max(s.Outlives, w.cfg.LockDelay)
-	for _, id := range w.heldBy(s.PID, found) {
+	for _, id := range w.knowledge.heldBy(s.PID, found) {
 		delay = max(delay, w.knowledge.heard[id].Verdict().Delay)
 	}
 	lease := w.cfg.Session.Lease
@@ -86,9 +86,9 @@ func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
 
 // heldBy are the locks that a session has, as far as the evidence shows. Its silence counts
 // for all of them.
-func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
+func (k *knowledge) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 	for _, s := range found.Holders {
-		if b.knowledge.heard[s.ID] != nil && s.PID == pid {
+		if k.heard[s.ID] != nil && s.PID == pid {
 			ids = append(ids, s.ID)
 		}
 	}
@@ -115,7 +115,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 		return nil
 	}
 	w.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.PID)
-	for _, id := range w.heldBy(s.PID, found) {
+	for _, id := range w.knowledge.heldBy(s.PID, found) {
 		w.knowledge.heard[id].NoteSilence(found.asOf[id], s)
 	}
 	if w.usesLedger() {

@@ -69,7 +69,7 @@ func (b *Bid) startQuery(locks []advisory.Lock, columns ...string) string {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		started = "(SELECT " + b.cfg.ledgerRun().StartSQL(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
-	return b.cfg.startQueryOf(locks, started, b.place.inLine(), columns...)
+	return b.cfg.startQueryOf(locks, started, b.place.joined(), columns...)
 }
 
 // startQueryOf is startQuery for a bid whose start in the ledger is the SQL expression started, or
@@ -162,14 +162,14 @@ func (b start) drawAndAnnounce(ctx context.Context) error {
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.startQuery(b.grant.Locks)}, b.leaveAndUnmarkQuery()...)})
 	b.noteLeftAndUnmarked()
 	if err != nil {
-		return b.error(err)
+		return b.cfg.rejected(err)
 	}
 	return b.noteDrawn(answers[0])
 }
 
 // describe makes the session's comment say what it holds.
 func (b start) describe() {
-	d := b.cfg.Description
+	d := b.cfg.Describe()
 	d.Token, d.Since = b.grant.Token, time.Now()
 	if b.cfg.Claim.takesAny() {
 		d.Slot = b.grant.Slot

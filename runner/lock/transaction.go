@@ -65,7 +65,7 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	if h.excused(err) {
 		return nil // the transaction is over in any case
 	}
-	return h.error(err)
+	return h.cfg.rejected(err)
 }
 
 // beginTransaction makes the try in a transaction, and learns which server it is on and
@@ -79,7 +79,7 @@ func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
 	case errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "statement pooling"):
 		return 0, session.Errorf(session.Unsafe, "pool_mode has to be transaction or session", "the pooler allows no transaction: %s", session.ServerSays(pgErr))
 	case err != nil:
-		return 0, b.error(err)
+		return 0, b.cfg.rejected(err)
 	case len(rows) == 0 || len(rows[len(rows)-1]) != 4:
 		return 0, session.ErrNotPostgreSQL()
 	}

@@ -89,7 +89,7 @@ func (w *waiter) plan(found *look, moved int) {
 // delay, while one of them, whom the holder may have named, can start at once.
 func (w *waiter) knowsLess(found *look) bool {
 	listening := found.marked
-	if w.place.marked {
+	if w.place.held[markLock] {
 		listening--
 	}
 	h := w.knowledge.heard[w.place.line]

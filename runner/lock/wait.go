@@ -34,7 +34,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 		w.decide(w.events())
 		w.heedWatch()
 		if !w.schedule.triesBy(time.Now()) { // w.takeTurn verifies by itself
-			if err := w.verify(ctx); err != nil {
+			if err := w.knowledge.verify(ctx); err != nil {
 				return false, err
 			}
 		}
@@ -57,11 +57,15 @@ func (w *waiter) events() (events []evidence.Announcement) {
 
 // awaitNews waits until there is something to do.
 func (w *waiter) awaitNews(ctx context.Context, most time.Duration) error {
-	timer := time.NewTimer(max(0, min(most, time.Until(w.schedule.next()))))
-	defer timer.Stop()
+	return w.rest(ctx, min(most, time.Until(w.schedule.next())), w.knowledge.news)
+}
+
+// rest returns when the time d has passed, or news has come. The loss of the session, or the end of
+// ctx, is an error.
+func (w *waiter) rest(ctx context.Context, d time.Duration, news <-chan struct{}) error {
 	select {
-	case <-timer.C:
-	case <-w.knowledge.news:
+	case <-time.After(max(0, d)):
+	case <-news:
 	case <-w.s.Lost():
 		return w.s.Err()
 	case <-ctx.Done():
@@ -92,7 +96,7 @@ func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
 	burst := w.schedule.burst
 	w.schedule.tryAt, w.schedule.burst = time.Time{}, false
 	w.tryLater()
-	if err := w.verify(ctx); err != nil {
+	if err := w.knowledge.verify(ctx); err != nil {
 		return false, err
 	}
 	if burst {
@@ -104,10 +108,10 @@ func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
 		return granted, err
 	}
 	if burst {
-		if err := w.verify(ctx); err != nil { // a session that had the lock meanwhile may have said so
+		if err := w.knowledge.verify(ctx); err != nil { // a session that had the lock meanwhile may have said so
 			return false, err
 		}
-		w.noteRefusal()
+		w.knowledge.noteRefusal(w.refused())
 	}
 	if w.knowledge.unknownHolder || burst {
 		w.schedule.lookAt = time.Now()
@@ -132,15 +136,15 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, w.trySQL(), burstTries-1)
 	queries := []string{tries}
 	one := w.cfg.Claim.takesOne() && !w.cfg.Session.Quorum
-	certain := one && (w.verdictOnAll(w.cfg.Claim.Locks).Delay == 0 || w.startsWithToken(w.cfg.Claim.Locks))
+	certain := one && (w.knowledge.verdictOnAll(w.cfg.Claim.Locks).Delay == 0 || w.startsWithToken(w.cfg.Claim.Locks))
 	if certain {
-		queries = append(queries, w.startQuery(w.cfg.Claim.Locks, w.leaveLineSQL()...))
+		queries = append(queries, w.startQuery(w.cfg.Claim.Locks, w.place.leaveSQL()...))
 	}
 	answers, err := w.s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
 		// If the ledger failed, Settle finds out more.
 		if !certain || !w.startsWithToken(w.cfg.Claim.Locks) || answeredError(err) == nil || len(answers[0]) == 0 {
-			return false, w.error(err)
+			return false, w.cfg.rejected(err)
 		}
 		certain = false
 	}
@@ -155,7 +159,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 		return false, err
 	}
 	if certain {
-		w.place.noteLeftLine()
+		w.place.noteLeft()
 		err = w.noteDrawn(answers[1])
 	}
 	return granted, err
