@@ -153,12 +153,12 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 		return nil, err
 	}
 	c.past |= returned
-	w := &waiter{Bid: NewBid(s, c.cfg, returning), candidate: c, returning: returning}
+	w := &waiter{Bid: NewBid(s, c.cfg, returning), candidate: c, returning: returning, turn: turn{own: s.BackendPID(), lease: c.cfg.Session.Lease}}
 	w.preparation, w.place.ticket = newPreparation(s, prepare), c.ticket
 	held, err := w.takeAfterPauses(ctx)
 	if err != nil {
 		if w.place.joined() && w.place.ticket != 0 {
-			c.ticket, c.ghost, c.rank = w.place.ticket, s.BackendPID(), cmp.Or(w.rank, c.rank)
+			c.ticket, c.ghost, c.rank = w.place.ticket, s.BackendPID(), cmp.Or(w.turn.rank, c.rank)
 		}
 		w.preparation.abandon()
 		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held

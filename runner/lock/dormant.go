@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"time"
 
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock/advisory"
@@ -24,7 +23,7 @@ import (
 // goDormant makes the waiter dormant, and cancels its turn: if it took the lock now, it
 // would have heard nothing of the last holder.
 func (w *waiter) goDormant(ctx context.Context) error {
-	w.schedule.tryAt, w.schedule.burst = time.Time{}, false
+	w.turn.take()
 	w.s.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.WaiterBeat(w.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.place.line).ID).TryXactSQL()}, Then: w.hearCall},

@@ -36,10 +36,8 @@ type waiter struct {
 	returning bool      // others may have had the locks since its last session or try, so it must not pass those in line
 	told      time.Time // when Observer.Waiting was last called
 
-	rank     int
-	ahead    []uint32 // the sessions before this one, the next first
-	schedule schedule
-	watched  watch // of the holder
+	turn    turn
+	watched watch // of the holder
 
 	called atomic.Bool     // somebody has called this one
 	limits *inspect.Limits // the server's, once they are known
@@ -91,8 +89,8 @@ func (w *waiter) digest(ctx context.Context, found *look) (err error) {
 	if err != nil {
 		return err
 	}
-	moved := w.noteRank(found)
-	w.plan(found, moved)
+	free := !w.cfg.Claim.takesAny() && !found.holds(w.place.line)
+	w.turn.plan(found, free, w.knowsLess(found))
 	if err := w.duties(ctx, found); err != nil {
 		return err
 	}
@@ -100,29 +98,29 @@ func (w *waiter) digest(ctx context.Context, found *look) (err error) {
 	return nil
 }
 
-// noteRank notes the rank. It returns how many places the waiter has moved forward.
-func (w *waiter) noteRank(found *look) (moved int) {
-	own := w.s.BackendPID()
-	moved = max(0, w.rank-found.rank)
-	w.rank, w.ahead = found.rank, nil
-	for _, s := range found.Line {
-		if s.PID == own {
-			break
-		}
-		w.ahead = append(w.ahead, s.PID)
+// tryLater makes the first in line try in a while anyway, unless the heartbeat watches.
+func (w *waiter) tryLater() { w.turn.tryLater(w.watches()) }
+
+// watches says whether the heartbeat watches the holder.
+func (w *waiter) watches() bool { return w.watched.state() != off }
+
+// knowsLess says whether others in line may know more of the last holder than this waiter, which
+// may have just come back to its place and heard nothing. It would have to hold the lock for a
+// delay, while one of them, whom the holder may have named, can start at once.
+func (w *waiter) knowsLess(found *look) bool {
+	listening := found.marked
+	if w.place.held[markLock] {
+		listening--
 	}
-	w.schedule.unheld++
-	if len(found.Holders) > 0 {
-		w.schedule.unheld = 0
-	}
-	return moved
+	h := w.knowledge.heard[w.place.line]
+	return listening > 0 && (h == nil || h.Verdict().Delay > 0)
 }
 
 // duties does the duties of this place in line: the first keeps newcomers out, and the others
 // make room. All call the dormant waiters if few listen, and the first few watch the holder.
 func (w *waiter) duties(ctx context.Context, found *look) error {
 	keepOrder := w.takeGate
-	if w.rank > 1 {
+	if w.turn.rank > 1 {
 		keepOrder = w.makeRoom
 	}
 	if err := keepOrder(ctx, found); err != nil {
@@ -131,7 +129,7 @@ func (w *waiter) duties(ctx context.Context, found *look) error {
 	if err := w.callIfFew(ctx, found); err != nil {
 		return err
 	}
-	if w.rank > crowd.MostWatchers {
+	if w.turn.rank > crowd.MostWatchers {
 		w.unwatch()
 		return nil
 	}

@@ -24,14 +24,14 @@ func (w *waiter) makeRoom(ctx context.Context, found *look) error {
 		}
 		w.limits = &limits
 	}
-	if crowd.StaysAnyway(w.rank, found.waiting, w.limits.Server) {
+	if crowd.StaysAnyway(w.turn.rank, found.waiting, w.limits.Server) {
 		return nil
 	}
 	left, err := w.limits.Room(ctx, w.s)
 	if err != nil {
 		return w.cfg.rejected(err)
 	}
-	if crowd.MayStay(w.rank, found.waiting, left.Free, left.Of) {
+	if crowd.MayStay(w.turn.rank, found.waiting, left.Free, left.Of) {
 		return nil
 	}
 	return errCrowded

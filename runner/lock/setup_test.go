@@ -25,7 +25,7 @@ import (
 // index says where to look for a test, by the beginnings of the files' names. Who may start, by what
 // was heard, is tested in package evidence.
 const index = `
-line, marks, arrival, fairness, room, dormant, watch, watchends, stepdown, mailbox   the line, and its order
+line, marks, arrival, fairness, room, dormant, watch, turn, stepdown, mailbox   the line, and its order
 takeover, silence, relay, slowrelay, clock_linux, persist                            taking over, by kind of end
 several, slots, shared, conflicts, answers, names, prepared                          the claim
 token, rehearsal                                                                     the start and the end

@@ -42,7 +42,7 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 	last, speaks := found.beats[s.PID]
 	if !held || !speaks {
 		w.watched.reset()
-		if w.rank == 1 && found.holds(w.place.line) {
+		if w.turn.rank == 1 && found.holds(w.place.line) {
 			w.watchLock()
 			return nil
 		}
@@ -64,7 +64,7 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 		return err
 	}
 	if s.Token == 0 && s.PID != w.watched.unnamed { // else the holder is one of `each`, say, and never shows one
-		w.watched.unnamed, w.schedule.lookAt = s.PID, time.Now().Add(namedAfter)
+		w.watched.unnamed, w.turn.lookAt = s.PID, time.Now().Add(namedAfter)
 	}
 	return nil
 }
@@ -121,7 +121,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	if w.usesLedger() {
 		w.recordSilence(ctx, s, found)
 	}
-	w.schedule.tryAt, w.schedule.burst = time.Now(), true
+	w.turn.tryAt, w.turn.burst = time.Now(), true
 	return nil
 }
 

@@ -24,7 +24,7 @@ import (
 //	started is heard                          no try; the first few look after LookAtNew       decide
 //	started is heard from a stranger          ranks 1 to TriesWhatsFree look within            decide
 //	                                          lookAtOnce, and try as before
-//	clean, dead or left is heard              a try after turnDelay: a burst, if this waiter   decide
+//	clean, dead or left is heard              a try after delay: a burst, if this waiter   decide
 //	                                          is the first, or is named
 //	a call                                    a look at once                                   wait
 //	the watch: the holder is silent, or       a look at once                                   lookOrTry
@@ -36,8 +36,15 @@ import (
 //	                                          holder explains it
 //	the waiter becomes dormant                no try                                           goDormant
 
-// schedule is when a waiter looks and tries next.
-type schedule struct {
+// turn is a waiter's place among the others, by its latest look and by what it has heard since, and
+// when it looks and tries next. It asks the server nothing.
+type turn struct {
+	own   uint32        // the waiter's session
+	lease time.Duration // the waiter's
+
+	rank  int
+	ahead []uint32 // the sessions before this one, the next first
+
 	lookedAt, lookAt time.Time
 	moving           bool      // the latest look showed that the line moves
 	tryAt            time.Time // zero: it doesn't try
@@ -46,15 +53,22 @@ type schedule struct {
 }
 
 // next is when there is something to do.
-func (s *schedule) next() time.Time {
-	if s.triesBy(s.lookAt) {
-		return s.tryAt
+func (t *turn) next() time.Time {
+	if t.triesBy(t.lookAt) {
+		return t.tryAt
 	}
-	return s.lookAt
+	return t.lookAt
 }
 
 // triesBy says whether it tries at that time or before.
-func (s *schedule) triesBy(t time.Time) bool { return !s.tryAt.IsZero() && !t.Before(s.tryAt) }
+func (t *turn) triesBy(at time.Time) bool { return !t.tryAt.IsZero() && !at.Before(t.tryAt) }
+
+// take clears the planned try. It returns whether that was to be many.
+func (t *turn) take() (burst bool) {
+	burst = t.burst
+	t.tryAt, t.burst = time.Time{}, false
+	return burst
+}
 
 // lookAtOnce is how soon the first in line look at a holder that they have not seen
 // before. A stranger's announcement of a start makes them do only that.
@@ -64,91 +78,98 @@ const lookAtOnce = 2 * time.Millisecond
 // draw a token, and the announcement of its death names that token.
 const namedAfter = 20 * time.Millisecond
 
-// plan decides after a look when to look again, and whether to try.
-func (w *waiter) plan(found *look, moved int) {
+// plan notes what a look has shown, and decides when to look again, and whether to try. free says that
+// nobody has the one lock that is wanted; knowsLess says that others in line may know more of its
+// last holder.
+func (t *turn) plan(found *look, free, knowsLess bool) {
 	now := time.Now()
-	progress := crowd.Progress{Moved: moved, Moving: w.schedule.moving}
-	if !w.schedule.lookedAt.IsZero() {
-		progress.In = now.Sub(w.schedule.lookedAt)
+	progress := crowd.Progress{Moved: max(0, t.rank-found.rank), Moving: t.moving}
+	if !t.lookedAt.IsZero() {
+		progress.In = now.Sub(t.lookedAt)
 	}
-	w.schedule.lookedAt, w.schedule.moving = now, moved > 0
-	w.schedule.lookAt = now.Add(crowd.NextLook(found.rank, progress, w.cfg.Session.Lease))
-	if w.rank <= crowd.TriesWhatsFree && w.schedule.unheld >= 2 {
-		w.schedule.tryAt = now
+	t.notePlace(found)
+	t.lookedAt, t.moving = now, progress.Moved > 0
+	t.lookAt = now.Add(crowd.NextLook(t.rank, progress, t.lease))
+	if t.rank <= crowd.TriesWhatsFree && t.unheld >= 2 {
+		t.tryAt = now
 	}
-	if w.rank <= 1 && w.schedule.tryAt.IsZero() && !w.cfg.Claim.takesAny() && !found.holds(w.place.line) {
-		w.schedule.tryAt = now
-		if w.knowsLess(found) {
-			w.schedule.tryAt = now.Add(crowd.TurnPatience)
+	if t.rank <= 1 && t.tryAt.IsZero() && free {
+		t.tryAt = now
+		if knowsLess {
+			t.tryAt = now.Add(crowd.TurnPatience)
 		}
 	}
 }
 
-// knowsLess says whether others in line may know more of the last holder than this waiter, which
-// may have just come back to its place and heard nothing. It would have to hold the lock for a
-// delay, while one of them, whom the holder may have named, can start at once.
-func (w *waiter) knowsLess(found *look) bool {
-	listening := found.marked
-	if w.place.held[markLock] {
-		listening--
+// notePlace notes the place in line, and whether a look has shown a holder.
+func (t *turn) notePlace(found *look) {
+	t.rank, t.ahead = found.rank, nil
+	for _, s := range found.Line {
+		if s.PID == t.own {
+			break
+		}
+		t.ahead = append(t.ahead, s.PID)
 	}
-	h := w.knowledge.heard[w.place.line]
-	return listening > 0 && (h == nil || h.Verdict().Delay > 0)
+	t.unheld++
+	if len(found.Holders) > 0 {
+		t.unheld = 0
+	}
 }
 
 // tryLater makes the first in line try in a while anyway, unless the heartbeat watches.
-func (w *waiter) tryLater() {
-	if w.rank == 1 && w.schedule.tryAt.IsZero() && w.watched.state() == off {
-		w.schedule.tryAt = time.Now().Add(crowd.TryEvery)
+func (t *turn) tryLater(watches bool) {
+	if t.rank == 1 && t.tryAt.IsZero() && !watches {
+		t.tryAt = time.Now().Add(crowd.TryEvery)
 	}
 }
 
-// decide decides from what was heard when to try, and when to look.
-func (w *waiter) decide(events []evidence.Announcement) {
+// decide decides from what was heard when to try, and when to look. trusts says whether a session's
+// words count, and watches whether the heartbeat watches the holder.
+func (t *turn) decide(events []evidence.Announcement, trusts func(pid uint32) bool, watches bool) {
 	now := time.Now()
 	for _, e := range events {
 		switch e.Word {
 		case evidence.Started:
-			w.schedule.burst, w.schedule.unheld = false, 0
+			t.burst, t.unheld = false, 0
 			// A stranger's word doesn't cancel the try of those that look at once.
-			if w.rank > crowd.TriesWhatsFree || w.knowledge.trusts(e.PID) {
-				w.schedule.tryAt = time.Time{}
+			if t.rank > crowd.TriesWhatsFree || trusts(e.PID) {
+				t.tryAt = time.Time{}
 			}
-			if i := slices.Index(w.ahead, e.PID); i >= 0 {
-				w.ahead = slices.Delete(w.ahead, i, i+1)
-				w.rank = max(1, w.rank-1)
+			if i := slices.Index(t.ahead, e.PID); i >= 0 {
+				t.ahead = slices.Delete(t.ahead, i, i+1)
+				t.rank = max(1, t.rank-1)
 			}
-			if w.rank <= crowd.TriesWhatsFree && !w.knowledge.trusts(e.PID) && now.Add(lookAtOnce).Before(w.schedule.lookAt) {
-				w.schedule.lookAt = now.Add(rand.N(lookAtOnce))
+			if t.rank <= crowd.TriesWhatsFree && !trusts(e.PID) && now.Add(lookAtOnce).Before(t.lookAt) {
+				t.lookAt = now.Add(rand.N(lookAtOnce))
 			}
-			if soon := now.Add(crowd.LookAtNew); w.rank <= crowd.MostWatchers && soon.Before(w.schedule.lookAt) {
-				w.schedule.lookAt = soon
+			if soon := now.Add(crowd.LookAtNew); t.rank <= crowd.MostWatchers && soon.Before(t.lookAt) {
+				t.lookAt = soon
 			}
-			w.tryLater()
+			t.tryLater(watches)
 		case evidence.Clean, evidence.Dead, evidence.Left:
 			// A repeated announcement must not delay a turn that is near.
-			if at := now.Add(w.turnDelay(e)); w.schedule.tryAt.IsZero() || at.Before(w.schedule.tryAt) {
-				w.schedule.tryAt = at
+			if at := now.Add(t.delay(e)); t.tryAt.IsZero() || at.Before(t.tryAt) {
+				t.tryAt = at
 			}
-			w.schedule.burst = w.schedule.burst || w.rank == 1 || e.To == w.s.BackendPID()
+			t.burst = t.burst || t.rank == 1 || e.To == t.own
 		}
 	}
 }
 
-// turnDelay is how long the lock is left to those before this session after an announced end.
-func (w *waiter) turnDelay(e evidence.Announcement) time.Duration {
-	if e.To == w.s.BackendPID() {
+// delay is how long the lock is left to those before this session after an announced end.
+func (t *turn) delay(e evidence.Announcement) time.Duration {
+	if e.To == t.own {
 		return 0
 	}
-	return crowd.TurnDelay(w.rank, e.To != 0 && len(w.ahead) == 0)
+	return crowd.TurnDelay(t.rank, e.To != 0 && len(t.ahead) == 0)
 }
 
 // lookOrTry makes it time for a look and, if the very first in line was to make a try, for that.
 // A turn that is near stays as it is: a holder may have named another session, which should
 // take the free lock first.
-func (w *waiter) lookOrTry(state watchState, now time.Time) {
-	w.schedule.lookAt = now
-	if state == shouldTry && w.rank == 1 && (w.schedule.tryAt.IsZero() || w.schedule.tryAt.Sub(now) > crowd.TurnPatience) {
-		w.schedule.tryAt = now
+func (t *turn) lookOrTry(state watchState, now time.Time) {
+	t.lookAt = now
+	if state == shouldTry && t.rank == 1 && (t.tryAt.IsZero() || t.tryAt.Sub(now) > crowd.TurnPatience) {
+		t.tryAt = now
 	}
 }

@@ -29,11 +29,11 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 			return false, err
 		}
 		if w.called.Swap(false) {
-			w.schedule.lookAt = time.Now()
+			w.turn.lookAt = time.Now()
 		}
-		w.decide(w.events())
+		w.turn.decide(w.events(), w.knowledge.trusts, w.watches())
 		w.heedWatch()
-		if !w.schedule.triesBy(time.Now()) { // w.takeTurn verifies by itself
+		if !w.turn.triesBy(time.Now()) { // w.takeTurn verifies by itself
 			if err := w.knowledge.verify(ctx); err != nil {
 				return false, err
 			}
@@ -57,7 +57,7 @@ func (w *waiter) events() (events []evidence.Announcement) {
 
 // awaitNews waits until there is something to do.
 func (w *waiter) awaitNews(ctx context.Context, most time.Duration) error {
-	return w.rest(ctx, min(most, time.Until(w.schedule.next())), w.knowledge.news)
+	return w.rest(ctx, min(most, time.Until(w.turn.next())), w.knowledge.news)
 }
 
 // rest returns when the time d has passed, or news has come. The loss of the session, or the end of
@@ -77,12 +77,12 @@ func (w *waiter) rest(ctx context.Context, d time.Duration, news <-chan struct{}
 // act tries and looks, if it is time for that.
 func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 	now := time.Now()
-	if w.schedule.triesBy(now) {
+	if w.turn.triesBy(now) {
 		if granted, err := w.takeTurn(ctx); err != nil || granted {
 			return granted, err
 		}
 	}
-	if now.Before(w.schedule.lookAt) {
+	if now.Before(w.turn.lookAt) {
 		return false, nil
 	}
 	if err := w.lookAgain(ctx); err != nil {
@@ -93,8 +93,7 @@ func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 
 // takeTurn tries once, or many times if the lock is about to be freed.
 func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
-	burst := w.schedule.burst
-	w.schedule.tryAt, w.schedule.burst = time.Time{}, false
+	burst := w.turn.take()
 	w.tryLater()
 	if err := w.knowledge.verify(ctx); err != nil {
 		return false, err
@@ -114,7 +113,7 @@ func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
 		w.knowledge.noteRefusal(w.refused())
 	}
 	if w.knowledge.unknownHolder || burst {
-		w.schedule.lookAt = time.Now()
+		w.turn.lookAt = time.Now()
 	}
 	return false, nil
 }

@@ -57,7 +57,7 @@ func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, enough time.Dura
 	if err != nil {
 		return err
 	}
-	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, w.rank == 1)
+	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, w.turn.rank == 1)
 	on, ask := &w.watched, w.askPace()
 	w.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, enough, func(received boottime.Instant, row []string) (watchState, time.Duration) {
 		state, age, left := on.compare(of, received, row)
@@ -86,7 +86,7 @@ type askPace struct {
 // askPace is the pace for this place in line.
 func (w *waiter) askPace() askPace {
 	beat := leasetime.BeatEvery(w.cfg.Session.Lease)
-	if w.rank == 1 && w.s.Encrypted() {
+	if w.turn.rank == 1 && w.s.Encrypted() {
 		// The holder's connection may be encrypted, too. Then the holder's guard can't announce
 		// that its pglead was killed.
 		return askPace{beat, beat / 2}
@@ -226,7 +226,7 @@ func (w *waiter) startWatch(h session.Heartbeat, enough time.Duration, judge jud
 		nudge(w.knowledge.news)
 	}
 	w.s.SetHeartbeat(h)
-	w.schedule.lookAt = time.Now().Add(crowd.LookBesideWatch(w.rank, w.cfg.Session.Lease))
+	w.turn.lookAt = time.Now().Add(crowd.LookBesideWatch(w.turn.rank, w.cfg.Session.Lease))
 }
 
 // unwatch ends the watch, if there is one.
@@ -248,7 +248,7 @@ func (w *waiter) heedWatch() {
 		return
 	}
 	w.unwatch()
-	w.lookOrTry(state, time.Now())
+	w.turn.lookOrTry(state, time.Now())
 }
 
 func (w *watch) state() watchState {

@@ -1,0 +1,176 @@
+package lock
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pglead/pglead/runner/lock/crowd"
+	"github.com/pglead/pglead/runner/lock/evidence"
+)
+
+// What the tests of a turn are about: this waiter, one that stands just before it, the holder, and a
+// stranger.
+const (
+	self uint32 = iota + 1
+	neighbour
+	holder
+	stranger
+)
+
+const never = -1 * time.Second
+
+// turnAt is a turn in which nothing is planned but a look in a minute.
+func turnAt(rank int) *turn {
+	t := &turn{own: self, lease: 15 * time.Second, rank: rank, lookAt: time.Now().Add(time.Minute)}
+	if rank > 1 {
+		t.ahead = []uint32{neighbour}
+	}
+	return t
+}
+
+// due is how soon something happens that is planned for a time.
+func due(at time.Time) time.Duration {
+	if at.IsZero() {
+		return never
+	}
+	return time.Until(at)
+}
+
+// TestHeard: what a waiter plans when it has heard an announcement, by its place in line.
+func TestHeard(t *testing.T) {
+	clean := func(to uint32) evidence.Announcement {
+		return evidence.Announcement{Word: evidence.Clean, PID: holder, To: to}
+	}
+	started := func(by uint32) evidence.Announcement {
+		return evidence.Announcement{Word: evidence.Started, PID: by}
+	}
+	const minute = time.Minute
+	for _, tt := range []struct {
+		what      string
+		rank      int
+		tries     time.Duration // before, or never
+		heard     evidence.Announcement
+		try, look time.Duration
+		burst     bool
+		rankAfter int
+	}{
+		{"an end names it", 3, never, clean(self), 0, minute, true, 3},
+		{"an end names nobody, and it is the first", 1, never, clean(0), 0, minute, true, 1},
+		{"an end names another, though it is the first", 1, never, clean(neighbour), crowd.TurnPatience, minute, true, 1},
+		{"an end names the one before it", 2, never, clean(neighbour), crowd.TurnPatience, minute, false, 2},
+		{"an end, and two are before it", 3, never, clean(0), 2 * crowd.TurnPatience, minute, false, 3},
+		{"an end that is said again", 3, 0, clean(0), 0, minute, false, 3},
+		{"the one before it has started", 2, 0, started(neighbour), crowd.TryEvery, crowd.LookAtNew, false, 1},
+		{"another has started", 2, 0, started(holder), never, crowd.LookAtNew, false, 2},
+		{"another has started, and it does not watch", crowd.MostWatchers + 1, 0, started(holder), never, minute, false, crowd.MostWatchers + 1},
+		{"a stranger has started", 1, 0, started(stranger), 0, lookAtOnce, false, 1},
+		{"a stranger has started, and it is far behind", crowd.TriesWhatsFree + 1, 0, started(stranger), never, minute, false, crowd.TriesWhatsFree + 1},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			turn := turnAt(tt.rank)
+			if tt.tries != never {
+				turn.tryAt = time.Now().Add(tt.tries)
+			}
+			turn.decide([]evidence.Announcement{tt.heard}, func(pid uint32) bool { return pid != stranger }, false)
+			if try := due(turn.tryAt); try != tt.try || turn.burst != tt.burst {
+				t.Errorf("%s: it tries in %v, many times: %t", tt.what, try, turn.burst)
+			}
+			look := due(turn.lookAt)
+			if tt.look == lookAtOnce && look >= 0 && look < lookAtOnce { // at random
+				look = lookAtOnce
+			}
+			if look != tt.look {
+				t.Errorf("%s: it looks in %v", tt.what, look)
+			}
+			if turn.rank != tt.rankAfter {
+				t.Errorf("%s: its rank is %d", tt.what, turn.rank)
+			}
+		})
+	}
+}
+
+// TestSeen: what a waiter plans when it has looked.
+func TestSeen(t *testing.T) {
+	held := []evidence.Seat{{PID: holder}}
+	for _, tt := range []struct {
+		what            string
+		rank, looks     int
+		holders         []evidence.Seat
+		free, knowsLess bool
+		try             time.Duration
+	}{
+		{"it is held", 1, 1, held, false, false, never},
+		{"it is free", 1, 1, nil, true, false, 0},
+		{"it is free, and others know more", 1, 1, nil, true, true, crowd.TurnPatience},
+		{"it is free, and another is before it", 2, 1, nil, true, false, never},
+		{"it is free for the second time", 2, 2, nil, true, false, 0},
+		{"it is free for the second time, and many are before it", crowd.TriesWhatsFree + 1, 2, nil, true, false, never},
+		{"there is a gate", 1, 1, nil, false, false, never},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			turn := turnAt(tt.rank)
+			for range tt.looks {
+				found := &look{rank: tt.rank, Look: evidence.Look{Holders: tt.holders}}
+				turn.plan(found, tt.free, tt.knowsLess)
+			}
+			if try := due(turn.tryAt); try != tt.try {
+				t.Errorf("%s: it tries in %v", tt.what, try)
+			}
+		})
+	}
+}
+
+// TestTryLater: the first in line does not rely on announcements alone.
+func TestTryLater(t *testing.T) {
+	for _, tt := range []struct {
+		what    string
+		rank    int
+		watches bool
+		try     time.Duration
+	}{
+		{"it sees nothing", 1, false, crowd.TryEvery},
+		{"its heartbeat watches", 1, true, never},
+		{"another is before it", 2, false, never},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			turn := turnAt(tt.rank)
+			turn.tryLater(tt.watches)
+			if try := due(turn.tryAt); try != tt.try {
+				t.Errorf("%s: it tries in %v", tt.what, try)
+			}
+		})
+	}
+}
+
+// TestWatchEnds: what a watch has seen makes it time for a look, and only the very first try.
+func TestWatchEnds(t *testing.T) {
+	for _, tt := range []struct {
+		what  string
+		state watchState
+		rank  int
+		turn  time.Duration // until it would try, or never
+		want  time.Duration // the same afterwards
+	}{
+		{"the lock is free", shouldTry, 1, never, 0},
+		{"it would try much later", shouldTry, 1, crowd.TryEvery, 0},
+		{"the holder has named another", shouldTry, 1, crowd.TurnPatience, crowd.TurnPatience},
+		{"the holder is silent", shouldLook, 1, never, never},
+		{"another is before it", shouldTry, 2, never, never},
+		{"another is before it, and may be dead", shouldTry, 2, crowd.TurnPatience, crowd.TurnPatience},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			turn := turnAt(tt.rank)
+			if tt.turn != never {
+				turn.tryAt = time.Now().Add(tt.turn)
+			}
+			turn.lookOrTry(tt.state, time.Now())
+			if try := due(turn.tryAt); try != tt.want {
+				t.Errorf("%s: it tries in %v", tt.what, try)
+			}
+			if look := due(turn.lookAt); look != 0 {
+				t.Errorf("%s: it looks in %v", tt.what, look)
+			}
+		})
+	}
+}
