@@ -87,7 +87,9 @@ func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted 
 	if next == nil || o.next != nil {
 		return o.granted, o.err
 	}
-	return next.bid.Try(ctx)
+	// Not even the end of the list keeps this from learning whether the session got the lock. Other
+	// commands may need the session, and the lock with it, for a long time.
+	return next.bid.Try(context.WithoutCancel(ctx))
 }
 
 // release gives back the lock of a command that has ended.

@@ -57,18 +57,23 @@ type run struct {
 	guard     *child.Guard
 	keepGuard bool         // for another command after this one
 	child     *child.Child // once it is started
+	askedLate Asked        // what has asked for the end while no command ran
 }
 
 // once takes the lock, runs the command once, and gives the lock back.
-func (n *node) once(cfg Config, candidate *lock.Candidate) (Outcome, error) {
+func (n *node) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err error) {
 	ctx, listener := interruptible(n.caught)
-	defer listener.handOver()
 	r := &run{node: n, cfg: cfg, listener: listener, signals: n.caught}
+	defer func() {
+		listener.handOver()
+		r.noteSignal(ctx)
+		outcome.Asked |= r.askedLate
+	}()
 	if err := r.acquire(ctx, candidate); err != nil {
 		return Outcome{}, err
 	}
 	defer r.held.Close()
-	outcome, err := r.runCommand(ctx)
+	outcome, err = r.runCommand(ctx)
 	switch {
 	case errors.As(err, new(*LockLostError)):
 		r.announceDeath()
@@ -109,8 +114,8 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	}
 	outcome, err := s.supervise()
 	r.held.SetEnd(endOf(outcome, err))
-	if err == nil && !outcome.Asked.Has(BySignal) {
-		s.holdOut()
+	if err == nil && !outcome.Asked.Has(BySignal|ByStepDown) {
+		r.askedLate |= s.holdOut()
 	}
 	return outcome, err
 }
@@ -203,7 +208,7 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 		return
 	}
 	event, message := "released", "lock released"
-	if outcome.Asked.Has(ByStepDown) {
+	if (outcome.Asked | r.askedLate).Has(ByStepDown) {
 		event, message = "handed_over", "lock released, as was asked"
 	}
 	r.cfg.Log.Log(context.Background(), LevelNotice, message, "event", event)
@@ -212,19 +217,28 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 
 // tellEndLate is for a session that was lost after the command's end or before its start. It notes the
 // end in the ledger, and tells the waiters, unless a signal asks this process to end.
-func (r *run) tellEndLate() {
-	ctx, listener := interruptible(r.signals)
-	defer listener.handOver()
-	r.held.TellEndLate(ctx)
-}
+func (r *run) tellEndLate() { r.untilSignal(r.held.TellEndLate) }
 
 // announceDeath tells the waiters for the lost lock that the command is dead, unless a
 // signal asks this process to end.
 func (r *run) announceDeath() {
+	r.held.Close() // otherwise the session would keep the lock meanwhile
+	r.untilSignal(func(ctx context.Context) { lock.AnnounceDeaths(ctx, r.held) })
+}
+
+// untilSignal calls what with a context that ends when a signal asks this process to end.
+func (r *run) untilSignal(what func(context.Context)) {
 	ctx, listener := interruptible(r.signals)
-	defer listener.handOver()
-	r.held.Close() // otherwise the session would keep the lock until then
-	lock.AnnounceDeaths(ctx, r.held)
+	what(ctx)
+	listener.handOver()
+	r.noteSignal(ctx)
+}
+
+// noteSignal notes that a signal has ended ctx: its listener has taken it, so nobody else hears of it.
+func (r *run) noteSignal(ctx context.Context) {
+	if ctx.Err() != nil {
+		r.askedLate |= BySignal
+	}
 }
 
 // attributes are what the log says of a lock besides its keys and its token.

@@ -282,6 +282,22 @@ func TestLossAtTheEnd(t *testing.T) {
 	}
 }
 
+// TestSignalAtTheEnd has a signal wait to be taken when the command ends: the command may have got it, too,
+// and may have left its work undone, so it counts whatever is seen first.
+func TestSignalAtTheEnd(t *testing.T) {
+	for range 1000 {
+		synctest.Test(t, func(t *testing.T) {
+			s := newScene()
+			sends(unix.SIGTERM)(s)
+			done()(s)
+			outcome, err := s.supervise()
+			if want := (Outcome{Asked: BySignal}); outcome != want || err != nil {
+				t.Fatalf("outcome %+v, %v", outcome, err)
+			}
+		})
+	}
+}
+
 // TestAlive has nothing happen for a minute: the observer hears in time, each time,
 // that this process is not stuck.
 func TestAlive(t *testing.T) {
@@ -309,11 +325,14 @@ func TestLinger(t *testing.T) {
 		incidents []incident
 		want      string
 		over      time.Duration
+		asked     Asked
 	}{
 		"the command took longer":    {minHold: 4 * sec, over: 4 * sec},
 		"the time passes":            {minHold: 10 * sec, want: "4s " + lingering, over: 10 * sec},
-		"a signal asks for the end":  {minHold: 10 * sec, want: "4s " + lingering, over: 7 * sec, incidents: []incident{{7 * sec, sends(unix.SIGTERM)}}},
+		"a signal asks for the end":  {minHold: 10 * sec, want: "4s " + lingering, over: 7 * sec, asked: BySignal, incidents: []incident{{7 * sec, sends(unix.SIGTERM)}}},
 		"another signal asks for no": {minHold: 10 * sec, want: "4s " + lingering, over: 10 * sec, incidents: []incident{{7 * sec, sends(unix.SIGUSR1)}}},
+		"somebody asks for it": {minHold: 10 * sec, over: 7 * sec, asked: ByStepDown, incidents: []incident{{7 * sec, asksToStepDown}}, want: "4s " + lingering + `
+7s level=WARN msg="asked to step down by root@elsewhere; not holding the lock for the rest of --min-hold" event=stepping_down by=root@elsewhere`},
 		"the lock is lost": {minHold: 10 * sec, over: 7 * sec, incidents: []incident{{7 * sec, loses(errCut)}}, want: "4s " + lingering + `
 7s level=WARN msg="the lock was lost before --min-hold was over; another node may run the command again: the server does not answer" event=lost`},
 	} {
@@ -326,7 +345,9 @@ func TestLinger(t *testing.T) {
 				var over time.Duration
 				s.play(test.incidents, func() {
 					time.Sleep(4 * sec)
-					s.holdOut()
+					if asked := s.holdOut(); asked != test.asked {
+						t.Errorf("asked %d, want %d", asked, test.asked)
+					}
 					over = time.Since(s.began)
 				})
 				s.check(t, test.want)

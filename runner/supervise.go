@@ -107,6 +107,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		select {
 		case <-tick: // to call SayAlive again
 		case <-s.command.Done():
+			s.takeSignals()
 			return s.conclude()
 		case <-s.lost:
 			s.lockLost()
@@ -162,6 +163,19 @@ func (s *supervision) signalled(sig unix.Signal) {
 	s.asked |= BySignal
 	s.cfg.Observer.SayEnding()
 	s.limit(s.cfg.KillAfterSignal)
+}
+
+// takeSignals notes the signals that have come by the end of the command, which may have got them, too,
+// and ended for that with exit status 0: such a run is no success for --once-per.
+func (s *supervision) takeSignals() {
+	for {
+		select {
+		case sig := <-s.signals:
+			s.signalled(sig.(unix.Signal))
+		default:
+			return
+		}
+	}
 }
 
 // limit starts the clock of --kill-after. One that runs already runs on: whoever asked first, such as
@@ -292,12 +306,12 @@ func (s *supervision) whatWasDone(result child.Result) string {
 	return killed
 }
 
-// holdOut keeps the lock, after the command has ended, for the rest of --min-hold, or
-// until a signal asks this process to end.
-func (s *supervision) holdOut() {
+// holdOut keeps the lock, after the command has ended, for the rest of --min-hold, or until somebody
+// asks for it or a signal asks this process to end. It returns what has asked.
+func (s *supervision) holdOut() (asked Asked) {
 	rest := s.cfg.MinHold - time.Since(s.started)
 	if rest <= 0 {
-		return
+		return 0
 	}
 	s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
 	s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
@@ -305,13 +319,18 @@ func (s *supervision) holdOut() {
 	for {
 		select {
 		case <-over:
-			return
+			return 0
 		case <-s.held.Lost():
 			s.cfg.Log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
-			return
+			return 0
+		case <-s.held.Requests():
+			r := s.asker()
+			s.held.Prefer(r.to)
+			s.cfg.Log.Warn("asked to step down by "+r.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", r.by)
+			return ByStepDown
 		case sig := <-s.signals:
 			if child.Interrupts(sig.(unix.Signal)) {
-				return
+				return BySignal
 			}
 		}
 	}

@@ -138,3 +138,27 @@ func TestLeadBeforeTheDatabase(t *testing.T) {
 	execute("ALTER ROLE node LOGIN")
 	leads(2)
 }
+
+// TestLeadEndsAfterLoss: a signal that comes while a leader tries to tell others of its lost command ends the
+// candidacy. It is then that people stop a node.
+func TestLeadEndsAfterLoss(t *testing.T) {
+	t.Parallel() // it has a server of its own
+	server := throwaway(t, nil)
+	leader := launch(t, "lead", "--dsn", server.DSN("postgres"), "--key", "lead", "--first-delay", "0", "-v", "--", "sleep", "98763")
+	if !eventually(func() bool { return strings.Contains(leader.said.String(), "command started") }) {
+		t.Fatal("it never leads")
+	}
+	if err := server.Stop(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { return strings.Contains(leader.said.String(), "command killed") }) {
+		t.Fatal("its command lives on")
+	}
+	// From now on it tries to open a session, for as long as a lock-delay.
+	if err := leader.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if status := leader.ends(); status != 76 || strings.Contains(leader.said.String(), "standing for election again") {
+		t.Errorf("status %d: %s", status, leader.said.String())
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/pglead/pglead/runner/leasetime"
@@ -71,14 +72,18 @@ func (h *Held) isHeard() bool {
 // afterLoss opens a new session, notes the ends in the ledger, if it has the runs, and may
 // tell the waiters.
 func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
-	if !tellWaiters && !lost[0].recorded {
+	var recorded *Held // one of those that the ledger has, or nil
+	if i := slices.IndexFunc(lost, func(h *Held) bool { return h.recorded }); i >= 0 {
+		recorded = lost[i]
+	}
+	if !tellWaiters && recorded == nil {
 		return
 	}
 	cfg := lost[0].cfg
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0)))
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
-		err := afterLossOnce(ctx, tellWaiters, lost)
+		err := afterLossOnce(ctx, tellWaiters, recorded, lost)
 		if err == nil {
 			return
 		}
@@ -97,11 +102,11 @@ func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 // waiters can look up its role.
 const stayAfterDeath = time.Second
 
-func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
+func afterLossOnce(ctx context.Context, tellWaiters bool, recorded *Held, lost []*Held) error {
 	cfg := lost[0].cfg.session()
 	cfg.Quorum = false
-	if lost[0].recorded {
-		cfg.LedgerQuestion = lost[0].cfg.Ledger.Question(cfg.Transaction)
+	if recorded != nil {
+		cfg.LedgerQuestion = recorded.cfg.Ledger.Question(cfg.Transaction)
 	}
 	s, err := session.Open(ctx, cfg)
 	if err != nil {
@@ -122,7 +127,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, lost []*Held) error {
 	if len(queries) == 0 {
 		return nil
 	}
-	if _, err := s.Query(ctx, queries...); err != nil && !lost[0].excused(err) {
+	if _, err := s.Query(ctx, queries...); err != nil && (recorded == nil || !recorded.excused(err)) {
 		return lost[0].cfg.rejected(err)
 	}
 	if tellWaiters {

@@ -104,3 +104,37 @@ func passersBy(t *testing.T, cfg lock.Config) (stop func()) {
 	t.Cleanup(stop)
 	return stop
 }
+
+// TestReleaseWithoutCall: a holder whose call the server rejects, perhaps since its lock table is full, gives
+// the lock back all the same.
+func TestReleaseWithoutCall(t *testing.T) {
+	t.Parallel()
+	server := start(t, map[string]string{"max_connections": "200"})
+	cfg := config(t, as(t, server, "cron"), exclusive(7))
+	h := acquire(t, cfg)
+	var line []*contender
+	for range crowd.MostListeners + 5 {
+		line = append(line, contend(t, cfg))
+	}
+	inLine(t, server, id(7), len(line))
+	release(t, h)
+	h.Close()
+	i := -1
+	eventually(t, "one of those in line has it", func() bool {
+		i = slices.IndexFunc(line, func(c *contender) bool { return !c.waits() })
+		return i >= 0
+	})
+	next := line[i].held(t) // behind which some are dormant
+	query(t, server, "REVOKE EXECUTE ON FUNCTION pg_try_advisory_lock_shared(bigint) FROM PUBLIC")
+	for _, c := range line { // they would fail for want of the right
+		if c != line[i] {
+			c.stop()
+		}
+	}
+	if err := next.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if got := run(t, plain(t, server.DSN("postgres")), "SELECT pg_try_advisory_lock(7)::text"); got[0] != "true" {
+		t.Error("the lock is not free")
+	}
+}

@@ -56,8 +56,8 @@ func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Quorum {
 		h.finishBeside(ctx)
 	}
-	if err := h.call(ctx); err != nil {
-		return err
+	if err := h.call(ctx); err != nil && answeredError(err) == nil {
+		return err // otherwise there may be no memory for one more lock: the next in line look by themselves
 	}
 	queries, unlock := h.releaseQueries(h.end)
 	queries = append(queries, h.next.endCallQuery()...)

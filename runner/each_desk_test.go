@@ -1,0 +1,45 @@
+package runner
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/localpg/testserver"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// TestTurnOverAfterTheEnd: a worker whose list has ended learns whether its session got the lock that it was
+// trying for. Others on the list may use the session for hours, and with it the lock.
+func TestTurnOverAfterTheEnd(t *testing.T) {
+	server := testserver.Start(t, nil)
+	database, err := session.ParseDSN(server.DSN("postgres"), "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	locking := Locking{
+		OfList: true, LockDelay: time.Hour, Log: slog.New(slog.DiscardHandler),
+		Session: session.Config{Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second, Private: true},
+	}
+	s, err := session.Open(t.Context(), locking.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	w := &worker{each: &each{}, session: s}
+	for number := range int64(50) {
+		// A reader's try does not join a turnover.
+		locking.Claim = lock.Claim{Locks: []advisory.Lock{{ID: lockkey.ID{Number: number}, Shared: true}}}
+		j := &job{session: s, bid: lock.NewBid(s, locking, false)}
+		granted, err := w.turnOver(ended, nil, j)
+		if err != nil || !granted || !j.bid.Complete() {
+			t.Fatalf("try %d: granted %t, %v", number, granted, err)
+		}
+	}
+}
