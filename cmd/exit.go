@@ -204,10 +204,7 @@ func status(err error) (code int, hint string) {
 	case errors.As(err, &usage):
 		return exitUsage, usage.hint
 	case errors.As(err, &lookup):
-		if lookup.NotFound {
-			return exitNotFound, lookupHint(lookup)
-		}
-		return exitNotExecutable, lookupHint(lookup)
+		return lookup.ExitStatus(), lookupHint(lookup)
 	case errors.As(err, &proc):
 		return exitUnsafe, "mount one: mount -t proc proc /proc"
 	case errors.As(err, &lost):
@@ -216,7 +213,7 @@ func status(err error) (code int, hint string) {
 		return exitUnreachable, ""
 	case errors.Is(err, localpg.ErrNoPrograms):
 		return exitUnreachable, "to install them: " + localpg.InstallHint()
-	case errors.As(err, &guard):
+	case errors.As(err, &guard), errors.Is(err, child.ErrGuardDied):
 		return exitInternal, "was it killed by hand, or by the kernel for want of memory (dmesg)?"
 	case errors.As(err, new(*lock.LedgerError)) && errors.As(err, &refusal) && refusal.Code == session.DiskFull:
 		return exitUnreachable, "free space on the server; --ledger off starts the command without the ledger"

@@ -31,9 +31,16 @@ func (f *historyFlags) list(u *ui, cmd *cobra.Command, patterns []string, stdout
 		return usagef("--output %s is of one key", f.output.value)
 	}
 	return f.aboutPast(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
-		facts, err := factsMatching(ctx, ask, patterns...)
+		facts, err := ledger.FactsMatching(ctx, ask, patterns, mostMatched+1)
 		if err != nil {
 			return err
+		}
+		if len(facts.List) > mostMatched {
+			facts.List = facts.List[:mostMatched]
+			oldest := facts.List[mostMatched-1].Last.Started
+			if f.last == 0 && (f.since.value == 0 || facts.Now.Sub(oldest) <= f.since.value) {
+				u.log.Warn(fmt.Sprintf("more than %d locks are remembered; these are the latest", mostMatched), "event", "ledger")
+			}
 		}
 		p := pastKeys{facts: facts, target: f.target(), width: foreground(os.Stdout), none: "no runs"}
 		if len(patterns) > 0 {

@@ -146,15 +146,7 @@ func named(ask ledger.Ask, where string) ledger.Ask {
 // isPattern says whether an argument stands for several keys, as in ls.
 func isPattern(key string) bool { return strings.ContainsAny(key, "*?") }
 
-// factsMatching are the facts of all locks that match the patterns.
-func factsMatching(ctx context.Context, ask ledger.Ask, patterns ...string) (ledger.Facts, error) {
-	facts, err := ledger.FactsMatching(ctx, ask, patterns, mostMatched+1)
-	if err == nil && len(facts.List) > mostMatched {
-		return facts, usagef("%s stands for more than %d locks", strings.Join(patterns, " "), mostMatched)
-	}
-	return facts, err
-}
-
+// mostMatched limits the locks that one command shows or changes.
 const mostMatched = 10_000
 
 // mostRemembered limits the keys whose past a list of locks shows.

@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,7 +45,7 @@ one that there is, and says so.`,
 				return usagef("--note is not UTF-8")
 			}
 			wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
-			return f.eachKey(u, cmd, args[0], stdout, func(ctx context.Context, k rememberedKey) (string, error) { return k.pause(ctx, wish) })
+			return f.eachKey(u, cmd, args[0], stdout, allMatching, func(ctx context.Context, k rememberedKey) (string, error) { return k.pause(ctx, wish) })
 		},
 	}
 	cmd.Flags().Var(&length, "for", "so long, by the server's clock (default until pglead resume)")
@@ -65,7 +66,7 @@ Those who wait for it start within some seconds.`,
   pglead resume 'import/*'`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.eachKey(u, cmd, args[0], stdout, func(ctx context.Context, k rememberedKey) (string, error) { return k.resume(ctx) })
+			return f.eachKey(u, cmd, args[0], stdout, pausedMatching, func(ctx context.Context, k rememberedKey) (string, error) { return k.resume(ctx) })
 		},
 	}
 	f.lockFlags(cmd)
@@ -80,9 +81,9 @@ type rememberedKey struct {
 	matched bool // by a pattern
 }
 
-// eachKey does something with the given key, or with each key that matches a pattern, and
+// eachKey does something with the given key, or with each key that find finds for a pattern, and
 // writes the result.
-func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, do func(ctx context.Context, k rememberedKey) (string, error)) error {
+func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, find func(context.Context, ledger.Ask, string) (ledger.Facts, error), do func(context.Context, rememberedKey) (string, error)) error {
 	var ids []lockkey.ID
 	var err error
 	if !isPattern(key) {
@@ -93,9 +94,11 @@ func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, 
 	return f.aboutLedger(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
 		keys := []rememberedKey{{ask: ask, key: key, ids: ids}}
 		if isPattern(key) {
-			if keys, err = keysMatching(ctx, ask, key); err != nil {
+			facts, err := find(ctx, ask, key)
+			if err != nil {
 				return err
 			}
+			keys = keysOf(ask, facts)
 		}
 		for _, k := range keys {
 			text, err := do(ctx, k)
@@ -114,8 +117,34 @@ func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, 
 	})
 }
 
-func keysMatching(ctx context.Context, ask ledger.Ask, pattern string) (keys []rememberedKey, err error) {
-	facts, err := factsMatching(ctx, ask, pattern)
+// allMatching are the facts of all locks that match a pattern.
+func allMatching(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error) {
+	facts, err := ledger.FactsMatching(ctx, ask, []string{pattern}, mostMatched+1)
+	return facts, cmp.Or(err, tooMany(pattern, facts))
+}
+
+// pausedMatching are the facts of those that have a pause, of which there may be few among very many. If none
+// has one, it is any that matches: then there is nothing to do.
+func pausedMatching(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error) {
+	facts, err := ledger.PausedMatching(ctx, ask, pattern, mostMatched+1)
+	if err == nil && len(facts.List) == 0 {
+		return ledger.FactsMatching(ctx, ask, []string{pattern}, 1)
+	}
+	return facts, cmp.Or(err, tooMany(pattern, facts))
+}
+
+func tooMany(pattern string, facts ledger.Facts) error {
+	if len(facts.List) <= mostMatched {
+		return nil
+	}
+	return &usageError{
+		err:  fmt.Errorf("%s stands for more than %d locks", printable(pattern), mostMatched),
+		hint: "a narrower pattern, several times",
+	}
+}
+
+// keysOf are the keys of these locks, in their order.
+func keysOf(ask ledger.Ask, facts ledger.Facts) (keys []rememberedKey) {
 	for _, fact := range facts.List {
 		i := slices.IndexFunc(keys, func(k rememberedKey) bool { return k.key == fact.Last.Key && k.ids[0].Pair == fact.Last.ID.Pair })
 		if i < 0 {
@@ -124,7 +153,7 @@ func keysMatching(ctx context.Context, ask ledger.Ask, pattern string) (keys []r
 		keys[i].ids = append(keys[i].ids, fact.Last.ID)
 	}
 	slices.SortFunc(keys, func(a, b rememberedKey) int { return strings.Compare(a.key, b.key) })
-	return keys, err
+	return keys
 }
 
 func (k rememberedKey) facts(ctx context.Context) (ledger.Facts, error) {

@@ -1,12 +1,14 @@
 package runner
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/ledger"
 )
 
@@ -48,6 +50,20 @@ func endOf(o Outcome, err error) ledger.End {
 		end.Outcome = ledger.Failed
 	default:
 		end.Outcome = ledger.OK
+	}
+	return end
+}
+
+// endUnstarted is the end of a run whose command was not started, or not for certain.
+func endUnstarted(err error) ledger.End {
+	end := ledger.End{At: time.Now(), Outcome: ledger.Stopped}
+	var lookup *child.LookupError
+	switch {
+	case errors.As(err, &lookup):
+		status := lookup.ExitStatus()
+		end.Outcome, end.Status = ledger.Failed, &status
+	case errors.Is(err, child.ErrGuardDied), errors.Is(err, child.ErrGuardSilent):
+		end.Outcome = ledger.Killed
 	}
 	return end
 }

@@ -110,6 +110,7 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	r.listener.keep()
 	s, err := r.startSupervised(ctx)
 	if err != nil {
+		r.held.SetEnd(endUnstarted(err))
 		return Outcome{}, err
 	}
 	outcome, err := s.supervise()

@@ -30,6 +30,15 @@ func (e *LookupError) Error() string {
 }
 func (e *LookupError) Unwrap() error { return e.err }
 
+// ExitStatus is the exit status that a shell has for this.
+func (e *LookupError) ExitStatus() int {
+	const notFound, notExecutable = 127, 126
+	if e.NotFound {
+		return notFound
+	}
+	return notExecutable
+}
+
 // defaultPath is what execvp searches if PATH is not set, as under some init systems
 // (exec(3)).
 const defaultPath = "/bin:/usr/bin"

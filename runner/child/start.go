@@ -3,7 +3,7 @@ package child
 import (
 	"context"
 	"errors"
-	"fmt"
+	"io"
 	"os"
 	"syscall"
 	"time"
@@ -17,17 +17,28 @@ import (
 // before the command could start.
 var ErrTooLate = errors.New("the lease ran out, or the server closed the connection, before the command could start")
 
-// errGuardSilent says that the guard was stopped, or had no time to run.
-var errGuardSilent = errors.New("the guard process did not start the command in time")
+// These say that the guard may have started the command, which is dead by now.
+var (
+	// ErrGuardSilent says that the guard was stopped, or had no time to run.
+	ErrGuardSilent = errors.New("the guard process did not start the command in time")
+	// ErrGuardDied says that the guard was killed.
+	ErrGuardDied = errors.New("the guard process died before it said that the command runs; if it did run, it was killed")
+)
 
 // ErrGuardGone says that the guard had died before it could read what to start, so that
 // nothing has run. Another guard may be asked.
 var ErrGuardGone = errors.New("the guard process died before the command was started")
 
-// StartCommand makes the guard start the command, and returns when the command runs. The error
-// is a *LookupError if the command could not be executed, ErrTooLate, ErrGuardGone, and ctx's if
-// ctx ended and the guard did not answer. The caller must not use the guard any more, with or
-// without an error; Child.Guard may return it for another command.
+// StartCommand makes the guard start the command, and returns when the command runs. The caller
+// must not use the guard any more, with or without an error; Child.Guard may return it for another
+// command. Errors are
+//
+//	*LookupError                    the command can't be executed
+//	ErrTooLate                      the lease was over before
+//	ErrGuardGone                    the guard had died before, and another one may be asked
+//	ErrGuardSilent, ErrGuardDied    the guard was stopped, or killed
+//
+// and ctx's cause if ctx ended and the guard did not answer.
 //
 // A guard that is stopped, or hangs, can't make this process keep the lock: StartCommand
 // returns by the deadline, and soon after the end of ctx.
@@ -47,7 +58,7 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 		g.kill()
 		g.guards.finishFor(g, func(string) {})
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = errGuardSilent
+			err = ErrGuardSilent
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 			}
@@ -78,8 +89,12 @@ func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boo
 	}
 	// EPIPE: the guard's end was closed before the request was whole. ECONNRESET: it was closed
 	// while a part of the request was unread, as Linux says of such a socket (unix_release_sock).
-	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+	// The end of the stream: it was closed later.
+	switch {
+	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
 		err = ErrGuardGone
+	case errors.Is(err, io.EOF):
+		err = ErrGuardDied
 	}
 	if !stop() {
 		<-interrupted
@@ -104,12 +119,15 @@ func (g *Guard) awaitStart(answer *startAnswer, cfg Config) (pid int, born boott
 	k, n, born, err := answer.read(g.control)
 	switch {
 	case err != nil:
-		return 0, 0, fmt.Errorf("the guard process died before it said that the command runs: %w", err)
+		return 0, 0, err
 	case k == msgFailed:
 		if n == tooLate {
 			return 0, 0, ErrTooLate
 		}
 		errno := syscall.Errno(n)
+		if err := interpreted(cfg.Path); err != nil && errno == syscall.ENOENT {
+			return 0, 0, err
+		}
 		return 0, 0, &LookupError{Name: cfg.Args[0], NotFound: errno == syscall.ENOENT, err: errno}
 	case k != msgStarted:
 		return 0, 0, errors.New("the guard process answers nonsense")
