@@ -12,11 +12,12 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // placeholder stands for the item in the key and in the command.
-const placeholder = "{}"
+const placeholder = describe.Placeholder
 
 type eachFlags struct {
 	options

@@ -17,6 +17,7 @@ type itemList struct {
 	name  string
 	null  bool
 	given []string // on the command line, if there is no file
+	nulls bool     // a NUL byte has ended an item
 }
 
 func (f *eachFlags) list(given []string) (*itemList, error) {
@@ -34,8 +35,11 @@ func (f *eachFlags) list(given []string) (*itemList, error) {
 		}
 		l.File = file
 	}
-	if info, err := l.Stat(); err == nil && info.Mode().IsRegular() {
+	switch info, err := l.Stat(); {
+	case err == nil && info.Mode().IsRegular():
 		return l, nil
+	case err == nil && info.IsDir():
+		return nil, usagef("--arg-file: %s is a directory", l.name)
 	}
 	return l, l.spool()
 }
@@ -80,19 +84,23 @@ func (l *itemList) read(yield func(string) bool) error {
 	scanner := bufio.NewScanner(l.File)
 	scanner.Buffer(nil, longestItem)
 	if l.null {
-		scanner.Split(scanNull)
+		scanner.Split(l.scanNull)
 	}
 	for scanner.Scan() {
 		if item := scanner.Text(); item != "" && !yield(item) {
 			break
 		}
 	}
+	if errors.Is(scanner.Err(), bufio.ErrTooLong) {
+		return fmt.Errorf("it is longer than %d KiB", longestItem>>10)
+	}
 	return scanner.Err()
 }
 
 // scanNull splits at NUL bytes; the last one may be missing.
-func scanNull(data []byte, atEOF bool) (advance int, token []byte, err error) {
+func (l *itemList) scanNull(data []byte, atEOF bool) (advance int, token []byte, err error) {
 	if i := bytes.IndexByte(data, 0); i >= 0 {
+		l.nulls = true
 		return i + 1, data[:i], nil
 	}
 	if atEOF && len(data) > 0 {
@@ -110,7 +118,7 @@ func (l *itemList) check(good func(item string) error) (n int, err error) {
 	if err := l.read(func(item string) bool {
 		n++
 		bad = good(item)
-		if bad == nil && strings.Contains(item, "\n") {
+		if bad == nil && !l.nulls && strings.Contains(item, "\n") { // as with "$(cat list)", or -0 and a list of lines
 			bad = errors.New("it contains a line's end")
 		}
 		if bad != nil {

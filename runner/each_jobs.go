@@ -13,6 +13,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -59,9 +60,9 @@ func (js *jobs) leave(j *job) {
 	}
 }
 
-// heedAfter is how long a command runs before it heeds requests to step down. A brief
-// command is over sooner, and so costs the heartbeat nothing.
-const heedAfter = time.Second
+// heedAfter is how long a command runs before it heeds requests to step down, and shows its key. A brief
+// command is over sooner, and so costs the server nothing.
+const heedAfter = crowd.FirstBeat
 
 // heed makes a job's session look for requests that the job step down, until the job leaves.
 func (js *jobs) heed(j *job) {
@@ -70,6 +71,7 @@ func (js *jobs) heed(j *job) {
 	if js.active[j.Lock.ID] == j {
 		j.heeds = true
 		js.heedStepDown(j)
+		j.session.BeatAt(boottime.Now()) // its comment shows the keys
 	}
 }
 

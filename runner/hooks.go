@@ -11,7 +11,7 @@ import (
 )
 
 // Hooks are shell commands for alarms. After Acquired comes either Lost or Released, unless this
-// process is killed. They run beside everything else. Only the end of
+// process is killed. They run one after the other, beside everything else. Only the end of
 // this process waits for them, after the lock is given back.
 type Hooks struct{ Acquired, Lost, Released string }
 
@@ -29,7 +29,13 @@ func (r *run) hook(event, command string, reason error) {
 	if reason != nil {
 		env = append(env, "PGLEAD_REASON="+reason.Error())
 	}
+	before, done := r.lastHook, make(chan struct{})
+	r.lastHook = done
 	r.hooks.Go(func() {
+		defer close(done)
+		if before != nil {
+			<-before // a hook may move an address, and the last one has to win
+		}
 		if err := r.runHook(env, command); err != nil {
 			r.cfg.Log.Warn(fmt.Sprintf("--on-%s: %v", event, err), "event", "hook")
 		}

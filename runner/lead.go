@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pace"
 )
@@ -64,6 +65,8 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 			cfg.Observer.SayResting(time.Now())
 			pause = restartFirst
 			continue
+		case err != nil && cfg.Restart == RestartNever && mayHaveRun(err):
+			return outcome, err
 		case err != nil:
 			cfg.Log.Warn(fmt.Sprintf("%v; standing for election again in %v", err, pause), "event", "standing")
 		case cfg.ends(outcome):
@@ -80,6 +83,11 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 		}
 		pause = min(2*pause, restartMost)
 	}
+}
+
+// mayHaveRun says whether the command ran, or may have run, before an error other than the loss of the lock.
+func mayHaveRun(err error) bool {
+	return errors.As(err, new(*GuardDiedError)) || errors.Is(err, child.ErrGuardDied) || errors.Is(err, child.ErrGuardSilent)
 }
 
 // ends says whether the candidacy ends with the command.

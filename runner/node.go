@@ -18,7 +18,8 @@ type node struct {
 	guards   *child.Guards
 	caught   <-chan os.Signal // for the command, or for this process to end
 	catching <-chan struct{}  // is closed once signals are caught
-	hooks    sync.WaitGroup   // the hooks that run
+	hooks    sync.WaitGroup   // the hooks that run, or wait for their turn
+	lastHook chan struct{}    // is closed when the last of them is done
 }
 
 // begin prepares this process for commands and signals.

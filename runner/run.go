@@ -203,7 +203,7 @@ func (r *run) release(outcome Outcome) {
 // afterRelease logs whether the lock was given back.
 func (r *run) afterRelease(outcome Outcome, err error) {
 	if err != nil {
-		r.cfg.Log.Warn("the lock could not be given back, and is free when its session ends", "event", "lost", "reason", err.Error())
+		r.cfg.Log.Warn("the lock could not be given back, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
 		r.hook("lost", r.cfg.Hooks.Lost, err)
 		r.tellEndLate()
 		return

@@ -44,6 +44,9 @@ type Description struct {
 	Beat uint64
 }
 
+// Placeholder stands for the item in the key of a list.
+const Placeholder = "{}"
+
 const modeTransaction = "transaction"
 
 // DefaultScheme is the scheme of a session that doesn't name one.

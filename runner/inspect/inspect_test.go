@@ -72,3 +72,20 @@ func TestNamingIsBounded(t *testing.T) {
 		t.Error("what was known is forgotten")
 	}
 }
+
+// TestOtherKeys: what is said of a holder that does not name the key.
+func TestOtherKeys(t *testing.T) {
+	for application, want := range map[string]string{
+		"pglead:import/{}@web1":   `, for an item of "import/{}"`,
+		"pglead:import/3@web1":    `, for another key of the same number ("import/3")`,
+		"pglead:#17 import/3@web": `, for another key of the same number ("import/3")`,
+	} {
+		v := View{
+			ID: lockkey.SipHash24("import/4"), Described: true, Granted: true, Backend: 1, Application: application,
+			Description: describe.Description{Keys: []string{"import/3"}, Host: "web1", Command: "job", PID: 7, User: "cron"},
+		}
+		if got := v.String(); got != "web1 (job, process 7 of cron)"+want {
+			t.Errorf("%s: %s", application, got)
+		}
+	}
+}

@@ -115,6 +115,14 @@ func (v View) applied() []string {
 	return nil
 }
 
+// list is the key of a session that works on a list, as it was given, and whether the session is one.
+func (v View) list() (key string, of bool) {
+	for _, key := range v.applied() {
+		return key, strings.Contains(key, describe.Placeholder)
+	}
+	return "", false
+}
+
 // Pglead says whether the session is a pglead's, or says so.
 func (v View) Pglead() bool { return v.Described || strings.HasPrefix(v.Application, "pglead:") }
 
@@ -158,7 +166,11 @@ func (v View) String() string {
 		text += ", note: " + v.Note
 	}
 	if _, _, known := v.Key(); v.Described && !known && len(v.Keys) > 0 {
-		text += fmt.Sprintf(", for another key of the same number (%q)", strings.Join(v.Keys, ", "))
+		if list, of := v.list(); of { // it shows some of its items, and those a moment late
+			text += fmt.Sprintf(", for an item of %q", list)
+		} else {
+			text += fmt.Sprintf(", for another key of the same number (%q)", strings.Join(v.Keys, ", "))
+		}
 	}
 	return visible.Text(text)
 }
