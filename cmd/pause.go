@@ -45,7 +45,7 @@ one that there is, and says so.`,
 				return usagef("--note is not UTF-8")
 			}
 			wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
-			return f.eachKey(u, cmd, args[0], stdout, allMatching, func(ctx context.Context, k rememberedKey) (string, error) { return k.pause(ctx, wish) })
+			return f.eachKey(u, cmd, args[0], stdout, forKeys{allMatching, func(k rememberedKey, ctx context.Context) (string, error) { return k.pause(ctx, wish) }})
 		},
 	}
 	cmd.Flags().Var(&length, "for", "so long, by the server's clock (default until pglead resume)")
@@ -66,7 +66,7 @@ Those who wait for it start within some seconds.`,
   pglead resume 'import/*'`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.eachKey(u, cmd, args[0], stdout, pausedMatching, func(ctx context.Context, k rememberedKey) (string, error) { return k.resume(ctx) })
+			return f.eachKey(u, cmd, args[0], stdout, forKeys{pausedMatching, rememberedKey.resume})
 		},
 	}
 	f.lockFlags(cmd)
@@ -81,9 +81,16 @@ type rememberedKey struct {
 	matched bool // by a pattern
 }
 
-// eachKey does something with the given key, or with each key that find finds for a pattern, and
-// writes the result.
-func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, find func(context.Context, ledger.Ask, string) (ledger.Facts, error), do func(context.Context, rememberedKey) (string, error)) error {
+// forKeys is what pause or resume does: how it finds the keys that match a pattern, and what it does with
+// each.
+type forKeys struct {
+	find func(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error)
+	do   func(k rememberedKey, ctx context.Context) (text string, err error)
+}
+
+// eachKey does something with the given key, or with each key that matches a pattern, and writes the
+// result.
+func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, each forKeys) error {
 	var ids []lockkey.ID
 	var err error
 	if !isPattern(key) {
@@ -94,14 +101,14 @@ func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, 
 	return f.aboutLedger(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
 		keys := []rememberedKey{{ask: ask, key: key, ids: ids}}
 		if isPattern(key) {
-			facts, err := find(ctx, ask, key)
+			facts, err := each.find(ctx, ask, key)
 			if err != nil {
 				return err
 			}
 			keys = keysOf(ask, facts)
 		}
 		for _, k := range keys {
-			text, err := do(ctx, k)
+			text, err := each.do(k, ctx)
 			if err == nil && text != "" {
 				_, err = fmt.Fprintln(w, text)
 			}

@@ -84,6 +84,7 @@ func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
 		err := afterLossOnce(ctx, tellWaiters, recorded, lost)
+		cfg.Observer.away(err) // a leader stands again, and says then for how long that was
 		if err == nil {
 			return
 		}
