@@ -28,6 +28,7 @@ func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	for _, h := range lost {
 		h.end = ledger.End{Outcome: ledger.Lost}
 	}
+	lost[0].cfg.Observer.away(lost[0].Err()) // an outage that a leader speaks of later counts from here
 	afterLoss(ctx, lost[0].isHeard(), lost...)
 }
 
@@ -84,7 +85,6 @@ func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
 		err := afterLossOnce(ctx, tellWaiters, recorded, lost)
-		cfg.Observer.away(err) // a leader stands again, and says then for how long that was
 		if err == nil {
 			return
 		}
