@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"time"
 
@@ -148,7 +149,11 @@ func after(d time.Duration) <-chan time.Time {
 func (s *supervision) lockLost() {
 	s.lost = nil
 	s.command.TellLost()
-	s.cfg.Log.Info("lock lost, killing the command", "event", "lost", "reason", s.held.Err().Error())
+	level := slog.LevelInfo
+	if s.cfg.Endures { // lead has more to say only after it has told those who wait, which may take a while
+		level = LevelNotice
+	}
+	s.cfg.Log.Log(context.Background(), level, "lock lost, killing the command", "event", "lost", "reason", s.held.Err().Error())
 	s.onLoss(s.held.Err())
 	if s.unkillable != "" {
 		s.nameUnkillable()
