@@ -106,10 +106,10 @@ type each struct {
 	shared *session.Session // the session of all commands; nil with transactions
 	desk   desk             // of that session
 
-	mu    sync.Mutex
-	tally Tally
-	again []string     // items to come back to
-	lost  []*lock.Held // locks that were lost; their commands are dead
+	mu       sync.Mutex
+	tally    Tally
+	comeBack []string     // items to come back to
+	lost     []*lock.Held // locks that were lost; their commands are dead
 }
 
 // passes goes through the items, and comes back to some of them while cfg.Wait allows it.
@@ -130,7 +130,7 @@ func (e *each) passes(ctx context.Context) {
 
 // pass goes through the items once. It returns the items to come back to.
 func (e *each) pass(ctx context.Context, items iter.Seq[string]) []string {
-	e.again = nil
+	e.comeBack = nil
 	queue := make(chan string)
 	var workers sync.WaitGroup
 	for range e.cfg.Parallel {
@@ -150,7 +150,7 @@ func (e *each) pass(ctx context.Context, items iter.Seq[string]) []string {
 	}
 	close(queue)
 	workers.Wait()
-	return e.again
+	return e.comeBack
 }
 
 // workOn works on the items in the queue. With transactions it opens its own session.
@@ -244,7 +244,7 @@ func (e *each) skip(j *job, why reason) {
 			return
 		}
 		if e.cfg.Wait > 0 {
-			e.again = append(e.again, j.item)
+			e.comeBack = append(e.comeBack, j.item)
 		}
 	})
 }

@@ -57,6 +57,6 @@ func (w *worker) fetchAhead(ctx context.Context, last *ended, got chan<- fetched
 	case <-wanted.C:
 	case <-ctx.Done():
 	}
-	w.again = &next.item
+	w.retry = &next.item
 	w.giveBackUnused(next)
 }

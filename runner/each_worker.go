@@ -23,7 +23,7 @@ type worker struct {
 	queue   <-chan string
 	guard   *child.Guard // ready for a command, or nil
 	brief   bool         // the last command was brief, so its guard can have another one
-	again   *string      // an item to try again: it was fetched too early, or its command still runs here
+	retry   *string      // an item to try again: it was fetched too early, or its command still runs here
 }
 
 // ended is an item whose command has ended, and whose lock is still held.
@@ -118,7 +118,7 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 		}
 		switch other := w.jobs.enter(j); {
 		case other != nil && other.worker == w: // the item is twice in the list, and its command still runs
-			w.again = &item
+			w.retry = &item
 			return nil, nil
 		case other != nil: // another worker of this process has it
 			w.skip(j, alreadyDone)
@@ -139,8 +139,8 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 
 // item is the next item in the queue. Without waiting there may be none yet.
 func (w *worker) item(wait bool) (item string, ok bool) {
-	if w.again != nil {
-		item, w.again = *w.again, nil
+	if w.retry != nil {
+		item, w.retry = *w.retry, nil
 		return item, true
 	}
 	if wait {
@@ -184,12 +184,7 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 		w.giveBackUnused(j)
 		return nil, err
 	}
-	cfg := w.cfg.Config
-	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
-	cfg.Log = j.log
-	log := cfg.Log
-	r := &run{node: w.node, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, keepGuard: true}
-	w.guard, w.brief = nil, false
+	r := w.run(j)
 	w.count(func(t *Tally) { t.Running++ })
 	for len(j.signals) > 0 { // they came before there was a command
 		<-j.signals
@@ -201,26 +196,11 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 		w.guard = r.child.Guard()
 		w.brief = w.guard != nil
 	}
-	lost := (*LockLostError)(nil)
-	if errors.As(err, &lost) {
-		// The list ends with one command's error, but others may have been killed, too.
-		log.Error("the lock was lost: "+lost.What, "event", "failed")
-	}
-	if err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout|ByStepDown) { // these have already been logged
-		log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
-	}
+	j.logEnd(outcome, err)
 	well := err == nil && !outcome.failed()
-	w.count(func(t *Tally) {
-		t.Running--
-		if r.child != nil {
-			t.Ran++
-			if !well {
-				t.Failed++
-			}
-		}
-	})
+	w.countEnd(r.child != nil, well)
 	switch {
-	case lost != nil, err != nil && r.held.Err() != nil:
+	case errors.As(err, new(*LockLostError)), err != nil && r.held.Err() != nil:
 		w.noteLost(j)
 	case r.held.Err() != nil: // it was lost after the command's end
 		r.tellEndLate()
@@ -232,6 +212,41 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 	}
 	w.leave(ctx, j)
 	return nil, err
+}
+
+// run is the run of an item's command, which takes the worker's guard.
+func (w *worker) run(j *job) *run {
+	cfg := w.cfg.Config
+	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
+	cfg.Log = j.log
+	r := &run{node: w.node, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, keepGuard: true}
+	w.guard, w.brief = nil, false
+	return r
+}
+
+// logEnd logs that an item's command failed, or was killed because its lock was lost: the list ends with one
+// command's error, but others may have been killed, too.
+func (j *job) logEnd(outcome Outcome, err error) {
+	lost := (*LockLostError)(nil)
+	switch {
+	case errors.As(err, &lost):
+		j.log.Error("the lock was lost: "+lost.What, "event", "failed")
+	case err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout|ByStepDown): // these have already been logged
+		j.log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
+	}
+}
+
+// countEnd counts an item that is not under way any more.
+func (w *worker) countEnd(ran, well bool) {
+	w.count(func(t *Tally) {
+		t.Running--
+		if ran {
+			t.Ran++
+		}
+		if ran && !well {
+			t.Failed++
+		}
+	})
 }
 
 // readyGuard makes sure that there is a guard for the next command.

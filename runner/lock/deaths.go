@@ -18,7 +18,7 @@ import (
 // commands are dead, so that the waiters need not wait for the lock-delay. Call it when
 // the commands and all that they started are dead.
 //
-// The locks' own session is gone or useless, so this opens another one. It first ends
+// The locks' own session is gone or useless, so this opens another one. For a run it first ends
 // the old one, if the server still has it: after a healed partition the old session still has
 // the locks. It retries failures for one lock-delay; after that nobody waits.
 func AnnounceDeaths(ctx context.Context, lost ...*Held) {
@@ -128,7 +128,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, recorded *Held, lost [
 	if len(queries) == 0 {
 		return nil
 	}
-	if _, err := s.Query(ctx, queries...); err != nil && (recorded == nil || !recorded.excused(err)) {
+	if _, err := s.Query(ctx, queries...); err != nil && (recorded == nil || !recorded.forgives(err)) {
 		return lost[0].cfg.rejected(err)
 	}
 	if tellWaiters {

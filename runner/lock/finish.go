@@ -49,9 +49,9 @@ func (h *Held) finishBeside(ctx context.Context) {
 	}
 }
 
-// excused reports whether an error concerns the ledger alone, and warns of it. The locks
-// are given back in any case, and the next start waits for its lock-delay.
-func (h *Held) excused(err error) bool {
+// forgives says whether the server has rejected a query about the end of a run that the ledger has. It warns
+// that the ledger was not told, as is likely. The locks are given back in any case.
+func (h *Held) forgives(err error) bool {
 	if !h.recorded || answeredError(err) == nil {
 		return false
 	}
@@ -59,6 +59,7 @@ func (h *Held) excused(err error) bool {
 	return true
 }
 
+// unnoted warns that the ledger was not told how the command ended.
 func (h *Held) unnoted(err error) {
 	h.cfg.Log.Warn("the end of the command could not be noted, so that the next start waits for its lock-delay: "+err.Error(), "event", "ledger")
 }

@@ -2,11 +2,14 @@ package lock
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
 	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
@@ -67,6 +70,21 @@ func (w *waiter) join(ctx context.Context) error {
 	w.place.ticket = found.ticket
 	w.place.held[ticketLock] = true
 	return w.digest(ctx, found)
+}
+
+// mostTickets is how many numbers are tried. No more waiters than that can come in 10 ms.
+const mostTickets = 4000
+
+// ticketQuery takes the first number from now on, by the server's clock, that nobody
+// else has. Readers may share one.
+func (w *waiter) ticketQuery() string {
+	from := advisory.TicketNowSQL
+	if w.place.ticket != 0 { // it has been there before
+		from = strconv.FormatUint(uint64(w.place.ticket), 10) + "::bigint"
+	}
+	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
+WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s END LIMIT 1`,
+		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.cfg.Claim.shared(), advisory.TicketNumberSQL(w.place.line, "t")))
 }
 
 // lookAgain finds out the place in line, and acts on it.

@@ -3,8 +3,10 @@ package lock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
@@ -104,3 +106,20 @@ func (p *pauses) next(rank int, err error) time.Duration {
 	p.front = frontBackoff()
 	return pace.Between(frontAgain/2, frontAgain)
 }
+
+// endGhostQuery is the query that ends the candidate's previous session, if the server still
+// has it, as after a partition: that session would keep its place in line, and the lock, if that was
+// granted to it last. It is identified by its number and its ticket.
+func (w *waiter) endGhostQuery() (query []string) {
+	c := w.candidate
+	if c.ghost == 0 || w.cfg.Claim.shared() { // readers may share a ticket
+		return nil
+	}
+	lines, _ := w.cfg.Claim.audience(w.cfg.Claim.Locks)
+	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
+WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
+		ghostMost.Milliseconds(), advisory.InThisDatabase, advisory.InLinesOf(lines...), c.ticket, advisory.IsTicket, c.ghost)}
+}
+
+// ghostMost is how long the server waits for a session that it was told to end.
+const ghostMost = time.Second

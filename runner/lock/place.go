@@ -2,10 +2,7 @@ package lock
 
 import (
 	"context"
-	"fmt"
 	"slices"
-	"strconv"
-	"time"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock/advisory"
@@ -16,7 +13,7 @@ type place struct {
 	claim    *Claim     // the bid's
 	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
 	ticket   uint32     // the lower half of the ticket's number
-	held     [placeLocks]bool
+	held     [placeLockCount]bool
 	arriving bool // it has the arrival lock: it is about to join the line
 }
 
@@ -28,7 +25,7 @@ const (
 	markLock             // of one that listens
 	gateLock             // of the first in line, against newcomers
 	callLock             // of one that calls the dormant waiters
-	placeLocks
+	placeLockCount
 )
 
 // lock is one of those locks.
@@ -60,21 +57,6 @@ func (b *Bid) nextLine() lockkey.ID {
 	return b.cfg.Claim.lineFor(next.ID)
 }
 
-// mostTickets is how many numbers are tried. No more waiters than that can come in 10 ms.
-const mostTickets = 4000
-
-// ticketQuery takes the first number from now on, by the server's clock, that nobody
-// else has. Readers may share one.
-func (w *waiter) ticketQuery() string {
-	from := advisory.TicketNowSQL
-	if w.place.ticket != 0 { // it has been there before
-		from = strconv.FormatUint(uint64(w.place.ticket), 10) + "::bigint"
-	}
-	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
-WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s END LIMIT 1`,
-		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.cfg.Claim.shared(), advisory.TicketNumberSQL(w.place.line, "t")))
-}
-
 // leaveSQL are SQL expressions that give back the locks that the bid has for its place. A holder that
 // calls takes the call anew (Held.call): those who are dormant look at each call that they hear, which
 // may not last as long as the command.
@@ -87,8 +69,8 @@ func (p *place) leaveSQL() (columns []string) {
 	return columns
 }
 
-// noteLeft notes that they were given back.
-func (p *place) noteLeft() { p.held = [placeLocks]bool{} }
+// noteLeft notes that the locks of the place were given back. The arrival lock is apart (EndArrival).
+func (p *place) noteLeft() { p.held = [placeLockCount]bool{} }
 
 // leaveLine gives up the place in line. Other queries follow.
 func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
@@ -109,20 +91,3 @@ func (b *Bid) noteLeftAndUnmarked() {
 	b.place.noteLeft()
 	b.knowledge.marks = nil
 }
-
-// endGhostQuery is the query that ends the candidate's previous session, if the server still
-// has it, as after a partition: that session would keep its place in line, and the lock, if that was
-// granted to it last. It is identified by its number and its ticket.
-func (w *waiter) endGhostQuery() (query []string) {
-	c := w.candidate
-	if c.ghost == 0 || w.cfg.Claim.shared() { // readers may share a ticket
-		return nil
-	}
-	lines, _ := w.cfg.Claim.audience(w.cfg.Claim.Locks)
-	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
-WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
-		ghostMost.Milliseconds(), advisory.InThisDatabase, advisory.InLinesOf(lines...), c.ticket, advisory.IsTicket, c.ghost)}
-}
-
-// ghostMost is how long the server waits for a session that it was told to end.
-const ghostMost = time.Second

@@ -106,12 +106,12 @@ func (b start) waitOut(ctx context.Context, delay time.Duration) error {
 
 // hold holds the locks without a command for the delay. early says that announcements meanwhile
 // showed that no earlier command is alive. ask, unless it is nil, is called every askLedgerEvery;
-// hold also returns if it says that all is over.
-func (b start) hold(ctx context.Context, delay time.Duration, message string, ask func() (over bool, err error)) (early bool, err error) {
+// hold also returns if it says that it is done.
+func (b start) hold(ctx context.Context, delay time.Duration, message string, ask func() (done bool, err error)) (early bool, err error) {
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
 	defer b.cfg.Observer.delayed(delay)()
-	over := time.NewTimer(delay)
-	defer over.Stop()
+	timer := time.NewTimer(delay)
+	defer timer.Stop()
 	var asks <-chan time.Time
 	if ask != nil {
 		ticker := time.NewTicker(askLedgerEvery)
@@ -120,10 +120,10 @@ func (b start) hold(ctx context.Context, delay time.Duration, message string, as
 	}
 	for {
 		select {
-		case <-over.C:
+		case <-timer.C:
 			return false, nil
 		case <-asks:
-			if over, err := ask(); err != nil || over {
+			if done, err := ask(); err != nil || done {
 				return false, err
 			}
 		case <-b.knowledge.news:

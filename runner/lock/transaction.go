@@ -62,7 +62,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 func (h *Held) endTransaction(ctx context.Context) error {
 	h.Session.SetHolding(false)
 	_, err := h.Session.Query(ctx, append(h.finishQueries(h.end), "COMMIT")...)
-	if h.excused(err) {
+	if h.forgives(err) {
 		return nil // the transaction is over in any case
 	}
 	return h.cfg.rejected(err)
