@@ -63,7 +63,7 @@ func (n *node) runHook(env []string, command string) error {
 	defer time.AfterFunc(hookMost, c.Kill).Stop() // a stopped guard does nothing
 	<-c.Done()
 	switch result := c.Result(); {
-	case result.Ending == child.LeaseOver, result.Ending == child.Killed:
+	case result.Ending == child.LeaseOver, result.Ending == child.Killed, result.Ending == child.GuardLate:
 		return fmt.Errorf("killed, since it took longer than %v", hookMost)
 	case result.Ending != child.Exited:
 		return errors.New("killed")

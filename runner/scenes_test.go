@@ -243,8 +243,26 @@ func TestGuardAndLoss(t *testing.T) {
 				transcript: "1s forward SIGTERM\n1s observer: ending" + killedAt60 + "3",
 			},
 		},
+		"the guard is killed after the loss": {
+			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.GuardDied, Killed: 1})}},
+			want: expectation{err: isLost + lost(silence, "was killed when its guard process died"), transcript: `
+1s told of the loss
+1s` + lossLine + `
+1s hook: the server does not answer` + killedAt60 + "1"},
+		},
+		"the guard does not do in time what a timeout asks of it": {
+			prepare:   func(s *scene) { s.cfg.Timeout, s.cfg.KillAfterTimeout = 5*sec, 10*sec },
+			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.GuardLate, Status: 9, Killed: 1})}},
+			want: expectation{outcome: Outcome{Status: 9, Ran: 60 * sec, Asked: ByTimeout}, transcript: `
+5s signal SIGTERM
+5s signal SIGCONT
+5s level=ERROR msg="the command ran for all of the 5s that --timeout allows; sending SIGTERM" event=timeout
+15s kill
+15s` + killLine + `
+1m0s level=INFO msg="command ended" event=exited ran=1m0s status=SIGKILL`},
+		},
 		"the guard does not do in time what the loss asks of it": {
-			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.GuardDied})}},
+			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.GuardLate})}},
 			want: expectation{
 				err: isLost + lost(silence, "was killed with all that it had started, 0 processes; for that its guard process, which did not do so in time, was killed, too"),
 				transcript: `

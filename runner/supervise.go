@@ -304,6 +304,8 @@ func (s *supervision) whatWasDone(result child.Result) string {
 	}
 	switch {
 	case result.Ending == child.GuardDied:
+		return killed + " when its guard process died"
+	case result.Ending == child.GuardLate:
 		return killed + "; for that its guard process, which did not do so in time, was killed, too"
 	case result.Killed == 0:
 		return command + " had just ended: " + describeStatus(result.Status)

@@ -216,7 +216,7 @@ func TestAgainKills(t *testing.T) {
 		"guard stop": func(c *child.Child) child.Ending {
 			_ = unix.Kill(child.GuardPID(c), unix.SIGSTOP)
 			c.TellLost()
-			return child.GuardDied
+			return child.GuardLate
 		},
 	} {
 		dir := t.TempDir()

@@ -73,6 +73,7 @@ type Child struct {
 	result Result
 
 	excused atomic.Bool // the guard has said what it can't kill, so pglead must not kill it for being late
+	late    atomic.Bool // pglead has killed it for that
 
 	mu      sync.Mutex
 	orders  orderState
@@ -120,6 +121,9 @@ func (c *Child) listen() {
 		k, body, err := readMessage(c.guard.control)
 		if err != nil {
 			c.result.Ending = GuardDied
+			if c.late.Load() {
+				c.result.Ending, c.result.Status = GuardLate, unix.WaitStatus(unix.SIGKILL)
+			}
 			c.result.Killed = c.guard.guards.finishFor(c.guard, func(names string) { c.tell(Event{Unkillable: names}) })
 			close(c.done)
 			return
@@ -205,6 +209,7 @@ func (c *Child) order(k kind, n int64) bool {
 // killGuard kills a guard that has not carried out an order, and has not said why.
 func (c *Child) killGuard() {
 	if !c.excused.Load() {
+		c.late.Store(true)
 		c.guard.kill()
 	}
 }

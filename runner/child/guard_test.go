@@ -102,8 +102,8 @@ func TestStoppedGuard(t *testing.T) {
 	c.TellLost()
 	r := await(t, c)
 	assertDead(t, pids)
-	if r.Ending != child.GuardDied {
-		t.Errorf("%+v, want GuardDied", r)
+	if r.Ending != child.GuardLate {
+		t.Errorf("%+v, want GuardLate", r)
 	}
 }
 

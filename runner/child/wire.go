@@ -183,6 +183,7 @@ const (
 	SocketClosed               // the server closed the lock's connection
 	PgleadGone                 // pglead is dead
 	GuardDied                  // the guard was killed, and then the tree: pglead finds that by itself
+	GuardLate                  // pglead killed the guard, which did not carry out an order in time, and then the tree
 )
 
 type doneReport struct {
