@@ -166,6 +166,9 @@ func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
 	if t.Paused > 0 {
 		text += fmt.Sprintf(", %d paused", t.Paused)
 	}
+	if rest := items - t.Ran - t.Held - t.Done - t.Paused; rest > 0 { // the list has ended before
+		text += fmt.Sprintf("; %d not started", rest)
+	}
 	var code int
 	switch {
 	case t.Failed > 0:
