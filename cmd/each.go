@@ -37,7 +37,7 @@ Items are arguments before --, the lines of a file, or those of standard input,
 as for xargs. {} in the key and in the command's arguments stands for the item,
 which is in PGLEAD_ITEM too. An item that is held elsewhere is skipped, and so
 is one that another pglead with the same list's key has been at since this one
-began: started on several machines, they share the list among them. An item that
+connected: started on several machines, they share the list among them. An item that
 is in the list twice is run once.
 
 The exit status is 0 if no command failed, or there are no items, 123 if one
