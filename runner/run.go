@@ -78,7 +78,7 @@ func (n *node) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err
 	case errors.As(err, new(*LockLostError)):
 		r.announceDeath()
 	case r.held.Err() != nil: // it was lost after the command's end, or before its start
-		r.hook("lost", r.cfg.Hooks.Lost, r.held.Err())
+		r.hook(hookLost, r.held.Err())
 		r.tellEndLate()
 	default:
 		r.release(outcome)
@@ -106,7 +106,7 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	r.cfg.Log = r.cfg.Log.With("token", r.held.Token)
 	r.cfg.Log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)...)
-	r.hook("acquired", r.cfg.Hooks.Acquired, nil)
+	r.hook(hookAcquired, nil)
 	r.listener.keep()
 	s, err := r.startSupervised(ctx)
 	if err != nil {
@@ -144,7 +144,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	s := &supervision{
 		cfg: &r.cfg, held: r.held, command: c, began: began, started: time.Now(),
 		renewed: r.renewed, signals: r.signals, missed: r.listener.handOver(),
-		onLoss: func(reason error) { r.hook("lost", r.cfg.Hooks.Lost, reason) },
+		onLoss: func(reason error) { r.hook(hookLost, reason) },
 	}
 	r.cfg.Log.Info("command started", "event", "started", "pid", c.PID())
 	r.cfg.Observer.SayLeading()
@@ -204,7 +204,7 @@ func (r *run) release(outcome Outcome) {
 func (r *run) afterRelease(outcome Outcome, err error) {
 	if err != nil {
 		r.cfg.Log.Warn("the lock could not be given back, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
-		r.hook("lost", r.cfg.Hooks.Lost, err)
+		r.hook(hookLost, err)
 		r.tellEndLate()
 		return
 	}
@@ -213,7 +213,7 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 		event, message = "handed_over", "lock released, as was asked"
 	}
 	r.cfg.Log.Log(context.Background(), LevelNotice, message, "event", event)
-	r.hook("released", r.cfg.Hooks.Released, nil)
+	r.hook(hookReleased, nil)
 }
 
 // tellEndLate is for a session that was lost after the command's end or before its start. It notes the
