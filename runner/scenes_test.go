@@ -235,6 +235,14 @@ func TestGuardAndLoss(t *testing.T) {
 1s` + lossLine + `
 1s hook: the server does not answer` + killedAt60 + "0"},
 		},
+		"the command ends on the SIGTERM of the loss": {
+			prepare:   func(s *scene) { s.cfg.LostGrace = 2 * sec },
+			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{})}},
+			want: expectation{err: isLost + lost(silence, "ended, by itself or on the SIGTERM of --lost-grace: exit status 0"), transcript: `
+1s told of the loss
+1s` + lossLine + `
+1s hook: the server does not answer` + killedAt60 + "0"},
+		},
 		"the guard is killed": {
 			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {60 * sec, exits(child.Result{Ending: child.GuardDied, Killed: 3})}},
 			want: expectation{

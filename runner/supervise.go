@@ -307,6 +307,8 @@ func (s *supervision) whatWasDone(result child.Result) string {
 		return killed + " when its guard process died"
 	case result.Ending == child.GuardLate:
 		return killed + "; for that its guard process, which did not do so in time, was killed, too"
+	case result.Killed == 0 && s.cfg.LostGrace > 0:
+		return command + " ended, by itself or on the SIGTERM of --lost-grace: " + describeStatus(result.Status)
 	case result.Killed == 0:
 		return command + " had just ended: " + describeStatus(result.Status)
 	}
