@@ -324,7 +324,7 @@ func (s *supervision) holdOut() (asked Asked) {
 	}
 	s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
 	s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
-	over := time.After(rest)
+	over, requests, askedBy := time.After(rest), s.held.Requests(), make(chan stepDownRequest, 1)
 	for {
 		select {
 		case <-over:
@@ -332,8 +332,10 @@ func (s *supervision) holdOut() (asked Asked) {
 		case <-s.held.Lost():
 			s.cfg.Log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
 			return 0
-		case <-s.held.Requests():
-			r := s.asker()
+		case <-requests:
+			requests = nil // once is enough
+			go func() { askedBy <- s.asker() }()
+		case r := <-askedBy:
 			s.held.Prefer(r.to)
 			s.cfg.Log.Warn("asked to step down by "+r.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", r.by)
 			return ByStepDown

@@ -24,6 +24,7 @@ import (
 // would have heard nothing of the last holder.
 func (w *waiter) goDormant(ctx context.Context) error {
 	w.turn.take()
+	w.unwatch() // or the end of a watch would take the place of this heartbeat
 	w.s.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.WaiterBeat(w.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.place.line).ID).TryXactSQL()}, Then: w.hearCall},

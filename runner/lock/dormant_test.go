@@ -138,3 +138,26 @@ func TestReleaseWithoutCall(t *testing.T) {
 		t.Error("the lock is not free")
 	}
 }
+
+// TestDormantAfterWatch: a waiter that watched the holder, and has a long line before it all at once, hears
+// calls.
+func TestDormantAfterWatch(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	dsn := server.DSN("postgres")
+	cfg := leased(config(t, dsn, exclusive(7)), longest) // or it would look again
+	acquire(t, cfg)
+	contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	asks := func(what string) func() bool {
+		return func() bool {
+			return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE '%"+what+"%'")[0] == "1"
+		}
+	}
+	eventually(t, "it watches", asks("EXECUTE pglead"))
+	for i := range crowd.MostListeners + 1 { // others have come back to their places after an outage
+		frozenTicket(t, dsn, id(7), i)
+	}
+	plain(t, dsn, "SELECT pg_notify('pglead.1.7', 'started 99 6000 0')") // which makes it look
+	eventually(t, "it asks whether somebody calls", asks(fmt.Sprintf("pg_try_advisory_xact_lock(%d)", advisory.CallOf(id(7)).Number)))
+}
