@@ -1,9 +1,9 @@
 // Package runner is where lock and command meet: Run takes the lock, starts the command,
 // and makes sure that the command is dead before anybody else gets the lock.
 //
-// Read it in this order: Run, once, acquire (lock.Candidate opens the session, in its open.go, and
-// takes the lock), runCommand, startSupervised (child.Guard starts the command), supervise (the
-// one select where the two meet), release. The files each*.go are only for pglead each.
+// Read it in this order: Run, once, acquire (lock.Candidate opens the session and takes the lock),
+// runCommand, startSupervised (child.Guard starts the command), supervise (the one select where the
+// two meet), release. The files each*.go are only for pglead each.
 package runner
 
 import (

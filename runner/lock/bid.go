@@ -232,11 +232,6 @@ func lastNumber(rows session.Rows) (int, error) {
 	return 0, session.ErrNotPostgreSQL()
 }
 
-// rejected adds the names of the claim's locks to an error of the server's.
-func (cfg *Config) rejected(err error) error {
-	return session.Rejected(err, "lock "+cfg.Claim.String())
-}
-
 // answeredError is the server's error if the session has survived it, or nil. A LostError
 // may wrap one, too.
 func answeredError(err error) (pgErr *pgconn.PgError) {

@@ -5,10 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"sync/atomic"
 	"time"
 
-	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
@@ -31,21 +29,6 @@ import (
 //	          more and more seldom, the further behind they are, while it stands.
 //
 // turn.go lists when each of them tries and looks.
-
-// waiter is a candidate's bid, which waits in line for what the first try did not get.
-type waiter struct {
-	*Bid
-	candidate *Candidate
-	returning bool      // others may have had the locks since its last session or try, so it must not pass those in line
-	told      time.Time // when Observer.Waiting was last called
-
-	turn    turn
-	watched watch // of the holder
-
-	called atomic.Bool     // somebody has called this one
-	limits *inspect.Limits // the server's, once they are known
-	warm   bool            // a warm-up start without a token was made (warmUp)
-}
 
 // join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
 // digest then makes it dormant.
@@ -71,6 +54,23 @@ func (w *waiter) join(ctx context.Context) error {
 	w.place.held[ticketLock] = true
 	return w.digest(ctx, found)
 }
+
+// endGhostQuery is the query that ends the candidate's previous session, if the server still
+// has it, as after a partition: that session would keep its place in line, and the lock, if that was
+// granted to it last. It is identified by its number and its ticket.
+func (w *waiter) endGhostQuery() (query []string) {
+	c := w.candidate
+	if c.ghost == 0 || w.cfg.Claim.shared() { // readers may share a ticket
+		return nil
+	}
+	lines, _ := w.cfg.Claim.audience(w.cfg.Claim.Locks)
+	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
+WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
+		ghostMost.Milliseconds(), advisory.InThisDatabase, advisory.InLinesOf(lines...), c.ticket, advisory.IsTicket, c.ghost)}
+}
+
+// ghostMost is how long the server waits for a session that it was told to end.
+const ghostMost = time.Second
 
 // mostTickets is how many numbers are tried. No more waiters than that can come in 10 ms.
 const mostTickets = 4000

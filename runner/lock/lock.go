@@ -19,6 +19,7 @@
 //	           that the server answers with an error is rejected
 //	grant      what a bid has got so far: locks, and later the token
 //	settle     the steps from the grant to the start: the lock-delay, the token, the ledger
+//	start      a bid that has all of its claim, while it settles
 //	tenure     one holding of a lock, from its token to its end
 //
 // What a waiter knows (package evidence):
@@ -35,12 +36,18 @@
 //
 //	line       the waiters, each with a ticket
 //	place      the server's locks that a bid has because it stands in line
+//	turn       when a waiter looks and tries next
+//	succession what a holder knows of those who may be next
 //	burst      many tries in one statement, when the lock is about to be freed
 //	dormant    a waiter so far behind that it doesn't listen
 //
 // Three packages below know no session. Package advisory has all locks that pglead takes (ticket,
 // mark, arrival, call, gate) and their SQL. Package evidence decides what follows from what a
 // waiter has heard and seen. Package crowd decides who of many listens, looks and tries, and when.
+//
+// Read it in this order: config.go, candidate.go (sessions come and go), waiter.go (tries, and the wait), bid.go
+// (the lock is taken), settle.go (until the command may start), held.go (until the lock is given back). Each of
+// the other files is one mechanism, which its first comment explains.
 //
 // The ways to hold a lock (slots, readers, a quorum, ...) and what differs in each are in modes.go.
 //

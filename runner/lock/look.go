@@ -26,7 +26,7 @@ type look struct {
 	asOf     map[lockkey.ID]int  // of each lock's evidence, when the server was asked
 	received boottime.Instant    // when the answer was
 	beats    map[uint32]lastBeat // of the holders that number theirs, by pid
-	rank     int                 // of this session's ticket, from 1; 0 without one
+	rank     int                 // of this session's ticket, from 1; it means nothing without one
 	waiting  int                 // the number of all in line
 	marked   int                 // the number of those in line that listen
 	ticket   uint32              // of this session, or 0

@@ -29,7 +29,7 @@ package lock
 func (cfg *Config) hasLine() bool { return !cfg.Session.Transaction }
 
 // announces says whether starts and ends are announced: a transaction sends nothing before its end.
-func (cfg *Config) announces() bool { return !cfg.Session.Transaction }
+func (cfg *Config) announces() bool { return cfg.hasLine() }
 
 // takesOne says whether the claim is to one lock, and no other will do.
 func (c Claim) takesOne() bool { return c.Gate == nil && len(c.Locks) == 1 }

@@ -18,7 +18,7 @@ import (
 //	                                  who finds out, in this order
 //	the server is fit for it          the login (package session, login.go)
 //	the claim is complete             Bid.Complete, after a try
-//	the delay is known                Bid.verdict, with each lock that is granted: by what was heard
+//	the delay is known                knowledge.verdict, with each lock that is granted: by what was heard
 //	                                  (Evidence.Verdict) or, after a first try, by the server's
 //	                                  age (Session.FirstTryDelay)
 //	no earlier command is alive       waitOut

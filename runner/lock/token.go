@@ -98,12 +98,6 @@ func (cfg *Config) startQueryOf(locks []advisory.Lock, started string, inLine bo
 	return sql
 }
 
-// showsToken says whether the session's name shows the token. A session with several tokens
-// shows none, nor does doctor's, whose name is no holder's.
-func (cfg *Config) showsToken() bool {
-	return !cfg.OfList && strings.HasPrefix(cfg.Session.ApplicationName, "pglead:")
-}
-
 // announceStartSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
 func (cfg *Config) announceStartSQL(l advisory.Lock) string {

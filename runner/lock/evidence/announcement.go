@@ -44,7 +44,7 @@ import (
 // at its first try did neither.
 
 // Word is the first field of an announcement. A new word is ignored until known lists it.
-// Evidence.Hear, Evidence.isCredible and waiter.decide (package lock) define its effect; the list
+// Evidence.Hear, Evidence.isCredible and turn.decide (package lock) define its effect; the list
 // above and runner/README.md describe it.
 type Word string
 

@@ -1,0 +1,255 @@
+package lock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/crowd"
+	"github.com/pglead/pglead/runner/pace"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Candidate wants a claim, and keeps what outlasts each of its sessions. When a
+// tenure is over, it may stand for the next one.
+type Candidate struct {
+	cfg   Config // the host to try next is the first of its database
+	past  past
+	last  *Held     // what it was granted last, or nil
+	began time.Time // when the current wait did
+
+	// In its last session:
+	rank   int    // its place in line: 1 if it had the lock, 0 if it had no place. The first in line come back sooner after an outage.
+	ticket uint32 // of the current wait, or 0
+	ghost  uint32 // the session that had that ticket, which the server may still have; or 0
+}
+
+// past is what has happened to a candidate. It is a set.
+type past uint8
+
+const (
+	reached past = 1 << iota // the database has answered for the lock
+
+	// In the current wait:
+	returned // it had a session before
+	crowded  // the server had no room for it
+	warned   // the log says that a ledger is not used
+)
+
+func (p past) has(events past) bool { return p&events != 0 }
+
+// NewCandidate returns a candidate that has done nothing yet.
+func NewCandidate(cfg Config) *Candidate { return &Candidate{cfg: cfg} }
+
+// begin begins a wait. The candidate remembers from an earlier wait where the database was and, if
+// the lock was lost, gets rank 1, with which it comes back sooner.
+func (c *Candidate) begin() {
+	*c = Candidate{cfg: c.cfg, past: c.past & reached, last: c.last, began: time.Now()}
+	if c.last == nil {
+		return
+	}
+	c.cfg.Session.Database = session.Elsewhere(c.cfg.Session.Database, c.last.Err())
+	if c.last.wasLost() {
+		c.rank = 1
+	}
+}
+
+// left is what is left of the wait.
+func (c *Candidate) left() time.Duration { return c.cfg.Wait - time.Since(c.began) }
+
+// Reached says whether the database has ever answered for the lock.
+func (c *Candidate) Reached() bool { return c.past.has(reached) }
+
+// answered notes that the database has answered for the lock. From then on an outage is waited out.
+func (c *Candidate) answered() {
+	c.cfg.Observer.away(nil)
+	c.past |= reached
+}
+
+// Acquire opens a session, takes the lock on it, and returns when a command may be
+// started under it. It waits out any obstacle that passes by itself, for as long
+// as Config.Wait allows. It calls prepare, unless that is nil, once for each session, in parallel
+// with the questions to the server or the wait: there the caller prepares what the command
+// needs. If the session is given up, the function that prepare returned undoes that.
+// Errors are
+//
+//	*ConflictError                            somebody else has it
+//	*ledger.PausedError, *ledger.DoneError    the ledger says that nobody should start
+//	*LedgerError                              the ledger can't be written
+//	*session.Error, *session.LostError        the server can't be reached, or used, or is gone
+//
+// and otherwise ctx's cause, or an error of prepare.
+func (c *Candidate) Acquire(ctx context.Context, prepare func(*session.Session) (abandon func(), err error)) (*Held, error) {
+	c.begin()
+	for p := newPauses(); ; {
+		held, err := c.attempt(ctx, prepare)
+		if err == nil {
+			held.Took = time.Since(c.began)
+			c.last = held
+			return held, nil
+		}
+		if err = c.outlast(ctx, p, err); err != nil {
+			c.last = nil
+			return nil, err
+		}
+	}
+}
+
+// attempt is what Acquire does with one session.
+func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) (func(), error)) (*Held, error) {
+	returning, firstTry := c.past.has(returned), ""
+	if !returning { // else it has a place in line, and must not pass those before it
+		firstTry = c.cfg.firstTrySQL()
+	}
+	s, err := c.openSession(ctx, firstTry)
+	if err != nil {
+		return nil, err
+	}
+	c.past |= returned
+	w := c.newWaiter(s, returning, prepare)
+	held, err := w.takeAfterPauses(ctx)
+	if err != nil {
+		if w.place.joined() && w.place.ticket != 0 {
+			c.ticket, c.ghost, c.rank = w.place.ticket, s.BackendPID(), cmp.Or(w.turn.rank, c.rank)
+		}
+		w.preparation.abandon()
+		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
+			_ = w.GiveBack(ctx)
+		}
+		s.Close()
+		w.tellUnstarted(ctx)
+		return nil, err
+	}
+	return held, nil
+}
+
+// Open opens a session for bids of the caller's own, and calls ready with it. It waits as Acquire does.
+func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error) (*session.Session, error) {
+	c.begin()
+	for p := newPauses(); ; {
+		s, err := c.openSession(ctx, "")
+		if err == nil {
+			if err = ready(s); err == nil {
+				c.cfg.Observer.away(nil)
+				return s, nil
+			}
+			s.Close()
+		}
+		if err = c.outlast(ctx, p, err); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// openSession opens a session whose login carries the SQL expression firstTry, or none.
+func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
+	c.cfg.Observer.SayAlive(c.cfg.AttemptMost())
+	of := c.cfg.session()
+	of.FirstQuestion, of.LedgerQuestion = firstTry, c.cfg.Ledger.Question(of.Transaction)
+	if c.cfg.Wait > 0 {
+		of.ConnectTimeout = min(of.ConnectTimeout, max(c.left(), time.Second))
+	}
+	err = askForRoom(ctx, &c.cfg, func() error {
+		s, err = session.Open(ctx, of)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if _, err = c.cfg.Ledger.Applies(s.LedgerAnswer()); err != nil {
+		if !of.Transaction { // behind a pooler the end of the login's statement has freed what the first try got
+			_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()") // or the next run of a script would find it held
+		}
+		s.Close()
+		return nil, err
+	}
+	c.warnOfLedger(s)
+	return s, nil
+}
+
+// askForRoom calls open again while the server has no room, as when a thousand nodes start
+// at once, for as long as one attempt to connect may take. It does so only for a run that
+// doesn't wait for the lock; a waiting run comes back later.
+func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
+	began, backoff := time.Now(), crowd.FullBackoff()
+	for {
+		err := open()
+		if err == nil || cfg.Wait > 0 || !isFull(err) {
+			return err
+		}
+		rest := backoff.Half()
+		if time.Since(began)+rest > cfg.Session.ConnectTimeout {
+			return err
+		}
+		if !pace.Sleep(ctx, rest) {
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// warnOfLedger logs, once in a wait, that the database has a ledger which is not used because
+// it can't be trusted, or because the role has no access.
+func (c *Candidate) warnOfLedger(s *session.Session) {
+	if c.past.has(warned) {
+		return
+	}
+	switch ledger.AccessBy(s.LedgerAnswer()) {
+	case ledger.Foreign:
+		c.cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
+	case ledger.Denied:
+		c.cfg.Log.Info("the ledger is not granted to role "+c.cfg.Session.Database.User+"; going on without", "event", "ledger")
+	default:
+		return
+	}
+	c.past |= warned
+}
+
+func isFull(err error) bool {
+	var e *session.Error
+	return errors.As(err, &e) && e.Full
+}
+
+// When the session of a waiter is lost, this happens, in this order:
+//
+//	waiter.awaitNews   notices the loss; an answer that misses its deadline is one, too
+//	Candidate.attempt  keeps the ticket and the rank, undoes the preparation, and closes the session
+//	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
+//	Candidate.attempt  opens a session without a first try, which might pass those in line
+//	waiter.join        ends the old session, if the server still has it; listens, takes its
+//	                   old ticket and its mark, and looks
+//	knowledge.verdict  the waiter has lost what it had heard: if it hears nothing more, and there
+//	                   is no ledger, a grant is held for the lock-delay
+
+// outlast pauses after an attempt that failed for a reason that passes by itself: a session that
+// was lost, or a server that restarts, has no room, or is a standby that may be promoted. A run
+// that waits survives these. Otherwise, or when the time is up, outlast returns the error.
+func (c *Candidate) outlast(ctx context.Context, p *pauses, err error) error {
+	cfg := &c.cfg
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
+	if isFull(err) {
+		c.past |= crowded
+	}
+	rest := p.next(c.rank, err)
+	if isFull(err) && cfg.Wait > 0 {
+		rest = pace.Between(crowd.AwayBounds(p.full))
+	}
+	rest = crowd.AwayFor(rest, c.left())
+	waitsOut := session.Passing(err) || cfg.Endures && c.Reached()
+	if !waitsOut || c.left() <= rest {
+		return err
+	}
+	cfg.Observer.away(err)
+	if reason := err.Error(); reason != p.said || rest > frontAgain {
+		p.said = reason
+		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", reason, "retry_in", rest)
+	}
+	if !pace.Sleep(ctx, rest) {
+		return context.Cause(ctx)
+	}
+	return nil
+}

@@ -1,0 +1,88 @@
+package lock
+
+import (
+	"log/slog"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/pglead/pglead/runner/describe"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// Config says what to hold, and how to wait for it.
+type Config struct {
+	Claim   Claim
+	Session session.Config
+	Wait    time.Duration // 0 tries once, Forever has no end
+
+	// OfList says that the lock is one of a list's. The session goes on after the release, for
+	// other locks of the list, and may hold several at once, so its name shows no token. Other
+	// workers on the list come back for a lock without standing in line, so starts and clean ends
+	// are announced even if nobody stands there.
+	OfList bool
+
+	// Description is what sessions say of the run and its host. Describe adds the settings, and a grant
+	// adds the token.
+	Description describe.Description
+
+	// LostGrace is what the command gets between SIGTERM and SIGKILL when the lock is lost.
+	// Holders announce it.
+	LostGrace time.Duration
+
+	// LockDelay is how long a former holder's command may live on after the loss of its
+	// lock. Without evidence that it is dead, a new holder waits for that long
+	// before the start. 0 means never.
+	LockDelay time.Duration
+
+	// Explain makes a refusal name the holders of the lock, which takes one more
+	// question to the server.
+	Explain bool
+
+	// Endures makes a wait survive every error once the database has answered for the lock.
+	// Otherwise it survives only errors that pass by themselves.
+	Endures bool
+
+	// Ledger is what remembers the run, if the database has one.
+	Ledger ledger.Use
+
+	Observer Observer
+	Log      *slog.Logger
+}
+
+// Forever is a wait without end.
+const Forever = time.Duration(math.MaxInt64)
+
+// AttemptMost is more than one attempt can take: the connection to each host, a second
+// connection, the lock-delay, and some questions, each shorter than the lease.
+func (cfg *Config) AttemptMost() time.Duration {
+	hosts := 1 + len(cfg.Session.Database.Fallbacks)
+	return time.Duration(hosts+1)*cfg.Session.ConnectTimeout + cfg.LockDelay + 4*cfg.Session.Lease
+}
+
+// session is the configuration of a session.
+func (cfg *Config) session() session.Config {
+	of := cfg.Session
+	of.Comment = cfg.Describe().Comment()
+	return of
+}
+
+// Describe is what the sessions say of themselves before a grant: Description, and the settings by which
+// others judge how long a command may be alive.
+func (cfg *Config) Describe() describe.Description {
+	d := cfg.Description
+	d.Lease, d.LostGrace, d.Transaction = cfg.Session.Lease, cfg.LostGrace, cfg.Session.Transaction
+	return d
+}
+
+// showsToken says whether the session's name shows the token. A session with several tokens
+// shows none, nor does doctor's, whose name is no holder's.
+func (cfg *Config) showsToken() bool {
+	return !cfg.OfList && strings.HasPrefix(cfg.Session.ApplicationName, "pglead:")
+}
+
+// rejected adds the names of the claim's locks to an error of the server's.
+func (cfg *Config) rejected(err error) error {
+	return session.Rejected(err, "lock "+cfg.Claim.String())
+}

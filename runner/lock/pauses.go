@@ -1,0 +1,59 @@
+package lock
+
+import (
+	"errors"
+	"time"
+
+	"github.com/pglead/pglead/runner/lock/crowd"
+	"github.com/pglead/pglead/runner/pace"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// pauses are the pauses between attempts to connect. Each is a random part of a backoff that
+// doubles, so that the waiters don't overrun a server that comes up again. The first in line, on
+// which the next command depends, pause for frontAgain at most, for as long as frontFor. If a
+// server answers that it isn't ready, they use front, which doubles, too: each attempt is a line in
+// that server's log.
+type pauses struct {
+	backoff, front *pace.Backoff
+	since          time.Time     // when the session was lost
+	full           *pace.Backoff // for a server that has no room
+	said           string        // the reason that the log has
+}
+
+const (
+	backoffFirst = 200 * time.Millisecond
+	backoffMost  = 5 * time.Second
+	frontAgain   = 250 * time.Millisecond
+	frontFor     = time.Minute
+)
+
+func frontBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
+
+func newPauses() *pauses {
+	p := &pauses{full: crowd.CrowdedBackoff()}
+	p.restart()
+	return p
+}
+
+func (p *pauses) restart() {
+	p.since, p.backoff = time.Now(), pace.Doubling(backoffFirst, backoffMost)
+	p.front = frontBackoff()
+}
+
+// next is the pause after an attempt that has failed. rank is Candidate.rank.
+func (p *pauses) next(rank int, err error) time.Duration {
+	if errors.As(err, new(*session.LostError)) {
+		p.restart()
+	}
+	atFront := rank > 0 && rank <= crowd.MostWatchers
+	var e *session.Error
+	switch {
+	case atFront && errors.As(err, &e) && e.LoginRejected:
+		return p.front.Half()
+	case !atFront || time.Since(p.since) > frontFor:
+		return p.backoff.Half()
+	}
+	p.front = frontBackoff()
+	return pace.Between(frontAgain/2, frontAgain)
+}

@@ -1,0 +1,334 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/pglead/pglead/runner/inspect"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/crowd"
+	"github.com/pglead/pglead/runner/lock/evidence"
+	"github.com/pglead/pglead/runner/pace"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// waiter is a candidate's bid, which waits in line for what the first try did not get.
+type waiter struct {
+	*Bid
+	candidate *Candidate
+	returning bool      // others may have had the locks since its last session or try, so it must not pass those in line
+	told      time.Time // when Observer.Waiting was last called
+
+	turn    turn
+	watched watch // of the holder
+
+	called atomic.Bool     // somebody has called this one
+	limits *inspect.Limits // the server's, once they are known
+	warm   bool            // a warm-up start without a token was made (warmUp)
+}
+
+// newWaiter returns the candidate's waiter on a session. returning says that others may have had the locks
+// since the candidate's last session.
+func (c *Candidate) newWaiter(s *session.Session, returning bool, prepare func(*session.Session) (func(), error)) *waiter {
+	w := &waiter{
+		Bid: NewBid(s, c.cfg, returning), candidate: c, returning: returning,
+		turn: turn{own: s.BackendPID(), lease: c.cfg.Session.Lease},
+	}
+	w.preparation, w.place.ticket = newPreparation(s, prepare), c.ticket
+	return w
+}
+
+// takeAfterPauses is takeAndSettle, but waits until the ledger has no pause, for as long as the wait
+// allows.
+func (w *waiter) takeAfterPauses(ctx context.Context) (*Held, error) {
+	for {
+		held, err := w.takeAndSettle(ctx)
+		paused := (*ledger.PausedError)(nil)
+		if !errors.As(err, &paused) || w.candidate.left() <= 0 {
+			return held, err
+		}
+		w.returning = w.returning || w.knowledge.listens()
+		if err := w.waitForResume(ctx, paused); err != nil {
+			return nil, err
+		}
+		w.resumed()
+	}
+}
+
+// takeAndSettle takes the lock and prepares the start. The holder then looks for requests to step
+// down, and calls those in line when it is done.
+func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
+	if err := w.take(ctx); err != nil {
+		return nil, err
+	}
+	w.candidate.answered()
+	held, err := w.Settle(ctx)
+	if err != nil {
+		return nil, err
+	}
+	held.next = w.succession()
+	held.heedRequests()
+	return held, nil
+}
+
+// take takes the lock: it tries first, and then waits for as long as it may. A returning waiter has
+// a place in line, and tries only when it is its turn. In a transaction there is no line.
+func (w *waiter) take(ctx context.Context) error {
+	triesFirst, wait := !w.returning, w.wait
+	if !w.cfg.hasLine() {
+		triesFirst, wait = true, w.poll
+	}
+	if triesFirst {
+		if _, err := w.Try(ctx); err != nil || w.Complete() {
+			return err
+		}
+	}
+	if w.candidate.left() <= 0 {
+		if triesFirst {
+			return w.refuse(ctx)
+		}
+		return w.lastTry(ctx)
+	}
+	w.candidate.answered()
+	if err := w.beginWait(); err != nil {
+		return err
+	}
+	defer w.cfg.Observer.beside(ctx, w.s)()
+	for w.candidate.left() > 0 {
+		granted, err := wait(ctx)
+		if err == nil && granted && !w.Complete() {
+			_, err = w.Try(ctx) // the rest of several locks
+		}
+		if err != nil || w.Complete() {
+			return err
+		}
+		w.candidate.answered()
+	}
+	return w.lastTry(ctx)
+}
+
+// beginWait prepares for a wait.
+func (w *waiter) beginWait() error {
+	w.cfg.Log.Info("waiting for the lock", "event", "waiting")
+	if w.cfg.hasLine() {
+		w.beatPlainly()
+		w.s.StartHeartbeat()
+	}
+	return w.preparation.done()
+}
+
+// wait is the loop in line: it waits for news or the next due time, decides, and acts, until
+// something is granted or the time is up. Of several locks it gets the next one: Try takes the
+// rest.
+func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
+	if err := w.join(ctx); err != nil {
+		return false, err
+	}
+	defer w.unwatch()
+	if err := w.report(ctx); err != nil {
+		return false, err
+	}
+	for {
+		rest := w.candidate.left()
+		if rest <= 0 {
+			return false, nil
+		}
+		if err := w.awaitNews(ctx, rest); err != nil {
+			return false, err
+		}
+		if w.called.Swap(false) {
+			w.turn.lookAt = time.Now()
+		}
+		w.turn.decide(w.events(), w.knowledge.trusts, w.watches())
+		w.heedWatch()
+		if !w.turn.triesBy(time.Now()) { // w.takeTurn verifies by itself
+			if err := w.knowledge.verify(ctx); err != nil {
+				return false, err
+			}
+		}
+		if granted, err := w.act(ctx); err != nil || granted {
+			return granted, err
+		}
+	}
+}
+
+// events are the announcements for the lock whose line this is or, with a gate, for all
+// locks.
+func (w *waiter) events() (events []evidence.Announcement) {
+	for id, said := range w.knowledge.mailbox.empty() {
+		if w.cfg.Claim.takesAny() || id == w.place.line {
+			events = append(events, said...)
+		}
+	}
+	return events
+}
+
+// awaitNews waits until there is something to do.
+func (w *waiter) awaitNews(ctx context.Context, most time.Duration) error {
+	return w.rest(ctx, min(most, time.Until(w.turn.next())), w.knowledge.news)
+}
+
+// rest returns when the time d has passed, or news has come. The loss of the session, or the end of
+// ctx, is an error.
+func (w *waiter) rest(ctx context.Context, d time.Duration, news <-chan struct{}) error {
+	select {
+	case <-time.After(max(0, d)):
+	case <-news:
+	case <-w.s.Lost():
+		return w.s.Err()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// act tries and looks, if it is time for that.
+func (w *waiter) act(ctx context.Context) (granted bool, err error) {
+	now := time.Now()
+	if w.turn.triesBy(now) {
+		if granted, err := w.takeTurn(ctx); err != nil || granted {
+			return granted, err
+		}
+	}
+	if now.Before(w.turn.lookAt) {
+		return false, nil
+	}
+	if err := w.lookAgain(ctx); err != nil {
+		return false, err
+	}
+	return false, w.report(ctx)
+}
+
+// takeTurn tries once, or many times if the lock is about to be freed.
+func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
+	burst := w.turn.take()
+	w.tryLater()
+	if err := w.knowledge.verify(ctx); err != nil {
+		return false, err
+	}
+	if burst {
+		granted, err = w.tryOften(ctx)
+	} else {
+		granted, err = w.Try(ctx)
+	}
+	if err != nil || granted {
+		return granted, err
+	}
+	if burst {
+		if err := w.knowledge.verify(ctx); err != nil { // a session that had the lock meanwhile may have said so
+			return false, err
+		}
+		w.knowledge.noteRefusal(w.refused())
+	}
+	if w.knowledge.unknownHolder || burst {
+		w.turn.lookAt = time.Now()
+	}
+	return false, nil
+}
+
+// burstTries is how many tries one statement makes: the first at once, the next one each
+// millisecond, the rest more rarely. A holder announces its clean end before it frees the
+// lock, so a single try would come too early.
+const (
+	burstTries = 50
+	burstFast  = 20
+)
+
+// tryOften tries many times in one statement. If a grant means that the command may
+// start, the query for the token travels with it. That query draws nothing unless the
+// session has the lock.
+func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
+	tries := fmt.Sprintf(`SELECT won FROM (
+	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
+	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, w.trySQL(), burstTries-1)
+	queries := []string{tries}
+	one := w.cfg.Claim.takesOne() && !w.cfg.Session.Quorum
+	certain := one && (w.knowledge.verdictOnAll(w.cfg.Claim.Locks).Delay == 0 || w.startsWithToken(w.cfg.Claim.Locks))
+	if certain {
+		queries = append(queries, w.startQuery(w.cfg.Claim.Locks, w.place.leaveSQL()...))
+	}
+	answers, err := w.s.Ask(ctx, session.Request{SQL: queries})
+	if err != nil {
+		// If the ledger failed, Settle finds out more.
+		if !certain || !w.startsWithToken(w.cfg.Claim.Locks) || answeredError(err) == nil || len(answers[0]) == 0 {
+			return false, w.cfg.rejected(err)
+		}
+		certain = false
+	}
+	if len(answers[0]) == 0 {
+		return false, nil
+	}
+	n, err := lastNumber(answers[0])
+	if err != nil {
+		return false, err
+	}
+	if granted, err = w.noteResult(n); err != nil {
+		return false, err
+	}
+	if certain {
+		w.place.noteLeft()
+		err = w.noteDrawn(answers[1])
+	}
+	return granted, err
+}
+
+// poll waits where there is no line: in a transaction.
+func (w *waiter) poll(ctx context.Context) (granted bool, err error) {
+	if _, err := w.s.Second(ctx); err != nil { // see session.Open
+		return false, err
+	}
+	for polls := crowd.PollBackoff(); w.candidate.left() > 0; {
+		if err := w.report(ctx); err != nil {
+			return false, err
+		}
+		if !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), w.candidate.left())) {
+			return false, context.Cause(ctx)
+		}
+		if granted, err := w.Try(ctx); err != nil || granted {
+			return granted, err
+		}
+	}
+	return false, nil
+}
+
+// lastTry tries once more when the time is up, then gives up.
+func (w *waiter) lastTry(ctx context.Context) error {
+	if _, err := w.Try(ctx); err != nil || w.Complete() {
+		return err
+	}
+	return w.refuse(ctx)
+}
+
+// refuse gives up. Its error names the holders of the locks that are missing.
+func (w *waiter) refuse(ctx context.Context) error {
+	if err := w.withdraw(ctx); err != nil {
+		return err
+	}
+	conflict := &ConflictError{Database: session.Target(w.cfg.Session.Database), Waited: w.cfg.Wait}
+	if !w.cfg.Explain {
+		return conflict
+	}
+	sought := w.cfg.Claim.Sought()
+	views, err := inspect.Holders(ctx, lastQuery{w.s}, sought.Locks...)
+	if err != nil {
+		return conflict // without their names
+	}
+	for _, view := range views {
+		if view.Backend != w.s.BackendPID() && (!w.cfg.Claim.takesAny() || view.ID != *w.cfg.Claim.Gate) {
+			conflict.Holders = append(conflict.Holders, view)
+		}
+	}
+	return conflict
+}
+
+// lastQuery is a session that ends with the answer to its next query.
+type lastQuery struct{ *session.Session }
+
+func (l lastQuery) Query(ctx context.Context, queries ...string) (session.Rows, error) {
+	answers, err := l.Ask(ctx, session.Request{SQL: queries, Last: true})
+	return slices.Concat(answers...), err
+}
