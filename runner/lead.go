@@ -51,7 +51,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	defer n.hooks.Wait()
 	cfg.Wait, cfg.Endures = lock.Forever, true
 	candidate := lock.NewCandidate(cfg.Locking)
-	if err := n.rest(cfg.Config, pace.Between(0, cfg.FirstDelay)); err != nil {
+	if err := n.sleep(cfg.Config, pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; {
@@ -78,7 +78,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 			cfg.Log.Warn(fmt.Sprintf("the command ended after %v (%s); standing for election again in %v",
 				outcome.Ran.Round(time.Millisecond), describeStatus(outcome.Status), pause), "event", "restarting")
 		}
-		if err := n.rest(cfg.Config, pause); err != nil {
+		if err := n.sleep(cfg.Config, pause); err != nil {
 			return Outcome{}, err
 		}
 		pause = min(2*pause, restartMost)

@@ -44,8 +44,8 @@ func (n *node) newGuard(s *session.Session) (*child.Guard, error) {
 	return n.guards.Start(socket)
 }
 
-// rest pauses without a lock, unless a signal asks this process to end.
-func (n *node) rest(cfg Config, d time.Duration) error {
+// sleep pauses without a lock, unless a signal asks this process to end.
+func (n *node) sleep(cfg Config, d time.Duration) error {
 	cfg.Observer.SayAlive(d + cfg.AttemptMost())
 	ctx, listener := interruptible(n.caught)
 	if d > 0 {

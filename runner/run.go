@@ -38,7 +38,7 @@ func Run(cfg Config) (Outcome, error) {
 		return Outcome{}, err
 	}
 	defer n.hooks.Wait()
-	if err := n.rest(cfg, pace.Between(0, cfg.Splay)); err != nil {
+	if err := n.sleep(cfg, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
 	return n.once(cfg, lock.NewCandidate(cfg.Locking))
@@ -75,12 +75,12 @@ func (n *node) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err
 	defer r.held.Close()
 	outcome, err = r.runCommand(ctx)
 	switch {
-	case errors.As(err, new(*LockLostError)):
+	case errors.As(err, new(*LockLostError)): // while the command ran
 		r.announceDeath()
-	case r.held.Err() != nil: // it was lost after the command's end, or before its start
+	case r.held.Err() != nil: // after the command's end, or before its start
 		r.hook(hookLost, r.held.Err())
 		r.tellEndLate()
-	default:
+	default: // the session still has it
 		r.release(outcome)
 	}
 	return outcome, err

@@ -34,7 +34,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 	}
 	for w.candidate.left() > 0 {
 		w.cfg.Observer.SayAlive(w.cfg.AttemptMost())
-		if err := w.rest(ctx, min(max(left, askPauseEvery/30), askPauseEvery, w.candidate.left()), nil); err != nil {
+		if err := w.sleep(ctx, min(max(left, askPauseEvery/30), askPauseEvery, w.candidate.left()), nil); err != nil {
 			return err
 		}
 		rows, err := w.s.Query(ctx, ledger.Paused(w.cfg.ledgerLocks(w.cfg.Claim.Locks)))

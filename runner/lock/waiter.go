@@ -169,12 +169,12 @@ func (w *waiter) events() (events []evidence.Announcement) {
 
 // awaitNews waits until there is something to do.
 func (w *waiter) awaitNews(ctx context.Context, most time.Duration) error {
-	return w.rest(ctx, min(most, time.Until(w.turn.next())), w.knowledge.news)
+	return w.sleep(ctx, min(most, time.Until(w.turn.next())), w.knowledge.news)
 }
 
-// rest returns when the time d has passed, or news has come. The loss of the session, or the end of
+// sleep returns when the time d has passed, or news has come. The loss of the session, or the end of
 // ctx, is an error.
-func (w *waiter) rest(ctx context.Context, d time.Duration, news <-chan struct{}) error {
+func (w *waiter) sleep(ctx context.Context, d time.Duration, news <-chan struct{}) error {
 	select {
 	case <-time.After(max(0, d)):
 	case <-news:
