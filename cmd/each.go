@@ -37,8 +37,8 @@ Items are arguments before --, the lines of a file, or those of standard input,
 as for xargs. {} in the key and in the command's arguments stands for the item,
 which is in PGLEAD_ITEM too. An item that is held elsewhere is skipped, and so
 is one that another pglead with the same list's key has been at since this one
-connected: started on several machines, they share the list among them. An item that
-is in the list twice is run once.
+connected. So if it is started on several machines, they share the list among
+them. An item that is in the list twice is run once.
 
 The exit status is 0 if no command failed, or there are no items, 123 if one
 did, and 75 if --wait was over before all items came free.`,

@@ -73,15 +73,15 @@ func (o *outlet) busy() bool {
 	return o.done != nil
 }
 
-// flush waits until all is written, but not for long.
-func (o *outlet) flush() {
+// flush waits until all is written, but no longer than most.
+func (o *outlet) flush(most time.Duration) {
 	o.mu.Lock()
 	done := o.done
 	o.mu.Unlock()
 	if done == nil {
 		return
 	}
-	timer := time.NewTimer(flushMost)
+	timer := time.NewTimer(most)
 	defer timer.Stop()
 	select {
 	case <-done:

@@ -4,6 +4,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -50,6 +51,18 @@ func (u *ui) clearStatus() {
 	defer u.mu.Unlock()
 	if room := u.makeRoom(); room != nil {
 		_, _ = u.w.Write(room)
+	}
+}
+
+// clearMost is how long clearedStatus waits for a terminal that may be stopped.
+const clearMost = 100 * time.Millisecond
+
+// clearedStatus removes the status line, and waits until it is gone: the command may be about to write to
+// the same terminal.
+func (u *ui) clearedStatus() {
+	u.clearStatus()
+	if u.out != nil {
+		u.out.flush(clearMost)
 	}
 }
 

@@ -166,7 +166,7 @@ func (u *ui) dropped(n int) []byte {
 // flush waits until all is written, but not for long.
 func (u *ui) flush() {
 	if u.out != nil {
-		u.out.flush()
+		u.out.flush(flushMost)
 	}
 }
 

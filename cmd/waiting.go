@@ -109,7 +109,7 @@ func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
 
 // show shows a text in the status line, and updates it until done.
 func (s *waitReport) show(done <-chan struct{}, text func() string) {
-	defer s.u.clearStatus()
+	defer s.u.clearedStatus()
 	tick := time.NewTicker(redraw)
 	defer tick.Stop()
 	for {
