@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -186,6 +187,10 @@ func TestAbortedTransaction(t *testing.T) {
 		if rand.N(10_000) == 0 && try(t, other) {
 			break
 		}
+	}
+	select {
+	case <-s.Lost(): // whose reader may need a moment for the server's answer
+	case <-time.After(leasetime.HolderShare(3 * time.Second)):
 	}
 	if err := s.Err(); err == nil || !strings.Contains(err.Error(), "the transaction that held the lock") {
 		t.Errorf("the lock is free, and its holder thinks: %v", err)
