@@ -2,9 +2,7 @@ package runner
 
 import (
 	"context"
-	"log/slog"
 	"testing"
-	"time"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/localpg/testserver"
@@ -17,14 +15,8 @@ import (
 // trying for. Others on the list may use the session for hours, and with it the lock.
 func TestTurnOverAfterTheEnd(t *testing.T) {
 	server := testserver.Start(t, nil)
-	database, err := session.ParseDSN(server.DSN("postgres"), "--dsn")
-	if err != nil {
-		t.Fatal(err)
-	}
-	locking := Locking{
-		OfList: true, LockDelay: time.Hour, Log: slog.New(slog.DiscardHandler),
-		Session: session.Config{Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second, Private: true},
-	}
+	locking := lockingOn(t, server)
+	locking.OfList = true
 	s, err := session.Open(t.Context(), locking.Session)
 	if err != nil {
 		t.Fatal(err)

@@ -14,8 +14,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -196,3 +200,21 @@ func (s *scene) check(t *testing.T, want string) {
 
 // errCut is the cause of a loss.
 var errCut = errors.New("the server does not answer")
+
+// lockingOn is how to wait for lock 1 of a server that a test has started. The lock-delay is longer than
+// any test.
+func lockingOn(t *testing.T, server *localpg.Server) Locking {
+	t.Helper()
+	database, err := session.ParseDSN(server.DSN("postgres"), "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Locking{
+		Claim: lock.Claim{Locks: []advisory.Lock{{ID: lockkey.ID{Number: 1}}}}, Wait: lock.Forever, LockDelay: time.Hour,
+		Session: session.Config{
+			Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second,
+			ApplicationName: "pglead:test@here", Private: true,
+		},
+		Log: slog.New(slog.DiscardHandler),
+	}
+}

@@ -87,7 +87,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 
 // mayHaveRun says whether the command ran, or may have run, before an error other than the loss of the lock.
 func mayHaveRun(err error) bool {
-	return errors.As(err, new(*GuardDiedError)) || errors.Is(err, child.ErrGuardDied) || errors.Is(err, child.ErrGuardSilent)
+	return errors.As(err, new(*GuardDiedError)) || child.MayHaveStarted(err)
 }
 
 // ends says whether the candidacy ends with the command.

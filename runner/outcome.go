@@ -62,7 +62,7 @@ func endUnstarted(err error) ledger.End {
 	case errors.As(err, &lookup):
 		status := lookup.ExitStatus()
 		end.Outcome, end.Status = ledger.Failed, &status
-	case errors.Is(err, child.ErrGuardDied), errors.Is(err, child.ErrGuardSilent):
+	case child.MayHaveStarted(err):
 		end.Outcome = ledger.Killed
 	}
 	return end

@@ -88,7 +88,7 @@ type command interface {
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost = s.held.Lost()
 	timeout := after(s.cfg.Timeout)
-	requests, askedBy := s.held.Requests(), make(chan stepDownRequest, 1)
+	requests, askedBy := s.held.Requests(), (<-chan stepDownRequest)(nil)
 	var tick <-chan time.Time
 	if s.cfg.Observer.Alive != nil {
 		ticker := time.NewTicker(leasetime.BeatEvery(s.cfg.Session.Lease))
@@ -118,8 +118,7 @@ func (s *supervision) supervise() (Outcome, error) {
 			s.command.Forward(sig.(unix.Signal))
 			s.signalled(sig.(unix.Signal))
 		case <-requests:
-			requests = nil // one request is enough
-			go func() { askedBy <- s.asker() }()
+			requests, askedBy = nil, s.findAsker() // one request is enough
 		case r := <-askedBy:
 			s.stepDown(r)
 		case <-timeout:
@@ -202,9 +201,14 @@ func (s *supervision) askToEnd(by Asked) {
 // stepDownRequest says who asks, and which host should have the lock next.
 type stepDownRequest struct{ by, to string }
 
-func (s *supervision) asker() stepDownRequest {
-	by, to := s.held.Asker(context.Background()) // the end of the session limits it
-	return stepDownRequest{cmp.Or(by, "somebody"), to}
+// findAsker finds out who asks. It sends that later, since the server may be slow or silent.
+func (s *supervision) findAsker() <-chan stepDownRequest {
+	asked := make(chan stepDownRequest, 1)
+	go func() {
+		by, to := s.held.Asker(context.Background()) // the end of the session limits it
+		asked <- stepDownRequest{cmp.Or(by, "somebody"), to}
+	}()
+	return asked
 }
 
 func (s *supervision) stepDown(r stepDownRequest) {
@@ -324,7 +328,8 @@ func (s *supervision) holdOut() (asked Asked) {
 	}
 	s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
 	s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
-	over, requests, askedBy := time.After(rest), s.held.Requests(), make(chan stepDownRequest, 1)
+	over := time.After(rest)
+	requests, askedBy := s.held.Requests(), (<-chan stepDownRequest)(nil)
 	for {
 		select {
 		case <-over:
@@ -333,8 +338,7 @@ func (s *supervision) holdOut() (asked Asked) {
 			s.cfg.Log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
 			return 0
 		case <-requests:
-			requests = nil // once is enough
-			go func() { askedBy <- s.asker() }()
+			requests, askedBy = nil, s.findAsker()
 		case r := <-askedBy:
 			s.held.Prefer(r.to)
 			s.cfg.Log.Warn("asked to step down by "+r.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", r.by)

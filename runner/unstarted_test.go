@@ -8,11 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/lock/advisory"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // atEvent calls happens when the log has an event.
@@ -40,18 +37,7 @@ func (h atEvent) Handle(_ context.Context, r slog.Record) error {
 // starts. The next in line need not wait until such a command would be dead.
 func TestLostBeforeStart(t *testing.T) {
 	server := testserver.Start(t, nil)
-	database, err := session.ParseDSN(server.DSN("postgres"), "--dsn")
-	if err != nil {
-		t.Fatal(err)
-	}
-	locking := Locking{
-		Claim: lock.Claim{Locks: []advisory.Lock{{ID: lockkey.ID{Number: 1}}}}, Wait: lock.Forever, LockDelay: time.Hour,
-		Session: session.Config{
-			Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second,
-			ApplicationName: "pglead:test@here", Private: true,
-		},
-		Log: slog.New(slog.DiscardHandler),
-	}
+	locking := lockingOn(t, server)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	inLine := func(n string) func() bool {

@@ -25,6 +25,11 @@ var (
 	ErrGuardDied = errors.New("the guard process died before it said that the command runs; if it did run, it was killed")
 )
 
+// MayHaveStarted says whether StartCommand's error leaves open if the command ran.
+func MayHaveStarted(err error) bool {
+	return errors.Is(err, ErrGuardSilent) || errors.Is(err, ErrGuardDied)
+}
+
 // ErrGuardGone says that the guard had died before it could read what to start, so that
 // nothing has run. Another guard may be asked.
 var ErrGuardGone = errors.New("the guard process died before the command was started")
@@ -125,10 +130,13 @@ func (g *Guard) awaitStart(answer *startAnswer, cfg Config) (pid int, born boott
 			return 0, 0, ErrTooLate
 		}
 		errno := syscall.Errno(n)
-		if err := interpreted(cfg.Path); err != nil && errno == syscall.ENOENT {
-			return 0, 0, err
+		missing := errno == syscall.ENOENT
+		if missing {
+			if err := interpreted(cfg.Path); err != nil {
+				return 0, 0, err
+			}
 		}
-		return 0, 0, &LookupError{Name: cfg.Args[0], NotFound: errno == syscall.ENOENT, err: errno}
+		return 0, 0, &LookupError{Name: cfg.Args[0], NotFound: missing, err: errno}
 	case k != msgStarted:
 		return 0, 0, errors.New("the guard process answers nonsense")
 	}

@@ -117,10 +117,8 @@ func (v View) applied() []string {
 
 // list is the key of a session that works on a list, as it was given, and whether the session is one.
 func (v View) list() (key string, of bool) {
-	for _, key := range v.applied() {
-		return key, strings.Contains(key, describe.Placeholder)
-	}
-	return "", false
+	key = strings.Join(v.applied(), "")
+	return key, strings.Contains(key, describe.Placeholder)
 }
 
 // Pglead says whether the session is a pglead's, or says so.

@@ -37,6 +37,14 @@ func due(at time.Time) time.Duration {
 	return time.Until(at)
 }
 
+// triesIn makes sure that a try is planned for that time from now, or never.
+func (t *turn) triesIn(tb testing.TB, what string, want time.Duration) {
+	tb.Helper()
+	if try := due(t.tryAt); try != want {
+		tb.Errorf("%s: it tries in %v, want %v", what, try, want)
+	}
+}
+
 // TestHeard: what a waiter plans when it has heard an announcement, by its place in line.
 func TestHeard(t *testing.T) {
 	clean := func(to uint32) evidence.Announcement {
@@ -73,8 +81,9 @@ func TestHeard(t *testing.T) {
 				turn.tryAt = time.Now().Add(tt.tries)
 			}
 			turn.decide([]evidence.Announcement{tt.heard}, func(pid uint32) bool { return pid != stranger }, false)
-			if try := due(turn.tryAt); try != tt.try || turn.burst != tt.burst {
-				t.Errorf("%s: it tries in %v, many times: %t", tt.what, try, turn.burst)
+			turn.triesIn(t, tt.what, tt.try)
+			if turn.burst != tt.burst {
+				t.Errorf("%s: it tries many times: %t", tt.what, turn.burst)
 			}
 			look := due(turn.lookAt)
 			if tt.look == lookAtOnce && look >= 0 && look < lookAtOnce { // at random
@@ -114,9 +123,7 @@ func TestSeen(t *testing.T) {
 				found := &look{rank: tt.rank, Look: evidence.Look{Holders: tt.holders}}
 				turn.plan(found, tt.free, tt.knowsLess)
 			}
-			if try := due(turn.tryAt); try != tt.try {
-				t.Errorf("%s: it tries in %v", tt.what, try)
-			}
+			turn.triesIn(t, tt.what, tt.try)
 		})
 	}
 }
@@ -136,9 +143,7 @@ func TestTryLater(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			turn := turnAt(tt.rank)
 			turn.tryLater(tt.watches)
-			if try := due(turn.tryAt); try != tt.try {
-				t.Errorf("%s: it tries in %v", tt.what, try)
-			}
+			turn.triesIn(t, tt.what, tt.try)
 		})
 	}
 }
@@ -165,9 +170,7 @@ func TestWatchEnds(t *testing.T) {
 				turn.tryAt = time.Now().Add(tt.turn)
 			}
 			turn.lookOrTry(tt.state, time.Now())
-			if try := due(turn.tryAt); try != tt.want {
-				t.Errorf("%s: it tries in %v", tt.what, try)
-			}
+			turn.triesIn(t, tt.what, tt.want)
 			if look := due(turn.lookAt); look != 0 {
 				t.Errorf("%s: it looks in %v", tt.what, look)
 			}
