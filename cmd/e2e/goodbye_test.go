@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -49,6 +50,37 @@ func TestGoodbye(t *testing.T) {
 	}
 	if n := count("sessions_abandoned"); n != "0" {
 		t.Errorf("%s sessions seem to have lost their client", n)
+	}
+}
+
+// TestGoodbyeInLine: those in a line leave it without a trace in the server's log, although
+// the server tells each of them about the others until the last moment.
+func TestGoodbyeInLine(t *testing.T) {
+	racesNothing(t)
+	t.Parallel() // it has a server of its own
+	server := throwaway(t, nil)
+	for round := range 4 {
+		var line []candidate
+		for range 30 {
+			line = append(line, launch(t, "run", "--dsn", server.DSN("postgres"), "--key", "goodbye/"+strconv.Itoa(round), "--lock-delay", "0", "--wait", "1m", "--", "true"))
+		}
+		for _, c := range line {
+			if status := c.ends(); status != 0 || c.said.String() != "" {
+				t.Errorf("exit status %d: %s", status, c.said)
+			}
+		}
+	}
+	log, err := os.ReadFile(server.LogPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(log), "ready to accept connections") {
+		t.Fatalf("the server's log: %s", log)
+	}
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "client") || strings.Contains(line, "FATAL") || strings.Contains(line, "ERROR") {
+			t.Errorf("the server says: %s", line)
+		}
 	}
 }
 

@@ -264,21 +264,30 @@ func (s *Session) Close() {
 	s.closeOnce.Do(func() {
 		close(s.stop)
 		s.mu.Lock()
-		parting := s.parting
+		goodbye, listens := s.parting, len(s.heed) > 0
 		s.mu.Unlock()
-		if parting { // nothing is left to wait for, and this process may be about to end
-			_ = s.conn.Close()
-			return
+		if !goodbye { // otherwise nothing is left to wait for, and this process may be about to end
+			goodbye = s.sayGoodbye()
+			defer s.reading.Wait()
 		}
-		s.sayGoodbye()
+		if goodbye && listens {
+			s.awaitEnd()
+		}
 		_ = s.conn.Close()
-		s.reading.Wait()
 	})
 }
 
+// awaitEnd waits until the server has ended a session that has said goodbye. Up to then it may send
+// announcements, and if it finds the socket closed, its log says that a client was lost.
+func (s *Session) awaitEnd() {
+	_ = s.conn.SetReadDeadline(time.Now().Add(closeTimeout))
+	s.reading.Wait()
+}
+
 // sayGoodbye ends the session at the server. First it cancels a request that is still
-// under way, so that no backend goes on waiting for a lock that nobody wants any more.
-func (s *Session) sayGoodbye() {
+// under way, so that no backend goes on waiting for a lock that nobody wants any more. It
+// returns false if there was no way to say it.
+func (s *Session) sayGoodbye() bool {
 	_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
 	s.beating.Wait() // from here on nobody else writes
 	s.mu.Lock()
@@ -288,7 +297,7 @@ func (s *Session) sayGoodbye() {
 		second.Close()
 	}
 	if lost {
-		return
+		return false
 	}
 	if pending && s.cancel != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
@@ -307,5 +316,5 @@ func (s *Session) sayGoodbye() {
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.fe.Send(&pgproto3.Terminate{})
-	_ = s.fe.Flush()
+	return s.fe.Flush() == nil
 }
