@@ -79,7 +79,7 @@ func (f *lookFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock
 	slots := map[lockkey.ID]int{}
 	if scheme, err := f.scheme(); err == nil && f.slots == 1 {
 		if gate, err := scheme.Gate(f.keys[0]); err == nil {
-			sought.Lines = append(slices.Clone(sought.Lines), gate)
+			sought.Lines, sought.Gates = append(slices.Clone(sought.Lines), gate), []lockkey.ID{gate}
 			sought.Locks = append(slices.Clone(sought.Locks), gate)
 			slots[gate] = 0
 			for i := range describe.MostSlots {

@@ -18,11 +18,11 @@ func FuzzViews(f *testing.F) {
 	f.Add("-1", "99999999999", "x", "", "NaN", "\x1b[2J", "@", "/*pglead lease='1ns'", "1e300", "-1e300")
 	f.Fuzz(func(t *testing.T, class, obj, pid, mode, waiting, role, application, query, now, answered string) {
 		row := []string{"db", class, obj, "1", mode, "t", pid, waiting, role, "", application, query, "f", now, "idle", answered}
-		views, err := parseViews([][]string{row, row[:15]}, nil)
+		views, err := parseViews([][]string{row, row[:15]}, Sought{})
 		if err == nil {
 			t.Errorf("a row without its last column is %+v", views)
 		}
-		views, err = parseViews([][]string{row, row}, nil)
+		views, err = parseViews([][]string{row, row}, Sought{})
 		if err != nil {
 			return
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,6 +27,7 @@ type Connection interface {
 type Sought struct {
 	Locks        []lockkey.ID
 	Lines        []lockkey.ID // the locks in whose lines waiters for Locks stand
+	Gates        []lockkey.ID // those of Locks that a waiter holds, the first in line for slots
 	AllDatabases bool
 }
 
@@ -35,7 +37,7 @@ func Views(ctx context.Context, on Connection, of Sought) ([]View, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parseViews(rows, of.Lines)
+	return parseViews(rows, of)
 }
 
 // Holders lists the sessions that have these locks. It asks the functions behind
@@ -51,7 +53,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND `+advisory.InThisDatabase+" AND 
 	if err != nil {
 		return nil, err
 	}
-	return parseViews(rows, nil)
+	return parseViews(rows, Sought{})
 }
 
 // Role is the role of the connection, as SQL writes it, for a hint.
@@ -103,24 +105,25 @@ WHERE l.locktype = 'advisory'` + where + `
 ORDER BY d.datname, l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart, l.pid`
 }
 
-// parseViews reads rows. A session that has a ticket counts as a waiter for the lock.
+// parseViews reads rows. A session that has a ticket or a gate counts as a waiter for the lock.
 // parseViews leaves out the mark, the same number as a pair: it only says that the owner
 // of the ticket listens.
-func parseViews(rows session.Rows, asked []lockkey.ID) ([]View, error) {
-	names := newNaming(asked)
+func parseViews(rows session.Rows, of Sought) ([]View, error) {
+	names := newNaming(of.Lines)
 	var views []View
 	for _, row := range rows {
 		v, err := parseView(row)
 		if err != nil {
 			return nil, err
 		}
+		v.Granted = v.Granted && !slices.Contains(of.Gates, v.ID)
 		key, slot, known := names.of(v)
-		if of, ticket := names.line(v.ID); ticket && !known {
+		if line, ticket := names.line(v.ID); ticket && !known {
 			if v.ID.Pair {
 				continue
 			}
 			v.Waiting = advisory.TicketAge(v.ID.ObjID(), v.Now)
-			v.ID, v.Granted = of, false
+			v.ID, v.Granted = line, false
 			key, slot, known = names.of(v)
 		}
 		v.named = &named{key, slot, known}

@@ -96,7 +96,7 @@ func (c Claim) Sought() inspect.Sought {
 	}
 	sought.Lines = sought.Locks
 	if c.takesAny() {
-		sought.Lines = []lockkey.ID{*c.Gate}
+		sought.Lines, sought.Gates = []lockkey.ID{*c.Gate}, []lockkey.ID{*c.Gate}
 		sought.Locks = append(slices.Clone(sought.Locks), *c.Gate)
 	}
 	return sought
