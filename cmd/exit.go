@@ -220,17 +220,25 @@ func status(err error) (code int, hint string) {
 	case errors.As(err, new(*ledger.FencedError)) && errors.As(err, &sess):
 		return exitConflict, sess.Hint
 	case errors.As(err, &sess):
-		return map[session.Kind]int{
-			session.BadDSN:      exitUsage,
-			session.Unreachable: exitUnreachable,
-			session.Denied:      exitDenied,
-			session.Unsafe:      exitUnsafe,
-			session.Standby:     exitUnsafe,
-			session.NoStandbys:  exitUnsafe,
-		}[sess.Kind], sess.Hint
+		return sessionStatus(sess.Kind), sess.Hint
 	// cobra has no types for these.
 	case strings.HasPrefix(err.Error(), "unknown command"), strings.HasPrefix(err.Error(), "invalid argument"):
 		return exitUsage, "see pglead --help"
 	}
 	return exitInternal, ""
+}
+
+// sessionStatus is the exit status for an error of package session.
+func sessionStatus(kind session.Kind) int {
+	switch kind {
+	case session.BadDSN:
+		return exitUsage
+	case session.Unreachable:
+		return exitUnreachable
+	case session.Denied:
+		return exitDenied
+	case session.Unsafe, session.Standby, session.NoStandbys:
+		return exitUnsafe
+	}
+	return exitInternal
 }

@@ -135,7 +135,7 @@ func (e *each) relay(stopped <-chan struct{}) {
 		select {
 		case sig := <-e.node.caught:
 			if child.Interrupts(sig.(unix.Signal)) {
-				e.cancel(&InterruptedError{Signal: sig.(unix.Signal)})
+				e.cancel(&InterruptedError{Signal: sig.(unix.Signal), OfList: true})
 				e.hurry()
 			}
 			e.jobs.signal(sig)

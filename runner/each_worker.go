@@ -231,7 +231,7 @@ func (j *job) logEnd(outcome Outcome, err error) {
 	switch {
 	case errors.As(err, &lost):
 		j.log.Error("the lock was lost: "+lost.What, "event", "failed")
-	case err == nil && outcome.failed() && !outcome.Asked.Has(ByTimeout|ByStepDown): // these have already been logged
+	case err == nil && outcome.badStatus() && !outcome.Asked.Has(ByTimeout|ByStepDown): // these have already been logged
 		j.log.Warn("the command failed: "+describeStatus(outcome.Status), "event", "failed")
 	}
 }

@@ -20,10 +20,10 @@ type Outcome struct {
 }
 
 // failed says that a command did not do its work, as far as that is known: one that was asked to
-// step down may have left it undone, whatever its exit status is.
-func (o Outcome) failed() bool {
-	return o.Asked.Has(ByTimeout|ByStepDown) || o.Status.Signaled() || o.Status.ExitStatus() != 0
-}
+// end may have left it undone, whatever its exit status is.
+func (o Outcome) failed() bool { return o.Asked != 0 || o.badStatus() }
+
+func (o Outcome) badStatus() bool { return o.Status.Signaled() || o.Status.ExitStatus() != 0 }
 
 // endOf is the end of a command in the ledger's terms. A command that was asked to end may
 // not have done its work, whatever its exit status is.
@@ -82,11 +82,18 @@ const (
 // Has says whether one of these has asked.
 func (a Asked) Has(by Asked) bool { return a&by != 0 }
 
-// InterruptedError says that a signal came before the command started.
-type InterruptedError struct{ Signal unix.Signal }
+// InterruptedError says that a signal came before the command started, or has ended a list.
+type InterruptedError struct {
+	Signal unix.Signal
+	OfList bool // the signal has ended a list, and reached the commands that ran
+}
 
 func (e *InterruptedError) Error() string {
-	return fmt.Sprintf("interrupted by %s before the command started", unix.SignalName(e.Signal))
+	text := "interrupted by " + unix.SignalName(e.Signal)
+	if e.OfList {
+		return text
+	}
+	return text + " before the command started"
 }
 
 // LockLostError says that the lock was lost while the command ran, and that the

@@ -159,9 +159,9 @@ func (s *supervision) lockLost() {
 	}
 }
 
-// signalled notes a signal that the command has received. Most signals ask this process to end.
+// signalled notes a signal that the command has received.
 func (s *supervision) signalled(sig unix.Signal) {
-	if !child.Interrupts(sig) {
+	if !child.AsksToEnd(sig) {
 		return
 	}
 	s.asked |= BySignal

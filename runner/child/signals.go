@@ -47,7 +47,18 @@ func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 	return c, all
 }
 
-// Interrupts says whether a signal is a request to end.
+// AsksToEnd says whether a signal asks the command that gets it to end, and this process with it.
+// Other signals, such as the real-time signals, mean what the command says that they mean.
+func AsksToEnd(sig unix.Signal) bool {
+	switch sig {
+	case unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM:
+		return true
+	}
+	return false
+}
+
+// Interrupts says whether a signal ends this process while no command runs, which could mean anything
+// by it.
 func Interrupts(sig unix.Signal) bool {
 	switch sig {
 	case unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGCONT:
