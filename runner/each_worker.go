@@ -11,6 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -171,6 +172,7 @@ func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, er
 func (w *worker) giveBackUnused(j *job) {
 	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(w.cfg.Session.Lease))
 	defer cancel()
+	j.held.SetEnd(ledger.End{At: time.Now(), Outcome: ledger.Stopped})
 	if j.session.Err() != nil || j.held.Release(ctx) != nil {
 		w.noteLost(j)
 	}

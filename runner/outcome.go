@@ -29,7 +29,11 @@ func (o Outcome) badStatus() bool { return o.Status.Signaled() || o.Status.ExitS
 // not have done its work, whatever its exit status is.
 func endOf(o Outcome, err error) ledger.End {
 	end := ledger.End{At: time.Now()}
-	if err != nil {
+	switch {
+	case errors.As(err, new(*LockLostError)):
+		end.Outcome = ledger.Lost
+		return end
+	case err != nil:
 		end.Outcome = ledger.Killed
 		return end
 	}

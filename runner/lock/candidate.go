@@ -51,7 +51,7 @@ func (c *Candidate) begin() {
 		return
 	}
 	c.cfg.Session.Database = session.Elsewhere(c.cfg.Session.Database, c.last.Err())
-	if c.last.wasLost() {
+	if c.last.lost {
 		c.rank = 1
 	}
 }

@@ -20,21 +20,19 @@ import (
 //
 // The locks' own session is gone or useless, so this opens another one. For a run it first ends
 // the old one, if the server still has it: after a healed partition the old session still has
-// the locks. It retries failures for one lock-delay; after that nobody waits.
+// the locks. It retries failures for one lock-delay; after that nobody waits. The ledger says that
+// the commands were lost, unless SetEnd was told of another end.
 func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	if len(lost) == 0 {
 		return
 	}
 	for _, h := range lost {
-		h.end = ledger.End{Outcome: ledger.Lost}
+		h.lost = true
+		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
 	}
 	lost[0].cfg.Observer.away(lost[0].Err()) // an outage that a leader speaks of later counts from here
 	afterLoss(ctx, lost[0].isHeard(), lost...)
 }
-
-// wasLost says whether AnnounceDeaths was called for these locks. Err would not do: it also
-// gives the reason why a closed session ended.
-func (h *Held) wasLost() bool { return h.end.Outcome == ledger.Lost }
 
 // TellEndLate is for a command whose session was lost after the command's end. On a new
 // session it notes that end in the ledger, so that a success counts, and tells the waiters

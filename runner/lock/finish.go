@@ -1,13 +1,14 @@
 package lock
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/pglead/pglead/runner/ledger"
 )
 
 // SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
-// command was stopped.
+// command was stopped or, after AnnounceDeaths, that it was lost.
 func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
 // finishQueries are the queries that note an end in the ledger.
@@ -26,6 +27,7 @@ func (h *Held) finishColumns(end ledger.End) (list []string) {
 	if !h.recorded {
 		return nil
 	}
+	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
 	commit := "off"
 	switch {
 	case h.cfg.Session.Quorum:

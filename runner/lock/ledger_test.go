@@ -117,7 +117,10 @@ func TestLedgerLine(t *testing.T) {
 	eventually(t, "the waiter is delayed", func() bool { return slices.Contains(third.said(), "delayed") })
 	lock.AnnounceDeaths(t.Context(), held)
 	release(t, third.held(t))
-	if got := query(t, server, "SELECT outcome FROM pglead.run ORDER BY token"); !slices.Equal(got, []string{"failed", "lost", "stopped"}) {
+	unstarted := ended(acquire(t, cfg), ledger.Stopped)
+	tear(t, server, unstarted)
+	lock.AnnounceDeaths(t.Context(), unstarted)
+	if got := query(t, server, "SELECT outcome FROM pglead.run ORDER BY token"); !slices.Equal(got, []string{"failed", "lost", "stopped", "stopped"}) {
 		t.Errorf("history: %q", got)
 	}
 }

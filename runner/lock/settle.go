@@ -5,7 +5,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -71,7 +70,7 @@ func (b start) settle(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 	return &Held{
-		grant: b.grant, Session: b.s, since: time.Now(), end: ledger.End{Outcome: ledger.Stopped},
+		grant: b.grant, Session: b.s, since: time.Now(),
 		showsEnd: b.place.joined() && b.cfg.showsToken(), requests: make(chan struct{}, 1),
 	}, nil
 }
