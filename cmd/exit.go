@@ -22,7 +22,7 @@ import (
 // The exit statuses besides the command's own. From 64 on they are those of sysexits.h if
 // it has a suitable one; the last ones are those of xargs(1), timeout(1) and the shell.
 const (
-	exitFree          = 1 // the answer of who, stepdown, check, pause or ledger is no, as with diff(1) and grep(1)
+	exitNo            = 1 // the answer of who, stepdown, check, pause or ledger is no, as with diff(1) and grep(1)
 	exitUsage         = 64
 	exitUnreachable   = 69
 	exitInternal      = 70
@@ -37,10 +37,10 @@ const (
 	exitSignalBase    = 128
 )
 
-// ended carries the outcome of a command that ran through cobra, as an error.
-type ended struct{ outcome runner.Outcome }
+// commandEnded carries the outcome of a command that ran through cobra, as an error.
+type commandEnded struct{ outcome runner.Outcome }
 
-func (e *ended) Error() string { return "the command ended" }
+func (e *commandEnded) Error() string { return "the command ended" }
 
 // usageError is a mistake on the command line or in a PGLEAD_ variable.
 type usageError struct {
@@ -120,7 +120,7 @@ func exit(u *ui, err error) int {
 	defer u.flush()
 	u.endStatus()
 	var (
-		done        *ended
+		done        *commandEnded
 		interrupted *runner.InterruptedError
 		refused     *refusedError
 		silent      *silentExit

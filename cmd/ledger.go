@@ -156,7 +156,7 @@ func (a *ledgerAdmin) status(ctx context.Context) error {
 		if err := a.writeAbsent(); err != nil {
 			return err
 		}
-		return &silentExit{exitFree}
+		return &silentExit{exitNo}
 	}
 	if err := a.denial(); err != nil {
 		return err
@@ -277,7 +277,7 @@ func (a *ledgerAdmin) confirm(ctx context.Context) error {
 	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input means no
 	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
 		fmt.Fprintln(os.Stderr, "Nothing was removed.")
-		return &silentExit{exitFree}
+		return &silentExit{exitNo}
 	}
 	return nil
 }

@@ -148,7 +148,7 @@ func (f *lookFlags) read(u *ui, look func(ctx context.Context, viewer *session.V
 		viewer, standby, err := session.OpenReader(ctx, f.server)
 		if err == nil && standby {
 			u.say(slog.LevelWarn, "a standby answers in "+f.target()+": it may lag behind the primary, and can't know whether what it shows as running still runs",
-				session.ErrStandby().Hint, "event", "ledger")
+				session.OnStandby().Hint, "event", "ledger")
 		}
 		return viewer, err
 	}, look)

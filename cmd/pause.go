@@ -118,7 +118,7 @@ func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, 
 		}
 		if len(keys) == 0 {
 			u.log.Warn("no key that is remembered matches "+printable(key), "event", "failed")
-			return &silentExit{exitFree}
+			return &silentExit{exitNo}
 		}
 		return nil
 	})

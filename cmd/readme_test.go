@@ -87,7 +87,7 @@ func TestReadmeFlags(t *testing.T) {
 
 func exitStatuses() []int {
 	return []int{
-		exitFree, exitUsage, exitUnreachable, exitInternal, exitConflict, exitLost, exitDenied, exitUnsafe,
+		exitNo, exitUsage, exitUnreachable, exitInternal, exitConflict, exitLost, exitDenied, exitUnsafe,
 		exitSomeFailed, exitTimeout, exitNotExecutable, exitNotFound,
 	}
 }

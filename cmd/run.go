@@ -76,5 +76,5 @@ func (o *options) end(outcome runner.Outcome, err error) error {
 	case err != nil:
 		return err
 	}
-	return &ended{outcome}
+	return &commandEnded{outcome}
 }

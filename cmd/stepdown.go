@@ -79,7 +79,7 @@ func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
 	switch {
 	case len(h.former) == 0:
 		fmt.Fprintln(h.out, h.freeText())
-		return &silentExit{exitFree}
+		return &silentExit{exitNo}
 	case prepared >= 0:
 		return &usageError{err: errors.New("there is no session to ask or to end: the lock is held by " + h.former[prepared].String())}
 	case h.to != "" && !slices.ContainsFunc(waiters, func(w inspect.View) bool { return w.Where() == h.to }):

@@ -59,7 +59,7 @@ func (f *lookFlags) writeHolders(w io.Writer, locks []*inspect.Lock) (err error)
 		_, err = fmt.Fprintln(w, strings.Join(lines, "\n"))
 	}
 	if err == nil && !held {
-		err = &silentExit{exitFree}
+		err = &silentExit{exitNo}
 	}
 	return err
 }

@@ -91,7 +91,7 @@ func (s *scene) play(incidents []incident, what func()) {
 func sends(sig unix.Signal) func(*scene) { return func(s *scene) { s.sent <- sig } }
 
 func loses(cause error) func(*scene) {
-	return func(s *scene) { s.fate.lose(&session.LostError{Cause: cause, Heard: 9 * time.Second}) }
+	return func(s *scene) { s.fate.lose(&session.LostError{Cause: cause, SilentFor: 9 * time.Second}) }
 }
 
 func exits(result child.Result) func(*scene) {

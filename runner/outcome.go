@@ -103,16 +103,16 @@ func (e *InterruptedError) Error() string {
 // LockLostError says that the lock was lost while the command ran, and that the
 // command is dead.
 type LockLostError struct {
-	Database string
-	Cause    error
-	Heard    time.Duration // how long before the loss the lock was last certainly held
-	What     string        // what was done about it
+	Database  string
+	Cause     error
+	SilentFor time.Duration // how long before the loss the lock was last certainly held
+	What      string        // what was done about it
 }
 
 func (e *LockLostError) Error() string {
 	heard := ""
-	if e.Heard > 0 {
-		heard = fmt.Sprintf(" (last known held %v before)", e.Heard.Round(time.Millisecond))
+	if e.SilentFor > 0 {
+		heard = fmt.Sprintf(" (last known held %v before)", e.SilentFor.Round(time.Millisecond))
 	}
 	return fmt.Sprintf("the lock in %s was lost%s: %v; %s", e.Database, heard, e.Cause, e.What)
 }

@@ -287,7 +287,7 @@ func (s *supervision) loss(result child.Result) *LockLostError {
 	var cause *session.LostError
 	switch {
 	case errors.As(s.held.Err(), &cause):
-		lost.Cause, lost.Heard = cause.Cause, cause.Heard
+		lost.Cause, lost.SilentFor = cause.Cause, cause.SilentFor
 	case result.Ending == child.LeaseOver:
 		lost.Cause = session.ErrStopped
 	case result.Ending == child.SocketClosed:

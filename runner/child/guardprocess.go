@@ -68,7 +68,7 @@ type guardProcess struct {
 	// What watch waits for, once listen has started:
 	messages chan message
 	children chan os.Signal
-	timer    boottime.Timer  // for turn.deadline, and then for turn.killAt
+	timer    boottime.Timer  // for commandTree.deadline, and then for commandTree.killAt
 	timeUp   <-chan struct{} // the timer has fired
 	hungUp   <-chan struct{} // the server has closed the socket
 
@@ -81,12 +81,12 @@ type guardProcess struct {
 	apart     bool   // it has left pglead's session
 	orphaned  bool   // pglead is gone
 
-	turn
+	commandTree
 }
 
-// turn is what a guard knows of one command and its tree. Each command has a new turn, so
-// nothing of the previous command is left.
-type turn struct {
+// commandTree is what a guard knows of one command and all that it started. It is made anew for each
+// command, so nothing of the previous one is left.
+type commandTree struct {
 	req    startRequest
 	report doneReport
 
@@ -133,10 +133,10 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 		renewals: renewals,
 		socket:   socket,
 
-		resetStop: ignoreStop(),
-		messages:  make(chan message),
-		children:  make(chan os.Signal, 1),
-		turn:      newTurn(),
+		resetStop:   ignoreStop(),
+		messages:    make(chan message),
+		children:    make(chan os.Signal, 1),
+		commandTree: newCommandTree(),
 	}
 	if g.cgroupDir = makeCgroup(cgroup); g.cgroupDir != nil {
 		g.cgroup = cgroup
@@ -148,7 +148,7 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 	return g, nil
 }
 
-func newTurn() turn { return turn{pidfd: -1, report: doneReport{Ending: Exited}} }
+func newCommandTree() commandTree { return commandTree{pidfd: -1, report: doneReport{Ending: Exited}} }
 
 // watch returns when the command and all that it started are dead and reaped. It says
 // whether the guard can have another command: it can't if it had to listen, or if a signal

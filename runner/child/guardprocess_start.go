@@ -61,7 +61,7 @@ func (g *guardProcess) receive() error {
 		return err
 	}
 	if g.pid != 0 {
-		g.turn = newTurn()
+		g.commandTree = newCommandTree()
 		g.readRenewals() // they are for a dead command
 	}
 	g.req, g.deadline = req, req.Deadline

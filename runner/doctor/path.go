@@ -24,7 +24,7 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 	pooled := row[0] != strconv.FormatUint(uint64(x.viewer.BackendPID()), 10)
 	switch {
 	case pooled && !x.cfg.Transaction:
-		c := failed(session.ErrPooled(x.viewer.BackendPID(), row[0]))
+		c := failed(session.Pooled(x.viewer.BackendPID(), row[0]))
 		if own := directHost(x.cfg.Database); own != "" {
 			c.Advice = own + "; or use --transaction"
 		}

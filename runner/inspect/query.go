@@ -135,7 +135,7 @@ func parseViews(rows session.Rows, of Sought) ([]View, error) {
 // parseView reads one row.
 func parseView(row []string) (View, error) {
 	if len(row) != 16 {
-		return View{}, session.ErrNotPostgreSQL()
+		return View{}, session.NotPostgreSQL()
 	}
 	class, err1 := strconv.ParseUint(row[1], 10, 32)
 	obj, err2 := strconv.ParseUint(row[2], 10, 32)

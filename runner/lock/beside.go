@@ -27,7 +27,7 @@ func (b start) drawBeside(ctx context.Context) error {
 		return err
 	}
 	if _, err := strconv.ParseInt(drawn[0], 10, 64); err != nil {
-		return session.ErrNotPostgreSQL()
+		return session.NotPostgreSQL()
 	}
 	var queries []string
 	if b.cfg.announces() {
@@ -66,7 +66,7 @@ func (b *Bid) identify(ctx context.Context) error {
 func (b *Bid) noteIdentity(row []string) error {
 	pid, err := strconv.ParseUint(row[0], 10, 32)
 	if err != nil {
-		return session.ErrNotPostgreSQL()
+		return session.NotPostgreSQL()
 	}
 	b.s.SetBackendPID(uint32(pid))
 	b.server = row[1]
@@ -89,7 +89,7 @@ func (b start) drawOnSecond(ctx context.Context) ([]string, error) {
 	case err != nil:
 		return nil, err
 	case len(drawn) != 5:
-		return nil, session.ErrNotPostgreSQL()
+		return nil, session.NotPostgreSQL()
 	case drawn[2] != b.server: // the first server's name now leads to another server
 		return nil, session.Errorf(session.Unreachable, "", "the second connection reached another server than the first")
 	}

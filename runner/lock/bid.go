@@ -81,7 +81,7 @@ func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 		return b.noteArrival(n), err
 	}
 	if n, err = strconv.Atoi(value); err != nil {
-		return 0, session.ErrNotPostgreSQL()
+		return 0, session.NotPostgreSQL()
 	}
 	return b.noteArrival(n), nil
 }
@@ -137,7 +137,7 @@ func (cfg *Config) firstTrySQL() string {
 func (b *Bid) noteResult(n int) (some bool, err error) {
 	missing := b.missing()
 	if n < 0 || n > len(missing) {
-		return false, session.ErrNotPostgreSQL()
+		return false, session.NotPostgreSQL()
 	}
 	won := missing[:n]
 	if b.cfg.Claim.takesAny() && n > 0 {
@@ -229,7 +229,7 @@ func lastNumber(rows session.Rows) (int, error) {
 			return n, nil
 		}
 	}
-	return 0, session.ErrNotPostgreSQL()
+	return 0, session.NotPostgreSQL()
 }
 
 // answeredError is the server's error if the session has survived it, or nil. A LostError

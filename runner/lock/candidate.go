@@ -83,7 +83,7 @@ func (c *Candidate) answered() {
 // and otherwise ctx's cause, or an error of prepare.
 func (c *Candidate) Acquire(ctx context.Context, prepare func(*session.Session) (abandon func(), err error)) (*Held, error) {
 	c.begin()
-	for p := newPauses(); ; {
+	for p := newReconnects(); ; {
 		held, err := c.attempt(ctx, prepare)
 		if err == nil {
 			held.Took = time.Since(c.began)
@@ -128,7 +128,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 // Open opens a session for bids of the caller's own, and calls ready with it. It waits as Acquire does.
 func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error) (*session.Session, error) {
 	c.begin()
-	for p := newPauses(); ; {
+	for p := newReconnects(); ; {
 		s, err := c.openSession(ctx, "")
 		if err == nil {
 			if err = ready(s); err == nil {
@@ -225,7 +225,7 @@ func isFull(err error) bool {
 // outlast pauses after an attempt that failed for a reason that passes by itself: a session that
 // was lost, or a server that restarts, has no room, or is a standby that may be promoted. A run
 // that waits survives these. Otherwise, or when the time is up, outlast returns the error.
-func (c *Candidate) outlast(ctx context.Context, p *pauses, err error) error {
+func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error {
 	cfg := &c.cfg
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

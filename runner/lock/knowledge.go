@@ -24,14 +24,14 @@ type knowledge struct {
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
 
-	heard   map[lockkey.ID]*evidence.Evidence // from the time at which it listens
-	mailbox mailbox                           // for the line
-	news    chan struct{}                     // there is something in it
-	marks   []lockkey.ID                      // the locks whose common marks it has
+	evidence map[lockkey.ID]*evidence.Evidence // from the time at which it listens
+	mailbox  mailbox                           // for the line
+	news     chan struct{}                     // there is something in it
+	marks    []lockkey.ID                      // the locks whose common marks it has
 }
 
 func newKnowledge(s *session.Session, cfg *Config) knowledge {
-	return knowledge{s: s, cfg: cfg, contested: map[lockkey.ID]bool{}, heard: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
+	return knowledge{s: s, cfg: cfg, contested: map[lockkey.ID]bool{}, evidence: map[lockkey.ID]*evidence.Evidence{}, news: make(chan struct{}, 1)}
 }
 
 // contest notes that others have, or may have had, these locks.
@@ -45,18 +45,18 @@ func (k *knowledge) contest(locks []advisory.Lock) {
 func (k *knowledge) noteRefusal(refused []advisory.Lock) {
 	k.contest(refused)
 	for _, l := range refused {
-		if h := k.heard[l.ID]; h != nil {
+		if h := k.evidence[l.ID]; h != nil {
 			k.unknownHolder = h.NoteRefusal(boottime.Now()) || k.unknownHolder
 		}
 	}
 }
 
 // listens says whether the bid collects what happens to the locks.
-func (k *knowledge) listens() bool { return len(k.heard) > 0 }
+func (k *knowledge) listens() bool { return len(k.evidence) > 0 }
 
 // trusts says whether a session's words count.
 func (k *knowledge) trusts(pid uint32) bool {
-	for _, h := range k.heard {
+	for _, h := range k.evidence {
 		if h.Trusts(pid) {
 			return true
 		}
@@ -66,7 +66,7 @@ func (k *knowledge) trusts(pid uint32) bool {
 
 // verify asks for the roles of sessions whose words may count.
 func (k *knowledge) verify(ctx context.Context) error {
-	for _, h := range k.heard {
+	for _, h := range k.evidence {
 		for _, pid := range h.Unverified() {
 			rows, err := k.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
 			if err != nil {
@@ -90,7 +90,7 @@ func (k *knowledge) verify(ctx context.Context) error {
 // waited, in this session or in one that was lost, goes by what it has heard, which may
 // be nothing.
 func (k *knowledge) verdict(id lockkey.ID) evidence.Verdict {
-	h := k.heard[id]
+	h := k.evidence[id]
 	switch {
 	case h != nil && (h.State() != evidence.Quiet || k.contested[id]):
 		return h.Verdict()

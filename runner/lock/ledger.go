@@ -73,7 +73,7 @@ func (k *knowledge) undischarged(locks []advisory.Lock) (tokens []int64, blind b
 		return nil, false
 	}
 	for _, l := range locks {
-		if h := k.heard[l.ID]; h != nil {
+		if h := k.evidence[l.ID]; h != nil {
 			more, unknown := h.Undischarged()
 			tokens, blind = append(tokens, more...), blind || unknown
 		}

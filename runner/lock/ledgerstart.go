@@ -125,7 +125,7 @@ func (a *ledgerStart) heed(ctx context.Context, answer ledger.Answer) error {
 	switch answer.Kind {
 	case ledger.Unknown:
 		if a.proof.Sure {
-			return session.ErrNotPostgreSQL()
+			return session.NotPostgreSQL()
 		}
 		return a.waitAsWithout(ctx)
 	case ledger.OpenRuns:
@@ -160,7 +160,7 @@ func (a *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 	var rest time.Duration
 	var host string
 	for _, run := range open {
-		h := b.knowledge.heard[b.grant.Locks[run.Lock].ID]
+		h := b.knowledge.evidence[b.grant.Locks[run.Lock].ID]
 		left := max(b.cfg.LockDelay, run.Outlives()) - a.waited()
 		if b.cfg.LockDelay == 0 || left <= 0 || h != nil && h.KnowsDead(run.Token) {
 			a.proof.Closes[run.Lock] = max(a.proof.Closes[run.Lock], run.Token)

@@ -48,7 +48,7 @@ func (w *waiter) join(ctx context.Context) error {
 		return err
 	}
 	if found.ticket == 0 {
-		return session.ErrNotPostgreSQL()
+		return session.NotPostgreSQL()
 	}
 	w.place.ticket = found.ticket
 	w.place.held[ticketLock] = true
@@ -130,7 +130,7 @@ func (w *waiter) knowsLess(found *look) bool {
 	if w.place.held[markLock] {
 		listening--
 	}
-	h := w.knowledge.heard[w.place.line]
+	h := w.knowledge.evidence[w.place.line]
 	return listening > 0 && (h == nil || h.Verdict().Delay > 0)
 }
 

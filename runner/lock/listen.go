@@ -32,7 +32,7 @@ func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*look, erro
 // deafTo are the locks that the session does not listen to.
 func (k *knowledge) deafTo() (locks []advisory.Lock) {
 	for _, l := range k.cfg.Claim.Locks {
-		if k.heard[l.ID] == nil {
+		if k.evidence[l.ID] == nil {
 			locks = append(locks, l)
 		}
 	}
@@ -43,7 +43,7 @@ func (k *knowledge) deafTo() (locks []advisory.Lock) {
 func (k *knowledge) hear(locks []advisory.Lock) {
 	for _, l := range locks {
 		h := evidence.New(k.cfg.LockDelay, k.cfg.Session.Lease, l.Shared)
-		k.heard[l.ID] = h
+		k.evidence[l.ID] = h
 		k.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
 			if a, ok := h.Hear(pid, payload); ok {
 				k.mailbox.put(l.ID, a)
@@ -69,12 +69,12 @@ func listenQuery(locks []advisory.Lock) (query []string) {
 // Unlisten stops listening.
 func (b *Bid) Unlisten(ctx context.Context) error {
 	var queries []string
-	for id := range b.knowledge.heard {
+	for id := range b.knowledge.evidence {
 		b.s.OnNotify(evidence.Channel(id), nil)
 		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
 	}
 	err := b.send(ctx, append(queries, selectQuery(b.knowledge.unmarkSQL())...)...)
-	clear(b.knowledge.heard)
+	clear(b.knowledge.evidence)
 	b.knowledge.marks = nil
 	b.knowledge.mailbox.empty() // now that nothing more is heard
 	return err

@@ -52,7 +52,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	l := &look{Look: evidence.Look{Sent: boottime.Now()}, asOf: map[lockkey.ID]int{}}
 	b.knowledge.unknownHolder = false
 	var parseErr error
-	for id, h := range b.knowledge.heard {
+	for id, h := range b.knowledge.evidence {
 		l.asOf[id] = h.AsOf()
 	}
 	marks, noteMarks := b.markQueries()
@@ -63,7 +63,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 			return
 		}
 		noteMarks(answers[len(before):])
-		for id, h := range b.knowledge.heard {
+		for id, h := range b.knowledge.evidence {
 			h.Saw(&l.Look, id, l.asOf[id])
 		}
 	}})
@@ -131,7 +131,7 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 	l.beats = map[uint32]lastBeat{}
 	for _, row := range rows {
 		if len(row) != lookColumns {
-			return session.ErrNotPostgreSQL()
+			return session.NotPostgreSQL()
 		}
 		waiting, err1 := strconv.Atoi(row[lookWaiting])
 		before, err2 := strconv.Atoi(row[lookBefore])
@@ -139,7 +139,7 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 		own, err4 := strconv.ParseUint(row[lookTicket], 10, 32)
 		role, err5 := strconv.ParseUint(row[lookOwnRole], 10, 32)
 		if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
-			return session.ErrNotPostgreSQL()
+			return session.NotPostgreSQL()
 		}
 		l.waiting, l.rank, l.marked, l.ticket, l.Role = waiting, before+1, marked, uint32(own), uint32(role)
 		if row[seatClass] == "" {
@@ -175,7 +175,7 @@ func parseSeat(row []string) (s evidence.Seat, last lastBeat, err error) {
 	obj, err2 := strconv.ParseUint(row[seatObj], 10, 32)
 	pid, err3 := advisory.ParseBackend(row[seatPID])
 	if err1 != nil || err2 != nil || err3 != nil {
-		return s, last, session.ErrNotPostgreSQL()
+		return s, last, session.NotPostgreSQL()
 	}
 	role, _ := strconv.ParseUint(row[seatRole], 10, 32)
 	s = evidence.Seat{

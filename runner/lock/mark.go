@@ -58,7 +58,7 @@ func (b *Bid) lacksCommon() (ids []lockkey.ID) {
 		return nil
 	}
 	for _, l := range b.cfg.Claim.Locks {
-		if b.knowledge.heard[l.ID] != nil && !slices.Contains(b.knowledge.marks, l.ID) {
+		if b.knowledge.evidence[l.ID] != nil && !slices.Contains(b.knowledge.marks, l.ID) {
 			ids = append(ids, l.ID)
 		}
 	}
@@ -88,7 +88,7 @@ func (k *knowledge) tookCommon(ids []lockkey.ID, marks session.Rows) {
 			continue
 		}
 		k.marks = append(k.marks, id)
-		k.heard[id].NoteMark(evidence.ParseLSN(row[i]))
+		k.evidence[id].NoteMark(evidence.ParseLSN(row[i]))
 	}
 }
 
@@ -100,7 +100,7 @@ func (b *Bid) tookMark(mark session.Rows) {
 		return
 	}
 	b.place.held[markLock] = true
-	for id, h := range b.knowledge.heard {
+	for id, h := range b.knowledge.evidence {
 		if b.cfg.Claim.takesAny() || id == b.place.line {
 			h.NoteMark(evidence.ParseLSN(row[0]))
 		}

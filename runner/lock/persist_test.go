@@ -39,7 +39,7 @@ func (o *outage) try() error {
 
 // ended returns when the server answers, or when the candidate gives up.
 func (o *outage) ended(ctx context.Context, c *Candidate) error {
-	for p := newPauses(); ; {
+	for p := newReconnects(); ; {
 		err := o.try()
 		if err == nil {
 			return nil

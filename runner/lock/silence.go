@@ -76,7 +76,7 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
 	delay := max(s.Outlives, w.cfg.LockDelay)
 	for _, id := range w.knowledge.heldBy(s.PID, found) {
-		delay = max(delay, w.knowledge.heard[id].Verdict().Delay)
+		delay = max(delay, w.knowledge.evidence[id].Verdict().Delay)
 	}
 	lease := w.cfg.Session.Lease
 	forKill := min(leasetime.ForKill(lease), time.Second)
@@ -88,7 +88,7 @@ func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
 // for all of them.
 func (k *knowledge) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 	for _, s := range found.Holders {
-		if k.heard[s.ID] != nil && s.PID == pid {
+		if k.evidence[s.ID] != nil && s.PID == pid {
 			ids = append(ids, s.ID)
 		}
 	}
@@ -116,7 +116,7 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	}
 	w.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.PID)
 	for _, id := range w.knowledge.heldBy(s.PID, found) {
-		w.knowledge.heard[id].NoteSilence(found.asOf[id], s)
+		w.knowledge.evidence[id].NoteSilence(found.asOf[id], s)
 	}
 	if w.usesLedger() {
 		w.recordSilence(ctx, s, found)

@@ -29,7 +29,7 @@ const (
 	_            // pg_logical_emit_message
 	drawnStarted // the ledger's word, or NULL
 	drawnDormant // the number of dormant waiters, or NULL
-	drawnHeard   // somebody listens, or NULL
+	drawnListens // somebody listens, or NULL
 )
 
 // These follow a query's own columns. The last three columns name a lock, and the rows are the
@@ -113,13 +113,13 @@ func (b *Bid) noteDrawn(rows session.Rows) error {
 	if err := b.areListed(rows); err != nil {
 		return err
 	}
-	if len(rows) == 0 || len(rows[0]) <= drawnHeard {
-		return session.ErrNotPostgreSQL()
+	if len(rows) == 0 || len(rows[0]) <= drawnListens {
+		return session.NotPostgreSQL()
 	}
 	row := rows[0]
 	b.grant.recorded = row[drawnStarted] == ledger.Started
 	b.grant.dormant, _ = strconv.Atoi(row[drawnDormant])
-	b.grant.listened = row[drawnHeard] == "t"
+	b.grant.listened = row[drawnListens] == "t"
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 

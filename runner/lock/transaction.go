@@ -81,7 +81,7 @@ func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
 	case err != nil:
 		return 0, b.cfg.rejected(err)
 	case len(rows) == 0 || len(rows[len(rows)-1]) != 4:
-		return 0, session.ErrNotPostgreSQL()
+		return 0, session.NotPostgreSQL()
 	}
 	row := rows[len(rows)-1]
 	if err := b.noteIdentity(row); err != nil {

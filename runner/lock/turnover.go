@@ -36,7 +36,7 @@ func (h *Held) Joins() bool {
 // Joins says whether the bid's first try can be part of a Turnover: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
 func (b *Bid) Joins() bool {
-	return b.cfg.mayTurnOver() && !b.usesLedger() && len(b.knowledge.heard) == 0 && len(b.grant.Locks) == 0 && b.knowledge.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
+	return b.cfg.mayTurnOver() && !b.usesLedger() && len(b.knowledge.evidence) == 0 && len(b.grant.Locks) == 0 && b.knowledge.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
 }
 
 func (cfg *Config) mayTurnOver() bool {
@@ -144,7 +144,7 @@ func (t Turnover) claim() (all Claim) {
 func (b *Bid) turned(number string, drawn session.Rows) error {
 	n, err := strconv.Atoi(number)
 	if err != nil {
-		return session.ErrNotPostgreSQL()
+		return session.NotPostgreSQL()
 	}
 	if _, err := b.noteResult(b.noteArrival(n)); err != nil || !b.Complete() {
 		return err

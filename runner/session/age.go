@@ -83,7 +83,7 @@ func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (tim
 		case i == 2 && value == nil: // the statistics were never reset
 			instants[i] = math.MinInt64
 		default:
-			return 0, ErrNotPostgreSQL()
+			return 0, NotPostgreSQL()
 		}
 	}
 	now, started, reset := instants[0], instants[1], instants[2]
@@ -106,7 +106,7 @@ func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (tim
 func parseAge(seconds string) (time.Duration, error) {
 	age, err := strconv.ParseFloat(seconds, 64)
 	if err != nil {
-		return 0, unsafe("", "the server's age %q is no number", seconds)
+		return 0, unfit("", "the server's age %q is no number", seconds)
 	}
 	return sinceThen(age), nil
 }

@@ -54,11 +54,11 @@ func Errorf(kind Kind, hint, format string, args ...any) *Error {
 	return &Error{Kind: kind, Hint: hint, err: fmt.Errorf(format, args...)}
 }
 
-func unsafe(hint, format string, args ...any) *Error { return Errorf(Unsafe, hint, format, args...) }
+func unfit(hint, format string, args ...any) *Error { return Errorf(Unsafe, hint, format, args...) }
 
-// ErrNotPostgreSQL is for answers that PostgreSQL doesn't give.
-func ErrNotPostgreSQL() *Error {
-	return unsafe("", "the server does not answer as PostgreSQL does")
+// NotPostgreSQL is for answers that PostgreSQL doesn't give.
+func NotPostgreSQL() *Error {
+	return unfit("", "the server does not answer as PostgreSQL does")
 }
 
 // Crowded is the error of a run that makes room for others on a full server.

@@ -60,7 +60,7 @@ func (ex *exchange) keepRow(values [][]byte) {
 	if ex.size > mostAnswer {
 		ex.answers = []Rows{nil}
 		if ex.err == nil {
-			ex.err = unsafe("", "%w", tooMuchError{mostAnswer})
+			ex.err = unfit("", "%w", tooMuchError{mostAnswer})
 		}
 		return
 	}

@@ -106,7 +106,7 @@ func TestSilenceEndsTheSession(t *testing.T) {
 			t.Errorf("lost at %v, want %v: the holder's share after the last answered heartbeat was sent", s.at(), want)
 		}
 		var lost *LostError
-		if !errors.As(s.Err(), &lost) || !errors.Is(lost, ErrSilent) || lost.Heard != leasetime.HolderShare(testLease) {
+		if !errors.As(s.Err(), &lost) || !errors.Is(lost, ErrSilent) || lost.SilentFor != leasetime.HolderShare(testLease) {
 			t.Errorf("lost: %#v", s.Err())
 		}
 	})

@@ -91,20 +91,20 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 		cfg.FirstQuestion = ""
 		return checkLogin(ctx, pg, cfg)
 	case strings.HasPrefix(pgErr.Code, "42"):
-		return loginAnswers{}, unsafe(needsPostgreSQL, "the server does not understand PostgreSQL's own functions: %s", ServerSays(pgErr))
+		return loginAnswers{}, unfit(needsPostgreSQL, "the server does not understand PostgreSQL's own functions: %s", ServerSays(pgErr))
 	}
 	if err != nil {
 		return loginAnswers{}, err
 	}
 	if len(result.Rows) != 1 || len(result.Rows[0]) != len(formats) {
-		return loginAnswers{}, ErrNotPostgreSQL()
+		return loginAnswers{}, NotPostgreSQL()
 	}
 	row := result.Rows[0]
 	switch {
 	case !cfg.Transaction && string(row[0]) != strconv.FormatUint(uint64(pg.PID()), 10):
-		return loginAnswers{}, ErrPooled(pg.PID(), string(row[0]))
+		return loginAnswers{}, Pooled(pg.PID(), string(row[0]))
 	case string(row[1]) == "t":
-		return loginAnswers{}, ErrStandby()
+		return loginAnswers{}, OnStandby()
 	}
 	answers := loginAnswers{}
 	if cfg.LedgerQuestion != "" {
@@ -150,10 +150,10 @@ func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats [
 	return sql, formats
 }
 
-// ErrPooled says that the server's process number for the session is not the one that the
+// Pooled says that the server's process number for the session is not the one that the
 // login gave.
-func ErrPooled(ours uint32, servers string) *Error {
-	return unsafe("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
+func Pooled(ours uint32, servers string) *Error {
+	return unfit("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
 		"there is a connection pooler in between (it calls the session %d, the server calls it %s)", ours, servers)
 }
 
@@ -168,12 +168,12 @@ func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 			version = row[0]
 		}
 	}
-	return ErrTooOld(version)
+	return TooOld(version)
 }
 
-// ErrTooOld is for a server older than OldestMajor.
-func ErrTooOld(version string) *Error {
-	return unsafe(needsPostgreSQL, "the server is too old: %s", version)
+// TooOld is for a server older than OldestMajor.
+func TooOld(version string) *Error {
+	return unfit(needsPostgreSQL, "the server is too old: %s", version)
 }
 
 // majorVersion is the major version that the server gives at the login, as for libpq's
@@ -190,8 +190,8 @@ func majorVersion(pg *pgconn.PgConn) int {
 	return major
 }
 
-// ErrStandby is for a server that is not the primary.
-func ErrStandby() *Error {
+// OnStandby is for a server that is not the primary.
+func OnStandby() *Error {
 	return &Error{
 		Kind: Standby, Hint: "connect to the primary, or give all hosts (host=a,b,c): the primary among them is found",
 		err: errors.New("the server is a standby: its locks don't exclude anyone on the primary"),

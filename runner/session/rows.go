@@ -14,7 +14,7 @@ type Rows [][]string
 // columns; 0 allows any number but zero.
 func (r Rows) Only(columns int) ([]string, error) {
 	if len(r) != 1 || len(r[0]) == 0 || columns > 0 && len(r[0]) != columns {
-		return nil, ErrNotPostgreSQL()
+		return nil, NotPostgreSQL()
 	}
 	return r[0], nil
 }
@@ -34,7 +34,7 @@ func (r Rows) Ints(columns int) ([]int, error) {
 	list := make([]int, len(row))
 	for i, value := range row {
 		if list[i], err = strconv.Atoi(value); err != nil {
-			return nil, fmt.Errorf("read %q, which is no number: %w", value, ErrNotPostgreSQL())
+			return nil, fmt.Errorf("read %q, which is no number: %w", value, NotPostgreSQL())
 		}
 	}
 	return list, nil

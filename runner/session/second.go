@@ -50,7 +50,7 @@ func commitRequest(columns string) Request {
 // confirmed, which is no error.
 func (s *Session) judgeCommit(rows Rows) (confirmed bool, err error) {
 	if len(rows) != 2 || len(rows[0]) < 3 || len(rows[1]) != 3 {
-		return false, ErrNotPostgreSQL()
+		return false, NotPostgreSQL()
 	}
 	before, after := rows[0], rows[1]
 	if before[2] == "" || after[2] == "" {

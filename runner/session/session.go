@@ -139,9 +139,9 @@ type heedFunc func(pid uint32, payload string)
 type LostError struct {
 	// Cause is the server's last message or its silence, or the network's error.
 	Cause error
-	// Heard is how long before the loss the last answered request was sent:
+	// SilentFor is how long before the loss the last answered request was sent:
 	// the lock was certainly held then.
-	Heard time.Duration
+	SilentFor time.Duration
 }
 
 func (e *LostError) Error() string { return e.Cause.Error() }
@@ -252,7 +252,7 @@ func (s *Session) fail(cause error) {
 	if s.lostErr != nil {
 		return
 	}
-	s.lostErr = &LostError{Cause: cause, Heard: s.clock.now().Sub(s.provenAt)}
+	s.lostErr = &LostError{Cause: cause, SilentFor: s.clock.now().Sub(s.provenAt)}
 	close(s.lost)
 }
 

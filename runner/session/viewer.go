@@ -62,7 +62,7 @@ func refuseStandby(ctx context.Context, pg *pgconn.PgConn) error {
 	}
 	if rowsOf(results).Is("t") {
 		sayGoodbye(pg)
-		return ErrStandby()
+		return OnStandby()
 	}
 	return nil
 }
@@ -107,7 +107,7 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	case err != nil:
 		return nil, &Error{Kind: Unreachable, err: networkCause(err)}
 	case len(results) == 0:
-		return nil, ErrNotPostgreSQL()
+		return nil, NotPostgreSQL()
 	}
 	return rowsOf(results[1:]), nil
 }

@@ -35,16 +35,16 @@ type endNotice struct {
 func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
 		if w.Word == Dead && e.isOwn(w.PID) {
-			e.forget(w, func(s start) bool { return !e.isConfirmed(s) })
+			e.forget(w, func(s tenure) bool { return !e.isConfirmed(s) })
 		}
 		if w.applied || !e.isCredible(w) {
 			continue
 		}
 		e.ends[i].applied = true
-		isNews := e.fromHolder(w) || slices.ContainsFunc(e.starts, func(s start) bool {
+		isNews := e.fromHolder(w) || slices.ContainsFunc(e.starts, func(s tenure) bool {
 			return e.discharges(w, s) && e.isConfirmed(s) && s.noted > e.mark.noted
 		})
-		var left []start // not in place: whether one is discharged depends on the others
+		var left []tenure // not in place: whether one is discharged depends on the others
 		for _, s := range e.starts {
 			if !e.discharges(w, s) {
 				left = append(left, s)
@@ -71,7 +71,7 @@ func (e *Evidence) isCredible(w endNotice) bool {
 	if w.role != 0 && w.role != e.seen[w.PID].role {
 		return false
 	}
-	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s start) bool { return s.token == w.Token && e.isConfirmed(s) }) {
+	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s tenure) bool { return s.token == w.Token && e.isConfirmed(s) }) {
 		return false
 	}
 	return e.trusts(w.PID)
@@ -80,7 +80,7 @@ func (e *Evidence) isCredible(w endNotice) bool {
 // trusts says whether a session was seen to hold the lock, or has the role of the waiter or
 // of a holder whose command may be alive. All others may be strangers.
 func (e *Evidence) trusts(pid uint32) bool {
-	return e.seen[pid].held > 0 || e.isOwn(pid) || slices.ContainsFunc(e.starts, func(s start) bool {
+	return e.seen[pid].held > 0 || e.isOwn(pid) || slices.ContainsFunc(e.starts, func(s tenure) bool {
 		return e.seen[s.pid].held > 0 && e.sameRole(s.pid, pid)
 	})
 }
@@ -106,20 +106,20 @@ func (e *Evidence) fromHolder(w endNotice) bool {
 }
 
 // discharges says whether a credible word discharges this tenure.
-func (e *Evidence) discharges(w endNotice, s start) bool {
+func (e *Evidence) discharges(w endNotice, s tenure) bool {
 	return s.of != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
 }
 
 // maySpeakFor says whether a session may end this tenure: its own, or one of a session of the
 // same role. A session of the waiter's own role may end any tenure. A session that was seen to hold
 // the lock may also end a tenure whose session is unknown.
-func (e *Evidence) maySpeakFor(pid uint32, s start) bool {
+func (e *Evidence) maySpeakFor(pid uint32, s tenure) bool {
 	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.of == ofUnknown && e.seen[pid].held > 0
 }
 
 // speaksOf says whether a word speaks of this tenure. A word for all earlier tenures covers those
 // for which its holder has waited long enough, by its own settings.
-func (e *Evidence) speaksOf(w endNotice, s start) bool {
+func (e *Evidence) speaksOf(w endNotice, s tenure) bool {
 	all := w.CoversEarlier && s.outlives <= deadAfter(w.Announcement)
 	switch {
 	case s.token == 0:
@@ -134,9 +134,9 @@ func (e *Evidence) speaksOf(w endNotice, s start) bool {
 // also. It says whether there were any. Two kinds of words do this and discharge nothing:
 // a dead from the waiter's role, for a start whose session was gone before its role could be
 // asked for; and the clean of a session that is not trusted, for that session's own start.
-func (e *Evidence) forget(w endNotice, also func(start) bool) bool {
+func (e *Evidence) forget(w endNotice, also func(tenure) bool) bool {
 	known := len(e.starts)
-	e.starts = slices.DeleteFunc(e.starts, func(s start) bool { return s.token == w.Token && s.noted < w.noted && also(s) })
+	e.starts = slices.DeleteFunc(e.starts, func(s tenure) bool { return s.token == w.Token && s.noted < w.noted && also(s) })
 	return len(e.starts) < known
 }
 
@@ -183,7 +183,7 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 	}
 	for _, w := range e.ends {
 		ended := w.PID == pid && w.Word == Clean && !e.trusts(pid)
-		if ended && e.forget(w, func(s start) bool { return s.pid == pid }) && e.last != nil {
+		if ended && e.forget(w, func(s tenure) bool { return s.pid == pid }) && e.last != nil {
 			e.last.at = boottime.Now()
 		}
 	}

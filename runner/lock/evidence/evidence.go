@@ -56,7 +56,7 @@ type Evidence struct {
 	mu       sync.Mutex
 	mark     mark                // shows holders that the waiter listens
 	seq      int                 // counts what was noted, to show the order
-	starts   []start             // not discharged
+	starts   []tenure            // not discharged
 	ends     []endNotice         // the latest ones
 	seen     map[uint32]sighting // sessions that hold the lock, wait for it or have spoken
 	own      uint32              // the role of this session; 0 until it is known
@@ -114,7 +114,7 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	}
 	switch a.Word {
 	case Started:
-		e.noteStart(start{pid: pid, token: a.Token, outlives: deadAfter(a)})
+		e.noteStart(tenure{pid: pid, token: a.Token, outlives: deadAfter(a)})
 	case Clean, Dead:
 		e.note(a)
 		e.applyWords()
@@ -162,7 +162,7 @@ func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 		return false
 	}
 	e.seq++
-	e.noteStart(start{of: ofUnknown})
+	e.noteStart(tenure{of: ofUnknown})
 	return true
 }
 
@@ -182,7 +182,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 	e.seq++
 	e.own = cmp.Or(l.Role, e.own)
 	for pid := range e.seen { // the server reuses the numbers of sessions
-		if !slices.ContainsFunc(e.starts, func(s start) bool { return s.pid == pid }) {
+		if !slices.ContainsFunc(e.starts, func(s tenure) bool { return s.pid == pid }) {
 			delete(e.seen, pid)
 		}
 	}
@@ -222,12 +222,12 @@ func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
 	switch {
 	case late >= 0:
 		said := e.ends[late].noted
-		e.starts = slices.DeleteFunc(e.starts, func(known start) bool { return known.of == ofUnknown && known.noted > said })
+		e.starts = slices.DeleteFunc(e.starts, func(known tenure) bool { return known.of == ofUnknown && known.noted > said })
 	case e.shared && s.Shared, slices.ContainsFunc(e.ends, isOver):
 	case s.Ended && s.Token != 0:
 		e.note(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
 	default:
-		seen := start{pid: s.PID, token: s.Token, outlives: s.Outlives}
+		seen := tenure{pid: s.PID, token: s.Token, outlives: s.Outlives}
 		if s.PID == 0 { // it holds the lock by a prepared transaction
 			seen.of = ofUnknown
 		}
@@ -248,7 +248,7 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 		e.last = &lastEnd{}
 	}
 	e.last.coversEarlier = true
-	e.starts = slices.DeleteFunc(e.starts, func(known start) bool {
+	e.starts = slices.DeleteFunc(e.starts, func(known tenure) bool {
 		over := known.noted <= asOf || known.of == ofSession && known.pid == e.silenced.PID
 		if over && known.of != ofTooMany {
 			e.last.token = max(e.last.token, known.token)

@@ -8,8 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// start is a tenure whose command may be alive.
-type start struct {
+// tenure is one whose start is known, and whose command may be alive.
+type tenure struct {
 	of       startOf
 	pid      uint32        // of the session; 0 unless it is known
 	token    int64         // 0: not known
@@ -35,7 +35,7 @@ const (
 // settings require, but no longer than the lease, which is the same on all nodes. No command
 // outlives nine tenths of the lease, whatever its lost-grace is. An unconfirmed start adds
 // nothing to the waiter's own delay.
-func (e *Evidence) delayFor(s start) time.Duration {
+func (e *Evidence) delayFor(s tenure) time.Duration {
 	if e.isConfirmed(s) {
 		return min(s.outlives, e.lease)
 	}
@@ -49,10 +49,10 @@ func deadAfter(a Announcement) time.Duration { return leasetime.DeadAfter(a.Leas
 // session replaces the earlier one. A start without a session is merged into the next start
 // whose session can be trusted, but not into a start that only an untrusted session
 // announced.
-func (e *Evidence) noteStart(s start) {
+func (e *Evidence) noteStart(s tenure) {
 	s.noted = e.seq
 	confirmed := e.isConfirmed(s)
-	e.starts = slices.DeleteFunc(e.starts, func(known start) bool {
+	e.starts = slices.DeleteFunc(e.starts, func(known tenure) bool {
 		again := s.of == ofSession && known.of == ofSession && known.pid == s.pid
 		takenOver := known.of == ofUnknown && confirmed
 		if !again && !takenOver {
@@ -74,14 +74,14 @@ func (e *Evidence) noteStart(s start) {
 		for _, known := range e.starts {
 			most = max(most, e.delayFor(known))
 		}
-		s = start{of: ofTooMany, token: math.MaxInt64, outlives: most, noted: e.seq}
-		e.starts = slices.DeleteFunc(e.starts[1:], func(known start) bool { return known.of == ofTooMany })
+		s = tenure{of: ofTooMany, token: math.MaxInt64, outlives: most, noted: e.seq}
+		e.starts = slices.DeleteFunc(e.starts[1:], func(known tenure) bool { return known.of == ofTooMany })
 	}
 	e.starts = append(e.starts, s)
 }
 
 // isConfirmed says whether a start is known from more than its own session, which may be a
 // stranger.
-func (e *Evidence) isConfirmed(s start) bool {
+func (e *Evidence) isConfirmed(s tenure) bool {
 	return s.of != ofSession || e.trusts(s.pid)
 }

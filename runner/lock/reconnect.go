@@ -9,12 +9,12 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// pauses are the pauses between attempts to connect. Each is a random part of a backoff that
+// reconnects are the pauses between attempts to connect. Each is a random part of a backoff that
 // doubles, so that the waiters don't overrun a server that comes up again. The first in line, on
 // which the next command depends, pause for frontAgain at most, for as long as frontFor. If a
 // server answers that it isn't ready, they use front, which doubles, too: each attempt is a line in
 // that server's log.
-type pauses struct {
+type reconnects struct {
 	backoff, front *pace.Backoff
 	since          time.Time     // when the session was lost
 	full           *pace.Backoff // for a server that has no room
@@ -30,19 +30,19 @@ const (
 
 func frontBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
 
-func newPauses() *pauses {
-	p := &pauses{full: crowd.CrowdedBackoff()}
+func newReconnects() *reconnects {
+	p := &reconnects{full: crowd.CrowdedBackoff()}
 	p.restart()
 	return p
 }
 
-func (p *pauses) restart() {
+func (p *reconnects) restart() {
 	p.since, p.backoff = time.Now(), pace.Doubling(backoffFirst, backoffMost)
 	p.front = frontBackoff()
 }
 
 // next is the pause after an attempt that has failed. rank is Candidate.rank.
-func (p *pauses) next(rank int, err error) time.Duration {
+func (p *reconnects) next(rank int, err error) time.Duration {
 	if errors.As(err, new(*session.LostError)) {
 		p.restart()
 	}
