@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -14,7 +15,6 @@ import (
 
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/doctor"
-	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -29,13 +29,15 @@ type diagnosis struct {
 }
 
 type doctorFlags struct {
-	options
+	keyOptions
+	serverOptions
+	leaseOptions
 	output choice
 	idle   bool
 }
 
 func newDoctorCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := doctorFlags{options: newOptions(), output: choose("text", "json")}
+	f := doctorFlags{keyOptions: newKeyOptions(), serverOptions: newServerOptions(), leaseOptions: newLeaseOptions(), output: choose("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Can database, path and machine keep the promise?",
@@ -83,16 +85,13 @@ The exit status is 0 without a fail, else that of pglead run, or 78.`,
 }
 
 func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (*diagnosis, error) {
-	if err := f.checkSession(); err != nil {
+	if err := cmp.Or(f.checkLease(), f.checkTimeout()); err != nil {
 		return nil, err
 	}
 	if _, err := f.claim(); err != nil {
 		return nil, err
 	}
-	if !cmd.Flags().Changed("lock-delay") {
-		f.lockDelay.value = leasetime.DeadAfter(f.lease.value, 0)
-	}
-	db, err := f.database(u, cmd)
+	db, err := f.database(u, cmd, false)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +104,7 @@ func (f *doctorFlags) diagnose(ctx context.Context, u *ui, cmd *cobra.Command) (
 			Transaction:     f.transaction,
 			Quorum:          f.quorum,
 		},
-		Description: f.description("pglead"), LockDelay: f.lockDelay.value, Idle: f.idle,
+		Description: f.description("pglead", ""), LockDelay: f.delay(cmd.Flags(), 0), Idle: f.idle,
 	})
 	if ctx.Err() != nil {
 		return nil, err
@@ -132,9 +131,9 @@ func (d *diagnosis) failed() (names []string) {
 }
 
 // keyChecks show the keys' numbers. claim has checked the keys.
-func (o *options) keyChecks() (list []checkup.Check) {
-	scheme, _ := o.scheme()
-	for _, key := range o.keys {
+func (k *keyOptions) keyChecks() (list []checkup.Check) {
+	scheme, _ := k.scheme()
+	for _, key := range k.keys {
 		id, _ := scheme.ID(key)
 		c := checkup.Okf("%s is number %s (classid %d, objid %d, objsubid %d in pg_locks)", printable(key), id, id.ClassID(), id.ObjID(), id.ObjSubID())
 		c.Name = "key"

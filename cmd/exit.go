@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/ledger"
@@ -241,4 +242,31 @@ func sessionStatus(kind session.Kind) int {
 		return exitUnsafe
 	}
 	return exitInternal
+}
+
+// end is the end of a run in the form that exit needs.
+func (o *options) end(outcome runner.Outcome, err error) error {
+	var conflict *lock.ConflictError
+	var paused *ledger.PausedError
+	switch {
+	case errors.As(err, &conflict):
+		return &refusedError{conflict, o.conflictCode, ""}
+	case errors.As(err, &paused):
+		return &refusedError{paused, o.conflictCode, o.resumption()}
+	case err != nil:
+		return err
+	}
+	return &commandEnded{outcome}
+}
+
+// resumption is the command that ends a pause.
+func (o *options) resumption() string {
+	key := "KEY" // any key
+	if len(o.keys) == 1 {
+		key = visible.ShellWord(o.keys[0])
+	}
+	if o.keyScheme != lockkey.Schemes()[0].Name {
+		key += " --key-scheme " + o.keyScheme
+	}
+	return "pglead resume " + key + " ends the pause"
 }

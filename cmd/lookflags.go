@@ -19,7 +19,8 @@ import (
 
 // lookFlags are the flags of the commands that look at locks.
 type lookFlags struct {
-	options
+	keyOptions
+	serverOptions
 	output choice
 	server session.Config // how to connect, after find
 
@@ -28,7 +29,7 @@ type lookFlags struct {
 
 // newLookFlags takes the output forms, the default one first, or none.
 func newLookFlags(outputs ...string) lookFlags {
-	f := lookFlags{options: newOptions()}
+	f := lookFlags{keyOptions: newKeyOptions(), serverOptions: newServerOptions()}
 	if len(outputs) > 0 {
 		f.output = choose(outputs...)
 	}
@@ -121,15 +122,15 @@ func oneKey(cmd *cobra.Command, args []string) error {
 
 // find finds out how to connect to where the locks are.
 func (f *lookFlags) find(u *ui, cmd *cobra.Command) error {
-	if f.connectTimeout.value <= 0 {
-		return usagef("--connect-timeout must be longer than 0")
+	if err := f.checkTimeout(); err != nil {
+		return err
 	}
 	f.warnOnce = func(err error) {
 		_, hint := status(err)
 		u.say(slog.LevelWarn, err.Error()+"; pauses are not shown", hint, "event", "ledger")
 		f.warnOnce = func(error) {}
 	}
-	db, err := f.database(u, cmd)
+	db, err := f.database(u, cmd, false)
 	f.server = session.Config{Database: db.config, ConnectTimeout: f.connectTimeout.value, ApplicationName: "pglead " + cmd.Name()}
 	return err
 }

@@ -23,6 +23,7 @@ import (
 func newPauseCmd(u *ui, stdout io.Writer) *cobra.Command {
 	f := newLookFlags()
 	var length duration
+	var note string
 	cmd := &cobra.Command{
 		Use:   "pause KEY|PATTERN [flags]",
 		Short: "Let nobody start until a time, or until resume",
@@ -41,15 +42,15 @@ one that there is, and says so.`,
 			switch {
 			case cmd.Flags().Changed("for") && length.value < time.Second:
 				return usagef("--for %s is too short: at least 1s", &length)
-			case !utf8.ValidString(f.note):
+			case !utf8.ValidString(note):
 				return usagef("--note is not UTF-8")
 			}
-			wish := ledger.Wish{For: length.value, By: f.description("").User, Note: f.note}
+			wish := ledger.Wish{For: length.value, By: f.description("", "").User, Note: note}
 			return f.eachKey(u, cmd, args[0], stdout, forKeys{allMatching, func(k rememberedKey, ctx context.Context) (string, error) { return k.pause(ctx, wish) }})
 		},
 	}
 	cmd.Flags().Var(&length, "for", "so long, by the server's clock (default until pglead resume)")
-	cmd.Flags().StringVar(&f.note, "note", "", "`TEXT` for those who may not start now: why")
+	cmd.Flags().StringVar(&note, "note", "", "`TEXT` for those who may not start now: why")
 	f.lockFlags(cmd)
 	return cmd
 }

@@ -75,7 +75,7 @@ func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string,
 	if ask == nil {
 		return err
 	}
-	d := o.description(filepath.Base(name))
+	d := o.description(filepath.Base(name), o.note)
 	if claim.Gate != nil {
 		claim.Locks = claim.Locks[:1] // any slot stands for the key
 	}

@@ -1,15 +1,9 @@
 package cmd
 
 import (
-	"errors"
-
 	"github.com/spf13/cobra"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
-	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/visible"
 )
 
 func newRunCmd(u *ui) *cobra.Command {
@@ -50,31 +44,4 @@ lost the command and everything it started are killed.`,
 	o.onceFlag(flags)
 	o.commonFlags(flags)
 	return cmd
-}
-
-// resumption is the command that ends a pause.
-func (o *options) resumption() string {
-	key := "KEY" // any key
-	if len(o.keys) == 1 {
-		key = visible.ShellWord(o.keys[0])
-	}
-	if o.keyScheme != lockkey.Schemes()[0].Name {
-		key += " --key-scheme " + o.keyScheme
-	}
-	return "pglead resume " + key + " ends the pause"
-}
-
-// end is the end of a run in the form that exit needs.
-func (o *options) end(outcome runner.Outcome, err error) error {
-	var conflict *lock.ConflictError
-	var paused *ledger.PausedError
-	switch {
-	case errors.As(err, &conflict):
-		return &refusedError{conflict, o.conflictCode, ""}
-	case errors.As(err, &paused):
-		return &refusedError{paused, o.conflictCode, o.resumption()}
-	case err != nil:
-		return err
-	}
-	return &commandEnded{outcome}
 }

@@ -22,12 +22,13 @@ import (
 
 type stepdownFlags struct {
 	lookFlags
+	wait  duration
 	force bool
 	to    string
 }
 
 func newStepdownCmd(u *ui, stdout io.Writer) *cobra.Command {
-	f := stepdownFlags{lookFlags: newLookFlags()}
+	f := stepdownFlags{lookFlags: newLookFlags(), wait: duration{mayBeForever: true}}
 	cmd := &cobra.Command{
 		Use:        "stepdown KEY [flags]",
 		SuggestFor: []string{"unlock", "release", "kill", "stop"},
@@ -132,11 +133,11 @@ func (h *handover) ask(ctx context.Context) (request *lock.StepDownRequest, pati
 		if !holder.Pglead() {
 			return nil, 0, &usageError{err: errors.New("the lock is held by " + holder.String()), hint: "only --force ends it, which asks nothing"}
 		}
-		lease := cmp.Or(holder.Lease, h.lease.value) // the holder's own, if it shows it
+		lease := cmp.Or(holder.Lease, defaultLease) // the holder's own, if it shows it
 		patience = max(patience, holder.Delay+leasetime.BeatEvery(lease)+askMargin)
 		ids = append(ids, holder.ID)
 	}
-	says := h.description("")
+	says := h.description("", "")
 	request, err = lock.AskToStepDown(ctx, h.server, ids, says.User+" on "+says.Host, h.to)
 	if err != nil {
 		return nil, 0, err

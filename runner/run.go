@@ -27,11 +27,13 @@ import (
 // dead and the lock is given back. It starts the command only while the server grants the
 // lock. Errors are those of Candidate.Acquire and of starting the guard, and
 //
-//	*InterruptedError    a signal came before the command was started
-//	child.ErrTooLate     the lease was over before the command was started
-//	*child.LookupError   the command can't be executed
-//	*LockLostError       the lock was lost while the command ran
-//	*GuardDiedError      the guard was killed, and the command with it
+//	*InterruptedError        a signal came before the command was started
+//	child.ErrTooLate         the lease was over before the command was started
+//	child.ErrGuardGone       two guards were killed before it was started
+//	child.MayHaveStarted     the guard was stopped or killed during the start
+//	*child.LookupError       the command can't be executed
+//	*LockLostError           the lock was lost while the command ran
+//	*GuardDiedError          the guard was killed, and the command with it
 func Run(cfg Config) (Outcome, error) {
 	n, err := begin(cfg)
 	if err != nil {

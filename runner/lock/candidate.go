@@ -78,6 +78,7 @@ func (c *Candidate) answered() {
 //	*ConflictError                            somebody else has it
 //	*ledger.PausedError, *ledger.DoneError    the ledger says that nobody should start
 //	*LedgerError                              the ledger can't be written
+//	*ledger.FencedError                       a transaction of the last run is still open
 //	*session.Error, *session.LostError        the server can't be reached, or used, or is gone
 //
 // and otherwise ctx's cause, or an error of prepare.

@@ -97,8 +97,8 @@ func (h *Held) Close() {
 	}
 }
 
-// releaseQueries is endQueries, preceded by queries that note this end in the ledger. With a quorum
-// a separate commit notes it (finishBeside).
+// releaseQueries is endQueries, preceded by queries that note this end in the ledger and wait for those
+// who arrive. With a quorum a separate commit notes it (finishBeside), and nobody arrives.
 func (h *Held) releaseQueries(end ledger.End) (queries []string, unlock string) {
 	words, unlock := h.endQueries(h.prefers)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.

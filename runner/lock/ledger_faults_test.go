@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -246,4 +247,91 @@ func TestLedgerLostUnsure(t *testing.T) {
 	unsure.stop()
 	<-unsure.done
 	waitsBeside(t, next)
+}
+
+// TestLedgerFails has the ledger be of no use in all the ways that it may.
+func TestLedgerFails(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	require := cfg
+	require.Ledger.Mode = ledger.Require
+	once := cfg
+	once.Wait = 0
+	release(t, acquire(t, cfg))
+	t.Run("locked", func(t *testing.T) {
+		patient := leased(cfg, 4*lease) // a request that waits for 3 s leaves a slow machine little of a short one
+		owner := plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
+		if _, err := lock.NewCandidate(once).Acquire(t.Context(), nil); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "55P03") {
+			t.Errorf("while its table is locked: %v", err)
+		}
+		if _, err := lock.NewCandidate(leased(once, 3*time.Second)).Acquire(t.Context(), nil); !errors.Is(err, session.ErrSilent) ||
+			err.Error() != "the server does not answer while the ledger is to note the start (has another session locked its tables?)" {
+			t.Errorf("while its table is locked, with a short lease: %v", err)
+		}
+		waiter := contend(t, patient)
+		eventually(t, "one who waits tries again", func() bool {
+			return strings.Count(strings.Join(waiter.said(), " "), "waiting") > 0
+		})
+		run(t, owner, "ROLLBACK")
+		held := waiter.held(t)
+		run(t, owner, "BEGIN; LOCK TABLE pglead.lock")
+		release(t, held) // with a warning
+		run(t, owner, "ROLLBACK")
+		if got := rows(t, server); got != "nightly  t t f" {
+			t.Errorf("a run whose end could not be noted: %s", got)
+		}
+		query(t, server, "UPDATE pglead.lock SET ended = now()")
+	})
+	t.Run("read only", func(t *testing.T) {
+		query(t, server, "ALTER ROLE cron SET default_transaction_read_only = on")
+		query(t, server, "ALTER ROLE cron SET default_transaction_isolation = 'serializable'")
+		release(t, acquire(t, cfg))
+	})
+	held := acquire(t, cfg)
+	reviewed := contend(t, cfg) // has found the ledger at its login
+	inLine(t, server, id(7), 1)
+	t.Run("revoked", func(t *testing.T) {
+		query(t, server, "REVOKE USAGE ON SCHEMA pglead FROM cron")
+		release(t, held)
+		release(t, reviewed.held(t))
+		release(t, acquire(t, cfg))
+		if _, err := lock.NewCandidate(require).Acquire(context.WithoutCancel(t.Context()), nil); kindOf(err) != session.Denied {
+			t.Errorf("what has to be remembered: %v", err)
+		}
+		query(t, server, "GRANT USAGE ON SCHEMA pglead TO cron")
+	})
+	t.Run("dropped", func(t *testing.T) {
+		query(t, server, "UPDATE pglead.lock SET ended = now()")
+		held := acquire(t, cfg)
+		query(t, server, "DROP SCHEMA pglead CASCADE")
+		release(t, held)
+		release(t, acquire(t, cfg))
+		if _, err := lock.NewCandidate(require).Acquire(t.Context(), nil); kindOf(err) != session.Denied {
+			t.Errorf("what has to be remembered: %v", err)
+		}
+	})
+	t.Run("another's schema", func(t *testing.T) {
+		query(t, server, "CREATE SCHEMA pglead AUTHORIZATION other; GRANT USAGE ON SCHEMA pglead TO cron")
+		untrusted := contend(t, cfg)
+		release(t, untrusted.held(t))
+		if !slices.Contains(untrusted.said(), "ledger") {
+			t.Error("a schema that any role may have made is not warned of")
+		}
+		if _, err := lock.NewCandidate(require).Acquire(t.Context(), nil); kindOf(err) != session.Denied || !strings.Contains(err.Error(), "trusted") {
+			t.Errorf("where a ledger is required: %v", err)
+		}
+		super := require
+		super.Session.Database = config(t, server.DSN("postgres"), exclusive(7)).Session.Database
+		if _, err := lock.NewCandidate(super).Acquire(t.Context(), nil); kindOf(err) != session.Denied || !strings.Contains(err.Error(), "trusted") {
+			t.Errorf("where a ledger is required, to a superuser: %v", err)
+		}
+		query(t, server, "ALTER SCHEMA pglead OWNER TO boss")
+		if _, err := lock.NewCandidate(once).Acquire(t.Context(), nil); kindOf(err) != session.Denied {
+			t.Errorf("of another's schema: %v", err)
+		}
+		off := cfg
+		off.Ledger.Mode = ledger.Off
+		release(t, acquire(t, off))
+	})
 }

@@ -71,7 +71,7 @@ func (a *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	}
 	switch {
 	case !grant.recorded:
-		text, err := a.send(ctx)
+		text, err := a.askLedger(ctx)
 		if err != nil {
 			return ledger.Answer{}, err
 		}
@@ -188,8 +188,8 @@ func (a *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 // run. After a loss that run's process needs a new session to note its end.
 const askLedgerEvery = 250 * time.Millisecond
 
-// send asks the ledger, and returns the text of its answer.
-func (a *ledgerStart) send(ctx context.Context) (string, error) {
+// askLedger sends the question, and returns the text of the answer.
+func (a *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	b, proof := a.start, a.proof
 	beside := b.cfg.Session.UsesSecondSession()
 	if beside {

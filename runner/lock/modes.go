@@ -20,6 +20,8 @@ package lock
 //	                         the token comes from a second session           tryInTransaction, drawBeside
 //	quorum (Session.Quorum)  what counts is what the standbys have           drawBeside, finishBeside,
 //	                         confirmed, on a second session                  Session.Witness
+//	                         the first try does not travel with the login,   session.Open,
+//	                         and nobody waits for those who arrive           Held.releaseQueries
 //	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Turnover
 //	                         ends are announced to all, in line or not       grant.wordQuery
 //	                         nobody stands in line: the list comes back      package runner, each_*.go

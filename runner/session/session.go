@@ -91,8 +91,9 @@ type Session struct {
 	beating       sync.WaitGroup
 	beatsInTurn   atomic.Bool // a heartbeat waits for the connection
 
-	lost    chan struct{}
-	renewed chan boottime.Instant
+	lost     chan struct{}
+	renewing sync.Mutex // held while renewed is written
+	renewed  chan boottime.Instant
 
 	firstAnswer *string // to cfg.FirstQuestion, until it is taken
 	second      secondSession

@@ -342,8 +342,11 @@ func (s *Session) answered(ex *exchange) {
 	}
 }
 
-// renew puts the deadline into the channel, in place of an older one.
+// renew puts the deadline into the channel, in place of an older one. With a quorum the readers of both
+// sessions call it.
 func (s *Session) renew() {
+	s.renewing.Lock()
+	defer s.renewing.Unlock()
 	select {
 	case <-s.renewed:
 	default:

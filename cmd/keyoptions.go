@@ -1,0 +1,143 @@
+package cmd
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/describe"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
+)
+
+// keyOptions are the flags that say which locks a command is about.
+type keyOptions struct {
+	keys      []string
+	keyScheme string
+	shared    bool
+	slots     int
+}
+
+func newKeyOptions() keyOptions { return keyOptions{slots: 1} }
+
+func (k *keyOptions) keyFlags(flags *pflag.FlagSet) {
+	flags.StringArrayVar(&k.keys, "key", nil, "`KEY`: what to lock (required); repeat it to hold several")
+	k.schemeFlag(flags)
+	flags.BoolVarP(&k.shared, "shared", "s", false, "hold the lock with others, none of whom holds it exclusively")
+	flags.IntVar(&k.slots, "slots", k.slots, "up to `N` holders at once")
+}
+
+func (k *keyOptions) schemeFlag(flags *pflag.FlagSet) {
+	flags.StringVar(&k.keyScheme, "key-scheme", lockkey.Schemes()[0].Name, "how a key becomes a number: a `SCHEME` of pglead key --help")
+}
+
+// scheme is the scheme of --key-scheme.
+func (k *keyOptions) scheme() (lockkey.Scheme, error) { return schemeByName(k.keyScheme) }
+
+func (k *keyOptions) checkSlots() error {
+	if k.slots < 1 || k.slots > describe.MostSlots {
+		return usagef("--slots %d: from 1 to %d", k.slots, describe.MostSlots)
+	}
+	return nil
+}
+
+// claim makes the locks from the keys. It puts the keys into the order of their locks.
+func (k *keyOptions) claim() (lock.Claim, error) {
+	if err := k.checkSlots(); err != nil {
+		return lock.Claim{}, err
+	}
+	scheme, err := k.scheme()
+	if err != nil {
+		return lock.Claim{}, err
+	}
+	ids := map[string]lockkey.ID{}
+	for _, key := range k.keys {
+		if _, twice := ids[key]; twice {
+			return lock.Claim{}, usagef("--key %s is given twice", printable(key))
+		}
+		if ids[key], err = scheme.ID(key); err != nil {
+			return lock.Claim{}, usagef("--key %s: %w", printable(key), err)
+		}
+	}
+	slices.SortFunc(k.keys, func(a, b string) int { return ids[a].Compare(ids[b]) })
+	claim := lock.Claim{Keys: k.keys}
+	if k.slots > 1 {
+		gate, err := scheme.Gate(k.keys[0])
+		if err != nil {
+			return claim, usagef("--slots: %w", err)
+		}
+		claim.Gate = &gate
+		for i := range k.slots {
+			id, err := scheme.Slot(k.keys[0], i+1)
+			if err != nil {
+				return claim, usagef("--slots: %w", err)
+			}
+			claim.Locks = append(claim.Locks, advisory.Lock{ID: id})
+		}
+		return claim, nil
+	}
+	for _, key := range k.keys {
+		l := advisory.Lock{ID: ids[key], Shared: k.shared}
+		if !slices.Contains(claim.Locks, l) { // two keys with one number are one lock
+			claim.Locks = append(claim.Locks, l)
+		}
+	}
+	return claim, nil
+}
+
+// description is what a session says about itself, besides what everyone sees.
+func (k *keyOptions) description(command, note string) describe.Description {
+	d := describe.Description{
+		Keys: k.keys, Scheme: k.keyScheme, PID: os.Getpid(), Command: filepath.Base(command),
+		Note: cmp.Or(note, jobAddress(os.Getenv)),
+	}
+	if k.slots > 1 {
+		d.Slots = k.slots
+	}
+	d.Host, _ = os.Hostname()
+	// Not from the user database, which may be on a network that is down.
+	for _, variable := range []string{"LOGNAME", "USER"} {
+		if d.User == "" {
+			d.User = os.Getenv(variable)
+		}
+	}
+	switch {
+	case d.User != "":
+	case os.Getuid() == 0:
+		d.User = "root"
+	default:
+		d.User = "uid " + strconv.Itoa(os.Getuid())
+	}
+	return d
+}
+
+// applicationNameMost is NAMEDATALEN-1: the server cuts off the rest.
+const applicationNameMost = 63
+
+// applicationName is what everyone can see in pg_stat_activity: the key and the host, as
+// far as they fit.
+func applicationName(key string) string {
+	host, _ := os.Hostname()
+	suffix := "@" + host
+	if len(suffix) > applicationNameMost/2 {
+		suffix = suffix[:applicationNameMost/2]
+	}
+	name := "pglead:" + key
+	if most := applicationNameMost - len(suffix); len(name) > most {
+		name = name[:most]
+	}
+	// The server shows other bytes as question marks, and a quote would end the literal
+	// with this name.
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r > '~' || r == '\'' || r == '\\' {
+			return '?'
+		}
+		return r
+	}, name+suffix)
+}
