@@ -30,7 +30,7 @@ type grant struct {
 	SystemID string
 	recorded bool // in the ledger
 	dormant  int  // how many in line were dormant
-	listened bool // somebody did
+	listened bool // somebody in line listened
 }
 
 func noGrant(cfg *Config) grant { return grant{cfg: cfg, coversEarlier: true} }

@@ -15,20 +15,9 @@ import (
 
 // The line is the sessions that wait. None of them blocks in the server: each is idle between
 // two looks. Each has a ticket, an advisory lock of its own whose number says when it came.
-// The order is only for fairness: the promise rests on the lock itself.
-//
-//	rank 1    sends a burst when the holder's clean end names it: one statement with many
-//	          tries, the first at once. It watches the holder (silence.go), and finds
-//	          out by itself if the lock is free (watch.go).
-//	up to 3   also watch the holder, in case those before them are frozen.
-//	rank r    tries (r-1) * TurnPatience after the lock has come free, since those
-//	          before it may be dead. It doesn't if it hears of a start.
-//	up to 3   also try if two looks in a row have shown the lock to be free.
-//	up to 24  listen, and have a mark that says so.
-//	others    are dormant (dormant.go), and look: at the line's pace while it moves, and
-//	          more and more seldom, the further behind they are, while it stands.
-//
-// turn.go lists when each of them tries and looks.
+// The order is only for fairness: the promise rests on the lock itself. The first three watch the
+// holder (silence.go, watch.go), in case one of them is frozen. The first 24 listen, and have a mark
+// that says so. The others are dormant (dormant.go). When each of them tries and looks is in turn.go.
 
 // join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
 // digest then makes it dormant.
@@ -116,7 +105,6 @@ func (w *waiter) digest(ctx context.Context, found *look) (err error) {
 	return nil
 }
 
-// tryLater makes the first in line try in a while anyway, unless the heartbeat watches.
 func (w *waiter) tryLater() { w.turn.tryLater(w.watches()) }
 
 // watches says whether the heartbeat watches the holder.

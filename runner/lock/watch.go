@@ -256,18 +256,3 @@ func (w *watch) state() watchState {
 	defer w.mu.Unlock()
 	return w.is
 }
-
-// A session has one heartbeat. What it asks depends on what the session is:
-//
-//	rank 4 and more that listens, and a grant in its delay   nothing (beatPlainly)
-//	rank 1 to 3       what the holder's latest request is (watchSpeaker) or, if the holder shows
-//	                  none, the first whether the lock is free (watchLock)
-//	dormant           whether somebody calls (goDormant)
-//	holder            whether somebody asks it to step down (heedRequests)
-//
-// The second session of a quorum commits (package session).
-
-// beatPlainly makes the heartbeat ask about nothing.
-func (b *Bid) beatPlainly() {
-	b.s.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeat}}})
-}
