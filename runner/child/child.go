@@ -11,6 +11,10 @@
 // On pglead's side there are Guards (all guards of this process), Guard (one of them) and
 // Child (a command under a guard). On the other side is guardProcess. wire.go has the
 // messages between the two.
+//
+// Read it in this order: start.go (pglead has the guard start the command), child.go (signals, new
+// deadlines, the end), and then the guard's own side: guardprocess.go (its select),
+// guardprocess_start.go, guardprocess_end.go (what makes it kill), tree.go (how).
 package child
 
 import (

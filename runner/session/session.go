@@ -6,6 +6,10 @@
 // behind its holder's back: after the login the package owns the wire. One
 // goroutine keeps a read pending, so it sees the server's last message within
 // milliseconds. Another sends heartbeats, which notice the server's silence.
+//
+// Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and the
+// reader), heartbeat.go (the lease), session.go (the loss, and the end). second.go is for quorums and
+// poolers, viewer.go for commands that only look.
 package session
 
 import (
