@@ -40,7 +40,7 @@ func TestUnkillable(t *testing.T) {
 	suid := becomesRoot(t, dir)
 	cmd := exec.Command("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
 		filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "suid", "--kill-after", "100ms", "--lock-delay", "0", "--", "sh", "-c",
-		suid+` --reuid 0 --regid 0 --clear-groups sh -c 'touch `+dir+`/started; exec sleep 3' & trap "" TERM; while :; do sleep 0.05; done`)
+		suid+` --reuid 0 --regid 0 --clear-groups sh -c 'touch `+dir+`/started; exec sleep 3.0271' & trap "" TERM; while :; do sleep 0.05; done`)
 	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
 	var said bytes.Buffer
 	cmd.Stderr = &said
@@ -54,7 +54,7 @@ func TestUnkillable(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
-	if exec.Command("pgrep", "-xf", "sleep 3").Run() == nil {
+	if exec.Command("pgrep", "-xf", "sleep 3.0271").Run() == nil {
 		t.Error("pglead ended before the last of its command's processes")
 	}
 	if !strings.Contains(said.String(), "these processes can't be killed, and the lock stays held while they live: sleep (") {

@@ -149,7 +149,7 @@ func TestDormantAfterWatch(t *testing.T) {
 	inLine(t, server, id(7), 1)
 	asks := func(what string) func() bool {
 		return func() bool {
-			return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE '%"+what+"%'")[0] == "1"
+			return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%' AND query LIKE '%"+what+"%'")[0] == "1"
 		}
 	}
 	eventually(t, "it watches", asks("EXECUTE pglead"))

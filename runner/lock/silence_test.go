@@ -112,7 +112,7 @@ func TestSilentAtOnce(t *testing.T) {
 			since := time.Now()
 			r.silence()
 			if strings.Contains(name, "earlier") { // as when the server's clock is set back
-				watching := fmt.Sprintf("SELECT 1 FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND query LIKE '%%EXECUTE pglead%%(%d, %%'", silent.Session.BackendPID())
+				watching := fmt.Sprintf("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pglead:%%' AND query LIKE '%%EXECUTE pglead%%(%d, %%'", silent.Session.BackendPID())
 				eventually(t, "the first in line watches", func() bool { return len(query(t, server, watching)) > 0 })
 				earlier := uint32(time.Now().Add(-time.Minute).UnixMilli() / 10)
 				number := int64(lockkey.Ticket(id(1)))<<32 | int64(earlier)
