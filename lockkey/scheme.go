@@ -80,28 +80,6 @@ func (s Scheme) Slot(key string, i int) (ID, error) {
 // its line.
 func (s Scheme) Gate(key string) (ID, error) { return s.Slot(key, 0) }
 
-// The following numbers are for locks that belong to another lock, whichever
-// scheme its number comes from. The NUL byte keeps them apart from any key's.
-
-// Ticket is the upper half of the numbers of a lock's tickets: each waiter has
-// its own ticket, and the lower half says who came first.
-func Ticket(of ID) uint32 { return derived("ticket", of).ClassID() }
-
-// GateOf is held by the writer whose turn is next, and tried by each reader:
-// else new readers could keep the lock for ever.
-func GateOf(of ID) ID { return derived("gate", of) }
-
-// StepDown is taken by whoever asks the lock's holder to step down.
-func StepDown(of ID) ID { return derived("step down", of) }
-
-// Call is taken by a holder that is done, to call those in line who don't listen.
-func Call(of ID) ID { return derived("call", of) }
-
-// Arrival is shared by waiters that were refused, and are about to stand in line.
-func Arrival(of ID) ID { return derived("arrival", of) }
-
-func derived(what string, of ID) ID { return SipHash24(what + "\x00" + of.String()) }
-
 // pair is the lock of pg_advisory_lock(first, second).
 func pair(first, second int32) ID {
 	return ID{Number: int64(first)<<32 | int64(uint32(second)), Pair: true}

@@ -21,6 +21,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // TestSoak is the load under which a team's own lock hung: taken on one
@@ -154,7 +155,7 @@ func TestCrowd(t *testing.T) {
 	t.Cleanup(func() { _ = holder.Close(context.Background()) })
 	var said lockedBuffer
 	var waiters []*exec.Cmd
-	tickets := fmt.Sprintf("classid = %d AND objsubid = 1", lockkey.Ticket(lockkey.ID{Number: 7}))
+	tickets := fmt.Sprintf("classid = %d AND objsubid = 1", advisory.TicketClass(lockkey.ID{Number: 7}))
 	for i := range crowd {
 		cmd := command(t, "run", "--dsn", dsn, "--key-scheme", "int", "--key", "7", "--wait", "5m", "--lock-delay", lockDelay.String(), "--", "echo", "my turn")
 		cmd.Stdout = &said

@@ -23,9 +23,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/cmd"
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // index says where to look for a test, by the beginnings of the files' names. These tests know pglead from
@@ -144,16 +144,6 @@ func (b stage) environ(home string) []string {
 	}
 }
 
-// lockOf is the lock of a key, of slot i of a key that is written KEY@i, and,
-// for int:N, that of the number itself.
-func lockOf(key string) lockkey.ID {
-	if number, ok := strings.CutPrefix(key, "int:"); ok {
-		n, _ := strconv.ParseInt(number, 10, 64)
-		return lockkey.ID{Number: n}
-	}
-	return lockkey.SipHash24(strings.Replace(key, "@", "\x00", 1))
-}
-
 // holders counts the sessions that hold a key.
 func (b stage) holders(key string) int {
 	id := lockOf(key)
@@ -162,7 +152,7 @@ func (b stage) holders(key string) int {
 
 // waiters counts those that wait for it: each has a ticket.
 func (b stage) waiters(key string) int {
-	return b.locks(fmt.Sprintf("classid = %d AND objsubid = 1 AND objid <> 4294967295", lockkey.Ticket(lockOf(key))))
+	return b.locks(fmt.Sprintf("classid = %d AND objsubid = 1 AND objid <> 4294967295", advisory.TicketClass(lockOf(key))))
 }
 
 // settled counts those of them that know by now who has it: their requests are a
@@ -170,7 +160,7 @@ func (b stage) waiters(key string) int {
 func (b stage) settled(key string) int {
 	values, err := b.server.Query("postgres", fmt.Sprintf(`SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
 		WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 4294967295
-			AND state = 'idle' AND substring(query FROM 'beat=''([0-9]+)''')::int >= 3`, lockkey.Ticket(lockOf(key))))
+			AND state = 'idle' AND substring(query FROM 'beat=''([0-9]+)''')::int >= 3`, advisory.TicketClass(lockOf(key))))
 	if err != nil {
 		return -1
 	}

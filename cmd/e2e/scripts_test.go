@@ -12,6 +12,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
 )
 
@@ -109,4 +110,14 @@ func await(ts *testscript.TestScript, neg bool, args []string) {
 	if !eventually(condition) {
 		ts.Fatalf("never: %s", strings.Join(args, " "))
 	}
+}
+
+// lockOf is the lock of a key, of slot i of a key that is written KEY@i, and,
+// for int:N, that of the number itself.
+func lockOf(key string) lockkey.ID {
+	if number, ok := strings.CutPrefix(key, "int:"); ok {
+		n, _ := strconv.ParseInt(number, 10, 64)
+		return lockkey.ID{Number: n}
+	}
+	return lockkey.SipHash24(strings.Replace(key, "@", "\x00", 1))
 }

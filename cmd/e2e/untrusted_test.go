@@ -22,8 +22,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // Nothing that another session or the server says is to be trusted: these are
@@ -320,7 +320,7 @@ func TestHostileTexts(t *testing.T) {
 	asker := s.session(evil, false)
 	for asking := true; asking; {
 		name := strings.ReplaceAll("pglead stepdown by x"+evil, "'", "''")
-		ask := fmt.Sprintf("SELECT set_config('application_name', '%s', false), pg_try_advisory_lock(%s)", name, lockkey.StepDown(lockOf("asked")))
+		ask := fmt.Sprintf("SELECT set_config('application_name', '%s', false), pg_try_advisory_lock(%s)", name, advisory.StepDownOf(lockOf("asked")))
 		if _, err := asker.Exec(t.Context(), ask).ReadAll(); err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/describe"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // naming finds out to which keys the locks in a list of views belong. A session with
@@ -91,7 +92,7 @@ func (n *naming) locks(scheme lockkey.Scheme, key string, slots int) map[lockkey
 // addLine notes a lock that may have a line.
 func (n *naming) addLine(of lockkey.ID) {
 	if n.spend(1, 0) {
-		n.lines[lockkey.Ticket(of)] = of
+		n.lines[advisory.TicketClass(of)] = of
 	}
 }
 

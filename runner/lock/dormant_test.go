@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/crowd"
@@ -27,7 +26,7 @@ func TestDormant(t *testing.T) {
 	}
 	inLine(t, server, id(7), len(line))
 	eventually(t, "the first listen, and no others", func() bool {
-		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 2", lockkey.Ticket(id(7))))[0] == fmt.Sprint(crowd.MostListeners)
+		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 2", advisory.TicketClass(id(7))))[0] == fmt.Sprint(crowd.MostListeners)
 	})
 	passing := passersBy(t, cfg)
 	// Whoever calls, a waiter or a holder that is done, does so while the line has to wait for the dormant.

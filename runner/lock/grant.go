@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
@@ -84,7 +83,7 @@ func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	// wrapped around; then the right one tries a little later.
 	order := "objid"
 	if len(g.Locks) > 1 { // waiters for this lock come before those for another
-		order = fmt.Sprintf("classid <> '%d', objid", lockkey.Ticket(l.ID))
+		order = fmt.Sprintf("classid <> '%d', objid", advisory.TicketClass(l.ID))
 	}
 	if prefers != "" {
 		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(prefers), order)

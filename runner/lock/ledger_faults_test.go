@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -145,7 +145,7 @@ func TestLedgerBurst(t *testing.T) {
 	held := acquire(t, cfg)
 	waiter := contend(t, cfg)
 	inLine(t, server, id(7), 1)
-	line := fmt.Sprintf("FROM pg_locks WHERE classid = %d AND objsubid = 1 AND objid <> 4294967295", lockkey.Ticket(id(7)))
+	line := fmt.Sprintf("FROM pg_locks WHERE classid = %d AND objsubid = 1 AND objid <> 4294967295", advisory.TicketClass(id(7)))
 	before := query(t, server, "SELECT pid "+line)
 	// The holder's clean end, which it says a little too early.
 	run(t, plain(t, dsn), fmt.Sprintf("SELECT pg_notify('pglead.1.%s', 'clean %d %d 0 to=' || pid) %s", id(7), held.Token, lease.Milliseconds(), line))

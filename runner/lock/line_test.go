@@ -11,6 +11,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // TestGuests: who waits is idle, without a snapshot or a lock that isn't granted, and
@@ -85,7 +86,7 @@ func TestOrder(t *testing.T) {
 	for i := range n {
 		line = append(line, contend(t, cfg))
 		eventually(t, fmt.Sprintf("%d in line", i+1), func() bool {
-			return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 1 AND granted", lockkey.Ticket(id(7))))[0] == fmt.Sprint(i+1)
+			return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 1 AND granted", advisory.TicketClass(id(7))))[0] == fmt.Sprint(i+1)
 		})
 	}
 	inLine(t, server, id(7), n)
@@ -107,7 +108,7 @@ func looked(t *testing.T, server *localpg.Server, n int) {
 	now := query(t, server, "SELECT clock_timestamp()")[0]
 	eventually(t, "all have looked again", func() bool {
 		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE classid = %d AND objsubid = 1 AND state = 'idle' AND query_start > '%s'",
-			lockkey.Ticket(id(7)), now))[0] == fmt.Sprint(n)
+			advisory.TicketClass(id(7)), now))[0] == fmt.Sprint(n)
 	})
 }
 
@@ -116,7 +117,7 @@ func looked(t *testing.T, server *localpg.Server, n int) {
 func frozenTicket(t *testing.T, dsn string, of lockkey.ID, i int) {
 	t.Helper()
 	plain(t, dsn, fmt.Sprintf("SELECT pg_advisory_lock(%d::bigint << 32 | ((extract(epoch FROM clock_timestamp()) * 100)::bigint - %d & 4294967295))",
-		int32(lockkey.Ticket(of)), 10_000*(i+1)))
+		int32(advisory.TicketClass(of)), 10_000*(i+1)))
 }
 
 // TestFrozen: one that is first in line and does nothing, as if it were stopped, costs
@@ -198,10 +199,10 @@ func TestReturns(t *testing.T) {
 	second := contend(t, cfg)
 	inLine(t, server, id(7), 2)
 	tickets := func() []string {
-		return query(t, server, fmt.Sprintf("SELECT objid FROM pg_locks WHERE classid = %d AND objsubid = 1 AND granted ORDER BY objid", lockkey.Ticket(id(7))))
+		return query(t, server, fmt.Sprintf("SELECT objid FROM pg_locks WHERE classid = %d AND objsubid = 1 AND granted ORDER BY objid", advisory.TicketClass(id(7))))
 	}
 	before := tickets()
-	query(t, server, fmt.Sprintf(`SELECT pg_terminate_backend(pid, 60000) FROM pg_locks WHERE classid = %d AND objsubid = 1 AND objid = %s`, lockkey.Ticket(id(7)), before[0]))
+	query(t, server, fmt.Sprintf(`SELECT pg_terminate_backend(pid, 60000) FROM pg_locks WHERE classid = %d AND objsubid = 1 AND objid = %s`, advisory.TicketClass(id(7)), before[0]))
 	inLine(t, server, id(7), 2)
 	if after := tickets(); !slices.Equal(after, before) {
 		t.Errorf("tickets %v before and %v after", before, after)

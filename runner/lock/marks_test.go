@@ -13,6 +13,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -20,7 +21,7 @@ import (
 // inLineSQL is a condition for the locks by which sessions stand in a lock's line: tickets
 // have 1 for sub, marks 2.
 func inLineSQL(line lockkey.ID, sub int) string {
-	return fmt.Sprintf("FROM pg_locks WHERE classid = %d AND objsubid = %d", lockkey.Ticket(line), sub)
+	return fmt.Sprintf("FROM pg_locks WHERE classid = %d AND objsubid = %d", advisory.TicketClass(line), sub)
 }
 
 // waitsBeside makes sure that a waiter, when it is granted the lock, waits for a command that may
@@ -206,7 +207,7 @@ func TestNamedByOldMark(t *testing.T) {
 	sayNow := releaseLate(t, server, holder)
 
 	first := query(t, server, "SELECT min(objid::bigint) "+inLineSQL(id(7), 1))[0]
-	tickets := fmt.Sprintf("(%d::bigint << 32 | %s - n)) FROM generate_series(1, %d) AS n", int32(lockkey.Ticket(id(7))), first, crowd.MostListeners)
+	tickets := fmt.Sprintf("(%d::bigint << 32 | %s - n)) FROM generate_series(1, %d) AS n", int32(advisory.TicketClass(id(7))), first, crowd.MostListeners)
 	run(t, strangers, "SELECT pg_advisory_lock("+tickets)
 	eventually(t, "the waiter is dormant", func() bool { return query(t, server, "SELECT count(*) "+inLineSQL(id(7), 2))[0] == "0" })
 	run(t, strangers, "SELECT pg_advisory_unlock("+tickets)
@@ -319,7 +320,7 @@ func TestListNamedByOldMark(t *testing.T) {
 	listing := leased(config(t, dsn, exclusive(7)), time.Minute)
 	first, bidAgain, log := listens(t, staying(listing))
 	// With somebody else in line, a look shows the list's own role, too.
-	run(t, before, fmt.Sprintf("SELECT pg_advisory_unlock(7), pg_advisory_lock(%d::bigint << 32)", int32(lockkey.Ticket(id(7)))))
+	run(t, before, fmt.Sprintf("SELECT pg_advisory_unlock(7), pg_advisory_lock(%d::bigint << 32)", int32(advisory.TicketClass(id(7)))))
 	sayNow := releaseLate(t, server, holder)
 	if err := first.Unlisten(t.Context()); err != nil {
 		t.Fatal(err)
@@ -344,7 +345,7 @@ func TestListNamedByOldMark(t *testing.T) {
 func TestMarkDenied(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
-	stranger := plain(t, as(t, server, "stranger"), fmt.Sprintf("SELECT pg_advisory_lock(%d, -1)", int32(lockkey.Ticket(id(7)))))
+	stranger := plain(t, as(t, server, "stranger"), fmt.Sprintf("SELECT pg_advisory_lock(%d, -1)", int32(advisory.TicketClass(id(7)))))
 	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), time.Minute)
 	cfg.LockDelay = 100 * time.Millisecond
 	h := acquire(t, staying(cfg)) // it announces its end whoever listens

@@ -220,7 +220,7 @@ func inLine(t *testing.T, server *localpg.Server, line lockkey.ID, n int) {
 	eventually(t, fmt.Sprintf("%d wait for %s", n, line), func() bool {
 		settled := 0
 		for _, text := range query(t, server, fmt.Sprintf(`SELECT a.query FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
-WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 4294967295 AND granted AND a.state = 'idle'`, lockkey.Ticket(line))) {
+WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 4294967295 AND granted AND a.state = 'idle'`, advisory.TicketClass(line))) {
 			// Its requests are a try, and LISTEN with a ticket and, behind the marks, a look. Between two of
 			// these queries it is idle for an instant.
 			looked := strings.Contains(text, "MATERIALIZED") || strings.Contains(text, "pg_advisory_unlock")

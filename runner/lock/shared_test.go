@@ -6,8 +6,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/pace"
 )
 
@@ -94,7 +94,7 @@ func TestWritersAreServed(t *testing.T) {
 		t.Error("a reader beside the writer")
 	}
 	release(t, h)
-	if held := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND (classid::bigint << 32 | objid::bigint) = "+lockkey.GateOf(id(7)).String()+" AND mode = 'ExclusiveLock'")[0]; held != "0" {
+	if held := query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND (classid::bigint << 32 | objid::bigint) = "+advisory.GateOf(id(7)).String()+" AND mode = 'ExclusiveLock'")[0]; held != "0" {
 		t.Error("the gate stays closed after the writer")
 	}
 }

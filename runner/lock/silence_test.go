@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // silenced is a holder, by way of a relay that has gone silent since, and the one who
@@ -115,7 +115,7 @@ func TestSilentAtOnce(t *testing.T) {
 				watching := fmt.Sprintf("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'pglead:%%' AND query LIKE '%%EXECUTE pglead%%(%d, %%'", silent.Session.BackendPID())
 				eventually(t, "the first in line watches", func() bool { return len(query(t, server, watching)) > 0 })
 				earlier := uint32(time.Now().Add(-time.Minute).UnixMilli() / 10)
-				number := int64(lockkey.Ticket(id(1)))<<32 | int64(earlier)
+				number := int64(advisory.TicketClass(id(1)))<<32 | int64(earlier)
 				if _, err := open(t, cfg).Query(t.Context(), fmt.Sprintf("SELECT pg_advisory_lock(%d)", number)); err != nil {
 					t.Fatal(err)
 				}

@@ -117,7 +117,7 @@ func HeedStepDown(s *session.Session, lease time.Duration, held []*Held) {
 	if len(held) > 0 {
 		of := map[string]*Held{}
 		for _, h := range held {
-			of[lockkey.StepDown(h.Locks[0].ID).String()] = h
+			of[advisory.StepDownOf(h.Locks[0].ID).String()] = h
 		}
 		beat.SQL = []string{fmt.Sprintf(`SELECT n FROM pg_catalog.unnest('{%s}'::bigint[]) AS n
 WHERE NOT %s`,
@@ -141,7 +141,7 @@ func (h *Held) Requests() <-chan struct{} { return h.requests }
 func (h *Held) Asker(ctx context.Context) (by, to string) {
 	var requests []lockkey.ID
 	for _, l := range h.Locks {
-		requests = append(requests, lockkey.StepDown(l.ID))
+		requests = append(requests, advisory.StepDownOf(l.ID).ID)
 	}
 	rows, err := h.Session.Query(ctx, `SELECT application_name FROM pg_catalog.pg_lock_status() AS l, LATERAL `+advisory.ActivityOfLock+` AS a
 WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' AND `+advisory.Among(requests)+" LIMIT 1")

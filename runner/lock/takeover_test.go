@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // delayed says whether a contender has held the lock for a time without a start.
@@ -131,7 +131,7 @@ func TestStrangers(t *testing.T) {
 			inLine(t, server, id(number), 1)
 			conn := plain(t, strangers)
 			if inItsLine { // behind the other, whose ticket is from the clock
-				run(t, conn, fmt.Sprintf("SELECT pg_advisory_lock(%d::bigint << 32 | ((extract(epoch FROM clock_timestamp()) * 100)::bigint & 4294967295))", int32(lockkey.Ticket(id(number)))))
+				run(t, conn, fmt.Sprintf("SELECT pg_advisory_lock(%d::bigint << 32 | ((extract(epoch FROM clock_timestamp()) * 100)::bigint & 4294967295))", int32(advisory.TicketClass(id(number)))))
 				inSight(t, server, next)
 			}
 			say := func() {
@@ -258,7 +258,7 @@ func TestRepeatedWords(t *testing.T) {
 	stranger := plain(t, as(t, server, "stranger"))
 	const before = 4
 	for i := range before {
-		ticket := int64(lockkey.Ticket(id(1)))<<32 | int64(uint32(time.Now().UnixMilli()/10)-1000-uint32(i))
+		ticket := int64(advisory.TicketClass(id(1)))<<32 | int64(uint32(time.Now().UnixMilli()/10)-1000-uint32(i))
 		run(t, stranger, fmt.Sprintf("SELECT pg_advisory_lock(%d)", ticket))
 	}
 	next := contend(t, cfg)

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
@@ -126,7 +125,7 @@ func (w *watch) over() boottime.Instant {
 // the lock. A prepared statement takes the server two thirds of the time. Behind a pooler another
 // waiter may have left its name on the connection, so each waiter uses its own.
 func (w *waiter) prepareWatch(ctx context.Context) (name string, err error) {
-	name = fmt.Sprintf("pglead_%d_%d", lockkey.Ticket(w.place.line), w.place.ticket)
+	name = fmt.Sprintf("pglead_%d_%d", advisory.TicketClass(w.place.line), w.place.ticket)
 	if name == w.watched.prepared {
 		return name, nil
 	}

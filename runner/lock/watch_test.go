@@ -9,12 +9,13 @@ import (
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // requests is how many requests the only waiter in a line has made.
 func requests(t *testing.T, server *localpg.Server, line lockkey.ID) uint64 {
 	t.Helper()
-	text := query(t, server, fmt.Sprintf("SELECT query FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1", lockkey.Ticket(line)))
+	text := query(t, server, fmt.Sprintf("SELECT query FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1", advisory.TicketClass(line)))
 	if len(text) != 1 {
 		t.Fatalf("in line: %q", text)
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // end is what those in line learn of a leader's end.
@@ -103,7 +104,7 @@ func (a *arena) inLine() (all []waiter) {
 	_, lines := a.mode.ids()
 	var classes []string
 	for _, id := range lines {
-		classes = append(classes, strconv.FormatUint(uint64(lockkey.Ticket(id)), 10))
+		classes = append(classes, strconv.FormatUint(uint64(advisory.TicketClass(id)), 10))
 	}
 	rows, err := a.server.Query("postgres", `SELECT pid || ' ' || host(client_addr) FROM pg_locks JOIN pg_stat_activity USING (pid)
 		WHERE locktype = 'advisory' AND granted AND objsubid = 1 AND classid::bigint IN (`+strings.Join(classes, ", ")+") AND client_addr IS NOT NULL ORDER BY objid::bigint")

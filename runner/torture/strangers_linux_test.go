@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // stranger is a role that may connect, and no more.
@@ -79,7 +80,7 @@ func strangersRequest(a *arena) fault {
 				if err := say(ctx, conn, "pglead.1.stepdown."+number(name).String(), "\x1b[31mroot\r\n"); err != nil { // for old versions
 					a.t.Error(err)
 				}
-				if err := conn.Exec(ctx, "SELECT pg_advisory_lock("+lockkey.StepDown(number(name)).String()+")").Close(); err != nil {
+				if err := conn.Exec(ctx, "SELECT pg_advisory_lock("+advisory.StepDownOf(number(name)).String()+")").Close(); err != nil {
 					a.t.Error(err)
 				}
 			}
@@ -269,7 +270,7 @@ func (a *arena) standAbout(ctx context.Context, conn *pgconn.PgConn, own int) er
 		if err := conn.Exec(ctx, comment+" SELECT pg_advisory_unlock("+id.String()+")").Close(); err != nil {
 			return err
 		}
-		ticket := fmt.Sprintf("(%d::bigint << 32 | %d)", int32(lockkey.Ticket(lines[rand.IntN(len(lines))])), rand.Uint32())
+		ticket := fmt.Sprintf("(%d::bigint << 32 | %d)", int32(advisory.TicketClass(lines[rand.IntN(len(lines))])), rand.Uint32())
 		if err := conn.Exec(ctx, "SELECT pg_try_advisory_lock("+ticket+")").Close(); err != nil {
 			return err
 		}

@@ -2,8 +2,8 @@
 // waits for, probes and gives back such locks, or finds them in pg_locks (rows.go). It sends nothing:
 // each function whose name ends in SQL returns an SQL expression.
 //
-// These locks belong to the lock L of a key. Their numbers are derived from that of L (package
-// lockkey). Only L itself keeps the promise; the others are for order and speed.
+// These locks belong to the lock L of a key. Their numbers are derived from that of L, whichever scheme
+// that comes from. Only L itself keeps the promise; the others are for order and speed.
 //
 //	lock        who has it                                      what it does
 //	L           the holder; readers share it                    keeps the promise
@@ -37,12 +37,21 @@ func Exclusive(id lockkey.ID) Lock { return Lock{ID: id} }
 // AsShared is a lock that many may have at once.
 func AsShared(id lockkey.ID) Lock { return Lock{ID: id, Shared: true} }
 
+// derived is the number of a lock that belongs to another one. The NUL byte keeps it apart from any key's.
+func derived(what string, of lockkey.ID) lockkey.ID {
+	return lockkey.SipHash24(what + "\x00" + of.String())
+}
+
+// TicketClass is the upper half of the numbers of the tickets in a lock's line. The lower half says
+// who came first.
+func TicketClass(line lockkey.ID) uint32 { return derived("ticket", line).ClassID() }
+
 // CommonTicket is the lower half of the number of the ticket that nobody takes.
 const CommonTicket uint32 = math.MaxUint32
 
 // TicketOf is a ticket in a lock's line. Readers may share one.
 func TicketOf(line lockkey.ID, ticket uint32, shared bool) Lock {
-	return Lock{ID: lockkey.ID{Number: int64(lockkey.Ticket(line))<<32 | int64(ticket)}, Shared: shared}
+	return Lock{ID: lockkey.ID{Number: int64(TicketClass(line))<<32 | int64(ticket)}, Shared: shared}
 }
 
 // MarkOf is the mark of a ticket: the same number as a pair.
@@ -55,16 +64,17 @@ func MarkOf(ticket Lock) Lock {
 func CommonMarkOf(line lockkey.ID) Lock { return MarkOf(TicketOf(line, CommonTicket, true)) }
 
 // ArrivalOf is the lock of those who join a lock's line and don't listen yet.
-func ArrivalOf(line lockkey.ID) Lock { return AsShared(lockkey.Arrival(line)) }
+func ArrivalOf(line lockkey.ID) Lock { return AsShared(derived("arrival", line)) }
 
 // CallOf is the lock of a call to those in a lock's line. Many may call at once.
-func CallOf(line lockkey.ID) Lock { return AsShared(lockkey.Call(line)) }
+func CallOf(line lockkey.ID) Lock { return AsShared(derived("call", line)) }
 
-// GateOf is the gate that keeps readers away from a lock.
-func GateOf(id lockkey.ID) Lock { return Exclusive(lockkey.GateOf(id)) }
+// GateOf is held by the writer whose turn is next, and tried by each reader: otherwise new readers
+// could keep the lock for ever.
+func GateOf(id lockkey.ID) Lock { return Exclusive(derived("gate", id)) }
 
 // StepDownOf is the lock of a request to a lock's holder.
-func StepDownOf(id lockkey.ID) Lock { return Exclusive(lockkey.StepDown(id)) }
+func StepDownOf(id lockkey.ID) Lock { return Exclusive(derived("step down", id)) }
 
 // call is SQL that calls one of the server's lock functions. arguments are SQL, too.
 func call(function string, shared bool, arguments string) string {

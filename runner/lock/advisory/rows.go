@@ -42,7 +42,7 @@ const InThisDatabase = "database = (SELECT datid FROM pg_catalog.pg_stat_get_act
 func InLinesOf(lines ...lockkey.ID) string {
 	var classes []string
 	for _, line := range lines {
-		classes = append(classes, fmt.Sprintf("'%d'", lockkey.Ticket(line)))
+		classes = append(classes, fmt.Sprintf("'%d'", TicketClass(line)))
 	}
 	return "classid IN (" + strings.Join(classes, ", ") + ")"
 }
@@ -83,12 +83,12 @@ func PlaceSQL() string {
 
 // TicketNumberSQL is an SQL expression for the number of a ticket in a line. time is SQL, too.
 func TicketNumberSQL(line lockkey.ID, time string) string {
-	return fmt.Sprintf("(%d)::bigint << 32 | (%s & %d)", int32(lockkey.Ticket(line)), time, math.MaxUint32)
+	return fmt.Sprintf("(%d)::bigint << 32 | (%s & %d)", int32(TicketClass(line)), time, math.MaxUint32)
 }
 
 // MarkNumberSQL is an SQL expression for the pair of numbers of the mark of the ticket that a row shows.
 func MarkNumberSQL(line lockkey.ID) string {
-	return fmt.Sprintf("%d, (objid::bigint << 32 >> 32)::int", int32(lockkey.Ticket(line)))
+	return fmt.Sprintf("%d, (objid::bigint << 32 >> 32)::int", int32(TicketClass(line)))
 }
 
 // TicketAge is how long the owner of a ticket has waited.
