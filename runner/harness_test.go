@@ -52,7 +52,7 @@ func newScene() *scene {
 	s.supervision = supervision{
 		cfg:  &Config{Locking: Locking{Session: session.Config{Lease: 15 * time.Second, Database: &pgconn.Config{Host: "db", Port: 5432, Database: "app"}}}},
 		held: s.fate, command: s.job, began: time.Now(), started: time.Now(),
-		renewed: s.deadlines, signals: s.sent,
+		renewed: s.deadlines, signals: s.sent, requests: s.fate.requests,
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
 	s.cfg.Log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
@@ -114,6 +114,7 @@ type playedLock struct {
 	lost      chan struct{}
 	requests  chan struct{}
 	askerLate time.Duration
+	preferred string // the host that is to have it next
 
 	mu  sync.Mutex
 	err error
@@ -121,11 +122,17 @@ type playedLock struct {
 
 func (l *playedLock) Lost() <-chan struct{}     { return l.lost }
 func (l *playedLock) Requests() <-chan struct{} { return l.requests }
-func (l *playedLock) Prefer(string)             {}
+func (l *playedLock) Prefer(host string)        { l.preferred = host }
 
 func (l *playedLock) Asker(context.Context) (by, to string) {
-	time.Sleep(l.askerLate)
-	return "root@elsewhere", ""
+	if l.askerLate > 0 {
+		select {
+		case <-time.After(l.askerLate):
+		case <-l.lost: // it is a question on the lock's session
+			return "", ""
+		}
+	}
+	return "root@elsewhere", "web2"
 }
 
 func (l *playedLock) Err() error {

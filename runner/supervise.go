@@ -31,10 +31,12 @@ type supervision struct {
 	missed  []keptSignal       // signals that came while the command was being started
 	onLoss  func(reason error) // called once, when the lock is lost
 
-	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
-	asked      Asked            // what has asked the command to end
-	killAfter  <-chan time.Time // fires when the command's time to end is up; nil: it has no limit
-	unkillable string           // processes that SIGKILL doesn't reach
+	lost       <-chan struct{}        // closed when the lock is lost; nil after lockLost
+	requests   <-chan struct{}        // to step down; nil after the first, since one is enough
+	asker      <-chan stepDownRequest // who made it, once that is known; nil: nobody did, or it was heeded
+	asked      Asked                  // what has asked the command to end
+	killAfter  <-chan time.Time       // fires when the command's time to end is up; nil: it has no limit
+	unkillable string                 // processes that SIGKILL doesn't reach
 }
 
 // heldLock is what supervision needs of a *lock.Held.
@@ -86,9 +88,8 @@ type command interface {
 // The guard has its own select (guardProcess.watch), in case this process is stopped or
 // dead. If the guard was faster, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
-	s.lost = s.held.Lost()
+	s.lost, s.requests = s.held.Lost(), s.held.Requests()
 	timeout := after(s.cfg.Timeout)
-	requests, askedBy := s.held.Requests(), (<-chan stepDownRequest)(nil)
 	var tick <-chan time.Time
 	if s.cfg.Observer.Alive != nil {
 		ticker := time.NewTicker(leasetime.BeatEvery(s.cfg.Session.Lease))
@@ -117,9 +118,9 @@ func (s *supervision) supervise() (Outcome, error) {
 		case sig := <-s.signals:
 			s.command.Forward(sig.(unix.Signal))
 			s.signalled(sig.(unix.Signal))
-		case <-requests:
-			requests, askedBy = nil, s.findAsker() // one request is enough
-		case r := <-askedBy:
+		case <-s.requests:
+			s.findAsker()
+		case r := <-s.asker:
 			s.stepDown(r)
 		case <-timeout:
 			s.timeOut()
@@ -201,17 +202,21 @@ func (s *supervision) askToEnd(by Asked) {
 // stepDownRequest says who asks, and which host should have the lock next.
 type stepDownRequest struct{ by, to string }
 
-// findAsker finds out who asks. It sends that later, since the server may be slow or silent.
-func (s *supervision) findAsker() <-chan stepDownRequest {
-	asked := make(chan stepDownRequest, 1)
+// findAsker finds out who asks. It sends that to asker later, since the server may be slow or silent.
+func (s *supervision) findAsker() {
+	found := make(chan stepDownRequest, 1)
+	s.requests, s.asker = nil, found
 	go func() {
 		by, to := s.held.Asker(context.Background()) // the end of the session limits it
-		asked <- stepDownRequest{cmp.Or(by, "somebody"), to}
+		if by == "" && s.held.Err() != nil {
+			return
+		}
+		found <- stepDownRequest{cmp.Or(by, "somebody"), to}
 	}()
-	return asked
 }
 
 func (s *supervision) stepDown(r stepDownRequest) {
+	s.asker = nil
 	s.askToEnd(ByStepDown)
 	s.held.Prefer(r.to)
 	s.cfg.Log.Warn("asked to step down by "+r.by+"; sending SIGTERM", "event", "stepping_down", "by", r.by)
@@ -320,28 +325,41 @@ func (s *supervision) whatWasDone(result child.Result) string {
 }
 
 // holdOut keeps the lock, after the command has ended, for the rest of --min-hold, or until somebody
-// asks for it or a signal asks this process to end. It returns what has asked.
+// asks for it or a signal asks this process to end. It returns what has asked. A request that has come by
+// the command's end still decides who is to have the lock next.
 func (s *supervision) holdOut() (asked Asked) {
+	select {
+	case <-s.requests:
+		s.findAsker()
+	default:
+	}
 	rest := s.cfg.MinHold - time.Since(s.started)
-	if rest <= 0 {
+	switch {
+	case rest > 0:
+		s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
+		s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
+	case s.asker == nil:
 		return 0
 	}
-	s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
-	s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
-	over := time.After(rest)
-	requests, askedBy := s.held.Requests(), (<-chan stepDownRequest)(nil)
-	for {
+	for over := time.After(rest); ; {
 		select {
 		case <-over:
-			return 0
+			if s.asker == nil {
+				return 0
+			}
+			over = nil // the release would have to wait for the answer to that question, too
 		case <-s.held.Lost():
-			s.cfg.Log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
+			if rest > 0 {
+				s.cfg.Log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
+			}
 			return 0
-		case <-requests:
-			requests, askedBy = nil, s.findAsker()
-		case r := <-askedBy:
+		case <-s.requests:
+			s.findAsker()
+		case r := <-s.asker:
 			s.held.Prefer(r.to)
-			s.cfg.Log.Warn("asked to step down by "+r.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", r.by)
+			if rest > 0 {
+				s.cfg.Log.Warn("asked to step down by "+r.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", r.by)
+			}
 			return ByStepDown
 		case sig := <-s.signals:
 			if child.Interrupts(sig.(unix.Signal)) {
