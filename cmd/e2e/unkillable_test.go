@@ -6,9 +6,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
 // becomesRoot puts a setuid program into dir, on a file system that has to heed that.
@@ -105,4 +111,78 @@ func TestUnkillableAfterLoss(t *testing.T) {
 			says(t, said.String(), want+`pglead: suid: these processes can't be killed, `+lost+`: sleep \(\d+\)\npglead: suid: the lock in .* was lost .*\n`)
 		})
 	}
+}
+
+// TestListOutlivesPglead: of a list whose pglead is killed the locks are held until the last of its
+// commands' processes is dead, although they share a session, whether its guards may give the locks
+// back or, as with readers, may not.
+func TestListOutlivesPglead(t *testing.T) {
+	requireRoot(t, "a setuid program")
+	port := testserver.Port(t)
+	server := throwaway(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
+	dir := openDir(t)
+	suid := becomesRoot(t, dir)
+	for name, mode := range map[string][]string{"exclusive": nil, "shared": {"--shared"}} {
+		t.Run(name, func(t *testing.T) {
+			var said lockedBuffer
+			dsn := fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, localpg.Superuser)
+			list := slices.Concat([]string{"--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
+				filepath.Join(testbed.dir, "pglead"), "each", "--dsn", dsn, "--key", "list/{}", "-P", "2", "--lock-delay", "0"}, mode,
+				[]string{"brief", "long", "--", "sh", "-c", `case $1 in
+brief) exec sleep 1000;;
+esac
+exec ` + suid + ` --reuid 0 --regid 0 --clear-groups sh -c 'echo $$; exec sleep 1000 >&-'`, "sh", "{}"})
+			cmd := exec.Command("setpriv", list...)
+			cmd.Env, cmd.Dir, cmd.Stderr = []string{"PATH=" + os.Getenv("PATH")}, dir, &said
+			line, _ := start(t, cmd)
+			var sleeper int
+			if _, err := fmt.Sscan(line, &sleeper); err != nil {
+				t.Fatalf("%q: %v: %s", line, err, &said)
+			}
+			held := func(item string) bool {
+				id := lockOf("list/" + item)
+				return stage{server: server}.locks(fmt.Sprintf("granted AND classid = %d AND objid = %d AND objsubid = 1", id.ClassID(), id.ObjID())) == 1
+			}
+			if !eventually(func() bool { return held("brief") && held("long") }) {
+				t.Fatalf("the locks are not held: %s", &said)
+			}
+			guards := guardsOf(t, cmd.Process.Pid)
+			if len(guards) != 2 {
+				t.Fatalf("the guards: %v", guards)
+			}
+			_ = cmd.Process.Kill()
+			_, _ = cmd.Process.Wait() // a guard still has its standard error
+			if !eventually(func() bool { return dead(guards[0]) || dead(guards[1]) }) {
+				t.Fatal("no guard ends")
+			}
+			for range 20 { // the server needs a moment to see the end of a connection
+				if !held("long") {
+					t.Error("a lock is free whose command's process is alive")
+					break
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+			_ = syscall.Kill(sleeper, syscall.SIGKILL)
+			if !eventually(func() bool { return !held("brief") && !held("long") }) {
+				t.Error("the locks stay held")
+			}
+		})
+	}
+}
+
+// guardsOf are the guards of a pglead.
+func guardsOf(t *testing.T, pglead int) (guards []int) {
+	t.Helper()
+	out, err := exec.Command("pgrep", "-P", strconv.Itoa(pglead), "-x", "lease-guard").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, field := range strings.Fields(string(out)) {
+		guard, err := strconv.Atoi(field)
+		if err != nil {
+			t.Fatal(err)
+		}
+		guards = append(guards, guard)
+	}
+	return guards
 }

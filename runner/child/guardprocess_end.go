@@ -199,11 +199,12 @@ func (g *guardProcess) leaveSocket() {
 		if g.req.ReleaseEndsSession && may {
 			g.sendRelease()
 		}
-	case g.report.Ending != Exited && g.report.Ending != Killed:
-		// pglead is dead, or it is stopped and its own descriptor would keep the
-		// connection, and the lock, alive without need.
+	case g.report.Ending == SocketClosed:
+		// pglead may be stopped, and its own descriptor would keep the connection alive without need.
 		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
+	// If pglead is gone, the connection ends with the last guard that shares it: those of a list may
+	// still be killing.
 }
 
 // linger ends the connection of a pglead that may be stopped, unless the server or

@@ -11,7 +11,8 @@ const releaseMost = time.Second
 
 // sendRelease gives the lock back for a pglead that is gone or stopped. It tells the
 // waiters that the tree is dead, so that they need not wait until it is certain to be. If the
-// session ends with the release, sendRelease ends this direction of the connection.
+// session ends with the release, sendRelease ends this direction of the connection, or all of it if
+// the release could not be sent. Otherwise other guards may need it.
 func (g *guardProcess) sendRelease() {
 	deadline := time.Now().Add(releaseMost)
 	for left := g.req.Release; len(left) > 0; {
@@ -20,7 +21,9 @@ func (g *guardProcess) sendRelease() {
 		case err == unix.EAGAIN && await(g.socket, unix.POLLOUT, deadline):
 		case err == unix.EINTR:
 		case err != nil:
-			_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
+			if g.req.ReleaseEndsSession {
+				_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
+			}
 			return
 		}
 		left = left[max(0, n):]
