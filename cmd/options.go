@@ -74,7 +74,7 @@ func (o *options) leaseFlags(flags *pflag.FlagSet) {
 
 func (o *options) commandFlags(flags *pflag.FlagSet) {
 	flags.VarP(&o.timeout, "timeout", "t", "the command may run this long, then TERM, then KILL; 0 is no limit")
-	flags.Var(&o.killAfter, "kill-after", "from a forwarded TERM, INT, HUP or QUIT to KILL (default never), and from --timeout's TERM (default 10s)")
+	flags.Var(&o.killAfter, "kill-after", "from a forwarded TERM or INT to KILL (default never), and from --timeout's TERM (default 10s)")
 	flags.Var(&o.leftovers, "leftovers", o.leftovers.usage()+": what becomes of processes still alive when the command has ended")
 }
 

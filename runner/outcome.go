@@ -25,6 +25,16 @@ func (o Outcome) failed() bool { return o.Asked != 0 || o.badStatus() }
 
 func (o Outcome) badStatus() bool { return o.Status.Signaled() || o.Status.ExitStatus() != 0 }
 
+// endedBy says whether a command has died of a signal or, as a Java virtual machine does, exited because
+// of it.
+func endedBy(status unix.WaitStatus, sig unix.Signal) bool {
+	return status.Signaled() && status.Signal() == sig || status.ExitStatus() == signalBase+int(sig)
+}
+
+// signalBase is the exit status of a command that dies of a signal, without the signal's number, as
+// shells have it.
+const signalBase = 128
+
 // endOf is the end of a command in the ledger's terms. A command that was asked to end may
 // not have done its work, whatever its exit status is.
 func endOf(o Outcome, err error) ledger.End {
@@ -39,7 +49,6 @@ func endOf(o Outcome, err error) ledger.End {
 	}
 	status := o.Status.ExitStatus()
 	if o.Status.Signaled() {
-		const signalBase = 128 // as shells have it
 		status = signalBase + int(o.Status.Signal())
 	}
 	end.Status = &status

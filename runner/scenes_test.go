@@ -126,13 +126,13 @@ func TestTimeToEnd(t *testing.T) {
 		},
 		"a command that outlives its kill is killed again when it is asked again": {
 			prepare:   func(s *scene) { s.cfg.KillAfterSignal = 2 * sec },
-			incidents: []incident{{1 * sec, sends(unix.SIGHUP)}, {10 * sec, sends(unix.SIGHUP)}, {60 * sec, exits(child.Result{Status: 9})}},
+			incidents: []incident{{1 * sec, sends(unix.SIGINT)}, {10 * sec, sends(unix.SIGINT)}, {60 * sec, exits(child.Result{Status: 9})}},
 			want: expectation{outcome: Outcome{Status: 9, Ran: 60 * sec, Asked: BySignal}, transcript: `
-1s forward SIGHUP
+1s forward SIGINT
 1s observer: ending
 3s kill
 3s` + killLine + `
-10s forward SIGHUP
+10s forward SIGINT
 10s observer: ending
 12s kill
 12s` + killLine + `
@@ -146,8 +146,21 @@ func TestRequests(t *testing.T) {
 	sceneTests{
 		"not every signal is for the end": {
 			prepare:   func(s *scene) { s.cfg.KillAfterSignal = 3 * sec },
-			incidents: []incident{{1 * sec, sends(unix.SIGUSR1)}, {2 * sec, sends(unix.SIGWINCH)}, {60 * sec, done()}},
-			want:      expectation{outcome: Outcome{Ran: 60 * sec}, transcript: "1s forward SIGUSR1\n2s forward SIGWINCH" + doneAt60},
+			incidents: []incident{{1 * sec, sends(unix.SIGUSR1)}, {2 * sec, sends(unix.SIGHUP)}, {3 * sec, sends(unix.SIGQUIT)}, {60 * sec, done()}},
+			want:      expectation{outcome: Outcome{Ran: 60 * sec}, transcript: "1s forward SIGUSR1\n2s forward SIGHUP\n3s forward SIGQUIT" + doneAt60},
+		},
+		"a reload is none, and a death of it is one": {
+			prepare:   func(s *scene) { s.cfg.KillAfterSignal = 3 * sec },
+			incidents: []incident{{1 * sec, sends(unix.SIGHUP)}, {60 * sec, exits(child.Result{Status: unix.WaitStatus(unix.SIGHUP)})}},
+			want: expectation{outcome: Outcome{Ran: 60 * sec, Status: unix.WaitStatus(unix.SIGHUP), Asked: BySignal}, transcript: `
+1s forward SIGHUP
+1m0s level=INFO msg="command ended" event=exited ran=1m0s status=SIGHUP`},
+		},
+		"an exit for it is one": {
+			incidents: []incident{{1 * sec, sends(unix.SIGHUP)}, {60 * sec, exits(child.Result{Status: 129 << 8})}},
+			want: expectation{outcome: Outcome{Ran: 60 * sec, Status: 129 << 8, Asked: BySignal}, transcript: `
+1s forward SIGHUP
+1m0s level=INFO msg="command ended" event=exited ran=1m0s status="exit status 129"`},
 		},
 		"a second request to step down is none": {
 			incidents: []incident{{1 * sec, asksToStepDown}, {2 * sec, asksToStepDown}, {60 * sec, done()}},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,7 @@ type supervision struct {
 	requests   <-chan struct{}        // to step down; nil after the first, since one is enough
 	asker      <-chan stepDownRequest // who made it, once that is known; nil: nobody did, or it was heeded
 	asked      Asked                  // what has asked the command to end
+	received   []unix.Signal          // which others were passed on to it
 	killAfter  <-chan time.Time       // fires when the command's time to end is up; nil: it has no limit
 	unkillable string                 // processes that SIGKILL doesn't reach
 }
@@ -163,6 +165,9 @@ func (s *supervision) lockLost() {
 // signalled notes a signal that the command has received.
 func (s *supervision) signalled(sig unix.Signal) {
 	if !child.AsksToEnd(sig) {
+		if !slices.Contains(s.received, sig) {
+			s.received = append(s.received, sig)
+		}
 		return
 	}
 	s.asked |= BySignal
@@ -268,6 +273,9 @@ func (s *supervision) conclude() (Outcome, error) {
 		case <-s.held.Lost():
 		case <-time.After(time.Second):
 		}
+	}
+	if slices.ContainsFunc(s.received, func(sig unix.Signal) bool { return endedBy(result.Status, sig) }) {
+		s.asked |= BySignal
 	}
 	loss := s.loss(result)
 	if loss == nil && result.Ending != child.GuardDied {

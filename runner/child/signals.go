@@ -47,15 +47,11 @@ func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 	return c, all
 }
 
-// AsksToEnd says whether a signal asks the command that gets it to end, and this process with it.
-// Other signals, such as the real-time signals, mean what the command says that they mean.
-func AsksToEnd(sig unix.Signal) bool {
-	switch sig {
-	case unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTERM:
-		return true
-	}
-	return false
-}
+// AsksToEnd says whether a signal asks a command to end, and this process with it. HUP and QUIT may
+// just as well be for a daemon that is to reload its configuration, or for a virtual machine that is to
+// list its threads: whether they were for the end shows when the command dies of them. Other signals
+// mean what the command says that they mean.
+func AsksToEnd(sig unix.Signal) bool { return sig == unix.SIGTERM || sig == unix.SIGINT }
 
 // Interrupts says whether a signal ends this process while no command runs, which could mean anything
 // by it.
