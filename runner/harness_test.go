@@ -115,6 +115,7 @@ type playedLock struct {
 	requests  chan struct{}
 	askerLate time.Duration
 	preferred string // the host that is to have it next
+	noted     bool   // the end is in the ledger
 
 	mu  sync.Mutex
 	err error
@@ -123,6 +124,13 @@ type playedLock struct {
 func (l *playedLock) Lost() <-chan struct{}     { return l.lost }
 func (l *playedLock) Requests() <-chan struct{} { return l.requests }
 func (l *playedLock) Prefer(host string)        { l.preferred = host }
+
+func (l *playedLock) NoteEnd(context.Context) <-chan struct{} {
+	l.noted = true
+	done := make(chan struct{})
+	close(done)
+	return done
+}
 
 func (l *playedLock) Asker(context.Context) (by, to string) {
 	if l.askerLate > 0 {

@@ -393,6 +393,9 @@ func TestLinger(t *testing.T) {
 					over = time.Since(s.began)
 				})
 				s.check(t, test.want)
+				if s.fate.noted != (test.want != "") {
+					t.Errorf("the end is noted: %t", s.fate.noted)
+				}
 				if preferred := s.fate.preferred == "web2"; preferred != (test.asked == ByStepDown) {
 					t.Errorf("preferred: %q", s.fate.preferred)
 				}

@@ -49,6 +49,7 @@ type heldLock interface {
 	Requests() <-chan struct{} // to step down
 	Asker(ctx context.Context) (by, to string)
 	Prefer(host string)
+	NoteEnd(ctx context.Context) (done <-chan struct{})
 }
 
 // command is what supervision needs of a *child.Child.
@@ -346,6 +347,8 @@ func (s *supervision) holdOut() (asked Asked) {
 	case rest > 0:
 		s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
 		s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
+		noted := s.held.NoteEnd(context.Background()) // the end of the session limits it
+		defer func() { <-noted }()
 	case s.asker == nil:
 		return 0
 	}

@@ -19,6 +19,7 @@ type Held struct {
 	Took    time.Duration // all of Acquire; 0 for an item of a list
 
 	end      ledger.End    // of the command
+	endNoted bool          // NoteEnd has noted it
 	showsEnd bool          // in the session's name
 	requests chan struct{} // requests to step down
 	prefers  string        // the host that is to have the lock next

@@ -11,6 +11,26 @@ import (
 // command was stopped or, after AnnounceDeaths, that it was lost.
 func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
+// NoteEnd notes in the ledger how the command ended, for a holder that keeps the lock for a while:
+// otherwise the end would be unknown if this process died meanwhile. It closes done when that has been
+// tried; only then may the lock be released. If it fails, the release tries again. In a
+// transaction nothing is noted before the commit.
+func (h *Held) NoteEnd(ctx context.Context) (done <-chan struct{}) {
+	tried := make(chan struct{})
+	go func() {
+		defer close(tried)
+		switch {
+		case !h.recorded || h.cfg.Session.Transaction:
+		case h.cfg.Session.Quorum:
+			h.endNoted = h.finishBeside(ctx)
+		default:
+			_, err := h.Session.Query(ctx, h.finishQueries(h.end)...)
+			h.endNoted = err == nil
+		}
+	}()
+	return tried
+}
+
 // finishQueries are the queries that note an end in the ledger.
 func (h *Held) finishQueries(end ledger.End) (queries []string) {
 	for _, columns := range h.finishColumns(end) {
@@ -24,7 +44,7 @@ func (h *Held) finishQueries(end ledger.End) (queries []string) {
 // next start waits for its lock-delay. With a tick it would repeat a success, so then the
 // commit waits for the disk.
 func (h *Held) finishColumns(end ledger.End) (list []string) {
-	if !h.recorded {
+	if !h.recorded || h.endNoted {
 		return nil
 	}
 	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
@@ -41,14 +61,15 @@ func (h *Held) finishColumns(end ledger.End) (list []string) {
 	return list
 }
 
-// finishBeside notes the end in a commit that the standbys confirm.
-func (h *Held) finishBeside(ctx context.Context) {
+// finishBeside notes the end in a commit that the standbys confirm, and says whether it did.
+func (h *Held) finishBeside(ctx context.Context) bool {
 	for _, columns := range h.finishColumns(h.end) {
 		if _, err := h.Session.Commit(ctx, columns); err != nil {
 			h.unnoted(err)
-			return
+			return false
 		}
 	}
+	return true
 }
 
 // forgives says whether the server has rejected a query about the end of a run that the ledger has. It warns
