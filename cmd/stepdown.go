@@ -67,6 +67,8 @@ type handover struct {
 	viewer *session.Viewer
 	claim  lock.Claim
 	former []inspect.View // the holders that should step down
+
+	request *lock.StepDownRequest // or nil
 }
 
 // bring requests the handover and waits for it.
@@ -91,11 +93,11 @@ func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
 		}
 		return h.awaitSuccessor(ctx, h.wait.value)
 	}
-	request, patience, err := h.ask(ctx)
+	patience, err := h.ask(ctx)
 	if err != nil {
 		return err
 	}
-	defer request.Close()
+	defer h.request.Close()
 	return h.awaitSuccessor(ctx, max(patience, h.wait.value))
 }
 
@@ -127,25 +129,25 @@ func noSuchWaiter(key, to string, waiters []inspect.View) error {
 
 // ask asks the holders, and says how long the request has to last: each holder looks with each
 // heartbeat, once its lock-delay is over.
-func (h *handover) ask(ctx context.Context) (request *lock.StepDownRequest, patience time.Duration, err error) {
+func (h *handover) ask(ctx context.Context) (patience time.Duration, err error) {
 	var ids []lockkey.ID
 	for _, holder := range h.former {
 		if !holder.Pglead() {
-			return nil, 0, &usageError{err: errors.New("the lock is held by " + holder.String()), hint: "only --force ends it, which asks nothing"}
+			return 0, &usageError{err: errors.New("the lock is held by " + holder.String()), hint: "only --force ends it, which asks nothing"}
 		}
 		lease := cmp.Or(holder.Lease, defaultLease) // the holder's own, if it shows it
 		patience = max(patience, holder.Delay+leasetime.BeatEvery(lease)+askMargin)
 		ids = append(ids, holder.ID)
 	}
 	says := h.description("", "")
-	request, err = lock.AskToStepDown(ctx, h.server, ids, says.User+" on "+says.Host, h.to)
+	h.request, err = lock.AskToStepDown(ctx, h.server, ids, says.User+" on "+says.Host, h.to)
 	if err != nil {
-		return nil, 0, err
+		return 0, err
 	}
 	for _, holder := range h.former {
 		fmt.Fprintf(h.out, "asked %s\n", holder)
 	}
-	return request, min(patience, askMost), nil
+	return min(patience, askMost), nil
 }
 
 const (
@@ -166,6 +168,11 @@ func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) e
 		now, still, err := h.holders(ctx)
 		if err != nil {
 			return err
+		}
+		if still && h.request != nil {
+			if err := h.request.Check(ctx); err != nil {
+				return err
+			}
 		}
 		over := time.Since(began) >= patience
 		switch {
@@ -197,7 +204,7 @@ func (h *handover) holders(ctx context.Context) (now string, still bool, err err
 	for _, l := range inspect.Locks(views) {
 		for _, holder := range l.Holders {
 			names = append(names, holder.String())
-			still = still || slices.ContainsFunc(h.former, func(v inspect.View) bool { return v.Backend == holder.Backend })
+			still = still || slices.ContainsFunc(h.former, holder.SameTenure)
 		}
 	}
 	return strings.Join(names, "; "), still, nil

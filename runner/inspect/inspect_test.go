@@ -89,3 +89,26 @@ func TestOtherKeys(t *testing.T) {
 		}
 	}
 }
+
+// TestSameTenure: a backend's number alone does not make a holding of a lock, if more is known.
+func TestSameTenure(t *testing.T) {
+	view := func(backend uint32, pid int, token int64, described bool) View {
+		return View{Backend: backend, Described: described, Description: describe.Description{PID: pid, Token: token, Host: "a"}}
+	}
+	former := view(7, 100, 5, true)
+	for _, test := range []struct {
+		now  View
+		want bool
+	}{
+		{former, true},
+		{view(8, 100, 5, true), false},
+		{view(7, 100, 0, true), true}, // it draws its token
+		{view(7, 100, 6, true), false},
+		{view(7, 101, 0, true), false},
+		{view(7, 0, 0, false), true}, // this role sees no more
+	} {
+		if got := test.now.SameTenure(former); got != test.want {
+			t.Errorf("%+v: %t", test.now, got)
+		}
+	}
+}

@@ -76,6 +76,13 @@ func (v View) MarshalJSON() ([]byte, error) {
 	})
 }
 
+// SameTenure says whether two views may be of one holding of a lock. A pooler may give the backend of
+// one holder to the next.
+func (v View) SameTenure(other View) bool {
+	sameRun := v.PID == other.PID && v.Host == other.Host && (v.Token == other.Token || v.Token == 0 || other.Token == 0)
+	return v.Backend == other.Backend && (sameRun || !v.Described || !other.Described)
+}
+
 // HeldFor is how long a lock has been held, or 0 if that isn't known.
 func (v View) HeldFor() time.Duration {
 	if v.Since.IsZero() {

@@ -72,7 +72,7 @@ func TestSilentHolder(t *testing.T) {
 // first does nothing, and before the server would end the holder's session.
 func TestSilenceBehindFrozen(t *testing.T) {
 	t.Parallel()
-	server := start(t, nil)
+	server := start(t, map[string]string{"datestyle": "SQL, DMY", "timezone": "Asia/Shanghai"}) // whose CST is not the one that the server reads
 	dsn := server.DSN("postgres")
 	cfg := leased(config(t, dsn, exclusive(1)), 15*time.Second)
 	cfg.LockDelay = 2 * time.Second

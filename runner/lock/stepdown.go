@@ -48,7 +48,7 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 		old = append(old, oldRequestQueries(id, by, to)...)
 		tries = append(tries, advisory.StepDownOf(id).TryXactSQL())
 	}
-	if _, err := viewer.Query(ctx, append(old, "BEGIN")...); err != nil {
+	if _, err := viewer.Query(ctx, append(old, "BEGIN", session.StayOpenQuery())...); err != nil {
 		r.Close()
 		return nil, err
 	}
@@ -66,6 +66,14 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// Check returns an error if the request's session has ended, and so the request.
+func (r *StepDownRequest) Check(ctx context.Context) error {
+	if _, err := r.viewer.Query(ctx, session.PlainBeat); err != nil {
+		return fmt.Errorf("keep up the request: %w", err)
+	}
+	return nil
 }
 
 // Close ends the request.

@@ -214,6 +214,7 @@ func (cfg Config) settings() [][2]string {
 		{"search_path", safeSearchPath},
 		{"application_name", cfg.ApplicationName},
 		{"client_min_messages", "warning"},
+		{"datestyle", "ISO"}, // the server reads again what it has written, in any time zone
 		{"statement_timeout", "0"},
 		{"lock_timeout", "0"},
 	}
@@ -256,7 +257,7 @@ func (cfg Config) Begin() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
 		"SELECT " + set(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
-			" || CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN '' ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END",
+			" || " + noTransactionTimeout,
 	}
 }
 
@@ -264,6 +265,14 @@ func (cfg Config) Begin() []string {
 // that holds a lock, and a wait in the server's queue. The version that a pooler gives at
 // the login may not be the server's.
 const transactionTimeout = "transaction_timeout"
+
+// noTransactionTimeout is an SQL expression that turns it off for the transaction, if the server has it.
+const noTransactionTimeout = "CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN '' ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END"
+
+// StayOpenQuery is a query after which a transaction may stay open, whatever the role's settings are.
+func StayOpenQuery() string {
+	return "SELECT " + set(true, [][2]string{{"idle_in_transaction_session_timeout", "0"}}) + " || " + noTransactionTimeout
+}
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 

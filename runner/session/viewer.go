@@ -96,7 +96,7 @@ func (v *Viewer) Close() {
 // may give each one another connection.
 func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	allow(v.pg, mostAnswer)
-	safely := "SELECT " + set(true, [][2]string{{"search_path", safeSearchPath}}) + "; "
+	safely := "SELECT " + set(true, [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}) + "; "
 	results, err := v.pg.Exec(ctx, safely+strings.Join(queries, "; ")).ReadAll()
 	var pgErr *pgconn.PgError
 	switch {
