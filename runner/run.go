@@ -229,8 +229,10 @@ func (r *run) announceDeath() {
 	r.untilSignal(func(ctx context.Context) { lock.AnnounceDeaths(ctx, r.held) })
 }
 
-// untilSignal calls what with a context that ends when a signal asks this process to end.
+// untilSignal calls what with a context that ends when a signal asks this process to end. what may take
+// as long as the lock-delay.
 func (r *run) untilSignal(what func(context.Context)) {
+	r.cfg.Observer.SayAlive(r.cfg.LockDelay + r.cfg.AttemptMost())
 	ctx, listener := interruptible(r.signals)
 	what(ctx)
 	listener.handOver()

@@ -109,3 +109,30 @@ func TestWholeWait(t *testing.T) {
 		}
 	}
 }
+
+// TestReconnectsAnswered: a server that answers each attempt with an error writes a line to its log each
+// time, so even the first in line asks it more and more seldom. One that can't be reached is asked often.
+func TestReconnectsAnswered(t *testing.T) {
+	for name, answer := range map[string]error{
+		"it isn't ready":     &session.Error{Kind: session.Unreachable, LoginRejected: true},
+		"it rejects a start": session.Rejected(&pgconn.PgError{Severity: "ERROR", Code: "42501"}, "start"),
+	} {
+		p := newReconnects()
+		var longest time.Duration
+		for range 20 {
+			longest = max(longest, p.next(1, answer))
+		}
+		if longest < backoffMost/2 || longest > backoffMost {
+			t.Errorf("%s: the longest pause is %v", name, longest)
+		}
+	}
+	p := newReconnects()
+	for range 20 {
+		if pause := p.next(1, &session.Error{Kind: session.Unreachable}); pause > frontAgain {
+			t.Fatalf("of a server that can't be reached: %v", pause)
+		}
+	}
+	if p.next(1, &session.LostError{Cause: errors.New("lost")}) > frontAgain {
+		t.Error("after a loss")
+	}
+}
