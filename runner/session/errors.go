@@ -318,10 +318,12 @@ func identifier(name string) string {
 	return `"` + strings.ReplaceAll(name, `"`, `""`) + `"`
 }
 
-// passes says whether an error is about the connection, the server's resources, or its
-// starts and stops.
+// passes says whether an error is about the connection, the server's resources, its starts and
+// stops, or a query that was canceled, as by the role's statement_timeout before the login has turned
+// that off.
 func passes(e *pgconn.PgError) bool {
-	return strings.HasPrefix(e.Code, "08") || strings.HasPrefix(e.Code, "53") || strings.HasPrefix(e.Code, "57P")
+	const queryCanceled = "57014"
+	return strings.HasPrefix(e.Code, "08") || strings.HasPrefix(e.Code, "53") || strings.HasPrefix(e.Code, "57P") || e.Code == queryCanceled
 }
 
 // ServerSays is a server's message with its code, as in psql's verbose mode.
