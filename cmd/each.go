@@ -84,7 +84,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	defer list.Close() // it does nothing without a file
+	defer list.Close()
 	items, err := list.check(func(item string) error {
 		_, err := scheme.ID(fill(f.keys[0], item))
 		return err
@@ -116,6 +116,9 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 		Progress: progress.show,
 	})
 	progress.close()
+	if err == nil {
+		err = list.err
+	}
 	return f.summary(u, items, tally, unstarted(f.withWait(err), "a command", cfg.Session.Database))
 }
 

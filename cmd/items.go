@@ -11,13 +11,16 @@ import (
 	"strings"
 )
 
-// itemList reads items from a file that can be read again from its start.
+// itemList is a list that has been read whole, so that nothing that becomes of its file later changes what
+// check has seen.
 type itemList struct {
-	*os.File
-	name  string
-	null  bool
-	given []string // on the command line, if there is no file
-	nulls bool     // a NUL byte has ended an item
+	copy    io.ReadSeeker // of the file
+	name    string
+	null    bool
+	given   []string // on the command line, if there is no file
+	nulls   bool     // a NUL byte has ended an item
+	checked int      // how many items check has seen
+	err     error    // why items has ended early
 }
 
 func (f *eachFlags) list(given []string) (*itemList, error) {
@@ -25,39 +28,52 @@ func (f *eachFlags) list(given []string) (*itemList, error) {
 	if len(given) > 0 {
 		return l, nil
 	}
-	l.File = os.Stdin
+	file := os.Stdin
 	if l.name == "" || l.name == "-" {
 		l.name = "standard input"
 	} else {
-		file, err := os.Open(l.name)
-		if err != nil {
+		var err error
+		if file, err = os.Open(l.name); err != nil {
 			return nil, &usageError{err: fmt.Errorf("--arg-file: %w", err)}
 		}
-		l.File = file
 	}
-	switch info, err := l.Stat(); {
-	case err == nil && info.Mode().IsRegular():
-		return l, nil
-	case err == nil && info.IsDir():
+	defer file.Close()
+	if info, err := file.Stat(); err == nil && info.IsDir() {
 		return nil, usagef("--arg-file: %s is a directory", l.name)
 	}
-	return l, l.spool()
+	return l, l.keep(file)
 }
 
-// spool copies a list that can be read only once to a file without a name, since check reads all
-// of it before the first command runs, and it may not fit in memory.
-func (l *itemList) spool() error {
-	file, err := os.CreateTemp("", "pglead-each")
-	if err != nil {
-		return err
-	}
-	_ = os.Remove(file.Name())
-	if _, err := io.Copy(file, l.File); err != nil {
+// mostInMemory is a list of ten thousand items or more.
+const mostInMemory = 256 << 10
+
+// keep copies a file from where its descriptor is: to memory or, if it is long, to a file without a name.
+func (l *itemList) keep(from io.Reader) error {
+	var head bytes.Buffer
+	switch _, err := io.CopyN(&head, from, mostInMemory); {
+	case errors.Is(err, io.EOF):
+		l.copy = bytes.NewReader(head.Bytes())
+		return nil
+	case err != nil:
 		return fmt.Errorf("read the items from %s: %w", l.name, err)
 	}
-	_ = l.Close()
-	l.File = file
+	file, err := os.CreateTemp("", "pglead-each")
+	if err == nil {
+		l.copy = file
+		_ = os.Remove(file.Name())
+		_, err = io.Copy(file, io.MultiReader(&head, from))
+	}
+	if err != nil {
+		return &hintedError{fmt.Errorf("copy the items from %s: %w", l.name, err), "TMPDIR names the directory for a copy of a long list"}
+	}
 	return nil
+}
+
+// Close gives back the copy.
+func (l *itemList) Close() {
+	if file, ok := l.copy.(io.Closer); ok {
+		_ = file.Close()
+	}
 }
 
 // longestItem is more than a command line has room for in one argument (128
@@ -66,11 +82,24 @@ const longestItem = 128 << 10
 
 // items reads the list from its start. Empty lines don't count.
 func (l *itemList) items() iter.Seq[string] {
-	return func(yield func(string) bool) { _ = l.read(func(item string) bool { return yield(item) }) }
+	return func(yield func(string) bool) {
+		n, wanted := 0, true
+		err := l.read(func(item string) bool {
+			n++
+			wanted = yield(item)
+			return wanted
+		})
+		if err == nil && wanted && n < l.checked {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			l.err = fmt.Errorf("read the items from the copy of %s: %w", l.name, err)
+		}
+	}
 }
 
 func (l *itemList) read(yield func(string) bool) error {
-	if l.File == nil {
+	if l.copy == nil {
 		for _, item := range l.given {
 			if item != "" && !yield(item) {
 				break
@@ -78,10 +107,10 @@ func (l *itemList) read(yield func(string) bool) error {
 		}
 		return nil
 	}
-	if _, err := l.Seek(0, io.SeekStart); err != nil {
+	if _, err := l.copy.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	scanner := bufio.NewScanner(l.File)
+	scanner := bufio.NewScanner(l.copy)
 	scanner.Buffer(nil, longestItem)
 	if l.null {
 		scanner.Split(l.scanNull)
@@ -131,8 +160,9 @@ func (l *itemList) check(good func(item string) error) (n int, err error) {
 	switch {
 	case bad != nil:
 		return n, bad
-	case n == 0 && l.File == nil:
+	case n == 0 && l.copy == nil:
 		return n, usagef("the items on the command line are all empty")
 	}
+	l.checked = n
 	return n, nil
 }
