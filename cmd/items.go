@@ -112,11 +112,15 @@ func (l *itemList) read(yield func(string) bool) error {
 	}
 	scanner := bufio.NewScanner(l.copy)
 	scanner.Buffer(nil, longestItem)
+	mark := byteOrderMark
 	if l.null {
 		scanner.Split(l.scanNull)
+		mark = ""
 	}
 	for scanner.Scan() {
-		if item := scanner.Text(); item != "" && !yield(item) {
+		item := strings.TrimPrefix(scanner.Text(), mark)
+		mark = ""
+		if item != "" && !yield(item) {
 			break
 		}
 	}
@@ -125,6 +129,9 @@ func (l *itemList) read(yield func(string) bool) error {
 	}
 	return scanner.Err()
 }
+
+// byteOrderMark begins a text that some editors have written. It is no part of the first line.
+const byteOrderMark = "\ufeff"
 
 // scanNull splits at NUL bytes; the last one may be missing.
 func (l *itemList) scanNull(data []byte, atEOF bool) (advance int, token []byte, err error) {
