@@ -1,8 +1,10 @@
 package cmd
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
@@ -38,7 +40,9 @@ as for xargs. {} in the key and in the command's arguments stands for the item,
 which is in PGLEAD_ITEM too. An item that is held elsewhere is skipped, and so
 is one that another pglead with the same list's key has been at since this one
 connected. So if it is started on several machines, they share the list among
-them. An item that is in the list twice is run once.
+them. With --transaction nobody hears what others have been at: each item is
+still run on one machine at a time, but on each machine, unless --once-per
+prevents that. An item that is in the list twice is run once.
 
 The exit status is 0 if no command failed, or there are no items, 123 if one
 did, and 75 if --wait was over before all items came free.`,
@@ -105,6 +109,7 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 		return err
 	}
 	defer cfg.Stdin.Close()
+	f.warnOfRepeats(u)
 	progress := f.progress(u, items)
 	f.observe(u, &cfg, "at an item")
 	tally, err := runner.Each(runner.EachConfig{
@@ -120,6 +125,20 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 		err = list.err
 	}
 	return f.summary(u, items, tally, unstarted(f.withWait(err), "a command", cfg.Session.Database))
+}
+
+// warnOfRepeats says that through a pooler nobody hears which items others have run. That is no
+// warning where nobody is at a terminal: whoever has one node alone needs nothing else, and
+// cron would mail it.
+func (f *eachFlags) warnOfRepeats(u *ui) {
+	if !f.transaction || f.oncePer != "" {
+		return
+	}
+	level := slog.LevelInfo
+	if u.watched() {
+		level = slog.LevelWarn
+	}
+	u.log.Log(context.Background(), level, "--transaction: items that another pglead has run meanwhile are run again; --once-per prevents that, with a ledger", "event", "repeats")
 }
 
 // task is the work on an item. The item's key was checked before.

@@ -25,6 +25,14 @@ func TestLedgerTerminal(t *testing.T) {
 		}
 	}
 
+	const list = "pglead each --transaction --key 'tty/list/{}' 1"
+	for command, want := range map[string]bool{list: true, list + " -q": false, list + " --once-per day": false} {
+		out := term.run(command + " -- true")
+		if got := strings.Contains(out, "\r\npglead: tty/list/{}: --transaction: items that another pglead has run meanwhile are run again; "); got != want {
+			t.Errorf("%s: %q", command, out)
+		}
+	}
+
 	// What each waits for is not done yet.
 	term.run("pglead run --key tty/b -- true; pglead pause tty/b")
 	term.write("pglead each --key 'tty/{}' --wait 1m a b -- true\n")
@@ -33,7 +41,7 @@ func TestLedgerTerminal(t *testing.T) {
 	term.expect("\r\n" + prompt)
 
 	term.write("pglead ledger uninstall; echo sta''tus $?\n")
-	if out := term.expect("/ledger_terminal, with 3 runs of 3 keys. Go on? [y/N] "); !strings.Contains(out, "This removes the ledger in ") {
+	if out := term.expect("/ledger_terminal, with 6 runs of 4 keys. Go on? [y/N] "); !strings.Contains(out, "This removes the ledger in ") {
 		t.Errorf("asked %q", out)
 	}
 	term.write("\n")
