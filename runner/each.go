@@ -109,28 +109,31 @@ type each struct {
 	mu       sync.Mutex
 	tally    Tally
 	comeBack []string     // items to come back to
+	paused   []string     // items to come back to once their pause is over
 	lost     []*lock.Held // locks that were lost; their commands are dead
 }
 
 // passes goes through the items, and comes back to some of them while cfg.Wait allows it.
 func (e *each) passes(ctx context.Context) {
 	began := time.Now()
-	items := e.cfg.Items
+	e.pass(ctx, e.cfg.Items)
 	for polls := crowd.PollBackoff(); ; {
-		again := e.pass(ctx, items)
 		left := e.cfg.Wait - time.Since(began)
-		if ctx.Err() != nil || len(again) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), left)) {
+		if ctx.Err() != nil || len(e.comeBack)+len(e.paused) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), left)) {
 			return
 		}
-		items = slices.Values(again)
 		e.returning = true
 		e.count(func(t *Tally) { t.Held, t.Paused = 0, 0 })
+		again := e.comeBack
+		e.comeBack = nil
+		if again = append(again, e.resumed(ctx)...); len(again) > 0 {
+			e.pass(ctx, slices.Values(again))
+		}
 	}
 }
 
-// pass goes through the items once. It returns the items to come back to.
-func (e *each) pass(ctx context.Context, items iter.Seq[string]) []string {
-	e.comeBack = nil
+// pass goes through the items once.
+func (e *each) pass(ctx context.Context, items iter.Seq[string]) {
 	queue := make(chan string)
 	var workers sync.WaitGroup
 	for range e.cfg.Parallel {
@@ -150,7 +153,6 @@ func (e *each) pass(ctx context.Context, items iter.Seq[string]) []string {
 	}
 	close(queue)
 	workers.Wait()
-	return e.comeBack
 }
 
 // workOn works on the items in the queue. With transactions it opens its own session.
@@ -234,17 +236,19 @@ const (
 // item is done.
 func (e *each) skip(j *job, why reason) {
 	e.count(func(t *Tally) {
+		to := &e.comeBack
 		switch why {
 		case heldElsewhere:
 			t.Held++
 		case paused:
 			t.Paused++
+			to = &e.paused
 		case alreadyDone:
 			t.Done++
 			return
 		}
 		if e.cfg.Wait > 0 {
-			e.comeBack = append(e.comeBack, j.item)
+			*to = append(*to, j.item)
 		}
 	})
 }

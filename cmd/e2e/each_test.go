@@ -146,3 +146,64 @@ func TestEachReturns(t *testing.T) {
 		t.Errorf("it waited out a lock-delay: %s", first)
 	}
 }
+
+// TestEachPaused: whoever comes back to paused items asks whether their pauses are over, and draws no
+// tokens meanwhile. Each item's pause ends by itself.
+func TestEachPaused(t *testing.T) {
+	t.Parallel() // it has a server of its own
+	const items = 20
+	server := throwaway(t, nil)
+	p := planted{t, server.DSN("postgres")}
+	p.does(0, "ledger", "install")
+	for _, mode := range []string{"--transaction=false", "--transaction"} {
+		dir := t.TempDir()
+		list := func(args ...string) []string {
+			args = append([]string{"each", mode, "-v", "--lock-delay", "0", "--key", "sleepers/{}"}, args...)
+			for i := range items {
+				args = append(args, strconv.Itoa(i))
+			}
+			return p.at(append(args, "--", "touch", filepath.Join(dir, "{}")))
+		}
+		if status, said := outcome(t, list()...); status != 0 {
+			t.Fatalf("%s: status %d: %s", mode, status, said)
+		}
+		p.does(0, "pause", "sleepers/*")
+		transactions := func() int {
+			n, _ := strconv.Atoi(ask(t, server, "SELECT pg_snapshot_xmax(pg_current_snapshot())")[0])
+			return n
+		}
+		works := func(want int, args ...string) (drawn int) {
+			before := transactions()
+			status, said := outcome(t, list(args...)...)
+			if status != want || strings.Count(said, ": paused (") != items ||
+				!strings.Contains(said, "20 items: 0 ran, 0 of them failed; 20 skipped: 0 held elsewhere, 0 already done, 20 paused\n") {
+				t.Errorf("%s: status %d: %s", mode, status, said)
+			}
+			return transactions() - before
+		}
+		once := works(0)
+		if drawn := works(75, "--wait", "4s"); drawn >= 2*once { // in that time it looks at least twice more
+			t.Errorf("%s: %d transactions, and %d with --wait", mode, once, drawn)
+		}
+
+		returning := launch(t, list("--wait", "1m")...)
+		ran := func() int {
+			files, _ := os.ReadDir(dir)
+			return len(files)
+		}
+		for i := range items {
+			_ = os.Remove(filepath.Join(dir, strconv.Itoa(i)))
+		}
+		if !eventually(func() bool { return strings.Count(returning.said.String(), ": paused (") == items }) {
+			t.Errorf("%s: %s", mode, returning.said)
+		}
+		p.does(0, "resume", "sleepers/7")
+		if !eventually(func() bool { return exists(filepath.Join(dir, "7")) }) || ran() != 1 {
+			t.Errorf("%s: %d ran of the one that is resumed: %s", mode, ran(), returning.said)
+		}
+		p.does(0, "resume", "sleepers/*")
+		if status := returning.ends(); status != 0 || ran() != items || !strings.Contains(returning.said.String(), "20 items: 20 ran, 0 of them failed; 0 skipped") {
+			t.Errorf("%s: status %d, %d ran: %s", mode, status, ran(), returning.said)
+		}
+	}
+}

@@ -71,7 +71,8 @@ func TestPlanted(t *testing.T) {
 				t.Errorf("the waiter ends with %d: %s", status, waiter.said)
 			}
 			for _, args := range [][]string{
-				{"history", key}, {"check", key, "--within", "1h"}, {"pause", key}, {"resume", key}, {"ledger", "status"}, {"ledger", "prune", "--older", "7d"},
+				{"history", key}, {"check", key, "--within", "1h"}, {"pause", key},
+				{"each", path.mode, "--key", "{}", "--wait", "0.5", "-E", "0", key, "--", "false"}, {"resume", key}, {"ledger", "status"}, {"ledger", "prune", "--older", "7d"},
 				{"run", path.mode, "--key", key, "--", "true"}, {"each", path.mode, "--key", key + "/{}", "1", "2", "--", "true"},
 			} {
 				p.does(0, args...)

@@ -175,6 +175,19 @@ func ParsePaused(rows session.Rows) (paused *PausedError, left time.Duration, er
 	return paused, left, nil
 }
 
+// ParsePausedAmong reads the rows of PausedAmong, which asked for so many locks: whether each is paused.
+func ParsePausedAmong(rows session.Rows, locks int) (paused []bool, err error) {
+	paused = make([]bool, locks)
+	for _, row := range rows {
+		i, err := session.Rows{row}.Ints(1)
+		if err != nil || i[0] < 0 || i[0] >= locks {
+			return nil, session.NotPostgreSQL()
+		}
+		paused[i[0]] = true
+	}
+	return paused, nil
+}
+
 // PausedError says that a key may not start now.
 type PausedError struct {
 	Until    time.Time // or zero: until somebody ends it

@@ -100,6 +100,16 @@ func Paused(locks []Lock) string {
 FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + strings.Join(rows, " OR ") + ") ORDER BY paused_until DESC LIMIT 1"
 }
 
+// PausedAmong is a query for those of the locks that are paused. ParsePausedAmong reads its rows.
+func PausedAmong(locks []Lock) string {
+	var rows []string
+	for i, l := range locks {
+		rows = append(rows, fmt.Sprintf("(%d, bigint '%d', smallint '%d', %s)", i, l.Number, l.ObjSubID(), quote(l.Key)))
+	}
+	return "SELECT w.i FROM (VALUES " + strings.Join(rows, ", ") + `) AS w (i, number, sub, key) WHERE EXISTS (
+	SELECT FROM pglead.lock AS l WHERE l.paused_until > pg_catalog.clock_timestamp() AND (l.number = w.number AND l.sub = w.sub OR l.key = pg_catalog.left(w.key, 500)))`
+}
+
 // Missing is a query that notes that a lock's command could not be executed.
 func (r Run) Missing(l Lock, status int) string {
 	return fmt.Sprintf("SELECT pglead.missing_1('%d', '%d', %s, %s, %s, %d, %s, %d)",

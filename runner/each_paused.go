@@ -1,0 +1,58 @@
+package runner
+
+import (
+	"context"
+	"slices"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// mostAsked limits the locks in one question to the ledger.
+const mostAsked = 1000
+
+// resumed returns the items whose pause is over. The others stay paused: to try one of them would draw a
+// token, which waits for the server's disk. If the ledger doesn't answer, all are tried, and that says why.
+func (e *each) resumed(ctx context.Context) (over []string) {
+	items := e.paused
+	e.paused = nil
+	if len(items) == 0 {
+		return nil
+	}
+	e.cfg.Observer.SayAlive(e.cfg.AttemptMost())
+	s := e.shared
+	if s == nil {
+		own, err := e.openSession(ctx)
+		if err != nil {
+			return items
+		}
+		defer own.Close()
+		s = own
+	}
+	for some := range slices.Chunk(items, mostAsked) {
+		paused, err := e.arePaused(ctx, s, some)
+		for i, item := range some {
+			if err == nil && paused[i] {
+				e.paused = append(e.paused, item)
+			} else {
+				over = append(over, item)
+			}
+		}
+	}
+	e.count(func(t *Tally) { t.Paused += len(e.paused) })
+	return over
+}
+
+// arePaused asks the ledger whether each of the items is paused.
+func (e *each) arePaused(ctx context.Context, s *session.Session, items []string) ([]bool, error) {
+	var locks []ledger.Lock
+	for _, item := range items {
+		t := e.cfg.Task(item)
+		locks = append(locks, ledger.Lock{ID: t.Lock.ID, Key: t.Key})
+	}
+	rows, err := s.Query(ctx, ledger.PausedAmong(locks))
+	if err != nil {
+		return nil, err
+	}
+	return ledger.ParsePausedAmong(rows, len(locks))
+}

@@ -1,0 +1,41 @@
+package ledger_test
+
+import (
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/ledger"
+)
+
+// TestPausedAmong: each of many locks is paused by its number or, also under another number, by its key.
+func TestPausedAmong(t *testing.T) {
+	server := remembering(t, nil)
+	a := connect(t, server, "cron")
+	long := strings.Repeat("k", 600)
+	for _, pause := range []string{"7, 1::smallint, 'seven', 'infinity'", "8, 1::smallint, 'eight', now() - interval '1h'", "9, 1::smallint, 'ni''ne\\', now() + interval '1h'", "-1, 1::smallint, '" + long + "', 'infinity'"} {
+		run(t, a, "SELECT pglead.pause_1("+pause+", 'ann', NULL)")
+	}
+	lock := func(number int64, key string) ledger.Lock {
+		return ledger.Lock{ID: lockkey.ID{Number: number}, Key: key}
+	}
+	locks := []ledger.Lock{
+		lock(7, "seven"), lock(7, "another"), lock(math.MinInt64, "seven"), lock(8, "eight"), lock(10, `ni'ne\`),
+		lock(11, long), lock(12, "none"), {ID: lockkey.ID{Number: 7, Pair: true}, Key: "pair"},
+	}
+	rows, err := asking(a)(t.Context(), ledger.PausedAmong(locks))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []bool{true, true, true, false, true, true, false, false}
+	if paused, err := ledger.ParsePausedAmong(rows, len(locks)); err != nil || !slices.Equal(paused, want) {
+		t.Errorf("%v, %v, want %v", paused, err, want)
+	}
+	for _, rows := range [][][]string{{{"8"}}, {{"-1"}}, {{"x"}}, {{"1", "2"}}, {{}}} {
+		if paused, err := ledger.ParsePausedAmong(rows, len(locks)); err == nil {
+			t.Errorf("%q is taken for %v", rows, paused)
+		}
+	}
+}
