@@ -196,31 +196,43 @@ func (d *duration) Set(s string) error {
 	return nil
 }
 
+// longest is the longest duration. A sum, or a small multiple, of such ones still is a duration.
+const longest = 10 * 365 * day
+
+const day = 24 * time.Hour
+
 func parseDuration(s string) (time.Duration, error) {
 	if seconds, err := strconv.ParseFloat(s, 64); err == nil {
 		switch {
 		case math.IsNaN(seconds), seconds < 0:
 			return 0, fmt.Errorf("%q is not a length of time", s)
-		case seconds >= float64(math.MaxInt64)/float64(time.Second):
-			return 0, fmt.Errorf("%q is too long", s)
+		case seconds > longest.Seconds():
+			return 0, tooLong(s)
 		}
 		return time.Duration(seconds * float64(time.Second)), nil
 	}
-	const most = 100_000 // of days
 	whole, rest := time.Duration(0), s
 	if days, behind, found := strings.Cut(s, "d"); found {
 		n, err := strconv.Atoi(days)
-		if err != nil || n < 0 || n > most {
+		switch {
+		case err != nil || n < 0:
 			return 0, notALength(s)
+		case n > int(longest/day):
+			return 0, tooLong(s)
 		}
-		whole, rest = time.Duration(n)*24*time.Hour, cmp.Or(behind, "0")
+		whole, rest = time.Duration(n)*day, cmp.Or(behind, "0")
 	}
 	d, err := time.ParseDuration(rest)
-	if err != nil || d < 0 || strings.ContainsAny(rest, "+-") || d > math.MaxInt64-whole {
+	switch {
+	case err != nil || d < 0 || strings.ContainsAny(rest, "+-"):
 		return 0, notALength(s)
+	case d > longest-whole:
+		return 0, tooLong(s)
 	}
 	return whole + d, nil
 }
+
+func tooLong(s string) error { return fmt.Errorf("%q is too long: at most %dd", s, longest/day) }
 
 func notALength(s string) error {
 	return fmt.Errorf("%q is not a length of time such as 30s, 1m30s, 5m, 24h, 1d or a number of seconds", s)

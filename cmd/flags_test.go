@@ -17,6 +17,7 @@ func TestDuration(t *testing.T) {
 		{"5m", 5 * time.Minute, "5m"}, {"1h", time.Hour, "1h"}, {"1h30m", 90 * time.Minute, "1h30m"},
 		{"1d", 24 * time.Hour, "24h"}, {"2d3h", 51 * time.Hour, "51h"}, {"1d1m30s", 24*time.Hour + 90*time.Second, "24h1m30s"},
 		{"90s", 90 * time.Second, "1m30s"}, {"forever", lock.Forever, "forever"},
+		{"3650d", longest, "87600h"}, {"315360000", longest, "87600h"}, {"3649d24h", longest, "87600h"},
 	} {
 		d := duration{mayBeForever: true}
 		if err := d.Set(tt.in); err != nil || d.value != tt.want || d.String() != tt.out {
@@ -29,6 +30,12 @@ func TestDuration(t *testing.T) {
 			t.Errorf("%q is taken for %v", in, d.value)
 		}
 	}
+	for _, in := range []string{"3651d", "3650d1s", "3650d1ns", "100000d", "87601h", "2562047h47m16.854775807s", "3650d2562047h", "315360001", "9223372036.8547", "inf", "1e300"} {
+		d := duration{mayBeForever: true}
+		if err := d.Set(in); err == nil || err.Error() != `"`+in+`" is too long: at most 3650d` {
+			t.Errorf("%q is %v, %v", in, d.value, err)
+		}
+	}
 	if err := (&duration{}).Set("forever"); err == nil {
 		t.Error("forever is taken where there must be an end")
 	}
@@ -39,7 +46,7 @@ func FuzzDuration(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if d, err := parseDuration(s); err == nil && d < 0 {
+		if d, err := parseDuration(s); err == nil && (d < 0 || d > longest) {
 			t.Errorf("%q is %v", s, d)
 		}
 	})

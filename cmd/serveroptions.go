@@ -60,7 +60,7 @@ const (
 func newLeaseOptions() leaseOptions { return leaseOptions{lease: duration{value: defaultLease}} }
 
 func (l *leaseOptions) takeoverFlags(flags *pflag.FlagSet) {
-	flags.Var(&l.lease, "lease", "a holder that the server can't hear for this long loses the lock; at least 3s")
+	flags.Var(&l.lease, "lease", "a holder that the server can't hear for this long loses the lock; from 3s to 24h")
 	flags.Var(&l.lockDelay, "lock-delay", "how long an old holder may live on without knowing that it lost; 0 never waits for it (default 2/3 of the lease, plus the lost-grace)")
 }
 
@@ -70,8 +70,11 @@ func (l *leaseOptions) modeFlags(flags *pflag.FlagSet) {
 }
 
 func (l *leaseOptions) checkLease() error {
-	if l.lease.value < leastLease {
+	switch {
+	case l.lease.value < leastLease:
 		return usagef("--lease %s is too short: at least %v", &l.lease, leastLease)
+	case l.lease.value > leasetime.Most:
+		return usagef("--lease %s is too long: at most %s", &l.lease, &duration{value: leasetime.Most})
 	}
 	return nil
 }

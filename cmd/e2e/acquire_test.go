@@ -198,3 +198,18 @@ func TestAllOrNothing(t *testing.T) {
 		t.Errorf("status %d: %s", status, said)
 	}
 }
+
+// TestLongestLease: TCP and the server take the longest lease that there may be, with the longest other times.
+func TestLongestLease(t *testing.T) {
+	t.Parallel() // it has a server of its own
+	dsn := openServer(t)
+	for _, mode := range []string{"--transaction=false", "--transaction"} {
+		args := []string{"run", mode, "--dsn", dsn, "--key", "long", "--lease", "24h"}
+		for _, flag := range []string{"--lost-grace", "--timeout", "--kill-after", "--connect-timeout", "--wait"} {
+			args = append(args, flag, "3650d")
+		}
+		if status, said := outcome(t, append(args, "--lock-delay", "0", "--", "true")...); status != 0 || said != "" {
+			t.Errorf("%s: status %d: %s", mode, status, said)
+		}
+	}
+}

@@ -16,6 +16,10 @@ package leasetime
 
 import "time"
 
+// Most is the longest lease. The ledger heeds no longer one, TCP takes a third of it between two
+// keep-alives, and the server's settings have it in milliseconds.
+const Most = 24 * time.Hour
+
 // BeatEvery is how often the holder of a lock asks the server for a sign of life. Two heartbeats
 // may be lost within a holder's share.
 func BeatEvery(lease time.Duration) time.Duration { return lease / 5 }

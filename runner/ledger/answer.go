@@ -47,8 +47,6 @@ func (e OpenRun) Outlives() time.Duration {
 	return min(leasetime.DeadAfter(e.Lease, e.Grace), e.Lease)
 }
 
-const mostLease = 24 * time.Hour
-
 // ParseAnswer reads the answer to a run with this many locks, and with that tick or nil. A
 // refusal is a *PausedError, a *DoneError, a *FencedError or a *session.Error.
 func ParseAnswer(text string, locks int, tick *Tick) (Answer, error) {
@@ -146,7 +144,7 @@ func parseLost(line string, locks int) (e OpenRun, ok bool) {
 			return e, false
 		}
 	}
-	most := mostLease.Milliseconds()
+	most := leasetime.Most.Milliseconds()
 	e = OpenRun{Lock: int(n[0]) - 1, Token: n[1], Lease: time.Duration(min(n[2], most)) * time.Millisecond, Grace: time.Duration(min(n[3], most)) * time.Millisecond}
 	if len(fields) > 5 {
 		e.Host = fields[5]
