@@ -162,7 +162,7 @@ func (f *eachFlags) split(cmd *cobra.Command, args []string) (items, command []s
 	} else if len(args) > 0 {
 		return nil, nil, &usageError{err: errors.New("-- is missing between the items and the command"), hint: example}
 	}
-	if err := f.check(args, example); err != nil {
+	if err := f.check(cmd.Flags(), args, example); err != nil {
 		return nil, nil, err
 	}
 	switch {
@@ -173,7 +173,7 @@ func (f *eachFlags) split(cmd *cobra.Command, args []string) (items, command []s
 	case f.parallel < 1 || f.parallel > mostParallel:
 		err = usagef("--parallel %d: from 1 to %d", f.parallel, mostParallel)
 	case len(items) > 0 && f.argFile != "":
-		err = usagef("items come from the command line or from --arg-file, not from both")
+		err = usagef("items come from the command line or from %s, not from both", sourceOf(cmd.Flags().Lookup("arg-file")))
 	}
 	return items, args, err
 }

@@ -101,7 +101,7 @@ func (o *options) commonFlags(flags *pflag.FlagSet) {
 
 // check finds what is wrong with the flags before anything happens.
 // example is a correct command line.
-func (o *options) check(args []string, example string) error {
+func (o *options) check(flags *pflag.FlagSet, args []string, example string) error {
 	switch {
 	case len(o.keys) == 0 && slices.Contains(args, "--"): // a word that isn't a flag has ended the flags
 		return &usageError{err: errors.New("--key is missing"), hint: "did you mean --key " + printable(args[0]) + "?"}
@@ -112,15 +112,20 @@ func (o *options) check(args []string, example string) error {
 	case len(args) == 0:
 		return &usageError{err: errors.New("the command to run is missing"), hint: "it follows after --, as in: " + example}
 	case o.slots > 1 && o.shared:
-		return usagef("--slots and --shared exclude each other")
+		return exclude(flags, "slots", "shared")
 	case o.slots > 1 && len(o.keys) > 1:
-		return usagef("--slots takes one --key, not %d", len(o.keys))
+		return usagef("%s takes one --key, not %d", sourceOf(flags.Lookup("slots")), len(o.keys))
 	case o.conflictCode < 0 || o.conflictCode > 255:
 		return usagef("--conflict-exit-code %d: an exit status is from 0 to 255", o.conflictCode)
 	case o.quiet && o.verbose:
-		return usagef("--quiet and --verbose exclude each other")
+		return exclude(flags, "quiet", "verbose")
 	}
-	return cmp.Or(o.checkLedger(), o.checkLease(), o.checkTimeout())
+	return cmp.Or(o.checkLedger(flags), o.checkLease(), o.checkTimeout())
+}
+
+// exclude says that two flags were given of which only one may be, and where each comes from.
+func exclude(flags *pflag.FlagSet, one, other string) error {
+	return usagef("%s and %s exclude each other", sourceOf(flags.Lookup(one)), sourceOf(flags.Lookup(other)))
 }
 
 // checkPlace finds a --key after the word that has ended the flags.
@@ -144,7 +149,7 @@ func givenLate(args []string) bool {
 
 // prepare is the first step of run and lead. example is a correct command line.
 func (o *options) prepare(u *ui, cmd *cobra.Command, args []string, example string) (runner.Config, error) {
-	if err := cmp.Or(o.checkPlace(args, example), o.check(args, example)); err != nil {
+	if err := cmp.Or(o.checkPlace(args, example), o.check(cmd.Flags(), args, example)); err != nil {
 		return runner.Config{}, err
 	}
 	claim, err := o.claim()

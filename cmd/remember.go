@@ -18,17 +18,17 @@ func (o *options) onceFlag(flags *pflag.FlagSet) {
 	flags.StringVar(&o.oncePer, "once-per", "", "do nothing if this `PERIOD`, such as 5m, hour or day (the local date, by TZ), has had its success; needs a ledger")
 }
 
-func (o *options) checkLedger() error {
+func (o *options) checkLedger(flags *pflag.FlagSet) error {
 	if o.oncePer == "" {
 		return nil
 	}
 	switch {
 	case ledger.Mode(o.ledger.value) == ledger.Off:
-		return usagef("--once-per needs a ledger: --ledger off excludes it")
+		return usagef("%s needs a ledger: %s off excludes it", sourceOf(flags.Lookup("once-per")), sourceOf(flags.Lookup("ledger")))
 	case o.shared:
-		return usagef("--once-per and --shared exclude each other")
+		return exclude(flags, "once-per", "shared")
 	case o.slots > 1:
-		return usagef("--once-per and --slots exclude each other")
+		return exclude(flags, "once-per", "slots")
 	}
 	if _, err := ledger.ParsePeriod(o.oncePer); err != nil {
 		return usagef("--once-per: %w", err)
