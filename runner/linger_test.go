@@ -1,0 +1,63 @@
+package runner
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestLinger is of the time between the end of the command and that of --min-hold.
+func TestLinger(t *testing.T) {
+	const lingering = `level=INFO msg="holding the lock for the rest of --min-hold" event=lingering rest=6s`
+	for name, test := range map[string]struct {
+		minHold   time.Duration
+		incidents []incident
+		want      string
+		over      time.Duration
+		askerLate time.Duration
+		asked     Asked
+	}{
+		"the command took longer":    {minHold: 4 * sec, over: 4 * sec},
+		"the time passes":            {minHold: 10 * sec, want: "4s " + lingering, over: 10 * sec},
+		"a signal asks for the end":  {minHold: 10 * sec, want: "4s " + lingering, over: 7 * sec, asked: BySignal, incidents: []incident{{7 * sec, sends(unix.SIGTERM)}}},
+		"another signal asks for no": {minHold: 10 * sec, want: "4s " + lingering, over: 10 * sec, incidents: []incident{{7 * sec, sends(unix.SIGUSR1)}}},
+		"somebody asks for it": {minHold: 10 * sec, over: 7 * sec, asked: ByStepDown, incidents: []incident{{7 * sec, asksToStepDown}}, want: "4s " + lingering + `
+7s level=WARN msg="asked to step down by root@elsewhere; not holding the lock for the rest of --min-hold" event=stepping_down by=root@elsewhere`},
+		"somebody asked before the end":               {over: 6 * sec, askerLate: 2 * sec, asked: ByStepDown, incidents: []incident{{3 * sec, asksToStepDown}}},
+		"somebody asked before, and the lock is lost": {over: 5 * sec, askerLate: 2 * sec, incidents: []incident{{3 * sec, asksToStepDown}, {5 * sec, loses(errCut)}}},
+		"the lock is lost": {minHold: 10 * sec, over: 7 * sec, incidents: []incident{{7 * sec, loses(errCut)}}, want: "4s " + lingering + `
+7s level=WARN msg="the lock was lost before --min-hold was over; another node may run the command again: the server does not answer" event=lost`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene()
+				s.cfg.MinHold, s.fate.askerLate = test.minHold, test.askerLate
+				var alive time.Duration
+				s.cfg.Observer.Alive = func(within time.Duration) { alive = time.Since(s.began) + within }
+				var over time.Duration
+				s.play(test.incidents, func() {
+					time.Sleep(4 * sec)
+					if asked := s.holdOut(); asked != test.asked {
+						t.Errorf("asked %d, want %d", asked, test.asked)
+					}
+					over = time.Since(s.began)
+				})
+				s.check(t, test.want)
+				if s.fate.noted != (test.want != "") {
+					t.Errorf("the end is noted: %t", s.fate.noted)
+				}
+				if preferred := s.fate.preferred == "web2"; preferred != (test.asked == ByStepDown) {
+					t.Errorf("preferred: %q", s.fate.preferred)
+				}
+				if over != test.over {
+					t.Errorf("over after %v, want %v", over, test.over)
+				}
+				if test.want != "" && alive != test.minHold+s.cfg.Session.Lease {
+					t.Errorf("known to be alive until %v", alive)
+				}
+			})
+		})
+	}
+}
