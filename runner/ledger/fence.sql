@@ -40,11 +40,15 @@ CREATE OR REPLACE FUNCTION pglead.fence(key text, token bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	r pglead.lock;
+	whole text := fence.key;
 BEGIN
+	IF getdatabaseencoding() = 'SQL_ASCII' THEN -- left cuts within characters there, where pglead doesn't
+		whole := regexp_replace(left(fence.key, 500), E'([\\xc2-\\xdf]|[\\xe0-\\xef][\\x80-\\xbf]?|[\\xf0-\\xf4][\\x80-\\xbf]{0,2})$', '');
+	END IF;
 	IF fence.key IS NULL OR fence.token IS NULL THEN
 		RAISE EXCEPTION 'pglead.fence: NULL is no run' USING ERRCODE = 'LE001';
 	END IF;
-	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.key = left(fence.key, 500)
+	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.key IN (left(fence.key, 500), whole)
 	ORDER BY l.token = fence.token AND l.started IS NOT NULL DESC NULLS LAST, l.started DESC NULLS LAST LIMIT 1;
 	IF NOT FOUND AND (CASE WHEN fence.key ~ '^-?[0-9]{1,19}$' THEN fence.key::numeric BETWEEN -9223372036854775808 AND 9223372036854775807 END) THEN
 		SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = fence.key::bigint LIMIT 1;

@@ -3,8 +3,9 @@ CREATE OR REPLACE FUNCTION pglead.pause_1(p_number bigint, p_sub smallint, p_key
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 DECLARE
 	running text;
-	who text := left(regexp_replace(p_by, '[[:cntrl:]]', '?', 'g'), 200);
-	why text := left(regexp_replace(p_note, '[[:cntrl:]]', '?', 'g'), 300);
+	-- Not [[:cntrl:]], which also has 128 to 159: with SQL_ASCII these are bytes of characters.
+	who text := left(regexp_replace(p_by, E'[\\x01-\\x1f\\x7f]', '?', 'g'), 200);
+	why text := left(regexp_replace(p_note, E'[\\x01-\\x1f\\x7f]', '?', 'g'), 300);
 BEGIN
 	IF p_number IS NULL OR (p_sub IN (1, 2)) IS NOT TRUE OR p_until IS NULL THEN
 		RAISE EXCEPTION 'pglead: this is no pause' USING ERRCODE = '22023';

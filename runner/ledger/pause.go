@@ -21,7 +21,7 @@ func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, w Wish) e
 	if w.For > 0 {
 		until = "pg_catalog.now() + " + interval(w.For)
 	}
-	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)", id.Number, id.ObjSubID(), quote(key), until, quote(w.By), quote(w.Note)))
+	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)", id.Number, id.ObjSubID(), quoteKey(key), until, quoteWord(w.By), quoteMost(w.Note, mostNote)))
 	return err
 }
 

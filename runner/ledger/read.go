@@ -46,8 +46,10 @@ func epoch(column string) string {
 // length is an SQL expression for an interval in microseconds.
 func length(column string) string { return "(extract(epoch FROM " + column + ") * 1000000)::bigint" }
 
-// mostKey is how many characters of a key a ledger keeps.
-const mostKey = 500
+// keyIs is a condition on a table of the ledger: the row is of this key.
+func keyIs(key string) string {
+	return fmt.Sprintf("key = pg_catalog.left(%s, %d)", quoteKey(key), mostKey)
+}
 
 // among is a condition on a table of the ledger: the row is of this key, under one of
 // these numbers. All numbers of a key have the same sub.
@@ -56,7 +58,7 @@ func among(key string, ids []lockkey.ID) string {
 	for _, id := range ids {
 		numbers = append(numbers, strconv.FormatInt(id.Number, 10))
 	}
-	return fmt.Sprintf("key = pg_catalog.left(%s, %d) AND sub = %d AND number IN (%s)", quote(key), mostKey, ids[0].ObjSubID(), strings.Join(numbers, ", "))
+	return fmt.Sprintf("%s AND sub = %d AND number IN (%s)", keyIs(key), ids[0].ObjSubID(), strings.Join(numbers, ", "))
 }
 
 // reader reads a row, cell by cell. It remembers the first error.
@@ -72,7 +74,7 @@ func (r *reader) text() string {
 	}
 	cell := r.row[0]
 	r.row = r.row[1:]
-	return cell
+	return strings.ToValidUTF8(cell, "\uFFFD")
 }
 
 func (r *reader) number() int64 {

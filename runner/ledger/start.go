@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pglead/pglead/lockkey"
 )
@@ -41,7 +42,7 @@ type Proof struct {
 // Otherwise its value is NULL, and StartWithProofSQL tells the reason. token and system are SQL.
 func (r Run) StartSQL(l Lock, token, system string) string {
 	return fmt.Sprintf("pglead.start_1('%d', '%d', %s, %s, %s, %s, NULL, %s)",
-		l.Number, l.ObjSubID(), quote(l.Key), token, system, r.words(), r.ticks())
+		l.Number, l.ObjSubID(), quoteKey(l.Key), token, system, r.words(), r.ticks())
 }
 
 // StartWithProofSQL is an SQL expression that starts a run, or tells what is in its way. ParseAnswer reads its value.
@@ -50,7 +51,7 @@ func (r Run) StartWithProofSQL(locks []Lock, shared bool, token int64, system st
 	for i, l := range locks {
 		numbers = append(numbers, strconv.FormatInt(l.Number, 10))
 		subs = append(subs, strconv.Itoa(l.ObjSubID()))
-		keys = append(keys, quote(l.Key))
+		keys = append(keys, quoteKey(l.Key))
 		closes = append(closes, strconv.FormatInt(p.Closes[i], 10))
 	}
 	for _, token := range p.Heard {
@@ -66,7 +67,7 @@ func (r Run) StartWithProofSQL(locks []Lock, shared bool, token int64, system st
 }
 
 func (r Run) words() string {
-	return fmt.Sprintf("%s, %s, %d, %s, %s, %s", quote(r.Host), quote(r.User), r.PID, quote(r.Command), interval(r.Lease), interval(r.Grace))
+	return fmt.Sprintf("%s, %s, %d, %s, %s, %s", quoteWord(r.Host), quoteWord(r.User), r.PID, quoteWord(r.Command), interval(r.Lease), interval(r.Grace))
 }
 
 func (r Run) ticks() string {
@@ -93,7 +94,7 @@ func Open(locks []Lock, shared bool) string {
 func Paused(locks []Lock) string {
 	var rows []string
 	for _, l := range locks {
-		rows = append(rows, fmt.Sprintf("number = %d AND sub = %d", l.Number, l.ObjSubID()), "key = "+quote(l.Key))
+		rows = append(rows, fmt.Sprintf("number = %d AND sub = %d", l.Number, l.ObjSubID()), keyIs(l.Key))
 	}
 	return `SELECT CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until)) END,
 	CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until - pg_catalog.clock_timestamp())) END, paused_by, note
@@ -113,7 +114,7 @@ func PausedAmong(locks []Lock) string {
 // Missing is a query that notes that a lock's command could not be executed.
 func (r Run) Missing(l Lock, status int) string {
 	return fmt.Sprintf("SELECT pglead.missing_1('%d', '%d', %s, %s, %s, %d, %s, %d)",
-		l.Number, l.ObjSubID(), quote(l.Key), quote(r.Host), quote(r.User), r.PID, quote(r.Command), status)
+		l.Number, l.ObjSubID(), quoteKey(l.Key), quoteWord(r.Host), quoteWord(r.User), r.PID, quoteWord(r.Command), status)
 }
 
 // Outcome is how a run ended.
@@ -169,6 +170,36 @@ func interval(d time.Duration) string {
 
 func instant(at time.Time) string {
 	return "'" + at.UTC().Format("2006-01-02 15:04:05.999999") + "+00'"
+}
+
+// How many characters of a text the ledger keeps.
+const (
+	mostKey  = 500
+	mostWord = 200
+	mostNote = 300
+)
+
+func quoteKey(key string) string   { return quoteMost(key, mostKey) }
+func quoteWord(text string) string { return quoteMost(text, mostWord) }
+
+// quoteMost is quote for a text of which the ledger keeps so many characters. With SQL_ASCII the server
+// counts bytes, and would cut within a character, so that there the text is cut before.
+func quoteMost(text string, most int) string {
+	text = strings.ToValidUTF8(text, "?")
+	if len(text) <= most {
+		return quote(text)
+	}
+	bytes := most
+	for !utf8.RuneStart(text[bytes]) {
+		bytes--
+	}
+	if runes := []rune(text); len(runes) > most {
+		text = string(runes[:most])
+	}
+	if len(text) == bytes {
+		return quote(text)
+	}
+	return fmt.Sprintf("CASE WHEN pg_catalog.getdatabaseencoding() = 'SQL_ASCII' THEN %s ELSE %s END", quote(text[:bytes]), quote(text))
 }
 
 // quote turns a text into an SQL literal that every server reads alike, whatever its

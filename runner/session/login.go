@@ -135,7 +135,7 @@ func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats [
 	}
 	fit := "NOT pg_catalog.pg_is_in_recovery()"
 	if !cfg.Transaction {
-		settings = cfg.sessionSettings(major)
+		settings = cfg.sessionSettings(major) + " || " + asIs(pg, false)
 		fit += fmt.Sprintf(" AND pg_catalog.pg_backend_pid() = %d", pg.PID())
 	}
 	sql = fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),

@@ -115,6 +115,7 @@ type Session struct {
 	heartbeat    Heartbeat
 	onAnswer     func()              // called by the reader after each answer
 	ledgerAnswer string              // to cfg.LedgerQuestion
+	lacks        string              // the characters that the server is known to lack: see encoding.go
 	heed         map[string]heedFunc // by channel
 }
 

@@ -96,8 +96,12 @@ func (v *Viewer) Close() {
 // may give each one another connection.
 func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	allow(v.pg, mostAnswer)
-	safely := "SELECT " + set(true, [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}) + "; "
-	results, err := v.pg.Exec(ctx, safely+strings.Join(queries, "; ")).ReadAll()
+	sql := "SELECT " + set(true, [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}) + ", " + asIs(v.pg, true) + "; " + strings.Join(queries, "; ")
+	results, err := v.pg.Exec(ctx, sql).ReadAll()
+	for char := lacking(err, sql); char != ""; char = lacking(err, sql) {
+		sql = spelled(sql, char)
+		results, err = v.pg.Exec(ctx, sql).ReadAll()
+	}
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr):

@@ -45,10 +45,11 @@ type exchange struct {
 	sent      boottime.Instant
 	left      int // queries whose answer is outstanding
 	answers   []Rows
-	size      int    // of all rows
-	err       error  // the first
-	warning   string // the server's warning that a commit was not confirmed
-	confirmed bool   // by the standbys
+	size      int       // of all rows
+	err       error     // the first
+	failed    []failure // that the server reported
+	warning   string    // the server's warning that a commit was not confirmed
+	confirmed bool      // by the standbys
 	result    chan struct{}
 }
 
@@ -56,11 +57,11 @@ type exchange struct {
 // *pgconn.PgError, the loss of the session a *LostError. If ctx ends first, the answer is
 // still outstanding, and all that the caller can do is Close the session.
 func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
-	ex, err := s.send(ctx, r)
-	if err != nil {
+	ex, err := s.ask(ctx, r)
+	if ex == nil {
 		return nil, err
 	}
-	return s.answer(ctx, ex)
+	return ex.answers, err
 }
 
 // Query is Ask, but returns the rows of all queries in one list.
@@ -87,10 +88,7 @@ func (s *Session) Ping(ctx context.Context) error {
 // askSurely is Ask, but turns the server's warning that a commit was not confirmed into an
 // error.
 func (s *Session) askSurely(ctx context.Context, r Request) (*exchange, error) {
-	ex, err := s.send(ctx, r)
-	if err == nil {
-		_, err = s.answer(ctx, ex)
-	}
+	ex, err := s.ask(ctx, r)
 	if err == nil && ex.warning != "" {
 		err = &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.warning)}
 	}
@@ -291,8 +289,11 @@ func (s *Session) disconnected(ex *exchange, err error) {
 func (s *Session) noteError(ex *exchange, pgErr *pgconn.PgError) {
 	if pgErr.SeverityUnlocalized == "FATAL" || pgErr.SeverityUnlocalized == "PANIC" {
 		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
-	} else if ex != nil && ex.err == nil {
-		ex.err = pgErr
+	} else if ex != nil {
+		ex.failed = append(ex.failed, failure{len(ex.SQL) - ex.left, pgErr})
+		if ex.err == nil {
+			ex.err = pgErr
+		}
 	}
 }
 

@@ -1,0 +1,123 @@
+package session
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// A database may have another encoding than UTF8, and so lack characters that a query of ours has
+// in a text. The server then rejects the query as a whole, before it reads it, and its error tells
+// the character. Only the server knows what it lacks, so the query is sent again with that character
+// written as spelled does, which is the same wherever the text is stored or looked up.
+
+// lacking is the character of a query that the server's error says its encoding lacks, or empty.
+func lacking(err error, sql string) string {
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.Code != "22P05" {
+		return ""
+	}
+	// The words around the bytes are in the server's language.
+	bytes := regexp.MustCompile(`0x[0-9a-f]{2}(?: 0x[0-9a-f]{2})*`).FindString(pgErr.Message)
+	char, _ := hex.DecodeString(strings.ReplaceAll(strings.ReplaceAll(bytes, "0x", ""), " ", ""))
+	if len(char) < 2 || !utf8.Valid(char) || !strings.Contains(sql, string(char)) {
+		return ""
+	}
+	return string(char)
+}
+
+// spelled is a query with these characters in ASCII, as <U+20AC>. No text of a query means anything but
+// itself, so that they may stand anywhere in it.
+func spelled(sql string, chars string) string {
+	for _, char := range chars {
+		sql = strings.ReplaceAll(sql, string(char), fmt.Sprintf("<U+%04X>", char))
+	}
+	return sql
+}
+
+// asIs is an SQL expression that has the server send texts as they are, in the transaction or for the
+// session, where the encoding is SQL_ASCII. Otherwise one text there that isn't UTF-8, or was cut within
+// a character, would fail every query that shows it.
+func asIs(pg *pgconn.PgConn, local bool) string {
+	if pg.ParameterStatus("server_encoding") != "SQL_ASCII" {
+		return "''"
+	}
+	return set(local, [][2]string{{"client_encoding", "SQL_ASCII"}})
+}
+
+// failure is the server's error about one of a request's queries.
+type failure struct {
+	query int
+	err   error
+}
+
+// ask sends a request and waits for its answer. The exchange is nil if that has not come. Queries that
+// were rejected for a character are sent again, after the others, which have been carried out. If the
+// queries are one transaction, that was rolled back, and all are sent again.
+func (s *Session) ask(ctx context.Context, r Request) (*exchange, error) {
+	whole := r.commit || strings.HasPrefix(r.SQL[0], "BEGIN ")
+	ex, err := s.askOnce(ctx, r)
+	for ex != nil && len(ex.failed) > 0 && r.Then == nil && !r.Last {
+		failed := ex.failed[0]
+		char := lacking(err, ex.SQL[failed.query])
+		if char == "" || !s.noteLack(char) {
+			break
+		}
+		if whole {
+			ex, err = s.askOnce(ctx, r)
+			continue
+		}
+		again, answered := s.askOnce(ctx, Request{SQL: r.SQL[failed.query : failed.query+1]})
+		if again == nil {
+			return nil, answered
+		}
+		ex.answers[failed.query], ex.failed = again.answers[0], ex.failed[1:]
+		if answered != nil {
+			ex.failed = slices.Insert(ex.failed, 0, failure{failed.query, answered})
+		}
+		err = nil
+		if len(ex.failed) > 0 {
+			err = ex.failed[0].err
+		}
+	}
+	return ex, err
+}
+
+// noteLack returns false if that was known: then it is no use to send the query again.
+func (s *Session) noteLack(char string) (news bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if strings.Contains(s.lacks, char) {
+		return false
+	}
+	s.lacks += char
+	return true
+}
+
+func (s *Session) askOnce(ctx context.Context, r Request) (*exchange, error) {
+	s.mu.Lock()
+	lacks := s.lacks
+	s.mu.Unlock()
+	if lacks != "" {
+		r.SQL = slices.Clone(r.SQL)
+		for i, sql := range r.SQL {
+			r.SQL[i] = spelled(sql, lacks)
+		}
+	}
+	ex, err := s.send(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	answers, err := s.answer(ctx, ex)
+	if answers == nil {
+		return nil, err
+	}
+	return ex, err
+}
