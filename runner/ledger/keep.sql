@@ -90,3 +90,6 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 	SELECT (SELECT count(*) FROM forgotten), k.number, k.sub, k.started, k.token
 	FROM (SELECT) AS one LEFT JOIN (SELECT * FROM looked ORDER BY number DESC, sub DESC, started DESC, token DESC LIMIT 1) AS k ON true
 $$;
+
+-- Whoever has USAGE may call all of them, whatever default privileges their owner has set.
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pglead TO PUBLIC;
