@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/runner/ledger"
@@ -106,7 +107,7 @@ func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io
 	if err := f.find(u, cmd); err != nil {
 		return err
 	}
-	look := f.look
+	look := f.write
 	if action == "status" {
 		look = func(do func(context.Context, *session.Viewer) error) error { return f.read(u, do) }
 	}
@@ -142,10 +143,10 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	return a.writeStatus(s, nil)
 }
 
-// notOwner adds a hint to an error of the kind Denied.
+// notOwner adds a hint to the error of a role that lacks a privilege.
 func notOwner(err error) error {
-	var denied *session.Error
-	if errors.As(err, &denied) && denied.Kind == session.Denied && denied.Hint == "" {
+	var refusal *pgconn.PgError
+	if errors.As(err, &refusal) && refusal.Code == "42501" {
 		return session.Errorf(session.Denied, "it takes the owner of the database, or a superuser", "%w", err)
 	}
 	return err

@@ -114,7 +114,7 @@ func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context
 	if err := f.find(u, cmd); err != nil {
 		return err
 	}
-	return f.look(f.withLedger(look))
+	return f.write(f.withLedger(look))
 }
 
 // withLedger is a look at the ledger, if this role has one.

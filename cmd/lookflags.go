@@ -142,6 +142,14 @@ func (f *lookFlags) look(look func(ctx context.Context, viewer *session.Viewer) 
 	return over(func(ctx context.Context) (*session.Viewer, error) { return session.OpenViewer(ctx, f.server) }, look)
 }
 
+// write is look for what changes the ledger.
+func (f *lookFlags) write(look func(ctx context.Context, viewer *session.Viewer) error) error {
+	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
+		viewer.MayWrite()
+		return look(ctx, viewer)
+	})
+}
+
 // read is look for what the ledger remembers. A standby may answer, too, since it has a copy
 // of the ledger; but it can't tell from the locks which runs are lost by now.
 func (f *lookFlags) read(u *ui, look func(ctx context.Context, viewer *session.Viewer) error) error {

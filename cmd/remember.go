@@ -71,6 +71,7 @@ func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string,
 		return err
 	}
 	defer viewer.Close()
+	viewer.MayWrite()
 	ask, err := grantedLedger(ctx, viewer)
 	if ask == nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,7 +13,10 @@ import (
 
 // Viewer is a connection for questions, with no lease and no heartbeat. It works
 // through a pooler, too.
-type Viewer struct{ pg *pgconn.PgConn }
+type Viewer struct {
+	pg     *pgconn.PgConn
+	writes bool
+}
 
 // OpenViewer connects to a primary: the first of several hosts that is one. A standby has
 // none of the primary's advisory locks, so there every lock would look free. Errors are of
@@ -50,7 +54,7 @@ func openViewer(ctx context.Context, cfg Config, check pgconn.ValidateConnectFun
 	if err != nil {
 		return nil, err
 	}
-	return &Viewer{pg}, nil
+	return &Viewer{pg: pg}, nil
 }
 
 // refuseStandby is a pgconn.ValidateConnectFunc. The parameter in_hot_standby, which the
@@ -80,7 +84,7 @@ func OpenCheckedViewer(ctx context.Context, cfg Config) (*Viewer, time.Duration,
 	if err != nil {
 		return nil, 0, err
 	}
-	return &Viewer{pg}, answers.age, nil
+	return &Viewer{pg: pg}, answers.age, nil
 }
 
 // Close ends the connection.
@@ -90,13 +94,20 @@ func (v *Viewer) Close() {
 	_ = v.pg.Close(ctx)
 }
 
+// MayWrite lets all further queries write, whatever the role's default is for its transactions.
+func (v *Viewer) MayWrite() { v.writes = true }
+
 // Query returns the rows of all queries in one list. The queries are one transaction,
 // unless they say otherwise. Unqualified names in them find only PostgreSQL's own operators
 // and functions. That is set in each transaction anew, since a pooler
 // may give each one another connection.
 func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	allow(v.pg, mostAnswer)
-	sql := "SELECT " + set(true, [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}) + ", " + asIs(v.pg, true) + "; " + strings.Join(queries, "; ")
+	before := []string{"SELECT " + set(true, [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}) + ", " + asIs(v.pg, true)}
+	if v.writes {
+		before = slices.Insert(before, 0, "SET TRANSACTION READ WRITE") // no query may come before that
+	}
+	sql := strings.Join(append(before, queries...), "; ")
 	results, err := v.pg.Exec(ctx, sql).ReadAll()
 	for char := lacking(err, sql); char != ""; char = lacking(err, sql) {
 		sql = spelled(sql, char)
@@ -110,10 +121,10 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 		return nil, context.Cause(ctx)
 	case err != nil:
 		return nil, &Error{Kind: Unreachable, err: networkCause(err)}
-	case len(results) == 0:
+	case len(results) < len(before):
 		return nil, NotPostgreSQL()
 	}
-	return rowsOf(results[1:]), nil
+	return rowsOf(results[len(before):]), nil
 }
 
 // Wait returns when the connection ends, with the reason, or when ctx ends.
