@@ -3,6 +3,7 @@ package ledger
 import (
 	"errors"
 	"fmt"
+	"html"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -47,7 +48,7 @@ const (
 )
 
 // Question is an SQL expression for session.Config.LedgerQuestion: whether there is a
-// ledger, and whether the role has USAGE. Its value is an Access, in XML. The expression
+// ledger, and whether the role has USAGE. Its value is an Access, in XML, and who lacks it. The expression
 // is empty if the run wants no ledger.
 //
 // Functions in the schema run with this role's rights. So the schema has to belong to a
@@ -66,7 +67,7 @@ func (u Use) Question(pooled bool) string {
 	if pooled {
 		settings = ""
 	}
-	word := fmt.Sprintf(`SELECT CASE WHEN NOT pg_catalog.has_schema_privilege('pglead', 'USAGE') THEN '%s'
+	word := fmt.Sprintf(`SELECT CASE WHEN NOT pg_catalog.has_schema_privilege('pglead', 'USAGE') THEN '%s ' || current_user
 	WHEN EXISTS (SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = 'pglead' AND (pg_catalog.pg_has_role(nspowner, 'pg_database_owner', 'MEMBER')
 		OR pg_catalog.current_setting('is_superuser') = 'off' AND pg_catalog.pg_has_role(nspowner, 'MEMBER'))) THEN %s'%s' ELSE '%s' END AS word`,
 		Denied, settings, Granted, Foreign)
@@ -78,9 +79,21 @@ func (u Use) Question(pooled bool) string {
 
 // AccessBy reads an answer to Question.
 func AccessBy(answer string) Access {
+	access, _ := readAnswer(answer)
+	return access
+}
+
+// DeniedTo is the role that lacks the grant, by an answer to Question: that of SET ROLE, if there is one.
+func DeniedTo(answer string) string {
+	_, role := readAnswer(answer)
+	return role
+}
+
+func readAnswer(answer string) (access Access, role string) {
 	_, rest, _ := strings.Cut(answer, "<word>")
-	word, _, _ := strings.Cut(rest, "</word>")
-	return Access(word)
+	text, _, _ := strings.Cut(rest, "</word>")
+	word, role, _ := strings.Cut(text, " ")
+	return Access(word), html.UnescapeString(role)
 }
 
 // Applies says, from the answer to Question, whether the run uses the ledger. It returns

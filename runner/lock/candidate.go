@@ -10,6 +10,7 @@ import (
 	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 // Candidate wants a claim, and keeps what outlasts each of its sessions. When a
@@ -200,7 +201,7 @@ func (c *Candidate) warnOfLedger(s *session.Session) {
 	case ledger.Foreign:
 		c.cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
 	case ledger.Denied:
-		c.cfg.Log.Info("the ledger is not granted to role "+c.cfg.Session.Database.User+"; going on without", "event", "ledger")
+		c.cfg.Log.Info("the ledger is not granted to role "+visible.Text(ledger.DeniedTo(s.LedgerAnswer()))+"; going on without", "event", "ledger")
 	default:
 		return
 	}
