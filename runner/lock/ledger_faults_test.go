@@ -32,7 +32,11 @@ func TestLedgerQuorum(t *testing.T) {
 	query(t, primary, "SELECT pg_reload_conf()")
 	cfg := withQuorum(ledgered(config(t, dsn, exclusive(7))))
 	for range 2 {
-		release(t, ended(acquire(t, cfg), ledger.OK))
+		noted := contend(t, cfg)
+		release(t, ended(noted.held(t), ledger.OK))
+		if slices.Contains(noted.said(), "ledger") {
+			t.Error("warned of an end that was noted")
+		}
 	}
 	late := contend(t, cfg)
 	held := late.held(t)

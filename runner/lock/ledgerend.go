@@ -3,8 +3,14 @@ package lock
 import (
 	"cmp"
 	"context"
+	"errors"
+	"slices"
+	"strconv"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
@@ -24,7 +30,10 @@ func (h *Held) NoteEnd(ctx context.Context) (done <-chan struct{}) {
 		case h.cfg.Session.Quorum:
 			h.endNoted = h.finishBeside(ctx)
 		default:
-			_, err := h.Session.Query(ctx, h.finishQueries(h.end)...)
+			answers, err := h.Session.Ask(ctx, session.Request{SQL: h.finishQueries(h.end)})
+			if err == nil {
+				h.checkNoted(answers)
+			}
 			h.endNoted = err == nil
 		}
 	}()
@@ -61,16 +70,36 @@ func (h *Held) finishColumns(end ledger.End) (list []string) {
 	return list
 }
 
-// finishBeside notes the end in a commit that the standbys confirm, and says whether it did.
+// finishBeside notes the end in a commit that the standbys confirm, and says whether the server took it.
 func (h *Held) finishBeside(ctx context.Context) bool {
+	var answers []session.Rows
 	for _, columns := range h.finishColumns(h.end) {
-		if _, err := h.Session.Commit(ctx, columns); err != nil {
+		row, err := h.Session.Commit(ctx, columns)
+		if err != nil {
 			h.unnoted(err)
 			return false
 		}
+		answers = append(answers, session.Rows{row})
 	}
+	h.checkNoted(answers)
 	return true
 }
+
+// checkNoted warns if the answers to finishQueries, and maybe to others, don't show that the ledger has
+// noted the end for each lock.
+func (h *Held) checkNoted(answers []session.Rows) {
+	noted := 0
+	for _, rows := range answers {
+		if len(rows) == 1 && len(rows[0]) == 2 && rows[0][1] == strconv.FormatInt(h.Token, 10) {
+			noted++
+		}
+	}
+	if h.recorded && !h.endNoted && noted < len(h.Locks) {
+		h.unnoted(errNoRun)
+	}
+}
+
+var errNoRun = errors.New("the ledger has no such run of this role under way")
 
 // forgives says whether the server has rejected a query about the end of a run that the ledger has. It warns
 // that the ledger was not told, as is likely. The locks are given back in any case.
@@ -82,7 +111,14 @@ func (h *Held) forgives(err error) bool {
 	return true
 }
 
-// unnoted warns that the ledger was not told how the command ended.
+// unnoted warns that the ledger was not told how the command ended. If the ledger is gone, or has no such
+// run, there may be nothing that the next start could wait for.
 func (h *Held) unnoted(err error) {
-	h.cfg.Log.Warn("the end of the command could not be noted, so that the next start waits for its lock-delay: "+err.Error(), "event", "ledger")
+	text := "the end of the command could not be noted"
+	var pgErr *pgconn.PgError
+	gone := errors.As(err, &pgErr) && slices.Contains([]string{"42883", "42P01", "3F000"}, pgErr.Code)
+	if !gone && !errors.Is(err, errNoRun) {
+		text += ", so that the next start waits for its lock-delay"
+	}
+	h.cfg.Log.Warn(text+": "+err.Error(), "event", "ledger")
 }

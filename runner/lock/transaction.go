@@ -61,9 +61,12 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 // endTransaction gives the locks back, and announces nothing.
 func (h *Held) endTransaction(ctx context.Context) error {
 	h.Session.SetHolding(false)
-	_, err := h.Session.Query(ctx, append(h.finishQueries(h.end), "COMMIT")...)
-	if h.forgives(err) {
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.finishQueries(h.end), "COMMIT")})
+	switch {
+	case h.forgives(err):
 		return nil // the transaction is over in any case
+	case err == nil:
+		h.checkNoted(answers)
 	}
 	return h.cfg.rejected(err)
 }
