@@ -30,7 +30,11 @@ if it is late or one has failed. A success makes the failures before it good.`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if within.value <= 0 {
-				return &usageError{err: errors.New("--within is missing: how old may the last success be?"), hint: "pglead check nightly --within 25h"}
+				what := "is missing"
+				if cmd.Flags().Changed("within") {
+					what = within.String() + " is too short"
+				}
+				return &usageError{err: errors.New("--within " + what + ": how old may the last success be?"), hint: "pglead check nightly --within 25h"}
 			}
 			return f.aboutKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 				verdict, err := ledger.Check(ctx, ask, args[0], ids, within.value)

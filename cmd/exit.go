@@ -252,7 +252,7 @@ func (o *options) end(outcome runner.Outcome, err error) error {
 	case errors.As(err, &conflict):
 		return &refusedError{conflict, o.conflictCode, ""}
 	case errors.As(err, &paused):
-		return &refusedError{paused, o.conflictCode, o.resumption()}
+		return &refusedError{paused, o.conflictCode, o.resumption(paused)}
 	case err != nil:
 		return err
 	}
@@ -260,9 +260,12 @@ func (o *options) end(outcome runner.Outcome, err error) error {
 }
 
 // resumption is the command that ends a pause.
-func (o *options) resumption() string {
+func (o *options) resumption(paused *ledger.PausedError) string {
 	key := "KEY" // any key
-	if len(o.keys) == 1 {
+	switch {
+	case paused.Key != "":
+		key = visible.ShellWord(paused.Key)
+	case len(o.keys) == 1:
 		key = visible.ShellWord(o.keys[0])
 	}
 	if o.keyScheme != lockkey.Schemes()[0].Name {

@@ -188,12 +188,16 @@ func ParsePausedAmong(rows session.Rows, locks int) (paused []bool, err error) {
 
 // PausedError says that a key may not start now.
 type PausedError struct {
+	Key      string    // which of several, or empty
 	Until    time.Time // or zero: until somebody ends it
 	By, Note string
 }
 
 func (e *PausedError) Error() string {
 	text := "paused"
+	if e.Key != "" {
+		text = visible.Text(e.Key) + " is paused"
+	}
 	if !e.Until.IsZero() {
 		format := "15:04"
 		if time.Until(e.Until) > 12*time.Hour {

@@ -134,6 +134,9 @@ func (a *ledgerStart) heed(ctx context.Context, answer ledger.Answer) error {
 	if err := a.withdraw(ctx); err != nil {
 		return err
 	}
+	if paused := (*ledger.PausedError)(nil); errors.As(answer.Refusal, &paused) {
+		a.namePaused(ctx, paused)
+	}
 	return answer.Refusal
 }
 

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // askPauseEvery is how often the ledger is asked whether a pause is over.
@@ -47,5 +48,29 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 		}
 		why = paused // another pause may have taken its place
 	}
+	w.namePaused(ctx, why)
 	return why
+}
+
+// namePaused makes a refusal tell which of several keys is paused, if the server says so.
+func (b *Bid) namePaused(ctx context.Context, why *ledger.PausedError) {
+	if len(b.cfg.Claim.Keys) < 2 {
+		return
+	}
+	locks := b.cfg.ledgerLocks(b.cfg.Claim.Locks)
+	var queries []string
+	for _, l := range locks {
+		queries = append(queries, ledger.Paused([]ledger.Lock{l}))
+	}
+	answers, err := b.s.Ask(ctx, session.Request{SQL: queries})
+	if err != nil {
+		return
+	}
+	for i, rows := range answers {
+		if paused, _, err := ledger.ParsePaused(rows); err == nil && paused != nil {
+			*why = *paused
+			why.Key = locks[i].Key
+			return
+		}
+	}
 }
