@@ -185,7 +185,7 @@ func (k rememberedKey) resume(ctx context.Context) (text string, err error) {
 	if err != nil {
 		return "", err
 	}
-	was, err := ledger.ResumeKey(ctx, k.ask, k.ids[0])
+	was, err := ledger.ResumeKey(ctx, k.ask, ledger.Lock{ID: k.ids[0], Key: k.key})
 	switch pause := before.Pause(); {
 	case err != nil:
 		return "", err

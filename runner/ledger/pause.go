@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
@@ -25,8 +26,8 @@ func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, w Wish) e
 	return err
 }
 
-// ResumeKey ends the pause of a key, and says whether there was one.
-func ResumeKey(ctx context.Context, ask Ask, id lockkey.ID) (was bool, err error) {
-	rows, err := ask(ctx, fmt.Sprintf("SELECT pglead.resume_1(%d, %d::smallint)", id.Number, id.ObjSubID()))
-	return session.Rows(rows).Is("t"), err
+// ResumeKey ends the pause of a lock, and says whether there was one. The lock may have no row yet.
+func ResumeKey(ctx context.Context, ask Ask, l Lock) (was bool, err error) {
+	rows, err := ask(ctx, "SELECT pglead.resume_1(number, sub) FROM pglead.lock WHERE paused_until IS NOT NULL AND reader = 0 AND ("+l.pausedBy()+")")
+	return slices.ContainsFunc(rows, func(row []string) bool { return session.Rows{row}.Is("t") }), err
 }

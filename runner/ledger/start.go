@@ -94,7 +94,7 @@ func Open(locks []Lock, shared bool) string {
 func Paused(locks []Lock) string {
 	var rows []string
 	for _, l := range locks {
-		rows = append(rows, fmt.Sprintf("number = %d AND sub = %d", l.Number, l.ObjSubID()), keyIs(l.Key))
+		rows = append(rows, l.pausedBy())
 	}
 	return `SELECT CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until)) END,
 	CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until - pg_catalog.clock_timestamp())) END, paused_by, note
@@ -105,10 +105,21 @@ FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + stri
 func PausedAmong(locks []Lock) string {
 	var rows []string
 	for i, l := range locks {
-		rows = append(rows, fmt.Sprintf("(%d, bigint '%d', smallint '%d', %s)", i, l.Number, l.ObjSubID(), quote(l.Key)))
+		rows = append(rows, fmt.Sprintf("(%d, bigint '%d', smallint '%d', %s)", i, l.Number, l.ObjSubID(), quoteKey(l.Key)))
 	}
 	return "SELECT w.i FROM (VALUES " + strings.Join(rows, ", ") + `) AS w (i, number, sub, key) WHERE EXISTS (
-	SELECT FROM pglead.lock AS l WHERE l.paused_until > pg_catalog.clock_timestamp() AND (l.number = w.number AND l.sub = w.sub OR l.key = pg_catalog.left(w.key, 500)))`
+	SELECT FROM pglead.lock AS l WHERE l.paused_until > pg_catalog.clock_timestamp() AND (l.number = w.number AND l.sub = w.sub
+		OR l.key = pg_catalog.left(w.key, 500) AND l.key NOT IN (l.number::text, w.number::text) AND l.sub = 1 AND w.sub = 1))`
+}
+
+// pausedBy is a condition on a row of pglead.lock: its pause is one of this lock, as the ledger's functions
+// have it. Slots have other numbers and the same key; a key that is a number has none.
+func (l Lock) pausedBy() string {
+	rows := fmt.Sprintf("number = %d AND sub = %d", l.Number, l.ObjSubID())
+	if !l.Pair {
+		rows += fmt.Sprintf(" OR %s AND key NOT IN (number::text, '%d') AND sub = 1", keyIs(l.Key), l.Number)
+	}
+	return rows
 }
 
 // Missing is a query that notes that a lock's command could not be executed.
