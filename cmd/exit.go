@@ -215,7 +215,7 @@ func status(err error) (code int, hint string) {
 	case errors.Is(err, localpg.ErrNoPrograms):
 		return exitUnreachable, "to install them: " + localpg.InstallHint()
 	case errors.As(err, &guard), errors.Is(err, child.ErrGuardDied):
-		return exitInternal, "was it killed by hand, or by the kernel for want of memory (dmesg)?"
+		return exitInternal, "was it killed by hand, by the kernel for want of memory (dmesg), or by a limit on processes (ulimit -u, pids.max)?"
 	case errors.As(err, new(*lock.LedgerError)) && errors.As(err, &refusal) && refusal.Code == session.DiskFull:
 		return exitUnreachable, "free space on the server; --ledger off starts the command without the ledger"
 	case errors.As(err, new(*ledger.FencedError)) && errors.As(err, &sess):

@@ -88,7 +88,7 @@ type command interface {
 // The server ends it a lease after the last request arrived.
 //
 // A request that waits for its answer (Session.answer) waits no longer than 3/5 of a lease either.
-// The guard has its own select (guardProcess.watch), in case this process is stopped or
+// The guard has a poll of its own (guardProcess.await), in case this process is stopped or
 // dead. If the guard was faster, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost, s.requests = s.held.Lost(), s.held.Requests()

@@ -2,7 +2,9 @@ package boottime
 
 import (
 	"fmt"
+	"math"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -37,11 +39,8 @@ func (t Timer) Set(at Instant) error {
 	if err != nil {
 		return err
 	}
-	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(max(1, int64(at)))}
 	var setErr error
-	if err := raw.Control(func(fd uintptr) {
-		setErr = unix.TimerfdSettime(int(fd), unix.TFD_TIMER_ABSTIME, &spec, nil)
-	}); err != nil {
+	if err := raw.Control(func(fd uintptr) { setErr = set(int(fd), at) }); err != nil {
 		return err
 	}
 	return setErr
@@ -57,3 +56,35 @@ func (t Timer) Wait() error {
 
 // Stop frees the timer.
 func (t Timer) Stop() { _ = t.file.Close() }
+
+// Alarm is a Timer for a thread that waits by poll(2).
+type Alarm struct{ fd int }
+
+// NewAlarm returns an alarm that isn't set.
+func NewAlarm() (Alarm, error) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_BOOTTIME, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
+	if err != nil {
+		return Alarm{}, fmt.Errorf("timerfd_create: %w", err)
+	}
+	return Alarm{fd}, nil
+}
+
+// Set makes the alarm ring when the clock shows at, and no longer at the time that was set
+// before.
+func (a *Alarm) Set(at Instant) error { return set(a.fd, at) }
+
+// Poll is what to give to poll(2): a descriptor, which is readable when the alarm rings, or -1, and
+// how long poll may wait at most.
+func (a *Alarm) Poll() (fd int, most time.Duration) { return a.fd, math.MaxInt64 }
+
+// Rings says whether the alarm has rung since it was last asked.
+func (a *Alarm) Rings() bool {
+	var times [8]byte
+	n, _ := unix.Read(a.fd, times[:])
+	return n == len(times)
+}
+
+func set(fd int, at Instant) error {
+	spec := unix.ItimerSpec{Value: unix.NsecToTimespec(max(1, int64(at)))}
+	return unix.TimerfdSettime(fd, unix.TFD_TIMER_ABSTIME, &spec, nil)
+}

@@ -3,6 +3,7 @@
 package boottime
 
 import (
+	"math"
 	"os"
 	"time"
 
@@ -47,4 +48,30 @@ func (t Timer) Wait() error {
 func (t Timer) Stop() {
 	t.timer.Stop()
 	close(t.stopped)
+}
+
+// Alarm is a Timer for a thread that waits by poll(2).
+type Alarm struct{ at Instant }
+
+// NewAlarm returns an alarm that isn't set.
+func NewAlarm() (Alarm, error) { return Alarm{math.MaxInt64}, nil }
+
+// Set makes the alarm ring when the clock shows at, and no longer at the time that was set
+// before.
+func (a *Alarm) Set(at Instant) error {
+	a.at = at
+	return nil
+}
+
+// Poll is what to give to poll(2): a descriptor, which is readable when the alarm rings, or -1, and
+// how long poll may wait at most.
+func (a *Alarm) Poll() (fd int, most time.Duration) { return -1, Until(a.at) }
+
+// Rings says whether the alarm has rung since it was last asked.
+func (a *Alarm) Rings() bool {
+	if Now() < a.at {
+		return false
+	}
+	a.at = math.MaxInt64
+	return true
 }

@@ -13,7 +13,7 @@
 // messages between the two.
 //
 // Read it in this order: start.go (pglead has the guard start the command), child.go (signals, new
-// deadlines, the end), and then the guard's own side: guardprocess.go (its select),
+// deadlines, the end), and then the guard's own side: guardprocess.go (its one poll),
 // guardprocess_start.go, guardprocess_end.go (what makes it kill), tree.go (how).
 package child
 

@@ -79,7 +79,7 @@ func tryGuard() checkup.Check {
 	took := time.Since(began).Round(time.Millisecond)
 	switch result := c.Result(); {
 	case result.Ending == GuardDied:
-		return checkup.Failf("was it killed by the kernel for want of memory (dmesg)?", "the guard process died during the trial")
+		return checkup.Failf("was it killed by the kernel for want of memory (dmesg), or by a limit on processes (ulimit -u, pids.max)?", "the guard process died during the trial")
 	case result.Ending != Exited:
 		return checkup.Failf("is the machine overloaded?", "a trial of the guard took %v", took)
 	case result.Status.ExitStatus() != 0:

@@ -4,9 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/signal"
 	"strconv"
 	"syscall"
 	"time"
@@ -60,17 +58,10 @@ func init() { //nolint:gochecknoinits // see above
 // that the command leaves behind. It holds the lock's socket open until all of that is
 // dead, so the lock outlives pglead until then.
 type guardProcess struct {
-	fd       int       // this end of the socket pair
-	control  io.Writer // writes to fd
-	renewals int       // the pipe with new deadlines
-	socket   int       // a duplicate of the lock's socket, or -1
-
-	// What watch waits for, once listen has started:
-	messages chan message
-	children chan os.Signal
-	timer    boottime.Timer  // for commandTree.deadline, and then for commandTree.killAt
-	timeUp   <-chan struct{} // the timer has fired
-	hungUp   <-chan struct{} // the server has closed the socket
+	fd       int            // this end of the socket pair
+	renewals int            // the pipe with new deadlines
+	socket   int            // a duplicate of the lock's socket, or -1
+	alarm    boottime.Alarm // for commandTree.deadline, and then for commandTree.killAt
 
 	// The control group of its commands. A command that ends leaves it empty, or else the
 	// guard ends, too. To make and remove it for each would take as long as a quarter of a fork.
@@ -80,6 +71,7 @@ type guardProcess struct {
 	resetStop func() // gives SIGTSTP the action that the command should inherit
 	apart     bool   // it has left pglead's session
 	orphaned  bool   // pglead is gone
+	hungUp    bool   // the server has closed the socket
 
 	commandTree
 }
@@ -92,9 +84,12 @@ type commandTree struct {
 
 	// The command:
 	pid       int
-	pidfd     int // or -1
 	stage     stage
-	leftovers <-chan time.Time // fires at the end of the stage
+	stageEnds time.Time // or zero
+
+	// The process whose death the guard waits for: the command, and then one of its own children (watched).
+	pidfd   int // or -1
+	pidfdOf int
 
 	// The tree:
 	phase    phase
@@ -103,14 +98,9 @@ type commandTree struct {
 
 	// Its kill, round by round (killRound):
 	killedAt           time.Time // when the phase began
-	retry              <-chan time.Time
+	retryAt            time.Time
 	rounds             int
 	unkillableReported bool
-}
-
-type message struct {
-	kind kind
-	body []byte
 }
 
 // newGuardProcess makes this process a guard. cgroup is the control group that it makes
@@ -129,20 +119,17 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 	discardSignals()
 	g := &guardProcess{
 		fd:       control,
-		control:  blocking{control},
 		renewals: renewals,
 		socket:   socket,
 
 		resetStop:   ignoreStop(),
-		messages:    make(chan message),
-		children:    make(chan os.Signal, 1),
 		commandTree: newCommandTree(),
 	}
 	if g.cgroupDir = makeCgroup(cgroup); g.cgroupDir != nil {
 		g.cgroup = cgroup
 	}
 	var err error
-	if g.timer, err = boottime.NewTimer(); err != nil {
+	if g.alarm, err = boottime.NewAlarm(); err != nil {
 		return nil, err
 	}
 	return g, nil
@@ -151,89 +138,97 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 func newCommandTree() commandTree { return commandTree{pidfd: -1, report: doneReport{Ending: Exited}} }
 
 // watch returns when the command and all that it started are dead and reaped. It says
-// whether the guard can have another command: it can't if it had to listen, or if a signal
-// ended the command.
+// whether the guard can have another command: it can't if more happened than the command's end, or
+// if a signal ended the command.
 func (g *guardProcess) watch() (again bool) {
 	brief := g.firstInstants()
-	if !g.reap() {
+	for !g.reap() {
 		brief = false
-		g.listen()
-	}
-	for !g.reap() { // also for a child that died before listen, so that no signal came
 		if g.phase == killing {
 			g.killRound()
 		}
-		select {
-		case m, open := <-g.messages:
-			if !open {
-				g.messages, g.orphaned = nil, true
-				g.kill(PgleadGone)
-				continue
-			}
-			g.obey(m)
-		case <-g.timeUp:
-			g.checkTime()
-		case <-g.hungUp:
-			g.hungUp = nil
-			g.terminate(SocketClosed)
-		case <-g.leftovers:
-			g.endStage()
-		case <-g.retry:
-		case <-g.children:
-		}
+		g.await()
+	}
+	if g.pidfd >= 0 {
+		_ = unix.Close(g.pidfd)
 	}
 	g.leaveSocket()
 	g.report.Ready = flag(brief && g.req.KeepGuard && unix.WaitStatus(g.report.Status).Exited()) // see reuse.go
-	err := writeMessage(blocking{g.fd}, msgDone, g.report.encode())
+	err := writeMessage(impatient{g.fd}, msgDone, g.report.encode())
 	if g.report.Ready == 0 || err != nil {
 		removeCgroup(g.cgroup)
 	}
 	g.linger()
 	if errors.Is(err, unix.EAGAIN) { // pglead is stopped, and its socket full
-		err = writeMessage(g.control, msgDone, g.report.encode())
+		err = writeMessage(blocking{g.fd}, msgDone, g.report.encode())
 	}
 	return err == nil && g.report.Ready != 0
 }
 
-// listen starts the goroutines that deliver what watch waits for.
-func (g *guardProcess) listen() {
-	signal.Notify(g.children, unix.SIGCHLD)
-	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
-	g.timeUp = firings(g.timer)
-	g.hungUp = hangup(g.socket)
-	_ = unix.SetNonblock(g.fd, true)
-	control := os.NewFile(uintptr(g.fd), "control")
-	g.control = control
-	go func() {
-		defer close(g.messages)
-		for {
-			k, body, err := readMessage(control)
-			if err != nil {
-				return
-			}
-			g.messages <- message{k, body}
+// signalLost is how long the guard may wait where it could have missed a signal. Then a command that was
+// stopped, or an orphan that is dead, is noticed late.
+const signalLost = 10 * time.Second
+
+// await waits for whatever comes first, and deals with it. SIGCHLD interrupts the wait, too.
+//
+// It waits on this thread for everything, without goroutines. For each that waited in the kernel Go's runtime
+// would need a thread, and if the command has used up what its user may have of them, the runtime ends the process.
+func (g *guardProcess) await() {
+	alarm, most := g.alarm.Poll()
+	fds := []unix.PollFd{ // poll(2) skips what is below 0
+		{Fd: unless(g.orphaned, g.fd), Events: unix.POLLIN},
+		{Fd: unless(g.hungUp || serverHungUp == 0, g.socket), Events: serverHungUp},
+		{Fd: int32(alarm), Events: unix.POLLIN},
+		{Fd: int32(g.watched()), Events: unix.POLLIN},
+	}
+	most = min(most, signalLost)
+	if fds[3].Fd < 0 {
+		most = retryMost // a lost signal may be a death
+	}
+	for _, at := range []time.Time{g.stageEnds, g.retryAt} {
+		if !at.IsZero() {
+			most = min(most, time.Until(at))
 		}
-	}()
+	}
+	_, _ = unix.Poll(fds, int(max(0, most.Milliseconds())+1))
+	if fds[0].Revents != 0 {
+		g.obey()
+	}
+	if fds[1].Revents != 0 {
+		g.hungUp = true
+		g.terminate(SocketClosed)
+	}
+	if g.alarm.Rings() {
+		g.checkTime()
+	}
+	if fds[3].Revents != 0 {
+		_ = unix.Close(g.pidfd)
+		g.pidfd = -1
+	}
+	if !g.stageEnds.IsZero() && !time.Now().Before(g.stageEnds) {
+		g.endStage()
+	}
 }
 
-// firings delivers each firing of a timer.
-func firings(t boottime.Timer) <-chan struct{} {
-	fired := make(chan struct{}, 1)
-	go func() {
-		for t.Wait() == nil {
-			select {
-			case fired <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	return fired
+// unless is a descriptor for poll(2), which skips it if without is true.
+func unless(without bool, fd int) int32 {
+	if without {
+		return -1
+	}
+	return int32(fd)
 }
 
-func (g *guardProcess) obey(m message) {
-	switch m.kind {
+// obey does what pglead says next.
+func (g *guardProcess) obey() {
+	k, body, err := readMessage(blocking{g.fd})
+	if err != nil {
+		g.orphaned = true
+		g.kill(PgleadGone)
+		return
+	}
+	switch k {
 	case msgSignal:
-		g.signal(unix.Signal(number(m.body)))
+		g.signal(unix.Signal(number(body)))
 	case msgKill:
 		g.kill(Killed)
 	case msgLost:
@@ -258,8 +253,5 @@ func (g *guardProcess) readRenewals() {
 
 // tell sends pglead a message that it can do without. If pglead is stopped and its socket
 // full, tell drops the message: the guard has to go on, to notice that the deadline has
-// passed. Go's write deadlines would not do: on a busy machine a deadline may pass before
-// the write begins.
-func (g *guardProcess) tell(k kind, body []byte) {
-	_ = writeMessage(blocking{g.fd}, k, body) // listen has made the descriptor non-blocking
-}
+// passed.
+func (g *guardProcess) tell(k kind, body []byte) { _ = writeMessage(impatient{g.fd}, k, body) }

@@ -57,8 +57,8 @@ func (g *guardProcess) enter(next phase, why Ending) {
 	g.phase = next
 }
 
-// checkTime is called when the timer has fired. The deadline may have moved since the
-// timer was set.
+// checkTime is called when the alarm has rung. The deadline may have moved since the
+// alarm was set.
 func (g *guardProcess) checkTime() {
 	due := g.killAt
 	if g.phase == running {
@@ -67,7 +67,7 @@ func (g *guardProcess) checkTime() {
 	}
 	switch {
 	case boottime.Now() < due:
-		_ = g.timer.Set(due)
+		_ = g.alarm.Set(due)
 	case g.phase == running:
 		g.terminate(LeaseOver)
 	default:
@@ -85,7 +85,7 @@ func (g *guardProcess) terminate(why Ending) {
 	g.readRenewals()
 	now := boottime.Now()
 	g.killAt = min(now.Add(g.req.LostGrace), g.deadline.Add(g.req.LeaseGrace))
-	if g.killAt <= now || g.timer.Set(g.killAt) != nil {
+	if g.killAt <= now || g.alarm.Set(g.killAt) != nil {
 		g.kill(why)
 		return
 	}
@@ -113,7 +113,7 @@ func (g *guardProcess) killRound() {
 	}
 	killChildren(nil)
 	g.rounds++
-	g.retry = time.After(min(retryFirst<<min(g.rounds, 10), retryMost))
+	g.retryAt = time.Now().Add(min(retryFirst<<min(g.rounds, 10), retryMost))
 	if !g.unkillableReported && time.Since(g.killedAt) > unkillableAfter {
 		g.unkillableReported = true
 		g.tell(msgUnkillable, []byte(describe(remains(nil))))
@@ -155,7 +155,7 @@ func (g *guardProcess) reap() bool {
 		if pid == g.pid {
 			g.stage = commandDead
 			g.report.Status = uint32(status)
-			g.leftovers = time.After(leftoverPatience)
+			g.stageEnds = time.Now().Add(leftoverPatience)
 		}
 	}
 }
@@ -164,7 +164,7 @@ func (g *guardProcess) reap() bool {
 // are any (reap): reading the process table takes a while, and so would miss processes
 // that fork and exit all the time.
 func (g *guardProcess) endStage() {
-	g.leftovers = nil
+	g.stageEnds = time.Time{}
 	switch {
 	case g.phase == killing || g.reap():
 	case g.stage == leftoversTold:
@@ -177,7 +177,7 @@ func (g *guardProcess) endStage() {
 		g.signal(unix.SIGTERM)
 		g.signal(unix.SIGCONT)
 		g.stage = leftoversTold
-		g.leftovers = time.After(leftoverTerm)
+		g.stageEnds = time.Now().Add(leftoverTerm)
 	}
 }
 

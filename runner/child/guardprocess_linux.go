@@ -3,6 +3,7 @@ package child
 import (
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 	"unsafe"
@@ -64,14 +65,11 @@ const serverHungUp = unix.POLLRDHUP
 
 // firstInstants waits, for 20 ms at most, until the command is dead or the guard has
 // something else to do. brief says that the command is dead and nothing else happened.
-// Many commands end before listen could have started its goroutines, and a longer command
-// loses nothing.
 func (g *guardProcess) firstInstants() (brief bool) {
 	const most = 20 * time.Millisecond
 	if g.pidfd < 0 {
 		return false // Linux 5.2
 	}
-	defer unix.Close(g.pidfd)
 	fds := []unix.PollFd{
 		{Fd: int32(g.pidfd), Events: unix.POLLIN},
 		{Fd: int32(g.fd), Events: unix.POLLIN},
@@ -87,25 +85,20 @@ func closed(socket int) bool {
 	return err == nil && n > 0 // a -1 is skipped
 }
 
-// hangup closes the channel that it returns when the other end has closed the
-// connection. It asks the kernel, and leaves reading from the socket to pglead.
-func hangup(socket int) <-chan struct{} {
-	closed := make(chan struct{})
-	if socket < 0 {
-		return closed
+// watched is a descriptor that is readable when the process is dead that the guard waits for: the command or,
+// after that, one of its own children, since a SIGCHLD just before poll(2) interrupts nothing. It is -1 without pidfds
+// (Linux 5.2), and if that process is dead but can't be reaped, as when it is traced.
+func (g *guardProcess) watched() (pidfd int) {
+	if g.pidfd >= 0 || g.stage == commandAlive || g.phase == killing {
+		return g.pidfd
 	}
-	go func() {
-		fds := []unix.PollFd{{Fd: int32(socket), Events: serverHungUp}}
-		for {
-			n, err := unix.Poll(fds, -1)
-			if err == unix.EINTR || err == unix.EAGAIN {
-				continue
-			}
-			if err != nil || n > 0 {
-				close(closed)
-				return
-			}
-		}
-	}()
-	return closed
+	pids := children()
+	if len(pids) == 0 || slices.Contains(pids, g.pidfdOf) {
+		return -1
+	}
+	g.pidfdOf = pids[0]
+	if fd, err := unix.PidfdOpen(pids[0], 0); err == nil {
+		g.pidfd = fd
+	}
+	return g.pidfd
 }

@@ -38,13 +38,12 @@ func (g *guardProcess) start() (err error) {
 		_ = errors.As(err, &errno)
 		return g.refuse(int64(errno), born, err)
 	}
-	if g.req.KeepGuard {
-		g.resetStop = ignoreStop()
-	}
+	g.pidfdOf = g.pid
+	g.resetStop = ignoreStop()
 	if err := g.leave(); err != nil {
 		return err
 	}
-	if err := writeStartAnswer(g.control, msgStarted, int64(g.pid), born); err != nil {
+	if err := writeStartAnswer(blocking{g.fd}, msgStarted, int64(g.pid), born); err != nil {
 		g.kill(PgleadGone)
 	}
 	return nil
@@ -65,13 +64,13 @@ func (g *guardProcess) receive() error {
 		g.readRenewals() // they are for a dead command
 	}
 	g.req, g.deadline = req, req.Deadline
-	return g.timer.Set(g.deadline)
+	return g.alarm.Set(g.deadline)
 }
 
 // refuse tells pglead why the command does not start.
 func (g *guardProcess) refuse(why int64, born boottime.Instant, err error) error {
 	removeCgroup(g.cgroup)
-	_ = writeStartAnswer(g.control, msgFailed, why, born)
+	_ = writeStartAnswer(blocking{g.fd}, msgFailed, why, born)
 	return err
 }
 
@@ -122,7 +121,7 @@ func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 
 // blocking reads and writes a descriptor on the calling thread. An init keeps its thread
 // to itself, so a goroutine that waits for another one, or for Go's poller, would cost one
-// more thread. Until the command starts the guard has nothing else to do.
+// more thread.
 type blocking struct{ fd int }
 
 func (b blocking) Read(p []byte) (int, error) {
@@ -147,4 +146,12 @@ func (b blocking) Write(p []byte) (written int, err error) {
 		written += max(0, n)
 	}
 	return written, err
+}
+
+// impatient writes to a socket. Where blocking would wait, it fails with EAGAIN. (Go's write deadlines
+// would not do: on a busy machine a deadline may pass before the write begins.)
+type impatient struct{ fd int }
+
+func (i impatient) Write(p []byte) (int, error) {
+	return unix.SendmsgN(i.fd, p, nil, nil, unix.MSG_DONTWAIT)
 }

@@ -19,6 +19,7 @@ type Guards struct {
 
 	cgroup   func() string // this process's control group
 	reusable func() bool   // guards may have several commands
+	threads  func() (reserved <-chan struct{})
 
 	// mu is held from a guard's start until it is on the list, and during a search for
 	// orphans: otherwise a new guard would look like one.
@@ -41,7 +42,7 @@ func NewGuards() (*Guards, error) {
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	gs := &Guards{before: children(), cgroup: sync.OnceValue(ownCgroup), reusable: sync.OnceValue(noTerminal)}
+	gs := &Guards{before: children(), cgroup: sync.OnceValue(ownCgroup), reusable: sync.OnceValue(noTerminal), threads: sync.OnceValue(reserveThreads)}
 	go gs.cgroup() // in parallel with the connection
 	return gs, nil
 }
@@ -59,6 +60,7 @@ func (gs *Guards) Start(socket syscall.Conn) (*Guard, error) {
 		return nil, fmt.Errorf("start the guard process: %w", err)
 	}
 	gs.pids = append(gs.pids, g.pid)
+	gs.threads() // in parallel with the guard's start
 	return g, nil
 }
 

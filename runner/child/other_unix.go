@@ -87,15 +87,15 @@ func setSlack(string)                               {}
 
 func (g *guardProcess) firstInstants() (brief bool) { return false }
 
-// closed is always false: see hangup.
+// closed is always false: see serverHungUp.
 func closed(int) bool { return false }
 
-// serverHungUp is nothing: see hangup.
+// serverHungUp is nothing: without POLLRDHUP only the process that reads from a connection sees its
+// end, and that is pglead.
 const serverHungUp = 0
 
-// hangup never closes its channel: without POLLRDHUP only the process that reads from a
-// connection sees its end, and that is pglead.
-func hangup(int) <-chan struct{} { return nil }
+// watched is -1: without pidfds the guard looks again and again which children are dead.
+func (g *guardProcess) watched() int { return -1 }
 
 // defaultAction does nothing: signal.Reset, which was called before, is enough here.
 func defaultAction(unix.Signal) error { return nil }

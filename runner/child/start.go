@@ -52,6 +52,7 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 		g.Close()
 		return nil, ErrTooLate
 	}
+	<-g.guards.threads()
 	pid, born, err := g.requestStart(ctx, cfg)
 	var lookup *LookupError
 	switch {
