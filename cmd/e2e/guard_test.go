@@ -90,9 +90,16 @@ func TestStoppedGuardHoldsNothingUp(t *testing.T) {
 			if !eventually(func() bool { return strings.Contains(said.String(), `"event":"started"`) }) {
 				t.Fatalf("never started: %s", said.String())
 			}
-			if err := syscall.Kill(guardOf(t, holder.Process.Pid), syscall.SIGSTOP); err != nil {
+			guard := guardOf(t, holder.Process.Pid)
+			if err := syscall.Kill(guard, syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
+			go func() { // each heartbeat wakes it
+				for !dead(job) {
+					_ = syscall.Kill(guard, syscall.SIGSTOP)
+					time.Sleep(time.Millisecond)
+				}
+			}()
 			for range signals {
 				_ = holder.Process.Signal(syscall.SIGWINCH)
 				time.Sleep(200 * time.Microsecond) // else most of them come to one
@@ -116,6 +123,52 @@ func TestStoppedGuardHoldsNothingUp(t *testing.T) {
 				`the command \(process \d+\) was killed(?: with all that it had started, \d+ processes)?; for that its guard process, which did not do so in time, was killed, too\n`)
 		})
 	}
+}
+
+// TestStoppedGuardWakes: the command that is stopped together with its guard, or stops it, and whose pglead
+// is killed does not live on, and the lock is given back. A guard that its command has stopped
+// sees the command's end all the same.
+func TestStoppedGuardWakes(t *testing.T) {
+	for name, stop := range map[string]string{"guard": "kill -STOP $PPID; ", "guard and command": "kill -STOP $PPID $$; "} {
+		t.Run("pglead is killed, "+name+" stopped", func(t *testing.T) {
+			key := "wakes " + name
+			holder := command(t, "run", "--key", key, "--lease", "1h", "--lock-delay", "0", "--", "sh", "-c", "echo $$; exec >&-; "+stop+"exec sleep 1000")
+			line, _ := start(t, holder)
+			job, err := strconv.Atoi(line)
+			if err != nil {
+				t.Fatal(err)
+			}
+			guard := guardOf(t, holder.Process.Pid)
+			if !eventually(func() bool { return stopped(guard) }) {
+				t.Fatal("the guard is not stopped")
+			}
+			_ = holder.Process.Kill()
+			_, _ = holder.Process.Wait()
+			if !eventually(func() bool { return dead(job) && dead(guard) && testbed.holders(key) == 0 }) {
+				t.Errorf("dead: command %v, guard %v; holders: %d", dead(job), dead(guard), testbed.holders(key))
+				_ = syscall.Kill(guard, syscall.SIGCONT)
+			}
+		})
+	}
+	t.Run("the command ends", func(t *testing.T) {
+		var said bytes.Buffer
+		holder := command(t, "run", "--key", "wakes", "--lease", "3s", "--", "sh", "-c", "sleep 0.1; kill -STOP $PPID; exit 5")
+		holder.Stderr = &said
+		timer := time.AfterFunc(time.Minute, func() { _ = holder.Process.Kill() })
+		defer timer.Stop()
+		_ = holder.Run()
+		if code := holder.ProcessState.ExitCode(); code != 5 {
+			t.Errorf("exit status %d, want 5", code)
+		}
+		says(t, said.String(), "")
+	})
+}
+
+// stopped says that a process is stopped.
+func stopped(pid int) bool {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(rest, "T")
 }
 
 // loud are the messages in a log in JSON that are there without -v, a line each.

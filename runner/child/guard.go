@@ -84,6 +84,7 @@ func (g *Guard) execute(socket syscall.Conn) error {
 		// is in the start request.
 		Env:   []string{"GOMAXPROCS=1", "GODEBUG=memprofilerate=0", cgroupVariable + "=" + g.cgroup, slackVariable + "=" + slack},
 		Files: []uintptr{g.guards.stdin(), 1, 2},
+		Sys:   guardAttributes(),
 	})
 	return err
 }
@@ -142,12 +143,16 @@ func (g *Guard) sendRest() {
 	}
 }
 
-// renew puts a new deadline into the pipe, and says whether it did.
+// renew puts a new deadline into the pipe, and says whether it did. It also wakes the guard if that is stopped, as by its
+// own command: it would not see the command's end. To one that isn't stopped SIGCONT does nothing.
 func (g *Guard) renew(deadline boottime.Instant) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.renewals < 0 {
 		return false
+	}
+	if !g.gone {
+		_ = unix.Kill(g.pid, unix.SIGCONT)
 	}
 	_, err := unix.Write(g.renewals, binary.NativeEndian.AppendUint64(nil, uint64(deadline)))
 	return err == nil

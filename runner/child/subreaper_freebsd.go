@@ -25,3 +25,6 @@ func becomeSubreaper() error {
 func commandAttributes(*int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
+
+// guardAttributes make the kernel wake a guard that is stopped when this process dies.
+func guardAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGCONT} }

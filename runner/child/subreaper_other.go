@@ -12,3 +12,6 @@ func becomeSubreaper() error { return nil }
 func commandAttributes(*int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{}
 }
+
+// guardAttributes has none: nothing wakes a guard that is stopped when this process dies.
+func guardAttributes() *syscall.SysProcAttr { return nil }

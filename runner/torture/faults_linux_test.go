@@ -73,6 +73,7 @@ func faults() []fault {
 				_ = unix.Kill(l.pglead, unix.SIGWINCH)
 				time.Sleep(200 * time.Microsecond) // else most of them come to one
 			}
+			_ = unix.Kill(l.guard, unix.SIGSTOP) // a heartbeat wakes it
 			a.terminate()
 		}, unseats: true, tears: true},
 		{name: "SIGSTOP of pglead, then terminate", strike: func(a *arena, l leader) {
