@@ -1,12 +1,15 @@
 package child
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // If this process may make a control group (as root, or in a subtree that was delegated
@@ -86,8 +89,28 @@ func killCgroup(group string) {
 	}
 }
 
+// subgroupsMost is how many groups that the command has made are removed with its own.
+const subgroupsMost = 1000
+
+// removeCgroup removes a group in which nothing is alive, and those that the command has made in it.
 func removeCgroup(group string) {
 	if group != "" {
-		_ = os.Remove(group)
+		most := subgroupsMost
+		removeGroups(group, &most)
 	}
+}
+
+// removeGroups removes a group, after those in it, of which it removes most.
+func removeGroups(group string, most *int) {
+	if err := os.Remove(group); !errors.Is(err, unix.EBUSY) {
+		return
+	}
+	entries, _ := os.ReadDir(group)
+	for _, e := range entries {
+		if e.IsDir() && *most > 0 {
+			*most--
+			removeGroups(path.Join(group, e.Name()), most)
+		}
+	}
+	_ = os.Remove(group)
 }
