@@ -105,6 +105,23 @@ func TestWaitForLeftovers(t *testing.T) {
 	}
 }
 
+// TestOthersAreSkipped: who ends what a dead guard has left, and has to list all descendants for that, leaves out
+// the commands of the other guards.
+func TestOthersAreSkipped(t *testing.T) {
+	parents := map[int]int{
+		10: 1, 11: 10, // a guard, and its command
+		20: 1, 21: 20, 22: 21, // another
+		30: 1, 31: 30, // what a dead guard has left
+		40: 2, // a stranger
+	}
+	if got := child.Below(1, parents, 10, 20); !slices.Equal(got, []int{30, 31}) {
+		t.Errorf("to kill: %v", got)
+	}
+	if got := child.Below(1, parents); !slices.Equal(got, []int{10, 11, 20, 21, 22, 30, 31}) {
+		t.Errorf("all: %v", got)
+	}
+}
+
 // BenchmarkKill measures from the decision to kill to the last of 300
 // processes, half of them daemons, being dead and reaped.
 func BenchmarkKill(b *testing.B) {

@@ -40,13 +40,17 @@ func (p process) alive() bool { return p.state != 'Z' && p.state != 'X' || p.thr
 
 // descendants lists the living processes below this one, except those in skip and
 // what is below them.
-func descendants(skip []int) []process {
+func descendants(skip []int) []process { return below(os.Getpid(), processes(), skip) }
+
+// below picks a process's living descendants out of all processes, except those in skip and what is
+// below them.
+func below(root int, all []process, skip []int) []process {
 	byParent := map[int][]process{}
-	for _, p := range processes() {
+	for _, p := range all {
 		byParent[p.parent] = append(byParent[p.parent], p)
 	}
 	var found []process
-	queue := []int{os.Getpid()}
+	queue := []int{root}
 	for len(queue) > 0 {
 		for _, p := range byParent[queue[0]] {
 			if slices.Contains(skip, p.pid) {
@@ -79,15 +83,12 @@ func stopDescendants(skip []int) {
 
 // killChildren kills the direct children, and new ones as long as they show up: the
 // children of the first, and processes that fork and exit faster than the rounds follow
-// each other. It returns those that are not reaped yet.
+// each other. It leaves out those in skip, and returns those that are not reaped yet.
 func killChildren(skip []int) (left []int) {
 	killed := map[int]bool{}
 	for began, progress := time.Now(), true; progress && time.Since(began) < killMost; {
 		progress, left = false, left[:0]
-		for _, pid := range children() {
-			if slices.Contains(skip, pid) {
-				continue
-			}
+		for _, pid := range children(skip) {
 			left = append(left, pid)
 			if !killed[pid] {
 				_ = unix.Kill(pid, unix.SIGKILL)

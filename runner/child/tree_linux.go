@@ -25,9 +25,9 @@ func checkProc() error {
 	return nil
 }
 
-// children lists this process's direct children. It is safe to signal them by
+// children lists this process's direct children except those in skip. It is safe to signal them by
 // number: until this process reaps them, no other process gets that number.
-func children() []int {
+func children(skip []int) []int {
 	// Most processes have none, and this says so without looking at each thread.
 	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil); errors.Is(err, unix.ECHILD) {
 		return nil
@@ -40,10 +40,10 @@ func children() []int {
 	for _, task := range tasks { // each thread has children of its own (proc(5))
 		list, err := os.ReadFile("/proc/self/task/" + task.Name() + "/children")
 		if err != nil {
-			return childrenByScan()
+			return childrenByScan(skip)
 		}
 		for _, field := range strings.Fields(string(list)) {
-			if pid, err := strconv.Atoi(field); err == nil {
+			if pid, err := strconv.Atoi(field); err == nil && !slices.Contains(skip, pid) {
 				pids = append(pids, pid)
 			}
 		}
@@ -52,10 +52,10 @@ func children() []int {
 }
 
 // childrenByScan is children for kernels without CONFIG_PROC_CHILDREN.
-func childrenByScan() []int {
+func childrenByScan(skip []int) []int {
 	var pids []int
 	for _, p := range processes() {
-		if p.parent == os.Getpid() {
+		if p.parent == os.Getpid() && !slices.Contains(skip, p.pid) {
 			pids = append(pids, p.pid)
 		}
 	}
@@ -125,8 +125,8 @@ func remains(skip []int) []process {
 			break
 		}
 		found = found[:0]
-		for _, pid := range children() {
-			if p, ok := readProcess(pid); ok && !slices.Contains(skip, pid) {
+		for _, pid := range children(skip) {
+			if p, ok := readProcess(pid); ok {
 				found = append(found, p)
 			}
 		}
