@@ -56,14 +56,15 @@ func (r *run) hook(event hookEvent, reason error) {
 		if before != nil {
 			<-before // a hook may move an address, and the last one has to win
 		}
-		if err := r.runHook(env, command); err != nil {
-			r.cfg.Log.Warn(fmt.Sprintf("--on-%s: %v", event, err), "event", "hook")
+		warn := func(what string) { r.cfg.Log.Warn(fmt.Sprintf("--on-%s: %s", event, what), "event", "hook") }
+		if err := r.runHook(env, command, warn); err != nil {
+			warn(err.Error())
 		}
 	})
 }
 
-// runHook runs a hook to its end, under its own guard, which kills it at hookMost.
-func (n *node) runHook(env []string, command string) error {
+// runHook runs a hook to its end, under its own guard, which kills it at hookMost. It warns of what the guard says meanwhile.
+func (n *node) runHook(env []string, command string, warn func(what string)) error {
 	shell, err := child.Lookup("sh")
 	if err != nil {
 		return err
@@ -81,7 +82,19 @@ func (n *node) runHook(env []string, command string) error {
 		return err
 	}
 	defer time.AfterFunc(hookMost, c.Kill).Stop() // a stopped guard does nothing
-	<-c.Done()
+	for done := false; !done || len(c.Events()) > 0; {
+		select {
+		case <-c.Done():
+			done = true
+		case event := <-c.Events():
+			switch {
+			case event.Leftovers != "":
+				warn("the hook has ended; ending what it left running: " + event.Leftovers)
+			case event.Unkillable != "":
+				warn("these processes can't be killed: " + event.Unkillable)
+			}
+		}
+	}
 	switch result := c.Result(); {
 	case result.Ending == child.LeaseOver, result.Ending == child.Killed, result.Ending == child.GuardLate:
 		return fmt.Errorf("killed, since it took longer than %v", hookMost)
