@@ -66,8 +66,9 @@ func (k *keyOptions) claim() (lock.Claim, error) {
 		}
 	}
 	slices.SortFunc(k.keys, func(a, b string) int { return ids[a].Compare(ids[b]) })
-	claim := lock.Claim{Keys: k.keys}
+	var claim lock.Claim
 	if k.slots > 1 {
+		claim.Keys = k.keys
 		gate, err := scheme.Gate(k.keys[0])
 		if err != nil {
 			return claim, usagef("--slots: %w", err)
@@ -85,7 +86,7 @@ func (k *keyOptions) claim() (lock.Claim, error) {
 	for _, key := range k.keys {
 		l := advisory.Lock{ID: ids[key], Shared: k.shared}
 		if !slices.Contains(claim.Locks, l) { // two keys with one number are one lock
-			claim.Locks = append(claim.Locks, l)
+			claim.Locks, claim.Keys = append(claim.Locks, l), append(claim.Keys, key)
 		}
 	}
 	return claim, nil

@@ -17,8 +17,8 @@ import (
 
 // EachConfig is a list of tasks, each with its own lock.
 type EachConfig struct {
-	// Config is what the tasks have in common. Each task has its own Claim, and its own
-	// Command except for the program.
+	// Config is what the tasks have in common, without its Hooks, Splay and MinHold. Each task has its own
+	// Claim, and its own Command except for the program.
 	Config
 
 	Items    iter.Seq[string]
@@ -58,6 +58,7 @@ type Tally struct {
 // One session holds the locks of all commands. With transactions each worker has its
 // own session. When a session is lost, Each kills its commands and returns.
 func Each(cfg EachConfig) (Tally, error) {
+	cfg.Hooks = Hooks{}
 	n, err := begin(cfg.Config)
 	if err != nil {
 		return Tally{}, err

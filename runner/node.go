@@ -29,7 +29,7 @@ func begin(cfg Config) (*node, error) {
 		return nil, err
 	}
 	guards.Stdin = cfg.Stdin
-	child.ReapOrphans()
+	guards.ReapOrphans()
 	n := &node{guards: guards}
 	n.caught, n.catching = child.Signals()
 	return n, nil

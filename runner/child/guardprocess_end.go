@@ -144,7 +144,7 @@ func (g *guardProcess) reap() bool {
 		case pid == 0:
 			return false
 		case status.Stopped():
-			if pid == g.pid {
+			if g.isCommand(pid) {
 				g.tell(msgStopped, binary.BigEndian.AppendUint64(nil, uint64(status.StopSignal())))
 			}
 			continue
@@ -152,13 +152,16 @@ func (g *guardProcess) reap() bool {
 		if g.phase == killing {
 			g.report.Killed++
 		}
-		if pid == g.pid {
+		if g.isCommand(pid) {
 			g.stage = commandDead
 			g.report.Status = uint32(status)
 			g.stageEnds = time.Now().Add(leftoverPatience)
 		}
 	}
 }
+
+// isCommand says whether a child is the command. Once that is reaped, another process may get its number.
+func (g *guardProcess) isCommand(pid int) bool { return pid == g.pid && g.stage == commandAlive }
 
 // endStage deals with processes that outlive the command. It asks the kernel whether there
 // are any (reap): reading the process table takes a while, and so would miss processes

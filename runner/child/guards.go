@@ -3,6 +3,7 @@ package child
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"slices"
 	"sync"
 	"syscall"
@@ -81,6 +82,26 @@ func (gs *Guards) forget(guard int) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()
 	gs.pids = slices.DeleteFunc(gs.pids, func(pid int) bool { return pid == guard })
+}
+
+// ReapOrphans makes the first process of a container reap the container's orphans, which become its
+// children. It leaves the guards to those that started them: until they know of a guard's death they may
+// signal it, and its number must not be another process's by then. In other processes it does nothing.
+func (gs *Guards) ReapOrphans() {
+	if os.Getpid() != 1 {
+		return
+	}
+	died := make(chan os.Signal, 1)
+	signal.Notify(died, unix.SIGCHLD)
+	go func() {
+		for range died {
+			gs.mu.Lock()
+			for _, pid := range children(gs.pids) {
+				_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
+			}
+			gs.mu.Unlock()
+		}
+	}()
 }
 
 // duplicate returns a descriptor of the socket that survives an exec, or -1. It uses

@@ -63,23 +63,6 @@ func Interrupts(sig unix.Signal) bool {
 	return true
 }
 
-// ReapOrphans makes the first process of a container reap the container's orphans, which
-// become its children. In other processes it does nothing.
-func ReapOrphans() {
-	if os.Getpid() != 1 {
-		return
-	}
-	died := make(chan os.Signal, 1)
-	signal.Notify(died, unix.SIGCHLD)
-	go func() {
-		for range died {
-			for pid := 1; pid > 0; {
-				pid, _ = unix.Wait4(-1, nil, unix.WNOHANG, nil)
-			}
-		}
-	}()
-}
-
 // DieOf ends this process by the signal that the command died of, so that the parent
 // sees that: only then does Ctrl-C end a shell's loop. DieOf returns if that is
 // impossible, as in the first process of a container.

@@ -84,11 +84,12 @@ func (b start) drawOnSecond(ctx context.Context) ([]string, error) {
 	}
 	columns := tokenSQL + ", " + systemSQL + ", " + session.ServerIdentity + ", " +
 		fmt.Sprintf("pg_catalog.set_config('synchronous_commit', '%s', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", commit)
-	drawn, err := b.evaluateOnSecond(ctx, columns)
+	const width = 5
+	drawn, err := b.rowOnSecond(ctx, width, columns)
 	switch {
 	case err != nil:
 		return nil, err
-	case len(drawn) != 5:
+	case len(drawn) != width:
 		return nil, session.NotPostgreSQL()
 	case drawn[2] != b.server: // the first server's name now leads to another server
 		return nil, session.Errorf(session.Unreachable, "", "the second connection reached another server than the first")
@@ -99,8 +100,9 @@ func (b start) drawOnSecond(ctx context.Context) ([]string, error) {
 	return drawn, nil
 }
 
-// evaluateOnSecond returns the values of columns on the second connection.
-func (b start) evaluateOnSecond(ctx context.Context, columns string) ([]string, error) {
+// rowOnSecond is the row of columns on the second connection, in a transaction that the standbys confirm if
+// there is a quorum.
+func (b start) rowOnSecond(ctx context.Context, width int, columns string) ([]string, error) {
 	if b.cfg.Session.Quorum {
 		return b.s.Commit(ctx, columns)
 	}
@@ -108,6 +110,6 @@ func (b start) evaluateOnSecond(ctx context.Context, columns string) ([]string, 
 	if err != nil {
 		return nil, err
 	}
-	drawn, err := second.Row(ctx, 5, "SELECT "+columns)
-	return drawn, b.s.SecondError(err)
+	row, err := second.Row(ctx, width, "SELECT "+columns)
+	return row, b.s.SecondError(err)
 }

@@ -2,7 +2,8 @@
 // under it.
 //
 // Candidate.Acquire opens a session, tries, waits in line without blocking in the server,
-// and draws the fencing token: it returns a Held. Held.Release gives the lock back. If the lock
+// and draws the fencing token: it returns a Held. Held.Release gives the lock back. (A list, as of
+// pglead each, has many Bids on one session instead, and a Turnover exchanges one for the next.) If the lock
 // was free at the first try, the command may start at once, unless the server is young.
 // After a wait there has to be evidence that the last holder's command is dead: the word
 // of that holder or of its guard. Else the lock-delay has to pass (package evidence).

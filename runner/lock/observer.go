@@ -15,7 +15,7 @@ const LevelNotice = slog.LevelInfo + 2
 
 // Observer is told what a run is doing, for people and for a supervisor of this process. Package
 // lock tells it about the wait, and package runner about the rest. Each of its functions may be
-// nil, and must not block.
+// nil, and none but Beside may block.
 type Observer struct {
 	// Waiting is called when a wait begins, and about once a minute from then on, with
 	// the holders of the locks and their waiters. Each call takes one more question to

@@ -58,10 +58,10 @@ type failure struct {
 	err   error
 }
 
-// ask sends a request and waits for its answer. The exchange is nil if that has not come. Queries that
+// askSpelled sends a request and waits for its answer. The exchange is nil if that has not come. Queries that
 // were rejected for a character are sent again, after the others, which have been carried out. If the
 // queries are one transaction, that was rolled back, and all are sent again.
-func (s *Session) ask(ctx context.Context, r Request) (*exchange, error) {
+func (s *Session) askSpelled(ctx context.Context, r Request) (*exchange, error) {
 	whole := r.commit || strings.HasPrefix(r.SQL[0], "BEGIN ")
 	ex, err := s.askOnce(ctx, r)
 	for ex != nil && len(ex.failed) > 0 && r.Then == nil && !r.Last {
@@ -101,23 +101,17 @@ func (s *Session) noteLack(char string) (news bool) {
 	return true
 }
 
-func (s *Session) askOnce(ctx context.Context, r Request) (*exchange, error) {
+// spell writes the characters that the server is known to lack in a way that it can read.
+func (s *Session) spell(queries []string) []string {
 	s.mu.Lock()
 	lacks := s.lacks
 	s.mu.Unlock()
-	if lacks != "" {
-		r.SQL = slices.Clone(r.SQL)
-		for i, sql := range r.SQL {
-			r.SQL[i] = spelled(sql, lacks)
-		}
+	if lacks == "" {
+		return queries
 	}
-	ex, err := s.send(ctx, r)
-	if err != nil {
-		return nil, err
+	queries = slices.Clone(queries)
+	for i, sql := range queries {
+		queries[i] = spelled(sql, lacks)
 	}
-	answers, err := s.answer(ctx, ex)
-	if answers == nil {
-		return nil, err
-	}
-	return ex, err
+	return queries
 }

@@ -159,7 +159,7 @@ func Pooled(ours uint32, servers string) *Error {
 
 const needsPostgreSQL = "a server of PostgreSQL 14 or newer is needed"
 
-// tooOld is an ErrTooOld that names the product, which may not be PostgreSQL.
+// tooOld is TooOld with the server's own name for itself, which may not be PostgreSQL.
 func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 	version := pg.ParameterStatus("server_version")
 	results, err := pg.Exec(ctx, "SELECT version()").ReadAll()

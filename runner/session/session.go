@@ -211,8 +211,8 @@ func (s *Session) BackendPID() uint32 { return s.pid.Load() }
 // SetBackendPID is for a session through a pooler, which doesn't reveal that number.
 func (s *Session) SetBackendPID(pid uint32) { s.pid.Store(pid) }
 
-// Lost is closed when the session is gone, and its locks with it. Err then
-// says why.
+// Lost is closed when the session is gone, and its locks with it, also after Close unless the goodbye went
+// with a request. Err then says why.
 func (s *Session) Lost() <-chan struct{} { return s.lost }
 
 // Err is the cause of the loss, of type *LostError, or nil.

@@ -65,7 +65,7 @@ func refuseStandby(ctx context.Context, pg *pgconn.PgConn) error {
 		return err
 	}
 	if rowsOf(results).Is("t") {
-		sayGoodbye(pg)
+		terminate(pg)
 		return OnStandby()
 	}
 	return nil

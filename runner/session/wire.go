@@ -57,7 +57,7 @@ type exchange struct {
 // *pgconn.PgError, the loss of the session a *LostError. If ctx ends first, the answer is
 // still outstanding, and all that the caller can do is Close the session.
 func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
-	ex, err := s.ask(ctx, r)
+	ex, err := s.askSpelled(ctx, r)
 	if ex == nil {
 		return nil, err
 	}
@@ -88,9 +88,23 @@ func (s *Session) Ping(ctx context.Context) error {
 // askSurely is Ask, but turns the server's warning that a commit was not confirmed into an
 // error.
 func (s *Session) askSurely(ctx context.Context, r Request) (*exchange, error) {
-	ex, err := s.ask(ctx, r)
+	ex, err := s.askSpelled(ctx, r)
 	if err == nil && ex.warning != "" {
 		err = &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.warning)}
+	}
+	return ex, err
+}
+
+// askOnce sends a request and waits for its answer. The exchange is nil if that has not come.
+func (s *Session) askOnce(ctx context.Context, r Request) (*exchange, error) {
+	r.SQL = s.spell(r.SQL)
+	ex, err := s.send(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	answers, err := s.answer(ctx, ex)
+	if answers == nil {
+		return nil, err
 	}
 	return ex, err
 }
@@ -267,8 +281,8 @@ func (s *Session) read() {
 	}
 }
 
-// disconnected notes the end of the connection. It is a loss unless the session said
-// goodbye before.
+// disconnected notes the end of the connection. It is a loss unless the goodbye went with the last
+// request (Request.Last).
 func (s *Session) disconnected(ex *exchange, err error) {
 	s.mu.Lock()
 	parted := s.parting && ex == nil
