@@ -7,7 +7,8 @@ import (
 
 // threadsKept are more threads than this process has in a system call at any moment while it ends a tree in a dead
 // guard's place: one waits for the server, one reads /proc, one writes to the log. Go's runtime wants one more at
-// hand, and takes another for each that is just about to sleep.
+// hand, and takes another for each that is just about to sleep. With one kept, 23 of 150 died whose guard was killed at
+// the limit, with two 3, with three or more none.
 const threadsKept = 5
 
 // reserveThreads has Go's runtime make threads, which it keeps, and closes the channel when they are there. The runtime makes
