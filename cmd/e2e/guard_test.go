@@ -153,7 +153,7 @@ func TestStoppedGuardWakes(t *testing.T) {
 	t.Run("the command ends", func(t *testing.T) {
 		var said bytes.Buffer
 		holder := command(t, "run", "--key", "wakes", "--lease", "3s", "--", "sh", "-c", "sleep 0.1; kill -STOP $PPID; exit 5")
-		holder.Stderr = &said
+		holder.Stderr, holder.WaitDelay = &said, time.Second
 		timer := time.AfterFunc(time.Minute, func() { _ = holder.Process.Kill() })
 		defer timer.Stop()
 		_ = holder.Run()
