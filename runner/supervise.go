@@ -113,6 +113,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		case <-tick: // to call SayAlive again
 		case <-s.command.Done():
 			s.takeSignals()
+			s.takeEvents()
 			return s.conclude()
 		case <-s.lost:
 			s.lockLost()
@@ -183,6 +184,18 @@ func (s *supervision) takeSignals() {
 		select {
 		case sig := <-s.signals:
 			s.signalled(sig.(unix.Signal))
+		default:
+			return
+		}
+	}
+}
+
+// takeEvents reports what was heard of the command's processes by their end.
+func (s *supervision) takeEvents() {
+	for {
+		select {
+		case event := <-s.command.Events():
+			s.report(event)
 		default:
 			return
 		}

@@ -40,7 +40,7 @@ lead, each, each_guard_linux                      the other modes
 fence, java, prepared                             other programs, and prepared transactions
 ledger_terminal, ledger_upgrade                   what a terminal is told of it, and pg_upgrade
 goodbye, events                                   what a run leaves in the server, and in the log
-guard, limit_linux, signals, unkillable                        the command's processes, and what ends them
+guard, limit_linux, signals, unkillable           the command's processes, and what ends them
 hiders_linux                                      processes that get away from the process table
 liar, untrusted, planted                          servers, roles and sessions that say, or make, anything at all
 embedded, setup, recipes                          --dsn embedded, testdata/setup, cmd/README.md

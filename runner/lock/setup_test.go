@@ -26,7 +26,7 @@ import (
 // was heard, is tested in package evidence.
 const index = `
 line, marks, arrival, fairness, room, dormant, watch, turn, stepdown, mailbox   the line, and its order
-takeover, silence, relay, slowrelay, clock_linux, persist                            taking over, by kind of end
+takeover, silence, relay, slowrelay, clock_linux, reconnect                          taking over, by kind of end
 several, slots, shared, conflicts, answers, names, prepared                          the claim
 token, rehearsal                                                                     the start and the end
 transaction, transaction_trips, quorum, turnover                                     other ways to hold

@@ -16,6 +16,7 @@ import (
 	"syscall"
 
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pglead/pglead/runner/visible"
 )
@@ -339,4 +340,19 @@ func innermost(err error) error {
 		}
 		err = next
 	}
+}
+
+func networkCause(err error) error {
+	var opErr *net.OpError
+	var long *pgproto3.ExceededMaxBodyLenErr
+	var tooMuch tooMuchError
+	switch {
+	case errors.As(err, &opErr):
+		return fmt.Errorf("the connection broke: %w", innermost(opErr.Err))
+	case errors.As(err, &long):
+		return tooMuchError{longestMessage}
+	case errors.As(err, &tooMuch):
+		return tooMuch
+	}
+	return errors.New("the server closed the connection")
 }

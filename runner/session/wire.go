@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net"
 	"slices"
 	"strings"
 	"syscall"
@@ -389,19 +388,4 @@ func (ex *exchange) pgError() *pgconn.PgError {
 		errors.As(ex.err, &pgErr)
 	}
 	return pgErr
-}
-
-func networkCause(err error) error {
-	var opErr *net.OpError
-	var long *pgproto3.ExceededMaxBodyLenErr
-	var tooMuch tooMuchError
-	switch {
-	case errors.As(err, &opErr):
-		return fmt.Errorf("the connection broke: %w", innermost(opErr.Err))
-	case errors.As(err, &long):
-		return tooMuchError{longestMessage}
-	case errors.As(err, &tooMuch):
-		return tooMuch
-	}
-	return errors.New("the server closed the connection")
 }
