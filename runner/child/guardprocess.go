@@ -183,7 +183,7 @@ func (g *guardProcess) await() {
 	}
 	most = min(most, signalLost)
 	if fds[3].Fd < 0 {
-		most = retryMost // a lost signal may be a death
+		most = min(most, retryMost) // a lost signal may be a death
 	}
 	for _, at := range []time.Time{g.stageEnds, g.retryAt} {
 		if !at.IsZero() {

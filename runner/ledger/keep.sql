@@ -15,9 +15,9 @@ BEGIN
 	INSERT INTO pglead.lock AS l (number, sub, key, paused_until, paused_by, note) VALUES (p_number, p_sub, left(p_key, 500), p_until, who, why)
 	ON CONFLICT (number, sub, reader) DO UPDATE SET key = coalesce(l.key, excluded.key), paused_until = p_until, paused_by = who, note = why;
 	UPDATE pglead.lock AS l SET paused_until = p_until, paused_by = who, note = why
-	WHERE l.key = left(p_key, 500) AND l.key NOT IN (l.number::text, p_number::text) AND l.sub = 1 AND p_sub = 1 AND l.reader = 0 AND l.number <> p_number;
+	WHERE l.key = left(p_key, 500) AND l.key NOT IN (l.number::text, p_number::text) AND (l.sub = 1 AND p_sub = 1 OR l.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$') AND l.reader = 0 AND l.number <> p_number;
 	SELECT 'running ' || coalesce(l.host, '') INTO running FROM pglead.lock AS l
-	WHERE (l.number = p_number AND l.sub = p_sub OR l.key = left(p_key, 500) AND l.key NOT IN (l.number::text, p_number::text) AND l.sub = 1 AND p_sub = 1)
+	WHERE (l.number = p_number AND l.sub = p_sub OR l.key = left(p_key, 500) AND l.key NOT IN (l.number::text, p_number::text) AND (l.sub = 1 AND p_sub = 1 OR l.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$'))
 		AND l.started IS NOT NULL AND l.ended IS NULL ORDER BY l.started LIMIT 1;
 	RETURN coalesce(running, 'paused');
 END $$;
@@ -29,7 +29,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 		UPDATE pglead.lock AS l SET paused_until = NULL, paused_by = NULL, note = NULL
 		WHERE l.paused_until IS NOT NULL AND (l.number = p_number AND l.sub = p_sub
 			OR l.key = (SELECT o.key FROM pglead.lock AS o WHERE o.number = p_number AND o.sub = p_sub AND o.reader = 0)
-				AND l.key NOT IN (l.number::text, p_number::text) AND l.sub = 1 AND p_sub = 1)
+				AND l.key NOT IN (l.number::text, p_number::text) AND (l.sub = 1 AND p_sub = 1 OR l.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$'))
 		RETURNING l.paused_until)
 	SELECT EXISTS (SELECT FROM resumed)
 $$;

@@ -67,7 +67,7 @@ func (u Use) Question(pooled bool) string {
 	if pooled {
 		settings = ""
 	}
-	word := fmt.Sprintf(`SELECT CASE WHEN NOT pg_catalog.has_schema_privilege('pglead', 'USAGE') THEN '%s ' || current_user
+	word := fmt.Sprintf(`SELECT CASE WHEN NOT pg_catalog.has_schema_privilege('pglead', 'USAGE') THEN '%s ' || current_user::text
 	WHEN EXISTS (SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = 'pglead' AND (pg_catalog.pg_has_role(nspowner, 'pg_database_owner', 'MEMBER')
 		OR pg_catalog.current_setting('is_superuser') = 'off' AND pg_catalog.pg_has_role(nspowner, 'MEMBER'))) THEN %s'%s' ELSE '%s' END AS word`,
 		Denied, settings, Granted, Foreign)

@@ -109,17 +109,14 @@ func PausedAmong(locks []Lock) string {
 	}
 	return "SELECT w.i FROM (VALUES " + strings.Join(rows, ", ") + `) AS w (i, number, sub, key) WHERE EXISTS (
 	SELECT FROM pglead.lock AS l WHERE l.paused_until > pg_catalog.clock_timestamp() AND (l.number = w.number AND l.sub = w.sub
-		OR l.key = pg_catalog.left(w.key, 500) AND l.key NOT IN (l.number::text, w.number::text) AND l.sub = 1 AND w.sub = 1))`
+		OR l.key = pg_catalog.left(w.key, 500) AND l.key NOT IN (l.number::text, w.number::text) AND (l.sub = 1 AND w.sub = 1 OR l.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$')))`
 }
 
 // pausedBy is a condition on a row of pglead.lock: its pause is one of this lock, as the ledger's functions
-// have it. Slots have other numbers and the same key; a key that is a number has none.
+// have it. Slots have other numbers and the same key; a key that is a number, or a pair of them, has none.
 func (l Lock) pausedBy() string {
-	rows := fmt.Sprintf("number = %d AND sub = %d", l.Number, l.ObjSubID())
-	if !l.Pair {
-		rows += fmt.Sprintf(" OR %s AND key NOT IN (number::text, '%d') AND sub = 1", keyIs(l.Key), l.Number)
-	}
-	return rows
+	return fmt.Sprintf("number = %d AND sub = %d OR %s AND key NOT IN (number::text, '%d') AND (sub = 1 AND %d = 1 OR key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$')",
+		l.Number, l.ObjSubID(), keyIs(l.Key), l.Number, l.ObjSubID())
 }
 
 // Missing is a query that notes that a lock's command could not be executed.

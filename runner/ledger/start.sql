@@ -133,7 +133,7 @@ BEGIN
 			END IF;
 			SELECT l.paused_until, l.paused_by, l.note INTO p FROM pglead.lock AS l
 				WHERE l.paused_until > clock_timestamp() AND (l.number = p_numbers[i] AND l.sub = p_subs[i]
-					OR l.key = left(p_keys[i], 500) AND l.key NOT IN (l.number::text, p_numbers[i]::text) AND l.sub = 1 AND p_subs[i] = 1) -- a slot: see pause_1
+					OR l.key = left(p_keys[i], 500) AND l.key NOT IN (l.number::text, p_numbers[i]::text) AND (l.sub = 1 AND p_subs[i] = 1 OR l.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$')) -- a slot: see pause_1
 				ORDER BY l.paused_until DESC LIMIT 1;
 			IF FOUND THEN
 				RETURN concat_ws(E'\n', 'paused ' || CASE WHEN p.paused_until = 'infinity' THEN 'infinity' ELSE ceil(extract(epoch FROM p.paused_until))::text END,

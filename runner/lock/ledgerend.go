@@ -104,7 +104,7 @@ var errNoRun = errors.New("the ledger has no such run of this role under way")
 // forgives says whether the server has rejected a query about the end of a run that the ledger has. It warns
 // that the ledger was not told, as is likely. The locks are given back in any case.
 func (h *Held) forgives(err error) bool {
-	if !h.recorded || answeredError(err) == nil {
+	if !h.recorded || h.endNoted || answeredError(err) == nil {
 		return false
 	}
 	h.unnoted(ledger.Rejected(err))

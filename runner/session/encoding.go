@@ -61,24 +61,31 @@ type failure struct {
 // askSpelled sends a request and waits for its answer. The exchange is nil if that has not come. Queries that
 // were rejected for a character are sent again, after the others, which have been carried out. If the
 // queries are one transaction, that was rolled back, and all are sent again.
+//
+// It ends, since a query that was sent with a character spelled has it no more.
 func (s *Session) askSpelled(ctx context.Context, r Request) (*exchange, error) {
 	whole := r.commit || strings.HasPrefix(r.SQL[0], "BEGIN ")
 	ex, err := s.askOnce(ctx, r)
 	for ex != nil && len(ex.failed) > 0 && r.Then == nil && !r.Last {
 		failed := ex.failed[0]
 		char := lacking(err, ex.SQL[failed.query])
-		if char == "" || !s.noteLack(char) {
+		if char == "" {
 			break
 		}
+		s.noteLack(char)
 		if whole {
 			ex, err = s.askOnce(ctx, r)
 			continue
+		}
+		if len(ex.answers) != len(ex.SQL) { // too long an answer was dropped
+			break
 		}
 		again, answered := s.askOnce(ctx, Request{SQL: r.SQL[failed.query : failed.query+1]})
 		if again == nil {
 			return nil, answered
 		}
-		ex.answers[failed.query], ex.failed = again.answers[0], ex.failed[1:]
+		ex.SQL = slices.Clone(ex.SQL)
+		ex.SQL[failed.query], ex.answers[failed.query], ex.failed = again.SQL[0], again.answers[0], ex.failed[1:]
 		if answered != nil {
 			ex.failed = slices.Insert(ex.failed, 0, failure{failed.query, answered})
 		}
@@ -90,15 +97,13 @@ func (s *Session) askSpelled(ctx context.Context, r Request) (*exchange, error) 
 	return ex, err
 }
 
-// noteLack returns false if that was known: then it is no use to send the query again.
-func (s *Session) noteLack(char string) (news bool) {
+// noteLack notes a character that the server lacks.
+func (s *Session) noteLack(char string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if strings.Contains(s.lacks, char) {
-		return false
+	if !strings.Contains(s.lacks, char) {
+		s.lacks += char
 	}
-	s.lacks += char
-	return true
 }
 
 // spell writes the characters that the server is known to lack in a way that it can read.
