@@ -156,17 +156,24 @@ func (e *each) pass(ctx context.Context, items iter.Seq[string]) {
 	workers.Wait()
 }
 
-// workOn works on the items in the queue. With transactions it opens its own session.
-func (e *each) workOn(ctx context.Context, queue <-chan string) error {
-	s := e.shared
-	if s == nil {
-		own, err := e.openSession(ctx)
-		if err != nil {
-			return err
-		}
-		defer own.Close()
-		s = own
+// workingSession is the session of all commands or, with transactions, a new one, which leave closes.
+func (e *each) workingSession(ctx context.Context) (s *session.Session, leave func(), err error) {
+	if e.shared != nil {
+		return e.shared, func() {}, nil
 	}
+	if s, err = e.openSession(ctx); err != nil {
+		return nil, nil, err
+	}
+	return s, s.Close, nil
+}
+
+// workOn works on the items in the queue.
+func (e *each) workOn(ctx context.Context, queue <-chan string) error {
+	s, leave, err := e.workingSession(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	w := &worker{each: e, session: s, queue: queue}
 	return w.work(ctx)
 }

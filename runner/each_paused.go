@@ -20,15 +20,11 @@ func (e *each) resumed(ctx context.Context) (over []string) {
 		return nil
 	}
 	e.cfg.Observer.SayAlive(e.cfg.AttemptMost())
-	s := e.shared
-	if s == nil {
-		own, err := e.openSession(ctx)
-		if err != nil {
-			return items
-		}
-		defer own.Close()
-		s = own
+	s, leave, err := e.workingSession(ctx)
+	if err != nil {
+		return items
 	}
+	defer leave()
 	for some := range slices.Chunk(items, mostAsked) {
 		paused, err := e.arePaused(ctx, s, some)
 		for i, item := range some {

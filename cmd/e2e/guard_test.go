@@ -25,16 +25,28 @@ func guardOf(t *testing.T, pglead int) int {
 	t.Helper()
 	var guard int
 	if !eventually(func() bool {
-		out, err := exec.Command("pgrep", "-P", strconv.Itoa(pglead), "-x", "lease-guard").Output()
-		if err != nil {
-			return false
+		guards := guardsOf(pglead)
+		if len(guards) == 1 {
+			guard = guards[0]
 		}
-		guard, err = strconv.Atoi(strings.TrimSpace(string(out)))
-		return err == nil
+		return guard != 0
 	}) {
 		t.Fatalf("process %d has no guard", pglead)
 	}
 	return guard
+}
+
+// guardsOf are the guards of a pglead.
+func guardsOf(pglead int) []int { return children(pglead, "-x", "lease-guard") }
+
+// children are those of a process that pgrep selects.
+func children(of int, selection ...string) (pids []int) {
+	out, _ := exec.Command("pgrep", append([]string{"-P", strconv.Itoa(of)}, selection...)...).Output()
+	for _, field := range strings.Fields(string(out)) {
+		pid, _ := strconv.Atoi(field)
+		pids = append(pids, pid)
+	}
+	return pids
 }
 
 // dead says that a process is gone, or is a zombie of somebody's.

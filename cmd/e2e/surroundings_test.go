@@ -191,9 +191,7 @@ func TestCancelledStep(t *testing.T) {
 
 // descendants are all processes that a process has started, and they.
 func descendants(pid int) (all []int) {
-	out, _ := exec.Command("pgrep", "-P", strconv.Itoa(pid)).Output()
-	for _, field := range strings.Fields(string(out)) {
-		child, _ := strconv.Atoi(field)
+	for _, child := range children(pid) {
 		all = append(append(all, child), descendants(child)...)
 	}
 	return all

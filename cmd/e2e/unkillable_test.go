@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -146,7 +145,7 @@ exec ` + suid + ` --reuid 0 --regid 0 --clear-groups sh -c 'echo $$; exec sleep 
 			if !eventually(func() bool { return held("brief") && held("long") }) {
 				t.Fatalf("the locks are not held: %s", &said)
 			}
-			guards := guardsOf(t, cmd.Process.Pid)
+			guards := guardsOf(cmd.Process.Pid)
 			if len(guards) != 2 {
 				t.Fatalf("the guards: %v", guards)
 			}
@@ -168,21 +167,4 @@ exec ` + suid + ` --reuid 0 --regid 0 --clear-groups sh -c 'echo $$; exec sleep 
 			}
 		})
 	}
-}
-
-// guardsOf are the guards of a pglead.
-func guardsOf(t *testing.T, pglead int) (guards []int) {
-	t.Helper()
-	out, err := exec.Command("pgrep", "-P", strconv.Itoa(pglead), "-x", "lease-guard").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, field := range strings.Fields(string(out)) {
-		guard, err := strconv.Atoi(field)
-		if err != nil {
-			t.Fatal(err)
-		}
-		guards = append(guards, guard)
-	}
-	return guards
 }

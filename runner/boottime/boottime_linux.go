@@ -25,11 +25,11 @@ type Timer struct{ file *os.File }
 
 // NewTimer returns a timer that isn't set.
 func NewTimer() (Timer, error) {
-	fd, err := unix.TimerfdCreate(unix.CLOCK_BOOTTIME, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
+	a, err := NewAlarm()
 	if err != nil {
-		return Timer{}, fmt.Errorf("timerfd_create: %w", err)
+		return Timer{}, err
 	}
-	return Timer{os.NewFile(uintptr(fd), "timer")}, nil
+	return Timer{os.NewFile(uintptr(a.fd), "timer")}, nil
 }
 
 // Set makes the timer fire when the clock shows at, and no longer at the time that was

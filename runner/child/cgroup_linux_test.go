@@ -40,7 +40,7 @@ func TestSubgroups(t *testing.T) {
 			switch {
 			case len(text) == 0:
 				t.Fatalf("it does not say its group: %v", err)
-			case group == "" && os.Getenv("CI") == "":
+			case group == "":
 				t.Skip("NOT TESTED: groups in a control group, which the command does not have")
 			}
 			for began := time.Now(); unix.Access(group, unix.F_OK) != unix.ENOENT; time.Sleep(time.Millisecond) {

@@ -64,7 +64,6 @@ type failure struct {
 //
 // It ends, since a query that was sent with a character spelled has it no more.
 func (s *Session) askSpelled(ctx context.Context, r Request) (*exchange, error) {
-	whole := r.commit || strings.HasPrefix(r.SQL[0], "BEGIN ")
 	ex, err := s.askOnce(ctx, r)
 	for ex != nil && len(ex.failed) > 0 && r.Then == nil && !r.Last {
 		failed := ex.failed[0]
@@ -73,7 +72,7 @@ func (s *Session) askSpelled(ctx context.Context, r Request) (*exchange, error) 
 			break
 		}
 		s.noteLack(char)
-		if whole {
+		if r.commit || strings.HasPrefix(r.SQL[0], "BEGIN ") {
 			ex, err = s.askOnce(ctx, r)
 			continue
 		}
