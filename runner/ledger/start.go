@@ -98,7 +98,7 @@ func Paused(locks []Lock) string {
 	}
 	return `SELECT CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until)) END,
 	CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until - pg_catalog.clock_timestamp())) END, paused_by, note
-FROM pglead.lock AS l WHERE paused_until > pg_catalog.clock_timestamp() AND (` + strings.Join(rows, " OR ") + ") ORDER BY paused_until DESC LIMIT 1"
+FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + strings.Join(rows, " OR ") + ") ORDER BY paused_until DESC LIMIT 1"
 }
 
 // PausedAmong is a query for those of the locks that are paused. ParsePausedAmong reads its rows.
@@ -108,15 +108,15 @@ func PausedAmong(locks []Lock) string {
 		rows = append(rows, fmt.Sprintf("(%d, bigint '%d', smallint '%d', %s)", i, l.Number, l.ObjSubID(), quoteKey(l.Key)))
 	}
 	return "SELECT w.i FROM (VALUES " + strings.Join(rows, ", ") + `) AS w (i, number, sub, key) WHERE EXISTS (
-	SELECT FROM pglead.lock AS l WHERE l.paused_until > pg_catalog.clock_timestamp() AND (` + pausedBy("w.number", "w.sub", "w.key") + "))"
+	SELECT FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + pausedBy("w.number", "w.sub", "w.key") + "))"
 }
 
-// pausedBy is a condition on a row l of pglead.lock, as the ledger's functions have it: its pause is one of
+// pausedBy is a condition on a row of pglead.lock, as the ledger's functions have it: its pause is one of
 // the lock with this number, sub and key, which are SQL expressions. Slots have other numbers and the same key; a key
 // that is a number, or a pair of them, has none.
 func pausedBy(number, sub, key string) string {
-	return fmt.Sprintf(`l.number = %[1]s AND l.sub = %[2]s
-	OR l.key = pg_catalog.left(%[3]s, %[4]d) AND l.key NOT IN (l.number::text, %[1]s::text) AND (l.sub = 1 AND %[2]s = 1 OR l.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$')`,
+	return fmt.Sprintf(`lock.number = %[1]s AND lock.sub = %[2]s
+	OR lock.key = pg_catalog.left(%[3]s, %[4]d) AND lock.key NOT IN (lock.number::text, %[1]s::text) AND (lock.sub = 1 AND %[2]s = 1 OR lock.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$')`,
 		number, sub, key, mostKey)
 }
 
