@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// itemList is a list that has been read whole, so that nothing that becomes of its file later changes what
-// check has seen.
+// itemList is a list that has been read whole, so that nothing that becomes of its file later
+// changes what check has seen.
 type itemList struct {
 	copy    io.ReadSeeker // of the file
 	name    string
@@ -47,7 +47,8 @@ func (f *eachFlags) list(given []string) (*itemList, error) {
 // mostInMemory is a list of ten thousand items or more.
 const mostInMemory = 256 << 10
 
-// keep copies a file from where its descriptor is: to memory or, if it is long, to a file without a name.
+// keep copies a file from where its descriptor is: to memory or, if it is long, to a file without a
+// name.
 func (l *itemList) keep(from io.Reader) error {
 	var head bytes.Buffer
 	switch _, err := io.CopyN(&head, from, mostInMemory); {

@@ -1,7 +1,8 @@
 // Package cmd is pglead's command line. Each command is in the file of its name (resume is in
 // pause.go). options.go and remember.go have the flags of the commands that run a command,
-// keyoptions.go and serveroptions.go those that others have, too. flags.go reads flags, exit.go has the exit status for each end. ui.go decides what goes to
-// standard error; log.go, statusline.go and outlet.go write it.
+// keyoptions.go and serveroptions.go those that others have, too. flags.go reads flags, exit.go has
+// the exit status for each end. ui.go decides what goes to standard error; log.go, statusline.go
+// and outlet.go write it.
 package cmd
 
 import (

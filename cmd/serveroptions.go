@@ -34,8 +34,9 @@ func (s *serverOptions) checkTimeout() error {
 	return nil
 }
 
-// database is the database that the flags or the environment name. The connection string may
-// set the time for an attempt to connect; the flag overrides that. pass says that the command gets it, too.
+// database is the database that the flags or the environment name. The connection string may set
+// the time for an attempt to connect; the flag overrides that. pass says that the command gets it,
+// too.
 func (s *serverOptions) database(u *ui, cmd *cobra.Command, pass bool) (database, error) {
 	warnOfVariables(u, cmd)
 	flags := cmd.Flags()

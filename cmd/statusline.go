@@ -57,8 +57,8 @@ func (u *ui) clearStatus() {
 // clearMost is how long clearedStatus waits for a terminal that may be stopped.
 const clearMost = 100 * time.Millisecond
 
-// clearedStatus removes the status line, and waits until it is gone: the command may be about to write to
-// the same terminal.
+// clearedStatus removes the status line, and waits until it is gone: the command may be about to
+// write to the same terminal.
 func (u *ui) clearedStatus() {
 	u.clearStatus()
 	if u.out != nil {

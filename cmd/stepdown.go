@@ -152,9 +152,9 @@ func (h *handover) ask(ctx context.Context) (patience time.Duration, err error) 
 
 const (
 	askMargin = 2 * time.Second // for a late heartbeat
-	// askMost limits how long a request lasts because of what holders show, who may show anything. A
-	// holder with a lease of more than 20 s that is in its lock-delay may not have looked by then: for
-	// that the user sets the time, with --wait.
+	// askMost limits how long a request lasts because of what holders show, who may show anything.
+	// A holder with a lease of more than 20 s that is in its lock-delay may not have looked by
+	// then: for that the user sets the time, with --wait.
 	askMost = 20 * time.Second
 )
 

@@ -17,8 +17,8 @@ import (
 
 // EachConfig is a list of tasks, each with its own lock.
 type EachConfig struct {
-	// Config is what the tasks have in common, without its Hooks, Splay and MinHold. Each task has its own
-	// Claim, and its own Command except for the program.
+	// Config is what the tasks have in common, without its Hooks, Splay and MinHold. Each task has
+	// its own Claim, and its own Command except for the program.
 	Config
 
 	Items    iter.Seq[string]
@@ -156,7 +156,8 @@ func (e *each) pass(ctx context.Context, items iter.Seq[string]) {
 	workers.Wait()
 }
 
-// workingSession is the session of all commands or, with transactions, a new one, which leave closes.
+// workingSession is the session of all commands or, with transactions, a new one, which leave
+// closes.
 func (e *each) workingSession(ctx context.Context) (s *session.Session, leave func(), err error) {
 	if e.shared != nil {
 		return e.shared, func() {}, nil

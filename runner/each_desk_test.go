@@ -11,8 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestTurnOverAfterTheEnd: a worker whose list has ended learns whether its session got the lock that it was
-// trying for. Others on the list may use the session for hours, and with it the lock.
+// TestTurnOverAfterTheEnd: a worker whose list has ended learns whether its session got the lock
+// that it was trying for. Others on the list may use the session for hours, and with it the lock.
 func TestTurnOverAfterTheEnd(t *testing.T) {
 	server := testserver.Start(t, nil)
 	locking := lockingOn(t, server)

@@ -60,8 +60,8 @@ func (js *jobs) leave(j *job) {
 	}
 }
 
-// heedAfter is how long a command runs before it heeds requests to step down, and shows its key. A brief
-// command is over sooner, and so costs the server nothing.
+// heedAfter is how long a command runs before it heeds requests to step down, and shows its key. A
+// brief command is over sooner, and so costs the server nothing.
 const heedAfter = crowd.FirstBeat
 
 // heed makes a job's session look for requests that the job step down, until the job leaves.

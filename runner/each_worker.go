@@ -226,8 +226,8 @@ func (w *worker) run(j *job) *run {
 	return r
 }
 
-// logEnd logs that an item's command failed, or was killed because its lock was lost: the list ends with one
-// command's error, but others may have been killed, too.
+// logEnd logs that an item's command failed, or was killed because its lock was lost: the list ends
+// with one command's error, but others may have been killed, too.
 func (j *job) logEnd(outcome Outcome, err error) {
 	lost := (*LockLostError)(nil)
 	switch {

@@ -216,8 +216,8 @@ func (s *scene) check(t *testing.T, want string) {
 // errCut is the cause of a loss.
 var errCut = errors.New("the server does not answer")
 
-// lockingOn is how to wait for lock 1 of a server that a test has started. The lock-delay is longer than
-// any test.
+// lockingOn is how to wait for lock 1 of a server that a test has started. The lock-delay is longer
+// than any test.
 func lockingOn(t *testing.T, server *localpg.Server) Locking {
 	t.Helper()
 	database, err := session.ParseDSN(server.DSN("postgres"), "--dsn")

@@ -38,8 +38,8 @@ func (h Hooks) of(event hookEvent) (command string) {
 // systemd allows 90 s for a whole stop.
 const hookMost = 10 * time.Second
 
-// hook starts the event's hook, if there is one. It has the command's environment, with the event in PGLEAD_EVENT
-// and the reason for a loss in PGLEAD_REASON. Its output goes to standard error.
+// hook starts the event's hook, if there is one. It has the command's environment, with the event
+// in PGLEAD_EVENT and the reason for a loss in PGLEAD_REASON. Its output goes to standard error.
 func (r *run) hook(event hookEvent, reason error) {
 	command := r.cfg.Hooks.of(event)
 	if command == "" {
@@ -63,7 +63,8 @@ func (r *run) hook(event hookEvent, reason error) {
 	})
 }
 
-// runHook runs a hook to its end, under its own guard, which kills it at hookMost. It warns of what the guard says meanwhile.
+// runHook runs a hook to its end, under its own guard, which kills it at hookMost. It warns of what
+// the guard says meanwhile.
 func (n *node) runHook(env []string, command string, warn func(what string)) error {
 	shell, err := child.Lookup("sh")
 	if err != nil {

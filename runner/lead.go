@@ -85,7 +85,8 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	}
 }
 
-// mayHaveRun says whether the command ran, or may have run, before an error other than the loss of the lock.
+// mayHaveRun says whether the command ran, or may have run, before an error other than the loss of
+// the lock.
 func mayHaveRun(err error) bool {
 	return errors.As(err, new(*GuardDiedError)) || child.MayHaveStarted(err)
 }

@@ -103,8 +103,9 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 	return nil
 }
 
-// runCommand runs the command under the lock, and returns when all that it started is dead. The caller
-// gives the lock back or, if it was lost, tells others that no command runs under it any more.
+// runCommand runs the command under the lock, and returns when all that it started is dead. The
+// caller gives the lock back or, if it was lost, tells others that no command runs under it any
+// more.
 func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	r.cfg.Log = r.cfg.Log.With("token", r.held.Token)
 	r.cfg.Log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)...)
@@ -218,8 +219,8 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 	r.hook(hookReleased, nil)
 }
 
-// tellEndLate is for a session that was lost after the command's end or before its start. It notes the
-// end in the ledger, and tells the waiters, unless a signal asks this process to end.
+// tellEndLate is for a session that was lost after the command's end or before its start. It notes
+// the end in the ledger, and tells the waiters, unless a signal asks this process to end.
 func (r *run) tellEndLate() { r.untilSignal(r.held.TellEndLate) }
 
 // announceDeath tells the waiters for the lost lock that the command is dead, unless a
@@ -229,8 +230,8 @@ func (r *run) announceDeath() {
 	r.untilSignal(func(ctx context.Context) { lock.AnnounceDeaths(ctx, r.held) })
 }
 
-// untilSignal calls what with a context that ends when a signal asks this process to end. what may take
-// as long as the lock-delay.
+// untilSignal calls what with a context that ends when a signal asks this process to end. what may
+// take as long as the lock-delay.
 func (r *run) untilSignal(what func(context.Context)) {
 	r.cfg.Observer.SayAlive(r.cfg.LockDelay + r.cfg.AttemptMost())
 	ctx, listener := interruptible(r.signals)
@@ -239,7 +240,8 @@ func (r *run) untilSignal(what func(context.Context)) {
 	r.noteSignal(ctx)
 }
 
-// noteSignal notes that a signal has ended ctx: its listener has taken it, so nobody else hears of it.
+// noteSignal notes that a signal has ended ctx: its listener has taken it, so nobody else hears of
+// it.
 func (r *run) noteSignal(ctx context.Context) {
 	if ctx.Err() != nil {
 		r.askedLate |= BySignal

@@ -321,8 +321,8 @@ func TestLossAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestSignalAtTheEnd has a signal wait to be taken when the command ends: the command may have got it, too,
-// and may have left its work undone, so it counts whatever is seen first.
+// TestSignalAtTheEnd has a signal wait to be taken when the command ends: the command may have got
+// it, too, and may have left its work undone, so it counts whatever is seen first.
 func TestSignalAtTheEnd(t *testing.T) {
 	for range 1000 {
 		synctest.Test(t, func(t *testing.T) {

@@ -177,8 +177,8 @@ func (s *supervision) signalled(sig unix.Signal) {
 	s.limit(s.cfg.KillAfterSignal)
 }
 
-// takeSignals notes the signals that have come by the end of the command, which may have got them, too,
-// and ended for that with exit status 0: such a run is no success for --once-per.
+// takeSignals notes the signals that have come by the end of the command, which may have got them,
+// too, and ended for that with exit status 0: such a run is no success for --once-per.
 func (s *supervision) takeSignals() {
 	for {
 		select {
@@ -202,8 +202,8 @@ func (s *supervision) takeEvents() {
 	}
 }
 
-// limit starts the clock of --kill-after. One that runs already runs on: whoever asked first, such as
-// systemd, counts on its end.
+// limit starts the clock of --kill-after. One that runs already runs on: whoever asked first, such
+// as systemd, counts on its end.
 func (s *supervision) limit(d time.Duration) {
 	if s.killAfter == nil {
 		s.killAfter = after(d)
@@ -221,7 +221,8 @@ func (s *supervision) askToEnd(by Asked) {
 // stepDownRequest says who asks, and which host should have the lock next.
 type stepDownRequest struct{ by, to string }
 
-// findAsker finds out who asks. It sends that to asker later, since the server may be slow or silent.
+// findAsker finds out who asks. It sends that to asker later, since the server may be slow or
+// silent.
 func (s *supervision) findAsker() {
 	found := make(chan stepDownRequest, 1)
 	s.requests, s.asker = nil, found
@@ -346,9 +347,9 @@ func (s *supervision) whatWasDone(result child.Result) string {
 	return killed
 }
 
-// holdOut keeps the lock, after the command has ended, for the rest of --min-hold, or until somebody
-// asks for it or a signal asks this process to end. It returns what has asked. A request that has come by
-// the command's end still decides who is to have the lock next.
+// holdOut keeps the lock, after the command has ended, for the rest of --min-hold, or until
+// somebody asks for it or a signal asks this process to end. It returns what has asked. A request
+// that has come by the command's end still decides who is to have the lock next.
 func (s *supervision) holdOut() (asked Asked) {
 	select {
 	case <-s.requests:

@@ -33,8 +33,8 @@ func (h atEvent) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// TestLostBeforeStart: the session of a run ends after its start was announced, and before its command
-// starts. The next in line need not wait until such a command would be dead.
+// TestLostBeforeStart: the session of a run ends after its start was announced, and before its
+// command starts. The next in line need not wait until such a command would be dead.
 func TestLostBeforeStart(t *testing.T) {
 	server := testserver.Start(t, nil)
 	locking := lockingOn(t, server)

@@ -199,7 +199,8 @@ func TestAllOrNothing(t *testing.T) {
 	}
 }
 
-// TestLongestLease: TCP and the server take the longest lease that there may be, with the longest other times.
+// TestLongestLease: TCP and the server take the longest lease that there may be, with the longest
+// other times.
 func TestLongestLease(t *testing.T) {
 	t.Parallel() // it has a server of its own
 	dsn := openServer(t)

@@ -104,8 +104,8 @@ func TestEachFreesAll(t *testing.T) {
 	}
 }
 
-// TestEachReturns: a worker comes back to the items that failed elsewhere before it got to them. Nobody
-// has had their locks in between, so it starts at once.
+// TestEachReturns: a worker comes back to the items that failed elsewhere before it got to them.
+// Nobody has had their locks in between, so it starts at once.
 func TestEachReturns(t *testing.T) {
 	dir := t.TempDir()
 	start := func(name, first string, wait string) (say *bytes.Buffer, done func()) {
@@ -147,8 +147,8 @@ func TestEachReturns(t *testing.T) {
 	}
 }
 
-// TestEachPaused: whoever comes back to paused items asks whether their pauses are over, and draws no
-// tokens meanwhile. Each item's pause ends by itself.
+// TestEachPaused: whoever comes back to paused items asks whether their pauses are over, and draws
+// no tokens meanwhile. Each item's pause ends by itself.
 func TestEachPaused(t *testing.T) {
 	t.Parallel() // it has a server of its own
 	const items = 20

@@ -198,11 +198,11 @@ func TestEvents(t *testing.T) {
 		}
 	})
 	t.Run("nothing is made up", func(t *testing.T) {
-		// The first takes processes of another user, the second a socket unit, the
-		// third hundreds of messages, the fourth an outage (testdata/script/away.txtar),
-		// the next two a network that is cut (runner/lock's tests of silence, and the
-		// torture), the next three a ledger (testdata/script/ledger.txtar), then a
-		// guard that dies idle (TestEachGuardDies), and a pooler (testdata/script/transaction.txtar).
+		// The first takes processes of another user, the second a socket unit, the third hundreds
+		// of messages, the fourth an outage (testdata/script/away.txtar), the next two a network
+		// that is cut (runner/lock's tests of silence, and the torture), the next three a ledger
+		// (testdata/script/ledger.txtar), then a guard that dies idle (TestEachGuardDies), and a
+		// pooler (testdata/script/transaction.txtar).
 		unseen := []string{"unkillable", "environment", "dropped", "back", "silent", "unheard", "done", "paused", "ledger", "guard", "repeats"}
 		for name := range documented {
 			if !seen[name] && !slices.Contains(unseen, name) {

@@ -137,9 +137,9 @@ func TestStoppedGuardHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// TestStoppedGuardWakes: the command that is stopped together with its guard, or stops it, and whose pglead
-// is killed does not live on, and the lock is given back. A guard that its command has stopped
-// sees the command's end all the same.
+// TestStoppedGuardWakes: the command that is stopped together with its guard, or stops it, and
+// whose pglead is killed does not live on, and the lock is given back. A guard that its command has
+// stopped sees the command's end all the same.
 func TestStoppedGuardWakes(t *testing.T) {
 	for name, stop := range map[string]string{"guard": "kill -STOP $PPID; ", "guard and command": "kill -STOP $PPID $$; "} {
 		t.Run("pglead is killed, "+name+" stopped", func(t *testing.T) {

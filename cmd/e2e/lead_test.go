@@ -139,8 +139,8 @@ func TestLeadBeforeTheDatabase(t *testing.T) {
 	leads(2)
 }
 
-// TestLeadEndsAfterLoss: a signal that comes while a leader tries to tell others of its lost command ends the
-// candidacy. It is then that people stop a node.
+// TestLeadEndsAfterLoss: a signal that comes while a leader tries to tell others of its lost
+// command ends the candidacy. It is then that people stop a node.
 func TestLeadEndsAfterLoss(t *testing.T) {
 	t.Parallel() // it has a server of its own
 	server := throwaway(t, nil)

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestProcessLimit: a command that uses up what its user may have of processes takes neither the guard with
-// it nor, if the guard is killed then, pglead: Go's runtime ends a process that gets no thread. All that the
-// command has started is dead when pglead ends.
+// TestProcessLimit: a command that uses up what its user may have of processes takes neither the
+// guard with it nor, if the guard is killed then, pglead: Go's runtime ends a process that gets no
+// thread. All that the command has started is dead when pglead ends.
 func TestProcessLimit(t *testing.T) {
 	requireRoot(t, "a user without other processes")
 	const (

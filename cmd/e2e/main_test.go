@@ -28,8 +28,9 @@ import (
 	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
-// index says where to look for a test, by the beginnings of the files' names. These tests know pglead from
-// the outside only. They run in the repository's root. The scripts are in testdata/script.
+// index says where to look for a test, by the beginnings of the files' names. These tests know
+// pglead from the outside only. They run in the repository's root. The scripts are in
+// testdata/script.
 const index = `
 scripts                                           what each command says, and its exit status
 acquire, queue, handover                          the lock: first tries, the line, who has it next

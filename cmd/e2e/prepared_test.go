@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestPreparedHolder: a transaction that somebody has prepared, and forgotten, keeps a lock without a
-// session. Every command says so, and what ends it.
+// TestPreparedHolder: a transaction that somebody has prepared, and forgotten, keeps a lock without
+// a session. Every command says so, and what ends it.
 func TestPreparedHolder(t *testing.T) {
 	t.Parallel() // it has a server of its own
 	server := throwaway(t, map[string]string{"max_prepared_transactions": "1"})

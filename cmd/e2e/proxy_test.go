@@ -83,8 +83,9 @@ func TestIdleProxy(t *testing.T) {
 		idle, lease time.Duration
 		alive       bool
 	}{
-		// Which doctor finds: see below. It lasts from the proxy's time to the holder's share of the
-		// lease: seven seconds, of which a busy machine may take most for the look at the locks.
+		// Which doctor finds: see below. It lasts from the proxy's time to the holder's share of
+		// the lease: seven seconds, of which a busy machine may take most for the look at the
+		// locks.
 		{5 * time.Second, 20 * time.Second, true},
 		{6 * time.Second, 6 * time.Second, false},
 	} {

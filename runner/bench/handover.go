@@ -224,7 +224,8 @@ type contest struct {
 	said, stamped  *os.File // written by the holder's command, and by the waiter's
 }
 
-// firstBeat is longer than the time to a holder's first heartbeat, with which it prepares for its end.
+// firstBeat is longer than the time to a holder's first heartbeat, with which it prepares for its
+// end.
 const firstBeat = 600 * time.Millisecond
 
 func (b *bench) contend(p *pair) (c *contest, err error) {

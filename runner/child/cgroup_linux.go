@@ -92,7 +92,8 @@ func killCgroup(group string) {
 // subgroupsMost is how many groups that the command has made are removed with its own.
 const subgroupsMost = 1000
 
-// removeCgroup removes a group in which nothing is alive, and those that the command has made in it.
+// removeCgroup removes a group in which nothing is alive, and those that the command has made in
+// it.
 func removeCgroup(group string) {
 	if group != "" {
 		most := subgroupsMost

@@ -11,8 +11,8 @@ func UnusedPID(g *Guard) int { return g.pid }
 // HangUp is what the guard sees of this process's death.
 func HangUp(c *Child) { c.guard.hangUp() }
 
-// Below are the living descendants of a process, among processes that are given by number and parent, except
-// those in skip and what is below them.
+// Below are the living descendants of a process, among processes that are given by number and
+// parent, except those in skip and what is below them.
 func Below(root int, parents map[int]int, skip ...int) (pids []int) {
 	var all []process
 	for pid, parent := range parents {

@@ -143,8 +143,9 @@ func (g *Guard) sendRest() {
 	}
 }
 
-// renew puts a new deadline into the pipe, and says whether it did. It also wakes the guard if that is stopped, as by its
-// own command: it would not see the command's end. To one that isn't stopped SIGCONT does nothing.
+// renew puts a new deadline into the pipe, and says whether it did. It also wakes the guard if that
+// is stopped, as by its own command: it would not see the command's end. To one that isn't stopped
+// SIGCONT does nothing.
 func (g *Guard) renew(deadline boottime.Instant) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -76,8 +76,8 @@ type guardProcess struct {
 	commandTree
 }
 
-// commandTree is what a guard knows of one command and all that it started. It is made anew for each
-// command, so nothing of the previous one is left.
+// commandTree is what a guard knows of one command and all that it started. It is made anew for
+// each command, so nothing of the previous one is left.
 type commandTree struct {
 	req    startRequest
 	report doneReport
@@ -87,7 +87,8 @@ type commandTree struct {
 	stage     stage
 	stageEnds time.Time // or zero
 
-	// The process whose death the guard waits for: the command, and then one of its own children (watched).
+	// The process whose death the guard waits for: the command, and then one of its own children
+	// (watched).
 	pidfd   int // or -1
 	pidfdOf int
 
@@ -165,14 +166,15 @@ func (g *guardProcess) watch() (again bool) {
 	return err == nil && g.report.Ready != 0
 }
 
-// signalLost is how long the guard may wait where it could have missed a signal. Then a command that was
-// stopped, or an orphan that is dead, is noticed late.
+// signalLost is how long the guard may wait where it could have missed a signal. Then a command
+// that was stopped, or an orphan that is dead, is noticed late.
 const signalLost = 10 * time.Second
 
 // await waits for whatever comes first, and deals with it. SIGCHLD interrupts the wait, too.
 //
-// It waits on this thread for everything, without goroutines. For each that waited in the kernel Go's runtime
-// would need a thread, and if the command has used up what its user may have of them, the runtime ends the process.
+// It waits on this thread for everything, without goroutines. For each that waited in the kernel
+// Go's runtime would need a thread, and if the command has used up what its user may have of them,
+// the runtime ends the process.
 func (g *guardProcess) await() {
 	alarm, most := g.alarm.Poll()
 	fds := []unix.PollFd{ // poll(2) skips what is below 0

@@ -160,7 +160,8 @@ func (g *guardProcess) reap() bool {
 	}
 }
 
-// isCommand says whether a child is the command. Once that is reaped, another process may get its number.
+// isCommand says whether a child is the command. Once that is reaped, another process may get its
+// number.
 func (g *guardProcess) isCommand(pid int) bool { return pid == g.pid && g.stage == commandAlive }
 
 // endStage deals with processes that outlive the command. It asks the kernel whether there
@@ -203,11 +204,12 @@ func (g *guardProcess) leaveSocket() {
 			g.sendRelease()
 		}
 	case g.report.Ending == SocketClosed:
-		// pglead may be stopped, and its own descriptor would keep the connection alive without need.
+		// pglead may be stopped, and its own descriptor would keep the connection alive without
+		// need.
 		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
-	// If pglead is gone, the connection ends with the last guard that shares it: those of a list may
-	// still be killing.
+	// If pglead is gone, the connection ends with the last guard that shares it: those of a list
+	// may still be killing.
 }
 
 // linger ends the connection of a pglead that may be stopped, unless the server or

@@ -85,9 +85,10 @@ func closed(socket int) bool {
 	return err == nil && n > 0 // a -1 is skipped
 }
 
-// watched is a descriptor that is readable when the process is dead that the guard waits for: the command or,
-// after that, one of its own children, since a SIGCHLD just before poll(2) interrupts nothing. It is -1 without pidfds
-// (Linux 5.2), and if that process is dead but can't be reaped, as when it is traced.
+// watched is a descriptor that is readable when the process is dead that the guard waits for: the
+// command or, after that, one of its own children, since a SIGCHLD just before poll(2) interrupts
+// nothing. It is -1 without pidfds (Linux 5.2), and if that process is dead but can't be reaped, as
+// when it is traced.
 func (g *guardProcess) watched() (pidfd int) {
 	if g.pidfd >= 0 || g.stage == commandAlive || g.phase == killing {
 		return g.pidfd

@@ -148,8 +148,8 @@ func (b blocking) Write(p []byte) (written int, err error) {
 	return written, err
 }
 
-// impatient writes to a socket. Where blocking would wait, it fails with EAGAIN. (Go's write deadlines
-// would not do: on a busy machine a deadline may pass before the write begins.)
+// impatient writes to a socket. Where blocking would wait, it fails with EAGAIN. (Go's write
+// deadlines would not do: on a busy machine a deadline may pass before the write begins.)
 type impatient struct{ fd int }
 
 func (i impatient) Write(p []byte) (int, error) {

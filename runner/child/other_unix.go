@@ -16,8 +16,9 @@ import (
 // checkProc has nothing to check: these systems list processes without /proc.
 func checkProc() error { return nil }
 
-// children lists all descendants, not only the direct ones, except those in skip and what is below them: here
-// orphans may become init's children, so a process that is not killed together with its parent is lost.
+// children lists all descendants, not only the direct ones, except those in skip and what is below
+// them: here orphans may become init's children, so a process that is not killed together with its
+// parent is lost.
 func children(skip []int) []int {
 	var pids []int
 	for _, p := range descendants(skip) {

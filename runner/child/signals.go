@@ -48,13 +48,13 @@ func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 }
 
 // AsksToEnd says whether a signal asks a command to end, and this process with it. HUP and QUIT may
-// just as well be for a daemon that is to reload its configuration, or for a virtual machine that is to
-// list its threads: whether they were for the end shows when the command dies of them. Other signals
-// mean what the command says that they mean.
+// just as well be for a daemon that is to reload its configuration, or for a virtual machine that
+// is to list its threads: whether they were for the end shows when the command dies of them. Other
+// signals mean what the command says that they mean.
 func AsksToEnd(sig unix.Signal) bool { return sig == unix.SIGTERM || sig == unix.SIGINT }
 
-// Interrupts says whether a signal ends this process while no command runs, which could mean anything
-// by it.
+// Interrupts says whether a signal ends this process while no command runs, which could mean
+// anything by it.
 func Interrupts(sig unix.Signal) bool {
 	switch sig {
 	case unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGCONT:

@@ -180,6 +180,6 @@ func commandAttributes(pidfd *int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, PidFD: pidfd}
 }
 
-// guardAttributes make the kernel wake a guard that is stopped when this process dies, or only the thread that
-// started the guard: a SIGCONT does nothing to one that isn't.
+// guardAttributes make the kernel wake a guard that is stopped when this process dies, or only the
+// thread that started the guard: a SIGCONT does nothing to one that isn't.
 func guardAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: unix.SIGCONT} }

@@ -27,8 +27,8 @@ type Description struct {
 	Command string // its name, without arguments
 	Note    string // by the user
 	Lease   time.Duration
-	// LostGrace is the time between SIGTERM and SIGKILL after a loss. Whatever it is, the kill comes
-	// before the lease is over (leasetime.MostGrace).
+	// LostGrace is the time between SIGTERM and SIGKILL after a loss. Whatever it is, the kill
+	// comes before the lease is over (leasetime.MostGrace).
 	LostGrace time.Duration
 	// Transaction says that a transaction holds the lock: the session hears nothing.
 	Transaction bool

@@ -76,8 +76,8 @@ func (v View) MarshalJSON() ([]byte, error) {
 	})
 }
 
-// SameTenure says whether two views may be of one holding of a lock. A pooler may give the backend of
-// one holder to the next.
+// SameTenure says whether two views may be of one holding of a lock. A pooler may give the backend
+// of one holder to the next.
 func (v View) SameTenure(other View) bool {
 	sameRun := v.PID == other.PID && v.Host == other.Host && (v.Token == other.Token || v.Token == 0 || other.Token == 0)
 	return v.Backend == other.Backend && (sameRun || !v.Described || !other.Described)
@@ -122,7 +122,8 @@ func (v View) applied() []string {
 	return nil
 }
 
-// list is the key of a session that works on a list, as it was given, and whether the session is one.
+// list is the key of a session that works on a list, as it was given, and whether the session is
+// one.
 func (v View) list() (key string, of bool) {
 	key = strings.Join(v.applied(), "")
 	return key, strings.Contains(key, describe.Placeholder)

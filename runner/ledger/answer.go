@@ -152,8 +152,8 @@ func parseLost(line string, locks int) (e OpenRun, ok bool) {
 	return e, n[0] >= 1 && n[0] <= int64(locks)
 }
 
-// ParsePaused reads the rows of Paused. It returns nil if nothing is paused. left is the time to the
-// pause's end by the server's clock, rounded up to a second, at most a day.
+// ParsePaused reads the rows of Paused. It returns nil if nothing is paused. left is the time to
+// the pause's end by the server's clock, rounded up to a second, at most a day.
 func ParsePaused(rows session.Rows) (paused *PausedError, left time.Duration, err error) {
 	if len(rows) == 0 {
 		return nil, 0, nil
@@ -173,7 +173,8 @@ func ParsePaused(rows session.Rows) (paused *PausedError, left time.Duration, er
 	return paused, left, nil
 }
 
-// ParsePausedAmong reads the rows of PausedAmong, which asked for so many locks: whether each is paused.
+// ParsePausedAmong reads the rows of PausedAmong, which asked for so many locks: whether each is
+// paused.
 func ParsePausedAmong(rows session.Rows, locks int) (paused []bool, err error) {
 	paused = make([]bool, locks)
 	for _, row := range rows {

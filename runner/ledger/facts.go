@@ -95,8 +95,8 @@ func FactsMatching(ctx context.Context, ask Ask, patterns []string, most int) (F
 	return readFacts(ctx, ask, "key IS NOT NULL AND "+like(patterns), most)
 }
 
-// PausedMatching are the facts of the locks whose key matches a pattern, and that have a pause, which may be
-// over.
+// PausedMatching are the facts of the locks whose key matches a pattern, and that have a pause,
+// which may be over.
 func PausedMatching(ctx context.Context, ask Ask, pattern string, most int) (Facts, error) {
 	return readFacts(ctx, ask, "key IS NOT NULL AND paused_until IS NOT NULL AND "+like([]string{pattern}), most)
 }

@@ -321,7 +321,8 @@ SELECT 100, 1, n, n, now() - interval '9 days', now() - interval '9 days' FROM g
 	owner := connect(t, server, "boss")
 	run(t, owner, "BEGIN")
 	run(t, owner, "DELETE FROM pglead.run WHERE number = 9 AND outcome = 'failed'")
-	// Each of the rest: 6006 locks, the readers' 51, and the runs older than 40 hours but those that are locked.
+	// Each of the rest: 6006 locks, the readers' 51, and the runs older than 40 hours but those
+	// that are locked.
 	runs := query(t, server, "SELECT count(*) FROM pglead.run WHERE ended < now() - interval '40 hours' AND NOT (number = 9 AND outcome = 'failed')")
 	var old int
 	if _, err := fmt.Sscan(runs, &old); err != nil {

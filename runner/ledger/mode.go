@@ -47,9 +47,9 @@ const (
 	Granted Access = "granted"
 )
 
-// Question is an SQL expression for session.Config.LedgerQuestion: whether there is a
-// ledger, and whether the role has USAGE. Its value is an Access, in XML, and who lacks it. The expression
-// is empty if the run wants no ledger.
+// Question is an SQL expression for session.Config.LedgerQuestion: whether there is a ledger, and
+// whether the role has USAGE. Its value is an Access, in XML, and who lacks it. The expression is
+// empty if the run wants no ledger.
 //
 // Functions in the schema run with this role's rights. So the schema has to belong to a
 // superuser, to the database's owner (pg_database_owner), or to this role. Any other
@@ -83,7 +83,8 @@ func AccessBy(answer string) Access {
 	return access
 }
 
-// DeniedTo is the role that lacks the grant, by an answer to Question: that of SET ROLE, if there is one.
+// DeniedTo is the role that lacks the grant, by an answer to Question: that of SET ROLE, if there
+// is one.
 func DeniedTo(answer string) string {
 	_, role := readAnswer(answer)
 	return role

@@ -10,7 +10,8 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// TestPausedAmong: each of many locks is paused by its number or, also under another number, by its key.
+// TestPausedAmong: each of many locks is paused by its number or, also under another number, by its
+// key.
 func TestPausedAmong(t *testing.T) {
 	server := remembering(t, nil)
 	a := connect(t, server, "cron")

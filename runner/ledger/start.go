@@ -45,7 +45,8 @@ func (r Run) StartSQL(l Lock, token, system string) string {
 		l.Number, l.ObjSubID(), quoteKey(l.Key), token, system, r.words(), r.ticks())
 }
 
-// StartWithProofSQL is an SQL expression that starts a run, or tells what is in its way. ParseAnswer reads its value.
+// StartWithProofSQL is an SQL expression that starts a run, or tells what is in its way.
+// ParseAnswer reads its value.
 func (r Run) StartWithProofSQL(locks []Lock, shared bool, token int64, system string, p Proof) string {
 	var numbers, subs, keys, closes, heard []string
 	for i, l := range locks {
@@ -111,9 +112,9 @@ func PausedAmong(locks []Lock) string {
 	SELECT FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + pausedBy("w.number", "w.sub", "w.key") + "))"
 }
 
-// pausedBy is a condition on a row of pglead.lock, as the ledger's functions have it: its pause is one of
-// the lock with this number, sub and key, which are SQL expressions. Slots have other numbers and the same key; a key
-// that is a number, or a pair of them, has none.
+// pausedBy is a condition on a row of pglead.lock, as the ledger's functions have it: its pause is
+// one of the lock with this number, sub and key, which are SQL expressions. Slots have other
+// numbers and the same key; a key that is a number, or a pair of them, has none.
 func pausedBy(number, sub, key string) string {
 	return fmt.Sprintf(`lock.number = %[1]s AND lock.sub = %[2]s
 	OR lock.key = pg_catalog.left(%[3]s, %[4]d) AND lock.key NOT IN (lock.number::text, %[1]s::text) AND (lock.sub = 1 AND %[2]s = 1 OR lock.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$')`,
@@ -195,8 +196,8 @@ const (
 func quoteKey(key string) string   { return quoteMost(key, mostKey) }
 func quoteWord(text string) string { return quoteMost(text, mostWord) }
 
-// quoteMost is quote for a text of which the ledger keeps so many characters. With SQL_ASCII the server
-// counts bytes, and would cut within a character, so that there the text is cut before.
+// quoteMost is quote for a text of which the ledger keeps so many characters. With SQL_ASCII the
+// server counts bytes, and would cut within a character, so that there the text is cut before.
 func quoteMost(text string, most int) string {
 	text = strings.ToValidUTF8(text, "?")
 	if len(text) <= most {

@@ -63,8 +63,8 @@ func (c Claim) audienceQuery(locks []advisory.Lock) string {
 		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, advisory.InLinesOf(lines...), advisory.Among(ids))
 }
 
-// audience are the locks in whose lines those stand who want to hear of these locks, and the locks for
-// which older versions wait in the server's own queue.
+// audience are the locks in whose lines those stand who want to hear of these locks, and the locks
+// for which older versions wait in the server's own queue.
 func (c Claim) audience(locks []advisory.Lock) (lines, queues []lockkey.ID) {
 	queues = idsOf(locks)
 	if c.takesAny() {

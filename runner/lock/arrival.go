@@ -47,8 +47,8 @@ func (g *grant) awaitArrivalsQuery() (query []string) {
 	return selectQuery(columns)
 }
 
-// waitedInVain says whether an error is that of awaitArrivalsQuery: it took too long, or the server has no
-// memory for one more lock.
+// waitedInVain says whether an error is that of awaitArrivalsQuery: it took too long, or the server
+// has no memory for one more lock.
 func (g *grant) waitedInVain(err error) bool {
 	const lockNotAvailable, outOfMemory = "55P03", "53200"
 	e := answeredError(err)

@@ -35,8 +35,8 @@ func arriving(t *testing.T, server *localpg.Server, claim lock.Claim) (waiter *c
 	return waiter, goOn
 }
 
-// patientRelay is the DSN of a relay through which a holder waits for those who arrive for very long.
-// awaits is closed when it begins to.
+// patientRelay is the DSN of a relay through which a holder waits for those who arrive for very
+// long. awaits is closed when it begins to.
 func patientRelay(t *testing.T, server *localpg.Server) (dsn string, awaits <-chan struct{}) {
 	t.Helper()
 	const patience = "'200ms'"
@@ -63,8 +63,8 @@ func releaseAwaiting(t *testing.T, h *lock.Held, awaits <-chan struct{}) (releas
 	return end
 }
 
-// TestArrival: a holder is done before a waiter that it has refused listens. It keeps the lock until
-// then, and the waiter starts at once. Here it would wait for very long.
+// TestArrival: a holder is done before a waiter that it has refused listens. It keeps the lock
+// until then, and the waiter starts at once. Here it would wait for very long.
 func TestArrival(t *testing.T) {
 	t.Parallel()
 	for name, claims := range map[string]struct{ holder, waiter lock.Claim }{
@@ -97,8 +97,8 @@ func testArrival(t *testing.T, of, next lock.Claim) {
 	}
 }
 
-// TestArrivalOfList: a bid of a list that is refused arrives, too, and is waited for until it listens, or
-// gives up listening.
+// TestArrivalOfList: a bid of a list that is refused arrives, too, and is waited for until it
+// listens, or gives up listening.
 func TestArrivalOfList(t *testing.T) {
 	t.Parallel()
 	for name, listens := range map[string]bool{"it listens": true, "it does not": false} {
@@ -135,8 +135,8 @@ func TestArrivalOfList(t *testing.T) {
 	}
 }
 
-// TestArrivalsOfStrangers: one who has the arrivals of many locks delays their release a moment, and no
-// more: it does not fail for want of time.
+// TestArrivalsOfStrangers: one who has the arrivals of many locks delays their release a moment,
+// and no more: it does not fail for want of time.
 func TestArrivalsOfStrangers(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

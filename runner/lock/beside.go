@@ -100,8 +100,8 @@ func (b start) drawOnSecond(ctx context.Context) ([]string, error) {
 	return drawn, nil
 }
 
-// rowOnSecond is the row of columns on the second connection, in a transaction that the standbys confirm if
-// there is a quorum.
+// rowOnSecond is the row of columns on the second connection, in a transaction that the standbys
+// confirm if there is a quorum.
 func (b start) rowOnSecond(ctx context.Context, width int, columns string) ([]string, error) {
 	if b.cfg.Session.Quorum {
 		return b.s.Commit(ctx, columns)

@@ -117,8 +117,8 @@ func (cfg *Config) trySQL(missing []advisory.Lock, inLine bool) string {
 	return advisory.TryAllSQL(missing, advisory.Lock.TryInTurnSQL)
 }
 
-// firstTrySQL is the SQL expression of the first try. Unless it is a list's, it travels with the login
-// as session.Config.FirstQuestion, and Try takes the answer from the session.
+// firstTrySQL is the SQL expression of the first try. Unless it is a list's, it travels with the
+// login as session.Config.FirstQuestion, and Try takes the answer from the session.
 func (cfg *Config) firstTrySQL() string {
 	switch claim := cfg.Claim; {
 	case len(claim.Locks) == 0:

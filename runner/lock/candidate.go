@@ -127,7 +127,8 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 	return held, nil
 }
 
-// Open opens a session for bids of the caller's own, and calls ready with it. It waits as Acquire does.
+// Open opens a session for bids of the caller's own, and calls ready with it. It waits as Acquire
+// does.
 func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error) (*session.Session, error) {
 	c.begin()
 	for p := newReconnects(); ; {

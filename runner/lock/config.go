@@ -23,8 +23,8 @@ type Config struct {
 	// are announced even if nobody stands there.
 	OfList bool
 
-	// Description is what sessions say of the run and its host. Describe adds the settings, and a grant
-	// adds the token.
+	// Description is what sessions say of the run and its host. Describe adds the settings, and a
+	// grant adds the token.
 	Description describe.Description
 
 	// LostGrace is what the command gets between SIGTERM and SIGKILL when the lock is lost.
@@ -68,8 +68,8 @@ func (cfg *Config) session() session.Config {
 	return of
 }
 
-// Describe is what the sessions say of themselves before a grant: Description, and the settings by which
-// others judge how long a command may be alive.
+// Describe is what the sessions say of themselves before a grant: Description, and the settings by
+// which others judge how long a command may be alive.
 func (cfg *Config) Describe() describe.Description {
 	d := cfg.Description
 	d.Lease, d.LostGrace, d.Transaction = cfg.Session.Lease, cfg.LostGrace, cfg.Session.Transaction

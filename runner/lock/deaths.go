@@ -49,8 +49,9 @@ func (h *Held) TellEndLate(ctx context.Context) {
 
 const lateMost = 2 * time.Second
 
-// tellUnstarted is TellEndLate for a session that was given up after it had announced a start, before its
-// command could start. It does so even after a signal. It announces no more than giveBackQueries.
+// tellUnstarted is TellEndLate for a session that was given up after it had announced a start,
+// before its command could start. It does so even after a signal. It announces no more than
+// giveBackQueries.
 func (w *waiter) tellUnstarted(ctx context.Context) {
 	g := w.grant
 	if !g.endsAlone() {

@@ -29,7 +29,8 @@ func TestDormant(t *testing.T) {
 		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 2", advisory.TicketClass(id(7))))[0] == fmt.Sprint(crowd.MostListeners)
 	})
 	passing := passersBy(t, cfg)
-	// Whoever calls, a waiter or a holder that is done, does so while the line has to wait for the dormant.
+	// Whoever calls, a waiter or a holder that is done, does so while the line has to wait for the
+	// dormant.
 	call := advisory.CallOf(id(7)).Number
 	callers := fmt.Sprintf("SELECT count(*) FROM pg_locks AS call WHERE classid = %d AND objid = %d AND objsubid = 1", uint32(call>>32), uint32(call))
 	called := false
@@ -102,8 +103,8 @@ func passersBy(t *testing.T, cfg lock.Config) (stop func()) {
 	return stop
 }
 
-// TestReleaseWithoutCall: a holder whose call the server rejects, perhaps since its lock table is full, gives
-// the lock back all the same.
+// TestReleaseWithoutCall: a holder whose call the server rejects, perhaps since its lock table is
+// full, gives the lock back all the same.
 func TestReleaseWithoutCall(t *testing.T) {
 	t.Parallel()
 	server := start(t, map[string]string{"max_connections": "200"})
@@ -136,8 +137,8 @@ func TestReleaseWithoutCall(t *testing.T) {
 	}
 }
 
-// TestDormantAfterWatch: a waiter that watched the holder, and has a long line before it all at once, hears
-// calls.
+// TestDormantAfterWatch: a waiter that watched the holder, and has a long line before it all at
+// once, hears calls.
 func TestDormantAfterWatch(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -71,7 +71,8 @@ func (h *Held) Release(ctx context.Context) error {
 	if staysForRole {
 		h.stays = time.Now().Add(stayForRole)
 	}
-	// Each query is a transaction of its own, so the unlock is carried out whatever became of the others.
+	// Each query is a transaction of its own, so the unlock is carried out whatever became of the
+	// others.
 	switch released := answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))); {
 	case !released && err != nil:
 		return h.cfg.rejected(err)
@@ -91,8 +92,8 @@ func (g *grant) unheard(err error) {
 	g.cfg.Log.Warn("those who wait could not be told that the command has ended, and may wait for the lock-delay: "+err.Error(), "event", "unheard")
 }
 
-// Close ends the session, unless others on a list use it, and frees with it what is still held. If the session has to stay for
-// a while (stayForRole), Close first waits for the rest of that.
+// Close ends the session, unless others on a list use it, and frees with it what is still held. If
+// the session has to stay for a while (stayForRole), Close first waits for the rest of that.
 func (h *Held) Close() {
 	if !h.cfg.OfList {
 		time.Sleep(time.Until(h.stays))
@@ -100,8 +101,8 @@ func (h *Held) Close() {
 	}
 }
 
-// releaseQueries is endQueries, preceded by queries that note this end in the ledger and wait for those
-// who arrive. With a quorum a separate commit notes it (finishBeside), and nobody arrives.
+// releaseQueries is endQueries, preceded by queries that note this end in the ledger and wait for
+// those who arrive. With a quorum a separate commit notes it (finishBeside), and nobody arrives.
 func (h *Held) releaseQueries(end ledger.End) (queries []string, unlock string) {
 	words, unlock := h.endQueries(h.prefers)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.

@@ -18,8 +18,8 @@ type knowledge struct {
 	s   *session.Session
 	cfg *Config // the bid's
 
-	// contested are the locks that another session has, or may have had while this bid did not listen.
-	// A start under one of them needs evidence.
+	// contested are the locks that another session has, or may have had while this bid did not
+	// listen. A start under one of them needs evidence.
 	contested map[lockkey.ID]bool
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool

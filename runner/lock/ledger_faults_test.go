@@ -215,8 +215,8 @@ END $$`, token, lease.Milliseconds()))
 	t.Error("nobody came between, or it did not count")
 }
 
-// TestLedgerUnstarted: what the command needs can't be made ready, when the run is in the ledger already.
-// The next one need not wait until a command would be dead.
+// TestLedgerUnstarted: what the command needs can't be made ready, when the run is in the ledger
+// already. The next one need not wait until a command would be dead.
 func TestLedgerUnstarted(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -234,8 +234,9 @@ func TestLedgerUnstarted(t *testing.T) {
 	release(t, ended(acquire(t, cfg), ledger.OK))
 }
 
-// TestLedgerLostUnsure: with a ledger the token is drawn, and the start announced, before it is certain
-// that no earlier command is alive. A run that is lost by then must not say that all are dead.
+// TestLedgerLostUnsure: with a ledger the token is drawn, and the start announced, before it is
+// certain that no earlier command is alive. A run that is lost by then must not say that all are
+// dead.
 func TestLedgerLostUnsure(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)

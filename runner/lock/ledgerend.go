@@ -18,8 +18,8 @@ import (
 func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
 // NoteEnd notes in the ledger how the command ended, for a holder that keeps the lock for a while:
-// otherwise the end would be unknown if this process died meanwhile. It closes done when that has been
-// tried; only then may the lock be released. If it fails, the release tries again. In a
+// otherwise the end would be unknown if this process died meanwhile. It closes done when that has
+// been tried; only then may the lock be released. If it fails, the release tries again. In a
 // transaction nothing is noted before the commit.
 func (h *Held) NoteEnd(ctx context.Context) (done <-chan struct{}) {
 	tried := make(chan struct{})
@@ -70,7 +70,8 @@ func (h *Held) finishColumns(end ledger.End) (list []string) {
 	return list
 }
 
-// finishBeside notes the end in a commit that the standbys confirm, and says whether the server took it.
+// finishBeside notes the end in a commit that the standbys confirm, and says whether the server
+// took it.
 func (h *Held) finishBeside(ctx context.Context) bool {
 	var answers []session.Rows
 	for _, columns := range h.finishColumns(h.end) {
@@ -85,8 +86,8 @@ func (h *Held) finishBeside(ctx context.Context) bool {
 	return true
 }
 
-// checkNoted warns if the answers to finishQueries, and maybe to others, don't show that the ledger has
-// noted the end for each lock.
+// checkNoted warns if the answers to finishQueries, and maybe to others, don't show that the ledger
+// has noted the end for each lock.
 func (h *Held) checkNoted(answers []session.Rows) {
 	noted := 0
 	for _, rows := range answers {
@@ -101,8 +102,8 @@ func (h *Held) checkNoted(answers []session.Rows) {
 
 var errNoRun = errors.New("the ledger has no such run of this role under way")
 
-// forgives says whether the server has rejected a query about the end of a run that the ledger has. It warns
-// that the ledger was not told, as is likely. The locks are given back in any case.
+// forgives says whether the server has rejected a query about the end of a run that the ledger has.
+// It warns that the ledger was not told, as is likely. The locks are given back in any case.
 func (h *Held) forgives(err error) bool {
 	if !h.recorded || h.endNoted || answeredError(err) == nil {
 		return false
@@ -111,8 +112,8 @@ func (h *Held) forgives(err error) bool {
 	return true
 }
 
-// unnoted warns that the ledger was not told how the command ended. If the ledger is gone, or has no such
-// run, there may be nothing that the next start could wait for.
+// unnoted warns that the ledger was not told how the command ended. If the ledger is gone, or has
+// no such run, there may be nothing that the next start could wait for.
 func (h *Held) unnoted(err error) {
 	text := "the end of the command could not be noted"
 	var pgErr *pgconn.PgError

@@ -24,8 +24,8 @@ type ledgerStart struct {
 	since time.Time
 }
 
-// startInLedger draws the token and starts the run in the ledger, once no command of an earlier run is
-// alive.
+// startInLedger draws the token and starts the run in the ledger, once no command of an earlier run
+// is alive.
 func (b start) startInLedger(ctx context.Context) error {
 	a := ledgerStart{start: b, delay: b.grant.delay}
 	if !b.cfg.Session.Quorum {

@@ -13,11 +13,11 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// The line is the sessions that wait. None of them blocks in the server: each is idle between
-// two looks. Each has a ticket, an advisory lock of its own whose number says when it came.
-// The order is only for fairness: the promise rests on the lock itself. The first three watch the
-// holder (silence.go, watch.go), in case one of them is frozen. The first 24 listen, and have a mark
-// that says so. The others are dormant (dormant.go). When each of them tries and looks is in turn.go.
+// The line is the sessions that wait. None of them blocks in the server: each is idle between two
+// looks. Each has a ticket, an advisory lock of its own whose number says when it came. The order
+// is only for fairness: the promise rests on the lock itself. The first three watch the holder
+// (silence.go, watch.go), in case one of them is frozen. The first 24 listen, and have a mark that
+// says so. The others are dormant (dormant.go). When each of them tries and looks is in turn.go.
 
 // join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
 // digest then makes it dormant.
@@ -44,8 +44,8 @@ func (w *waiter) join(ctx context.Context) error {
 	return w.digest(ctx, found)
 }
 
-// endGhostQuery is the query that ends the candidate's previous session, if the server still
-// has it, as after a partition: that session would keep its place in line, and the lock, if that was
+// endGhostQuery is the query that ends the candidate's previous session, if the server still has
+// it, as after a partition: that session would keep its place in line, and the lock, if that was
 // granted to it last. It is identified by its number and its ticket.
 func (w *waiter) endGhostQuery() (query []string) {
 	c := w.candidate

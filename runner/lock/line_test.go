@@ -210,8 +210,8 @@ func TestReturns(t *testing.T) {
 	inOrder(t, h, first, second)
 }
 
-// TestGhost: a waiter loses its session, which the server still has. It ends that when it comes back,
-// and so has its place again.
+// TestGhost: a waiter loses its session, which the server still has. It ends that when it comes
+// back, and so has its place again.
 func TestGhost(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -234,7 +234,8 @@ func TestGhost(t *testing.T) {
 		after := line()
 		return len(after) == 2 && ticket(after[0]) == ticket(before[0]) && after[0] != before[0] && after[1] == before[1]
 	})
-	// It looks behind its mark: without that it would have to ask for the holder's role, which is gone then.
+	// It looks behind its mark: without that it would have to ask for the holder's role, which is
+	// gone then.
 	eventually(t, "it listens, and has looked", func() bool {
 		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle' AND query ~ 'MATERIALIZED|^PREPARE|EXECUTE' AND pid IN (SELECT pid "+inLineSQL(id(7), 2)+")")[0] == "2"
 	})

@@ -1,12 +1,12 @@
 // Package lock takes an advisory lock, and decides when its holder may start work
 // under it.
 //
-// Candidate.Acquire opens a session, tries, waits in line without blocking in the server,
-// and draws the fencing token: it returns a Held. Held.Release gives the lock back. (A list, as of
-// pglead each, has many Bids on one session instead, and a Turnover exchanges one for the next.) If the lock
-// was free at the first try, the command may start at once, unless the server is young.
-// After a wait there has to be evidence that the last holder's command is dead: the word
-// of that holder or of its guard. Else the lock-delay has to pass (package evidence).
+// Candidate.Acquire opens a session, tries, waits in line without blocking in the server, and draws
+// the fencing token: it returns a Held. Held.Release gives the lock back. (A list, as of pglead
+// each, has many Bids on one session instead, and a Turnover exchanges one for the next.) If the
+// lock was free at the first try, the command may start at once, unless the server is young. After
+// a wait there has to be evidence that the last holder's command is dead: the word of that holder
+// or of its guard. Else the lock-delay has to pass (package evidence).
 //
 // The words of this package. To get a lock:
 //
@@ -46,9 +46,9 @@
 // mark, arrival, call, gate) and their SQL. Package evidence decides what follows from what a
 // waiter has heard and seen. Package crowd decides who of many listens, looks and tries, and when.
 //
-// Read it in this order: config.go, candidate.go (sessions come and go), waiter.go (tries, and the wait), bid.go
-// (the lock is taken), settle.go (until the command may start), held.go (until the lock is given back). Each of
-// the other files is one mechanism, which its first comment explains.
+// Read it in this order: config.go, candidate.go (sessions come and go), waiter.go (tries, and the
+// wait), bid.go (the lock is taken), settle.go (until the command may start), held.go (until the
+// lock is given back). Each of the other files is one mechanism, which its first comment explains.
 //
 // The ways to hold a lock (slots, readers, a quorum, ...) and what differs in each are in modes.go.
 //

@@ -103,8 +103,8 @@ ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
 		advisory.IsMark, advisory.IsTicket)
 }
 
-// The columns of a row of lookQuery: those of a seat, and then those that are the same in every row.
-// lookColumns is their number.
+// The columns of a row of lookQuery: those of a seat, and then those that are the same in every
+// row. lookColumns is their number.
 const (
 	seatPlaced = iota // it is a ticket
 	seatClass

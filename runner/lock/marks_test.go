@@ -102,8 +102,8 @@ func releaseLate(t *testing.T, server *localpg.Server, holder *contender) (sayNo
 	}
 }
 
-// TestLooksAtNobody: a bid of a list listens while nobody has the lock, so that its look shows no other
-// session. It still knows its own role, and believes another session of that role.
+// TestLooksAtNobody: a bid of a list listens while nobody has the lock, so that its look shows no
+// other session. It still knows its own role, and believes another session of that role.
 func TestLooksAtNobody(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -127,8 +127,8 @@ func TestLooksAtNobody(t *testing.T) {
 	}
 }
 
-// TestGivenBack: a bid gives back what it was granted, and comes for it again. If it listens meanwhile,
-// it knows of others who have had the lock. If it doesn't, their commands may be alive.
+// TestGivenBack: a bid gives back what it was granted, and comes for it again. If it listens
+// meanwhile, it knows of others who have had the lock. If it doesn't, their commands may be alive.
 func TestGivenBack(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -24,7 +24,8 @@ func TestPauseForgets(t *testing.T) {
 	waitsBeside(t, waiter)
 }
 
-// TestPauseExtended: a pause that takes the place of a shorter one is asked for no more often, and named.
+// TestPauseExtended: a pause that takes the place of a shorter one is asked for no more often, and
+// named.
 func TestPauseExtended(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)

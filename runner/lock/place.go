@@ -57,9 +57,9 @@ func (b *Bid) nextLine() lockkey.ID {
 	return b.cfg.Claim.lineFor(next.ID)
 }
 
-// leaveSQL are SQL expressions that give back the locks that the bid has for its place. A holder that
-// calls takes the call anew (Held.call): those who are dormant look at each call that they hear, which
-// may not last as long as the command.
+// leaveSQL are SQL expressions that give back the locks that the bid has for its place. A holder
+// that calls takes the call anew (Held.call): those who are dormant look at each call that they
+// hear, which may not last as long as the command.
 func (p *place) leaveSQL() (columns []string) {
 	for which, held := range p.held {
 		if held {
@@ -69,7 +69,8 @@ func (p *place) leaveSQL() (columns []string) {
 	return columns
 }
 
-// noteLeft notes that the locks of the place were given back. The arrival lock is apart (EndArrival).
+// noteLeft notes that the locks of the place were given back. The arrival lock is apart
+// (EndArrival).
 func (p *place) noteLeft() { p.held = [placeLockCount]bool{} }
 
 // leaveLine gives up the place in line. Other queries follow.

@@ -110,8 +110,9 @@ func TestWholeWait(t *testing.T) {
 	}
 }
 
-// TestReconnectsAnswered: a server that answers each attempt with an error writes a line to its log each
-// time, so even the first in line asks it more and more seldom. One that can't be reached is asked often.
+// TestReconnectsAnswered: a server that answers each attempt with an error writes a line to its log
+// each time, so even the first in line asks it more and more seldom. One that can't be reached is
+// asked often.
 func TestReconnectsAnswered(t *testing.T) {
 	for name, answer := range map[string]error{
 		"it isn't ready":     &session.Error{Kind: session.Unreachable, LoginRejected: true},

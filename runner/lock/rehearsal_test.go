@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// TestRehearsal: a holder rehearses the announcement of its end once, with its first heartbeat. Nobody
-// hears that, also not one that listens, and an error in it costs no more than that heartbeat.
+// TestRehearsal: a holder rehearses the announcement of its end once, with its first heartbeat.
+// Nobody hears that, also not one that listens, and an error in it costs no more than that
+// heartbeat.
 func TestRehearsal(t *testing.T) {
 	t.Parallel()
 	for name, instead := range map[string]string{"heard by nobody": "pid IS NULL", "rejected": "1 / 0 = 1"} {

@@ -22,8 +22,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// index says where to look for a test, by the beginnings of the files' names. Who may start, by what
-// was heard, is tested in package evidence.
+// index says where to look for a test, by the beginnings of the files' names. Who may start, by
+// what was heard, is tested in package evidence.
 const index = `
 line, marks, arrival, fairness, room, dormant, watch, turn, stepdown, mailbox   the line, and its order
 takeover, silence, relay, slowrelay, clock_linux, reconnect                          taking over, by kind of end
@@ -221,8 +221,8 @@ func inLine(t *testing.T, server *localpg.Server, line lockkey.ID, n int) {
 		settled := 0
 		for _, text := range query(t, server, fmt.Sprintf(`SELECT a.query FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
 WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 4294967295 AND granted AND a.state = 'idle'`, advisory.TicketClass(line))) {
-			// Its requests are a try, and LISTEN with a ticket and, behind the marks, a look. Between two of
-			// these queries it is idle for an instant.
+			// Its requests are a try, and LISTEN with a ticket and, behind the marks, a look.
+			// Between two of these queries it is idle for an instant.
 			looked := strings.Contains(text, "MATERIALIZED") || strings.Contains(text, "pg_advisory_unlock")
 			if d, ok := describe.Parse(text); ok && (d.Beat == 2 && looked || d.Beat > 2) {
 				settled++

@@ -31,8 +31,8 @@ type StepDownRequest struct{ viewer *session.Viewer }
 // instant, or somebody else may ask, too.
 const askAgain = 50 * time.Millisecond
 
-// AskToStepDown asks the holders of these locks to step down. If to isn't empty, their release names
-// a waiter on that host, if there is one. Holders look every fifth of their lease.
+// AskToStepDown asks the holders of these locks to step down. If to isn't empty, their release
+// names a waiter on that host, if there is one. Holders look every fifth of their lease.
 //
 // A transaction holds the request's locks, so that a pooler can't leave them with another
 // client.

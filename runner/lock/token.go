@@ -21,7 +21,8 @@ const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_i
 // systemSQL is the cluster that the token belongs to.
 const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 
-// The columns of a row of startQuery that noteDrawn reads. Others follow, and lockColumns are the last.
+// The columns of a row of startQuery that noteDrawn reads. Others follow, and lockColumns are the
+// last.
 const (
 	drawnToken   = iota
 	drawnSystem  // the cluster that the token belongs to
@@ -48,8 +49,8 @@ func isListed(l advisory.Lock, row []string) bool {
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
-// startQuery is the query that starts a tenure. It does nothing if the session has none of the locks.
-// It does all of this in one commit, so that others see all of it or nothing:
+// startQuery is the query that starts a tenure. It does nothing if the session has none of the
+// locks. It does all of this in one commit, so that others see all of it or nothing:
 //
 //	draws the token                   once
 //	starts the run in the ledger      once, if no start that was heard can be in its way
@@ -144,8 +145,9 @@ func (b *Bid) keepToken(token, systemID string) error {
 	return nil
 }
 
-// drawAndAnnounce draws the token and announces the start, once it is certain that the command may start. The command's first deadline
-// counts from the last round trip of the draw on the lock's own session.
+// drawAndAnnounce draws the token and announces the start, once it is certain that the command may
+// start. The command's first deadline counts from the last round trip of the draw on the lock's own
+// session.
 func (b start) drawAndAnnounce(ctx context.Context) error {
 	if b.grant.drawn() {
 		return nil

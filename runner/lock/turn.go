@@ -78,9 +78,9 @@ const lookAtOnce = 2 * time.Millisecond
 // draw a token, and the announcement of its death names that token.
 const namedAfter = 20 * time.Millisecond
 
-// plan notes what a look has shown, and decides when to look again, and whether to try. free says that
-// nobody has the one lock that is wanted; knowsLess says that others in line may know more of its
-// last holder.
+// plan notes what a look has shown, and decides when to look again, and whether to try. free says
+// that nobody has the one lock that is wanted; knowsLess says that others in line may know more of
+// its last holder.
 func (t *turn) plan(found *look, free, knowsLess bool) {
 	now := time.Now()
 	progress := crowd.Progress{Moved: max(0, t.rank-found.rank), Moving: t.moving}

@@ -9,8 +9,8 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
-// What the tests of a turn are about: this waiter, one that stands just before it, the holder, and a
-// stranger.
+// What the tests of a turn are about: this waiter, one that stands just before it, the holder, and
+// a stranger.
 const (
 	self uint32 = iota + 1
 	neighbour

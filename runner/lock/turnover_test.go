@@ -144,8 +144,9 @@ func TestJoins(t *testing.T) {
 	}
 }
 
-// TestUnheardEnd: a lock is given back although the server rejects the announcement of that. A server
-// does so when its queue of notifications is full; since that takes 8 GB, a missing right does it here.
+// TestUnheardEnd: a lock is given back although the server rejects the announcement of that. A
+// server does so when its queue of notifications is full; since that takes 8 GB, a missing right
+// does it here.
 func TestUnheardEnd(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

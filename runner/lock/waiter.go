@@ -31,8 +31,8 @@ type waiter struct {
 	warm   bool            // a warm-up start without a token was made (warmUp)
 }
 
-// newWaiter returns the candidate's waiter on a session. returning says that others may have had the locks
-// since the candidate's last session.
+// newWaiter returns the candidate's waiter on a session. returning says that others may have had
+// the locks since the candidate's last session.
 func (c *Candidate) newWaiter(s *session.Session, returning bool, prepare func(*session.Session) (func(), error)) *waiter {
 	w := &waiter{
 		Bid: NewBid(s, c.cfg, returning), candidate: c, returning: returning,
@@ -42,8 +42,8 @@ func (c *Candidate) newWaiter(s *session.Session, returning bool, prepare func(*
 	return w
 }
 
-// takeAfterPauses is takeAndSettle, but waits until the ledger has no pause, for as long as the wait
-// allows.
+// takeAfterPauses is takeAndSettle, but waits until the ledger has no pause, for as long as the
+// wait allows.
 func (w *waiter) takeAfterPauses(ctx context.Context) (*Held, error) {
 	for {
 		held, err := w.takeAndSettle(ctx)
@@ -172,8 +172,8 @@ func (w *waiter) awaitNews(ctx context.Context, most time.Duration) error {
 	return w.sleep(ctx, min(most, time.Until(w.turn.next())), w.knowledge.news)
 }
 
-// sleep returns when the time d has passed, or news has come. The loss of the session, or the end of
-// ctx, is an error.
+// sleep returns when the time d has passed, or news has come. The loss of the session, or the end
+// of ctx, is an error.
 func (w *waiter) sleep(ctx context.Context, d time.Duration, news <-chan struct{}) error {
 	select {
 	case <-time.After(max(0, d)):

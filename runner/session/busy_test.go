@@ -8,7 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestBusyHeartbeat: a heartbeat that has to ask something gets its turn on a connection that others keep busy.
+// TestBusyHeartbeat: a heartbeat that has to ask something gets its turn on a connection that
+// others keep busy.
 func TestBusyHeartbeat(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

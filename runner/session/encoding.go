@@ -15,8 +15,8 @@ import (
 
 // A database may have another encoding than UTF8, and so lack characters that a query of ours has
 // in a text. The server then rejects the query as a whole, before it reads it, and its error tells
-// the character. Only the server knows what it lacks, so the query is sent again with that character
-// written as spelled does, which is the same wherever the text is stored or looked up.
+// the character. Only the server knows what it lacks, so the query is sent again with that
+// character written as spelled does, which is the same wherever the text is stored or looked up.
 
 // lacking is the character of a query that the server's error says its encoding lacks, or empty.
 func lacking(err error, sql string) string {
@@ -33,8 +33,8 @@ func lacking(err error, sql string) string {
 	return string(char)
 }
 
-// spelled is a query with these characters in ASCII, as <U+20AC>. No text of a query means anything but
-// itself, so that they may stand anywhere in it.
+// spelled is a query with these characters in ASCII, as <U+20AC>. No text of a query means anything
+// but itself, so that they may stand anywhere in it.
 func spelled(sql string, chars string) string {
 	for _, char := range chars {
 		sql = strings.ReplaceAll(sql, string(char), fmt.Sprintf("<U+%04X>", char))
@@ -42,9 +42,9 @@ func spelled(sql string, chars string) string {
 	return sql
 }
 
-// asIs is an SQL expression that has the server send texts as they are, in the transaction or for the
-// session, where the encoding is SQL_ASCII. Otherwise one text there that isn't UTF-8, or was cut within
-// a character, would fail every query that shows it.
+// asIs is an SQL expression that has the server send texts as they are, in the transaction or for
+// the session, where the encoding is SQL_ASCII. Otherwise one text there that isn't UTF-8, or was
+// cut within a character, would fail every query that shows it.
 func asIs(pg *pgconn.PgConn, local bool) string {
 	if pg.ParameterStatus("server_encoding") != "SQL_ASCII" {
 		return "''"
@@ -58,9 +58,9 @@ type failure struct {
 	err   error
 }
 
-// askSpelled sends a request and waits for its answer. The exchange is nil if that has not come. Queries that
-// were rejected for a character are sent again, after the others, which have been carried out. If the
-// queries are one transaction, that was rolled back, and all are sent again.
+// askSpelled sends a request and waits for its answer. The exchange is nil if that has not come.
+// Queries that were rejected for a character are sent again, after the others, which have been
+// carried out. If the queries are one transaction, that was rolled back, and all are sent again.
 //
 // It ends, since a query that was sent with a character spelled has it no more.
 func (s *Session) askSpelled(ctx context.Context, r Request) (*exchange, error) {

@@ -320,8 +320,8 @@ func identifier(name string) string {
 }
 
 // passes says whether an error is about the connection, the server's resources, its starts and
-// stops, or a query that was canceled, as by the role's statement_timeout before the login has turned
-// that off.
+// stops, or a query that was canceled, as by the role's statement_timeout before the login has
+// turned that off.
 func passes(e *pgconn.PgError) bool {
 	const queryCanceled = "57014"
 	return strings.HasPrefix(e.Code, "08") || strings.HasPrefix(e.Code, "53") || strings.HasPrefix(e.Code, "57P") || e.Code == queryCanceled

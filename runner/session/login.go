@@ -266,10 +266,12 @@ func (cfg Config) Begin() []string {
 // the login may not be the server's.
 const transactionTimeout = "transaction_timeout"
 
-// noTransactionTimeout is an SQL expression that turns it off for the transaction, if the server has it.
+// noTransactionTimeout is an SQL expression that turns it off for the transaction, if the server
+// has it.
 const noTransactionTimeout = "CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN '' ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END"
 
-// StayOpenQuery is a query after which a transaction may stay open, whatever the role's settings are.
+// StayOpenQuery is a query after which a transaction may stay open, whatever the role's settings
+// are.
 func StayOpenQuery() string {
 	return "SELECT " + set(true, [][2]string{{"idle_in_transaction_session_timeout", "0"}}) + " || " + noTransactionTimeout
 }

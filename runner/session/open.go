@@ -57,8 +57,8 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	return s, nil
 }
 
-// check returns the login checks as pgconn calls them for each host. After a failed check pgconn tries
-// the next host, so a DSN with all nodes of a cluster finds the primary, with or without
+// check returns the login checks as pgconn calls them for each host. After a failed check pgconn
+// tries the next host, so a DSN with all nodes of a cluster finds the primary, with or without
 // target_session_attrs. A standby's locks mean nothing.
 func (a *loginAnswers) check(cfg Config) pgconn.ValidateConnectFunc {
 	return func(ctx context.Context, pg *pgconn.PgConn) (err error) {

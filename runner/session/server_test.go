@@ -276,8 +276,8 @@ func TestFirstTryOnYoungServer(t *testing.T) {
 	}
 }
 
-// TestErrorsAreSignsOfLife: the server answers each heartbeat, and always with an error, as when its lock
-// table is full and the heartbeat asks for a lock. The session lives on.
+// TestErrorsAreSignsOfLife: the server answers each heartbeat, and always with an error, as when
+// its lock table is full and the heartbeat asks for a lock. The session lives on.
 func TestErrorsAreSignsOfLife(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -7,9 +7,9 @@
 // goroutine keeps a read pending, so it sees the server's last message within
 // milliseconds. Another sends heartbeats, which notice the server's silence.
 //
-// Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and the
-// reader), heartbeat.go (the lease), session.go (the loss, and the end). second.go is for quorums and
-// poolers, viewer.go for commands that only look.
+// Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
+// the reader), heartbeat.go (the lease), session.go (the loss, and the end). second.go is for
+// quorums and poolers, viewer.go for commands that only look.
 package session
 
 import (
@@ -70,8 +70,8 @@ type Config struct {
 // holds the lock: see second.go.
 func (cfg Config) UsesSecondSession() bool { return cfg.Quorum || cfg.Transaction }
 
-// Session is a connection that is fit to hold locks. Several goroutines may use it, each for its own
-// locks; one request is on the wire at a time.
+// Session is a connection that is fit to hold locks. Several goroutines may use it, each for its
+// own locks; one request is on the wire at a time.
 type Session struct {
 	cfg   Config
 	clock clock
@@ -211,8 +211,8 @@ func (s *Session) BackendPID() uint32 { return s.pid.Load() }
 // SetBackendPID is for a session through a pooler, which doesn't reveal that number.
 func (s *Session) SetBackendPID(pid uint32) { s.pid.Store(pid) }
 
-// Lost is closed when the session is gone, and its locks with it, also after Close unless the goodbye went
-// with a request. Err then says why.
+// Lost is closed when the session is gone, and its locks with it, also after Close unless the
+// goodbye went with a request. Err then says why.
 func (s *Session) Lost() <-chan struct{} { return s.lost }
 
 // Err is the cause of the loss, of type *LostError, or nil.

@@ -329,9 +329,9 @@ func (s *Session) ready(ex *exchange, txStatus byte) {
 }
 
 func (s *Session) answered(ex *exchange) {
-	// The server's answer is a sign of life of the session, even if it is an error. Of the standbys it
-	// is no sign if the commit failed, did not wait for them, or ended with a warning, as when an
-	// administrator releases it from waiting.
+	// The server's answer is a sign of life of the session, even if it is an error. Of the standbys
+	// it is no sign if the commit failed, did not wait for them, or ended with a warning, as when
+	// an administrator releases it from waiting.
 	alive := !ex.commit || ex.warning == "" && ex.err == nil
 	var hollow error
 	if ex.commit && alive {
@@ -356,8 +356,8 @@ func (s *Session) answered(ex *exchange) {
 	}
 }
 
-// renew puts the deadline into the channel, in place of an older one. With a quorum the readers of both
-// sessions call it.
+// renew puts the deadline into the channel, in place of an older one. With a quorum the readers of
+// both sessions call it.
 func (s *Session) renew() {
 	s.renewing.Lock()
 	defer s.renewing.Unlock()

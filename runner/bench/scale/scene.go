@@ -69,8 +69,8 @@ func (s *scene) node(demand time.Duration, then func()) {
 }
 
 // startNode does the work of a node's start. Where many start on one machine, its system prefers
-// processes that wake up, such as those that have logged in, to those that have not begun. So only as
-// many start at a time as there are processors: the nodes' own starts slow down the rush.
+// processes that wake up, such as those that have logged in, to those that have not begun. So only
+// as many start at a time as there are processors: the nodes' own starts slow down the rush.
 func (s *scene) startNode(then func()) {
 	if !s.beside {
 		s.node(s.costs.nodeStart, then)

@@ -109,7 +109,8 @@ func (p *processors) pass() {
 	p.since = p.w.now
 }
 
-// work begins a job that takes so much processor time. At its end it calls then, unless that is nil.
+// work begins a job that takes so much processor time. At its end it calls then, unless that is
+// nil.
 func (p *processors) work(demand time.Duration, then func()) {
 	p.pass()
 	p.busy += demand

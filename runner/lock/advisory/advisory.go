@@ -1,9 +1,9 @@
-// Package advisory defines every advisory lock that pglead takes, and writes the SQL that tries for,
-// waits for, probes and gives back such locks, or finds them in pg_locks (rows.go). It sends nothing:
-// each function whose name ends in SQL returns an SQL expression.
+// Package advisory defines every advisory lock that pglead takes, and writes the SQL that tries
+// for, waits for, probes and gives back such locks, or finds them in pg_locks (rows.go). It sends
+// nothing: each function whose name ends in SQL returns an SQL expression.
 //
-// These locks belong to the lock L of a key. Their numbers are derived from that of L, whichever scheme
-// that comes from. Only L itself keeps the promise; the others are for order and speed.
+// These locks belong to the lock L of a key. Their numbers are derived from that of L, whichever
+// scheme that comes from. Only L itself keeps the promise; the others are for order and speed.
 //
 //	lock        who has it                                      what it does
 //	L           the holder; readers share it                    keeps the promise
@@ -37,7 +37,8 @@ func Exclusive(id lockkey.ID) Lock { return Lock{ID: id} }
 // AsShared is a lock that many may have at once.
 func AsShared(id lockkey.ID) Lock { return Lock{ID: id, Shared: true} }
 
-// derived is the number of a lock that belongs to another one. The NUL byte keeps it apart from any key's.
+// derived is the number of a lock that belongs to another one. The NUL byte keeps it apart from any
+// key's.
 func derived(what string, of lockkey.ID) lockkey.ID {
 	return lockkey.SipHash24(what + "\x00" + of.String())
 }
@@ -162,9 +163,9 @@ func tryEachOrSQL(locks []Lock, try func(Lock) string, none string) string {
 	return fmt.Sprintf("CASE%s ELSE %s END", cases.String(), none)
 }
 
-// TryOrArriveSQL is a first try that may be followed by a wait. It takes all of the locks or, if there is
-// a gate, one of them. If it is refused it takes the arrival lock of the line for that wait.
-// SplitArrival reads its value.
+// TryOrArriveSQL is a first try that may be followed by a wait. It takes all of the locks or, if
+// there is a gate, one of them. If it is refused it takes the arrival lock of the line for that
+// wait. SplitArrival reads its value.
 func TryOrArriveSQL(locks []Lock, gate *lockkey.ID) string {
 	if gate != nil {
 		arrive := arriveSQL(*gate, 0)
@@ -187,8 +188,8 @@ func SplitArrival(value int) (n int, arrived bool) {
 	return value, false
 }
 
-// UnlockAllSQL gives all the locks back, and counts those that the session had. It is a sum, so that the
-// server evaluates every call.
+// UnlockAllSQL gives all the locks back, and counts those that the session had. It is a sum, so
+// that the server evaluates every call.
 func UnlockAllSQL(locks []Lock) string {
 	var unlocks []string
 	for _, l := range locks {

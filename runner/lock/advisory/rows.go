@@ -37,8 +37,8 @@ func Among(ids []lockkey.ID) string {
 // InThisDatabase is a condition: each database has its own advisory locks.
 const InThisDatabase = "database = (SELECT datid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
 
-// InLinesOf is the condition that the lock is a ticket, or a mark, in the line of one of these locks.
-// IsTicket and IsMark tell the two apart.
+// InLinesOf is the condition that the lock is a ticket, or a mark, in the line of one of these
+// locks. IsTicket and IsMark tell the two apart.
 func InLinesOf(lines ...lockkey.ID) string {
 	var classes []string
 	for _, line := range lines {
@@ -66,8 +66,8 @@ func ParseBackend(text string) (pid uint32, err error) {
 	return uint32(n), err
 }
 
-// The lower half of a ticket's number is the time of its owner's arrival, in units of 10 ms. It wraps
-// around every 497 days.
+// The lower half of a ticket's number is the time of its owner's arrival, in units of 10 ms. It
+// wraps around every 497 days.
 
 // TicketNowSQL is an SQL expression for the current time of that kind, unwrapped, by the server's
 // clock.
@@ -86,7 +86,8 @@ func TicketNumberSQL(line lockkey.ID, time string) string {
 	return fmt.Sprintf("(%d)::bigint << 32 | (%s & %d)", int32(TicketClass(line)), time, math.MaxUint32)
 }
 
-// MarkNumberSQL is an SQL expression for the pair of numbers of the mark of the ticket that a row shows.
+// MarkNumberSQL is an SQL expression for the pair of numbers of the mark of the ticket that a row
+// shows.
 func MarkNumberSQL(line lockkey.ID) string {
 	return fmt.Sprintf("%d, (objid::bigint << 32 >> 32)::int", int32(TicketClass(line)))
 }

@@ -45,9 +45,9 @@ type Progress struct {
 	Moving bool          // the look before these two showed that the line moved, too
 }
 
-// NextLook is the time from a look to the next one. A look takes the server 0.3 ms with 200 sessions.
-// So a dormant waiter goes half of the way to the listeners, at the line's pace, before it looks
-// again. The pace is unknown if the line stood before: it may have begun to move just now.
+// NextLook is the time from a look to the next one. A look takes the server 0.3 ms with 200
+// sessions. So a dormant waiter goes half of the way to the listeners, at the line's pace, before
+// it looks again. The pace is unknown if the line stood before: it may have begun to move just now.
 func NextLook(rank int, p Progress, lease time.Duration) time.Duration {
 	const least, each = 100 * time.Millisecond, 5 * time.Millisecond
 	seldom := max(leasetime.BeatEvery(lease), time.Duration(rank)*time.Second/4)

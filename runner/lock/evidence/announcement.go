@@ -136,7 +136,8 @@ func Parse(payload string) (a Announcement, ok bool) {
 // with everything that is written.
 type LSN uint64
 
-// ParseLSN reads an LSN as PostgreSQL shows it, two hexadecimal numbers. It returns 0 if it is none.
+// ParseLSN reads an LSN as PostgreSQL shows it, two hexadecimal numbers. It returns 0 if it is
+// none.
 func ParseLSN(text string) LSN {
 	high, low, _ := strings.Cut(text, "/")
 	return LSN(parseNumber(high, 16)<<32 | parseNumber(low, 16))

@@ -27,8 +27,8 @@ type endNotice struct {
 //	a stranger                    for a delay:   its own start never was   nothing
 //	                              see delayFor
 //
-// A word names the tenure of its token and, with the field all, those before it (speaksOf). dead counts
-// only if it names the token of a confirmed start.
+// A word names the tenure of its token and, with the field all, those before it (speaksOf). dead
+// counts only if it names the token of a confirmed start.
 
 // applyWords applies each credible word that has not been applied yet: it ends the tenures of
 // which the word speaks.
@@ -64,8 +64,8 @@ func (e *Evidence) applyWords() {
 	}
 }
 
-// isCredible says whether a word may discharge anything. If the number now belongs to a session
-// of another role, the server has reused it, and the word does not count. A word saying that another
+// isCredible says whether a word may discharge anything. If the number now belongs to a session of
+// another role, the server has reused it, and the word does not count. A word saying that another
 // session's command is dead has to name the token of a confirmed start.
 func (e *Evidence) isCredible(w endNotice) bool {
 	if w.role != 0 && w.role != e.seen[w.PID].role {
@@ -93,14 +93,14 @@ func (e *Evidence) sameRole(a, b uint32) bool {
 	return e.seen[a].role != 0 && e.seen[a].role == e.seen[b].role
 }
 
-// fromHolder says whether a word came from the session that had the lock. Then all tenures that were
-// known before are earlier ones. Any other word may be late, or repeated: it concerns the tokens up
-// to its own, and no tenure whose token isn't known.
+// fromHolder says whether a word came from the session that had the lock. Then all tenures that
+// were known before are earlier ones. Any other word may be late, or repeated: it concerns the
+// tokens up to its own, and no tenure whose token isn't known.
 //
 // A word counts as the holder's if a look since the mark has shown its session, or if the word
 // itself shows that it was said after the mark was taken: its session had the lock until then, and
-// every later start has been announced to this waiter. The holder may have started before the mark, and
-// ended before the look.
+// every later start has been announced to this waiter. The holder may have started before the mark,
+// and ended before the look.
 func (e *Evidence) fromHolder(w endNotice) bool {
 	return w.Word == Clean && (e.seen[w.PID].held > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }

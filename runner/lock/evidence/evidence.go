@@ -1,7 +1,7 @@
 // Package evidence is what a waiter has heard and seen of a lock's holders: whose commands may
-// still be alive when the lock is granted. The promise rests on it. The package sends nothing: others
-// tell it what was announced (Hear) and what a look at the server has shown (Saw), and ask it
-// for a Verdict.
+// still be alive when the lock is granted. The promise rests on it. The package sends nothing:
+// others tell it what was announced (Hear) and what a look at the server has shown (Saw), and ask
+// it for a Verdict.
 //
 // Read it in this order: announcement.go (what holders say), the table of states below, starts.go
 // (whose commands may be alive), discharge.go (whose word ends what).
@@ -20,8 +20,9 @@ import (
 // State is what the evidence amounts to.
 type State int
 
-// A waiter that is granted the lock starts at once if the state is Ended. If it is Running, the waiter
-// first holds the lock for the delay. Quiet says nothing: the waiter goes by what else it knows.
+// A waiter that is granted the lock starts at once if the state is Ended. If it is Running, the
+// waiter first holds the lock for the delay. Quiet says nothing: the waiter goes by what else it
+// knows.
 const (
 	Quiet   State = iota // nobody is known to have held the lock
 	Running              // a start is known that was not discharged: its command may be alive
@@ -36,10 +37,10 @@ const (
 //	running  running          ended           running           running     ended
 //	ended    running          ended           –                 running     ended
 //
-// A try counts as refused if it comes freeAfterClean or more after the last word: before that
-// the holder may not have freed the lock yet. In quiet there is no start to discharge. Only two
-// kinds of clean end it: that of a session that was seen to hold the lock (it arrived before the
-// look), and that of a session that had the lock after the waiter's mark was taken (fromHolder). If a
+// A try counts as refused if it comes freeAfterClean or more after the last word: before that the
+// holder may not have freed the lock yet. In quiet there is no start to discharge. Only two kinds
+// of clean end it: that of a session that was seen to hold the lock (it arrived before the look),
+// and that of a session that had the lock after the waiter's mark was taken (fromHolder). If a
 // start is heard while a silent session is being ended, the state stays running. A start that is
 // forgotten (forget) counts as never heard.
 //
@@ -134,8 +135,9 @@ func (e *Evidence) note(a Announcement) {
 // NoteMark notes that the waiter's mark was taken, and where the write-ahead log was then. The
 // session's reader calls it, after the LISTEN and before Saw.
 //
-// Before the mark, a holder that found no other mark announced nothing: others may have come and gone
-// after what was heard and seen. So that is no longer evidence of an end. The starts still count.
+// Before the mark, a holder that found no other mark announced nothing: others may have come and
+// gone after what was heard and seen. So that is no longer evidence of an end. The starts still
+// count.
 func (e *Evidence) NoteMark(at LSN) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -205,11 +207,11 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 
 // sawHolder notes a holder that a look has shown.
 //
-// A word may have arrived before the look's answer, or the look may have come between the holder's word
-// and its unlock, when its session may be gone from all but the list of locks. The tenure that
-// the word ended doesn't begin again. A later tenure of that session is noted by its own start.
-// If the holder still shows the token that it has ended, it has had the lock ever since,
-// however late it unlocks: it is the holder that refused the tries.
+// A word may have arrived before the look's answer, or the look may have come between the holder's
+// word and its unlock, when its session may be gone from all but the list of locks. The tenure that
+// the word ended doesn't begin again. A later tenure of that session is noted by its own start. If
+// the holder still shows the token that it has ended, it has had the lock ever since, however late
+// it unlocks: it is the holder that refused the tries.
 func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
 	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: e.seq} // a session that is ending has no role any more
 	isOver := func(w endNotice) bool {

@@ -23,8 +23,8 @@ type startOf int
 
 const (
 	ofSession startOf = iota
-	// ofUnknown is the start of a holder that was neither seen nor heard, but refused a try, or of a
-	// prepared transaction, which has no session.
+	// ofUnknown is the start of a holder that was neither seen nor heard, but refused a try, or of
+	// a prepared transaction, which has no session.
 	ofUnknown
 	// ofTooMany stands for all starts beyond those that can be remembered. It outlives the lock for
 	// as long as the longest of them, and no word discharges it.
