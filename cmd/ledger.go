@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/runner/ledger"
@@ -145,8 +144,7 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 
 // notOwner adds a hint to the error of a role that lacks a privilege.
 func notOwner(err error) error {
-	var refusal *pgconn.PgError
-	if errors.As(err, &refusal) && refusal.Code == "42501" {
+	if session.HasCode(err, session.InsufficientPrivilege) {
 		return session.Errorf(session.Denied, "it takes the owner of the database, or a superuser", "%w", err)
 	}
 	return err

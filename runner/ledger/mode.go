@@ -135,7 +135,7 @@ func Rejected(err error) error {
 // Locked returns a *LockedError if a statement's error means that, otherwise nil.
 func Locked(err error) error {
 	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.Code != "55P03" || errors.As(err, new(*session.LostError)) {
+	if !errors.As(err, &pgErr) || pgErr.Code != session.LockNotAvailable || errors.As(err, new(*session.LostError)) {
 		return nil
 	}
 	return &LockedError{session.Errorf(session.Unreachable,

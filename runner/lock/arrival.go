@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // A waiter that was just refused does not listen yet: its LISTEN is its next message. A brief
@@ -50,7 +51,5 @@ func (g *grant) awaitArrivalsQuery() (query []string) {
 // waitedInVain says whether an error is that of awaitArrivalsQuery: it took too long, or the server
 // has no memory for one more lock.
 func (g *grant) waitedInVain(err error) bool {
-	const lockNotAvailable, outOfMemory = "55P03", "53200"
-	e := answeredError(err)
-	return e != nil && (e.Code == lockNotAvailable || e.Code == outOfMemory) && len(g.awaitArrivalsQuery()) > 0
+	return answeredError(err) != nil && session.HasCode(err, session.LockNotAvailable, session.OutOfMemory) && len(g.awaitArrivalsQuery()) > 0
 }

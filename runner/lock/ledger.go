@@ -96,7 +96,7 @@ func ledgerError(err error) error {
 	}
 	says := session.ServerSays(pgErr)
 	switch pgErr.Code {
-	case "40001", "40P01", "25006": // others are in the way, or the server is read-only
+	case session.SerializationFailure, session.DeadlockDetected, session.ReadOnlySQLTransaction: // others are in the way, or the server is read-only
 		return &LedgerError{Says: says, err: session.Errorf(session.Unreachable, "", "the ledger: %s", says)}
 	}
 	return &LedgerError{Says: says, err: ledger.Rejected(err)}

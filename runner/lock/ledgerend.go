@@ -4,10 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"strconv"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
@@ -116,9 +113,7 @@ func (h *Held) forgives(err error) bool {
 // no such run, there may be nothing that the next start could wait for.
 func (h *Held) unnoted(err error) {
 	text := "the end of the command could not be noted"
-	var pgErr *pgconn.PgError
-	gone := errors.As(err, &pgErr) && slices.Contains([]string{"42883", "42P01", "3F000"}, pgErr.Code)
-	if !gone && !errors.Is(err, errNoRun) {
+	if !session.Undefined(err) && !errors.Is(err, errNoRun) {
 		text += ", so that the next start waits for its lock-delay"
 	}
 	h.cfg.Log.Warn(text+": "+err.Error(), "event", "ledger")

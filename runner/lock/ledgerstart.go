@@ -6,8 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -230,8 +228,7 @@ func (a *ledgerStart) askLedger(ctx context.Context) (string, error) {
 // vanished says whether an error means that the ledger is gone, or that access was revoked,
 // so that the run may go on without it.
 func (a *ledgerStart) vanished(ctx context.Context, err error) bool {
-	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || !slices.Contains([]string{"42501", "42883", "42P01", "3F000"}, pgErr.Code) {
+	if !session.Undefined(err) && !session.HasCode(err, session.InsufficientPrivilege) {
 		return false
 	}
 	return a.s.AskLedgerQuestion(ctx) == nil && !a.usesLedger()

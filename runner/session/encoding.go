@@ -21,7 +21,7 @@ import (
 // lacking is the character of a query that the server's error says its encoding lacks, or empty.
 func lacking(err error, sql string) string {
 	var pgErr *pgconn.PgError
-	if !errors.As(err, &pgErr) || pgErr.Code != "22P05" {
+	if !errors.As(err, &pgErr) || pgErr.Code != UntranslatableCharacter {
 		return ""
 	}
 	// The words around the bytes are in the server's language.

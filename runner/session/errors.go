@@ -78,9 +78,6 @@ func Rejected(err error, what string) error {
 	return e
 }
 
-// DiskFull is the code of a server that has no space left.
-const DiskFull = "53100"
-
 // rejection is the error of a statement that the server has rejected.
 func rejection(pgErr *pgconn.PgError) *Error {
 	kind := Denied
@@ -170,8 +167,7 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 // full says whether a server has no connection left, or its socket's queue is full
 // (EAGAIN of unix(7)).
 func full(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == "53300" || errors.Is(err, syscall.EAGAIN)
+	return HasCode(err, TooManyConnections) || errors.Is(err, syscall.EAGAIN)
 }
 
 // hostError is why the attempt to connect to a host failed.
@@ -280,27 +276,26 @@ func fullHint(e *pgconn.PgError, cfg *pgconn.Config) string {
 }
 
 // describePgError sorts the errors that a server gives instead of completing a login.
-// SQLSTATE classes: https://www.postgresql.org/docs/current/errcodes-appendix.html
 func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind Kind, hint string) {
 	text = ServerSays(e)
 	switch {
-	case e.Code == "28P01" && cfg.Password == "":
+	case e.Code == InvalidPassword && cfg.Password == "":
 		return text, Denied, "no password was given: PGPASSWORD or the password file ~/.pgpass (mode 0600) may hold it"
-	case e.Code == "28P01": // PostgreSQL also gives it for a role that doesn't exist
+	case e.Code == InvalidPassword: // PostgreSQL also gives it for a role that doesn't exist
 		return text, Denied, "wrong password, or no such role: PostgreSQL does not tell which"
-	case e.Code == "28000" && strings.Contains(e.Message, "does not exist"):
+	case e.Code == InvalidAuthorizationSpecification && strings.Contains(e.Message, "does not exist"):
 		return text, Denied, "CREATE ROLE " + identifier(cfg.User) + " LOGIN; or is another role meant?"
-	case e.Code == "28000" && strings.Contains(e.Message, "not permitted to log in"):
+	case e.Code == InvalidAuthorizationSpecification && strings.Contains(e.Message, "not permitted to log in"):
 		return text, Denied, "ALTER ROLE " + identifier(cfg.User) + " LOGIN"
-	case strings.HasPrefix(e.Code, "28"):
+	case strings.HasPrefix(e.Code, classAuthorization):
 		return text, Denied, "pg_hba.conf on the server says who may log in from where"
-	case e.Code == "3D000":
+	case e.Code == InvalidCatalogName:
 		return text, Denied, "-d names the database; psql -l lists them"
-	case e.Code == "42501" && strings.Contains(e.Message, "permission denied for database"):
+	case e.Code == InsufficientPrivilege && strings.Contains(e.Message, "permission denied for database"):
 		return text, Denied, "GRANT CONNECT ON DATABASE " + databaseOf(cfg) + " TO " + identifier(cfg.User)
-	case e.Code == "55000" && strings.Contains(e.Message, "not currently accepting connections"):
+	case e.Code == ObjectNotInPrerequisiteState && strings.Contains(e.Message, "not currently accepting connections"):
 		return text, Denied, "ALTER DATABASE " + databaseOf(cfg) + " ALLOW_CONNECTIONS true"
-	case e.Code == "53300":
+	case e.Code == TooManyConnections:
 		return text, Unreachable, fullHint(e, cfg)
 	case passes(e):
 		return text, Unreachable, ""
@@ -317,14 +312,6 @@ func identifier(name string) string {
 		return name
 	}
 	return `"` + strings.ReplaceAll(name, `"`, `""`) + `"`
-}
-
-// passes says whether an error is about the connection, the server's resources, its starts and
-// stops, or a query that was canceled, as by the role's statement_timeout before the login has
-// turned that off.
-func passes(e *pgconn.PgError) bool {
-	const queryCanceled = "57014"
-	return strings.HasPrefix(e.Code, "08") || strings.HasPrefix(e.Code, "53") || strings.HasPrefix(e.Code, "57P") || e.Code == queryCanceled
 }
 
 // ServerSays is a server's message with its code, as in psql's verbose mode.

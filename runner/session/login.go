@@ -87,10 +87,10 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	var pgErr *pgconn.PgError
 	switch {
 	case !errors.As(err, &pgErr):
-	case pgErr.Code == "42501" && asked: // no permission: the try after the login gets the same error, and names the lock
+	case pgErr.Code == InsufficientPrivilege && asked: // no permission: the try after the login gets the same error, and names the lock
 		cfg.FirstQuestion = ""
 		return checkLogin(ctx, pg, cfg)
-	case strings.HasPrefix(pgErr.Code, "42"):
+	case strings.HasPrefix(pgErr.Code, classSyntaxOrAccess):
 		return loginAnswers{}, unfit(needsPostgreSQL, "the server does not understand PostgreSQL's own functions: %s", ServerSays(pgErr))
 	}
 	if err != nil {

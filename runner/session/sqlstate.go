@@ -1,0 +1,64 @@
+package session
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// The server's codes of errors, by the names that PostgreSQL's documentation has for them.
+// https://www.postgresql.org/docs/current/errcodes-appendix.html
+const (
+	UntranslatableCharacter           = "22P05"
+	ReadOnlySQLTransaction            = "25006"
+	InvalidAuthorizationSpecification = "28000"
+	InvalidPassword                   = "28P01"
+	InvalidCatalogName                = "3D000" // no such database
+	InvalidSchemaName                 = "3F000"
+	SerializationFailure              = "40001"
+	DeadlockDetected                  = "40P01"
+	InsufficientPrivilege             = "42501"
+	UndefinedFunction                 = "42883"
+	UndefinedTable                    = "42P01"
+	DiskFull                          = "53100"
+	OutOfMemory                       = "53200"
+	TooManyConnections                = "53300"
+	ObjectNotInPrerequisiteState      = "55000"
+	LockNotAvailable                  = "55P03"
+	QueryCanceled                     = "57014"
+)
+
+// Classes of codes: their first two characters, or three where PostgreSQL has its own.
+const (
+	classConnection       = "08"
+	classAuthorization    = "28"
+	classSyntaxOrAccess   = "42"
+	classResources        = "53"
+	classOperatorShutdown = "57P"
+)
+
+// HasCode says whether err is an error of the server with one of these codes.
+func HasCode(err error, codes ...string) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && slices.Contains(codes, pgErr.Code)
+}
+
+// Undefined says whether the server has rejected a statement since it has no such schema, table or
+// function.
+func Undefined(err error) bool {
+	return HasCode(err, InvalidSchemaName, UndefinedTable, UndefinedFunction)
+}
+
+// passes says whether an error is about the connection, the server's resources, its starts and
+// stops, or a query that was canceled, as by the role's statement_timeout before the login has
+// turned that off.
+func passes(e *pgconn.PgError) bool {
+	for _, class := range []string{classConnection, classResources, classOperatorShutdown} {
+		if strings.HasPrefix(e.Code, class) {
+			return true
+		}
+	}
+	return e.Code == QueryCanceled
+}
