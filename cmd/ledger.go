@@ -100,7 +100,7 @@ func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io
 		f.keep = 0 // keep the present setting, or else the default
 	}
 	if f.sql {
-		_, err := io.WriteString(stdout, ledger.SQL(f.keep))
+		_, err := io.WriteString(stdout, ledger.InstallSQL(f.keep))
 		return err
 	}
 	if err := f.find(u, cmd); err != nil {

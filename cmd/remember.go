@@ -82,7 +82,7 @@ func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string,
 	}
 	for i, l := range claim.Locks {
 		run := ledger.Run{Host: d.Host, User: d.User, Command: d.Command, PID: d.PID}
-		if _, err := ask(ctx, run.Missing(ledger.Lock{ID: l.ID, Key: claim.Key(i)}, status)); err != nil {
+		if _, err := ask(ctx, run.MissingQuery(ledger.Lock{ID: l.ID, Key: claim.Key(i)}, status)); err != nil {
 			return err
 		}
 	}

@@ -47,7 +47,7 @@ func (e *each) arePaused(ctx context.Context, s *session.Session, items []string
 		t := e.cfg.Task(item)
 		locks = append(locks, ledger.Lock{ID: t.Lock.ID, Key: t.Key})
 	}
-	rows, err := s.Query(ctx, ledger.PausedAmong(locks))
+	rows, err := s.Query(ctx, ledger.PausedAmongQuery(locks))
 	if err != nil {
 		return nil, err
 	}

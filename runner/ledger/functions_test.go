@@ -285,7 +285,7 @@ func TestAccess(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, "what is left", query(t, server, "SELECT count(*) FROM pg_namespace WHERE nspname = 'pglead'")+query(t, server, "SELECT count(*) FROM pg_proc WHERE prosrc LIKE '%pglead%'"), "00")
-	if _, err := try(t, owner, ledger.SQL(5)); err != nil {
+	if _, err := try(t, owner, ledger.InstallSQL(5)); err != nil {
 		t.Fatal(err)
 	}
 	expect(t, "what was asked to be kept", query(t, server, "SELECT version, keep FROM pglead.setting"), "1 5")

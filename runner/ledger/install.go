@@ -42,8 +42,8 @@ func installing(keep int) string {
 		schema(), Version, keep, kept)
 }
 
-// SQL is what Install sends, for users who want to read it first.
-func SQL(keep int) string { return "BEGIN;\n\n" + installing(keep) + "\nCOMMIT;\n" }
+// InstallSQL is what Install sends, for users who want to read it first.
+func InstallSQL(keep int) string { return "BEGIN;\n\n" + installing(keep) + "\nCOMMIT;\n" }
 
 // Install makes the ledger, or its missing parts. keep is how many runs of each key
 // it keeps. The role needs CREATE on the database, and nothing else.

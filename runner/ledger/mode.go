@@ -47,9 +47,9 @@ const (
 	Granted Access = "granted"
 )
 
-// Question is an SQL expression for session.Config.LedgerQuestion: whether there is a ledger, and
-// whether the role has USAGE. Its value is an Access, in XML, and who lacks it. The expression is
-// empty if the run wants no ledger.
+// QuestionSQL is an SQL expression for session.Config.LedgerQuestion: whether there is a ledger,
+// and whether the role has USAGE. Its value is an Access, in XML, and who lacks it. The expression
+// is empty if the run wants no ledger.
 //
 // Functions in the schema run with this role's rights. So the schema has to belong to a
 // superuser, to the database's owner (pg_database_owner), or to this role. Any other
@@ -59,7 +59,7 @@ const (
 // If there is a ledger, the expression also makes the session's settings, whatever the
 // role's defaults are: a start needs its own snapshot, younger than the lock's
 // grant. A session through a pooler gets no settings.
-func (u Use) Question(pooled bool) string {
+func (u Use) QuestionSQL(pooled bool) string {
 	if !u.wanted() {
 		return ""
 	}

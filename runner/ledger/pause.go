@@ -28,6 +28,6 @@ func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, w Wish) e
 
 // ResumeKey ends the pause of a lock, and says whether there was one. The lock may have no row yet.
 func ResumeKey(ctx context.Context, ask Ask, l Lock) (was bool, err error) {
-	rows, err := ask(ctx, "SELECT pglead.resume_1(number, sub) FROM pglead.lock WHERE paused_until IS NOT NULL AND reader = 0 AND ("+l.pausedBy()+")")
+	rows, err := ask(ctx, "SELECT pglead.resume_1(number, sub) FROM pglead.lock WHERE paused_until IS NOT NULL AND reader = 0 AND ("+l.pausedSQL()+")")
 	return slices.ContainsFunc(rows, func(row []string) bool { return session.Rows{row}.Is("t") }), err
 }

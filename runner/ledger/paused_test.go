@@ -26,7 +26,7 @@ func TestPausedAmong(t *testing.T) {
 		lock(7, "seven"), lock(7, "another"), lock(math.MinInt64, "seven"), lock(8, "eight"), lock(10, `ni'ne\`),
 		lock(11, long), lock(12, "none"), {ID: lockkey.ID{Number: 7, Pair: true}, Key: "pair"},
 	}
-	rows, err := asking(a)(t.Context(), ledger.PausedAmong(locks))
+	rows, err := asking(a)(t.Context(), ledger.PausedAmongQuery(locks))
 	if err != nil {
 		t.Fatal(err)
 	}

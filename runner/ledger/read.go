@@ -19,7 +19,7 @@ type Ask func(ctx context.Context, sql string) ([][]string, error)
 // as SQL writes it. Its query names nothing in the schema: even planning such a
 // query could run functions there.
 func Look(ctx context.Context, ask Ask) (access Access, role string, err error) {
-	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.Question(true)+", pg_catalog.quote_ident(current_user)")
+	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.QuestionSQL(true)+", pg_catalog.quote_ident(current_user)")
 	if err != nil {
 		return Absent, "", err
 	}

@@ -78,8 +78,8 @@ func (r Run) ticks() string {
 	return fmt.Sprintf("%s, %s, %s", instant(r.Tick.At), interval(r.Tick.Per), instant(r.Tick.now()))
 }
 
-// Open is a query that counts the locks' runs whose commands may be alive.
-func Open(locks []Lock, shared bool) string {
+// OpenRunsQuery is a query that counts the locks' runs whose commands may be alive.
+func OpenRunsQuery(locks []Lock, shared bool) string {
 	var rows []string
 	for _, l := range locks {
 		rows = append(rows, fmt.Sprintf("(%d, %d)", l.Number, l.ObjSubID()))
@@ -91,42 +91,43 @@ func Open(locks []Lock, shared bool) string {
 	return "SELECT pg_catalog.count(*) FROM pglead.lock WHERE started IS NOT NULL AND ended IS NULL AND (number, sub) IN (" + strings.Join(rows, ", ") + ")" + readers
 }
 
-// Paused is a query for the locks' pause that ends last. ParsePaused reads its rows.
-func Paused(locks []Lock) string {
+// PausedQuery is a query for the locks' pause that ends last. ParsePaused reads its rows.
+func PausedQuery(locks []Lock) string {
 	var rows []string
 	for _, l := range locks {
-		rows = append(rows, l.pausedBy())
+		rows = append(rows, l.pausedSQL())
 	}
 	return `SELECT CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until)) END,
 	CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until - pg_catalog.clock_timestamp())) END, paused_by, note
 FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + strings.Join(rows, " OR ") + ") ORDER BY paused_until DESC LIMIT 1"
 }
 
-// PausedAmong is a query for those of the locks that are paused. ParsePausedAmong reads its rows.
-func PausedAmong(locks []Lock) string {
+// PausedAmongQuery is a query for those of the locks that are paused. ParsePausedAmong reads its
+// rows.
+func PausedAmongQuery(locks []Lock) string {
 	var rows []string
 	for i, l := range locks {
 		rows = append(rows, fmt.Sprintf("(%d, bigint '%d', smallint '%d', %s)", i, l.Number, l.ObjSubID(), quoteKey(l.Key)))
 	}
 	return "SELECT w.i FROM (VALUES " + strings.Join(rows, ", ") + `) AS w (i, number, sub, key) WHERE EXISTS (
-	SELECT FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + pausedBy("w.number", "w.sub", "w.key") + "))"
+	SELECT FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + pausedBySQL("w.number", "w.sub", "w.key") + "))"
 }
 
-// pausedBy is a condition on a row of pglead.lock, as the ledger's functions have it: its pause is
-// one of the lock with this number, sub and key, which are SQL expressions. Slots have other
+// pausedBySQL is a condition on a row of pglead.lock, as the ledger's functions have it: its pause
+// is one of the lock with this number, sub and key, which are SQL expressions. Slots have other
 // numbers and the same key; a key that is a number, or a pair of them, has none.
-func pausedBy(number, sub, key string) string {
+func pausedBySQL(number, sub, key string) string {
 	return fmt.Sprintf(`lock.number = %[1]s AND lock.sub = %[2]s
 	OR lock.key = pg_catalog.left(%[3]s, %[4]d) AND lock.key NOT IN (lock.number::text, %[1]s::text) AND (lock.sub = 1 AND %[2]s = 1 OR lock.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$')`,
 		number, sub, key, mostKey)
 }
 
-func (l Lock) pausedBy() string {
-	return pausedBy(fmt.Sprintf("bigint '%d'", l.Number), fmt.Sprintf("smallint '%d'", l.ObjSubID()), quoteKey(l.Key))
+func (l Lock) pausedSQL() string {
+	return pausedBySQL(fmt.Sprintf("bigint '%d'", l.Number), fmt.Sprintf("smallint '%d'", l.ObjSubID()), quoteKey(l.Key))
 }
 
-// Missing is a query that notes that a lock's command could not be executed.
-func (r Run) Missing(l Lock, status int) string {
+// MissingQuery is a query that notes that a lock's command could not be executed.
+func (r Run) MissingQuery(l Lock, status int) string {
 	return fmt.Sprintf("SELECT pglead.missing_1('%d', '%d', %s, %s, %s, %d, %s, %d)",
 		l.Number, l.ObjSubID(), quoteKey(l.Key), quoteWord(r.Host), quoteWord(r.User), r.PID, quoteWord(r.Command), status)
 }
@@ -151,9 +152,9 @@ type End struct {
 	At      time.Time
 }
 
-// Finish returns the columns of the queries that note the end for a lock: each goes after a
+// FinishColumns returns the columns of the queries that note the end for a lock: each goes after a
 // SELECT. The session has to have the role that started the run.
-func (e End) Finish(id lockkey.ID, token int64, shared bool, commit string) []string {
+func (e End) FinishColumns(id lockkey.ID, token int64, shared bool, commit string) []string {
 	status, ago := "NULL", time.Duration(0)
 	if e.Status != nil {
 		status = strconv.Itoa(*e.Status)

@@ -15,16 +15,16 @@ func (cfg *Config) announcement(word evidence.Word) evidence.Announcement {
 	return evidence.Announcement{Word: word, Lease: cfg.Session.Lease, LostGrace: cfg.LostGrace}
 }
 
-// startPayload is an SQL expression that announces the start under a lock. The token
+// startPayloadSQL is an SQL expression that announces the start under a lock. The token
 // is an SQL expression, too.
-func (cfg *Config) startPayload(l advisory.Lock, token string) string {
+func (cfg *Config) startPayloadSQL(l advisory.Lock, token string) string {
 	a := cfg.announcement(evidence.Started)
 	a.Shared = l.Shared
-	return a.SQL(token)
+	return a.PayloadSQL(token)
 }
 
-// notify is an SQL expression that says something on a channel.
-func notify(channel, payload string) string {
+// notifySQL is an SQL expression that says something on a channel.
+func notifySQL(channel, payload string) string {
 	return fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel, payload)
 }
 
@@ -34,7 +34,7 @@ const notWaitingForDisk = "pg_catalog.set_config('synchronous_commit', 'off', tr
 
 // notifyQuery is a query that says something on a channel.
 func notifyQuery(channel, payload string) string {
-	return "SELECT " + notWaitingForDisk + ", " + notify(channel, payload)
+	return "SELECT " + notWaitingForDisk + ", " + notifySQL(channel, payload)
 }
 
 // Tell says something on a channel.

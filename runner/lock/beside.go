@@ -32,7 +32,7 @@ func (b start) drawBeside(ctx context.Context) error {
 	var queries []string
 	if b.cfg.announces() {
 		for _, l := range b.grant.Locks {
-			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayload(l, drawn[0])))
+			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayloadSQL(l, drawn[0])))
 		}
 		if b.cfg.showsToken() {
 			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))

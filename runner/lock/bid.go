@@ -106,7 +106,7 @@ func (cfg *Config) trySQL(missing []advisory.Lock, inLine bool) string {
 	claim := cfg.Claim
 	switch {
 	case cfg.Session.Transaction:
-		return claim.trySQLInTransaction()
+		return claim.tryXactSQL()
 	case claim.takesAny() && !inLine:
 		return advisory.ThroughSQL(advisory.Exclusive(*claim.Gate), advisory.TryEachSQL(claim.Locks, advisory.Lock.TryInTurnSQL), "0")
 	case claim.takesAny():

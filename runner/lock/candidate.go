@@ -150,7 +150,7 @@ func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error
 func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
 	c.cfg.Observer.SayAlive(c.cfg.AttemptMost())
 	of := c.cfg.session()
-	of.FirstQuestion, of.LedgerQuestion = firstTry, c.cfg.Ledger.Question(of.Transaction)
+	of.FirstQuestion, of.LedgerQuestion = firstTry, c.cfg.Ledger.QuestionSQL(of.Transaction)
 	if c.cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(c.left(), time.Second))
 	}

@@ -106,7 +106,7 @@ func afterLossOnce(ctx context.Context, tellWaiters bool, recorded *Held, lost [
 	cfg := lost[0].cfg.session()
 	cfg.Quorum = false
 	if recorded != nil {
-		cfg.LedgerQuestion = recorded.cfg.Ledger.Question(cfg.Transaction)
+		cfg.LedgerQuestion = recorded.cfg.Ledger.QuestionSQL(cfg.Transaction)
 	}
 	s, err := session.Open(ctx, cfg)
 	if err != nil {
@@ -145,7 +145,7 @@ WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT u
 			h.Session.BackendPID(), tokenPrefix, h.Token))
 	}
 	for _, l := range h.Locks {
-		queries = append(queries, notifyQuery(evidence.Channel(l.ID), h.endPayload(evidence.Dead)))
+		queries = append(queries, notifyQuery(evidence.Channel(l.ID), h.endPayloadSQL(evidence.Dead)))
 	}
 	return queries
 }

@@ -76,7 +76,7 @@ func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 		word = evidence.Left
 	}
 	if g.cfg.OfList && !l.Shared && prefers == "" { // others may come back for the item without standing in line
-		return notifyQuery(evidence.Channel(l.ID), g.endPayload(word, endLSN))
+		return notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endLSN))
 	}
 	// In a new backend, sorting by places, as a look does, would take as long
 	// as all the rest. This order names the wrong session when the tickets' time has
@@ -88,7 +88,7 @@ func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	if prefers != "" {
 		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(prefers), order)
 	}
-	say := notifyQuery(evidence.Channel(l.ID), g.endPayload(word, endLSN, "' "+evidence.ToField+"'", "pid"))
+	say := notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endLSN, "' "+evidence.ToField+"'", "pid"))
 	return fmt.Sprintf("%s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", say, listeners, order)
 }
 
@@ -96,12 +96,12 @@ func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 // the log, so that this place is distinct.
 const endLSN = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit_message(false, 'pglead', '')"
 
-// endPayload is an SQL expression that announces the end of a tenure by one of the
+// endPayloadSQL is an SQL expression that announces the end of a tenure by one of the
 // other words. The SQL expressions more are appended to its text.
-func (g *grant) endPayload(word evidence.Word, more ...string) string {
+func (g *grant) endPayloadSQL(word evidence.Word, more ...string) string {
 	a := g.cfg.announcement(word)
 	a.CoversEarlier = g.coversEarlier
-	return a.SQL(strconv.FormatInt(g.Token, 10), more...)
+	return a.PayloadSQL(strconv.FormatInt(g.Token, 10), more...)
 }
 
 // showEndQuery is the query that makes a session's name show that its command is dead. A

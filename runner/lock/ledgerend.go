@@ -62,7 +62,7 @@ func (h *Held) finishColumns(end ledger.End) (list []string) {
 		commit = "local"
 	}
 	for _, l := range h.Locks {
-		list = append(list, end.Finish(l.ID, h.Token, l.Shared, commit)...)
+		list = append(list, end.FinishColumns(l.ID, h.Token, l.Shared, commit)...)
 	}
 	return list
 }

@@ -179,7 +179,7 @@ func (a *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		return err
 	}
 	_, err := b.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host)+"; waiting", func() (bool, error) {
-		open, err := b.number(ctx, ledger.Open(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.shared()))
+		open, err := b.number(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.shared()))
 		return open == 0, err
 	})
 	return err

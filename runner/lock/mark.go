@@ -33,7 +33,7 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 	common := b.lacksCommon()
 	var marks []string
 	for _, id := range common {
-		marks = append(marks, taken(advisory.CommonMarkOf(id).TrySQL()))
+		marks = append(marks, takenSQL(advisory.CommonMarkOf(id).TrySQL()))
 	}
 	queries = selectQuery(marks)
 	ofTicket := b.place.joined() && b.knowledge.listens() && !b.place.held[markLock]
@@ -65,9 +65,9 @@ func (b *Bid) lacksCommon() (ids []lockkey.ID) {
 	return ids
 }
 
-// taken is an SQL expression that tries for a mark. Its value is the write-ahead log's place just
-// after that, or NULL.
-func taken(try string) string {
+// takenSQL is an SQL expression that tries for a mark. Its value is the write-ahead log's place
+// just after that, or NULL.
+func takenSQL(try string) string {
 	return fmt.Sprintf("CASE WHEN %s THEN pg_catalog.pg_current_wal_insert_lsn() END", try)
 }
 
@@ -78,7 +78,7 @@ func (b *Bid) markQuery() string {
 	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND `+advisory.InThisDatabase+` AND %s AND objid <> '%d' AND %s AND granted) AS waiting
 WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d`,
-		taken(mark), advisory.PlaceSQL(), advisory.InLinesOf(b.place.line), advisory.CommonTicket, advisory.IsTicket, crowd.MostListeners)
+		takenSQL(mark), advisory.PlaceSQL(), advisory.InLinesOf(b.place.line), advisory.CommonTicket, advisory.IsTicket, crowd.MostListeners)
 }
 
 func (k *knowledge) tookCommon(ids []lockkey.ID, marks session.Rows) {

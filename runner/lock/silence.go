@@ -134,7 +134,7 @@ func (b *Bid) recordSilence(ctx context.Context, of evidence.Seat, found *look) 
 	var queries []string
 	for _, s := range found.Holders {
 		if s.PID == of.PID {
-			for _, columns := range (ledger.End{Outcome: ledger.Lost}).Finish(s.ID, of.Token, s.Shared, "local") {
+			for _, columns := range (ledger.End{Outcome: ledger.Lost}).FinishColumns(s.ID, of.Token, s.Shared, "local") {
 				queries = append(queries, "SELECT "+columns)
 			}
 		}

@@ -102,7 +102,7 @@ func (cfg *Config) startQueryOf(locks []advisory.Lock, started string, inLine bo
 // announceStartSQL is an SQL expression that announces the start, if anyone waits to hear
 // it.
 func (cfg *Config) announceStartSQL(l advisory.Lock) string {
-	say := notify(evidence.Channel(l.ID), cfg.startPayload(l, tokenSQL))
+	say := notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))
 	if cfg.OfList {
 		return fmt.Sprintf("CASE WHEN %s THEN %s END", advisory.Among(idsOf([]advisory.Lock{l})), say) // only in this lock's row
 	}

@@ -11,10 +11,10 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// trySQLInTransaction is an SQL expression that takes the locks until the transaction
+// tryXactSQL is an SQL expression that takes the locks until the transaction
 // ends, and counts them up to the first that is not free. With a gate it takes one of
 // them, but not the gate, since there is no line through a pooler.
-func (c Claim) trySQLInTransaction() string {
+func (c Claim) tryXactSQL() string {
 	if c.takesAny() {
 		return advisory.TryEachSQL(c.Locks, advisory.Lock.TryXactSQL)
 	}
@@ -76,7 +76,7 @@ func (h *Held) endTransaction(ctx context.Context) error {
 // All of it is one message, since the pooler passes each message on by itself.
 func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
 	trial := "SELECT " + identity + ", " + session.ServerAgeSeconds + ", " + b.trySQL()
-	rows, err := b.s.Query(ctx, strings.Join(append(b.cfg.Session.Begin(), trial), "; "))
+	rows, err := b.s.Query(ctx, strings.Join(append(b.cfg.Session.BeginQueries(), trial), "; "))
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "statement pooling"):

@@ -100,10 +100,10 @@ func (t Turnover) wordsQuery() string {
 	}
 	columns := []string{notWaitingForDisk}
 	for _, said := range t.Said {
-		columns = append(columns, notify(said.Channel, "'"+said.Payload+"'"))
+		columns = append(columns, notifySQL(said.Channel, "'"+said.Payload+"'"))
 	}
 	for _, h := range t.Ended {
-		columns = append(columns, notify(evidence.Channel(h.Locks[0].ID), h.endPayload(evidence.Clean, endLSN)))
+		columns = append(columns, notifySQL(evidence.Channel(h.Locks[0].ID), h.endPayloadSQL(evidence.Clean, endLSN)))
 	}
 	return "SELECT " + strings.Join(columns, ", ")
 }

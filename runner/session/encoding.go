@@ -49,7 +49,7 @@ func asIs(pg *pgconn.PgConn, local bool) string {
 	if pg.ParameterStatus("server_encoding") != "SQL_ASCII" {
 		return "''"
 	}
-	return set(local, [][2]string{{"client_encoding", "SQL_ASCII"}})
+	return setSQL(local, [][2]string{{"client_encoding", "SQL_ASCII"}})
 }
 
 // failure is the server's error about one of a request's queries.

@@ -135,7 +135,7 @@ func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats [
 	}
 	fit := "NOT pg_catalog.pg_is_in_recovery()"
 	if !cfg.Transaction {
-		settings = cfg.sessionSettings(major) + " || " + asIs(pg, false)
+		settings = cfg.sessionSettingsSQL(major) + " || " + asIs(pg, false)
 		fit += fmt.Sprintf(" AND pg_catalog.pg_backend_pid() = %d", pg.PID())
 	}
 	sql = fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
@@ -220,14 +220,14 @@ func (cfg Config) settings() [][2]string {
 	}
 }
 
-// sessionSettings is an SQL expression that makes the settings of a session without a
+// sessionSettingsSQL is an SQL expression that makes the settings of a session without a
 // pooler.
-func (cfg Config) sessionSettings(major int) string {
+func (cfg Config) sessionSettingsSQL(major int) string {
 	settings := cfg.settings()
 	if major >= 17 {
 		settings = append(settings, [2]string{transactionTimeout, "0"})
 	}
-	return set(false, append(settings,
+	return setSQL(false, append(settings,
 		[2]string{"idle_in_transaction_session_timeout", "0"},
 		[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
 		// While a request of ours waits for a lock, only these tell the server that
@@ -239,9 +239,9 @@ func (cfg Config) sessionSettings(major int) string {
 		[2]string{"client_connection_check_interval", milliseconds(leasetime.BeatEvery(cfg.Lease))}))
 }
 
-// set is an SQL expression that makes settings, for the session or only for
+// setSQL is an SQL expression that makes settings, for the session or only for
 // the transaction.
-func set(local bool, settings [][2]string) string {
+func setSQL(local bool, settings [][2]string) string {
 	calls := make([]string, len(settings))
 	for i, s := range settings {
 		calls[i] = fmt.Sprintf("pg_catalog.set_config('%s', '%s', %t)", s[0], s[1], local)
@@ -249,14 +249,14 @@ func set(local bool, settings [][2]string) string {
 	return strings.Join(calls, " || ")
 }
 
-// Begin are the queries that begin the transaction which holds the lock. Its isolation
+// BeginQueries are the queries that begin the transaction which holds the lock. Its isolation
 // level, read committed, keeps no snapshot between two heartbeats: a snapshot would hold
 // back vacuum. It may write, whatever the role's default is: at its end the ledger notes how
 // the command ended.
-func (cfg Config) Begin() []string {
+func (cfg Config) BeginQueries() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
-		"SELECT " + set(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
+		"SELECT " + setSQL(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
 			" || " + noTransactionTimeout,
 	}
 }
@@ -273,7 +273,7 @@ const noTransactionTimeout = "CASE WHEN pg_catalog.current_setting('" + transact
 // StayOpenQuery is a query after which a transaction may stay open, whatever the role's settings
 // are.
 func StayOpenQuery() string {
-	return "SELECT " + set(true, [][2]string{{"idle_in_transaction_session_timeout", "0"}}) + " || " + noTransactionTimeout
+	return "SELECT " + setSQL(true, [][2]string{{"idle_in_transaction_session_timeout", "0"}}) + " || " + noTransactionTimeout
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
