@@ -32,7 +32,8 @@ type Config struct {
 	// command ends earlier.
 	MinHold time.Duration
 
-	Hooks Hooks
+	Hooks  Hooks
+	Stages Stages
 }
 
 // LevelNotice is lock.LevelNotice, for commands.

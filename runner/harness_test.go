@@ -56,7 +56,7 @@ func newScene() *scene {
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
 	s.cfg.Log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
-	s.cfg.Observer.Ending = func() { s.say("observer: ending") }
+	s.cfg.Stages.Ending = func() { s.say("stages: ending") }
 	return s
 }
 

@@ -49,7 +49,7 @@ func (n *node) sleep(cfg Config, d time.Duration) error {
 	cfg.Observer.SayAlive(d + cfg.AttemptMost())
 	ctx, listener := interruptible(n.caught)
 	if d > 0 {
-		cfg.Observer.SayResting(time.Now().Add(d))
+		cfg.Stages.resting(time.Now().Add(d))
 		pace.Sleep(ctx, d)
 	}
 	listener.handOver() // only now, since a last signal may still end ctx

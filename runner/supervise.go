@@ -173,7 +173,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 		return
 	}
 	s.asked |= BySignal
-	s.cfg.Observer.SayEnding()
+	s.cfg.Stages.ending()
 	s.limit(s.cfg.KillAfterSignal)
 }
 

@@ -13,9 +13,8 @@ import (
 // warning, like syslog's notice.
 const LevelNotice = slog.LevelInfo + 2
 
-// Observer is told what a run is doing, for people and for a supervisor of this process. Package
-// lock tells it about the wait, and package runner about the rest. Each of its functions may be
-// nil, and none but Beside may block.
+// Observer is told how the wait for the locks goes, for people and for a supervisor of this
+// process. Each of its functions may be nil, and none but Beside may block.
 type Observer struct {
 	// Waiting is called when a wait begins, and about once a minute from then on, with
 	// the holders of the locks and their waiters. Each call takes one more question to
@@ -30,42 +29,14 @@ type Observer struct {
 	// Beside runs in a goroutine of its own for as long as a backend waits.
 	Beside func(ctx context.Context, backend uint32)
 	// Alive is called with the time within which it will be called again, unless the work
-	// is stuck.
+	// is stuck. Whoever holds the locks goes on to call it.
 	Alive func(within time.Duration)
-
-	// Leading is called when the command has been started.
-	Leading func()
-	// Resting is called, when this node doesn't lead, with the time of its next try.
-	Resting func(until time.Time)
-	// Ending is called when a signal asks this process to end.
-	Ending func()
 }
 
 // SayAlive calls Alive, if there is one.
 func (o Observer) SayAlive(within time.Duration) {
 	if o.Alive != nil {
 		o.Alive(within)
-	}
-}
-
-// SayLeading calls Leading, if there is one.
-func (o Observer) SayLeading() {
-	if o.Leading != nil {
-		o.Leading()
-	}
-}
-
-// SayResting calls Resting, if there is one.
-func (o Observer) SayResting(until time.Time) {
-	if o.Resting != nil {
-		o.Resting(until)
-	}
-}
-
-// SayEnding calls Ending, if there is one.
-func (o Observer) SayEnding() {
-	if o.Ending != nil {
-		o.Ending()
 	}
 }
 
