@@ -10,6 +10,10 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
+// Holders and guards announce what becomes of a lock by NOTIFY, on a channel of its own: that a
+// command starts, that it has ended clean, that it is dead. This file writes the SQL for that, and
+// knows to whom it is said. Package evidence reads the announcements.
+
 // announcement is an announcement of this run.
 func (cfg *Config) announcement(word evidence.Word) evidence.Announcement {
 	return evidence.Announcement{Word: word, Lease: cfg.Session.Lease, LostGrace: cfg.LostGrace}

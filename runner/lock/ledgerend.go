@@ -10,6 +10,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
+// The end of a run is noted in the ledger before its lock is given back. Then the next start need
+// not wait for a lock-delay, even on a node that has heard nothing.
+
 // SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
 // command was stopped or, after AnnounceDeaths, that it was lost.
 func (h *Held) SetEnd(end ledger.End) { h.end = end }

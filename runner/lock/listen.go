@@ -11,6 +11,9 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
+// A session learns what others announce about a lock from the moment at which it listens to the
+// lock's channel. The session's reader puts each announcement into a mailbox.
+
 // Listen starts to collect the announcements about the locks.
 func (b *Bid) Listen(ctx context.Context) error {
 	if len(b.knowledge.deafTo()) == 0 && !b.knowledge.unknownHolder {

@@ -8,6 +8,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
+// A waiter that finds one of its locks paused in the ledger leaves the line, asks every few seconds
+// whether the pause is over, and then stands in line again.
+
 // askPauseEvery is how often the ledger is asked whether a pause is over.
 const askPauseEvery = 3 * time.Second
 

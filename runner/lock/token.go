@@ -14,6 +14,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
+// The fencing token is drawn from the server's transaction numbers once all locks of a claim are
+// held. The query that draws it also announces the start, and notes it in the ledger.
+
 // tokenSQL is an SQL expression for the token, the same number wherever it stands in a
 // transaction.
 const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
