@@ -1,6 +1,4 @@
 -- pause_1 keeps a key from starting, in all its slots. A run that has begun goes on.
--- Slots have other numbers and the same key. One whose key is the number, or a pair of
--- numbers, has no slots: what has its text as a key is another lock.
 CREATE OR REPLACE FUNCTION pglead.pause_1(p_number bigint, p_sub smallint, p_key text, p_until timestamptz, p_by text, p_note text) RETURNS text
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 DECLARE
@@ -15,9 +13,9 @@ BEGIN
 	INSERT INTO pglead.lock AS l (number, sub, key, paused_until, paused_by, note) VALUES (p_number, p_sub, left(p_key, 500), p_until, who, why)
 	ON CONFLICT (number, sub, reader) DO UPDATE SET key = coalesce(l.key, excluded.key), paused_until = p_until, paused_by = who, note = why;
 	UPDATE pglead.lock AS l SET paused_until = p_until, paused_by = who, note = why
-	WHERE l.key = left(p_key, 500) AND l.key NOT IN (l.number::text, p_number::text) AND (l.sub = 1 AND p_sub = 1 OR l.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$') AND l.reader = 0 AND l.number <> p_number;
+	WHERE l.key = left(p_key, 500) AND pglead.slots_1(l.number, l.sub, l.key, p_number, p_sub) AND l.reader = 0 AND l.number <> p_number;
 	SELECT 'running ' || coalesce(l.host, '') INTO running FROM pglead.lock AS l
-	WHERE (l.number = p_number AND l.sub = p_sub OR l.key = left(p_key, 500) AND l.key NOT IN (l.number::text, p_number::text) AND (l.sub = 1 AND p_sub = 1 OR l.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$'))
+	WHERE (l.number = p_number AND l.sub = p_sub OR l.key = left(p_key, 500) AND pglead.slots_1(l.number, l.sub, l.key, p_number, p_sub))
 		AND l.started IS NOT NULL AND l.ended IS NULL ORDER BY l.started LIMIT 1;
 	RETURN coalesce(running, 'paused');
 END $$;
@@ -29,7 +27,7 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 		UPDATE pglead.lock AS l SET paused_until = NULL, paused_by = NULL, note = NULL
 		WHERE l.paused_until IS NOT NULL AND (l.number = p_number AND l.sub = p_sub
 			OR l.key = (SELECT o.key FROM pglead.lock AS o WHERE o.number = p_number AND o.sub = p_sub AND o.reader = 0)
-				AND l.key NOT IN (l.number::text, p_number::text) AND (l.sub = 1 AND p_sub = 1 OR l.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$'))
+				AND pglead.slots_1(l.number, l.sub, l.key, p_number, p_sub))
 		RETURNING l.paused_until)
 	SELECT EXISTS (SELECT FROM resumed)
 $$;

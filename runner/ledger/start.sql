@@ -6,6 +6,15 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 		AND p_tick <= p_clock + CASE WHEN p_per >= '24:00' THEN interval '15:00' ELSE '0' END
 $$;
 
+-- slots_1 says of two locks with the same key whether they are slots of it, which a pause concerns
+-- together. A lock whose key is its number, or its pair of numbers, has no slots: what has its text
+-- as a key is another lock.
+CREATE OR REPLACE FUNCTION pglead.slots_1(a_number bigint, a_sub smallint, the_key text, b_number bigint, b_sub smallint) RETURNS boolean
+LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+	SELECT the_key NOT IN (a_number::text, b_number::text)
+		AND (a_sub = 1 AND b_sub = 1 OR the_key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$')
+$$;
+
 -- start_1 is what most starts are: of one lock, exclusively, by the session that holds
 -- it, after a run that ended. It says 'started', or nothing: then start_rest_1 knows
 -- why. plpgsql would cost a backend in its first moments several times as much, and
@@ -133,7 +142,7 @@ BEGIN
 			END IF;
 			SELECT l.paused_until, l.paused_by, l.note INTO p FROM pglead.lock AS l
 				WHERE l.paused_until > clock_timestamp() AND (l.number = p_numbers[i] AND l.sub = p_subs[i]
-					OR l.key = left(p_keys[i], 500) AND l.key NOT IN (l.number::text, p_numbers[i]::text) AND (l.sub = 1 AND p_subs[i] = 1 OR l.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$')) -- a slot: see pause_1
+					OR l.key = left(p_keys[i], 500) AND pglead.slots_1(l.number, l.sub, l.key, p_numbers[i], p_subs[i]))
 				ORDER BY l.paused_until DESC LIMIT 1;
 			IF FOUND THEN
 				RETURN concat_ws(E'\n', 'paused ' || CASE WHEN p.paused_until = 'infinity' THEN 'infinity' ELSE ceil(extract(epoch FROM p.paused_until))::text END,
