@@ -274,6 +274,9 @@ func TestLedgerFails(t *testing.T) {
 			err.Error() != "the server does not answer while the ledger is to note the start (has another session locked its tables?)" {
 			t.Errorf("while its table is locked, with a short lease: %v", err)
 		}
+		eventually(t, "the server has ended that session, which else notes its start when the table is free", func() bool {
+			return query(t, server, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")[0] == "0"
+		})
 		waiter := contend(t, patient)
 		eventually(t, "one who waits tries again", func() bool {
 			return strings.Count(strings.Join(waiter.said(), " "), "waiting") > 0
