@@ -67,6 +67,32 @@ func TestUnkillable(t *testing.T) {
 	}
 }
 
+// TestUnkillableUnseen: a descendant that /proc hides from pglead's user is reported, and the lock
+// stays held while it lives. The PID namespace is for kernels before 5.8, on which all mounts of
+// one namespace's /proc have the same options.
+func TestUnkillableUnseen(t *testing.T) {
+	requireRoot(t, "a setuid program, and a /proc that hides it")
+	dsn, dir := openServer(t), openDir(t)
+	suid := becomesRoot(t, dir)
+	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "sh", "-c", `mount -t proc -o hidepid=invisible proc /proc && "$@"; exit`, "sh",
+		"setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
+		filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "unseen", "--lock-delay", "0", "--timeout", "0.5s", "--kill-after", "0.1s", "--", "sh", "-c",
+		suid+` --reuid 0 --regid 0 --clear-groups sleep 3.0272 & trap "" TERM; while :; do sleep 0.05; done`)
+	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	_ = cmd.Run()
+	if code := cmd.ProcessState.ExitCode(); code != 124 {
+		t.Errorf("status %d, want 124", code)
+	}
+	if exec.Command("pgrep", "-xf", "sleep 3.0272").Run() == nil {
+		t.Error("pglead ended before the last of its command's processes")
+	}
+	says(t, said.String(), `pglead: unseen: the command ran for all of the 500ms that --timeout allows; sending SIGTERM\n`+
+		`pglead: unseen: the command did not end after SIGTERM; killing it and all that it started\n`+
+		`pglead: unseen: these processes can't be killed, and the lock stays held while they live: one that /proc hides \(\d+\)\n`)
+}
+
 // TestUnkillableAfterLoss: of a lock that is lost nobody says that it stays held.
 func TestUnkillableAfterLoss(t *testing.T) {
 	requireRoot(t, "a setuid program")

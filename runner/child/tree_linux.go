@@ -108,6 +108,10 @@ func readProcess(pid int) (process, bool) {
 	return p, err == nil
 }
 
+// unseen is the state of a process of another user that /proc does not show to this one (hidepid of
+// proc(5)).
+const unseen = '?'
+
 func isStopped(pid int) bool {
 	p, ok := readProcess(pid)
 	return ok && p.state == 'T'
@@ -128,6 +132,8 @@ func remains(skip []int) []process {
 		for _, pid := range children(skip) {
 			if p, ok := readProcess(pid); ok {
 				found = append(found, p)
+			} else if errors.Is(unix.Kill(pid, 0), unix.EPERM) {
+				found = append(found, process{pid: pid, parent: os.Getpid(), state: unseen, name: "one that /proc hides"})
 			}
 		}
 	}
