@@ -14,8 +14,8 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
-	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // placeholder stands for the item in the key and in the command.

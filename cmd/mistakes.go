@@ -15,9 +15,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // unknownCommand is the error for a word that is no command.

@@ -12,8 +12,8 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/session"
 )
 

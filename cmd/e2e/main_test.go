@@ -23,9 +23,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/cmd"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
-	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // index says where to look for a test, by the beginnings of the files' names. These tests know

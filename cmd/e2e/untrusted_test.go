@@ -22,8 +22,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/localpg"
-	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // Nothing that another session or the server says is to be trusted: these are

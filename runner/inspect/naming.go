@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
-	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // naming finds out to which keys the locks in a list of views belong. A session with

@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )

@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/session"
 )
 

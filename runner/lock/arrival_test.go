@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // arriving is a waiter that has been refused, and whose LISTEN is held back until goOn is called.

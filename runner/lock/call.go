@@ -6,8 +6,8 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/lock/advisory"
-	"github.com/pglead/pglead/runner/lock/crowd"
+	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )

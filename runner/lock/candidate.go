@@ -6,8 +6,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"

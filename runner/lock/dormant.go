@@ -3,9 +3,9 @@ package lock
 import (
 	"context"
 
+	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/leasetime"
-	"github.com/pglead/pglead/runner/lock/advisory"
-	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/session"
 )
 

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/lock/advisory"
-	"github.com/pglead/pglead/runner/lock/crowd"
 )
 
 // TestDormant: in a line that is longer than those who listen, each is served without a

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 

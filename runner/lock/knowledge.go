@@ -6,8 +6,8 @@ import (
 	"strconv"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/boottime"
-	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )

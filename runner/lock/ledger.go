@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 )
 

@@ -12,10 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 )
 

@@ -62,8 +62,8 @@ import (
 	"strings"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/inspect"
-	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // Claim is what a run has to hold: all of Locks or, with a Gate, any one.

@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
-	"github.com/pglead/pglead/runner/lock/advisory"
-	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )

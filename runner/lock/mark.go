@@ -5,8 +5,8 @@ import (
 	"slices"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/lock/advisory"
-	"github.com/pglead/pglead/runner/lock/crowd"
+	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/advisory"
 )
 
 // place is a bid's place in line, and the server's locks that it has for that.

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/pglead/pglead/runner/lock/crowd"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )

@@ -14,11 +14,11 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/lock/advisory"
 	"github.com/pglead/pglead/runner/session"
 )
 

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/lock/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 

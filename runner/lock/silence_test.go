@@ -7,10 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // silenced is a holder, by way of a relay that has gone silent since, and the one who

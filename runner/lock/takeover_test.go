@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // delayed says whether a contender has held the lock for a time without a start.

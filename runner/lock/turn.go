@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pglead/pglead/runner/lock/crowd"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 

@@ -5,7 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/pglead/pglead/runner/lock/crowd"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 

@@ -6,10 +6,10 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
-	"github.com/pglead/pglead/runner/lock/advisory"
 )
 
 // requests is how many requests the only waiter in a line has made.

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/advisory"
 )
 
 // end is what those in line learn of a leader's end.

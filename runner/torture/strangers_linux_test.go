@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/lock/advisory"
+	"github.com/pglead/pglead/runner/advisory"
 )
 
 // stranger is a role that may connect, and no more.

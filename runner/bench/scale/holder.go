@@ -3,7 +3,7 @@ package main
 import (
 	"time"
 
-	"github.com/pglead/pglead/runner/lock/crowd"
+	"github.com/pglead/pglead/runner/crowd"
 )
 
 // tenure is a node's state while it holds the lock.

@@ -1,6 +1,6 @@
 package main
 
-import "github.com/pglead/pglead/runner/lock/crowd"
+import "github.com/pglead/pglead/runner/crowd"
 
 // theLock is a lock with its line, which is in the order of tickets.
 type theLock struct {

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pglead/pglead/runner/lock/crowd"
+	"github.com/pglead/pglead/runner/crowd"
 )
 
 // inLine is a scene in which the first of so many nodes holds the lock, and the others are in line.

@@ -1,5 +1,5 @@
 // Command scale simulates, in virtual time, the load of many nodes on one server: cron, CI and
-// daemons that stand by. It uses pglead's own rules (runner/lock/crowd, runner/leasetime,
+// daemons that stand by. It uses pglead's own rules (runner/crowd, runner/leasetime,
 // runner/pace) and measured costs (costs.go), and prints the tables of testdata/bench/SCALE.md,
 // which explains them:
 //

@@ -3,8 +3,8 @@ package main
 import (
 	"time"
 
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/leasetime"
-	"github.com/pglead/pglead/runner/lock/crowd"
 )
 
 // A waiter follows the rules of package lock, where their reasons are: turn.go has when it

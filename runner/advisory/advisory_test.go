@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
+	. "github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/localpg/testserver"
-	. "github.com/pglead/pglead/runner/lock/advisory"
 )
 
 func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
