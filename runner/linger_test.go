@@ -39,7 +39,7 @@ func TestLinger(t *testing.T) {
 				var over time.Duration
 				s.play(test.incidents, func() {
 					time.Sleep(4 * sec)
-					if asked := s.holdOut(); asked != test.asked {
+					if asked := s.linger(); asked != test.asked {
 						t.Errorf("asked %d, want %d", asked, test.asked)
 					}
 					over = time.Since(s.began)

@@ -119,7 +119,7 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	outcome, err := s.supervise()
 	r.held.SetEnd(endOf(outcome, err))
 	if err == nil && !outcome.Asked.Has(BySignal|ByStepDown) {
-		r.askedLate |= s.holdOut()
+		r.askedLate |= s.linger()
 	}
 	return outcome, err
 }
@@ -163,7 +163,7 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.LostGrace, LeaseGrace: leasetime.MostGrace(r.cfg.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
-		Release:       release, ReleaseEndsSession: endsSession, Linger: r.guardLinger(), KeepGuard: r.keepGuard,
+		Release:       release, ReleaseEndsSession: endsSession, SocketLinger: r.socketLinger(), KeepGuard: r.keepGuard,
 	}
 	c, err := r.guard.StartCommand(ctx, cfg)
 	if !errors.Is(err, child.ErrGuardGone) {
@@ -176,9 +176,9 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 	return r.guard.StartCommand(ctx, cfg)
 }
 
-// guardLinger is how long the guard of a stopped pglead leaves the lock with it, so that
+// socketLinger is how long the guard of a stopped pglead leaves the lock with it, so that
 // the waiters in line see the silence for long enough. Behind a pooler nobody sees that.
-func (r *run) guardLinger() time.Duration {
+func (r *run) socketLinger() time.Duration {
 	if r.cfg.Session.Transaction {
 		return 0
 	}

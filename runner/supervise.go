@@ -3,7 +3,6 @@ package runner
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -15,7 +14,6 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/leasetime"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // supervision is a command that runs under a lock: it has what can happen to the two, and
@@ -69,7 +67,7 @@ type command interface {
 }
 
 // supervise watches over the lock and the command. It returns when the whole tree is dead. (After
-// the command's end holdOut waits for the lock alone.)
+// the command's end linger waits for the lock alone.)
 //
 // When the server falls silent, this happens, in this order:
 //
@@ -277,119 +275,4 @@ func (s *supervision) nameUnkillable() {
 		consequence = "the lock is lost: another node may run the command while they live"
 	}
 	s.cfg.Log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
-}
-
-// conclude turns the end of the tree into an outcome.
-func (s *supervision) conclude() (Outcome, error) {
-	result, ran := s.command.Result(), time.Since(s.began)
-	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
-		// The guard was faster than the session, which will soon have the reason.
-		select {
-		case <-s.held.Lost():
-		case <-time.After(time.Second):
-		}
-	}
-	if slices.ContainsFunc(s.received, func(sig unix.Signal) bool { return endedBy(result.Status, sig) }) {
-		s.asked |= BySignal
-	}
-	loss := s.loss(result)
-	if loss == nil && result.Ending != child.GuardDied {
-		s.cfg.Log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
-		return Outcome{Status: result.Status, Ran: ran, Asked: s.asked}, nil
-	}
-	s.cfg.Log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
-	if loss == nil {
-		return Outcome{Asked: s.asked}, &GuardDiedError{}
-	}
-	if s.lost != nil { // the guard was faster
-		reason := cmp.Or(s.held.Err(), loss.Cause) // what lockLost would log
-		s.cfg.Log.Info("lock lost", "event", "lost", "reason", reason.Error())
-		s.onLoss(reason)
-	}
-	return Outcome{Asked: s.asked}, loss
-}
-
-// loss says how the lock was lost while the command ran, or nil.
-func (s *supervision) loss(result child.Result) *LockLostError {
-	lost := &LockLostError{Database: session.Target(s.cfg.Session.Database)}
-	var cause *session.LostError
-	switch {
-	case errors.As(s.held.Err(), &cause):
-		lost.Cause, lost.SilentFor = cause.Cause, cause.SilentFor
-	case result.Ending == child.LeaseOver:
-		lost.Cause = session.ErrStopped
-	case result.Ending == child.SocketClosed:
-		lost.Cause = errors.New("the server closed the connection")
-	default:
-		return nil
-	}
-	lost.What = s.whatWasDone(result)
-	return lost
-}
-
-// whatWasDone says what the loss of the lock did to the command.
-func (s *supervision) whatWasDone(result child.Result) string {
-	command := fmt.Sprintf("the command (process %d)", s.command.PID())
-	killed := command + " was killed"
-	if result.Killed != 1 {
-		killed += fmt.Sprintf(" with all that it had started, %d processes", result.Killed)
-	}
-	switch {
-	case result.Ending == child.GuardDied:
-		return killed + " when its guard process died"
-	case result.Ending == child.GuardLate:
-		return killed + "; for that its guard process, which did not do so in time, was killed, too"
-	case result.Killed == 0 && s.cfg.LostGrace > 0:
-		return command + " ended, by itself or on the SIGTERM of --lost-grace: " + describeStatus(result.Status)
-	case result.Killed == 0:
-		return command + " had just ended: " + describeStatus(result.Status)
-	}
-	return killed
-}
-
-// holdOut keeps the lock, after the command has ended, for the rest of --min-hold, or until
-// somebody asks for it or a signal asks this process to end. It returns what has asked. A request
-// that has come by the command's end still decides who is to have the lock next.
-func (s *supervision) holdOut() (asked Asked) {
-	select {
-	case <-s.requests:
-		s.findAsker()
-	default:
-	}
-	rest := s.cfg.MinHold - time.Since(s.started)
-	switch {
-	case rest > 0:
-		s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
-		s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
-		noted := s.held.NoteEnd(context.Background()) // the end of the session limits it
-		defer func() { <-noted }()
-	case s.asker == nil:
-		return 0
-	}
-	for over := time.After(rest); ; {
-		select {
-		case <-over:
-			if s.asker == nil {
-				return 0
-			}
-			over = nil // the release would have to wait for the answer to that question, too
-		case <-s.held.Lost():
-			if rest > 0 {
-				s.cfg.Log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
-			}
-			return 0
-		case <-s.requests:
-			s.findAsker()
-		case r := <-s.asker:
-			s.held.Prefer(r.to)
-			if rest > 0 {
-				s.cfg.Log.Warn("asked to step down by "+r.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", r.by)
-			}
-			return ByStepDown
-		case sig := <-s.signals:
-			if child.Interrupts(sig.(unix.Signal)) {
-				return BySignal
-			}
-		}
-	}
 }

@@ -55,10 +55,10 @@ type Config struct {
 	Release            []byte
 	ReleaseEndsSession bool
 
-	// Linger is how long the guard leaves the connection open when the deadline has passed
+	// SocketLinger is how long the guard leaves the connection open when the deadline has passed
 	// and the tree is dead. Then the guard ends the connection: a stopped pglead would keep
 	// it open.
-	Linger time.Duration
+	SocketLinger time.Duration
 
 	// KeepGuard keeps the guard for another command, if it can take one (see Child.Guard).
 	// Such commands run in the guard's session, each in a group of its own. KeepGuard has

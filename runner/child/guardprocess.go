@@ -159,7 +159,7 @@ func (g *guardProcess) watch() (again bool) {
 	if g.report.Ready == 0 || err != nil {
 		removeCgroup(g.cgroup)
 	}
-	g.linger()
+	g.endConnection()
 	if errors.Is(err, unix.EAGAIN) { // pglead is stopped, and its socket full
 		err = writeMessage(blocking{g.fd}, msgDone, g.report.encode())
 	}

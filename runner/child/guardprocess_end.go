@@ -197,7 +197,7 @@ func (g *guardProcess) leaveSocket() {
 			g.drainSocket()
 		}
 	case g.report.Ending == LeaseOver:
-		// pglead is stopped, or the server is silent. linger ends the connection: ending it
+		// pglead is stopped, or the server is silent. endConnection ends the connection: ending it
 		// now, without a message, would be too early for the waiters in line. Only later do they
 		// see that the holder was silent for long enough.
 		if g.req.ReleaseEndsSession && may {
@@ -212,15 +212,15 @@ func (g *guardProcess) leaveSocket() {
 	// may still be killing.
 }
 
-// linger ends the connection of a pglead that may be stopped, unless the server or
+// endConnection ends the connection of a pglead that may be stopped, unless the server or
 // pglead ends it earlier. By then the report to pglead is written.
-func (g *guardProcess) linger() {
+func (g *guardProcess) endConnection() {
 	if g.socket < 0 || g.report.Ending != LeaseOver {
 		return
 	}
-	over := boottime.Now().Add(g.req.Linger)
+	over := boottime.Now().Add(g.req.SocketLinger)
 	fds := []unix.PollFd{{Fd: int32(g.socket), Events: serverHungUp}, {Fd: int32(g.fd)}} // POLLHUP always counts
-	for left := g.req.Linger; left > 0; left = boottime.Until(over) {
+	for left := g.req.SocketLinger; left > 0; left = boottime.Until(over) {
 		if n, err := unix.Poll(fds, int(left.Milliseconds())+1); n > 0 || err != nil && err != unix.EINTR {
 			break
 		}

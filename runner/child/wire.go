@@ -115,7 +115,7 @@ type startRequest struct{ Config }
 
 func (r *startRequest) encode() []byte {
 	var b []byte
-	for _, n := range []int64{int64(r.Deadline), int64(r.LostGrace), int64(r.LeaseGrace), flag(r.WaitForLeftovers), flag(r.ReleaseEndsSession), flag(r.KeepGuard), int64(r.Linger)} {
+	for _, n := range []int64{int64(r.Deadline), int64(r.LostGrace), int64(r.LeaseGrace), flag(r.WaitForLeftovers), flag(r.ReleaseEndsSession), flag(r.KeepGuard), int64(r.SocketLinger)} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
 	for _, list := range [][]string{{r.Path, string(r.Release)}, r.Args, r.Env} {
@@ -167,7 +167,7 @@ func (r *startRequest) decode(b []byte) error {
 	}
 	r.Deadline, r.LostGrace, r.LeaseGrace = boottime.Instant(numbers[0]), time.Duration(numbers[1]), time.Duration(numbers[2])
 	r.WaitForLeftovers, r.ReleaseEndsSession, r.KeepGuard = numbers[3] != 0, numbers[4] != 0, numbers[5] != 0
-	r.Linger = time.Duration(numbers[6])
+	r.SocketLinger = time.Duration(numbers[6])
 	r.Path, r.Release = single[0], []byte(single[1])
 	return nil
 }

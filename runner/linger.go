@@ -1,0 +1,57 @@
+package runner
+
+import (
+	"context"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pglead/pglead/runner/child"
+)
+
+// linger keeps the lock, after the command has ended, for the rest of --min-hold, or until
+// somebody asks for it or a signal asks this process to end. It returns what has asked. A request
+// that has come by the command's end still decides who is to have the lock next.
+func (s *supervision) linger() (asked Asked) {
+	select {
+	case <-s.requests:
+		s.findAsker()
+	default:
+	}
+	rest := s.cfg.MinHold - time.Since(s.started)
+	switch {
+	case rest > 0:
+		s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
+		s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
+		noted := s.held.NoteEnd(context.Background()) // the end of the session limits it
+		defer func() { <-noted }()
+	case s.asker == nil:
+		return 0
+	}
+	for over := time.After(rest); ; {
+		select {
+		case <-over:
+			if s.asker == nil {
+				return 0
+			}
+			over = nil // the release would have to wait for the answer to that question, too
+		case <-s.held.Lost():
+			if rest > 0 {
+				s.cfg.Log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")
+			}
+			return 0
+		case <-s.requests:
+			s.findAsker()
+		case r := <-s.asker:
+			s.held.Prefer(r.to)
+			if rest > 0 {
+				s.cfg.Log.Warn("asked to step down by "+r.by+"; not holding the lock for the rest of --min-hold", "event", "stepping_down", "by", r.by)
+			}
+			return ByStepDown
+		case sig := <-s.signals:
+			if child.Interrupts(sig.(unix.Signal)) {
+				return BySignal
+			}
+		}
+	}
+}
