@@ -139,7 +139,7 @@ func (e *each) pass(ctx context.Context, items iter.Seq[string]) {
 	var workers sync.WaitGroup
 	for range e.cfg.Parallel {
 		workers.Go(func() {
-			if err := e.workOn(ctx, queue); err != nil {
+			if err := e.runWorker(ctx, queue); err != nil {
 				e.cancel(err)
 			}
 		})
@@ -168,15 +168,16 @@ func (e *each) workingSession(ctx context.Context) (s *session.Session, leave fu
 	return s, s.Close, nil
 }
 
-// workOn works on the items in the queue.
-func (e *each) workOn(ctx context.Context, queue <-chan string) error {
+// runWorker opens the session of one worker, if it needs its own, and returns at the end of the
+// worker's loop.
+func (e *each) runWorker(ctx context.Context, queue <-chan string) error {
 	s, leave, err := e.workingSession(ctx)
 	if err != nil {
 		return err
 	}
 	defer leave()
 	w := &worker{each: e, session: s, queue: queue}
-	return w.work(ctx)
+	return w.loop(ctx)
 }
 
 // settle waits until an item's previous command is dead, and draws the token for the grant.
@@ -190,12 +191,12 @@ func (e *each) settle(ctx context.Context, j *job) (settled bool, err error) {
 		_ = j.bid.GiveBack(ctx)
 		e.bids.drop(ctx, j.Lock.ID) // it may have given its mark back, and then would miss starts
 	}
-	return false, e.barred(j, err)
+	return false, e.skipIfBarred(j, err)
 }
 
-// bid returns the bid for an item. A bid that was refused before is used again, since it
+// bidFor returns the bid for an item. A bid that was refused before is used again, since it
 // has listened since. Through a pooler nobody can listen, so each bid is a new one.
-func (e *each) bid(j *job) *lock.Bid {
+func (e *each) bidFor(j *job) *lock.Bid {
 	if b := e.bids.of(j.Lock.ID); b != nil {
 		return b
 	}
@@ -205,9 +206,9 @@ func (e *each) bid(j *job) *lock.Bid {
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass nobody has listened since the previous pass
 }
 
-// passOver skips an item that is held elsewhere, or has failed there. If this process may come back
+// skipHeld skips an item that is held elsewhere, or has failed there. If this process may come back
 // to it, the bid listens meanwhile, and then knows whether the lock's last holder is dead.
-func (e *each) passOver(ctx context.Context, j *job) error {
+func (e *each) skipHeld(ctx context.Context, j *job) error {
 	e.skip(j, heldElsewhere)
 	if e.cfg.Wait == 0 || e.cfg.Session.Transaction {
 		return nil
@@ -270,7 +271,7 @@ func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) 
 	case !ended || !well && e.returning:
 		return false, nil
 	case !well && e.cfg.Wait > 0:
-		return true, e.passOver(ctx, j)
+		return true, e.skipHeld(ctx, j)
 	}
 	e.skip(j, alreadyDone)
 	e.bids.drop(ctx, j.Lock.ID)

@@ -25,9 +25,9 @@ type fetched struct {
 	err  error
 }
 
-// beside runs an errand in parallel with the command that will now start. It gives back the
+// startErrand runs an errand in parallel with the command that will now start. It gives back the
 // last command's lock and, if that command was brief, fetches the next item's lock.
-func (w *worker) beside(ctx context.Context, last *ended) <-chan fetched {
+func (w *worker) startErrand(ctx context.Context, last *ended) <-chan fetched {
 	got := make(chan fetched)
 	ahead := w.brief && !w.cfg.Session.Transaction // a transaction holds one lock after the other
 	go func() {

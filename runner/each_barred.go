@@ -10,8 +10,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// barred skips an item if the ledger keeps it from starting; otherwise it returns the error.
-func (e *each) barred(j *job, err error) error {
+// skipIfBarred skips an item if the ledger keeps it from starting; otherwise it returns the error.
+func (e *each) skipIfBarred(j *job, err error) error {
 	log, level := j.log, slog.LevelWarn
 	if e.returning { // an earlier pass has logged it
 		level = slog.LevelInfo

@@ -70,11 +70,11 @@ func (d desk) carryOut(s *session.Session, batch []*order) {
 func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted bool, err error) {
 	o := &order{done: make(chan struct{})}
 	if last != nil {
-		defer w.leave(ctx, last.job)
+		defer w.forget(ctx, last.job)
 		if last.well && last.held.Joins() {
 			o.last, o.said = last, w.said(last)
 		} else { // others come back to what failed, and Release waits for those that were just refused
-			w.release(ctx, last)
+			w.releaseAlone(ctx, last)
 		}
 	}
 	if next != nil && next.bid.Joins() {
@@ -92,8 +92,8 @@ func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted 
 	return next.bid.Try(context.WithoutCancel(ctx))
 }
 
-// release gives back the lock of a command that has ended.
-func (e *each) release(ctx context.Context, last *ended) {
+// releaseAlone gives back the lock of a command that has ended, outside a turnover.
+func (e *each) releaseAlone(ctx context.Context, last *ended) {
 	if !e.cfg.Session.Transaction {
 		// If Tell fails, the session is lost, or at worst somebody else runs the item
 		// again.

@@ -17,7 +17,19 @@ import (
 
 // worker works on one item after the other: it takes a lock, runs the command, and gives
 // the lock back together with the next try. After a brief command it does both in parallel
-// with the next one (each_ahead.go).
+// with the next command.
+//
+//	each.runWorker      the worker's session; each.pass calls it once for each worker
+//	  loop              fetch, runItem, fetch, runItem …
+//	    fetch           gives back the last lock, and takes the next free item's
+//	      pick          the next item that this process doesn't know to be done or under way here
+//	      readyGuard    the guard gets ready while the server answers
+//	      turnOver      the round trip to the server (each_desk.go)
+//	      take          settles the lock (lock.Bid.Settle), or skips the item
+//	    startErrand     gives back the last lock while the command runs (each_ahead.go)
+//	      fetchAhead    after a brief command: fetches the next lock, too
+//	    runItem         runs the command under its lock
+//	      runCommand    as for pglead run (run.go)
 type worker struct {
 	*each
 	session *session.Session
@@ -35,8 +47,8 @@ type ended struct {
 	well    bool
 }
 
-// work works on the items in the queue until the queue is closed.
-func (w *worker) work(ctx context.Context) error {
+// loop works on the items in the queue until the queue is closed.
+func (w *worker) loop(ctx context.Context) error {
 	defer func() {
 		if w.guard != nil {
 			w.guard.Close()
@@ -44,8 +56,8 @@ func (w *worker) work(ctx context.Context) error {
 	}()
 	next, err := w.fetch(ctx, nil, false)
 	for last := (*ended)(nil); next != nil; {
-		got := w.beside(ctx, last) // gives back the last one's lock
-		ran, failed := w.do(ctx, next)
+		got := w.startErrand(ctx, last) // gives back the last one's lock
+		ran, failed := w.runItem(ctx, next)
 		if failed != nil {
 			w.cancel(failed) // also ends the errand
 		}
@@ -108,7 +120,7 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 // that this process works on, or that it knows to have been run.
 func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 	for ctx.Err() == nil {
-		item, ok := w.item(wait)
+		item, ok := w.nextItem(wait)
 		if !ok {
 			return nil, nil
 		}
@@ -125,7 +137,7 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 			w.skip(j, alreadyDone)
 			continue
 		}
-		j.bid = w.bid(j)
+		j.bid = w.bidFor(j)
 		skipped, err := w.skipIfRun(ctx, j)
 		if !skipped {
 			return j, nil
@@ -138,8 +150,8 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 	return nil, nil
 }
 
-// item is the next item in the queue. Without waiting there may be none yet.
-func (w *worker) item(wait bool) (item string, ok bool) {
+// nextItem is the next item in the queue. Without waiting there may be none yet.
+func (w *worker) nextItem(wait bool) (item string, ok bool) {
 	if w.retry != nil {
 		item, w.retry = *w.retry, nil
 		return item, true
@@ -158,7 +170,7 @@ func (w *worker) item(wait bool) (item string, ok bool) {
 // take prepares an item for its command, or skips it.
 func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, err error) {
 	if !granted {
-		return false, w.passOver(ctx, j)
+		return false, w.skipHeld(ctx, j)
 	}
 	// By now it has heard of ends between the first look and the grant.
 	skipped, err := w.skipIfRun(ctx, j)
@@ -176,17 +188,17 @@ func (w *worker) giveBackUnused(j *job) {
 	if j.session.Err() != nil || j.held.Release(ctx) != nil {
 		w.noteLost(j)
 	}
-	w.leave(ctx, j)
+	w.forget(ctx, j)
 	w.describe(j.session)
 }
 
-// do runs an item's command. Unless the lock was lost, the caller has to give it back.
-func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
+// runItem runs an item's command. Unless the lock was lost, the caller has to give it back.
+func (w *worker) runItem(ctx context.Context, j *job) (*ended, error) {
 	if err := w.readyGuard(); err != nil {
 		w.giveBackUnused(j)
 		return nil, err
 	}
-	r := w.run(j)
+	r := w.newRun(j)
 	w.count(func(t *Tally) { t.Running++ })
 	for len(j.signals) > 0 { // they came before there was a command
 		<-j.signals
@@ -212,12 +224,12 @@ func (w *worker) do(ctx context.Context, j *job) (*ended, error) {
 		w.ends.add(j.Lock.ID, well)
 		return &ended{job: j, run: r, outcome: outcome, well: well}, err
 	}
-	w.leave(ctx, j)
+	w.forget(ctx, j)
 	return nil, err
 }
 
-// run is the run of an item's command, which takes the worker's guard.
-func (w *worker) run(j *job) *run {
+// newRun makes the run of an item's command, which takes the worker's guard.
+func (w *worker) newRun(j *job) *run {
 	cfg := w.cfg.Config
 	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
 	cfg.Log = j.log
@@ -273,8 +285,8 @@ func (w *worker) noteLost(j *job) {
 	w.lost = append(w.lost, j.held)
 }
 
-// leave forgets an item, whose work is over.
-func (w *worker) leave(ctx context.Context, j *job) {
+// forget removes an item from the current ones: its work is over.
+func (w *worker) forget(ctx context.Context, j *job) {
 	w.bids.drop(context.WithoutCancel(ctx), j.Lock.ID)
 	w.jobs.leave(j)
 }
