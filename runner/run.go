@@ -146,7 +146,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	r.child = c
 	s := &supervision{
 		cfg: &r.cfg, held: r.held, command: c, began: began, started: time.Now(),
-		renewed: r.renewed, signals: r.signals, missed: r.listener.handOver(),
+		renewed: r.renewed, signals: r.signals, kept: r.listener.handOver(),
 		onLoss: func(reason error) { r.hook(hookLost, reason) },
 	}
 	r.cfg.Log.Info("command started", "event", "started", "pid", c.PID())

@@ -72,7 +72,7 @@ func TestTimeToEnd(t *testing.T) {
 	sceneTests{
 		"what the terminal sent before the start has not reached the command": {
 			prepare: func(s *scene) {
-				s.missed, s.job.born = []keptSignal{{unix.SIGUSR1, boottime.Instant(1 * sec)}, {unix.SIGTERM, boottime.Instant(2 * sec)}, {unix.SIGINT, boottime.Instant(4 * sec)}}, boottime.Instant(3*sec)
+				s.kept, s.job.born = []keptSignal{{unix.SIGUSR1, boottime.Instant(1 * sec)}, {unix.SIGTERM, boottime.Instant(2 * sec)}, {unix.SIGINT, boottime.Instant(4 * sec)}}, boottime.Instant(3*sec)
 				s.cfg.KillAfterSignal = 3 * sec
 			},
 			incidents: []incident{{60 * sec, done()}},

@@ -27,7 +27,7 @@ type supervision struct {
 
 	renewed <-chan boottime.Instant // the session's latest deadline
 	signals <-chan os.Signal
-	missed  []keptSignal       // signals that came while the command was being started
+	kept    []keptSignal       // signals that came while the command was being started
 	onLoss  func(reason error) // called once, when the lock is lost
 
 	lost       <-chan struct{}        // closed when the lock is lost; nil after lockLost
@@ -97,7 +97,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		defer ticker.Stop()
 		tick = ticker.C
 	}
-	for _, sig := range s.missed {
+	for _, sig := range s.kept {
 		if sig.at < s.command.Born().Add(execTakes) { // the command was not there yet, even if the terminal sent the signal to all
 			s.command.Signal(sig.Signal)
 		} else {

@@ -206,7 +206,7 @@ func (c *Child) order(k kind, n int64) bool {
 		return false
 	}
 	c.orders = ordersGiven
-	c.guard.send(instruction{k, n})
+	c.guard.send(order{k, n})
 	return true
 }
 

@@ -17,7 +17,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// Guard is a guard process as pglead sees it: its number, the socket pair for instructions
+// Guard is a guard process as pglead sees it: its number, the socket pair for orders
 // and answers, and the pipe for new deadlines. It has no command, or one (a Child), or
 // several, one after the other (Config.KeepGuard). It is started ahead of time, so that
 // the command need not wait for it once the lock is granted.
@@ -28,14 +28,14 @@ type Guard struct {
 	cgroup  string   // the control group that the guard makes for its commands if it may, or empty
 
 	mu       sync.Mutex
-	renewals int           // this end of the pipe, or -1
-	unsent   []instruction // those that the socket had no room for
-	sending  bool          // sendRest runs
-	gone     bool          // the guard is reaped: another process may have its pid
+	renewals int     // this end of the pipe, or -1
+	unsent   []order // those that the socket had no room for
+	sending  bool    // sendRest runs
+	gone     bool    // the guard is reaped: another process may have its pid
 }
 
-// instruction tells the guard what to do.
-type instruction struct {
+// order tells the guard what to do.
+type order struct {
 	kind kind
 	n    int64
 }
@@ -102,7 +102,7 @@ func (g *Guard) Close() {
 // process has to go on, to notice that the lock is lost. If the socket has no room, the
 // order is sent later and, like a pending signal, only once. If writing fails for another
 // reason, the guard is dead or done, and Child.listen will soon find out.
-func (g *Guard) send(o instruction) {
+func (g *Guard) send(o order) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -118,7 +118,7 @@ func (g *Guard) send(o instruction) {
 
 // trySend sends an order if there is room for it. An order is so short that it is written
 // as a whole or not at all.
-func (g *Guard) trySend(o instruction) error {
+func (g *Guard) trySend(o order) error {
 	raw, err := g.control.SyscallConn()
 	if err != nil {
 		return err

@@ -68,10 +68,10 @@ type guardProcess struct {
 	cgroup    string   // or empty
 	cgroupDir *os.File // or nil
 
-	resetStop func() // gives SIGTSTP the action that the command should inherit
-	apart     bool   // it has left pglead's session
-	orphaned  bool   // pglead is gone
-	hungUp    bool   // the server has closed the socket
+	resetStop    func() // gives SIGTSTP the action that the command should inherit
+	apart        bool   // it has left pglead's session
+	orphaned     bool   // pglead is gone
+	socketClosed bool   // the server has closed the socket
 
 	commandTree
 }
@@ -179,7 +179,7 @@ func (g *guardProcess) await() {
 	alarm, most := g.alarm.Poll()
 	fds := []unix.PollFd{ // poll(2) skips what is below 0
 		{Fd: unless(g.orphaned, g.fd), Events: unix.POLLIN},
-		{Fd: unless(g.hungUp || serverHungUp == 0, g.socket), Events: serverHungUp},
+		{Fd: unless(g.socketClosed || serverHungUp == 0, g.socket), Events: serverHungUp},
 		{Fd: int32(alarm), Events: unix.POLLIN},
 		{Fd: int32(g.watched()), Events: unix.POLLIN},
 	}
@@ -197,7 +197,7 @@ func (g *guardProcess) await() {
 		g.obey()
 	}
 	if fds[1].Revents != 0 {
-		g.hungUp = true
+		g.socketClosed = true
 		g.terminate(SocketClosed)
 	}
 	if g.alarm.Rings() {

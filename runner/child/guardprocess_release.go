@@ -18,7 +18,7 @@ func (g *guardProcess) sendRelease() {
 	for left := g.req.Release; len(left) > 0; {
 		n, err := unix.Write(g.socket, left)
 		switch {
-		case err == unix.EAGAIN && await(g.socket, unix.POLLOUT, deadline):
+		case err == unix.EAGAIN && awaitSocket(g.socket, unix.POLLOUT, deadline):
 		case err == unix.EINTR:
 		case err != nil:
 			if g.req.ReleaseEndsSession {
@@ -41,7 +41,7 @@ func (g *guardProcess) drainSocket() {
 	for {
 		n, err := unix.Read(g.socket, rest)
 		switch {
-		case err == unix.EAGAIN && await(g.socket, unix.POLLIN, deadline):
+		case err == unix.EAGAIN && awaitSocket(g.socket, unix.POLLIN, deadline):
 		case err == unix.EINTR:
 		case err != nil || n == 0 || !time.Now().Before(deadline):
 			return
@@ -49,8 +49,8 @@ func (g *guardProcess) drainSocket() {
 	}
 }
 
-// await waits until a socket is ready. It returns false if the deadline has passed.
-func await(socket int, events int16, deadline time.Time) bool {
+// awaitSocket waits until a socket is ready. It returns false if the deadline has passed.
+func awaitSocket(socket int, events int16, deadline time.Time) bool {
 	fds := []unix.PollFd{{Fd: int32(socket), Events: events}}
 	left := time.Until(deadline)
 	if left <= 0 {

@@ -27,7 +27,7 @@ func (g *guardProcess) start() (err error) {
 		return g.refuse(tooLate, 0, ErrTooLate)
 	}
 	if g.req.KeepGuard {
-		if err := g.leave(); err != nil {
+		if err := g.leaveSession(); err != nil {
 			return err
 		}
 	}
@@ -40,7 +40,7 @@ func (g *guardProcess) start() (err error) {
 	}
 	g.pidfdOf = g.pid
 	g.resetStop = ignoreStop()
-	if err := g.leave(); err != nil {
+	if err := g.leaveSession(); err != nil {
 		return err
 	}
 	if err := writeStartAnswer(blocking{g.fd}, msgStarted, int64(g.pid), born); err != nil {
@@ -74,11 +74,11 @@ func (g *guardProcess) refuse(why int64, born boottime.Instant, err error) error
 	return err
 }
 
-// leave gives the guard a session of its own, where no signal for pglead's group reaches
+// leaveSession gives the guard a session of its own, where no signal for pglead's group reaches
 // it. A group of its own would not do: a parent in another group of the same session
 // keeps pglead's group from being orphaned (setpgid(2)). When the guard ends while pglead
 // is stopped, the kernel would send SIGHUP to that whole group, cron's shell included.
-func (g *guardProcess) leave() error {
+func (g *guardProcess) leaveSession() error {
 	if g.apart {
 		return nil
 	}
