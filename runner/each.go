@@ -69,7 +69,9 @@ func Each(cfg EachConfig) (Tally, error) {
 	defer hurry()
 	e := &each{
 		node: n, cfg: cfg, cancel: cancel, hurry: hurry,
-		jobs: jobs{lease: cfg.Session.Lease, active: map[lockkey.ID]*job{}}, ends: ends{well: map[lockkey.ID]bool{}}, bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
+		jobs: jobs{lease: cfg.Session.Lease, active: map[lockkey.ID]*job{}},
+		ends: ends{well: map[lockkey.ID]bool{}},
+		bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
 	}
 	stopped := make(chan struct{})
 	defer close(stopped)
@@ -120,7 +122,10 @@ func (e *each) passes(ctx context.Context) {
 	e.pass(ctx, e.cfg.Items)
 	for polls := crowd.PollBackoff(); ; {
 		left := e.cfg.Wait - time.Since(began)
-		if ctx.Err() != nil || len(e.comeBack)+len(e.paused) == 0 || left <= 0 || !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), left)) {
+		if ctx.Err() != nil || len(e.comeBack)+len(e.paused) == 0 || left <= 0 {
+			return
+		}
+		if !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), left)) {
 			return
 		}
 		e.returning = true

@@ -19,16 +19,34 @@ func TestLinger(t *testing.T) {
 		askerLate time.Duration
 		asked     Asked
 	}{
-		"the command took longer":    {minHold: 4 * sec, over: 4 * sec},
-		"the time passes":            {minHold: 10 * sec, want: "4s " + lingering, over: 10 * sec},
-		"a signal asks for the end":  {minHold: 10 * sec, want: "4s " + lingering, over: 7 * sec, asked: BySignal, incidents: []incident{{7 * sec, sends(unix.SIGTERM)}}},
-		"another signal asks for no": {minHold: 10 * sec, want: "4s " + lingering, over: 10 * sec, incidents: []incident{{7 * sec, sends(unix.SIGUSR1)}}},
-		"somebody asks for it": {minHold: 10 * sec, over: 7 * sec, asked: ByStepDown, incidents: []incident{{7 * sec, asksToStepDown}}, want: "4s " + lingering + `
-7s level=WARN msg="asked to step down by root@elsewhere; not holding the lock for the rest of --min-hold" event=stepping_down by=root@elsewhere`},
-		"somebody asked before the end":               {over: 6 * sec, askerLate: 2 * sec, asked: ByStepDown, incidents: []incident{{3 * sec, asksToStepDown}}},
-		"somebody asked before, and the lock is lost": {over: 5 * sec, askerLate: 2 * sec, incidents: []incident{{3 * sec, asksToStepDown}, {5 * sec, loses(errCut)}}},
-		"the lock is lost": {minHold: 10 * sec, over: 7 * sec, incidents: []incident{{7 * sec, loses(errCut)}}, want: "4s " + lingering + `
-7s level=WARN msg="the lock was lost before --min-hold was over; another node may run the command again: the server does not answer" event=lost`},
+		"the command took longer": {minHold: 4 * sec, over: 4 * sec},
+		"the time passes":         {minHold: 10 * sec, want: "4s " + lingering, over: 10 * sec},
+		"a signal asks for the end": {
+			minHold: 10 * sec, incidents: []incident{{7 * sec, sends(unix.SIGTERM)}},
+			want: "4s " + lingering, over: 7 * sec, asked: BySignal,
+		},
+		"another signal asks for no": {
+			minHold: 10 * sec, incidents: []incident{{7 * sec, sends(unix.SIGUSR1)}},
+			want: "4s " + lingering, over: 10 * sec,
+		},
+		"somebody asks for it": {
+			minHold: 10 * sec, incidents: []incident{{7 * sec, asksToStepDown}},
+			over: 7 * sec, asked: ByStepDown, want: "4s " + lingering + `
+7s level=WARN msg="asked to step down by root@elsewhere; not holding the lock for the rest of --min-hold" event=stepping_down by=root@elsewhere`,
+		},
+		"somebody asked before the end": {
+			askerLate: 2 * sec, incidents: []incident{{3 * sec, asksToStepDown}},
+			over: 6 * sec, asked: ByStepDown,
+		},
+		"somebody asked before, and the lock is lost": {
+			askerLate: 2 * sec, incidents: []incident{{3 * sec, asksToStepDown}, {5 * sec, loses(errCut)}},
+			over: 5 * sec,
+		},
+		"the lock is lost": {
+			minHold: 10 * sec, incidents: []incident{{7 * sec, loses(errCut)}},
+			over: 7 * sec, want: "4s " + lingering + `
+7s level=WARN msg="the lock was lost before --min-hold was over; another node may run the command again: the server does not answer" event=lost`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -108,7 +108,8 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 // more.
 func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	r.cfg.Log = r.cfg.Log.With("token", r.held.Token)
-	r.cfg.Log.Log(ctx, LevelNotice, "lock acquired", append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)...)
+	about := append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)
+	r.cfg.Log.Log(ctx, LevelNotice, "lock acquired", about...)
 	r.hook(hookAcquired, nil)
 	r.listener.keep()
 	s, err := r.startSupervised(ctx)

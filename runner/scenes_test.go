@@ -72,7 +72,12 @@ func TestTimeToEnd(t *testing.T) {
 	sceneTests{
 		"what the terminal sent before the start has not reached the command": {
 			prepare: func(s *scene) {
-				s.kept, s.job.born = []keptSignal{{unix.SIGUSR1, boottime.Instant(1 * sec)}, {unix.SIGTERM, boottime.Instant(2 * sec)}, {unix.SIGINT, boottime.Instant(4 * sec)}}, boottime.Instant(3*sec)
+				s.kept = []keptSignal{
+					{unix.SIGUSR1, boottime.Instant(1 * sec)},
+					{unix.SIGTERM, boottime.Instant(2 * sec)},
+					{unix.SIGINT, boottime.Instant(4 * sec)},
+				}
+				s.job.born = boottime.Instant(3 * sec)
 				s.cfg.KillAfterSignal = 3 * sec
 			},
 			incidents: []incident{{60 * sec, done()}},
@@ -228,11 +233,17 @@ func TestGuardAndLoss(t *testing.T) {
 		},
 		"the guard alone sees the end of the connection": {
 			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.SocketClosed, Killed: 1})}},
-			want:      expectation{err: isLost + lost(": the server closed the connection", "was killed"), transcript: guardFirst("1m1s", "the server closed the connection")},
+			want: expectation{
+				err:        isLost + lost(": the server closed the connection", "was killed"),
+				transcript: guardFirst("1m1s", "the server closed the connection"),
+			},
 		},
 		"the guard alone sees that the lease is over": {
 			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.LeaseOver, Killed: 1})}},
-			want:      expectation{err: isLost + lost(": "+session.ErrStopped.Error(), "was killed"), transcript: guardFirst("1m1s", session.ErrStopped.Error())},
+			want: expectation{
+				err:        isLost + lost(": "+session.ErrStopped.Error(), "was killed"),
+				transcript: guardFirst("1m1s", session.ErrStopped.Error()),
+			},
 		},
 		"the guard sees it too": {
 			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.SocketClosed, Killed: 1})}},
@@ -285,7 +296,8 @@ func TestGuardAndLoss(t *testing.T) {
 		"the guard does not do in time what the loss asks of it": {
 			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.GuardLate})}},
 			want: expectation{
-				err: isLost + lost(silence, "was killed with all that it had started, 0 processes; for that its guard process, which did not do so in time, was killed, too"),
+				err: isLost + lost(silence, "was killed with all that it had started, 0 processes; "+
+					"for that its guard process, which did not do so in time, was killed, too"),
 				transcript: `
 1s told of the loss
 1s` + lossLine + `

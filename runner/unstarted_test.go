@@ -53,7 +53,8 @@ func TestLostBeforeStart(t *testing.T) {
 
 	unlucky := Config{Locking: locking, Path: "/bin/true", Command: []string{"true"}}
 	unlucky.Log = slog.New(atEvent{slog.DiscardHandler, "acquired", func() {
-		testserver.Query(t, server, "SELECT pg_terminate_backend(pid, 10000) FROM pg_locks WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = 1 AND objsubid = 1")
+		testserver.Query(t, server, `SELECT pg_terminate_backend(pid, 10000) FROM pg_locks
+			WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = 1 AND objsubid = 1`)
 	}})
 	unlucky.Wait = time.Minute
 	ended := make(chan error, 1)

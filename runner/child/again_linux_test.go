@@ -81,8 +81,11 @@ func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, arg
 // had another one before. The other one has done what it can to leave something.
 func TestAgainIsAsBefore(t *testing.T) {
 	const look = `exec 9>&-; {
-		env | sort; umask; ulimit -a; pwd; ls -l /proc/self/fd | sed 's/.* \([0-9]* ->\)/\1/; s/pipe:.*/pipe/'; grep -E '^(Sig[PBIC]|Shd|NoNewPrivs|Seccomp:|CapEff)' /proc/self/status
-		read -r pid name state parent group session tty foreground rest </proc/$$/stat; echo group $((group - pid)) session $((session - parent)) tty $tty $foreground
+		env | sort; umask; ulimit -a; pwd
+		ls -l /proc/self/fd | sed 's/.* \([0-9]* ->\)/\1/; s/pipe:.*/pipe/'
+		grep -E '^(Sig[PBIC]|Shd|NoNewPrivs|Seccomp:|CapEff)' /proc/self/status
+		read -r pid name state parent group session tty foreground rest </proc/$$/stat
+		echo group $((group - pid)) session $((session - parent)) tty $tty $foreground
 		cat /proc/self/oom_score_adj; test -e /proc/$$/cgroup && sed 's/pglead-[0-9a-f]*/pglead/' /proc/$$/cgroup; } >"$0"; test "$1" = once || exit 0
 		umask 077; ulimit -n 50; cd /; trap '' TERM HUP USR1; export LEFT=1; kill -STOP 0 & kill %1`
 	dir := t.TempDir()
@@ -107,7 +110,8 @@ func TestAgainIsAsBefore(t *testing.T) {
 		g.Close()
 	}
 	second, g := looks(usedGuard(t, nil, child.Config{
-		Path: "/bin/sh", Args: []string{"sh", "-c", "umask 077; ulimit -n 50; cd /; trap '' TERM HUP USR1; exec 9>/dev/null; export LEFT=1"}, Env: []string{"LEFT=1"},
+		Path: "/bin/sh", Env: []string{"LEFT=1"},
+		Args: []string{"sh", "-c", "umask 077; ulimit -n 50; cd /; trap '' TERM HUP USR1; exec 9>/dev/null; export LEFT=1"},
 	}, nil), "second")
 	if g != nil {
 		g.Close()
@@ -151,7 +155,10 @@ func TestNotAgain(t *testing.T) {
 		g := usedGuard(t, nil, child.Config{}, nil)
 		guard := child.UnusedPID(g)
 		dir := t.TempDir()
-		c, err := g.StartCommand(t.Context(), child.Config{Path: "/bin/sh", Args: []string{"sh", "-c", "touch " + dir + "/1; " + script}, Deadline: far(), KeepGuard: true})
+		c, err := g.StartCommand(t.Context(), child.Config{
+			Path: "/bin/sh", Args: []string{"sh", "-c", "touch " + dir + "/1; " + script},
+			Deadline: far(), KeepGuard: true,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

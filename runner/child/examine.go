@@ -40,11 +40,16 @@ func Examine() []checkup.Check {
 // guardTrial is how long the trial's processes may take on a busy machine.
 const guardTrial = 10 * time.Second
 
+// whyDied is the advice if the guard dies in its trial.
+const whyDied = "was it killed by the kernel for want of memory (dmesg), " +
+	"or by a limit on processes (ulimit -u, pids.max)?"
+
 // tryGuard makes a guard run a command that leaves a daemon behind. The guard has to find
 // and end the daemon, for which it needs the subreaper. To start, it needs the death
 // signal, the boot time clock's timer and a second process.
 func tryGuard() checkup.Check {
-	const advice = "pglead starts no command without its guard: does a sandbox (seccomp, a container's policy) or a limit on processes forbid it?"
+	const advice = "pglead starts no command without its guard: " +
+		"does a sandbox (seccomp, a container's policy) or a limit on processes forbid it?"
 	shell, err := Lookup("sh")
 	if err != nil {
 		return checkup.Notef("", "not tried: there is no sh on this machine")
@@ -79,7 +84,7 @@ func tryGuard() checkup.Check {
 	took := time.Since(began).Round(time.Millisecond)
 	switch result := c.Result(); {
 	case result.Ending == GuardDied:
-		return checkup.Failf("was it killed by the kernel for want of memory (dmesg), or by a limit on processes (ulimit -u, pids.max)?", "the guard process died during the trial")
+		return checkup.Failf(whyDied, "the guard process died during the trial")
 	case result.Ending != Exited:
 		return checkup.Failf("is the machine overloaded?", "a trial of the guard took %v", took)
 	case result.Status.ExitStatus() != 0:
@@ -87,7 +92,8 @@ func tryGuard() checkup.Check {
 	case !found && (runtime.GOOS == "linux" || runtime.GOOS == "freebsd"):
 		return checkup.Failf(advice, "the guard did not find a daemon that its command had left behind")
 	case !found:
-		return checkup.Warningf("let the command start no daemons", "%s has no way to find a daemon whose parent is dead, and no signal for a parent's death", runtime.GOOS)
+		const seen = "%s has no way to find a daemon whose parent is dead, and no signal for a parent's death"
+		return checkup.Warningf("let the command start no daemons", seen, runtime.GOOS)
 	}
 	return checkup.Okf("subreaper and death signal are set; it found and ended a daemon that its command had left behind (%v)", took)
 }

@@ -75,7 +75,10 @@ func (g *Guard) execute(socket syscall.Conn) error {
 	}
 	// ps shows the arguments to everybody, and pkill -f matches them. So they contain
 	// neither the key nor the word pglead. The control group is in the environment.
-	args := []string{guardName, "of process " + strconv.Itoa(os.Getpid()), strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(socketCopy)}
+	args := []string{
+		guardName, "of process " + strconv.Itoa(os.Getpid()),
+		strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(socketCopy),
+	}
 	slack, restore := loosenTimers()
 	defer restore()
 	g.pid, err = syscall.ForkExec(selfExe(), args, &syscall.ProcAttr{

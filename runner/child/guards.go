@@ -43,7 +43,12 @@ func NewGuards() (*Guards, error) {
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	gs := &Guards{before: children(nil), cgroup: sync.OnceValue(ownCgroup), reusable: sync.OnceValue(noTerminal), threads: sync.OnceValue(reserveThreads)}
+	gs := &Guards{
+		before:   children(nil),
+		cgroup:   sync.OnceValue(ownCgroup),
+		reusable: sync.OnceValue(noTerminal),
+		threads:  sync.OnceValue(reserveThreads),
+	}
 	go gs.cgroup() // in parallel with the connection
 	return gs, nil
 }

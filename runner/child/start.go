@@ -71,7 +71,10 @@ func (g *Guard) StartCommand(ctx context.Context, cfg Config) (*Child, error) {
 		}
 		return nil, err
 	}
-	c := &Child{guard: g, cfg: cfg, pid: pid, born: born, renewed: cfg.Deadline, events: make(chan Event, 16), done: make(chan struct{})}
+	c := &Child{
+		guard: g, cfg: cfg, pid: pid, born: born, renewed: cfg.Deadline,
+		events: make(chan Event, 16), done: make(chan struct{}),
+	}
 	go c.listen()
 	return c, nil
 }

@@ -115,7 +115,11 @@ type startRequest struct{ Config }
 
 func (r *startRequest) encode() []byte {
 	var b []byte
-	for _, n := range []int64{int64(r.Deadline), int64(r.LostGrace), int64(r.LeaseGrace), flag(r.WaitForLeftovers), flag(r.ReleaseEndsSession), flag(r.KeepGuard), int64(r.SocketLinger)} {
+	for _, n := range []int64{
+		int64(r.Deadline), int64(r.LostGrace), int64(r.LeaseGrace),
+		flag(r.WaitForLeftovers), flag(r.ReleaseEndsSession), flag(r.KeepGuard),
+		int64(r.SocketLinger),
+	} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
 	for _, list := range [][]string{{r.Path, string(r.Release)}, r.Args, r.Env} {
