@@ -17,7 +17,7 @@ import (
 func (s *supervision) conclude() (Outcome, error) {
 	result, ran := s.command.Result(), time.Since(s.began)
 	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
-		// The guard was faster than the session, which will soon have the reason.
+		// The guard has noticed the loss before the session. The session will soon have the reason.
 		select {
 		case <-s.held.Lost():
 		case <-time.After(time.Second):
@@ -35,7 +35,7 @@ func (s *supervision) conclude() (Outcome, error) {
 	if loss == nil {
 		return Outcome{Asked: s.asked}, &GuardDiedError{}
 	}
-	if s.lost != nil { // the guard was faster
+	if s.lost != nil { // supervise has not seen the loss
 		reason := cmp.Or(s.held.Err(), loss.Cause) // what lockLost would log
 		s.cfg.Log.Info("lock lost", "event", "lost", "reason", reason.Error())
 		s.onLoss(reason)
@@ -43,7 +43,7 @@ func (s *supervision) conclude() (Outcome, error) {
 	return Outcome{Asked: s.asked}, loss
 }
 
-// loss says how the lock was lost while the command ran, or nil.
+// loss says how the lock was lost while the command ran. It is nil if the lock was not lost.
 func (s *supervision) loss(result child.Result) *LockLostError {
 	lost := &LockLostError{Database: session.Target(s.cfg.Session.Database)}
 	var cause *session.LostError

@@ -18,13 +18,13 @@ type Config struct {
 	// fastest node would do all the work.
 	Splay time.Duration
 
-	Path    string // of the command, from child.Lookup
+	Path    string // the command's file, from child.Lookup
 	Command []string
 	Env     []string // the command's, without the PGLEAD_… variables that describe its lock
 	Stdin   *os.File // the command's; nil is this process's own
 
 	Timeout          time.Duration // 0: none
-	KillAfterTimeout time.Duration // from the SIGTERM of Timeout to SIGKILL
+	KillAfterTimeout time.Duration // from the SIGTERM at Timeout to SIGKILL
 	KillAfterSignal  time.Duration // from a forwarded signal to SIGKILL; 0: never
 	WaitForLeftovers bool
 
@@ -36,5 +36,5 @@ type Config struct {
 	Stages Stages
 }
 
-// LevelNotice is lock.LevelNotice, for commands.
+// LevelNotice is lock.LevelNotice, for callers of this package.
 const LevelNotice = lock.LevelNotice

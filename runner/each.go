@@ -17,18 +17,18 @@ import (
 
 // EachConfig is a list of tasks, each with its own lock.
 type EachConfig struct {
-	// Config is what the tasks have in common, without its Hooks, Splay and MinHold. Each task has
-	// its own Claim, and its own Command except for the program.
+	// Config is what the tasks have in common. Its Hooks, Splay and MinHold are not for tasks. Each
+	// task has its own Claim and Command; only the program is the same.
 	Config
 
 	Items    iter.Seq[string]
 	Task     func(item string) Task
 	Parallel int // how many commands run at once
 
-	// List is a number that all workers on one list have in common.
+	// List is the number of the list, which all workers on it have in common.
 	List lockkey.ID
 
-	// Progress is called with every change, by one goroutine at a time.
+	// Progress is called after each change of the tally, by one goroutine at a time.
 	Progress func(Tally)
 }
 
@@ -88,7 +88,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	}
 	e.passes(ctx)
 	for _, lost := range e.lost {
-		lost.Session.Close() // otherwise it would keep the locks until then
+		lost.Session.Close() // otherwise the session would keep the locks while their loss is reported
 	}
 	lock.AnnounceDeaths(patience, e.lost...)
 	return e.tally, context.Cause(ctx)
@@ -100,7 +100,7 @@ type each struct {
 	cfg       EachConfig
 	cancel    context.CancelCauseFunc
 	hurry     context.CancelFunc // called when a signal asks this process to end
-	returning bool               // it comes back to items that it skipped before
+	returning bool               // this is a later pass, over items that were skipped before
 
 	jobs jobs
 	ends ends
@@ -116,7 +116,8 @@ type each struct {
 	lost     []*lock.Held // locks that were lost; their commands are dead
 }
 
-// passes goes through the items, and comes back to some of them while cfg.Wait allows it.
+// passes goes through all items once, and then again through those that it skipped, while cfg.Wait
+// allows it.
 func (e *each) passes(ctx context.Context) {
 	began := time.Now()
 	e.pass(ctx, e.cfg.Items)
@@ -161,8 +162,8 @@ func (e *each) pass(ctx context.Context, items iter.Seq[string]) {
 	workers.Wait()
 }
 
-// workingSession is the session of all commands or, with transactions, a new one, which leave
-// closes.
+// workingSession returns the session of all commands. With transactions it opens a new session,
+// which leave closes.
 func (e *each) workingSession(ctx context.Context) (s *session.Session, leave func(), err error) {
 	if e.shared != nil {
 		return e.shared, func() {}, nil
@@ -194,13 +195,13 @@ func (e *each) settle(ctx context.Context, j *job) (settled bool, err error) {
 	if j.session.Err() == nil { // others still work in this session
 		ctx := context.WithoutCancel(ctx)
 		_ = j.bid.GiveBack(ctx)
-		e.bids.drop(ctx, j.Lock.ID) // it may have given its mark back, and then would miss starts
+		e.bids.drop(ctx, j.Lock.ID) // the bid may have given its mark back, and would then miss starts
 	}
 	return false, e.skipIfBarred(j, err)
 }
 
-// bidFor returns the bid for an item. A bid that was refused before is used again, since it
-// has listened since. Through a pooler nobody can listen, so each bid is a new one.
+// bidFor returns the bid for an item. A bid that was refused before is used again, since it has
+// listened in the meantime. Through a pooler nobody can listen, so each bid is a new one.
 func (e *each) bidFor(j *job) *lock.Bid {
 	if b := e.bids.of(j.Lock.ID); b != nil {
 		return b
@@ -208,7 +209,7 @@ func (e *each) bidFor(j *job) *lock.Bid {
 	locking := e.cfg.Locking
 	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []advisory.Lock{j.Lock}}
 	locking.OfList, locking.Log = true, j.log
-	return lock.NewBid(j.session, locking, e.returning) // on a later pass nobody has listened since the previous pass
+	return lock.NewBid(j.session, locking, e.returning) // on a later pass this process has not listened since the previous one
 }
 
 // skipHeld skips an item that is held elsewhere, or has failed there. If this process may come back
@@ -219,7 +220,7 @@ func (e *each) skipHeld(ctx context.Context, j *job) error {
 		return nil
 	}
 	if !e.bids.keep(j.Lock.ID, j.bid) {
-		return j.bid.EndArrival(ctx) // if it comes back, it waits for the lock-delay
+		return j.bid.EndArrival(ctx) // then the next try waits for the lock-delay
 	}
 	return j.bid.Listen(ctx)
 }
@@ -247,8 +248,8 @@ const (
 	alreadyDone // and not to be run again
 )
 
-// skip counts an item that is not run now. This process may come back to it, unless the
-// item is done.
+// skip counts an item that is not run now. If there is time, this process comes back to it, unless
+// the item is done.
 func (e *each) skip(j *job, why reason) {
 	e.count(func(t *Tally) {
 		to := &e.comeBack

@@ -14,22 +14,22 @@ import (
 // Otherwise the worker takes the next lock between two commands. An errand saves 16 % of
 // the time for each `true`, and still 9 % with -P 4.
 
-// aheadMost is the longest time that a lock is held before its command can start: others
-// skip the item meanwhile. It is the time of a brief command, since a worker takes a lock
-// ahead only while a command runs that follows a brief one (see child.Child.Guard).
+// aheadMost is the longest time that a lock is held before its command can start: others skip the
+// item meanwhile. It is as long as a brief command may last, since a worker fetches ahead only
+// after a brief command, and expects another (see child.Child.Guard).
 const aheadMost = 20 * time.Millisecond
 
-// fetched is the result of an errand: the next item, with its lock, or nil.
+// fetched is the result of an errand: the next item, whose lock the worker now has, or nil.
 type fetched struct {
 	next *job
 	err  error
 }
 
-// startErrand runs an errand in parallel with the command that will now start. It gives back the
-// last command's lock and, if that command was brief, fetches the next item's lock.
+// startErrand runs an errand in parallel with the command that starts next. The errand gives back
+// the last command's lock and, if that command was brief, fetches the next item's lock.
 func (w *worker) startErrand(ctx context.Context, last *ended) <-chan fetched {
 	got := make(chan fetched)
-	ahead := w.brief && !w.cfg.Session.Transaction // a transaction holds one lock after the other
+	ahead := w.brief && !w.cfg.Session.Transaction // with transactions a worker has one lock at a time
 	go func() {
 		defer close(got)
 		if ahead {

@@ -12,8 +12,8 @@ import (
 // server's locks, and all sessions share some thousands of those.
 const mostHeard = 64
 
-// bids are the bids for items that others held, in a session that all commands share.
-// They keep listening until this process comes back.
+// bids are the bids for items that others held, in the session that all commands share. A bid keeps
+// listening until this process comes back to its item.
 type bids struct {
 	mu   sync.Mutex
 	kept map[lockkey.ID]*lock.Bid

@@ -53,7 +53,7 @@ func (d desk) carryOut(s *session.Session, batch []*order) {
 			t.Next = append(t.Next, o.next.bid)
 		}
 	}
-	err := t.Do(context.Background(), s) // it returns when the session ends, if not before
+	err := t.Do(context.Background(), s) // it returns at the latest when the session ends
 	for _, o := range batch {
 		if o.last != nil {
 			o.last.run.afterRelease(o.last.outcome, err)
@@ -73,7 +73,7 @@ func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted 
 		defer w.forget(ctx, last.job)
 		if last.well && last.held.Joins() {
 			o.last, o.said = last, w.said(last)
-		} else { // others come back to what failed, and Release waits for those that were just refused
+		} else { // others will retry an item that failed, so Release waits for those that were just refused
 			w.releaseAlone(ctx, last)
 		}
 	}
@@ -87,8 +87,9 @@ func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted 
 	if next == nil || o.next != nil {
 		return o.granted, o.err
 	}
-	// Not even the end of the list keeps this from learning whether the session got the lock. Other
-	// commands may need the session, and the lock with it, for a long time.
+	// This waits for the answer even if the list has ended: if the session got the lock, somebody
+	// has to give it back. Other commands may need the session, and keep the lock with it, for a
+	// long time.
 	return next.bid.Try(context.WithoutCancel(ctx))
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // TestTurnOverAfterTheEnd: a worker whose list has ended learns whether its session got the lock
-// that it was trying for. Others on the list may use the session for hours, and with it the lock.
+// that it was trying for. Other workers may use the session for hours, and keep the lock with it.
 func TestTurnOverAfterTheEnd(t *testing.T) {
 	server := testserver.Start(t, nil)
 	locking := lockingOn(t, server)

@@ -17,7 +17,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// job is a current item, with the channels to its command's supervision.
+// job is an item that a worker is at, with the channels to its command's supervision.
 type job struct {
 	Task
 	item    string
@@ -31,7 +31,7 @@ type job struct {
 	heeds   bool // the heartbeat looks for requests to step down; under jobs.mu
 }
 
-// jobs are the current items of this process, by the number of the lock.
+// jobs are the items that the workers of this process are at, by the number of the lock.
 type jobs struct {
 	lease time.Duration
 
@@ -60,18 +60,19 @@ func (js *jobs) leave(j *job) {
 	}
 }
 
-// heedAfter is how long a command runs before it heeds requests to step down, and shows its key. A
-// brief command is over sooner, and so costs the server nothing.
+// heedAfter is how long a command runs before its job heeds requests to step down, and before its
+// key is shown. A brief command is over sooner, and so costs the server nothing.
 const heedAfter = crowd.FirstBeat
 
-// heed makes a job's session look for requests that the job step down, until the job leaves.
+// heed makes the heartbeat of a job's session look for requests that the job step down, until the
+// job leaves.
 func (js *jobs) heed(j *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
 	if js.active[j.Lock.ID] == j {
 		j.heeds = true
 		js.heedStepDown(j)
-		j.session.BeatAt(boottime.Now()) // its comment shows the keys
+		j.session.BeatAt(boottime.Now()) // the heartbeat's comment shows the keys
 	}
 }
 
@@ -145,7 +146,7 @@ func (e *each) relay(stopped <-chan struct{}) {
 	}
 }
 
-// openSession opens a session, and passes its deadlines on to its commands until it ends.
+// openSession opens a session, and passes its deadlines on to its commands until the session ends.
 func (e *each) openSession(ctx context.Context) (*session.Session, error) {
 	s, err := lock.NewCandidate(e.cfg.Locking).Open(ctx, func(s *session.Session) error {
 		if e.cfg.Session.Transaction {

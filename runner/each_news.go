@@ -8,8 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// endsMost limits the memory for what others have done. A list may have millions of items,
-// but all its workers are at about the same place.
+// endsMost limits how many ends are remembered. A list may have millions of items, but all its
+// workers are in about the same part of it.
 const endsMost = 1 << 17
 
 // ends remembers how the latest items ended, here and elsewhere.

@@ -11,9 +11,9 @@ import (
 // mostAsked limits the locks in one question to the ledger.
 const mostAsked = 1000
 
-// resumed returns the items whose pause is over. The others stay paused: to try one of them would
-// draw a token, which waits for the server's disk. If the ledger doesn't answer, all are tried, and
-// that says why.
+// resumed returns the items whose pause is over. The others stay paused, since a try would draw a
+// token, which waits for the server's disk. If the ledger doesn't answer, all items are tried, and
+// the tries say why.
 func (e *each) resumed(ctx context.Context) (over []string) {
 	items := e.paused
 	e.paused = nil

@@ -58,8 +58,8 @@ func TestBidsAreBounded(t *testing.T) {
 	}
 }
 
-// TestJobs has a signal reach all commands, and a deadline those of its session, of
-// which only the latest counts.
+// TestJobs: a signal reaches all commands, and a deadline those of its session. Only the latest
+// deadline counts.
 func TestJobs(t *testing.T) {
 	one, other := &session.Session{}, &session.Session{}
 	js := jobs{active: map[lockkey.ID]*job{}}
@@ -72,7 +72,7 @@ func TestJobs(t *testing.T) {
 	}
 	a, b := enter(1, "a", one), enter(2, "b", other)
 	js.signal(unix.SIGUSR1)
-	js.signal(unix.SIGUSR2) // for which there is no room: nobody is waited for
+	js.signal(unix.SIGUSR2) // there is no room for it, and nothing waits
 	js.renew(one, 1)
 	js.renew(one, 2)
 	if sig := <-a.signals; sig != unix.SIGUSR1 || len(a.signals) != 0 || len(b.signals) != 1 {

@@ -116,8 +116,9 @@ func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, erro
 	}
 }
 
-// pick returns the next item to try, or nil if there is none, or none yet. It skips items
-// that this process works on, or that it knows to have been run.
+// pick returns the next item to try. It returns nil at the end of the list, if the queue is empty
+// and pick is not to wait, or if the item is twice in the list and its command still runs here. It
+// skips items that another worker of this process is at, and items that it knows to have been run.
 func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 	for ctx.Err() == nil {
 		item, ok := w.nextItem(wait)
@@ -172,7 +173,7 @@ func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, er
 	if !granted {
 		return false, w.skipHeld(ctx, j)
 	}
-	// By now it has heard of ends between the first look and the grant.
+	// By now this process has heard which runs ended between the first check and the grant.
 	skipped, err := w.skipIfRun(ctx, j)
 	if skipped {
 		return false, cmp.Or(err, j.bid.GiveBack(context.WithoutCancel(ctx)))
@@ -192,7 +193,8 @@ func (w *worker) giveBackUnused(j *job) {
 	w.describe(j.session)
 }
 
-// runItem runs an item's command. Unless the lock was lost, the caller has to give it back.
+// runItem runs an item's command. If it returns an ended item, the caller has to give that item's
+// lock back.
 func (w *worker) runItem(ctx context.Context, j *job) (*ended, error) {
 	if err := w.readyGuard(); err != nil {
 		w.giveBackUnused(j)
@@ -238,8 +240,8 @@ func (w *worker) newRun(j *job) *run {
 	return r
 }
 
-// logEnd logs that an item's command failed, or was killed because its lock was lost: the list ends
-// with one command's error, but others may have been killed, too.
+// logEnd logs that an item's command failed, or was killed because its lock was lost. The list
+// itself ends with the error of one command, but others may have been killed, too.
 func (j *job) logEnd(outcome Outcome, err error) {
 	lost := (*LockLostError)(nil)
 	switch {

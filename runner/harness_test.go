@@ -36,7 +36,7 @@ type scene struct {
 	transcript strings.Builder
 }
 
-// newScene is to be called in a bubble of virtual time.
+// newScene makes a scene. It has to be called in a bubble of virtual time (synctest).
 func newScene() *scene {
 	s := &scene{
 		sent: make(chan os.Signal, 64), deadlines: make(chan boottime.Instant, 1),
@@ -75,8 +75,8 @@ type incident struct {
 	happens func(*scene)
 }
 
-// play has the incidents happen, one after the other, while what runs.
-func (s *scene) play(incidents []incident, what func()) {
+// play has the incidents happen, one after the other, while f runs.
+func (s *scene) play(incidents []incident, f func()) {
 	var playing sync.WaitGroup
 	playing.Go(func() {
 		for _, i := range incidents {
@@ -84,7 +84,7 @@ func (s *scene) play(incidents []incident, what func()) {
 			i.happens(s)
 		}
 	})
-	what()
+	f()
 	playing.Wait()
 }
 
@@ -114,7 +114,7 @@ type playedLock struct {
 	lost      chan struct{}
 	requests  chan struct{}
 	askerLate time.Duration
-	preferred string // the host that is to have it next
+	preferred string // the host that is to have the lock next
 	noted     bool   // the end is in the ledger
 
 	mu  sync.Mutex
@@ -136,7 +136,7 @@ func (l *playedLock) Asker(context.Context) (by, to string) {
 	if l.askerLate > 0 {
 		select {
 		case <-time.After(l.askerLate):
-		case <-l.lost: // it is a question on the lock's session
+		case <-l.lost: // the lock's session has ended, and the question with it
 			return "", ""
 		}
 	}
@@ -156,7 +156,7 @@ func (l *playedLock) lose(err error) {
 	close(l.lost)
 }
 
-// playedCommand notes what it is told, and does nothing of it.
+// playedCommand writes down what it is told, and does none of it.
 type playedCommand struct {
 	born   boottime.Instant
 	told   func(string)
@@ -179,14 +179,14 @@ func (c *playedCommand) Renew(deadline boottime.Instant) {
 func (c *playedCommand) TellLost() { c.told("told of the loss") }
 func (c *playedCommand) Kill()     { c.told("kill") }
 
-// expectation is what a scene has to come to.
+// expectation is what a scene has to end with.
 type expectation struct {
 	transcript string
 	outcome    Outcome
 	err        string // with its type, or nothing
 }
 
-// supervised plays a scene and checks what it comes to.
+// supervised plays a scene and checks its transcript, outcome and error.
 func (s *scene) supervised(t *testing.T, incidents []incident, want expectation) {
 	t.Helper()
 	var outcome Outcome
@@ -216,8 +216,8 @@ func (s *scene) check(t *testing.T, want string) {
 // errCut is the cause of a loss.
 var errCut = errors.New("the server does not answer")
 
-// lockingOn is how to wait for lock 1 of a server that a test has started. The lock-delay is longer
-// than any test.
+// lockingOn says how to wait for lock 1 of a server that a test has started. The lock-delay is
+// longer than any test.
 func lockingOn(t *testing.T, server *localpg.Server) Locking {
 	t.Helper()
 	database, err := session.ParseDSN(server.DSN("postgres"), "--dsn")

@@ -11,11 +11,11 @@ import (
 )
 
 // Hooks are shell commands for alarms. After Acquired comes either Lost or Released, unless this
-// process is killed. They run one after the other, beside everything else. Only the end of
-// this process waits for them, after the lock is given back.
+// process is killed. They run one after the other, in parallel with everything else. This process
+// waits for them only at its end, after the lock is given back.
 type Hooks struct{ Acquired, Lost, Released string }
 
-// hookEvent is the event that a hook is called for, as the hook sees it.
+// hookEvent is the event that a hook is called for, as PGLEAD_EVENT has it.
 type hookEvent string
 
 const (
@@ -54,7 +54,7 @@ func (r *run) hook(event hookEvent, reason error) {
 	r.hooks.Go(func() {
 		defer close(done)
 		if before != nil {
-			<-before // a hook may move an address, and the last one has to win
+			<-before // a hook may move an address, and the last hook has to win
 		}
 		warn := func(what string) { r.cfg.Log.Warn(fmt.Sprintf("--on-%s: %s", event, what), "event", "hook") }
 		if err := r.runHook(env, command, warn); err != nil {
@@ -63,8 +63,8 @@ func (r *run) hook(event hookEvent, reason error) {
 	})
 }
 
-// runHook runs a hook to its end, under its own guard, which kills it at hookMost. It warns of what
-// the guard says meanwhile.
+// runHook runs a hook to its end, under its own guard, which kills it after hookMost. It calls warn
+// for what the guard reports meanwhile.
 func (n *node) runHook(env []string, command string, warn func(what string)) error {
 	shell, err := child.Lookup("sh")
 	if err != nil {
@@ -82,7 +82,7 @@ func (n *node) runHook(env []string, command string, warn func(what string)) err
 	if err != nil {
 		return err
 	}
-	defer time.AfterFunc(hookMost, c.Kill).Stop() // a stopped guard does nothing
+	defer time.AfterFunc(hookMost, c.Kill).Stop() // a stopped guard would not kill it
 	for done := false; !done || len(c.Events()) > 0; {
 		select {
 		case <-c.Done():

@@ -22,7 +22,7 @@ const (
 
 // LeadConfig is a node's candidacy.
 type LeadConfig struct {
-	Config // without its Wait
+	Config // its Wait is not used
 
 	// FirstDelay is the longest random wait before the first candidacy. Without it
 	// the node that is always up first would always lead.
@@ -39,10 +39,10 @@ const (
 	restartSettled = time.Minute
 )
 
-// Lead stands for election for ever, and runs the command whenever this node leads. It
-// returns when a signal asks this process to end, or with the command's outcome if
-// cfg.Restart is against standing again. Until it has reached the database for the first
-// time, it also returns every error. It survives later ones.
+// Lead stands for election for ever, and runs the command whenever this node leads. It returns when
+// a signal asks this process to end, or with the command's outcome if cfg.Restart is against
+// standing again. Until it has reached the database for the first time, it also returns every
+// error. A later error ends it only with RestartNever, and only if the command may have run.
 func Lead(cfg LeadConfig) (Outcome, error) {
 	n, err := begin(cfg.Config)
 	if err != nil {

@@ -9,9 +9,10 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
-// linger keeps the lock, after the command has ended, for the rest of --min-hold, or until
-// somebody asks for it or a signal asks this process to end. It returns what has asked. A request
-// that has come by the command's end still decides who is to have the lock next.
+// linger keeps the lock after the command has ended: for the rest of --min-hold, or until somebody
+// asks for the lock or a signal asks this process to end. It returns what has asked. A request that
+// came before the command's end still decides who is to have the lock next, even if --min-hold is
+// over.
 func (s *supervision) linger() (asked Asked) {
 	select {
 	case <-s.requests:
@@ -23,7 +24,7 @@ func (s *supervision) linger() (asked Asked) {
 	case rest > 0:
 		s.cfg.Log.Info("holding the lock for the rest of --min-hold", "event", "lingering", "rest", rest)
 		s.cfg.Observer.SayAlive(rest + s.cfg.Session.Lease)
-		noted := s.held.NoteEnd(context.Background()) // the end of the session limits it
+		noted := s.held.NoteEnd(context.Background()) // the end of the session ends this, too
 		defer func() { <-noted }()
 	case s.asker == nil:
 		return 0
@@ -34,7 +35,7 @@ func (s *supervision) linger() (asked Asked) {
 			if s.asker == nil {
 				return 0
 			}
-			over = nil // the release would have to wait for the answer to that question, too
+			over = nil // wait for the asker: the release would have to wait for the same answer
 		case <-s.held.Lost():
 			if rest > 0 {
 				s.cfg.Log.Warn("the lock was lost before --min-hold was over; another node may run the command again: "+s.held.Err().Error(), "event", "lost")

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestLinger is of the time between the end of the command and that of --min-hold.
+// TestLinger plays the time between the end of the command and that of --min-hold.
 func TestLinger(t *testing.T) {
 	const lingering = `level=INFO msg="holding the lock for the rest of --min-hold" event=lingering rest=6s`
 	for name, test := range map[string]struct {

@@ -52,6 +52,6 @@ func (n *node) sleep(cfg Config, d time.Duration) error {
 		cfg.Stages.resting(time.Now().Add(d))
 		pace.Sleep(ctx, d)
 	}
-	listener.handOver() // only now, since a last signal may still end ctx
+	listener.handOver() // first, since a last signal may still end ctx
 	return context.Cause(ctx)
 }

@@ -16,11 +16,11 @@ import (
 type Outcome struct {
 	Status unix.WaitStatus
 	Ran    time.Duration
-	Asked  Asked // to end
+	Asked  Asked // what has asked the command to end
 }
 
-// failed says that a command did not do its work, as far as that is known: one that was asked to
-// end may have left it undone, whatever its exit status is.
+// failed says whether a command failed. A command that was asked to end counts as failed, whatever
+// its exit status is, since it may have left its work undone.
 func (o Outcome) failed() bool { return o.Asked != 0 || o.badStatus() }
 
 func (o Outcome) badStatus() bool { return o.Status.Signaled() || o.Status.ExitStatus() != 0 }
@@ -31,8 +31,7 @@ func endedBy(status unix.WaitStatus, sig unix.Signal) bool {
 	return status.Signaled() && status.Signal() == sig || status.ExitStatus() == signalBase+int(sig)
 }
 
-// signalBase is the exit status of a command that dies of a signal, without the signal's number, as
-// shells have it.
+// signalBase + N is the exit status that shells give to a command that has died of signal N.
 const signalBase = 128
 
 // endOf is the end of a command in the ledger's terms. A command that was asked to end may
@@ -67,7 +66,8 @@ func endOf(o Outcome, err error) ledger.End {
 	return end
 }
 
-// endUnstarted is the end of a run whose command was not started, or not for certain.
+// endUnstarted is the end, in the ledger's terms, of a run whose command was not started, or
+// perhaps not.
 func endUnstarted(err error) ledger.End {
 	end := ledger.End{At: time.Now(), Outcome: ledger.Stopped}
 	var lookup *child.LookupError
@@ -115,7 +115,7 @@ type LockLostError struct {
 	Database  string
 	Cause     error
 	SilentFor time.Duration // how long before the loss the lock was last certainly held
-	What      string        // what was done about it
+	What      string        // what was done to the command
 }
 
 func (e *LockLostError) Error() string {

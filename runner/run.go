@@ -2,8 +2,8 @@
 // and makes sure that the command is dead before anybody else gets the lock.
 //
 // Read it in this order: Run, once, acquire (lock.Candidate opens the session and takes the lock),
-// runCommand, startSupervised (child.Guard starts the command), supervise (the one select where the
-// two meet), release. The files each*.go are only for pglead each.
+// runCommand, startSupervised (child.Guard starts the command), supervise (the one select that
+// waits for lock and command alike), release. The files each*.go are only for pglead each.
 package runner
 
 import (
@@ -23,9 +23,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Run takes the lock, runs the command, and returns when every process of the command is
-// dead and the lock is given back. It starts the command only while the server grants the
-// lock. Errors are those of Candidate.Acquire and of starting the guard, and
+// Run takes the lock, runs the command, and returns when every process of the command is dead and
+// the lock is given back. It starts the command only while its session holds the lock. Errors are
+// those of Candidate.Acquire and of starting the guard, and
 //
 //	*InterruptedError        a signal came before the command was started
 //	child.ErrTooLate         the lease was over before the command was started
@@ -131,7 +131,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		r.guard.Close()
 		return nil, context.Cause(ctx)
 	}
-	<-r.catching // or a signal could end this process between the start and supervise
+	<-r.catching // otherwise a signal could end this process between the start and supervise
 	if err := r.held.Err(); err != nil {
 		r.guard.Close()
 		return nil, err
@@ -155,8 +155,8 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	return s, nil
 }
 
-// startCommand has the guard start the command. If the guard was killed before, perhaps because
-// memory is short, another one does.
+// startCommand has the guard start the command. If the guard was killed before that, perhaps
+// because memory is short, a second guard starts the command.
 func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 	release, endsSession := r.held.EncodedRelease()
 	cfg := child.Config{
@@ -177,13 +177,14 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 	return r.guard.StartCommand(ctx, cfg)
 }
 
-// socketLinger is how long the guard of a stopped pglead leaves the lock with it, so that
-// the waiters in line see the silence for long enough. Behind a pooler nobody sees that.
+// socketLinger is how long the guard of a stopped pglead keeps the connection open, and so the lock
+// held, when the tree is dead. The waiters in line need that time to see that the holder is silent.
+// Behind a pooler nobody sees it, so there the time is 0.
 func (r *run) socketLinger() time.Duration {
 	if r.cfg.Session.Transaction {
 		return 0
 	}
-	const look = 4 * time.Second // two for the limit of a takeover, and two to be on the safe side
+	const look = 4 * time.Second // 2 s for the limit of a takeover, and 2 s more to be on the safe side
 	return leasetime.ForKill(r.cfg.Session.Lease) + look
 }
 
@@ -195,16 +196,16 @@ func guardPatience(lease time.Duration) time.Duration {
 	return min(most, leasetime.ForKill(lease)/2)
 }
 
-// release gives the lock back. The command is dead, or was never started. The end of the
-// session would free the lock too, but a moment after this process has ended, and the next
-// run in the same script would find it held.
+// release gives the lock back. The command is dead, or was never started. The end of the session
+// would free the lock, too, but only a moment after this process has ended. Until then the next run
+// in the same script would find the lock held.
 func (r *run) release(outcome Outcome) {
 	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(r.cfg.Session.Lease))
 	defer cancel()
 	r.afterRelease(outcome, r.held.Release(ctx))
 }
 
-// afterRelease logs whether the lock was given back.
+// afterRelease logs whether the lock was given back, and calls the hook for that.
 func (r *run) afterRelease(outcome Outcome, err error) {
 	if err != nil {
 		r.cfg.Log.Warn("the lock could not be given back, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
@@ -231,25 +232,25 @@ func (r *run) announceDeath() {
 	r.untilSignal(func(ctx context.Context) { lock.AnnounceDeaths(ctx, r.held) })
 }
 
-// untilSignal calls what with a context that ends when a signal asks this process to end. what may
+// untilSignal calls f with a context that ends when a signal asks this process to end. The call may
 // take as long as the lock-delay.
-func (r *run) untilSignal(what func(context.Context)) {
+func (r *run) untilSignal(f func(context.Context)) {
 	r.cfg.Observer.SayAlive(r.cfg.LockDelay + r.cfg.AttemptMost())
 	ctx, listener := interruptible(r.signals)
-	what(ctx)
+	f(ctx)
 	listener.handOver()
 	r.noteSignal(ctx)
 }
 
-// noteSignal notes that a signal has ended ctx: its listener has taken it, so nobody else hears of
-// it.
+// noteSignal records that a signal has ended ctx. The listener has taken that signal from the
+// channel, so nobody else will see it.
 func (r *run) noteSignal(ctx context.Context) {
 	if ctx.Err() != nil {
 		r.askedLate |= BySignal
 	}
 }
 
-// attributes are what the log says of a lock besides its keys and its token.
+// attributes are what the log says about the lock, besides its keys and its token.
 func (r *run) attributes() []any {
 	var numbers []int64
 	for _, l := range r.held.Locks {
@@ -265,8 +266,8 @@ func (r *run) attributes() []any {
 	return attrs
 }
 
-// environment is the command's environment, which tells it about its lock. Several keys,
-// or numbers, are one to a line.
+// environment is the command's environment, with the variables that describe its lock. Several
+// keys, or numbers, are one to a line.
 func (r *run) environment() []string {
 	var ids []string
 	for _, l := range r.held.Locks {

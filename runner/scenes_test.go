@@ -37,7 +37,7 @@ const (
 	isLost  = "*runner.LockLostError: "
 )
 
-// guardFirst is the transcript of a loss that the guard has seen first.
+// guardFirst is the transcript of a loss that the guard has noticed first.
 func guardFirst(at, text string) string {
 	return fmt.Sprintf(`%[1]s level=INFO msg="command killed" event=killed ran=1m0s processes=1
 %[1]s level=INFO msg="lock lost" event=lost reason="%[2]s"
@@ -66,8 +66,8 @@ func (tests sceneTests) run(t *testing.T) {
 	}
 }
 
-// TestTimeToEnd is of how long a command may take to end. One request to end of each
-// kind, in every order, is TestEveryOrder's.
+// TestTimeToEnd: how long a command may take to end. TestEveryOrder has one request to end of each
+// kind, in every order.
 func TestTimeToEnd(t *testing.T) {
 	sceneTests{
 		"what the terminal sent before the start has not reached the command": {
@@ -146,7 +146,7 @@ func TestTimeToEnd(t *testing.T) {
 	}.run(t)
 }
 
-// TestRequests is of requests that are no reason to end, and of one that waits.
+// TestRequests: requests that are no reason to end, and a request whose asker is found late.
 func TestRequests(t *testing.T) {
 	sceneTests{
 		"not every signal is for the end": {
@@ -186,7 +186,7 @@ func TestRequests(t *testing.T) {
 	}.run(t)
 }
 
-// TestReports is of what is heard of the session and of the command's processes.
+// TestReports: what the session and the guard report while the command runs.
 func TestReports(t *testing.T) {
 	sceneTests{
 		"deadlines are passed on": {
@@ -224,7 +224,7 @@ func TestReports(t *testing.T) {
 	}.run(t)
 }
 
-// TestGuardAndLoss is of what the guard does, sees or fails to do about a loss.
+// TestGuardAndLoss: what the guard sees of a loss, and does or fails to do about it.
 func TestGuardAndLoss(t *testing.T) {
 	sceneTests{
 		"the guard sees the end of the connection first": {
@@ -307,8 +307,8 @@ func TestGuardAndLoss(t *testing.T) {
 	}.run(t)
 }
 
-// TestLossAtTheEnd has the lock lost at the instant at which the command ends:
-// whatever is seen first, the loss is the outcome, and a hook is told of it once.
+// TestLossAtTheEnd has the lock lost at the instant at which the command ends: whichever of the two
+// is seen first, the loss is the outcome, and the hook is called once.
 func TestLossAtTheEnd(t *testing.T) {
 	seen := map[string]bool{}
 	for range 1000 {
@@ -333,8 +333,9 @@ func TestLossAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestSignalAtTheEnd has a signal wait to be taken when the command ends: the command may have got
-// it, too, and may have left its work undone, so it counts whatever is seen first.
+// TestSignalAtTheEnd has a signal wait in the channel when the command ends. The command may have
+// received it, too, and may have left its work undone. So the signal counts, whichever of the two
+// is seen first.
 func TestSignalAtTheEnd(t *testing.T) {
 	for range 1000 {
 		synctest.Test(t, func(t *testing.T) {
@@ -349,8 +350,8 @@ func TestSignalAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestAlive has nothing happen for a minute: the observer hears in time, each time,
-// that this process is not stuck.
+// TestAlive has nothing happen for a minute. Each promise that this process is not stuck comes
+// before the one before it has run out.
 func TestAlive(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene()
@@ -362,7 +363,7 @@ func TestAlive(t *testing.T) {
 			until, calls = time.Now().Add(within), calls+1
 		}
 		s.supervised(t, []incident{{60 * sec, done()}}, expectation{transcript: doneAt60, outcome: Outcome{Ran: 60 * sec}})
-		if want := 1 + 60/3; calls < want || calls > want+1 { // the last one may be before the end, or not
+		if want := 1 + 60/3; calls < want || calls > want+1 { // the last call may come before the end, or not
 			t.Errorf("%d calls", calls)
 		}
 	})

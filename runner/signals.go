@@ -23,7 +23,7 @@ type listener struct {
 // keptSignal is a signal that came before supervise could take it.
 type keptSignal struct {
 	unix.Signal
-	at boottime.Instant // when the listener took it, a little after it had come
+	at boottime.Instant // when the listener took it, a little after it came
 }
 
 // interruptible returns a context that ends when a signal asks this process to end,

@@ -2,12 +2,13 @@ package runner
 
 import "time"
 
-// Stages are told which stage a node has reached, for people and for a supervisor of this process.
-// Each of the functions may be nil, and none may block. lock.Observer is told of the wait.
+// Stages are functions that are called when a node reaches a stage, to inform people and a
+// supervisor of this process. Each function may be nil, and none may block. For the wait there is
+// lock.Observer.
 type Stages struct {
 	// Leading is called when the command has been started.
 	Leading func()
-	// Resting is called, when this node doesn't lead, with the time of its next try.
+	// Resting is called when this node pauses without the lock, with the time of its next try.
 	Resting func(until time.Time)
 	// Ending is called when a signal asks this process to end.
 	Ending func()

@@ -16,8 +16,8 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// supervision is a command that runs under a lock: it has what can happen to the two, and
-// what has happened so far.
+// supervision watches over a command that runs under a lock. It has the channels that report what
+// happens to the two, and what has happened so far.
 type supervision struct {
 	cfg     *Config
 	held    heldLock
@@ -32,11 +32,11 @@ type supervision struct {
 
 	lost       <-chan struct{}        // closed when the lock is lost; nil after lockLost
 	requests   <-chan struct{}        // to step down; nil after the first, since one is enough
-	asker      <-chan stepDownRequest // who made it, once that is known; nil: nobody did, or it was heeded
+	asker      <-chan stepDownRequest // delivers who asks; nil if nobody does, or after the request was obeyed
 	asked      Asked                  // what has asked the command to end
-	received   []unix.Signal          // which others were passed on to it
+	received   []unix.Signal          // other signals that the command has received
 	killAfter  <-chan time.Time       // fires when the command's time to end is up; nil: it has no limit
-	unkillable string                 // processes that SIGKILL doesn't reach
+	unkillable string                 // names the processes that SIGKILL doesn't reach
 }
 
 // heldLock is what supervision needs of a *lock.Held.
@@ -67,27 +67,27 @@ type command interface {
 }
 
 // supervise watches over the lock and the command. It returns when the whole tree is dead. (After
-// the command's end linger waits for the lock alone.)
+// that linger watches over the lock alone.)
 //
 // When the server falls silent, this happens, in this order:
 //
-//	Session.answered, renew               the last answer moves the deadline to 3/5 of a lease after its request
-//	supervise, Child.Renew                sends the deadline to the guard
-//	Session.beat, ExpireIfDue             the deadline passes: the session fails, and Lost is closed
-//	lockLost, Child.TellLost              tells the guard to end the tree
-//	guardProcess.terminate, kill          SIGTERM, if there is a grace, and then SIGKILL, in rounds (killRound)
-//	Child.killGuard, Guards.finishFor     pglead does it, if the guard is too slow
-//	guardProcess.watch, Child.listen      the guard reports that all are dead and reaped, which closes Done
-//	conclude                              turns that into a LockLostError
-//	run.announceDeath, AnnounceDeaths     tells the waiters, on a new session
+//	Session.answered, renew            an answer moves the deadline: to its request + 3/5 lease
+//	supervise, Child.Renew             sends the deadline to the guard
+//	Session.beat, ExpireIfDue          the deadline passes: the session fails, and Lost is closed
+//	lockLost, Child.TellLost           tells the guard to end the tree
+//	guardProcess.terminate, kill       SIGTERM, if there is a grace; SIGKILL, in rounds (killRound)
+//	Child.killGuard, Guards.finishFor  if the guard is too slow, pglead kills in its place
+//	guardProcess.watch, Child.listen   the guard reports that all are reaped, which closes Done
+//	conclude                           turns that into a LockLostError
+//	run.announceDeath, AnnounceDeaths  tells the waiters, on a new session
 //
-// The guard's own timer (checkTime) has the same deadline, in case pglead is stopped. Meanwhile
-// the first in line sees the silence, and may end the session (package lock, followHolder).
-// The server ends it a lease after the last request arrived.
+// The guard's own timer (checkTime) has the same deadline, in case pglead is stopped. Meanwhile the
+// first in line sees the silence, and may end the session (package lock, followHolder). The server
+// ends the session a lease after the last request arrived.
 //
 // A request that waits for its answer (Session.answer) waits no longer than 3/5 of a lease either.
-// The guard has a poll of its own (guardProcess.await), in case this process is stopped or
-// dead. If the guard was faster, conclude finds out the reason.
+// The guard also watches the connection itself (guardProcess.await), in case this process is
+// stopped or dead. If the guard noticed the loss first, conclude finds out the reason.
 func (s *supervision) supervise() (Outcome, error) {
 	s.lost, s.requests = s.held.Lost(), s.held.Requests()
 	timeout := after(s.cfg.Timeout)
@@ -98,7 +98,9 @@ func (s *supervision) supervise() (Outcome, error) {
 		tick = ticker.C
 	}
 	for _, sig := range s.kept {
-		if sig.at < s.command.Born().Add(execTakes) { // the command was not there yet, even if the terminal sent the signal to all
+		if sig.at < s.command.Born().Add(execTakes) {
+			// The command did not exist yet, so it has missed even a signal that the terminal sent
+			// to all.
 			s.command.Signal(sig.Signal)
 		} else {
 			s.command.Forward(sig.Signal)
@@ -134,8 +136,8 @@ func (s *supervision) supervise() (Outcome, error) {
 	}
 }
 
-// execTakes is about how long a new process takes to become the command. Until then a second
-// SIGINT makes no difference: the process dies of the first.
+// execTakes is about how long a new process takes to become the command. Until then the process
+// dies of a first SIGINT, so a second one makes no difference.
 const execTakes = time.Millisecond
 
 // after is the channel of a timer, or nil for 0.
@@ -152,7 +154,7 @@ func (s *supervision) lockLost() {
 	s.lost = nil
 	s.command.TellLost()
 	level := slog.LevelInfo
-	if s.cfg.Endures { // lead has more to say only after it has told those who wait, which may take a while
+	if s.cfg.Endures { // lead logs its next line only after it has told the waiters, which may take a while
 		level = LevelNotice
 	}
 	s.cfg.Log.Log(context.Background(), level, "lock lost, killing the command", "event", "lost", "reason", s.held.Err().Error())
@@ -175,8 +177,9 @@ func (s *supervision) signalled(sig unix.Signal) {
 	s.limit(s.cfg.KillAfterSignal)
 }
 
-// takeSignals notes the signals that have come by the end of the command, which may have got them,
-// too, and ended for that with exit status 0: such a run is no success for --once-per.
+// takeSignals notes the signals that arrived before the command ended. The command may have
+// received them, too, and have ended because of them with exit status 0. Such a run is no success
+// for --once-per.
 func (s *supervision) takeSignals() {
 	for {
 		select {
@@ -188,7 +191,7 @@ func (s *supervision) takeSignals() {
 	}
 }
 
-// takeEvents reports what was heard of the command's processes by their end.
+// takeEvents reports the events that are still in the channel when the tree has ended.
 func (s *supervision) takeEvents() {
 	for {
 		select {
@@ -200,16 +203,16 @@ func (s *supervision) takeEvents() {
 	}
 }
 
-// limit starts the clock of --kill-after. One that runs already runs on: whoever asked first, such
-// as systemd, counts on its end.
+// limit starts the clock of --kill-after. A timer that already runs is left alone, since whoever
+// asked first, such as systemd, relies on it.
 func (s *supervision) limit(d time.Duration) {
 	if s.killAfter == nil {
 		s.killAfter = after(d)
 	}
 }
 
-// askToEnd asks the command to end. The SIGCONT is for a stopped command, which would not
-// notice the SIGTERM.
+// askToEnd asks the command to end. The SIGCONT wakes a stopped command, which would not notice the
+// SIGTERM.
 func (s *supervision) askToEnd(by Asked) {
 	s.asked |= by
 	s.command.Signal(unix.SIGTERM)
@@ -219,13 +222,13 @@ func (s *supervision) askToEnd(by Asked) {
 // stepDownRequest says who asks, and which host should have the lock next.
 type stepDownRequest struct{ by, to string }
 
-// findAsker finds out who asks. It sends that to asker later, since the server may be slow or
-// silent.
+// findAsker asks the server who made the request. The answer comes on the channel asker, since the
+// server may be slow or silent.
 func (s *supervision) findAsker() {
 	found := make(chan stepDownRequest, 1)
 	s.requests, s.asker = nil, found
 	go func() {
-		by, to := s.held.Asker(context.Background()) // the end of the session limits it
+		by, to := s.held.Asker(context.Background()) // the end of the session ends this, too
 		if by == "" && s.held.Err() != nil {
 			return
 		}

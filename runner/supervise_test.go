@@ -16,12 +16,12 @@ import (
 // step is something that may happen to a command and its lock before the end.
 type step struct {
 	name    string
-	happens func(*scene) // nil: it does by itself when the time is over
+	happens func(*scene) // nil: it happens by itself when its time is over
 	said    []string     // what the command is told then, and what is logged
 	asked   Asked
 }
 
-// steps are all but the command's end.
+// steps are all that may happen before the command's end.
 func steps() []step {
 	return []step{
 		{"loss", loses(errCut), []string{
@@ -45,8 +45,8 @@ func steps() []step {
 	}
 }
 
-// orders are all in which some of the steps, or none, can happen. For kill-after
-// something has to ask the command to end before.
+// orders are all orders in which some of the steps, or none, can happen. Before kill-after, a step
+// has to ask the command to end.
 func orders() (all [][]step) {
 	var walk func(before, left []step, asked Asked)
 	walk = func(before, left []step, asked Asked) {
@@ -63,9 +63,9 @@ func orders() (all [][]step) {
 	return all
 }
 
-// times are those of a number of steps and of the end. Each gap is longer than all
-// that follow together: so a time for kill-after that is right for its place is too
-// long for a second one to pass before the end.
+// times says when each of n steps happens, and then the end. Each gap is longer than all later gaps
+// together. So a kill-after that fires at its place in the order does not fire again before the
+// end.
 func times(n int) (at []time.Duration) {
 	var now time.Duration
 	for i := range n + 1 {
@@ -75,9 +75,9 @@ func times(n int) (at []time.Duration) {
 	return at
 }
 
-// TestEveryOrder has loss, signal, timeout, kill-after and a request to step down
-// happen before the command's end in every order, each of them or not. What each
-// comes to doesn't depend on what was before it; the outcome remembers all.
+// TestEveryOrder has loss, signal, timeout, kill-after and a request to step down happen before the
+// command's end in every order, each of them or not. What a step leads to does not depend on
+// earlier steps, and the outcome has all of them.
 func TestEveryOrder(t *testing.T) {
 	all := orders()
 	if len(all) != 245 {
@@ -105,7 +105,7 @@ func inOrder(t *testing.T, order []step) {
 	want := expectation{outcome: Outcome{Status: result.Status, Ran: end}}
 	var said strings.Builder
 	var incidents []incident
-	var limit *time.Duration // what says when the command is killed
+	var limit *time.Duration // the setting that says when the command is killed
 	var limited time.Duration
 	for i, step := range order {
 		switch step.name {

@@ -34,7 +34,7 @@ func (h atEvent) Handle(_ context.Context, r slog.Record) error {
 }
 
 // TestLostBeforeStart: the session of a run ends after its start was announced, and before its
-// command starts. The next in line need not wait until such a command would be dead.
+// command starts. The next in line does not wait until such a command would certainly be dead.
 func TestLostBeforeStart(t *testing.T) {
 	server := testserver.Start(t, nil)
 	locking := lockingOn(t, server)
