@@ -19,9 +19,23 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
+
+// index says where to look for a test, by the beginnings of the files' names.
+const index = `
+supervise_scenes    lock and command together: what happens, in virtual time
+supervise_orders    the same, with all that may happen in every order
+linger              --min-hold
+signals             signals while no command runs
+unstarted           a session that is lost before the command starts
+each, each_desk     lists
+harness             for all tests
+`
+
+func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }
 
 // scene is a supervision whose lock and command are played, in virtual time. Its
 // transcript has, in order and with the time since the start, all that the command
