@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package boottime reads the clock that leases are measured with, which goes on
-// while the machine is suspended and which nobody can set.
+// Package boottime reads the clock by which leases are measured. It goes on while the machine is
+// suspended, and nobody can set it.
 package boottime
 
 import (

@@ -13,7 +13,8 @@ import (
 // clock counts the time asleep on macOS and FreeBSD (clock_gettime(3) there).
 const clock = unix.CLOCK_MONOTONIC
 
-// Timer waits for an instant of the clock, or longer by the time asleep.
+// Timer waits for an instant of the clock. If the machine sleeps meanwhile, it fires later by that
+// time.
 type Timer struct {
 	timer   *time.Timer
 	stopped chan struct{}

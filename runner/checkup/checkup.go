@@ -1,5 +1,5 @@
-// Package checkup defines what pglead doctor reports. Package doctor examines
-// the server and package child the machine, and child doesn't import doctor.
+// Package checkup defines what pglead doctor reports. Package doctor examines the server and
+// package child the machine. Both need these types, and child must not import doctor.
 package checkup
 
 import "fmt"

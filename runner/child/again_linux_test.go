@@ -19,8 +19,8 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
-// usedGuard is a guard that has had a command, which the function may have a say in
-// while it runs. On a busy machine that takes several.
+// usedGuard returns a guard that has had a command and can have another one. during, unless nil, is
+// called while the command runs. On a busy machine it may take several guards to get one.
 func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(*child.Child)) *child.Guard {
 	t.Helper()
 	if tty, err := os.Open("/dev/tty"); err == nil {
@@ -51,7 +51,7 @@ func usedGuard(t *testing.T, socket syscall.Conn, cfg child.Config, during func(
 	return nil
 }
 
-// startAgain starts a command under a guard that has had one.
+// startAgain starts a command under a guard that has had one before.
 func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, args ...string) *child.Child {
 	t.Helper()
 	guard := child.UnusedPID(g)
@@ -77,8 +77,8 @@ func startAgain(t *testing.T, g *child.Guard, cfg child.Config, role string, arg
 	return c
 }
 
-// TestAgainIsAsBefore: what a command finds does not depend on whether its guard has
-// had another one before. The other one has done what it can to leave something.
+// TestAgainIsAsBefore: what a command finds does not depend on whether its guard has had another
+// command before. The earlier command has done what it can to leave something behind.
 func TestAgainIsAsBefore(t *testing.T) {
 	const look = `exec 9>&-; {
 		env | sort; umask; ulimit -a; pwd
@@ -144,7 +144,7 @@ func TestCommandHasItsSlack(t *testing.T) {
 	}
 }
 
-// TestNotAgain: after what is unusual a guard ends.
+// TestNotAgain: a guard ends after a command with which anything unusual happened.
 func TestNotAgain(t *testing.T) {
 	for name, script := range map[string]string{
 		"a signal's death": "kill -KILL $$",
@@ -186,8 +186,8 @@ func TestNotAgain(t *testing.T) {
 	}
 }
 
-// TestOrdersAreNotForTheNext: what is said to a command that is dead does not reach the
-// one that its guard has then.
+// TestOrdersAreNotForTheNext: an order for a dead command does not reach the next command of its
+// guard.
 func TestOrdersAreNotForTheNext(t *testing.T) {
 	var old *child.Child
 	g := usedGuard(t, nil, child.Config{}, func(c *child.Child) {
@@ -209,8 +209,8 @@ func TestOrdersAreNotForTheNext(t *testing.T) {
 	}
 }
 
-// TestAgainKills: the second command is killed as the first would be, with all that it
-// started, whoever is killed.
+// TestAgainKills: the second command is killed as the first would be, with all that it started, for
+// whatever reason.
 func TestAgainKills(t *testing.T) {
 	const breadth = 5
 	for name, kill := range map[string]func(*child.Child) child.Ending{
@@ -307,8 +307,8 @@ func TestAgainRelease(t *testing.T) {
 	}
 }
 
-// TestManyRenewals: the pipe for deadlines is not filled by what brief commands leave
-// there, for the long one after them.
+// TestManyRenewals: the deadlines that brief commands leave in the pipe do not keep those of a long
+// command after them out of it.
 func TestManyRenewals(t *testing.T) {
 	g := usedGuard(t, nil, child.Config{}, nil)
 	for n := range 20 {

@@ -92,8 +92,8 @@ func killCgroup(group string) {
 // subgroupsMost is how many groups that the command has made are removed with its own.
 const subgroupsMost = 1000
 
-// removeCgroup removes a group in which nothing is alive, and those that the command has made in
-// it.
+// removeCgroup removes a group in which nothing is alive, and the groups that the command has made
+// in it.
 func removeCgroup(group string) {
 	if group != "" {
 		most := subgroupsMost
@@ -101,7 +101,8 @@ func removeCgroup(group string) {
 	}
 }
 
-// removeGroups removes a group, after those in it, of which it removes most.
+// removeGroups removes a group, after the groups in it. Of these it removes at most the given
+// number.
 func removeGroups(group string, most *int) {
 	if err := os.Remove(group); !errors.Is(err, unix.EBUSY) {
 		return

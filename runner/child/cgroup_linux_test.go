@@ -12,8 +12,8 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
-// TestSubgroups: of the command's control group nothing is left, even if it has made groups in it,
-// whoever ends what is in them.
+// TestSubgroups: nothing is left of the command's control group, even if the command has made
+// groups in it, and whether the guard or this process ends the processes there.
 func TestSubgroups(t *testing.T) {
 	const job = `group=$(sed -n 's/^0:://p' /proc/self/cgroup)
 		for mount in $(awk '/ - cgroup2 /{print $5}' /proc/self/mountinfo); do

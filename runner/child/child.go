@@ -1,12 +1,12 @@
 // Package child runs the command below a guard process, passes signals on to it, and
 // kills it together with everything that it started.
 //
-// There are three processes: pglead, the guard, and the command. The guard is
-// pglead's own program, executed once more. It kills the tree at the deadline, which
-// pglead keeps renewing. If pglead ends first, the guard goes on until the tree is dead
-// and reaped, so it makes no difference how pglead ends or is stopped. If the guard is
-// killed, the kernel kills the command (PR_SET_PDEATHSIG), and pglead inherits the
-// rest of the tree and kills it.
+// There are three processes: pglead, the guard, and the command. The guard is pglead's own program,
+// executed once more. It kills the tree (the command and all that it started) at the deadline,
+// which pglead keeps renewing. If pglead ends first, the guard goes on until the tree is dead and
+// reaped, so it makes no difference how pglead ends or is stopped. If the guard is killed, the
+// kernel kills the command (PR_SET_PDEATHSIG), and pglead inherits the rest of the tree and kills
+// it.
 //
 // On pglead's side there are Guards (all guards of this process), Guard (one of them) and
 // Child (a command under a guard). On the other side is guardProcess. wire.go has the
@@ -29,7 +29,7 @@ import (
 
 // Config is what to run and until when.
 type Config struct {
-	Path string // as Lookup returns it
+	Path string // from Lookup
 	Args []string
 	Env  []string
 
@@ -56,13 +56,13 @@ type Config struct {
 	ReleaseEndsSession bool
 
 	// SocketLinger is how long the guard leaves the connection open when the deadline has passed
-	// and the tree is dead. Then the guard ends the connection: a stopped pglead would keep
-	// it open.
+	// and the tree is dead. After that the guard ends the connection, which a stopped pglead would
+	// keep open.
 	SocketLinger time.Duration
 
-	// KeepGuard keeps the guard for another command, if it can take one (see Child.Guard).
-	// Such commands run in the guard's session, each in a group of its own. KeepGuard has
-	// no effect with a terminal, since that sends signals to sessions and groups.
+	// KeepGuard keeps the guard for another command, if it can take one (see Child.Guard). Such
+	// commands run in the guard's session, each in a group of its own. KeepGuard has no effect with
+	// a terminal, since a terminal sends signals to sessions and groups.
 	KeepGuard bool
 }
 
@@ -76,8 +76,8 @@ type Child struct {
 	done   chan struct{}
 	result Result
 
-	excused atomic.Bool // the guard has said what it can't kill, so pglead must not kill it for being late
-	late    atomic.Bool // pglead has killed it for that
+	excused atomic.Bool // the guard has said what it can't kill, so it isn't killed for being late
+	late    atomic.Bool // pglead has killed the guard for being late
 
 	mu      sync.Mutex
 	orders  orderState
@@ -116,7 +116,7 @@ func (c *Child) Events() <-chan Event { return c.events }
 // and reaped.
 func (c *Child) Done() <-chan struct{} { return c.done }
 
-// Result says how it ended. It may be called after Done.
+// Result says how the child ended. It may be called once Done is closed.
 func (c *Child) Result() Result { return c.result }
 
 // listen turns the guard's messages into events, and its end into Done.
@@ -169,8 +169,8 @@ func (c *Child) tell(e Event) {
 // Signal sends a signal to the command itself.
 func (c *Child) Signal(sig unix.Signal) { c.order(msgSignal, int64(sig)) }
 
-// killPatience is how long the guard may take after an order to kill. If it can't kill,
-// it says so after unkillableAfter.
+// killPatience is how long the guard may take after an order to kill. A guard that can't kill a
+// process says so after unkillableAfter, and then it may take longer.
 const killPatience = 2 * unkillableAfter
 
 // Kill kills the tree.
@@ -218,9 +218,9 @@ func (c *Child) killGuard() {
 	}
 }
 
-// renewalStep is how far a deadline has to move before it is sent. Every answer of the
-// server moves it, thousands of times a second if a session works on many items. The
-// guard empties the pipe once in a deadline, and it must not fill up before: it has
+// renewalStep is how far a deadline has to move before it is sent. Every answer of the server moves
+// it, thousands of times a second if a session works on many items. The guard empties the pipe only
+// when the deadline that it knows has passed, and the pipe must not fill up before that: it has
 // room for 8,192 deadlines, or for 512 if the user has many pipes (pipe(7)).
 const renewalStep = 250 * time.Millisecond
 

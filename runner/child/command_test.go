@@ -35,8 +35,7 @@ func TestDeathBySignal(t *testing.T) {
 	}
 }
 
-// TestEndsAtAnyTime: no end of the command is overlooked, at whatever moment of the
-// guard's first ones it comes.
+// TestEndsAtAnyTime: no end of the command is overlooked, however soon after the start it comes.
 func TestEndsAtAnyTime(t *testing.T) {
 	for after := time.Duration(0); after < 40*time.Millisecond; after += time.Millisecond / 2 {
 		c, err := newGuard(t, nil).StartCommand(t.Context(), child.Config{

@@ -44,9 +44,9 @@ const guardTrial = 10 * time.Second
 const whyDied = "was it killed by the kernel for want of memory (dmesg), " +
 	"or by a limit on processes (ulimit -u, pids.max)?"
 
-// tryGuard makes a guard run a command that leaves a daemon behind. The guard has to find
-// and end the daemon, for which it needs the subreaper. To start, it needs the death
-// signal, the boot time clock's timer and a second process.
+// tryGuard makes a guard run a command that leaves a daemon behind. The guard has to find and end
+// the daemon, for which it needs the subreaper. To start, the guard needs the death signal, the
+// boot time clock's timer and a second process.
 func tryGuard() checkup.Check {
 	const advice = "pglead starts no command without its guard: " +
 		"does a sandbox (seccomp, a container's policy) or a limit on processes forbid it?"

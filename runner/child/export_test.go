@@ -5,14 +5,14 @@ import "slices"
 // GuardPID is the guard's process number, for tests that kill it.
 func GuardPID(c *Child) int { return c.guard.pid }
 
-// UnusedPID is that of a guard that has no command yet.
+// UnusedPID is the process number of a guard without a command.
 func UnusedPID(g *Guard) int { return g.pid }
 
-// HangUp is what the guard sees of this process's death.
+// HangUp does what the guard would see if this process died.
 func HangUp(c *Child) { c.guard.hangUp() }
 
-// Below are the living descendants of a process, among processes that are given by number and
-// parent, except those in skip and what is below them.
+// Below lists the living descendants of a process, except those in skip and what is below them.
+// parents has the parent of each process.
 func Below(root int, parents map[int]int, skip ...int) (pids []int) {
 	var all []process
 	for pid, parent := range parents {

@@ -17,10 +17,10 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// Guard is a guard process as pglead sees it: its number, the socket pair for orders
-// and answers, and the pipe for new deadlines. It has no command, or one (a Child), or
-// several, one after the other (Config.KeepGuard). It is started ahead of time, so that
-// the command need not wait for it once the lock is granted.
+// Guard is a guard process as pglead sees it: its number, the socket pair for orders and answers,
+// and the pipe for new deadlines. It has no command yet, or one (a Child), or several, one after
+// the other (Config.KeepGuard). It is started ahead of time, so that the command need not wait for
+// it once the lock is granted.
 type Guard struct {
 	guards  *Guards
 	pid     int
@@ -29,7 +29,7 @@ type Guard struct {
 
 	mu       sync.Mutex
 	renewals int     // this end of the pipe, or -1
-	unsent   []order // those that the socket had no room for
+	unsent   []order // orders for which the socket had no room
 	sending  bool    // sendRest runs
 	gone     bool    // the guard is reaped: another process may have its pid
 }
@@ -40,9 +40,8 @@ type order struct {
 	n    int64
 }
 
-// execute executes this program as the guard. Besides the standard descriptors the
-// guard gets three, at free numbers: descriptors that the user passes on
-// (3<file) reach the command.
+// execute executes this program as the guard. Besides the standard descriptors the guard gets
+// three, at free numbers, so that descriptors that the user passes on (3<file) reach the command.
 func (g *Guard) execute(socket syscall.Conn) error {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {
@@ -73,8 +72,9 @@ func (g *Guard) execute(socket syscall.Conn) error {
 	if socketCopy >= 0 {
 		defer unix.Close(socketCopy)
 	}
-	// ps shows the arguments to everybody, and pkill -f matches them. So they contain
-	// neither the key nor the word pglead. The control group is in the environment.
+	// ps shows the arguments to everybody, and pkill -f matches them. So they contain neither the
+	// key nor the word pglead. The name of the control group, which has that word, is in the
+	// environment.
 	args := []string{
 		guardName, "of process " + strconv.Itoa(os.Getpid()),
 		strconv.Itoa(pair[1]), strconv.Itoa(renewals[0]), strconv.Itoa(socketCopy),
@@ -146,9 +146,9 @@ func (g *Guard) sendRest() {
 	}
 }
 
-// renew puts a new deadline into the pipe, and says whether it did. It also wakes the guard if that
-// is stopped, as by its own command: it would not see the command's end. To one that isn't stopped
-// SIGCONT does nothing.
+// renew puts a new deadline into the pipe, and says whether it did. It also sends SIGCONT, since a
+// guard that was stopped, for instance by its own command, would not see the command's end. SIGCONT
+// does nothing to a guard that runs.
 func (g *Guard) renew(deadline boottime.Instant) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

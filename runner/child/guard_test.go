@@ -19,8 +19,8 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
-// TestSocket: the guard's duplicate keeps the connection open, it sees the
-// peer's end by itself, and it ends the connection when it has killed for it.
+// TestSocket: the guard's duplicate keeps the connection open. The guard notices by itself that the
+// peer closes the connection, kills the tree for that, and then ends its own side, too.
 func TestSocket(t *testing.T) {
 	here, there := socketPair(t)
 	c, pids := startTreeWith(t, here, child.Config{}, 3)
@@ -68,8 +68,8 @@ func socketPair(t *testing.T) (here *net.TCPConn, there net.Conn) {
 	return here, there
 }
 
-// TestGuardKilled: this process inherits the tree and finishes the job, and
-// leaves alone what it had started before.
+// TestGuardKilled: this process inherits the tree and ends it, and leaves alone what it had started
+// before.
 func TestGuardKilled(t *testing.T) {
 	bystander := exec.Command("sleep", "3600")
 	if err := bystander.Start(); err != nil {
@@ -93,7 +93,7 @@ func TestGuardKilled(t *testing.T) {
 	}
 }
 
-// TestStoppedGuard: what the guard doesn't do, this process does.
+// TestStoppedGuard: if the guard is stopped, this process ends the tree in its place.
 func TestStoppedGuard(t *testing.T) {
 	c, pids := startTree(t, child.Config{}, 5)
 	if err := unix.Kill(child.GuardPID(c), unix.SIGSTOP); err != nil {
@@ -107,7 +107,7 @@ func TestStoppedGuard(t *testing.T) {
 	}
 }
 
-// TestUnusedGuard: a guard that was started ahead of time leaves nothing.
+// TestUnusedGuard: nothing is left of a guard that was started ahead of time and is closed.
 func TestUnusedGuard(t *testing.T) {
 	here, there := socketPair(t)
 	g := newGuard(t, here)
@@ -121,7 +121,7 @@ func TestUnusedGuard(t *testing.T) {
 	}
 }
 
-// TestGuardGone: a guard that dies before it has read its request says so for certain: then
+// TestGuardGone: ErrGuardGone, for a guard that died before it had read its request, means that
 // nothing has run. The request is large, so that the death can come while it is read.
 func TestGuardGone(t *testing.T) {
 	gone := 0
@@ -151,8 +151,8 @@ func TestGuardGone(t *testing.T) {
 	}
 }
 
-// TestUnstoppedGuard: what stops the group doesn't stop a guard that waits for its
-// request, and what does doesn't keep it from being closed.
+// TestUnstoppedGuard: SIGTSTP to the group doesn't stop a guard that waits for its request, and a
+// guard that SIGSTOP has stopped can be closed.
 func TestUnstoppedGuard(t *testing.T) {
 	g := newGuard(t, nil)
 	pid := child.UnusedPID(g)
@@ -194,8 +194,8 @@ func TestExamine(t *testing.T) {
 	}
 }
 
-// TestExamineBusy: on a machine that is busy with many of them, too, each guard's word of
-// what its command has left behind arrives.
+// TestExamineBusy: with many trials at once, each guard's report of what its command has left
+// behind arrives.
 func TestExamineBusy(t *testing.T) {
 	const atOnce = 60 // of ten such trials one failed while the guard wrote with a deadline
 	found := make(chan []checkup.Check)

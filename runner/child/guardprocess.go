@@ -24,15 +24,15 @@ const cgroupVariable = "CGROUP"
 // slackVariable names the timer slack of the command's first thread.
 const slackVariable = "SLACK"
 
-// init is the guard's main function. Go initialises packages in the order of their paths,
-// as far as their imports allow. So net, regexp and most of what only pglead needs are
-// not set up yet, and never will be. That saves a fifth of the guard's memory and of its
-// start, for which the command waits. So this package must not import them
+// init is the guard's main function. Go initialises packages in the order of their paths, as far as
+// their imports allow. So when this runs, net, regexp and most of what only pglead needs are not
+// set up yet, and in the guard they never will be. That saves a fifth of the guard's memory, and of
+// the time of its start, for which the command waits. Therefore this package must not import them
 // (TestGuardStartsEarly).
 //
-// An init runs on the process's first thread (runtime.LockOSThread), and this thread
-// starts the command: PR_SET_PDEATHSIG means the death of the *thread* that forked, which
-// has to live as long as the guard.
+// An init runs on the process's first thread (runtime.LockOSThread), so this thread starts the
+// command. PR_SET_PDEATHSIG means the death of the *thread* that forked, and the first thread lives
+// as long as the guard.
 //
 // Any program that contains this package can be the guard, tests too.
 func init() { //nolint:gochecknoinits // see above
@@ -63,8 +63,9 @@ type guardProcess struct {
 	socket   int            // a duplicate of the lock's socket, or -1
 	alarm    boottime.Alarm // for commandTree.deadline, and then for commandTree.killAt
 
-	// The control group of its commands. A command that ends leaves it empty, or else the
-	// guard ends, too. To make and remove it for each would take as long as a quarter of a fork.
+	// The control group of its commands. When a command has ended the group is empty, or else the
+	// guard ends, too, so the next command can have the same group. To make and remove a group for
+	// each command would take a quarter of the time of a fork.
 	cgroup    string   // or empty
 	cgroupDir *os.File // or nil
 
@@ -104,8 +105,8 @@ type commandTree struct {
 	unkillableReported bool
 }
 
-// newGuardProcess makes this process a guard. cgroup is the control group that it makes
-// for its commands if it may, or empty. That is done before there is a request.
+// newGuardProcess makes this process a guard. cgroup is the control group that it makes for its
+// commands if it may, or empty. It makes the group before there is a request.
 func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProcess, error) {
 	unix.CloseOnExec(control)
 	unix.CloseOnExec(renewals)
@@ -115,8 +116,8 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 	if err := becomeSubreaper(); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
-	// A signal may go to the whole group, session or control group: pglead acts on it.
-	// The command gets the action that pglead was started with.
+	// A signal may go to the whole group, session or control group. pglead acts on it, so the guard
+	// ignores it. The command gets the action that pglead was started with.
 	discardSignals()
 	g := &guardProcess{
 		fd:       control,
@@ -166,15 +167,16 @@ func (g *guardProcess) watch() (again bool) {
 	return err == nil && g.report.Ready != 0
 }
 
-// signalLost is how long the guard may wait where it could have missed a signal. Then a command
-// that was stopped, or an orphan that is dead, is noticed late.
+// signalLost is the longest time that the guard waits, in case it has missed a signal. After a
+// missed signal it notices at most that much later that a command was stopped, or that an orphan is
+// dead.
 const signalLost = 10 * time.Second
 
 // await waits for whatever comes first, and deals with it. SIGCHLD interrupts the wait, too.
 //
-// It waits on this thread for everything, without goroutines. For each that waited in the kernel
-// Go's runtime would need a thread, and if the command has used up what its user may have of them,
-// the runtime ends the process.
+// It waits on this thread for everything, without goroutines. Each goroutine that waits in the
+// kernel needs a thread. If the command has used up its user's threads, Go's runtime would end the
+// process.
 func (g *guardProcess) await() {
 	alarm, most := g.alarm.Poll()
 	fds := []unix.PollFd{ // poll(2) skips what is below 0
@@ -185,7 +187,7 @@ func (g *guardProcess) await() {
 	}
 	most = min(most, signalLost)
 	if fds[3].Fd < 0 {
-		most = min(most, retryMost) // a lost signal may be a death
+		most = min(most, retryMost) // there is no pidfd, so a missed signal may be a death
 	}
 	for _, at := range []time.Time{g.stageEnds, g.retryAt} {
 		if !at.IsZero() {
@@ -238,7 +240,7 @@ func (g *guardProcess) obey() {
 	}
 }
 
-// readRenewals empties the pipe of renewals. The last renewal becomes the deadline.
+// readRenewals empties the pipe with new deadlines. The last one becomes the deadline.
 func (g *guardProcess) readRenewals() {
 	var deadlines [512]byte
 	for {

@@ -19,8 +19,8 @@ const (
 	leftoverTerm = 5 * time.Second
 )
 
-// phase is how far the end of the tree has come. There is no way back. The first step
-// writes into the report why the tree ended.
+// phase says how far the end of the tree has come. It only goes forward. The first step notes in
+// the report why the tree ended.
 //
 //	running      → terminating   the lock is lost, or may be, and there is a grace
 //	running      → killing       the same without a grace; pglead is gone, or asks for it;
@@ -160,8 +160,8 @@ func (g *guardProcess) reap() bool {
 	}
 }
 
-// isCommand says whether a child is the command. Once that is reaped, another process may get its
-// number.
+// isCommand says whether a child is the command. Once the command is reaped, another process may
+// get its number.
 func (g *guardProcess) isCommand(pid int) bool { return pid == g.pid && g.stage == commandAlive }
 
 // endStage deals with processes that outlive the command. It asks the kernel whether there
@@ -197,23 +197,23 @@ func (g *guardProcess) leaveSocket() {
 			g.drainSocket()
 		}
 	case g.report.Ending == LeaseOver:
-		// pglead is stopped, or the server is silent. endConnection ends the connection: ending it
-		// now, without a message, would be too early for the waiters in line. Only later do they
-		// see that the holder was silent for long enough.
+		// pglead is stopped, or the server is silent. endConnection ends the connection later. If
+		// it ended now, without a message, the waiters in line could not know yet that the holder
+		// was silent for long enough.
 		if g.req.ReleaseEndsSession && may {
 			g.sendRelease()
 		}
 	case g.report.Ending == SocketClosed:
-		// pglead may be stopped, and its own descriptor would keep the connection alive without
+		// pglead may be stopped. Then its own descriptor would keep the connection open without
 		// need.
 		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
-	// If pglead is gone, the connection ends with the last guard that shares it: those of a list
-	// may still be killing.
+	// If pglead is gone, the connection ends with the last guard that shares it: the other guards
+	// of a list may still be killing.
 }
 
-// endConnection ends the connection of a pglead that may be stopped, unless the server or
-// pglead ends it earlier. By then the report to pglead is written.
+// endConnection ends the connection after SocketLinger, unless the server or pglead ends it
+// earlier: pglead may be stopped, and would keep it open. The report to pglead is written by then.
 func (g *guardProcess) endConnection() {
 	if g.socket < 0 || g.report.Ending != LeaseOver {
 		return

@@ -32,14 +32,14 @@ func setThreadName(name string) {
 	}
 }
 
-// guardSlack is how late a timer of the guard's other threads may be. Go's runtime
-// has a thread (sysmon) that checks a busy process every 20 µs, and with Linux's own
-// slack every 75. Here that took 90 µs of processor time for each brief command. No other
-// timer of the guard needs more precision: its deadlines have their own (boottime.Timer).
+// guardSlack is how late a timer of the guard's other threads may be. Go's runtime has a thread
+// (sysmon) that looks at a busy process every 20 µs, which is every 75 µs with Linux's default
+// slack. That took 90 µs of processor time for each brief command. No other timer of the guard
+// needs more precision, since its deadlines have a timer of their own (boottime.Alarm).
 const guardSlack = time.Millisecond
 
-// loosenTimers sets the calling thread's slack to guardSlack, for a process that it starts,
-// whose threads all inherit it (PR_SET_TIMERSLACK(2const)). It returns the previous slack.
+// loosenTimers sets the calling thread's slack to guardSlack. All threads of a process that this
+// thread starts inherit it (PR_SET_TIMERSLACK(2const)). It returns the previous slack.
 func loosenTimers() (before string, restore func()) {
 	runtime.LockOSThread()
 	slack, err := unix.PrctlRetInt(unix.PR_GET_TIMERSLACK, 0, 0, 0, 0)
@@ -68,7 +68,7 @@ const serverHungUp = unix.POLLRDHUP
 func (g *guardProcess) firstInstants() (brief bool) {
 	const most = 20 * time.Millisecond
 	if g.pidfd < 0 {
-		return false // Linux 5.2
+		return false // there are no pidfds before Linux 5.2
 	}
 	fds := []unix.PollFd{
 		{Fd: int32(g.pidfd), Events: unix.POLLIN},
@@ -82,13 +82,14 @@ func (g *guardProcess) firstInstants() (brief bool) {
 // closed says whether the other end has closed the connection.
 func closed(socket int) bool {
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(socket), Events: serverHungUp}}, 0)
-	return err == nil && n > 0 // a -1 is skipped
+	return err == nil && n > 0 // poll(2) skips a -1
 }
 
-// watched is a descriptor that is readable when the process is dead that the guard waits for: the
-// command or, after that, one of its own children, since a SIGCHLD just before poll(2) interrupts
-// nothing. It is -1 without pidfds (Linux 5.2), and if that process is dead but can't be reaped, as
-// when it is traced.
+// watched is the pidfd of the process whose death the guard waits for, readable once that process
+// is dead. That is the command or, after the command's death, one of the guard's own children. The
+// guard needs it because a SIGCHLD that comes just before poll(2) does not interrupt it. watched is
+// -1 without pidfds (before Linux 5.2), and if the process is dead but can't be reaped, for
+// instance because it is traced.
 func (g *guardProcess) watched() (pidfd int) {
 	if g.pidfd >= 0 || g.stage == commandAlive || g.phase == killing {
 		return g.pidfd

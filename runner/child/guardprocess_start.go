@@ -13,10 +13,10 @@ import (
 
 // start receives the request and starts the command.
 //
-// Until the start the guard is in pglead's process group. The command starts there, too:
-// in a group of its own it could not read from the terminal, and Ctrl-Z would not stop
-// it. A guard for several commands leaves the group first, and gives each
-// command a group of its own, so that a signal to one's group reaches no other.
+// Until the start the guard is in pglead's process group. The command starts there, too: in a group
+// of its own it could not read from the terminal, and Ctrl-Z would not stop it. A guard for several
+// commands leaves the group first, and gives each command a group of its own, so that a signal to
+// the group of one command reaches no other command.
 func (g *guardProcess) start() (err error) {
 	if err := g.receive(); err != nil {
 		removeCgroup(g.cgroup)
@@ -49,7 +49,7 @@ func (g *guardProcess) start() (err error) {
 	return nil
 }
 
-// receive takes a request, and begins a new turn unless it is the first one.
+// receive reads a request to start. If it is not the first, receive forgets the previous command.
 func (g *guardProcess) receive() error {
 	k, body, err := readMessage(blocking{g.fd})
 	if err != nil || k != msgStart {
@@ -74,10 +74,11 @@ func (g *guardProcess) refuse(why int64, born boottime.Instant, err error) error
 	return err
 }
 
-// leaveSession gives the guard a session of its own, where no signal for pglead's group reaches
-// it. A group of its own would not do: a parent in another group of the same session
-// keeps pglead's group from being orphaned (setpgid(2)). When the guard ends while pglead
-// is stopped, the kernel would send SIGHUP to that whole group, cron's shell included.
+// leaveSession gives the guard a session of its own, where no signal for pglead's group reaches it.
+// A group of its own in the same session would not do. The kernel does not count pglead's group as
+// orphaned while the command's parent, the guard, is in another group of the same session
+// (setpgid(2)). If the guard then ended while pglead is stopped, the group would become orphaned,
+// and the kernel would send SIGHUP to all of it, cron's shell included.
 func (g *guardProcess) leaveSession() error {
 	if g.apart {
 		return nil
@@ -89,7 +90,7 @@ func (g *guardProcess) leaveSession() error {
 	return nil
 }
 
-// attributes are those for the start of the command.
+// attributes are the system attributes for the start of the command.
 func (g *guardProcess) attributes() *syscall.SysProcAttr {
 	attr := commandAttributes(&g.pidfd)
 	attr.Setpgid = g.req.KeepGuard
@@ -148,7 +149,7 @@ func (b blocking) Write(p []byte) (written int, err error) {
 	return written, err
 }
 
-// impatient writes to a socket. Where blocking would wait, it fails with EAGAIN. (Go's write
+// impatient writes to a socket. Where blocking would wait, impatient fails with EAGAIN. (Go's write
 // deadlines would not do: on a busy machine a deadline may pass before the write begins.)
 type impatient struct{ fd int }
 

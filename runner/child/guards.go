@@ -19,14 +19,14 @@ type Guards struct {
 	Stdin *os.File
 
 	cgroup   func() string // this process's control group
-	reusable func() bool   // guards may have several commands
+	reusable func() bool   // whether guards may have several commands
 	threads  func() (reserved <-chan struct{})
 
-	// mu is held from a guard's start until it is on the list, and during a search for
-	// orphans: otherwise a new guard would look like one.
+	// mu is held from a guard's start until it is on the list, and during a search for orphans:
+	// otherwise a new guard would look like an orphan.
 	mu     sync.Mutex
 	before []int // children that are older than the first guard
-	pids   []int // of the guards
+	pids   []int // the guards
 }
 
 // NoProcError says that the guard could not find the processes that it has to
@@ -128,9 +128,9 @@ func duplicate(socket syscall.Conn) (int, error) {
 	return fd, dupErr
 }
 
-// finishFor does the rest of a dead guard's work: the kernel has killed the command, and
-// this process has inherited what was below it. It returns how many processes it reaped.
-// It calls unkillable with the names of those that SIGKILL doesn't reach.
+// finishFor does the rest of a dead guard's work: the kernel has killed the command, and this
+// process has inherited what was below it. It returns how many processes it reaped. It calls
+// unkillable with the names of the processes that SIGKILL doesn't reach.
 func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int) {
 	g.hangUp()
 	g.reap()
@@ -158,8 +158,8 @@ func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int
 	}
 }
 
-// killOrphans sends SIGKILL to all that dead guards have left behind, and returns what
-// is not reaped yet. It first stops a tree that is stubborn.
+// killOrphans sends SIGKILL to all that dead guards have left behind, and returns what is not
+// reaped yet. If the tree is stubborn, it first stops all of it.
 func (gs *Guards) killOrphans(stubborn bool) (left []int) {
 	gs.mu.Lock()
 	defer gs.mu.Unlock()

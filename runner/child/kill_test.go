@@ -105,8 +105,8 @@ func TestWaitForLeftovers(t *testing.T) {
 	}
 }
 
-// TestOthersAreSkipped: who ends what a dead guard has left, and has to list all descendants for
-// that, leaves out the commands of the other guards.
+// TestOthersAreSkipped: where all descendants have to be listed to end what a dead guard has left,
+// the commands of the other guards are left out.
 func TestOthersAreSkipped(t *testing.T) {
 	parents := map[int]int{
 		10: 1, 11: 10, // a guard, and its command

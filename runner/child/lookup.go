@@ -30,7 +30,7 @@ func (e *LookupError) Error() string {
 }
 func (e *LookupError) Unwrap() error { return e.err }
 
-// ExitStatus is the exit status that a shell has for this.
+// ExitStatus is the exit status that a shell gives for this error.
 func (e *LookupError) ExitStatus() int {
 	const notFound, notExecutable = 127, 126
 	if e.NotFound {

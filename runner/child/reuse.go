@@ -1,17 +1,17 @@
 package child
 
-// A guard can have several commands, one after the other, since its own start takes longer
-// than a brief command: without that, pglead each would need 2.3 times the time for each
-// `true`, and 3.6 times with -P 4, where all wait for the processors.
+// A guard can have several commands, one after the other, because its own start takes longer than a
+// brief command. With a new guard for each `true`, pglead each would take 2.3 times as long, and
+// 3.6 times with -P 4, where all wait for the processors.
 //
-// The previous command decides. A guard goes on only if it has done nothing but start a
-// command and reap it, so that nothing is left that could touch the next one:
+// Whether a guard gets a second command depends on the first. The guard must have done nothing but
+// start and reap the first one, so that nothing is left that could touch the second:
 //
 //	guardProcess.firstInstants   the command was dead within 20 ms, and nothing else happened
 //	guardProcess.watch           it exited, and nothing of it is left; the report says Ready
 //	Child.handOn                 pglead has sent no order that would reach the next command
-//	Child.Guard                  whoever ran the command may have its guard
-//	guardProcess.receive         the next command is a new turn, with a deadline of its own
+//	Child.Guard                  pglead takes the guard from the Child for the next command
+//	guardProcess.receive         the next command begins anew, with a deadline of its own
 //
 // Such commands run in the guard's session, each in a group of its own (guardProcess.start).
 // They share a control group, which is empty between two of them.

@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// A signal handler: the signal in DI, its siginfo in SI, the context in DX, all of
-// which the handler that it goes on to needs.
+// noteSender is a signal handler. It gets the signal in DI, its siginfo in SI, the context in DX,
+// and leaves all three as they are for the handler to which it jumps.
 TEXT ·noteSender(SB), NOSPLIT|NOFRAME, $0
 	MOVL 8(SI), AX // si_code
 	MOVL DI, CX

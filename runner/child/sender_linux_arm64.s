@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// A signal handler: the signal in R0, its siginfo in R1, the context in R2, all of
-// which the handler that it goes on to needs.
+// noteSender is a signal handler. It gets the signal in R0, its siginfo in R1, the context in R2,
+// and leaves all three as they are for the handler to which it jumps.
 TEXT ·noteSender(SB), NOSPLIT|NOFRAME, $0
 	MOVW 8(R1), R3 // si_code
 	MOVD $·senders(SB), R4

@@ -22,12 +22,12 @@ func forwarded() []os.Signal {
 // 31, and a short command need not pay for them. Until then Go's runtime ignores them.
 const realTimeAfter = time.Second
 
-// Signals catches the signals that pglead forwards, from the closing of ready to the end
-// of this process, and the real-time signals from realTimeAfter later. Signals that were
-// ignored when this process started (nohup) stay ignored, here and in the command.
+// Signals catches the signals that pglead forwards, from the moment at which ready is closed until
+// this process ends. The real-time signals follow after realTimeAfter. Signals that were ignored
+// when this process started (nohup) stay ignored, here and in the command.
 //
-// For each signal Go's runtime switches to a thread of its own and back, at some 50 µs of
-// processor time. So Signals works while the connection is made. An earlier signal
+// To catch a signal, Go's runtime switches to a thread of its own and back, which takes some 50 µs
+// of processor time. So Signals does that while the connection is made. A signal that comes earlier
 // does what it does to any process.
 func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 	c, all := make(chan os.Signal, 64), make(chan struct{})
@@ -48,13 +48,13 @@ func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 }
 
 // AsksToEnd says whether a signal asks a command to end, and this process with it. HUP and QUIT may
-// just as well be for a daemon that is to reload its configuration, or for a virtual machine that
-// is to list its threads: whether they were for the end shows when the command dies of them. Other
-// signals mean what the command says that they mean.
+// not: a daemon reloads its configuration on HUP, and a virtual machine lists its threads on QUIT.
+// They were for the end if the command dies of them. The meaning of other signals is up to the
+// command.
 func AsksToEnd(sig unix.Signal) bool { return sig == unix.SIGTERM || sig == unix.SIGINT }
 
-// Interrupts says whether a signal ends this process while no command runs, which could mean
-// anything by it.
+// Interrupts says whether a signal ends this process while no command runs. (Only a command could
+// give the signal another meaning.)
 func Interrupts(sig unix.Signal) bool {
 	switch sig {
 	case unix.SIGUSR1, unix.SIGUSR2, unix.SIGWINCH, unix.SIGCONT:

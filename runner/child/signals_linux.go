@@ -37,9 +37,9 @@ func defaultAction(sig unix.Signal) error {
 	return err
 }
 
-// ignoreStop keeps the terminal, or anyone else, from stopping this process with its
-// group. reset undoes that. Call it before the command starts: Go's runtime has
-// no handler for SIGTSTP, and so would not restore the default action in a new process.
+// ignoreStop keeps the terminal, or anyone else, from stopping this process with its group. reset
+// undoes that. Call reset before the command starts: Go's runtime has no handler for SIGTSTP, and
+// so would not restore the default action in a new process.
 func ignoreStop() (reset func()) {
 	old, err := setAction(unix.SIGTSTP, ignore)
 	if err != nil {
@@ -48,11 +48,11 @@ func ignoreStop() (reset func()) {
 	return func() { _, _ = setAction(unix.SIGTSTP, old) }
 }
 
-// discardSignals makes this process ignore the signals that would end it, but not the
-// command. Go's runtime has a handler for all of them, except for a SIGHUP or SIGINT that
-// was ignored at the start. Where it has a handler, it restores the default action in a
-// new process (runtime.clearSignalHandlers; TestDispositions checks that). For SIGUSR1,
-// SIGALRM and the like its handler does nothing.
+// discardSignals makes this process, but not the command, ignore the signals that would end it.
+// Go's runtime has a handler for all of them, except for a SIGHUP or SIGINT that was ignored at the
+// start. Where it has a handler, it restores the default action in a new process
+// (runtime.clearSignalHandlers; TestDispositions checks that). For SIGUSR1, SIGALRM and the like
+// its handler does nothing.
 //
 // os/signal could do this, too, but switches to a thread of its own and back for each
 // signal, which would delay the guard's start by half a millisecond.

@@ -17,7 +17,7 @@ import (
 // before the command could start.
 var ErrTooLate = errors.New("the lease ran out, or the server closed the connection, before the command could start")
 
-// These say that the guard may have started the command, which is dead by now.
+// These say that the guard may have started the command. If it did, the command is dead by now.
 var (
 	// ErrGuardSilent says that the guard was stopped, or had no time to run.
 	ErrGuardSilent = errors.New("the guard process did not start the command in time")
@@ -25,13 +25,13 @@ var (
 	ErrGuardDied = errors.New("the guard process died before it said that the command runs; if it did run, it was killed")
 )
 
-// MayHaveStarted says whether StartCommand's error leaves open if the command ran.
+// MayHaveStarted says whether StartCommand's error leaves open whether the command ran.
 func MayHaveStarted(err error) bool {
 	return errors.Is(err, ErrGuardSilent) || errors.Is(err, ErrGuardDied)
 }
 
-// ErrGuardGone says that the guard had died before it could read what to start, so that
-// nothing has run. Another guard may be asked.
+// ErrGuardGone says that the guard had died before it could read what to start, so that nothing has
+// run. Another guard may be asked to start it.
 var ErrGuardGone = errors.New("the guard process died before the command was started")
 
 // StartCommand makes the guard start the command, and returns when the command runs. The caller

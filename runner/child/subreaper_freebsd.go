@@ -26,5 +26,6 @@ func commandAttributes(*int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }
 
-// guardAttributes make the kernel wake a guard that is stopped when this process dies.
+// guardAttributes make the kernel send SIGCONT to the guard when this process dies, so that a
+// stopped guard goes on.
 func guardAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGCONT} }

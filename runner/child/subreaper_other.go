@@ -8,10 +8,10 @@ import "syscall"
 // child, out of reach.
 func becomeSubreaper() error { return nil }
 
-// commandAttributes has none: nothing kills the command when the guard dies.
+// commandAttributes are none: nothing kills the command when the guard dies.
 func commandAttributes(*int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{}
 }
 
-// guardAttributes has none: nothing wakes a guard that is stopped when this process dies.
+// guardAttributes are none: when this process dies, nothing wakes a guard that is stopped.
 func guardAttributes() *syscall.SysProcAttr { return nil }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestTell: what the guard says while pglead does not read comes whole or not at all, and
-// keeps the guard no time.
+// TestTell: a message that the guard sends while pglead does not read arrives whole or not at all,
+// and does not delay the guard.
 func TestTell(t *testing.T) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 	if err != nil {

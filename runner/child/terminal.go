@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Forward passes a caught signal on, unless the terminal has done so already: it sends
-// SIGINT, SIGQUIT and SIGWINCH to its whole foreground group, to which the command
+// Forward passes a caught signal on, unless the command has it from the terminal already: a
+// terminal sends SIGINT, SIGQUIT and SIGWINCH to its whole foreground group, to which the command
 // belongs. To many commands a second SIGINT means something else.
 func (c *Child) Forward(sig unix.Signal) {
 	switch sig {

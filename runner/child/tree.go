@@ -99,8 +99,8 @@ func killChildren(skip []int) (left []int) {
 	return left
 }
 
-// describe names processes for a message: sleep (123), sh (124) and 3 more. It says if one
-// is dead but can't be reaped, and which process traces it.
+// describe names processes for a message: sleep (123), sh (124) and 3 more. It says whether a
+// process is dead but can't be reaped, and which process traces it.
 func describe(list []process) string {
 	const most = 5
 	var names []string

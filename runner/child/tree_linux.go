@@ -28,7 +28,7 @@ func checkProc() error {
 // children lists this process's direct children except those in skip. It is safe to signal them by
 // number: until this process reaps them, no other process gets that number.
 func children(skip []int) []int {
-	// Most processes have none, and this says so without looking at each thread.
+	// Most processes have no children, and this call says so without a look at each thread.
 	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT|unix.WALL, nil); errors.Is(err, unix.ECHILD) {
 		return nil
 	}
@@ -108,7 +108,7 @@ func readProcess(pid int) (process, bool) {
 	return p, err == nil
 }
 
-// unseen is the state of a process of another user that /proc does not show to this one (hidepid of
+// unseen is the state of another user's process that /proc hides from this one (hidepid of
 // proc(5)).
 const unseen = '?'
 
@@ -186,6 +186,7 @@ func commandAttributes(pidfd *int) *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL, PidFD: pidfd}
 }
 
-// guardAttributes make the kernel wake a guard that is stopped when this process dies, or only the
-// thread that started the guard: a SIGCONT does nothing to one that isn't.
+// guardAttributes make the kernel send SIGCONT to the guard when this process dies, so that a
+// stopped guard goes on. The SIGCONT also comes when only the thread that started the guard ends,
+// but it does nothing to a guard that runs.
 func guardAttributes() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: unix.SIGCONT} }

@@ -35,7 +35,7 @@ const (
 	msgDone       kind = 'd' // doneReport
 )
 
-// tooLate is sent instead of an errno if the deadline had passed, or the server had closed the
+// tooLate takes the place of an errno if the deadline had passed, or the server had closed the
 // connection.
 const tooLate = -1
 
@@ -108,9 +108,9 @@ func number(body []byte) int64 {
 	return int64(binary.BigEndian.Uint64(body))
 }
 
-// startRequest is what the guard has to know. It has the command's argv and environment,
-// since ps shows the guard's own arguments, and the guard's own environment is for its Go
-// runtime. GuardPatience does not go over the wire: only pglead needs it.
+// startRequest tells the guard what to start. It has the command's argv and environment, since ps
+// shows the guard's own arguments, and the guard's own environment is for its Go runtime.
+// GuardPatience does not go over the wire: only pglead needs it.
 type startRequest struct{ Config }
 
 func (r *startRequest) encode() []byte {
@@ -183,11 +183,11 @@ type Ending int64
 const (
 	Exited       Ending = iota // the command ended by itself, or by a signal that was meant for it
 	Killed                     // pglead asked for it
-	LeaseOver                  // pglead had not renewed the deadline: the lock may be lost
+	LeaseOver                  // pglead has not renewed the deadline: the lock may be lost
 	SocketClosed               // the server closed the lock's connection
 	PgleadGone                 // pglead is dead
-	GuardDied                  // the guard was killed, and then the tree: pglead finds that by itself
-	GuardLate                  // pglead killed the guard, which did not carry out an order in time, and then the tree
+	GuardDied                  // the guard was killed, and then the tree; pglead, not the guard, finds that
+	GuardLate                  // the guard did not carry out an order in time: pglead killed it, and then the tree
 )
 
 type doneReport struct {

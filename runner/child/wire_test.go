@@ -53,7 +53,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestStartAnswer: an answer that a deadline cuts in two is read on after it.
+// TestStartAnswer: if the read deadline comes in the middle of an answer, the rest can be read
+// after it.
 func TestStartAnswer(t *testing.T) {
 	var whole bytes.Buffer
 	if err := writeStartAnswer(&whole, msgStarted, 4711, 815); err != nil {

@@ -16,8 +16,9 @@ package leasetime
 
 import "time"
 
-// Most is the longest lease. The ledger heeds no longer one, TCP takes a third of it between two
-// keep-alives, and the server's settings have it in milliseconds.
+// Most is the longest lease. The ledger counts a longer one as this long. A third of the lease is
+// also the time between two of TCP's keep-alives, and the server's settings have the lease in
+// milliseconds.
 const Most = 24 * time.Hour
 
 // BeatEvery is how often the holder of a lock asks the server for a sign of life. Two heartbeats
@@ -38,6 +39,6 @@ func DeadAfter(lease, lostGrace time.Duration) time.Duration { return lease*2/3 
 func ForKill(lease time.Duration) time.Duration { return DeadAfter(lease, 0) - HolderShare(lease) }
 
 // MostGrace is the longest grace after the holder's share. It leaves a tenth of the lease, so the
-// command is dead before a server that hears nothing frees the lock and a newcomer's first try
-// gets it.
+// command is dead before the server, if it hears nothing, frees the lock for a newcomer's first
+// try.
 func MostGrace(lease time.Duration) time.Duration { return lease*9/10 - HolderShare(lease) }

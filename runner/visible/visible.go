@@ -9,14 +9,13 @@ import (
 	"unicode/utf8"
 )
 
-// most is as much of a text as anybody reads, in characters.
+// most is how many characters of a text are shown. Nobody reads more.
 const most = 1000
 
-// Text returns a text that somebody else wrote in a form that is safe in our own
-// lines. A terminal obeys control characters and reverses lines at bidi
-// overrides, and whoever reads a log line by line takes each line for ours. So
-// what ends a line or a column becomes a space, other invisible characters
-// are written as in Go's strings, and the length of the whole is limited.
+// Text makes a text that somebody else wrote safe to show in a line of ours. A terminal obeys
+// control characters and reverses lines at bidi overrides, and whoever reads a log line by line
+// takes each line for ours. So what ends a line or a column becomes a space, other invisible
+// characters are written as in Go's strings, and the length of the whole is limited.
 func Text(s string) string {
 	var b strings.Builder
 	for n := 0; len(s) > 0; {
