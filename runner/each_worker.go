@@ -230,7 +230,7 @@ func (w *worker) runItem(ctx context.Context, j *job) (*ended, error) {
 	return nil, err
 }
 
-// newRun makes the run of an item's command, which takes the worker's guard.
+// newRun makes the run of an item's command. The run takes the worker's guard.
 func (w *worker) newRun(j *job) *run {
 	cfg := w.cfg.Config
 	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
@@ -287,7 +287,7 @@ func (w *worker) noteLost(j *job) {
 	w.lost = append(w.lost, j.held)
 }
 
-// forget removes an item from the current ones: its work is over.
+// forget drops an item's bid and its job, once its work is over.
 func (w *worker) forget(ctx context.Context, j *job) {
 	w.bids.drop(context.WithoutCancel(ctx), j.Lock.ID)
 	w.jobs.leave(j)

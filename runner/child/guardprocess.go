@@ -214,7 +214,7 @@ func (g *guardProcess) await() {
 	}
 }
 
-// unless is a descriptor for poll(2), which skips it if without is true.
+// unless is a descriptor for poll(2), or -1, which poll(2) skips, if without is true.
 func unless(without bool, fd int) int32 {
 	if without {
 		return -1

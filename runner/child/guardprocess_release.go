@@ -34,8 +34,8 @@ func (g *guardProcess) sendRelease() {
 	}
 }
 
-// drainSocket waits for the server to end the connection. Closing it with unread input
-// would reset it, and bytes that the server has not read yet could be lost.
+// drainSocket waits for the server to end the connection. To close it with unread input would reset
+// it, and bytes that the server has not read yet could be lost.
 func (g *guardProcess) drainSocket() {
 	deadline := time.Now().Add(releaseMost)
 	rest := make([]byte, 4096)
