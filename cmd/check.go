@@ -36,7 +36,7 @@ if it is late or one has failed. A success makes the failures before it good.`,
 				}
 				return &usageError{err: errors.New("--within " + what + ": how old may the last success be?"), hint: "pglead check nightly --within 25h"}
 			}
-			return f.aboutKey(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
+			return f.withLedgerOf(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 				verdict, err := ledger.Check(ctx, ask, args[0], ids, within.value)
 				if err != nil {
 					return err

@@ -77,7 +77,7 @@ func (f *historyFlags) history(u *ui, cmd *cobra.Command, key string, stdout io.
 	case f.output.value == "table" && f.since.value == 0:
 		most = tableRuns
 	}
-	return f.aboutKey(u, cmd, key, func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
+	return f.withLedgerOf(u, cmd, key, func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 		h, err := ledger.ReadHistory(ctx, ask, ledger.Past{Key: key, IDs: ids, Since: f.since.value, Most: most})
 		if err != nil {
 			return err

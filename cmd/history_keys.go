@@ -30,7 +30,7 @@ func (f *historyFlags) list(u *ui, cmd *cobra.Command, patterns []string, stdout
 	if write == nil {
 		return usagef("--output %s is of one key", f.output.value)
 	}
-	return f.aboutPast(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
+	return f.withLedgerToRead(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
 		facts, err := ledger.FactsMatching(ctx, ask, patterns, mostMatched+1)
 		if err != nil {
 			return err

@@ -103,14 +103,14 @@ func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io
 		_, err := io.WriteString(stdout, ledger.InstallSQL(f.keep))
 		return err
 	}
-	if err := f.find(u, cmd); err != nil {
+	if err := f.resolveServer(u, cmd); err != nil {
 		return err
 	}
-	look := f.write
+	connect := f.withWriter
 	if action == "status" {
-		look = func(do func(context.Context, *session.Viewer) error) error { return f.read(u, do) }
+		connect = func(do func(context.Context, *session.Viewer) error) error { return f.withReader(u, do) }
 	}
-	return look(func(ctx context.Context, viewer *session.Viewer) error {
+	return connect(func(ctx context.Context, viewer *session.Viewer) error {
 		found, err := findLedger(ctx, viewer, f.target())
 		if err != nil {
 			return err

@@ -92,33 +92,33 @@ func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 	return ids, nil
 }
 
-// aboutKey connects, and reads what the ledger has about a key.
-func (f *lookFlags) aboutKey(u *ui, cmd *cobra.Command, key string, look func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error) error {
+// withLedgerOf connects to read the ledger, and calls do with the numbers that a key has in it.
+func (f *lookFlags) withLedgerOf(u *ui, cmd *cobra.Command, key string, do func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error) error {
 	ids, err := f.remembered(key)
 	if err != nil {
 		return err
 	}
-	return f.aboutPast(u, cmd, func(ctx context.Context, ask ledger.Ask) error { return look(ctx, ask, ids) })
+	return f.withLedgerToRead(u, cmd, func(ctx context.Context, ask ledger.Ask) error { return do(ctx, ask, ids) })
 }
 
-// aboutPast connects to a database with a ledger, to read it.
-func (f *lookFlags) aboutPast(u *ui, cmd *cobra.Command, look func(ctx context.Context, ask ledger.Ask) error) error {
-	if err := f.find(u, cmd); err != nil {
+// withLedgerToRead connects to read the ledger. It fails if this role has none.
+func (f *lookFlags) withLedgerToRead(u *ui, cmd *cobra.Command, do func(ctx context.Context, ask ledger.Ask) error) error {
+	if err := f.resolveServer(u, cmd); err != nil {
 		return err
 	}
-	return f.read(u, f.withLedger(look))
+	return f.withReader(u, f.requireLedger(do))
 }
 
-// aboutLedger connects to a database with a ledger, to write it.
-func (f *lookFlags) aboutLedger(u *ui, cmd *cobra.Command, look func(ctx context.Context, ask ledger.Ask) error) error {
-	if err := f.find(u, cmd); err != nil {
+// withLedgerToWrite connects to write the ledger. It fails if this role has none.
+func (f *lookFlags) withLedgerToWrite(u *ui, cmd *cobra.Command, do func(ctx context.Context, ask ledger.Ask) error) error {
+	if err := f.resolveServer(u, cmd); err != nil {
 		return err
 	}
-	return f.write(f.withLedger(look))
+	return f.withWriter(f.requireLedger(do))
 }
 
-// withLedger is a look at the ledger, if this role has one.
-func (f *lookFlags) withLedger(look func(ctx context.Context, ask ledger.Ask) error) func(context.Context, *session.Viewer) error {
+// requireLedger makes do a function of a connection, which fails if this role has no ledger there.
+func (f *lookFlags) requireLedger(do func(ctx context.Context, ask ledger.Ask) error) func(context.Context, *session.Viewer) error {
 	return func(ctx context.Context, viewer *session.Viewer) error {
 		found, err := findLedger(ctx, viewer, f.target())
 		if err == nil {
@@ -127,7 +127,7 @@ func (f *lookFlags) withLedger(look func(ctx context.Context, ask ledger.Ask) er
 		if err != nil {
 			return err
 		}
-		return look(ctx, found.ask)
+		return do(ctx, found.ask)
 	}
 }
 

@@ -22,9 +22,9 @@ type lookFlags struct {
 	keyOptions
 	serverOptions
 	output choice
-	server session.Config // how to connect, after find
+	server session.Config // how to connect; set by resolveServer
 
-	warnOnce func(err error) // after find; it reports an error that need not end the command
+	warnOnce func(err error) // reports an error that need not end the command; set by resolveServer
 }
 
 // newLookFlags takes the output forms, the default one first, or none.
@@ -53,29 +53,29 @@ func (f *lookFlags) lockFlags(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.slots, "slots", f.slots, "the key has `N` slots; not needed where any is held or waited for")
 }
 
-// lookAt connects, and looks at the locks of a key.
-func (f *lookFlags) lookAt(u *ui, cmd *cobra.Command, key string, look func(ctx context.Context, viewer *session.Viewer, claim lock.Claim, locks []*inspect.Lock) error) error {
+// withLocksOf connects to the primary, asks for the locks of a key, and calls do with them.
+func (f *lookFlags) withLocksOf(u *ui, cmd *cobra.Command, key string, do func(ctx context.Context, viewer *session.Viewer, claim lock.Claim, locks []*inspect.Lock) error) error {
 	f.keys = []string{key}
 	claim, err := f.claim()
 	if err != nil {
 		return err
 	}
-	if err := f.find(u, cmd); err != nil {
+	if err := f.resolveServer(u, cmd); err != nil {
 		return err
 	}
-	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
-		claim, locks, err := f.seek(ctx, viewer, claim)
+	return f.withPrimary(func(ctx context.Context, viewer *session.Viewer) error {
+		claim, locks, err := f.locksOf(ctx, viewer, claim)
 		if err != nil {
 			return err
 		}
-		return look(ctx, viewer, claim, locks)
+		return do(ctx, viewer, claim, locks)
 	})
 }
 
-// seek asks the server for the locks of a key. Without --slots it infers the number of slots
+// locksOf asks the server for the locks of a key. Without --slots it infers the number of slots
 // from what holders and waiters say, or otherwise from the slots that are held. It returns
 // the claim with that many slots.
-func (f *lookFlags) seek(ctx context.Context, viewer *session.Viewer, claim lock.Claim) (lock.Claim, []*inspect.Lock, error) {
+func (f *lookFlags) locksOf(ctx context.Context, viewer *session.Viewer, claim lock.Claim) (lock.Claim, []*inspect.Lock, error) {
 	sought := claim.Sought()
 	slots := map[lockkey.ID]int{}
 	if scheme, err := f.scheme(); err == nil && f.slots == 1 {
@@ -120,8 +120,8 @@ func oneKey(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-// find finds out how to connect to where the locks are.
-func (f *lookFlags) find(u *ui, cmd *cobra.Command) error {
+// resolveServer finds out where the locks are, and how to connect there.
+func (f *lookFlags) resolveServer(u *ui, cmd *cobra.Command) error {
 	if err := f.checkTimeout(); err != nil {
 		return err
 	}
@@ -137,34 +137,37 @@ func (f *lookFlags) find(u *ui, cmd *cobra.Command) error {
 
 func (f *lookFlags) target() string { return session.Target(f.server.Database) }
 
-// look connects to the primary, and looks until it is done or a signal ends it.
-func (f *lookFlags) look(look func(ctx context.Context, viewer *session.Viewer) error) error {
-	return over(func(ctx context.Context) (*session.Viewer, error) { return session.OpenViewer(ctx, f.server) }, look)
+// withPrimary connects to the primary, and calls do with the connection. A signal ends do's
+// context.
+func (f *lookFlags) withPrimary(do func(ctx context.Context, viewer *session.Viewer) error) error {
+	return withViewer(func(ctx context.Context) (*session.Viewer, error) { return session.OpenViewer(ctx, f.server) }, do)
 }
 
-// write is look for what changes the ledger.
-func (f *lookFlags) write(look func(ctx context.Context, viewer *session.Viewer) error) error {
-	return f.look(func(ctx context.Context, viewer *session.Viewer) error {
+// withWriter is withPrimary with a connection that may write, to change the ledger.
+func (f *lookFlags) withWriter(do func(ctx context.Context, viewer *session.Viewer) error) error {
+	return f.withPrimary(func(ctx context.Context, viewer *session.Viewer) error {
 		viewer.MayWrite()
-		return look(ctx, viewer)
+		return do(ctx, viewer)
 	})
 }
 
-// read is look for what the ledger remembers. A standby may answer, too, since it has a copy
-// of the ledger; but it can't tell from the locks which runs are lost by now.
-func (f *lookFlags) read(u *ui, look func(ctx context.Context, viewer *session.Viewer) error) error {
-	return over(func(ctx context.Context) (*session.Viewer, error) {
+// withReader is withPrimary for a do that only reads the ledger. If there is no primary, a standby
+// answers, since it has a copy of the ledger. It can't know which runs are lost by now, since it
+// has none of the primary's locks.
+func (f *lookFlags) withReader(u *ui, do func(ctx context.Context, viewer *session.Viewer) error) error {
+	return withViewer(func(ctx context.Context) (*session.Viewer, error) {
 		viewer, standby, err := session.OpenReader(ctx, f.server)
 		if err == nil && standby {
 			u.say(slog.LevelWarn, "a standby answers in "+f.target()+": it may lag behind the primary, and can't know whether what it shows as running still runs",
 				session.OnStandby().Hint, "event", "ledger")
 		}
 		return viewer, err
-	}, look)
+	}, do)
 }
 
-// over opens a connection, calls look with it, and closes it. A signal ends that.
-func over(open func(ctx context.Context) (*session.Viewer, error), look func(ctx context.Context, viewer *session.Viewer) error) error {
+// withViewer opens a connection, calls do with it, and closes it. A signal ends the context of
+// both.
+func withViewer(open func(ctx context.Context) (*session.Viewer, error), do func(ctx context.Context, viewer *session.Viewer) error) error {
 	ctx, stop := signal.NotifyContext(context.Background(), unix.SIGINT, unix.SIGTERM)
 	defer stop()
 	viewer, err := open(ctx)
@@ -172,5 +175,5 @@ func over(open func(ctx context.Context) (*session.Viewer, error), look func(ctx
 		return err
 	}
 	defer viewer.Close()
-	return look(ctx, viewer)
+	return do(ctx, viewer)
 }

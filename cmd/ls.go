@@ -54,7 +54,7 @@ marked, with the grant that would show it.`,
 const watchInterval = 2 * time.Second
 
 func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Writer) error {
-	if err := f.find(u, cmd); err != nil {
+	if err := f.resolveServer(u, cmd); err != nil {
 		return err
 	}
 	screen := f.watch && isTerminal(os.Stdout) && overwrites()
@@ -68,7 +68,7 @@ func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Wri
 		return err
 	}
 	for {
-		err := f.look(func(ctx context.Context, viewer *session.Viewer) error {
+		err := f.withPrimary(func(ctx context.Context, viewer *session.Viewer) error {
 			err := f.follow(ctx, viewer, patterns, show)
 			if err == nil && screen { // the terminal shows ^C
 				_, err = io.WriteString(stdout, "\r"+eraseRest)

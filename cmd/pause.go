@@ -99,7 +99,7 @@ func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, 
 			return err
 		}
 	}
-	return f.aboutLedger(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
+	return f.withLedgerToWrite(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
 		keys := []rememberedKey{{ask: ask, key: key, ids: ids}}
 		if isPattern(key) {
 			facts, err := each.find(ctx, ask, key)

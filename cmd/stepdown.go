@@ -46,7 +46,7 @@ holds the lock.`,
   pglead stepdown scheduler --to web2`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.lookAt(u, cmd, args[0], func(ctx context.Context, viewer *session.Viewer, claim lock.Claim, locks []*inspect.Lock) error {
+			return f.withLocksOf(u, cmd, args[0], func(ctx context.Context, viewer *session.Viewer, claim lock.Claim, locks []*inspect.Lock) error {
 				h := handover{stepdownFlags: &f, out: stdout, viewer: viewer, claim: claim}
 				return h.bring(ctx, locks)
 			})

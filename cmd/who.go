@@ -27,7 +27,7 @@ lock is free.`,
   pglead who render -o json`,
 		Args: oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return f.lookAt(u, cmd, args[0], func(ctx context.Context, viewer *session.Viewer, _ lock.Claim, locks []*inspect.Lock) error {
+			return f.withLocksOf(u, cmd, args[0], func(ctx context.Context, viewer *session.Viewer, _ lock.Claim, locks []*inspect.Lock) error {
 				ids, err := f.remembered(args[0])
 				if err != nil {
 					return err
