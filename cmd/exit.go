@@ -21,7 +21,11 @@ import (
 )
 
 // The exit statuses besides the command's own. From 64 on they are those of sysexits.h if
-// it has a suitable one; the last ones are those of xargs(1), timeout(1) and the shell.
+// it has a suitable one; the last ones are those of xargs(1), timeout(1) and the shell. To add one:
+//
+//	its error        status below, which also has the hint; sessionStatus for a new session.Kind
+//	its meaning      exitMeanings in docs.go, for each command
+//	its text         README.md, where a test compares it with exitStatuses (readme_test.go)
 const (
 	exitNo            = 1 // the answer of who, stepdown, check, pause or ledger is no, as with diff(1) and grep(1)
 	exitUsage         = 64

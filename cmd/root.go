@@ -1,8 +1,13 @@
 // Package cmd is pglead's command line. Each command is in the file of its name (resume is in
-// pause.go). options.go and remember.go have the flags of the commands that run a command,
-// keyoptions.go and serveroptions.go those that others have, too. flags.go reads flags, exit.go has
-// the exit status for each end. ui.go decides what goes to standard error; log.go, statusline.go
-// and outlet.go write it.
+// pause.go).
+//
+//	options, remember            the flags of run, lead and each, which run a command
+//	lookflags, ledgerlook        the flags of the commands that look at locks, or at the ledger
+//	keyoptions, serveroptions    the flags that both have
+//	flags, mistakes              how flags are read, and what is said of mistakes
+//	exit                         the exit status for each end
+//	ui                           what goes to standard error
+//	log, statusline, outlet      write that
 package cmd
 
 import (
@@ -101,7 +106,13 @@ kills the command and everything it started when the connection is lost.`,
 	return root
 }
 
-// commands has the function that makes each command, by its name.
+// commands has the function that makes each command, by its name. To add a command:
+//
+//	its function       in a file of its name, and here
+//	its exit statuses  exitMeanings in docs.go, and the lists of commands above it
+//	its arguments      addCompletions in complete.go
+//	its text           README.md, and its name in testdata/script/usage.txtar, which checks that its
+//	                   help fits 80 columns
 func commands(u *ui, stdout io.Writer) map[string]func() *cobra.Command {
 	return map[string]func() *cobra.Command{
 		"run":      func() *cobra.Command { return newRunCmd(u) },

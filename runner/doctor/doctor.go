@@ -103,7 +103,14 @@ func (x *examination) connect(ctx context.Context) (err error) {
 }
 
 // look examines the server over the connection, as long as that lasts. If it breaks, the
-// trial lock shows what that means.
+// trial lock shows what that means. To add a check:
+//
+//	a method        of examination, which returns a checkup.Check
+//	its row         below
+//	its subject     in README.md, which lists what pglead doctor also looks at
+//	its test        a want of it in doctor_test.go, for each result that it can have
+//
+// A check of this machine goes into child.Examine instead, and its test into package child.
 func (x *examination) look(ctx context.Context) {
 	before := len(x.checks)
 	for _, part := range []struct {
