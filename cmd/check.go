@@ -83,7 +83,16 @@ func (f *lookFlags) pronounce(w io.Writer, key string, within time.Duration, v l
 	state, text := verdictText(key, v)
 	var err error
 	if f.output.value == "json" {
-		view := checkView{Key: key, State: strings.ToLower(state), Text: text, Within: within.Seconds(), FailedSince: v.Failed, LastSuccess: newSuccessView(v.Success, v.Now), Running: []runView{}, Paused: pauseOf(key, v.Pause)}
+		view := checkView{
+			Key:         key,
+			State:       strings.ToLower(state),
+			Text:        text,
+			Within:      within.Seconds(),
+			LastSuccess: newSuccessView(v.Success, v.Now),
+			FailedSince: v.Failed,
+			Running:     []runView{},
+			Paused:      pauseOf(key, v.Pause),
+		}
 		if v.Failed > 0 {
 			view.LastFailure = new(newRunView(v.Failure))
 		}

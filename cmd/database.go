@@ -62,7 +62,8 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 		}
 		d.private = true
 		// It is logged as an error, so that it is shown every time, even with -q.
-		u.log.Error(fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir), "event", "embedded")
+		text := fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir)
+		u.log.Error(text, "event", "embedded")
 		dsn = server.DSN
 	}
 	var err error

@@ -79,12 +79,14 @@ func exitMeanings() []exitMeaning {
 		code(exitInternal, database+others, "pglead itself failed."),
 		code(exitConflict, "run", "The lock is held elsewhere. --conflict-exit-code changes it."),
 		code(exitConflict, "each", "Some items were held elsewhere when --wait was over. --conflict-exit-code changes it."),
-		code(exitConflict, runners, "A transaction of the last run, which has called pglead.fence, is still under way; --conflict-exit-code doesn't change that."),
+		code(exitConflict, runners, "A transaction of the last run, which has called pglead.fence, is still under way; "+
+			"--conflict-exit-code doesn't change that."),
 		code(exitConflict, "stepdown", "The lock was still held when --wait was over."),
 		code(exitLost, "run each", "The lock was lost while the command ran; the command was killed."),
 		code(exitDenied, runners+" ls who stepdown doctor", "The database refused the login, the lock or the query."),
 		code(exitDenied, ledgers, "The database refused the login or the query, or has no ledger for this role."),
-		code(exitUnsafe, runners, "Unsafe set-up: a standby, a connection pooler without --transaction, no real advisory locks, a /proc of another PID namespace."),
+		code(exitUnsafe, runners, "Unsafe set-up: a standby, a connection pooler without --transaction, no real advisory locks, "+
+			"a /proc of another PID namespace."),
 		code(exitUnsafe, "ls who stepdown pause resume ledger", "The server is a standby, which has none of the primary's locks, and takes no writes."),
 		code(exitUnsafe, "doctor", "Something breaks the promise."),
 		code(exitSomeFailed, "each", "A command failed."),

@@ -138,7 +138,8 @@ func (f *eachFlags) warnOfRepeats(u *ui) {
 	if u.watched() {
 		level = slog.LevelWarn
 	}
-	u.log.Log(context.Background(), level, "--transaction: items that another pglead has run meanwhile are run again; --once-per prevents that, with a ledger", "event", "repeats")
+	const text = "--transaction: items that another pglead has run meanwhile are run again; --once-per prevents that, with a ledger"
+	u.log.Log(context.Background(), level, text, "event", "repeats")
 }
 
 // task is the work on an item. The item's key was checked before.

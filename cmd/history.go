@@ -57,7 +57,8 @@ was due.`,
 			return f.list(u, cmd, keys, stdout)
 		},
 	}
-	cmd.Flags().IntVarP(&f.last, "last", "n", 0, fmt.Sprintf("the `N` newest (default %d runs of a key in a table, %d in html, else all)", tableRuns, mostReported))
+	cmd.Flags().IntVarP(&f.last, "last", "n", 0,
+		fmt.Sprintf("the `N` newest (default %d runs of a key in a table, %d in html, else all)", tableRuns, mostReported))
 	cmd.Flags().Var(&f.since, "since", "what started so long ago at most, such as 36h or 7d")
 	cmd.Flags().Var(&f.every, "every", "html: a run is due so often (default what the runs themselves show)")
 	f.outputFlag(cmd, f.output.usage())
@@ -67,7 +68,9 @@ was due.`,
 
 // history shows the runs of one key.
 func (f *historyFlags) history(u *ui, cmd *cobra.Command, key string, stdout io.Writer) error {
-	write := map[string]func(io.Writer, pastRuns) error{"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport}[f.output.value]
+	write := map[string]func(io.Writer, pastRuns) error{
+		"table": writeHistory, "json": writeHistoryJSON, "csv": writeHistoryCSV, "html": writeReport,
+	}[f.output.value]
 	most := mostKept
 	switch {
 	case f.last > 0:
@@ -280,7 +283,10 @@ func writeHistoryJSON(w io.Writer, p pastRuns) error {
 
 func writeHistoryCSV(w io.Writer, p pastRuns) error {
 	t := csv.NewWriter(w)
-	_ = t.Write([]string{"started", "ended", "seconds", "outcome", "status", "host", "pid", "user", "command", "token", "lock_delay_seconds", "key", "id", "role", "system_id"})
+	_ = t.Write([]string{
+		"started", "ended", "seconds", "outcome", "status", "host", "pid", "user", "command", "token",
+		"lock_delay_seconds", "key", "id", "role", "system_id",
+	})
 	for _, r := range p.history.Runs {
 		v := newRunView(r)
 		row := []string{

@@ -52,7 +52,8 @@ func newKeyInfo(key, scheme string, id lockkey.ID) keyInfo {
 			Try:     fmt.Sprintf("SELECT pg_try_advisory_lock(%s);", arguments),
 			TryXact: fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%s);", arguments),
 			Unlock:  fmt.Sprintf("SELECT pg_advisory_unlock(%s);", arguments),
-			Holder: fmt.Sprintf("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %d AND objid = %d AND objsubid = %d AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database());",
+			Holder: fmt.Sprintf("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND classid = %d AND objid = %d AND objsubid = %d"+
+				" AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database());",
 				id.ClassID(), id.ObjID(), id.ObjSubID()),
 		},
 	}

@@ -54,7 +54,10 @@ func (f *lookFlags) lockFlags(cmd *cobra.Command) {
 }
 
 // withLocksOf connects to the primary, asks for the locks of a key, and calls do with them.
-func (f *lookFlags) withLocksOf(u *ui, cmd *cobra.Command, key string, do func(ctx context.Context, viewer *session.Viewer, claim lock.Claim, locks []*inspect.Lock) error) error {
+func (f *lookFlags) withLocksOf(
+	u *ui, cmd *cobra.Command, key string,
+	do func(ctx context.Context, viewer *session.Viewer, claim lock.Claim, locks []*inspect.Lock) error,
+) error {
 	f.keys = []string{key}
 	claim, err := f.claim()
 	if err != nil {
@@ -158,8 +161,9 @@ func (f *lookFlags) withReader(u *ui, do func(ctx context.Context, viewer *sessi
 	return withViewer(func(ctx context.Context) (*session.Viewer, error) {
 		viewer, standby, err := session.OpenReader(ctx, f.server)
 		if err == nil && standby {
-			u.say(slog.LevelWarn, "a standby answers in "+f.target()+": it may lag behind the primary, and can't know whether what it shows as running still runs",
-				session.OnStandby().Hint, "event", "ledger")
+			text := "a standby answers in " + f.target() +
+				": it may lag behind the primary, and can't know whether what it shows as running still runs"
+			u.say(slog.LevelWarn, text, session.OnStandby().Hint, "event", "ledger")
 		}
 		return viewer, err
 	}, do)

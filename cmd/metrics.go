@@ -137,7 +137,8 @@ func rememberedMetrics(facts ledger.Facts) string {
 		return exitStatusOf(r.last), r.last.Outcome != ""
 	})
 	metric("pglead_running", "Runs that are under way.", func(r *remembrance) (any, bool) { return r.running, true })
-	metric("pglead_paused_until_timestamp_seconds", "Until when nobody may start; +Inf until it is resumed, 0 without a pause.", func(r *remembrance) (any, bool) {
+	const pausedHelp = "Until when nobody may start; +Inf until it is resumed, 0 without a pause."
+	metric("pglead_paused_until_timestamp_seconds", pausedHelp, func(r *remembrance) (any, bool) {
 		switch {
 		case !r.pause.Paused():
 			return 0, true

@@ -245,7 +245,10 @@ func warnOfVariables(u *ui, called *cobra.Command) {
 // lookupHint helps if a command is not found: it may be written for a shell, or PATH may be
 // as short as cron's.
 func lookupHint(e *child.LookupError) string {
-	builtins := []string{"cd", "export", "source", ".", "set", "unset", "ulimit", "umask", "alias", "exec", "eval", "if", "for", "while", "until", "case", "trap", "wait", "{", "("}
+	builtins := []string{
+		"cd", "export", "source", ".", "set", "unset", "ulimit", "umask", "alias", "exec", "eval", "trap", "wait",
+		"if", "for", "while", "until", "case", "{", "(",
+	}
 	path := os.Getenv("PATH")
 	switch {
 	case strings.ContainsAny(e.Name, " \t\n&|;<>()$`*?\"'") || slices.Contains(builtins, e.Name):
@@ -283,7 +286,9 @@ func ownHolder(held *lock.ConflictError) bool {
 func warnOfOuter(u *ui, claim lock.Claim) {
 	ids := strings.Split(os.Getenv("PGLEAD_LOCK_ID"), "\n")
 	if claim.Gate == nil && slices.ContainsFunc(claim.Locks, func(l advisory.Lock) bool { return !l.Shared && slices.Contains(ids, l.String()) }) {
-		u.log.Warn("the pglead under which this one runs has a lock of the same number: in the same database this waits for that, and that for this", "event", "environment")
+		const text = "the pglead under which this one runs has a lock of the same number: " +
+			"in the same database this waits for that, and that for this"
+		u.log.Warn(text, "event", "environment")
 	}
 }
 

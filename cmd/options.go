@@ -79,7 +79,8 @@ func (o *options) commandFlags(flags *pflag.FlagSet) {
 }
 
 func (o *options) noteFlag(flags *pflag.FlagSet) {
-	flags.StringVar(&o.note, "note", "", "`TEXT` that others are shown of this run (default the job's address in GitHub Actions, GitLab, Jenkins, Buildkite, CircleCI)")
+	flags.StringVar(&o.note, "note", "", "`TEXT` that others are shown of this run "+
+		"(default the job's address in GitHub Actions, GitLab, Jenkins, Buildkite, CircleCI)")
 }
 
 func (o *options) hookFlags(flags *pflag.FlagSet) {

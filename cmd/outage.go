@@ -42,11 +42,17 @@ func obstacleOf(err error) obstacle {
 	case errors.As(err, new(*lock.LedgerError)), errors.As(err, new(*ledger.FencedError)), errors.Is(err, session.ErrUnconfirmed):
 		return obstacle{"the command can't start yet", "the command still can't start", "the command could not start", ""}
 	case known && e.Kind == session.Denied:
-		return obstacle{"the database refuses the login", "the database still refuses the login", "the database has refused the login", "the database accepts the login"}
+		return obstacle{
+			"the database refuses the login", "the database still refuses the login",
+			"the database has refused the login", "the database accepts the login",
+		}
 	case known && e.Kind == session.Standby:
 		return obstacle{"no primary answers", "still no primary answers", "no primary has answered", "a primary answers"}
 	case known && e.Full:
-		return obstacle{"no connection to the database is free", "still no connection to the database is free", "no connection to the database has been free", "a connection to the database is free"}
+		return obstacle{
+			"no connection to the database is free", "still no connection to the database is free",
+			"no connection to the database has been free", "a connection to the database is free",
+		}
 	}
 	return obstacle{"the database is away", "the database is still away", "the database has been away", "the database is back"}
 }

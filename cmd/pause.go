@@ -46,7 +46,8 @@ one that there is, and says so.`,
 				return usagef("--note is not UTF-8")
 			}
 			wish := ledger.Wish{For: length.value, By: f.description("", "").User, Note: note}
-			return f.eachKey(u, cmd, args[0], stdout, forKeys{allMatching, func(k rememberedKey, ctx context.Context) (string, error) { return k.pause(ctx, wish) }})
+			pause := func(k rememberedKey, ctx context.Context) (string, error) { return k.pause(ctx, wish) }
+			return f.eachKey(u, cmd, args[0], stdout, forKeys{allMatching, pause})
 		},
 	}
 	cmd.Flags().Var(&length, "for", "so long, by the server's clock (default until pglead resume)")
@@ -235,7 +236,9 @@ func pauseOf(key string, p ledger.Pause) *inspect.Pause {
 }
 
 // withPauses adds the pauses to the locks, and adds free locks that are paused.
-func (f *lookFlags) withPauses(ctx context.Context, viewer *session.Viewer, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool) ([]*inspect.Lock, error) {
+func (f *lookFlags) withPauses(
+	ctx context.Context, viewer *session.Viewer, locks []*inspect.Lock, wants func(key string, id lockkey.ID) bool,
+) ([]*inspect.Lock, error) {
 	ask, err := grantedLedger(ctx, viewer)
 	if ask == nil {
 		return locks, err

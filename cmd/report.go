@@ -354,8 +354,10 @@ func (s scale) axis() (marks []mark) {
 	const day = 24 * time.Hour
 	step := time.Duration(0)
 	for _, step = range []time.Duration{
-		time.Second, 5 * time.Second, 15 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute,
-		time.Hour, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour, 12 * time.Hour, day, 2 * day, 4 * day, 7 * day, 14 * day, 28 * day, 91 * day, 364 * day, 10 * 364 * day,
+		time.Second, 5 * time.Second, 15 * time.Second,
+		time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute,
+		time.Hour, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour, 12 * time.Hour,
+		day, 2 * day, 4 * day, 7 * day, 14 * day, 28 * day, 91 * day, 364 * day, 10 * 364 * day,
 	} {
 		if s.to.Sub(s.from)/step <= most {
 			break

@@ -92,7 +92,8 @@ func (r report) addLanes(p *markup) {
 	p.add(`<h2>When and where <small>%s</small></h2>
 <div class="picture">
 <svg class="lanes" height="%s" role="img" aria-label="Runs of %s by host and time">
-<defs><pattern id="hatch" patternUnits="userSpaceOnUse" width="6" height="6" patternTransform="rotate(45)"><line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern></defs>
+<defs><pattern id="hatch" patternUnits="userSpaceOnUse" width="6" height="6" patternTransform="rotate(45)">`+
+		`<line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern></defs>
 `, runs, strconv.Itoa(r.Height), r.Key)
 	for _, m := range r.Axis {
 		class := ""
@@ -103,7 +104,8 @@ func (r report) addLanes(p *markup) {
 			m.X, m.X, strconv.Itoa(r.AxisY), m.X, strconv.Itoa(r.LabelY), class, m.Text)
 	}
 	for _, l := range r.Lanes {
-		p.add(`<text class="host" x="0" y="%s">%s</text>`+"\n"+`<rect class="ground" x="0" y="%s" width="100%%" height="20"/>`+"\n", strconv.Itoa(l.TextY), l.Host, strconv.Itoa(l.BarY))
+		p.add(`<text class="host" x="0" y="%s">%s</text>`+"\n", strconv.Itoa(l.TextY), l.Host)
+		p.add(`<rect class="ground" x="0" y="%s" width="100%%" height="20"/>`+"\n", strconv.Itoa(l.BarY))
 		for _, b := range l.Delays {
 			p.add(`<rect class="delay" x="%s" y="%s" width="%s" height="%s"><title>%s</title></rect>`+"\n", b.X, b.Y, b.Width, b.Height, b.Title)
 		}
@@ -123,7 +125,8 @@ func (r report) addLanes(p *markup) {
 
 // add draws a run, with a link to its row.
 func (b bar) add(p *markup) {
-	p.add(`<a href="#%s"><rect class="run %s" x="%s" y="%s" width="%s" height="%s"><title>%s</title></rect>`, b.Row, b.Class, b.X, b.Y, b.Width, b.Height, b.Title)
+	p.add(`<a href="#%s"><rect class="run %s" x="%s" y="%s" width="%s" height="%s"><title>%s</title></rect>`,
+		b.Row, b.Class, b.X, b.Y, b.Width, b.Height, b.Title)
 	if b.Cut {
 		p.add(`<rect class="cut" x="%s" y="7" width="%s" height="4"/>`, b.X, b.Width)
 	}
@@ -155,14 +158,17 @@ func (r report) addColumns(p *markup) {
 func (r report) addRows(p *markup) {
 	p.add(`<h2>Runs</h2>
 <table>
-<thead><tr><th>Started</th><th>Host</th><th>Took</th><th>Result</th><th class="wide">Command</th><th class="wide">User</th><th class="wide">Process</th><th class="wide">Token</th></tr></thead>
+<thead><tr><th>Started</th><th>Host</th><th>Took</th><th>Result</th>` +
+		`<th class="wide">Command</th><th class="wide">User</th><th class="wide">Process</th><th class="wide">Token</th></tr></thead>
 <tbody>
 `)
 	for _, row := range r.Rows {
-		p.add(`<tr id="%s"><td class="time" title="%s">%s<span class="wide">%s</span></td><td class="host" title="%s">%s<span class="wide">%s</span></td><td class="time">%s</td>`,
-			row.ID, row.Instant, row.Started, row.Seconds, row.Host+row.Domain, row.Host, row.Domain, row.Took)
+		p.add(`<tr id="%s"><td class="time" title="%s">%s<span class="wide">%s</span></td>`, row.ID, row.Instant, row.Started, row.Seconds)
+		p.add(`<td class="host" title="%s">%s<span class="wide">%s</span></td>`, row.Host+row.Domain, row.Host, row.Domain)
+		p.add(`<td class="time">%s</td>`, row.Took)
 		p.add(`<td class="result %s">%s <span>%s</span></td>`, row.Class, row.Result, row.Remark)
-		p.add(`<td class="wide">%s</td><td class="wide">%s</td><td class="wide">%s</td><td class="wide">%s</td></tr>`+"\n", row.Command, row.User, row.Process, row.Token)
+		p.add(`<td class="wide">%s</td><td class="wide">%s</td><td class="wide">%s</td><td class="wide">%s</td></tr>`+"\n",
+			row.Command, row.User, row.Process, row.Token)
 	}
 	p.add("</tbody>\n</table>\n")
 }

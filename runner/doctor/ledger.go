@@ -29,7 +29,8 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 	case err != nil:
 		return unknown(err)
 	case len(faults) > 0:
-		return checkup.Failf("what was revoked is to be granted again; until then --ledger off goes on without", "it can't be written: %s", strings.Join(faults, ", "))
+		return checkup.Failf("what was revoked is to be granted again; until then --ledger off goes on without",
+			"it can't be written: %s", strings.Join(faults, ", "))
 	}
 	return checkup.Okf("granted to role %s", role)
 }

@@ -17,7 +17,8 @@ import (
 
 // path examines what stands between here and the server.
 func (x *examination) path(ctx context.Context) checkup.Check {
-	row, err := x.row(ctx, 3, `SELECT pg_catalog.pg_backend_pid(), coalesce(pg_catalog.host(pg_catalog.inet_client_addr()), ''), coalesce(pg_catalog.inet_client_port(), -1)`)
+	row, err := x.row(ctx, 3, `SELECT pg_catalog.pg_backend_pid(), coalesce(pg_catalog.host(pg_catalog.inet_client_addr()), ''),
+	coalesce(pg_catalog.inet_client_port(), -1)`)
 	if err != nil {
 		return failed(err)
 	}
@@ -30,10 +31,12 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 		}
 		return c
 	case pooled:
-		return checkup.Okf("a connection pooler in between: what --transaction is for; a running command takes one connection of its pool, and its start a second one for a moment")
+		return checkup.Okf("a connection pooler in between: what --transaction is for; " +
+			"a running command takes one connection of its pool, and its start a second one for a moment")
 	case x.cfg.Transaction:
-		return checkup.Notef("leave --transaction away here, unless other nodes come through a pooler: without it waiters stand in line, and a clean handover takes no lock-delay",
-			"no pooler in between")
+		const advice = "leave --transaction away here, unless other nodes come through a pooler: " +
+			"without it waiters stand in line, and a clean handover takes no lock-delay"
+		return checkup.Notef(advice, "no pooler in between")
 	}
 	local, remote := x.viewer.Socket().LocalAddr(), x.viewer.Socket().RemoteAddr()
 	tcp, ok := local.(*net.TCPAddr)
@@ -47,7 +50,9 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 	if ip := net.ParseIP(row[1]); ip != nil && ip.Equal(tcp.IP) && row[2] == strconv.Itoa(tcp.Port) {
 		return checkup.Okf("from %s to %s, no pooler or proxy in between", local, remote)
 	}
-	return checkup.Notef(fmt.Sprintf("it must not end a connection that is silent for the lease, %v, or the lock of a holder that is cut off comes free too early (pglead doctor --idle tries it)", x.cfg.Lease),
+	const advice = "it must not end a connection that is silent for the lease, %v, " +
+		"or the lock of a holder that is cut off comes free too early (pglead doctor --idle tries it)"
+	return checkup.Notef(fmt.Sprintf(advice, x.cfg.Lease),
 		"no pooler, but a proxy, tunnel or address translation in between: this end is %s, and the server sees %s", local, seen)
 }
 
@@ -57,7 +62,8 @@ func (x *examination) tls(context.Context) checkup.Check {
 		seen := tls.VersionName(state.Version) + ", " + tls.CipherSuiteName(state.CipherSuite)
 		for _, f := range session.Hosts(x.cfg.Database) { // all have the same sslmode
 			if c := f.TLSConfig; c != nil && c.InsecureSkipVerify && c.VerifyPeerCertificate == nil {
-				return checkup.Notef("sslmode=verify-full, and sslrootcert if the authority is a private one", "%s; the server's certificate is not verified: whoever can redirect the connection can pose as the server", seen)
+				const unverified = "the server's certificate is not verified: whoever can redirect the connection can pose as the server"
+				return checkup.Notef("sslmode=verify-full, and sslrootcert if the authority is a private one", "%s; "+unverified, seen)
 			}
 		}
 		return checkup.Okf("%s, certificate verified", seen)
@@ -94,7 +100,8 @@ func (x *examination) hosts(ctx context.Context) {
 	seen := strings.Join(roles, ", ")
 	switch {
 	case len(primaries) > 1:
-		x.add("hosts", checkup.Failf("name the hosts of one cluster only, and stop the one that a failover has left behind", "%s: the locks of one primary exclude nobody on another", seen))
+		x.add("hosts", checkup.Failf("name the hosts of one cluster only, and stop the one that a failover has left behind",
+			"%s: the locks of one primary exclude nobody on another", seen))
 	case unreachable:
 		x.add("hosts", checkup.Warningf("after a failover to a host that can't be reached from here, this node has no lock", "%s", seen))
 	default:

@@ -58,7 +58,8 @@ func (x *examination) primary(ctx context.Context) checkup.Check {
 	up, _ := strconv.Atoi(row[1])
 	seen := fmt.Sprintf("yes, up for %v, timeline %s", time.Duration(up)*time.Second, row[2])
 	if x.refused == nil && x.age < x.lockDelay {
-		return checkup.Notef("", "%s; restarted, recovered or promoted %v ago: until that is %v, a first try that succeeds waits for the rest", seen, coarse(x.age), x.lockDelay)
+		return checkup.Notef("", "%s; restarted, recovered or promoted %v ago: until that is %v, a first try that succeeds waits for the rest",
+			seen, coarse(x.age), x.lockDelay)
 	}
 	return checkup.Okf("%s", seen)
 }
@@ -212,11 +213,14 @@ func (x *examination) notify(ctx context.Context) checkup.Check {
 		return failed(err)
 	}
 	if x.heard != name {
-		return checkup.Warningf("does something in between swallow notifications? Without them a takeover after a wait always waits out the lock-delay", "a notification was sent, and did not arrive")
+		const advice = "does something in between swallow notifications? " +
+			"Without them a takeover after a wait always waits out the lock-delay"
+		return checkup.Warningf(advice, "a notification was sent, and did not arrive")
 	}
 	full, err := x.row(ctx, 1, "SELECT pg_catalog.round(pg_catalog.pg_notification_queue_usage()::numeric * 100)")
 	if err == nil && full[0] != "0" {
-		return checkup.Warningf("some session listens and stays in a transaction; when the queue is full, no lock's holder can start", "a notification arrived; the server's queue of them is %s%% full", full[0])
+		return checkup.Warningf("some session listens and stays in a transaction; when the queue is full, no lock's holder can start",
+			"a notification arrived; the server's queue of them is %s%% full", full[0])
 	}
 	return checkup.Okf("a notification was sent, and arrived")
 }
@@ -247,7 +251,12 @@ type product struct {
 // products are in search order: Aurora comes before RDS, whose roles it has,
 // too.
 func products() []product {
-	const nodes = "locks are each node's own: give all pgleads the same one node, and fail over by hand"
+	const (
+		nodes    = "locks are each node's own: give all pgleads the same one node, and fail over by hand"
+		supabase = "db.PROJECT.supabase.co is the server (by IPv6, or with the IPv4 add-on), pooler.supabase.com a pooler on either port"
+		patroni  = "give all hosts (host=a,b,c), or HAProxy's port of the primary; " +
+			"with synchronous_mode and synchronous_mode_strict, --quorum covers a primary that Patroni fails to demote"
+	)
 	return []product{
 		{"extension bdr", "several primaries (BDR)", nodes, true},
 		{"extension spock", "several primaries (Spock)", nodes, true},
@@ -256,9 +265,9 @@ func products() []product {
 		{"role alloydbsuperuser", "AlloyDB", "the Auth Proxy is no pooler; managed connection pooling is one", false},
 		{"role cloudsqlsuperuser", "Google Cloud SQL", "the Auth Proxy is no pooler; managed connection pooling is one", false},
 		{"role azure_pg_admin", "Azure Database for PostgreSQL", "port 5432 is the server, port 6432 its pooler", false},
-		{"role supabase_admin", "Supabase", "db.PROJECT.supabase.co is the server (by IPv6, or with the IPv4 add-on), pooler.supabase.com a pooler on either port", false},
+		{"role supabase_admin", "Supabase", supabase, false},
 		{"role neon_superuser", "Neon", "a held lock's heartbeat keeps the compute from being suspended; waiters and candidates do so too", false},
-		{"application Patroni", "under Patroni", "give all hosts (host=a,b,c), or HAProxy's port of the primary; with synchronous_mode and synchronous_mode_strict, --quorum covers a primary that Patroni fails to demote", false},
+		{"application Patroni", "under Patroni", patroni, false},
 	}
 }
 

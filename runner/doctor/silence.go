@@ -37,9 +37,14 @@ func (x *examination) silence(ctx context.Context) checkup.Check {
 	}
 	after, err := quiet.answersAfter(ctx, x.cfg.Lease)
 	if err != nil {
-		return checkup.Failf("have what is in between keep silent connections for longer than the lease (HAProxy: timeout tunnel, or both timeout client and timeout server), go a way round it, or give all nodes a shorter --lease",
-			"a connection ended when it had been silent for %v (%s), in less than the lease of %v: a holder whose host is cut off loses the lock before its command is dead, and whoever comes then starts at once",
-			coarse(after), err, x.cfg.Lease)
+		const (
+			advice = "have what is in between keep silent connections for longer than the lease " +
+				"(HAProxy: timeout tunnel, or both timeout client and timeout server), " +
+				"go a way round it, or give all nodes a shorter --lease"
+			seen = "a connection ended when it had been silent for %v (%s), in less than the lease of %v: " +
+				"a holder whose host is cut off loses the lock before its command is dead, and whoever comes then starts at once"
+		)
+		return checkup.Failf(advice, seen, coarse(after), err, x.cfg.Lease)
 	}
 	return checkup.Okf("a connection that was silent for %v still answers", x.cfg.Lease)
 }

@@ -12,7 +12,8 @@ import (
 )
 
 func (x *examination) standbys(ctx context.Context) checkup.Check {
-	row, err := x.row(ctx, 3, `SELECT pg_catalog.current_setting('synchronous_standby_names'), count(*), pg_catalog.current_setting('cluster_name') FROM pg_catalog.pg_stat_replication`)
+	row, err := x.row(ctx, 3, `SELECT pg_catalog.current_setting('synchronous_standby_names'), count(*), pg_catalog.current_setting('cluster_name')
+FROM pg_catalog.pg_stat_replication`)
 	if err != nil {
 		return unknown(err)
 	}
@@ -28,10 +29,13 @@ func (x *examination) standbys(ctx context.Context) checkup.Check {
 	case names == "" && there == 0:
 		return checkup.Okf("none, and none synchronous")
 	case names == "":
-		return checkup.Notef("if a standby is promoted while this server may still run, synchronous_standby_names and --quorum keep it from going on granting its locks",
-			"%s, none synchronous", connected)
+		const advice = "if a standby is promoted while this server may still run, " +
+			"synchronous_standby_names and --quorum keep it from going on granting its locks"
+		return checkup.Notef(advice, "%s, none synchronous", connected)
 	case there == 0:
-		return checkup.Warningf("pg_stat_replication shows those that are connected", "synchronous_standby_names is %q, but none is connected: commits hang, with --quorum also a command's start, and without it if any session's NOTIFY hangs", names)
+		const hang = "commits hang, with --quorum also a command's start, and without it if any session's NOTIFY hangs"
+		return checkup.Warningf("pg_stat_replication shows those that are connected",
+			"synchronous_standby_names is %q, but none is connected: "+hang, names)
 	case x.cfg.Quorum:
 		return countStandbys(names, row[2], there)
 	}

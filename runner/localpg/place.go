@@ -211,8 +211,8 @@ func trusted(dir string) error {
 		stat, ok := info.Sys().(*syscall.Stat_t)
 		others := info.Mode().Perm()&0o022 != 0 && info.Mode()&fs.ModeSticky == 0
 		if !ok || stat.Uid != uint32(os.Geteuid()) || others {
-			return fmt.Errorf("root's embedded server can't be in %s, since others can put something else in place of %s (mode %v): name another place by XDG_STATE_HOME, or unset it",
-				dir, at, info.Mode())
+			return fmt.Errorf("root's embedded server can't be in %s, since others can put something else in place of %s (mode %v): "+
+				"name another place by XDG_STATE_HOME, or unset it", dir, at, info.Mode())
 		}
 		if at == filepath.Dir(at) {
 			return nil
