@@ -45,7 +45,7 @@ if it is late or one has failed. A success makes the failures before it good.`,
 			})
 		},
 	}
-	cmd.Flags().Var(&within, "within", "the last success may have ended so long ago (required)")
+	cmd.Flags().Var(&within, "within", "the longest time since the last success ended (required)")
 	f.outputFlag(cmd, f.output.usage())
 	f.lockFlags(cmd)
 	return cmd

@@ -40,7 +40,7 @@ func newDoctorCmd(u *ui, stdout io.Writer) *cobra.Command {
 	f := doctorFlags{keyOptions: newKeyOptions(), serverOptions: newServerOptions(), leaseOptions: newLeaseOptions(), output: choose("text", "json")}
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
-		Short: "Can database, path and machine keep the promise?",
+		Short: "Check whether database, network and machine are safe for locks",
 		Long: `Connect as pglead run would, take a lock of its own for a trial, have a guard
 run a command for a trial, and list what was seen and what to do about it.
 

@@ -37,15 +37,19 @@ func newEachCmd(u *ui) *cobra.Command {
 
 Items are arguments before --, the lines of a file, or those of standard input,
 as for xargs. {} in the key and in the command's arguments stands for the item,
-which is in PGLEAD_ITEM too. An item that is held elsewhere is skipped, and so
-is one that another pglead with the same list's key has been at since this one
-connected. So if it is started on several machines, they share the list among
-them. With --transaction nobody hears what others have been at: each item is
-still run on one machine at a time, but on each machine, unless --once-per
-prevents that. An item that is in the list twice is run once.
+which is in PGLEAD_ITEM, too.
 
-The exit status is 0 if no command failed, or there are no items, 123 if one
-did, and 75 if --wait was over before all items came free.`,
+An item is skipped if it is held elsewhere, or if another pglead with the same
+--key has run it since this one connected. So if it is started on several
+machines, they share the list among them. An item that is in the list twice is
+run once.
+
+With --transaction no pglead hears which items others have run: each machine
+runs the whole list, though each item runs on one machine at a time, unless
+--once-per prevents that.
+
+The exit status is 0 if no command failed or there are no items, 123 if a
+command failed, and 75 if --wait was over before all items came free.`,
 		Example: `  pglead each --key 'import/{}' -a tenants.txt -P 4 -- ./import --tenant {}
   find inbox -type f -print0 | pglead each --key 'inbox/{}' -0 -- ./process {}`,
 		DisableFlagsInUseLine: true,

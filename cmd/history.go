@@ -59,8 +59,8 @@ was due.`,
 	}
 	cmd.Flags().IntVarP(&f.last, "last", "n", 0,
 		fmt.Sprintf("the `N` newest (default %d runs of a key in a table, %d in html, else all)", tableRuns, mostReported))
-	cmd.Flags().Var(&f.since, "since", "what started so long ago at most, such as 36h or 7d")
-	cmd.Flags().Var(&f.every, "every", "html: a run is due so often (default what the runs themselves show)")
+	cmd.Flags().Var(&f.since, "since", "only runs that started within this time, such as 36h or 7d")
+	cmd.Flags().Var(&f.every, "every", "html: how often a run is due (default: guessed from the runs)")
 	f.outputFlag(cmd, f.output.usage())
 	f.lockFlags(cmd)
 	return cmd

@@ -46,7 +46,7 @@ SIGTERM steps down: the command is stopped and the lock released.`,
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows the command belongs to the command
 	f.keyFlags(flags)
-	flags.Var(&f.firstDelay, "first-delay", "the first candidacy begins after a random part of this")
+	flags.Var(&f.firstDelay, "first-delay", "wait a random time, up to this, before the first candidacy")
 	flags.Var(&f.restart, "restart", "stand again when the command has ended: "+f.restart.list()+", as `WHEN` says")
 	f.leaseFlags(flags)
 	f.commandFlags(flags)

@@ -54,7 +54,7 @@ finds it there and may. Without it nothing is remembered, and all else works.
 	flags := cmd.Flags()
 	flags.IntVar(&f.keep, "keep", ledger.Keep, "install: remember the `N` newest runs of each key")
 	flags.BoolVar(&f.sql, "sql", false, "install: print what would be run, and touch nothing")
-	flags.Var(&f.older, "older", "prune: of keys whose last run is so long ago")
+	flags.Var(&f.older, "older", "prune: forget keys whose last run is older than this")
 	flags.BoolVar(&f.yes, "yes", false, "uninstall: without asking")
 	f.outputFlag(cmd, "status: "+f.output.usage())
 	f.serverFlags(cmd)

@@ -74,7 +74,7 @@ func (o *options) leaseFlags(flags *pflag.FlagSet) {
 
 func (o *options) commandFlags(flags *pflag.FlagSet) {
 	flags.VarP(&o.timeout, "timeout", "t", "the command may run this long, then TERM, then KILL; 0 is no limit")
-	flags.Var(&o.killAfter, "kill-after", "from a forwarded TERM or INT to KILL (default never), and from --timeout's TERM (default 10s)")
+	flags.Var(&o.killAfter, "kill-after", "time from TERM to KILL: after a forwarded TERM or INT (default never), and after --timeout (default 10s)")
 	flags.Var(&o.leftovers, "leftovers", o.leftovers.usage()+": what becomes of processes still alive when the command has ended")
 }
 
@@ -95,7 +95,7 @@ func (o *options) commonFlags(flags *pflag.FlagSet) {
 	o.dsnFlag(flags)
 	flags.BoolVar(&o.passDSN, "pass-dsn", false, "pass the connection string on to the command, in PGLEAD_DSN")
 	o.connectTimeoutFlag(flags)
-	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say nothing but errors, of which a command that is killed is one")
+	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say only errors; killing a command counts as an error")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "say every step")
 	flags.Var(&o.logFormat, "log-format", o.logFormat.usage()+", on standard error")
 }

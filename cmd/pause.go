@@ -28,8 +28,8 @@ func newPauseCmd(u *ui, stdout io.Writer) *cobra.Command {
 		Use:   "pause KEY|PATTERN [flags]",
 		Short: "Let nobody start until a time, or until resume",
 		Long: `Let no pglead start a command under the key, for a length of time or until
-pglead resume. What runs, runs on: pglead stepdown ends it. It is the ledger
-that keeps a pause, so that pgleads without one start all the same.
+pglead resume. What runs goes on; pglead stepdown ends it. The ledger keeps the
+pause, so a pglead without a ledger starts all the same.
 
 A pattern, as for pglead ls, stands for the keys that are remembered now: one
 that runs for the first time is not among them. A pause takes the place of the
@@ -50,7 +50,7 @@ one that there is, and says so.`,
 			return f.eachKey(u, cmd, args[0], stdout, forKeys{allMatching, pause})
 		},
 	}
-	cmd.Flags().Var(&length, "for", "so long, by the server's clock (default until pglead resume)")
+	cmd.Flags().Var(&length, "for", "how long, by the server's clock (default until pglead resume)")
 	cmd.Flags().StringVar(&note, "note", "", "`TEXT` for those who may not start now: why")
 	f.lockFlags(cmd)
 	return cmd

@@ -35,7 +35,7 @@ lost the command and everything it started are killed.`,
 	flags.SetInterspersed(false) // what follows the command belongs to the command
 	o.keyFlags(flags)
 	o.waitFlags(flags)
-	flags.Var(&o.splay, "splay", "a random part of this passes before the first try")
+	flags.Var(&o.splay, "splay", "wait a random time, up to this, before the first try")
 	o.leaseFlags(flags)
 	o.commandFlags(flags)
 	flags.Var(&o.minHold, "min-hold", "hold the lock at least this long after the start, even if the command is done")

@@ -62,7 +62,8 @@ func newLeaseOptions() leaseOptions { return leaseOptions{lease: duration{value:
 
 func (l *leaseOptions) takeoverFlags(flags *pflag.FlagSet) {
 	flags.Var(&l.lease, "lease", "a holder that the server can't hear for this long loses the lock; from 3s to 24h")
-	flags.Var(&l.lockDelay, "lock-delay", "how long an old holder may live on without knowing that it lost; 0 never waits for it (default 2/3 of the lease, plus the lost-grace)")
+	flags.Var(&l.lockDelay, "lock-delay", "how long a new holder waits for an old command that may still run; 0 never waits "+
+		"(default 2/3 of the lease, plus the lost-grace)")
 }
 
 func (l *leaseOptions) modeFlags(flags *pflag.FlagSet) {
