@@ -42,11 +42,11 @@ fence, java, prepared                             other programs, and prepared t
 ledger_terminal, ledger_upgrade                   what a terminal is told of it, and pg_upgrade
 goodbye, events                                   what a run leaves in the server, and in the log
 guard, limit_linux, signals, unkillable           the command's processes, and what ends them
-hiders_linux                                      processes that get away from the process table
+hidden_processes_linux                            processes that get away from the process table
 liar, untrusted, planted                          servers, roles and sessions that say, or make, anything at all
 embedded, setup, recipes                          --dsn embedded, testdata/setup, cmd/README.md
 screen, terminal, plain_terminal, streams         a terminal, or one that can do little, and a reader that doesn't read
-surroundings, systemd                             cron, ordinary users, PID 1, other namespaces
+environments, systemd                             cron, ordinary users, PID 1, other namespaces
 main                                              for all tests
 `
 

@@ -15,6 +15,19 @@ import (
 	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
+// index says where to look for a test, by the beginnings of the files' names.
+const index = `
+functions           the SQL functions, called as pglead calls them, and an older ledger
+fence, takeovers    pglead.fence beside starts
+paused              which of many locks are paused
+answer              how answers of the functions are read
+check               whether a key succeeded in time, and how long its runs take
+tick                the periods of --once-per
+setup               for all tests
+`
+
+func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }
+
 // remembering is a server with a ledger that an ordinary owner of the database has
 // installed, and the role cron that is granted it.
 func remembering(t *testing.T, settings map[string]string) *localpg.Server {

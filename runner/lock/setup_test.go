@@ -27,7 +27,8 @@ import (
 const index = `
 line, marks, arrival, fairness, room, dormant, watch, turn, stepdown, mailbox   the line, and its order
 takeover, silence, relay, slowrelay, clock_linux, reconnect                          taking over, by kind of end
-several, slots, shared, conflicts, answers, names, prepared                          the claim
+several, slots, shared, conflicts, prepared                                          the claim
+nonsense_answers, tokens_in_names                                                    what servers, and sessions' names, say
 token, rehearsal                                                                     the start and the end
 transaction, transaction_trips, quorum, turnover                                     other ways to hold
 ledger, ledger_faults, ledger_disk_linux, pause                                      the ledger

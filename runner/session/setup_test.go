@@ -10,6 +10,20 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
+// index says where to look for a test, by the beginnings of the files' names.
+const index = `
+dsn                                    what a connection string may say, and what is refused
+login, refusal, pooler                 the login: who is let in, and what an error then says
+server, encoding                       a session on a real server: settings, notifications, its end
+lease, busy                            the lease, in virtual time; a heartbeat beside other requests
+reason, fullsocket_linux               why a session is lost, and a socket that takes no more
+standbys                               synchronous_standby_names
+nonsense_answers, wire                 what a server may answer; queries as they are sent
+setup, leak                            for all tests
+`
+
+func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }
+
 var start, query, pooled, eventually = testserver.Start, testserver.Query, testserver.Pooled, testserver.Eventually
 
 // config is a session's configuration with a lease that is short for a person
