@@ -15,11 +15,10 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/advisory"
-	"github.com/pglead/pglead/runner/describe"
 )
 
 // placeholder stands for the item in the key and in the command.
-const placeholder = describe.Placeholder
+const placeholder = lockkey.Placeholder
 
 type eachFlags struct {
 	options

@@ -272,7 +272,7 @@ func (o *options) resumption(paused *ledger.PausedError) string {
 	case len(o.keys) == 1:
 		key = visible.ShellWord(o.keys[0])
 	}
-	if o.keyScheme != lockkey.Schemes()[0].Name {
+	if o.keyScheme != lockkey.DefaultScheme {
 		key += " --key-scheme " + o.keyScheme
 	}
 	return "pglead resume " + key + " ends the pause"

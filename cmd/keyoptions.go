@@ -34,15 +34,15 @@ func (k *keyOptions) keyFlags(flags *pflag.FlagSet) {
 }
 
 func (k *keyOptions) schemeFlag(flags *pflag.FlagSet) {
-	flags.StringVar(&k.keyScheme, "key-scheme", lockkey.Schemes()[0].Name, "how a key becomes a number: a `SCHEME` of pglead key --help")
+	flags.StringVar(&k.keyScheme, "key-scheme", lockkey.DefaultScheme, "how a key becomes a number: a `SCHEME` of pglead key --help")
 }
 
 // scheme is the scheme of --key-scheme.
 func (k *keyOptions) scheme() (lockkey.Scheme, error) { return schemeByName(k.keyScheme) }
 
 func (k *keyOptions) checkSlots() error {
-	if k.slots < 1 || k.slots > describe.MostSlots {
-		return usagef("--slots %d: from 1 to %d", k.slots, describe.MostSlots)
+	if k.slots < 1 || k.slots > lockkey.MostSlots {
+		return usagef("--slots %d: from 1 to %d", k.slots, lockkey.MostSlots)
 	}
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 	"github.com/pglead/pglead/runner/visible"
@@ -82,7 +81,7 @@ func (f *lookFlags) remembered(key string) ([]lockkey.ID, error) {
 	ids := []lockkey.ID{id}
 	slots := f.slots
 	if slots == 1 {
-		slots = describe.MostSlots
+		slots = lockkey.MostSlots
 	}
 	for i := range slots {
 		if slot, err := scheme.Slot(key, i+1); err == nil { // some schemes have no slots

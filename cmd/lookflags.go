@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -86,7 +85,7 @@ func (f *lookFlags) locksOf(ctx context.Context, viewer *session.Viewer, claim l
 			sought.Lines, sought.Gates = append(slices.Clone(sought.Lines), gate), []lockkey.ID{gate}
 			sought.Locks = append(slices.Clone(sought.Locks), gate)
 			slots[gate] = 0
-			for i := range describe.MostSlots {
+			for i := range lockkey.MostSlots {
 				id, _ := scheme.Slot(f.keys[0], i+1) // the scheme has a gate, so it has slots
 				sought.Locks = append(sought.Locks, id)
 				slots[id] = i + 1

@@ -12,9 +12,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
-	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -108,8 +108,8 @@ func (o *options) check(flags *pflag.FlagSet, args []string, example string) err
 		return &usageError{err: errors.New("--key is missing"), hint: "did you mean --key " + printable(args[0]) + "?"}
 	case len(o.keys) == 0:
 		return &usageError{err: errors.New("--key is missing"), hint: example}
-	case len(o.keys) > describe.MostKeys:
-		return usagef("--key is given %d times: at most %d", len(o.keys), describe.MostKeys)
+	case len(o.keys) > lockkey.MostKeys:
+		return usagef("--key is given %d times: at most %d", len(o.keys), lockkey.MostKeys)
 	case len(args) == 0:
 		return &usageError{err: errors.New("the command to run is missing"), hint: "it follows after --, as in: " + example}
 	case o.slots > 1 && o.shared:

@@ -6,6 +6,19 @@ import (
 	"strings"
 )
 
+// DefaultScheme is the name of the scheme that is used if none is named.
+const DefaultScheme = "siphash24"
+
+// MostKeys and MostSlots bound what one run may claim: a statement that names each of the locks
+// stays short.
+const (
+	MostKeys  = 100
+	MostSlots = 1000
+)
+
+// Placeholder stands for the item in the key of a list.
+const Placeholder = "{}"
+
 // Scheme is a way to turn a key into a number. The zero Scheme accepts no
 // key: see Schemes and SchemeByName.
 type Scheme struct {
@@ -23,7 +36,7 @@ type Scheme struct {
 // has parse in place of hash, also a place in that test's list of those without slots.
 func Schemes() []Scheme {
 	return []Scheme{
-		{Name: "siphash24", About: "SipHash-2-4, Guava's sipHash24().hashString(KEY, UTF_8)", hash: SipHash24},
+		{Name: DefaultScheme, About: "SipHash-2-4, Guava's sipHash24().hashString(KEY, UTF_8)", hash: SipHash24},
 		{Name: "int", About: "the key is the number: 10", parse: parseInt},
 		{Name: "int-pair", About: "the key is two numbers of 32 bits: 3,7", parse: parseIntPair},
 		{Name: "hashtextextended", About: "PostgreSQL's hashtextextended(KEY, 0)", hash: hashTextExtended},

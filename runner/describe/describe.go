@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -19,7 +20,7 @@ import (
 // pg_read_all_stats, see the comment. It has no arguments of the command, and no secrets.
 type Description struct {
 	Keys    []string
-	Scheme  string // of lockkey
+	Scheme  string // of lockkey; empty: lockkey.DefaultScheme
 	Slots   int    // 0 if the key has none
 	Host    string
 	PID     int // of the process on Host
@@ -44,19 +45,7 @@ type Description struct {
 	Beat uint64
 }
 
-// Placeholder stands for the item in the key of a list.
-const Placeholder = "{}"
-
 const modeTransaction = "transaction"
-
-// DefaultScheme is the scheme of a session that doesn't name one.
-const DefaultScheme = "siphash24"
-
-// MostSlots and MostKeys keep a statement that names each of them short.
-const (
-	MostSlots = 1000
-	MostKeys  = 100
-)
 
 // Limits of a description. Others write some of the descriptions, loops run up to their numbers,
 // and their texts are kept in memory.
@@ -181,8 +170,8 @@ func (d *Description) set(name, encoded string) {
 	case "host":
 		d.Host = text()
 	case "key":
-		d.Keys = slices.DeleteFunc(strings.SplitN(value, "\n", MostKeys+1), func(k string) bool { return k == "" })
-		d.Keys = d.Keys[:min(len(d.Keys), MostKeys)]
+		d.Keys = slices.DeleteFunc(strings.SplitN(value, "\n", lockkey.MostKeys+1), func(k string) bool { return k == "" })
+		d.Keys = d.Keys[:min(len(d.Keys), lockkey.MostKeys)]
 	case "beat":
 		d.Beat, _ = strconv.ParseUint(value, 10, 64)
 	case "delay":
@@ -205,9 +194,9 @@ func (d *Description) set(name, encoded string) {
 			d.Since = since.UTC()
 		}
 	case "slot":
-		d.Slot = int(number(MostSlots))
+		d.Slot = int(number(lockkey.MostSlots))
 	case "slots":
-		d.Slots = int(number(MostSlots))
+		d.Slots = int(number(lockkey.MostSlots))
 	case "token":
 		d.Token = number(math.MaxInt64)
 	case "user":

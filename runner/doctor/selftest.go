@@ -17,7 +17,7 @@ import (
 // it.
 func selfTest(ctx context.Context, of session.Config, says describe.Description) (checkup.Check, error) {
 	key := "pglead doctor " + strconv.FormatUint(rand.Uint64(), 36)
-	says.Keys, says.Scheme = []string{key}, describe.DefaultScheme
+	says.Keys, says.Scheme = []string{key}, lockkey.DefaultScheme
 	cfg := lock.Config{Claim: lock.Claim{Locks: []advisory.Lock{{ID: lockkey.SipHash24(key)}}}, Session: of, Description: says}
 	cfg.Session.Comment = cfg.Describe().Comment()
 	s, b, granted, err := bidInOwnSession(ctx, cfg)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/describe"
 )
 
 // Lock is a lock with all its holders and waiters. Slots of one key are separate locks,
@@ -82,7 +81,7 @@ func Locks(views []View) []*Lock {
 			of[number{v.Database, v.ID}] = l
 		}
 		if key, slot, known := v.Key(); known && l.Key == nil {
-			l.Key, l.Scheme, l.Slots, l.Slot = &key, cmp.Or(v.Scheme, describe.DefaultScheme), v.Slots, slot
+			l.Key, l.Scheme, l.Slots, l.Slot = &key, cmp.Or(v.Scheme, lockkey.DefaultScheme), v.Slots, slot
 		}
 		l.add(v)
 	}
@@ -143,7 +142,7 @@ func InLine(views []View, backend uint32) (holders []View, before, waiters int) 
 func Sort(locks []*Lock) { slices.SortStableFunc(locks, compare) }
 
 func compare(a, b *Lock) int {
-	const last = describe.MostSlots + 1
+	const last = lockkey.MostSlots + 1
 	place := func(l *Lock) (unnamed int, key string, slot int) {
 		if l.Key == nil {
 			return 1, "", l.Slot

@@ -6,7 +6,6 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
-	"github.com/pglead/pglead/runner/describe"
 )
 
 // naming finds out to which keys the locks in a list of views belong. A session with
@@ -46,7 +45,7 @@ func (n *naming) spend(hashes, length int) bool {
 
 // of returns the key and the slot that its session means by this lock.
 func (n *naming) of(v View) (key string, slot int, known bool) {
-	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, describe.DefaultScheme))
+	scheme, ok := lockkey.SchemeByName(cmp.Or(v.Scheme, lockkey.DefaultScheme))
 	if !ok {
 		return "", 0, false
 	}

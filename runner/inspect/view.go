@@ -126,7 +126,7 @@ func (v View) applied() []string {
 // one.
 func (v View) list() (key string, of bool) {
 	key = strings.Join(v.applied(), "")
-	return key, strings.Contains(key, describe.Placeholder)
+	return key, strings.Contains(key, lockkey.Placeholder)
 }
 
 // Pglead says whether the session is a pglead's, or says so.
