@@ -21,10 +21,11 @@ func newCheckCmd(u *ui, stdout io.Writer) *cobra.Command {
 	var within duration
 	cmd := &cobra.Command{
 		Use:   "check KEY --within D [flags]",
-		Short: "Did it succeed in time? Exit 0 yes, 1 late or failed since",
+		Short: "Say whether a key succeeded in time; exit 0 yes, 1 late or failed",
 		Long: `Say in one line whether the last success of a key ended within a length of time,
-and whether runs have failed or been lost since: exit status 0 if all is fine, 1
-if it is late or one has failed. A success makes the failures before it good.`,
+and whether runs have failed or been lost since. The exit status is 0 if all is
+fine, and 1 if the success is too old or a run has failed since. A later success
+makes up for failures.`,
 		Example: `  pglead check nightly --within 25h
   pglead check nightly --within 25h || ./page-somebody`,
 		Args: oneKey,

@@ -99,8 +99,8 @@ func exitMeanings() []exitMeaning {
 // given are the variables that pglead sets for the command.
 func given() [][2]string {
 	return [][2]string{
-		{"PGLEAD_LOCK_KEY", "The key. Of several keys this and the next two have a line each."},
-		{"PGLEAD_LOCK_ID", "The lock's number."},
+		{"PGLEAD_LOCK_KEY", "The key. Several keys are a line each."},
+		{"PGLEAD_LOCK_ID", "The lock's number. Those of several keys are a line each."},
 		{"PGLEAD_TOKEN", "The fencing token: a number that grows with every grant."},
 		{"PGLEAD_SYSTEM_ID", "The cluster that the token belongs to."},
 		{"PGLEAD_BACKEND_PID", "The server's process of the session that holds the lock."},

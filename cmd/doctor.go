@@ -41,15 +41,16 @@ func newDoctorCmd(u *ui, stdout io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Check whether database, network and machine are safe for locks",
-		Long: `Connect as pglead run would, take a lock of its own for a trial, have a guard
-run a command for a trial, and list what was seen and what to do about it.
+		Long: `Connect as pglead run would, take a trial lock, have a guard run a trial
+command, and list what was seen and what to do about it.
 
   ok    as it should be
   note  good to know; nothing has to be done
   warn  may get in the way
   fail  breaks the promise, or no lock can be had
 
-The exit status is 0 without a fail, else that of pglead run, or 78.`,
+The exit status is 0 if nothing fails, that of pglead run if that would fail
+(69, 77, 78), and 78 if something else breaks the promise.`,
 		Example: `  pglead doctor --lease 10s
   pglead doctor --dsn postgresql://app@pooler.example:6432/app --transaction
   pglead doctor --dsn postgresql://app@haproxy.example/app --idle`,
@@ -79,7 +80,7 @@ The exit status is 0 without a fail, else that of pglead run, or 78.`,
 	f.modeFlags(flags)
 	f.dsnFlag(flags)
 	f.connectTimeoutFlag(flags)
-	flags.BoolVar(&f.idle, "idle", false, "also have a connection idle for a lease: does anything in between end it?")
+	flags.BoolVar(&f.idle, "idle", false, "also keep a connection silent for a lease, to see whether anything in between ends it")
 	flags.VarP(&f.output, "output", "o", f.output.usage())
 	return cmd
 }

@@ -31,8 +31,9 @@ func newEachCmd(u *ui) *cobra.Command {
 	f := eachFlags{options: newOptions(), parallel: 1}
 	cmd := &cobra.Command{
 		Use:   "each --key 'PREFIX/{}' [flags] [ITEM...] -- COMMAND [ARG...]",
-		Short: "One lock per item of a list: work on those that nobody else does",
-		Long: `One lock per item of a list: work on every item that nobody else works on.
+		Short: "Run a command for each item of a list, with a lock per item",
+		Long: `Run a command for each item of a list, with a lock per item, so that one machine
+at a time works on an item.
 
 Items are arguments before --, the lines of a file, or those of standard input,
 as for xargs. {} in the key and in the command's arguments stands for the item,
@@ -59,7 +60,7 @@ command failed, and 75 if --wait was over before all items came free.`,
 	flags := cmd.Flags()
 	flags.StringArrayVar(&f.keys, "key", nil, "`KEY` of each item, with {} for the item (required)")
 	f.schemeFlag(flags)
-	flags.BoolVarP(&f.shared, "shared", "s", false, "hold each lock with others, none of whom holds it exclusively")
+	flags.BoolVarP(&f.shared, "shared", "s", false, "share each lock with other --shared runs, and with no exclusive one")
 	flags.StringVarP(&f.argFile, "arg-file", "a", "", "read the items from `FILE`, one a line; - is standard input")
 	flags.BoolVarP(&f.null, "null", "0", false, "items end with a NUL byte, not with the line")
 	flags.IntVarP(&f.parallel, "parallel", "P", f.parallel, "run up to `N` commands at once")
@@ -69,8 +70,8 @@ command failed, and 75 if --wait was over before all items came free.`,
 	f.noteFlag(flags)
 	f.onceFlag(flags)
 	f.commonFlags(flags)
-	flags.Lookup("wait").Usage = "how long to come back to items that are held elsewhere, or forever; 0 skips them"
-	flags.Lookup("conflict-exit-code").Usage = "exit status `N` when --wait was over before all items came free"
+	flags.Lookup("wait").Usage = "how long to retry items that are held elsewhere, or forever; 0 skips them"
+	flags.Lookup("conflict-exit-code").Usage = "exit status `N` if --wait was over before all items came free"
 	return cmd
 }
 

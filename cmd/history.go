@@ -29,17 +29,17 @@ func newHistoryCmd(u *ui, stdout io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "history [KEY|PATTERN...] [flags]",
 		SuggestFor: []string{"log", "logs", "runs"},
-		Short:      "The runs of a key that are remembered, or the last of each key",
-		Long: `The runs of a key that the ledger remembers, the newest first: when, where, how
-long and with what result. A run is lost if its pglead could not say how it
+		Short:      "Show the remembered runs of a key, or the last run of each key",
+		Long: `Show the runs of a key that the ledger remembers, the newest first: when, where,
+how long and with what result. A run is lost if its pglead could not say how it
 ended.
 
-Without a key it is the last run of each key; with patterns, as for pglead ls,
-of those that match one.
+Without a key, show the last run of each key; with patterns (see pglead ls), of
+each key that matches one.
 
-As html it is one page of a key with a picture, which needs no network: a line
-for each host, the runs by their results, and marks where none was although one
-was due.`,
+-o html writes a page about one key, with a picture; it needs no network. The
+picture has a line for each host, the runs with their results, and marks where a
+run was due and none started.`,
 		Example: `  pglead history
   pglead history 'import/*' --since 1d
   pglead history nightly

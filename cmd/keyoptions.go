@@ -29,7 +29,7 @@ func newKeyOptions() keyOptions { return keyOptions{slots: 1} }
 func (k *keyOptions) keyFlags(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&k.keys, "key", nil, "`KEY`: what to lock (required); repeat it to hold several")
 	k.schemeFlag(flags)
-	flags.BoolVarP(&k.shared, "shared", "s", false, "hold the lock with others, none of whom holds it exclusively")
+	flags.BoolVarP(&k.shared, "shared", "s", false, "share the lock with other --shared runs, and with no exclusive one")
 	flags.IntVar(&k.slots, "slots", k.slots, "up to `N` holders at once")
 }
 

@@ -24,10 +24,10 @@ func newLeadCmd(u *ui) *cobra.Command {
 		Short: "Stand for election for ever; run the command while this node leads",
 		Long: `Stand for election for ever, and run the command whenever this node leads.
 
-When the lock is lost the command is killed and the node stands again, also
+When the lock is lost, the command is killed and the node stands again, even
 through an outage of the database. When the command ends, the lock is released,
-so that another node can lead, and --restart says whether this one stands again.
-SIGTERM steps down: the command is stopped and the lock released.`,
+so that another node can lead; --restart says whether this one stands again.
+SIGTERM steps down: the command is stopped, and the lock is released.`,
 		Example:               `  pglead lead --key scheduler --lost-grace 2s -- ./scheduler`,
 		DisableFlagsInUseLine: true,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -47,7 +47,7 @@ SIGTERM steps down: the command is stopped and the lock released.`,
 	flags.SetInterspersed(false) // what follows the command belongs to the command
 	f.keyFlags(flags)
 	flags.Var(&f.firstDelay, "first-delay", "wait a random time, up to this, before the first candidacy")
-	flags.Var(&f.restart, "restart", "stand again when the command has ended: "+f.restart.list()+", as `WHEN` says")
+	flags.Var(&f.restart, "restart", "`WHEN` to stand again after the command has ended: "+f.restart.list())
 	f.leaseFlags(flags)
 	f.commandFlags(flags)
 	f.hookFlags(flags)

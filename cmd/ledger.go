@@ -32,15 +32,16 @@ func newLedgerCmd(u *ui, stdout io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ledger install|status|prune|uninstall [flags]",
 		Short: "Have the database remember runs",
-		Long: `Have the database remember runs: a schema, pglead, that every pglead uses which
-finds it there and may. Without it nothing is remembered, and all else works.
+		Long: `Have the database remember runs, in a schema named pglead. Every pglead whose
+role is granted the schema uses it. Without it nothing is remembered, and all
+else works.
 
-  install    make the schema, or bring it up to this pglead's version; the owner
-             of the database may, and then grants it: GRANT USAGE ON SCHEMA
-             pglead TO cron
+  install    make the schema, or bring it up to this pglead's version, as the
+             owner of the database. Then grant it to the jobs' role: GRANT USAGE
+             ON SCHEMA pglead TO cron
   status     version, rows, size, who is granted; exit status 1 without a ledger
-  prune      forget the runs of keys that nobody has started for --older
-  uninstall  drop the schema, with all that is remembered; asks before, or needs
+  prune      forget the runs of keys that have not run for --older
+  uninstall  drop the schema, with all that is remembered; asks first, or needs
              --yes where there is no terminal`,
 		Example: `  pglead ledger install
   pglead ledger install --keep 10000 --sql | less
@@ -53,9 +54,9 @@ finds it there and may. Without it nothing is remembered, and all else works.
 	}
 	flags := cmd.Flags()
 	flags.IntVar(&f.keep, "keep", ledger.Keep, "install: remember the `N` newest runs of each key")
-	flags.BoolVar(&f.sql, "sql", false, "install: print what would be run, and touch nothing")
+	flags.BoolVar(&f.sql, "sql", false, "install: print the SQL that would be run, and change nothing")
 	flags.Var(&f.older, "older", "prune: forget keys whose last run is older than this")
-	flags.BoolVar(&f.yes, "yes", false, "uninstall: without asking")
+	flags.BoolVar(&f.yes, "yes", false, "uninstall: don't ask")
 	f.outputFlag(cmd, "status: "+f.output.usage())
 	f.serverFlags(cmd)
 	return cmd

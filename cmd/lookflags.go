@@ -42,14 +42,14 @@ func (f *lookFlags) outputFlag(cmd *cobra.Command, usage string) {
 func (f *lookFlags) serverFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	f.dsnFlag(flags)
-	flags.Var(&f.connectTimeout, "connect-timeout", "for each attempt to connect")
+	flags.Var(&f.connectTimeout, "connect-timeout", "how long each attempt to connect may take")
 }
 
 // lockFlags are the flags of a command about one key: they say which locks, and where.
 func (f *lookFlags) lockFlags(cmd *cobra.Command) {
 	f.serverFlags(cmd)
 	f.schemeFlag(cmd.Flags())
-	cmd.Flags().IntVar(&f.slots, "slots", f.slots, "the key has `N` slots; not needed where any is held or waited for")
+	cmd.Flags().IntVar(&f.slots, "slots", f.slots, "the key has `N` slots; needed only if none is held or waited for")
 }
 
 // withLocksOf connects to the primary, asks for the locks of a key, and calls do with them.

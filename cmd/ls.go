@@ -27,12 +27,13 @@ func newLsCmd(u *ui, stdout io.Writer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "ls [PATTERN...] [flags]",
 		SuggestFor: []string{"list", "locks", "status", "show"},
-		Short:      "Every lock: key, holder, since when, waiters",
-		Long: `Every lock of the database: key, holder, since when, waiters. With patterns only
-those of keys that match one; * in it stands for any characters, ? for one.
+		Short:      "List every lock: key, holder, since when, waiters",
+		Long: `List every lock of the database: key, holder, since when, waiters. With
+patterns, list only the locks whose key matches one: * stands for any
+characters, ? for one.
 
-Locks that programs other than pglead hold are shown by their number; pglead key
---key-scheme all KEY prints what a key comes to. What this role may not see is
+Locks that other programs hold are shown by their number; pglead key
+--key-scheme all KEY prints the numbers of a key. What this role may not see is
 marked, with the grant that would show it.`,
 		Example: `  pglead ls --watch
   pglead ls 'import/*'
@@ -46,8 +47,8 @@ marked, with the grant that would show it.`,
 	f.outputFlag(cmd, strings.NewReplacer("wide", "wide (with scheme, number, user, role, client and note)",
 		"prometheus", "prometheus (for node_exporter's textfile collector)").Replace(f.output.usage()))
 	f.serverFlags(cmd)
-	flags.BoolVar(&f.all, "all-databases", false, "the locks of every database of the server")
-	flags.BoolVar(&f.watch, "watch", false, "again every 2s")
+	flags.BoolVar(&f.all, "all-databases", false, "list the locks of every database of the server")
+	flags.BoolVar(&f.watch, "watch", false, "list them again every 2s")
 	return cmd
 }
 

@@ -63,23 +63,23 @@ func newOptions() options {
 
 func (o *options) waitFlags(flags *pflag.FlagSet) {
 	flags.VarP(&o.wait, "wait", "w", "how long to wait for the lock, or forever; 0 tries once")
-	flags.IntVarP(&o.conflictCode, "conflict-exit-code", "E", o.conflictCode, "exit status `N` when the lock is held elsewhere")
+	flags.IntVarP(&o.conflictCode, "conflict-exit-code", "E", o.conflictCode, "exit status `N` if the lock is held elsewhere")
 }
 
 func (o *options) leaseFlags(flags *pflag.FlagSet) {
 	o.takeoverFlags(flags)
-	flags.Var(&o.lostGrace, "lost-grace", "after a loss: TERM first, KILL after this or when nine tenths of the lease are over; 0 is KILL at once")
+	flags.Var(&o.lostGrace, "lost-grace", "after a loss: TERM first, KILL after this time or when 9/10 of the lease are over; 0 is KILL at once")
 	o.modeFlags(flags)
 }
 
 func (o *options) commandFlags(flags *pflag.FlagSet) {
 	flags.VarP(&o.timeout, "timeout", "t", "the command may run this long, then TERM, then KILL; 0 is no limit")
 	flags.Var(&o.killAfter, "kill-after", "time from TERM to KILL: after a forwarded TERM or INT (default never), and after --timeout (default 10s)")
-	flags.Var(&o.leftovers, "leftovers", o.leftovers.usage()+": what becomes of processes still alive when the command has ended")
+	flags.Var(&o.leftovers, "leftovers", o.leftovers.usage()+": what to do with processes that outlive the command")
 }
 
 func (o *options) noteFlag(flags *pflag.FlagSet) {
-	flags.StringVar(&o.note, "note", "", "`TEXT` that others are shown of this run "+
+	flags.StringVar(&o.note, "note", "", "`TEXT` that others see about this run "+
 		"(default the job's address in GitHub Actions, GitLab, Jenkins, Buildkite, CircleCI)")
 }
 
@@ -91,7 +91,7 @@ func (o *options) hookFlags(flags *pflag.FlagSet) {
 
 // commonFlags come last in help.
 func (o *options) commonFlags(flags *pflag.FlagSet) {
-	flags.Var(&o.ledger, "ledger", o.ledger.usage()+": go by the database's ledger if it has one, always, or never")
+	flags.Var(&o.ledger, "ledger", o.ledger.usage()+": use the database's ledger if it has one, always, or never")
 	o.dsnFlag(flags)
 	flags.BoolVar(&o.passDSN, "pass-dsn", false, "pass the connection string on to the command, in PGLEAD_DSN")
 	o.connectTimeoutFlag(flags)

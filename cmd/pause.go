@@ -26,14 +26,14 @@ func newPauseCmd(u *ui, stdout io.Writer) *cobra.Command {
 	var note string
 	cmd := &cobra.Command{
 		Use:   "pause KEY|PATTERN [flags]",
-		Short: "Let nobody start until a time, or until resume",
+		Short: "Let nobody start for some time, or until resume",
 		Long: `Let no pglead start a command under the key, for a length of time or until
 pglead resume. What runs goes on; pglead stepdown ends it. The ledger keeps the
 pause, so a pglead without a ledger starts all the same.
 
-A pattern, as for pglead ls, stands for the keys that are remembered now: one
-that runs for the first time is not among them. A pause takes the place of the
-one that there is, and says so.`,
+A pattern (see pglead ls) stands for the keys that the ledger has now: a key
+that runs for the first time later is not paused. A new pause replaces the old
+one, and says so.`,
 		Example: `  pglead pause nightly --for 2h --note 'disk swap'
   pglead pause 'import/*'
   pglead resume nightly`,
@@ -51,7 +51,7 @@ one that there is, and says so.`,
 		},
 	}
 	cmd.Flags().Var(&length, "for", "how long, by the server's clock (default until pglead resume)")
-	cmd.Flags().StringVar(&note, "note", "", "`TEXT` for those who may not start now: why")
+	cmd.Flags().StringVar(&note, "note", "", "`TEXT` that says why, for those who may not start")
 	f.lockFlags(cmd)
 	return cmd
 }
@@ -62,8 +62,8 @@ func newResumeCmd(u *ui, stdout io.Writer) *cobra.Command {
 		Use:        "resume KEY|PATTERN [flags]",
 		SuggestFor: []string{"unpause"},
 		Short:      "End a pause",
-		Long: `End the pause of a key, or of all keys that match a pattern, as for pglead ls.
-Those who wait for it start within some seconds.`,
+		Long: `End the pause of a key, or of all keys that match a pattern (see pglead ls).
+Runs that wait for this start within some seconds.`,
 		Example: `  pglead resume nightly
   pglead resume 'import/*'`,
 		Args: oneKey,

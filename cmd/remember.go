@@ -16,7 +16,7 @@ import (
 
 func (o *options) onceFlag(flags *pflag.FlagSet) {
 	flags.StringVar(&o.oncePer, "once-per", "",
-		"do nothing if this `PERIOD`, such as 5m, hour or day (the local date, by TZ), has had its success; needs a ledger")
+		"do nothing if a run has succeeded in this `PERIOD`, such as 5m, hour or day (the local date, by TZ); needs a ledger")
 }
 
 func (o *options) checkLedger(flags *pflag.FlagSet) error {

@@ -14,8 +14,8 @@ func newRunCmd(u *ui) *cobra.Command {
 		Short:      "Run a command while holding the lock",
 		Long: `Run a command while holding the lock of KEY in a PostgreSQL database.
 
-The command starts only while the server grants the lock. If the connection is
-lost the command and everything it started are killed.`,
+The command starts only after the server has granted the lock. If the connection
+is lost, the command and everything it started are killed.`,
 		Example: `  pglead run --key invoice_gen/SUB-1234 -- ./job
   pglead run --key nightly --wait 10m --timeout 2h -- ./backup.sh /data`,
 		DisableFlagsInUseLine: true,

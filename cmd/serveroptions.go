@@ -20,11 +20,11 @@ func newServerOptions() serverOptions {
 }
 
 func (s *serverOptions) dsnFlag(flags *pflag.FlagSet) {
-	flags.StringVarP(&s.dsn, "dsn", "d", "", "`DSN` of the database: URI, keywords or name, as for psql; embedded: a private server")
+	flags.StringVarP(&s.dsn, "dsn", "d", "", "`DSN` of the database: a URI, keywords or a name, as for psql; or embedded, a private server")
 }
 
 func (s *serverOptions) connectTimeoutFlag(flags *pflag.FlagSet) {
-	flags.Var(&s.connectTimeout, "connect-timeout", "limit of each attempt to connect, and of asking a server that is full again")
+	flags.Var(&s.connectTimeout, "connect-timeout", "how long each attempt to connect may take, and how long a full server is asked again")
 }
 
 func (s *serverOptions) checkTimeout() error {

@@ -54,8 +54,8 @@ holds the lock.`,
 	}
 	flags := cmd.Flags()
 	f.lockFlags(cmd)
-	flags.VarP(&f.wait, "wait", "w", "how long to wait for the lock to be another's or free, or forever")
-	flags.StringVar(&f.to, "to", "", "the waiter on `HOST` is to have the lock next")
+	flags.VarP(&f.wait, "wait", "w", "how long to wait until the lock is another's or free, or forever")
+	flags.StringVar(&f.to, "to", "", "prefer the waiter on `HOST` as the next holder")
 	flags.BoolVar(&f.force, "force", false, "end the holder's session instead: its command is killed. Needs pg_signal_backend")
 	return cmd
 }

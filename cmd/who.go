@@ -20,9 +20,9 @@ func newWhoCmd(u *ui, stdout io.Writer) *cobra.Command {
 	f := newLookFlags("text", "json")
 	cmd := &cobra.Command{
 		Use:   "who KEY [flags]",
-		Short: "The holder of one key; exit 0 held, 1 free",
-		Long: `The holders of one key, a line each: exit status 0 if there are any, 1 if the
-lock is free.`,
+		Short: "Show the holder of a key; exit 0 held, 1 free",
+		Long: `Show the holders of a key, a line each. The exit status is 0 if there are any,
+and 1 if the lock is free.`,
 		Example: `  pglead who invoice_gen/SUB-1234
   pglead who render -o json`,
 		Args: oneKey,
@@ -42,7 +42,7 @@ lock is free.`,
 	}
 	f.outputFlag(cmd, f.output.usage())
 	f.lockFlags(cmd)
-	cmd.Flags().BoolVarP(&f.shared, "shared", "s", false, "only a holder that keeps others from a shared lock: an exclusive one")
+	cmd.Flags().BoolVarP(&f.shared, "shared", "s", false, "only a holder that would keep a --shared run from starting: an exclusive one")
 	return cmd
 }
 
