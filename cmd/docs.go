@@ -39,7 +39,7 @@ func Docs(version, date string) (map[string]string, error) {
 
 func pageName(cmd *cobra.Command) string { return strings.ReplaceAll(cmd.CommandPath(), " ", "-") }
 
-// These list the commands that a part of a page covers.
+// These lists say which commands have a part of a page.
 const (
 	runners = "run lead each"
 	lookers = "ls who stepdown " + ledgers + " doctor"
@@ -50,7 +50,7 @@ func about(commands string, cmd *cobra.Command) bool {
 	return !cmd.HasParent() || slices.Contains(strings.Fields(commands), cmd.Name())
 }
 
-// exitMeaning is what an exit status of these commands means.
+// exitMeaning is what an exit status means for these commands.
 type exitMeaning struct{ status, commands, meaning string }
 
 func exitMeanings() []exitMeaning {
@@ -170,8 +170,7 @@ func (p *page) commands(cmd *cobra.Command) {
 
 func (p *page) options(cmd *cobra.Command) {
 	p.section("OPTIONS")
-	// This parses the lines of --help: pflag has no other way to tell how it shows a
-	// default.
+	// This parses the lines of --help, since pflag doesn't export how it shows a default.
 	flag := regexp.MustCompile(`^ +((?:-\w, )?--[\w-]+(?: \S+)?) {3,}(.*)$`)
 	for line := range strings.Lines(cmd.LocalFlags().FlagUsages()) {
 		if m := flag.FindStringSubmatch(strings.TrimRight(line, "\n")); m != nil {

@@ -158,7 +158,7 @@ func (d *diagnosis) write(w io.Writer) error {
 	return err
 }
 
-// The columns on a terminal of the usual width.
+// The widths are for a terminal of 80 columns.
 const (
 	checkIndent = 20
 	textWidth   = 80 - checkIndent

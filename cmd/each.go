@@ -75,8 +75,8 @@ command failed, and 75 if --wait was over before all items came free.`,
 	return cmd
 }
 
-// mostParallel is more than a machine needs, and a server with default settings has room
-// for that many locks of one session.
+// mostParallel is more than a machine needs. A server with default settings has room for that many
+// locks of one session.
 const mostParallel = 1000
 
 func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
@@ -131,9 +131,8 @@ func (f *eachFlags) each(u *ui, cmd *cobra.Command, args []string) error {
 	return f.summary(u, items, tally, unstarted(f.withWait(err), "a command", cfg.Session.Database))
 }
 
-// warnOfRepeats says that through a pooler nobody hears which items others have run. That is no
-// warning where nobody is at a terminal: whoever has one node alone needs nothing else, and
-// cron would mail it.
+// warnOfRepeats says that through a pooler nobody hears which items others have run. It is a
+// warning only at a terminal: with a single node all is well, and cron would mail a warning.
 func (f *eachFlags) warnOfRepeats(u *ui) {
 	if !f.transaction || f.oncePer != "" {
 		return
@@ -193,7 +192,7 @@ func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
 	if t.Paused > 0 {
 		text += fmt.Sprintf(", %d paused", t.Paused)
 	}
-	if rest := items - t.Ran - t.Held - t.Done - t.Paused; rest > 0 { // the list has ended before
+	if rest := items - t.Ran - t.Held - t.Done - t.Paused; rest > 0 { // the list has ended before these
 		text += fmt.Sprintf("; %d not started", rest)
 	}
 	var code int

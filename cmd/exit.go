@@ -86,7 +86,8 @@ type unstartedError struct {
 func (e *unstartedError) Unwrap() error { return e.error }
 func (e *unstartedError) Error() string { return e.text }
 
-// unstarted explains some errors; those of a login explain themselves.
+// unstarted adds to some errors that the command was not started. The errors of a login need no
+// such addition.
 func unstarted(err error, what string, database *pgconn.Config) error {
 	if err == nil {
 		return nil
@@ -147,7 +148,7 @@ func exit(u *ui, err error) int {
 		return silent.code
 	case errors.As(err, &finished):
 		level := slog.LevelInfo
-		if u.watched() { // or somebody would wonder why nothing ran
+		if u.watched() { // otherwise somebody would wonder why nothing ran
 			level = slog.LevelWarn
 		}
 		u.log.Log(context.Background(), level, err.Error(), "event", "done", "code", 0)
@@ -248,7 +249,7 @@ func sessionStatus(kind session.Kind) int {
 	return exitInternal
 }
 
-// end is the end of a run in the form that exit needs.
+// end turns the result of a run into an error that exit understands.
 func (o *options) end(outcome runner.Outcome, err error) error {
 	var conflict *lock.ConflictError
 	var paused *ledger.PausedError

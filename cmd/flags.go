@@ -196,7 +196,8 @@ func (d *duration) Set(s string) error {
 	return nil
 }
 
-// longest is the longest duration. A sum, or a small multiple, of such ones still is a duration.
+// longest is the longest duration that a flag takes. Sums and small multiples of it still fit into
+// a time.Duration.
 const longest = 10 * 365 * day
 
 const day = 24 * time.Hour

@@ -108,7 +108,7 @@ func (p pastRuns) result(i int) (result, remark string) {
 	result = string(r.Outcome)
 	switch {
 	case r.Status == nil, *r.Status == 0:
-	case r.Outcome == ledger.Failed: // with any number: ssh exits with 255
+	case r.Outcome == ledger.Failed: // no number stands for a signal here: ssh exits with 255
 		result += " " + strconv.Itoa(*r.Status)
 	case *r.Status > exitSignalBase && r.Outcome != ledger.OK && r.Outcome != ledger.Lost:
 		remark = "by signal " + strconv.Itoa(*r.Status-exitSignalBase)
@@ -179,8 +179,8 @@ func writeHistory(w io.Writer, p pastRuns) error {
 	return err
 }
 
-// missedTicks are the instants at which a run was due but no host had one. Runs are ordered
-// newest first. If every doesn't say how often a run is due, missedTicks infers it from the
+// missedTicks are the instants at which a run was due but no host had one. The newest run comes
+// first. If every doesn't say how often a run is due, missedTicks infers it from the
 // runs, provided that nearly all are equally far apart.
 func missedTicks(runs []ledger.Entry, now time.Time, every time.Duration) (time.Duration, []time.Time) {
 	const (

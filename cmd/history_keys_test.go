@@ -9,7 +9,7 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// TestCut: an instant is shown as one that has been.
+// TestCut: times are cut, so that no instant is shown as a later one.
 func TestCut(t *testing.T) {
 	late := time.Date(2026, 11, 22, 12, 0, 59, 999_999_999, time.Local)
 	for want, got := range map[string]string{

@@ -56,7 +56,8 @@ Nov 20 03:00:00  web1  0.4s    failed 1
 	}
 }
 
-// TestHistoryWidth: it fits into 80 columns, whatever is in it, and obeys nobody.
+// TestHistoryWidth: the table fits into 80 columns, whatever is in it, and nothing in it controls
+// the terminal.
 func TestHistoryWidth(t *testing.T) {
 	p := theNight()
 	killed := 137

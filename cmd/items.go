@@ -11,16 +11,16 @@ import (
 	"strings"
 )
 
-// itemList is a list that has been read whole, so that nothing that becomes of its file later
-// changes what check has seen.
+// itemList is a list of items that has been read whole. What happens to its file later does not
+// change the list that check has seen.
 type itemList struct {
-	copy    io.ReadSeeker // of the file
+	copy    io.ReadSeeker // of the list, if it is not on the command line
 	name    string
 	null    bool
-	given   []string // on the command line, if there is no file
+	given   []string // the items on the command line, if there are any
 	nulls   bool     // a NUL byte has ended an item
 	checked int      // how many items check has seen
-	err     error    // why items has ended early
+	err     error    // why items ended early
 }
 
 func (f *eachFlags) list(given []string) (*itemList, error) {
@@ -44,11 +44,11 @@ func (f *eachFlags) list(given []string) (*itemList, error) {
 	return l, l.keep(file)
 }
 
-// mostInMemory is a list of ten thousand items or more.
+// mostInMemory is how many bytes of a list are kept in memory: ten thousand items or more.
 const mostInMemory = 256 << 10
 
-// keep copies a file from where its descriptor is: to memory or, if it is long, to a file without a
-// name.
+// keep copies a file, from its present position on, into memory or, if it is long, into a file
+// without a name.
 func (l *itemList) keep(from io.Reader) error {
 	var head bytes.Buffer
 	switch _, err := io.CopyN(&head, from, mostInMemory); {
@@ -70,7 +70,7 @@ func (l *itemList) keep(from io.Reader) error {
 	return nil
 }
 
-// Close gives back the copy.
+// Close closes the copy.
 func (l *itemList) Close() {
 	if file, ok := l.copy.(io.Closer); ok {
 		_ = file.Close()
@@ -131,7 +131,7 @@ func (l *itemList) read(yield func(string) bool) error {
 	return scanner.Err()
 }
 
-// byteOrderMark begins a text that some editors have written. It is no part of the first line.
+// byteOrderMark is at the beginning of what some editors write. It is no part of the first line.
 const byteOrderMark = "\ufeff"
 
 // scanNull splits at NUL bytes; the last one may be missing.

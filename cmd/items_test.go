@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestCopyOfListFails: a list whose copy can't be read again to its end has not been worked off.
+// TestCopyOfListFails: if the copy of a list can't be read to its end, the list is not done.
 func TestCopyOfListFails(t *testing.T) {
 	for name, tt := range map[string]struct {
 		spoil func(copy *os.File) error
@@ -35,7 +35,7 @@ func TestCopyOfListFails(t *testing.T) {
 		if n, err := list.check(func(string) error { return nil }); n != 3 || err != nil {
 			t.Fatalf("%s: %d items, %v", name, n, err)
 		}
-		for item := range list.items() { // who has enough has not seen the end
+		for item := range list.items() { // a reader that stops early has not seen the end
 			if item != "1" {
 				t.Errorf("%s: the first item is %q", name, item)
 			}

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestLinks: what the pages link to here is there, headings included.
+// TestLinks: the files and headings of this repository that its pages link to exist.
 func TestLinks(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	found := 0
@@ -45,8 +45,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// TestPackagedLinks: what packages have of these pages links to what packages have, or to
-// the web.
+// TestPackagedLinks: the pages in a package link to files that the package has, too, or to the web.
 func TestPackagedLinks(t *testing.T) {
 	dir := t.TempDir()
 	generate := exec.CommandContext(t.Context(), "go", "run", "./testdata/packaging/docs", dir, "1.2.3", "2026-01-02", "c0ffee")

@@ -103,7 +103,7 @@ func (f *lookFlags) locksOf(ctx context.Context, viewer *session.Viewer, claim l
 	most := 0
 	for _, l := range locks {
 		if slot, ok := slots[l.Number()]; ok {
-			l.Slot = slot // even if this role can't see the holder say so
+			l.Slot = slot // this role may be unable to see the holder's own words
 			most = max(most, slot, l.Slots)
 		}
 	}

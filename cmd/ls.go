@@ -71,7 +71,7 @@ func (f *lsFlags) ls(u *ui, cmd *cobra.Command, patterns []string, stdout io.Wri
 	for {
 		err := f.withPrimary(func(ctx context.Context, viewer *session.Viewer) error {
 			err := f.follow(ctx, viewer, patterns, show)
-			if err == nil && screen { // the terminal shows ^C
+			if err == nil && screen { // overwrite the ^C that the terminal shows
 				_, err = io.WriteString(stdout, "\r"+eraseRest)
 			}
 			return err

@@ -68,8 +68,7 @@ func metricsLabel(s string) string {
 	return `"` + strings.Join(lines, `\n`) + `"`
 }
 
-// remembrance is what a page or a list shows about a key, whatever the number of its slots
-// and readers is.
+// remembrance is what a page or a list shows about a key: its slots and readers together.
 type remembrance struct {
 	key     string
 	success ledger.Success

@@ -16,7 +16,7 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// TestLockMetrics: promtool's own rules are kept, and every key arrives.
+// TestLockMetrics: the page keeps promtool's rules, and has every key.
 func TestLockMetrics(t *testing.T) {
 	keys := []string{`C:\jobs "x"`, "nightly", "two\nlines", "é/日本"}
 	now := time.Now()
@@ -62,7 +62,7 @@ func TestLockMetrics(t *testing.T) {
 	}
 }
 
-// TestRememberedMetrics: a series a key, whatever the number of its slots is, by
+// TestRememberedMetrics: each key has one series, however many slots it has, and the page keeps
 // promtool's rules.
 func TestRememberedMetrics(t *testing.T) {
 	now := time.Unix(1795350000, 0)

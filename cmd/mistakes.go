@@ -122,7 +122,7 @@ func flagMistake(cmd *cobra.Command, err error) error {
 	return &usageError{err: err, hint: hint}
 }
 
-// misplacedFlag is a flag before the command, or without one.
+// misplacedFlag is the error for a flag that comes before pglead's command, or without a command.
 func misplacedFlag(err error) error {
 	hint := "see pglead --help"
 	var unknown *pflag.NotExistError
@@ -155,7 +155,7 @@ func badValue(name string, f *pflag.Flag, value string, cause error) error {
 	return fmt.Errorf("%s: %w", name, cause)
 }
 
-// noValue is for a flag that has taken the following -- as its value.
+// noValue is the error for a flag that has taken the following -- as its value.
 func noValue(name string) error { return fmt.Errorf("%s: its value is missing before the --", name) }
 
 // checkValues finds flags that have taken a -- as their value.
@@ -242,8 +242,8 @@ func warnOfVariables(u *ui, called *cobra.Command) {
 	}
 }
 
-// lookupHint helps if a command is not found: it may be written for a shell, or PATH may be
-// as short as cron's.
+// lookupHint helps if a command is not found: its text may need a shell, or PATH may be as short
+// as cron's.
 func lookupHint(e *child.LookupError) string {
 	builtins := []string{
 		"cd", "export", "source", ".", "set", "unset", "ulimit", "umask", "alias", "exec", "eval", "trap", "wait",

@@ -23,9 +23,9 @@ import (
 // options are the flags of the commands that run a command. To add one:
 //
 //	its field          here
-//	its registration   below, for all of these commands, or in the one command's file (see newRunCmd)
+//	its registration   below, for all of these commands, or in one command's file (see newRunCmd)
 //	its check          check, which says what is wrong with a value
-//	its use            config, which passes it on in runner.Config, or in lock.Config for package lock
+//	its use            config, which passes it on in runner.Config or, for package lock, lock.Config
 //	its text           README.md, where a test looks for its name
 type options struct {
 	keyOptions
@@ -124,7 +124,7 @@ func (o *options) check(flags *pflag.FlagSet, args []string, example string) err
 	return cmp.Or(o.checkLedger(flags), o.checkLease(), o.checkTimeout())
 }
 
-// exclude says that two flags were given of which only one may be, and where each comes from.
+// exclude is the error for two flags that exclude each other. It says where each comes from.
 func exclude(flags *pflag.FlagSet, one, other string) error {
 	return usagef("%s and %s exclude each other", sourceOf(flags.Lookup(one)), sourceOf(flags.Lookup(other)))
 }

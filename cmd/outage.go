@@ -19,15 +19,15 @@ type outage struct {
 
 	mu      sync.Mutex
 	began   time.Time
-	back    time.Time // when it answered last, or zero since it went away
+	back    time.Time // when the database began to answer again; zero while it is away
 	vain    int       // how many attempts have failed
 	said    []string  // the reasons in the log so far
 	reminds int
-	spoken  bool // the log has a line since the database answered last
+	spoken  bool // the log has had a line since the database last answered
 	is      obstacle
 }
 
-// obstacle is what is in the way, in words that fit it.
+// obstacle has the words for what is in the way.
 type obstacle struct {
 	is, still, been string // at the beginning, in a later line, and while it lasts
 	over            string // says that it is over; empty if the database has answered all along
@@ -61,12 +61,12 @@ const (
 	// outageApart is how long a database has to answer before the next outage counts as a
 	// new one, so that a database that comes and goes does not fill the log.
 	outageApart = time.Minute
-	// mostReasons bounds the lines of reasons that alternate.
+	// mostReasons limits the lines about one outage whose reasons keep changing.
 	mostReasons = 4
 )
 
-// away is called after an attempt that failed. A session that ended gets no line if
-// another one follows at once.
+// away is called after an attempt that failed. The end of a session gets no line if another session
+// follows at once.
 func (o *outage) away(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

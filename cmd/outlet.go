@@ -19,15 +19,15 @@ type outlet struct {
 
 	mu      sync.Mutex
 	queue   [][]byte
-	dropped int           // before the first in the queue
-	done    chan struct{} // closed when all is written; nil if all is
+	dropped int           // how many messages are missing before the first in the queue
+	done    chan struct{} // closed when all is written; nil if there is nothing to write
 }
 
 const (
 	// outletMost is how many messages may wait. outlet drops the oldest: the last ones say
 	// what ended pglead.
 	outletMost = 256
-	// flushMost is how long the end of the process waits for the last ones.
+	// flushMost is how long the end of the process waits until the last ones are written.
 	flushMost = time.Second
 )
 

@@ -83,8 +83,7 @@ type rememberedKey struct {
 	matched bool // by a pattern
 }
 
-// forKeys is what pause or resume does: how it finds the keys that match a pattern, and what it
-// does with each.
+// forKeys says how pause or resume finds the keys that match a pattern, and what it does with each.
 type forKeys struct {
 	find func(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error)
 	do   func(k rememberedKey, ctx context.Context) (text string, err error)
@@ -132,8 +131,8 @@ func allMatching(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Fa
 	return facts, cmp.Or(err, tooMany(pattern, facts))
 }
 
-// pausedMatching are the facts of those that have a pause, of which there may be few among very
-// many. If none has one, it is any that matches: then there is nothing to do.
+// pausedMatching returns the facts of the matching locks that have a pause. If none has one it
+// returns any one match, so that the caller can tell "nothing is paused" from "no such key".
 func pausedMatching(ctx context.Context, ask ledger.Ask, pattern string) (ledger.Facts, error) {
 	facts, err := ledger.PausedMatching(ctx, ask, pattern, mostMatched+1)
 	if err == nil && len(facts.List) == 0 {

@@ -105,8 +105,8 @@ func TestReadmeExitStatus(t *testing.T) {
 	}
 }
 
-// TestReadmeVariables: what README says the command gets is what the code
-// keeps from a nested one.
+// TestReadmeVariables: each variable that README names is a flag's, or one that the command gets
+// and a pglead in it does not pass on.
 func TestReadmeVariables(t *testing.T) {
 	flags := newRunCmd(newUI(io.Discard)).Flags()
 	for _, name := range regexp.MustCompile(`PGLEAD_[A-Z_]+`).FindAllString(readme(t), -1) {
@@ -117,8 +117,7 @@ func TestReadmeVariables(t *testing.T) {
 	}
 }
 
-// TestReadmeEvents: programs that read the log find each event in README, and none
-// that is no more.
+// TestReadmeEvents: README has each event that the code logs, and no other.
 func TestReadmeEvents(t *testing.T) {
 	var code strings.Builder
 	for _, dir := range []string{".", "../runner", "../runner/lock"} {

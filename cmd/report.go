@@ -203,7 +203,7 @@ func rowOf(r ledger.Entry) string {
 	return "t" + strconv.FormatInt(r.Token, 10)
 }
 
-// title is the text about a run under the pointer.
+// title is the text about a run that a reader sees when pointing at it.
 func (p pastRuns) title(i int) string {
 	row := p.row(i)
 	text := fmt.Sprintf("%s on %s\n%s", row.Instant, row.Host, row.Result)
@@ -226,7 +226,8 @@ func (p pastRuns) title(i int) string {
 // scale maps instants to positions in the picture's width.
 type scale struct{ from, to time.Time }
 
-// newScale covers the runs, and the time since then if that isn't longer than all of them.
+// newScale covers the runs. It goes on until now, unless the time since the last run is longer than
+// the time that the runs cover.
 func newScale(runs []ledger.Entry, now time.Time) scale {
 	s := scale{runs[0].Started, runs[0].Started}
 	for _, r := range runs {

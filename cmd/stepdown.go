@@ -127,15 +127,15 @@ func noSuchWaiter(key, to string, waiters []inspect.View) error {
 	return &usageError{err: fmt.Errorf("--to %s: no pglead on that host waits for %s", printable(to), printable(key)), hint: hint}
 }
 
-// ask asks the holders, and says how long the request has to last: each holder looks with each
-// heartbeat, once its lock-delay is over.
+// ask asks the holders to step down, and returns how long the request has to last: each holder
+// looks for requests with each heartbeat, once its lock-delay is over.
 func (h *handover) ask(ctx context.Context) (patience time.Duration, err error) {
 	var ids []lockkey.ID
 	for _, holder := range h.former {
 		if !holder.Pglead() {
 			return 0, &usageError{err: errors.New("the lock is held by " + holder.String()), hint: "only --force ends it, which asks nothing"}
 		}
-		lease := cmp.Or(holder.Lease, defaultLease) // the holder's own, if it shows it
+		lease := cmp.Or(holder.Lease, defaultLease) // a holder may not show its lease
 		patience = max(patience, holder.Delay+leasetime.BeatEvery(lease)+askMargin)
 		ids = append(ids, holder.ID)
 	}
@@ -152,9 +152,9 @@ func (h *handover) ask(ctx context.Context) (patience time.Duration, err error) 
 
 const (
 	askMargin = 2 * time.Second // for a late heartbeat
-	// askMost limits how long a request lasts because of what holders show, who may show anything.
-	// A holder with a lease of more than 20 s that is in its lock-delay may not have looked by
-	// then: for that the user sets the time, with --wait.
+	// askMost limits how long a request lasts, since that depends on what the holders' sessions
+	// show, which may be anything. A holder that has a lease of more than 20 s and is in its
+	// lock-delay may not have looked by then. The user can set a longer time by --wait.
 	askMost = 20 * time.Second
 )
 

@@ -93,7 +93,7 @@ func (u *ui) configure(quiet, verbose, asJSON bool, keys []string) {
 	u.log = u.log.With("key", u.key)
 }
 
-// lament is a message about an outage: a reason, and the words for its continuing.
+// lament is a message about an outage: its reason, and the words that say that it still lasts.
 type lament struct{ reason, still string }
 
 func (u *ui) setAway(l lament) {

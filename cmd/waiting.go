@@ -154,7 +154,7 @@ func (s *waitReport) look(ctx context.Context, viewer *session.Viewer) ([]inspec
 	if viewer == nil {
 		var err error
 		if viewer, err = session.OpenViewer(ctx, s.cfg); err != nil {
-			return nil, nil // then the line says nothing about holders
+			return nil, nil // without an answer the line says nothing about holders
 		}
 	}
 	views, err := inspect.Views(ctx, viewer, s.claim.Sought())

@@ -37,7 +37,7 @@ func TestRareLines(t *testing.T) {
 		if last := log.String(); !strings.HasSuffix(last, "pglead: deploy: waiting for 4h0m\n") {
 			t.Errorf("the last is %s", last)
 		}
-		// Late by hours, it is one line and not all that were due.
+		// If it is late by hours, there is one line, and not all that were due.
 		log.Reset()
 		time.Sleep(100 * time.Hour)
 		s.logRarely(1, nil)
@@ -48,9 +48,9 @@ func TestRareLines(t *testing.T) {
 	})
 }
 
-// TestOutage: a database that is away is told of when that begins, when the reason
-// is another, rarely while it lasts, and when it is back; and one that comes and
-// goes no more often than one that stays away.
+// TestOutage: the log has a line when a database goes away, when the reason changes, rarely while
+// it is away, and when it is back. A database that comes and goes gets no more lines than one that
+// stays away.
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
@@ -67,7 +67,7 @@ func TestOutage(t *testing.T) {
 		refused := session.Errorf(session.Unreachable, "look there", "connect to db: refused")
 		lost := &session.LostError{Cause: errors.New("terminating connection")}
 
-		// A connection that is replaced at once.
+		// A connection ends, and is replaced at once.
 		o.away(lost)
 		o.answers()
 		said("")
@@ -95,7 +95,7 @@ func TestOutage(t *testing.T) {
 		o.answers()
 		said("pglead: k: the database is back after 4h0m\n")
 
-		// It comes and goes.
+		// The database comes and goes.
 		time.Sleep(time.Hour)
 		for range 100 {
 			o.away(refused)
@@ -108,15 +108,15 @@ func TestOutage(t *testing.T) {
 		}
 		log.Reset()
 
-		// It is there, but not for this role; it is there, and its standbys are not. That it
-		// answers is no end of this.
+		// The database answers, but refuses this role; then it answers, but its standbys are not
+		// there. Such an answer does not end the obstacle.
 		time.Sleep(time.Hour)
 		o.away(session.Errorf(session.Denied, "ALTER ROLE cron LOGIN", "connect to db: no"))
 		said("pglead: k: the database refuses the login: connect to db: no\npglead: hint: ALTER ROLE cron LOGIN\n")
 		o.answers()
 		said("pglead: k: the database accepts the login after 0s\n")
 
-		// It is full; it is a standby, and gets promoted. It has been there all the while.
+		// The database is full; then it is a standby, and is promoted. It answers all the time.
 		time.Sleep(time.Hour)
 		full := session.Crowded("connect to db: too many clients")
 		o.away(full)
@@ -146,7 +146,7 @@ func TestOutage(t *testing.T) {
 		said("")
 		o.answers()
 
-		// Reasons without end.
+		// Each attempt has another reason.
 		time.Sleep(time.Hour)
 		for i := range 100 {
 			o.away(fmt.Errorf("reason %d", i))

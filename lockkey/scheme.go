@@ -31,9 +31,12 @@ type Scheme struct {
 	parse func(key string) (ID, error)
 }
 
-// Schemes are all schemes, the default one first. A new one needs vectors in
-// scheme_test.go, its lines in testdata/script/key.txtar, and its name in README.md; if it
-// has parse in place of hash, also a place in that test's list of those without slots.
+// Schemes are all schemes, the default one first. To add one:
+//
+//	its row       below, with hash or parse
+//	its tests     vectors in scheme_test.go, and its lines in testdata/script/key.txtar; if it has
+//	              parse, also a place in scheme_test.go's list of schemes without slots
+//	its text      README.md
 func Schemes() []Scheme {
 	return []Scheme{
 		{Name: DefaultScheme, About: "SipHash-2-4, Guava's sipHash24().hashString(KEY, UTF_8)", hash: SipHash24},
@@ -89,7 +92,7 @@ func (s Scheme) Slot(key string, i int) (ID, error) {
 	return s.hash(key + "\x00" + strconv.Itoa(i)), nil
 }
 
-// Gate is slot 0, in which nobody works: those who wait for a slot stand in
+// Gate is slot 0, which no command runs in: those who wait for any slot stand in
 // its line.
 func (s Scheme) Gate(key string) (ID, error) { return s.Slot(key, 0) }
 

@@ -199,8 +199,8 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// FuzzSchemes gives every scheme every key. What a scheme takes, it takes
-// always, for one number; a key that says its number gets that one back.
+// FuzzSchemes gives every scheme every key. A scheme that accepts a key gives it the same number
+// each time, and a key that is a number keeps that number.
 func FuzzSchemes(f *testing.F) {
 	for _, v := range vectors {
 		f.Add(v.key)

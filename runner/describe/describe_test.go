@@ -84,8 +84,8 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestDescriptionCutOff: of a comment that is longer than what the server shows
-// of a statement the keys are missing, and nothing else.
+// TestDescriptionCutOff: if a comment is longer than what the server shows of a statement, keys are
+// missing, and nothing else.
 func TestDescriptionCutOff(t *testing.T) {
 	const shown = 1024 - 1 // track_activity_query_size, with the byte that ends it
 	longest := strings.Repeat("щ", 255)
@@ -120,7 +120,7 @@ func TestDescriptionCutOff(t *testing.T) {
 	if got, _ := Parse(statement(d.Comment(), 0)); got.Note != d.Note || !slices.Equal(got.Keys, d.Keys) {
 		t.Errorf("%+v arrives as %+v", d, got)
 	}
-	// Of several keys those are there that are whole.
+	// Of several keys those are there that the server has not cut.
 	d = Description{PID: 1, Keys: []string{"first", strings.Repeat("ключ", 100)}}
 	if got, _ := Parse(statement(d.Comment(), 0)[:shown]); len(got.Keys) != 1 || got.Keys[0] != "first" {
 		t.Errorf("%+v", got)

@@ -77,12 +77,12 @@ func TestExamineRole(t *testing.T) {
 	e.want("notify", checkup.OK, "arrived")
 	e.want("privilege", checkup.Note, "GRANT pg_signal_backend TO cron")
 	e.want("lock", checkup.OK, "refused to a second session")
-	// The role's own idle_session_timeout of 4s is none of a holder's.
+	// The role's own idle_session_timeout of 4s does not apply to a holder's session.
 	e = examineSilence(t, config(t, "host=127.0.0.1 sslmode=disable user=cron dbname=postgres port="+port), true)
 	e.want("silence", checkup.OK, "silent for 6s")
 
 	query(t, server, "ALTER DATABASE postgres CONNECTION LIMIT 8; GRANT pg_signal_backend TO cron")
-	// What the lock needs and is commonly left alone.
+	// The lock needs this function, and administrators seldom revoke it.
 	query(t, server, "REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")
 	e = examine(t, config(t, "host=127.0.0.1 sslmode=disable user=cron dbname=postgres port="+relay(t, "127.0.0.1:"+port)))
 	e.wantError(session.Denied)

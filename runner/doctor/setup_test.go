@@ -11,7 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestMain: what was opened for a look is closed after it.
+// TestMain fails if an examination leaves a goroutine behind, such as that of a connection.
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var start, query = testserver.Start, testserver.Query

@@ -24,8 +24,8 @@ import (
 //
 // The server is the child of a keeper, which is this program again. When the
 // keeper can lock users exclusively, nobody is left; after some time without users it
-// stops the server, still holding both locks, and ends. So a newcomer
-// either counts before the server stops, or finds none and starts one.
+// stops the server, still holding both locks, and ends. So a newcomer either has its lock
+// in time and keeps the server running, or finds no server and starts one.
 
 // Embedded is a use of the embedded server. The server outlives its users by
 // keepIdle.

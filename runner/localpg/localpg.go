@@ -125,9 +125,9 @@ type Server struct {
 	Programs Programs
 	Data     string // the data directory
 	Socket   string // the directory of its unix socket
-	// Settings go onto the command line, and so before postgresql.conf.
+	// Settings go onto the command line, and so override postgresql.conf.
 	Settings map[string]string
-	Env      []string // of its programs, besides a few
+	Env      []string // more variables for its programs
 
 	endWithParent bool // shut down fast when the thread that started it ends
 	cmd           *exec.Cmd

@@ -60,7 +60,7 @@ func makePlace(dir string) error {
 	return d.Chmod(mode)
 }
 
-// foreignError is about a directory into which nothing of the user's is put.
+// foreignError says that a directory is not the user's alone, so nothing is put into it.
 type foreignError struct {
 	dir   string
 	owner int
