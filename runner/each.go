@@ -70,7 +70,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	e := &each{
 		node: n, cfg: cfg, cancel: cancel, hurry: hurry,
 		jobs: jobs{lease: cfg.Session.Lease, active: map[lockkey.ID]*job{}},
-		ends: ends{well: map[lockkey.ID]bool{}},
+		ends: ends{endings: map[lockkey.ID]ending{}},
 		bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
 	}
 	stopped := make(chan struct{})
@@ -270,13 +270,14 @@ func (e *each) skip(j *job, why reason) {
 }
 
 // skipIfRun skips an item that was run since this process began, and says whether it did.
-// If that run failed, this process comes back to the item, if there is time.
+// If that run failed elsewhere, this process comes back to the item, if there is time.
 func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) {
-	well, ended := e.ends.of(j.Lock.ID)
+	end, ended := e.ends.of(j.Lock.ID)
+	failedElsewhere := ended && !end.well && !end.here
 	switch {
-	case !ended || !well && e.returning:
+	case !ended || failedElsewhere && e.returning:
 		return false, nil
-	case !well && e.cfg.Wait > 0:
+	case failedElsewhere && e.cfg.Wait > 0:
 		return true, e.skipHeld(ctx, j)
 	}
 	e.skip(j, alreadyDone)

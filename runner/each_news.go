@@ -14,32 +14,40 @@ const endsMost = 1 << 17
 
 // ends remembers how the latest items ended, here and elsewhere.
 type ends struct {
-	mu     sync.Mutex
-	well   map[lockkey.ID]bool
-	latest []lockkey.ID
-	next   int
+	mu      sync.Mutex
+	endings map[lockkey.ID]ending
+	latest  []lockkey.ID
+	next    int
 }
 
-func (e *ends) of(id lockkey.ID) (well, ended bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	well, ended = e.well[id]
-	return well, ended
+// ending is how an item's command ended, the last time.
+type ending struct {
+	well bool
+	here bool // this process has run it, then or earlier
 }
 
-func (e *ends) add(id lockkey.ID, well bool) {
+func (e *ends) of(id lockkey.ID) (end ending, ended bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if _, known := e.well[id]; !known {
+	end, ended = e.endings[id]
+	return end, ended
+}
+
+func (e *ends) add(id lockkey.ID, end ending) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	earlier, known := e.endings[id]
+	if !known {
 		if len(e.latest) < endsMost {
 			e.latest = append(e.latest, id)
 		} else {
-			delete(e.well, e.latest[e.next])
+			delete(e.endings, e.latest[e.next])
 			e.latest[e.next] = id
 			e.next = (e.next + 1) % endsMost
 		}
 	}
-	e.well[id] = well
+	end.here = end.here || earlier.here // this session hears its own announcements, too
+	e.endings[id] = end
 }
 
 // Workers on one list tell each other which items they have run, before they free the
@@ -66,6 +74,6 @@ func (e *each) hear(_ uint32, payload string) {
 		return
 	}
 	if id, err := lockkey.Parse(fields[0]); err == nil {
-		e.ends.add(id, fields[1] == "ok")
+		e.ends.add(id, ending{well: fields[1] == "ok"})
 	}
 }

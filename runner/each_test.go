@@ -16,20 +16,20 @@ import (
 func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
 
 func TestEndsAreForgotten(t *testing.T) {
-	e := ends{well: map[lockkey.ID]bool{}}
-	e.add(id(-1), true)
-	e.add(id(-1), false) // the latest end counts, and takes no room
-	if well, ended := e.of(id(-1)); well || !ended {
-		t.Errorf("well %v, ended %v", well, ended)
+	e := ends{endings: map[lockkey.ID]ending{}}
+	e.add(id(-1), ending{well: true})
+	e.add(id(-1), ending{}) // the latest end counts, and takes no room
+	if end, ended := e.of(id(-1)); end.well || !ended {
+		t.Errorf("%+v, ended %v", end, ended)
 	}
 	for n := range int64(endsMost) {
-		e.add(id(n), true)
+		e.add(id(n), ending{well: true})
 	}
 	if _, ended := e.of(id(-1)); ended {
 		t.Error("the oldest is remembered")
 	}
-	if well, ended := e.of(id(0)); !well || !ended || len(e.well) != endsMost {
-		t.Errorf("well %v, ended %v; %d are remembered", well, ended, len(e.well))
+	if end, ended := e.of(id(0)); !end.well || !ended || len(e.endings) != endsMost {
+		t.Errorf("%+v, ended %v; %d are remembered", end, ended, len(e.endings))
 	}
 }
 
@@ -38,10 +38,23 @@ func TestHear(t *testing.T) {
 		"7 ok": {true, true}, "7 failed": {false, true}, "7 ok more": {true, true},
 		"": {}, "7": {}, "7 maybe": {}, "ok 7": {}, "8 ok": {},
 	} {
-		e := &each{ends: ends{well: map[lockkey.ID]bool{}}}
+		e := &each{ends: ends{endings: map[lockkey.ID]ending{}}}
 		e.hear(0, payload)
-		if well, ended := e.ends.of(id(7)); well != want.well || ended != want.ended {
-			t.Errorf("%q: well %v, ended %v", payload, well, ended)
+		if end, ended := e.ends.of(id(7)); end != (ending{well: want.well}) || ended != want.ended {
+			t.Errorf("%q: %+v, ended %v", payload, end, ended)
+		}
+	}
+}
+
+// TestHearOfOwn: that an item has run here stays known when that end is heard of, as each of this
+// process's own is, or a later one elsewhere.
+func TestHearOfOwn(t *testing.T) {
+	e := &each{ends: ends{endings: map[lockkey.ID]ending{}}}
+	e.ends.add(id(7), ending{here: true})
+	for payload, want := range map[string]ending{"7 failed": {here: true}, "7 ok": {well: true, here: true}} {
+		e.hear(0, payload)
+		if end, ended := e.ends.of(id(7)); end != want || !ended {
+			t.Errorf("%q: %+v, ended %v", payload, end, ended)
 		}
 	}
 }

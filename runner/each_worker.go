@@ -223,7 +223,7 @@ func (w *worker) runItem(ctx context.Context, j *job) (*ended, error) {
 	case r.child == nil:
 		r.release(outcome)
 	default:
-		w.ends.add(j.Lock.ID, well)
+		w.ends.add(j.Lock.ID, ending{well: well, here: true})
 		return &ended{job: j, run: r, outcome: outcome, well: well}, err
 	}
 	w.forget(ctx, j)
