@@ -2,29 +2,61 @@ package session
 
 import (
 	"bytes"
+	"errors"
 	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// FuzzAnswers: whatever a server says, a session takes no harm.
-func FuzzAnswers(f *testing.F) {
-	const rows = 'r' // what begins with it is rows of values, else it is taken as it is
-	encoded := func(answer []byte) (messages []byte) {
-		if len(answer) == 0 || answer[0] != rows {
-			return answer
+// encoded makes messages of an answer: what begins with r is rows of values, else it is taken as it
+// is.
+func encoded(answer []byte) (messages []byte) {
+	if len(answer) == 0 || answer[0] != 'r' {
+		return answer
+	}
+	for _, row := range bytes.Split(answer[1:], []byte(";")) {
+		var err error
+		if messages, err = (&pgproto3.DataRow{Values: bytes.Split(row, []byte(","))}).Encode(messages); err != nil {
+			return nil
 		}
-		for _, row := range bytes.Split(answer[1:], []byte(";")) {
-			var err error
-			if messages, err = (&pgproto3.DataRow{Values: bytes.Split(row, []byte(","))}).Encode(messages); err != nil {
-				return nil
+	}
+	return messages
+}
+
+// answered is a session whose server gives these answers, one to each query, over and over.
+func answered(t *testing.T, lease time.Duration, answers ...[]byte) *Session {
+	t.Helper()
+	here, there := net.Pipe()
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		defer there.Close()
+		server := pgproto3.NewBackend(there, there)
+		ready, _ := (&pgproto3.ReadyForQuery{TxStatus: 'I'}).Encode(nil)
+		for i := 0; ; i++ {
+			message, err := server.Receive()
+			if _, ok := message.(*pgproto3.Query); err != nil || !ok {
+				return
+			}
+			if _, err := there.Write(slices.Concat(encoded(answers[i%len(answers)]), ready)); err != nil {
+				return
 			}
 		}
-		return messages
-	}
+	}()
+	s := newSession(here, pgproto3.NewFrontend(here, here), 1, Config{Lease: lease}, bootClock())
+	t.Cleanup(func() {
+		s.Close()
+		<-served
+	})
+	return s
+}
+
+// FuzzAnswers: whatever a server says, a session takes no harm.
+func FuzzAnswers(f *testing.F) {
 	notice, err := (&pgproto3.NotificationResponse{PID: 2, Channel: "pglead.1.1", Payload: "started 9 9999999999999 9"}).Encode(nil)
 	if err != nil {
 		f.Fatal(err)
@@ -37,25 +69,7 @@ func FuzzAnswers(f *testing.F) {
 	// Of an answer that doesn't end, no more is waited for than this allows.
 	const lease = 50 * time.Millisecond
 	f.Fuzz(func(t *testing.T, first, second, third []byte) {
-		answers := [][]byte{encoded(first), encoded(second), encoded(third)}
-		here, there := net.Pipe()
-		served := make(chan struct{})
-		go func() {
-			defer close(served)
-			defer there.Close()
-			server := pgproto3.NewBackend(there, there)
-			ready, _ := (&pgproto3.ReadyForQuery{TxStatus: 'I'}).Encode(nil)
-			for i := 0; ; i++ {
-				message, err := server.Receive()
-				if _, ok := message.(*pgproto3.Query); err != nil || !ok {
-					return
-				}
-				if _, err := there.Write(slices.Concat(answers[i%len(answers)], ready)); err != nil {
-					return
-				}
-			}
-		}()
-		s := newSession(here, pgproto3.NewFrontend(here, here), 1, Config{Lease: lease}, bootClock())
+		s := answered(t, lease, first, second, third)
 		ctx := t.Context()
 		s.OnNotify("pglead.1.1", func(uint32, string) {})
 		for range 3 {
@@ -65,7 +79,32 @@ func FuzzAnswers(f *testing.F) {
 			}
 			_, _ = s.Row(ctx, 2, "SELECT 1, 2")
 		}
-		s.Close()
-		<-served
 	})
+}
+
+// TestCommitIsUnderstood: a commit counts as confirmed only if each of its two statements has one
+// row.
+func TestCommitIsUnderstood(t *testing.T) {
+	for name, tt := range map[string]struct{ commit, after, want string }{
+		"as PostgreSQL answers": {"r7,1,*,on,token", "r7,1,*", "on token"},
+		"no rows, then two":     {"", "r7,1,*,on,token;7,1,*", ""},
+		"two rows, then none":   {"r7,1,*,on,token;7,1,*", "", ""},
+		"two rows, then one":    {"r7,1,*,on,token;7,1,*", "r7,1,*", ""},
+		"too few columns":       {"r7,1", "r7,1,*", ""},
+		"too few columns after": {"r7,1,*,on,token", "r7,1", ""},
+		"one too many after":    {"r7,1,*,on,token", "r7,1,*,on", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const lease = time.Hour
+			s := answered(t, lease, nil)
+			s.second.session = answered(t, lease, []byte(tt.commit), []byte(tt.after))
+			row, err := s.Commit(t.Context(), "the columns")
+			if strings.Join(row, " ") != tt.want {
+				t.Errorf("%q, want %q", row, tt.want)
+			}
+			if e := (*Error)(nil); tt.want == "" && (!errors.As(err, &e) || e.Kind != Unsafe) || tt.want != "" && err != nil {
+				t.Error(err)
+			}
+		})
+	}
 }

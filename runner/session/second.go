@@ -45,14 +45,14 @@ func commitRequest(columns string) Request {
 	return Request{SQL: []string{"SELECT " + standbysNow + ", " + columns}, commit: true}
 }
 
-// judgeCommit says whether the rows of a commit and of afterCommit show that standbys have
-// confirmed it. If the setting may have changed for a moment, the commit counts as not
-// confirmed, which is no error.
-func (s *Session) judgeCommit(rows Rows) (confirmed bool, err error) {
-	if len(rows) != 2 || len(rows[0]) < 3 || len(rows[1]) != 3 {
+// judgeCommit says whether the answers to a commit and to afterCommit show that standbys have
+// confirmed it. Each has one row then. If the setting may have changed for a moment, the commit
+// counts as not confirmed, which is no error.
+func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
+	if len(answers[0]) != 1 || len(answers[0][0]) < 3 || len(answers[1]) != 1 || len(answers[1][0]) != 3 {
 		return false, NotPostgreSQL()
 	}
-	before, after := rows[0], rows[1]
+	before, after := answers[0][0], answers[1][0]
 	if before[2] == "" || after[2] == "" {
 		e := Errorf(NoStandbys, "", "synchronous_standby_names is empty by now, so that a commit waits for no standby")
 		e.at = s.cfg.Database

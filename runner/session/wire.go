@@ -335,7 +335,7 @@ func (s *Session) answered(ex *exchange) {
 	alive := !ex.commit || ex.warning == "" && ex.err == nil
 	var hollow error
 	if ex.commit && alive {
-		ex.confirmed, hollow = s.judgeCommit(slices.Concat(ex.answers...))
+		ex.confirmed, hollow = s.judgeCommit(ex.answers)
 		ex.err, alive = hollow, ex.confirmed
 	}
 	s.mu.Lock()
