@@ -35,9 +35,10 @@ func newStepdownCmd(u *ui, stdout io.Writer) *cobra.Command {
 		Short:      "Ask the holder to stop and hand over",
 		Long: `Ask the pglead that holds the key to stop its command, as by SIGTERM, and to
 give the lock back; whoever waits gets it next. Any role that may log in may
-ask. A pglead listens from a second after its command's start on; with --wait it
-is asked again until it has heard. Of pglead each it ends the command of the
-item that has the key.
+ask. A pglead looks for requests half a second after its command's start, and
+then every fifth of its lease. The request lasts until then, but at most 20 s,
+or for as long as --wait. Of pglead each it ends the command of the item that
+has the key.
 
 With --wait this returns when the lock is another's, or free: exit status 0, or
 75 if it is still held when the time is over. The exit status is 1 if nobody

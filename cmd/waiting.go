@@ -87,8 +87,8 @@ func (s *waitReport) position(backend uint32, views []inspect.View, name func(in
 	return text
 }
 
-// keepStatus shows the line until ctx ends. It has its own connection, since the other
-// one waits.
+// keepStatus shows the line until ctx ends. It has its own connection, since one request is on the
+// wire at a time: on the waiter's connection a look could delay a try.
 func (s *waitReport) keepStatus(ctx context.Context, backend uint32) {
 	var viewer *session.Viewer
 	defer func() {

@@ -133,7 +133,7 @@ func (x *examination) settings(ctx context.Context) checkup.Check {
 	seen += fmt.Sprintf(", keepalives after %s s, every %s s, %s times, tcp_user_timeout %s ms",
 		has["tcp_keepalives_idle"], has["tcp_keepalives_interval"], has["tcp_keepalives_count"], has["tcp_user_timeout"])
 	if has["tcp_keepalives_idle"] == "0" || has["tcp_user_timeout"] == "0" {
-		return checkup.Notef("", "%s; where these are 0 the server's system has or takes no such setting, and a waiter whose host vanishes stays in line until its slice of 30 to 60 s is over", seen)
+		return checkup.Notef("", "%s; where these are 0 the server's system has or takes no such setting: a session whose host vanishes while a query of it runs is noticed later", seen)
 	}
 	return checkup.Okf("%s", seen)
 }

@@ -26,7 +26,7 @@ type Observer struct {
 	// Delayed is called when a lock-delay begins, with the time when it will end, and with
 	// the zero time when it is over.
 	Delayed func(until time.Time)
-	// Beside runs in a goroutine of its own for as long as a backend waits.
+	// Beside runs in a goroutine of its own for as long as a session waits, whose backend this is.
 	Beside func(ctx context.Context, backend uint32)
 	// Alive is called with the time within which it will be called again, unless the work
 	// is stuck. Whoever holds the locks goes on to call it.

@@ -230,8 +230,8 @@ func (cfg Config) sessionSettingsSQL(major int) string {
 	return setSQL(false, append(settings,
 		[2]string{"idle_in_transaction_session_timeout", "0"},
 		[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
-		// While a request of ours waits for a lock, only these tell the server that
-		// we are gone. They have no effect on a unix socket.
+		// While a query of ours runs, only these tell the server that we are gone. They have no
+		// effect on a unix socket.
 		[2]string{"tcp_keepalives_idle", seconds(cfg.Lease / 3)},
 		[2]string{"tcp_keepalives_interval", seconds(cfg.Lease / 6)},
 		[2]string{"tcp_keepalives_count", strconv.Itoa(keepaliveCount)},
@@ -262,7 +262,7 @@ func (cfg Config) BeginQueries() []string {
 }
 
 // transactionTimeout is a setting of PostgreSQL 17 and later. It would end the transaction
-// that holds a lock, and a wait in the server's queue. The version that a pooler gives at
+// that holds a lock, or a statement that takes longer. The version that a pooler gives at
 // the login may not be the server's.
 const transactionTimeout = "transaction_timeout"
 
