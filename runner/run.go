@@ -68,7 +68,9 @@ func (n *node) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err
 	r := &run{node: n, cfg: cfg, listener: listener, signals: n.caught}
 	defer func() {
 		listener.handOver()
-		r.noteSignal(ctx)
+		if r.child == nil { // else supervise got the signals, and knows whether they asked for the end
+			r.noteSignal(ctx)
+		}
 		outcome.Asked |= r.askedLate
 	}()
 	if err := r.acquire(ctx, candidate); err != nil {

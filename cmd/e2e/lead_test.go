@@ -1,6 +1,9 @@
 package e2e
 
 import (
+	"bytes"
+	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -161,4 +164,62 @@ func TestLeadEndsAfterLoss(t *testing.T) {
 	if status := leader.ends(); status != 76 || strings.Contains(leader.said.String(), "standing for election again") {
 		t.Errorf("status %d: %s", status, leader.said.String())
 	}
+}
+
+// TestReloadDuringTheStart: a SIGHUP that comes while the guard starts the command, and that the
+// command survives, does not end the candidacy. Guard and leader are stopped in turn, so that the
+// signal comes before the command has started, and the command has its trap before it gets it.
+func TestReloadDuringTheStart(t *testing.T) {
+	const number = "7210401"
+	holder := connected(t, testbed.server, "SELECT pg_advisory_lock("+number+")")
+	leader := launch(t, "lead", "--key-scheme", "int", "--key", number, "--first-delay", "0", "--lease", "1h", "--lock-delay", "0", "-v", "--",
+		"sh", "-c", `trap "touch reloaded" HUP; touch trapped; until test -e reloaded; do sleep 0.01; done`)
+	pid := leader.Process.Pid
+	guard := guardOf(t, pid)
+	await := func(what string, condition func() bool) {
+		t.Helper()
+		if !eventually(condition) {
+			t.Fatalf("%s: never; it says %s", what, leader.said)
+		}
+	}
+	send := func(to int, sig syscall.Signal) {
+		t.Helper()
+		if err := syscall.Kill(to, sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send(guard, syscall.SIGSTOP)
+	await("the guard is stopped", func() bool { return stopped(guard) })
+	_ = holder.Close(t.Context())
+	await("it has asked the guard", func() bool { return strings.Contains(leader.said.String(), "lock acquired") && idle(pid) })
+	send(pid, syscall.SIGHUP)
+	await("it has taken the signal", func() bool { return idle(pid) })
+	send(pid, syscall.SIGSTOP)
+	await("it is stopped", func() bool { return stopped(pid) })
+	send(guard, syscall.SIGCONT)
+	await("the command has its trap", func() bool { return exists(filepath.Join(leader.Dir, "trapped")) })
+	send(pid, syscall.SIGCONT)
+
+	await("it stands again, or ends", func() bool {
+		return strings.Contains(leader.said.String(), "(exit status 0); standing for election again") || dead(pid)
+	})
+	if dead(pid) || !exists(filepath.Join(leader.Dir, "reloaded")) {
+		t.Errorf("status %d: %s", leader.ends(), leader.said)
+	}
+}
+
+// idle says that all threads of a process sleep, and that it has handled all signals sent to it.
+func idle(pid int) bool {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil || !bytes.Contains(status, []byte("\nShdPnd:\t0000000000000000\n")) {
+		return false
+	}
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, file := range threads {
+		stat, _ := os.ReadFile(file)
+		if _, rest, _ := strings.Cut(string(stat), ") "); !strings.HasPrefix(rest, "S") {
+			return false
+		}
+	}
+	return len(threads) > 0
 }
