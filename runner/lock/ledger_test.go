@@ -101,6 +101,33 @@ func TestLedgerFirstTry(t *testing.T) {
 	release(t, acquire(t, short))
 }
 
+// TestLedgerAlive: a start that waits for another run says that it is not stuck for as long as that
+// run's own lease calls for, which may be longer than its own.
+func TestLedgerAlive(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := ledgered(config(t, dsn, exclusive(7)))
+	tear(t, server, acquire(t, leased(cfg, time.Hour)))
+	cfg.LockDelay = time.Second
+	var alive time.Time
+	delayed := make(chan time.Duration, 1)
+	cfg.Observer.Alive = func(within time.Duration) { alive = time.Now().Add(within) }
+	cfg.Observer.Delayed = func(until time.Time) {
+		if !until.IsZero() {
+			delayed <- alive.Sub(until)
+		}
+	}
+	waits := contend(t, cfg)
+	select {
+	case beyond := <-delayed:
+		if beyond <= 0 {
+			t.Errorf("it says that it is not stuck until %v before the end of the delay", -beyond)
+		}
+	case <-waits.done:
+		t.Errorf("it doesn't wait: %v", waits.err)
+	}
+}
+
 // TestLedgerLine has waiters, who know more.
 func TestLedgerLine(t *testing.T) {
 	t.Parallel()

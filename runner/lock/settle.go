@@ -108,6 +108,7 @@ func (b start) waitOut(ctx context.Context, delay time.Duration) error {
 // hold also returns if it says that it is done.
 func (b start) hold(ctx context.Context, delay time.Duration, message string, ask func() (done bool, err error)) (early bool, err error) {
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
+	b.cfg.Observer.SayAlive(delay + b.cfg.AttemptMost())
 	defer b.cfg.Observer.delayed(delay)()
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
