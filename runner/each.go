@@ -90,6 +90,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	for _, lost := range e.lost {
 		lost.Session.Close() // otherwise the session would keep the locks while their loss is reported
 	}
+	cfg.Observer.SayAlive(cfg.LockDelay + cfg.AttemptMost())
 	lock.AnnounceDeaths(patience, e.lost...)
 	return e.tally, context.Cause(ctx)
 }
@@ -208,7 +209,7 @@ func (e *each) bidFor(j *job) *lock.Bid {
 	}
 	locking := e.cfg.Locking
 	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []advisory.Lock{j.Lock}}
-	locking.OfList, locking.Log = true, j.log
+	locking.OfList, locking.Log, locking.Observer = true, j.log, e.observer(j.Lock.ID)
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass this process has not listened since the previous one
 }
 

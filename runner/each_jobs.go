@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,7 +29,9 @@ type job struct {
 	held    *lock.Held // from the grant on
 	signals chan os.Signal
 	renewed chan boottime.Instant
-	heeds   bool // the heartbeat looks for requests to step down; under jobs.mu
+	// Under jobs.mu:
+	heeds bool      // the heartbeat looks for requests to step down
+	alive time.Time // until then the work on this item is not stuck
 }
 
 // jobs are the items that the workers of this process are at, by the number of the lock.
@@ -104,6 +107,32 @@ func (js *jobs) renew(s *session.Session, deadline boottime.Instant) {
 	}
 }
 
+// observer is told of the work on an item, or on none yet. It calls the list's Alive with the latest
+// time that the work on any current item has named. The last call alone would not do: when its
+// worker has nothing more to do, the work on another item may still take longer.
+func (e *each) observer(of ...lockkey.ID) lock.Observer {
+	o := e.cfg.Observer
+	if alive := o.Alive; alive != nil {
+		o.Alive = func(within time.Duration) { e.jobs.sayAlive(of, within, alive) }
+	}
+	return o
+}
+
+func (js *jobs) sayAlive(of []lockkey.ID, within time.Duration, alive func(time.Duration)) {
+	js.mu.Lock() // also during the call: a later one has to know of this time
+	defer js.mu.Unlock()
+	until := time.Now().Add(within)
+	latest := until
+	for id, j := range js.active {
+		if slices.Contains(of, id) {
+			j.alive = until
+		} else if j.alive.After(latest) {
+			latest = j.alive
+		}
+	}
+	alive(time.Until(latest))
+}
+
 // signal passes a signal on to all commands.
 func (js *jobs) signal(sig os.Signal) {
 	js.mu.Lock()
@@ -148,7 +177,9 @@ func (e *each) relay(stopped <-chan struct{}) {
 
 // openSession opens a session, and passes its deadlines on to its commands until the session ends.
 func (e *each) openSession(ctx context.Context) (*session.Session, error) {
-	s, err := lock.NewCandidate(e.cfg.Locking).Open(ctx, func(s *session.Session) error {
+	locking := e.cfg.Locking
+	locking.Observer = e.observer()
+	s, err := lock.NewCandidate(locking).Open(ctx, func(s *session.Session) error {
 		if e.cfg.Session.Transaction {
 			return nil
 		}

@@ -125,7 +125,6 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 		if !ok {
 			return nil, nil
 		}
-		w.cfg.Observer.SayAlive(w.cfg.AttemptMost())
 		j := &job{
 			Task: w.cfg.Task(item), item: item, log: w.cfg.Log.With("item", item), worker: w, session: w.session,
 			signals: make(chan os.Signal, 64), renewed: make(chan boottime.Instant, 1),
@@ -138,6 +137,7 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 			w.skip(j, alreadyDone)
 			continue
 		}
+		w.observer(j.Lock.ID).SayAlive(w.cfg.AttemptMost())
 		j.bid = w.bidFor(j)
 		skipped, err := w.skipIfRun(ctx, j)
 		if !skipped {
@@ -234,7 +234,7 @@ func (w *worker) runItem(ctx context.Context, j *job) (*ended, error) {
 func (w *worker) newRun(j *job) *run {
 	cfg := w.cfg.Config
 	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
-	cfg.Log = j.log
+	cfg.Log, cfg.Observer = j.log, w.observer(j.Lock.ID)
 	r := &run{node: w.node, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, keepGuard: true}
 	w.guard, w.brief = nil, false
 	return r

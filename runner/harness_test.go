@@ -32,6 +32,7 @@ linger              --min-hold
 signals             signals while no command runs
 unstarted           a session that is lost before the command starts
 each, each_desk     lists
+each_alive          what a list tells the watchdog
 harness             for all tests
 `
 

@@ -1,0 +1,132 @@
+package runner
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
+	"github.com/pglead/pglead/runner/lock"
+)
+
+// played is an observer that remembers until when a list is not stuck, and until when an item's
+// start is delayed. When another item's work has called it since the delay began, it makes a file.
+type played struct {
+	file string
+
+	mu             sync.Mutex
+	alive, delayed time.Time
+	err            error
+}
+
+func (p *played) Alive(within time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.alive = time.Now().Add(within)
+	if !p.delayed.IsZero() && p.err == nil {
+		p.err = os.WriteFile(p.file, nil, 0o600)
+	}
+}
+
+func (p *played) Delayed(until time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !until.IsZero() {
+		p.delayed = until
+	}
+}
+
+// list is a list of items whose commands wait for the file, and what Each returns. reached is closed
+// when so many run, and so many have run.
+func (p *played) list(locking Locking, items []string, running, ran int) (reached <-chan struct{}, ended <-chan error) {
+	locking.Wait = 0
+	locking.Observer.Alive, locking.Observer.Delayed = p.Alive, p.Delayed
+	there, result := make(chan struct{}), make(chan error, 1)
+	close := sync.OnceFunc(func() { close(there) })
+	cfg := EachConfig{
+		Config: Config{Locking: locking, Path: "/bin/sh"}, Items: slices.Values(items), Parallel: len(items),
+		Task: func(item string) Task {
+			id, _ := lockkey.Parse(item)
+			return Task{Key: item, Lock: advisory.Lock{ID: id}, Command: []string{"sh", "-c", "until test -e " + p.file + "; do sleep 0.01; done"}}
+		},
+		Progress: func(n Tally) {
+			if n.Running == running && n.Ran == ran {
+				close()
+			}
+		},
+	}
+	go func() {
+		_, err := Each(cfg)
+		result <- err
+	}()
+	return there, result
+}
+
+func terminateAll(t *testing.T, server *localpg.Server) {
+	t.Helper()
+	testserver.Query(t, server, "SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE application_name LIKE 'pglead:%'")
+}
+
+// TestEachIsAlive: while one worker waits, for as long as the run before calls for, another's
+// command ends, and no item is left for it. The list has said that it is not stuck for as long as
+// the first waits.
+func TestEachIsAlive(t *testing.T) {
+	server := testserver.Start(t, nil)
+	testserver.Query(t, server, ledger.InstallSQL(ledger.Keep))
+	locking := lockingOn(t, server)
+	locking.Ledger.Mode, locking.LockDelay = ledger.Auto, time.Second
+	before := locking
+	before.Session.Lease, before.Claim.Keys = time.Hour, []string{"1"}
+	held, err := lock.NewCandidate(before).Acquire(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	terminateAll(t, server)
+
+	p := &played{file: filepath.Join(t.TempDir(), "called")}
+	reached, ended := p.list(locking, []string{"1", "2"}, 0, 1)
+	select {
+	case <-reached:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	p.mu.Lock()
+	if missing := p.delayed.Sub(p.alive); missing > 0 || p.err != nil {
+		t.Errorf("the list says that it is not stuck until %v before the end of the delay; %v", missing, p.err)
+	}
+	p.mu.Unlock()
+	terminateAll(t, server)
+	if err := <-ended; err == nil {
+		t.Error("the first item's worker does not wait")
+	}
+}
+
+// TestEachIsAliveAfterLoss: a list that has lost its session tries to tell others of it for a
+// lock-delay, and says so.
+func TestEachIsAliveAfterLoss(t *testing.T) {
+	server := testserver.Start(t, nil)
+	locking := lockingOn(t, server)
+	p := &played{file: filepath.Join(t.TempDir(), "never")}
+	reached, ended := p.list(locking, []string{"1"}, 1, 0)
+	select {
+	case <-reached:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	began := time.Now()
+	terminateAll(t, server)
+	if err := <-ended; err == nil {
+		t.Error("the loss is no error")
+	}
+	if least := began.Add(locking.LockDelay); p.alive.Before(least) {
+		t.Errorf("it says that it is not stuck until %v before the end of a lock-delay", least.Sub(p.alive))
+	}
+}
