@@ -127,7 +127,9 @@ func (e *each) passes(ctx context.Context) {
 		if ctx.Err() != nil || len(e.comeBack)+len(e.paused) == 0 || left <= 0 {
 			return
 		}
-		if !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), left)) {
+		rest := min(pace.Between(crowd.PollBounds(polls)), left)
+		e.cfg.Observer.SayAlive(rest + e.cfg.AttemptMost())
+		if !pace.Sleep(ctx, rest) {
 			return
 		}
 		e.returning = true

@@ -20,7 +20,6 @@ func (e *each) resumed(ctx context.Context) (over []string) {
 	if len(items) == 0 {
 		return nil
 	}
-	e.cfg.Observer.SayAlive(e.cfg.AttemptMost())
 	s, leave, err := e.workingSession(ctx)
 	if err != nil {
 		return items

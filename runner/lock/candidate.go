@@ -251,6 +251,7 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 		p.said = reason
 		cfg.Log.Info("waiting for the database", "event", "waiting", "reason", reason, "retry_in", rest)
 	}
+	cfg.Observer.SayAlive(rest + cfg.AttemptMost())
 	if !pace.Sleep(ctx, rest) {
 		return context.Cause(ctx)
 	}
