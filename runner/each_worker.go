@@ -235,7 +235,10 @@ func (w *worker) newRun(j *job) *run {
 	cfg := w.cfg.Config
 	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
 	cfg.Log, cfg.Observer = j.log, w.observer(j.Lock.ID)
-	r := &run{node: w.node, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held, guard: w.guard, keepGuard: true}
+	r := &run{
+		node: w.node, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held,
+		guard: w.guard, keepGuard: true, sharesSession: w.shared != nil && w.cfg.Parallel > 1,
+	}
 	w.guard, w.brief = nil, false
 	return r
 }

@@ -55,11 +55,12 @@ type run struct {
 	signals  <-chan os.Signal        // for the command
 	renewed  <-chan boottime.Instant // the session's latest deadline
 
-	held      *lock.Held
-	guard     *child.Guard
-	keepGuard bool         // for another command after this one
-	child     *child.Child // once it is started
-	askedLate Asked        // what has asked for the end while no command ran
+	held          *lock.Held
+	guard         *child.Guard
+	keepGuard     bool         // for another command after this one
+	sharesSession bool         // other commands may run in the same session
+	child         *child.Child // once it is started
+	askedLate     Asked        // what has asked for the end while no command ran
 }
 
 // once takes the lock, runs the command once, and gives the lock back.
@@ -166,7 +167,8 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 		Deadline: r.held.Session.Deadline(), WaitForLeftovers: r.cfg.WaitForLeftovers,
 		LostGrace: r.cfg.LostGrace, LeaseGrace: leasetime.MostGrace(r.cfg.Session.Lease),
 		GuardPatience: guardPatience(r.cfg.Session.Lease),
-		Release:       release, ReleaseEndsSession: endsSession, SocketLinger: r.socketLinger(), KeepGuard: r.keepGuard,
+		Release:       release, ReleaseEndsSession: endsSession,
+		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSession, KeepGuard: r.keepGuard,
 	}
 	c, err := r.guard.StartCommand(ctx, cfg)
 	if !errors.Is(err, child.ErrGuardGone) {

@@ -140,19 +140,30 @@ func TestUnkillableAfterLoss(t *testing.T) {
 
 // TestListOutlivesPglead: of a list whose pglead is killed the locks are held until the last of its
 // commands' processes is dead, although they share a session, whether its guards may give the locks
-// back or, as with readers, may not.
+// back or, as with readers, may not. The same goes for one that is first stopped until its guards
+// end the commands: no lock comes free before the server's lease is over.
 func TestListOutlivesPglead(t *testing.T) {
 	requireRoot(t, "a setuid program")
 	port := testserver.Port(t)
 	server := throwaway(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
 	dir := openDir(t)
 	suid := becomesRoot(t, dir)
-	for name, mode := range map[string][]string{"exclusive": nil, "shared": {"--shared"}} {
+	for name, tt := range map[string]struct {
+		mode    []string
+		stopped bool           // until a guard has ended its command
+		end     syscall.Signal // comes then
+	}{
+		"exclusive":           {end: syscall.SIGKILL},
+		"shared":              {mode: []string{"--shared"}, end: syscall.SIGKILL},
+		"stopped and killed":  {stopped: true, end: syscall.SIGKILL},
+		"stopped and resumed": {stopped: true, end: syscall.SIGCONT},
+	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			var said lockedBuffer
 			dsn := fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, localpg.Superuser)
 			list := slices.Concat([]string{"--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
-				filepath.Join(testbed.dir, "pglead"), "each", "--dsn", dsn, "--key", "list/{}", "-P", "2", "--lock-delay", "0"}, mode,
+				filepath.Join(testbed.dir, "pglead"), "each", "--dsn", dsn, "--key", name + "/{}", "-P", "2", "--lock-delay", "0"}, tt.mode,
 				[]string{"brief", "long", "--", "sh", "-c", `case $1 in
 brief) exec sleep 1000;;
 esac
@@ -165,18 +176,23 @@ exec ` + suid + ` --reuid 0 --regid 0 --clear-groups sh -c 'echo $$; exec sleep 
 				t.Fatalf("%q: %v: %s", line, err, &said)
 			}
 			held := func(item string) bool {
-				id := lockOf("list/" + item)
+				id := lockOf(name + "/" + item)
 				return stage{server: server}.locks(fmt.Sprintf("granted AND classid = %d AND objid = %d AND objsubid = 1", id.ClassID(), id.ObjID())) == 1
 			}
 			if !eventually(func() bool { return held("brief") && held("long") }) {
 				t.Fatalf("the locks are not held: %s", &said)
 			}
-			guards := guardsOf(cmd.Process.Pid)
-			if len(guards) != 2 {
+			var guards []int
+			if !eventually(func() bool { guards = guardsOf(cmd.Process.Pid); return len(guards) == 2 }) {
 				t.Fatalf("the guards: %v", guards)
 			}
-			_ = cmd.Process.Kill()
-			_, _ = cmd.Process.Wait() // a guard still has its standard error
+			if tt.stopped {
+				_ = cmd.Process.Signal(syscall.SIGSTOP)
+				if !eventually(func() bool { return len(children(guards[0])) == 0 || len(children(guards[1])) == 0 }) {
+					t.Fatal("no guard ends its command")
+				}
+			}
+			_ = cmd.Process.Signal(tt.end)
 			if !eventually(func() bool { return dead(guards[0]) || dead(guards[1]) }) {
 				t.Fatal("no guard ends")
 			}
@@ -191,6 +207,7 @@ exec ` + suid + ` --reuid 0 --regid 0 --clear-groups sh -c 'echo $$; exec sleep 
 			if !eventually(func() bool { return !held("brief") && !held("long") }) {
 				t.Error("the locks stay held")
 			}
+			_, _ = cmd.Process.Wait() // a guard may have its standard error for longer
 		})
 	}
 }

@@ -60,6 +60,11 @@ type Config struct {
 	// keep open.
 	SocketLinger time.Duration
 
+	// SharesSocket says that guards of other commands have the same connection. Then this guard
+	// never ends it after the deadline, whether or not pglead is alive: another tree may be. The
+	// server ends it after the lease.
+	SharesSocket bool
+
 	// KeepGuard keeps the guard for another command, if it can take one (see Child.Guard). Such
 	// commands run in the guard's session, each in a group of its own. KeepGuard has no effect with
 	// a terminal, since a terminal sends signals to sessions and groups.

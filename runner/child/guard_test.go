@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/child"
 )
@@ -46,6 +47,32 @@ func TestSocket(t *testing.T) {
 	}
 	if _, err := there.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("read after the tree's death: %v, want the end of the stream", err)
+	}
+}
+
+// TestSharedSocket: a guard that shares its socket with others leaves the connection as it is when
+// the deadline has passed, whether or not this process is still there. One that doesn't ends it.
+func TestSharedSocket(t *testing.T) {
+	for name, shares := range map[string]bool{"alone": false, "shared": true} {
+		t.Run(name, func(t *testing.T) {
+			here, there := socketPair(t)
+			c := startRoleWith(t, here, child.Config{Deadline: boottime.Now().Add(time.Second), SharesSocket: shares}, "sleep", t.TempDir())
+			if r := await(t, c); r.Ending != child.LeaseOver {
+				t.Errorf("%+v, want LeaseOver", r)
+			}
+			pid := child.GuardPID(c)
+			for began := time.Now(); unix.Kill(pid, 0) == nil; time.Sleep(time.Millisecond) {
+				if time.Since(began) > patience {
+					t.Fatal("the guard never ends")
+				}
+			}
+			if err := there.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := there.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) != shares {
+				t.Errorf("read after the guard's end: %v", err)
+			}
+		})
 	}
 }
 

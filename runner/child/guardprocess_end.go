@@ -213,9 +213,10 @@ func (g *guardProcess) leaveSocket() {
 }
 
 // endConnection ends the connection after SocketLinger, unless the server or pglead ends it
-// earlier: pglead may be stopped, and would keep it open. The report to pglead is written by then.
+// earlier, or other guards need it: pglead may be stopped, and would keep it open. The report to
+// pglead is written by then.
 func (g *guardProcess) endConnection() {
-	if g.socket < 0 || g.report.Ending != LeaseOver {
+	if g.socket < 0 || g.report.Ending != LeaseOver || g.req.SharesSocket {
 		return
 	}
 	over := boottime.Now().Add(g.req.SocketLinger)

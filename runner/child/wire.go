@@ -118,7 +118,7 @@ func (r *startRequest) encode() []byte {
 	for _, n := range []int64{
 		int64(r.Deadline), int64(r.LostGrace), int64(r.LeaseGrace),
 		flag(r.WaitForLeftovers), flag(r.ReleaseEndsSession), flag(r.KeepGuard),
-		int64(r.SocketLinger),
+		int64(r.SocketLinger), flag(r.SharesSocket),
 	} {
 		b = binary.BigEndian.AppendUint64(b, uint64(n))
 	}
@@ -142,7 +142,7 @@ func flag(set bool) int64 {
 var errMalformed = errors.New("malformed message")
 
 func (r *startRequest) decode(b []byte) error {
-	var numbers [7]int64
+	var numbers [8]int64
 	for i := range numbers {
 		if len(b) < 8 {
 			return errMalformed
@@ -171,7 +171,7 @@ func (r *startRequest) decode(b []byte) error {
 	}
 	r.Deadline, r.LostGrace, r.LeaseGrace = boottime.Instant(numbers[0]), time.Duration(numbers[1]), time.Duration(numbers[2])
 	r.WaitForLeftovers, r.ReleaseEndsSession, r.KeepGuard = numbers[3] != 0, numbers[4] != 0, numbers[5] != 0
-	r.SocketLinger = time.Duration(numbers[6])
+	r.SocketLinger, r.SharesSocket = time.Duration(numbers[6]), numbers[7] != 0
 	r.Path, r.Release = single[0], []byte(single[1])
 	return nil
 }
