@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"strconv"
+	"time"
 
+	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -20,13 +22,17 @@ func (h *Held) SetEnd(end ledger.End) { h.end = end }
 // NoteEnd notes in the ledger how the command ended, for a holder that keeps the lock for a while:
 // otherwise the end would be unknown if this process died meanwhile. It closes done when that has
 // been tried; only then may the lock be released. If it fails, the release tries again. In a
-// transaction nothing is noted before the commit.
+// transaction nothing is noted before the commit. With a lease so short that the session would be
+// lost while the ledger waits for its tables, only the release notes the end.
 func (h *Held) NoteEnd(ctx context.Context) (done <-chan struct{}) {
+	const ledgerWaits = 4 * time.Second // its functions have a lock_timeout of 3 s
+	lease := h.cfg.Session.Lease
 	tried := make(chan struct{})
 	go func() {
 		defer close(tried)
 		switch {
 		case !h.recorded || h.cfg.Session.Transaction:
+		case leasetime.HolderShare(lease)-leasetime.BeatEvery(lease) < ledgerWaits: // the last answer may be as old as a heartbeat
 		case h.cfg.Session.Quorum:
 			h.endNoted = h.finishBeside(ctx)
 		default:

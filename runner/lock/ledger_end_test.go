@@ -1,0 +1,31 @@
+package lock_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/ledger"
+)
+
+// TestLedgerEndShortLease: who notes the end of a command, and holds the lock on, does not lose it
+// because the ledger waits for its tables for longer than a short lease has it.
+func TestLedgerEndShortLease(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	holder := contend(t, leased(ledgered(config(t, dsn, exclusive(7))), 4*time.Second))
+	held := ended(holder.held(t), ledger.OK)
+	owner := plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
+	<-held.NoteEnd(t.Context())
+	if err := held.Err(); err != nil {
+		t.Errorf("lost: %v", err)
+	}
+	run(t, owner, "ROLLBACK")
+	release(t, held)
+	if got := rows(t, server); got != "nightly ok f t f" {
+		t.Errorf("the row: %s", got)
+	}
+	if slices.Contains(holder.said(), "ledger") {
+		t.Errorf("it warns: %v", holder.said())
+	}
+}
