@@ -19,7 +19,7 @@ type Held struct {
 	Took    time.Duration // all of Acquire; 0 for an item of a list
 
 	end      ledger.End    // of the command
-	endNoted bool          // NoteEnd has noted it
+	noted    int           // for how many of the locks the ledger has it already
 	showsEnd bool          // in the session's name
 	requests chan struct{} // requests to step down
 	prefers  string        // the host that is to have the lock next
@@ -56,7 +56,9 @@ func (h *Held) Release(ctx context.Context) error {
 		return h.endTransaction(ctx)
 	}
 	if h.cfg.Session.Quorum {
-		h.finishBeside(ctx)
+		if err := h.noteEnds(ctx); err != nil {
+			h.unnoted(err)
+		}
 	}
 	if err := h.call(ctx); err != nil && answeredError(err) == nil {
 		return err // otherwise there may be no memory for one more lock: the next in line look by themselves

@@ -29,3 +29,25 @@ func TestLedgerEndShortLease(t *testing.T) {
 		t.Errorf("it warns: %v", holder.said())
 	}
 }
+
+// TestLedgerEndInPart: where the end could be noted for one of two locks only, the release notes it
+// for the other, and does not say that the ledger has no such run. At first it says nothing.
+func TestLedgerEndInPart(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	holder := contend(t, leased(ledgered(config(t, dsn, exclusive(7, 8))), 4*lease))
+	held := ended(holder.held(t), ledger.OK)
+	owner := plain(t, as(t, server, "boss"), "BEGIN; SELECT FROM pglead.lock WHERE number = 8 FOR UPDATE")
+	<-held.NoteEnd(t.Context())
+	if got := rows(t, server); got != "nightly ok f t f nightly  t t f" {
+		t.Errorf("the rows, while one is locked: %s", got)
+	}
+	run(t, owner, "ROLLBACK")
+	release(t, held)
+	if got := rows(t, server); got != "nightly ok f t f nightly ok f t f" {
+		t.Errorf("the rows: %s", got)
+	}
+	if slices.Contains(holder.said(), "ledger") {
+		t.Errorf("it warns: %v", holder.said())
+	}
+}

@@ -38,6 +38,15 @@ func TestLedgerQuorum(t *testing.T) {
 			t.Error("warned of an end that was noted")
 		}
 	}
+	holdsOn := contend(t, leased(cfg, 4*lease))
+	done := ended(holdsOn.held(t), ledger.OK)
+	owner := plain(t, as(t, primary, "boss"), "BEGIN; LOCK TABLE pglead.lock")
+	<-done.NoteEnd(t.Context())
+	run(t, owner, "ROLLBACK")
+	release(t, done)
+	if slices.Contains(holdsOn.said(), "ledger") {
+		t.Error("warned of an end that the release has noted")
+	}
 	late := contend(t, cfg)
 	held := late.held(t)
 	if slices.Contains(late.said(), "delayed") {

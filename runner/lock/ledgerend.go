@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
@@ -21,47 +22,77 @@ func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
 // NoteEnd notes in the ledger how the command ended, for a holder that keeps the lock for a while:
 // otherwise the end would be unknown if this process died meanwhile. It closes done when that has
-// been tried; only then may the lock be released. If it fails, the release tries again. In a
-// transaction nothing is noted before the commit. With a lease so short that the session would be
-// lost while the ledger waits for its tables, only the release notes the end.
+// been tried; only then may the lock be released. If it fails, it says nothing, and the release
+// tries again. In a transaction nothing is noted before the commit. With a lease so short that the
+// session would be lost while the ledger waits for its tables, only the release notes the end.
 func (h *Held) NoteEnd(ctx context.Context) (done <-chan struct{}) {
 	const ledgerWaits = 4 * time.Second // its functions have a lock_timeout of 3 s
 	lease := h.cfg.Session.Lease
+	silence := leasetime.HolderShare(lease) - leasetime.BeatEvery(lease) // the last answer may be as old as a heartbeat
 	tried := make(chan struct{})
 	go func() {
 		defer close(tried)
-		switch {
-		case !h.recorded || h.cfg.Session.Transaction:
-		case leasetime.HolderShare(lease)-leasetime.BeatEvery(lease) < ledgerWaits: // the last answer may be as old as a heartbeat
-		case h.cfg.Session.Quorum:
-			h.endNoted = h.finishBeside(ctx)
-		default:
-			answers, err := h.Session.Ask(ctx, session.Request{SQL: h.finishQueries(h.end)})
-			if err == nil {
-				h.checkNoted(answers)
-			}
-			h.endNoted = err == nil
+		if !h.cfg.Session.Transaction && silence >= ledgerWaits {
+			_ = h.noteEnds(ctx)
 		}
 	}()
 	return tried
 }
 
-// finishQueries are the queries that note an end in the ledger.
+// noteEnds notes the end for one lock after the other, and returns the first error. Each query may
+// wait for the ledger's tables, so it is a request by itself, whose answer renews the lease.
+func (h *Held) noteEnds(ctx context.Context) error {
+	if !h.recorded {
+		return nil
+	}
+	known := true
+	for h.noted < len(h.Locks) {
+		for i, columns := range h.finishColumns(h.Locks[h.noted], h.end) {
+			rows, err := h.evaluate(ctx, columns)
+			switch {
+			case i > 0: // this tidies up, and the next end does that as well
+			case err != nil:
+				return err
+			default:
+				known = known && h.notes(rows)
+			}
+		}
+		h.noted++
+	}
+	if !known {
+		h.unnoted(errNoRun)
+	}
+	return nil
+}
+
+// evaluate evaluates columns in a commit that the standbys confirm, if there is a quorum.
+func (h *Held) evaluate(ctx context.Context, columns string) (session.Rows, error) {
+	if !h.cfg.Session.Quorum {
+		return h.Session.Query(ctx, "SELECT "+columns)
+	}
+	row, err := h.Session.Commit(ctx, columns)
+	return session.Rows{row}, err
+}
+
+// finishQueries are the queries that note an end in the ledger, for the locks for which that isn't
+// done yet.
 func (h *Held) finishQueries(end ledger.End) (queries []string) {
-	for _, columns := range h.finishColumns(end) {
-		queries = append(queries, "SELECT "+columns)
+	if !h.recorded {
+		return nil
+	}
+	for _, l := range h.Locks[h.noted:] {
+		for _, columns := range h.finishColumns(l, end) {
+			queries = append(queries, "SELECT "+columns)
+		}
 	}
 	return queries
 }
 
-// finishColumns are those queries without their SELECT. They are sent when the command is
-// dead, before the locks are given back. If a crash of the server loses what they write, the
-// next start waits for its lock-delay. With a tick it would repeat a success, so then the
-// commit waits for the disk.
-func (h *Held) finishColumns(end ledger.End) (list []string) {
-	if !h.recorded || h.endNoted {
-		return nil
-	}
+// finishColumns are those of one lock without their SELECT: the first notes the end. They are sent
+// when the command is dead, before the locks are given back. If a crash of the server loses what
+// they write, the next start waits for its lock-delay. With a tick it would repeat a success, so
+// then the commit waits for the disk.
+func (h *Held) finishColumns(l advisory.Lock, end ledger.End) (list []string) {
 	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
 	commit := "off"
 	switch {
@@ -70,40 +101,26 @@ func (h *Held) finishColumns(end ledger.End) (list []string) {
 	case h.cfg.Ledger.Tick != nil:
 		commit = "local"
 	}
-	for _, l := range h.Locks {
-		list = append(list, end.FinishColumns(l.ID, h.Token, l.Shared, commit)...)
-	}
-	return list
-}
-
-// finishBeside notes the end in a commit that the standbys confirm, and says whether the server
-// took it.
-func (h *Held) finishBeside(ctx context.Context) bool {
-	var answers []session.Rows
-	for _, columns := range h.finishColumns(h.end) {
-		row, err := h.Session.Commit(ctx, columns)
-		if err != nil {
-			h.unnoted(err)
-			return false
-		}
-		answers = append(answers, session.Rows{row})
-	}
-	h.checkNoted(answers)
-	return true
+	return end.FinishColumns(l.ID, h.Token, l.Shared, commit)
 }
 
 // checkNoted warns if the answers to finishQueries, and maybe to others, don't show that the ledger
 // has noted the end for each lock.
 func (h *Held) checkNoted(answers []session.Rows) {
-	noted := 0
+	noted := h.noted
 	for _, rows := range answers {
-		if len(rows) == 1 && len(rows[0]) == 2 && rows[0][1] == strconv.FormatInt(h.Token, 10) {
+		if h.notes(rows) {
 			noted++
 		}
 	}
-	if h.recorded && !h.endNoted && noted < len(h.Locks) {
+	if h.recorded && noted < len(h.Locks) {
 		h.unnoted(errNoRun)
 	}
+}
+
+// notes says whether the rows show that the ledger has noted the end for one lock.
+func (h *Held) notes(rows session.Rows) bool {
+	return len(rows) == 1 && len(rows[0]) == 2 && rows[0][1] == strconv.FormatInt(h.Token, 10)
 }
 
 var errNoRun = errors.New("the ledger has no such run of this role under way")
@@ -111,7 +128,7 @@ var errNoRun = errors.New("the ledger has no such run of this role under way")
 // forgives says whether the server has rejected a query about the end of a run that the ledger has.
 // It warns that the ledger was not told, as is likely. The locks are given back in any case.
 func (h *Held) forgives(err error) bool {
-	if !h.recorded || h.endNoted || answeredError(err) == nil {
+	if !h.recorded || h.noted == len(h.Locks) || answeredError(err) == nil {
 		return false
 	}
 	h.unnoted(ledger.Rejected(err))
