@@ -151,14 +151,18 @@ func tooMany(pattern string, facts ledger.Facts) error {
 	}
 }
 
-// keysOf are the keys of these locks, in their order.
+// keysOf are the keys of these locks, in their order. A key that is the number itself is another
+// one than a key with the same text.
 func keysOf(ask ledger.Ask, facts ledger.Facts) (keys []rememberedKey) {
 	for _, fact := range facts.List {
-		i := slices.IndexFunc(keys, func(k rememberedKey) bool { return k.key == fact.Last.Key && k.ids[0].Pair == fact.Last.ID.Pair })
+		key, id := fact.Last.Key, fact.Last.ID
+		i := slices.IndexFunc(keys, func(k rememberedKey) bool {
+			return k.key == key && k.ids[0].Pair == id.Pair && k.ids[0].SpelledBy(key) == id.SpelledBy(key)
+		})
 		if i < 0 {
-			i, keys = len(keys), append(keys, rememberedKey{ask: ask, key: fact.Last.Key, matched: true})
+			i, keys = len(keys), append(keys, rememberedKey{ask: ask, key: key, matched: true})
 		}
-		keys[i].ids = append(keys[i].ids, fact.Last.ID)
+		keys[i].ids = append(keys[i].ids, id)
 	}
 	slices.SortFunc(keys, func(a, b rememberedKey) int { return strings.Compare(a.key, b.key) })
 	return keys
@@ -173,7 +177,7 @@ func (k rememberedKey) pause(ctx context.Context, wish ledger.Wish) (text string
 	if err != nil {
 		return "", err
 	}
-	if err := ledger.PauseKey(ctx, k.ask, k.key, k.ids[0], wish); err != nil {
+	if err := ledger.PauseKey(ctx, k.ask, ledger.Lock{ID: k.ids[0], Key: k.key}, wish); err != nil {
 		return "", err
 	}
 	facts, err := k.facts(ctx)

@@ -56,6 +56,12 @@ func Parse(s string) (ID, error) {
 	return parseInt(s)
 }
 
+// SpelledBy says whether key is this number in some spelling: 7, 07 or +7.
+func (id ID) SpelledBy(key string) bool {
+	spelled, err := Parse(key)
+	return err == nil && spelled == id
+}
+
 // Compare orders locks. Whoever takes several locks takes them in this order, so
 // that two never wait for each other.
 func (id ID) Compare(other ID) int {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -17,12 +16,12 @@ type Wish struct {
 }
 
 // PauseKey keeps the runs of a key from starting, in all its slots. It ends no run.
-func PauseKey(ctx context.Context, ask Ask, key string, id lockkey.ID, w Wish) error {
+func PauseKey(ctx context.Context, ask Ask, l Lock, w Wish) error {
 	until := "'infinity'::timestamptz"
 	if w.For > 0 {
 		until = "pg_catalog.now() + " + interval(w.For)
 	}
-	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)", id.Number, id.ObjSubID(), quoteKey(key), until, quoteWord(w.By), quoteMost(w.Note, mostNote)))
+	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)", l.Number, l.ObjSubID(), l.keySQL(), until, quoteWord(w.By), quoteMost(w.Note, mostNote)))
 	return err
 }
 

@@ -52,8 +52,12 @@ func keyIs(key string) string {
 }
 
 // among is a condition on a table of the ledger: the row is of this key, under one of
-// these numbers. All numbers of a key have the same sub.
+// these numbers. All numbers of a key have the same sub. A key that is the number itself may have
+// another spelling in the table of an older ledger.
 func among(key string, ids []lockkey.ID) string {
+	if ids[0].SpelledBy(key) {
+		return fmt.Sprintf("sub = %d AND number = %d", ids[0].ObjSubID(), ids[0].Number)
+	}
 	var numbers []string
 	for _, id := range ids {
 		numbers = append(numbers, strconv.FormatInt(id.Number, 10))

@@ -24,6 +24,15 @@ type Lock struct {
 	Key string
 }
 
+// keySQL is the key as the ledger has it: a number has one spelling there, since a pause goes by the
+// text.
+func (l Lock) keySQL() string {
+	if l.SpelledBy(l.Key) {
+		return quoteKey(l.String())
+	}
+	return quoteKey(l.Key)
+}
+
 // Proof is what a run knows of earlier runs.
 type Proof struct {
 	// Backend is the session that has the locks, if another session asks.
@@ -42,7 +51,7 @@ type Proof struct {
 // Otherwise its value is NULL, and StartWithProofSQL tells the reason. token and system are SQL.
 func (r Run) StartSQL(l Lock, token, system string) string {
 	return fmt.Sprintf("pglead.start_1('%d', '%d', %s, %s, %s, %s, NULL, %s)",
-		l.Number, l.ObjSubID(), quoteKey(l.Key), token, system, r.words(), r.ticks())
+		l.Number, l.ObjSubID(), l.keySQL(), token, system, r.words(), r.ticks())
 }
 
 // StartWithProofSQL is an SQL expression that starts a run, or tells what is in its way.
@@ -52,7 +61,7 @@ func (r Run) StartWithProofSQL(locks []Lock, shared bool, token int64, system st
 	for i, l := range locks {
 		numbers = append(numbers, strconv.FormatInt(l.Number, 10))
 		subs = append(subs, strconv.Itoa(l.ObjSubID()))
-		keys = append(keys, quoteKey(l.Key))
+		keys = append(keys, l.keySQL())
 		closes = append(closes, strconv.FormatInt(p.Closes[i], 10))
 	}
 	for _, token := range p.Heard {
@@ -107,29 +116,35 @@ FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + stri
 func PausedAmongQuery(locks []Lock) string {
 	var rows []string
 	for i, l := range locks {
-		rows = append(rows, fmt.Sprintf("(%d, bigint '%d', smallint '%d', %s)", i, l.Number, l.ObjSubID(), quoteKey(l.Key)))
+		rows = append(rows, fmt.Sprintf("(%d, bigint '%d', smallint '%d', %s)", i, l.Number, l.ObjSubID(), l.keySQL()))
 	}
 	return "SELECT w.i FROM (VALUES " + strings.Join(rows, ", ") + `) AS w (i, number, sub, key) WHERE EXISTS (
 	SELECT FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + pausedBySQL("w.number", "w.sub", "w.key") + "))"
 }
 
-// pausedBySQL is a condition on a row of pglead.lock, as the ledger's functions have it: its pause
-// is one of the lock with this number, sub and key, which are SQL expressions. Slots have other
-// numbers and the same key; a key that is a number, or a pair of them, has none.
+// pausedBySQL is a condition on a row of pglead.lock, as slots_1 in start.sql has it: its pause is
+// one of the lock with this number, sub and key, which are SQL expressions. Slots have other numbers
+// and the same key; a key that is the number itself has none. An older ledger may lack slots_1.
 func pausedBySQL(number, sub, key string) string {
 	return fmt.Sprintf(`lock.number = %[1]s AND lock.sub = %[2]s
-	OR lock.key = pg_catalog.left(%[3]s, %[4]d) AND lock.key NOT IN (lock.number::text, %[1]s::text) AND (lock.sub = 1 AND %[2]s = 1 OR lock.key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$')`,
-		number, sub, key, mostKey)
+	OR lock.key = pg_catalog.left(%[3]s, %[4]d) AND lock.key NOT IN (%[5]s, %[6]s)`,
+		number, sub, key, mostKey, spellingSQL("lock.number", "lock.sub"), spellingSQL(number, sub))
+}
+
+// spellingSQL is the number as a key has it. It has no operator that PostgreSQL lacks for these
+// types: somebody else's would be called.
+func spellingSQL(number, sub string) string {
+	return fmt.Sprintf("CASE %[2]s WHEN 1 THEN %[1]s::text ELSE pg_catalog.concat(%[1]s >> 32, ',', %[1]s << 32 >> 32) END", number, sub)
 }
 
 func (l Lock) pausedSQL() string {
-	return pausedBySQL(fmt.Sprintf("bigint '%d'", l.Number), fmt.Sprintf("smallint '%d'", l.ObjSubID()), quoteKey(l.Key))
+	return pausedBySQL(fmt.Sprintf("bigint '%d'", l.Number), fmt.Sprintf("smallint '%d'", l.ObjSubID()), l.keySQL())
 }
 
 // MissingQuery is a query that notes that a lock's command could not be executed.
 func (r Run) MissingQuery(l Lock, status int) string {
 	return fmt.Sprintf("SELECT pglead.missing_1('%d', '%d', %s, %s, %s, %d, %s, %d)",
-		l.Number, l.ObjSubID(), quoteKey(l.Key), quoteWord(r.Host), quoteWord(r.User), r.PID, quoteWord(r.Command), status)
+		l.Number, l.ObjSubID(), l.keySQL(), quoteWord(r.Host), quoteWord(r.User), r.PID, quoteWord(r.Command), status)
 }
 
 // Outcome is how a run ended.

@@ -11,8 +11,9 @@ $$;
 -- as a key is another lock.
 CREATE OR REPLACE FUNCTION pglead.slots_1(a_number bigint, a_sub smallint, the_key text, b_number bigint, b_sub smallint) RETURNS boolean
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
-	SELECT the_key NOT IN (a_number::text, b_number::text)
-		AND (a_sub = 1 AND b_sub = 1 OR the_key !~ '^[+-]?[0-9]+,[+-]?[0-9]+$')
+	SELECT the_key NOT IN (
+		CASE a_sub WHEN 1 THEN a_number::text ELSE (a_number >> 32) || ',' || (a_number << 32 >> 32) END,
+		CASE b_sub WHEN 1 THEN b_number::text ELSE (b_number >> 32) || ',' || (b_number << 32 >> 32) END)
 $$;
 
 -- start_1 is what most starts are: of one lock, exclusively, by the session that holds
