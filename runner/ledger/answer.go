@@ -158,7 +158,7 @@ func ParsePaused(rows session.Rows) (paused *PausedError, left time.Duration, er
 	if len(rows) == 0 {
 		return nil, 0, nil
 	}
-	row, err := rows.Only(4)
+	row, err := rows.Only(5)
 	if err != nil {
 		return nil, 0, err
 	}

@@ -100,14 +100,15 @@ func OpenRunsQuery(locks []Lock, shared bool) string {
 	return "SELECT pg_catalog.count(*) FROM pglead.lock WHERE started IS NOT NULL AND ended IS NULL AND (number, sub) IN (" + strings.Join(rows, ", ") + ")" + readers
 }
 
-// PausedQuery is a query for the locks' pause that ends last. ParsePaused reads its rows.
-func PausedQuery(locks []Lock) string {
+// PausedQuery is a query for the locks' pause that ends last. ParsePaused reads its rows. asIs is
+// the session's AsIsSQL, or the like.
+func PausedQuery(locks []Lock, asIs string) string {
 	var rows []string
 	for _, l := range locks {
 		rows = append(rows, l.pausedSQL())
 	}
 	return `SELECT CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until)) END,
-	CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until - pg_catalog.clock_timestamp())) END, paused_by, note
+	CASE WHEN paused_until <> 'infinity' THEN ceil(extract(epoch FROM paused_until - pg_catalog.clock_timestamp())) END, paused_by, note, ` + asIs + `
 FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + strings.Join(rows, " OR ") + ") ORDER BY paused_until DESC LIMIT 1"
 }
 

@@ -196,7 +196,8 @@ func (a *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
-	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.shared(), b.grant.Token, b.grant.SystemID, proof)
+	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.shared(), b.grant.Token, b.grant.SystemID, proof) +
+		", " + b.s.AsIsSQL()
 	if b.cfg.Session.Quorum {
 		row, err := b.s.Commit(ctx, start+", pg_catalog.set_config('synchronous_commit', 'on', true)")
 		if err != nil || len(row) == 0 {
@@ -218,7 +219,7 @@ func (a *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	row, err := rows.Only(2)
+	row, err := rows.Only(3)
 	if err != nil {
 		return "", err
 	}

@@ -41,7 +41,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 		if err := w.sleep(ctx, min(max(left, askPauseEvery/30), askPauseEvery, w.candidate.left()), nil); err != nil {
 			return err
 		}
-		rows, err := w.s.Query(ctx, ledger.PausedQuery(w.cfg.ledgerLocks(w.cfg.Claim.Locks)))
+		rows, err := w.s.Query(ctx, ledger.PausedQuery(w.cfg.ledgerLocks(w.cfg.Claim.Locks), w.s.AsIsSQL()))
 		if err != nil {
 			return ledgerError(err)
 		}
@@ -63,7 +63,7 @@ func (b *Bid) namePaused(ctx context.Context, why *ledger.PausedError) {
 	locks := b.cfg.ledgerLocks(b.cfg.Claim.Locks)
 	var queries []string
 	for _, l := range locks {
-		queries = append(queries, ledger.PausedQuery([]ledger.Lock{l}))
+		queries = append(queries, ledger.PausedQuery([]ledger.Lock{l}, b.s.AsIsSQL()))
 	}
 	answers, err := b.s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {

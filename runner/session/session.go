@@ -100,6 +100,7 @@ type Session struct {
 	renewed  chan boottime.Instant
 
 	firstAnswer *string // to cfg.FirstQuestion, until it is taken
+	asIs        string  // an SQL expression: see AsIsSQL
 	second      secondSession
 
 	pid     atomic.Uint32 // the backend's; behind a pooler the pooler's, until SetBackendPID
