@@ -50,3 +50,22 @@ func TestProcessLimit(t *testing.T) {
 		})
 	}
 }
+
+// TestProcessesNeeded: pglead and its guard need no more processes and threads than is documented.
+func TestProcessesNeeded(t *testing.T) {
+	requireRoot(t, "a user without other processes")
+	racesNothing(t)
+	const user = "64739"
+	dsn, dir := openServer(t), openDir(t)
+	for range 12 {
+		if !eventually(func() bool { return exec.Command("pgrep", "-u", user).Run() != nil }) {
+			t.Fatal("the user has other processes")
+		}
+		cmd := exec.Command("setpriv", "--reuid", user, "--regid", "nogroup", "--clear-groups", "prlimit", "--nproc=20",
+			filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "needed", "--lock-delay", "0", "--", "true")
+		cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
+		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+}
