@@ -54,9 +54,13 @@ func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.C
 	if err != nil {
 		return nil, bad("", "%s", parseFailure(err))
 	}
-	if part, variable := suspect(cfg); part != "" {
+	if part, variable := suspect(cfg, dsn); part != "" {
 		source = cmp.Or(variable, source)
-		return nil, bad(howToWrite, "the %s looks like part of a connection string (it is not shown, for there may be a password in it)", part)
+		hint := howToWrite
+		if part == "database" {
+			hint = howToEscape
+		}
+		return nil, bad(hint, "the %s looks like part of a connection string (it is not shown, for there may be a password in it)", part)
 	}
 	params := libpqEnv()
 	maps.Copy(params, cfg.RuntimeParams)
@@ -110,6 +114,10 @@ func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.C
 const howToWrite = "write postgresql://USER@HOST:PORT/DATABASE, or host=HOST port=PORT dbname=DATABASE user=USER; " +
 	"a name with odd characters is dbname='NAME'"
 
+// howToEscape is a hint for a database whose name looks like part of a connection string.
+const howToEscape = howToWrite + "; if the database has that very name: postgresql://HOST/NAME, where it has %3A for a colon, " +
+	"%40 for an @, %2F for a slash, and %3D for a ="
+
 // mangled says whether a connection string is no URI, does not begin with a keyword, and
 // is not the name of a database. If a mistyped URI were taken for a name, pglead would
 // send it to some server and show it in every message, with its password.
@@ -128,7 +136,7 @@ func mangled(dsn string) bool {
 // suspect looks for a value that is part of another connection string by mistake, among
 // those from the string, the variables and the service file. It returns which part it
 // is, and the variable that it comes from, if any.
-func suspect(cfg *pgconn.Config) (part, variable string) {
+func suspect(cfg *pgconn.Config, dsn string) (part, variable string) {
 	isFrom := func(variable, value string) string {
 		if !strings.Contains(os.Getenv(variable), value) {
 			return ""
@@ -142,7 +150,7 @@ func suspect(cfg *pgconn.Config) (part, variable string) {
 		}
 	}
 	switch {
-	case credentials(cfg.Database):
+	case credentials(cfg.Database) && !escaped(dsn, cfg.Database):
 		return "database", isFrom("PGDATABASE", cfg.Database)
 	case credentials(cfg.User):
 		return "user", isFrom("PGUSER", cfg.User)
@@ -155,6 +163,16 @@ func suspect(cfg *pgconn.Config) (part, variable string) {
 func credentials(value string) bool {
 	_, behind, found := strings.Cut(value, ":")
 	return found && strings.Contains(behind, "@") || strings.Contains(value, "://") || strings.Contains(strings.ToLower(value), "password=")
+}
+
+// escaped says whether a URI names the database with percent signs for what makes the name look
+// like part of a connection string: nobody writes that by mistake.
+func escaped(dsn, database string) bool {
+	_, rest, _ := strings.Cut(dsn, "://")
+	_, path, _ := strings.Cut(rest, "/")
+	path, _, _ = strings.Cut(path, "?")
+	name, err := url.PathUnescape(path)
+	return isURI(dsn) && err == nil && name == database && !credentials(path)
 }
 
 const lowerCase = "abcdefghijklmnopqrstuvwxyz"

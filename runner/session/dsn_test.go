@@ -175,10 +175,16 @@ func TestParseDSNMangled(t *testing.T) {
 		"host=h user=postgres//u:secret@h/db":         "user looks like",
 		"postgresql://h/u:secret@i/db":                "database looks like",
 		"postgresql://h;password=secret/db":           "host looks like",
+		"postgresql://h/u:sec%72et@i/db":              "database looks like",
+		"postgresql://h?dbname=u%3Asecret%40i":        "database looks like",
 	} {
+		hint := howToWrite
+		if strings.HasPrefix(want, "database") {
+			hint = howToEscape
+		}
 		_, err := ParseDSN(dsn, "--dsn")
 		var e *Error
-		if !errors.As(err, &e) || e.Kind != BadDSN || !strings.Contains(err.Error(), want) || e.Hint != howToWrite {
+		if !errors.As(err, &e) || e.Kind != BadDSN || !strings.Contains(err.Error(), want) || e.Hint != hint {
 			t.Errorf("ParseDSN(%q): %v, want %q and how to write it", dsn, err, want)
 		} else if strings.Contains(err.Error(), "secret") {
 			t.Errorf("ParseDSN(%q) gives the password away: %q", dsn, err)
@@ -194,11 +200,16 @@ func TestParseDSNMangled(t *testing.T) {
 	}
 	// Odd names are none.
 	for dsn, want := range map[string]string{
-		"dbname='a@b:c/d;e=\"f\"' host=h":  `h:5432/a@b:c/d;e="f"`,
-		"host=/run/postgresql@15 dbname=a": "/run/postgresql@15:5432/a",
-		"user=u@server host=h dbname=a":    "h:5432/a",
-		"postgresql://h/a%3Ab":             "h:5432/a:b",
-		"host=fe80::1%eth0 dbname=a":       "[fe80::1%eth0]:5432/a",
+		"dbname='a@b:c/d;e=\"f\"' host=h":    `h:5432/a@b:c/d;e="f"`,
+		"host=/run/postgresql@15 dbname=a":   "/run/postgresql@15:5432/a",
+		"user=u@server host=h dbname=a":      "h:5432/a",
+		"postgresql://h/a%3Ab":               "h:5432/a:b",
+		"postgresql://h/a%3Ab%40c":           "h:5432/a:b@c",
+		"postgresql://h/a%3Ab@c?user=u":      "h:5432/a:b@c",
+		"postgresql://%2Ftmp/http%3A%2F%2Fx": "/tmp:5432/http://x",
+		"postgresql://h/u%3Apw%40h%2Fdb":     "h:5432/u:pw@h/db",
+		"postgresql://h/password%3Dx":        "h:5432/password=x",
+		"host=fe80::1%eth0 dbname=a":         "[fe80::1%eth0]:5432/a",
 	} {
 		cfg, err := ParseDSN(dsn, "--dsn")
 		if err != nil {
