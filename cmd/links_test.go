@@ -109,3 +109,23 @@ func anchors(t *testing.T, page string) map[string]bool {
 	}
 	return names
 }
+
+// TestImage: the recipe for Docker copies the file that the image has.
+func TestImage(t *testing.T) {
+	find := func(file, pattern string) string {
+		t.Helper()
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := regexp.MustCompile(`(?m)` + pattern).FindSubmatch(text)
+		if m == nil {
+			t.Fatalf("%s has no %s", file, pattern)
+		}
+		return string(m[1])
+	}
+	recipe := find("README.md", `^COPY --from=ghcr\.io/pglead/pglead (\S+) `)
+	if image := find("../testdata/packaging/Dockerfile", `^COPY \S+/pglead (\S+)$`); recipe != image {
+		t.Errorf("the recipe copies %s, and the image has %s", recipe, image)
+	}
+}
