@@ -13,6 +13,7 @@ package cmd
 import (
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -38,7 +39,32 @@ func Main(args []string) int {
 		args = args[:1] // --help would show all commands and succeed
 	}
 	root.SetArgs(args)
-	return exit(u, root.Execute())
+	err := root.Execute()
+	if !u.configured && wantsJSON(args) {
+		u.configure(false, false, true, nil)
+	}
+	return exit(u, err)
+}
+
+// wantsJSON says whether the messages are to be in JSON, also where the flags could not be read
+// to their end. It may take an argument of the job for the flag if there is no -- between them.
+func wantsJSON(args []string) bool {
+	if len(args) == 0 || !slices.Contains(strings.Fields(runners), args[0]) {
+		return false
+	}
+	format := os.Getenv(envName("log-format"))
+	for i, arg := range args {
+		value, found := strings.CutPrefix(arg, "--log-format=")
+		switch {
+		case arg == "--":
+			return format == "json"
+		case found:
+			format = value
+		case arg == "--log-format" && i+1 < len(args):
+			format = args[i+1]
+		}
+	}
+	return format == "json"
 }
 
 // isNoCommand says whether the word in a command's place is no command.

@@ -44,6 +44,8 @@ type ui struct {
 	key     string // what messages start with
 	level   slog.LevelVar
 
+	configured bool
+
 	mu     sync.Mutex // guards writing to w, and all fields below
 	status statusLine
 	hinted string // the last hint of a warning
@@ -73,6 +75,7 @@ func newStderrUI() *ui {
 
 // configure applies -q, -v, --log-format and --key.
 func (u *ui) configure(quiet, verbose, asJSON bool, keys []string) {
+	u.configured = true
 	switch {
 	case quiet:
 		u.level.Set(slog.LevelError)
