@@ -51,6 +51,8 @@ run was due and none started.`,
 				return usagef("--last %d: from 1", f.last)
 			case cmd.Flags().Changed("since") && f.since.value <= 0:
 				return usagef("--since must be longer than 0")
+			case cmd.Flags().Changed("every") && f.output.value != "html":
+				return usagef("%s is of pglead history KEY -o html", sourceOf(cmd.Flags().Lookup("every")))
 			case len(keys) == 1 && !isPattern(keys[0]):
 				return f.history(u, cmd, keys[0], stdout)
 			}

@@ -65,8 +65,10 @@ else works.
 func oneAction(cmd *cobra.Command, args []string) error {
 	hint := "one of " + strings.Join(cmd.ValidArgs, ", ") + "; see " + cmd.CommandPath() + " --help"
 	switch {
-	case len(args) != 1:
+	case len(args) == 0:
 		return &usageError{err: errors.New("what to do with the ledger is missing"), hint: hint}
+	case len(args) > 1:
+		return &usageError{err: fmt.Errorf("%s takes one action, not %d: %s", cmd.CommandPath(), len(args), printable(args[1])), hint: hint}
 	case slices.Contains(cmd.ValidArgs, args[0]):
 		return nil
 	}
@@ -193,7 +195,7 @@ type ledgerView struct {
 
 func (a *ledgerAdmin) writeStatus(s ledger.State, faults []string) error {
 	text := fmt.Sprintf("ledger in %s: version %d, keeps %d runs of each key\n", a.where, s.Version, s.Keep)
-	text += fmt.Sprintf("  holds    %s of %s, %s", plural(s.Runs, "run"), plural(s.Locks, "lock"), size(s.Bytes))
+	text += fmt.Sprintf("  holds    %s of %s, %s", plural(s.Runs, "run"), plural(s.Keys, "key"), size(s.Bytes))
 	if s.Oldest != nil {
 		text += ", from " + when(*s.Oldest, time.Now()) + " on"
 	}

@@ -3,6 +3,7 @@ package cmd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os/signal"
 	"slices"
@@ -116,10 +117,14 @@ func (f *lookFlags) locksOf(ctx context.Context, viewer *session.Viewer, claim l
 }
 
 func oneKey(cmd *cobra.Command, args []string) error {
-	if len(args) != 1 {
-		return &usageError{err: errors.New("one key is needed"), hint: "pglead " + cmd.Name() + " invoice_gen/SUB-1234"}
+	err := errors.New("a key is missing")
+	switch {
+	case len(args) == 1:
+		return nil
+	case len(args) > 1:
+		err = fmt.Errorf("%s takes one key, not %d", cmd.CommandPath(), len(args))
 	}
-	return nil
+	return &usageError{err: err, hint: cmd.CommandPath() + " invoice_gen/SUB-1234"}
 }
 
 // resolveServer finds out where the locks are, and how to connect there.

@@ -108,18 +108,24 @@ func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, 
 			}
 			keys = keysOf(ask, facts)
 		}
+		changed := false
 		for _, k := range keys {
 			text, err := each.do(k, ctx)
 			if err == nil && text != "" {
+				changed = true
 				_, err = fmt.Fprintln(w, text)
 			}
 			if err != nil {
 				return err
 			}
 		}
-		if len(keys) == 0 {
+		switch {
+		case len(keys) == 0:
 			u.log.Warn("no key that is remembered matches "+printable(key), "event", "failed")
 			return &silentExit{exitNo}
+		case !changed: // by resume
+			_, err := fmt.Fprintln(w, printable(key)+": none was paused")
+			return err
 		}
 		return nil
 	})
