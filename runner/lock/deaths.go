@@ -20,8 +20,8 @@ import (
 //
 // The locks' own session is gone or useless, so this opens another one. For a run it first ends
 // the old one, if the server still has it: after a healed partition the old session still has
-// the locks. It retries failures for one lock-delay; after that nobody waits. The ledger says that
-// the commands were lost, unless SetEnd was told of another end.
+// the locks. It retries failures for one lock-delay; after that nobody waits. The Observer is told
+// of them. The ledger says that the commands were lost, unless SetEnd was told of another end.
 func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 	if len(lost) == 0 {
 		return
@@ -85,7 +85,11 @@ func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
 		err := afterLossOnce(ctx, tellWaiters, recorded, lost)
 		if err == nil {
+			cfg.Observer.away(nil)
 			return
+		}
+		if session.Passing(err) && ctx.Err() == nil { // or nobody would know what this process waits for
+			cfg.Observer.away(err)
 		}
 		if !session.Passing(err) || !pace.Sleep(ctx, backoff.Half()) {
 			if tellWaiters {
