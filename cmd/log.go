@@ -26,7 +26,7 @@ func newJSONHandler(u *ui) *jsonHandler {
 	var buf bytes.Buffer
 	replace := func(_ []string, a slog.Attr) slog.Attr {
 		if a.Value.Kind() == slog.KindDuration {
-			a.Value = slog.Float64Value(a.Value.Duration().Seconds())
+			a.Value = slog.Float64Value(float64(a.Value.Duration()) / 1e9) // Seconds adds two parts, which shows
 		}
 		if a.Key == slog.LevelKey && a.Value.Any() == runner.LevelNotice {
 			a.Value = slog.StringValue("NOTICE")
