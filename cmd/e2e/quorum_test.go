@@ -165,7 +165,7 @@ func TestEmptyForAWhile(t *testing.T) {
 	}
 	const reason = "--quorum needs synchronous standbys, but synchronous_standby_names is empty"
 	status, said := outcome(t, args("run")...)
-	if status != 78 || said != "pglead: run: "+reason+"\npglead: hint: set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave --quorum away\n" {
+	if status != 78 || said != "pglead: run: "+reason+"\npglead: hint: set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave out --quorum\n" {
 		t.Errorf("status %d: %s", status, said)
 	}
 	waits := []candidate{launch(t, args("run", "--wait", "forever", "-v")...), launch(t, args("lead", "--first-delay", "0", "--restart", "never", "-v")...)}

@@ -34,7 +34,7 @@ func (x *examination) path(ctx context.Context) checkup.Check {
 		return checkup.Okf("a connection pooler in between: what --transaction is for; " +
 			"a running command takes one connection of its pool, and its start a second one for a moment")
 	case x.cfg.Transaction:
-		const advice = "leave --transaction away here, unless other nodes come through a pooler: " +
+		const advice = "leave out --transaction here, unless other nodes come through a pooler: " +
 			"without it waiters stand in line, and a clean handover takes no lock-delay"
 		return checkup.Notef(advice, "no pooler in between")
 	}

@@ -24,7 +24,7 @@ FROM pg_catalog.pg_stat_replication`)
 	names, connected := row[0], fmt.Sprintf("%d connected", there)
 	switch {
 	case names == "" && x.cfg.Quorum:
-		return checkup.Failf("set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave --quorum away",
+		return checkup.Failf("set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave out --quorum",
 			"--quorum needs synchronous standbys, but synchronous_standby_names is empty (%s)", connected)
 	case names == "" && there == 0:
 		return checkup.Okf("none, and none synchronous")

@@ -179,7 +179,7 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 		return err
 	}
 	if row[0] == "" {
-		e := Errorf(NoStandbys, "set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave --quorum away",
+		e := Errorf(NoStandbys, "set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave out --quorum",
 			"--quorum needs synchronous standbys, but synchronous_standby_names is empty")
 		e.at = s.cfg.Database
 		return e
