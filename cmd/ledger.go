@@ -72,11 +72,7 @@ func oneAction(cmd *cobra.Command, args []string) error {
 	case slices.Contains(cmd.ValidArgs, args[0]):
 		return nil
 	}
-	text := fmt.Sprintf("unknown action %q", args[0])
-	if meant := nearest(args[0], cmd.ValidArgs); meant != "" {
-		text += ": did you mean " + meant + "?"
-	}
-	return &usageError{err: errors.New(text), hint: hint}
+	return &usageError{err: fmt.Errorf("unknown action %q", args[0]), hint: meaning(nearest(args[0], cmd.ValidArgs), hint)}
 }
 
 // ofAction refuses flags that the action does not have.

@@ -23,17 +23,21 @@ import (
 // unknownCommand is the error for a word that is no command.
 func unknownCommand(root *cobra.Command, word string) error {
 	root.SuggestionsMinimumDistance = 2
-	text := fmt.Sprintf("unknown command %q", word)
 	names := root.SuggestionsFor(word)
 	for _, cmd := range root.Commands() {
 		if slices.Contains(cmd.SuggestFor, word) { // before words of a similar spelling
 			names = []string{cmd.Name()}
 		}
 	}
-	if len(names) > 0 {
-		text += ": did you mean " + strings.Join(names, " or ") + "?"
+	return &usageError{err: fmt.Errorf("unknown command %q", word), hint: meaning(strings.Join(names, " or "), "see pglead --help")}
+}
+
+// meaning is a hint: what may have been meant, if anything, and where to look.
+func meaning(meant, look string) string {
+	if meant == "" {
+		return look
 	}
-	return &usageError{err: errors.New(text), hint: "see pglead --help"}
+	return "did you mean " + meant + "? " + strings.ToUpper(look[:1]) + look[1:]
 }
 
 // refuseTopics makes pglead help refuse words that are no commands. cobra would show the
@@ -70,11 +74,7 @@ func refuseShells(root *cobra.Command) {
 			if len(words) == 0 {
 				return &usageError{err: errors.New("the shell to complete for is missing"), hint: hint}
 			}
-			text := fmt.Sprintf("unknown shell %q", words[0])
-			if meant := nearest(words[0], shells); meant != "" {
-				text += ": did you mean " + meant + "?"
-			}
-			return &usageError{err: errors.New(text), hint: hint}
+			return &usageError{err: fmt.Errorf("unknown shell %q", words[0]), hint: meaning(nearest(words[0], shells), hint)}
 		}
 		cmd.Args = cobra.ArbitraryArgs
 	}
@@ -109,8 +109,10 @@ func flagMistake(cmd *cobra.Command, err error) error {
 		}
 		meant := meantFlag(cmd.Flags(), name)
 		switch {
+		case borrowed(name) != "" && about(runners, cmd):
+			hint = borrowed(name)
 		case meant != "":
-			hint = "did you mean --" + meant + "? See " + cmd.CommandPath() + " --help"
+			hint = meaning("--"+meant, hint)
 		case slices.Contains([]string{"k", "key", "keys"}, name) && regexp.MustCompile(`\bKEY\b`).MatchString(cmd.Use):
 			hint = "the key is an argument: pglead " + cmd.Name() + " KEY"
 		case flagOfRun(name):
@@ -120,6 +122,21 @@ func flagMistake(cmd *cobra.Command, err error) error {
 		err = badValue("--"+value.GetFlag().Name, value.GetFlag(), value.GetValue(), value.Unwrap())
 	}
 	return &usageError{err: err, hint: hint}
+}
+
+// borrowed is a hint for a flag that flock or consul lock has.
+func borrowed(name string) string {
+	switch name {
+	case "n", "nb", "nonblock":
+		return "without --wait the lock is tried once, as by flock -n"
+	case "x", "e", "exclusive":
+		return "the lock is exclusive, unless there is --shared"
+	case "c", "command", "shell":
+		return "for a shell's syntax: -- sh -c 'COMMAND LINE'"
+	case "ttl":
+		return "did you mean --lease?"
+	}
+	return ""
 }
 
 // misplacedFlag is the error for a flag that comes before pglead's command, or without a command.
@@ -237,7 +254,7 @@ func warnOfVariables(u *ui, called *cobra.Command) {
 			continue
 		}
 		if meant := nearest(rest, known); meant != "" {
-			u.log.Warn("unknown variable "+printable(name)+": did you mean "+envPrefix+meant+"?", "event", "environment")
+			u.remark("unknown variable "+printable(name), "did you mean "+envPrefix+meant+"?")
 		}
 	}
 }
