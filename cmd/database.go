@@ -52,9 +52,6 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 		return database{config: config}, err
 	}
 	d := database{pass: withheld}
-	if pass {
-		d.pass = dsn
-	}
 	if dsn == embedded {
 		server, err := localpg.UseEmbedded()
 		if err != nil {
@@ -65,6 +62,9 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 		text := fmt.Sprintf("using a private PostgreSQL %d in %s: this lock is local to this machine and user", server.Major, server.Dir)
 		u.log.Error(text, "event", "embedded")
 		dsn = server.DSN
+	}
+	if pass {
+		d.pass = dsn
 	}
 	var err error
 	d.config, err = session.ParseDSN(dsn, source, u.remark)

@@ -253,3 +253,15 @@ func TestWatchKeepsEmbedded(t *testing.T) {
 		}
 	}
 }
+
+// TestEmbeddedPassed: --pass-dsn passes on how any program finds the private server, which has no
+// other name for it.
+func TestEmbeddedPassed(t *testing.T) {
+	e := newEmbeddedHome(t)
+	e.run()
+	cmd := e.command("run", "--dsn", "embedded", "--pass-dsn", "--key", "k", "--", "sh", "-c", `psql -XAtqc "SELECT current_setting('data_directory')" "$PGLEAD_DSN"; pglead who k`)
+	out, err := cmd.Output()
+	if want := filepath.Join(e.dir, "data") + "\n"; err != nil || !strings.HasPrefix(string(out), want) || !strings.Contains(string(out), " (sh, process ") {
+		t.Errorf("%q, %v", out, err)
+	}
+}
