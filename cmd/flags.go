@@ -91,8 +91,8 @@ func (c *choice) Set(s string) error {
 	return nil
 }
 
-// usage names the words; the first stands for the value.
-func (c *choice) usage() string { return "`" + c.words[0] + "`" + c.list()[len(c.words[0]):] }
+// usage is the usage text of --output.
+func (c *choice) usage() string { return "in this `FORMAT`: " + c.list() }
 
 // list is the words in a sentence.
 func (c *choice) list() string {
@@ -181,7 +181,7 @@ func (d *duration) String() string {
 	return s
 }
 
-func (d *duration) Type() string { return "duration" }
+func (d *duration) Type() string { return "D" } // its name in help, as in README
 
 func (d *duration) Set(s string) error {
 	if d.mayBeForever && s == "forever" {
@@ -206,7 +206,7 @@ func parseDuration(s string) (time.Duration, error) {
 	if seconds, err := strconv.ParseFloat(s, 64); err == nil {
 		switch {
 		case math.IsNaN(seconds), seconds < 0:
-			return 0, fmt.Errorf("%q is not a length of time", s)
+			return 0, notALength(s)
 		case seconds > longest.Seconds():
 			return 0, tooLong(s)
 		}

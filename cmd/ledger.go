@@ -56,6 +56,7 @@ else works.
 	flags.IntVar(&f.keep, "keep", ledger.Keep, "install: remember the `N` newest runs of each key")
 	flags.BoolVar(&f.sql, "sql", false, "install: print the SQL that would be run, and change nothing")
 	flags.Var(&f.older, "older", "prune: forget keys whose last run is older than this")
+	flags.Lookup("older").DefValue = "90d" // in help, for 2160h
 	flags.BoolVar(&f.yes, "yes", false, "uninstall: don't ask")
 	f.outputFlag(cmd, "status: "+f.output.usage())
 	f.serverFlags(cmd)

@@ -75,7 +75,7 @@ func (o *options) leaseFlags(flags *pflag.FlagSet) {
 func (o *options) commandFlags(flags *pflag.FlagSet) {
 	flags.VarP(&o.timeout, "timeout", "t", "the command may run this long, then TERM, then KILL; 0 is no limit")
 	flags.Var(&o.killAfter, "kill-after", "time from TERM to KILL: after a forwarded TERM or INT (default never), and after --timeout (default 10s)")
-	flags.Var(&o.leftovers, "leftovers", o.leftovers.usage()+": what to do with processes that outlive the command")
+	flags.Var(&o.leftovers, "leftovers", "`WHAT` to do with processes that outlive the command: "+o.leftovers.list())
 }
 
 func (o *options) noteFlag(flags *pflag.FlagSet) {
@@ -91,13 +91,13 @@ func (o *options) hookFlags(flags *pflag.FlagSet) {
 
 // commonFlags come last in help.
 func (o *options) commonFlags(flags *pflag.FlagSet) {
-	flags.Var(&o.ledger, "ledger", o.ledger.usage()+": use the database's ledger if it has one, always, or never")
+	flags.Var(&o.ledger, "ledger", "`WHEN` to use the database's ledger: auto (if it has one), require (always) or off (never)")
 	o.dsnFlag(flags)
 	flags.BoolVar(&o.passDSN, "pass-dsn", false, "pass the connection string on to the command, in PGLEAD_DSN")
 	o.connectTimeoutFlag(flags)
 	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say only errors; killing a command counts as an error")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "say every step")
-	flags.Var(&o.logFormat, "log-format", o.logFormat.usage()+", on standard error")
+	flags.Var(&o.logFormat, "log-format", "`FORMAT` of messages on standard error: "+o.logFormat.list())
 }
 
 // check finds what is wrong with the flags before anything happens.

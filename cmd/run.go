@@ -15,7 +15,11 @@ func newRunCmd(u *ui) *cobra.Command {
 		Long: `Run a command while holding the lock of KEY in a PostgreSQL database.
 
 The command starts only after the server has granted the lock. If the connection
-is lost, the command and everything it started are killed.`,
+is lost, the command and everything it started are killed.
+
+The exit status is the command's own; 75 if the lock is held elsewhere or
+paused, 76 if it was lost while the command ran, 124 after --timeout; 64 for a
+mistake in the flags, 69, 77 or 78 if the database can't be used.`,
 		Example: `  pglead run --key invoice_gen/SUB-1234 -- ./job
   pglead run --key nightly --wait 10m --timeout 2h -- ./backup.sh /data`,
 		DisableFlagsInUseLine: true,
