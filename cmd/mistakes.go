@@ -23,7 +23,9 @@ import (
 // unknownCommand is the error for a word that is no command.
 func unknownCommand(root *cobra.Command, word string) error {
 	root.SuggestionsMinimumDistance = 2
-	names := root.SuggestionsFor(word)
+	names := slices.DeleteFunc(root.SuggestionsFor(word), func(name string) bool { // foo is not who
+		return !strings.HasPrefix(name, word) && nearest(word, []string{name}) == ""
+	})
 	for _, cmd := range root.Commands() {
 		if slices.Contains(cmd.SuggestFor, word) { // before words of a similar spelling
 			names = []string{cmd.Name()}
