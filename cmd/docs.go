@@ -75,6 +75,8 @@ func exitMeanings() []exitMeaning {
 		code(exitNo, "pause resume", "No key that is remembered matches the pattern."),
 		code(exitNo, "ledger", "status: there is no ledger; uninstall: the answer was no."),
 		code(exitUsage, database+others, "Usage, or a malformed connection string."),
+		code(exitUsage, "stepdown", "Another program holds the lock, or nobody waits on the host of --to."),
+		code(exitUsage, "ledger", "uninstall: there is no terminal to ask at, and no --yes."),
 		code(exitUnreachable, database, "The database can't be reached, or is lost or out of space before the command starts."),
 		code(exitInternal, database+others, "pglead itself failed."),
 		code(exitConflict, "run", "The lock is held elsewhere. --conflict-exit-code changes it."),
