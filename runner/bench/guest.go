@@ -130,6 +130,9 @@ func (b *bench) hotRow() error {
 		if n >= 0 {
 			name = fmt.Sprintf("a holder and %d waiters", n)
 		}
+		if n == 1 {
+			name = "a holder and 1 waiter"
+		}
 		fmt.Printf("| %s | %.0f | %.2f × | %.1f |\n", name, median(rates[n]), median(ratios[n]), float64(quantile(costs[n], .5).Nanoseconds())/1000)
 	}
 	b.goalAtLeast("hot row's updates beside a holder and 1 waiter", median(ratios[1]), .95, " ×")

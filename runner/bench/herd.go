@@ -20,7 +20,7 @@ func (b *bench) herd() error {
 	bare := as(b.unix, "app")
 	number := slices.Concat(bare, numbered())
 	section(fmt.Sprintf("%d nodes at the same instant", b.nodes),
-		"Max_connections = 100, and no node is a superuser. The one that gets the lock keeps it until all others have their answer; in the last row each runs `true` in its turn. Beside them an application logs in twice a second.",
+		"max_connections = 100, and no node is a superuser. The one that gets the lock keeps it until all others have their answer; in the last row each runs `true` in its turn. Beside them an application logs in twice a second.",
 		"| | ran | held elsewhere (75) | no connection (69) | other | first answer s | p50 s | last s | logins of the application | their p50 ms |\n|---|---|---|---|---|---|---|---|---|---|")
 	for _, of := range []struct {
 		name string

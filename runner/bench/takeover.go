@@ -246,7 +246,7 @@ func (b *bench) restart() error {
 		return err
 	}
 	b.printTakeover("Server up again after a fast restart, with a ledger", since, time.Second)
-	fmt.Printf("\nWith a ledger, from the begin of the restart: p50 %.3f s, max %.3f s.\n", quantile(times, .5).Seconds(), quantile(times, 1).Seconds())
+	fmt.Printf("\nWith a ledger, from the beginning of the restart: p50 %.3f s, max %.3f s.\n", quantile(times, .5).Seconds(), quantile(times, 1).Seconds())
 	return nil
 }
 
