@@ -35,7 +35,7 @@ func TestPlainTerminals(t *testing.T) {
 	}
 	says(t, shows("TERM=dumb", wait...), `pglead: plain: waiting; held by .*\r\n`+end)
 	says(t, shows("TERM=dumb", append([]string{"run", "-q"}, wait[1:]...)...), "")
-	if help := shows("TERM=xterm", "run", "--help"); !strings.Contains(help, "name, as for psql; embedded: a private") {
+	if help := shows("TERM=xterm", "run", "--help"); !strings.Contains(help, "name, as for psql; or embedded, a private") {
 		t.Errorf("without a size, help is %s", help)
 	}
 }
