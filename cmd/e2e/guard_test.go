@@ -137,21 +137,29 @@ func TestStoppedGuardHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// TestStoppedGuardWakes: the command that is stopped together with its guard, or stops it, and
-// whose pglead is killed does not live on, and the lock is given back. A guard that its command has
+// TestStoppedGuardWakes: a command whose guard is stopped, and perhaps the command, too, and whose
+// pglead is killed does not live on, and the lock is given back. A guard that its command has
 // stopped sees the command's end all the same.
 func TestStoppedGuardWakes(t *testing.T) {
-	for name, stop := range map[string]string{"guard": "kill -STOP $PPID; ", "guard and command": "kill -STOP $PPID $$; "} {
+	for name, both := range map[string]bool{"guard": false, "guard and command": true} {
 		t.Run("pglead is killed, "+name+" stopped", func(t *testing.T) {
 			key := "wakes " + name
-			holder := command(t, "run", "--key", key, "--lease", "1h", "--lock-delay", "0", "--", "sh", "-c", "echo $$; exec >&-; "+stop+"exec sleep 1000")
+			holder := command(t, "run", "--key", key, "--lease", "1h", "--lock-delay", "0", "--", "sh", "-c", "echo $$; exec >&-; exec sleep 1000")
 			line, _ := start(t, holder)
 			job, err := strconv.Atoi(line)
 			if err != nil {
 				t.Fatal(err)
 			}
 			guard := guardOf(t, holder.Process.Pid)
-			if !eventually(func() bool { return stopped(guard) }) {
+			// A heartbeat wakes the guard. With this lease there is none for long after the first.
+			if !eventually(func() bool { return testbed.beats(key) == 2 }) {
+				t.Fatal("there is no heartbeat")
+			}
+			_ = syscall.Kill(guard, syscall.SIGSTOP)
+			if both {
+				_ = syscall.Kill(job, syscall.SIGSTOP)
+			}
+			if !eventually(func() bool { return stopped(guard) && stopped(job) == both }) {
 				t.Fatal("the guard is not stopped")
 			}
 			_ = holder.Process.Kill()
@@ -164,7 +172,7 @@ func TestStoppedGuardWakes(t *testing.T) {
 	}
 	t.Run("the command ends", func(t *testing.T) {
 		var said bytes.Buffer
-		holder := command(t, "run", "--key", "wakes", "--lease", "3s", "--", "sh", "-c", "sleep 0.1; kill -STOP $PPID; exit 5")
+		holder := command(t, "run", "--key", "wakes", "--", "sh", "-c", "sleep 0.1; kill -STOP $PPID; exit 5")
 		holder.Stderr, holder.WaitDelay = &said, time.Second
 		timer := time.AfterFunc(time.Minute, func() { _ = holder.Process.Kill() })
 		defer timer.Stop()
@@ -174,6 +182,18 @@ func TestStoppedGuardWakes(t *testing.T) {
 		}
 		says(t, said.String(), "")
 	})
+}
+
+// beats is the number of the latest request of a key's holder, if that has been answered.
+func (b stage) beats(key string) int {
+	id := lockOf(key)
+	values, err := b.server.Query("postgres", fmt.Sprintf(`SELECT substring(query FROM 'beat=''([0-9]+)''') FROM pg_locks JOIN pg_stat_activity USING (pid)
+		WHERE locktype = 'advisory' AND classid = %d AND objid = %d AND granted AND state = 'idle'`, id.ClassID(), id.ObjID()))
+	if err != nil || len(values) != 1 {
+		return -1
+	}
+	n, _ := strconv.Atoi(values[0])
+	return n
 }
 
 // stopped says that a process is stopped.
