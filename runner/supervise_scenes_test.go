@@ -208,6 +208,16 @@ func TestReports(t *testing.T) {
 			want: expectation{outcome: Outcome{Ran: 60 * sec}, transcript: `
 3s level=INFO msg="the command has ended; waiting for what it left running: sleep (12)" event=leftovers` + doneAt60},
 		},
+		"what comes with the end is reported, too": {
+			incidents: []incident{{60 * sec, func(s *scene) {
+				for range 8 { // the end may be seen before any of them
+					reports(child.Event{Leftovers: "sleep (12)"})(s)
+				}
+				done()(s)
+			}}},
+			want: expectation{outcome: Outcome{Ran: 60 * sec}, transcript: strings.Repeat(`
+1m0s level=ERROR msg="the command has ended; ending what it left running: sleep (12)" event=leftovers`, 8) + doneAt60},
+		},
 		"what can't be killed is said again when the lock is lost": {
 			incidents: []incident{
 				{3 * sec, reports(child.Event{Unkillable: "nfs (12)"})}, {4 * sec, loses(errCut)},
