@@ -118,7 +118,7 @@ func (x *examination) roleOf(ctx context.Context, database *pgconn.Config) (role
 		return "", "", err
 	}
 	defer viewer.Close()
-	rows, err := viewer.Query(ctx, "SELECT pg_catalog.pg_is_in_recovery(), "+session.ServerIdentity)
+	rows, err := viewer.Query(ctx, "SELECT pg_catalog.pg_is_in_recovery(), "+session.ServerIdentitySQL)
 	if err != nil {
 		return "", "", err
 	}

@@ -48,7 +48,7 @@ func (x *examination) server(ctx context.Context) checkup.Check {
 func (x *examination) primary(ctx context.Context) checkup.Check {
 	row, err := x.row(ctx, 3, `SELECT pg_catalog.pg_is_in_recovery(),
 	extract(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.pg_postmaster_start_time())::bigint,
-	CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE `+session.Timeline+` END`)
+	CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE `+session.TimelineSQL+` END`)
 	if err != nil {
 		return failed(err)
 	}
@@ -146,7 +146,7 @@ func (x *examination) lease(ctx context.Context) checkup.Check {
 	var took []time.Duration
 	for range trips {
 		began := time.Now()
-		if _, err := x.Query(ctx, session.PlainBeat); err != nil {
+		if _, err := x.Query(ctx, session.PlainBeatQuery); err != nil {
 			return failed(err)
 		}
 		took = append(took, time.Since(began))
@@ -207,7 +207,7 @@ func (x *examination) notify(ctx context.Context) checkup.Check {
 	// While a commit with a NOTIFY waits for a standby, all notifications wait.
 	_, err := x.Query(ctx, `LISTEN "`+name+`"; SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('`+name+`', '')`)
 	if err == nil {
-		_, err = x.Query(ctx, session.PlainBeat) // a notification arrives before the answer
+		_, err = x.Query(ctx, session.PlainBeatQuery) // a notification arrives before the answer
 	}
 	if err != nil {
 		return failed(err)

@@ -60,6 +60,6 @@ func (x *examination) answersAfter(ctx context.Context, silent time.Duration) (t
 		return time.Since(began), err
 	}
 	took := time.Since(began)
-	_, err := x.Query(ctx, session.PlainBeat)
+	_, err := x.Query(ctx, session.PlainBeatQuery)
 	return took, err
 }

@@ -132,7 +132,7 @@ FROM (SELECT *, started IS NOT NULL AND ended IS NULL AS open, %s AS held FROM p
 LEFT JOIN LATERAL (SELECT * FROM pglead.run AS r WHERE r.number = l.number AND r.sub = l.sub ORDER BY r.started DESC LIMIT 1) AS p
 	ON open OR p.token = 0 AND (l.started IS NULL OR p.started > l.started)
 ORDER BY l.started DESC NULLS LAST`,
-		entry("l"), entry("p"), epoch("ok_started"), epoch("ok_ended"), epoch("paused_until"), epoch("pg_catalog.now()"), held, where, most))
+		entry("l"), entry("p"), epoch("ok_started"), epoch("ok_ended"), epoch("paused_until"), epoch("pg_catalog.now()"), heldSQL, where, most))
 	if err != nil {
 		return f, false, err
 	}

@@ -76,7 +76,7 @@ func readHistory(ctx context.Context, ask Ask, past Past) (h History, vanished b
 	rows, err := ask(ctx, fmt.Sprintf(`SELECT number, sub, key, %s, running, %s
 FROM (SELECT `+columns+`ended, outcome, status, NULL::boolean AS running FROM pglead.run WHERE %s
 	UNION ALL
-	SELECT `+columns+`NULL, NULL, NULL, cut IS NULL AND `+held+` FROM pglead.lock
+	SELECT `+columns+`NULL, NULL, NULL, cut IS NULL AND `+heldSQL+` FROM pglead.lock
 	WHERE started IS NOT NULL AND ended IS NULL AND %s) AS r
 ORDER BY r.started DESC, r.token DESC LIMIT %d`,
 		entry("r"), epoch("pg_catalog.now()"), where, where, past.Most))

@@ -32,9 +32,9 @@ func Look(ctx context.Context, ask Ask) (access Access, role string, err error) 
 
 var errAnswer error = session.Errorf(session.Unsafe, "is the schema pglead another program's?", "the ledger does not answer as this version's does")
 
-// held is an SQL expression over a row of pglead.lock that is true if somebody has the lock. A
+// heldSQL is an SQL expression over a row of pglead.lock that is true if somebody has the lock. A
 // standby can't show the primary's locks, so there every lock counts as held.
-const held = `((number, sub) IN (SELECT p.classid::bigint << 32 | p.objid::bigint, p.objsubid FROM pg_catalog.pg_locks AS p
+const heldSQL = `((number, sub) IN (SELECT p.classid::bigint << 32 | p.objid::bigint, p.objsubid FROM pg_catalog.pg_locks AS p
 	WHERE p.locktype = 'advisory' AND p.granted AND p.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))
 	OR pg_catalog.pg_is_in_recovery())`
 

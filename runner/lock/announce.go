@@ -32,13 +32,13 @@ func notifySQL(channel, payload string) string {
 	return fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel, payload)
 }
 
-// notWaitingForDisk is an SQL expression for a commit that only announces: after a crash
+// asyncCommitSQL is an SQL expression for a commit that only announces: after a crash
 // nobody listens.
-const notWaitingForDisk = "pg_catalog.set_config('synchronous_commit', 'off', true)"
+const asyncCommitSQL = "pg_catalog.set_config('synchronous_commit', 'off', true)"
 
 // notifyQuery is a query that says something on a channel.
 func notifyQuery(channel, payload string) string {
-	return "SELECT " + notWaitingForDisk + ", " + notifySQL(channel, payload)
+	return "SELECT " + asyncCommitSQL + ", " + notifySQL(channel, payload)
 }
 
 // Tell says something on a channel.

@@ -50,13 +50,13 @@ func (b start) drawBeside(ctx context.Context) error {
 	return b.keepToken(drawn[0], drawn[1])
 }
 
-// identity are the columns for noteIdentity: the backend's number, which a pooler does not
+// identitySQL are the columns for noteIdentity: the backend's number, which a pooler does not
 // reveal, and the server's identity.
-const identity = "pg_catalog.pg_backend_pid(), " + session.ServerIdentity
+const identitySQL = "pg_catalog.pg_backend_pid(), " + session.ServerIdentitySQL
 
 // identify learns on which server the session is.
 func (b *Bid) identify(ctx context.Context) error {
-	row, err := b.s.Row(ctx, 2, "SELECT "+identity)
+	row, err := b.s.Row(ctx, 2, "SELECT "+identitySQL)
 	if err != nil {
 		return b.cfg.rejected(err)
 	}
@@ -82,7 +82,7 @@ func (b start) drawOnSecond(ctx context.Context) ([]string, error) {
 	if b.cfg.Session.Quorum {
 		commit = "on"
 	}
-	columns := tokenSQL + ", " + systemSQL + ", " + session.ServerIdentity + ", " +
+	columns := tokenSQL + ", " + systemSQL + ", " + session.ServerIdentitySQL + ", " +
 		fmt.Sprintf("pg_catalog.set_config('synchronous_commit', '%s', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", commit)
 	const width = 5
 	drawn, err := b.rowOnSecond(ctx, width, columns)

@@ -76,7 +76,7 @@ func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 		word = evidence.Left
 	}
 	if g.cfg.OfList && !l.Shared && prefers == "" { // others may come back for the item without standing in line
-		return notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endLSN))
+		return notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endPositionSQL))
 	}
 	// In a new backend, sorting by places, as a look does, would take as long
 	// as all the rest. This order names the wrong session when the tickets' time has
@@ -88,13 +88,13 @@ func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	if prefers != "" {
 		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(prefers), order)
 	}
-	say := notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endLSN, "' "+evidence.ToField+"'", "pid"))
+	say := notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endPositionSQL, "' "+evidence.ToField+"'", "pid"))
 	return fmt.Sprintf("%s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", say, listeners, order)
 }
 
-// endLSN are SQL expressions by which a clean end shows where the write-ahead log is. They write to
-// the log, so that this place is distinct.
-const endLSN = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit_message(false, 'pglead', '')"
+// endPositionSQL are SQL expressions by which a clean end shows where the write-ahead log is. They
+// write to the log, so that this place is distinct.
+const endPositionSQL = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit_message(false, 'pglead', '')"
 
 // endPayloadSQL is an SQL expression that announces the end of a tenure by one of the
 // other words. The SQL expressions more are appended to its text.

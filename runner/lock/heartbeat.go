@@ -17,5 +17,5 @@ import (
 
 // beatPlainly makes the heartbeat ask about nothing.
 func (b *Bid) beatPlainly() {
-	b.s.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeat}}})
+	b.s.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
 }

@@ -63,7 +63,7 @@ func (h *Held) Release(ctx context.Context) error {
 	if err := h.call(ctx); err != nil && answeredError(err) == nil {
 		return err // otherwise there may be no memory for one more lock: the next in line look by themselves
 	}
-	queries, unlock := h.releaseQueries(h.end)
+	queries, unlock := h.releaseParts(h.end)
 	queries = append(queries, h.next.endCallQuery()...)
 	staysForRole := h.showsEnd && (h.next.who != crowd.NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.OfList && !staysForRole})
@@ -103,9 +103,9 @@ func (h *Held) Close() {
 	}
 }
 
-// releaseQueries is endQueries, preceded by queries that note this end in the ledger and wait for
+// releaseParts is endQueries, preceded by queries that note this end in the ledger and wait for
 // those who arrive. With a quorum a separate commit notes it (finishBeside), and nobody arrives.
-func (h *Held) releaseQueries(end ledger.End) (queries []string, unlock string) {
+func (h *Held) releaseParts(end ledger.End) (queries []string, unlock string) {
 	words, unlock := h.endQueries(h.prefers)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if h.showsEnd && !h.cfg.Claim.shared() {
@@ -126,7 +126,7 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	if !h.cfg.announces() || h.cfg.Claim.shared() {
 		return nil, false
 	}
-	queries, unlock := h.releaseQueries(ledger.End{Outcome: ledger.Killed})
+	queries, unlock := h.releaseParts(ledger.End{Outcome: ledger.Killed})
 	ends := !h.cfg.OfList
 	request, possible := h.Session.Encoded(session.Request{SQL: append(queries, unlock), Last: ends})
 	if !possible {

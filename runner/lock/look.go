@@ -104,7 +104,7 @@ ORDER BY l.place NULLS FIRST, l.pid LIMIT %[6]d`,
 }
 
 // The columns of a row of lookQuery: those of a seat, and then those that are the same in every
-// row. lookColumns is their number.
+// row. lookWidth is their number.
 const (
 	seatPlaced = iota // it is a ticket
 	seatClass
@@ -124,13 +124,13 @@ const (
 	lookMarked
 	lookTicket
 	lookOwnRole
-	lookColumns
+	lookWidth
 )
 
 func (l *look) parse(rows session.Rows, pid uint32) error {
 	l.beats = map[uint32]lastBeat{}
 	for _, row := range rows {
-		if len(row) != lookColumns {
+		if len(row) != lookWidth {
 			return session.NotPostgreSQL()
 		}
 		waiting, err1 := strconv.Atoi(row[lookWaiting])

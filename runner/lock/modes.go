@@ -21,7 +21,7 @@ package lock
 //	quorum (Session.Quorum)  what counts is what the standbys have           drawBeside, finishBeside,
 //	                         confirmed, on a second session                  Session.Witness
 //	                         the first try does not travel with the login,   session.Open,
-//	                         and nobody waits for those who arrive           Held.releaseQueries
+//	                         and nobody waits for those who arrive           Held.releaseParts
 //	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Turnover
 //	                         ends are announced to all, in line or not       grant.wordQuery
 //	                         nobody stands in line: the list comes back      package runner, each_*.go

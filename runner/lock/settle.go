@@ -149,5 +149,5 @@ func (b start) beginDelay(ctx context.Context, delay time.Duration) error {
 	d := b.cfg.Describe()
 	d.Delay = delay
 	b.s.SetComment(d.Comment())
-	return b.leaveLine(ctx, session.PlainBeat)
+	return b.leaveLine(ctx, session.PlainBeatQuery)
 }

@@ -70,7 +70,7 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 
 // Check returns an error if the request's session has ended, and so the request.
 func (r *StepDownRequest) Check(ctx context.Context) error {
-	if _, err := r.viewer.Query(ctx, session.PlainBeat); err != nil {
+	if _, err := r.viewer.Query(ctx, session.PlainBeatQuery); err != nil {
 		return fmt.Errorf("keep up the request: %w", err)
 	}
 	return nil
@@ -121,7 +121,7 @@ func (h *Held) hearStepDown(answers []session.Rows) {
 // down from any of held, each of which is one lock. However many they are, pg_stat_statements
 // sees one statement.
 func HeedStepDown(s *session.Session, lease time.Duration, held []*Held) {
-	beat := session.Heartbeat{Every: leasetime.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeat}}}
+	beat := session.Heartbeat{Every: leasetime.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}}
 	if len(held) > 0 {
 		of := map[string]*Held{}
 		for _, h := range held {

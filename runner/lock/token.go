@@ -19,7 +19,7 @@ import (
 
 // tokenSQL is an SQL expression for the token, the same number wherever it stands in a
 // transaction.
-const tokenSQL = "(" + session.Timeline + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
+const tokenSQL = "(" + session.TimelineSQL + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
 
 // systemSQL is the cluster that the token belongs to.
 const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"

@@ -79,7 +79,7 @@ func (h *Held) endTransaction(ctx context.Context) error {
 // how old that server is: behind a pooler the server may have started since the login.
 // All of it is one message, since the pooler passes each message on by itself.
 func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
-	trial := "SELECT " + identity + ", " + session.ServerAgeSeconds + ", " + b.trySQL()
+	trial := "SELECT " + identitySQL + ", " + session.ServerAgeSQL + ", " + b.trySQL()
 	rows, err := b.s.Query(ctx, strings.Join(append(b.cfg.Session.BeginQueries(), trial), "; "))
 	var pgErr *pgconn.PgError
 	switch {

@@ -98,12 +98,12 @@ func (t Turnover) wordsQuery() string {
 	if len(t.Ended) == 0 {
 		return ""
 	}
-	columns := []string{notWaitingForDisk}
+	columns := []string{asyncCommitSQL}
 	for _, said := range t.Said {
 		columns = append(columns, notifySQL(said.Channel, "'"+said.Payload+"'"))
 	}
 	for _, h := range t.Ended {
-		columns = append(columns, notifySQL(evidence.Channel(h.Locks[0].ID), h.endPayloadSQL(evidence.Clean, endLSN)))
+		columns = append(columns, notifySQL(evidence.Channel(h.Locks[0].ID), h.endPayloadSQL(evidence.Clean, endPositionSQL)))
 	}
 	return "SELECT " + strings.Join(columns, ", ")
 }

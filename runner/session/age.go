@@ -32,7 +32,7 @@ func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 	return max(0, lockDelay-now.Sub(s.facts.began))
 }
 
-// SetServerAge takes the value of ServerAgeSeconds from the server that granted the lock. Behind
+// SetServerAge takes the value of ServerAgeSQL from the server that granted the lock. Behind
 // a pooler that may be another server than at the login, or it may have restarted since.
 func (s *Session) SetServerAge(seconds string) error {
 	age, err := parseAge(seconds)
@@ -45,7 +45,7 @@ func (s *Session) SetServerAge(seconds string) error {
 	return nil
 }
 
-// ageInstants are SQL expressions from which readServerAge computes how long the server has kept
+// ageInstantsSQL are SQL expressions from which readServerAge computes how long the server has kept
 // its lock table. Within that time a lock was freed only if its session gave it back or
 // ended. That time begins with the latest of
 //   - the postmaster's start,
@@ -60,19 +60,19 @@ func (s *Session) SetServerAge(seconds string) error {
 // A new backend has to read everything that a statement names from the
 // catalogs. So the expressions name only what most servers need. The view
 // pg_stat_bgwriter, instead of the function in it, would cost as much as all the rest.
-const ageInstants = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
+const ageInstantsSQL = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
 	pg_catalog.clock_timestamp(), pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()`
 
-// promotedAge is for a server that was a standby.
-const promotedAge = `SELECT CASE WHEN timeline_id <> ` + Timeline + ` THEN 0
+// promotedAgeQuery is for a server that was a standby.
+const promotedAgeQuery = `SELECT CASE WHEN timeline_id <> ` + TimelineSQL + ` THEN 0
 	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) END FROM pg_catalog.pg_control_checkpoint()`
 
-// ServerAgeSeconds is an SQL expression for that age, in seconds.
-const ServerAgeSeconds = `least(extract(epoch FROM pg_catalog.clock_timestamp()
+// ServerAgeSQL is an SQL expression for that age, in seconds.
+const ServerAgeSQL = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
-	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAge + `) END)`
+	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAgeQuery + `) END)`
 
-// readServerAge reads the values of ageInstants. The instants are in binary.
+// readServerAge reads the values of ageInstantsSQL. The instants are in binary.
 func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Duration, error) {
 	replayed := values[0]
 	var instants [3]int64 // in microseconds
@@ -91,7 +91,7 @@ func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (tim
 	if string(replayed) == "f" {
 		return age, nil
 	}
-	results, err := pg.Exec(ctx, promotedAge).ReadAll()
+	results, err := pg.Exec(ctx, promotedAgeQuery).ReadAll()
 	if err != nil {
 		return 0, err
 	}
@@ -123,6 +123,6 @@ func sinceThen(seconds float64) time.Duration {
 	return time.Duration(min(seconds, oldEnough) * float64(time.Second))
 }
 
-// Timeline is an SQL expression: the first eight hex digits of a WAL file's
+// TimelineSQL is an SQL expression: the first eight hex digits of a WAL file's
 // name are its timeline.
-const Timeline = `('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint`
+const TimelineSQL = `('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint`

@@ -16,7 +16,7 @@ func TestBusyHeartbeat(t *testing.T) {
 	s := open(t, server.DSN("postgres"))
 	var heard atomic.Int32
 	s.SetHeartbeat(session.Heartbeat{Every: 500 * time.Millisecond, Request: session.Request{
-		SQL: []string{session.PlainBeat}, Then: func([]session.Rows) { heard.Add(1) },
+		SQL: []string{session.PlainBeatQuery}, Then: func([]session.Rows) { heard.Add(1) },
 	}})
 	s.StartHeartbeat()
 	began := time.Now()

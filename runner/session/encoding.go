@@ -42,10 +42,10 @@ func spelled(sql string, chars string) string {
 	return sql
 }
 
-// asIs is an SQL expression that has the server send texts as they are, in the transaction or for
-// the session, where the encoding is SQL_ASCII. Otherwise one text there that isn't UTF-8, or was
-// cut within a character, would fail every query that shows it.
-func asIs(pg *pgconn.PgConn, local bool) string {
+// asIsSQL is an SQL expression that has the server send texts as they are, in the transaction or
+// for the session, where the encoding is SQL_ASCII. Otherwise one text there that isn't UTF-8, or
+// was cut within a character, would fail every query that shows it.
+func asIsSQL(pg *pgconn.PgConn, local bool) string {
 	if pg.ParameterStatus("server_encoding") != "SQL_ASCII" {
 		return "''"
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// PlainBeat is the cheapest question there is.
-const PlainBeat = "SELECT pg_catalog.pg_backend_pid()"
+// PlainBeatQuery is the cheapest question there is.
+const PlainBeatQuery = "SELECT pg_catalog.pg_backend_pid()"
 
 // Heartbeat is the request by which a session asks the server for a sign of life.
 type Heartbeat struct {

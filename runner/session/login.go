@@ -122,12 +122,12 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 // The columns of loginQuery, from the fourth on.
 const (
 	firstColumn = 3 // the answer to Config.FirstQuestion
-	ageColumns  = 4 // ageInstants
+	ageColumns  = 4 // ageInstantsSQL
 )
 
 // loginQuery is checkLogin's statement, and the formats of its columns: the backend's
 // process number, whether the server is a standby, the settings, the answer to
-// FirstQuestion, ageInstants, and the answer to LedgerQuestion if that is asked.
+// FirstQuestion, ageInstantsSQL, and the answer to LedgerQuestion if that is asked.
 func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats []int16) {
 	settings, first := "''", "NULL"
 	if cfg.FirstQuestion != "" {
@@ -135,13 +135,13 @@ func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats [
 	}
 	fit := "NOT pg_catalog.pg_is_in_recovery()"
 	if !cfg.Transaction {
-		settings = cfg.sessionSettingsSQL(major) + " || " + asIs(pg, false)
+		settings = cfg.sessionSettingsSQL(major) + " || " + asIsSQL(pg, false)
 		fit += fmt.Sprintf(" AND pg_catalog.pg_backend_pid() = %d", pg.PID())
 	}
 	sql = fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
-	CASE WHEN %[1]s THEN %[2]s END, CASE WHEN %[1]s THEN %[3]s END, %[4]s`, fit, settings, first, ageInstants)
-	// The instants in ageInstants are in binary: their text would depend on the server's settings,
-	// and arithmetic on the server would cost more than all the rest.
+	CASE WHEN %[1]s THEN %[2]s END, CASE WHEN %[1]s THEN %[3]s END, %[4]s`, fit, settings, first, ageInstantsSQL)
+	// The instants in ageInstantsSQL are in binary: their text would depend on the server's
+	// settings, and arithmetic on the server would cost more than all the rest.
 	const inText, inBinary = 0, 1 // of the protocol: libpq's resultFormat
 	formats = append(make([]int16, ageColumns), inText, inBinary, inBinary, inBinary)
 	if cfg.LedgerQuestion != "" {
@@ -257,7 +257,7 @@ func (cfg Config) BeginQueries() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
 		"SELECT " + setSQL(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
-			" || " + noTransactionTimeout,
+			" || " + noTransactionTimeoutSQL,
 	}
 }
 
@@ -266,14 +266,14 @@ func (cfg Config) BeginQueries() []string {
 // the login may not be the server's.
 const transactionTimeout = "transaction_timeout"
 
-// noTransactionTimeout is an SQL expression that turns it off for the transaction, if the server
+// noTransactionTimeoutSQL is an SQL expression that turns it off for the transaction, if the server
 // has it.
-const noTransactionTimeout = "CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN '' ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END"
+const noTransactionTimeoutSQL = "CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN '' ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END"
 
 // StayOpenQuery is a query after which a transaction may stay open, whatever the role's settings
 // are.
 func StayOpenQuery() string {
-	return "SELECT " + setSQL(true, [][2]string{{"idle_in_transaction_session_timeout", "0"}}) + " || " + noTransactionTimeout
+	return "SELECT " + setSQL(true, [][2]string{{"idle_in_transaction_session_timeout", "0"}}) + " || " + noTransactionTimeoutSQL
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }

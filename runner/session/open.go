@@ -81,7 +81,7 @@ func terminate(pg *pgconn.PgConn) {
 func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
 	allow(pg, math.MaxInt) // its exchanges count what they keep: see keepRow
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg, bootClock())
-	s.cancel, s.asIs = pg.CancelRequest, asIs(pg, true)
+	s.cancel, s.asIs = pg.CancelRequest, asIsSQL(pg, true)
 	return s
 }
 

@@ -24,28 +24,28 @@ import (
 //
 // A transaction has a second session, too, which draws the token.
 
-// standbysNow are the SQL expressions by which a commit shows whether it can have
+// standbysNowSQL are the SQL expressions by which a commit shows whether it can have
 // waited for standbys. The server evaluates them before the commit, in its transaction,
 // and after it, in a separate statement. If somebody empties the setting in between,
 // the server releases all waiting commits without a warning. But its backends read the new
 // setting before the process that releases them does.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/syncrep.c (SyncRepUpdateSyncStandbysDefined)
-const standbysNow = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
+const standbysNowSQL = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
 
-// afterCommit is the statement after a commit. See Request.commit.
-const afterCommit = "SELECT " + standbysNow
+// afterCommitQuery is the statement after a commit. See Request.commit.
+const afterCommitQuery = "SELECT " + standbysNowSQL
 
-// heartbeatColumns, when committed, write a few bytes of WAL, so that there is something to
+// confirmableSQL, when committed, write a few bytes of WAL, so that there is something to
 // confirm, and wait for the standbys whatever the role's default is.
-const heartbeatColumns = `pg_catalog.set_config('synchronous_commit', 'on', true),
+const confirmableSQL = `pg_catalog.set_config('synchronous_commit', 'on', true),
 	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
 
 // commitRequest is a commit that evaluates these columns. judgeCommit judges its answer.
 func commitRequest(columns string) Request {
-	return Request{SQL: []string{"SELECT " + standbysNow + ", " + columns}, commit: true}
+	return Request{SQL: []string{"SELECT " + standbysNowSQL + ", " + columns}, commit: true}
 }
 
-// judgeCommit says whether the answers to a commit and to afterCommit show that standbys have
+// judgeCommit says whether the answers to a commit and to afterCommitQuery show that standbys have
 // confirmed it. Each has one row then. If the setting may have changed for a moment, the commit
 // counts as not confirmed, which is no error.
 func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
@@ -81,7 +81,7 @@ func (s *Session) Witness(ctx context.Context) error {
 	if !s.cfg.Quorum {
 		return nil
 	}
-	_, err := s.Commit(ctx, heartbeatColumns)
+	_, err := s.Commit(ctx, confirmableSQL)
 	return err
 }
 
@@ -172,7 +172,7 @@ func (s *Session) DropSecond() {
 
 // acquaint asks a quorum's new second session about the server's standbys.
 func (s *Session) acquaint(ctx context.Context, second *Session) error {
-	row, err := second.Row(ctx, 3, "SELECT pg_catalog.current_setting('synchronous_standby_names'), "+Timeline+` > 1,
+	row, err := second.Row(ctx, 3, "SELECT pg_catalog.current_setting('synchronous_standby_names'), "+TimelineSQL+` > 1,
 	(SELECT coalesce(pg_catalog.string_agg(extract(epoch FROM pg_catalog.clock_timestamp() - backend_start)::text, ' ' ORDER BY backend_start), '')
 	FROM pg_catalog.pg_stat_replication WHERE state = 'streaming' AND sync_state <> 'async')`)
 	if err != nil {
@@ -216,7 +216,7 @@ func (s *Session) join(second *Session) {
 	if joined {
 		return
 	}
-	second.SetHeartbeat(Heartbeat{Every: leasetime.BeatEvery(s.cfg.Lease), Request: commitRequest(heartbeatColumns)})
+	second.SetHeartbeat(Heartbeat{Every: leasetime.BeatEvery(s.cfg.Lease), Request: commitRequest(confirmableSQL)})
 	second.mu.Lock()
 	second.onAnswer = s.renew
 	second.mu.Unlock()
@@ -237,9 +237,9 @@ func (s *Session) join(second *Session) {
 	})
 }
 
-// ServerIdentity is an SQL expression whose value differs between two servers, even of
+// ServerIdentitySQL is an SQL expression whose value differs between two servers, even of
 // one cluster.
-const ServerIdentity = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
+const ServerIdentitySQL = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
 
 // SecondError turns an error of the second session into one for the user of this
 // session, which goes on.

@@ -190,7 +190,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 		lost:      make(chan struct{}),
 		renewed:   make(chan boottime.Instant, 1),
 		provenAt:  c.now(), // the login was sent earlier, but no command starts before another answer
-		heartbeat: Heartbeat{Every: leasetime.BeatEvery(cfg.Lease), Request: Request{SQL: []string{PlainBeat}}},
+		heartbeat: Heartbeat{Every: leasetime.BeatEvery(cfg.Lease), Request: Request{SQL: []string{PlainBeatQuery}}},
 		heed:      map[string]heedFunc{},
 	}
 	s.pid.Store(pid)

@@ -103,7 +103,7 @@ func (v *Viewer) MayWrite() { v.writes = true }
 // may give each one another connection.
 func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	allow(v.pg, mostAnswer)
-	before := []string{"SELECT " + setSQL(true, [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}) + ", " + asIs(v.pg, true)}
+	before := []string{"SELECT " + setSQL(true, [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}) + ", " + asIsSQL(v.pg, true)}
 	if v.writes {
 		before = slices.Insert(before, 0, "SET TRANSACTION READ WRITE") // no query may come before that
 	}

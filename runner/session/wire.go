@@ -33,7 +33,7 @@ type Request struct {
 	// client is lost, and closes its connection to the server.
 	Last bool
 
-	// commit says that standbys have to confirm the queries. afterCommit is sent after them,
+	// commit says that standbys have to confirm the queries. afterCommitQuery is sent after them,
 	// and judgeCommit decides.
 	commit bool
 }
@@ -80,7 +80,7 @@ func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, e
 
 // Ping asks the server for a sign of life. The Deadline counts from it.
 func (s *Session) Ping(ctx context.Context) error {
-	_, err := s.Query(ctx, PlainBeat)
+	_, err := s.Query(ctx, PlainBeatQuery)
 	return err
 }
 
@@ -142,7 +142,7 @@ func (s *Session) send(ctx context.Context, r Request) (*exchange, error) {
 func (s *Session) transmit(r Request) (*exchange, error) {
 	r.Last = r.Last && !s.cfg.UsesSecondSession()
 	if r.commit {
-		r.SQL = append(slices.Clone(r.SQL), afterCommit)
+		r.SQL = append(slices.Clone(r.SQL), afterCommitQuery)
 	}
 	ex := &exchange{Request: r, sent: s.clock.now(), left: len(r.SQL), answers: make([]Rows, 1, len(r.SQL)), result: make(chan struct{})}
 	s.writing.Lock()

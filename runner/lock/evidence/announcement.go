@@ -152,7 +152,7 @@ func parseNumber(digits string, base int) uint64 {
 	return n
 }
 
-// PayloadSQL is an PayloadSQL expression for the announcement's text. The token is an PayloadSQL
+// PayloadSQL is an SQL expression for the announcement's text. The token is an SQL
 // expression, too, and so is each part in more, which is added to the end of the text. In a new
 // backend, concat costs half of what the operator || does.
 func (a Announcement) PayloadSQL(token string, more ...string) string {
