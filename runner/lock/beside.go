@@ -16,7 +16,7 @@ import (
 // hold back vacuum for as long as the command runs. Afterwards it asks the lock's own session
 // whether it still has the lock: the draw may take more time than the lock's session
 // has left.
-func (b start) drawBeside(ctx context.Context) error {
+func (b settling) drawBeside(ctx context.Context) error {
 	if !b.cfg.Session.Transaction { // in a transaction the try has told the server's identity
 		if err := b.identify(ctx); err != nil {
 			return err
@@ -77,7 +77,7 @@ func (b *Bid) noteIdentity(row []string) error {
 // standbys. It announces nothing: while a commit with a NOTIFY waits, every other NOTIFY
 // on the server waits, too.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
-func (b start) drawOnSecond(ctx context.Context) ([]string, error) {
+func (b settling) drawOnSecond(ctx context.Context) ([]string, error) {
 	commit := "local"
 	if b.cfg.Session.Quorum {
 		commit = "on"
@@ -102,7 +102,7 @@ func (b start) drawOnSecond(ctx context.Context) ([]string, error) {
 
 // rowOnSecond is the row of columns on the second connection, in a transaction that the standbys
 // confirm if there is a quorum.
-func (b start) rowOnSecond(ctx context.Context, width int, columns string) ([]string, error) {
+func (b settling) rowOnSecond(ctx context.Context, width int, columns string) ([]string, error) {
 	if b.cfg.Session.Quorum {
 		return b.s.Commit(ctx, columns)
 	}

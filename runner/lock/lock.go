@@ -20,7 +20,7 @@
 //	           that the server answers with an error is rejected
 //	grant      what a bid has got so far: locks, and later the token
 //	settle     the steps from the grant to the start: the lock-delay, the token, the ledger
-//	start      a bid that has all of its claim, while it settles
+//	settling   a bid that has all of its claim, until its command starts
 //	tenure     one holding of a lock, from its token to its end
 //
 // What a waiter knows (package evidence):

@@ -34,12 +34,12 @@ import (
 // drawn anew (beginDelay). With a second session a separate statement lists the locks (drawBeside).
 //
 // The caller has the heartbeat look for requests to step down (Held.heedRequests, HeedStepDown).
-func (b *Bid) Settle(ctx context.Context) (*Held, error) { return start{b}.settle(ctx) }
+func (b *Bid) Settle(ctx context.Context) (*Held, error) { return settling{b}.settle(ctx) }
 
-// start is a bid whose claim is complete, until its command starts.
-type start struct{ *Bid }
+// settling is a bid that has all of its claim, until its command starts.
+type settling struct{ *Bid }
 
-func (b start) settle(ctx context.Context) (*Held, error) {
+func (b settling) settle(ctx context.Context) (*Held, error) {
 	// A delay or a second login takes time, so this asks again: the Deadline has to be fresh.
 	// In a transaction it is fresh: the grant was the answer to a question of its own.
 	if (!b.grant.startsAtOnce() || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
@@ -78,7 +78,7 @@ func (b start) settle(ctx context.Context) (*Held, error) {
 // waitOut holds the locks without a command for the delay, in which a former holder's command may
 // be alive, or until there is evidence that it is dead. With a quorum the delay counts from a
 // commit that this server's standbys confirm.
-func (b start) waitOut(ctx context.Context, delay time.Duration) error {
+func (b settling) waitOut(ctx context.Context, delay time.Duration) error {
 	if delay <= 0 {
 		return nil
 	}
@@ -106,7 +106,7 @@ func (b start) waitOut(ctx context.Context, delay time.Duration) error {
 // hold holds the locks without a command for the delay. early says that announcements meanwhile
 // showed that no earlier command is alive. ask, unless it is nil, is called every askLedgerEvery;
 // hold also returns if it says that it is done.
-func (b start) hold(ctx context.Context, delay time.Duration, message string, ask func() (done bool, err error)) (early bool, err error) {
+func (b settling) hold(ctx context.Context, delay time.Duration, message string, ask func() (done bool, err error)) (early bool, err error) {
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
 	b.cfg.Observer.SayAlive(delay + b.cfg.AttemptMost())
 	defer b.cfg.Observer.delayed(delay)()
@@ -143,7 +143,7 @@ func (b start) hold(ctx context.Context, delay time.Duration, message string, as
 
 // beginDelay shows the sessions that watch this holder that its command has not started, and
 // leaves the line. The start after the delay needs a later token.
-func (b start) beginDelay(ctx context.Context, delay time.Duration) error {
+func (b settling) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.grant.undraw()
 	b.grant.delay = delay
 	d := b.cfg.Describe()

@@ -151,7 +151,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 // drawAndAnnounce draws the token and announces the start, once it is certain that the command may
 // start. The command's first deadline counts from the last round trip of the draw on the lock's own
 // session.
-func (b start) drawAndAnnounce(ctx context.Context) error {
+func (b settling) drawAndAnnounce(ctx context.Context) error {
 	if b.grant.drawn() {
 		return nil
 	}
@@ -167,7 +167,7 @@ func (b start) drawAndAnnounce(ctx context.Context) error {
 }
 
 // describe makes the session's comment say what it holds.
-func (b start) describe() {
+func (b settling) describe() {
 	d := b.cfg.Describe()
 	d.Token, d.Since = b.grant.Token, time.Now()
 	if b.cfg.Claim.takesAny() {
