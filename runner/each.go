@@ -91,7 +91,7 @@ func Each(cfg EachConfig) (Tally, error) {
 		lost.Session.Close() // otherwise the session would keep the locks while their loss is reported
 	}
 	cfg.Observer.SayAlive(cfg.LockDelay + cfg.AttemptMost())
-	lock.AnnounceDeaths(patience, e.lost...)
+	lock.ReportLostRuns(patience, e.lost...)
 	return e.tally, context.Cause(ctx)
 }
 

@@ -219,7 +219,7 @@ func (w *worker) runItem(ctx context.Context, j *job) (*ended, error) {
 	case errors.As(err, new(*LockLostError)), err != nil && r.held.Err() != nil:
 		w.noteLost(j)
 	case r.held.Err() != nil: // it was lost after the command's end
-		r.tellEndLate()
+		r.reportEndAfterLoss()
 	case r.child == nil:
 		r.release(outcome)
 	default:

@@ -81,10 +81,10 @@ func (n *node) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err
 	outcome, err = r.runCommand(ctx)
 	switch {
 	case errors.As(err, new(*LockLostError)): // while the command ran
-		r.announceDeath()
+		r.reportLoss()
 	case r.held.Err() != nil: // after the command's end, or before its start
 		r.hook(hookLost, r.held.Err())
-		r.tellEndLate()
+		r.reportEndAfterLoss()
 	default: // the session still has it
 		r.release(outcome)
 	}
@@ -214,7 +214,7 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 	if err != nil {
 		r.cfg.Log.Warn("the lock could not be given back, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
 		r.hook(hookLost, err)
-		r.tellEndLate()
+		r.reportEndAfterLoss()
 		return
 	}
 	event, message := "released", "lock released"
@@ -225,15 +225,15 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 	r.hook(hookReleased, nil)
 }
 
-// tellEndLate is for a session that was lost after the command's end or before its start. It notes
-// the end in the ledger, and tells the waiters, unless a signal asks this process to end.
-func (r *run) tellEndLate() { r.untilSignal(r.held.TellEndLate) }
+// reportEndAfterLoss is for a session that was lost after the command's end or before its start. It
+// notes the end in the ledger, and tells the waiters, unless a signal asks this process to end.
+func (r *run) reportEndAfterLoss() { r.untilSignal(r.held.ReportEndAfterLoss) }
 
-// announceDeath tells the waiters for the lost lock that the command is dead, unless a
+// reportLoss tells the waiters for the lost lock that the command is dead, unless a
 // signal asks this process to end.
-func (r *run) announceDeath() {
+func (r *run) reportLoss() {
 	r.held.Close() // otherwise the session would keep the lock meanwhile
-	r.untilSignal(func(ctx context.Context) { lock.AnnounceDeaths(ctx, r.held) })
+	r.untilSignal(func(ctx context.Context) { lock.ReportLostRuns(ctx, r.held) })
 }
 
 // untilSignal calls f with a context that ends when a signal asks this process to end. The call may

@@ -121,7 +121,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 			_ = w.GiveBack(ctx)
 		}
 		s.Close()
-		w.tellUnstarted(ctx)
+		w.reportUnstarted(ctx)
 		return nil, err
 	}
 	return held, nil

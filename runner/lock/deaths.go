@@ -14,7 +14,20 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// AnnounceDeaths announces, for the lost locks of one run or one list, that their
+// When a session is lost, a new one reports what became of the command: it notes the end in the
+// ledger, if the run is in one, and tells the waiters, who then need not wait for the lock-delay.
+// Which function does so depends on when the session was lost:
+//
+//	the session was lost              reported by         the ledger notes       waiters hear
+//	while the command ran             ReportLostRuns      lost, or SetEnd's end  dead
+//	after the command's end           ReportEndAfterLoss  SetEnd's end           dead; not for a list
+//	or given up, in a waiter's        reportUnstarted     stopped                dead
+//	Settle, after the announced start
+//
+// A session that is lost after Settle and just before the command's start counts as one that is
+// lost after its end; in a list, as one that is lost while the command ran.
+
+// ReportLostRuns announces, for the lost locks of one run or one list, that their
 // commands are dead, so that the waiters need not wait for the lock-delay. Call it when
 // the commands and all that they started are dead.
 //
@@ -22,7 +35,7 @@ import (
 // the old one, if the server still has it: after a healed partition the old session still has
 // the locks. It retries failures for one lock-delay; after that nobody waits. The Observer is told
 // of them. The ledger says that the commands were lost, unless SetEnd was told of another end.
-func AnnounceDeaths(ctx context.Context, lost ...*Held) {
+func ReportLostRuns(ctx context.Context, lost ...*Held) {
 	if len(lost) == 0 {
 		return
 	}
@@ -31,28 +44,28 @@ func AnnounceDeaths(ctx context.Context, lost ...*Held) {
 		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
 	}
 	lost[0].cfg.Observer.away(lost[0].Err()) // an outage that a leader speaks of later counts from here
-	afterLoss(ctx, lost[0].isHeard(), lost...)
+	reportAfterLoss(ctx, lost[0].isHeard(), lost...)
 }
 
-// TellEndLate is for a command whose session was lost after the command's end. On a new
+// ReportEndAfterLoss is for a command whose session was lost after the command's end. On a new
 // session it notes that end in the ledger, so that a success counts, and tells the waiters
 // that the command is dead. Without a ledger it takes no longer than lateMost: this process
 // has nothing else to do.
-func (h *Held) TellEndLate(ctx context.Context) {
+func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 	if !h.recorded {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
 		defer cancel()
 	}
-	afterLoss(ctx, h.isHeard() && !h.cfg.OfList, h)
+	reportAfterLoss(ctx, h.isHeard() && !h.cfg.OfList, h)
 }
 
 const lateMost = 2 * time.Second
 
-// tellUnstarted is TellEndLate for a session that was given up after it had announced a start,
-// before its command could start. It does so even after a signal. It announces no more than
-// giveBackQueries.
-func (w *waiter) tellUnstarted(ctx context.Context) {
+// reportUnstarted tells the waiters, on a new session, that no command runs. It is for a session
+// that announced a start and was given up before its command started. It does so even after a
+// signal. It announces no more than giveBackQueries.
+func (w *waiter) reportUnstarted(ctx context.Context) {
 	g := w.grant
 	if !g.endsAlone() {
 		return
@@ -61,7 +74,7 @@ func (w *waiter) tellUnstarted(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateMost)
 	defer cancel()
 	h := Held{grant: g, Session: w.s, end: ledger.End{Outcome: ledger.Stopped}}
-	h.TellEndLate(ctx)
+	h.ReportEndAfterLoss(ctx)
 }
 
 // isHeard says whether anybody acts on news of the command's death.
@@ -69,9 +82,9 @@ func (h *Held) isHeard() bool {
 	return h.cfg.LockDelay > 0 && h.cfg.announces() && !h.cfg.Claim.shared()
 }
 
-// afterLoss opens a new session, notes the ends in the ledger, if it has the runs, and may
+// reportAfterLoss opens a new session, notes the ends in the ledger, if it has the runs, and may
 // tell the waiters.
-func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
+func reportAfterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	var recorded *Held // one of those that the ledger has, or nil
 	if i := slices.IndexFunc(lost, func(h *Held) bool { return h.recorded }); i >= 0 {
 		recorded = lost[i]
@@ -83,7 +96,7 @@ func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0)))
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
-		err := afterLossOnce(ctx, tellWaiters, recorded, lost)
+		err := reportOnce(ctx, tellWaiters, recorded, lost)
 		if err == nil {
 			cfg.Observer.away(nil)
 			return
@@ -106,7 +119,7 @@ func afterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 // waiters can look up its role.
 const stayAfterDeath = time.Second
 
-func afterLossOnce(ctx context.Context, tellWaiters bool, recorded *Held, lost []*Held) error {
+func reportOnce(ctx context.Context, tellWaiters bool, recorded *Held, lost []*Held) error {
 	cfg := lost[0].cfg.session()
 	cfg.Quorum = false
 	if recorded != nil {

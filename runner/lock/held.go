@@ -26,7 +26,7 @@ type Held struct {
 	next     succession
 	since    time.Time // when Settle was done, and the command could start
 	stays    time.Time // until when its session stays after the release
-	lost     bool      // AnnounceDeaths was called (Err would not do: it also gives the reason why a closed session ended)
+	lost     bool      // ReportLostRuns was called (Err would not do: it also gives the reason why a closed session ended)
 }
 
 // After a brief tenure, or if the holder had to call those in line, the session stays for

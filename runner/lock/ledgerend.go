@@ -17,7 +17,7 @@ import (
 // not wait for a lock-delay, even on a node that has heard nothing.
 
 // SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
-// command was stopped or, after AnnounceDeaths, that it was lost.
+// command was stopped or, after ReportLostRuns, that it was lost.
 func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
 // NoteEnd notes in the ledger how the command ended, for a holder that keeps the lock for a while:

@@ -107,7 +107,7 @@ func TestLinesOfSeveral(t *testing.T) {
 		if torn[0] {
 			ended = first
 		}
-		lock.AnnounceDeaths(t.Context(), ended)
+		lock.ReportLostRuns(t.Context(), ended)
 		release(t, next.held(t))
 		t.Log(name)
 	}

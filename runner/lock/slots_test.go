@@ -45,7 +45,7 @@ func TestSlots(t *testing.T) {
 	// The end of a holder that says nothing is no clean one.
 	tear(t, server, h)
 	holdsAndWaits(t, behind)
-	lock.AnnounceDeaths(t.Context(), h)
+	lock.ReportLostRuns(t.Context(), h)
 	second := behind.held(t)
 	if second.Slot != 2 {
 		t.Errorf("slot 2 was torn away, and %d is granted", second.Slot)

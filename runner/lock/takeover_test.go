@@ -69,12 +69,12 @@ func TestForcedEnd(t *testing.T) {
 	}
 	t.Run("the last word", func(t *testing.T) {
 		h, next := end(t, 1, holders, holders)
-		lock.AnnounceDeaths(t.Context(), h)
+		lock.ReportLostRuns(t.Context(), h)
 		next.held(t)
 	})
 	t.Run("the last word, to another role", func(t *testing.T) {
 		h, next := end(t, 2, holders, waiters)
-		lock.AnnounceDeaths(t.Context(), h)
+		lock.ReportLostRuns(t.Context(), h)
 		next.held(t)
 	})
 	t.Run("dead, of the waiter's role", func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestStrangers(t *testing.T) {
 			holdsAndWaits(t, next)
 			say()
 			stays(t, next, 3*time.Second)
-			lock.AnnounceDeaths(t.Context(), h)
+			lock.ReportLostRuns(t.Context(), h)
 			next.held(t)
 		})
 	}
