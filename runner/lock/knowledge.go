@@ -45,8 +45,8 @@ func (k *knowledge) contest(locks []advisory.Lock) {
 func (k *knowledge) noteRefusal(refused []advisory.Lock) {
 	k.contest(refused)
 	for _, l := range refused {
-		if h := k.evidence[l.ID]; h != nil {
-			k.unknownHolder = h.NoteRefusal(boottime.Now()) || k.unknownHolder
+		if e := k.evidence[l.ID]; e != nil {
+			k.unknownHolder = e.NoteRefusal(boottime.Now()) || k.unknownHolder
 		}
 	}
 }
@@ -56,8 +56,8 @@ func (k *knowledge) listens() bool { return len(k.evidence) > 0 }
 
 // trusts says whether a session's words count.
 func (k *knowledge) trusts(pid uint32) bool {
-	for _, h := range k.evidence {
-		if h.Trusts(pid) {
+	for _, e := range k.evidence {
+		if e.Trusts(pid) {
 			return true
 		}
 	}
@@ -66,8 +66,8 @@ func (k *knowledge) trusts(pid uint32) bool {
 
 // verify asks for the roles of sessions whose words may count.
 func (k *knowledge) verify(ctx context.Context) error {
-	for _, h := range k.evidence {
-		for _, pid := range h.Unverified() {
+	for _, e := range k.evidence {
+		for _, pid := range e.Unverified() {
 			rows, err := k.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
 			if err != nil {
 				return k.cfg.rejected(err)
@@ -76,7 +76,7 @@ func (k *knowledge) verify(ctx context.Context) error {
 			if row, err := rows.Only(1); err == nil {
 				role, _ = strconv.ParseUint(row[0], 10, 32)
 			}
-			h.NoteRole(pid, uint32(role))
+			e.NoteRole(pid, uint32(role))
 		}
 	}
 	return nil
@@ -90,10 +90,10 @@ func (k *knowledge) verify(ctx context.Context) error {
 // waited, in this session or in one that was lost, goes by what it has heard, which may
 // be nothing.
 func (k *knowledge) verdict(id lockkey.ID) evidence.Verdict {
-	h := k.evidence[id]
+	e := k.evidence[id]
 	switch {
-	case h != nil && (h.State() != evidence.Quiet || k.contested[id]):
-		return h.Verdict()
+	case e != nil && (e.State() != evidence.Quiet || k.contested[id]):
+		return e.Verdict()
 	case k.contested[id]:
 		return evidence.None(k.cfg.LockDelay)
 	}

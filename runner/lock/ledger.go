@@ -73,8 +73,8 @@ func (k *knowledge) undischarged(locks []advisory.Lock) (tokens []int64, blind b
 		return nil, false
 	}
 	for _, l := range locks {
-		if h := k.evidence[l.ID]; h != nil {
-			more, unknown := h.Undischarged()
+		if e := k.evidence[l.ID]; e != nil {
+			more, unknown := e.Undischarged()
 			tokens, blind = append(tokens, more...), blind || unknown
 		}
 	}

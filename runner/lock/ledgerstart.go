@@ -159,9 +159,9 @@ func (b *settlingByLedger) waitForOpenRuns(ctx context.Context, open []ledger.Op
 	var rest time.Duration
 	var host string
 	for _, run := range open {
-		h := b.knowledge.evidence[b.grant.Locks[run.Lock].ID]
+		e := b.knowledge.evidence[b.grant.Locks[run.Lock].ID]
 		left := max(b.cfg.LockDelay, run.Outlives()) - b.waited()
-		if b.cfg.LockDelay == 0 || left <= 0 || h != nil && h.KnowsDead(run.Token) {
+		if b.cfg.LockDelay == 0 || left <= 0 || e != nil && e.KnowsDead(run.Token) {
 			b.proof.Closes[run.Lock] = max(b.proof.Closes[run.Lock], run.Token)
 			continue
 		}

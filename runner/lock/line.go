@@ -118,8 +118,8 @@ func (w *waiter) knowsLess(found *look) bool {
 	if w.place.held[markLock] {
 		listening--
 	}
-	h := w.knowledge.evidence[w.place.line]
-	return listening > 0 && (h == nil || h.Verdict().Delay > 0)
+	e := w.knowledge.evidence[w.place.line]
+	return listening > 0 && (e == nil || e.Verdict().Delay > 0)
 }
 
 // duties does the duties of this place in line: the first keeps newcomers out, and the others

@@ -45,10 +45,10 @@ func (k *knowledge) deafTo() (locks []advisory.Lock) {
 // hear makes the session collect announcements about these locks from now on.
 func (k *knowledge) hear(locks []advisory.Lock) {
 	for _, l := range locks {
-		h := evidence.New(k.cfg.LockDelay, k.cfg.Session.Lease, l.Shared)
-		k.evidence[l.ID] = h
+		e := evidence.New(k.cfg.LockDelay, k.cfg.Session.Lease, l.Shared)
+		k.evidence[l.ID] = e
 		k.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
-			if a, ok := h.Hear(pid, payload); ok {
+			if a, ok := e.Hear(pid, payload); ok {
 				k.mailbox.put(l.ID, a)
 				nudge(k.news)
 			}

@@ -52,8 +52,8 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	l := &look{Look: evidence.Look{Sent: boottime.Now()}, asOf: map[lockkey.ID]int{}}
 	b.knowledge.unknownHolder = false
 	var parseErr error
-	for id, h := range b.knowledge.evidence {
-		l.asOf[id] = h.AsOf()
+	for id, e := range b.knowledge.evidence {
+		l.asOf[id] = e.AsOf()
 	}
 	marks, noteMarks := b.markQueries()
 	queries := slices.Concat(before, marks, []string{b.lookQuery()}, b.arrivedQuery())
@@ -63,8 +63,8 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 			return
 		}
 		noteMarks(answers[len(before):])
-		for id, h := range b.knowledge.evidence {
-			h.Saw(&l.Look, id, l.asOf[id])
+		for id, e := range b.knowledge.evidence {
+			e.Saw(&l.Look, id, l.asOf[id])
 		}
 	}})
 	if err != nil {

@@ -100,9 +100,9 @@ func (b *Bid) tookMark(mark session.Rows) {
 		return
 	}
 	b.place.held[markLock] = true
-	for id, h := range b.knowledge.evidence {
+	for id, e := range b.knowledge.evidence {
 		if b.cfg.Claim.takesAny() || id == b.place.line {
-			h.NoteMark(evidence.ParseLSN(row[0]))
+			e.NoteMark(evidence.ParseLSN(row[0]))
 		}
 	}
 }

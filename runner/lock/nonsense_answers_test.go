@@ -48,9 +48,9 @@ func FuzzRows(f *testing.F) {
 						t.Errorf("the request of session %d is %+v", pid, last)
 					}
 				}
-				h := evidence.New(testDelay, testLease, false)
-				h.Saw(&l.Look, lockkey.ID{Number: 1}, h.AsOf())
-				if d := h.Verdict().Delay; d < 0 || d > testLease {
+				e := evidence.New(testDelay, testLease, false)
+				e.Saw(&l.Look, lockkey.ID{Number: 1}, e.AsOf())
+				if d := e.Verdict().Delay; d < 0 || d > testLease {
 					t.Errorf("a takeover waits %v", d)
 				}
 			}

@@ -127,19 +127,19 @@ func (t *turn) tryLater(watches bool) {
 // words count, and watches whether the heartbeat watches the holder.
 func (t *turn) decide(events []evidence.Announcement, trusts func(pid uint32) bool, watches bool) {
 	now := time.Now()
-	for _, e := range events {
-		switch e.Word {
+	for _, a := range events {
+		switch a.Word {
 		case evidence.Started:
 			t.burst, t.unheld = false, 0
 			// A stranger's word doesn't cancel the try of those that look at once.
-			if t.rank > crowd.TriesWhatsFree || trusts(e.PID) {
+			if t.rank > crowd.TriesWhatsFree || trusts(a.PID) {
 				t.tryAt = time.Time{}
 			}
-			if i := slices.Index(t.ahead, e.PID); i >= 0 {
+			if i := slices.Index(t.ahead, a.PID); i >= 0 {
 				t.ahead = slices.Delete(t.ahead, i, i+1)
 				t.rank = max(1, t.rank-1)
 			}
-			if t.rank <= crowd.TriesWhatsFree && !trusts(e.PID) && now.Add(lookAtOnce).Before(t.lookAt) {
+			if t.rank <= crowd.TriesWhatsFree && !trusts(a.PID) && now.Add(lookAtOnce).Before(t.lookAt) {
 				t.lookAt = now.Add(rand.N(lookAtOnce))
 			}
 			if soon := now.Add(crowd.LookAtNew); t.rank <= crowd.MostWatchers && soon.Before(t.lookAt) {
@@ -148,20 +148,20 @@ func (t *turn) decide(events []evidence.Announcement, trusts func(pid uint32) bo
 			t.tryLater(watches)
 		case evidence.Clean, evidence.Dead, evidence.Left:
 			// A repeated announcement must not delay a turn that is near.
-			if at := now.Add(t.delay(e)); t.tryAt.IsZero() || at.Before(t.tryAt) {
+			if at := now.Add(t.delay(a)); t.tryAt.IsZero() || at.Before(t.tryAt) {
 				t.tryAt = at
 			}
-			t.burst = t.burst || t.rank == 1 || e.To == t.own
+			t.burst = t.burst || t.rank == 1 || a.To == t.own
 		}
 	}
 }
 
 // delay is how long the lock is left to those before this session after an announced end.
-func (t *turn) delay(e evidence.Announcement) time.Duration {
-	if e.To == t.own {
+func (t *turn) delay(a evidence.Announcement) time.Duration {
+	if a.To == t.own {
 		return 0
 	}
-	return crowd.TurnDelay(t.rank, e.To != 0 && len(t.ahead) == 0)
+	return crowd.TurnDelay(t.rank, a.To != 0 && len(t.ahead) == 0)
 }
 
 // lookOrTry makes it time for a look and, if the very first in line was to make a try, for that.
