@@ -151,7 +151,7 @@ func TryAllOrNoneSQL(locks []Lock) string {
 	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
 }
 
-// TryEachSQL takes one of the locks. Its value is the lock's place in the list, from 1, or 0.
+// TryEachSQL takes one of the locks. Its value is the lock's index in the list, from 1, or 0.
 func TryEachSQL(locks []Lock, try func(Lock) string) string { return tryEachOrSQL(locks, try, "0") }
 
 // tryEachOrSQL is TryEachSQL, except that its value is none if it takes none.

@@ -28,7 +28,7 @@ type Lock struct {
 	Paused   *Pause  `json:"paused,omitempty"` // by a ledger
 
 	number  lockkey.ID
-	holding map[uint32]int // the places, from 1, of backends in Holders
+	holding map[uint32]int // the indexes, from 1, of backends in Holders
 	waiting map[uint32]bool
 }
 
@@ -143,7 +143,7 @@ func Sort(locks []*Lock) { slices.SortStableFunc(locks, compare) }
 
 func compare(a, b *Lock) int {
 	const last = lockkey.MostSlots + 1
-	place := func(l *Lock) (unnamed int, key string, slot int) {
+	order := func(l *Lock) (unnamed int, key string, slot int) {
 		if l.Key == nil {
 			return 1, "", l.Slot
 		}
@@ -152,8 +152,8 @@ func compare(a, b *Lock) int {
 		}
 		return 0, *l.Key, l.Slot
 	}
-	unnamedA, keyA, slotA := place(a)
-	unnamedB, keyB, slotB := place(b)
+	unnamedA, keyA, slotA := order(a)
+	unnamedB, keyB, slotB := order(b)
 	return cmp.Or(cmp.Compare(a.Database, b.Database), cmp.Compare(unnamedA, unnamedB), cmp.Compare(keyA, keyB),
 		cmp.Compare(a.Scheme, b.Scheme), cmp.Compare(slotA, slotB))
 }

@@ -34,7 +34,7 @@ const Started = "started"
 
 // OpenRun is a run whose command may be alive.
 type OpenRun struct {
-	Lock  int // its place
+	Lock  int // its index among the run's locks
 	Token int64
 	Lease time.Duration
 	Grace time.Duration

@@ -59,7 +59,7 @@ $$;
 --	paused UNTIL, BY, NOTE      each on a line, UNTIL in seconds since 1970, or infinity
 --	done WHEN HOST              this tick has had its success
 --	clock SECONDS               by which the caller's clock is ahead of this one's
---	busy I                      the caller has not got the lock of that place
+--	busy I                      the caller has not got its lock number I
 --	lost I TOKEN LEASE GRACE HOST  the run that may be alive, in milliseconds; a line each
 --	unknown                     nothing is known of the runs before
 --	fenced PID ROLE             whose transaction of the last run can't be ended

@@ -88,14 +88,15 @@ func Prune(ctx context.Context, ask Ask, older time.Duration) (gone int64, err e
 			if r.err != nil {
 				return gone, r.err
 			}
-			from = place(rows[0][1:])
+			from = continuation(rows[0][1:])
 		}
 	}
 	return gone, nil
 }
 
-// place is where Prune continues, or empty at the end.
-func place(columns []string) string {
+// continuation is the key of the row after which Prune continues, as arguments in SQL. It is empty
+// at the end.
+func continuation(columns []string) string {
 	var quoted []string
 	for _, c := range columns {
 		if c == "" {

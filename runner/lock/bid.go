@@ -129,8 +129,8 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.trySQL(cfg.Claim.Locks, false)
 }
 
-// noteResult notes the result n of a try: it has taken the first n locks or, with a gate, the lock
-// at place n. Every grant comes through here, from Try, tryOften, tryInTransaction and Turnover.
+// noteResult notes the result n of a try: it has taken the first n locks or, with a gate, lock
+// number n. Every grant comes through here, from Try, tryOften, tryInTransaction and Turnover.
 // Then Complete says whether it is the whole claim, areListed whether pg_locks agrees, and Settle
 // when a command may start. The verdict on each lock says how long the last holder's command may be
 // alive.

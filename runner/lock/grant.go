@@ -14,7 +14,7 @@ import (
 type grant struct {
 	cfg   *Config // the bid's
 	Locks []advisory.Lock
-	Slot  int           // with a gate: the place of the lock in the claim, from 1
+	Slot  int           // with a gate: the index of the lock in the claim, from 1
 	delay time.Duration // how long the locks are held before the command may start
 	// coversEarlier says that a clean end of this run means that the commands of all earlier
 	// holders are dead, too (see verdict).
@@ -92,8 +92,8 @@ func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	return fmt.Sprintf("%s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", say, listeners, order)
 }
 
-// endPositionSQL are SQL expressions by which a clean end shows where the write-ahead log is. They
-// write to the log, so that this place is distinct.
+// endPositionSQL are SQL expressions by which a clean end shows the position of the write-ahead
+// log. They write to the log, so that no other end has the same position.
 const endPositionSQL = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit_message(false, 'pglead', '')"
 
 // endPayloadSQL is an SQL expression that announces the end of a tenure by one of the

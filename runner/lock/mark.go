@@ -18,9 +18,9 @@ import (
 //	the marks    who starts from now on is heard; who has started before may be unheard
 //	a look       shows who has the lock now
 //
-// With a mark the session learns where the write-ahead log is. If a clean end shows a later place,
-// its holder still had the lock after the mark was taken (Evidence.NoteMark), even if the look came
-// too late to see it.
+// With a mark the session learns the position of the write-ahead log. If a clean end shows a later
+// position, its holder still had the lock after the mark was taken (Evidence.NoteMark), even if the
+// look came too late to see it.
 //
 // A bid that stands in line for one lock, or for slots, takes the mark of its ticket. A bid without
 // a line takes the common mark of each lock. A bid in line for several locks takes both. Without a
@@ -65,7 +65,7 @@ func (b *Bid) lacksCommon() (ids []lockkey.ID) {
 	return ids
 }
 
-// takenSQL is an SQL expression that tries for a mark. Its value is the write-ahead log's place
+// takenSQL is an SQL expression that tries for a mark. Its value is the write-ahead log's position
 // just after that, or NULL.
 func takenSQL(try string) string {
 	return fmt.Sprintf("CASE WHEN %s THEN pg_catalog.pg_current_wal_insert_lsn() END", try)

@@ -24,7 +24,7 @@ type counter struct {
 	trips []int
 }
 
-// newCounter has before called with a connection's place, from 1, while its login has
+// newCounter has before called with a connection's number, from 1, while its login has
 // not begun.
 func newCounter(t *testing.T, dsn string, before func(connection int)) *counter {
 	t.Helper()

@@ -31,8 +31,8 @@ import (
 //     session that works on a list always says it, and so does a session with a
 //     quorum, after that transaction;
 //   - clean is said by the lock's session, in a transaction before the one that
-//     frees the lock: the command is dead. LSN is where the write-ahead log was then, as
-//     PostgreSQL shows it. PID is the session that should be next: the first in line, or one on the
+//     frees the lock: the command is dead. LSN is the position of the write-ahead log at that
+//     time, as PostgreSQL shows it. PID is the session that should be next: the first in line, or one on the
 //     preferred host;
 //   - dead is said by another session, of the same role, when the session that had the
 //     lock is lost: the command is dead;
@@ -73,7 +73,7 @@ type Announcement struct {
 	LostGrace     time.Duration
 	Shared        bool   // the holder is a reader
 	CoversEarlier bool   // it speaks for all earlier tokens, too
-	LSN           LSN    // of a clean end: where the write-ahead log was while it still had the lock, or 0
+	LSN           LSN    // of a clean end: a position of the write-ahead log while its session still had the lock, or 0
 	To            uint32 // the session that should have the lock next, or 0
 	PID           uint32 // the session that said it
 }
@@ -132,8 +132,8 @@ func Parse(payload string) (a Announcement, ok bool) {
 	return a, true
 }
 
-// LSN is a place in the server's write-ahead log. It shows what came first: the place advances
-// with everything that is written.
+// LSN is a position in the server's write-ahead log. It shows what came first: the position
+// advances with everything that is written.
 type LSN uint64
 
 // ParseLSN reads an LSN as PostgreSQL shows it, two hexadecimal numbers. It returns 0 if it is

@@ -68,7 +68,7 @@ type Evidence struct {
 // mark is the waiter's mark. Holders that see it announce their starts and clean ends.
 type mark struct {
 	taken bool
-	at    LSN // where the write-ahead log was just after it was taken
+	at    LSN // the position of the write-ahead log just after it was taken
 	noted int // seq when it was noted
 }
 
@@ -132,8 +132,8 @@ func (e *Evidence) note(a Announcement) {
 	e.ends = append(e.ends, endNotice{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.seen[a.PID].role})
 }
 
-// NoteMark notes that the waiter's mark was taken, and where the write-ahead log was then. The
-// session's reader calls it, after the LISTEN and before Saw.
+// NoteMark notes that the waiter's mark was taken, and the position of the write-ahead log then.
+// The session's reader calls it, after the LISTEN and before Saw.
 //
 // Before the mark, a holder that found no other mark announced nothing: others may have come and
 // gone after what was heard and seen. So that is no longer evidence of an end. The starts still
