@@ -80,7 +80,7 @@ func newSuccessView(s ledger.Success, now time.Time) *successView {
 	return &successView{Started: s.Started, Ended: s.Ended, Host: s.Host, Ago: now.Sub(s.Ended).Seconds()}
 }
 
-func (f *lookFlags) pronounce(w io.Writer, key string, within time.Duration, v ledger.Verdict) error {
+func (f *lookFlags) pronounce(w io.Writer, key string, within time.Duration, v ledger.Report) error {
 	state, text := verdictText(key, v)
 	var err error
 	if f.output.value == "json" {
@@ -111,7 +111,7 @@ func (f *lookFlags) pronounce(w io.Writer, key string, within time.Duration, v l
 }
 
 // verdictText is one line for a pager, with short parts.
-func verdictText(key string, v ledger.Verdict) (state, text string) {
+func verdictText(key string, v ledger.Report) (state, text string) {
 	const mostKey, mostHost, mostPause = 40, 30, 60
 	host := func(s string) string { return shorten(visible.Text(s), mostHost) }
 	state = "ok"
@@ -153,7 +153,7 @@ func verdictText(key string, v ledger.Verdict) (state, text string) {
 }
 
 // ago counts from a run's end, and says so if the start would give another result.
-func ago(v ledger.Verdict) string {
+func ago(v ledger.Report) string {
 	if sinceEnd := roughly(v.Ago()); sinceEnd != roughly(v.Now.Sub(v.Success.Started)) {
 		return "ended " + sinceEnd
 	}

@@ -35,7 +35,7 @@ type foundLedger struct {
 func findLedger(ctx context.Context, viewer *session.Viewer, target string) (foundLedger, error) {
 	where := visible.Text(target)
 	ask := named(asking(viewer), where)
-	access, role, err := ledger.Look(ctx, ask)
+	access, role, err := ledger.ReadAccess(ctx, ask)
 	return foundLedger{ask, access, role, where}, err
 }
 

@@ -11,7 +11,7 @@ import (
 // ledger examines the database's ledger, if there is one.
 func (x *examination) ledger(ctx context.Context) checkup.Check {
 	ask := func(ctx context.Context, sql string) ([][]string, error) { return x.Query(ctx, sql) }
-	access, role, err := ledger.Look(ctx, ask)
+	access, role, err := ledger.ReadAccess(ctx, ask)
 	if err != nil {
 		return unknown(err)
 	}

@@ -13,9 +13,9 @@ import (
 
 // Answer is the ledger's answer to a start: how the start continues, or why it must not.
 type Answer struct {
-	Kind    Kind
-	Lost    []OpenRun // with OpenRuns
-	Refusal error     // with Refusal
+	Kind Kind
+	Open []OpenRun // with OpenRuns
+	Err  error     // with Refused
 }
 
 // Kind is what an answer asks a start to do.
@@ -26,7 +26,7 @@ const (
 	Begun    Kind = iota // the run is in the ledger, and its command may start
 	Unknown              // the ledger doesn't know the last run: wait as without a ledger
 	OpenRuns             // wait until these runs are certainly over
-	Refusal              // don't start
+	Refused              // don't start
 )
 
 // Started begins an answer that lets the command start.
@@ -43,8 +43,8 @@ type OpenRun struct {
 
 // Outlives is how long after the loss of the lock the command may still be alive. No command
 // outlives the lease, whatever its grace is.
-func (e OpenRun) Outlives() time.Duration {
-	return min(leasetime.DeadAfter(e.Lease, e.Grace), e.Lease)
+func (r OpenRun) Outlives() time.Duration {
+	return min(leasetime.DeadAfter(r.Lease, r.Grace), r.Lease)
 }
 
 // ParseAnswer reads the answer to a run with this many locks, and with that tick or nil. A
@@ -64,19 +64,19 @@ func ParseAnswer(text string, locks int, tick *Tick) (Answer, error) {
 		if seconds, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
 			paused.Until = time.Unix(seconds, 0)
 		}
-		return Answer{Kind: Refusal, Refusal: paused}, nil
+		return Answer{Kind: Refused, Err: paused}, nil
 	case word == "done":
-		return Answer{Kind: Refusal, Refusal: parseDone(fields[1:], tick)}, nil
+		return Answer{Kind: Refused, Err: parseDone(fields[1:], tick)}, nil
 	case word == "clock" && len(fields) == 2:
 		seconds, err := strconv.ParseInt(fields[1], 10, 64)
 		if err != nil {
 			return Answer{}, errAnswer
 		}
-		return Answer{Kind: Refusal, Refusal: clockError(seconds)}, nil
+		return Answer{Kind: Refused, Err: clockError(seconds)}, nil
 	case word == "fenced":
-		return Answer{Kind: Refusal, Refusal: parseFenced(fields[1:])}, nil
+		return Answer{Kind: Refused, Err: parseFenced(fields[1:])}, nil
 	case word == "busy":
-		return Answer{Kind: Refusal, Refusal: session.Errorf(session.Unreachable, "", "the ledger says that another session has the lock")}, nil
+		return Answer{Kind: Refused, Err: session.Errorf(session.Unreachable, "", "the ledger says that another session has the lock")}, nil
 	}
 	return Answer{}, errAnswer
 }
@@ -123,37 +123,37 @@ func parseFenced(fields []string) error {
 func parseOpenRuns(lines []string, locks int) (Answer, error) {
 	a := Answer{Kind: OpenRuns}
 	for _, line := range lines {
-		lost, ok := parseLost(line, locks)
+		run, ok := parseOpenRun(line, locks)
 		if !ok {
 			return Answer{}, errAnswer
 		}
-		a.Lost = append(a.Lost, lost)
+		a.Open = append(a.Open, run)
 	}
 	return a, nil
 }
 
-func parseLost(line string, locks int) (e OpenRun, ok bool) {
+func parseOpenRun(line string, locks int) (r OpenRun, ok bool) {
 	fields := strings.Split(line, " ")
 	if len(fields) < 5 || fields[0] != "lost" {
-		return e, false
+		return r, false
 	}
 	var n [4]int64
 	for i := range n {
 		var err error
 		if n[i], err = strconv.ParseInt(fields[i+1], 10, 64); err != nil || n[i] < 0 {
-			return e, false
+			return r, false
 		}
 	}
 	most := leasetime.Most.Milliseconds()
-	e = OpenRun{Lock: int(n[0]) - 1, Token: n[1], Lease: time.Duration(min(n[2], most)) * time.Millisecond, Grace: time.Duration(min(n[3], most)) * time.Millisecond}
+	r = OpenRun{Lock: int(n[0]) - 1, Token: n[1], Lease: time.Duration(min(n[2], most)) * time.Millisecond, Grace: time.Duration(min(n[3], most)) * time.Millisecond}
 	if len(fields) > 5 {
-		e.Host = fields[5]
+		r.Host = fields[5]
 	}
-	return e, n[0] >= 1 && n[0] <= int64(locks)
+	return r, n[0] >= 1 && n[0] <= int64(locks)
 }
 
-// ParsePaused reads the rows of Paused. It returns nil if nothing is paused. left is the time to
-// the pause's end by the server's clock, rounded up to a second, at most a day.
+// ParsePaused reads the rows of PausedQuery. It returns nil if nothing is paused. left is the time
+// to the pause's end by the server's clock, rounded up to a second, at most a day.
 func ParsePaused(rows session.Rows) (paused *PausedError, left time.Duration, err error) {
 	if len(rows) == 0 {
 		return nil, 0, nil
@@ -173,8 +173,8 @@ func ParsePaused(rows session.Rows) (paused *PausedError, left time.Duration, er
 	return paused, left, nil
 }
 
-// ParsePausedAmong reads the rows of PausedAmong, which asked for so many locks: whether each is
-// paused.
+// ParsePausedAmong reads the rows of PausedAmongQuery, which asked for so many locks: whether each
+// is paused.
 func ParsePausedAmong(rows session.Rows, locks int) (paused []bool, err error) {
 	paused = make([]bool, locks)
 	for _, row := range rows {

@@ -8,8 +8,8 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// Verdict says whether a key had a success in time, and what has gone wrong since.
-type Verdict struct {
+// Report says whether a key had a success in time, and what has gone wrong since.
+type Report struct {
 	Known   bool    // it has ever started
 	Success Success // the last one
 	Late    bool    // no success ended within the time asked for
@@ -21,55 +21,55 @@ type Verdict struct {
 }
 
 // Fine says that nobody needs to look into it.
-func (v Verdict) Fine() bool { return !v.Late && v.Failed == 0 }
+func (r Report) Fine() bool { return !r.Late && r.Failed == 0 }
 
 // Ago is how long ago the last success ended.
-func (v Verdict) Ago() time.Duration { return v.Now.Sub(v.Success.Ended) }
+func (r Report) Ago() time.Duration { return r.Now.Sub(r.Success.Ended) }
 
 // Check judges a key under these numbers.
-func Check(ctx context.Context, ask Ask, key string, ids []lockkey.ID, within time.Duration) (Verdict, error) {
+func Check(ctx context.Context, ask Ask, key string, ids []lockkey.ID, within time.Duration) (Report, error) {
 	facts, err := FactsOf(ctx, ask, key, ids)
 	if err != nil {
-		return Verdict{}, err
+		return Report{}, err
 	}
-	v := judge(facts, within)
+	report := judge(facts, within)
 	since := "true"
-	if !v.Success.Ended.IsZero() {
-		since = "ended > 'epoch'::timestamptz + " + interval(v.Success.Ended.Sub(time.UnixMicro(0)))
+	if !report.Success.Ended.IsZero() {
+		since = "ended > 'epoch'::timestamptz + " + interval(report.Success.Ended.Sub(time.UnixMicro(0)))
 	}
 	rows, err := ask(ctx, fmt.Sprintf(`SELECT pg_catalog.count(*) OVER (), number, sub, key, %s FROM pglead.run AS r
 WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY r.ended DESC LIMIT 1`,
 		entry("r"), among(key, ids), since))
 	if err != nil || len(rows) == 0 {
-		return v, err
+		return report, err
 	}
 	r := reader{row: rows[0]}
 	n := int(r.number())
 	id, key := r.id(), r.text()
 	failure := r.entry(id, key)
-	if v.Failed == 0 { // otherwise judge has found a later one, which nobody has closed yet
-		v.Failure = failure
+	if report.Failed == 0 { // otherwise judge has found a later one, which nobody has closed yet
+		report.Failure = failure
 	}
-	v.Failed += n
-	return v, r.err
+	report.Failed += n
+	return report, r.err
 }
 
 // judge is Check without the runs that have ended.
-func judge(facts Facts, within time.Duration) Verdict {
-	v := Verdict{Now: facts.Now, Pause: facts.Pause()}
+func judge(facts Facts, within time.Duration) Report {
+	report := Report{Now: facts.Now, Pause: facts.Pause()}
 	for _, f := range facts.List {
-		v.Known = v.Known || !f.Last.Started.IsZero()
-		if f.Success.Ended.After(v.Success.Ended) {
-			v.Success = f.Success
+		report.Known = report.Known || !f.Last.Started.IsZero()
+		if f.Success.Ended.After(report.Success.Ended) {
+			report.Success = f.Success
 		}
 		switch {
 		case f.Last.Outcome == Running:
-			v.Running = append(v.Running, f.Last)
+			report.Running = append(report.Running, f.Last)
 		case f.Last.Outcome == Lost && f.Last.Ended.IsZero():
-			v.Failed++
-			v.Failure = f.Last
+			report.Failed++
+			report.Failure = f.Last
 		}
 	}
-	v.Late = v.Success.Ended.IsZero() || v.Ago() > within
-	return v
+	report.Late = report.Success.Ended.IsZero() || report.Ago() > within
+	return report
 }

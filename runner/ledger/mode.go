@@ -32,7 +32,7 @@ func (u Use) wanted() bool { return u.Mode == Auto || u.Mode == Require }
 
 func (u Use) required() bool { return u.Mode == Require || u.wanted() && u.Tick != nil }
 
-// Access is what a role may do with a ledger: it is the answer to Question.
+// Access is what a role may do with a ledger: it is the answer to QuestionSQL.
 type Access string
 
 const (
@@ -77,14 +77,14 @@ func (u Use) QuestionSQL(pooled bool) string {
 	return "CASE WHEN pg_catalog.to_regnamespace('pglead') IS NOT NULL THEN pg_catalog.query_to_xml(" + quote(word) + ", false, true, '') END"
 }
 
-// AccessBy reads an answer to Question.
-func AccessBy(answer string) Access {
+// ParseAccess reads the answer to QuestionSQL.
+func ParseAccess(answer string) Access {
 	access, _ := readAnswer(answer)
 	return access
 }
 
-// DeniedTo is the role that lacks the grant, by an answer to Question: that of SET ROLE, if there
-// is one.
+// DeniedTo is the role that lacks the grant, by the answer to QuestionSQL: that of SET ROLE, if
+// there is one.
 func DeniedTo(answer string) string {
 	_, role := readAnswer(answer)
 	return role
@@ -97,11 +97,11 @@ func readAnswer(answer string) (access Access, role string) {
 	return Access(word), html.UnescapeString(role)
 }
 
-// Applies says, from the answer to Question, whether the run uses the ledger. It returns
+// Applies says, from the answer to QuestionSQL, whether the run uses the ledger. It returns
 // an error if the run must use it but can't.
 func (u Use) Applies(answer string) (bool, error) {
 	switch {
-	case u.wanted() && AccessBy(answer) == Granted:
+	case u.wanted() && ParseAccess(answer) == Granted:
 		return true, nil
 	case !u.required():
 		return false, nil
@@ -110,7 +110,7 @@ func (u Use) Applies(answer string) (bool, error) {
 	if u.Tick != nil {
 		why = "--once-per"
 	}
-	switch AccessBy(answer) {
+	switch ParseAccess(answer) {
 	case Foreign:
 		return false, session.Errorf(session.Denied, "the owner of the database is to make the ledger: pglead ledger install", "%s needs a ledger that can be trusted: %s", why, Untrusted)
 	case Denied:

@@ -15,10 +15,10 @@ import (
 // Ask sends SQL to the server and returns the rows of its answer. NULL is an empty text.
 type Ask func(ctx context.Context, sql string) ([][]string, error)
 
-// Look finds out whether there is a ledger for this role. It also returns the role's name
+// ReadAccess finds out whether there is a ledger for this role. It also returns the role's name
 // as SQL writes it. Its query names nothing in the schema: even planning such a
 // query could run functions there.
-func Look(ctx context.Context, ask Ask) (access Access, role string, err error) {
+func ReadAccess(ctx context.Context, ask Ask) (access Access, role string, err error) {
 	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.QuestionSQL(true)+", pg_catalog.quote_ident(current_user)")
 	if err != nil {
 		return Absent, "", err
@@ -27,7 +27,7 @@ func Look(ctx context.Context, ask Ask) (access Access, role string, err error) 
 	if err != nil {
 		return Absent, "", errAnswer
 	}
-	return AccessBy(row[0]), row[1], nil
+	return ParseAccess(row[0]), row[1], nil
 }
 
 var errAnswer error = session.Errorf(session.Unsafe, "is the schema pglead another program's?", "the ledger does not answer as this version's does")

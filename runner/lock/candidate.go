@@ -198,7 +198,7 @@ func (c *Candidate) warnOfLedger(s *session.Session) {
 	if c.past.has(warned) {
 		return
 	}
-	switch ledger.AccessBy(s.LedgerAnswer()) {
+	switch ledger.ParseAccess(s.LedgerAnswer()) {
 	case ledger.Foreign:
 		c.cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
 	case ledger.Denied:

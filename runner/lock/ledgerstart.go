@@ -126,15 +126,15 @@ func (b *settlingByLedger) heed(ctx context.Context, answer ledger.Answer) error
 		}
 		return b.waitAsWithout(ctx)
 	case ledger.OpenRuns:
-		return b.waitForOpenRuns(ctx, answer.Lost)
+		return b.waitForOpenRuns(ctx, answer.Open)
 	}
 	if err := b.withdraw(ctx); err != nil {
 		return err
 	}
-	if paused := (*ledger.PausedError)(nil); errors.As(answer.Refusal, &paused) {
+	if paused := (*ledger.PausedError)(nil); errors.As(answer.Err, &paused) {
 		b.namePaused(ctx, paused)
 	}
-	return answer.Refusal
+	return answer.Err
 }
 
 // waitAsWithout waits as if there were no ledger.
