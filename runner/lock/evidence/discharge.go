@@ -7,8 +7,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// endNotice is a word of a tenure's end, as it was heard.
-type endNotice struct {
+// heardEnd is the announcement of a tenure's end, as it was heard.
+type heardEnd struct {
 	Announcement
 	noted   int              // seq when it was heard
 	at      boottime.Instant // when it was heard
@@ -35,16 +35,16 @@ type endNotice struct {
 func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
 		if w.Word == Dead && e.isOwn(w.PID) {
-			e.forget(w, func(s tenure) bool { return !e.isConfirmed(s) })
+			e.forget(w, func(s knownStart) bool { return !e.isConfirmed(s) })
 		}
 		if w.applied || !e.isCredible(w) {
 			continue
 		}
 		e.ends[i].applied = true
-		isNews := e.fromHolder(w) || slices.ContainsFunc(e.starts, func(s tenure) bool {
+		isNews := e.fromHolder(w) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
 			return e.discharges(w, s) && e.isConfirmed(s) && s.noted > e.mark.noted
 		})
-		var left []tenure // not in place: whether one is discharged depends on the others
+		var left []knownStart // not in place: whether one is discharged depends on the others
 		for _, s := range e.starts {
 			if !e.discharges(w, s) {
 				left = append(left, s)
@@ -67,11 +67,11 @@ func (e *Evidence) applyWords() {
 // isCredible says whether a word may discharge anything. If the number now belongs to a session of
 // another role, the server has reused it, and the word does not count. A word saying that another
 // session's command is dead has to name the token of a confirmed start.
-func (e *Evidence) isCredible(w endNotice) bool {
+func (e *Evidence) isCredible(w heardEnd) bool {
 	if w.role != 0 && w.role != e.seen[w.PID].role {
 		return false
 	}
-	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s tenure) bool { return s.token == w.Token && e.isConfirmed(s) }) {
+	if w.Word == Dead && !slices.ContainsFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && e.isConfirmed(s) }) {
 		return false
 	}
 	return e.trusts(w.PID)
@@ -80,7 +80,7 @@ func (e *Evidence) isCredible(w endNotice) bool {
 // trusts says whether a session was seen to hold the lock, or has the role of the waiter or
 // of a holder whose command may be alive. All others may be strangers.
 func (e *Evidence) trusts(pid uint32) bool {
-	return e.seen[pid].held > 0 || e.isOwn(pid) || slices.ContainsFunc(e.starts, func(s tenure) bool {
+	return e.seen[pid].held > 0 || e.isOwn(pid) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
 		return e.seen[s.pid].held > 0 && e.sameRole(s.pid, pid)
 	})
 }
@@ -101,25 +101,25 @@ func (e *Evidence) sameRole(a, b uint32) bool {
 // itself shows that it was said after the mark was taken: its session had the lock until then, and
 // every later start has been announced to this waiter. The holder may have started before the mark,
 // and ended before the look.
-func (e *Evidence) fromHolder(w endNotice) bool {
+func (e *Evidence) fromHolder(w heardEnd) bool {
 	return w.Word == Clean && (e.seen[w.PID].held > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }
 
 // discharges says whether a credible word discharges this tenure.
-func (e *Evidence) discharges(w endNotice, s tenure) bool {
-	return s.of != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
+func (e *Evidence) discharges(w heardEnd, s knownStart) bool {
+	return s.kind != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
 }
 
 // maySpeakFor says whether a session may end this tenure: its own, or one of a session of the
 // same role. A session of the waiter's own role may end any tenure. A session that was seen to hold
 // the lock may also end a tenure whose session is unknown.
-func (e *Evidence) maySpeakFor(pid uint32, s tenure) bool {
-	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.of == ofUnknown && e.seen[pid].held > 0
+func (e *Evidence) maySpeakFor(pid uint32, s knownStart) bool {
+	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.kind == ofUnknown && e.seen[pid].held > 0
 }
 
 // speaksOf says whether a word speaks of this tenure. A word for all earlier tenures covers those
 // for which its holder has waited long enough, by its own settings.
-func (e *Evidence) speaksOf(w endNotice, s tenure) bool {
+func (e *Evidence) speaksOf(w heardEnd, s knownStart) bool {
 	all := w.CoversEarlier && s.outlives <= deadAfter(w.Announcement)
 	switch {
 	case s.token == 0:
@@ -134,9 +134,9 @@ func (e *Evidence) speaksOf(w endNotice, s tenure) bool {
 // also. It says whether there were any. Two kinds of words do this and discharge nothing:
 // a dead from the waiter's role, for a start whose session was gone before its role could be
 // asked for; and the clean of a session that is not trusted, for that session's own start.
-func (e *Evidence) forget(w endNotice, also func(tenure) bool) bool {
+func (e *Evidence) forget(w heardEnd, also func(knownStart) bool) bool {
 	known := len(e.starts)
-	e.starts = slices.DeleteFunc(e.starts, func(s tenure) bool { return s.token == w.Token && s.noted < w.noted && also(s) })
+	e.starts = slices.DeleteFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && s.noted < w.noted && also(s) })
 	return len(e.starts) < known
 }
 
@@ -155,7 +155,7 @@ func (e *Evidence) Unverified() (pids []uint32) {
 		note(w.PID)
 	}
 	for _, s := range e.starts {
-		if s.of == ofSession {
+		if s.kind == ofSession {
 			note(s.pid)
 		}
 	}
@@ -183,12 +183,12 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 	}
 	for _, w := range e.ends {
 		ended := w.PID == pid && w.Word == Clean && !e.trusts(pid)
-		if ended && e.forget(w, func(s tenure) bool { return s.pid == pid }) && e.last != nil {
+		if ended && e.forget(w, func(s knownStart) bool { return s.pid == pid }) && e.last != nil {
 			e.last.at = boottime.Now()
 		}
 	}
 	if gone {
-		e.ends = slices.DeleteFunc(e.ends, func(w endNotice) bool { return w.PID == pid })
+		e.ends = slices.DeleteFunc(e.ends, func(w heardEnd) bool { return w.PID == pid })
 	}
 }
 

@@ -57,8 +57,8 @@ type Evidence struct {
 	mu       sync.Mutex
 	mark     mark                // shows holders that the waiter listens
 	seq      int                 // counts what was noted, to show the order
-	starts   []tenure            // not discharged
-	ends     []endNotice         // the latest ones
+	starts   []knownStart        // not discharged
+	ends     []heardEnd          // the latest ones
 	seen     map[uint32]sighting // sessions that hold the lock, wait for it or have spoken
 	own      uint32              // the role of this session; 0 until it is known
 	last     *lastEnd            // nil: none is known
@@ -115,7 +115,7 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	}
 	switch a.Word {
 	case Started:
-		e.noteStart(tenure{pid: pid, token: a.Token, outlives: deadAfter(a)})
+		e.noteStart(knownStart{pid: pid, token: a.Token, outlives: deadAfter(a)})
 	case Clean, Dead:
 		e.note(a)
 		e.applyWords()
@@ -129,7 +129,7 @@ func (e *Evidence) note(a Announcement) {
 	if len(e.ends) == mostWords {
 		e.ends = slices.Delete(e.ends, 0, 1)
 	}
-	e.ends = append(e.ends, endNotice{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.seen[a.PID].role})
+	e.ends = append(e.ends, heardEnd{Announcement: a, noted: e.seq, at: boottime.Now(), role: e.seen[a.PID].role})
 }
 
 // NoteMark notes that the waiter's mark was taken, and the position of the write-ahead log then.
@@ -164,7 +164,7 @@ func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 		return false
 	}
 	e.seq++
-	e.noteStart(tenure{of: ofUnknown})
+	e.noteStart(knownStart{kind: ofUnknown})
 	return true
 }
 
@@ -184,7 +184,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 	e.seq++
 	e.own = cmp.Or(l.Role, e.own)
 	for pid := range e.seen { // the server reuses the numbers of sessions
-		if !slices.ContainsFunc(e.starts, func(s tenure) bool { return s.pid == pid }) {
+		if !slices.ContainsFunc(e.starts, func(s knownStart) bool { return s.pid == pid }) {
 			delete(e.seen, pid)
 		}
 	}
@@ -214,24 +214,24 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 // it unlocks: it is the holder that refused the tries.
 func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
 	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: e.seq} // a session that is ending has no role any more
-	isOver := func(w endNotice) bool {
+	isOver := func(w heardEnd) bool {
 		return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || sent.Sub(w.at) < freeAfterClean)
 	}
-	unlocksLate := func(w endNotice) bool {
+	unlocksLate := func(w heardEnd) bool {
 		return w.Word == Clean && w.PID == s.PID && w.applied && s.Token != 0 && s.Token == w.Token
 	}
 	late := slices.IndexFunc(e.ends, unlocksLate)
 	switch {
 	case late >= 0:
 		said := e.ends[late].noted
-		e.starts = slices.DeleteFunc(e.starts, func(known tenure) bool { return known.of == ofUnknown && known.noted > said })
+		e.starts = slices.DeleteFunc(e.starts, func(known knownStart) bool { return known.kind == ofUnknown && known.noted > said })
 	case e.shared && s.Shared, slices.ContainsFunc(e.ends, isOver):
 	case s.Ended && s.Token != 0:
 		e.note(Announcement{Word: Clean, Token: s.Token, PID: s.PID})
 	default:
-		seen := tenure{pid: s.PID, token: s.Token, outlives: s.Outlives}
+		seen := knownStart{pid: s.PID, token: s.Token, outlives: s.Outlives}
 		if s.PID == 0 { // it holds the lock by a prepared transaction
-			seen.of = ofUnknown
+			seen.kind = ofUnknown
 		}
 		e.noteStart(seen)
 	}
@@ -250,9 +250,9 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 		e.last = &lastEnd{}
 	}
 	e.last.coversEarlier = true
-	e.starts = slices.DeleteFunc(e.starts, func(known tenure) bool {
-		over := known.noted <= asOf || known.of == ofSession && known.pid == e.silenced.PID
-		if over && known.of != ofTooMany {
+	e.starts = slices.DeleteFunc(e.starts, func(known knownStart) bool {
+		over := known.noted <= asOf || known.kind == ofSession && known.pid == e.silenced.PID
+		if over && known.kind != ofTooMany {
 			e.last.token = max(e.last.token, known.token)
 		}
 		return over
@@ -313,7 +313,7 @@ func (e *Evidence) Undischarged() (tokens []int64, blind bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, s := range e.starts {
-		if s.token == 0 || s.of == ofTooMany {
+		if s.token == 0 || s.kind == ofTooMany {
 			blind = true
 			continue
 		}

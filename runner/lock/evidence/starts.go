@@ -8,9 +8,9 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// tenure is one whose start is known, and whose command may be alive.
-type tenure struct {
-	of       startOf
+// knownStart is the start of a tenure whose command may be alive.
+type knownStart struct {
+	kind     kindOfStart
 	pid      uint32        // of the session; 0 unless it is known
 	token    int64         // 0: not known
 	after    int64         // if the token isn't known: it is later than this one
@@ -18,11 +18,11 @@ type tenure struct {
 	noted    int           // seq when it was noted
 }
 
-// startOf says whose start this is.
-type startOf int
+// kindOfStart says whose start it is.
+type kindOfStart int
 
 const (
-	ofSession startOf = iota
+	ofSession kindOfStart = iota
 	// ofUnknown is the start of a holder that was neither seen nor heard, but refused a try, or of
 	// a prepared transaction, which has no session.
 	ofUnknown
@@ -35,7 +35,7 @@ const (
 // settings require, but no longer than the lease, which is the same on all nodes. No command
 // outlives nine tenths of the lease, whatever its lost-grace is. An unconfirmed start adds
 // nothing to the waiter's own delay.
-func (e *Evidence) delayFor(s tenure) time.Duration {
+func (e *Evidence) delayFor(s knownStart) time.Duration {
 	if e.isConfirmed(s) {
 		return min(s.outlives, e.lease)
 	}
@@ -49,12 +49,12 @@ func deadAfter(a Announcement) time.Duration { return leasetime.DeadAfter(a.Leas
 // session replaces the earlier one. A start without a session is merged into the next start
 // whose session can be trusted, but not into a start that only an untrusted session
 // announced.
-func (e *Evidence) noteStart(s tenure) {
+func (e *Evidence) noteStart(s knownStart) {
 	s.noted = e.seq
 	confirmed := e.isConfirmed(s)
-	e.starts = slices.DeleteFunc(e.starts, func(known tenure) bool {
-		again := s.of == ofSession && known.of == ofSession && known.pid == s.pid
-		takenOver := known.of == ofUnknown && confirmed
+	e.starts = slices.DeleteFunc(e.starts, func(known knownStart) bool {
+		again := s.kind == ofSession && known.kind == ofSession && known.pid == s.pid
+		takenOver := known.kind == ofUnknown && confirmed
 		if !again && !takenOver {
 			return false
 		}
@@ -74,14 +74,14 @@ func (e *Evidence) noteStart(s tenure) {
 		for _, known := range e.starts {
 			most = max(most, e.delayFor(known))
 		}
-		s = tenure{of: ofTooMany, token: math.MaxInt64, outlives: most, noted: e.seq}
-		e.starts = slices.DeleteFunc(e.starts[1:], func(known tenure) bool { return known.of == ofTooMany })
+		s = knownStart{kind: ofTooMany, token: math.MaxInt64, outlives: most, noted: e.seq}
+		e.starts = slices.DeleteFunc(e.starts[1:], func(known knownStart) bool { return known.kind == ofTooMany })
 	}
 	e.starts = append(e.starts, s)
 }
 
 // isConfirmed says whether a start is known from more than its own session, which may be a
 // stranger.
-func (e *Evidence) isConfirmed(s tenure) bool {
-	return s.of != ofSession || e.trusts(s.pid)
+func (e *Evidence) isConfirmed(s knownStart) bool {
+	return s.kind != ofSession || e.trusts(s.pid)
 }
