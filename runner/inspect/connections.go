@@ -28,7 +28,8 @@ func ReadLimits(ctx context.Context, on Connection) (Limits, error) {
 func (l Limits) Room(ctx context.Context, on Connection) (Room, error) {
 	ofRole, ofDatabase := "0", "0"
 	if l.role >= 0 {
-		ofRole = "(SELECT count(*) FROM pg_catalog.pg_stat_get_activity(NULL) WHERE usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())))"
+		ofRole = "(SELECT count(*) FROM pg_catalog.pg_stat_get_activity(NULL) WHERE usesysid = " +
+			"(SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())))"
 	}
 	if l.database >= 0 {
 		ofDatabase = "(SELECT pg_catalog.pg_stat_get_db_numbackends(oid) FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())"

@@ -91,7 +91,8 @@ func viewQuery(of Sought) string {
 	where := ""
 	switch {
 	case len(of.Locks) > 0:
-		where = " AND " + advisory.InThisDatabase + " AND (" + advisory.Among(of.Locks) + " OR " + advisory.IsTicket + " AND " + advisory.InLinesOf(of.Lines...) + ")"
+		where = " AND " + advisory.InThisDatabase + " AND (" + advisory.Among(of.Locks) +
+			" OR " + advisory.IsTicket + " AND " + advisory.InLinesOf(of.Lines...) + ")"
 	case !of.AllDatabases:
 		where = " AND d.datname = pg_catalog.current_database()"
 	}

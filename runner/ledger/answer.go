@@ -115,9 +115,11 @@ func parseFenced(fields []string) error {
 	whose, hint := "a prepared transaction", "COMMIT PREPARED or ROLLBACK PREPARED ends it; pg_prepared_xacts has its name"
 	if len(fields) == 2 {
 		whose = "the transaction of role " + fields[1] + ", session " + fields[0] + ","
-		hint = "SELECT pg_terminate_backend(" + fields[0] + ") ends it; with GRANT pg_signal_backend TO the owner of the schema pglead the next start does, unless the session is a superuser's"
+		hint = "SELECT pg_terminate_backend(" + fields[0] + ") ends it; with GRANT pg_signal_backend TO the owner of " +
+			"the schema pglead the next start does, unless the session is a superuser's"
 	}
-	return &FencedError{session.Errorf(session.Unreachable, hint, "the last run is not over in the database: %s has called pglead.fence and goes on", visible.Text(whose))}
+	return &FencedError{session.Errorf(session.Unreachable, hint,
+		"the last run is not over in the database: %s has called pglead.fence and goes on", visible.Text(whose))}
 }
 
 func parseOpenRuns(lines []string, locks int) (Answer, error) {
@@ -145,7 +147,10 @@ func parseOpenRun(line string, locks int) (r OpenRun, ok bool) {
 		}
 	}
 	most := leasetime.Most.Milliseconds()
-	r = OpenRun{Lock: int(n[0]) - 1, Token: n[1], Lease: time.Duration(min(n[2], most)) * time.Millisecond, Grace: time.Duration(min(n[3], most)) * time.Millisecond}
+	r = OpenRun{
+		Lock: int(n[0]) - 1, Token: n[1],
+		Lease: time.Duration(min(n[2], most)) * time.Millisecond, Grace: time.Duration(min(n[3], most)) * time.Millisecond,
+	}
 	if len(fields) > 5 {
 		r.Host = fields[5]
 	}

@@ -43,8 +43,10 @@ func installing(keep int) string {
 	if keep == 0 {
 		keep, kept = Keep, "s.keep"
 	}
-	return fmt.Sprintf("%s\nINSERT INTO pglead.setting AS s (version, keep) VALUES (%d, %d)\nON CONFLICT (one) DO UPDATE SET version = greatest(s.version, excluded.version), keep = %s;\n",
-		schema(), Version, keep, kept)
+	return fmt.Sprintf(`%s
+INSERT INTO pglead.setting AS s (version, keep) VALUES (%d, %d)
+ON CONFLICT (one) DO UPDATE SET version = greatest(s.version, excluded.version), keep = %s;
+`, schema(), Version, keep, kept)
 }
 
 // InstallSQL is what Install sends, for users who want to read it first.

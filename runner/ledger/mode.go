@@ -63,7 +63,8 @@ func (u Use) QuestionSQL(pooled bool) string {
 	if !u.wanted() {
 		return ""
 	}
-	settings := "pg_catalog.left(pg_catalog.set_config('default_transaction_isolation', 'read committed', false) || pg_catalog.set_config('default_transaction_read_only', 'off', false), 0) || "
+	settings := "pg_catalog.left(pg_catalog.set_config('default_transaction_isolation', 'read committed', false) || " +
+		"pg_catalog.set_config('default_transaction_read_only', 'off', false), 0) || "
 	if pooled {
 		settings = ""
 	}
@@ -112,7 +113,8 @@ func (u Use) Applies(answer string) (bool, error) {
 	}
 	switch ParseAccess(answer) {
 	case Foreign:
-		return false, session.Errorf(session.Denied, "the owner of the database is to make the ledger: pglead ledger install", "%s needs a ledger that can be trusted: %s", why, Untrusted)
+		return false, session.Errorf(session.Denied, "the owner of the database is to make the ledger: pglead ledger install",
+			"%s needs a ledger that can be trusted: %s", why, Untrusted)
 	case Denied:
 		return false, session.Errorf(session.Denied, "its owner, or a superuser: GRANT USAGE ON SCHEMA pglead TO this role",
 			"%s needs the ledger, which this role is not granted", why)

@@ -21,7 +21,8 @@ func PauseKey(ctx context.Context, ask Ask, l Lock, w Wish) error {
 	if w.For > 0 {
 		until = "pg_catalog.now() + " + interval(w.For)
 	}
-	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)", l.Number, l.ObjSubID(), l.keySQL(), until, quoteWord(w.By), quoteMost(w.Note, mostNote)))
+	_, err := ask(ctx, fmt.Sprintf("SELECT pglead.pause_1(%d, %d::smallint, %s, %s, %s, %s)",
+		l.Number, l.ObjSubID(), l.keySQL(), until, quoteWord(w.By), quoteMost(w.Note, mostNote)))
 	return err
 }
 

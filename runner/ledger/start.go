@@ -97,7 +97,8 @@ func OpenRunsQuery(locks []Lock, shared bool) string {
 	if shared {
 		readers = " AND reader = 0"
 	}
-	return "SELECT pg_catalog.count(*) FROM pglead.lock WHERE started IS NOT NULL AND ended IS NULL AND (number, sub) IN (" + strings.Join(rows, ", ") + ")" + readers
+	return "SELECT pg_catalog.count(*) FROM pglead.lock WHERE started IS NOT NULL AND ended IS NULL" +
+		" AND (number, sub) IN (" + strings.Join(rows, ", ") + ")" + readers
 }
 
 // PausedQuery is a query for the locks' pause that ends last. ParsePaused reads its rows. asIs is

@@ -29,7 +29,8 @@ func ReadState(ctx context.Context, ask Ask) (State, error) {
 	rows, err := ask(ctx, `SELECT version, keep, (SELECT pg_catalog.count(*) FROM pglead.run), (SELECT pg_catalog.count(*) FROM pglead.lock),
 	(SELECT pg_catalog.count(DISTINCT key) FROM pglead.lock),
 	pg_catalog.pg_total_relation_size('pglead.run') + pg_catalog.pg_total_relation_size('pglead.lock'),
-	`+epoch("(SELECT pg_catalog.min(started) FROM pglead.run)")+`, pg_catalog.pg_get_userbyid(nspowner), pg_catalog.pg_has_role(nspowner, 'pg_database_owner', 'MEMBER'),
+	`+epoch("(SELECT pg_catalog.min(started) FROM pglead.run)")+`,
+	pg_catalog.pg_get_userbyid(nspowner), pg_catalog.pg_has_role(nspowner, 'pg_database_owner', 'MEMBER'),
 	pg_catalog.array_to_string(ARRAY(SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE pg_catalog.pg_get_userbyid(grantee) END
 		FROM pg_catalog.aclexplode(nspacl) WHERE privilege_type = 'USAGE' AND grantee <> nspowner ORDER BY 1), E'\n'),
 	pg_catalog.array_to_string(ARRAY(SELECT DISTINCT r.rolname FROM pglead.lock AS l JOIN pg_catalog.pg_roles AS r ON r.rolname = l.role
@@ -55,12 +56,14 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 // the functions write with the owner's rights. Without these privileges no run that uses
 // the ledger starts.
 func Faults(ctx context.Context, ask Ask) ([]string, error) {
-	rows, err := ask(ctx, `WITH functions AS (SELECT oid, proname, proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
+	rows, err := ask(ctx, `WITH functions AS (
+	SELECT oid, proname, proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
 SELECT DISTINCT pg_catalog.format('%s has no %s on pglead.%s', pg_catalog.pg_get_userbyid(f.proowner), p.privilege, t.name)
 FROM functions AS f, (VALUES ('lock'), ('run')) AS t(name), (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS p(privilege)
 WHERE NOT pg_catalog.has_table_privilege(f.proowner, 'pglead.' || t.name, p.privilege) AND (t.name, p.privilege) <> ('run', 'UPDATE')
 UNION ALL
-SELECT pg_catalog.format('%s has no EXECUTE on pglead.%s', current_user, f.proname) FROM functions AS f WHERE NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
+SELECT pg_catalog.format('%s has no EXECUTE on pglead.%s', current_user, f.proname)
+FROM functions AS f WHERE NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
 ORDER BY 1`)
 	faults := []string{}
 	for _, row := range rows {

@@ -54,7 +54,8 @@ func Tell(ctx context.Context, s *session.Session, what Said) error {
 // database this is would take as long as all the rest.
 func (c Claim) listenersSQL(locks []advisory.Lock) string {
 	lines, ids := c.audience(locks)
-	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (%s AND %s OR NOT granted AND %s)", advisory.InLinesOf(lines...), advisory.IsMark, advisory.Among(ids))
+	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (%s AND %s OR NOT granted AND %s)",
+		advisory.InLinesOf(lines...), advisory.IsMark, advisory.Among(ids))
 }
 
 // audienceQuery says whether anybody listens to announcements about these locks, and how many

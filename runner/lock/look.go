@@ -222,7 +222,8 @@ func shownToken(name string) (token int64, ended bool) {
 // showSQL is an SQL expression that puts a token, with a suffix, into the session's
 // name. The token is an SQL expression, too.
 func (cfg *Config) showSQL(token, suffix string) string {
-	return fmt.Sprintf("pg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, '%s %s'), false)", tokenPrefix, token, suffix, strings.TrimPrefix(cfg.Session.ApplicationName, "pglead:"))
+	rest := strings.TrimPrefix(cfg.Session.ApplicationName, "pglead:")
+	return fmt.Sprintf("pg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, '%s %s'), false)", tokenPrefix, token, suffix, rest)
 }
 
 // holderOf is the one session that holds a lock exclusively.

@@ -102,7 +102,8 @@ func (k *knowledge) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 // for a moment longer. So the silence says nothing of a start that was heard after the look was
 // sent: only up to then did the session have the lock for certain.
 func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, last lastBeat, found *look) error {
-	n, err := w.number(ctx, fmt.Sprintf(`SELECT count(CASE WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
+	n, err := w.number(ctx, fmt.Sprintf(`SELECT count(CASE
+		WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
 		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END)
 FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND pg_catalog.starts_with(query, '/*pglead beat=''%d'',')`,

@@ -84,7 +84,8 @@ func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "statement pooling"):
-		return 0, session.Errorf(session.Unsafe, "pool_mode has to be transaction or session", "the pooler allows no transaction: %s", session.ServerSays(pgErr))
+		return 0, session.Errorf(session.Unsafe, "pool_mode has to be transaction or session",
+			"the pooler allows no transaction: %s", session.ServerSays(pgErr))
 	case err != nil:
 		return 0, b.cfg.rejected(err)
 	case len(rows) == 0 || len(rows[len(rows)-1]) != 4:

@@ -36,7 +36,8 @@ func (h *Held) Joins() bool {
 // Joins says whether the bid's first try can be part of a Turnover: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
 func (b *Bid) Joins() bool {
-	return b.cfg.mayTurnOver() && !b.usesLedger() && len(b.knowledge.evidence) == 0 && len(b.grant.Locks) == 0 && b.knowledge.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
+	return b.cfg.mayTurnOver() && !b.usesLedger() && !b.knowledge.listens() && len(b.grant.Locks) == 0 &&
+		b.knowledge.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
 }
 
 func (cfg *Config) mayTurnOver() bool {

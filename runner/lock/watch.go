@@ -58,7 +58,7 @@ func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, enough time.Dura
 	}
 	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, w.turn.rank == 1)
 	on, ask := &w.watched, w.askPace()
-	w.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, enough, func(received boottime.Instant, row []string) (watchState, time.Duration) {
+	judge := func(received boottime.Instant, row []string) (watchState, time.Duration) {
 		state, age, left := on.compare(of, received, row)
 		switch {
 		case state != watching:
@@ -67,7 +67,8 @@ func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, enough time.Dura
 			return watching, ask.whenDue(age)
 		}
 		return watching, ask.whileSilent(enough-left, left)
-	})
+	}
+	w.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, enough, judge)
 	first := ask.whenDue(of.age)
 	if of.age < crowd.FirstBeat { // that may have been its start, which this session has not heard
 		first = crowd.FirstBeat - of.age + crowd.LookAfter
@@ -189,12 +190,14 @@ func (w *watch) compare(of lastBeat, received boottime.Instant, row []string) (s
 
 // watchLock makes the heartbeat probe a lock whose holder shows nothing of itself.
 func (w *waiter) watchLock() {
-	w.startWatch(session.Heartbeat{Every: crowd.TryEvery, Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(w.place.line).ProbeSQL()}}}, 0, func(_ boottime.Instant, row []string) (watchState, time.Duration) {
+	judge := func(_ boottime.Instant, row []string) (watchState, time.Duration) {
 		if len(row) == 1 && row[0] == "f" {
 			return watching, crowd.TryEvery
 		}
 		return shouldTry, 0
-	})
+	}
+	sql := "SELECT " + advisory.Exclusive(w.place.line).ProbeSQL()
+	w.startWatch(session.Heartbeat{Every: crowd.TryEvery, Request: session.Request{SQL: []string{sql}}}, 0, judge)
 	w.s.BeatAt(boottime.Now().Add(crowd.TryEvery))
 }
 

@@ -322,7 +322,8 @@ func parseFailure(err error) string {
 	}
 	// The URI parser quotes what it can't read, which may be a password.
 	if strings.Contains(text, "failed to parse as URL") || isURI(parse.ConnString) && strings.Contains(text, "port") {
-		return "the connection URI is malformed (a port is a number from 1 to 65535; in a password, characters such as / @ : # % are written %2F %40 %3A %23 %25)"
+		return "the connection URI is malformed (a port is a number from 1 to 65535; in a password, characters such as " +
+			"/ @ : # % are written %2F %40 %3A %23 %25)"
 	}
 	if strings.Contains(text, "failed to parse as keyword/value") {
 		return "the connection string is neither a URI, nor keyword=value pairs, nor a database name"

@@ -238,7 +238,8 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 			hint = "this user may not enter the socket's directory, or not use the socket (unix_socket_permissions); host=localhost goes round it"
 		}
 		return errno.Error(), Unreachable, hint
-	case strings.Contains(err.Error(), "invalid body length"), strings.Contains(err.Error(), "invalid message length"), strings.Contains(err.Error(), "unknown message type"):
+	case strings.Contains(err.Error(), "invalid body length"), strings.Contains(err.Error(), "invalid message length"),
+		strings.Contains(err.Error(), "unknown message type"):
 		return "what answers there is not PostgreSQL", Unreachable, "check host and port"
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		return "the server closed the connection during the login", Unreachable, "is it PostgreSQL's port, and, behind a proxy, is a server up?"

@@ -268,7 +268,8 @@ const transactionTimeout = "transaction_timeout"
 
 // noTransactionTimeoutSQL is an SQL expression that turns it off for the transaction, if the server
 // has it.
-const noTransactionTimeoutSQL = "CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN '' ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END"
+const noTransactionTimeoutSQL = "CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN ''" +
+	" ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END"
 
 // StayOpenQuery is a query after which a transaction may stay open, whatever the role's settings
 // are.
