@@ -27,30 +27,30 @@ func (cfg *Config) startPayloadSQL(l advisory.Lock, token string) string {
 	return a.PayloadSQL(token)
 }
 
-// notifySQL is an SQL expression that says something on a channel.
+// notifySQL is an SQL expression that announces a payload, itself an SQL expression, on a channel.
 func notifySQL(channel, payload string) string {
 	return fmt.Sprintf("pg_catalog.pg_notify('%s', %s)", channel, payload)
 }
 
-// asyncCommitSQL is an SQL expression for a commit that only announces: after a crash
-// nobody listens.
+// asyncCommitSQL is an SQL expression by which the commit doesn't wait for the disk. It is for
+// transactions that only announce: after a crash of the server nobody listens.
 const asyncCommitSQL = "pg_catalog.set_config('synchronous_commit', 'off', true)"
 
-// notifyQuery is a query that says something on a channel.
+// notifyQuery is a query that announces a payload on a channel.
 func notifyQuery(channel, payload string) string {
 	return "SELECT " + asyncCommitSQL + ", " + notifySQL(channel, payload)
 }
 
-// Tell says something on a channel.
+// Tell announces something on a channel.
 func Tell(ctx context.Context, s *session.Session, what Said) error {
 	_, err := s.Query(ctx, notifyQuery(what.Channel, "'"+what.Payload+"'"))
 	return err
 }
 
-// listenersSQL is a condition for the sessions that listen to announcements about these locks:
-// a waiter for one of them may want another one next. They are the sessions with marks,
-// and those of older versions, which stand in the server's own queue. A session
-// that waits for that number in another database is told in vain: finding out which
+// listenersSQL is an SQL condition for the sessions that listen to announcements about any of these
+// locks: a waiter for one of them may want another one next. The listeners are the sessions with
+// marks, and those of older versions, which stand in the server's own queue. A session that waits
+// for a lock of the same number in another database is told, too, for nothing: to find out which
 // database this is would take as long as all the rest.
 func (c Claim) listenersSQL(locks []advisory.Lock) string {
 	lines, ids := c.audience(locks)
@@ -58,8 +58,8 @@ func (c Claim) listenersSQL(locks []advisory.Lock) string {
 		advisory.InLinesOf(lines...), advisory.IsMark, advisory.Among(ids))
 }
 
-// audienceQuery says whether anybody listens to announcements about these locks, and how many
-// in line don't.
+// audienceQuery asks whether anybody listens to announcements about these locks, and how many in
+// line don't listen.
 func (c Claim) audienceQuery(locks []advisory.Lock) string {
 	lines, ids := c.audience(locks)
 	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE %[1]s OR NOT granted) > 0 AS listens,
@@ -68,8 +68,8 @@ func (c Claim) audienceQuery(locks []advisory.Lock) string {
 		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, advisory.InLinesOf(lines...), advisory.Among(ids))
 }
 
-// audience are the locks in whose lines those stand who want to hear of these locks, and the locks
-// for which older versions wait in the server's own queue.
+// audience says where the sessions wait that want to hear of these locks: in the lines of the locks
+// lines or, if they are older versions, in the server's own queue for the locks queues.
 func (c Claim) audience(locks []advisory.Lock) (lines, queues []lockkey.ID) {
 	queues = idsOf(locks)
 	if c.takesAny() {

@@ -34,8 +34,8 @@ func (b *Bid) EndArrival(ctx context.Context) error {
 const arrivalMost = "200ms"
 
 // awaitArrivalsQuery is a query that waits until nobody is arriving for any of the locks. It fails
-// at the first lock for which that takes longer than arrivalMost, since another program may hold
-// all the arrivals. With a ledger it isn't needed: the ledger says how a holder ended.
+// at the first lock for which that takes longer than arrivalMost: another program may hold the
+// arrival lock for ever. With a ledger it isn't needed: the ledger says how a holder ended.
 func (g *grant) awaitArrivalsQuery() (query []string) {
 	if g.listened || g.recorded {
 		return nil

@@ -73,7 +73,7 @@ func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 	return b.noteResult(n)
 }
 
-// tryResult is the result of a try. That of the first one came with the login.
+// tryResult is the result of a try. The result of the first try came with the login.
 func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
 	value, known := b.s.TakeFirstAnswer()
 	if !known {
@@ -153,15 +153,16 @@ func (b *Bid) noteResult(n int) (some bool, err error) {
 	return len(won) > 0, nil
 }
 
-// GiveBack frees locks under which no command was started. Those whose common marks the bid lacks
-// count as contested from then on: others may start under them unheard.
+// GiveBack frees locks under which no command was started. A lock whose common mark the bid lacks
+// then counts as contested, because others may start under it without this bid hearing of it.
 func (b *Bid) GiveBack(ctx context.Context) error {
 	b.knowledge.contest(slices.DeleteFunc(slices.Clone(b.grant.Locks), func(l advisory.Lock) bool { return slices.Contains(b.knowledge.marks, l.ID) }))
 	return b.unlock(ctx)
 }
 
 // withdraw gives the locks back and leaves the line, since the command must not start. The
-// session's end would do that, but a moment too late for the next run of a script.
+// session's end would do that, too, but a moment later: the next run in a script could still find
+// the locks held.
 func (b *Bid) withdraw(ctx context.Context) error {
 	b.knowledge.contest(b.grant.Locks)
 	err := b.unlock(ctx, b.leaveAndUnmarkQuery()...)
@@ -169,7 +170,7 @@ func (b *Bid) withdraw(ctx context.Context) error {
 	return err
 }
 
-// unlock frees what was granted. Other queries follow.
+// unlock frees what was granted, and then sends the queries also.
 func (b *Bid) unlock(ctx context.Context, also ...string) error {
 	queries := append(b.giveBackQueries(), also...)
 	if b.cfg.Session.Transaction {
@@ -189,9 +190,9 @@ func (b *Bid) giveBackQueries() []string {
 	case b.cfg.Session.Transaction:
 		return []string{"ROLLBACK"}
 	}
-	g.coversEarlier = false // it had no command of its own, so it vouches for no other
+	g.coversEarlier = false // this run started no command, so it says nothing of earlier commands
 	words, unlock := g.endQueries("")
-	if !g.endsAlone() {
+	if !g.mayAnnounceEnd() {
 		words = nil
 	}
 	return append(words, unlock)
@@ -232,8 +233,8 @@ func lastNumber(rows session.Rows) (int, error) {
 	return 0, session.NotPostgreSQL()
 }
 
-// answeredError is the server's error if the session has survived it, or nil. A LostError
-// may wrap one, too.
+// answeredError is the server's error if the session has survived it, or nil. The error that ended
+// a session is wrapped in a LostError, and doesn't count.
 func answeredError(err error) (pgErr *pgconn.PgError) {
 	if errors.As(err, new(*session.LostError)) || !errors.As(err, &pgErr) {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// succession is what a holder knows of those who may be next: whether some were dormant when
+// succession is what a holder knows of the waiters that may be next: whether some were dormant when
 // its token was drawn, and whether it ever found the server full.
 type succession struct {
 	who     crowd.Followers
@@ -20,8 +20,8 @@ type succession struct {
 	calling bool       // the session calls them
 }
 
-// succession is what this waiter, now a holder, knows of those behind it. With a ledger nobody
-// needs a call to hear how a holder ended.
+// succession is what this waiter, now a holder, knows of the waiters behind it. With a ledger
+// nobody needs a call, since the ledger says how a holder ended.
 func (w *waiter) succession() succession {
 	s := succession{line: w.nextLine()}
 	switch {
@@ -34,8 +34,8 @@ func (w *waiter) succession() succession {
 	return s
 }
 
-// call calls those who may be next. It returns when one of them listens, when all of them that it
-// knew have left, or when its patience is over.
+// call calls the waiters that may be next. It returns when one of them listens, when all dormant
+// waiters have left, or when its patience is over.
 func (h *Held) call(ctx context.Context) error {
 	patience := h.next.who.Patience(h.cfg.Session.Lease)
 	if patience == 0 {
@@ -71,12 +71,12 @@ func (s *succession) endCallQuery() (query []string) {
 	return []string{"SELECT " + advisory.CallOf(s.line).UnlockSQL()}
 }
 
-// heardQuery is a query that says whether one of those who may be next listens. It looks only at
-// the first MostListeners places: a waiter that was pushed back behind them keeps its mark until
-// its next look. The order is that of wordQuery.
+// heardQuery is a query that says whether one of the waiters that may be next listens. It looks
+// only at the first MostListeners places: a waiter that was pushed back behind them keeps its mark
+// until its next look. The order is that of wordQuery.
 func (s *succession) heardQuery() string {
 	enough := "bool_or(listens) IS TRUE"
-	if s.who == crowd.SomeDormant { // they may have left
+	if s.who == crowd.SomeDormant { // NULL: all have left
 		enough = "bool_or(listens) IS NOT FALSE"
 	}
 	return fmt.Sprintf(`SELECT %s FROM (

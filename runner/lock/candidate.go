@@ -13,13 +13,13 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// Candidate wants a claim, and keeps what outlasts each of its sessions. When a
-// tenure is over, it may stand for the next one.
+// Candidate wants a claim, and keeps what outlasts each of its sessions. When its tenure is over,
+// it may stand for the next one.
 type Candidate struct {
 	cfg   Config // the host to try next is the first of its database
 	past  past
 	last  *Held     // what it was granted last, or nil
-	began time.Time // when the current wait did
+	began time.Time // when the current wait began
 
 	// In its last session:
 	rank   int    // its place in line: 1 if it had the lock, 0 if it had no place. The first in line come back sooner after an outage.
@@ -69,14 +69,13 @@ func (c *Candidate) answered() {
 	c.past |= reached
 }
 
-// Acquire opens a session, takes the lock on it, and returns when a command may be
-// started under it. It waits out any obstacle that passes by itself, for as long
-// as Config.Wait allows. It calls prepare, unless that is nil, once for each session, in parallel
-// with the questions to the server or the wait: there the caller prepares what the command
-// needs. If the session is given up, the function that prepare returned undoes that.
-// Errors are
+// Acquire opens a session, takes the lock on it, and returns when a command may be started under
+// it. It waits out any obstacle that passes by itself, for as long as Config.Wait allows. It calls
+// prepare, unless that is nil, once for each session, in parallel with the questions to the server
+// or with the wait. In prepare the caller prepares what the command needs; if the session is given
+// up, Acquire calls abandon, which undoes that. Errors are
 //
-//	*ConflictError                            somebody else has it
+//	*ConflictError                            somebody else has the lock
 //	*ledger.PausedError, *ledger.DoneError    the ledger says that nobody should start
 //	*LedgerError                              the ledger can't be written
 //	*ledger.FencedError                       a transaction of the last run is still open
@@ -102,7 +101,7 @@ func (c *Candidate) Acquire(ctx context.Context, prepare func(*session.Session) 
 // attempt is what Acquire does with one session.
 func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) (func(), error)) (*Held, error) {
 	returning, firstTry := c.past.has(returned), ""
-	if !returning { // else it has a place in line, and must not pass those before it
+	if !returning { // a returning candidate has a place in line, and must not overtake those before it
 		firstTry = c.cfg.firstTrySQL()
 	}
 	s, err := c.openSession(ctx, firstTry)
@@ -117,7 +116,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) 
 			c.ticket, c.ghost, c.rank = w.place.ticket, s.BackendPID(), cmp.Or(w.turn.rank, c.rank)
 		}
 		w.preparation.abandon()
-		if errors.As(err, new(*LedgerError)) { // or the next run of a script would find them held
+		if errors.As(err, new(*LedgerError)) { // otherwise the next run in a script could still find the locks held
 			_ = w.GiveBack(ctx)
 		}
 		s.Close()
@@ -162,8 +161,10 @@ func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *sessio
 		return nil, err
 	}
 	if _, err = c.cfg.Ledger.Applies(s.LedgerAnswer()); err != nil {
-		if !of.Transaction { // behind a pooler the end of the login's statement has freed what the first try got
-			_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()") // or the next run of a script would find it held
+		// Otherwise the next run in a script could still find held what the first try got. Behind a
+		// pooler the end of the login's statement has freed it.
+		if !of.Transaction {
+			_, _ = s.Query(ctx, "SELECT pg_catalog.pg_advisory_unlock_all()")
 		}
 		s.Close()
 		return nil, err
@@ -172,9 +173,9 @@ func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *sessio
 	return s, nil
 }
 
-// askForRoom calls open again while the server has no room, as when a thousand nodes start
-// at once, for as long as one attempt to connect may take. It does so only for a run that
-// doesn't wait for the lock; a waiting run comes back later.
+// askForRoom calls open again while the server has no room, for instance because a thousand nodes
+// start at once, but for no longer than one attempt to connect may take. It does so only for a run
+// that doesn't wait for the lock; a waiting run comes back later.
 func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
 	began, backoff := time.Now(), crowd.FullBackoff()
 	for {
@@ -192,8 +193,8 @@ func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
 	}
 }
 
-// warnOfLedger logs, once in a wait, that the database has a ledger which is not used because
-// it can't be trusted, or because the role has no access.
+// warnOfLedger logs, once in a wait, that the database has a ledger, and that it is not used
+// because it can't be trusted or because the role has no access.
 func (c *Candidate) warnOfLedger(s *session.Session) {
 	if c.past.has(warned) {
 		return
@@ -216,10 +217,10 @@ func isFull(err error) bool {
 
 // When the session of a waiter is lost, this happens, in this order:
 //
-//	waiter.awaitNews   notices the loss; an answer that misses its deadline is one, too
+//	waiter.awaitNews   notices the loss; an answer that misses its deadline is a loss, too
 //	Candidate.attempt  keeps the ticket and the rank, undoes the preparation, and closes the session
 //	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
-//	Candidate.attempt  opens a session without a first try, which might pass those in line
+//	Candidate.attempt  opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its
 //	                   old ticket and its mark, and looks
 //	knowledge.verdict  the waiter has lost what it had heard: if it hears nothing more, and there

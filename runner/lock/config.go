@@ -31,20 +31,20 @@ type Config struct {
 	// Holders announce it.
 	LostGrace time.Duration
 
-	// LockDelay is how long a former holder's command may live on after the loss of its
-	// lock. Without evidence that it is dead, a new holder waits for that long
-	// before the start. 0 means never.
+	// LockDelay is how long a former holder's command may live on after the loss of its lock.
+	// Without evidence that it is dead, a new holder waits for that long before the start. With 0
+	// it never waits.
 	LockDelay time.Duration
 
-	// Explain makes a refusal name the holders of the lock, which takes one more
-	// question to the server.
+	// Explain makes a refusal name the holders of the lock. That takes one more question to the
+	// server.
 	Explain bool
 
 	// Endures makes a wait survive every error once the database has answered for the lock.
 	// Otherwise it survives only errors that pass by themselves.
 	Endures bool
 
-	// Ledger is what remembers the run, if the database has one.
+	// Ledger says how the run uses a ledger, if the database has one.
 	Ledger ledger.Use
 
 	Observer Observer
@@ -54,7 +54,7 @@ type Config struct {
 // Forever is a wait without end.
 const Forever = time.Duration(math.MaxInt64)
 
-// AttemptMost is more than one attempt can take: the connection to each host, a second
+// AttemptMost is longer than one attempt can take: the connection to each host, a second
 // connection, the lock-delay, and some questions, each shorter than the lease.
 func (cfg *Config) AttemptMost() time.Duration {
 	hosts := 1 + len(cfg.Session.Database.Fallbacks)
@@ -76,8 +76,8 @@ func (cfg *Config) Describe() describe.Description {
 	return d
 }
 
-// showsToken says whether the session's name shows the token. A session with several tokens
-// shows none, nor does doctor's, whose name is no holder's.
+// showsToken says whether the session's name shows the token. A list's session, which has several
+// tokens, shows none, and neither does doctor's, whose name is not a holder's.
 func (cfg *Config) showsToken() bool {
 	return !cfg.OfList && strings.HasPrefix(cfg.Session.ApplicationName, "pglead:")
 }

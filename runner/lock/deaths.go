@@ -31,10 +31,10 @@ import (
 // commands are dead, so that the waiters need not wait for the lock-delay. Call it when
 // the commands and all that they started are dead.
 //
-// The locks' own session is gone or useless, so this opens another one. For a run it first ends
-// the old one, if the server still has it: after a healed partition the old session still has
-// the locks. It retries failures for one lock-delay; after that nobody waits. The Observer is told
-// of them. The ledger says that the commands were lost, unless SetEnd was told of another end.
+// The locks' own session is gone or useless, so this opens another one. For a run it first ends the
+// old one, if the server still has it: after a healed partition the old session still has the
+// locks. It retries failures for one lock-delay, and tells the Observer of them; after that nobody
+// waits. The ledger says that the commands were lost, unless SetEnd has set another end.
 func ReportLostRuns(ctx context.Context, lost ...*Held) {
 	if len(lost) == 0 {
 		return
@@ -43,14 +43,14 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 		h.lost = true
 		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
 	}
-	lost[0].cfg.Observer.away(lost[0].Err()) // an outage that a leader speaks of later counts from here
+	lost[0].cfg.Observer.away(lost[0].Err()) // an outage that lead reports later is counted from this moment
 	reportAfterLoss(ctx, lost[0].isHeard(), lost...)
 }
 
-// ReportEndAfterLoss is for a command whose session was lost after the command's end. On a new
-// session it notes that end in the ledger, so that a success counts, and tells the waiters
-// that the command is dead. Without a ledger it takes no longer than lateMost: this process
-// has nothing else to do.
+// ReportEndAfterLoss is for a session that was lost after the command's end. On a new session it
+// notes that end in the ledger, so that a success counts, and tells the waiters that the command is
+// dead. Without a ledger it takes no longer than lateMost, since nothing else keeps this process
+// from its end.
 func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 	if !h.recorded {
 		var cancel context.CancelFunc
@@ -67,7 +67,7 @@ const lateMost = 2 * time.Second
 // signal. It announces no more than giveBackQueries.
 func (w *waiter) reportUnstarted(ctx context.Context) {
 	g := w.grant
-	if !g.endsAlone() {
+	if !g.mayAnnounceEnd() {
 		return
 	}
 	g.coversEarlier = false
@@ -77,13 +77,13 @@ func (w *waiter) reportUnstarted(ctx context.Context) {
 	h.ReportEndAfterLoss(ctx)
 }
 
-// isHeard says whether anybody acts on news of the command's death.
+// isHeard says whether a waiter may act on the news of the command's death.
 func (h *Held) isHeard() bool {
 	return h.cfg.LockDelay > 0 && h.cfg.announces() && !h.cfg.Claim.shared()
 }
 
-// reportAfterLoss opens a new session, notes the ends in the ledger, if it has the runs, and may
-// tell the waiters.
+// reportAfterLoss opens a new session, on which it notes the ends in the ledger, if the ledger has
+// the runs, and announces the deaths, if tellWaiters says so.
 func reportAfterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	var recorded *Held // one of those that the ledger has, or nil
 	if i := slices.IndexFunc(lost, func(h *Held) bool { return h.recorded }); i >= 0 {

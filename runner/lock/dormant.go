@@ -16,20 +16,20 @@ import (
 // it, calls them, and keeps the lock until one of them listens. This is for speed: the promise does
 // not depend on it.
 //
-// To call is to take a lock, which the heartbeat of a dormant waiter then can't take. Many
-// may call at once. Waiters call, too, while few listen (FewListen): else brief commands would use
-// up the remaining listeners before a heartbeat comes.
+// To call is to take a lock, which the heartbeat of a dormant waiter then can't take. Many may call
+// at once. Waiters call, too, while few listen (FewListen): otherwise brief commands would use up
+// the remaining listeners before a heartbeat comes.
 
 // goDormant makes the waiter dormant, and cancels its turn: if it took the lock now, it
 // would have heard nothing of the last holder.
 func (w *waiter) goDormant(ctx context.Context) error {
 	w.turn.take()
-	w.unwatch() // or the end of a watch would take the place of this heartbeat
+	w.unwatch() // otherwise the end of the watch would later replace this heartbeat
 	w.s.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.WaiterBeat(w.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.place.line).ID).TryXactSQL()}, Then: w.hearCall},
 	})
-	if w.place.held[markLock] { // before it stops listening, so that nobody relies on it
+	if w.place.held[markLock] { // the mark goes before the UNLISTEN, so that nobody relies on it
 		if err := w.send(ctx, "SELECT "+w.place.lock(markLock).UnlockSQL()); err != nil {
 			return err
 		}
@@ -58,7 +58,7 @@ func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 		sql = call.TrySQL()
 	}
 	n, err := w.number(ctx, "SELECT "+sql+"::int")
-	if n == 1 { // else a heartbeat has the lock, and the next look comes soon
+	if n == 1 { // otherwise another waiter's heartbeat has the lock, and the next look comes soon
 		w.place.held[callLock] = few
 	}
 	return err

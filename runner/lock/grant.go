@@ -41,10 +41,10 @@ func (g *grant) drawn() bool { return g.Token != 0 }
 // earlier command is alive.
 func (g *grant) startsAtOnce() bool { return g.delay == 0 }
 
-// endsAlone says whether a grant under which no command was started may announce that its tenure is
-// over: its start was announced, and no earlier command is alive, since those who hear of the end
-// would start at once.
-func (g *grant) endsAlone() bool { return g.drawn() && g.startsAtOnce() }
+// mayAnnounceEnd says whether a grant under which no command was started may announce its end. Its
+// start must have been announced, and no earlier command may be alive, since a waiter that hears of
+// the end starts at once.
+func (g *grant) mayAnnounceEnd() bool { return g.drawn() && g.startsAtOnce() }
 
 // undraw forgets the token, and what the ledger may have noted under it.
 func (g *grant) undraw() { g.Token, g.SystemID, g.recorded = 0, "", false }
@@ -58,9 +58,9 @@ func (g *grant) endQueries(prefers string) (words []string, unlock string) {
 	return words, "SELECT " + advisory.UnlockAllSQL(g.Locks)
 }
 
-// rehearsalQuery is a query that announces the end of a tenure, but finds no listener. For its
-// first announcement a session reads the server's catalogs, which takes half a millisecond: this
-// way it has done so before its command ends.
+// rehearsalQuery is a query that announces the end of a tenure, but finds no listener. A session's
+// first announcement makes it read the server's catalogs, which takes half a millisecond: with the
+// rehearsal it has done so before its command ends.
 func (g *grant) rehearsalQuery() (query []string) {
 	if !g.cfg.announces() || g.cfg.OfList {
 		return nil
@@ -68,8 +68,8 @@ func (g *grant) rehearsalQuery() (query []string) {
 	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL", "")}
 }
 
-// wordQuery is the query that announces the end of a tenure to those in line, if there are any
-// listeners, an SQL condition. It names the first of them, or one on the preferred host.
+// wordQuery is the query that announces the end of a tenure, if any session in line fulfils the SQL
+// condition listeners. It names the first of these sessions, or one on the preferred host.
 func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	word := evidence.Clean
 	if l.Shared {
@@ -96,17 +96,17 @@ func (g *grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 // log. They write to the log, so that no other end has the same position.
 const endPositionSQL = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit_message(false, 'pglead', '')"
 
-// endPayloadSQL is an SQL expression that announces the end of a tenure by one of the
-// other words. The SQL expressions more are appended to its text.
+// endPayloadSQL is an SQL expression for the text that announces the end of a tenure by this word.
+// The SQL expressions more are appended to the text.
 func (g *grant) endPayloadSQL(word evidence.Word, more ...string) string {
 	a := g.cfg.announcement(word)
 	a.CoversEarlier = g.coversEarlier
 	return a.PayloadSQL(strconv.FormatInt(g.Token, 10), more...)
 }
 
-// showEndQuery is the query that makes a session's name show that its command is dead. A
-// waiter that starts to listen after the announcement of that, and looks before the
-// unlock, sees it there.
+// showEndQuery is the query that makes a session's name show that its command is dead. A waiter
+// that starts to listen after the announcement of the end, and looks before the unlock, sees the
+// end there.
 func (g *grant) showEndQuery() string {
 	return "SELECT " + g.cfg.showSQL(strconv.FormatInt(g.Token, 10), endedSuffix)
 }

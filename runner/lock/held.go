@@ -19,20 +19,20 @@ type Held struct {
 	Took    time.Duration // all of Acquire; 0 for an item of a list
 
 	end      ledger.End    // of the command
-	noted    int           // for how many of the locks the ledger has it already
-	showsEnd bool          // in the session's name
+	noted    int           // the ledger has the end of this many of the locks already
+	showsEnd bool          // the session's name will show the end
 	requests chan struct{} // requests to step down
 	prefers  string        // the host that is to have the lock next
 	next     succession
 	since    time.Time // when Settle was done, and the command could start
-	stays    time.Time // until when its session stays after the release
-	lost     bool      // ReportLostRuns was called (Err would not do: it also gives the reason why a closed session ended)
+	stays    time.Time // the session stays until then, after the release
+	lost     bool      // ReportLostRuns was called (Err does not tell: a session that was closed has one, too)
 }
 
 // After a brief tenure, or if the holder had to call those in line, the session stays for
-// stayForRole after the release. Those in line look up its role meanwhile: without that its
-// announcements don't count (Evidence.Trusts), and just then many waiters are busy with their
-// own tries. A longer tenure gave them the time.
+// stayForRole after the release. In this time the waiters look up the session's role: without its
+// role its announcements don't count (Evidence.Trusts), and just after the release many waiters are
+// busy with their own tries. A longer tenure gave them the time.
 const (
 	stayForRole = 100 * time.Millisecond
 	briefTenure = time.Second
@@ -45,12 +45,12 @@ func (h *Held) Lost() <-chan struct{} { return h.Session.Lost() }
 // Err is the cause of the loss, or nil.
 func (h *Held) Err() error { return h.Session.Err() }
 
-// Release gives the locks back: when it returns nil another session can have them. The
-// command is dead, or was never started. If anybody waits, Release announces that in a
-// transaction before the one that frees the locks, so that the next holder has heard it.
-// If nobody waits it announces nothing, since a NOTIFY costs the whole server; only a session
-// that works on a list announces each end. A session that nobody else uses ends with the
-// release, unless the waiters in line may still have to look up its role (Close).
+// Release gives the locks back: when it returns nil another session can have them. The command has
+// to be dead, or never started. If anybody waits, Release announces the end in a transaction before
+// the one that frees the locks, so that the next holder has heard it. If nobody waits it announces
+// nothing, since a NOTIFY costs the whole server; only a session that works on a list announces
+// each end. A session that nobody else uses ends with the release, unless the waiters in line may
+// still have to look up its role (Close).
 func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
 		return h.endTransaction(ctx)
@@ -61,7 +61,7 @@ func (h *Held) Release(ctx context.Context) error {
 		}
 	}
 	if err := h.call(ctx); err != nil && answeredError(err) == nil {
-		return err // otherwise there may be no memory for one more lock: the next in line look by themselves
+		return err // if the server only has no memory for one more lock, the next in line look by themselves
 	}
 	queries, unlock := h.releaseParts(h.end)
 	queries = append(queries, h.next.endCallQuery()...)
@@ -73,8 +73,8 @@ func (h *Held) Release(ctx context.Context) error {
 	if staysForRole {
 		h.stays = time.Now().Add(stayForRole)
 	}
-	// Each query is a transaction of its own, so the unlock is carried out whatever became of the
-	// others.
+	// Each query is a transaction of its own, so the server carries out the unlock even if it has
+	// rejected the others.
 	switch released := answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))); {
 	case !released && err != nil:
 		return h.cfg.rejected(err)
@@ -103,8 +103,9 @@ func (h *Held) Close() {
 	}
 }
 
-// releaseParts is endQueries, preceded by queries that note this end in the ledger and wait for
-// those who arrive. With a quorum a separate commit notes it (finishBeside), and nobody arrives.
+// releaseParts is endQueries, preceded by queries that note the end in the ledger and wait for
+// arriving waiters. With a quorum a separate commit notes the end (finishBeside), and no waiter
+// arrives.
 func (h *Held) releaseParts(end ledger.End) (queries []string, unlock string) {
 	words, unlock := h.endQueries(h.prefers)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
@@ -117,11 +118,11 @@ func (h *Held) releaseParts(end ledger.End) (queries []string, unlock string) {
 	return slices.Concat(h.finishQueries(end), h.awaitArrivalsQuery(), words), unlock
 }
 
-// EncodedRelease is what the guard, which shares the socket, sends in place of this
-// process when that is gone and the command is dead: the clean end, and the unlock. It
-// is nil where that is impossible: other readers may be alive, a transaction announces
-// nothing before its end, and nobody else can write to an encrypted connection. The
-// session ends with the request, unless it has other locks.
+// EncodedRelease is the request by which the guard, which shares the socket, announces the clean
+// end and gives the locks back, when this process is gone and the command is dead. It is nil for a
+// reader (others may be alive), in a transaction, which announces nothing before its end, and on an
+// encrypted connection, to which nobody else can write. The session ends with the request, unless
+// it has other locks.
 func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	if !h.cfg.announces() || h.cfg.Claim.shared() {
 		return nil, false

@@ -19,14 +19,14 @@ type knowledge struct {
 	cfg *Config // the bid's
 
 	// contested are the locks that another session has, or may have had while this bid did not
-	// listen. A start under one of them needs evidence.
+	// listen. To start at once under one of them takes evidence.
 	contested map[lockkey.ID]bool
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
 
-	evidence map[lockkey.ID]*evidence.Evidence // from the time at which it listens
-	mailbox  mailbox                           // for the line
-	news     chan struct{}                     // there is something in it
+	evidence map[lockkey.ID]*evidence.Evidence // of the locks to which it listens
+	mailbox  mailbox                           // what it has heard, for the line
+	news     chan struct{}                     // something new may have to be acted on
 	marks    []lockkey.ID                      // the locks whose common marks it has
 }
 
@@ -82,8 +82,7 @@ func (k *knowledge) verify(ctx context.Context) error {
 	return nil
 }
 
-// verdict is how long a granted lock has to be held before the command may
-// start.
+// verdict says how long a granted lock has to be held before the command may start.
 //
 // A bid that gets the lock at the first try starts at once, unless the server
 // is too young to tell, or the bid has heard something of the lock. A bid that has

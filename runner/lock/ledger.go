@@ -50,9 +50,9 @@ func (b *Bid) startsWithToken(locks []advisory.Lock) bool {
 	return len(tokens) == 0 && !blind
 }
 
-// warmUp makes a start without a token, which starts nothing, for one of the first in line.
-// It makes the session read what its first start has to read: between two commands
-// that would take 0.7 ms. If the ledger can't answer, the real start will say why.
+// warmUp makes a start without a token, which starts nothing, for one of the first in line. With it
+// the session reads beforehand what its first start has to read. Otherwise that would take 0.7 ms
+// between two commands. If the ledger can't answer, the real start will say why.
 func (w *waiter) warmUp(ctx context.Context) error {
 	locks := w.cfg.Claim.Locks
 	if w.warm || w.cfg.Claim.shared() || w.cfg.Session.Quorum || !w.usesLedger() {
@@ -81,10 +81,10 @@ func (k *knowledge) undischarged(locks []advisory.Lock) (tokens []int64, blind b
 	return tokens, blind
 }
 
-// ledgerError makes an error of the ledger one of this package. A waiting run survives those
-// that pass by themselves.
+// ledgerError turns an error of the ledger into one of this package. A waiting run survives an
+// error that passes by itself.
 func ledgerError(err error) error {
-	if errors.Is(err, session.ErrSilent) { // the ledger waits 3 s for a lock, and a short lease is over before
+	if errors.Is(err, session.ErrSilent) { // the ledger waits for a lock for up to 3 s, longer than a short lease
 		return fmt.Errorf("%w while the ledger is to note the start (has another session locked its tables?)", err)
 	}
 	pgErr := answeredError(err)

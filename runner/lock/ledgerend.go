@@ -21,10 +21,11 @@ import (
 func (h *Held) SetEnd(end ledger.End) { h.end = end }
 
 // NoteEnd notes in the ledger how the command ended, for a holder that keeps the lock for a while:
-// otherwise the end would be unknown if this process died meanwhile. It closes done when that has
-// been tried; only then may the lock be released. If it fails, it says nothing, and the release
-// tries again. In a transaction nothing is noted before the commit. With a lease so short that the
-// session would be lost while the ledger waits for its tables, only the release notes the end.
+// otherwise the end would be unknown if this process died meanwhile. When it has tried that, it
+// closes done; only then may the lock be released. If the try fails, it says nothing, and the
+// release tries again. In a transaction nothing is noted before the commit. With a lease so short
+// that the session would be lost while the ledger waits for its tables, only the release notes the
+// end.
 func (h *Held) NoteEnd(ctx context.Context) (done <-chan struct{}) {
 	const ledgerWaits = 4 * time.Second // its functions have a lock_timeout of 3 s
 	lease := h.cfg.Session.Lease
@@ -88,10 +89,10 @@ func (h *Held) finishQueries(end ledger.End) (queries []string) {
 	return queries
 }
 
-// finishColumns are those of one lock without their SELECT: the first notes the end. They are sent
-// when the command is dead, before the locks are given back. If a crash of the server loses what
-// they write, the next start waits for its lock-delay. With a tick it would repeat a success, so
-// then the commit waits for the disk.
+// finishColumns are those queries for one lock without their SELECT; the first notes the end. They
+// are sent when the command is dead, before the locks are given back. If a crash of the server loses
+// what they write, the next start waits for its lock-delay. With a tick (--once-per) it would also
+// repeat a success, so then the commit waits for the disk.
 func (h *Held) finishColumns(l advisory.Lock, end ledger.End) (list []string) {
 	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
 	commit := "off"
@@ -126,7 +127,7 @@ func (h *Held) notes(rows session.Rows) bool {
 var errNoRun = errors.New("the ledger has no such run of this role under way")
 
 // forgives says whether the server has rejected a query about the end of a run that the ledger has.
-// It warns that the ledger was not told, as is likely. The locks are given back in any case.
+// It then warns that the ledger was probably not told. The locks are given back in any case.
 func (h *Held) forgives(err error) bool {
 	if !h.recorded || h.noted == len(h.Locks) || answeredError(err) == nil {
 		return false
@@ -136,7 +137,8 @@ func (h *Held) forgives(err error) bool {
 }
 
 // unnoted warns that the ledger was not told how the command ended. If the ledger is gone, or has
-// no such run, there may be nothing that the next start could wait for.
+// no such run, the next start may have nothing to wait for, and the warning doesn't say that it
+// waits.
 func (h *Held) unnoted(err error) {
 	text := "the end of the command could not be noted"
 	if !session.Undefined(err) && !errors.Is(err, errNoRun) {

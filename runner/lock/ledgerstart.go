@@ -16,7 +16,7 @@ import (
 type settlingByLedger struct {
 	settling
 	proof ledger.Proof
-	delay time.Duration // which the announcements call for
+	delay time.Duration // the lock-delay, as far as the announcements call for one
 	// since is the time after which nobody else can have held the locks. With a quorum it is zero
 	// until the standbys have confirmed that.
 	since time.Time
@@ -117,7 +117,8 @@ func (b *settlingByLedger) noteBegun() {
 	}
 }
 
-// heed does what an answer asks for. After that the ledger is asked again.
+// heed does what an answer asks for: it waits, or it gives up with an error. After a wait the
+// ledger is asked again.
 func (b *settlingByLedger) heed(ctx context.Context, answer ledger.Answer) error {
 	switch answer.Kind {
 	case ledger.Unknown:

@@ -15,9 +15,10 @@ import (
 
 // The line is the sessions that wait. None of them blocks in the server: each is idle between two
 // looks. Each has a ticket, an advisory lock of its own whose number says when it came. The order
-// is only for fairness: the promise rests on the lock itself. The first three watch the holder
-// (silence.go, watch.go), in case one of them is frozen. The first 24 listen, and have a mark that
-// says so. The others are dormant (dormant.go). When each of them tries and looks is in turn.go.
+// is only for fairness: the promise rests on the lock itself. Not only the first but the first
+// three watch the holder (silence.go, watch.go), in case one of these waiters is frozen. The first
+// 24 listen, and have a mark that says so. The others are dormant (dormant.go). When each of them
+// tries and looks is in turn.go.
 
 // join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
 // digest then makes it dormant.
@@ -45,8 +46,8 @@ func (w *waiter) join(ctx context.Context) error {
 }
 
 // endGhostQuery is the query that ends the candidate's previous session, if the server still has
-// it, as after a partition: that session would keep its place in line, and the lock, if that was
-// granted to it last. It is identified by its number and its ticket.
+// it, as it may after a partition. That session would keep its place in line, and also the lock, if
+// its last try was granted. It is identified by its number and its ticket.
 func (w *waiter) endGhostQuery() (query []string) {
 	c := w.candidate
 	if c.ghost == 0 || w.cfg.Claim.shared() { // readers may share a ticket
@@ -61,14 +62,15 @@ WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AN
 // ghostMost is how long the server waits for a session that it was told to end.
 const ghostMost = time.Second
 
-// mostTickets is how many numbers are tried. No more waiters than that can come in 10 ms.
+// mostTickets is how many numbers are tried. No more waiters than that can come within the 10 ms
+// for which one number stands.
 const mostTickets = 4000
 
 // ticketQuery takes the first number from now on, by the server's clock, that nobody
 // else has. Readers may share one.
 func (w *waiter) ticketQuery() string {
 	from := advisory.TicketNowSQL
-	if w.place.ticket != 0 { // it has been there before
+	if w.place.ticket != 0 { // the waiter comes back to its place
 		from = strconv.FormatUint(uint64(w.place.ticket), 10) + "::bigint"
 	}
 	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
@@ -111,8 +113,8 @@ func (w *waiter) tryLater() { w.turn.tryLater(w.watches()) }
 func (w *waiter) watches() bool { return w.watched.state() != off }
 
 // knowsLess says whether others in line may know more of the last holder than this waiter, which
-// may have just come back to its place and heard nothing. It would have to hold the lock for a
-// delay, while one of them, whom the holder may have named, can start at once.
+// may have just come back to its place and heard nothing. This waiter would have to hold the lock
+// for a delay, while one of the others, which the holder may have named, can start at once.
 func (w *waiter) knowsLess(found *look) bool {
 	listening := found.marked
 	if w.place.held[markLock] {
@@ -145,8 +147,8 @@ func (w *waiter) duties(ctx context.Context, found *look) error {
 	return w.followHolder(ctx, found)
 }
 
-// takeGate takes the gate for the first in line. It keeps out newcomers, which could take one of
-// several locks first, and readers, which might come for ever.
+// takeGate takes the gate for the first in line. The gate keeps out newcomers, which could take one
+// of the slots first, and readers, since there might always be another one.
 func (w *waiter) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
 	if w.place.held[gateLock] || !w.cfg.Claim.takesAny() && (w.cfg.Claim.shared() || !readers) {

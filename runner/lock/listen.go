@@ -83,7 +83,7 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 	return err
 }
 
-// mailbox has the announcements of each lock that the line has not yet acted on. The
+// mailbox has the announcements about each lock on which the waiter has not acted yet. The
 // session's reader puts them there.
 type mailbox struct {
 	mu   sync.Mutex

@@ -2,22 +2,22 @@
 // under it.
 //
 // Candidate.Acquire opens a session, tries, waits in line without blocking in the server, and draws
-// the fencing token: it returns a Held. Held.Release gives the lock back. (A list, as of pglead
-// each, has many Bids on one session instead, and a Turnover exchanges one for the next.) If the
-// lock was free at the first try, the command may start at once, unless the server is young. After
-// a wait there has to be evidence that the last holder's command is dead: the word of that holder
-// or of its guard. Else the lock-delay has to pass (package evidence).
+// the fencing token: it returns a Held. Held.Release gives the lock back. (pglead each has many
+// Bids on one session instead. A Turnover gives back one lock and tries for the next.) If the lock
+// was free at the first try, the command may start at once, unless the server is young. After a
+// wait there has to be evidence that the last holder's command is dead: the word of that holder or
+// of its guard. Otherwise the lock-delay has to pass (package evidence).
 //
 // The words of this package. To get a lock:
 //
-//	claim      the locks that a run wants: all of them or, behind a gate, any one
+//	claim      the locks that a run wants: all of them or, with a gate, any one
 //	candidate  a process that wants a claim, and opens a new session when it lost one
 //	bid        a claim on one session, as far as it is granted
 //	waiter     a candidate's bid, and what it knows of its line while it waits
 //	try        asking for what is missing. The first try travels with the login, in
 //	           the same round trip (firstTrySQL), and Bid.Try takes its answer
-//	refused    said of a try that got nothing, and of a run that gives up for that. A try
-//	           that the server answers with an error is rejected
+//	refused    a try is refused if others hold the lock, and so is a run that gives up for
+//	           that reason. A try that the server answers with an error is rejected
 //	grant      what a bid has got so far: locks, and later the token
 //	settle     the steps from the grant to the start: the lock-delay, the token, the ledger
 //	settling   a bid that has all of its claim, until its command starts
@@ -36,9 +36,9 @@
 // In line, for speed and fairness alone:
 //
 //	line       the waiters, each with a ticket
-//	place      the server's locks that a bid has because it stands in line
+//	place      a bid's place in line: its ticket, and other locks that it has for that
 //	turn       when a waiter looks and tries next
-//	succession what a holder knows of those who may be next
+//	succession what a holder knows of the waiters that may be next
 //	burst      many tries in one statement, when the lock is about to be freed
 //	dormant    a waiter so far behind that it doesn't listen
 //
@@ -68,13 +68,13 @@ import (
 
 // Claim is what a run has to hold: all of Locks or, with a Gate, any one.
 type Claim struct {
-	// Keys are the names of Locks, in their order, or one for all of them.
+	// Keys are the names of Locks, in the same order, or one name for all of them.
 	Keys []string
 	// Locks are in the order of lockkey.ID's Compare, none of them twice, so
 	// that no two sessions ever wait for each other.
 	Locks []advisory.Lock
-	// Gate is the lock in whose line the waiters for any of Locks stand. The first
-	// in line holds it and tries them all; newcomers that can't pass it try none.
+	// Gate is the lock in whose line the waiters for any of Locks stand. The first in line holds
+	// the gate and tries all Locks; a newcomer that can't pass the gate tries none.
 	Gate *lockkey.ID
 }
 

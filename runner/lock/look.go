@@ -23,10 +23,10 @@ import (
 // this session, in order.
 type look struct {
 	evidence.Look
-	asOf     map[lockkey.ID]int  // of each lock's evidence, when the server was asked
-	received boottime.Instant    // when the answer was
+	asOf     map[lockkey.ID]int  // Evidence.AsOf for each lock, when the server was asked
+	received boottime.Instant    // when the answer arrived
 	beats    map[uint32]lastBeat // of the holders that number theirs, by pid
-	rank     int                 // of this session's ticket, from 1; it means nothing without one
+	rank     int                 // of this session's ticket, from 1; without a ticket it means nothing
 	waiting  int                 // the number of all in line
 	marked   int                 // the number of those in line that listen
 	ticket   uint32              // of this session, or 0
@@ -36,9 +36,9 @@ type look struct {
 // session whose transaction holds the lock has no lastBeat: nobody watches it.
 type lastBeat struct {
 	pid     uint32
-	opened  string        // when the session was, by the server's clock
-	changed string        // when its state did last, by the same clock
-	age     time.Duration // since then
+	opened  string        // when the session was opened, by the server's clock
+	changed string        // when its state last changed, by the same clock
+	age     time.Duration // time since that change
 	beat    uint64        // the request's number, from 1
 }
 
@@ -77,10 +77,10 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 // lookQuery asks for the holders of the claim's locks. It also asks for those in line before this
 // session if that is one of the first, and for all in line if it has no ticket. It calls functions
 // instead of the views that are made of them: the views are slower, and a session's first query
-// would have to read their definitions. It asks last, and of few sessions, for what a session shows
-// of itself: with a hundred in line, asking all of them took three quarters of the time. If nobody
-// has a lock or a ticket there is one row without a seat, since a bid without a line has to know
-// its own role, too.
+// would have to read their definitions. What a session shows of itself is asked for last, and of
+// few sessions: with a hundred in line, asking it of all took three quarters of the time. If nobody
+// has a lock or a ticket, the answer is one row without a seat, since a bid that stands in no line
+// has to know its own role, too.
 func (b *Bid) lookQuery() string {
 	ids := b.cfg.Claim.Sought().Locks
 	return fmt.Sprintf(`WITH l AS MATERIALIZED (
@@ -143,7 +143,7 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 		}
 		l.waiting, l.rank, l.marked, l.ticket, l.Role = waiting, before+1, marked, uint32(own), uint32(role)
 		if row[seatClass] == "" {
-			continue // there is none
+			continue // the row has no seat
 		}
 		s, last, err := parseSeat(row)
 		if err != nil {
@@ -184,7 +184,7 @@ func parseSeat(row []string) (s evidence.Seat, last lastBeat, err error) {
 	}
 	s.Token, s.Ended = shownToken(row[seatName])
 	if d, ok := describe.Parse(row[seatQuery]); ok && d.Beat > 0 {
-		// A holder in its own delay waits for other commands, which may live longer.
+		// A holder in its own delay waits for earlier commands, which may live longer.
 		s.Outlives = min(max(leasetime.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
 		if s.Opened != "" && !d.Transaction {
 			last = lastBeat{s.PID, s.Opened, row[seatChanged], requestAge(row[seatAge]), d.Beat}
@@ -200,8 +200,8 @@ func requestAge(seconds string) time.Duration {
 	return time.Duration(max(0, age) * float64(time.Second))
 }
 
-// A session's name, which every role sees, has the token before the key, which may be
-// cut off. The suffix for an ended command follows the token.
+// A session's name, which every role sees, has the token before the key, since the server cuts off
+// a long name at its end. The suffix for an ended command follows the token.
 const (
 	tokenPrefix = "pglead:#"
 	endedSuffix = "-"

@@ -15,7 +15,7 @@ import (
 // announce their starts and clean ends. It does so in this order:
 //
 //	LISTEN       so that it misses nothing that is said to it
-//	the marks    who starts from now on is heard; who has started before may be unheard
+//	the marks    each start from now on is announced; an earlier one may not have been
 //	a look       shows who has the lock now
 //
 // With a mark the session learns the position of the write-ahead log. If a clean end shows a later
@@ -27,8 +27,8 @@ import (
 // mark no end counts (Evidence.State). Holders also count the marks, to find out whether those in
 // line have to be called.
 
-// markQueries are the queries that take the marks which a listening session lacks, and note takes
-// their answers. No listener keeps another from a mark, but a stranger can.
+// markQueries are the queries that take the marks which a listening session lacks; note reads their
+// answers. No listener keeps another from a mark, but a stranger can.
 func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)) {
 	common := b.lacksCommon()
 	var marks []string

@@ -16,9 +16,8 @@ const LevelNotice = slog.LevelInfo + 2
 // Observer is told how the wait for the locks goes, for people and for a supervisor of this
 // process. Each of its functions may be nil, and none but Beside may block.
 type Observer struct {
-	// Waiting is called when a wait begins, and about once a minute from then on, with
-	// the holders of the locks and their waiters. Each call takes one more question to
-	// the server.
+	// Waiting is called when a wait begins, and about once a minute from then on, with the holders
+	// of the locks and their waiters. Each call costs one more question to the server.
 	Waiting func(backend uint32, views []inspect.View)
 	// Away is called after each failed attempt, with the reason why the database can't be
 	// reached or used, and with nil when it answers.
@@ -28,8 +27,8 @@ type Observer struct {
 	Delayed func(until time.Time)
 	// Beside runs in a goroutine of its own for as long as a session waits, whose backend this is.
 	Beside func(ctx context.Context, backend uint32)
-	// Alive is called with the time within which it will be called again, unless the work
-	// is stuck. Whoever holds the locks goes on to call it.
+	// Alive is called with the time within which it will be called again, unless the work is stuck.
+	// While the locks are held, the holder calls it.
 	Alive func(within time.Duration)
 }
 
@@ -87,6 +86,6 @@ func (o Observer) beside(ctx context.Context, s *session.Session) (stop func()) 
 	}()
 	return func() {
 		cancel()
-		<-done // it writes to where the command may soon write
+		<-done // Beside writes to the terminal, and the command may do so soon
 	}
 }

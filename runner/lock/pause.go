@@ -34,7 +34,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 	}
 	left := askPauseEvery
 	if !why.Until.IsZero() {
-		left = time.Until(why.Until) // by this host's clock, until the server has told
+		left = time.Until(why.Until) // by this host's clock, until the server has answered
 	}
 	for w.candidate.left() > 0 {
 		w.cfg.Observer.SayAlive(w.cfg.AttemptMost())

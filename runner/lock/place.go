@@ -14,7 +14,7 @@ type place struct {
 	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
 	ticket   uint32     // the lower half of the ticket's number
 	held     [placeLockCount]bool
-	arriving bool // it has the arrival lock: it is about to join the line
+	arriving bool // the bid has the arrival lock: it is about to join the line
 }
 
 // placeLock is one of the locks that go with a place in line.
@@ -22,9 +22,9 @@ type placeLock int
 
 const (
 	ticketLock placeLock = iota
-	markLock             // of one that listens
-	gateLock             // of the first in line, against newcomers
-	callLock             // of one that calls the dormant waiters
+	markLock             // shows that the waiter listens
+	gateLock             // the first in line has it, against newcomers
+	callLock             // calls the dormant waiters
 	placeLockCount
 )
 
@@ -57,9 +57,9 @@ func (b *Bid) nextLine() lockkey.ID {
 	return b.cfg.Claim.lineFor(next.ID)
 }
 
-// leaveSQL are SQL expressions that give back the locks that the bid has for its place. A holder
-// that calls takes the call anew (Held.call): those who are dormant look at each call that they
-// hear, which may not last as long as the command.
+// leaveSQL are SQL expressions that give back the locks that the bid has for its place. That of a
+// call is one of them: the dormant waiters look at each call that they hear, so it must not last as
+// long as the command. A holder that calls takes it anew (Held.call).
 func (p *place) leaveSQL() (columns []string) {
 	for which, held := range p.held {
 		if held {
@@ -73,7 +73,7 @@ func (p *place) leaveSQL() (columns []string) {
 // (EndArrival).
 func (p *place) noteLeft() { p.held = [placeLockCount]bool{} }
 
-// leaveLine gives up the place in line. Other queries follow.
+// leaveLine gives up the place in line, and then sends the queries also.
 func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
 	err := b.send(ctx, append(selectQuery(b.place.leaveSQL()), also...)...)
 	b.place.noteLeft()

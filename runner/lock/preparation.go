@@ -6,13 +6,14 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// preparation is the one call of Acquire's prepare for a session.
+// preparation is the call of Acquire's prepare for a session. There is only one.
 type preparation struct {
 	begun bool
 	call  func() (undo func(), err error) // only once, however often it is called
 }
 
-// newPreparation returns one that has not begun. prepare is nil if there is nothing to prepare.
+// newPreparation returns a preparation that has not begun. prepare is nil if there is nothing to
+// prepare.
 func newPreparation(s *session.Session, prepare func(*session.Session) (undo func(), err error)) *preparation {
 	return &preparation{call: sync.OnceValues(func() (undo func(), err error) {
 		if prepare != nil {

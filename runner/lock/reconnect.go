@@ -11,14 +11,14 @@ import (
 
 // reconnects are the pauses between attempts to connect. Each is a random part of a backoff that
 // doubles, so that the waiters don't overrun a server that comes up again. The first in line, on
-// which the next command depends, pause for frontAgain at most, for as long as frontFor. If a
-// server answers with an error, as that it isn't ready, they use front, which doubles, too: each
-// such attempt is a line in that server's log.
+// which the next command depends, pause for frontAgain at most, but only for the time frontFor. If
+// a server answers with an error, such as that it isn't ready, they use front, which doubles, too:
+// each such attempt leaves a line in that server's log.
 type reconnects struct {
 	backoff, front *pace.Backoff
 	since          time.Time     // when the session was lost
 	full           *pace.Backoff // for a server that has no room
-	said           string        // the reason that the log has
+	said           string        // the reason that was logged last
 }
 
 const (

@@ -12,7 +12,7 @@ import (
 // with few free connections the waiters at the end of the line give theirs back, and come
 // again later. The first in line never gives its own back.
 
-// errCrowded says that a connection was given back to a server with few left.
+// errCrowded says that a connection was given back to a server on which few are free.
 var errCrowded = session.Crowded("few connections are free: giving this one back while others wait in line, and coming again")
 
 // makeRoom returns errCrowded if too few connections are free for this waiter to keep its own.

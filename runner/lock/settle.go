@@ -8,9 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Settle prepares a granted claim for the start of a command: it waits until a former holder's
-// command is dead, since that holder may not know of its loss. It draws the token, and keeps
-// the session alive from then on.
+// Settle prepares a granted claim for the start of a command. It starts the heartbeat, waits until
+// a former holder's command is dead (that holder may not know of its loss), and draws the token.
 //
 // A command starts only if all of this holds:
 //
@@ -28,20 +27,23 @@ import (
 //	the lease is not over, and the    guardProcess.start (package child), just before it
 //	socket is open                    forks
 //
-// With a ledger the token is drawn before it is certain that no earlier command is alive: the
-// ledger is asked with it, and also obeys a pause and --once-per (startInLedger). A burst
-// (waiter.tryOften) and a Turnover draw it with the try. If a wait follows the draw, the token is
-// drawn anew (beginDelay). With a second session a separate statement lists the locks (drawBeside).
+// With a ledger the token is drawn before it is certain that no earlier command is alive, because
+// the question to the ledger contains the token. The ledger also keeps a run from starting during a
+// pause, and for --once-per (startInLedger). A burst (waiter.tryOften) and a Turnover draw it with
+// the try. If a wait follows the draw, the token is drawn anew (beginDelay). With a second session
+// a separate statement lists the locks (drawBeside).
 //
-// The caller has the heartbeat look for requests to step down (Held.heedRequests, HeedStepDown).
+// The heartbeat does not look for requests to step down until the caller makes it do so
+// (Held.heedRequests, HeedStepDown).
 func (b *Bid) Settle(ctx context.Context) (*Held, error) { return settling{b}.settle(ctx) }
 
 // settling is a bid that has all of its claim, until its command starts.
 type settling struct{ *Bid }
 
 func (b settling) settle(ctx context.Context) (*Held, error) {
-	// A delay or a second login takes time, so this asks again: the Deadline has to be fresh.
-	// In a transaction it is fresh: the grant was the answer to a question of its own.
+	// A delay or a second login takes time, and the deadline has to be fresh, so this asks the
+	// server once more. In a transaction the grant was a round trip of its own, so the deadline is
+	// fresh already.
 	if (!b.grant.startsAtOnce() || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
 		if err := b.s.Ping(ctx); err != nil {
 			return nil, err
@@ -105,7 +107,7 @@ func (b settling) waitOut(ctx context.Context, delay time.Duration) error {
 
 // hold holds the locks without a command for the delay. early says that announcements meanwhile
 // showed that no earlier command is alive. ask, unless it is nil, is called every askLedgerEvery;
-// hold also returns if it says that it is done.
+// when it returns done, hold returns, too.
 func (b settling) hold(ctx context.Context, delay time.Duration, message string, ask func() (done bool, err error)) (early bool, err error) {
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
 	b.cfg.Observer.SayAlive(delay + b.cfg.AttemptMost())

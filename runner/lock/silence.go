@@ -12,14 +12,13 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
-// A holder whose host is dead or cut off sends no more requests. The first in line sees the
-// number of the holder's last request. If two looks show the same number, no request has
-// arrived between the receipt of the first look and the sending of the second. If by the
-// waiter's boot time clock that is longer than a command may live after its holder's last
-// answered request, then the command is dead by the holder's own clock. So the first in line
-// ends the session. The server would do that too, a third of the lease later and by a clock
-// that may be set. The next two in line do it a little later, in case the first is
-// frozen itself.
+// A holder whose host is dead or cut off sends no more requests. The first in line sees the number
+// of its last request. If two looks show the same number, no request has arrived between the
+// receipt of the first look and the sending of the second. If by the waiter's boot time clock that
+// is longer than a command may live after its holder's last answered request, then the command is
+// dead by the holder's own clock. So the first in line ends the session. The server would do that
+// too, a third of the lease later and by a clock that may be set. The next two in line do so a
+// little later, in case the first is frozen itself.
 
 // followHolder compares a look with earlier ones, and ends a silent holder's session. Until
 // the next look the heartbeat watches the holder (watch.go).
@@ -50,8 +49,8 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 		return nil
 	}
 	silent, again := w.watched.silence(last, found)
-	// A waiter that has since come in before this one, by the server's clock, has seen less of
-	// the silence: it delays nobody.
+	// A waiter that has since come in before this one, by the server's clock, has seen less of the
+	// silence, so this waiter doesn't wait longer for it.
 	if !again || found.rank < w.watched.rank {
 		w.watched.rank = found.rank
 	}
@@ -63,16 +62,16 @@ func (w *waiter) followHolder(ctx context.Context, found *look) error {
 	if err := w.watchSpeaker(ctx, last, enough); err != nil {
 		return err
 	}
-	if s.Token == 0 && s.PID != w.watched.unnamed { // else the holder is one of `each`, say, and never shows one
+	if s.Token == 0 && s.PID != w.watched.unnamed { // look once more: a holder in `each`, for one, never shows a token
 		w.watched.unnamed, w.turn.lookAt = s.PID, time.Now().Add(namedAfter)
 	}
 	return nil
 }
 
-// enoughSilence is how long a holder must have been silent, so that its own command is dead, and
-// all earlier ones that may have been alive. A busy machine may kill late: for that
-// it adds as much again as the holder itself leaves for the kill, but at most a second.
-// Each place in line adds to it, so that those before this waiter get their turn.
+// enoughSilence is how long a holder must have been silent until its own command is dead, and so
+// are all earlier ones that may have been alive. A busy machine may kill late: for that it adds as
+// much again as the holder itself leaves for the kill, but at most a second. Each place in line
+// adds to it, so that the waiters before this one get their turn.
 func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
 	delay := max(s.Outlives, w.cfg.LockDelay)
 	for _, id := range w.knowledge.heldBy(s.PID, found) {
@@ -100,7 +99,7 @@ func (k *knowledge) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 //
 // The server may be ending the session already: then it has freed the lock, and shows the session
 // for a moment longer. So the silence says nothing of a start that was heard after the look was
-// sent: only up to then did the session have the lock for certain.
+// sent: up to that time, but no longer, the session certainly had the lock.
 func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, last lastBeat, found *look) error {
 	n, err := w.number(ctx, fmt.Sprintf(`SELECT count(CASE
 		WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
@@ -126,8 +125,8 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 	return nil
 }
 
-// recordSilence closes the ledger's run of a holder that was silent for as long as its
-// command can live. This is for waiters that have not seen the silence.
+// recordSilence closes, in the ledger, the run of a holder that was silent for as long as its
+// command can live. This helps the waiters that have not seen the silence.
 func (b *Bid) recordSilence(ctx context.Context, of evidence.Seat, found *look) {
 	if of.Token == 0 {
 		return

@@ -59,7 +59,7 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 			return nil, err
 		}
 		if rows.Is("t") || time.Since(began) > time.Second {
-			return r, nil // or somebody else asks
+			return r, nil // whoever else has the locks asks, too
 		}
 		if !pace.Sleep(ctx, askAgain) {
 			r.Close()
@@ -68,7 +68,7 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 	}
 }
 
-// Check returns an error if the request's session has ended, and so the request.
+// Check returns an error if the request's session, and with it the request, has ended.
 func (r *StepDownRequest) Check(ctx context.Context) error {
 	if _, err := r.viewer.Query(ctx, session.PlainBeatQuery); err != nil {
 		return fmt.Errorf("keep up the request: %w", err)
@@ -99,8 +99,9 @@ func (h *Held) stepDownSQL() string {
 }
 
 // heedRequests makes the heartbeat look for requests to step down. The first heartbeat comes soon,
-// since its comment shows what the session holds, but not so soon that a brief command would
-// need one: that is over before anybody looks. With it the session rehearses its announcement.
+// since its comment shows what the session holds. It doesn't come so soon that a brief command
+// would need one, which is over before anybody looks. With it the session rehearses its
+// announcement.
 func (h *Held) heedRequests() {
 	h.Session.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.BeatEvery(h.cfg.Session.Lease),
@@ -117,9 +118,9 @@ func (h *Held) hearStepDown(answers []session.Rows) {
 	}
 }
 
-// HeedStepDown makes the heartbeat of a session that many share look for requests to step
-// down from any of held, each of which is one lock. However many they are, pg_stat_statements
-// sees one statement.
+// HeedStepDown makes the heartbeat of a session that many share look for requests to step down from
+// any of held, each of which has one lock. Whatever their number, pg_stat_statements sees a single
+// statement.
 func HeedStepDown(s *session.Session, lease time.Duration, held []*Held) {
 	beat := session.Heartbeat{Every: leasetime.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}}
 	if len(held) > 0 {

@@ -17,11 +17,10 @@ import (
 // The fencing token is drawn from the server's transaction numbers once all locks of a claim are
 // held. The query that draws it also announces the start, and notes it in the ledger.
 
-// tokenSQL is an SQL expression for the token, the same number wherever it stands in a
-// transaction.
+// tokenSQL is an SQL expression for the token. Its value is the same everywhere in a transaction.
 const tokenSQL = "(" + session.TimelineSQL + " << 48 | pg_catalog.pg_current_xact_id()::text::bigint)"
 
-// systemSQL is the cluster that the token belongs to.
+// systemSQL is an SQL expression for the cluster that the token belongs to.
 const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 
 // The columns of a row of startQuery that noteDrawn reads. Others follow, and lockColumns are the
@@ -36,10 +35,10 @@ const (
 	drawnListens // somebody listens, or NULL
 )
 
-// These follow a query's own columns. The last three columns name a lock, and the rows are the
-// session's own locks, from the function behind the view pg_locks. A new backend takes
-// three times as long for the view as for the whole of this query. A session
-// has locks in its own database only.
+// These end a query, after its own columns. The last three columns name a lock, and the rows are
+// the session's own locks, from the function behind the view pg_locks: a new backend takes three
+// times as long for the view as for the whole of this query. A session has locks in its own
+// database only.
 const (
 	lockColumns   = "classid, objid, objsubid"
 	amongOwnLocks = "\nFROM pg_catalog.pg_lock_status()"
@@ -52,8 +51,8 @@ func isListed(l advisory.Lock, row []string) bool {
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
-// startQuery is the query that starts a tenure. It does nothing if the session has none of the
-// locks. It does all of this in one commit, so that others see all of it or nothing:
+// startQuery is the query that starts a tenure. If the session has none of the locks, it does
+// nothing. Otherwise it does all of this in one commit, so that others see all of it or nothing:
 //
 //	draws the token                   once
 //	starts the run in the ledger      once, if no start that was heard can be in its way
@@ -64,9 +63,9 @@ func isListed(l advisory.Lock, row []string) bool {
 //	announces the start               on each lock's channel, if somebody listens
 //	lists the locks                   a row for each that the session has, for areListed
 //
-// A transaction number is used up for good once its WAL is on disk. That takes something
-// to log, which is the message, and a commit that waits for the disk but for no standby,
-// whatever the role's default is: hence 'local'.
+// A transaction number is used up for good once its WAL is on disk. So there has to be something to
+// log, which is the message, and the commit has to wait for the disk, but for no standby, whatever
+// the role's default is: hence 'local'.
 func (b *Bid) startQuery(locks []advisory.Lock, columns ...string) string {
 	started := "NULL"
 	if b.startsWithToken(locks) {
@@ -96,7 +95,7 @@ func (cfg *Config) startQueryOf(locks []advisory.Lock, started string, inLine bo
 		all = append(all, cfg.announceStartSQL(l))
 	}
 	sql := "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areOwn
-	if inLine || cfg.OfList { // the session has other locks, as tickets
+	if inLine || cfg.OfList { // the session has other locks, such as a ticket
 		sql += " AND " + advisory.Among(idsOf(locks))
 	}
 	return sql
@@ -148,9 +147,9 @@ func (b *Bid) keepToken(token, systemID string) error {
 	return nil
 }
 
-// drawAndAnnounce draws the token and announces the start, once it is certain that the command may
-// start. The command's first deadline counts from the last round trip of the draw on the lock's own
-// session.
+// drawAndAnnounce draws the token and announces the start. With no ledger it is certain by now that
+// the command may start. The command's first deadline counts from the draw's last round trip on the
+// lock's own session.
 func (b settling) drawAndAnnounce(ctx context.Context) error {
 	if b.grant.drawn() {
 		return nil

@@ -27,10 +27,10 @@ func (c Claim) tryXactSQL() string {
 
 // tryInTransaction begins the transaction that holds the locks.
 //
-// It first makes the same try in a statement of its own, whose end frees what it got.
-// With many waiters nearly all tries are refused. This way a refusal costs the pooler no
-// connection while this process sends ROLLBACK, and no second login. After a success the
-// command is prepared in parallel with the questions that follow.
+// It first makes the same try in a statement of its own, whose end frees what it got. With many
+// waiters nearly all tries are refused. This way a refused try keeps none of the pooler's
+// connections until a ROLLBACK, and needs no second login. After a success the command is prepared
+// in parallel with the questions that follow.
 func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	n, err := b.tryResult(ctx)
 	if err != nil {

@@ -37,7 +37,7 @@ import (
 //	the waiter becomes dormant                no try                                           goDormant
 
 // turn is a waiter's place among the others, by its latest look and by what it has heard since, and
-// when it looks and tries next. It asks the server nothing.
+// the times at which it looks and tries next. It asks the server nothing.
 type turn struct {
 	own   uint32        // the waiter's session
 	lease time.Duration // the waiter's
@@ -47,12 +47,12 @@ type turn struct {
 
 	lookedAt, lookAt time.Time
 	moving           bool      // the latest look showed that the line moves
-	tryAt            time.Time // zero: it doesn't try
-	burst            bool      // that try is of many
+	tryAt            time.Time // zero: no try is planned
+	burst            bool      // the planned try is a burst
 	unheld           int       // how many looks in a row have shown no holder
 }
 
-// next is when there is something to do.
+// next is the time of the next look or try.
 func (t *turn) next() time.Time {
 	if t.triesBy(t.lookAt) {
 		return t.tryAt
@@ -60,27 +60,27 @@ func (t *turn) next() time.Time {
 	return t.lookAt
 }
 
-// triesBy says whether it tries at that time or before.
+// triesBy says whether a try is planned for that time or before.
 func (t *turn) triesBy(at time.Time) bool { return !t.tryAt.IsZero() && !at.Before(t.tryAt) }
 
-// take clears the planned try. It returns whether that was to be many.
+// take clears the planned try. It says whether that try was to be a burst.
 func (t *turn) take() (burst bool) {
 	burst = t.burst
 	t.tryAt, t.burst = time.Time{}, false
 	return burst
 }
 
-// lookAtOnce is how soon the first in line look at a holder that they have not seen
-// before. A stranger's announcement of a start makes them do only that.
+// lookAtOnce is how soon the first in line look when a stranger announces a start. That doesn't
+// cancel their try.
 const lookAtOnce = 2 * time.Millisecond
 
-// namedAfter is how soon a holder that shows no token is looked at again. It may be about to
-// draw a token, and the announcement of its death names that token.
+// namedAfter is how soon a holder that shows no token is looked at again. It may be about to draw
+// one, which the announcement of its death will name.
 const namedAfter = 20 * time.Millisecond
 
 // plan notes what a look has shown, and decides when to look again, and whether to try. free says
 // that nobody has the one lock that is wanted; knowsLess says that others in line may know more of
-// its last holder.
+// the lock's last holder.
 func (t *turn) plan(found *look, free, knowsLess bool) {
 	now := time.Now()
 	progress := crowd.Progress{Moved: max(0, t.rank-found.rank), Moving: t.moving}

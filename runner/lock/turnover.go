@@ -19,9 +19,9 @@ import (
 // the one that frees the locks, and starts, with their token, only for locks that the
 // session has by then.
 type Turnover struct {
-	Ended []*Held // each of them Joins
+	Ended []*Held // for each, Joins is true
 	Said  []Said  // announcements beside the ends
-	Next  []*Bid  // each of them Joins
+	Next  []*Bid  // for each, Joins is true
 }
 
 // Said is an announcement on a channel. Neither field may contain quotes.

@@ -26,8 +26,8 @@ type waiter struct {
 	turn    turn
 	watched watch // of the holder
 
-	called atomic.Bool     // somebody has called this one
-	limits *inspect.Limits // the server's, once they are known
+	called atomic.Bool     // a call was heard, and no look has followed yet
+	limits *inspect.Limits // on the server's connections, once they are known
 	warm   bool            // a warm-up start without a token was made (warmUp)
 }
 
@@ -75,8 +75,9 @@ func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
 	return held, nil
 }
 
-// take takes the lock: it tries first, and then waits for as long as it may. A returning waiter has
-// a place in line, and tries only when it is its turn. In a transaction there is no line.
+// take takes the lock: it tries first, and then waits for as long as Config.Wait allows. A
+// returning waiter has a place in line, and tries only when it is its turn. In a transaction there
+// is no line.
 func (w *waiter) take(ctx context.Context) error {
 	triesFirst, wait := !w.returning, w.wait
 	if !w.cfg.hasLine() {
@@ -122,8 +123,8 @@ func (w *waiter) beginWait() error {
 }
 
 // wait is the loop in line: it waits for news or the next due time, decides, and acts, until
-// something is granted or the time is up. Of several locks it gets the next one: Try takes the
-// rest.
+// something is granted or the time is up. Of several locks it gets only the next one: the caller's
+// Try takes the rest.
 func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 	if err := w.join(ctx); err != nil {
 		return false, err
@@ -145,7 +146,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 		}
 		w.turn.decide(w.events(), w.knowledge.trusts, w.watches())
 		w.heedWatch()
-		if !w.turn.triesBy(time.Now()) { // w.takeTurn verifies by itself
+		if !w.turn.triesBy(time.Now()) { // otherwise takeTurn verifies
 			if err := w.knowledge.verify(ctx); err != nil {
 				return false, err
 			}
@@ -219,7 +220,7 @@ func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
 		return granted, err
 	}
 	if burst {
-		if err := w.knowledge.verify(ctx); err != nil { // a session that had the lock meanwhile may have said so
+		if err := w.knowledge.verify(ctx); err != nil { // another session may have had the lock meanwhile, and announced it
 			return false, err
 		}
 		w.knowledge.noteRefusal(w.refused())
@@ -230,17 +231,17 @@ func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
 	return false, nil
 }
 
-// burstTries is how many tries one statement makes: the first at once, the next one each
-// millisecond, the rest more rarely. A holder announces its clean end before it frees the
-// lock, so a single try would come too early.
+// burstTries is how many tries one statement makes: the first at once, the next burstFast of them
+// at intervals of 1 ms, and the rest at intervals of 6 ms. A holder announces its clean end before
+// it frees the lock, so a single try would come too early.
 const (
 	burstTries = 50
 	burstFast  = 20
 )
 
-// tryOften tries many times in one statement. If a grant means that the command may
-// start, the query for the token travels with it. That query draws nothing unless the
-// session has the lock.
+// tryOften tries many times in one statement. If a grant will mean that the command may start, the
+// query for the token travels with the tries. That query draws nothing unless the session has the
+// lock.
 func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	tries := fmt.Sprintf(`SELECT won FROM (
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
@@ -278,7 +279,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 
 // poll waits where there is no line: in a transaction.
 func (w *waiter) poll(ctx context.Context) (granted bool, err error) {
-	if _, err := w.s.Second(ctx); err != nil { // see session.Open
+	if _, err := w.s.Second(ctx); err != nil { // it is open before the lock is free: see session.Open
 		return false, err
 	}
 	for polls := crowd.PollBackoff(); w.candidate.left() > 0; {
@@ -303,7 +304,7 @@ func (w *waiter) lastTry(ctx context.Context) error {
 	return w.refuse(ctx)
 }
 
-// refuse gives up. Its error names the holders of the locks that are missing.
+// refuse gives up. Its error names the holders of the locks, if Config.Explain asks for them.
 func (w *waiter) refuse(ctx context.Context) error {
 	if err := w.withdraw(ctx); err != nil {
 		return err

@@ -14,10 +14,10 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// While one session holds the lock, a look at all that the server shows of the lock tells
-// nothing new. So the heartbeats of the first in line look at that session alone. A whole
-// look follows when they see anything but the holder's next request, and every few leases
-// (crowd.LookBesideWatch). A heartbeat wakes fewer threads than a goroutine that asks and waits.
+// While one session holds the lock, a look at all that the server shows of the lock tells nothing
+// new. So the heartbeats of the first in line look at that session alone. A whole look follows when
+// they see anything but the holder's next request, and every few leases (crowd.LookBesideWatch). A
+// heartbeat wakes fewer threads than a goroutine that asks and waits would.
 //
 // The heartbeat of the very first also probes the lock, since some ends are silent. It gives the
 // lock back at once, so that a try that is under way does not take it a second time.
@@ -25,10 +25,10 @@ import (
 // watch is what the first few in line see of the holder. The session's reader writes it, too.
 type watch struct {
 	mu     sync.Mutex
-	count  int              // the number of watches; an earlier one's answer may still come
-	last   lastBeat         // the holder's latest that was seen; pid 0: none was
-	since  boottime.Instant // when the first look that shows it was received
-	enough time.Duration    // how long the silence has to be, by the last full look
+	count  int              // counts the watches, since an answer to an earlier one may still arrive
+	last   lastBeat         // the holder's latest request that was seen; pid 0 if none was
+	since  boottime.Instant // when the first answer that shows that request was received
+	enough time.Duration    // how long the silence has to last, by the latest whole look
 	is     watchState
 
 	// The session's reader does not use these:
@@ -41,13 +41,13 @@ type watch struct {
 type watchState int
 
 const (
-	off        watchState = iota // there is none
-	watching                     // it goes on
+	off        watchState = iota // there is no watch
+	watching                     // the watch goes on
 	shouldLook                   // the holder is silent, or does something else
 	shouldTry                    // the lock is free, or its holder's session is over
 )
 
-// judge says what to do about an answer, or else when the next question is due.
+// judge says what an answer calls for and, while the watch goes on, when the next question is due.
 type judge func(received boottime.Instant, row []string) (watchState, time.Duration)
 
 // watchSpeaker makes the heartbeat watch a holder whose requests have numbers.
@@ -70,7 +70,7 @@ func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, enough time.Dura
 	}
 	w.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, enough, judge)
 	first := ask.whenDue(of.age)
-	if of.age < crowd.FirstBeat { // that may have been its start, which this session has not heard
+	if of.age < crowd.FirstBeat { // the request may have been its start, which this session has not heard
 		first = crowd.FirstBeat - of.age + crowd.LookAfter
 	}
 	w.s.BeatAt(min(boottime.Now().Add(first), on.over()))
@@ -94,8 +94,8 @@ func (w *waiter) askPace() askPace {
 	return askPace{beat, beat}
 }
 
-// whenDue is the time until the holder's next request is due, if its latest has this age. A
-// question just after that counts the silence from its beginning.
+// whenDue is the time until the question just after the holder's next request is due, if its latest
+// has this age. Such a question counts the silence from its beginning.
 func (p askPace) whenDue(age time.Duration) time.Duration {
 	if due := p.beat - age + crowd.LookAfter; due > 0 && due < p.beat+crowd.LookAfter {
 		return min(due, p.most)
@@ -122,9 +122,10 @@ func (w *watch) over() boottime.Instant {
 	return w.since.Add(w.enough)
 }
 
-// prepareWatch prepares the statement that looks at a session and, if it is told to, probes
-// the lock. A prepared statement takes the server two thirds of the time. Behind a pooler another
-// waiter may have left its name on the connection, so each waiter uses its own.
+// prepareWatch prepares the statement that looks at a session and, if its second parameter is true,
+// probes the lock. A prepared statement takes the server two thirds of the time that another one
+// takes. Behind a pooler another waiter may have left its statement on the connection, so each
+// waiter's has a name of its own.
 func (w *waiter) prepareWatch(ctx context.Context) (name string, err error) {
 	name = fmt.Sprintf("pglead_%d_%d", advisory.TicketClass(w.place.line), w.place.ticket)
 	if name == w.watched.prepared {

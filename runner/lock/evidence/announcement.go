@@ -9,23 +9,22 @@ import (
 	"github.com/pglead/pglead/lockkey"
 )
 
-// When PostgreSQL ends a session, or goes down, the session's lock is free at once,
-// and its holder may not know it yet. The next holder has to know which kind of end it
-// was. So holders announce their starts and ends on a NOTIFY channel, one for each
-// lock.
+// When PostgreSQL ends a session, or goes down, the session's lock is free at once, and its holder
+// may not know it yet. The next holder has to know whether the lock was freed in this way, or by a
+// holder whose command is dead. So holders announce their starts and ends on a NOTIFY channel, one
+// for each lock.
 //
-// Channel: pglead.1.NUMBER, where 1 is the version of this protocol and NUMBER is that
-// of the lock. Payload: fields separated by a space,
+// Channel: pglead.1.NUMBER, where 1 is the version of this protocol and NUMBER is the lock's
+// number. Payload: fields separated by a space,
 //
 //	started TOKEN LEASE GRACE [shared]
 //	clean   TOKEN LEASE GRACE [all] [lsn=LSN] [to=PID]
 //	dead    TOKEN LEASE GRACE [all]
 //	left    TOKEN LEASE GRACE [to=PID]
 //
-// the fencing token in decimal, the lease and the lost-grace in milliseconds.
-// LEASE and GRACE give the numbers of the promise: a holder's command is dead
-// at most 2/3 LEASE + GRACE after the holder could last be sure of its lock. More fields
-// may be added at the end. A payload of any other form is ignored.
+// the fencing token in decimal, the lease and the lost-grace in milliseconds. LEASE and GRACE tell
+// how long the command can live: it is dead at most 2/3 LEASE + GRACE after the holder could last
+// be sure of its lock. More fields may be added at the end. A payload of any other form is ignored.
 //
 //   - started is said if anyone listens, in the transaction that draws the token. A
 //     session that works on a list always says it, and so does a session with a
@@ -38,10 +37,10 @@ import (
 //     lock is lost: the command is dead;
 //   - left is said by a reader: others may be alive.
 //
-// clean and dead mean that no command of TOKEN is alive. The field all extends that to
-// every earlier token. A holder adds that field only if it made sure: it waited for the
-// delay, or heard a word with that field from the previous holder. A holder that got the lock
-// at its first try did neither.
+// clean and dead mean that no command of TOKEN is alive. The field all extends that to every
+// earlier token. A holder adds that field only if it has made sure: it has waited for the delay, or
+// has heard a word with that field from the previous holder. A holder that got the lock at its
+// first try has done neither.
 
 // Word is the first field of an announcement. A new word is ignored until known lists it.
 // Evidence.Hear, Evidence.isCredible and turn.decide (package lock) define its effect; the list
@@ -90,7 +89,7 @@ const (
 // Channel is the NOTIFY channel of a lock.
 func Channel(id lockkey.ID) string { return "pglead.1." + id.String() }
 
-// LongestAnnounced limits how long a holder's announcement can make others wait.
+// LongestAnnounced is the longest time for which a holder's announcement can make others wait.
 const LongestAnnounced = 24 * time.Hour
 
 // Parse reads a payload from a lock's channel.
@@ -136,14 +135,14 @@ func Parse(payload string) (a Announcement, ok bool) {
 // advances with everything that is written.
 type LSN uint64
 
-// ParseLSN reads an LSN as PostgreSQL shows it, two hexadecimal numbers. It returns 0 if it is
-// none.
+// ParseLSN reads an LSN as PostgreSQL shows it, two hexadecimal numbers. Any other text counts as
+// 0.
 func ParseLSN(text string) LSN {
 	high, low, _ := strings.Cut(text, "/")
 	return LSN(parseNumber(high, 16)<<32 | parseNumber(low, 16))
 }
 
-// parseNumber reads a number of 32 bits. It returns 0 if it is none.
+// parseNumber reads a number of 32 bits. Any other text counts as 0.
 func parseNumber(digits string, base int) uint64 {
 	n, err := strconv.ParseUint(digits, base, 32)
 	if err != nil {

@@ -16,22 +16,24 @@ type heardEnd struct {
 	applied bool
 }
 
-// Whose word counts for what:
+// What a word does depends on the session that says it. Of clean and dead the table says whose
+// tenures they can end:
 //
-//	said by                       started        clean                     dead
-//	the waiter's own role         counts         any tenure it names       any tenure it names
-//	one seen to hold the lock     counts         its own, those of its     its own, those of its
-//	                                             role, and unknown ones    role
-//	the role of one seen to hold  counts         those of its role         those of its role
-//	it that has not ended
-//	a stranger                    for a delay:   its own start never was   nothing
-//	                              see delayFor
+//	said by                        started        clean                     dead
+//	a session of the waiter's role counts         any                       any
+//	a session that was seen to     counts         itself, sessions of its   itself, sessions of its
+//	hold the lock                                 role, unknown ones        role
+//	a session of the same role as  counts         sessions of its role      sessions of its role
+//	a holder that was seen, and
+//	whose command may be alive
+//	a stranger                     for a delay:   none: its own start is    none
+//	                               see delayFor   forgotten
 //
-// A word names the tenure of its token and, with the field all, those before it (speaksOf). dead
-// counts only if it names the token of a confirmed start.
+// A word speaks only of the tenure of its token and, with the field all, of those before it
+// (speaksOf). dead counts only if it names the token of a confirmed start.
 
-// applyWords applies each credible word that has not been applied yet: it ends the tenures of
-// which the word speaks.
+// applyWords applies each credible word that has not been applied yet. The word ends the tenures of
+// which it speaks.
 func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
 		if w.Word == Dead && e.isOwn(w.PID) {
@@ -44,7 +46,7 @@ func (e *Evidence) applyWords() {
 		isNews := e.fromHolder(w) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
 			return e.discharges(w, s) && e.isConfirmed(s) && s.noted > e.mark.noted
 		})
-		var left []knownStart // not in place: whether one is discharged depends on the others
+		var left []knownStart // a new list, since discharges still looks at all of e.starts
 		for _, s := range e.starts {
 			if !e.discharges(w, s) {
 				left = append(left, s)
@@ -57,16 +59,16 @@ func (e *Evidence) applyWords() {
 		switch {
 		case e.last == nil || w.Token > e.last.token:
 			e.last = &lastEnd{token: w.Token, coversEarlier: w.CoversEarlier}
-		case w.Token == e.last.token && w.CoversEarlier: // until now the end was only seen in the session's name
+		case w.Token == e.last.token && w.CoversEarlier: // so far the end was only seen, in the session's name
 			e.last.coversEarlier = true
 		}
 		e.last.at = boottime.Now()
 	}
 }
 
-// isCredible says whether a word may discharge anything. If the number now belongs to a session of
-// another role, the server has reused it, and the word does not count. A word saying that another
-// session's command is dead has to name the token of a confirmed start.
+// isCredible says whether a word may discharge anything. If the speaker's number now belongs to a
+// session of another role, the server has reused the number, and the word does not count. The word
+// dead has to name the token of a confirmed start.
 func (e *Evidence) isCredible(w heardEnd) bool {
 	if w.role != 0 && w.role != e.seen[w.PID].role {
 		return false
@@ -77,8 +79,8 @@ func (e *Evidence) isCredible(w heardEnd) bool {
 	return e.trusts(w.PID)
 }
 
-// trusts says whether a session was seen to hold the lock, or has the role of the waiter or
-// of a holder whose command may be alive. All others may be strangers.
+// trusts says whether a session was seen to hold the lock, or has the role of the waiter or of a
+// holder that was seen and whose command may be alive. All other sessions may be strangers.
 func (e *Evidence) trusts(pid uint32) bool {
 	return e.seen[pid].held > 0 || e.isOwn(pid) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
 		return e.seen[s.pid].held > 0 && e.sameRole(s.pid, pid)
@@ -93,14 +95,14 @@ func (e *Evidence) sameRole(a, b uint32) bool {
 	return e.seen[a].role != 0 && e.seen[a].role == e.seen[b].role
 }
 
-// fromHolder says whether a word came from the session that had the lock. Then all tenures that
-// were known before are earlier ones. Any other word may be late, or repeated: it concerns the
-// tokens up to its own, and no tenure whose token isn't known.
+// fromHolder says whether a word came from the session that had the lock at that time. Then all
+// tenures that were known before the word are earlier ones. Any other word may be late, or
+// repeated: it concerns only tokens up to its own, and no tenure whose token isn't known.
 //
 // A word counts as the holder's if a look since the mark has shown its session, or if the word
-// itself shows that it was said after the mark was taken: its session had the lock until then, and
-// every later start has been announced to this waiter. The holder may have started before the mark,
-// and ended before the look.
+// itself shows that it was said after the mark was taken: then the session had the lock after the
+// mark, and every later start has been announced to this waiter. Such a holder may have started
+// before the mark and ended before the look.
 func (e *Evidence) fromHolder(w heardEnd) bool {
 	return w.Word == Clean && (e.seen[w.PID].held > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }
@@ -110,15 +112,16 @@ func (e *Evidence) discharges(w heardEnd, s knownStart) bool {
 	return s.kind != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
 }
 
-// maySpeakFor says whether a session may end this tenure: its own, or one of a session of the
-// same role. A session of the waiter's own role may end any tenure. A session that was seen to hold
-// the lock may also end a tenure whose session is unknown.
+// maySpeakFor says whether a session's word may end this tenure. A session speaks for its own
+// tenure and for those of sessions of the same role. A session of the waiter's own role speaks for
+// any tenure. A session that was seen to hold the lock also speaks for tenures whose session is
+// unknown.
 func (e *Evidence) maySpeakFor(pid uint32, s knownStart) bool {
 	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.kind == ofUnknown && e.seen[pid].held > 0
 }
 
-// speaksOf says whether a word speaks of this tenure. A word for all earlier tenures covers those
-// for which its holder has waited long enough, by its own settings.
+// speaksOf says whether a word speaks of this tenure. A word with the field all covers an earlier
+// tenure only if its holder has waited long enough for that one, by the holder's own settings.
 func (e *Evidence) speaksOf(w heardEnd, s knownStart) bool {
 	all := w.CoversEarlier && s.outlives <= deadAfter(w.Announcement)
 	switch {
@@ -130,10 +133,11 @@ func (e *Evidence) speaksOf(w heardEnd, s knownStart) bool {
 	return s.token == w.Token
 }
 
-// forget removes the starts that have a word's token, were noted before the word, and satisfy
-// also. It says whether there were any. Two kinds of words do this and discharge nothing:
-// a dead from the waiter's role, for a start whose session was gone before its role could be
-// asked for; and the clean of a session that is not trusted, for that session's own start.
+// forget removes the starts that have a word's token, were noted before the word, and satisfy also.
+// It says whether there were any. Two kinds of words have a start forgotten, which discharges
+// nothing: the word dead from the waiter's role, if the starting session was gone before its role
+// could be asked for; and the word clean of a session that is not trusted, for that session's own
+// start.
 func (e *Evidence) forget(w heardEnd, also func(knownStart) bool) bool {
 	known := len(e.starts)
 	e.starts = slices.DeleteFunc(e.starts, func(s knownStart) bool { return s.token == w.Token && s.noted < w.noted && also(s) })
@@ -142,7 +146,8 @@ func (e *Evidence) forget(w heardEnd, also func(knownStart) bool) bool {
 
 // Unverified are the sessions whose roles have to be asked for; NoteRole takes the answers. Some
 // have announced the end of a tenure, which counts for nothing until the role is known. Others have
-// announced a start: they may be gone when their end is heard, and then have no role any more.
+// announced a start: when their end is heard they may be gone, and it would be too late to ask for
+// their role.
 func (e *Evidence) Unverified() (pids []uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -162,8 +167,8 @@ func (e *Evidence) Unverified() (pids []uint32) {
 	return pids
 }
 
-// NoteRole notes the role of a session that has spoken; role 0 says that it is gone. The clean of a
-// session that is gone, or that is not trusted, cancels the start that the same session announced,
+// NoteRole notes the role of a session that has spoken; role 0 says that the session is gone. If a
+// session is gone, or is not trusted, its word clean cancels the start that it announced itself,
 // and does nothing else: a stranger's start is not worth waiting for.
 func (e *Evidence) NoteRole(pid, role uint32) {
 	e.mu.Lock()

@@ -39,37 +39,37 @@ const (
 //
 // A try counts as refused if it comes freeAfterClean or more after the last word: before that the
 // holder may not have freed the lock yet. In quiet there is no start to discharge. Only two kinds
-// of clean end it: that of a session that was seen to hold the lock (it arrived before the look),
-// and that of a session that had the lock after the waiter's mark was taken (fromHolder). If a
-// start is heard while a silent session is being ended, the state stays running. A start that is
-// forgotten (forget) counts as never heard.
+// of the word clean lead from quiet to ended: that of a session that is later seen to hold the lock
+// (the word arrived before the look), and that of a session that had the lock after the waiter's
+// mark was taken (fromHolder). If a start is heard while a silent session is being ended, the state
+// stays running. A start that is forgotten (forget) counts as never heard.
 //
 // Before the waiter's mark is taken, running takes the place of ended (NoteMark).
 //
-// A stranger's words can only make the waiter wait, and no longer than the waiter's own settings
-// do. A word is credible if its session was seen to hold the lock, or has the same role as such a
-// session or as the waiter.
+// A stranger's words can only make the waiter wait, and for no longer than the waiter's own
+// settings do. A word is credible if its session was seen to hold the lock, or has the same role as
+// such a session or as the waiter.
 type Evidence struct {
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // the waiter's own
-	shared    bool          // the waiter is a reader, and other readers don't keep it out
+	shared    bool          // the waiter is a reader: other readers don't keep it out
 
 	mu       sync.Mutex
 	mark     mark                // shows holders that the waiter listens
-	seq      int                 // counts what was noted, to show the order
+	seq      int                 // the number of what was noted last, which shows the order
 	starts   []knownStart        // not discharged
 	ends     []heardEnd          // the latest ones
 	seen     map[uint32]sighting // sessions that hold the lock, wait for it or have spoken
 	own      uint32              // the role of this session; 0 until it is known
 	last     *lastEnd            // nil: none is known
-	silenced Seat                // the last silent holder, for as long as its session has the lock
+	silenced Seat                // the holder that was silent last, for as long as its session has the lock
 }
 
 // mark is the waiter's mark. Holders that see it announce their starts and clean ends.
 type mark struct {
 	taken bool
 	at    LSN // the position of the write-ahead log just after it was taken
-	noted int // seq when it was noted
+	noted int // seq when the mark was noted
 }
 
 // lastEnd is the end of the latest tenure that is known to have ended, by a word or by silence.
@@ -108,8 +108,8 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
-	// When its role was asked for, the session was gone. Either it said this before, or another
-	// session has its number now. The role has to be asked for again.
+	// An empty sighting means that the session was gone when its role was asked for. It said this
+	// earlier, or another session has its number now, so the role has to be asked for again.
 	if e.seen[pid] == (sighting{}) {
 		delete(e.seen, pid)
 	}
@@ -124,7 +124,7 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	return a, true
 }
 
-// note adds a word of a tenure's end. applyWords applies it.
+// note adds the word of a tenure's end, which applyWords will apply.
 func (e *Evidence) note(a Announcement) {
 	if len(e.ends) == mostWords {
 		e.ends = slices.Delete(e.ends, 0, 1)
@@ -135,9 +135,9 @@ func (e *Evidence) note(a Announcement) {
 // NoteMark notes that the waiter's mark was taken, and the position of the write-ahead log then.
 // The session's reader calls it, after the LISTEN and before Saw.
 //
-// Before the mark, a holder that found no other mark announced nothing: others may have come and
-// gone after what was heard and seen. So that is no longer evidence of an end. The starts still
-// count.
+// Before the mark was taken, a holder that found no other mark announced nothing. So after what was
+// heard and seen so far, other holders may have come and gone, and it is no longer evidence of an
+// end. The starts still count.
 func (e *Evidence) NoteMark(at LSN) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -155,8 +155,8 @@ func (e *Evidence) NoteMark(at LSN) {
 // unlock, the lock is certainly free.
 const freeAfterClean = 150 * time.Millisecond
 
-// NoteRefusal notes that a try was refused. If every trusted holder is dead, there must be one
-// that we don't know: NoteRefusal adds it, and returns true if it did.
+// NoteRefusal notes that a try was refused. If every trusted holder is dead, there must be a holder
+// that is not known: NoteRefusal adds it, and returns true if it did so.
 func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -168,8 +168,8 @@ func (e *Evidence) NoteRefusal(at boottime.Instant) bool {
 	return true
 }
 
-// AsOf is the asOf for Saw, taken before the look is sent, and for NoteSilence if that look
-// has shown that a holder is still silent.
+// AsOf returns the current sequence number. Take it before a look is sent, and pass it to Saw with
+// the look and, if the look shows that a holder is still silent, to NoteSilence.
 func (e *Evidence) AsOf() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -207,11 +207,12 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 
 // sawHolder notes a holder that a look has shown.
 //
-// A word may have arrived before the look's answer, or the look may have come between the holder's
-// word and its unlock, when its session may be gone from all but the list of locks. The tenure that
-// the word ended doesn't begin again. A later tenure of that session is noted by its own start. If
-// the holder still shows the token that it has ended, it has had the lock ever since, however late
-// it unlocks: it is the holder that refused the tries.
+// The holder's word may have arrived before the look's answer, or the look may have come between
+// the word and the unlock, when the session may be gone from all but the list of locks. In both
+// cases the look shows a tenure that the word has ended, which doesn't begin again. (A later tenure
+// of that session is noted by its own start.) If the holder still shows the token of that tenure,
+// it has had the lock ever since, however late it unlocks: it is the holder because of which the
+// tries were refused.
 func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
 	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: e.seq} // a session that is ending has no role any more
 	isOver := func(w heardEnd) bool {
@@ -263,8 +264,8 @@ func (e *Evidence) NoteSilence(asOf int, s Seat) {
 type Verdict struct {
 	// Delay is how long the lock is to be held before the command may start.
 	Delay time.Duration
-	// CoversEarlier: when its own command is dead, the holder may say that those of all
-	// earlier holders are, too.
+	// CoversEarlier: when its own command is dead, the holder may say that those of all earlier
+	// holders are dead, too.
 	CoversEarlier bool
 }
 

@@ -15,8 +15,8 @@ type Look struct {
 	Sent    boottime.Instant // when the server was asked
 }
 
-// Seat is as much of a session's part in a lock as the evidence needs. inspect.View is what
-// people are shown.
+// Seat is a session's part in a lock, as far as the evidence needs it. (People are shown an
+// inspect.View.)
 type Seat struct {
 	ID       lockkey.ID // of the lock it holds
 	Shared   bool

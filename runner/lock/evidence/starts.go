@@ -26,14 +26,14 @@ const (
 	// ofUnknown is the start of a holder that was neither seen nor heard, but refused a try, or of
 	// a prepared transaction, which has no session.
 	ofUnknown
-	// ofTooMany stands for all starts beyond those that can be remembered. It outlives the lock for
-	// as long as the longest of them, and no word discharges it.
+	// ofTooMany stands for all starts beyond those that can be remembered. It counts for as long a
+	// delay as the longest of them, and no word discharges it.
 	ofTooMany
 )
 
 // delayFor is how long the waiter has to hold the lock because of a start: as long as the holder's
-// settings require, but no longer than the lease, which is the same on all nodes. No command
-// outlives nine tenths of the lease, whatever its lost-grace is. An unconfirmed start adds
+// settings require, but no longer than the waiter's lease. The lease is the same on all nodes, and
+// no command outlives nine tenths of it, whatever its lost-grace is. An unconfirmed start adds
 // nothing to the waiter's own delay.
 func (e *Evidence) delayFor(s knownStart) time.Duration {
 	if e.isConfirmed(s) {
@@ -46,9 +46,8 @@ func (e *Evidence) delayFor(s knownStart) time.Duration {
 func deadAfter(a Announcement) time.Duration { return leasetime.DeadAfter(a.Lease, a.LostGrace) }
 
 // noteStart notes a start. A session holds a lock at most once, so a later start of the same
-// session replaces the earlier one. A start without a session is merged into the next start
-// whose session can be trusted, but not into a start that only an untrusted session
-// announced.
+// session replaces the earlier one. A start without a session is merged into the next confirmed
+// start, but not into a start that only an untrusted session announced.
 func (e *Evidence) noteStart(s knownStart) {
 	s.noted = e.seq
 	confirmed := e.isConfirmed(s)
@@ -80,8 +79,8 @@ func (e *Evidence) noteStart(s knownStart) {
 	e.starts = append(e.starts, s)
 }
 
-// isConfirmed says whether a start is known from more than its own session, which may be a
-// stranger.
+// isConfirmed says whether a start is known to be real: its session is trusted, or it is known in
+// another way than by the word of a session.
 func (e *Evidence) isConfirmed(s knownStart) bool {
 	return s.kind != ofSession || e.trusts(s.pid)
 }
