@@ -32,7 +32,7 @@ const (
 // Started begins an answer that lets the command start.
 const Started = "started"
 
-// OpenRun is a run whose command may be alive.
+// OpenRun is a run whose command may be alive, by the ledger.
 type OpenRun struct {
 	Lock  int // its index among the run's locks
 	Token int64
@@ -47,8 +47,8 @@ func (r OpenRun) Outlives() time.Duration {
 	return min(leasetime.DeadAfter(r.Lease, r.Grace), r.Lease)
 }
 
-// ParseAnswer reads the answer to a run with this many locks, and with that tick or nil. A
-// refusal is a *PausedError, a *DoneError, a *FencedError or a *session.Error.
+// ParseAnswer reads the answer to the start of a run with this many locks, and with this tick or
+// nil. The error of a refusal is a *PausedError, a *DoneError, a *FencedError or a *session.Error.
 func ParseAnswer(text string, locks int, tick *Tick) (Answer, error) {
 	lines := strings.Split(text, "\n")
 	fields := strings.Split(lines[0], " ")
@@ -81,7 +81,7 @@ func ParseAnswer(text string, locks int, tick *Tick) (Answer, error) {
 	return Answer{}, errAnswer
 }
 
-// parseDone reads when and where a tick had its success, as far as the answer tells.
+// parseDone reads when and on which host a tick had its success, as far as the answer tells.
 func parseDone(fields []string, tick *Tick) error {
 	var at time.Time
 	done := &DoneError{}
@@ -109,7 +109,7 @@ func clockError(secondsAhead int64) error {
 		"this machine's clock is %v %s the server's", ahead.Abs(), side)
 }
 
-// parseFenced reads whose transaction is in the way: a session's, with its role, or a
+// parseFenced reads which transaction is in the way: that of a session, with its role, or a
 // prepared transaction, which has neither.
 func parseFenced(fields []string) error {
 	whose, hint := "a prepared transaction", "COMMIT PREPARED or ROLLBACK PREPARED ends it; pg_prepared_xacts has its name"
@@ -158,7 +158,7 @@ func parseOpenRun(line string, locks int) (r OpenRun, ok bool) {
 }
 
 // ParsePaused reads the rows of PausedQuery. It returns nil if nothing is paused. left is the time
-// to the pause's end by the server's clock, rounded up to a second, at most a day.
+// until the pause ends by the server's clock, rounded up to a second, and at most a day.
 func ParsePaused(rows session.Rows) (paused *PausedError, left time.Duration, err error) {
 	if len(rows) == 0 {
 		return nil, 0, nil
@@ -178,8 +178,8 @@ func ParsePaused(rows session.Rows) (paused *PausedError, left time.Duration, er
 	return paused, left, nil
 }
 
-// ParsePausedAmong reads the rows of PausedAmongQuery, which asked for so many locks: whether each
-// is paused.
+// ParsePausedAmong reads the rows of PausedAmongQuery for this many locks, and says of each whether
+// it is paused.
 func ParsePausedAmong(rows session.Rows, locks int) (paused []bool, err error) {
 	paused = make([]bool, locks)
 	for _, row := range rows {
@@ -194,8 +194,8 @@ func ParsePausedAmong(rows session.Rows, locks int) (paused []bool, err error) {
 
 // PausedError says that a key may not start now.
 type PausedError struct {
-	Key      string    // which of several, or empty
-	Until    time.Time // or zero: until somebody ends it
+	Key      string    // the paused one of several keys, or empty
+	Until    time.Time // zero: until somebody ends the pause
 	By, Note string
 }
 
@@ -221,8 +221,8 @@ func (e *PausedError) Error() string {
 	return text
 }
 
-// FencedError says that a transaction of the last run is still open, and that this
-// role may not end it. The session itself is fine.
+// FencedError says that a transaction of the last run is still open, and that the ledger's owner
+// may not end it. The session itself is fine.
 type FencedError struct{ err error }
 
 func (e *FencedError) Error() string { return e.err.Error() }

@@ -10,23 +10,23 @@ import (
 
 // Report says whether a key had a success in time, and what has gone wrong since.
 type Report struct {
-	Known   bool    // it has ever started
+	Known   bool    // the key has ever started
 	Success Success // the last one
 	Late    bool    // no success ended within the time asked for
 	Failed  int     // runs since then that failed or were lost
-	Failure Entry   // the last of them
+	Failure Entry   // the last of these runs
 	Running []Entry
 	Pause   Pause
 	Now     time.Time
 }
 
-// Fine says that nobody needs to look into it.
+// Fine says whether nobody needs to look into it.
 func (r Report) Fine() bool { return !r.Late && r.Failed == 0 }
 
 // Ago is how long ago the last success ended.
 func (r Report) Ago() time.Duration { return r.Now.Sub(r.Success.Ended) }
 
-// Check judges a key under these numbers.
+// Check judges the runs of a key that the ledger has under these numbers.
 func Check(ctx context.Context, ask Ask, key string, ids []lockkey.ID, within time.Duration) (Report, error) {
 	facts, err := FactsOf(ctx, ask, key, ids)
 	if err != nil {
@@ -47,14 +47,14 @@ WHERE %s AND outcome IN ('failed', 'timeout', 'lost', 'killed') AND %s ORDER BY 
 	n := int(r.number())
 	id, key := r.id(), r.text()
 	failure := r.entry(id, key)
-	if report.Failed == 0 { // otherwise judge has found a later one, which nobody has closed yet
+	if report.Failed == 0 { // otherwise judge has found a later failure, a lost run that nobody has closed yet
 		report.Failure = failure
 	}
 	report.Failed += n
 	return report, r.err
 }
 
-// judge is Check without the runs that have ended.
+// judge does the part of Check that needs no question for runs that have ended.
 func judge(facts Facts, within time.Duration) Report {
 	report := Report{Now: facts.Now, Pause: facts.Pause()}
 	for _, f := range facts.List {

@@ -11,7 +11,7 @@ import (
 
 // Fact is what is known of one lock: its last run, its last success, its pause.
 type Fact struct {
-	Last    Entry // it always has Key and ID
+	Last    Entry // the last run; Key and ID are always set
 	Before  Entry // the previous run, while Last has not ended
 	Success Success
 	Pause   Pause
@@ -25,7 +25,7 @@ type Success struct {
 
 // Pause keeps the runs of a lock from starting. The zero Pause does not.
 type Pause struct {
-	Until time.Time // Endless: until it is resumed
+	Until time.Time // Endless: until somebody ends the pause
 	By    string
 	Note  string
 }
@@ -33,7 +33,7 @@ type Pause struct {
 // Paused says whether there is a pause.
 func (p Pause) Paused() bool { return !p.Until.IsZero() }
 
-// String says until when and by whom. It does not escape what others wrote.
+// String says until when the key is paused, and by whom. It does not escape what others wrote.
 func (p Pause) String() string {
 	text := "until it is resumed"
 	if p.Until.Before(Endless()) {
@@ -67,11 +67,11 @@ func Clock(t, now time.Time) string {
 	return t.Format(format)
 }
 
-// Facts are the facts of several locks, those with the newest runs first.
+// Facts are the facts of several locks. The locks with the newest runs come first.
 type Facts struct {
 	List     []Fact
-	Database string    // of the ledger
-	Now      time.Time // of the server
+	Database string    // the ledger's
+	Now      time.Time // by the server's clock
 }
 
 // Pause is the pause that ends last, or the zero Pause.
@@ -84,7 +84,7 @@ func (f Facts) Pause() (last Pause) {
 	return last
 }
 
-// FactsOf are the facts of a key under these numbers.
+// FactsOf are the facts of the locks of a key that have these numbers.
 func FactsOf(ctx context.Context, ask Ask, key string, ids []lockkey.ID) (Facts, error) {
 	return readFacts(ctx, ask, among(key, ids), 2*len(ids)+1000)
 }
@@ -165,7 +165,7 @@ ORDER BY l.started DESC NULLS LAST`,
 	return f, vanished, nil
 }
 
-// Keys are the keys with this prefix.
+// Keys are the keys that begin with this prefix.
 func Keys(ctx context.Context, ask Ask, prefix string, most int) ([]string, error) {
 	rows, err := ask(ctx, fmt.Sprintf("SELECT DISTINCT key FROM pglead.lock WHERE key IS NOT NULL AND pg_catalog.left(key, %d) = %s ORDER BY key LIMIT %d",
 		len([]rune(prefix)), quote(prefix), most))

@@ -1,10 +1,10 @@
--- fence is for the beginning of a job's transaction: it raises LE001 unless the run of
--- this token is the one under way, and no other starts before the transaction ends.
+-- fence is for the beginning of a job's transaction. It raises LE001 unless the run of this token
+-- is under way. If it raises nothing, no other run starts before the transaction ends.
 --
--- The marker comes first and the look second: a start that comes between takes the
--- marker exclusively. Where the transaction's snapshot may be older than such a start,
--- the row is locked too, which then fails. Everywhere else that would only make
--- newcomers wait.
+-- First it takes the run's marker, and then it looks at the row: a start has to take the marker
+-- exclusively, so none comes in between unseen. If the transaction's snapshot may be older than a
+-- start, it also locks the row, which fails if the row has changed since. In other transactions the
+-- lock on the row would only make newcomers wait.
 CREATE OR REPLACE FUNCTION pglead.fence(number bigint, token bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -13,7 +13,7 @@ BEGIN
 	IF fence.number IS NULL OR fence.token IS NULL THEN
 		RAISE EXCEPTION 'pglead.fence: NULL is no run' USING ERRCODE = 'LE001';
 	END IF;
-	-- One that is known to be over keeps no start waiting by its marker.
+	-- If the run is over already, this takes no marker, which would keep a start waiting.
 	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = fence.number AND l.token = fence.token
 		AND l.started IS NOT NULL AND l.ended IS NULL AND l.cut IS NULL ORDER BY l.started DESC LIMIT 1;
 	IF FOUND THEN
@@ -35,7 +35,7 @@ BEGIN
 		|| CASE WHEN r.token > fence.token AND r.started IS NOT NULL THEN format('; run %s on %s has started', r.token, r.host) ELSE '' END;
 END $$;
 
--- The same by the key, or by the number as the job's environment has it.
+-- This is the same for the key or, as a text, the number that the job has in its environment.
 CREATE OR REPLACE FUNCTION pglead.fence(key text, token bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE

@@ -45,23 +45,23 @@ func (r Entry) Took() time.Duration {
 // History is what a ledger remembers of a key, the newest run first.
 type History struct {
 	Runs []Entry
-	Now  time.Time // of the server
+	Now  time.Time // by the server's clock
 }
 
 // Past says which runs of a key to read.
 type Past struct {
 	Key   string
-	IDs   []lockkey.ID  // the numbers that the ledger may have for it
-	Since time.Duration // the longest time since a run's start; 0: any
-	Most  int           // the newest ones
+	IDs   []lockkey.ID  // the numbers that the ledger may have for the key
+	Since time.Duration // only runs that started within this time; 0: any
+	Most  int           // only so many of the newest runs
 }
 
 // ReadHistory reads runs of a key.
 func ReadHistory(ctx context.Context, ask Ask, past Past) (History, error) {
 	h, vanished, err := readHistory(ctx, ask, past)
 	if err == nil && vanished {
-		// The run may have ended between the look at the tables and the look at the locks.
-		// A run is closed before its lock is free, so a second look decides.
+		// The run may have ended after the query read the tables and before it read the locks. A
+		// run is closed before its lock is free, so a second look decides.
 		h, _, err = readHistory(ctx, ask, past)
 	}
 	return h, err

@@ -1,9 +1,9 @@
 // Package ledger is what a database remembers of its runs, once somebody has
 // installed it there: for each lock how its last run ended, and a history.
 //
-// With a ledger a row says whether the last run's command may be alive. Without one a
-// waiter has to hear that. The database decides everything, in the functions of schema.sql,
-// under the lock that the run has taken.
+// In the ledger a row says whether the last run's command may be alive. Without a ledger a waiter
+// has to hear that from others. The database decides everything, in the functions of the .sql
+// files, while the run has the lock.
 package ledger
 
 import (
@@ -37,7 +37,7 @@ const Version = 1
 // Keep is how many runs of a key a ledger keeps by default.
 const Keep = 1000
 
-// installing is the SQL of Install. keep 0 leaves an existing setting as it is.
+// installing is the SQL of Install. If keep is 0, an existing setting stays as it is.
 func installing(keep int) string {
 	kept := "excluded.keep"
 	if keep == 0 {

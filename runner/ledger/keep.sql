@@ -44,15 +44,15 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 	SELECT pglead.tidy_1(p_number, p_sub) WHERE random() < 1.0 / 64;
 $$;
 
--- prune_locks_1 and prune_runs_1 forget what is older: keys that have not come back
--- since, and of the others all runs but the last success. Each call looks at 5,000
--- rows behind a place (a constant, or they would be sorted instead of found by the
--- index), in a short transaction, and says how many of them are gone and where it
--- came to, which is NULL at the end. What somebody else has locked
--- is left alone: no start waits for a prune, and no prune for a start.
+-- prune_locks_1 and prune_runs_1 forget what is older than p_older: keys that have not run since,
+-- and of the other keys all runs but the last success. Each call looks, in a short transaction, at
+-- 5,000 rows after the row that the other parameters name. (The limit is a constant: otherwise the
+-- rows would be sorted instead of found by the index.) It returns how many of them are gone, and
+-- the last row at which it has looked, or NULLs at the end. It leaves alone what somebody else has
+-- locked: no start waits for a prune, and no prune for a start.
 --
--- A row whose run is open, or that is paused, is a fact that somebody needs. So is a
--- tick that has had its success, or it would have another.
+-- A row is needed while its run is open or its key is paused, and as long as its tick could come
+-- again: without the row a tick that has had its success would run a second time.
 DROP FUNCTION IF EXISTS pglead.prune_1(interval);
 CREATE OR REPLACE FUNCTION pglead.prune_locks_1(p_older interval, p_number bigint, p_sub smallint, p_reader bigint,
 	OUT gone bigint, OUT number bigint, OUT sub smallint, OUT reader bigint)
@@ -93,5 +93,5 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 	FROM (SELECT) AS one LEFT JOIN (SELECT * FROM looked ORDER BY number DESC, sub DESC, started DESC, token DESC LIMIT 1) AS k ON true
 $$;
 
--- Whoever has USAGE may call all of them, whatever default privileges their owner has set.
+-- Any role with USAGE may call all functions, whatever default privileges their owner has set.
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pglead TO PUBLIC;

@@ -32,7 +32,7 @@ func (u Use) wanted() bool { return u.Mode == Auto || u.Mode == Require }
 
 func (u Use) required() bool { return u.Mode == Require || u.wanted() && u.Tick != nil }
 
-// Access is what a role may do with a ledger: it is the answer to QuestionSQL.
+// Access is what a role may do with a ledger. The answer to QuestionSQL contains it.
 type Access string
 
 const (
@@ -40,25 +40,25 @@ const (
 	Absent Access = "" // NULL
 	// Denied means that there is one, but the role has no USAGE of its schema.
 	Denied Access = "denied"
-	// Foreign means that another role made it, perhaps as a trap: nothing in it must be
-	// called.
+	// Foreign means that there is one, but an untrusted role made it, perhaps as a trap: nothing in
+	// it must be called.
 	Foreign Access = "foreign"
 	// Granted means that the role reads and writes it.
 	Granted Access = "granted"
 )
 
 // QuestionSQL is an SQL expression for session.Config.LedgerQuestion: whether there is a ledger,
-// and whether the role has USAGE. Its value is an Access, in XML, and who lacks it. The expression
-// is empty if the run wants no ledger.
+// and whether the role has USAGE. Its value, in XML, is an Access and, with Denied, the role that
+// lacks it. The expression is empty if the run wants no ledger.
 //
 // Functions in the schema run with this role's rights. So the schema has to belong to a
 // superuser, to the database's owner (pg_database_owner), or to this role. Any other
 // role may have made a schema of that name as a trap. (A superuser counts as a member of
 // every role.)
 //
-// If there is a ledger, the expression also makes the session's settings, whatever the
-// role's defaults are: a start needs its own snapshot, younger than the lock's
-// grant. A session through a pooler gets no settings.
+// If there is a ledger, the expression also sets, whatever the role's defaults are, what a start
+// needs: a snapshot of its own, younger than the lock's grant, and a transaction that may write. A
+// session through a pooler gets no settings.
 func (u Use) QuestionSQL(pooled bool) string {
 	if !u.wanted() {
 		return ""
@@ -72,9 +72,9 @@ func (u Use) QuestionSQL(pooled bool) string {
 	WHEN EXISTS (SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = 'pglead' AND (pg_catalog.pg_has_role(nspowner, 'pg_database_owner', 'MEMBER')
 		OR pg_catalog.current_setting('is_superuser') = 'off' AND pg_catalog.pg_has_role(nspowner, 'MEMBER'))) THEN %s'%s' ELSE '%s' END AS word`,
 		Denied, settings, Granted, Foreign)
-	// It is a text, so that the server reads it only if there is a ledger. Without a ledger,
-	// these functions would cost a new backend 0.2 ms, and the catalogs of
-	// schemas and roles 0.8 ms; this costs 0.07 ms (medians of 120 logins in turns).
+	// The query is a text that query_to_xml runs, so that the server reads it only if there is a
+	// ledger. Otherwise these functions would cost a new backend 0.2 ms without a ledger, and the
+	// catalogs of schemas and roles 0.8 ms; this costs 0.07 ms (medians of 120 logins in turns).
 	return "CASE WHEN pg_catalog.to_regnamespace('pglead') IS NOT NULL THEN pg_catalog.query_to_xml(" + quote(word) + ", false, true, '') END"
 }
 
@@ -84,8 +84,8 @@ func ParseAccess(answer string) Access {
 	return access
 }
 
-// DeniedTo is the role that lacks the grant, by the answer to QuestionSQL: that of SET ROLE, if
-// there is one.
+// DeniedTo is the role that lacks the grant, by the answer to QuestionSQL. If the session has set
+// another role (SET ROLE), it is that one.
 func DeniedTo(answer string) string {
 	_, role := readAnswer(answer)
 	return role
@@ -126,7 +126,7 @@ func (u Use) Applies(answer string) (bool, error) {
 // Untrusted says why pglead does not use a ledger.
 const Untrusted = "the schema pglead belongs neither to the database's owner nor to a superuser"
 
-// Rejected turns the server's error into one that names the ledger, not the lock.
+// Rejected turns an error of the server into one that names the ledger, and not the lock.
 func Rejected(err error) error {
 	if locked := Locked(err); locked != nil {
 		return locked
@@ -134,7 +134,7 @@ func Rejected(err error) error {
 	return session.Rejected(err, "the ledger")
 }
 
-// Locked returns a *LockedError if a statement's error means that, otherwise nil.
+// Locked returns a *LockedError if err means that, otherwise nil.
 func Locked(err error) error {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || pgErr.Code != session.LockNotAvailable || errors.As(err, new(*session.LostError)) {

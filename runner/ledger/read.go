@@ -15,9 +15,9 @@ import (
 // Ask sends SQL to the server and returns the rows of its answer. NULL is an empty text.
 type Ask func(ctx context.Context, sql string) ([][]string, error)
 
-// ReadAccess finds out whether there is a ledger for this role. It also returns the role's name
-// as SQL writes it. Its query names nothing in the schema: even planning such a
-// query could run functions there.
+// ReadAccess finds out whether there is a ledger for this role. It also returns the role's name as
+// SQL writes it. Its query names nothing in the schema pglead, since even to plan such a query
+// could run functions there.
 func ReadAccess(ctx context.Context, ask Ask) (access Access, role string, err error) {
 	rows, err := ask(ctx, "SELECT "+Use{Mode: Auto}.QuestionSQL(true)+", pg_catalog.quote_ident(current_user)")
 	if err != nil {
@@ -32,7 +32,7 @@ func ReadAccess(ctx context.Context, ask Ask) (access Access, role string, err e
 
 var errAnswer error = session.Errorf(session.Unsafe, "is the schema pglead another program's?", "the ledger does not answer as this version's does")
 
-// heldSQL is an SQL expression over a row of pglead.lock that is true if somebody has the lock. A
+// heldSQL is an SQL expression about a row of pglead.lock that is true if somebody has the lock. A
 // standby can't show the primary's locks, so there every lock counts as held.
 const heldSQL = `((number, sub) IN (SELECT p.classid::bigint << 32 | p.objid::bigint, p.objsubid FROM pg_catalog.pg_locks AS p
 	WHERE p.locktype = 'advisory' AND p.granted AND p.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))
@@ -43,17 +43,17 @@ func epoch(column string) string {
 	return "CASE WHEN pg_catalog.isfinite(" + column + ") THEN (extract(epoch FROM " + column + ") * 1000000)::bigint::text ELSE " + column + "::text END"
 }
 
-// length is an SQL expression for an interval in microseconds.
+// length is an SQL expression for the length of an interval in microseconds.
 func length(column string) string { return "(extract(epoch FROM " + column + ") * 1000000)::bigint" }
 
-// keyIs is a condition on a table of the ledger: the row is of this key.
+// keyIs is an SQL condition on a row of the ledger's tables: it is of this key.
 func keyIs(key string) string {
 	return fmt.Sprintf("key = pg_catalog.left(%s, %d)", quoteKey(key), mostKey)
 }
 
-// among is a condition on a table of the ledger: the row is of this key, under one of
-// these numbers. All numbers of a key have the same sub. A key that is the number itself may have
-// another spelling in the table of an older ledger.
+// among is an SQL condition on a row of the ledger's tables: it is of this key, under one of these
+// numbers. All numbers of a key have the same sub. A key that is the number itself may have another
+// spelling in the table of an older ledger.
 func among(key string, ids []lockkey.ID) string {
 	if ids[0].SpelledBy(key) {
 		return fmt.Sprintf("sub = %d AND number = %d", ids[0].ObjSubID(), ids[0].Number)
@@ -91,7 +91,7 @@ func (r *reader) number() int64 {
 	return n
 }
 
-// whole is a number that may be missing.
+// whole reads a number that may be missing.
 func (r *reader) whole() *int {
 	if len(r.row) > 0 && r.row[0] == "" {
 		r.text()
@@ -103,7 +103,7 @@ func (r *reader) whole() *int {
 
 func (r *reader) truth() bool { return r.text() == "t" }
 
-// time is zero for NULL, and Endless without an end.
+// time reads an instant. It is zero for NULL, and Endless for infinity.
 func (r *reader) time() time.Time {
 	if len(r.row) > 0 {
 		switch r.row[0] {
@@ -118,7 +118,8 @@ func (r *reader) time() time.Time {
 	return time.UnixMicro(r.number())
 }
 
-// lines are the lines of a text. An empty text has none: in JSON that is [].
+// lines reads the lines of a text. An empty text has none, and the list is then empty but not nil,
+// so that it is [] in JSON.
 func (r *reader) lines() []string {
 	text := r.text()
 	if text == "" {
@@ -150,5 +151,5 @@ func (r *reader) entry(id lockkey.ID, key string) Entry {
 	}
 }
 
-// Endless is the end of a pause without an end.
+// Endless is the end of a pause that lasts until somebody ends it.
 func Endless() time.Time { return time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC) }

@@ -1,8 +1,8 @@
 -- What pglead remembers of its runs: version 1.
 --
--- Installed by any role that may create a schema in the database; nothing here needs
--- a superuser. Who has USAGE on the schema takes part. Run again it changes nothing
--- but what is missing; columns are only ever added.
+-- Any role that may create a schema in the database can install this; nothing here needs a
+-- superuser. A role takes part if it has USAGE on the schema. If this is run again it only adds
+-- what is missing; no version takes a column away.
 
 CREATE SCHEMA IF NOT EXISTS pglead;
 
@@ -12,13 +12,13 @@ CREATE TABLE IF NOT EXISTS pglead.setting (
 	keep integer NOT NULL CHECK (keep BETWEEN 1 AND 1000000)
 );
 
--- The facts: of each lock the last run. It is open, which means that its command may
--- be alive, while it has started and not ended. Beside that row, of reader 0, each
--- reader of a shared lock has one. A row that has no token
--- was made by a pause, or by a command that was not found.
+-- The facts: a row for the last run of each lock. The run is open, which means that its command may
+-- be alive, while it has started and not ended. A shared lock has a row with reader 0, and one more
+-- for each of its readers. A row without a token was made by a pause, or by a command that was not
+-- found.
 --
--- There is no CHECK, since each costs the first statement of every session; what
--- comes from callers is checked by the functions, and nobody else writes.
+-- There is no CHECK, since each would slow down the first statement of every session. The functions
+-- check what callers give them, and nobody else writes.
 CREATE TABLE IF NOT EXISTS pglead.lock (
 	number bigint NOT NULL,
 	sub smallint NOT NULL, -- 1: a bigint, 2: a pair of integers
@@ -47,21 +47,21 @@ CREATE TABLE IF NOT EXISTS pglead.lock (
 	paused_until timestamptz,
 	paused_by text,
 	note text,
-	alone boolean, -- certainly: no reader has a row
+	alone boolean, -- true: certainly no reader has a row
 	PRIMARY KEY (number, sub, reader)
 ) WITH (fillfactor = 50);
 CREATE INDEX IF NOT EXISTS lock_key ON pglead.lock (key);
 
--- A table that an earlier version made. ALTER TABLE would wait for all who read it,
--- and everybody for that, so it isn't called without need.
+-- An earlier version made the table without this column. ALTER TABLE waits for all who read the
+-- table, and everybody then waits for the ALTER TABLE, so it is called only if it is needed.
 DO $$ BEGIN
 	IF NOT EXISTS (SELECT FROM pg_catalog.pg_attribute WHERE attrelid = 'pglead.lock'::pg_catalog.regclass AND attname = 'alone') THEN
 		ALTER TABLE pglead.lock ADD COLUMN alone boolean, DROP CONSTRAINT IF EXISTS lock_sub_check, DROP CONSTRAINT IF EXISTS lock_outcome_check;
 	END IF;
 END $$;
 
--- The history: written once, at the end of a run. No start reads it, but to see that
--- one which it has heard of has ended; to truncate it does no harm.
+-- The history: a row is written once, at the end of a run. A start reads it only to see whether a
+-- run of which it has heard has ended. It does no harm to truncate it.
 CREATE TABLE IF NOT EXISTS pglead.run (
 	number bigint NOT NULL,
 	sub smallint NOT NULL,

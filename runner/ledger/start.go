@@ -37,18 +37,20 @@ func (l Lock) keySQL() string {
 type Proof struct {
 	// Backend is the session that has the locks, if another session asks.
 	Backend uint32
-	// Sure says that no command is alive under a lock of which the ledger knows nothing.
+	// Sure says that no command is alive under those locks of which the ledger knows nothing.
 	Sure bool
 	// Closes has a token for each lock: no command of that token or of an earlier one is
 	// alive.
 	Closes []int64
 	// Heard are the tokens with an announced start and no announced end.
-	Heard  []int64
+	Heard []int64
+	// Waited is how long the locks were held before the start.
 	Waited time.Duration
 }
 
-// StartSQL is an SQL expression that starts a run of one lock if nothing is in its way.
-// Otherwise its value is NULL, and StartWithProofSQL tells the reason. token and system are SQL.
+// StartSQL is an SQL expression that starts a run of one lock if nothing is in its way. Otherwise
+// its value is NULL, and StartWithProofSQL tells the reason. token and system are SQL expressions,
+// too.
 func (r Run) StartSQL(l Lock, token, system string) string {
 	return fmt.Sprintf("pglead.start_1('%d', '%d', %s, %s, %s, %s, NULL, %s)",
 		l.Number, l.ObjSubID(), l.keySQL(), token, system, r.words(), r.ticks())
@@ -101,8 +103,8 @@ func OpenRunsQuery(locks []Lock, shared bool) string {
 		" AND (number, sub) IN (" + strings.Join(rows, ", ") + ")" + readers
 }
 
-// PausedQuery is a query for the locks' pause that ends last. ParsePaused reads its rows. asIs is
-// the session's AsIsSQL, or the like.
+// PausedQuery is a query for that pause of the locks that ends last. ParsePaused reads its rows. asIs
+// is the session's AsIsSQL, or the like.
 func PausedQuery(locks []Lock, asIs string) string {
 	var rows []string
 	for _, l := range locks {
@@ -113,8 +115,7 @@ func PausedQuery(locks []Lock, asIs string) string {
 FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + strings.Join(rows, " OR ") + ") ORDER BY paused_until DESC LIMIT 1"
 }
 
-// PausedAmongQuery is a query for those of the locks that are paused. ParsePausedAmong reads its
-// rows.
+// PausedAmongQuery is a query for the indexes of the paused locks. ParsePausedAmong reads its rows.
 func PausedAmongQuery(locks []Lock) string {
 	var rows []string
 	for i, l := range locks {
@@ -124,9 +125,10 @@ func PausedAmongQuery(locks []Lock) string {
 	SELECT FROM pglead.lock WHERE paused_until > pg_catalog.clock_timestamp() AND (` + pausedBySQL("w.number", "w.sub", "w.key") + "))"
 }
 
-// pausedBySQL is a condition on a row of pglead.lock, as slots_1 in start.sql has it: its pause is
-// one of the lock with this number, sub and key, which are SQL expressions. Slots have other numbers
-// and the same key; a key that is the number itself has none. An older ledger may lack slots_1.
+// pausedBySQL is an SQL condition on a row of pglead.lock: a pause of this row is also one of the
+// lock with this number, sub and key, which are SQL expressions. The function slots_1 in start.sql
+// has the same condition, but an older ledger may lack that function. Slots have different numbers
+// and the same key; a key that is the number itself has no slots.
 func pausedBySQL(number, sub, key string) string {
 	return fmt.Sprintf(`lock.number = %[1]s AND lock.sub = %[2]s
 	OR lock.key = pg_catalog.left(%[3]s, %[4]d) AND lock.key NOT IN (%[5]s, %[6]s)`,
@@ -159,13 +161,13 @@ const (
 	Timeout Outcome = "timeout"
 	Lost    Outcome = "lost"
 	Killed  Outcome = "killed"  // by a signal
-	Stopped Outcome = "stopped" // it never began, or was asked to end
+	Stopped Outcome = "stopped" // the command never began, or was asked to end
 )
 
-// End is the end of a run. Nothing of its command is alive.
+// End is the end of a run. By then nothing of its command is alive.
 type End struct {
 	Outcome Outcome
-	Status  *int // of the command, if that has one
+	Status  *int // the command's exit status, if it has one
 	At      time.Time
 }
 
@@ -188,9 +190,9 @@ func (e End) FinishColumns(id lockkey.ID, token int64, shared bool, commit strin
 	return columns
 }
 
-// interval is a duration in SQL. It is a literal, since an operator that nothing
-// else needs would cost a new session 0.1 ms. PostgreSQL 14 accepts at most 31 bits for a
-// unit in it; the hours never need so many.
+// interval is a duration in SQL. It is a literal, since an operator that nothing else needs would
+// cost a new session 0.1 ms. PostgreSQL 14 accepts numbers of at most 31 bits in it; the hours
+// never need so many.
 func interval(d time.Duration) string {
 	sign := ""
 	if d < 0 {
@@ -204,7 +206,7 @@ func instant(at time.Time) string {
 	return "'" + at.UTC().Format("2006-01-02 15:04:05.999999") + "+00'"
 }
 
-// How many characters of a text the ledger keeps.
+// This is how many characters of a text the ledger keeps.
 const (
 	mostKey  = 500
 	mostWord = 200
@@ -214,8 +216,9 @@ const (
 func quoteKey(key string) string   { return quoteMost(key, mostKey) }
 func quoteWord(text string) string { return quoteMost(text, mostWord) }
 
-// quoteMost is quote for a text of which the ledger keeps so many characters. With SQL_ASCII the
-// server counts bytes, and would cut within a character, so that there the text is cut before.
+// quoteMost is quote for a text of which the ledger keeps this many characters. With SQL_ASCII the
+// server counts bytes, and would cut within a character, so there it gets a text that is cut
+// already.
 func quoteMost(text string, most int) string {
 	text = strings.ToValidUTF8(text, "?")
 	if len(text) <= most {

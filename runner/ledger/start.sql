@@ -1,4 +1,5 @@
--- due_1 says whether a tick is to be had, by a lock's last one and by the caller's clock.
+-- due_1 says whether a tick is still to be run: the lock's last tick with a success is an earlier
+-- one, and the caller's clock is right, and the tick is not in its future.
 CREATE OR REPLACE FUNCTION pglead.due_1(p_ok timestamptz, p_tick timestamptz, p_per interval, p_clock timestamptz) RETURNS boolean
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 	SELECT (p_ok IS NULL OR p_ok < p_tick)
@@ -6,9 +7,9 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 		AND p_tick <= p_clock + CASE WHEN p_per >= '24:00' THEN interval '15:00' ELSE '0' END
 $$;
 
--- slots_1 says of two locks with the same key whether they are slots of it, which a pause concerns
--- together. A lock whose key is its number, or its pair of numbers, has no slots: what has its text
--- as a key is another lock.
+-- slots_1 says whether two locks with the same key are slots of that key, so that a pause of one
+-- concerns the other. A lock whose key is its own number, or pair of numbers, has no slots: another
+-- lock that has the same text as its key is a different lock.
 CREATE OR REPLACE FUNCTION pglead.slots_1(a_number bigint, a_sub smallint, the_key text, b_number bigint, b_sub smallint) RETURNS boolean
 LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 	SELECT the_key NOT IN (
@@ -16,16 +17,16 @@ LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
 		CASE b_sub WHEN 1 THEN b_number::text ELSE (b_number >> 32) || ',' || (b_number << 32 >> 32) END)
 $$;
 
--- start_1 is what most starts are: of one lock, exclusively, by the session that holds
--- it, after a run that ended. It says 'started', or nothing: then start_rest_1 knows
--- why. plpgsql would cost a backend in its first moments several times as much, and
--- each table, operator and type has its price: so what is rare is left to others, and
--- the lease and the grace are bounded where they are read. Of what is in a CASE the
--- planner does not estimate how many rows it is true of.
+-- start_1 makes the usual start: of one lock, exclusively, by the session that has the lock, after
+-- a run that has ended. It returns 'started', or nothing: then start_rest_1 says why. In plpgsql it
+-- would cost a new backend several times as much, and each table, operator and type costs
+-- something, too. So it leaves to others what is rare, and the lease and the grace are bounded
+-- where they are read. The conditions are in a CASE so that the planner does not estimate how many
+-- rows fulfil them.
 --
--- The lock itself shows that the caller has it, since nobody else can: one who hasn't,
--- and finds it free, has it for the statement. The second number is the marker of the
--- last run, which its transactions have shared: see fence.
+-- That the caller can take the lock shows that nobody else has it. A caller that did not have it,
+-- but finds it free, has it for the length of the transaction. The second number that is taken is
+-- the marker of the last run, which that run's transactions have shared: see fence.
 CREATE OR REPLACE FUNCTION pglead.start_1(p_number bigint, p_sub smallint, p_key text, p_token bigint, p_system text,
 	p_host text, p_os_user text, p_pid integer, p_command text, p_lease interval, p_grace interval, p_waited interval,
 	p_tick timestamptz, p_per interval, p_clock timestamptz) RETURNS text
@@ -45,32 +46,34 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 	RETURNING 'started'
 $$;
 
--- marker_1 is the number of the advisory lock that transactions of a run have shared.
--- It has 64 bits, or runs would stand in each other's way.
+-- marker_1 is the number of the advisory lock that the transactions of a run have shared. It has 64
+-- bits, so that two runs do not have the same one.
 CREATE OR REPLACE FUNCTION pglead.marker_1(p_number bigint, p_sub smallint, p_token bigint) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 	SELECT hashtextextended(concat('pglead fence ', p_number, ' ', p_sub, ' ', p_token), 0)
 $$;
 
--- start_rest_1 starts a run of any number of locks, all or none, and says what is in
--- its way:
+-- start_rest_1 starts a run of any number of locks, with all of them or with none, or says what is
+-- in its way:
 --
 --	started
---	paused UNTIL, BY, NOTE      each on a line, UNTIL in seconds since 1970, or infinity
+--	paused UNTIL, BY, NOTE      on three lines; UNTIL in seconds since 1970, or infinity
 --	done WHEN HOST              this tick has had its success
---	clock SECONDS               by which the caller's clock is ahead of this one's
---	busy I                      the caller has not got its lock number I
---	lost I TOKEN LEASE GRACE HOST  the run that may be alive, in milliseconds; a line each
---	unknown                     nothing is known of the runs before
---	fenced PID ROLE             whose transaction of the last run can't be ended
+--	clock SECONDS               the caller's clock is ahead of the server's by this much
+--	busy I                      the caller does not have its lock number I
+--	lost I TOKEN LEASE GRACE HOST
+--	                            a run of lock I whose command may be alive, one a line; LEASE and
+--	                            GRACE in milliseconds
+--	unknown                     nothing is known of earlier runs
+--	fenced PID ROLE             this session's transaction, of the last run, can't be ended
 --
--- What the caller knows by itself: p_sure, that a lock of which nothing is known has no
--- command; p_closes, for each lock the highest token that nothing is alive of, up to
--- there; p_heard, tokens that were announced and that the ledger must know to have
--- ended. p_backend is the session that has the locks, if another.
+-- The caller says what it knows by itself. p_sure: no command is alive under a lock of which the
+-- ledger knows nothing. p_closes: for each lock a token; nothing is alive of that run and of
+-- earlier ones. p_heard: tokens of announced starts, of which the ledger must know that they have
+-- ended. p_backend: the session that has the locks, if that is not the caller's.
 --
--- An open run is closed by the start that knows it to be dead. One that doesn't leaves
--- it open, since it may give up, but cuts it off: its fences refuse from then on.
+-- A start that knows an open run to be dead closes it. Any other start leaves it open, since that
+-- start may still give up, but cuts the run off: its fences refuse from then on.
 CREATE OR REPLACE FUNCTION pglead.start_rest_1(p_numbers bigint[], p_subs smallint[], p_keys text[], p_shared boolean, p_token bigint, p_system text,
 	p_host text, p_os_user text, p_pid integer, p_command text, p_lease interval, p_grace interval, p_waited interval,
 	p_tick timestamptz, p_per interval, p_clock timestamptz,
@@ -129,8 +132,8 @@ BEGIN
 		END IF;
 	END IF;
 
-	-- Twice: before the last runs' transactions are ended, and after that with the
-	-- rows locked, which those transactions may have been in the way of.
+	-- All is checked twice: before the last runs' transactions are ended, and afterwards with the
+	-- rows locked. Those transactions may have locked the rows before.
 	FOR pass IN 1 .. 2 LOOP
 		started_already := 0;
 		done_already := 0;
@@ -174,8 +177,8 @@ BEGIN
 			SELECT l.ok_host INTO r.ok_host FROM pglead.lock AS l WHERE l.number = p_numbers[1] AND l.sub = p_subs[1] AND l.reader = 0;
 			RETURN concat_ws(' ', 'done', floor(extract(epoch FROM since)), regexp_replace(r.ok_host, '[[:space:]]', '?', 'g'));
 		ELSIF lost IS NOT NULL THEN
-			-- A transaction of the job's may have locked the row. It will be ended by
-			-- the start, and until then harms nobody.
+			-- SKIP LOCKED: a transaction of the job may have locked the row. The start that follows
+			-- will end that transaction, which harms nobody until then.
 			FOR i IN 1 .. n LOOP
 				FOR r IN SELECT l.* FROM pglead.lock AS l WHERE l.number = p_numbers[i] AND l.sub = p_subs[i] AND (l.reader = 0 OR NOT p_shared)
 					AND l.started IS NOT NULL AND l.ended IS NULL AND l.cut IS NULL AND l.token <> p_token FOR UPDATE SKIP LOCKED
@@ -193,8 +196,8 @@ BEGIN
 			EXIT;
 		END IF;
 
-		-- The command is dead, but what it had under way in this server may not be: an
-		-- idle transaction, a statement, a commit that waits for a standby.
+		-- The command is dead, but its work in this server may go on: an idle transaction, a
+		-- statement, a commit that waits for a standby.
 		FOR r IN SELECT l.* FROM pglead.lock AS l JOIN unnest(p_numbers, p_subs) AS w(number, sub) USING (number, sub)
 			WHERE l.token IS NOT NULL AND (l.reader = 0 OR NOT p_shared) ORDER BY l.number, l.sub, l.reader
 		LOOP
@@ -203,7 +206,7 @@ BEGIN
 			WHILE NOT pg_try_advisory_xact_lock(marker) LOOP
 				FOR p IN SELECT s.pid, o.rolname, o.oid AS role, o.rolsuper AS super FROM pg_lock_status() AS s, LATERAL pg_stat_get_activity(s.pid) AS a
 					JOIN pg_roles AS o ON o.oid = a.usesysid
-					WHERE s.locktype = 'advisory' AND s.granted AND s.objsubid = 1 AND s.pid IS NOT NULL AND s.pid <> pg_backend_pid() -- a prepared transaction has none
+					WHERE s.locktype = 'advisory' AND s.granted AND s.objsubid = 1 AND s.pid IS NOT NULL AND s.pid <> pg_backend_pid() -- a prepared transaction has no pid
 						AND s.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
 						AND s.classid::bigint = (marker >> 32) & 4294967295 AND s.objid::bigint = marker & 4294967295
 				LOOP
@@ -215,7 +218,8 @@ BEGIN
 						END;
 					END IF;
 				END LOOP;
-				-- In the queue, or others that share it would come before this one for ever.
+				-- This waits in the queue: otherwise other transactions could go on to share the
+				-- marker for ever.
 				BEGIN
 					PERFORM set_config('lock_timeout', '200ms', true);
 					PERFORM pg_advisory_xact_lock(marker);
@@ -224,7 +228,7 @@ BEGIN
 				END;
 				PERFORM set_config('lock_timeout', '3s', true);
 				tries := tries + 1;
-				IF tries > 10 OR tries * interval '200 ms' > p_lease / 4 THEN -- a silent session has three fifths
+				IF tries > 10 OR tries * interval '200 ms' > p_lease / 4 THEN -- a holder has 3/5 of its lease for an answer
 					RETURN concat_ws(' ', 'fenced', p.pid, regexp_replace(p.rolname, '[[:space:]]', '?', 'g'));
 				END IF;
 			END LOOP;
@@ -241,7 +245,7 @@ BEGIN
 			UPDATE pglead.lock AS l SET ended = coalesce(r.cut, clock_timestamp()), outcome = 'lost', status = NULL
 			WHERE l.number = r.number AND l.sub = r.sub AND l.reader = r.reader;
 		END LOOP;
-		-- Of readers that have ended nothing is left to know, but for their transactions.
+		-- Readers that have ended are forgotten, unless transactions of theirs go on.
 		DELETE FROM pglead.lock AS l WHERE l.ctid IN (SELECT o.ctid FROM pglead.lock AS o
 			WHERE o.number = p_numbers[i] AND o.sub = p_subs[i] AND o.reader <> 0 AND o.ended IS NOT NULL
 				AND (NOT p_shared OR pg_try_advisory_xact_lock(pglead.marker_1(o.number, o.sub, o.token)))
@@ -265,10 +269,10 @@ BEGIN
 	RETURN 'started';
 END $$;
 
--- finish_1 notes the end of a run of one lock: its command is dead, for so long. It
--- needs no lock, only the token, and the role that started the run. The first greatest,
--- least or IN with a variable of a session looks all operator classes through for the
--- type, which takes a fifth of all this: so there is none.
+-- finish_1 notes the end of a run of one lock, whose command has been dead for p_ago. It needs no
+-- lock, only the token, and the role that started the run. It doesn't use greatest, least, or IN
+-- with a variable: the first of them in a session makes the server look through all operator
+-- classes for the type, which would take a fifth of the function's time.
 CREATE OR REPLACE FUNCTION pglead.finish_1(p_number bigint, p_sub smallint, p_token bigint, p_outcome text, p_status integer, p_ago interval) RETURNS bigint
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 	WITH ended AS (
@@ -287,8 +291,8 @@ LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET
 	RETURNING token
 $$;
 
--- tidy_1 follows the end of a reader, whose success is its lock's, and now and then
--- that of any run: of each lock only the newest runs are kept.
+-- tidy_1 is called after the end of a reader, and now and then after that of any run. It makes the
+-- last success of the readers that of the lock, and keeps only the newest runs of each lock.
 CREATE OR REPLACE FUNCTION pglead.tidy_1(p_number bigint, p_sub smallint) RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 	UPDATE pglead.lock AS l SET ok_started = r.ok_started, ok_ended = r.ok_ended, ok_host = r.ok_host

@@ -12,14 +12,14 @@ import (
 // State describes an installed ledger, also as the JSON of pglead ledger status.
 type State struct {
 	Version int        `json:"version"`
-	Keep    int        `json:"keep"` // runs of each key
+	Keep    int        `json:"keep"` // how many runs of each key it keeps
 	Runs    int64      `json:"runs"`
 	Locks   int64      `json:"locks"`
 	Keys    int64      `json:"-"`
 	Bytes   int64      `json:"bytes"`
 	Oldest  *time.Time `json:"oldest"` // start of the oldest run; nil if there is none
 	Owner   string     `json:"owner"`
-	Trusted bool       `json:"trusted"`              // by all roles, since the owner is the database's, or a superuser
+	Trusted bool       `json:"trusted"`              // all roles trust it, since its owner owns the database or is a superuser
 	Granted []string   `json:"granted"`              // roles with USAGE, without the owner
 	Former  []string   `json:"not_granted_any_more"` // roles that have run something, and lack USAGE now
 }
@@ -52,9 +52,8 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 	return s, r.err
 }
 
-// Faults lists the privileges that this role lacks, or that the ledger's owner lacks, since
-// the functions write with the owner's rights. Without these privileges no run that uses
-// the ledger starts.
+// Faults lists the missing privileges without which no run that uses the ledger starts: those of
+// this role, and those of the ledger's owner, with whose rights the functions write.
 func Faults(ctx context.Context, ask Ask) ([]string, error) {
 	rows, err := ask(ctx, `WITH functions AS (
 	SELECT oid, proname, proowner FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
@@ -72,7 +71,8 @@ ORDER BY 1`)
 	return faults, err
 }
 
-// Prune forgets keys whose last run is older, and returns how many rows it removed.
+// Prune forgets keys whose last run is older than this, and older runs of other keys, and returns
+// how many rows it removed.
 func Prune(ctx context.Context, ask Ask, older time.Duration) (gone int64, err error) {
 	for _, walk := range []struct{ function, from string }{
 		{"prune_locks_1", "'-9223372036854775808', '0', '0'"},

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Tick is one point of a schedule: the time of a node's wall clock, rounded down. If cron
-// fires on several nodes at the same time by their own clocks, they agree on the tick's
-// name, however far those clocks differ.
+// Tick is one point of a schedule: the time of a node's wall clock, rounded down. If cron starts a
+// job on several nodes at the same time by each node's own clock, the nodes agree on the tick's
+// name, however far their clocks differ.
 type Tick struct {
 	At  time.Time
 	Per time.Duration
@@ -38,8 +38,8 @@ func ParsePeriod(text string) (time.Duration, error) {
 	return per, nil
 }
 
-// TickOf is the tick of a process that started just now. A day's tick is the local date,
-// at midnight UTC. Shorter ticks are counted in UTC, where no hour comes twice.
+// TickOf is the tick of a process that started just now. With a day between ticks it is the local
+// date, written as midnight in UTC. Shorter ticks are counted in UTC, where no hour comes twice.
 func TickOf(per time.Duration, clock func() time.Time) *Tick {
 	now := clock()
 	at := now.UTC().Truncate(per)
