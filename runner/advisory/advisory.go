@@ -13,7 +13,7 @@
 //	arrival     those who were refused and don't listen yet     a holder that is done waits for them
 //	call        a holder that is done, or those who listen      makes the dormant waiters listen
 //	gate        the first in line                               keeps newcomers and readers out
-//	step down   one who asks the holder to step down            the holder's heartbeat can't take it
+//	step down   whoever asks the holder to step down            the holder's heartbeat can't take it
 package advisory
 
 import (
@@ -28,17 +28,17 @@ import (
 // Lock is an advisory lock in one of its two modes.
 type Lock struct {
 	lockkey.ID
-	Shared bool // many may have it at once; else only one
+	Shared bool // many sessions may have it at once; otherwise only one
 }
 
 // Exclusive is a lock that one session has alone.
 func Exclusive(id lockkey.ID) Lock { return Lock{ID: id} }
 
-// AsShared is a lock that many may have at once.
+// AsShared is a lock that many sessions may have at once.
 func AsShared(id lockkey.ID) Lock { return Lock{ID: id, Shared: true} }
 
-// derived is the number of a lock that belongs to another one. The NUL byte keeps it apart from any
-// key's.
+// derived is the number of a lock that belongs to another one. The NUL byte keeps it apart from the
+// number of any key.
 func derived(what string, of lockkey.ID) lockkey.ID {
 	return lockkey.SipHash24(what + "\x00" + of.String())
 }
@@ -110,8 +110,8 @@ func ProbeNumberSQL(shared bool, number string) string {
 	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", TryNumberSQL(shared, number), call("advisory_unlock", shared, number))
 }
 
-// TryInTurnSQL is TrySQL, except that readers also try the gate, for the length of the statement: a
-// writer whose turn is next holds it.
+// TryInTurnSQL is TrySQL, except that readers also try the gate, for the length of the statement. A
+// writer whose turn is next has the gate, and so keeps them out.
 func (l Lock) TryInTurnSQL() string {
 	if !l.Shared {
 		return l.TrySQL()
@@ -140,8 +140,8 @@ func tryAllOrSQL(locks []Lock, try func(Lock) string, refused func(i int) string
 	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
 }
 
-// TryAllOrNoneSQL is a TryAllSQL that gives back the locks it got if it did not get all. Else
-// two runs that don't wait could refuse each other, and neither would start.
+// TryAllOrNoneSQL is TryAllSQL, except that it gives back the locks that it got if it did not get
+// all. Otherwise two runs that don't wait could refuse each other, and neither would start.
 func TryAllOrNoneSQL(locks []Lock) string {
 	var cases, back strings.Builder
 	for _, l := range locks {
@@ -154,7 +154,7 @@ func TryAllOrNoneSQL(locks []Lock) string {
 // TryEachSQL takes one of the locks. Its value is the lock's index in the list, from 1, or 0.
 func TryEachSQL(locks []Lock, try func(Lock) string) string { return tryEachOrSQL(locks, try, "0") }
 
-// tryEachOrSQL is TryEachSQL, except that its value is none if it takes none.
+// tryEachOrSQL is TryEachSQL, except that its value is none if it takes no lock.
 func tryEachOrSQL(locks []Lock, try func(Lock) string, none string) string {
 	var cases strings.Builder
 	for i, l := range locks {
@@ -188,8 +188,8 @@ func SplitArrival(value int) (n int, arrived bool) {
 	return value, false
 }
 
-// UnlockAllSQL gives all the locks back, and counts those that the session had. It is a sum, so
-// that the server evaluates every call.
+// UnlockAllSQL gives all the locks back, and counts those that the session had. The expression is a
+// sum, so that the server evaluates every call.
 func UnlockAllSQL(locks []Lock) string {
 	var unlocks []string
 	for _, l := range locks {

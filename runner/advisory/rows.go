@@ -66,11 +66,11 @@ func ParseBackend(text string) (pid uint32, err error) {
 	return uint32(n), err
 }
 
-// The lower half of a ticket's number is the time of its owner's arrival, in units of 10 ms. It
+// The lower half of a ticket's number is the time at which its owner came, in units of 10 ms. It
 // wraps around every 497 days.
 
-// TicketNowSQL is an SQL expression for the current time of that kind, unwrapped, by the server's
-// clock.
+// TicketNowSQL is an SQL expression for the current time in these units, not wrapped around, by the
+// server's clock.
 const TicketNowSQL = "(extract(epoch FROM pg_catalog.clock_timestamp()) * 100)::bigint"
 
 func ticketTime(at time.Time) uint32 { return uint32(at.UnixMilli() / 10) }

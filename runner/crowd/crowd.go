@@ -1,9 +1,9 @@
 // Package crowd has the rules for a waiter among many, as far as they follow from numbers alone:
 // who listens, who watches, and when each waiter looks, tries and stays away. Package lock applies
 // them on a server. The simulation of crowds (runner/bench/scale) applies them in virtual time,
-// with its own random source. So the functions return bounds, and the caller draws between them.
-// They are for speed, fairness and little load on the database: the promise does not depend on
-// them.
+// with its own random source. So the functions return bounds, and the caller draws a random number
+// between them. The rules are for speed, fairness and little load on the database: the promise does
+// not depend on them.
 package crowd
 
 import (
@@ -25,12 +25,12 @@ const (
 	// TryEvery is how often the first in line finds out whether the lock is free, if its
 	// holder shows nothing of itself.
 	TryEvery = time.Second
-	// TurnPatience is how long a waiter leaves a free lock to each waiter before it.
+	// TurnPatience is how long a waiter leaves a free lock to each of the waiters before it.
 	TurnPatience = 300 * time.Millisecond
 	// FirstBeat is the time from a grant to the holder's first heartbeat.
 	FirstBeat = 500 * time.Millisecond
 	// LookAtNew is how soon the waiters that are to watch a new holder look at it: just after its
-	// first heartbeat, since its silence counts from then. Brief commands are over before.
+	// first heartbeat, since its silence counts from then. Brief commands are over by that time.
 	LookAtNew = FirstBeat + LookAfter
 	// LookAfter is the time from when a holder's heartbeat is due to the look for it.
 	LookAfter = 150 * time.Millisecond
@@ -64,8 +64,8 @@ func NextLook(rank int, p Progress, lease time.Duration) time.Duration {
 }
 
 // LookBesideWatch is the time from a look to the next one while the heartbeat watches the holder.
-// The first in line looks less often: it never gives its connection back, so it need not check for
-// that.
+// The first in line looks less often: the others also find out with a look whether they have to
+// give back their connections, and the first never does.
 func LookBesideWatch(rank int, lease time.Duration) time.Duration {
 	if rank == 1 {
 		return 4 * lease
@@ -74,7 +74,7 @@ func LookBesideWatch(rank int, lease time.Duration) time.Duration {
 }
 
 // TurnDelay is how long a waiter leaves the lock to those before it after an announced end that
-// does not name this waiter. passed says that it names another waiter, although none is
+// does not name this waiter. passed says that the end names another waiter, although no waiter is
 // known to be before this one.
 func TurnDelay(rank int, passed bool) time.Duration {
 	if passed && rank == 1 {
@@ -87,7 +87,7 @@ func TurnDelay(rank int, passed bool) time.Duration {
 // fewer than half of MostListeners do.
 func FewListen(marked, waiting int) bool { return marked < min(waiting, MostListeners/2) }
 
-// Followers are those who may have the lock after a holder, as far as it knows.
+// Followers is what a holder knows of the waiters that may have the lock after it.
 type Followers int
 
 // The holder may have to call them.
@@ -126,21 +126,22 @@ func StaysAnyway(rank, waiting, of int) bool { return MayStay(rank, waiting, 0, 
 // room in between does not reset it.
 func CrowdedBackoff() *pace.Backoff { return pace.Doubling(8*time.Second, 30*time.Second) }
 
-// AwayBounds are the bounds of the random time for which such a waiter stays away. They are
-// wide, so that the waiters do not all come back at once.
+// AwayBounds are the bounds of the random time for which a waiter stays away whose backoff this is.
+// They are wide, so that the waiters do not all come back at once.
 func AwayBounds(crowded *pace.Backoff) (least, most time.Duration) {
 	most = crowded.Next()
 	return most / 8, most
 }
 
-// AwayFor shortens that time so that the last try still fits into the wait.
+// AwayFor shortens the time that a waiter stays away, so that its last try still fits into the
+// wait.
 func AwayFor(chosen, left time.Duration) time.Duration {
 	return min(chosen, max(left-time.Second, time.Second/2))
 }
 
-// FullBackoff is the backoff of a run that doesn't wait for the lock, on a server without
-// room. One of the server's sessions will soon be done, but each rejected login leaves a line in
-// the server's log.
+// FullBackoff is the backoff of a run that doesn't wait for the lock, on a server without room. One
+// of the server's sessions will soon be done, so the pauses are short; but each rejected login
+// leaves a line in the server's log, so they grow.
 func FullBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, time.Second) }
 
 // PollBackoff is the backoff of tries where there is no line.

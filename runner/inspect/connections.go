@@ -9,7 +9,7 @@ type Limits struct {
 	role, database int // -1: none
 }
 
-// Room is what the tightest limit leaves.
+// Room is how many connections the tightest limit leaves.
 type Room struct {
 	Free, Of int
 	Whose    string // server, role or database

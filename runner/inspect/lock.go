@@ -25,7 +25,7 @@ type Lock struct {
 	Slots    int     `json:"slots,omitempty"`
 	Holders  []View  `json:"holders"`
 	Waiters  []View  `json:"waiters"`
-	Paused   *Pause  `json:"paused,omitempty"` // by a ledger
+	Paused   *Pause  `json:"paused,omitempty"` // the pause of the key in a ledger
 
 	number  lockkey.ID
 	holding map[uint32]int // the indexes, from 1, of backends in Holders
@@ -41,7 +41,7 @@ type Pause struct {
 	Note  string     `json:"note"`
 }
 
-// Number is its number.
+// Number is the lock's number.
 func (l *Lock) Number() lockkey.ID { return l.number }
 
 // Free is a lock that nobody holds or waits for.

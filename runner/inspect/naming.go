@@ -8,10 +8,10 @@ import (
 	"github.com/pglead/pglead/runner/advisory"
 )
 
-// naming finds out to which keys the locks in a list of views belong. A session with
-// thousands of locks may say that each of its hundred keys has a thousand slots, and so
-// may the next one. So naming hashes what several sessions say only once, and limits
-// all hashes together. Locks beyond the limit have numbers, but no names.
+// naming finds out to which keys the locks in a list of views belong. A session with thousands of
+// locks may say that each of its hundred keys has a thousand slots, and so may the next one. So
+// what several sessions say in the same words is hashed only once, and there is a limit for all
+// hashes together. Locks beyond the limit have numbers, but no names.
 type naming struct {
 	left  int // bytes that may still be hashed
 	meant map[meaning]map[lockkey.ID]int
@@ -35,8 +35,8 @@ func newNaming(asked []lockkey.ID) *naming {
 	return n
 }
 
-// spend pays for this many hashes of texts of this length, and says whether they were
-// within the limit.
+// spend counts this many hashes of texts of this length, and says whether they are within the
+// limit.
 func (n *naming) spend(hashes, length int) bool {
 	const each = 64 // what every hash costs besides its length
 	n.left -= hashes * (length + each)

@@ -27,7 +27,7 @@ type Connection interface {
 type Sought struct {
 	Locks        []lockkey.ID
 	Lines        []lockkey.ID // the locks in whose lines waiters for Locks stand
-	Gates        []lockkey.ID // those of Locks that a waiter holds, the first in line for slots
+	Gates        []lockkey.ID // those of Locks that are gates: the first in line for slots has one
 	AllDatabases bool
 }
 
@@ -40,10 +40,9 @@ func Views(ctx context.Context, on Connection, of Sought) ([]View, error) {
 	return parseViews(rows, of)
 }
 
-// Holders lists the sessions that have these locks. It asks the functions behind
-// viewQuery's views. Most sessions ask this when they are new, and a new
-// backend takes 2 ms for the functions, and 5 ms for the views: it has to read their
-// definitions first.
+// Holders lists the sessions that have these locks. It asks the functions behind viewQuery's views.
+// Most sessions ask this when they are new. A new backend takes 2 ms for the functions and 5 ms for
+// the views, whose definitions it has to read first.
 func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, error) {
 	rows, err := on.Query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, 0,
 	pg_catalog.pg_get_userbyid(a.usesysid), pg_catalog.host(a.client_addr), a.application_name, a.query,
@@ -56,7 +55,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND `+advisory.InThisDatabase+" AND 
 	return parseViews(rows, Sought{})
 }
 
-// Role is the role of the connection, as SQL writes it, for a hint.
+// Role is the name of the connection's role, as SQL writes it, for a hint.
 func Role(ctx context.Context, on Connection) string {
 	rows, err := on.Query(ctx, "SELECT pg_catalog.quote_ident(current_user)")
 	row, err2 := rows.Only(1)
@@ -85,8 +84,8 @@ func Terminate(ctx context.Context, on Connection, pid uint32) error {
 	return err
 }
 
-// viewQuery reads two views. They show every role which session has which lock. Only the
-// session's own role and pg_read_all_stats see its details.
+// viewQuery reads two views. They show every role which session has which lock. Only a session's
+// own role, and roles with pg_read_all_stats, see its details.
 func viewQuery(of Sought) string {
 	where := ""
 	switch {
@@ -107,8 +106,8 @@ ORDER BY d.datname, l.objsubid, l.classid, l.objid, l.granted DESC, l.waitstart,
 }
 
 // parseViews reads rows. A session that has a ticket or a gate counts as a waiter for the lock.
-// parseViews leaves out the mark, the same number as a pair: it only says that the owner
-// of the ticket listens.
+// parseViews leaves out the mark, which has the ticket's number as a pair: it only says that the
+// owner of the ticket listens.
 func parseViews(rows session.Rows, of Sought) ([]View, error) {
 	names := newNaming(of.Lines)
 	var views []View

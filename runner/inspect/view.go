@@ -21,7 +21,7 @@ type View struct {
 	ID       lockkey.ID
 	Shared   bool
 	Granted  bool          // otherwise the session waits
-	Waiting  time.Duration // how long it has waited
+	Waiting  time.Duration // how long the session has waited
 	Backend  uint32        // its process number at the server; 0 for a prepared transaction
 	Role     string
 	Client   string // address, or empty for a unix socket
@@ -32,10 +32,10 @@ type View struct {
 	// Described says that the session is a pglead's.
 	Described bool
 	describe.Description
-	Now  time.Time     // of the server
+	Now  time.Time     // by the server's clock
 	Idle time.Duration // since its last request was answered, if that is known
 
-	named *named // what Key returns, if it was computed before
+	named *named // what Key returns, if that is known already
 }
 
 type named struct {
@@ -100,9 +100,8 @@ func (v View) SilentFor() time.Duration {
 	return v.Idle
 }
 
-// Key is the name of the lock, and the number of its slot, if the session names a key with
-// this lock's number. Two keys may have the same number, and other programs have their
-// own locks.
+// Key is the key and the slot of this lock, if the session names a key that has this lock's number.
+// (Two keys may have the same number, and the locks of other programs have no key.)
 func (v View) Key() (key string, slot int, known bool) {
 	if v.named != nil {
 		return v.named.key, v.named.slot, v.named.known
@@ -110,7 +109,7 @@ func (v View) Key() (key string, slot int, known bool) {
 	return newNaming(nil).of(v)
 }
 
-// applied is the key in the session's name, which every role sees. It may be cut off.
+// applied is the key in the session's name, which every role sees. A long name is cut off.
 func (v View) applied() []string {
 	name, _ := strings.CutPrefix(v.Application, "pglead:")
 	if rest, marked := strings.CutPrefix(name, "#"); marked { // its token comes first
@@ -122,14 +121,14 @@ func (v View) applied() []string {
 	return nil
 }
 
-// list is the key of a session that works on a list, as it was given, and whether the session is
-// one.
+// list is the key that was given to a session that works on a list, and whether the session works
+// on one.
 func (v View) list() (key string, of bool) {
 	key = strings.Join(v.applied(), "")
 	return key, strings.Contains(key, lockkey.Placeholder)
 }
 
-// Pglead says whether the session is a pglead's, or says so.
+// Pglead says whether the session is a pglead's, or at least says so.
 func (v View) Pglead() bool { return v.Described || strings.HasPrefix(v.Application, "pglead:") }
 
 // Where is the session's host, as far as it is known.

@@ -14,14 +14,14 @@ func Hosts(database *pgconn.Config) []*pgconn.FallbackConfig {
 	return append([]*pgconn.FallbackConfig{{Host: database.Host, Port: database.Port, TLSConfig: database.TLSConfig}}, database.Fallbacks...)
 }
 
-// WithHosts is a copy of the configuration with these hosts.
+// WithHosts returns a copy of the configuration with these hosts instead of its own.
 func WithHosts(database *pgconn.Config, hosts []*pgconn.FallbackConfig) *pgconn.Config {
 	c := database.Copy()
 	c.Host, c.Port, c.TLSConfig, c.Fallbacks = hosts[0].Host, hosts[0].Port, hosts[0].TLSConfig, hosts[1:]
 	return c
 }
 
-// route notes the address that a connection went to, and the names that resolved to it.
+// route notes to which address a connection went, and what addresses the names of hosts had.
 type route struct {
 	address string
 	looked  map[string][]string // the addresses of each host
@@ -42,8 +42,8 @@ func (r *route) record(database *pgconn.Config) {
 	}
 }
 
-// pin is a configuration that connects only to the noted address, with the TLS settings of
-// that host.
+// pin returns a configuration that connects only to the noted address, with the TLS settings of the
+// host that has it.
 func (r route) pin(database *pgconn.Config) *pgconn.Config {
 	hosts := slices.DeleteFunc(Hosts(database), func(f *pgconn.FallbackConfig) bool { return !r.isTo(f) })
 	if len(hosts) == 0 {

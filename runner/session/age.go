@@ -10,15 +10,14 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// FirstTryDelay is how long a run that got the lock at its first try has to wait
-// before the start. If the server started, or was promoted, less than lockDelay ago, the
-// run waits for the rest of lockDelay, since the lock may have had a holder before. That
-// applies to a server without TCP, too: a pooler, ssh or a proxy may have connected the
-// holder to its socket.
+// FirstTryDelay is how long a run that got the lock at its first try has to wait before the start.
+// If the server started, or was promoted, less than lockDelay ago, the run waits for the rest of
+// lockDelay, since the lock may have had a holder before. That applies to a server without TCP,
+// too: the holder may have come to its socket through a pooler, ssh or a proxy.
 //
-// With a quorum, after a promotion, the former primary may have holders for as long as
-// standbys follow it. A standby that has followed this server for lockDelay left the
-// former primary before that.
+// With a quorum, after a promotion, the former primary may have holders for as long as standbys
+// follow it. A standby that has followed this server for lockDelay has left the former primary at
+// least that long ago.
 func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -46,28 +45,29 @@ func (s *Session) SetServerAge(seconds string) error {
 }
 
 // ageInstantsSQL are SQL expressions from which readServerAge computes how long the server has kept
-// its lock table. Within that time a lock was freed only if its session gave it back or
-// ended. That time begins with the latest of
+// its lock table. In that time a lock was freed only if its session gave it back or ended. It
+// begins with the latest of
 //   - the postmaster's start,
 //   - the reset of the statistics: it shows a restart after the crash of a backend,
 //     which leaves the postmaster's start as it is,
 //   - for a server that was a standby, its last checkpoint: if that belongs to the current
 //     timeline, it is not older than the promotion.
 //
-// All of these use the server's wall clock, since an ordinary role can see no other:
-// see sinceThen.
+// All of these are by the server's wall clock, since an ordinary role can see no other: see
+// sinceThen.
 //
-// A new backend has to read everything that a statement names from the
-// catalogs. So the expressions name only what most servers need. The view
-// pg_stat_bgwriter, instead of the function in it, would cost as much as all the rest.
+// A new backend has to read from the catalogs everything that a statement names. So the expressions
+// name only what most servers need. The view pg_stat_bgwriter, instead of the function in it, would
+// cost as much as all the rest.
 const ageInstantsSQL = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
 	pg_catalog.clock_timestamp(), pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()`
 
-// promotedAgeQuery is for a server that was a standby.
+// promotedAgeQuery is a query for that age by the last checkpoint. It is for a server that was a
+// standby.
 const promotedAgeQuery = `SELECT CASE WHEN timeline_id <> ` + TimelineSQL + ` THEN 0
 	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) END FROM pg_catalog.pg_control_checkpoint()`
 
-// ServerAgeSQL is an SQL expression for that age, in seconds.
+// ServerAgeSQL is an SQL expression for the age that ageInstantsSQL describes, in seconds.
 const ServerAgeSQL = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
 	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAgeQuery + `) END)`
@@ -111,10 +111,10 @@ func parseAge(seconds string) (time.Duration, error) {
 	return sinceThen(age), nil
 }
 
-// sinceThen is a duration by the server's clock, which somebody may have set
-// since. An instant in the future counts as just now, which costs a first try the whole
-// lock-delay. If the clock is stepped forward just after a server's start, that server
-// can't be told from an old one.
+// sinceThen is the time since an instant by the server's clock, which somebody may have set since
+// then. An instant in the future counts as just now, which costs a first try the whole lock-delay.
+// If the clock is set forward just after a server's start, that server can't be told from an old
+// one.
 func sinceThen(seconds float64) time.Duration {
 	const oldEnough = 1e9
 	if !(seconds > 0) { // NaN, too

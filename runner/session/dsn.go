@@ -25,12 +25,11 @@ import (
 // service file and the password file. source says where the string comes from, for
 // messages.
 //
-// ParseDSN honours the parameters that libpq knows, or drops them if they make no
-// difference to the promise. It refuses those whose omission would weaken the
-// connection, and everything that libpq doesn't know: pgconn would hand that to the
-// server as a setting.
+// ParseDSN honours the parameters that libpq knows, or drops them if they make no difference to the
+// promise. It refuses those without which the connection would be weaker, and everything that libpq
+// doesn't know, which pgconn would hand to the server as a setting.
 //
-// Each warn is told what is ignored, and what the user can do about it.
+// Each warn is called with what is ignored, and with what the user can do about it.
 func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.Config, error) {
 	bad := func(hint, format string, args ...any) error {
 		return &Error{Kind: BadDSN, Hint: hint, err: fmt.Errorf("%s: "+format, append([]any{source}, args...)...)}
@@ -110,7 +109,8 @@ func ParseDSN(dsn, source string, warn ...func(message, hint string)) (*pgconn.C
 	return cfg, nil
 }
 
-// howToWrite is a hint. It quotes nothing from the string, which may contain a password.
+// howToWrite is the hint for a malformed string. It quotes nothing from the string, which may
+// contain a password.
 const howToWrite = "write postgresql://USER@HOST:PORT/DATABASE, or host=HOST port=PORT dbname=DATABASE user=USER; " +
 	"a name with odd characters is dbname='NAME'"
 
@@ -133,9 +133,9 @@ func mangled(dsn string) bool {
 		strings.ContainsFunc(name, func(r rune) bool { return !visible.Rune(r) })
 }
 
-// suspect looks for a value that is part of another connection string by mistake, among
-// those from the string, the variables and the service file. It returns which part it
-// is, and the variable that it comes from, if any.
+// suspect looks for a value, from the string, the variables or the service file, that seems to be a
+// piece of a connection string by mistake. It returns which parameter has that value, and from
+// which variable it comes, if from one.
 func suspect(cfg *pgconn.Config, dsn string) (part, variable string) {
 	isFrom := func(variable, value string) string {
 		if !strings.Contains(os.Getenv(variable), value) {
@@ -158,7 +158,7 @@ func suspect(cfg *pgconn.Config, dsn string) (part, variable string) {
 	return "", ""
 }
 
-// credentials says whether a value looks like a URI or like keywords, which may
+// credentials says whether a value looks like a URI, or like keywords with their values. Either may
 // contain a password.
 func credentials(value string) bool {
 	_, behind, found := strings.Cut(value, ":")
@@ -177,7 +177,7 @@ func escaped(dsn, database string) bool {
 
 const lowerCase = "abcdefghijklmnopqrstuvwxyz"
 
-// uriScheme is the beginning of a URI, such as jdbc:postgresql://, or nothing.
+// uriScheme is the beginning of a URI, such as jdbc:postgresql://. It is empty if dsn is no URI.
 func uriScheme(dsn string) string {
 	scheme, _, found := strings.Cut(dsn, "://")
 	rest := strings.TrimLeft(strings.TrimPrefix(strings.ToLower(scheme), "jdbc:"), lowerCase)
@@ -187,8 +187,8 @@ func uriScheme(dsn string) string {
 	return scheme + "://"
 }
 
-// dropped says which of libpq's parameters have no effect here. The session itself sets
-// those of the first row, from the lease.
+// dropped says whether a parameter of libpq's has no effect here. Those of the first row the
+// session sets itself, from the lease.
 func dropped(name string) bool {
 	switch name {
 	case "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout", "application_name",
@@ -221,8 +221,8 @@ func libpqEnv() map[string]string {
 	return params
 }
 
-// withHostAddr makes connections go to the addresses in addrs. The host names only serve
-// to verify certificates and to find passwords.
+// withHostAddr makes connections go to the addresses in addrs. The names of the hosts then serve
+// only to verify certificates and to find passwords.
 func withHostAddr(from *sources, dsn, addrs string, cfg *pgconn.Config) (*pgconn.Config, error) {
 	if filepath.IsAbs(cfg.Host) {
 		// No host was given: there is only the default socket's directory.
@@ -309,8 +309,8 @@ func quoteValue(s string) string {
 	return "'" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(s) + "'"
 }
 
-// parseFailure is pgconn's reason without the connection string: pgconn quotes the string,
-// and doesn't recognize every password in it.
+// parseFailure is pgconn's reason without the connection string: pgconn quotes the string, and
+// doesn't hide every password in it.
 func parseFailure(err error) string {
 	var parse *pgconn.ParseConfigError
 	if !errors.As(err, &parse) {

@@ -13,12 +13,13 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// A database may have another encoding than UTF8, and so lack characters that a query of ours has
-// in a text. The server then rejects the query as a whole, before it reads it, and its error tells
-// the character. Only the server knows what it lacks, so the query is sent again with that
-// character written as spelled does, which is the same wherever the text is stored or looked up.
+// A database may have another encoding than UTF8, and then lacks some characters that a text in our
+// queries may contain. The server rejects such a query unread, and its error names the character.
+// Only the server knows what it lacks, so the query is sent again with that character spelled out
+// (see spelled). The spelling is the same wherever the text is stored or looked up.
 
-// lacking is the character of a query that the server's error says its encoding lacks, or empty.
+// lacking is the character of a query that, by the server's error, the database's encoding lacks.
+// It is empty if the error is another one.
 func lacking(err error, sql string) string {
 	var pgErr *pgconn.PgError
 	if !errors.As(err, &pgErr) || pgErr.Code != UntranslatableCharacter {
@@ -33,8 +34,9 @@ func lacking(err error, sql string) string {
 	return string(char)
 }
 
-// spelled is a query with these characters in ASCII, as <U+20AC>. No text of a query means anything
-// but itself, so that they may stand anywhere in it.
+// spelled is a query with these characters spelled in ASCII, such as <U+20AC>. They occur only in
+// the query's texts, which mean nothing but themselves, so it does not matter where in it they
+// stand.
 func spelled(sql string, chars string) string {
 	for _, char := range chars {
 		sql = strings.ReplaceAll(sql, string(char), fmt.Sprintf("<U+%04X>", char))
@@ -42,9 +44,9 @@ func spelled(sql string, chars string) string {
 	return sql
 }
 
-// asIsSQL is an SQL expression that has the server send texts as they are, in the transaction or
-// for the session, where the encoding is SQL_ASCII. Otherwise one text there that isn't UTF-8, or
-// was cut within a character, would fail every query that shows it.
+// asIsSQL is an SQL expression for a database with the encoding SQL_ASCII. There it makes the
+// server send texts as they are, in this transaction or for the session. Otherwise a single text
+// that isn't UTF-8, or was cut within a character, would make every query fail that shows it.
 func asIsSQL(pg *pgconn.PgConn, local bool) string {
 	if pg.ParameterStatus("server_encoding") != "SQL_ASCII" {
 		return "''"
@@ -61,11 +63,11 @@ type failure struct {
 	err   error
 }
 
-// askSpelled sends a request and waits for its answer. The exchange is nil if that has not come.
-// Queries that were rejected for a character are sent again, after the others, which have been
-// carried out. If the queries are one transaction, that was rolled back, and all are sent again.
+// askSpelled sends a request and waits for its answer. The exchange is nil if no answer has come. A
+// query that was rejected because of a character is sent again, after the others, which have been
+// carried out. If the queries are one transaction, it was rolled back, and all are sent again.
 //
-// It ends, since a query that was sent with a character spelled has it no more.
+// The loop ends, because a character that was spelled out no longer occurs in the query.
 func (s *Session) askSpelled(ctx context.Context, r Request) (*exchange, error) {
 	ex, err := s.askOnce(ctx, r)
 	for ex != nil && len(ex.failed) > 0 && r.Then == nil && !r.Last {
@@ -108,7 +110,7 @@ func (s *Session) noteLack(char string) {
 	}
 }
 
-// spell writes the characters that the server is known to lack in a way that it can read.
+// spell returns the queries with the characters spelled out that the server is known to lack.
 func (s *Session) spell(queries []string) []string {
 	s.mu.Lock()
 	lacks := s.lacks

@@ -21,7 +21,7 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// Kind sorts errors by what a caller can do about them.
+// Kind is the kind of an error. It says what a caller can do about the error.
 type Kind int
 
 // The kinds, and what each says.
@@ -44,13 +44,13 @@ type Error struct {
 	LoginRejected bool
 	err           error
 
-	at *pgconn.Config // the host that gave the error, if another host may not
+	at *pgconn.Config // the host that gave the error, if another host may not give it
 }
 
 func (e *Error) Error() string { return e.err.Error() }
 func (e *Error) Unwrap() error { return e.err }
 
-// Errorf makes an error of a kind, with a hint what the user can do about it.
+// Errorf makes an error of this kind, with a hint that says what the user can do about it.
 func Errorf(kind Kind, hint, format string, args ...any) *Error {
 	return &Error{Kind: kind, Hint: hint, err: fmt.Errorf(format, args...)}
 }
@@ -107,8 +107,9 @@ func Passing(err error) bool {
 	return errors.As(err, &lost)
 }
 
-// Elsewhere is the database with another host first, if there is one, after an error that
-// another host may not give: a primary that a failover left behind has no standbys.
+// Elsewhere returns the database with another host first, if there is one and if it may not give
+// the same error: after a failover the primary that was left behind has no standbys, but the new
+// one may have some.
 func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
 	var e *Error
 	if !errors.As(err, &e) || e.at == nil {
@@ -128,8 +129,8 @@ func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
 	return WithHosts(database, hosts)
 }
 
-// connectError makes one line of the errors that pgconn returns for its attempts: one for
-// each address, two with sslmode=prefer.
+// connectError makes one line of the errors that pgconn returns for its attempts. For each address
+// there is one attempt, and with sslmode=prefer there are two.
 func connectError(target string, cfg *pgconn.Config, err error) error {
 	var attempts []hostError
 	var connect *pgconn.ConnectError
@@ -140,8 +141,7 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 	e := &Error{}
 	var causes []string
 	for i, a := range attempts {
-		// With sslmode=prefer the next attempt is without TLS, and that one's error
-		// counts.
+		// With sslmode=prefer the next attempt is without TLS, and the error of that one counts.
 		if offersNoTLS(a.cause) && i+1 < len(attempts) && attempts[i+1].host == a.host {
 			continue
 		}
@@ -154,7 +154,7 @@ func connectError(target string, cfg *pgconn.Config, err error) error {
 		if !slices.Contains(causes, text) {
 			causes = append(causes, text)
 		}
-		// If there are several obstacles, one that may pass decides, since it may hide the server
+		// Of several obstacles one that may pass decides the kind, since it may hide the server
 		// that matters. But a rejected login is final: pgconn tries no other host after it.
 		if e.Kind == 0 || kind == Denied || kind == Unreachable && e.Kind != Denied {
 			e.Kind, e.Hint = kind, hint
@@ -170,7 +170,7 @@ func full(err error) bool {
 	return HasCode(err, TooManyConnections) || errors.Is(err, syscall.EAGAIN)
 }
 
-// hostError is why the attempt to connect to a host failed.
+// hostError is the reason why an attempt to connect to a host failed.
 type hostError struct {
 	host  string
 	cause error
@@ -264,8 +264,8 @@ func noHostHint(name string) string {
 	return "--dsn, PGLEAD_DSN, DATABASE_URL or PGHOST say where the database is"
 }
 
-// fullHint says what limits the connections that are all taken. A command that has --wait says
-// itself that --wait tries again.
+// fullHint says what limits the connections, all of which are taken. (A command that has --wait
+// says itself that --wait tries again.)
 func fullHint(e *pgconn.PgError, cfg *pgconn.Config) string {
 	switch {
 	case strings.Contains(e.Message, "for role"):

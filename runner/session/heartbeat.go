@@ -10,7 +10,7 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// PlainBeatQuery is the cheapest question there is.
+// PlainBeatQuery is a query that costs the server as little as any can.
 const PlainBeatQuery = "SELECT pg_catalog.pg_backend_pid()"
 
 // Heartbeat is the request by which a session asks the server for a sign of life.
@@ -81,7 +81,7 @@ func (p *pulse) due() boottime.Instant {
 }
 
 // BeatAt sets the boot time at which the next heartbeat is sent. Later ones follow at intervals of
-// Heartbeat.Every. A heartbeat that is already on the wire does not count.
+// Heartbeat.Every. A heartbeat that is already on the wire does not count as the next one.
 func (s *Session) BeatAt(at boottime.Instant) {
 	deadline := s.Deadline()
 	p := &s.pulse
@@ -99,7 +99,7 @@ func (s *Session) BeatAt(at boottime.Instant) {
 // failTimer ends the session because its timer has failed, unless the session is closed.
 func (s *Session) failTimer(err error) {
 	select {
-	case <-s.stop: // as it should be
+	case <-s.stop: // Close has stopped the timer
 	default:
 		s.fail(fmt.Errorf("the heartbeat's timer: %w", err))
 	}
@@ -130,7 +130,7 @@ func (s *Session) beat(timer timer) {
 			if _, err := s.transmit(s.takeRequest()); err != nil {
 				return
 			}
-		default: // a request is under way, and its answer will do, unless the heartbeat has to ask something
+		default: // the answer to the request that is under way will do, unless the heartbeat asks something
 			if beat.Then != nil && s.beatsInTurn.CompareAndSwap(false, true) {
 				s.beating.Go(s.beatInTurn)
 			}
@@ -186,9 +186,9 @@ func (s *Session) unanswered() bool {
 	return s.askedSince > s.provenAt && s.clock.now().Sub(s.askedSince) > leasetime.BeatEvery(s.cfg.Lease)
 }
 
-// broken is the cause of the loss when the connection broke. At the deadline the guard
-// may shut the connection down before this process does anything. Then the cause is the
-// silence that preceded it.
+// broken is the cause of the loss when the connection broke. At the deadline the guard may shut the
+// connection down before this process has noticed the deadline. Then the cause of the loss is the
+// silence before.
 func (s *Session) broken(cause error) error {
 	if s.clock.now() >= s.Deadline().Add(-s.cfg.Lease/10) {
 		return s.silence()

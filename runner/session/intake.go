@@ -7,10 +7,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// This process keeps the server's answer until it is complete, and before the login
-// anybody may pose as the server. So everything that the server sends has a limit. The
-// longest message is a row with a statement of 1 MB, the most that a server shows. The
-// longest answer is a list of locks: a large server has many, and each takes about 1 kB.
+// This process keeps the server's answer until it is complete, and before the login is over anybody
+// may pose as the server. So all that the server sends is limited. The longest message is a row
+// with a statement of 1 MB, the most that a server shows. The longest answer is a list of locks: a
+// large server has many, and each takes about 1 kB.
 const (
 	longestMessage = 16 << 20
 	mostLogin      = 16 << 20
@@ -49,8 +49,8 @@ func allow(pg *pgconn.PgConn, most int) {
 	}
 }
 
-// keepRow adds a row to the answer. If the answer gets too long, keepRow drops all of it
-// and makes it an error.
+// keepRow adds a row to the answer. If the answer gets too long, keepRow drops the rows, and the
+// answer is an error instead.
 func (ex *exchange) keepRow(values [][]byte) {
 	const each = 64 // bytes that each row and each value take besides their text
 	ex.size += each

@@ -16,8 +16,9 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// connect dials the hosts of a configuration and logs in to the first that answers
-// and passes its ValidateConnect. Until allow is called, the server may send mostLogin.
+// connect dials the hosts of a configuration, and logs in to the first that answers and passes the
+// configuration's ValidateConnect. Until allow is called, the server may send no more than
+// mostLogin bytes.
 func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, error) {
 	var in *intake // of the latest attempt, which is the one that succeeds
 	database.MaxProtocolMessageBodyLen = longestMessage
@@ -36,8 +37,8 @@ func connect(ctx context.Context, database *pgconn.Config) (*pgconn.PgConn, erro
 	return pg, nil
 }
 
-// connectToHold is connect for a connection that is to hold a lock: the kernel watches it,
-// too. The check sees each server that lets us in, and way notes its address.
+// connectToHold is connect for a connection that is to hold a lock, so the kernel watches it, too.
+// check is called for each server that lets us in, and way notes the address of the last.
 func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.ValidateConnectFunc) (*pgconn.PgConn, error) {
 	database := cfg.Database.Copy()
 	database.ConnectTimeout = cfg.ConnectTimeout
@@ -54,10 +55,10 @@ func connectToHold(ctx context.Context, cfg Config, way *route, check pgconn.Val
 	return connect(ctx, database)
 }
 
-// keepaliveCount is the number of probes in a lease: the first comes after a third of the
-// lease, each further one a sixth later. On Linux TCP_USER_TIMEOUT takes precedence over
-// the count (tcp(7)). macOS and FreeBSD don't have it: there, fewer probes would end the
-// session before the lease is over, but --lost-grace relies on nine tenths of the lease.
+// keepaliveCount is the number of probes in a lease: the first comes after a third of the lease,
+// each further one a sixth later. On Linux TCP_USER_TIMEOUT takes precedence over the count
+// (tcp(7)). macOS and FreeBSD don't have TCP_USER_TIMEOUT: there, fewer probes would end the
+// session before the lease is over, and --lost-grace relies on nine tenths of the lease.
 const keepaliveCount = 4
 
 // loginAnswers are the answers to the login checks of a connection that passed them.
@@ -67,11 +68,11 @@ type loginAnswers struct {
 	ledger string        // to Config.LedgerQuestion
 }
 
-// checkLogin asks, in one statement, what kind of server this is. The same statement
-// makes the settings and answers cfg.FirstQuestion and cfg.LedgerQuestion, but only if
-// the server is fit and no pooler stands in between: settings made through a pooler would
-// stay on a connection that others use. Behind a pooler the login's process number is not
-// the backend's.
+// checkLogin asks, in one statement, what kind of server this is. The same statement makes the
+// settings and answers cfg.FirstQuestion and cfg.LedgerQuestion, but only if the server is fit and
+// no pooler stands in between: settings made through a pooler would stay on a connection that
+// others use. The process number shows a pooler: behind one, that of the login is not the
+// backend's.
 //
 // With Transaction a pooler is expected: the statement makes no settings, but asks both
 // questions all the same.
@@ -87,7 +88,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	var pgErr *pgconn.PgError
 	switch {
 	case !errors.As(err, &pgErr):
-	case pgErr.Code == InsufficientPrivilege && asked: // no permission: the try after the login gets the same error, and names the lock
+	case pgErr.Code == InsufficientPrivilege && asked: // the try after the login will get the same error, and name the lock
 		cfg.FirstQuestion = ""
 		return checkLogin(ctx, pg, cfg)
 	case strings.HasPrefix(pgErr.Code, classSyntaxOrAccess):
@@ -125,9 +126,9 @@ const (
 	ageColumns  = 4 // ageInstantsSQL
 )
 
-// loginQuery is checkLogin's statement, and the formats of its columns: the backend's
-// process number, whether the server is a standby, the settings, the answer to
-// FirstQuestion, ageInstantsSQL, and the answer to LedgerQuestion if that is asked.
+// loginQuery is checkLogin's statement, and the formats of its columns. These are the backend's
+// process number, whether the server is a standby, the settings, the answer to FirstQuestion,
+// ageInstantsSQL, and the answer to LedgerQuestion if that is asked.
 func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats []int16) {
 	settings, first := "''", "NULL"
 	if cfg.FirstQuestion != "" {
@@ -150,8 +151,8 @@ func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats [
 	return sql, formats
 }
 
-// Pooled says that the server's process number for the session is not the one that the
-// login gave.
+// Pooled is the error if the server's process number for the session is not the one that the login
+// gave.
 func Pooled(ours uint32, servers string) *Error {
 	return unfit("connect to PostgreSQL itself, or use --transaction: a pooler gives the connection, and the lock on it, to others",
 		"there is a connection pooler in between (it calls the session %d, the server calls it %s)", ours, servers)
@@ -159,7 +160,8 @@ func Pooled(ours uint32, servers string) *Error {
 
 const needsPostgreSQL = "a server of PostgreSQL 14 or newer is needed"
 
-// tooOld is TooOld with the server's own name for itself, which may not be PostgreSQL.
+// tooOld is TooOld with the version as the server itself describes it: the server may not be
+// PostgreSQL.
 func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 	version := pg.ParameterStatus("server_version")
 	results, err := pg.Exec(ctx, "SELECT version()").ReadAll()
@@ -171,13 +173,13 @@ func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 	return TooOld(version)
 }
 
-// TooOld is for a server older than OldestMajor.
+// TooOld is the error for a server older than OldestMajor.
 func TooOld(version string) *Error {
 	return unfit(needsPostgreSQL, "the server is too old: %s", version)
 }
 
-// majorVersion is the major version that the server gives at the login, as for libpq's
-// PQserverVersion. A server that gives none counts as new enough.
+// majorVersion is the major version that the server reports at the login, as libpq's
+// PQserverVersion has it. A server that reports none counts as new enough.
 func majorVersion(pg *pgconn.PgConn) int {
 	version := pg.ParameterStatus("server_version")
 	if digits := strings.IndexFunc(version, func(r rune) bool { return r < '0' || r > '9' }); digits >= 0 {
@@ -190,7 +192,7 @@ func majorVersion(pg *pgconn.PgConn) int {
 	return major
 }
 
-// OnStandby is for a server that is not the primary.
+// OnStandby is the error for a server that is not the primary.
 func OnStandby() *Error {
 	return &Error{
 		Kind: Standby, Hint: "connect to the primary, or give all hosts (host=a,b,c): the primary among them is found",
@@ -202,9 +204,9 @@ func OnStandby() *Error {
 // client_connection_check_interval.
 const OldestMajor = 14
 
-// safeSearchPath has no schema in which others can create anything. Otherwise an operator that
-// somebody has created there would be called in place of PostgreSQL's own if its types fit
-// better, with the rights of this role.
+// safeSearchPath has no schema in which others can create anything. In another schema somebody
+// could create an operator whose types fit better than those of PostgreSQL's own: it would be
+// called instead, with the rights of this role.
 // https://www.postgresql.org/docs/current/typeconv-oper.html
 const safeSearchPath = "pg_catalog, pg_temp"
 
@@ -261,25 +263,25 @@ func (cfg Config) BeginQueries() []string {
 	}
 }
 
-// transactionTimeout is a setting of PostgreSQL 17 and later. It would end the transaction
-// that holds a lock, or a statement that takes longer. The version that a pooler gives at
-// the login may not be the server's.
+// transactionTimeout is a setting of PostgreSQL 17 and later. It would end the transaction that
+// holds a lock, or a statement that takes longer. The version that a pooler reports at the login may
+// not be the server's.
 const transactionTimeout = "transaction_timeout"
 
-// noTransactionTimeoutSQL is an SQL expression that turns it off for the transaction, if the server
-// has it.
+// noTransactionTimeoutSQL is an SQL expression that turns transactionTimeout off for the
+// transaction, if the server has that setting.
 const noTransactionTimeoutSQL = "CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN ''" +
 	" ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END"
 
-// StayOpenQuery is a query after which a transaction may stay open, whatever the role's settings
-// are.
+// StayOpenQuery is a query after which a transaction may stay open for any time, whatever the
+// role's settings are.
 func StayOpenQuery() string {
 	return "SELECT " + setSQL(true, [][2]string{{"idle_in_transaction_session_timeout", "0"}}) + " || " + noTransactionTimeoutSQL
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// seconds rounds up: 0 would stand for the server's own default.
+// seconds rounds up, since 0 would stand for the server's own default.
 func seconds(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Second-1)/time.Second), 10)
 }

@@ -12,7 +12,7 @@ import (
 // PostgreSQL 14 or newer, with nothing in between that hands its connections to
 // others. Errors are of type *Error, or ctx's. The steps are, in this order:
 //
-//	hosts          of several hosts, the first that passes the checks is taken
+//	hosts          of several hosts the first that passes the checks is taken
 //	dial, login    connect, in login.go
 //	login checks   one statement, in which checkLogin asks what server this is and
 //	               makes the session's settings
@@ -58,8 +58,8 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 }
 
 // check returns the login checks as pgconn calls them for each host. After a failed check pgconn
-// tries the next host, so a DSN with all nodes of a cluster finds the primary, with or without
-// target_session_attrs. A standby's locks mean nothing.
+// tries the next host. So with a DSN that names all nodes of a cluster the primary is found, with
+// or without target_session_attrs. (A standby's locks mean nothing.)
 func (a *loginAnswers) check(cfg Config) pgconn.ValidateConnectFunc {
 	return func(ctx context.Context, pg *pgconn.PgConn) (err error) {
 		*a, err = checkLogin(ctx, pg, cfg)
@@ -70,7 +70,7 @@ func (a *loginAnswers) check(cfg Config) pgconn.ValidateConnectFunc {
 	}
 }
 
-// terminate is for a server that fails our checks: pgconn would only close the socket.
+// terminate says goodbye to a server that fails our checks: pgconn would only close the socket.
 func terminate(pg *pgconn.PgConn) {
 	pg.Frontend().Send(&pgproto3.Terminate{})
 	_ = pg.Frontend().Flush()
@@ -79,7 +79,7 @@ func terminate(pg *pgconn.PgConn) {
 // takeWire makes a session from a connection that has logged in. From then on nobody may
 // call the connection's own methods.
 func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
-	allow(pg, math.MaxInt) // its exchanges count what they keep: see keepRow
+	allow(pg, math.MaxInt) // from now on each exchange counts what it keeps: see keepRow
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg, bootClock())
 	s.cancel, s.asIs = pg.CancelRequest, asIsSQL(pg, true)
 	return s

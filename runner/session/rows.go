@@ -10,8 +10,8 @@ import (
 // Rows are what a query returned. NULL reads as empty.
 type Rows [][]string
 
-// Only returns the answer's single row. It fails unless there is one row with this many
-// columns; 0 allows any number but zero.
+// Only returns the answer's single row. It fails unless there is exactly one row, with this many
+// columns. With columns 0 any number of columns but zero will do.
 func (r Rows) Only(columns int) ([]string, error) {
 	if len(r) != 1 || len(r[0]) == 0 || columns > 0 && len(r[0]) != columns {
 		return nil, NotPostgreSQL()

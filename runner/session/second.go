@@ -22,21 +22,23 @@ import (
 // commits run on a second session. The heartbeat of the session with the lock commits
 // nothing, and its deadline is the earlier one of the two sessions' deadlines.
 //
-// A transaction has a second session, too, which draws the token.
+// With a transaction that holds the lock (Config.Transaction) there is a second session, too, which
+// draws the token.
 
-// standbysNowSQL are the SQL expressions by which a commit shows whether it can have
-// waited for standbys. The server evaluates them before the commit, in its transaction,
-// and after it, in a separate statement. If somebody empties the setting in between,
-// the server releases all waiting commits without a warning. But its backends read the new
-// setting before the process that releases them does.
+// standbysNowSQL are SQL expressions by which a commit shows whether it can have waited for
+// standbys. The server evaluates them before the commit, in the commit's transaction, and after it,
+// in a separate statement. If somebody empties the setting in between, the server releases all
+// waiting commits without a warning. But its backends read the new setting before the process that
+// releases them does.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/syncrep.c (SyncRepUpdateSyncStandbysDefined)
 const standbysNowSQL = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
 
 // afterCommitQuery is the statement after a commit. See Request.commit.
 const afterCommitQuery = "SELECT " + standbysNowSQL
 
-// confirmableSQL, when committed, write a few bytes of WAL, so that there is something to
-// confirm, and wait for the standbys whatever the role's default is.
+// confirmableSQL are SQL expressions for a transaction that has nothing else to do than to be
+// confirmed. They write a few bytes of WAL, so that there is something to confirm, and make the
+// commit wait for the standbys, whatever the role's default is.
 const confirmableSQL = `pg_catalog.set_config('synchronous_commit', 'on', true),
 	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
 
@@ -65,7 +67,7 @@ func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
 // ErrUnconfirmed means that the server answers, but the standbys are silent.
 var ErrUnconfirmed = errors.New("the synchronous standbys do not confirm the commit")
 
-// noQuorum says that the standbys are silent. Another host may be the primary by now.
+// noQuorum is the error if the standbys are silent. Another host may be the primary by now.
 func (s *Session) noQuorum() *Error {
 	return &Error{
 		Kind: Unreachable, Hint: "are the standbys that synchronous_standby_names asks for up? pg_stat_replication shows them",
@@ -73,9 +75,9 @@ func (s *Session) noQuorum() *Error {
 	}
 }
 
-// Witness returns when the standbys have confirmed a commit on this server; without a
-// quorum at once. A standby that confirms here has left any other primary. So a primary
-// that a failover left behind has no standbys for its holders' heartbeats: from then on
+// Witness returns when the standbys have confirmed a commit on this server; without a quorum it
+// returns at once. A standby that confirms here has left any other primary. So a primary that a
+// failover left behind has no standbys for its holders' heartbeats: from then on the commands of
 // those holders live no longer than after any other loss.
 func (s *Session) Witness(ctx context.Context) error {
 	if !s.cfg.Quorum {
@@ -85,9 +87,9 @@ func (s *Session) Witness(ctx context.Context) error {
 	return err
 }
 
-// Commit evaluates columns, which are SQL expressions, on the second session, waits until
-// the standbys have confirmed the commit, and returns their values. From then on this
-// session ends when that one does.
+// Commit evaluates columns, which are SQL expressions, on the second session, waits until the
+// standbys have confirmed the commit, and returns their values. From then on this session ends when
+// the second one does.
 func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) {
 	second, err := s.Second(ctx)
 	if err != nil {
@@ -107,8 +109,8 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 	}
 }
 
-// Second is the second session, at the address of this one. Second opens it at the first
-// call, and again if it ended while nothing depended on it.
+// Second returns the second session, which is at the address of this one. It opens that session at
+// the first call, and again if it has ended while nothing depended on it.
 func (s *Session) Second(ctx context.Context) (*Session, error) {
 	s.second.opening.Lock()
 	defer s.second.opening.Unlock()
@@ -131,8 +133,8 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	return second, nil
 }
 
-// openSecond opens the second session. Without a quorum it only draws the token. The
-// answer to that names the server, so the login needs no checks.
+// openSecond opens the second session. Without a quorum that session only draws the token, and the
+// answer to that names the server, so its login needs no checks.
 func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	cfg := s.cfg
 	cfg.Quorum, cfg.FirstQuestion = false, ""
@@ -191,9 +193,9 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 	return nil
 }
 
-// followedFor is how long enough standbys for a commit have followed this server. The
-// ages of the standbys' connections are in seconds, the oldest first. A role that may not
-// see them gets none.
+// followedFor is how long this server has been followed by as many standbys as a commit needs. ages
+// are those of the standbys' connections, in seconds, the oldest first. A role that may not see the
+// standbys gets none.
 func followedFor(names string, ages []string) time.Duration {
 	list, err := ParseStandbys(names)
 	if err != nil || list.Least < 1 || list.Least > len(ages) {
@@ -225,8 +227,8 @@ func (s *Session) join(second *Session) {
 		select {
 		case <-second.Lost():
 			cause := errors.Unwrap(second.Err())
-			// An *Error comes from judgeCommit and explains itself. ErrStopped is not the
-			// standbys' fault.
+			// An *Error comes from judgeCommit, and explains itself. With ErrStopped the standbys
+			// are not at fault.
 			if !errors.As(cause, new(*Error)) && !errors.Is(cause, ErrStopped) {
 				cause = fmt.Errorf("%w: %w", s.noQuorum(), cause)
 			}
@@ -241,14 +243,14 @@ func (s *Session) join(second *Session) {
 // one cluster.
 const ServerIdentitySQL = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
 
-// SecondError turns an error of the second session into one for the user of this
-// session, which goes on.
+// SecondError turns an error of the second session into one for the user of this session, which
+// itself goes on.
 func (s *Session) SecondError(err error) error {
 	var pgErr *pgconn.PgError
 	var lost *LostError
 	var e *Error
 	switch {
-	case errors.As(err, &e) && e.at != nil: // it says it all
+	case errors.As(err, &e) && e.at != nil: // the error explains itself
 		return e
 	case e != nil:
 	case errors.As(err, &pgErr):

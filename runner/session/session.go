@@ -1,11 +1,11 @@
 // Package session opens the one connection to PostgreSQL that holds a lock, and
 // notices when it is lost.
 //
-// A session-level advisory lock belongs to a connection and to nothing else.
-// So there is no pool here and no context that might close the connection
-// behind its holder's back: after the login the package owns the wire. One
-// goroutine keeps a read pending, so it sees the server's last message within
-// milliseconds. Another sends heartbeats, which notice the server's silence.
+// A session-level advisory lock belongs to a connection and to nothing else. So there is no pool
+// here, and no context that might close the connection behind its holder's back: after the login
+// only this package reads and writes the connection. One goroutine always waits for what the server
+// sends, so it sees the server's last message within milliseconds. Another sends heartbeats, by
+// which the server's silence is noticed.
 //
 // Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
 // the reader), heartbeat.go (the lease), session.go (the loss, and the end). second.go is for
@@ -46,16 +46,15 @@ type Config struct {
 	// some roles. It must not contain the end or the beginning of a comment.
 	Comment string
 
-	// Transaction is for a pooler that gives the connection to others between
-	// transactions: a transaction that stays open takes the locks, and no setting
-	// outlives it.
+	// Transaction is for a pooler that gives the connection to others between transactions: a
+	// transaction that stays open has the locks, and no setting outlives it.
 	Transaction bool
 
-	// FirstQuestion and LedgerQuestion are SQL expressions: the first try of a lock, and
-	// whether the database has a ledger. The login checks evaluate them if the server
-	// passes, which saves a round trip. The session keeps the answers for TakeFirstAnswer
-	// and LedgerAnswer. Either may be empty. With Transaction nothing that FirstQuestion
-	// takes may outlive the statement.
+	// FirstQuestion and LedgerQuestion are SQL expressions: the first makes the first try of a
+	// lock, and the second asks whether the database has a ledger. The server evaluates them
+	// together with the login checks, if it passes these, which saves a round trip. The session
+	// keeps the answers for TakeFirstAnswer and LedgerAnswer. Either may be empty. With Transaction
+	// nothing that FirstQuestion takes may outlive the statement.
 	FirstQuestion, LedgerQuestion string
 
 	// Private says that only this user on this machine can reach the server.
@@ -80,8 +79,8 @@ type Session struct {
 	conn     net.Conn
 	fe       *pgproto3.Frontend
 	cancel   func(context.Context) error
-	onWire   chan struct{} // held by the exchange that is on the wire
-	requests uint64        // sent so far; under writing
+	onWire   chan struct{} // full while an exchange is on the wire
+	requests uint64        // the number of requests so far; guarded by writing
 
 	// writing is held during a write. The answer can arrive before the write call returns,
 	// so onWire alone would let the next request start too early.
@@ -106,9 +105,9 @@ type Session struct {
 	pid     atomic.Uint32 // the backend's; behind a pooler the pooler's, until SetBackendPID
 	holding atomic.Bool   // a transaction holds the lock, and has to stay open
 
-	mu           sync.Mutex       // guards all fields below, and those elsewhere whose comments name it
+	mu           sync.Mutex       // guards all fields below, and others whose comments say so
 	comment      string           // before every query
-	parting      bool             // the goodbye has gone with a request
+	parting      bool             // the goodbye was sent with a request
 	current      *exchange        // the request that the reader's messages answer
 	provenAt     boottime.Instant // when the last answered request was sent
 	askedSince   boottime.Instant // when the first unanswered request was sent; if askedSince <= provenAt, no request is open
@@ -123,31 +122,31 @@ type Session struct {
 // serverFacts are what the login and the second session have learned about the
 // server.
 type serverFacts struct {
-	began boottime.Instant // of the server's lock table; under the session's mu
+	began boottime.Instant // of the server's lock table; guarded by the session's mu
 
-	// With a quorum, under the session's mu:
+	// With a quorum; guarded by the session's mu:
 	promoted bool             // the server was once a standby
-	followed boottime.Instant // since when its standbys have followed it
+	followed boottime.Instant // its standbys have followed it since then
 }
 
-// secondSession is the session that commits for another one: see second.go.
+// secondSession is a session that commits for another one: see second.go.
 type secondSession struct {
 	opening sync.Mutex // held while a session is opened or dropped
-	// Under the mu of that other session:
+	// Guarded by the mu of the other session:
 	session *Session // or nil
-	joined  *Session // the one that the other's deadline depends on, or nil
+	joined  *Session // the one on which the other session's deadline depends, or nil
 }
 
-// heedFunc gets an announcement of a session on a channel. The session's number comes from
-// the server, so nobody can forge it.
+// heedFunc is called with an announcement on a channel, and with the number of the session that
+// made it. The number comes from the server, so nobody can forge it.
 type heedFunc func(pid uint32, payload string)
 
 // LostError says that the session is gone, and with it every lock it held.
 type LostError struct {
 	// Cause is the server's last message or its silence, or the network's error.
 	Cause error
-	// SilentFor is how long before the loss the last answered request was sent:
-	// the lock was certainly held then.
+	// SilentFor is the time from the sending of the last answered request, when the lock was
+	// certainly held, to the loss.
 	SilentFor time.Duration
 }
 
@@ -209,11 +208,12 @@ func (s *Session) SetComment(comment string) {
 // BackendPID is the server's process number for this session.
 func (s *Session) BackendPID() uint32 { return s.pid.Load() }
 
-// SetBackendPID is for a session through a pooler, which doesn't reveal that number.
+// SetBackendPID sets that number for a session through a pooler, which doesn't reveal it at the
+// login.
 func (s *Session) SetBackendPID(pid uint32) { s.pid.Store(pid) }
 
-// Lost is closed when the session is gone, and its locks with it, also after Close unless the
-// goodbye went with a request. Err then says why.
+// Lost is closed when the session and its locks are gone. That includes Close, unless the goodbye
+// was sent with the last request. Err then says why.
 func (s *Session) Lost() <-chan struct{} { return s.lost }
 
 // Err is the cause of the loss, of type *LostError, or nil.
@@ -284,16 +284,16 @@ func (s *Session) Close() {
 	})
 }
 
-// awaitEnd waits until the server has ended a session that has said goodbye. Up to then it may send
-// announcements, and if it finds the socket closed, its log says that a client was lost.
+// awaitEnd waits until the server has ended a session that has said goodbye. Up to then the server
+// may send announcements, and if it finds the socket closed, it logs that a client was lost.
 func (s *Session) awaitEnd() {
 	_ = s.conn.SetReadDeadline(time.Now().Add(closeTimeout))
 	s.reading.Wait()
 }
 
-// sayGoodbye ends the session at the server. First it cancels a request that is still
-// under way, so that no backend goes on waiting for a lock that nobody wants any more. It
-// returns false if there was no way to say it.
+// sayGoodbye ends the session at the server. First it cancels a request that is still under way, so
+// that no backend goes on waiting for a lock that nobody wants any more. It returns false if the
+// goodbye could not be sent.
 func (s *Session) sayGoodbye() bool {
 	_ = s.conn.SetWriteDeadline(time.Now().Add(closeTimeout))
 	s.beating.Wait() // from here on nobody else writes

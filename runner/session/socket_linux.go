@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// userTimeout makes the kernel give up a connection whose data the peer
-// doesn't acknowledge for d; its own default is about a quarter of an hour
-// (tcp(7), TCP_USER_TIMEOUT).
+// userTimeout makes the kernel give up a connection if the peer has not acknowledged data for d.
+// The kernel's own default is about a quarter of an hour (tcp(7), TCP_USER_TIMEOUT).
 func userTimeout(d time.Duration) func(context.Context, string, string, syscall.RawConn) error {
 	return func(_ context.Context, network, _ string, raw syscall.RawConn) error {
 		if !strings.HasPrefix(network, "tcp") {

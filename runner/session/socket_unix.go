@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// userTimeout does nothing here: only the heartbeat notices silence, and keepalives end
-// the connection when the lease is over.
+// userTimeout does nothing on this system. Only the heartbeat notices the server's silence, and
+// keepalives end the connection when the lease is over.
 func userTimeout(time.Duration) func(context.Context, string, string, syscall.RawConn) error {
 	return nil
 }

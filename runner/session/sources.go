@@ -17,7 +17,7 @@ import (
 // sources reads connection strings, with all that the service file and the password file add
 // to them.
 type sources struct {
-	ignored string // the password file, if others may read it
+	ignored string // the password file, if it is ignored because others may read it
 }
 
 // parse parses dsn. If the user's own service file doesn't have the service, it looks in the
@@ -51,8 +51,8 @@ func (s *sources) parse(dsn string) (*pgconn.Config, error) {
 	return nil, fmt.Errorf("no service %s: looked in %s", name, strings.Join(slices.DeleteFunc(looked, func(f string) bool { return f == "" }), ", "))
 }
 
-// config is pgconn's config, but without a password from a file that others may read. libpq ignores
-// such a file (passwordFromFile in fe-connect.c), and pgconn doesn't.
+// config is pgconn's configuration, but without a password from a file that others may read. libpq
+// ignores such a file (passwordFromFile in fe-connect.c), but pgconn doesn't.
 func (s *sources) config(dsn string) (*pgconn.Config, error) {
 	cfg, err := pgconn.ParseConfig(dsn)
 	if err != nil {
@@ -63,7 +63,7 @@ func (s *sources) config(dsn string) (*pgconn.Config, error) {
 		return cfg, nil
 	}
 	without, err := pgconn.ParseConfig(withParam(dsn, "passfile", os.DevNull))
-	if err != nil || without.Password != "" { // it is given elsewhere
+	if err != nil || without.Password != "" { // the password comes from elsewhere
 		return cfg, err
 	}
 	s.ignored = file
@@ -103,8 +103,8 @@ func serviceFile(dsn string) string {
 	return fromHome("PGSERVICEFILE", ".pg_service.conf")
 }
 
-// fromHome is the file that a variable names, or else the file name in the home
-// directory, or nothing.
+// fromHome is the file that a variable names or, without the variable, the file of this name in the
+// home directory. It is empty if there is no home directory.
 func fromHome(variable, name string) string {
 	if file := os.Getenv(variable); file != "" {
 		return file
@@ -116,7 +116,7 @@ func fromHome(variable, name string) string {
 	return filepath.Join(home, name)
 }
 
-// keywordValue is a parameter of a connection string that pgconn has accepted.
+// keywordValue matches a parameter of a connection string that pgconn has accepted.
 var keywordValue = regexp.MustCompile(`(?s)([^\s=]+)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?:[^\s\\]|\\.)*))`)
 
 // given is a parameter's value in a connection string that pgconn has accepted. If it occurs

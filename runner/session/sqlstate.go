@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// The server's codes of errors, by the names that PostgreSQL's documentation has for them.
+// The server's error codes have the names here that PostgreSQL's documentation has for them.
 // https://www.postgresql.org/docs/current/errcodes-appendix.html
 const (
 	UntranslatableCharacter           = "22P05"
@@ -30,7 +30,8 @@ const (
 	QueryCanceled                     = "57014"
 )
 
-// Classes of codes: their first two characters, or three where PostgreSQL has its own.
+// Classes of codes: the first two characters of a code, or three where PostgreSQL has its own
+// class.
 const (
 	classConnection       = "08"
 	classAuthorization    = "28"
@@ -45,15 +46,15 @@ func HasCode(err error, codes ...string) bool {
 	return errors.As(err, &pgErr) && slices.Contains(codes, pgErr.Code)
 }
 
-// Undefined says whether the server has rejected a statement since it has no such schema, table or
-// function.
+// Undefined says whether the server has rejected a statement because it has no such schema, table
+// or function.
 func Undefined(err error) bool {
 	return HasCode(err, InvalidSchemaName, UndefinedTable, UndefinedFunction)
 }
 
-// passes says whether an error is about the connection, the server's resources, its starts and
-// stops, or a query that was canceled, as by the role's statement_timeout before the login has
-// turned that off.
+// passes says whether an error may pass by itself: it is about the connection, the server's
+// resources, its starts and stops, or a query that was canceled. The role's statement_timeout may
+// cancel one before the login has turned that off.
 func passes(e *pgconn.PgError) bool {
 	for _, class := range []string{classConnection, classResources, classOperatorShutdown} {
 		if strings.HasPrefix(e.Code, class) {

@@ -11,7 +11,7 @@ import (
 // Standbys are what synchronous_standby_names asks for.
 type Standbys struct {
 	Least int      // how many have to confirm a commit
-	Names []string // of these; "*" is any standby
+	Names []string // of the standbys that may do so; "*" is any standby
 	Any   bool     // any of Names will do; otherwise the first that are connected
 }
 

@@ -18,15 +18,15 @@ type Viewer struct {
 	writes bool
 }
 
-// OpenViewer connects to a primary: the first of several hosts that is one. A standby has
-// none of the primary's advisory locks, so there every lock would look free. Errors are of
-// type *Error, or ctx's.
+// OpenViewer connects to a primary: to the first of several hosts that is one. A standby has none
+// of the primary's advisory locks, so there every lock would look free. Errors are of type *Error,
+// or ctx's.
 func OpenViewer(ctx context.Context, cfg Config) (*Viewer, error) {
 	return openViewer(ctx, cfg, refuseStandby)
 }
 
-// OpenReader connects as OpenViewer does. If no primary lets it in but a standby does, it
-// connects to that: for questions about tables, which are replicated.
+// OpenReader connects as OpenViewer does, but to a standby if no primary lets it in and a standby
+// does. It is for questions about tables, which are replicated.
 func OpenReader(ctx context.Context, cfg Config) (viewer *Viewer, standby bool, err error) {
 	viewer, err = openViewer(ctx, cfg, func(ctx context.Context, pg *pgconn.PgConn) error {
 		err := refuseStandby(ctx, pg)
@@ -40,7 +40,7 @@ func OpenReader(ctx context.Context, cfg Config) (viewer *Viewer, standby bool, 
 	return viewer, true, err
 }
 
-// OpenAnyViewer connects to the first host that answers, whatever it is.
+// OpenAnyViewer connects to the first host that answers, primary or standby.
 func OpenAnyViewer(ctx context.Context, cfg Config) (*Viewer, error) {
 	return openViewer(ctx, cfg, cfg.Database.ValidateConnect)
 }
@@ -97,15 +97,14 @@ func (v *Viewer) Close() {
 // MayWrite lets all further queries write, whatever the role's default is for its transactions.
 func (v *Viewer) MayWrite() { v.writes = true }
 
-// Query returns the rows of all queries in one list. The queries are one transaction,
-// unless they say otherwise. Unqualified names in them find only PostgreSQL's own operators
-// and functions. That is set in each transaction anew, since a pooler
-// may give each one another connection.
+// Query returns the rows of all queries in one list. The queries are one transaction, unless they
+// say otherwise. Unqualified names in them find only PostgreSQL's own operators and functions. Each
+// transaction sets that anew, since a pooler may give each transaction another connection.
 func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	allow(v.pg, mostAnswer)
 	before := []string{"SELECT " + setSQL(true, [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}) + ", " + asIsSQL(v.pg, true)}
 	if v.writes {
-		before = slices.Insert(before, 0, "SET TRANSACTION READ WRITE") // no query may come before that
+		before = slices.Insert(before, 0, "SET TRANSACTION READ WRITE") // the server accepts it only as the first query
 	}
 	sql := strings.Join(append(before, queries...), "; ")
 	results, err := v.pg.Exec(ctx, sql).ReadAll()

@@ -21,20 +21,20 @@ import (
 // After an error in one the server goes on to the next.
 type Request struct {
 	SQL []string
-	// Then, if there is one, gets the rows of each query before the session reads
+	// Then, unless it is nil, is called with the rows of each query before the session reads
 	// anything that the server sends later. It must not block.
 	Then func([]Rows)
-	// Last sends the goodbye with the request, which ends the session. A separate goodbye,
-	// just before this process ends, would wake the server's backend for a millisecond, on
-	// the processor that this process needs for its own end.
+	// Last sends the goodbye with the request, which ends the session. A separate goodbye, just
+	// before this process ends, would wake the server's backend for a millisecond, possibly on the
+	// processor that this process needs for its own end.
 	//
 	// Last has no effect with a quorum, where a second session has to be closed first, or
 	// with a pooler: if a goodbye arrives before the answer, the pooler thinks that the
 	// client is lost, and closes its connection to the server.
 	Last bool
 
-	// commit says that standbys have to confirm the queries. afterCommitQuery is sent after them,
-	// and judgeCommit decides.
+	// commit says that standbys have to confirm the queries. afterCommitQuery is sent after the
+	// queries, and judgeCommit decides whether they were confirmed.
 	commit bool
 }
 
@@ -44,9 +44,9 @@ type exchange struct {
 	sent      boottime.Instant
 	left      int // queries whose answer is outstanding
 	answers   []Rows
-	size      int       // of all rows
-	err       error     // the first
-	failed    []failure // that the server reported
+	size      int       // of all rows, in bytes
+	err       error     // the first error
+	failed    []failure // the errors that the server reported
 	warning   string    // the server's warning that a commit was not confirmed
 	confirmed bool      // by the standbys
 	result    chan struct{}
@@ -78,7 +78,7 @@ func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, e
 	return ex.answers[0].Only(columns)
 }
 
-// Ping asks the server for a sign of life. The Deadline counts from it.
+// Ping asks the server for a sign of life. The Deadline then counts from this request.
 func (s *Session) Ping(ctx context.Context) error {
 	_, err := s.Query(ctx, PlainBeatQuery)
 	return err
@@ -94,7 +94,7 @@ func (s *Session) askSurely(ctx context.Context, r Request) (*exchange, error) {
 	return ex, err
 }
 
-// askOnce sends a request and waits for its answer. The exchange is nil if that has not come.
+// askOnce sends a request and waits for its answer. The exchange is nil if no answer has come.
 func (s *Session) askOnce(ctx context.Context, r Request) (*exchange, error) {
 	r.SQL = s.spell(r.SQL)
 	ex, err := s.send(ctx, r)
@@ -108,8 +108,8 @@ func (s *Session) askOnce(ctx context.Context, r Request) (*exchange, error) {
 	return ex, err
 }
 
-// answer waits for an answer for a holder's share of the lease. After that the server counts as
-// silent, even if it waits for a lock, and the session ends.
+// answer waits for an answer for as long as a holder's share of the lease. After that the server
+// counts as silent, even if its backend only waits for a lock, and the session ends.
 func (s *Session) answer(ctx context.Context, ex *exchange) ([]Rows, error) {
 	silence := time.NewTimer(leasetime.HolderShare(s.cfg.Lease))
 	defer silence.Stop()
@@ -172,7 +172,7 @@ func (s *Session) transmit(r Request) (*exchange, error) {
 // awaitReason is for a request that could not be written because the server had closed the
 // connection. It gives the reader time to read the reason, which the server sent before.
 func (s *Session) awaitReason(err error) {
-	const most = 50 * time.Millisecond // a reader that gets a processor needs none of it
+	const most = 50 * time.Millisecond // a reader that gets a processor needs much less
 	if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 		return
 	}
@@ -197,7 +197,7 @@ func commented(comment string, request uint64, sql string) string {
 	return fmt.Sprintf("%sbeat='%d',%s*/ %s", CommentOpens, request, comment, sql)
 }
 
-// Encoded is a request as bytes of the protocol, for the guard, which has the socket
+// Encoded is a request in the bytes of the protocol. The guard, which shares the socket, sends it
 // when this process is gone. That is impossible if the connection is encrypted.
 func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 	if s.Encrypted() {
@@ -314,11 +314,12 @@ func (s *Session) noteError(ex *exchange, pgErr *pgconn.PgError) {
 func (s *Session) ready(ex *exchange, txStatus byte) {
 	switch {
 	case ex == nil:
-		// Once the lease of a stopped pglead is over, its guard writes to this socket, too.
+		// Once the lease of a stopped pglead is over, its guard writes to this socket, too, and
+		// this is the answer to that.
 		if !s.ExpireIfDue() {
 			s.fail(errors.New("the server answered a question that nobody asked"))
 		}
-	case s.holding.Load() && txStatus != 'T': // an error ends a transaction and frees its locks, and the server goes on answering
+	case s.holding.Load() && txStatus != 'T': // an error has ended the transaction, which frees its locks; the server goes on answering
 		s.fail(transactionOver{ex.pgError()})
 	case ex.left > 1:
 		ex.left--
@@ -329,9 +330,9 @@ func (s *Session) ready(ex *exchange, txStatus byte) {
 }
 
 func (s *Session) answered(ex *exchange) {
-	// The server's answer is a sign of life of the session, even if it is an error. Of the standbys
-	// it is no sign if the commit failed, did not wait for them, or ended with a warning, as when
-	// an administrator releases it from waiting.
+	// The server's answer is a sign of life of the session, even if it is an error. It is no sign
+	// of life of the standbys if the commit failed, did not wait for them, or ended with a warning,
+	// for instance because an administrator has released it from waiting.
 	alive := !ex.commit || ex.warning == "" && ex.err == nil
 	var hollow error
 	if ex.commit && alive {
