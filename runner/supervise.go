@@ -79,7 +79,7 @@ type command interface {
 //	Child.killGuard, Guards.finishFor  if the guard is too slow, pglead kills in its place
 //	guardProcess.watch, Child.listen   the guard reports that all are reaped, which closes Done
 //	conclude                           turns that into a LockLostError
-//	run.reportLoss, ReportLostRuns      tells the waiters, on a new session
+//	run.reportLoss, ReportLostRuns     tells the waiters, on a new session
 //
 // The guard's own timer (checkTime) has the same deadline, in case pglead is stopped. Meanwhile the
 // first in line sees the silence, and may end the session (package lock, followHolder). The server
