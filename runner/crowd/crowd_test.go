@@ -7,8 +7,8 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// TestNextLook: a dormant waiter looks by the line's pace once it knows that, and soon if the line
-// may just have begun to move.
+// TestNextLook: a dormant waiter looks at the line's pace once it knows the pace, and soon if the
+// line may just have begun to move.
 func TestNextLook(t *testing.T) {
 	const lease = 15 * time.Second
 	const moving = true
@@ -35,8 +35,8 @@ func TestNextLook(t *testing.T) {
 	}
 }
 
-// TestLooksOfOneCalled: from the call on a dormant waiter sees in time that it is one of those who
-// listen, and does not look more often than it takes, however fast the line moves.
+// TestLooksOfOneCalled: after a call a dormant waiter sees in time that it is one of the first,
+// which listen, and does not look more often than that takes, however fast the line moves.
 func TestLooksOfOneCalled(t *testing.T) {
 	const lease, from, most = 15 * time.Second, 124, 12
 	for _, perSecond := range []float64{2, 13, 90, 200} {

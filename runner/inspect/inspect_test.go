@@ -11,8 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// FuzzViews: whatever a server says of its locks, it is a view that can be shown,
-// or an error.
+// FuzzViews: whatever a server says of its locks, the result is a view that can be shown, or an
+// error.
 func FuzzViews(f *testing.F) {
 	f.Add("1", "2", "3", "ShareLock", "4.5", "role", "pglead:k@h", "/*pglead slots='1000',key='k',since='9999-12-31T23:59:59Z',lease='1ns'*/", "1700000000.5", "1600000000")
 	f.Add("-1", "99999999999", "x", "", "NaN", "\x1b[2J", "@", "/*pglead lease='1ns'", "1e300", "-1e300")
@@ -39,8 +39,8 @@ func FuzzViews(f *testing.F) {
 	})
 }
 
-// TestNamingIsBounded: however many sessions say that their keys have a thousand
-// slots, so much is hashed, and then no more.
+// TestNamingIsBounded: there is a limit to what is hashed, however many sessions say that their
+// keys have a thousand slots.
 func TestNamingIsBounded(t *testing.T) {
 	n := newNaming(nil)
 	view := func(key string) View {
@@ -67,7 +67,7 @@ func TestNamingIsBounded(t *testing.T) {
 	if unknown == 0 || unknown == sessions || hashes > mostHashed/1000 {
 		t.Errorf("%d of %d are unknown, after %d hashes", unknown, sessions, hashes)
 	}
-	// What was said before costs nothing.
+	// What another session has said before costs nothing.
 	if _, _, known := n.of(view("first")); !known {
 		t.Error("what was known is forgotten")
 	}
@@ -90,7 +90,8 @@ func TestOtherKeys(t *testing.T) {
 	}
 }
 
-// TestSameTenure: a backend's number alone does not make a holding of a lock, if more is known.
+// TestSameTenure: if more than a backend's number is known, the same number alone does not make it
+// the same tenure.
 func TestSameTenure(t *testing.T) {
 	view := func(backend uint32, pid int, token int64, described bool) View {
 		return View{Backend: backend, Described: described, Description: describe.Description{PID: pid, Token: token, Host: "a"}}

@@ -19,8 +19,8 @@ func TestJudge(t *testing.T) {
 		facts           []Fact
 		known, late     bool
 		failed, running int
-		success         time.Duration // ended so long ago
-		paused          time.Duration // for so much longer
+		success         time.Duration // the time since it ended
+		paused          time.Duration // the rest of the pause
 	}{
 		"nothing is known":                      {late: true},
 		"it was only paused":                    {facts: []Fact{{Pause: Pause{Until: now.Add(time.Hour)}}}, late: true, paused: time.Hour},
@@ -114,8 +114,8 @@ func TestClock(t *testing.T) {
 	}
 }
 
-// TestSecondLook: a run that ends between the look at the tables and the one at the
-// locks has not been lost.
+// TestSecondLook: a run that ends after the tables were read and before the locks were is not taken
+// for lost.
 func TestSecondLook(t *testing.T) {
 	const started, now = "1795350000000000", "1795350060000000"
 	open := []string{"7", "1", "nightly", "7", "5", "web1", "cron", "1", "job", "cron", started, "", "", "", "", "f", now}

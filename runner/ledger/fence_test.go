@@ -15,10 +15,11 @@ import (
 
 var levels = []string{"READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"}
 
-// table is one to write to. The superuser's own schema would be that of the ledger.
+// table makes a table for the jobs to write to. It is in public: the superuser's own schema would
+// be the ledger's.
 const table = "CREATE TABLE public.work (token bigint); GRANT ALL ON public.work TO PUBLIC"
 
-// fenced has a run of the lock 7 under way by a.
+// fenced starts a run of lock 7 on the connection a.
 func fenced(t *testing.T, a *pgconn.PgConn) starting {
 	t.Helper()
 	run(t, a, "SELECT pg_advisory_lock(7)")
@@ -32,8 +33,8 @@ func fence(token int64) string { return fmt.Sprintf("SELECT pglead.fence('seven'
 
 func write(token int64) string { return fmt.Sprintf("INSERT INTO public.work VALUES (%d)", token) }
 
-// TestFence has a job write on that doesn't know of its loss, in a transaction that
-// begins before or after the next start.
+// TestFence: a job that doesn't know of its loss goes on writing, in transactions that begin before
+// or after the next start.
 func TestFence(t *testing.T) {
 	server := remembering(t, nil)
 	query(t, server, table)
@@ -45,9 +46,9 @@ func TestFence(t *testing.T) {
 			run(t, job, begin+";"+fence(old.token)+";"+write(old.token)+"; COMMIT")
 			run(t, job, fmt.Sprintf("%s; SELECT pglead.fence(7, %d); SELECT pglead.fence('7', %[2]d); COMMIT", begin, old.token))
 
-			early := connect(t, server, "other") // its snapshot is older than the next start
+			early := connect(t, server, "other") // this snapshot is older than the next start
 			run(t, early, begin+"; SELECT count(*) FROM public.work")
-			under := connect(t, server, "other") // and this one is behind its fence
+			under := connect(t, server, "other") // and this transaction has called fence
 			run(t, under, begin+";"+fence(old.token)+";"+write(old.token))
 
 			run(t, a, "SELECT pg_advisory_unlock(7)")
@@ -57,7 +58,7 @@ func TestFence(t *testing.T) {
 			if got := run(t, b, next.rest()); !strings.HasPrefix(got, "lost ") {
 				t.Errorf("the next start: %q", got)
 			}
-			run(t, under, "SELECT 1") // it has not been ended before its time
+			run(t, under, "SELECT 1") // its session has not been ended too early
 			if level == "READ COMMITTED" {
 				if _, err := try(t, job, begin+";"+fence(old.token)); code(err) != "LE001" {
 					t.Errorf("a fence of the run that is cut off: %v", err)
@@ -95,8 +96,8 @@ func TestFence(t *testing.T) {
 	}
 }
 
-// TestFenceLeftovers has the transaction of a run that ended clean be in the way of the
-// next start in several ways.
+// TestFenceLeftovers: the transaction of a run that ended clean is in the way of the next start, in
+// several ways.
 func TestFenceLeftovers(t *testing.T) {
 	server := remembering(t, map[string]string{"max_prepared_transactions": "5"})
 	query(t, server, table)
@@ -146,7 +147,7 @@ func TestFenceLeftovers(t *testing.T) {
 	query(t, server, "SELECT pg_reload_conf()")
 	run(t, a, finish(7, next.token, "ok"))
 
-	job, next = leftover(localpg.Superuser) // whose sessions a granted role must not end
+	job, next = leftover(localpg.Superuser) // a granted role must not end sessions of that one
 	pid := run(t, job, "SELECT pg_backend_pid()")
 	expect(t, "beside a superuser", run(t, a, next.rest()), "fenced "+pid+" "+localpg.Superuser)
 	brief := next

@@ -162,7 +162,7 @@ func TestReaders(t *testing.T) {
 	expect(t, "a writer beside them", run(t, w, writer.rest()), "busy 1")
 	run(t, a, finish(7, first.token, "ok")+"; SELECT pglead.tidy_1(7, 1::smallint); SELECT pg_advisory_unlock_shared(7)")
 	expect(t, "a reader's success", query(t, server, "SELECT ok_host FROM pglead.lock WHERE reader = 0"), "here")
-	run(t, b, "SELECT pg_advisory_unlock_shared(7)") // and nobody says so
+	run(t, b, "SELECT pg_advisory_unlock_shared(7)") // nobody announces that
 	run(t, w, "SELECT pg_advisory_lock(7)")
 	expect(t, "a writer after a reader that was lost", run(t, w, writer.rest()), fmt.Sprintf("lost 1 %d 15000 0 here", second.token))
 	run(t, b, finish(7, second.token, "lost"))
@@ -265,8 +265,8 @@ func (s starting) forLock(number string) starting {
 	return s
 }
 
-// TestAccess has roles that are not granted see and do nothing, and those that are
-// nothing but what the functions do.
+// TestAccess: roles that are not granted the ledger see nothing and do nothing, and granted roles
+// do nothing but what the functions do.
 func TestAccess(t *testing.T) {
 	server := remembering(t, nil)
 	stranger, cron, owner := connect(t, server, "stranger"), connect(t, server, "cron"), connect(t, server, "boss")
@@ -300,8 +300,8 @@ func prune(t *testing.T, conn *pgconn.PgConn, older time.Duration) string {
 	return fmt.Sprint(gone)
 }
 
-// TestPruneBesideOthers prunes more than one transaction does, while somebody starts a
-// run of a key that is to be forgotten, and somebody else forgets some runs of another.
+// TestPruneBesideOthers prunes more than one transaction removes, while another session starts a
+// run of a key that is to be forgotten, and a third one removes some runs of another key.
 func TestPruneBesideOthers(t *testing.T) {
 	server := remembering(t, nil)
 	a, b := connect(t, server, "cron"), connect(t, server, "cron")
@@ -321,8 +321,8 @@ SELECT 100, 1, n, n, now() - interval '9 days', now() - interval '9 days' FROM g
 	owner := connect(t, server, "boss")
 	run(t, owner, "BEGIN")
 	run(t, owner, "DELETE FROM pglead.run WHERE number = 9 AND outcome = 'failed'")
-	// Each of the rest: 6006 locks, the readers' 51, and the runs older than 40 hours but those
-	// that are locked.
+	// All the rest is gone: 6006 locks, the readers' 51, and the runs older than 40 hours except
+	// for those that are locked.
 	runs := query(t, server, "SELECT count(*) FROM pglead.run WHERE ended < now() - interval '40 hours' AND NOT (number = 9 AND outcome = 'failed')")
 	var old int
 	if _, err := fmt.Sscan(runs, &old); err != nil {

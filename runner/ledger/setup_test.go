@@ -28,8 +28,8 @@ setup               for all tests
 
 func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }
 
-// remembering is a server with a ledger that an ordinary owner of the database has
-// installed, and the role cron that is granted it.
+// remembering starts a server with a ledger that an ordinary owner of the database has installed,
+// and with the role cron, which is granted it.
 func remembering(t *testing.T, settings map[string]string) *localpg.Server {
 	t.Helper()
 	server := testserver.Start(t, settings)
@@ -111,7 +111,7 @@ func code(err error) string {
 	return fmt.Sprint(err)
 }
 
-// token draws one.
+// token draws a token.
 func token(t *testing.T, conn *pgconn.PgConn) int64 {
 	t.Helper()
 	var n int64
@@ -122,7 +122,7 @@ func token(t *testing.T, conn *pgconn.PgConn) int64 {
 	return n
 }
 
-// starting is a start as these tests have it: of lock 7, which its key is too.
+// starting is a start in these tests: of lock 7, whose key is its number, too.
 type starting struct {
 	numbers string
 	keys    string

@@ -14,9 +14,8 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// TestFenceTakeovers has jobs write on that don't know of their loss, while others take
-// over, one after the other: what a run has committed when the next one starts is all
-// that it ever commits.
+// TestFenceTakeovers: jobs that don't know of their loss go on writing, while others take over, one
+// after the other. What a run has committed when the next one starts is all that it ever commits.
 func TestFenceTakeovers(t *testing.T) {
 	takeovers := 350
 	if testing.Short() {
@@ -77,8 +76,8 @@ type writing struct {
 	latest, commits *atomic.Int64
 }
 
-// writeOn writes, behind its fence, as the latest run that it has heard of, which it
-// believes for a while.
+// writeOn writes, after a call of fence, for the latest run of which it has heard. It goes on for a
+// while with the same run.
 func (w *writing) writeOn(ctx context.Context, n int) {
 	var conn *pgconn.PgConn
 	defer func() {
@@ -99,7 +98,7 @@ func (w *writing) writeOn(ctx context.Context, n int) {
 			}
 		}
 		token := w.latest.Load()
-		for range n + 1 { // the same one again
+		for range n + 1 { // with the same run again
 			begin := "BEGIN ISOLATION LEVEL " + w.level
 			if (i+n)%2 == 0 {
 				begin += "; SELECT count(*) FROM public.work WHERE token = 0" // an old snapshot

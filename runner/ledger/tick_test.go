@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	_ "time/tzdata" // a machine may have no zones
+	_ "time/tzdata" // a machine may have no time zones
 
 	"github.com/pglead/pglead/runner/ledger"
 )
@@ -27,19 +27,19 @@ func TestParsePeriod(t *testing.T) {
 	}
 }
 
-// A node of a simulation fires by its own clock.
+// node is one of a simulation. Its cron goes by its own clock.
 type node struct {
 	skew time.Duration
 	down func(at time.Time) bool
 }
 
-// firing is a node's cron starting pglead.
+// firing is a start of pglead by a node's cron.
 type firing struct {
-	at   time.Time // by a clock that is right
+	at   time.Time // the true time
 	tick ledger.Tick
 }
 
-// fire has cron start pglead within delay of each time by the node's own clock.
+// fire makes cron start pglead at each time by the node's own clock, or up to delay later.
 func (n node) fire(times []time.Time, zone *time.Location, per, delay time.Duration, r *rand.Rand) (all []firing) {
 	for _, local := range times {
 		local = local.Add(time.Duration(r.Int64N(int64(delay))))
@@ -51,14 +51,14 @@ func (n node) fire(times []time.Time, zone *time.Location, per, delay time.Durat
 	return all
 }
 
-// successes plays firings by the rule of a start, and says how often each tick
-// succeeded. A job takes that long; who finds it running gives up.
+// successes plays firings by the rule for starts, and says how often each tick had a success. takes
+// is how long a job runs; a firing that finds it running gives up.
 func successes(firings []firing, takes time.Duration, succeeds func() bool) map[time.Time]int {
 	slices.SortFunc(firings, func(a, b firing) int { return a.at.Compare(b.at) })
 	var done, busy time.Time
 	ran := map[time.Time]int{}
 	for _, f := range firings {
-		if f.at.Before(busy) || !done.Before(f.tick.At) { // ok_tick < tick
+		if f.at.Before(busy) || !done.Before(f.tick.At) { // the rule: ok_tick < tick
 			continue
 		}
 		busy = f.at.Add(takes)
@@ -70,9 +70,8 @@ func successes(firings []firing, takes time.Duration, succeeds func() bool) map[
 	return ran
 }
 
-// TestCrons has crons of nodes whose clocks differ, of which half are down at any
-// time, and whose jobs fail: no tick has two successes, and one has none only where
-// every node that was up failed.
+// TestCrons: nodes' clocks differ, half of the nodes are down at any time, and jobs fail. Still no
+// tick has two successes, and a tick has none only if it failed on every node that was up.
 func TestCrons(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, per := range []time.Duration{time.Minute, 5 * time.Minute, time.Hour} {
@@ -107,8 +106,8 @@ func TestCrons(t *testing.T) {
 	}
 }
 
-// TestCronsDaily has a cron fire every ten minutes from three o'clock on, so that a day
-// that was missed is caught up, through both changes of the clock and an outage.
+// TestCronsDaily: a cron fires every ten minutes from three o'clock on, so that a missed run is
+// made up for on the same day. That works through both changes of the clock and an outage.
 func TestCronsDaily(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	zone, err := time.LoadLocation("Europe/Berlin")

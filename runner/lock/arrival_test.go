@@ -35,8 +35,8 @@ func arriving(t *testing.T, server *localpg.Server, claim lock.Claim) (waiter *c
 	return waiter, goOn
 }
 
-// patientRelay is the DSN of a relay through which a holder waits for those who arrive for very
-// long. awaits is closed when it begins to.
+// patientRelay is the DSN of a relay through which a holder waits for arriving waiters for very
+// long. awaits is closed when the holder begins to wait.
 func patientRelay(t *testing.T, server *localpg.Server) (dsn string, awaits <-chan struct{}) {
 	t.Helper()
 	const patience = "'200ms'"
@@ -50,7 +50,7 @@ func patientRelay(t *testing.T, server *localpg.Server) (dsn string, awaits <-ch
 	}), begun
 }
 
-// releaseAwaiting begins a release, which waits for those who arrive, and delivers its end.
+// releaseAwaiting begins a release, which waits for arriving waiters, and delivers its result.
 func releaseAwaiting(t *testing.T, h *lock.Held, awaits <-chan struct{}) (released <-chan error) {
 	t.Helper()
 	end := make(chan error)
@@ -64,7 +64,8 @@ func releaseAwaiting(t *testing.T, h *lock.Held, awaits <-chan struct{}) (releas
 }
 
 // TestArrival: a holder is done before a waiter that it has refused listens. It keeps the lock
-// until then, and the waiter starts at once. Here it would wait for very long.
+// until the waiter listens, and the waiter then starts at once. Here the holder would wait for very
+// long.
 func TestArrival(t *testing.T) {
 	t.Parallel()
 	for name, claims := range map[string]struct{ holder, waiter lock.Claim }{
@@ -97,8 +98,8 @@ func testArrival(t *testing.T, of, next lock.Claim) {
 	}
 }
 
-// TestArrivalOfList: a bid of a list that is refused arrives, too, and is waited for until it
-// listens, or gives up listening.
+// TestArrivalOfList: a refused bid of a list arrives, too. The holder waits until the bid listens,
+// or gives up listening.
 func TestArrivalOfList(t *testing.T) {
 	t.Parallel()
 	for name, listens := range map[string]bool{"it listens": true, "it does not": false} {
@@ -135,8 +136,8 @@ func TestArrivalOfList(t *testing.T) {
 	}
 }
 
-// TestArrivalsOfStrangers: one who has the arrivals of many locks delays their release a moment,
-// and no more: it does not fail for want of time.
+// TestArrivalsOfStrangers: a stranger that has the arrival locks of many locks delays their release
+// for a moment and no longer: the release does not run out of time.
 func TestArrivalsOfStrangers(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -151,8 +152,8 @@ func TestArrivalsOfStrangers(t *testing.T) {
 	release(t, h)
 }
 
-// TestArrivalFrozen: a waiter that does not go on costs its holder a moment, and no more: the next
-// starts at once.
+// TestArrivalFrozen: a waiter that freezes while it arrives costs the holder a moment and no more,
+// and the next waiter starts at once.
 func TestArrivalFrozen(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -11,9 +11,9 @@ import (
 	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
-// TestClockSetBack: where the server's clock is set back, all requests before that seem to come
-// from the future. The first in line asks for the holder's latest request all the same, and often
-// enough to keep its own session.
+// TestClockSetBack: if the server's clock is set back, all earlier requests seem to come from the
+// future. The first in line asks for the holder's latest request all the same, and often enough to
+// keep its own session.
 func TestClockSetBack(t *testing.T) {
 	t.Parallel()
 	server, remove, err := localpg.Prepare(nil)
@@ -33,7 +33,7 @@ func TestClockSetBack(t *testing.T) {
 	set(-100) // before the first look at its latest request
 	next := contend(t, cfg)
 	inLine(t, server, id(1), 1)
-	time.Sleep(2 * leasetime.HolderShare(cfg.Session.Lease)) // in which a session without a heartbeat would expire twice
+	time.Sleep(2 * leasetime.HolderShare(cfg.Session.Lease)) // in this time a session without a heartbeat would expire twice
 	if said := next.said(); !slices.Equal(said, []string{"waiting"}) {
 		t.Errorf("it said %v", said)
 	}

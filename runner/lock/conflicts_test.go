@@ -10,7 +10,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// bid is one on a session of its own.
+// bid makes a bid on a session of its own.
 func bid(t *testing.T, cfg lock.Config) *lock.Bid {
 	t.Helper()
 	return lock.NewBid(open(t, cfg), cfg, false)
@@ -57,8 +57,8 @@ func inTransaction(cfg lock.Config) lock.Config {
 	return cfg
 }
 
-// TestConflicts: who shares bars only who doesn't, whatever way either holds
-// the lock and however it is numbered.
+// TestConflicts: a shared lock keeps out only exclusive ones, in whatever way either is held and
+// however the lock is numbered.
 func TestConflicts(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -99,8 +99,8 @@ func TestConflicts(t *testing.T) {
 	}
 }
 
-// TestPairs: the same 64 bits are two locks, of the two spaces, and each has its
-// line.
+// TestPairs: the same 64 bits are two locks, one as a bigint and one as a pair, and each has a line
+// of its own.
 func TestPairs(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -122,7 +122,7 @@ func TestPairs(t *testing.T) {
 	}
 }
 
-// TestNoWait: who doesn't wait says who has it, and leaves nothing behind.
+// TestNoWait: a run that doesn't wait says who has the lock, and leaves nothing behind.
 func TestNoWait(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

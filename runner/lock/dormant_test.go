@@ -12,8 +12,8 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// TestDormant: in a line that is longer than those who listen, each is served without a
-// delay after a clean end, though commands are so brief that no look comes soon enough.
+// TestDormant: in a line with dormant waiters each waiter gets the lock without a delay after a
+// clean end, though commands are so brief that no look comes soon enough.
 func TestDormant(t *testing.T) {
 	t.Parallel()
 	server := start(t, map[string]string{"max_connections": "200"})
@@ -29,8 +29,7 @@ func TestDormant(t *testing.T) {
 		return query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE classid = %d AND objsubid = 2", advisory.TicketClass(id(7))))[0] == fmt.Sprint(crowd.MostListeners)
 	})
 	passing := passersBy(t, cfg)
-	// Whoever calls, a waiter or a holder that is done, does so while the line has to wait for the
-	// dormant.
+	// A waiter or a holder calls only while the line has to wait for the dormant waiters.
 	call := advisory.CallOf(id(7)).Number
 	callers := fmt.Sprintf("SELECT count(*) FROM pg_locks AS call WHERE classid = %d AND objid = %d AND objsubid = 1", uint32(call>>32), uint32(call))
 	called := false
@@ -61,23 +60,23 @@ func TestDormant(t *testing.T) {
 		}
 		line = slices.DeleteFunc(line, func(c *contender) bool { return slices.Contains(served, c) })
 		if len(line) < behind/2 {
-			passing() // or one of them would be served
+			passing() // otherwise one of them might get the lock
 		}
 	}
 	if !called {
 		t.Error("nobody has called")
 	}
-	// Each dormant one hears within the time between two heartbeats that it is called.
+	// Each dormant waiter hears the call within the time between two heartbeats.
 	if took, most := time.Since(began), 30*time.Second; took > most {
 		t.Errorf("all were served within %v, which should take %v at most", took, most)
 	}
 }
 
-// passersBy come to the end of the line, one after the other, and soon give up. For a
-// moment each listens.
+// passersBy come to the end of the line, one after the other, and soon give up. Each listens for a
+// moment.
 func passersBy(t *testing.T, cfg lock.Config) (stop func()) {
 	t.Helper()
-	cfg.Wait, cfg.LockDelay = 30*time.Millisecond, 0 // its last try may be granted, with nothing heard
+	cfg.Wait, cfg.LockDelay = 30*time.Millisecond, 0 // its last try may be granted, and it has heard nothing
 	over, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -87,7 +86,7 @@ func passersBy(t *testing.T, cfg lock.Config) (stop func()) {
 				return
 			default:
 			}
-			if h, err := lock.NewCandidate(cfg).Acquire(t.Context(), nil); err == nil { // it tried between two holders
+			if h, err := lock.NewCandidate(cfg).Acquire(t.Context(), nil); err == nil { // it has tried between two holders
 				if err := h.Release(t.Context()); err != nil {
 					t.Error(err)
 				}
@@ -122,9 +121,9 @@ func TestReleaseWithoutCall(t *testing.T) {
 		i = slices.IndexFunc(line, func(c *contender) bool { return !c.waits() })
 		return i >= 0
 	})
-	next := line[i].held(t) // behind which some are dormant
+	next := line[i].held(t) // some behind it are dormant
 	query(t, server, "REVOKE EXECUTE ON FUNCTION pg_try_advisory_lock_shared(bigint) FROM PUBLIC")
-	for _, c := range line { // they would fail for want of the right
+	for _, c := range line { // without the right to call they would fail
 		if c != line[i] {
 			c.stop()
 		}
@@ -137,13 +136,13 @@ func TestReleaseWithoutCall(t *testing.T) {
 	}
 }
 
-// TestDormantAfterWatch: a waiter that watched the holder, and has a long line before it all at
-// once, hears calls.
+// TestDormantAfterWatch: a waiter that has watched the holder, and suddenly has a long line before
+// it, hears calls.
 func TestDormantAfterWatch(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
-	cfg := leased(config(t, dsn, exclusive(7)), longest) // or it would look again
+	cfg := leased(config(t, dsn, exclusive(7)), longest) // with a shorter lease it would look again
 	acquire(t, cfg)
 	contend(t, cfg)
 	inLine(t, server, id(7), 1)

@@ -9,12 +9,12 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// turnPatience is how long the second in line leaves a lock that has come free to the
-// first (turn.go). On a busy machine the first may not act within it, and is overtaken.
+// turnPatience is how long the second in line leaves a lock that has come free to the first
+// (turn.go). On a busy machine the first may not act within this time, and is then overtaken.
 const turnPatience = 300 * time.Millisecond
 
-// serve waits until one of a line is served, alone and without a delay, and returns
-// what it holds, and the others. Only one that let its turn pass may be overtaken.
+// serve waits until one waiter of a line has the lock, alone and without a delay. It returns what
+// that one holds, and the others. A waiter may be overtaken only if it let its turn pass.
 func serve(t *testing.T, line []*contender, released time.Time) (h *lock.Held, others []*contender, overtaken bool) {
 	t.Helper()
 	var cases []reflect.SelectCase
@@ -46,8 +46,8 @@ func serve(t *testing.T, line []*contender, released time.Time) (h *lock.Held, o
 	return h, others, place > 0
 }
 
-// TestFairness: a line of 20 that never gets shorter. Each is served before those
-// that came after it, unless it let its turn pass.
+// TestFairness: in a line of 20 that never gets shorter each waiter gets the lock before those that
+// came after it, unless it let its turn pass.
 func TestFairness(t *testing.T) {
 	handovers := 1000
 	if testing.Short() {

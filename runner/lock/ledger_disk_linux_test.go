@@ -41,7 +41,7 @@ func TestLedgerDiskFull(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(disk, "rest"), make([]byte, 1<<20), 0o600); err == nil {
 		t.Fatal("the disk has room")
 	}
-	// The pages that there are have room for some rows yet.
+	// The existing pages still have room for some rows.
 	for number := 1000; ; number += 100 {
 		_, err := server.Query("postgres", fmt.Sprintf("INSERT INTO pglead.lock (number, sub, note) SELECT n, 1, repeat('x', 100) FROM generate_series(%d, %d) AS n", number, number+99))
 		if err != nil {
@@ -67,7 +67,7 @@ func TestLedgerDiskFull(t *testing.T) {
 	other.Wait, other.LockDelay = lock.Forever, time.Second
 	waiter := contend(t, other)
 	eventually(t, "one who waits tries again", func() bool { return strings.Count(strings.Join(waiter.said(), " "), "waiting") > 1 })
-	release(t, held) // with a warning, or in what room there is
+	release(t, held) // with a warning, or in the room that is left
 	if err := os.Remove(filepath.Join(disk, "rest")); err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestLedgerQuorum has a ledger's rows be confirmed by a standby, which is promoted.
+// TestLedgerQuorum: a standby confirms a ledger's rows, and is promoted.
 func TestLedgerQuorum(t *testing.T) {
 	t.Parallel()
 	primary, dsn := remembering(t, map[string]string{"wal_receiver_status_interval": "100ms"})
@@ -66,8 +66,8 @@ func TestLedgerQuorum(t *testing.T) {
 	eventually(t, "the first on the new primary waits", func() bool { return slices.Contains(after.said(), "delayed") })
 }
 
-// TestLedgerPromotion has a standby that lacks the last rows be promoted: what it says
-// to have ended clean is of another timeline.
+// TestLedgerPromotion: a standby that lacks the last rows is promoted. The clean ends in its ledger
+// are of another timeline.
 func TestLedgerPromotion(t *testing.T) {
 	t.Parallel()
 	primary, dsn := remembering(t, nil)
@@ -90,8 +90,8 @@ func TestLedgerPromotion(t *testing.T) {
 	eventually(t, "the first on the new primary waits", func() bool { return slices.Contains(after.said(), "delayed") })
 }
 
-// TestLedgerRestored has a dump be restored into another cluster, whose tokens begin anew.
-// What it says to have ended is of no use there; what it says to run may run on.
+// TestLedgerRestored: a dump is restored into another cluster, whose tokens begin anew. The ends in
+// it are worth nothing there; a run that is open in it may still be alive.
 func TestLedgerRestored(t *testing.T) {
 	t.Parallel()
 	old, dsn := remembering(t, nil)
@@ -131,7 +131,7 @@ func TestLedgerRestored(t *testing.T) {
 	release(t, open)
 }
 
-// TestLedgerUnheard has a pglead that is not granted the ledger be torn from the lock.
+// TestLedgerUnheard: a pglead that is not granted the ledger is torn from the lock.
 func TestLedgerUnheard(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -149,8 +149,9 @@ func TestLedgerUnheard(t *testing.T) {
 	}
 }
 
-// TestLedgerBurst: the session of a waiter that has been named is ended while its many
-// tries and the draw with the ledger's question are one request. It waits on, in its place.
+// TestLedgerBurst: a waiter that was named makes its many tries and the draw with the ledger's
+// question in one request. Meanwhile its session is ended. The waiter goes on to wait in its old
+// place.
 func TestLedgerBurst(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -160,7 +161,7 @@ func TestLedgerBurst(t *testing.T) {
 	inLine(t, server, id(7), 1)
 	line := fmt.Sprintf("FROM pg_locks WHERE classid = %d AND objsubid = 1 AND objid <> 4294967295", advisory.TicketClass(id(7)))
 	before := query(t, server, "SELECT pid "+line)
-	// The holder's clean end, which it says a little too early.
+	// This is the holder's clean end, announced a little too early.
 	run(t, plain(t, dsn), fmt.Sprintf("SELECT pg_notify('pglead.1.%s', 'clean %d %d 0 to=' || pid) %s", id(7), held.Token, lease.Milliseconds(), line))
 	eventually(t, "it is ended while it tries", func() bool {
 		return len(query(t, server, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'active' AND query LIKE '%generate_series(0, 49)%' AND pid = "+before[0])) > 0
@@ -174,9 +175,9 @@ func TestLedgerBurst(t *testing.T) {
 	release(t, waiter.held(t))
 }
 
-// TestLedgerBurstOvertaken: somebody without the ledger has the lock for a moment while a
-// waiter's many tries, and its start in the ledger, are one request. What that one has begun
-// the ledger does not know, and the waiter waits for its end.
+// TestLedgerBurstOvertaken: a run without the ledger has the lock for a moment while a waiter's
+// many tries, and its start in the ledger, are under way in one request. The ledger does not know
+// of that run, and the waiter waits for its end.
 func TestLedgerBurstOvertaken(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -224,8 +225,8 @@ END $$`, token, lease.Milliseconds()))
 	t.Error("nobody came between, or it did not count")
 }
 
-// TestLedgerUnstarted: what the command needs can't be made ready, when the run is in the ledger
-// already. The next one need not wait until a command would be dead.
+// TestLedgerUnstarted: the preparation for the command fails when the run is in the ledger already.
+// The next run need not wait until a command would be dead.
 func TestLedgerUnstarted(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -244,18 +245,18 @@ func TestLedgerUnstarted(t *testing.T) {
 }
 
 // TestLedgerLostUnsure: with a ledger the token is drawn, and the start announced, before it is
-// certain that no earlier command is alive. A run that is lost by then must not say that all are
-// dead.
+// certain that no earlier command is alive. A run that is lost before that is certain must not say
+// that all are dead.
 func TestLedgerLostUnsure(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
-	without := leased(config(t, dsn, exclusive(7)), 3*time.Second) // all have a lease that is shorter than the ledger's wait
+	without := leased(config(t, dsn, exclusive(7)), 3*time.Second) // a lease that is shorter than the ledger's wait for a lock
 	mayLive := acquire(t, without)
 	unsure := contend(t, ledgered(without))
 	inLine(t, server, id(7), 1)
 	next := contend(t, without)
 	inLine(t, server, id(7), 2)
-	plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock") // until the end, which is more than a holder's share
+	plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock") // until the test's end, which is later than a holder's share
 	tear(t, server, mayLive)
 	eventually(t, "the first in line is lost while the ledger is asked", func() bool { return strings.Count(strings.Join(unsure.said(), " "), "waiting") > 1 })
 	unsure.stop()
@@ -263,7 +264,7 @@ func TestLedgerLostUnsure(t *testing.T) {
 	waitsBeside(t, next)
 }
 
-// TestLedgerFails has the ledger be of no use in all the ways that it may.
+// TestLedgerFails makes the ledger useless in every way in which it can be.
 func TestLedgerFails(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -274,7 +275,7 @@ func TestLedgerFails(t *testing.T) {
 	once.Wait = 0
 	release(t, acquire(t, cfg))
 	t.Run("locked", func(t *testing.T) {
-		patient := leased(cfg, 4*lease) // a request that waits for 3 s leaves a slow machine little of a short one
+		patient := leased(cfg, 4*lease) // of a short lease a request that waits for 3 s leaves a slow machine little
 		owner := plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
 		if _, err := lock.NewCandidate(once).Acquire(t.Context(), nil); kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "55P03") {
 			t.Errorf("while its table is locked: %v", err)

@@ -19,8 +19,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// remembering is a server with a ledger that an ordinary owner has installed, and the
-// DSN of a role that is granted it.
+// remembering starts a server with a ledger that an ordinary owner has installed. It also returns
+// the DSN of a role that is granted the ledger.
 func remembering(t *testing.T, settings map[string]string) (server *localpg.Server, dsn string) {
 	t.Helper()
 	server = start(t, settings)
@@ -46,7 +46,7 @@ func rows(t *testing.T, server *localpg.Server) string {
 	return strings.Join(query(t, server, "SELECT key, outcome, ended IS NULL, cut IS NULL, reader <> 0 FROM pglead.lock ORDER BY number, reader"), " ")
 }
 
-// TestLedgerFirstTry has first tries come after all kinds of ends.
+// TestLedgerFirstTry: first tries come after all kinds of ends.
 func TestLedgerFirstTry(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -128,7 +128,7 @@ func TestLedgerAlive(t *testing.T) {
 	}
 }
 
-// TestLedgerLine has waiters, who know more.
+// TestLedgerLine: the same for waiters, which know more.
 func TestLedgerLine(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -152,8 +152,8 @@ func TestLedgerLine(t *testing.T) {
 	}
 }
 
-// TestLedgerCoverage has one start by the ledger's word alone: it can't speak for those
-// whom the ledger doesn't know.
+// TestLedgerCoverage: a run that has started by the ledger's word alone can't say at its end that
+// commands are dead of which the ledger doesn't know.
 func TestLedgerCoverage(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -171,7 +171,7 @@ func TestLedgerCoverage(t *testing.T) {
 	}
 	defer ear.Close(context.Background())
 	run(t, ear, `LISTEN "pglead.1.7"`)
-	returning := lock.NewBid(open(t, cfg), cfg, true) // and so has heard nothing
+	returning := lock.NewBid(open(t, cfg), cfg, true) // it has heard nothing
 	if !try(t, returning) {
 		t.Fatal("the lock is not free")
 	}
@@ -188,8 +188,8 @@ func TestLedgerCoverage(t *testing.T) {
 	}
 }
 
-// TestLedgerRestart has a waiter lose its session with the server, and with it all that
-// it has heard.
+// TestLedgerRestart: the server restarts, and a waiter loses its session, and with it all that it
+// has heard.
 func TestLedgerRestart(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -221,7 +221,7 @@ func TestLedgerModes(t *testing.T) {
 			held := acquire(t, cfg)
 			tear(t, server, held)
 			if name == "slots" || name == "shared" {
-				return // the next one has another slot, or reads beside it
+				return // the next run takes another slot, or reads beside this one
 			}
 			late := contend(t, cfg)
 			eventually(t, "the newcomer waits", func() bool { return slices.Contains(late.said(), "delayed") })
@@ -268,9 +268,9 @@ func TestLedgerPause(t *testing.T) {
 	if !errors.As(err, &paused) || paused.Error() != "paused (ann: disk swap)" {
 		t.Errorf("a first try: %v", err)
 	}
-	// One after the other: the first has the lock for a moment while it finds out about the
-	// pause. If the second came just then, it could see that, and miss the word that the lock
-	// was given back.
+	// They come one after the other: the first has the lock for a moment while it finds out about
+	// the pause. If the second came just then, it could see that, and miss the announcement that
+	// the lock was given back.
 	contenders := make([]*contender, 2)
 	for i := range contenders {
 		c := contend(t, cfg)
@@ -294,8 +294,9 @@ func TestLedgerPause(t *testing.T) {
 	}
 }
 
-// TestLedgerPauseFirst has a key be paused before it ran for the first time: the ledger
-// knows nothing of it, and who has sat the pause out starts as one that comes just now.
+// TestLedgerPauseFirst: a key is paused before its first run. The ledger knows nothing of an
+// earlier run, and a run that has waited for the end of the pause starts like one that comes just
+// now.
 func TestLedgerPauseFirst(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)

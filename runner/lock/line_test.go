@@ -14,8 +14,8 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// TestGuests: who waits is idle, without a snapshot or a lock that isn't granted, and
-// the server's log says nothing of it, whatever goes on beside.
+// TestGuests: a waiter's session is idle, has no snapshot, and no request for a lock that isn't
+// granted. The server's log says nothing of it, whatever other sessions do.
 func TestGuests(t *testing.T) {
 	t.Parallel()
 	server := start(t, map[string]string{"log_lock_waits": "on", "deadlock_timeout": "10ms", "log_min_messages": "warning"})
@@ -44,7 +44,7 @@ func TestGuests(t *testing.T) {
 		if n := run(t, app, "SELECT count(*) FROM pg_locks WHERE NOT granted")[0]; n != "0" {
 			t.Fatal("a lock is asked for that isn't granted")
 		}
-		// One that is looked at in the middle of a look is active for an instant.
+		// A waiter that is just looking is active for an instant.
 		for _, state := range run(t, app, "SELECT state || CASE WHEN state = 'idle' AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) THEN ' with a snapshot' ELSE '' END FROM pg_stat_activity WHERE application_name LIKE 'pglead:%'") {
 			switch state {
 			case "idle", "active":
@@ -74,8 +74,8 @@ func TestGuests(t *testing.T) {
 	}
 }
 
-// TestOrder: 20 are served in the order in which they came, though each end is seen
-// by all of them.
+// TestOrder: 20 waiters get the lock in the order in which they came, though all of them see each
+// end.
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -91,7 +91,7 @@ func TestOrder(t *testing.T) {
 	}
 	inLine(t, server, id(7), n)
 	for i := 0; len(line) > 0; i++ {
-		if i == 5 { // by now there is room among those who listen, which they have to see
+		if i == 5 { // by now fewer than all may listen, and the others have to see that
 			looked(t, server, len(line))
 		}
 		released := time.Now()
@@ -112,16 +112,15 @@ func looked(t *testing.T, server *localpg.Server, n int) {
 	})
 }
 
-// frozenTicket is a ticket like that of a waiter which came a while ago, and which
-// does nothing.
+// frozenTicket takes a ticket like that of a waiter that came a while ago and does nothing.
 func frozenTicket(t *testing.T, dsn string, of lockkey.ID, i int) {
 	t.Helper()
 	plain(t, dsn, fmt.Sprintf("SELECT pg_advisory_lock(%d::bigint << 32 | ((extract(epoch FROM clock_timestamp()) * 100)::bigint - %d & 4294967295))",
 		int32(advisory.TicketClass(of)), 10_000*(i+1)))
 }
 
-// TestFrozen: one that is first in line and does nothing, as if it were stopped, costs
-// those behind it no lease.
+// TestFrozen: a waiter that is first in line and does nothing, as if it were stopped, does not cost
+// the waiters behind it a lease.
 func TestFrozen(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -150,7 +149,7 @@ func TestFrozen(t *testing.T) {
 	}
 }
 
-// TestNamedDies: the one that a clean end names is gone before it can try.
+// TestNamedDies: the waiter that a clean end names is gone before it can try.
 func TestNamedDies(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -174,8 +173,8 @@ func TestNamedDies(t *testing.T) {
 	release(t, h)
 }
 
-// inOrder has a holder end, whom both have seen: the first is next, without a delay, and then the
-// second.
+// inOrder ends a holder that both contenders have seen. Then the first gets the lock without a
+// delay, and after it the second.
 func inOrder(t *testing.T, h *lock.Held, first, second *contender) {
 	t.Helper()
 	release(t, h)
@@ -187,8 +186,8 @@ func inOrder(t *testing.T, h *lock.Held, first, second *contender) {
 	second.held(t)
 }
 
-// TestReturns: a waiter whose session is lost comes back to its place in line, and
-// waits the delay out where it has heard nothing.
+// TestReturns: a waiter whose session is lost comes back to its place in line, and waits out the
+// delay if it has heard nothing since.
 func TestReturns(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -210,12 +209,12 @@ func TestReturns(t *testing.T) {
 	inOrder(t, h, first, second)
 }
 
-// TestGhost: a waiter loses its session, which the server still has. It ends that when it comes
-// back, and so has its place again.
+// TestGhost: a waiter loses its session, which the server still has. When it comes back it ends
+// that session, and has its old place again.
 func TestGhost(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
-	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 10*longest) // or the server would end it by itself
+	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), 10*longest) // otherwise the server would end the old session by itself
 	h := acquire(t, cfg)
 	r := newRelay(t, server)
 	cut := cfg
@@ -234,15 +233,16 @@ func TestGhost(t *testing.T) {
 		after := line()
 		return len(after) == 2 && ticket(after[0]) == ticket(before[0]) && after[0] != before[0] && after[1] == before[1]
 	})
-	// It looks behind its mark: without that it would have to ask for the holder's role, which is
-	// gone then.
+	// The waiter has to look after it has taken its mark: otherwise it would have to ask for the
+	// holder's role, and the holder's session is gone by then.
 	eventually(t, "it listens, and has looked", func() bool {
 		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle' AND query ~ 'MATERIALIZED|^PREPARE|EXECUTE' AND pid IN (SELECT pid "+inLineSQL(id(7), 2)+")")[0] == "2"
 	})
 	inOrder(t, h, first, second)
 }
 
-// TestServerRestarts: who waits rides it out, and who comes after knows nothing.
+// TestServerRestarts: a waiter waits until the server is back, and a run that comes after the
+// restart knows nothing.
 func TestServerRestarts(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -264,7 +264,7 @@ func TestServerRestarts(t *testing.T) {
 	}
 }
 
-// TestCloseWhileWaiting: one that gives up leaves nothing at the server.
+// TestCloseWhileWaiting: a waiter that gives up leaves nothing at the server.
 func TestCloseWhileWaiting(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

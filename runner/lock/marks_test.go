@@ -34,8 +34,8 @@ func waitsBeside(t *testing.T, waiter *contender) {
 	}
 }
 
-// holdBack lets nobody's NOTIFY be committed, on a server that waits for a standby which is not
-// there. PostgreSQL commits one at a time.
+// holdBack keeps all sessions from committing a NOTIFY, until letGo: its own commit of a NOTIFY
+// waits for a standby that is not there, and PostgreSQL commits one NOTIFY at a time.
 func holdBack(t *testing.T, server *localpg.Server) (letGo func()) {
 	t.Helper()
 	conn := plain(t, server.DSN("postgres"), "SET synchronous_commit = 'on'")
@@ -82,12 +82,13 @@ func staying(cfg lock.Config) lock.Config {
 	return cfg
 }
 
-// releaseLate has a holder name at its end one that is marked, and say so when sayNow is called.
+// releaseLate ends a holder, which names a waiter that has a mark. The announcement comes when
+// sayNow is called.
 func releaseLate(t *testing.T, server *localpg.Server, holder *contender) (sayNow func()) {
 	t.Helper()
 	h := holder.held(t)
 	t.Cleanup(h.Session.Close)
-	h.Prefer("anywhere") // or a session that works on a list would name nobody
+	h.Prefer("anywhere") // otherwise a session that works on a list would name nobody
 	letGo := holdBack(t, server)
 	said := make(chan error)
 	go func() { said <- h.Release(t.Context()) }()
@@ -102,8 +103,8 @@ func releaseLate(t *testing.T, server *localpg.Server, holder *contender) (sayNo
 	}
 }
 
-// TestLooksAtNobody: a bid of a list listens while nobody has the lock, so that its look shows no
-// other session. It still knows its own role, and believes another session of that role.
+// TestLooksAtNobody: a bid of a list listens while nobody has the lock, so its look shows no other
+// session. It knows its own role all the same, and believes another session of that role.
 func TestLooksAtNobody(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -194,7 +195,7 @@ func TestNamedByOldMark(t *testing.T) {
 	t.Parallel()
 	server := start(t, map[string]string{"synchronous_standby_names": "nobody"})
 	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), time.Minute)
-	cfg.LockDelay = 100 * time.Millisecond // after which it speaks for all before it
+	cfg.LockDelay = 100 * time.Millisecond // after this delay it speaks for all earlier holders
 	before := plain(t, server.DSN("postgres"), "SELECT pg_advisory_lock(7)")
 	holder := contend(t, staying(cfg))
 	inLine(t, server, id(7), 1)
@@ -271,8 +272,8 @@ func TestStartBeforeMark(t *testing.T) {
 	}
 }
 
-// listens has a session that works on a list listen for an item. bidAgain is another bid of that
-// session, and log has what its bids say.
+// listens opens a session that works on a list, and makes a bid that listens for an item. bidAgain
+// makes another bid of that session, and log has what these bids log.
 func listens(t *testing.T, cfg lock.Config) (bid *lock.Bid, bidAgain func() *lock.Bid, log *contender) {
 	t.Helper()
 	log = &contender{}
@@ -289,7 +290,7 @@ func listens(t *testing.T, cfg lock.Config) (bid *lock.Bid, bidAgain func() *loc
 	return bid, func() *lock.Bid { return lock.NewBid(s, cfg, true) }, log
 }
 
-// settles has a bid take the free lock, and settle within some seconds. It fails the test if the
+// settles makes a bid take the free lock, and settle within some seconds. It fails the test if the
 // bid does not hold the lock for a delay, and returns Settle's error.
 func settles(t *testing.T, bid *lock.Bid, log *contender) error {
 	t.Helper()
@@ -305,8 +306,8 @@ func settles(t *testing.T, bid *lock.Bid, log *contender) error {
 	return err
 }
 
-// TestListNamedByOldMark: the same where a session that works on a list gives up listening for an
-// item, and comes back to it.
+// TestListNamedByOldMark is TestNamedByOldMark for a session that works on a list, gives up
+// listening for an item, and comes back to it.
 func TestListNamedByOldMark(t *testing.T) {
 	t.Parallel()
 	server := start(t, map[string]string{"synchronous_standby_names": "nobody"})
@@ -319,7 +320,7 @@ func TestListNamedByOldMark(t *testing.T) {
 	dsn, listensAgain, goOn := holdSecondListen(t, server)
 	listing := leased(config(t, dsn, exclusive(7)), time.Minute)
 	first, bidAgain, log := listens(t, staying(listing))
-	// With somebody else in line, a look shows the list's own role, too.
+	// With another session in line, a look shows the list's own role, too.
 	run(t, before, fmt.Sprintf("SELECT pg_advisory_unlock(7), pg_advisory_lock(%d::bigint << 32)", int32(advisory.TicketClass(id(7)))))
 	sayNow := releaseLate(t, server, holder)
 	if err := first.Unlisten(t.Context()); err != nil {
@@ -348,9 +349,9 @@ func TestMarkDenied(t *testing.T) {
 	stranger := plain(t, as(t, server, "stranger"), fmt.Sprintf("SELECT pg_advisory_lock(%d, -1)", int32(advisory.TicketClass(id(7)))))
 	cfg := leased(config(t, server.DSN("postgres"), exclusive(7)), time.Minute)
 	cfg.LockDelay = 100 * time.Millisecond
-	h := acquire(t, staying(cfg)) // it announces its end whoever listens
+	h := acquire(t, staying(cfg)) // it announces its end even if nobody listens
 	bid, _, log := listens(t, staying(cfg))
-	run(t, stranger, "SELECT pg_advisory_unlock_all()") // or it would look like somebody's mark
+	run(t, stranger, "SELECT pg_advisory_unlock_all()") // otherwise its lock would look like a listener's mark
 	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}

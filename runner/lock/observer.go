@@ -25,7 +25,8 @@ type Observer struct {
 	// Delayed is called when a lock-delay begins, with the time when it will end, and with
 	// the zero time when it is over.
 	Delayed func(until time.Time)
-	// Beside runs in a goroutine of its own for as long as a session waits, whose backend this is.
+	// Beside runs in a goroutine of its own while a session waits for the locks. backend is the
+	// session's process number at the server.
 	Beside func(ctx context.Context, backend uint32)
 	// Alive is called with the time within which it will be called again, unless the work is stuck.
 	// While the locks are held, the holder calls it.

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// TestPauseForgets: who sits a pause out stands in no line, so that starts aren't announced to it.
-// What it heard before is no evidence when the pause is over, and the ledger does not know of those
-// who don't use it.
+// TestPauseForgets: a run that waits for the end of a pause stands in no line, so that starts
+// aren't announced to it. What it heard before is no evidence when the pause is over, and the
+// ledger does not know of runs that don't use it.
 func TestPauseForgets(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -24,8 +24,8 @@ func TestPauseForgets(t *testing.T) {
 	waitsBeside(t, waiter)
 }
 
-// TestPauseExtended: a pause that takes the place of a shorter one is asked for no more often, and
-// named.
+// TestPauseExtended: if a pause takes the place of a shorter one, the ledger is not asked more
+// often, and the refusal names the new pause.
 func TestPauseExtended(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -42,7 +42,7 @@ func TestPauseExtended(t *testing.T) {
 		times[asked()] = true
 	}
 	delete(times, "")
-	if len(times) == 0 || len(times) > most+2 { // the short pause's end is asked for, too
+	if len(times) == 0 || len(times) > most+2 { // the ledger is also asked at the short pause's end
 		t.Errorf("%d questions in ten seconds", len(times))
 	}
 	waiter.stop()

@@ -9,8 +9,8 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// TestPreparedTransaction: the lock of a prepared transaction has no session. Whoever wants it
-// waits for it as for any other holder, and is told what has it.
+// TestPreparedTransaction: the lock of a prepared transaction has no session. A run waits for it as
+// for any other holder, and is told that a prepared transaction has it.
 func TestPreparedTransaction(t *testing.T) {
 	t.Parallel()
 	server := start(t, map[string]string{"max_prepared_transactions": "2"})

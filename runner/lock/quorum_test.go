@@ -26,7 +26,7 @@ func TestQuorum(t *testing.T) {
 	cfg := withQuorum(config(t, primary.DSN("postgres"), exclusive(7)))
 	cfg.Wait = 0
 
-	// No standby yet: the token's commit hangs, and it is given up.
+	// There is no standby yet: the token's commit hangs, and is given up.
 	c := contend(t, cfg)
 	<-c.done
 	if kindOf(c.err) != session.Unreachable || !strings.Contains(c.err.Error(), "standbys do not confirm") {
@@ -42,8 +42,8 @@ func TestQuorum(t *testing.T) {
 	s := h.Session
 	keeps(t, s, 2*leasetime.BeatEvery(lease))
 
-	// The standby is stopped: the lock is lost, also if an administrator lets
-	// the hanging commits go.
+	// The standby is stopped: the lock is lost, even if an administrator releases the hanging
+	// commits.
 	if err := standby.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func TestQuorum(t *testing.T) {
 func TestQuorumNeedsStandbys(t *testing.T) {
 	t.Parallel()
 	cfg := withQuorum(config(t, start(t, nil).DSN("postgres"), exclusive(7)))
-	cfg.Wait = 0 // one who waits rides it out
+	cfg.Wait = 0 // a run that waits would survive this
 	c := contend(t, cfg)
 	<-c.done
 	if kindOf(c.err) != session.NoStandbys || !strings.Contains(c.err.Error(), "synchronous_standby_names is empty") {
@@ -121,7 +121,7 @@ func TestQuorumHandover(t *testing.T) {
 	}
 }
 
-// hurry fails where a commit waits for a standby that is gone.
+// hurry fails the test if a commit in f waits for a standby that is gone.
 func hurry(t *testing.T, what string, f func()) {
 	t.Helper()
 	done := make(chan struct{})
@@ -136,8 +136,8 @@ func hurry(t *testing.T, what string, f func()) {
 	}
 }
 
-// TestMissingStandby: where commits wait for a standby that is gone, those of
-// a holder without --quorum don't.
+// TestMissingStandby: commits wait for a standby that is gone, but not those of a holder without
+// --quorum.
 func TestMissingStandby(t *testing.T) {
 	t.Parallel()
 	server := start(t, map[string]string{"synchronous_standby_names": "gone", "synchronous_commit": "on"})
@@ -161,7 +161,7 @@ func TestMissingStandby(t *testing.T) {
 	release(t, acquire(t, config(t, dsn, shared(8))))
 	release(t, acquire(t, inTransaction(config(t, dsn, exclusive(7)))))
 
-	// Nor while one with a quorum waits for that standby.
+	// Nor do they while a run with a quorum waits for that standby.
 	hanging := contend(t, leased(withQuorum(config(t, dsn, exclusive(30))), time.Hour))
 	eventually(t, "the token's commit hangs", func() bool {
 		return query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")[0] != "0"

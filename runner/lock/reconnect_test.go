@@ -50,8 +50,8 @@ func (o *outage) ended(ctx context.Context, c *Candidate) error {
 	}
 }
 
-// TestComingBack: who had the lock, or was one of the first in line, is back soon after
-// the server is up, and writes few lines to its log. Others take their time.
+// TestComingBack: a candidate that had the lock, or was one of the first in line, is back soon
+// after the server is up, and leaves few lines in its log. The others take their time.
 func TestComingBack(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -87,8 +87,8 @@ func TestComingBack(t *testing.T) {
 	}
 }
 
-// TestWholeWait: whoever waits for some time finds a server that is back before the end of it, and
-// does not give up earlier.
+// TestWholeWait: a run that waits for some time finds a server that is back before that time is
+// over, and does not give up earlier.
 func TestWholeWait(t *testing.T) {
 	t.Parallel()
 	const last = 600 * time.Millisecond
@@ -111,8 +111,8 @@ func TestWholeWait(t *testing.T) {
 }
 
 // TestReconnectsAnswered: a server that answers each attempt with an error writes a line to its log
-// each time, so even the first in line asks it more and more seldom. One that can't be reached is
-// asked often.
+// each time, so even the first in line asks it more and more seldom. A server that can't be reached
+// is tried often.
 func TestReconnectsAnswered(t *testing.T) {
 	for name, answer := range map[string]error{
 		"it isn't ready":     &session.Error{Kind: session.Unreachable, LoginRejected: true},

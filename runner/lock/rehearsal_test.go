@@ -8,7 +8,7 @@ import (
 )
 
 // TestRehearsal: a holder rehearses the announcement of its end once, with its first heartbeat.
-// Nobody hears that, also not one that listens, and an error in it costs no more than that
+// Nobody hears the rehearsal, not even a listener, and an error in it costs no more than that
 // heartbeat.
 func TestRehearsal(t *testing.T) {
 	t.Parallel()

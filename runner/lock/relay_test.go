@@ -11,8 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// relay stands between a holder and its server, and can go silent: nothing passes any
-// more in either direction, and no end of a connection is passed on.
+// relay stands between a holder and its server, and can go silent: from then on nothing passes in
+// either direction, and the end of a connection doesn't either.
 type relay struct {
 	dsn    string
 	mu     sync.Mutex // held while it is silent
@@ -90,7 +90,7 @@ func (r *relay) pass(to, from net.Conn) {
 	}
 }
 
-// strand ends the connections of now for the clients alone: the server keeps their sessions.
+// strand ends the present connections for the clients alone: the server keeps their sessions.
 func (r *relay) strand() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

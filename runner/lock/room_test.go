@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// TestRoom: however many wait, a fifth of the connections is left to the application,
-// all are served in the end, and the holder is never in the way of that.
+// TestRoom: however many waiters there are, a fifth of the connections is left to the application.
+// In the end all waiters get the lock, and the holder is never kept from its work.
 func TestRoom(t *testing.T) {
 	t.Parallel()
 	const connections, waiters = 30, 40
@@ -33,7 +33,7 @@ func TestRoom(t *testing.T) {
 		var refused *pgconn.PgError
 		return errors.As(err, &refused) && refused.Code == "53300"
 	}
-	// In the first moments all come at once.
+	// At the beginning all come at once, and more connections may be taken.
 	calm := 0
 	eventually(t, "a fifth of the connections is free", func() bool {
 		values, err := server.Query("postgres", "SELECT count(*) FROM pg_stat_activity WHERE usename = 'cron'")

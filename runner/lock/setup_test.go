@@ -39,7 +39,7 @@ func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }
 
 var start, query, pooled, eventually = testserver.Start, testserver.Query, testserver.Pooled, testserver.Eventually
 
-// as is the DSN of a role that the server is to have.
+// as makes a role at the server, and returns the DSN for it.
 func as(t *testing.T, server *localpg.Server, role string) (dsn string) {
 	t.Helper()
 	if query(t, server, "SELECT count(*) FROM pg_roles WHERE rolname = '"+role+"'")[0] == "0" {
@@ -48,8 +48,8 @@ func as(t *testing.T, server *localpg.Server, role string) (dsn string) {
 	return strings.Replace(server.DSN("postgres"), "user="+localpg.Superuser, "user="+role, 1)
 }
 
-// A lease that is short for a person and long for a slow machine, and a lock-delay
-// that is longer than anything else here takes: who waits it out is not just slow.
+// The lease is short for a person and long for a slow machine. The lock-delay is longer than
+// anything else here takes, so that a run that waits it out isn't just slow.
 const (
 	lease     = 6 * time.Second
 	longDelay = time.Hour
@@ -65,7 +65,7 @@ func config(t *testing.T, dsn string, claim lock.Claim) lock.Config {
 		Claim: claim, Wait: lock.Forever, LockDelay: longDelay, Log: slog.New(slog.DiscardHandler),
 		Session: session.Config{
 			Database: database, Lease: lease, ConnectTimeout: 10 * time.Second, ApplicationName: "pglead:test@here",
-			Private: true, // new servers would be waited for, and nothing else looks at it
+			Private: true, // otherwise first tries would wait, since the servers are new; nothing else depends on it
 		},
 		Description: describe.Description{Host: "here"},
 	}
@@ -97,7 +97,8 @@ func shared(number int64) lock.Claim {
 	return lock.Claim{Locks: []advisory.Lock{{ID: id(number), Shared: true}}}
 }
 
-// slots is a claim to one of n locks from number on; the one before is the gate.
+// slots is a claim to one of n locks whose numbers begin with number. The gate's number is one
+// less.
 func slots(number int64, n int) lock.Claim {
 	gate := id(number - 1)
 	c := lock.Claim{Gate: &gate}
@@ -113,7 +114,7 @@ func acquire(t *testing.T, cfg lock.Config) *lock.Held {
 	return contend(t, cfg).held(t)
 }
 
-// contender is somebody who has been sent for a lock.
+// contender is a run that wants a lock, in a goroutine of its own.
 type contender struct {
 	stop func()
 	done chan struct{}
@@ -132,7 +133,7 @@ func contend(t *testing.T, cfg lock.Config) *contender {
 	return contendPrepared(t, cfg, nil)
 }
 
-// contendPrepared sends a contender who makes something ready for the command.
+// contendPrepared starts a contender that prepares something for the command.
 func contendPrepared(t *testing.T, cfg lock.Config, prepare func(*session.Session) (func(), error)) *contender {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -153,10 +154,10 @@ func contendPrepared(t *testing.T, cfg lock.Config, prepare func(*session.Sessio
 	return c
 }
 
-// longest is what a test waits for what has to come.
+// longest is how long a test waits for what has to come.
 const longest = time.Minute
 
-// held is what it is granted in the end.
+// held waits for the contender's end, and returns what it was granted.
 func (c *contender) held(t *testing.T) *lock.Held {
 	t.Helper()
 	select {
@@ -170,7 +171,7 @@ func (c *contender) held(t *testing.T) *lock.Held {
 	return c.got
 }
 
-// waits says whether it has come to no end yet.
+// waits says whether the contender still waits.
 func (c *contender) waits() bool {
 	select {
 	case <-c.done:
@@ -209,21 +210,21 @@ func release(t *testing.T, h *lock.Held) {
 	}
 }
 
-// tear ends a holder's session, of which its command can't know yet.
+// tear ends a holder's session. The holder's command can't know of that yet.
 func tear(t *testing.T, server *localpg.Server, h *lock.Held) {
 	t.Helper()
 	query(t, server, fmt.Sprintf("SELECT pg_terminate_backend(%d, 60000)", h.Session.BackendPID()))
 }
 
-// inLine waits until so many stand in a lock's line, have looked, and listen.
+// inLine waits until this many waiters stand in a lock's line, have looked, and listen.
 func inLine(t *testing.T, server *localpg.Server, line lockkey.ID, n int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d wait for %s", n, line), func() bool {
 		settled := 0
 		for _, text := range query(t, server, fmt.Sprintf(`SELECT a.query FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
 WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1 AND objid <> 4294967295 AND granted AND a.state = 'idle'`, advisory.TicketClass(line))) {
-			// Its requests are a try, and LISTEN with a ticket and, behind the marks, a look.
-			// Between two of these queries it is idle for an instant.
+			// A waiter's requests are a try, and LISTEN with a ticket and, after the marks, a look.
+			// Between two of these queries the session is idle for an instant.
 			looked := strings.Contains(text, "MATERIALIZED") || strings.Contains(text, "pg_advisory_unlock")
 			if d, ok := describe.Parse(text); ok && (d.Beat == 2 && looked || d.Beat > 2) {
 				settled++

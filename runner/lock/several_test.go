@@ -32,7 +32,7 @@ func TestSeveralLocks(t *testing.T) {
 		t.Errorf("%s locks stay", n)
 	}
 
-	// For one who doesn't wait it is all or nothing, and in a transaction.
+	// A run that doesn't wait gets all or nothing, and so does a run in a transaction.
 	blocker = acquire(t, config(t, dsn, exclusive(2)))
 	none := config(t, dsn, exclusive(1, 2, 3))
 	none.Wait = 0
@@ -55,8 +55,8 @@ func TestSeveralLocks(t *testing.T) {
 	}
 }
 
-// TestLinesOfSeveral: who waits for several stands in one line after the other, and
-// of each has its own evidence.
+// TestLinesOfSeveral: a waiter for several locks stands in one line after the other, and has
+// evidence of its own for each lock.
 func TestLinesOfSeveral(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -76,7 +76,8 @@ func TestLinesOfSeveral(t *testing.T) {
 	}
 	release(t, next.held(t))
 
-	// Who holds the same keys says the end of each, also where nobody is in its line.
+	// A holder of the same keys announces the end of each, even if nobody stands in that one's
+	// line.
 	next = contend(t, config(t, dsn, exclusive(1, 2, 3)))
 	h := acquire(t, config(t, dsn, exclusive(5, 6)))
 	same := contend(t, config(t, dsn, exclusive(5, 6)))
@@ -113,8 +114,8 @@ func TestLinesOfSeveral(t *testing.T) {
 	}
 }
 
-// TestOverlappingClaims: those who want the same locks and one that they don't
-// share never keep each other from them for good.
+// TestOverlappingClaims: runs that want the same locks, and each another one besides, never keep
+// each other from them for good.
 func TestOverlappingClaims(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -123,7 +124,7 @@ func TestOverlappingClaims(t *testing.T) {
 	blocker := acquire(t, config(t, dsn, exclusive(2)))
 	for _, claim := range []lock.Claim{exclusive(1, 2), exclusive(2, 3), exclusive(1, 3), exclusive(1, 2, 3)} {
 		cfg := config(t, dsn, claim)
-		cfg.LockDelay = time.Second // of a lock in whose line it doesn't stand it may have heard no end
+		cfg.LockDelay = time.Second // it may not have heard the end of a lock in whose line it doesn't stand
 		all = append(all, contend(t, cfg))
 	}
 	eventually(t, "all wait", func() bool {
@@ -155,8 +156,8 @@ func TestOverlappingClaims(t *testing.T) {
 	}
 }
 
-// TestTimeIsUp: a wait that ends just when the lock becomes free has it or not, and
-// says so; whatever it held on the way is given back.
+// TestTimeIsUp: if a wait ends just when the lock becomes free, the run has the lock or says that
+// it doesn't. In the latter case it gives back what it got on the way.
 func TestTimeIsUp(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -11,8 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/pace"
 )
 
-// TestReadersAndWriters: nobody can say that the last of several readers is dead, so
-// a writer waits. Readers don't care for each other.
+// TestReadersAndWriters: nobody can say that the last of several readers is dead, so a writer
+// waits. Readers don't wait for each other.
 func TestReadersAndWriters(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -39,7 +39,7 @@ func TestReadersAndWriters(t *testing.T) {
 		defer release(t, h)
 	}
 
-	// A writer that is torn away, and one that ends in between of readers.
+	// One writer is torn from the lock, and another ends between readers.
 	writer = acquire(t, config(t, dsn, exclusive(3)))
 	reader := contend(t, config(t, dsn, shared(3)))
 	inLine(t, server, id(3), 1)
@@ -49,7 +49,7 @@ func TestReadersAndWriters(t *testing.T) {
 	release(t, reader.held(t))
 }
 
-// TestWritersAreServed: though there is always another reader, a writer has its turn.
+// TestWritersAreServed: though there is always another reader, a writer gets its turn.
 func TestWritersAreServed(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -64,7 +64,7 @@ func TestWritersAreServed(t *testing.T) {
 	const readers = 3
 	first := []*lock.Held{acquire(t, cfg), acquire(t, cfg), acquire(t, cfg)}
 	for i := range readers {
-		stream.Go(func() { // of whom one or the other holds it all the time
+		stream.Go(func() { // one or the other has the lock all the time
 			h := first[i]
 			for n := i; ; n++ {
 				pace.Sleep(ctx, time.Duration(200+100*i)*time.Millisecond)

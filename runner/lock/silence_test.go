@@ -13,8 +13,8 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// silenced is a holder, by way of a relay that has gone silent since, and the one who
-// waits for it.
+// silenced returns a holder whose relay to the server has gone silent, and a contender that waits
+// for the lock.
 func silenced(t *testing.T, server *localpg.Server, holding, waiting lock.Config) (h *lock.Held, next *contender, since time.Time) {
 	t.Helper()
 	r := newRelay(t, server)
@@ -34,9 +34,9 @@ func silenced(t *testing.T, server *localpg.Server, holding, waiting lock.Config
 	return h, next, last
 }
 
-// sawSilence waits until a waiter has taken over from a holder that it has seen to be
-// silent: not before that one's command is dead by its own clock, and before the server
-// would end the session.
+// sawSilence waits until a waiter has taken over from a holder that it has seen to be silent. That
+// must not happen before the holder's command is dead by the holder's own clock, and has to happen
+// before the server would end the session.
 func sawSilence(t *testing.T, next *contender, since time.Time, lease time.Duration) {
 	t.Helper()
 	next.held(t)
@@ -52,14 +52,14 @@ func sawSilence(t *testing.T, next *contender, since time.Time, lease time.Durat
 	}
 }
 
-// TestSilentHolder: one that is cut off is taken over from when its command is dead by
-// its own clock, and before the server would end its session.
+// TestSilentHolder: a waiter takes over from a holder that is cut off, once the holder's command is
+// dead by the holder's own clock, and before the server would end its session.
 func TestSilentHolder(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	cfg := leased(config(t, dsn, exclusive(1)), 15*time.Second)
-	cfg.LockDelay = 2 * time.Second // shorter than what the holder's settings come to
+	cfg.LockDelay = 2 * time.Second // shorter than what the holder's settings require
 	h, next, since := silenced(t, server, cfg, cfg)
 	sawSilence(t, next, since, cfg.Session.Lease)
 	<-h.Lost()
@@ -72,7 +72,7 @@ func TestSilentHolder(t *testing.T) {
 // first does nothing, and before the server would end the holder's session.
 func TestSilenceBehindFrozen(t *testing.T) {
 	t.Parallel()
-	server := start(t, map[string]string{"datestyle": "SQL, DMY", "timezone": "Asia/Shanghai"}) // whose CST is not the one that the server reads
+	server := start(t, map[string]string{"datestyle": "SQL, DMY", "timezone": "Asia/Shanghai"}) // the server writes this zone as CST, and would read that as another one
 	dsn := server.DSN("postgres")
 	cfg := leased(config(t, dsn, exclusive(1)), 15*time.Second)
 	cfg.LockDelay = 2 * time.Second
@@ -81,8 +81,8 @@ func TestSilenceBehindFrozen(t *testing.T) {
 	sawSilence(t, next, since, cfg.Session.Lease)
 }
 
-// TestSilentAtOnce: a holder that is cut off just after its start is taken over from as soon
-// as any other, also by one that was too far back in line to watch those before it.
+// TestSilentAtOnce: a waiter takes over as soon from a holder that is cut off just after its start
+// as from any other, even if the waiter was too far back in line to watch the holders before.
 func TestSilentAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]int{"first in line": 0, "moved up": 3, "one with an earlier ticket comes": 0} {

@@ -42,7 +42,7 @@ func TestSlots(t *testing.T) {
 		t.Fatal("one too many")
 	}
 
-	// The end of a holder that says nothing is no clean one.
+	// If a holder ends without a word, that is no clean end.
 	tear(t, server, h)
 	holdsAndWaits(t, behind)
 	lock.ReportLostRuns(t.Context(), h)
@@ -66,7 +66,7 @@ func TestSlots(t *testing.T) {
 		t.Errorf("nobody is in line, slot 2 is free, and the newcomer has %d", newcomer.Slot)
 	}
 
-	// With fewer slots one shares those that both know.
+	// Runs with different numbers of slots share the slots that both have.
 	fewer, more := config(t, dsn, slots(number, 2)), config(t, dsn, slots(number, 4))
 	fewer.Wait, more.Wait = 0, 0
 	if try(t, bid(t, fewer)) {
@@ -85,7 +85,8 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// TestLineOfSlots: as many as there are slots go on, in the order in which they came.
+// TestLineOfSlots: at each time as many runs as there are slots go on, in the order in which they
+// came.
 func TestLineOfSlots(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -14,9 +14,9 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// newSlowRelay is the DSN of a relay between one session and its server. It passes each query
-// on as change returns it. While change does not return, the server gets nothing more, as if
-// the network or the server's processor were busy.
+// newSlowRelay is the DSN of a relay between one session and its server. It passes on what change
+// returns for each query. While change does not return, the server gets nothing, as if the network
+// or the server's processor were busy.
 func newSlowRelay(t *testing.T, server *localpg.Server, change func(sql string) string) (dsn string) {
 	t.Helper()
 	dir := t.TempDir()

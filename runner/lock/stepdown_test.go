@@ -9,15 +9,15 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// TestStepDown: a request reaches the holder by its next heartbeat, with who asks and
-// for which host; that one is served then, also by another role than the holder's.
+// TestStepDown: a request reaches the holder by its next heartbeat, with the names of the person
+// who asks and of the host, which then gets the lock. Another role than the holder's may ask, too.
 func TestStepDown(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
 	asker := config(t, as(t, server, "askers"), exclusive(7))
 	cfg := config(t, dsn, exclusive(7))
-	listed := cfg // as of pglead each, which else names nobody
+	listed := cfg // like pglead each, which otherwise names nobody
 	listed.OfList = true
 	h := acquire(t, listed)
 	t.Cleanup(h.Session.Close)
@@ -58,7 +58,7 @@ func TestStepDown(t *testing.T) {
 	if delayed(first) {
 		t.Errorf("the next one: %v", first.said())
 	}
-	// A host on which nobody waits.
+	// Nobody waits on this host.
 	next := contend(t, cfg)
 	inLine(t, server, id(7), 1)
 	h.Prefer("nowhere")
@@ -77,7 +77,7 @@ func TestStepDown(t *testing.T) {
 	release(t, h)
 }
 
-// TestStepDownWays: a request reaches every kind of holder, and of readers each.
+// TestStepDownWays: a request reaches every kind of holder, and each of several readers.
 func TestStepDownWays(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -11,7 +11,7 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// delayed says whether a contender has held the lock for a time without a start.
+// delayed says whether a contender has held the lock for a while before its start.
 func delayed(c *contender) bool { return slices.Contains(c.said(), "delayed") }
 
 // holdsAndWaits waits until a contender has been granted a lock, and may wait its delay out.
@@ -23,7 +23,7 @@ func holdsAndWaits(t *testing.T, c *contender) {
 	}
 }
 
-// TestCleanEnd: the first in line starts at once, as often as one likes.
+// TestCleanEnd: after a clean end the first in line starts at once, again and again.
 func TestCleanEnd(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -49,8 +49,9 @@ func TestCleanEnd(t *testing.T) {
 	}
 }
 
-// TestForcedEnd: without a word nobody starts before the delay is over; with the
-// last word of a session of the same role, or of the waiter's own, at once.
+// TestForcedEnd: without a word about a holder's death nobody starts before the delay is over. With
+// such a word from a session of the holder's role, or of the waiter's own, the next one starts at
+// once.
 func TestForcedEnd(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -97,7 +98,7 @@ func TestForcedEnd(t *testing.T) {
 		inLine(t, server, id(5), 1)
 		torn := time.Now()
 		tear(t, server, h)
-		// A stranger that says it is no word.
+		// A stranger's word doesn't count.
 		plain(t, strangers, word(5, "dead", h.Token), word(5, "clean", h.Token))
 		next.held(t)
 		if d := next.ended.Sub(torn); d < cfg.LockDelay {
@@ -116,9 +117,8 @@ func stays(t *testing.T, c *contender, d time.Duration) {
 	}
 }
 
-// TestStrangers: what a session of another role says of a lock shortens nothing,
-// whether it says it during the hold or the delay, stands in line, or has the
-// process number in its words.
+// TestStrangers: what a session of another role says of a lock shortens no delay, whether it speaks
+// while the lock is held or during the delay, stands in line, or says the holder's process number.
 func TestStrangers(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -130,7 +130,7 @@ func TestStrangers(t *testing.T) {
 			next := contend(t, config(t, waiters, exclusive(number)))
 			inLine(t, server, id(number), 1)
 			conn := plain(t, strangers)
-			if inItsLine { // behind the other, whose ticket is from the clock
+			if inItsLine { // behind the other one, whose ticket has the time of the clock
 				run(t, conn, fmt.Sprintf("SELECT pg_advisory_lock(%d::bigint << 32 | ((extract(epoch FROM clock_timestamp()) * 100)::bigint & 4294967295))", int32(advisory.TicketClass(id(number)))))
 				inSight(t, server, next)
 			}
@@ -166,8 +166,8 @@ func inSight(t *testing.T, server *localpg.Server, c *contender) {
 	}
 }
 
-// TestForeignHolder: of a holder that is no pglead nothing is known when it ends,
-// also if it came between two of them.
+// TestForeignHolder: when a holder that is no pglead ends, nothing is known of it, even if it came
+// between two pgleads.
 func TestForeignHolder(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -203,8 +203,8 @@ func TestForeignHolder(t *testing.T) {
 	holdsAndWaits(t, next)
 }
 
-// TestNewcomer: T1 is torn, and T2, a newcomer's first try, ends clean: who knew T1
-// waits for it.
+// TestNewcomer: T1 is torn from the lock, and T2, a newcomer whose first try was granted, ends
+// clean. A waiter that knew of T1 still waits for it.
 func TestNewcomer(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -215,8 +215,8 @@ func TestNewcomer(t *testing.T) {
 		h := acquire(t, cfg)
 		next := contend(t, cfg)
 		inLine(t, server, id(number), 1)
-		// The newcomer is the first in the server's own queue, as no pglead is: its
-		// announcements are what one would say whose first try was granted.
+		// The newcomer stands first in the server's own queue, which no pglead does. It announces
+		// what a pglead whose first try was granted would announce.
 		psql := plain(t, dsn)
 		granted := make(chan error, 1)
 		go func() {
@@ -248,8 +248,8 @@ func TestNewcomer(t *testing.T) {
 	}
 }
 
-// TestRepeatedWords: a stranger that says again and again that the lock comes free
-// puts off nobody's turn, with dead tickets before it or not.
+// TestRepeatedWords: a stranger that says again and again that the lock comes free does not put off
+// a waiter's turn, whether dead tickets are before the waiter or not.
 func TestRepeatedWords(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

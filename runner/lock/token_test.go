@@ -28,7 +28,7 @@ func TestLockExcludesAndTokensGrow(t *testing.T) {
 	if first.Token>>48 != 1 || first.SystemID != query(t, server, "SELECT system_identifier FROM pg_control_system()")[0] {
 		t.Errorf("grant %+v is not of timeline 1 of this cluster", first)
 	}
-	// Everybody sees the token in the session's name for as long as that holds it.
+	// Every role sees the token in the session's name while the session holds the lock.
 	name := func() string {
 		return query(t, server, "SELECT application_name FROM pg_stat_activity WHERE pid = "+strconv.Itoa(int(first.Session.BackendPID())))[0]
 	}
@@ -48,8 +48,8 @@ func TestLockExcludesAndTokensGrow(t *testing.T) {
 	}
 }
 
-// TestTokenSurvivesCrash: a role whose commits don't wait for the disk would
-// be given the same transaction number again after a crash.
+// TestTokenSurvivesCrash: without a commit that waits for the disk, a role whose commits don't do
+// so would get the same transaction number again after a crash.
 func TestTokenSurvivesCrash(t *testing.T) {
 	t.Parallel()
 	server := start(t, map[string]string{"wal_writer_delay": "10s"})
@@ -71,8 +71,8 @@ func TestTokenSurvivesCrash(t *testing.T) {
 	}
 }
 
-// TestRoleDefaults: what an administrator set for the role is in the way of neither
-// a wait nor a grant.
+// TestRoleDefaults: settings that an administrator has made for the role disturb neither a wait nor
+// a grant.
 func TestRoleDefaults(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -99,8 +99,8 @@ func TestRoleDefaults(t *testing.T) {
 	}
 }
 
-// TestLyingServer: servers exist that answer true and lock nothing. This one
-// is PostgreSQL with its function replaced by such a one.
+// TestLyingServer: servers exist that answer true and lock nothing. This one is PostgreSQL whose
+// function is replaced by one that does so.
 func TestLyingServer(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -112,8 +112,8 @@ func TestLyingServer(t *testing.T) {
 	}
 }
 
-// TestTokensGrowAcrossModes: those who share a lock compare their tokens,
-// whatever way each of them holds it.
+// TestTokensGrowAcrossModes: the tokens of one lock can be compared, in whatever way each run holds
+// the lock.
 func TestTokensGrowAcrossModes(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

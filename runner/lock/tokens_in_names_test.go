@@ -9,7 +9,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestSeats: whatever a session says of itself is bounded, and what isn't known is 0.
+// TestSeats: what a session says of itself is bounded, and what isn't known is 0.
 func TestSeats(t *testing.T) {
 	row := func(name, query string) []string {
 		return []string{
@@ -41,7 +41,7 @@ func TestSeats(t *testing.T) {
 		"/*pglead beat='0',lease='30s'*/ ":                   {},
 		"/*pglead beat='1',lease='3000h'*/":                  {evidence.LongestAnnounced, 1},
 		"/*pglead beat='1',delay='3000h'*/":                  {evidence.LongestAnnounced, 1},
-		"/*pglead beat='1',delay='-3h'*/":                    {0, 1}, // or a silence would be long enough at once
+		"/*pglead beat='1',delay='-3h'*/":                    {0, 1}, // otherwise any silence would be long enough
 		"/*pglead beat='1',lease='30s',delay='1h'*/":         {time.Hour, 1},
 		"/*pglead beat='1',lease='30s',mode='transaction'*/": {20 * time.Second, 0}, // nobody watches it
 		"/*pglead beat='18446744073709551615'*/":             {0, 1<<64 - 1},
@@ -69,8 +69,8 @@ func TestSeats(t *testing.T) {
 	}
 }
 
-// TestAskerName: what stands in the name of one who asks is read again, as far as
-// the server lets it stand.
+// TestAskerName: what the name of an asking session says is read back, as far as the server doesn't
+// cut it off.
 func TestAskerName(t *testing.T) {
 	for _, tt := range []struct{ by, to string }{{"cron on web1", ""}, {"cron on web1", "web2"}, {"a by b", "web2"}} {
 		if by, to := parseAsker(askerName(tt.by, tt.to)); by != tt.by || to != tt.to {

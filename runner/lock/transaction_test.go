@@ -18,7 +18,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// settings are those of both of a pooler's connections to the server.
+// settings returns the settings of both of a pooler's connections to the server.
 func settings(t *testing.T, dsn string) (all []string) {
 	t.Helper()
 	for range 2 {
@@ -58,7 +58,7 @@ func TestTransaction(t *testing.T) {
 				t.Fatal("want the lock for the transaction alone")
 			}
 
-			// Between two heartbeats there is nothing that vacuum has to respect.
+			// Between two heartbeats nothing holds back vacuum.
 			eventually(t, "the real backend shows, by name, and is idle", func() bool {
 				row := query(t, server, fmt.Sprintf(`SELECT a.application_name, a.backend_xid IS NULL AND a.backend_xmin IS NULL
 					FROM pg_stat_activity a JOIN pg_locks l USING (pid)
@@ -90,7 +90,7 @@ func TestTransaction(t *testing.T) {
 	}
 }
 
-// TestPolling: who waits with a transaction has it soon after it is free, and after
+// TestPolling: a waiter with a transaction gets the lock soon after it is free, and starts after
 // the delay, since it hears nothing.
 func TestPolling(t *testing.T) {
 	t.Parallel()
@@ -100,7 +100,7 @@ func TestPolling(t *testing.T) {
 	h := acquire(t, cfg)
 	next := contend(t, cfg)
 	eventually(t, "it waits", func() bool { return len(next.said()) > 0 })
-	stays(t, next, 2*time.Second) // twice the most that lies between two tries
+	stays(t, next, 2*time.Second) // twice the longest time between two tries
 	released := time.Now()
 	release(t, h)
 	next.held(t)
@@ -131,8 +131,7 @@ func await(t *testing.T, s *session.Session) {
 	}
 }
 
-// TestLeaseInTransaction: heartbeats keep the transaction, and nothing else
-// does.
+// TestLeaseInTransaction: only heartbeats keep the transaction open.
 func TestLeaseInTransaction(t *testing.T) {
 	server := start(t, nil)
 	for _, mode := range []string{"direct", "transaction", "session"} {
@@ -169,9 +168,8 @@ func TestLeaseInTransaction(t *testing.T) {
 	}
 }
 
-// TestAbortedTransaction: an error ends the transaction and frees its lock,
-// and the server goes on to answer. Here an administrator's cancel request
-// meets a heartbeat.
+// TestAbortedTransaction: an error ends the transaction and frees its lock, though the server goes
+// on answering. Here an administrator cancels a heartbeat's query.
 func TestAbortedTransaction(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -197,8 +195,8 @@ func TestAbortedTransaction(t *testing.T) {
 	}
 }
 
-// TestTransactionRoleDefaults: what an administrator set for the role does no
-// harm in a transaction either.
+// TestTransactionRoleDefaults: settings that an administrator has made for the role do no harm in a
+// transaction either.
 func TestTransactionRoleDefaults(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -223,9 +221,9 @@ func TestTransactionRoleDefaults(t *testing.T) {
 	release(t, acquire(t, config(t, direct, exclusive(7))))
 }
 
-// TestPools: a pooler that gives the connection to others after every statement can
-// hold no transaction, and never will. One that has no connection to give is no
-// refusal of the lock, and who waits rides it out; the token takes a second one.
+// TestPools: with a pooler that gives the connection to others after every statement no transaction
+// can stay open, and that doesn't change by itself. If a pooler has no free connection, the lock is
+// not refused, and a waiter goes on to wait. The token takes a second connection.
 func TestPools(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -253,8 +251,8 @@ func TestPools(t *testing.T) {
 	}
 }
 
-// TestYoungServerBehindPooler: a session that has outlived its server goes by the age of
-// the one on which it is granted the lock.
+// TestYoungServerBehindPooler: a session that has outlived its server goes by the age of the server
+// that grants it the lock.
 func TestYoungServerBehindPooler(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -24,8 +24,8 @@ type counter struct {
 	trips []int
 }
 
-// newCounter has before called with a connection's number, from 1, while its login has
-// not begun.
+// newCounter makes a counter that calls before with each connection's number, from 1, before its
+// login begins.
 func newCounter(t *testing.T, dsn string, before func(connection int)) *counter {
 	t.Helper()
 	at, err := pgconn.ParseConfig(dsn)
@@ -98,8 +98,8 @@ func (c *counter) counted() []int {
 	return slices.Clone(c.trips)
 }
 
-// TestTripsThroughPooler: a refusal is a login and the question of who has the lock,
-// and never a second login; a grant takes one, and four questions.
+// TestTripsThroughPooler: a refused run logs in once and asks who has the lock, and never logs in a
+// second time; a granted one does, and asks four questions.
 func TestTripsThroughPooler(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -121,21 +121,21 @@ func TestTripsThroughPooler(t *testing.T) {
 	h := acquire(t, cfg)
 	release(t, h)
 	h.Close()
-	// The login, its checks with the trial, the transaction with the next one, the
-	// verification, the end; and beside that a login and the token.
+	// These are the login, its checks with the trial, the transaction with the next try, the
+	// verification and the end; and on the second connection the login and the token.
 	if got, want := c.counted()[1:], []int{5, 2}; !slices.Equal(got, want) {
 		t.Errorf("a grant: round trips %v, want %v", got, want)
 	}
 }
 
-// TestTakenMeanwhile: a lock that was free at the login, and is not at the beginning
-// of the transaction, is refused, and what was made ready for the command is undone.
+// TestTakenMeanwhile: if a lock was free at the login, and is not free at the beginning of the
+// transaction, the run is refused, and the preparation for the command is undone.
 func TestTakenMeanwhile(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	thief := plain(t, server.DSN("postgres"))
 	c := newCounter(t, pooled(t, server, localpg.Superuser, "transaction", 3), func(connection int) {
-		if connection == 2 { // it was free at the first, and will be begun for
+		if connection == 2 { // the lock was free on the first connection, and the transaction will begin
 			_, _ = localpg.Ask(t.Context(), thief, "SELECT pg_advisory_lock(7)")
 		}
 	})
@@ -151,12 +151,12 @@ func TestTakenMeanwhile(t *testing.T) {
 	if _, ok := refused.err.(*lock.ConflictError); !ok || prepared != 1 || undone != 1 { //nolint:errorlint // as it is
 		t.Errorf("%v; prepared %d times, undone %d times", refused.err, prepared, undone)
 	}
-	// No transaction stays open at the pooler, which could have its connection for others.
+	// No transaction stays open at the pooler, which may need the connection for others.
 	if got := query(t, server, "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'")[0]; got != "0" {
 		t.Errorf("%s transactions are left", got)
 	}
 
-	// Free again, it is had with the same settings, and prepared for once.
+	// When the lock is free again, a run with the same settings gets it, and prepares once.
 	run(t, thief, "SELECT pg_advisory_unlock_all()")
 	release(t, contendPrepared(t, cfg, prepare).held(t))
 	if prepared != 2 || undone != 1 {
@@ -164,8 +164,8 @@ func TestTakenMeanwhile(t *testing.T) {
 	}
 }
 
-// TestSecondOfThoseWhoWait: they have the connection for the token before their turn
-// comes, so that those behind them can't take the last one.
+// TestSecondOfThoseWhoWait: waiters open the connection for the token before their turn comes, so
+// that those behind them can't take the last one.
 func TestSecondOfThoseWhoWait(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -185,8 +185,8 @@ func TestSecondOfThoseWhoWait(t *testing.T) {
 	}
 }
 
-// TestRoomForSecond: where there is no room for the second connection, one who doesn't
-// wait for the lock asks for it again, without the lock.
+// TestRoomForSecond: if there is no room for the second connection, a run that doesn't wait for the
+// lock asks for a connection again, and does not have the lock meanwhile.
 func TestRoomForSecond(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -195,7 +195,7 @@ func TestRoomForSecond(t *testing.T) {
 	guest, other := plain(t, dsn), plain(t, server.DSN("postgres"))
 	var free []string
 	c := newCounter(t, dsn, func(connection int) {
-		if connection == 3 { // the second one has been refused
+		if connection == 3 { // the second connection has been refused
 			free, _ = localpg.Ask(t.Context(), other, "SELECT pg_try_advisory_xact_lock(7)")
 			_ = guest.Close(t.Context())
 		}

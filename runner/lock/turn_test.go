@@ -9,8 +9,8 @@ import (
 	"github.com/pglead/pglead/runner/lock/evidence"
 )
 
-// What the tests of a turn are about: this waiter, one that stands just before it, the holder, and
-// a stranger.
+// These are the sessions in the tests of a turn: this waiter, the one just before it, the holder,
+// and a stranger.
 const (
 	self uint32 = iota + 1
 	neighbour
@@ -20,7 +20,7 @@ const (
 
 const never = -1 * time.Second
 
-// turnAt is a turn in which nothing is planned but a look in a minute.
+// turnAt is the turn of a waiter of this rank, with nothing planned but a look in a minute.
 func turnAt(rank int) *turn {
 	t := &turn{own: self, lease: 15 * time.Second, rank: rank, lookAt: time.Now().Add(time.Minute)}
 	if rank > 1 {
@@ -29,7 +29,7 @@ func turnAt(rank int) *turn {
 	return t
 }
 
-// due is how soon something happens that is planned for a time.
+// due is how soon the time comes for which something is planned.
 func due(at time.Time) time.Duration {
 	if at.IsZero() {
 		return never
@@ -148,7 +148,8 @@ func TestTryLater(t *testing.T) {
 	}
 }
 
-// TestWatchEnds: what a watch has seen makes it time for a look, and only the very first try.
+// TestWatchEnds: what a watch has seen makes it time for a look, and makes only the very first in
+// line try.
 func TestWatchEnds(t *testing.T) {
 	for _, tt := range []struct {
 		what  string

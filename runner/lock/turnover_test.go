@@ -13,8 +13,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestTurnover: in one round trip ends are said before locks are free, what is free is
-// taken, listed and has a token, and what is held elsewhere is not.
+// TestTurnover: in one round trip ends are announced before their locks are free, locks that are
+// free are taken, listed, and have a token, and locks that are held elsewhere are not taken.
 func TestTurnover(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -108,7 +108,7 @@ func TestTurnover(t *testing.T) {
 	}
 }
 
-// TestJoins: what takes more than a grant has no part in a turnover.
+// TestJoins: a bid whose start takes more than a grant can't be part of a turnover.
 func TestJoins(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -144,9 +144,9 @@ func TestJoins(t *testing.T) {
 	}
 }
 
-// TestUnheardEnd: a lock is given back although the server rejects the announcement of that. A
-// server does so when its queue of notifications is full; since that takes 8 GB, a missing right
-// does it here.
+// TestUnheardEnd: a lock is given back although the server rejects the announcement of the end. A
+// server does so when its queue of notifications is full; since that takes 8 GB, here a missing
+// right is the reason.
 func TestUnheardEnd(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -12,7 +12,7 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// requests is how many requests the only waiter in a line has made.
+// requests returns how many requests the only waiter in a line has made.
 func requests(t *testing.T, server *localpg.Server, line lockkey.ID) uint64 {
 	t.Helper()
 	text := query(t, server, fmt.Sprintf("SELECT query FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE locktype = 'advisory' AND classid = %d AND objsubid = 1", advisory.TicketClass(line)))
@@ -23,8 +23,7 @@ func requests(t *testing.T, server *localpg.Server, line lockkey.ID) uint64 {
 	return d.Beat
 }
 
-// TestFewRequests: who waits asks once for each heartbeat of the holder, and little
-// beside.
+// TestFewRequests: a waiter asks once for each heartbeat of the holder, and little besides.
 func TestFewRequests(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -40,8 +39,8 @@ func TestFewRequests(t *testing.T) {
 	}
 }
 
-// TestSilentEnds: the lock comes free without a word. Who is first in line finds that out
-// long before its next whole look.
+// TestSilentEnds: the lock comes free without a word. The first in line finds that out long before
+// its next whole look.
 func TestSilentEnds(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

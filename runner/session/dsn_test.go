@@ -60,8 +60,8 @@ func TestParseDSNName(t *testing.T) {
 	}
 }
 
-// TestParseDSNLeavesNothingForTheServer: pgconn hands what it doesn't know to
-// the server, which refuses the login or, for tcp_user_timeout, obeys.
+// TestParseDSNLeavesNothingForTheServer: pgconn hands parameters that it doesn't know to the
+// server, which rejects the login or, with tcp_user_timeout, obeys.
 func TestParseDSNLeavesNothingForTheServer(t *testing.T) {
 	isolate(t)
 	dsn := "host=h keepalives=1 keepalives_idle=5 keepalives_interval=5 keepalives_count=5 tcp_user_timeout=1000 " +
@@ -139,9 +139,9 @@ func TestParseDSNRefuses(t *testing.T) {
 	}
 }
 
-// TestParseDSNMangled: what was meant to be a URI or keywords, and is none for a
-// slip of the pen, is no name of a database or a host: it would be sent to a
-// server, and be in every message, with the password.
+// TestParseDSNMangled: a text that was meant to be a URI or keywords, but has a typing error, is
+// not taken for the name of a database or a host. Otherwise it would be sent to a server, and be in
+// every message, with the password.
 func TestParseDSNMangled(t *testing.T) {
 	isolate(t)
 	for dsn, want := range map[string]string{
@@ -198,7 +198,7 @@ func TestParseDSNMangled(t *testing.T) {
 		t.Setenv(variable, "")
 		os.Unsetenv(variable)
 	}
-	// Odd names are none.
+	// Odd names are not mangled strings.
 	for dsn, want := range map[string]string{
 		"dbname='a@b:c/d;e=\"f\"' host=h":    `h:5432/a@b:c/d;e="f"`,
 		"host=/run/postgresql@15 dbname=a":   "/run/postgresql@15:5432/a",
@@ -254,8 +254,8 @@ func TestServiceAndPasswordFile(t *testing.T) {
 	}
 }
 
-// TestPasswordFileOfOthers: a password file that others may read is ignored, and that is said,
-// wherever it is named. One that isn't needed, or is no plain file, is nobody's business.
+// TestPasswordFileOfOthers: a password file that others may read is ignored, with a warning,
+// wherever it is named. There is no warning about a file that isn't needed, or is no plain file.
 func TestPasswordFileOfOthers(t *testing.T) {
 	isolate(t)
 	home := os.Getenv("HOME")
@@ -336,7 +336,7 @@ func FuzzParseDSN(f *testing.F) {
 				t.Errorf("ParseDSN(%q): %v", dsn, err)
 			}
 		}
-		// Where something is left out, there is none either, be it accepted.
+		// Nor does it show if a part is left out, even if the string is accepted then.
 		for _, dsn := range []string{before + ":" + secret + "@" + after, "host=h dbname=" + before + ":" + secret + "@" + after} {
 			switch cfg, err := ParseDSN(dsn, "--dsn"); {
 			case err != nil && strings.Contains(err.Error(), secret):

@@ -8,9 +8,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestEncoding sends characters that the database lacks: each query of a request is carried out
-// once, the answers are in order, and a transaction is one all the same. What the database has
-// stays as it is.
+// TestEncoding sends characters that the database lacks. Each query of a request is carried out
+// once, the answers are in order, and a transaction is still one transaction. Characters that the
+// database has stay as they are.
 func TestEncoding(t *testing.T) {
 	server := start(t, nil)
 	query(t, server, "CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")

@@ -25,8 +25,7 @@ type silent struct {
 	started time.Time
 }
 
-// virtual is a clock of virtual time, which started at an instant and has jumped
-// by a time asleep.
+// virtual is a clock of virtual time, which started at an instant, and jumps by the time asleep.
 func virtual(started time.Time, asleep *time.Duration) clock {
 	now := func() boottime.Instant { return boottime.Instant(time.Since(started) + *asleep) }
 	return clock{now, func() (timer, error) {
@@ -112,8 +111,8 @@ func TestSilenceEndsTheSession(t *testing.T) {
 	})
 }
 
-// TestSlowAnswers: the deadline counts from the sending, since the server may
-// have begun to count as soon as that.
+// TestSlowAnswers: the deadline counts from the sending of a request, since the server may have
+// begun to count at that time.
 func TestSlowAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
@@ -135,8 +134,8 @@ func TestSlowAnswers(t *testing.T) {
 	})
 }
 
-// TestSlowNetworkKeepsIt: round trips of up to a heartbeat's interval do no
-// harm, for ever if need be.
+// TestSlowNetworkKeepsIt: round trips of up to a heartbeat's interval do no harm, however long they
+// go on.
 func TestSlowNetworkKeepsIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)
@@ -180,7 +179,7 @@ func TestLastWord(t *testing.T) {
 	})
 }
 
-// TestSuspend: a clock that jumps, as after a suspended night, ends the
+// TestSuspend: a clock that jumps, as if the machine had been suspended for a night, ends the
 // session at the next opportunity, though the timers have not run out.
 func TestSuspend(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -206,7 +205,7 @@ func TestSuspend(t *testing.T) {
 	})
 }
 
-// TestShares: what the promise rests on, for every lease that is allowed.
+// TestShares: the inequalities on which the promise rests hold for every lease that is allowed.
 func TestShares(t *testing.T) {
 	for _, lease := range []time.Duration{3 * time.Second, 15 * time.Second, time.Minute, time.Hour} {
 		beat := leasetime.BeatEvery(lease)

@@ -122,7 +122,7 @@ hostssl all alice all scram-sha-256
 	base := "host=db.example hostaddr=127.0.0.1 dbname=postgres sslrootcert=" + dir + "/ca.crt sslmode=verify-full port=" + port
 	for _, tt := range []struct {
 		name, dsn string
-		kind      session.Kind // 0: it works
+		kind      session.Kind // 0: the login works
 		want      string
 	}{
 		{"scram, verify-full", base + " user=alice password=hunter2 channel_binding=require require_auth=scram-sha-256", 0, ""},

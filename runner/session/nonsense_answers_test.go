@@ -66,7 +66,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Add([]byte("r-9"), []byte("r1"), append(notice, encoded([]byte("r1,0,1,1"))...))
 	f.Add([]byte("rcrowded"), []byte("r1,2;;3"), []byte("rdb,0,1,1,ExclusiveLock,t,7,0,r,,pglead:k@h,/*pglead slots='9'*/,f,1700000000"))
 	f.Add([]byte("E\x00\x00\x00\x0eSFATAL\x00\x00\x00"), []byte("D\x7f\xff\xff\xff"), []byte("Z"))
-	// Of an answer that doesn't end, no more is waited for than this allows.
+	// For an answer that doesn't end the session waits no longer than this lease allows.
 	const lease = 50 * time.Millisecond
 	f.Fuzz(func(t *testing.T, first, second, third []byte) {
 		s := answered(t, lease, first, second, third)

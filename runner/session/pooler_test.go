@@ -20,7 +20,7 @@ func TestPooler(t *testing.T) {
 			if kindOf(err) != session.Unsafe || !strings.Contains(err.Error(), "pooler") {
 				t.Fatalf("Open: %v, want a refusal", err)
 			}
-			// The pooler's one connection to the server must be as it was.
+			// The pooler's one connection to the server must have its settings of before.
 			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 			defer cancel()
 			for setting, want := range map[string]string{"idle_session_timeout": "0", "application_name": "", "client_connection_check_interval": "0"} {
@@ -37,7 +37,7 @@ func TestPooler(t *testing.T) {
 	}
 }
 
-// TestTransactionOnStandby: a standby is refused, also where a pooler stands before it.
+// TestTransactionOnStandby: a standby is refused, even behind a pooler.
 func TestTransactionOnStandby(t *testing.T) {
 	t.Parallel()
 	primary := start(t, map[string]string{"wal_level": "replica"})

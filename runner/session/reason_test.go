@@ -16,8 +16,8 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// closedAhead is a connection that the server has closed, with words that nobody has
-// read yet: a write fails before they are.
+// closedAhead is a connection that the server has closed, with a message that nobody has read yet:
+// a write fails before the message is read.
 type closedAhead struct {
 	net.Conn
 	words   io.Reader
@@ -34,8 +34,8 @@ func (c closedAhead) Read(b []byte) (int, error) {
 	return c.words.Read(b)
 }
 
-// TestReasonAfterBrokenPipe: the cause of a loss is what the server said, also where a
-// request found the connection closed first.
+// TestReasonAfterBrokenPipe: the cause of a loss is what the server said, even if a request found
+// the connection closed first.
 func TestReasonAfterBrokenPipe(t *testing.T) {
 	fatal, err := (&pgproto3.ErrorResponse{
 		Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P01", Message: "terminating connection due to administrator command",
@@ -51,7 +51,7 @@ func TestReasonAfterBrokenPipe(t *testing.T) {
 			here, there := net.Pipe()
 			defer there.Close()
 			conn := closedAhead{here, bytes.NewReader([]byte(words)), make(chan struct{})}
-			if words == "" { // nor does its end show
+			if words == "" { // the end does not show either
 				conn.words = here
 			}
 			s := newSession(conn, pgproto3.NewFrontend(conn, conn), 1, Config{Lease: testLease}, virtual(time.Now(), new(time.Duration)))

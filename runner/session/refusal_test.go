@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// TestPasswordRefused: PostgreSQL says the same of a wrong password and of a role that it
-// hasn't got, so the hint has both, and another one where no password was given.
+// TestPasswordRefused: PostgreSQL says the same about a wrong password and about a role that
+// doesn't exist, so the hint names both. If no password was given, there is another hint.
 func TestPasswordRefused(t *testing.T) {
 	t.Parallel()
 	refused := &pgconn.PgError{Code: "28P01", Message: `password authentication failed for user "cron"`}
@@ -24,8 +24,7 @@ func TestPasswordRefused(t *testing.T) {
 	}
 }
 
-// TestRefusalHints: where one statement is all that it takes, the hint has it, with names as
-// SQL writes them.
+// TestRefusalHints: if a single statement helps, it is in the hint, with names as SQL writes them.
 func TestRefusalHints(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -46,7 +45,7 @@ func TestRefusalHints(t *testing.T) {
 	}
 }
 
-// TestAttemptHints: what may be the matter where nobody answers as a server does.
+// TestAttemptHints: the hint says what may be wrong if nobody answers as a server does.
 func TestAttemptHints(t *testing.T) {
 	t.Parallel()
 	connect := func(errno syscall.Errno) error {

@@ -16,8 +16,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestRoleDefaults: what an administrator set for the role must not end a
-// session that holds a lock, nor a statement that takes its time.
+// TestRoleDefaults: settings that an administrator has made for the role must not end a session
+// that holds a lock, nor a statement that takes long.
 func TestRoleDefaults(t *testing.T) {
 	server := start(t, nil)
 	query(t, server, `CREATE ROLE hasty LOGIN;
@@ -53,8 +53,8 @@ func TestRoleDefaults(t *testing.T) {
 	}
 }
 
-// TestCloseCancels: a backend that goes on with what nobody waits for any more
-// could take a lock that nobody wants.
+// TestCloseCancels: a backend that goes on with a query for which nobody waits any more could take
+// a lock that nobody wants.
 func TestCloseCancels(t *testing.T) {
 	server := start(t, nil)
 	s := open(t, server.DSN("postgres"))
@@ -92,8 +92,8 @@ func TestLast(t *testing.T) {
 	}
 }
 
-// TestNotify: what is heard comes with the number of the session that said it, in
-// the order of all that the server says, and what a session says itself is no news.
+// TestNotify: an announcement comes with the number of the session that made it, and in the order
+// of all that the server sends. A session does not hear its own announcements.
 func TestNotify(t *testing.T) {
 	server := start(t, nil)
 	s, other := open(t, server.DSN("postgres")), open(t, server.DSN("postgres"))
@@ -198,7 +198,7 @@ func TestLeaseAtTheServer(t *testing.T) {
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"))
 	cfg.Lease = 3 * time.Second
-	s := openWith(t, cfg) // and no Keep
+	s := openWith(t, cfg) // without a heartbeat
 	if !take(t, s, 7) {
 		t.Fatal("the lock is taken")
 	}
@@ -206,7 +206,7 @@ func TestLeaseAtTheServer(t *testing.T) {
 	if err := s.Err(); !strings.Contains(err.Error(), "idle-session timeout (57P05)") {
 		t.Errorf("lost: %v", err)
 	}
-	// The server says so before it frees the lock.
+	// The server reports the session's end before it frees the lock.
 	other := open(t, server.DSN("postgres"))
 	testserver.Eventually(t, "the lock is free", func() bool { return take(t, other, 7) })
 }
@@ -230,8 +230,7 @@ func TestStandbyIsRefusedAndPrimaryIsFound(t *testing.T) {
 	}
 }
 
-// TestFirstTryOnYoungServer: a lock that is free may be so because the server
-// has just come up, or up again.
+// TestFirstTryOnYoungServer: a lock may be free because the server has just started or restarted.
 func TestFirstTryOnYoungServer(t *testing.T) {
 	port := testserver.Port(t)
 	server := start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
@@ -244,7 +243,7 @@ func TestFirstTryOnYoungServer(t *testing.T) {
 	if delay := open(t, fmt.Sprintf("host=%s port=%s user=%s dbname=postgres", server.Socket, port, localpg.Superuser)).FirstTryDelay(hour); delay < hour/2 {
 		t.Errorf("at the unix socket of a server with TCP the first try waits %v", delay)
 	}
-	// Or over a pooler.
+	// Or through a pooler.
 	socket := config(t, start(t, nil).DSN("postgres"))
 	if delay := openWith(t, socket).FirstTryDelay(hour); delay < hour/2 || delay > hour {
 		t.Errorf("on a new server without TCP the first try waits %v", delay)
@@ -276,8 +275,8 @@ func TestFirstTryOnYoungServer(t *testing.T) {
 	}
 }
 
-// TestErrorsAreSignsOfLife: the server answers each heartbeat, and always with an error, as when
-// its lock table is full and the heartbeat asks for a lock. The session lives on.
+// TestErrorsAreSignsOfLife: the server answers each heartbeat with an error, for instance since its
+// lock table is full and the heartbeat asks for a lock. The session lives on.
 func TestErrorsAreSignsOfLife(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -70,8 +70,8 @@ func kindOf(err error) session.Kind {
 	return 0
 }
 
-// await waits for the loss for as long as the contract allows it to go
-// unnoticed, and a good deal more, since machines are slow.
+// await waits for the loss for as long as it may go unnoticed by the promise, and a good deal
+// longer, since machines are slow.
 func await(t *testing.T, s *session.Session) {
 	t.Helper()
 	select {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestParseStandbys: every form that PostgreSQL's grammar has, and what is none of it.
+// TestParseStandbys: every form that PostgreSQL's grammar has, and texts that it does not have.
 func TestParseStandbys(t *testing.T) {
 	t.Parallel()
 	for setting, want := range map[string]Standbys{

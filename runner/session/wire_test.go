@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// TestComment: a session says of itself what it has to before each SELECT, with
-// the number of the request, and before no other statement.
+// TestComment: the session's comment stands before each SELECT, with the number of the request, and
+// before no other kind of statement.
 func TestComment(t *testing.T) {
 	for sql, want := range map[string]string{
 		"SELECT 1": "/*pglead beat='7',pid='1'*/ SELECT 1",
@@ -23,8 +23,8 @@ func TestComment(t *testing.T) {
 	}
 }
 
-// TestLastOfSeveral has two requests wait for their turn. The goodbye goes with the one
-// that is the last, and with none before it.
+// TestLastOfSeveral: two requests wait for their turn. The goodbye goes with the one that is the
+// last, and with none before it.
 func TestLastOfSeveral(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSilent(t)

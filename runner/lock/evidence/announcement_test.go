@@ -49,7 +49,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// payloadOf is what a session says of an announcement.
+// payloadOf is the text by which a session makes an announcement.
 func payloadOf(a Announcement) string {
 	fields := []string{string(a.Word), fmt.Sprint(a.Token), fmt.Sprint(a.Lease.Milliseconds()), fmt.Sprint(a.LostGrace.Milliseconds())}
 	if a.Shared {

@@ -8,8 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// TestGone: of a session that a look catches as it goes, nothing is known but its
-// number. That makes no two of them of one role.
+// TestGone: if a look comes while a session is ending, only the session's number is known. Two such
+// sessions don't count as having the same role.
 func TestGone(t *testing.T) {
 	gone := holds(holder, 0, 0)
 	h := newTold(t)
@@ -26,12 +26,12 @@ func TestGone(t *testing.T) {
 	h.wants("a dead of the role that the holder had", 0, true)
 }
 
-// TestNeed: a start counts with its own settings as soon as its session is known,
-// whether it was heard before or after that.
+// TestNeed: a start counts with its holder's settings as soon as its session is known, whether it
+// was heard before or after that.
 func TestNeed(t *testing.T) {
-	const started = 6 // says a lease and a grace which call for 25 s
+	const started = 6 // it announces a lease and a grace that require 25 s
 	unseen := holds(second, theirs, started)
-	unseen.Outlives = 0 // of another role, its statement isn't visible
+	unseen.Outlives = 0 // the statement of another role's session isn't visible
 	for name, known := range map[string]struct{ before, after func(told) }{
 		"asked for its role":   {after: func(h told) { h.NoteRole(second, ours) }},
 		"seen with the lock":   {after: func(h told) { h.looks(unseen) }},
@@ -61,7 +61,7 @@ func TestNeed(t *testing.T) {
 		h.wants("strangers say more starts than are remembered", theirDelay, true)
 	}
 
-	// What strangers say of themselves isn't waited for, however many they are.
+	// Nobody waits because of what strangers say of themselves, however many they are.
 	h = newTold(t)
 	h.looks()
 	for i := range uint32(2 * mostStarts) {
@@ -70,8 +70,8 @@ func TestNeed(t *testing.T) {
 	}
 }
 
-// TestBrief: a tenure that was over before its session was known to count costs
-// nobody a delay.
+// TestBrief: a tenure costs nobody a delay if it was over before it was known that its session
+// counts.
 func TestBrief(t *testing.T) {
 	begun := func(t *testing.T) told {
 		t.Helper()
@@ -108,11 +108,11 @@ func TestBrief(t *testing.T) {
 	h.wants("another is dead", testDelay, true)
 }
 
-// longAfter is when the lock is free for certain after what was said just now.
+// longAfter is the time at which the lock is certainly free after a word that was said just now.
 func longAfter() boottime.Instant { return boottime.Now().Add(freeAfterClean) }
 
-// TestLateUnlock: a holder's unlock comes long after its word, so that a try was
-// refused, and a look shows it once more.
+// TestLateUnlock: a holder's unlock comes long after its word. So a try is refused, and a look
+// shows the holder once more.
 func TestLateUnlock(t *testing.T) {
 	refused := func(t *testing.T) told {
 		t.Helper()
@@ -133,7 +133,7 @@ func TestLateUnlock(t *testing.T) {
 	h.looks(holds(second, theirs, 5))
 	h.wants("another, with that token", theirDelay, true)
 
-	// Nor does a word that doesn't count speak for one that gets its number.
+	// Nor does a word that doesn't count speak for a later session with the same number.
 	h = newTold(t)
 	h.says(second, Clean, 6)
 	h.NoteRole(second, nobody)
@@ -141,7 +141,7 @@ func TestLateUnlock(t *testing.T) {
 	h.wants("a stranger said it", theirDelay, true)
 }
 
-// TestCoverage: what was seen in a session's name is said in full later.
+// TestCoverage: an end that was seen in a session's name is announced later, with the field all.
 func TestCoverage(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, ours, 5))
@@ -152,8 +152,8 @@ func TestCoverage(t *testing.T) {
 	h.wants("the mark in the name, and then the word for all", 0, true)
 }
 
-// TestBeforeMark: what was known before the mark was taken may not be all, since a start before it
-// is not announced to a waiter without a mark.
+// TestBeforeMark: what was known before the mark was taken may not be complete, since a start
+// before that is not announced to a waiter without a mark.
 func TestBeforeMark(t *testing.T) {
 	dead := func(h told) {
 		h.says(speaker, Dead, 5)

@@ -9,7 +9,7 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// Of the world that these tests tell a history of: sessions and their roles.
+// These are the sessions, and their roles, of which the tests tell a history.
 const (
 	ours   = 10 // the role of the waiter
 	theirs = 20 // that of the holders
@@ -18,21 +18,21 @@ const (
 	holder   = 101
 	second   = 102
 	third    = 103
-	speaker  = 150 // a last word's session
+	speaker  = 150 // a session that says a last word
 	stranger = 166
 )
 
-// testDelay is the waiter's own; that of holders is longer.
+// testDelay is the waiter's own lock-delay; what holders require is longer.
 const (
 	testDelay  = 10 * time.Second
 	theirDelay = 25 * time.Second
 	testLease  = 30 * time.Second // of all
 )
 
-// testLSN is where the write-ahead log was when the waiter was marked.
+// testLSN is the position of the write-ahead log when the waiter took its mark.
 const testLSN = 1000
 
-// told is a history that is told what happens.
+// told is the evidence of a waiter, which the tests tell what happens.
 type told struct {
 	t *testing.T
 	*Evidence
@@ -59,7 +59,8 @@ func (h told) says(pid uint32, e Word, token int64, change ...func(*Announcement
 
 func alone(a *Announcement) { a.CoversEarlier = false }
 
-// sinceMark is said by one that had the lock when the waiter's mark had been taken.
+// sinceMark makes an announcement that of a session which had the lock after the waiter's mark was
+// taken.
 func sinceMark(a *Announcement) { a.LSN = testLSN + 1 }
 
 func beforeMark(a *Announcement) { a.LSN = testLSN }
@@ -70,11 +71,11 @@ func holds(pid uint32, role uint32, token int64) Seat {
 	return Seat{ID: lockkey.ID{Number: 7}, PID: pid, Role: role, Token: token, Outlives: theirDelay}
 }
 
-// looks shows these holders. The look was sent long after all that was heard.
+// looks lets a look show these holders. The look was sent long after all that was heard.
 func (h told) looks(holders ...Seat) { h.shows(h.AsOf(), freeAfterClean, holders...) }
 
-// shows shows these holders. The look was sent when AsOf was asOf, and later than
-// now by that much.
+// shows lets a look show these holders. The look was sent when AsOf was asOf, and so much later
+// than now.
 func (h told) shows(asOf int, later time.Duration, holders ...Seat) {
 	h.Saw(&Look{Role: ours, Holders: holders, Sent: boottime.Now().Add(later)}, lockkey.ID{Number: 7}, asOf)
 }
@@ -168,8 +169,7 @@ func TestStates(t *testing.T) {
 	}
 }
 
-// TestDelays: who has to wait does so for the longest that anybody's command
-// may be alive for.
+// TestDelays: a waiter that has to wait does so for as long as any command may be alive.
 func TestDelays(t *testing.T) {
 	h := newTold(t)
 	h.wants("nothing is known", testDelay, true)
@@ -220,7 +220,7 @@ func TestOrders(t *testing.T) {
 
 	h = newTold(t)
 	asOf = h.AsOf()
-	h.says(holder, Clean, 5) // nothing was known of it yet
+	h.says(holder, Clean, 5) // nothing was known of the holder yet
 	h.shows(asOf, freeAfterClean, holds(holder, theirs, 5))
 	h.wants("the word has overtaken the first look", 0, true)
 
@@ -230,8 +230,8 @@ func TestOrders(t *testing.T) {
 	h.shows(asOf, freeAfterClean, holds(holder, theirs, 6))
 	h.wants("the look shows a later tenure", theirDelay, true)
 
-	// A look that was sent just after the word, which comes before the unlock.
-	gone := holds(holder, 0, 0) // in the list of locks, and not in that of sessions
+	// This look was sent just after the word, and so possibly before the unlock.
+	gone := holds(holder, 0, 0) // the session is in the list of locks, but no longer in that of sessions
 	for what, shown := range map[string]Seat{"the holder": holds(holder, theirs, 5), "a holder that is gone": gone} {
 		between := func(said func(told)) told {
 			h := newTold(t)

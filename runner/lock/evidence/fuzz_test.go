@@ -9,7 +9,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// What the fuzzer's bytes stand for.
+// These are limits of what the fuzzer's bytes stand for.
 const (
 	fuzzSessions  = 8 // the last two have a role that nobody trusts
 	fuzzTrusted   = 6
@@ -27,9 +27,9 @@ func fuzzRole(pid uint32) uint32 {
 	return nobody
 }
 
-// fuzzStep lets something happen to a history: an announcement, a look, a look at a
-// speaker's role, a mark, or a try that is refused. Words of strangers can be left out. What
-// a look shows comes from the bytes, too, except that no stranger ever holds the lock.
+// fuzzStep lets something happen: an announcement, a look, the answer about a speaker's role, a
+// mark, or a refused try. Words of strangers can be left out. What a look shows comes from the
+// bytes, too, except that no stranger ever holds the lock.
 func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 	op, who, what := step[0], step[1], step[2]
 	pid := uint32(who)%fuzzSessions + 1
@@ -43,7 +43,7 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		a := Announcement{Word: Started, Token: token, CoversEarlier: true, Lease: time.Duration(what) * time.Minute, Shared: what&1 != 0}
 		h.Hear(pid, payloadOf(a))
 	case 1, 2:
-		if !trusted && !withStrangers { // words that were heard before may have come to count
+		if !trusted && !withStrangers { // words that were heard before may count by now
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.applyWords()
@@ -57,7 +57,7 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 	case 3:
 		h.Hear(pid, payloadOf(Announcement{Word: Left, Token: token, CoversEarlier: true}))
 		h.NoteMark(fuzzLSN)
-	case 4, 5: // a look, of a state of some time ago; one is sent just after all words
+	case 4, 5: // a look, at an earlier state; one kind is sent just after all words
 		l := &Look{Role: ours, Sent: boottime.Instant(math.MaxInt64 * int64(op%2)), Line: []Seat{{PID: uint32(what)%fuzzSessions + 1, Role: fuzzRole(uint32(what)%fuzzSessions + 1)}}}
 		if trusted && what&4 != 0 {
 			l.Holders = []Seat{{ID: lockkey.ID{Number: 7}, PID: pid, Role: fuzzRole(pid), Token: token, Outlives: time.Duration(what) * time.Minute, Shared: what&1 != 0}}
@@ -73,14 +73,14 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		}
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		h.applyWords() // also if only a stranger's word had to be asked for
+		h.applyWords() // even if a role was asked for only because of a stranger's word
 	case 7:
 		h.NoteRefusal(boottime.Now().Add(freeAfterClean))
 	}
 }
 
-// FuzzEvidence: whatever comes in whatever order, nothing panics, memory is bounded,
-// and nobody starts earlier for what a stranger says.
+// FuzzEvidence: whatever happens in whatever order, nothing panics, memory is bounded, and no
+// waiter starts earlier because of what a stranger says.
 func FuzzEvidence(f *testing.F) {
 	f.Add(false, true, []byte{4, 3, 0x2c, 1, 3, 0x28})          // seen, clean
 	f.Add(false, true, []byte{4, 3, 0x2c, 1, 7, 0xf8, 6, 0, 1}) // seen, a stranger's clean, verified
@@ -88,19 +88,19 @@ func FuzzEvidence(f *testing.F) {
 	f.Add(false, true, []byte{0, 3, 0x28, 1, 4, 0x31, 4, 3, 0x2c, 6, 0, 1, 1, 3, 0x28, 7, 0, 0, 1, 7, 0x28})
 	f.Add(true, true, []byte{4, 3, 0x2d, 0, 4, 0x29, 1, 3, 0x28, 3, 3, 0x28})
 	f.Add(false, false, []byte{4, 3, 0x2c, 1, 3, 0x28, 3, 0, 0, 1, 3, 0x30})
-	// Strangers say the start of what another's late word names.
+	// Strangers announce the start that another session's late word names.
 	f.Add(false, true, []byte("07\xfe10\xfa$00000"))
 	f.Add(true, true, []byte("1001000011&0001$10&011000&v10s"))
 	f.Fuzz(func(t *testing.T, shared, marked bool, steps []byte) {
 		with := New(testDelay, testLease, shared)
 		without := New(testDelay, testLease, shared)
-		if marked { // else it is marked later, or never
+		if marked { // otherwise the mark comes later, or never
 			with.NoteMark(fuzzLSN)
 			without.NoteMark(fuzzLSN)
 		}
 		var sinces [2]int
 		for n := 0; len(steps) >= 3 && n < fuzzMostSteps; n, steps = n+1, steps[3:] {
-			if steps[0]&0x80 == 0 { // else the look to come was sent before this
+			if steps[0]&0x80 == 0 { // otherwise the next look was sent before this
 				sinces = [2]int{with.AsOf(), without.AsOf()}
 			}
 			fuzzStep(with, steps, sinces[0], true)

@@ -7,7 +7,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// TestRefused: many tries in vain after a word mean that there is somebody else.
+// TestRefused: refused tries long after a word mean that there is another holder.
 func TestRefused(t *testing.T) {
 	h := newTold(t)
 	if h.NoteRefusal(boottime.Now().Add(freeAfterClean)) {
@@ -29,7 +29,7 @@ func TestRefused(t *testing.T) {
 	h.wants("the word from before is repeated", theirDelay, true)
 }
 
-// TestSilence: silence discharges what had started by then.
+// TestSilence: silence discharges the starts that were made by then.
 func TestSilence(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
@@ -39,7 +39,7 @@ func TestSilence(t *testing.T) {
 	h.says(third, Started, 7)
 	h.wants("and then somebody starts", testDelay, true)
 
-	// The session's end lets another have the lock before its answer is read.
+	// After the session's end another session gets the lock before this answer is read.
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	since := h.AsOf()
@@ -47,7 +47,7 @@ func TestSilence(t *testing.T) {
 	h.NoteSilence(since, Seat{})
 	h.wants("somebody has started while the session was being ended", testDelay, true)
 
-	// The look that shows the holder notes it anew, later than the look was sent.
+	// The look that shows the holder notes it once more, after the look was sent.
 	h = newTold(t)
 	asOf := h.AsOf()
 	h.looks(holds(holder, theirs, 5))
@@ -60,7 +60,7 @@ func TestSilence(t *testing.T) {
 	h.NoteSilence(asOf, holds(holder, theirs, 5))
 	h.wants("somebody has started since the look was sent, before the session was ended", testDelay, true)
 
-	// The same where more have started than are remembered.
+	// The same, with more starts than are remembered.
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	for i := range uint32(mostStarts) {
@@ -77,7 +77,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// TestReaders: readers don't care for each other, and a writer for each of them.
+// TestReaders: readers don't wait for each other, and a writer waits for each of them.
 func TestReaders(t *testing.T) {
 	reading := holds(holder, theirs, 5)
 	reading.Shared = true
@@ -99,8 +99,8 @@ func TestReaders(t *testing.T) {
 	h.wants("a writer after a reader that has left", theirDelay, true)
 }
 
-// TestIsBounded: so much is remembered and no more, and what is forgotten has
-// not ended.
+// TestIsBounded: there is a limit to what is remembered, and starts that are forgotten do not count
+// as ended.
 func TestIsBounded(t *testing.T) {
 	h := newTold(t)
 	for i := range uint32(3 * mostStarts) {

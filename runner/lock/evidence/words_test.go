@@ -39,7 +39,7 @@ func TestCounts(t *testing.T) {
 		}
 	}
 
-	// Also one who stands in line, and is known by that.
+	// The speaker may also be known because it stands in line.
 	h := newTold(t)
 	h.Saw(&Look{Role: ours, Holders: []Seat{holds(holder, theirs, 5)}, Line: []Seat{{PID: stranger, Role: nobody}, {PID: speaker, Role: theirs}}}, lockkey.ID{Number: 7}, 0)
 	h.says(stranger, Clean, 5)
@@ -47,7 +47,7 @@ func TestCounts(t *testing.T) {
 	h.says(speaker, Dead, 5)
 	h.wants("another in line, of the holder's role", 0, true)
 
-	// A word that was said before anybody was seen counts from then on.
+	// A word that was said before any holder was seen counts once one is seen.
 	h = newTold(t)
 	h.says(speaker, Dead, 5)
 	h.NoteRole(speaker, theirs)
@@ -64,7 +64,7 @@ func TestCounts(t *testing.T) {
 	h.says(holder, Clean, 5)
 	h.wants("and the other says its end, too", 0, true)
 
-	// The lock of another number, and that of somebody who isn't seen any more.
+	// These are a lock of another number, and a holder that isn't seen any more.
 	h = newTold(t)
 	other := holds(holder, theirs, 5)
 	other.ID.Number++
@@ -123,7 +123,7 @@ func TestDischarges(t *testing.T) {
 		h.wants(tt.name, tt.want, tt.covers)
 	}
 
-	// A holder that shows no token: it is earlier than the word if it was known before.
+	// A holder that shows no token is earlier than the word if it was known before the word.
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 0))
 	h.says(speaker, Dead, 5, alone)
@@ -132,8 +132,8 @@ func TestDischarges(t *testing.T) {
 	h.says(holder, Clean, 6, alone)
 	h.wants("unknown token, its own word", 0, false)
 
-	// A word that may be late says nothing of a token that isn't known: it may be
-	// that of an earlier tenure.
+	// A word that may be late says nothing of a tenure whose token isn't known: it may be the word
+	// of an earlier tenure.
 	for _, e := range []Word{Dead, Clean} {
 		h = newTold(t)
 		h.looks(holds(holder, theirs, 0))
@@ -168,8 +168,8 @@ func TestDischarges(t *testing.T) {
 	h.wants("it has ended again", 0, true)
 }
 
-// TestForeignBetween: words that were heard before somebody unknown had the lock say
-// nothing of him, however often they are said again.
+// TestForeignBetween: words that were heard before an unknown holder had the lock say nothing of
+// that holder, however often they are repeated.
 func TestForeignBetween(t *testing.T) {
 	again := func(h told) {
 		h.says(holder, Clean, 5)
@@ -196,8 +196,8 @@ func TestForeignBetween(t *testing.T) {
 	}
 }
 
-// TestPassingNewcomer: one that has started, and has gone when its end is heard, is
-// asked for its role while it is there.
+// TestPassingNewcomer: a session that has announced its start, and will be gone when its end is
+// heard, is asked for its role while it is there.
 func TestPassingNewcomer(t *testing.T) {
 	h := newTold(t)
 	h.looks()
@@ -210,7 +210,7 @@ func TestPassingNewcomer(t *testing.T) {
 	h.wants("it has ended", 0, false)
 
 	h.says(third, Started, 7)
-	for range 2 { // until NoteRole, to ask changes nothing
+	for range 2 { // until NoteRole is called, Unverified stays the same
 		if got := h.Unverified(); len(got) != 1 || got[0] != third {
 			t.Fatalf("unverified %v", got)
 		}
@@ -229,7 +229,8 @@ func TestPassingNewcomer(t *testing.T) {
 	h.wants("its end, which counts for its own start alone", 0, false)
 }
 
-// TestPassingStranger: one that has said a start and an end and is gone hides nobody.
+// TestPassingStranger: a session that has announced a start and an end and is gone hides no other
+// holder.
 func TestPassingStranger(t *testing.T) {
 	for name, says := range map[string]func(told){
 		"its own end":                     func(h told) { h.says(stranger, Clean, 9) },
@@ -255,7 +256,7 @@ func TestPassingStranger(t *testing.T) {
 		h.wants(name+", while somebody unknown has the lock", testDelay, true)
 	}
 
-	// Its start lends no weight to a late word of somebody else.
+	// Its start does not make a late word of another session count.
 	h := newTold(t)
 	h.says(stranger, Started, 5)
 	h.says(speaker, Dead, 5)
@@ -263,8 +264,8 @@ func TestPassingStranger(t *testing.T) {
 	h.wants("a late word, for a start that a stranger said", testDelay, true)
 }
 
-// TestNewcomerBetween: T1 is torn, a newcomer whose first try is granted starts T2 and
-// ends clean: who knows T1 still waits it out.
+// TestNewcomerBetween: T1 is torn from the lock, and a newcomer whose first try is granted starts
+// T2 and ends clean. A waiter that knows of T1 still waits for it.
 func TestNewcomerBetween(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))
@@ -273,7 +274,7 @@ func TestNewcomerBetween(t *testing.T) {
 	h.says(second, Clean, 6, alone)
 	h.wants("a newcomer has come and gone", theirDelay, true)
 
-	// Who waited T1 out before speaks for it.
+	// A holder that has waited for T1 speaks for it.
 	h = newTold(t)
 	h.looks(holds(holder, theirs, 5))
 	h.says(second, Started, 6)
