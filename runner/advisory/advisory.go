@@ -10,8 +10,8 @@
 //	ticket      a waiter in the line of L, one each             shows since when its owner waits
 //	mark        a listener, under its ticket's number           makes holders announce what happens
 //	common      all listeners without a place in the line       the same: they share one mark
-//	arrival     those who were refused and don't listen yet     a holder that is done waits for them
-//	call        a holder that is done, or those who listen      makes the dormant waiters listen
+//	arrival     refused waiters that don't listen yet           a holder that is done waits for them
+//	call        a holder that is done, or listening waiters     makes the dormant waiters listen
 //	gate        the first in line                               keeps newcomers and readers out
 //	step down   whoever asks the holder to step down            the holder's heartbeat can't take it
 package advisory
@@ -64,7 +64,7 @@ func MarkOf(ticket Lock) Lock {
 // CommonMarkOf is the mark in a lock's line that many can share.
 func CommonMarkOf(line lockkey.ID) Lock { return MarkOf(TicketOf(line, CommonTicket, true)) }
 
-// ArrivalOf is the lock of those who join a lock's line and don't listen yet.
+// ArrivalOf is the lock of the waiters that join a lock's line and don't listen yet.
 func ArrivalOf(line lockkey.ID) Lock { return AsShared(derived("arrival", line)) }
 
 // CallOf is the lock of a call to those in a lock's line. Many may call at once.

@@ -97,7 +97,7 @@ const (
 	SomeAbsent                   // the server was full, so some may have given their connections back
 )
 
-// Patience is how long a holder that is done keeps the lock for those who may be next. A
+// Patience is how long a holder that is done keeps the lock for the waiters that may be next. A
 // dormant waiter hears the call at its next heartbeat.
 func (f Followers) Patience(lease time.Duration) time.Duration {
 	const beyond, most = 100 * time.Millisecond, 3 * time.Second
@@ -126,7 +126,7 @@ func StaysAnyway(rank, waiting, of int) bool { return MayStay(rank, waiting, 0, 
 // room in between does not reset it.
 func CrowdedBackoff() *pace.Backoff { return pace.Doubling(8*time.Second, 30*time.Second) }
 
-// AwayBounds are the bounds of the random time for which a waiter stays away whose backoff this is.
+// AwayBounds are the bounds of the random time for which a waiter with this backoff stays away.
 // They are wide, so that the waiters do not all come back at once.
 func AwayBounds(crowded *pace.Backoff) (least, most time.Duration) {
 	most = crowded.Next()

@@ -30,7 +30,7 @@ func (b *Bid) EndArrival(ctx context.Context) error {
 	return err
 }
 
-// arrivalMost is how long a holder waits for those who are arriving.
+// arrivalMost is how long a holder waits for arriving waiters.
 const arrivalMost = "200ms"
 
 // awaitArrivalsQuery is a query that waits until nobody is arriving for any of the locks. It fails

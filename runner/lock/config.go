@@ -17,10 +17,10 @@ type Config struct {
 	Session session.Config
 	Wait    time.Duration // 0 tries once, Forever has no end
 
-	// OfList says that the lock is one of a list's. The session goes on after the release, for
-	// other locks of the list, and may hold several at once, so its name shows no token. Other
-	// workers on the list come back for a lock without standing in line, so starts and clean ends
-	// are announced even if nobody stands there.
+	// OfList says that the lock is that of an item of a list. The session goes on after the
+	// release, for other locks of the list, and may hold several at once, so its name shows no
+	// token. Other workers on the list come back for a lock without standing in line, so starts and
+	// clean ends are announced even if nobody stands there.
 	OfList bool
 
 	// Description is what sessions say of the run and its host. Describe adds the settings, and a

@@ -85,7 +85,7 @@ func (h *Held) isHeard() bool {
 // reportAfterLoss opens a new session, on which it notes the ends in the ledger, if the ledger has
 // the runs, and announces the deaths, if tellWaiters says so.
 func reportAfterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
-	var recorded *Held // one of those that the ledger has, or nil
+	var recorded *Held // a run that is in the ledger, or nil
 	if i := slices.IndexFunc(lost, func(h *Held) bool { return h.recorded }); i >= 0 {
 		recorded = lost[i]
 	}

@@ -29,7 +29,7 @@ type Observer struct {
 	// session's process number at the server.
 	Beside func(ctx context.Context, backend uint32)
 	// Alive is called with the time within which it will be called again, unless the work is stuck.
-	// While the locks are held, the holder calls it.
+	// While the locks are held, the caller of Acquire calls it.
 	Alive func(within time.Duration)
 }
 

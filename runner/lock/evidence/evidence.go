@@ -211,8 +211,8 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 // the word and the unlock, when the session may be gone from all but the list of locks. In both
 // cases the look shows a tenure that the word has ended, which doesn't begin again. (A later tenure
 // of that session is noted by its own start.) If the holder still shows the token of that tenure,
-// it has had the lock ever since, however late it unlocks: it is the holder because of which the
-// tries were refused.
+// it has had the lock ever since, however late it unlocks: the tries were refused because of this
+// holder, and not of an unknown one.
 func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
 	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: e.seq} // a session that is ending has no role any more
 	isOver := func(w heardEnd) bool {
