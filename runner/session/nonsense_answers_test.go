@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// encoded makes messages of an answer: what begins with r is rows of values, else it is taken as it
-// is.
+// encoded makes the server's messages of an answer. An answer that begins with r is rows of values;
+// any other is sent as it is.
 func encoded(answer []byte) (messages []byte) {
 	if len(answer) == 0 || answer[0] != 'r' {
 		return answer
