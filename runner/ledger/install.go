@@ -31,7 +31,8 @@ func schema() string {
 // Runs of several versions of pglead share a ledger, and install runs all of the SQL again. So a
 // new column is added to existing tables, too (see the DO block in schema.sql), and no column is
 // removed. A function whose arguments or result change gets a new name; the old one stays for as
-// long as older versions may call it. TestInstallOverOlder installs over what an older version has left.
+// long as older versions may call it. TestInstallOverOlder installs over what an older version has
+// left.
 const Version = 1
 
 // Keep is how many runs of a key a ledger keeps by default.

@@ -24,8 +24,8 @@ type Lock struct {
 	Key string
 }
 
-// keySQL is the key as the ledger has it: a number has one spelling there, since a pause goes by the
-// text.
+// keySQL is an SQL text: the key as the ledger has it. There a number has a single spelling, since
+// pauses go by the text of the key.
 func (l Lock) keySQL() string {
 	if l.SpelledBy(l.Key) {
 		return quoteKey(l.String())
@@ -103,8 +103,8 @@ func OpenRunsQuery(locks []Lock, shared bool) string {
 		" AND (number, sub) IN (" + strings.Join(rows, ", ") + ")" + readers
 }
 
-// PausedQuery is a query for that pause of the locks that ends last. ParsePaused reads its rows. asIs
-// is the session's AsIsSQL, or the like.
+// PausedQuery is a query for that pause of the locks that ends last. ParsePaused reads its rows.
+// asIs is the session's AsIsSQL, or an expression with the same effect.
 func PausedQuery(locks []Lock, asIs string) string {
 	var rows []string
 	for _, l := range locks {
@@ -135,8 +135,8 @@ func pausedBySQL(number, sub, key string) string {
 		number, sub, key, mostKey, spellingSQL("lock.number", "lock.sub"), spellingSQL(number, sub))
 }
 
-// spellingSQL is the number as a key has it. It has no operator that PostgreSQL lacks for these
-// types: somebody else's would be called.
+// spellingSQL is an SQL expression for the spelling of a number as a key. It uses only operators
+// that PostgreSQL has for these types: instead of a missing one, somebody else's would be called.
 func spellingSQL(number, sub string) string {
 	return fmt.Sprintf("CASE %[2]s WHEN 1 THEN %[1]s::text ELSE pg_catalog.concat(%[1]s >> 32, ',', %[1]s << 32 >> 32) END", number, sub)
 }

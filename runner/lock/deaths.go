@@ -101,7 +101,7 @@ func reportAfterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 			cfg.Observer.away(nil)
 			return
 		}
-		if session.Passing(err) && ctx.Err() == nil { // or nobody would know what this process waits for
+		if session.Passing(err) && ctx.Err() == nil { // otherwise nobody would know for what this process waits
 			cfg.Observer.away(err)
 		}
 		if !session.Passing(err) || !pace.Sleep(ctx, backoff.Half()) {

@@ -104,8 +104,7 @@ func (h *Held) Close() {
 }
 
 // releaseParts is endQueries, preceded by queries that note the end in the ledger and wait for
-// arriving waiters. With a quorum a separate commit notes the end (finishBeside), and no waiter
-// arrives.
+// arriving waiters. With a quorum separate commits note the end (noteEnds), and no waiter arrives.
 func (h *Held) releaseParts(end ledger.End) (queries []string, unlock string) {
 	words, unlock := h.endQueries(h.prefers)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.

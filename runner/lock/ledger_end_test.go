@@ -8,8 +8,8 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// TestLedgerEndShortLease: who notes the end of a command, and holds the lock on, does not lose it
-// because the ledger waits for its tables for longer than a short lease has it.
+// TestLedgerEndShortLease: a holder that notes its command's end, and keeps the lock for a while,
+// does not lose it because the ledger waits for its tables for longer than a short lease allows.
 func TestLedgerEndShortLease(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
@@ -30,8 +30,8 @@ func TestLedgerEndShortLease(t *testing.T) {
 	}
 }
 
-// TestLedgerEndInPart: where the end could be noted for one of two locks only, the release notes it
-// for the other, and does not say that the ledger has no such run. At first it says nothing.
+// TestLedgerEndInPart: NoteEnd can note the end for only one of two locks, and says nothing of
+// that. The release notes it for the other lock, and does not say that the ledger has no such run.
 func TestLedgerEndInPart(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)

@@ -101,8 +101,8 @@ func TestLedgerFirstTry(t *testing.T) {
 	release(t, acquire(t, short))
 }
 
-// TestLedgerAlive: a start that waits for another run says that it is not stuck for as long as that
-// run's own lease calls for, which may be longer than its own.
+// TestLedgerAlive: a start that waits for another run says for how long it is not stuck: as long as
+// that run's own lease requires, which may be longer than this one's.
 func TestLedgerAlive(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)

@@ -51,7 +51,7 @@ func (h *Held) noteEnds(ctx context.Context) error {
 		for i, columns := range h.finishColumns(h.Locks[h.noted], h.end) {
 			rows, err := h.evaluate(ctx, columns)
 			switch {
-			case i > 0: // this tidies up, and the next end does that as well
+			case i > 0: // this query only tidies up, which the next end will do, too
 			case err != nil:
 				return err
 			default:

@@ -18,7 +18,7 @@ package lock
 //	in a transaction         waiters poll: there is no line                  waiter.poll
 //	(Session.Transaction)    neither the start nor the end is announced      drawBeside, endTransaction
 //	                         the token comes from a second session           tryInTransaction, drawBeside
-//	quorum (Session.Quorum)  what counts is what the standbys have           drawBeside, finishBeside,
+//	quorum (Session.Quorum)  what counts is what the standbys have           drawBeside, noteEnds,
 //	                         confirmed, on a second session                  Session.Witness
 //	                         the first try does not travel with the login,   session.Open,
 //	                         and nobody waits for those who arrive           Held.releaseParts

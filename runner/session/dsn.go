@@ -165,8 +165,8 @@ func credentials(value string) bool {
 	return found && strings.Contains(behind, "@") || strings.Contains(value, "://") || strings.Contains(strings.ToLower(value), "password=")
 }
 
-// escaped says whether a URI names the database with percent signs for what makes the name look
-// like part of a connection string: nobody writes that by mistake.
+// escaped says whether the name of the database looks like part of a connection string only because
+// of characters that the URI writes with percent signs. Nobody does so by mistake.
 func escaped(dsn, database string) bool {
 	_, rest, _ := strings.Cut(dsn, "://")
 	_, path, _ := strings.Cut(rest, "/")

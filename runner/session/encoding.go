@@ -54,7 +54,7 @@ func asIsSQL(pg *pgconn.PgConn, local bool) string {
 	return setSQL(local, [][2]string{{"client_encoding", "SQL_ASCII"}})
 }
 
-// AsIsSQL is asIs for a transaction. A session through a pooler has no setting of its own for that.
+// AsIsSQL is asIsSQL for a transaction. A session through a pooler has no setting of its own for that.
 func (s *Session) AsIsSQL() string { return s.asIs }
 
 // failure is the server's error about one of a request's queries.
