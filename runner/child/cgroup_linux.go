@@ -57,21 +57,26 @@ func newCgroup(own string) string {
 	return fmt.Sprintf("%s/pglead-%016x%016x", own, rand.Uint64(), rand.Uint64())
 }
 
-// makeCgroup makes a group and opens its directory. It returns nil if that is not
-// permitted, or if the kernel can't kill a group.
-func makeCgroup(group string) *os.File {
+// makeCgroup makes a group, and opens its directory and its cgroup.kill. It returns nil if that is
+// not permitted, or if the kernel can't kill a group.
+func makeCgroup(group string) (dir *os.File, kill int) {
 	if group == "" || os.Mkdir(group, 0o755) != nil {
-		return nil
+		return nil, -1
 	}
 	dir, err := os.Open(group)
 	if err == nil {
-		_, err = os.Stat(group + "/cgroup.kill") // Linux 5.14
+		if kill, err = openKill(group); err == nil { // Linux 5.14
+			return dir, kill
+		}
+		_ = dir.Close()
 	}
-	if err != nil {
-		_ = os.Remove(group)
-		return nil
-	}
-	return dir
+	_ = os.Remove(group)
+	return nil, -1
+}
+
+// openKill opens a group's cgroup.kill. os.OpenFile would have Go's poller watch it.
+func openKill(group string) (fd int, err error) {
+	return unix.Open(group+"/cgroup.kill", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 }
 
 // setCgroup makes the kernel start the command in a control group.
@@ -82,9 +87,9 @@ func setCgroup(attr *syscall.SysProcAttr, dir *os.File) {
 // killCgroup kills all that is in the group, if there is one.
 func killCgroup(group string) {
 	if group != "" {
-		if file, err := os.OpenFile(group+"/cgroup.kill", os.O_WRONLY, 0); err == nil {
-			_, _ = file.WriteString("1")
-			_ = file.Close()
+		if fd, err := openKill(group); err == nil {
+			_, _ = unix.Write(fd, []byte(killWord))
+			_ = unix.Close(fd)
 		}
 	}
 }

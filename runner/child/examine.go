@@ -114,11 +114,11 @@ func examineProc() checkup.Check {
 }
 
 func examineCgroup() checkup.Check {
-	dir := makeCgroup(newCgroup(ownCgroup()))
+	dir, kill := makeCgroup(newCgroup(ownCgroup()))
 	if dir == nil {
 		return checkup.Notef("", "no group of its own for the command (not root, or not delegated): it is killed process by process, which is as sure")
 	}
-	_ = dir.Close()
+	_, _ = dir.Close(), unix.Close(kill)
 	removeCgroup(dir.Name())
 	return checkup.Okf("each command gets a group of its own, killed at one stroke")
 }

@@ -1,6 +1,9 @@
 package child
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // GuardPID is the guard's process number, for tests that kill it.
 func GuardPID(c *Child) int { return c.guard.pid }
@@ -23,4 +26,24 @@ func Below(root int, parents map[int]int, skip ...int) (pids []int) {
 	}
 	slices.Sort(pids)
 	return pids
+}
+
+// GiveNoGroups lets the guards make no control groups, as where they may not.
+func GiveNoGroups(gs *Guards) { gs.cgroup = func() string { return "" } }
+
+// KillUnlisted kills a command as a guard does that has neither a control group nor a list of its
+// children.
+func KillUnlisted(pid int) {
+	g := guardProcess{childList: -1, cgroupKill: -1, commandTree: newCommandTree()}
+	g.pid, g.killedAt = pid, time.Now()
+	g.killRound()
+}
+
+// ReapInKill reaps this process's dead children as a guard does that kills, and returns how many it
+// counts as killed.
+func ReapInKill() int {
+	g := guardProcess{commandTree: newCommandTree()}
+	g.phase = killing
+	g.reap()
+	return int(g.report.Killed)
 }

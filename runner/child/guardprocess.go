@@ -66,8 +66,13 @@ type guardProcess struct {
 	// The control group of its commands. When a command has ended the group is empty, or else the
 	// guard ends, too, so the next command can have the same group. To make and remove a group for
 	// each command would take a quarter of the time of a fork.
-	cgroup    string   // or empty
-	cgroupDir *os.File // or nil
+	cgroup     string   // or empty
+	cgroupDir  *os.File // or nil
+	cgroupKill int      // the group's cgroup.kill, or -1
+
+	// The list of its children, or -1. Like cgroupKill it is open from the start: when the guard has
+	// to kill, it or the whole machine may be out of descriptors.
+	childList int
 
 	resetStop    func() // gives SIGTSTP the action that the command should inherit
 	apart        bool   // it has left pglead's session
@@ -125,9 +130,10 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 		socket:   socket,
 
 		resetStop:   ignoreStop(),
+		childList:   openChildList(),
 		commandTree: newCommandTree(),
 	}
-	if g.cgroupDir = makeCgroup(cgroup); g.cgroupDir != nil {
+	if g.cgroupDir, g.cgroupKill = makeCgroup(cgroup); g.cgroupDir != nil {
 		g.cgroup = cgroup
 	}
 	var err error

@@ -106,12 +106,15 @@ func (g *guardProcess) kill(why Ending) {
 // round kills.
 func (g *guardProcess) killRound() {
 	if g.rounds%stubbornRounds == 0 {
-		killCgroup(g.cgroup)
+		_, _ = unix.Write(g.cgroupKill, []byte(killWord)) // EBADF if there is none
 	}
 	if g.rounds%stubbornRounds == stubbornRounds-1 {
 		stopDescendants(nil)
 	}
-	killChildren(nil)
+	killChildren(g.children)
+	if g.stage == commandAlive {
+		_ = unix.Kill(g.pid, unix.SIGKILL) // the children may be unknown, for want of descriptors
+	}
 	g.rounds++
 	g.retryAt = time.Now().Add(min(retryFirst<<min(g.rounds, 10), retryMost))
 	if !g.unkillableReported && time.Since(g.killedAt) > unkillableAfter {
@@ -149,7 +152,7 @@ func (g *guardProcess) reap() bool {
 			}
 			continue
 		}
-		if g.phase == killing {
+		if g.phase == killing && status.Signaled() { // the others exited by themselves just then
 			g.report.Killed++
 		}
 		if g.isCommand(pid) {

@@ -94,7 +94,7 @@ func (g *guardProcess) watched() (pidfd int) {
 	if g.pidfd >= 0 || g.stage == commandAlive || g.phase == killing {
 		return g.pidfd
 	}
-	pids := children(nil)
+	pids := g.children()
 	if len(pids) == 0 || slices.Contains(pids, g.pidfdOf) {
 		return -1
 	}

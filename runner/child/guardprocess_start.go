@@ -107,9 +107,9 @@ func (g *guardProcess) execute(attr *syscall.ProcAttr) (pid int, err error) {
 		}
 		// The kernel may have refused only the group: try without it.
 		attr.Sys = g.attributes()
-		_ = g.cgroupDir.Close()
+		_, _ = g.cgroupDir.Close(), unix.Close(g.cgroupKill)
 		removeCgroup(g.cgroup)
-		g.cgroup, g.cgroupDir = "", nil
+		g.cgroup, g.cgroupDir, g.cgroupKill = "", nil, -1
 	}
 	pid, err = syscall.ForkExec(g.req.Path, g.req.Args, attr)
 	if errors.Is(err, syscall.ENOEXEC) {

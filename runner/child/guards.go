@@ -167,11 +167,12 @@ func (gs *Guards) killOrphans(stubborn bool) (left []int) {
 	if stubborn {
 		stopDescendants(own)
 	}
-	left = killChildren(own)
+	others := func() []int { return children(own) }
+	left = killChildren(others)
 	if len(left) == 0 && len(own) > 0 {
 		// The list may lack a child while another is reaped (proc(5)); the kernel is only
 		// certain when there are no children at all. So this looks twice.
-		left = killChildren(own)
+		left = killChildren(others)
 	}
 	return left
 }

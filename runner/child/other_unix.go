@@ -27,6 +27,11 @@ func children(skip []int) []int {
 	return pids
 }
 
+// openChildList is -1: there is no such list here.
+func openChildList() int { return -1 }
+
+func (g *guardProcess) children() []int { return children(nil) }
+
 // processes asks ps, which is POSIX: the kernel interfaces differ between systems.
 func processes() []process {
 	ps := exec.Command("ps", "-A", "-o", "pid=", "-o", "ppid=", "-o", "stat=", "-o", "comm=")
@@ -70,7 +75,7 @@ func signalDescendant(p process, sig unix.Signal) { _ = unix.Kill(p.pid, sig) }
 
 func ownCgroup() string                        { return "" }
 func newCgroup(string) string                  { return "" }
-func makeCgroup(string) *os.File               { return nil }
+func makeCgroup(string) (*os.File, int)        { return nil, -1 }
 func setCgroup(*syscall.SysProcAttr, *os.File) {}
 func killCgroup(string)                        {}
 func removeCgroup(string)                      {}

@@ -148,16 +148,21 @@ func startRole(t *testing.T, cfg child.Config, role string, args ...string) *chi
 	return startRoleWith(t, nil, cfg, role, args...)
 }
 
-func startRoleWith(t *testing.T, socket syscall.Conn, cfg child.Config, role string, args ...string) *child.Child {
-	t.Helper()
+// roleConfig is cfg for a command that is one of this test binary's roles.
+func roleConfig(cfg child.Config, role string, args ...string) child.Config {
 	cfg.Path = "/proc/self/exe"
 	cfg.Args = append([]string{"command"}, args...)
 	cfg.Env = append(os.Environ(), "CHILD_TEST_ROLE="+role)
 	if cfg.Deadline == 0 {
 		cfg.Deadline = far()
 	}
+	return cfg
+}
+
+func startRoleWith(t *testing.T, socket syscall.Conn, cfg child.Config, role string, args ...string) *child.Child {
+	t.Helper()
 	g := newGuard(t, socket)
-	c, err := g.StartCommand(t.Context(), cfg)
+	c, err := g.StartCommand(t.Context(), roleConfig(cfg, role, args...))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,8 @@ const (
 	// and killMost one round of kills.
 	stopMost = 500 * time.Millisecond
 	killMost = 20 * time.Millisecond
+	// killWord, written to a control group's cgroup.kill, kills all in the group.
+	killWord = "1"
 )
 
 type process struct {
@@ -83,12 +85,12 @@ func stopDescendants(skip []int) {
 
 // killChildren kills the direct children, and new ones as long as they show up: the
 // children of the first, and processes that fork and exit faster than the rounds follow
-// each other. It leaves out those in skip, and returns those that are not reaped yet.
-func killChildren(skip []int) (left []int) {
+// each other. It returns those that are not reaped yet.
+func killChildren(list func() []int) (left []int) {
 	killed := map[int]bool{}
 	for began, progress := time.Now(), true; progress && time.Since(began) < killMost; {
 		progress, left = false, left[:0]
-		for _, pid := range children(skip) {
+		for _, pid := range list() {
 			left = append(left, pid)
 			if !killed[pid] {
 				_ = unix.Kill(pid, unix.SIGKILL)

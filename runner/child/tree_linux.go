@@ -42,10 +42,46 @@ func children(skip []int) []int {
 		if err != nil {
 			return childrenByScan(skip)
 		}
-		for _, field := range strings.Fields(string(list)) {
-			if pid, err := strconv.Atoi(field); err == nil && !slices.Contains(skip, pid) {
-				pids = append(pids, pid)
-			}
+		pids = append(pids, numbers(list, skip)...)
+	}
+	return pids
+}
+
+// openChildList opens the list of the calling thread's children, or returns -1. In a guard that is
+// the first thread, and the list has all of the guard's children: this thread starts the command,
+// and the kernel makes a subreaper's first living thread the parent of orphans (find_new_reaper in
+// kernel/exit.c).
+func openChildList() int {
+	fd, err := unix.Open("/proc/thread-self/children", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1
+	}
+	return fd
+}
+
+// children lists the guard's direct children. It opens no file if childList is open.
+func (g *guardProcess) children() []int {
+	if g.childList < 0 {
+		return children(nil)
+	}
+	var list []byte
+	for part := make([]byte, 4096); ; {
+		n, err := unix.Pread(g.childList, part, int64(len(list)))
+		switch {
+		case err == unix.EINTR:
+		case err != nil || n == 0:
+			return numbers(list, nil)
+		default:
+			list = append(list, part[:n]...)
+		}
+	}
+}
+
+// numbers are the process numbers in a list of children, except those in skip.
+func numbers(list []byte, skip []int) (pids []int) {
+	for _, field := range strings.Fields(string(list)) {
+		if pid, err := strconv.Atoi(field); err == nil && !slices.Contains(skip, pid) {
+			pids = append(pids, pid)
 		}
 	}
 	return pids
