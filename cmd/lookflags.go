@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os/signal"
 	"slices"
+	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -43,7 +44,7 @@ func (f *lookFlags) outputFlag(cmd *cobra.Command, usage string) {
 func (f *lookFlags) serverFlags(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	f.dsnFlag(flags)
-	flags.Var(&f.connectTimeout, "connect-timeout", "how long each attempt to connect may take")
+	flags.Var(&f.connectTimeout, "connect-timeout", "how long each attempt to connect may take, and each answer if longer than 30s")
 }
 
 // lockFlags are the flags of a command about one key: they say which locks, and where.
@@ -127,6 +128,10 @@ func oneKey(cmd *cobra.Command, args []string) error {
 	return &usageError{err: err, hint: cmd.CommandPath() + " invoice_gen/SUB-1234"}
 }
 
+// answerTimeout is how long a command that looks waits for an answer. The server waits 3 s for the
+// ledger's tables, and may need some more for a long history on a busy disk.
+const answerTimeout = 30 * time.Second
+
 // resolveServer finds out where the locks are, and how to connect there.
 func (f *lookFlags) resolveServer(u *ui, cmd *cobra.Command) error {
 	if err := f.checkTimeout(); err != nil {
@@ -138,7 +143,10 @@ func (f *lookFlags) resolveServer(u *ui, cmd *cobra.Command) error {
 		f.warnOnce = func(error) {}
 	}
 	db, err := f.database(u, cmd, false)
-	f.server = session.Config{Database: db.config, ConnectTimeout: f.connectTimeout.value, ApplicationName: "pglead " + cmd.Name()}
+	f.server = session.Config{
+		Database: db.config, ConnectTimeout: f.connectTimeout.value, AnswerTimeout: max(answerTimeout, f.connectTimeout.value),
+		ApplicationName: "pglead " + cmd.Name(),
+	}
 	return err
 }
 

@@ -192,7 +192,7 @@ func (s *waitReport) due() time.Duration {
 // process does while a command runs.
 func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 	s := &waitReport{u: u, cfg: cfg.Session, claim: cfg.Claim, out: outage{u: u}}
-	s.cfg.ApplicationName = "pglead"
+	s.cfg.ApplicationName, s.cfg.AnswerTimeout = "pglead", answerTimeout
 	_ = s.since()
 	hasStatus := u.hasStatus()
 	switch {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func TestStandbyIsRefused(t *testing.T) {
@@ -124,5 +125,28 @@ func TestReasonOfSilence(t *testing.T) {
 			t.Errorf("status %d, want 76", code)
 		}
 		says(t, said[i].String(), `pglead: silence\d+: the lock in .* was lost \(last known held 1\.\d+s before\): the server does not answer; the command \(process \d+\) was killed(?: with all that it had started, \d+ processes)?.*\n`)
+	}
+}
+
+// TestSilentServer: a command that looks ends although the server, or what is in between, has fallen
+// silent after the login.
+func TestSilentServer(t *testing.T) {
+	t.Parallel() // it waits for half a minute
+	racesNothing(t)
+	p := newProxy(t, time.Hour)
+	p.questions = 1 // that of the login
+	looks := map[string]candidate{}
+	for _, args := range []string{
+		"check k --within 1d", "who k", "ls", "history", "history k", "stepdown k", "pause k", "resume k", "pause k*",
+		"ledger status", "ledger prune", "ledger install", "ledger uninstall --yes",
+	} {
+		looks[args] = launch(t, append(strings.Fields(args), "--dsn", p.dsn)...)
+	}
+	for args, look := range looks {
+		if status := look.ends(); status != 69 {
+			t.Errorf("%s: exit status %d", args, status)
+		}
+		says(t, look.said.String(), `pglead: ask 127\.0\.0\.1:\d+/postgres: no answer within 30s\n`+
+			`pglead: hint: the server hangs, or something on the way to it; a longer --connect-timeout waits longer\n`)
 	}
 }

@@ -27,6 +27,8 @@ type proxy struct {
 	idle time.Duration
 	// cut off are the clients: nothing of theirs arrives, and nothing ends.
 	cut atomic.Bool
+	// questions, if not 0, is how many questions of a client arrive; then it is cut off.
+	questions int
 }
 
 func newProxy(t *testing.T, idle time.Duration) *proxy {
@@ -59,9 +61,12 @@ func (p *proxy) pass(client net.Conn) {
 	idle := time.AfterFunc(p.idle, func() { _ = server.Close() })
 	copyTo := func(to, from net.Conn) {
 		buf := make([]byte, 64<<10)
-		for {
+		for asked := 0; ; {
 			n, err := from.Read(buf)
-			if p.cut.Load() { // the packet is lost
+			if from == client && n > 0 && buf[0] == 'Q' {
+				asked++
+			}
+			if p.cut.Load() || p.questions > 0 && asked > p.questions { // the packet is lost
 				return
 			}
 			idle.Reset(p.idle)

@@ -39,6 +39,9 @@ type Config struct {
 	// ConnectTimeout bounds each attempt, login and checks included.
 	ConnectTimeout time.Duration
 
+	// AnswerTimeout bounds each answer to a Viewer, unless it is 0.
+	AnswerTimeout time.Duration
+
 	// ApplicationName is what pg_stat_activity shows to all roles.
 	ApplicationName string
 

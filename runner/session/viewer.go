@@ -15,6 +15,7 @@ import (
 // through a pooler, too.
 type Viewer struct {
 	pg     *pgconn.PgConn
+	cfg    Config
 	writes bool
 }
 
@@ -54,7 +55,7 @@ func openViewer(ctx context.Context, cfg Config, check pgconn.ValidateConnectFun
 	if err != nil {
 		return nil, err
 	}
-	return &Viewer{pg: pg}, nil
+	return &Viewer{pg: pg, cfg: cfg}, nil
 }
 
 // refuseStandby is a pgconn.ValidateConnectFunc. The parameter in_hot_standby, which the
@@ -84,7 +85,7 @@ func OpenCheckedViewer(ctx context.Context, cfg Config) (*Viewer, time.Duration,
 	if err != nil {
 		return nil, 0, err
 	}
-	return &Viewer{pg: pg}, answers.age, nil
+	return &Viewer{pg: pg, cfg: cfg}, answers.age, nil
 }
 
 // Close ends the connection.
@@ -101,6 +102,12 @@ func (v *Viewer) MayWrite() { v.writes = true }
 // say otherwise. Unqualified names in them find only PostgreSQL's own operators and functions. Each
 // transaction sets that anew, since a pooler may give each transaction another connection.
 func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
+	if limit := v.cfg.AnswerTimeout; limit > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, limit, Errorf(Unreachable, "the server hangs, or something on the way to it; a longer --connect-timeout waits longer",
+			"ask %s: no answer within %v", Target(v.cfg.Database), limit))
+		defer cancel()
+	}
 	allow(v.pg, mostAnswer)
 	before := []string{"SELECT " + setSQL(true, [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}) + ", " + asIsSQL(v.pg, true)}
 	if v.writes {
