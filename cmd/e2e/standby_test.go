@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -81,5 +82,34 @@ func TestStandbyCannotKnow(t *testing.T) {
 	status, stdout, stderr = said(both, "history", "nightly")
 	if status != 0 || stderr != "" || !strings.Contains(stdout, "running") {
 		t.Errorf("history of all hosts: status %d, %s%s", status, stdout, stderr)
+	}
+}
+
+// TestMissingStandbys: whoever changes the ledger does not wait for synchronous standbys, as no run
+// does.
+func TestMissingStandbys(t *testing.T) {
+	t.Parallel() // it has a server of its own
+	racesNothing(t)
+	server := throwaway(t, map[string]string{"synchronous_standby_names": "gone"})
+	for _, step := range []struct{ args, says string }{
+		{"ledger install", `ledger in (?s:.*)`},
+		{"run --key nightly --lock-delay 0 -- true", ""},
+		{"pause nightly", `nightly: no start until it is resumed .*\n`},
+		{"resume nightly", `nightly: may start again; was paused until it is resumed .*\n`},
+		{"ledger prune --older 0", `forgot \d+ rows?\n`},
+		{"ledger uninstall --yes", `the ledger in .* is gone, with all that it had\n`},
+	} {
+		args := strings.Fields(step.args)
+		args = slices.Insert(args, 1, "--dsn", server.DSN("postgres"))
+		var out lockedBuffer
+		c := candidate{command(t, args...), &lockedBuffer{}}
+		c.Stdout, c.Stderr = &out, c.said
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if status := c.ends(); status != 0 || c.said.String() != "" {
+			t.Errorf("%s: exit status %d, %s", step.args, status, c.said)
+		}
+		says(t, out.String(), step.says)
 	}
 }

@@ -96,6 +96,7 @@ func (v *Viewer) Close() {
 }
 
 // MayWrite lets all further queries write, whatever the role's default is for its transactions.
+// They don't wait for synchronous standbys: a pause has to end while these are away, too.
 func (v *Viewer) MayWrite() { v.writes = true }
 
 // Query returns the rows of all queries in one list. The queries are one transaction, unless they
@@ -109,7 +110,11 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 		defer cancel()
 	}
 	allow(v.pg, mostAnswer)
-	before := []string{"SELECT " + setSQL(true, [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}) + ", " + asIsSQL(v.pg, true)}
+	settings := [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}
+	if v.writes {
+		settings = append(settings, [2]string{"synchronous_commit", "local"})
+	}
+	before := []string{"SELECT " + setSQL(true, settings) + ", " + asIsSQL(v.pg, true)}
 	if v.writes {
 		before = slices.Insert(before, 0, "SET TRANSACTION READ WRITE") // the server accepts it only as the first query
 	}
