@@ -10,6 +10,7 @@ package main
 import (
 	"os"
 	"runtime"
+	_ "time/tzdata" // a minimal container has no zones, and all nodes must agree on the day of --once-per
 
 	"github.com/pglead/pglead/cmd"
 )

@@ -3,7 +3,10 @@ package cmd
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,10 +34,26 @@ func (o *options) checkLedger(flags *pflag.FlagSet) error {
 	case o.slots > 1:
 		return exclude(flags, "once-per", "slots")
 	}
-	if _, err := ledger.ParsePeriod(o.oncePer); err != nil {
+	per, err := ledger.ParsePeriod(o.oncePer)
+	if err != nil {
 		return usagef("--once-per: %w", err)
 	}
+	if zone := unknownZone(); zone != "" && per == 24*time.Hour {
+		return &usageError{
+			err:  fmt.Errorf("the day of %s is unknown, since TZ names no known time zone: %s", sourceOf(flags.Lookup("once-per")), printable(zone)),
+			hint: "TZ=Europe/Berlin names one; rules such as CET-1CEST are not read",
+		}
+	}
 	return nil
+}
+
+// unknownZone is the time zone that TZ names, if it is not known, so that Go takes UTC for it.
+func unknownZone() string {
+	name := strings.TrimPrefix(os.Getenv("TZ"), ":")
+	if name == "UTC" || time.Local.String() != "UTC" {
+		return ""
+	}
+	return name
 }
 
 // remembering is what the flags, after check, ask of a ledger. The tick is that of this

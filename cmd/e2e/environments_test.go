@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	_ "time/tzdata" // this machine may have no zones
 )
 
 // TestCron: a real cron daemon, in a mount namespace with crontabs of its own,
@@ -270,4 +271,40 @@ func requireRoot(t *testing.T, what string) {
 		t.Fatal("CI has to run as root")
 	}
 	t.Skip("NOT TESTED:", what, "needs root")
+}
+
+// TestNoZones: on a machine that has no time zones pglead knows the local date all the same.
+func TestNoZones(t *testing.T) {
+	requireRoot(t, "a mount namespace")
+	server := throwaway(t, nil)
+	if out, err := command(t, "ledger", "install", "--dsn", server.DSN("postgres")).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, name := range []string{"Pacific/Kiritimati", "Pacific/Pago_Pago"} { // one of them has another date than UTC
+		zone, err := time.LoadLocation(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const hide = `for dir in /usr/share/zoneinfo /usr/share/lib/zoneinfo /usr/lib/locale/TZ /etc/zoneinfo; do
+			test ! -d $dir || mount -t tmpfs none $dir || exit
+		done
+		exec "$@"`
+		once := func() string {
+			cmd := exec.Command("unshare", "--mount", "sh", "-c", hide, "sh",
+				filepath.Join(testbed.dir, "pglead"), "run", "-v", "--dsn", server.DSN("postgres"), "--key", "zones", "--once-per", "day", "--lock-delay", "0", "--", "true")
+			cmd.Env = append(testbed.environ(t.TempDir()), "TZ="+name, "GOROOT=/nosuch") // Go has zones, too
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				t.Errorf("%s: %v: %s", name, err, out)
+			}
+			return string(out)
+		}
+		before := time.Now().In(zone).Format(time.DateOnly)
+		once()
+		said := once()
+		after := time.Now().In(zone).Format(time.DateOnly)
+		if before == after && !strings.Contains(said, "done already: "+before+" had its success") {
+			t.Errorf("%s: want a success on %s: %s", name, before, said)
+		}
+	}
 }
