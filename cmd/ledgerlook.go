@@ -138,7 +138,7 @@ func named(ask ledger.Ask, where string) ledger.Ask {
 		if where != "" {
 			what += " in " + where
 		}
-		return rows, session.Rejected(err, what)
+		return rows, ledger.Rejected(err, what)
 	}
 }
 

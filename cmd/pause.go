@@ -253,7 +253,7 @@ func (f *lookFlags) withPauses(
 		return locks, err
 	}
 	paused, err := ledger.Pauses(ctx, ask, mostRemembered)
-	if errors.As(err, new(*ledger.LockedError)) { // the command can still say who has the locks
+	if errors.As(err, new(*ledger.LockedError)) || session.Undefined(err) { // the command can still say who has the locks
 		f.warnOnce(err)
 		return locks, nil
 	}

@@ -24,6 +24,14 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 	case ledger.Foreign:
 		return checkup.Warningf("as its owner or a superuser: pglead ledger uninstall", "there is one that is left alone: %s", ledger.Untrusted)
 	}
+	missing, err := ledger.Missing(ctx, ask)
+	switch {
+	case err != nil:
+		return unknown(err)
+	case len(missing) > 0:
+		return checkup.Failf("pglead ledger install, as the owner of the database, makes what is missing; until then --ledger off goes on without",
+			"it is not whole: there is no %s", strings.Join(missing, ", "))
+	}
 	faults, err := ledger.Faults(ctx, ask)
 	switch {
 	case err != nil:

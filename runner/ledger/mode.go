@@ -126,13 +126,21 @@ func (u Use) Applies(answer string) (bool, error) {
 // Untrusted says why pglead does not use a ledger.
 const Untrusted = "the schema pglead belongs neither to the database's owner nor to a superuser"
 
-// Rejected turns an error of the server into one that names the ledger, and not the lock.
-func Rejected(err error) error {
+// Rejected turns an error of the server into one that names the ledger, in the caller's words, and
+// not the lock.
+func Rejected(err error, ledger string) error {
 	if locked := Locked(err); locked != nil {
 		return locked
 	}
-	return session.Rejected(err, "the ledger")
+	err = session.Rejected(err, ledger)
+	var e *session.Error
+	if session.Undefined(err) && errors.As(err, &e) {
+		return session.Errorf(e.Kind, "the ledger is not whole: "+mend, "%w", e)
+	}
+	return err
 }
+
+const mend = "pglead ledger install, as the owner of the database, makes what is missing; until then --ledger off runs without"
 
 // Locked returns a *LockedError if err means that, otherwise nil.
 func Locked(err error) error {

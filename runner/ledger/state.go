@@ -52,6 +52,21 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 	return s, r.err
 }
 
+// Missing lists the tables and functions that pglead uses and the ledger lacks, as where another
+// program has made a schema of that name, or a backup is restored in part.
+func Missing(ctx context.Context, ask Ask) ([]string, error) {
+	rows, err := ask(ctx, `WITH schema AS (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'pglead')
+SELECT name FROM (VALUES ('setting'), ('lock'), ('run'), ('start_1'), ('start_rest_1'), ('finish_1'), ('tidy_1'), ('missing_1'),
+	('pause_1'), ('resume_1'), ('prune_locks_1'), ('prune_runs_1')) AS n(name)
+WHERE NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = name AND relnamespace IN (SELECT oid FROM schema)
+	UNION ALL SELECT 1 FROM pg_catalog.pg_proc WHERE proname = name AND pronamespace IN (SELECT oid FROM schema))`)
+	missing := []string{}
+	for _, row := range rows {
+		missing = append(missing, "pglead."+row[0])
+	}
+	return missing, err
+}
+
 // Faults lists the missing privileges without which no run that uses the ledger starts: those of
 // this role, and those of the ledger's owner, with whose rights the functions write.
 func Faults(ctx context.Context, ask Ask) ([]string, error) {

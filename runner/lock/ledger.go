@@ -99,7 +99,7 @@ func ledgerError(err error) error {
 	case session.SerializationFailure, session.DeadlockDetected, session.ReadOnlySQLTransaction: // others are in the way, or the server is read-only
 		return &LedgerError{Says: says, err: session.Errorf(session.Unreachable, "", "the ledger: %s", says)}
 	}
-	return &LedgerError{Says: says, err: ledger.Rejected(err)}
+	return &LedgerError{Says: says, err: ledger.Rejected(err, "the ledger")}
 }
 
 // LedgerError says that the ledger can't be written. The session itself is fine.

@@ -132,7 +132,7 @@ func (h *Held) forgives(err error) bool {
 	if !h.recorded || h.noted == len(h.Locks) || answeredError(err) == nil {
 		return false
 	}
-	h.unnoted(ledger.Rejected(err))
+	h.unnoted(ledger.Rejected(err, "the ledger"))
 	return true
 }
 
