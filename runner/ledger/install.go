@@ -9,8 +9,14 @@ package ledger
 import (
 	"context"
 	"embed"
+	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/visible"
 )
 
 //go:embed schema.sql start.sql fence.sql keep.sql
@@ -60,8 +66,24 @@ func Install(ctx context.Context, ask Ask, keep int) error {
 	return err
 }
 
-// Uninstall removes the ledger and all that it remembers.
+// uninstalling removes the ledger's own objects, those of earlier versions too, and then the schema.
+// CASCADE would also remove what others have made: their views of the runs, or tables in a schema of
+// that name which they had before.
+const uninstalling = `DROP TABLE IF EXISTS pglead.run, pglead.lock, pglead.setting;
+DO $$ DECLARE own text := (SELECT pg_catalog.string_agg(oid::pg_catalog.regprocedure::text, ', ') FROM pg_catalog.pg_proc
+	WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid AND proname IN ('due_1', 'fence', 'finish_1', 'marker_1', 'missing_1', 'pause_1',
+		'prune_1', 'prune_locks_1', 'prune_runs_1', 'resume_1', 'slots_1', 'start_1', 'start_rest_1', 'tidy_1'));
+BEGIN IF own IS NOT NULL THEN EXECUTE 'DROP FUNCTION ' || own; END IF; END $$;
+DROP SCHEMA IF EXISTS pglead`
+
+// Uninstall removes the ledger and all that it remembers. If that would remove objects of others,
+// it removes nothing, and the error names them.
 func Uninstall(ctx context.Context, ask Ask) error {
-	_, err := ask(ctx, "DROP SCHEMA IF EXISTS pglead CASCADE")
+	_, err := ask(ctx, uninstalling) // one transaction
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && pgErr.Code == session.DependentObjectsStillExist {
+		return session.Errorf(session.Denied, "drop them first; DROP SCHEMA pglead CASCADE drops them, too",
+			"nothing was removed, since there are objects that are not the ledger's: %s", visible.Text(strings.ReplaceAll(pgErr.Detail, "\n", "; ")))
+	}
 	return err
 }

@@ -17,6 +17,7 @@ const (
 	InvalidPassword                   = "28P01"
 	InvalidCatalogName                = "3D000" // no such database
 	InvalidSchemaName                 = "3F000"
+	DependentObjectsStillExist        = "2BP01"
 	SerializationFailure              = "40001"
 	DeadlockDetected                  = "40P01"
 	InsufficientPrivilege             = "42501"
