@@ -199,6 +199,8 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 		dnsErr    *net.DNSError
 		certErr   *tls.CertificateVerificationError
 		hostErr   x509.HostnameError
+		authErr   x509.UnknownAuthorityError // with sslmode=verify-ca
+		badErr    x509.CertificateInvalidError
 		recordErr tls.RecordHeaderError
 		alert     tls.AlertError
 		errno     syscall.Errno
@@ -213,7 +215,7 @@ func describeAttempt(err error, cfg *pgconn.Config) (text string, kind Kind, hin
 			return fmt.Sprintf("no such host %q", dnsErr.Name), Unreachable, noHostHint(dnsErr.Name)
 		}
 		return fmt.Sprintf("resolve %q: %s", dnsErr.Name, dnsErr.Err), Unreachable, ""
-	case errors.As(err, &hostErr), errors.As(err, &certErr):
+	case errors.As(err, &hostErr), errors.As(err, &certErr), errors.As(err, &authErr), errors.As(err, &badErr):
 		return "the server's certificate is not accepted: " + innermost(err).Error(), Unreachable,
 			"check sslrootcert, and that the host name is the one in the certificate"
 	case errors.As(err, &alert), errors.As(err, &recordErr):
@@ -288,10 +290,14 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 		return text, Denied, "CREATE ROLE " + identifier(cfg.User) + " LOGIN; or is another role meant?"
 	case e.Code == InvalidAuthorizationSpecification && strings.Contains(e.Message, "not permitted to log in"):
 		return text, Denied, "ALTER ROLE " + identifier(cfg.User) + " LOGIN"
+	case e.Code == InvalidAuthorizationSpecification && cfg.User == "":
+		return text, Denied, "this account has no name here: user= or PGUSER names the role"
 	case strings.HasPrefix(e.Code, classAuthorization):
 		return text, Denied, "pg_hba.conf on the server says who may log in from where"
+	case e.Code == InvalidCatalogName && strings.TrimSpace(cfg.Database) != cfg.Database: // such as a file's last line end
+		return text, Denied, fmt.Sprintf("the connection string has blanks or a line's end in the name: %q", cfg.Database)
 	case e.Code == InvalidCatalogName:
-		return text, Denied, "-d names the database; psql -l lists them"
+		return text, Denied, "--dsn, PGLEAD_DSN, DATABASE_URL or PGDATABASE names the database; psql -l lists them"
 	case e.Code == InsufficientPrivilege && strings.Contains(e.Message, "permission denied for database"):
 		return text, Denied, "GRANT CONNECT ON DATABASE " + databaseOf(cfg) + " TO " + identifier(cfg.User)
 	case e.Code == ObjectNotInPrerequisiteState && strings.Contains(e.Message, "not currently accepting connections"):
@@ -299,9 +305,9 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 	case e.Code == TooManyConnections:
 		return text, Unreachable, fullHint(e, cfg)
 	case passes(e):
-		return text, Unreachable, ""
+		return text, Unreachable, visible.Text(e.Hint)
 	}
-	return text, Denied, ""
+	return text, Denied, visible.Text(e.Hint)
 }
 
 // databaseOf is the database's name as SQL writes it; if it is not given, the user's name.

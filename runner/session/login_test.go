@@ -1,12 +1,14 @@
 package session_test
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -15,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
@@ -135,6 +139,7 @@ hostssl all alice all scram-sha-256
 		{"closed database", base + " user=alice password=hunter2 dbname=closed", session.Denied, "permission denied"},
 		{"another name", strings.Replace(base, "db.example", "other.example", 1) + " user=alice password=hunter2", session.Unreachable, "certificate is not accepted"},
 		{"another authority", base + " user=alice password=hunter2 sslrootcert=" + other.dir + "/ca.crt", session.Unreachable, "certificate is not accepted"},
+		{"another authority, verify-ca", base + " user=alice password=hunter2 sslmode=verify-ca sslrootcert=" + other.dir + "/ca.crt", session.Unreachable, "certificate is not accepted: x509: "},
 		{"unwelcome method", base + " user=alice password=hunter2 require_auth=md5", session.Denied, "require"},
 		{"no TLS", "host=127.0.0.1 user=pglead dbname=postgres sslmode=require port=" + plainPort, session.Unreachable, "does not offer TLS"},
 		{"closed port", "host=127.0.0.1 user=u dbname=d port=" + closedPort, session.Unreachable, "connection refused"},
@@ -179,5 +184,50 @@ func TestTooManyClients(t *testing.T) {
 	_, err := session.Open(t.Context(), config(t, dsn))
 	if kindOf(err) != session.Unreachable || !strings.Contains(err.Error(), "too many clients") || !session.Passing(err) {
 		t.Errorf("Open: %v", err)
+	}
+}
+
+// TestLoginHints: what to do about a rejected login is said in terms of what was given.
+func TestLoginHints(t *testing.T) {
+	server := start(t, map[string]string{"max_connections": "5", "max_locks_per_transaction": "10"})
+	for _, tt := range []struct {
+		name   string
+		change func(cfg *session.Config)
+		hint   string
+	}{
+		{"no user", func(cfg *session.Config) { cfg.Database.User = "" }, "this account has no name here: user= or PGUSER names the role"},
+		{"no database", func(cfg *session.Config) { cfg.Database.Database = "app" }, "--dsn, PGLEAD_DSN, DATABASE_URL or PGDATABASE names the database; psql -l lists them"},
+		{"a line's end", func(cfg *session.Config) { cfg.Database.Database = "app\n" }, `the connection string has blanks or a line's end in the name: "app\n"`},
+		{"no lock space, from here on", func(cfg *session.Config) {
+			fillLockTable(t, server)
+			cfg.FirstQuestion = "pg_catalog.pg_try_advisory_lock(-1)"
+		}, "max_locks_per_transaction"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := config(t, server.DSN("postgres"))
+			tt.change(&cfg)
+			s, err := session.Open(t.Context(), cfg)
+			if err == nil {
+				s.Close()
+			}
+			var e *session.Error
+			if !errors.As(err, &e) || !strings.Contains(e.Hint, tt.hint) {
+				t.Errorf("Open: %v; want the hint %q: %+v", err, tt.hint, e)
+			}
+		})
+	}
+}
+
+// fillLockTable has a session that lasts as long as the test take all advisory locks that there is
+// room for.
+func fillLockTable(t *testing.T, server *localpg.Server) {
+	t.Helper()
+	conn, err := pgconn.Connect(t.Context(), server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_lock(n) FROM generate_series(1, 1000000) AS n").ReadAll(); !session.HasCode(err, session.OutOfMemory) {
+		t.Fatalf("the lock table is not full: %v", err)
 	}
 }
