@@ -200,7 +200,7 @@ func (k rememberedKey) resume(ctx context.Context) (text string, err error) {
 	case err != nil:
 		return "", err
 	case was && pause.Paused():
-		return printable(k.key) + ": may start again; was paused " + visible.Text(pause.String()), nil
+		return printable(k.key) + ": may start again; was paused " + visible.Text(pause.Was()), nil
 	case was: // but its time was already over
 		return printable(k.key) + ": may start again", nil
 	case k.matched:

@@ -95,7 +95,7 @@ func TestMissingStandbys(t *testing.T) {
 		{"ledger install", `ledger in (?s:.*)`},
 		{"run --key nightly --lock-delay 0 -- true", ""},
 		{"pause nightly", `nightly: no start until it is resumed .*\n`},
-		{"resume nightly", `nightly: may start again; was paused until it is resumed .*\n`},
+		{"resume nightly", `nightly: may start again; was paused with no end set .*\n`},
 		{"ledger prune --older 0", `forgot \d+ rows?\n`},
 		{"ledger uninstall --yes", `the ledger in .* is gone, with all that it had\n`},
 	} {

@@ -34,8 +34,13 @@ type Pause struct {
 func (p Pause) Paused() bool { return !p.Until.IsZero() }
 
 // String says until when the key is paused, and by whom. It does not escape what others wrote.
-func (p Pause) String() string {
-	text := "until it is resumed"
+func (p Pause) String() string { return p.text("until it is resumed") }
+
+// Was is String for a pause that is over.
+func (p Pause) Was() string { return p.text("with no end set") }
+
+func (p Pause) text(endless string) string {
+	text := endless
 	if p.Until.Before(Endless()) {
 		text = "until " + Clock(p.Until, time.Now())
 	}
