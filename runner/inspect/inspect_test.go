@@ -90,6 +90,14 @@ func TestOtherKeys(t *testing.T) {
 	}
 }
 
+// TestCutDescription: of what the server has cut off nothing is said.
+func TestCutDescription(t *testing.T) {
+	v := View{Described: true, Description: describe.Description{Host: "web1", PID: 7}}
+	if got, want := v.String(), "web1 (process 7)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // TestSameTenure: if more than a backend's number is known, the same number alone does not make it
 // the same tenure.
 func TestSameTenure(t *testing.T) {

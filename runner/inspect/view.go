@@ -150,7 +150,7 @@ func (v View) String() string {
 	var text string
 	switch {
 	case v.Described:
-		text = fmt.Sprintf("%s (%s, process %d of %s)", v.Where(), v.Command, v.PID, v.User)
+		text = fmt.Sprintf("%s (%s)", v.Where(), v.process())
 	case v.Pglead():
 		text = fmt.Sprintf("pglead on %s (role %s)", v.Where(), v.Role)
 	case v.Prepared():
@@ -178,6 +178,19 @@ func (v View) String() string {
 		}
 	}
 	return visible.Text(text)
+}
+
+// process names the holder's command and user, if the server has not cut that off
+// (track_activity_query_size).
+func (v View) process() string {
+	text := fmt.Sprintf("process %d", v.PID)
+	if v.Command != "" {
+		text = v.Command + ", " + text
+	}
+	if v.User != "" {
+		text += " of " + v.User
+	}
+	return text
 }
 
 // sinceFormat omits the date if the instant was less than half a day ago.
