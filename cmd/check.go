@@ -39,8 +39,12 @@ makes up for failures.`,
 			}
 			return f.withLedgerOf(u, cmd, args[0], func(ctx context.Context, ask ledger.Ask, ids []lockkey.ID) error {
 				verdict, err := ledger.Check(ctx, ask, args[0], ids, within.value)
-				if err != nil {
+				switch {
+				case err != nil:
 					return err
+				case !verdict.Known && isPattern(args[0]): // a key may have a * in it, and then it has run
+					return &usageError{err: errors.New("check takes one key, and no run is remembered of " + printable(args[0])),
+						hint: "pglead history " + visible.ShellWord(args[0]) + " shows the keys that match"}
 				}
 				return f.pronounce(stdout, args[0], within.value, verdict)
 			})
