@@ -23,12 +23,12 @@ import (
 
 // index says where to look for a test, by the beginnings of the files' names.
 const index = `
-command, lookup           a command as it is found and started, its environment, signals and exit status
-kill, cgroup_linux        the end of the tree: kills, the grace, leftovers, control groups
-guard                     the socket, a guard that is killed or stopped, and what doctor examines
-again_linux               one guard for many commands
-wire, tell                what pglead and the guard say to each other
-setup, export             for all tests
+command, lookup                 a command as it is found and started, its environment, signals and exit status
+kill, kill_linux, cgroup_linux  the end of the tree: kills, also without descriptors, the grace, leftovers, control groups
+guard                           the socket, a guard that is killed or stopped, and what doctor examines
+again_linux                     one guard for many commands
+wire, tell                      what pglead and the guard say to each other
+setup, export                   for all tests
 `
 
 func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }
