@@ -81,10 +81,11 @@ func exitMeanings() []exitMeaning {
 		code(exitInternal, database+others, "pglead itself failed."),
 		code(exitConflict, "run", "The lock is held elsewhere. --conflict-exit-code changes it."),
 		code(exitConflict, "each", "Some items were held elsewhere when --wait was over. --conflict-exit-code changes it."),
-		code(exitConflict, runners, "A transaction of the last run, which has called pglead.fence, is still under way; "+
+		code(exitConflict, "run", "A transaction of the last run, which has called pglead.fence, is still under way; "+
 			"--conflict-exit-code doesn't change that."),
 		code(exitConflict, "stepdown", "The lock was still held when --wait was over."),
 		code(exitLost, "run each", "The lock was lost while the command ran; the command was killed."),
+		code(exitLost, "lead", "The same, and a signal ended pglead before it stood for election again."),
 		code(exitDenied, runners+" ls who stepdown doctor", "The database refused the login, the lock or the query."),
 		code(exitDenied, ledgers, "The database refused the login or the query, or has no ledger for this role."),
 		code(exitUnsafe, runners, "Unsafe set-up: a standby, a connection pooler without --transaction, no real advisory locks, "+

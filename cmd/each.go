@@ -49,7 +49,8 @@ runs the whole list, though each item runs on one machine at a time, unless
 --once-per prevents that.
 
 The exit status is 0 if no command failed or there are no items, 123 if a
-command failed, and 75 if --wait was over before all items came free.`,
+command failed, 75 if --wait was over before all items came free, and 76 if
+a lock was lost while its command ran.`,
 		Example: `  pglead each --key 'import/{}' -a tenants.txt -P 4 -- ./import --tenant {}
   find inbox -type f -print0 | pglead each --key 'inbox/{}' -0 -- ./process {}`,
 		DisableFlagsInUseLine: true,

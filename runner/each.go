@@ -212,7 +212,7 @@ func (e *each) bidFor(j *job) *lock.Bid {
 	locking := e.cfg.Locking
 	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []advisory.Lock{j.Lock}}
 	locking.OfList, locking.Log, locking.Observer = true, j.log, e.observer(j.Lock.ID)
-	return lock.NewBid(j.session, locking, e.returning) // on a later pass this process has not listened since the previous one
+	return lock.NewBid(j.session, locking, e.returning) // on a later pass it knows nothing: nobody here has listened since the last one
 }
 
 // skipHeld skips an item that is held elsewhere, or has failed there. If this process may come back

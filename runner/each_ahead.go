@@ -14,8 +14,8 @@ import (
 // Otherwise the worker takes the next lock between two commands. An errand saves 16 % of
 // the time for each `true`, and still 9 % with -P 4.
 
-// aheadMost is the longest time that a lock is held before its command can start: others skip the
-// item meanwhile. It is as long as a brief command may last, since a worker fetches ahead only
+// aheadMost is how long a lock that was fetched ahead is kept while the worker is busy: others skip
+// the item meanwhile. It is as long as a brief command may last, since a worker fetches ahead only
 // after a brief command, and expects another (see child.Child.Guard).
 const aheadMost = 20 * time.Millisecond
 

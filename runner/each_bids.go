@@ -43,6 +43,6 @@ func (bs *bids) drop(ctx context.Context, id lockkey.ID) {
 	delete(bs.kept, id)
 	bs.mu.Unlock()
 	if b != nil {
-		_ = b.Unlisten(ctx) // if it fails, the session is lost
+		_ = b.Unlisten(ctx) // if it fails, the session is lost or the list has ended
 	}
 }

@@ -107,9 +107,9 @@ func (js *jobs) renew(s *session.Session, deadline boottime.Instant) {
 	}
 }
 
-// observer is told of the work on an item, or on none yet. It calls the list's Alive with the latest
-// time that the work on any current item has named. The last call alone would not do: when its
-// worker has nothing more to do, the work on another item may still take longer.
+// observer returns an item's observer or, without an item, the list's own. Several items are under
+// way at once, so it passes on the latest time that any of them has named: an item that is done
+// must not cut short another's.
 func (e *each) observer(of ...lockkey.ID) lock.Observer {
 	o := e.cfg.Observer
 	if alive := o.Alive; alive != nil {

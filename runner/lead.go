@@ -42,7 +42,9 @@ const (
 // Lead stands for election for ever, and runs the command whenever this node leads. It returns when
 // a signal asks this process to end, or with the command's outcome if cfg.Restart is against
 // standing again. Until it has reached the database for the first time, it also returns every
-// error. A later error ends it only with RestartNever, and only if the command may have run.
+// error. After that it stands again after any error, also after the loss of the lock, with one
+// exception: with RestartNever it returns the error that the guard died, if the command may have
+// run.
 func Lead(cfg LeadConfig) (Outcome, error) {
 	n, err := begin(cfg.Config)
 	if err != nil {

@@ -73,8 +73,9 @@ type command interface {
 //
 //	Session.answered, renew            an answer moves the deadline: to its request + 3/5 lease
 //	supervise, Child.Renew             sends the deadline to the guard
-//	Session.beat, ExpireIfDue          the deadline passes: the session fails, and Lost is closed
-//	lockLost, Child.TellLost           tells the guard to end the tree
+//	Session.beat, ExpireIfDue          the deadline passes
+//	Session.fail                       notes the reason, and closes Lost
+//	lockLost, Child.TellLost           tells the guard to end the tree; starts the hook --on-lost
 //	guardProcess.terminate, kill       SIGTERM, if there is a grace; SIGKILL, in rounds (killRound)
 //	Child.killGuard, Guards.finishFor  if the guard is too slow, pglead kills in its place
 //	guardProcess.watch, Child.listen   the guard reports that all are reaped, which closes Done
@@ -136,8 +137,8 @@ func (s *supervision) supervise() (Outcome, error) {
 	}
 }
 
-// execTakes is about how long a new process takes to become the command. Until then the process
-// dies of a first SIGINT, so a second one makes no difference.
+// execTakes is about the time from a process's fork to its exec. In that time the terminal's SIGINT
+// kills it, so it does no harm to send another.
 const execTakes = time.Millisecond
 
 // after is the channel of a timer, or nil for 0.

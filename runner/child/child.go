@@ -223,10 +223,10 @@ func (c *Child) killGuard() {
 	}
 }
 
-// renewalStep is how far a deadline has to move before it is sent. Every answer of the server moves
-// it, thousands of times a second if a session works on many items. The guard empties the pipe only
-// when the deadline that it knows has passed, and the pipe must not fill up before that: it has
-// room for 8,192 deadlines, or for 512 if the user has many pipes (pipe(7)).
+// renewalStep is the least move of a deadline that is worth sending. Every answer of the server
+// moves it, on a list thousands of times a second. The guard reads the pipe only when the deadline
+// that it knows has passed, and the pipe must not fill up before that: it has room for 8,192
+// deadlines, or for 512 if the user has many pipes (pipe(7)).
 const renewalStep = 250 * time.Millisecond
 
 // Renew moves the deadline.

@@ -70,8 +70,8 @@ type guardProcess struct {
 	cgroupDir  *os.File // or nil
 	cgroupKill int      // the group's cgroup.kill, or -1
 
-	// The list of its children, or -1. Like cgroupKill it is open from the start: when the guard has
-	// to kill, it or the whole machine may be out of descriptors.
+	// The list of its children, or -1. Like cgroupKill it is open from the start: when the guard
+	// has to kill, it or the whole machine may be out of descriptors.
 	childList int
 
 	resetStop    func() // gives SIGTSTP the action that the command should inherit
@@ -173,9 +173,9 @@ func (g *guardProcess) watch() (again bool) {
 	return err == nil && g.report.Ready != 0
 }
 
-// signalLost is the longest time that the guard waits, in case it has missed a signal. After a
-// missed signal it notices at most that much later that a command was stopped, or that an orphan is
-// dead.
+// signalLost is the longest time that the guard waits, in case it has missed a signal: after a
+// SIGCHLD that was missed, the guard notices a stopped command, or a dead orphan, that much later
+// at most.
 const signalLost = 10 * time.Second
 
 // await waits for whatever comes first, and deals with it. SIGCHLD interrupts the wait, too.

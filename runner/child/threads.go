@@ -5,11 +5,12 @@ import (
 	"sync"
 )
 
-// threadsKept is how many threads Go's runtime is made to keep. While this process ends a tree in a
-// dead guard's place, up to three of its threads are in a system call: one waits for the server,
-// one reads /proc, one writes to the log. Go's runtime wants one more at hand, and takes another
-// for each thread that is just about to sleep. In 150 trials with the guard killed at the limit,
-// pglead died 23 times with one thread kept, 3 times with two, and never with three or more.
+// threadsKept is how many idle threads reserveThreads leaves to Go's runtime. While this process
+// ends a tree in a dead guard's place, up to three of its threads are in a system call: one waits
+// for the server, one reads /proc, one writes to the log. Go's runtime wants one more at hand, and
+// takes another for each thread that is just about to sleep. In 150 trials with the guard killed at
+// the limit, pglead died 23 times with one thread kept, 3 times with two, and never with three or
+// more.
 const threadsKept = 5
 
 // reserveThreads has Go's runtime make threads, which it keeps, and closes the channel when they

@@ -7,10 +7,11 @@ import (
 
 // A session has one heartbeat. What it asks depends on what the session is:
 //
-//	rank 4 and more that listens, and a grant in its delay   nothing (beatPlainly)
 //	rank 1 to 3       what the holder's latest request is (watchSpeaker) or, if the holder shows
 //	                  none, the first whether the lock is free (watchLock)
+//	rank 4 and more   nothing (beatPlainly), if it listens
 //	dormant           whether somebody calls (goDormant)
+//	grant in a delay  nothing
 //	holder            whether somebody asks it to step down (heedRequests)
 //
 // The second session of a quorum commits (package session).

@@ -13,12 +13,12 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// The line is the sessions that wait. None of them blocks in the server: each is idle between two
-// looks. Each has a ticket, an advisory lock of its own whose number says when it came. The order
-// is only for fairness: the promise rests on the lock itself. Not only the first but the first
-// three watch the holder (silence.go, watch.go), in case one of these waiters is frozen. The first
-// 24 listen, and have a mark that says so. The others are dormant (dormant.go). When each of them
-// tries and looks is in turn.go.
+// The line consists of the sessions that wait. None of them blocks in the server: each is idle
+// between two looks. Each has a ticket, an advisory lock of its own whose number says when it came.
+// The order is only for fairness: the promise rests on the lock itself. Not only the first but the
+// first three watch the holder (silence.go, watch.go), in case one of these waiters is frozen. The
+// first 24 listen, and have a mark that says so. The others are dormant (dormant.go). When each of
+// them tries and looks is in turn.go.
 
 // join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
 // digest then makes it dormant.

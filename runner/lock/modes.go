@@ -1,7 +1,7 @@
 package lock
 
-// There are several ways to hold a lock, and a claim may combine them. All else is the same in all
-// ways:
+// A lock can be held in several ways, which a claim may combine. This is what differs, and where;
+// all else is the same:
 //
 //	way                      what is different                               where
 //	several locks            they are taken one after the other, with a      Bid.Try, waiter.join

@@ -57,9 +57,9 @@ func (b *Bid) nextLine() lockkey.ID {
 	return b.cfg.Claim.lineFor(next.ID)
 }
 
-// leaveSQL are SQL expressions that give back the locks that the bid has for its place. That of a
-// call is one of them: the dormant waiters look at each call that they hear, so it must not last as
-// long as the command. A holder that calls takes it anew (Held.call).
+// leaveSQL are SQL expressions that give back the locks that the bid has for its place. The lock
+// of a call is among them: it must not be kept for as long as the command runs, since each dormant
+// waiter that hears a call looks. A holder that calls takes it anew (Held.call).
 func (p *place) leaveSQL() (columns []string) {
 	for which, held := range p.held {
 		if held {

@@ -14,9 +14,10 @@ import (
 
 // A holder whose host is dead or cut off sends no more requests. The first in line sees the number
 // of its last request. If two looks show the same number, no request has arrived between the
-// receipt of the first look and the sending of the second. If by the waiter's boot time clock that
-// is longer than a command may live after its holder's last answered request, then the command is
-// dead by the holder's own clock. So the first in line ends the session. The server would do that
+// receipt of the first look and the sending of the second. A command lives for
+// a known time after its holder's last answered request. Once the waiter's boot time clock has
+// counted that time between the two looks, the command is dead by the holder's clock, too. So the
+// first in line ends the session. The server would do that
 // too, a third of the lease later and by a clock that may be set. The next two in line do so a
 // little later, in case the first is frozen itself.
 
@@ -97,9 +98,9 @@ func (k *knowledge) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 // endSilent ends the session if it is still silent and this role may end it. If the role may
 // not, the server will end it later, and the command is just as dead.
 //
-// The server may be ending the session already: then it has freed the lock, and shows the session
-// for a moment longer. So the silence says nothing of a start that was heard after the look was
-// sent: up to that time, but no longer, the session certainly had the lock.
+// The look proves that the session had the lock when the look was sent, and no longer: a server
+// that is ending a session frees its lock first, and shows the session for a moment longer. So a
+// start that was heard after that may be another holder's, and still counts.
 func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, last lastBeat, found *look) error {
 	n, err := w.number(ctx, fmt.Sprintf(`SELECT count(CASE
 		WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))

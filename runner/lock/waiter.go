@@ -239,9 +239,8 @@ const (
 	burstFast  = 20
 )
 
-// tryOften tries many times in one statement. If a grant will mean that the command may start, the
-// query for the token travels with the tries. That query draws nothing unless the session has the
-// lock.
+// tryOften tries many times in one statement. If the evidence already allows a start, the query for
+// the token travels along. Without the lock that query draws nothing.
 func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	tries := fmt.Sprintf(`SELECT won FROM (
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won

@@ -124,8 +124,8 @@ func (w *watch) over() boottime.Instant {
 
 // prepareWatch prepares the statement that looks at a session and, if its second parameter is true,
 // probes the lock. A prepared statement takes the server two thirds of the time that another one
-// takes. Behind a pooler another waiter may have left its statement on the connection, so each
-// waiter's has a name of its own.
+// takes. A pooler for whole sessions that passes the login may hand over a connection on which
+// another waiter has left its statement, so each waiter's has a name of its own.
 func (w *waiter) prepareWatch(ctx context.Context) (name string, err error) {
 	name = fmt.Sprintf("pglead_%d_%d", advisory.TicketClass(w.place.line), w.place.ticket)
 	if name == w.watched.prepared {

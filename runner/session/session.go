@@ -191,7 +191,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 		stop:      make(chan struct{}),
 		lost:      make(chan struct{}),
 		renewed:   make(chan boottime.Instant, 1),
-		provenAt:  c.now(), // the login was sent earlier, but no command starts before another answer
+		provenAt:  c.now(), // a little late, since the login was sent before; no command starts before a later request is answered
 		heartbeat: Heartbeat{Every: leasetime.BeatEvery(cfg.Lease), Request: Request{SQL: []string{PlainBeatQuery}}},
 		heed:      map[string]heedFunc{},
 	}
@@ -215,8 +215,8 @@ func (s *Session) BackendPID() uint32 { return s.pid.Load() }
 // login.
 func (s *Session) SetBackendPID(pid uint32) { s.pid.Store(pid) }
 
-// Lost is closed when the session and its locks are gone. That includes Close, unless the goodbye
-// was sent with the last request. Err then says why.
+// Lost is closed when the session and its locks are gone, and Err then says why. Close closes it,
+// too, except after a request with Last, whose end is no loss.
 func (s *Session) Lost() <-chan struct{} { return s.lost }
 
 // Err is the cause of the loss, of type *LostError, or nil.

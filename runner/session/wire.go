@@ -54,7 +54,7 @@ type exchange struct {
 
 // Ask sends a request and waits for the answer. An error of the server is a
 // *pgconn.PgError, the loss of the session a *LostError. If ctx ends first, the answer is
-// still outstanding, and all that the caller can do is Close the session.
+// still to come, and the caller does not learn what the server did. The next request waits for it.
 func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
 	ex, err := s.askSpelled(ctx, r)
 	if ex == nil {

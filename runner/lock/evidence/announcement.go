@@ -26,12 +26,12 @@ import (
 // how long the command can live: it is dead at most 2/3 LEASE + GRACE after the holder could last
 // be sure of its lock. More fields may be added at the end. A payload of any other form is ignored.
 //
-//   - started is said if anyone listens, in the transaction that draws the token. A
-//     session that works on a list always says it, and so does a session with a
-//     quorum, after that transaction;
-//   - clean is said by the lock's session, in a transaction before the one that
-//     frees the lock: the command is dead. LSN is the position of the write-ahead log at that
-//     time, as PostgreSQL shows it. PID is the session that should be next: the first in line, or one on the
+//   - started is said if anyone listens, in the transaction that draws the token. A list's session
+//     says it even if nobody listens. So does a session with a quorum, which says it only after
+//     the draw has been committed;
+//   - clean is said by the lock's session, in a transaction before the one that frees the lock: the
+//     command is dead. LSN is the position of the write-ahead log at that time, as PostgreSQL
+//     shows it. PID is the session that should be next: the first in line, or one on the
 //     preferred host;
 //   - dead is said by another session, of the same role, when the session that had the
 //     lock is lost: the command is dead;
