@@ -119,6 +119,7 @@ kills the command and everything it started when the connection is lost.`,
 		}
 	}
 	root.CompletionOptions.DisableDefaultCmd = alone
+	group(root)
 	for _, cmd := range root.Commands() {
 		cmd.PreRunE = readFlags
 		cmd.Flags().SortFlags = false // help shows them in the order of registration
@@ -132,9 +133,29 @@ kills the command and everything it started when the connection is lost.`,
 	return root
 }
 
+// group sorts the commands in the help of all: those for which pglead is there come first.
+func group(root *cobra.Command) {
+	for _, g := range []struct{ title, names string }{
+		{"Run a command:", "run each lead"},
+		{"Look at locks, and hand over:", "ls who stepdown"},
+		{"Remember runs (ledger):", "check history ledger pause resume"},
+		{"Set up:", "doctor key version"},
+	} {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, cmd := range root.Commands() {
+			if slices.Contains(strings.Fields(g.names), cmd.Name()) {
+				cmd.GroupID = g.title
+			}
+		}
+		root.SetHelpCommandGroupID(g.title) // to the last
+		root.SetCompletionCommandGroupID(g.title)
+	}
+}
+
 // commands has the function that makes each command, by its name. To add a command:
 //
 //	its function       in a file of its name, and here
+//	its group          in group
 //	its exit statuses  exitMeanings in docs.go, and the lists of commands above it
 //	its arguments      addCompletions in complete.go
 //	its text           README.md, and its name in testdata/script/usage.txtar, which checks that its
