@@ -32,8 +32,8 @@ type Config struct {
 	// command ends earlier.
 	MinHold time.Duration
 
-	Hooks  Hooks
-	Stages Stages
+	Hooks      Hooks
+	Milestones Milestones
 }
 
 // LevelNotice is lock.LevelNotice, for callers of this package.

@@ -82,7 +82,7 @@ func Each(cfg EachConfig) (Tally, error) {
 			return e.tally, err
 		}
 		defer e.shared.Close()
-		e.desk = desk{make(chan *order)}
+		e.desk = desk{make(chan *deskOrder)}
 		defer close(e.desk.orders)
 		go e.desk.serve(e.shared)
 	}

@@ -9,10 +9,10 @@ import (
 
 // desk takes the workers' orders to the server. Orders that arrive while it waits for an
 // answer travel together in the next round trip, with one token.
-type desk struct{ orders chan *order }
+type desk struct{ orders chan *deskOrder }
 
-// order is a lock to give back, one to try for, or both.
-type order struct {
+// deskOrder is a lock to give back, one to try for, or both.
+type deskOrder struct {
 	last    *ended
 	said    lock.Said // to the other workers on the list, about last's end
 	next    *job
@@ -27,7 +27,7 @@ const mostOrders = 256
 // serve takes orders until the channel is closed.
 func (d desk) serve(s *session.Session) {
 	for o := range d.orders {
-		batch := []*order{o}
+		batch := []*deskOrder{o}
 		for more := true; more && len(batch) < mostOrders; {
 			select {
 			case o, more = <-d.orders:
@@ -42,7 +42,7 @@ func (d desk) serve(s *session.Session) {
 	}
 }
 
-func (d desk) carryOut(s *session.Session, batch []*order) {
+func (d desk) carryOut(s *session.Session, batch []*deskOrder) {
 	var t lock.Turnover
 	for _, o := range batch {
 		if o.last != nil {
@@ -68,7 +68,7 @@ func (d desk) carryOut(s *session.Session, batch []*order) {
 // turnOver gives back the lock of the last command, and tries for the lock of the next
 // job. Either may be nil. If possible, one round trip does both.
 func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted bool, err error) {
-	o := &order{done: make(chan struct{})}
+	o := &deskOrder{done: make(chan struct{})}
 	if last != nil {
 		defer w.forget(ctx, last.job)
 		if last.well && last.held.Joins() {

@@ -71,7 +71,7 @@ func newScene() *scene {
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
 	s.cfg.Log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
-	s.cfg.Stages.Ending = func() { s.say("stages: ending") }
+	s.cfg.Milestones.Ending = func() { s.say("milestone: ending") }
 	return s
 }
 

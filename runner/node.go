@@ -49,7 +49,7 @@ func (n *node) sleep(cfg Config, d time.Duration) error {
 	cfg.Observer.SayAlive(d + cfg.AttemptMost())
 	ctx, listener := interruptible(n.caught)
 	if d > 0 {
-		cfg.Stages.resting(time.Now().Add(d))
+		cfg.Milestones.resting(time.Now().Add(d))
 		pace.Sleep(ctx, d)
 	}
 	listener.handOver() // first, since a last signal may still end ctx

@@ -174,7 +174,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 		return
 	}
 	s.asked |= BySignal
-	s.cfg.Stages.ending()
+	s.cfg.Milestones.ending()
 	s.limit(s.cfg.KillAfterSignal)
 }
 

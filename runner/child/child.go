@@ -211,7 +211,7 @@ func (c *Child) order(k kind, n int64) bool {
 		return false
 	}
 	c.orders = ordersGiven
-	c.guard.send(order{k, n})
+	c.guard.send(guardOrder{k, n})
 	return true
 }
 

@@ -28,14 +28,14 @@ type Guard struct {
 	cgroup  string   // the control group that the guard makes for its commands if it may, or empty
 
 	mu       sync.Mutex
-	renewals int     // this end of the pipe, or -1
-	unsent   []order // orders for which the socket had no room
-	sending  bool    // sendRest runs
-	gone     bool    // the guard is reaped: another process may have its pid
+	renewals int          // this end of the pipe, or -1
+	unsent   []guardOrder // orders for which the socket had no room
+	sending  bool         // sendRest runs
+	gone     bool         // the guard is reaped: another process may have its pid
 }
 
-// order tells the guard what to do.
-type order struct {
+// guardOrder tells the guard what to do.
+type guardOrder struct {
 	kind kind
 	n    int64
 }
@@ -105,7 +105,7 @@ func (g *Guard) Close() {
 // process has to go on, to notice that the lock is lost. If the socket has no room, the
 // order is sent later and, like a pending signal, only once. If writing fails for another
 // reason, the guard is dead or done, and Child.listen will soon find out.
-func (g *Guard) send(o order) {
+func (g *Guard) send(o guardOrder) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -121,7 +121,7 @@ func (g *Guard) send(o order) {
 
 // trySend sends an order if there is room for it. An order is so short that it is written
 // as a whole or not at all.
-func (g *Guard) trySend(o order) error {
+func (g *Guard) trySend(o guardOrder) error {
 	raw, err := g.control.SyscallConn()
 	if err != nil {
 		return err

@@ -173,10 +173,9 @@ func (g *guardProcess) watch() (again bool) {
 	return err == nil && g.report.Ready != 0
 }
 
-// signalLost is the longest time that the guard waits, in case it has missed a signal: after a
-// SIGCHLD that was missed, the guard notices a stopped command, or a dead orphan, that much later
-// at most.
-const signalLost = 10 * time.Second
+// waitMost limits each wait. If a SIGCHLD was missed, the guard notices a stopped command, or a dead
+// orphan, that much later at most.
+const waitMost = 10 * time.Second
 
 // await waits for whatever comes first, and deals with it. SIGCHLD interrupts the wait, too.
 //
@@ -191,7 +190,7 @@ func (g *guardProcess) await() {
 		{Fd: int32(alarm), Events: unix.POLLIN},
 		{Fd: int32(g.watched()), Events: unix.POLLIN},
 	}
-	most = min(most, signalLost)
+	most = min(most, waitMost)
 	if fds[3].Fd < 0 {
 		most = min(most, retryMost) // there is no pidfd, so a missed signal may be a death
 	}

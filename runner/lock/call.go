@@ -20,9 +20,9 @@ type succession struct {
 	calling bool       // the session calls them
 }
 
-// succession is what this waiter, now a holder, knows of the waiters behind it. With a ledger
-// nobody needs a call, since the ledger says how a holder ended.
-func (w *waiter) succession() succession {
+// whoFollows makes the succession of a waiter that has become the holder. With a ledger nobody
+// needs a call, since the ledger says how a holder ended.
+func (w *waiter) whoFollows() succession {
 	s := succession{line: w.nextLine()}
 	switch {
 	case w.usesLedger() || w.cfg.Claim.shared() || len(w.grant.Locks) != 1:

@@ -52,7 +52,7 @@ func (c *Candidate) begin() {
 		return
 	}
 	c.cfg.Session.Database = session.Elsewhere(c.cfg.Session.Database, c.last.Err())
-	if c.last.lost {
+	if c.last.reported {
 		c.rank = 1
 	}
 }

@@ -26,7 +26,7 @@ type Held struct {
 	next     succession
 	since    time.Time // when Settle was done, and the command could start
 	stays    time.Time // the session stays until then, after the release
-	lost     bool      // its loss was reported by ReportLostRuns. Err can't tell: it is set after a mere Close, too
+	reported bool      // by ReportLostRuns. Err can't tell: it is set after a mere Close, too
 }
 
 // After a brief tenure, or if the holder had to call those in line, the session stays for

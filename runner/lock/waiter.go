@@ -70,7 +70,7 @@ func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	held.next = w.succession()
+	held.next = w.whoFollows()
 	held.heedRequests()
 	return held, nil
 }
