@@ -70,7 +70,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	e := &each{
 		node: n, cfg: cfg, cancel: cancel, hurry: hurry,
 		jobs: jobs{lease: cfg.Session.Lease, active: map[lockkey.ID]*job{}},
-		ends: ends{endings: map[lockkey.ID]ending{}},
+		ends: endsHeard{known: map[lockkey.ID]knownEnd{}},
 		bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
 	}
 	stopped := make(chan struct{})
@@ -104,7 +104,7 @@ type each struct {
 	returning bool               // this is a later pass, over items that were skipped before
 
 	jobs jobs
-	ends ends
+	ends endsHeard
 	bids bids
 
 	shared *session.Session // the session of all commands; nil with transactions

@@ -13,7 +13,7 @@ type desk struct{ orders chan *deskOrder }
 
 // deskOrder is a lock to give back, one to try for, or both.
 type deskOrder struct {
-	last    *ended
+	last    *finishedItem
 	said    lock.Said // to the other workers on the list, about last's end
 	next    *job
 	granted bool
@@ -67,7 +67,7 @@ func (d desk) carryOut(s *session.Session, batch []*deskOrder) {
 
 // turnOver gives back the lock of the last command, and tries for the lock of the next
 // job. Either may be nil. If possible, one round trip does both.
-func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted bool, err error) {
+func (w *worker) turnOver(ctx context.Context, last *finishedItem, next *job) (granted bool, err error) {
 	o := &deskOrder{done: make(chan struct{})}
 	if last != nil {
 		defer w.forget(ctx, last.job)
@@ -94,7 +94,7 @@ func (w *worker) turnOver(ctx context.Context, last *ended, next *job) (granted 
 }
 
 // releaseAlone gives back the lock of a command that has ended, outside a turnover.
-func (e *each) releaseAlone(ctx context.Context, last *ended) {
+func (e *each) releaseAlone(ctx context.Context, last *finishedItem) {
 	if !e.cfg.Session.Transaction {
 		// If Tell fails, the session is lost, or at worst somebody else runs the item
 		// again.

@@ -12,42 +12,42 @@ import (
 // workers are in about the same part of it.
 const endsMost = 1 << 17
 
-// ends remembers how the latest items ended, here and elsewhere.
-type ends struct {
-	mu      sync.Mutex
-	endings map[lockkey.ID]ending
-	latest  []lockkey.ID
-	next    int
+// endsHeard remembers how the latest items ended, here and elsewhere.
+type endsHeard struct {
+	mu     sync.Mutex
+	known  map[lockkey.ID]knownEnd
+	latest []lockkey.ID
+	next   int
 }
 
-// ending is how an item's command ended, the last time.
-type ending struct {
+// knownEnd is how an item's command ended, the last time.
+type knownEnd struct {
 	well bool
 	here bool // this process has run it, then or earlier
 }
 
-func (e *ends) of(id lockkey.ID) (end ending, ended bool) {
+func (e *endsHeard) of(id lockkey.ID) (end knownEnd, ended bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	end, ended = e.endings[id]
+	end, ended = e.known[id]
 	return end, ended
 }
 
-func (e *ends) add(id lockkey.ID, end ending) {
+func (e *endsHeard) add(id lockkey.ID, end knownEnd) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	earlier, known := e.endings[id]
+	earlier, known := e.known[id]
 	if !known {
 		if len(e.latest) < endsMost {
 			e.latest = append(e.latest, id)
 		} else {
-			delete(e.endings, e.latest[e.next])
+			delete(e.known, e.latest[e.next])
 			e.latest[e.next] = id
 			e.next = (e.next + 1) % endsMost
 		}
 	}
 	end.here = end.here || earlier.here // this session hears its own announcements, too
-	e.endings[id] = end
+	e.known[id] = end
 }
 
 // Workers on one list tell each other which items they have run, before they free the
@@ -60,7 +60,7 @@ func (e *ends) add(id lockkey.ID, end ending) {
 func (e *each) channel() string { return "pglead.1.each." + e.cfg.List.String() }
 
 // said is the announcement of an item's end.
-func (e *each) said(last *ended) lock.Said {
+func (e *each) said(last *finishedItem) lock.Said {
 	end := "failed"
 	if last.well {
 		end = "ok"
@@ -74,6 +74,6 @@ func (e *each) hear(_ uint32, payload string) {
 		return
 	}
 	if id, err := lockkey.Parse(fields[0]); err == nil {
-		e.ends.add(id, ending{well: fields[1] == "ok"})
+		e.ends.add(id, knownEnd{well: fields[1] == "ok"})
 	}
 }

@@ -16,20 +16,20 @@ import (
 func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
 
 func TestEndsAreForgotten(t *testing.T) {
-	e := ends{endings: map[lockkey.ID]ending{}}
-	e.add(id(-1), ending{well: true})
-	e.add(id(-1), ending{}) // the latest end counts, and takes no room
+	e := endsHeard{known: map[lockkey.ID]knownEnd{}}
+	e.add(id(-1), knownEnd{well: true})
+	e.add(id(-1), knownEnd{}) // the latest end counts, and takes no room
 	if end, ended := e.of(id(-1)); end.well || !ended {
 		t.Errorf("%+v, ended %v", end, ended)
 	}
 	for n := range int64(endsMost) {
-		e.add(id(n), ending{well: true})
+		e.add(id(n), knownEnd{well: true})
 	}
 	if _, ended := e.of(id(-1)); ended {
 		t.Error("the oldest is remembered")
 	}
-	if end, ended := e.of(id(0)); !end.well || !ended || len(e.endings) != endsMost {
-		t.Errorf("%+v, ended %v; %d are remembered", end, ended, len(e.endings))
+	if end, ended := e.of(id(0)); !end.well || !ended || len(e.known) != endsMost {
+		t.Errorf("%+v, ended %v; %d are remembered", end, ended, len(e.known))
 	}
 }
 
@@ -38,9 +38,9 @@ func TestHear(t *testing.T) {
 		"7 ok": {true, true}, "7 failed": {false, true}, "7 ok more": {true, true},
 		"": {}, "7": {}, "7 maybe": {}, "ok 7": {}, "8 ok": {},
 	} {
-		e := &each{ends: ends{endings: map[lockkey.ID]ending{}}}
+		e := &each{ends: endsHeard{known: map[lockkey.ID]knownEnd{}}}
 		e.hear(0, payload)
-		if end, ended := e.ends.of(id(7)); end != (ending{well: want.well}) || ended != want.ended {
+		if end, ended := e.ends.of(id(7)); end != (knownEnd{well: want.well}) || ended != want.ended {
 			t.Errorf("%q: %+v, ended %v", payload, end, ended)
 		}
 	}
@@ -49,9 +49,9 @@ func TestHear(t *testing.T) {
 // TestHearOfOwn: that an item has run here stays known when that end is heard of, as each of this
 // process's own is, or a later one elsewhere.
 func TestHearOfOwn(t *testing.T) {
-	e := &each{ends: ends{endings: map[lockkey.ID]ending{}}}
-	e.ends.add(id(7), ending{here: true})
-	for payload, want := range map[string]ending{"7 failed": {here: true}, "7 ok": {well: true, here: true}} {
+	e := &each{ends: endsHeard{known: map[lockkey.ID]knownEnd{}}}
+	e.ends.add(id(7), knownEnd{here: true})
+	for payload, want := range map[string]knownEnd{"7 failed": {here: true}, "7 ok": {well: true, here: true}} {
 		e.hear(0, payload)
 		if end, ended := e.ends.of(id(7)); end != want || !ended {
 			t.Errorf("%q: %+v, ended %v", payload, end, ended)

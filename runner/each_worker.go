@@ -39,8 +39,8 @@ type worker struct {
 	retry   *string      // an item to try again: it was fetched too early, or its command still runs here
 }
 
-// ended is an item whose command has ended, and whose lock is still held.
-type ended struct {
+// finishedItem is an item whose command has ended, and whose lock is still held.
+type finishedItem struct {
 	*job
 	run     *run
 	outcome Outcome
@@ -55,7 +55,7 @@ func (w *worker) loop(ctx context.Context) error {
 		}
 	}()
 	next, err := w.fetch(ctx, nil, false)
-	for last := (*ended)(nil); next != nil; {
+	for last := (*finishedItem)(nil); next != nil; {
 		got := w.startErrand(ctx, last) // gives back the last one's lock
 		ran, failed := w.runItem(ctx, next)
 		if failed != nil {
@@ -80,7 +80,7 @@ func (w *worker) loop(ctx context.Context) error {
 
 // fetch gives back the lock of the last command, if there is one, and takes the lock of
 // the next free item. It returns nil if there is no such item or, if ahead, none yet.
-func (w *worker) fetch(ctx context.Context, last *ended, ahead bool) (*job, error) {
+func (w *worker) fetch(ctx context.Context, last *finishedItem, ahead bool) (*job, error) {
 	for {
 		j, err := w.pick(ctx, last == nil && !ahead)
 		if err != nil {
@@ -193,9 +193,9 @@ func (w *worker) giveBackUnused(j *job) {
 	w.describe(j.session)
 }
 
-// runItem runs an item's command. If it returns an ended item, the caller has to give that item's
+// runItem runs an item's command. If it returns a finished item, the caller has to give that item's
 // lock back.
-func (w *worker) runItem(ctx context.Context, j *job) (*ended, error) {
+func (w *worker) runItem(ctx context.Context, j *job) (*finishedItem, error) {
 	if err := w.readyGuard(); err != nil {
 		w.giveBackUnused(j)
 		return nil, err
@@ -223,8 +223,8 @@ func (w *worker) runItem(ctx context.Context, j *job) (*ended, error) {
 	case r.child == nil:
 		r.release(outcome)
 	default:
-		w.ends.add(j.Lock.ID, ending{well: well, here: true})
-		return &ended{job: j, run: r, outcome: outcome, well: well}, err
+		w.ends.add(j.Lock.ID, knownEnd{well: well, here: true})
+		return &finishedItem{job: j, run: r, outcome: outcome, well: well}, err
 	}
 	w.forget(ctx, j)
 	return nil, err
@@ -277,7 +277,7 @@ func (w *worker) readyGuard() (err error) {
 }
 
 // giveBack gives back the lock of a command that has ended, if there is one.
-func (w *worker) giveBack(ctx context.Context, last *ended) {
+func (w *worker) giveBack(ctx context.Context, last *finishedItem) {
 	if last != nil {
 		_, _ = w.turnOver(ctx, last, nil) // its results concern the next item, and there is none
 	}
