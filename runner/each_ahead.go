@@ -25,7 +25,7 @@ type fetched struct {
 	err  error
 }
 
-// startErrand runs an errand in parallel with the command that starts next. The errand gives back
+// startErrand runs an errand in parallel with the command that starts next. The errand releases
 // the last command's lock and, if that command was brief, fetches the next item's lock.
 func (w *worker) startErrand(ctx context.Context, last *finishedItem) <-chan fetched {
 	got := make(chan fetched)
@@ -35,7 +35,7 @@ func (w *worker) startErrand(ctx context.Context, last *finishedItem) <-chan fet
 		if ahead {
 			w.fetchAhead(ctx, last, got)
 		} else {
-			w.giveBack(ctx, last)
+			w.releaseLast(ctx, last)
 		}
 	}()
 	return got
@@ -58,5 +58,5 @@ func (w *worker) fetchAhead(ctx context.Context, last *finishedItem, got chan<- 
 	case <-ctx.Done():
 	}
 	w.retry = &next.item
-	w.giveBackUnused(next)
+	w.giveBack(next)
 }

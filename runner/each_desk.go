@@ -11,7 +11,7 @@ import (
 // answer travel together in the next round trip, with one token.
 type desk struct{ orders chan *deskOrder }
 
-// deskOrder is a lock to give back, one to try for, or both.
+// deskOrder is a lock to release, one to try for, or both.
 type deskOrder struct {
 	last    *finishedItem
 	said    lock.Said // to the other workers on the list, about last's end
@@ -65,7 +65,7 @@ func (d desk) carryOut(s *session.Session, batch []*deskOrder) {
 	}
 }
 
-// turnOver gives back the lock of the last command, and tries for the lock of the next
+// turnOver releases the lock of the last command, and tries for the lock of the next
 // job. Either may be nil. If possible, one round trip does both.
 func (w *worker) turnOver(ctx context.Context, last *finishedItem, next *job) (granted bool, err error) {
 	o := &deskOrder{done: make(chan struct{})}
@@ -93,7 +93,7 @@ func (w *worker) turnOver(ctx context.Context, last *finishedItem, next *job) (g
 	return next.bid.Try(context.WithoutCancel(ctx))
 }
 
-// releaseAlone gives back the lock of a command that has ended, outside a turnover.
+// releaseAlone releases the lock of a command that has ended, outside a turnover.
 func (e *each) releaseAlone(ctx context.Context, last *finishedItem) {
 	if !e.cfg.Session.Transaction {
 		// If Tell fails, the session is lost, or at worst somebody else runs the item

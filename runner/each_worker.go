@@ -15,18 +15,18 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// worker works on one item after the other: it takes a lock, runs the command, and gives
-// the lock back together with the next try. After a brief command it does both in parallel
+// worker works on one item after the other: it takes a lock, runs the command, and releases
+// the lock together with the next try. After a brief command it does both in parallel
 // with the next command.
 //
 //	each.runWorker      the worker's session; each.pass calls it once for each worker
 //	  loop              fetch, runItem, fetch, runItem …
-//	    fetch           gives back the last lock, and takes the next free item's
+//	    fetch           releases the last lock, and takes the next free item's
 //	      pick          the next item that this process doesn't know to be done or under way here
 //	      readyGuard    the guard gets ready while the server answers
 //	      turnOver      the round trip to the server (each_desk.go)
 //	      take          settles the lock (lock.Bid.Settle), or skips the item
-//	    startErrand     gives back the last lock while the command runs (each_ahead.go)
+//	    startErrand     releases the last lock while the command runs (each_ahead.go)
 //	      fetchAhead    after a brief command: fetches the next lock, too
 //	    runItem         runs the command under its lock
 //	      runCommand    as for pglead run (run.go)
@@ -56,7 +56,7 @@ func (w *worker) loop(ctx context.Context) error {
 	}()
 	next, err := w.fetch(ctx, nil, false)
 	for last := (*finishedItem)(nil); next != nil; {
-		got := w.startErrand(ctx, last) // gives back the last one's lock
+		got := w.startErrand(ctx, last) // releases the last one's lock
 		ran, failed := w.runItem(ctx, next)
 		if failed != nil {
 			w.cancel(failed) // also ends the errand
@@ -64,9 +64,9 @@ func (w *worker) loop(ctx context.Context) error {
 		fetched := <-got
 		last, next = ran, fetched.next
 		if err = cmp.Or(failed, fetched.err); err != nil {
-			w.giveBack(ctx, last)
+			w.releaseLast(ctx, last)
 			if next != nil {
-				w.giveBackUnused(next)
+				w.giveBack(next)
 			}
 			return err
 		}
@@ -78,13 +78,13 @@ func (w *worker) loop(ctx context.Context) error {
 	return err
 }
 
-// fetch gives back the lock of the last command, if there is one, and takes the lock of
+// fetch releases the lock of the last command, if there is one, and takes the lock of
 // the next free item. It returns nil if there is no such item or, if ahead, none yet.
 func (w *worker) fetch(ctx context.Context, last *finishedItem, ahead bool) (*job, error) {
 	for {
 		j, err := w.pick(ctx, last == nil && !ahead)
 		if err != nil {
-			w.giveBack(ctx, last)
+			w.releaseLast(ctx, last)
 			return nil, err
 		}
 		if j == nil && last == nil {
@@ -93,7 +93,7 @@ func (w *worker) fetch(ctx context.Context, last *finishedItem, ahead bool) (*jo
 		if j != nil && !ahead {
 			if err := w.readyGuard(); err != nil { // the guard gets ready while the server answers
 				w.jobs.leave(j)
-				w.giveBack(ctx, last)
+				w.releaseLast(ctx, last)
 				return nil, err
 			}
 		}
@@ -181,8 +181,8 @@ func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, er
 	return w.settle(ctx, j)
 }
 
-// giveBackUnused gives back a lock under which no command was started.
-func (w *worker) giveBackUnused(j *job) {
+// giveBack gives back a lock under which no command was started.
+func (w *worker) giveBack(j *job) {
 	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(w.cfg.Session.Lease))
 	defer cancel()
 	j.held.SetEnd(ledger.End{At: time.Now(), Outcome: ledger.Stopped})
@@ -193,11 +193,11 @@ func (w *worker) giveBackUnused(j *job) {
 	w.describe(j.session)
 }
 
-// runItem runs an item's command. If it returns a finished item, the caller has to give that item's
-// lock back.
+// runItem runs an item's command. If it returns a finished item, the caller has to release that
+// item's lock.
 func (w *worker) runItem(ctx context.Context, j *job) (*finishedItem, error) {
 	if err := w.readyGuard(); err != nil {
-		w.giveBackUnused(j)
+		w.giveBack(j)
 		return nil, err
 	}
 	r := w.newRun(j)
@@ -276,8 +276,8 @@ func (w *worker) readyGuard() (err error) {
 	return err
 }
 
-// giveBack gives back the lock of a command that has ended, if there is one.
-func (w *worker) giveBack(ctx context.Context, last *finishedItem) {
+// releaseLast releases the lock of a command that has ended, if there is one.
+func (w *worker) releaseLast(ctx context.Context, last *finishedItem) {
 	if last != nil {
 		_, _ = w.turnOver(ctx, last, nil) // its results concern the next item, and there is none
 	}

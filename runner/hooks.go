@@ -12,7 +12,7 @@ import (
 
 // Hooks are shell commands for alarms. After Acquired comes either Lost or Released, unless this
 // process is killed. They run one after the other, in parallel with everything else. This process
-// waits for them only at its end, after the lock is given back.
+// waits for them only at its end, after the lock is released.
 type Hooks struct{ Acquired, Lost, Released string }
 
 // hookEvent is the event that a hook is called for, as PGLEAD_EVENT has it.

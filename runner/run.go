@@ -24,7 +24,7 @@ import (
 )
 
 // Run takes the lock, runs the command, and returns when every process of the command is dead and
-// the lock is given back. It starts the command only while its session holds the lock. Errors are
+// the lock is released. It starts the command only while its session holds the lock. Errors are
 // those of Candidate.Acquire and of starting the guard, and
 //
 //	*InterruptedError        a signal came before the command was started
@@ -63,7 +63,7 @@ type run struct {
 	askedLate     Asked        // what has asked for the end while no command ran
 }
 
-// once takes the lock, runs the command once, and gives the lock back.
+// once takes the lock, runs the command once, and releases the lock.
 func (n *node) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err error) {
 	ctx, listener := interruptible(n.caught)
 	r := &run{node: n, cfg: cfg, listener: listener, signals: n.caught}
@@ -107,7 +107,7 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 }
 
 // runCommand runs the command under the lock, and returns when all that it started is dead. The
-// caller gives the lock back or, if it was lost, tells others that no command runs under it any
+// caller releases the lock or, if it was lost, tells others that no command runs under it any
 // more.
 func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	r.cfg.Log = r.cfg.Log.With("token", r.held.Token)
@@ -200,7 +200,7 @@ func guardPatience(lease time.Duration) time.Duration {
 	return min(most, leasetime.ForKill(lease)/2)
 }
 
-// release gives the lock back. The command is dead, or was never started. The end of the session
+// release frees the lock. The command is dead, or was never started. The end of the session
 // would free the lock, too, but only a moment after this process has ended. Until then the next run
 // in the same script would find the lock held.
 func (r *run) release(outcome Outcome) {
@@ -209,7 +209,7 @@ func (r *run) release(outcome Outcome) {
 	r.afterRelease(outcome, r.held.Release(ctx))
 }
 
-// afterRelease logs whether the lock was given back, and calls the hook for that.
+// afterRelease logs whether the lock was released, and calls the hook for that.
 func (r *run) afterRelease(outcome Outcome, err error) {
 	if err != nil {
 		r.cfg.Log.Warn("the lock could not be given back, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())

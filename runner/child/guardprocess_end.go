@@ -188,7 +188,7 @@ func (g *guardProcess) endStage() {
 	}
 }
 
-// leaveSocket gives back the lock, or ends the connection, in case pglead is not there to
+// leaveSocket releases the lock, or ends the connection, in case pglead is not there to
 // do that. It is called when the tree is dead.
 func (g *guardProcess) leaveSocket() {
 	may := len(g.req.Release) > 0

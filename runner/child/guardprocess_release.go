@@ -9,7 +9,7 @@ import (
 // releaseMost is how long the guard tries to send the release.
 const releaseMost = time.Second
 
-// sendRelease gives the lock back for a pglead that is gone or stopped. The release also tells the
+// sendRelease releases the lock for a pglead that is gone or stopped. The release also tells the
 // waiters that the tree is dead, so that they need not wait until it would certainly be dead. If
 // the session ends with the release, sendRelease ends this direction of the connection, or both if
 // the release could not be sent. If the session goes on, other guards may need the connection, and

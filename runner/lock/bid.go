@@ -160,10 +160,10 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 	return b.unlock(ctx)
 }
 
-// withdraw gives the locks back and leaves the line, since the command must not start. The
+// giveBackAndLeave gives the locks back and leaves the line, since the command must not start. The
 // session's end would do that, too, but a moment later: the next run in a script could still find
 // the locks held.
-func (b *Bid) withdraw(ctx context.Context) error {
+func (b *Bid) giveBackAndLeave(ctx context.Context) error {
 	b.knowledge.contest(b.grant.Locks)
 	err := b.unlock(ctx, b.leaveAndUnmarkQuery()...)
 	b.noteLeftAndUnmarked()

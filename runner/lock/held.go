@@ -45,7 +45,7 @@ func (h *Held) Lost() <-chan struct{} { return h.Session.Lost() }
 // Err is the cause of the loss, or nil.
 func (h *Held) Err() error { return h.Session.Err() }
 
-// Release gives the locks back: when it returns nil another session can have them. The command has
+// Release frees the locks: when it returns nil another session can have them. The command has
 // to be dead, or never started. If anybody waits, Release announces the end in a transaction before
 // the one that frees the locks, so that the next holder has heard it. If nobody waits it announces
 // nothing, since a NOTIFY costs the whole server; only a session that works on a list announces
@@ -118,7 +118,7 @@ func (h *Held) releaseParts(end ledger.End) (queries []string, unlock string) {
 }
 
 // EncodedRelease is the request by which the guard, which shares the socket, announces the clean
-// end and gives the locks back, when this process is gone and the command is dead. It is nil for a
+// end and releases the locks, when this process is gone and the command is dead. It is nil for a
 // reader (others may be alive), in a transaction, which announces nothing before its end, and on an
 // encrypted connection, to which nobody else can write. The session ends with the request, unless
 // it has other locks.

@@ -13,7 +13,7 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// The end of a run is noted in the ledger before its lock is given back. Then the next start need
+// The end of a run is noted in the ledger before its lock is released. Then the next start need
 // not wait for a lock-delay, even on a node that has heard nothing.
 
 // SetEnd sets how the command ended, for the ledger. Without a call, the ledger says that the
@@ -90,7 +90,7 @@ func (h *Held) finishQueries(end ledger.End) (queries []string) {
 }
 
 // finishColumns are those queries for one lock without their SELECT; the first notes the end. They
-// are sent when the command is dead, before the locks are given back. If a crash of the server loses
+// are sent when the command is dead, before the locks are released. If a crash of the server loses
 // what they write, the next start waits for its lock-delay. With a tick (--once-per) it would also
 // repeat a success, so then the commit waits for the disk.
 func (h *Held) finishColumns(l advisory.Lock, end ledger.End) (list []string) {
@@ -127,7 +127,7 @@ func (h *Held) notes(rows session.Rows) bool {
 var errNoRun = errors.New("the ledger has no such run of this role under way")
 
 // forgives says whether the server has rejected a query about the end of a run that the ledger has.
-// It then warns that the ledger was probably not told. The locks are given back in any case.
+// It then warns that the ledger was probably not told. The locks are released in any case.
 func (h *Held) forgives(err error) bool {
 	if !h.recorded || h.noted == len(h.Locks) || answeredError(err) == nil {
 		return false

@@ -129,7 +129,7 @@ func (b *settlingByLedger) heed(ctx context.Context, answer ledger.Answer) error
 	case ledger.OpenRuns:
 		return b.waitForOpenRuns(ctx, answer.Open)
 	}
-	if err := b.withdraw(ctx); err != nil {
+	if err := b.giveBackAndLeave(ctx); err != nil {
 		return err
 	}
 	if paused := (*ledger.PausedError)(nil); errors.As(answer.Err, &paused) {

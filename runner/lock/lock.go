@@ -2,8 +2,8 @@
 // under it.
 //
 // Candidate.Acquire opens a session, tries, waits in line without blocking in the server, and draws
-// the fencing token: it returns a Held. Held.Release gives the lock back. (pglead each has many
-// Bids on one session instead. A Turnover gives back one lock and tries for the next.) If the lock
+// the fencing token: it returns a Held. Held.Release frees the lock. (pglead each has many
+// Bids on one session instead. A Turnover releases one lock and tries for the next.) If the lock
 // was free at the first try, the command may start at once, unless the server is young. After a
 // wait there has to be evidence that the last holder's command is dead: the word of that holder or
 // of its guard. Otherwise the lock-delay has to pass (package evidence).
@@ -22,6 +22,9 @@
 //	settle     the steps from the grant to the start: the lock-delay, the token, the ledger
 //	settling   a bid that has all of its claim, until its command starts
 //	tenure     one holding of a lock, from its token to its end
+//	release    to free a lock after its command
+//	give back  to free a lock under which no command was started. If a Held has it
+//	           already, Held.Release does that, too, since the start may be announced
 //
 // What a waiter knows (package evidence):
 //
@@ -48,7 +51,7 @@
 //
 // Read it in this order: config.go, candidate.go (sessions come and go), waiter.go (tries, and the
 // wait), bid.go (the lock is taken), settle.go (until the command may start), held.go (until the
-// lock is given back). Each of the other files is one mechanism, which its first comment explains.
+// lock is released). Each of the other files is one mechanism, which its first comment explains.
 //
 // The ways to hold a lock (slots, readers, a quorum, ...) and what differs in each are in modes.go.
 //

@@ -14,7 +14,7 @@ package lock
 //	shared (readers)         readers may share a ticket                      ticketQuery
 //	                         nobody watches the holders                      followHolder
 //	                         a reader's end says nothing of other readers    grant.wordQuery
-//	                         the guard can't give the lock back              Held.EncodedRelease
+//	                         the guard can't release the lock                Held.EncodedRelease
 //	in a transaction         waiters poll: there is no line                  waiter.poll
 //	(Session.Transaction)    neither the start nor the end is announced      drawBeside, endTransaction
 //	                         the token comes from a second session           tryInTransaction, drawBeside

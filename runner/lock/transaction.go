@@ -62,7 +62,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	return b.noteResult(0)
 }
 
-// endTransaction gives the locks back, and announces nothing.
+// endTransaction releases the locks, and announces nothing.
 func (h *Held) endTransaction(ctx context.Context) error {
 	h.Session.SetHolding(false)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.finishQueries(h.end), "COMMIT")})

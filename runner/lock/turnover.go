@@ -11,8 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Turnover is what one session that works on a list does in one round trip: it gives
-// back the locks of commands that have ended, tries for the locks of the next ones, and
+// Turnover is what one session that works on a list does in one round trip: it releases
+// the locks of commands that have ended, tries for the locks of the next ones, and
 // draws one token for these, since it is one commit.
 //
 // It announces as much as Release, Try and Settle do. Ends are announced in a transaction before
@@ -27,7 +27,7 @@ type Turnover struct {
 // Said is an announcement on a channel. Neither field may contain quotes.
 type Said struct{ Channel, Payload string }
 
-// Joins says whether the locks can be given back in a Turnover: the ledger has nothing to
+// Joins says whether the locks can be released in a Turnover: the ledger has nothing to
 // note, and the announcement is for all listeners and prefers none of them.
 func (h *Held) Joins() bool {
 	return h.cfg.mayTurnOver() && !h.recorded && h.prefers == ""

@@ -305,7 +305,7 @@ func (w *waiter) lastTry(ctx context.Context) error {
 
 // refuse gives up. Its error names the holders of the locks, if Config.Explain asks for them.
 func (w *waiter) refuse(ctx context.Context) error {
-	if err := w.withdraw(ctx); err != nil {
+	if err := w.giveBackAndLeave(ctx); err != nil {
 		return err
 	}
 	conflict := &ConflictError{Database: session.Target(w.cfg.Session.Database), Waited: w.cfg.Wait}
