@@ -47,7 +47,7 @@ const (
 	Granted Access = "granted"
 )
 
-// QuestionSQL is an SQL expression for session.Config.LedgerQuestion: whether there is a ledger,
+// QuestionSQL is an SQL expression for session.Config.LoginQuestion: whether there is a ledger,
 // and whether the role has USAGE. Its value, in XML, is an Access and, with Denied, the role that
 // lacks it. The expression is empty if the run wants no ledger.
 //

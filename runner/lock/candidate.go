@@ -149,7 +149,7 @@ func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error
 func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
 	c.cfg.Observer.SayAlive(c.cfg.AttemptMost())
 	of := c.cfg.session()
-	of.FirstQuestion, of.LedgerQuestion = firstTry, c.cfg.Ledger.QuestionSQL(of.Transaction)
+	of.FirstQuestion, of.LoginQuestion = firstTry, c.cfg.Ledger.QuestionSQL(of.Transaction)
 	if c.cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(c.left(), time.Second))
 	}
@@ -160,7 +160,7 @@ func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *sessio
 	if err != nil {
 		return nil, err
 	}
-	if _, err = c.cfg.Ledger.Applies(s.LedgerAnswer()); err != nil {
+	if _, err = c.cfg.Ledger.Applies(s.LoginAnswer()); err != nil {
 		// Otherwise the next run in a script could still find held what the first try got. Behind a
 		// pooler the end of the login's statement has freed it.
 		if !of.Transaction {
@@ -199,11 +199,11 @@ func (c *Candidate) warnOfLedger(s *session.Session) {
 	if c.past.has(warned) {
 		return
 	}
-	switch ledger.ParseAccess(s.LedgerAnswer()) {
+	switch ledger.ParseAccess(s.LoginAnswer()) {
 	case ledger.Foreign:
 		c.cfg.Log.Warn(ledger.Untrusted+"; going on without a ledger", "event", "ledger")
 	case ledger.Denied:
-		c.cfg.Log.Info("the ledger is not granted to role "+visible.Text(ledger.DeniedTo(s.LedgerAnswer()))+"; going on without", "event", "ledger")
+		c.cfg.Log.Info("the ledger is not granted to role "+visible.Text(ledger.DeniedTo(s.LoginAnswer()))+"; going on without", "event", "ledger")
 	default:
 		return
 	}

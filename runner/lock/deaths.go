@@ -123,7 +123,7 @@ func reportOnce(ctx context.Context, tellWaiters bool, recorded *Held, lost []*H
 	cfg := lost[0].cfg.session()
 	cfg.Quorum = false
 	if recorded != nil {
-		cfg.LedgerQuestion = recorded.cfg.Ledger.QuestionSQL(cfg.Transaction)
+		cfg.LoginQuestion = recorded.cfg.Ledger.QuestionSQL(cfg.Transaction)
 	}
 	s, err := session.Open(ctx, cfg)
 	if err != nil {
@@ -132,7 +132,7 @@ func reportOnce(ctx context.Context, tellWaiters bool, recorded *Held, lost []*H
 	defer s.Close()
 	var queries []string
 	for _, h := range lost {
-		if noted, _ := h.cfg.Ledger.Applies(s.LedgerAnswer()); noted {
+		if noted, _ := h.cfg.Ledger.Applies(s.LoginAnswer()); noted {
 			queries = append(queries, h.finishQueries(h.end)...)
 		}
 	}

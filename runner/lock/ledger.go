@@ -18,7 +18,7 @@ import (
 
 // usesLedger says whether the run goes by a ledger.
 func (b *Bid) usesLedger() bool {
-	use, err := b.cfg.Ledger.Applies(b.s.LedgerAnswer())
+	use, err := b.cfg.Ledger.Applies(b.s.LoginAnswer())
 	return use && err == nil
 }
 

@@ -231,12 +231,12 @@ func (b *settlingByLedger) vanished(ctx context.Context, err error) bool {
 	if !session.Undefined(err) && !session.HasCode(err, session.InsufficientPrivilege) {
 		return false
 	}
-	return b.s.AskLedgerQuestion(ctx) == nil && !b.usesLedger()
+	return b.s.AskLoginQuestion(ctx) == nil && !b.usesLedger()
 }
 
 // startWithoutLedger goes on without a ledger that was there, unless the run requires one.
 func (b settling) startWithoutLedger(ctx context.Context, delay time.Duration) error {
-	if _, err := b.cfg.Ledger.Applies(b.s.LedgerAnswer()); err != nil {
+	if _, err := b.cfg.Ledger.Applies(b.s.LoginAnswer()); err != nil {
 		return err
 	}
 	b.cfg.Log.Warn("the ledger is gone, or not granted any more; going on without", "event", "ledger")

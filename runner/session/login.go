@@ -63,13 +63,13 @@ const keepaliveCount = 4
 
 // loginAnswers are the answers to the login checks of a connection that passed them.
 type loginAnswers struct {
-	age    time.Duration // of the server's lock table
-	first  *string       // to Config.FirstQuestion, or nil if there was none
-	ledger string        // to Config.LedgerQuestion
+	age   time.Duration // of the server's lock table
+	first *string       // to Config.FirstQuestion, or nil if there was none
+	login string        // to Config.LoginQuestion
 }
 
 // checkLogin asks, in one statement, what kind of server this is. The same statement makes the
-// settings and answers cfg.FirstQuestion and cfg.LedgerQuestion, but only if the server is fit and
+// settings and answers cfg.FirstQuestion and cfg.LoginQuestion, but only if the server is fit and
 // no pooler stands in between: settings made through a pooler would stay on a connection that
 // others use. The process number shows a pooler: behind one, that of the login is not the
 // backend's.
@@ -108,8 +108,8 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 		return loginAnswers{}, OnStandby()
 	}
 	answers := loginAnswers{}
-	if cfg.LedgerQuestion != "" {
-		answers.ledger = string(row[len(row)-1])
+	if cfg.LoginQuestion != "" {
+		answers.login = string(row[len(row)-1])
 		row = row[:len(row)-1]
 	}
 	if asked {
@@ -128,7 +128,7 @@ const (
 
 // loginQuery is checkLogin's statement, and the formats of its columns. These are the backend's
 // process number, whether the server is a standby, the settings, the answer to FirstQuestion,
-// ageInstantsSQL, and the answer to LedgerQuestion if that is asked.
+// ageInstantsSQL, and the answer to LoginQuestion if that is asked.
 func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats []int16) {
 	settings, first := "''", "NULL"
 	if cfg.FirstQuestion != "" {
@@ -145,8 +145,8 @@ func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats [
 	// settings, and arithmetic on the server would cost more than all the rest.
 	const inText, inBinary = 0, 1 // of the protocol: libpq's resultFormat
 	formats = append(make([]int16, ageColumns), inText, inBinary, inBinary, inBinary)
-	if cfg.LedgerQuestion != "" {
-		sql, formats = sql+fmt.Sprintf(", CASE WHEN %s THEN %s END", fit, cfg.LedgerQuestion), append(formats, inText)
+	if cfg.LoginQuestion != "" {
+		sql, formats = sql+fmt.Sprintf(", CASE WHEN %s THEN %s END", fit, cfg.LoginQuestion), append(formats, inText)
 	}
 	return sql, formats
 }
@@ -253,8 +253,8 @@ func setSQL(local bool, settings [][2]string) string {
 
 // BeginQueries are the queries that begin the transaction which holds the lock. Its isolation
 // level, read committed, keeps no snapshot between two heartbeats: a snapshot would hold
-// back vacuum. It may write, whatever the role's default is: at its end the ledger notes how
-// the command ended.
+// back vacuum. It may write, whatever the role's default is: at its end the caller may note
+// how the command ended.
 func (cfg Config) BeginQueries() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
@@ -264,8 +264,8 @@ func (cfg Config) BeginQueries() []string {
 }
 
 // transactionTimeout is a setting of PostgreSQL 17 and later. It would end the transaction that
-// holds a lock, or a statement that takes longer. The version that a pooler reports at the login may
-// not be the server's.
+// holds a lock, or a statement that takes longer. The version that a pooler reports at the login
+// may not be the server's.
 const transactionTimeout = "transaction_timeout"
 
 // noTransactionTimeoutSQL is an SQL expression that turns transactionTimeout off for the

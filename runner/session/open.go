@@ -16,7 +16,7 @@ import (
 //	dial, login    connect, in login.go
 //	login checks   one statement, in which checkLogin asks what server this is and
 //	               makes the session's settings
-//	first try      Config.FirstQuestion and Config.LedgerQuestion, in that same
+//	first try      Config.FirstQuestion and Config.LoginQuestion, in that same
 //	               statement; their answers wait in the session
 //	wire           taken over from pgconn: from then on only the session reads it
 //
@@ -52,7 +52,7 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	}
 	s := takeWire(pg, cfg)
 	s.facts.began = s.facts.began.Add(-answers.age)
-	s.firstAnswer, s.ledgerAnswer = answers.first, answers.ledger
+	s.firstAnswer, s.loginAnswer = answers.first, answers.login
 	s.cfg.Database = way.pin(cfg.Database)
 	return s, nil
 }
@@ -95,21 +95,21 @@ func (s *Session) TakeFirstAnswer() (value string, known bool) {
 	return *first, true
 }
 
-// LedgerAnswer is the latest answer to Config.LedgerQuestion. It is empty for NULL.
-func (s *Session) LedgerAnswer() string {
+// LoginAnswer is the latest answer to Config.LoginQuestion. It is empty for NULL.
+func (s *Session) LoginAnswer() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ledgerAnswer
+	return s.loginAnswer
 }
 
-// AskLedgerQuestion asks Config.LedgerQuestion again.
-func (s *Session) AskLedgerQuestion(ctx context.Context) error {
-	row, err := s.Row(ctx, 1, "SELECT "+s.cfg.LedgerQuestion)
+// AskLoginQuestion asks Config.LoginQuestion again.
+func (s *Session) AskLoginQuestion(ctx context.Context) error {
+	row, err := s.Row(ctx, 1, "SELECT "+s.cfg.LoginQuestion)
 	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ledgerAnswer = row[0]
+	s.loginAnswer = row[0]
 	return nil
 }

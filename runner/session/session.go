@@ -53,12 +53,12 @@ type Config struct {
 	// transaction that stays open has the locks, and no setting outlives it.
 	Transaction bool
 
-	// FirstQuestion and LedgerQuestion are SQL expressions: the first makes the first try of a
-	// lock, and the second asks whether the database has a ledger. The server evaluates them
+	// FirstQuestion and LoginQuestion are SQL expressions: the first makes the first try of a lock,
+	// and the second asks what the caller has to know of the database. The server evaluates them
 	// together with the login checks, if it passes these, which saves a round trip. The session
-	// keeps the answers for TakeFirstAnswer and LedgerAnswer. Either may be empty. With Transaction
+	// keeps the answers for TakeFirstAnswer and LoginAnswer. Either may be empty. With Transaction
 	// nothing that FirstQuestion takes may outlive the statement.
-	FirstQuestion, LedgerQuestion string
+	FirstQuestion, LoginQuestion string
 
 	// Private says that only this user on this machine can reach the server.
 	Private bool
@@ -108,18 +108,18 @@ type Session struct {
 	pid     atomic.Uint32 // the backend's; behind a pooler the pooler's, until SetBackendPID
 	holding atomic.Bool   // a transaction holds the lock, and has to stay open
 
-	mu           sync.Mutex       // guards all fields below, and others whose comments say so
-	comment      string           // before every query
-	parting      bool             // the goodbye was sent with a request
-	current      *exchange        // the request that the reader's messages answer
-	provenAt     boottime.Instant // when the last answered request was sent
-	askedSince   boottime.Instant // when the first unanswered request was sent; if askedSince <= provenAt, no request is open
-	lostErr      error
-	heartbeat    Heartbeat
-	onAnswer     func()              // called by the reader after each answer
-	ledgerAnswer string              // to cfg.LedgerQuestion
-	lacks        string              // the characters that the server is known to lack: see encoding.go
-	heed         map[string]heedFunc // by channel
+	mu          sync.Mutex       // guards all fields below, and others whose comments say so
+	comment     string           // before every query
+	parting     bool             // the goodbye was sent with a request
+	current     *exchange        // the request that the reader's messages answer
+	provenAt    boottime.Instant // when the last answered request was sent
+	askedSince  boottime.Instant // when the first unanswered request was sent; if askedSince <= provenAt, no request is open
+	lostErr     error
+	heartbeat   Heartbeat
+	onAnswer    func()              // called by the reader after each answer
+	loginAnswer string              // to cfg.LoginQuestion
+	lacks       string              // the characters that the server is known to lack: see encoding.go
+	heed        map[string]heedFunc // by channel
 }
 
 // serverFacts are what the login and the second session have learned about the
