@@ -40,6 +40,10 @@ type Task struct {
 	Env     []string // in addition to Config.Env
 }
 
+func (t Task) claim() lock.Claim {
+	return lock.Claim{Keys: []string{t.Key}, Locks: []advisory.Lock{t.Lock}}
+}
+
 // Tally counts items.
 type Tally struct {
 	Running int
@@ -210,7 +214,7 @@ func (e *each) bidFor(j *job) *lock.Bid {
 		return b
 	}
 	locking := e.cfg.Locking
-	locking.Claim = lock.Claim{Keys: []string{j.Key}, Locks: []advisory.Lock{j.Lock}}
+	locking.Claim = j.claim()
 	locking.OfList, locking.Log, locking.Observer = true, j.log, e.observer(j.Lock.ID)
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass it knows nothing: nobody here has listened since the last one
 }

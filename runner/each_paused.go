@@ -4,8 +4,7 @@ import (
 	"context"
 	"slices"
 
-	"github.com/pglead/pglead/runner/ledger"
-	"github.com/pglead/pglead/runner/session"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 // mostAsked limits the locks in one question to the ledger.
@@ -26,7 +25,11 @@ func (e *each) resumed(ctx context.Context) (over []string) {
 	}
 	defer leave()
 	for some := range slices.Chunk(items, mostAsked) {
-		paused, err := e.arePaused(ctx, s, some)
+		var claims []lock.Claim
+		for _, item := range some {
+			claims = append(claims, e.cfg.Task(item).claim())
+		}
+		paused, err := lock.PausedAmong(ctx, s, claims)
 		for i, item := range some {
 			if err == nil && paused[i] {
 				e.paused = append(e.paused, item)
@@ -37,18 +40,4 @@ func (e *each) resumed(ctx context.Context) (over []string) {
 	}
 	e.count(func(t *Tally) { t.Paused += len(e.paused) })
 	return over
-}
-
-// arePaused asks the ledger whether each of the items is paused.
-func (e *each) arePaused(ctx context.Context, s *session.Session, items []string) ([]bool, error) {
-	var locks []ledger.Lock
-	for _, item := range items {
-		t := e.cfg.Task(item)
-		locks = append(locks, ledger.Lock{ID: t.Lock.ID, Key: t.Key})
-	}
-	rows, err := s.Query(ctx, ledger.PausedAmongQuery(locks))
-	if err != nil {
-		return nil, err
-	}
-	return ledger.ParsePausedAmong(rows, len(locks))
 }
