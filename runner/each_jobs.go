@@ -183,9 +183,7 @@ func (e *each) openSession(ctx context.Context) (*session.Session, error) {
 		if e.cfg.Session.Transaction {
 			return nil
 		}
-		s.OnNotify(e.channel(), e.hear)
-		_, err := s.Query(ctx, `LISTEN "`+e.channel()+`"`)
-		return err
+		return lock.ListenToList(ctx, s, e.cfg.List, e.hear)
 	})
 	if err != nil {
 		return nil, err

@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"strings"
 	"sync"
 
 	"github.com/pglead/pglead/lockkey"
@@ -50,30 +49,10 @@ func (e *endsHeard) add(id lockkey.ID, end knownEnd) {
 	e.known[id] = end
 }
 
-// Workers on one list tell each other which items they have run, before they free the
-// item's lock.
-//
-// Channel: pglead.1.each.NUMBER, the number of the key as it was given, including {}.
-// Payload: two fields separated by a space, the number of the item's lock and "ok"
-// or "failed". More fields may be added at the end.
-
-func (e *each) channel() string { return "pglead.1.each." + e.cfg.List.String() }
-
 // said is the announcement of an item's end.
 func (e *each) said(last *finishedItem) lock.Said {
-	end := "failed"
-	if last.well {
-		end = "ok"
-	}
-	return lock.Said{Channel: e.channel(), Payload: last.Lock.String() + " " + end}
+	return lock.SaidOfItem(e.cfg.List, last.Lock.ID, last.well)
 }
 
-func (e *each) hear(_ uint32, payload string) {
-	fields := strings.Fields(payload)
-	if len(fields) < 2 || fields[1] != "ok" && fields[1] != "failed" {
-		return
-	}
-	if id, err := lockkey.Parse(fields[0]); err == nil {
-		e.ends.add(id, knownEnd{well: fields[1] == "ok"})
-	}
-}
+// hear notes an item's end that was announced.
+func (e *each) hear(item lockkey.ID, well bool) { e.ends.add(item, knownEnd{well: well}) }

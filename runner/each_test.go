@@ -33,28 +33,15 @@ func TestEndsAreForgotten(t *testing.T) {
 	}
 }
 
-func TestHear(t *testing.T) {
-	for payload, want := range map[string]struct{ well, ended bool }{
-		"7 ok": {true, true}, "7 failed": {false, true}, "7 ok more": {true, true},
-		"": {}, "7": {}, "7 maybe": {}, "ok 7": {}, "8 ok": {},
-	} {
-		e := &each{ends: endsHeard{known: map[lockkey.ID]knownEnd{}}}
-		e.hear(0, payload)
-		if end, ended := e.ends.of(id(7)); end != (knownEnd{well: want.well}) || ended != want.ended {
-			t.Errorf("%q: %+v, ended %v", payload, end, ended)
-		}
-	}
-}
-
 // TestHearOfOwn: that an item has run here stays known when that end is heard of, as each of this
 // process's own is, or a later one elsewhere.
 func TestHearOfOwn(t *testing.T) {
 	e := &each{ends: endsHeard{known: map[lockkey.ID]knownEnd{}}}
 	e.ends.add(id(7), knownEnd{here: true})
-	for payload, want := range map[string]knownEnd{"7 failed": {here: true}, "7 ok": {well: true, here: true}} {
-		e.hear(0, payload)
-		if end, ended := e.ends.of(id(7)); end != want || !ended {
-			t.Errorf("%q: %+v, ended %v", payload, end, ended)
+	for _, well := range []bool{false, true} {
+		e.hear(id(7), well)
+		if end, ended := e.ends.of(id(7)); end != (knownEnd{well: well, here: true}) || !ended {
+			t.Errorf("well %v: %+v, ended %v", well, end, ended)
 		}
 	}
 }
