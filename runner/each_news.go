@@ -45,7 +45,7 @@ func (e *endsHeard) add(id lockkey.ID, end knownEnd) {
 			e.next = (e.next + 1) % endsMost
 		}
 	}
-	end.here = end.here || earlier.here // this session hears its own announcements, too
+	end.here = end.here || earlier.here // also if a later end elsewhere is heard of
 	e.known[id] = end
 }
 

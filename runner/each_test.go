@@ -33,8 +33,7 @@ func TestEndsAreForgotten(t *testing.T) {
 	}
 }
 
-// TestHearOfOwn: that an item has run here stays known when that end is heard of, as each of this
-// process's own is, or a later one elsewhere.
+// TestHearOfOwn: that an item has run here stays known when a later end elsewhere is heard of.
 func TestHearOfOwn(t *testing.T) {
 	e := &each{ends: endsHeard{known: map[lockkey.ID]knownEnd{}}}
 	e.ends.add(id(7), knownEnd{here: true})
