@@ -52,6 +52,7 @@ func databaseFrom(u *ui, flag *pflag.Flag, pass bool) (database, error) {
 		return database{config: config}, err
 	}
 	d := database{pass: withheld}
+	_, d.private = localpg.JoinEmbedded(dsn) // an outer pglead may have passed it on
 	if dsn == embedded {
 		server, err := localpg.UseEmbedded()
 		if err != nil {

@@ -258,6 +258,11 @@ func TestWatchKeepsEmbedded(t *testing.T) {
 // other name for it.
 func TestEmbeddedPassed(t *testing.T) {
 	e := newEmbeddedHome(t)
+	// The server is new, so elsewhere the first try would wait for a lock-delay.
+	inner := e.command("run", "--dsn", "embedded", "--pass-dsn", "--key", "outer", "--", testbed.dir+"/pglead", "run", "-v", "--key", "inner", "--", "echo", "ran")
+	if said, err := inner.CombinedOutput(); err != nil || !strings.Contains(string(said), "inner: lock acquired") || strings.Contains(string(said), "without evidence") {
+		t.Errorf("%v: %s", err, said)
+	}
 	e.run()
 	cmd := e.command("run", "--dsn", "embedded", "--pass-dsn", "--key", "k", "--", "sh", "-c", `psql -XAtqc "SELECT current_setting('data_directory')" "$PGLEAD_DSN"; pglead who k`)
 	out, err := cmd.Output()

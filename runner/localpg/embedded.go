@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"os/user"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"syscall"
@@ -74,6 +75,35 @@ func UseEmbedded() (*Embedded, error) {
 	}
 	e.DSN = server.DSN("postgres")
 	return e, nil
+}
+
+// JoinEmbedded joins the embedded server if dsn is its connection string, as an outer pglead passes
+// it on, and the server is there. It starts none. The use ends with Close or with the process.
+func JoinEmbedded(dsn string) (e *Embedded, joined bool) {
+	// The path tells the version without a look for programs. Below, the whole string has to match.
+	named := regexp.MustCompile(`^host=/.*(?:embedded-(\d+)/socket|/pglead-\d+-socket-(\d+)) `).FindStringSubmatch(dsn)
+	if named == nil {
+		return nil, false
+	}
+	major, _ := strconv.Atoi(named[1] + named[2])
+	dir, err := stateDir(major)
+	if err != nil {
+		return nil, false
+	}
+	server, err := embeddedServer(Programs{Major: major}, dir)
+	if err != nil || server.DSN("postgres") != dsn {
+		return nil, false
+	}
+	users, err := lockFile(dir, "users", unix.LOCK_SH)
+	if err != nil {
+		return nil, false
+	}
+	e = &Embedded{DSN: dsn, Major: major, Dir: dir, users: users}
+	if !server.listening() {
+		e.Close()
+		return nil, false
+	}
+	return e, true
 }
 
 // Close ends the use, as the end of the process does.

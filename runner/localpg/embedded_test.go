@@ -98,6 +98,46 @@ func TestFirstStartsAtOnce(t *testing.T) {
 	}
 }
 
+// TestJoinEmbedded: whoever is given the server's connection string uses the server while it is
+// there, also where its socket has a short path of its own.
+func TestJoinEmbedded(t *testing.T) {
+	short := stateHome(t)
+	long := filepath.Join(short, strings.Repeat("l", maxSocketDir))
+	if err := os.Mkdir(long, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, home := range map[string]string{"short": short, "long": long} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("XDG_STATE_HOME", home)
+			e, err := UseEmbedded()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, joined := JoinEmbedded(e.DSN + "x"); joined {
+				t.Error("it joins another database")
+			}
+			inner, joined := JoinEmbedded(e.DSN)
+			e.Close()
+			if !joined {
+				t.Fatal("it doesn't join")
+			}
+			if _, err := lockFile(e.Dir, "users", unix.LOCK_EX|unix.LOCK_NB); !errors.Is(err, unix.EWOULDBLOCK) {
+				t.Errorf("the server may end under its user's feet: %v", err)
+			}
+			inner.Close()
+			users, err := lockFile(e.Dir, "users", unix.LOCK_EX|unix.LOCK_NB)
+			if err != nil {
+				t.Fatalf("it is used for ever: %v", err)
+			}
+			users.close()
+			t.Setenv("XDG_STATE_HOME", stateHome(t))
+			if _, joined := JoinEmbedded(e.DSN); joined {
+				t.Error("it joins the server of another place")
+			}
+		})
+	}
+}
+
 // TestKeeperEnds: when nobody has used the server for a while, and not before.
 func TestKeeperEnds(t *testing.T) {
 	programs, err := FindPrograms()
