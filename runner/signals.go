@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -14,7 +13,7 @@ import (
 
 // listener takes the signals while no command runs.
 type listener struct {
-	keeping atomic.Bool
+	keeping chan struct{} // unbuffered: the listener keeps the signals from the next receive on
 	kept    []keptSignal
 	close   func()
 	closed  chan struct{}
@@ -31,17 +30,19 @@ type keptSignal struct {
 func interruptible(signals <-chan os.Signal) (context.Context, *listener) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stop := make(chan struct{})
-	l := &listener{close: sync.OnceFunc(func() { close(stop) }), closed: make(chan struct{})}
+	l := &listener{keeping: make(chan struct{}), close: sync.OnceFunc(func() { close(stop) }), closed: make(chan struct{})}
 	go l.listen(signals, stop, cancel)
 	return ctx, l
 }
 
 func (l *listener) listen(signals <-chan os.Signal, stop <-chan struct{}, cancel context.CancelCauseFunc) {
 	defer close(l.closed)
-	for {
+	for keeping := false; ; {
 		select {
+		case <-l.keeping:
+			keeping = true
 		case sig := <-signals:
-			if l.keeping.Load() && len(l.kept) < cap(signals) {
+			if keeping && len(l.kept) < cap(signals) {
 				l.kept = append(l.kept, keptSignal{sig.(unix.Signal), boottime.Now()})
 			}
 			if child.Interrupts(sig.(unix.Signal)) {
@@ -54,10 +55,11 @@ func (l *listener) listen(signals <-chan os.Signal, stop <-chan struct{}, cancel
 }
 
 // keep keeps the signals from now on: they are also for the command, which is about to
-// start.
+// start. When keep returns, each signal that asks this process to end either is kept or has
+// ended the context. The caller must not have called handOver.
 func (l *listener) keep() {
 	if l != nil {
-		l.keeping.Store(true)
+		l.keeping <- struct{}{}
 	}
 }
 

@@ -51,3 +51,32 @@ func TestListener(t *testing.T) {
 		}
 	})
 }
+
+// TestListenerKeeps: when keep returns while a signal comes, the signal has ended the context, or
+// will be kept.
+func TestListenerKeeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		signals, stop, goOn := make(chan os.Signal, 64), make(chan struct{}), make(chan struct{})
+		l := &listener{keeping: make(chan struct{}), close: func() { close(stop) }, closed: make(chan struct{})}
+		interrupted, kept := false, false
+		go l.listen(signals, stop, func(error) {
+			<-goOn
+			interrupted = true
+		})
+		signals <- unix.SIGTERM
+		synctest.Wait()
+		go func() {
+			l.keep()
+			kept = true
+		}()
+		synctest.Wait()
+		if kept && !interrupted {
+			t.Error("the command may start, and the signal before it is neither kept nor has it ended the context")
+		}
+		close(goOn)
+		synctest.Wait()
+		if !kept || !interrupted || len(l.handOver()) != 0 {
+			t.Errorf("kept %t, interrupted %t", kept, interrupted)
+		}
+	})
+}
