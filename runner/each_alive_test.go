@@ -43,8 +43,8 @@ func (p *played) Delayed(until time.Time) {
 	}
 }
 
-// list is a list of items whose commands wait for the file, and what Each returns. reached is closed
-// when so many run, and so many have run.
+// list is a list of items whose commands wait for the file, and what Each returns. reached is
+// closed when so many run, and so many have run.
 func (p *played) list(locking Locking, items []string, running, ran int) (reached <-chan struct{}, ended <-chan error) {
 	locking.Wait = 0
 	locking.Observer.Alive, locking.Observer.Delayed = p.Alive, p.Delayed
@@ -106,6 +106,29 @@ func TestEachIsAlive(t *testing.T) {
 	terminateAll(t, server)
 	if err := <-ended; err == nil {
 		t.Error("the first item's worker does not wait")
+	}
+}
+
+// TestWorkersAreAlive: what one worker says of its item cuts short neither what another one has
+// said of another item nor what a third one has said while it opens a session.
+func TestWorkersAreAlive(t *testing.T) {
+	const item, other = 1, 2
+	id := func(number int64) lockkey.ID { return lockkey.ID{Number: number} }
+	for name, first := range map[string][]lockkey.ID{"another item": {id(other)}, "a session": nil} {
+		t.Run(name, func(t *testing.T) {
+			js := jobs{active: map[lockkey.ID]*job{id(item): {}, id(other): {}}}
+			var last time.Duration
+			alive := func(within time.Duration) { last = within }
+			js.sayAlive(first, 2*time.Hour, alive)
+			js.sayAlive([]lockkey.ID{id(item)}, time.Second, alive)
+			if last < time.Hour {
+				t.Errorf("the list is not stuck for %v, want two hours", last)
+			}
+			js.sayAlive([]lockkey.ID{id(item)}, 3*time.Hour, alive)
+			if last < 2*time.Hour+time.Minute {
+				t.Errorf("the list is not stuck for %v, want three hours", last)
+			}
+		})
 	}
 }
 

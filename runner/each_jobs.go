@@ -40,6 +40,7 @@ type jobs struct {
 
 	mu     sync.Mutex
 	active map[lockkey.ID]*job
+	alive  time.Time // until then the work without an item, the opening of sessions, is not stuck
 }
 
 // enter adds a job. If another job here has the same lock, enter returns that job and adds
@@ -122,7 +123,13 @@ func (js *jobs) sayAlive(of []lockkey.ID, within time.Duration, alive func(time.
 	js.mu.Lock() // also during the call: a later one has to know of this time
 	defer js.mu.Unlock()
 	until := time.Now().Add(within)
+	if len(of) == 0 && until.After(js.alive) {
+		js.alive = until
+	}
 	latest := until
+	if js.alive.After(latest) {
+		latest = js.alive
+	}
 	for id, j := range js.active {
 		if slices.Contains(of, id) {
 			j.alive = until
