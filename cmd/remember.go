@@ -48,9 +48,10 @@ func (o *options) checkLedger(flags *pflag.FlagSet) error {
 }
 
 // unknownZone is the time zone that TZ names, if it is not known, so that Go takes UTC for it.
+// POSIX spells UTC as a rule, UTC0.
 func unknownZone() string {
 	name := strings.TrimPrefix(os.Getenv("TZ"), ":")
-	if name == "UTC" || time.Local.String() != "UTC" {
+	if name == "UTC" || name == "UTC0" || time.Local.String() != "UTC" {
 		return ""
 	}
 	return name
