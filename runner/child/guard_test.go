@@ -56,7 +56,7 @@ func TestSharedSocket(t *testing.T) {
 	for name, shares := range map[string]bool{"alone": false, "shared": true} {
 		t.Run(name, func(t *testing.T) {
 			here, there := socketPair(t)
-			c := startRoleWith(t, here, child.Config{Deadline: boottime.Now().Add(time.Second), SharesSocket: shares}, "sleep", t.TempDir())
+			c := startRoleWith(t, here, child.Config{Deadline: boottime.Now().Add(3 * time.Second), SharesSocket: shares}, "sleep", t.TempDir())
 			if r := await(t, c); r.Ending != child.LeaseOver {
 				t.Errorf("%+v, want LeaseOver", r)
 			}
