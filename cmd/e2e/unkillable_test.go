@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -37,34 +36,62 @@ func becomesRoot(t *testing.T, dir string) string {
 	return suid
 }
 
+// namedPipe makes a named pipe that only root can open.
+func namedPipe(t *testing.T) string {
+	t.Helper()
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return pipe
+}
+
+// outlives fails if pglead ends before the last of its command's processes, which reads from a
+// named pipe. It returns when that process and pglead have ended.
+func outlives(t *testing.T, cmd *exec.Cmd, pipe string) {
+	t.Helper()
+	for range 20 {
+		if dead(cmd.Process.Pid) {
+			t.Error("pglead ended before the last of its command's processes")
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	writer, err := os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Error("nobody reads: ", err)
+	}
+	_ = writer.Close() // the reader's end
+	_ = cmd.Wait()
+}
+
 // TestUnkillable: a descendant of another user is reported, and the lock stays
 // held while it lives.
 func TestUnkillable(t *testing.T) {
 	requireRoot(t, "a setuid program")
 	dsn, dir := openServer(t), openDir(t)
-	suid := becomesRoot(t, dir)
+	suid, pipe := becomesRoot(t, dir), namedPipe(t)
 	cmd := exec.Command("setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
 		filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "suid", "--kill-after", "100ms", "--lock-delay", "0", "--", "sh", "-c",
-		suid+` --reuid 0 --regid 0 --clear-groups sh -c 'touch `+dir+`/started; exec sleep 3.0271' & trap "" TERM; while :; do sleep 0.05; done`)
+		suid+` --reuid 0 --regid 0 --clear-groups sh -c 'touch `+dir+`/started; exec cat `+pipe+`' & trap "" TERM; while :; do sleep 0.05; done`)
 	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
-	var said bytes.Buffer
+	var said lockedBuffer
 	cmd.Stderr = &said
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if !eventually(func() bool { _, err := os.Stat(dir + "/started"); return err == nil }) {
-		t.Fatalf("never starts: %s", &said)
+	if !eventually(func() bool { return exists(dir + "/started") }) {
+		t.Errorf("never starts: %s", &said)
 	}
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
+		t.Error(err)
 	}
-	_ = cmd.Wait()
-	if exec.Command("pgrep", "-xf", "sleep 3.0271").Run() == nil {
-		t.Error("pglead ended before the last of its command's processes")
-	}
-	if !strings.Contains(said.String(), "these processes can't be killed, and the lock stays held while they live: sleep (") {
+	if !eventually(func() bool {
+		return strings.Contains(said.String(), "these processes can't be killed, and the lock stays held while they live: cat (")
+	}) {
 		t.Errorf("not reported: %s", &said)
 	}
+	outlives(t, cmd, pipe)
 }
 
 // TestUnkillableUnseen: a descendant that /proc hides from pglead's user is reported, and the lock
@@ -73,20 +100,23 @@ func TestUnkillable(t *testing.T) {
 func TestUnkillableUnseen(t *testing.T) {
 	requireRoot(t, "a setuid program, and a /proc that hides it")
 	dsn, dir := openServer(t), openDir(t)
-	suid := becomesRoot(t, dir)
+	suid, pipe := becomesRoot(t, dir), namedPipe(t)
 	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "sh", "-c", `mount -t proc -o hidepid=invisible proc /proc && "$@"; exit`, "sh",
 		"setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
 		filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "unseen", "--lock-delay", "0", "--timeout", "0.5s", "--kill-after", "0.1s", "--", "sh", "-c",
-		suid+` --reuid 0 --regid 0 --clear-groups sleep 3.0272 & trap "" TERM; while :; do sleep 0.05; done`)
+		suid+` --reuid 0 --regid 0 --clear-groups cat `+pipe+` & trap "" TERM; while :; do sleep 0.05; done`)
 	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
-	var said bytes.Buffer
+	var said lockedBuffer
 	cmd.Stderr = &said
-	_ = cmd.Run()
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { return strings.Contains(said.String(), "these processes can't be killed") }) {
+		t.Errorf("not reported: %s", &said)
+	}
+	outlives(t, cmd, pipe)
 	if code := cmd.ProcessState.ExitCode(); code != 124 {
 		t.Errorf("status %d, want 124", code)
-	}
-	if exec.Command("pgrep", "-xf", "sleep 3.0272").Run() == nil {
-		t.Error("pglead ended before the last of its command's processes")
 	}
 	says(t, said.String(), `pglead: unseen: the command ran for all of the 500ms that --timeout allows; sending SIGTERM\n`+
 		`pglead: unseen: the command did not end after SIGTERM; killing it and all that it started\n`+
@@ -163,7 +193,7 @@ func TestListOutlivesPglead(t *testing.T) {
 			var said lockedBuffer
 			dsn := fmt.Sprintf("host=127.0.0.1 port=%s user=%s dbname=postgres", port, localpg.Superuser)
 			list := slices.Concat([]string{"--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
-				filepath.Join(testbed.dir, "pglead"), "each", "--dsn", dsn, "--key", name + "/{}", "-P", "2", "--lock-delay", "0"}, tt.mode,
+				filepath.Join(testbed.dir, "pglead"), "each", "--dsn", dsn, "--key", name + "/{}", "-P", "2", "--lock-delay", "0", "--lease", "30s"}, tt.mode,
 				[]string{"brief", "long", "--", "sh", "-c", `case $1 in
 brief) exec sleep 1000;;
 esac
