@@ -1,8 +1,8 @@
 package e2e
 
 import (
-	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -208,18 +208,25 @@ func TestReloadDuringTheStart(t *testing.T) {
 	}
 }
 
-// idle says that all threads of a process sleep, and that it has handled all signals sent to it.
+// idle says that all threads of a process have slept at the same instant, and that it has handled
+// all signals sent to it. They have if each one sleeps now, in a second look, and has not run since
+// the first one: no work can then have gone from one thread to another.
 func idle(pid int) bool {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil || !bytes.Contains(status, []byte("\nShdPnd:\t0000000000000000\n")) {
-		return false
+	first, sleep := threadsOf(pid)
+	second, sleepOn := threadsOf(pid)
+	return sleep && sleepOn && maps.Equal(first, second)
+}
+
+// threadsOf returns how often each thread of a process has stopped running, and says whether all of
+// them sleep and no signal waits for the process.
+func threadsOf(pid int) (switches map[string]string, sleep bool) {
+	switches, sleep = map[string]string{}, true
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	for _, file := range files {
+		status, _ := os.ReadFile(file)
+		before, after, _ := strings.Cut(string(status), "\nvoluntary_ctxt_switches:")
+		switches[file] = after
+		sleep = sleep && strings.Contains(before, "\nState:\tS") && strings.Contains(before, "\nShdPnd:\t0000000000000000\n")
 	}
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	for _, file := range threads {
-		stat, _ := os.ReadFile(file)
-		if _, rest, _ := strings.Cut(string(stat), ") "); !strings.HasPrefix(rest, "S") {
-			return false
-		}
-	}
-	return len(threads) > 0
+	return switches, sleep && len(files) > 0
 }
