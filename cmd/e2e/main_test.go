@@ -286,7 +286,7 @@ func launch(t *testing.T, args ...string) candidate {
 
 // ends waits for a pglead's end, and ends it if that does not come.
 func (c candidate) ends() int {
-	timer := time.AfterFunc(time.Minute, func() { _ = c.Process.Kill() })
+	timer := time.AfterFunc(2*time.Minute, func() { _ = c.Process.Kill() })
 	defer timer.Stop()
 	_ = c.Wait()
 	return c.ProcessState.ExitCode()
