@@ -52,6 +52,8 @@ func TestProcessLimit(t *testing.T) {
 }
 
 // TestProcessesNeeded: pglead and its guard need no more processes and threads than is documented.
+// That number has a margin, since how many threads Go's runtime makes depends on the kernel's
+// scheduling.
 func TestProcessesNeeded(t *testing.T) {
 	requireRoot(t, "a user without other processes")
 	racesNothing(t)
@@ -61,7 +63,7 @@ func TestProcessesNeeded(t *testing.T) {
 		if !eventually(func() bool { return exec.Command("pgrep", "-u", user).Run() != nil }) {
 			t.Fatal("the user has other processes")
 		}
-		cmd := exec.Command("setpriv", "--reuid", user, "--regid", "nogroup", "--clear-groups", "prlimit", "--nproc=20",
+		cmd := exec.Command("setpriv", "--reuid", user, "--regid", "nogroup", "--clear-groups", "prlimit", "--nproc=30",
 			filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "needed", "--lock-delay", "0", "--", "true")
 		cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
 		if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
