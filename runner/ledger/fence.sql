@@ -35,12 +35,15 @@ BEGIN
 		|| CASE WHEN r.token > fence.token AND r.started IS NOT NULL THEN format('; run %s on %s has started', r.token, r.host) ELSE '' END;
 END $$;
 
--- This is the same for the key or, as a text, the number that the job has in its environment.
+-- This is the same for the key or, as a text, the number that the job has in its environment. The
+-- key of a number may be spelled in several ways, and the row has only one of them.
 CREATE OR REPLACE FUNCTION pglead.fence(key text, token bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
 	r pglead.lock;
 	whole text := fence.key;
+	spelled numeric[] := regexp_match(fence.key, '^([+-]?[0-9]+)(?:,([+-]?[0-9]+))?$')::numeric[];
+	n bigint;
 BEGIN
 	IF getdatabaseencoding() = 'SQL_ASCII' THEN -- left cuts within characters there, where pglead doesn't
 		whole := regexp_replace(left(fence.key, 500), E'([\\xc2-\\xdf]|[\\xe0-\\xef][\\x80-\\xbf]?|[\\xf0-\\xf4][\\x80-\\xbf]{0,2})$', '');
@@ -48,11 +51,13 @@ BEGIN
 	IF fence.key IS NULL OR fence.token IS NULL THEN
 		RAISE EXCEPTION 'pglead.fence: NULL is no run' USING ERRCODE = 'LE001';
 	END IF;
-	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.key IN (left(fence.key, 500), whole)
-	ORDER BY l.token = fence.token AND l.started IS NOT NULL DESC NULLS LAST, l.started DESC NULLS LAST LIMIT 1;
-	IF NOT FOUND AND (CASE WHEN fence.key ~ '^-?[0-9]{1,19}$' THEN fence.key::numeric BETWEEN -9223372036854775808 AND 9223372036854775807 END) THEN
-		SELECT l.* INTO r FROM pglead.lock AS l WHERE l.number = fence.key::bigint LIMIT 1;
+	IF spelled[2] IS NULL AND spelled[1] BETWEEN -9223372036854775808 AND 9223372036854775807 THEN
+		n := spelled[1];
+	ELSIF spelled[1] BETWEEN -2147483648 AND 2147483647 AND spelled[2] BETWEEN -2147483648 AND 2147483647 THEN
+		n := (spelled[1]::bigint << 32) | (spelled[2]::bigint & 4294967295);
 	END IF;
+	SELECT l.* INTO r FROM pglead.lock AS l WHERE l.key IN (left(fence.key, 500), whole) OR l.number = n
+	ORDER BY l.token = fence.token AND l.started IS NOT NULL DESC NULLS LAST, l.started DESC NULLS LAST LIMIT 1;
 	IF NOT FOUND THEN
 		RAISE EXCEPTION USING ERRCODE = 'LE001', MESSAGE = format('run %s of %s is not known', fence.token, fence.key);
 	END IF;

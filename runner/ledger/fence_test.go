@@ -89,7 +89,8 @@ func TestFence(t *testing.T) {
 		})
 	}
 	a := connect(t, server, "cron")
-	for _, sql := range []string{"SELECT pglead.fence(NULL::text, 1)", "SELECT pglead.fence(NULL::bigint, 1)", "SELECT pglead.fence(7, NULL)", "SELECT pglead.fence('seven', NULL)", "SELECT pglead.fence('eight', 1)", "SELECT pglead.fence(8, 1)"} {
+	for _, sql := range []string{"SELECT pglead.fence(NULL::text, 1)", "SELECT pglead.fence(NULL::bigint, 1)", "SELECT pglead.fence(7, NULL)", "SELECT pglead.fence('seven', NULL)", "SELECT pglead.fence('eight', 1)", "SELECT pglead.fence(8, 1)",
+		"SELECT pglead.fence('99999999999999999999', 1)", "SELECT pglead.fence('0,2147483648', 1)", "SELECT pglead.fence('0,', 1)"} {
 		if _, err := try(t, a, sql); code(err) != "LE001" {
 			t.Errorf("%s: %v, want LE001", sql, err)
 		}
