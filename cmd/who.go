@@ -32,7 +32,9 @@ and 1 if the lock is free.`,
 				if err != nil {
 					return err
 				}
-				locks, err = f.withPauses(ctx, viewer, locks, func(of string, id lockkey.ID) bool { return of == args[0] && slices.Contains(ids, id) })
+				locks, err = f.withPauses(ctx, viewer, locks, func(of string, id lockkey.ID) bool {
+					return (of == args[0] || id.SpelledBy(args[0])) && slices.Contains(ids, id)
+				})
 				if err != nil {
 					return err
 				}
