@@ -68,8 +68,9 @@ func Install(ctx context.Context, ask Ask, keep int) error {
 
 // uninstalling removes the ledger's own objects, those of earlier versions too, and then the schema.
 // CASCADE would also remove what others have made: their views of the runs, or tables in a schema of
-// that name which they had before.
-const uninstalling = `DROP TABLE IF EXISTS pglead.run, pglead.lock, pglead.setting;
+// that name which they had before. The tables are named in the order in which the functions lock
+// them, since another order could end in a deadlock with a run.
+const uninstalling = `DROP TABLE IF EXISTS pglead.lock, pglead.run, pglead.setting;
 DO $$ DECLARE own text := (SELECT pg_catalog.string_agg(oid::pg_catalog.regprocedure::text, ', ') FROM pg_catalog.pg_proc
 	WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid AND proname IN ('due_1', 'fence', 'finish_1', 'marker_1', 'missing_1', 'pause_1',
 		'prune_1', 'prune_locks_1', 'prune_runs_1', 'resume_1', 'slots_1', 'start_1', 'start_rest_1', 'tidy_1'));

@@ -18,6 +18,7 @@ import (
 // index says where to look for a test, by the beginnings of the files' names.
 const index = `
 functions           the SQL functions, called as pglead calls them, and an older ledger
+uninstall           beside a run
 fence, takeovers    pglead.fence beside starts
 paused              which of many locks are paused
 answer              how answers of the functions are read
