@@ -7,6 +7,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -82,9 +83,9 @@ DROP SCHEMA IF EXISTS pglead`
 func Uninstall(ctx context.Context, ask Ask) error {
 	_, err := ask(ctx, uninstalling) // one transaction
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.Code == session.DependentObjectsStillExist {
+	if session.HasCode(err, session.DependentObjectsStillExist, session.WrongObjectType) && errors.As(err, &pgErr) {
 		return session.Errorf(session.Denied, "drop them first; DROP SCHEMA pglead CASCADE drops them, too",
-			"nothing was removed, since there are objects that are not the ledger's: %s", visible.Text(strings.ReplaceAll(pgErr.Detail, "\n", "; ")))
+			"nothing was removed, since there are objects that are not the ledger's: %s", visible.Text(strings.ReplaceAll(cmp.Or(pgErr.Detail, pgErr.Message), "\n", "; ")))
 	}
 	return err
 }

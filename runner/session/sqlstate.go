@@ -21,6 +21,7 @@ const (
 	SerializationFailure              = "40001"
 	DeadlockDetected                  = "40P01"
 	InsufficientPrivilege             = "42501"
+	WrongObjectType                   = "42809"
 	UndefinedFunction                 = "42883"
 	UndefinedTable                    = "42P01"
 	DiskFull                          = "53100"
