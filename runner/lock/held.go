@@ -19,7 +19,8 @@ type Held struct {
 	Took    time.Duration // all of Acquire; 0 for an item of a list
 
 	end      ledger.End    // of the command
-	noted    int           // the ledger has the end of this many of the locks already
+	noted    int           // the ledger was told the end for this many of the locks already
+	unknown  bool          // for one of those it has no such run, of which nobody was warned yet
 	showsEnd bool          // the session's name will show the end
 	requests chan struct{} // requests to step down
 	prefers  string        // the host that is to have the lock next

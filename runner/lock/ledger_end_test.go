@@ -2,6 +2,7 @@ package lock_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,5 +50,25 @@ func TestLedgerEndInPart(t *testing.T) {
 	}
 	if slices.Contains(holder.said(), "ledger") {
 		t.Errorf("it warns: %v", holder.said())
+	}
+}
+
+// TestLedgerEndForgotten: NoteEnd learns that the ledger has forgotten the run of one lock, and then
+// can't note the end for the other. The release warns of the first, once.
+func TestLedgerEndForgotten(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	holder := contend(t, leased(ledgered(config(t, dsn, exclusive(7, 8))), 4*lease))
+	held := ended(holder.held(t), ledger.OK)
+	query(t, server, "DELETE FROM pglead.lock WHERE number = 7")
+	owner := plain(t, as(t, server, "boss"), "BEGIN; SELECT FROM pglead.lock WHERE number = 8 FOR UPDATE")
+	<-held.NoteEnd(t.Context())
+	run(t, owner, "ROLLBACK")
+	release(t, held)
+	if got := rows(t, server); got != "nightly ok f t f" {
+		t.Errorf("the rows: %s", got)
+	}
+	if n := strings.Count(strings.Join(holder.said(), " "), "ledger"); n != 1 {
+		t.Errorf("it warns %d times: %v", n, holder.said())
 	}
 }

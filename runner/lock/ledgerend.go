@@ -46,7 +46,6 @@ func (h *Held) noteEnds(ctx context.Context) error {
 	if !h.recorded {
 		return nil
 	}
-	known := true
 	for h.noted < len(h.Locks) {
 		for i, columns := range h.finishColumns(h.Locks[h.noted], h.end) {
 			rows, err := h.evaluate(ctx, columns)
@@ -55,13 +54,14 @@ func (h *Held) noteEnds(ctx context.Context) error {
 			case err != nil:
 				return err
 			default:
-				known = known && h.notes(rows)
+				h.unknown = h.unknown || !h.notes(rows)
 			}
 		}
 		h.noted++
 	}
-	if !known {
+	if h.unknown {
 		h.unnoted(errNoRun)
+		h.unknown = false
 	}
 	return nil
 }
@@ -106,7 +106,7 @@ func (h *Held) finishColumns(l advisory.Lock, end ledger.End) (list []string) {
 }
 
 // checkNoted warns if the answers to finishQueries, and maybe to others, don't show that the ledger
-// has noted the end for each lock.
+// has noted the end for each lock, or if noteEnds has found that out and not yet said so.
 func (h *Held) checkNoted(answers []session.Rows) {
 	noted := h.noted
 	for _, rows := range answers {
@@ -114,7 +114,7 @@ func (h *Held) checkNoted(answers []session.Rows) {
 			noted++
 		}
 	}
-	if h.recorded && noted < len(h.Locks) {
+	if h.recorded && (h.unknown || noted < len(h.Locks)) {
 		h.unnoted(errNoRun)
 	}
 }
