@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/pglead/pglead/runner/checkup"
@@ -24,13 +25,13 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 	case ledger.Foreign:
 		return checkup.Warningf("as its owner or a superuser: pglead ledger uninstall", "there is one that is left alone: %s", ledger.Untrusted)
 	}
-	missing, err := ledger.Missing(ctx, ask)
+	forRuns, others, err := ledger.Missing(ctx, ask)
 	switch {
 	case err != nil:
 		return unknown(err)
-	case len(missing) > 0:
+	case len(forRuns) > 0:
 		return checkup.Failf("pglead ledger install, as the owner of the database, makes what is missing; until then --ledger off goes on without",
-			"it is not whole: there is no %s", strings.Join(missing, ", "))
+			"it is not whole: there is no %s", strings.Join(slices.Concat(forRuns, others), ", "))
 	}
 	faults, err := ledger.Faults(ctx, ask)
 	switch {
@@ -39,6 +40,9 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 	case len(faults) > 0:
 		return checkup.Failf("what was revoked is to be granted again; until then --ledger off goes on without",
 			"it can't be written: %s", strings.Join(faults, ", "))
+	case len(others) > 0:
+		return checkup.Warningf("pglead ledger install, as the owner of the database, makes what is missing",
+			"it is enough for runs, and not for all else: there is no %s", strings.Join(others, ", "))
 	}
 	return checkup.Okf("granted to role %s", role)
 }

@@ -19,6 +19,7 @@ import (
 const index = `
 functions           the SQL functions, called as pglead calls them, and an older ledger
 uninstall           beside a run
+state               what a ledger lacks that is not whole
 fence, takeovers    pglead.fence beside starts
 paused              which of many locks are paused
 answer              how answers of the functions are read

@@ -52,19 +52,26 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 	return s, r.err
 }
 
-// Missing lists the tables and functions that pglead uses and the ledger lacks, as where another
-// program has made a schema of that name, or a backup is restored in part.
-func Missing(ctx context.Context, ask Ask) ([]string, error) {
-	rows, err := ask(ctx, `WITH schema AS (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = 'pglead')
-SELECT name FROM (VALUES ('setting'), ('lock'), ('run'), ('start_1'), ('start_rest_1'), ('finish_1'), ('tidy_1'), ('missing_1'),
-	('pause_1'), ('resume_1'), ('prune_locks_1'), ('prune_runs_1')) AS n(name)
-WHERE NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = name AND relnamespace IN (SELECT oid FROM schema)
-	UNION ALL SELECT 1 FROM pg_catalog.pg_proc WHERE proname = name AND pronamespace IN (SELECT oid FROM schema))`)
-	missing := []string{}
+// Missing lists the tables and functions that the ledger lacks, as where another program has made a
+// schema of that name, or a backup is restored in part: those without which runs fail, and others.
+// An older ledger need not have what only newer functions call.
+func Missing(ctx context.Context, ask Ask) (forRuns, others []string, err error) {
+	rows, err := ask(ctx, `WITH own AS (SELECT proname, prosrc FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
+SELECT name, use = 'run' OR EXISTS (SELECT 1 FROM own WHERE proname IN ('start_1', 'start_rest_1') AND pg_catalog.strpos(prosrc, pg_catalog.concat('pglead.', name, '(')) > 0)
+FROM (VALUES ('setting', 'run'), ('lock', 'run'), ('run', 'run'), ('start_1', 'run'), ('start_rest_1', 'run'), ('finish_1', 'run'), ('tidy_1', 'run'),
+	('due_1', 'call'), ('slots_1', 'call'), ('marker_1', 'call'),
+	('missing_1', 'else'), ('pause_1', 'else'), ('resume_1', 'else'), ('prune_locks_1', 'else'), ('prune_runs_1', 'else'), ('fence', 'else')) AS n(name, use)
+WHERE (use <> 'call' OR EXISTS (SELECT 1 FROM own WHERE pg_catalog.strpos(prosrc, pg_catalog.concat('pglead.', name, '(')) > 0))
+AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = name AND relnamespace = pg_catalog.to_regnamespace('pglead')::oid
+	UNION ALL SELECT 1 FROM own WHERE proname = name)`)
 	for _, row := range rows {
-		missing = append(missing, "pglead."+row[0])
+		if row[1] == "t" {
+			forRuns = append(forRuns, "pglead."+row[0])
+		} else {
+			others = append(others, "pglead."+row[0])
+		}
 	}
-	return missing, err
+	return forRuns, others, err
 }
 
 // Faults lists the missing privileges without which no run that uses the ledger starts: those of

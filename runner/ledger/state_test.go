@@ -1,0 +1,46 @@
+package ledger_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/pglead/pglead/runner/ledger"
+)
+
+// TestMissing: a function is missing for runs if a start calls it, and not at all if only newer
+// functions call it than those that the ledger has.
+func TestMissing(t *testing.T) {
+	server := remembering(t, nil)
+	owner := connect(t, server, "boss")
+	missing := func(what, want string) {
+		t.Helper()
+		forRuns, others, err := ledger.Missing(t.Context(), asking(owner))
+		if err != nil {
+			t.Fatal(err)
+		}
+		expect(t, what, fmt.Sprint(forRuns, others), want)
+	}
+	missing("a whole ledger", "[] []")
+	run(t, owner, "DROP FUNCTION pglead.prune_runs_1, pglead.missing_1; CREATE FUNCTION pglead.prune_1(interval) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'")
+	missing("what no start calls", "[] [pglead.missing_1 pglead.prune_runs_1]")
+	run(t, owner, "DROP FUNCTION pglead.marker_1")
+	missing("what starts call", "[pglead.marker_1] [pglead.missing_1 pglead.prune_runs_1]")
+	if err := ledger.Install(t.Context(), asking(owner), 0); err != nil {
+		t.Fatal(err)
+	}
+	run(t, owner, "DROP FUNCTION pglead.slots_1")
+	missing("what starts and pauses call", "[pglead.slots_1] []")
+	older := func(functions string) {
+		run(t, owner, `DO $$ DECLARE definition text; BEGIN
+	FOR definition IN SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname IN (`+functions+`) LOOP
+		EXECUTE regexp_replace(definition, 'pglead[.]slots_1[(][^()]*[)]', 'true', 'g');
+	END LOOP;
+END $$`)
+	}
+	older("'start_rest_1'")
+	missing("what only pauses call", "[] [pglead.slots_1]")
+	older("'pause_1', 'resume_1'")
+	missing("what an older ledger does not call", "[] []")
+	run(t, owner, "DROP TABLE pglead.setting")
+	missing("a table", "[pglead.setting] []")
+}
