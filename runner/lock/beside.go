@@ -39,6 +39,8 @@ func (b settling) drawBeside(ctx context.Context) error {
 		}
 		queries = append(queries, b.leaveAndUnmarkQuery()...)
 	}
+	ctx, cancel := untilAnswered(ctx)
+	defer cancel()
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+amongOwnLocks+areOwn)})
 	b.noteLeftAndUnmarked()
 	if err != nil {

@@ -197,6 +197,8 @@ func (b *settlingByLedger) askLedger(ctx context.Context) (string, error) {
 	}
 	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.shared(), b.grant.Token, b.grant.SystemID, proof) +
 		", " + b.s.AsIsSQL()
+	ctx, cancel := untilAnswered(ctx)
+	defer cancel()
 	if b.cfg.Session.Quorum {
 		row, err := b.s.Commit(ctx, start+", pg_catalog.set_config('synchronous_commit', 'on', true)")
 		if err != nil || len(row) == 0 {

@@ -157,12 +157,32 @@ func (b settling) drawAndAnnounce(ctx context.Context) error {
 	if b.cfg.Session.UsesSecondSession() {
 		return b.drawBeside(ctx)
 	}
+	ctx, cancel := untilAnswered(ctx)
+	defer cancel()
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.startQuery(b.grant.Locks)}, b.leaveAndUnmarkQuery()...)})
 	b.noteLeftAndUnmarked()
 	if err != nil {
 		return b.cfg.rejected(err)
 	}
 	return b.noteDrawn(answers[0])
+}
+
+// untilAnswered returns the context for a request that may announce a start, or note it in the
+// ledger. The server carries out such a request even if a signal ends ctx meanwhile. So this process
+// still waits for the answer, and then knows what to end: otherwise the run would seem to be lost.
+// The new context ends lateMost after ctx, since the server may be silent.
+func untilAnswered(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
+	if ctx.Err() != nil { // the request will not be sent
+		return ctx, func() {}
+	}
+	later, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		time.AfterFunc(lateMost, func() { end(context.Cause(ctx)) })
+	})
+	return later, func() {
+		stop()
+		end(nil)
+	}
 }
 
 // describe makes the session's comment say what it holds.

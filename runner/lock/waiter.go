@@ -251,6 +251,8 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	if certain {
 		queries = append(queries, w.startQuery(w.cfg.Claim.Locks, w.place.leaveSQL()...))
 	}
+	ctx, cancel := untilAnswered(ctx)
+	defer cancel()
 	answers, err := w.s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
 		// If the ledger failed, Settle finds out more.

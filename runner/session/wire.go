@@ -126,7 +126,11 @@ func (s *Session) answer(ctx context.Context, ex *exchange) ([]Rows, error) {
 	}
 }
 
+// send sends a request, but not after ctx has ended.
 func (s *Session) send(ctx context.Context, r Request) (*exchange, error) {
+	if ctx.Err() != nil { // select would choose at random
+		return nil, context.Cause(ctx)
+	}
 	select {
 	case s.onWire <- struct{}{}:
 		return s.transmit(r)

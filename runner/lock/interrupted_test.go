@@ -1,0 +1,109 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// interruptedAt starts a contender. Its context ends when a query with these words is on its way to
+// the server, which gets the query when onward returns.
+func interruptedAt(t *testing.T, server *localpg.Server, cfg lock.Config, words string, onward func()) *contender {
+	t.Helper()
+	started, stop := make(chan struct{}), func() {}
+	relayed, err := session.ParseDSN(strings.Replace(newSlowRelay(t, server, func(sql string) string {
+		if strings.Contains(sql, words) {
+			<-started
+			stop()
+			onward()
+		}
+		return sql
+	}), "user="+localpg.Superuser, "user="+cfg.Session.Database.User, 1), "--dsn")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Session.Database = relayed
+	c := contend(t, cfg)
+	stop = c.stop
+	close(started)
+	return c
+}
+
+// TestInterruptedStart: the candidate's context ends when the request that starts the run is under
+// way. The candidate still learns of the start, so its end is noted in the ledger, and those in
+// line hear of it.
+func TestInterruptedStart(t *testing.T) {
+	t.Parallel()
+	const draw, question = "pg_current_xact_id", "pglead.start_rest_1"
+	for name, tt := range map[string]struct {
+		claim  lock.Claim
+		words  string
+		behind bool // a holder, which ends
+		ledger bool
+		want   string
+	}{
+		"the draw":              {exclusive(7), draw, false, true, "nightly stopped f t f"},
+		"the ledger's question": {exclusive(7, 8), question, false, true, "nightly stopped f t f nightly stopped f t f"},
+		"the burst":             {exclusive(7), draw, true, true, "nightly stopped f t f"},
+		"without a ledger":      {exclusive(7), draw, true, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server, dsn := remembering(t, nil)
+			cfg := config(t, dsn, tt.claim)
+			if tt.ledger {
+				cfg = ledgered(cfg)
+			}
+			holder := acquire(t, cfg) // the draw alone starts no first run of a key
+			if !tt.behind {
+				release(t, ended(holder, ledger.OK))
+			}
+			interrupted := interruptedAt(t, server, cfg, tt.words, func() {})
+			var next *contender
+			if tt.behind {
+				inLine(t, server, id(7), 1)
+				next = contend(t, cfg)
+				inLine(t, server, id(7), 2)
+				release(t, ended(holder, ledger.OK))
+			}
+			release(t, interrupted.held(t))
+			if next != nil {
+				release(t, ended(next.held(t), ledger.Stopped))
+				if slices.Contains(next.said(), "delayed") {
+					t.Errorf("the next in line waits: %v", next.said())
+				}
+			}
+			if got := rows(t, server); got != tt.want {
+				t.Errorf("the ledger: %s", got)
+			}
+		})
+	}
+}
+
+// TestInterruptedStartSilent: if the server is silent, the end of the context ends a start long
+// before the lease is over.
+func TestInterruptedStartSilent(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	over := make(chan struct{})
+	finish := sync.OnceFunc(func() { close(over) })
+	c := interruptedAt(t, server, leased(ledgered(config(t, dsn, exclusive(7))), time.Hour), "pg_current_xact_id", func() { <-over })
+	t.Cleanup(finish)
+	select {
+	case <-c.done:
+	case <-time.After(longest):
+		t.Fatal("it waits for the server")
+	}
+	if !errors.Is(c.err, context.Canceled) {
+		t.Errorf("got %v", c.err)
+	}
+}
