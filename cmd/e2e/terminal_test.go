@@ -125,9 +125,17 @@ func TestTerminal(t *testing.T) {
 	})
 	t.Run("ctrl-z, bg and fg", func(t *testing.T) {
 		term := newTerminal(t)
-		term.write("pglead run --key tty3 -- bash -c 'echo st''arted; read x; echo \"go\"t $x'\n")
-		term.expect("started")
+		term.write("pglead run --key tty3 -- bash -c 'echo st''arted $$; read x; echo \"go\"t $x'\n")
+		term.expect("started ")
+		pid := term.expect("\r\n")
 		term.suspend()
+		// A command that has not noticed its stop yet may still read what is typed for the shell.
+		if !eventually(func() bool {
+			stat, err := os.ReadFile("/proc/" + pid + "/stat")
+			return err == nil && strings.Contains(string(stat), ") T ")
+		}) {
+			t.Fatal("the command does not stop")
+		}
 		term.write("fg\n")
 		term.expect("pglead run")
 		term.write("hello\n")
