@@ -200,8 +200,6 @@ func status(err error) (code int, hint string) {
 		lookup *child.LookupError
 		guard  *runner.GuardDiedError
 		proc   *child.NoProcError
-
-		refusal *pgconn.PgError
 	)
 	switch {
 	case errors.As(err, &hinted):
@@ -221,7 +219,7 @@ func status(err error) (code int, hint string) {
 		return exitUnreachable, "to install them: " + localpg.InstallHint()
 	case errors.As(err, &guard), errors.Is(err, child.ErrGuardDied):
 		return exitInternal, "was it killed by hand, by the kernel for want of memory (dmesg), or by a limit on processes (ulimit -u, pids.max)?"
-	case errors.As(err, new(*lock.LedgerError)) && errors.As(err, &refusal) && refusal.Code == session.DiskFull:
+	case errors.As(err, new(*lock.LedgerError)) && session.HasCode(err, session.DiskFull):
 		return exitUnreachable, "free space on the server; --ledger off starts the command without the ledger"
 	case errors.As(err, new(*ledger.FencedError)) && errors.As(err, &sess):
 		return exitConflict, sess.Hint

@@ -22,13 +22,15 @@ import (
 
 // unknownCommand is the error for a word that is no command.
 func unknownCommand(root *cobra.Command, word string) error {
-	root.SuggestionsMinimumDistance = 2
-	names := slices.DeleteFunc(root.SuggestionsFor(word), func(name string) bool { // foo is not who
-		return !strings.HasPrefix(name, word) && nearest(word, []string{name}) == ""
-	})
+	var names []string
+	lower := strings.ToLower(word)
 	for _, cmd := range root.Commands() {
-		if slices.Contains(cmd.SuggestFor, word) { // before words of a similar spelling
+		if slices.Contains(cmd.SuggestFor, lower) { // before words of a similar spelling
 			names = []string{cmd.Name()}
+			break
+		}
+		if strings.HasPrefix(cmd.Name(), lower) || nearest(lower, []string{cmd.Name()}) != "" {
+			names = append(names, cmd.Name())
 		}
 	}
 	return &usageError{err: fmt.Errorf("unknown command %q", word), hint: meaning(strings.Join(names, " or "), "see pglead --help")}

@@ -253,7 +253,7 @@ func (f *lookFlags) withPauses(
 		return locks, err
 	}
 	paused, err := ledger.Pauses(ctx, ask, mostRemembered)
-	if errors.As(err, new(*ledger.LockedError)) || session.Undefined(err) { // the command can still say who has the locks
+	if unreadable(err) {
 		f.warnOnce(err)
 		return locks, nil
 	}
@@ -273,6 +273,11 @@ func (f *lookFlags) withPauses(
 		locks[i].Paused = pauseOf(key, fact.Pause)
 	}
 	return locks, nil
+}
+
+// unreadable says whether the ledger can't be read now. The command can still say who has the locks.
+func unreadable(err error) bool {
+	return errors.As(err, new(*ledger.LockedError)) || session.Undefined(err)
 }
 
 // pausesOf are the pauses of the locks.

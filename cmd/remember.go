@@ -38,7 +38,7 @@ func (o *options) checkLedger(flags *pflag.FlagSet) error {
 	if err != nil {
 		return usagef("--once-per: %w", err)
 	}
-	if zone := unknownZone(); zone != "" && per == 24*time.Hour {
+	if zone := unknownZone(); zone != "" && per == day {
 		return &usageError{
 			err:  fmt.Errorf("the day of %s is unknown, since TZ names no known time zone: %s", sourceOf(flags.Lookup("once-per")), printable(zone)),
 			hint: "TZ=Europe/Berlin names one; rules such as CET-1CEST are not read",

@@ -30,7 +30,7 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 	case err != nil:
 		return unknown(err)
 	case len(forRuns) > 0:
-		return checkup.Failf("pglead ledger install, as the owner of the database, makes what is missing; until then --ledger off goes on without",
+		return checkup.Failf(ledger.Mend+"; until then --ledger off goes on without",
 			"it is not whole: there is no %s", strings.Join(slices.Concat(forRuns, others), ", "))
 	}
 	faults, err := ledger.Faults(ctx, ask)
@@ -41,8 +41,7 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 		return checkup.Failf("what was revoked is to be granted again; until then --ledger off goes on without",
 			"it can't be written: %s", strings.Join(faults, ", "))
 	case len(others) > 0:
-		return checkup.Warningf("pglead ledger install, as the owner of the database, makes what is missing",
-			"it is enough for runs, and not for all else: there is no %s", strings.Join(others, ", "))
+		return checkup.Warningf(ledger.Mend, "it is enough for runs, and not for all else: there is no %s", strings.Join(others, ", "))
 	}
 	return checkup.Okf("granted to role %s", role)
 }

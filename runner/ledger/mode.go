@@ -135,12 +135,13 @@ func Rejected(err error, ledger string) error {
 	err = session.Rejected(err, ledger)
 	var e *session.Error
 	if session.Undefined(err) && errors.As(err, &e) {
-		return session.Errorf(e.Kind, "the ledger is not whole: "+mend, "%w", e)
+		return session.Errorf(e.Kind, "the ledger is not whole: "+Mend+"; until then --ledger off runs without", "%w", e)
 	}
 	return err
 }
 
-const mend = "pglead ledger install, as the owner of the database, makes what is missing; until then --ledger off runs without"
+// Mend says what to do about a ledger that is not whole.
+const Mend = "pglead ledger install, as the owner of the database, makes what is missing"
 
 // Locked returns a *LockedError if err means that, otherwise nil.
 func Locked(err error) error {

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -80,6 +81,10 @@ func UseEmbedded() (*Embedded, error) {
 // JoinEmbedded joins the embedded server if dsn is its connection string, as an outer pglead passes
 // it on, and the server is there. It starts none. The use ends with Close or with the process.
 func JoinEmbedded(dsn string) (e *Embedded, joined bool) {
+	socket, _, _ := strings.Cut(strings.TrimPrefix(dsn, "host="), " ")
+	if _, err := os.Lstat(filepath.Join(socket, ".s.PGSQL.5432")); err != nil {
+		return nil, false // what follows makes directories that are missing
+	}
 	// The path tells the version without a look for programs. Below, the whole string has to match.
 	named := regexp.MustCompile(`^host=/.*(?:embedded-(\d+)/socket|/pglead-\d+-socket-(\d+)) `).FindStringSubmatch(dsn)
 	if named == nil {
