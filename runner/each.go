@@ -94,7 +94,6 @@ func Each(cfg EachConfig) (Tally, error) {
 	for _, lost := range e.lost {
 		lost.Session.Close() // otherwise the session would keep the locks while their loss is reported
 	}
-	cfg.Observer.SayAlive(cfg.LockDelay + cfg.AttemptMost())
 	lock.ReportLostRuns(patience, e.lost...)
 	return e.tally, context.Cause(ctx)
 }

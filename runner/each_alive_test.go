@@ -149,7 +149,7 @@ func TestEachIsAliveAfterLoss(t *testing.T) {
 	if err := <-ended; err == nil {
 		t.Error("the loss is no error")
 	}
-	if least := began.Add(locking.LockDelay); p.alive.Before(least) {
+	if least := began.Add(locking.LockDelay + locking.AttemptMost()); p.alive.Before(least) {
 		t.Errorf("it says that it is not stuck until %v before the end of a lock-delay", least.Sub(p.alive))
 	}
 }

@@ -239,7 +239,6 @@ func (r *run) reportLoss() {
 // untilSignal calls f with a context that ends when a signal asks this process to end. The call may
 // take as long as the lock-delay.
 func (r *run) untilSignal(f func(context.Context)) {
-	r.cfg.Observer.SayAlive(r.cfg.LockDelay + r.cfg.AttemptMost())
 	ctx, listener := interruptible(r.signals)
 	f(ctx)
 	listener.handOver()

@@ -30,9 +30,13 @@ type keptSignal struct {
 func interruptible(signals <-chan os.Signal) (context.Context, *listener) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	stop := make(chan struct{})
-	l := &listener{keeping: make(chan struct{}), close: sync.OnceFunc(func() { close(stop) }), closed: make(chan struct{})}
+	l := newListener(stop)
 	go l.listen(signals, stop, cancel)
 	return ctx, l
+}
+
+func newListener(stop chan struct{}) *listener {
+	return &listener{keeping: make(chan struct{}), close: sync.OnceFunc(func() { close(stop) }), closed: make(chan struct{})}
 }
 
 func (l *listener) listen(signals <-chan os.Signal, stop <-chan struct{}, cancel context.CancelCauseFunc) {

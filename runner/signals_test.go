@@ -57,7 +57,7 @@ func TestListener(t *testing.T) {
 func TestListenerKeeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		signals, stop, goOn := make(chan os.Signal, 64), make(chan struct{}), make(chan struct{})
-		l := &listener{keeping: make(chan struct{}), close: func() { close(stop) }, closed: make(chan struct{})}
+		l := newListener(stop)
 		interrupted, kept := false, false
 		go l.listen(signals, stop, func(error) {
 			<-goOn

@@ -25,6 +25,7 @@ const (
 	killedAt60 = "\n1m0s level=INFO msg=\"command killed\" event=killed ran=1m0s processes="
 	killLine   = ` level=ERROR msg="the command did not end after SIGTERM; killing it and all that it started" event=killed`
 	lossLine   = ` level=INFO msg="lock lost, killing the command" event=lost reason="the server does not answer"`
+	lostAt1    = "\n1s told of the loss\n1s" + lossLine + "\n1s hook: the server does not answer"
 )
 
 // lost is the text of a *LostError.
@@ -257,25 +258,16 @@ func TestGuardAndLoss(t *testing.T) {
 		},
 		"the guard sees it too": {
 			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.SocketClosed, Killed: 1})}},
-			want: expectation{err: isLost + lost(silence, "was killed"), transcript: `
-1s told of the loss
-1s` + lossLine + `
-1s hook: the server does not answer` + killedAt60 + "1"},
+			want:      expectation{err: isLost + lost(silence, "was killed"), transcript: lostAt1 + killedAt60 + "1"},
 		},
 		"the command ends by itself after the loss": {
 			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Status: exitStatus(2)})}},
-			want: expectation{err: isLost + lost(silence, "had just ended: exit status 2"), transcript: `
-1s told of the loss
-1s` + lossLine + `
-1s hook: the server does not answer` + killedAt60 + "0"},
+			want:      expectation{err: isLost + lost(silence, "had just ended: exit status 2"), transcript: lostAt1 + killedAt60 + "0"},
 		},
 		"the command ends on the SIGTERM of the loss": {
 			prepare:   func(s *scene) { s.cfg.LostGrace = 2 * sec },
 			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{})}},
-			want: expectation{err: isLost + lost(silence, "ended, by itself or on the SIGTERM of --lost-grace: exit status 0"), transcript: `
-1s told of the loss
-1s` + lossLine + `
-1s hook: the server does not answer` + killedAt60 + "0"},
+			want:      expectation{err: isLost + lost(silence, "ended, by itself or on the SIGTERM of --lost-grace: exit status 0"), transcript: lostAt1 + killedAt60 + "0"},
 		},
 		"the guard is killed": {
 			incidents: []incident{{1 * sec, sends(unix.SIGTERM)}, {60 * sec, exits(child.Result{Ending: child.GuardDied, Killed: 3})}},
@@ -287,10 +279,7 @@ func TestGuardAndLoss(t *testing.T) {
 		},
 		"the guard is killed after the loss": {
 			incidents: []incident{{1 * sec, loses(errCut)}, {60 * sec, exits(child.Result{Ending: child.GuardDied, Killed: 1})}},
-			want: expectation{err: isLost + lost(silence, "was killed when its guard process died"), transcript: `
-1s told of the loss
-1s` + lossLine + `
-1s hook: the server does not answer` + killedAt60 + "1"},
+			want:      expectation{err: isLost + lost(silence, "was killed when its guard process died"), transcript: lostAt1 + killedAt60 + "1"},
 		},
 		"the guard does not do in time what a timeout asks of it": {
 			prepare:   func(s *scene) { s.cfg.Timeout, s.cfg.KillAfterTimeout = 5*sec, 10*sec },
@@ -308,10 +297,7 @@ func TestGuardAndLoss(t *testing.T) {
 			want: expectation{
 				err: isLost + lost(silence, "was killed with all that it had started, 0 processes; "+
 					"for that its guard process, which did not do so in time, was killed, too"),
-				transcript: `
-1s told of the loss
-1s` + lossLine + `
-1s hook: the server does not answer` + killedAt60 + "0",
+				transcript: lostAt1 + killedAt60 + "0",
 			},
 		},
 	}.run(t)

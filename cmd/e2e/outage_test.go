@@ -134,7 +134,7 @@ func TestSilentServer(t *testing.T) {
 	t.Parallel() // it waits for half a minute
 	racesNothing(t)
 	p := newProxy(t, time.Hour)
-	p.questions = 1 // that of the login
+	p.questions.Store(1) // that of the login
 	looks := map[string]candidate{}
 	for _, args := range []string{
 		"check k --within 1d", "who k", "ls", "history", "history k", "stepdown k", "pause k", "resume k", "pause k*",

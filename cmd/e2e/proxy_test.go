@@ -28,7 +28,7 @@ type proxy struct {
 	// cut off are the clients: nothing of theirs arrives, and nothing ends.
 	cut atomic.Bool
 	// questions, if not 0, is how many questions of a client arrive; then it is cut off.
-	questions int
+	questions atomic.Int32
 }
 
 func newProxy(t *testing.T, idle time.Duration) *proxy {
@@ -61,12 +61,12 @@ func (p *proxy) pass(client net.Conn) {
 	idle := time.AfterFunc(p.idle, func() { _ = server.Close() })
 	copyTo := func(to, from net.Conn) {
 		buf := make([]byte, 64<<10)
-		for asked := 0; ; {
+		for asked := int32(0); ; {
 			n, err := from.Read(buf)
 			if from == client && n > 0 && buf[0] == 'Q' {
 				asked++
 			}
-			if p.cut.Load() || p.questions > 0 && asked > p.questions { // the packet is lost
+			if q := p.questions.Load(); p.cut.Load() || q > 0 && asked > q { // the packet is lost
 				return
 			}
 			idle.Reset(p.idle)

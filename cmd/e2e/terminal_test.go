@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -127,13 +128,13 @@ func TestTerminal(t *testing.T) {
 		term := newTerminal(t)
 		term.write("pglead run --key tty3 -- bash -c 'echo st''arted $$; read x; echo \"go\"t $x'\n")
 		term.expect("started ")
-		pid := term.expect("\r\n")
+		pid, err := strconv.Atoi(term.expect("\r\n"))
+		if err != nil {
+			t.Fatal(err)
+		}
 		term.suspend()
 		// A command that has not noticed its stop yet may still read what is typed for the shell.
-		if !eventually(func() bool {
-			stat, err := os.ReadFile("/proc/" + pid + "/stat")
-			return err == nil && strings.Contains(string(stat), ") T ")
-		}) {
+		if !eventually(func() bool { return stopped(pid) }) {
 			t.Fatal("the command does not stop")
 		}
 		term.write("fg\n")

@@ -57,9 +57,14 @@ func outlives(t *testing.T, cmd *exec.Cmd, pipe string) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	writer, err := os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
+	var writer *os.File
+	var err error
+	if !eventually(func() bool { // the reader may not have opened it yet
+		writer, err = os.OpenFile(pipe, os.O_WRONLY|syscall.O_NONBLOCK, 0)
+		return err == nil
+	}) {
 		t.Error("nobody reads: ", err)
+		_ = cmd.Process.Kill()
 	}
 	_ = writer.Close() // the reader's end
 	_ = cmd.Wait()
@@ -103,7 +108,7 @@ func TestUnkillableUnseen(t *testing.T) {
 	suid, pipe := becomesRoot(t, dir), namedPipe(t)
 	cmd := exec.Command("unshare", "--mount", "--pid", "--fork", "sh", "-c", `mount -t proc -o hidepid=invisible proc /proc && "$@"; exit`, "sh",
 		"setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
-		filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "unseen", "--lock-delay", "0", "--timeout", "0.5s", "--kill-after", "0.1s", "--", "sh", "-c",
+		filepath.Join(testbed.dir, "pglead"), "run", "--dsn", dsn, "--key", "unseen", "--lock-delay", "0", "--timeout", "3s", "--kill-after", "0.1s", "--", "sh", "-c",
 		suid+` --reuid 0 --regid 0 --clear-groups cat `+pipe+` & trap "" TERM; while :; do sleep 0.05; done`)
 	cmd.Env, cmd.Dir = []string{"PATH=" + os.Getenv("PATH")}, dir
 	var said lockedBuffer
@@ -118,7 +123,7 @@ func TestUnkillableUnseen(t *testing.T) {
 	if code := cmd.ProcessState.ExitCode(); code != 124 {
 		t.Errorf("status %d, want 124", code)
 	}
-	says(t, said.String(), `pglead: unseen: the command ran for all of the 500ms that --timeout allows; sending SIGTERM\n`+
+	says(t, said.String(), `pglead: unseen: the command ran for all of the 3s that --timeout allows; sending SIGTERM\n`+
 		`pglead: unseen: the command did not end after SIGTERM; killing it and all that it started\n`+
 		`pglead: unseen: these processes can't be killed, and the lock stays held while they live: one that /proc hides \(\d+\)\n`)
 }
@@ -213,7 +218,10 @@ exec ` + suid + ` --reuid 0 --regid 0 --clear-groups sh -c 'echo $$; exec sleep 
 				t.Fatalf("the locks are not held: %s", &said)
 			}
 			var guards []int
-			if !eventually(func() bool { guards = guardsOf(cmd.Process.Pid); return len(guards) == 2 }) {
+			if !eventually(func() bool {
+				guards = guardsOf(cmd.Process.Pid)
+				return len(guards) == 2 && len(children(guards[0])) > 0 && len(children(guards[1])) > 0
+			}) {
 				t.Fatalf("the guards: %v", guards)
 			}
 			if tt.stopped {

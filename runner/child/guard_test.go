@@ -51,7 +51,7 @@ func TestSocket(t *testing.T) {
 }
 
 // TestSharedSocket: a guard that shares its socket with others leaves the connection as it is when
-// the deadline has passed, whether or not this process is still there. One that doesn't ends it.
+// the deadline has passed. One that doesn't ends it.
 func TestSharedSocket(t *testing.T) {
 	for name, shares := range map[string]bool{"alone": false, "shared": true} {
 		t.Run(name, func(t *testing.T) {

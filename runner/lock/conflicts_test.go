@@ -16,6 +16,17 @@ func bid(t *testing.T, cfg lock.Config) *lock.Bid {
 	return lock.NewBid(open(t, cfg), cfg, false)
 }
 
+// openOnly opens a session without a heartbeat.
+func openOnly(t *testing.T, cfg lock.Config) *session.Session {
+	t.Helper()
+	s, err := session.Open(t.Context(), cfg.Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
 func open(t *testing.T, cfg lock.Config) *session.Session {
 	t.Helper()
 	s, err := lock.NewCandidate(cfg).Open(t.Context(), func(*session.Session) error { return nil })

@@ -49,10 +49,10 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 
 // ReportEndAfterLoss is for a session that was lost after the command's end. On a new session it
 // notes that end in the ledger, so that a success counts, and tells the waiters that the command is
-// dead. Without a ledger it takes no longer than lateMost, since nothing else keeps this process
-// from its end.
+// dead. If no ledger needs the end any more, it takes no longer than lateMost, since nothing else
+// keeps this process from its own end.
 func (h *Held) ReportEndAfterLoss(ctx context.Context) {
-	if !h.recorded {
+	if !h.owesEnd() {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
 		defer cancel()
@@ -85,18 +85,19 @@ func (h *Held) isHeard() bool {
 // reportAfterLoss opens a new session, on which it notes the ends in the ledger, if the ledger has
 // the runs, and announces the deaths, if tellWaiters says so.
 func reportAfterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
-	var recorded *Held // a run that is in the ledger, or nil
-	if i := slices.IndexFunc(lost, func(h *Held) bool { return h.recorded }); i >= 0 {
-		recorded = lost[i]
+	var owing *Held // a run whose end the ledger still needs, or nil
+	if i := slices.IndexFunc(lost, (*Held).owesEnd); i >= 0 {
+		owing = lost[i]
 	}
-	if !tellWaiters && recorded == nil {
+	if !tellWaiters && owing == nil {
 		return
 	}
 	cfg := lost[0].cfg
+	cfg.Observer.SayAlive(cfg.LockDelay + cfg.AttemptMost())
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0)))
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
-		err := reportOnce(ctx, tellWaiters, recorded, lost)
+		err := reportOnce(ctx, tellWaiters, owing, lost)
 		if err == nil {
 			cfg.Observer.away(nil)
 			return
@@ -119,11 +120,11 @@ func reportAfterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 // waiters can look up its role.
 const stayAfterDeath = time.Second
 
-func reportOnce(ctx context.Context, tellWaiters bool, recorded *Held, lost []*Held) error {
+func reportOnce(ctx context.Context, tellWaiters bool, owing *Held, lost []*Held) error {
 	cfg := lost[0].cfg.session()
 	cfg.Quorum = false
-	if recorded != nil {
-		cfg.LoginQuestion = recorded.cfg.Ledger.QuestionSQL(cfg.Transaction)
+	if owing != nil {
+		cfg.LoginQuestion = owing.cfg.Ledger.QuestionSQL(cfg.Transaction)
 	}
 	s, err := session.Open(ctx, cfg)
 	if err != nil {
@@ -144,7 +145,7 @@ func reportOnce(ctx context.Context, tellWaiters bool, recorded *Held, lost []*H
 	if len(queries) == 0 {
 		return nil
 	}
-	if _, err := s.Query(ctx, queries...); err != nil && (recorded == nil || !recorded.forgives(err)) {
+	if _, err := s.Query(ctx, queries...); err != nil && (owing == nil || !owing.forgives(err)) {
 		return lost[0].cfg.rejected(err)
 	}
 	if tellWaiters {

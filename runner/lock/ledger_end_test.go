@@ -1,74 +1,86 @@
 package lock_test
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock"
 )
 
-// TestLedgerEndShortLease: a holder that notes its command's end, and keeps the lock for a while,
-// does not lose it because the ledger waits for its tables for longer than a short lease allows.
-func TestLedgerEndShortLease(t *testing.T) {
+// TestLedgerEnd: a holder notes its command's end while the owner has the ledger's rows locked, and
+// keeps the lock. The release notes the rest, and warns only of a run that the ledger has forgotten.
+func TestLedgerEnd(t *testing.T) {
 	t.Parallel()
-	server, dsn := remembering(t, nil)
-	holder := contend(t, leased(ledgered(config(t, dsn, exclusive(7))), 4*time.Second))
-	held := ended(holder.held(t), ledger.OK)
-	owner := plain(t, as(t, server, "boss"), "BEGIN; LOCK TABLE pglead.lock")
-	<-held.NoteEnd(t.Context())
-	if err := held.Err(); err != nil {
-		t.Errorf("lost: %v", err)
-	}
-	run(t, owner, "ROLLBACK")
-	release(t, held)
-	if got := rows(t, server); got != "nightly ok f t f" {
-		t.Errorf("the row: %s", got)
-	}
-	if slices.Contains(holder.said(), "ledger") {
-		t.Errorf("it warns: %v", holder.said())
+	for name, tt := range map[string]struct {
+		claim     lock.Claim
+		lease     time.Duration
+		forgotten string // the lock whose run the ledger forgets, or none
+		locks     string // what the owner does meanwhile
+		meanwhile string // the rows then, unless they can't be read
+		want      string
+		warnings  int
+	}{
+		// NoteEnd does not wait for longer than a short lease allows.
+		"short lease": {
+			claim: exclusive(7), lease: 4 * time.Second, locks: "LOCK TABLE pglead.lock", want: "nightly ok f t f",
+		},
+		// It can note the end for only one of two locks, and says nothing of that.
+		"in part": {
+			claim: exclusive(7, 8), lease: 4 * lease, locks: "SELECT FROM pglead.lock WHERE number = 8 FOR UPDATE",
+			meanwhile: "nightly ok f t f nightly  t t f", want: "nightly ok f t f nightly ok f t f",
+		},
+		// It learns that the run of one lock is forgotten, and then can't note the end for the other.
+		"forgotten": {
+			claim: exclusive(7, 8), lease: 4 * lease, locks: "SELECT FROM pglead.lock WHERE number = 8 FOR UPDATE",
+			forgotten: "7", meanwhile: "nightly  t t f", want: "nightly ok f t f", warnings: 1,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server, dsn := remembering(t, nil)
+			holder := contend(t, leased(ledgered(config(t, dsn, tt.claim)), tt.lease))
+			held := ended(holder.held(t), ledger.OK)
+			if tt.forgotten != "" {
+				query(t, server, "DELETE FROM pglead.lock WHERE number = "+tt.forgotten)
+			}
+			owner := plain(t, as(t, server, "boss"), "BEGIN; "+tt.locks)
+			<-held.NoteEnd(t.Context())
+			if err := held.Err(); err != nil {
+				t.Errorf("lost: %v", err)
+			}
+			if tt.meanwhile != "" {
+				if got := rows(t, server); got != tt.meanwhile {
+					t.Errorf("the rows, while they are locked: %s", got)
+				}
+			}
+			run(t, owner, "ROLLBACK")
+			release(t, held)
+			if got := rows(t, server); got != tt.want {
+				t.Errorf("the rows: %s", got)
+			}
+			if n := strings.Count(strings.Join(holder.said(), " "), "ledger"); n != tt.warnings {
+				t.Errorf("it warns %d times: %v", n, holder.said())
+			}
+		})
 	}
 }
 
-// TestLedgerEndInPart: NoteEnd can note the end for only one of two locks, and says nothing of
-// that. The release notes it for the other lock, and does not say that the ledger has no such run.
-func TestLedgerEndInPart(t *testing.T) {
+// TestLedgerEndNoted: a reader whose end the ledger has, and which then loses its session, needs
+// nothing more of the server, and warns of nothing.
+func TestLedgerEndNoted(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, nil)
-	holder := contend(t, leased(ledgered(config(t, dsn, exclusive(7, 8))), 4*lease))
+	holder := contend(t, leased(ledgered(config(t, dsn, shared(7))), 4*lease))
 	held := ended(holder.held(t), ledger.OK)
-	owner := plain(t, as(t, server, "boss"), "BEGIN; SELECT FROM pglead.lock WHERE number = 8 FOR UPDATE")
 	<-held.NoteEnd(t.Context())
-	if got := rows(t, server); got != "nightly ok f t f nightly  t t f" {
-		t.Errorf("the rows, while one is locked: %s", got)
+	if err := server.Stop(2); err != nil { // SIGINT
+		t.Fatal(err)
 	}
-	run(t, owner, "ROLLBACK")
-	release(t, held)
-	if got := rows(t, server); got != "nightly ok f t f nightly ok f t f" {
-		t.Errorf("the rows: %s", got)
-	}
-	if slices.Contains(holder.said(), "ledger") {
-		t.Errorf("it warns: %v", holder.said())
-	}
-}
-
-// TestLedgerEndForgotten: NoteEnd learns that the ledger has forgotten the run of one lock, and then
-// can't note the end for the other. The release warns of the first, once.
-func TestLedgerEndForgotten(t *testing.T) {
-	t.Parallel()
-	server, dsn := remembering(t, nil)
-	holder := contend(t, leased(ledgered(config(t, dsn, exclusive(7, 8))), 4*lease))
-	held := ended(holder.held(t), ledger.OK)
-	query(t, server, "DELETE FROM pglead.lock WHERE number = 7")
-	owner := plain(t, as(t, server, "boss"), "BEGIN; SELECT FROM pglead.lock WHERE number = 8 FOR UPDATE")
-	<-held.NoteEnd(t.Context())
-	run(t, owner, "ROLLBACK")
-	release(t, held)
-	if got := rows(t, server); got != "nightly ok f t f" {
-		t.Errorf("the rows: %s", got)
-	}
-	if n := strings.Count(strings.Join(holder.said(), " "), "ledger"); n != 1 {
-		t.Errorf("it warns %d times: %v", n, holder.said())
+	<-held.Lost()
+	held.ReportEndAfterLoss(t.Context())
+	if said := strings.Join(holder.said(), " "); strings.Contains(said, "ledger") || strings.Contains(said, "away") {
+		t.Errorf("it says %s", said)
 	}
 }

@@ -126,10 +126,13 @@ func (h *Held) notes(rows session.Rows) bool {
 
 var errNoRun = errors.New("the ledger has no such run of this role under way")
 
+// owesEnd says whether the ledger has the run, and was not yet told the end for all of its locks.
+func (h *Held) owesEnd() bool { return h.recorded && h.noted < len(h.Locks) }
+
 // forgives says whether the server has rejected a query about the end of a run that the ledger has.
 // It then warns that the ledger was probably not told. The locks are released in any case.
 func (h *Held) forgives(err error) bool {
-	if !h.recorded || h.noted == len(h.Locks) || answeredError(err) == nil {
+	if !h.owesEnd() || answeredError(err) == nil {
 		return false
 	}
 	h.unnoted(ledger.Rejected(err, "the ledger"))

@@ -7,7 +7,6 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // TestListenToList: a session hears the ends of its list's items from another session, but neither
@@ -16,16 +15,7 @@ func TestListenToList(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), lock.Claim{})
-	var sessions [2]*session.Session
-	for i := range sessions {
-		s, err := session.Open(t.Context(), cfg.Session)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
-		sessions[i] = s
-	}
-	hearer, other := sessions[0], sessions[1]
+	hearer, other := openOnly(t, cfg), openOnly(t, cfg)
 	list, item := lockkey.ID{Number: 1}, lockkey.ID{Number: -7}
 	var heard []string // by the session's reader, before each answer
 	if err := lock.ListenToList(t.Context(), hearer, list, func(item lockkey.ID, well bool) {

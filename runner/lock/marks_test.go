@@ -15,7 +15,6 @@ import (
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/session"
 )
 
 // inLineSQL is a condition for the locks by which sessions stand in a lock's line: tickets
@@ -278,11 +277,7 @@ func listens(t *testing.T, cfg lock.Config) (bid *lock.Bid, bidAgain func() *loc
 	t.Helper()
 	log = &contender{}
 	cfg.Log = slog.New(log)
-	s, err := session.Open(t.Context(), cfg.Session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
+	s := openOnly(t, cfg)
 	bid = lock.NewBid(s, cfg, false)
 	if err := bid.Listen(t.Context()); err != nil {
 		t.Fatal(err)

@@ -67,10 +67,11 @@ func (w *waiter) report(ctx context.Context) error {
 	}
 	w.told = time.Now()
 	views, err := inspect.Views(ctx, w.s, w.cfg.Claim.Sought())
-	if err != nil {
+	if err == nil {
+		o.Waiting(w.s.BackendPID(), views)
+	} else if answeredError(err) == nil { // no wait ends because others can't be described
 		return err
 	}
-	o.Waiting(w.s.BackendPID(), views)
 	return nil
 }
 

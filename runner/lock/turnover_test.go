@@ -19,11 +19,7 @@ func TestTurnover(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), lock.Claim{})
-	s, err := session.Open(t.Context(), cfg.Session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openOnly(t, cfg)
 	bid := func(number int64) *lock.Bid {
 		of := cfg
 		of.Claim = exclusive(number)
@@ -52,11 +48,7 @@ func TestTurnover(t *testing.T) {
 		return h
 	}
 	foreign := plain(t, server.DSN("postgres"), "SELECT pg_advisory_lock(13)")
-	hearer, err := session.Open(t.Context(), cfg.Session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer hearer.Close()
+	hearer := openOnly(t, cfg)
 	var said []string // by the session's reader, before each answer
 	for _, channel := range []string{"list", "pglead.1.11", "pglead.1.12", "pglead.1.13"} {
 		hearer.OnNotify(channel, func(_ uint32, payload string) { said = append(said, channel+": "+payload) })
@@ -114,11 +106,7 @@ func TestJoins(t *testing.T) {
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), exclusive(11))
 	cfg.OfList = true
-	s, err := session.Open(t.Context(), cfg.Session)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openOnly(t, cfg)
 	for name, change := range map[string]func(*lock.Config){
 		"alone":       func(c *lock.Config) { c.OfList = false },
 		"shared":      func(c *lock.Config) { c.Claim.Locks = []advisory.Lock{{ID: id(11), Shared: true}} },
@@ -173,11 +161,7 @@ func TestUnheardEnd(t *testing.T) {
 	t.Run("list", func(t *testing.T) {
 		cfg, c := config(t, dsn, exclusive(11)), &contender{}
 		cfg.OfList, cfg.Log = true, slog.New(c)
-		s, err := session.Open(t.Context(), cfg.Session)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
+		s := openOnly(t, cfg)
 		b := lock.NewBid(s, cfg, false)
 		if err := (lock.Turnover{Next: []*lock.Bid{b}}).Do(t.Context(), s); err != nil {
 			t.Fatal(err)

@@ -2,6 +2,7 @@ package session
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"net"
 	"slices"
@@ -106,5 +107,17 @@ func TestCommitIsUnderstood(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestSentInTime: a request is not sent once its context has ended.
+func TestSentInTime(t *testing.T) {
+	s := answered(t, time.Hour, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 { // a choice at random would send every other one
+		if _, err := s.send(ctx, Request{SQL: []string{"SELECT 1"}}); !errors.Is(err, context.Canceled) {
+			t.Fatalf("sent: %v", err)
+		}
 	}
 }
