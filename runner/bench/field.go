@@ -49,6 +49,11 @@ func (f *field) addPglead(name, against string, env []string, args ...string) []
 	return list
 }
 
+// addEvicted adds a pglead that was read from the disk page by page.
+func (f *field) addEvicted(env []string, args ...string) *contender {
+	return f.add("… read from the disk page by page", "C and libpq", slices.Concat(env, numbered()), append([]string{f.b.evicted, "run", "--key", key}, args...)...)
+}
+
 // addRefused adds a pglead whose lock is held elsewhere.
 func (f *field) addRefused(name, against string, env []string, flags ...string) {
 	for _, c := range f.addPglead(name, against, env, slices.Concat(flags, []string{"--wait", "0", "--", "true"})...) {

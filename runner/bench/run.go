@@ -25,6 +25,9 @@ func (b *bench) uncontended() error {
 		floor := "C and libpq" + way.name
 		f.add(floor, "", way.env, "floor", "try", key, "true")
 		f.addPglead(way.name, floor, way.env, "--", "true")
+		if way.name == "" {
+			f.addEvicted(way.env, "--", "true")
+		}
 		f.add("`psql -c lock -c '\\! true'`"+way.name, floor, way.env, "psql", "-X", "-q", "-c", "select pg_try_advisory_lock("+key+")", "-c", `\! true`)
 	}
 	f.add("`psql -c 'select pg_try_advisory_lock(1)'`", "C and libpq", b.unix, "psql", "-X", "-q", "-c", "select pg_try_advisory_lock("+key+")")
@@ -63,6 +66,8 @@ func (b *bench) refused() error {
 	f := &field{b: b}
 	f.add("C and libpq", "", b.unix, "floor", "try", key, "true").status = 75
 	f.addRefused("", "C and libpq", b.unix)
+	evicted := f.addEvicted(b.unix, "--wait", "0", "--", "true")
+	evicted.status, evicted.of.quiet = 75, true
 	f.addRefused(" -q", "C and libpq", b.unix, "-q")
 	f.add("`psql -c 'select pg_try_advisory_lock(1)'`", "C and libpq", b.unix, "psql", "-X", "-q", "-c", "select pg_try_advisory_lock("+key+")")
 	held, err := os.Create(filepath.Join(b.dir, "lockfile"))

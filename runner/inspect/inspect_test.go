@@ -14,11 +14,12 @@ import (
 // FuzzViews: whatever a server says of its locks, the result is a view that can be shown, or an
 // error.
 func FuzzViews(f *testing.F) {
-	f.Add("1", "2", "3", "ShareLock", "4.5", "role", "pglead:k@h", "/*pglead slots='1000',key='k',since='9999-12-31T23:59:59Z',lease='1ns'*/", "1700000000.5", "1600000000")
-	f.Add("-1", "99999999999", "x", "", "NaN", "\x1b[2J", "@", "/*pglead lease='1ns'", "1e300", "-1e300")
+	f.Add("1", "2", "3", "ShareLock", "2026-11-26 10:40:34.5+00", "role", "pglead:k@h", "/*pglead slots='1000',key='k',since='9999-12-31T23:59:59Z',lease='1ns'*/",
+		"2026-11-26 16:10:35.5+05:30", "0001-01-01 00:00:00-00:00:01")
+	f.Add("-1", "99999999999", "x", "", "infinity", "\x1b[2J", "@", "/*pglead lease='1ns'", "294276-12-31 00:00:00+00", "4713-01-01 00:00:00+00 BC")
 	f.Fuzz(func(t *testing.T, class, obj, pid, mode, waiting, role, application, query, now, answered string) {
-		row := []string{"db", class, obj, "1", mode, "t", pid, waiting, role, "", application, query, "f", now, "idle", answered}
-		views, err := parseViews([][]string{row, row[:15]}, Sought{})
+		row := []string{"db", class, obj, "1", mode, "t", pid, waiting, role, "", application, query, "f", now, "idle", answered, "ISO, MDY"}
+		views, err := parseViews([][]string{row, row[:16]}, Sought{})
 		if err == nil {
 			t.Errorf("a row without its last column is %+v", views)
 		}

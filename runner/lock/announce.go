@@ -68,6 +68,15 @@ func (c Claim) audienceQuery(locks []advisory.Lock) string {
 		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, advisory.InLinesOf(lines...), advisory.Among(ids))
 }
 
+// audienceRowsSQL are two SQL conditions, by which a session that doesn't stand in line itself asks
+// for the same: the row of a lock is about another session in line, and that session listens.
+func (c Claim) audienceRowsSQL(locks []advisory.Lock) (among, listens string) {
+	lines, ids := c.audience(locks)
+	const others = "pid <> pg_catalog.pg_backend_pid()"
+	return fmt.Sprintf("%s AND (%s OR NOT granted AND %s)", others, advisory.InLinesOf(lines...), advisory.Among(ids)),
+		fmt.Sprintf("(%s AND (%s OR NOT granted))", others, advisory.IsMark)
+}
+
 // audience says where the sessions wait that want to hear of these locks: in the lines of the locks
 // lines or, if they are older versions, in the server's own queue for the locks queues.
 func (c Claim) audience(locks []advisory.Lock) (lines, queues []lockkey.ID) {

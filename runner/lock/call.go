@@ -26,7 +26,7 @@ func (w *waiter) whoFollows() succession {
 	s := succession{line: w.nextLine()}
 	switch {
 	case w.usesLedger() || w.cfg.Claim.shared() || len(w.grant.Locks) != 1:
-	case w.grant.dormant > 0:
+	case w.grant.dormant:
 		s.who = crowd.SomeDormant
 	case w.candidate.past.has(crowded):
 		s.who = crowd.SomeAbsent

@@ -28,7 +28,7 @@ type grant struct {
 	// SystemID names the cluster that the token belongs to.
 	SystemID string
 	recorded bool // in the ledger
-	dormant  int  // how many in line were dormant
+	dormant  bool // somebody in line was dormant
 	listened bool // somebody in line listened
 }
 
@@ -50,12 +50,27 @@ func (g *grant) mayAnnounceEnd() bool { return g.drawn() && g.startsAtOnce() }
 func (g *grant) undraw() { g.Token, g.SystemID, g.recorded = 0, "", false }
 
 // endQueries are the queries that announce, for each lock, that its command is dead, and the
-// query that gives all locks back. prefers is the host that should hold them next, or empty.
-func (g *grant) endQueries(prefers string) (words []string, unlock string) {
+// query that gives all locks back. prefers is the host that should hold them next, or empty. The
+// queries are the faster if expects is right, which says that somebody listens.
+func (g *grant) endQueries(prefers string, expects bool) (words []string, unlock string) {
 	for _, l := range g.Locks {
-		words = append(words, g.wordQuery(l, g.cfg.Claim.listenersSQL(g.Locks), prefers))
+		listeners := g.cfg.Claim.listenersSQL(g.Locks)
+		word := g.wordQuery(l, listeners, prefers)
+		if !expects && !g.cfg.OfList {
+			word = onlyForAnySQL(listeners, word)
+		}
+		words = append(words, word)
 	}
 	return words, "SELECT " + advisory.UnlockAllSQL(g.Locks)
+}
+
+// onlyForAnySQL is a query that carries out another one if any session fulfils the SQL condition
+// listeners. The other query is a text for query_to_xml, so that the server reads it only then: a
+// new backend takes 0.2 ms less if nobody listens, and as much more if somebody does (medians of 300
+// logins in turns). Most of that is for the order of the listeners.
+func onlyForAnySQL(listeners, query string) string {
+	return fmt.Sprintf("SELECT pg_catalog.query_to_xml('%s', false, true, '') FROM pg_catalog.pg_lock_status() WHERE %s LIMIT 1",
+		strings.ReplaceAll(query, "'", "''"), listeners)
 }
 
 // rehearsalQuery is a query that announces the end of a tenure, but finds no listener. A session's

@@ -107,7 +107,8 @@ func (h *Held) Close() {
 // releaseParts is endQueries, preceded by queries that note the end in the ledger and wait for
 // arriving waiters. With a quorum separate commits note the end (noteEnds), and no waiter arrives.
 func (h *Held) releaseParts(end ledger.End) (queries []string, unlock string) {
-	words, unlock := h.endQueries(h.prefers)
+	// A session that has beaten has rehearsed what it says. Then it matters little who listens.
+	words, unlock := h.endQueries(h.prefers, h.listened || time.Since(h.since) > crowd.FirstBeat)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if h.showsEnd && !h.cfg.Claim.shared() {
 		words = append([]string{h.showEndQuery()}, words...)

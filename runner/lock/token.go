@@ -26,13 +26,13 @@ const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 // The columns of a row of startQuery that noteDrawn reads. Others follow, and lockColumns are the
 // last.
 const (
-	drawnToken   = iota
-	drawnSystem  // the cluster that the token belongs to
-	_            // set_config
-	_            // pg_logical_emit_message
-	drawnStarted // the ledger's word, or NULL
-	drawnDormant // the number of dormant waiters, or NULL
-	drawnListens // somebody listens, or NULL
+	drawnToken   = iota // NULL in a row that is about a lock of another session
+	drawnSystem         // the cluster that the token belongs to
+	_                   // set_config
+	_                   // pg_logical_emit_message
+	drawnStarted        // the ledger's word, or NULL
+	drawnDormant        // how many are dormant, or NULL
+	drawnListens        // somebody listens or, in another session's row, that session does
 )
 
 // These end a query, after its own columns. The last three columns name a lock, and the rows are
@@ -56,7 +56,7 @@ func isListed(l advisory.Lock, row []string) bool {
 //
 //	draws the token                   once
 //	starts the run in the ledger      once, if no start that was heard can be in its way
-//	asks who listens, who is dormant  once; not for a list
+//	asks who listens, who is dormant  not for a list
 //	shows the token in the session's  for later looks
 //	name
 //	evaluates further columns         for example to leave the line; once for each lock
@@ -77,53 +77,83 @@ func (b *Bid) startQuery(locks []advisory.Lock, columns ...string) string {
 
 // startQueryOf is startQuery for a bid whose start in the ledger is the SQL expression started, or
 // NULL.
+//
+// It asks for those in line in one of two ways. A bid that has waited asks for their numbers, since
+// they may be many. Otherwise there are mostly none, and the bid asks for a row for each: a new
+// backend takes 0.25 ms less for that than for the aggregates (medians of 300 logins in turns).
 func (cfg *Config) startQueryOf(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
-	dormant, listens, from := "NULL", "NULL", amongOwnLocks
-	if !cfg.OfList {
+	const isOwn = "pid = pg_catalog.pg_backend_pid()"
+	once := []string{
+		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
+		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started,
+	}
+	more := columns
+	if cfg.showsToken() {
+		more = append([]string{cfg.showSQL(tokenSQL, "")}, more...)
+	}
+	own := "granted AND " + isOwn
+	if inLine || cfg.OfList { // the session has other locks, such as a ticket
+		own += " AND " + advisory.Among(idsOf(locks))
+	}
+	dormant, listens, from, rows := "NULL", "NULL", amongOwnLocks, own
+	switch {
+	case cfg.OfList:
+	case inLine:
 		dormant, listens = "audience.dormant", "audience.listens"
 		from += ", (" + cfg.Claim.audienceQuery(locks) + ") AS audience"
+	default:
+		var others string
+		others, listens = cfg.Claim.audienceRowsSQL(locks)
+		rows = fmt.Sprintf("(%s OR %s)", own, others)
+		once, more = onlyIf(own, once), onlyIf(own, more)
 	}
-	all := []string{
-		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
-		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started, dormant, listens,
-	}
-	if cfg.showsToken() {
-		all = append(all, cfg.showSQL(tokenSQL, ""))
-	}
-	all = append(all, columns...)
+	all := slices.Concat(once, []string{dormant, listens}, more)
 	for _, l := range locks {
-		all = append(all, cfg.announceStartSQL(l))
+		condition := listens
+		if cfg.OfList {
+			condition = advisory.Among(idsOf([]advisory.Lock{l})) // only in this lock's row
+		}
+		all = append(all, onlyIf(condition, []string{notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))})...)
 	}
-	sql := "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areOwn
-	if inLine || cfg.OfList { // the session has other locks, such as a ticket
-		sql += " AND " + advisory.Among(idsOf(locks))
-	}
-	return sql
+	return "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + "\nWHERE locktype = 'advisory' AND " + rows
 }
 
-// announceStartSQL is an SQL expression that announces the start, if anyone waits to hear
-// it.
-func (cfg *Config) announceStartSQL(l advisory.Lock) string {
-	say := notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))
-	if cfg.OfList {
-		return fmt.Sprintf("CASE WHEN %s THEN %s END", advisory.Among(idsOf([]advisory.Lock{l})), say) // only in this lock's row
+// onlyIf makes SQL expressions NULL, and not evaluated, unless a condition is true.
+func onlyIf(condition string, columns []string) (conditional []string) {
+	for _, c := range columns {
+		conditional = append(conditional, fmt.Sprintf("CASE WHEN %s THEN %s END", condition, c))
 	}
-	return fmt.Sprintf("CASE WHEN audience.listens THEN %s END", say)
+	return conditional
 }
 
 // noteDrawn notes what startQuery returned.
 func (b *Bid) noteDrawn(rows session.Rows) error {
-	if err := b.areListed(rows); err != nil {
+	var own session.Rows
+	dormant, common := 0, strconv.FormatUint(uint64(advisory.CommonTicket), 10)
+	for _, row := range rows {
+		if len(row) <= drawnListens {
+			return session.NotPostgreSQL()
+		}
+		listens := row[drawnListens] == "t"
+		b.grant.listened = b.grant.listened || listens
+		switch {
+		case row[drawnToken] != "":
+			own = append(own, row)
+		case !listens: // a ticket
+			dormant++
+		case row[len(row)-2] != common: // a mark; its session has a ticket, too
+			dormant--
+		}
+	}
+	if err := b.areListed(own); err != nil {
 		return err
 	}
-	if len(rows) == 0 || len(rows[0]) <= drawnListens {
+	if len(own) == 0 {
 		return session.NotPostgreSQL()
 	}
-	row := rows[0]
-	b.grant.recorded = row[drawnStarted] == ledger.Started
-	b.grant.dormant, _ = strconv.Atoi(row[drawnDormant])
-	b.grant.listened = row[drawnListens] == "t"
-	return b.keepToken(row[drawnToken], row[drawnSystem])
+	counted, _ := strconv.Atoi(own[0][drawnDormant])
+	b.grant.recorded, b.grant.dormant = own[0][drawnStarted] == ledger.Started, dormant+counted > 0
+	return b.keepToken(own[0][drawnToken], own[0][drawnSystem])
 }
 
 // areListed makes sure that the rows, which end with lockColumns, show all locks that are held.

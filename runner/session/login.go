@@ -132,7 +132,7 @@ const (
 func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats []int16) {
 	settings, first := "''", "NULL"
 	if cfg.FirstQuestion != "" {
-		first = "(" + cfg.FirstQuestion + ")::text"
+		first = cfg.FirstQuestion
 	}
 	fit := "NOT pg_catalog.pg_is_in_recovery()"
 	if !cfg.Transaction {
