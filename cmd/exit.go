@@ -25,7 +25,7 @@ import (
 //
 //	its error        status below, which also has the hint; sessionStatus for a new session.Kind
 //	its meaning      exitMeanings in docs.go, for each command
-//	its text         README.md, where a test compares it with exitStatuses (readme_test.go)
+//	its text         REFERENCE.md, where a test compares it with exitStatuses (reference_test.go)
 const (
 	exitNo            = 1 // the answer of who, stepdown, check, pause or ledger is no, as with diff(1) and grep(1)
 	exitUsage         = 64

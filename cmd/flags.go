@@ -181,7 +181,7 @@ func (d *duration) String() string {
 	return s
 }
 
-func (d *duration) Type() string { return "D" } // its name in help, as in README
+func (d *duration) Type() string { return "D" } // its name in help, as in REFERENCE.md
 
 func (d *duration) Set(s string) error {
 	if d.mayBeForever && s == "forever" {

@@ -16,7 +16,7 @@ import (
 	"github.com/pglead/pglead/runner/ledger"
 )
 
-// theNight is what README shows: four runs, one of them under way.
+// theNight is what the pages show: four runs, one of them under way.
 func theNight() pastRuns {
 	day := func(date, hour, minute int) time.Time {
 		return time.Date(2026, 11, date, hour, minute, 0, 0, time.Local)
@@ -53,6 +53,11 @@ Nov 20 03:00:00  web1  0.4s    failed 1
 `
 	if out.String() != want {
 		t.Errorf("%s\nwant\n%s", &out, want)
+	}
+	for _, page := range []string{reference, readme} {
+		if !strings.Contains(read(t, page), want) {
+			t.Errorf("%s shows something else", page)
+		}
 	}
 }
 

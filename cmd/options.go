@@ -26,7 +26,7 @@ import (
 //	its registration   below, for all of these commands, or in one command's file (see newRunCmd)
 //	its check          check, which says what is wrong with a value
 //	its use            config, which passes it on in runner.Config or, for package lock, lock.Config
-//	its text           README.md, where a test looks for its name
+//	its text           REFERENCE.md, where a test looks for its name
 type options struct {
 	keyOptions
 	serverOptions

@@ -158,8 +158,8 @@ func group(root *cobra.Command) {
 //	its group          in group
 //	its exit statuses  exitMeanings in docs.go, and the lists of commands above it
 //	its arguments      addCompletions in complete.go
-//	its text           README.md, and its name in testdata/script/usage.txtar, which checks that its
-//	                   help fits 80 columns
+//	its text           REFERENCE.md, and its name in testdata/script/usage.txtar, which checks that
+//	                   its help fits 80 columns
 func commands(u *ui, stdout io.Writer) map[string]func() *cobra.Command {
 	return map[string]func() *cobra.Command{
 		"run":      func() *cobra.Command { return newRunCmd(u) },

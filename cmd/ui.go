@@ -33,7 +33,7 @@ import (
 //
 // On a terminal there may be a status line below the messages: see statusline.go. In the
 // journal each message has its priority. No message makes its caller wait: see outlet.
-// README lists the events.
+// REFERENCE.md lists the events.
 type ui struct {
 	log     *slog.Logger
 	w       io.Writer

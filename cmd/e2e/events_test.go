@@ -17,10 +17,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// documentedEvents are README's: what each event may say.
+// documentedEvents are the reference's: what each event may say.
 func documentedEvents(t *testing.T) map[string][]string {
 	t.Helper()
-	text, err := os.ReadFile("README.md")
+	text, err := os.ReadFile("cmd/REFERENCE.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func documentedEvents(t *testing.T) map[string][]string {
 	return events
 }
 
-// TestEvents: what is logged is what README says, no more and, but for what
+// TestEvents: what is logged is what the reference says, no more and, but for what
 // takes a fault to see, no less.
 func TestEvents(t *testing.T) {
 	documented := documentedEvents(t)
@@ -68,12 +68,12 @@ func TestEvents(t *testing.T) {
 				name, _ := event["event"].(string)
 				says, ok := documented[name]
 				if !ok {
-					t.Errorf("README doesn't know the event of %s", line)
+					t.Errorf("the reference doesn't know the event of %s", line)
 				}
 				seen[name] = true
 				for attr := range event {
 					if !slices.Contains([]string{"time", "level", "msg", "key", "event", "item"}, attr) && !slices.Contains(says, attr) {
-						t.Errorf("README says nothing of %s in %s", attr, line)
+						t.Errorf("the reference says nothing of %s in %s", attr, line)
 					}
 				}
 			}
@@ -206,7 +206,7 @@ func TestEvents(t *testing.T) {
 		unseen := []string{"unkillable", "environment", "dropped", "back", "silent", "unheard", "done", "paused", "ledger", "guard", "repeats"}
 		for name := range documented {
 			if !seen[name] && !slices.Contains(unseen, name) {
-				t.Errorf("README has the event %s, and it was not seen", name)
+				t.Errorf("the reference has the event %s, and it was not seen", name)
 			}
 		}
 	})

@@ -13,18 +13,18 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// TestFence moves locks, and the jobs that README's SQL fences, from one cluster to
+// TestFence moves locks, and the jobs that the reference's SQL fences, from one cluster to
 // another.
 func TestFence(t *testing.T) {
 	racesNothing(t)
 	t.Parallel() // it has a server of its own
-	text, err := os.ReadFile("README.md")
+	text, err := os.ReadFile("cmd/REFERENCE.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	statements := regexp.MustCompile(`(?s)UPDATE jobs SET [^;]*;`).FindAllString(string(text), -1)
 	if len(statements) != 2 {
-		t.Fatalf("README has the statements %q, want the fence and its move", statements)
+		t.Fatalf("the reference has the statements %q, want the fence and its move", statements)
 	}
 	fence, move := statements[0], statements[1]
 
@@ -107,7 +107,7 @@ func (c *fencing) grant() grant {
 	return g
 }
 
-// psql runs SQL with README's variables and returns the last line of its answer.
+// psql runs SQL with the reference's variables and returns the last line of its answer.
 func (c *fencing) psql(token, system, sql string) string {
 	c.t.Helper()
 	cmd := exec.CommandContext(c.t.Context(), "psql", "-XAt", "-v", "ON_ERROR_STOP=1", "-v", "token="+token, "-v", "system_id="+system, c.server.DSN("postgres"))

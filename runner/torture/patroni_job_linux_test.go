@@ -25,7 +25,7 @@ const (
 const patience = 5 * time.Second
 
 // job is a witness that also writes, a line at a time, into a table that the
-// fencing token guards, in the way that README says.
+// fencing token guards, in the way that cmd/REFERENCE.md says.
 func job() {
 	log, err := os.OpenFile(filepath.Join(os.Getenv(jobDirVariable), strconv.Itoa(os.Getpid())), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o666)
 	if err != nil {

@@ -36,8 +36,8 @@ func peers() []peer {
 }
 
 // TestPeers puts the faults that make sense for them to what people use
-// instead. It asserts nothing about them: it prints the table for README, and
-// runs only by hand, TORTURE='-peers -rounds 20'.
+// instead. It asserts nothing about them: it prints the table for cmd/REFERENCE.md,
+// and runs only by hand, TORTURE='-peers -rounds 20'.
 func TestPeers(t *testing.T) {
 	o := parseOptions()
 	if !o.peers {

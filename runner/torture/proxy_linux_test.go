@@ -127,7 +127,7 @@ chain i { type filter hook input priority 0; numgen random mod 4 == 0 drop; }
 }
 
 // lossyProxy: the relay loses packets and ends connections that are silent for a
-// lease, which is the least that README allows, and then the holder's host is cut
+// lease, which is the least that cmd/REFERENCE.md allows, and then the holder's host is cut
 // off from it.
 func lossyProxy(a *arena) fault {
 	return fault{

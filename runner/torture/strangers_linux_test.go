@@ -62,7 +62,7 @@ func (a *arena) strange(ctx context.Context, application string) (*pgconn.PgConn
 // to do in its command's first moments, and then looks with each heartbeat.
 func (a *arena) heeds() time.Duration { return a.lease/5 + time.Second }
 
-// strangersRequest is what README lets every role do: ask who leads to step down.
+// strangersRequest is what cmd/REFERENCE.md lets every role do: ask who leads to step down.
 func strangersRequest(a *arena) fault {
 	return fault{
 		name: "a stranger's request to step down", unseats: true, pauses: true, within: a.heeds() + stepDown + a.mode.polls,

@@ -14,21 +14,26 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func readme(t *testing.T) string {
+const (
+	reference = "REFERENCE.md"
+	readme    = "../README.md"
+)
+
+func read(t *testing.T, page string) string {
 	t.Helper()
-	text, err := os.ReadFile("../README.md")
+	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return string(text)
 }
 
-// rows returns the first two or three cells of the rows of the table under a heading.
-func rows(t *testing.T, heading string) [][]string {
+// rows returns the cells of the rows of the tables under a heading of a page.
+func rows(t *testing.T, page, heading string) [][]string {
 	t.Helper()
-	_, section, found := strings.Cut(readme(t), "\n## "+heading+"\n")
+	_, section, found := strings.Cut(read(t, page), "\n## "+heading+"\n")
 	if !found {
-		t.Fatalf("README has no section %q", heading)
+		t.Fatalf("%s has no section %q", page, heading)
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
 	var table [][]string
@@ -46,8 +51,28 @@ func rows(t *testing.T, heading string) [][]string {
 	return table
 }
 
-// TestReadmeFlags: README documents each flag, with its short form and default.
-func TestReadmeFlags(t *testing.T) {
+// TestReadmeRows: a row of README's tables is one of the reference, which says more.
+func TestReadmeRows(t *testing.T) {
+	for _, heading := range []string{"Flags", "Exit status"} {
+		whole := map[string][]string{}
+		for _, row := range rows(t, reference, heading) {
+			whole[row[0]] = row
+		}
+		short := rows(t, readme, heading)
+		if len(short) < 5 {
+			t.Errorf("README has %d rows under %s", len(short), heading)
+		}
+		for _, row := range short {
+			same := slices.EqualFunc(row, whole[row[0]], func(begins, text string) bool { return strings.HasPrefix(text, begins) })
+			if !same {
+				t.Errorf("README has %q, and the reference %q", row, whole[row[0]])
+			}
+		}
+	}
+}
+
+// TestReferenceFlags: the reference has each flag, with its short form and default.
+func TestReferenceFlags(t *testing.T) {
 	u := newUI(io.Discard)
 	all := map[string]*pflag.Flag{}
 	for _, cmd := range []*cobra.Command{newRunCmd(u), newLeadCmd(u), newEachCmd(u)} {
@@ -59,7 +84,7 @@ func TestReadmeFlags(t *testing.T) {
 	}
 	spelling := regexp.MustCompile("^`(?:-(.), )?--([a-z-]+)")
 	var documented []string
-	for _, row := range rows(t, "Flags of `pglead run`") {
+	for _, row := range rows(t, reference, "Flags") {
 		m := spelling.FindStringSubmatch(row[0])
 		if m == nil {
 			t.Errorf("row %q names no flag", row[0])
@@ -68,19 +93,19 @@ func TestReadmeFlags(t *testing.T) {
 		documented = append(documented, m[2])
 		flag := all[m[2]]
 		if flag == nil {
-			t.Errorf("README documents --%s, which does not exist", m[2])
+			t.Errorf("the reference has --%s, which does not exist", m[2])
 			continue
 		}
 		if flag.Shorthand != m[1] {
-			t.Errorf("--%s: README has the short form %q, the command %q", m[2], m[1], flag.Shorthand)
+			t.Errorf("--%s: the reference has the short form %q, the command %q", m[2], m[1], flag.Shorthand)
 		}
 		if want := regexp.MustCompile("^`([^`]+)`").FindStringSubmatch(row[2]); want != nil && m[2] != "kill-after" && flag.DefValue != want[1] {
-			t.Errorf("--%s: README has the default %q, the command %q", m[2], want[1], flag.DefValue)
+			t.Errorf("--%s: the reference has the default %q, the command %q", m[2], want[1], flag.DefValue)
 		}
 	}
 	for name := range all {
 		if !slices.Contains(documented, name) {
-			t.Errorf("README does not document --%s", name)
+			t.Errorf("the reference has no --%s", name)
 		}
 	}
 }
@@ -92,33 +117,33 @@ func exitStatuses() []int {
 	}
 }
 
-func TestReadmeExitStatus(t *testing.T) {
+func TestReferenceExitStatus(t *testing.T) {
 	want := exitStatuses()
 	var got []int
-	for _, row := range rows(t, "Exit status") {
+	for _, row := range rows(t, reference, "Exit status") {
 		if code, err := strconv.Atoi(row[0]); err == nil {
 			got = append(got, code)
 		}
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("README has the exit statuses %v, the code %v", got, want)
+		t.Errorf("the reference has the exit statuses %v, the code %v", got, want)
 	}
 }
 
-// TestReadmeVariables: each variable that README names is a flag's, or one that the command gets
+// TestVariables: each variable that the pages name is a flag's, or one that the command gets
 // and a pglead in it does not pass on.
-func TestReadmeVariables(t *testing.T) {
+func TestVariables(t *testing.T) {
 	flags := newRunCmd(newUI(io.Discard)).Flags()
-	for _, name := range regexp.MustCompile(`PGLEAD_[A-Z_]+`).FindAllString(readme(t), -1) {
+	for _, name := range regexp.MustCompile(`PGLEAD_[A-Z_]+`).FindAllString(read(t, reference)+read(t, readme), -1) {
 		flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, envPrefix), "_", "-"))
 		if flags.Lookup(flag) == nil && !slices.Contains(outerOnly(), name) {
-			t.Errorf("README names %s, which is neither a flag's nor the lock's", name)
+			t.Errorf("the pages name %s, which is neither a flag's nor the lock's", name)
 		}
 	}
 }
 
-// TestReadmeEvents: README has each event that the code logs, and no other.
-func TestReadmeEvents(t *testing.T) {
+// TestReferenceEvents: the reference has each event that the code logs, and no other.
+func TestReferenceEvents(t *testing.T) {
 	var code strings.Builder
 	for _, dir := range []string{".", "../runner", "../runner/lock"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
@@ -137,11 +162,11 @@ func TestReadmeEvents(t *testing.T) {
 		}
 	}
 	var documented []string
-	for _, row := range rows(t, "Logs") {
+	for _, row := range rows(t, reference, "Logs") {
 		for _, name := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(row[0], -1) {
 			documented = append(documented, name[1])
 			if !strings.Contains(code.String(), strconv.Quote(name[1])) {
-				t.Errorf("README has the event %s, and the code has not", name[1])
+				t.Errorf("the reference has the event %s, and the code has not", name[1])
 			}
 		}
 	}
@@ -151,7 +176,7 @@ func TestReadmeEvents(t *testing.T) {
 	}
 	for _, event := range said {
 		if !slices.Contains(documented, event[1]) {
-			t.Errorf("the code says %s, and README doesn't", event[1])
+			t.Errorf("the code says %s, and the reference doesn't", event[1])
 		}
 	}
 }
