@@ -36,7 +36,7 @@ type Scheme struct {
 //	its row       below, with hash or parse
 //	its tests     vectors in scheme_test.go, and its lines in testdata/script/key.txtar; if it has
 //	              parse, also a place in scheme_test.go's list of schemes without slots
-//	its text      README.md
+//	its text      cmd/REFERENCE.md
 func Schemes() []Scheme {
 	return []Scheme{
 		{Name: DefaultScheme, About: "SipHash-2-4, Guava's sipHash24().hashString(KEY, UTF_8)", hash: SipHash24},
