@@ -46,7 +46,7 @@ func (b *Bid) startsWithToken(locks []advisory.Lock) bool {
 	if len(locks) != 1 || b.cfg.Claim.shared() || b.cfg.Session.UsesSecondSession() || !b.usesLedger() {
 		return false
 	}
-	tokens, blind := b.knowledge.undischarged(locks)
+	tokens, blind := b.knowledge.openStarts(locks)
 	return len(tokens) == 0 && !blind
 }
 
@@ -66,15 +66,15 @@ func (w *waiter) warmUp(ctx context.Context) error {
 	return nil
 }
 
-// undischarged are the tokens of starts that were heard without their ends; blind says
-// that some tokens aren't known.
-func (k *knowledge) undischarged(locks []advisory.Lock) (tokens []int64, blind bool) {
+// openStarts are the tokens of the starts that are open, as far as was heard; blind says that some
+// tokens aren't known.
+func (k *knowledge) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
 	if k.cfg.LockDelay == 0 {
 		return nil, false
 	}
 	for _, l := range locks {
 		if e := k.evidence[l.ID]; e != nil {
-			more, unknown := e.Undischarged()
+			more, unknown := e.OpenStarts()
 			tokens, blind = append(tokens, more...), blind || unknown
 		}
 	}

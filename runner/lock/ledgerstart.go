@@ -30,7 +30,7 @@ func (b settling) startInLedger(ctx context.Context) error {
 		byLedger.since = time.Now()
 	}
 	byLedger.proof = ledger.Proof{Sure: b.grant.startsAtOnce(), Closes: make([]int64, len(b.grant.Locks))}
-	if _, blind := b.knowledge.undischarged(b.grant.Locks); blind && !byLedger.proof.Sure {
+	if _, blind := b.knowledge.openStarts(b.grant.Locks); blind && !byLedger.proof.Sure {
 		if err := byLedger.waitAsWithout(ctx); err != nil {
 			return err
 		}
@@ -95,7 +95,7 @@ func (b *settlingByLedger) noteEvidence() {
 	if b.proof.Sure {
 		return
 	}
-	heard, _ := b.knowledge.undischarged(locks)
+	heard, _ := b.knowledge.openStarts(locks)
 	for _, token := range heard {
 		if !slices.Contains(b.proof.Closes, token) {
 			b.proof.Heard = append(b.proof.Heard, token)

@@ -4,7 +4,7 @@
 // it for a Verdict.
 //
 // Read it in this order: announcement.go (what holders say), the table of states below, starts.go
-// (whose commands may be alive), discharge.go (whose word ends what).
+// (whose commands may be alive), closing.go (whose word ends what).
 package evidence
 
 import (
@@ -25,20 +25,20 @@ type State int
 // knows.
 const (
 	Quiet   State = iota // nobody is known to have held the lock
-	Running              // a start is known that was not discharged: its command may be alive
-	Ended                // all starts that were known have been discharged
+	Running              // a start is open: its command may be alive
+	Ended                // all starts that were known have been closed
 )
 
 // Evidence is what a waiter knows of a lock since it began to listen. It has these states:
 //
 //	         started, or      a word that     a word that       a refused   silent for
-//	         seen to hold it  discharges all  discharges some   try         long enough
+//	         seen to hold it  closes all      closes some       try         long enough
 //	quiet    running          ended           –                 quiet       ended
 //	running  running          ended           running           running     ended
 //	ended    running          ended           –                 running     ended
 //
 // A try counts as refused if it comes freeAfterClean or more after the last word: before that the
-// holder may not have freed the lock yet. In quiet there is no start to discharge. Only two kinds
+// holder may not have freed the lock yet. In quiet there is no start to close. Only two kinds
 // of the word clean lead from quiet to ended: that of a session that is later seen to hold the lock
 // (the word arrived before the look), and that of a session that had the lock after the waiter's
 // mark was taken (fromHolder). If a start is heard while a silent session is being ended, the state
@@ -57,7 +57,7 @@ type Evidence struct {
 	mu       sync.Mutex
 	mark     mark                // shows holders that the waiter listens
 	seq      int                 // the number of what was noted last, which shows the order
-	starts   []knownStart        // not discharged
+	starts   []knownStart        // those that are open
 	ends     []heardEnd          // the latest ones
 	seen     map[uint32]sighting // sessions that hold the lock, wait for it or have spoken
 	own      uint32              // the role of this session; 0 until it is known
@@ -308,9 +308,8 @@ func (e *Evidence) Verdict() Verdict {
 	return v
 }
 
-// Undischarged are the tokens of the tenures whose commands may be alive; blind says
-// that some tokens aren't known.
-func (e *Evidence) Undischarged() (tokens []int64, blind bool) {
+// OpenStarts are the tokens of the starts that are open; blind says that some tokens aren't known.
+func (e *Evidence) OpenStarts() (tokens []int64, blind bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, s := range e.starts {

@@ -126,8 +126,8 @@ func TestStates(t *testing.T) {
 		{"running, a start", running, func(h told) { h.says(second, Started, 6) }, Running},
 		{"running, another holder is seen", running, func(h told) { h.looks(holds(second, theirs, 6)) }, Running},
 		{"running, one before it had the lock since the mark", running, func(h told) { h.says(speaker, Clean, 4, sinceMark); verify(h, speaker) }, Running},
-		{"running, a word that discharges all", running, func(h told) { h.says(holder, Clean, 5) }, Ended},
-		{"running, a word that discharges some", running, func(h told) {
+		{"running, a word that closes all", running, func(h told) { h.says(holder, Clean, 5) }, Ended},
+		{"running, a word that closes some", running, func(h told) {
 			h.looks(holds(second, theirs, 6))
 			h.says(second, Clean, 6, alone)
 		}, Running},

@@ -29,7 +29,7 @@ func TestRefused(t *testing.T) {
 	h.wants("the word from before is repeated", theirDelay, true)
 }
 
-// TestSilence: silence discharges the starts that were made by then.
+// TestSilence: silence closes the starts that were made by then.
 func TestSilence(t *testing.T) {
 	h := newTold(t)
 	h.looks(holds(holder, theirs, 5))

@@ -27,7 +27,7 @@ const (
 	// a prepared transaction, which has no session.
 	ofUnknown
 	// ofTooMany stands for all starts beyond those that can be remembered. It counts for as long a
-	// delay as the longest of them, and no word discharges it.
+	// delay as the longest of them, and no word closes it.
 	ofTooMany
 )
 

@@ -81,8 +81,8 @@ func TestCounts(t *testing.T) {
 	h.wants("a session of that number that held it once", theirDelay, true)
 }
 
-// TestDischarges: which tenures a word that counts ends.
-func TestDischarges(t *testing.T) {
+// TestCloses: which tenures a word that counts ends.
+func TestCloses(t *testing.T) {
 	two := func(t *testing.T) told {
 		t.Helper()
 		h := newTold(t)

@@ -32,8 +32,8 @@ type heardEnd struct {
 // A word speaks only of the tenure of its token and, with the field all, of those before it
 // (speaksOf). dead counts only if it names the token of a confirmed start.
 
-// applyWords applies each credible word that has not been applied yet. The word ends the tenures of
-// which it speaks.
+// applyWords applies each credible word that has not been applied yet. The word closes the starts of
+// the tenures of which it speaks.
 func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
 		if w.Word == Dead && e.isOwn(w.PID) {
@@ -44,11 +44,11 @@ func (e *Evidence) applyWords() {
 		}
 		e.ends[i].applied = true
 		isNews := e.fromHolder(w) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
-			return e.discharges(w, s) && e.isConfirmed(s) && s.noted > e.mark.noted
+			return e.closes(w, s) && e.isConfirmed(s) && s.noted > e.mark.noted
 		})
-		var left []knownStart // a new list, since discharges still looks at all of e.starts
+		var left []knownStart // a new list, since closes still looks at all of e.starts
 		for _, s := range e.starts {
-			if !e.discharges(w, s) {
+			if !e.closes(w, s) {
 				left = append(left, s)
 			}
 		}
@@ -66,7 +66,7 @@ func (e *Evidence) applyWords() {
 	}
 }
 
-// isCredible says whether a word may discharge anything. If the speaker's number now belongs to a
+// isCredible says whether a word may close anything. If the speaker's number now belongs to a
 // session of another role, the server has reused the number, and the word does not count. The word
 // dead has to name the token of a confirmed start.
 func (e *Evidence) isCredible(w heardEnd) bool {
@@ -107,8 +107,8 @@ func (e *Evidence) fromHolder(w heardEnd) bool {
 	return w.Word == Clean && (e.seen[w.PID].held > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }
 
-// discharges says whether a credible word discharges this tenure.
-func (e *Evidence) discharges(w heardEnd, s knownStart) bool {
+// closes says whether a credible word closes this start.
+func (e *Evidence) closes(w heardEnd, s knownStart) bool {
 	return s.kind != ofTooMany && e.maySpeakFor(w.PID, s) && e.speaksOf(w, s)
 }
 
@@ -134,7 +134,7 @@ func (e *Evidence) speaksOf(w heardEnd, s knownStart) bool {
 }
 
 // forget removes the starts that have a word's token, were noted before the word, and satisfy also.
-// It says whether there were any. Two kinds of words have a start forgotten, which discharges
+// It says whether there were any. Two kinds of words have a start forgotten, and close
 // nothing: the word dead from the waiter's role, if the starting session was gone before its role
 // could be asked for; and the word clean of a session that is not trusted, for that session's own
 // start.
