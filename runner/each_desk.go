@@ -71,13 +71,13 @@ func (w *worker) turnOver(ctx context.Context, last *finishedItem, next *job) (g
 	o := &deskOrder{done: make(chan struct{})}
 	if last != nil {
 		defer w.forget(ctx, last.job)
-		if last.well && last.held.Joins() {
+		if last.well && last.held.MayTurnOver() {
 			o.last, o.said = last, w.said(last)
 		} else { // others will retry an item that failed, so Release waits for those that were just refused
 			w.releaseAlone(ctx, last)
 		}
 	}
-	if next != nil && next.bid.Joins() {
+	if next != nil && next.bid.MayTurnOver() {
 		o.next = next
 	}
 	if o.last != nil || o.next != nil {

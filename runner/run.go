@@ -29,7 +29,7 @@ import (
 //
 //	*InterruptedError        a signal came before the command was started
 //	child.ErrTooLate         the lease was over before the command was started
-//	child.ErrGuardGone       two guards were killed before it was started
+//	child.ErrNotStarted       two guards were killed before it was started
 //	child.MayHaveStarted     the guard was stopped or killed during the start
 //	*child.LookupError       the command can't be executed
 //	*LockLostError           the lock was lost while the command ran
@@ -171,7 +171,7 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 		SocketLinger: r.socketLinger(), SharesSocket: r.sharesSession, KeepGuard: r.keepGuard,
 	}
 	c, err := r.guard.StartCommand(ctx, cfg)
-	if !errors.Is(err, child.ErrGuardGone) {
+	if !errors.Is(err, child.ErrNotStarted) {
 		return c, err
 	}
 	r.cfg.Log.Warn(err.Error()+"; starting another", "event", "guard")

@@ -83,7 +83,7 @@ type command interface {
 //	run.reportLoss, ReportLostRuns     tells the waiters, on a new session
 //
 // The guard's own timer (checkTime) has the same deadline, in case pglead is stopped. Meanwhile the
-// first in line sees the silence, and may end the session (package lock, followHolder). The server
+// first in line sees the silence, and may end the session (package lock, watchHolder). The server
 // ends the session a lease after the last request arrived.
 //
 // A request that waits for its answer (Session.answer) waits no longer than 3/5 of a lease either.

@@ -148,7 +148,7 @@ func TestUnusedGuard(t *testing.T) {
 	}
 }
 
-// TestGuardGone: ErrGuardGone, for a guard that died before it had read its request, means that
+// TestGuardGone: ErrNotStarted, for a guard that died before it had read its request, means that
 // nothing has run. The request is large, so that the death can come while it is read.
 func TestGuardGone(t *testing.T) {
 	gone := 0
@@ -164,7 +164,7 @@ func TestGuardGone(t *testing.T) {
 			<-c.Done()
 		}
 		killer.Stop()
-		if !errors.Is(err, child.ErrGuardGone) {
+		if !errors.Is(err, child.ErrNotStarted) {
 			continue
 		}
 		gone++

@@ -21,18 +21,18 @@ var ErrTooLate = errors.New("the lease ran out, or the server closed the connect
 var (
 	// ErrGuardSilent says that the guard was stopped, or had no time to run.
 	ErrGuardSilent = errors.New("the guard process did not start the command in time")
-	// ErrGuardDied says that the guard was killed.
-	ErrGuardDied = errors.New("the guard process died before it said that the command runs; if it did run, it was killed")
+	// ErrStartUnknown says that the guard was killed.
+	ErrStartUnknown = errors.New("the guard process died before it said that the command runs; if it did run, it was killed")
 )
 
 // MayHaveStarted says whether StartCommand's error leaves open whether the command ran.
 func MayHaveStarted(err error) bool {
-	return errors.Is(err, ErrGuardSilent) || errors.Is(err, ErrGuardDied)
+	return errors.Is(err, ErrGuardSilent) || errors.Is(err, ErrStartUnknown)
 }
 
-// ErrGuardGone says that the guard had died before it could read what to start, so that nothing has
+// ErrNotStarted says that the guard had died before it could read what to start, so that nothing has
 // run. Another guard may be asked to start it.
-var ErrGuardGone = errors.New("the guard process died before the command was started")
+var ErrNotStarted = errors.New("the guard process died before the command was started")
 
 // StartCommand makes the guard start the command, and returns when the command runs. The caller
 // must not use the guard any more, with or without an error; Child.Guard may return it for another
@@ -40,8 +40,8 @@ var ErrGuardGone = errors.New("the guard process died before the command was sta
 //
 //	*LookupError                    the command can't be executed
 //	ErrTooLate                      the lease was over before
-//	ErrGuardGone                    the guard had died before, and another one may be asked
-//	ErrGuardSilent, ErrGuardDied    the guard was stopped, or killed
+//	ErrNotStarted                    the guard had died before, and another one may be asked
+//	ErrGuardSilent, ErrStartUnknown    the guard was stopped, or killed
 //
 // and ctx's cause if ctx ended and the guard did not answer.
 //
@@ -101,9 +101,9 @@ func (g *Guard) requestStart(ctx context.Context, cfg Config) (pid int, born boo
 	// The end of the stream: it was closed later.
 	switch {
 	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET):
-		err = ErrGuardGone
+		err = ErrNotStarted
 	case errors.Is(err, io.EOF):
-		err = ErrGuardDied
+		err = ErrStartUnknown
 	}
 	if !stop() {
 		<-interrupted

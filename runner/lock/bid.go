@@ -75,7 +75,7 @@ func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 
 // tryResult is the result of a try. The result of the first try came with the login.
 func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
-	value, known := b.s.TakeFirstAnswer()
+	value, known := b.s.TakeFirstTry()
 	if !known {
 		n, err = b.number(ctx, "SELECT "+b.trySQL())
 		return b.noteArrival(n), err
@@ -99,10 +99,10 @@ func (b *Bid) trySQL() string {
 	if b.cfg.OfList && !b.knowledge.listens() {
 		return b.cfg.firstTrySQL()
 	}
-	return b.cfg.trySQL(b.missing(), b.place.joined())
+	return b.cfg.tryMissingSQL(b.missing(), b.place.joined())
 }
 
-func (cfg *Config) trySQL(missing []advisory.Lock, inLine bool) string {
+func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 	claim := cfg.Claim
 	switch {
 	case cfg.Session.Transaction:
@@ -118,7 +118,7 @@ func (cfg *Config) trySQL(missing []advisory.Lock, inLine bool) string {
 }
 
 // firstTrySQL is the SQL expression of the first try. Unless it is a list's, it travels with the
-// login as session.Config.FirstQuestion, and Try takes the answer from the session.
+// login as session.Config.FirstTry, and Try takes the answer from the session.
 func (cfg *Config) firstTrySQL() string {
 	switch claim := cfg.Claim; {
 	case len(claim.Locks) == 0:
@@ -126,7 +126,7 @@ func (cfg *Config) firstTrySQL() string {
 	case cfg.Wait > 0 && cfg.hasLine():
 		return advisory.TryOrArriveSQL(claim.Locks, claim.Gate)
 	}
-	return cfg.trySQL(cfg.Claim.Locks, false)
+	return cfg.tryMissingSQL(cfg.Claim.Locks, false)
 }
 
 // noteResult notes the result n of a try: it has taken the first n locks or, with a gate, lock

@@ -149,8 +149,8 @@ func (c *Candidate) Open(ctx context.Context, ready func(*session.Session) error
 // openSession opens a session whose login carries the SQL expression firstTry, or none.
 func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *session.Session, err error) {
 	c.cfg.Observer.SayAlive(c.cfg.AttemptMost())
-	of := c.cfg.session()
-	of.FirstQuestion, of.LoginQuestion = firstTry, c.cfg.Ledger.QuestionSQL(of.Transaction)
+	of := c.cfg.sessionConfig()
+	of.FirstTry, of.LoginQuestion = firstTry, c.cfg.Ledger.QuestionSQL(of.Transaction)
 	if c.cfg.Wait > 0 {
 		of.ConnectTimeout = min(of.ConnectTimeout, max(c.left(), time.Second))
 	}
@@ -241,7 +241,7 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	}
 	rest := p.next(c.rank, err)
 	if isFull(err) && cfg.Wait > 0 {
-		rest = pace.Between(crowd.AwayBounds(p.full))
+		rest = pace.Between(crowd.AwayBounds(p.crowded))
 	}
 	rest = crowd.AwayFor(rest, c.left())
 	waitsOut := session.Passing(err) || cfg.Endures && c.Reached()

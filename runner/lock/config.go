@@ -62,7 +62,7 @@ func (cfg *Config) AttemptMost() time.Duration {
 }
 
 // session is the configuration of a session.
-func (cfg *Config) session() session.Config {
+func (cfg *Config) sessionConfig() session.Config {
 	of := cfg.Session
 	of.Comment = cfg.Describe().Comment()
 	return of

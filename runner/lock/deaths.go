@@ -79,7 +79,7 @@ func (w *waiter) reportUnstarted(ctx context.Context) {
 
 // isHeard says whether a waiter may act on the news of the command's death.
 func (h *Held) isHeard() bool {
-	return h.cfg.LockDelay > 0 && h.cfg.announces() && !h.cfg.Claim.shared()
+	return h.cfg.LockDelay > 0 && h.cfg.hasLine() && !h.cfg.Claim.shared()
 }
 
 // reportAfterLoss opens a new session, on which it notes the ends in the ledger, if the ledger has
@@ -121,7 +121,7 @@ func reportAfterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 const stayAfterDeath = time.Second
 
 func reportOnce(ctx context.Context, tellWaiters bool, owing *Held, lost []*Held) error {
-	cfg := lost[0].cfg.session()
+	cfg := lost[0].cfg.sessionConfig()
 	cfg.Quorum = false
 	if owing != nil {
 		cfg.LoginQuestion = owing.cfg.Ledger.QuestionSQL(cfg.Transaction)

@@ -77,7 +77,7 @@ func onlyForAnySQL(listeners, query string) string {
 // first announcement makes it read the server's catalogs, which takes half a millisecond: with the
 // rehearsal it has done so before its command ends.
 func (g *grant) rehearsalQuery() (query []string) {
-	if !g.cfg.announces() || g.cfg.OfList {
+	if !g.cfg.hasLine() || g.cfg.OfList {
 		return nil
 	}
 	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL", "")}

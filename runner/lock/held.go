@@ -125,7 +125,7 @@ func (h *Held) releaseParts(end ledger.End) (queries []string, unlock string) {
 // encrypted connection, to which nobody else can write. The session ends with the request, unless
 // it has other locks.
 func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
-	if !h.cfg.announces() || h.cfg.Claim.shared() {
+	if !h.cfg.hasLine() || h.cfg.Claim.shared() {
 		return nil, false
 	}
 	queries, unlock := h.releaseParts(ledger.End{Outcome: ledger.Killed})

@@ -64,10 +64,10 @@ func (k *knowledge) trusts(pid uint32) bool {
 	return false
 }
 
-// verify asks for the roles of sessions whose words may count.
-func (k *knowledge) verify(ctx context.Context) error {
+// askRoles asks for the roles of sessions whose words may count.
+func (k *knowledge) askRoles(ctx context.Context) error {
 	for _, e := range k.evidence {
-		for _, pid := range e.Unverified() {
+		for _, pid := range e.RolesWanted() {
 			rows, err := k.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
 			if err != nil {
 				return k.cfg.rejected(err)

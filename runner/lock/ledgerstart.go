@@ -11,10 +11,10 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// settlingByLedger is a bid that settles by the ledger: it asks whether its run may start, acts on
+// ledgerStart is the start of a bid's run by the ledger: it asks whether the run may start, acts on
 // the answer, which may be to wait, and asks again.
-type settlingByLedger struct {
-	settling
+type ledgerStart struct {
+	*Bid
 	proof ledger.Proof
 	delay time.Duration // the lock-delay, as far as the announcements call for one
 	// since is the time after which nobody else can have held the locks. With a quorum it is zero
@@ -24,36 +24,39 @@ type settlingByLedger struct {
 
 // startInLedger draws the token and starts the run in the ledger, once no command of an earlier run
 // is alive.
-func (b settling) startInLedger(ctx context.Context) error {
-	byLedger := settlingByLedger{settling: b, delay: b.grant.delay}
-	if !b.cfg.Session.Quorum {
-		byLedger.since = time.Now()
+func (b *Bid) startInLedger(ctx context.Context) error {
+	start := ledgerStart{
+		Bid: b, delay: b.grant.delay,
+		proof: ledger.Proof{Sure: b.grant.startsAtOnce(), Closes: make([]int64, len(b.grant.Locks))},
 	}
-	byLedger.proof = ledger.Proof{Sure: b.grant.startsAtOnce(), Closes: make([]int64, len(b.grant.Locks))}
-	if _, blind := b.knowledge.openStarts(b.grant.Locks); blind && !byLedger.proof.Sure {
-		if err := byLedger.waitAsWithout(ctx); err != nil {
+	if !b.cfg.Session.Quorum {
+		start.since = time.Now()
+	}
+	if _, blind := b.knowledge.openStarts(b.grant.Locks); blind && !start.proof.Sure {
+		if err := start.waitAsWithout(ctx); err != nil {
 			return err
 		}
 	}
 	for {
-		answer, err := byLedger.ask(ctx)
-		switch {
-		case err != nil && byLedger.vanished(ctx, err):
-			return b.startWithoutLedger(ctx, max(b.grant.delay, byLedger.delay))
-		case err != nil:
+		answer, err := start.ask(ctx)
+		if err != nil {
+			if start.vanished(ctx, err) {
+				return b.startWithoutLedger(ctx, max(b.grant.delay, start.delay))
+			}
 			return ledgerError(err)
-		case answer.Kind == ledger.Begun:
-			byLedger.noteBegun()
+		}
+		if answer.Kind == ledger.Begun {
+			start.noteBegun()
 			return nil
 		}
-		if err := byLedger.heed(ctx, answer); err != nil {
+		if err := start.actOn(ctx, answer); err != nil {
 			return err
 		}
 	}
 }
 
 // waited is how long nobody else can have held the locks.
-func (b *settlingByLedger) waited() time.Duration {
+func (b *ledgerStart) waited() time.Duration {
 	if b.since.IsZero() {
 		return 0
 	}
@@ -61,32 +64,32 @@ func (b *settlingByLedger) waited() time.Duration {
 }
 
 // ask draws the token, and asks the ledger with it whether the run may start. It does not wait.
-func (b *settlingByLedger) ask(ctx context.Context) (ledger.Answer, error) {
+func (b *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	b.noteEvidence()
 	grant := &b.grant
-	if err := b.drawAndAnnounce(ctx); err != nil {
-		return ledger.Answer{}, err
-	}
-	switch {
-	case !grant.recorded:
-		text, err := b.askLedger(ctx)
-		if err != nil {
-			return ledger.Answer{}, err
-		}
-		return ledger.ParseAnswer(text, len(grant.Locks), b.cfg.Ledger.Tick)
-	case len(b.proof.Heard) > 0:
+	if grant.recorded && len(b.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
 		b.proof.Closes[0] = max(b.proof.Closes[0], grant.Token)
 		grant.undraw()
-		return b.ask(ctx)
+		b.noteEvidence()
 	}
-	return ledger.Answer{Kind: ledger.Begun}, nil
+	if err := b.drawAndAnnounce(ctx); err != nil {
+		return ledger.Answer{}, err
+	}
+	if grant.recorded {
+		return ledger.Answer{Kind: ledger.Begun}, nil
+	}
+	text, err := b.askLedger(ctx)
+	if err != nil {
+		return ledger.Answer{}, err
+	}
+	return ledger.ParseAnswer(text, len(grant.Locks), b.cfg.Ledger.Tick)
 }
 
 // noteEvidence puts into the proof what has been announced so far, and whether the locks have
 // been held for long enough.
-func (b *settlingByLedger) noteEvidence() {
+func (b *ledgerStart) noteEvidence() {
 	locks := b.grant.Locks
 	if !b.proof.Sure && (b.knowledge.verdictOnAll(locks).Delay == 0 || b.waited() >= b.delay) {
 		b.proof.Sure = true
@@ -106,7 +109,7 @@ func (b *settlingByLedger) noteEvidence() {
 // noteBegun notes that the run has started in the ledger. It decides whether the run may say at its
 // end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
-func (b *settlingByLedger) noteBegun() {
+func (b *ledgerStart) noteBegun() {
 	b.grant.recorded = true
 	if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.OfList {
 		b.s.DropSecond()
@@ -117,9 +120,9 @@ func (b *settlingByLedger) noteBegun() {
 	}
 }
 
-// heed does what an answer asks for: it waits, or it gives up with an error. After a wait the
+// actOn does what an answer asks for: it waits, or it gives up with an error. After a wait the
 // ledger is asked again.
-func (b *settlingByLedger) heed(ctx context.Context, answer ledger.Answer) error {
+func (b *ledgerStart) actOn(ctx context.Context, answer ledger.Answer) error {
 	switch answer.Kind {
 	case ledger.Unknown:
 		if b.proof.Sure {
@@ -139,7 +142,7 @@ func (b *settlingByLedger) heed(ctx context.Context, answer ledger.Answer) error
 }
 
 // waitAsWithout waits as if there were no ledger.
-func (b *settlingByLedger) waitAsWithout(ctx context.Context) error {
+func (b *ledgerStart) waitAsWithout(ctx context.Context) error {
 	err := b.waitOut(ctx, b.delay-b.waited())
 	b.proof.Sure = true
 	if b.cfg.Session.Quorum {
@@ -150,9 +153,9 @@ func (b *settlingByLedger) waitAsWithout(ctx context.Context) error {
 
 // waitForOpenRuns waits until the commands of the ledger's open runs are dead: for as
 // long as their settings require, or until their ends are announced.
-func (b *settlingByLedger) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun) error {
+func (b *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun) error {
 	if b.since.IsZero() {
-		if err := b.s.Witness(ctx); err != nil {
+		if err := b.s.AwaitStandbys(ctx); err != nil {
 			return err
 		}
 		b.since = time.Now()
@@ -189,7 +192,7 @@ func (b *settlingByLedger) waitForOpenRuns(ctx context.Context, open []ledger.Op
 const askLedgerEvery = 250 * time.Millisecond
 
 // askLedger sends the question, and returns the text of the answer.
-func (b *settlingByLedger) askLedger(ctx context.Context) (string, error) {
+func (b *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	proof := b.proof
 	beside := b.cfg.Session.UsesSecondSession()
 	if beside {
@@ -229,7 +232,7 @@ func (b *settlingByLedger) askLedger(ctx context.Context) (string, error) {
 
 // vanished says whether an error means that the ledger is gone, or that access was revoked,
 // so that the run may go on without it.
-func (b *settlingByLedger) vanished(ctx context.Context, err error) bool {
+func (b *ledgerStart) vanished(ctx context.Context, err error) bool {
 	if !session.Undefined(err) && !session.HasCode(err, session.InsufficientPrivilege) {
 		return false
 	}
@@ -237,7 +240,7 @@ func (b *settlingByLedger) vanished(ctx context.Context, err error) bool {
 }
 
 // startWithoutLedger goes on without a ledger that was there, unless the run requires one.
-func (b settling) startWithoutLedger(ctx context.Context, delay time.Duration) error {
+func (b *Bid) startWithoutLedger(ctx context.Context, delay time.Duration) error {
 	if _, err := b.cfg.Ledger.Applies(b.s.LoginAnswer()); err != nil {
 		return err
 	}

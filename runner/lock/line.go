@@ -144,7 +144,7 @@ func (w *waiter) duties(ctx context.Context, found *look) error {
 	if err := w.warmUp(ctx); err != nil {
 		return err
 	}
-	return w.followHolder(ctx, found)
+	return w.watchHolder(ctx, found)
 }
 
 // takeGate takes the gate for the first in line. The gate keeps out newcomers, which could take one

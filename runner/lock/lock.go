@@ -20,7 +20,6 @@
 //	           that reason. A try that the server answers with an error is rejected
 //	grant      what a bid has got so far: locks, and later the token
 //	settle     the steps from the grant to the start: the lock-delay, the token, the ledger
-//	settling   a bid that has all of its claim, until its command starts
 //	tenure     one holding of a lock, from its token to its end
 //	release    to free a lock after its command
 //	give back  to free a lock under which no command was started. If a Held has it

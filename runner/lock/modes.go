@@ -10,16 +10,16 @@ package lock
 //	                         nobody calls the dormant waiters                waiter.callIfFew, succession
 //	slots (Claim.Gate)       any one lock will do                            Bid.noteResult
 //	                         there is one line for all of them, the gate's   Claim.lineFor, takeGate
-//	                         nobody watches the holders                      followHolder
+//	                         nobody watches the holders                      watchHolder
 //	shared (readers)         readers may share a ticket                      ticketQuery
-//	                         nobody watches the holders                      followHolder
+//	                         nobody watches the holders                      watchHolder
 //	                         a reader's end says nothing of other readers    grant.wordQuery
 //	                         the guard can't release the lock                Held.EncodedRelease
 //	in a transaction         waiters poll: there is no line                  waiter.poll
-//	(Session.Transaction)    neither the start nor the end is announced      drawBeside, endTransaction
-//	                         the token comes from a second session           tryInTransaction, drawBeside
-//	quorum (Session.Quorum)  what counts is what the standbys have           drawBeside, noteEnds,
-//	                         confirmed, on a second session                  Session.Witness
+//	(Session.Transaction)    neither the start nor the end is announced      drawOnSecond, endTransaction
+//	                         the token comes from a second session           tryInTransaction, drawOnSecond
+//	quorum (Session.Quorum)  what counts is what the standbys have           drawOnSecond, noteEnds,
+//	                         confirmed, on a second session                  Session.AwaitStandbys
 //	                         the first try does not travel with the login,   session.Open,
 //	                         and nobody waits for those who arrive           Held.releaseParts
 //	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Turnover
@@ -27,11 +27,9 @@ package lock
 //	                         nobody stands in line: the list comes back      package runner, each_*.go
 //	with a ledger            it says how the last run ended, to all          startInLedger
 
-// hasLine says whether waiters stand in line. In a transaction they poll.
+// hasLine says whether waiters stand in line, and starts and ends are announced to them. In a
+// transaction they poll, and nothing is sent before its end.
 func (cfg *Config) hasLine() bool { return !cfg.Session.Transaction }
-
-// announces says whether starts and ends are announced: a transaction sends nothing before its end.
-func (cfg *Config) announces() bool { return cfg.hasLine() }
 
 // takesOne says whether the claim is to one lock, and no other will do.
 func (c Claim) takesOne() bool { return c.Gate == nil && len(c.Locks) == 1 }

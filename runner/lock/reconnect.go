@@ -17,7 +17,7 @@ import (
 type reconnects struct {
 	backoff, front *pace.Backoff
 	since          time.Time     // when the session was lost
-	full           *pace.Backoff // for a server that has no room
+	crowded        *pace.Backoff // for a server that has no room
 	said           string        // the reason that was logged last
 }
 
@@ -31,7 +31,7 @@ const (
 func frontBackoff() *pace.Backoff { return pace.Doubling(50*time.Millisecond, backoffMost) }
 
 func newReconnects() *reconnects {
-	p := &reconnects{full: crowd.CrowdedBackoff()}
+	p := &reconnects{crowded: crowd.CrowdedBackoff()}
 	p.restart()
 	return p
 }

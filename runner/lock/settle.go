@@ -19,7 +19,7 @@ import (
 //	the delay is known                knowledge.verdict, with each lock that is granted: by what was heard
 //	                                  (Evidence.Verdict) or, after a first try, by the server's
 //	                                  age (Session.FirstTryDelay)
-//	no earlier command is alive       waitOut
+//	no earlier command is alive       waitOut or, with a ledger, waitForOpenRuns
 //	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token
 //	the lease is not over             ExpireIfDue and Err, below
 //	no signal has come, and the       run.startSupervised (package runner), which waits
@@ -31,16 +31,11 @@ import (
 // the question to the ledger contains the token. The ledger also keeps a run from starting during a
 // pause, and for --once-per (startInLedger). A burst (waiter.tryOften) and a Turnover draw it with
 // the try. If a wait follows the draw, the token is drawn anew (beginDelay). With a second session
-// a separate statement lists the locks (drawBeside).
+// a separate statement lists the locks (drawOnSecond).
 //
 // The heartbeat does not look for requests to step down until the caller makes it do so
 // (Held.heedRequests, HeedStepDown).
-func (b *Bid) Settle(ctx context.Context) (*Held, error) { return settling{b}.settle(ctx) }
-
-// settling is a bid that has all of its claim, until its command starts.
-type settling struct{ *Bid }
-
-func (b settling) settle(ctx context.Context) (*Held, error) {
+func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A delay or a second login takes time, and the deadline has to be fresh, so this asks the
 	// server once more. In a transaction the grant was a round trip of its own, so the deadline is
 	// fresh already.
@@ -80,12 +75,12 @@ func (b settling) settle(ctx context.Context) (*Held, error) {
 // waitOut holds the locks without a command for the delay, in which a former holder's command may
 // be alive, or until there is evidence that it is dead. With a quorum the delay counts from a
 // commit that this server's standbys confirm.
-func (b settling) waitOut(ctx context.Context, delay time.Duration) error {
+func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 	if delay <= 0 {
 		return nil
 	}
 	// The grant may have come with a word of a session whose role was not looked up yet.
-	if err := b.knowledge.verify(ctx); err != nil {
+	if err := b.knowledge.askRoles(ctx); err != nil {
 		return err
 	}
 	if v := b.knowledge.verdictOnAll(b.grant.Locks); v.Delay == 0 {
@@ -95,7 +90,7 @@ func (b settling) waitOut(ctx context.Context, delay time.Duration) error {
 	if err := b.beginDelay(ctx, delay); err != nil {
 		return err
 	}
-	if err := b.s.Witness(ctx); err != nil {
+	if err := b.s.AwaitStandbys(ctx); err != nil {
 		return err
 	}
 	early, err := b.hold(ctx, delay, "lock granted without evidence that its last holder is dead; waiting", nil)
@@ -108,7 +103,7 @@ func (b settling) waitOut(ctx context.Context, delay time.Duration) error {
 // hold holds the locks without a command for the delay. early says that announcements meanwhile
 // showed that no earlier command is alive. ask, unless it is nil, is called every askLedgerEvery;
 // when it returns done, hold returns, too.
-func (b settling) hold(ctx context.Context, delay time.Duration, message string, ask func() (done bool, err error)) (early bool, err error) {
+func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, ask func() (done bool, err error)) (early bool, err error) {
 	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
 	b.cfg.Observer.SayAlive(delay + b.cfg.AttemptMost())
 	defer b.cfg.Observer.delayed(delay)()
@@ -129,7 +124,7 @@ func (b settling) hold(ctx context.Context, delay time.Duration, message string,
 				return false, err
 			}
 		case <-b.knowledge.news:
-			if err := b.knowledge.verify(ctx); err != nil {
+			if err := b.knowledge.askRoles(ctx); err != nil {
 				return false, err
 			}
 			if b.knowledge.verdictOnAll(b.grant.Locks).Delay == 0 {
@@ -145,7 +140,7 @@ func (b settling) hold(ctx context.Context, delay time.Duration, message string,
 
 // beginDelay shows the sessions that watch this holder that its command has not started, and
 // leaves the line. The start after the delay needs a later token.
-func (b settling) beginDelay(ctx context.Context, delay time.Duration) error {
+func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.grant.undraw()
 	b.grant.delay = delay
 	d := b.cfg.Describe()

@@ -21,7 +21,7 @@ import (
 // too, a third of the lease later and by a clock that may be set. The next two in line do so a
 // little later, in case the first is frozen itself.
 
-// followHolder compares a look with earlier ones, and ends a silent holder's session. Until
+// watchHolder compares a look with earlier ones, and ends a silent holder's session. Until
 // the next look the heartbeat watches the holder (watch.go).
 //
 // When a holder falls silent, this happens, in this order:
@@ -29,12 +29,12 @@ import (
 //	waiter.watchSpeaker      a look has shown the holder: the heartbeat asks for its latest request from now on
 //	watch.compare            the heartbeat's answers show one request for as long as enoughSilence says: shouldLook
 //	waiter.heedWatch         ends the watch, and makes it time for a look
-//	Bid.look, followHolder   the look shows the same request: the holder has been silent for long enough
+//	Bid.look, watchHolder   the look shows the same request: the holder has been silent for long enough
 //	waiter.endSilent         ends the session in a statement that finds the same request once more
 //	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger
 //	waiter.takeTurn          takes the lock, by many tries, as soon as the server has freed it
 //	Bid.Settle               starts without a delay
-func (w *waiter) followHolder(ctx context.Context, found *look) error {
+func (w *waiter) watchHolder(ctx context.Context, found *look) error {
 	if w.cfg.Claim.takesAny() || w.cfg.Claim.shared() {
 		return nil
 	}

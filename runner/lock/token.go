@@ -23,7 +23,7 @@ const tokenSQL = "(" + session.TimelineSQL + " << 48 | pg_catalog.pg_current_xac
 // systemSQL is an SQL expression for the cluster that the token belongs to.
 const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 
-// The columns of a row of startQuery that noteDrawn reads. Others follow, and lockColumns are the
+// The columns of a row of drawQuery that noteDrawn reads. Others follow, and lockColumns are the
 // last.
 const (
 	drawnToken   = iota // NULL in a row that is about a lock of another session
@@ -51,7 +51,7 @@ func isListed(l advisory.Lock, row []string) bool {
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
-// startQuery is the query that starts a tenure. If the session has none of the locks, it does
+// drawQuery is the query that starts a tenure. If the session has none of the locks, it does
 // nothing. Otherwise it does all of this in one commit, so that others see all of it or nothing:
 //
 //	draws the token                   once
@@ -66,22 +66,22 @@ func isListed(l advisory.Lock, row []string) bool {
 // A transaction number is used up for good once its WAL is on disk. So there has to be something to
 // log, which is the message, and the commit has to wait for the disk, but for no standby, whatever
 // the role's default is: hence 'local'.
-func (b *Bid) startQuery(locks []advisory.Lock, columns ...string) string {
+func (b *Bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 	started := "NULL"
 	if b.startsWithToken(locks) {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		started = "(SELECT " + b.cfg.ledgerRun().StartSQL(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
-	return b.cfg.startQueryOf(locks, started, b.place.joined(), columns...)
+	return b.cfg.drawQueryOf(locks, started, b.place.joined(), columns...)
 }
 
-// startQueryOf is startQuery for a bid whose start in the ledger is the SQL expression started, or
+// drawQueryOf is drawQuery for a bid whose start in the ledger is the SQL expression started, or
 // NULL.
 //
 // It asks for those in line in one of two ways. A bid that has waited asks for their numbers, since
 // they may be many. Otherwise there are mostly none, and the bid asks for a row for each: a new
 // backend takes 0.25 ms less for that than for the aggregates (medians of 300 logins in turns).
-func (cfg *Config) startQueryOf(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
+func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
 	const isOwn = "pid = pg_catalog.pg_backend_pid()"
 	once := []string{
 		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
@@ -126,7 +126,7 @@ func onlyIf(condition string, columns []string) (conditional []string) {
 	return conditional
 }
 
-// noteDrawn notes what startQuery returned.
+// noteDrawn notes what drawQuery returned.
 func (b *Bid) noteDrawn(rows session.Rows) error {
 	var own session.Rows
 	dormant, common := 0, strconv.FormatUint(uint64(advisory.CommonTicket), 10)
@@ -180,16 +180,16 @@ func (b *Bid) keepToken(token, systemID string) error {
 // drawAndAnnounce draws the token and announces the start. With no ledger it is certain by now that
 // the command may start. The command's first deadline counts from the draw's last round trip on the
 // lock's own session.
-func (b settling) drawAndAnnounce(ctx context.Context) error {
+func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 	if b.grant.drawn() {
 		return nil
 	}
 	if b.cfg.Session.UsesSecondSession() {
-		return b.drawBeside(ctx)
+		return b.drawOnSecond(ctx)
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.startQuery(b.grant.Locks)}, b.leaveAndUnmarkQuery()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.grant.Locks)}, b.leaveAndUnmarkQuery()...)})
 	b.noteLeftAndUnmarked()
 	if err != nil {
 		return b.cfg.rejected(err)
@@ -216,7 +216,7 @@ func untilAnswered(ctx context.Context) (later context.Context, cancel context.C
 }
 
 // describe makes the session's comment say what it holds.
-func (b settling) describe() {
+func (b *Bid) describe() {
 	d := b.cfg.Describe()
 	d.Token, d.Since = b.grant.Token, time.Now()
 	if b.cfg.Claim.takesAny() {

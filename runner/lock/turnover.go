@@ -19,23 +19,23 @@ import (
 // the one that frees the locks, and starts, with their token, only for locks that the
 // session has by then.
 type Turnover struct {
-	Ended []*Held // for each, Joins is true
+	Ended []*Held // for each, MayTurnOver is true
 	Said  []Said  // announcements beside the ends
-	Next  []*Bid  // for each, Joins is true
+	Next  []*Bid  // for each, MayTurnOver is true
 }
 
 // Said is an announcement on a channel. Neither field may contain quotes.
 type Said struct{ Channel, Payload string }
 
-// Joins says whether the locks can be released in a Turnover: the ledger has nothing to
+// MayTurnOver says whether the locks can be released in a Turnover: the ledger has nothing to
 // note, and the announcement is for all listeners and prefers none of them.
-func (h *Held) Joins() bool {
+func (h *Held) MayTurnOver() bool {
 	return h.cfg.mayTurnOver() && !h.recorded && h.prefers == ""
 }
 
-// Joins says whether the bid's first try can be part of a Turnover: the start needs
+// MayTurnOver says whether the bid's first try can be part of a Turnover: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
-func (b *Bid) Joins() bool {
+func (b *Bid) MayTurnOver() bool {
 	return b.cfg.mayTurnOver() && !b.usesLedger() && !b.knowledge.listens() && len(b.grant.Locks) == 0 &&
 		b.knowledge.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
 }
@@ -55,7 +55,7 @@ func (t Turnover) Do(ctx context.Context, s *session.Session) error {
 	}
 	queries = append(queries, t.exchangeQuery())
 	if len(t.Next) > 0 {
-		queries = append(queries, t.startQuery())
+		queries = append(queries, t.drawQuery())
 	}
 	answers, err := s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil && answeredError(err) == nil {
@@ -122,13 +122,13 @@ func (t Turnover) exchangeQuery() string {
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// startQuery is the query that draws one token for all bids. Joins says that none uses a ledger.
-func (t Turnover) startQuery() string {
+// drawQuery is the query that draws one token for all bids. MayTurnOver says that none uses a ledger.
+func (t Turnover) drawQuery() string {
 	var locks []advisory.Lock
 	for _, b := range t.Next {
 		locks = append(locks, b.cfg.Claim.Locks...)
 	}
-	return t.Next[0].cfg.startQueryOf(locks, "NULL", false)
+	return t.Next[0].cfg.drawQueryOf(locks, "NULL", false)
 }
 
 func (t Turnover) claim() (all Claim) {

@@ -25,7 +25,7 @@ func TestTurnover(t *testing.T) {
 		of.Claim = exclusive(number)
 		of.OfList = true
 		b := lock.NewBid(s, of, false)
-		if !b.Joins() {
+		if !b.MayTurnOver() {
 			t.Fatalf("the bid for %d does not join", number)
 		}
 		return b
@@ -42,7 +42,7 @@ func TestTurnover(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !h.Joins() {
+		if !h.MayTurnOver() {
 			t.Fatal("what is held does not join")
 		}
 		return h
@@ -116,18 +116,18 @@ func TestJoins(t *testing.T) {
 	} {
 		of := cfg
 		change(&of)
-		if lock.NewBid(s, of, false).Joins() {
+		if lock.NewBid(s, of, false).MayTurnOver() {
 			t.Errorf("%s: it joins", name)
 		}
 	}
-	if lock.NewBid(s, cfg, true).Joins() {
+	if lock.NewBid(s, cfg, true).MayTurnOver() {
 		t.Error("a bid that returns joins")
 	}
 	heard := lock.NewBid(s, cfg, false)
 	if err := heard.Listen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if heard.Joins() {
+	if heard.MayTurnOver() {
 		t.Error("a bid that has listened joins")
 	}
 }

@@ -147,7 +147,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 		w.turn.decide(w.events(), w.knowledge.trusts, w.watches())
 		w.heedWatch()
 		if !w.turn.triesBy(time.Now()) { // otherwise takeTurn verifies
-			if err := w.knowledge.verify(ctx); err != nil {
+			if err := w.knowledge.askRoles(ctx); err != nil {
 				return false, err
 			}
 		}
@@ -208,7 +208,7 @@ func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
 	burst := w.turn.take()
 	w.tryLater()
-	if err := w.knowledge.verify(ctx); err != nil {
+	if err := w.knowledge.askRoles(ctx); err != nil {
 		return false, err
 	}
 	if burst {
@@ -220,7 +220,7 @@ func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
 		return granted, err
 	}
 	if burst {
-		if err := w.knowledge.verify(ctx); err != nil { // another session may have had the lock meanwhile, and announced it
+		if err := w.knowledge.askRoles(ctx); err != nil { // another session may have had the lock meanwhile, and announced it
 			return false, err
 		}
 		w.knowledge.noteRefusal(w.refused())
@@ -249,7 +249,7 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	one := w.cfg.Claim.takesOne() && !w.cfg.Session.Quorum
 	certain := one && (w.knowledge.verdictOnAll(w.cfg.Claim.Locks).Delay == 0 || w.startsWithToken(w.cfg.Claim.Locks))
 	if certain {
-		queries = append(queries, w.startQuery(w.cfg.Claim.Locks, w.place.leaveSQL()...))
+		queries = append(queries, w.drawQuery(w.cfg.Claim.Locks, w.place.leaveSQL()...))
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()

@@ -25,7 +25,7 @@ func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 	switch {
 	case s.cfg.Private:
 		return 0
-	case s.cfg.Quorum && s.facts.promoted && now.Sub(s.facts.followed) < lockDelay:
+	case s.cfg.Quorum && s.facts.promoted && now.Sub(s.facts.attached) < lockDelay:
 		return lockDelay
 	}
 	return max(0, lockDelay-now.Sub(s.facts.began))

@@ -64,12 +64,12 @@ const keepaliveCount = 4
 // loginAnswers are the answers to the login checks of a connection that passed them.
 type loginAnswers struct {
 	age   time.Duration // of the server's lock table
-	first *string       // to Config.FirstQuestion, or nil if there was none
+	first *string       // to Config.FirstTry, or nil if there was none
 	login string        // to Config.LoginQuestion
 }
 
 // checkLogin asks, in one statement, what kind of server this is. The same statement makes the
-// settings and answers cfg.FirstQuestion and cfg.LoginQuestion, but only if the server is fit and
+// settings and answers cfg.FirstTry and cfg.LoginQuestion, but only if the server is fit and
 // no pooler stands in between: settings made through a pooler would stay on a connection that
 // others use. The process number shows a pooler: behind one, that of the login is not the
 // backend's.
@@ -81,7 +81,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	if major < OldestMajor {
 		return loginAnswers{}, tooOld(ctx, pg)
 	}
-	asked := cfg.FirstQuestion != ""
+	asked := cfg.FirstTry != ""
 	sql, formats := loginQuery(pg, cfg, major)
 	result := pg.ExecParams(ctx, sql, nil, nil, nil, formats).Read()
 	err := result.Err
@@ -89,7 +89,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	switch {
 	case !errors.As(err, &pgErr):
 	case pgErr.Code == InsufficientPrivilege && asked: // the try after the login will get the same error, and name the lock
-		cfg.FirstQuestion = ""
+		cfg.FirstTry = ""
 		return checkLogin(ctx, pg, cfg)
 	case strings.HasPrefix(pgErr.Code, classSyntaxOrAccess):
 		return loginAnswers{}, unfit(needsPostgreSQL, "the server does not understand PostgreSQL's own functions: %s", ServerSays(pgErr))
@@ -122,17 +122,17 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 
 // The columns of loginQuery, from the fourth on.
 const (
-	firstColumn = 3 // the answer to Config.FirstQuestion
+	firstColumn = 3 // the answer to Config.FirstTry
 	ageColumns  = 4 // ageInstantsSQL
 )
 
 // loginQuery is checkLogin's statement, and the formats of its columns. These are the backend's
-// process number, whether the server is a standby, the settings, the answer to FirstQuestion,
+// process number, whether the server is a standby, the settings, the answer to FirstTry,
 // ageInstantsSQL, and the answer to LoginQuestion if that is asked.
 func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats []int16) {
 	settings, first := "''", "NULL"
-	if cfg.FirstQuestion != "" {
-		first = cfg.FirstQuestion
+	if cfg.FirstTry != "" {
+		first = cfg.FirstTry
 	}
 	fit := "NOT pg_catalog.pg_is_in_recovery()"
 	if !cfg.Transaction {

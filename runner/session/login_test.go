@@ -200,7 +200,7 @@ func TestLoginHints(t *testing.T) {
 		{"a line's end", func(cfg *session.Config) { cfg.Database.Database = "app\n" }, `the connection string has blanks or a line's end in the name: "app\n"`},
 		{"no lock space, from here on", func(cfg *session.Config) {
 			fillLockTable(t, server)
-			cfg.FirstQuestion = "pg_catalog.pg_try_advisory_lock(-1)"
+			cfg.FirstTry = "pg_catalog.pg_try_advisory_lock(-1)"
 		}, "max_locks_per_transaction"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 //	dial, login    connect, in login.go
 //	login checks   one statement, in which checkLogin asks what server this is and
 //	               makes the session's settings
-//	first try      Config.FirstQuestion and Config.LoginQuestion, in that same
+//	first try      Config.FirstTry and Config.LoginQuestion, in that same
 //	               statement; their answers wait in the session
 //	wire           taken over from pgconn: from then on only the session reads it
 //
@@ -28,7 +28,7 @@ func Open(ctx context.Context, cfg Config) (*Session, error) {
 	if !cfg.Quorum {
 		return openOne(ctx, cfg)
 	}
-	cfg.FirstQuestion = ""
+	cfg.FirstTry = ""
 	s, err := openOne(ctx, cfg)
 	if err != nil {
 		return nil, err
@@ -52,7 +52,7 @@ func openOne(ctx context.Context, cfg Config) (*Session, error) {
 	}
 	s := takeWire(pg, cfg)
 	s.facts.began = s.facts.began.Add(-answers.age)
-	s.firstAnswer, s.loginAnswer = answers.first, answers.login
+	s.firstTry, s.loginAnswer = answers.first, answers.login
 	s.cfg.Database = way.pin(cfg.Database)
 	return s, nil
 }
@@ -85,13 +85,13 @@ func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
 	return s
 }
 
-// TakeFirstAnswer returns the answer to Config.FirstQuestion, once.
-func (s *Session) TakeFirstAnswer() (value string, known bool) {
-	first := s.firstAnswer
+// TakeFirstTry returns the answer to Config.FirstTry, once.
+func (s *Session) TakeFirstTry() (value string, known bool) {
+	first := s.firstTry
 	if first == nil { // in each, several goroutines use the session: this must not write to it
 		return "", false
 	}
-	s.firstAnswer = nil
+	s.firstTry = nil
 	return *first, true
 }
 

@@ -75,11 +75,11 @@ func (s *Session) noQuorum() *Error {
 	}
 }
 
-// Witness returns when the standbys have confirmed a commit on this server; without a quorum it
+// AwaitStandbys returns when the standbys have confirmed a commit on this server; without a quorum it
 // returns at once. A standby that confirms here has left any other primary. So a primary that a
 // failover left behind has no standbys for its holders' heartbeats: from then on the commands of
 // those holders live no longer than after any other loss.
-func (s *Session) Witness(ctx context.Context) error {
+func (s *Session) AwaitStandbys(ctx context.Context) error {
 	if !s.cfg.Quorum {
 		return nil
 	}
@@ -95,7 +95,7 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 	if err != nil {
 		return nil, err
 	}
-	s.join(second)
+	s.dependOn(second)
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
 	for {
@@ -137,7 +137,7 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 // answer to that names the server, so its login needs no checks.
 func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	cfg := s.cfg
-	cfg.Quorum, cfg.FirstQuestion = false, ""
+	cfg.Quorum, cfg.FirstTry = false, ""
 	if !s.cfg.Quorum {
 		pg, err := connectToHold(ctx, cfg, &route{}, nil)
 		if err != nil {
@@ -186,17 +186,17 @@ func (s *Session) acquaint(ctx context.Context, second *Session) error {
 		e.at = s.cfg.Database
 		return e
 	}
-	settled := followedFor(row[0], strings.Fields(row[2]))
+	settled := attachedFor(row[0], strings.Fields(row[2]))
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.facts.promoted, s.facts.followed = row[1] == "t", s.clock.now().Add(-settled)
+	s.facts.promoted, s.facts.attached = row[1] == "t", s.clock.now().Add(-settled)
 	return nil
 }
 
-// followedFor is how long this server has been followed by as many standbys as a commit needs. ages
+// attachedFor is how long this server has been followed by as many standbys as a commit needs. ages
 // are those of the standbys' connections, in seconds, the oldest first. A role that may not see the
 // standbys gets none.
-func followedFor(names string, ages []string) time.Duration {
+func attachedFor(names string, ages []string) time.Duration {
 	list, err := ParseStandbys(names)
 	if err != nil || list.Least < 1 || list.Least > len(ages) {
 		return 0
@@ -208,12 +208,12 @@ func followedFor(names string, ages []string) time.Duration {
 	return sinceThen(age)
 }
 
-// join makes this session end when the second one does, and makes the second one's
+// dependOn makes this session end when the second one does, and makes the second one's
 // heartbeats commits from now on.
-func (s *Session) join(second *Session) {
+func (s *Session) dependOn(second *Session) {
 	s.mu.Lock()
-	joined := s.second.joined != nil
-	s.second.joined = second
+	joined := s.second.governs != nil
+	s.second.governs = second
 	s.mu.Unlock()
 	if joined {
 		return

@@ -53,12 +53,12 @@ type Config struct {
 	// transaction that stays open has the locks, and no setting outlives it.
 	Transaction bool
 
-	// FirstQuestion and LoginQuestion are SQL expressions: the first makes the first try of a lock,
+	// FirstTry and LoginQuestion are SQL expressions: the first makes the first try of a lock,
 	// and the second asks what the caller has to know of the database. The server evaluates them
 	// together with the login checks, if it passes these, which saves a round trip. The session
-	// keeps the answers for TakeFirstAnswer and LoginAnswer. Either may be empty. With Transaction
-	// nothing that FirstQuestion takes may outlive the statement.
-	FirstQuestion, LoginQuestion string
+	// keeps the answers for TakeFirstTry and LoginAnswer. Either may be empty. With Transaction
+	// nothing that FirstTry takes may outlive the statement.
+	FirstTry, LoginQuestion string
 
 	// Private says that only this user on this machine can reach the server.
 	Private bool
@@ -101,9 +101,9 @@ type Session struct {
 	renewing sync.Mutex // held while renewed is written
 	renewed  chan boottime.Instant
 
-	firstAnswer *string // to cfg.FirstQuestion, until it is taken
-	asIs        string  // an SQL expression: see AsIsSQL
-	second      secondSession
+	firstTry *string // to cfg.FirstTry, until it is taken
+	asIs     string  // an SQL expression: see AsIsSQL
+	second   secondSession
 
 	pid     atomic.Uint32 // the backend's; behind a pooler the pooler's, until SetBackendPID
 	holding atomic.Bool   // a transaction holds the lock, and has to stay open
@@ -129,7 +129,7 @@ type serverFacts struct {
 
 	// With a quorum; guarded by the session's mu:
 	promoted bool             // the server was once a standby
-	followed boottime.Instant // its standbys have followed it since then
+	attached boottime.Instant // its standbys have followed it since then
 }
 
 // secondSession is a session that commits for another one: see second.go.
@@ -137,7 +137,7 @@ type secondSession struct {
 	opening sync.Mutex // held while a session is opened or dropped
 	// Guarded by the mu of the other session:
 	session *Session // or nil
-	joined  *Session // the one on which the other session's deadline depends, or nil
+	governs *Session // the one on which the other session's deadline depends, or nil
 }
 
 // heedFunc is called with an announcement on a channel, and with the number of the session that
@@ -232,8 +232,8 @@ func (s *Session) Deadline() boottime.Instant {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	deadline := s.provenAt.Add(leasetime.HolderShare(s.cfg.Lease))
-	if s.second.joined != nil {
-		deadline = min(deadline, s.second.joined.Deadline())
+	if s.second.governs != nil {
+		deadline = min(deadline, s.second.governs.Deadline())
 	}
 	return deadline
 }

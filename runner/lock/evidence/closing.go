@@ -144,11 +144,11 @@ func (e *Evidence) forget(w heardEnd, also func(knownStart) bool) bool {
 	return len(e.starts) < known
 }
 
-// Unverified are the sessions whose roles have to be asked for; NoteRole takes the answers. Some
+// RolesWanted are the sessions whose roles have to be asked for; NoteRole takes the answers. Some
 // have announced the end of a tenure, which counts for nothing until the role is known. Others have
 // announced a start: when their end is heard they may be gone, and it would be too late to ask for
 // their role.
-func (e *Evidence) Unverified() (pids []uint32) {
+func (e *Evidence) RolesWanted() (pids []uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	note := func(pid uint32) {

@@ -64,7 +64,7 @@ func fuzzStep(h *Evidence, step []byte, asOf int, withStrangers bool) {
 		}
 		h.Saw(l, lockkey.ID{Number: 7}, asOf)
 	case 6:
-		for _, pid := range h.Unverified() {
+		for _, pid := range h.RolesWanted() {
 			role := uint32(0) // the session is gone
 			if what&1 != 0 {
 				role = fuzzRole(pid)

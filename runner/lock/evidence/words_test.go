@@ -26,7 +26,7 @@ func TestCounts(t *testing.T) {
 		h.looks(holds(holder, theirs, 5))
 		h.says(speaker, tt.event, 5)
 		h.wants(tt.name+", before its role is known", theirDelay, true)
-		if got := h.Unverified(); len(got) != 1 || got[0] != speaker {
+		if got := h.RolesWanted(); len(got) != 1 || got[0] != speaker {
 			t.Errorf("%s: unverified %v", tt.name, got)
 		}
 		h.NoteRole(speaker, tt.role)
@@ -34,7 +34,7 @@ func TestCounts(t *testing.T) {
 		if h.Trusts(speaker) != (tt.want == 0) && len(h.starts) > 0 {
 			t.Errorf("%s: credible %v", tt.name, h.Trusts(speaker))
 		}
-		if got := h.Unverified(); len(got) != 0 {
+		if got := h.RolesWanted(); len(got) != 0 {
 			t.Errorf("%s: still unverified %v", tt.name, got)
 		}
 	}
@@ -202,7 +202,7 @@ func TestPassingNewcomer(t *testing.T) {
 	h := newTold(t)
 	h.looks()
 	h.says(second, Started, 6)
-	if got := h.Unverified(); len(got) != 1 || got[0] != second {
+	if got := h.RolesWanted(); len(got) != 1 || got[0] != second {
 		t.Fatalf("unverified %v", got)
 	}
 	h.NoteRole(second, ours)
@@ -210,19 +210,19 @@ func TestPassingNewcomer(t *testing.T) {
 	h.wants("it has ended", 0, false)
 
 	h.says(third, Started, 7)
-	for range 2 { // until NoteRole is called, Unverified stays the same
-		if got := h.Unverified(); len(got) != 1 || got[0] != third {
+	for range 2 { // until NoteRole is called, RolesWanted stays the same
+		if got := h.RolesWanted(); len(got) != 1 || got[0] != third {
 			t.Fatalf("unverified %v", got)
 		}
 	}
 	h.NoteRole(third, 0)
-	if got := h.Unverified(); len(got) != 0 {
+	if got := h.RolesWanted(); len(got) != 0 {
 		t.Errorf("one that is gone is asked for again: %v", got)
 	}
 	h.wants("one that was gone at once", testDelay, true)
 	h.says(third, Clean, 7)
 	h.wants("and its end, before anybody has asked", testDelay, true)
-	if got := h.Unverified(); len(got) != 1 || got[0] != third {
+	if got := h.RolesWanted(); len(got) != 1 || got[0] != third {
 		t.Errorf("it has said more, and unverified are %v", got)
 	}
 	h.NoteRole(third, 0)

@@ -11,18 +11,18 @@ import (
 
 // With a quorum, and in a transaction, a second session draws the token, beside the lock's own.
 
-// drawBeside draws the token on a second connection. With a quorum the lock's own session
+// drawOnSecond draws the token on a second connection. With a quorum the lock's own session
 // must never hang in a commit. In the transaction that holds the lock, a transaction number would
 // hold back vacuum for as long as the command runs. Afterwards it asks the lock's own session
 // whether it still has the lock: the draw may take more time than the lock's session
 // has left.
-func (b settling) drawBeside(ctx context.Context) error {
+func (b *Bid) drawOnSecond(ctx context.Context) error {
 	if !b.cfg.Session.Transaction { // in a transaction the try has told the server's identity
 		if err := b.identify(ctx); err != nil {
 			return err
 		}
 	}
-	drawn, err := b.drawOnSecond(ctx)
+	drawn, err := b.tokenOnSecond(ctx)
 	if err != nil {
 		return err
 	}
@@ -30,7 +30,7 @@ func (b settling) drawBeside(ctx context.Context) error {
 		return session.NotPostgreSQL()
 	}
 	var queries []string
-	if b.cfg.announces() {
+	if b.cfg.hasLine() {
 		for _, l := range b.grant.Locks {
 			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayloadSQL(l, drawn[0])))
 		}
@@ -75,11 +75,11 @@ func (b *Bid) noteIdentity(row []string) error {
 	return nil
 }
 
-// drawOnSecond draws the token on the second connection. With a quorum its commit waits for the
+// tokenOnSecond draws the token on the second connection. With a quorum its commit waits for the
 // standbys. It announces nothing: while a commit with a NOTIFY waits, every other NOTIFY
 // on the server waits, too.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
-func (b settling) drawOnSecond(ctx context.Context) ([]string, error) {
+func (b *Bid) tokenOnSecond(ctx context.Context) ([]string, error) {
 	commit := "local"
 	if b.cfg.Session.Quorum {
 		commit = "on"
@@ -104,7 +104,7 @@ func (b settling) drawOnSecond(ctx context.Context) ([]string, error) {
 
 // rowOnSecond is the row of columns on the second connection, in a transaction that the standbys
 // confirm if there is a quorum.
-func (b settling) rowOnSecond(ctx context.Context, width int, columns string) ([]string, error) {
+func (b *Bid) rowOnSecond(ctx context.Context, width int, columns string) ([]string, error) {
 	if b.cfg.Session.Quorum {
 		return b.s.Commit(ctx, columns)
 	}
