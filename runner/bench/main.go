@@ -244,7 +244,7 @@ func (b *bench) install() error {
 			return fmt.Errorf("install pglead: %w", err)
 		}
 		*program = filepath.Join(b.dir, name)
-		if err := os.WriteFile(*program, text, 0o700); err != nil {
+		if err := os.WriteFile(*program, text, 0o700); err != nil { //nolint:gosec // it is a program
 			return fmt.Errorf("install pglead: %w", err)
 		}
 	}

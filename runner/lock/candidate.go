@@ -72,8 +72,7 @@ func (c *Candidate) answered() {
 // Acquire opens a session, takes the lock on it, and returns when a command may be started under
 // it. It waits out any obstacle that passes by itself, for as long as Config.Wait allows. It calls
 // prepare, unless that is nil, once for each session, in parallel with the questions to the server
-// or with the wait. In prepare the caller prepares what the command needs; if the session is given
-// up, Acquire calls abandon, which undoes that. Errors are
+// or with the wait. Errors are
 //
 //	*ConflictError                            somebody else has the lock
 //	*ledger.PausedError, *ledger.DoneError    the ledger says that nobody should start
@@ -83,7 +82,7 @@ func (c *Candidate) answered() {
 //
 // and otherwise ctx's cause, or an error of prepare. If ctx ends while the start is under way at the
 // server, Acquire may succeed all the same: the caller then gives the locks back.
-func (c *Candidate) Acquire(ctx context.Context, prepare func(*session.Session) (abandon func(), err error)) (*Held, error) {
+func (c *Candidate) Acquire(ctx context.Context, prepare Prepare) (*Held, error) {
 	c.begin()
 	for p := newReconnects(); ; {
 		held, err := c.attempt(ctx, prepare)
@@ -100,7 +99,7 @@ func (c *Candidate) Acquire(ctx context.Context, prepare func(*session.Session) 
 }
 
 // attempt is what Acquire does with one session.
-func (c *Candidate) attempt(ctx context.Context, prepare func(*session.Session) (func(), error)) (*Held, error) {
+func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error) {
 	returning, firstTry := c.past.has(returned), ""
 	if !returning { // a returning candidate has a place in line, and must not overtake those before it
 		firstTry = c.cfg.firstTrySQL()

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/pglead/pglead/runner/advisory"
-	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -42,33 +41,4 @@ func (w *waiter) goDormant(ctx context.Context) error {
 func (w *waiter) wake(ctx context.Context) (found *look, err error) {
 	w.beatPlainly()
 	return w.listenAndLook(ctx)
-}
-
-// callIfFew calls while few listen and others are dormant. With several locks nobody
-// calls.
-func (w *waiter) callIfFew(ctx context.Context, found *look) error {
-	claim := w.cfg.Claim
-	few := crowd.FewListen(found.marked, found.waiting) && (claim.takesAny() || claim.takesOne())
-	if few == w.place.held[callLock] {
-		return nil
-	}
-	call := w.place.lock(callLock)
-	sql := call.UnlockSQL()
-	if few {
-		sql = call.TrySQL()
-	}
-	n, err := w.number(ctx, "SELECT "+sql+"::int")
-	if n == 1 { // otherwise another waiter's heartbeat has the lock, and the next look comes soon
-		w.place.held[callLock] = few
-	}
-	return err
-}
-
-// hearCall reads the answer to a dormant waiter's heartbeat.
-func (w *waiter) hearCall(answers []session.Rows) {
-	if !answers[0].Is("f") {
-		return
-	}
-	w.called.Store(true)
-	nudge(w.knowledge.news)
 }

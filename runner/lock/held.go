@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/session"
@@ -18,16 +19,18 @@ type Held struct {
 	Session *session.Session
 	Took    time.Duration // all of Acquire; 0 for an item of a list
 
-	end      ledger.End    // of the command
-	noted    int           // the ledger was told the end for this many of the locks already
-	unknown  bool          // for one of those it has no such run, of which nobody was warned yet
-	showsEnd bool          // the session's name will show the end
-	requests chan struct{} // requests to step down
-	prefers  string        // the host that is to have the lock next
-	next     succession
-	since    time.Time // when Settle was done, and the command could start
-	stays    time.Time // the session stays until then, after the release
-	reported bool      // by ReportLostRuns. Err can't tell: it is set after a mere Close, too
+	end       ledger.End      // of the command
+	noted     int             // the ledger was told the end for this many of the locks already
+	unknown   bool            // for one of those it has no such run, of which nobody was warned yet
+	showsEnd  bool            // the session's name will show the end
+	requests  chan struct{}   // requests to step down
+	prefers   string          // the host that is to have the lock next
+	followers crowd.Followers // in line
+	line      lockkey.ID      // where they stand
+	calling   bool            // the session calls them
+	since     time.Time       // when Settle was done, and the command could start
+	stays     time.Time       // the session stays until then, after the release
+	reported  bool            // by ReportLostRuns. Err can't tell: it is set after a mere Close, too
 }
 
 // After a brief tenure, or if the holder had to call those in line, the session stays for
@@ -65,8 +68,8 @@ func (h *Held) Release(ctx context.Context) error {
 		return err // if the server only has no memory for one more lock, the next in line look by themselves
 	}
 	queries, unlock := h.releaseParts(h.end)
-	queries = append(queries, h.next.endCallQuery()...)
-	staysForRole := h.showsEnd && (h.next.who != crowd.NoneToCall || time.Since(h.since) < briefTenure)
+	queries = append(queries, h.endCallQuery()...)
+	staysForRole := h.showsEnd && (h.followers != crowd.NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.OfList && !staysForRole})
 	if err != nil && answeredError(err) == nil {
 		return err

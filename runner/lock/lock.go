@@ -40,7 +40,6 @@
 //	line       the waiters, each with a ticket
 //	place      a bid's place in line: its ticket, and other locks that it has for that
 //	turn       when a waiter looks and tries next
-//	succession what a holder knows of the waiters that may be next
 //	burst      many tries in one statement, when the lock is about to be freed
 //	dormant    a waiter so far behind that it doesn't listen
 //

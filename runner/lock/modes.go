@@ -7,7 +7,7 @@ package lock
 //	several locks            they are taken one after the other, with a      Bid.Try, waiter.join
 //	                         place in the line of the next one
 //	                         all marks of their lines count                  lacksCommon
-//	                         nobody calls the dormant waiters                waiter.callIfFew, succession
+//	                         nobody calls the dormant waiters                waiter.callIfFew, followers
 //	slots (Claim.Gate)       any one lock will do                            Bid.noteResult
 //	                         there is one line for all of them, the gate's   Claim.lineFor, takeGate
 //	                         nobody watches the holders                      watchHolder

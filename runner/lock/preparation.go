@@ -6,20 +6,24 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
+// Prepare prepares, for a session, what a command needs. If the session is given up, abandon undoes
+// that; it may be nil.
+type Prepare func(*session.Session) (abandon func(), err error)
+
 // preparation is the call of Acquire's prepare for a session. There is only one.
 type preparation struct {
 	begun bool
-	call  func() (undo func(), err error) // only once, however often it is called
+	call  func() (abandon func(), err error) // only once, however often it is called
 }
 
 // newPreparation returns a preparation that has not begun. prepare is nil if there is nothing to
 // prepare.
-func newPreparation(s *session.Session, prepare func(*session.Session) (undo func(), err error)) *preparation {
-	return &preparation{call: sync.OnceValues(func() (undo func(), err error) {
+func newPreparation(s *session.Session, prepare Prepare) *preparation {
+	return &preparation{call: sync.OnceValues(func() (abandon func(), err error) {
 		if prepare != nil {
-			undo, err = prepare(s)
+			abandon, err = prepare(s)
 		}
-		return undo, err
+		return abandon, err
 	})}
 }
 
@@ -41,7 +45,7 @@ func (p *preparation) abandon() {
 	if !p.begun {
 		return
 	}
-	if undo, _ := p.call(); undo != nil {
-		undo()
+	if abandon, _ := p.call(); abandon != nil {
+		abandon()
 	}
 }

@@ -33,7 +33,7 @@ type waiter struct {
 
 // newWaiter returns the candidate's waiter on a session. returning says that others may have had
 // the locks since the candidate's last session.
-func (c *Candidate) newWaiter(s *session.Session, returning bool, prepare func(*session.Session) (func(), error)) *waiter {
+func (c *Candidate) newWaiter(s *session.Session, returning bool, prepare Prepare) *waiter {
 	w := &waiter{
 		Bid: NewBid(s, c.cfg, returning), candidate: c, returning: returning,
 		turn: turn{own: s.BackendPID(), lease: c.cfg.Session.Lease},
@@ -70,7 +70,7 @@ func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	held.next = w.whoFollows()
+	held.followers, held.line = w.followers(), w.nextLine()
 	held.heedRequests()
 	return held, nil
 }

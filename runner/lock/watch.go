@@ -58,17 +58,9 @@ func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, enough time.Dura
 	}
 	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, w.turn.rank == 1)
 	on, ask := &w.watched, w.askPace()
-	judge := func(received boottime.Instant, row []string) (watchState, time.Duration) {
-		state, age, left := on.compare(of, received, row)
-		switch {
-		case state != watching:
-			return state, 0
-		case left == 0:
-			return watching, ask.whenDue(age)
-		}
-		return watching, ask.whileSilent(enough-left, left)
-	}
-	w.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, enough, judge)
+	w.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, enough, func(received boottime.Instant, row []string) (watchState, time.Duration) {
+		return on.judge(of, ask, received, row)
+	})
 	first := ask.whenDue(of.age)
 	if of.age < crowd.FirstBeat { // the request may have been its start, which this session has not heard
 		first = crowd.FirstBeat - of.age + crowd.LookAfter
@@ -167,26 +159,25 @@ func (w *watch) sees(last lastBeat, received boottime.Instant) (since boottime.I
 	return w.since, again
 }
 
-// compare compares an answer with earlier ones. While the watch goes on, it returns the age
-// of the holder's request or, if an earlier answer showed this request, the time
-// left until the holder has been silent for long enough.
-func (w *watch) compare(of lastBeat, received boottime.Instant, row []string) (state watchState, age, left time.Duration) {
-	if len(row) != 5 || row[0] != "f" || row[1] != of.opened {
-		return shouldTry, 0, 0
+// judge is the judge of a holder, last of which was seen. The caller holds mu.
+func (w *watch) judge(last lastBeat, ask askPace, received boottime.Instant, row []string) (watchState, time.Duration) {
+	if len(row) != 5 || row[0] != "f" || row[1] != last.opened {
+		return shouldTry, 0
 	}
 	d, _ := describe.Parse(row[4])
 	if d.Beat == 0 {
-		return shouldLook, 0, 0
+		return shouldLook, 0
 	}
-	of.beat, of.changed = d.Beat, row[2]
-	since, again := w.sees(of, received)
-	if !again {
-		return watching, requestAge(row[3]), 0
+	last.beat, last.changed = d.Beat, row[2]
+	since, again := w.sees(last, received)
+	left := since.Add(w.enough).Sub(received)
+	switch {
+	case !again:
+		return watching, ask.whenDue(requestAge(row[3]))
+	case left <= 0:
+		return shouldLook, 0
 	}
-	if left = since.Add(w.enough).Sub(received); left <= 0 {
-		return shouldLook, 0, 0
-	}
-	return watching, 0, left
+	return watching, ask.whileSilent(w.enough-left, left)
 }
 
 // watchLock makes the heartbeat probe a lock whose holder shows nothing of itself.
