@@ -50,8 +50,8 @@ func (g *grant) mayAnnounceEnd() bool { return g.drawn() && g.startsAtOnce() }
 func (g *grant) undraw() { g.Token, g.SystemID, g.recorded = 0, "", false }
 
 // endQueries are the queries that announce, for each lock, that its command is dead, and the
-// query that gives all locks back. prefers is the host that should hold them next, or empty. The
-// queries are the faster if expects is right, which says that somebody listens.
+// query that gives all locks back. prefers is the host that should hold them next, or empty.
+// expects says that somebody probably listens; if it is right, the queries are faster.
 func (g *grant) endQueries(prefers string, expects bool) (words []string, unlock string) {
 	for _, l := range g.Locks {
 		listeners := g.cfg.Claim.listenersSQL(g.Locks)

@@ -28,7 +28,8 @@
 // What a waiter knows (package evidence):
 //
 //	word       what is said on a lock's NOTIFY channel: started, clean, dead, left
-//	look       a question for all that the server shows of a lock; each row is a seat
+//	look       a question for all that the server shows of a lock
+//	seat       a session's part in a lock, as a look shows it
 //	watch      what the first in line ask about the holder alone, with their heartbeats
 //	knowledge  what a bid knows of others that have its locks, or had them
 //	evidence   what a waiter has heard and seen of a lock's holders, and the verdict that

@@ -17,7 +17,7 @@ package lock
 //	                         the guard can't release the lock                Held.EncodedRelease
 //	in a transaction         waiters poll: there is no line                  waiter.poll
 //	(Session.Transaction)    neither the start nor the end is announced      drawOnSecond, endTransaction
-//	                         the token comes from a second session           tryInTransaction, drawOnSecond
+//	                         the token comes from a second session           drawOnSecond
 //	quorum (Session.Quorum)  what counts is what the standbys have           drawOnSecond, noteEnds,
 //	                         confirmed, on a second session                  Session.AwaitStandbys
 //	                         the first try does not travel with the login,   session.Open,
