@@ -27,7 +27,7 @@ type fetched struct {
 
 // startErrand runs an errand in parallel with the command that starts next. The errand releases
 // the last command's lock and, if that command was brief, fetches the next item's lock.
-func (w *worker) startErrand(ctx context.Context, last *finishedItem) <-chan fetched {
+func (w *worker) startErrand(ctx context.Context, last *job) <-chan fetched {
 	got := make(chan fetched)
 	ahead := w.brief && !w.cfg.Session.Transaction // with transactions a worker has one lock at a time
 	go func() {
@@ -43,7 +43,7 @@ func (w *worker) startErrand(ctx context.Context, last *finishedItem) <-chan fet
 
 // fetchAhead fetches the next item's lock, and gives it back if the command doesn't end
 // within aheadMost.
-func (w *worker) fetchAhead(ctx context.Context, last *finishedItem, got chan<- fetched) {
+func (w *worker) fetchAhead(ctx context.Context, last *job, got chan<- fetched) {
 	next, err := w.fetch(ctx, last, true)
 	if next == nil {
 		got <- fetched{err: err}

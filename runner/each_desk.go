@@ -13,7 +13,7 @@ type desk struct{ orders chan *deskOrder }
 
 // deskOrder is a lock to release, one to try for, or both.
 type deskOrder struct {
-	last    *finishedItem
+	last    *job
 	said    lock.Said // to the other workers on the list, about last's end
 	next    *job
 	granted bool
@@ -67,10 +67,10 @@ func (d desk) carryOut(s *session.Session, batch []*deskOrder) {
 
 // turnOver releases the lock of the last command, and tries for the lock of the next
 // job. Either may be nil. If possible, one round trip does both.
-func (w *worker) turnOver(ctx context.Context, last *finishedItem, next *job) (granted bool, err error) {
+func (w *worker) turnOver(ctx context.Context, last, next *job) (granted bool, err error) {
 	o := &deskOrder{done: make(chan struct{})}
 	if last != nil {
-		defer w.forget(ctx, last.job)
+		defer w.forget(ctx, last)
 		if last.well && last.held.MayTurnOver() {
 			o.last, o.said = last, w.said(last)
 		} else { // others will retry an item that failed, so Release waits for those that were just refused
@@ -94,7 +94,7 @@ func (w *worker) turnOver(ctx context.Context, last *finishedItem, next *job) (g
 }
 
 // releaseAlone releases the lock of a command that has ended, outside a turnover.
-func (e *each) releaseAlone(ctx context.Context, last *finishedItem) {
+func (e *each) releaseAlone(ctx context.Context, last *job) {
 	if !e.cfg.Session.Transaction {
 		// If Tell fails, the session is lost, or at worst somebody else runs the item
 		// again.

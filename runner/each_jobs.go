@@ -29,6 +29,10 @@ type job struct {
 	held    *lock.Held // from the grant on
 	signals chan os.Signal
 	renewed chan boottime.Instant
+	// Once the command has ended, until the lock is released:
+	run     *run
+	outcome Outcome
+	well    bool
 	// Under jobs.mu:
 	heeds bool      // the heartbeat looks for requests to step down
 	alive time.Time // until then the work on this item is not stuck

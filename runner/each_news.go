@@ -50,7 +50,7 @@ func (e *endsHeard) add(id lockkey.ID, end knownEnd) {
 }
 
 // said is the announcement of an item's end.
-func (e *each) said(last *finishedItem) lock.Said {
+func (e *each) said(last *job) lock.Said {
 	return lock.SaidOfItem(e.cfg.List, last.Lock.ID, last.well)
 }
 

@@ -39,14 +39,6 @@ type worker struct {
 	retry   *string      // an item to try again: it was fetched too early, or its command still runs here
 }
 
-// finishedItem is an item whose command has ended, and whose lock is still held.
-type finishedItem struct {
-	*job
-	run     *run
-	outcome Outcome
-	well    bool
-}
-
 // loop works on the items in the queue until the queue is closed.
 func (w *worker) loop(ctx context.Context) error {
 	defer func() {
@@ -55,7 +47,8 @@ func (w *worker) loop(ctx context.Context) error {
 		}
 	}()
 	next, err := w.fetch(ctx, nil, false)
-	for last := (*finishedItem)(nil); next != nil; {
+	var last *job
+	for next != nil {
 		got := w.startErrand(ctx, last) // releases the last one's lock
 		ran, failed := w.runItem(ctx, next)
 		if failed != nil {
@@ -80,7 +73,7 @@ func (w *worker) loop(ctx context.Context) error {
 
 // fetch releases the lock of the last command, if there is one, and takes the lock of
 // the next free item. It returns nil if there is no such item or, if ahead, none yet.
-func (w *worker) fetch(ctx context.Context, last *finishedItem, ahead bool) (*job, error) {
+func (w *worker) fetch(ctx context.Context, last *job, ahead bool) (*job, error) {
 	for {
 		j, err := w.pick(ctx, last == nil && !ahead)
 		if err != nil {
@@ -193,10 +186,9 @@ func (w *worker) giveBack(j *job) {
 	w.describe(j.session)
 }
 
-// runItem runs an item's command. If it returns a finished item, the caller has to release that
-// item's lock.
-func (w *worker) runItem(ctx context.Context, j *job) (*finishedItem, error) {
-	if err := w.readyGuard(); err != nil {
+// runItem runs an item's command. If it returns the job, the caller has to release its lock.
+func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err error) {
+	if err = w.readyGuard(); err != nil {
 		w.giveBack(j)
 		return nil, err
 	}
@@ -224,7 +216,8 @@ func (w *worker) runItem(ctx context.Context, j *job) (*finishedItem, error) {
 		r.release(outcome)
 	default:
 		w.ends.add(j.Lock.ID, knownEnd{well: well, here: true})
-		return &finishedItem{job: j, run: r, outcome: outcome, well: well}, err
+		j.run, j.outcome, j.well = r, outcome, well
+		return j, err
 	}
 	w.forget(ctx, j)
 	return nil, err
@@ -277,7 +270,7 @@ func (w *worker) readyGuard() (err error) {
 }
 
 // releaseLast releases the lock of a command that has ended, if there is one.
-func (w *worker) releaseLast(ctx context.Context, last *finishedItem) {
+func (w *worker) releaseLast(ctx context.Context, last *job) {
 	if last != nil {
 		_, _ = w.turnOver(ctx, last, nil) // its results concern the next item, and there is none
 	}
