@@ -86,9 +86,9 @@ func Each(cfg EachConfig) (Tally, error) {
 			return e.tally, err
 		}
 		defer e.shared.Close()
-		e.desk = desk{make(chan *deskOrder)}
-		defer close(e.desk.orders)
-		go e.desk.serve(e.shared)
+		e.turnovers = turnovers{make(chan *turnoverPart)}
+		defer close(e.turnovers.parts)
+		go e.turnovers.run(e.shared)
 	}
 	e.passes(ctx)
 	for _, lost := range e.lost {
@@ -110,8 +110,8 @@ type each struct {
 	ends endsHeard
 	bids bids
 
-	shared *session.Session // the session of all commands; nil with transactions
-	desk   desk             // of that session
+	shared    *session.Session // the session of all commands; nil with transactions
+	turnovers turnovers        // of that session
 
 	mu       sync.Mutex
 	tally    Tally

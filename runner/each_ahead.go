@@ -5,29 +5,29 @@ import (
 	"time"
 )
 
-// If the previous command was brief, an errand to the server runs in parallel with the next one:
+// If the previous command was brief, the worker fetches ahead, in parallel with the next one:
 //
 //	command   1 ────────┤2 ────────┤3 ────────┤
-//	errand              │fetch 3   │free 2,   │free 3,
+//	server              │fetch 3   │free 2,   │free 3,
 //	                    │          │fetch 4   │fetch 5
 //
-// Otherwise the worker takes the next lock between two commands. An errand saves 16 % of
-// the time for each `true`, and still 9 % with -P 4.
+// Otherwise it takes the next lock between two commands. To fetch ahead saves 16 % of the time for
+// each `true`, and still 9 % with -P 4.
 
 // aheadMost is how long a lock that was fetched ahead is kept while the worker is busy: others skip
 // the item meanwhile. It is as long as a brief command may last, since a worker fetches ahead only
 // after a brief command, and expects another (see child.Child.Guard).
 const aheadMost = 20 * time.Millisecond
 
-// fetched is the result of an errand: the next item, whose lock the worker now has, or nil.
+// fetched is what was fetched ahead: the next item, whose lock the worker now has, or nil.
 type fetched struct {
 	next *job
 	err  error
 }
 
-// startErrand runs an errand in parallel with the command that starts next. The errand releases
-// the last command's lock and, if that command was brief, fetches the next item's lock.
-func (w *worker) startErrand(ctx context.Context, last *job) <-chan fetched {
+// startFetchAhead releases the last command's lock, in parallel with the command that starts next.
+// If the last command was brief, it fetches the next item's lock, too.
+func (w *worker) startFetchAhead(ctx context.Context, last *job) <-chan fetched {
 	got := make(chan fetched)
 	ahead := w.brief && !w.cfg.Session.Transaction // with transactions a worker has one lock at a time
 	go func() {

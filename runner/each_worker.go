@@ -19,17 +19,17 @@ import (
 // the lock together with the next try. After a brief command it does both in parallel
 // with the next command.
 //
-//	each.runWorker      the worker's session; each.pass calls it once for each worker
-//	  loop              fetch, runItem, fetch, runItem …
-//	    fetch           releases the last lock, and takes the next free item's
-//	      pick          the next item that this process doesn't know to be done or under way here
-//	      readyGuard    the guard gets ready while the server answers
-//	      turnOver      the round trip to the server (each_desk.go)
-//	      take          settles the lock (lock.Bid.Settle), or skips the item
-//	    startErrand     releases the last lock while the command runs (each_ahead.go)
-//	      fetchAhead    after a brief command: fetches the next lock, too
-//	    runItem         runs the command under its lock
-//	      runCommand    as for pglead run (run.go)
+//	each.runWorker       the worker's session; each.pass calls it once for each worker
+//	  loop               fetch, runItem, fetch, runItem …
+//	    fetch            releases the last lock, and takes the next free item's
+//	      pick           the next item that this process doesn't know to be done or under way here
+//	      readyGuard     the guard gets ready while the server answers
+//	      turnOver       the round trip to the server (each_turnover.go)
+//	      take           settles the lock (lock.Bid.Settle), or skips the item
+//	    startFetchAhead  releases the last lock while the command runs (each_ahead.go)
+//	      fetchAhead     after a brief command: fetches the next lock, too
+//	    runItem          runs the command under its lock
+//	      runCommand     as for pglead run (run.go)
 type worker struct {
 	*each
 	session *session.Session
@@ -49,10 +49,10 @@ func (w *worker) loop(ctx context.Context) error {
 	next, err := w.fetch(ctx, nil, false)
 	var last *job
 	for next != nil {
-		got := w.startErrand(ctx, last) // releases the last one's lock
+		got := w.startFetchAhead(ctx, last) // releases the last one's lock
 		ran, failed := w.runItem(ctx, next)
 		if failed != nil {
-			w.cancel(failed) // also ends the errand
+			w.cancel(failed) // also ends the fetch
 		}
 		fetched := <-got
 		last, next = ran, fetched.next

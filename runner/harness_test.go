@@ -31,7 +31,8 @@ supervise_orders    the same, with all that may happen in every order
 linger              --min-hold
 signals             signals while no command runs
 unstarted           a session that is lost before the command starts
-each, each_desk     lists
+each                lists
+each_turnover       a lock that was tried for when its list ended
 each_alive          what a list tells the watchdog
 harness             for all tests
 `

@@ -7,12 +7,12 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// desk takes the workers' orders to the server. Orders that arrive while it waits for an
-// answer travel together in the next round trip, with one token.
-type desk struct{ orders chan *deskOrder }
+// turnovers are the turnovers of one session. What workers ask for while the session waits for an
+// answer travels together in the next turnover, with one token.
+type turnovers struct{ parts chan *turnoverPart }
 
-// deskOrder is a lock to release, one to try for, or both.
-type deskOrder struct {
+// turnoverPart is what one worker asks for: a lock to release, one to try for, or both.
+type turnoverPart struct {
 	last    *job
 	said    lock.Said // to the other workers on the list, about last's end
 	next    *job
@@ -21,71 +21,71 @@ type deskOrder struct {
 	done    chan struct{}
 }
 
-// mostOrders limits the orders in one round trip: a statement can have 1,664 columns.
-const mostOrders = 256
+// mostParts limits the parts of one turnover: a statement can have 1,664 columns.
+const mostParts = 256
 
-// serve takes orders until the channel is closed.
-func (d desk) serve(s *session.Session) {
-	for o := range d.orders {
-		batch := []*deskOrder{o}
-		for more := true; more && len(batch) < mostOrders; {
+// run does one turnover after the other until the channel is closed.
+func (t turnovers) run(s *session.Session) {
+	for p := range t.parts {
+		parts := []*turnoverPart{p}
+		for more := true; more && len(parts) < mostParts; {
 			select {
-			case o, more = <-d.orders:
+			case p, more = <-t.parts:
 				if more {
-					batch = append(batch, o)
+					parts = append(parts, p)
 				}
 			default:
 				more = false
 			}
 		}
-		d.carryOut(s, batch)
+		doTurnover(s, parts)
 	}
 }
 
-func (d desk) carryOut(s *session.Session, batch []*deskOrder) {
+func doTurnover(s *session.Session, parts []*turnoverPart) {
 	var t lock.Turnover
-	for _, o := range batch {
-		if o.last != nil {
-			t.Ended = append(t.Ended, o.last.held)
-			t.Said = append(t.Said, o.said)
+	for _, p := range parts {
+		if p.last != nil {
+			t.Ended = append(t.Ended, p.last.held)
+			t.Said = append(t.Said, p.said)
 		}
-		if o.next != nil {
-			t.Next = append(t.Next, o.next.bid)
+		if p.next != nil {
+			t.Next = append(t.Next, p.next.bid)
 		}
 	}
 	err := t.Do(context.Background(), s) // it returns at the latest when the session ends
-	for _, o := range batch {
-		if o.last != nil {
-			o.last.run.afterRelease(o.last.outcome, err)
+	for _, p := range parts {
+		if p.last != nil {
+			p.last.run.afterRelease(p.last.outcome, err)
 		}
-		if o.next != nil {
-			o.granted, o.err = err == nil && o.next.bid.Complete(), err
+		if p.next != nil {
+			p.granted, p.err = err == nil && p.next.bid.Complete(), err
 		}
-		close(o.done)
+		close(p.done)
 	}
 }
 
 // turnOver releases the lock of the last command, and tries for the lock of the next
 // job. Either may be nil. If possible, one round trip does both.
 func (w *worker) turnOver(ctx context.Context, last, next *job) (granted bool, err error) {
-	o := &deskOrder{done: make(chan struct{})}
+	p := &turnoverPart{done: make(chan struct{})}
 	if last != nil {
 		defer w.forget(ctx, last)
 		if last.well && last.held.MayTurnOver() {
-			o.last, o.said = last, w.said(last)
+			p.last, p.said = last, w.said(last)
 		} else { // others will retry an item that failed, so Release waits for those that were just refused
 			w.releaseAlone(ctx, last)
 		}
 	}
 	if next != nil && next.bid.MayTurnOver() {
-		o.next = next
+		p.next = next
 	}
-	if o.last != nil || o.next != nil {
-		w.desk.orders <- o
-		<-o.done
+	if p.last != nil || p.next != nil {
+		w.turnovers.parts <- p
+		<-p.done
 	}
-	if next == nil || o.next != nil {
-		return o.granted, o.err
+	if next == nil || p.next != nil {
+		return p.granted, p.err
 	}
 	// This waits for the answer even if the list has ended: if the session got the lock, somebody
 	// has to give it back. Other commands may need the session, and keep the lock with it, for a
