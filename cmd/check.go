@@ -109,7 +109,7 @@ func (f *lookFlags) pronounce(w io.Writer, key string, within time.Duration, v l
 		_, err = fmt.Fprintln(w, text)
 	}
 	if err == nil && !v.Fine() {
-		return &silentExit{exitNo}
+		return &silentExit{code: exitNo}
 	}
 	return err
 }

@@ -70,7 +70,7 @@ The exit status is 0 if nothing fails, that of pglead run if that would fail
 			if err != nil || d.Status == 0 {
 				return err
 			}
-			return &silentExit{d.Status}
+			return &silentExit{code: d.Status}
 		},
 	}
 	flags := cmd.Flags()

@@ -211,7 +211,7 @@ func (f *eachFlags) summary(u *ui, items int, t runner.Tally, err error) error {
 	if err != nil || code == 0 {
 		return err
 	}
-	return &silentExit{code}
+	return &silentExit{code: code}
 }
 
 // progress is the status line of a list.

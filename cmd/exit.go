@@ -42,11 +42,6 @@ const (
 	exitSignalBase    = 128
 )
 
-// commandEnded carries the outcome of a command that ran through cobra, as an error.
-type commandEnded struct{ outcome runner.Outcome }
-
-func (e *commandEnded) Error() string { return "the command ended" }
-
 // usageError is a mistake on the command line or in a PGLEAD_ variable.
 type usageError struct {
 	err  error
@@ -105,8 +100,12 @@ func unstarted(err error, what string, database *pgconn.Config) error {
 	return err
 }
 
-// silentExit is an exit that needs no further message.
-type silentExit struct{ code int }
+// silentExit is an end that needs no further message: an exit with this status or, if there is one,
+// a death of this signal.
+type silentExit struct {
+	code int
+	sig  unix.Signal
+}
 
 func (e *silentExit) Error() string { return "all has been said" }
 
@@ -126,7 +125,6 @@ func exit(u *ui, err error) int {
 	defer u.flush()
 	u.endStatus()
 	var (
-		done        *commandEnded
 		interrupted *runner.InterruptedError
 		refused     *refusedError
 		silent      *silentExit
@@ -135,15 +133,8 @@ func exit(u *ui, err error) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, &done):
-		switch status := done.outcome.Status; {
-		case done.outcome.Asked.Has(runner.ByTimeout):
-			return exitTimeout
-		case status.Signaled():
-			return dieOf(u, status.Signal())
-		default:
-			return status.ExitStatus()
-		}
+	case errors.As(err, &silent) && silent.sig != 0:
+		return dieOf(u, silent.sig)
 	case errors.As(err, &silent):
 		return silent.code
 	case errors.As(err, &finished):
@@ -258,8 +249,12 @@ func (o *options) end(outcome runner.Outcome, err error) error {
 		return &refusedError{paused, o.conflictCode, o.resumption(paused)}
 	case err != nil:
 		return err
+	case outcome.Asked.Has(runner.ByTimeout):
+		return &silentExit{code: exitTimeout}
+	case outcome.Status.Signaled():
+		return &silentExit{sig: outcome.Status.Signal()}
 	}
-	return &commandEnded{outcome}
+	return &silentExit{code: outcome.Status.ExitStatus()}
 }
 
 // resumption is the command that ends a pause.

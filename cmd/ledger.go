@@ -155,7 +155,7 @@ func (a *ledgerAdmin) status(ctx context.Context) error {
 		if err := a.writeAbsent(); err != nil {
 			return err
 		}
-		return &silentExit{exitNo}
+		return &silentExit{code: exitNo}
 	}
 	if err := a.denial(); err != nil {
 		return err
@@ -276,7 +276,7 @@ func (a *ledgerAdmin) confirm(ctx context.Context) error {
 	answer, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input means no
 	if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
 		fmt.Fprintln(os.Stderr, "Nothing was removed.")
-		return &silentExit{exitNo}
+		return &silentExit{code: exitNo}
 	}
 	return nil
 }

@@ -122,7 +122,7 @@ func (f *lookFlags) eachKey(u *ui, cmd *cobra.Command, key string, w io.Writer, 
 		switch {
 		case len(keys) == 0:
 			u.log.Warn("no key that is remembered matches "+printable(key), "event", "failed")
-			return &silentExit{exitNo}
+			return &silentExit{code: exitNo}
 		case !changed: // by resume
 			_, err := fmt.Fprintln(w, printable(key)+": none was paused")
 			return err

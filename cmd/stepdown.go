@@ -83,7 +83,7 @@ func (h *handover) bring(ctx context.Context, locks []*inspect.Lock) error {
 	switch {
 	case len(h.former) == 0:
 		fmt.Fprintln(h.out, h.freeText())
-		return &silentExit{exitNo}
+		return &silentExit{code: exitNo}
 	case prepared >= 0:
 		return &usageError{err: errors.New("there is no session to ask or to end: the lock is held by " + h.former[prepared].String())}
 	case h.to != "" && !slices.ContainsFunc(waiters, func(w inspect.View) bool { return w.Where() == h.to }):
@@ -184,7 +184,7 @@ func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) e
 			return nil
 		case over:
 			fmt.Fprintf(h.out, "still: %s\n", now)
-			return &silentExit{exitConflict}
+			return &silentExit{code: exitConflict}
 		}
 		select {
 		case <-time.After(successorPoll):

@@ -61,7 +61,7 @@ func (f *lookFlags) writeHolders(w io.Writer, locks []*inspect.Lock) (err error)
 		_, err = fmt.Fprintln(w, strings.Join(lines, "\n"))
 	}
 	if err == nil && !held {
-		err = &silentExit{exitNo}
+		err = &silentExit{code: exitNo}
 	}
 	return err
 }
