@@ -106,7 +106,7 @@ func (o *outage) away(err error) {
 	}
 	o.spoken = true
 	o.u.say(slog.LevelWarn, text, hint, "event", "away", "reason", reason)
-	o.u.setAway(lament{reason, o.is.still})
+	o.u.setAway(reason, o.is.still)
 }
 
 // due is how long an outage lasts before the log's next line about it.
@@ -136,7 +136,7 @@ func (o *outage) answers() {
 	if o.spoken {
 		o.spoken = false
 		if o.is.over != "" {
-			o.u.setAway(lament{})
+			o.u.setAway("", "")
 			o.u.log.Warn(o.is.over+" after "+brief(o.back.Sub(o.began)), "event", "back")
 		}
 	}

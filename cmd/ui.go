@@ -49,7 +49,9 @@ type ui struct {
 	mu     sync.Mutex // guards writing to w, and all fields below
 	status statusLine
 	hinted string // the last hint of a warning
-	away   lament // the last message about an outage that is not over
+	// The last message about an outage that is not over: its reason, and the words that say that the
+	// outage still lasts.
+	awayReason, awayStill string
 }
 
 // newUI is a ui that writes to w.
@@ -96,13 +98,10 @@ func (u *ui) configure(quiet, verbose, asJSON bool, keys []string) {
 	u.log = u.log.With("key", u.key)
 }
 
-// lament is a message about an outage: its reason, and the words that say that it still lasts.
-type lament struct{ reason, still string }
-
-func (u *ui) setAway(l lament) {
+func (u *ui) setAway(reason, still string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.away = l
+	u.awayReason, u.awayStill = reason, still
 }
 
 // inVain says why a run has ended. It does not repeat a reason from the previous line.
@@ -113,10 +112,10 @@ func (u *ui) inVain(err error) string {
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if u.json || u.away.reason != reason || !u.log.Enabled(context.Background(), slog.LevelWarn) {
+	if u.json || u.awayReason != reason || !u.log.Enabled(context.Background(), slog.LevelWarn) {
 		return text
 	}
-	return "gave up: " + u.away.still
+	return "gave up: " + u.awayStill
 }
 
 // say says what has happened and, if there is a hint, what the user can do about it.
