@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 type leadFlags struct {
@@ -40,7 +41,7 @@ flags; 69, 77 or 78 if the database can't be used at the start.`,
 				return err
 			}
 			if !f.quiet && !f.verbose {
-				u.level.Set(runner.LevelNotice)
+				u.level.Set(lock.LevelNotice)
 			}
 			warnOfOuter(u, cfg.Claim)
 			outcome, err := runner.Lead(runner.LeadConfig{Config: cfg, FirstDelay: f.firstDelay.value, Restart: runner.Restart(f.restart.value)})

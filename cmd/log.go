@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -28,7 +28,7 @@ func newJSONHandler(u *ui) *jsonHandler {
 		if a.Value.Kind() == slog.KindDuration {
 			a.Value = slog.Float64Value(float64(a.Value.Duration()) / 1e9) // Seconds adds two parts, which shows
 		}
-		if a.Key == slog.LevelKey && a.Value.Any() == runner.LevelNotice {
+		if a.Key == slog.LevelKey && a.Value.Any() == lock.LevelNotice {
 			a.Value = slog.StringValue("NOTICE")
 		}
 		return a

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/pglead/pglead/runner"
+	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/visible"
 )
 
@@ -182,7 +182,7 @@ func (u *ui) priority(level slog.Level) string {
 		return "<3>"
 	case level >= slog.LevelWarn:
 		return "<4>"
-	case level >= runner.LevelNotice:
+	case level >= lock.LevelNotice:
 		return "<5>"
 	}
 	return "<6>"

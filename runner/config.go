@@ -35,6 +35,3 @@ type Config struct {
 	Hooks      Hooks
 	Milestones Milestones
 }
-
-// LevelNotice is lock.LevelNotice, for callers of this package.
-const LevelNotice = lock.LevelNotice

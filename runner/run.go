@@ -112,7 +112,7 @@ func (r *run) acquire(ctx context.Context, candidate *lock.Candidate) error {
 func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	r.cfg.Log = r.cfg.Log.With("token", r.held.Token)
 	about := append([]any{"event", "acquired", "backend_pid", r.held.Session.BackendPID()}, r.attributes()...)
-	r.cfg.Log.Log(ctx, LevelNotice, "lock acquired", about...)
+	r.cfg.Log.Log(ctx, lock.LevelNotice, "lock acquired", about...)
 	r.hook(hookAcquired, nil)
 	r.listener.keep()
 	s, err := r.startSupervised(ctx)
@@ -221,7 +221,7 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 	if (outcome.Asked | r.askedLate).Has(ByStepDown) {
 		event, message = "handed_over", "lock released, as was asked"
 	}
-	r.cfg.Log.Log(context.Background(), LevelNotice, message, "event", event)
+	r.cfg.Log.Log(context.Background(), lock.LevelNotice, message, "event", event)
 	r.hook(hookReleased, nil)
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 // supervision watches over a command that runs under a lock. It has the channels that report what
@@ -156,7 +157,7 @@ func (s *supervision) lockLost() {
 	s.command.TellLost()
 	level := slog.LevelInfo
 	if s.cfg.Endures { // lead logs its next line only after it has told the waiters, which may take a while
-		level = LevelNotice
+		level = lock.LevelNotice
 	}
 	s.cfg.Log.Log(context.Background(), level, "lock lost, killing the command", "event", "lost", "reason", s.held.Err().Error())
 	s.onLoss(s.held.Err())

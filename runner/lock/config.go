@@ -54,6 +54,10 @@ type Config struct {
 // Forever is a wait without end.
 const Forever = time.Duration(math.MaxInt64)
 
+// LevelNotice is the level of what lead says without -v. It lies between info and
+// warning, like syslog's notice.
+const LevelNotice = slog.LevelInfo + 2
+
 // AttemptMost is longer than one attempt can take: the connection to each host, a second
 // connection, the lock-delay, and some questions, each shorter than the lease.
 func (cfg *Config) AttemptMost() time.Duration {

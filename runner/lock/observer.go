@@ -2,16 +2,11 @@ package lock
 
 import (
 	"context"
-	"log/slog"
 	"time"
 
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
-
-// LevelNotice is the level of what lead says without -v. It lies between info and
-// warning, like syslog's notice.
-const LevelNotice = slog.LevelInfo + 2
 
 // Observer is told how the wait for the locks goes, for people and for a supervisor of this
 // process. Each of its functions may be nil, and none but Beside may block.
