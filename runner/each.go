@@ -63,7 +63,7 @@ type Tally struct {
 // own session. When a session is lost, Each kills its commands and returns.
 func Each(cfg EachConfig) (Tally, error) {
 	cfg.Hooks = Hooks{}
-	n, err := begin(cfg.Config)
+	p, err := begin(cfg.Config)
 	if err != nil {
 		return Tally{}, err
 	}
@@ -72,7 +72,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	patience, hurry := context.WithCancel(context.Background())
 	defer hurry()
 	e := &each{
-		node: n, cfg: cfg, cancel: cancel, hurry: hurry,
+		process: p, cfg: cfg, cancel: cancel, hurry: hurry,
 		jobs: jobs{lease: cfg.Session.Lease, active: map[lockkey.ID]*job{}},
 		ends: endsHeard{known: map[lockkey.ID]knownEnd{}},
 		bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
@@ -100,7 +100,7 @@ func Each(cfg EachConfig) (Tally, error) {
 
 // each is the work on one list.
 type each struct {
-	node      *node
+	process   *process
 	cfg       EachConfig
 	cancel    context.CancelCauseFunc
 	hurry     context.CancelFunc // called when a signal asks this process to end

@@ -174,7 +174,7 @@ func (js *jobs) keys(s *session.Session) (keys []string) {
 func (e *each) relay(stopped <-chan struct{}) {
 	for {
 		select {
-		case sig := <-e.node.caught:
+		case sig := <-e.process.caught:
 			if child.Interrupts(sig.(unix.Signal)) {
 				e.cancel(&InterruptedError{Signal: sig.(unix.Signal), OfList: true})
 				e.hurry()

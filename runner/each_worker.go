@@ -229,7 +229,7 @@ func (w *worker) newRun(j *job) *run {
 	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
 	cfg.Log, cfg.Observer = j.log, w.observer(j.Lock.ID)
 	r := &run{
-		node: w.node, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held,
+		process: w.process, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held,
 		guard: w.guard, keepGuard: true, sharesSession: w.shared != nil && w.cfg.Parallel > 1,
 	}
 	w.guard, w.brief = nil, false
@@ -264,7 +264,7 @@ func (w *worker) countEnd(ran, well bool) {
 // readyGuard makes sure that there is a guard for the next command.
 func (w *worker) readyGuard() (err error) {
 	if w.guard == nil {
-		w.guard, err = w.node.newGuard(w.session)
+		w.guard, err = w.process.newGuard(w.session)
 	}
 	return err
 }

@@ -65,12 +65,12 @@ func (r *run) hook(event hookEvent, reason error) {
 
 // runHook runs a hook to its end, under its own guard, which kills it after hookMost. It calls warn
 // for what the guard reports meanwhile.
-func (n *node) runHook(env []string, command string, warn func(what string)) error {
+func (p *process) runHook(env []string, command string, warn func(what string)) error {
 	shell, err := child.Lookup("sh")
 	if err != nil {
 		return err
 	}
-	g, err := n.guards.Start(nil)
+	g, err := p.guards.Start(nil)
 	if err != nil {
 		return err
 	}

@@ -46,18 +46,18 @@ const (
 // exception: with RestartNever it returns the error that the guard died, if the command may have
 // run.
 func Lead(cfg LeadConfig) (Outcome, error) {
-	n, err := begin(cfg.Config)
+	p, err := begin(cfg.Config)
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer n.hooks.Wait()
+	defer p.hooks.Wait()
 	cfg.Wait, cfg.Endures = lock.Forever, true
 	candidate := lock.NewCandidate(cfg.Locking)
-	if err := n.sleep(cfg.Config, pace.Between(0, cfg.FirstDelay)); err != nil {
+	if err := p.sleep(cfg.Config, pace.Between(0, cfg.FirstDelay)); err != nil {
 		return Outcome{}, err
 	}
 	for pause := restartFirst; ; {
-		outcome, err := n.once(cfg.Config, candidate)
+		outcome, err := p.once(cfg.Config, candidate)
 		switch {
 		case errors.As(err, new(*InterruptedError)), outcome.Asked.Has(BySignal), err != nil && !candidate.Reached():
 			return outcome, err
@@ -80,7 +80,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 			cfg.Log.Warn(fmt.Sprintf("the command ended after %v (%s); standing for election again in %v",
 				outcome.Ran.Round(time.Millisecond), describeStatus(outcome.Status), pause), "event", "restarting")
 		}
-		if err := n.sleep(cfg.Config, pause); err != nil {
+		if err := p.sleep(cfg.Config, pause); err != nil {
 			return Outcome{}, err
 		}
 		pause = min(2*pause, restartMost)

@@ -35,20 +35,20 @@ import (
 //	*LockLostError           the lock was lost while the command ran
 //	*GuardDiedError          the guard was killed, and the command with it
 func Run(cfg Config) (Outcome, error) {
-	n, err := begin(cfg)
+	p, err := begin(cfg)
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer n.hooks.Wait()
-	if err := n.sleep(cfg, pace.Between(0, cfg.Splay)); err != nil {
+	defer p.hooks.Wait()
+	if err := p.sleep(cfg, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}
-	return n.once(cfg, lock.NewCandidate(cfg.Locking))
+	return p.once(cfg, lock.NewCandidate(cfg.Locking))
 }
 
 // run is one command under one lock.
 type run struct {
-	*node
+	*process
 	cfg Config // this run's settings; in each, one item's keys, command, environment and log
 
 	listener *listener               // takes the signals until the command runs; if nil, they stay in their channel
@@ -64,9 +64,9 @@ type run struct {
 }
 
 // once takes the lock, runs the command once, and releases the lock.
-func (n *node) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err error) {
-	ctx, listener := interruptible(n.caught)
-	r := &run{node: n, cfg: cfg, listener: listener, signals: n.caught}
+func (p *process) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, err error) {
+	ctx, listener := interruptible(p.caught)
+	r := &run{process: p, cfg: cfg, listener: listener, signals: p.caught}
 	defer func() {
 		listener.handOver()
 		if r.child == nil { // else supervise got the signals, and knows whether they asked for the end

@@ -13,8 +13,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// node is this pglead on its host: it has what all of its runs share.
-type node struct {
+// process is this process of pglead: it has what all of its runs share.
+type process struct {
 	guards   *child.Guards
 	caught   <-chan os.Signal // for the command, or for this process to end
 	catching <-chan struct{}  // is closed once signals are caught
@@ -23,31 +23,31 @@ type node struct {
 }
 
 // begin prepares this process for commands and signals.
-func begin(cfg Config) (*node, error) {
+func begin(cfg Config) (*process, error) {
 	guards, err := child.NewGuards()
 	if err != nil {
 		return nil, err
 	}
 	guards.Stdin = cfg.Stdin
 	guards.ReapOrphans()
-	n := &node{guards: guards}
-	n.caught, n.catching = child.Signals()
-	return n, nil
+	p := &process{guards: guards}
+	p.caught, p.catching = child.Signals()
+	return p, nil
 }
 
 // newGuard starts a guard that holds the session's socket.
-func (n *node) newGuard(s *session.Session) (*child.Guard, error) {
+func (p *process) newGuard(s *session.Session) (*child.Guard, error) {
 	socket, ok := s.Socket().(syscall.Conn)
 	if !ok {
 		return nil, fmt.Errorf("the lock's connection (%T) has no descriptor for the guard", s.Socket())
 	}
-	return n.guards.Start(socket)
+	return p.guards.Start(socket)
 }
 
 // sleep pauses without a lock, unless a signal asks this process to end.
-func (n *node) sleep(cfg Config, d time.Duration) error {
+func (p *process) sleep(cfg Config, d time.Duration) error {
 	cfg.Observer.SayAlive(d + cfg.AttemptMost())
-	ctx, listener := interruptible(n.caught)
+	ctx, listener := interruptible(p.caught)
 	if d > 0 {
 		cfg.Milestones.resting(time.Now().Add(d))
 		pace.Sleep(ctx, d)
