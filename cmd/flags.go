@@ -134,7 +134,7 @@ func passedOn(called *cobra.Command) []string {
 // command's flags. If the environment has any other PGLEAD_ variable, ownVariables makes all
 // commands, to add the variables of their flags.
 func ownVariables(called *cobra.Command) []string {
-	known := outerOnly()
+	known := lockVariables()
 	add := func(f *pflag.Flag) { known = append(known, envName(f.Name)) }
 	called.Flags().VisitAll(add)
 	others := slices.ContainsFunc(os.Environ(), func(e string) bool {
@@ -149,8 +149,8 @@ func ownVariables(called *cobra.Command) []string {
 	return known
 }
 
-// outerOnly are the variables that tell a command about its lock.
-func outerOnly() (names []string) {
+// lockVariables are the variables that tell a command about its lock.
+func lockVariables() (names []string) {
 	for _, v := range given() {
 		names = append(names, v[0])
 	}

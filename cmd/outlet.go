@@ -24,9 +24,9 @@ type outlet struct {
 }
 
 const (
-	// outletMost is how many messages may wait. outlet drops the oldest: the last ones say
+	// mostQueued is how many messages may wait. outlet drops the oldest: the last ones say
 	// what ended pglead.
-	outletMost = 256
+	mostQueued = 256
 	// flushMost is how long the end of the process waits until the last ones are written.
 	flushMost = time.Second
 )
@@ -34,7 +34,7 @@ const (
 func (o *outlet) Write(message []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if len(o.queue) == outletMost {
+	if len(o.queue) == mostQueued {
 		o.queue = o.queue[1:]
 		o.dropped++
 	}

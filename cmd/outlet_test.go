@@ -35,12 +35,12 @@ func TestOutlet(t *testing.T) {
 				}
 			}
 			const missing = 44
-			for i := 1; i <= outletMost+missing; i++ {
+			for i := 1; i <= mostQueued+missing; i++ {
 				say(i)
 				u.setStatus("waiting") // which is not worth a place
 			}
 			want := "message 0\n" + tt.note
-			for i := missing + 1; i <= outletMost+missing; i++ {
+			for i := missing + 1; i <= mostQueued+missing; i++ {
 				want += fmt.Sprintf("message %d\n", i)
 			}
 			read := make(chan string)

@@ -74,7 +74,7 @@ func Each(cfg EachConfig) (Tally, error) {
 	e := &each{
 		process: p, cfg: cfg, cancel: cancel, hurry: hurry,
 		jobs: jobs{lease: cfg.Session.Lease, active: map[lockkey.ID]*job{}},
-		ends: endsHeard{known: map[lockkey.ID]knownEnd{}},
+		ends: itemEnds{known: map[lockkey.ID]itemEnd{}},
 		bids: bids{kept: map[lockkey.ID]*lock.Bid{}},
 	}
 	stopped := make(chan struct{})
@@ -107,7 +107,7 @@ type each struct {
 	returning bool               // this is a later pass, over items that were skipped before
 
 	jobs jobs
-	ends endsHeard
+	ends itemEnds
 	bids bids
 
 	shared    *session.Session // the session of all commands; nil with transactions

@@ -7,42 +7,42 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
-// endsMost limits how many ends are remembered. A list may have millions of items, but all its
+// mostEnds limits how many ends are remembered. A list may have millions of items, but all its
 // workers are in about the same part of it.
-const endsMost = 1 << 17
+const mostEnds = 1 << 17
 
-// endsHeard remembers how the latest items ended, here and elsewhere.
-type endsHeard struct {
+// itemEnds are how the latest items ended, here and elsewhere.
+type itemEnds struct {
 	mu     sync.Mutex
-	known  map[lockkey.ID]knownEnd
+	known  map[lockkey.ID]itemEnd
 	latest []lockkey.ID
 	next   int
 }
 
-// knownEnd is how an item's command ended, the last time.
-type knownEnd struct {
+// itemEnd is how an item's command ended, the last time.
+type itemEnd struct {
 	well bool
 	here bool // this process has run it, then or earlier
 }
 
-func (e *endsHeard) of(id lockkey.ID) (end knownEnd, ended bool) {
+func (e *itemEnds) of(id lockkey.ID) (end itemEnd, ended bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	end, ended = e.known[id]
 	return end, ended
 }
 
-func (e *endsHeard) add(id lockkey.ID, end knownEnd) {
+func (e *itemEnds) add(id lockkey.ID, end itemEnd) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	earlier, known := e.known[id]
 	if !known {
-		if len(e.latest) < endsMost {
+		if len(e.latest) < mostEnds {
 			e.latest = append(e.latest, id)
 		} else {
 			delete(e.known, e.latest[e.next])
 			e.latest[e.next] = id
-			e.next = (e.next + 1) % endsMost
+			e.next = (e.next + 1) % mostEnds
 		}
 	}
 	end.here = end.here || earlier.here // also if a later end elsewhere is heard of
@@ -55,4 +55,4 @@ func (e *each) said(last *job) lock.Said {
 }
 
 // hear notes an item's end that was announced.
-func (e *each) hear(item lockkey.ID, well bool) { e.ends.add(item, knownEnd{well: well}) }
+func (e *each) hear(item lockkey.ID, well bool) { e.ends.add(item, itemEnd{well: well}) }

@@ -16,30 +16,30 @@ import (
 func id(n int64) lockkey.ID { return lockkey.ID{Number: n} }
 
 func TestEndsAreForgotten(t *testing.T) {
-	e := endsHeard{known: map[lockkey.ID]knownEnd{}}
-	e.add(id(-1), knownEnd{well: true})
-	e.add(id(-1), knownEnd{}) // the latest end counts, and takes no room
+	e := itemEnds{known: map[lockkey.ID]itemEnd{}}
+	e.add(id(-1), itemEnd{well: true})
+	e.add(id(-1), itemEnd{}) // the latest end counts, and takes no room
 	if end, ended := e.of(id(-1)); end.well || !ended {
 		t.Errorf("%+v, ended %v", end, ended)
 	}
-	for n := range int64(endsMost) {
-		e.add(id(n), knownEnd{well: true})
+	for n := range int64(mostEnds) {
+		e.add(id(n), itemEnd{well: true})
 	}
 	if _, ended := e.of(id(-1)); ended {
 		t.Error("the oldest is remembered")
 	}
-	if end, ended := e.of(id(0)); !end.well || !ended || len(e.known) != endsMost {
+	if end, ended := e.of(id(0)); !end.well || !ended || len(e.known) != mostEnds {
 		t.Errorf("%+v, ended %v; %d are remembered", end, ended, len(e.known))
 	}
 }
 
 // TestHearOfOwn: that an item has run here stays known when a later end elsewhere is heard of.
 func TestHearOfOwn(t *testing.T) {
-	e := &each{ends: endsHeard{known: map[lockkey.ID]knownEnd{}}}
-	e.ends.add(id(7), knownEnd{here: true})
+	e := &each{ends: itemEnds{known: map[lockkey.ID]itemEnd{}}}
+	e.ends.add(id(7), itemEnd{here: true})
 	for _, well := range []bool{false, true} {
 		e.hear(id(7), well)
-		if end, ended := e.ends.of(id(7)); end != (knownEnd{well: well, here: true}) || !ended {
+		if end, ended := e.ends.of(id(7)); end != (itemEnd{well: well, here: true}) || !ended {
 			t.Errorf("well %v: %+v, ended %v", well, end, ended)
 		}
 	}

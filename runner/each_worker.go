@@ -215,7 +215,7 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 	case r.child == nil:
 		r.release(outcome)
 	default:
-		w.ends.add(j.Lock.ID, knownEnd{well: well, here: true})
+		w.ends.add(j.Lock.ID, itemEnd{well: well, here: true})
 		j.run, j.outcome, j.well = r, outcome, well
 		return j, err
 	}
