@@ -29,7 +29,7 @@ import (
 //
 //	*InterruptedError        a signal came before the command was started
 //	child.ErrTooLate         the lease was over before the command was started
-//	child.ErrNotStarted       two guards were killed before it was started
+//	child.ErrNotStarted      two guards were killed before it was started
 //	child.MayHaveStarted     the guard was stopped or killed during the start
 //	*child.LookupError       the command can't be executed
 //	*LockLostError           the lock was lost while the command ran

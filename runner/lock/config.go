@@ -65,7 +65,7 @@ func (cfg *Config) AttemptMost() time.Duration {
 	return time.Duration(hosts+1)*cfg.Session.ConnectTimeout + cfg.LockDelay + 4*cfg.Session.Lease
 }
 
-// session is the configuration of a session.
+// sessionConfig is the configuration of a session.
 func (cfg *Config) sessionConfig() session.Config {
 	of := cfg.Session
 	of.Comment = cfg.Describe().Comment()
