@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -59,6 +60,23 @@ func TestManPages(t *testing.T) {
 	for name, page := range files {
 		if strings.HasPrefix(name, "man/") && regexp.MustCompile(`(?m)^'|^\.(SH|TP|PP|TH|RS|RE|nf|fi)\S`).MatchString(page) {
 			t.Errorf("%s has text that troff takes for a request", name)
+		}
+	}
+}
+
+// TestMap: the comment of the package names each file that isn't named after a command.
+func TestMap(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	comment, _, _ := strings.Cut(read(t, "root.go"), "\npackage cmd\n")
+	named := commands(nil, nil)
+	for _, file := range files {
+		name := strings.TrimSuffix(file, ".go")
+		known := named[name] != nil || name == "root" || regexp.MustCompile(`\b`+name+`\b`).MatchString(comment)
+		if !strings.HasSuffix(name, "_test") && !known {
+			t.Errorf("the comment in root.go lacks %s", name)
 		}
 	}
 }

@@ -73,6 +73,7 @@ func refuseShells(root *cobra.Command) {
 			shells = append(shells, shell.Name())
 			shell.Args = noArguments
 		}
+		slices.Sort(shells)
 		cmd.RunE = func(_ *cobra.Command, words []string) error {
 			hint := "one of " + strings.Join(shells, ", ") + "; see pglead completion --help"
 			if len(words) == 0 {

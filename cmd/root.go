@@ -1,13 +1,22 @@
 // Package cmd is pglead's command line. Each command is in the file of its name (resume is in
 // pause.go).
 //
-//	options, remember            the flags of run, lead and each, which run a command
-//	lookflags, ledgerlook        the flags of the commands that look at locks, or at the ledger
-//	keyoptions, serveroptions    the flags that both have
-//	flags, mistakes              how flags are read, and what is said of mistakes
-//	exit                         the exit status for each end
-//	ui                           what goes to standard error
-//	log, statusline, outlet      write that
+//	options, remember              the flags of run, lead and each, which run a command
+//	items                          the list of each
+//	lookflags, ledgerlook          the flags of the commands that look at locks, or at the ledger
+//	keyoptions, serveroptions      the flags that both have
+//	database                       the database that these name, and what the command is told of it
+//	flags, mistakes                how flags are read, and what is said of mistakes
+//	exit                           the exit status for each end
+//	ui                             what goes to standard error
+//	log, statusline, outlet        write that
+//	waiting, outage, notify        what it says of a wait and of an outage, and what systemd is told
+//	cijob                          the address of the CI job, for --note
+//	table, text, json              the table of ls, and how texts and JSON are written
+//	metrics                        ls -o prometheus
+//	history_keys                   history of several keys
+//	report, reportpage             history -o html
+//	complete, docs                 completions, and the pages of packages
 package cmd
 
 import (
@@ -113,13 +122,20 @@ kills the command and everything it started when the connection is lost.`,
 	wrapHelp(root)
 	makers := commands(u, stdout)
 	_, alone := makers[called]
-	for name, newCmd := range makers {
-		if !alone || name == called {
-			root.AddCommand(newCmd())
+	cobra.EnableCommandSorting = false // help and the pages show them in the order of groups
+	for _, g := range groups() {
+		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
+		for _, name := range strings.Fields(g.names) {
+			if !alone || name == called {
+				cmd := makers[name]()
+				cmd.GroupID = g.title
+				root.AddCommand(cmd)
+			}
 		}
+		root.SetHelpCommandGroupID(g.title) // to the last
+		root.SetCompletionCommandGroupID(g.title)
 	}
 	root.CompletionOptions.DisableDefaultCmd = alone
-	group(root)
 	for _, cmd := range root.Commands() {
 		cmd.PreRunE = readFlags
 		cmd.Flags().SortFlags = false // help shows them in the order of registration
@@ -133,29 +149,23 @@ kills the command and everything it started when the connection is lost.`,
 	return root
 }
 
-// group sorts the commands in the help of all: those for which pglead is there come first.
-func group(root *cobra.Command) {
-	for _, g := range []struct{ title, names string }{
-		{"Run a command:", "run each lead"},
+// commandGroup is a part of the help of all commands.
+type commandGroup struct{ title, names string }
+
+// groups has all commands, in the order of help: those for which pglead is there come first.
+func groups() []commandGroup {
+	return []commandGroup{
+		{"Run a command:", "run lead each"},
 		{"Look at locks, and hand over:", "ls who stepdown"},
-		{"Remember runs (ledger):", "check history ledger pause resume"},
+		{"Remember runs (ledger):", "history check pause resume ledger"},
 		{"Set up:", "doctor key version"},
-	} {
-		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
-		for _, cmd := range root.Commands() {
-			if slices.Contains(strings.Fields(g.names), cmd.Name()) {
-				cmd.GroupID = g.title
-			}
-		}
-		root.SetHelpCommandGroupID(g.title) // to the last
-		root.SetCompletionCommandGroupID(g.title)
 	}
 }
 
 // commands has the function that makes each command, by its name. To add a command:
 //
 //	its function       in a file of its name, and here
-//	its group          in group
+//	its group          in groups
 //	its exit statuses  exitMeanings in docs.go, and the lists of commands above it
 //	its arguments      addCompletions in complete.go
 //	its text           REFERENCE.md, and its name in testdata/script/usage.txtar, which checks that
