@@ -79,10 +79,11 @@ func exitMeanings() []exitMeaning {
 		code(exitUsage, "ledger", "uninstall: there is no terminal to ask at, and no --yes."),
 		code(exitUnreachable, database, "The database can't be reached, or is lost or out of space before the command starts."),
 		code(exitInternal, database+others, "pglead itself failed."),
-		code(exitConflict, "run", "The lock is held elsewhere. --conflict-exit-code changes it."),
-		code(exitConflict, "each", "Some items were held elsewhere when --wait was over. --conflict-exit-code changes it."),
+		code(exitConflict, "run", "The lock is held elsewhere, or paused. --conflict-exit-code changes the status."),
+		code(exitConflict, "each", "Some items were still held elsewhere, or paused, when --wait was over. "+
+			"--conflict-exit-code changes the status."),
 		code(exitConflict, "run", "A transaction of the last run, which has called pglead.fence, is still under way; "+
-			"--conflict-exit-code doesn't change that."),
+			"--conflict-exit-code doesn't change the status."),
 		code(exitConflict, "stepdown", "The lock was still held when --wait was over."),
 		code(exitLost, "run each", "The lock was lost while the command ran; the command was killed."),
 		code(exitLost, "lead", "The same, and a signal ended pglead before it stood for election again."),

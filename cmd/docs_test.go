@@ -57,10 +57,37 @@ func TestManPages(t *testing.T) {
 			}
 		})
 	}
+	for page, meaning := range map[string]string{
+		"run":      "75 The lock is held elsewhere, or paused.",
+		"each":     "75 Some items were still held elsewhere, or paused, when --wait was over.",
+		"stepdown": "75 The lock was still held when --wait was over.",
+	} {
+		if text := files["man/pglead-"+page+".1"]; !strings.Contains(unescaped(text), meaning) {
+			t.Errorf("the page of %s lacks %q", page, meaning)
+		}
+	}
 	for name, page := range files {
 		if strings.HasPrefix(name, "man/") && regexp.MustCompile(`(?m)^'|^\.(SH|TP|PP|TH|RS|RE|nf|fi)\S`).MatchString(page) {
 			t.Errorf("%s has text that troff takes for a request", name)
 		}
+	}
+}
+
+// unescaped is a page with each entry in a line.
+func unescaped(page string) string {
+	page = regexp.MustCompile(`(?m)^\\fB(.*)\\fR\n`).ReplaceAllString(page, "$1 ")
+	return strings.ReplaceAll(page, `\-`, "-")
+}
+
+// TestUsage: help shows a flag's value and its text side by side, so the text doesn't begin with the
+// value's name.
+func TestUsage(t *testing.T) {
+	for _, cmd := range newRootCmd("", newUI(nil), nil).Commands() {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if value, usage := pflag.UnquoteUsage(f); value != "" && strings.HasPrefix(usage, value) {
+				t.Errorf("pglead %s --help: --%s %s   %s", cmd.Name(), f.Name, value, usage)
+			}
+		})
 	}
 }
 

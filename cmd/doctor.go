@@ -76,7 +76,7 @@ The exit status is 0 if nothing fails, that of pglead run if that would fail
 	flags := cmd.Flags()
 	flags.StringArrayVar(&f.keys, "key", nil, "print the number of this `KEY` too; may be repeated")
 	f.schemeFlag(flags)
-	f.takeoverFlags(flags)
+	f.takeoverFlags(flags, "")
 	f.modeFlags(flags)
 	f.dsnFlag(flags)
 	f.connectTimeoutFlag(flags)

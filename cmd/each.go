@@ -49,8 +49,8 @@ runs the whole list, though each item runs on one machine at a time, unless
 --once-per prevents that.
 
 The exit status is 0 if no command failed or there are no items, 123 if a
-command failed, 75 if --wait was over before all items came free, and 76 if
-a lock was lost while its command ran.`,
+command failed, 75 if some items were still held elsewhere or paused when --wait
+was over, and 76 if a lock was lost while its command ran.`,
 		Example: `  pglead each --key 'import/{}' -a tenants.txt -P 4 -- ./import --tenant {}
   find inbox -type f -print0 | pglead each --key 'inbox/{}' -0 -- ./process {}`,
 		DisableFlagsInUseLine: true,
@@ -59,7 +59,7 @@ a lock was lost while its command ran.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&f.keys, "key", nil, "`KEY` of each item, with {} for the item (required)")
+	flags.StringArrayVar(&f.keys, "key", nil, "lock this `KEY`, in which {} stands for the item (required)")
 	f.schemeFlag(flags)
 	flags.BoolVarP(&f.shared, "shared", "s", false, "share each lock with other --shared runs, and with no exclusive one")
 	flags.StringVarP(&f.argFile, "arg-file", "a", "", "read the items from `FILE`, one a line; - is standard input")
@@ -72,7 +72,7 @@ a lock was lost while its command ran.`,
 	f.onceFlag(flags)
 	f.commonFlags(flags)
 	flags.Lookup("wait").Usage = "how long to retry items that are held elsewhere, or forever; 0 skips them"
-	flags.Lookup("conflict-exit-code").Usage = "exit status `N` if --wait was over before all items came free"
+	flags.Lookup("conflict-exit-code").Usage = "exit status `N` if --wait was over before all items could be had"
 	return cmd
 }
 

@@ -91,7 +91,7 @@ How a key becomes a number:
 			return printKeys(stdout, scheme, keys, output.value == "json")
 		},
 	}
-	cmd.Flags().StringVar(&schemeName, "key-scheme", lockkey.DefaultScheme, "`NAME` of the way in which the key becomes a number, or all")
+	cmd.Flags().StringVar(&schemeName, "key-scheme", lockkey.DefaultScheme, "how the key becomes a number: a scheme's `NAME`, or all")
 	cmd.Flags().VarP(&output, "output", "o", output.usage()+": one object a line")
 	return cmd
 }

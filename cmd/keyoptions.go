@@ -27,7 +27,7 @@ type keyOptions struct {
 func newKeyOptions() keyOptions { return keyOptions{slots: 1} }
 
 func (k *keyOptions) keyFlags(flags *pflag.FlagSet) {
-	flags.StringArrayVar(&k.keys, "key", nil, "`KEY`: what to lock (required); repeat it to hold several")
+	flags.StringArrayVar(&k.keys, "key", nil, "lock this `KEY` (required); repeat it to hold several")
 	k.schemeFlag(flags)
 	flags.BoolVarP(&k.shared, "shared", "s", false, "share the lock with other --shared runs, and with no exclusive one")
 	flags.IntVar(&k.slots, "slots", k.slots, "up to `N` holders at once")

@@ -52,7 +52,7 @@ flags; 69, 77 or 78 if the database can't be used at the start.`,
 	flags.SetInterspersed(false) // what follows the command belongs to the command
 	f.keyFlags(flags)
 	flags.Var(&f.firstDelay, "first-delay", "wait a random time, up to this, before the first candidacy")
-	flags.Var(&f.restart, "restart", "`WHEN` to stand again after the command has ended: "+f.restart.list())
+	flags.Var(&f.restart, "restart", "stand again `WHEN` the command has ended: "+f.restart.list())
 	f.leaseFlags(flags)
 	f.commandFlags(flags)
 	f.hookFlags(flags)

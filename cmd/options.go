@@ -63,11 +63,11 @@ func newOptions() options {
 
 func (o *options) waitFlags(flags *pflag.FlagSet) {
 	flags.VarP(&o.wait, "wait", "w", "how long to wait for the lock, or forever; 0 tries once")
-	flags.IntVarP(&o.conflictCode, "conflict-exit-code", "E", o.conflictCode, "exit status `N` if the lock is held elsewhere")
+	flags.IntVarP(&o.conflictCode, "conflict-exit-code", "E", o.conflictCode, "exit status `N` if the lock is held elsewhere or paused")
 }
 
 func (o *options) leaseFlags(flags *pflag.FlagSet) {
-	o.takeoverFlags(flags)
+	o.takeoverFlags(flags, ", plus the lost-grace")
 	flags.Var(&o.lostGrace, "lost-grace", "after a loss: TERM first, KILL after this time or when 9/10 of the lease are over; 0 is KILL at once")
 	o.modeFlags(flags)
 }
@@ -75,11 +75,11 @@ func (o *options) leaseFlags(flags *pflag.FlagSet) {
 func (o *options) commandFlags(flags *pflag.FlagSet) {
 	flags.VarP(&o.timeout, "timeout", "t", "the command may run this long, then TERM, then KILL; 0 is no limit")
 	flags.Var(&o.killAfter, "kill-after", "time from TERM to KILL: after a forwarded TERM or INT (default never), and after --timeout (default 10s)")
-	flags.Var(&o.leftovers, "leftovers", "`WHAT` to do with processes that outlive the command: "+o.leftovers.list())
+	flags.Var(&o.leftovers, "leftovers", "take this `ACTION` on processes that outlive the command: "+o.leftovers.list())
 }
 
 func (o *options) noteFlag(flags *pflag.FlagSet) {
-	flags.StringVar(&o.note, "note", "", "`TEXT` that others see about this run "+
+	flags.StringVar(&o.note, "note", "", "show others this `TEXT` about the run "+
 		"(default the job's address in GitHub Actions, GitLab, Jenkins, Buildkite, CircleCI)")
 }
 
@@ -91,13 +91,13 @@ func (o *options) hookFlags(flags *pflag.FlagSet) {
 
 // commonFlags come last in help.
 func (o *options) commonFlags(flags *pflag.FlagSet) {
-	flags.Var(&o.ledger, "ledger", "`WHEN` to use the database's ledger: auto (if it has one), require (always) or off (never)")
+	flags.Var(&o.ledger, "ledger", "use the database's ledger in this `MODE`: auto (if it has one), require (always) or off (never)")
 	o.dsnFlag(flags)
 	flags.BoolVar(&o.passDSN, "pass-dsn", false, "pass the connection string on to the command, in PGLEAD_DSN")
 	o.connectTimeoutFlag(flags)
 	flags.BoolVarP(&o.quiet, "quiet", "q", false, "say only errors; killing a command counts as an error")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "say every step")
-	flags.Var(&o.logFormat, "log-format", "`FORMAT` of messages on standard error: "+o.logFormat.list())
+	flags.Var(&o.logFormat, "log-format", "write the messages on standard error in this `FORMAT`: "+o.logFormat.list())
 }
 
 // check finds what is wrong with the flags before anything happens.

@@ -51,7 +51,7 @@ one, and says so.`,
 		},
 	}
 	cmd.Flags().Var(&length, "for", "how long, by the server's clock (default until pglead resume)")
-	cmd.Flags().StringVar(&note, "note", "", "`TEXT` that says why, for those who may not start")
+	cmd.Flags().StringVar(&note, "note", "", "say why, in this `TEXT`, to those who may not start")
 	f.lockFlags(cmd)
 	return cmd
 }

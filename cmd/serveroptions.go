@@ -20,7 +20,7 @@ func newServerOptions() serverOptions {
 }
 
 func (s *serverOptions) dsnFlag(flags *pflag.FlagSet) {
-	flags.StringVarP(&s.dsn, "dsn", "d", "", "`DSN` of the database: a URI, keywords or a name, as for psql; or embedded, a private server")
+	flags.StringVarP(&s.dsn, "dsn", "d", "", "the database's `DSN`: a URI, keywords or a name, as for psql; or embedded, a private server")
 }
 
 func (s *serverOptions) connectTimeoutFlag(flags *pflag.FlagSet) {
@@ -60,10 +60,12 @@ const (
 
 func newLeaseOptions() leaseOptions { return leaseOptions{lease: duration{value: defaultLease}} }
 
-func (l *leaseOptions) takeoverFlags(flags *pflag.FlagSet) {
+// takeoverFlags registers two flags. grace is in the default of --lock-delay, besides what the lease
+// adds.
+func (l *leaseOptions) takeoverFlags(flags *pflag.FlagSet, grace string) {
 	flags.Var(&l.lease, "lease", "a holder that the server can't hear for this long loses the lock; from 3s to 24h")
 	flags.Var(&l.lockDelay, "lock-delay", "how long a new holder waits for an old command that may still run; 0 never waits "+
-		"(default 2/3 of the lease, plus the lost-grace)")
+		"(default 2/3 of the lease"+grace+")")
 }
 
 func (l *leaseOptions) modeFlags(flags *pflag.FlagSet) {

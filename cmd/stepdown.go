@@ -57,7 +57,7 @@ holds the lock.`,
 	f.lockFlags(cmd)
 	flags.VarP(&f.wait, "wait", "w", "how long to wait until the lock is another's or free, or forever")
 	flags.StringVar(&f.to, "to", "", "prefer the waiter on `HOST` as the next holder")
-	flags.BoolVar(&f.force, "force", false, "end the holder's session instead: its command is killed. Needs pg_signal_backend")
+	flags.BoolVar(&f.force, "force", false, "end the holder's session instead: its command is killed. Needs pg_signal_backend if the session is another role's")
 	return cmd
 }
 
