@@ -108,7 +108,7 @@ func (x *examination) connect(ctx context.Context) (err error) {
 //	a method        of examination, which returns a checkup.Check
 //	its row         below
 //	its subject     in cmd/REFERENCE.md, which lists what pglead doctor also looks at
-//	its test        a want of it in doctor_test.go, for each result that it can have
+//	its test        an expectation in doctor_test.go (want), for each result that it can have
 //
 // A check of this machine goes into child.Examine instead, and its test into package child.
 func (x *examination) look(ctx context.Context) {

@@ -42,7 +42,7 @@ const (
 // of the word clean lead from quiet to ended: that of a session that is later seen to hold the lock
 // (the word arrived before the look), and that of a session that had the lock after the waiter's
 // mark was taken (fromHolder). If a start is heard while a silent session is being ended, the state
-// stays running. A start that is forgotten (forget) counts as never heard.
+// stays running. Two words have a start forgotten (see forget): it counts as never heard.
 //
 // Before the waiter's mark is taken, running takes the place of ended (NoteMark).
 //
