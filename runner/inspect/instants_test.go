@@ -49,7 +49,16 @@ func TestInstants(t *testing.T) {
 	if _, err := holder.Query(t.Context(), "SELECT pg_advisory_lock(7)"); err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = waiter.Exec(context.Background(), "SELECT pg_advisory_lock(7)").Close() }() // until the server ends
+	ctx, cancel := context.WithCancel(t.Context())
+	waited := make(chan struct{})
+	go func() {
+		defer close(waited)
+		_ = waiter.Exec(ctx, "SELECT pg_advisory_lock(7)").Close()
+	}()
+	t.Cleanup(func() { // before the connections are closed
+		cancel()
+		<-waited
+	})
 	testserver.Eventually(t, "a session waits", func() bool {
 		return testserver.Query(t, server, "SELECT count(*) FROM pg_locks WHERE NOT granted")[0] == "1"
 	})
