@@ -165,7 +165,7 @@ func parseView(row []string) (View, error) {
 
 // parseInstant reads an instant in PostgreSQL's ISO style, in any time zone.
 func parseInstant(text string) (instant time.Time, err error) {
-	for _, offset := range []string{"-07", "-07:00"} {
+	for _, offset := range []string{"-07", "-07:00", "-07:00:00"} {
 		if instant, err = time.Parse("2006-01-02 15:04:05"+offset, text); err == nil {
 			break
 		}

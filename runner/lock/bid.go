@@ -191,7 +191,7 @@ func (b *Bid) giveBackQueries() []string {
 		return []string{"ROLLBACK"}
 	}
 	g.coversEarlier = false // this run started no command, so it says nothing of earlier commands
-	words, unlock := g.endQueries("", g.listened)
+	words, unlock := g.endQueries(namesNext, "")
 	if !g.mayAnnounceEnd() {
 		words = nil
 	}
