@@ -132,7 +132,10 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	if a.access == ledger.Foreign {
 		return a.denial()
 	}
-	if err := ledger.Install(ctx, a.ask, a.keep); err != nil {
+	switch err := ledger.Install(ctx, a.ask, a.keep); {
+	case session.HasCode(err, session.FeatureNotSupported):
+		return session.Errorf(session.Unsafe, "a ledger takes a server that was built with libxml, as packages of PostgreSQL are", "%w", err)
+	case err != nil:
 		return notOwner(err)
 	}
 	s, err := ledger.ReadState(ctx, a.ask)

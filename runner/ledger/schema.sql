@@ -4,6 +4,10 @@
 -- superuser. A role takes part if it has USAGE on the schema. If this is run again it only adds
 -- what is missing; no version takes a column away.
 
+-- Each login asks for the ledger by this function. A server that was built without libxml rejects it
+-- once the query has a row, and would then let no run start.
+DO $$ BEGIN PERFORM pg_catalog.query_to_xml('SELECT 1', false, true, ''); END $$;
+
 CREATE SCHEMA IF NOT EXISTS pglead;
 
 CREATE TABLE IF NOT EXISTS pglead.setting (

@@ -18,7 +18,7 @@ import (
 // index says where to look for a test, by the beginnings of the files' names.
 const index = `
 functions           the SQL functions, called as pglead calls them, and an older ledger
-uninstall           beside a run
+install             without libxml; an uninstall beside a run
 state               what a ledger lacks that is not whole
 fence, takeovers    pglead.fence beside starts
 paused              which of many locks are paused

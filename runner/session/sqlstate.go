@@ -11,6 +11,7 @@ import (
 // The server's error codes have the names here that PostgreSQL's documentation has for them.
 // https://www.postgresql.org/docs/current/errcodes-appendix.html
 const (
+	FeatureNotSupported               = "0A000"
 	UntranslatableCharacter           = "22P05"
 	ReadOnlySQLTransaction            = "25006"
 	InvalidAuthorizationSpecification = "28000"
