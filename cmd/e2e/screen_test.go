@@ -137,7 +137,7 @@ func TestScreen(t *testing.T) {
 	s.shows(`\AKEY [^\n]*\nscreen/[^\n]*…[^\n]*the-end \(slot 1 of 2\) +exclusive [^\n]* 0\n` + prompt)
 	release()
 	s.types("clear; pglead run --help")
-	s.shows(`\n +--log-format FORMAT +FORMAT of messages on standard error: text\n {29,}or json \(default "text"\)\n[^\n]*\n` + prompt)
+	s.shows(`\n +--log-format FORMAT +write the messages on standard error in\n {29,}this FORMAT: text or json \(default "text"\)\n[^\n]*\n` + prompt)
 
 	// It goes on after an outage.
 	server := throwaway(t, nil)
