@@ -56,7 +56,7 @@ type Tally struct {
 
 // Each works on every item that nobody else works on: it takes the item's lock and runs
 // the item's command. It skips an item that is held elsewhere, or that another worker on
-// the list has run since this process began. With cfg.Wait it comes back to items that
+// the list has run since this session began. With cfg.Wait it comes back to items that
 // were held, and to items that failed elsewhere, until none is left or the time is up.
 //
 // One session holds the locks of all commands. With transactions each worker has its
@@ -82,13 +82,13 @@ func Each(cfg EachConfig) (Tally, error) {
 	go e.relay(stopped)
 
 	if !cfg.Session.Transaction {
-		if e.shared, err = e.openSession(ctx); err != nil {
+		if e.listSession, err = e.openSession(ctx); err != nil {
 			return e.tally, err
 		}
-		defer e.shared.Close()
+		defer e.listSession.Close()
 		e.turnovers = turnovers{make(chan *turnoverPart)}
 		defer close(e.turnovers.parts)
-		go e.turnovers.run(e.shared)
+		go e.turnovers.run(e.listSession)
 	}
 	e.passes(ctx)
 	for _, lost := range e.lost {
@@ -110,8 +110,8 @@ type each struct {
 	ends itemEnds
 	bids bids
 
-	shared    *session.Session // the session of all commands; nil with transactions
-	turnovers turnovers        // of that session
+	listSession *session.Session // the session of all commands; nil with transactions
+	turnovers   turnovers        // of that session
 
 	mu       sync.Mutex
 	tally    Tally
@@ -171,8 +171,8 @@ func (e *each) pass(ctx context.Context, items iter.Seq[string]) {
 // workingSession returns the session of all commands. With transactions it opens a new session,
 // which leave closes.
 func (e *each) workingSession(ctx context.Context) (s *session.Session, leave func(), err error) {
-	if e.shared != nil {
-		return e.shared, func() {}, nil
+	if e.listSession != nil {
+		return e.listSession, func() {}, nil
 	}
 	if s, err = e.openSession(ctx); err != nil {
 		return nil, nil, err
@@ -192,10 +192,10 @@ func (e *each) runWorker(ctx context.Context, queue <-chan string) error {
 	return w.loop(ctx)
 }
 
-// settle waits until an item's previous command is dead, and draws the token for the grant.
-func (e *each) settle(ctx context.Context, j *job) (settled bool, err error) {
+// settleItem waits until an item's previous command is dead, and draws the token for the grant.
+func (e *each) settleItem(ctx context.Context, j *job) (settled bool, err error) {
 	if j.held, err = j.bid.Settle(ctx); err == nil {
-		e.describe(j.session)
+		e.showKeys(j.session)
 		return true, nil
 	}
 	if j.session.Err() == nil { // others still work in this session
@@ -231,8 +231,8 @@ func (e *each) skipHeld(ctx context.Context, j *job) error {
 	return j.bid.Listen(ctx)
 }
 
-// describe puts the current keys into a session's description.
-func (e *each) describe(s *session.Session) {
+// showKeys puts the current keys into a session's description.
+func (e *each) showKeys(s *session.Session) {
 	d := e.cfg.Describe()
 	d.Keys, d.Since = e.jobs.keys(s), time.Now()
 	s.SetComment(d.Comment())
@@ -275,7 +275,7 @@ func (e *each) skip(j *job, why reason) {
 	})
 }
 
-// skipIfRun skips an item that was run since this process began, and says whether it did.
+// skipIfRun skips an item that was run since this session began, and says whether it did.
 // If that run failed elsewhere, this process comes back to the item, if there is time.
 func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) {
 	end, ended := e.ends.of(j.Lock.ID)

@@ -171,7 +171,7 @@ func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, er
 	if skipped {
 		return false, cmp.Or(err, j.bid.GiveBack(context.WithoutCancel(ctx)))
 	}
-	return w.settle(ctx, j)
+	return w.settleItem(ctx, j)
 }
 
 // giveBack gives back a lock under which no command was started.
@@ -183,7 +183,7 @@ func (w *worker) giveBack(j *job) {
 		w.noteLost(j)
 	}
 	w.forget(ctx, j)
-	w.describe(j.session)
+	w.showKeys(j.session)
 }
 
 // runItem runs an item's command. If it returns the job, the caller has to release its lock.
@@ -230,7 +230,7 @@ func (w *worker) newRun(j *job) *run {
 	cfg.Log, cfg.Observer = j.log, w.observer(j.Lock.ID)
 	r := &run{
 		process: w.process, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held,
-		guard: w.guard, keepGuard: true, sharesSession: w.shared != nil && w.cfg.Parallel > 1,
+		guard: w.guard, keepGuard: true, sharesSession: w.listSession != nil && w.cfg.Parallel > 1,
 	}
 	w.guard, w.brief = nil, false
 	return r

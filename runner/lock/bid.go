@@ -61,7 +61,7 @@ func (b *Bid) refused() []advisory.Lock {
 // Try takes the missing locks, one after the other, up to the first that somebody else
 // has. It says whether it got any, and returns at once. The bid keeps what it got
 // while it waits for the rest. In a transaction, or with Config.Wait 0, Try takes all
-// or nothing.
+// or nothing. With a gate it takes any one.
 func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 	if b.cfg.Session.Transaction {
 		return b.tryInTransaction(ctx)

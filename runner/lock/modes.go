@@ -1,7 +1,7 @@
 package lock
 
-// A lock can be held in several ways, which a claim may combine. This is what differs, and where;
-// all else is the same:
+// A lock can be held in several ways, which a claim may combine. This is what differs most, and
+// where:
 //
 //	way                      what is different                               where
 //	several locks            they are taken one after the other, with a      Bid.Try, waiter.join

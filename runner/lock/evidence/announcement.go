@@ -34,7 +34,7 @@ import (
 //     shows it. PID is the session that should be next: the first in line, or one on the
 //     preferred host;
 //   - dead is said by another session, of the same role, when the session that had the
-//     lock is lost: the command is dead;
+//     lock is lost: the command is dead. Readers, and runs with no lock-delay, don't say it;
 //   - left is said by a reader: others may be alive.
 //
 // clean and dead mean that no command of TOKEN is alive. The field all extends that to every
