@@ -38,9 +38,9 @@ var ErrNotStarted = errors.New("the guard process died before the command was st
 // must not use the guard any more, with or without an error; Child.Guard may return it for another
 // command. Errors are
 //
-//	*LookupError                    the command can't be executed
-//	ErrTooLate                      the lease was over before
-//	ErrNotStarted                    the guard had died before, and another one may be asked
+//	*LookupError                       the command can't be executed
+//	ErrTooLate                         the lease was over before
+//	ErrNotStarted                      the guard had died before, and another one may be asked
 //	ErrGuardSilent, ErrStartUnknown    the guard was stopped, or killed
 //
 // and ctx's cause if ctx ended and the guard did not answer.

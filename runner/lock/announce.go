@@ -61,20 +61,20 @@ func (c Claim) listenersSQL(locks []advisory.Lock) string {
 // audienceQuery asks whether anybody listens to announcements about these locks, and how many in
 // line don't listen.
 func (c Claim) audienceQuery(locks []advisory.Lock) string {
-	lines, ids := c.audience(locks)
+	others, _ := c.audienceRowsSQL(locks)
 	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE %[1]s OR NOT granted) > 0 AS listens,
 		count(*) FILTER (WHERE %[2]s AND granted) - count(*) FILTER (WHERE %[1]s AND objid <> '%[3]d') AS dormant
-	FROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (%[4]s OR NOT granted AND %[5]s)`,
-		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, advisory.InLinesOf(lines...), advisory.Among(ids))
+	FROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND %[4]s`,
+		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, others)
 }
 
 // audienceRowsSQL are two SQL conditions, by which a session that doesn't stand in line itself asks
 // for the same: the row of a lock is about another session in line, and that session listens.
-func (c Claim) audienceRowsSQL(locks []advisory.Lock) (among, listens string) {
+func (c Claim) audienceRowsSQL(locks []advisory.Lock) (others, listens string) {
 	lines, ids := c.audience(locks)
-	const others = "pid <> pg_catalog.pg_backend_pid()"
-	return fmt.Sprintf("%s AND (%s OR NOT granted AND %s)", others, advisory.InLinesOf(lines...), advisory.Among(ids)),
-		fmt.Sprintf("(%s AND (%s OR NOT granted))", others, advisory.IsMark)
+	const notOwn = "pid <> pg_catalog.pg_backend_pid()"
+	return fmt.Sprintf("%s AND (%s OR NOT granted AND %s)", notOwn, advisory.InLinesOf(lines...), advisory.Among(ids)),
+		fmt.Sprintf("(%s AND (%s OR NOT granted))", notOwn, advisory.IsMark)
 }
 
 // audience says where the sessions wait that want to hear of these locks: in the lines of the locks

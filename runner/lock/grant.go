@@ -87,12 +87,14 @@ func (g *grant) wordQuery(l advisory.Lock, listeners string, names naming, prefe
 	if l.Shared {
 		word = evidence.Left
 	}
-	if g.cfg.OfList && !l.Shared && prefers == "" { // others may come back for the item without standing in line
-		return notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endPositionSQL))
-	}
-	if names == namesNobody && prefers == "" {
-		say := notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endPositionSQL))
-		return fmt.Sprintf("%s FROM pg_catalog.pg_lock_status() WHERE %s LIMIT 1", say, listeners)
+	unnamed := notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endPositionSQL))
+	from := " FROM pg_catalog.pg_lock_status() WHERE " + listeners
+	switch {
+	case prefers != "":
+	case g.cfg.OfList && !l.Shared: // others may come back for the item without standing in line
+		return unnamed
+	case names == namesNobody:
+		return unnamed + from + " LIMIT 1"
 	}
 	// In a new backend, sorting by places, as a look does, would take as long
 	// as all the rest. This order names the wrong session when the tickets' time has
@@ -105,7 +107,7 @@ func (g *grant) wordQuery(l advisory.Lock, listeners string, names naming, prefe
 		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(prefers), order)
 	}
 	say := notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endPositionSQL, "' "+evidence.ToField+"'", "pid"))
-	return fmt.Sprintf("%s FROM pg_catalog.pg_lock_status() AS w WHERE %s ORDER BY %s LIMIT 1", say, listeners, order)
+	return say + from + " ORDER BY " + order + " LIMIT 1"
 }
 
 // endPositionSQL are SQL expressions by which a clean end shows the position of the write-ahead

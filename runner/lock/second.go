@@ -41,7 +41,7 @@ func (b *Bid) drawOnSecond(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+amongOwnLocks+areOwn)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+fromLocks+areAdvisory+isOwn)})
 	b.noteLeftAndUnmarked()
 	if err != nil {
 		return b.cfg.rejected(err)

@@ -27,9 +27,9 @@ import (
 // When a holder falls silent, this happens, in this order:
 //
 //	waiter.watchSpeaker      a look has shown the holder: the heartbeat asks for its latest request from now on
-//	watch.compare            the heartbeat's answers show one request for as long as enoughSilence says: shouldLook
+//	watch.judge              the heartbeat's answers show one request for as long as enoughSilence says: shouldLook
 //	waiter.heedWatch         ends the watch, and makes it time for a look
-//	Bid.look, watchHolder   the look shows the same request: the holder has been silent for long enough
+//	Bid.look, watchHolder    the look shows the same request: the holder has been silent for long enough
 //	waiter.endSilent         ends the session in a statement that finds the same request once more
 //	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger
 //	waiter.takeTurn          takes the lock, by many tries, as soon as the server has freed it

@@ -35,14 +35,15 @@ const (
 	drawnListens        // somebody listens or, in another session's row, that session does
 )
 
-// These end a query, after its own columns. The last three columns name a lock, and the rows are
-// the session's own locks, from the function behind the view pg_locks: a new backend takes three
-// times as long for the view as for the whole of this query. A session has locks in its own
-// database only.
+// These end a query, after its own columns. The last three columns name a lock. The locks are from
+// the function behind the view pg_locks: a new backend takes three times as long for the view as for
+// the whole of this query. isOwn is the condition that this session holds the lock. A session has
+// locks in its own database only.
 const (
-	lockColumns   = "classid, objid, objsubid"
-	amongOwnLocks = "\nFROM pg_catalog.pg_lock_status()"
-	areOwn        = "\nWHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()"
+	lockColumns = "classid, objid, objsubid"
+	fromLocks   = "\nFROM pg_catalog.pg_lock_status()"
+	areAdvisory = "\nWHERE locktype = 'advisory' AND "
+	isOwn       = "granted AND pid = pg_catalog.pg_backend_pid()"
 )
 
 // isListed says whether a row that ends with lockColumns shows this lock.
@@ -51,7 +52,7 @@ func isListed(l advisory.Lock, row []string) bool {
 	return len(row) >= 3 && strings.Join(row[len(row)-3:], " ") == columns
 }
 
-// drawQuery is the query that starts a tenure. If the session has none of the locks, it does
+// drawQuery is the query that starts a tenure. If the session has none of the locks, it draws
 // nothing. Otherwise it does all of this in one commit, so that others see all of it or nothing:
 //
 //	draws the token                   once
@@ -83,7 +84,6 @@ func (b *Bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 // row for each: a new backend takes 0.25 ms less for that than for the aggregates (medians of 300
 // logins in turns). Such a bid has the lock already: the start is announced in the others' rows.
 func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
-	const isOwn = "pid = pg_catalog.pg_backend_pid()"
 	once := []string{
 		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
 		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started,
@@ -92,11 +92,11 @@ func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, inLine boo
 	if cfg.showsToken() {
 		more = append([]string{cfg.showSQL(tokenSQL, "")}, more...)
 	}
-	own := "granted AND " + isOwn
+	own := isOwn
 	if inLine || cfg.OfList { // the session has other locks, such as a ticket
 		own += " AND " + advisory.Among(idsOf(locks))
 	}
-	dormant, listens, from, rows := "NULL", "NULL", amongOwnLocks, own
+	dormant, listens, from, rows := "NULL", "NULL", fromLocks, own
 	switch {
 	case cfg.OfList:
 	case inLine || len(locks) > 1:
@@ -116,7 +116,7 @@ func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, inLine boo
 		}
 		all = append(all, onlyIf(condition, []string{notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))})...)
 	}
-	return "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + "\nWHERE locktype = 'advisory' AND " + rows
+	return "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areAdvisory + rows
 }
 
 // onlyIf makes SQL expressions NULL, and not evaluated, unless a condition is true.

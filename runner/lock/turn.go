@@ -24,7 +24,7 @@ import (
 //	started is heard                          no try; the first few look after LookAtNew       decide
 //	started is heard from a stranger          ranks 1 to TriesWhatsFree look within            decide
 //	                                          lookAtOnce, and try as before
-//	clean, dead or left is heard              a try after delay: a burst, if this waiter   decide
+//	clean, dead or left is heard              a try after delay: a burst, if this waiter       decide
 //	                                          is the first, or is named
 //	a call                                    a look at once                                   wait
 //	the watch: the holder is silent, or       a look at once                                   lookOrTry
