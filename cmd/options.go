@@ -86,7 +86,7 @@ func (o *options) noteFlag(flags *pflag.FlagSet) {
 func (o *options) hookFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.hooks.Acquired, "on-acquired", "", "shell `COMMAND` to run, for at most 10s, beside the start of the command")
 	flags.StringVar(&o.hooks.Lost, "on-lost", "", "shell `COMMAND` to run, for at most 10s, when the lock is lost, beside the kill")
-	flags.StringVar(&o.hooks.Released, "on-released", "", "shell `COMMAND` to run, for at most 10s, after the lock is given back")
+	flags.StringVar(&o.hooks.Released, "on-released", "", "shell `COMMAND` to run, for at most 10s, after the lock is released")
 }
 
 // commonFlags come last in help.

@@ -34,7 +34,7 @@ func newStepdownCmd(u *ui, stdout io.Writer) *cobra.Command {
 		SuggestFor: []string{"unlock", "release", "kill", "stop"},
 		Short:      "Ask the holder to stop and hand over",
 		Long: `Ask the pglead that holds the key to stop its command, as by SIGTERM, and to
-give the lock back; whoever waits gets it next. Any role that may log in may
+release the lock; whoever waits gets it next. Any role that may log in may
 ask. A pglead looks for requests half a second after its command's start, and
 then every fifth of its lease. The request lasts until then, but at most 20 s,
 or for as long as --wait. Of pglead each it ends the command of the item that

@@ -24,7 +24,7 @@ import (
 //	error    what ended pglead, what it has killed for a limit, and what else its operator
 //	         has to know
 //	warning  what happened to the command, or that it didn't run; not with -q
-//	notice   that the lock was taken or given back; only with -v, or in lead
+//	notice   that the lock was taken or released; only with -v, or in lead
 //	info     every step; only with -v
 //
 // In text a message is one line that starts with "pglead: " and the key; a

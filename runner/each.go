@@ -32,7 +32,7 @@ type EachConfig struct {
 	Progress func(Tally)
 }
 
-// Task is the lock and the command of one item.
+// Task is the lock and the command of one item of the list. While a worker is at it, it is a job.
 type Task struct {
 	Key     string
 	Lock    advisory.Lock

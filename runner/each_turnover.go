@@ -88,7 +88,7 @@ func (w *worker) turnOver(ctx context.Context, last, next *job) (granted bool, e
 		return p.granted, p.err
 	}
 	// This waits for the answer even if the list has ended: if the session got the lock, somebody
-	// has to give it back. Other commands may need the session, and keep the lock with it, for a
+	// has to free it. Other commands may need the session, and keep the lock with it, for a
 	// long time.
 	return next.bid.Try(context.WithoutCancel(ctx))
 }

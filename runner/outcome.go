@@ -89,7 +89,7 @@ type Asked uint8
 const (
 	ByTimeout  Asked = 1 << iota
 	BySignal         // this process was asked to end
-	ByStepDown       // this process was asked to give the lock back
+	ByStepDown       // this process was asked to release the lock
 )
 
 // Has says whether one of these has asked.

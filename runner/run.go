@@ -213,7 +213,7 @@ func (r *run) release(outcome Outcome) {
 // afterRelease logs whether the lock was released, and calls the hook for that.
 func (r *run) afterRelease(outcome Outcome, err error) {
 	if err != nil {
-		r.cfg.Log.Warn("the lock could not be given back, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
+		r.cfg.Log.Warn("the lock could not be released, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
 		r.hook(hookLost, err)
 		r.reportEndAfterLoss()
 		return

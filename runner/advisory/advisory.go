@@ -1,5 +1,5 @@
 // Package advisory defines every advisory lock that pglead takes, and writes the SQL that tries
-// for, waits for, probes and gives back such locks, or finds them in pg_locks (rows.go). It sends
+// for, waits for, probes and frees such locks, or finds them in pg_locks (rows.go). It sends
 // nothing: each function whose name ends in SQL returns an SQL expression.
 //
 // These locks belong to the lock L of a key. Their numbers are derived from that of L, whichever
@@ -99,10 +99,10 @@ func (l Lock) TryXactSQL() string { return call("try_advisory_xact_lock", l.Shar
 // AwaitXactSQL waits for the lock, which the transaction's end frees. lock_timeout limits the wait.
 func (l Lock) AwaitXactSQL() string { return call("advisory_xact_lock", l.Shared, l.String()) }
 
-// UnlockSQL gives the lock back once, and says whether the session had it.
+// UnlockSQL frees the lock once, and says whether the session had it.
 func (l Lock) UnlockSQL() string { return call("advisory_unlock", l.Shared, l.String()) }
 
-// ProbeSQL says whether the lock is free. It gives the lock back at once.
+// ProbeSQL says whether the lock is free. It frees the lock at once.
 func (l Lock) ProbeSQL() string { return ProbeNumberSQL(l.Shared, l.String()) }
 
 // ProbeNumberSQL is ProbeSQL for a lock whose number the server computes.
@@ -140,7 +140,7 @@ func tryAllOrSQL(locks []Lock, try func(Lock) string, refused func(i int) string
 	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
 }
 
-// TryAllOrNoneSQL is TryAllSQL, except that it gives back the locks that it got if it did not get
+// TryAllOrNoneSQL is TryAllSQL, except that it frees the locks that it got if it did not get
 // all. Otherwise two runs that don't wait could refuse each other, and neither would start.
 func TryAllOrNoneSQL(locks []Lock) string {
 	var cases, back strings.Builder
@@ -188,7 +188,7 @@ func SplitArrival(value int) (n int, arrived bool) {
 	return value, false
 }
 
-// UnlockAllSQL gives all the locks back, and counts those that the session had. The expression is a
+// UnlockAllSQL frees all the locks, and counts those that the session had. The expression is a
 // sum, so that the server evaluates every call.
 func UnlockAllSQL(locks []Lock) string {
 	var unlocks []string

@@ -11,11 +11,11 @@ import (
 // A waiter that was just refused does not listen yet: its LISTEN is its next message. A brief
 // command may end in between, and its holder would find nobody to tell. Then the waiter would get
 // the lock without evidence, and hold it for the lock-delay. So a refused try takes the arrival
-// lock in the same expression, and the waiter gives it back once it listens. A holder that is done
+// lock in the same expression, and the waiter frees it once it listens. A holder that is done
 // waits for that, if nobody listened when its token was drawn. This is for speed: the promise does
 // not depend on it.
 
-// arrivedQuery is the query that gives the arrival lock back, if the bid has it.
+// arrivedQuery is the query that frees the arrival lock, if the bid has it.
 func (b *Bid) arrivedQuery() (query []string) {
 	if b.place.arriving {
 		query = []string{"SELECT " + advisory.ArrivalOf(b.nextLine()).UnlockSQL()}
@@ -23,7 +23,7 @@ func (b *Bid) arrivedQuery() (query []string) {
 	return query
 }
 
-// EndArrival gives the arrival lock back, if the bid has it and will not listen.
+// EndArrival frees the arrival lock, if the bid has it and will not listen.
 func (b *Bid) EndArrival(ctx context.Context) error {
 	err := b.send(ctx, b.arrivedQuery()...)
 	b.place.arriving = false

@@ -8,20 +8,25 @@
 // wait there has to be evidence that the last holder's command is dead: the word of that holder or
 // of its guard. Otherwise the lock-delay has to pass (package evidence).
 //
-// The words of this package. To get a lock:
+// Eight words are enough to follow one run:
 //
 //	claim      the locks that a run wants: all of them or, with a gate, any one
 //	candidate  a process that wants a claim, and opens a new session when it lost one
 //	bid        a claim on one session, as far as it is granted
 //	waiter     a candidate's bid, and what it knows of its line while it waits
-//	try        asking for what is missing. The first try travels with the login, in
-//	           the same round trip (firstTrySQL), and Bid.Try takes its answer
-//	refused    a try is refused if others hold the lock, and so is a run that gives up for
-//	           that reason. A try that the server answers with an error is rejected
+//	try        asking for what is missing
 //	grant      what a bid has got so far: locks, and later the token
 //	settle     the steps from the grant to the start: the lock-delay, the token, the ledger
-//	tenure     one holding of a lock, from its token to its end
 //	release    to free a lock after its command
+//
+// The others are here to be looked up. About one run:
+//
+//	first try  travels with the login, in the same round trip (firstTrySQL); Bid.Try takes
+//	           its answer. Only a session without a place in line makes one
+//	refused    a try is refused if others hold the lock, and so is a run that gives up for
+//	           that reason. A try that the server answers with an error is rejected
+//	draw       the query that makes the token, and announces the start with it (drawQuery)
+//	tenure     one holding of a lock, from its token to its end
 //	give back  to free a lock under which no command was started. If a Held has it
 //	           already, Held.Release does that, too, since the start may be announced
 //
@@ -32,17 +37,24 @@
 //	seat       a session's part in a lock, as a look shows it
 //	watch      what the first in line ask about the holder alone, with their heartbeats
 //	knowledge  what a bid knows of others that have its locks, or had them
+//	contested  others have the lock, or may have had it while the bid did not listen, so
+//	           that a start at once takes evidence
 //	evidence   what a waiter has heard and seen of a lock's holders, and the verdict that
 //	           follows from it: start at once, or after a delay
 //	lock-delay how long a grant is held without a command where there is no evidence
 //
 // In line, for speed and fairness alone:
 //
-//	line       the waiters, each with a ticket
+//	line       the waiters, each with a ticket: a lock whose number says when its owner came
 //	place      a bid's place in line: its ticket, and other locks that it has for that
+//	rank       a waiter's number in line, from 1, as its latest look shows it
 //	turn       when a waiter looks and tries next
 //	burst      many tries in one statement, when the lock is about to be freed
+//	mark       a lock which shows that its owner listens
 //	dormant    a waiter so far behind that it doesn't listen
+//	audience   the sessions in line, as a draw counts them: who listens, who is dormant
+//	arrival    a lock which shows that its owner was refused, and is about to listen
+//	ghost      a candidate's lost session, which the server may still have
 //
 // Three packages below know no session. Package advisory has all locks that pglead takes (ticket,
 // mark, arrival, call, gate) and their SQL. Package evidence decides what follows from what a
@@ -55,7 +67,8 @@
 // The ways to hold a lock (slots, readers, a quorum, ...) and what differs in each are in modes.go.
 //
 // A function whose name ends in SQL returns SQL expressions, and one whose name ends in Query or
-// Queries returns whole queries. It has no effect: the caller sends them, and notes the answer.
+// Queries returns whole queries. A Query that is not always needed is a list of one, or empty. Such
+// a function has no effect: the caller sends the queries, and notes the answer.
 package lock
 
 import (

@@ -107,7 +107,7 @@ func (b *Bid) tookMark(mark session.Rows) {
 	}
 }
 
-// unmarkSQL are SQL expressions that give the common marks back.
+// unmarkSQL are SQL expressions that free the common marks.
 func (k *knowledge) unmarkSQL() (columns []string) {
 	for _, id := range k.marks {
 		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())

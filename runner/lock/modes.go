@@ -13,19 +13,25 @@ package lock
 //	                         nobody watches the holders                      watchHolder
 //	shared (readers)         readers may share a ticket                      ticketQuery
 //	                         nobody watches the holders                      watchHolder
-//	                         a reader's end says nothing of other readers    grant.wordQuery
+//	                         a reader's end says nothing of other readers,   grant.wordQuery,
+//	                         nor does its name show it                       Held.releaseParts
+//	                         nobody announces a reader's death               Held.isHeard
+//	                         nobody calls the dormant waiters                followers
+//	                         a reader that comes back ends no former session endGhostQuery
 //	                         the guard can't release the lock                Held.EncodedRelease
 //	in a transaction         waiters poll: there is no line                  waiter.poll
 //	(Session.Transaction)    neither the start nor the end is announced      drawOnSecond, endTransaction
 //	                         the token comes from a second session           drawOnSecond
 //	quorum (Session.Quorum)  what counts is what the standbys have           drawOnSecond, noteEnds,
 //	                         confirmed, on a second session                  Session.AwaitStandbys
+//	                         the server is asked once more after a grant     Bid.Settle
 //	                         the first try does not travel with the login,   session.Open,
 //	                         and nobody waits for those who arrive           Held.releaseParts
 //	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Turnover
 //	                         ends are announced to all, in line or not       grant.wordQuery
 //	                         nobody stands in line: the list comes back      package runner, each_*.go
 //	with a ledger            it says how the last run ended, to all          startInLedger
+//	                         so nobody calls, or waits for those who arrive  followers, awaitArrivalsQuery
 
 // hasLine says whether waiters stand in line, and starts and ends are announced to them. In a
 // transaction they poll, and nothing is sent before its end.

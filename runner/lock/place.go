@@ -57,7 +57,7 @@ func (b *Bid) nextLine() lockkey.ID {
 	return b.cfg.Claim.lineFor(next.ID)
 }
 
-// leaveSQL are SQL expressions that give back the locks that the bid has for its place. The lock
+// leaveSQL are SQL expressions that free the locks that the bid has for its place. The lock
 // of a call is among them: it must not be kept for as long as the command runs, since each dormant
 // waiter that hears a call looks. A holder that calls takes it anew (Held.call).
 func (p *place) leaveSQL() (columns []string) {
@@ -69,7 +69,7 @@ func (p *place) leaveSQL() (columns []string) {
 	return columns
 }
 
-// noteLeft notes that the locks of the place were given back. The arrival lock is apart
+// noteLeft notes that the locks of the place were freed. The arrival lock is apart
 // (EndArrival).
 func (p *place) noteLeft() { p.held = [placeLockCount]bool{} }
 
@@ -80,7 +80,7 @@ func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
 	return err
 }
 
-// leaveAndUnmarkQuery is the query that leaves the line and gives the common marks back, if the bid
+// leaveAndUnmarkQuery is the query that leaves the line and frees the common marks, if the bid
 // has them.
 func (b *Bid) leaveAndUnmarkQuery() []string {
 	return selectQuery(slices.Concat(b.place.leaveSQL(), b.knowledge.unmarkSQL()))

@@ -239,27 +239,22 @@ const (
 	burstFast  = 20
 )
 
-// tryOften tries many times in one statement. If the evidence already allows a start, the query for
-// the token travels along. Without the lock that query draws nothing.
+// tryOften tries many times in one statement. If the evidence already allows a start, the draw
+// travels along. Without the lock it draws nothing.
 func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
-	tries := fmt.Sprintf(`SELECT won FROM (
-	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
-	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, w.trySQL(), burstTries-1)
-	queries := []string{tries}
-	one := w.cfg.Claim.takesOne() && !w.cfg.Session.Quorum
-	certain := one && (w.knowledge.verdictOnAll(w.cfg.Claim.Locks).Delay == 0 || w.startsWithToken(w.cfg.Claim.Locks))
-	if certain {
-		queries = append(queries, w.drawQuery(w.cfg.Claim.Locks, w.place.leaveSQL()...))
+	locks, queries, draws := w.cfg.Claim.Locks, []string{w.burstQuery()}, w.mayDrawWithTry()
+	if draws {
+		queries = append(queries, w.drawQuery(locks, w.place.leaveSQL()...))
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
 	answers, err := w.s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil {
 		// If the ledger failed, Settle finds out more.
-		if !certain || !w.startsWithToken(w.cfg.Claim.Locks) || answeredError(err) == nil || len(answers[0]) == 0 {
+		if !draws || !w.startsWithToken(locks) || answeredError(err) == nil || len(answers[0]) == 0 {
 			return false, w.cfg.rejected(err)
 		}
-		certain = false
+		draws = false
 	}
 	if len(answers[0]) == 0 {
 		return false, nil
@@ -271,11 +266,26 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	if granted, err = w.noteResult(n); err != nil {
 		return false, err
 	}
-	if certain {
+	if draws {
 		w.place.noteLeft()
 		err = w.noteDrawn(answers[1])
 	}
 	return granted, err
+}
+
+// burstQuery is the query that tries until a try gets something, or burstTries times.
+func (w *waiter) burstQuery() string {
+	return fmt.Sprintf(`SELECT won FROM (
+	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
+	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, w.trySQL(), burstTries-1)
+}
+
+// mayDrawWithTry says whether a grant can be followed by the draw at once: there is nothing to wait
+// for, or the ledger says what there is.
+func (w *waiter) mayDrawWithTry() bool {
+	claim := w.cfg.Claim
+	return claim.takesOne() && !w.cfg.Session.Quorum &&
+		(w.knowledge.verdictOnAll(claim.Locks).Delay == 0 || w.startsWithToken(claim.Locks))
 }
 
 // poll waits where there is no line: in a transaction.

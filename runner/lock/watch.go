@@ -19,8 +19,8 @@ import (
 // they see anything but the holder's next request, and every few leases (crowd.LookBesideWatch). A
 // heartbeat wakes fewer threads than a goroutine that asks and waits would.
 //
-// The heartbeat of the very first also probes the lock, since some ends are silent. It gives the
-// lock back at once, so that a try that is under way does not take it a second time.
+// The heartbeat of the very first also probes the lock, since some ends are silent. It frees
+// the lock at once, so that a try that is under way does not take it a second time.
 
 // watch is what the first few in line see of the holder. The session's reader writes it, too.
 type watch struct {
