@@ -124,8 +124,10 @@ type contender struct {
 	err   error
 	ended time.Time
 
+	// Of its log:
 	mu     sync.Mutex
-	events []string // of its log
+	events []string
+	texts  []string
 }
 
 func contend(t *testing.T, cfg lock.Config) *contender {
@@ -194,6 +196,7 @@ func (c *contender) WithGroup(string) slog.Handler            { return c }
 func (c *contender) Handle(_ context.Context, r slog.Record) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.texts = append(c.texts, r.Message)
 	r.Attrs(func(a slog.Attr) bool {
 		if a.Key == "event" {
 			c.events = append(c.events, a.Value.String())

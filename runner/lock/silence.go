@@ -102,27 +102,33 @@ func (k *knowledge) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 // that is ending a session frees its lock first, and shows the session for a moment longer. So a
 // start that was heard after that may be another holder's, and still counts.
 func (w *waiter) endSilent(ctx context.Context, s evidence.Seat, last lastBeat, found *look) error {
-	n, err := w.number(ctx, fmt.Sprintf(`SELECT count(CASE
+	rows, err := w.s.Query(ctx, fmt.Sprintf(`SELECT CASE
 		WHEN (pg_catalog.pg_has_role(usesysid, 'USAGE') OR pg_catalog.pg_has_role('pg_signal_backend', 'USAGE'))
 		AND (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user) >= (SELECT rolsuper FROM pg_catalog.pg_roles WHERE oid = usesysid)
-		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END)
+		THEN pg_catalog.pg_terminate_backend(pid) ELSE false END
 FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_change = '%s' AND pg_catalog.starts_with(query, '/*pglead beat=''%d'',')`,
 		last.pid, last.opened, last.changed, last.beat))
 	if err != nil {
-		return err
+		return w.cfg.rejected(err)
 	}
 	w.watched.reset()
-	if n == 0 { // the session has spoken after all, or is gone
+	if len(rows) == 0 { // the session has spoken after all, or is gone
 		return nil
 	}
-	w.cfg.Log.Info("the holder has been silent for as long as its command can live: its session is over", "event", "silent", "backend", s.PID)
+	message := "the holder has been silent for as long as its command can live: "
+	if rows.Is("t") {
+		message += "its session is ended"
+		w.turn.tryAt, w.turn.burst = time.Now(), true
+	} else {
+		message += "its session, which this role may not end, is left to the server"
+	}
+	w.cfg.Log.Info(message, "event", "silent", "backend", s.PID)
 	for _, id := range w.knowledge.heldBy(s.PID, found) {
 		w.knowledge.evidence[id].NoteSilence(found.asOf[id], s)
 	}
 	if w.usesLedger() {
 		w.recordSilence(ctx, s, found)
 	}
-	w.turn.tryAt, w.turn.burst = time.Now(), true
 	return nil
 }
 

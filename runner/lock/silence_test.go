@@ -47,8 +47,9 @@ func sawSilence(t *testing.T, next *contender, since time.Time, lease time.Durat
 	if took >= lease {
 		t.Errorf("taken over %v after the last heartbeat, with a lease of %v", took, lease)
 	}
-	if !slices.Equal(next.said(), []string{"waiting", "silent"}) {
-		t.Errorf("it said %v", next.said())
+	const ended = "the holder has been silent for as long as its command can live: its session is ended"
+	if events := next.said(); !slices.Equal(events, []string{"waiting", "silent"}) || next.texts[1] != ended {
+		t.Errorf("it said %v: %q", events, next.texts)
 	}
 }
 
@@ -162,6 +163,10 @@ func TestSilenceWithoutTheRight(t *testing.T) {
 		next.held(t)
 		if took := next.ended.Sub(since); took < leasetime.DeadAfter(lease, 0)-leasetime.BeatEvery(lease) {
 			t.Errorf("%s: taken over %v after the last heartbeat", grant, took)
+		}
+		const left = "the holder has been silent for as long as its command can live: its session, which this role may not end, is left to the server"
+		if events := next.said(); !slices.Equal(events, []string{"waiting", "silent"}) || next.texts[1] != left {
+			t.Errorf("%s: it said %v: %q", grant, events, next.texts)
 		}
 	}
 }
