@@ -189,7 +189,7 @@ func (r *run) socketLinger() time.Duration {
 	if r.cfg.Session.Transaction {
 		return 0
 	}
-	const look = 4 * time.Second // 2 s for the limit of a takeover, and 2 s more to be on the safe side
+	const look = 4 * time.Second // the torture's bound for a takeover after silence has 2 s for it; 2 s more to be on the safe side
 	return leasetime.ForKill(r.cfg.Session.Lease) + look
 }
 

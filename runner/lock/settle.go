@@ -13,7 +13,7 @@ import (
 //
 // A command starts only if all of this holds:
 //
-//	                                  who finds out, in this order
+//	                                  who finds out, without a ledger in this order
 //	the server is fit for it          the login (package session, login.go)
 //	the claim is complete             Bid.Complete, after a try
 //	the delay is known                knowledge.verdict, with each lock that is granted: by what was heard
