@@ -124,7 +124,7 @@ func (u Use) Applies(answer string) (bool, error) {
 }
 
 // Untrusted says why pglead does not use a ledger.
-const Untrusted = "the schema pglead belongs neither to the database's owner nor to a superuser"
+const Untrusted = "the schema pglead belongs neither to a superuser, nor to the database's owner, nor to this role"
 
 // Rejected turns an error of the server into one that names the ledger, in the caller's words, and
 // not the lock.
