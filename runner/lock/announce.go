@@ -109,7 +109,7 @@ const (
 
 // endQueries are the queries that announce, for each lock, that its command is dead, and the
 // query that frees all locks. prefers is the host that should hold them next, or empty.
-func (g *grant) endQueries(names naming, prefers string) (words []string, unlock string) {
+func (g *Grant) endQueries(names naming, prefers string) (words []string, unlock string) {
 	for _, l := range g.Locks {
 		words = append(words, g.wordQuery(l, g.cfg.Claim.listenersSQL(g.Locks), names, prefers))
 	}
@@ -119,7 +119,7 @@ func (g *grant) endQueries(names naming, prefers string) (words []string, unlock
 // rehearsalQuery is a query that announces the end of a tenure, but finds no listener. A session's
 // first announcement makes it read the server's catalogs, which takes half a millisecond: with the
 // rehearsal it has done so before its command ends.
-func (g *grant) rehearsalQuery() (query []string) {
+func (g *Grant) rehearsalQuery() (query []string) {
 	if !g.cfg.hasLine() || g.cfg.OfList {
 		return nil
 	}
@@ -129,7 +129,7 @@ func (g *grant) rehearsalQuery() (query []string) {
 // wordQuery is the query that announces the end of a tenure, if any session in line fulfils the SQL
 // condition listeners. With namesNext it names the first of these sessions, or one on the preferred
 // host.
-func (g *grant) wordQuery(l advisory.Lock, listeners string, names naming, prefers string) string {
+func (g *Grant) wordQuery(l advisory.Lock, listeners string, names naming, prefers string) string {
 	word := evidence.Clean
 	if l.Shared {
 		word = evidence.Left
@@ -163,7 +163,7 @@ const endPositionSQL = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit
 
 // endPayloadSQL is an SQL expression for the text that announces the end of a tenure by this word.
 // The SQL expressions more are appended to the text.
-func (g *grant) endPayloadSQL(word evidence.Word, more ...string) string {
+func (g *Grant) endPayloadSQL(word evidence.Word, more ...string) string {
 	a := g.cfg.announcement(word)
 	a.CoversEarlier = g.coversEarlier
 	return a.PayloadSQL(strconv.FormatInt(g.Token, 10), more...)
@@ -172,7 +172,7 @@ func (g *grant) endPayloadSQL(word evidence.Word, more ...string) string {
 // showEndQuery is the query that makes a session's name show that its command is dead. A waiter
 // that starts to listen after the announcement of the end, and looks before the unlock, sees the
 // end there.
-func (g *grant) showEndQuery() string {
+func (g *Grant) showEndQuery() string {
 	return "SELECT " + g.cfg.showSQL(strconv.FormatInt(g.Token, 10), endedSuffix)
 }
 

@@ -36,7 +36,7 @@ const arrivalMost = "200ms"
 // awaitArrivalsQuery is a query that waits until nobody is arriving for any of the locks. It fails
 // at the first lock for which that takes longer than arrivalMost: another program may hold the
 // arrival lock for ever. With a ledger it isn't needed: the ledger says how a holder ended.
-func (g *grant) awaitArrivalsQuery() (query []string) {
+func (g *Grant) awaitArrivalsQuery() (query []string) {
 	if g.listened || g.recorded {
 		return nil
 	}
@@ -50,6 +50,6 @@ func (g *grant) awaitArrivalsQuery() (query []string) {
 
 // waitedInVain says whether an error is that of awaitArrivalsQuery: it took too long, or the server
 // has no memory for one more lock.
-func (g *grant) waitedInVain(err error) bool {
+func (g *Grant) waitedInVain(err error) bool {
 	return answeredError(err) != nil && session.HasCode(err, session.LockNotAvailable, session.OutOfMemory) && len(g.awaitArrivalsQuery()) > 0
 }

@@ -17,7 +17,7 @@ import (
 type Bid struct {
 	s         *session.Session
 	cfg       Config
-	grant     grant
+	grant     Grant
 	knowledge knowledge // of others that have the locks, or had them
 	place     place     // in line, if it is a waiter's
 

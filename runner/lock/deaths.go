@@ -73,7 +73,7 @@ func (w *waiter) reportUnstarted(ctx context.Context) {
 	g.coversEarlier = false
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateMost)
 	defer cancel()
-	h := Held{grant: g, Session: w.s, end: ledger.End{Outcome: ledger.Stopped}}
+	h := Held{Grant: g, Session: w.s, end: ledger.End{Outcome: ledger.Stopped}}
 	h.ReportEndAfterLoss(ctx)
 }
 

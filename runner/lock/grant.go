@@ -6,8 +6,8 @@ import (
 	"github.com/pglead/pglead/runner/advisory"
 )
 
-// grant is what a bid has been granted.
-type grant struct {
+// Grant is what a bid has been granted; a Held has it.
+type Grant struct {
 	cfg   *Config // the bid's
 	Locks []advisory.Lock
 	Slot  int           // with a gate: the index of the lock in the claim, from 1
@@ -28,19 +28,19 @@ type grant struct {
 	listened bool // somebody in line listened
 }
 
-func noGrant(cfg *Config) grant { return grant{cfg: cfg, coversEarlier: true} }
+func noGrant(cfg *Config) Grant { return Grant{cfg: cfg, coversEarlier: true} }
 
 // drawn says whether the token has been drawn.
-func (g *grant) drawn() bool { return g.Token != 0 }
+func (g *Grant) drawn() bool { return g.Token != 0 }
 
 // startsAtOnce says whether the command may start without a delay: the evidence says that no
 // earlier command is alive.
-func (g *grant) startsAtOnce() bool { return g.delay == 0 }
+func (g *Grant) startsAtOnce() bool { return g.delay == 0 }
 
 // mayAnnounceEnd says whether a grant under which no command was started may announce its end. Its
 // start must have been announced, and no earlier command may be alive, since a waiter that hears of
 // the end starts at once.
-func (g *grant) mayAnnounceEnd() bool { return g.drawn() && g.startsAtOnce() }
+func (g *Grant) mayAnnounceEnd() bool { return g.drawn() && g.startsAtOnce() }
 
 // undraw forgets the token, and what the ledger may have noted under it.
-func (g *grant) undraw() { g.Token, g.SystemID, g.recorded = 0, "", false }
+func (g *Grant) undraw() { g.Token, g.SystemID, g.recorded = 0, "", false }

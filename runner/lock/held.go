@@ -15,7 +15,7 @@ import (
 // Held are locks under which a command may be started, and the session that they
 // depend on.
 type Held struct {
-	grant
+	Grant
 	Session *session.Session
 	Took    time.Duration // all of Acquire; 0 for an item of a list
 
@@ -99,7 +99,7 @@ func (h *Held) Release(ctx context.Context) error {
 }
 
 // unheard warns that the server rejected the announcement of an end.
-func (g *grant) unheard(err error) {
+func (g *Grant) unheard(err error) {
 	err = session.Rejected(err, "announce that the command has ended")
 	g.cfg.Log.Warn("those who wait could not be told that the command has ended, and may wait for the lock-delay: "+err.Error(), "event", "unheard")
 }

@@ -67,7 +67,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 	return &Held{
-		grant: b.grant, Session: b.s, since: time.Now(),
+		Grant: b.grant, Session: b.s, since: time.Now(),
 		showsEnd: b.place.joined() && b.cfg.showsToken(), requests: make(chan struct{}, 1),
 	}, nil
 }
