@@ -37,7 +37,7 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 }
 
 // Complete says whether the bid holds all that the claim asks for.
-func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(len(b.grant.Locks)) }
+func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(b.grant.Locks) }
 
 // missing are the locks that the claim still asks for.
 func (b *Bid) missing() []advisory.Lock {
@@ -66,35 +66,50 @@ func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 	if b.cfg.Session.Transaction {
 		return b.tryInTransaction(ctx)
 	}
-	n, err := b.tryResult(ctx)
+	result, err := b.askTry(ctx)
 	if err != nil {
 		return false, err
 	}
-	return b.noteResult(n)
+	return b.noteResult(result), nil
 }
 
-// tryResult is the result of a try. The result of the first try came with the login.
-func (b *Bid) tryResult(ctx context.Context) (n int, err error) {
+// tried is the result of a try.
+type tried struct {
+	won     []advisory.Lock
+	slot    int  // with a gate: the number of the lock in the claim, from 1, or 0
+	arrived bool // the try was refused, and took the arrival lock
+}
+
+// askTry makes a try. The answer to the first one came with the login.
+func (b *Bid) askTry(ctx context.Context) (tried, error) {
 	value, known := b.s.TakeFirstTry()
 	if !known {
-		n, err = b.number(ctx, "SELECT "+b.trySQL())
-		return b.noteArrival(n), err
+		row, err := b.s.Row(ctx, 1, "SELECT "+b.trySQL())
+		if err != nil {
+			return tried{}, b.cfg.rejected(err)
+		}
+		value = row[0]
 	}
-	if n, err = strconv.Atoi(value); err != nil {
-		return 0, session.NotPostgreSQL()
-	}
-	return b.noteArrival(n), nil
+	return b.parseTry(value)
 }
 
-// noteArrival notes whether a try took the arrival lock, and returns the result without that.
-func (b *Bid) noteArrival(value int) (n int) {
-	n, arrived := advisory.SplitArrival(value)
-	b.place.arriving = b.place.arriving || arrived
-	return n
+// parseTry reads the value of trySQL or firstTrySQL. Its number tells how many of the missing locks
+// were taken or, with a gate, which one.
+func (b *Bid) parseTry(value string) (tried, error) {
+	number, err := strconv.Atoi(value)
+	n, arrived := advisory.SplitArrival(number)
+	missing := b.missing()
+	switch {
+	case err != nil || n > len(missing):
+		return tried{}, session.NotPostgreSQL()
+	case b.cfg.Claim.takesAny() && n > 0:
+		return tried{won: missing[n-1 : n], slot: n}, nil
+	}
+	return tried{won: missing[:n], arrived: arrived}, nil
 }
 
-// trySQL is an SQL expression that takes what is missing, as Try describes it. Its value is for
-// noteArrival. A list's bid makes its first try here: it has no login of its own to carry it.
+// trySQL is an SQL expression that takes what is missing, as Try describes it. parseTry reads its
+// value. A list's bid makes its first try here: it has no login of its own to carry it.
 func (b *Bid) trySQL() string {
 	if b.cfg.OfList && !b.knowledge.listens() {
 		return b.cfg.firstTrySQL()
@@ -129,28 +144,23 @@ func (cfg *Config) firstTrySQL() string {
 	return cfg.tryMissingSQL(cfg.Claim.Locks, false)
 }
 
-// noteResult notes the result n of a try: it has taken the first n locks or, with a gate, lock
-// number n. Every grant comes through here, from Try, tryOften, tryInTransaction and Turnover.
-// Then Complete says whether it is the whole claim, areListed whether pg_locks agrees, and Settle
-// when a command may start. The verdict on each lock says how long the last holder's command may be
-// alive.
-func (b *Bid) noteResult(n int) (some bool, err error) {
-	missing := b.missing()
-	if n < 0 || n > len(missing) {
-		return false, session.NotPostgreSQL()
+// noteResult notes the result of a try. Every grant comes through here, from Try, tryOften,
+// tryInTransaction and Turnover. Then Complete says whether it is the whole claim, areListed
+// whether pg_locks agrees, and Settle when a command may start. The verdict on each lock says how
+// long the last holder's command may be alive.
+func (b *Bid) noteResult(result tried) (some bool) {
+	b.place.arriving = b.place.arriving || result.arrived
+	b.grant.Locks = append(b.grant.Locks, result.won...)
+	if result.slot > 0 {
+		b.grant.Slot = result.slot
 	}
-	won := missing[:n]
-	if b.cfg.Claim.takesAny() && n > 0 {
-		won, b.grant.Slot = missing[n-1:n], n
-	}
-	b.grant.Locks = append(b.grant.Locks, won...)
-	v := b.knowledge.verdictOnAll(won)
+	v := b.knowledge.verdictOnAll(result.won)
 	b.grant.delay = max(b.grant.delay, v.Delay)
 	b.grant.coversEarlier = b.grant.coversEarlier && v.CoversEarlier
 	if !b.Complete() {
 		b.knowledge.noteRefusal(b.refused())
 	}
-	return len(won) > 0, nil
+	return len(result.won) > 0
 }
 
 // GiveBack frees locks under which no command was started. A lock whose common mark the bid lacks
@@ -215,22 +225,17 @@ func (b *Bid) send(ctx context.Context, queries ...string) error {
 	return b.cfg.rejected(err)
 }
 
-// number sends queries, the last of which is answered by a number.
-func (b *Bid) number(ctx context.Context, queries ...string) (int, error) {
-	rows, err := b.s.Query(ctx, queries...)
+// number sends a query that is answered by a number.
+func (b *Bid) number(ctx context.Context, query string) (int, error) {
+	rows, err := b.s.Query(ctx, query)
 	if err != nil {
 		return 0, b.cfg.rejected(err)
 	}
-	return lastNumber(rows)
-}
-
-func lastNumber(rows session.Rows) (int, error) {
-	if len(rows) > 0 && len(rows[len(rows)-1]) == 1 {
-		if n, err := strconv.Atoi(rows[len(rows)-1][0]); err == nil {
-			return n, nil
-		}
+	numbers, err := rows.Ints(1)
+	if err != nil {
+		return 0, err
 	}
-	return 0, session.NotPostgreSQL()
+	return numbers[0], nil
 }
 
 // answeredError is the server's error if the session has survived it, or nil. The error that ended

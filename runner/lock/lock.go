@@ -93,8 +93,10 @@ type Claim struct {
 	Gate *lockkey.ID
 }
 
-// fulfilledBy says whether n is enough: all locks or, with a gate, any one.
-func (c Claim) fulfilledBy(n int) bool { return n == len(c.Locks) || c.takesAny() && n > 0 }
+// fulfilledBy says whether these locks are enough: all or, with a gate, any one.
+func (c Claim) fulfilledBy(locks []advisory.Lock) bool {
+	return len(locks) == len(c.Locks) || c.takesAny() && len(locks) > 0
+}
 
 // lineFor is the lock in whose line the waiters for one of the claim's locks stand.
 func (c Claim) lineFor(id lockkey.ID) lockkey.ID {

@@ -8,7 +8,7 @@ package lock
 //	                         place in the line of the next one
 //	                         all marks of their lines count                  lacksCommon
 //	                         nobody calls the dormant waiters                waiter.callIfFew, followers
-//	slots (Claim.Gate)       any one lock will do                            Bid.noteResult
+//	slots (Claim.Gate)       any one lock will do                            Bid.parseTry
 //	                         there is one line for all of them, the gate's   Claim.lineFor, takeGate
 //	                         nobody watches the holders                      watchHolder
 //	shared (readers)         readers may share a ticket                      ticketQuery

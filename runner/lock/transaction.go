@@ -32,12 +32,12 @@ func (c Claim) tryXactSQL() string {
 // connections until a ROLLBACK, and needs no second login. After a success the command is prepared
 // in parallel with the questions that follow.
 func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
-	n, err := b.tryResult(ctx)
+	result, err := b.askTry(ctx)
 	if err != nil {
 		return false, err
 	}
-	if !b.cfg.Claim.fulfilledBy(n) {
-		return b.noteResult(0)
+	if !b.cfg.Claim.fulfilledBy(result.won) {
+		return b.noteResult(tried{}), nil
 	}
 	b.preparation.begin()
 	// The session for the token is opened before the lock is held.
@@ -48,18 +48,18 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	n, err = b.beginTransaction(ctx)
+	result, err = b.beginTransaction(ctx)
 	if err != nil {
 		return false, err
 	}
-	if b.cfg.Claim.fulfilledBy(n) {
+	if b.cfg.Claim.fulfilledBy(result.won) {
 		b.s.SetHolding(true)
-		return b.noteResult(n)
+		return b.noteResult(result), nil
 	}
 	if err = b.send(ctx, "ROLLBACK"); err != nil {
 		return false, err
 	}
-	return b.noteResult(0)
+	return b.noteResult(tried{}), nil
 }
 
 // endTransaction releases the locks, and announces nothing.
@@ -78,25 +78,25 @@ func (h *Held) endTransaction(ctx context.Context) error {
 // beginTransaction makes the try in a transaction, and learns which server it is on and
 // how old that server is: behind a pooler the server may have started since the login.
 // All of it is one message, since the pooler passes each message on by itself.
-func (b *Bid) beginTransaction(ctx context.Context) (n int, err error) {
+func (b *Bid) beginTransaction(ctx context.Context) (tried, error) {
 	trial := "SELECT " + identitySQL + ", " + session.ServerAgeSQL + ", " + b.trySQL()
 	rows, err := b.s.Query(ctx, strings.Join(append(b.cfg.Session.BeginQueries(), trial), "; "))
 	var pgErr *pgconn.PgError
 	switch {
 	case errors.As(err, &pgErr) && strings.Contains(pgErr.Message, "statement pooling"):
-		return 0, session.Errorf(session.Unsafe, "pool_mode has to be transaction or session",
+		return tried{}, session.Errorf(session.Unsafe, "pool_mode has to be transaction or session",
 			"the pooler allows no transaction: %s", session.ServerSays(pgErr))
 	case err != nil:
-		return 0, b.cfg.rejected(err)
+		return tried{}, b.cfg.rejected(err)
 	case len(rows) == 0 || len(rows[len(rows)-1]) != 4:
-		return 0, session.NotPostgreSQL()
+		return tried{}, session.NotPostgreSQL()
 	}
 	row := rows[len(rows)-1]
 	if err := b.noteIdentity(row); err != nil {
-		return 0, err
+		return tried{}, err
 	}
 	if err := b.s.SetServerAge(row[2]); err != nil {
-		return 0, err
+		return tried{}, err
 	}
-	return lastNumber(session.Rows{row[3:]})
+	return b.parseTry(row[3])
 }

@@ -142,13 +142,13 @@ func (t Turnover) claim() (all Claim) {
 }
 
 // turned notes the answer to a try, and the token.
-func (b *Bid) turned(number string, drawn session.Rows) error {
-	n, err := strconv.Atoi(number)
+func (b *Bid) turned(value string, drawn session.Rows) error {
+	result, err := b.parseTry(value)
 	if err != nil {
-		return session.NotPostgreSQL()
-	}
-	if _, err := b.noteResult(b.noteArrival(n)); err != nil || !b.Complete() {
 		return err
+	}
+	if b.noteResult(result); !b.Complete() {
+		return nil
 	}
 	return b.noteDrawn(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.grant.Locks[0], row) }))
 }

@@ -259,13 +259,15 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	if len(answers[0]) == 0 {
 		return false, nil
 	}
-	n, err := lastNumber(answers[0])
+	row, err := answers[0].Only(1)
 	if err != nil {
 		return false, err
 	}
-	if granted, err = w.noteResult(n); err != nil {
+	result, err := w.parseTry(row[0])
+	if err != nil {
 		return false, err
 	}
+	granted = w.noteResult(result)
 	if draws {
 		w.place.noteLeft()
 		err = w.noteDrawn(answers[1])
