@@ -86,9 +86,9 @@ func Each(cfg EachConfig) (Tally, error) {
 			return e.tally, err
 		}
 		defer e.listSession.Close()
-		e.turnovers = turnovers{make(chan *turnoverPart)}
-		defer close(e.turnovers.parts)
-		go e.turnovers.run(e.listSession)
+		e.exchanges = exchanges{make(chan *exchangePart)}
+		defer close(e.exchanges.parts)
+		go e.exchanges.run(e.listSession)
 	}
 	e.passes(ctx)
 	for _, lost := range e.lost {
@@ -111,7 +111,7 @@ type each struct {
 	bids bids
 
 	listSession *session.Session // the session of all commands; nil with transactions
-	turnovers   turnovers        // of that session
+	exchanges   exchanges        // of that session
 
 	mu       sync.Mutex
 	tally    Tally

@@ -24,7 +24,7 @@ import (
 //	    fetch            releases the last lock, and takes the next free item's
 //	      pick           the next item that this process doesn't know to be done or under way here
 //	      readyGuard     the guard gets ready while the server answers
-//	      turnOver       the round trip to the server (each_turnover.go)
+//	      exchange       the round trip to the server (each_exchange.go)
 //	      take           settles the lock (lock.Bid.Settle), or skips the item
 //	    startFetchAhead  releases the last lock while the command runs (each_ahead.go)
 //	      fetchAhead     after a brief command: fetches the next lock, too
@@ -90,7 +90,7 @@ func (w *worker) fetch(ctx context.Context, last *job, ahead bool) (*job, error)
 				return nil, err
 			}
 		}
-		granted, err := w.turnOver(ctx, last, j)
+		granted, err := w.exchange(ctx, last, j)
 		last = nil
 		if j == nil {
 			continue
@@ -272,7 +272,7 @@ func (w *worker) readyGuard() (err error) {
 // releaseLast releases the lock of a command that has ended, if there is one.
 func (w *worker) releaseLast(ctx context.Context, last *job) {
 	if last != nil {
-		_, _ = w.turnOver(ctx, last, nil) // its results concern the next item, and there is none
+		_, _ = w.exchange(ctx, last, nil) // its results concern the next item, and there is none
 	}
 }
 

@@ -145,7 +145,7 @@ func (cfg *Config) firstTrySQL() string {
 }
 
 // noteResult notes the result of a try. Every grant comes through here, from Try, tryOften,
-// tryInTransaction and Turnover. Then Complete says whether it is the whole claim, areListed
+// tryInTransaction and Exchange. Then Complete says whether it is the whole claim, areListed
 // whether pg_locks agrees, and Settle when a command may start. The verdict on each lock says how
 // long the last holder's command may be alive.
 func (b *Bid) noteResult(result tried) (some bool) {

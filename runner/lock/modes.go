@@ -27,7 +27,7 @@ package lock
 //	                         the server is asked once more after a grant     Bid.Settle
 //	                         the first try does not travel with the login,   session.Open,
 //	                         and nobody waits for those who arrive           Held.releaseParts
-//	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Turnover
+//	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Exchange
 //	                         ends are announced to all, in line or not       Grant.wordQuery
 //	                         nobody stands in line: the list comes back      package runner, each_*.go
 //	with a ledger            it says how the last run ended, to all          startInLedger

@@ -29,7 +29,7 @@ import (
 //
 // With a ledger the token is drawn before it is certain that no earlier command is alive, because
 // the question to the ledger contains the token. The ledger also keeps a run from starting during a
-// pause, and for --once-per (startInLedger). A burst (waiter.tryOften) and a Turnover draw it with
+// pause, and for --once-per (startInLedger). A burst (waiter.tryOften) and an Exchange draw it with
 // the try. If a wait follows the draw, the token is drawn anew (beginDelay). With a second session
 // a separate statement lists the locks (drawOnSecond).
 //

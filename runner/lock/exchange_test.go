@@ -13,9 +13,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestTurnover: in one round trip ends are announced before their locks are free, locks that are
+// TestExchange: in one round trip ends are announced before their locks are free, locks that are
 // free are taken, listed, and have a token, and locks that are held elsewhere are not taken.
-func TestTurnover(t *testing.T) {
+func TestExchange(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	cfg := config(t, server.DSN("postgres"), lock.Claim{})
@@ -25,14 +25,14 @@ func TestTurnover(t *testing.T) {
 		of.Claim = exclusive(number)
 		of.OfList = true
 		b := lock.NewBid(s, of, false)
-		if !b.MayTurnOver() {
+		if !b.MayExchange() {
 			t.Fatalf("the bid for %d does not join", number)
 		}
 		return b
 	}
-	do := func(turn lock.Turnover) {
+	do := func(x lock.Exchange) {
 		t.Helper()
-		if err := turn.Do(t.Context(), s); err != nil {
+		if err := x.Do(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -42,7 +42,7 @@ func TestTurnover(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !h.MayTurnOver() {
+		if !h.MayExchange() {
 			t.Fatal("what is held does not join")
 		}
 		return h
@@ -58,7 +58,7 @@ func TestTurnover(t *testing.T) {
 	}
 
 	one, two, three := bid(11), bid(12), bid(13)
-	do(lock.Turnover{Next: []*lock.Bid{one, two, three}})
+	do(lock.Exchange{Next: []*lock.Bid{one, two, three}})
 	if !one.Complete() || !two.Complete() || three.Complete() {
 		t.Fatalf("granted: %t, %t, %t", one.Complete(), two.Complete(), three.Complete())
 	}
@@ -68,13 +68,13 @@ func TestTurnover(t *testing.T) {
 	}
 
 	four := bid(14)
-	do(lock.Turnover{Ended: []*lock.Held{first}, Said: []lock.Said{{Channel: "list", Payload: "11 ok"}}, Next: []*lock.Bid{four}})
+	do(lock.Exchange{Ended: []*lock.Held{first}, Said: []lock.Said{{Channel: "list", Payload: "11 ok"}}, Next: []*lock.Bid{four}})
 	if third := settle(four); third.Token <= first.Token {
 		t.Errorf("token %d after %d", third.Token, first.Token)
 	}
 	rows, err := hearer.Query(t.Context(), "SELECT pg_try_advisory_lock(11), pg_try_advisory_lock(12), pg_try_advisory_lock(14)")
 	if err != nil || fmt.Sprint(rows) != "[[t f f]]" {
-		t.Errorf("after the turnover another session has 11, 12, 14: %v, %v", rows, err)
+		t.Errorf("after the exchange another session has 11, 12, 14: %v, %v", rows, err)
 	}
 	want := []string{
 		fmt.Sprintf("pglead.1.11: started %d 6000 0", first.Token), fmt.Sprintf("pglead.1.12: started %d 6000 0", first.Token),
@@ -91,16 +91,16 @@ func TestTurnover(t *testing.T) {
 	}
 
 	// What the session does not hold can't be given back.
-	if err := (lock.Turnover{Ended: []*lock.Held{first}}).Do(t.Context(), s); kindOf(err) != session.Unsafe {
+	if err := (lock.Exchange{Ended: []*lock.Held{first}}).Do(t.Context(), s); kindOf(err) != session.Unsafe {
 		t.Errorf("given back twice: %v", err)
 	}
-	do(lock.Turnover{Ended: []*lock.Held{second}})
+	do(lock.Exchange{Ended: []*lock.Held{second}})
 	if got := run(t, foreign, "SELECT pg_try_advisory_lock(12)::text"); got[0] != "true" {
 		t.Error("12 is not free")
 	}
 }
 
-// TestJoins: a bid whose start takes more than a grant can't be part of a turnover.
+// TestJoins: a bid whose start takes more than a grant can't be part of an exchange.
 func TestJoins(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -116,18 +116,18 @@ func TestJoins(t *testing.T) {
 	} {
 		of := cfg
 		change(&of)
-		if lock.NewBid(s, of, false).MayTurnOver() {
+		if lock.NewBid(s, of, false).MayExchange() {
 			t.Errorf("%s: it joins", name)
 		}
 	}
-	if lock.NewBid(s, cfg, true).MayTurnOver() {
+	if lock.NewBid(s, cfg, true).MayExchange() {
 		t.Error("a bid that returns joins")
 	}
 	heard := lock.NewBid(s, cfg, false)
 	if err := heard.Listen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if heard.MayTurnOver() {
+	if heard.MayExchange() {
 		t.Error("a bid that has listened joins")
 	}
 }
@@ -163,7 +163,7 @@ func TestUnheardEnd(t *testing.T) {
 		cfg.OfList, cfg.Log = true, slog.New(c)
 		s := openOnly(t, cfg)
 		b := lock.NewBid(s, cfg, false)
-		if err := (lock.Turnover{Next: []*lock.Bid{b}}).Do(t.Context(), s); err != nil {
+		if err := (lock.Exchange{Next: []*lock.Bid{b}}).Do(t.Context(), s); err != nil {
 			t.Fatal(err)
 		}
 		h, err := b.Settle(t.Context())
@@ -171,7 +171,7 @@ func TestUnheardEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		forbid(t)
-		if err := (lock.Turnover{Ended: []*lock.Held{h}}).Do(t.Context(), s); err != nil || !free() {
+		if err := (lock.Exchange{Ended: []*lock.Held{h}}).Do(t.Context(), s); err != nil || !free() {
 			t.Errorf("%v; the lock is free: %t", err, free())
 		}
 		if said := c.said(); !slices.Equal(said, []string{"unheard"}) {

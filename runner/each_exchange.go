@@ -7,30 +7,30 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// turnovers are the turnovers of one session. What workers ask for while the session waits for an
-// answer travels together in the next turnover, with one token.
-type turnovers struct{ parts chan *turnoverPart }
+// exchanges are those of one session. What workers ask for while the session waits for an
+// answer travels together in the next exchange, with one token.
+type exchanges struct{ parts chan *exchangePart }
 
-// turnoverPart is what one worker asks for: a lock to release, one to try for, or both.
-type turnoverPart struct {
+// exchangePart is what one worker asks for: a lock to release, one to try for, or both.
+type exchangePart struct {
 	last    *job
 	said    lock.Said // to the other workers on the list, about last's end
 	next    *job
 	granted bool
-	err     error // of the turnover
+	err     error // of the exchange
 	done    chan struct{}
 }
 
-// mostParts limits the parts of one turnover: a statement can have 1,664 columns.
+// mostParts limits the parts of one exchange: a statement can have 1,664 columns.
 const mostParts = 256
 
-// run does one turnover after the other until the channel is closed.
-func (t turnovers) run(s *session.Session) {
-	for p := range t.parts {
-		parts := []*turnoverPart{p}
+// run does one exchange after the other until the channel is closed.
+func (x exchanges) run(s *session.Session) {
+	for p := range x.parts {
+		parts := []*exchangePart{p}
 		for more := true; more && len(parts) < mostParts; {
 			select {
-			case p, more = <-t.parts:
+			case p, more = <-x.parts:
 				if more {
 					parts = append(parts, p)
 				}
@@ -38,22 +38,22 @@ func (t turnovers) run(s *session.Session) {
 				more = false
 			}
 		}
-		doTurnover(s, parts)
+		doExchange(s, parts)
 	}
 }
 
-func doTurnover(s *session.Session, parts []*turnoverPart) {
-	var t lock.Turnover
+func doExchange(s *session.Session, parts []*exchangePart) {
+	var x lock.Exchange
 	for _, p := range parts {
 		if p.last != nil {
-			t.Ended = append(t.Ended, p.last.held)
-			t.Said = append(t.Said, p.said)
+			x.Ended = append(x.Ended, p.last.held)
+			x.Said = append(x.Said, p.said)
 		}
 		if p.next != nil {
-			t.Next = append(t.Next, p.next.bid)
+			x.Next = append(x.Next, p.next.bid)
 		}
 	}
-	err := t.Do(context.Background(), s) // it returns at the latest when the session ends
+	err := x.Do(context.Background(), s) // it returns at the latest when the session ends
 	for _, p := range parts {
 		if p.last != nil {
 			p.last.run.afterRelease(p.last.outcome, err)
@@ -65,23 +65,23 @@ func doTurnover(s *session.Session, parts []*turnoverPart) {
 	}
 }
 
-// turnOver releases the lock of the last command, and tries for the lock of the next
+// exchange releases the lock of the last command, and tries for the lock of the next
 // job. Either may be nil. If possible, one round trip does both.
-func (w *worker) turnOver(ctx context.Context, last, next *job) (granted bool, err error) {
-	p := &turnoverPart{done: make(chan struct{})}
+func (w *worker) exchange(ctx context.Context, last, next *job) (granted bool, err error) {
+	p := &exchangePart{done: make(chan struct{})}
 	if last != nil {
 		defer w.forget(ctx, last)
-		if last.well && last.held.MayTurnOver() {
+		if last.well && last.held.MayExchange() {
 			p.last, p.said = last, w.said(last)
 		} else { // others will retry an item that failed, so Release waits for those that were just refused
 			w.releaseAlone(ctx, last)
 		}
 	}
-	if next != nil && next.bid.MayTurnOver() {
+	if next != nil && next.bid.MayExchange() {
 		p.next = next
 	}
 	if p.last != nil || p.next != nil {
-		w.turnovers.parts <- p
+		w.exchanges.parts <- p
 		<-p.done
 	}
 	if next == nil || p.next != nil {
@@ -93,7 +93,7 @@ func (w *worker) turnOver(ctx context.Context, last, next *job) (granted bool, e
 	return next.bid.Try(context.WithoutCancel(ctx))
 }
 
-// releaseAlone releases the lock of a command that has ended, outside a turnover.
+// releaseAlone releases the lock of a command that has ended, outside an exchange.
 func (e *each) releaseAlone(ctx context.Context, last *job) {
 	if !e.cfg.Session.Transaction {
 		// If Tell fails, the session is lost, or at worst somebody else runs the item

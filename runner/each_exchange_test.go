@@ -11,9 +11,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestTurnOverAfterTheEnd: a worker whose list has ended learns whether its session got the lock
+// TestExchangeAfterTheEnd: a worker whose list has ended learns whether its session got the lock
 // that it was trying for. Other workers may use the session for hours, and keep the lock with it.
-func TestTurnOverAfterTheEnd(t *testing.T) {
+func TestExchangeAfterTheEnd(t *testing.T) {
 	server := testserver.Start(t, nil)
 	locking := lockingOn(t, server)
 	locking.OfList = true
@@ -26,10 +26,10 @@ func TestTurnOverAfterTheEnd(t *testing.T) {
 	cancel()
 	w := &worker{each: &each{}, session: s}
 	for number := range int64(50) {
-		// A reader's try does not join a turnover.
+		// A reader's try does not join an exchange.
 		locking.Claim = lock.Claim{Locks: []advisory.Lock{{ID: lockkey.ID{Number: number}, Shared: true}}}
 		j := &job{session: s, bid: lock.NewBid(s, locking, false)}
-		granted, err := w.turnOver(ended, nil, j)
+		granted, err := w.exchange(ended, nil, j)
 		if err != nil || !granted || !j.bid.Complete() {
 			t.Fatalf("try %d: granted %t, %v", number, granted, err)
 		}

@@ -11,83 +11,83 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Turnover is what one session that works on a list does in one round trip: it releases
-// the locks of commands that have ended, tries for the locks of the next ones, and
-// draws one token for these, since it is one commit.
+// Exchange releases, in one round trip, the locks of commands that have ended, tries for those of
+// the next ones, and draws one token for these, since that is one commit. It is for a session that
+// works on a list.
 //
 // It announces as much as Release, Try and Settle do. Ends are announced in a transaction before
 // the one that frees the locks, and starts, with their token, only for locks that the
 // session has by then.
-type Turnover struct {
-	Ended []*Held // for each, MayTurnOver is true
+type Exchange struct {
+	Ended []*Held // for each, MayExchange is true
 	Said  []Said  // announcements beside the ends
-	Next  []*Bid  // for each, MayTurnOver is true
+	Next  []*Bid  // for each, MayExchange is true
 }
 
 // Said is an announcement on a channel. Neither field may contain quotes.
 type Said struct{ Channel, Payload string }
 
-// MayTurnOver says whether the locks can be released in a Turnover: the ledger has nothing to
+// MayExchange says whether the locks can be released in an Exchange: the ledger has nothing to
 // note, and the announcement is for all listeners and prefers none of them.
-func (h *Held) MayTurnOver() bool {
-	return h.cfg.mayTurnOver() && !h.recorded && h.prefers == ""
+func (h *Held) MayExchange() bool {
+	return h.cfg.mayExchange() && !h.recorded && h.prefers == ""
 }
 
-// MayTurnOver says whether the bid's first try can be part of a Turnover: the start needs
+// MayExchange says whether the bid's first try can be part of an Exchange: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
-func (b *Bid) MayTurnOver() bool {
-	return b.cfg.mayTurnOver() && !b.usesLedger() && !b.knowledge.listens() && len(b.grant.Locks) == 0 &&
+func (b *Bid) MayExchange() bool {
+	return b.cfg.mayExchange() && !b.usesLedger() && !b.knowledge.listens() && len(b.grant.Locks) == 0 &&
 		b.knowledge.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
 }
 
-func (cfg *Config) mayTurnOver() bool {
+func (cfg *Config) mayExchange() bool {
 	c := cfg.Claim
 	return cfg.OfList && c.takesOne() && !c.shared() && !cfg.Session.UsesSecondSession()
 }
 
-// Do carries out the turnover. If only the announcements fail, it warns of that. After an error the
+// Do carries out the exchange. If only the announcements fail, it warns of that. After an error the
 // session may or may not hold these locks, and its end frees them. Bids of Next that are Complete
 // are ready to be settled.
-func (t Turnover) Do(ctx context.Context, s *session.Session) error {
+func (x Exchange) Do(ctx context.Context, s *session.Session) error {
 	var queries []string
-	if words := t.wordsQuery(); words != "" {
+	if words := x.wordsQuery(); words != "" {
 		queries = append(queries, words)
 	}
-	queries = append(queries, t.exchangeQuery())
-	if len(t.Next) > 0 {
-		queries = append(queries, t.drawQuery())
+	queries = append(queries, x.freeAndTryQuery())
+	if len(x.Next) > 0 {
+		queries = append(queries, x.drawQuery())
 	}
 	answers, err := s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil && answeredError(err) == nil {
 		return err
 	}
-	if unread := t.read(answers); unread != nil {
+	if unread := x.read(answers); unread != nil {
 		if err != nil {
-			return session.Rejected(err, "locks "+t.claim().String())
+			return session.Rejected(err, "locks "+x.claim().String())
 		}
 		return unread
 	}
-	if err != nil && len(t.Ended) > 0 {
-		t.Ended[0].unheard(err)
+	if err != nil && len(x.Ended) > 0 {
+		x.Ended[0].unheard(err)
 	}
 	return nil
 }
 
-// read notes the answers of the exchange and of the draw.
-func (t Turnover) read(answers []session.Rows) error {
+// read notes the answers to freeAndTryQuery and drawQuery.
+func (x Exchange) read(answers []session.Rows) error {
 	var drawn session.Rows
-	if len(t.Next) > 0 {
+	if len(x.Next) > 0 {
 		drawn, answers = answers[len(answers)-1], answers[:len(answers)-1]
 	}
-	row, err := answers[len(answers)-1].Only(1 + len(t.Next))
+	row, err := answers[len(answers)-1].Only(1 + len(x.Next))
 	if err != nil {
 		return err
 	}
-	if row[0] != strconv.Itoa(len(t.Ended)) {
+	if row[0] != strconv.Itoa(len(x.Ended)) {
 		return session.Errorf(session.Unsafe, "", "release locks: the server says that the session did not hold all of them")
 	}
-	for i, b := range t.Next {
-		if err := b.turned(row[1+i], drawn); err != nil {
+	for i, b := range x.Next {
+		if err := b.noteExchange(row[1+i], drawn); err != nil {
 			return err
 		}
 	}
@@ -95,54 +95,54 @@ func (t Turnover) read(answers []session.Rows) error {
 }
 
 // wordsQuery is the query that announces how the commands ended.
-func (t Turnover) wordsQuery() string {
-	if len(t.Ended) == 0 {
+func (x Exchange) wordsQuery() string {
+	if len(x.Ended) == 0 {
 		return ""
 	}
 	columns := []string{asyncCommitSQL}
-	for _, said := range t.Said {
+	for _, said := range x.Said {
 		columns = append(columns, notifySQL(said.Channel, "'"+said.Payload+"'"))
 	}
-	for _, h := range t.Ended {
+	for _, h := range x.Ended {
 		columns = append(columns, notifySQL(evidence.Channel(h.Locks[0].ID), h.endPayloadSQL(evidence.Clean, endPositionSQL)))
 	}
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// exchangeQuery is the query that frees and tries, in that order: columns are evaluated in order.
-func (t Turnover) exchangeQuery() string {
+// freeAndTryQuery is the query that frees and tries, in that order: columns are evaluated in order.
+func (x Exchange) freeAndTryQuery() string {
 	freed := []string{"0"}
-	for _, h := range t.Ended {
+	for _, h := range x.Ended {
 		freed = append(freed, advisory.UnlockAllSQL(h.Locks))
 	}
 	columns := []string{strings.Join(freed, " + ")}
-	for _, b := range t.Next {
+	for _, b := range x.Next {
 		columns = append(columns, b.trySQL())
 	}
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// drawQuery is the query that draws one token for all bids. MayTurnOver says that none uses a ledger.
-func (t Turnover) drawQuery() string {
+// drawQuery is the query that draws one token for all bids. MayExchange says that none uses a ledger.
+func (x Exchange) drawQuery() string {
 	var locks []advisory.Lock
-	for _, b := range t.Next {
+	for _, b := range x.Next {
 		locks = append(locks, b.cfg.Claim.Locks...)
 	}
-	return t.Next[0].cfg.drawQueryOf(locks, "NULL", false)
+	return x.Next[0].cfg.drawQueryOf(locks, "NULL", false)
 }
 
-func (t Turnover) claim() (all Claim) {
-	for _, h := range t.Ended {
+func (x Exchange) claim() (all Claim) {
+	for _, h := range x.Ended {
 		all.Locks = append(all.Locks, h.Locks...)
 	}
-	for _, b := range t.Next {
+	for _, b := range x.Next {
 		all.Locks = append(all.Locks, b.cfg.Claim.Locks...)
 	}
 	return all
 }
 
-// turned notes the answer to a try, and the token.
-func (b *Bid) turned(value string, drawn session.Rows) error {
+// noteExchange notes the answer to a try, and the token.
+func (b *Bid) noteExchange(value string, drawn session.Rows) error {
 	result, err := b.parseTry(value)
 	if err != nil {
 		return err
