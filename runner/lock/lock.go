@@ -32,16 +32,17 @@
 //
 // What a waiter knows (package evidence):
 //
-//	word       what is said on a lock's NOTIFY channel: started, clean, dead, left
-//	look       a question for all that the server shows of a lock
-//	seat       a session's part in a lock, as a look shows it
-//	watch      what the first in line ask about the holder alone, with their heartbeats
-//	knowledge  what a bid knows of others that have its locks, or had them
-//	contested  others have the lock, or may have had it while the bid did not listen, so
-//	           that a start at once takes evidence
-//	evidence   what a waiter has heard and seen of a lock's holders, and the verdict that
-//	           follows from it: start at once, or after a delay
-//	lock-delay how long a grant is held without a command where there is no evidence
+//	announcement  what is said on a lock's NOTIFY channel. Its first field is its word: started,
+//	              clean, dead or left
+//	look          a question for all that the server shows of a lock
+//	seat          a session's part in a lock, as a look shows it
+//	watch         what the first in line ask about the holder alone, with their heartbeats
+//	knowledge     what a bid knows of others that have its locks, or had them
+//	contested     others have the lock, or may have had it while the bid did not listen, so
+//	              that a start at once takes evidence
+//	evidence      what a waiter has heard and seen of a lock's holders, and the verdict that
+//	              follows from it: start at once, or after a delay
+//	lock-delay    how long a grant is held without a command where there is no evidence
 //
 // In line, for speed and fairness alone:
 //

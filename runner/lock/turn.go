@@ -36,8 +36,8 @@ import (
 //	                                          holder explains it
 //	the waiter becomes dormant                no try                                           goDormant
 
-// turn is a waiter's place among the others, by its latest look and by what it has heard since, and
-// the times at which it looks and tries next. It asks the server nothing.
+// turn is a waiter's rank, by its latest look and by what it has heard since, and the times at which
+// it looks and tries next. It asks the server nothing.
 type turn struct {
 	own   uint32        // the waiter's session
 	lease time.Duration // the waiter's
@@ -125,9 +125,9 @@ func (t *turn) tryLater(watches bool) {
 
 // decide decides from what was heard when to try, and when to look. trusts says whether a session's
 // words count, and watches whether the heartbeat watches the holder.
-func (t *turn) decide(events []evidence.Announcement, trusts func(pid uint32) bool, watches bool) {
+func (t *turn) decide(heard []evidence.Announcement, trusts func(pid uint32) bool, watches bool) {
 	now := time.Now()
-	for _, a := range events {
+	for _, a := range heard {
 		switch a.Word {
 		case evidence.Started:
 			t.burst, t.unheld = false, 0

@@ -144,7 +144,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 		if w.called.Swap(false) {
 			w.turn.lookAt = time.Now()
 		}
-		w.turn.decide(w.events(), w.knowledge.trusts, w.watches())
+		w.turn.decide(w.heard(), w.knowledge.trusts, w.watches())
 		w.heedWatch()
 		if !w.turn.triesBy(time.Now()) { // otherwise takeTurn verifies
 			if err := w.knowledge.askRoles(ctx); err != nil {
@@ -157,15 +157,15 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 	}
 }
 
-// events are the announcements for the lock whose line this is or, with a gate, for all
-// locks.
-func (w *waiter) events() (events []evidence.Announcement) {
+// heard are the announcements that have come for the lock whose line this is or, with a gate, for
+// all locks.
+func (w *waiter) heard() (heard []evidence.Announcement) {
 	for id, said := range w.knowledge.mailbox.empty() {
 		if w.cfg.Claim.takesAny() || id == w.place.line {
-			events = append(events, said...)
+			heard = append(heard, said...)
 		}
 	}
-	return events
+	return heard
 }
 
 // awaitNews waits until there is something to do.
