@@ -166,7 +166,7 @@ func (b *Bid) noteResult(result tried) (some bool) {
 // GiveBack frees locks under which no command was started. A lock whose common mark the bid lacks
 // then counts as contested, because others may start under it without this bid hearing of it.
 func (b *Bid) GiveBack(ctx context.Context) error {
-	b.knowledge.contest(slices.DeleteFunc(slices.Clone(b.grant.Locks), func(l advisory.Lock) bool { return slices.Contains(b.knowledge.marks, l.ID) }))
+	b.knowledge.contest(slices.DeleteFunc(slices.Clone(b.grant.Locks), func(l advisory.Lock) bool { return slices.Contains(b.knowledge.commonMarks, l.ID) }))
 	return b.unlock(ctx)
 }
 
@@ -175,8 +175,8 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 // the locks held.
 func (b *Bid) giveBackAndLeave(ctx context.Context) error {
 	b.knowledge.contest(b.grant.Locks)
-	err := b.unlock(ctx, b.leaveAndUnmarkQuery()...)
-	b.noteLeftAndUnmarked()
+	err := b.unlock(ctx, b.leaveQuery()...)
+	b.noteLeft()
 	return err
 }
 

@@ -13,7 +13,8 @@ import (
 )
 
 // knowledge is what a bid knows of others that have its locks, or had them. The verdict on a grant
-// follows from it. The session's reader writes to evidence, mailbox, news and marks.
+// follows from it. The session's reader writes to evidence, mailbox, news and
+// commonMarks.
 type knowledge struct {
 	s   *session.Session
 	cfg *Config // the bid's
@@ -24,10 +25,10 @@ type knowledge struct {
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
 
-	evidence map[lockkey.ID]*evidence.Evidence // of the locks to which it listens
-	mailbox  mailbox                           // what it has heard, for the line
-	news     chan struct{}                     // something new may have to be acted on
-	marks    []lockkey.ID                      // the locks whose common marks it has
+	evidence    map[lockkey.ID]*evidence.Evidence // of the locks to which it listens
+	mailbox     mailbox                           // what it has heard, for the line
+	news        chan struct{}                     // something new may have to be acted on
+	commonMarks []lockkey.ID                      // the locks whose common marks it has
 }
 
 func newKnowledge(s *session.Session, cfg *Config) knowledge {

@@ -76,9 +76,9 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 		b.s.OnNotify(evidence.Channel(id), nil)
 		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
 	}
-	err := b.send(ctx, append(queries, selectQuery(b.knowledge.unmarkSQL())...)...)
+	err := b.send(ctx, append(queries, selectQuery(b.knowledge.freeCommonSQL())...)...)
 	clear(b.knowledge.evidence)
-	b.knowledge.marks = nil
+	b.knowledge.commonMarks = nil
 	b.knowledge.mailbox.empty() // now that nothing more is heard
 	return err
 }

@@ -46,7 +46,7 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 			answers = answers[1:]
 		}
 		if ofTicket {
-			b.tookMark(answers[0])
+			b.tookTicketMark(answers[0])
 		}
 	}
 }
@@ -58,7 +58,7 @@ func (b *Bid) lacksCommon() (ids []lockkey.ID) {
 		return nil
 	}
 	for _, l := range b.cfg.Claim.Locks {
-		if b.knowledge.evidence[l.ID] != nil && !slices.Contains(b.knowledge.marks, l.ID) {
+		if b.knowledge.evidence[l.ID] != nil && !slices.Contains(b.knowledge.commonMarks, l.ID) {
 			ids = append(ids, l.ID)
 		}
 	}
@@ -87,14 +87,14 @@ func (k *knowledge) tookCommon(ids []lockkey.ID, marks session.Rows) {
 		if err != nil || row[i] == "" {
 			continue
 		}
-		k.marks = append(k.marks, id)
+		k.commonMarks = append(k.commonMarks, id)
 		k.evidence[id].NoteMark(evidence.ParseLSN(row[i]))
 	}
 }
 
-// tookMark notes whether the waiter got the mark of its ticket. With a gate that mark is for all
+// tookTicketMark notes whether the waiter got the mark of its ticket. With a gate that mark is for all
 // locks.
-func (b *Bid) tookMark(mark session.Rows) {
+func (b *Bid) tookTicketMark(mark session.Rows) {
 	row, err := mark.Only(1)
 	if err != nil || row[0] == "" {
 		return
@@ -107,9 +107,9 @@ func (b *Bid) tookMark(mark session.Rows) {
 	}
 }
 
-// unmarkSQL are SQL expressions that free the common marks.
-func (k *knowledge) unmarkSQL() (columns []string) {
-	for _, id := range k.marks {
+// freeCommonSQL are SQL expressions that free the common marks.
+func (k *knowledge) freeCommonSQL() (columns []string) {
+	for _, id := range k.commonMarks {
 		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())
 	}
 	return columns

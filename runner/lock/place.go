@@ -80,15 +80,14 @@ func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
 	return err
 }
 
-// leaveAndUnmarkQuery is the query that leaves the line and frees the common marks, if the bid
-// has them.
-func (b *Bid) leaveAndUnmarkQuery() []string {
-	return selectQuery(slices.Concat(b.place.leaveSQL(), b.knowledge.unmarkSQL()))
+// leaveQuery is the query that leaves the line, and frees all marks, if the bid has any of that.
+func (b *Bid) leaveQuery() []string {
+	return selectQuery(slices.Concat(b.place.leaveSQL(), b.knowledge.freeCommonSQL()))
 }
 
-// noteLeftAndUnmarked notes that leaveAndUnmarkQuery was sent. If the server rejects another query
-// of that message, this one is carried out all the same.
-func (b *Bid) noteLeftAndUnmarked() {
+// noteLeft notes that leaveQuery was sent. If the server rejects another query of that message, this
+// one is carried out all the same.
+func (b *Bid) noteLeft() {
 	b.place.noteLeft()
-	b.knowledge.marks = nil
+	b.knowledge.commonMarks = nil
 }

@@ -37,12 +37,12 @@ func (b *Bid) drawOnSecond(ctx context.Context) error {
 		if b.cfg.showsToken() {
 			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))
 		}
-		queries = append(queries, b.leaveAndUnmarkQuery()...)
+		queries = append(queries, b.leaveQuery()...)
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
 	answers, err := b.s.Ask(ctx, session.Request{SQL: append(queries, "SELECT "+lockColumns+fromLocks+areAdvisory+isOwn)})
-	b.noteLeftAndUnmarked()
+	b.noteLeft()
 	if err != nil {
 		return b.cfg.rejected(err)
 	}

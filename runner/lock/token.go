@@ -190,8 +190,8 @@ func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.grant.Locks)}, b.leaveAndUnmarkQuery()...)})
-	b.noteLeftAndUnmarked()
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.grant.Locks)}, b.leaveQuery()...)})
+	b.noteLeft()
 	if err != nil {
 		return b.cfg.rejected(err)
 	}
