@@ -96,17 +96,6 @@ func (c Claim) audience(locks []advisory.Lock) (lines, queues []lockkey.ID) {
 	return queues, queues
 }
 
-// naming says whether the words at an end name the session that is to hold the lock next.
-type naming int
-
-// Without a name those in line act by their places, as far as they know them. In a new backend the
-// order of the listeners takes 0.25 ms, as much as all the rest (medians of 300 logins in turns).
-// So an end names nobody if probably nobody listens.
-const (
-	namesNext naming = iota
-	namesNobody
-)
-
 // endQueries are the queries that announce, for each lock, that its command is dead, and the
 // query that frees all locks. prefers is the host that should hold them next, or empty.
 func (g *Grant) endQueries(names naming, prefers string) (words []string, unlock string) {
@@ -114,16 +103,6 @@ func (g *Grant) endQueries(names naming, prefers string) (words []string, unlock
 		words = append(words, g.wordQuery(l, g.cfg.Claim.listenersSQL(g.Locks), names, prefers))
 	}
 	return words, "SELECT " + advisory.UnlockAllSQL(g.Locks)
-}
-
-// rehearsalQuery is a query that announces the end of a tenure, but finds no listener. A session's
-// first announcement makes it read the server's catalogs, which takes half a millisecond: with the
-// rehearsal it has done so before its command ends.
-func (g *Grant) rehearsalQuery() (query []string) {
-	if !g.cfg.hasLine() || g.cfg.OfList {
-		return nil
-	}
-	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL", namesNext, "")}
 }
 
 // wordQuery is the query that announces the end of a tenure, if any session in line fulfils the SQL

@@ -67,13 +67,7 @@ func (h *Held) Release(ctx context.Context) error {
 	if err := h.call(ctx); err != nil && answeredError(err) == nil {
 		return err // if the server only has no memory for one more lock, the next in line look by themselves
 	}
-	// After the first heartbeat the session has rehearsed its words. Of called waiters the first that
-	// listens may have others before it, for which it would leave the lock if it were not named.
-	names := namesNobody
-	if h.listened || h.followers != crowd.NoneToCall || time.Since(h.since) > crowd.FirstBeat {
-		names = namesNext
-	}
-	queries, unlock := h.releaseParts(h.end, names)
+	queries, unlock := h.releaseParts(h.end, h.naming())
 	queries = append(queries, h.endCallQuery()...)
 	staysForRole := h.showsEnd && (h.followers != crowd.NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.OfList && !staysForRole})

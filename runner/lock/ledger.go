@@ -1,7 +1,6 @@
 package lock
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -48,22 +47,6 @@ func (b *Bid) startsWithToken(locks []advisory.Lock) bool {
 	}
 	tokens, blind := b.knowledge.openStarts(locks)
 	return len(tokens) == 0 && !blind
-}
-
-// warmUp makes a start without a token, which starts nothing, for one of the first in line. With it
-// the session reads beforehand what its first start has to read. Otherwise that would take 0.7 ms
-// between two commands. If the ledger can't answer, the real start will say why.
-func (w *waiter) warmUp(ctx context.Context) error {
-	locks := w.cfg.Claim.Locks
-	if w.warm || w.cfg.Claim.shared() || w.cfg.Session.Quorum || !w.usesLedger() {
-		return nil
-	}
-	w.warm = true
-	err := w.send(ctx, "SELECT "+w.cfg.ledgerRun().StartSQL(w.cfg.ledgerLocks(locks)[0], "NULL", "NULL"))
-	if answeredError(err) == nil {
-		return err
-	}
-	return nil
 }
 
 // openStarts are the tokens of the starts that are open, as far as was heard; blind says that some

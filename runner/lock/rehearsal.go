@@ -1,0 +1,64 @@
+package lock
+
+import (
+	"context"
+	"time"
+
+	"github.com/pglead/pglead/runner/crowd"
+)
+
+// What a server's backend does for the first time takes long, since it reads the catalogs for that.
+// Two rehearsals do it beforehand, and a session that has made none does less. This keeps the time
+// between two commands short. The promise doesn't depend on it.
+//
+//	                when                                        what it saves
+//	rehearsalQuery  with a holder's first heartbeat             0.5 ms of its announcement
+//	warmUp          by one of the first in line, with a ledger  0.7 ms of its start
+//	namesNobody     at the end of a brief tenure                0.25 ms of its announcement
+
+// rehearsalQuery is a query that announces the end of a tenure, but finds no listener. A session's
+// first announcement makes it read the server's catalogs, which takes half a millisecond: with the
+// rehearsal it has done so before its command ends.
+func (g *Grant) rehearsalQuery() (query []string) {
+	if !g.cfg.hasLine() || g.cfg.OfList {
+		return nil
+	}
+	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL", namesNext, "")}
+}
+
+// warmUp makes a start without a token, which starts nothing, for one of the first in line. With it
+// the session reads beforehand what its first start has to read. Otherwise that would take 0.7 ms
+// between two commands. If the ledger can't answer, the real start will say why.
+func (w *waiter) warmUp(ctx context.Context) error {
+	locks := w.cfg.Claim.Locks
+	if w.warm || w.cfg.Claim.shared() || w.cfg.Session.Quorum || !w.usesLedger() {
+		return nil
+	}
+	w.warm = true
+	err := w.send(ctx, "SELECT "+w.cfg.ledgerRun().StartSQL(w.cfg.ledgerLocks(locks)[0], "NULL", "NULL"))
+	if answeredError(err) == nil {
+		return err
+	}
+	return nil
+}
+
+// naming says whether the words at an end name the session that is to hold the lock next.
+type naming int
+
+// Without a name those in line act by their places, as far as they know them. In a new backend the
+// order of the listeners takes 0.25 ms, as much as all the rest (medians of 300 logins in turns).
+// So an end names nobody if probably nobody listens.
+const (
+	namesNext naming = iota
+	namesNobody
+)
+
+// naming decides for the release. After the first heartbeat the session has rehearsed its words. Of
+// called waiters the first that listens may have others before it, for which it would leave the
+// lock if it were not named.
+func (h *Held) naming() naming {
+	if h.listened || h.followers != crowd.NoneToCall || time.Since(h.since) > crowd.FirstBeat {
+		return namesNext
+	}
+	return namesNobody
+}
