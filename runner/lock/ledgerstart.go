@@ -14,7 +14,7 @@ import (
 // ledgerStart is the start of a bid's run by the ledger: it asks whether the run may start, acts on
 // the answer, which may be to wait, and asks again.
 type ledgerStart struct {
-	*Bid
+	bid   *Bid
 	proof ledger.Proof
 	delay time.Duration // the lock-delay, as far as the announcements call for one
 	// since is the time after which nobody else can have held the locks. With a quorum it is zero
@@ -26,7 +26,7 @@ type ledgerStart struct {
 // is alive.
 func (b *Bid) startInLedger(ctx context.Context) error {
 	start := ledgerStart{
-		Bid: b, delay: b.grant.delay,
+		bid: b, delay: b.grant.delay,
 		proof: ledger.Proof{Sure: b.grant.startsAtOnce(), Closes: make([]int64, len(b.grant.Locks))},
 	}
 	if !b.cfg.Session.Quorum {
@@ -56,52 +56,52 @@ func (b *Bid) startInLedger(ctx context.Context) error {
 }
 
 // waited is how long nobody else can have held the locks.
-func (b *ledgerStart) waited() time.Duration {
-	if b.since.IsZero() {
+func (l *ledgerStart) waited() time.Duration {
+	if l.since.IsZero() {
 		return 0
 	}
-	return time.Since(b.since)
+	return time.Since(l.since)
 }
 
 // ask draws the token, and asks the ledger with it whether the run may start. It does not wait.
-func (b *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
-	b.noteEvidence()
-	grant := &b.grant
-	if grant.recorded && len(b.proof.Heard) > 0 {
+func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
+	l.noteEvidence()
+	grant := &l.bid.grant
+	if grant.recorded && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
-		b.proof.Closes[0] = max(b.proof.Closes[0], grant.Token)
+		l.proof.Closes[0] = max(l.proof.Closes[0], grant.Token)
 		grant.undraw()
-		b.noteEvidence()
+		l.noteEvidence()
 	}
-	if err := b.drawAndAnnounce(ctx); err != nil {
+	if err := l.bid.drawAndAnnounce(ctx); err != nil {
 		return ledger.Answer{}, err
 	}
 	if grant.recorded {
 		return ledger.Answer{Kind: ledger.Begun}, nil
 	}
-	text, err := b.askLedger(ctx)
+	text, err := l.askLedger(ctx)
 	if err != nil {
 		return ledger.Answer{}, err
 	}
-	return ledger.ParseAnswer(text, len(grant.Locks), b.cfg.Ledger.Tick)
+	return ledger.ParseAnswer(text, len(grant.Locks), l.bid.cfg.Ledger.Tick)
 }
 
 // noteEvidence puts into the proof what has been announced so far, and whether the locks have
 // been held for long enough.
-func (b *ledgerStart) noteEvidence() {
-	locks := b.grant.Locks
-	if !b.proof.Sure && (b.knowledge.verdictOnAll(locks).Delay == 0 || b.waited() >= b.delay) {
-		b.proof.Sure = true
+func (l *ledgerStart) noteEvidence() {
+	locks := l.bid.grant.Locks
+	if !l.proof.Sure && (l.bid.knowledge.verdictOnAll(locks).Delay == 0 || l.waited() >= l.delay) {
+		l.proof.Sure = true
 	}
-	b.proof.Heard = nil
-	if b.proof.Sure {
+	l.proof.Heard = nil
+	if l.proof.Sure {
 		return
 	}
-	heard, _ := b.knowledge.openStarts(locks)
+	heard, _ := l.bid.knowledge.openStarts(locks)
 	for _, token := range heard {
-		if !slices.Contains(b.proof.Closes, token) {
-			b.proof.Heard = append(b.proof.Heard, token)
+		if !slices.Contains(l.proof.Closes, token) {
+			l.proof.Heard = append(l.proof.Heard, token)
 		}
 	}
 }
@@ -109,64 +109,65 @@ func (b *ledgerStart) noteEvidence() {
 // noteBegun notes that the run has started in the ledger. It decides whether the run may say at its
 // end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
-func (b *ledgerStart) noteBegun() {
-	b.grant.recorded = true
-	if b.cfg.Session.Transaction && !b.cfg.Session.Quorum && !b.cfg.OfList {
-		b.s.DropSecond()
+func (l *ledgerStart) noteBegun() {
+	l.bid.grant.recorded = true
+	if l.bid.cfg.Session.Transaction && !l.bid.cfg.Session.Quorum && !l.bid.cfg.OfList {
+		l.bid.s.DropSecond()
 	}
-	if b.waited() < b.delay {
-		v := b.knowledge.verdictOnAll(b.grant.Locks)
-		b.grant.coversEarlier = v.Delay == 0 && v.CoversEarlier
+	if l.waited() < l.delay {
+		v := l.bid.knowledge.verdictOnAll(l.bid.grant.Locks)
+		l.bid.grant.coversEarlier = v.Delay == 0 && v.CoversEarlier
 	}
 }
 
 // actOn does what an answer asks for: it waits, or it gives up with an error. After a wait the
 // ledger is asked again.
-func (b *ledgerStart) actOn(ctx context.Context, answer ledger.Answer) error {
+func (l *ledgerStart) actOn(ctx context.Context, answer ledger.Answer) error {
 	switch answer.Kind {
 	case ledger.Unknown:
-		if b.proof.Sure {
+		if l.proof.Sure {
 			return session.NotPostgreSQL()
 		}
-		return b.waitAsWithout(ctx)
+		return l.waitAsWithout(ctx)
 	case ledger.OpenRuns:
-		return b.waitForOpenRuns(ctx, answer.Open)
+		return l.waitForOpenRuns(ctx, answer.Open)
 	}
-	if err := b.giveBackAndLeave(ctx); err != nil {
+	if err := l.bid.giveBackAndLeave(ctx); err != nil {
 		return err
 	}
 	if paused := (*ledger.PausedError)(nil); errors.As(answer.Err, &paused) {
-		b.namePaused(ctx, paused)
+		l.bid.namePaused(ctx, paused)
 	}
 	return answer.Err
 }
 
 // waitAsWithout waits as if there were no ledger.
-func (b *ledgerStart) waitAsWithout(ctx context.Context) error {
-	err := b.waitOut(ctx, b.delay-b.waited())
-	b.proof.Sure = true
-	if b.cfg.Session.Quorum {
-		b.since = time.Time{} // it is older than the commit that waitOut witnessed
+func (l *ledgerStart) waitAsWithout(ctx context.Context) error {
+	err := l.bid.waitOut(ctx, l.delay-l.waited())
+	l.proof.Sure = true
+	if l.bid.cfg.Session.Quorum {
+		l.since = time.Time{} // it is older than the commit that waitOut witnessed
 	}
 	return err
 }
 
 // waitForOpenRuns waits until the commands of the ledger's open runs are dead: for as
 // long as their settings require, or until their ends are announced.
-func (b *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun) error {
-	if b.since.IsZero() {
+func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun) error {
+	b := l.bid
+	if l.since.IsZero() {
 		if err := b.s.AwaitStandbys(ctx); err != nil {
 			return err
 		}
-		b.since = time.Now()
+		l.since = time.Now()
 	}
 	var rest time.Duration
 	var host string
 	for _, run := range open {
 		e := b.knowledge.evidence[b.grant.Locks[run.Lock].ID]
-		left := max(b.cfg.LockDelay, run.Outlives()) - b.waited()
+		left := max(b.cfg.LockDelay, run.Outlives()) - l.waited()
 		if b.cfg.LockDelay == 0 || left <= 0 || e != nil && e.KnowsDead(run.Token) {
-			b.proof.Closes[run.Lock] = max(b.proof.Closes[run.Lock], run.Token)
+			l.proof.Closes[run.Lock] = max(l.proof.Closes[run.Lock], run.Token)
 			continue
 		}
 		if left > rest {
@@ -174,7 +175,7 @@ func (b *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		}
 	}
 	if rest == 0 {
-		b.proof.Waited = b.waited()
+		l.proof.Waited = l.waited()
 		return nil
 	}
 	if err := b.beginDelay(ctx, rest); err != nil {
@@ -192,8 +193,9 @@ func (b *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 const askLedgerEvery = 250 * time.Millisecond
 
 // askLedger sends the question, and returns the text of the answer.
-func (b *ledgerStart) askLedger(ctx context.Context) (string, error) {
-	proof := b.proof
+func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
+	b := l.bid
+	proof := l.proof
 	beside := b.cfg.Session.UsesSecondSession()
 	if beside {
 		proof.Backend = b.s.BackendPID()
@@ -232,11 +234,11 @@ func (b *ledgerStart) askLedger(ctx context.Context) (string, error) {
 
 // vanished says whether an error means that the ledger is gone, or that access was revoked,
 // so that the run may go on without it.
-func (b *ledgerStart) vanished(ctx context.Context, err error) bool {
+func (l *ledgerStart) vanished(ctx context.Context, err error) bool {
 	if !session.Undefined(err) && !session.HasCode(err, session.InsufficientPrivilege) {
 		return false
 	}
-	return b.s.AskLoginQuestion(ctx) == nil && !b.usesLedger()
+	return l.bid.s.AskLoginQuestion(ctx) == nil && !l.bid.usesLedger()
 }
 
 // startWithoutLedger goes on without a ledger that was there, unless the run requires one.
