@@ -133,7 +133,7 @@ func (s *supervision) supervise() (Outcome, error) {
 		case <-s.killAfter:
 			s.kill()
 		case event := <-s.command.Events():
-			s.report(event)
+			s.handle(event)
 		}
 	}
 }
@@ -193,12 +193,12 @@ func (s *supervision) takeSignals() {
 	}
 }
 
-// takeEvents reports the events that are still in the channel when the tree has ended.
+// takeEvents handles the events that are still in the channel when the tree has ended.
 func (s *supervision) takeEvents() {
 	for {
 		select {
 		case event := <-s.command.Events():
-			s.report(event)
+			s.handle(event)
 		default:
 			return
 		}
@@ -258,8 +258,8 @@ func (s *supervision) kill() {
 	s.cfg.Log.Error("the command did not end after SIGTERM; killing it and all that it started", "event", "killed")
 }
 
-// report deals with what has happened to the command's processes.
-func (s *supervision) report(event child.Event) {
+// handle acts on what has happened to the command's processes.
+func (s *supervision) handle(event child.Event) {
 	switch {
 	case event.Stopped != 0:
 		s.command.StopWith()

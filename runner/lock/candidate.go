@@ -52,7 +52,7 @@ func (c *Candidate) begin() {
 		return
 	}
 	c.cfg.Session.Database = session.Elsewhere(c.cfg.Session.Database, c.last.Err())
-	if c.last.reported {
+	if c.last.saidLost {
 		c.rank = 1
 	}
 }

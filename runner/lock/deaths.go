@@ -40,7 +40,7 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 		return
 	}
 	for _, h := range lost {
-		h.reported = true
+		h.saidLost = true
 		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
 	}
 	lost[0].cfg.Observer.away(lost[0].Err()) // an outage that lead reports later is counted from this moment

@@ -30,7 +30,7 @@ type Held struct {
 	calling   bool            // the session calls them
 	since     time.Time       // when Settle was done, and the command could start
 	stays     time.Time       // the session stays until then, after the release
-	reported  bool            // by ReportLostRuns. Err can't tell: it is set after a mere Close, too
+	saidLost  bool            // ReportLostRuns was called. Err can't tell: it is set after a mere Close, too
 }
 
 // After a brief tenure, or if the holder had to call those in line, the session stays for

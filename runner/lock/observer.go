@@ -50,14 +50,14 @@ func (o Observer) delayed(d time.Duration) (over func()) {
 	return func() { o.Delayed(time.Time{}) }
 }
 
-// reportEvery is how often Waiting is called.
-const reportEvery = time.Minute
+// tellEvery is how often Waiting is called.
+const tellEvery = time.Minute
 
-// report calls Alive, and Waiting when it is due.
-func (w *waiter) report(ctx context.Context) error {
+// tellObserver calls Alive, and Waiting when it is due.
+func (w *waiter) tellObserver(ctx context.Context) error {
 	o := w.cfg.Observer
 	o.SayAlive(w.cfg.AttemptMost())
-	if o.Waiting == nil || !w.told.IsZero() && time.Since(w.told) < reportEvery {
+	if o.Waiting == nil || !w.told.IsZero() && time.Since(w.told) < tellEvery {
 		return nil
 	}
 	w.told = time.Now()

@@ -130,7 +130,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 		return false, err
 	}
 	defer w.unwatch()
-	if err := w.report(ctx); err != nil {
+	if err := w.tellObserver(ctx); err != nil {
 		return false, err
 	}
 	for {
@@ -201,7 +201,7 @@ func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 	if err := w.lookAgain(ctx); err != nil {
 		return false, err
 	}
-	return false, w.report(ctx)
+	return false, w.tellObserver(ctx)
 }
 
 // takeTurn tries once, or many times if the lock is about to be freed.
@@ -296,7 +296,7 @@ func (w *waiter) poll(ctx context.Context) (granted bool, err error) {
 		return false, err
 	}
 	for polls := crowd.PollBackoff(); w.candidate.left() > 0; {
-		if err := w.report(ctx); err != nil {
+		if err := w.tellObserver(ctx); err != nil {
 			return false, err
 		}
 		if !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), w.candidate.left())) {
