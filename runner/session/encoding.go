@@ -63,12 +63,12 @@ type failure struct {
 	err   error
 }
 
-// askSpelled sends a request and waits for its answer. The exchange is nil if no answer has come. A
+// askInEncoding sends a request and waits for its answer. The exchange is nil if no answer has come. A
 // query that was rejected because of a character is sent again, after the others, which have been
 // carried out. If the queries are one transaction, it was rolled back, and all are sent again.
 //
 // The loop ends, because a character that was spelled out no longer occurs in the query.
-func (s *Session) askSpelled(ctx context.Context, r Request) (*exchange, error) {
+func (s *Session) askInEncoding(ctx context.Context, r Request) (*exchange, error) {
 	ex, err := s.askOnce(ctx, r)
 	for ex != nil && len(ex.failed) > 0 && r.Then == nil && !r.Last {
 		failed := ex.failed[0]

@@ -99,7 +99,7 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
 	for {
-		ex, err := second.askSurely(bounded, commitRequest(columns))
+		ex, err := second.askConfirmed(bounded, commitRequest(columns))
 		switch {
 		case err != nil:
 			return nil, s.SecondError(err)

@@ -55,8 +55,12 @@ type exchange struct {
 // Ask sends a request and waits for the answer. An error of the server is a
 // *pgconn.PgError, the loss of the session a *LostError. If ctx ends first, the answer is
 // still to come, and the caller does not learn what the server did. The next request waits for it.
+//
+//	askOnce        one exchange
+//	askInEncoding  again, if the database's encoding lacks a character. Ask is this
+//	askConfirmed   the same, but a commit that was not confirmed is an error
 func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
-	ex, err := s.askSpelled(ctx, r)
+	ex, err := s.askInEncoding(ctx, r)
 	if ex == nil {
 		return nil, err
 	}
@@ -71,7 +75,7 @@ func (s *Session) Query(ctx context.Context, queries ...string) (Rows, error) {
 
 // Row asks a question whose answer is a single row: see Rows.Only.
 func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, error) {
-	ex, err := s.askSurely(ctx, Request{SQL: []string{sql}})
+	ex, err := s.askConfirmed(ctx, Request{SQL: []string{sql}})
 	if err != nil {
 		return nil, err
 	}
@@ -84,10 +88,10 @@ func (s *Session) Ping(ctx context.Context) error {
 	return err
 }
 
-// askSurely is Ask, but turns the server's warning that a commit was not confirmed into an
+// askConfirmed is Ask, but turns the server's warning that a commit was not confirmed into an
 // error.
-func (s *Session) askSurely(ctx context.Context, r Request) (*exchange, error) {
-	ex, err := s.askSpelled(ctx, r)
+func (s *Session) askConfirmed(ctx context.Context, r Request) (*exchange, error) {
+	ex, err := s.askInEncoding(ctx, r)
 	if err == nil && ex.warning != "" {
 		err = &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.warning)}
 	}
