@@ -121,12 +121,12 @@ func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 			n.status("the lock is granted; its last holder may live on until " + at(until))
 		}
 	}
-	cfg.Milestones.Resting = func(until time.Time) { n.status("tries next at " + at(until)) }
-	cfg.Milestones.Leading = func() {
+	cfg.Milestones.NextTry = func(until time.Time) { n.status("tries next at " + at(until)) }
+	cfg.Milestones.Started = func() {
 		s.end()
 		n.status(work + " since " + at(time.Now()))
 	}
-	cfg.Milestones.Ending = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // the command's end must not wait for systemd
+	cfg.Milestones.Interrupted = func() { go n.send("STOPPING=1\nSTATUS=ending the command") } // the command's end must not wait for systemd
 	o.Alive = n.alive
 }
 

@@ -223,7 +223,7 @@ func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 			})
 		}
 	}
-	cfg.Milestones.Leading = s.end
+	cfg.Milestones.Started = s.end
 	if n := newNotifier(); n != nil {
 		n.observe(s, cfg, work)
 	}

@@ -72,7 +72,7 @@ func newScene() *scene {
 		onLoss: func(reason error) { s.say("hook: " + reason.Error()) },
 	}
 	s.cfg.Log = slog.New(slog.NewTextHandler(s, &slog.HandlerOptions{ReplaceAttr: withoutTime}))
-	s.cfg.Milestones.Ending = func() { s.say("milestone: ending") }
+	s.cfg.Milestones.Interrupted = func() { s.say("milestone: interrupted") }
 	return s
 }
 

@@ -2,32 +2,32 @@ package runner
 
 import "time"
 
-// Milestones are functions that are called at a node's milestones, to inform people and a supervisor
-// of this process. Each function may be nil, and none may block. For the wait there is
-// lock.Observer.
+// Milestones are called as a run proceeds, for people and for a supervisor of this process;
+// lock.Observer tells of the wait. Each function may be nil, and none may block.
 type Milestones struct {
-	// Leading is called when the command has been started.
-	Leading func()
-	// Resting is called when this node pauses without the lock, with the time of its next try.
-	Resting func(until time.Time)
-	// Ending is called when a signal asks this process to end.
-	Ending func()
+	// Started is called when the command has been started.
+	Started func()
+	// NextTry is called when this node has no lock and doesn't wait for it, with the time at which it
+	// tries next. After the loss of a lock that is at once.
+	NextTry func(at time.Time)
+	// Interrupted is called when a signal asks the command, and this process with it, to end.
+	Interrupted func()
 }
 
-func (m Milestones) leading() {
-	if m.Leading != nil {
-		m.Leading()
+func (m Milestones) started() {
+	if m.Started != nil {
+		m.Started()
 	}
 }
 
-func (m Milestones) resting(until time.Time) {
-	if m.Resting != nil {
-		m.Resting(until)
+func (m Milestones) nextTry(at time.Time) {
+	if m.NextTry != nil {
+		m.NextTry(at)
 	}
 }
 
-func (m Milestones) ending() {
-	if m.Ending != nil {
-		m.Ending()
+func (m Milestones) interrupted() {
+	if m.Interrupted != nil {
+		m.Interrupted()
 	}
 }

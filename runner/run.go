@@ -155,7 +155,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		onLoss: func(reason error) { r.hook(hookLost, reason) },
 	}
 	r.cfg.Log.Info("command started", "event", "started", "pid", c.PID())
-	r.cfg.Milestones.leading()
+	r.cfg.Milestones.started()
 	return s, nil
 }
 

@@ -175,7 +175,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 		return
 	}
 	s.asked |= BySignal
-	s.cfg.Milestones.ending()
+	s.cfg.Milestones.interrupted()
 	s.limit(s.cfg.KillAfterSignal)
 }
 
