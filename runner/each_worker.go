@@ -25,7 +25,7 @@ import (
 //	      pick           the next item that this process doesn't know to be done or under way here
 //	      readyGuard     the guard gets ready while the server answers
 //	      exchange       the round trip to the server (each_exchange.go)
-//	      take           settles the lock (lock.Bid.Settle), or skips the item
+//	      settleOrSkip   settles the lock (lock.Bid.Settle), or skips the item
 //	    startFetchAhead  releases the last lock while the command runs (each_ahead.go)
 //	      fetchAhead     after a brief command: fetches the next lock, too
 //	    runItem          runs the command under its lock
@@ -97,7 +97,7 @@ func (w *worker) fetch(ctx context.Context, last *job, ahead bool) (*job, error)
 		}
 		ready := false
 		if err == nil {
-			ready, err = w.take(ctx, j, granted)
+			ready, err = w.settleOrSkip(ctx, j, granted)
 		}
 		if ready {
 			return j, nil
@@ -161,8 +161,8 @@ func (w *worker) nextItem(wait bool) (item string, ok bool) {
 	return item, ok
 }
 
-// take prepares an item for its command, or skips it.
-func (w *worker) take(ctx context.Context, j *job, granted bool) (ready bool, err error) {
+// settleOrSkip prepares an item for its command, or skips it.
+func (w *worker) settleOrSkip(ctx context.Context, j *job, granted bool) (ready bool, err error) {
 	if !granted {
 		return false, w.skipHeld(ctx, j)
 	}

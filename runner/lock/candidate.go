@@ -110,7 +110,7 @@ func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error)
 	}
 	c.past |= returned
 	w := c.newWaiter(s, returning, prepare)
-	held, err := w.takeAfterPauses(ctx)
+	held, err := w.acquire(ctx)
 	if err != nil {
 		if w.place.joined() && w.place.ticket != 0 {
 			c.ticket, c.ghost, c.rank = w.place.ticket, s.BackendPID(), cmp.Or(w.turn.rank, c.rank)

@@ -22,7 +22,7 @@ import (
 // goDormant makes the waiter dormant, and cancels its turn: if it took the lock now, it
 // would have heard nothing of the last holder.
 func (w *waiter) goDormant(ctx context.Context) error {
-	w.turn.take()
+	w.turn.clearTry()
 	w.unwatch() // otherwise the end of the watch would later replace this heartbeat
 	w.s.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.WaiterBeat(w.cfg.Session.Lease),

@@ -32,7 +32,7 @@ import (
 //	the watch: the lock is free               a look at once; the first tries at once, unless  lookOrTry
 //	                                          its turn is near
 //	a silent session is ended                 a burst at once                                  endSilent
-//	a try is refused                          a look at once after a burst, or if no known     takeTurn
+//	a try is refused                          a look at once after a burst, or if no known     tryNow
 //	                                          holder explains it
 //	the waiter becomes dormant                no try                                           goDormant
 
@@ -63,8 +63,8 @@ func (t *turn) next() time.Time {
 // triesBy says whether a try is planned for that time or before.
 func (t *turn) triesBy(at time.Time) bool { return !t.tryAt.IsZero() && !at.Before(t.tryAt) }
 
-// take clears the planned try. It says whether that try was to be a burst.
-func (t *turn) take() (burst bool) {
+// clearTry forgets the planned try, and says whether that try was to be a burst.
+func (t *turn) clearTry() (burst bool) {
 	burst = t.burst
 	t.tryAt, t.burst = time.Time{}, false
 	return burst

@@ -42,9 +42,9 @@ func (c *Candidate) newWaiter(s *session.Session, returning bool, prepare Prepar
 	return w
 }
 
-// takeAfterPauses is takeAndSettle, but waits until the ledger has no pause, for as long as the
+// acquire is takeAndSettle, but waits until the ledger has no pause, for as long as the
 // wait allows.
-func (w *waiter) takeAfterPauses(ctx context.Context) (*Held, error) {
+func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 	for {
 		held, err := w.takeAndSettle(ctx)
 		paused := (*ledger.PausedError)(nil)
@@ -146,7 +146,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 		}
 		w.turn.decide(w.heard(), w.knowledge.trusts, w.watches())
 		w.heedWatch()
-		if !w.turn.triesBy(time.Now()) { // otherwise takeTurn verifies
+		if !w.turn.triesBy(time.Now()) { // otherwise tryNow verifies
 			if err := w.knowledge.askRoles(ctx); err != nil {
 				return false, err
 			}
@@ -191,7 +191,7 @@ func (w *waiter) sleep(ctx context.Context, d time.Duration, news <-chan struct{
 func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 	now := time.Now()
 	if w.turn.triesBy(now) {
-		if granted, err := w.takeTurn(ctx); err != nil || granted {
+		if granted, err := w.tryNow(ctx); err != nil || granted {
 			return granted, err
 		}
 	}
@@ -204,9 +204,9 @@ func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 	return false, w.tellObserver(ctx)
 }
 
-// takeTurn tries once, or many times if the lock is about to be freed.
-func (w *waiter) takeTurn(ctx context.Context) (granted bool, err error) {
-	burst := w.turn.take()
+// tryNow tries once, or many times if the lock is about to be freed.
+func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
+	burst := w.turn.clearTry()
 	w.tryLater()
 	if err := w.knowledge.askRoles(ctx); err != nil {
 		return false, err
