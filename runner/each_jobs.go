@@ -194,7 +194,7 @@ func (e *each) openSession(ctx context.Context) (*session.Session, error) {
 		if e.cfg.Session.Transaction {
 			return nil
 		}
-		return lock.ListenToList(ctx, s, e.cfg.List, e.hear)
+		return listenToList(ctx, s, e.cfg.List, e.hear)
 	})
 	if err != nil {
 		return nil, err

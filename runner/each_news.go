@@ -1,10 +1,13 @@
 package runner
 
 import (
+	"context"
+	"strings"
 	"sync"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // mostEnds limits how many ends are remembered. A list may have millions of items, but all its
@@ -49,9 +52,44 @@ func (e *itemEnds) add(id lockkey.ID, end itemEnd) {
 	e.known[id] = end
 }
 
+// Workers on one list tell each other which items they have run, before they free the
+// item's lock.
+//
+// Channel: pglead.1.each.NUMBER, the number of the key as it was given, including {}.
+// Payload: two fields separated by a space, the number of the item's lock and "ok"
+// or "failed". More fields may be added at the end.
+
+func listChannel(list lockkey.ID) string { return "pglead.1.each." + list.String() }
+
+// saidOfItem is the announcement that the command of a list's item has ended, well or not.
+func saidOfItem(list, item lockkey.ID, well bool) lock.Said {
+	end := "failed"
+	if well {
+		end = "ok"
+	}
+	return lock.Said{Channel: listChannel(list), Payload: item.String() + " " + end}
+}
+
+// listenToList makes the session's reader call heard with each end of a list's item that another
+// session announces from now on. The function must not block.
+func listenToList(ctx context.Context, s *session.Session, list lockkey.ID, heard func(item lockkey.ID, well bool)) error {
+	channel := listChannel(list)
+	s.OnNotify(channel, func(_ uint32, payload string) {
+		fields := strings.Fields(payload)
+		if len(fields) < 2 || fields[1] != "ok" && fields[1] != "failed" {
+			return
+		}
+		if item, err := lockkey.Parse(fields[0]); err == nil {
+			heard(item, fields[1] == "ok")
+		}
+	})
+	_, err := s.Query(ctx, `LISTEN "`+channel+`"`)
+	return err
+}
+
 // said is the announcement of an item's end.
 func (e *each) said(last *job) lock.Said {
-	return lock.SaidOfItem(e.cfg.List, last.Lock.ID, last.well)
+	return saidOfItem(e.cfg.List, last.Lock.ID, last.well)
 }
 
 // hear notes an item's end that was announced.

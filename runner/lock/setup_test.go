@@ -30,7 +30,7 @@ takeover, silence, relay, slowrelay, clock_linux, reconnect                     
 several, slots, shared, conflicts, prepared                                          the claim
 nonsense_answers, tokens_in_names                                                    what servers, and sessions' names, say
 token, interrupted, rehearsal, naming                                                the start and the end
-transaction, transaction_trips, quorum, exchange, list                               other ways to hold
+transaction, transaction_trips, quorum, exchange                                     other ways to hold
 ledger, ledger_end, ledger_faults, ledger_disk_linux, pause                          the ledger
 setup, leak                                                                          for all tests
 `

@@ -1,4 +1,4 @@
-package lock_test
+package runner
 
 import (
 	"fmt"
@@ -6,19 +6,28 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // TestListenToList: a session hears the ends of its list's items from another session, but neither
 // its own, nor what is no end, nor those of another list.
 func TestListenToList(t *testing.T) {
 	t.Parallel()
-	server := start(t, nil)
-	cfg := config(t, server.DSN("postgres"), lock.Claim{})
-	hearer, other := openOnly(t, cfg), openOnly(t, cfg)
+	locking := lockingOn(t, testserver.Start(t, nil))
+	open := func() *session.Session {
+		s, err := session.Open(t.Context(), locking.Session)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+		return s
+	}
+	hearer, other := open(), open()
 	list, item := lockkey.ID{Number: 1}, lockkey.ID{Number: -7}
 	var heard []string // by the session's reader, before each answer
-	if err := lock.ListenToList(t.Context(), hearer, list, func(item lockkey.ID, well bool) {
+	if err := listenToList(t.Context(), hearer, list, func(item lockkey.ID, well bool) {
 		heard = append(heard, fmt.Sprint(item, " ", well))
 	}); err != nil {
 		t.Fatal(err)
@@ -27,15 +36,15 @@ func TestListenToList(t *testing.T) {
 	for _, payload := range []string{"7 ok", "7 failed", "7 ok more", "", "7", "7 maybe", "ok 7", "8 ok"} {
 		said = append(said, lock.Said{Channel: "pglead.1.each.1", Payload: payload})
 	}
-	said = append(said, lock.SaidOfItem(lockkey.ID{Number: 2}, item, true),
-		lock.SaidOfItem(list, item, true), lock.SaidOfItem(list, item, false))
+	said = append(said, saidOfItem(lockkey.ID{Number: 2}, item, true),
+		saidOfItem(list, item, true), saidOfItem(list, item, false))
 	for _, what := range said {
 		if err := lock.Tell(t.Context(), other, what); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// The answer to the hearer's own request comes after all that was announced before.
-	if err := lock.Tell(t.Context(), hearer, lock.SaidOfItem(list, lockkey.ID{Number: 9}, true)); err != nil {
+	if err := lock.Tell(t.Context(), hearer, saidOfItem(list, lockkey.ID{Number: 9}, true)); err != nil {
 		t.Fatal(err)
 	}
 	if want := []string{"7 true", "7 false", "7 true", "8 true", "-7 true", "-7 false"}; !slices.Equal(heard, want) {
