@@ -51,7 +51,9 @@ type Tally struct {
 	Failed  int // ended with a non-zero exit status, by a signal or a timeout, or was asked to step down
 	Held    int // skipped, since somebody else holds their lock
 	Paused  int // skipped, since the ledger says so
-	Done    int // skipped, since they were run after this process began, here or elsewhere
+	// Done were skipped, since they were run after this process began, here or elsewhere, since
+	// another worker here is at them, or since --once-per found them done.
+	Done int
 }
 
 // Each works on every item that nobody else works on: it takes the item's lock and runs

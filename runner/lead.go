@@ -43,8 +43,8 @@ const (
 // a signal asks this process to end, or with the command's outcome if cfg.Restart is against
 // standing again. Until it has reached the database for the first time, it also returns every
 // error. After that it stands again after any error, also after the loss of the lock, with one
-// exception: with RestartNever it returns the error that the guard died, if the command may have
-// run.
+// exception: with RestartNever it returns *GuardDiedError, child.ErrGuardSilent and
+// child.ErrStartUnknown, since the command has run then, or may have.
 func Lead(cfg LeadConfig) (Outcome, error) {
 	p, err := begin(cfg.Config)
 	if err != nil {

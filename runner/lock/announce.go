@@ -19,7 +19,7 @@ import (
 //	started  a command is about to start    drawQueryOf or, with a second session, drawOnSecond
 //	clean    it has ended, and so has all   Held.Release, the guard (Held.EncodedRelease) and
 //	         that it started                Bid.GiveBack, with wordQuery; Exchange.wordsQuery
-//	left     the same, of a reader          the same, with wordQuery
+//	left     the same, of a reader          Held.Release and Bid.GiveBack, with wordQuery
 //	dead     its session was lost, and it   deathQueries, on a new session
 //	         is dead
 

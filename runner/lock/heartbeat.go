@@ -13,6 +13,8 @@ import (
 //	dormant           whether somebody calls (goDormant)
 //	grant in a delay  nothing
 //	holder            whether somebody asks it to step down (heedRequests)
+//	list              which of its items somebody asks to step down (HeedStepDown); nothing while
+//	                  none has run for long
 //
 // The second session of a quorum commits (package session).
 

@@ -18,7 +18,8 @@ import (
 //	the claim is complete             Bid.Complete, after a try
 //	the delay is known                knowledge.verdict, with each lock that is granted: by what was heard
 //	                                  (Evidence.Verdict) or, after a first try, by the server's
-//	                                  age (Session.FirstTryDelay)
+//	                                  age (Session.FirstTryDelay). Package evidence has the states
+//	                                  (evidence.go), and who may say what (closing.go)
 //	no earlier command is alive       waitOut or, with a ledger, waitForOpenRuns
 //	the locks are listed in pg_locks  Bid.areListed, on the rows of the statement that draws the token
 //	the lease is not over             ExpireIfDue and Err, below

@@ -13,7 +13,7 @@ import (
 
 // With --transaction the locks belong to a transaction and not to a session, so that a pooler can
 // serve them: it leaves a connection to its client for as long as a transaction lasts. There is no
-// line, and no announcement. A second session draws the token (beside.go).
+// line, and no announcement. A second session draws the token (second.go).
 
 // tryXactSQL is an SQL expression that takes the locks until the transaction
 // ends, and counts them up to the first that is not free. With a gate it takes one of

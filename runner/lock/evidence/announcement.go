@@ -20,7 +20,7 @@ import (
 //	started TOKEN LEASE GRACE [shared]
 //	clean   TOKEN LEASE GRACE [all] [lsn=LSN] [to=PID]
 //	dead    TOKEN LEASE GRACE [all]
-//	left    TOKEN LEASE GRACE [to=PID]
+//	left    TOKEN LEASE GRACE [all] [lsn=LSN] [to=PID]
 //
 // the fencing token in decimal, the lease and the lost-grace in milliseconds. LEASE and GRACE tell
 // how long the command can live: it is dead at most 2/3 LEASE + GRACE after the holder could last
@@ -35,7 +35,8 @@ import (
 //     preferred host;
 //   - dead is said by another session, of the same role, when the session that had the
 //     lock is lost: the command is dead. Readers, and runs with no lock-delay, don't say it;
-//   - left is said by a reader: others may be alive.
+//   - left is said by a reader: others may be alive. So it is evidence of nothing, and of its
+//     fields only PID counts.
 //
 // clean and dead mean that no command of TOKEN is alive. The field all extends that to every
 // earlier token. A holder adds that field only if it has made sure: it has waited for the delay, or
