@@ -7,8 +7,8 @@ import "time"
 type Milestones struct {
 	// Started is called when the command has been started.
 	Started func()
-	// NextTry is called when this node has no lock and doesn't wait for it, with the time at which it
-	// tries next. After the loss of a lock that is at once.
+	// NextTry is called when this node has no lock and doesn't wait for it, with the time at which
+	// it tries next. After the loss of a lock that is at once.
 	NextTry func(at time.Time)
 	// Interrupted is called when a signal asks the command, and this process with it, to end.
 	Interrupted func()

@@ -81,8 +81,8 @@ func (c *Candidate) answered() {
 //	*ledger.FencedError                       a transaction of the last run is still open
 //	*session.Error, *session.LostError        the server can't be reached, or used, or is gone
 //
-// and otherwise ctx's cause, or an error of prepare. If ctx ends while the start is under way at the
-// server, Acquire may succeed all the same: the caller then gives the locks back.
+// and otherwise ctx's cause, or an error of prepare. If ctx ends while the start is under way at
+// the server, Acquire may succeed all the same: the caller then gives the locks back.
 func (c *Candidate) Acquire(ctx context.Context, prepare Prepare) (*Held, error) {
 	c.begin()
 	for p := newReconnects(); ; {

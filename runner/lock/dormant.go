@@ -8,12 +8,12 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Each NOTIFY wakes all listening sessions of a database, so in a long line only the
-// first few listen. The others are dormant: a holder's clean end does not reach them. A dormant
-// waiter that took a free lock would have heard nothing of the last holder, and would have to
-// hold the lock for the lock-delay. So a holder that knew of a dormant waiter when it drew its token
-// (Grant.dormant) calls when it is done, and keeps the lock until one of the first in line listens:
-// it doesn't wait if one does already. This is for speed: the promise does not depend on it.
+// Each NOTIFY wakes all listening sessions of a database, so in a long line only the first few
+// listen. The others are dormant: a holder's clean end does not reach them. A dormant waiter that
+// took a free lock would have heard nothing of the last holder, and would have to hold the lock for
+// the lock-delay. So a holder that knew of a dormant waiter when it drew its token (Grant.dormant)
+// calls when it is done, and keeps the lock until one of the first in line listens: it doesn't wait
+// if one does already. This is for speed: the promise does not depend on it.
 //
 // To call is to take a lock, which the heartbeat of a dormant waiter then can't take. Many may call
 // at once. Waiters call, too, while few listen (FewListen): otherwise brief commands would use up

@@ -122,7 +122,8 @@ func (x Exchange) freeAndTryQuery() string {
 	return "SELECT " + strings.Join(columns, ", ")
 }
 
-// drawQuery is the query that draws one token for all bids. MayExchange says that none uses a ledger.
+// drawQuery is the query that draws one token for all bids. MayExchange says that none uses a
+// ledger.
 func (x Exchange) drawQuery() string {
 	var locks []advisory.Lock
 	for _, b := range x.Next {

@@ -92,8 +92,8 @@ func (k *knowledge) tookCommon(ids []lockkey.ID, marks session.Rows) {
 	}
 }
 
-// tookTicketMark notes whether the waiter got the mark of its ticket. With a gate that mark is for all
-// locks.
+// tookTicketMark notes whether the waiter got the mark of its ticket. With a gate that mark is for
+// all locks.
 func (b *Bid) tookTicketMark(mark session.Rows) {
 	row, err := mark.Only(1)
 	if err != nil || row[0] == "" {

@@ -85,8 +85,8 @@ func (b *Bid) leaveQuery() []string {
 	return selectQuery(slices.Concat(b.place.leaveSQL(), b.knowledge.freeCommonSQL()))
 }
 
-// noteLeft notes that leaveQuery was sent. If the server rejects another query of that message, this
-// one is carried out all the same.
+// noteLeft notes that leaveQuery was sent. If the server rejects another query of that message,
+// this one is carried out all the same.
 func (b *Bid) noteLeft() {
 	b.place.noteLeft()
 	b.knowledge.commonMarks = nil

@@ -36,9 +36,9 @@ const (
 )
 
 // These end a query, after its own columns. The last three columns name a lock. The locks are from
-// the function behind the view pg_locks: a new backend takes three times as long for the view as for
-// the whole of this query. isOwn is the condition that this session holds the lock. A session has
-// locks in its own database only.
+// the function behind the view pg_locks: a new backend takes three times as long for the view as
+// for the whole of this query. isOwn is the condition that this session holds the lock. A session
+// has locks in its own database only.
 const (
 	lockColumns = "classid, objid, objsubid"
 	fromLocks   = "\nFROM pg_catalog.pg_lock_status()"
@@ -80,8 +80,8 @@ func (b *Bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 // NULL.
 //
 // It asks for those in line in one of two ways. A bid that has waited, or for several locks, asks
-// for their numbers, since they may be many. Otherwise there are mostly none, and the bid asks for a
-// row for each: a new backend takes 0.25 ms less for that than for the aggregates (medians of 300
+// for their numbers, since they may be many. Otherwise there are mostly none, and the bid asks for
+// a row for each: a new backend takes 0.25 ms less for that than for the aggregates (medians of 300
 // logins in turns). Such a bid has the lock already: the start is announced in the others' rows.
 func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
 	once := []string{
@@ -199,9 +199,9 @@ func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 }
 
 // untilAnswered returns the context for a request that may announce a start, or note it in the
-// ledger. The server carries out such a request even if a signal ends ctx meanwhile. So this process
-// still waits for the answer, and then knows what to end: otherwise the run would seem to be lost.
-// The new context ends lateMost after ctx, since the server may be silent.
+// ledger. The server carries out such a request even if a signal ends ctx meanwhile. So this
+// process still waits for the answer, and then knows what to end: otherwise the run would seem to
+// be lost. The new context ends lateMost after ctx, since the server may be silent.
 func untilAnswered(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
 	if ctx.Err() != nil { // the request will not be sent
 		return ctx, func() {}

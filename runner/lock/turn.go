@@ -36,8 +36,8 @@ import (
 //	                                          holder explains it
 //	the waiter becomes dormant                no try                                           goDormant
 
-// turn is a waiter's rank, by its latest look and by what it has heard since, and the times at which
-// it looks and tries next. It asks the server nothing.
+// turn is a waiter's rank, by its latest look and by what it has heard since, and the times at
+// which it looks and tries next. It asks the server nothing.
 type turn struct {
 	own   uint32        // the waiter's session
 	lease time.Duration // the waiter's

@@ -54,7 +54,8 @@ func asIsSQL(pg *pgconn.PgConn, local bool) string {
 	return setSQL(local, [][2]string{{"client_encoding", "SQL_ASCII"}})
 }
 
-// AsIsSQL is asIsSQL for a transaction. A session through a pooler has no setting of its own for that.
+// AsIsSQL is asIsSQL for a transaction. A session through a pooler has no setting of its own for
+// that.
 func (s *Session) AsIsSQL() string { return s.asIs }
 
 // failure is the server's error about one of a request's queries.
@@ -63,9 +64,10 @@ type failure struct {
 	err   error
 }
 
-// askInEncoding sends a request and waits for its answer. The exchange is nil if no answer has come. A
-// query that was rejected because of a character is sent again, after the others, which have been
-// carried out. If the queries are one transaction, it was rolled back, and all are sent again.
+// askInEncoding sends a request and waits for its answer. The exchange is nil if no answer has
+// come. A query that was rejected because of a character is sent again, after the others, which
+// have been carried out. If the queries are one transaction, it was rolled back, and all are sent
+// again.
 //
 // The loop ends, because a character that was spelled out no longer occurs in the query.
 func (s *Session) askInEncoding(ctx context.Context, r Request) (*exchange, error) {

@@ -75,8 +75,8 @@ func (s *Session) noQuorum() *Error {
 	}
 }
 
-// AwaitStandbys returns when the standbys have confirmed a commit on this server; without a quorum it
-// returns at once. A standby that confirms here has left any other primary. So a primary that a
+// AwaitStandbys returns when the standbys have confirmed a commit on this server; without a quorum
+// it returns at once. A standby that confirms here has left any other primary. So a primary that a
 // failover left behind has no standbys for its holders' heartbeats: from then on the commands of
 // those holders live no longer than after any other loss.
 func (s *Session) AwaitStandbys(ctx context.Context) error {
