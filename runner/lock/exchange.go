@@ -49,11 +49,7 @@ func (cfg *Config) mayExchange() bool {
 // session may or may not hold these locks, and its end frees them. Bids of Next that are Complete
 // are ready to be settled.
 func (x Exchange) Do(ctx context.Context, s *session.Session) error {
-	var queries []string
-	if words := x.wordsQuery(); words != "" {
-		queries = append(queries, words)
-	}
-	queries = append(queries, x.freeAndTryQuery())
+	queries := append(x.wordsQuery(), x.freeAndTryQuery())
 	if len(x.Next) > 0 {
 		queries = append(queries, x.drawQuery())
 	}
@@ -94,10 +90,10 @@ func (x Exchange) read(answers []session.Rows) error {
 	return nil
 }
 
-// wordsQuery is the query that announces how the commands ended.
-func (x Exchange) wordsQuery() string {
+// wordsQuery is the query that announces how the commands ended, if any have.
+func (x Exchange) wordsQuery() (query []string) {
 	if len(x.Ended) == 0 {
-		return ""
+		return nil
 	}
 	columns := []string{asyncCommitSQL}
 	for _, said := range x.Said {
@@ -106,7 +102,7 @@ func (x Exchange) wordsQuery() string {
 	for _, h := range x.Ended {
 		columns = append(columns, notifySQL(evidence.Channel(h.Locks[0].ID), h.endPayloadSQL(evidence.Clean, endPositionSQL)))
 	}
-	return "SELECT " + strings.Join(columns, ", ")
+	return selectQuery(columns)
 }
 
 // freeAndTryQuery is the query that frees and tries, in that order: columns are evaluated in order.
