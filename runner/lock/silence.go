@@ -32,7 +32,7 @@ import (
 //	Bid.look, watchHolder    the look shows the same request: the holder has been silent for long enough
 //	waiter.endSilent         ends the session in a statement that finds the same request once more
 //	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger
-//	waiter.tryNow            takes the lock, by many tries, as soon as the server has freed it
+//	waiter.tryNow            takes the lock once the server has freed it: by many tries if the session was ended
 //	Bid.Settle               starts without a delay
 func (w *waiter) watchHolder(ctx context.Context, found *look) error {
 	if w.cfg.Claim.takesAny() || w.cfg.Claim.shared() {

@@ -1,7 +1,9 @@
 package lock_test
 
 import (
+	"bytes"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -149,10 +151,10 @@ func TestSilenceUnseen(t *testing.T) {
 }
 
 // TestSilenceWithoutTheRight: a role that sees the holder and may not end its session
-// leaves that to the server.
+// leaves that to the server. Many tries at once would be in vain until then.
 func TestSilenceWithoutTheRight(t *testing.T) {
 	t.Parallel()
-	server := start(t, nil)
+	server := start(t, map[string]string{"log_statement": "all"})
 	holding := config(t, server.DSN("postgres"), exclusive(1)) // a superuser
 	for number, grant := range map[int64]string{2: "pg_read_all_stats", 3: localpg.Superuser} {
 		waiting := config(t, as(t, server, fmt.Sprintf("waiters%d", number)), exclusive(number))
@@ -168,5 +170,12 @@ func TestSilenceWithoutTheRight(t *testing.T) {
 		if events := next.said(); !slices.Equal(events, []string{"waiting", "silent"}) || next.texts[1] != left {
 			t.Errorf("%s: it said %v: %q", grant, events, next.texts)
 		}
+	}
+	statements, err := os.ReadFile(server.LogPath())
+	if err != nil || !bytes.Contains(statements, []byte("pg_terminate_backend(pid) ELSE false END")) {
+		t.Errorf("the server's log shows no statement that ends a silent session: %v", err)
+	}
+	if bytes.Contains(statements, []byte(" AS won\n")) { // as in burstQuery
+		t.Error("it made many tries at once")
 	}
 }
