@@ -138,7 +138,7 @@ func TestStoppedGuardHoldsNothingUp(t *testing.T) {
 }
 
 // TestStoppedGuardWakes: a command whose guard is stopped, and perhaps the command, too, and whose
-// pglead is killed does not live on, and the lock is given back. A guard that its command has
+// pglead is killed does not live on, and the lock is released. A guard that its command has
 // stopped sees the command's end all the same.
 func TestStoppedGuardWakes(t *testing.T) {
 	for name, both := range map[string]bool{"guard": false, "guard and command": true} {

@@ -103,7 +103,7 @@ func passersBy(t *testing.T, cfg lock.Config) (stop func()) {
 }
 
 // TestReleaseWithoutCall: a holder whose call the server rejects, perhaps since its lock table is
-// full, gives the lock back all the same.
+// full, releases the lock all the same.
 func TestReleaseWithoutCall(t *testing.T) {
 	t.Parallel()
 	server := start(t, map[string]string{"max_connections": "200"})

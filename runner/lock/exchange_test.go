@@ -90,9 +90,9 @@ func TestExchange(t *testing.T) {
 		t.Errorf("heard %q, want %q", said, want)
 	}
 
-	// What the session does not hold can't be given back.
+	// What the session does not hold can't be released.
 	if err := (lock.Exchange{Ended: []*lock.Held{first}}).Do(t.Context(), s); kindOf(err) != session.Unsafe {
-		t.Errorf("given back twice: %v", err)
+		t.Errorf("released twice: %v", err)
 	}
 	do(lock.Exchange{Ended: []*lock.Held{second}})
 	if got := run(t, foreign, "SELECT pg_try_advisory_lock(12)::text"); got[0] != "true" {
@@ -132,7 +132,7 @@ func TestJoins(t *testing.T) {
 	}
 }
 
-// TestUnheardEnd: a lock is given back although the server rejects the announcement of the end. A
+// TestUnheardEnd: a lock is released although the server rejects the announcement of the end. A
 // server does so when its queue of notifications is full; since that takes 8 GB, here a missing
 // right is the reason.
 func TestUnheardEnd(t *testing.T) {

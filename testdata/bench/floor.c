@@ -70,7 +70,6 @@ static int draw(PGconn *conn, const char *sql) {
 	return drawn;
 }
 
-
 int main(int argc, char **argv) {
 	char sql[4096];
 	long long number;

@@ -144,7 +144,7 @@ active proctype world() {
 	:: atomic { closing && in && command && !killing && ENFORCED -> knows = true; decide() }
 	:: atomic { killing && command -> command = false }
 
-	/* the command ends by itself, or has been killed: the lock is given back */
+	/* the command ends by itself, or has been killed: the lock is released */
 	:: atomic { command && !killing && AWAKE && guard && faults == FAULTS -> command = false }
 	:: atomic { !command && lock == A && session && out && AWAKE && !knows ->
 		clean = in; session = false; lock = NOBODY }
