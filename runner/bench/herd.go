@@ -21,7 +21,7 @@ func (b *bench) herd() error {
 	number := slices.Concat(bare, numbered())
 	section(fmt.Sprintf("%d nodes at the same instant", b.nodes),
 		"max_connections = 100, and no node is a superuser. The one that gets the lock keeps it until all others have their answer; in the last row each runs `true` in its turn. Beside them an application logs in twice a second.",
-		"| | ran | held elsewhere (75) | no connection (69) | other | first answer s | p50 s | last s | logins of the application | their p50 ms |\n|---|---|---|---|---|---|---|---|---|---|")
+		"| | ran | held elsewhere (75) | no connection (69) | other | first answer s | p50 s | last s | logins of the application | their p50 ms | refused at s |\n|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, of := range []struct {
 		name string
 		env  []string
@@ -44,8 +44,8 @@ func (b *bench) herd() error {
 		ran, held, unreachable := statuses[0], statuses[75], statuses[69]
 		other := b.nodes - ran - held - unreachable
 		last := quantile(times, 1).Seconds()
-		fmt.Printf("| %s | %d | %d | %d | %d | %.2f | %.2f | %.2f | %d of %d | %s |\n", of.name, ran, held, unreachable, other,
-			quantile(times, 0).Seconds(), quantile(times, .5).Seconds(), last, app.done, app.tried, ms(quantile(app.times, .5)))
+		fmt.Printf("| %s | %d | %d | %d | %d | %.2f | %.2f | %.2f | %d of %d | %s | %s |\n", of.name, ran, held, unreachable, other,
+			quantile(times, 0).Seconds(), quantile(times, .5).Seconds(), last, app.done, app.tried, ms(quantile(app.times, .5)), app.refusals())
 		if flags, ours := strings.CutPrefix(of.name, "**pglead run** "); ours {
 			b.goal(fmt.Sprintf("nodes without an answer, of %d at once, %s", b.nodes, flags), float64(other), 0, "")
 		}

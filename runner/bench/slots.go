@@ -35,12 +35,23 @@ func asApp(s *localpg.Server) string {
 type logins struct {
 	tried, done int
 	times       []time.Duration // of those that were let in
+	refused     []time.Duration // when the others began, since the first one
+}
+
+// refusals says when logins were refused, in seconds.
+func (l logins) refusals() string {
+	slices.Sort(l.refused)
+	var at []string
+	for _, d := range l.refused {
+		at = append(at, fmt.Sprintf("%.1f", d.Seconds()))
+	}
+	return strings.Join(at, ", ")
 }
 
 // logIn logs in and out at a steady pace, at most most times, whether or not the previous
 // logins are done.
 func logIn(ctx context.Context, dsn string, every time.Duration, most int) logins {
-	var l logins
+	l, first := logins{}, time.Now()
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	pace := time.NewTicker(every)
@@ -53,6 +64,9 @@ func logIn(ctx context.Context, dsn string, every time.Duration, most int) login
 			began := time.Now()
 			conn, err := pgconn.Connect(limit, dsn)
 			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				l.refused = append(l.refused, began.Sub(first))
 				return
 			}
 			defer conn.Close(limit)
