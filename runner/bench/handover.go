@@ -227,9 +227,9 @@ type contest struct {
 	said, stamped  *os.File // written by the holder's command, and by the waiter's
 }
 
-// firstBeat is longer than the time to a holder's first heartbeat, with which it prepares for its
-// end.
-const firstBeat = 600 * time.Millisecond
+// firstBeat is longer than the time to a holder's first heartbeat, and to the first question that
+// the first in line asks after it. With these both prepare for the handover.
+const firstBeat = time.Second
 
 func (b *bench) contend(p *pair) (c *contest, err error) {
 	in, proceed, err := os.Pipe()

@@ -241,7 +241,7 @@ const (
 // tryOften tries many times in one statement. If the evidence already allows a start, the draw
 // travels along. Without the lock it draws nothing.
 func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
-	locks, queries, draws := w.cfg.Claim.Locks, []string{w.burstQuery()}, w.mayDrawWithTry()
+	locks, queries, draws := w.cfg.Claim.Locks, []string{w.burstQuery(0)}, w.mayDrawWithTry()
 	if draws {
 		queries = append(queries, w.drawQuery(locks, w.place.leaveSQL()...))
 	}
@@ -274,11 +274,12 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	return granted, err
 }
 
-// burstQuery is the query that tries until a try gets something, or burstTries times.
-func (w *waiter) burstQuery() string {
+// burstQuery is the query that makes the tries from number first on, until one gets something or the
+// burst is over.
+func (w *waiter) burstQuery(first int) string {
 	return fmt.Sprintf(`SELECT won FROM (
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
-	FROM pg_catalog.generate_series(0, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, w.trySQL(), burstTries-1)
+	FROM pg_catalog.generate_series(%d, %d) AS i) AS t WHERE won > 0 LIMIT 1`, burstFast, w.trySQL(), first, burstTries-1)
 }
 
 // mayDrawWithTry says whether a grant can be followed by the draw at once: there is nothing to wait

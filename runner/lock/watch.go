@@ -31,6 +31,8 @@ type watch struct {
 	enough time.Duration    // how long the silence has to last, by the latest whole look
 	is     watchState
 
+	rehearsed bool // the first question was sent, and the rehearsal with it
+
 	// The session's reader does not use these:
 	prepared string // the name of the prepared statement for the question
 	rank     int    // the best rank since the holder's latest request was first seen
@@ -200,15 +202,19 @@ func (w *waiter) startWatch(h session.Heartbeat, enough time.Duration, judge jud
 	on.count++
 	on.enough, on.is = enough, watching
 	count := on.count
+	if !on.rehearsed {
+		h.Once = w.rehearsalQueries()
+	}
 	on.mu.Unlock()
 	h.Then = func(answers []session.Rows) {
 		received := boottime.Now()
 		var row []string
-		if len(answers[0]) == 1 {
-			row = answers[0][0]
+		if answer := answers[len(answers)-1]; len(answer) == 1 {
+			row = answer[0]
 		}
 		on.mu.Lock()
 		defer on.mu.Unlock()
+		on.rehearsed = true
 		if on.is != watching || on.count != count {
 			return
 		}
