@@ -64,43 +64,43 @@ type failure struct {
 	err   error
 }
 
-// askInEncoding sends a request and waits for its answer. The exchange is nil if no answer has
+// askInEncoding sends a request and waits for its answer. The result is nil if no answer has
 // come. A query that was rejected because of a character is sent again, after the others, which
 // have been carried out. If the queries are one transaction, it was rolled back, and all are sent
 // again.
 //
 // The loop ends, because a character that was spelled out no longer occurs in the query.
-func (s *Session) askInEncoding(ctx context.Context, r Request) (*exchange, error) {
-	ex, err := s.askOnce(ctx, r)
-	for ex != nil && len(ex.failed) > 0 && r.Then == nil && !r.Last {
-		failed := ex.failed[0]
-		char := lacking(err, ex.SQL[failed.query])
+func (s *Session) askInEncoding(ctx context.Context, r Request) (*roundTrip, error) {
+	rt, err := s.askOnce(ctx, r)
+	for rt != nil && len(rt.failed) > 0 && r.Then == nil && !r.Last {
+		failed := rt.failed[0]
+		char := lacking(err, rt.SQL[failed.query])
 		if char == "" {
 			break
 		}
 		s.noteLack(char)
 		if r.commit || strings.HasPrefix(r.SQL[0], "BEGIN ") {
-			ex, err = s.askOnce(ctx, r)
+			rt, err = s.askOnce(ctx, r)
 			continue
 		}
-		if len(ex.answers) != len(ex.SQL) { // too long an answer was dropped
+		if len(rt.answers) != len(rt.SQL) { // too long an answer was dropped
 			break
 		}
 		again, answered := s.askOnce(ctx, Request{SQL: r.SQL[failed.query : failed.query+1]})
 		if again == nil {
 			return nil, answered
 		}
-		ex.SQL = slices.Clone(ex.SQL)
-		ex.SQL[failed.query], ex.answers[failed.query], ex.failed = again.SQL[0], again.answers[0], ex.failed[1:]
+		rt.SQL = slices.Clone(rt.SQL)
+		rt.SQL[failed.query], rt.answers[failed.query], rt.failed = again.SQL[0], again.answers[0], rt.failed[1:]
 		if answered != nil {
-			ex.failed = slices.Insert(ex.failed, 0, failure{failed.query, answered})
+			rt.failed = slices.Insert(rt.failed, 0, failure{failed.query, answered})
 		}
 		err = nil
-		if len(ex.failed) > 0 {
-			err = ex.failed[0].err
+		if len(rt.failed) > 0 {
+			err = rt.failed[0].err
 		}
 	}
-	return ex, err
+	return rt, err
 }
 
 // noteLack notes a character that the server lacks.

@@ -51,19 +51,19 @@ func allow(pg *pgconn.PgConn, most int) {
 
 // keepRow adds a row to the answer. If the answer gets too long, keepRow drops the rows, and the
 // answer is an error instead.
-func (ex *exchange) keepRow(values [][]byte) {
+func (rt *roundTrip) keepRow(values [][]byte) {
 	const each = 64 // bytes that each row and each value take besides their text
-	ex.size += each
+	rt.size += each
 	for _, v := range values {
-		ex.size += len(v) + each
+		rt.size += len(v) + each
 	}
-	if ex.size > mostAnswer {
-		ex.answers = []Rows{nil}
-		if ex.err == nil {
-			ex.err = unfit("", "%w", tooMuchError{mostAnswer})
+	if rt.size > mostAnswer {
+		rt.answers = []Rows{nil}
+		if rt.err == nil {
+			rt.err = unfit("", "%w", tooMuchError{mostAnswer})
 		}
 		return
 	}
-	last := len(ex.answers) - 1
-	ex.answers[last] = append(ex.answers[last], copyRow(values))
+	last := len(rt.answers) - 1
+	rt.answers[last] = append(rt.answers[last], copyRow(values))
 }

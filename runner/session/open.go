@@ -79,7 +79,7 @@ func terminate(pg *pgconn.PgConn) {
 // takeWire makes a session from a connection that has logged in. From then on nobody may
 // call the connection's own methods.
 func takeWire(pg *pgconn.PgConn, cfg Config) *Session {
-	allow(pg, math.MaxInt) // from now on each exchange counts what it keeps: see keepRow
+	allow(pg, math.MaxInt) // from now on each round trip counts what it keeps: see keepRow
 	s := newSession(pg.Conn(), pg.Frontend(), pg.PID(), cfg, bootClock())
 	s.cancel, s.asIs = pg.CancelRequest, asIsSQL(pg, true)
 	return s

@@ -99,12 +99,12 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
 	for {
-		ex, err := second.askConfirmed(bounded, commitRequest(columns))
+		rt, err := second.askConfirmed(bounded, commitRequest(columns))
 		switch {
 		case err != nil:
 			return nil, s.SecondError(err)
-		case ex.confirmed:
-			return ex.answers[0][0][3:], nil
+		case rt.confirmed:
+			return rt.answers[0][0][3:], nil
 		}
 	}
 }

@@ -82,7 +82,7 @@ type Session struct {
 	conn     net.Conn
 	fe       *pgproto3.Frontend
 	cancel   func(context.Context) error
-	onWire   chan struct{} // full while an exchange is on the wire
+	onWire   chan struct{} // full while a round trip is under way
 	requests uint64        // the number of requests so far; guarded by writing
 
 	// writing is held during a write. The answer can arrive before the write call returns,
@@ -111,7 +111,7 @@ type Session struct {
 	mu          sync.Mutex       // guards all fields below, and others whose comments say so
 	comment     string           // before every query
 	parting     bool             // the goodbye was sent with a request
-	current     *exchange        // the request that the reader's messages answer
+	current     *roundTrip       // the request that the reader's messages answer
 	provenAt    boottime.Instant // when the last answered request was sent
 	askedSince  boottime.Instant // when the first unanswered request was sent; if askedSince <= provenAt, no request is open
 	lostErr     error

@@ -38,8 +38,8 @@ type Request struct {
 	commit bool
 }
 
-// An exchange is a request and its answer.
-type exchange struct {
+// A roundTrip is a request and its answer.
+type roundTrip struct {
 	Request
 	sent      boottime.Instant
 	left      int // queries whose answer is outstanding
@@ -56,15 +56,15 @@ type exchange struct {
 // *pgconn.PgError, the loss of the session a *LostError. If ctx ends first, the answer is
 // still to come, and the caller does not learn what the server did. The next request waits for it.
 //
-//	askOnce        one exchange
+//	askOnce        one round trip
 //	askInEncoding  again, if the database's encoding lacks a character. Ask is this
 //	askConfirmed   the same, but a commit that was not confirmed is an error
 func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
-	ex, err := s.askInEncoding(ctx, r)
-	if ex == nil {
+	rt, err := s.askInEncoding(ctx, r)
+	if rt == nil {
 		return nil, err
 	}
-	return ex.answers, err
+	return rt.answers, err
 }
 
 // Query is Ask, but returns the rows of all queries in one list.
@@ -75,11 +75,11 @@ func (s *Session) Query(ctx context.Context, queries ...string) (Rows, error) {
 
 // Row asks a question whose answer is a single row: see Rows.Only.
 func (s *Session) Row(ctx context.Context, columns int, sql string) ([]string, error) {
-	ex, err := s.askConfirmed(ctx, Request{SQL: []string{sql}})
+	rt, err := s.askConfirmed(ctx, Request{SQL: []string{sql}})
 	if err != nil {
 		return nil, err
 	}
-	return ex.answers[0].Only(columns)
+	return rt.answers[0].Only(columns)
 }
 
 // Ping asks the server for a sign of life. The Deadline then counts from this request.
@@ -90,39 +90,39 @@ func (s *Session) Ping(ctx context.Context) error {
 
 // askConfirmed is Ask, but turns the server's warning that a commit was not confirmed into an
 // error.
-func (s *Session) askConfirmed(ctx context.Context, r Request) (*exchange, error) {
-	ex, err := s.askInEncoding(ctx, r)
-	if err == nil && ex.warning != "" {
-		err = &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", ex.warning)}
+func (s *Session) askConfirmed(ctx context.Context, r Request) (*roundTrip, error) {
+	rt, err := s.askInEncoding(ctx, r)
+	if err == nil && rt.warning != "" {
+		err = &Error{Kind: Unreachable, err: fmt.Errorf("the commit was not confirmed: %s", rt.warning)}
 	}
-	return ex, err
+	return rt, err
 }
 
-// askOnce sends a request and waits for its answer. The exchange is nil if no answer has come.
-func (s *Session) askOnce(ctx context.Context, r Request) (*exchange, error) {
+// askOnce sends a request and waits for its answer. The result is nil if no answer has come.
+func (s *Session) askOnce(ctx context.Context, r Request) (*roundTrip, error) {
 	r.SQL = s.spell(r.SQL)
-	ex, err := s.send(ctx, r)
+	rt, err := s.send(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	answers, err := s.answer(ctx, ex)
+	answers, err := s.answer(ctx, rt)
 	if answers == nil {
 		return nil, err
 	}
-	return ex, err
+	return rt, err
 }
 
 // answer waits for an answer for as long as a holder's share of the lease. After that the server
 // counts as silent, even if its backend only waits for a lock, and the session ends.
-func (s *Session) answer(ctx context.Context, ex *exchange) ([]Rows, error) {
+func (s *Session) answer(ctx context.Context, rt *roundTrip) ([]Rows, error) {
 	silence := time.NewTimer(leasetime.HolderShare(s.cfg.Lease))
 	defer silence.Stop()
 	select {
 	case <-silence.C:
 		s.fail(ErrSilent)
 		return nil, s.Err()
-	case <-ex.result:
-		return ex.answers, ex.err
+	case <-rt.result:
+		return rt.answers, rt.err
 	case <-s.lost:
 		return nil, s.Err()
 	case <-ctx.Done():
@@ -131,7 +131,7 @@ func (s *Session) answer(ctx context.Context, ex *exchange) ([]Rows, error) {
 }
 
 // send sends a request, but not after ctx has ended.
-func (s *Session) send(ctx context.Context, r Request) (*exchange, error) {
+func (s *Session) send(ctx context.Context, r Request) (*roundTrip, error) {
 	if ctx.Err() != nil { // select would choose at random
 		return nil, context.Cause(ctx)
 	}
@@ -145,20 +145,20 @@ func (s *Session) send(ctx context.Context, r Request) (*exchange, error) {
 	}
 }
 
-// transmit writes a request. The caller has put the exchange into onWire, and the reader
+// transmit writes a request. The caller has filled onWire, and the reader
 // takes it out with the last answer.
-func (s *Session) transmit(r Request) (*exchange, error) {
+func (s *Session) transmit(r Request) (*roundTrip, error) {
 	r.Last = r.Last && !s.cfg.UsesSecondSession()
 	if r.commit {
 		r.SQL = append(slices.Clone(r.SQL), afterCommitQuery)
 	}
-	ex := &exchange{Request: r, sent: s.clock.now(), left: len(r.SQL), answers: make([]Rows, 1, len(r.SQL)), result: make(chan struct{})}
+	rt := &roundTrip{Request: r, sent: s.clock.now(), left: len(r.SQL), answers: make([]Rows, 1, len(r.SQL)), result: make(chan struct{})}
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	s.mu.Lock()
-	s.current, s.parting = ex, s.parting || r.Last
+	s.current, s.parting = rt, s.parting || r.Last
 	if s.askedSince <= s.provenAt {
-		s.askedSince = ex.sent
+		s.askedSince = rt.sent
 	}
 	comment := s.comment
 	s.mu.Unlock()
@@ -174,7 +174,7 @@ func (s *Session) transmit(r Request) (*exchange, error) {
 		s.fail(s.broken(fmt.Errorf("send: %w", networkCause(err))))
 		return nil, s.Err()
 	}
-	return ex, nil
+	return rt, nil
 }
 
 // awaitReason is for a request that could not be written because the server had closed the
@@ -261,44 +261,44 @@ func (s *Session) read() {
 	for {
 		msg, err := s.fe.Receive()
 		s.mu.Lock()
-		ex := s.current
+		rt := s.current
 		s.mu.Unlock()
 		if err != nil {
-			s.disconnected(ex, err)
+			s.disconnected(rt, err)
 			return
 		}
 		switch msg := msg.(type) {
 		case *pgproto3.DataRow:
-			if ex != nil {
-				ex.keepRow(msg.Values)
+			if rt != nil {
+				rt.keepRow(msg.Values)
 			}
 		case *pgproto3.ErrorResponse:
-			s.noteError(ex, pgconn.ErrorResponseToPgError(msg))
+			s.noteError(rt, pgconn.ErrorResponseToPgError(msg))
 		case *pgproto3.NotificationResponse:
 			s.hear(msg.PID, msg.Channel, msg.Payload)
 		case *pgproto3.NoticeResponse:
 			// The warning that a commit was not confirmed has no code of its own, but
 			// the server never translates the name of the function that gives it.
-			if ex != nil && msg.Routine == "SyncRepWaitForLSN" {
-				ex.warning = msg.Message
+			if rt != nil && msg.Routine == "SyncRepWaitForLSN" {
+				rt.warning = msg.Message
 			}
 		case *pgproto3.ReadyForQuery:
-			s.ready(ex, msg.TxStatus)
+			s.ready(rt, msg.TxStatus)
 		}
 	}
 }
 
 // disconnected notes the end of the connection. It is a loss unless the goodbye went with the last
 // request (Request.Last).
-func (s *Session) disconnected(ex *exchange, err error) {
+func (s *Session) disconnected(rt *roundTrip, err error) {
 	s.mu.Lock()
-	parted := s.parting && ex == nil
+	parted := s.parting && rt == nil
 	s.mu.Unlock()
 	if parted {
 		return
 	}
 	// Poolers end a session with a plain error.
-	if pgErr := ex.pgError(); pgErr != nil {
+	if pgErr := rt.pgError(); pgErr != nil {
 		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
 	}
 	s.fail(s.broken(networkCause(err)))
@@ -307,59 +307,59 @@ func (s *Session) disconnected(ex *exchange, err error) {
 // noteError notes an error that the server reports. The server sends FATAL before it frees the
 // session's locks, and closes the socket after that. So a FATAL counts as the loss, before the
 // stream ends.
-func (s *Session) noteError(ex *exchange, pgErr *pgconn.PgError) {
+func (s *Session) noteError(rt *roundTrip, pgErr *pgconn.PgError) {
 	if pgErr.SeverityUnlocalized == "FATAL" || pgErr.SeverityUnlocalized == "PANIC" {
 		s.fail(fmt.Errorf("the server ended the session: %w", serverError{pgErr}))
-	} else if ex != nil {
-		ex.failed = append(ex.failed, failure{len(ex.SQL) - ex.left, pgErr})
-		if ex.err == nil {
-			ex.err = pgErr
+	} else if rt != nil {
+		rt.failed = append(rt.failed, failure{len(rt.SQL) - rt.left, pgErr})
+		if rt.err == nil {
+			rt.err = pgErr
 		}
 	}
 }
 
 // ready notes the end of one query's answer.
-func (s *Session) ready(ex *exchange, txStatus byte) {
+func (s *Session) ready(rt *roundTrip, txStatus byte) {
 	switch {
-	case ex == nil:
+	case rt == nil:
 		// Once the lease of a stopped pglead is over, its guard writes to this socket, too, and
 		// this is the answer to that.
 		if !s.ExpireIfDue() {
 			s.fail(errors.New("the server answered a question that nobody asked"))
 		}
 	case s.holding.Load() && txStatus != 'T': // an error has ended the transaction, which frees its locks; the server goes on answering
-		s.fail(transactionOver{ex.pgError()})
-	case ex.left > 1:
-		ex.left--
-		ex.answers = append(ex.answers, nil)
+		s.fail(transactionOver{rt.pgError()})
+	case rt.left > 1:
+		rt.left--
+		rt.answers = append(rt.answers, nil)
 	default:
-		s.answered(ex)
+		s.answered(rt)
 	}
 }
 
-func (s *Session) answered(ex *exchange) {
+func (s *Session) answered(rt *roundTrip) {
 	// The server's answer is a sign of life of the session, even if it is an error. It is no sign
 	// of life of the standbys if the commit failed, did not wait for them, or ended with a warning,
 	// for instance because an administrator has released it from waiting.
-	alive := !ex.commit || ex.warning == "" && ex.err == nil
+	alive := !rt.commit || rt.warning == "" && rt.err == nil
 	var hollow error
-	if ex.commit && alive {
-		ex.confirmed, hollow = s.judgeCommit(ex.answers)
-		ex.err, alive = hollow, ex.confirmed
+	if rt.commit && alive {
+		rt.confirmed, hollow = s.judgeCommit(rt.answers)
+		rt.err, alive = hollow, rt.confirmed
 	}
 	s.mu.Lock()
 	s.current = nil
 	if alive {
-		s.provenAt = ex.sent
+		s.provenAt = rt.sent
 	}
 	onAnswer := s.onAnswer
 	s.mu.Unlock()
 	onAnswer()
-	if ex.Then != nil && ex.err == nil {
-		ex.Then(ex.answers)
+	if rt.Then != nil && rt.err == nil {
+		rt.Then(rt.answers)
 	}
 	<-s.onWire
-	close(ex.result)
+	close(rt.result)
 	if hollow != nil {
 		s.fail(hollow)
 	}
@@ -391,10 +391,10 @@ func (e transactionOver) Error() string {
 }
 
 // pgError is the server's error that answers this request, or nil.
-func (ex *exchange) pgError() *pgconn.PgError {
+func (rt *roundTrip) pgError() *pgconn.PgError {
 	var pgErr *pgconn.PgError
-	if ex != nil {
-		errors.As(ex.err, &pgErr)
+	if rt != nil {
+		errors.As(rt.err, &pgErr)
 	}
 	return pgErr
 }
