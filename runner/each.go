@@ -48,7 +48,7 @@ func (t Task) claim() lock.Claim {
 type Tally struct {
 	Running int
 	Ran     int // Failed included
-	Failed  int // ended with a non-zero exit status, by a signal or a timeout, or was asked to step down
+	Failed  int // ended with a non-zero exit status, by a signal or a timeout, by a loss of the lock or the guard, or was asked to step down
 	Held    int // skipped, since somebody else holds their lock
 	Paused  int // skipped, since the ledger says so
 	// Done were skipped, since they were run after this process began, here or elsewhere, since

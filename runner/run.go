@@ -189,9 +189,12 @@ func (r *run) socketLinger() time.Duration {
 	if r.cfg.Session.Transaction {
 		return 0
 	}
-	const look = 4 * time.Second // the torture's bound for a takeover after silence has 2 s for it; 2 s more to be on the safe side
-	return leasetime.ForKill(r.cfg.Session.Lease) + look
+	return leasetime.ForKill(r.cfg.Session.Lease) + seeSilence
 }
+
+// seeSilence is how long those in line may take to see that a holder is silent: the 2 s that the
+// torture allows them, and 2 s more.
+const seeSilence = 4 * time.Second
 
 // guardPatience is how long the guard may take to kill once the lock is lost: half of the
 // time between the holder's share of the lease and the instant at which the command has

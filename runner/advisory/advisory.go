@@ -77,8 +77,8 @@ func GateOf(id lockkey.ID) Lock { return Exclusive(derived("gate", id)) }
 // StepDownOf is the lock of a request to a lock's holder.
 func StepDownOf(id lockkey.ID) Lock { return Exclusive(derived("step down", id)) }
 
-// call is SQL that calls one of the server's lock functions. arguments are SQL, too.
-func call(function string, shared bool, arguments string) string {
+// functionSQL is SQL that calls one of the server's lock functions. arguments are SQL, too.
+func functionSQL(function string, shared bool, arguments string) string {
 	if shared {
 		function += "_shared"
 	}
@@ -90,24 +90,24 @@ func (l Lock) TrySQL() string { return TryNumberSQL(l.Shared, l.String()) }
 
 // TryNumberSQL is TrySQL for a lock whose number, or pair of numbers, the server computes.
 func TryNumberSQL(shared bool, number string) string {
-	return call("try_advisory_lock", shared, number)
+	return functionSQL("try_advisory_lock", shared, number)
 }
 
 // TryXactSQL takes the lock until the end of the transaction, and says whether it did.
-func (l Lock) TryXactSQL() string { return call("try_advisory_xact_lock", l.Shared, l.String()) }
+func (l Lock) TryXactSQL() string { return functionSQL("try_advisory_xact_lock", l.Shared, l.String()) }
 
 // AwaitXactSQL waits for the lock, which the transaction's end frees. lock_timeout limits the wait.
-func (l Lock) AwaitXactSQL() string { return call("advisory_xact_lock", l.Shared, l.String()) }
+func (l Lock) AwaitXactSQL() string { return functionSQL("advisory_xact_lock", l.Shared, l.String()) }
 
 // UnlockSQL frees the lock once, and says whether the session had it.
-func (l Lock) UnlockSQL() string { return call("advisory_unlock", l.Shared, l.String()) }
+func (l Lock) UnlockSQL() string { return functionSQL("advisory_unlock", l.Shared, l.String()) }
 
-// ProbeSQL says whether the lock is free. It frees the lock at once.
+// ProbeSQL says whether the lock is free: it takes the lock if it can, and frees it at once.
 func (l Lock) ProbeSQL() string { return ProbeNumberSQL(l.Shared, l.String()) }
 
 // ProbeNumberSQL is ProbeSQL for a lock whose number the server computes.
 func ProbeNumberSQL(shared bool, number string) string {
-	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", TryNumberSQL(shared, number), call("advisory_unlock", shared, number))
+	return fmt.Sprintf("CASE WHEN %s THEN %s ELSE false END", TryNumberSQL(shared, number), functionSQL("advisory_unlock", shared, number))
 }
 
 // TryInTurnSQL is TrySQL, except that readers also try the gate, for the length of the statement. A

@@ -39,7 +39,8 @@ const (
 // stage is what has become of the command itself, in any phase of its tree.
 //
 //	commandAlive   → commandDead     it is reaped
-//	commandDead    → leftoversTold   leftoverPatience later: what is left gets SIGTERM
+//	commandDead    → leftoversTold   leftoverPatience later: what is left gets SIGTERM;
+//	                                 not with WaitForLeftovers
 //	leftoversTold                    leftoverTerm later the tree is killed
 type stage int
 

@@ -62,7 +62,7 @@ func Tell(ctx context.Context, s *session.Session, what Said) error {
 // for a lock of the same number in another database is told, too, for nothing: to find out which
 // database this is would take as long as all the rest.
 func (c Claim) listenersSQL(locks []advisory.Lock) string {
-	lines, ids := c.audience(locks)
+	lines, ids := c.waitingPlaces(locks)
 	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (%s AND %s OR NOT granted AND %s)",
 		advisory.InLinesOf(lines...), advisory.IsMark, advisory.Among(ids))
 }
@@ -80,15 +80,15 @@ func (c Claim) audienceQuery(locks []advisory.Lock) string {
 // audienceRowsSQL are two SQL conditions, by which a session that doesn't stand in line itself asks
 // for the same: the row of a lock is about another session in line, and that session listens.
 func (c Claim) audienceRowsSQL(locks []advisory.Lock) (others, listens string) {
-	lines, ids := c.audience(locks)
+	lines, ids := c.waitingPlaces(locks)
 	const notOwn = "pid <> pg_catalog.pg_backend_pid()"
 	return fmt.Sprintf("%s AND (%s OR NOT granted AND %s)", notOwn, advisory.InLinesOf(lines...), advisory.Among(ids)),
 		fmt.Sprintf("(%s AND (%s OR NOT granted))", notOwn, advisory.IsMark)
 }
 
-// audience says where the sessions wait that want to hear of these locks: in the lines of the locks
-// lines or, if they are older versions, in the server's own queue for the locks queues.
-func (c Claim) audience(locks []advisory.Lock) (lines, queues []lockkey.ID) {
+// waitingPlaces says where the sessions wait that want to hear of these locks: in the lines of the
+// locks lines or, if they are older versions, in the server's own queue for the locks queues.
+func (c Claim) waitingPlaces(locks []advisory.Lock) (lines, queues []lockkey.ID) {
 	queues = idsOf(locks)
 	if c.takesAny() {
 		return []lockkey.ID{*c.Gate}, append(queues, *c.Gate)

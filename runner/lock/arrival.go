@@ -10,10 +10,10 @@ import (
 
 // A waiter that was just refused does not listen yet: its LISTEN is its next message. A brief
 // command may end in between, and its holder would find nobody to tell. Then the waiter would get
-// the lock without evidence, and hold it for the lock-delay. So a refused try takes the arrival
-// lock in the same expression, and the waiter frees it once it listens. A holder that is done
-// waits for that, if nobody listened when its token was drawn. This is for speed: the promise does
-// not depend on it.
+// the lock without evidence, and hold it for the lock-delay. So a refused first try that a wait may
+// follow takes the arrival lock in the same expression, and the waiter frees it once it listens. A
+// holder that is done waits for that, if nobody listened when its token was drawn. This is for
+// speed: the promise does not depend on it.
 
 // arrivedQuery is the query that frees the arrival lock, if the bid has it.
 func (b *Bid) arrivedQuery() (query []string) {

@@ -145,9 +145,10 @@ func (cfg *Config) firstTrySQL() string {
 }
 
 // noteResult notes the result of a try. Every grant comes through here, from Try, tryOften,
-// tryInTransaction and Exchange. Then Complete says whether it is the whole claim, areListed
-// whether pg_locks agrees, and Settle when a command may start. The verdict on each lock says how
-// long the last holder's command may be alive.
+// tryInTransaction and Exchange. The try itself is sent with the login (firstTrySQL), or by askTry,
+// burstQuery, beginTransaction or Exchange.freeAndTryQuery. Then Complete says whether it is the
+// whole claim, areListed whether pg_locks agrees, and Settle when a command may start. The verdict
+// on each lock says how long the last holder's command may be alive.
 func (b *Bid) noteResult(result tried) (some bool) {
 	b.place.arriving = b.place.arriving || result.arrived
 	b.grant.Locks = append(b.grant.Locks, result.won...)

@@ -57,8 +57,8 @@ func (c *Candidate) begin() {
 	}
 }
 
-// left is what is left of the wait.
-func (c *Candidate) left() time.Duration { return c.cfg.Wait - time.Since(c.began) }
+// timeLeft is what is left of the wait.
+func (c *Candidate) timeLeft() time.Duration { return c.cfg.Wait - time.Since(c.began) }
 
 // Reached says whether the database has ever answered for the lock.
 func (c *Candidate) Reached() bool { return c.past.has(reached) }
@@ -152,7 +152,7 @@ func (c *Candidate) openSession(ctx context.Context, firstTry string) (s *sessio
 	of := c.cfg.sessionConfig()
 	of.FirstTry, of.LoginQuestion = firstTry, c.cfg.Ledger.QuestionSQL(of.Transaction)
 	if c.cfg.Wait > 0 {
-		of.ConnectTimeout = min(of.ConnectTimeout, max(c.left(), time.Second))
+		of.ConnectTimeout = min(of.ConnectTimeout, max(c.timeLeft(), time.Second))
 	}
 	err = askForRoom(ctx, &c.cfg, func() error {
 		s, err = session.Open(ctx, of)
@@ -243,9 +243,9 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	if isFull(err) && cfg.Wait > 0 {
 		rest = pace.Between(crowd.AwayBounds(p.crowded))
 	}
-	rest = crowd.AwayFor(rest, c.left())
+	rest = crowd.AwayFor(rest, c.timeLeft())
 	waitsOut := session.Passing(err) || cfg.Endures && c.Reached()
-	if !waitsOut || c.left() <= rest {
+	if !waitsOut || c.timeLeft() <= rest {
 		return err
 	}
 	cfg.Observer.away(err)

@@ -22,7 +22,7 @@ import (
 //	while the command ran             ReportLostRuns      lost, or SetEnd's end  dead
 //	after the command's end           ReportEndAfterLoss  SetEnd's end           dead; not for a list
 //	or given up, in a waiter's        reportUnstarted     stopped                dead
-//	Settle, after the announced start
+//	Settle, after the announced start                                             only without a delay
 //
 // A session that is lost after Settle and just before the command's start counts as one that is
 // lost after its end; in a list, as one that is lost while the command ran.

@@ -39,7 +39,7 @@ func (g *Grant) startsAtOnce() bool { return g.delay == 0 }
 
 // mayAnnounceEnd says whether a grant under which no command was started may announce its end. Its
 // start must have been announced, and no earlier command may be alive, since a waiter that hears of
-// the end starts at once.
+// the end starts at once. A grant that has waited out a delay announces nothing either.
 func (g *Grant) mayAnnounceEnd() bool { return g.drawn() && g.startsAtOnce() }
 
 // undraw forgets the token, and what the ledger may have noted under it.

@@ -11,7 +11,7 @@ import (
 //	                  none, the first whether the lock is free (watchLock)
 //	rank 4 and more   nothing (beatPlainly), if it listens
 //	dormant           whether somebody calls (goDormant)
-//	grant in a delay  nothing
+//	grant in a delay  nothing; if it was dormant, still whether somebody calls
 //	holder            whether somebody asks it to step down (heedRequests)
 //	list              which of its items somebody asks to step down (HeedStepDown); nothing while
 //	                  none has run for long

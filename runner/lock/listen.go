@@ -28,7 +28,7 @@ func (b *Bid) Listen(ctx context.Context) error {
 // between.
 func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*look, error) {
 	deaf := b.knowledge.deafTo()
-	b.knowledge.hear(deaf)
+	b.knowledge.collect(deaf)
 	return b.look(ctx, append(listenQuery(deaf), between...)...)
 }
 
@@ -42,8 +42,8 @@ func (k *knowledge) deafTo() (locks []advisory.Lock) {
 	return locks
 }
 
-// hear makes the session collect announcements about these locks from now on.
-func (k *knowledge) hear(locks []advisory.Lock) {
+// collect makes the session collect announcements about these locks from now on.
+func (k *knowledge) collect(locks []advisory.Lock) {
 	for _, l := range locks {
 		e := evidence.New(k.cfg.LockDelay, k.cfg.Session.Lease, l.Shared)
 		k.evidence[l.ID] = e

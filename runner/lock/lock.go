@@ -8,7 +8,7 @@
 // wait there has to be evidence that the last holder's command is dead: the word of that holder or
 // of its guard. Otherwise the lock-delay has to pass (package evidence).
 //
-// Eight words are enough to follow one run:
+// Nine words are enough to follow one run:
 //
 //	claim      the locks that a run wants: all of them or, with a gate, any one
 //	candidate  a process that wants a claim, and opens a new session when it lost one
@@ -17,6 +17,7 @@
 //	try        asking for what is missing
 //	grant      what a bid has got so far: locks, and later the token
 //	settle     the steps from the grant to the start: the lock-delay, the token, the ledger
+//	held       a grant that has settled: the command may start
 //	release    to free a lock after its command
 //
 // The others are here to be looked up. About one run:
@@ -50,9 +51,11 @@
 //	place      a bid's place in line: its ticket, and other locks that it has for that
 //	rank       a waiter's number in line, from 1, as its latest look shows it
 //	turn       when a waiter looks and tries next
+//	gate       a lock that the first in line has, so that newcomers pass nobody
 //	burst      many tries in one statement, when the lock is about to be freed
 //	mark       a lock which shows that its owner listens
 //	dormant    a waiter so far behind that it doesn't listen
+//	call       a lock by which a holder, or those who listen, wake the dormant
 //	audience   the sessions in line, as a draw counts them: who listens, who is dormant
 //	arrival    a lock which shows that its owner was refused, and is about to listen
 //	ghost      a candidate's lost session, which the server may still have

@@ -154,7 +154,8 @@ func (l *look) parse(rows session.Rows, pid uint32) error {
 	return nil
 }
 
-// add adds a seat to the line or to the holders, but not that of pid, which is this session.
+// add adds a seat to the line, this session's own too, or to the holders. pid is this session,
+// which is no holder for itself.
 func (l *look) add(s evidence.Seat, last lastBeat, placed, granted bool, pid uint32) {
 	switch {
 	case placed:

@@ -36,9 +36,9 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 	if !why.Until.IsZero() {
 		left = time.Until(why.Until) // by this host's clock, until the server has answered
 	}
-	for w.candidate.left() > 0 {
+	for w.candidate.timeLeft() > 0 {
 		w.cfg.Observer.SayAlive(w.cfg.AttemptMost())
-		if err := w.sleep(ctx, min(max(left, askPauseEvery/30), askPauseEvery, w.candidate.left()), nil); err != nil {
+		if err := w.sleep(ctx, min(max(left, askPauseEvery/30), askPauseEvery, w.candidate.timeLeft()), nil); err != nil {
 			return err
 		}
 		rows, err := w.s.Query(ctx, ledger.PausedQuery(w.cfg.ledgerLocks(w.cfg.Claim.Locks), w.s.AsIsSQL()))

@@ -69,14 +69,14 @@ func (p *place) leaveSQL() (columns []string) {
 	return columns
 }
 
-// noteLeft notes that the locks of the place were freed. The arrival lock is apart
+// noteFreed notes that the locks of the place were freed. The arrival lock is apart
 // (EndArrival).
-func (p *place) noteLeft() { p.held = [placeLockCount]bool{} }
+func (p *place) noteFreed() { p.held = [placeLockCount]bool{} }
 
 // leaveLine gives up the place in line, and then sends the queries also.
 func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
 	err := b.send(ctx, append(selectQuery(b.place.leaveSQL()), also...)...)
-	b.place.noteLeft()
+	b.place.noteFreed()
 	return err
 }
 
@@ -88,6 +88,6 @@ func (b *Bid) leaveQuery() []string {
 // noteLeft notes that leaveQuery was sent. If the server rejects another query of that message,
 // this one is carried out all the same.
 func (b *Bid) noteLeft() {
-	b.place.noteLeft()
+	b.place.noteFreed()
 	b.knowledge.commonMarks = nil
 }

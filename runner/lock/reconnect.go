@@ -16,7 +16,7 @@ import (
 // each such attempt leaves a line in that server's log.
 type reconnects struct {
 	backoff, front *pace.Backoff
-	since          time.Time     // when the session was lost
+	since          time.Time     // when the last session was lost, or the attempts began
 	crowded        *pace.Backoff // for a server that has no room
 	said           string        // the reason that was logged last
 }

@@ -63,7 +63,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.describe()
+	b.showHolding()
 	if err := b.s.Err(); err != nil {
 		return nil, err
 	}

@@ -216,12 +216,9 @@ func untilAnswered(ctx context.Context) (later context.Context, cancel context.C
 	}
 }
 
-// describe makes the session's comment say what it holds.
-func (b *Bid) describe() {
+// showHolding makes the session's comment say what it holds.
+func (b *Bid) showHolding() {
 	d := b.cfg.Describe()
-	d.Token, d.Since = b.grant.Token, time.Now()
-	if b.cfg.Claim.takesAny() {
-		d.Slot = b.grant.Slot
-	}
+	d.Token, d.Slot, d.Since = b.grant.Token, b.grant.Slot, time.Now()
 	b.s.SetComment(d.Comment())
 }

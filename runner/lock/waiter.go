@@ -42,12 +42,13 @@ func (c *Candidate) newWaiter(s *session.Session, returning bool, prepare Prepar
 	return w
 }
 
-// acquire is takeAndSettle, but waits until the ledger has no pause, for as long as the wait allows.
+// acquire is takeAndSettle, but waits until the ledger has no pause, for as long as the wait
+// allows.
 func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 	for {
 		held, err := w.takeAndSettle(ctx)
 		paused := (*ledger.PausedError)(nil)
-		if !errors.As(err, &paused) || w.candidate.left() <= 0 {
+		if !errors.As(err, &paused) || w.candidate.timeLeft() <= 0 {
 			return held, err
 		}
 		w.returning = w.returning || w.knowledge.listens()
@@ -87,7 +88,7 @@ func (w *waiter) take(ctx context.Context) error {
 			return err
 		}
 	}
-	if w.candidate.left() <= 0 {
+	if w.candidate.timeLeft() <= 0 {
 		if triesFirst {
 			return w.refuse(ctx)
 		}
@@ -98,7 +99,7 @@ func (w *waiter) take(ctx context.Context) error {
 		return err
 	}
 	defer w.cfg.Observer.beside(ctx, w.s)()
-	for w.candidate.left() > 0 {
+	for w.candidate.timeLeft() > 0 {
 		granted, err := wait(ctx)
 		if err == nil && granted && !w.Complete() {
 			_, err = w.Try(ctx) // the rest of several locks
@@ -133,7 +134,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 		return false, err
 	}
 	for {
-		rest := w.candidate.left()
+		rest := w.candidate.timeLeft()
 		if rest <= 0 {
 			return false, nil
 		}
@@ -268,14 +269,14 @@ func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
 	}
 	granted = w.noteResult(result)
 	if draws {
-		w.place.noteLeft()
+		w.place.noteFreed()
 		err = w.noteDrawn(answers[1])
 	}
 	return granted, err
 }
 
-// burstQuery is the query that makes the tries from number first on, until one gets something or the
-// burst is over.
+// burstQuery is the query that makes the tries from number first on, until one gets something or
+// the burst is over.
 func (w *waiter) burstQuery(first int) string {
 	return fmt.Sprintf(`SELECT won FROM (
 	SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= %d THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN %s END AS won
@@ -295,11 +296,11 @@ func (w *waiter) poll(ctx context.Context) (granted bool, err error) {
 	if _, err := w.s.Second(ctx); err != nil { // it is open before the lock is free: see session.Open
 		return false, err
 	}
-	for polls := crowd.PollBackoff(); w.candidate.left() > 0; {
+	for polls := crowd.PollBackoff(); w.candidate.timeLeft() > 0; {
 		if err := w.tellObserver(ctx); err != nil {
 			return false, err
 		}
-		if !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), w.candidate.left())) {
+		if !pace.Sleep(ctx, min(pace.Between(crowd.PollBounds(polls)), w.candidate.timeLeft())) {
 			return false, context.Cause(ctx)
 		}
 		if granted, err := w.Try(ctx); err != nil || granted {

@@ -49,8 +49,9 @@ const (
 	shouldTry                    // the lock is free, or its holder's session is over
 )
 
-// judge says what an answer calls for and, while the watch goes on, when the next question is due.
-type judge func(received boottime.Instant, row []string) (watchState, time.Duration)
+// judgement says what an answer calls for and, while the watch goes on, when the next question is
+// due.
+type judgement func(received boottime.Instant, row []string) (watchState, time.Duration)
 
 // watchSpeaker makes the heartbeat watch a holder whose requests have numbers.
 func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, enough time.Duration) error {
@@ -196,7 +197,7 @@ func (w *waiter) watchLock() {
 }
 
 // startWatch makes the heartbeat ask a question until its answer calls for something else.
-func (w *waiter) startWatch(h session.Heartbeat, enough time.Duration, judge judge) {
+func (w *waiter) startWatch(h session.Heartbeat, enough time.Duration, judge judgement) {
 	on := &w.watched
 	on.mu.Lock()
 	on.count++

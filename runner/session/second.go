@@ -23,7 +23,7 @@ import (
 // nothing, and its deadline is the earlier one of the two sessions' deadlines.
 //
 // With a transaction that holds the lock (Config.Transaction) there is a second session, too, which
-// draws the token.
+// draws the token and, with a ledger, asks it.
 
 // standbysNowSQL are SQL expressions by which a commit shows whether it can have waited for
 // standbys. The server evaluates them before the commit, in the commit's transaction, and after it,
@@ -133,8 +133,8 @@ func (s *Session) Second(ctx context.Context) (*Session, error) {
 	return second, nil
 }
 
-// openSecond opens the second session. Without a quorum that session only draws the token, and the
-// answer to that names the server, so its login needs no checks.
+// openSecond opens the second session. Without a quorum its login needs no checks: the first thing
+// that it does is to draw the token, and the answer names the server.
 func (s *Session) openSecond(ctx context.Context) (*Session, error) {
 	cfg := s.cfg
 	cfg.Quorum, cfg.FirstTry = false, ""

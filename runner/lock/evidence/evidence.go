@@ -38,7 +38,8 @@ const (
 //	ended    running          ended           –                 running     ended
 //
 // A try counts as refused if it comes freeAfterClean or more after the last word: before that the
-// holder may not have freed the lock yet. In quiet there is no start to close. Only two kinds
+// holder may not have freed the lock yet. Nor does it count while the server ends a silent session,
+// which may still have the lock. In quiet there is no start to close. Only two kinds
 // of the word clean lead from quiet to ended: that of a session that is later seen to hold the lock
 // (the word arrived before the look), and that of a session that had the lock after the waiter's
 // mark was taken (fromHolder). If a start is heard while a silent session is being ended, the state
@@ -47,8 +48,8 @@ const (
 // Before the waiter's mark is taken, running takes the place of ended (NoteMark).
 //
 // A stranger's words can only make the waiter wait, and for no longer than the waiter's own
-// settings do. A word is credible if its session was seen to hold the lock, or has the same role as
-// such a session or as the waiter.
+// settings do. A word is credible if its session was seen to hold the lock, and its command may be
+// alive, or if it has the same role as such a session or as the waiter.
 type Evidence struct {
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // the waiter's own
