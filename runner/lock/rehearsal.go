@@ -8,29 +8,30 @@ import (
 )
 
 // What a server's backend does for the first time takes long, since it reads the catalogs for that.
-// Three rehearsals do it beforehand, and a session that has made none does less. This keeps the time
-// between two commands short. The promise doesn't depend on it.
+// Three rehearsals do it beforehand. This keeps the time between two commands short. The promise
+// doesn't depend on it.
 //
-//	                 when                                        what it saves
-//	rehearsalQuery   with a holder's first heartbeat             0.5 ms of its announcement
-//	rehearsalQueries with the first question of a watch          0.45 ms of the try and the draw
-//	warmUp           by one of the first in line, with a ledger  0.7 ms of its start
-//	namesNobody      at the end of a brief tenure                0.25 ms of its announcement
+//	                      when                                        what it saves
+//	endRehearsalQuery     with a holder's first heartbeat             0.5 ms of its announcement
+//	turnRehearsalQueries  with the first question of a watch          0.45 ms of the try and the draw
+//	warmUp                by one of the first in line, with a ledger  0.7 ms of its start
+//
+// A session that ends before its rehearsal names nobody (naming).
 
-// rehearsalQuery is a query that announces the end of a tenure, but finds no listener. A session's
-// first announcement makes it read the server's catalogs, which takes half a millisecond: with the
-// rehearsal it has done so before its command ends.
-func (g *Grant) rehearsalQuery() (query []string) {
+// endRehearsalQuery is a query that announces the end of a tenure, but finds no listener. A
+// session's first announcement makes it read the server's catalogs, which takes half a millisecond:
+// with the rehearsal it has done so before its command ends.
+func (g *Grant) endRehearsalQuery() (query []string) {
 	if !g.cfg.hasLine() || g.cfg.OfList {
 		return nil
 	}
 	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL", namesNext, "")}
 }
 
-// rehearsalQueries are, for one of the first in line, a burst without a try, and a draw that finds no lock (medians of 300 logins in
-// turns: 0.15 and 0.3 ms less for what follows). In a line that moves nobody makes them: there the
-// server would have to do them between two commands.
-func (w *waiter) rehearsalQueries() []string {
+// turnRehearsalQueries are, for one of the first in line, a burst without a try, and a draw that
+// finds no lock (medians of 300 logins in turns: 0.15 and 0.3 ms less for what follows). In a line
+// that moves nobody makes them: there the server would have to do them between two commands.
+func (w *waiter) turnRehearsalQueries() []string {
 	if !w.cfg.Claim.takesOne() || w.cfg.Session.UsesSecondSession() {
 		return nil
 	}

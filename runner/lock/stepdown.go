@@ -106,7 +106,7 @@ func (h *Held) heedRequests() {
 	h.Session.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.BeatEvery(h.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown},
-		Once:    h.rehearsalQuery(),
+		Once:    h.endRehearsalQuery(),
 	})
 	h.Session.BeatAt(boottime.Now().Add(min(crowd.FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
 }

@@ -204,7 +204,7 @@ func (w *waiter) startWatch(h session.Heartbeat, enough time.Duration, judge jud
 	on.enough, on.is = enough, watching
 	count := on.count
 	if !on.rehearsed {
-		h.Once = w.rehearsalQueries()
+		h.Once = w.turnRehearsalQueries()
 	}
 	on.mu.Unlock()
 	h.Then = func(answers []session.Rows) {
