@@ -16,7 +16,7 @@ import (
 //	turnRehearsalQueries  with the first question of a watch          0.45 ms of the try and the draw
 //	warmUp                by one of the first in line, with a ledger  0.7 ms of its start
 //
-// A session that ends before its rehearsal names nobody (naming).
+// A tenure that ends before its rehearsal names nobody in line (naming).
 
 // endRehearsalQuery is a query that announces the end of a tenure, but finds no listener. A
 // session's first announcement makes it read the server's catalogs, which takes half a millisecond:
