@@ -14,7 +14,6 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
-	"github.com/pglead/pglead/runner/advisory"
 )
 
 // placeholder stands for the item in the key and in the command.
@@ -154,7 +153,7 @@ func (f *eachFlags) task(scheme lockkey.Scheme, args []string, item string) runn
 	for _, arg := range args[1:] {
 		command = append(command, fill(arg, item))
 	}
-	return runner.Task{Key: key, Lock: advisory.Lock{ID: id, Shared: f.shared}, Command: command, Env: []string{itemVariable + "=" + item}}
+	return runner.Task{Key: key, ID: id, Shared: f.shared, Command: command, Env: []string{itemVariable + "=" + item}}
 }
 
 func fill(template, item string) string { return strings.ReplaceAll(template, placeholder, item) }

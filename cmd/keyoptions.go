@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock"
 )
@@ -79,14 +78,14 @@ func (k *keyOptions) claim() (lock.Claim, error) {
 			if err != nil {
 				return claim, usagef("--slots: %w", err)
 			}
-			claim.Locks = append(claim.Locks, advisory.Lock{ID: id})
+			claim.IDs = append(claim.IDs, id)
 		}
 		return claim, nil
 	}
+	claim.Shared = k.shared
 	for _, key := range k.keys {
-		l := advisory.Lock{ID: ids[key], Shared: k.shared}
-		if !slices.Contains(claim.Locks, l) { // two keys with one number are one lock
-			claim.Locks, claim.Keys = append(claim.Locks, l), append(claim.Keys, key)
+		if id := ids[key]; !slices.Contains(claim.IDs, id) { // two keys with one number are one lock
+			claim.IDs, claim.Keys = append(claim.IDs, id), append(claim.Keys, key)
 		}
 	}
 	return claim, nil

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/lock"
 )
@@ -307,7 +307,7 @@ func ownHolder(held *lock.ConflictError) bool {
 // Only the server knows whether that one has the lock in the same database.
 func warnOfOuter(u *ui, claim lock.Claim) {
 	ids := strings.Split(os.Getenv("PGLEAD_LOCK_ID"), "\n")
-	if claim.Gate == nil && slices.ContainsFunc(claim.Locks, func(l advisory.Lock) bool { return !l.Shared && slices.Contains(ids, l.String()) }) {
+	if claim.Gate == nil && !claim.Shared && slices.ContainsFunc(claim.IDs, func(id lockkey.ID) bool { return slices.Contains(ids, id.String()) }) {
 		const text = "the pglead under which this one runs has a lock of the same number: " +
 			"in the same database this waits for that, and that for this"
 		u.log.Warn(text, "event", "environment")

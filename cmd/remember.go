@@ -99,11 +99,11 @@ func (o *options) tellMissing(cmd *cobra.Command, claim lock.Claim, name string,
 	}
 	d := o.description(filepath.Base(name), o.note)
 	if claim.Gate != nil {
-		claim.Locks = claim.Locks[:1] // any slot stands for the key
+		claim.IDs = claim.IDs[:1] // any slot stands for the key
 	}
-	for i, l := range claim.Locks {
+	for i, id := range claim.IDs {
 		run := ledger.Run{Host: d.Host, User: d.User, Command: d.Command, PID: d.PID}
-		if _, err := ask(ctx, run.MissingQuery(ledger.Lock{ID: l.ID, Key: claim.Key(i)}, status)); err != nil {
+		if _, err := ask(ctx, run.MissingQuery(ledger.Lock{ID: id, Key: claim.Key(i)}, status)); err != nil {
 			return err
 		}
 	}

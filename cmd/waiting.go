@@ -217,7 +217,7 @@ func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 		switch {
 		case until.IsZero():
 			s.showObstacle(nil)
-		case hasStatus && len(cfg.Claim.Locks) > 0: // each has no locks here, and has its own status line
+		case hasStatus && len(cfg.Claim.IDs) > 0: // each has no locks here, and has its own status line
 			s.showObstacle(func() string {
 				return "the lock is granted; its last holder may live on for another " + brief(max(0, time.Until(until))+time.Second-1)
 			})

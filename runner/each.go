@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/pace"
@@ -35,13 +34,14 @@ type EachConfig struct {
 // Task is the lock and the command of one item of the list. While a worker is at it, it is a job.
 type Task struct {
 	Key     string
-	Lock    advisory.Lock
+	ID      lockkey.ID
+	Shared  bool
 	Command []string
 	Env     []string // in addition to Config.Env
 }
 
 func (t Task) claim() lock.Claim {
-	return lock.Claim{Keys: []string{t.Key}, Locks: []advisory.Lock{t.Lock}}
+	return lock.Claim{Keys: []string{t.Key}, IDs: []lockkey.ID{t.ID}, Shared: t.Shared}
 }
 
 // Tally counts items.
@@ -203,7 +203,7 @@ func (e *each) settleItem(ctx context.Context, j *job) (settled bool, err error)
 	if j.session.Err() == nil { // others still work in this session
 		ctx := context.WithoutCancel(ctx)
 		_ = j.bid.GiveBack(ctx)
-		e.bids.drop(ctx, j.Lock.ID) // the bid may have given its mark back, and would then miss starts
+		e.bids.drop(ctx, j.ID) // the bid may have given its mark back, and would then miss starts
 	}
 	return false, e.skipIfBarred(j, err)
 }
@@ -211,12 +211,12 @@ func (e *each) settleItem(ctx context.Context, j *job) (settled bool, err error)
 // bidFor returns the bid for an item. A bid that was refused before is used again, since it has
 // listened in the meantime. Through a pooler nobody can listen, so each bid is a new one.
 func (e *each) bidFor(j *job) *lock.Bid {
-	if b := e.bids.of(j.Lock.ID); b != nil {
+	if b := e.bids.of(j.ID); b != nil {
 		return b
 	}
 	locking := e.cfg.Locking
 	locking.Claim = j.claim()
-	locking.OfList, locking.Log, locking.Observer = true, j.log, e.observer(j.Lock.ID)
+	locking.OfList, locking.Log, locking.Observer = true, j.log, e.observer(j.ID)
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass it knows nothing: nobody here has listened since the last one
 }
 
@@ -227,7 +227,7 @@ func (e *each) skipHeld(ctx context.Context, j *job) error {
 	if e.cfg.Wait == 0 || e.cfg.Session.Transaction {
 		return nil
 	}
-	if !e.bids.keep(j.Lock.ID, j.bid) {
+	if !e.bids.keep(j.ID, j.bid) {
 		return j.bid.EndArrival(ctx) // then the next try waits for the lock-delay
 	}
 	return j.bid.Listen(ctx)
@@ -280,7 +280,7 @@ func (e *each) skip(j *job, why reason) {
 // skipIfRun skips an item that was run since this session began, and says whether it did.
 // If that run failed elsewhere, this process comes back to the item, if there is time.
 func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) {
-	end, ended := e.ends.of(j.Lock.ID)
+	end, ended := e.ends.of(j.ID)
 	failedElsewhere := ended && !end.well && !end.here
 	switch {
 	case !ended || failedElsewhere && e.returning:
@@ -289,6 +289,6 @@ func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) 
 		return true, e.skipHeld(ctx, j)
 	}
 	e.skip(j, alreadyDone)
-	e.bids.drop(ctx, j.Lock.ID)
+	e.bids.drop(ctx, j.ID)
 	return true, nil
 }

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/localpg/testserver"
@@ -54,7 +53,7 @@ func (p *played) list(locking Locking, items []string, running, ran int) (reache
 		Config: Config{Locking: locking, Path: "/bin/sh"}, Items: slices.Values(items), Parallel: len(items),
 		Task: func(item string) Task {
 			id, _ := lockkey.Parse(item)
-			return Task{Key: item, Lock: advisory.Lock{ID: id}, Command: []string{"sh", "-c", "until test -e " + p.file + "; do sleep 0.01; done"}}
+			return Task{Key: item, ID: id, Command: []string{"sh", "-c", "until test -e " + p.file + "; do sleep 0.01; done"}}
 		},
 		Progress: func(n Tally) {
 			if n.Running == running && n.Ran == ran {

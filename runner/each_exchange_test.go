@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -27,7 +26,7 @@ func TestExchangeAfterTheEnd(t *testing.T) {
 	w := &worker{each: &each{}, session: s}
 	for number := range int64(50) {
 		// A reader's try does not join an exchange.
-		locking.Claim = lock.Claim{Locks: []advisory.Lock{{ID: lockkey.ID{Number: number}, Shared: true}}}
+		locking.Claim = lock.Claim{IDs: []lockkey.ID{{Number: number}}, Shared: true}
 		j := &job{session: s, bid: lock.NewBid(s, locking, false)}
 		granted, err := w.exchange(ended, nil, j)
 		if err != nil || !granted || !j.bid.Complete() {

@@ -52,17 +52,17 @@ type jobs struct {
 func (js *jobs) enter(j *job) (other *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
-	if other := js.active[j.Lock.ID]; other != nil {
+	if other := js.active[j.ID]; other != nil {
 		return other
 	}
-	js.active[j.Lock.ID] = j
+	js.active[j.ID] = j
 	return nil
 }
 
 func (js *jobs) leave(j *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
-	delete(js.active, j.Lock.ID)
+	delete(js.active, j.ID)
 	if j.heeds {
 		js.heedStepDown(j)
 	}
@@ -77,7 +77,7 @@ const heedAfter = crowd.FirstBeat
 func (js *jobs) heed(j *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
-	if js.active[j.Lock.ID] == j {
+	if js.active[j.ID] == j {
 		j.heeds = true
 		js.heedStepDown(j)
 		j.session.BeatAt(boottime.Now()) // the heartbeat's comment shows the keys

@@ -89,7 +89,7 @@ func listenToList(ctx context.Context, s *session.Session, list lockkey.ID, hear
 
 // said is the announcement of an item's end.
 func (e *each) said(last *job) lock.Said {
-	return saidOfItem(e.cfg.List, last.Lock.ID, last.well)
+	return saidOfItem(e.cfg.List, last.ID, last.well)
 }
 
 // hear notes an item's end that was announced.

@@ -7,7 +7,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -63,7 +62,7 @@ func TestJobs(t *testing.T) {
 	one, other := &session.Session{}, &session.Session{}
 	js := jobs{active: map[lockkey.ID]*job{}}
 	enter := func(n int64, key string, s *session.Session) *job {
-		j := &job{Task: Task{Key: key, Lock: advisory.Lock{ID: id(n)}}, session: s, signals: make(chan os.Signal, 1), renewed: make(chan boottime.Instant, 1)}
+		j := &job{Task: Task{Key: key, ID: id(n)}, session: s, signals: make(chan os.Signal, 1), renewed: make(chan boottime.Instant, 1)}
 		if js.enter(j) != nil || js.enter(j) != j {
 			t.Errorf("%s is not at work once", key)
 		}

@@ -130,7 +130,7 @@ func (w *worker) pick(ctx context.Context, wait bool) (*job, error) {
 			w.skip(j, alreadyDone)
 			continue
 		}
-		w.observer(j.Lock.ID).SayAlive(w.cfg.AttemptMost())
+		w.observer(j.ID).SayAlive(w.cfg.AttemptMost())
 		j.bid = w.bidFor(j)
 		skipped, err := w.skipIfRun(ctx, j)
 		if !skipped {
@@ -215,7 +215,7 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 	case r.child == nil:
 		r.release(outcome)
 	default:
-		w.ends.add(j.Lock.ID, itemEnd{well: well, here: true})
+		w.ends.add(j.ID, itemEnd{well: well, here: true})
 		j.run, j.outcome, j.well = r, outcome, well
 		return j, err
 	}
@@ -227,7 +227,7 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 func (w *worker) newRun(j *job) *run {
 	cfg := w.cfg.Config
 	cfg.Claim.Keys, cfg.Command, cfg.Env = []string{j.Key}, j.Command, append(slices.Clone(cfg.Env), j.Env...)
-	cfg.Log, cfg.Observer = j.log, w.observer(j.Lock.ID)
+	cfg.Log, cfg.Observer = j.log, w.observer(j.ID)
 	r := &run{
 		process: w.process, cfg: cfg, signals: j.signals, renewed: j.renewed, held: j.held,
 		guard: w.guard, keepGuard: true, sharesSession: w.listSession != nil && w.cfg.Parallel > 1,
@@ -285,6 +285,6 @@ func (w *worker) noteLost(j *job) {
 
 // forget drops an item's bid and its job, once its work is over.
 func (w *worker) forget(ctx context.Context, j *job) {
-	w.bids.drop(context.WithoutCancel(ctx), j.Lock.ID)
+	w.bids.drop(context.WithoutCancel(ctx), j.ID)
 	w.jobs.leave(j)
 }

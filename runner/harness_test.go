@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/localpg"
@@ -242,7 +241,7 @@ func lockingOn(t *testing.T, server *localpg.Server) Locking {
 		t.Fatal(err)
 	}
 	return Locking{
-		Claim: lock.Claim{Locks: []advisory.Lock{{ID: lockkey.ID{Number: 1}}}}, Wait: lock.Forever, LockDelay: time.Hour,
+		Claim: lock.Claim{IDs: []lockkey.ID{{Number: 1}}}, Wait: lock.Forever, LockDelay: time.Hour,
 		Session: session.Config{
 			Database: database, Lease: 6 * time.Second, ConnectTimeout: 10 * time.Second,
 			ApplicationName: "pglead:test@here", Private: true,

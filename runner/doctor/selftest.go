@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock"
@@ -18,7 +17,7 @@ import (
 func selfTest(ctx context.Context, of session.Config, says describe.Description) (checkup.Check, error) {
 	key := "pglead doctor " + strconv.FormatUint(rand.Uint64(), 36)
 	says.Keys, says.Scheme = []string{key}, lockkey.DefaultScheme
-	cfg := lock.Config{Claim: lock.Claim{Locks: []advisory.Lock{{ID: lockkey.SipHash24(key)}}}, Session: of, Description: says}
+	cfg := lock.Config{Claim: lock.Claim{IDs: []lockkey.ID{lockkey.SipHash24(key)}}, Session: of, Description: says}
 	cfg.Session.Comment = cfg.Describe().Comment()
 	s, b, granted, err := bidInOwnSession(ctx, cfg)
 	if err != nil {

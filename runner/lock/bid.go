@@ -31,7 +31,7 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 	b := &Bid{s: s, cfg: cfg, preparation: newPreparation(s, nil)}
 	b.grant, b.knowledge, b.place = noGrant(&b.cfg), newKnowledge(s, &b.cfg), place{claim: &b.cfg.Claim}
 	if contested {
-		b.knowledge.contest(cfg.Claim.Locks)
+		b.knowledge.contest(cfg.Claim.locks())
 	}
 	return b
 }
@@ -42,9 +42,9 @@ func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(b.grant.Locks) }
 // missing are the locks that the claim still asks for.
 func (b *Bid) missing() []advisory.Lock {
 	if b.cfg.Claim.takesAny() {
-		return b.cfg.Claim.Locks
+		return b.cfg.Claim.locks()
 	}
-	return b.cfg.Claim.Locks[len(b.grant.Locks):]
+	return b.cfg.Claim.locks()[len(b.grant.Locks):]
 }
 
 // refused are the locks that the last try did not get because another session has them: the first
@@ -123,11 +123,11 @@ func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 	case cfg.Session.Transaction:
 		return claim.tryXactSQL()
 	case claim.takesAny() && !inLine:
-		return advisory.ThroughSQL(advisory.Exclusive(*claim.Gate), advisory.TryEachSQL(claim.Locks, advisory.Lock.TryInTurnSQL), "0")
+		return advisory.ThroughSQL(advisory.Exclusive(*claim.Gate), advisory.TryEachSQL(claim.locks(), advisory.Lock.TryInTurnSQL), "0")
 	case claim.takesAny():
-		return advisory.TryEachSQL(claim.Locks, advisory.Lock.TryInTurnSQL)
-	case cfg.Wait == 0 && len(missing) == len(claim.Locks):
-		return advisory.TryAllOrNoneSQL(claim.Locks)
+		return advisory.TryEachSQL(claim.locks(), advisory.Lock.TryInTurnSQL)
+	case cfg.Wait == 0 && len(missing) == len(claim.IDs):
+		return advisory.TryAllOrNoneSQL(claim.locks())
 	}
 	return advisory.TryAllSQL(missing, advisory.Lock.TryInTurnSQL)
 }
@@ -136,12 +136,12 @@ func (cfg *Config) tryMissingSQL(missing []advisory.Lock, inLine bool) string {
 // login as session.Config.FirstTry, and Try takes the answer from the session.
 func (cfg *Config) firstTrySQL() string {
 	switch claim := cfg.Claim; {
-	case len(claim.Locks) == 0:
+	case len(claim.IDs) == 0:
 		return ""
 	case cfg.Wait > 0 && cfg.hasLine():
-		return advisory.TryOrArriveSQL(claim.Locks, claim.Gate)
+		return advisory.TryOrArriveSQL(claim.locks(), claim.Gate)
 	}
-	return cfg.tryMissingSQL(cfg.Claim.Locks, false)
+	return cfg.tryMissingSQL(cfg.Claim.locks(), false)
 }
 
 // noteResult notes the result of a try. Every grant comes through here, from Try, tryOften,

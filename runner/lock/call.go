@@ -18,7 +18,7 @@ import (
 // ledger nobody needs a call, since the ledger says how a holder ended.
 func (w *waiter) followers() crowd.Followers {
 	switch {
-	case w.usesLedger() || w.cfg.Claim.shared() || len(w.grant.Locks) != 1:
+	case w.usesLedger() || w.cfg.Claim.Shared || len(w.grant.Locks) != 1:
 	case w.grant.dormant:
 		return crowd.SomeDormant
 	case w.candidate.past.has(crowded):

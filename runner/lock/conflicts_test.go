@@ -5,7 +5,6 @@ import (
 	"testing"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -79,7 +78,7 @@ func TestConflicts(t *testing.T) {
 			for _, holderShares := range []bool{false, true} {
 				for _, otherShares := range []bool{false, true} {
 					of := func(shares, transaction bool) *lock.Bid {
-						cfg := config(t, dsn, lock.Claim{Locks: []advisory.Lock{{ID: lockID, Shared: shares}}})
+						cfg := config(t, dsn, lock.Claim{IDs: []lockkey.ID{lockID}, Shared: shares})
 						if transaction {
 							cfg = inTransaction(cfg)
 						}
@@ -116,7 +115,7 @@ func TestPairs(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
 	dsn := server.DSN("postgres")
-	pair := lock.Claim{Locks: []advisory.Lock{{ID: pairID(-1, 7)}}}
+	pair := lock.Claim{IDs: []lockkey.ID{pairID(-1, 7)}}
 	if !try(t, bid(t, config(t, dsn, exclusive(pairID(-1, 7).Number)))) {
 		t.Fatal("the bigint is not free")
 	}

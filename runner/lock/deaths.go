@@ -79,7 +79,7 @@ func (w *waiter) reportUnstarted(ctx context.Context) {
 
 // isHeard says whether a waiter may act on the news of the command's death.
 func (h *Held) isHeard() bool {
-	return h.cfg.LockDelay > 0 && h.cfg.hasLine() && !h.cfg.Claim.shared()
+	return h.cfg.LockDelay > 0 && h.cfg.hasLine() && !h.cfg.Claim.Shared
 }
 
 // reportAfterLoss opens a new session, on which it notes the ends in the ledger, if the ledger has

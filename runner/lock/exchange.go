@@ -37,12 +37,12 @@ func (h *Held) MayExchange() bool {
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
 func (b *Bid) MayExchange() bool {
 	return b.cfg.mayExchange() && !b.usesLedger() && !b.knowledge.listens() && len(b.grant.Locks) == 0 &&
-		b.knowledge.verdict(b.cfg.Claim.Locks[0].ID).Delay == 0
+		b.knowledge.verdict(b.cfg.Claim.IDs[0]).Delay == 0
 }
 
 func (cfg *Config) mayExchange() bool {
 	c := cfg.Claim
-	return cfg.OfList && c.takesOne() && !c.shared() && !cfg.Session.UsesSecondSession()
+	return cfg.OfList && c.takesOne() && !c.Shared && !cfg.Session.UsesSecondSession()
 }
 
 // Do carries out the exchange. If only the announcements fail, it warns of that. After an error the
@@ -123,17 +123,17 @@ func (x Exchange) freeAndTryQuery() string {
 func (x Exchange) drawQuery() string {
 	var locks []advisory.Lock
 	for _, b := range x.Next {
-		locks = append(locks, b.cfg.Claim.Locks...)
+		locks = append(locks, b.cfg.Claim.locks()...)
 	}
 	return x.Next[0].cfg.drawQueryOf(locks, "NULL", false)
 }
 
 func (x Exchange) claim() (all Claim) {
 	for _, h := range x.Ended {
-		all.Locks = append(all.Locks, h.Locks...)
+		all.IDs = append(all.IDs, idsOf(h.Locks)...)
 	}
 	for _, b := range x.Next {
-		all.Locks = append(all.Locks, b.cfg.Claim.Locks...)
+		all.IDs = append(all.IDs, b.cfg.Claim.IDs...)
 	}
 	return all
 }

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
@@ -109,8 +108,8 @@ func TestJoins(t *testing.T) {
 	s := openOnly(t, cfg)
 	for name, change := range map[string]func(*lock.Config){
 		"alone":       func(c *lock.Config) { c.OfList = false },
-		"shared":      func(c *lock.Config) { c.Claim.Locks = []advisory.Lock{{ID: id(11), Shared: true}} },
-		"several":     func(c *lock.Config) { c.Claim.Locks = exclusive(11, 12).Locks },
+		"shared":      func(c *lock.Config) { c.Claim.Shared = true },
+		"several":     func(c *lock.Config) { c.Claim = exclusive(11, 12) },
 		"transaction": func(c *lock.Config) { c.Session.Transaction = true },
 		"quorum":      func(c *lock.Config) { c.Session.Quorum = true },
 	} {

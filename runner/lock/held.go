@@ -112,7 +112,7 @@ func (h *Held) Close() {
 func (h *Held) releaseParts(end ledger.End, names naming) (queries []string, unlock string) {
 	words, unlock := h.endQueries(names, h.prefers)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
-	if h.showsEnd && !h.cfg.Claim.shared() {
+	if h.showsEnd && !h.cfg.Claim.Shared {
 		words = append([]string{h.showEndQuery()}, words...)
 	}
 	if h.cfg.Session.Quorum {
@@ -127,7 +127,7 @@ func (h *Held) releaseParts(end ledger.End, names naming) (queries []string, unl
 // encrypted connection, to which nobody else can write. The session ends with the request, unless
 // it has other locks.
 func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
-	if !h.cfg.hasLine() || h.cfg.Claim.shared() {
+	if !h.cfg.hasLine() || h.cfg.Claim.Shared {
 		return nil, false
 	}
 	queries, unlock := h.releaseParts(ledger.End{Outcome: ledger.Killed}, namesNext)

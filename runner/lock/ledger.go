@@ -33,7 +33,7 @@ func (cfg *Config) ledgerRun() ledger.Run {
 // ledgerLocks are locks of the claim in the ledger's form.
 func (cfg *Config) ledgerLocks(locks []advisory.Lock) (as []ledger.Lock) {
 	for _, l := range locks {
-		i := slices.Index(cfg.Claim.Locks, l)
+		i := slices.Index(cfg.Claim.IDs, l.ID)
 		as = append(as, ledger.Lock{ID: l.ID, Key: cfg.Claim.Key(i)})
 	}
 	return as
@@ -42,7 +42,7 @@ func (cfg *Config) ledgerLocks(locks []advisory.Lock) (as []ledger.Lock) {
 // startsWithToken says whether the start of these locks' run can be part of the
 // statement that draws the token.
 func (b *Bid) startsWithToken(locks []advisory.Lock) bool {
-	if len(locks) != 1 || b.cfg.Claim.shared() || b.cfg.Session.UsesSecondSession() || !b.usesLedger() {
+	if len(locks) != 1 || b.cfg.Claim.Shared || b.cfg.Session.UsesSecondSession() || !b.usesLedger() {
 		return false
 	}
 	tokens, blind := b.knowledge.openStarts(locks)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
@@ -212,7 +212,7 @@ func TestLedgerRestart(t *testing.T) {
 func TestLedgerModes(t *testing.T) {
 	t.Parallel()
 	server, dsn := remembering(t, map[string]string{"wal_level": "replica"})
-	for name, claim := range map[string]lock.Claim{"several": exclusive(7, 8), "slots": slots(20, 2), "shared": shared(30), "pair": {Locks: []advisory.Lock{{ID: pairID(-1, -2)}}}} {
+	for name, claim := range map[string]lock.Claim{"several": exclusive(7, 8), "slots": slots(20, 2), "shared": shared(30), "pair": {IDs: []lockkey.ID{pairID(-1, -2)}}} {
 		t.Run(name, func(t *testing.T) {
 			cfg := ledgered(config(t, dsn, claim))
 			for range 2 {

@@ -182,7 +182,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		return err
 	}
 	_, err := b.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host)+"; waiting", func() (bool, error) {
-		open, err := b.number(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.shared()))
+		open, err := b.number(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.Shared))
 		return open == 0, err
 	})
 	return err
@@ -200,7 +200,7 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
-	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.shared(), b.grant.Token, b.grant.SystemID, proof) +
+	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.Shared, b.grant.Token, b.grant.SystemID, proof) +
 		", " + b.s.AsIsSQL()
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()

@@ -50,10 +50,10 @@ func (w *waiter) join(ctx context.Context) error {
 // its last try was granted. It is identified by its number and its ticket.
 func (w *waiter) endGhostQuery() (query []string) {
 	c := w.candidate
-	if c.ghost == 0 || w.cfg.Claim.shared() { // readers may share a ticket
+	if c.ghost == 0 || w.cfg.Claim.Shared { // readers may share a ticket
 		return nil
 	}
-	lines, _ := w.cfg.Claim.waitingPlaces(w.cfg.Claim.Locks)
+	lines, _ := w.cfg.Claim.waitingPlaces(w.cfg.Claim.locks())
 	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
 WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
 		ghostMost.Milliseconds(), advisory.InThisDatabase, advisory.InLinesOf(lines...), c.ticket, advisory.IsTicket, c.ghost)}
@@ -75,7 +75,7 @@ func (w *waiter) ticketQuery() string {
 	}
 	return fmt.Sprintf(`SELECT t & 4294967295 FROM pg_catalog.generate_series(%[1]s, %[1]s + %[2]d) AS t
 WHERE CASE WHEN t & 4294967295 <> %[3]d THEN %[4]s END LIMIT 1`,
-		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.cfg.Claim.shared(), advisory.TicketNumberSQL(w.place.line, "t")))
+		from, mostTickets, advisory.CommonTicket, advisory.TryNumberSQL(w.cfg.Claim.Shared, advisory.TicketNumberSQL(w.place.line, "t")))
 }
 
 // lookAgain finds out the place in line, and acts on it.
@@ -151,7 +151,7 @@ func (w *waiter) duties(ctx context.Context, found *look) error {
 // of the slots first, and readers, since there might always be another one.
 func (w *waiter) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
-	if w.place.held[gateLock] || !w.cfg.Claim.takesAny() && (w.cfg.Claim.shared() || !readers) {
+	if w.place.held[gateLock] || !w.cfg.Claim.takesAny() && (w.cfg.Claim.Shared || !readers) {
 		return nil
 	}
 	n, err := w.number(ctx, "SELECT "+w.place.lock(gateLock).TrySQL()+"::int")

@@ -274,7 +274,7 @@ func TestCloseWhileWaiting(t *testing.T) {
 		of := cfg
 		of.Claim = claim
 		next := contend(t, of)
-		line := claim.Locks[len(claim.Locks)-1].ID
+		line := claim.IDs[len(claim.IDs)-1]
 		if claim.Gate != nil {
 			line = *claim.Gate
 		}

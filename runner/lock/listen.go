@@ -34,7 +34,7 @@ func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*look, erro
 
 // deafTo are the locks that the session does not listen to.
 func (k *knowledge) deafTo() (locks []advisory.Lock) {
-	for _, l := range k.cfg.Claim.Locks {
+	for _, l := range k.cfg.Claim.locks() {
 		if k.evidence[l.ID] == nil {
 			locks = append(locks, l)
 		}

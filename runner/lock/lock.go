@@ -85,21 +85,31 @@ import (
 	"github.com/pglead/pglead/runner/inspect"
 )
 
-// Claim is what a run has to hold: all of Locks or, with a Gate, any one.
+// Claim is what a run has to hold: the locks of all IDs or, with a Gate, of any one.
 type Claim struct {
-	// Keys are the names of Locks, in the same order, or one name for all of them.
+	// Keys are the names of IDs, in the same order, or one name for all of them.
 	Keys []string
-	// Locks are in the order of lockkey.ID's Compare, none of them twice, so
+	// IDs are in the order of lockkey.ID's Compare, none of them twice, so
 	// that no two sessions ever wait for each other.
-	Locks []advisory.Lock
-	// Gate is the lock in whose line the waiters for any of Locks stand. The first in line holds
-	// the gate and tries all Locks; a newcomer that can't pass the gate tries none.
+	IDs []lockkey.ID
+	// Shared says that the claim is a reader's: it shares each of its locks with other readers.
+	Shared bool
+	// Gate is the lock in whose line the waiters for any of the locks stand. The first in line
+	// holds the gate and tries all locks; a newcomer that can't pass the gate tries none.
 	Gate *lockkey.ID
+}
+
+// locks are all locks of the claim.
+func (c Claim) locks() (locks []advisory.Lock) {
+	for _, id := range c.IDs {
+		locks = append(locks, advisory.Lock{ID: id, Shared: c.Shared})
+	}
+	return locks
 }
 
 // fulfilledBy says whether these locks are enough: all or, with a gate, any one.
 func (c Claim) fulfilledBy(locks []advisory.Lock) bool {
-	return len(locks) == len(c.Locks) || c.takesAny() && len(locks) > 0
+	return len(locks) == len(c.IDs) || c.takesAny() && len(locks) > 0
 }
 
 // lineFor is the lock in whose line the waiters for one of the claim's locks stand.
@@ -112,14 +122,10 @@ func (c Claim) lineFor(id lockkey.ID) lockkey.ID {
 
 // Sought are the locks to look at for a claim, and the locks whose lines lead to them.
 func (c Claim) Sought() inspect.Sought {
-	var sought inspect.Sought
-	for _, l := range c.Locks {
-		sought.Locks = append(sought.Locks, l.ID)
-	}
-	sought.Lines = sought.Locks
+	sought := inspect.Sought{Locks: c.IDs, Lines: c.IDs}
 	if c.takesAny() {
 		sought.Lines, sought.Gates = []lockkey.ID{*c.Gate}, []lockkey.ID{*c.Gate}
-		sought.Locks = append(slices.Clone(sought.Locks), *c.Gate)
+		sought.Locks = append(slices.Clone(c.IDs), *c.Gate)
 	}
 	return sought
 }
@@ -127,7 +133,7 @@ func (c Claim) Sought() inspect.Sought {
 // Key is the name of lock i.
 func (c Claim) Key(i int) string {
 	switch {
-	case len(c.Keys) == len(c.Locks):
+	case len(c.Keys) == len(c.IDs):
 		return c.Keys[i]
 	case len(c.Keys) == 0:
 		return ""
@@ -139,11 +145,11 @@ func (c Claim) Key(i int) string {
 func (c Claim) String() string {
 	const most = 3
 	var list []string
-	for i, l := range c.Locks {
+	for i, id := range c.IDs {
 		if i == most {
-			return fmt.Sprintf("%s and %d more", strings.Join(list, ", "), len(c.Locks)-most)
+			return fmt.Sprintf("%s and %d more", strings.Join(list, ", "), len(c.IDs)-most)
 		}
-		list = append(list, l.String())
+		list = append(list, id.String())
 	}
 	return strings.Join(list, ", ")
 }

@@ -57,9 +57,9 @@ func (b *Bid) lacksCommon() (ids []lockkey.ID) {
 	if b.cfg.Claim.takesAny() || b.place.joined() && b.cfg.Claim.takesOne() {
 		return nil
 	}
-	for _, l := range b.cfg.Claim.Locks {
-		if b.knowledge.evidence[l.ID] != nil && !slices.Contains(b.knowledge.commonMarks, l.ID) {
-			ids = append(ids, l.ID)
+	for _, id := range b.cfg.Claim.IDs {
+		if b.knowledge.evidence[id] != nil && !slices.Contains(b.knowledge.commonMarks, id) {
+			ids = append(ids, id)
 		}
 	}
 	return ids
@@ -73,7 +73,7 @@ func takenSQL(try string) string {
 
 // markQuery takes this session's mark, if its ticket is one of the first.
 func (b *Bid) markQuery() string {
-	mark := advisory.TryNumberSQL(b.cfg.Claim.shared(), advisory.MarkNumberSQL(b.place.line))
+	mark := advisory.TryNumberSQL(b.cfg.Claim.Shared, advisory.MarkNumberSQL(b.place.line))
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT objid, pid, row_number() OVER (ORDER BY %s, pid) AS rank FROM pg_catalog.pg_lock_status()
 	WHERE locktype = 'advisory' AND `+advisory.InThisDatabase+` AND %s AND objid <> '%d' AND %s AND granted) AS waiting

@@ -11,7 +11,7 @@ package lock
 //	slots (Claim.Gate)       any one lock will do                            Bid.parseTry
 //	                         there is one line for all of them, the gate's   Claim.lineFor, takeGate
 //	                         nobody watches the holders                      watchHolder
-//	shared (readers)         readers may share a ticket                      ticketQuery
+//	shared (Claim.Shared)    readers may share a ticket                      ticketQuery
 //	                         nobody watches the holders                      watchHolder
 //	                         a reader's end says nothing of other readers,   Grant.wordQuery,
 //	                         nor does its name show it                       Held.releaseParts
@@ -38,10 +38,7 @@ package lock
 func (cfg *Config) hasLine() bool { return !cfg.Session.Transaction }
 
 // takesOne says whether the claim is to one lock, and no other will do.
-func (c Claim) takesOne() bool { return c.Gate == nil && len(c.Locks) == 1 }
+func (c Claim) takesOne() bool { return c.Gate == nil && len(c.IDs) == 1 }
 
 // takesAny says whether any one of the locks will do.
 func (c Claim) takesAny() bool { return c.Gate != nil }
-
-// shared says whether the claim is a reader's.
-func (c Claim) shared() bool { return c.Locks[0].Shared }

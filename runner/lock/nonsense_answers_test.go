@@ -33,7 +33,7 @@ func FuzzRows(f *testing.F) {
 			rows = append(rows, row)
 		}
 		for _, gated := range []bool{false, true} {
-			claim := Claim{Locks: []advisory.Lock{{ID: lockkey.ID{Number: 1}}, {ID: lockkey.ID{Number: 2}}}}
+			claim := Claim{IDs: []lockkey.ID{{Number: 1}, {Number: 2}}}
 			if gated {
 				claim.Gate = &lockkey.ID{Number: 3}
 			}

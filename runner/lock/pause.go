@@ -20,7 +20,7 @@ const askPauseEvery = 3 * time.Second
 func (w *waiter) resumed() {
 	clear(w.knowledge.contested)
 	if w.returning {
-		w.knowledge.contest(w.cfg.Claim.Locks)
+		w.knowledge.contest(w.cfg.Claim.locks())
 	}
 }
 
@@ -41,7 +41,7 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 		if err := w.sleep(ctx, min(max(left, askPauseEvery/30), askPauseEvery, w.candidate.timeLeft()), nil); err != nil {
 			return err
 		}
-		rows, err := w.s.Query(ctx, ledger.PausedQuery(w.cfg.ledgerLocks(w.cfg.Claim.Locks), w.s.AsIsSQL()))
+		rows, err := w.s.Query(ctx, ledger.PausedQuery(w.cfg.ledgerLocks(w.cfg.Claim.locks()), w.s.AsIsSQL()))
 		if err != nil {
 			return ledgerError(err)
 		}
@@ -60,7 +60,7 @@ func (b *Bid) namePaused(ctx context.Context, why *ledger.PausedError) {
 	if len(b.cfg.Claim.Keys) < 2 {
 		return
 	}
-	locks := b.cfg.ledgerLocks(b.cfg.Claim.Locks)
+	locks := b.cfg.ledgerLocks(b.cfg.Claim.locks())
 	var queries []string
 	for _, l := range locks {
 		queries = append(queries, ledger.PausedQuery([]ledger.Lock{l}, b.s.AsIsSQL()))
@@ -82,7 +82,7 @@ func (b *Bid) namePaused(ctx context.Context, why *ledger.PausedError) {
 func PausedAmong(ctx context.Context, s *session.Session, claims []Claim) ([]bool, error) {
 	var locks []ledger.Lock
 	for _, c := range claims {
-		locks = append(locks, ledger.Lock{ID: c.Locks[0].ID, Key: c.Key(0)})
+		locks = append(locks, ledger.Lock{ID: c.IDs[0], Key: c.Key(0)})
 	}
 	rows, err := s.Query(ctx, ledger.PausedAmongQuery(locks))
 	if err != nil {

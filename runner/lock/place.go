@@ -30,7 +30,7 @@ const (
 
 // lock is one of those locks.
 func (p *place) lock(which placeLock) advisory.Lock {
-	ticket := advisory.TicketOf(p.line, p.ticket, p.claim.shared())
+	ticket := advisory.TicketOf(p.line, p.ticket, p.claim.Shared)
 	switch which {
 	case markLock:
 		return advisory.MarkOf(ticket)
@@ -50,11 +50,11 @@ func (p *place) joined() bool { return p.line != lockkey.ID{} }
 
 // nextLine is the lock in whose line the bid waits for what is missing.
 func (b *Bid) nextLine() lockkey.ID {
-	next := b.cfg.Claim.Locks[len(b.cfg.Claim.Locks)-1]
+	next := b.cfg.Claim.IDs[len(b.cfg.Claim.IDs)-1]
 	if missing := b.missing(); len(missing) > 0 {
-		next = missing[0]
+		next = missing[0].ID
 	}
-	return b.cfg.Claim.lineFor(next.ID)
+	return b.cfg.Claim.lineFor(next)
 }
 
 // leaveSQL are SQL expressions that free the locks that the bid has for its place. The lock

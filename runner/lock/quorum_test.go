@@ -146,7 +146,7 @@ func TestMissingStandby(t *testing.T) {
 		cfg := config(t, dsn, claim)
 		h := acquire(t, cfg)
 		next := contend(t, cfg)
-		line := claim.Locks[0].ID
+		line := claim.IDs[0]
 		if claim.Gate != nil {
 			line = *claim.Gate
 		}

@@ -35,15 +35,15 @@ func (w *waiter) turnRehearsalQueries() []string {
 	if !w.cfg.Claim.takesOne() || w.cfg.Session.UsesSecondSession() {
 		return nil
 	}
-	return []string{w.burstQuery(burstTries), w.drawQuery(w.cfg.Claim.Locks, w.place.leaveSQL()...) + " AND pid IS NULL"}
+	return []string{w.burstQuery(burstTries), w.drawQuery(w.cfg.Claim.locks(), w.place.leaveSQL()...) + " AND pid IS NULL"}
 }
 
 // warmUp makes a start without a token, which starts nothing, for one of the first in line. With it
 // the session reads beforehand what its first start has to read. Otherwise that would take 0.7 ms
 // between two commands. If the ledger can't answer, the real start will say why.
 func (w *waiter) warmUp(ctx context.Context) error {
-	locks := w.cfg.Claim.Locks
-	if w.warm || w.cfg.Claim.shared() || w.cfg.Session.Quorum || !w.usesLedger() {
+	locks := w.cfg.Claim.locks()
+	if w.warm || w.cfg.Claim.Shared || w.cfg.Session.Quorum || !w.usesLedger() {
 		return nil
 	}
 	w.warm = true

@@ -88,13 +88,13 @@ func pairID(first, second int32) lockkey.ID {
 func exclusive(numbers ...int64) lock.Claim {
 	var c lock.Claim
 	for _, n := range numbers {
-		c.Locks = append(c.Locks, advisory.Lock{ID: id(n)})
+		c.IDs = append(c.IDs, id(n))
 	}
 	return c
 }
 
 func shared(number int64) lock.Claim {
-	return lock.Claim{Locks: []advisory.Lock{{ID: id(number), Shared: true}}}
+	return lock.Claim{IDs: []lockkey.ID{id(number)}, Shared: true}
 }
 
 // slots is a claim to one of n locks whose numbers begin with number. The gate's number is one
@@ -103,7 +103,7 @@ func slots(number int64, n int) lock.Claim {
 	gate := id(number - 1)
 	c := lock.Claim{Gate: &gate}
 	for i := range n {
-		c.Locks = append(c.Locks, advisory.Lock{ID: id(number + int64(i))})
+		c.IDs = append(c.IDs, id(number+int64(i)))
 	}
 	return c
 }

@@ -183,7 +183,7 @@ func TestTimeIsUp(t *testing.T) {
 			switch {
 			case next.err == nil:
 				granted++
-				want = fmt.Sprint(len(claims[1].Locks))
+				want = fmt.Sprint(len(claims[1].IDs))
 			case !isHeld || refused.Waited != cfg.Wait:
 				t.Fatalf("%s: %v", name, next.err)
 			}

@@ -35,7 +35,7 @@ import (
 //	waiter.tryNow            takes the lock once the server has freed it: by many tries if the session was ended
 //	Bid.Settle               starts without a delay
 func (w *waiter) watchHolder(ctx context.Context, found *look) error {
-	if w.cfg.Claim.takesAny() || w.cfg.Claim.shared() {
+	if w.cfg.Claim.takesAny() || w.cfg.Claim.Shared {
 		return nil
 	}
 	s, held := found.holderOf(w.place.line)

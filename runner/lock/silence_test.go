@@ -25,7 +25,7 @@ func silenced(t *testing.T, server *localpg.Server, holding, waiting lock.Config
 	holding.Session.Database = relayed.Session.Database
 	h = acquire(t, holding)
 	next = contend(t, waiting)
-	inLine(t, server, holding.Claim.Locks[0].ID, 1)
+	inLine(t, server, holding.Claim.IDs[0], 1)
 	beat := func() string {
 		return query(t, server, fmt.Sprintf("SELECT query FROM pg_stat_activity WHERE pid = %d", h.Session.BackendPID()))[0]
 	}

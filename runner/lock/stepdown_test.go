@@ -85,7 +85,7 @@ func TestStepDownWays(t *testing.T) {
 	for name, claim := range map[string]lock.Claim{"several": exclusive(1, 2), "slots": slots(11, 2), "shared": shared(21)} {
 		cfg := config(t, dsn, claim)
 		holders := []*lock.Held{acquire(t, cfg)}
-		if claim.Locks[0].Shared {
+		if claim.Shared {
 			holders = append(holders, acquire(t, cfg))
 		}
 		r, err := lock.AskToStepDown(t.Context(), cfg.Session, []lockkey.ID{holders[0].Locks[len(holders[0].Locks)-1].ID}, "me", "")

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
-	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -126,7 +125,7 @@ func TestTokensGrowAcrossModes(t *testing.T) {
 		"shared":      config(t, dsn, shared(1)),
 		"several":     config(t, dsn, exclusive(1, 2)),
 		"slots":       config(t, dsn, slots(1, 2)),
-		"pair":        config(t, dsn, lock.Claim{Locks: []advisory.Lock{{ID: lockkey.ID{Number: 1, Pair: true}}}}),
+		"pair":        config(t, dsn, lock.Claim{IDs: []lockkey.ID{{Number: 1, Pair: true}}}),
 	} {
 		h := acquire(t, cfg)
 		if h.Token <= last {

@@ -20,9 +20,9 @@ import (
 // them, but not the gate, since there is no line through a pooler.
 func (c Claim) tryXactSQL() string {
 	if c.takesAny() {
-		return advisory.TryEachSQL(c.Locks, advisory.Lock.TryXactSQL)
+		return advisory.TryEachSQL(c.locks(), advisory.Lock.TryXactSQL)
 	}
-	return advisory.TryAllSQL(c.Locks, advisory.Lock.TryXactSQL)
+	return advisory.TryAllSQL(c.locks(), advisory.Lock.TryXactSQL)
 }
 
 // tryInTransaction begins the transaction that holds the locks.

@@ -242,7 +242,7 @@ const (
 // tryOften tries many times in one statement. If the evidence already allows a start, the draw
 // travels along. Without the lock it draws nothing.
 func (w *waiter) tryOften(ctx context.Context) (granted bool, err error) {
-	locks, queries, draws := w.cfg.Claim.Locks, []string{w.burstQuery(0)}, w.mayDrawWithTry()
+	locks, queries, draws := w.cfg.Claim.locks(), []string{w.burstQuery(0)}, w.mayDrawWithTry()
 	if draws {
 		queries = append(queries, w.drawQuery(locks, w.place.leaveSQL()...))
 	}
@@ -288,7 +288,7 @@ func (w *waiter) burstQuery(first int) string {
 func (w *waiter) mayDrawWithTry() bool {
 	claim := w.cfg.Claim
 	return claim.takesOne() && !w.cfg.Session.Quorum &&
-		(w.knowledge.verdictOnAll(claim.Locks).Delay == 0 || w.startsWithToken(claim.Locks))
+		(w.knowledge.verdictOnAll(claim.locks()).Delay == 0 || w.startsWithToken(claim.locks()))
 }
 
 // poll waits where there is no line: in a transaction.
