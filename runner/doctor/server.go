@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/checkup"
-	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -179,7 +178,7 @@ func (x *examination) delay(context.Context) checkup.Check {
 const fewSlots = 10
 
 func (x *examination) slots(ctx context.Context) checkup.Check {
-	limits, err := inspect.ReadLimits(ctx, x)
+	limits, err := session.ReadLimits(ctx, x)
 	if err != nil {
 		return unknown(err)
 	}

@@ -16,11 +16,6 @@ import (
 	"github.com/pglead/pglead/runner/visible"
 )
 
-// Connection is a *session.Session or a *session.Viewer.
-type Connection interface {
-	Query(ctx context.Context, queries ...string) (session.Rows, error)
-}
-
 // Sought are the locks to look at: Locks or, if there are none, all locks of this
 // database, or of all databases.
 type Sought struct {
@@ -31,7 +26,7 @@ type Sought struct {
 }
 
 // Views lists the sessions that have the locks or wait for them.
-func Views(ctx context.Context, on Connection, of Sought) ([]View, error) {
+func Views(ctx context.Context, on session.Connection, of Sought) ([]View, error) {
 	rows, err := on.Query(ctx, viewQuery(of))
 	if err != nil {
 		return nil, err
@@ -42,7 +37,7 @@ func Views(ctx context.Context, on Connection, of Sought) ([]View, error) {
 // Holders lists the sessions that have these locks. It asks the functions behind viewQuery's views.
 // Most sessions ask this when they are new. A new backend takes 2 ms for the functions and 5 ms for
 // the views, whose definitions it has to read first.
-func Holders(ctx context.Context, on Connection, ids ...lockkey.ID) ([]View, error) {
+func Holders(ctx context.Context, on session.Connection, ids ...lockkey.ID) ([]View, error) {
 	rows, err := on.Query(ctx, `SELECT pg_catalog.current_database(), l.classid, l.objid, l.objsubid, l.mode, l.granted, l.pid, NULL,
 	pg_catalog.pg_get_userbyid(a.usesysid), a.client_addr, a.application_name, a.query,
 	a.backend_start IS NULL, pg_catalog.clock_timestamp(), a.state, a.state_change, `+instantsSQL+`
@@ -55,7 +50,7 @@ WHERE l.locktype = 'advisory' AND l.granted AND `+advisory.InThisDatabase+" AND 
 }
 
 // Role is the name of the connection's role, as SQL writes it, for a hint.
-func Role(ctx context.Context, on Connection) string {
+func Role(ctx context.Context, on session.Connection) string {
 	rows, err := on.Query(ctx, "SELECT pg_catalog.quote_ident(current_user)")
 	row, err2 := rows.Only(1)
 	if err != nil || err2 != nil {
@@ -66,7 +61,7 @@ func Role(ctx context.Context, on Connection) string {
 
 // Terminate ends a backend, and with it its locks. The role has to be a superuser, the
 // backend's own role, or a member of pg_signal_backend.
-func Terminate(ctx context.Context, on Connection, pid uint32) error {
+func Terminate(ctx context.Context, on session.Connection, pid uint32) error {
 	rows, err := on.Query(ctx, fmt.Sprintf("SELECT pg_catalog.pg_terminate_backend(%d)", pid))
 	var denied *session.Error
 	if errors.As(err, &denied) && denied.Kind == session.Denied {

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/pglead/pglead/runner/crowd"
-	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -18,7 +17,7 @@ var errCrowded = session.Crowded("few connections are free: giving this one back
 // makeRoom returns errCrowded if too few connections are free for this waiter to keep its own.
 func (w *waiter) makeRoom(ctx context.Context, found *look) error {
 	if w.limits == nil {
-		limits, err := inspect.ReadLimits(ctx, w.s)
+		limits, err := session.ReadLimits(ctx, w.s)
 		if err != nil {
 			return w.cfg.rejected(err)
 		}

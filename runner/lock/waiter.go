@@ -27,7 +27,7 @@ type waiter struct {
 	watched watch // of the holder
 
 	called atomic.Bool     // a call was heard, and no look has followed yet
-	limits *inspect.Limits // on the server's connections, once they are known
+	limits *session.Limits // on the server's connections, once they are known
 	warm   bool            // a warm-up start without a token was made (warmUp)
 }
 

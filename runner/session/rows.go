@@ -1,11 +1,17 @@
 package session
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
+
+// Connection is a *Session or a *Viewer.
+type Connection interface {
+	Query(ctx context.Context, queries ...string) (Rows, error)
+}
 
 // Rows are what a query returned. NULL reads as empty.
 type Rows [][]string

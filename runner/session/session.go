@@ -9,7 +9,8 @@
 //
 // Read it in this order: open.go and login.go (the connection), wire.go (a request, its answer, and
 // the reader), heartbeat.go (the lease), session.go (the loss, and the end). second.go is for
-// quorums and poolers, viewer.go for commands that only look.
+// quorums and poolers, viewer.go for commands that only look, limits.go for the server's other
+// connections.
 package session
 
 import (
