@@ -44,7 +44,7 @@ func (x *examination) silence(ctx context.Context) checkup.Check {
 			seen = "a connection ended when it had been silent for %v (%s), in less than the lease of %v: " +
 				"a holder whose host is cut off loses the lock before its command is dead, and whoever comes then starts at once"
 		)
-		return checkup.Failf(advice, seen, coarse(after), err, x.cfg.Lease)
+		return checkup.Failf(advice, seen, after.Round(100*time.Millisecond), err, x.cfg.Lease)
 	}
 	return checkup.Okf("a connection that was silent for %v still answers", x.cfg.Lease)
 }
