@@ -31,7 +31,7 @@ type watch struct {
 	enough time.Duration    // how long the silence has to last, by the latest whole look
 	is     watchState
 
-	rehearsed bool // the first question was sent, and the rehearsal with it
+	rehearsed bool // a question was answered, and the rehearsal was sent with the first one
 
 	// The session's reader does not use these:
 	prepared string // the name of the prepared statement for the question
