@@ -36,7 +36,7 @@ func (w *waiter) turnRehearsalQueries() []string {
 	if !w.cfg.Claim.takesOne() || w.cfg.Session.UsesSecondSession() {
 		return nil
 	}
-	draw := w.cfg.drawQueryOf(w.cfg.Claim.locks(), "NULL", w.place.joined(), w.place.leaveSQL()...)
+	draw := w.cfg.drawQueryOf(w.cfg.Claim.locks(), "NULL", true) // one text for all places in line, so one entry in pg_stat_statements
 	return []string{w.burstQuery(burstTries), draw + " AND pid IS NULL"}
 }
 
