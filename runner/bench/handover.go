@@ -227,9 +227,9 @@ type contest struct {
 	said, stamped  *os.File // written by the holder's command, and by the waiter's
 }
 
-// firstBeat is longer than the time to a holder's first heartbeat, and to the first question that
+// untilPrepared is longer than the time to a holder's first heartbeat, and to the first question that
 // the first in line asks after it. With these both prepare for the handover.
-const firstBeat = time.Second
+const untilPrepared = time.Second
 
 func (b *bench) contend(p *pair) (c *contest, err error) {
 	in, proceed, err := os.Pipe()
@@ -274,7 +274,7 @@ func (b *bench) contend(p *pair) (c *contest, err error) {
 	if err := stands(waiting); err != nil {
 		return nil, err
 	}
-	time.Sleep(firstBeat) // the holder has held for a while, and the standby has waited for longer than its own start takes
+	time.Sleep(untilPrepared) // the holder has held for a while, and the standby has waited for longer than its own start takes
 	return c, nil
 }
 

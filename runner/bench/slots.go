@@ -59,24 +59,16 @@ func logIn(ctx context.Context, dsn string, every time.Duration, most int) login
 	for ctx.Err() == nil && l.tried < most {
 		l.tried++
 		all.Go(func() {
-			limit, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-			defer cancel()
-			began := time.Now()
-			conn, err := pgconn.Connect(limit, dsn)
-			if err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				l.refused = append(l.refused, began.Sub(first))
-				return
-			}
-			defer conn.Close(limit)
-			if _, err := conn.Exec(limit, "SELECT 1").ReadAll(); err != nil {
-				return
-			}
+			at := time.Since(first)
+			took, err := logInOnce(dsn)
 			mu.Lock()
 			defer mu.Unlock()
+			if err != nil {
+				l.refused = append(l.refused, at)
+				return
+			}
 			l.done++
-			l.times = append(l.times, time.Since(began))
+			l.times = append(l.times, took)
 		})
 		select {
 		case <-pace.C:
@@ -85,6 +77,20 @@ func logIn(ctx context.Context, dsn string, every time.Duration, most int) login
 	}
 	all.Wait()
 	return l
+}
+
+// logInOnce logs in, asks something and logs out. took is the time until the answer.
+func logInOnce(dsn string) (took time.Duration, err error) {
+	began := time.Now()
+	limit, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	conn, err := pgconn.Connect(limit, dsn)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close(limit)
+	_, err = conn.Exec(limit, "SELECT 1").ReadAll()
+	return time.Since(began), err
 }
 
 // connectionSlots measures what is left for an application on a small server on which many

@@ -35,17 +35,6 @@ static const char burst[] =
 	"SELECT won FROM (SELECT CASE WHEN i = 0 OR pg_catalog.pg_sleep(CASE WHEN i <= 20 THEN 0.001 ELSE 0.006 END) IS NOT NULL THEN pg_catalog.pg_try_advisory_lock(%lld)::int END AS won\n"
 	"	FROM pg_catalog.generate_series(0, 49) AS i) AS t WHERE won > 0 LIMIT 1";
 
-/* ask sends a query, and frees its answer. */
-static int ask(PGconn *conn, const char *sql) {
-	PGresult *answer = PQexec(conn, sql);
-	int done = PQresultStatus(answer) == PGRES_TUPLES_OK || PQresultStatus(answer) == PGRES_COMMAND_OK;
-
-	if (!done)
-		fputs(PQerrorMessage(conn), stderr);
-	PQclear(answer);
-	return done;
-}
-
 /* heard waits until the end of a command is announced. */
 static int heard(PGconn *conn) {
 	struct pollfd socket = {PQsocket(conn), POLLIN, 0};
@@ -59,15 +48,15 @@ static int heard(PGconn *conn) {
 	}
 }
 
-/* draw sends a query that ends with that for the token. */
-static int draw(PGconn *conn, const char *sql) {
+/* asked sends a query, and says whether its last answer is one row. */
+static int asked(PGconn *conn, const char *sql) {
 	PGresult *answer = PQexec(conn, sql);
-	int drawn = PQresultStatus(answer) == PGRES_TUPLES_OK && PQntuples(answer) == 1;
+	int done = PQresultStatus(answer) == PGRES_TUPLES_OK && PQntuples(answer) == 1;
 
-	if (!drawn)
+	if (!done)
 		fputs(PQerrorMessage(conn), stderr);
 	PQclear(answer);
-	return drawn;
+	return done;
 }
 
 int main(int argc, char **argv) {
@@ -89,7 +78,7 @@ int main(int argc, char **argv) {
 	if (hears) {
 		/* The ticket shows that somebody waits. */
 		snprintf(sql, sizeof sql, "LISTEN \"pglead.1.%lld\"; SELECT pg_catalog.pg_advisory_lock(1, %lld)", number, number);
-		if (!ask(conn, sql) || !heard(conn))
+		if (!asked(conn, sql) || !heard(conn))
 			return 69;
 		length = snprintf(sql, sizeof sql, burst, number);
 		length += snprintf(sql + length, sizeof sql - length, ";\n");
@@ -104,7 +93,7 @@ int main(int argc, char **argv) {
 		}
 	}
 	snprintf(sql + length, sizeof sql - length, token, number, number);
-	if (!draw(conn, sql))
+	if (!asked(conn, sql))
 		return 69;
 	if (argc > 3) {
 		if (posix_spawnp(&pid, argv[3], NULL, NULL, argv + 3, environ))
@@ -114,7 +103,7 @@ int main(int argc, char **argv) {
 	}
 	if (says) {
 		snprintf(sql, sizeof sql, "BEGIN; SELECT pg_catalog.set_config('synchronous_commit', 'off', true), pg_catalog.pg_notify('pglead.1.%lld', 'clean'); COMMIT; SELECT pg_catalog.pg_advisory_unlock(%lld)", number, number);
-		if (!ask(conn, sql))
+		if (!asked(conn, sql))
 			return 69;
 	}
 	PQfinish(conn);
