@@ -41,8 +41,7 @@ func (b *Bid) MayExchange() bool {
 }
 
 func (cfg *Config) mayExchange() bool {
-	c := cfg.Claim
-	return cfg.OfList && c.takesOne() && !c.Shared && !cfg.Session.UsesSecondSession()
+	return cfg.OfList && cfg.drawsWithTry() && !cfg.Claim.Shared
 }
 
 // Do carries out the exchange. If only the announcements fail, it warns of that. After an error the

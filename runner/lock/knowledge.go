@@ -13,8 +13,7 @@ import (
 )
 
 // knowledge is what a bid knows of others that have its locks, or had them. The verdict on a grant
-// follows from it. The session's reader writes to evidence, mailbox, news and
-// commonMarks.
+// follows from it. The session's reader writes to evidence, mailbox, news and commonMarks.
 type knowledge struct {
 	s   *session.Session
 	cfg *Config // the bid's

@@ -40,5 +40,11 @@ func (cfg *Config) hasLine() bool { return !cfg.Session.Transaction }
 // takesOne says whether the claim is to one lock, and no other will do.
 func (c Claim) takesOne() bool { return c.Gate == nil && len(c.IDs) == 1 }
 
+// drawsWithTry says whether a try and the draw can go in one message: one try decides, and the draw
+// is not on another session.
+func (cfg *Config) drawsWithTry() bool {
+	return cfg.Claim.takesOne() && !cfg.Session.UsesSecondSession()
+}
+
 // takesAny says whether any one of the locks will do.
 func (c Claim) takesAny() bool { return c.Gate != nil }

@@ -30,13 +30,14 @@ func (g *Grant) endRehearsalQuery() (query []string) {
 
 // turnRehearsalQueries are, for one of the first in line, a burst without a try, and a draw that
 // finds no lock (medians of 300 logins in turns: 0.15 and 0.3 ms less for what follows). The start
-// in the ledger is warmUp's. While brief tenures follow each other there is no watch, and nobody
+// in the ledger is warmUp's. The text is the same at all places in line, so that it is one entry in
+// pg_stat_statements. While brief tenures follow each other there is no watch, and nobody
 // makes them: the server would have to do them between two commands.
 func (w *waiter) turnRehearsalQueries() []string {
-	if !w.cfg.Claim.takesOne() || w.cfg.Session.UsesSecondSession() {
+	if !w.cfg.drawsWithTry() {
 		return nil
 	}
-	draw := w.cfg.drawQueryOf(w.cfg.Claim.locks(), "NULL", true) // one text for all places in line, so one entry in pg_stat_statements
+	draw := w.cfg.drawQueryOf(w.cfg.Claim.locks(), "NULL", true)
 	return []string{w.burstQuery(burstTries), draw + " AND pid IS NULL"}
 }
 

@@ -5,41 +5,69 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pglead/pglead/runner/localpg"
 )
+
+// rehearsals are the ways in which a rehearsal can end, and what its condition, by which it finds
+// nothing, is replaced by.
+var rehearsals = map[string]string{"finds nothing": "pid IS NULL", "rejected": "1 / 0 = 1"}
+
+// rehearsal is a relay that sees a session's rehearsals, and the heartbeats' queries.
+type rehearsal struct {
+	dsn         string
+	seen, beats chan struct{}
+}
+
+// newRehearsal returns a relay that puts instead into the rehearsals. A query that contains beat is
+// a heartbeat's.
+func newRehearsal(t *testing.T, server *localpg.Server, instead, beat string) rehearsal {
+	t.Helper()
+	r := rehearsal{seen: make(chan struct{}, 10), beats: make(chan struct{}, 100)}
+	r.dsn = newSlowRelay(t, server, func(sql string) string {
+		switch {
+		case strings.Contains(sql, "pid IS NULL"):
+			r.seen <- struct{}{}
+		case strings.Contains(sql, beat):
+			r.beats <- struct{}{}
+		}
+		return strings.Replace(sql, "pid IS NULL", instead, 1)
+	})
+	return r
+}
+
+// once waits for three heartbeats, and makes sure that there was one rehearsal. over is closed if
+// there will be no further heartbeat.
+func (r rehearsal) once(t *testing.T, over <-chan struct{}) {
+	t.Helper()
+	for range 3 {
+		select {
+		case <-r.beats:
+		case <-over:
+			t.Fatal("there are no more heartbeats")
+		case <-time.After(longest):
+			t.Fatal("no heartbeat")
+		}
+	}
+	if len(r.seen) != 1 {
+		t.Errorf("it was rehearsed %d times", len(r.seen))
+	}
+}
 
 // TestRehearsal: a holder rehearses the announcement of its end once, with its first heartbeat.
 // Nobody hears the rehearsal, not even a listener, and an error in it costs no more than that
 // heartbeat.
 func TestRehearsal(t *testing.T) {
 	t.Parallel()
-	for name, instead := range map[string]string{"heard by nobody": "pid IS NULL", "rejected": "1 / 0 = 1"} {
+	for name, instead := range rehearsals {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := start(t, nil)
-			rehearsed, beats := make(chan struct{}, 10), make(chan struct{}, 100)
-			h := acquire(t, leased(config(t, newSlowRelay(t, server, func(sql string) string {
-				switch {
-				case strings.Contains(sql, "pid IS NULL"):
-					rehearsed <- struct{}{}
-				case strings.Contains(sql, "pg_try_advisory_lock_shared"):
-					beats <- struct{}{}
-				}
-				return strings.Replace(sql, "pid IS NULL", instead, 1)
-			}), exclusive(7)), 3*time.Second))
+			r := newRehearsal(t, server, instead, "pg_try_advisory_lock_shared")
+			h := acquire(t, leased(config(t, r.dsn, exclusive(7)), 3*time.Second))
 			waiter := contend(t, config(t, server.DSN("postgres"), exclusive(7)))
 			inLine(t, server, id(7), 1)
-			for range 3 {
-				select {
-				case <-beats:
-				case <-h.Lost():
-					t.Fatal("it is lost", h.Err())
-				case <-time.After(longest):
-					t.Fatal("no heartbeat")
-				}
-			}
-			if len(rehearsed) != 1 {
-				t.Errorf("it was rehearsed %d times", len(rehearsed))
-			}
+			r.once(t, h.Lost())
 			if !waiter.waits() || !slices.Equal(waiter.said(), []string{"waiting"}) {
 				t.Error("the waiter has heard something", waiter.said())
 			}
@@ -57,33 +85,14 @@ func TestRehearsal(t *testing.T) {
 // in it costs no more than that question.
 func TestRehearsedTurn(t *testing.T) {
 	t.Parallel()
-	for name, instead := range map[string]string{"finds nothing": "pid IS NULL", "rejected": "1 / 0 = 1"} {
+	for name, instead := range rehearsals {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := start(t, nil)
-			rehearsed, questions := make(chan struct{}, 10), make(chan struct{}, 100)
+			r := newRehearsal(t, server, instead, "EXECUTE pglead_")
 			h := acquire(t, leased(config(t, server.DSN("postgres"), exclusive(7)), 3*time.Second))
-			waiter := contend(t, leased(config(t, newSlowRelay(t, server, func(sql string) string {
-				switch {
-				case strings.Contains(sql, "pid IS NULL"):
-					rehearsed <- struct{}{}
-				case strings.Contains(sql, "EXECUTE pglead_"):
-					questions <- struct{}{}
-				}
-				return strings.Replace(sql, "pid IS NULL", instead, 1)
-			}), exclusive(7)), 3*time.Second))
-			for range 3 {
-				select {
-				case <-questions:
-				case <-waiter.done:
-					t.Fatal("it waits no longer", waiter.err)
-				case <-time.After(longest):
-					t.Fatal("no question")
-				}
-			}
-			if len(rehearsed) != 1 {
-				t.Errorf("it was rehearsed %d times", len(rehearsed))
-			}
+			waiter := contend(t, leased(config(t, r.dsn, exclusive(7)), 3*time.Second))
+			r.once(t, waiter.done)
 			eventually(t, "the lock, the ticket and the mark are all there is", func() bool { return advisoryLocks(t, server) == "3" })
 			if named := query(t, server, "SELECT application_name FROM pg_stat_activity WHERE application_name LIKE 'pglead:#%'"); len(named) != 1 {
 				t.Errorf("tokens are shown by %q", named)

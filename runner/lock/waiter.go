@@ -286,9 +286,8 @@ func (w *waiter) burstQuery(first int) string {
 // mayDrawWithTry says whether a grant can be followed by the draw at once: there is nothing to wait
 // for, or the ledger says what there is.
 func (w *waiter) mayDrawWithTry() bool {
-	claim := w.cfg.Claim
-	return claim.takesOne() && !w.cfg.Session.Quorum &&
-		(w.knowledge.verdictOnAll(claim.locks()).Delay == 0 || w.startsWithToken(claim.locks()))
+	locks := w.cfg.Claim.locks()
+	return w.cfg.drawsWithTry() && (w.knowledge.verdictOnAll(locks).Delay == 0 || w.startsWithToken(locks))
 }
 
 // poll waits where there is no line: in a transaction.
