@@ -70,20 +70,12 @@ func (c Claim) listenersSQL(locks []advisory.Lock) string {
 // audienceQuery asks whether anybody listens to announcements about these locks, and how many in
 // line don't listen.
 func (c Claim) audienceQuery(locks []advisory.Lock) string {
-	others, _ := c.audienceRowsSQL(locks)
+	lines, ids := c.waitingPlaces(locks)
 	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE %[1]s OR NOT granted) > 0 AS listens,
 		count(*) FILTER (WHERE %[2]s AND granted) - count(*) FILTER (WHERE %[1]s AND objid <> '%[3]d') AS dormant
-	FROM pg_catalog.pg_lock_status() WHERE locktype = 'advisory' AND %[4]s`,
-		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, others)
-}
-
-// audienceRowsSQL are two SQL conditions, by which a session that doesn't stand in line itself asks
-// for the same: the row of a lock is about another session in line, and that session listens.
-func (c Claim) audienceRowsSQL(locks []advisory.Lock) (others, listens string) {
-	lines, ids := c.waitingPlaces(locks)
-	const notOwn = "pid <> pg_catalog.pg_backend_pid()"
-	return fmt.Sprintf("%s AND (%s OR NOT granted AND %s)", notOwn, advisory.InLinesOf(lines...), advisory.Among(ids)),
-		fmt.Sprintf("(%s AND (%s OR NOT granted))", notOwn, advisory.IsMark)
+	FROM pg_catalog.pg_lock_status()
+	WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (%[4]s OR NOT granted AND %[5]s)`,
+		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, advisory.InLinesOf(lines...), advisory.Among(ids))
 }
 
 // waitingPlaces says where the sessions wait that want to hear of these locks: in the lines of the
@@ -98,29 +90,22 @@ func (c Claim) waitingPlaces(locks []advisory.Lock) (lines, queues []lockkey.ID)
 
 // endQueries are the queries that announce, for each lock, that its command is dead, and the
 // query that frees all locks. prefers is the host that should hold them next, or empty.
-func (g *Grant) endQueries(names naming, prefers string) (words []string, unlock string) {
+func (g *Grant) endQueries(prefers string) (words []string, unlock string) {
 	for _, l := range g.Locks {
-		words = append(words, g.wordQuery(l, g.cfg.Claim.listenersSQL(g.Locks), names, prefers))
+		words = append(words, g.wordQuery(l, g.cfg.Claim.listenersSQL(g.Locks), prefers))
 	}
 	return words, "SELECT " + advisory.UnlockAllSQL(g.Locks)
 }
 
 // wordQuery is the query that announces the end of a tenure, if any session in line fulfils the SQL
-// condition listeners. With namesNext it names the first of these sessions, or one on the preferred
-// host.
-func (g *Grant) wordQuery(l advisory.Lock, listeners string, names naming, prefers string) string {
+// condition listeners. It names the first of these sessions, or one on the preferred host.
+func (g *Grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	word := evidence.Clean
 	if l.Shared {
 		word = evidence.Left
 	}
-	unnamed := notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endPositionSQL))
-	from := " FROM pg_catalog.pg_lock_status() WHERE " + listeners
-	switch {
-	case prefers != "":
-	case g.cfg.OfList && !l.Shared: // others may come back for the item without standing in line
-		return unnamed
-	case names == namesNobody:
-		return unnamed + from + " LIMIT 1"
+	if g.cfg.OfList && !l.Shared && prefers == "" { // others may come back for the item without standing in line
+		return notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endPositionSQL))
 	}
 	// In a new backend, sorting by places, as a look does, would take as long
 	// as all the rest. This order names the wrong session when the tickets' time has
@@ -133,7 +118,7 @@ func (g *Grant) wordQuery(l advisory.Lock, listeners string, names naming, prefe
 		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(prefers), order)
 	}
 	say := notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endPositionSQL, "' "+evidence.ToField+"'", "pid"))
-	return say + from + " ORDER BY " + order + " LIMIT 1"
+	return say + " FROM pg_catalog.pg_lock_status() WHERE " + listeners + " ORDER BY " + order + " LIMIT 1"
 }
 
 // endPositionSQL are SQL expressions by which a clean end shows the position of the write-ahead

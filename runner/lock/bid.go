@@ -202,7 +202,7 @@ func (b *Bid) giveBackQueries() []string {
 		return []string{"ROLLBACK"}
 	}
 	g.coversEarlier = false // this run started no command, so it says nothing of earlier commands
-	words, unlock := g.endQueries(namesNext, "")
+	words, unlock := g.endQueries("")
 	if !g.mayAnnounceEnd() {
 		words = nil
 	}

@@ -124,7 +124,7 @@ func (x Exchange) drawQuery() string {
 	for _, b := range x.Next {
 		locks = append(locks, b.cfg.Claim.locks()...)
 	}
-	return x.Next[0].cfg.drawQueryOf(locks, "NULL", false)
+	return x.Next[0].cfg.drawQueryOf(locks, "NULL")
 }
 
 func (x Exchange) claim() (all Claim) {

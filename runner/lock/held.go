@@ -67,7 +67,7 @@ func (h *Held) Release(ctx context.Context) error {
 	if err := h.call(ctx); err != nil && answeredError(err) == nil {
 		return err // if the server only has no memory for one more lock, the next in line look by themselves
 	}
-	queries, unlock := h.releaseParts(h.end, h.naming())
+	queries, unlock := h.releaseParts(h.end)
 	queries = append(queries, h.endCallQuery()...)
 	staysForRole := h.showsEnd && (h.followers != crowd.NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.OfList && !staysForRole})
@@ -109,8 +109,8 @@ func (h *Held) Close() {
 
 // releaseParts is endQueries, preceded by queries that note the end in the ledger and wait for
 // arriving waiters. With a quorum separate commits note the end (noteEnds), and no waiter arrives.
-func (h *Held) releaseParts(end ledger.End, names naming) (queries []string, unlock string) {
-	words, unlock := h.endQueries(names, h.prefers)
+func (h *Held) releaseParts(end ledger.End) (queries []string, unlock string) {
+	words, unlock := h.endQueries(h.prefers)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if h.showsEnd && !h.cfg.Claim.Shared {
 		words = append([]string{h.showEndQuery()}, words...)
@@ -130,7 +130,7 @@ func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	if !h.cfg.hasLine() || h.cfg.Claim.Shared {
 		return nil, false
 	}
-	queries, unlock := h.releaseParts(ledger.End{Outcome: ledger.Killed}, namesNext)
+	queries, unlock := h.releaseParts(ledger.End{Outcome: ledger.Killed})
 	ends := !h.cfg.OfList
 	request, possible := h.Session.Encoded(session.Request{SQL: append(queries, unlock), Last: ends})
 	if !possible {

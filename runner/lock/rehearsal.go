@@ -1,11 +1,6 @@
 package lock
 
-import (
-	"context"
-	"time"
-
-	"github.com/pglead/pglead/runner/crowd"
-)
+import "context"
 
 // What a server's backend does for the first time takes long, since it reads the catalogs for that.
 // Three rehearsals do it beforehand. This keeps the time between two commands short. The promise
@@ -15,8 +10,6 @@ import (
 //	endRehearsalQuery     with a holder's first heartbeat             0.5 ms of its announcement
 //	turnRehearsalQueries  with the first question of a watch          0.45 ms of the try and the draw
 //	warmUp                by one of the first in line, with a ledger  0.7 ms of its start
-//
-// A tenure that ends before its rehearsal names nobody in line (naming).
 
 // endRehearsalQuery is a query that announces the end of a tenure, but finds no listener. A
 // session's first announcement makes it read the server's catalogs, which takes half a millisecond:
@@ -25,7 +18,7 @@ func (g *Grant) endRehearsalQuery() (query []string) {
 	if !g.cfg.hasLine() || g.cfg.OfList {
 		return nil
 	}
-	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL", namesNext, "")}
+	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL", "")}
 }
 
 // turnRehearsalQueries are, for one of the first in line, a burst without a try, and a draw that
@@ -37,7 +30,7 @@ func (w *waiter) turnRehearsalQueries() []string {
 	if !w.cfg.drawsWithTry() {
 		return nil
 	}
-	draw := w.cfg.drawQueryOf(w.cfg.Claim.locks(), "NULL", true)
+	draw := w.cfg.drawQueryOf(w.cfg.Claim.locks(), "NULL")
 	return []string{w.burstQuery(burstTries), draw + " AND pid IS NULL"}
 }
 
@@ -55,25 +48,4 @@ func (w *waiter) warmUp(ctx context.Context) error {
 		return err
 	}
 	return nil
-}
-
-// naming says whether the words at an end name the session that is to hold the lock next.
-type naming int
-
-// Without a name those in line act by their places, as far as they know them. In a new backend the
-// order of the listeners takes 0.25 ms, as much as all the rest (medians of 300 logins in turns).
-// So an end names nobody if probably nobody listens.
-const (
-	namesNext naming = iota
-	namesNobody
-)
-
-// naming decides for the release. After the first heartbeat the session has rehearsed its words. Of
-// called waiters the first that listens may have others before it, for which it would leave the
-// lock if it were not named.
-func (h *Held) naming() naming {
-	if h.listened || h.followers != crowd.NoneToCall || time.Since(h.since) > crowd.FirstBeat {
-		return namesNext
-	}
-	return namesNobody
 }

@@ -26,13 +26,13 @@ const systemSQL = "(pg_catalog.pg_control_system()).system_identifier"
 // The columns of a row of drawQuery that noteDrawn reads. Others follow, and lockColumns are the
 // last.
 const (
-	drawnToken   = iota // NULL in a row that is about a lock of another session
-	drawnSystem         // the cluster that the token belongs to
-	_                   // set_config
-	_                   // pg_logical_emit_message
-	drawnStarted        // the ledger's word, or NULL
-	drawnDormant        // how many are dormant, or NULL
-	drawnListens        // somebody listens or, in another session's row, that session does
+	drawnToken   = iota
+	drawnSystem  // the cluster that the token belongs to
+	_            // set_config
+	_            // pg_logical_emit_message
+	drawnStarted // the ledger's word, or NULL
+	drawnDormant // how many are dormant, or NULL
+	drawnListens // whether somebody listens, or NULL
 )
 
 // These end a query, after its own columns. The last three columns name a lock. The locks are from
@@ -73,88 +73,50 @@ func (b *Bid) drawQuery(locks []advisory.Lock, columns ...string) string {
 		// A subquery, so that it is evaluated once, and not at all without the lock.
 		started = "(SELECT " + b.cfg.ledgerRun().StartSQL(b.cfg.ledgerLocks(locks)[0], tokenSQL, systemSQL+"::text") + ")"
 	}
-	return b.cfg.drawQueryOf(locks, started, b.place.joined(), columns...)
+	return b.cfg.drawQueryOf(locks, started, columns...)
 }
 
 // drawQueryOf is drawQuery for a bid whose start in the ledger is the SQL expression started, or
 // NULL.
-//
-// It asks for those in line in one of two ways. A bid that has waited, or for several locks, asks
-// for their numbers, since they may be many. Otherwise there are mostly none, and the bid asks for
-// a row for each: a new backend takes 0.25 ms less for that than for the aggregates (medians of 300
-// logins in turns). Such a bid has the lock already: the start is announced in the others' rows.
-func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, inLine bool, columns ...string) string {
-	once := []string{
+func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, columns ...string) string {
+	all := []string{
 		tokenSQL, systemSQL, "pg_catalog.set_config('synchronous_commit', 'local', true)",
 		"pg_catalog.pg_logical_emit_message(true, 'pglead', '')", started,
 	}
-	more := columns
-	if cfg.showsToken() {
-		more = append([]string{cfg.showSQL(tokenSQL, "")}, more...)
-	}
-	own := isOwn
-	if inLine || cfg.OfList { // the session has other locks, such as a ticket
-		own += " AND " + advisory.Among(idsOf(locks))
-	}
-	dormant, listens, from, rows := "NULL", "NULL", fromLocks, own
-	switch {
-	case cfg.OfList:
-	case inLine || len(locks) > 1:
-		dormant, listens = "audience.dormant", "audience.listens"
+	from := fromLocks
+	if cfg.OfList {
+		all = append(all, "NULL", "NULL")
+	} else {
+		all = append(all, "audience.dormant", "audience.listens")
 		from += ", (" + cfg.Claim.audienceQuery(locks) + ") AS audience"
-	default:
-		var others string
-		others, listens = cfg.Claim.audienceRowsSQL(locks)
-		rows = fmt.Sprintf("(%s OR %s)", own, others)
-		once, more = onlyIf(own, once), onlyIf(own, more)
 	}
-	all := slices.Concat(once, []string{dormant, listens}, more)
+	if cfg.showsToken() {
+		all = append(all, cfg.showSQL(tokenSQL, ""))
+	}
+	all = append(all, columns...)
 	for _, l := range locks {
-		condition := listens
+		condition := "audience.listens"
 		if cfg.OfList {
 			condition = advisory.Among(idsOf([]advisory.Lock{l})) // only in this lock's row
 		}
-		all = append(all, onlyIf(condition, []string{notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))})...)
+		all = append(all, fmt.Sprintf("CASE WHEN %s THEN %s END", condition, notifySQL(evidence.Channel(l.ID), cfg.startPayloadSQL(l, tokenSQL))))
 	}
-	return "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areAdvisory + rows
-}
-
-// onlyIf makes SQL expressions NULL, and not evaluated, unless a condition is true.
-func onlyIf(condition string, columns []string) (conditional []string) {
-	for _, c := range columns {
-		conditional = append(conditional, fmt.Sprintf("CASE WHEN %s THEN %s END", condition, c))
-	}
-	return conditional
+	own := isOwn + " AND " + advisory.Among(idsOf(locks)) // the session may have other locks, such as a ticket
+	return "SELECT " + strings.Join(append(all, lockColumns), ",\n\t") + from + areAdvisory + own
 }
 
 // noteDrawn notes what drawQuery returned.
 func (b *Bid) noteDrawn(rows session.Rows) error {
-	var own session.Rows
-	dormant, common := 0, strconv.FormatUint(uint64(advisory.CommonTicket), 10)
-	for _, row := range rows {
-		if len(row) <= drawnListens {
-			return session.NotPostgreSQL()
-		}
-		listens := row[drawnListens] == "t"
-		b.grant.listened = b.grant.listened || listens
-		switch {
-		case row[drawnToken] != "":
-			own = append(own, row)
-		case !listens: // a ticket
-			dormant++
-		case row[len(row)-1] == "2" && row[len(row)-2] != common: // a mark; its session has a ticket, too
-			dormant--
-		}
-	}
-	if err := b.areListed(own); err != nil {
+	if err := b.areListed(rows); err != nil {
 		return err
 	}
-	if len(own) == 0 {
+	if len(rows) == 0 || len(rows[0]) <= drawnListens {
 		return session.NotPostgreSQL()
 	}
-	counted, _ := strconv.Atoi(own[0][drawnDormant])
-	b.grant.recorded, b.grant.dormant = own[0][drawnStarted] == ledger.Started, dormant+counted > 0
-	return b.keepToken(own[0][drawnToken], own[0][drawnSystem])
+	row := rows[0] // the others say the same
+	dormant, _ := strconv.Atoi(row[drawnDormant])
+	b.grant.recorded, b.grant.dormant, b.grant.listened = row[drawnStarted] == ledger.Started, dormant > 0, row[drawnListens] == "t"
+	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 
 // areListed makes sure that the rows, which end with lockColumns, show all locks that are held.
