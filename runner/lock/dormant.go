@@ -2,9 +2,13 @@ package lock
 
 import (
 	"context"
+	"fmt"
+	"time"
 
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
 
@@ -37,8 +41,101 @@ func (w *waiter) goDormant(ctx context.Context) error {
 	return w.Unlisten(ctx)
 }
 
+// hearCall reads the answer to a dormant waiter's heartbeat.
+func (w *waiter) hearCall(answers []session.Rows) {
+	if !answers[0].Is("f") {
+		return
+	}
+	w.called.Store(true)
+	nudge(w.knowledge.news)
+}
+
 // wake makes a dormant waiter listen and look again, which gives it a mark.
 func (w *waiter) wake(ctx context.Context) (found *look, err error) {
 	w.beatPlainly()
 	return w.listenAndLook(ctx)
+}
+
+// callIfFew calls while few listen and others are dormant. With several locks nobody
+// calls.
+func (w *waiter) callIfFew(ctx context.Context, found *look) error {
+	claim := w.cfg.Claim
+	few := crowd.FewListen(found.marked, found.waiting) && (claim.takesAny() || claim.takesOne())
+	if few == w.place.held[callLock] {
+		return nil
+	}
+	call := w.place.lock(callLock)
+	sql := call.UnlockSQL()
+	if few {
+		sql = call.TrySQL()
+	}
+	n, err := w.number(ctx, "SELECT "+sql+"::int")
+	if n == 1 { // otherwise another waiter's heartbeat has the lock, and the next look comes soon
+		w.place.held[callLock] = few
+	}
+	return err
+}
+
+// followers says whom in line a waiter that has become the holder may have to call. With a
+// ledger nobody needs a call, since the ledger says how a holder ended.
+func (w *waiter) followers() crowd.Followers {
+	switch {
+	case w.usesLedger() || w.cfg.Claim.Shared || len(w.grant.Locks) != 1:
+	case w.grant.dormant:
+		return crowd.SomeDormant
+	case w.candidate.past.has(crowded):
+		return crowd.SomeAbsent
+	}
+	return crowd.NoneToCall
+}
+
+// call calls the waiters that may be next. It returns when one of them listens, when all dormant
+// waiters have left, or when its patience is over.
+func (h *Held) call(ctx context.Context) error {
+	patience := h.followers.Patience(h.cfg.Session.Lease)
+	if patience == 0 {
+		return nil
+	}
+	for began, said := time.Now(), false; ; said = true {
+		queries := []string{h.heardQuery()}
+		if !h.calling {
+			queries = append(queries, "SELECT "+advisory.CallOf(h.line).TrySQL())
+		}
+		answers, err := h.Session.Ask(ctx, session.Request{SQL: queries})
+		if err != nil {
+			return h.cfg.rejected(err)
+		}
+		h.calling = h.calling || answers[1].Is("t") // a waiter's heartbeat may hold the lock for an instant
+		if answers[0].Is("t") || time.Since(began) >= patience {
+			return nil
+		}
+		if !said {
+			h.cfg.Log.Info("holding the lock until somebody in line listens", "event", "lingering", "token", h.Token, "rest", patience)
+		}
+		if !pace.Sleep(ctx, crowd.CallEvery) {
+			return nil
+		}
+	}
+}
+
+// endCallQuery is the query that ends the call, if there is one.
+func (h *Held) endCallQuery() (query []string) {
+	if !h.calling {
+		return nil
+	}
+	return []string{"SELECT " + advisory.CallOf(h.line).UnlockSQL()}
+}
+
+// heardQuery is a query that says whether one of the waiters that may be next listens. It looks
+// only at the first MostListeners places: a waiter that was pushed back behind them keeps its mark
+// until its next look. The order is that of wordQuery.
+func (h *Held) heardQuery() string {
+	enough := "bool_or(listens) IS TRUE"
+	if h.followers == crowd.SomeDormant { // NULL: all have left
+		enough = "bool_or(listens) IS NOT FALSE"
+	}
+	return fmt.Sprintf(`SELECT %s FROM (
+	SELECT bool_or(%s) AS listens FROM pg_catalog.pg_lock_status()
+	WHERE locktype = 'advisory' AND granted AND %s AND pid <> pg_catalog.pg_backend_pid()
+	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, advisory.IsMark, advisory.InLinesOf(h.line), crowd.MostListeners)
 }
