@@ -15,70 +15,76 @@ func TestCounts(t *testing.T) {
 		role  uint32 // of the speaker; 0: its session is gone
 		event Word
 		want  time.Duration
+		later bool // it is trusted with what it says next
 	}{
-		{"one of the holder's role", theirs, Dead, 0},
-		{"one of the waiter's role", ours, Dead, 0},
-		{"a stranger", nobody, Dead, theirDelay},
-		{"a stranger who says clean", nobody, Clean, theirDelay},
-		{"one that is gone", 0, Dead, theirDelay},
+		{"one of the holder's role", theirs, Dead, 0, false}, // that holder is dead
+		{"one of the waiter's role", ours, Dead, 0, true},
+		{"a stranger", nobody, Dead, theirDelay, false},
+		{"a stranger who says clean", nobody, Clean, theirDelay, false},
+		{"one that is gone", 0, Dead, theirDelay, false},
 	} {
-		h := newTold(t)
-		h.looks(holds(holder, theirs, 5))
-		h.says(speaker, tt.event, 5)
-		h.wants(tt.name+", before its role is known", theirDelay, true)
-		if got := h.RolesWanted(); len(got) != 1 || got[0] != speaker {
-			t.Errorf("%s: unverified %v", tt.name, got)
-		}
-		h.NoteRole(speaker, tt.role)
-		h.wants(tt.name, tt.want, true)
-		if h.Trusts(speaker) != (tt.want == 0) && len(h.starts) > 0 {
-			t.Errorf("%s: credible %v", tt.name, h.Trusts(speaker))
-		}
-		if got := h.RolesWanted(); len(got) != 0 {
-			t.Errorf("%s: still unverified %v", tt.name, got)
-		}
+		t.Run(tt.name, func(t *testing.T) {
+			h := newTold(t)
+			h.looks(holds(holder, theirs, 5))
+			h.says(speaker, tt.event, 5)
+			h.wants("before its role is known", theirDelay, true)
+			if got := h.RolesWanted(); len(got) != 1 || got[0] != speaker {
+				t.Errorf("it wants the roles of %v", got)
+			}
+			h.NoteRole(speaker, tt.role)
+			h.wants("its role is known", tt.want, true)
+			if got := h.Trusts(speaker); got != tt.later {
+				t.Errorf("it trusts the speaker: %t, wanted %t", got, tt.later)
+			}
+			if got := h.RolesWanted(); len(got) != 0 {
+				t.Errorf("it still wants the roles of %v", got)
+			}
+		})
 	}
 
-	// The speaker may also be known because it stands in line.
-	h := newTold(t)
-	h.Saw(&Look{Role: ours, Holders: []Seat{holds(holder, theirs, 5)}, Line: []Seat{{PID: stranger, Role: nobody}, {PID: speaker, Role: theirs}}}, lockkey.ID{Number: 7}, 0)
-	h.says(stranger, Clean, 5)
-	h.wants("a stranger in line", theirDelay, true)
-	h.says(speaker, Dead, 5)
-	h.wants("another in line, of the holder's role", 0, true)
-
-	// A word that was said before any holder was seen counts once one is seen.
-	h = newTold(t)
-	h.says(speaker, Dead, 5)
-	h.NoteRole(speaker, theirs)
-	h.wants("nobody of that role has held it", testDelay, true)
-	h.looks(holds(second, theirs, 0))
-	h.wants("the word is older than what is seen", theirDelay, true)
-
-	// A role that has held the lock speaks for its own tenures alone.
-	h = newTold(t)
-	h.looks(holds(holder, theirs, 5))
-	h.looks(holds(stranger, nobody, 0))
-	h.says(stranger, Clean, 1<<62)
-	h.wants("a stranger has held it after", theirDelay, true)
-	h.says(holder, Clean, 5)
-	h.wants("and the other says its end, too", 0, true)
-
-	// These are a lock of another number, and a holder that isn't seen any more.
-	h = newTold(t)
-	other := holds(holder, theirs, 5)
-	other.ID.Number++
-	h.looks(other)
-	h.says(holder, Clean, 5)
-	h.wants("the holder of another lock", testDelay, true)
-	h = newTold(t)
-	h.looks(holds(holder, theirs, 5))
-	h.says(holder, Clean, 5)
-	h.looks()
-	h.says(holder, Clean, 5)
-	h.looks(holds(second, nobody, 6))
-	h.says(holder, Clean, 9)
-	h.wants("a session of that number that held it once", theirDelay, true)
+	t.Run("a speaker that is known because it stands in line", func(t *testing.T) {
+		h := newTold(t)
+		h.Saw(&Look{Role: ours, Holders: []Seat{holds(holder, theirs, 5)}, Line: []Seat{{PID: stranger, Role: nobody}, {PID: speaker, Role: theirs}}}, lockkey.ID{Number: 7}, 0)
+		h.says(stranger, Clean, 5)
+		h.wants("a stranger in line", theirDelay, true)
+		h.says(speaker, Dead, 5)
+		h.wants("another in line, of the holder's role", 0, true)
+	})
+	t.Run("a word that is older than the first look", func(t *testing.T) {
+		h := newTold(t)
+		h.says(speaker, Dead, 5)
+		h.NoteRole(speaker, theirs)
+		h.wants("nobody of that role has held it", testDelay, true)
+		h.looks(holds(second, theirs, 0))
+		h.wants("the word is older than what is seen", theirDelay, true)
+	})
+	t.Run("a role that has held the lock speaks for its own tenures alone", func(t *testing.T) {
+		h := newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.looks(holds(stranger, nobody, 0))
+		h.says(stranger, Clean, 1<<62)
+		h.wants("a stranger has held it after", theirDelay, true)
+		h.says(holder, Clean, 5)
+		h.wants("and the other says its end, too", 0, true)
+	})
+	t.Run("the holder of a lock of another number", func(t *testing.T) {
+		h := newTold(t)
+		other := holds(holder, theirs, 5)
+		other.ID.Number++
+		h.looks(other)
+		h.says(holder, Clean, 5)
+		h.wants("the holder of another lock", testDelay, true)
+	})
+	t.Run("a holder that is not seen any more", func(t *testing.T) {
+		h := newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(holder, Clean, 5)
+		h.looks()
+		h.says(holder, Clean, 5)
+		h.looks(holds(second, nobody, 6))
+		h.says(holder, Clean, 9)
+		h.wants("a session of that number that held it once", theirDelay, true)
+	})
 }
 
 // TestCloses: which tenures a word that counts ends.
@@ -118,54 +124,59 @@ func TestCloses(t *testing.T) {
 			h.says(holder, Clean, 5)
 		}, 0, true},
 	} {
-		h := two(t)
-		tt.say(h)
-		h.wants(tt.name, tt.want, tt.covers)
+		t.Run(tt.name, func(t *testing.T) {
+			h := two(t)
+			tt.say(h)
+			h.wants("then", tt.want, tt.covers)
+		})
 	}
 
-	// A holder that shows no token is earlier than the word if it was known before the word.
-	h := newTold(t)
-	h.looks(holds(holder, theirs, 0))
-	h.says(speaker, Dead, 5, alone)
-	h.NoteRole(speaker, theirs)
-	h.wants("unknown token, another's word for itself", theirDelay, true)
-	h.says(holder, Clean, 6, alone)
-	h.wants("unknown token, its own word", 0, false)
-
-	// A word that may be late says nothing of a tenure whose token isn't known: it may be the word
-	// of an earlier tenure.
-	for _, e := range []Word{Dead, Clean} {
-		h = newTold(t)
+	t.Run("a holder that shows no token", func(t *testing.T) {
+		h := newTold(t)
 		h.looks(holds(holder, theirs, 0))
-		h.says(speaker, e, 5)
-		h.NoteRole(speaker, ours)
-		h.wants("unknown token, a word that may be late", theirDelay, true)
+		h.says(speaker, Dead, 5, alone)
+		h.NoteRole(speaker, theirs)
+		h.wants("unknown token, another's word for itself", theirDelay, true)
+		h.says(holder, Clean, 6, alone)
+		h.wants("unknown token, its own word", 0, false)
+	})
+	// It may be the word of an earlier tenure.
+	for _, e := range []Word{Dead, Clean} {
+		t.Run("a "+string(e)+" that may be late, and a token that isn't known", func(t *testing.T) {
+			h := newTold(t)
+			h.looks(holds(holder, theirs, 0))
+			h.says(speaker, e, 5)
+			h.NoteRole(speaker, ours)
+			h.wants("a holder that shows no token", theirDelay, true)
 
-		h = newTold(t)
+			h = newTold(t)
+			h.looks(holds(holder, theirs, 5))
+			h.says(holder, Clean, 5)
+			h.NoteRefusal(boottime.Now().Add(freeAfterClean))
+			h.says(speaker, e, 5)
+			h.NoteRole(speaker, ours)
+			h.wants("somebody has the lock, and nobody knows who", testDelay, true)
+		})
+	}
+	t.Run("one that speaks for itself, and then a late word", func(t *testing.T) {
+		h := newTold(t)
+		h.looks(holds(holder, theirs, 5))
+		h.says(holder, Clean, 5, alone)
+		h.says(speaker, Dead, 3)
+		h.NoteRole(speaker, ours)
+		h.wants("then", 0, false)
+	})
+	t.Run("a later start of the same session is another tenure", func(t *testing.T) {
+		h := newTold(t)
 		h.looks(holds(holder, theirs, 5))
 		h.says(holder, Clean, 5)
-		h.NoteRefusal(boottime.Now().Add(freeAfterClean))
-		h.says(speaker, e, 5)
-		h.NoteRole(speaker, ours)
-		h.wants("somebody has the lock, and nobody knows who", testDelay, true)
-	}
-	h = newTold(t)
-	h.looks(holds(holder, theirs, 5))
-	h.says(holder, Clean, 5, alone)
-	h.says(speaker, Dead, 3)
-	h.NoteRole(speaker, ours)
-	h.wants("one that speaks for itself, and then a late word", 0, false)
-
-	// A later start of the same session is another tenure.
-	h = newTold(t)
-	h.looks(holds(holder, theirs, 5))
-	h.says(holder, Clean, 5)
-	h.says(holder, Started, 6)
-	h.wants("it has started again", theirDelay, true)
-	h.says(holder, Clean, 5)
-	h.wants("its first end is said again", theirDelay, true)
-	h.says(holder, Clean, 6)
-	h.wants("it has ended again", 0, true)
+		h.says(holder, Started, 6)
+		h.wants("it has started again", theirDelay, true)
+		h.says(holder, Clean, 5)
+		h.wants("its first end is said again", theirDelay, true)
+		h.says(holder, Clean, 6)
+		h.wants("it has ended again", 0, true)
+	})
 }
 
 // TestForeignBetween: words that were heard before an unknown holder had the lock say nothing of
