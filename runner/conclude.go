@@ -36,9 +36,7 @@ func (s *supervision) conclude() (Outcome, error) {
 		return Outcome{Asked: s.asked}, &GuardDiedError{}
 	}
 	if s.lost != nil { // supervise has not seen the loss
-		reason := cmp.Or(s.held.Err(), loss.Cause) // what lockLost would log
-		s.cfg.Log.Info("lock lost", "event", "lost", "reason", reason.Error())
-		s.onLoss(reason)
+		s.logLoss("lock lost", cmp.Or(s.held.Err(), loss.Cause))
 	}
 	return Outcome{Asked: s.asked}, loss
 }

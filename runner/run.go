@@ -243,6 +243,7 @@ func (r *run) reportLoss() {
 // untilSignal calls f with a context that ends when a signal asks this process to end. The call may
 // take as long as the lock-delay.
 func (r *run) untilSignal(f func(context.Context)) {
+	r.listener.handOver() // if no command was started it would take the signals, too
 	ctx, listener := interruptible(r.signals)
 	f(ctx)
 	listener.handOver()

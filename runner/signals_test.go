@@ -52,6 +52,29 @@ func TestListener(t *testing.T) {
 	})
 }
 
+// TestUntilSignal: a report about a run that was never started ends with the next signal, though
+// that run's own listener was there first.
+func TestUntilSignal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		signals := make(chan os.Signal, 64)
+		ctx, l := interruptible(signals)
+		defer l.handOver()
+		synctest.Wait()
+		r := &run{listener: l, signals: signals}
+		r.untilSignal(func(ctx context.Context) {
+			synctest.Wait() // whoever listens waits for the signal
+			signals <- unix.SIGTERM
+			synctest.Wait()
+			if ctx.Err() == nil {
+				t.Error("the report goes on")
+			}
+		})
+		if ctx.Err() != nil || r.askedLate != BySignal {
+			t.Errorf("the run's context: %v; asked by %v", ctx.Err(), r.askedLate)
+		}
+	})
+}
+
 // TestListenerKeeps: when keep returns while a signal comes, the signal has ended the context, or
 // will be kept.
 func TestListenerKeeps(t *testing.T) {

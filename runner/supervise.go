@@ -155,15 +155,20 @@ func after(d time.Duration) <-chan time.Time {
 func (s *supervision) lockLost() {
 	s.lost = nil
 	s.command.TellLost()
+	s.logLoss("lock lost, killing the command", s.held.Err())
+	if s.unkillable != "" {
+		s.nameUnkillable()
+	}
+}
+
+// logLoss logs the loss of the lock, and calls the hook for that.
+func (s *supervision) logLoss(message string, reason error) {
 	level := slog.LevelInfo
 	if s.cfg.Endures { // lead logs its next line only after it has told the waiters, which may take a while
 		level = lock.LevelNotice
 	}
-	s.cfg.Log.Log(context.Background(), level, "lock lost, killing the command", "event", "lost", "reason", s.held.Err().Error())
-	s.onLoss(s.held.Err())
-	if s.unkillable != "" {
-		s.nameUnkillable()
-	}
+	s.cfg.Log.Log(context.Background(), level, message, "event", "lost", "reason", reason.Error())
+	s.onLoss(reason)
 }
 
 // signalled notes a signal that the command has received.

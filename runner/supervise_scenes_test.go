@@ -249,6 +249,14 @@ func TestGuardAndLoss(t *testing.T) {
 				transcript: guardFirst("1m1s", "the server closed the connection"),
 			},
 		},
+		"the guard of lead alone sees it": { // which then goes on, without another word for a while
+			prepare:   func(s *scene) { s.cfg.Endures = true },
+			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.SocketClosed, Killed: 1})}},
+			want: expectation{
+				err:        isLost + lost(": the server closed the connection", "was killed"),
+				transcript: strings.Replace(guardFirst("1m1s", "the server closed the connection"), `INFO msg="lock lost"`, `INFO+2 msg="lock lost"`, 1),
+			},
+		},
 		"the guard alone sees that the lease is over": {
 			incidents: []incident{{60 * sec, exits(child.Result{Ending: child.LeaseOver, Killed: 1})}},
 			want: expectation{

@@ -91,6 +91,10 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	case pgErr.Code == InsufficientPrivilege && asked: // the try after the login will get the same error, and name the lock
 		cfg.FirstTry = ""
 		return checkLogin(ctx, pg, cfg)
+	case pgErr.Code == InsufficientPrivilege:
+		denied := rejection(pgErr)
+		denied.Hint = "by default every role may call that function: grant EXECUTE on it to this role again"
+		return loginAnswers{}, denied
 	case strings.HasPrefix(pgErr.Code, classSyntaxOrAccess):
 		return loginAnswers{}, unfit(needsPostgreSQL, "the server does not understand PostgreSQL's own functions: %s", ServerSays(pgErr))
 	}

@@ -218,6 +218,39 @@ func TestLoginHints(t *testing.T) {
 	}
 }
 
+// TestFunctionRevoked: a role that may not call what the login calls is denied, whatever it asks for,
+// and is not told that the server is too old.
+func TestFunctionRevoked(t *testing.T) {
+	server := start(t, nil)
+	testserver.Query(t, server, "CREATE ROLE weak LOGIN")
+	for _, function := range []string{"set_config(text, text, boolean)", "pg_is_in_recovery()", "pg_backend_pid()", "pg_postmaster_start_time()"} {
+		testserver.Query(t, server, "REVOKE EXECUTE ON FUNCTION pg_catalog."+function+" FROM PUBLIC")
+		name, _, _ := strings.Cut(function, "(")
+		for what, change := range map[string]func(*session.Config){
+			"no try":           func(*session.Config) {},
+			"a try":            func(cfg *session.Config) { cfg.FirstTry = "pg_catalog.pg_try_advisory_lock(-1)" },
+			"in a transaction": func(cfg *session.Config) { cfg.Transaction = true },
+		} {
+			cfg := config(t, server.DSN("postgres"))
+			cfg.Database.User = "weak"
+			change(&cfg)
+			if cfg.Transaction && name == "set_config" { // the transaction begins after the login, and makes its settings then
+				continue
+			}
+			s, err := session.Open(t.Context(), cfg)
+			if err == nil {
+				s.Close()
+			}
+			var e *session.Error
+			if !errors.As(err, &e) || e.Kind != session.Denied || !strings.HasSuffix(err.Error(), "permission denied for function "+name+" (42501)") ||
+				e.Hint != "by default every role may call that function: grant EXECUTE on it to this role again" {
+				t.Errorf("%s, %s: %v; %+v", name, what, err, e)
+			}
+		}
+		testserver.Query(t, server, "GRANT EXECUTE ON FUNCTION pg_catalog."+function+" TO PUBLIC")
+	}
+}
+
 // fillLockTable has a session that lasts as long as the test take all advisory locks that there is
 // room for.
 func fillLockTable(t *testing.T, server *localpg.Server) {
