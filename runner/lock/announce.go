@@ -57,35 +57,34 @@ func Tell(ctx context.Context, s *session.Session, what Said) error {
 }
 
 // listenersSQL is an SQL condition for the sessions that listen to announcements about any of these
-// locks: a waiter for one of them may want another one next. The listeners are the sessions with
-// marks, and those of older versions, which stand in the server's own queue. A session that waits
-// for a lock of the same number in another database is told, too, for nothing: to find out which
-// database this is would take as long as all the rest.
+// locks: a waiter for one of them may want another one next. A session that waits for a lock of the
+// same number in another database is told, too, for nothing: to find out which database this is
+// would take as long as all the rest.
 func (c Claim) listenersSQL(locks []advisory.Lock) string {
-	lines, ids := c.waitingPlaces(locks)
-	return fmt.Sprintf("locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (%s AND %s OR NOT granted AND %s)",
-		advisory.InLinesOf(lines...), advisory.IsMark, advisory.Among(ids))
+	return fmt.Sprintf("%s AND %s", c.inLinesOf(locks), advisory.IsMark)
 }
 
 // audienceQuery asks whether anybody listens to announcements about these locks, and how many in
 // line don't listen.
 func (c Claim) audienceQuery(locks []advisory.Lock) string {
-	lines, ids := c.waitingPlaces(locks)
-	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE %[1]s OR NOT granted) > 0 AS listens,
-		count(*) FILTER (WHERE %[2]s AND granted) - count(*) FILTER (WHERE %[1]s AND objid <> '%[3]d') AS dormant
-	FROM pg_catalog.pg_lock_status()
-	WHERE locktype = 'advisory' AND pid <> pg_catalog.pg_backend_pid() AND (%[4]s OR NOT granted AND %[5]s)`,
-		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, advisory.InLinesOf(lines...), advisory.Among(ids))
+	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE %[1]s) > 0 AS listens,
+		count(*) FILTER (WHERE %[2]s) - count(*) FILTER (WHERE %[1]s AND objid <> '%[3]d') AS dormant
+	FROM pg_catalog.pg_lock_status() WHERE %[4]s`,
+		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, c.inLinesOf(locks))
 }
 
-// waitingPlaces says where the sessions wait that want to hear of these locks: in the lines of the
-// locks lines or, if they are older versions, in the server's own queue for the locks queues.
-func (c Claim) waitingPlaces(locks []advisory.Lock) (lines, queues []lockkey.ID) {
-	queues = idsOf(locks)
+// inLinesOf is an SQL condition for the locks of other sessions in line for any of these locks:
+// tickets and marks.
+func (c Claim) inLinesOf(locks []advisory.Lock) string {
+	return "locktype = 'advisory' AND granted AND pid <> pg_catalog.pg_backend_pid() AND " + advisory.InLinesOf(c.linesFor(locks)...)
+}
+
+// linesFor are the locks in whose lines the sessions stand that wait for any of these locks.
+func (c Claim) linesFor(locks []advisory.Lock) []lockkey.ID {
 	if c.takesAny() {
-		return []lockkey.ID{*c.Gate}, append(queues, *c.Gate)
+		return []lockkey.ID{*c.Gate}
 	}
-	return queues, queues
+	return idsOf(locks)
 }
 
 // endQueries are the queries that announce, for each lock, that its command is dead, and the

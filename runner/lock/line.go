@@ -53,7 +53,7 @@ func (w *waiter) endGhostQuery() (query []string) {
 	if c.ghost == 0 || w.cfg.Claim.Shared { // readers may share a ticket
 		return nil
 	}
-	lines, _ := w.cfg.Claim.waitingPlaces(w.cfg.Claim.locks())
+	lines := w.cfg.Claim.linesFor(w.cfg.Claim.locks())
 	return []string{fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid, %d) FROM pg_catalog.pg_lock_status()
 WHERE locktype = 'advisory' AND %s AND %s AND objid = '%d' AND %s AND granted AND pid = %d AND pid <> pg_catalog.pg_backend_pid()`,
 		ghostMost.Milliseconds(), advisory.InThisDatabase, advisory.InLinesOf(lines...), c.ticket, advisory.IsTicket, c.ghost)}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +13,6 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/leasetime"
-	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -43,12 +41,11 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 		return nil, err
 	}
 	r := &StepDownRequest{viewer}
-	var tries, old []string
+	var tries []string
 	for _, id := range locks {
-		old = append(old, oldRequestQueries(id, by, to)...)
 		tries = append(tries, advisory.StepDownOf(id).TryXactSQL())
 	}
-	if _, err := viewer.Query(ctx, append(old, "BEGIN", session.StayOpenQuery())...); err != nil {
+	if _, err := viewer.Query(ctx, "BEGIN", session.StayOpenQuery()); err != nil {
 		r.Close()
 		return nil, err
 	}
@@ -78,16 +75,6 @@ func (r *StepDownRequest) Check(ctx context.Context) error {
 
 // Close ends the request.
 func (r *StepDownRequest) Close() { r.viewer.Close() }
-
-// oldRequestQueries are the queries that ask a holder of an older version to step down, and
-// waiters of that version to leave the lock to a host.
-func oldRequestQueries(id lockkey.ID, by, to string) []string {
-	queries := []string{notifyQuery("pglead.1.stepdown."+id.String(), "'"+url.QueryEscape(by)+"'")}
-	if to != "" {
-		queries = append([]string{notifyQuery(evidence.Channel(id), fmt.Sprintf("'prefer %s 60'", url.QueryEscape(to)))}, queries...)
-	}
-	return queries
-}
 
 // stepDownSQL is an SQL expression that is false if somebody asks for a step-down.
 func (h *Held) stepDownSQL() string {
