@@ -114,6 +114,7 @@ type each struct {
 
 	listSession *session.Session // the session of all commands; nil with transactions
 	exchanges   exchanges        // of that session
+	describing  sync.Mutex       // while a session's description is replaced
 
 	mu       sync.Mutex
 	tally    Tally
@@ -197,12 +198,12 @@ func (e *each) runWorker(ctx context.Context, queue <-chan string) error {
 // settleItem waits until an item's previous command is dead, and draws the token for the grant.
 func (e *each) settleItem(ctx context.Context, j *job) (settled bool, err error) {
 	if j.held, err = j.bid.Settle(ctx); err == nil {
-		e.showKeys(j.session)
 		return true, nil
 	}
 	if j.session.Err() == nil { // others still work in this session
 		ctx := context.WithoutCancel(ctx)
 		_ = j.bid.GiveBack(ctx)
+		e.show(j.session, j.ID, 0)
 		e.bids.drop(ctx, j.ID) // the bid may have given its mark back, and would then miss starts
 	}
 	return false, e.skipIfBarred(j, err)
@@ -217,6 +218,7 @@ func (e *each) bidFor(j *job) *lock.Bid {
 	locking := e.cfg.Locking
 	locking.Claim = j.claim()
 	locking.OfList, locking.Log, locking.Observer = true, j.log, e.observer(j.ID)
+	locking.Show = func(delay time.Duration) { e.show(j.session, j.ID, delay) }
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass it knows nothing: nobody here has listened since the last one
 }
 
@@ -233,10 +235,21 @@ func (e *each) skipHeld(ctx context.Context, j *job) error {
 	return j.bid.Listen(ctx)
 }
 
-// showKeys puts the current keys into a session's description.
-func (e *each) showKeys(s *session.Session) {
+// show notes how long an item's lock is held before its command may start, and describes the
+// session anew.
+func (e *each) show(s *session.Session, id lockkey.ID, delay time.Duration) {
+	e.jobs.setDelay(id, delay)
+	e.describe(s)
+}
+
+// describe puts into a session's description the current keys and the longest delay under way
+// there. Whoever sees that the session is silent waits for that, too.
+func (e *each) describe(s *session.Session) {
+	e.describing.Lock() // so that no older description replaces a later one
+	defer e.describing.Unlock()
 	d := e.cfg.Describe()
-	d.Keys, d.Since = e.jobs.keys(s), time.Now()
+	d.Since = time.Now()
+	d.Keys, d.Delay = e.jobs.shown(s)
 	s.SetComment(d.Comment())
 }
 

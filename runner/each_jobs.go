@@ -34,8 +34,9 @@ type job struct {
 	outcome Outcome
 	well    bool
 	// Under jobs.mu:
-	heeds bool      // the heartbeat looks for requests to step down
-	alive time.Time // until then the work on this item is not stuck
+	heeds bool          // the heartbeat looks for requests to step down
+	alive time.Time     // until then the work on this item is not stuck
+	delay time.Duration // for which its lock is held before its command may start
 }
 
 // jobs are the items that the workers of this process are at, by the number of the lock.
@@ -156,17 +157,30 @@ func (js *jobs) signal(sig os.Signal) {
 	}
 }
 
-// keys are the current keys in a session, up to a maximum.
-func (js *jobs) keys(s *session.Session) (keys []string) {
+// setDelay notes how long an item's lock is held before its command may start.
+func (js *jobs) setDelay(id lockkey.ID, delay time.Duration) {
+	js.mu.Lock()
+	defer js.mu.Unlock()
+	if j := js.active[id]; j != nil {
+		j.delay = delay
+	}
+}
+
+// shown are the current keys in a session, up to a maximum, and the longest delay there.
+func (js *jobs) shown(s *session.Session) (keys []string, delay time.Duration) {
 	const most = 8 // the server cuts off what is too long
 	js.mu.Lock()
 	defer js.mu.Unlock()
 	for _, j := range js.active {
-		if j.session == s && len(keys) < most {
+		if j.session != s {
+			continue
+		}
+		delay = max(delay, j.delay)
+		if len(keys) < most {
 			keys = append(keys, j.Key)
 		}
 	}
-	return keys
+	return keys, delay
 }
 
 // relay passes signals on to all commands. A signal that asks this process to end also

@@ -79,8 +79,8 @@ func TestJobs(t *testing.T) {
 	if deadline := <-a.renewed; deadline != 2 || len(b.renewed) != 0 {
 		t.Errorf("deadline %v", deadline)
 	}
-	if keys := js.keys(one); len(keys) != 1 || keys[0] != "a" {
-		t.Errorf("keys %q", keys)
+	if keys, delay := js.shown(one); len(keys) != 1 || keys[0] != "a" || delay != 0 {
+		t.Errorf("keys %q, delay %v", keys, delay)
 	}
 	js.leave(a)
 	enter(1, "a again", one)

@@ -183,7 +183,7 @@ func (w *worker) giveBack(j *job) {
 		w.noteLost(j)
 	}
 	w.forget(ctx, j)
-	w.showKeys(j.session)
+	w.describe(j.session)
 }
 
 // runItem runs an item's command. If it returns the job, the caller has to release its lock.

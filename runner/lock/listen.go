@@ -9,6 +9,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // A session learns what others announce about a lock from the moment at which it listens to the
@@ -76,7 +77,10 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 		b.s.OnNotify(evidence.Channel(id), nil)
 		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
 	}
-	err := b.send(ctx, append(queries, selectQuery(b.knowledge.freeCommonSQL())...)...)
+	// An UNLISTEN has no comment. While it was the session's last statement, others could see neither
+	// that the session is alive nor how long its commands outlive a lock.
+	queries = append(queries, selectQuery(b.knowledge.freeCommonSQL())...)
+	err := b.send(ctx, append(queries, session.PlainBeatQuery)...)
 	clear(b.knowledge.evidence)
 	b.knowledge.commonMarks = nil
 	b.knowledge.mailbox.empty() // now that nothing more is heard

@@ -146,6 +146,6 @@ func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.grant.delay = delay
 	d := b.cfg.Describe()
 	d.Delay = delay
-	b.s.SetComment(d.Comment())
+	b.show(d)
 	return b.leaveLine(ctx, session.PlainBeatQuery)
 }

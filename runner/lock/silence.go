@@ -40,6 +40,13 @@ func (w *waiter) watchHolder(ctx context.Context, found *look) error {
 	}
 	s, held := found.holderOf(w.place.line)
 	last, speaks := found.beats[s.PID]
+	switch {
+	case !held || s.PID == w.watched.unnamed:
+	case !speaks:
+		defer w.lookOnceMore(s.PID, leasetime.BeatEvery(w.cfg.Session.Lease))
+	case s.Token == 0:
+		defer w.lookOnceMore(s.PID, namedAfter)
+	}
 	if !held || !speaks {
 		w.watched.reset()
 		if w.turn.rank == 1 && found.holds(w.place.line) {
@@ -60,13 +67,17 @@ func (w *waiter) watchHolder(ctx context.Context, found *look) error {
 		w.unwatch()
 		return w.endSilent(ctx, s, last, found)
 	}
-	if err := w.watchSpeaker(ctx, last, enough); err != nil {
-		return err
+	return w.watchSpeaker(ctx, last, enough)
+}
+
+// lookOnceMore plans one more look at a holder that shows no token or no beat. It may be about to
+// draw a token, which the announcement of its death will name, or its latest statement has no room
+// for a beat. A holder in `each` never shows a token, and another program neither.
+func (w *waiter) lookOnceMore(pid uint32, after time.Duration) {
+	w.watched.unnamed = pid
+	if at := time.Now().Add(after); at.Before(w.turn.lookAt) {
+		w.turn.lookAt = at
 	}
-	if s.Token == 0 && s.PID != w.watched.unnamed { // look once more: a holder in `each`, for one, never shows a token
-		w.watched.unnamed, w.turn.lookAt = s.PID, time.Now().Add(namedAfter)
-	}
-	return nil
 }
 
 // enoughSilence is how long a holder must have been silent until its own command is dead, and so

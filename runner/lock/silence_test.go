@@ -179,3 +179,58 @@ func TestSilenceWithoutTheRight(t *testing.T) {
 		t.Error("it made many tries at once")
 	}
 }
+
+// TestSilenceAfterBareStatement: a holder is silent that has shown no beat at the waiter's first look,
+// as just after a statement without a comment. A second look soon shows its beat.
+func TestSilenceAfterBareStatement(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, server.DSN("postgres"), exclusive(7))
+	cfg.LockDelay = 4 * time.Second
+	holder := plain(t, server.DSN("postgres"), "SELECT pg_advisory_lock(7)")
+	next := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	run(t, holder, fmt.Sprintf("/*pglead beat='5',lease='%v'*/ SELECT 1", lease))
+	spoke := time.Now()
+	next.held(t)
+	if took, most := next.ended.Sub(spoke), 3*lease; took < leasetime.DeadAfter(lease, 0) || took > most {
+		t.Errorf("taken over after %v, and not within %v", took, most)
+	}
+	if events := next.said(); !slices.Equal(events, []string{"waiting", "silent"}) {
+		t.Errorf("it said %v", events)
+	}
+}
+
+// TestShowsItself: a list's session shows others that it is alive, and how long its commands outlive
+// a lock, also after it has stopped listening for an item: an UNLISTEN has no comment.
+func TestShowsItself(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	listed := staying(config(t, server.DSN("postgres"), exclusive(1)))
+	s := open(t, listed)
+	held, heard := lock.NewBid(s, listed, false), listed
+	heard.Claim = exclusive(2)
+	if !try(t, held) {
+		t.Fatal("a free lock is refused")
+	}
+	listening := lock.NewBid(s, heard, false)
+	if err := listening.Listen(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !try(t, listening) {
+		t.Fatal("a free lock is refused")
+	}
+	h, err := listening.Settle(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Release(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := listening.Unlisten(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if text := query(t, server, fmt.Sprintf("SELECT query FROM pg_stat_activity WHERE pid = %d", s.BackendPID()))[0]; !strings.HasPrefix(text, "/*pglead beat=") {
+		t.Errorf("it shows %s", text)
+	}
+}

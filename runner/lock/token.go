@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
@@ -182,5 +183,14 @@ func untilAnswered(ctx context.Context) (later context.Context, cancel context.C
 func (b *Bid) showHolding() {
 	d := b.cfg.Describe()
 	d.Token, d.Slot, d.Since = b.grant.Token, b.grant.Slot, time.Now()
+	b.show(d)
+}
+
+// show puts a description into the session's comment, or has Config.Show do that.
+func (b *Bid) show(d describe.Description) {
+	if b.cfg.Show != nil {
+		b.cfg.Show(d.Delay)
+		return
+	}
 	b.s.SetComment(d.Comment())
 }

@@ -36,7 +36,7 @@ type watch struct {
 	// The session's reader does not use these:
 	prepared string // the name of the prepared statement for the question
 	rank     int    // the best rank since the holder's latest request was first seen
-	unnamed  uint32 // a holder that showed no token
+	unnamed  uint32 // a holder that showed no token, or no beat
 }
 
 // watchState is what the latest watch has found.
@@ -128,7 +128,7 @@ func (w *waiter) prepareWatch(ctx context.Context) (name string, err error) {
 	}
 	err = w.send(ctx, fmt.Sprintf(`PREPARE %s(int, boolean) AS SELECT CASE WHEN $2 THEN %s ELSE false END,
 	backend_start, state_change, extract(epoch FROM pg_catalog.clock_timestamp() - state_change), pg_catalog.left(query, 60)
-FROM pg_catalog.pg_stat_get_activity($1)`, name, advisory.Exclusive(w.place.line).ProbeSQL()))
+FROM pg_catalog.pg_stat_get_activity($1)`, name, advisory.Exclusive(w.place.line).ProbeSQL()), session.PlainBeatQuery) // which has a comment
 	if err != nil {
 		return "", err
 	}
