@@ -45,9 +45,10 @@ func (x *examination) server(ctx context.Context) checkup.Check {
 }
 
 func (x *examination) primary(ctx context.Context) checkup.Check {
-	row, err := x.row(ctx, 3, `SELECT pg_catalog.pg_is_in_recovery(),
+	row, err := x.row(ctx, 4, `SELECT pg_catalog.pg_is_in_recovery(),
 	extract(epoch FROM pg_catalog.clock_timestamp() - pg_catalog.pg_postmaster_start_time())::bigint,
-	CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE `+session.TimelineSQL+` END`)
+	CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE `+session.TimelineSQL+` END,
+	CASE WHEN pg_catalog.pg_is_in_recovery() THEN 0 ELSE (`+session.AgeQuery+`) END`)
 	if err != nil {
 		return failed(err)
 	}
@@ -56,9 +57,15 @@ func (x *examination) primary(ctx context.Context) checkup.Check {
 	}
 	up, _ := strconv.Atoi(row[1])
 	seen := fmt.Sprintf("yes, up for %v, timeline %s", time.Duration(up)*time.Second, row[2])
-	if x.refused == nil && x.age < x.lockDelay {
-		return checkup.Notef("", "%s; restarted, recovered or promoted %v ago: until that is %v, a first try that succeeds waits for the rest",
-			seen, coarse(x.age), x.lockDelay)
+	seconds, _ := strconv.ParseFloat(row[3], 64)
+	age := max(x.age, time.Duration(min(seconds, 1e9)*float64(time.Second)))
+	if x.refused == nil && age < x.lockDelay {
+		advice := ""
+		if row[2] != "1" {
+			advice = "pg_read_all_stats lets a role see how long ago that was; others see no more than the last checkpoint, and when tables were vacuumed since"
+		}
+		return checkup.Notef(advice, "%s; for all that can be seen restarted, recovered or promoted %v ago: until that is %v, a first try that succeeds waits for the rest",
+			seen, coarse(age), x.lockDelay)
 	}
 	return checkup.Okf("%s", seen)
 }

@@ -84,6 +84,11 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 	if err := b.knowledge.askRoles(ctx); err != nil {
 		return err
 	}
+	if b.s.FirstTryDelay(delay) > 0 {
+		if err := b.s.LearnAge(ctx); err != nil {
+			return err
+		}
+	}
 	if v := b.knowledge.verdictOnAll(b.grant.Locks); v.Delay == 0 {
 		b.grant.delay, b.grant.coversEarlier = 0, v.CoversEarlier
 		return nil

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"math"
@@ -44,6 +45,23 @@ func (s *Session) SetServerAge(seconds string) error {
 	return nil
 }
 
+// LearnAge asks for evidence that the server is older than it seemed before: see AgeQuery. An error
+// that the session survives tells nothing.
+func (s *Session) LearnAge(ctx context.Context) error {
+	row, err := s.Row(ctx, 1, AgeQuery)
+	if err != nil {
+		return cmp.Or(s.Err(), context.Cause(ctx))
+	}
+	age, err := parseAge(row[0])
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.facts.began = min(s.facts.began, s.clock.now().Add(-age))
+	return nil
+}
+
 // ageInstantsSQL are SQL expressions from which readServerAge computes how long the server has kept
 // its lock table. In that time a lock was freed only if its session gave it back or ended. It
 // begins with the latest of
@@ -71,6 +89,26 @@ const promotedAgeQuery = `SELECT CASE WHEN timeline_id <> ` + TimelineSQL + ` TH
 const ServerAgeSQL = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
 	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAgeQuery + `) END)`
+
+// AgeQuery is a query for the age that ageInstantsSQL describes, in seconds, by all evidence that
+// there is. For a login it would take too long.
+//
+// The last checkpoint of a server that was a standby may be of just now, though the promotion was
+// long ago. But a standby runs neither launcher, and vacuums and analyzes nothing. So all that is
+// later than the promotion, if it is later than the postmaster's start: since PostgreSQL 15 a
+// standby that was shut down cleanly as a primary still has the statistics of that time. Only roles
+// with pg_read_all_stats see the launchers. A database may have a hundred thousand tables, hence
+// the limit.
+const AgeQuery = `SELECT least(extract(epoch FROM pg_catalog.clock_timestamp()
+	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
+	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN greatest((` + promotedAgeQuery + `),
+	(SELECT extract(epoch FROM pg_catalog.clock_timestamp() - min(at)) FROM (
+		SELECT backend_start FROM pg_catalog.pg_stat_get_activity(NULL) WHERE backend_type IN ('autovacuum launcher', 'logical replication launcher')
+		UNION ALL
+		SELECT t.at FROM (SELECT oid FROM pg_catalog.pg_class WHERE relkind IN ('r', 't', 'm') LIMIT 5000) AS c, LATERAL (VALUES
+			(pg_catalog.pg_stat_get_last_vacuum_time(c.oid)), (pg_catalog.pg_stat_get_last_autovacuum_time(c.oid)),
+			(pg_catalog.pg_stat_get_last_analyze_time(c.oid)), (pg_catalog.pg_stat_get_last_autoanalyze_time(c.oid))) AS t(at)
+		WHERE t.at > pg_catalog.pg_postmaster_start_time()) AS known(at))) END)`
 
 // readServerAge reads the values of ageInstantsSQL. The instants are in binary.
 func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (time.Duration, error) {

@@ -14,6 +14,7 @@ import (
 const index = `
 dsn                                    what a connection string may say, and what is refused
 login, refusal, pooler                 the login: who is let in, and what an error then says
+age                                    how old a promoted server seems
 server, encoding                       a session on a real server: settings, notifications, its end
 lease, busy                            the lease, in virtual time; a heartbeat beside other requests
 reason, fullsocket_linux               why a session is lost, and a socket that takes no more
