@@ -225,8 +225,9 @@ func (c *Child) killGuard() {
 
 // renewalStep is the least move of a deadline that is worth sending. Every answer of the server
 // moves it, on a list thousands of times a second. The guard reads the pipe only when the deadline
-// that it knows has passed, and the pipe must not fill up before that: it has room for 8,192
-// deadlines, or for 512 if the user has many pipes (pipe(7)).
+// that it knows has passed. The pipe has room for 8,192 deadlines, or for 512 if the user has many
+// pipes (pipe(7)). With a lease of hours it may fill up before that. Then the guard reads, at its
+// deadline, one that is minutes later, and the pipe has room again.
 const renewalStep = 250 * time.Millisecond
 
 // Renew moves the deadline.

@@ -25,7 +25,7 @@ const Most = 24 * time.Hour
 // may be lost within a holder's share.
 func BeatEvery(lease time.Duration) time.Duration { return lease / 5 }
 
-// WaiterBeat is how often a waiter in line asks.
+// WaiterBeat is how often a waiter in line that watches nobody asks for a sign of life.
 func WaiterBeat(lease time.Duration) time.Duration { return lease / 3 }
 
 // HolderShare is how long a holder may go on without an answer.

@@ -84,10 +84,9 @@ func (k *knowledge) askRoles(ctx context.Context) error {
 
 // verdict says how long a granted lock has to be held before the command may start.
 //
-// A bid that gets the lock at the first try starts at once, unless the server
-// is too young to tell, or the bid has heard something of the lock. A bid that has
-// waited, in this session or in one that was lost, goes by what it has heard, which may
-// be nothing.
+// A bid that gets the lock at the first try starts at once, unless the server came up less than a
+// lock-delay ago, or the bid has heard something of the lock. A bid that has waited, in this
+// session or in one that was lost, goes by what it has heard, which may be nothing.
 func (k *knowledge) verdict(id lockkey.ID) evidence.Verdict {
 	e := k.evidence[id]
 	switch {

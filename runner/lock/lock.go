@@ -2,11 +2,12 @@
 // under it.
 //
 // Candidate.Acquire opens a session, tries, waits in line without blocking in the server, and draws
-// the fencing token: it returns a Held. Held.Release frees the lock. (pglead each has many
-// Bids on one session instead. An Exchange releases one lock and tries for the next.) If the lock
-// was free at the first try, the command may start at once, unless the server is young. After a
-// wait there has to be evidence that the last holder's command is dead: the word of that holder or
-// of its guard. Otherwise the lock-delay has to pass (package evidence).
+// the fencing token: it returns a Held. Held.Release frees the lock. (pglead each has many Bids on
+// one session instead. An Exchange releases one lock and tries for the next.) If the lock was free
+// at the first try, the command may start at once, unless the server is young. After a wait there
+// has to be evidence that the last holder's command is dead: a word of that holder, of its guard or
+// of its new session, or its silence. Otherwise the lock-delay has to pass (package evidence). A
+// ledger may also say that the command is dead, or make a first try wait.
 //
 // Nine words are enough to follow one run:
 //
@@ -28,19 +29,16 @@
 //	           that reason. A try that the server answers with an error is rejected
 //	draw       the query that makes the token, and announces the start with it (drawQuery)
 //	tenure     one holding of a lock, from its token to its end
-//	give back  to free a lock under which no command was started. If a Held has it
-//	           already, Held.Release does that, too, since the start may be announced
 //
 // What a waiter knows (package evidence):
 //
 //	announcement  what is said on a lock's NOTIFY channel. Its first field is its word: started,
 //	              clean, dead or left
-//	look          a question for all that the server shows of a lock
-//	seat          a session's part in a lock, as a look shows it
+//	look          all that the server shows of a lock, asked for at once: a seat for each session
 //	watch         what the first in line ask about the holder alone, with their heartbeats
 //	knowledge     what a bid knows of others that have its locks, or had them
 //	contested     others have the lock, or may have had it while the bid did not listen, so
-//	              that a start at once takes evidence
+//	              that it takes evidence to start at once
 //	evidence      what a waiter has heard and seen of a lock's holders, and the verdict that
 //	              follows from it: start at once, or after a delay
 //	lock-delay    how long a grant is held without a command where there is no evidence
@@ -48,17 +46,16 @@
 // In line, for speed and fairness alone:
 //
 //	line       the waiters, each with a ticket: a lock whose number says when its owner came
-//	place      a bid's place in line: its ticket, and other locks that it has for that
-//	rank       a waiter's number in line, from 1, as its latest look shows it
+//	place      a bid's place in line: its ticket, and other locks that it has for that. Its rank
+//	           is the number of the place, from 1
 //	turn       when a waiter looks and tries next
-//	gate       a lock that the first in line has, so that newcomers pass nobody
+//	gate       a lock that the first in line has for a slot, or behind readers: there newcomers
+//	           pass nobody
 //	burst      many tries in one statement, when the lock is about to be freed
 //	mark       a lock which shows that its owner listens
 //	dormant    a waiter so far behind that it doesn't listen
 //	call       a lock by which a holder, or those who listen, wake the dormant
-//	audience   the sessions in line, as a draw counts them: who listens, who is dormant
 //	arrival    a lock which shows that its owner was refused, and is about to listen
-//	ghost      a candidate's lost session, which the server may still have
 //
 // Three packages below know no session. Package advisory has all locks that pglead takes (ticket,
 // mark, arrival, call, gate) and their SQL. Package evidence decides what follows from what a

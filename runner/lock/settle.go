@@ -3,6 +3,7 @@ package lock
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/pglead/pglead/runner/session"
@@ -15,7 +16,7 @@ import (
 //
 //	                                  who finds out, without a ledger in this order
 //	the server is fit for it          the login (package session, login.go)
-//	the claim is complete             Bid.Complete, after a try
+//	the claim is complete             Bid.Complete, below
 //	the delay is known                knowledge.verdict, with each lock that is granted: by what was heard
 //	                                  (Evidence.Verdict) or, after a first try, by the server's
 //	                                  age (Session.FirstTryDelay). Package evidence has the states
@@ -37,6 +38,9 @@ import (
 // The heartbeat does not look for requests to step down until the caller makes it do so
 // (Held.heedRequests, HeedStepDown).
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
+	if !b.Complete() {
+		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)
+	}
 	// A delay or a second login takes time, and the deadline has to be fresh, so this asks the
 	// server once more. In a transaction the grant was a round trip of its own, so the deadline is
 	// fresh already.
@@ -144,8 +148,8 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, ask
 	}
 }
 
-// beginDelay shows the sessions that watch this holder that its command has not started, and
-// leaves the line. The start after the delay needs a later token.
+// beginDelay drops the token, since the start after the delay needs a later one, shows the delay in
+// the session's comment, and leaves the line.
 func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.grant.undraw()
 	b.grant.delay = delay

@@ -42,8 +42,7 @@ func (c *Candidate) newWaiter(s *session.Session, returning bool, prepare Prepar
 	return w
 }
 
-// acquire is takeAndSettle, but waits until the ledger has no pause, for as long as the wait
-// allows.
+// acquire calls takeAndSettle again after each pause in the ledger, until the wait is over.
 func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 	for {
 		held, err := w.takeAndSettle(ctx)

@@ -43,13 +43,13 @@ const (
 // of the word clean lead from quiet to ended: that of a session that is later seen to hold the lock
 // (the word arrived before the look), and that of a session that had the lock after the waiter's
 // mark was taken (fromHolder). If a start is heard while a silent session is being ended, the state
-// stays running. Two words have a start forgotten (see forget): it counts as never heard.
+// stays running. Two words make the waiter forget a start: see forget.
 //
 // Before the waiter's mark is taken, running takes the place of ended (NoteMark).
 //
 // A stranger's words can only make the waiter wait, and for no longer than the waiter's own
-// settings do. A word is credible if its session was seen to hold the lock, and its command may be
-// alive, or if it has the same role as such a session or as the waiter.
+// settings do. A word is credible if its session was seen to hold the lock, or has the role of the
+// waiter, or of a session that was seen to hold it and whose command may be alive.
 type Evidence struct {
 	lockDelay time.Duration // the waiter's own
 	lease     time.Duration // the waiter's own
