@@ -70,22 +70,24 @@ type command interface {
 // supervise watches over the lock and the command. It returns when the whole tree is dead. (After
 // that linger watches over the lock alone.)
 //
-// When the server falls silent, this happens, in this order:
+// When the server falls silent, this happens. The times are in leases, since the last answered
+// request was sent (leasetime.go).
 //
-//	Session.answered, renew            an answer moves the deadline: to its request + 3/5 lease
-//	supervise, Child.Renew             sends the deadline to the guard
-//	Session.beat, ExpireIfDue          the deadline passes
-//	Session.fail                       notes the reason, and closes Lost
-//	lockLost, Child.TellLost           tells the guard to end the tree; starts the hook --on-lost
-//	guardProcess.terminate, kill       SIGTERM, if there is a grace; SIGKILL, in rounds (killRound)
-//	Child.killGuard, Guards.finishFor  if the guard is too slow, pglead kills in its place
-//	guardProcess.watch, Child.listen   the guard reports that all are reaped, which closes Done
-//	conclude                           turns that into a LockLostError
-//	run.reportLoss, ReportLostRuns     tells the waiters, on a new session
-//
-// The guard's own timer (checkTime) has the same deadline, in case pglead is stopped. Meanwhile the
-// first in line sees the silence, and may end the session (package lock, watchHolder). The server
-// ends the session a lease after the last request arrived.
+//	0    Session.answered, renew            the answer moves the deadline: to 3/5 from its request
+//	     supervise, Child.Renew             sends the deadline to the guard
+//	3/5  Session.beat, ExpireIfDue          the deadline passes
+//	     Session.fail                       notes the reason, and closes Lost
+//	     lockLost, Child.TellLost           tells the guard to end the tree; starts the hook --on-lost
+//	     guardProcess.checkTime             the guard's own alarm, in case this process is stopped
+//	     guardProcess.terminate, kill       SIGTERM, if there is a grace; SIGKILL, in rounds (killRound)
+//	     Child.killGuard, Guards.finishFor  if the guard is too slow, pglead kills in its place
+//	     guardProcess.watch, Child.listen   the guard reports that all are reaped, which closes Done
+//	     conclude                           turns that into a LockLostError
+//	     run.reportLoss, ReportLostRuns     tells the waiters, on a new session
+//	2/3  (leasetime.DeadAfter)              the command is certainly dead; with a lost-grace, later
+//	     waiter.endSilent                   the first in line, which has seen the silence, ends the
+//	                                        session a little later (package lock, watchHolder)
+//	1    (idle_session_timeout)             the server ends the session
 //
 // A request that waits for its answer (Session.answer) waits no longer than 3/5 of a lease either.
 // The guard also watches the connection itself (guardProcess.await), in case this process is
