@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -167,9 +168,16 @@ func (a *ledgerAdmin) status(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	forRuns, others, err := ledger.Missing(ctx, a.ask)
+	if err != nil {
+		return err
+	}
 	faults, err := ledger.Faults(ctx, a.ask)
 	if err != nil {
 		return err
+	}
+	for _, missing := range slices.Concat(forRuns, others) {
+		faults = append(faults, "there is no "+missing+": "+ledger.Mend)
 	}
 	if a.output.value == "json" {
 		return writeJSON(a.out, ledgerView{true, s, faults})
@@ -194,7 +202,11 @@ type ledgerView struct {
 }
 
 func (a *ledgerAdmin) writeStatus(s ledger.State, faults []string) error {
-	text := fmt.Sprintf("ledger in %s: version %d, keeps %d runs of each key\n", a.where, s.Version, s.Keep)
+	version := "of unknown version"
+	if s.Version > 0 {
+		version = "version " + strconv.Itoa(s.Version)
+	}
+	text := fmt.Sprintf("ledger in %s: %s, keeps %d runs of each key\n", a.where, version, s.Keep)
 	text += fmt.Sprintf("  holds    %s of %s, %s", plural(s.Runs, "run"), plural(s.Keys, "key"), size(s.Bytes))
 	if s.Oldest != nil {
 		text += ", from " + when(*s.Oldest, time.Now()) + " on"

@@ -3,6 +3,8 @@ package ledger
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -11,8 +13,8 @@ import (
 
 // State describes an installed ledger, also as the JSON of pglead ledger status.
 type State struct {
-	Version int        `json:"version"`
-	Keep    int        `json:"keep"` // how many runs of each key it keeps
+	Version int        `json:"version"` // 0 if the ledger has lost its setting
+	Keep    int        `json:"keep"`    // how many runs of each key it keeps
 	Runs    int64      `json:"runs"`
 	Locks   int64      `json:"locks"`
 	Keys    int64      `json:"-"`
@@ -26,7 +28,7 @@ type State struct {
 
 // ReadState asks for the state of the ledger.
 func ReadState(ctx context.Context, ask Ask) (State, error) {
-	rows, err := ask(ctx, `SELECT version, keep, (SELECT pg_catalog.count(*) FROM pglead.run), (SELECT pg_catalog.count(*) FROM pglead.lock),
+	rows, err := ask(ctx, `SELECT version, coalesce(keep, `+strconv.Itoa(Keep)+`), (SELECT pg_catalog.count(*) FROM pglead.run), (SELECT pg_catalog.count(*) FROM pglead.lock),
 	(SELECT pg_catalog.count(DISTINCT key) FROM pglead.lock),
 	pg_catalog.pg_total_relation_size('pglead.run') + pg_catalog.pg_total_relation_size('pglead.lock'),
 	`+epoch("(SELECT pg_catalog.min(started) FROM pglead.run)")+`,
@@ -35,7 +37,7 @@ func ReadState(ctx context.Context, ask Ask) (State, error) {
 		FROM pg_catalog.aclexplode(nspacl) WHERE privilege_type = 'USAGE' AND grantee <> nspowner ORDER BY 1), E'\n'),
 	pg_catalog.array_to_string(ARRAY(SELECT DISTINCT r.rolname FROM pglead.lock AS l JOIN pg_catalog.pg_roles AS r ON r.rolname = l.role
 		WHERE NOT pg_catalog.has_schema_privilege(r.oid, 'pglead', 'USAGE') ORDER BY 1), E'\n')
-FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
+FROM pg_catalog.pg_namespace LEFT JOIN pglead.setting ON true WHERE nspname = 'pglead'`)
 	if err != nil {
 		return State{}, err
 	}
@@ -52,9 +54,10 @@ FROM pglead.setting, pg_catalog.pg_namespace WHERE nspname = 'pglead'`)
 	return s, r.err
 }
 
-// Missing lists the tables and functions that the ledger lacks, as where another program has made a
-// schema of that name, or a backup is restored in part: those without which runs fail, and others.
-// An older ledger need not have what only newer functions call.
+// Missing lists what the ledger lacks: tables, functions and the row of pglead.setting. So it is if
+// another program has made a schema of that name, or a backup is restored in part, or without rows.
+// forRuns are those without which runs fail. An older ledger need not have what only newer functions
+// call.
 func Missing(ctx context.Context, ask Ask) (forRuns, others []string, err error) {
 	rows, err := ask(ctx, `WITH own AS (SELECT proname, prosrc FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.to_regnamespace('pglead')::oid)
 SELECT name, use = 'run' OR EXISTS (SELECT 1 FROM own WHERE proname IN ('start_1', 'start_rest_1') AND pg_catalog.strpos(prosrc, pg_catalog.concat('pglead.', name, '(')) > 0)
@@ -70,6 +73,13 @@ AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class WHERE relname = name AND relna
 		} else {
 			others = append(others, "pglead."+row[0])
 		}
+	}
+	if err != nil || slices.Contains(forRuns, "pglead.setting") {
+		return forRuns, others, err
+	}
+	setting, err := ask(ctx, "SELECT 1 FROM pglead.setting")
+	if len(setting) == 0 && err == nil {
+		others = append(others, "row in pglead.setting")
 	}
 	return forRuns, others, err
 }

@@ -44,3 +44,31 @@ END $$`)
 	run(t, owner, "DROP TABLE pglead.setting")
 	missing("a table", "[pglead.setting] []")
 }
+
+// TestWithoutSetting: a ledger that was restored without rows, as from pg_dump -s, keeps as many runs
+// as by default, and says that its setting is missing. An install over it brings the setting back.
+func TestWithoutSetting(t *testing.T) {
+	server := remembering(t, nil)
+	owner, a := connect(t, server, "boss"), connect(t, server, "cron")
+	run(t, owner, "DELETE FROM pglead.setting")
+	query(t, server, fmt.Sprintf(`INSERT INTO pglead.run (number, sub, started, token, ended, outcome)
+SELECT 7, 1, now() - interval '1 hour' * n, n, now(), 'failed' FROM generate_series(1, %d) AS n`, ledger.Keep+5))
+	run(t, a, "SELECT pglead.tidy_1(7, 1::smallint)")
+	expect(t, "what is kept", query(t, server, "SELECT count(*), max(token) FROM pglead.run"), fmt.Sprint(ledger.Keep, ledger.Keep))
+	state := func(what string, version, keep int, missing string) {
+		t.Helper()
+		s, err := ledger.ReadState(t.Context(), asking(a))
+		if err != nil || s.Version != version || s.Keep != keep || s.Runs != int64(ledger.Keep) || s.Owner != "boss" {
+			t.Errorf("%s: %+v, %v", what, s, err)
+		}
+		forRuns, others, err := ledger.Missing(t.Context(), asking(a))
+		expect(t, what, fmt.Sprint(forRuns, others, err), missing)
+	}
+	state("without a setting", 0, ledger.Keep, "[] [row in pglead.setting] <nil>")
+	if err := ledger.Install(t.Context(), asking(owner), 7); err != nil {
+		t.Fatal(err)
+	}
+	state("installed again", ledger.Version, 7, "[] [] <nil>")
+	run(t, a, "SELECT pglead.tidy_1(7, 1::smallint)")
+	expect(t, "what is kept then", query(t, server, "SELECT count(*) FROM pglead.run"), "7")
+}
