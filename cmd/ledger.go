@@ -41,7 +41,8 @@ else works.
              owner of the database. Then grant it to the jobs' role: GRANT USAGE
              ON SCHEMA pglead TO cron
   status     version, rows, size, who is granted; exit status 1 without a ledger
-  prune      forget the runs of keys that have not run for --older
+  prune      forget the runs of keys that have not run for --older, as the owner
+             of the schema
   uninstall  drop the schema, with all that is remembered; asks first, or needs
              --yes where there is no terminal`,
 		Example: `  pglead ledger install
@@ -137,7 +138,7 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	case session.HasCode(err, session.FeatureNotSupported):
 		return session.Errorf(session.Unsafe, "a ledger takes a server that was built with libxml, as packages of PostgreSQL are", "%w", err)
 	case err != nil:
-		return notOwner(err)
+		return denied(err, takesOwner)
 	}
 	s, err := ledger.ReadState(ctx, a.ask)
 	if err != nil {
@@ -146,10 +147,12 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	return a.writeStatus(s, nil)
 }
 
-// notOwner adds a hint to the error of a role that lacks a privilege.
-func notOwner(err error) error {
+const takesOwner = "it takes the owner of the database, or a superuser"
+
+// denied adds a hint to the error of a role that lacks a privilege.
+func denied(err error, hint string) error {
 	if session.HasCode(err, session.InsufficientPrivilege) {
-		return session.Errorf(session.Denied, "it takes the owner of the database, or a superuser", "%w", err)
+		return session.Errorf(session.Denied, hint, "%w", err)
 	}
 	return err
 }
@@ -250,7 +253,7 @@ func (a *ledgerAdmin) prune(ctx context.Context) error {
 	}
 	n, err := ledger.Prune(ctx, a.ask, a.older.value)
 	if err != nil {
-		return err
+		return denied(err, "it takes the owner of the schema pglead, or a superuser")
 	}
 	_, err = fmt.Fprintf(a.out, "forgot %s\n", plural(n, "row"))
 	return err
@@ -264,7 +267,7 @@ func (a *ledgerAdmin) uninstall(ctx context.Context) error {
 		return err
 	}
 	if err := ledger.Uninstall(ctx, a.ask); err != nil {
-		return notOwner(err)
+		return denied(err, takesOwner)
 	}
 	_, err := fmt.Fprintf(a.out, "the ledger in %s is gone, with all that it had\n", a.where)
 	return err

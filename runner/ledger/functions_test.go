@@ -275,7 +275,7 @@ func TestAccess(t *testing.T) {
 			t.Errorf("a stranger's %s: %v", sql, err)
 		}
 	}
-	for _, sql := range []string{"DELETE FROM pglead.lock", "INSERT INTO pglead.run DEFAULT VALUES", "UPDATE pglead.setting SET keep = 1", "DROP TABLE pglead.run", "CREATE TABLE pglead.trap ()"} {
+	for _, sql := range []string{"SELECT pglead.prune_locks_1('0', 0, 1::smallint, 0)", "SELECT pglead.prune_runs_1('0', 0, 1::smallint, now(), 0)", "DELETE FROM pglead.lock", "INSERT INTO pglead.run DEFAULT VALUES", "UPDATE pglead.setting SET keep = 1", "DROP TABLE pglead.run", "CREATE TABLE pglead.trap ()"} {
 		if _, err := try(t, cron, sql); code(err) != "42501" {
 			t.Errorf("%s by one who is granted: %v", sql, err)
 		}
@@ -304,7 +304,7 @@ func prune(t *testing.T, conn *pgconn.PgConn, older time.Duration) string {
 // run of a key that is to be forgotten, and a third one removes some runs of another key.
 func TestPruneBesideOthers(t *testing.T) {
 	server := remembering(t, nil)
-	a, b := connect(t, server, "cron"), connect(t, server, "cron")
+	pruning, b := connect(t, server, "boss"), connect(t, server, "cron")
 	query(t, server, `INSERT INTO pglead.run (number, sub, started, token, ended, outcome)
 SELECT n % 11, 1, now() - interval '1 hour' * n, n, now() - interval '1 hour' * n, CASE WHEN n % 3 = 0 THEN 'failed' ELSE 'ok' END FROM generate_series(1, 12000) AS n;
 INSERT INTO pglead.lock (number, sub, reader, token, started, ended)
@@ -328,12 +328,12 @@ SELECT 100, 1, n, n, now() - interval '9 days', now() - interval '9 days' FROM g
 	if _, err := fmt.Sscan(runs, &old); err != nil {
 		t.Fatal(err)
 	}
-	expect(t, "a prune", prune(t, a, 40*time.Hour), fmt.Sprint(6006+51+old))
+	expect(t, "a prune", prune(t, pruning, 40*time.Hour), fmt.Sprint(6006+51+old))
 	run(t, b, "COMMIT")
 	run(t, owner, "ROLLBACK")
 	expect(t, "what is left", query(t, server, "SELECT count(*), min(number) FROM pglead.lock"), "1 6")
 	failed := query(t, server, "SELECT count(*) FROM pglead.run WHERE ended < now() - interval '40 hours'")
-	expect(t, "another", prune(t, a, 40*time.Hour), failed)
+	expect(t, "another", prune(t, pruning, 40*time.Hour), failed)
 	expect(t, "the end", run(t, b, finish(6, s.token, "ok")), fmt.Sprint(s.token))
 }
 
@@ -343,6 +343,7 @@ func TestInstallOverOlder(t *testing.T) {
 	owner, a := connect(t, server, "boss"), connect(t, server, "cron")
 	run(t, owner, `ALTER TABLE pglead.lock DROP COLUMN alone, ADD CHECK (sub IN (1, 2)), ADD CHECK (outcome IN ('ok', 'failed', 'timeout', 'lost', 'killed', 'stopped'));
 CREATE FUNCTION pglead.prune_1(interval) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint';
+ALTER FUNCTION pglead.prune_locks_1 SECURITY DEFINER; ALTER FUNCTION pglead.prune_runs_1 SECURITY DEFINER;
 INSERT INTO pglead.lock (number, sub, reader, token, system, started, ended) SELECT 7, 1, r, 1, system_identifier, now(), CASE r WHEN 0 THEN now() END FROM pg_control_system(), generate_series(0, 1) AS r`)
 	reading := connect(t, server, "boss")
 	run(t, reading, "BEGIN; SELECT FROM pglead.lock")
@@ -359,7 +360,7 @@ INSERT INTO pglead.lock (number, sub, reader, token, system, started, ended) SEL
 		t.Errorf("once more, beside somebody who reads the table: %v", err)
 	}
 	run(t, reading, "ROLLBACK")
-	expect(t, "what is gone", query(t, server, "SELECT (SELECT count(*) FROM pg_constraint WHERE conrelid = 'pglead.lock'::regclass AND contype = 'c'), (SELECT count(*) FROM pg_proc WHERE proname = 'prune_1')"), "0 0")
+	expect(t, "what is gone", query(t, server, "SELECT (SELECT count(*) FROM pg_constraint WHERE conrelid = 'pglead.lock'::regclass AND contype = 'c'), (SELECT count(*) FROM pg_proc WHERE proname = 'prune_1' OR proname LIKE 'prune%' AND prosecdef)"), "0 0")
 	run(t, a, "SELECT pg_advisory_lock(7)")
 	s := of(token(t, a))
 	s.sure = true
@@ -384,12 +385,12 @@ SELECT 7, 1, now() - interval '1 day' * n, n, now() - interval '1 day' * n, CASE
 	query(t, server, `INSERT INTO pglead.lock (number, sub, token, started, ended) VALUES (7, 1, 1, now() - interval '1 day', now() - interval '1 day'), (8, 1, 2, now() - interval '9 days', NULL)`)
 	run(t, a, "SELECT pglead.tidy_1(7, 1::smallint)")
 	expect(t, "the newest, and the last success", query(t, server, "SELECT count(*), max(token) FROM pglead.run"), "11 30")
-	if _, err := ledger.Prune(t.Context(), asking(a), -time.Hour); err != nil {
+	if _, err := ledger.Prune(t.Context(), asking(owner), -time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	expect(t, "older than what is to come", query(t, server, "SELECT count(*) FROM pglead.run"), "11")
-	expect(t, "what is older than five days", prune(t, a, 108*time.Hour), "6")
+	expect(t, "what is older than five days", prune(t, owner, 108*time.Hour), "6")
 	expect(t, "the last success is spared", query(t, server, "SELECT count(*), max(token) FROM pglead.run"), "5 30")
-	expect(t, "a key that doesn't come back", prune(t, a, 12*time.Hour), "6")
+	expect(t, "a key that doesn't come back", prune(t, owner, 12*time.Hour), "6")
 	expect(t, "an open run", query(t, server, "SELECT number FROM pglead.lock"), "8")
 }

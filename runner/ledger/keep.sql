@@ -51,12 +51,15 @@ $$;
 -- the last row at which it has looked, or NULLs at the end. It leaves alone what somebody else has
 -- locked: no start waits for a prune, and no prune for a start.
 --
+-- Both run with the caller's rights, so only a role that may delete from the tables can forget other
+-- roles' runs.
+--
 -- A row is needed while its run is open or its key is paused, and as long as its tick could come
 -- again: without the row a tick that has had its success would run a second time.
 DROP FUNCTION IF EXISTS pglead.prune_1(interval);
 CREATE OR REPLACE FUNCTION pglead.prune_locks_1(p_older interval, p_number bigint, p_sub smallint, p_reader bigint,
 	OUT gone bigint, OUT number bigint, OUT sub smallint, OUT reader bigint)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 	WITH looked AS MATERIALIZED (
 		SELECT l.ctid AS place, l.number, l.sub, l.reader FROM pglead.lock AS l
 		WHERE (l.number, l.sub, l.reader) > (p_number, p_sub, p_reader) ORDER BY l.number, l.sub, l.reader LIMIT 5000),
@@ -75,7 +78,7 @@ $$;
 
 CREATE OR REPLACE FUNCTION pglead.prune_runs_1(p_older interval, p_number bigint, p_sub smallint, p_started timestamptz, p_token bigint,
 	OUT gone bigint, OUT number bigint, OUT sub smallint, OUT started timestamptz, OUT token bigint)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
+LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp SET lock_timeout = '3s' AS $$
 	WITH looked AS MATERIALIZED (
 		SELECT u.ctid AS place, u.number, u.sub, u.started, u.token, u.ended FROM pglead.run AS u
 		WHERE (u.number, u.sub, u.started, u.token) > (p_number, p_sub, p_started, p_token) ORDER BY u.number, u.sub, u.started, u.token LIMIT 5000),
