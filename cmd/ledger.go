@@ -22,10 +22,10 @@ import (
 // ledgerFlags are the flags of all actions on a ledger.
 type ledgerFlags struct {
 	lookFlags
-	keep  int
-	sql   bool
-	older duration
-	yes   bool
+	keep           int
+	sql, published bool
+	older          duration
+	yes            bool
 }
 
 func newLedgerCmd(u *ui, stdout io.Writer) *cobra.Command {
@@ -57,6 +57,7 @@ else works.
 	flags := cmd.Flags()
 	flags.IntVar(&f.keep, "keep", ledger.Keep, "install: remember the `N` newest runs of each key")
 	flags.BoolVar(&f.sql, "sql", false, "install: print the SQL that would be run, and change nothing")
+	flags.BoolVar(&f.published, "published", false, "install: also if a publication FOR ALL TABLES takes the tables along: its subscribers have them")
 	flags.Var(&f.older, "older", "prune: forget keys whose last run is older than this")
 	flags.Lookup("older").DefValue = "90d" // in help, for 2160h
 	flags.BoolVar(&f.yes, "yes", false, "uninstall: don't ask")
@@ -80,7 +81,7 @@ func oneAction(cmd *cobra.Command, args []string) error {
 
 // ofAction refuses flags that the action does not have.
 func ofAction(cmd *cobra.Command, action string) error {
-	for flag, of := range map[string]string{"keep": "install", "sql": "install", "older": "prune", "yes": "uninstall", "output": "status"} {
+	for flag, of := range map[string]string{"keep": "install", "sql": "install", "published": "install", "older": "prune", "yes": "uninstall", "output": "status"} {
 		if cmd.Flags().Changed(flag) && action != of {
 			return usagef("%s is of pglead ledger %s", sourceOf(cmd.Flags().Lookup(flag)), of)
 		}
@@ -102,7 +103,7 @@ func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io
 		f.keep = 0 // keep the present setting, or else the default
 	}
 	if f.sql {
-		_, err := io.WriteString(stdout, ledger.InstallSQL(f.keep))
+		_, err := io.WriteString(stdout, ledger.InstallSQL(f.plan()))
 		return err
 	}
 	if err := f.resolveServer(u, cmd); err != nil {
@@ -123,6 +124,8 @@ func (f *ledgerFlags) ledger(u *ui, cmd *cobra.Command, action string, stdout io
 	})
 }
 
+func (f *ledgerFlags) plan() ledger.Plan { return ledger.Plan{Keep: f.keep, Published: f.published} }
+
 // ledgerAdmin carries out an action on a database's ledger, even if there is none yet.
 type ledgerAdmin struct {
 	*ledgerFlags
@@ -134,7 +137,9 @@ func (a *ledgerAdmin) install(ctx context.Context) error {
 	if a.access == ledger.Foreign {
 		return a.denial()
 	}
-	switch err := ledger.Install(ctx, a.ask, a.keep); {
+	switch err := ledger.Install(ctx, a.ask, a.plan()); {
+	case session.HasCode(err, ledger.WouldBePublished):
+		return session.Errorf(session.Unsafe, ledger.PublishedHint, "%w", err)
 	case session.HasCode(err, session.FeatureNotSupported):
 		return session.Errorf(session.Unsafe, "a ledger takes a server that was built with libxml, as packages of PostgreSQL are", "%w", err)
 	case err != nil:
@@ -191,7 +196,7 @@ func (a *ledgerAdmin) status(ctx context.Context) error {
 func (a *ledgerAdmin) writeAbsent() error {
 	if a.output.value == "json" {
 		none := []string{} // in JSON this is [], not null
-		return writeJSON(a.out, ledgerView{State: ledger.State{Granted: none, Former: none}, Faults: none})
+		return writeJSON(a.out, ledgerView{State: ledger.State{Granted: none, Former: none, Published: none}, Faults: none})
 	}
 	_, err := fmt.Fprintf(a.out, "there is no ledger in %s\n", a.where)
 	return err
@@ -225,6 +230,9 @@ func (a *ledgerAdmin) writeStatus(s ledger.State, faults []string) error {
 	lines := []string{text}
 	for _, role := range s.Former {
 		lines = append(lines, "  lacking  "+visible.Text(role)+" has run something, and is not granted it any more")
+	}
+	if len(s.Published) > 0 {
+		lines = append(lines, "  copied   by "+visible.Text(strings.Join(s.Published, ", "))+", FOR ALL TABLES: a subscriber without these tables stops")
 	}
 	label := "broken"
 	for _, fault := range faults {

@@ -78,7 +78,7 @@ func terminateAll(t *testing.T, server *localpg.Server) {
 // the first waits.
 func TestEachIsAlive(t *testing.T) {
 	server := testserver.Start(t, nil)
-	testserver.Query(t, server, ledger.InstallSQL(ledger.Keep))
+	testserver.Query(t, server, ledger.InstallSQL(ledger.Plan{Keep: ledger.Keep}))
 	locking := lockingOn(t, server)
 	locking.Ledger.Mode, locking.LockDelay = ledger.Auto, time.Second
 	before := locking

@@ -19,7 +19,7 @@ import (
 func TestScripts(t *testing.T) {
 	pooler, statementPooler := pooled(t, "transaction", 3), pooled(t, "statement", 3)
 	ledgerSQL := filepath.Join(testbed.dir, "ledger.sql")
-	if err := os.WriteFile(ledgerSQL, []byte(ledger.InstallSQL(ledger.Keep)), 0o644); err != nil {
+	if err := os.WriteFile(ledgerSQL, []byte(ledger.InstallSQL(ledger.Plan{Keep: ledger.Keep})), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	testscript.Run(t, testscript.Params{

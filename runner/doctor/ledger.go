@@ -43,5 +43,13 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 	case len(others) > 0:
 		return checkup.Warningf(ledger.Mend, "it is enough for runs, and not for all else: there is no %s", strings.Join(others, ", "))
 	}
+	published, err := ledger.Published(ctx, ask)
+	switch {
+	case err != nil:
+		return unknown(err)
+	case len(published) > 0:
+		return checkup.Notef("each subscriber needs the schema pglead, without rows before the first copy",
+			"granted to role %s; published FOR ALL TABLES, by %s", role, strings.Join(published, ", "))
+	}
 	return checkup.Okf("granted to role %s", role)
 }

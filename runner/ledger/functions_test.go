@@ -285,7 +285,7 @@ func TestAccess(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(t, "what is left", query(t, server, "SELECT count(*) FROM pg_namespace WHERE nspname = 'pglead'")+query(t, server, "SELECT count(*) FROM pg_proc WHERE prosrc LIKE '%pglead%'"), "00")
-	if _, err := try(t, owner, ledger.InstallSQL(5)); err != nil {
+	if _, err := try(t, owner, ledger.InstallSQL(ledger.Plan{Keep: 5})); err != nil {
 		t.Fatal(err)
 	}
 	expect(t, "what was asked to be kept", query(t, server, "SELECT version, keep FROM pglead.setting"), "1 5")
@@ -348,15 +348,15 @@ INSERT INTO pglead.lock (number, sub, reader, token, system, started, ended) SEL
 	reading := connect(t, server, "boss")
 	run(t, reading, "BEGIN; SELECT FROM pglead.lock")
 	run(t, owner, "SET lock_timeout = '100ms'")
-	if err := ledger.Install(t.Context(), asking(owner), ledger.Keep); code(err) != "55P03" {
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{Keep: ledger.Keep}); code(err) != "55P03" {
 		t.Errorf("beside somebody who reads the table: %v", err)
 	}
 	run(t, reading, "ROLLBACK; BEGIN")
-	if err := ledger.Install(t.Context(), asking(owner), ledger.Keep); err != nil {
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{Keep: ledger.Keep}); err != nil {
 		t.Fatal(err)
 	}
 	run(t, reading, "SELECT FROM pglead.lock")
-	if err := ledger.Install(t.Context(), asking(owner), ledger.Keep); err != nil {
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{Keep: ledger.Keep}); err != nil {
 		t.Errorf("once more, beside somebody who reads the table: %v", err)
 	}
 	run(t, reading, "ROLLBACK")
@@ -377,7 +377,7 @@ INSERT INTO pglead.lock (number, sub, reader, token, system, started, ended) SEL
 func TestKeep(t *testing.T) {
 	server := remembering(t, nil)
 	owner, a := connect(t, server, "boss"), connect(t, server, "cron")
-	if err := ledger.Install(t.Context(), asking(owner), 10); err != nil {
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{Keep: 10}); err != nil {
 		t.Fatal(err)
 	}
 	query(t, server, `INSERT INTO pglead.run (number, sub, started, token, ended, outcome)

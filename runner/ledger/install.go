@@ -45,25 +45,56 @@ const Version = 1
 // Keep is how many runs of a key a ledger keeps by default.
 const Keep = 1000
 
-// installing is the SQL of Install. If keep is 0, an existing setting stays as it is.
-func installing(keep int) string {
-	kept := "excluded.keep"
+// Plan says how to install a ledger.
+type Plan struct {
+	Keep      int  // how many runs of each key it keeps; 0 leaves an existing setting as it is
+	Published bool // although publications FOR ALL TABLES take its tables along
+}
+
+// installing is the SQL of Install.
+func (p Plan) installing() string {
+	keep, kept, before := p.Keep, "excluded.keep", unpublished
 	if keep == 0 {
 		keep, kept = Keep, "s.keep"
 	}
-	return fmt.Sprintf(`%s
+	if p.Published {
+		before = ""
+	}
+	return fmt.Sprintf(`%s%s
 INSERT INTO pglead.setting AS s (version, keep) VALUES (%d, %d)
 ON CONFLICT (one) DO UPDATE SET version = greatest(s.version, excluded.version), keep = %s;
-`, schema(), Version, keep, kept)
+`, before, schema(), Version, keep, kept)
 }
 
-// InstallSQL is what Install sends, for users who want to read it first.
-func InstallSQL(keep int) string { return "BEGIN;\n\n" + installing(keep) + "\nCOMMIT;\n" }
+// unpublished fails if tables would be made that a publication takes along. It is SQL, since users
+// also run what InstallSQL returns.
+const unpublished = `-- A publication FOR ALL TABLES takes new tables along. A subscriber that lacks them applies nothing any more.
+DO $$ DECLARE names text := (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(pubname), ', ' ORDER BY pubname)
+	FROM pg_catalog.pg_publication WHERE puballtables);
+BEGIN
+	IF names IS NOT NULL AND (SELECT pg_catalog.count(*) FROM pg_catalog.pg_class WHERE relname IN ('setting', 'lock', 'run')
+			AND relnamespace = pg_catalog.to_regnamespace('pglead')::oid) < 3 THEN
+		RAISE EXCEPTION USING ERRCODE = '` + WouldBePublished + `', HINT = '` + PublishedHint + `',
+			MESSAGE = pg_catalog.concat('not made, since the database is published FOR ALL TABLES, by ', names, ': a subscriber without these tables would stop');
+	END IF;
+END $$;
 
-// Install makes the ledger, or its missing parts. keep is how many runs of each key
-// it keeps. The role needs CREATE on the database, and nothing else.
-func Install(ctx context.Context, ask Ask, keep int) error {
-	_, err := ask(ctx, installing(keep)) // one transaction
+`
+
+// WouldBePublished is the code of the error of an Install that would make tables that are published.
+const WouldBePublished = "LE002"
+
+// PublishedHint says what to do then.
+const PublishedHint = "publish FOR TABLES IN SCHEMA (PostgreSQL 15) or tables by name; " +
+	"or first, at each subscriber: pglead ledger install, and TRUNCATE pglead.setting; then install here with --published"
+
+// InstallSQL is what Install sends, for users who want to read it first.
+func InstallSQL(p Plan) string { return "BEGIN;\n\n" + p.installing() + "\nCOMMIT;\n" }
+
+// Install makes the ledger, or its missing parts. The role needs CREATE on the database, and nothing
+// else.
+func Install(ctx context.Context, ask Ask, p Plan) error {
+	_, err := ask(ctx, p.installing()) // one transaction
 	return err
 }
 

@@ -18,7 +18,7 @@ import (
 // index says where to look for a test, by the beginnings of the files' names.
 const index = `
 functions           the SQL functions, called as pglead calls them, and an older ledger
-install             without libxml; an uninstall beside a run
+install             without libxml, beside a publication FOR ALL TABLES; an uninstall beside a run
 state               what a ledger lacks that is not whole
 fence, takeovers    pglead.fence beside starts
 paused              which of many locks are paused
@@ -38,7 +38,7 @@ func remembering(t *testing.T, settings map[string]string) *localpg.Server {
 	query(t, server, "CREATE ROLE boss LOGIN; CREATE ROLE cron LOGIN; CREATE ROLE other LOGIN; CREATE ROLE stranger LOGIN; ALTER DATABASE postgres OWNER TO boss; GRANT pg_signal_backend TO boss")
 	owner := connect(t, server, "boss")
 	for range 2 { // twice in a row
-		if err := ledger.Install(t.Context(), asking(owner), ledger.Keep); err != nil {
+		if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{Keep: ledger.Keep}); err != nil {
 			t.Fatal(err)
 		}
 	}

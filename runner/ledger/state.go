@@ -24,6 +24,8 @@ type State struct {
 	Trusted bool       `json:"trusted"`              // all roles trust it, since its owner owns the database or is a superuser
 	Granted []string   `json:"granted"`              // roles with USAGE, without the owner
 	Former  []string   `json:"not_granted_any_more"` // roles that have run something, and lack USAGE now
+	// Published are the publications FOR ALL TABLES, which take the ledger's tables along.
+	Published []string `json:"published"`
 }
 
 // ReadState asks for the state of the ledger.
@@ -36,7 +38,8 @@ func ReadState(ctx context.Context, ask Ask) (State, error) {
 	pg_catalog.array_to_string(ARRAY(SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE pg_catalog.pg_get_userbyid(grantee) END
 		FROM pg_catalog.aclexplode(nspacl) WHERE privilege_type = 'USAGE' AND grantee <> nspowner ORDER BY 1), E'\n'),
 	pg_catalog.array_to_string(ARRAY(SELECT DISTINCT r.rolname FROM pglead.lock AS l JOIN pg_catalog.pg_roles AS r ON r.rolname = l.role
-		WHERE NOT pg_catalog.has_schema_privilege(r.oid, 'pglead', 'USAGE') ORDER BY 1), E'\n')
+		WHERE NOT pg_catalog.has_schema_privilege(r.oid, 'pglead', 'USAGE') ORDER BY 1), E'\n'),
+	`+publishedSQL+`
 FROM pg_catalog.pg_namespace LEFT JOIN pglead.setting ON true WHERE nspname = 'pglead'`)
 	if err != nil {
 		return State{}, err
@@ -50,8 +53,24 @@ FROM pg_catalog.pg_namespace LEFT JOIN pglead.setting ON true WHERE nspname = 'p
 	if oldest := r.time(); !oldest.IsZero() {
 		s.Oldest = &oldest
 	}
-	s.Owner, s.Trusted, s.Granted, s.Former = r.text(), r.truth(), r.lines(), r.lines()
+	s.Owner, s.Trusted, s.Granted, s.Former, s.Published = r.text(), r.truth(), r.lines(), r.lines(), r.lines()
 	return s, r.err
+}
+
+const publishedSQL = `pg_catalog.array_to_string(ARRAY(SELECT pubname FROM pg_catalog.pg_publication WHERE puballtables ORDER BY 1), E'\n')`
+
+// Published lists the publications FOR ALL TABLES, which take the ledger's tables along.
+func Published(ctx context.Context, ask Ask) ([]string, error) {
+	rows, err := ask(ctx, "SELECT "+publishedSQL)
+	if err != nil {
+		return nil, err
+	}
+	row, err := session.Rows(rows).Only(0)
+	if err != nil {
+		return nil, errAnswer
+	}
+	r := reader{row: row}
+	return r.lines(), r.err
 }
 
 // Missing lists what the ledger lacks: tables, functions and the row of pglead.setting. So it is if

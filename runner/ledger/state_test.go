@@ -25,7 +25,7 @@ func TestMissing(t *testing.T) {
 	missing("what no start calls", "[] [pglead.missing_1 pglead.prune_runs_1]")
 	run(t, owner, "DROP FUNCTION pglead.marker_1")
 	missing("what starts call", "[pglead.marker_1] [pglead.missing_1 pglead.prune_runs_1]")
-	if err := ledger.Install(t.Context(), asking(owner), 0); err != nil {
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{}); err != nil {
 		t.Fatal(err)
 	}
 	run(t, owner, "DROP FUNCTION pglead.slots_1")
@@ -65,7 +65,7 @@ SELECT 7, 1, now() - interval '1 hour' * n, n, now(), 'failed' FROM generate_ser
 		expect(t, what, fmt.Sprint(forRuns, others, err), missing)
 	}
 	state("without a setting", 0, ledger.Keep, "[] [row in pglead.setting] <nil>")
-	if err := ledger.Install(t.Context(), asking(owner), 7); err != nil {
+	if err := ledger.Install(t.Context(), asking(owner), ledger.Plan{Keep: 7}); err != nil {
 		t.Fatal(err)
 	}
 	state("installed again", ledger.Version, 7, "[] [] <nil>")

@@ -26,7 +26,7 @@ func remembering(t *testing.T, settings map[string]string) (server *localpg.Serv
 	server = start(t, settings)
 	query(t, server, "CREATE ROLE boss LOGIN; CREATE ROLE cron LOGIN; CREATE ROLE other; ALTER DATABASE postgres OWNER TO boss; GRANT pg_signal_backend TO boss")
 	owner := plain(t, as(t, server, "boss"))
-	run(t, owner, ledger.InstallSQL(ledger.Keep))
+	run(t, owner, ledger.InstallSQL(ledger.Plan{Keep: ledger.Keep}))
 	run(t, owner, "GRANT USAGE ON SCHEMA pglead TO cron")
 	return server, as(t, server, "cron")
 }

@@ -136,7 +136,7 @@ func newArena(t *testing.T, o options) *arena {
 		a.flags = append(a.flags, "--lost-grace", a.lostGrace.String())
 	}
 	if a.ledger {
-		_, err = a.server.Query("postgres", ledger.InstallSQL(ledger.Keep))
+		_, err = a.server.Query("postgres", ledger.InstallSQL(ledger.Plan{Keep: ledger.Keep}))
 		check(err)
 		a.flags = append(a.flags, "--ledger", "require")
 	}
