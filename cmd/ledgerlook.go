@@ -41,8 +41,7 @@ func (f foundLedger) denial() error {
 	case ledger.Granted:
 		return nil
 	case ledger.Foreign:
-		return session.Errorf(session.Denied, "as its owner or a superuser: pglead ledger uninstall; then, as the owner of the database: pglead ledger install",
-			"the ledger in %s can't be trusted: %s", f.where, ledger.Untrusted)
+		return session.Errorf(session.Denied, ledger.UntrustedHint, "the ledger in %s can't be trusted: %s", f.where, ledger.Untrusted)
 	case ledger.Denied:
 		return session.Errorf(session.Denied, "as its owner: GRANT USAGE ON SCHEMA pglead TO "+f.role,
 			"the ledger in %s is not for the role %s", f.where, visible.Text(f.role))

@@ -23,7 +23,7 @@ func (x *examination) ledger(ctx context.Context) checkup.Check {
 		return checkup.Warningf("as its owner: GRANT USAGE ON SCHEMA pglead TO "+role,
 			"there is one that role %s is not granted: its runs leave no rows, and go by no pause", role)
 	case ledger.Foreign:
-		return checkup.Warningf("as its owner or a superuser: pglead ledger uninstall", "there is one that is left alone: %s", ledger.Untrusted)
+		return checkup.Warningf(ledger.UntrustedHint, "there is one that is left alone: %s", ledger.Untrusted)
 	}
 	forRuns, others, err := ledger.Missing(ctx, ask)
 	switch {

@@ -113,8 +113,7 @@ func (u Use) Applies(answer string) (bool, error) {
 	}
 	switch ParseAccess(answer) {
 	case Foreign:
-		return false, session.Errorf(session.Denied, "the owner of the database is to make the ledger: pglead ledger install",
-			"%s needs a ledger that can be trusted: %s", why, Untrusted)
+		return false, session.Errorf(session.Denied, UntrustedHint, "%s needs a ledger that can be trusted: %s", why, Untrusted)
 	case Denied:
 		return false, session.Errorf(session.Denied, "its owner, or a superuser: GRANT USAGE ON SCHEMA pglead TO this role",
 			"%s needs the ledger, which this role is not granted", why)
@@ -125,6 +124,12 @@ func (u Use) Applies(answer string) (bool, error) {
 
 // Untrusted says why pglead does not use a ledger.
 const Untrusted = "the schema pglead belongs neither to a superuser, nor to the database's owner, nor to this role"
+
+// UntrustedHint says what to do about it. ALTER SCHEMA alone isn't enough: the functions run with the
+// rights of their owner, who needs the schema.
+const UntrustedHint = "if it is the database's former owner's, as a superuser: ALTER SCHEMA pglead OWNER TO the present owner, " +
+	"and the same for its tables and functions, keeps what it has; else, as its owner or a superuser: pglead ledger uninstall; " +
+	"then, as the owner of the database: pglead ledger install"
 
 // Rejected turns an error of the server into one that names the ledger, in the caller's words, and
 // not the lock.

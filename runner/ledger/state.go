@@ -112,6 +112,9 @@ SELECT DISTINCT pg_catalog.format('%s has no %s on pglead.%s', pg_catalog.pg_get
 FROM functions AS f, (VALUES ('lock'), ('run')) AS t(name), (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS p(privilege)
 WHERE NOT pg_catalog.has_table_privilege(f.proowner, 'pglead.' || t.name, p.privilege) AND (t.name, p.privilege) <> ('run', 'UPDATE')
 UNION ALL
+SELECT DISTINCT pg_catalog.format('%s has no USAGE on schema pglead, with whose rights its functions run', pg_catalog.pg_get_userbyid(proowner))
+FROM functions WHERE NOT pg_catalog.has_schema_privilege(proowner, 'pglead', 'USAGE')
+UNION ALL
 SELECT pg_catalog.format('%s has no EXECUTE on pglead.%s', current_user, f.proname)
 FROM functions AS f WHERE NOT pg_catalog.has_function_privilege(f.oid, 'EXECUTE')
 ORDER BY 1`)
