@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"fmt"
@@ -337,6 +338,26 @@ func TestInSheet(t *testing.T) {
 	for in, want := range map[string]string{"": "", "web1": "web1", "=HYPERLINK(1)": "'=HYPERLINK(1)", "+1": "'+1", "-1": "'-1", "@x": "'@x"} {
 		if got := inSheet(in); got != want {
 			t.Errorf("%q is %q in a sheet", in, got)
+		}
+	}
+}
+
+// TestHistoryCSV: others' texts are values of a line each, whatever they contain; JSON has them as
+// they are.
+func TestHistoryCSV(t *testing.T) {
+	for key, want := range map[string]string{"two\nlines\tof": "two lines of", "\x1b[2J": `\x1b[2J`, `a,"b"`: `"a,""b"""`, strings.Repeat("k", 1001): strings.Repeat("k", 1000) + "…"} {
+		past := pastRuns{history: ledger.History{Runs: []ledger.Entry{{Key: key, Outcome: ledger.OK}}}}
+		var csv, asJSON strings.Builder
+		if err := errors.Join(writeHistoryCSV(&csv, past), writeHistoryJSON(&asJSON, past)); err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(csv.String(), "\n")
+		if len(lines) != 3 || lines[2] != "" || !strings.Contains(lines[1], ",0,"+want+",0,") {
+			t.Errorf("%q: %q", key, csv.String())
+		}
+		var views []runView
+		if err := json.Unmarshal([]byte(asJSON.String()), &views); err != nil || len(views) != 1 || views[0].Key != key {
+			t.Errorf("%q in JSON: %s, %v", key, asJSON.String(), err)
 		}
 	}
 }
