@@ -94,11 +94,16 @@ func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 	at := func(t time.Time) string { return t.Format(time.DateTime) }
 	name := func(v inspect.View) string {
 		since := v.Since
-		v.Since = time.Time{} // String would show a duration for it
-		if since.IsZero() {
-			return v.String()
+		left, delayed := v.StartsIn()
+		v.Since, v.Delay = time.Time{}, 0 // String would show durations for them
+		text := v.String()
+		if !since.IsZero() {
+			text += " since " + at(since.Local())
 		}
-		return v.String() + " since " + at(since.Local())
+		if delayed {
+			text += ", its command starts at " + at(time.Now().Add(left))
+		}
+		return text
 	}
 	o := &cfg.Observer
 	waiting, away, delayed := o.Waiting, o.Away, o.Delayed
@@ -118,7 +123,7 @@ func (n *notifier) observe(s *waitReport, cfg *runner.Config, work string) {
 	o.Delayed = func(until time.Time) {
 		delayed(until)
 		if !until.IsZero() {
-			n.status("the lock is granted; its last holder may live on until " + at(until))
+			n.status("starts at " + at(until) + ": the last holder may live on")
 		}
 	}
 	cfg.Milestones.NextTry = func(until time.Time) { n.status("tries next at " + at(until)) }

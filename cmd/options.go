@@ -62,7 +62,7 @@ func newOptions() options {
 // The flags are registered in groups, in the order of help.
 
 func (o *options) waitFlags(flags *pflag.FlagSet) {
-	flags.VarP(&o.wait, "wait", "w", "how long to wait for the lock, or forever; 0 tries once")
+	flags.VarP(&o.wait, "wait", "w", "how long to wait for the lock, or forever; 0 tries once. The lock-delay comes on top")
 	flags.IntVarP(&o.conflictCode, "conflict-exit-code", "E", o.conflictCode, "exit status `N` if the lock is held elsewhere or paused")
 }
 

@@ -39,6 +39,9 @@ func (o table) text(locks []*inspect.Lock) string {
 			if !h.Since.IsZero() {
 				row[3] = brief(h.HeldFor())
 			}
+			if left, delayed := h.StartsIn(); delayed {
+				row[3] = "starts in " + brief(left)
+			}
 			if silent := h.SilentFor(); silent > 0 {
 				row[3] += ", silent for " + brief(silent)
 			}

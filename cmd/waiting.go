@@ -22,6 +22,10 @@ const (
 	redraw = time.Second
 	// lookAgain is how often the status line asks the server who holds the lock.
 	lookAgain = 2 * time.Second
+	// longDelay is the longest lock-delay of which a log without a reader gets no warning. The default
+	// delay is 10 s, and cron would mail each. After a minute a person or a time limit may end what
+	// seems to hang: systemd's DefaultTimeoutStartSec is 90 s.
+	longDelay = time.Minute
 )
 
 // waitReport tells people about a wait.
@@ -195,11 +199,13 @@ func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 	s.cfg.ApplicationName, s.cfg.AnswerTimeout = "pglead", answerTimeout
 	_ = s.since()
 	hasStatus := u.hasStatus()
+	cfg.LongDelay = longDelay
 	switch {
 	case hasStatus:
 		cfg.Observer.Beside = s.keepStatus
 	case (os.Getenv("CI") != "" || u.watched()) && !o.quiet: // or it is a terminal without a status line
 		cfg.Observer.Waiting = s.logRarely
+		cfg.LongDelay = 0
 	}
 	cfg.Observer.Away = func(obstacle error) {
 		if obstacle == nil {
@@ -219,7 +225,7 @@ func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 			s.showObstacle(nil)
 		case hasStatus && len(cfg.Claim.IDs) > 0: // each has no locks here, and has its own status line
 			s.showObstacle(func() string {
-				return "the lock is granted; its last holder may live on for another " + brief(max(0, time.Until(until))+time.Second-1)
+				return "starts in " + brief(max(0, time.Until(until))+time.Second-1) + ": the last holder may live on"
 			})
 		}
 	}

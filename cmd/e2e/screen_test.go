@@ -70,6 +70,22 @@ func (s screen) types(line string) {
 	s.tmux("send-keys", "Enter")
 }
 
+// TestScreenDelay: a narrow terminal shows how long a lock-delay still lasts.
+func TestScreenDelay(t *testing.T) {
+	racesNothing(t)
+	const key = "screen/delay-of-20-c" // the shared server is younger than the delay
+	for columns, want := range map[int]string{
+		80: `starts in 15h\d+m: the last holder may live on`,
+		60: `starts in 15h\d+m: the [a-z ]+…`,
+	} {
+		s := newScreen(t, columns)
+		s.types("clear; pglead run --key " + key + " --lease 24h -- true")
+		s.shows(`\Apglead: ` + key + `: lock granted without evidence\s[^…:]*; the command starts [^…:]*\npglead: ` + key + `: ` + want + `\n+\z`)
+		s.tmux("send-keys", "C-c")
+		s.shows(`\n` + prompt + `\n*\z`)
+	}
+}
+
 func TestScreen(t *testing.T) {
 	racesNothing(t)
 	_, release := start(t, command(t, "run", "--key", "screen", "--lease", "3s", "--", "sh", "-c", "echo; read end"))
@@ -109,7 +125,7 @@ func TestScreen(t *testing.T) {
 	}
 	s.shows(`\npglead: screen: the database is back after \d+s\npglead: screen: waiting for \d+s; held by a program that is not pglead [^\n]*\n+\z`)
 	_ = stranger.Close(t.Context())
-	s.shows(`\npglead: screen: the lock is granted; its last holder may live on for another [1-3]s\n+\z`)
+	s.shows(`\npglead: screen: starts in [1-4]s: the last holder may live on\n+\z`)
 	s.shows(`\npglead: screen: the database is back after \d+s\nit runs\n` + prompt + `\n+\z`)
 
 	// --watch follows, without what a shorter table leaves behind.

@@ -84,6 +84,26 @@ func TestNotify(t *testing.T) {
 	if err := node.Wait(); err == nil {
 		t.Error("the command's end by SIGTERM is not told")
 	}
+	tells := func(pattern string, args ...string) (end func()) {
+		t.Helper()
+		node := command(t, args...)
+		node.Env = append(node.Env, "NOTIFY_SOCKET="+socket)
+		if err := node.Start(); err != nil {
+			t.Fatal(err)
+		}
+		expect(pattern)
+		return func() {
+			_ = node.Process.Signal(syscall.SIGTERM)
+			_ = node.Wait()
+		}
+	}
+	const at = `\d{4}-\d\d-\d\d [0-9:]{8}`
+	endDelayed := tells(`^READY=1\nSTATUS=starts at `+at+`: the last holder may live on$`,
+		"run", "--key", "notify/2", "--lease", "24h", "--", "true") // the shared server is younger than the delay
+	endStanding := tells(`^READY=1\nSTATUS=standing by since `+at+`; held by \S+ \(true, process \d+ of .*\) since `+at+`, its command starts at `+at+`$`,
+		"run", "--key", "notify/2", "--wait", "forever", "--", "true")
+	endStanding()
+	endDelayed()
 	away := command(t, "lead", "--key", "notify", "--first-delay", "0", "--dsn", "host=/nosuch", "--", "true")
 	away.Env = append(away.Env, "NOTIFY_SOCKET="+socket)
 	if err := away.Start(); err != nil {

@@ -35,10 +35,10 @@ type Description struct {
 	Transaction bool
 
 	// From the grant on.
-	Delay time.Duration // how long the lock is at first held without a command
+	Delay time.Duration // how long the lock is held, from Since on, before the command starts; 0 once it has
 	Slot  int
 	Token int64
-	Since time.Time
+	Since time.Time // the command's start or, with a Delay, that of the delay
 
 	// Beat is the number of the session's last request. Parse reads it. Comment
 	// doesn't write it: package session does.

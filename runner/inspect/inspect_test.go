@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
 
 	"github.com/pglead/pglead/lockkey"
@@ -119,6 +120,44 @@ func TestSameTenure(t *testing.T) {
 	} {
 		if got := test.now.SameTenure(former); got != test.want {
 			t.Errorf("%+v: %t", test.now, got)
+		}
+	}
+}
+
+// TestStartsIn: what is said of a lock-delay is that of the lock's own holder, and is never over
+// before the holder says so, whatever its clock is.
+func TestStartsIn(t *testing.T) {
+	now := time.Unix(1<<30, 0)
+	view := func(key, application string, held time.Duration) View {
+		return View{
+			ID: lockkey.SipHash24(key), Described: true, Granted: true, Backend: 1, Application: application, Now: now,
+			Description: describe.Description{Keys: []string{"import/3"}, Host: "web1", PID: 7, Delay: time.Hour, Since: now.Add(-held)},
+		}
+	}
+	const run, list = "pglead:import/3@web1", "pglead:import/{}@web1"
+	started, waiter := view("import/3", run, time.Minute), view("import/3", run, time.Minute)
+	started.Delay, waiter.Granted = 0, false
+	several := view("import/3", list, time.Minute)
+	several.Keys = []string{"import/3", "import/4"}
+	for name, tt := range map[string]struct {
+		View
+		left    time.Duration
+		delayed bool
+	}{
+		"a run's":               {view("import/3", run, time.Minute), 59 * time.Minute, true},
+		"a clock ahead":         {view("import/3", run, -time.Minute), time.Hour, true},
+		"a clock behind":        {view("import/3", run, 2*time.Hour), 0, true},
+		"keys that are cut off": {view("other", run, time.Minute), 59 * time.Minute, true},
+		"an item's":             {view("import/3", list, time.Minute), 59 * time.Minute, true},
+		"one of several items":  {several, 0, false},
+		"it has started":        {started, 0, false},
+		"a waiter's":            {waiter, 0, false},
+	} {
+		left, delayed := tt.StartsIn()
+		json, err := tt.MarshalJSON()
+		if left != tt.left || delayed != tt.delayed || err != nil ||
+			strings.Contains(tt.String(), "starts in") != tt.delayed || strings.Contains(string(json), `"starts_in_seconds":`) != tt.delayed {
+			t.Errorf("%s: in %v, %t; %s; %s, %v", name, left, delayed, tt, json, err)
 		}
 	}
 }

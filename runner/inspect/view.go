@@ -46,12 +46,15 @@ type named struct {
 
 // MarshalJSON writes the form that programs read.
 func (v View) MarshalJSON() ([]byte, error) {
-	seconds, since := v.Waiting, (*time.Time)(nil)
+	seconds, since, startsIn := v.Waiting, (*time.Time)(nil), (*float64)(nil)
 	if v.Granted {
 		seconds = v.HeldFor()
 		if !v.Since.IsZero() {
 			since = &v.Since
 		}
+	}
+	if left, delayed := v.StartsIn(); delayed {
+		startsIn = new(left.Seconds())
 	}
 	return json.Marshal(struct {
 		Host        string     `json:"host"`
@@ -65,14 +68,15 @@ func (v View) MarshalJSON() ([]byte, error) {
 		Backend     uint32     `json:"backend"`
 		Pglead      bool       `json:"pglead"`
 		Since       *time.Time `json:"since,omitempty"`
-		Seconds     float64    `json:"seconds,omitempty"` // held for, or waiting for
+		Seconds     float64    `json:"seconds,omitempty"`           // held for, or waiting for
+		StartsIn    *float64   `json:"starts_in_seconds,omitempty"` // not there once the command has started
 		Token       int64      `json:"token,omitempty"`
 		Lease       float64    `json:"lease_seconds,omitempty"`
 		Silent      float64    `json:"silent_seconds,omitempty"` // not heard for, if its heartbeat is overdue
 		Hidden      bool       `json:"hidden,omitempty"`         // this role may not see the details
 	}{
 		v.Where(), v.PID, v.User, v.Command, v.Note, v.Role, v.Client, v.Application, v.Backend, v.Pglead(),
-		since, seconds.Seconds(), v.Token, v.Lease.Seconds(), v.SilentFor().Seconds(), v.Hidden,
+		since, seconds.Seconds(), startsIn, v.Token, v.Lease.Seconds(), v.SilentFor().Seconds(), v.Hidden,
 	})
 }
 
@@ -89,6 +93,18 @@ func (v View) HeldFor() time.Duration {
 		return 0
 	}
 	return max(0, v.Now.Sub(v.Since))
+}
+
+// StartsIn says whether the holder waits out a lock-delay before it starts its command, and how long
+// that still takes at most.
+func (v View) StartsIn() (left time.Duration, delayed bool) {
+	if !v.Granted || v.Delay <= 0 {
+		return 0, false
+	}
+	if _, of := v.list(); of && len(v.Keys) != 1 { // the delay may be another item's
+		return 0, false
+	}
+	return max(0, v.Delay-v.HeldFor()), true
 }
 
 // SilentFor is how long the server has not heard from a pglead that has the lock, or 0 if
@@ -163,6 +179,9 @@ func (v View) String() string {
 	}
 	if held := v.HeldFor(); v.Granted && held > 0 {
 		text += fmt.Sprintf(" since %s, for %v", v.Since.Local().Format(sinceFormat(held)), held.Truncate(time.Second))
+	}
+	if left, delayed := v.StartsIn(); delayed {
+		text += fmt.Sprintf(", its command starts in %v: an earlier one may live on", left.Truncate(time.Second))
 	}
 	if silent := v.SilentFor(); silent > 0 {
 		text += fmt.Sprintf(", silent for %v", silent.Truncate(time.Second))

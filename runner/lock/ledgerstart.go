@@ -181,7 +181,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 	if err := b.beginDelay(ctx, rest); err != nil {
 		return err
 	}
-	_, err := b.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host)+"; waiting", func() (bool, error) {
+	_, err := b.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host), func() (bool, error) {
 		open, err := b.number(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.Shared))
 		return open == 0, err
 	})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/pglead/pglead/runner/session"
@@ -103,7 +104,7 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 	if err := b.s.AwaitStandbys(ctx); err != nil {
 		return err
 	}
-	early, err := b.hold(ctx, delay, "lock granted without evidence that its last holder is dead; waiting", nil)
+	early, err := b.hold(ctx, delay, "lock granted without evidence that its last holder is dead", nil)
 	if early {
 		b.grant.coversEarlier = b.knowledge.verdictOnAll(b.grant.Locks).CoversEarlier
 	}
@@ -113,8 +114,8 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 // hold holds the locks without a command for the delay. early says that announcements meanwhile
 // showed that no earlier command is alive. ask, unless it is nil, is called every askLedgerEvery;
 // when it returns done, hold returns, too.
-func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, ask func() (done bool, err error)) (early bool, err error) {
-	b.cfg.Log.Info(message, "event", "delayed", "delay", delay)
+func (b *Bid) hold(ctx context.Context, delay time.Duration, why string, ask func() (done bool, err error)) (early bool, err error) {
+	b.logDelay(ctx, delay, why)
 	b.cfg.Observer.SayAlive(delay + b.cfg.AttemptMost())
 	defer b.cfg.Observer.delayed(delay)()
 	timer := time.NewTimer(delay)
@@ -148,13 +149,22 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, message string, ask
 	}
 }
 
-// beginDelay drops the token, since the start after the delay needs a later one, shows the delay in
-// the session's comment, and leaves the line.
+func (b *Bid) logDelay(ctx context.Context, delay time.Duration, why string) {
+	level := LevelNotice
+	if delay > b.cfg.LongDelay {
+		level = slog.LevelWarn
+	}
+	most := (delay + time.Second - 1).Truncate(time.Second)
+	b.cfg.Log.Log(ctx, level, fmt.Sprintf("%s; the command starts within %v", why, most), "event", "delayed", "delay", delay)
+}
+
+// beginDelay drops the token, since the start after the delay needs a later one, shows others that
+// the command has not started, and when it will, and leaves the line.
 func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
 	b.grant.undraw()
 	b.grant.delay = delay
 	d := b.cfg.Describe()
-	d.Delay = delay
+	d.Delay, d.Since = delay, time.Now()
 	b.show(d)
 	return b.leaveLine(ctx, session.PlainBeatQuery)
 }
