@@ -1,11 +1,15 @@
 package doctor_test
 
 import (
+	"context"
+	"fmt"
 	"io"
 	"net"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/doctor"
@@ -91,6 +95,32 @@ func TestExamineRole(t *testing.T) {
 	e.want("slots", checkup.Warning, "of the database's 8")
 	e.want("privilege", checkup.OK, "pg_signal_backend")
 	e.want("lock", checkup.Fail, "permission denied for function pg_control_system")
+}
+
+// TestExamineFullQueue: a queue of notifications that nobody needs any more is freed, and how it was
+// is shown. One that a listener keeps full is a failure.
+func TestExamineFullQueue(t *testing.T) {
+	server := start(t, nil)
+	fill := testserver.FillQueue(t, server)
+	fill()
+	e := examine(t, config(t, server.DSN("postgres")))
+	e.want("notify", checkup.Warning, "too many notifications in the NOTIFY queue (54000); its listeners are done with it, and it is free again -> a session that listened")
+	e.wantError(0)
+	e = examine(t, config(t, server.DSN("postgres")))
+	e.want("notify", checkup.OK, "arrived")
+
+	fill()
+	query(t, server, "CREATE OR REPLACE FUNCTION pg_catalog.pg_notification_queue_usage() RETURNS double precision LANGUAGE sql AS 'SELECT 1::float8'")
+	stays, err := pgconn.Connect(t.Context(), server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = stays.Close(context.Background()) })
+	if _, err := stays.Exec(t.Context(), "LISTEN zzz; BEGIN; SELECT 1").ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+	e = examine(t, config(t, server.DSN("postgres")))
+	e.want("notify", checkup.Fail, fmt.Sprintf("end the oldest one in pg_stat_activity; among those idle in a transaction that is process %d", stays.PID()))
 }
 
 // relay passes connections on, as HAProxy does, and returns its port.

@@ -215,6 +215,9 @@ func (x *examination) notify(ctx context.Context) checkup.Check {
 	if err == nil {
 		_, err = x.Query(ctx, session.PlainBeatQuery) // a notification arrives before the answer
 	}
+	if session.QueueFull(err) {
+		return x.fullQueue(ctx, err)
+	}
 	if err != nil {
 		return failed(err)
 	}
@@ -223,12 +226,29 @@ func (x *examination) notify(ctx context.Context) checkup.Check {
 			"Without them a takeover after a wait always waits out the lock-delay"
 		return checkup.Warningf(advice, "a notification was sent, and did not arrive")
 	}
-	full, err := x.row(ctx, 1, "SELECT pg_catalog.round(pg_catalog.pg_notification_queue_usage()::numeric * 100)")
+	full, err := x.row(ctx, 1, "SELECT pg_catalog.round("+session.QueueUsageSQL+"::numeric * 100)")
 	if err == nil && full[0] != "0" {
 		return checkup.Warningf("some session listens and stays in a transaction; when the queue is full, no lock's holder can start",
 			"a notification arrived; the server's queue of them is %s%% full", full[0])
 	}
 	return checkup.Okf("a notification was sent, and arrived")
+}
+
+// fullQueue frees the queue of notifications, if the listener that kept it full is gone. Otherwise
+// it names the oldest transaction that this role may see.
+func (x *examination) fullQueue(ctx context.Context, err error) checkup.Check {
+	row, unread := x.row(ctx, 2, "SELECT "+session.QueueUsageSQL+` > 0.5,
+	(SELECT pid FROM pg_catalog.pg_stat_activity WHERE state = 'idle in transaction' ORDER BY xact_start LIMIT 1)`)
+	check := failed(err)
+	switch {
+	case unread != nil:
+	case row[0] != "t":
+		return checkup.Warningf("a session that listened and stayed in a transaction had kept it full; without pglead, SELECT pg_notification_queue_usage() frees it",
+			"%s; its listeners are done with it, and it is free again", err)
+	case row[1] != "":
+		check.Advice += "; among those idle in a transaction that is process " + row[1]
+	}
+	return check
 }
 
 // privilege looks for a privilege that no lock needs.

@@ -137,20 +137,22 @@ func reportOnce(ctx context.Context, tellWaiters bool, owing *Held, lost []*Held
 			queries = append(queries, h.finishQueries(h.end)...)
 		}
 	}
-	if tellWaiters {
-		for _, h := range lost {
-			queries = append(queries, h.deathQueries()...)
+	if len(queries) > 0 {
+		if _, err := s.Query(ctx, queries...); err != nil && !owing.forgives(err, nil) {
+			return lost[0].cfg.rejected(err)
 		}
 	}
-	if len(queries) == 0 {
+	if !tellWaiters {
 		return nil
 	}
-	if _, err := s.Query(ctx, queries...); err != nil && (owing == nil || !owing.forgives(err)) {
+	queries = nil
+	for _, h := range lost {
+		queries = append(queries, h.deathQueries()...)
+	}
+	if _, err := s.Query(ctx, queries...); err != nil {
 		return lost[0].cfg.rejected(err)
 	}
-	if tellWaiters {
-		pace.Sleep(ctx, stayAfterDeath)
-	}
+	pace.Sleep(ctx, stayAfterDeath)
 	return nil
 }
 

@@ -84,7 +84,7 @@ func (h *Held) Release(ctx context.Context) error {
 		return h.cfg.rejected(err)
 	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
-	case err != nil && !h.forgives(err) && !h.waitedInVain(err):
+	case err != nil && !h.forgives(err, answers) && !h.waitedInVain(err):
 		h.unheard(err)
 	case err == nil && !h.cfg.Session.Quorum:
 		h.checkNoted(answers)

@@ -108,15 +108,20 @@ func (h *Held) finishColumns(l advisory.Lock, end ledger.End) (list []string) {
 // checkNoted warns if the answers to finishQueries, and maybe to others, don't show that the ledger
 // has noted the end for each lock, or if noteEnds has found that out and not yet said so.
 func (h *Held) checkNoted(answers []session.Rows) {
+	if h.recorded && (h.unknown || !h.allNoted(answers)) {
+		h.unnoted(errNoRun)
+	}
+}
+
+// allNoted says whether the ledger has noted the end for each lock, by these answers or before.
+func (h *Held) allNoted(answers []session.Rows) bool {
 	noted := h.noted
 	for _, rows := range answers {
 		if h.notes(rows) {
 			noted++
 		}
 	}
-	if h.recorded && (h.unknown || noted < len(h.Locks)) {
-		h.unnoted(errNoRun)
-	}
+	return noted >= len(h.Locks)
 }
 
 // notes says whether the rows show that the ledger has noted the end for one lock.
@@ -129,10 +134,11 @@ var errNoRun = errors.New("the ledger has no such run of this role under way")
 // owesEnd says whether the ledger has the run, and was not yet told the end for all of its locks.
 func (h *Held) owesEnd() bool { return h.recorded && h.noted < len(h.Locks) }
 
-// forgives says whether the server has rejected a query about the end of a run that the ledger has.
-// It then warns that the ledger was probably not told. The locks are released in any case.
-func (h *Held) forgives(err error) bool {
-	if !h.owesEnd() || answeredError(err) == nil {
+// forgives says whether the server has rejected a query about the end of a run that the ledger has:
+// then the answers don't show that the ledger has noted the end for each lock. It then warns that
+// the ledger was probably not told. The locks are released in any case.
+func (h *Held) forgives(err error, answers []session.Rows) bool {
+	if answeredError(err) == nil || !h.recorded || h.allNoted(answers) {
 		return false
 	}
 	h.unnoted(ledger.Rejected(err, "the ledger"))

@@ -29,7 +29,7 @@ line, marks, arrival, fairness, room, dormant, watch, turn, stepdown, mailbox   
 takeover, silence, relay, slowrelay, clock_linux, reconnect                          taking over, by kind of end
 several, slots, shared, conflicts, prepared                                          the claim
 nonsense_answers, tokens_in_names                                                    what servers, and sessions' names, say
-token, interrupted, rehearsal, end                                                   the start and the end
+token, interrupted, rehearsal, end, queue                                            the start and the end
 transaction, transaction_trips, quorum, exchange                                     other ways to hold
 ledger, ledger_end, ledger_faults, ledger_disk_linux, pause                          the ledger
 setup, leak                                                                          for all tests

@@ -85,8 +85,13 @@ func rejection(pgErr *pgconn.PgError) *Error {
 		kind = Unreachable
 	}
 	hint := ""
-	if pgErr.Code == DiskFull {
+	switch {
+	case pgErr.Code == DiskFull:
 		hint = "free space on the server"
+	case QueueFull(pgErr):
+		hint = "a session that listens and stays in a transaction keeps the queue full: end the oldest one in pg_stat_activity"
+	case pgErr.Code == ProgramLimitExceeded:
+		hint = visible.Text(pgErr.Hint)
 	}
 	return &Error{Kind: kind, Hint: hint, err: serverError{pgErr}}
 }

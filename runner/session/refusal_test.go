@@ -1,6 +1,7 @@
 package session
 
 import (
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -42,6 +43,25 @@ func TestRefusalHints(t *testing.T) {
 		if kind != tt.kind || hint != tt.hint {
 			t.Errorf("%s: kind %d, hint %q", tt.message, kind, hint)
 		}
+	}
+}
+
+// TestServersLimits: where the server is at one of its limits, a statement may succeed later.
+func TestServersLimits(t *testing.T) {
+	t.Parallel()
+	for message, want := range map[string]string{
+		"too many notifications in the NOTIFY queue":                                                       "a session that listens and stays in a transaction keeps the queue full: end the oldest one in pg_stat_activity",
+		"database is not accepting commands to avoid wraparound data loss in database \"app\"":             "Stop the postmaster.",
+		"database is not accepting commands that assign new transaction IDs to avoid wraparound data loss": "Stop the postmaster.",
+	} {
+		var e *Error
+		err := Rejected(&pgconn.PgError{Code: "54000", Message: message, Hint: "Stop the postmaster."}, "lock 7")
+		if !errors.As(err, &e) || e.Kind != Unreachable || e.Hint != want || err.Error() != "lock 7: "+message+" (54000)" || !Passing(err) {
+			t.Errorf("%s: %v, hint %q", message, err, e.Hint)
+		}
+	}
+	if err := Rejected(&pgconn.PgError{Code: "54001", Message: "stack depth limit exceeded"}, "lock 7"); Passing(err) {
+		t.Error("a statement that is too deep passes")
 	}
 }
 

@@ -246,6 +246,9 @@ func (s *Session) Renewed() <-chan boottime.Instant { return s.renewed }
 // Reading or writing it breaks the session.
 func (s *Session) Socket() net.Conn { return belowTLS(s.conn) }
 
+// Encrypted says whether the connection is encrypted.
+func (s *Session) Encrypted() bool { return s.Socket() != s.conn }
+
 func belowTLS(conn net.Conn) net.Conn {
 	if wrapped, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		return wrapped.NetConn()

@@ -28,6 +28,7 @@ const (
 	DiskFull                          = "53100"
 	OutOfMemory                       = "53200"
 	TooManyConnections                = "53300"
+	ProgramLimitExceeded              = "54000" // the queue of notifications is full, or the transaction numbers are used up
 	ObjectNotInPrerequisiteState      = "55000"
 	LockNotAvailable                  = "55P03"
 	QueryCanceled                     = "57014"
@@ -55,14 +56,27 @@ func Undefined(err error) bool {
 	return HasCode(err, InvalidSchemaName, UndefinedTable, UndefinedFunction)
 }
 
+// QueueFull says whether the server has rejected a NOTIFY because its queue of notifications is
+// full. The server translates the message, but not that word.
+func QueueFull(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == ProgramLimitExceeded && strings.Contains(pgErr.Message, "NOTIFY")
+}
+
+// QueueUsageSQL is an SQL expression for the part of the queue of notifications that is in use,
+// between 0 and 1. Its evaluation frees what all listeners have read. The end of the listener that
+// kept the queue full doesn't do that, and a NOTIFY that fails doesn't, either.
+// https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (asyncQueueAdvanceTail)
+const QueueUsageSQL = "pg_catalog.pg_notification_queue_usage()"
+
 // passes says whether an error may pass by itself: it is about the connection, the server's
-// resources, its starts and stops, or a query that was canceled. The role's statement_timeout may
-// cancel one before the login has turned that off.
+// resources and limits, its starts and stops, or a query that was canceled. The role's
+// statement_timeout may cancel one before the login has turned that off.
 func passes(e *pgconn.PgError) bool {
 	for _, class := range []string{classConnection, classResources, classOperatorShutdown} {
 		if strings.HasPrefix(e.Code, class) {
 			return true
 		}
 	}
-	return e.Code == QueryCanceled
+	return e.Code == QueryCanceled || e.Code == ProgramLimitExceeded
 }

@@ -109,6 +109,9 @@ func (s *Session) askOnce(ctx context.Context, r Request) (*roundTrip, error) {
 	if answers == nil {
 		return nil, err
 	}
+	if QueueFull(err) && !rt.Last {
+		_, _ = s.askOnce(ctx, Request{SQL: []string{"SELECT " + QueueUsageSQL}}) // frees it, so that the next NOTIFY may succeed
+	}
 	return rt, err
 }
 
@@ -229,9 +232,6 @@ func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 	}
 	return encoded, true
 }
-
-// Encrypted says whether the connection is encrypted.
-func (s *Session) Encrypted() bool { return s.Socket() != s.conn }
 
 // OnNotify sets the function that the session's reader calls with announcements of other
 // sessions on a channel. The function must not block. The caller sends the LISTEN. What was

@@ -1,0 +1,60 @@
+package lock_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/localpg/testserver"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// TestFullQueue: a full queue of notifications keeps a run from starting. A run that waits has the
+// server free the queue, and then starts. For a run that doesn't wait it is an obstacle that
+// passes. A holder says what could not be announced, and nothing of a ledger that has the end.
+func TestFullQueue(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	fill := testserver.FillQueue(t, server)
+	cfg := config(t, dsn, exclusive(7))
+	cfg.LockDelay = 0
+	holder := contend(t, ledgered(cfg))
+	held := ended(holder.held(t), ledger.OK)
+	one := contend(t, cfg)
+	inLine(t, server, id(7), 1)
+	two := contend(t, cfg)
+	inLine(t, server, id(7), 2)
+
+	fill()
+	release(t, held)
+	held.Close()
+	if said := holder.said(); !slices.Equal(said, []string{"unheard"}) || !strings.Contains(holder.texts[0], "announce that the command has ended: too many notifications in the NOTIFY queue (54000)") {
+		t.Errorf("the holder says %v: %s", said, holder.texts)
+	}
+	if got := rows(t, server); got != "nightly ok f t f" {
+		t.Errorf("the ledger has %s", got)
+	}
+	first, second := one, two
+	select {
+	case <-one.done:
+	case <-two.done:
+		first, second = two, one
+	}
+	release(t, first.held(t))
+	release(t, second.held(t))
+	if said := append(one.said(), two.said()...); !slices.Contains(said, "waiting") {
+		t.Errorf("the waiters say %v", said)
+	}
+
+	plain(t, dsn, "SELECT "+advisory.CommonMarkOf(id(7)).TrySQL()) // as if it listened
+	fill()
+	cfg.Wait = 0
+	refused := contend(t, cfg)
+	<-refused.done
+	if err := refused.err; kindOf(err) != session.Unreachable || err == nil || !strings.HasSuffix(err.Error(), ": too many notifications in the NOTIFY queue (54000)") {
+		t.Errorf("without a wait: kind %d, %v", kindOf(err), err)
+	}
+	acquire(t, cfg) // the queue is free again
+}
