@@ -97,8 +97,39 @@ func TestExamineRole(t *testing.T) {
 	e.want("lock", checkup.Fail, "permission denied for function pg_control_system")
 }
 
-// TestExamineFullQueue: a queue of notifications that nobody needs any more is freed, and how it was
-// is shown. One that a listener keeps full is a failure.
+// TestExamineReporter: a role whose transactions wait for those of others, and may not write, can
+// hold locks, since nothing that pglead asks does so.
+func TestExamineReporter(t *testing.T) {
+	server := start(t, nil)
+	query(t, server, `CREATE ROLE reporter LOGIN; CREATE TABLE any_table ();
+		ALTER ROLE reporter SET default_transaction_isolation = serializable;
+		ALTER ROLE reporter SET default_transaction_read_only = on;
+		ALTER ROLE reporter SET default_transaction_deferrable = on`)
+	writer, err := pgconn.Connect(t.Context(), server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = writer.Close(context.Background()) })
+	if _, err := writer.Exec(t.Context(), "BEGIN ISOLATION LEVEL SERIALIZABLE; INSERT INTO any_table DEFAULT VALUES").ReadAll(); err != nil {
+		t.Fatal(err)
+	}
+	for _, transaction := range []bool{false, true} {
+		cfg := config(t, strings.Replace(server.DSN("postgres"), "user="+localpg.Superuser, "user=reporter", 1))
+		cfg.Transaction = transaction
+		e := examine(t, cfg)
+		e.wantError(0)
+		e.want("settings", checkup.OK, "timeout")
+		e.want("lock", checkup.OK, "granted")
+	}
+	viewer, err := session.OpenViewer(t.Context(), config(t, strings.Replace(server.DSN("postgres"), "user="+localpg.Superuser, "user=reporter", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	viewer.Close()
+}
+
+// TestExamineFullQueue: a queue of notifications that nobody needs any more is freed, and how it
+// was is shown. One that a listener keeps full is a failure.
 func TestExamineFullQueue(t *testing.T) {
 	server := start(t, nil)
 	fill := testserver.FillQueue(t, server)

@@ -108,6 +108,7 @@ func (x *examination) settings(ctx context.Context) checkup.Check {
 	ms := strconv.FormatInt(x.cfg.Lease.Milliseconds(), 10)
 	if x.cfg.Transaction {
 		const setting = "idle_in_transaction_session_timeout"
+		x.viewer.MayWrite() // BeginQueries ask for that, after the viewer's own query
 		row, err := x.row(ctx, 1, strings.Join(x.cfg.BeginQueries(), "; ")+"; SELECT setting FROM pg_catalog.pg_settings WHERE name = '"+setting+"'")
 		_, _ = x.Query(ctx, "ROLLBACK")
 		switch {

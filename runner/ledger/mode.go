@@ -56,15 +56,13 @@ const (
 // role may have made a schema of that name as a trap. (A superuser counts as a member of
 // every role.)
 //
-// If there is a ledger, the expression also sets, whatever the role's defaults are, what a start
-// needs: a snapshot of its own, younger than the lock's grant, and a transaction that may write. A
-// session through a pooler gets no settings.
+// If there is a ledger, the expression also lets transactions write, whatever the role's default
+// is. A session through a pooler gets no settings.
 func (u Use) QuestionSQL(pooled bool) string {
 	if !u.wanted() {
 		return ""
 	}
-	settings := "pg_catalog.left(pg_catalog.set_config('default_transaction_isolation', 'read committed', false) || " +
-		"pg_catalog.set_config('default_transaction_read_only', 'off', false), 0) || "
+	settings := "pg_catalog.left(pg_catalog.set_config('default_transaction_read_only', 'off', false), 0) || "
 	if pooled {
 		settings = ""
 	}

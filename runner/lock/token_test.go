@@ -83,16 +83,19 @@ func TestRoleDefaults(t *testing.T) {
 		ALTER ROLE hasty SET lock_timeout = '1ms';
 		ALTER ROLE hasty SET default_transaction_isolation = serializable;
 		ALTER ROLE hasty SET default_transaction_read_only = on;
+		ALTER ROLE hasty SET default_transaction_deferrable = on;
 		ALTER ROLE hasty SET synchronous_commit = off;
 		ALTER ROLE hasty SET datestyle = 'SQL, DMY';
 		ALTER ROLE hasty SET timezone = 'Asia/Kolkata';
 		ALTER ROLE hasty SET search_path = ''`)
+	// With these three defaults every transaction of the role waits for this one.
+	plain(t, server.DSN("postgres"), "CREATE TABLE any_table ()", "BEGIN ISOLATION LEVEL SERIALIZABLE; INSERT INTO any_table DEFAULT VALUES")
 	h := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
 	next := contend(t, config(t, dsn, exclusive(7)))
 	inLine(t, server, id(7), 1)
 	stays(t, next, 3*time.Second)
 	release(t, h)
-	next.held(t)
+	keeps(t, next.held(t).Session, 2*lease)
 	if got := next.said(); !slices.Equal(got, []string{"waiting"}) {
 		t.Errorf("it said %v", got)
 	}

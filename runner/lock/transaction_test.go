@@ -206,8 +206,10 @@ func TestTransactionRoleDefaults(t *testing.T) {
 		ALTER ROLE hasty SET lock_timeout = '1s';
 		ALTER ROLE hasty SET default_transaction_isolation = serializable;
 		ALTER ROLE hasty SET default_transaction_read_only = on;
+		ALTER ROLE hasty SET default_transaction_deferrable = on;
 		ALTER ROLE hasty SET synchronous_commit = off;
 		ALTER ROLE hasty SET search_path = ''`)
+	plain(t, server.DSN("postgres"), "CREATE TABLE any_table ()", "BEGIN ISOLATION LEVEL SERIALIZABLE; INSERT INTO any_table DEFAULT VALUES")
 	for mode, dsn := range map[string]string{"direct": direct, "pooler": pooled(t, server, "hasty", "transaction", 2)} {
 		h := acquire(t, leased(inTransaction(config(t, dsn, exclusive(rand.Int64()))), 3*time.Second))
 		keeps(t, h.Session, 2*time.Second)

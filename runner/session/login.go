@@ -83,7 +83,7 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	}
 	asked := cfg.FirstTry != ""
 	sql, formats := loginQuery(pg, cfg, major)
-	result := pg.ExecParams(ctx, sql, nil, nil, nil, formats).Read()
+	result := askAtOnce(ctx, pg, sql, formats)
 	err := result.Err
 	var pgErr *pgconn.PgError
 	switch {
@@ -122,6 +122,38 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	}
 	answers.age, err = readServerAge(ctx, pg, row[ageColumns:])
 	return answers, err
+}
+
+// readCommitted is a query before others that must not wait for other sessions' transactions. A
+// role's defaults may make its transactions serializable, read only and deferrable, as PostgreSQL
+// recommends for reports. Then each of them waits while a serializable one that may write is under
+// way.
+const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
+// atOnce puts readCommitted before a query, unless the session has that setting.
+func (s *Session) atOnce(sql string) string {
+	begins := func(prefix string) bool { return strings.HasPrefix(sql, prefix) }
+	if s.cfg.Transaction && !s.holding.Load() && (begins("SELECT ") || begins(CommentOpens)) {
+		return readCommitted + "; " + sql
+	}
+	return sql
+}
+
+// askAtOnce asks in a transaction that doesn't wait (readCommitted). For nearly all roles that
+// takes no further round trip: the server says at the login whether a transaction of this one may
+// write by default, and then it doesn't wait.
+func askAtOnce(ctx context.Context, pg *pgconn.PgConn, sql string, formats []int16) *pgconn.Result {
+	if pg.ParameterStatus("default_transaction_read_only") != "on" {
+		return pg.ExecParams(ctx, sql, nil, nil, nil, formats).Read()
+	}
+	if _, err := pg.Exec(ctx, "BEGIN ISOLATION LEVEL READ COMMITTED").ReadAll(); err != nil {
+		return &pgconn.Result{Err: err}
+	}
+	result := pg.ExecParams(ctx, sql, nil, nil, nil, formats).Read()
+	if _, err := pg.Exec(ctx, "COMMIT").ReadAll(); result.Err == nil { // also ends a transaction that has failed
+		result.Err = err
+	}
+	return result
 }
 
 // The columns of loginQuery, from the fourth on.
@@ -234,6 +266,7 @@ func (cfg Config) sessionSettingsSQL(major int) string {
 		settings = append(settings, [2]string{transactionTimeout, "0"})
 	}
 	return setSQL(false, append(settings,
+		[2]string{"default_transaction_isolation", "read committed"}, // a start needs a new snapshot, and no heartbeat may wait: see readCommitted
 		[2]string{"idle_in_transaction_session_timeout", "0"},
 		[2]string{"idle_session_timeout", milliseconds(cfg.Lease)},
 		// While a query of ours runs, only these tell the server that we are gone. They have no

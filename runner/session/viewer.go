@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"slices"
 	"strings"
 	"time"
 
@@ -61,7 +60,7 @@ func openViewer(ctx context.Context, cfg Config, check pgconn.ValidateConnectFun
 // refuseStandby is a pgconn.ValidateConnectFunc. The parameter in_hot_standby, which the
 // server gives at the login, would save the query, but a pooler's may be outdated.
 func refuseStandby(ctx context.Context, pg *pgconn.PgConn) error {
-	results, err := pg.Exec(ctx, "SELECT pg_catalog.pg_is_in_recovery()").ReadAll()
+	results, err := pg.Exec(ctx, readCommitted+"; SELECT pg_catalog.pg_is_in_recovery()").ReadAll()
 	if err != nil {
 		return err
 	}
@@ -114,10 +113,11 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	if v.writes {
 		settings = append(settings, [2]string{"synchronous_commit", "local"})
 	}
-	before := []string{"SELECT " + setSQL(true, settings) + ", " + asIsSQL(v.pg, true)}
+	before := []string{readCommitted}
 	if v.writes {
-		before = slices.Insert(before, 0, "SET TRANSACTION READ WRITE") // the server accepts it only as the first query
+		before = append(before, "SET TRANSACTION READ WRITE") // the server accepts it only before a SELECT
 	}
+	before = append(before, "SELECT "+setSQL(true, settings)+", "+asIsSQL(v.pg, true))
 	sql := strings.Join(append(before, queries...), "; ")
 	results, err := v.pg.Exec(ctx, sql).ReadAll()
 	for char := lacking(err, sql); char != ""; char = lacking(err, sql) {
