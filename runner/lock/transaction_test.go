@@ -90,6 +90,45 @@ func TestTransaction(t *testing.T) {
 	}
 }
 
+// TestFullLockTable: a holder keeps its lock while the server has no memory for the lock by which
+// its heartbeat looks for requests to step down, and hears a request when it has.
+func TestFullLockTable(t *testing.T) {
+	t.Parallel()
+	server := start(t, map[string]string{"max_locks_per_transaction": "10", "max_connections": "20"})
+	for name, dsn := range map[string]string{"direct": server.DSN("postgres"), "pooler": pooled(t, server, localpg.Superuser, "transaction", 2)} {
+		cfg := leased(inTransaction(config(t, dsn, exclusive(rand.Int64()))), 3*time.Second)
+		h := acquire(t, cfg)
+		stranger := plain(t, server.DSN("postgres"))
+		full := func() bool {
+			_, err := localpg.Ask(t.Context(), stranger, "SELECT pg_advisory_lock(n) FROM generate_series(1, 100000) AS n")
+			return session.HasCode(err, session.OutOfMemory)
+		}
+		if !full() {
+			t.Fatal("the lock table has room for everything")
+		}
+		keeps(t, h.Session, 3*time.Second)
+		run(t, stranger, "SELECT pg_advisory_unlock_all()")
+		eventually(t, "the transaction says what it holds, and has no number", func() bool {
+			shows := fmt.Sprintf("SELECT backend_xid IS NULL AND query LIKE '/*pglead %%' FROM pg_stat_activity WHERE pid = %d", h.Session.BackendPID())
+			return slices.Equal(query(t, server, shows), []string{"t"})
+		})
+		request, err := lock.AskToStepDown(t.Context(), config(t, server.DSN("postgres"), lock.Claim{}).Session, cfg.Claim.IDs, "somebody", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case <-h.Requests():
+		case <-h.Lost():
+			t.Errorf("%s: %v", name, h.Err())
+		case <-time.After(longest):
+			t.Errorf("%s: the request is not heard", name)
+		}
+		request.Close()
+		release(t, h)
+		h.Close()
+	}
+}
+
 // TestPolling: a waiter with a transaction gets the lock soon after it is free, and starts after
 // the delay, since it hears nothing.
 func TestPolling(t *testing.T) {

@@ -42,6 +42,19 @@ func (s *Session) takeRequest() Request {
 	r := s.heartbeat.Request
 	r.SQL = slices.Concat(s.heartbeat.Once, r.SQL)
 	s.heartbeat.Once = nil
+	if s.holding.Load() && r.Then != nil {
+		r = inSavepoint(r)
+	}
+	return r
+}
+
+// inSavepoint makes a request of a transaction that must go on if the server rejects a query, for
+// instance because it has no memory for one more lock. The last query has the session's comment,
+// for those who look.
+func inSavepoint(r Request) Request {
+	then := r.Then
+	r.SQL = slices.Concat([]string{"SAVEPOINT pglead"}, r.SQL, []string{"ROLLBACK TO SAVEPOINT pglead; RELEASE SAVEPOINT pglead", PlainBeatQuery})
+	r.Then = func(answers []Rows) { then(answers[1 : len(answers)-2]) }
 	return r
 }
 

@@ -327,7 +327,7 @@ func (s *Session) ready(rt *roundTrip, txStatus byte) {
 		if !s.ExpireIfDue() {
 			s.fail(errors.New("the server answered a question that nobody asked"))
 		}
-	case s.holding.Load() && txStatus != 'T': // an error has ended the transaction, which frees its locks; the server goes on answering
+	case s.holding.Load() && txStatus != 'T' && (txStatus != 'E' || rt.left == 1): // an error has ended it, which frees its locks; see inSavepoint
 		s.fail(transactionOver{rt.pgError()})
 	case rt.left > 1:
 		rt.left--
