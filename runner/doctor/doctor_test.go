@@ -95,6 +95,19 @@ func TestExamineRole(t *testing.T) {
 	e.want("slots", checkup.Warning, "of the database's 8")
 	e.want("privilege", checkup.OK, "pg_signal_backend")
 	e.want("lock", checkup.Fail, "permission denied for function pg_control_system")
+	query(t, server, "GRANT EXECUTE ON FUNCTION pg_control_system() TO PUBLIC")
+
+	// The login of a run looks for a ledger by this function, and so the run fails.
+	query(t, server, "REVOKE EXECUTE ON FUNCTION query_to_xml(text, boolean, boolean, text) FROM PUBLIC")
+	for _, transaction := range []bool{false, true} {
+		cfg := config(t, "host=127.0.0.1 sslmode=disable user=cron dbname=postgres port="+port)
+		cfg.Transaction = transaction
+		e = examine(t, cfg)
+		e.wantError(session.Denied)
+		e.want("ledger", checkup.Note, "not known: permission denied for function query_to_xml")
+		e.want("lock", checkup.Fail, "permission denied for function query_to_xml (42501)")
+		e.want("lock", checkup.Fail, "-> by default every role may call that function: grant EXECUTE on it to this role again; --ledger off does without it")
+	}
 }
 
 // TestExamineReporter: a role whose transactions wait for those of others, and may not write, can

@@ -8,6 +8,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/checkup"
 	"github.com/pglead/pglead/runner/describe"
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -19,6 +20,7 @@ func selfTest(ctx context.Context, of session.Config, says describe.Description)
 	says.Keys, says.Scheme = []string{key}, lockkey.DefaultScheme
 	cfg := lock.Config{Claim: lock.Claim{IDs: []lockkey.ID{lockkey.SipHash24(key)}}, Session: of, Description: says}
 	cfg.Session.Comment = cfg.Describe().Comment()
+	cfg.Session.LoginQuestion = ledger.Use{Mode: ledger.Auto}.QuestionSQL(of.Transaction) // so that the login is that of a run
 	s, b, granted, err := bidInOwnSession(ctx, cfg)
 	if err != nil {
 		return checkup.Check{}, err

@@ -94,6 +94,9 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 	case pgErr.Code == InsufficientPrivilege:
 		denied := rejection(pgErr)
 		denied.Hint = "by default every role may call that function: grant EXECUTE on it to this role again"
+		if strings.Contains(pgErr.Message, "query_to_xml") { // in LoginQuestion
+			denied.Hint += "; --ledger off does without it"
+		}
 		return loginAnswers{}, denied
 	case strings.HasPrefix(pgErr.Code, classSyntaxOrAccess):
 		return loginAnswers{}, unfit(needsPostgreSQL, "the server does not understand PostgreSQL's own functions: %s", ServerSays(pgErr))
