@@ -1,7 +1,10 @@
 package session
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -27,6 +30,9 @@ func (s *sources) parse(dsn string) (*pgconn.Config, error) {
 	if err == nil || !strings.Contains(err.Error(), "failed to read service") {
 		return cfg, err
 	}
+	if err := serviceSyntax(serviceFile(dsn)); err != nil {
+		return nil, err
+	}
 	looked := []string{serviceFile("")}
 	for _, dir := range []string{os.Getenv("PGSYSCONFDIR"), "/etc/postgresql-common", "/etc"} {
 		file := filepath.Join(dir, "pg_service.conf")
@@ -40,6 +46,9 @@ func (s *sources) parse(dsn string) (*pgconn.Config, error) {
 		if cfg, err := s.config(withParam(dsn, "servicefile", file)); err == nil {
 			return cfg, nil
 		}
+		if err := serviceSyntax(file); err != nil {
+			return nil, err
+		}
 	}
 	name := "of that name"
 	if _, noErr := pgconn.ParseConfig(withParam(dsn, "servicefile", os.DevNull)); noErr != nil {
@@ -49,6 +58,16 @@ func (s *sources) parse(dsn string) (*pgconn.Config, error) {
 		}
 	}
 	return nil, fmt.Errorf("no service %s: looked in %s", name, strings.Join(slices.DeleteFunc(looked, func(f string) bool { return f == "" }), ", "))
+}
+
+// serviceSyntax is an error if a service file has a line that is neither a section nor in one, or
+// that has no value.
+func serviceSyntax(file string) error {
+	_, err := pgservicefile.ReadServicefile(file)
+	if err == nil || errors.As(err, new(*fs.PathError)) {
+		return nil
+	}
+	return fmt.Errorf("syntax error in service file %q, %s", file, cmp.Or(regexp.MustCompile(`line \d+`).FindString(err.Error()), err.Error()))
 }
 
 // config is pgconn's configuration, but without a password from a file that others may read. libpq
