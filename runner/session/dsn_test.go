@@ -254,30 +254,6 @@ func TestServiceAndPasswordFile(t *testing.T) {
 	}
 }
 
-// TestServiceSyntax: a mistake in a service file is reported with file and line, without the line's
-// text, in which there may be a password.
-func TestServiceSyntax(t *testing.T) {
-	isolate(t)
-	own := filepath.Join(os.Getenv("HOME"), ".pg_service.conf")
-	system := filepath.Join(t.TempDir(), "pg_service.conf")
-	t.Setenv("PGSYSCONFDIR", filepath.Dir(system))
-	for _, tt := range []struct{ dsn, file, text, want string }{
-		{"service=s", own, "[t]\nhost=h\n\n# s\nhunter2\n[s]\nhost=h\n", `syntax error in service file "` + own + `", line 5`},
-		{"service=s servicefile=" + own, own, "host=hunter2\n[s]\nhost=h\n", `syntax error in service file "` + own + `", line 1`},
-		{"service=s", system, "[s]\nhunter2\n", `syntax error in service file "` + system + `", line 2`},
-	} {
-		if err := os.WriteFile(tt.file, []byte(tt.text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := ParseDSN(tt.dsn, "--dsn"); err == nil || err.Error() != "--dsn: "+tt.want {
-			t.Errorf("%s with %q: %v", tt.dsn, tt.text, err)
-		}
-		if err := os.Remove(tt.file); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // TestPasswordFileOfOthers: a password file that others may read is ignored, with a warning,
 // wherever it is named. There is no warning about a file that isn't needed, or is no plain file.
 func TestPasswordFileOfOthers(t *testing.T) {

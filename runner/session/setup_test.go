@@ -12,7 +12,7 @@ import (
 
 // index says where to look for a test, by the beginnings of the files' names.
 const index = `
-dsn                                    what a connection string may say, and what is refused
+dsn, sources                           what a connection string may say, and what is refused
 login, refusal, pooler                 the login: who is let in, and what an error then says
 age                                    how old a promoted server seems
 server, encoding                       a session on a real server: settings, notifications, its end

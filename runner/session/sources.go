@@ -74,6 +74,9 @@ func serviceSyntax(file string) error {
 // ignores such a file (passwordFromFile in fe-connect.c), but pgconn doesn't.
 func (s *sources) config(dsn string) (*pgconn.Config, error) {
 	cfg, err := pgconn.ParseConfig(dsn)
+	if err != nil && strings.Contains(err.Error(), "failed to configure TLS") {
+		cfg, err = withoutTLSFiles(dsn, err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +92,36 @@ func (s *sources) config(dsn string) (*pgconn.Config, error) {
 	return without, nil
 }
 
+// withoutTLSFiles is the configuration if the connection string rules TLS out: then libpq doesn't
+// look at the files for it, but pgconn does. Otherwise it returns pgconn's error with the file that
+// it is about.
+func withoutTLSFiles(dsn string, cause error) (*pgconn.Config, error) {
+	without := dsn
+	for _, name := range []string{"sslrootcert", "sslcert", "sslkey"} {
+		without = withParam(without, name, "")
+	}
+	cfg, err := pgconn.ParseConfig(without)
+	if err == nil && !slices.ContainsFunc(Hosts(cfg), func(f *pgconn.FallbackConfig) bool { return f.TLSConfig != nil }) {
+		return cfg, nil
+	}
+	root, cert, key := tlsFile(dsn, "sslrootcert", "root.crt"), tlsFile(dsn, "sslcert", "postgresql.crt"), tlsFile(dsn, "sslkey", "postgresql.key")
+	for _, about := range []struct{ text, said string }{
+		{"unable to add CA to cert pool", fmt.Sprintf("sslrootcert: no certificate in %q", root)},
+		{"failed to decode sslkey", fmt.Sprintf("sslkey: no key in %q", key)},
+		{"unable to load cert", fmt.Sprintf("load sslcert %q with sslkey %q: %s", cert, key, innermost(cause))},
+	} {
+		if strings.Contains(cause.Error(), about.text) {
+			return nil, errors.New(about.said)
+		}
+	}
+	return nil, cause
+}
+
+// tlsFile is the file that a parameter, its variable or, without both, libpq's default names.
+func tlsFile(dsn, parameter, standard string) string {
+	return namedFile(dsn, parameter, "PG"+strings.ToUpper(parameter), filepath.Join(".postgresql", standard))
+}
+
 // readByOthers says whether the group or the world has access to a plain file.
 func readByOthers(file string) bool {
 	info, err := os.Stat(file)
@@ -96,8 +129,12 @@ func readByOthers(file string) bool {
 }
 
 // passwordFile is the file that pgconn reads for a connection string.
-func passwordFile(dsn string) string {
-	if file, found := given(dsn, "passfile"); found {
+func passwordFile(dsn string) string { return namedFile(dsn, "passfile", "PGPASSFILE", ".pgpass") }
+
+// namedFile is the file that a parameter names, in the connection string or its service, or that
+// fromHome finds.
+func namedFile(dsn, parameter, variable, name string) string {
+	if file, found := given(dsn, parameter); found {
 		return file
 	}
 	service, found := given(dsn, "service")
@@ -106,12 +143,12 @@ func passwordFile(dsn string) string {
 	}
 	if service != "" {
 		if services, err := pgservicefile.ReadServicefile(serviceFile(dsn)); err == nil {
-			if of, err := services.GetService(service); err == nil && of.Settings["passfile"] != "" {
-				return of.Settings["passfile"]
+			if of, err := services.GetService(service); err == nil && of.Settings[parameter] != "" {
+				return of.Settings[parameter]
 			}
 		}
 	}
-	return fromHome("PGPASSFILE", ".pgpass")
+	return fromHome(variable, name)
 }
 
 // serviceFile is the file that pgconn reads for a connection string.
