@@ -97,12 +97,18 @@ func (f *lsFlags) follow(ctx context.Context, viewer *session.Viewer, patterns [
 		if err != nil || !f.watch {
 			return err
 		}
-		select {
-		case <-time.After(watchInterval):
-		case <-ctx.Done():
-			return nil
+		if err := awaitNextLook(ctx, viewer); err != nil || ctx.Err() != nil {
+			return err
 		}
 	}
+}
+
+// awaitNextLook waits for the next look, and returns an error, with the reason, if the connection
+// ends meanwhile.
+func awaitNextLook(ctx context.Context, viewer *session.Viewer) error {
+	ctx, cancel := context.WithTimeout(ctx, watchInterval)
+	defer cancel()
+	return viewer.Wait(ctx)
 }
 
 // list looks once, and returns the text to show.

@@ -45,7 +45,7 @@ guard, limit_linux, signals, unkillable           the command's processes, and w
 hidden_processes_linux                            processes that get away from the process table
 liar, untrusted, planted                          servers, roles and sessions that say, or make, anything at all
 embedded, setup, recipes                          --dsn embedded, testdata/setup, cmd/README.md
-screen, terminal, plain_terminal, streams         a terminal, or one that can do little, and a reader that doesn't read
+screen, watch, terminal, plain_terminal, streams  a terminal, or one that can do little, and a reader that doesn't read
 environments, systemd                             cron, ordinary users, PID 1, other namespaces
 main                                              for all tests
 `

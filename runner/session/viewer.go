@@ -3,6 +3,7 @@ package session
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ type Viewer struct {
 	pg     *pgconn.PgConn
 	cfg    Config
 	writes bool
+	holds  bool // it has a holder's settings
 }
 
 // OpenViewer connects to a primary: to the first of several hosts that is one. A standby has none
@@ -84,7 +86,7 @@ func OpenCheckedViewer(ctx context.Context, cfg Config) (*Viewer, time.Duration,
 	if err != nil {
 		return nil, 0, err
 	}
-	return &Viewer{pg: pg, cfg: cfg}, answers.age, nil
+	return &Viewer{pg: pg, cfg: cfg, holds: !cfg.Transaction}, answers.age, nil
 }
 
 // Close ends the connection.
@@ -117,32 +119,51 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	if v.writes {
 		before = append(before, "SET TRANSACTION READ WRITE") // the server accepts it only before a SELECT
 	}
-	before = append(before, "SELECT "+setSQL(true, settings)+", "+asIsSQL(v.pg, true))
+	before = append(before, "SELECT "+setSQL(true, settings)+", "+asIsSQL(v.pg, true)+", "+v.stayOpenSQL())
 	sql := strings.Join(append(before, queries...), "; ")
 	results, err := v.pg.Exec(ctx, sql).ReadAll()
 	for char := lacking(err, sql); char != ""; char = lacking(err, sql) {
 		sql = spelled(sql, char)
 		results, err = v.pg.Exec(ctx, sql).ReadAll()
 	}
-	var pgErr *pgconn.PgError
 	switch {
-	case errors.As(err, &pgErr):
-		return nil, rejection(pgErr)
-	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
 	case err != nil:
-		return nil, &Error{Kind: Unreachable, err: networkCause(err)}
+		return nil, viewError(ctx, err)
 	case len(results) < len(before):
 		return nil, NotPostgreSQL()
 	}
 	return rowsOf(results[len(before):]), nil
 }
 
+// viewError turns pgconn's error into an *Error, or into ctx's.
+func viewError(ctx context.Context, err error) error {
+	var pgErr *pgconn.PgError
+	switch {
+	case errors.As(err, &pgErr):
+		return rejection(pgErr)
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return &Error{Kind: Unreachable, err: networkCause(err)}
+}
+
+// stayOpenSQL is an SQL expression by which the connection stays open between two queries, whatever
+// the role's idle_session_timeout is. A pooler's connection keeps its own setting, and so does one
+// with the settings of a holder.
+func (v *Viewer) stayOpenSQL() string {
+	const setting = "idle_session_timeout"
+	if v.holds {
+		return "NULL"
+	}
+	return fmt.Sprintf("CASE WHEN pg_catalog.pg_backend_pid() = %d AND pg_catalog.current_setting('%s', true) <> '0' THEN %s END",
+		v.pg.PID(), setting, setSQL(false, [][2]string{{setting, "0"}}))
+}
+
 // Wait returns when the connection ends, with the reason, or when ctx ends.
 func (v *Viewer) Wait(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if err := v.pg.WaitForNotification(ctx); err != nil && ctx.Err() == nil {
-			return err
+			return viewError(ctx, err)
 		}
 	}
 	return nil
