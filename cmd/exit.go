@@ -204,6 +204,8 @@ func status(err error) (code int, hint string) {
 		return exitUnsafe, "mount one: mount -t proc proc /proc"
 	case errors.As(err, &lost):
 		return exitLost, ""
+	case errors.Is(err, unix.EMFILE): // for instance for the heartbeat's timer, without which the session is given up
+		return exitInternal, "ulimit -n sets how many files pglead may have open"
 	case errors.As(err, &gone), errors.Is(err, child.ErrTooLate): // before the command started
 		return exitUnreachable, ""
 	case errors.Is(err, localpg.ErrNoPrograms):
