@@ -138,7 +138,7 @@ func reportOnce(ctx context.Context, tellWaiters bool, owing *Held, lost []*Held
 		}
 	}
 	if len(queries) > 0 {
-		if _, err := s.Query(ctx, queries...); err != nil && !owing.forgives(err, nil) {
+		if _, err := s.Query(ctx, queries...); err != nil && (owing == nil || !owing.forgives(err, nil)) {
 			return lost[0].cfg.rejected(err)
 		}
 	}
