@@ -67,7 +67,7 @@ func (o *options) waitFlags(flags *pflag.FlagSet) {
 }
 
 func (o *options) leaseFlags(flags *pflag.FlagSet) {
-	o.takeoverFlags(flags, ", plus the lost-grace")
+	o.takeoverFlags(flags, ", plus the lost-grace, at most the lease")
 	flags.Var(&o.lostGrace, "lost-grace", "after a loss: TERM first, KILL after this time or when 9/10 of the lease are over; 0 is KILL at once")
 	o.modeFlags(flags)
 }

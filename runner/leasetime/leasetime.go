@@ -32,8 +32,11 @@ func WaiterBeat(lease time.Duration) time.Duration { return lease / 3 }
 func HolderShare(lease time.Duration) time.Duration { return lease * 3 / 5 }
 
 // DeadAfter is when the holder's command is certainly dead. With the default lease that leaves one
-// second for the kill, for a busy machine.
-func DeadAfter(lease, lostGrace time.Duration) time.Duration { return lease*2/3 + lostGrace }
+// second for the kill, for a busy machine. However long the lost-grace is, no command outlives the
+// lease (MostGrace).
+func DeadAfter(lease, lostGrace time.Duration) time.Duration {
+	return min(lease*2/3+lostGrace, lease)
+}
 
 // ForKill is the time for the kill, which ends at DeadAfter without a lost-grace.
 func ForKill(lease time.Duration) time.Duration { return DeadAfter(lease, 0) - HolderShare(lease) }

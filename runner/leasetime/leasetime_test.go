@@ -14,8 +14,8 @@ func TestOrder(t *testing.T) {
 		if ForKill(lease) <= 0 || DeadAfter(lease, 0) >= HolderShare(lease)+MostGrace(lease) {
 			t.Errorf("lease %v: no time for the kill, or none for a grace", lease)
 		}
-		if grace := 7 * time.Second; DeadAfter(lease, grace) != DeadAfter(lease, 0)+grace {
-			t.Errorf("lease %v: the lost-grace does not count", lease)
+		if grace := lease / 4; DeadAfter(lease, grace) != DeadAfter(lease, 0)+grace || DeadAfter(lease, 2*grace) != lease {
+			t.Errorf("lease %v: the lost-grace does not count, or beyond the lease", lease)
 		}
 		if HolderShare(lease)+MostGrace(lease) >= lease {
 			t.Errorf("lease %v: a command outlives it", lease)

@@ -44,7 +44,7 @@ type OpenRun struct {
 // Outlives is how long after the loss of the lock the command may still be alive. No command
 // outlives the lease, whatever its grace is.
 func (r OpenRun) Outlives() time.Duration {
-	return min(leasetime.DeadAfter(r.Lease, r.Grace), r.Lease)
+	return leasetime.DeadAfter(r.Lease, r.Grace)
 }
 
 // ParseAnswer reads the answer to the start of a run with this many locks, and with this tick or

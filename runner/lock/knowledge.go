@@ -93,7 +93,7 @@ func (k *knowledge) verdict(id lockkey.ID) evidence.Verdict {
 	case e != nil && (e.State() != evidence.Quiet || k.contested[id]):
 		return e.Verdict()
 	case k.contested[id]:
-		return evidence.None(k.cfg.LockDelay)
+		return evidence.None(k.cfg.LockDelay, k.cfg.Session.Lease)
 	}
 	return evidence.Verdict{Delay: k.s.FirstTryDelay(k.cfg.LockDelay)}
 }

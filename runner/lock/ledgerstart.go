@@ -161,19 +161,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		}
 		l.since = time.Now()
 	}
-	var rest time.Duration
-	var host string
-	for _, run := range open {
-		e := b.knowledge.evidence[b.grant.Locks[run.Lock].ID]
-		left := max(b.cfg.LockDelay, run.Outlives()) - l.waited()
-		if b.cfg.LockDelay == 0 || left <= 0 || e != nil && e.KnowsDead(run.Token) {
-			l.proof.Closes[run.Lock] = max(l.proof.Closes[run.Lock], run.Token)
-			continue
-		}
-		if left > rest {
-			rest, host = left, run.Host
-		}
-	}
+	rest, host := l.closeDead(open)
 	if rest == 0 {
 		l.proof.Waited = l.waited()
 		return nil
@@ -186,6 +174,37 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		return open == 0, err
 	})
 	return err
+}
+
+// closeDead puts into the proof which of the open runs are dead. It returns for how long another may
+// still be alive, and on which host, or 0. A token in the proof closes all earlier ones of its lock,
+// of which readers may have left several, so it must not be later than one that may be alive.
+func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host string) {
+	b := l.bid
+	alive := map[int]int64{} // the earliest token of each lock
+	left := func(run ledger.OpenRun) time.Duration {
+		e := b.knowledge.evidence[b.grant.Locks[run.Lock].ID]
+		if b.cfg.LockDelay == 0 || e != nil && e.KnowsDead(run.Token) {
+			return 0
+		}
+		return max(0, max(b.cfg.LockDelay, run.Outlives())-l.waited())
+	}
+	for _, run := range open {
+		if still := left(run); still > 0 {
+			if earliest, known := alive[run.Lock]; !known || run.Token < earliest {
+				alive[run.Lock] = run.Token
+			}
+			if still > rest {
+				rest, host = still, run.Host
+			}
+		}
+	}
+	for _, run := range open {
+		if earliest, known := alive[run.Lock]; !known || run.Token < earliest {
+			l.proof.Closes[run.Lock] = max(l.proof.Closes[run.Lock], run.Token)
+		}
+	}
+	return rest, host
 }
 
 // askLedgerEvery is how often the ledger is asked whether it has the end of the last

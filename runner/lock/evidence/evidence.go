@@ -15,6 +15,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/leasetime"
 )
 
 // State is what the evidence amounts to.
@@ -270,9 +271,10 @@ type Verdict struct {
 	CoversEarlier bool
 }
 
-// None is the verdict of a waiter that knows nothing.
-func None(lockDelay time.Duration) Verdict {
-	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay > 0}
+// None is the verdict of a waiter that knows nothing. A lock-delay that is shorter than a command may
+// live covers no earlier one.
+func None(lockDelay, lease time.Duration) Verdict {
+	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay >= leasetime.DeadAfter(lease, 0)}
 }
 
 // State is the current state.
@@ -300,9 +302,9 @@ func (e *Evidence) Verdict() Verdict {
 	case e.state() == Ended:
 		return Verdict{CoversEarlier: e.last.coversEarlier}
 	case e.lockDelay == 0:
-		return None(0)
+		return None(0, e.lease)
 	}
-	v := None(e.lockDelay)
+	v := None(e.lockDelay, e.lease)
 	for _, s := range e.starts {
 		v.Delay = max(v.Delay, e.delayFor(s))
 	}

@@ -24,7 +24,7 @@ const (
 
 // testDelay is the waiter's own lock-delay; what holders require is longer.
 const (
-	testDelay  = 10 * time.Second
+	testDelay  = 20 * time.Second
 	theirDelay = 25 * time.Second
 	testLease  = 30 * time.Second // of all
 )
@@ -166,6 +166,18 @@ func TestStates(t *testing.T) {
 		if v := h.Verdict(); (v.Delay == 0) != (tt.want == Ended) {
 			t.Errorf("%s: the state is %d, and it waits %v", tt.name, tt.want, v.Delay)
 		}
+	}
+}
+
+// TestShortDelay: a waiter that waits for less than a command may live covers no earlier one.
+func TestShortDelay(t *testing.T) {
+	for delay, covers := range map[time.Duration]bool{0: false, time.Second: false, testDelay - 1: false, testDelay: true, testLease: true} {
+		if got := None(delay, testLease); got != (Verdict{delay, covers}) {
+			t.Errorf("nothing is known: %+v after %v", got, delay)
+		}
+		h := marked(t, New(delay, testLease, false))
+		h.NoteRefusal(boottime.Now())
+		h.wants("nobody knows who has the lock", delay, covers)
 	}
 }
 
