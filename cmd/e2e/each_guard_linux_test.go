@@ -10,6 +10,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/advisory"
 )
 
 // secondItem has `each` at its second item, whose command has a daemon and a child, under
@@ -82,6 +86,67 @@ func TestEachKilled(t *testing.T) {
 	}
 	if !allDead(tree)() {
 		t.Error("the lock is free and the command's tree is not dead")
+	}
+}
+
+// TestEachReleases: SIGKILL of pglead during a list gives its locks to those in line without a
+// lock-delay, also if the server takes its time over a guard's release. Here it waits in vain for an
+// arriving waiter.
+func TestEachReleases(t *testing.T) {
+	for _, parallel := range []int{1, 2} {
+		t.Run(fmt.Sprintf("-P %d", parallel), func(t *testing.T) {
+			key := fmt.Sprintf("releases %d/", parallel)
+			items := []string{"a", "b"}[:parallel]
+			args := append([]string{"each", "--key", key + "{}", "-P", strconv.Itoa(parallel)}, items...)
+			each := command(t, append(args, "--", "sleep", "1000")...)
+			if err := each.Start(); err != nil {
+				t.Fatal(err)
+			}
+			said, ended := map[string]*lockedBuffer{}, make(chan error, len(items))
+			for _, item := range items {
+				if !eventually(func() bool { return testbed.holders(key+item) == 1 }) {
+					t.Fatalf("item %s is never worked on", item)
+				}
+				waiter := command(t, "run", "--key", key+item, "--wait", "10m", "--lock-delay", "10m", "--", "true")
+				said[item] = &lockedBuffer{}
+				waiter.Stderr = said[item]
+				if err := waiter.Start(); err != nil {
+					t.Fatal(err)
+				}
+				go func() { ended <- waiter.Wait() }()
+				if !eventually(func() bool { return testbed.settled(key+item) == 1 }) {
+					t.Fatalf("nobody waits for item %s", item)
+				}
+			}
+			stranger, err := pgconn.Connect(t.Context(), testbed.server.DSN("postgres"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stranger.Close(t.Context())
+			arrival := advisory.Exclusive(advisory.ArrivalOf(lockOf(key + "a")).ID)
+			if got, err := stranger.Exec(t.Context(), "SELECT "+arrival.TrySQL()).ReadAll(); err != nil || string(got[0].Rows[0][0]) != "t" {
+				t.Fatalf("the stranger has not got its lock: %v", err)
+			}
+			if err := each.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = each.Wait()
+			for range items {
+				select {
+				case err := <-ended:
+					if err != nil {
+						t.Error(err)
+					}
+				case <-time.After(time.Minute):
+					t.Fatal("one of those in line waits for the lock-delay")
+				}
+			}
+			for item, text := range said {
+				if text.String() != "" {
+					t.Errorf("item %s: %s", item, text.String())
+				}
+			}
+		})
 	}
 }
 

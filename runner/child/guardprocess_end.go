@@ -197,9 +197,7 @@ func (g *guardProcess) leaveSocket() {
 	case g.socket < 0:
 	case g.orphaned && g.report.Ending != SocketClosed && may:
 		g.sendRelease()
-		if g.req.ReleaseEndsSession {
-			g.drainSocket()
-		}
+		g.drainSocket()
 	case g.report.Ending == LeaseOver:
 		// pglead is stopped, or the server is silent. endConnection ends the connection later. If
 		// it ended now, without a message, the waiters in line could not know yet that the holder

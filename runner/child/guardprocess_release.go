@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// releaseMost is how long the guard tries to send the release.
+// releaseMost is how long the guard tries to send the release, and then waits for the server.
 const releaseMost = time.Second
 
 // sendRelease releases the lock for a pglead that is gone or stopped. The release also tells the
@@ -34,8 +34,11 @@ func (g *guardProcess) sendRelease() {
 	}
 }
 
-// drainSocket waits for the server to end the connection. To close it with unread input would reset
-// it, and bytes that the server has not read yet could be lost.
+// drainSocket reads what the server sends, until the server ends the connection or releaseMost is
+// over. If the connection were closed earlier, the server could not send its answers, and would end
+// the session before it has carried out all of the release. The session of a list goes on after the
+// release, and its guards read from one connection. So none of them can tell the end of its own
+// answers, and each reads for all of releaseMost.
 func (g *guardProcess) drainSocket() {
 	deadline := time.Now().Add(releaseMost)
 	rest := make([]byte, 4096)
