@@ -80,6 +80,9 @@ func (p *process) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, 
 	}
 	defer r.held.Close()
 	outcome, err = r.runCommand(ctx)
+	if r.child == nil {
+		r.noteSignal(ctx) // it shortens the call that comes before the release
+	}
 	switch {
 	case errors.As(err, new(*LockLostError)): // while the command ran
 		r.reportLoss()
@@ -208,9 +211,22 @@ func guardPatience(lease time.Duration) time.Duration {
 // would free the lock, too, but only a moment after this process has ended. Until then the next run
 // in the same script would find the lock held.
 func (r *run) release(outcome Outcome) {
+	r.call(outcome)
 	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(r.cfg.Session.Lease))
 	defer cancel()
 	r.afterRelease(outcome, r.held.Release(ctx))
+}
+
+// call calls those in line who don't listen. That may take seconds, and a signal that asks this
+// process to end, before or meanwhile, shortens it.
+func (r *run) call(outcome Outcome) {
+	if !(outcome.Asked | r.askedLate).Has(BySignal) {
+		r.untilSignal(r.held.Call)
+		return
+	}
+	asked, cancel := context.WithCancel(context.Background())
+	cancel()
+	r.held.Call(asked)
 }
 
 // afterRelease logs whether the lock was released, and calls the hook for that.

@@ -12,12 +12,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/crowd"
 )
 
 // BenchmarkHandover measures from the last act of a command that ends well to
@@ -105,4 +108,65 @@ func BenchmarkHandover(b *testing.B) {
 		}
 		report(b, times)
 	})
+}
+
+// TestCallIsCutShort: a signal that asks a holder to end, while its command runs or while the holder
+// calls a dormant waiter, leaves that call a short time, also with a long lease. The lock is
+// released all the same.
+func TestCallIsCutShort(t *testing.T) {
+	const lease = time.Minute
+	for name, tt := range map[string]struct {
+		command, askAt, ended, rest string
+		status                      int
+	}{
+		"before the call": {"sleep 1000", "command started", "SIGTERM", "2s", 128 + int(syscall.SIGTERM)},
+		"during the call": {"true", "holding the lock until", `"exit status 0"`, "5.1s", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, release := start(t, command(t, "run", "--key", "call", "--", "sh", "-c", "echo held; read end"))
+			holder, said := command(t, "run", "-v", "--key", "call", "--lease", lease.String(), "--wait", "1h", "--", "sh", "-c", "exec "+tt.command), &lockedBuffer{}
+			holder.Stderr = said
+			if err := holder.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if !eventually(func() bool { return testbed.settled("call") == 1 }) {
+				t.Fatal("it doesn't wait")
+			}
+			dormantTicket(t, "call")
+			release()
+			if !eventually(func() bool { return strings.Contains(said.String(), tt.askAt) }) {
+				t.Fatalf("it never gets there: %s", said.String())
+			}
+			asked := time.Now()
+			_ = holder.Process.Signal(syscall.SIGTERM)
+			_ = holder.Wait()
+			if took, most := time.Since(asked), crowd.SomeDormant.Patience(lease); took > most {
+				t.Errorf("it ends %v after the signal, later than without one (%v)", took, most)
+			}
+			if status := shellStatus(holder.ProcessState); status != tt.status || testbed.holders("call") != 0 {
+				t.Errorf("status %d, want %d; holders: %d", status, tt.status, testbed.holders("call"))
+			}
+			says(t, said.String(), `pglead: call: waiting for the lock
+pglead: call: lock acquired token=\d+ .*
+pglead: call: command started token=\d+ pid=\d+
+pglead: call: command ended token=\d+ ran=\S+ status=`+tt.ended+`
+pglead: call: holding the lock until somebody in line listens token=\d+ rest=`+tt.rest+`
+pglead: call: lock released token=\d+
+`)
+		})
+	}
+}
+
+// dormantTicket is the ticket of a waiter that came last, and does nothing.
+func dormantTicket(t *testing.T, key string) {
+	t.Helper()
+	conn, err := pgconn.Connect(t.Context(), testbed.server.DSN("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	latest := fmt.Sprintf("SELECT pg_advisory_lock(%d::bigint << 32 | ((extract(epoch FROM clock_timestamp()) * 100)::bigint & 4294967295))", int32(advisory.TicketClass(lockOf(key))))
+	if err := conn.Exec(t.Context(), latest).Close(); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -38,6 +38,14 @@ const (
 	CallEvery = 20 * time.Millisecond
 )
 
+// HearCall is how often a dormant waiter asks whether somebody calls. A call lasts longer than that,
+// and holds the lock without a command. So with a lease that is longer than the default, a dormant
+// waiter asks more often than its lease needs: as often as with the default.
+func HearCall(lease time.Duration) time.Duration {
+	const most = 5 * time.Second
+	return min(leasetime.WaiterBeat(lease), most)
+}
+
 // Progress is what two looks show of a dormant waiter's way to the listeners.
 type Progress struct {
 	Moved  int           // places, from one look to the other
@@ -103,9 +111,9 @@ func (f Followers) Patience(lease time.Duration) time.Duration {
 	const beyond, most = 100 * time.Millisecond, 3 * time.Second
 	switch f {
 	case SomeDormant:
-		return leasetime.WaiterBeat(lease) + beyond
+		return HearCall(lease) + beyond
 	case SomeAbsent:
-		return min(leasetime.WaiterBeat(lease), most)
+		return min(HearCall(lease), most)
 	}
 	return 0
 }

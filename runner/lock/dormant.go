@@ -7,7 +7,6 @@ import (
 
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/crowd"
-	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/pace"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -29,7 +28,7 @@ func (w *waiter) goDormant(ctx context.Context) error {
 	w.turn.clearTry()
 	w.unwatch() // otherwise the end of the watch would later replace this heartbeat
 	w.s.SetHeartbeat(session.Heartbeat{
-		Every:   leasetime.WaiterBeat(w.cfg.Session.Lease),
+		Every:   crowd.HearCall(w.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.place.line).ID).TryXactSQL()}, Then: w.hearCall},
 	})
 	if w.place.held[markLock] { // the mark goes before the UNLISTEN, so that nobody relies on it
@@ -89,13 +88,19 @@ func (w *waiter) followers() crowd.Followers {
 	return crowd.NoneToCall
 }
 
-// call calls the waiters that may be next. It returns when one of them listens, when all dormant
-// waiters have left, or when its patience is over.
-func (h *Held) call(ctx context.Context) error {
+// Call calls the waiters that may be next. It returns when one of them listens, when all dormant
+// waiters have left, or when its patience is over. If ctx ends, that leaves lateMost for the call.
+// Release comes next, whatever becomes of the call: then the next in line look by themselves.
+func (h *Held) Call(ctx context.Context) {
 	patience := h.followers.Patience(h.cfg.Session.Lease)
 	if patience == 0 {
-		return nil
+		return
 	}
+	if ctx.Err() != nil {
+		patience = min(patience, lateMost)
+	}
+	ctx, cancel := lateAfter(ctx)
+	defer cancel()
 	for began, said := time.Now(), false; ; said = true {
 		queries := []string{h.heardQuery()}
 		if !h.calling {
@@ -103,17 +108,17 @@ func (h *Held) call(ctx context.Context) error {
 		}
 		answers, err := h.Session.Ask(ctx, session.Request{SQL: queries})
 		if err != nil {
-			return h.cfg.rejected(err)
+			return
 		}
 		h.calling = h.calling || answers[1].Is("t") // a waiter's heartbeat may hold the lock for an instant
 		if answers[0].Is("t") || time.Since(began) >= patience {
-			return nil
+			return
 		}
 		if !said {
 			h.cfg.Log.Info("holding the lock until somebody in line listens", "event", "lingering", "token", h.Token, "rest", patience)
 		}
 		if !pace.Sleep(ctx, crowd.CallEvery) {
-			return nil
+			return
 		}
 	}
 }

@@ -128,9 +128,7 @@ func TestReleaseWithoutCall(t *testing.T) {
 			c.stop()
 		}
 	}
-	if err := next.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	release(t, next)
 	if got := run(t, plain(t, server.DSN("postgres")), "SELECT pg_try_advisory_lock(7)::text"); got[0] != "true" {
 		t.Error("the lock is not free")
 	}

@@ -53,8 +53,8 @@ func (h *Held) Err() error { return h.Session.Err() }
 // to be dead, or never started. If anybody waits, Release announces the end in a transaction before
 // the one that frees the locks, so that the next holder has heard it. If nobody waits it announces
 // nothing, since a NOTIFY costs the whole server; only a session that works on a list announces
-// each end. A session that nobody else uses ends with the release, unless the waiters in line may
-// still have to look up its role (Close).
+// each end. Call comes before it, where somebody may have waited. A session that nobody else uses
+// ends with the release, unless the waiters in line may still have to look up its role (Close).
 func (h *Held) Release(ctx context.Context) error {
 	if h.cfg.Session.Transaction {
 		return h.endTransaction(ctx)
@@ -63,9 +63,6 @@ func (h *Held) Release(ctx context.Context) error {
 		if err := h.noteEnds(ctx); err != nil {
 			h.unnoted(err)
 		}
-	}
-	if err := h.call(ctx); err != nil && answeredError(err) == nil {
-		return err // if the server only has no memory for one more lock, the next in line look by themselves
 	}
 	queries, unlock := h.releaseParts(h.end)
 	queries = append(queries, h.endCallQuery()...)

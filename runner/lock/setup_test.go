@@ -208,6 +208,7 @@ func (c *contender) Handle(_ context.Context, r slog.Record) error {
 
 func release(t *testing.T, h *lock.Held) {
 	t.Helper()
+	h.Call(t.Context())
 	if err := h.Release(t.Context()); err != nil {
 		t.Fatal(err)
 	}

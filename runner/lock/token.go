@@ -169,6 +169,11 @@ func untilAnswered(ctx context.Context) (later context.Context, cancel context.C
 	if ctx.Err() != nil { // the request will not be sent
 		return ctx, func() {}
 	}
+	return lateAfter(ctx)
+}
+
+// lateAfter returns a context that ends lateMost after ctx.
+func lateAfter(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
 	later, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() {
 		time.AfterFunc(lateMost, func() { end(context.Cause(ctx)) })

@@ -229,8 +229,13 @@ func (n *node) watch(holder *node) {
 	n.proceed()
 }
 
-// unwatch makes the heartbeat look at nothing.
-func (n *node) unwatch() { n.watched, n.beats = nil, leasetime.WaiterBeat(n.s.lease) }
+// unwatch makes the heartbeat look at nothing or, if the waiter is dormant, for a call.
+func (n *node) unwatch() {
+	n.watched, n.beats = nil, leasetime.WaiterBeat(n.s.lease)
+	if !n.hears {
+		n.beats = crowd.HearCall(n.s.lease)
+	}
+}
 
 // beaten reads the answer to a heartbeat: a watch sees that its holder is gone, and a dormant
 // waiter sees that somebody calls.
