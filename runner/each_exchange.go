@@ -17,7 +17,7 @@ type exchangePart struct {
 	said    lock.Said // to the other workers on the list, about last's end
 	next    *job
 	granted bool
-	err     error // of the exchange
+	err     error // of the try
 	done    chan struct{}
 }
 
@@ -53,13 +53,13 @@ func doExchange(s *session.Session, parts []*exchangePart) {
 			x.Next = append(x.Next, p.next.bid)
 		}
 	}
-	err := x.Do(context.Background(), s) // it returns at the latest when the session ends
+	released, started := x.Do(context.Background(), s) // it returns at the latest when the session ends
 	for _, p := range parts {
 		if p.last != nil {
-			p.last.run.afterRelease(p.last.outcome, err)
+			p.last.run.afterRelease(p.last.outcome, released)
 		}
 		if p.next != nil {
-			p.granted, p.err = err == nil && p.next.bid.Complete(), err
+			p.granted, p.err = started == nil && p.next.bid.Complete(), started
 		}
 		close(p.done)
 	}

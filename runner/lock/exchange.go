@@ -44,49 +44,56 @@ func (cfg *Config) mayExchange() bool {
 	return cfg.OfList && cfg.drawsWithTry() && !cfg.Claim.Shared
 }
 
-// Do carries out the exchange. If only the announcements fail, it warns of that. After an error the
-// session may or may not hold these locks, and its end frees them. Bids of Next that are Complete
-// are ready to be settled.
-func (x Exchange) Do(ctx context.Context, s *session.Session) error {
+// Do carries out the exchange. If only the announcements fail, it warns of that. After the error
+// released the session may or may not hold the locks of Ended, and after the error started those of
+// Next, and its end frees them. Bids of Next that are Complete are ready to be settled, if started is
+// nil.
+func (x Exchange) Do(ctx context.Context, s *session.Session) (released, started error) {
 	queries := append(x.wordsQuery(), x.freeAndTryQuery())
 	if len(x.Next) > 0 {
 		queries = append(queries, x.drawQuery())
 	}
 	answers, err := s.Ask(ctx, session.Request{SQL: queries})
 	if err != nil && answeredError(err) == nil {
-		return err
+		return err, err
 	}
-	if unread := x.read(answers); unread != nil {
-		if err != nil {
-			return session.Rejected(err, "locks "+x.claim().String())
-		}
-		return unread
+	released, started = x.read(answers)
+	if err == nil {
+		return released, started
 	}
-	if err != nil && len(x.Ended) > 0 {
+	if released == nil && len(x.Ended) > 0 && len(answers[0]) == 0 {
 		x.Ended[0].unheard(err)
 	}
-	return nil
+	rejected := func(unread error) error {
+		if unread == nil {
+			return nil
+		}
+		return session.Rejected(err, "locks "+x.claim().String())
+	}
+	return rejected(released), rejected(started)
 }
 
-// read notes the answers to freeAndTryQuery and drawQuery.
-func (x Exchange) read(answers []session.Rows) error {
+// read notes the answers to freeAndTryQuery and drawQuery. The server may have rejected only one of
+// the two.
+func (x Exchange) read(answers []session.Rows) (released, started error) {
 	var drawn session.Rows
 	if len(x.Next) > 0 {
 		drawn, answers = answers[len(answers)-1], answers[:len(answers)-1]
 	}
 	row, err := answers[len(answers)-1].Only(1 + len(x.Next))
 	if err != nil {
-		return err
+		return err, err
 	}
 	if row[0] != strconv.Itoa(len(x.Ended)) {
-		return session.Errorf(session.Unsafe, "", "release locks: the server says that the session did not hold all of them")
+		err := session.Errorf(session.Unsafe, "", "release locks: the server says that the session did not hold all of them")
+		return err, err
 	}
 	for i, b := range x.Next {
 		if err := b.noteExchange(row[1+i], drawn); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return nil, nil
 }
 
 // wordsQuery is the query that announces how the commands ended, if any have.
