@@ -39,7 +39,7 @@ outage, proxy, quorum                             the server restarts, is silent
 standby                                           what a standby is asked
 lead, each, each_guard_linux                      the other modes
 fence, java, prepared                             other programs, and prepared transactions
-ledger_terminal, ledger_upgrade                   what a terminal is told of it, and pg_upgrade
+ledger_terminal, ledger_upgrade, ledger_killed    what a terminal is told of it, pg_upgrade, and SIGKILL
 goodbye, events                                   what a run leaves in the server, and in the log
 guard, limit_linux, signals, unkillable           the command's processes, and what ends them
 hidden_processes_linux                            processes that get away from the process table

@@ -134,7 +134,7 @@ func reportOnce(ctx context.Context, tellWaiters bool, owing *Held, lost []*Held
 	var queries []string
 	for _, h := range lost {
 		if noted, _ := h.cfg.Ledger.Applies(s.LoginAnswer()); noted {
-			queries = append(queries, h.finishQueries(h.end)...)
+			queries = append(queries, h.finishQueries(h.end, h.endCommit())...)
 		}
 	}
 	if len(queries) > 0 {

@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"time"
 
@@ -64,7 +63,10 @@ func (h *Held) Release(ctx context.Context) error {
 			h.unnoted(err)
 		}
 	}
-	queries, unlock := h.releaseParts(h.end)
+	queries, unlock := h.releaseParts()
+	if !h.cfg.Session.Quorum {
+		queries = append(h.finishQueries(h.end, h.endCommit()), queries...)
+	}
 	queries = append(queries, h.endCallQuery()...)
 	staysForRole := h.showsEnd && (h.followers != crowd.NoneToCall || time.Since(h.since) < briefTenure)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(queries, unlock), Last: !h.cfg.OfList && !staysForRole})
@@ -104,9 +106,9 @@ func (h *Held) Close() {
 	}
 }
 
-// releaseParts is endQueries, preceded by queries that note the end in the ledger and wait for
-// arriving waiters. With a quorum separate commits note the end (noteEnds), and no waiter arrives.
-func (h *Held) releaseParts(end ledger.End) (queries []string, unlock string) {
+// releaseParts is endQueries, preceded by queries that show the end and wait for arriving waiters.
+// With a quorum no waiter arrives.
+func (h *Held) releaseParts() (queries []string, unlock string) {
 	words, unlock := h.endQueries(h.prefers)
 	// Only a holder that has waited shows its end: it is likely to have a line behind it.
 	if h.showsEnd && !h.cfg.Claim.Shared {
@@ -115,21 +117,29 @@ func (h *Held) releaseParts(end ledger.End) (queries []string, unlock string) {
 	if h.cfg.Session.Quorum {
 		return words, unlock
 	}
-	return slices.Concat(h.finishQueries(end), h.awaitArrivalsQuery(), words), unlock
+	return append(h.awaitArrivalsQuery(), words...), unlock
 }
 
-// EncodedRelease is the request by which the guard, which shares the socket, announces the clean
-// end and releases the locks, when this process is gone and the command is dead. It is nil for a
-// reader (others may be alive), in a transaction, which announces nothing before its end, and on an
-// encrypted connection, to which nobody else can write. The session ends with the request, unless
-// it has other locks.
+// EncodedRelease is the request by which the guard, which shares the socket, notes the end in the
+// ledger, announces it, and releases the locks, when this process is gone and the command is dead.
+// It is nil on an encrypted connection, to which nobody else can write, and in a transaction without
+// a ledger, where there is nothing to say. The session ends with the request, unless it has other
+// locks or may be a pooler's (session.Request.Last).
+//
+// These commits wait for no standby and for no disk, since the lock's session must not hang in a
+// commit. If they are lost, the next start waits as if nothing had been noted.
 func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
-	if !h.cfg.hasLine() || h.cfg.Claim.Shared {
+	queries, ends := h.finishQueries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.OfList
+	switch {
+	case h.cfg.hasLine():
+		words, unlock := h.releaseParts()
+		queries = append(append(queries, words...), unlock)
+	case len(queries) > 0:
+		queries, ends = append(queries, "COMMIT"), false
+	default:
 		return nil, false
 	}
-	queries, unlock := h.releaseParts(ledger.End{Outcome: ledger.Killed})
-	ends := !h.cfg.OfList
-	request, possible := h.Session.Encoded(session.Request{SQL: append(queries, unlock), Last: ends})
+	request, possible := h.Session.Encoded(session.Request{SQL: queries, Last: ends})
 	if !possible {
 		return nil, false
 	}

@@ -47,7 +47,7 @@ func (h *Held) noteEnds(ctx context.Context) error {
 		return nil
 	}
 	for h.noted < len(h.Locks) {
-		for i, columns := range h.finishColumns(h.Locks[h.noted], h.end) {
+		for i, columns := range h.finishColumns(h.Locks[h.noted], h.end, h.endCommit()) {
 			rows, err := h.evaluate(ctx, columns)
 			switch {
 			case i > 0: // this query only tidies up, which the next end will do, too
@@ -76,13 +76,13 @@ func (h *Held) evaluate(ctx context.Context, columns string) (session.Rows, erro
 }
 
 // finishQueries are the queries that note an end in the ledger, for the locks for which that isn't
-// done yet.
-func (h *Held) finishQueries(end ledger.End) (queries []string) {
+// done yet. commit is their synchronous_commit.
+func (h *Held) finishQueries(end ledger.End, commit string) (queries []string) {
 	if !h.recorded {
 		return nil
 	}
 	for _, l := range h.Locks[h.noted:] {
-		for _, columns := range h.finishColumns(l, end) {
+		for _, columns := range h.finishColumns(l, end, commit) {
 			queries = append(queries, "SELECT "+columns)
 		}
 	}
@@ -90,19 +90,23 @@ func (h *Held) finishQueries(end ledger.End) (queries []string) {
 }
 
 // finishColumns are those queries for one lock without their SELECT; the first notes the end. They
-// are sent when the command is dead, before the locks are released. If a crash of the server loses
-// what they write, the next start waits for its lock-delay. With a tick (--once-per) it would also
-// repeat a success, so then the commit waits for the disk.
-func (h *Held) finishColumns(l advisory.Lock, end ledger.End) (list []string) {
+// are sent when the command is dead, before the locks are released.
+func (h *Held) finishColumns(l advisory.Lock, end ledger.End, commit string) (list []string) {
 	end.Outcome = cmp.Or(end.Outcome, ledger.Stopped)
-	commit := "off"
+	return end.FinishColumns(l.ID, h.Token, l.Shared, commit)
+}
+
+// endCommit is the synchronous_commit of an end that this process notes. If a crash of the server
+// loses it, the next start waits for its lock-delay. With a tick (--once-per) it would also repeat a
+// success, so then the commit waits for the disk.
+func (h *Held) endCommit() string {
 	switch {
 	case h.cfg.Session.Quorum:
-		commit = "on"
+		return "on"
 	case h.cfg.Ledger.Tick != nil:
-		commit = "local"
+		return "local"
 	}
-	return end.FinishColumns(l.ID, h.Token, l.Shared, commit)
+	return "off"
 }
 
 // checkNoted warns if the answers to finishQueries, and maybe to others, don't show that the ledger

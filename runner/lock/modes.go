@@ -18,12 +18,12 @@ package lock
 //	                         nobody announces a reader's death               Held.isHeard
 //	                         nobody calls the dormant waiters                followers
 //	                         a reader that comes back ends no former session endGhostQuery
-//	                         the guard can't release the lock                Held.EncodedRelease
 //	in a transaction         waiters poll: there is no line                  waiter.poll
 //	(Session.Transaction)    neither the start nor the end is announced      drawOnSecond, endTransaction
 //	                         the token comes from a second session           drawOnSecond
 //	quorum (Session.Quorum)  what counts is what the standbys have           drawOnSecond, noteEnds,
 //	                         confirmed, on a second session                  Session.AwaitStandbys
+//	                         the guard's word of the end need not be         Held.EncodedRelease
 //	                         the server is asked once more after a grant     Bid.Settle
 //	                         the first try does not travel with the login,   session.Open,
 //	                         and nobody waits for those who arrive           Held.releaseParts

@@ -65,7 +65,7 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 // endTransaction releases the locks, and announces nothing.
 func (h *Held) endTransaction(ctx context.Context) error {
 	h.Session.SetHolding(false)
-	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.finishQueries(h.end), "COMMIT")})
+	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.finishQueries(h.end, h.endCommit()), "COMMIT")})
 	switch {
 	case h.forgives(err, nil):
 		return nil // the transaction is over in any case, and nothing of it was noted
