@@ -37,8 +37,9 @@ func newStepdownCmd(u *ui, stdout io.Writer) *cobra.Command {
 release the lock; whoever waits gets it next. Any role that may log in may
 ask. A pglead looks for requests half a second after its command's start, and
 then every fifth of its lease. The request lasts until then, but at most 20 s,
-or for as long as --wait. Of pglead each it ends the command of the item that
-has the key.
+or for as long as --wait. If the asking process is stopped, or its host is
+dead, the server ends the request after 5 s. Of pglead each it ends the command
+of the item that has the key.
 
 With --wait this returns when the lock is another's, or free: exit status 0, or
 75 if it is still held when the time is over. The exit status is 1 if nobody
@@ -171,7 +172,7 @@ func (h *handover) awaitSuccessor(ctx context.Context, patience time.Duration) e
 			return err
 		}
 		if still && h.request != nil {
-			if err := h.request.Check(ctx); err != nil {
+			if err := h.request.Check(); err != nil {
 				return err
 			}
 		}

@@ -101,8 +101,14 @@ func (r *relay) strand() {
 	}
 }
 
-// silence stops all that passes, until the test is over.
+// silence stops all that passes, until speak is called or the test is over.
 func (r *relay) silence() {
 	r.mu.Lock()
 	r.silent = true
+}
+
+// speak ends the silence: what was held back passes.
+func (r *relay) speak() {
+	r.silent = false
+	r.mu.Unlock()
 }

@@ -22,12 +22,27 @@ import (
 // the database more than everything else that they do. The asking session's name says who
 // asks, and which host should get the lock.
 
-// StepDownRequest is a request to step down, which lasts until it is closed.
-type StepDownRequest struct{ viewer *session.Viewer }
+// StepDownRequest is a request to step down, which lasts until it is closed, or until the server
+// has heard nothing from here for mostSilence.
+type StepDownRequest struct {
+	viewer *session.Viewer // keepUp's alone until done is closed
+	stop   context.CancelFunc
+	done   chan struct{} // closed at keepUp's end
+	err    error         // why the request ended, once done is closed
+}
 
 // askAgain is how often a request tries its locks: a heartbeat may hold them for an
 // instant, or somebody else may ask, too.
 const askAgain = 50 * time.Millisecond
+
+const (
+	// keepUpEvery is how often the server hears from a request.
+	keepUpEvery = time.Second
+	// mostSilence is how long the server keeps a request of which it hears nothing. Without that
+	// bound, a stopped process or a dead host would have each later holder's command ended. It
+	// leaves a slow network some seconds.
+	mostSilence = 5 * keepUpEvery
+)
 
 // AskToStepDown asks the holders of these locks to step down. If to isn't empty, their release
 // names a waiter on that host, if there is one. Holders look every fifth of their lease.
@@ -40,41 +55,72 @@ func AskToStepDown(ctx context.Context, cfg session.Config, locks []lockkey.ID, 
 	if err != nil {
 		return nil, err
 	}
-	r := &StepDownRequest{viewer}
+	ctx, stop := context.WithCancel(ctx)
+	r := &StepDownRequest{viewer: viewer, stop: stop, done: make(chan struct{})}
 	var tries []string
 	for _, id := range locks {
 		tries = append(tries, advisory.StepDownOf(id).TryXactSQL())
 	}
-	if _, err := viewer.Query(ctx, "BEGIN", session.StayOpenQuery()); err != nil {
-		r.Close()
+	if err := r.take(ctx, tries); err != nil {
+		stop()
+		viewer.Close()
 		return nil, err
 	}
+	go r.keepUp(ctx)
+	return r, nil
+}
+
+// take takes the request's locks. A lock that stays taken belongs to another request, which asks
+// the same.
+func (r *StepDownRequest) take(ctx context.Context, tries []string) error {
+	if _, err := r.viewer.Query(ctx, "BEGIN", session.EndSilentQuery(mostSilence)); err != nil {
+		return err
+	}
 	for began := time.Now(); ; {
-		rows, err := viewer.Query(ctx, "SELECT "+strings.Join(tries, " AND "))
-		if err != nil {
-			r.Close()
-			return nil, err
-		}
-		if rows.Is("t") || time.Since(began) > time.Second {
-			return r, nil // whoever else has the locks asks, too
+		rows, err := r.viewer.Query(ctx, "SELECT "+strings.Join(tries, " AND "))
+		if err != nil || rows.Is("t") || time.Since(began) > time.Second {
+			return err
 		}
 		if !pace.Sleep(ctx, askAgain) {
-			r.Close()
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// keepUp has the server hear from the request. It is a goroutine of its own, since the caller may
+// wait for other answers for longer than mostSilence.
+func (r *StepDownRequest) keepUp(ctx context.Context) {
+	defer close(r.done)
+	for r.err == nil {
+		wait, cancel := context.WithTimeout(ctx, keepUpEvery)
+		r.err = r.viewer.Wait(wait)
+		cancel()
+		if r.err == nil {
+			_, r.err = r.viewer.Query(ctx, session.PlainBeatQuery)
 		}
 	}
 }
 
 // Check returns an error if the request's session, and with it the request, has ended.
-func (r *StepDownRequest) Check(ctx context.Context) error {
-	if _, err := r.viewer.Query(ctx, session.PlainBeatQuery); err != nil {
-		return fmt.Errorf("keep up the request: %w", err)
+func (r *StepDownRequest) Check() error {
+	select {
+	case <-r.done:
+	default:
+		return nil
 	}
-	return nil
+	if session.HasCode(r.err, session.IdleInTransactionSessionTimeout) {
+		return session.Errorf(session.Unreachable, "ask again",
+			"keep up the request: the server has ended it, having heard nothing from here for %v", mostSilence)
+	}
+	return fmt.Errorf("keep up the request: %w", r.err)
 }
 
 // Close ends the request.
-func (r *StepDownRequest) Close() { r.viewer.Close() }
+func (r *StepDownRequest) Close() {
+	r.stop()
+	<-r.done
+	r.viewer.Close()
+}
 
 // stepDownSQL is an SQL expression that is false if somebody asks for a step-down.
 func (h *Held) stepDownSQL() string {

@@ -5,8 +5,10 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // TestStepDown: a request reaches the holder by its next heartbeat, with the names of the person
@@ -102,4 +104,43 @@ func TestStepDownWays(t *testing.T) {
 		}
 		r.Close()
 	}
+}
+
+// TestStepDownSilent: a request ends soon after its asker has fallen silent, and the asker is told so
+// when it is back. An older request lasts, although its caller does nothing.
+func TestStepDownSilent(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	ask := func(dsn string, of int64) *lock.StepDownRequest {
+		t.Helper()
+		r, err := lock.AskToStepDown(t.Context(), config(t, dsn, exclusive(of)).Session, []lockkey.ID{id(of)}, "me", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	lasts := func(of int64) bool {
+		sql := "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND " + advisory.Among([]lockkey.ID{advisory.StepDownOf(id(of)).ID})
+		return query(t, server, sql)[0] == "1"
+	}
+	older := ask(server.DSN("postgres"), 7)
+	relay := newRelay(t, server)
+	silent := ask(relay.dsn, 8)
+	if !lasts(8) {
+		t.Error("nobody asks")
+	}
+	relay.silence()
+	eventually(t, "the silent one's request ends", func() bool { return !lasts(8) })
+	if err := older.Check(); err != nil || !lasts(7) {
+		t.Errorf("the older request has ended: %v", err)
+	}
+	relay.speak()
+	eventually(t, "the silent one notices", func() bool { return silent.Check() != nil })
+	err := silent.Check()
+	if kindOf(err) != session.Unreachable || err.Error() != "keep up the request: the server has ended it, having heard nothing from here for 5s" {
+		t.Errorf("it says %v", err)
+	}
+	silent.Close()
+	older.Close()
+	eventually(t, "the other is closed", func() bool { return !lasts(7) })
 }

@@ -313,10 +313,11 @@ const transactionTimeout = "transaction_timeout"
 const noTransactionTimeoutSQL = "CASE WHEN pg_catalog.current_setting('" + transactionTimeout + "', true) IS NULL THEN ''" +
 	" ELSE pg_catalog.set_config('" + transactionTimeout + "', '0', true) END"
 
-// StayOpenQuery is a query after which a transaction may stay open for any time, whatever the
+// EndSilentQuery is a query after which the server ends the transaction's session once it has heard
+// nothing of it for so long. Otherwise the transaction may stay open for any time, whatever the
 // role's settings are.
-func StayOpenQuery() string {
-	return "SELECT " + setSQL(true, [][2]string{{"idle_in_transaction_session_timeout", "0"}}) + " || " + noTransactionTimeoutSQL
+func EndSilentQuery(silence time.Duration) string {
+	return "SELECT " + setSQL(true, [][2]string{{"idle_in_transaction_session_timeout", milliseconds(silence)}}) + " || " + noTransactionTimeoutSQL
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }

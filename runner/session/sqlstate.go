@@ -14,6 +14,7 @@ const (
 	FeatureNotSupported               = "0A000"
 	UntranslatableCharacter           = "22P05"
 	ReadOnlySQLTransaction            = "25006"
+	IdleInTransactionSessionTimeout   = "25P03"
 	InvalidAuthorizationSpecification = "28000"
 	InvalidPassword                   = "28P01"
 	InvalidCatalogName                = "3D000" // no such database
