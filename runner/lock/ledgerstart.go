@@ -20,6 +20,7 @@ type ledgerStart struct {
 	// since is the time after which nobody else can have held the locks. With a quorum it is zero
 	// until the standbys have confirmed that.
 	since time.Time
+	open  []ledger.OpenRun // by the ledger's last answer that named any
 }
 
 // startInLedger draws the token and starts the run in the ledger, once no command of an earlier run
@@ -40,8 +41,8 @@ func (b *Bid) startInLedger(ctx context.Context) error {
 	for {
 		answer, err := start.ask(ctx)
 		if err != nil {
-			if start.vanished(ctx, err) {
-				return b.startWithoutLedger(ctx, max(b.grant.delay, start.delay))
+			if b.lostLedger(ctx, err) {
+				return start.withoutLedger(ctx)
 			}
 			return ledgerError(err)
 		}
@@ -161,18 +162,27 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		}
 		l.since = time.Now()
 	}
+	l.open = open
 	rest, host := l.closeDead(open)
 	if rest == 0 {
 		l.proof.Waited = l.waited()
 		return nil
 	}
-	if err := b.beginDelay(ctx, rest); err != nil {
-		return err
-	}
-	_, err := b.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host), func() (bool, error) {
+	return l.holdAfter(ctx, rest, host, func() (bool, error) {
 		open, err := b.number(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.Shared))
+		if b.lostLedger(ctx, err) {
+			return true, nil // the next question finds that out, too
+		}
 		return open == 0, err
 	})
+}
+
+// holdAfter holds the locks without a command for as long as an open run on host may be alive.
+func (l *ledgerStart) holdAfter(ctx context.Context, rest time.Duration, host string, ask func() (done bool, err error)) error {
+	if err := l.bid.beginDelay(ctx, rest); err != nil {
+		return err
+	}
+	_, err := l.bid.hold(ctx, rest, "lock granted, and the ledger knows of no end of its last run on "+visible.Text(host), ask)
 	return err
 }
 
@@ -251,23 +261,37 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	return row[0], nil
 }
 
-// vanished says whether an error means that the ledger is gone, or that access was revoked,
+// lostLedger says whether an error means that the ledger is gone, or that access was revoked,
 // so that the run may go on without it.
-func (l *ledgerStart) vanished(ctx context.Context, err error) bool {
+func (b *Bid) lostLedger(ctx context.Context, err error) bool {
 	if !session.Undefined(err) && !session.HasCode(err, session.InsufficientPrivilege) {
 		return false
 	}
-	return l.bid.s.AskLoginQuestion(ctx) == nil && !l.bid.usesLedger()
+	return b.s.AskLoginQuestion(ctx) == nil && !b.usesLedger()
 }
 
-// startWithoutLedger goes on without a ledger that was there, unless the run requires one.
-func (b *Bid) startWithoutLedger(ctx context.Context, delay time.Duration) error {
+// giveUpLedger notes that the run goes on without a ledger that was there, unless it requires one.
+func (b *Bid) giveUpLedger() error {
 	if _, err := b.cfg.Ledger.Applies(b.s.LoginAnswer()); err != nil {
 		return err
 	}
 	b.cfg.Log.Warn("the ledger is gone, or not granted any more; going on without", "event", "ledger")
-	if err := b.waitOut(ctx, delay); err != nil {
+	return nil
+}
+
+// withoutLedger draws the token without the ledger, once the open runs that it has named are dead,
+// and those that were announced.
+func (l *ledgerStart) withoutLedger(ctx context.Context) error {
+	if err := l.bid.giveUpLedger(); err != nil {
 		return err
 	}
-	return b.drawAndAnnounce(ctx)
+	for rest, host := l.closeDead(l.open); rest > 0; rest, host = l.closeDead(l.open) {
+		if err := l.holdAfter(ctx, rest, host, nil); err != nil {
+			return err
+		}
+	}
+	if err := l.waitAsWithout(ctx); err != nil {
+		return err
+	}
+	return l.bid.drawAndAnnounce(ctx)
 }

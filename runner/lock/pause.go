@@ -42,6 +42,9 @@ func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) err
 			return err
 		}
 		rows, err := w.s.Query(ctx, ledger.PausedQuery(w.cfg.ledgerLocks(w.cfg.Claim.locks()), w.s.AsIsSQL()))
+		if w.lostLedger(ctx, err) {
+			return w.giveUpLedger()
+		}
 		if err != nil {
 			return ledgerError(err)
 		}

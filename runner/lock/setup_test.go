@@ -31,7 +31,7 @@ several, slots, shared, conflicts, prepared                                     
 nonsense_answers, tokens_in_names                                                    what servers, and sessions' names, say
 token, interrupted, rehearsal, end, queue                                            the start and the end
 transaction, transaction_trips, quorum, exchange                                     other ways to hold
-ledger, ledger_end, ledger_faults, ledger_disk_linux, closes, pause                  the ledger
+ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, closes, pause     the ledger
 setup, leak                                                                          for all tests
 `
 
