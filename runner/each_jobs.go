@@ -34,9 +34,9 @@ type job struct {
 	outcome Outcome
 	well    bool
 	// Under jobs.mu:
-	heeds bool          // the heartbeat looks for requests to step down
-	alive time.Time     // until then the work on this item is not stuck
-	delay time.Duration // for which its lock is held before its command may start
+	watched bool          // the heartbeat looks for requests to step down
+	alive   time.Time     // until then the work on this item is not stuck
+	delay   time.Duration // for which its lock is held before its command may start
 }
 
 // jobs are the items that the workers of this process are at, by the number of the lock.
@@ -64,37 +64,37 @@ func (js *jobs) leave(j *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
 	delete(js.active, j.ID)
-	if j.heeds {
-		js.heedStepDown(j)
+	if j.watched {
+		js.watchForStepDown(j)
 	}
 }
 
-// heedAfter is how long a command runs before its job heeds requests to step down, and before its
+// watchAfter is how long a command runs before requests that it step down are looked for, and its
 // key is shown. A brief command is over sooner, and so costs the server nothing.
-const heedAfter = crowd.FirstBeat
+const watchAfter = crowd.FirstBeat
 
-// heed makes the heartbeat of a job's session look for requests that the job step down, until the
+// watch makes the heartbeat of a job's session look for requests that the job step down, until the
 // job leaves.
-func (js *jobs) heed(j *job) {
+func (js *jobs) watch(j *job) {
 	js.mu.Lock()
 	defer js.mu.Unlock()
 	if js.active[j.ID] == j {
-		j.heeds = true
-		js.heedStepDown(j)
+		j.watched = true
+		js.watchForStepDown(j)
 		j.session.BeatAt(boottime.Now()) // the heartbeat's comment shows the keys
 	}
 }
 
-// heedStepDown makes the heartbeat of a job's session look for requests to all of its jobs
-// that heed them. The caller holds mu.
-func (js *jobs) heedStepDown(of *job) {
+// watchForStepDown makes the heartbeat of a job's session look for requests to all of its jobs
+// that are watched for that. The caller holds mu.
+func (js *jobs) watchForStepDown(of *job) {
 	var held []*lock.Held
 	for _, j := range js.active {
-		if j.session == of.session && j.heeds {
+		if j.session == of.session && j.watched {
 			held = append(held, j.held)
 		}
 	}
-	lock.HeedStepDown(of.session, js.lease, held)
+	lock.WatchForStepDown(of.session, js.lease, held)
 }
 
 // renew passes a session's deadline on to the commands under it.

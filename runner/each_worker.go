@@ -197,9 +197,9 @@ func (w *worker) runItem(ctx context.Context, j *job) (unreleased *job, err erro
 	for len(j.signals) > 0 { // they came before there was a command
 		<-j.signals
 	}
-	heed := time.AfterFunc(heedAfter, func() { w.jobs.heed(j) })
+	watch := time.AfterFunc(watchAfter, func() { w.jobs.watch(j) })
 	outcome, err := r.runCommand(ctx)
-	heed.Stop()
+	watch.Stop()
 	if r.child != nil {
 		w.guard = r.child.Guard()
 		w.brief = w.guard != nil

@@ -12,8 +12,8 @@ import (
 //	rank 4 and more   nothing (beatPlainly), if it listens
 //	dormant           whether somebody calls (goDormant)
 //	grant in a delay  nothing; if it was dormant, still whether somebody calls
-//	holder            whether somebody asks it to step down (heedRequests)
-//	list              which of its items somebody asks to step down (HeedStepDown); nothing while
+//	holder            whether somebody asks it to step down (watchForStepDown)
+//	list              which of its items somebody asks to step down (WatchForStepDown); nothing while
 //	                  none has run for long
 //
 // The second session of a quorum commits (package session).

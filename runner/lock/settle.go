@@ -37,7 +37,7 @@ import (
 // a separate statement lists the locks (drawOnSecond).
 //
 // The heartbeat does not look for requests to step down until the caller makes it do so
-// (Held.heedRequests, HeedStepDown).
+// (Held.watchForStepDown, WatchForStepDown).
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	if !b.Complete() {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)

@@ -28,7 +28,7 @@ import (
 //
 //	waiter.watchSpeaker      a look has shown the holder: the heartbeat asks for its latest request from now on
 //	watch.judge              the heartbeat's answers show one request for as long as enoughSilence says: shouldLook
-//	waiter.heedWatch         ends the watch, and makes it time for a look
+//	waiter.actOnWatch         ends the watch, and makes it time for a look
 //	Bid.look, watchHolder    the look shows the same request: the holder has been silent for long enough
 //	waiter.endSilent         ends the session in a statement that finds the same request once more
 //	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger

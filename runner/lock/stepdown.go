@@ -131,30 +131,30 @@ func (h *Held) stepDownSQL() string {
 	return strings.Join(probes, " AND ")
 }
 
-// heedRequests makes the heartbeat look for requests to step down. The first heartbeat comes soon,
-// since its comment shows what the session holds. It doesn't come so soon that a brief command
-// would need one, which is over before anybody looks. With it the session rehearses its
+// watchForStepDown makes the heartbeat look for requests to step down. The first heartbeat comes
+// soon, since its comment shows what the session holds. It doesn't come so soon that a brief
+// command would need one, which is over before anybody looks. With it the session rehearses its
 // announcement.
-func (h *Held) heedRequests() {
+func (h *Held) watchForStepDown() {
 	h.Session.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.BeatEvery(h.cfg.Session.Lease),
-		Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.hearStepDown},
+		Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.readStepDown},
 		Once:    h.endRehearsalQuery(),
 	})
 	h.Session.BeatAt(boottime.Now().Add(min(crowd.FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
 }
 
-// hearStepDown reads the value of stepDownSQL, which is the last answer.
-func (h *Held) hearStepDown(answers []session.Rows) {
+// readStepDown reads the value of stepDownSQL, which is the last answer.
+func (h *Held) readStepDown(answers []session.Rows) {
 	if answers[len(answers)-1].Is("f") {
 		nudge(h.requests)
 	}
 }
 
-// HeedStepDown makes the heartbeat of a session that many share look for requests to step down from
-// any of held, each of which has one lock. Whatever their number, pg_stat_statements sees a single
-// statement.
-func HeedStepDown(s *session.Session, lease time.Duration, held []*Held) {
+// WatchForStepDown makes the heartbeat of a session that many share look for requests to step down
+// from any of held, each of which has one lock. Whatever their number, pg_stat_statements sees a
+// single statement.
+func WatchForStepDown(s *session.Session, lease time.Duration, held []*Held) {
 	beat := session.Heartbeat{Every: leasetime.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}}
 	if len(held) > 0 {
 		of := map[string]*Held{}

@@ -70,7 +70,7 @@ func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
 		return nil, err
 	}
 	held.followers, held.line = w.followers(), w.nextLine()
-	held.heedRequests()
+	held.watchForStepDown()
 	return held, nil
 }
 
@@ -144,7 +144,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 			w.turn.lookAt = time.Now()
 		}
 		w.turn.decide(w.heard(), w.knowledge.trusts, w.watches())
-		w.heedWatch()
+		w.actOnWatch()
 		if !w.turn.triesBy(time.Now()) { // otherwise tryNow verifies
 			if err := w.knowledge.askRoles(ctx); err != nil {
 				return false, err

@@ -242,8 +242,8 @@ func (w *waiter) unwatch() {
 	}
 }
 
-// heedWatch acts on what the watch has found.
-func (w *waiter) heedWatch() {
+// actOnWatch acts on what the watch has found.
+func (w *waiter) actOnWatch() {
 	state := w.watched.state()
 	if state == off || state == watching {
 		return

@@ -120,7 +120,7 @@ type Session struct {
 	onAnswer    func()              // called by the reader after each answer
 	loginAnswer string              // to cfg.LoginQuestion
 	lacks       string              // the characters that the server is known to lack: see encoding.go
-	heed        map[string]heedFunc // by channel
+	hearers     map[string]hearFunc // by channel
 }
 
 // serverFacts are what the login and the second session have learned about the
@@ -141,9 +141,9 @@ type secondSession struct {
 	governs *Session // the one on which the other session's deadline depends, or nil
 }
 
-// heedFunc is called with an announcement on a channel, and with the number of the session that
+// hearFunc is called with an announcement on a channel, and with the number of the session that
 // made it. The number comes from the server, so nobody can forge it.
-type heedFunc func(pid uint32, payload string)
+type hearFunc func(pid uint32, payload string)
 
 // LostError says that the session is gone, and with it every lock it held.
 type LostError struct {
@@ -194,7 +194,7 @@ func newSession(conn net.Conn, fe *pgproto3.Frontend, pid uint32, cfg Config, c 
 		renewed:   make(chan boottime.Instant, 1),
 		provenAt:  c.now(), // a little late, since the login was sent before; no command starts before a later request is answered
 		heartbeat: Heartbeat{Every: leasetime.BeatEvery(cfg.Lease), Request: Request{SQL: []string{PlainBeatQuery}}},
-		heed:      map[string]heedFunc{},
+		hearers:   map[string]hearFunc{},
 	}
 	s.pid.Store(pid)
 	s.onAnswer = s.renew
@@ -278,7 +278,7 @@ func (s *Session) Close() {
 	s.closeOnce.Do(func() {
 		close(s.stop)
 		s.mu.Lock()
-		goodbye, listens := s.parting, len(s.heed) > 0
+		goodbye, listens := s.parting, len(s.hearers) > 0
 		s.mu.Unlock()
 		if !goodbye { // otherwise nothing is left to wait for, and this process may be about to end
 			goodbye = s.sayGoodbye()

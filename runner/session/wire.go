@@ -236,23 +236,23 @@ func (s *Session) Encoded(r Request) (encoded []byte, possible bool) {
 // OnNotify sets the function that the session's reader calls with announcements of other
 // sessions on a channel. The function must not block. The caller sends the LISTEN. What was
 // announced before a lock was freed arrives before the grant of that lock.
-func (s *Session) OnNotify(channel string, heed func(pid uint32, payload string)) {
+func (s *Session) OnNotify(channel string, hear func(pid uint32, payload string)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if heed == nil {
-		delete(s.heed, channel)
+	if hear == nil {
+		delete(s.hearers, channel)
 		return
 	}
-	s.heed[channel] = heed
+	s.hearers[channel] = hear
 }
 
 // hear passes on another session's announcement.
 func (s *Session) hear(pid uint32, channel, payload string) {
 	s.mu.Lock()
-	heed := s.heed[channel]
+	hear := s.hearers[channel]
 	s.mu.Unlock()
-	if heed != nil && pid != s.BackendPID() {
-		heed(pid, payload)
+	if hear != nil && pid != s.BackendPID() {
+		hear(pid, payload)
 	}
 }
 
