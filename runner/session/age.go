@@ -81,8 +81,9 @@ const ageInstantsSQL = `pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL,
 	pg_catalog.clock_timestamp(), pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time()`
 
 // promotedAgeQuery is a query for that age by the last checkpoint, whose time is in whole seconds. It
-// is for a server that was a standby.
-const promotedAgeQuery = `SELECT CASE WHEN timeline_id <> ` + TimelineSQL + ` THEN 0
+// is for a server that has replayed its log: it was a standby, or has only recovered from a crash.
+// Each promotion begins a timeline, so in the first one none has happened.
+const promotedAgeQuery = `SELECT CASE WHEN ` + TimelineSQL + ` = 1 THEN 1e9 WHEN timeline_id <> ` + TimelineSQL + ` THEN 0
 	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) - 1 END FROM pg_catalog.pg_control_checkpoint()`
 
 // ServerAgeSQL is an SQL expression for the age that ageInstantsSQL describes, in seconds.
