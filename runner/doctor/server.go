@@ -57,9 +57,11 @@ func (x *examination) primary(ctx context.Context) checkup.Check {
 	}
 	up, _ := strconv.Atoi(row[1])
 	seen := fmt.Sprintf("yes, up for %v, timeline %s", time.Duration(up)*time.Second, row[2])
-	seconds, _ := strconv.ParseFloat(row[3], 64)
-	age := max(x.age, time.Duration(min(seconds, 1e9)*float64(time.Second)))
-	if x.refused == nil && age < x.lockDelay {
+	age, err := session.ParseAge(row[3])
+	if err != nil {
+		return failed(err)
+	}
+	if age = max(age, x.age); x.refused == nil && age < x.lockDelay {
 		advice := ""
 		if row[2] != "1" {
 			advice = "pg_read_all_stats lets a role see how long ago that was; others see no more than the last checkpoint, and when tables were vacuumed since"

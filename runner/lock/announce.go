@@ -61,7 +61,7 @@ func Tell(ctx context.Context, s *session.Session, what Said) error {
 // same number in another database is told, too, for nothing: to find out which database this is
 // would take as long as all the rest.
 func (c Claim) listenersSQL(locks []advisory.Lock) string {
-	return fmt.Sprintf("%s AND %s", c.inLinesOf(locks), advisory.IsMark)
+	return othersInLinesOf(c.linesFor(locks)...) + " AND " + advisory.IsMark
 }
 
 // audienceQuery asks whether anybody listens to announcements about these locks, and how many in
@@ -70,13 +70,13 @@ func (c Claim) audienceQuery(locks []advisory.Lock) string {
 	return fmt.Sprintf(`SELECT count(*) FILTER (WHERE %[1]s) > 0 AS listens,
 		count(*) FILTER (WHERE %[2]s) - count(*) FILTER (WHERE %[1]s AND objid <> '%[3]d') AS dormant
 	FROM pg_catalog.pg_lock_status() WHERE %[4]s`,
-		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, c.inLinesOf(locks))
+		advisory.IsMark, advisory.IsTicket, advisory.CommonTicket, othersInLinesOf(c.linesFor(locks)...))
 }
 
-// inLinesOf is an SQL condition for the locks of other sessions in line for any of these locks:
-// tickets and marks.
-func (c Claim) inLinesOf(locks []advisory.Lock) string {
-	return "locktype = 'advisory' AND granted AND pid <> pg_catalog.pg_backend_pid() AND " + advisory.InLinesOf(c.linesFor(locks)...)
+// othersInLinesOf is an SQL condition for the locks that other sessions have for their places in any
+// of these lines: tickets and marks.
+func othersInLinesOf(lines ...lockkey.ID) string {
+	return "locktype = 'advisory' AND granted AND pid <> pg_catalog.pg_backend_pid() AND " + advisory.InLinesOf(lines...)
 }
 
 // linesFor are the locks in whose lines the sessions stand that wait for any of these locks.

@@ -140,7 +140,6 @@ func (h *Held) heardQuery() string {
 		enough = "bool_or(listens) IS NOT FALSE"
 	}
 	return fmt.Sprintf(`SELECT %s FROM (
-	SELECT bool_or(%s) AS listens FROM pg_catalog.pg_lock_status()
-	WHERE locktype = 'advisory' AND granted AND %s AND pid <> pg_catalog.pg_backend_pid()
-	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, advisory.IsMark, advisory.InLinesOf(h.line), crowd.MostListeners)
+	SELECT bool_or(%s) AS listens FROM pg_catalog.pg_lock_status() WHERE %s
+	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, advisory.IsMark, othersInLinesOf(h.line), crowd.MostListeners)
 }

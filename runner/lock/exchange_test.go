@@ -159,12 +159,7 @@ func TestUnheardEnd(t *testing.T) {
 		cfg, c := config(t, dsn, exclusive(11)), &contender{}
 		cfg.OfList, cfg.Log = true, slog.New(c)
 		s := openOnly(t, cfg)
-		b := lock.NewBid(s, cfg, false)
-		exchange(t, lock.Exchange{Next: []*lock.Bid{b}}, s)
-		h, err := b.Settle(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		h := settledInExchange(t, cfg, s)
 		forbid(t)
 		if exchange(t, lock.Exchange{Ended: []*lock.Held{h}}, s); !free() {
 			t.Error("the lock is not free")
@@ -182,6 +177,18 @@ func exchange(t *testing.T, x lock.Exchange, s *session.Session) {
 	}
 }
 
+// settledInExchange is a lock that an exchange has tried for, ready for its command.
+func settledInExchange(t *testing.T, cfg lock.Config, s *session.Session) *lock.Held {
+	t.Helper()
+	b := lock.NewBid(s, cfg, false)
+	exchange(t, lock.Exchange{Next: []*lock.Bid{b}}, s)
+	h, err := b.Settle(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h
+}
+
 // TestUndrawn: if the server only rejects the token of an exchange, the locks of those that have
 // ended are released, and nothing else is said. Here a missing right is the reason.
 func TestUndrawn(t *testing.T) {
@@ -190,12 +197,7 @@ func TestUndrawn(t *testing.T) {
 	cfg, c := config(t, as(t, server, "cron"), exclusive(11)), &contender{}
 	cfg.OfList, cfg.Log = true, slog.New(c)
 	s := openOnly(t, cfg)
-	first := lock.NewBid(s, cfg, false)
-	exchange(t, lock.Exchange{Next: []*lock.Bid{first}}, s)
-	h, err := first.Settle(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	h := settledInExchange(t, cfg, s)
 	query(t, server, "REVOKE EXECUTE ON FUNCTION pg_current_xact_id() FROM PUBLIC")
 	cfg.Claim = exclusive(12)
 	released, started := lock.Exchange{Ended: []*lock.Held{h}, Next: []*lock.Bid{lock.NewBid(s, cfg, false)}}.Do(t.Context(), s)

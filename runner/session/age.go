@@ -35,7 +35,7 @@ func (s *Session) FirstTryDelay(lockDelay time.Duration) time.Duration {
 // SetServerAge takes the value of ServerAgeSQL from the server that granted the lock. Behind
 // a pooler that may be another server than at the login, or it may have restarted since.
 func (s *Session) SetServerAge(seconds string) error {
-	age, err := parseAge(seconds)
+	age, err := ParseAge(seconds)
 	if err != nil {
 		return err
 	}
@@ -52,7 +52,7 @@ func (s *Session) LearnAge(ctx context.Context) error {
 	if err != nil {
 		return cmp.Or(s.Err(), context.Cause(ctx))
 	}
-	age, err := parseAge(row[0])
+	age, err := ParseAge(row[0])
 	if err != nil {
 		return err
 	}
@@ -87,9 +87,13 @@ const promotedAgeQuery = `SELECT CASE WHEN ` + TimelineSQL + ` = 1 THEN 1e9 WHEN
 	ELSE extract(epoch FROM pg_catalog.clock_timestamp() - checkpoint_time) - 1 END FROM pg_catalog.pg_control_checkpoint()`
 
 // ServerAgeSQL is an SQL expression for the age that ageInstantsSQL describes, in seconds.
-const ServerAgeSQL = `least(extract(epoch FROM pg_catalog.clock_timestamp()
+const ServerAgeSQL = undisturbedSQL + `(` + promotedAgeQuery + `) END)`
+
+// undisturbedSQL begins an SQL expression for that age. For a server that has replayed its log there
+// follows the time since its promotion, and for all "END)".
+const undisturbedSQL = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
-	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN (` + promotedAgeQuery + `) END)`
+	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN `
 
 // AgeQuery is a query for the age that ageInstantsSQL describes, in seconds, by all evidence that
 // there is. For a login it would take too long.
@@ -100,9 +104,7 @@ const ServerAgeSQL = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 // standby that was shut down cleanly as a primary still has the statistics of that time. Only roles
 // with pg_read_all_stats see the launchers. A database may have a hundred thousand tables, hence
 // the limit.
-const AgeQuery = `SELECT least(extract(epoch FROM pg_catalog.clock_timestamp()
-	- greatest(pg_catalog.pg_postmaster_start_time(), pg_catalog.pg_stat_get_bgwriter_stat_reset_time())),
-	CASE WHEN pg_catalog.pg_last_wal_replay_lsn() IS NOT NULL THEN greatest((` + promotedAgeQuery + `),
+const AgeQuery = "SELECT " + undisturbedSQL + `greatest((` + promotedAgeQuery + `),
 	(SELECT extract(epoch FROM pg_catalog.clock_timestamp() - min(at)) FROM (
 		SELECT backend_start FROM pg_catalog.pg_stat_get_activity(NULL) WHERE backend_type IN ('autovacuum launcher', 'logical replication launcher')
 		UNION ALL
@@ -138,11 +140,12 @@ func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (tim
 	if err != nil {
 		return 0, err
 	}
-	promoted, err := parseAge(row[0])
+	promoted, err := ParseAge(row[0])
 	return min(age, promoted), err
 }
 
-func parseAge(seconds string) (time.Duration, error) {
+// ParseAge reads the value of ServerAgeSQL or AgeQuery.
+func ParseAge(seconds string) (time.Duration, error) {
 	age, err := strconv.ParseFloat(seconds, 64)
 	if err != nil {
 		return 0, unfit("", "the server's age %q is no number", seconds)
