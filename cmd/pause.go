@@ -298,7 +298,7 @@ func pausedLines(pauses []*inspect.Pause, width int) (lines []string) {
 		key, rest := printable(p.Key), ": no start "+p.Text
 		line := key + rest
 		if width > 0 {
-			line = shorten(squeeze(key, max(leastKey, width-utf8.RuneCountInString(rest)))+rest, width)
+			line = shorten(squeeze(key, max(leastKey, width-cells(rest)))+rest, width)
 		}
 		if !slices.Contains(lines, line) {
 			lines = append(lines, line)

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/visible"
@@ -84,12 +83,12 @@ func columns(rows [][]string, width int, yield ...yielding) (lines []string) {
 	widths := make([]int, len(rows[0]))
 	for _, row := range rows {
 		for i, cell := range row[:len(row)-1] {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+			widths[i] = max(widths[i], cells(cell))
 		}
 	}
 	longest := 0
 	for _, row := range rows {
-		longest = max(longest, utf8.RuneCountInString(padded(row, widths)))
+		longest = max(longest, cells(padded(row, widths)))
 	}
 	for ; width > 0 && longest > width; longest-- {
 		widest := slices.MaxFunc(yield, func(a, b yielding) int { return widths[a.column] - widths[b.column] }).column
@@ -110,7 +109,7 @@ func columns(rows [][]string, width int, yield ...yielding) (lines []string) {
 func padded(row []string, widths []int) string {
 	var line strings.Builder
 	for i, cell := range row {
-		line.WriteString(cell + strings.Repeat(" ", max(0, widths[i]-utf8.RuneCountInString(cell))) + "  ")
+		line.WriteString(cell + strings.Repeat(" ", max(0, widths[i]-cells(cell))) + "  ")
 	}
 	return strings.TrimRight(line.String(), " ")
 }

@@ -2,11 +2,14 @@ package cmd
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/text/width"
 )
 
 // printable quotes a text that a line would not show as it is.
@@ -17,33 +20,66 @@ func printable(s string) string {
 	return s
 }
 
-// shorten cuts a cell to this many characters.
-func shorten(s string, most int) string {
-	if utf8.RuneCountInString(s) <= most {
-		return s
+// cells is how many cells of a terminal a text takes: a Chinese character or an emoji takes two, and
+// a combining mark none.
+func cells(s string) (n int) {
+	for _, r := range s {
+		n += cellsOf(r)
 	}
-	return string([]rune(s)[:most-1]) + "…"
+	return n
 }
 
-// squeeze shortens a cell in the middle, since the end of a key, with the slot, tells more.
-func squeeze(s string, most int) string {
-	runes := []rune(s)
-	if len(runes) <= most {
+func cellsOf(r rune) int {
+	if unicode.In(r, unicode.Mn, unicode.Me) {
+		return 0
+	}
+	switch width.LookupRune(r).Kind() {
+	case width.EastAsianWide, width.EastAsianFullwidth:
+		return 2
+	}
+	return 1
+}
+
+// shorten cuts a text to this many of a terminal's cells.
+func shorten(s string, most int) string {
+	if cells(s) <= most {
 		return s
 	}
-	head := (most - 1) / 3
-	return string(runes[:head]) + "…" + string(runes[len(runes)-(most-1-head):])
+	return string(upTo([]rune(s), most-1)) + "…"
+}
+
+// squeeze shortens a text in the middle, since the end of a key, with the slot, tells more.
+func squeeze(s string, most int) string {
+	if cells(s) <= most {
+		return s
+	}
+	runes := []rune(s)
+	head := upTo(runes, (most-1)/3)
+	slices.Reverse(runes)
+	tail := upTo(runes, most-1-(most-1)/3)
+	slices.Reverse(tail)
+	return string(head) + "…" + string(tail)
+}
+
+// upTo is a copy of the first runes that fit into this many cells.
+func upTo(runes []rune, most int) []rune {
+	for i, r := range runes {
+		if most -= cellsOf(r); most < 0 {
+			return slices.Clone(runes[:i])
+		}
+	}
+	return slices.Clone(runes)
 }
 
 // wrap breaks a text at its spaces. A word that is longer than a line gets its own line.
-func wrap(text string, width int) []string {
+func wrap(text string, most int) []string {
 	var lines []string
 	line := ""
 	for _, word := range strings.Fields(text) {
 		switch {
 		case line == "":
 			line = word
-		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) <= width:
+		case cells(line)+1+cells(word) <= most:
 			line += " " + word
 		default:
 			lines = append(lines, line)
