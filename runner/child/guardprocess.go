@@ -49,7 +49,7 @@ func init() { //nolint:gochecknoinits // see above
 	setSlack(os.Getenv(slackVariable)) // this thread's slack, and so the command's
 	g, err := newGuardProcess(control, renewals, socket, os.Getenv(cgroupVariable))
 	for again := err == nil; again; {
-		again = g.start() == nil && g.watch()
+		again = g.start() == nil && g.untilDead()
 	}
 	syscall.Exit(0) // os.Exit sleeps for a second under the race detector
 }
@@ -145,10 +145,10 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 
 func newCommandTree() commandTree { return commandTree{pidfd: -1, report: doneReport{Ending: Exited}} }
 
-// watch returns when the command and all that it started are dead and reaped. It says
+// untilDead returns when the command and all that it started are dead and reaped. It says
 // whether the guard can have another command: it can't if more happened than the command's end, or
 // if a signal ended the command.
-func (g *guardProcess) watch() (again bool) {
+func (g *guardProcess) untilDead() (again bool) {
 	brief := g.firstInstants()
 	for !g.reap() {
 		brief = false

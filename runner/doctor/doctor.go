@@ -129,8 +129,8 @@ func (x *examination) look(ctx context.Context) {
 		{"standbys", x.standbys},
 		{"notify", x.notify},
 		{"ledger", x.ledger},
-		{"privilege", x.privilege("pg_read_all_stats", "see what other roles' pgleads run (pglead ls, who)")},
-		{"privilege", x.privilege("pg_signal_backend", "end other roles' sessions (pglead stepdown --force)")},
+		{"see others", x.privilege("pg_read_all_stats", "see what other roles' pgleads run (pglead ls, who)")},
+		{"end others", x.privilege("pg_signal_backend", "end other roles' sessions (pglead stepdown --force)")},
 	} {
 		if x.viewer.Ended() {
 			break

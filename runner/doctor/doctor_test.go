@@ -79,7 +79,7 @@ func TestExamineRole(t *testing.T) {
 	e.want("settings", checkup.OK, "keepalives after 2 s, every 1 s, 4 times, tcp_user_timeout 6000 ms")
 	e.want("slots", checkup.OK, "of the server's 17 connections")
 	e.want("notify", checkup.OK, "arrived")
-	e.want("privilege", checkup.Note, "GRANT pg_signal_backend TO cron")
+	e.want("end others", checkup.Note, "GRANT pg_signal_backend TO cron")
 	e.want("lock", checkup.OK, "refused to a second session")
 	// The role's own idle_session_timeout of 4s does not apply to a holder's session.
 	e = examineSilence(t, config(t, "host=127.0.0.1 sslmode=disable user=cron dbname=postgres port="+port), true)
@@ -93,7 +93,7 @@ func TestExamineRole(t *testing.T) {
 	e.want("path", checkup.Note, "no pooler, but a proxy, tunnel or address translation")
 	e.want("path", checkup.Note, "it must not end a connection that is silent for the lease, 6s,")
 	e.want("slots", checkup.Warning, "of the database's 8")
-	e.want("privilege", checkup.OK, "pg_signal_backend")
+	e.want("end others", checkup.OK, "pg_signal_backend")
 	e.want("lock", checkup.Fail, "permission denied for function pg_control_system")
 	query(t, server, "GRANT EXECUTE ON FUNCTION pg_control_system() TO PUBLIC")
 
