@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 )
 
@@ -30,16 +31,17 @@ func (b *bench) each() error {
 	section(fmt.Sprintf("%d items", b.items), fmt.Sprintf("`true` for each, in %d turns. The processor time is that of all processes but the server's.", turns),
 		"| | ms an item | processor ms | server ms | peak MiB | |\n|---|---|---|---|---|---|")
 	for _, of := range []struct {
-		flags string
-		add   []string
-		most  float64
-	}{{"", nil, 2}, {" -P 4", []string{"-P", "4"}, 1.2}} {
+		flags, workers string
+		add            []string
+		most           float64
+	}{{"", "1", nil, 2}, {" -P 4", "4", []string{"-P", "4"}, 1.2}} {
 		pglead := func(program string) []string {
 			return slices.Concat([]string{program, "each", "--key", "bench/{}", "-a", list}, of.add, []string{"--", "true"})
 		}
 		theirs := &listing{name: "`xargs -n 1" + of.flags + "`", args: slices.Concat([]string{"xargs", "-a", list, "-n", "1"}, of.add, []string{"true"})}
 		ours := &listing{name: "**pglead each**" + of.flags, args: pglead(b.pglead)}
-		all := []*listing{theirs, ours}
+		floor := &listing{name: "C, with guards" + of.flags, args: []string{"floor_each", of.workers, strconv.Itoa(n), "true"}}
+		all := []*listing{theirs, floor, ours}
 		if b.also != "" {
 			all = append(all, &listing{name: "(the other build)" + of.flags, args: pglead(b.also)})
 		}

@@ -176,7 +176,7 @@ func (b *bench) printPairs(title, note string, pairs []*pair) {
 }
 
 func (b *bench) pairs() (pairs []*pair, stop func(), err error) {
-	const floor, polite = "two C processes", "two C processes that wait as pglead does"
+	const floor, polite, guarded = "two C processes", "two C processes that wait as pglead does", "two C processes that wait so, with guards"
 	number := slices.Concat(b.unix, numbered())
 	add := func(name, against string, env, holder, waiter []string) {
 		p, err := b.pair(name, against, env, holder, waiter)
@@ -193,6 +193,7 @@ func (b *bench) pairs() (pairs []*pair, stop func(), err error) {
 	// Nobody waits in the server: the end is announced, and the waiter tries then. What this takes
 	// longer is the price of that rule, and not pglead's.
 	add(polite, floor, b.unix, []string{"floor", "say", key, "stamp", "end"}, []string{"floor", "hear", key, "stamp"})
+	add(guarded, floor, b.unix, []string{"floor", "-g", "say", key, "stamp", "end"}, []string{"floor", "-g", "hear", key, "stamp"})
 	same("**pglead run**", number, b.pglead, "run", "--wait", "1m", "--key", key, "--")
 	if b.also != "" {
 		same("(the other build)", number, b.also, "run", "--wait", "1m", "--key", key, "--")

@@ -222,8 +222,10 @@ func (b *bench) build() error {
 	if err != nil {
 		return fmt.Errorf("find libpq's header (Debian has it in libpq-dev): %w", err)
 	}
-	if err := command("cc", "-O2", "-I"+strings.TrimSpace(string(include)), "-o", filepath.Join(b.dir, "floor"), "testdata/bench/floor.c", "-lpq"); err != nil {
-		return err
+	for _, name := range []string{"floor", "floor_each"} {
+		if err := command("cc", "-O2", "-I"+strings.TrimSpace(string(include)), "-o", filepath.Join(b.dir, name), "testdata/bench/"+name+".c", "-lpq"); err != nil {
+			return err
+		}
 	}
 	return command("cc", "-O2", "-static", "-o", filepath.Join(b.dir, "stamp"), "testdata/bench/stamp.c")
 }

@@ -1,25 +1,27 @@
 /* The least that a program can do to run a command under an advisory lock:
    connect, take the lock, draw the token (by pglead's own SQL, drawQuery in
    runner/lock/token.go, but for what is said to those who wait or look),
-   start the command, wait for it, exit. No guard, no heartbeat, no settings: if
-   it is killed, or loses its session, the command goes on.
+   start the command, wait for it, exit. No heartbeat, no settings: if it loses
+   its session, the command goes on.
 
-   floor try|wait|say|hear NUMBER [COMMAND [ARG...]]
+   floor [-g] try|wait|say|hear NUMBER [COMMAND [ARG...]]
 
    wait waits in the server. say and hear keep the rule by which nobody does:
    say is try, and announces its end before it frees the lock; hear listens,
    and then tries until the lock is free, and draws the token, in one message.
 
+   With -g a guard, made beforehand, starts the command and reaps all that it
+   started, as pglead's does. Without it, if floor is killed, the command goes
+   on.
+
    The database is that of the PG* variables. Exit status 75 is a lock that is
    held elsewhere, 69 all that is wrong. */
 #include <libpq-fe.h>
 #include <poll.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
 
-extern char **environ;
+#include "guard.h"
 
 static const char token[] =
 	"SELECT (('x' || pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8))::bit(32)::bigint << 48 | pg_catalog.pg_current_xact_id()::text::bigint),\n"
@@ -62,10 +64,15 @@ static int asked(PGconn *conn, const char *sql) {
 int main(int argc, char **argv) {
 	char sql[4096];
 	long long number;
-	int status, says, hears, length = 0;
+	int status, says, hears, length = 0, guard = -1;
 	PGresult *answer;
 	pid_t pid;
 
+	if (argc > 1 && !strcmp(argv[1], "-g")) {
+		argv++, argc--;
+		if ((guard = makeGuard(argv + 3, NULL)) < 0)
+			return 69;
+	}
 	if (argc < 3 || sscanf(argv[2], "%lld", &number) != 1)
 		return 64;
 	says = !strcmp(argv[1], "say");
@@ -95,7 +102,10 @@ int main(int argc, char **argv) {
 	snprintf(sql + length, sizeof sql - length, token, number, number);
 	if (!asked(conn, sql))
 		return 69;
-	if (argc > 3) {
+	if (guard >= 0) {
+		if (write(guard, "", 1) != 1 || read(guard, &status, sizeof status) != sizeof status)
+			return 69;
+	} else if (argc > 3) {
 		if (posix_spawnp(&pid, argv[3], NULL, NULL, argv + 3, environ))
 			return 127;
 		if (waitpid(pid, &status, 0) != pid)
