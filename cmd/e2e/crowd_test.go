@@ -126,6 +126,7 @@ func TestHerd(t *testing.T) {
 // TestFullServer: many more than the server has room for, at once, and each has
 // its turn although it doesn't wait for its lock.
 func TestFullServer(t *testing.T) {
+	racesNothing(t)
 	server := throwaway(t, map[string]string{"max_connections": "5", "superuser_reserved_connections": "0", "max_wal_senders": "0"})
 	var ended sync.WaitGroup
 	for i := range 40 {
@@ -142,6 +143,7 @@ func TestFullServer(t *testing.T) {
 // TestCrowd: of a crowd of waiters each has its turn, one after the other, and
 // ls counts them.
 func TestCrowd(t *testing.T) {
+	racesNothing(t)
 	const crowd, lockDelay = 45, 2 * time.Second
 	server := throwaway(t, nil)
 	dsn := server.DSN("postgres")

@@ -20,6 +20,7 @@ func lead(t *testing.T, dsn string, args ...string) candidate {
 
 // TestLead: of two nodes one leads, through a kill, an outage and a step-down.
 func TestLead(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	server := throwaway(t, nil)
 	dsn, log := server.DSN("postgres"), filepath.Join(t.TempDir(), "log")
 	node := func(name string) candidate {

@@ -117,6 +117,7 @@ func locking(comment, key string) string {
 // TestHostileNumbers: a number in a comment is no reason to reckon for ever, nor
 // to be deaf meanwhile.
 func TestHostileNumbers(t *testing.T) {
+	t.Parallel() // it has a server of its own
 	s := newStrange(t)
 	const most = "'1000000000000'"
 	s.session("", false, locking("command='c',host='h',key='x',lease='99999999h',pid="+most+",scheme='siphash24',since='9999-12-31T23:59:59-23:59',slot="+most+",slots="+most+",token='-7',user='u'", "numbers"))
