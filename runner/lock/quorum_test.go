@@ -1,8 +1,11 @@
 package lock_test
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/localpg/testserver"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -204,4 +208,40 @@ func TestQuorumInTransaction(t *testing.T) {
 	}
 	remove()
 	remove = func() {}
+}
+
+// TestQuorumThroughMovedPooler: a pooler leads to another server by now, whose standbys confirm
+// commits. They confirm nothing for a holder on the server before, so the holder loses its lock.
+func TestQuorumThroughMovedPooler(t *testing.T) {
+	t.Parallel()
+	withStandby := func() *localpg.Server {
+		server := start(t, map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"})
+		_, remove, err := server.Standby(nil, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(remove)
+		return server
+	}
+	before, now := withStandby(), withStandby()
+	dsn, _ := testserver.Pooler(t, before, localpg.Superuser, map[string]string{
+		"pool_mode": "transaction", "default_pool_size": "3", "server_lifetime": "0", // a connection for each transaction
+	})
+	h := acquire(t, withQuorum(inTransaction(config(t, dsn, exclusive(7)))))
+	keeps(t, h.Session, 2*leasetime.BeatEvery(lease))
+
+	socket := func(s *localpg.Server) string { return filepath.Join(s.Socket, ".s.PGSQL.5432") }
+	there, aside := socket(before), socket(before)+".aside"
+	if err := errors.Join(os.Rename(there, aside), os.Symlink(socket(now), there)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Rename(aside, there); err != nil {
+			t.Error(err)
+		}
+	})
+	await(t, h.Session)
+	if err := h.Session.Err(); !strings.Contains(err.Error(), "another server") {
+		t.Errorf("lost: %v", err)
+	}
 }

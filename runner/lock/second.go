@@ -72,6 +72,7 @@ func (b *Bid) noteIdentity(row []string) error {
 	}
 	b.s.SetBackendPID(uint32(pid))
 	b.server = row[1]
+	b.s.SetServer(b.server)
 	return nil
 }
 

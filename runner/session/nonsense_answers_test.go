@@ -87,13 +87,13 @@ func FuzzAnswers(f *testing.F) {
 // row.
 func TestCommitIsUnderstood(t *testing.T) {
 	for name, tt := range map[string]struct{ commit, after, want string }{
-		"as PostgreSQL answers": {"r7,1,*,on,token", "r7,1,*", "on token"},
-		"no rows, then two":     {"", "r7,1,*,on,token;7,1,*", ""},
-		"two rows, then none":   {"r7,1,*,on,token;7,1,*", "", ""},
-		"two rows, then one":    {"r7,1,*,on,token;7,1,*", "r7,1,*", ""},
-		"too few columns":       {"r7,1", "r7,1,*", ""},
-		"too few columns after": {"r7,1,*,on,token", "r7,1", ""},
-		"one too many after":    {"r7,1,*,on,token", "r7,1,*,on", ""},
+		"as PostgreSQL answers": {"r7,1,*,here,on,token", "r7,1,*,here", "on token"},
+		"no rows, then two":     {"", "r7,1,*,here,on,token;7,1,*,here", ""},
+		"two rows, then none":   {"r7,1,*,here,on,token;7,1,*,here", "", ""},
+		"two rows, then one":    {"r7,1,*,here,on,token;7,1,*,here", "r7,1,*,here", ""},
+		"too few columns":       {"r7,1", "r7,1,*,here", ""},
+		"too few columns after": {"r7,1,*,here,on,token", "r7,1", ""},
+		"one too many after":    {"r7,1,*,here,on,token", "r7,1,*,here,on", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const lease = time.Hour
@@ -105,6 +105,36 @@ func TestCommitIsUnderstood(t *testing.T) {
 			}
 			if e := (*Error)(nil); tt.want == "" && (!errors.As(err, &e) || e.Kind != Unsafe) || tt.want != "" && err != nil {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+// TestCommitElsewhere: a commit on another server than the one that has the lock, to which a pooler
+// leads by now, is not confirmed, and ends both sessions.
+func TestCommitElsewhere(t *testing.T) {
+	for name, tt := range map[string]struct{ commit, after, want string }{
+		"here":        {"r7,1,*,here,token", "r7,1,*,here", ""},
+		"there":       {"r7,1,*,there,token", "r7,1,*,there", "another server"},
+		"there after": {"r7,1,*,here,token", "r8,1,*,there", "another server"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := answered(t, time.Hour, nil)
+			s.SetServer("here")
+			s.second.session = answered(t, time.Hour, []byte(tt.commit), []byte(tt.after))
+			_, err := s.Commit(t.Context(), "the columns")
+			var e *Error
+			switch {
+			case tt.want == "" && err != nil:
+				t.Error(err)
+			case tt.want != "" && (!errors.As(err, &e) || e.Kind != Unreachable || !strings.Contains(err.Error(), tt.want)):
+				t.Errorf("%v, want %q", err, tt.want)
+			case tt.want != "":
+				select {
+				case <-s.Lost():
+				case <-time.After(time.Minute):
+					t.Error("the session with the lock goes on")
+				}
 			}
 		})
 	}

@@ -26,12 +26,15 @@ import (
 // draws the token and, with a ledger, asks it.
 
 // standbysNowSQL are SQL expressions by which a commit shows whether it can have waited for
-// standbys. The server evaluates them before the commit, in the commit's transaction, and after it,
+// standbys, and on which server: a pooler may lead to another one from one commit to the next. The server evaluates them before the commit, in the commit's transaction, and after it,
 // in a separate statement. If somebody empties the setting in between, the server releases all
 // waiting commits without a warning. But its backends read the new setting before the process that
 // releases them does.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/syncrep.c (SyncRepUpdateSyncStandbysDefined)
-const standbysNowSQL = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names')`
+const standbysNowSQL = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names'), ` +
+	ServerIdentitySQL
+
+const standbysNowWidth = 4
 
 // afterCommitQuery is the statement after a commit. See Request.commit.
 const afterCommitQuery = "SELECT " + standbysNowSQL
@@ -51,12 +54,18 @@ func commitRequest(columns string) Request {
 // confirmed it. Each has one row then. If the setting may have changed for a moment, the commit
 // counts as not confirmed, which is no error.
 func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
-	if len(answers[0]) != 1 || len(answers[0][0]) < 3 || len(answers[1]) != 1 || len(answers[1][0]) != 3 {
+	if len(answers[0]) != 1 || len(answers[0][0]) < standbysNowWidth || len(answers[1]) != 1 || len(answers[1][0]) != standbysNowWidth {
 		return false, NotPostgreSQL()
 	}
 	before, after := answers[0][0], answers[1][0]
-	if before[2] == "" || after[2] == "" {
-		e := Errorf(NoStandbys, "", "synchronous_standby_names is empty by now, so that a commit waits for no standby")
+	var e *Error
+	switch here := s.knownServer(); {
+	case here != "" && (before[3] != here || after[3] != here):
+		e = Errorf(Unreachable, "", "the second connection leads to another server than the one that has the lock")
+	case before[2] == "" || after[2] == "":
+		e = Errorf(NoStandbys, "", "synchronous_standby_names is empty by now, so that a commit waits for no standby")
+	}
+	if e != nil {
 		e.at = s.cfg.Database
 		return false, e
 	}
@@ -95,6 +104,7 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 	if err != nil {
 		return nil, err
 	}
+	second.SetServer(s.knownServer())
 	s.dependOn(second)
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
@@ -104,7 +114,7 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 		case err != nil:
 			return nil, s.SecondError(err)
 		case rt.confirmed:
-			return rt.answers[0][0][3:], nil
+			return rt.answers[0][0][standbysNowWidth:], nil
 		}
 	}
 }
@@ -242,6 +252,21 @@ func (s *Session) dependOn(second *Session) {
 // ServerIdentitySQL is an SQL expression whose value differs between two servers, even of
 // one cluster.
 const ServerIdentitySQL = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
+
+// SetServer sets the value of ServerIdentitySQL on the server that has the locks. A pooler may lead
+// to another server by now, whose standbys confirm nothing for this one.
+func (s *Session) SetServer(identity string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.facts.identity = identity
+}
+
+// knownServer is what SetServer has set, or empty.
+func (s *Session) knownServer() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.facts.identity
+}
 
 // SecondError turns an error of the second session into one for the user of this session, which
 // itself goes on.

@@ -126,7 +126,8 @@ type Session struct {
 // serverFacts are what the login and the second session have learned about the
 // server.
 type serverFacts struct {
-	began boottime.Instant // of the server's lock table; guarded by the session's mu
+	began    boottime.Instant // of the server's lock table; guarded by the session's mu
+	identity string           // ServerIdentitySQL, once the caller knows it, or empty; guarded by the session's mu
 
 	// With a quorum; guarded by the session's mu:
 	promoted bool             // the server was once a standby
