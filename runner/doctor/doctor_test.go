@@ -209,6 +209,16 @@ func TestExamineTLS(t *testing.T) {
 	}
 }
 
+// TestExamineNoSenders: without WAL senders there are no standbys for which a commit waits.
+func TestExamineNoSenders(t *testing.T) {
+	cfg := config(t, start(t, map[string]string{"synchronous_standby_names": "a", "max_wal_senders": "0"}).DSN("postgres"))
+	examine(t, cfg).want("standbys", checkup.Note, "waits for no standby")
+	cfg.Quorum = true
+	e := examine(t, cfg)
+	e.wantError(session.NoStandbys)
+	e.want("standbys", checkup.Fail, "max_wal_senders = 0")
+}
+
 func TestExamineCluster(t *testing.T) {
 	primary := start(t, nil)
 	standby, remove, err := primary.Standby(nil, "")

@@ -12,7 +12,8 @@ import (
 )
 
 func (x *examination) standbys(ctx context.Context) checkup.Check {
-	row, err := x.row(ctx, 3, `SELECT pg_catalog.current_setting('synchronous_standby_names'), count(*), pg_catalog.current_setting('cluster_name')
+	row, err := x.row(ctx, 4, `SELECT pg_catalog.current_setting('synchronous_standby_names'), count(*), pg_catalog.current_setting('cluster_name'),
+	pg_catalog.current_setting('max_wal_senders')
 FROM pg_catalog.pg_stat_replication`)
 	if err != nil {
 		return unknown(err)
@@ -23,6 +24,10 @@ FROM pg_catalog.pg_stat_replication`)
 	}
 	names, connected := row[0], fmt.Sprintf("%d connected", there)
 	switch {
+	case names != "" && row[3] == "0" && x.cfg.Quorum:
+		return checkup.Failf(session.NoSendersHint, "--quorum needs synchronous standbys, but "+session.NoSenders)
+	case names != "" && row[3] == "0":
+		return checkup.Notef("", "synchronous_standby_names is %q, but "+session.NoSenders, names)
 	case names == "" && x.cfg.Quorum:
 		return checkup.Failf("set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave out --quorum",
 			"--quorum needs synchronous standbys, but synchronous_standby_names is empty (%s)", connected)

@@ -93,12 +93,17 @@ func TestQuorum(t *testing.T) {
 
 func TestQuorumNeedsStandbys(t *testing.T) {
 	t.Parallel()
-	cfg := withQuorum(config(t, start(t, nil).DSN("postgres"), exclusive(7)))
-	cfg.Wait = 0 // a run that waits would survive this
-	c := contend(t, cfg)
-	<-c.done
-	if kindOf(c.err) != session.NoStandbys || !strings.Contains(c.err.Error(), "synchronous_standby_names is empty") {
-		t.Errorf("Acquire: %v", c.err)
+	for want, settings := range map[string]map[string]string{
+		"synchronous_standby_names is empty": nil,
+		"max_wal_senders = 0":                {"synchronous_standby_names": "*", "max_wal_senders": "0"},
+	} {
+		cfg := withQuorum(config(t, start(t, settings).DSN("postgres"), exclusive(7)))
+		cfg.Wait = 0 // a run that waits would survive this
+		c := contend(t, cfg)
+		<-c.done
+		if kindOf(c.err) != session.NoStandbys || !strings.Contains(c.err.Error(), want) {
+			t.Errorf("Acquire, and %s: %v", want, c.err)
+		}
 	}
 }
 

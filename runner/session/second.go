@@ -182,17 +182,30 @@ func (s *Session) DropSecond() {
 	}
 }
 
+// NoSenders is why a commit waits for nobody on a server that can have no standbys, whatever
+// synchronous_standby_names says. NoSendersHint is what to do.
+const (
+	NoSenders     = "with max_wal_senders = 0 a commit waits for no standby"
+	NoSendersHint = "raise it, which takes a restart, or leave out --quorum"
+)
+
 // acquaint asks a quorum's new second session about the server's standbys.
 func (s *Session) acquaint(ctx context.Context, second *Session) error {
-	row, err := second.Row(ctx, 3, "SELECT pg_catalog.current_setting('synchronous_standby_names'), "+TimelineSQL+` > 1,
+	row, err := second.Row(ctx, 4, "SELECT pg_catalog.current_setting('synchronous_standby_names'), "+TimelineSQL+` > 1,
 	(SELECT coalesce(pg_catalog.string_agg(extract(epoch FROM pg_catalog.clock_timestamp() - backend_start)::text, ' ' ORDER BY backend_start), '')
-	FROM pg_catalog.pg_stat_replication WHERE state = 'streaming' AND sync_state <> 'async')`)
+	FROM pg_catalog.pg_stat_replication WHERE state = 'streaming' AND sync_state <> 'async'), pg_catalog.current_setting('max_wal_senders')`)
 	if err != nil {
 		return err
 	}
-	if row[0] == "" {
-		e := Errorf(NoStandbys, "set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave out --quorum",
+	var e *Error
+	switch {
+	case row[0] == "":
+		e = Errorf(NoStandbys, "set it, for instance to 'ANY 1 (a, b)' with two standbys, or leave out --quorum",
 			"--quorum needs synchronous standbys, but synchronous_standby_names is empty")
+	case row[3] == "0": // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/include/replication/syncrep.h (SyncRepRequested)
+		e = Errorf(NoStandbys, NoSendersHint, "--quorum needs synchronous standbys, but "+NoSenders)
+	}
+	if e != nil {
 		e.at = s.cfg.Database
 		return e
 	}
