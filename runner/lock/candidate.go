@@ -25,6 +25,8 @@ type Candidate struct {
 	rank   int    // its place in line: 1 if it had the lock, 0 if it had no place. The first in line come back sooner after an outage.
 	ticket uint32 // of the current wait, or 0
 	ghost  uint32 // the session that had that ticket, which the server may still have; or 0
+
+	elsewhere int // how often a run that doesn't wait has gone on to another host
 }
 
 // past is what has happened to a candidate. It is a set.
@@ -229,7 +231,9 @@ func isFull(err error) bool {
 
 // outlast pauses after an attempt that failed for a reason that passes by itself: a session that
 // was lost, or a server that restarts, has no room, or is a standby that may be promoted. A run
-// that waits survives these. Otherwise, or when the time is up, outlast returns the error.
+// that waits survives these. A run that doesn't wait only goes on to the next host where the fault is
+// one host's, such as a primary that a failover left behind. Otherwise, or when the time is up,
+// outlast returns the error.
 func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error {
 	cfg := &c.cfg
 	if ctx.Err() != nil {
@@ -238,6 +242,11 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
 	if isFull(err) {
 		c.past |= crowded
+	}
+	if cfg.Wait == 0 && session.OfOneHost(err) && c.elsewhere+1 < len(session.Hosts(cfg.Session.Database)) {
+		c.elsewhere++
+		c.past &^= returned // it is new there
+		return nil
 	}
 	rest := p.next(c.rank, err)
 	if isFull(err) && cfg.Wait > 0 {

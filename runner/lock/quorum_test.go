@@ -107,6 +107,41 @@ func TestQuorumNeedsStandbys(t *testing.T) {
 	}
 }
 
+// TestQuorumOnOtherHost: of several hosts the first is a primary that was left behind, without
+// standbys. A run that tries once goes on to the next.
+func TestQuorumOnOtherHost(t *testing.T) {
+	t.Parallel()
+	settings := map[string]string{"synchronous_standby_names": "*", "wal_receiver_status_interval": "100ms"}
+	behind, unset, now := start(t, settings), start(t, nil), start(t, settings)
+	_, remove, err := now.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	hosts := func(servers ...*localpg.Server) lock.Config {
+		var list []string
+		for _, s := range servers {
+			list = append(list, s.Socket)
+		}
+		cfg := withQuorum(config(t, fmt.Sprintf("host=%s user=%s dbname=postgres", strings.Join(list, ","), localpg.Superuser), exclusive(7)))
+		cfg.Wait = 0
+		return cfg
+	}
+	c := contend(t, hosts(behind, unset, now))
+	h := c.held(t)
+	if delayed(c) {
+		t.Errorf("a first try: %v", c.said())
+	}
+	if system := query(t, now, "SELECT system_identifier FROM pg_control_system()")[0]; h.SystemID != system {
+		t.Errorf("it is in the cluster %s, not in %s", h.SystemID, system)
+	}
+	c = contend(t, hosts(unset, behind))
+	<-c.done
+	if kindOf(c.err) != session.Unreachable || !strings.Contains(c.err.Error(), "standbys do not confirm") {
+		t.Errorf("no host has standbys: %v", c.err)
+	}
+}
+
 // TestQuorumHandover: after a clean end the next one starts at once.
 func TestQuorumHandover(t *testing.T) {
 	t.Parallel()

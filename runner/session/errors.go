@@ -134,6 +134,12 @@ func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
 	return WithHosts(database, hosts)
 }
 
+// OfOneHost says whether another host may not give the same error: see Elsewhere.
+func OfOneHost(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.at != nil
+}
+
 // connectError makes one line of the errors that pgconn returns for its attempts. For each address
 // there is one attempt, and with sslmode=prefer there are two.
 func connectError(target string, cfg *pgconn.Config, err error) error {
