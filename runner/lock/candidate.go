@@ -231,8 +231,8 @@ func isFull(err error) bool {
 
 // outlast pauses after an attempt that failed for a reason that passes by itself: a session that
 // was lost, or a server that restarts, has no room, or is a standby that may be promoted. A run
-// that waits survives these. A run that doesn't wait only goes on to the next host where the fault is
-// one host's, such as a primary that a failover left behind. Otherwise, or when the time is up,
+// that waits survives these. A run that doesn't wait only goes on to the next host where the fault
+// is one host's, such as a primary that a failover left behind. Otherwise, or when the time is up,
 // outlast returns the error.
 func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error {
 	cfg := &c.cfg

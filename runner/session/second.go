@@ -26,10 +26,11 @@ import (
 // draws the token and, with a ledger, asks it.
 
 // standbysNowSQL are SQL expressions by which a commit shows whether it can have waited for
-// standbys, and on which server: a pooler may lead to another one from one commit to the next. The server evaluates them before the commit, in the commit's transaction, and after it,
-// in a separate statement. If somebody empties the setting in between, the server releases all
-// waiting commits without a warning. But its backends read the new setting before the process that
-// releases them does.
+// standbys, and on which server: a pooler may lead to another one from one commit to the next. The
+// server evaluates them before the commit, in the commit's transaction, and after it, in a separate
+// statement. If somebody empties the setting in between, the server releases all waiting commits
+// without a warning. But its backends read the new setting before the process that releases them
+// does.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/syncrep.c (SyncRepUpdateSyncStandbysDefined)
 const standbysNowSQL = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names'), ` +
 	ServerIdentitySQL
