@@ -45,9 +45,9 @@ func (cfg *Config) mayExchange() bool {
 }
 
 // Do carries out the exchange. If only the announcements fail, it warns of that. After the error
-// released the session may or may not hold the locks of Ended, and after the error started those of
-// Next, and its end frees them. Bids of Next that are Complete are ready to be settled, if started is
-// nil.
+// released the session may or may not hold the locks of Ended, and its end frees them. After the
+// error started it holds none of Next, unless the session is lost or released is an error, too.
+// Bids of Next that are Complete are ready to be settled, if started is nil.
 func (x Exchange) Do(ctx context.Context, s *session.Session) (released, started error) {
 	queries := append(x.wordsQuery(), x.freeAndTryQuery())
 	if len(x.Next) > 0 {
@@ -61,6 +61,9 @@ func (x Exchange) Do(ctx context.Context, s *session.Session) (released, started
 	if err == nil {
 		return released, started
 	}
+	if started != nil && x.free(ctx, s) == nil {
+		released = nil
+	}
 	if released == nil && len(x.Ended) > 0 && len(answers[0]) == 0 {
 		x.Ended[0].unheard(err)
 	}
@@ -71,6 +74,29 @@ func (x Exchange) Do(ctx context.Context, s *session.Session) (released, started
 		return session.Rejected(err, "locks "+x.claim().String())
 	}
 	return rejected(released), rejected(started)
+}
+
+// free frees what the session holds of all these locks. It is for an exchange that the server has
+// rejected: a try that was canceled, or followed by an error, may have taken its lock. No command
+// runs under any of them, and other commands may need the session, and keep the locks with it, for a
+// long time.
+func (x Exchange) free(ctx context.Context, s *session.Session) error {
+	var queries []string
+	for _, l := range x.claim().locks() {
+		queries = append(queries, "SELECT "+l.UnlockSQL()+fromLocks+areAdvisory+isOwn+" AND "+advisory.Among(idsOf([]advisory.Lock{l})))
+	}
+	_, err := s.Query(ctx, queries...)
+	for again := 0; again < 3 && session.HasCode(err, session.QueryCanceled); again++ {
+		_, err = s.Query(ctx, queries...)
+	}
+	if err != nil {
+		return err
+	}
+	for _, b := range x.Next {
+		b.grant = noGrant(&b.cfg)
+		b.knowledge.contest(b.cfg.Claim.locks())
+	}
+	return nil
 }
 
 // read notes the answers to freeAndTryQuery and drawQuery. The server may have rejected only one of

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
@@ -189,25 +190,43 @@ func settledInExchange(t *testing.T, cfg lock.Config, s *session.Session) *lock.
 	return h
 }
 
-// TestUndrawn: if the server only rejects the token of an exchange, the locks of those that have
-// ended are released, and nothing else is said. Here a missing right is the reason.
-func TestUndrawn(t *testing.T) {
+// TestRejectedExchange: if the server rejects the token of an exchange, or its tries, the session
+// holds none of the locks afterwards. Other commands may use it for hours. Nothing else is said. Here
+// a missing right is the reason.
+func TestRejectedExchange(t *testing.T) {
 	t.Parallel()
-	server := start(t, nil)
-	cfg, c := config(t, as(t, server, "cron"), exclusive(11)), &contender{}
-	cfg.OfList, cfg.Log = true, slog.New(c)
-	s := openOnly(t, cfg)
-	h := settledInExchange(t, cfg, s)
-	query(t, server, "REVOKE EXECUTE ON FUNCTION pg_current_xact_id() FROM PUBLIC")
-	cfg.Claim = exclusive(12)
-	released, started := lock.Exchange{Ended: []*lock.Held{h}, Next: []*lock.Bid{lock.NewBid(s, cfg, false)}}.Do(t.Context(), s)
-	if released != nil || kindOf(started) != session.Denied || !strings.Contains(fmt.Sprint(started), "permission denied for function pg_current_xact_id") {
-		t.Errorf("released: %v; started: %v", released, started)
-	}
-	if got := run(t, plain(t, server.DSN("postgres")), "SELECT pg_try_advisory_lock(11)::text"); got[0] != "true" {
-		t.Error("the lock is not free")
-	}
-	if said := c.said(); len(said) != 0 {
-		t.Errorf("said %v", said)
+	for name, of := range map[string]struct {
+		next     lockkey.ID
+		function string
+	}{
+		"token": {lockkey.ID{Number: 12}, "pg_current_xact_id()"},
+		"try":   {lockkey.ID{Number: 12, Pair: true}, "pg_try_advisory_lock(integer, integer)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := start(t, nil)
+			cfg, c := config(t, as(t, server, "cron"), exclusive(11)), &contender{}
+			cfg.OfList, cfg.Log = true, slog.New(c)
+			s := openOnly(t, cfg)
+			h := settledInExchange(t, cfg, s)
+			query(t, server, "REVOKE EXECUTE ON FUNCTION "+of.function+" FROM PUBLIC")
+			cfg.Claim = lock.Claim{IDs: []lockkey.ID{of.next}}
+			next := lock.NewBid(s, cfg, false)
+			released, started := lock.Exchange{Ended: []*lock.Held{h}, Next: []*lock.Bid{next}}.Do(t.Context(), s)
+			wants, _, _ := strings.Cut(of.function, "(")
+			if released != nil || kindOf(started) != session.Denied || !strings.Contains(fmt.Sprint(started), "permission denied for function "+wants) {
+				t.Errorf("released: %v; started: %v", released, started)
+			}
+			if next.Complete() {
+				t.Error("the bid is complete")
+			}
+			held := run(t, plain(t, server.DSN("postgres")), fmt.Sprintf("SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND pid = %d", s.BackendPID()))
+			if held[0] != "0" {
+				t.Errorf("the session holds %s locks", held[0])
+			}
+			if said := c.said(); len(said) != 0 {
+				t.Errorf("said %v", said)
+			}
+		})
 	}
 }
