@@ -47,7 +47,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// fresh already.
 	if (!b.grant.startsAtOnce() || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
 		if err := b.s.Ping(ctx); err != nil {
-			return nil, err
+			return nil, b.cfg.rejected(err)
 		}
 	}
 	b.s.StartHeartbeat()

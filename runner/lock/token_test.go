@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -111,6 +112,23 @@ func TestLyingServer(t *testing.T) {
 	<-c.done
 	if kindOf(c.err) != session.Unsafe || !strings.Contains(c.err.Error(), "pg_locks") {
 		t.Errorf("Acquire: %v, want a refusal", c.err)
+	}
+}
+
+// TestRejectedBeforeDelay: if the server rejects the question before a lock-delay, that is the
+// server's doing, and not a fault of pglead itself. A run that waits outlives it if it passes, as when
+// somebody has canceled the query. Here a missing right is the reason.
+func TestRejectedBeforeDelay(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cfg := config(t, as(t, server, "cron"), exclusive(11))
+	b := lock.NewBid(open(t, cfg), cfg, true)
+	if !try(t, b) {
+		t.Fatal("refused")
+	}
+	query(t, server, "REVOKE EXECUTE ON FUNCTION pg_backend_pid() FROM PUBLIC")
+	if _, err := b.Settle(t.Context()); kindOf(err) != session.Denied || !strings.HasPrefix(fmt.Sprint(err), "lock 11: ") {
+		t.Errorf("the start: %v", err)
 	}
 }
 
