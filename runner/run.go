@@ -187,10 +187,15 @@ func (r *run) startCommand(ctx context.Context) (*child.Child, error) {
 
 // socketLinger is how long the guard of a stopped pglead keeps the connection open, and so the lock
 // held, when the tree is dead. The waiters in line need that time to see that the holder is silent.
-// Behind a pooler nobody sees it, so there the time is 0.
+// Behind a pooler nobody sees it, so there the time is 0. Other commands under the same session are
+// dead a lease later. By then the server has ended the session, unless it was just writing to
+// pglead's unix socket, and waits for ever: no setting of the server's limits that.
 func (r *run) socketLinger() time.Duration {
-	if r.cfg.Session.Transaction {
+	switch {
+	case r.cfg.Session.Transaction:
 		return 0
+	case r.sharesSession:
+		return r.cfg.Session.Lease
 	}
 	return leasetime.ForKill(r.cfg.Session.Lease) + seeSilence
 }

@@ -181,6 +181,40 @@ func TestEachStopped(t *testing.T) {
 	}
 }
 
+// TestEachFlooded: the locks of a list whose pglead is stopped come free, though the server waits to
+// write to it, so that no time-out of the server's ends the session: other workers on the list have
+// announced more than the unix socket takes.
+func TestEachFlooded(t *testing.T) {
+	const key = "flooded/"
+	each := command(t, "each", "--key", key+"{}", "-P", "2", "--lease", "9s", "a", "b", "--", "sleep", "1000")
+	if err := each.Start(); err != nil {
+		t.Fatal(err)
+	}
+	held := func() int { return testbed.holders(key+"a") + testbed.holders(key+"b") }
+	if !eventually(func() bool { return held() == 2 }) {
+		t.Fatal("the items are never worked on")
+	}
+	if err := each.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	flood := fmt.Sprintf("SELECT count(pg_notify('pglead.1.each.%v', i || ' ok')) FROM generate_series(1, 20000) AS i", lockOf(key+"{}"))
+	if _, err := testbed.server.Query("postgres", flood); err != nil {
+		t.Fatal(err)
+	}
+	const stuck = "pid IN (SELECT pid FROM pg_stat_activity WHERE wait_event = 'ClientWrite')"
+	if !eventually(func() bool { return testbed.locks(stuck) > 0 }) {
+		t.Error("the server never waits to write")
+	}
+	if !eventually(func() bool { return held() == 0 }) {
+		t.Error("the locks stay held")
+	}
+	_ = each.Process.Signal(syscall.SIGCONT)
+	_ = each.Wait()
+	if code := each.ProcessState.ExitCode(); code != 76 {
+		t.Errorf("status %d, want 76", code)
+	}
+}
+
 // TestEachAhead: a lock that is taken ahead of its turn is free again soon, if its turn
 // does not come.
 func TestEachAhead(t *testing.T) {

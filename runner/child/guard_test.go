@@ -50,13 +50,13 @@ func TestSocket(t *testing.T) {
 	}
 }
 
-// TestSharedSocket: a guard that shares its socket with others leaves the connection as it is when
-// the deadline has passed. One that doesn't ends it.
+// TestSharedSocket: when the deadline has passed, a guard that shares its socket with others leaves
+// the connection to a pglead that has heard of that. One that doesn't ends it.
 func TestSharedSocket(t *testing.T) {
 	for name, shares := range map[string]bool{"alone": false, "shared": true} {
 		t.Run(name, func(t *testing.T) {
 			here, there := socketPair(t)
-			c := startRoleWith(t, here, child.Config{Deadline: boottime.Now().Add(3 * time.Second), SharesSocket: shares}, "sleep", t.TempDir())
+			c := startRoleWith(t, here, child.Config{Deadline: boottime.Now().Add(3 * time.Second), SharesSocket: shares, SocketLinger: time.Hour}, "sleep", t.TempDir())
 			if r := await(t, c); r.Ending != child.LeaseOver {
 				t.Errorf("%+v, want LeaseOver", r)
 			}

@@ -215,10 +215,11 @@ func (g *guardProcess) leaveSocket() {
 }
 
 // endConnection ends the connection after SocketLinger, unless the server or pglead ends it
-// earlier, or other guards need it: pglead may be stopped, and would keep it open. The report to
-// pglead is written by then.
+// earlier: pglead may be stopped, and would keep it open. The report to pglead is written by then. A
+// shared connection it ends only if pglead is still there, and has not read that report: then pglead
+// is stopped. Otherwise other guards may need the connection.
 func (g *guardProcess) endConnection() {
-	if g.socket < 0 || g.report.Ending != LeaseOver || g.req.SharesSocket {
+	if g.socket < 0 || g.report.Ending != LeaseOver {
 		return
 	}
 	over := boottime.Now().Add(g.req.SocketLinger)
@@ -228,5 +229,7 @@ func (g *guardProcess) endConnection() {
 			break
 		}
 	}
-	_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
+	if !g.req.SharesSocket || boottime.Until(over) <= 0 {
+		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
+	}
 }
