@@ -78,8 +78,8 @@ func (x Exchange) Do(ctx context.Context, s *session.Session) (released, started
 
 // free frees what the session holds of all these locks. It is for an exchange that the server has
 // rejected: a try that was canceled, or followed by an error, may have taken its lock. No command
-// runs under any of them, and other commands may need the session, and keep the locks with it, for a
-// long time.
+// runs under any of them, and other commands may need the session, and keep the locks with it, for
+// a long time.
 func (x Exchange) free(ctx context.Context, s *session.Session) error {
 	var queries []string
 	for _, l := range x.claim().locks() {
