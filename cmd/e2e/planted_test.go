@@ -9,9 +9,10 @@ import (
 	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
-// planting creates, in a schema that every session's search_path begins with, operators and
-// functions whose types fit better than those of PostgreSQL's own, for all pairs of these types.
-// Whoever calls one of them shows in the sequence, and gets an error.
+// planting creates operators and functions for these types and all pairs of them, in a schema that
+// every session's search_path begins with. Their types fit as well as those of PostgreSQL's own, or
+// better. Whoever calls one of them shows in the sequence, and gets an error, and so does whoever
+// takes the type text for PostgreSQL's.
 const planting = `
 CREATE SEQUENCE planted;
 CREATE FUNCTION plant() RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $plant$
@@ -21,24 +22,22 @@ DECLARE
 BEGIN
 	FOREACH a IN ARRAY types LOOP
 		FOREACH f IN ARRAY '{count,sum,max,min,avg,bool_or,bool_and,array_agg,string_agg,left,concat,round,length,abs,now,unnest,to_timestamp}'::text[] LOOP
-			IF NOT EXISTS (SELECT FROM pg_proc WHERE proname = f AND proargtypes = a::regtype::oid::text::oidvector) THEN
-				EXECUTE format('CREATE FUNCTION public.%I(%s) RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval(''public.planted''); RAISE ''planted''; END $$', f, a);
-			END IF;
+			EXECUTE format('CREATE FUNCTION public.%I(%s) RETURNS int8 LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval(''public.planted''); RAISE ''planted''; END $$', f, a);
 		END LOOP;
 		FOREACH b IN ARRAY types LOOP
 			FOREACH result IN ARRAY '{bool,numeric,text}'::text[] LOOP
 				EXECUTE format('CREATE FUNCTION public.planted_%s(%s, %s) RETURNS %1$s LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval(''public.planted''); RAISE ''planted''; END $$', result, a, b);
 			END LOOP;
 			FOREACH op IN ARRAY '{=,<>,<,>,<=,>=,~,!~,~~,!~~,||,&,|,<<,>>,+,-,*,/,%}'::text[] LOOP
-				IF NOT EXISTS (SELECT FROM pg_operator WHERE oprname = op AND oprleft = a::regtype AND oprright = b::regtype AND oprnamespace = 'pg_catalog'::regnamespace) THEN
-					result := CASE WHEN op IN ('||') THEN 'text' WHEN op IN ('+', '-', '*', '/', '%', '&', '|', '<<', '>>') THEN 'numeric' ELSE 'bool' END;
-					EXECUTE format('CREATE OPERATOR public.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = public.planted_%s)', op, a, b, result);
-				END IF;
+				result := CASE WHEN op IN ('||') THEN 'text' WHEN op IN ('+', '-', '*', '/', '%', '&', '|', '<<', '>>') THEN 'numeric' ELSE 'bool' END;
+				EXECUTE format('CREATE OPERATOR public.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = public.planted_%s)', op, a, b, result);
 			END LOOP;
 		END LOOP;
 	END LOOP;
 END $plant$;
 SELECT plant();
+CREATE FUNCTION never(pg_catalog.text) RETURNS bool LANGUAGE plpgsql AS $$ BEGIN PERFORM nextval('public.planted'); RAISE 'planted'; END $$;
+CREATE DOMAIN public.text AS pg_catalog.text CHECK (never(VALUE));
 ALTER DATABASE postgres SET search_path = public, pg_catalog`
 
 // TestPlanted: who may create functions and operators in a schema of the search_path, as
@@ -54,13 +53,18 @@ func TestPlanted(t *testing.T) {
 	} {
 		t.Run(path.name, func(t *testing.T) {
 			p := planted{t, path.dsn}
+			sql, err := command(t, "ledger", "install", "--sql").Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			ask(t, server, string(sql))
 			p.does(0, "ledger", "install")
 			key := "planted/" + path.name
 			holder := launch(t, "run", path.mode, "--dsn", path.dsn, "--key", key, "--", "sleep", "1000")
 			p.until(0, "who", key)
 			waiter := launch(t, "run", path.mode, "--dsn", path.dsn, "--wait", "1m", "--key", key, "--once-per", "1h", "--", "true")
 			if path.name == "direct" && !eventually(func() bool { // in line it asks more
-				return ask(t, server, "SELECT count(*) > 2 FROM pg_catalog.pg_locks WHERE locktype = 'advisory'")[0] == "t"
+				return ask(t, server, "SET search_path = pg_catalog; SELECT count(*) > 2 FROM pg_locks WHERE locktype = 'advisory'")[0] == "t"
 			}) {
 				t.Fatalf("it never waits: %s", waiter.said)
 			}
@@ -74,7 +78,7 @@ func TestPlanted(t *testing.T) {
 			for _, args := range [][]string{
 				{"history", key}, {"check", key, "--within", "1h"}, {"pause", key},
 				{"each", path.mode, "--key", "{}", "--wait", "0.5", "-E", "0", key, "--", "false"}, {"resume", key}, {"ledger", "status"}, {"ledger", "prune", "--older", "7d"},
-				{"run", path.mode, "--key", key, "--", "true"}, {"each", path.mode, "--key", key + "/{}", "1", "2", "--", "true"},
+				{"run", path.mode, "--key", key, "--", "true"}, {"run", path.mode, "--key", key, "--key", key + "/2", "--", "true"}, {"each", path.mode, "--key", key + "/{}", "1", "2", "--", "true"},
 			} {
 				p.does(0, args...)
 			}

@@ -146,7 +146,7 @@ func TryAllOrNoneSQL(locks []Lock) string {
 	var cases, back strings.Builder
 	for _, l := range locks {
 		fmt.Fprintf(&cases, " WHEN NOT %s THEN 0%s", l.TryInTurnSQL(), back.String())
-		fmt.Fprintf(&back, " * %s::int", l.UnlockSQL())
+		fmt.Fprintf(&back, " OPERATOR(pg_catalog.*) %s::int", l.UnlockSQL())
 	}
 	return fmt.Sprintf("CASE%s ELSE %d END", cases.String(), len(locks))
 }

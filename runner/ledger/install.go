@@ -89,7 +89,9 @@ const PublishedHint = "publish FOR TABLES IN SCHEMA (PostgreSQL 15) or tables by
 	"or first, at each subscriber: pglead ledger install, and TRUNCATE pglead.setting; then install here with --published"
 
 // InstallSQL is what Install sends, for users who want to read it first.
-func InstallSQL(p Plan) string { return "BEGIN;\n\n" + p.installing() + "\nCOMMIT;\n" }
+func InstallSQL(p Plan) string {
+	return "BEGIN;\n" + session.OwnNames + ";\n\n" + p.installing() + "\nCOMMIT;\n"
+}
 
 // Install makes the ledger, or its missing parts. The role needs CREATE on the database, and nothing
 // else.

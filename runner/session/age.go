@@ -132,7 +132,7 @@ func readServerAge(ctx context.Context, pg *pgconn.PgConn, values [][]byte) (tim
 	if string(replayed) == "f" {
 		return age, nil
 	}
-	results, err := pg.Exec(ctx, promotedAgeQuery).ReadAll()
+	results, err := pg.Exec(ctx, readCommitted+"; "+OwnNames+"; "+promotedAgeQuery).ReadAll()
 	if err != nil {
 		return 0, err
 	}

@@ -133,11 +133,16 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 // way.
 const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
-// atOnce puts readCommitted before a query, unless the session has that setting.
+// OwnNames is a query before others, in the same message: these find only PostgreSQL's own
+// operators and types. The server looks up the names of a statement before it evaluates any part of
+// it, so a statement that makes this setting itself would come too late.
+const OwnNames = "SET LOCAL search_path = " + safeSearchPath
+
+// atOnce puts readCommitted and OwnNames before a query, unless the session has these settings.
 func (s *Session) atOnce(sql string) string {
 	begins := func(prefix string) bool { return strings.HasPrefix(sql, prefix) }
 	if s.cfg.Transaction && !s.holding.Load() && (begins("SELECT ") || begins(CommentOpens)) {
-		return readCommitted + "; " + sql
+		return readCommitted + "; " + OwnNames + "; " + sql
 	}
 	return sql
 }
@@ -168,15 +173,17 @@ const (
 // loginQuery is checkLogin's statement, and the formats of its columns. These are the backend's
 // process number, whether the server is a standby, the settings, the answer to FirstTry,
 // ageInstantsSQL, and the answer to LoginQuestion if that is asked.
+//
+// The role's own search_path is in force, so each function and operator is named with its schema.
 func loginQuery(pg *pgconn.PgConn, cfg Config, major int) (sql string, formats []int16) {
-	settings, first := "''", "NULL"
+	settings, first := setSQL(true, [][2]string{{"search_path", safeSearchPath}}), "NULL" // for LoginQuestion
 	if cfg.FirstTry != "" {
 		first = cfg.FirstTry
 	}
 	fit := "NOT pg_catalog.pg_is_in_recovery()"
 	if !cfg.Transaction {
-		settings = cfg.sessionSettingsSQL(major) + " || " + asIsSQL(pg, false)
-		fit += fmt.Sprintf(" AND pg_catalog.pg_backend_pid() = %d", pg.PID())
+		settings = cfg.sessionSettingsSQL(major) + andSQL + asIsSQL(pg, false)
+		fit += fmt.Sprintf(" AND pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d", pg.PID())
 	}
 	sql = fmt.Sprintf(`SELECT pg_catalog.pg_backend_pid(), pg_catalog.pg_is_in_recovery(),
 	CASE WHEN %[1]s THEN %[2]s END, CASE WHEN %[1]s THEN %[3]s END, %[4]s`, fit, settings, first, ageInstantsSQL)
@@ -203,7 +210,7 @@ const needsPostgreSQL = "a server of PostgreSQL 14 or newer is needed"
 // PostgreSQL.
 func tooOld(ctx context.Context, pg *pgconn.PgConn) error {
 	version := pg.ParameterStatus("server_version")
-	results, err := pg.Exec(ctx, "SELECT version()").ReadAll()
+	results, err := pg.Exec(ctx, "SELECT pg_catalog.version()").ReadAll()
 	if err == nil {
 		if row, err := rowsOf(results).Only(1); err == nil {
 			version = row[0]
@@ -244,8 +251,8 @@ func OnStandby() *Error {
 const OldestMajor = 14
 
 // safeSearchPath has no schema in which others can create anything. In another schema somebody
-// could create an operator whose types fit better than those of PostgreSQL's own: it would be
-// called instead, with the rights of this role.
+// could create an operator whose types fit better than those of PostgreSQL's own, or the same if
+// that schema comes before pg_catalog: it would be called instead, with the rights of this role.
 // https://www.postgresql.org/docs/current/typeconv-oper.html
 const safeSearchPath = "pg_catalog, pg_temp"
 
@@ -288,8 +295,12 @@ func setSQL(local bool, settings [][2]string) string {
 	for i, s := range settings {
 		calls[i] = fmt.Sprintf("pg_catalog.set_config('%s', '%s', %t)", s[0], s[1], local)
 	}
-	return strings.Join(calls, " || ")
+	return strings.Join(calls, andSQL)
 }
+
+// andSQL is between two calls that make settings. It names the operator's schema, since the role's
+// own search_path may be in force.
+const andSQL = " OPERATOR(pg_catalog.||) "
 
 // BeginQueries are the queries that begin the transaction which holds the lock. Its isolation
 // level, read committed, keeps no snapshot between two heartbeats: a snapshot would hold
@@ -298,8 +309,9 @@ func setSQL(local bool, settings [][2]string) string {
 func (cfg Config) BeginQueries() []string {
 	return []string{
 		"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE",
+		OwnNames,
 		"SELECT " + setSQL(true, append(cfg.settings(), [2]string{"idle_in_transaction_session_timeout", milliseconds(cfg.Lease)})) +
-			" || " + noTransactionTimeoutSQL,
+			andSQL + noTransactionTimeoutSQL,
 	}
 }
 
@@ -317,7 +329,7 @@ const noTransactionTimeoutSQL = "CASE WHEN pg_catalog.current_setting('" + trans
 // nothing of it for so long. Otherwise the transaction may stay open for any time, whatever the
 // role's settings are.
 func EndSilentQuery(silence time.Duration) string {
-	return "SELECT " + setSQL(true, [][2]string{{"idle_in_transaction_session_timeout", milliseconds(silence)}}) + " || " + noTransactionTimeoutSQL
+	return "SELECT " + setSQL(true, [][2]string{{"idle_in_transaction_session_timeout", milliseconds(silence)}}) + andSQL + noTransactionTimeoutSQL
 }
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }

@@ -111,7 +111,7 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 		defer cancel()
 	}
 	allow(v.pg, mostAnswer)
-	settings := [][2]string{{"search_path", safeSearchPath}, {"datestyle", "ISO"}}
+	settings := [][2]string{{"datestyle", "ISO"}}
 	if v.writes {
 		settings = append(settings, [2]string{"synchronous_commit", "local"})
 	}
@@ -119,7 +119,7 @@ func (v *Viewer) Query(ctx context.Context, queries ...string) (Rows, error) {
 	if v.writes {
 		before = append(before, "SET TRANSACTION READ WRITE") // the server accepts it only before a SELECT
 	}
-	before = append(before, "SELECT "+setSQL(true, settings)+", "+asIsSQL(v.pg, true)+", "+v.stayOpenSQL())
+	before = append(before, OwnNames, "SELECT "+setSQL(true, settings)+", "+asIsSQL(v.pg, true)+", "+v.stayOpenSQL())
 	sql := strings.Join(append(before, queries...), "; ")
 	results, err := v.pg.Exec(ctx, sql).ReadAll()
 	for char := lacking(err, sql); char != ""; char = lacking(err, sql) {
