@@ -106,7 +106,7 @@ func TestExamineRole(t *testing.T) {
 		e.wantError(session.Denied)
 		e.want("ledger", checkup.Note, "not known: permission denied for function query_to_xml")
 		e.want("lock", checkup.Fail, "permission denied for function query_to_xml (42501)")
-		e.want("lock", checkup.Fail, "-> by default every role may call that function: grant EXECUTE on it to this role again; --ledger off does without it")
+		e.want("lock", checkup.Fail, "-> by default every role may use that: grant EXECUTE on the function, or SELECT on the view, to this role again; --ledger off does without it")
 	}
 }
 

@@ -92,8 +92,17 @@ func rejection(pgErr *pgconn.PgError) *Error {
 		hint = "a session that listens and stays in a transaction keeps the queue full: end the oldest one in pg_stat_activity"
 	case pgErr.Code == ProgramLimitExceeded:
 		hint = visible.Text(pgErr.Hint)
+	case revoked(pgErr):
+		hint = "by default every role may use that: grant EXECUTE on the function, or SELECT on the view, to this role again"
 	}
 	return &Error{Kind: kind, Hint: hint, err: serverError{pgErr}}
+}
+
+// revoked says whether the server has denied one of its own functions or views, all of which pglead
+// takes from those that any role may use.
+func revoked(e *pgconn.PgError) bool {
+	return e.Code == InsufficientPrivilege && e.Routine == "aclcheck_error" &&
+		(strings.Contains(e.Message, "pg_") || strings.Contains(e.Message, "set_config") || strings.Contains(e.Message, "query_to_xml"))
 }
 
 type serverError struct{ pg *pgconn.PgError }
@@ -281,13 +290,21 @@ func noHostHint(name string) string {
 // says itself that --wait tries again.)
 func fullHint(e *pgconn.PgError, cfg *pgconn.Config) string {
 	switch {
-	case strings.Contains(e.Message, "for role"):
+	case strings.Contains(e.Message, "for role"), e.Routine == ofRole:
 		return "ALTER ROLE " + identifier(cfg.User) + " CONNECTION LIMIT sets how many it may have"
-	case strings.Contains(e.Message, "for database"):
+	case strings.Contains(e.Message, "for database"), e.Routine == ofDatabase:
 		return "ALTER DATABASE " + databaseOf(cfg) + " CONNECTION LIMIT sets how many it may have"
 	}
 	return "max_connections is the server's limit, and pg_stat_activity shows who has them"
 }
+
+// The server's routines that look whether a role, and a database, take another session. Messages
+// may be in the server's language, but these names are not.
+// https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/utils/init
+const (
+	ofRole     = "InitializeSessionUserId"
+	ofDatabase = "CheckMyDatabase"
+)
 
 // describePgError sorts the errors that a server gives instead of completing a login.
 func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind Kind, hint string) {
@@ -295,12 +312,14 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 	switch {
 	case e.Code == InvalidPassword && cfg.Password == "":
 		return text, Denied, "no password was given: PGPASSWORD or the password file ~/.pgpass (mode 0600) may hold it"
-	case e.Code == InvalidPassword: // PostgreSQL also gives it for a role that doesn't exist
-		return text, Denied, "wrong password, or no such role: PostgreSQL does not tell which"
+	case e.Code == InvalidPassword:
+		return text, Denied, "wrong or expired password, or no such role, or one without a password: only the server's log tells which"
 	case e.Code == InvalidAuthorizationSpecification && strings.Contains(e.Message, "does not exist"):
 		return text, Denied, "CREATE ROLE " + identifier(cfg.User) + " LOGIN; or is another role meant?"
 	case e.Code == InvalidAuthorizationSpecification && strings.Contains(e.Message, "not permitted to log in"):
 		return text, Denied, "ALTER ROLE " + identifier(cfg.User) + " LOGIN"
+	case e.Code == InvalidAuthorizationSpecification && e.Routine == ofRole: // one of these two, in another language
+		return text, Denied, "CREATE ROLE " + identifier(cfg.User) + " LOGIN or, if there is that role, ALTER ROLE " + identifier(cfg.User) + " LOGIN"
 	case e.Code == InvalidAuthorizationSpecification && cfg.User == "":
 		return text, Denied, "this account has no name here: user= or PGUSER names the role"
 	case strings.HasPrefix(e.Code, classAuthorization):
@@ -309,9 +328,9 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 		return text, Denied, fmt.Sprintf("the connection string has blanks or a line's end in the name: %q", cfg.Database)
 	case e.Code == InvalidCatalogName:
 		return text, Denied, "--dsn, PGLEAD_DSN, DATABASE_URL or PGDATABASE names the database; psql -l lists them"
-	case e.Code == InsufficientPrivilege && strings.Contains(e.Message, "permission denied for database"):
+	case e.Code == InsufficientPrivilege && (strings.Contains(e.Message, "permission denied for database") || e.Routine == ofDatabase):
 		return text, Denied, "GRANT CONNECT ON DATABASE " + databaseOf(cfg) + " TO " + identifier(cfg.User)
-	case e.Code == ObjectNotInPrerequisiteState && strings.Contains(e.Message, "not currently accepting connections"):
+	case e.Code == ObjectNotInPrerequisiteState && (strings.Contains(e.Message, "not currently accepting connections") || e.Routine == ofDatabase):
 		return text, Denied, "ALTER DATABASE " + databaseOf(cfg) + " ALLOW_CONNECTIONS true"
 	case e.Code == TooManyConnections:
 		return text, Unreachable, fullHint(e, cfg)

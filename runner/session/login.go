@@ -93,7 +93,6 @@ func checkLogin(ctx context.Context, pg *pgconn.PgConn, cfg Config) (loginAnswer
 		return checkLogin(ctx, pg, cfg)
 	case pgErr.Code == InsufficientPrivilege:
 		denied := rejection(pgErr)
-		denied.Hint = "by default every role may call that function: grant EXECUTE on it to this role again"
 		if strings.Contains(pgErr.Message, "query_to_xml") { // in LoginQuestion
 			denied.Hint += "; --ledger off does without it"
 		}

@@ -10,14 +10,18 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
-// TestPasswordRefused: PostgreSQL says the same about a wrong password and about a role that
-// doesn't exist, so the hint names both. If no password was given, there is another hint.
+// TestPasswordRefused: PostgreSQL says the same about a wrong password, one that has expired
+// (VALID UNTIL), and a role that doesn't exist or has none, so the hint names all of these. If no password was given, there is another hint.
 func TestPasswordRefused(t *testing.T) {
 	t.Parallel()
 	refused := &pgconn.PgError{Code: "28P01", Message: `password authentication failed for user "cron"`}
-	for password, want := range map[string]string{"hunter2": "no such role", "": "~/.pgpass"} {
+	for password, want := range map[string]string{
+		"hunter2": "wrong or expired password, or no such role, or one without a password: only the server's log tells which", "": "~/.pgpass",
+	} {
 		text, kind, hint := describePgError(refused, &pgconn.Config{User: "cron", Password: password})
 		if kind != Denied || !strings.Contains(hint, want) || strings.Contains(text+hint, "hunter2") {
 			t.Errorf("with the password %q: %q, kind %d, hint %q", password, text, kind, hint)
@@ -42,6 +46,62 @@ func TestRefusalHints(t *testing.T) {
 		_, kind, hint := describePgError(&pgconn.PgError{Code: tt.code, Message: tt.message}, &pgconn.Config{User: "Cron", Database: "my app"})
 		if kind != tt.kind || hint != tt.hint {
 			t.Errorf("%s: kind %d, hint %q", tt.message, kind, hint)
+		}
+	}
+}
+
+// TestTranslated: the hints are the same where the server says all in another language (lc_messages).
+// Only a role that does not exist and one that may not log in can't be told apart then.
+func TestTranslated(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, nil)
+	for _, sql := range []string{
+		"CREATE ROLE mute", `CREATE ROLE "Full" LOGIN CONNECTION LIMIT 0`, "CREATE ROLE guest LOGIN",
+		"CREATE DATABASE closed ALLOW_CONNECTIONS false", "CREATE DATABASE small CONNECTION LIMIT 0",
+		"CREATE DATABASE private", "REVOKE CONNECT ON DATABASE private FROM PUBLIC",
+	} {
+		testserver.Query(t, server, sql)
+	}
+	for _, tt := range []struct{ user, database, code, hint string }{
+		{"nobody", "postgres", "28000", "CREATE ROLE nobody LOGIN or, if there is that role, ALTER ROLE nobody LOGIN"},
+		{"mute", "postgres", "28000", "CREATE ROLE mute LOGIN or, if there is that role, ALTER ROLE mute LOGIN"},
+		{"Full", "postgres", "53300", `ALTER ROLE "Full" CONNECTION LIMIT sets how many it may have`},
+		{"guest", "small", "53300", "ALTER DATABASE small CONNECTION LIMIT sets how many it may have"},
+		{"guest", "closed", "55000", "ALTER DATABASE closed ALLOW_CONNECTIONS true"},
+		{"guest", "private", "42501", "GRANT CONNECT ON DATABASE private TO guest"},
+	} {
+		cfg, err := pgconn.ParseConfig(server.DSN(tt.database))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.User = tt.user
+		_, err = pgconn.ConnectConfig(t.Context(), cfg)
+		var refused *pgconn.PgError
+		if !errors.As(err, &refused) {
+			t.Fatalf("%s in %s: %v", tt.user, tt.database, err)
+		}
+		refused.Message = "nein"
+		if text, _, hint := describePgError(refused, cfg); text != "nein ("+tt.code+")" || hint != tt.hint {
+			t.Errorf("%s in %s: %s, hint %q", tt.user, tt.database, text, hint)
+		}
+	}
+}
+
+// TestRevoked: if a role may not use what every role may by default, the hint says so, also after
+// the login. What is the ledger's, or a role's own right, has other hints.
+func TestRevoked(t *testing.T) {
+	t.Parallel()
+	const again = "by default every role may use that: grant EXECUTE on the function, or SELECT on the view, to this role again"
+	for _, tt := range []struct{ message, routine, hint string }{
+		{"permission denied for function pg_notify", "aclcheck_error", again},
+		{"keine Berechtigung für Sicht pg_locks", "aclcheck_error", again},
+		{"permission denied for schema pglead", "aclcheck_error", ""},
+		{"must be a member of the role whose process is being terminated or member of pg_signal_backend", "pg_terminate_backend", ""},
+	} {
+		var e *Error
+		err := Rejected(&pgconn.PgError{Code: "42501", Message: tt.message, Routine: tt.routine}, "lock 7")
+		if !errors.As(err, &e) || e.Kind != Denied || e.Hint != tt.hint {
+			t.Errorf("%s: %v, hint %q", tt.message, err, e.Hint)
 		}
 	}
 }
