@@ -129,7 +129,7 @@ func (x *examination) look(ctx context.Context) {
 		{"standbys", x.standbys},
 		{"notify", x.notify},
 		{"ledger", x.ledger},
-		{"see others", x.privilege("pg_read_all_stats", "see what other roles' pgleads run (pglead ls, who)")},
+		{"see others", x.seeOthers},
 		{"end others", x.privilege("pg_signal_backend", "end other roles' sessions (pglead stepdown --force)")},
 	} {
 		if x.viewer.Ended() {

@@ -110,6 +110,22 @@ func TestExamineRole(t *testing.T) {
 	}
 }
 
+// TestExamineSeen: what others see of a role's pgleads, with statements that work for any name.
+func TestExamineSeen(t *testing.T) {
+	port := testserver.Port(t)
+	server := start(t, map[string]string{"listen_addresses": "127.0.0.1", "port": port})
+	query(t, server, `CREATE ROLE "A guest" LOGIN`)
+	cfg := config(t, "host=127.0.0.1 sslmode=disable user='A guest' dbname=postgres port="+port)
+	e := examine(t, cfg)
+	e.want("see others", checkup.Note, `if it should: GRANT pg_read_all_stats TO "A guest"`)
+	e.want("end others", checkup.Note, `if it should: GRANT pg_signal_backend TO "A guest"`)
+	query(t, server, `ALTER ROLE "A guest" SET track_activities = off`)
+	e = examine(t, cfg)
+	e.wantError(0)
+	e.want("see others", checkup.Warning, "track_activities is off: nobody sees what this role's pgleads run")
+	e.want("see others", checkup.Warning, `as a superuser: ALTER ROLE "A guest" SET track_activities = on`)
+}
+
 // TestExamineReporter: a role whose transactions wait for those of others, and may not write, can
 // hold locks, since nothing that pglead asks does so.
 func TestExamineReporter(t *testing.T) {

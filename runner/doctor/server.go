@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/checkup"
+	"github.com/pglead/pglead/runner/inspect"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -254,6 +255,17 @@ func (x *examination) fullQueue(ctx context.Context, err error) checkup.Check {
 	return check
 }
 
+// seeOthers says what is seen of other pgleads, and of this role's.
+func (x *examination) seeOthers(ctx context.Context) checkup.Check {
+	row, err := x.row(ctx, 1, "SELECT pg_catalog.current_setting('track_activities')")
+	if err == nil && row[0] == "off" { // of this role, since a session's setting is about itself
+		return checkup.Warningf("as a superuser: ALTER ROLE "+inspect.Role(ctx, x)+" SET track_activities = on",
+			"track_activities is off: nobody sees what this role's pgleads run (pglead ls, who), nor the silence of one that is cut off, "+
+				"whose lock the next one then gets after a lease and a lock-delay")
+	}
+	return x.privilege("pg_read_all_stats", "see what other roles' pgleads run (pglead ls, who)")(ctx)
+}
+
 // privilege looks for a privilege that no lock needs.
 func (x *examination) privilege(role, does string) func(context.Context) checkup.Check {
 	return func(ctx context.Context) checkup.Check {
@@ -262,7 +274,7 @@ func (x *examination) privilege(role, does string) func(context.Context) checkup
 		case err != nil:
 			return unknown(err)
 		case row[0] != "t":
-			return checkup.Notef("if it should: GRANT "+role+" TO "+x.cfg.Database.User, "not %s: may not %s", role, does)
+			return checkup.Notef("if it should: GRANT "+role+" TO "+inspect.Role(ctx, x), "not %s: may not %s", role, does)
 		}
 		return checkup.Okf("%s: may %s", role, does)
 	}
