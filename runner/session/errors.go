@@ -322,8 +322,8 @@ func describePgError(e *pgconn.PgError, cfg *pgconn.Config) (text string, kind K
 		return text, Denied, "CREATE ROLE " + identifier(cfg.User) + " LOGIN or, if there is that role, ALTER ROLE " + identifier(cfg.User) + " LOGIN"
 	case e.Code == InvalidAuthorizationSpecification && cfg.User == "":
 		return text, Denied, "this account has no name here: user= or PGUSER names the role"
-	case strings.HasPrefix(e.Code, classAuthorization):
-		return text, Denied, "pg_hba.conf on the server says who may log in from where"
+	case strings.HasPrefix(e.Code, classAuthorization): // a login trigger may give the code, too, and a hint
+		return text, Denied, cmp.Or(visible.Text(e.Hint), "pg_hba.conf on the server says who may log in from where")
 	case e.Code == InvalidCatalogName && strings.TrimSpace(cfg.Database) != cfg.Database: // such as a file's last line end
 		return text, Denied, fmt.Sprintf("the connection string has blanks or a line's end in the name: %q", cfg.Database)
 	case e.Code == InvalidCatalogName:

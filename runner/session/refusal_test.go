@@ -50,6 +50,16 @@ func TestRefusalHints(t *testing.T) {
 	}
 }
 
+// TestLoginTrigger: a trigger that refuses a login with the code of pg_hba.conf has its own hint.
+func TestLoginTrigger(t *testing.T) {
+	t.Parallel()
+	for given, want := range map[string]string{"call the owner": "call the owner", "": "pg_hba.conf on the server says who may log in from where"} {
+		if _, kind, hint := describePgError(&pgconn.PgError{Code: "28000", Message: "closed", Hint: given}, &pgconn.Config{User: "cron"}); kind != Denied || hint != want {
+			t.Errorf("kind %d, hint %q, want %q", kind, hint, want)
+		}
+	}
+}
+
 // TestTranslated: the hints are the same where the server says all in another language (lc_messages).
 // Only a role that does not exist and one that may not log in can't be told apart then.
 func TestTranslated(t *testing.T) {
