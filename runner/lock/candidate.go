@@ -243,7 +243,7 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	if isFull(err) {
 		c.past |= crowded
 	}
-	if cfg.Wait == 0 && session.OfOneHost(err) && c.elsewhere+1 < len(session.Hosts(cfg.Session.Database)) {
+	if cfg.Wait == 0 && c.elsewhere < session.HostsBeside(cfg.Session.Database, err) {
 		c.elsewhere++
 		c.past &^= returned // it is new there
 		return nil

@@ -143,10 +143,22 @@ func Elsewhere(database *pgconn.Config, err error) *pgconn.Config {
 	return WithHosts(database, hosts)
 }
 
-// OfOneHost says whether another host may not give the same error: see Elsewhere.
-func OfOneHost(err error) bool {
+// HostsBeside is how many hosts of the database may not give the same error: see Elsewhere. With
+// sslmode=prefer the configuration has each host twice.
+func HostsBeside(database *pgconn.Config, err error) int {
 	var e *Error
-	return errors.As(err, &e) && e.at != nil
+	if !errors.As(err, &e) || e.at == nil {
+		return 0
+	}
+	type place struct {
+		host string
+		port uint16
+	}
+	hosts := map[place]bool{}
+	for _, f := range Hosts(database) {
+		hosts[place{f.Host, f.Port}] = true
+	}
+	return len(hosts) - 1
 }
 
 // connectError makes one line of the errors that pgconn returns for its attempts. For each address

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
@@ -137,6 +138,25 @@ func TestCommitElsewhere(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestHostsBeside: sslmode=prefer, the default, makes two attempts of each host, which are one host.
+func TestHostsBeside(t *testing.T) {
+	for dsn, want := range map[string]int{
+		"host=a": 0, "host=a,b": 1, "host=a,a port=1,2": 1, "host=a,b,c sslmode=disable": 2,
+	} {
+		database, err := pgconn.ParseConfig(dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &Session{cfg: Config{Database: database}}
+		if got := HostsBeside(database, s.noQuorum()); got != want {
+			t.Errorf("%s: %d others, want %d", dsn, got, want)
+		}
+		if got := HostsBeside(database, ErrSilent); got != 0 {
+			t.Errorf("%s: %d others, though the error is not of one host", dsn, got)
+		}
 	}
 }
 
