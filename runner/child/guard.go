@@ -183,19 +183,25 @@ func (g *Guard) kill() {
 	}
 }
 
-// reap waits for the guard's end. It polls, and holds mu during each poll, so that kill
-// can't hit a process number that has just become free.
+// reap waits for the guard's end.
 func (g *Guard) reap() {
-	for pause := 100 * time.Microsecond; ; pause = min(2*pause, retryMost) {
-		g.mu.Lock()
-		pid, err := unix.Wait4(g.pid, nil, unix.WNOHANG, nil)
-		g.gone = pid == g.pid || err != nil && !errors.Is(err, unix.EINTR)
-		gone := g.gone
-		g.mu.Unlock()
-		if gone {
-			g.guards.forget(g.pid)
-			return
-		}
+	for pause := 100 * time.Microsecond; !g.reaped(); pause = min(2*pause, retryMost) {
 		time.Sleep(pause)
 	}
+}
+
+// reaped reaps the guard if it is dead, and says whether it is reaped. It holds mu during the
+// attempt, so that kill can't hit a process number that has just become free.
+func (g *Guard) reaped() bool {
+	g.mu.Lock()
+	if !g.gone {
+		pid, err := unix.Wait4(g.pid, nil, unix.WNOHANG, nil)
+		g.gone = pid == g.pid || err != nil && !errors.Is(err, unix.EINTR)
+	}
+	gone := g.gone
+	g.mu.Unlock()
+	if gone {
+		g.guards.forget(g.pid)
+	}
+	return gone
 }

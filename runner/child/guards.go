@@ -128,18 +128,27 @@ func duplicate(socket syscall.Conn) (int, error) {
 	return fd, dupErr
 }
 
-// finishFor does the rest of a dead guard's work: the kernel has killed the command, and this
-// process has inherited what was below it. It returns how many processes it reaped. It calls
-// unkillable with the names of the processes that SIGKILL doesn't reach.
+// finishFor does the rest of the work of a guard that was killed: the kernel has killed the command,
+// and this process has inherited what was below it. It returns how many processes it reaped. It
+// calls unkillable with the names of the processes that SIGKILL doesn't reach.
+//
+// A debugger can keep a killed guard from dying, and a dead one from being reaped. Then the tree is
+// killed all the same, and the guard is waited for, and named, like the rest.
 func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int) {
 	g.hangUp()
-	g.reap()
+	for pause := 100 * time.Microsecond; !g.reaped() && pause < guardDies; pause *= 2 {
+		time.Sleep(pause)
+	}
 	killCgroup(g.cgroup)
 	defer removeCgroup(g.cgroup)
 	began, told := time.Now(), false
 	for round, pause := 0, retryFirst; ; round, pause = round+1, min(2*pause, retryMost) {
+		gone := g.reaped()
+		if !gone {
+			g.killBelow()
+		}
 		left := gs.killOrphans(round%stubbornRounds == stubbornRounds-1)
-		if len(left) == 0 {
+		if gone && len(left) == 0 {
 			return killed
 		}
 		for _, pid := range left {
@@ -149,13 +158,17 @@ func (gs *Guards) finishFor(g *Guard, unkillable func(names string)) (killed int
 		}
 		if !told && time.Since(began) > unkillableAfter {
 			told = true
-			gs.mu.Lock()
-			names := describe(remains(gs.ownChildren()))
-			gs.mu.Unlock()
-			unkillable(names)
+			unkillable(gs.nameOrphans(g))
 		}
 		time.Sleep(pause)
 	}
+}
+
+// nameOrphans names what a guard has left behind and, unless it is reaped, the guard.
+func (gs *Guards) nameOrphans(g *Guard) string {
+	gs.mu.Lock()
+	defer gs.mu.Unlock()
+	return describe(remains(slices.DeleteFunc(gs.ownChildren(), func(pid int) bool { return pid == g.pid })))
 }
 
 // killOrphans sends SIGKILL to all that dead guards have left behind, and returns what is not

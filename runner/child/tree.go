@@ -21,6 +21,9 @@ const (
 	// killed. What is left after unkillableAfter is reported.
 	stubbornRounds  = 30
 	unkillableAfter = time.Second
+	// guardDies is about how long a guard that was killed may take to die. After that, what is below
+	// it is killed first.
+	guardDies = 20 * time.Millisecond
 	// stopMost limits one attempt to stop a tree that forks and exits all the time,
 	// and killMost one round of kills.
 	stopMost = 500 * time.Millisecond
@@ -99,6 +102,13 @@ func killChildren(list func() []int) (left []int) {
 		}
 	}
 	return left
+}
+
+// killBelow kills all that is below a guard which does not die, since a debugger keeps it.
+func (g *Guard) killBelow() {
+	for _, p := range below(g.pid, processes(), nil) {
+		signalDescendant(p, unix.SIGKILL)
+	}
 }
 
 // describe names processes for a message: sleep (123), sh (124) and 3 more. It says whether a
