@@ -8,6 +8,7 @@ import (
 
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/lock"
 )
 
 // Hooks are shell commands for alarms. After Acquired comes either Lost or Released, unless this
@@ -38,6 +39,15 @@ func (h Hooks) of(event hookEvent) (command string) {
 // systemd allows 90 s for a whole stop.
 const hookMost = 10 * time.Second
 
+// hookEnds is about how long a hook takes at most with the end of what it leaves running.
+const hookEnds = 2 * hookMost
+
+// awaitHooks waits for the hooks at this process's end, and says how long that may take.
+func (p *process) awaitHooks(o lock.Observer) {
+	o.SayAlive(time.Duration(p.hooksLeft.Load()) * hookEnds)
+	p.hooks.Wait()
+}
+
 // hook starts the event's hook, if there is one. It has the command's environment, with the event
 // in PGLEAD_EVENT and the reason for a loss in PGLEAD_REASON. Its output goes to standard error.
 func (r *run) hook(event hookEvent, reason error) {
@@ -51,8 +61,10 @@ func (r *run) hook(event hookEvent, reason error) {
 	}
 	before, done := r.lastHook, make(chan struct{})
 	r.lastHook = done
+	r.hooksLeft.Add(1)
 	r.hooks.Go(func() {
 		defer close(done)
+		defer r.hooksLeft.Add(-1)
 		if before != nil {
 			<-before // a hook may move an address, and the last hook has to win
 		}

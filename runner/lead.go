@@ -50,7 +50,7 @@ func Lead(cfg LeadConfig) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer p.hooks.Wait()
+	defer p.awaitHooks(cfg.Observer)
 	cfg.Wait, cfg.Endures = lock.Forever, true
 	candidate := lock.NewCandidate(cfg.Locking)
 	if err := p.sleep(cfg.Config, pace.Between(0, cfg.FirstDelay)); err != nil {

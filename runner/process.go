@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -15,11 +16,12 @@ import (
 
 // process is this process of pglead: it has what all of its runs share.
 type process struct {
-	guards   *child.Guards
-	caught   <-chan os.Signal // for the command, or for this process to end
-	catching <-chan struct{}  // is closed once signals are caught
-	hooks    sync.WaitGroup   // the hooks that run, or wait for their turn
-	lastHook chan struct{}    // is closed when the last of them is done
+	guards    *child.Guards
+	caught    <-chan os.Signal // for the command, or for this process to end
+	catching  <-chan struct{}  // is closed once signals are caught
+	hooks     sync.WaitGroup   // the hooks that run, or wait for their turn
+	hooksLeft atomic.Int32     // how many these are
+	lastHook  chan struct{}    // is closed when the last of them is done
 }
 
 // begin prepares this process for commands and signals.

@@ -40,7 +40,7 @@ func Run(cfg Config) (Outcome, error) {
 	if err != nil {
 		return Outcome{}, err
 	}
-	defer p.hooks.Wait()
+	defer p.awaitHooks(cfg.Observer)
 	if err := p.sleep(cfg, pace.Between(0, cfg.Splay)); err != nil {
 		return Outcome{}, err
 	}

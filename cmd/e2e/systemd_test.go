@@ -126,6 +126,30 @@ func TestNotify(t *testing.T) {
 	}
 }
 
+// TestWatchdogDuringHooks: the watchdog is fed while only a hook runs, after the lease of the last
+// answer is over.
+func TestWatchdogDuringHooks(t *testing.T) {
+	socket, next := listen(t)
+	const lease = 3 * time.Second
+	node := command(t, "run", "--key", "watchdog", "--lease", lease.String(), "--on-released", "touch began; until test -e end; do sleep 0.1; done", "--", "true")
+	node.Env = append(node.Env, "NOTIFY_SOCKET="+socket, "WATCHDOG_USEC=200000")
+	if err := node.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if !eventually(func() bool { return exists(filepath.Join(node.Dir, "began")) }) {
+		t.Fatal("the hook never begins")
+	}
+	for over, fed := time.Now().Add(lease+time.Second), false; !fed; {
+		fed = next() == "WATCHDOG=1" && time.Now().After(over)
+	}
+	if err := os.WriteFile(filepath.Join(node.Dir, "end"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := node.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestJournal: where standard error is the journal, messages have priorities.
 func TestJournal(t *testing.T) {
 	for _, tt := range []struct {
