@@ -170,7 +170,14 @@ func (g *guardProcess) untilDead() (again bool) {
 	if errors.Is(err, unix.EAGAIN) { // pglead is stopped, and its socket full
 		err = writeMessage(blocking{g.fd}, msgDone, g.report.encode())
 	}
-	return err == nil && g.report.Ready != 0
+	if err == nil && g.report.Ready != 0 {
+		return true
+	}
+	for err == nil {
+		_, _, err = readMessage(blocking{g.fd})
+	}
+	g.releaseUntold(err)
+	return false
 }
 
 // waitMost limits each wait. If a SIGCHLD was missed, the guard notices a stopped command, or a dead

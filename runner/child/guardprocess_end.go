@@ -3,6 +3,7 @@ package child
 import (
 	"cmp"
 	"encoding/binary"
+	"errors"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -192,17 +193,15 @@ func (g *guardProcess) endStage() {
 // leaveSocket releases the lock, or ends the connection, in case pglead is not there to
 // do that. It is called when the tree is dead.
 func (g *guardProcess) leaveSocket() {
-	may := len(g.req.Release) > 0
 	switch {
 	case g.socket < 0:
-	case g.orphaned && g.report.Ending != SocketClosed && may:
-		g.sendRelease()
-		g.drainSocket()
+	case g.orphaned && g.report.Ending != SocketClosed:
+		g.releaseAndDrain()
 	case g.report.Ending == LeaseOver:
 		// pglead is stopped, or the server is silent. endConnection ends the connection later. If
 		// it ended now, without a message, the waiters in line could not know yet that the holder
 		// was silent for long enough.
-		if g.req.ReleaseEndsSession && may {
+		if g.req.ReleaseEndsSession && len(g.req.Release) > 0 {
 			g.sendRelease()
 		}
 	case g.report.Ending == SocketClosed:
@@ -212,6 +211,19 @@ func (g *guardProcess) leaveSocket() {
 	}
 	// If pglead is gone, the connection ends with the last guard that shares it: the other guards
 	// of a list may still be killing.
+}
+
+// releaseUntold releases the lock if pglead was killed before it had read that the tree is dead. Then
+// pglead has not released the lock, nor used it for anything else. err is what ended the reading or
+// writing of this side's messages: EPIPE says that pglead was gone before the report was written, and
+// ECONNRESET that it left a message unread (unix_release_sock in net/unix/af_unix.c). After the end
+// of the stream pglead may have released the lock.
+func (g *guardProcess) releaseUntold(err error) {
+	told := !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET)
+	if told || g.socket < 0 || g.orphaned || g.report.Ending != Exited {
+		return
+	}
+	g.releaseAndDrain()
 }
 
 // endConnection ends the connection after SocketLinger, unless the server or pglead ends it

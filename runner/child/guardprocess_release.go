@@ -9,6 +9,14 @@ import (
 // releaseMost is how long the guard tries to send the release, and then waits for the server.
 const releaseMost = time.Second
 
+// releaseAndDrain releases the lock for a pglead that is gone, and waits for the server to do so.
+func (g *guardProcess) releaseAndDrain() {
+	if len(g.req.Release) > 0 {
+		g.sendRelease()
+		g.drainSocket()
+	}
+}
+
 // sendRelease releases the lock for a pglead that is gone or stopped. The release also tells the
 // waiters that the tree is dead, so that they need not wait until it would certainly be dead. If
 // the session ends with the release, sendRelease ends this direction of the connection, or both if

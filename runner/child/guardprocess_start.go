@@ -52,6 +52,9 @@ func (g *guardProcess) start() (err error) {
 // receive reads a request to start. If it is not the first, receive forgets the previous command.
 func (g *guardProcess) receive() error {
 	k, body, err := readMessage(blocking{g.fd})
+	if err != nil && g.pid != 0 {
+		g.releaseUntold(err) // of the previous command
+	}
 	if err != nil || k != msgStart {
 		return fmt.Errorf("no start request: %w", err)
 	}
