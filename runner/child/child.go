@@ -214,8 +214,8 @@ func (c *Child) order(k kind, n int64) bool {
 	return true
 }
 
-// killGuard kills a guard that has not carried out an order, and has not said why. It hangs up, too:
-// a debugger may keep the guard from dying, and then listen would not notice.
+// killGuard kills a guard that has not carried out an order, and has not said why. It hangs up,
+// too: a debugger may keep the guard from dying, and then listen would not notice.
 func (c *Child) killGuard() {
 	if !c.excused.Load() {
 		c.late.Store(true)
