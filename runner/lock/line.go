@@ -16,9 +16,9 @@ import (
 // The line consists of the sessions that wait. None of them blocks in the server: each is idle
 // between two looks. Each has a ticket, an advisory lock of its own whose number says when it came.
 // The order is only for fairness: the promise rests on the lock itself. Not only the first but the
-// first three watch the holder (silence.go, watch.go), in case one of these waiters is frozen. The
-// first 24 listen, and have a mark that says so. The others are dormant (dormant.go). When each of
-// them tries and looks is in turn.go.
+// first three watch the holder (line_silence.go, line_watch.go), in case one of these waiters is
+// frozen. The first 24 listen, and have a mark that says so. The others are dormant
+// (line_dormant.go). When each of them tries and looks is in line_turn.go.
 
 // join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
 // digest then makes it dormant.
@@ -159,4 +159,33 @@ func (w *waiter) takeGate(ctx context.Context, found *look) error {
 		w.place.held[gateLock] = true
 	}
 	return err
+}
+
+// A waiter is a guest in a database whose own logins come first. On a server
+// with few free connections the waiters at the end of the line give theirs back, and come
+// again later. The first in line never gives its own back.
+
+// errCrowded says that a connection was given back to a server on which few are free.
+var errCrowded = session.Crowded("few connections are free: giving this one back while others wait in line, and coming again")
+
+// makeRoom returns errCrowded if too few connections are free for this waiter to keep its own.
+func (w *waiter) makeRoom(ctx context.Context, found *look) error {
+	if w.limits == nil {
+		limits, err := session.ReadLimits(ctx, w.s)
+		if err != nil {
+			return w.cfg.rejected(err)
+		}
+		w.limits = &limits
+	}
+	if crowd.StaysAnyway(w.turn.rank, found.waiting, w.limits.Server) {
+		return nil
+	}
+	left, err := w.limits.Room(ctx, w.s)
+	if err != nil {
+		return w.cfg.rejected(err)
+	}
+	if crowd.MayStay(w.turn.rank, found.waiting, left.Free, left.Of) {
+		return nil
+	}
+	return errCrowded
 }

@@ -63,7 +63,9 @@
 //
 // Read it in this order: config.go, candidate.go (sessions come and go), waiter.go (tries, and the
 // wait), bid.go (the lock is taken), settle.go (until the command may start), held.go (until the
-// lock is released). Each of the other files is one mechanism, which its first comment explains.
+// lock is released). Each of the other files is one mechanism, which its first comment explains:
+// line_*.go those of the line, ledger_*.go those of a ledger, and list_exchange.go that of pglead
+// each.
 //
 // The ways to hold a lock (slots, readers, a quorum, ...) and what differs in each are in modes.go.
 //

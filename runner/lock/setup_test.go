@@ -25,14 +25,14 @@ import (
 // index says where to look for a test, by the beginnings of the files' names. Who may start, by
 // what was heard, is tested in package evidence.
 const index = `
-line, marks, arrival, fairness, room, dormant, watch, turn, stepdown, mailbox   the line, and its order
-takeover, silence, relay, slowrelay, clock_linux, reconnect                          taking over, by kind of end
-several, slots, shared, conflicts, prepared                                          the claim
-nonsense_answers, tokens_in_names                                                    what servers, and sessions' names, say
-token, interrupted, rehearsal, end, queue                                            the start and the end
-transaction, transaction_trips, quorum, exchange                                     other ways to hold
-ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, closes, pause     the ledger
-setup, leak                                                                          for all tests
+line, line_marks, line_arrival, line_room, line_dormant, line_watch, line_turn, fairness, stepdown, mailbox   the line, and its order
+takeover, line_silence, relay, slowrelay, clock_linux, reconnect                         taking over, by kind of end
+several, slots, shared, conflicts, prepared                                              the claim
+nonsense_answers, tokens_in_names                                                        what servers, and sessions' names, say
+token, interrupted, line_rehearsal, end, queue                                           the start and the end
+transaction, transaction_trips, quorum, list_exchange                                    other ways to hold
+ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause, closes  the ledger
+setup, leak                                                                              for all tests
 `
 
 func TestIndex(t *testing.T) { testserver.Index(t, index, ".") }

@@ -7,8 +7,8 @@ import (
 	"github.com/pglead/pglead/runner/leasetime"
 )
 
-// A waiter follows the rules of package lock, where their reasons are: turn.go has when it
-// tries and looks, dormant.go who listens, and watch.go what the heartbeat of the first few is
+// A waiter follows the rules of package lock, where their reasons are: line_turn.go has when it
+// tries and looks, line_dormant.go who listens, and line_watch.go what the heartbeat of the first few is
 // for. Here all holders show themselves, all sessions have one role, and nobody dies.
 
 // knowledge is what a waiter knows of the holders since it listens.

@@ -22,7 +22,7 @@ import (
 // little later, in case the first is frozen itself.
 
 // watchHolder compares a look with earlier ones, and ends a silent holder's session. Until
-// the next look the heartbeat watches the holder (watch.go).
+// the next look the heartbeat watches the holder (line_watch.go).
 //
 // When a holder falls silent, this happens, in this order:
 //
