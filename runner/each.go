@@ -222,19 +222,6 @@ func (e *each) bidFor(j *job) *lock.Bid {
 	return lock.NewBid(j.session, locking, e.returning) // on a later pass it knows nothing: nobody here has listened since the last one
 }
 
-// skipHeld skips an item that is held elsewhere, or has failed there. If this process may come back
-// to it, the bid listens meanwhile, and then knows whether the lock's last holder is dead.
-func (e *each) skipHeld(ctx context.Context, j *job) error {
-	e.skip(j, heldElsewhere)
-	if e.cfg.Wait == 0 || e.cfg.Session.Transaction {
-		return nil
-	}
-	if !e.bids.keep(j.ID, j.bid) {
-		return j.bid.EndArrival(ctx) // then the next try waits for the lock-delay
-	}
-	return j.bid.Listen(ctx)
-}
-
 // show notes how long an item's lock is held before its command may start, and describes the
 // session anew.
 func (e *each) show(s *session.Session, id lockkey.ID, delay time.Duration) {
@@ -258,50 +245,4 @@ func (e *each) count(change func(*Tally)) {
 	defer e.mu.Unlock()
 	change(&e.tally)
 	e.cfg.Progress(e.tally)
-}
-
-// reason is why an item is skipped.
-type reason int
-
-const (
-	heldElsewhere reason = iota
-	paused
-	alreadyDone // and not to be run again
-)
-
-// skip counts an item that is not run now. If there is time, this process comes back to it, unless
-// the item is done.
-func (e *each) skip(j *job, why reason) {
-	e.count(func(t *Tally) {
-		to := &e.comeBack
-		switch why {
-		case heldElsewhere:
-			t.Held++
-		case paused:
-			t.Paused++
-			to = &e.paused
-		case alreadyDone:
-			t.Done++
-			return
-		}
-		if e.cfg.Wait > 0 {
-			*to = append(*to, j.item)
-		}
-	})
-}
-
-// skipIfRun skips an item that was run since this session began, and says whether it did.
-// If that run failed elsewhere, this process comes back to the item, if there is time.
-func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) {
-	end, ended := e.ends.of(j.ID)
-	failedElsewhere := ended && !end.well && !end.here
-	switch {
-	case !ended || failedElsewhere && e.returning:
-		return false, nil
-	case failedElsewhere && e.cfg.Wait > 0:
-		return true, e.skipHeld(ctx, j)
-	}
-	e.skip(j, alreadyDone)
-	e.bids.drop(ctx, j.ID)
-	return true, nil
 }

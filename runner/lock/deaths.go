@@ -44,7 +44,7 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
 	}
 	lost[0].cfg.Observer.away(lost[0].Err()) // an outage that lead reports later is counted from this moment
-	reportAfterLoss(ctx, lost[0].isHeard(), lost...)
+	reportAfterLoss(ctx, lost[0].deathMatters(), lost...)
 }
 
 // ReportEndAfterLoss is for a session that was lost after the command's end. On a new session it
@@ -57,7 +57,7 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
 		defer cancel()
 	}
-	reportAfterLoss(ctx, h.isHeard() && !h.cfg.OfList, h)
+	reportAfterLoss(ctx, h.deathMatters() && !h.cfg.OfList, h)
 }
 
 const lateMost = 2 * time.Second
@@ -77,8 +77,8 @@ func (w *waiter) reportUnstarted(ctx context.Context) {
 	h.ReportEndAfterLoss(ctx)
 }
 
-// isHeard says whether a waiter may act on the news of the command's death.
-func (h *Held) isHeard() bool {
+// deathMatters says whether a waiter may act on the news of the command's death.
+func (h *Held) deathMatters() bool {
 	return h.cfg.LockDelay > 0 && h.cfg.hasLine() && !h.cfg.Claim.Shared
 }
 
@@ -109,7 +109,7 @@ func reportAfterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 			if tellWaiters {
 				cfg.Log.Info("those who wait could not be told that the command is dead", "event", "unheard", "reason", err.Error())
 			} else {
-				lost[0].unnoted(err)
+				lost[0].warnUnnoted(err)
 			}
 			return
 		}
@@ -138,7 +138,11 @@ func reportOnce(ctx context.Context, tellWaiters bool, owing *Held, lost []*Held
 		}
 	}
 	if len(queries) > 0 {
-		if _, err := s.Query(ctx, queries...); err != nil && (owing == nil || !owing.forgives(err, nil)) {
+		_, err := s.Query(ctx, queries...)
+		switch {
+		case owing != nil && owing.onlyLedgerFailed(err, nil):
+			owing.warnRejected(err)
+		case err != nil:
 			return lost[0].cfg.rejected(err)
 		}
 	}

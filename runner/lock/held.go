@@ -61,7 +61,7 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	if h.cfg.Session.Quorum {
 		if err := h.noteEnds(ctx); err != nil {
-			h.unnoted(err)
+			h.warnUnnoted(err)
 		}
 	}
 	queries, unlock := h.releaseParts()
@@ -84,16 +84,18 @@ func (h *Held) Release(ctx context.Context) error {
 		return h.cfg.rejected(err)
 	case !released:
 		return session.Errorf(session.Unsafe, "", "release lock %s: the server says that the session did not hold it", h.cfg.Claim)
-	case err != nil && !h.forgives(err, answers) && !h.waitedInVain(err):
-		h.unheard(err)
+	case h.onlyLedgerFailed(err, answers):
+		h.warnRejected(err)
+	case err != nil && !h.isArrivalTimeout(err):
+		h.warnUnannounced(err)
 	case err == nil && !h.cfg.Session.Quorum:
 		h.checkNoted(answers)
 	}
 	return nil
 }
 
-// unheard warns that the server rejected the announcement of an end.
-func (g *Grant) unheard(err error) {
+// warnUnannounced warns that the server rejected the announcement of an end.
+func (g *Grant) warnUnannounced(err error) {
 	err = session.Rejected(err, "announce that the command has ended")
 	g.cfg.Log.Warn("those who wait could not be told that the command has ended, and may wait for the lock-delay: "+err.Error(), "event", "unheard")
 }
@@ -123,9 +125,9 @@ func (h *Held) releaseParts() (queries []string, unlock string) {
 
 // EncodedRelease is the request by which the guard, which shares the socket, notes the end in the
 // ledger, announces it, and releases the locks, when this process is gone and the command is dead.
-// It is nil on an encrypted connection, to which nobody else can write, and in a transaction without
-// a ledger, where there is nothing to say. The session ends with the request, unless it has other
-// locks or may be a pooler's (session.Request.Last).
+// It is nil on an encrypted connection, to which nobody else can write, and in a transaction
+// without a ledger, where there is nothing to say. The session ends with the request, unless it has
+// other locks or may be a pooler's (session.Request.Last).
 //
 // These commits wait for no standby and for no disk, since the lock's session must not hang in a
 // commit. If they are lost, the next start waits as if nothing had been noted.

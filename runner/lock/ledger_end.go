@@ -60,7 +60,7 @@ func (h *Held) noteEnds(ctx context.Context) error {
 		h.noted++
 	}
 	if h.unknown {
-		h.unnoted(errNoRun)
+		h.warnUnnoted(errNoRun)
 		h.unknown = false
 	}
 	return nil
@@ -97,8 +97,8 @@ func (h *Held) finishColumns(l advisory.Lock, end ledger.End, commit string) (li
 }
 
 // endCommit is the synchronous_commit of an end that this process notes. If a crash of the server
-// loses it, the next start waits for its lock-delay. With a tick (--once-per) it would also repeat a
-// success, so then the commit waits for the disk.
+// loses it, the next start waits for its lock-delay. With a tick (--once-per) it would also repeat
+// a success, so then the commit waits for the disk.
 func (h *Held) endCommit() string {
 	switch {
 	case h.cfg.Session.Quorum:
@@ -113,7 +113,7 @@ func (h *Held) endCommit() string {
 // has noted the end for each lock, or if noteEnds has found that out and not yet said so.
 func (h *Held) checkNoted(answers []session.Rows) {
 	if h.recorded && (h.unknown || !h.allNoted(answers)) {
-		h.unnoted(errNoRun)
+		h.warnUnnoted(errNoRun)
 	}
 }
 
@@ -138,21 +138,21 @@ var errNoRun = errors.New("the ledger has no such run of this role under way")
 // owesEnd says whether the ledger has the run, and was not yet told the end for all of its locks.
 func (h *Held) owesEnd() bool { return h.recorded && h.noted < len(h.Locks) }
 
-// forgives says whether the server has rejected a query about the end of a run that the ledger has:
-// then the answers don't show that the ledger has noted the end for each lock. It then warns that
-// the ledger was probably not told. The locks are released in any case.
-func (h *Held) forgives(err error, answers []session.Rows) bool {
-	if answeredError(err) == nil || !h.recorded || h.allNoted(answers) {
-		return false
-	}
-	h.unnoted(ledger.Rejected(err, "the ledger"))
-	return true
+// onlyLedgerFailed says whether the server has rejected queries about the end of a run that the
+// ledger has, and its answers don't show that the ledger has noted the end for each lock. The locks
+// are released in any case.
+func (h *Held) onlyLedgerFailed(err error, answers []session.Rows) bool {
+	return answeredError(err) != nil && h.recorded && !h.allNoted(answers)
 }
 
-// unnoted warns that the ledger was not told how the command ended. If the ledger is gone, or has
-// no such run, the next start may have nothing to wait for, and the warning doesn't say that it
+// warnRejected warns that the ledger was probably not told how the command ended, since the server
+// has rejected that with err.
+func (h *Held) warnRejected(err error) { h.warnUnnoted(ledger.Rejected(err, "the ledger")) }
+
+// warnUnnoted warns that the ledger was not told how the command ended. If the ledger is gone, or
+// has no such run, the next start may have nothing to wait for, and the warning doesn't say that it
 // waits.
-func (h *Held) unnoted(err error) {
+func (h *Held) warnUnnoted(err error) {
 	text := "the end of the command could not be noted"
 	if !session.Undefined(err) && !errors.Is(err, errNoRun) {
 		text += ", so that the next start waits for its lock-delay"

@@ -48,8 +48,8 @@ func (g *Grant) awaitArrivalsQuery() (query []string) {
 	return selectQuery(columns)
 }
 
-// waitedInVain says whether an error is that of awaitArrivalsQuery: it took too long, or the server
-// has no memory for one more lock.
-func (g *Grant) waitedInVain(err error) bool {
+// isArrivalTimeout says whether an error is that of awaitArrivalsQuery: it took too long, or the
+// server has no memory for one more lock.
+func (g *Grant) isArrivalTimeout(err error) bool {
 	return answeredError(err) != nil && session.HasCode(err, session.LockNotAvailable, session.OutOfMemory) && len(g.awaitArrivalsQuery()) > 0
 }

@@ -65,7 +65,7 @@ func (x Exchange) Do(ctx context.Context, s *session.Session) (released, started
 		released = nil
 	}
 	if released == nil && len(x.Ended) > 0 && len(answers[0]) == 0 {
-		x.Ended[0].unheard(err)
+		x.Ended[0].warnUnannounced(err)
 	}
 	rejected := func(unread error) error {
 		if unread == nil {

@@ -15,7 +15,7 @@ package lock
 //	                         nobody watches the holders                      watchHolder
 //	                         a reader's end says nothing of other readers,   Grant.wordQuery,
 //	                         nor does its name show it                       Held.releaseParts
-//	                         nobody announces a reader's death               Held.isHeard
+//	                         nobody announces a reader's death               Held.deathMatters
 //	                         nobody calls the dormant waiters                followers
 //	                         a reader that comes back ends no former session endGhostQuery
 //	in a transaction         waiters poll: there is no line                  waiter.poll

@@ -67,7 +67,8 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	h.Session.SetHolding(false)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.finishQueries(h.end, h.endCommit()), "COMMIT")})
 	switch {
-	case h.forgives(err, nil):
+	case h.onlyLedgerFailed(err, nil):
+		h.warnRejected(err)
 		return nil // the transaction is over in any case, and nothing of it was noted
 	case err == nil:
 		h.checkNoted(answers)

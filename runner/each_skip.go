@@ -1,0 +1,142 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+
+	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// This is why an item is not run now, and when the list comes back to it.
+
+// reason is why an item is skipped.
+type reason int
+
+const (
+	heldElsewhere reason = iota
+	paused
+	alreadyDone // and not to be run again
+)
+
+// skip counts an item that is not run now. If there is time, this process comes back to it, unless
+// the item is done.
+func (e *each) skip(j *job, why reason) {
+	e.count(func(t *Tally) {
+		to := &e.comeBack
+		switch why {
+		case heldElsewhere:
+			t.Held++
+		case paused:
+			t.Paused++
+			to = &e.paused
+		case alreadyDone:
+			t.Done++
+			return
+		}
+		if e.cfg.Wait > 0 {
+			*to = append(*to, j.item)
+		}
+	})
+}
+
+// skipHeld skips an item that is held elsewhere, or has failed there. If this process may come back
+// to it, the bid listens meanwhile, and then knows whether the lock's last holder is dead.
+func (e *each) skipHeld(ctx context.Context, j *job) error {
+	e.skip(j, heldElsewhere)
+	if e.cfg.Wait == 0 || e.cfg.Session.Transaction {
+		return nil
+	}
+	if !e.bids.keep(j.ID, j.bid) {
+		return j.bid.EndArrival(ctx) // then the next try waits for the lock-delay
+	}
+	return j.bid.Listen(ctx)
+}
+
+// skipIfRun skips an item that was run since this session began, and says whether it did.
+// If that run failed elsewhere, this process comes back to the item, if there is time.
+func (e *each) skipIfRun(ctx context.Context, j *job) (skipped bool, err error) {
+	end, ended := e.ends.of(j.ID)
+	failedElsewhere := ended && !end.well && !end.here
+	switch {
+	case !ended || failedElsewhere && e.returning:
+		return false, nil
+	case failedElsewhere && e.cfg.Wait > 0:
+		return true, e.skipHeld(ctx, j)
+	}
+	e.skip(j, alreadyDone)
+	e.bids.drop(ctx, j.ID)
+	return true, nil
+}
+
+// skipIfBarred skips an item if the ledger keeps it from starting; otherwise it returns the error.
+func (e *each) skipIfBarred(j *job, err error) error {
+	log, level := j.log, slog.LevelWarn
+	if e.returning { // an earlier pass has logged it
+		level = slog.LevelInfo
+	}
+	switch {
+	case errors.As(err, new(*ledger.DoneError)):
+		log.Info(err.Error(), "event", "done")
+		e.skip(j, alreadyDone)
+		return nil
+	case errors.As(err, new(*ledger.PausedError)):
+		log.Log(context.Background(), level, err.Error(), "event", "paused")
+		e.skip(j, paused)
+		return nil
+	case errors.As(err, new(*ledger.FencedError)):
+		log.Log(context.Background(), level, withHint(err), "event", "ledger")
+	case errors.As(err, new(*lock.LedgerError)) && session.Passing(err) && j.session.Err() == nil && e.cfg.Wait > 0:
+		log.Log(context.Background(), level, withHint(err), "event", "ledger")
+	default:
+		return err
+	}
+	e.skip(j, heldElsewhere)
+	return nil
+}
+
+// withHint is an error and its hint in one line.
+func withHint(err error) string {
+	if e := (*session.Error)(nil); errors.As(err, &e) && e.Hint != "" {
+		return err.Error() + "; " + e.Hint
+	}
+	return err.Error()
+}
+
+// mostAsked limits the locks in one question to the ledger.
+const mostAsked = 1000
+
+// resumed returns the items whose pause is over. The others stay paused, since a try would draw a
+// token, which waits for the server's disk. If the ledger doesn't answer, all items are tried, and
+// the tries say why.
+func (e *each) resumed(ctx context.Context) (over []string) {
+	items := e.paused
+	e.paused = nil
+	if len(items) == 0 {
+		return nil
+	}
+	s, leave, err := e.workingSession(ctx)
+	if err != nil {
+		return items
+	}
+	defer leave()
+	for some := range slices.Chunk(items, mostAsked) {
+		var claims []lock.Claim
+		for _, item := range some {
+			claims = append(claims, e.cfg.Task(item).claim())
+		}
+		paused, err := lock.PausedAmong(ctx, s, claims)
+		for i, item := range some {
+			if err == nil && paused[i] {
+				e.paused = append(e.paused, item)
+			} else {
+				over = append(over, item)
+			}
+		}
+	}
+	e.count(func(t *Tally) { t.Paused += len(e.paused) })
+	return over
+}
