@@ -11,6 +11,19 @@ import (
 	"github.com/pglead/pglead/runner/child"
 )
 
+// One channel has all signals (process.caught). Who takes them, and what they do, in order:
+//
+//	while                          taken by                      a signal that asks for the end
+//	a sleep, and Acquire           listener                      ends the context, and so the run
+//	the start (listener.keep on)   listener, which keeps them    the same, unless the command starts:
+//	                                                             then it gets the kept ones
+//	the command                    supervise, which forwards     is the command's to act on
+//	--min-hold after it            linger                        ends the wait
+//	the call of those in line      another listener              leaves it 2 s (run.call)
+//	a report after a loss          another listener              ends it
+//
+// In pglead each one loop takes them, and passes them on to all runs (each.relay).
+
 // listener takes the signals while no command runs.
 type listener struct {
 	keeping chan struct{} // unbuffered: the listener keeps the signals from the next receive on
