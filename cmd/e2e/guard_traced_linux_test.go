@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -69,8 +70,11 @@ func traced(t *testing.T, pid int, options uintptr) (detach func()) {
 		}
 		attached <- err
 		<-goOn
-		for status := syscall.WaitStatus(0); err == nil && !status.Exited() && !status.Signaled(); {
-			if _, err = syscall.Wait4(pid, &status, syscall.WALL, nil); err == nil && status.Stopped() {
+		for status := syscall.WaitStatus(0); err == nil && !status.Signaled(); {
+			switch _, err = syscall.Wait4(pid, &status, syscall.WALL, nil); {
+			case errors.Is(err, unix.EINTR): // the runtime's own signals interrupt it
+				err = nil
+			case err == nil && status.Stopped():
 				_ = ptrace(unix.PTRACE_CONT, 0)
 			}
 		}
