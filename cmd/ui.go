@@ -31,7 +31,7 @@ import (
 // hint has its own line. In JSON it is one object a line, with "event"
 // for programs and "msg" for people.
 //
-// On a terminal there may be a status line below the messages: see statusline.go. In the
+// On a terminal there may be a status line below the messages: see ui_status.go. In the
 // journal each message has its priority. No message makes its caller wait: see outlet.
 // REFERENCE.md lists the events.
 type ui struct {

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-//go:embed report.css
+//go:embed history_page.css
 var reportStyle string
 
 // markup builds HTML. html/template would do as well, but would make the program 2 MiB
