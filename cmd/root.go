@@ -1,20 +1,24 @@
 // Package cmd is pglead's command line. Each command is in the file of its name (resume is in
 // pause.go).
 //
-//	options, options_*   the flags of run, lead and each, which run a command, and those of a key,
-//	                     a server and a ledger, which other commands have, too
-//	each_items           the list of each
-//	look, look_ledger    the commands that look at locks, or at the ledger
-//	database             the database that the flags name, and what the command is told of it
-//	flags, mistakes      how flags are read, and what is said of mistakes
-//	exit                 the exit status for each end
-//	ui                   what goes to standard error; the files ui_* write it, and say what is
-//	                     said of a wait, of an outage, and to systemd
-//	cijob                the address of the CI job, for --note
-//	table, text, json    the table of ls, and how texts and JSON are written
-//	metrics              ls -o prometheus
-//	history_*            history of several keys, and history -o html
-//	complete, docs       completions, and the pages of packages
+//	options                        the flags of run, lead and each, which run a command
+//	options_key, options_server, options_ledger
+//	                               those of them that other commands have, too
+//	each_items                     the list of each
+//	look, look_ledger              the commands that look at locks, or at the ledger
+//	database                       the database that the flags name, and what the command is told
+//	                               of it
+//	flags, mistakes                how flags are read, and what is said of mistakes
+//	exit                           the exit status for each end
+//	ui                             what goes to standard error
+//	ui_log, ui_status, ui_outlet   write that
+//	ui_wait, ui_outage, ui_notify  what is said of a wait, of an outage, and to systemd
+//	cijob                          the address of the CI job, for --note
+//	table, text, json              the table of ls, and how texts and JSON are written
+//	metrics                        ls -o prometheus
+//	history_keys                   history of several keys
+//	history_report, history_page   history -o html
+//	complete, docs                 completions, and the pages of packages
 package cmd
 
 import (
