@@ -52,7 +52,7 @@ run was due and none started.`,
 			case cmd.Flags().Changed("since") && f.since.value <= 0:
 				return usagef("--since must be longer than 0")
 			case cmd.Flags().Changed("every") && f.output.value != "html":
-				return usagef("%s is of pglead history KEY -o html", sourceOf(cmd.Flags().Lookup("every")))
+				return usagef("only pglead history KEY -o html takes %s", sourceOf(cmd.Flags().Lookup("every")))
 			case len(keys) == 1 && !isPattern(keys[0]):
 				return f.history(u, cmd, keys[0], stdout)
 			}

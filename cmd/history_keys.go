@@ -28,7 +28,7 @@ type pastKeys struct {
 func (f *historyFlags) list(u *ui, cmd *cobra.Command, patterns []string, stdout io.Writer) error {
 	write := map[string]func(io.Writer, pastKeys) error{"table": writeKeys, "json": writeKeysJSON, "csv": writeKeysCSV}[f.output.value]
 	if write == nil {
-		return &usageError{err: fmt.Errorf("--output %s is of one key", f.output.value), hint: "pglead history KEY -o " + f.output.value}
+		return &usageError{err: fmt.Errorf("--output %s takes one KEY", f.output.value), hint: "pglead history KEY -o " + f.output.value}
 	}
 	return f.withLedgerToRead(u, cmd, func(ctx context.Context, ask ledger.Ask) error {
 		facts, err := ledger.FactsMatching(ctx, ask, patterns, mostMatched+1)

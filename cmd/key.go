@@ -99,7 +99,7 @@ How a key becomes a number:
 func schemeByName(name string) (lockkey.Scheme, error) {
 	scheme, ok := lockkey.SchemeByName(name)
 	if name == allSchemes {
-		return scheme, usagef("--key-scheme %s is of pglead key", name)
+		return scheme, usagef("only pglead key takes --key-scheme %s", name)
 	}
 	if !ok {
 		return scheme, &usageError{err: errors.New("--key-scheme " + printable(name) + " is not known"), hint: "pglead key --help lists them"}

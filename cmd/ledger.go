@@ -83,7 +83,7 @@ func oneAction(cmd *cobra.Command, args []string) error {
 func ofAction(cmd *cobra.Command, action string) error {
 	for flag, of := range map[string]string{"keep": "install", "sql": "install", "published": "install", "older": "prune", "yes": "uninstall", "output": "status"} {
 		if cmd.Flags().Changed(flag) && action != of {
-			return usagef("%s is of pglead ledger %s", sourceOf(cmd.Flags().Lookup(flag)), of)
+			return usagef("only pglead ledger %s takes %s", of, sourceOf(cmd.Flags().Lookup(flag)))
 		}
 	}
 	return nil

@@ -135,7 +135,7 @@ func (h *handover) ask(ctx context.Context) (patience time.Duration, err error) 
 	var ids []lockkey.ID
 	for _, holder := range h.former {
 		if !holder.Pglead() {
-			return 0, &usageError{err: errors.New("the lock is held by " + holder.String()), hint: "only --force ends it, which asks nothing"}
+			return 0, &usageError{err: errors.New("the lock is held by " + holder.String()), hint: "it can't be asked; --force ends its session"}
 		}
 		lease := cmp.Or(holder.Lease, defaultLease) // a holder may not show its lease
 		patience = max(patience, holder.Delay+leasetime.BeatEvery(lease)+askMargin)

@@ -51,8 +51,8 @@ type Tally struct {
 	Failed  int // ended with a non-zero exit status, by a signal or a timeout, by a loss of the lock or the guard, or was asked to step down
 	Held    int // skipped, since somebody else holds their lock
 	Paused  int // skipped, since the ledger says so
-	// Done were skipped, since they were run after this process began, here or elsewhere, since
-	// another worker here is at them, or since --once-per found them done.
+	// Done were skipped: they were run after this process began, here or elsewhere, or another
+	// worker here is at them, or --once-per found them done.
 	Done int
 }
 

@@ -60,8 +60,8 @@ type Config struct {
 	// keep open.
 	SocketLinger time.Duration
 
-	// SharesSocket says that guards of other commands have the same connection, whose trees may be
-	// alive after this one is dead. So SocketLinger has to be as long as they may live.
+	// SharesSocket says that other commands' guards share the connection. Their trees may outlive
+	// this one, so SocketLinger has to be as long as they may live.
 	SharesSocket bool
 
 	// KeepGuard keeps the guard for another command, if it can take one (see Child.Guard). Such

@@ -228,8 +228,8 @@ func (g *guardProcess) releaseUntold(err error) {
 
 // endConnection ends the connection after SocketLinger, unless the server or pglead ends it
 // earlier: pglead may be stopped, and would keep it open. The report to pglead is written by then.
-// A shared connection it ends only if pglead is still there, and has not read that report: then
-// pglead is stopped. Otherwise other guards may need the connection.
+// It ends a shared connection only if pglead still runs but has not read that report, which means
+// that pglead is stopped. Otherwise other guards may need the connection.
 func (g *guardProcess) endConnection() {
 	if g.socket < 0 || g.report.Ending != LeaseOver {
 		return

@@ -38,9 +38,9 @@ const (
 	CallEvery = 20 * time.Millisecond
 )
 
-// HearCall is how often a dormant waiter asks whether somebody calls. A call lasts longer than that,
-// and holds the lock without a command. So with a lease that is longer than the default, a dormant
-// waiter asks more often than its lease needs: as often as with the default.
+// HearCall is how often a dormant waiter asks whether somebody calls. A call lasts longer than
+// that, and holds the lock without a command. So it asks at least every 5 s, however long the lease
+// is.
 func HearCall(lease time.Duration) time.Duration {
 	const most = 5 * time.Second
 	return min(leasetime.WaiterBeat(lease), most)

@@ -105,7 +105,7 @@ func clockError(secondsAhead int64) error {
 	if ahead < 0 {
 		side = "behind"
 	}
-	return session.Errorf(session.Unsafe, "set one of them right; --once-per goes by this machine's",
+	return session.Errorf(session.Unsafe, "correct the wrong clock; --once-per uses this machine's",
 		"this machine's clock is %v %s the server's", ahead.Abs(), side)
 }
 

@@ -37,7 +37,7 @@ func (l Lock) keySQL() string {
 type Proof struct {
 	// Backend is the session that has the locks, if another session asks.
 	Backend uint32
-	// Sure says that no command is alive under those locks of which the ledger knows nothing.
+	// Sure says that every command that may be alive under these locks is in the ledger.
 	Sure bool
 	// Closes has a token for each lock: no command of that token or of an earlier one is
 	// alive.

@@ -33,7 +33,7 @@ func ParsePeriod(text string) (time.Duration, error) {
 		per, err = time.Duration(seconds)*time.Second, nil
 	}
 	if err != nil || per < time.Second || per > day || day%per != 0 || per%time.Second != 0 {
-		return 0, fmt.Errorf("%q: minute, hour, day, or a length that divides a day, such as 5m, 15m or 6h (a job of every 7 minutes has 1m)", text)
+		return 0, fmt.Errorf("%q: minute, hour, day, or a length that divides a day, such as 5m, 15m or 6h (for a job every 7 minutes use 1m)", text)
 	}
 	return per, nil
 }

@@ -23,8 +23,8 @@ type Config struct {
 	// clean ends are announced even if nobody stands there.
 	OfList bool
 	// Show, unless it is nil, is called in place of Session.SetComment. It is for a list, whose
-	// session describes itself for all of its bids. delay is how long this bid holds its lock before
-	// its command may start; it is 0 from the start on.
+	// session describes itself for all of its bids. delay is how long this bid holds its lock
+	// before its command may start; it is 0 once the command may start.
 	Show func(delay time.Duration)
 
 	// Description is what sessions say of the run and its host. Describe adds the settings, and a

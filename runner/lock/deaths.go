@@ -49,8 +49,8 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 
 // ReportEndAfterLoss is for a session that was lost after the command's end. On a new session it
 // notes that end in the ledger, so that a success counts, and tells the waiters that the command is
-// dead. If no ledger needs the end any more, it takes no longer than lateMost, since nothing else
-// keeps this process from its own end.
+// dead. If no ledger waits for the end, it gives up after lateMost: this process waits for nothing
+// else before it goes on or exits.
 func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 	if !h.owesEnd() {
 		var cancel context.CancelFunc
@@ -60,6 +60,10 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 	reportAfterLoss(ctx, h.deathMatters() && !h.cfg.OfList, h)
 }
 
+// lateMost is how long the end of a run still waits for a database that may be silent. Once the run
+// was asked to end, it limits the wait for an answer (lateAfter) and for a listener (Held.Call). It
+// also limits the report of a lost session if the command never started, or if no ledger waits for
+// its end.
 const lateMost = 2 * time.Second
 
 // reportUnstarted tells the waiters, on a new session, that no command runs. It is for a session

@@ -21,7 +21,7 @@ type Held struct {
 
 	end       ledger.End      // of the command
 	noted     int             // the ledger was told the end for this many of the locks already
-	unknown   bool            // for one of those it has no such run, of which nobody was warned yet
+	unknown   bool            // the ledger lacks the run of one of those, and no warning has said so yet
 	showsEnd  bool            // the session's name will show the end
 	requests  chan struct{}   // requests to step down
 	prefers   string          // the host that is to have the lock next

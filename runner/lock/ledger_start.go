@@ -20,7 +20,7 @@ type ledgerStart struct {
 	// since is the time after which nobody else can have held the locks. With a quorum it is zero
 	// until the standbys have confirmed that.
 	since time.Time
-	open  []ledger.OpenRun // by the ledger's last answer that named any
+	open  []ledger.OpenRun // of the ledger's latest answer that named some
 }
 
 // startInLedger draws the token and starts the run in the ledger, once no command of an earlier run
@@ -186,9 +186,9 @@ func (l *ledgerStart) holdAfter(ctx context.Context, rest time.Duration, host st
 	return err
 }
 
-// closeDead puts into the proof which of the open runs are dead. It returns for how long another may
-// still be alive, and on which host, or 0. A token in the proof closes all earlier ones of its lock,
-// of which readers may have left several, so it must not be later than one that may be alive.
+// closeDead puts into the proof which of the open runs are dead. It returns for how long another
+// may still be alive, and on which host, or 0. A token in the proof closes all earlier ones of its
+// lock, of which readers may have left several, so it must not be later than one that may be alive.
 func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host string) {
 	b := l.bid
 	alive := map[int]int64{} // the earliest token of each lock

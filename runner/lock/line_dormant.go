@@ -15,8 +15,8 @@ import (
 // listen. The others are dormant: a holder's clean end does not reach them. A dormant waiter that
 // took a free lock would have heard nothing of the last holder, and would have to hold the lock for
 // the lock-delay. So a holder that knew of a dormant waiter when it drew its token (Grant.dormant)
-// calls when it is done, and keeps the lock until one of the first in line listens: it doesn't wait
-// if one does already. This is for speed: the promise does not depend on it.
+// calls when it is done, and keeps the lock until one of the first in line listens, which may be so
+// already. This is for speed: the promise does not depend on it.
 //
 // To call is to take a lock, which the heartbeat of a dormant waiter then can't take. Many may call
 // at once. Waiters call, too, while few listen (FewListen): otherwise brief commands would use up

@@ -162,7 +162,8 @@ func (w *watch) sees(last lastBeat, received boottime.Instant) (since boottime.I
 	return w.since, again
 }
 
-// judge is the judge of a holder, last of which was seen. The caller holds mu.
+// judge judges an answer about a holder. last is the holder's request that the latest whole look
+// showed. The caller holds mu.
 func (w *watch) judge(last lastBeat, ask askPace, received boottime.Instant, row []string) (watchState, time.Duration) {
 	if len(row) != 5 || row[0] != "f" || row[1] != last.opened {
 		return shouldTry, 0

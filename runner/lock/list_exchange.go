@@ -44,10 +44,10 @@ func (cfg *Config) mayExchange() bool {
 	return cfg.OfList && cfg.drawsWithTry() && !cfg.Claim.Shared
 }
 
-// Do carries out the exchange. If only the announcements fail, it warns of that. After the error
-// released the session may or may not hold the locks of Ended, and its end frees them. After the
-// error started it holds none of Next, unless the session is lost or released is an error, too.
-// Bids of Next that are Complete are ready to be settled, if started is nil.
+// Do carries out the exchange. If only the announcements fail, it warns of that. If released is not
+// nil, the session may hold any of the locks; its end frees them. If only started is not nil,
+// because the server has rejected the statement, free has freed those of Next, unless it failed,
+// too. If started is nil, the bids of Next that are Complete are ready to be settled.
 func (x Exchange) Do(ctx context.Context, s *session.Session) (released, started error) {
 	queries := append(x.wordsQuery(), x.freeAndTryQuery())
 	if len(x.Next) > 0 {

@@ -35,7 +35,8 @@
 //	announcement  what is said on a lock's NOTIFY channel. Its first field is its word: started,
 //	              clean, dead or left
 //	look          all that the server shows of a lock, asked for at once: a seat for each session
-//	watch         what the first in line ask about the holder alone, with their heartbeats
+//	watch         the question about the holder alone that the first in line ask with their
+//	              heartbeats
 //	knowledge     what a bid knows of others that have its locks, or had them
 //	contested     others have the lock, or may have had it while the bid did not listen, so
 //	              that it takes evidence to start at once

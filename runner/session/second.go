@@ -53,7 +53,7 @@ func commitRequest(columns string) Request {
 
 // judgeCommit says whether the answers to a commit and to afterCommitQuery show that standbys have
 // confirmed it. Each has one row then. If the setting may have changed for a moment, the commit
-// counts as not confirmed, which is no error.
+// counts as unconfirmed, without an error: Commit repeats it.
 func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
 	if len(answers[0]) != 1 || len(answers[0][0]) < standbysNowWidth || len(answers[1]) != 1 || len(answers[1][0]) != standbysNowWidth {
 		return false, NotPostgreSQL()

@@ -57,8 +57,8 @@ type roundTrip struct {
 // still to come, and the caller does not learn what the server did. The next request waits for it.
 //
 //	askOnce        one round trip
-//	askInEncoding  again, if the database's encoding lacks a character. Ask is this
-//	askConfirmed   the same, but a commit that was not confirmed is an error
+//	askInEncoding  repeats what fails since the database's encoding lacks a character; Ask calls it
+//	askConfirmed   like askInEncoding, but a commit that was not confirmed is an error
 func (s *Session) Ask(ctx context.Context, r Request) ([]Rows, error) {
 	rt, err := s.askInEncoding(ctx, r)
 	if rt == nil {

@@ -40,11 +40,11 @@ const (
 //
 // A try counts as refused if it comes freeAfterClean or more after the last word: before that the
 // holder may not have freed the lock yet. Nor does it count while the server ends a silent session,
-// which may still have the lock. In quiet there is no start to close. Only two kinds
-// of the word clean lead from quiet to ended: that of a session that is later seen to hold the lock
-// (the word arrived before the look), and that of a session that had the lock after the waiter's
-// mark was taken (fromHolder). If a start is heard while a silent session is being ended, the state
-// stays running. Two words make the waiter forget a start: see forget.
+// which may still have the lock. In quiet no start is open, so there "closes all" means one of two
+// kinds of clean: that of a session that is later seen to hold the lock (the word arrived before
+// the look), and that of a session that had the lock after the waiter's mark was taken
+// (fromHolder). If a start is heard while a silent session is being ended, the state stays running.
+// Two words make the waiter forget a start: see forget.
 //
 // Before the waiter's mark is taken, running takes the place of ended (NoteMark).
 //
@@ -271,8 +271,8 @@ type Verdict struct {
 	CoversEarlier bool
 }
 
-// None is the verdict of a waiter that knows nothing. A lock-delay that is shorter than a command may
-// live covers no earlier one.
+// None is the verdict of a waiter that knows nothing. A lock-delay that is shorter than a command
+// may live covers no earlier one.
 func None(lockDelay, lease time.Duration) Verdict {
 	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay >= leasetime.DeadAfter(lease, 0)}
 }
