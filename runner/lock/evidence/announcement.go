@@ -14,17 +14,10 @@ import (
 // holder whose command is dead. So holders announce their starts and ends on a NOTIFY channel, one
 // for each lock.
 //
-// Channel: pglead.1.NUMBER, where 1 is the version of this protocol and NUMBER is the lock's
-// number. Payload: fields separated by a space,
-//
-//	started TOKEN LEASE GRACE [shared]
-//	clean   TOKEN LEASE GRACE [all] [lsn=LSN] [to=PID]
-//	dead    TOKEN LEASE GRACE [all]
-//	left    TOKEN LEASE GRACE [all] [lsn=LSN] [to=PID]
-//
-// the fencing token in decimal, the lease and the lost-grace in milliseconds. LEASE and GRACE tell
-// how long the command can live: it is dead at most 2/3 LEASE + GRACE after the holder could last
-// be sure of its lock. More fields may be added at the end. A payload of any other form is ignored.
+// The section "Taking over" of runner/README.md has the name of the channel, the form of the
+// payloads, and what clean, dead and all mean. LEASE and GRACE tell how long the command can live:
+// it is dead at most 2/3 LEASE + GRACE after the holder could last be sure of its lock. More fields
+// may be added at the end. A payload of any other form is ignored.
 //
 //   - started is said if anyone listens, in the transaction that draws the token. A list's session
 //     says it even if nobody listens. So does a session with a quorum, which says it only after
@@ -37,11 +30,6 @@ import (
 //     lock is lost: the command is dead. Readers, and runs with no lock-delay, don't say it;
 //   - left is said by a reader: others may be alive. So it is evidence of nothing, and of its
 //     fields only PID counts.
-//
-// clean and dead mean that no command of TOKEN is alive. The field all extends that to every
-// earlier token. A holder adds that field only if it has made sure: it has waited for the delay, or
-// has heard a word with that field from the previous holder. A holder that got the lock at its
-// first try has done neither.
 
 // Word is the first field of an announcement. A new word is ignored until known lists it.
 // Evidence.Hear, Evidence.isCredible and turn.decide (package lock) define its effect; the list
