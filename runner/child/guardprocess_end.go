@@ -227,7 +227,9 @@ func (g *guardProcess) releaseUntold(err error) {
 }
 
 // endConnection ends the connection after SocketLinger, unless the server or pglead ends it
-// earlier: pglead may be stopped, and would keep it open. The report to pglead is written by then.
+// earlier: pglead may be stopped, and would keep it open. A server that announces something to a
+// stopped pglead's unix socket, when that is full, would wait for ever. The report to pglead is
+// written by then.
 // It ends a shared connection only if pglead still runs but has not read that report, which means
 // that pglead is stopped. Otherwise other guards may need the connection.
 func (g *guardProcess) endConnection() {
