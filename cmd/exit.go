@@ -27,7 +27,7 @@ import (
 //	its meaning      exitMeanings in docs.go, for each command
 //	its text         REFERENCE.md, where a test compares it with exitStatuses (reference_test.go)
 const (
-	exitNo            = 1 // the answer of who, stepdown, check, pause or ledger is no, as with diff(1) and grep(1)
+	exitNo            = 1 // the answer of who, stepdown, check, pause, resume or ledger is no, as with diff(1) and grep(1)
 	exitUsage         = 64
 	exitUnreachable   = 69
 	exitInternal      = 70

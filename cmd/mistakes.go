@@ -309,7 +309,7 @@ func warnOfOuter(u *ui, claim lock.Claim) {
 	ids := strings.Split(os.Getenv("PGLEAD_LOCK_ID"), "\n")
 	if claim.Gate == nil && !claim.Shared && slices.ContainsFunc(claim.IDs, func(id lockkey.ID) bool { return slices.Contains(ids, id.String()) }) {
 		const text = "the pglead under which this one runs has a lock of the same number: " +
-			"in the same database this waits for that, and that for this"
+			"if both use the same database, each waits for the other"
 		u.log.Warn(text, "event", "environment")
 	}
 }

@@ -11,10 +11,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"errors"
+
 	"github.com/pglead/pglead/runner/boottime"
 	"github.com/pglead/pglead/runner/child"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
 )
 
 // supervision watches over a command that runs under a lock. It has the channels that report what
@@ -81,7 +84,7 @@ type command interface {
 //	     guardProcess.checkTime             the guard's own alarm, in case this process is stopped
 //	     guardProcess.terminate, kill       SIGTERM, if there is a grace; SIGKILL, in rounds (killRound)
 //	     Child.killGuard, Guards.finishFor  if the guard is too slow, pglead kills in its place
-//	     guardProcess.watch, Child.listen   the guard reports that all are reaped, which closes Done
+//	     guardProcess.untilDead, Child.listen the guard reports that all are reaped, which closes Done
 //	     conclude                           turns that into a LockLostError
 //	     run.reportLoss, ReportLostRuns     tells the waiters, on a new session
 //	2/3  (leasetime.DeadAfter)              the command is certainly dead; with a lost-grace, later
@@ -287,4 +290,70 @@ func (s *supervision) nameUnkillable() {
 		consequence = "the lock is lost: another node may run the command while they live"
 	}
 	s.cfg.Log.Error("these processes can't be killed, and "+consequence+": "+s.unkillable, "event", "unkillable")
+}
+
+// conclude turns the end of the tree into an outcome.
+func (s *supervision) conclude() (Outcome, error) {
+	result, ran := s.command.Result(), time.Since(s.began)
+	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
+		// The guard has noticed the loss before the session. The session will soon have the reason.
+		select {
+		case <-s.held.Lost():
+		case <-time.After(time.Second):
+		}
+	}
+	if slices.ContainsFunc(s.received, func(sig unix.Signal) bool { return endedBy(result.Status, sig) }) {
+		s.asked |= BySignal
+	}
+	loss := s.loss(result)
+	if loss == nil && result.Ending != child.GuardDied {
+		s.cfg.Log.Info("command ended", "event", "exited", "ran", ran, "status", describeStatus(result.Status))
+		return Outcome{Status: result.Status, Ran: ran, Asked: s.asked}, nil
+	}
+	s.cfg.Log.Info("command killed", "event", "killed", "ran", ran, "processes", result.Killed)
+	if loss == nil {
+		return Outcome{Asked: s.asked}, &GuardDiedError{}
+	}
+	if s.lost != nil { // supervise has not seen the loss
+		s.logLoss("lock lost", cmp.Or(s.held.Err(), loss.Cause))
+	}
+	return Outcome{Asked: s.asked}, loss
+}
+
+// loss says how the lock was lost while the command ran. It is nil if the lock was not lost.
+func (s *supervision) loss(result child.Result) *LockLostError {
+	lost := &LockLostError{Database: session.Target(s.cfg.Session.Database)}
+	var cause *session.LostError
+	switch {
+	case errors.As(s.held.Err(), &cause):
+		lost.Cause, lost.SilentFor = cause.Cause, cause.SilentFor
+	case result.Ending == child.LeaseOver:
+		lost.Cause = session.ErrStopped
+	case result.Ending == child.SocketClosed:
+		lost.Cause = errors.New("the server closed the connection")
+	default:
+		return nil
+	}
+	lost.What = s.whatWasDone(result)
+	return lost
+}
+
+// whatWasDone says what the loss of the lock did to the command.
+func (s *supervision) whatWasDone(result child.Result) string {
+	command := fmt.Sprintf("the command (process %d)", s.command.PID())
+	killed := command + " was killed"
+	if result.Killed != 1 {
+		killed += fmt.Sprintf(" with all that it had started, %d processes", result.Killed)
+	}
+	switch {
+	case result.Ending == child.GuardDied:
+		return killed + " when its guard process died"
+	case result.Ending == child.GuardLate:
+		return killed + "; for that its guard process, which did not do so in time, was killed, too"
+	case result.Killed == 0 && s.cfg.LostGrace > 0:
+		return command + " ended, by itself or on the SIGTERM of --lost-grace: " + describeStatus(result.Status)
+	case result.Killed == 0:
+		return command + " had just ended: " + describeStatus(result.Status)
+	}
+	return killed
 }

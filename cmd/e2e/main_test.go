@@ -29,8 +29,8 @@ import (
 )
 
 // index says where to look for a test, by the beginnings of the files' names. These tests know
-// pglead from the outside only. They run in the repository's root. The scripts are in
-// testdata/script.
+// pglead from the outside only; package advisory has the numbers of its locks. They run in the
+// repository's root. The scripts are in testdata/script.
 const index = `
 scripts                                           what each command says, and its exit status
 acquire, queue, handover                          the lock: first tries, the line, who has it next

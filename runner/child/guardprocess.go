@@ -145,9 +145,9 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 
 func newCommandTree() commandTree { return commandTree{pidfd: -1, report: doneReport{Ending: Exited}} }
 
-// untilDead returns when the command and all that it started are dead and reaped. It says
-// whether the guard can have another command: it can't if more happened than the command's end, or
-// if a signal ended the command.
+// untilDead returns when the command and all that it started are dead and reaped. It says whether
+// the guard can have another command: only if the command exited by itself within firstInstants, and
+// nothing else happened.
 func (g *guardProcess) untilDead() (again bool) {
 	brief := g.firstInstants()
 	for !g.reap() {

@@ -49,8 +49,8 @@ func Signals() (caught <-chan os.Signal, ready <-chan struct{}) {
 
 // AsksToEnd says whether a signal asks a command to end, and this process with it. HUP and QUIT may
 // not: a daemon reloads its configuration on HUP, and a virtual machine lists its threads on QUIT.
-// They were for the end if the command dies of them. The meaning of other signals is up to the
-// command.
+// If the command dies of one of them, that signal counts as having asked for the end. The meaning
+// of other signals is up to the command.
 func AsksToEnd(sig unix.Signal) bool { return sig == unix.SIGTERM || sig == unix.SIGINT }
 
 // Interrupts says whether a signal ends this process while no command runs. (Only a command could

@@ -44,7 +44,7 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
 	}
 	lost[0].cfg.Observer.away(lost[0].Err()) // an outage that lead reports later is counted from this moment
-	reportAfterLoss(ctx, lost[0].deathMatters(), lost...)
+	announceDeaths(ctx, lost[0].deathMatters(), lost...)
 }
 
 // ReportEndAfterLoss is for a session that was lost after the command's end. On a new session it
@@ -57,7 +57,7 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
 		defer cancel()
 	}
-	reportAfterLoss(ctx, h.deathMatters() && !h.cfg.OfList, h)
+	announceDeaths(ctx, h.deathMatters() && !h.cfg.OfList, h)
 }
 
 // lateMost is how long the end of a run still waits for a database that may be silent. Once the run
@@ -86,9 +86,9 @@ func (h *Held) deathMatters() bool {
 	return h.cfg.LockDelay > 0 && h.cfg.hasLine() && !h.cfg.Claim.Shared
 }
 
-// reportAfterLoss opens a new session, on which it notes the ends in the ledger, if the ledger has
+// announceDeaths opens a new session, on which it notes the ends in the ledger, if the ledger has
 // the runs, and announces the deaths, if tellWaiters says so.
-func reportAfterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
+func announceDeaths(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	var owing *Held // a run whose end the ledger still needs, or nil
 	if i := slices.IndexFunc(lost, (*Held).owesEnd); i >= 0 {
 		owing = lost[i]
@@ -101,7 +101,7 @@ func reportAfterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.LockDelay, leasetime.DeadAfter(cfg.Session.Lease, 0)))
 	defer cancel()
 	for backoff := pace.Doubling(backoffFirst/4, backoffMost); ; {
-		err := reportOnce(ctx, tellWaiters, owing, lost)
+		err := tryAnnounceDeaths(ctx, tellWaiters, owing, lost)
 		if err == nil {
 			cfg.Observer.away(nil)
 			return
@@ -124,7 +124,7 @@ func reportAfterLoss(ctx context.Context, tellWaiters bool, lost ...*Held) {
 // waiters can look up its role.
 const stayAfterDeath = time.Second
 
-func reportOnce(ctx context.Context, tellWaiters bool, owing *Held, lost []*Held) error {
+func tryAnnounceDeaths(ctx context.Context, tellWaiters bool, owing *Held, lost []*Held) error {
 	cfg := lost[0].cfg.sessionConfig()
 	cfg.Quorum = false
 	if owing != nil {

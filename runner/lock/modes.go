@@ -23,15 +23,15 @@ package lock
 //	                         the token comes from a second session           drawOnSecond
 //	quorum (Session.Quorum)  what counts is what the standbys have           drawOnSecond, noteEnds,
 //	                         confirmed, on a second session                  Session.AwaitStandbys
-//	                         the guard's word of the end need not be         Held.EncodedRelease
+//	                         the guard's word of the end waits for none      Held.EncodedRelease
 //	                         the server is asked once more after a grant     Bid.Settle
 //	                         the first try does not travel with the login,   session.Open,
 //	                         and nobody waits for those who arrive           Held.releaseParts
 //	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Exchange
 //	                         ends are announced to all, in line or not       Grant.wordQuery
 //	                         nobody stands in line: the list comes back      package runner, each_*.go
-//	with a ledger            it says how the last run ended, to all          startInLedger
-//	                         so nobody calls, or waits for those who arrive  followers, awaitArrivalsQuery
+//	with a ledger            every start learns how the last run ended       startInLedger
+//	                         nobody calls, or waits for those who arrive     followers, awaitArrivalsQuery
 
 // hasLine says whether waiters stand in line, and starts and ends are announced to them. In a
 // transaction they poll, and nothing is sent before its end.

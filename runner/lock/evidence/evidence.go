@@ -44,7 +44,7 @@ const (
 // kinds of clean: that of a session that is later seen to hold the lock (the word arrived before
 // the look), and that of a session that had the lock after the waiter's mark was taken
 // (fromHolder). If a start is heard while a silent session is being ended, the state stays running.
-// Two words make the waiter forget a start: see forget.
+// Two kinds of words remove a start without closing it: see forget.
 //
 // Before the waiter's mark is taken, running takes the place of ended (NoteMark).
 //
