@@ -32,11 +32,11 @@ type heardEnd struct {
 // A word speaks only of the tenure of its token and, with the field all, of those before it
 // (speaksOf). dead counts only if it names the token of a confirmed start.
 
-// applyWords applies each credible word that has not been applied yet. The word closes the starts of
-// the tenures of which it speaks.
+// applyWords applies each credible word that has not been applied yet. The word closes the starts
+// of the tenures of which it speaks.
 func (e *Evidence) applyWords() {
 	for i, w := range e.ends {
-		if w.Word == Dead && e.isOwn(w.PID) {
+		if w.Word == Dead && e.hasOwnRole(w.PID) {
 			e.forget(w, func(s knownStart) bool { return !e.isConfirmed(s) })
 		}
 		if w.applied || !e.isCredible(w) {
@@ -82,13 +82,15 @@ func (e *Evidence) isCredible(w heardEnd) bool {
 // trusts says whether a session was seen to hold the lock, or has the role of the waiter or of a
 // holder that was seen and whose command may be alive. All other sessions may be strangers.
 func (e *Evidence) trusts(pid uint32) bool {
-	return e.seen[pid].held > 0 || e.isOwn(pid) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
-		return e.seen[s.pid].held > 0 && e.sameRole(s.pid, pid)
+	return e.seen[pid].heldAt > 0 || e.hasOwnRole(pid) || slices.ContainsFunc(e.starts, func(s knownStart) bool {
+		return e.seen[s.pid].heldAt > 0 && e.sameRole(s.pid, pid)
 	})
 }
 
-// isOwn says whether a session is known to have the waiter's role.
-func (e *Evidence) isOwn(pid uint32) bool { return e.own != 0 && e.seen[pid].role == e.own }
+// hasOwnRole says whether a session is known to have the waiter's role.
+func (e *Evidence) hasOwnRole(pid uint32) bool {
+	return e.ownRole != 0 && e.seen[pid].role == e.ownRole
+}
 
 // sameRole says whether two sessions are known to have the same role.
 func (e *Evidence) sameRole(a, b uint32) bool {
@@ -104,7 +106,7 @@ func (e *Evidence) sameRole(a, b uint32) bool {
 // mark, and every later start has been announced to this waiter. Such a holder may have started
 // before the mark and ended before the look.
 func (e *Evidence) fromHolder(w heardEnd) bool {
-	return w.Word == Clean && (e.seen[w.PID].held > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
+	return w.Word == Clean && (e.seen[w.PID].heldAt > e.mark.noted || e.mark.taken && w.LSN > e.mark.at)
 }
 
 // closes says whether a credible word closes this start.
@@ -117,7 +119,7 @@ func (e *Evidence) closes(w heardEnd, s knownStart) bool {
 // any tenure. A session that was seen to hold the lock also speaks for tenures whose session is
 // unknown.
 func (e *Evidence) maySpeakFor(pid uint32, s knownStart) bool {
-	return s.pid == pid || e.isOwn(pid) || e.sameRole(s.pid, pid) || s.kind == ofUnknown && e.seen[pid].held > 0
+	return s.pid == pid || e.hasOwnRole(pid) || e.sameRole(s.pid, pid) || s.kind == ofUnknown && e.seen[pid].heldAt > 0
 }
 
 // speaksOf says whether a word speaks of this tenure. A word with the field all covers an earlier

@@ -62,7 +62,7 @@ type Evidence struct {
 	starts   []knownStart        // those that are open
 	ends     []heardEnd          // the latest ones
 	seen     map[uint32]sighting // sessions that hold the lock, wait for it or have spoken
-	own      uint32              // the role of this session; 0 until it is known
+	ownRole  uint32              // the role of this session; 0 until it is known
 	last     *lastEnd            // nil: none is known
 	silenced Seat                // the holder that was silent last, for as long as its session has the lock
 }
@@ -83,8 +83,8 @@ type lastEnd struct {
 
 // sighting is what is known of another session.
 type sighting struct {
-	role uint32 // 0: not known
-	held int    // seq when a look last showed that it holds the lock; 0: none did
+	role   uint32 // 0: not known
+	heldAt int    // seq when a look last showed that it holds the lock; 0: none did
 }
 
 // Other sessions can't make the evidence remember more than this.
@@ -184,14 +184,14 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.seq++
-	e.own = cmp.Or(l.Role, e.own)
+	e.ownRole = cmp.Or(l.Role, e.ownRole)
 	for pid := range e.seen { // the server reuses the numbers of sessions
 		if !slices.ContainsFunc(e.starts, func(s knownStart) bool { return s.pid == pid }) {
 			delete(e.seen, pid)
 		}
 	}
 	for _, w := range l.Line {
-		e.seen[w.PID] = sighting{role: cmp.Or(w.Role, e.seen[w.PID].role), held: e.seen[w.PID].held}
+		e.seen[w.PID] = sighting{role: cmp.Or(w.Role, e.seen[w.PID].role), heldAt: e.seen[w.PID].heldAt}
 	}
 	silenced := e.silenced
 	e.silenced = Seat{}
@@ -216,7 +216,7 @@ func (e *Evidence) Saw(l *Look, id lockkey.ID, asOf int) {
 // it has had the lock ever since, however late it unlocks: the tries were refused because of this
 // holder, and not of an unknown one.
 func (e *Evidence) sawHolder(s Seat, asOf int, sent boottime.Instant) {
-	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), held: e.seq} // a session that is ending has no role any more
+	e.seen[s.PID] = sighting{role: cmp.Or(s.Role, e.seen[s.PID].role), heldAt: e.seq} // a session that is ending has no role any more
 	isOver := func(w heardEnd) bool {
 		return w.PID == s.PID && s.Token <= w.Token && (w.noted > asOf || sent.Sub(w.at) < freeAfterClean)
 	}
