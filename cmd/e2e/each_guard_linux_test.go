@@ -186,10 +186,8 @@ func TestEachStopped(t *testing.T) {
 // announced more than the unix socket takes.
 func TestEachFlooded(t *testing.T) {
 	const key = "flooded/"
-	each := command(t, "each", "--key", key+"{}", "-P", "2", "--lease", "9s", "a", "b", "--", "sleep", "1000")
-	if err := each.Start(); err != nil {
-		t.Fatal(err)
-	}
+	each := command(t, "each", "--key", key+"{}", "-P", "2", "--lease", "9s", "a", "b", "--", "sh", "-c", "echo; exec sleep 1000")
+	start(t, each) // a guard without a command has no deadline
 	held := func() int { return testbed.holders(key+"a") + testbed.holders(key+"b") }
 	if !eventually(func() bool { return held() == 2 }) {
 		t.Fatal("the items are never worked on")
