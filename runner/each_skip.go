@@ -11,7 +11,8 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// This is why an item is not run now, and when the list comes back to it.
+// An item of a list is skipped if it can't be run now, or need not be run. If there is time, the
+// list comes back to those that others hold or that are paused.
 
 // reason is why an item is skipped.
 type reason int

@@ -90,8 +90,8 @@ func TestEachKilled(t *testing.T) {
 }
 
 // TestEachReleases: SIGKILL of pglead during a list gives its locks to those in line without a
-// lock-delay, also if the server takes its time over a guard's release. Here it waits in vain for an
-// arriving waiter.
+// lock-delay, also if the server takes its time over a guard's release. Here it waits in vain for
+// an arriving waiter.
 func TestEachReleases(t *testing.T) {
 	for _, parallel := range []int{1, 2} {
 		t.Run(fmt.Sprintf("-P %d", parallel), func(t *testing.T) {
@@ -181,9 +181,9 @@ func TestEachStopped(t *testing.T) {
 	}
 }
 
-// TestEachFlooded: the locks of a list whose pglead is stopped come free, though the server waits to
-// write to it, so that no time-out of the server's ends the session: other workers on the list have
-// announced more than the unix socket takes.
+// TestEachFlooded: the locks of a list whose pglead is stopped come free, though the server waits
+// to write to it, so that no time-out of the server's ends the session: other workers on the list
+// have announced more than the unix socket takes.
 func TestEachFlooded(t *testing.T) {
 	const key = "flooded/"
 	each := command(t, "each", "--key", key+"{}", "-P", "2", "--lease", "9s", "a", "b", "--", "sh", "-c", "echo; exec sleep 1000")

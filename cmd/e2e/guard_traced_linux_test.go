@@ -14,7 +14,8 @@ import (
 )
 
 // TestTracedGuard: a debugger keeps the guard from working and, once it is killed, from dying or
-// from being reaped. When the lock is lost, pglead kills the tree all the same, and names the guard.
+// from being reaped. When the lock is lost, pglead kills the tree all the same, and names the
+// guard.
 func TestTracedGuard(t *testing.T) {
 	for name, options := range map[string]uintptr{"dead": 0, "undying": unix.PTRACE_O_TRACEEXIT} {
 		t.Run(name, func(t *testing.T) {

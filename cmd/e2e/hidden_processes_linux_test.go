@@ -8,15 +8,12 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 	"unsafe"
-
-	"golang.org/x/sys/unix"
 )
 
 // init lets the test binary be a command that hides from who looks for it in the
@@ -145,35 +142,16 @@ func TestTracedLeftover(t *testing.T) {
 	cmd := command(t, "run", "--key", "traced", "--", "sh", "-c", `sleep 1000 & echo $!; read end; exit 5`)
 	cmd.Stderr = &said
 	line, release := start(t, cmd)
-	traced, err := strconv.Atoi(line)
+	leftover, err := strconv.Atoi(line)
 	if err != nil {
 		t.Fatal(err)
 	}
-	attached, detach := make(chan error), make(chan struct{})
-	go func() {
-		runtime.LockOSThread() // the tracer is a thread
-		_, _, errno := syscall.Syscall6(syscall.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(traced), 0, 0, 0, 0)
-		if errno != 0 {
-			attached <- errno
-			return
-		}
-		attached <- nil
-		<-detach
-		for status := syscall.WaitStatus(0); !status.Signaled(); {
-			if _, err := syscall.Wait4(traced, &status, syscall.WALL, nil); err != nil {
-				t.Errorf("wait: %v", err)
-				return
-			}
-		}
-	}()
-	if err := <-attached; err != nil {
-		t.Fatal(err)
-	}
+	detach := traced(t, leftover, 0)
 	release()
 	if !eventually(func() bool { return strings.Contains(said.String(), "can't be killed") }) {
 		t.Error("what is left is not named")
 	}
-	close(detach)
+	detach()
 	_ = cmd.Wait()
 	if code := cmd.ProcessState.ExitCode(); code != 5 {
 		t.Errorf("status %d, want 5", code)

@@ -173,7 +173,7 @@ func (g *guardProcess) untilDead() (again bool) {
 	if err == nil && g.report.Ready != 0 {
 		return true
 	}
-	for err == nil {
+	for err == nil { // pglead hangs up when it has read the report
 		_, _, err = readMessage(blocking{g.fd})
 	}
 	g.releaseUntold(err)

@@ -1,11 +1,10 @@
 package lock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
-
-	"context"
 	"time"
 
 	"github.com/pglead/pglead/runner/advisory"

@@ -116,8 +116,8 @@ func TestLyingServer(t *testing.T) {
 }
 
 // TestRejectedBeforeDelay: if the server rejects the question before a lock-delay, that is the
-// server's doing, and not a fault of pglead itself. A run that waits outlives it if it passes, as when
-// somebody has canceled the query. Here a missing right is the reason.
+// server's doing, and not a fault of pglead itself. A run that waits outlives it if it passes, as
+// when somebody has canceled the query. Here a missing right is the reason.
 func TestRejectedBeforeDelay(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

@@ -141,7 +141,8 @@ func TestCommitElsewhere(t *testing.T) {
 	}
 }
 
-// TestHostsBeside: sslmode=prefer, the default, makes two attempts of each host, which are one host.
+// TestHostsBeside: sslmode=prefer, the default, makes two attempts of each host, which are one
+// host.
 func TestHostsBeside(t *testing.T) {
 	for dsn, want := range map[string]int{
 		"host=a": 0, "host=a,b": 1, "host=a,a port=1,2": 1, "host=a,b,c sslmode=disable": 2,

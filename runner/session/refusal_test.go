@@ -14,8 +14,9 @@ import (
 	"github.com/pglead/pglead/runner/localpg/testserver"
 )
 
-// TestPasswordRefused: PostgreSQL says the same about a wrong password, one that has expired
-// (VALID UNTIL), and a role that doesn't exist or has none, so the hint names all of these. If no password was given, there is another hint.
+// TestPasswordRefused: PostgreSQL says the same about a wrong password, one that has expired (VALID
+// UNTIL), and a role that doesn't exist or has none, so the hint names all of these. If no password
+// was given, there is another hint.
 func TestPasswordRefused(t *testing.T) {
 	t.Parallel()
 	refused := &pgconn.PgError{Code: "28P01", Message: `password authentication failed for user "cron"`}
@@ -60,8 +61,9 @@ func TestLoginTrigger(t *testing.T) {
 	}
 }
 
-// TestTranslated: the hints are the same where the server says all in another language (lc_messages).
-// Only a role that does not exist and one that may not log in can't be told apart then.
+// TestTranslated: the hints are the same where the server says all in another language
+// (lc_messages). Only a role that does not exist and one that may not log in can't be told apart
+// then.
 func TestTranslated(t *testing.T) {
 	t.Parallel()
 	server := testserver.Start(t, nil)
