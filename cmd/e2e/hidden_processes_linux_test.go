@@ -146,6 +146,12 @@ func TestTracedLeftover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if !eventually(func() bool { // traced stops it, and until then it may still be the shell's copy
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", leftover))
+		return string(name) == "sleep\n"
+	}) {
+		t.Fatal("the command starts nothing")
+	}
 	detach := traced(t, leftover, 0)
 	release()
 	if !eventually(func() bool { return strings.Contains(said.String(), "can't be killed") }) {
