@@ -16,7 +16,7 @@ import (
 // Candidate wants a claim, and keeps what outlasts each of its sessions. When its tenure is over,
 // it may stand for the next one.
 type Candidate struct {
-	cfg   Config // Session.Database lists first the host to try next
+	cfg   Config // Database in its Session lists first the host to try next
 	past  past
 	last  *Held     // what it was granted last, or nil
 	began time.Time // when the current wait began

@@ -1,7 +1,7 @@
 package lock
 
 // A lock can be held in several ways, which a claim may combine. This is what differs most, and
-// where:
+// where. (Transaction and Quorum are fields of the session's Config.)
 //
 //	way                      what is different                               where
 //	several locks            they are taken one after the other, with a      Bid.Try, waiter.join
@@ -19,9 +19,9 @@ package lock
 //	                         nobody calls the dormant waiters                followers
 //	                         a reader that comes back ends no former session endGhostQuery
 //	in a transaction         waiters poll: there is no line                  waiter.poll
-//	(Session.Transaction)    neither the start nor the end is announced      drawOnSecond, endTransaction
+//	(Transaction)            neither the start nor the end is announced      drawOnSecond, endTransaction
 //	                         the token comes from a second session           drawOnSecond
-//	quorum (Session.Quorum)  what counts is what the standbys have           drawOnSecond, noteEnds,
+//	quorum (Quorum)          what counts is what the standbys have           drawOnSecond, noteEnds,
 //	                         confirmed, on a second session                  Session.AwaitStandbys
 //	                         the guard's word of the end waits for none      Held.EncodedRelease
 //	                         the server is asked once more after a grant     Bid.Settle
