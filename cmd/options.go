@@ -15,6 +15,7 @@ import (
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner"
 	"github.com/pglead/pglead/runner/child"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -192,18 +193,19 @@ func (o *options) config(u *ui, cmd *cobra.Command, args []string) (runner.Confi
 	if cmd.Flags().Changed("kill-after") {
 		killAfterTimeout = o.killAfter.value
 	}
+	about := o.description(args[0], o.note)
 	return runner.Config{
 		Locking: lock.Config{
 			Session: session.Config{
 				Database:        db.config,
 				Lease:           o.lease.value,
 				ConnectTimeout:  o.connectTimeout.value,
-				ApplicationName: applicationName(strings.Join(o.keys, ", ")),
+				ApplicationName: describe.Name{Key: strings.Join(o.keys, ", "), Host: about.Host}.String(),
 				Transaction:     o.transaction,
 				Quorum:          o.quorum,
 				Private:         db.private,
 			},
-			Description: o.description(args[0], o.note),
+			Description: about,
 			Wait:        o.wait.value,
 			LostGrace:   o.lostGrace.value,
 			LockDelay:   o.delay(cmd.Flags(), o.lostGrace.value),

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -115,29 +114,4 @@ func (k *keyOptions) description(command, note string) describe.Description {
 		d.User = "uid " + strconv.Itoa(os.Getuid())
 	}
 	return d
-}
-
-// applicationNameMost is NAMEDATALEN-1: the server cuts off the rest.
-const applicationNameMost = 63
-
-// applicationName is what everyone can see in pg_stat_activity: the key and the host, as
-// far as they fit.
-func applicationName(key string) string {
-	host, _ := os.Hostname()
-	suffix := "@" + host
-	if len(suffix) > applicationNameMost/2 {
-		suffix = suffix[:applicationNameMost/2]
-	}
-	name := "pglead:" + key
-	if most := applicationNameMost - len(suffix); len(name) > most {
-		name = name[:most]
-	}
-	// The server shows other bytes as question marks, and a quote would end the literal
-	// with this name.
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r > '~' || r == '\'' || r == '\\' {
-			return '?'
-		}
-		return r
-	}, name+suffix)
 }

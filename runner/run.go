@@ -3,7 +3,7 @@
 //
 // Read it in this order: Run, once, acquire (lock.Candidate opens the session and takes the lock),
 // runCommand, startSupervised (child.Guard starts the command), supervise (the one select that
-// waits for lock and command alike), release. The files each*.go are only for pglead each.
+// waits for lock and command alike), finish (release.go). The files each*.go are only for pglead each.
 package runner
 
 import (
@@ -83,15 +83,7 @@ func (p *process) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, 
 	if r.child == nil {
 		r.noteSignal(ctx) // it shortens the call that comes before the release
 	}
-	switch {
-	case errors.As(err, new(*LockLostError)): // while the command ran
-		r.reportLoss()
-	case r.held.Err() != nil: // after the command's end, or before its start
-		r.hook(hookLost, r.held.Err())
-		r.reportEndAfterLoss()
-	default: // the session still has it
-		r.release(outcome)
-	}
+	r.finish(outcome, err)
 	return outcome, err
 }
 
@@ -210,73 +202,6 @@ const seeSilence = 4 * time.Second
 func guardPatience(lease time.Duration) time.Duration {
 	const most = 2 * time.Second
 	return min(most, leasetime.ForKill(lease)/2)
-}
-
-// release frees the lock. The command is dead, or was never started. The end of the session
-// would free the lock, too, but only a moment after this process has ended. Until then the next run
-// in the same script would find the lock held.
-func (r *run) release(outcome Outcome) {
-	r.call(outcome)
-	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(r.cfg.Session.Lease))
-	defer cancel()
-	r.afterRelease(outcome, r.held.Release(ctx))
-}
-
-// call calls those in line who don't listen. That may take seconds, and a signal that asks this
-// process to end, before or meanwhile, shortens it.
-func (r *run) call(outcome Outcome) {
-	if !(outcome.Asked | r.askedLate).Has(BySignal) {
-		r.untilSignal(r.held.Call)
-		return
-	}
-	asked, cancel := context.WithCancel(context.Background())
-	cancel()
-	r.held.Call(asked)
-}
-
-// afterRelease logs whether the lock was released, and calls the hook for that.
-func (r *run) afterRelease(outcome Outcome, err error) {
-	if err != nil {
-		r.cfg.Log.Warn("the lock could not be released, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
-		r.hook(hookLost, err)
-		r.reportEndAfterLoss()
-		return
-	}
-	event, message := "released", "lock released"
-	if (outcome.Asked | r.askedLate).Has(ByStepDown) {
-		event, message = "handed_over", "lock released, as was asked"
-	}
-	r.cfg.Log.Log(context.Background(), lock.LevelNotice, message, "event", event)
-	r.hook(hookReleased, nil)
-}
-
-// reportEndAfterLoss is for a session that was lost after the command's end or before its start. It
-// notes the end in the ledger, and tells the waiters, unless a signal asks this process to end.
-func (r *run) reportEndAfterLoss() { r.untilSignal(r.held.ReportEndAfterLoss) }
-
-// reportLoss tells the waiters for the lost lock that the command is dead, unless a
-// signal asks this process to end.
-func (r *run) reportLoss() {
-	r.held.Close() // otherwise the session would keep the lock meanwhile
-	r.untilSignal(func(ctx context.Context) { lock.ReportLostRuns(ctx, r.held) })
-}
-
-// untilSignal calls f with a context that ends when a signal asks this process to end. The call may
-// take as long as the lock-delay.
-func (r *run) untilSignal(f func(context.Context)) {
-	r.listener.handOver() // if no command was started it would take the signals, too
-	ctx, listener := interruptible(r.signals)
-	f(ctx)
-	listener.handOver()
-	r.noteSignal(ctx)
-}
-
-// noteSignal records that a signal has ended ctx. The listener has taken that signal from the
-// channel, so nobody else will see it.
-func (r *run) noteSignal(ctx context.Context) {
-	if ctx.Err() != nil {
-		r.askedLate |= BySignal
-	}
 }
 
 // attributes are what the log says about the lock, besides its keys and its token.

@@ -1,5 +1,5 @@
-// Package describe writes what a pglead session says of itself, in a comment in front of its
-// statements, and reads what other sessions say, which may be anything.
+// Package describe writes what a pglead session says of itself, in its name (name.go) and in a
+// comment in front of its statements. It reads what other sessions say, which may be anything.
 package describe
 
 import (

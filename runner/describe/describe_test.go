@@ -146,3 +146,40 @@ func TestOlderDescription(t *testing.T) {
 		t.Errorf("cut off, it is %+v", got)
 	}
 }
+
+// TestName: what a session's name says is read back, as far as it fits, and a name that anybody
+// chose shows no token and no end that it can't have.
+func TestName(t *testing.T) {
+	for _, tt := range []struct {
+		name Name
+		want string
+	}{
+		{Name{Key: "invoice_gen/SUB-1234", Host: "web1"}, "pglead:invoice_gen/SUB-1234@web1"},
+		{Name{Key: "a'b\\c\nä", Host: "web1"}, "pglead:a?b?c??@web1"}, // a character is one question mark
+		{Name{Key: strings.Repeat("k", 99), Host: "web1"}, "pglead:" + strings.Repeat("k", 51) + "@web1"},
+		{Name{Key: "key", Host: strings.Repeat("h", 99)}, "pglead:key@" + strings.Repeat("h", 30)},
+	} {
+		got := tt.name.String()
+		read, ok := ParseName(got)
+		if got != tt.want || len(got) > 63 || !ok || read.Key+"@"+read.Host != strings.TrimPrefix(got, "pglead:") {
+			t.Errorf("%+v is %q, read as %+v, want %q", tt.name, got, read, tt.want)
+		}
+	}
+	for text, want := range map[string]Name{
+		"pglead:key@host":               {Key: "key", Host: "host"},
+		"pglead:#281474976711380 a@b@c": {Key: "a@b", Host: "c", Token: 281474976711380},
+		"pglead:#7- key@host":           {Key: "key", Host: "host", Token: 7, Ended: true},
+		"pglead:#7 cut":                 {Token: 7},
+		"pglead:":                       {}, "pglead:#": {}, "pglead:#7": {}, "pglead:#x key": {}, "pglead:#-7 key": {}, "pglead:#0- key": {},
+		"pglead:#9223372036854775808 x": {},
+	} {
+		if got, ok := ParseName(text); !ok || got != want {
+			t.Errorf("%q is %+v, %t, want %+v", text, got, ok, want)
+		}
+	}
+	for _, text := range []string{"", "key@host", "psql pglead:#7 x@y", "pglead doctor"} {
+		if got, ok := ParseName(text); ok || got != (Name{}) {
+			t.Errorf("%q is %+v", text, got)
+		}
+	}
+}

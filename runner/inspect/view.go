@@ -126,15 +126,11 @@ func (v View) Key() (key string, slot int, known bool) {
 }
 
 // applied is the key in the session's name, which every role sees. A long name is cut off.
-func (v View) applied() []string {
-	name, _ := strings.CutPrefix(v.Application, "pglead:")
-	if rest, marked := strings.CutPrefix(name, "#"); marked { // its token comes first
-		_, name, _ = strings.Cut(rest, " ")
+func (v View) applied() (keys []string) {
+	if name, _ := describe.ParseName(v.Application); name.Key != "" {
+		keys = []string{name.Key}
 	}
-	if at := strings.LastIndex(name, "@"); at > 0 {
-		return []string{name[:at]}
-	}
-	return nil
+	return keys
 }
 
 // list is the key that was given to a session that works on a list, and whether the session works
@@ -145,17 +141,18 @@ func (v View) list() (key string, of bool) {
 }
 
 // Pglead says whether the session is a pglead's, or at least says so.
-func (v View) Pglead() bool { return v.Described || strings.HasPrefix(v.Application, "pglead:") }
+func (v View) Pglead() bool {
+	_, named := describe.ParseName(v.Application)
+	return v.Described || named
+}
 
 // Where is the session's host, as far as it is known.
 func (v View) Where() string {
 	if v.Host != "" {
 		return v.Host
 	}
-	if at := strings.LastIndex(v.Application, "@"); v.Pglead() && at >= 0 {
-		return v.Application[at+1:]
-	}
-	return cmp.Or(v.Client, "this server's host")
+	name, _ := describe.ParseName(v.Application)
+	return cmp.Or(name.Host, v.Client, "this server's host")
 }
 
 // Prepared says whether a prepared transaction, which has no session, holds the lock.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -136,7 +137,7 @@ func (g *Grant) endPayloadSQL(word evidence.Word, more ...string) string {
 // that starts to listen after the announcement of the end, and looks before the unlock, sees the
 // end there.
 func (g *Grant) showEndQuery() string {
-	return "SELECT " + g.cfg.showSQL(strconv.FormatInt(g.Token, 10), endedSuffix)
+	return "SELECT " + describe.ShowTokenSQL(g.cfg.Session.ApplicationName, strconv.FormatInt(g.Token, 10), true)
 }
 
 // likeable makes a host's name safe in a quoted pattern for LIKE.

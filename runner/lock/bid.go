@@ -2,13 +2,9 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/session"
@@ -208,53 +204,6 @@ func (b *Bid) giveBackQueries() []string {
 		words = nil
 	}
 	return append(words, unlock)
-}
-
-// selectQuery is the query for these columns, if there are any.
-func selectQuery(columns []string) (query []string) {
-	if len(columns) > 0 {
-		query = []string{"SELECT " + strings.Join(columns, ", ")}
-	}
-	return query
-}
-
-// send sends queries, if there are any.
-func (b *Bid) send(ctx context.Context, queries ...string) error {
-	if len(queries) == 0 {
-		return nil
-	}
-	_, err := b.s.Query(ctx, queries...)
-	return b.cfg.rejected(err)
-}
-
-// number sends a query that is answered by a number.
-func (b *Bid) number(ctx context.Context, query string) (int, error) {
-	rows, err := b.s.Query(ctx, query)
-	if err != nil {
-		return 0, b.cfg.rejected(err)
-	}
-	numbers, err := rows.Ints(1)
-	if err != nil {
-		return 0, err
-	}
-	return numbers[0], nil
-}
-
-// answeredError is the server's error if the session has survived it, or nil. The error that ended
-// a session is wrapped in a LostError, and doesn't count.
-func answeredError(err error) (pgErr *pgconn.PgError) {
-	if errors.As(err, new(*session.LostError)) || !errors.As(err, &pgErr) {
-		return nil
-	}
-	return pgErr
-}
-
-// nudge tells a goroutine that there is something to do, unless it has been told already.
-func nudge(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
 }
 
 // Grant is what a bid has been granted; a Held has it.

@@ -3,7 +3,6 @@ package lock
 import (
 	"log/slog"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/pglead/pglead/runner/describe"
@@ -90,10 +89,6 @@ func (cfg *Config) Describe() describe.Description {
 // showsToken says whether the session's name shows the token. A list's session, which has several
 // tokens, shows none, and neither does doctor's, whose name is not a holder's.
 func (cfg *Config) showsToken() bool {
-	return !cfg.OfList && strings.HasPrefix(cfg.Session.ApplicationName, "pglead:")
-}
-
-// rejected adds the names of the claim's locks to an error of the server's.
-func (cfg *Config) rejected(err error) error {
-	return session.Rejected(err, "lock "+cfg.Claim.String())
+	_, holders := describe.ParseName(cfg.Session.ApplicationName)
+	return holders && !cfg.OfList
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/leasetime"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
@@ -59,12 +60,6 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 	}
 	announceDeaths(ctx, h.deathMatters() && !h.cfg.OfList, h)
 }
-
-// lateMost is how long the end of a run still waits for a database that may be silent. Once the run
-// was asked to end, it limits the wait for an answer (lateAfter) and for a listener (Held.Call). It
-// also limits the report of a lost session if the command never started, or if no ledger waits for
-// its end.
-const lateMost = 2 * time.Second
 
 // reportUnstarted tells the waiters, on a new session, that no command runs. It is for a session
 // that announced a start and was given up before its command started. It does so even after a
@@ -169,8 +164,8 @@ func tryAnnounceDeaths(ctx context.Context, tellWaiters bool, owing *Held, lost 
 func (h *Held) deathQueries() (queries []string) {
 	if !h.cfg.OfList {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)
-WHERE pg_catalog.starts_with(application_name, '%s%d ') AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
-			h.Session.BackendPID(), tokenPrefix, h.Token))
+WHERE %s AND usesysid = (SELECT usesysid FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))`,
+			h.Session.BackendPID(), describe.ShowsTokenSQL("application_name", h.Token)))
 	}
 	for _, l := range h.Locks {
 		queries = append(queries, notifyQuery(evidence.Channel(l.ID), h.endPayloadSQL(evidence.Dead)))

@@ -117,3 +117,11 @@ func (m *mailbox) empty() map[lockkey.ID][]evidence.Announcement {
 	m.mail = nil
 	return mail
 }
+
+// nudge tells a goroutine that there is something to do, unless it has been told already.
+func nudge(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

@@ -183,7 +183,9 @@ func parseSeat(row []string) (s evidence.Seat, last lastBeat, err error) {
 		ID:     lockkey.ID{Number: int64(class<<32 | obj), Pair: row[seatSub] == "2"},
 		Shared: strings.HasPrefix(row[seatMode], "Share"), PID: pid, Role: uint32(role), Opened: row[seatOpened],
 	}
-	s.Token, s.Ended = shownToken(row[seatName])
+	if name, ok := describe.ParseName(row[seatName]); ok {
+		s.Token, s.Ended = name.Token, name.Ended
+	}
 	if d, ok := describe.Parse(row[seatQuery]); ok && d.Beat > 0 {
 		// A holder in its own delay waits for earlier commands, which may live longer.
 		s.Outlives = min(max(leasetime.DeadAfter(d.Lease, d.LostGrace), d.Delay), evidence.LongestAnnounced)
@@ -199,32 +201,6 @@ func parseSeat(row []string) (s evidence.Seat, last lastBeat, err error) {
 func requestAge(seconds string) time.Duration {
 	age, _ := strconv.ParseFloat(seconds, 64)
 	return time.Duration(max(0, age) * float64(time.Second))
-}
-
-// A session's name, which every role sees, has the token before the key, since the server cuts off
-// a long name at its end. The suffix for an ended command follows the token.
-const (
-	tokenPrefix = "pglead:#"
-	endedSuffix = "-"
-)
-
-// shownToken is the token in a session's name, or 0, and whether it shows a dead command.
-func shownToken(name string) (token int64, ended bool) {
-	rest, shown := strings.CutPrefix(name, tokenPrefix)
-	digits, _, whole := strings.Cut(rest, " ")
-	digits, ended = strings.CutSuffix(digits, endedSuffix)
-	token, err := strconv.ParseInt(digits, 10, 64)
-	if !shown || !whole || err != nil || token < 0 {
-		return 0, false
-	}
-	return token, ended
-}
-
-// showSQL is an SQL expression that puts a token, with a suffix, into the session's
-// name. The token is an SQL expression, too.
-func (cfg *Config) showSQL(token, suffix string) string {
-	rest := strings.TrimPrefix(cfg.Session.ApplicationName, "pglead:")
-	return fmt.Sprintf("pg_catalog.set_config('application_name', pg_catalog.concat('%s', %s, '%s %s'), false)", tokenPrefix, token, suffix, rest)
 }
 
 // holderOf is the one session that holds a lock exclusively.

@@ -26,11 +26,6 @@ func TestSeats(t *testing.T) {
 	if err != nil || s != want || last != wantLast {
 		t.Errorf("a holder is %+v, and its request %+v, %v, want %+v and %+v", s, last, err, want, wantLast)
 	}
-	for _, name := range []string{"", "key@host", "pglead:key@host", "pglead:#", "pglead:#x key", "pglead:#7", "pglead:#-7 key", "psql pglead:#7 x", "pglead:#9223372036854775808 x"} {
-		if token, _ := shownToken(name); token != 0 {
-			t.Errorf("%q shows the token %d", name, token)
-		}
-	}
 	for query, want := range map[string]struct {
 		delay time.Duration
 		beat  uint64

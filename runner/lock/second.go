@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
@@ -35,7 +36,7 @@ func (b *Bid) drawOnSecond(ctx context.Context) error {
 			queries = append(queries, notifyQuery(evidence.Channel(l.ID), b.cfg.startPayloadSQL(l, drawn[0])))
 		}
 		if b.cfg.showsToken() {
-			queries = append(queries, "SELECT "+b.cfg.showSQL(drawn[0], ""))
+			queries = append(queries, "SELECT "+describe.ShowTokenSQL(b.cfg.Session.ApplicationName, drawn[0], false))
 		}
 		queries = append(queries, b.leaveQuery()...)
 	}

@@ -92,7 +92,7 @@ func (cfg *Config) drawQueryOf(locks []advisory.Lock, started string, columns ..
 		from += ", (" + cfg.Claim.audienceQuery(locks) + ") AS audience"
 	}
 	if cfg.showsToken() {
-		all = append(all, cfg.showSQL(tokenSQL, ""))
+		all = append(all, describe.ShowTokenSQL(cfg.Session.ApplicationName, tokenSQL, false))
 	}
 	all = append(all, columns...)
 	for _, l := range locks {
@@ -159,29 +159,6 @@ func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 		return b.cfg.rejected(err)
 	}
 	return b.noteDrawn(answers[0])
-}
-
-// untilAnswered returns the context for a request that may announce a start, or note it in the
-// ledger. The server carries out such a request even if a signal ends ctx meanwhile. So this
-// process still waits for the answer, and then knows what to end: otherwise the run would seem to
-// be lost. The new context ends lateMost after ctx, since the server may be silent.
-func untilAnswered(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
-	if ctx.Err() != nil { // the request will not be sent
-		return ctx, func() {}
-	}
-	return lateAfter(ctx)
-}
-
-// lateAfter returns a context that ends lateMost after ctx.
-func lateAfter(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
-	later, end := context.WithCancelCause(context.WithoutCancel(ctx))
-	stop := context.AfterFunc(ctx, func() {
-		time.AfterFunc(lateMost, func() { end(context.Cause(ctx)) })
-	})
-	return later, func() {
-		stop()
-		end(nil)
-	}
 }
 
 // showHolding makes the session's comment say what it holds.

@@ -1,0 +1,88 @@
+package lock
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pglead/pglead/runner/session"
+)
+
+// What all questions to the server have in common: how they are sent, what their errors are, and
+// how long their answers are waited for once the run is asked to end.
+
+// selectQuery is the query for these columns, if there are any.
+func selectQuery(columns []string) (query []string) {
+	if len(columns) > 0 {
+		query = []string{"SELECT " + strings.Join(columns, ", ")}
+	}
+	return query
+}
+
+// send sends queries, if there are any.
+func (b *Bid) send(ctx context.Context, queries ...string) error {
+	if len(queries) == 0 {
+		return nil
+	}
+	_, err := b.s.Query(ctx, queries...)
+	return b.cfg.rejected(err)
+}
+
+// number sends a query that is answered by a number.
+func (b *Bid) number(ctx context.Context, query string) (int, error) {
+	rows, err := b.s.Query(ctx, query)
+	if err != nil {
+		return 0, b.cfg.rejected(err)
+	}
+	numbers, err := rows.Ints(1)
+	if err != nil {
+		return 0, err
+	}
+	return numbers[0], nil
+}
+
+// answeredError is the server's error if the session has survived it, or nil. The error that ended
+// a session is wrapped in a LostError, and doesn't count.
+func answeredError(err error) (pgErr *pgconn.PgError) {
+	if errors.As(err, new(*session.LostError)) || !errors.As(err, &pgErr) {
+		return nil
+	}
+	return pgErr
+}
+
+// rejected adds the names of the claim's locks to an error of the server's.
+func (cfg *Config) rejected(err error) error {
+	return session.Rejected(err, "lock "+cfg.Claim.String())
+}
+
+// untilAnswered returns the context for a request that may announce a start, or note it in the
+// ledger. The server carries out such a request even if a signal ends ctx meanwhile. So this
+// process still waits for the answer, and then knows what to end: otherwise the run would seem to
+// be lost. The new context ends lateMost after ctx, since the server may be silent.
+func untilAnswered(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
+	if ctx.Err() != nil { // the request will not be sent
+		return ctx, func() {}
+	}
+	return lateAfter(ctx)
+}
+
+// lateAfter returns a context that ends lateMost after ctx.
+func lateAfter(ctx context.Context) (later context.Context, cancel context.CancelFunc) {
+	later, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		time.AfterFunc(lateMost, func() { end(context.Cause(ctx)) })
+	})
+	return later, func() {
+		stop()
+		end(nil)
+	}
+}
+
+// lateMost is how long the end of a run still waits for a database that may be silent. Once the run
+// was asked to end, it limits the wait for an answer (lateAfter) and for a listener (Held.Call). It
+// also limits the report of a lost session if the command never started, or if no ledger waits for
+// its end.
+const lateMost = 2 * time.Second

@@ -1,0 +1,96 @@
+package runner
+
+import (
+	"context"
+	"errors"
+
+	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/lock"
+)
+
+// finish is called when the command is dead, or was never started. What it does depends on whether
+// the lock was lost, and when:
+//
+//	never                    release frees it: the next in line starts at once
+//	while the command ran    reportLoss tells those who wait that the command is dead
+//	after the command's end  reportEndAfterLoss does so, too, and the ledger notes the run's own end
+//	or before its start
+//	by the release itself    the same, from afterRelease
+func (r *run) finish(outcome Outcome, err error) {
+	switch {
+	case errors.As(err, new(*LockLostError)): // while the command ran
+		r.reportLoss()
+	case r.held.Err() != nil:
+		r.hook(hookLost, r.held.Err())
+		r.reportEndAfterLoss()
+	default:
+		r.release(outcome)
+	}
+}
+
+// release frees the lock. The command is dead, or was never started. The end of the session
+// would free the lock, too, but only a moment after this process has ended. Until then the next run
+// in the same script would find the lock held.
+func (r *run) release(outcome Outcome) {
+	r.call(outcome)
+	ctx, cancel := context.WithTimeout(context.Background(), leasetime.HolderShare(r.cfg.Session.Lease))
+	defer cancel()
+	r.afterRelease(outcome, r.held.Release(ctx))
+}
+
+// call calls those in line who don't listen. That may take seconds, and a signal that asks this
+// process to end, before or meanwhile, shortens it.
+func (r *run) call(outcome Outcome) {
+	if !(outcome.Asked | r.askedLate).Has(BySignal) {
+		r.untilSignal(r.held.Call)
+		return
+	}
+	asked, cancel := context.WithCancel(context.Background())
+	cancel()
+	r.held.Call(asked)
+}
+
+// afterRelease logs whether the lock was released, and calls the hook for that.
+func (r *run) afterRelease(outcome Outcome, err error) {
+	if err != nil {
+		r.cfg.Log.Warn("the lock could not be released, and is free when its session ends: "+err.Error(), "event", "lost", "reason", err.Error())
+		r.hook(hookLost, err)
+		r.reportEndAfterLoss()
+		return
+	}
+	event, message := "released", "lock released"
+	if (outcome.Asked | r.askedLate).Has(ByStepDown) {
+		event, message = "handed_over", "lock released, as was asked"
+	}
+	r.cfg.Log.Log(context.Background(), lock.LevelNotice, message, "event", event)
+	r.hook(hookReleased, nil)
+}
+
+// reportEndAfterLoss is for a session that was lost after the command's end or before its start. It
+// notes the end in the ledger, and tells the waiters, unless a signal asks this process to end.
+func (r *run) reportEndAfterLoss() { r.untilSignal(r.held.ReportEndAfterLoss) }
+
+// reportLoss tells the waiters for the lost lock that the command is dead, unless a
+// signal asks this process to end.
+func (r *run) reportLoss() {
+	r.held.Close() // otherwise the session would keep the lock meanwhile
+	r.untilSignal(func(ctx context.Context) { lock.ReportLostRuns(ctx, r.held) })
+}
+
+// untilSignal calls f with a context that ends when a signal asks this process to end. The call may
+// take as long as the lock-delay.
+func (r *run) untilSignal(f func(context.Context)) {
+	r.listener.handOver() // if no command was started it would take the signals, too
+	ctx, listener := interruptible(r.signals)
+	f(ctx)
+	listener.handOver()
+	r.noteSignal(ctx)
+}
+
+// noteSignal records that a signal has ended ctx. The listener has taken that signal from the
+// channel, so nobody else will see it.
+func (r *run) noteSignal(ctx context.Context) {
+	if ctx.Err() != nil {
+		r.askedLate |= BySignal
+	}
+}
