@@ -3,10 +3,12 @@ package child_test
 import (
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -63,6 +65,55 @@ func limitFiles(t *testing.T, pid int, current, most uint64) {
 	t.Helper()
 	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: current, Max: most}, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestLeftoversWithoutPidfds: where the kernel refuses pidfds, as in some containers, what outlives
+// the command gets the signals that are meant for it.
+func TestLeftoversWithoutPidfds(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		refuse uint32
+		config child.Config
+		signal func(c *child.Child)
+	}{
+		{"no pidfd_open", unix.SYS_PIDFD_OPEN, child.Config{}, func(*child.Child) {}},
+		{"no pidfd_send_signal", unix.SYS_PIDFD_SEND_SIGNAL, child.Config{}, func(*child.Child) {}},
+		{"passed on", unix.SYS_PIDFD_OPEN, child.Config{WaitForLeftovers: true}, func(c *child.Child) { c.Signal(unix.SIGTERM) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			runtime.LockOSThread() // for good: the thread ends with this test, and the filter with it
+			refuseCall(t, tt.refuse)
+			dir := t.TempDir()
+			c := startRole(t, tt.config, "leave", dir, "catch")
+			awaitEvent(t, c)
+			tt.signal(c)
+			r := await(t, c)
+			assertDead(t, records(dir))
+			if want := (child.Result{Ending: child.Exited, Status: 3 << 8}); r != want {
+				t.Errorf("%+v, want %+v", r, want)
+			}
+		})
+	}
+}
+
+// refuseCall makes the kernel refuse a system call to this thread, and to the processes that it
+// starts.
+func refuseCall(t *testing.T, number uint32) {
+	t.Helper()
+	const call = 0 // where struct seccomp_data has the call's number
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: call},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jf: 1, K: number},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program)), 0, 0); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -198,14 +198,22 @@ func statusNumber(pid int, name string) int {
 // signalDescendant signals a process that may not be a direct child, so its number may by
 // now belong to another process. Therefore it opens a pidfd, and signals the process only if
 // its parent is still the same, or is this process.
+//
+// Where there are no pidfds (a kernel before 5.3, a container that is refused them) it signals this
+// process's own children, whose numbers are certain. The others become such children when their
+// parents die, and then the rounds of a kill reach them.
 func signalDescendant(p process, sig unix.Signal) {
 	fd, err := unix.PidfdOpen(p.pid, 0)
-	if err != nil {
-		return // gone, or a kernel before 5.3: the rounds will reach it
+	if err == nil {
+		defer unix.Close(fd)
 	}
-	defer unix.Close(fd)
-	if now, ok := readProcess(p.pid); ok && (now.parent == p.parent || now.parent == os.Getpid()) {
-		_ = unix.PidfdSendSignal(fd, sig, nil, 0)
+	now, ok := readProcess(p.pid)
+	own := ok && now.parent == os.Getpid()
+	if err == nil && (own || ok && now.parent == p.parent) {
+		err = unix.PidfdSendSignal(fd, sig, nil, 0)
+	}
+	if err != nil && own {
+		_ = unix.Kill(p.pid, sig)
 	}
 }
 
