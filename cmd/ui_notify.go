@@ -24,14 +24,17 @@ type notifier struct {
 	until time.Time // until then this process is certainly not stuck
 }
 
-// newNotifier is nil if nobody wants to know.
-func newNotifier() *notifier {
+// newNotifier is nil if nobody wants to know. It says if it can't tell systemd anything, since
+// systemd then ends a unit with Type=notify after its start time-out, and doesn't say why.
+func newNotifier(u *ui) *notifier {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
 		return nil
 	}
 	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
+		u.remark("systemd can't be told what this process does (NOTIFY_SOCKET): "+err.Error(),
+			"the unit needs AF_UNIX among its RestrictAddressFamilies=, and the socket's path in its file system")
 		return nil
 	}
 	n := &notifier{conn: conn}

@@ -1,6 +1,7 @@
 package cmd
 
 import (
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -30,7 +31,7 @@ func TestWatchdogStarves(t *testing.T) {
 	t.Setenv("NOTIFY_SOCKET", address.Name)
 	t.Setenv("WATCHDOG_USEC", "20000")
 	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
-	n := newNotifier()
+	n := newNotifier(newUI(io.Discard))
 	if n == nil {
 		t.Fatal("no notifier")
 	}

@@ -230,7 +230,7 @@ func (o *options) observe(u *ui, cfg *runner.Config, work string) {
 		}
 	}
 	cfg.Milestones.Started = s.end
-	if n := newNotifier(); n != nil {
+	if n := newNotifier(u); n != nil {
 		n.observe(s, cfg, work)
 	}
 }
