@@ -135,7 +135,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 		r.guard.Close()
 		return nil, err
 	}
-	began := time.Now()
+	began, terminal := time.Now(), child.NoteTerminal()
 	c, err := r.startCommand(ctx)
 	if lost := r.held.Err(); lost != nil && errors.Is(err, child.ErrTooLate) {
 		return nil, lost
@@ -145,7 +145,7 @@ func (r *run) startSupervised(ctx context.Context) (*supervision, error) {
 	}
 	r.child = c
 	s := &supervision{
-		cfg: &r.cfg, held: r.held, command: c, began: began, started: time.Now(),
+		cfg: &r.cfg, held: r.held, command: c, terminal: terminal, began: began, started: time.Now(),
 		renewed: r.renewed, signals: r.signals, kept: r.listener.handOver(),
 		onLoss: func(reason error) { r.hook(hookLost, reason) },
 	}

@@ -25,8 +25,10 @@ type supervision struct {
 	cfg     *Config
 	held    heldLock
 	command command
-	began   time.Time // when the guard was told to start the command
-	started time.Time // when the guard had started it
+
+	terminal child.Terminal // as it was before the command
+	began    time.Time      // when the guard was told to start the command
+	started  time.Time      // when the guard had started it
 
 	renewed <-chan boottime.Instant // the session's latest deadline
 	signals <-chan os.Signal
@@ -294,6 +296,9 @@ func (s *supervision) nameUnkillable() {
 // conclude turns the end of the tree into an outcome.
 func (s *supervision) conclude() (Outcome, error) {
 	result, ran := s.command.Result(), time.Since(s.began)
+	if result.Ending != child.Exited {
+		s.terminal.Restore()
+	}
 	if result.Ending == child.SocketClosed || result.Ending == child.LeaseOver {
 		// The guard has noticed the loss before the session. The session will soon have the reason.
 		select {

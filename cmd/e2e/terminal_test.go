@@ -176,6 +176,25 @@ func TestTerminal(t *testing.T) {
 			t.Errorf("after the inner shell: %q", out)
 		}
 	})
+	t.Run("an editor is killed", func(t *testing.T) {
+		term := newTerminal(t)
+		before := term.run("stty -g")
+		term.write("pglead run --key tty7 --timeout 1s --kill-after 1s -- sh -c 'trap \"\" TERM; stty raw -echo; exec sleep 1000'\n")
+		term.expect("killing it and all that it started")
+		term.expect(prompt)
+		if after := term.run("stty -g"); after != before {
+			t.Errorf("the terminal's modes are %q, and were %q", after, before)
+		}
+	})
+	t.Run("a shell inside is killed", func(t *testing.T) {
+		term := newTerminal(t)
+		term.write("sh -c 'pglead run --key tty8 --timeout 1s --kill-after 1s -- bash --norc --noediting -i; read x; echo \"go\"t $x'\n")
+		term.expect(prompt)
+		term.expect("killing it and all that it started")
+		term.write("hello\n")
+		term.expect("got hello")
+		term.expect(prompt)
+	})
 	t.Run("a pager", func(t *testing.T) {
 		term := newTerminal(t)
 		term.write("seq 1000 | pglead run --key tty6 -- less\n")

@@ -129,7 +129,7 @@ func newGuardProcess(control, renewals, socket int, cgroup string) (*guardProces
 		renewals: renewals,
 		socket:   socket,
 
-		resetStop:   ignoreStop(),
+		resetStop:   ignoreStop(unix.SIGTSTP),
 		childList:   openChildList(),
 		commandTree: newCommandTree(),
 	}

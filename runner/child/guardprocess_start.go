@@ -39,7 +39,7 @@ func (g *guardProcess) start() (err error) {
 		return g.refuse(int64(errno), born, err)
 	}
 	g.pidfdOf = g.pid
-	g.resetStop = ignoreStop()
+	g.resetStop = ignoreStop(unix.SIGTSTP)
 	if err := g.leaveSession(); err != nil {
 		return err
 	}

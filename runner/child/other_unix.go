@@ -106,12 +106,18 @@ func (g *guardProcess) watched() int { return -1 }
 // defaultAction does nothing: signal.Reset, which was called before, is enough here.
 func defaultAction(unix.Signal) error { return nil }
 
-// ignoreStop catches SIGTSTP and does nothing about it. A new process has the default
+// ignoreStop catches SIGTSTP or SIGTTOU and does nothing about it. A new process has the default
 // action for a signal that is caught here.
-func ignoreStop() (reset func()) {
-	signal.Notify(make(chan os.Signal, 1), unix.SIGTSTP)
+func ignoreStop(sig unix.Signal) (reset func()) {
+	signal.Notify(make(chan os.Signal, 1), sig)
 	return func() {}
 }
+
+// These are the requests to get and set a terminal's modes.
+const (
+	getModes = unix.TIOCGETA
+	setModes = unix.TIOCSETA
+)
 
 // discardSignals catches the signals that would end this process and does nothing
 // about them. Those that are ignored (nohup) stay so.

@@ -37,16 +37,22 @@ func defaultAction(sig unix.Signal) error {
 	return err
 }
 
-// ignoreStop keeps the terminal, or anyone else, from stopping this process with its group. reset
-// undoes that. Call reset before the command starts: Go's runtime has no handler for SIGTSTP, and
-// so would not restore the default action in a new process.
-func ignoreStop() (reset func()) {
-	old, err := setAction(unix.SIGTSTP, ignore)
+// ignoreStop keeps the terminal, or anyone else, from stopping this process with its group, by
+// SIGTSTP or SIGTTOU. reset undoes that. Call reset before the command starts: Go's runtime has no
+// handler for these, and so would not restore the default action in a new process.
+func ignoreStop(sig unix.Signal) (reset func()) {
+	old, err := setAction(sig, ignore)
 	if err != nil {
 		return func() {}
 	}
-	return func() { _, _ = setAction(unix.SIGTSTP, old) }
+	return func() { _, _ = setAction(sig, old) }
 }
+
+// These are the requests to get and set a terminal's modes.
+const (
+	getModes = unix.TCGETS
+	setModes = unix.TCSETS
+)
 
 // discardSignals makes this process, but not the command, ignore the signals that would end it.
 // Go's runtime has a handler for all of them, except for a SIGHUP or SIGINT that was ignored at the

@@ -37,8 +37,56 @@ func inForeground() bool {
 		return false
 	}
 	defer tty.Close()
+	return foreground(tty) == unix.Getpgrp()
+}
+
+// foreground is the process group in a terminal's foreground, or 0.
+func foreground(tty *os.File) int {
 	group, err := unix.IoctlGetInt(int(tty.Fd()), unix.TIOCGPGRP)
-	return err == nil && group == unix.Getpgrp()
+	if err != nil {
+		return 0
+	}
+	return group
+}
+
+// Terminal is a terminal as it was before a command. An editor reads keys without an echo, and an
+// interactive shell puts a group of its own into the foreground. If they are killed they can't undo
+// that, and shells take over the modes that an exited process leaves.
+type Terminal struct{ modes *unix.Termios }
+
+// NoteTerminal notes the modes of this process's terminal, if this process is in its foreground.
+func NoteTerminal() Terminal {
+	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
+	if err != nil {
+		return Terminal{}
+	}
+	defer tty.Close()
+	modes, err := unix.IoctlGetTermios(int(tty.Fd()), getModes)
+	if err != nil || foreground(tty) != unix.Getpgrp() {
+		return Terminal{}
+	}
+	return Terminal{modes}
+}
+
+// Restore gives the terminal its modes again, and puts this process's group into its foreground, if
+// the group there is dead. If another is there the terminal is not this process's any more: a shell
+// has it after Ctrl-Z.
+func (t Terminal) Restore() {
+	if t.modes == nil {
+		return
+	}
+	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
+	if err != nil {
+		return
+	}
+	defer tty.Close()
+	own, group := unix.Getpgrp(), foreground(tty)
+	if group == 0 || group != own && !errors.Is(unix.Kill(-group, 0), unix.ESRCH) {
+		return
+	}
+	defer ignoreStop(unix.SIGTTOU)() // which stops those who do this from the background
+	_ = unix.IoctlSetPointerInt(int(tty.Fd()), unix.TIOCSPGRP, own)
+	_ = unix.IoctlSetTermios(int(tty.Fd()), setModes, t.modes)
 }
 
 // noTerminal says that this process's session has no terminal (tty(4)).
