@@ -234,7 +234,7 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
 	if b.cfg.Session.Quorum {
-		row, err := b.s.Commit(ctx, start+", pg_catalog.set_config('synchronous_commit', 'on', true)")
+		row, err := b.s.Commit(ctx, start)
 		if err != nil || len(row) == 0 {
 			return "", err
 		}

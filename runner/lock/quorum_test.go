@@ -285,3 +285,67 @@ func TestQuorumThroughMovedPooler(t *testing.T) {
 		t.Errorf("lost: %v", err)
 	}
 }
+
+// TestQuorumNotTakenUp: the checkpointer, which is busy, has not taken up the names of the standbys. So
+// no commit waits, though everybody sees the names. Where standbys are missing, or lag, no command
+// starts for all that, and a holder loses its lock.
+func TestQuorumNotTakenUp(t *testing.T) {
+	t.Parallel()
+	primary := start(t, nil)
+	standby, remove, err := primary.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	checkpointer := query(t, primary, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'")[0]
+	signal(t, "STOP", checkpointer)
+	t.Cleanup(func() { signal(t, "CONT", checkpointer) })
+	setNames(t, primary, "*")
+
+	ordinary := withQuorum(config(t, as(t, primary, "cron"), exclusive(7)))
+	super := withQuorum(config(t, primary.DSN("postgres"), exclusive(8)))
+	ordinary.Wait, super.Wait = 0, 0
+	held := acquire(t, ordinary)
+	release(t, acquire(t, super))
+
+	// The walreceiver is stopped: a standby is there that confirms nothing. That is for some roles to see.
+	receiver := query(t, standby, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walreceiver'")[0]
+	signal(t, "STOP", receiver)
+	isUnconfirmed(t, super)
+	signal(t, "CONT", receiver)
+
+	if err := standby.Stop(syscall.SIGQUIT); err != nil {
+		t.Fatal(err)
+	}
+	await(t, held.Session)
+	if err := held.Session.Err(); !strings.Contains(err.Error(), "synchronous standbys") {
+		t.Errorf("lost: %v", err)
+	}
+	ordinary.Claim = exclusive(9)
+	isUnconfirmed(t, ordinary)
+	isUnconfirmed(t, super)
+}
+
+func isUnconfirmed(t *testing.T, cfg lock.Config) {
+	t.Helper()
+	c := contend(t, cfg)
+	<-c.done
+	if kindOf(c.err) != session.Unreachable || !strings.Contains(c.err.Error(), "standbys do not confirm") {
+		t.Errorf("Acquire: %v", c.err)
+	}
+}
+
+// setNames sets the names of the synchronous standbys, and waits until everybody sees them.
+func setNames(t *testing.T, server *localpg.Server, names string) {
+	t.Helper()
+	_ = query(t, server, "ALTER SYSTEM SET synchronous_standby_names = '"+names+"'")
+	_ = query(t, server, "SELECT pg_reload_conf()")
+	eventually(t, "the names are seen", func() bool { return query(t, server, "SHOW synchronous_standby_names")[0] == names })
+}
+
+func signal(t *testing.T, signal, pid string) {
+	t.Helper()
+	if out, err := exec.Command("kill", "-"+signal, pid).CombinedOutput(); err != nil {
+		t.Errorf("kill -%s %s: %v, %s", signal, pid, err, out)
+	}
+}

@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 
 	"github.com/pglead/pglead/runner/describe"
@@ -82,13 +81,10 @@ func (b *Bid) noteIdentity(row []string) error {
 // on the server waits, too.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/commands/async.c (PreCommit_Notify)
 func (b *Bid) tokenOnSecond(ctx context.Context) ([]string, error) {
-	commit := "local"
-	if b.cfg.Session.Quorum {
-		commit = "on"
+	columns, width := tokenSQL+", "+systemSQL+", "+session.ServerIdentitySQL, 3
+	if !b.cfg.Session.Quorum {
+		columns, width = columns+", pg_catalog.set_config('synchronous_commit', 'local', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", 5
 	}
-	columns := tokenSQL + ", " + systemSQL + ", " + session.ServerIdentitySQL + ", " +
-		fmt.Sprintf("pg_catalog.set_config('synchronous_commit', '%s', true), pg_catalog.pg_logical_emit_message(true, 'pglead', '')", commit)
-	const width = 5
 	drawn, err := b.rowOnSecond(ctx, width, columns)
 	switch {
 	case err != nil:

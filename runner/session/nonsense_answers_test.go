@@ -88,13 +88,13 @@ func FuzzAnswers(f *testing.F) {
 // row.
 func TestCommitIsUnderstood(t *testing.T) {
 	for name, tt := range map[string]struct{ commit, after, want string }{
-		"as PostgreSQL answers": {"r7,1,*,here,on,token", "r7,1,*,here", "on token"},
-		"no rows, then two":     {"", "r7,1,*,here,on,token;7,1,*,here", ""},
-		"two rows, then none":   {"r7,1,*,here,on,token;7,1,*,here", "", ""},
-		"two rows, then one":    {"r7,1,*,here,on,token;7,1,*,here", "r7,1,*,here", ""},
-		"too few columns":       {"r7,1", "r7,1,*,here", ""},
-		"too few columns after": {"r7,1,*,here,on,token", "r7,1", ""},
-		"one too many after":    {"r7,1,*,here,on,token", "r7,1,*,here,on", ""},
+		"as PostgreSQL answers": {"r7,1,*,here,on,9,token", "r7,1,*,here,9", "token"},
+		"no rows, then two":     {"", "r7,1,*,here,on,9,token;7,1,*,here", ""},
+		"two rows, then none":   {"r7,1,*,here,on,9,token;7,1,*,here", "", ""},
+		"two rows, then one":    {"r7,1,*,here,on,9,token;7,1,*,here", "r7,1,*,here,9", ""},
+		"too few columns":       {"r7,1", "r7,1,*,here,9", ""},
+		"too few columns after": {"r7,1,*,here,on,9,token", "r7,1", ""},
+		"one too many after":    {"r7,1,*,here,on,9,token", "r7,1,*,here,9,on", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const lease = time.Hour
@@ -115,9 +115,9 @@ func TestCommitIsUnderstood(t *testing.T) {
 // leads by now, is not confirmed, and ends both sessions.
 func TestCommitElsewhere(t *testing.T) {
 	for name, tt := range map[string]struct{ commit, after, want string }{
-		"here":        {"r7,1,*,here,token", "r7,1,*,here", ""},
-		"there":       {"r7,1,*,there,token", "r7,1,*,there", "another server"},
-		"there after": {"r7,1,*,here,token", "r8,1,*,there", "another server"},
+		"here":        {"r7,1,*,here,on,9,token", "r7,1,*,here,9", ""},
+		"there":       {"r7,1,*,there,on,9,token", "r7,1,*,there,9", "another server"},
+		"there after": {"r7,1,*,here,on,9,token", "r8,1,*,there,9", "another server"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := answered(t, time.Hour, nil)

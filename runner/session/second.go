@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/pace"
 )
 
 // The second session. With a quorum, a primary that has lost its synchronous standbys
@@ -35,27 +36,45 @@ import (
 const standbysNowSQL = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names'), ` +
 	ServerIdentitySQL
 
-const standbysNowWidth = 4
+// A commit shows these, then how far the standbys have to confirm it, and then the caller's columns.
+// The statement after it shows these, and how far each of the standbys has confirmed.
+const (
+	standbysNowWidth = 4
+	commitWidth      = standbysNowWidth + 2
+)
 
-// afterCommitQuery is the statement after a commit. See Request.commit.
-const afterCommitQuery = "SELECT " + standbysNowSQL
+// afterCommitQuery is the statement after a commit. See Request.commit. A commit does not wait before
+// the checkpointer has taken up synchronous_standby_names, which may be long after everybody sees it.
+// So this asks for the processes that send the log to standbys: how far each standby that counts has
+// confirmed it. To a role without pg_read_all_stats the server shows no more than how many there are.
+// https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/walsender.c (pg_stat_get_wal_senders)
+const afterCommitQuery = "SELECT " + standbysNowSQL + `,
+	(SELECT coalesce(pg_catalog.string_agg(CASE WHEN state IS NULL THEN '` + hiddenSender + `'
+		WHEN sync_state IN ('sync', 'quorum') THEN pg_catalog.pg_wal_lsn_diff(flush_lsn, '0/0')::text END, ' '), '')
+	FROM pg_catalog.pg_stat_get_wal_senders())`
 
-// confirmableSQL are SQL expressions for a transaction that has nothing else to do than to be
-// confirmed. They write a few bytes of WAL, so that there is something to confirm, and make the
-// commit wait for the standbys, whatever the role's default is.
+// hiddenSender stands for a process of which this role may see nothing else.
+const hiddenSender = "hidden"
+
+// confirmableSQL are SQL expressions of a transaction that is to be confirmed. They make the commit
+// wait for the standbys, whatever the role's default is, and write a few bytes of WAL, so that there
+// is something to confirm.
 const confirmableSQL = `pg_catalog.set_config('synchronous_commit', 'on', true),
-	pg_catalog.pg_logical_emit_message(true, 'pglead', '')`
+	pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_logical_emit_message(true, 'pglead', ''), '0/0')`
 
 // commitRequest is a commit that evaluates these columns. judgeCommit judges its answer.
 func commitRequest(columns string) Request {
-	return Request{SQL: []string{"SELECT " + standbysNowSQL + ", " + columns}, commit: true}
+	return Request{SQL: []string{"SELECT " + standbysNowSQL + ", " + confirmableSQL + ", " + columns}, commit: true}
 }
 
+// nothingElse are the columns of a commit that has nothing else to do than to be confirmed.
+const nothingElse = "NULL"
+
 // judgeCommit says whether the answers to a commit and to afterCommitQuery show that standbys have
-// confirmed it. Each has one row then. If the setting may have changed for a moment, the commit
-// counts as unconfirmed, without an error: Commit repeats it.
+// confirmed it. Each has one row then. If the setting may have changed for a moment, or the commit
+// can't have waited, it counts as unconfirmed, without an error: Commit repeats it.
 func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
-	if len(answers[0]) != 1 || len(answers[0][0]) < standbysNowWidth || len(answers[1]) != 1 || len(answers[1][0]) != standbysNowWidth {
+	if len(answers[0]) != 1 || len(answers[0][0]) < commitWidth || len(answers[1]) != 1 || len(answers[1][0]) != standbysNowWidth+1 {
 		return false, NotPostgreSQL()
 	}
 	before, after := answers[0][0], answers[1][0]
@@ -71,7 +90,25 @@ func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
 		return false, e
 	}
 	// Through a pooler two backends may have answered, whose times differ.
-	return before[0] != after[0] || before[1] == after[1], nil
+	unchanged := before[0] != after[0] || before[1] == after[1]
+	return unchanged && enoughConfirm(before[2], before[commitWidth-1], strings.Fields(after[standbysNowWidth])), nil
+}
+
+// enoughConfirm says whether as many of the senders as the setting asks for may have had their standby
+// confirm this position in the log.
+func enoughConfirm(names, position string, senders []string) bool {
+	list, err := ParseStandbys(names)
+	if err != nil {
+		return true // nobody here knows how many it asks for
+	}
+	committed, err := strconv.ParseInt(position, 10, 64)
+	confirming := 0
+	for _, sender := range senders {
+		if at, err2 := strconv.ParseInt(sender, 10, 64); sender == hiddenSender || err == nil && err2 == nil && at >= committed {
+			confirming++
+		}
+	}
+	return confirming >= list.Least
 }
 
 // ErrUnconfirmed means that the server answers, but the standbys are silent.
@@ -93,9 +130,12 @@ func (s *Session) AwaitStandbys(ctx context.Context) error {
 	if !s.cfg.Quorum {
 		return nil
 	}
-	_, err := s.Commit(ctx, confirmableSQL)
+	_, err := s.Commit(ctx, nothingElse)
 	return err
 }
+
+// commitAgain is the pause before a commit that was not confirmed is repeated.
+const commitAgain = 50 * time.Millisecond
 
 // Commit evaluates columns, which are SQL expressions, on the second session, waits until the
 // standbys have confirmed the commit, and returns their values. From then on this session ends when
@@ -115,7 +155,9 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 		case err != nil:
 			return nil, s.SecondError(err)
 		case rt.confirmed:
-			return rt.answers[0][0][standbysNowWidth:], nil
+			return rt.answers[0][0][commitWidth:], nil
+		case !pace.Sleep(bounded, commitAgain):
+			return nil, s.SecondError(context.Cause(bounded))
 		}
 	}
 }
@@ -242,7 +284,7 @@ func (s *Session) dependOn(second *Session) {
 	if joined {
 		return
 	}
-	second.SetHeartbeat(Heartbeat{Every: leasetime.BeatEvery(s.cfg.Lease), Request: commitRequest(confirmableSQL)})
+	second.SetHeartbeat(Heartbeat{Every: leasetime.BeatEvery(s.cfg.Lease), Request: commitRequest(nothingElse)})
 	second.mu.Lock()
 	second.onAnswer = s.renew
 	second.mu.Unlock()

@@ -43,3 +43,31 @@ func TestParseStandbys(t *testing.T) {
 		}
 	}
 }
+
+// TestEnoughConfirm: as many senders have to be there as the setting asks for, and those of which
+// more is known have to have passed the commit's position.
+func TestEnoughConfirm(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct {
+		names, position string
+		senders         []string
+		want            bool
+	}{
+		{"a", "9", nil, false},
+		{"a", "9", []string{"hidden"}, true},
+		{"a", "9", []string{"9"}, true},
+		{"a", "9", []string{"8"}, false},
+		{"a", "9", []string{"10"}, true},
+		{"ANY 2 (a, b, c)", "9", []string{"hidden"}, false},
+		{"ANY 2 (a, b, c)", "9", []string{"hidden", "hidden"}, true},
+		{"ANY 2 (a, b, c)", "9", []string{"9", "8", "12"}, true},
+		{"ANY 2 (a, b, c)", "9", []string{"9", "8"}, false},
+		{"a", "", []string{"8"}, false},
+		{"a", "9", []string{""}, false},
+		{"of another form", "9", nil, true},
+	} {
+		if got := enoughConfirm(tt.names, tt.position, tt.senders); got != tt.want {
+			t.Errorf("%q asks for %s, and there are %q: %v", tt.names, tt.position, tt.senders, got)
+		}
+	}
+}
