@@ -139,9 +139,21 @@ func (h *Held) watchForStepDown() {
 	h.Session.SetHeartbeat(session.Heartbeat{
 		Every:   leasetime.BeatEvery(h.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + h.stepDownSQL()}, Then: h.readStepDown},
-		Once:    h.endRehearsalQuery(),
+		Once:    append(boundWaitsQuery(h.cfg.Session), h.endRehearsalQuery()...),
 	})
 	h.Session.BeatAt(boottime.Now().Add(min(crowd.FirstBeat, leasetime.BeatEvery(h.cfg.Session.Lease))))
+}
+
+// boundWaitsQuery is a query after which no query of a holder's session waits for another session's
+// lock for longer than until the next heartbeat. Where tables are made and dropped all the time, a
+// heartbeat has to read catalogs again, which VACUUM FULL or REINDEX of one may keep locked for
+// minutes. Then the server rejects the heartbeat, and that is an answer, too. In a transaction an
+// error would free the lock.
+func boundWaitsQuery(cfg session.Config) []string {
+	if cfg.Transaction {
+		return nil
+	}
+	return []string{fmt.Sprintf("SET lock_timeout = %d", leasetime.BeatEvery(cfg.Lease).Milliseconds())}
 }
 
 // readStepDown reads the value of stepDownSQL, which is the last answer.
@@ -164,8 +176,9 @@ func WatchForStepDown(s *session.Session, lease time.Duration, held []*Held) {
 		beat.SQL = []string{fmt.Sprintf(`SELECT n FROM pg_catalog.unnest('{%s}'::bigint[]) AS n
 WHERE NOT %s`,
 			strings.Join(slices.Sorted(maps.Keys(of)), ","), advisory.ProbeNumberSQL(true, "n"))}
+		beat.Once = boundWaitsQuery(held[0].cfg.Session)
 		beat.Then = func(answers []session.Rows) {
-			for _, row := range answers[0] {
+			for _, row := range answers[len(answers)-1] {
 				if h := of[strings.Join(row, " ")]; h != nil {
 					nudge(h.requests)
 				}

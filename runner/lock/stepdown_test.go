@@ -1,6 +1,8 @@
 package lock_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -143,4 +145,43 @@ func TestStepDownSilent(t *testing.T) {
 	silent.Close()
 	older.Close()
 	eventually(t, "the other is closed", func() bool { return !lasts(7) })
+}
+
+// TestLockedCatalog: a catalog is locked, as by VACUUM FULL, and the heartbeats need it. Nobody loses a
+// lock: the server rejects the heartbeats, and so answers.
+func TestLockedCatalog(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	owner := plain(t, server.DSN("postgres"))
+	do := func(sql string) string { return strings.Join(run(t, owner, sql), " ") }
+	alone, listed := config(t, server.DSN("postgres"), exclusive(7)), config(t, server.DSN("postgres"), exclusive(8))
+	listed.OfList = true
+	a, l := acquire(t, alone), acquire(t, listed)
+	t.Cleanup(l.Session.Close)
+	lock.WatchForStepDown(l.Session, listed.Session.Lease, []*lock.Held{l})
+	pids := fmt.Sprintf("%d, %d", a.Session.BackendPID(), l.Session.BackendPID())
+	eventually(t, "both have sent their first heartbeat", func() bool {
+		return do("SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_try_advisory_lock_shared(%' AND pid IN ("+pids+")") == "2"
+	})
+
+	// What the sessions know of the catalog is out of date, and one of them may have read it again
+	// before the lock.
+	eventually(t, "both wait for the catalog", func() bool {
+		do("VACUUM FULL pg_proc")
+		do("BEGIN; LOCK TABLE pg_proc IN ACCESS EXCLUSIVE MODE")
+		for range 20 {
+			if do("SELECT count(*) FROM pg_locks WHERE NOT granted AND pid IN ("+pids+")") == "2" {
+				return true
+			}
+			time.Sleep(leasetime.BeatEvery(lease) / 10)
+		}
+		do("ROLLBACK")
+		return false
+	})
+	keeps(t, a.Session, 2*lease)
+	keeps(t, l.Session, leasetime.BeatEvery(lease))
+	do("COMMIT")
+	release(t, a)
+	release(t, l)
+	a.Close()
 }
