@@ -257,11 +257,19 @@ func (x *examination) fullQueue(ctx context.Context, err error) checkup.Check {
 
 // seeOthers says what is seen of other pgleads, and of this role's.
 func (x *examination) seeOthers(ctx context.Context) checkup.Check {
-	row, err := x.row(ctx, 1, "SELECT pg_catalog.current_setting('track_activities')")
-	if err == nil && row[0] == "off" { // of this role, since a session's setting is about itself
+	row, err := x.row(ctx, 2, `SELECT pg_catalog.current_setting('track_activities'),
+	pg_catalog.pg_has_role(session_user, 'USAGE') OR pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')`)
+	const unseen = "nor the silence of one that is cut off, whose lock the next one then gets after a lease and a lock-delay"
+	switch {
+	case err != nil:
+		return unknown(err)
+	case row[0] == "off": // of this role, since a session's setting is about itself
 		return checkup.Warningf("as a superuser: ALTER ROLE "+inspect.Role(ctx, x)+" SET track_activities = on",
-			"track_activities is off: nobody sees what this role's pgleads run (pglead ls, who), nor the silence of one that is cut off, "+
-				"whose lock the next one then gets after a lease and a lock-delay")
+			"track_activities is off: nobody sees what this role's pgleads run (pglead ls, who), "+unseen)
+	case row[1] != "t": // the server shows a session to those who have the role that logged in
+		acting := inspect.Role(ctx, x)
+		return checkup.Warningf("GRANT pg_read_all_stats, pg_signal_backend TO "+acting+"; or ALTER ROLE … RESET role, for the role that logs in",
+			"the role that logs in acts as %s (SET role), which does not see what its own pgleads run (pglead ls, who), "+unseen, acting)
 	}
 	return x.privilege("pg_read_all_stats", "see what other roles' pgleads run (pglead ls, who)")(ctx)
 }
