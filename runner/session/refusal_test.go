@@ -30,6 +30,23 @@ func TestPasswordRefused(t *testing.T) {
 	}
 }
 
+// TestSecondRefused: through a pooler a second connection that fails without a reason points at the pool. A
+// full disk, or transaction numbers that are used up, have hints of their own.
+func TestSecondRefused(t *testing.T) {
+	t.Parallel()
+	s := &Session{cfg: Config{Transaction: true}}
+	for want, refused := range map[string]*pgconn.PgError{
+		"leave one free":          {Code: "08P01", Message: "query_wait_timeout"},
+		"free space":              {Code: DiskFull, Message: "could not extend file"},
+		"vacuum that database in": {Code: ProgramLimitExceeded, Message: "no more transaction numbers", Hint: "Stop the postmaster and vacuum that database in single-user mode."},
+	} {
+		var e *Error
+		if !errors.As(s.SecondError(refused), &e) || e.Kind != Unreachable || !strings.Contains(e.Hint, want) {
+			t.Errorf("%s: %+v", refused.Message, e)
+		}
+	}
+}
+
 // TestRefusalHints: if a single statement helps, it is in the hint, with names as SQL writes them.
 func TestRefusalHints(t *testing.T) {
 	t.Parallel()

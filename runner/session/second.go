@@ -342,7 +342,7 @@ func (s *Session) SecondError(err error) error {
 		return err
 	}
 	hint := e.Hint
-	if s.cfg.Transaction && e.Kind == Unreachable {
+	if s.cfg.Transaction && e.Kind == Unreachable && hint == "" {
 		hint = "each grant takes a second connection for a moment: the pooler's pool has to leave one free"
 	}
 	return &Error{Kind: e.Kind, Hint: hint, Full: e.Full, err: fmt.Errorf("the second session: %w", e)}
