@@ -34,9 +34,13 @@ func setThreadName(name string) {
 
 // guardSlack is how late a timer of the guard's other threads may be. Go's runtime has a thread
 // (sysmon) that looks at a busy process every 20 µs, which is every 75 µs with Linux's default
-// slack. That took 90 µs of processor time for each brief command. No other timer of the guard
-// needs more precision, since its deadlines have a timer of their own (boottime.Alarm).
-const guardSlack = time.Millisecond
+// slack. If it finds the guard's first thread in a system call it wakes one more thread, in vain,
+// since the guard has nothing else to do. That took 90 µs of processor time for each brief command,
+// and with a slack of 1 ms still a tenth of all that pglead each -P 4 took. So the slack is as long
+// as a brief command (firstInstants). No other timer of the guard needs more precision: its
+// deadlines have a timer of their own (boottime.Alarm), and its first thread has the slack of the
+// command.
+const guardSlack = 20 * time.Millisecond
 
 // loosenTimers sets the calling thread's slack to guardSlack. All threads of a process that this
 // thread starts inherit it (PR_SET_TIMERSLACK(2const)). It returns the previous slack.
