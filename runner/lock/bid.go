@@ -65,6 +65,9 @@ func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 	}
 	result, err := b.askTry(ctx)
 	if err != nil {
+		if b.cfg.OfList && answeredError(err) != nil {
+			_ = freeRejected(ctx, b.s, b.cfg.Claim.locks()) // at worst the end of the session frees it
+		}
 		return false, err
 	}
 	return b.noteResult(result), nil
@@ -180,12 +183,40 @@ func (b *Bid) giveBackAndLeave(ctx context.Context) error {
 
 // unlock frees what was granted, and then sends the queries also.
 func (b *Bid) unlock(ctx context.Context, also ...string) error {
-	queries := append(b.giveBackQueries(), also...)
+	queries, locks := append(b.giveBackQueries(), also...), b.grant.Locks
 	if b.cfg.Session.Transaction {
 		b.s.SetHolding(false)
 	}
 	b.grant = noGrant(&b.cfg)
-	return b.send(ctx, queries...)
+	err := b.send(ctx, queries...)
+	switch {
+	case !b.cfg.OfList || answeredError(err) == nil:
+		return err
+	case b.cfg.Session.Transaction:
+		return b.cfg.rejected(insist(ctx, b.s, "ROLLBACK"))
+	}
+	return b.cfg.rejected(freeRejected(ctx, b.s, locks))
+}
+
+// freeRejected frees what a list's session may still hold of these locks after the server has
+// rejected a query: an unlock that was canceled has freed nothing, and a try that was canceled, or
+// followed by an error, may have taken its lock. No command runs under any of them, and other
+// commands may need the session, and keep the locks with it, for a long time.
+func freeRejected(ctx context.Context, s *session.Session, locks []advisory.Lock) error {
+	var queries []string
+	for _, l := range locks {
+		queries = append(queries, "SELECT "+l.UnlockSQL()+fromLocks+areAdvisory+isOwn+" AND "+advisory.Among(idsOf([]advisory.Lock{l})))
+	}
+	return insist(ctx, s, queries...)
+}
+
+// insist sends queries again if they are canceled, a few times.
+func insist(ctx context.Context, s *session.Session, queries ...string) error {
+	_, err := s.Query(ctx, queries...)
+	for again := 0; again < 3 && session.HasCode(err, session.QueryCanceled); again++ {
+		_, err = s.Query(ctx, queries...)
+	}
+	return err
 }
 
 // giveBackQueries are the queries that give the locks back. If a token was drawn they announce a

@@ -2,6 +2,7 @@ package lock
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"time"
 
@@ -78,7 +79,15 @@ func (h *Held) Release(ctx context.Context) error {
 	}
 	// Each query is a transaction of its own, so the server carries out the unlock even if it has
 	// rejected the others.
-	switch released := answers[len(answers)-1].Is(strconv.Itoa(len(h.Locks))); {
+	last := len(answers) - 1
+	released := answers[last].Is(strconv.Itoa(len(h.Locks)))
+	if !released && err != nil && h.cfg.OfList && freeRejected(ctx, h.Session, h.Locks) == nil {
+		released = true
+		if !slices.ContainsFunc(answers[:last], func(rows session.Rows) bool { return len(rows) == 0 }) {
+			err = nil // only the unlock was rejected
+		}
+	}
+	switch {
 	case !released && err != nil:
 		return h.cfg.rejected(err)
 	case !released:

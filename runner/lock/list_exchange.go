@@ -76,20 +76,9 @@ func (x Exchange) Do(ctx context.Context, s *session.Session) (released, started
 	return rejected(released), rejected(started)
 }
 
-// free frees what the session holds of all these locks. It is for an exchange that the server has
-// rejected: a try that was canceled, or followed by an error, may have taken its lock. No command
-// runs under any of them, and other commands may need the session, and keep the locks with it, for
-// a long time.
+// free frees what the session holds of all these locks, after the server has rejected the exchange.
 func (x Exchange) free(ctx context.Context, s *session.Session) error {
-	var queries []string
-	for _, l := range x.claim().locks() {
-		queries = append(queries, "SELECT "+l.UnlockSQL()+fromLocks+areAdvisory+isOwn+" AND "+advisory.Among(idsOf([]advisory.Lock{l})))
-	}
-	_, err := s.Query(ctx, queries...)
-	for again := 0; again < 3 && session.HasCode(err, session.QueryCanceled); again++ {
-		_, err = s.Query(ctx, queries...)
-	}
-	if err != nil {
+	if err := freeRejected(ctx, s, x.claim().locks()); err != nil {
 		return err
 	}
 	for _, b := range x.Next {

@@ -30,7 +30,7 @@ takeover, line_silence, relay, slowrelay, clock_linux, reconnect                
 several, slots, shared, conflicts, prepared                                              the claim
 nonsense_answers, look                                                                   what servers, and sessions' names, say
 token, interrupted, line_rehearsal, end, queue                                           the start and the end
-transaction, transaction_trips, quorum, list_exchange                                    other ways to hold
+transaction, transaction_trips, quorum, list_exchange, canceled                          other ways to hold
 ledger, ledger_end, ledger_faults, ledger_gone, ledger_disk_linux, ledger_pause, closes  the ledger
 setup, leak                                                                              for all tests
 `

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgproto3"
@@ -14,7 +15,7 @@ import (
 	"github.com/pglead/pglead/runner/localpg"
 )
 
-// newSlowRelay is the DSN of a relay between one session and its server. It passes on what change
+// newSlowRelay is the DSN of a relay between sessions and their server. It passes on what change
 // returns for each query. While change does not return, the server gets nothing, as if the network
 // or the server's processor were busy.
 func newSlowRelay(t *testing.T, server *localpg.Server, change func(sql string) string) (dsn string) {
@@ -24,32 +25,37 @@ func newSlowRelay(t *testing.T, server *localpg.Server, change func(sql string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		near, err := l.Accept()
-		if err != nil {
-			return
+	var passing sync.WaitGroup
+	passing.Go(func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			passing.Go(func() { passSession(server, near, change) })
 		}
-		defer near.Close()
-		far, err := net.Dial("unix", filepath.Join(server.Socket, ".s.PGSQL.5432"))
-		if err != nil {
-			return
-		}
-		answers := make(chan struct{})
-		go func() {
-			defer close(answers)
-			_, _ = io.Copy(near, far)
-		}()
-		passQueries(far, near, change)
-		_ = far.Close()
-		<-answers
-	}()
+	})
 	t.Cleanup(func() {
 		_ = l.Close()
-		<-done
+		passing.Wait()
 	})
 	return strings.Replace(server.DSN("postgres"), "host="+server.Socket, "host="+dir, 1)
+}
+
+func passSession(server *localpg.Server, near net.Conn, change func(sql string) string) {
+	defer near.Close()
+	far, err := net.Dial("unix", filepath.Join(server.Socket, ".s.PGSQL.5432"))
+	if err != nil {
+		return
+	}
+	answers := make(chan struct{})
+	go func() {
+		defer close(answers)
+		_, _ = io.Copy(near, far)
+	}()
+	passQueries(far, near, change)
+	_ = far.Close()
+	<-answers
 }
 
 // passQueries passes the messages of a session on to its server. The first has no type.

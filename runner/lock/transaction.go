@@ -62,18 +62,25 @@ func (b *Bid) tryInTransaction(ctx context.Context) (bool, error) {
 	return b.noteResult(tried{}), nil
 }
 
-// endTransaction releases the locks, and announces nothing.
+// endTransaction releases the locks, and announces nothing. If the server rejects a query, such as
+// the COMMIT, since somebody has canceled it, the locks are free all the same, and nothing is noted.
 func (h *Held) endTransaction(ctx context.Context) error {
 	h.Session.SetHolding(false)
 	answers, err := h.Session.Ask(ctx, session.Request{SQL: append(h.finishQueries(h.end, h.endCommit()), "COMMIT")})
 	switch {
-	case h.onlyLedgerFailed(err, nil):
-		h.warnRejected(err)
-		return nil // the transaction is over in any case, and nothing of it was noted
 	case err == nil:
 		h.checkNoted(answers)
+		return nil
+	case answeredError(err) == nil:
+		return err
 	}
-	return h.cfg.rejected(err)
+	if h.cfg.OfList { // whose next transaction could not begin in a failed one
+		_ = insist(ctx, h.Session, "ROLLBACK")
+	}
+	if h.recorded {
+		h.warnRejected(err)
+	}
+	return nil
 }
 
 // beginTransaction makes the try in a transaction, and learns which server it is on and

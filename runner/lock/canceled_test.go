@@ -1,0 +1,110 @@
+package lock_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/pglead/pglead/runner/localpg"
+	"github.com/pglead/pglead/runner/lock"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// canceled is a query as it fares if somebody cancels it.
+const canceled = `DO $$BEGIN RAISE EXCEPTION USING ERRCODE = 'query_canceled', MESSAGE = 'canceled'; END$$`
+
+// canceling is the DSN of a relay that has a session's query canceled, once: the next one that
+// contains text, after armed is set. If late, the server has carried it out by then, but for its
+// commit.
+func canceling(t *testing.T, server *localpg.Server, text string, late bool, armed *atomic.Bool) (dsn string) {
+	t.Helper()
+	return newSlowRelay(t, server, func(sql string) string {
+		switch {
+		case !strings.Contains(sql, text) || !armed.CompareAndSwap(true, false):
+			return sql
+		case late:
+			return sql + "; " + canceled
+		}
+		return canceled
+	})
+}
+
+// TestCanceledInList: somebody cancels a query of a list's session. The session then holds none of
+// the locks under which no command runs, since other commands may use it for hours, and it can take
+// the next one. If the lock is free, nothing is said.
+func TestCanceledInList(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	take := func(t *testing.T, cfg lock.Config, s *session.Session) *lock.Bid {
+		t.Helper()
+		b := lock.NewBid(s, cfg, false)
+		if granted, err := b.Try(t.Context()); err != nil || !granted {
+			t.Fatalf("granted %t, %v", granted, err)
+		}
+		return b
+	}
+	settle := func(t *testing.T, cfg lock.Config, s *session.Session) *lock.Held {
+		t.Helper()
+		h, err := take(t, cfg, s).Settle(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	type step func(t *testing.T, cfg lock.Config, s *session.Session) (canceled func(context.Context) error)
+	releases := func(t *testing.T, cfg lock.Config, s *session.Session) func(context.Context) error {
+		t.Helper()
+		return settle(t, cfg, s).Release
+	}
+	givesBack := func(t *testing.T, cfg lock.Config, s *session.Session) func(context.Context) error {
+		t.Helper()
+		return take(t, cfg, s).GiveBack
+	}
+	tries := func(_ *testing.T, cfg lock.Config, s *session.Session) func(context.Context) error {
+		return func(ctx context.Context) error {
+			_, err := lock.NewBid(s, cfg, true).Try(ctx)
+			return err
+		}
+	}
+	for i, of := range []struct {
+		name        string
+		query       string
+		late        bool
+		step        step
+		transaction bool
+		want        session.Kind
+	}{
+		{"release", "pg_advisory_unlock(", false, releases, false, 0},
+		{"give back", "pg_advisory_unlock(", false, givesBack, false, 0},
+		{"try", "pg_try_advisory_lock(", true, tries, false, session.Unreachable},
+		{"commit", "COMMIT", false, releases, true, 0},
+		{"rollback", "ROLLBACK", false, givesBack, true, 0},
+	} {
+		t.Run(of.name, func(t *testing.T) {
+			t.Parallel()
+			var armed atomic.Bool
+			cfg, c := config(t, canceling(t, server, of.query, of.late, &armed), exclusive(int64(100+i))), &contender{}
+			cfg.OfList, cfg.Log, cfg.Session.Transaction = true, slog.New(c), of.transaction
+			s := openOnly(t, cfg)
+			f := of.step(t, cfg, s)
+			armed.Store(true)
+			if err := f(t.Context()); kindOf(err) != of.want || err == nil != (of.want == 0) {
+				t.Errorf("%v", err)
+			}
+			if armed.Load() {
+				t.Fatal("nothing was canceled")
+			}
+			held := query(t, server, fmt.Sprintf("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = %d", s.BackendPID()))
+			if held[0] != "0" {
+				t.Errorf("the session holds %s locks", held[0])
+			}
+			if said := c.said(); len(said) != 0 {
+				t.Errorf("said %v", said)
+			}
+			release(t, settle(t, cfg, s))
+		})
+	}
+}
