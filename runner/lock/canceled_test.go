@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/localpg"
 	"github.com/pglead/pglead/runner/lock"
 	"github.com/pglead/pglead/runner/session"
@@ -106,5 +108,36 @@ func TestCanceledInList(t *testing.T) {
 			}
 			release(t, settle(t, cfg, s))
 		})
+	}
+}
+
+// TestCanceledStart: somebody cancels a query by which a transaction's run is to start in the
+// ledger. The ledger then has no such run, so that the next try does not wait for its end.
+func TestCanceledStart(t *testing.T) {
+	t.Parallel()
+	server, dsn := remembering(t, nil)
+	cfg := inTransaction(ledgered(config(t, dsn, exclusive(7))))
+	release(t, ended(acquire(t, cfg), ledger.OK))
+	for _, late := range []bool{false, true} {
+		// The first query of the start that names no backend's own try.
+		var done atomic.Bool
+		relayed := newSlowRelay(t, server, func(sql string) string {
+			first := strings.HasPrefix(sql, "BEGIN") && !strings.Contains(sql, "pg_try_") || strings.Contains(sql, "pglead.start")
+			switch {
+			case !first || !done.CompareAndSwap(false, true):
+				return sql
+			case late:
+				return sql + "; " + canceled
+			}
+			return canceled
+		})
+		again := cfg
+		again.Session.Database = config(t, strings.Replace(relayed, "user="+localpg.Superuser, "user=cron", 1), cfg.Claim).Session.Database
+		c := contend(t, again)
+		release(t, ended(c.held(t), ledger.OK))
+		if said := c.said(); !done.Load() || slices.Contains(said, "delayed") || slices.Contains(said, "ledger") {
+			t.Errorf("late %t: canceled %t; said %v", late, done.Load(), said)
+		}
+		c.got.Close()
 	}
 }

@@ -66,8 +66,7 @@ type failure struct {
 
 // askInEncoding sends a request and waits for its answer. The result is nil if no answer has
 // come. A query that was rejected because of a character is sent again, after the others, which
-// have been carried out. If the queries are one transaction, it was rolled back, and all are sent
-// again.
+// have been carried out. All of a commit is sent again.
 //
 // The loop ends, because a character that was spelled out no longer occurs in the query.
 func (s *Session) askInEncoding(ctx context.Context, r Request) (*roundTrip, error) {
@@ -79,7 +78,7 @@ func (s *Session) askInEncoding(ctx context.Context, r Request) (*roundTrip, err
 			break
 		}
 		s.noteLack(char)
-		if r.commit || strings.HasPrefix(r.SQL[0], "BEGIN ") {
+		if r.commit {
 			rt, err = s.askOnce(ctx, r)
 			continue
 		}
