@@ -74,7 +74,8 @@ func ShowTokenSQL(name, token string, ended bool) string {
 		namePrefix+tokenMark, token, suffix, strings.TrimPrefix(name, namePrefix))
 }
 
-// ShowsTokenSQL is an SQL condition: a session's name shows this token, and no end of its command.
+// ShowsTokenSQL is an SQL condition: a session's name shows this token, whether or not its command
+// is dead.
 func ShowsTokenSQL(name string, token int64) string {
-	return fmt.Sprintf("pg_catalog.starts_with(%s, '%s%d ')", name, namePrefix+tokenMark, token)
+	return fmt.Sprintf("pg_catalog.split_part(%[1]s, ' ', 1) IN ('%[2]s%[3]d', '%[2]s%[3]d%[4]s')", name, namePrefix+tokenMark, token, endedSuffix)
 }

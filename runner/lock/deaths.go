@@ -160,7 +160,7 @@ func tryAnnounceDeaths(ctx context.Context, tellWaiters bool, owing *Held, lost 
 }
 
 // deathQueries are the queries that end the lost session and announce, for each lock,
-// that its command is dead.
+// that its command is dead. If it was lost in the release, its name may show the end by now.
 func (h *Held) deathQueries() (queries []string) {
 	if !h.cfg.OfList {
 		queries = append(queries, fmt.Sprintf(`SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_get_activity(%d)

@@ -1,9 +1,12 @@
 package lock_test
 
 import (
+	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pglead/pglead/runner/lock"
 )
@@ -45,5 +48,38 @@ func TestEndNamesNext(t *testing.T) {
 	}
 	if words := tenure(func() {}); !strings.HasPrefix(words, "started ") || !strings.Contains(words, "; clean ") || !strings.HasSuffix(words, to) {
 		t.Errorf("with a listener that was there: %s, wanted started, and clean and%s", words, to)
+	}
+}
+
+// TestLostInRelease: a session is cut off while it releases its lock, after its name has shown the
+// end. The new session, which says that the command is dead, ends it: otherwise the waiters would
+// find the lock held, and would not know that the command is dead when it comes free.
+func TestLostInRelease(t *testing.T) {
+	t.Parallel()
+	server := start(t, nil)
+	cut := make(chan struct{})
+	first := acquire(t, config(t, server.DSN("postgres"), exclusive(7)))
+	// With this lease neither the server nor a waiter ends the session.
+	second := contend(t, leased(config(t, newSlowRelay(t, server, func(sql string) string {
+		if strings.HasSuffix(sql, " SELECT pg_catalog.pg_advisory_unlock(7)::int") {
+			<-cut
+		}
+		return sql
+	}), exclusive(7)), time.Hour))
+	t.Cleanup(func() { close(cut) })
+	inLine(t, server, id(7), 1)
+	release(t, first)
+	h := second.held(t)
+	third := contend(t, config(t, server.DSN("postgres"), exclusive(7)))
+	inLine(t, server, id(7), 1)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := h.Release(ctx); err == nil {
+		t.Fatal("the lock is released")
+	}
+	lock.ReportLostRuns(t.Context(), h)
+	third.held(t)
+	if said := third.said(); slices.Contains(said, "delayed") {
+		t.Errorf("the third said %v", said)
 	}
 }
