@@ -93,6 +93,13 @@ func (p *pulse) due() boottime.Instant {
 	return p.next
 }
 
+// beats says whether the heartbeat was started.
+func (s *Session) beats() bool {
+	s.pulse.mu.Lock()
+	defer s.pulse.mu.Unlock()
+	return s.pulse.timer != nil
+}
+
 // BeatAt sets the boot time at which the next heartbeat is sent. Later ones follow at intervals of
 // Heartbeat.Every. A heartbeat that is already on the wire does not count as the next one.
 func (s *Session) BeatAt(at boottime.Instant) {
@@ -202,8 +209,10 @@ func (s *Session) unanswered() bool {
 // broken is the cause of the loss when the connection broke. At the deadline the guard may shut the
 // connection down before this process has noticed the deadline. Then the cause of the loss is the
 // silence before.
+//
+// A session without a heartbeat has no deadline: it may be idle for any time.
 func (s *Session) broken(cause error) error {
-	if s.clock.now() >= s.Deadline().Add(-s.cfg.Lease/10) {
+	if s.beats() && s.clock.now() >= s.Deadline().Add(-s.cfg.Lease/10) {
 		return s.silence()
 	}
 	return cause

@@ -35,7 +35,8 @@ func (c closedAhead) Read(b []byte) (int, error) {
 }
 
 // TestReasonAfterBrokenPipe: the cause of a loss is what the server said, even if a request found
-// the connection closed first.
+// the connection closed first, and even if the session, which has no heartbeat, was idle for longer
+// than its lease before.
 func TestReasonAfterBrokenPipe(t *testing.T) {
 	fatal, err := (&pgproto3.ErrorResponse{
 		Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "57P01", Message: "terminating connection due to administrator command",
@@ -56,6 +57,7 @@ func TestReasonAfterBrokenPipe(t *testing.T) {
 			}
 			s := newSession(conn, pgproto3.NewFrontend(conn, conn), 1, Config{Lease: testLease}, virtual(time.Now(), new(time.Duration)))
 			defer s.Close()
+			time.Sleep(testLease)
 			began := time.Now()
 			_, err := s.Query(t.Context(), "SELECT 1")
 			var lost *LostError
