@@ -84,7 +84,7 @@ func listenToList(ctx context.Context, s *session.Session, list lockkey.ID, hear
 		}
 	})
 	_, err := s.Query(ctx, `LISTEN "`+channel+`"`)
-	return err
+	return session.Rejected(err, "listen for what others on the list run")
 }
 
 // said is the announcement of an item's end.

@@ -1,8 +1,10 @@
 package runner
 
 import (
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/pglead/pglead/lockkey"
@@ -49,5 +51,24 @@ func TestListenToList(t *testing.T) {
 	}
 	if want := []string{"7 true", "7 false", "7 true", "8 true", "-7 true", "-7 false"}; !slices.Equal(heard, want) {
 		t.Errorf("heard %q, want %q", heard, want)
+	}
+}
+
+// TestRejectedListen: an error of the server that keeps a list from listening names its kind, by
+// which the list tries again, or exits with a status that says what is wrong.
+func TestRejectedListen(t *testing.T) {
+	t.Parallel()
+	server := testserver.Start(t, nil)
+	s, err := session.Open(t.Context(), lockingOn(t, server).Session)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.Query(t.Context(), "BEGIN", "SELECT 1/0"); err == nil {
+		t.Fatal("the transaction goes on")
+	}
+	err = listenToList(t.Context(), s, id(1), nil)
+	if e := (*session.Error)(nil); !errors.As(err, &e) || !strings.HasPrefix(err.Error(), "listen for what others on the list run: current transaction is aborted") {
+		t.Errorf("%v", err)
 	}
 }
