@@ -6,17 +6,30 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // Bid is a claim on a session, as far as it has been granted.
 type Bid struct {
-	s         *session.Session
-	cfg       Config
-	grant     Grant
-	knowledge knowledge // of others that have the locks, or had them
-	place     place     // in line, if it is a waiter's
+	s     *session.Session
+	cfg   Config
+	grant Grant
+	place place // in line, if it is a waiter's
+
+	// What it knows of others that have its locks, or had them. The session's reader writes to all
+	// of it but contested and unknownHolder.
+	evidence    map[lockkey.ID]*evidence.Evidence // of the locks to which it listens
+	mailbox     mailbox                           // what it has heard, for the line
+	news        chan struct{}                     // something new may have to be acted on
+	commonMarks []lockkey.ID                      // the locks whose common marks it has
+	// contested are the locks that another session has, or may have had while this bid did not
+	// listen. To start at once under one of them takes evidence.
+	contested map[lockkey.ID]bool
+	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
+	unknownHolder bool
 
 	server      string       // with a second session: the server's identity
 	preparation *preparation // of what the command needs
@@ -25,10 +38,13 @@ type Bid struct {
 // NewBid returns a bid on a session, which it does not close. contested says that others may have
 // had the locks since the caller's last session or pass, while the caller did not listen.
 func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
-	b := &Bid{s: s, cfg: cfg, preparation: newPreparation(s, nil)}
-	b.grant, b.knowledge, b.place = noGrant(&b.cfg), newKnowledge(s, &b.cfg), place{claim: &b.cfg.Claim}
+	b := &Bid{
+		s: s, cfg: cfg, preparation: newPreparation(s, nil), news: make(chan struct{}, 1),
+		evidence: map[lockkey.ID]*evidence.Evidence{}, contested: map[lockkey.ID]bool{},
+	}
+	b.grant, b.place = noGrant(&b.cfg), place{claim: &b.cfg.Claim}
 	if contested {
-		b.knowledge.contest(cfg.Claim.locks())
+		b.contest(cfg.Claim.locks())
 	}
 	return b
 }
@@ -111,7 +127,7 @@ func (b *Bid) parseTry(value string) (tried, error) {
 // trySQL is an SQL expression that takes what is missing, as Try describes it. parseTry reads its
 // value. A list's bid makes its first try here: it has no login of its own to carry it.
 func (b *Bid) trySQL() string {
-	if b.cfg.OfList && !b.knowledge.listens() {
+	if b.cfg.OfList && !b.listens() {
 		return b.cfg.firstTrySQL()
 	}
 	return b.cfg.tryMissingSQL(b.missing(), b.place.joined())
@@ -155,11 +171,11 @@ func (b *Bid) noteResult(result tried) (some bool) {
 	if result.slot > 0 {
 		b.grant.Slot = result.slot
 	}
-	v := b.knowledge.verdictOnAll(result.won)
+	v := b.verdictOnAll(result.won)
 	b.grant.delay = max(b.grant.delay, v.Delay)
 	b.grant.coversEarlier = b.grant.coversEarlier && v.CoversEarlier
 	if !b.Complete() {
-		b.knowledge.noteRefusal(b.refused())
+		b.noteRefusal(b.refused())
 	}
 	return len(result.won) > 0
 }
@@ -167,7 +183,7 @@ func (b *Bid) noteResult(result tried) (some bool) {
 // GiveBack frees locks under which no command was started. A lock whose common mark the bid lacks
 // then counts as contested, because others may start under it without this bid hearing of it.
 func (b *Bid) GiveBack(ctx context.Context) error {
-	b.knowledge.contest(slices.DeleteFunc(slices.Clone(b.grant.Locks), func(l advisory.Lock) bool { return slices.Contains(b.knowledge.commonMarks, l.ID) }))
+	b.contest(slices.DeleteFunc(slices.Clone(b.grant.Locks), func(l advisory.Lock) bool { return slices.Contains(b.commonMarks, l.ID) }))
 	return b.unlock(ctx)
 }
 
@@ -175,7 +191,7 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 // session's end would do that, too, but a moment later: the next run in a script could still find
 // the locks held.
 func (b *Bid) giveBackAndLeave(ctx context.Context) error {
-	b.knowledge.contest(b.grant.Locks)
+	b.contest(b.grant.Locks)
 	err := b.unlock(ctx, b.leaveQuery()...)
 	b.noteLeft()
 	return err

@@ -226,7 +226,7 @@ func isFull(err error) bool {
 //	Candidate.attempt  opens a session without a first try, which might overtake those in line
 //	waiter.join        ends the old session, if the server still has it; listens, takes its
 //	                   old ticket and its mark, and looks
-//	knowledge.verdict  the waiter has lost what it had heard: if it hears nothing more, and there
+//	Bid.verdict        the waiter has lost what it had heard: if it hears nothing more, and there
 //	                   is no ledger, a grant is held for the lock-delay
 
 // outlast pauses after an attempt that failed for a reason that passes by itself: a session that

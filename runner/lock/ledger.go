@@ -47,18 +47,18 @@ func (b *Bid) startsWithToken(locks []advisory.Lock) bool {
 	if len(locks) != 1 || b.cfg.Claim.Shared || b.cfg.Session.UsesSecondSession() || !b.usesLedger() {
 		return false
 	}
-	tokens, blind := b.knowledge.openStarts(locks)
+	tokens, blind := b.openStarts(locks)
 	return len(tokens) == 0 && !blind
 }
 
 // openStarts are the tokens of the starts that are open, as far as was heard; blind says that some
 // tokens aren't known.
-func (k *knowledge) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
-	if k.cfg.LockDelay == 0 {
+func (b *Bid) openStarts(locks []advisory.Lock) (tokens []int64, blind bool) {
+	if b.cfg.LockDelay == 0 {
 		return nil, false
 	}
 	for _, l := range locks {
-		if e := k.evidence[l.ID]; e != nil {
+		if e := b.evidence[l.ID]; e != nil {
 			more, unknown := e.OpenStarts()
 			tokens, blind = append(tokens, more...), blind || unknown
 		}
@@ -106,9 +106,9 @@ const askPauseEvery = 3 * time.Second
 // bid that waited before the pause goes by the ledger, or by what it hears from now on. Any
 // other bid is like a new one, with a first try.
 func (w *waiter) resumed() {
-	clear(w.knowledge.contested)
+	clear(w.contested)
 	if w.returning {
-		w.knowledge.contest(w.cfg.Claim.locks())
+		w.contest(w.cfg.Claim.locks())
 	}
 }
 

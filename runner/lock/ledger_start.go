@@ -33,7 +33,7 @@ func (b *Bid) startInLedger(ctx context.Context) error {
 	if !b.cfg.Session.Quorum {
 		start.since = time.Now()
 	}
-	if _, blind := b.knowledge.openStarts(b.grant.Locks); blind && !start.proof.Sure {
+	if _, blind := b.openStarts(b.grant.Locks); blind && !start.proof.Sure {
 		if err := start.waitAsWithout(ctx); err != nil {
 			return err
 		}
@@ -92,14 +92,14 @@ func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 // been held for long enough.
 func (l *ledgerStart) noteEvidence() {
 	locks := l.bid.grant.Locks
-	if !l.proof.Sure && (l.bid.knowledge.verdictOnAll(locks).Delay == 0 || l.waited() >= l.delay) {
+	if !l.proof.Sure && (l.bid.verdictOnAll(locks).Delay == 0 || l.waited() >= l.delay) {
 		l.proof.Sure = true
 	}
 	l.proof.Heard = nil
 	if l.proof.Sure {
 		return
 	}
-	heard, _ := l.bid.knowledge.openStarts(locks)
+	heard, _ := l.bid.openStarts(locks)
 	for _, token := range heard {
 		if !slices.Contains(l.proof.Closes, token) {
 			l.proof.Heard = append(l.proof.Heard, token)
@@ -116,7 +116,7 @@ func (l *ledgerStart) noteBegun() {
 		l.bid.s.DropSecond()
 	}
 	if l.waited() < l.delay {
-		v := l.bid.knowledge.verdictOnAll(l.bid.grant.Locks)
+		v := l.bid.verdictOnAll(l.bid.grant.Locks)
 		l.bid.grant.coversEarlier = v.Delay == 0 && v.CoversEarlier
 	}
 }
@@ -193,7 +193,7 @@ func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host
 	b := l.bid
 	alive := map[int]int64{} // the earliest token of each lock
 	left := func(run ledger.OpenRun) time.Duration {
-		e := b.knowledge.evidence[b.grant.Locks[run.Lock].ID]
+		e := b.evidence[b.grant.Locks[run.Lock].ID]
 		if b.cfg.LockDelay == 0 || e != nil && e.KnowsDead(run.Token) {
 			return 0
 		}

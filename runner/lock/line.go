@@ -91,9 +91,9 @@ func (w *waiter) lookAgain(ctx context.Context) error {
 // digest draws the conclusions from a look.
 func (w *waiter) digest(ctx context.Context, found *look) (err error) {
 	switch {
-	case found.rank <= crowd.MostListeners && !w.knowledge.listens():
+	case found.rank <= crowd.MostListeners && !w.listens():
 		found, err = w.wake(ctx)
-	case found.rank > crowd.MostListeners && w.knowledge.listens():
+	case found.rank > crowd.MostListeners && w.listens():
 		err = w.goDormant(ctx)
 	}
 	if err != nil {
@@ -121,7 +121,7 @@ func (w *waiter) knowsLess(found *look) bool {
 	if w.place.held[markLock] {
 		listening--
 	}
-	e := w.knowledge.evidence[w.place.line]
+	e := w.evidence[w.place.line]
 	return listening > 0 && (e == nil || e.Verdict().Delay > 0)
 }
 
@@ -265,12 +265,12 @@ func (b *Bid) leaveLine(ctx context.Context, also ...string) error {
 
 // leaveQuery is the query that leaves the line, and frees all marks, if the bid has any of that.
 func (b *Bid) leaveQuery() []string {
-	return selectQuery(slices.Concat(b.place.leaveSQL(), b.knowledge.freeCommonSQL()))
+	return selectQuery(slices.Concat(b.place.leaveSQL(), b.freeCommonSQL()))
 }
 
 // noteLeft notes that leaveQuery was sent. If the server rejects another query of that message,
 // this one is carried out all the same.
 func (b *Bid) noteLeft() {
 	b.place.noteFreed()
-	b.knowledge.commonMarks = nil
+	b.commonMarks = nil
 }

@@ -46,7 +46,7 @@ func (w *waiter) hearCall(answers []session.Rows) {
 		return
 	}
 	w.called.Store(true)
-	nudge(w.knowledge.news)
+	nudge(w.news)
 }
 
 // wake makes a dormant waiter listen and look again, which gives it a mark.

@@ -37,13 +37,13 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 		marks = append(marks, takenSQL(advisory.CommonMarkOf(id).TrySQL()))
 	}
 	queries = selectQuery(marks)
-	ofTicket := b.place.joined() && b.knowledge.listens() && !b.place.held[markLock]
+	ofTicket := b.place.joined() && b.listens() && !b.place.held[markLock]
 	if ofTicket {
 		queries = append(queries, b.markQuery())
 	}
 	return queries, func(answers []session.Rows) {
 		if len(common) > 0 {
-			b.knowledge.tookCommon(common, answers[0])
+			b.tookCommon(common, answers[0])
 			answers = answers[1:]
 		}
 		if ofTicket {
@@ -59,7 +59,7 @@ func (b *Bid) lacksCommon() (ids []lockkey.ID) {
 		return nil
 	}
 	for _, id := range b.cfg.Claim.IDs {
-		if b.knowledge.evidence[id] != nil && !slices.Contains(b.knowledge.commonMarks, id) {
+		if b.evidence[id] != nil && !slices.Contains(b.commonMarks, id) {
 			ids = append(ids, id)
 		}
 	}
@@ -82,14 +82,14 @@ WHERE pid = pg_catalog.pg_backend_pid() AND rank <= %d`,
 		takenSQL(mark), advisory.PlaceSQL(), advisory.InLinesOf(b.place.line), advisory.CommonTicket, advisory.IsTicket, crowd.MostListeners)
 }
 
-func (k *knowledge) tookCommon(ids []lockkey.ID, marks session.Rows) {
+func (b *Bid) tookCommon(ids []lockkey.ID, marks session.Rows) {
 	row, err := marks.Only(len(ids))
 	for i, id := range ids {
 		if err != nil || row[i] == "" {
 			continue
 		}
-		k.commonMarks = append(k.commonMarks, id)
-		k.evidence[id].NoteMark(evidence.ParseLSN(row[i]))
+		b.commonMarks = append(b.commonMarks, id)
+		b.evidence[id].NoteMark(evidence.ParseLSN(row[i]))
 	}
 }
 
@@ -101,7 +101,7 @@ func (b *Bid) tookTicketMark(mark session.Rows) {
 		return
 	}
 	b.place.held[markLock] = true
-	for id, e := range b.knowledge.evidence {
+	for id, e := range b.evidence {
 		if b.cfg.Claim.takesAny() || id == b.place.line {
 			e.NoteMark(evidence.ParseLSN(row[0]))
 		}
@@ -109,8 +109,8 @@ func (b *Bid) tookTicketMark(mark session.Rows) {
 }
 
 // freeCommonSQL are SQL expressions that free the common marks.
-func (k *knowledge) freeCommonSQL() (columns []string) {
-	for _, id := range k.commonMarks {
+func (b *Bid) freeCommonSQL() (columns []string) {
+	for _, id := range b.commonMarks {
 		columns = append(columns, advisory.CommonMarkOf(id).UnlockSQL())
 	}
 	return columns

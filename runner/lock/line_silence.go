@@ -86,8 +86,8 @@ func (w *waiter) lookOnceMore(pid uint32, after time.Duration) {
 // adds to it, so that the waiters before this one get their turn.
 func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
 	delay := max(s.Outlives, w.cfg.LockDelay)
-	for _, id := range w.knowledge.heldBy(s.PID, found) {
-		delay = max(delay, w.knowledge.evidence[id].Verdict().Delay)
+	for _, id := range w.heldBy(s.PID, found) {
+		delay = max(delay, w.evidence[id].Verdict().Delay)
 	}
 	lease := w.cfg.Session.Lease
 	forKill := min(leasetime.ForKill(lease), time.Second)
@@ -97,9 +97,9 @@ func (w *waiter) enoughSilence(s evidence.Seat, found *look) time.Duration {
 
 // heldBy are the locks that a session has, as far as the evidence shows. Its silence counts
 // for all of them.
-func (k *knowledge) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
+func (b *Bid) heldBy(pid uint32, found *look) (ids []lockkey.ID) {
 	for _, s := range found.Holders {
-		if k.evidence[s.ID] != nil && s.PID == pid {
+		if b.evidence[s.ID] != nil && s.PID == pid {
 			ids = append(ids, s.ID)
 		}
 	}
@@ -134,8 +134,8 @@ FROM pg_catalog.pg_stat_get_activity(%d) WHERE backend_start = '%s' AND state_ch
 		message += "its session, which this role may not end, is left to the server"
 	}
 	w.cfg.Log.Info(message, "event", "silent", "backend", s.PID)
-	for _, id := range w.knowledge.heldBy(s.PID, found) {
-		w.knowledge.evidence[id].NoteSilence(found.asOf[id], s)
+	for _, id := range w.heldBy(s.PID, found) {
+		w.evidence[id].NoteSilence(found.asOf[id], s)
 	}
 	if w.usesLedger() {
 		w.recordSilence(ctx, s, found)

@@ -225,7 +225,7 @@ func (w *waiter) startWatch(h session.Heartbeat, enough time.Duration, judge jud
 			w.s.BeatAt(received.Add(next))
 			return
 		}
-		nudge(w.knowledge.news)
+		nudge(w.news)
 	}
 	w.s.SetHeartbeat(h)
 	w.turn.lookAt = time.Now().Add(crowd.LookBesideWatch(w.turn.rank, w.cfg.Session.Lease))

@@ -36,8 +36,8 @@ func (h *Held) MayExchange() bool {
 // MayExchange says whether the bid's first try can be part of an Exchange: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
 func (b *Bid) MayExchange() bool {
-	return b.cfg.mayExchange() && !b.usesLedger() && !b.knowledge.listens() && len(b.grant.Locks) == 0 &&
-		b.knowledge.verdict(b.cfg.Claim.IDs[0]).Delay == 0
+	return b.cfg.mayExchange() && !b.usesLedger() && !b.listens() && len(b.grant.Locks) == 0 &&
+		b.verdict(b.cfg.Claim.IDs[0]).Delay == 0
 }
 
 func (cfg *Config) mayExchange() bool {
@@ -83,7 +83,7 @@ func (x Exchange) free(ctx context.Context, s *session.Session) error {
 	}
 	for _, b := range x.Next {
 		b.grant = noGrant(&b.cfg)
-		b.knowledge.contest(b.cfg.Claim.locks())
+		b.contest(b.cfg.Claim.locks())
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ import (
 
 // Listen starts to collect the announcements about the locks.
 func (b *Bid) Listen(ctx context.Context) error {
-	if len(b.knowledge.deafTo()) == 0 && !b.knowledge.unknownHolder {
+	if len(b.deafTo()) == 0 && !b.unknownHolder {
 		return nil
 	}
 	_, err := b.listenAndLook(ctx)
@@ -28,15 +28,15 @@ func (b *Bid) Listen(ctx context.Context) error {
 // holders. In the other order a holder could begin unseen and unheard. Other queries are sent in
 // between.
 func (b *Bid) listenAndLook(ctx context.Context, between ...string) (*look, error) {
-	deaf := b.knowledge.deafTo()
-	b.knowledge.collect(deaf)
+	deaf := b.deafTo()
+	b.collect(deaf)
 	return b.look(ctx, append(listenQuery(deaf), between...)...)
 }
 
 // deafTo are the locks that the session does not listen to.
-func (k *knowledge) deafTo() (locks []advisory.Lock) {
-	for _, l := range k.cfg.Claim.locks() {
-		if k.evidence[l.ID] == nil {
+func (b *Bid) deafTo() (locks []advisory.Lock) {
+	for _, l := range b.cfg.Claim.locks() {
+		if b.evidence[l.ID] == nil {
 			locks = append(locks, l)
 		}
 	}
@@ -44,14 +44,14 @@ func (k *knowledge) deafTo() (locks []advisory.Lock) {
 }
 
 // collect makes the session collect announcements about these locks from now on.
-func (k *knowledge) collect(locks []advisory.Lock) {
+func (b *Bid) collect(locks []advisory.Lock) {
 	for _, l := range locks {
-		e := evidence.New(k.cfg.LockDelay, k.cfg.Session.Lease, l.Shared)
-		k.evidence[l.ID] = e
-		k.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
+		e := evidence.New(b.cfg.LockDelay, b.cfg.Session.Lease, l.Shared)
+		b.evidence[l.ID] = e
+		b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
 			if a, ok := e.Hear(pid, payload); ok {
-				k.mailbox.put(l.ID, a)
-				nudge(k.news)
+				b.mailbox.put(l.ID, a)
+				nudge(b.news)
 			}
 		})
 	}
@@ -73,17 +73,17 @@ func listenQuery(locks []advisory.Lock) (query []string) {
 // Unlisten stops listening.
 func (b *Bid) Unlisten(ctx context.Context) error {
 	var queries []string
-	for id := range b.knowledge.evidence {
+	for id := range b.evidence {
 		b.s.OnNotify(evidence.Channel(id), nil)
 		queries = append(queries, fmt.Sprintf(`UNLISTEN "%s"`, evidence.Channel(id)))
 	}
 	// An UNLISTEN has no comment. While it was the session's last statement, others could see neither
 	// that the session is alive nor how long its commands outlive a lock.
-	queries = append(queries, selectQuery(b.knowledge.freeCommonSQL())...)
+	queries = append(queries, selectQuery(b.freeCommonSQL())...)
 	err := b.send(ctx, append(queries, session.PlainBeatQuery)...)
-	clear(b.knowledge.evidence)
-	b.knowledge.commonMarks = nil
-	b.knowledge.mailbox.empty() // now that nothing more is heard
+	clear(b.evidence)
+	b.commonMarks = nil
+	b.mailbox.empty() // now that nothing more is heard
 	return err
 }
 

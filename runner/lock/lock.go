@@ -37,7 +37,6 @@
 //	look          all that the server shows of a lock, asked for at once: a seat for each session
 //	watch         the question about the holder alone that the first in line ask with their
 //	              heartbeats
-//	knowledge     what a bid knows of others that have its locks, or had them
 //	contested     others have the lock, or may have had it while the bid did not listen, so
 //	              that it takes evidence to start at once
 //	evidence      what a waiter has heard and seen of a lock's holders, and the verdict that

@@ -50,9 +50,9 @@ const mostSeats = 72
 // evidence.
 func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 	l := &look{Look: evidence.Look{Sent: boottime.Now()}, asOf: map[lockkey.ID]int{}}
-	b.knowledge.unknownHolder = false
+	b.unknownHolder = false
 	var parseErr error
-	for id, e := range b.knowledge.evidence {
+	for id, e := range b.evidence {
 		l.asOf[id] = e.AsOf()
 	}
 	marks, noteMarks := b.markQueries()
@@ -63,7 +63,7 @@ func (b *Bid) look(ctx context.Context, before ...string) (*look, error) {
 			return
 		}
 		noteMarks(answers[len(before):])
-		for id, e := range b.knowledge.evidence {
+		for id, e := range b.evidence {
 			e.Saw(&l.Look, id, l.asOf[id])
 		}
 	}})

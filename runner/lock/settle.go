@@ -18,7 +18,7 @@ import (
 //	                                  who finds out, without a ledger in this order
 //	the server is fit for it          the login (package session, login.go)
 //	the claim is complete             Bid.Complete, below
-//	the delay is known                knowledge.verdict, with each lock that is granted: by what was heard
+//	the delay is known                Bid.verdict, with each lock that is granted: by what was heard
 //	                                  (Evidence.Verdict) or, after a first try, by the server's
 //	                                  age (Session.FirstTryDelay). Package evidence has the states
 //	                                  (evidence.go), and who may say what (closing.go)
@@ -86,7 +86,7 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 		return nil
 	}
 	// The grant may have come with a word of a session whose role was not looked up yet.
-	if err := b.knowledge.askRoles(ctx); err != nil {
+	if err := b.askRoles(ctx); err != nil {
 		return err
 	}
 	if b.s.FirstTryDelay(delay) > 0 {
@@ -94,7 +94,7 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 			return err
 		}
 	}
-	if v := b.knowledge.verdictOnAll(b.grant.Locks); v.Delay == 0 {
+	if v := b.verdictOnAll(b.grant.Locks); v.Delay == 0 {
 		b.grant.delay, b.grant.coversEarlier = 0, v.CoversEarlier
 		return nil
 	}
@@ -106,7 +106,7 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 	}
 	early, err := b.hold(ctx, delay, "lock granted without evidence that its last holder is dead", nil)
 	if early {
-		b.grant.coversEarlier = b.knowledge.verdictOnAll(b.grant.Locks).CoversEarlier
+		b.grant.coversEarlier = b.verdictOnAll(b.grant.Locks).CoversEarlier
 	}
 	return err
 }
@@ -134,11 +134,11 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, why string, ask fun
 			if done, err := ask(); err != nil || done {
 				return false, err
 			}
-		case <-b.knowledge.news:
-			if err := b.knowledge.askRoles(ctx); err != nil {
+		case <-b.news:
+			if err := b.askRoles(ctx); err != nil {
 				return false, err
 			}
-			if b.knowledge.verdictOnAll(b.grant.Locks).Delay == 0 {
+			if b.verdictOnAll(b.grant.Locks).Delay == 0 {
 				return true, nil
 			}
 		case <-b.s.Lost():

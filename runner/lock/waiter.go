@@ -50,7 +50,7 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 		if !errors.As(err, &paused) || w.candidate.timeLeft() <= 0 {
 			return held, err
 		}
-		w.returning = w.returning || w.knowledge.listens()
+		w.returning = w.returning || w.listens()
 		if err := w.waitForResume(ctx, paused); err != nil {
 			return nil, err
 		}
@@ -143,10 +143,10 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 		if w.called.Swap(false) {
 			w.turn.lookAt = time.Now()
 		}
-		w.turn.decide(w.heard(), w.knowledge.trusts, w.watches())
+		w.turn.decide(w.heard(), w.trusts, w.watches())
 		w.actOnWatch()
 		if !w.turn.triesBy(time.Now()) { // otherwise tryNow verifies
-			if err := w.knowledge.askRoles(ctx); err != nil {
+			if err := w.askRoles(ctx); err != nil {
 				return false, err
 			}
 		}
@@ -159,7 +159,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 // heard are the announcements that have come for the lock whose line this is or, with a gate, for
 // all locks.
 func (w *waiter) heard() (heard []evidence.Announcement) {
-	for id, said := range w.knowledge.mailbox.empty() {
+	for id, said := range w.mailbox.empty() {
 		if w.cfg.Claim.takesAny() || id == w.place.line {
 			heard = append(heard, said...)
 		}
@@ -169,7 +169,7 @@ func (w *waiter) heard() (heard []evidence.Announcement) {
 
 // awaitNews waits until there is something to do.
 func (w *waiter) awaitNews(ctx context.Context, most time.Duration) error {
-	return w.sleep(ctx, min(most, time.Until(w.turn.next())), w.knowledge.news)
+	return w.sleep(ctx, min(most, time.Until(w.turn.next())), w.news)
 }
 
 // sleep returns when the time d has passed, or news has come. The loss of the session, or the end
@@ -207,7 +207,7 @@ func (w *waiter) act(ctx context.Context) (granted bool, err error) {
 func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
 	burst := w.turn.clearTry()
 	w.tryLater()
-	if err := w.knowledge.askRoles(ctx); err != nil {
+	if err := w.askRoles(ctx); err != nil {
 		return false, err
 	}
 	if burst {
@@ -219,12 +219,12 @@ func (w *waiter) tryNow(ctx context.Context) (granted bool, err error) {
 		return granted, err
 	}
 	if burst {
-		if err := w.knowledge.askRoles(ctx); err != nil { // another session may have had the lock meanwhile, and announced it
+		if err := w.askRoles(ctx); err != nil { // another session may have had the lock meanwhile, and announced it
 			return false, err
 		}
-		w.knowledge.noteRefusal(w.refused())
+		w.noteRefusal(w.refused())
 	}
-	if w.knowledge.unknownHolder || burst {
+	if w.unknownHolder || burst {
 		w.turn.lookAt = time.Now()
 	}
 	return false, nil
@@ -286,7 +286,7 @@ func (w *waiter) burstQuery(first int) string {
 // for, or the ledger says what there is.
 func (w *waiter) mayDrawWithTry() bool {
 	locks := w.cfg.Claim.locks()
-	return w.cfg.drawsWithTry() && (w.knowledge.verdictOnAll(locks).Delay == 0 || w.startsWithToken(locks))
+	return w.cfg.drawsWithTry() && (w.verdictOnAll(locks).Delay == 0 || w.startsWithToken(locks))
 }
 
 // poll waits where there is no line: in a transaction.

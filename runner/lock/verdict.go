@@ -1,0 +1,90 @@
+package lock
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+
+	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/boottime"
+	"github.com/pglead/pglead/runner/lock/evidence"
+)
+
+// The verdict on a lock says how long it has to be held before the command may start. It follows
+// from what the bid knows of others that have the lock, or had it.
+
+// contest notes that others have, or may have had, these locks.
+func (b *Bid) contest(locks []advisory.Lock) {
+	for _, l := range locks {
+		b.contested[l.ID] = true
+	}
+}
+
+// noteRefusal notes that another session has these locks, since a try was refused.
+func (b *Bid) noteRefusal(refused []advisory.Lock) {
+	b.contest(refused)
+	for _, l := range refused {
+		if e := b.evidence[l.ID]; e != nil {
+			b.unknownHolder = e.NoteRefusal(boottime.Now()) || b.unknownHolder
+		}
+	}
+}
+
+// listens says whether the bid collects what happens to the locks.
+func (b *Bid) listens() bool { return len(b.evidence) > 0 }
+
+// trusts says whether a session's words count.
+func (b *Bid) trusts(pid uint32) bool {
+	for _, e := range b.evidence {
+		if e.Trusts(pid) {
+			return true
+		}
+	}
+	return false
+}
+
+// askRoles asks for the roles of sessions whose words may count.
+func (b *Bid) askRoles(ctx context.Context) error {
+	for _, e := range b.evidence {
+		for _, pid := range e.RolesWanted() {
+			rows, err := b.s.Query(ctx, fmt.Sprintf("SELECT usesysid FROM pg_catalog.pg_stat_get_activity(%d)", pid))
+			if err != nil {
+				return b.cfg.rejected(err)
+			}
+			role := uint64(0)
+			if row, err := rows.Only(1); err == nil {
+				role, _ = strconv.ParseUint(row[0], 10, 32)
+			}
+			e.NoteRole(pid, uint32(role))
+		}
+	}
+	return nil
+}
+
+// verdict says how long a granted lock has to be held before the command may start.
+//
+// A bid that gets the lock at the first try starts at once, unless the server came up less than a
+// lock-delay ago, or the bid has heard something of the lock. A bid that has waited, in this
+// session or in one that was lost, goes by what it has heard, which may be nothing.
+func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
+	e := b.evidence[id]
+	switch {
+	case e != nil && (e.State() != evidence.Quiet || b.contested[id]):
+		return e.Verdict()
+	case b.contested[id]:
+		return evidence.None(b.cfg.LockDelay, b.cfg.Session.Lease)
+	}
+	return evidence.Verdict{Delay: b.s.FirstTryDelay(b.cfg.LockDelay)}
+}
+
+// verdictOnAll is the current verdict on all of these locks.
+func (b *Bid) verdictOnAll(locks []advisory.Lock) evidence.Verdict {
+	all := evidence.Verdict{CoversEarlier: true}
+	for _, l := range locks {
+		v := b.verdict(l.ID)
+		all.Delay = max(all.Delay, v.Delay)
+		all.CoversEarlier = all.CoversEarlier && v.CoversEarlier
+	}
+	return all
+}
