@@ -90,34 +90,34 @@ func (c Claim) linesFor(locks []advisory.Lock) []lockkey.ID {
 
 // endQueries are the queries that announce, for each lock, that its command is dead, and the
 // query that frees all locks. prefers is the host that should hold them next, or empty.
-func (g *Grant) endQueries(prefers string) (words []string, unlock string) {
-	for _, l := range g.Locks {
-		words = append(words, g.wordQuery(l, g.cfg.Claim.listenersSQL(g.Locks), prefers))
+func (h *Held) endQueries(prefers string) (words []string, unlock string) {
+	for _, l := range h.Locks {
+		words = append(words, h.wordQuery(l, h.cfg.Claim.listenersSQL(h.Locks), prefers))
 	}
-	return words, "SELECT " + advisory.UnlockAllSQL(g.Locks)
+	return words, "SELECT " + advisory.UnlockAllSQL(h.Locks)
 }
 
 // wordQuery is the query that announces the end of a tenure, if any session in line fulfils the SQL
 // condition listeners. It names the first of these sessions, or one on the preferred host.
-func (g *Grant) wordQuery(l advisory.Lock, listeners, prefers string) string {
+func (h *Held) wordQuery(l advisory.Lock, listeners, prefers string) string {
 	word := evidence.Clean
 	if l.Shared {
 		word = evidence.Left
 	}
-	if g.cfg.OfList && !l.Shared && prefers == "" { // others may come back for the item without standing in line
-		return notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endPositionSQL))
+	if h.cfg.OfList && !l.Shared && prefers == "" { // others may come back for the item without standing in line
+		return notifyQuery(evidence.Channel(l.ID), h.endPayloadSQL(word, endPositionSQL))
 	}
 	// In a new backend, sorting by places, as a look does, would take as long
 	// as all the rest. This order names the wrong session when the tickets' time has
 	// wrapped around; then the right one tries a little later.
 	order := "objid"
-	if len(g.Locks) > 1 { // waiters for this lock come before those for another
+	if len(h.Locks) > 1 { // waiters for this lock come before those for another
 		order = fmt.Sprintf("classid <> '%d', objid", advisory.TicketClass(l.ID))
 	}
 	if prefers != "" {
 		order = fmt.Sprintf("(SELECT application_name NOT LIKE '%%@%s' FROM pg_catalog.pg_stat_get_activity(pid)), %s", likeable(prefers), order)
 	}
-	say := notifyQuery(evidence.Channel(l.ID), g.endPayloadSQL(word, endPositionSQL, "' "+evidence.ToField+"'", "pid"))
+	say := notifyQuery(evidence.Channel(l.ID), h.endPayloadSQL(word, endPositionSQL, "' "+evidence.ToField+"'", "pid"))
 	return say + " FROM pg_catalog.pg_lock_status() WHERE " + listeners + " ORDER BY " + order + " LIMIT 1"
 }
 
@@ -127,17 +127,17 @@ const endPositionSQL = "' " + evidence.LSNField + "', pg_catalog.pg_logical_emit
 
 // endPayloadSQL is an SQL expression for the text that announces the end of a tenure by this word.
 // The SQL expressions more are appended to the text.
-func (g *Grant) endPayloadSQL(word evidence.Word, more ...string) string {
-	a := g.cfg.announcement(word)
-	a.CoversEarlier = g.coversEarlier
-	return a.PayloadSQL(strconv.FormatInt(g.Token, 10), more...)
+func (h *Held) endPayloadSQL(word evidence.Word, more ...string) string {
+	a := h.cfg.announcement(word)
+	a.CoversEarlier = h.verdict.CoversEarlier
+	return a.PayloadSQL(strconv.FormatInt(h.Token, 10), more...)
 }
 
 // showEndQuery is the query that makes a session's name show that its command is dead. A waiter
 // that starts to listen after the announcement of the end, and looks before the unlock, sees the
 // end there.
-func (g *Grant) showEndQuery() string {
-	return "SELECT " + describe.ShowTokenSQL(g.cfg.Session.ApplicationName, strconv.FormatInt(g.Token, 10), true)
+func (h *Held) showEndQuery() string {
+	return "SELECT " + describe.ShowTokenSQL(h.cfg.Session.ApplicationName, strconv.FormatInt(h.Token, 10), true)
 }
 
 // likeable makes a host's name safe in a quoted pattern for LIKE.

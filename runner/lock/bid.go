@@ -4,7 +4,6 @@ import (
 	"context"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
@@ -16,7 +15,7 @@ import (
 type Bid struct {
 	s     *session.Session
 	cfg   Config
-	grant Grant
+	held  *Held // what it has got so far
 	place place // in line, if it is a waiter's
 
 	// What it knows of others that have its locks, or had them. The session's reader writes to all
@@ -42,7 +41,7 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 		s: s, cfg: cfg, preparation: newPreparation(s, nil), news: make(chan struct{}, 1),
 		evidence: map[lockkey.ID]*evidence.Evidence{}, contested: map[lockkey.ID]bool{},
 	}
-	b.grant, b.place = noGrant(&b.cfg), place{claim: &b.cfg.Claim}
+	b.held, b.place = b.nothingHeld(), place{claim: &b.cfg.Claim}
 	if contested {
 		b.contest(cfg.Claim.locks())
 	}
@@ -50,14 +49,14 @@ func NewBid(s *session.Session, cfg Config, contested bool) *Bid {
 }
 
 // Complete says whether the bid holds all that the claim asks for.
-func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(b.grant.Locks) }
+func (b *Bid) Complete() bool { return b.cfg.Claim.fulfilledBy(b.held.Locks) }
 
 // missing are the locks that the claim still asks for.
 func (b *Bid) missing() []advisory.Lock {
 	if b.cfg.Claim.takesAny() {
 		return b.cfg.Claim.locks()
 	}
-	return b.cfg.Claim.locks()[len(b.grant.Locks):]
+	return b.cfg.Claim.locks()[len(b.held.Locks):]
 }
 
 // refused are the locks that the last try did not get because another session has them: the first
@@ -167,13 +166,11 @@ func (cfg *Config) firstTrySQL() string {
 // on each lock says how long the last holder's command may be alive.
 func (b *Bid) noteResult(result tried) (some bool) {
 	b.place.arriving = b.place.arriving || result.arrived
-	b.grant.Locks = append(b.grant.Locks, result.won...)
+	b.held.Locks = append(b.held.Locks, result.won...)
 	if result.slot > 0 {
-		b.grant.Slot = result.slot
+		b.held.Slot = result.slot
 	}
-	v := b.verdictOnAll(result.won)
-	b.grant.delay = max(b.grant.delay, v.Delay)
-	b.grant.coversEarlier = b.grant.coversEarlier && v.CoversEarlier
+	b.held.verdict = b.held.verdict.And(b.verdictOnAll(result.won))
 	if !b.Complete() {
 		b.noteRefusal(b.refused())
 	}
@@ -183,7 +180,7 @@ func (b *Bid) noteResult(result tried) (some bool) {
 // GiveBack frees locks under which no command was started. A lock whose common mark the bid lacks
 // then counts as contested, because others may start under it without this bid hearing of it.
 func (b *Bid) GiveBack(ctx context.Context) error {
-	b.contest(slices.DeleteFunc(slices.Clone(b.grant.Locks), func(l advisory.Lock) bool { return slices.Contains(b.commonMarks, l.ID) }))
+	b.contest(slices.DeleteFunc(slices.Clone(b.held.Locks), func(l advisory.Lock) bool { return slices.Contains(b.commonMarks, l.ID) }))
 	return b.unlock(ctx)
 }
 
@@ -191,7 +188,7 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 // session's end would do that, too, but a moment later: the next run in a script could still find
 // the locks held.
 func (b *Bid) giveBackAndLeave(ctx context.Context) error {
-	b.contest(b.grant.Locks)
+	b.contest(b.held.Locks)
 	err := b.unlock(ctx, b.leaveQuery()...)
 	b.noteLeft()
 	return err
@@ -199,11 +196,11 @@ func (b *Bid) giveBackAndLeave(ctx context.Context) error {
 
 // unlock frees what was granted, and then sends the queries also.
 func (b *Bid) unlock(ctx context.Context, also ...string) error {
-	queries, locks := append(b.giveBackQueries(), also...), b.grant.Locks
+	queries, locks := append(b.giveBackQueries(), also...), b.held.Locks
 	if b.cfg.Session.Transaction {
 		b.s.SetHolding(false)
 	}
-	b.grant = noGrant(&b.cfg)
+	b.held = b.nothingHeld()
 	err := b.send(ctx, queries...)
 	switch {
 	case !b.cfg.OfList || answeredError(err) == nil:
@@ -238,56 +235,17 @@ func insist(ctx context.Context, s *session.Session, queries ...string) error {
 // giveBackQueries are the queries that give the locks back. If a token was drawn they announce a
 // clean end, but only if no earlier command can be alive: a waiter that hears it starts at once.
 func (b *Bid) giveBackQueries() []string {
-	g := b.grant
+	h := *b.held
 	switch {
-	case len(g.Locks) == 0:
+	case len(h.Locks) == 0:
 		return nil
 	case b.cfg.Session.Transaction:
 		return []string{"ROLLBACK"}
 	}
-	g.coversEarlier = false // this run started no command, so it says nothing of earlier commands
-	words, unlock := g.endQueries("")
-	if !g.mayAnnounceEnd() {
+	h.verdict.CoversEarlier = false // this run started no command, so it says nothing of earlier commands
+	words, unlock := h.endQueries("")
+	if !h.mayAnnounceEnd() {
 		words = nil
 	}
 	return append(words, unlock)
 }
-
-// Grant is what a bid has been granted; a Held has it.
-type Grant struct {
-	cfg   *Config // the bid's
-	Locks []advisory.Lock
-	Slot  int           // with a gate: the index of the lock in the claim, from 1
-	delay time.Duration // how long the locks are held before the command may start
-	// coversEarlier says that a clean end of this run means that the commands of all earlier
-	// holders are dead, too (see verdict).
-	coversEarlier bool
-
-	// From the draw on:
-
-	// Token grows with every grant in this cluster: the timeline in the upper
-	// 16 bits, the transaction number that this grant used up in the lower 48.
-	Token int64
-	// SystemID names the cluster that the token belongs to.
-	SystemID string
-	recorded bool // in the ledger
-	dormant  bool // somebody in line was dormant
-	listened bool // somebody in line listened
-}
-
-func noGrant(cfg *Config) Grant { return Grant{cfg: cfg, coversEarlier: true} }
-
-// drawn says whether the token has been drawn.
-func (g *Grant) drawn() bool { return g.Token != 0 }
-
-// startsAtOnce says whether the command may start without a delay: the evidence says that no
-// earlier command is alive.
-func (g *Grant) startsAtOnce() bool { return g.delay == 0 }
-
-// mayAnnounceEnd says whether a grant under which no command was started may announce its end. Its
-// start must have been announced, and no earlier command may be alive, since a waiter that hears of
-// the end starts at once. A grant that has waited out a delay announces nothing either.
-func (g *Grant) mayAnnounceEnd() bool { return g.drawn() && g.startsAtOnce() }
-
-// undraw forgets the token, and what the ledger may have noted under it.
-func (g *Grant) undraw() { g.Token, g.SystemID, g.recorded = 0, "", false }

@@ -65,14 +65,13 @@ func (h *Held) ReportEndAfterLoss(ctx context.Context) {
 // that announced a start and was given up before its command started. It does so even after a
 // signal. It announces no more than giveBackQueries.
 func (w *waiter) reportUnstarted(ctx context.Context) {
-	g := w.grant
-	if !g.mayAnnounceEnd() {
+	h := *w.held
+	if !h.mayAnnounceEnd() {
 		return
 	}
-	g.coversEarlier = false
+	h.verdict.CoversEarlier, h.end.Outcome = false, ledger.Stopped
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lateMost)
 	defer cancel()
-	h := Held{Grant: g, Session: w.s, end: ledger.End{Outcome: ledger.Stopped}}
 	h.ReportEndAfterLoss(ctx)
 }
 

@@ -7,18 +7,38 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/lockkey"
+	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/ledger"
+	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
-// Held are locks under which a command may be started, and the session that they
-// depend on.
+// Held are the locks that a bid has got, and the session that they depend on. Once the bid has
+// settled, a command may be started under them.
 type Held struct {
-	Grant
+	cfg     *Config // the bid's
 	Session *session.Session
-	Took    time.Duration // all of Acquire; 0 for an item of a list
+	Locks   []advisory.Lock
+	Slot    int // with a gate: the index of the lock in the claim, from 1
+	// verdict says how long the locks are held before the command may start, and whether a clean
+	// end means that the commands of all earlier holders are dead, too.
+	verdict evidence.Verdict
 
+	// From the draw on:
+
+	// Token grows with every start in this cluster: the timeline in the upper
+	// 16 bits, the transaction number that this start used up in the lower 48.
+	Token int64
+	// SystemID names the cluster that the token belongs to.
+	SystemID string
+	recorded bool // in the ledger
+	dormant  bool // somebody in line was dormant
+	listened bool // somebody in line listened
+
+	// Once it has settled:
+
+	Took      time.Duration   // all of Acquire; 0 for an item of a list
 	end       ledger.End      // of the command
 	noted     int             // the ledger was told the end for this many of the locks already
 	unknown   bool            // the ledger lacks the run of one of those, and no warning has said so yet
@@ -32,6 +52,27 @@ type Held struct {
 	stays     time.Time       // the session stays until then, after the release
 	saidLost  bool            // ReportLostRuns was called. Err can't tell: it is set after a mere Close, too
 }
+
+// nothingHeld is what a bid has before it has got anything.
+func (b *Bid) nothingHeld() *Held {
+	return &Held{cfg: &b.cfg, Session: b.s, verdict: evidence.Verdict{CoversEarlier: true}, requests: make(chan struct{}, 1)}
+}
+
+// drawn says whether the token has been drawn.
+func (h *Held) drawn() bool { return h.Token != 0 }
+
+// startsAtOnce says whether the command may start without a delay: the evidence says that no
+// earlier command is alive.
+func (h *Held) startsAtOnce() bool { return h.verdict.Delay == 0 }
+
+// mayAnnounceEnd says whether locks under which no command was started may be given back with an
+// announcement. The start must have been announced, and no earlier command may be alive, since a
+// waiter that hears of the end starts at once. After a delay that was waited out nothing is
+// announced either.
+func (h *Held) mayAnnounceEnd() bool { return h.drawn() && h.startsAtOnce() }
+
+// undraw forgets the token, and what the ledger may have noted under it.
+func (h *Held) undraw() { h.Token, h.SystemID, h.recorded = 0, "", false }
 
 // After a brief tenure, or if the holder had to call those in line, the session stays for
 // stayForRole after the release. In this time the waiters look up the session's role: without its
@@ -103,9 +144,9 @@ func (h *Held) Release(ctx context.Context) error {
 }
 
 // warnUnannounced warns that the server rejected the announcement of an end.
-func (g *Grant) warnUnannounced(err error) {
+func (h *Held) warnUnannounced(err error) {
 	err = session.Rejected(err, "announce that the command has ended")
-	g.cfg.Log.Warn("those who wait could not be told that the command has ended, and may wait for the lock-delay: "+err.Error(), "event", "unheard", "reason", err.Error())
+	h.cfg.Log.Warn("those who wait could not be told that the command has ended, and may wait for the lock-delay: "+err.Error(), "event", "unheard", "reason", err.Error())
 }
 
 // Close ends the session, unless others on a list use it, and frees with it what is still held. If

@@ -27,13 +27,13 @@ type ledgerStart struct {
 // is alive.
 func (b *Bid) startInLedger(ctx context.Context) error {
 	start := ledgerStart{
-		bid: b, delay: b.grant.delay,
-		proof: ledger.Proof{Sure: b.grant.startsAtOnce(), Closes: make([]int64, len(b.grant.Locks))},
+		bid: b, delay: b.held.verdict.Delay,
+		proof: ledger.Proof{Sure: b.held.startsAtOnce(), Closes: make([]int64, len(b.held.Locks))},
 	}
 	if !b.cfg.Session.Quorum {
 		start.since = time.Now()
 	}
-	if _, blind := b.openStarts(b.grant.Locks); blind && !start.proof.Sure {
+	if _, blind := b.openStarts(b.held.Locks); blind && !start.proof.Sure {
 		if err := start.waitAsWithout(ctx); err != nil {
 			return err
 		}
@@ -67,31 +67,31 @@ func (l *ledgerStart) waited() time.Duration {
 // ask draws the token, and asks the ledger with it whether the run may start. It does not wait.
 func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	l.noteEvidence()
-	grant := &l.bid.grant
-	if grant.recorded && len(l.proof.Heard) > 0 {
+	held := l.bid.held
+	if held.recorded && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
-		l.proof.Closes[0] = max(l.proof.Closes[0], grant.Token)
-		grant.undraw()
+		l.proof.Closes[0] = max(l.proof.Closes[0], held.Token)
+		held.undraw()
 		l.noteEvidence()
 	}
 	if err := l.bid.drawAndAnnounce(ctx); err != nil {
 		return ledger.Answer{}, err
 	}
-	if grant.recorded {
+	if held.recorded {
 		return ledger.Answer{Kind: ledger.Begun}, nil
 	}
 	text, err := l.askLedger(ctx)
 	if err != nil {
 		return ledger.Answer{}, err
 	}
-	return ledger.ParseAnswer(text, len(grant.Locks), l.bid.cfg.Ledger.Tick)
+	return ledger.ParseAnswer(text, len(held.Locks), l.bid.cfg.Ledger.Tick)
 }
 
 // noteEvidence puts into the proof what has been announced so far, and whether the locks have
 // been held for long enough.
 func (l *ledgerStart) noteEvidence() {
-	locks := l.bid.grant.Locks
+	locks := l.bid.held.Locks
 	if !l.proof.Sure && (l.bid.verdictOnAll(locks).Delay == 0 || l.waited() >= l.delay) {
 		l.proof.Sure = true
 	}
@@ -111,13 +111,13 @@ func (l *ledgerStart) noteEvidence() {
 // end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
 func (l *ledgerStart) noteBegun() {
-	l.bid.grant.recorded = true
+	l.bid.held.recorded = true
 	if l.bid.cfg.Session.Transaction && !l.bid.cfg.Session.Quorum && !l.bid.cfg.OfList {
 		l.bid.s.DropSecond()
 	}
 	if l.waited() < l.delay {
-		v := l.bid.verdictOnAll(l.bid.grant.Locks)
-		l.bid.grant.coversEarlier = v.Delay == 0 && v.CoversEarlier
+		v := l.bid.verdictOnAll(l.bid.held.Locks)
+		l.bid.held.verdict.CoversEarlier = v.Delay == 0 && v.CoversEarlier
 	}
 }
 
@@ -169,7 +169,7 @@ func (l *ledgerStart) waitForOpenRuns(ctx context.Context, open []ledger.OpenRun
 		return nil
 	}
 	return l.holdAfter(ctx, rest, host, func() (bool, error) {
-		open, err := b.number(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.Shared))
+		open, err := b.number(ctx, ledger.OpenRunsQuery(b.cfg.ledgerLocks(b.held.Locks), b.cfg.Claim.Shared))
 		if b.lostLedger(ctx, err) {
 			return true, nil // the next question finds that out, too
 		}
@@ -193,7 +193,7 @@ func (l *ledgerStart) closeDead(open []ledger.OpenRun) (rest time.Duration, host
 	b := l.bid
 	alive := map[int]int64{} // the earliest token of each lock
 	left := func(run ledger.OpenRun) time.Duration {
-		e := b.evidence[b.grant.Locks[run.Lock].ID]
+		e := b.evidence[b.held.Locks[run.Lock].ID]
 		if b.cfg.LockDelay == 0 || e != nil && e.KnowsDead(run.Token) {
 			return 0
 		}
@@ -229,7 +229,7 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 	if beside {
 		proof.Backend = b.s.BackendPID()
 	}
-	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.grant.Locks), b.cfg.Claim.Shared, b.grant.Token, b.grant.SystemID, proof) +
+	start := b.cfg.ledgerRun().StartWithProofSQL(b.cfg.ledgerLocks(b.held.Locks), b.cfg.Claim.Shared, b.held.Token, b.held.SystemID, proof) +
 		", " + b.s.AsIsSQL()
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()

@@ -14,7 +14,7 @@ import (
 // Each NOTIFY wakes all listening sessions of a database, so in a long line only the first few
 // listen. The others are dormant: a holder's clean end does not reach them. A dormant waiter that
 // took a free lock would have heard nothing of the last holder, and would have to hold the lock for
-// the lock-delay. So a holder that knew of a dormant waiter when it drew its token (Grant.dormant)
+// the lock-delay. So a holder that knew of a dormant waiter when it drew its token (Held.dormant)
 // calls when it is done, and keeps the lock until one of the first in line listens, which may be so
 // already. This is for speed: the promise does not depend on it.
 //
@@ -79,8 +79,8 @@ func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 // ledger nobody needs a call, since the ledger says how a holder ended.
 func (w *waiter) followers() crowd.Followers {
 	switch {
-	case w.usesLedger() || w.cfg.Claim.Shared || len(w.grant.Locks) != 1:
-	case w.grant.dormant:
+	case w.usesLedger() || w.cfg.Claim.Shared || len(w.held.Locks) != 1:
+	case w.held.dormant:
 		return crowd.SomeDormant
 	case w.candidate.past.has(crowded):
 		return crowd.SomeAbsent

@@ -144,13 +144,13 @@ const arrivalMost = "200ms"
 // awaitArrivalsQuery is a query that waits until nobody is arriving for any of the locks. It fails
 // at the first lock for which that takes longer than arrivalMost: another program may hold the
 // arrival lock for ever. With a ledger it isn't needed: the ledger says how a holder ended.
-func (g *Grant) awaitArrivalsQuery() (query []string) {
-	if g.listened || g.recorded {
+func (h *Held) awaitArrivalsQuery() (query []string) {
+	if h.listened || h.recorded {
 		return nil
 	}
 	columns := []string{fmt.Sprintf("pg_catalog.set_config('lock_timeout', '%s', true)", arrivalMost)}
-	for _, l := range g.Locks {
-		alone := advisory.Exclusive(advisory.ArrivalOf(g.cfg.Claim.lineFor(l.ID)).ID) // free if nobody is arriving
+	for _, l := range h.Locks {
+		alone := advisory.Exclusive(advisory.ArrivalOf(h.cfg.Claim.lineFor(l.ID)).ID) // free if nobody is arriving
 		columns = append(columns, alone.AwaitXactSQL())
 	}
 	return selectQuery(columns)
@@ -158,6 +158,6 @@ func (g *Grant) awaitArrivalsQuery() (query []string) {
 
 // isArrivalTimeout says whether an error is that of awaitArrivalsQuery: it took too long, or the
 // server has no memory for one more lock.
-func (g *Grant) isArrivalTimeout(err error) bool {
-	return answeredError(err) != nil && session.HasCode(err, session.LockNotAvailable, session.OutOfMemory) && len(g.awaitArrivalsQuery()) > 0
+func (h *Held) isArrivalTimeout(err error) bool {
+	return answeredError(err) != nil && session.HasCode(err, session.LockNotAvailable, session.OutOfMemory) && len(h.awaitArrivalsQuery()) > 0
 }

@@ -14,11 +14,11 @@ import "context"
 // endRehearsalQuery is a query that announces the end of a tenure, but finds no listener. A
 // session's first announcement makes it read the server's catalogs, which takes half a millisecond:
 // with the rehearsal it has done so before its command ends.
-func (g *Grant) endRehearsalQuery() (query []string) {
-	if !g.cfg.hasLine() || g.cfg.OfList {
+func (h *Held) endRehearsalQuery() (query []string) {
+	if !h.cfg.hasLine() || h.cfg.OfList {
 		return nil
 	}
-	return []string{g.wordQuery(g.Locks[0], g.cfg.Claim.listenersSQL(g.Locks)+" AND pid IS NULL", "")}
+	return []string{h.wordQuery(h.Locks[0], h.cfg.Claim.listenersSQL(h.Locks)+" AND pid IS NULL", "")}
 }
 
 // turnRehearsalQueries are, for one of the first in line, a burst without a try, and a draw that

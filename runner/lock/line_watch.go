@@ -265,7 +265,7 @@ func (w *watch) state() watchState {
 //	                  none, the first whether the lock is free (watchLock)
 //	rank 4 and more   nothing (beatPlainly), if it listens
 //	dormant           whether somebody calls (goDormant)
-//	grant in a delay  nothing; if it was dormant, still whether somebody calls
+//	held in a delay   nothing; if it was dormant, still whether somebody calls
 //	holder            whether somebody asks it to step down (watchForStepDown)
 //	list              which of its items somebody asks to step down (WatchForStepDown); nothing while
 //	                  none has run for long

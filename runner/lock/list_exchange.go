@@ -36,7 +36,7 @@ func (h *Held) MayExchange() bool {
 // MayExchange says whether the bid's first try can be part of an Exchange: the start needs
 // nothing but the grant. That is so for one lock, if the bid has heard nothing of it.
 func (b *Bid) MayExchange() bool {
-	return b.cfg.mayExchange() && !b.usesLedger() && !b.listens() && len(b.grant.Locks) == 0 &&
+	return b.cfg.mayExchange() && !b.usesLedger() && !b.listens() && len(b.held.Locks) == 0 &&
 		b.verdict(b.cfg.Claim.IDs[0]).Delay == 0
 }
 
@@ -82,7 +82,7 @@ func (x Exchange) free(ctx context.Context, s *session.Session) error {
 		return err
 	}
 	for _, b := range x.Next {
-		b.grant = noGrant(&b.cfg)
+		b.held = b.nothingHeld()
 		b.contest(b.cfg.Claim.locks())
 	}
 	return nil
@@ -168,5 +168,5 @@ func (b *Bid) noteExchange(value string, drawn session.Rows) error {
 	if b.noteResult(result); !b.Complete() {
 		return nil
 	}
-	return b.noteDrawn(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.grant.Locks[0], row) }))
+	return b.noteDrawn(slices.DeleteFunc(slices.Clone(drawn), func(row []string) bool { return !isListed(b.held.Locks[0], row) }))
 }

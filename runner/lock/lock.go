@@ -9,16 +9,15 @@
 // of its new session, or its silence. Otherwise the lock-delay has to pass (package evidence). A
 // ledger may also say that the command is dead, or make a first try wait.
 //
-// Nine words are enough to follow one run:
+// Eight words are enough to follow one run:
 //
 //	claim      the locks that a run wants: all of them or, with a gate, any one
 //	candidate  a process that wants a claim, and opens a new session when it lost one
 //	bid        a claim on one session, as far as it is granted
 //	waiter     a candidate's bid, and what it knows of its line while it waits
 //	try        asking for what is missing
-//	grant      what a bid has got so far: locks, and later the token
-//	settle     the steps from the grant to the start: the lock-delay, the token, the ledger
-//	held       a grant that has settled: the command may start
+//	held       what a bid has got so far: locks, and later the token
+//	settle     the steps from the last lock to the start: the lock-delay, the token, the ledger
 //	release    to free a lock after its command
 //
 // The others are here to be looked up. About one run:
@@ -41,7 +40,7 @@
 //	              that it takes evidence to start at once
 //	evidence      what a waiter has heard and seen of a lock's holders, and the verdict that
 //	              follows from it: start at once, or after a delay
-//	lock-delay    how long a grant is held without a command where there is no evidence
+//	lock-delay    how long the lock is held without a command where there is no evidence
 //
 // In line, for speed and fairness alone:
 //

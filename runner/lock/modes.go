@@ -13,7 +13,7 @@ package lock
 //	                         nobody watches the holders                      watchHolder
 //	shared (Claim.Shared)    readers may share a ticket                      ticketQuery
 //	                         nobody watches the holders                      watchHolder
-//	                         a reader's end says nothing of other readers,   Grant.wordQuery,
+//	                         a reader's end says nothing of other readers,   Held.wordQuery,
 //	                         nor does its name show it                       Held.releaseParts
 //	                         nobody announces a reader's death               Held.deathMatters
 //	                         nobody calls the dormant waiters                followers
@@ -28,7 +28,7 @@ package lock
 //	                         the first try does not travel with the login,   session.Open,
 //	                         and nobody waits for those who arrive           Held.releaseParts
 //	of a list (OfList)       the session outlives the lock, and holds others Held.Close, Exchange
-//	                         ends are announced to all, in line or not       Grant.wordQuery
+//	                         ends are announced to all, in line or not       Held.wordQuery
 //	                         nobody stands in line: the list comes back      package runner, each_*.go
 //	with a ledger            every start learns how the last run ended       startInLedger
 //	                         nobody calls, or waits for those who arrive     followers, awaitArrivalsQuery

@@ -45,7 +45,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A delay or a second login takes time, and the deadline has to be fresh, so this asks the
 	// server once more. In a transaction the grant was a round trip of its own, so the deadline is
 	// fresh already.
-	if (!b.grant.startsAtOnce() || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
+	if (!b.held.startsAtOnce() || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
 		if err := b.s.Ping(ctx); err != nil {
 			return nil, b.cfg.rejected(err)
 		}
@@ -54,7 +54,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	draw := b.startInLedger
 	if !b.usesLedger() {
 		draw = b.drawAndAnnounce
-		if err := b.waitOut(ctx, b.grant.delay); err != nil {
+		if err := b.waitOut(ctx, b.held.verdict.Delay); err != nil {
 			return nil, err
 		}
 	}
@@ -72,10 +72,8 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	if err := b.s.Err(); err != nil {
 		return nil, err
 	}
-	return &Held{
-		Grant: b.grant, Session: b.s, since: time.Now(),
-		showsEnd: b.place.joined() && b.cfg.showsToken(), requests: make(chan struct{}, 1),
-	}, nil
+	b.held.since, b.held.showsEnd = time.Now(), b.place.joined() && b.cfg.showsToken()
+	return b.held, nil
 }
 
 // waitOut holds the locks without a command for the delay, in which a former holder's command may
@@ -94,8 +92,8 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 			return err
 		}
 	}
-	if v := b.verdictOnAll(b.grant.Locks); v.Delay == 0 {
-		b.grant.delay, b.grant.coversEarlier = 0, v.CoversEarlier
+	if v := b.verdictOnAll(b.held.Locks); v.Delay == 0 {
+		b.held.verdict = v
 		return nil
 	}
 	if err := b.beginDelay(ctx, delay); err != nil {
@@ -106,7 +104,7 @@ func (b *Bid) waitOut(ctx context.Context, delay time.Duration) error {
 	}
 	early, err := b.hold(ctx, delay, "lock granted without evidence that its last holder is dead", nil)
 	if early {
-		b.grant.coversEarlier = b.verdictOnAll(b.grant.Locks).CoversEarlier
+		b.held.verdict.CoversEarlier = b.verdictOnAll(b.held.Locks).CoversEarlier
 	}
 	return err
 }
@@ -138,7 +136,7 @@ func (b *Bid) hold(ctx context.Context, delay time.Duration, why string, ask fun
 			if err := b.askRoles(ctx); err != nil {
 				return false, err
 			}
-			if b.verdictOnAll(b.grant.Locks).Delay == 0 {
+			if b.verdictOnAll(b.held.Locks).Delay == 0 {
 				return true, nil
 			}
 		case <-b.s.Lost():
@@ -161,8 +159,8 @@ func (b *Bid) logDelay(ctx context.Context, delay time.Duration, why string) {
 // beginDelay drops the token, since the start after the delay needs a later one, shows others that
 // the command has not started, and when it will, and leaves the line.
 func (b *Bid) beginDelay(ctx context.Context, delay time.Duration) error {
-	b.grant.undraw()
-	b.grant.delay = delay
+	b.held.undraw()
+	b.held.verdict.Delay = delay
 	d := b.cfg.Describe()
 	d.Delay, d.Since = delay, time.Now()
 	b.show(d)

@@ -116,13 +116,13 @@ func (b *Bid) noteDrawn(rows session.Rows) error {
 	}
 	row := rows[0] // the others say the same
 	dormant, _ := strconv.Atoi(row[drawnDormant])
-	b.grant.recorded, b.grant.dormant, b.grant.listened = row[drawnStarted] == ledger.Started, dormant > 0, row[drawnListens] == "t"
+	b.held.recorded, b.held.dormant, b.held.listened = row[drawnStarted] == ledger.Started, dormant > 0, row[drawnListens] == "t"
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 
 // areListed makes sure that the rows, which end with lockColumns, show all locks that are held.
 func (b *Bid) areListed(rows session.Rows) error {
-	for _, l := range b.grant.Locks {
+	for _, l := range b.held.Locks {
 		if !slices.ContainsFunc(rows, func(row []string) bool { return isListed(l, row) }) {
 			return session.Errorf(session.Unsafe, "only PostgreSQL's own advisory locks exclude anyone",
 				"the server granted lock %s but does not list it in pg_locks", b.cfg.Claim)
@@ -137,7 +137,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 	if err != nil || err2 != nil || number <= 0 { // both go into the command's environment
 		return session.Errorf(session.Unsafe, "", "the server's token is no number")
 	}
-	b.grant.Token, b.grant.SystemID = number, systemID
+	b.held.Token, b.held.SystemID = number, systemID
 	return nil
 }
 
@@ -145,7 +145,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 // the command may start. The command's first deadline counts from the draw's last round trip on the
 // lock's own session.
 func (b *Bid) drawAndAnnounce(ctx context.Context) error {
-	if b.grant.drawn() {
+	if b.held.drawn() {
 		return nil
 	}
 	if b.cfg.Session.UsesSecondSession() {
@@ -153,7 +153,7 @@ func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 	}
 	ctx, cancel := untilAnswered(ctx)
 	defer cancel()
-	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.grant.Locks)}, b.leaveQuery()...)})
+	answers, err := b.s.Ask(ctx, session.Request{SQL: append([]string{b.drawQuery(b.held.Locks)}, b.leaveQuery()...)})
 	b.noteLeft()
 	if err != nil {
 		return b.cfg.rejected(err)
@@ -164,7 +164,7 @@ func (b *Bid) drawAndAnnounce(ctx context.Context) error {
 // showHolding makes the session's comment say what it holds.
 func (b *Bid) showHolding() {
 	d := b.cfg.Describe()
-	d.Token, d.Slot, d.Since = b.grant.Token, b.grant.Slot, time.Now()
+	d.Token, d.Slot, d.Since = b.held.Token, b.held.Slot, time.Now()
 	b.show(d)
 }
 

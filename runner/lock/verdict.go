@@ -82,9 +82,7 @@ func (b *Bid) verdict(id lockkey.ID) evidence.Verdict {
 func (b *Bid) verdictOnAll(locks []advisory.Lock) evidence.Verdict {
 	all := evidence.Verdict{CoversEarlier: true}
 	for _, l := range locks {
-		v := b.verdict(l.ID)
-		all.Delay = max(all.Delay, v.Delay)
-		all.CoversEarlier = all.CoversEarlier && v.CoversEarlier
+		all = all.And(b.verdict(l.ID))
 	}
 	return all
 }

@@ -271,6 +271,11 @@ type Verdict struct {
 	CoversEarlier bool
 }
 
+// And is the verdict on two locks.
+func (v Verdict) And(other Verdict) Verdict {
+	return Verdict{Delay: max(v.Delay, other.Delay), CoversEarlier: v.CoversEarlier && other.CoversEarlier}
+}
+
 // None is the verdict of a waiter that knows nothing. A lock-delay that is shorter than a command
 // may live covers no earlier one.
 func None(lockDelay, lease time.Duration) Verdict {
