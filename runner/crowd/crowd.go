@@ -22,8 +22,8 @@ const (
 	// TriesWhatsFree is the last rank that tries a lock which two looks have shown to be free.
 	TriesWhatsFree = 3
 
-	// TryEvery is how often the first in line finds out whether the lock is free, if its
-	// holder shows nothing of itself.
+	// TryEvery is how often the first in line tries if the holder shows nothing of itself: the lock
+	// may come free without a word.
 	TryEvery = time.Second
 	// TurnPatience is how long a waiter leaves a free lock to each of the waiters before it.
 	TurnPatience = 300 * time.Millisecond

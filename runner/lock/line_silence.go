@@ -26,9 +26,9 @@ import (
 //
 // When a holder falls silent, this happens, in this order:
 //
-//	waiter.watchSpeaker      a look has shown the holder: the heartbeat asks for its latest request from now on
+//	waiter.startWatch        a look has shown the holder: the heartbeat asks for its latest request from now on
 //	watch.judge              the heartbeat's answers show one request for as long as enoughSilence says: shouldLook
-//	waiter.actOnWatch         ends the watch, and makes it time for a look
+//	waiter.actOnWatch        ends the watch, and makes it time for a look
 //	Bid.look, watchHolder    the look shows the same request: the holder has been silent for long enough
 //	waiter.endSilent         ends the session in a statement that finds the same request once more
 //	Evidence.NoteSilence     no command is alive that had started by then; recordSilence tells the ledger
@@ -38,21 +38,10 @@ func (w *waiter) watchHolder(ctx context.Context, found *look) error {
 	if w.cfg.Claim.takesAny() || w.cfg.Claim.Shared {
 		return nil
 	}
-	s, held := found.holderOf(w.place.line)
+	s, _ := found.holderOf(w.place.line)
 	last, speaks := found.beats[s.PID]
-	switch {
-	case !held || s.PID == w.watched.unnamed:
-	case !speaks:
-		defer w.lookOnceMore(s.PID, leasetime.BeatEvery(w.cfg.Session.Lease))
-	case s.Token == 0:
-		defer w.lookOnceMore(s.PID, namedAfter)
-	}
-	if !held || !speaks {
+	if !speaks {
 		w.watched.reset()
-		if w.turn.rank == 1 && found.holds(w.place.line) {
-			w.watchLock()
-			return nil
-		}
 		w.unwatch()
 		return nil
 	}
@@ -67,17 +56,13 @@ func (w *waiter) watchHolder(ctx context.Context, found *look) error {
 		w.unwatch()
 		return w.endSilent(ctx, s, last, found)
 	}
-	return w.watchSpeaker(ctx, last, enough)
-}
-
-// lookOnceMore plans one more look at a holder that shows no token or no beat. It may be about to
-// draw a token, which the announcement of its death will name, or its latest statement has no room
-// for a beat. A holder in `each` never shows a token, and another program neither.
-func (w *waiter) lookOnceMore(pid uint32, after time.Duration) {
-	w.watched.unnamed = pid
-	if at := time.Now().Add(after); at.Before(w.turn.lookAt) {
-		w.turn.lookAt = at
+	if err := w.startWatch(ctx, last, enough); err != nil {
+		return err
 	}
+	if s.Token == 0 && s.PID != w.watched.unnamed { // a holder in `each` never shows a token
+		w.watched.unnamed, w.turn.lookAt = s.PID, time.Now().Add(namedAfter)
+	}
+	return nil
 }
 
 // enoughSilence is how long a holder must have been silent until its own command is dead, and so

@@ -15,9 +15,10 @@ import (
 )
 
 // While one session holds the lock, a look at all that the server shows of the lock tells nothing
-// new. So the heartbeats of the first in line look at that session alone. A whole look follows when
-// they see anything but the holder's next request, and every few leases (crowd.LookBesideWatch). A
-// heartbeat wakes fewer threads than a goroutine that asks and waits would.
+// new. So the heartbeats of the first in line look at that session alone, if it numbers its
+// requests. A whole look follows when they see anything but the holder's next request, and every
+// few leases (crowd.LookBesideWatch). A heartbeat wakes fewer threads than a goroutine that asks
+// and waits would.
 //
 // The heartbeat of the very first also probes the lock, since some ends are silent. It frees
 // the lock at once, so that a try that is under way does not take it a second time.
@@ -36,7 +37,7 @@ type watch struct {
 	// The session's reader does not use these:
 	prepared string // the name of the prepared statement for the question
 	rank     int    // the best rank since the holder's latest request was first seen
-	unnamed  uint32 // a holder that showed no token, or no beat
+	unnamed  uint32 // a holder that showed no token
 }
 
 // watchState is what the latest watch has found.
@@ -49,27 +50,52 @@ const (
 	shouldTry                    // the lock is free, or its holder's session is over
 )
 
-// judgement says what an answer calls for and, while the watch goes on, when the next question is
-// due.
-type judgement func(received boottime.Instant, row []string) (watchState, time.Duration)
-
-// watchSpeaker makes the heartbeat watch a holder whose requests have numbers.
-func (w *waiter) watchSpeaker(ctx context.Context, of lastBeat, enough time.Duration) error {
+// startWatch makes the heartbeat watch a holder whose requests have numbers, until an answer calls
+// for something else. Of any other holder the first in line finds out by its tries (turn.tryLater).
+func (w *waiter) startWatch(ctx context.Context, of lastBeat, enough time.Duration) error {
 	name, err := w.prepareWatch(ctx)
 	if err != nil {
 		return err
 	}
-	sql := fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, w.turn.rank == 1)
 	on, ask := &w.watched, w.askPace()
-	w.startWatch(session.Heartbeat{Every: ask.most, Request: session.Request{SQL: []string{sql}}}, enough, func(received boottime.Instant, row []string) (watchState, time.Duration) {
-		return on.judge(of, ask, received, row)
-	})
+	beat := session.Heartbeat{Every: ask.most}
+	beat.SQL = []string{fmt.Sprintf("EXECUTE %s(%d, %t)", name, of.pid, w.turn.rank == 1)}
+	on.mu.Lock()
+	on.count++
+	on.enough, on.is = enough, watching
+	count := on.count
+	if !on.rehearsed {
+		beat.Once = w.turnRehearsalQueries()
+	}
+	over := on.since.Add(enough) // the holder will have been silent for long enough
+	on.mu.Unlock()
+	beat.Then = func(answers []session.Rows) { w.hearOfHolder(count, of, ask, answers[len(answers)-1]) }
+	w.s.SetHeartbeat(beat)
+	w.turn.lookAt = time.Now().Add(crowd.LookBesideWatch(w.turn.rank, w.cfg.Session.Lease))
 	first := ask.whenDue(of.age)
 	if of.age < crowd.FirstBeat { // the request may have been its start, which this session has not heard
 		first = crowd.FirstBeat - of.age + crowd.LookAfter
 	}
-	w.s.BeatAt(min(boottime.Now().Add(first), on.over()))
+	w.s.BeatAt(min(boottime.Now().Add(first), over))
 	return nil
+}
+
+// hearOfHolder takes the answer to a question of watch number count, and plans the next question.
+// The session's reader calls it.
+func (w *waiter) hearOfHolder(count int, of lastBeat, ask askPace, answer session.Rows) {
+	received, on := boottime.Now(), &w.watched
+	on.mu.Lock()
+	defer on.mu.Unlock()
+	on.rehearsed = true
+	if on.is != watching || on.count != count {
+		return
+	}
+	var next time.Duration
+	if on.is, next = on.judge(of, ask, received, answer); on.is == watching {
+		w.s.BeatAt(received.Add(next))
+		return
+	}
+	nudge(w.news)
 }
 
 // askPace decides when the heartbeat that watches a holder asks again.
@@ -108,13 +134,6 @@ func (p askPace) whileSilent(silent, left time.Duration) time.Duration {
 		return min(p.beat/4, left)
 	}
 	return min(p.most, left)
-}
-
-// over is the boot time at which the holder will have been silent for long enough.
-func (w *watch) over() boottime.Instant {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.since.Add(w.enough)
 }
 
 // prepareWatch prepares the statement that looks at a session and, if its second parameter is true,
@@ -162,10 +181,12 @@ func (w *watch) sees(last lastBeat, received boottime.Instant) (since boottime.I
 	return w.since, again
 }
 
-// judge judges an answer about a holder. last is the holder's request that the latest whole look
-// showed. The caller holds mu.
-func (w *watch) judge(last lastBeat, ask askPace, received boottime.Instant, row []string) (watchState, time.Duration) {
-	if len(row) != 5 || row[0] != "f" || row[1] != last.opened {
+// judge says what an answer about a holder calls for and, while the watch goes on, in what time the
+// next question is due. last is the holder's request that the latest whole look showed. The caller
+// holds mu.
+func (w *watch) judge(last lastBeat, ask askPace, received boottime.Instant, answer session.Rows) (watchState, time.Duration) {
+	row, err := answer.Only(5)
+	if err != nil || row[0] != "f" || row[1] != last.opened {
 		return shouldTry, 0
 	}
 	d, _ := describe.Parse(row[4])
@@ -182,53 +203,6 @@ func (w *watch) judge(last lastBeat, ask askPace, received boottime.Instant, row
 		return shouldLook, 0
 	}
 	return watching, ask.whileSilent(w.enough-left, left)
-}
-
-// watchLock makes the heartbeat probe a lock whose holder shows nothing of itself.
-func (w *waiter) watchLock() {
-	judge := func(_ boottime.Instant, row []string) (watchState, time.Duration) {
-		if len(row) == 1 && row[0] == "f" {
-			return watching, crowd.TryEvery
-		}
-		return shouldTry, 0
-	}
-	sql := "SELECT " + advisory.Exclusive(w.place.line).ProbeSQL()
-	w.startWatch(session.Heartbeat{Every: crowd.TryEvery, Request: session.Request{SQL: []string{sql}}}, 0, judge)
-	w.s.BeatAt(boottime.Now().Add(crowd.TryEvery))
-}
-
-// startWatch makes the heartbeat ask a question until its answer calls for something else.
-func (w *waiter) startWatch(h session.Heartbeat, enough time.Duration, judge judgement) {
-	on := &w.watched
-	on.mu.Lock()
-	on.count++
-	on.enough, on.is = enough, watching
-	count := on.count
-	if !on.rehearsed {
-		h.Once = w.turnRehearsalQueries()
-	}
-	on.mu.Unlock()
-	h.Then = func(answers []session.Rows) {
-		received := boottime.Now()
-		var row []string
-		if answer := answers[len(answers)-1]; len(answer) == 1 {
-			row = answer[0]
-		}
-		on.mu.Lock()
-		defer on.mu.Unlock()
-		on.rehearsed = true
-		if on.is != watching || on.count != count {
-			return
-		}
-		var next time.Duration
-		if on.is, next = judge(received, row); on.is == watching {
-			w.s.BeatAt(received.Add(next))
-			return
-		}
-		nudge(w.news)
-	}
-	w.s.SetHeartbeat(h)
-	w.turn.lookAt = time.Now().Add(crowd.LookBesideWatch(w.turn.rank, w.cfg.Session.Lease))
 }
 
 // unwatch ends the watch, if there is one.
@@ -261,9 +235,8 @@ func (w *watch) state() watchState {
 
 // A session has one heartbeat. What it asks depends on what the session is:
 //
-//	rank 1 to 3       what the holder's latest request is (watchSpeaker) or, if the holder shows
-//	                  none, the first whether the lock is free (watchLock)
-//	rank 4 and more   nothing (beatPlainly), if it listens
+//	rank 1 to 3       what the holder's latest request is (startWatch)
+//	others            nothing (beatPlainly), if they listen; so do those, if the holder shows none
 //	dormant           whether somebody calls (goDormant)
 //	held in a delay   nothing; if it was dormant, still whether somebody calls
 //	holder            whether somebody asks it to step down (watchForStepDown)

@@ -212,16 +212,11 @@ func (n *node) duties(holder *node) {
 	n.watch(holder)
 }
 
-// watch begins or ends the watch. A holder shows its requests from its first heartbeat on. Until
-// then the first in line checks again and again whether the lock is free.
+// watch begins or ends the watch. A holder shows its requests from its first heartbeat on.
 func (n *node) watch(holder *node) {
 	n.unwatch()
-	shows := holder != nil && n.s.now-holder.since >= crowd.FirstBeat
-	if holder != nil && (n.rank == 1 || shows && n.rank <= crowd.MostWatchers) {
+	if holder != nil && n.rank <= crowd.MostWatchers && n.s.now-holder.since >= crowd.FirstBeat {
 		n.watched, n.beats = holder, leasetime.BeatEvery(n.s.lease)
-		if !shows {
-			n.beats = crowd.TryEvery
-		}
 		n.beatIn(n.beats)
 		n.lookAt = n.s.now + crowd.LookBesideWatch(n.rank, n.s.lease)
 	}
