@@ -188,7 +188,6 @@ func (b *Bid) GiveBack(ctx context.Context) error {
 // session's end would do that, too, but a moment later: the next run in a script could still find
 // the locks held.
 func (b *Bid) giveBackAndLeave(ctx context.Context) error {
-	b.contest(b.held.Locks)
 	err := b.unlock(ctx, b.leaveQuery()...)
 	b.noteLeft()
 	return err

@@ -16,10 +16,15 @@ import (
 // Candidate wants a claim, and keeps what outlasts each of its sessions. When its tenure is over,
 // it may stand for the next one.
 type Candidate struct {
-	cfg   Config // Database in its Session lists first the host to try next
-	past  past
-	last  *Held     // what it was granted last, or nil
-	began time.Time // when the current wait began
+	cfg     Config // Database in its Session lists first the host to try next
+	reached bool   // the database has answered for the lock
+	last    *Held  // what it was granted last, or nil
+
+	// In the current wait:
+	began    time.Time
+	returned bool // it had a session before
+	crowded  bool // the server had no room for it
+	warned   bool // the log says that a ledger is not used
 
 	// In its last session:
 	rank   int    // its place in line: 1 if it had the lock, 0 if it had no place. The first in line come back sooner after an outage.
@@ -29,27 +34,13 @@ type Candidate struct {
 	elsewhere int // how often a run that doesn't wait has gone on to another host
 }
 
-// past is what has happened to a candidate. It is a set.
-type past uint8
-
-const (
-	reached past = 1 << iota // the database has answered for the lock
-
-	// In the current wait:
-	returned // it had a session before
-	crowded  // the server had no room for it
-	warned   // the log says that a ledger is not used
-)
-
-func (p past) has(events past) bool { return p&events != 0 }
-
 // NewCandidate returns a candidate that has done nothing yet.
 func NewCandidate(cfg Config) *Candidate { return &Candidate{cfg: cfg} }
 
 // begin begins a wait. The candidate remembers from an earlier wait where the database was and, if
 // the lock was lost, gets rank 1, with which it comes back sooner.
 func (c *Candidate) begin() {
-	*c = Candidate{cfg: c.cfg, past: c.past & reached, last: c.last, began: time.Now()}
+	*c = Candidate{cfg: c.cfg, reached: c.reached, last: c.last, began: time.Now()}
 	if c.last == nil {
 		return
 	}
@@ -63,12 +54,12 @@ func (c *Candidate) begin() {
 func (c *Candidate) timeLeft() time.Duration { return c.cfg.Wait - time.Since(c.began) }
 
 // Reached says whether the database has ever answered for the lock.
-func (c *Candidate) Reached() bool { return c.past.has(reached) }
+func (c *Candidate) Reached() bool { return c.reached }
 
 // answered notes that the database has answered for the lock. From then on an outage is waited out.
 func (c *Candidate) answered() {
 	c.cfg.Observer.away(nil)
-	c.past |= reached
+	c.reached = true
 }
 
 // Acquire opens a session, takes the lock on it, and returns when a command may be started under
@@ -103,16 +94,16 @@ func (c *Candidate) Acquire(ctx context.Context, prepare Prepare) (*Held, error)
 
 // attempt is what Acquire does with one session.
 func (c *Candidate) attempt(ctx context.Context, prepare Prepare) (*Held, error) {
-	returning, firstTry := c.past.has(returned), ""
-	if !returning { // a returning candidate has a place in line, and must not overtake those before it
+	firstTry := ""
+	if !c.returned { // a returning candidate has a place in line, and must not overtake those before it
 		firstTry = c.cfg.firstTrySQL()
 	}
 	s, err := c.openSession(ctx, firstTry)
 	if err != nil {
 		return nil, err
 	}
-	c.past |= returned
-	w := c.newWaiter(s, returning, prepare)
+	w := c.newWaiter(s, prepare)
+	c.returned = true
 	held, err := w.acquire(ctx)
 	if err != nil {
 		if w.place.joined() && w.place.ticket != 0 {
@@ -199,7 +190,7 @@ func askForRoom(ctx context.Context, cfg *Config, open func() error) error {
 // warnOfLedger logs, once in a wait, that the database has a ledger, and that it is not used
 // because it can't be trusted or because the role has no access.
 func (c *Candidate) warnOfLedger(s *session.Session) {
-	if c.past.has(warned) {
+	if c.warned {
 		return
 	}
 	switch ledger.ParseAccess(s.LoginAnswer()) {
@@ -210,7 +201,7 @@ func (c *Candidate) warnOfLedger(s *session.Session) {
 	default:
 		return
 	}
-	c.past |= warned
+	c.warned = true
 }
 
 func isFull(err error) bool {
@@ -241,11 +232,11 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	}
 	cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
 	if isFull(err) {
-		c.past |= crowded
+		c.crowded = true
 	}
 	if cfg.Wait == 0 && c.elsewhere < session.HostsBeside(cfg.Session.Database, err) {
 		c.elsewhere++
-		c.past &^= returned // it is new there
+		c.returned = false // it is new there
 		return nil
 	}
 	rest := p.next(c.rank, err)

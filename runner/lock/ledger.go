@@ -102,20 +102,15 @@ func (e *LedgerError) Unwrap() error { return e.err }
 // askPauseEvery is how often the ledger is asked whether a pause is over.
 const askPauseEvery = 3 * time.Second
 
-// resumed is called at the end of a pause, during which others may have had the locks. A
-// bid that waited before the pause goes by the ledger, or by what it hears from now on. Any
-// other bid is like a new one, with a first try.
-func (w *waiter) resumed() {
-	clear(w.contested)
-	if w.returning {
-		w.contest(w.cfg.Claim.locks())
-	}
-}
-
 // waitForResume waits, without a place in line, until no lock of the claim is paused. Meanwhile
-// nobody announces a start to it, so it forgets what it has heard.
+// others may have the locks, and nobody announces a start to it, so it forgets what it has heard. If
+// it waited before the pause, it then goes by the ledger, or by what it hears from then on; otherwise
+// it is like a new waiter, with a first try.
 func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) error {
 	w.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
+	if len(w.contested) > 0 {
+		w.contest(w.cfg.Claim.locks())
+	}
 	w.s.StartHeartbeat()
 	if err := w.Unlisten(ctx); err != nil {
 		return err

@@ -82,7 +82,7 @@ func (w *waiter) followers() crowd.Followers {
 	case w.usesLedger() || w.cfg.Claim.Shared || len(w.held.Locks) != 1:
 	case w.held.dormant:
 		return crowd.SomeDormant
-	case w.candidate.past.has(crowded):
+	case w.candidate.crowded:
 		return crowd.SomeAbsent
 	}
 	return crowd.NoneToCall

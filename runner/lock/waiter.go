@@ -20,7 +20,6 @@ import (
 type waiter struct {
 	*Bid
 	candidate *Candidate
-	returning bool      // others may have had the locks since its last session or try, so it must not pass those in line
 	told      time.Time // when Observer.Waiting was last called
 
 	turn    turn
@@ -31,11 +30,11 @@ type waiter struct {
 	warm   bool            // a warm-up start without a token was made (warmUp)
 }
 
-// newWaiter returns the candidate's waiter on a session. returning says that others may have had
-// the locks since the candidate's last session.
-func (c *Candidate) newWaiter(s *session.Session, returning bool, prepare Prepare) *waiter {
+// newWaiter returns the candidate's waiter on a session. Others may have had the locks since the
+// candidate's last session, if it had one.
+func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
 	w := &waiter{
-		Bid: NewBid(s, c.cfg, returning), candidate: c, returning: returning,
+		Bid: NewBid(s, c.cfg, c.returned), candidate: c,
 		turn: turn{own: s.BackendPID(), lease: c.cfg.Session.Lease},
 	}
 	w.preparation, w.place.ticket = newPreparation(s, prepare), c.ticket
@@ -50,11 +49,9 @@ func (w *waiter) acquire(ctx context.Context) (*Held, error) {
 		if !errors.As(err, &paused) || w.candidate.timeLeft() <= 0 {
 			return held, err
 		}
-		w.returning = w.returning || w.listens()
 		if err := w.waitForResume(ctx, paused); err != nil {
 			return nil, err
 		}
-		w.resumed()
 	}
 }
 
@@ -74,11 +71,11 @@ func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
 	return held, nil
 }
 
-// take takes the lock: it tries first, and then waits for as long as Config.Wait allows. A
-// returning waiter has a place in line, and tries only when it is its turn. In a transaction there
-// is no line.
+// take takes the lock: it tries first, and then waits for as long as Config.Wait allows. A waiter
+// that comes back, after a loss or a pause, must not pass those in line, and tries only when it is
+// its turn. In a transaction there is no line.
 func (w *waiter) take(ctx context.Context) error {
-	triesFirst, wait := !w.returning, w.wait
+	triesFirst, wait := len(w.contested) == 0, w.wait
 	if !w.cfg.hasLine() {
 		triesFirst, wait = true, w.poll
 	}
