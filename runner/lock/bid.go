@@ -21,7 +21,7 @@ type Bid struct {
 	// What it knows of others that have its locks, or had them. The session's reader writes to all
 	// of it but contested and unknownHolder.
 	evidence    map[lockkey.ID]*evidence.Evidence // of the locks to which it listens
-	mailbox     mailbox                           // what it has heard, for the line
+	mail        chan evidence.Announcement        // a waiter's: what it has heard, for the line
 	news        chan struct{}                     // something new may have to be acted on
 	commonMarks []lockkey.ID                      // the locks whose common marks it has
 	// contested are the locks that another session has, or may have had while this bid did not
@@ -30,7 +30,6 @@ type Bid struct {
 	// unknownHolder: a try was refused, and the evidence names no holder. The next step is a look.
 	unknownHolder bool
 
-	server      string       // with a second session: the server's identity
 	preparation *preparation // of what the command needs
 }
 

@@ -4,16 +4,14 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/lock/evidence"
 	"github.com/pglead/pglead/runner/session"
 )
 
 // A session learns what others announce about a lock from the moment at which it listens to the
-// lock's channel. The session's reader puts each announcement into a mailbox.
+// lock's channel. The session's reader takes each announcement, for the evidence and for the line.
 
 // Listen starts to collect the announcements about the locks.
 func (b *Bid) Listen(ctx context.Context) error {
@@ -50,7 +48,11 @@ func (b *Bid) collect(locks []advisory.Lock) {
 		b.evidence[l.ID] = e
 		b.s.OnNotify(evidence.Channel(l.ID), func(pid uint32, payload string) {
 			if a, ok := e.Hear(pid, payload); ok {
-				b.mailbox.put(l.ID, a)
+				a.Lock = l.ID
+				select {
+				case b.mail <- a:
+				default: // there are too many, or the bid stands in no line
+				}
 				nudge(b.news)
 			}
 		})
@@ -83,39 +85,10 @@ func (b *Bid) Unlisten(ctx context.Context) error {
 	err := b.send(ctx, append(queries, session.PlainBeatQuery)...)
 	clear(b.evidence)
 	b.commonMarks = nil
-	b.mailbox.empty() // now that nothing more is heard
+	for range len(b.mail) { // now that nothing more is heard
+		<-b.mail
+	}
 	return err
-}
-
-// mailbox has the announcements about each lock on which the waiter has not acted yet. The
-// session's reader puts them there.
-type mailbox struct {
-	mu   sync.Mutex
-	mail map[lockkey.ID][]evidence.Announcement
-}
-
-// mostMail bounds the announcements of one lock.
-const mostMail = 64
-
-// put adds an announcement, or drops it if there are too many.
-func (m *mailbox) put(of lockkey.ID, a evidence.Announcement) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.mail == nil {
-		m.mail = map[lockkey.ID][]evidence.Announcement{}
-	}
-	if len(m.mail[of]) < mostMail {
-		m.mail[of] = append(m.mail[of], a)
-	}
-}
-
-// empty takes out what is there.
-func (m *mailbox) empty() map[lockkey.ID][]evidence.Announcement {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	mail := m.mail
-	m.mail = nil
-	return mail
 }
 
 // nudge tells a goroutine that there is something to do, unless it has been told already.

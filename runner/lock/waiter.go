@@ -30,6 +30,9 @@ type waiter struct {
 	warm   bool            // a warm-up start without a token was made (warmUp)
 }
 
+// mostMail bounds the announcements on which a waiter has not acted yet.
+const mostMail = 256
+
 // newWaiter returns the candidate's waiter on a session. Others may have had the locks since the
 // candidate's last session, if it had one.
 func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
@@ -38,6 +41,7 @@ func (c *Candidate) newWaiter(s *session.Session, prepare Prepare) *waiter {
 		turn: turn{own: s.BackendPID(), lease: c.cfg.Session.Lease},
 	}
 	w.preparation, w.place.ticket = newPreparation(s, prepare), c.ticket
+	w.mail = make(chan evidence.Announcement, mostMail)
 	return w
 }
 
@@ -156,9 +160,9 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 // heard are the announcements that have come for the lock whose line this is or, with a gate, for
 // all locks.
 func (w *waiter) heard() (heard []evidence.Announcement) {
-	for id, said := range w.mailbox.empty() {
-		if w.cfg.Claim.takesAny() || id == w.place.line {
-			heard = append(heard, said...)
+	for range len(w.mail) {
+		if a := <-w.mail; w.cfg.Claim.takesAny() || a.Lock == w.place.line {
+			heard = append(heard, a)
 		}
 	}
 	return heard

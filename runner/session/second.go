@@ -79,7 +79,7 @@ func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
 	}
 	before, after := answers[0][0], answers[1][0]
 	var e *Error
-	switch here := s.knownServer(); {
+	switch here := s.Server(); {
 	case here != "" && (before[3] != here || after[3] != here):
 		e = Errorf(Unreachable, "", "the second connection leads to another server than the one that has the lock")
 	case before[2] == "" || after[2] == "":
@@ -145,7 +145,7 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 	if err != nil {
 		return nil, err
 	}
-	second.SetServer(s.knownServer())
+	second.SetServer(s.Server())
 	s.dependOn(second)
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
@@ -317,8 +317,8 @@ func (s *Session) SetServer(identity string) {
 	s.facts.identity = identity
 }
 
-// knownServer is what SetServer has set, or empty.
-func (s *Session) knownServer() string {
+// Server is what SetServer has set, or empty.
+func (s *Session) Server() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.facts.identity

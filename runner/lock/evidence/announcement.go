@@ -64,6 +64,8 @@ type Announcement struct {
 	LSN           LSN    // of a clean end: a position of the write-ahead log while its session still had the lock, or 0
 	To            uint32 // the session that should have the lock next, or 0
 	PID           uint32 // the session that said it
+
+	Lock lockkey.ID // for the listener's own use
 }
 
 const (
