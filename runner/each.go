@@ -88,9 +88,9 @@ func Each(cfg EachConfig) (Tally, error) {
 			return e.tally, err
 		}
 		defer e.listSession.Close()
-		e.exchanges = exchanges{make(chan *exchangePart)}
-		defer close(e.exchanges.parts)
-		go e.exchanges.run(e.listSession)
+		e.exchanges = make(chan exchangePart)
+		defer close(e.exchanges)
+		go e.doExchanges()
 	}
 	e.passes(ctx)
 	for _, lost := range e.lost {
@@ -112,9 +112,9 @@ type each struct {
 	ends itemEnds
 	bids bids
 
-	listSession *session.Session // the session of all commands; nil with transactions
-	exchanges   exchanges        // of that session
-	describing  sync.Mutex       // while a session's description is replaced
+	listSession *session.Session  // the session of all commands; nil with transactions
+	exchanges   chan exchangePart // for that session
+	describing  sync.Mutex        // while a session's description is replaced
 
 	mu       sync.Mutex
 	tally    Tally

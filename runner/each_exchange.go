@@ -4,33 +4,25 @@ import (
 	"context"
 
 	"github.com/pglead/pglead/runner/lock"
-	"github.com/pglead/pglead/runner/session"
 )
-
-// exchanges are those of one session. What workers ask for while the session waits for an
-// answer travels together in the next exchange, with one token.
-type exchanges struct{ parts chan *exchangePart }
 
 // exchangePart is what one worker asks for: a lock to release, one to try for, or both.
 type exchangePart struct {
-	last    *job
-	said    lock.Said // to the other workers on the list, about last's end
-	next    *job
-	granted bool
-	err     error // of the try
-	done    chan struct{}
+	last, next *job
+	tried      chan error // gets the error of the try, or nil, when the exchange is done
 }
 
 // mostParts limits the parts of one exchange: a statement can have 1,664 columns.
 const mostParts = 256
 
-// run does one exchange after the other until the channel is closed.
-func (x exchanges) run(s *session.Session) {
-	for p := range x.parts {
-		parts := []*exchangePart{p}
+// doExchanges does one exchange after the other until the channel is closed. What workers ask for
+// while the session waits for an answer travels together in the next exchange, with one token.
+func (e *each) doExchanges() {
+	for p := range e.exchanges {
+		parts := []exchangePart{p}
 		for more := true; more && len(parts) < mostParts; {
 			select {
-			case p, more = <-x.parts:
+			case p, more = <-e.exchanges:
 				if more {
 					parts = append(parts, p)
 				}
@@ -38,41 +30,38 @@ func (x exchanges) run(s *session.Session) {
 				more = false
 			}
 		}
-		doExchange(s, parts)
+		e.doExchange(parts)
 	}
 }
 
-func doExchange(s *session.Session, parts []*exchangePart) {
+func (e *each) doExchange(parts []exchangePart) {
 	var x lock.Exchange
 	for _, p := range parts {
 		if p.last != nil {
 			x.Ended = append(x.Ended, p.last.held)
-			x.Said = append(x.Said, p.said)
+			x.Said = append(x.Said, e.said(p.last))
 		}
 		if p.next != nil {
 			x.Next = append(x.Next, p.next.bid)
 		}
 	}
-	released, started := x.Do(context.Background(), s) // it returns at the latest when the session ends
+	released, started := x.Do(context.Background(), e.listSession) // it returns at the latest when the session ends
 	for _, p := range parts {
 		if p.last != nil {
 			p.last.run.afterRelease(p.last.outcome, released)
 		}
-		if p.next != nil {
-			p.granted, p.err = started == nil && p.next.bid.Complete(), started
-		}
-		close(p.done)
+		p.tried <- started
 	}
 }
 
 // exchange releases the lock of the last command, and tries for the lock of the next
 // job. Either may be nil. If possible, one round trip does both.
 func (w *worker) exchange(ctx context.Context, last, next *job) (granted bool, err error) {
-	p := &exchangePart{done: make(chan struct{})}
+	p := exchangePart{tried: make(chan error, 1)}
 	if last != nil {
 		defer w.forget(ctx, last)
 		if last.well && last.held.MayExchange() {
-			p.last, p.said = last, w.said(last)
+			p.last = last
 		} else { // others will retry an item that failed, so Release waits for those that were just refused
 			w.releaseAlone(ctx, last)
 		}
@@ -81,11 +70,14 @@ func (w *worker) exchange(ctx context.Context, last, next *job) (granted bool, e
 		p.next = next
 	}
 	if p.last != nil || p.next != nil {
-		w.exchanges.parts <- p
-		<-p.done
+		w.exchanges <- p
+		err = <-p.tried
 	}
-	if next == nil || p.next != nil {
-		return p.granted, p.err
+	switch {
+	case next == nil:
+		return false, nil
+	case p.next != nil:
+		return err == nil && next.bid.Complete(), err
 	}
 	// This waits for the answer even if the list has ended: if the session got the lock, somebody
 	// has to free it. Other commands may need the session, and keep the lock with it, for a
