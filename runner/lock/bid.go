@@ -90,7 +90,6 @@ func (b *Bid) Try(ctx context.Context) (granted bool, err error) {
 // tried is the result of a try.
 type tried struct {
 	won     []advisory.Lock
-	slot    int  // with a gate: the number of the lock in the claim, from 1, or 0
 	arrived bool // the try was refused, and took the arrival lock
 }
 
@@ -117,7 +116,7 @@ func (b *Bid) parseTry(value string) (tried, error) {
 	case err != nil || n > len(missing):
 		return tried{}, session.NotPostgreSQL()
 	case b.cfg.Claim.takesAny() && n > 0:
-		return tried{won: missing[n-1 : n], slot: n}, nil
+		return tried{won: missing[n-1 : n]}, nil
 	}
 	return tried{won: missing[:n], arrived: arrived}, nil
 }
@@ -166,8 +165,8 @@ func (cfg *Config) firstTrySQL() string {
 func (b *Bid) noteResult(result tried) (some bool) {
 	b.place.arriving = b.place.arriving || result.arrived
 	b.held.Locks = append(b.held.Locks, result.won...)
-	if result.slot > 0 {
-		b.held.Slot = result.slot
+	if b.cfg.Claim.takesAny() && len(result.won) > 0 {
+		b.held.Slot = 1 + slices.Index(b.cfg.Claim.IDs, result.won[0].ID)
 	}
 	b.held.verdict = b.held.verdict.And(b.verdictOnAll(result.won))
 	if !b.Complete() {
