@@ -151,7 +151,7 @@ func (cfg *Config) firstTrySQL() string {
 	switch claim := cfg.Claim; {
 	case len(claim.IDs) == 0:
 		return ""
-	case cfg.Wait > 0 && cfg.hasLine():
+	case cfg.Wait > 0 && !cfg.Session.Transaction:
 		return advisory.TryOrArriveSQL(claim.locks(), claim.Gate)
 	}
 	return cfg.tryMissingSQL(cfg.Claim.locks(), false)

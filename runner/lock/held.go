@@ -21,13 +21,13 @@ type Held struct {
 	Session *session.Session
 	Locks   []advisory.Lock
 	Slot    int // with a gate: the index of the lock in the claim, from 1
-	// verdict says how long the locks are held before the command may start, and whether a clean
-	// end means that the commands of all earlier holders are dead, too.
+	// verdict says how long the locks are held before the command may start (0: no earlier command
+	// is alive), and whether a clean end means that the commands of all earlier holders are dead, too.
 	verdict evidence.Verdict
 
 	// From the draw on:
 
-	// Token grows with every start in this cluster: the timeline in the upper
+	// Token is 0 before. It grows with every start in this cluster: the timeline in the upper
 	// 16 bits, the transaction number that this start used up in the lower 48.
 	Token int64
 	// SystemID names the cluster that the token belongs to.
@@ -58,18 +58,11 @@ func (b *Bid) nothingHeld() *Held {
 	return &Held{cfg: &b.cfg, Session: b.s, verdict: evidence.Verdict{CoversEarlier: true}, requests: make(chan struct{}, 1)}
 }
 
-// drawn says whether the token has been drawn.
-func (h *Held) drawn() bool { return h.Token != 0 }
-
-// startsAtOnce says whether the command may start without a delay: the evidence says that no
-// earlier command is alive.
-func (h *Held) startsAtOnce() bool { return h.verdict.Delay == 0 }
-
 // mayAnnounceEnd says whether locks under which no command was started may be given back with an
 // announcement. The start must have been announced, and no earlier command may be alive, since a
 // waiter that hears of the end starts at once. After a delay that was waited out nothing is
 // announced either.
-func (h *Held) mayAnnounceEnd() bool { return h.drawn() && h.startsAtOnce() }
+func (h *Held) mayAnnounceEnd() bool { return h.Token != 0 && h.verdict.Delay == 0 }
 
 // undraw forgets the token, and what the ledger may have noted under it.
 func (h *Held) undraw() { h.Token, h.SystemID, h.recorded = 0, "", false }
@@ -183,7 +176,7 @@ func (h *Held) releaseParts() (queries []string, unlock string) {
 func (h *Held) EncodedRelease() (request []byte, endsSession bool) {
 	queries, ends := h.finishQueries(ledger.End{Outcome: ledger.Killed}, "off"), !h.cfg.OfList
 	switch {
-	case h.cfg.hasLine():
+	case !h.cfg.Session.Transaction:
 		words, unlock := h.releaseParts()
 		queries = append(append(queries, words...), unlock)
 	case len(queries) > 0:

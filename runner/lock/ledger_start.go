@@ -28,7 +28,7 @@ type ledgerStart struct {
 func (b *Bid) startInLedger(ctx context.Context) error {
 	start := ledgerStart{
 		bid: b, delay: b.held.verdict.Delay,
-		proof: ledger.Proof{Sure: b.held.startsAtOnce(), Closes: make([]int64, len(b.held.Locks))},
+		proof: ledger.Proof{Sure: b.held.verdict.Delay == 0, Closes: make([]int64, len(b.held.Locks))},
 	}
 	if !b.cfg.Session.Quorum {
 		start.since = time.Now()

@@ -33,10 +33,6 @@ package lock
 //	with a ledger            every start learns how the last run ended       startInLedger
 //	                         nobody calls, or waits for those who arrive     followers, awaitArrivalsQuery
 
-// hasLine says whether waiters stand in line, and starts and ends are announced to them. In a
-// transaction they poll, and nothing is sent before its end.
-func (cfg *Config) hasLine() bool { return !cfg.Session.Transaction }
-
 // takesOne says whether the claim is to one lock, and no other will do.
 func (c Claim) takesOne() bool { return c.Gate == nil && len(c.IDs) == 1 }
 

@@ -45,7 +45,7 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	// A delay or a second login takes time, and the deadline has to be fresh, so this asks the
 	// server once more. In a transaction the grant was a round trip of its own, so the deadline is
 	// fresh already.
-	if (!b.held.startsAtOnce() || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
+	if (b.held.verdict.Delay > 0 || b.cfg.Session.Quorum) && !b.cfg.Session.Transaction {
 		if err := b.s.Ping(ctx); err != nil {
 			return nil, b.cfg.rejected(err)
 		}

@@ -145,7 +145,7 @@ func (b *Bid) keepToken(token, systemID string) error {
 // the command may start. The command's first deadline counts from the draw's last round trip on the
 // lock's own session.
 func (b *Bid) drawAndAnnounce(ctx context.Context) error {
-	if b.held.drawn() {
+	if b.held.Token != 0 {
 		return nil
 	}
 	if b.cfg.Session.UsesSecondSession() {

@@ -80,7 +80,7 @@ func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
 // its turn. In a transaction there is no line.
 func (w *waiter) take(ctx context.Context) error {
 	triesFirst, wait := len(w.contested) == 0, w.wait
-	if !w.cfg.hasLine() {
+	if w.cfg.Session.Transaction {
 		triesFirst, wait = true, w.poll
 	}
 	if triesFirst {
@@ -115,7 +115,7 @@ func (w *waiter) take(ctx context.Context) error {
 // beginWait prepares for a wait.
 func (w *waiter) beginWait() error {
 	w.cfg.Log.Info("waiting for the lock", "event", "waiting")
-	if w.cfg.hasLine() {
+	if !w.cfg.Session.Transaction {
 		w.beatPlainly()
 		w.s.StartHeartbeat()
 	}
