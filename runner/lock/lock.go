@@ -9,16 +9,14 @@
 // of its new session, or its silence. Otherwise the lock-delay has to pass (package evidence). A
 // ledger may also say that the command is dead, or make a first try wait.
 //
-// Eight words are enough to follow one run:
+// Six words are enough to follow one run:
 //
 //	claim      the locks that a run wants: all of them or, with a gate, any one
 //	candidate  a process that wants a claim, and opens a new session when it lost one
-//	bid        a claim on one session, as far as it is granted
+//	bid        a claim on one session, as far as it is granted: it tries for what is missing
 //	waiter     a candidate's bid, and what it knows of its line while it waits
-//	try        asking for what is missing
 //	held       what a bid has got so far: locks, and later the token
 //	settle     the steps from the last lock to the start: the lock-delay, the token, the ledger
-//	release    to free a lock after its command
 //
 // The others are here to be looked up. About one run:
 //
@@ -29,36 +27,30 @@
 //	draw       the query that makes the token, and announces the start with it (drawQuery)
 //	tenure     one holding of a lock, from its token to its end
 //
-// What a waiter knows (package evidence):
+// What a waiter knows:
 //
-//	announcement  what is said on a lock's NOTIFY channel. Its first field is its word: started,
-//	              clean, dead or left
-//	look          all that the server shows of a lock, asked for at once: a seat for each session
-//	watch         the question about the holder alone that the first in line ask with their
-//	              heartbeats
-//	contested     others have the lock, or may have had it while the bid did not listen, so
-//	              that it takes evidence to start at once
-//	evidence      what a waiter has heard and seen of a lock's holders, and the verdict that
-//	              follows from it: start at once, or after a delay
-//	lock-delay    how long the lock is held without a command where there is no evidence
+//	look        all that the server shows of a lock, asked for at once: a seat for each session
+//	watch       the question about the holder alone that the first in line ask with their
+//	            heartbeats
+//	contested   others have the lock, or may have had it while the bid did not listen, so
+//	            that it takes evidence to start at once
+//	evidence    what a waiter has heard and seen of a lock's holders, and the verdict that
+//	            follows from it: start at once, or after a delay (package evidence)
+//	lock-delay  how long the lock is held without a command where there is no evidence
 //
 // In line, for speed and fairness alone:
 //
-//	line       the waiters, each with a ticket: a lock whose number says when its owner came
-//	place      a bid's place in line: its ticket, and other locks that it has for that. Its rank
-//	           is the number of the place, from 1
-//	turn       when a waiter looks and tries next
-//	gate       a lock that the first in line has for a slot, or behind readers: there newcomers
-//	           pass nobody
-//	burst      many tries in one statement, when the lock is about to be freed
-//	mark       a lock which shows that its owner listens
-//	dormant    a waiter so far behind that it doesn't listen
-//	call       a lock by which a holder, or those who listen, wake the dormant
-//	arrival    a lock which shows that its owner was refused, and is about to listen
+//	line     the waiters, each with a ticket
+//	place    a bid's place in line: its ticket, and other locks that it has for that. Its rank
+//	         is the number of the place, from 1
+//	turn     when a waiter looks and tries next
+//	burst    many tries in one statement, when the lock is about to be freed
+//	dormant  a waiter so far behind that it doesn't listen
 //
-// Three packages below know no session. Package advisory has all locks that pglead takes (ticket,
-// mark, arrival, call, gate) and their SQL. Package evidence decides what follows from what a
-// waiter has heard and seen. Package crowd decides who of many listens, looks and tries, and when.
+// Three packages below know no session. Package advisory has all locks that pglead takes, and their
+// SQL; the table at its top says what a ticket, a mark, an arrival, a call and a gate are. Package
+// evidence decides what follows from what a waiter has heard and seen. Package crowd decides who of
+// many listens, looks and tries, and when.
 //
 // Read it in this order: config.go, candidate.go (sessions come and go), waiter.go (tries, and the
 // wait), bid.go (the lock is taken), settle.go (until the command may start), held.go (until the
