@@ -195,20 +195,6 @@ func (e *each) runWorker(ctx context.Context, queue <-chan string) error {
 	return w.loop(ctx)
 }
 
-// settleItem waits until an item's previous command is dead, and draws the token for the grant.
-func (e *each) settleItem(ctx context.Context, j *job) (settled bool, err error) {
-	if j.held, err = j.bid.Settle(ctx); err == nil {
-		return true, nil
-	}
-	if j.session.Err() == nil { // others still work in this session
-		ctx := context.WithoutCancel(ctx)
-		_ = j.bid.GiveBack(ctx)
-		e.show(j.session, j.ID, 0)
-		e.bids.drop(ctx, j.ID) // the bid may have given its mark back, and would then miss starts
-	}
-	return false, e.skipIfBarred(j, err)
-}
-
 // bidFor returns the bid for an item. A bid that was refused before is used again, since it has
 // listened in the meantime. Through a pooler nobody can listen, so each bid is a new one.
 func (e *each) bidFor(j *job) *lock.Bid {

@@ -21,6 +21,7 @@ func TestDelayStaysShown(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	e := &each{cfg: EachConfig{Config: Config{Locking: lockingOn(t, server)}}, jobs: jobs{active: map[lockkey.ID]*job{}}}
+	w := &worker{each: e}
 	s, err := session.Open(ctx, e.cfg.Session)
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +53,7 @@ func TestDelayStaysShown(t *testing.T) {
 	first := take(1, "first", true)
 	waited := make(chan error, 1)
 	go func() {
-		_, err := e.settleItem(ctx, first)
+		_, err := w.settleOrSkip(ctx, first, true)
 		waited <- err
 	}()
 	testserver.Eventually(t, "the first item waits", func() bool {
@@ -61,7 +62,7 @@ func TestDelayStaysShown(t *testing.T) {
 	})
 	shows("the first waits", time.Hour, "first")
 	second := take(2, "second", false)
-	if settled, err := e.settleItem(ctx, second); !settled || err != nil {
+	if settled, err := w.settleOrSkip(ctx, second, true); !settled || err != nil {
 		t.Fatalf("the second: settled %t, %v", settled, err)
 	}
 	shows("the second has started", time.Hour, "first", "second")

@@ -161,7 +161,8 @@ func (w *worker) nextItem(wait bool) (item string, ok bool) {
 	return item, ok
 }
 
-// settleOrSkip prepares an item for its command, or skips it.
+// settleOrSkip waits until the previous command of a granted item is dead, and draws the token, or
+// it skips the item.
 func (w *worker) settleOrSkip(ctx context.Context, j *job, granted bool) (ready bool, err error) {
 	if !granted {
 		return false, w.skipHeld(ctx, j)
@@ -171,7 +172,16 @@ func (w *worker) settleOrSkip(ctx context.Context, j *job, granted bool) (ready 
 	if skipped {
 		return false, cmp.Or(err, j.bid.GiveBack(context.WithoutCancel(ctx)))
 	}
-	return w.settleItem(ctx, j)
+	if j.held, err = j.bid.Settle(ctx); err == nil {
+		return true, nil
+	}
+	if j.session.Err() == nil { // others still work in this session
+		ctx := context.WithoutCancel(ctx)
+		_ = j.bid.GiveBack(ctx)
+		w.show(j.session, j.ID, 0)
+		w.bids.drop(ctx, j.ID) // the bid may have given its mark back, and would then miss starts
+	}
+	return false, w.skipIfBarred(j, err)
 }
 
 // giveBack gives back a lock under which no command was started.

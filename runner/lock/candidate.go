@@ -211,7 +211,7 @@ func isFull(err error) bool {
 
 // When the session of a waiter is lost, this happens, in this order:
 //
-//	waiter.awaitNews   notices the loss; an answer that misses its deadline is a loss, too
+//	waiter.sleep       notices the loss; an answer that misses its deadline is a loss, too
 //	Candidate.attempt  keeps the ticket and the rank, undoes the preparation, and closes the session
 //	Candidate.outlast  pauses: the first in line briefly, the others longer and longer
 //	Candidate.attempt  opens a session without a first try, which might overtake those in line

@@ -38,7 +38,7 @@ func (w *waiter) watchHolder(ctx context.Context, found *look) error {
 	if w.cfg.Claim.takesAny() || w.cfg.Claim.Shared {
 		return nil
 	}
-	s, _ := found.holderOf(w.place.line)
+	s := found.holderOf(w.place.line)
 	last, speaks := found.beats[s.PID]
 	if !speaks {
 		w.watched.reset()

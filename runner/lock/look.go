@@ -203,13 +203,13 @@ func requestAge(seconds string) time.Duration {
 	return time.Duration(max(0, age) * float64(time.Second))
 }
 
-// holderOf is the one session that holds a lock exclusively.
-func (l *look) holderOf(id lockkey.ID) (s evidence.Seat, held bool) {
+// holderOf is the one session that holds a lock exclusively, or the zero Seat.
+func (l *look) holderOf(id lockkey.ID) evidence.Seat {
 	i := slices.IndexFunc(l.Holders, func(s evidence.Seat) bool { return s.ID == id && !s.Shared })
 	if i < 0 {
-		return s, false
+		return evidence.Seat{}
 	}
-	return l.Holders[i], true
+	return l.Holders[i]
 }
 
 // holds says whether anybody but this session holds a lock.

@@ -138,7 +138,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 		if rest <= 0 {
 			return false, nil
 		}
-		if err := w.awaitNews(ctx, rest); err != nil {
+		if err := w.sleep(ctx, min(rest, time.Until(w.turn.next())), w.news); err != nil {
 			return false, err
 		}
 		if w.called.Swap(false) {
@@ -166,11 +166,6 @@ func (w *waiter) heard() (heard []evidence.Announcement) {
 		}
 	}
 	return heard
-}
-
-// awaitNews waits until there is something to do.
-func (w *waiter) awaitNews(ctx context.Context, most time.Duration) error {
-	return w.sleep(ctx, min(most, time.Until(w.turn.next())), w.news)
 }
 
 // sleep returns when the time d has passed, or news has come. The loss of the session, or the end
