@@ -45,7 +45,7 @@ func (c *Candidate) begin() {
 		return
 	}
 	c.cfg.Session.Database = session.Elsewhere(c.cfg.Session.Database, c.last.Err())
-	if c.last.saidLost {
+	if c.last.end.Outcome == ledger.Lost { // Err can't tell: it is set after a mere Close, too
 		c.rank = 1
 	}
 }

@@ -41,7 +41,6 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 		return
 	}
 	for _, h := range lost {
-		h.saidLost = true
 		h.end.Outcome = cmp.Or(h.end.Outcome, ledger.Lost)
 	}
 	lost[0].cfg.Observer.away(lost[0].Err()) // an outage that lead reports later is counted from this moment

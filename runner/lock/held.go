@@ -50,7 +50,6 @@ type Held struct {
 	calling   bool            // the session calls them
 	since     time.Time       // when Settle was done, and the command could start
 	stays     time.Time       // the session stays until then, after the release
-	saidLost  bool            // ReportLostRuns was called. Err can't tell: it is set after a mere Close, too
 }
 
 // nothingHeld is what a bid has before it has got anything.
