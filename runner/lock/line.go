@@ -142,9 +142,6 @@ func (w *waiter) duties(ctx context.Context, found *look) error {
 		w.unwatch()
 		return nil
 	}
-	if err := w.warmUp(ctx); err != nil {
-		return err
-	}
 	return w.watchHolder(ctx, found)
 }
 

@@ -27,7 +27,6 @@ type waiter struct {
 
 	called atomic.Bool     // a call was heard, and no look has followed yet
 	limits *session.Limits // on the server's connections, once they are known
-	warm   bool            // a warm-up start without a token was made (warmUp)
 }
 
 // mostMail bounds the announcements on which a waiter has not acted yet.
