@@ -59,8 +59,8 @@ func (w *waiter) watchHolder(ctx context.Context, found *look) error {
 	if err := w.startWatch(ctx, last, enough); err != nil {
 		return err
 	}
-	if s.Token == 0 && s.PID != w.watched.unnamed { // a holder in `each` never shows a token
-		w.watched.unnamed, w.turn.lookAt = s.PID, time.Now().Add(namedAfter)
+	if s.Token == 0 && !again { // in `each` holders never show a token
+		w.turn.lookAt = time.Now().Add(namedAfter)
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ import (
 //	                                          gate
 //	a second look in a row shows none         ranks 1 to TriesWhatsFree try at once            plan
 //	a watch begins                            the next look after LookBesideWatch              startWatch
-//	a new holder shows no token               the next look after namedAfter                   watchHolder
+//	a look shows no token, but a new request  the next look after namedAfter                   watchHolder
 //	nobody watches, nor is about to try       the first tries after TryEvery                   tryLater
 //	started is heard                          no try; the first few look after LookAtNew       decide
 //	started is heard from a stranger          ranks 1 to TriesWhatsFree look within            decide

@@ -37,7 +37,6 @@ type watch struct {
 	// The session's reader does not use these:
 	prepared string // the name of the prepared statement for the question
 	rank     int    // the best rank since the holder's latest request was first seen
-	unnamed  uint32 // a holder that showed no token
 }
 
 // watchState is what the latest watch has found.
