@@ -118,7 +118,7 @@ func TestOutage(t *testing.T) {
 
 		// The database is full; then it is a standby, and is promoted. It answers all the time.
 		time.Sleep(time.Hour)
-		full := session.Crowded("connect to db: too many clients")
+		full := session.FullError("connect to db: too many clients")
 		o.away(full)
 		said("pglead: k: no connection to the database is free: connect to db: too many clients\n")
 		time.Sleep(time.Minute)

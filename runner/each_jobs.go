@@ -94,7 +94,7 @@ func (js *jobs) watchForStepDown(of *job) {
 			held = append(held, j.held)
 		}
 	}
-	lock.WatchForStepDown(of.session, js.lease, held)
+	lock.WatchListForStepDown(of.session, js.lease, held)
 }
 
 // renew passes a session's deadline on to the commands under it.

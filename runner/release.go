@@ -8,6 +8,24 @@ import (
 	"github.com/pglead/pglead/runner/lock"
 )
 
+// A run ends in one of these ways. Outcome and error are those of Run, the third column is what the
+// ledger notes (endOf, endUnstarted), the last one the exit status (package cmd, exit.go).
+//
+//	the command                outcome, error                    noted               exit status
+//	ended by itself            Outcome                           ok, failed, killed  its own
+//	was asked to end, by a     Outcome, with Asked               stopped             its own
+//	signal or by stepdown
+//	ran into --timeout         Outcome, with Asked               timeout             124
+//	was killed at a loss       LockLostError                     lost                76
+//	died with its guard        GuardDiedError                    killed              70
+//	can't be executed          child.LookupError                 failed              126, 127
+//	was not started: a signal  InterruptedError                  stopped             that of the signal
+//	… the lock was lost, or    session.LostError,                stopped             69
+//	the lease over             child.ErrTooLate
+//	… the guards were killed   child.ErrNotStarted               stopped             70
+//	was perhaps started        child.ErrGuardSilent,             killed              70
+//	                           child.ErrStartUnknown
+//
 // finish is called when the command is dead, or was never started. What it does depends on whether
 // the lock was lost, and when:
 //
@@ -41,7 +59,7 @@ func (r *run) release(outcome Outcome) {
 // call calls those in line who don't listen. That may take seconds, and a signal that asks this
 // process to end, before or meanwhile, shortens it.
 func (r *run) call(outcome Outcome) {
-	if !(outcome.Asked | r.askedLate).Has(BySignal) {
+	if !(outcome.Asked | r.askedIdle).Has(BySignal) {
 		r.untilSignal(r.held.Call)
 		return
 	}
@@ -59,7 +77,7 @@ func (r *run) afterRelease(outcome Outcome, err error) {
 		return
 	}
 	event, message := "released", "lock released"
-	if (outcome.Asked | r.askedLate).Has(ByStepDown) {
+	if (outcome.Asked | r.askedIdle).Has(ByStepDown) {
 		event, message = "handed_over", "lock released, as was asked"
 	}
 	r.cfg.Log.Log(context.Background(), lock.LevelNotice, message, "event", event)
@@ -91,6 +109,6 @@ func (r *run) untilSignal(f func(context.Context)) {
 // channel, so nobody else will see it.
 func (r *run) noteSignal(ctx context.Context) {
 	if ctx.Err() != nil {
-		r.askedLate |= BySignal
+		r.askedIdle |= BySignal
 	}
 }

@@ -61,7 +61,7 @@ type run struct {
 	keepGuard     bool         // for another command after this one
 	sharesSession bool         // other commands may run in the same session
 	child         *child.Child // once it is started
-	askedLate     Asked        // what has asked for the end while no command ran
+	askedIdle     Asked        // what has asked for the end while no command ran
 }
 
 // once takes the lock, runs the command once, and releases the lock.
@@ -73,7 +73,7 @@ func (p *process) once(cfg Config, candidate *lock.Candidate) (outcome Outcome, 
 		if r.child == nil { // else supervise got the signals, and knows whether they asked for the end
 			r.noteSignal(ctx)
 		}
-		outcome.Asked |= r.askedLate
+		outcome.Asked |= r.askedIdle
 	}()
 	if err := r.acquire(ctx, candidate); err != nil {
 		return Outcome{}, err
@@ -119,7 +119,7 @@ func (r *run) runCommand(ctx context.Context) (Outcome, error) {
 	outcome, err := s.supervise()
 	r.held.SetEnd(endOf(outcome, err))
 	if err == nil && !outcome.Asked.Has(BySignal|ByStepDown) {
-		r.askedLate |= s.linger()
+		r.askedIdle |= s.linger()
 	}
 	return outcome, err
 }

@@ -69,8 +69,8 @@ func TestUntilSignal(t *testing.T) {
 				t.Error("the report goes on")
 			}
 		})
-		if ctx.Err() != nil || r.askedLate != BySignal {
-			t.Errorf("the run's context: %v; asked by %v", ctx.Err(), r.askedLate)
+		if ctx.Err() != nil || r.askedIdle != BySignal {
+			t.Errorf("the run's context: %v; asked by %v", ctx.Err(), r.askedIdle)
 		}
 	})
 }

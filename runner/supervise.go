@@ -35,13 +35,13 @@ type supervision struct {
 	kept    []keptSignal       // signals that came while the command was being started
 	onLoss  func(reason error) // called once, when the lock is lost
 
-	lost       <-chan struct{}        // closed when the lock is lost; nil after lockLost
-	requests   <-chan struct{}        // to step down; nil after the first, since one is enough
-	asker      <-chan stepDownRequest // delivers who asks; nil if nobody does, or after the request was obeyed
-	asked      Asked                  // what has asked the command to end
-	received   []unix.Signal          // other signals that the command has received
-	killAfter  <-chan time.Time       // fires when the command's time to end is up; nil: it has no limit
-	unkillable string                 // names the processes that SIGKILL doesn't reach
+	lost       <-chan struct{}  // closed when the lock is lost; nil after lockLost
+	requests   <-chan struct{}  // to step down; nil after the first, since one is enough
+	asker      <-chan asker     // delivers who asks; nil if nobody does, or after the request was obeyed
+	asked      Asked            // what has asked the command to end
+	received   []unix.Signal    // other signals that the command has received
+	killAfter  <-chan time.Time // fires when the command's time to end is up; nil: it has no limit
+	unkillable string           // names the processes that SIGKILL doesn't reach
 }
 
 // heldLock is what supervision needs of a *lock.Held.
@@ -85,7 +85,8 @@ type command interface {
 //	     guardProcess.checkTime             the guard's own alarm, in case this process is stopped
 //	     guardProcess.terminate, kill       SIGTERM, if there is a grace; SIGKILL, in rounds (killRound)
 //	     Child.killGuard, Guards.finishFor  if the guard is too slow, pglead kills in its place
-//	     guardProcess.untilDead, Child.listen the guard reports that all are reaped, which closes Done
+//	     guardProcess.untilDead             the guard reports that all are reaped
+//	     Child.listen                       closes Done
 //	     conclude                           turns that into a LockLostError
 //	     run.reportLoss, ReportLostRuns     tells the waiters, on a new session
 //	2/3  (leasetime.DeadAfter)              the command is certainly dead; with a lost-grace, later
@@ -187,7 +188,7 @@ func (s *supervision) signalled(sig unix.Signal) {
 	}
 	s.asked |= BySignal
 	s.cfg.Milestones.interrupted()
-	s.limit(s.cfg.KillAfterSignal)
+	s.startKillAfter(s.cfg.KillAfterSignal)
 }
 
 // takeSignals notes the signals that arrived before the command ended. The command may have
@@ -216,9 +217,9 @@ func (s *supervision) takeEvents() {
 	}
 }
 
-// limit starts the clock of --kill-after. A timer that already runs is left alone, since whoever
+// startKillAfter starts the clock of --kill-after. A timer that already runs is left alone, since whoever
 // asked first, such as systemd, relies on it.
-func (s *supervision) limit(d time.Duration) {
+func (s *supervision) startKillAfter(d time.Duration) {
 	if s.killAfter == nil {
 		s.killAfter = after(d)
 	}
@@ -232,35 +233,35 @@ func (s *supervision) askToEnd(by Asked) {
 	s.command.Signal(unix.SIGCONT)
 }
 
-// stepDownRequest says who asks, and which host should have the lock next.
-type stepDownRequest struct{ by, to string }
+// asker says who asks, and which host should have the lock next.
+type asker struct{ by, to string }
 
 // findAsker asks the server who made the request. The answer comes on the channel asker, since the
 // server may be slow or silent.
 func (s *supervision) findAsker() {
-	found := make(chan stepDownRequest, 1)
+	found := make(chan asker, 1)
 	s.requests, s.asker = nil, found
 	go func() {
 		by, to := s.held.Asker(context.Background()) // the end of the session ends this, too
 		if by == "" && s.held.Err() != nil {
 			return
 		}
-		found <- stepDownRequest{cmp.Or(by, "somebody"), to}
+		found <- asker{cmp.Or(by, "somebody"), to}
 	}()
 }
 
-func (s *supervision) stepDown(r stepDownRequest) {
+func (s *supervision) stepDown(by asker) {
 	s.asker = nil
 	s.askToEnd(ByStepDown)
-	s.held.Prefer(r.to)
-	s.cfg.Log.Warn("asked to step down by "+r.by+"; sending SIGTERM", "event", "stepping_down", "by", r.by)
-	s.limit(s.cfg.KillAfterSignal)
+	s.held.Prefer(by.to)
+	s.cfg.Log.Warn("asked to step down by "+by.by+"; sending SIGTERM", "event", "stepping_down", "by", by.by)
+	s.startKillAfter(s.cfg.KillAfterSignal)
 }
 
 func (s *supervision) timeOut() {
 	s.askToEnd(ByTimeout)
 	s.cfg.Log.Error(fmt.Sprintf("the command ran for all of the %v that --timeout allows; sending SIGTERM", s.cfg.Timeout), "event", "timeout")
-	s.limit(s.cfg.KillAfterTimeout)
+	s.startKillAfter(s.cfg.KillAfterTimeout)
 }
 
 func (s *supervision) kill() {

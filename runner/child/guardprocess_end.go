@@ -3,7 +3,6 @@ package child
 import (
 	"cmp"
 	"encoding/binary"
-	"errors"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -187,63 +186,5 @@ func (g *guardProcess) endStage() {
 		g.signal(unix.SIGCONT)
 		g.stage = leftoversTold
 		g.stageEnds = time.Now().Add(leftoverTerm)
-	}
-}
-
-// leaveSocket releases the lock, or ends the connection, in case pglead is not there to
-// do that. It is called when the tree is dead.
-func (g *guardProcess) leaveSocket() {
-	switch {
-	case g.socket < 0:
-	case g.orphaned && g.report.Ending != SocketClosed:
-		g.releaseAndDrain()
-	case g.report.Ending == LeaseOver:
-		// pglead is stopped, or the server is silent. endConnection ends the connection later. If
-		// it ended now, without a message, the waiters in line could not know yet that the holder
-		// was silent for long enough.
-		if g.req.ReleaseEndsSession && len(g.req.Release) > 0 {
-			g.sendRelease()
-		}
-	case g.report.Ending == SocketClosed:
-		// pglead may be stopped. Then its own descriptor would keep the connection open without
-		// need.
-		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
-	}
-	// If pglead is gone, the connection ends with the last guard that shares it: the other guards
-	// of a list may still be killing.
-}
-
-// releaseUntold releases the lock if pglead was killed before it had read that the tree is dead.
-// Then pglead has not released the lock, nor used it for anything else. err is what ended the
-// reading or writing of this side's messages: EPIPE says that pglead was gone before the report was
-// written, and ECONNRESET that it left a message unread (unix_release_sock in net/unix/af_unix.c).
-// After the end of the stream pglead may have released the lock.
-func (g *guardProcess) releaseUntold(err error) {
-	told := !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET)
-	if told || g.socket < 0 || g.orphaned || g.report.Ending != Exited {
-		return
-	}
-	g.releaseAndDrain()
-}
-
-// endConnection ends the connection after SocketLinger, unless the server or pglead ends it
-// earlier: pglead may be stopped, and would keep it open. A server that announces something to a
-// stopped pglead's unix socket, when that is full, would wait for ever. The report to pglead is
-// written by then.
-// It ends a shared connection only if pglead still runs but has not read that report, which means
-// that pglead is stopped. Otherwise other guards may need the connection.
-func (g *guardProcess) endConnection() {
-	if g.socket < 0 || g.report.Ending != LeaseOver {
-		return
-	}
-	over := boottime.Now().Add(g.req.SocketLinger)
-	fds := []unix.PollFd{{Fd: int32(g.socket), Events: serverHungUp}, {Fd: int32(g.fd)}} // POLLHUP always counts
-	for left := g.req.SocketLinger; left > 0; left = boottime.Until(over) {
-		if n, err := unix.Poll(fds, int(left.Milliseconds())+1); n > 0 || err != nil && err != unix.EINTR {
-			break
-		}
-	}
-	if !g.req.SharesSocket || boottime.Until(over) <= 0 {
-		_ = unix.Shutdown(g.socket, unix.SHUT_RDWR)
 	}
 }

@@ -21,17 +21,17 @@ type Candidate struct {
 	last    *Held  // what it was granted last, or nil
 
 	// In the current wait:
-	began    time.Time
-	returned bool // it had a session before
-	crowded  bool // the server had no room for it
-	warned   bool // the log says that a ledger is not used
+	began     time.Time
+	returned  bool // it had a session before
+	foundFull bool // the server had no room for it
+	warned    bool // the log says that a ledger is not used
 
 	// In its last session:
 	rank   int    // its place in line: 1 if it had the lock, 0 if it had no place. The first in line come back sooner after an outage.
 	ticket uint32 // of the current wait, or 0
 	ghost  uint32 // the session that had that ticket, which the server may still have; or 0
 
-	elsewhere int // how often a run that doesn't wait has gone on to another host
+	hostsTried int // how often a run that doesn't wait has gone on to another host
 }
 
 // NewCandidate returns a candidate that has done nothing yet.
@@ -232,10 +232,10 @@ func (c *Candidate) outlast(ctx context.Context, p *reconnects, err error) error
 	}
 	cfg.Session.Database = session.Elsewhere(cfg.Session.Database, err)
 	if isFull(err) {
-		c.crowded = true
+		c.foundFull = true
 	}
-	if cfg.Wait == 0 && c.elsewhere < session.HostsBeside(cfg.Session.Database, err) {
-		c.elsewhere++
+	if cfg.Wait == 0 && c.hostsTried < session.HostsBeside(cfg.Session.Database, err) {
+		c.hostsTried++
 		c.returned = false // it is new there
 		return nil
 	}

@@ -22,11 +22,12 @@ import (
 //	the session was lost              reported by         the ledger notes       waiters hear
 //	while the command ran             ReportLostRuns      lost, or SetEnd's end  dead
 //	after the command's end           ReportEndAfterLoss  SetEnd's end           dead; not for a list
-//	or given up, in a waiter's        reportUnstarted     stopped                dead
-//	Settle, after the announced start                                             only without a delay
+//	or given up, before its command's reportUnstarted     stopped                dead, unless a
+//	start, but after the announcement                                            delay began
 //
 // A session that is lost after Settle and just before the command's start counts as one that is
-// lost after its end; in a list, as one that is lost while the command ran.
+// lost after its end; in a list, as one that is lost while the command ran, since the start was
+// announced, and of a list no death is announced after the end.
 
 // ReportLostRuns announces, for the lost locks of one run or one list, that their
 // commands are dead, so that the waiters need not wait for the lock-delay. Call it when

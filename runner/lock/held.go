@@ -110,8 +110,13 @@ func (h *Held) Release(ctx context.Context) error {
 	if staysForRole {
 		h.stays = time.Now().Add(stayForRole)
 	}
-	// Each query is a transaction of its own, so the server carries out the unlock even if it has
-	// rejected the others.
+	return h.judgeRelease(ctx, answers, err)
+}
+
+// judgeRelease says whether the locks are free, and warns of what else the server has rejected. Each
+// query was a transaction of its own, so the server has carried out the unlock, which is the last,
+// even if it has rejected the others.
+func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err error) error {
 	last := len(answers) - 1
 	released := answers[last].Is(strconv.Itoa(len(h.Locks)))
 	if !released && err != nil && h.cfg.OfList && freeRejected(ctx, h.Session, h.Locks) == nil {

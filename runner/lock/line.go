@@ -24,14 +24,14 @@ import (
 // join listens, takes a ticket and looks, in one message. If the waiter is not one of the first,
 // digest then makes it dormant.
 func (w *waiter) join(ctx context.Context) error {
-	if w.place.held[ticketLock] && w.place.line != w.nextLine() { // the next of several locks
+	if w.place.has[ticketLock] && w.place.line != w.nextLine() { // the next of several locks
 		if err := w.leaveLine(ctx); err != nil {
 			return err
 		}
 		w.place.ticket = 0
 	}
 	w.place.line = w.nextLine()
-	if w.place.held[ticketLock] {
+	if w.place.has[ticketLock] {
 		return w.lookAgain(ctx)
 	}
 	found, err := w.listenAndLook(ctx, append(w.endGhostQuery(), w.ticketQuery())...)
@@ -42,7 +42,7 @@ func (w *waiter) join(ctx context.Context) error {
 		return session.NotPostgreSQL()
 	}
 	w.place.ticket = found.ticket
-	w.place.held[ticketLock] = true
+	w.place.has[ticketLock] = true
 	return w.digest(ctx, found)
 }
 
@@ -118,7 +118,7 @@ func (w *waiter) watches() bool { return w.watched.state() != off }
 // for a delay, while one of the others, which the holder may have named, can start at once.
 func (w *waiter) knowsLess(found *look) bool {
 	listening := found.marked
-	if w.place.held[markLock] {
+	if w.place.has[markLock] {
 		listening--
 	}
 	e := w.evidence[w.place.line]
@@ -149,12 +149,12 @@ func (w *waiter) duties(ctx context.Context, found *look) error {
 // of the slots first, and readers, since there might always be another one.
 func (w *waiter) takeGate(ctx context.Context, found *look) error {
 	readers := slices.ContainsFunc(found.Holders, func(s evidence.Seat) bool { return s.Shared })
-	if w.place.held[gateLock] || !w.cfg.Claim.takesAny() && (w.cfg.Claim.Shared || !readers) {
+	if w.place.has[gateLock] || !w.cfg.Claim.takesAny() && (w.cfg.Claim.Shared || !readers) {
 		return nil
 	}
 	n, err := w.number(ctx, "SELECT "+w.place.lock(gateLock).TrySQL()+"::int")
 	if err == nil && n == 1 {
-		w.place.held[gateLock] = true
+		w.place.has[gateLock] = true
 	}
 	return err
 }
@@ -163,10 +163,10 @@ func (w *waiter) takeGate(ctx context.Context, found *look) error {
 // with few free connections the waiters at the end of the line give theirs back, and come
 // again later. The first in line never gives its own back.
 
-// errCrowded says that a connection was given back to a server on which few are free.
-var errCrowded = session.Crowded("few connections are free: giving this one back while others wait in line, and coming again")
+// errMadeRoom says that a connection was given back to a server on which few are free.
+var errMadeRoom = session.FullError("few connections are free: giving this one back while others wait in line, and coming again")
 
-// makeRoom returns errCrowded if too few connections are free for this waiter to keep its own.
+// makeRoom returns errMadeRoom if too few connections are free for this waiter to keep its own.
 func (w *waiter) makeRoom(ctx context.Context, found *look) error {
 	if w.limits == nil {
 		limits, err := session.ReadLimits(ctx, w.s)
@@ -185,7 +185,7 @@ func (w *waiter) makeRoom(ctx context.Context, found *look) error {
 	if crowd.MayStay(w.turn.rank, found.waiting, left.Free, left.Of) {
 		return nil
 	}
-	return errCrowded
+	return errMadeRoom
 }
 
 // place is a bid's place in line, and the server's locks that it has for that.
@@ -193,7 +193,7 @@ type place struct {
 	claim    *Claim     // the bid's
 	line     lockkey.ID // the lock in whose line it stands, or stood last; zero if it never did
 	ticket   uint32     // the lower half of the ticket's number
-	held     [placeLockCount]bool
+	has      [placeLockCount]bool
 	arriving bool // the bid has the arrival lock: it is about to join the line
 }
 
@@ -241,8 +241,8 @@ func (b *Bid) nextLine() lockkey.ID {
 // of a call is among them: it must not be kept for as long as the command runs, since each dormant
 // waiter that hears a call looks. A holder that calls takes it anew (Held.Call).
 func (p *place) leaveSQL() (columns []string) {
-	for which, held := range p.held {
-		if held {
+	for which, has := range p.has {
+		if has {
 			columns = append(columns, p.lock(placeLock(which)).UnlockSQL())
 		}
 	}
@@ -251,7 +251,7 @@ func (p *place) leaveSQL() (columns []string) {
 
 // noteFreed notes that the locks of the place were freed. The arrival lock is apart
 // (EndArrival).
-func (p *place) noteFreed() { p.held = [placeLockCount]bool{} }
+func (p *place) noteFreed() { p.has = [placeLockCount]bool{} }
 
 // leaveLine gives up the place in line, and then sends the queries also.
 func (b *Bid) leaveLine(ctx context.Context, also ...string) error {

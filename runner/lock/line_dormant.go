@@ -31,11 +31,11 @@ func (w *waiter) goDormant(ctx context.Context) error {
 		Every:   crowd.HearCall(w.cfg.Session.Lease),
 		Request: session.Request{SQL: []string{"SELECT " + advisory.Exclusive(advisory.CallOf(w.place.line).ID).TryXactSQL()}, Then: w.hearCall},
 	})
-	if w.place.held[markLock] { // the mark goes before the UNLISTEN, so that nobody relies on it
+	if w.place.has[markLock] { // the mark goes before the UNLISTEN, so that nobody relies on it
 		if err := w.send(ctx, "SELECT "+w.place.lock(markLock).UnlockSQL()); err != nil {
 			return err
 		}
-		w.place.held[markLock] = false
+		w.place.has[markLock] = false
 	}
 	return w.Unlisten(ctx)
 }
@@ -60,7 +60,7 @@ func (w *waiter) wake(ctx context.Context) (found *look, err error) {
 func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 	claim := w.cfg.Claim
 	few := crowd.FewListen(found.marked, found.waiting) && (claim.takesAny() || claim.takesOne())
-	if few == w.place.held[callLock] {
+	if few == w.place.has[callLock] {
 		return nil
 	}
 	call := w.place.lock(callLock)
@@ -70,7 +70,7 @@ func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 	}
 	n, err := w.number(ctx, "SELECT "+sql+"::int")
 	if n == 1 { // otherwise another waiter's heartbeat has the lock, and the next look comes soon
-		w.place.held[callLock] = few
+		w.place.has[callLock] = few
 	}
 	return err
 }
@@ -82,15 +82,15 @@ func (w *waiter) followers() crowd.Followers {
 	case w.usesLedger() || w.cfg.Claim.Shared || len(w.held.Locks) != 1:
 	case w.held.dormant:
 		return crowd.SomeDormant
-	case w.candidate.crowded:
+	case w.candidate.foundFull:
 		return crowd.SomeAbsent
 	}
 	return crowd.NoneToCall
 }
 
 // Call calls the waiters that may be next. It returns when one of them listens, when all dormant
-// waiters have left, or when its patience is over. If ctx ends, that leaves lateMost for the call.
-// Release comes next, whatever becomes of the call: then the next in line look by themselves.
+// waiters have left, or when its patience is over. Once ctx has ended, that is lateMost at most.
+// Release comes next in any case. If nobody listens by then, those in line find out by their looks.
 func (h *Held) Call(ctx context.Context) {
 	patience := h.followers.Patience(h.cfg.Session.Lease)
 	if patience == 0 {

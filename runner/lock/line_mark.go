@@ -37,7 +37,7 @@ func (b *Bid) markQueries() (queries []string, note func(answers []session.Rows)
 		marks = append(marks, takenSQL(advisory.CommonMarkOf(id).TrySQL()))
 	}
 	queries = selectQuery(marks)
-	ofTicket := b.place.joined() && b.listens() && !b.place.held[markLock]
+	ofTicket := b.place.joined() && b.listens() && !b.place.has[markLock]
 	if ofTicket {
 		queries = append(queries, b.markQuery())
 	}
@@ -100,7 +100,7 @@ func (b *Bid) tookTicketMark(mark session.Rows) {
 	if err != nil || row[0] == "" {
 		return
 	}
-	b.place.held[markLock] = true
+	b.place.has[markLock] = true
 	for id, e := range b.evidence {
 		if b.cfg.Claim.takesAny() || id == b.place.line {
 			e.NoteMark(evidence.ParseLSN(row[0]))

@@ -14,12 +14,11 @@ import (
 
 // A holder whose host is dead or cut off sends no more requests. The first in line sees the number
 // of its last request. If two looks show the same number, no request has arrived between the
-// receipt of the first look and the sending of the second. A command lives for
-// a known time after its holder's last answered request. Once the waiter's boot time clock has
-// counted that time between the two looks, the command is dead by the holder's clock, too. So the
-// first in line ends the session. The server would do that
-// too, a third of the lease later and by a clock that may be set. The next two in line do so a
-// little later, in case the first is frozen itself.
+// receipt of the first look and the sending of the second. A command lives for a known time after
+// its holder's last answered request. Once the waiter's boot time clock has counted that time
+// between the two looks, the command is dead by the holder's clock, too. So the first in line ends
+// the session. The server would do that as well, a third of the lease later and by a clock that may
+// be set. The next two in line do so a little later, in case the first is frozen itself.
 
 // watchHolder compares a look with earlier ones, and ends a silent holder's session. Until
 // the next look the heartbeat watches the holder (line_watch.go).

@@ -52,11 +52,21 @@
 // evidence decides what follows from what a waiter has heard and seen. Package crowd decides who of
 // many listens, looks and tries, and when.
 //
-// Read it in this order: config.go, candidate.go (sessions come and go), waiter.go (tries, and the
-// wait), bid.go (the lock is taken), settle.go (until the command may start), held.go (until the
-// lock is released). Each of the other files is one mechanism, which its first comment explains:
-// line_*.go those of the line, ledger_*.go those of a ledger, and list_exchange.go that of pglead
-// each.
+// This is how one run takes and releases its locks:
+//
+//	Candidate.Acquire    candidate.go  sessions come and go
+//	  attempt                          opens one; the first try travels with the login
+//	    waiter.acquire   waiter.go     again after each pause in the ledger
+//	      take                         Bid.Try and, if it is refused, wait
+//	        wait                       joins the line (line.go); then it sleeps, decides and acts
+//	          tryNow                   Bid.Try, or a burst
+//	            noteResult  bid.go     what was granted
+//	      Bid.Settle     settle.go     until the command may start
+//	  outlast                          after a loss: the pause before the next session
+//	Held.Release         held.go       after the command
+//
+// Each of the other files is one mechanism, which its first comment explains: line_*.go those of
+// the line, ledger_*.go those of a ledger, and list_exchange.go that of pglead each.
 //
 // The ways to hold a lock (slots, readers, a quorum, ...) and what differs in each are in modes.go.
 //

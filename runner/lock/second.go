@@ -71,7 +71,7 @@ func (b *Bid) noteIdentity(row []string) error {
 		return session.NotPostgreSQL()
 	}
 	b.s.SetBackendPID(uint32(pid))
-	b.s.SetServer(row[1])
+	b.s.SetServerIdentity(row[1])
 	return nil
 }
 
@@ -90,7 +90,7 @@ func (b *Bid) tokenOnSecond(ctx context.Context) ([]string, error) {
 		return nil, err
 	case len(drawn) != width:
 		return nil, session.NotPostgreSQL()
-	case drawn[2] != b.s.Server(): // the first server's name now leads to another server
+	case drawn[2] != b.s.ServerIdentity(): // the first server's name now leads to another server
 		return nil, session.Errorf(session.Unreachable, "", "the second connection reached another server than the first")
 	}
 	if !b.cfg.Session.Quorum && !b.cfg.OfList && !b.usesLedger() { // otherwise the second session is needed again

@@ -17,7 +17,7 @@ import (
 //
 //	                                  who finds out, without a ledger in this order
 //	the server is fit for it          the login (package session, login.go)
-//	the claim is complete             Bid.Complete, below
+//	the claim is complete             Bid.Complete
 //	the delay is known                Bid.verdict, with each lock that is granted: by what was heard
 //	                                  (Evidence.Verdict) or, after a first try, by the server's
 //	                                  age (Session.FirstTryDelay). Package evidence has the states
@@ -37,7 +37,7 @@ import (
 // a separate statement lists the locks (drawOnSecond).
 //
 // The heartbeat does not look for requests to step down until the caller makes it do so
-// (Held.watchForStepDown, WatchForStepDown).
+// (Held.watchForStepDown, WatchListForStepDown).
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	if !b.Complete() {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)
@@ -60,8 +60,8 @@ func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	}
 	b.preparation.begin()
 	err := draw(ctx)
-	prepared := b.preparation.done() // also after an error, so that what it made is undone
-	err = cmp.Or(err, prepared)
+	prepareErr := b.preparation.done() // also after an error, so that what it made is undone
+	err = cmp.Or(err, prepareErr)
 	if err == nil && b.s.ExpireIfDue() { // the disk took longer than the rest of the lease
 		err = b.s.Err()
 	}

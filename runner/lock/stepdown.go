@@ -163,10 +163,10 @@ func (h *Held) readStepDown(answers []session.Rows) {
 	}
 }
 
-// WatchForStepDown makes the heartbeat of a session that many share look for requests to step down
+// WatchListForStepDown makes the heartbeat of a session that many share look for requests to step down
 // from any of held, each of which has one lock. Whatever their number, pg_stat_statements sees a
 // single statement.
-func WatchForStepDown(s *session.Session, lease time.Duration, held []*Held) {
+func WatchListForStepDown(s *session.Session, lease time.Duration, held []*Held) {
 	beat := session.Heartbeat{Every: leasetime.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}}
 	if len(held) > 0 {
 		of := map[string]*Held{}

@@ -145,7 +145,7 @@ func (w *waiter) wait(ctx context.Context) (granted bool, err error) {
 		}
 		w.turn.decide(w.heard(), w.trusts, w.watches())
 		w.actOnWatch()
-		if !w.turn.triesBy(time.Now()) { // otherwise tryNow verifies
+		if !w.turn.triesBy(time.Now()) { // otherwise tryNow asks
 			if err := w.askRoles(ctx); err != nil {
 				return false, err
 			}

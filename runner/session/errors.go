@@ -62,8 +62,8 @@ func NotPostgreSQL() *Error {
 	return unfit("", "the server does not answer as PostgreSQL does")
 }
 
-// Crowded is the error of a run that makes room for others on a full server.
-func Crowded(text string) *Error {
+// FullError is the error of a run that makes room for others on a full server.
+func FullError(text string) *Error {
 	return &Error{Kind: Unreachable, Full: true, err: errors.New(text)}
 }
 

@@ -121,7 +121,7 @@ func TestCommitElsewhere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := answered(t, time.Hour, nil)
-			s.SetServer("here")
+			s.SetServerIdentity("here")
 			s.second.session = answered(t, time.Hour, []byte(tt.commit), []byte(tt.after))
 			_, err := s.Commit(t.Context(), "the columns")
 			var e *Error

@@ -79,7 +79,7 @@ func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
 	}
 	before, after := answers[0][0], answers[1][0]
 	var e *Error
-	switch here := s.Server(); {
+	switch here := s.ServerIdentity(); {
 	case here != "" && (before[3] != here || after[3] != here):
 		e = Errorf(Unreachable, "", "the second connection leads to another server than the one that has the lock")
 	case before[2] == "" || after[2] == "":
@@ -145,7 +145,7 @@ func (s *Session) Commit(ctx context.Context, columns string) ([]string, error) 
 	if err != nil {
 		return nil, err
 	}
-	second.SetServer(s.Server())
+	second.SetServerIdentity(s.ServerIdentity())
 	s.dependOn(second)
 	bounded, cancel := context.WithTimeoutCause(ctx, 2*leasetime.BeatEvery(s.cfg.Lease), s.noQuorum())
 	defer cancel()
@@ -309,16 +309,16 @@ func (s *Session) dependOn(second *Session) {
 // one cluster.
 const ServerIdentitySQL = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
 
-// SetServer sets the value of ServerIdentitySQL on the server that has the locks. A pooler may lead
+// SetServerIdentity sets the value of ServerIdentitySQL on the server that has the locks. A pooler may lead
 // to another server by now, whose standbys confirm nothing for this one.
-func (s *Session) SetServer(identity string) {
+func (s *Session) SetServerIdentity(identity string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.facts.identity = identity
 }
 
-// Server is what SetServer has set, or empty.
-func (s *Session) Server() string {
+// ServerIdentity is what SetServerIdentity has set, or empty.
+func (s *Session) ServerIdentity() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.facts.identity

@@ -34,7 +34,7 @@ type Config struct {
 
 	// Lease is how long the server lets the session live without hearing from it
 	// (its idle_session_timeout). The session gives itself up earlier: see
-	// HolderShare.
+	// leasetime.HolderShare.
 	Lease time.Duration
 
 	// ConnectTimeout bounds each attempt, login and checks included.

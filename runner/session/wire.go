@@ -167,7 +167,7 @@ func (s *Session) transmit(r Request) (*roundTrip, error) {
 	s.mu.Unlock()
 	s.requests++
 	for _, sql := range r.SQL {
-		s.fe.SendQuery(&pgproto3.Query{String: s.atOnce(commented(comment, s.requests, sql))})
+		s.fe.SendQuery(&pgproto3.Query{String: s.withSettings(commented(comment, s.requests, sql))})
 	}
 	if r.Last {
 		s.fe.Send(&pgproto3.Terminate{})

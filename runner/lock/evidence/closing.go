@@ -26,8 +26,9 @@ type heardEnd struct {
 //	a session of the same role as  counts         sessions of its role      sessions of its role
 //	a holder that was seen, and
 //	whose command may be alive
-//	a stranger                     for a delay:   none: its own start is    none
-//	                               see delayFor   forgotten
+//	a stranger                     for the        none: its own start is    none
+//	                               waiter's own   forgotten
+//	                               lock-delay
 //
 // A word speaks only of the tenure of its token and, with the field all, of those before it
 // (speaksOf). dead counts only if it names the token of a confirmed start.
@@ -199,7 +200,8 @@ func (e *Evidence) NoteRole(pid, role uint32) {
 	}
 }
 
-// Trusts says whether a session's words are credible.
+// Trusts says whether a session is trusted. A word of it may not be credible for all that:
+// isCredible.
 func (e *Evidence) Trusts(pid uint32) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -1,0 +1,23 @@
+package lock
+
+import (
+	"github.com/pglead/pglead/runner/leasetime"
+	"github.com/pglead/pglead/runner/session"
+)
+
+// A session has one heartbeat. What it asks depends on what the session is:
+//
+//	rank 1 to 3       what the holder's latest request is (startWatch)
+//	others            nothing (beatPlainly), if they listen; so do those, if the holder shows none
+//	dormant           whether somebody calls (goDormant)
+//	held in a delay   nothing; if it was dormant, still whether somebody calls
+//	holder            whether somebody asks it to step down (watchForStepDown)
+//	list              which of its items somebody asks to step down (WatchListForStepDown); nothing while
+//	                  none has run for long
+//
+// The second session of a quorum commits (package session).
+
+// beatPlainly makes the heartbeat ask about nothing.
+func (b *Bid) beatPlainly() {
+	b.s.SetHeartbeat(session.Heartbeat{Every: leasetime.WaiterBeat(b.cfg.Session.Lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}})
+}
