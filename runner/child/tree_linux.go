@@ -153,10 +153,11 @@ func isStopped(pid int) bool {
 	return ok && p.state == 'T'
 }
 
-// remains lists the processes below this one that are alive. If it sees none, it lists
-// the direct children that the kernel knows. Reading the whole process table can miss a
-// process that forks and exits all the time, but at each moment one of its descendants
-// is a direct child.
+// remains lists the processes below this one that are alive. If it sees none, it goes through the
+// direct children that the kernel knows, up to one that is alive. Reading the whole process table
+// can miss a process that forks and exits all the time, but at each moment one of its descendants
+// is a direct child: the latest, so that comes first. Those before it are dead by then, and may be
+// thousands, since nobody reaps them meanwhile.
 func remains(skip []int) []process {
 	found := descendants(skip)
 	const most = 20 // how often to look for one that is alive
@@ -165,9 +166,12 @@ func remains(skip []int) []process {
 			break
 		}
 		found = found[:0]
-		for _, pid := range children(skip) {
+		for _, pid := range slices.Backward(children(skip)) {
 			if p, ok := readProcess(pid); ok {
 				found = append(found, p)
+				if p.alive() {
+					break
+				}
 			} else if errors.Is(unix.Kill(pid, 0), unix.EPERM) {
 				found = append(found, process{pid: pid, parent: os.Getpid(), state: unseen, name: "one that /proc hides"})
 			}
