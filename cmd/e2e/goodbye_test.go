@@ -78,6 +78,9 @@ func TestGoodbyeInLine(t *testing.T) {
 		t.Fatalf("the server's log: %s", log)
 	}
 	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, "canceling statement due to lock timeout") {
+			continue // on a busy machine one that was just refused needs longer than a holder waits for it (arrivalMost)
+		}
 		if strings.Contains(line, "client") || strings.Contains(line, "FATAL") || strings.Contains(line, "ERROR") {
 			t.Errorf("the server says: %s", line)
 		}

@@ -172,7 +172,6 @@ func TestLyingServer(t *testing.T) {
 	t.Parallel() // it has a server of its own
 	s := newStrange(t)
 	s.session("", false, locking("command='c',host='h',key='taken',lease='1s',pid='1',user='u'", "taken"), locking("", "taken@1"))
-	l := newLiar(t, s.server.Socket)
 	for _, tt := range []struct {
 		args  string
 		rows  int // of the server's answers, that are lied about
@@ -192,10 +191,11 @@ func TestLyingServer(t *testing.T) {
 		{"doctor --lease 3s", 45, 50},
 	} {
 		t.Run(tt.args, func(t *testing.T) {
+			t.Parallel()
+			s, l := strange{t, s.server}, newLiar(t, s.server.Socket)
 			all := lies()
 			names := slices.Sorted(maps.Keys(all))
 			told := 0
-			s.t, l.t = t, t
 			for skip := range tt.rows {
 				for i, name := range names {
 					if (skip*len(names)+i)%tt.every > 0 {

@@ -49,6 +49,7 @@ func serve(t *testing.T, line []*contender, released time.Time) (h *lock.Held, o
 // TestFairness: in a line of 20 that never gets shorter each waiter gets the lock before those that
 // came after it, unless it let its turn pass.
 func TestFairness(t *testing.T) {
+	t.Parallel()
 	handovers := 1000
 	if testing.Short() {
 		handovers = 100
