@@ -185,6 +185,7 @@ func TestEachStopped(t *testing.T) {
 // to write to it, so that no time-out of the server's ends the session: other workers on the list
 // have announced more than the unix socket takes.
 func TestEachFlooded(t *testing.T) {
+	racesNothing(t)
 	const key = "flooded/"
 	each := command(t, "each", "--key", key+"{}", "-P", "2", "--lease", "9s", "a", "b", "--", "sh", "-c", "echo; exec sleep 1000")
 	start(t, each) // a guard without a command has no deadline

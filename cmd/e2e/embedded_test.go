@@ -213,6 +213,7 @@ func TestEmbeddedForeignPlace(t *testing.T) {
 // TestWatchKeepsEmbedded: the private server counts who watches it for as long as
 // that lasts, and not only until the garbage collector has been there.
 func TestWatchKeepsEmbedded(t *testing.T) {
+	racesNothing(t)
 	e := newEmbeddedHome(t)
 	e.run()
 	// Much to see makes much garbage.

@@ -275,6 +275,7 @@ func requireRoot(t *testing.T, what string) {
 
 // TestNoZones: on a machine that has no time zones pglead knows the local date all the same.
 func TestNoZones(t *testing.T) {
+	racesNothing(t)
 	requireRoot(t, "a mount namespace")
 	server := throwaway(t, nil)
 	if out, err := command(t, "ledger", "install", "--dsn", server.DSN("postgres")).CombinedOutput(); err != nil {

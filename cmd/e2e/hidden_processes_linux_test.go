@@ -59,6 +59,7 @@ func signsOfLife() *os.File {
 // each millisecond, are named and ended, with a control group to do it in and
 // without, whoever has to end them.
 func TestHiders(t *testing.T) {
+	racesNothing(t)
 	requireRoot(t, "control groups, and to go without")
 	self, err := os.Executable()
 	if err != nil {
@@ -138,6 +139,7 @@ func TestHiders(t *testing.T) {
 // TestTracedLeftover: what is dead and can't be reaped, since it is traced from
 // elsewhere, is named with who traces it.
 func TestTracedLeftover(t *testing.T) {
+	racesNothing(t)
 	var said lockedBuffer
 	cmd := command(t, "run", "--key", "traced", "--", "sh", "-c", `sleep 1000 & echo $!; read end; exit 5`)
 	cmd.Stderr = &said

@@ -255,6 +255,7 @@ func flood(t *testing.T, first []byte, more []byte) (environ []string) {
 // TestFloodingServer: a server, or what poses as one before the login, doesn't
 // make pglead take all of a machine's memory.
 func TestFloodingServer(t *testing.T) {
+	racesNothing(t)
 	if watched() {
 		t.Skip("NOT TESTED under the race detector, which takes more memory than pglead may have here")
 	}

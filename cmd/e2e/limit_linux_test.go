@@ -12,6 +12,7 @@ import (
 // guard with it nor, if the guard is killed then, pglead: Go's runtime ends a process that gets no
 // thread. All that the command has started is dead when pglead ends.
 func TestProcessLimit(t *testing.T) {
+	racesNothing(t)
 	requireRoot(t, "a user without other processes")
 	const (
 		user  = "64738"

@@ -16,6 +16,7 @@ import (
 )
 
 func TestStandbyIsRefused(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	primary := throwaway(t, nil)
 	standby, remove, err := primary.Standby(nil, "")

@@ -11,6 +11,7 @@ import (
 // TestPlainTerminals: a terminal that gives no size has the usual one, and one that obeys no
 // escape sequences gets lines, and nothing that overwrites.
 func TestPlainTerminals(t *testing.T) {
+	racesNothing(t)
 	holder := command(t, "run", "--key", "plain", "--", "sh", "-c", "echo held; read x")
 	_, release := start(t, holder)
 	t.Cleanup(func() { release(); _ = holder.Wait() })

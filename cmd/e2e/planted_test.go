@@ -44,6 +44,7 @@ ALTER DATABASE postgres SET search_path = public, pg_catalog`
 // everybody may in public before PostgreSQL 15, can't have pglead call them, with the rights of
 // its role (CVE-2018-1058 is about that). All commands that ask a server do so here.
 func TestPlanted(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	server := throwaway(t, nil)
 	pooler := testserver.Pooled(t, server, localpg.Superuser, "transaction", 6)

@@ -14,6 +14,7 @@ import (
 // TestStandbyCannotKnow: a standby has none of the primary's advisory locks, so whoever asks
 // it about a lock gets no answer. What is in tables is there, and may be of yesterday.
 func TestStandbyCannotKnow(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has servers of its own
 	primary := throwaway(t, nil)
 	standby, remove, err := primary.Standby(nil, "")

@@ -103,6 +103,7 @@ func TestUnkillable(t *testing.T) {
 // stays held while it lives. The PID namespace is for kernels before 5.8, on which all mounts of
 // one namespace's /proc have the same options.
 func TestUnkillableUnseen(t *testing.T) {
+	racesNothing(t)
 	requireRoot(t, "a setuid program, and a /proc that hides it")
 	dsn, dir := openServer(t), openDir(t)
 	suid, pipe := becomesRoot(t, dir), namedPipe(t)
@@ -130,6 +131,7 @@ func TestUnkillableUnseen(t *testing.T) {
 
 // TestUnkillableAfterLoss: of a lock that is lost nobody says that it stays held.
 func TestUnkillableAfterLoss(t *testing.T) {
+	racesNothing(t)
 	requireRoot(t, "a setuid program")
 	dsn, dir := openServer(t), openDir(t)
 	suid := becomesRoot(t, dir)

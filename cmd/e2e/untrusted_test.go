@@ -117,6 +117,7 @@ func locking(comment, key string) string {
 // TestHostileNumbers: a number in a comment is no reason to reckon for ever, nor
 // to be deaf meanwhile.
 func TestHostileNumbers(t *testing.T) {
+	racesNothing(t)
 	t.Parallel() // it has a server of its own
 	s := newStrange(t)
 	const most = "'1000000000000'"
@@ -366,6 +367,7 @@ func TestBothModes(t *testing.T) {
 // TestHostileAnnouncement: what a stranger gives out costs a takeover no more than
 // a holder with the same settings might: a lease.
 func TestHostileAnnouncement(t *testing.T) {
+	racesNothing(t)
 	s := newStrange(t)
 	const lease = 3 * time.Second
 	id := lockOf("announced").String()

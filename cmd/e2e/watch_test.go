@@ -11,6 +11,7 @@ import (
 // TestWatchIdle: ls --watch is not ended by the role's idle_session_timeout, and gives the server's
 // reason when it is ended.
 func TestWatchIdle(t *testing.T) {
+	racesNothing(t)
 	server := throwaway(t, nil)
 	watcher := connected(t, server, "CREATE ROLE idler LOGIN; ALTER ROLE idler SET idle_session_timeout = '100ms'")
 	dsn := strings.Replace(server.DSN("postgres"), "user="+localpg.Superuser, "user=idler", 1)
