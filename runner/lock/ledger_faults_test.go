@@ -19,6 +19,30 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
+// TestLedgerQuorumTidies: with a quorum a reader's end, which also tidies up the ledger, does not wait
+// until the standbys have that, too. Nobody writes it to the disk here. The role is a superuser, who
+// sees how far the standbys are.
+func TestLedgerQuorumTidies(t *testing.T) {
+	t.Parallel()
+	primary, _ := remembering(t, nil)
+	_, remove, err := primary.Standby(nil, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(remove)
+	setNames(t, primary, "*")
+	writer := query(t, primary, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'")[0]
+	signal(t, "STOP", writer)
+	t.Cleanup(func() { signal(t, "CONT", writer) })
+	cfg := leased(withQuorum(ledgered(config(t, primary.DSN("postgres"), shared(7)))), 4*longest)
+	held := ended(acquire(t, cfg), ledger.OK)
+	began := time.Now()
+	release(t, held)
+	if took := time.Since(began); took > longest {
+		t.Errorf("the release took %v", took)
+	}
+}
+
 // TestLedgerQuorum: a standby confirms a ledger's rows, and is promoted.
 func TestLedgerQuorum(t *testing.T) {
 	t.Parallel()
