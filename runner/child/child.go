@@ -12,10 +12,11 @@
 // Child (a command under a guard). On the other side is guardProcess. wire.go has the
 // messages between the two.
 //
-// Read it in this order: guards.go (pglead starts a guard), start.go (and has it start the command),
-// child.go (signals, new deadlines, the end), and then the guard's own side: guardprocess.go (its
-// one poll, and what makes it kill), guardprocess_start.go, guardprocess_end.go (how it kills),
-// guardprocess_release.go (the lock, if pglead is not there to release it), tree.go (its processes).
+// Read it in this order: guards.go (pglead starts a guard), start.go (and has it start the
+// command), child.go (signals, new deadlines, the end), and then the guard's own side:
+// guardprocess.go (its one poll, and what makes it kill), guardprocess_start.go,
+// guardprocess_end.go (how it kills), guardprocess_release.go (the lock, if pglead is not there to
+// release it), tree.go (its processes).
 package child
 
 import (

@@ -9,7 +9,8 @@ import (
 	"github.com/pglead/pglead/runner/boottime"
 )
 
-// What the guard does with the lock's connection once the tree is dead depends on what pglead can do:
+// What the guard does with the lock's connection once the tree is dead depends on what pglead can
+// do:
 //
 //	pglead                       what has ended the tree  the guard
 //	is alive                     any other                does nothing: pglead releases the lock

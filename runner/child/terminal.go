@@ -30,9 +30,14 @@ func (c *Child) StopWith() {
 	}
 }
 
+// openTerminal opens the terminal of this process's session (tty(4)).
+func openTerminal() (*os.File, error) {
+	return os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
+}
+
 // inForeground says whether the terminal sends its signals to this process's group.
 func inForeground() bool {
-	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
+	tty, err := openTerminal()
 	if err != nil {
 		return false
 	}
@@ -56,7 +61,7 @@ type Terminal struct{ modes *unix.Termios }
 
 // NoteTerminal notes the modes of this process's terminal, if this process is in its foreground.
 func NoteTerminal() Terminal {
-	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
+	tty, err := openTerminal()
 	if err != nil {
 		return Terminal{}
 	}
@@ -75,7 +80,7 @@ func (t Terminal) Restore() {
 	if t.modes == nil {
 		return
 	}
-	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
+	tty, err := openTerminal()
 	if err != nil {
 		return
 	}
@@ -89,9 +94,9 @@ func (t Terminal) Restore() {
 	_ = unix.IoctlSetTermios(int(tty.Fd()), setModes, t.modes)
 }
 
-// noTerminal says that this process's session has no terminal (tty(4)).
+// noTerminal says that this process's session has no terminal.
 func noTerminal() bool {
-	tty, err := os.OpenFile("/dev/tty", os.O_RDONLY|unix.O_NOCTTY, 0)
+	tty, err := openTerminal()
 	if err == nil {
 		_ = tty.Close()
 	}
