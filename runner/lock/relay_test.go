@@ -24,36 +24,21 @@ type relay struct {
 
 func newRelay(t *testing.T, server *localpg.Server) *relay {
 	t.Helper()
-	dir := t.TempDir()
-	l, err := net.Listen("unix", filepath.Join(dir, ".s.PGSQL.5432"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := &relay{dsn: strings.Replace(server.DSN("postgres"), "host="+server.Socket, "host="+dir, 1)}
+	r := &relay{}
 	var passing sync.WaitGroup
-	passing.Go(func() {
-		for {
-			near, err := l.Accept()
-			if err != nil {
-				return
-			}
-			far, err := net.Dial("unix", filepath.Join(server.Socket, ".s.PGSQL.5432"))
-			if err != nil {
-				_ = near.Close()
-				continue
-			}
-			r.mu.Lock()
-			r.held = append(r.held, near, far)
-			over := r.over
-			r.mu.Unlock()
-			if over {
-				_, _ = near.Close(), far.Close()
-				return
-			}
-			passing.Go(func() { r.pass(far, near) })
-			passing.Go(func() { r.pass(near, far) })
+	l, dsn := inFront(t, server, &passing, func(near, far net.Conn) {
+		r.mu.Lock()
+		r.held = append(r.held, near, far)
+		over := r.over
+		r.mu.Unlock()
+		if over {
+			_, _ = near.Close(), far.Close()
+			return
 		}
+		passing.Go(func() { r.pass(far, near) })
+		passing.Go(func() { r.pass(near, far) })
 	})
+	r.dsn = dsn
 	t.Cleanup(func() {
 		_ = l.Close()
 		if !r.silent {
@@ -67,6 +52,32 @@ func newRelay(t *testing.T, server *localpg.Server) *relay {
 		passing.Wait()
 	})
 	return r
+}
+
+// inFront listens in place of a server, at the DSN that it returns, until the listener is closed.
+// It calls join with each connection that comes, and one to the server for it.
+func inFront(t *testing.T, server *localpg.Server, passing *sync.WaitGroup, join func(near, far net.Conn)) (l net.Listener, dsn string) {
+	t.Helper()
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, ".s.PGSQL.5432"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	passing.Go(func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("unix", filepath.Join(server.Socket, ".s.PGSQL.5432"))
+			if err != nil {
+				_ = near.Close()
+				continue
+			}
+			join(near, far)
+		}
+	})
+	return l, strings.Replace(server.DSN("postgres"), "host="+server.Socket, "host="+dir, 1)
 }
 
 func (r *relay) pass(to, from net.Conn) {

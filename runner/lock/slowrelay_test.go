@@ -4,9 +4,7 @@ import (
 	"encoding/binary"
 	"io"
 	"net"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -20,34 +18,19 @@ import (
 // or the server's processor were busy.
 func newSlowRelay(t *testing.T, server *localpg.Server, change func(sql string) string) (dsn string) {
 	t.Helper()
-	dir := t.TempDir()
-	l, err := net.Listen("unix", filepath.Join(dir, ".s.PGSQL.5432"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var passing sync.WaitGroup
-	passing.Go(func() {
-		for {
-			near, err := l.Accept()
-			if err != nil {
-				return
-			}
-			passing.Go(func() { passSession(server, near, change) })
-		}
+	l, dsn := inFront(t, server, &passing, func(near, far net.Conn) {
+		passing.Go(func() { passSession(far, near, change) })
 	})
 	t.Cleanup(func() {
 		_ = l.Close()
 		passing.Wait()
 	})
-	return strings.Replace(server.DSN("postgres"), "host="+server.Socket, "host="+dir, 1)
+	return dsn
 }
 
-func passSession(server *localpg.Server, near net.Conn, change func(sql string) string) {
+func passSession(far, near net.Conn, change func(sql string) string) {
 	defer near.Close()
-	far, err := net.Dial("unix", filepath.Join(server.Socket, ".s.PGSQL.5432"))
-	if err != nil {
-		return
-	}
 	answers := make(chan struct{})
 	go func() {
 		defer close(answers)
