@@ -77,10 +77,9 @@ func TestGoodbyeInLine(t *testing.T) {
 	if !strings.Contains(string(log), "ready to accept connections") {
 		t.Fatalf("the server's log: %s", log)
 	}
-	for line := range strings.Lines(string(log)) {
-		if strings.Contains(line, "canceling statement due to lock timeout") {
-			continue // on a busy machine one that was just refused needs longer than a holder waits for it (arrivalMost)
-		}
+	// On a busy machine one that was just refused may need longer than a holder waits for it.
+	late := regexp.MustCompile(`.* ERROR:  canceling statement due to lock timeout\n.* STATEMENT:  .*set_config\('lock_timeout', '200ms', true\), pg_catalog\.pg_advisory_xact_lock.*\n`)
+	for line := range strings.Lines(late.ReplaceAllString(string(log), "")) {
 		if strings.Contains(line, "client") || strings.Contains(line, "FATAL") || strings.Contains(line, "ERROR") {
 			t.Errorf("the server says: %s", line)
 		}
