@@ -3,7 +3,8 @@
 //
 // Read it in this order: Run, once, acquire (lock.Candidate opens the session and takes the lock),
 // runCommand, startSupervised (child.Guard starts the command), supervise (the one select that
-// waits for lock and command alike), finish (release.go). The files each*.go are only for pglead each.
+// waits for lock and command alike), finish (release.go). The files each*.go are only for pglead
+// each.
 package runner
 
 import (

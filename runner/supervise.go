@@ -217,8 +217,8 @@ func (s *supervision) takeEvents() {
 	}
 }
 
-// startKillAfter starts the clock of --kill-after. A timer that already runs is left alone, since whoever
-// asked first, such as systemd, relies on it.
+// startKillAfter starts the clock of --kill-after. A timer that already runs is left alone, since
+// whoever asked first, such as systemd, relies on it.
 func (s *supervision) startKillAfter(d time.Duration) {
 	if s.killAfter == nil {
 		s.killAfter = after(d)

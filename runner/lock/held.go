@@ -22,7 +22,8 @@ type Held struct {
 	Locks   []advisory.Lock
 	Slot    int // with a gate: the index of the lock in the claim, from 1
 	// verdict says how long the locks are held before the command may start (0: no earlier command
-	// is alive), and whether a clean end means that the commands of all earlier holders are dead, too.
+	// is alive), and whether a clean end means that the commands of all earlier holders are dead,
+	// too.
 	verdict evidence.Verdict
 
 	// From the draw on:
@@ -113,9 +114,9 @@ func (h *Held) Release(ctx context.Context) error {
 	return h.judgeRelease(ctx, answers, err)
 }
 
-// judgeRelease says whether the locks are free, and warns of what else the server has rejected. Each
-// query was a transaction of its own, so the server has carried out the unlock, which is the last,
-// even if it has rejected the others.
+// judgeRelease says whether the locks are free, and warns of what else the server has rejected.
+// Each query was a transaction of its own, so the server has carried out the unlock, which is the
+// last, even if it has rejected the others.
 func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err error) error {
 	last := len(answers) - 1
 	released := answers[last].Is(strconv.Itoa(len(h.Locks)))

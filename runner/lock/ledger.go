@@ -103,9 +103,9 @@ func (e *LedgerError) Unwrap() error { return e.err }
 const askPauseEvery = 3 * time.Second
 
 // waitForResume waits, without a place in line, until no lock of the claim is paused. Meanwhile
-// others may have the locks, and nobody announces a start to it, so it forgets what it has heard. If
-// it waited before the pause, it then goes by the ledger, or by what it hears from then on; otherwise
-// it is like a new waiter, with a first try.
+// others may have the locks, and nobody announces a start to it, so it forgets what it has heard.
+// If it waited before the pause, it then goes by the ledger, or by what it hears from then on;
+// otherwise it is like a new waiter, with a first try.
 func (w *waiter) waitForResume(ctx context.Context, why *ledger.PausedError) error {
 	w.cfg.Log.Log(ctx, LevelNotice, why.Error()+"; waiting", "event", "paused")
 	if len(w.contested) > 0 {

@@ -19,9 +19,9 @@ import (
 	"github.com/pglead/pglead/runner/session"
 )
 
-// TestLedgerQuorumTidies: with a quorum a reader's end, which also tidies up the ledger, does not wait
-// until the standbys have that, too. Nobody writes it to the disk here. The role is a superuser, who
-// sees how far the standbys are.
+// TestLedgerQuorumTidies: with a quorum a reader's end, which also tidies up the ledger, does not
+// wait until the standbys have that, too. Nobody writes it to the disk here. The role is a
+// superuser, who sees how far the standbys are.
 func TestLedgerQuorumTidies(t *testing.T) {
 	t.Parallel()
 	primary, _ := remembering(t, nil)

@@ -247,8 +247,9 @@ func (l *ledgerStart) askLedger(ctx context.Context) (string, error) {
 		if s, err = b.s.Second(ctx); err != nil {
 			return "", err
 		}
-		// A connection from a pooler may have any defaults. It is one message: if somebody canceled a
-		// BEGIN of its own, the start would go on without it, and if a COMMIT, no other could follow.
+		// A connection from a pooler may have any defaults. It is one message: if somebody canceled
+		// a BEGIN of its own, the start would go on without it, and if a COMMIT, no other could
+		// follow.
 		queries = []string{"SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE; " + session.OwnNames + "; " + queries[0]}
 	}
 	rows, err := s.Query(ctx, queries...)

@@ -286,9 +286,9 @@ func TestQuorumThroughMovedPooler(t *testing.T) {
 	}
 }
 
-// TestQuorumNotTakenUp: the checkpointer, which is busy, has not taken up the names of the standbys. So
-// no commit waits, though everybody sees the names. Where standbys are missing, or lag, no command
-// starts for all that, and a holder loses its lock.
+// TestQuorumNotTakenUp: the checkpointer, which is busy, has not taken up the names of the
+// standbys. So no commit waits, though everybody sees the names. Where standbys are missing, or
+// lag, no command starts for all that, and a holder loses its lock.
 func TestQuorumNotTakenUp(t *testing.T) {
 	t.Parallel()
 	primary := start(t, nil)
@@ -308,7 +308,8 @@ func TestQuorumNotTakenUp(t *testing.T) {
 	held := acquire(t, ordinary)
 	release(t, acquire(t, super))
 
-	// The walreceiver is stopped: a standby is there that confirms nothing. That is for some roles to see.
+	// The walreceiver is stopped: a standby is there that confirms nothing. That is for some roles
+	// to see.
 	receiver := query(t, standby, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walreceiver'")[0]
 	signal(t, "STOP", receiver)
 	isUnconfirmed(t, super)

@@ -163,9 +163,9 @@ func (h *Held) readStepDown(answers []session.Rows) {
 	}
 }
 
-// WatchListForStepDown makes the heartbeat of a session that many share look for requests to step down
-// from any of held, each of which has one lock. Whatever their number, pg_stat_statements sees a
-// single statement.
+// WatchListForStepDown makes the heartbeat of a session that many share look for requests to step
+// down from any of held, each of which has one lock. Whatever their number, pg_stat_statements sees
+// a single statement.
 func WatchListForStepDown(s *session.Session, lease time.Duration, held []*Held) {
 	beat := session.Heartbeat{Every: leasetime.BeatEvery(lease), Request: session.Request{SQL: []string{session.PlainBeatQuery}}}
 	if len(held) > 0 {

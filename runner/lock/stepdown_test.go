@@ -108,8 +108,8 @@ func TestStepDownWays(t *testing.T) {
 	}
 }
 
-// TestStepDownSilent: a request ends soon after its asker has fallen silent, and the asker is told so
-// when it is back. An older request lasts, although its caller does nothing.
+// TestStepDownSilent: a request ends soon after its asker has fallen silent, and the asker is told
+// so when it is back. An older request lasts, although its caller does nothing.
 func TestStepDownSilent(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)
@@ -147,8 +147,8 @@ func TestStepDownSilent(t *testing.T) {
 	eventually(t, "the other is closed", func() bool { return !lasts(7) })
 }
 
-// TestLockedCatalog: a catalog is locked, as by VACUUM FULL, and the heartbeats need it. Nobody loses a
-// lock: the server rejects the heartbeats, and so answers.
+// TestLockedCatalog: a catalog is locked, as by VACUUM FULL, and the heartbeats need it. Nobody
+// loses a lock: the server rejects the heartbeats, and so answers.
 func TestLockedCatalog(t *testing.T) {
 	t.Parallel()
 	server := start(t, nil)

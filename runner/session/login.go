@@ -137,7 +137,8 @@ const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 // it, so a statement that makes this setting itself would come too late.
 const OwnNames = "SET LOCAL search_path = " + safeSearchPath
 
-// withSettings puts readCommitted and OwnNames before a query, unless the session has these settings.
+// withSettings puts readCommitted and OwnNames before a query, unless the session has these
+// settings.
 func (s *Session) withSettings(sql string) string {
 	begins := func(prefix string) bool { return strings.HasPrefix(sql, prefix) }
 	if s.cfg.Transaction && !s.holding.Load() && (begins("SELECT ") || begins(CommentOpens)) {

@@ -30,8 +30,8 @@ func TestPasswordRefused(t *testing.T) {
 	}
 }
 
-// TestSecondRefused: through a pooler a second connection that fails without a reason points at the pool. A
-// full disk, or transaction numbers that are used up, have hints of their own.
+// TestSecondRefused: through a pooler a second connection that fails without a reason points at the
+// pool. A full disk, or transaction numbers that are used up, have hints of their own.
 func TestSecondRefused(t *testing.T) {
 	t.Parallel()
 	s := &Session{cfg: Config{Transaction: true}}

@@ -36,17 +36,18 @@ import (
 const standbysNowSQL = `pg_catalog.pg_backend_pid(), pg_catalog.pg_conf_load_time(), pg_catalog.current_setting('synchronous_standby_names'), ` +
 	ServerIdentitySQL
 
-// A commit shows these, then how far the standbys have to confirm it, and then the caller's columns.
-// The statement after it shows these, and how far each of the standbys has confirmed.
+// A commit shows these, then how far the standbys have to confirm it, and then the caller's
+// columns. The statement after it shows these, and how far each of the standbys has confirmed.
 const (
 	standbysNowWidth = 4
 	commitWidth      = standbysNowWidth + 2
 )
 
-// afterCommitQuery is the statement after a commit. See Request.commit. A commit does not wait before
-// the checkpointer has taken up synchronous_standby_names, which may be long after everybody sees it.
-// So this asks for the processes that send the log to standbys: how far each standby that counts has
-// confirmed it. To a role without pg_read_all_stats the server shows no more than how many there are.
+// afterCommitQuery is the statement after a commit. See Request.commit. A commit does not wait
+// before the checkpointer has taken up synchronous_standby_names, which may be long after everybody
+// sees it. So this asks for the processes that send the log to standbys: how far each standby that
+// counts has confirmed it. To a role without pg_read_all_stats the server shows no more than how
+// many there are.
 // https://github.com/postgres/postgres/blob/REL_15_STABLE/src/backend/replication/walsender.c (pg_stat_get_wal_senders)
 const afterCommitQuery = "SELECT " + standbysNowSQL + `,
 	(SELECT coalesce(pg_catalog.string_agg(CASE WHEN state IS NULL THEN '` + hiddenSender + `'
@@ -57,8 +58,8 @@ const afterCommitQuery = "SELECT " + standbysNowSQL + `,
 const hiddenSender = "hidden"
 
 // confirmableSQL are SQL expressions of a transaction that is to be confirmed. They make the commit
-// wait for the standbys, whatever the role's default is, and write a few bytes of WAL, so that there
-// is something to confirm.
+// wait for the standbys, whatever the role's default is, and write a few bytes of WAL, so that
+// there is something to confirm.
 const confirmableSQL = `pg_catalog.set_config('synchronous_commit', 'on', true),
 	pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_logical_emit_message(true, 'pglead', ''), '0/0')`
 
@@ -94,8 +95,8 @@ func (s *Session) judgeCommit(answers []Rows) (confirmed bool, err error) {
 	return unchanged && enoughConfirm(before[2], before[commitWidth-1], strings.Fields(after[standbysNowWidth])), nil
 }
 
-// enoughConfirm says whether as many of the senders as the setting asks for may have had their standby
-// confirm this position in the log.
+// enoughConfirm says whether as many of the senders as the setting asks for may have had their
+// standby confirm this position in the log.
 func enoughConfirm(names, position string, senders []string) bool {
 	list, err := ParseStandbys(names)
 	if err != nil {
@@ -309,8 +310,8 @@ func (s *Session) dependOn(second *Session) {
 // one cluster.
 const ServerIdentitySQL = "extract(epoch FROM pg_catalog.pg_postmaster_start_time())"
 
-// SetServerIdentity sets the value of ServerIdentitySQL on the server that has the locks. A pooler may lead
-// to another server by now, whose standbys confirm nothing for this one.
+// SetServerIdentity sets the value of ServerIdentitySQL on the server that has the locks. A pooler
+// may lead to another server by now, whose standbys confirm nothing for this one.
 func (s *Session) SetServerIdentity(identity string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

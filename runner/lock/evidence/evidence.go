@@ -45,10 +45,10 @@ const (
 // the look), and that of a session that had the lock after the waiter's mark was taken
 // (fromHolder). If a start is heard while a silent session is being ended, the state stays running.
 //
-// Two other ways lead from running to quiet. Some words remove a start without closing it (forget): if none is
-// open then, the state is ended if an end is known, else quiet. And before the waiter's mark is
-// taken, running takes the place of ended; the mark makes that quiet, unless a clean end shows that
-// it came after the mark (NoteMark).
+// Two other ways lead from running to quiet. Some words remove a start without closing it (forget):
+// if none is open then, the state is ended if an end is known, else quiet. And before the waiter's
+// mark is taken, running takes the place of ended; the mark makes that quiet, unless a clean end
+// shows that it came after the mark (NoteMark).
 //
 // A stranger's words can only make the waiter wait, and for no longer than the waiter's own
 // settings do. A word is credible if its session was seen to hold the lock, or has the role of the
@@ -113,8 +113,8 @@ func (e *Evidence) Hear(pid uint32, payload string) (a Announcement, ok bool) {
 	defer e.mu.Unlock()
 	e.seq++
 	// An empty sighting means that the session was gone when its role was asked for, or that a look
-	// showed none. It said this earlier, or another session has its number now, so the role has to be
-	// asked for again.
+	// showed none. It said this earlier, or another session has its number now, so the role has to
+	// be asked for again.
 	if e.seen[pid] == (sighting{}) {
 		delete(e.seen, pid)
 	}
