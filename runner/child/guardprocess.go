@@ -65,7 +65,8 @@ type guardProcess struct {
 
 	// The control group of its commands. When a command has ended the group is empty, or else the
 	// guard ends, too, so the next command can have the same group. To make and remove a group for
-	// each command would take a quarter of the time of a fork.
+	// each command would take a quarter of the time of a fork. (If a command writes a limit into the
+	// group's own files, such as pids.max, the limit holds for the next one, too.)
 	cgroup     string   // or empty
 	cgroupDir  *os.File // or nil
 	cgroupKill int      // the group's cgroup.kill, or -1

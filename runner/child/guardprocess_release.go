@@ -48,7 +48,8 @@ func (g *guardProcess) leaveSocket() {
 // Then pglead has not released the lock, nor used it for anything else. err is what ended the
 // reading or writing of this side's messages: EPIPE says that pglead was gone before the report was
 // written, and ECONNRESET that it left a message unread (unix_release_sock in net/unix/af_unix.c).
-// After the end of the stream pglead may have released the lock.
+// After the end of the stream pglead may have released the lock. If it was killed just before that,
+// nobody announces the end.
 func (g *guardProcess) releaseUntold(err error) {
 	told := !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET)
 	if told || g.socket < 0 || g.orphaned || g.report.Ending != Exited {

@@ -11,6 +11,9 @@ import (
 // takes another for each thread that is just about to sleep. In 150 trials with the guard killed at
 // the limit, pglead died 23 times with one thread kept, 3 times with two, and never with three or
 // more.
+//
+// Until the command runs, pglead, guard and command together need up to 30 processes and threads.
+// With fewer pglead may crash before that: 20 were sometimes too few on a busy machine.
 const threadsKept = 5
 
 // reserveThreads has Go's runtime make threads, which it keeps, and closes the channel when they

@@ -21,7 +21,8 @@ type Answer struct {
 // Kind is what an answer asks a start to do.
 type Kind int
 
-// What an answer asks.
+// What an answer asks. After pg_upgrade, which makes another cluster, the first answer for a key is
+// Unknown, or OpenRuns if the upgrade has cut a run off.
 const (
 	Begun    Kind = iota // the run is in the ledger, and its command may start
 	Unknown              // the ledger doesn't know the last run: wait as without a ledger

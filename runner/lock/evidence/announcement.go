@@ -14,8 +14,9 @@ import (
 // holder whose command is dead. So holders announce their starts and ends on a NOTIFY channel, one
 // for each lock.
 //
-// The section "Taking over" of runner/README.md has the name of the channel, the form of the
-// payloads, and what clean, dead and all mean. LEASE and GRACE tell how long the command can live:
+// The section "On the wire" of runner/README.md has the name of the channel and the form of the
+// payloads, and "Taking over" what clean, dead and all mean. LEASE and GRACE tell how long the
+// command can live:
 // it is dead at most 2/3 LEASE + GRACE after the holder could last be sure of its lock. More fields
 // may be added at the end. A payload of any other form is ignored.
 //
