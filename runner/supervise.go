@@ -285,7 +285,6 @@ func (s *supervision) handle(event child.Event) {
 	}
 }
 
-// nameUnkillable names the processes that SIGKILL doesn't reach.
 func (s *supervision) nameUnkillable() {
 	consequence := "the lock stays held while they live"
 	if s.held.Err() != nil {

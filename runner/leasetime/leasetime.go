@@ -16,8 +16,8 @@ package leasetime
 
 import "time"
 
-// Most is the longest lease. The ledger counts a longer one as this long. A third of the lease is
-// also the time between two of TCP's keep-alives, and the server's settings have the lease in
+// Most is the longest lease. The ledger shortens a longer one to this. A third of the lease is also
+// the time between two of TCP's keep-alives, and the server's settings have the lease in
 // milliseconds.
 const Most = 24 * time.Hour
 

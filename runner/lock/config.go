@@ -39,7 +39,7 @@ type Config struct {
 	// it never waits.
 	LockDelay time.Duration
 
-	// LongDelay is the longest delay before a start that is no reason for a warning.
+	// LongDelay: a longer delay before a start than this is logged as a warning.
 	LongDelay time.Duration
 
 	// Explain makes a refusal name the holders of the lock. That takes one more question to the

@@ -25,9 +25,9 @@ import (
 //	or given up, before its command's reportUnstarted     stopped                dead, unless a
 //	start, but after the announcement                                            delay began
 //
-// A session that is lost after Settle and just before the command's start counts as one that is
-// lost after its end; in a list, as one that is lost while the command ran, since the start was
-// announced, and of a list no death is announced after the end.
+// A session may also be lost between Settle and the command's start. A run reports that as a loss
+// after the end. A list reports it as a loss while the command ran: the start was announced, and
+// after an end a list announces no death.
 
 // ReportLostRuns announces, for the lost locks of one run or one list, that their
 // commands are dead, so that the waiters need not wait for the lock-delay. Call it when

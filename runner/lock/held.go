@@ -141,7 +141,6 @@ func (h *Held) judgeRelease(ctx context.Context, answers []session.Rows, err err
 	return nil
 }
 
-// warnUnannounced warns that the server rejected the announcement of an end.
 func (h *Held) warnUnannounced(err error) {
 	err = session.Rejected(err, "announce that the command has ended")
 	h.cfg.Log.Warn("those who wait could not be told that the command has ended, and may wait for the lock-delay: "+err.Error(), "event", "unheard", "reason", err.Error())

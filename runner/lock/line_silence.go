@@ -45,8 +45,8 @@ func (w *waiter) watchHolder(ctx context.Context, found *look) error {
 		return nil
 	}
 	silent, again := w.watched.silence(last, found)
-	// A waiter that has since come in before this one, by the server's clock, has seen less of the
-	// silence, so this waiter doesn't wait longer for it.
+	// A newcomer that sorts before this waiter, since the server's clock was set back, has seen less
+	// of the silence. So the best rank counts.
 	if !again || found.rank < w.watched.rank {
 		w.watched.rank = found.rank
 	}

@@ -154,7 +154,6 @@ FROM pg_catalog.pg_stat_get_activity($1)`, name, advisory.Exclusive(w.place.line
 	return name, nil
 }
 
-// reset forgets the holder.
 func (w *watch) reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

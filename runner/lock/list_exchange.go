@@ -44,10 +44,12 @@ func (cfg *Config) mayExchange() bool {
 	return cfg.OfList && cfg.drawsWithTry() && !cfg.Claim.Shared
 }
 
-// Do carries out the exchange. If only the announcements fail, it warns of that. If released is
-// nil, the ended locks are free. If started is nil, the bids of Next that are Complete are ready to
-// be settled. If released is not nil, the session may still hold any of the locks, until it ends.
-// If only started is not nil, Do has tried to free those of Next.
+// Do carries out the exchange. If only the announcements fail, it warns of that. Its errors mean:
+//
+//	released  started  the locks of Ended   those of Next
+//	nil       nil      are free             those bids that are Complete can be settled
+//	nil       error    are free             Do has tried to free them
+//	error     error    the session may still hold any of them, until it ends
 func (x Exchange) Do(ctx context.Context, s *session.Session) (released, started error) {
 	queries := append(x.wordsQuery(), x.freeAndTryQuery())
 	if len(x.Next) > 0 {

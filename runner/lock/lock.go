@@ -21,7 +21,7 @@
 // The others are here to be looked up. About one run:
 //
 //	first try  travels with the login, in the same round trip (firstTrySQL); Bid.Try takes
-//	           its answer. Only a session without a place in line makes one
+//	           its answer. A session makes it before it stands in line, or not at all
 //	refused    a try is refused if others hold the lock, and so is a run that gives up for
 //	           that reason. A try that the server answers with an error is rejected
 //	draw       the query that makes the token, and announces the start with it (drawQuery)

@@ -38,6 +38,9 @@ import (
 //
 // The heartbeat does not look for requests to step down until the caller makes it do so
 // (Held.watchForStepDown, WatchListForStepDown).
+//
+// Only hooks (process.runHook) and the trial of doctor (tryGuard, package child) have a guard start
+// something without a lock.
 func (b *Bid) Settle(ctx context.Context) (*Held, error) {
 	if !b.Complete() {
 		return nil, fmt.Errorf("settle lock %s: it is not held", b.cfg.Claim)

@@ -217,8 +217,8 @@ func (s *Session) BackendPID() uint32 { return s.pid.Load() }
 // login.
 func (s *Session) SetBackendPID(pid uint32) { s.pid.Store(pid) }
 
-// Lost is closed when the session and its locks are gone, and Err then says why. Close closes it,
-// too, except after a request with Last, whose end is no loss.
+// Lost is closed when the session is gone, and its locks with it: Err says why. A session that was
+// ended by Close counts as lost, too, but not one that has ended with a request (Request.Last).
 func (s *Session) Lost() <-chan struct{} { return s.lost }
 
 // Err is the cause of the loss, of type *LostError, or nil.

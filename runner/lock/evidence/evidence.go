@@ -38,17 +38,21 @@ const (
 //	running  running          ended           running           running     ended
 //	ended    running          ended           –                 running     ended
 //
-// A try counts as refused if it comes freeAfterClean or more after the last word: before that the
-// holder may not have freed the lock yet. Nor does it count while the server ends a silent session,
-// which may still have the lock. In quiet no start is open, so there "closes all" means one of two
-// kinds of clean: that of a session that is later seen to hold the lock (the word arrived before
-// the look), and that of a session that had the lock after the waiter's mark was taken
-// (fromHolder). If a start is heard while a silent session is being ended, the state stays running.
+// Refused: a try shows a holder that says nothing, such as another program, unless the last known
+// holder may still have the lock. It may for freeAfterClean after its last word, and while the
+// server ends its silent session. (If another program takes the lock and frees it between two
+// looks, nobody notices.)
 //
-// Two other ways lead from running to quiet. Some words remove a start without closing it (forget):
-// if none is open then, the state is ended if an end is known, else quiet. And before the waiter's
-// mark is taken, running takes the place of ended; the mark makes that quiet, unless a clean end
-// shows that it came after the mark (NoteMark).
+// Quiet, and a word that closes all: no start is open then, so two kinds of clean do so. One is that
+// of a session that is later seen to hold the lock: the word arrived before the look. The other is
+// that of a session that had the lock after the waiter's mark was taken (fromHolder).
+//
+// Before the mark: until it is taken, what would be ended counts as running. Taking it makes that
+// quiet, unless a clean end shows that it came after the mark (NoteMark).
+//
+// Some words remove a start without closing it (forget). If none is open then, the state is ended if
+// an end is known, else quiet. If a start is heard while a silent session is being ended, the state
+// stays running.
 //
 // A stranger's words can only make the waiter wait, and for no longer than the waiter's own
 // settings do. A word is credible if its session was seen to hold the lock, or has the role of the
@@ -274,7 +278,7 @@ type Verdict struct {
 	CoversEarlier bool
 }
 
-// And is the verdict on two locks.
+// And is the verdict on two locks that one run takes.
 func (v Verdict) And(other Verdict) Verdict {
 	return Verdict{Delay: max(v.Delay, other.Delay), CoversEarlier: v.CoversEarlier && other.CoversEarlier}
 }
@@ -285,7 +289,7 @@ func None(lockDelay, lease time.Duration) Verdict {
 	return Verdict{Delay: lockDelay, CoversEarlier: lockDelay >= leasetime.DeadAfter(lease, 0)}
 }
 
-// State is the current state.
+// State is the state at this moment, which the session's reader may change.
 func (e *Evidence) State() State {
 	e.mu.Lock()
 	defer e.mu.Unlock()
