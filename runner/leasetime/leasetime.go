@@ -7,7 +7,7 @@
 //	│         │         │                 │     │              no command is alive, whatever its lost-grace
 //	│         │         │                 │     the command is dead, without a lost-grace
 //	│         │         │                 the holder ends its command
-//	│         │         a waiter's heartbeat
+//	│         │         a waiter's heartbeat, after its own last one
 //	a holder's heartbeat
 //
 // The server counts from the request's arrival, which is later, so the holder's command is dead

@@ -1,5 +1,5 @@
-// Package ledger is what a database remembers of its runs, once somebody has
-// installed it there: for each lock how its last run ended, and a history.
+// Package ledger speaks with a database that remembers its runs: for each lock how its last run
+// ended, and a history. Somebody has to install that once.
 //
 // In the ledger a row says whether the last run's command may be alive. Without a ledger a waiter
 // has to hear that from others. The database decides everything, in the functions of the .sql

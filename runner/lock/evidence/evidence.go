@@ -1,7 +1,7 @@
-// Package evidence is what a waiter has heard and seen of a lock's holders: whose commands may
-// still be alive when the lock is granted. The promise rests on it. The package sends nothing:
-// others tell it what was announced (Hear) and what a look at the server has shown (Saw), and ask
-// it for a Verdict.
+// Package evidence keeps what a waiter has heard and seen of a lock's holders, and judges whose
+// commands may still be alive when the lock is granted. The promise rests on it. The package sends
+// nothing: others tell it what was announced (Hear) and what a look at the server has shown (Saw),
+// and ask it for a Verdict.
 //
 // Read it in this order: announcement.go (what holders say), the table of states below, starts.go
 // (whose commands may be alive), closing.go (whose word ends what).
