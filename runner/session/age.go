@@ -99,8 +99,8 @@ const undisturbedSQL = `least(extract(epoch FROM pg_catalog.clock_timestamp()
 // there is. For a login it would take too long.
 //
 // The last checkpoint of a server that was a standby may be of just now, though the promotion was
-// long ago. But a standby runs neither launcher, and vacuums and analyzes nothing. So all that is
-// later than the promotion, if it is later than the postmaster's start: since PostgreSQL 15 a
+// long ago. But a standby runs neither launcher, and vacuums and analyzes nothing. So the promotion
+// was before the earliest of these, of those after the postmaster's start: since PostgreSQL 15 a
 // standby that was shut down cleanly as a primary still has the statistics of that time. Only roles
 // with pg_read_all_stats see the launchers. A database may have a hundred thousand tables, hence
 // the limit.
