@@ -13,7 +13,7 @@
 //	arrival     refused waiters that don't listen yet           a holder that is done waits for them
 //	call        a holder that is done, or listening waiters     makes the dormant waiters listen
 //	gate        the first in line                               keeps newcomers and readers out
-//	step down   whoever asks the holder to step down            tells the holder, whose heartbeat can't take it
+//	step down   whoever asks the holder to step down            the holder's heartbeat finds it taken
 package advisory
 
 import (
