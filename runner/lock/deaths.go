@@ -53,7 +53,7 @@ func ReportLostRuns(ctx context.Context, lost ...*Held) {
 // dead. If no ledger waits for the end, it gives up after lateMost: this process waits for nothing
 // else before it goes on or exits.
 func (h *Held) ReportEndAfterLoss(ctx context.Context) {
-	if !h.owesEnd() {
+	if !h.owes() {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, lateMost)
 		defer cancel()
@@ -84,7 +84,7 @@ func (h *Held) deathMatters() bool {
 // the runs, and announces the deaths, if tellWaiters says so.
 func announceDeaths(ctx context.Context, tellWaiters bool, lost ...*Held) {
 	var owing *Held // a run whose end the ledger still needs, or nil
-	if i := slices.IndexFunc(lost, (*Held).owesEnd); i >= 0 {
+	if i := slices.IndexFunc(lost, func(h *Held) bool { return h.owes() }); i >= 0 {
 		owing = lost[i]
 	}
 	if !tellWaiters && owing == nil {

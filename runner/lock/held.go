@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/ledger"
@@ -26,31 +25,31 @@ type Held struct {
 	// too.
 	verdict evidence.Verdict
 
-	// From the draw on:
+	tenure                 // zero before the draw
+	requests chan struct{} // to step down
+}
 
-	// Token is 0 before. It grows with every start in this cluster: the timeline in the upper
-	// 16 bits, the transaction number that this start used up in the lower 48.
+// tenure is one holding of the locks, from the draw of the token to the end.
+type tenure struct {
+	// Token grows with every start in this cluster: the timeline in the upper 16 bits, the
+	// transaction number that this start used up in the lower 48.
 	Token int64
 	// SystemID names the cluster that the token belongs to.
-	SystemID string
-	recorded bool // in the ledger
-	dormant  bool // somebody in line was dormant
-	listened bool // somebody in line listened
+	SystemID  string
+	owed      []advisory.Lock // the ledger still needs the end under these; nil if it doesn't have the run
+	listened  bool            // somebody in line listened at the draw
+	followers crowd.Followers // in line: the draw knows of dormant ones, and waiter.followers of others
 
 	// Once it has settled:
 
-	Took      time.Duration   // all of Acquire; 0 for an item of a list
-	end       ledger.End      // of the command
-	noted     int             // the ledger was told the end for this many of the locks already
-	unknown   bool            // the ledger lacks the run of one of those, and no warning has said so yet
-	showsEnd  bool            // the session's name will show the end
-	requests  chan struct{}   // requests to step down
-	prefers   string          // the host that is to have the lock next
-	followers crowd.Followers // in line
-	line      lockkey.ID      // where they stand
-	calling   bool            // the session calls them
-	since     time.Time       // when Settle was done, and the command could start
-	stays     time.Time       // the session stays until then, after the release
+	Took     time.Duration // all of Acquire; 0 for an item of a list
+	end      ledger.End    // of the command
+	unknown  bool          // the ledger lacks the run under a lock, and no warning has said so yet
+	showsEnd bool          // the session's name will show the end
+	prefers  string        // the host that is to have the lock next
+	calling  bool          // the session calls those in line
+	since    time.Time     // when Settle was done, and the command could start
+	stays    time.Time     // the session stays until then, after the release
 }
 
 // nothingHeld is what a bid has before it has got anything.
@@ -63,9 +62,6 @@ func (b *Bid) nothingHeld() *Held {
 // waiter that hears of the end starts at once. After a delay that was waited out nothing is
 // announced either.
 func (h *Held) mayAnnounceEnd() bool { return h.Token != 0 && h.verdict.Delay == 0 }
-
-// undraw forgets the token, and what the ledger may have noted under it.
-func (h *Held) undraw() { h.Token, h.SystemID, h.recorded = 0, "", false }
 
 // After a brief tenure, or if the holder had to call those in line, the session stays for
 // stayForRole after the release. In this time the waiters look up the session's role: without its

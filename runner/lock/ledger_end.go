@@ -43,11 +43,8 @@ func (h *Held) NoteEnd(ctx context.Context) (done <-chan struct{}) {
 // noteEnds notes the end for one lock after the other, and returns the first error. Each query may
 // wait for the ledger's tables, so it is a request by itself, whose answer renews the lease.
 func (h *Held) noteEnds(ctx context.Context) error {
-	if !h.recorded {
-		return nil
-	}
-	for h.noted < len(h.Locks) {
-		for i, columns := range h.finishColumns(h.Locks[h.noted], h.end, h.endCommit()) {
+	for len(h.owed) > 0 {
+		for i, columns := range h.finishColumns(h.owed[0], h.end, h.endCommit()) {
 			if i > 0 { // it only tidies up, and waits for no disk. The next end would do that, too.
 				_, _ = h.Session.Query(ctx, "SELECT "+columns)
 				continue
@@ -58,7 +55,7 @@ func (h *Held) noteEnds(ctx context.Context) error {
 			}
 			h.unknown = h.unknown || !h.notes(rows)
 		}
-		h.noted++
+		h.owed = h.owed[1:]
 	}
 	if h.unknown {
 		h.warnUnnoted(errNoRun)
@@ -79,10 +76,7 @@ func (h *Held) evaluate(ctx context.Context, columns string) (session.Rows, erro
 // finishQueries are the queries that note an end in the ledger, for the locks for which that isn't
 // done yet. commit is their synchronous_commit.
 func (h *Held) finishQueries(end ledger.End, commit string) (queries []string) {
-	if !h.recorded {
-		return nil
-	}
-	for _, l := range h.Locks[h.noted:] {
+	for _, l := range h.owed {
 		for _, columns := range h.finishColumns(l, end, commit) {
 			queries = append(queries, "SELECT "+columns)
 		}
@@ -113,20 +107,20 @@ func (h *Held) endCommit() string {
 // checkNoted warns if the answers to finishQueries, and maybe to others, don't show that the ledger
 // has noted the end for each lock, or if noteEnds has found that out and not yet said so.
 func (h *Held) checkNoted(answers []session.Rows) {
-	if h.recorded && (h.unknown || !h.allNoted(answers)) {
+	if h.unknown || h.owes(answers...) {
 		h.warnUnnoted(errNoRun)
 	}
 }
 
-// allNoted says whether the ledger has noted the end for each lock, by these answers or before.
-func (h *Held) allNoted(answers []session.Rows) bool {
-	noted := h.noted
+// owes says whether the ledger still needs the end for any lock, after these answers.
+func (h *Held) owes(answers ...session.Rows) bool {
+	left := len(h.owed)
 	for _, rows := range answers {
 		if h.notes(rows) {
-			noted++
+			left--
 		}
 	}
-	return noted >= len(h.Locks)
+	return left > 0
 }
 
 // notes says whether the rows show that the ledger has noted the end for one lock.
@@ -136,14 +130,11 @@ func (h *Held) notes(rows session.Rows) bool {
 
 var errNoRun = errors.New("the ledger has no such run of this role under way")
 
-// owesEnd says whether the ledger has the run, and was not yet told the end for all of its locks.
-func (h *Held) owesEnd() bool { return h.recorded && h.noted < len(h.Locks) }
-
 // onlyLedgerFailed says whether the server has rejected queries about the end of a run that the
 // ledger has, and its answers don't show that the ledger has noted the end for each lock. The locks
 // are released in any case.
 func (h *Held) onlyLedgerFailed(err error, answers []session.Rows) bool {
-	return answeredError(err) != nil && h.recorded && !h.allNoted(answers)
+	return answeredError(err) != nil && h.owes(answers...)
 }
 
 // warnRejected warns that the ledger was probably not told how the command ended, since the server

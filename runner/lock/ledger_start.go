@@ -68,17 +68,17 @@ func (l *ledgerStart) waited() time.Duration {
 func (l *ledgerStart) ask(ctx context.Context) (ledger.Answer, error) {
 	l.noteEvidence()
 	held := l.bid.held
-	if held.recorded && len(l.proof.Heard) > 0 {
+	if held.owed != nil && len(l.proof.Heard) > 0 {
 		// The burst and this start were one request, and while it ran another
 		// start was heard. The ledger has to say whether it knows of that one.
 		l.proof.Closes[0] = max(l.proof.Closes[0], held.Token)
-		held.undraw()
+		held.tenure = tenure{}
 		l.noteEvidence()
 	}
 	if err := l.bid.drawAndAnnounce(ctx); err != nil {
 		return ledger.Answer{}, err
 	}
-	if held.recorded {
+	if held.owed != nil {
 		return ledger.Answer{Kind: ledger.Begun}, nil
 	}
 	text, err := l.askLedger(ctx)
@@ -111,7 +111,7 @@ func (l *ledgerStart) noteEvidence() {
 // end that no earlier command is alive either. The ledger alone is no evidence for that: roles
 // without access to it leave no rows in it.
 func (l *ledgerStart) noteBegun() {
-	l.bid.held.recorded = true
+	l.bid.held.owed = l.bid.held.Locks
 	if l.bid.cfg.Session.Transaction && !l.bid.cfg.Session.Quorum && !l.bid.cfg.OfList {
 		l.bid.s.DropSecond()
 	}

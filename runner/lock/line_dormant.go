@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pglead/pglead/lockkey"
 	"github.com/pglead/pglead/runner/advisory"
 	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/pace"
@@ -14,7 +15,7 @@ import (
 // Each NOTIFY wakes all listening sessions of a database, so in a long line only the first few
 // listen. The others are dormant: a holder's clean end does not reach them. A dormant waiter that
 // took a free lock would have heard nothing of the last holder, and would have to hold the lock for
-// the lock-delay. So a holder that knew of a dormant waiter when it drew its token (Held.dormant)
+// the lock-delay. So a holder that knew of a dormant waiter when it drew its token
 // calls when it is done, and keeps the lock until one of the first in line listens, which may be so
 // already. This is for speed: the promise does not depend on it.
 //
@@ -80,13 +81,15 @@ func (w *waiter) callIfFew(ctx context.Context, found *look) error {
 func (w *waiter) followers() crowd.Followers {
 	switch {
 	case w.usesLedger() || w.cfg.Claim.Shared || len(w.held.Locks) != 1:
-	case w.held.dormant:
-		return crowd.SomeDormant
-	case w.candidate.foundFull:
+		return crowd.NoneToCall
+	case w.held.followers == crowd.NoneToCall && w.candidate.foundFull:
 		return crowd.SomeAbsent
 	}
-	return crowd.NoneToCall
+	return w.held.followers
 }
+
+// line is where the followers stand: there is one lock if there are any.
+func (h *Held) line() lockkey.ID { return h.cfg.Claim.lineFor(h.Locks[0].ID) }
 
 // Call calls the waiters that may be next. It returns when one of them listens, when all dormant
 // waiters have left, or when its patience is over. Once ctx has ended, that is lateMost at most.
@@ -106,7 +109,7 @@ func (h *Held) Call(ctx context.Context) {
 	for began, said := time.Now(), false; ; said = true {
 		queries := []string{h.heardQuery()}
 		if !h.calling {
-			queries = append(queries, "SELECT "+advisory.CallOf(h.line).TrySQL())
+			queries = append(queries, "SELECT "+advisory.CallOf(h.line()).TrySQL())
 		}
 		answers, err := h.Session.Ask(ctx, session.Request{SQL: queries})
 		if err != nil {
@@ -130,7 +133,7 @@ func (h *Held) endCallQuery() (query []string) {
 	if !h.calling {
 		return nil
 	}
-	return []string{"SELECT " + advisory.CallOf(h.line).UnlockSQL()}
+	return []string{"SELECT " + advisory.CallOf(h.line()).UnlockSQL()}
 }
 
 // heardQuery is a query that says whether one of the waiters that may be next listens. It looks
@@ -143,5 +146,5 @@ func (h *Held) heardQuery() string {
 	}
 	return fmt.Sprintf(`SELECT %s FROM (
 	SELECT bool_or(%s) AS listens FROM pg_catalog.pg_lock_status() WHERE %s
-	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, advisory.IsMark, othersInLinesOf(h.line), crowd.MostListeners)
+	GROUP BY objid ORDER BY objid LIMIT %d) AS first`, enough, advisory.IsMark, othersInLinesOf(h.line()), crowd.MostListeners)
 }

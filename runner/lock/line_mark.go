@@ -147,7 +147,7 @@ const arrivalMost = "200ms"
 // at the first lock for which that takes longer than arrivalMost: another program may hold the
 // arrival lock for ever. With a ledger it isn't needed: the ledger says how a holder ended.
 func (h *Held) awaitArrivalsQuery() (query []string) {
-	if h.listened || h.recorded {
+	if h.listened || h.owed != nil {
 		return nil
 	}
 	columns := []string{fmt.Sprintf("pg_catalog.set_config('lock_timeout', '%s', true)", arrivalMost)}

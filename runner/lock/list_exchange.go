@@ -30,7 +30,7 @@ type Said struct{ Channel, Payload string }
 // MayExchange says whether the locks can be released in an Exchange: the ledger has nothing to
 // note, and the announcement is for all listeners and prefers none of them.
 func (h *Held) MayExchange() bool {
-	return h.cfg.mayExchange() && !h.recorded && h.prefers == ""
+	return h.cfg.mayExchange() && h.owed == nil && h.prefers == ""
 }
 
 // MayExchange says whether the bid's first try can be part of an Exchange: the start needs

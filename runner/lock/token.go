@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pglead/pglead/runner/advisory"
+	"github.com/pglead/pglead/runner/crowd"
 	"github.com/pglead/pglead/runner/describe"
 	"github.com/pglead/pglead/runner/ledger"
 	"github.com/pglead/pglead/runner/lock/evidence"
@@ -115,8 +116,13 @@ func (b *Bid) noteDrawn(rows session.Rows) error {
 		return session.NotPostgreSQL()
 	}
 	row := rows[0] // the others say the same
-	dormant, _ := strconv.Atoi(row[drawnDormant])
-	b.held.recorded, b.held.dormant, b.held.listened = row[drawnStarted] == ledger.Started, dormant > 0, row[drawnListens] == "t"
+	b.held.tenure = tenure{listened: row[drawnListens] == "t"}
+	if row[drawnStarted] == ledger.Started {
+		b.held.owed = b.held.Locks
+	}
+	if dormant, _ := strconv.Atoi(row[drawnDormant]); dormant > 0 {
+		b.held.followers = crowd.SomeDormant
+	}
 	return b.keepToken(row[drawnToken], row[drawnSystem])
 }
 

@@ -81,7 +81,7 @@ func (h *Held) endTransaction(ctx context.Context) error {
 	if h.cfg.OfList { // whose next transaction could not begin in a failed one
 		_ = insist(ctx, h.Session, "ROLLBACK")
 	}
-	if h.recorded {
+	if h.owes() {
 		h.warnRejected(err)
 	}
 	return nil

@@ -69,7 +69,7 @@ func (w *waiter) takeAndSettle(ctx context.Context) (*Held, error) {
 	if err != nil {
 		return nil, err
 	}
-	held.followers, held.line = w.followers(), w.nextLine()
+	held.followers = w.followers()
 	held.watchForStepDown()
 	return held, nil
 }
